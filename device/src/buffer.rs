@@ -1,0 +1,271 @@
+//! Buffers: ranges of device memory with a log of their uses.
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use smallvec::SmallVec;
+
+use crate::fifo::{find, reached};
+use crate::{Device, Error, Moment, Result, SpinLock, Stream, StreamId};
+
+/// Which block of its pool a buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockId {
+    /// The part of the pool.
+    pub arena: u32,
+    /// The block in it.
+    pub index: u32,
+}
+
+/// The last uses of a buffer: its newest write, and the newest read of each stream since.
+pub type Uses = SmallVec<[Moment; 2]>;
+
+/// Where buffers come from and go back to.
+pub trait Pool: Any + Send + Sync {
+    /// Takes back a block whose last uses were `uses`. They may still be pending: the block may be handed out again
+    /// only to who comes after all of them. Neither blocks nor fails.
+    fn release(&self, block: BlockId, uses: Uses);
+}
+
+/// A range of device memory with a log of its uses. It goes back to its pool when dropped, which never blocks.
+pub struct Buffer {
+    ptr: NonNull<u8>,
+    len_bytes: usize,
+    block: BlockId,
+    /// The stream that it was allocated on; it keeps the device alive.
+    home: Stream,
+    version: AtomicU32,
+    pub(crate) log: SpinLock<Log>,
+}
+
+// SAFETY: `ptr` is an address that only launched commands follow, in the order that the log enforces.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; every other field is `Sync` by itself.
+unsafe impl Sync for Buffer {}
+
+/// Who used a buffer last.
+#[derive(Debug)]
+pub(crate) struct Log {
+    pub(crate) write: Moment,
+    reads: SmallVec<[Moment; 2]>,
+    /// How many reads of the host are under way.
+    host_reads: u32,
+}
+
+impl Log {
+    /// The moments that a use on `stream` must come after, those of `stream` itself left out.
+    #[inline]
+    pub(crate) fn needs(&self, stream: StreamId, write: bool, mut need: impl FnMut(Moment)) {
+        if self.write.stream != stream && self.write.tick > 0 {
+            need(self.write);
+        }
+        if write {
+            self.reads.iter().filter(|read| read.stream != stream).for_each(|&read| need(read));
+        }
+    }
+
+    /// Logs a use, all needs of which are met or waited for.
+    #[inline]
+    pub(crate) fn record(&mut self, moment: Moment, write: bool) {
+        if write {
+            self.write = moment;
+            self.reads.clear();
+        } else if let Some(read) = self.reads.iter_mut().find(|read| read.stream == moment.stream) {
+            *read = moment;
+        } else {
+            if self.reads.len() >= Self::MANY_READERS {
+                self.reads.retain(|&mut read| !reached(read));
+            }
+            self.reads.push(moment);
+        }
+    }
+
+    fn begin_host_read(&mut self, moment: Moment) {
+        self.host_reads += 1;
+        self.record(moment, false);
+    }
+
+    /// Forgets the host's reads when the last of them ends; the newest stands for all.
+    fn end_host_read(&mut self, host: StreamId) {
+        self.host_reads -= 1;
+        if self.host_reads == 0 {
+            self.reads.retain(|read| read.stream != host);
+        }
+    }
+
+    /// Readers are forgotten once they have passed, but only when there are this many.
+    const MANY_READERS: usize = 8;
+
+    fn take_uses(&mut self) -> Uses {
+        let mut uses = std::mem::take(&mut self.reads);
+        if self.write.tick > 0 && uses.iter().all(|read| read.stream != self.write.stream) {
+            uses.push(self.write);
+        }
+        uses
+    }
+}
+
+impl Buffer {
+    /// A buffer over a block that its pool just handed out on `stream`. Other streams' first use of it comes after
+    /// the newest command of `stream`.
+    ///
+    /// # Safety
+    /// `ptr` is the start of `len_bytes` bytes of the memory of `stream`'s device. Until the pool gets `block` back,
+    /// nobody else uses them, and a command launched on `stream` from now on comes after every earlier use.
+    #[inline]
+    pub unsafe fn from_block(stream: &Stream, ptr: NonNull<u8>, len_bytes: usize, block: BlockId) -> Buffer {
+        Buffer {
+            ptr,
+            len_bytes,
+            block,
+            home: stream.clone(),
+            version: AtomicU32::new(0),
+            log: SpinLock::new(Log { write: stream.now(), reads: SmallVec::new(), host_reads: 0 }),
+        }
+    }
+
+    /// The address of the first byte, to be followed by launched commands only.
+    #[inline]
+    pub fn ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Size in bytes.
+    #[inline]
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// The device that the memory belongs to.
+    #[inline]
+    pub fn device(&self) -> &Device {
+        self.home.device()
+    }
+
+    /// How often the content was changed in place.
+    #[inline]
+    pub fn version(&self) -> u32 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Counts a change in place.
+    pub fn bump_version(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The newest write; it may be pending.
+    pub fn last_write(&self) -> Moment {
+        self.log.lock().write
+    }
+
+    /// Shows the content to the host. Blocks until the buffer's last write has run, and for nothing else; a command
+    /// that is launched meanwhile and writes to the buffer waits until `read` returns, and until the host's other
+    /// reads under way have ended. `read` must not wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::Async`] with the device's first failed command not reported yet.
+    pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let core = self.home.core();
+        core.count_host_sync();
+        let mut read = Some(read);
+        loop {
+            if let Some(result) = self.read_if_sound(&mut read) {
+                return Ok(result);
+            }
+            let write = self.last_write();
+            if let Some(fifo) = find(write.stream) {
+                fifo.wait_until(write.tick);
+            }
+            core.take_fault()?;
+        }
+    }
+
+    /// Shows the content to the host if that takes no wait: `None` if the buffer's last write has not run, if the
+    /// host cannot read the device's memory, or if a command failed and that was not reported yet. Counts as no host
+    /// synchronisation. Otherwise as [`download`](Self::download).
+    pub fn peek<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        self.read_if_sound(&mut Some(read))
+    }
+
+    /// Reads if the last write has run and no failure is unreported, which it is asked after the write.
+    fn read_if_sound<R>(&self, read: &mut Option<impl FnOnce(&[u8]) -> R>) -> Option<R> {
+        let core = self.home.core();
+        let host = &core.host;
+        let moment = {
+            let mut log = self.log.lock();
+            if !reached(log.write) || core.has_fault() {
+                return None;
+            }
+            let moment = host.begin();
+            log.begin_host_read(moment);
+            moment
+        };
+        let _ended = OnDrop(|| {
+            host.end(moment);
+            self.log.lock().end_host_read(moment.stream);
+        });
+        // SAFETY: `from_block` promised the range; its last write has run, and the read logged above keeps later
+        // writes away until `_ended` drops.
+        let bytes = unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len_bytes) };
+        read.take().map(|read| read(bytes))
+    }
+}
+
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+impl Drop for Buffer {
+    #[inline]
+    fn drop(&mut self) {
+        let uses = self.log.get_mut().take_uses();
+        if let Some(pool) = self.home.core().pool() {
+            pool.release(self.block, uses);
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("ptr", &self.ptr)
+            .field("len_bytes", &self.len_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// That a command reads or writes a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Use<'a> {
+    pub(crate) buffer: &'a Buffer,
+    pub(crate) write: bool,
+}
+
+impl<'a> Use<'a> {
+    /// The command reads `buffer`.
+    #[inline]
+    pub fn read(buffer: &'a Buffer) -> Self {
+        Use { buffer, write: false }
+    }
+
+    /// The command writes `buffer`, and may read it.
+    #[inline]
+    pub fn write(buffer: &'a Buffer) -> Self {
+        Use { buffer, write: true }
+    }
+
+    #[cold]
+    pub(crate) fn foreign(&self, op: &'static str, stream: &Stream) -> Error {
+        Error::DeviceMismatch {
+            op,
+            lhs: stream.device().name().into(),
+            rhs: self.buffer.device().name().into(),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What a device and a stream can be asked to be, and what a device counts.
+
+use std::fmt;
+use std::ops::Sub;
+use std::sync::Arc;
+
+use crate::MemoryDriver;
+
+/// How a CPU device runs its commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Schedule {
+    /// The default stream runs on the calling thread, every other stream on a worker of its own.
+    #[default]
+    Inline,
+    /// Every stream runs on a worker of its own, the default stream included.
+    Threads,
+}
+
+/// What a CPU device is made of.
+#[derive(Clone, Default)]
+pub struct CpuConfig {
+    /// Threads that one large kernel may be split over. By default `STREAMGRAD_THREADS`, or else the number of
+    /// cores.
+    pub threads: Option<usize>,
+    /// How commands are run.
+    pub schedule: Schedule,
+    /// Where memory comes from. By default the system's allocator.
+    pub memory: Option<Arc<dyn MemoryDriver>>,
+}
+
+impl fmt::Debug for CpuConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuConfig")
+            .field("threads", &self.threads)
+            .field("schedule", &self.schedule)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How urgent a stream's work is against that of other streams. CPU devices accept and ignore it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// After other work.
+    Low,
+    /// The default.
+    #[default]
+    Normal,
+    /// Before other work.
+    High,
+}
+
+/// Which thread runs the commands of a CPU stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// A worker thread of the stream.
+    #[default]
+    Worker,
+    /// The launching thread, whenever the stream is idle and the command's needs are met; a worker otherwise.
+    Caller,
+}
+
+/// What a stream can be asked to be.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StreamOptions {
+    /// How urgent its work is.
+    pub priority: Priority,
+    /// Which thread runs its commands.
+    pub placement: Placement,
+    /// Threads that one kernel on it may be split over; the device's number if `None`.
+    pub threads: Option<usize>,
+}
+
+/// Counts of what a device was asked to do, and of what it took to keep it in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SyncStats {
+    /// Commands launched.
+    pub launches: u64,
+    /// Events recorded, by the user or for a wait.
+    pub events_recorded: u64,
+    /// Waits of one stream for another.
+    pub waits_inserted: u64,
+    /// Needs across streams that took no wait: covered by the clock, implied by another wait, or passed.
+    pub waits_elided: u64,
+    /// Times that the host waited for the device.
+    pub host_syncs: u64,
+}
+
+impl SyncStats {
+    pub(crate) fn add(&mut self, other: SyncStats) {
+        self.launches += other.launches;
+        self.events_recorded += other.events_recorded;
+        self.waits_inserted += other.waits_inserted;
+        self.waits_elided += other.waits_elided;
+        self.host_syncs += other.host_syncs;
+    }
+}
+
+impl Sub for SyncStats {
+    type Output = SyncStats;
+
+    /// What was counted between two readings of one device.
+    fn sub(self, earlier: SyncStats) -> SyncStats {
+        SyncStats {
+            launches: self.launches.saturating_sub(earlier.launches),
+            events_recorded: self.events_recorded.saturating_sub(earlier.events_recorded),
+            waits_inserted: self.waits_inserted.saturating_sub(earlier.waits_inserted),
+            waits_elided: self.waits_elided.saturating_sub(earlier.waits_elided),
+            host_syncs: self.host_syncs.saturating_sub(earlier.host_syncs),
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Devices and what their streams share.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::fifo::{Fault, Fifo, reached};
+use crate::host::Host;
+use crate::recorder::Recorder;
+use crate::stream::{Handle, Side, Stream};
+use crate::{
+    CpuConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result, Schedule,
+    StreamOptions, SyncStats,
+};
+
+/// What a device is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// The host's processor.
+    Cpu,
+}
+
+/// A device that runs streams of commands. A cheap handle: clones are the same device.
+///
+/// ```
+/// use device::Device;
+/// let dev = Device::cpu();
+/// let stream = dev.new_stream()?;
+/// stream.synchronize()?;
+/// # Ok::<(), device::Error>(())
+/// ```
+// Holds the default stream, always the `Handle::Default` variant; `Stream::device` relies on both.
+#[derive(Clone)]
+#[repr(transparent)]
+pub struct Device(pub(crate) Stream);
+
+/// What a device's streams and buffers share.
+pub(crate) struct Core {
+    kind: DeviceKind,
+    schedule: Schedule,
+    threads: usize,
+    pub(crate) default: Arc<Fifo>,
+    /// Where the host's reads are ordered among the device's writes.
+    pub(crate) host: Host,
+    memory: Arc<dyn MemoryDriver>,
+    /// Dropped with the core, when no stream, buffer or queued command is left.
+    pool: OnceLock<Box<dyn Pool>>,
+    workers: OnceLock<Option<Arc<ThreadPool>>>,
+    streams: Mutex<Vec<Weak<Fifo>>>,
+    /// Counts of streams that are gone.
+    retired: Mutex<SyncStats>,
+    host_syncs: AtomicU64,
+    fault: Fault,
+    pub(crate) recorder: Recorder,
+}
+
+impl Device {
+    /// The host's processor, one device for the whole process.
+    pub fn cpu() -> Device {
+        static CPU: OnceLock<Device> = OnceLock::new();
+        CPU.get_or_init(|| Device::cpu_with(CpuConfig::default())).clone()
+    }
+
+    /// A CPU device of its own, with its own streams, memory and threads.
+    pub fn cpu_with(config: CpuConfig) -> Device {
+        let threads = config.threads.or_else(threads_from_environment).unwrap_or_else(cores).max(1);
+        let placement = match config.schedule {
+            Schedule::Inline => Placement::Caller,
+            Schedule::Threads => Placement::Worker,
+        };
+        let default = Fifo::new(placement, threads);
+        Device(Stream(Handle::Default(Arc::new(Core {
+            kind: DeviceKind::Cpu,
+            schedule: config.schedule,
+            threads,
+            streams: Mutex::new(vec![Arc::downgrade(&default)]),
+            default,
+            host: Host::new(),
+            memory: config.memory.unwrap_or_else(|| Arc::new(HostMemory)),
+            pool: OnceLock::new(),
+            workers: OnceLock::new(),
+            retired: Mutex::default(),
+            host_syncs: AtomicU64::new(0),
+            fault: Fault::default(),
+            recorder: Recorder::default(),
+        }))))
+    }
+
+    /// The CUDA device with this ordinal.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`] with the reason: no driver, no device, or a build without it.
+    pub fn cuda(ordinal: usize) -> Result<Device> {
+        Err(Error::CudaUnavailable { reason: crate::cuda::why_unavailable(ordinal).into() })
+    }
+
+    /// The first CUDA device if there is one, else the CPU.
+    pub fn best() -> Device {
+        Device::cuda(0).unwrap_or_else(|_| Device::cpu())
+    }
+
+    /// What the device is made of.
+    pub fn kind(&self) -> DeviceKind {
+        self.core().kind
+    }
+
+    /// A short name, as in `cpu`.
+    pub fn name(&self) -> String {
+        match self.kind() {
+            DeviceKind::Cpu => "cpu".to_owned(),
+        }
+    }
+
+    /// How the device runs its commands.
+    pub fn schedule(&self) -> Schedule {
+        self.core().schedule
+    }
+
+    /// The stream that ops run on unless a scope names another.
+    pub fn default_stream(&self) -> Stream {
+        self.0.clone()
+    }
+
+    /// A stream that runs beside the others.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread for it.
+    pub fn new_stream(&self) -> Result<Stream> {
+        self.new_stream_with(StreamOptions::default())
+    }
+
+    /// A stream with a priority.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread for it.
+    pub fn new_stream_with_priority(&self, priority: Priority) -> Result<Stream> {
+        self.new_stream_with(StreamOptions { priority, ..StreamOptions::default() })
+    }
+
+    /// A stream with every option named.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread for it.
+    pub fn new_stream_with(&self, options: StreamOptions) -> Result<Stream> {
+        let core = self.core();
+        let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
+        let placement = match core.schedule {
+            Schedule::Inline => options.placement,
+            Schedule::Threads => Placement::Worker,
+        };
+        let fifo = Fifo::new(placement, threads);
+        if placement == Placement::Worker {
+            fifo.ensure_worker()?;
+        }
+        let mut streams = core.streams.lock();
+        streams.retain(|weak| weak.strong_count() > 0);
+        streams.push(Arc::downgrade(&fifo));
+        drop(streams);
+        Ok(Stream(Handle::Side(Arc::new(Side { device: self.clone(), fifo, priority: options.priority }))))
+    }
+
+    /// Blocks until every command launched so far has run.
+    ///
+    /// # Errors
+    /// [`Error::Async`] with the first command that failed since the last synchronising call.
+    pub fn synchronize(&self) -> Result<()> {
+        let core = self.core();
+        let streams: Vec<_> = core.streams.lock().iter().filter_map(Weak::upgrade).collect();
+        core.count_host_sync();
+        for fifo in streams {
+            fifo.wait_until(fifo.enqueued.load(Ordering::Acquire));
+        }
+        core.take_fault()
+    }
+
+    /// Counts of launches, events, waits and host synchronisations since the device was made.
+    pub fn sync_stats(&self) -> SyncStats {
+        let core = self.core();
+        let retired = core.retired.lock();
+        let mut total = *retired;
+        for fifo in core.streams.lock().iter().filter_map(Weak::upgrade) {
+            if !fifo.is_retired() {
+                total.add(fifo.counters.read());
+            }
+        }
+        total.host_syncs += core.host_syncs.load(Ordering::Relaxed);
+        total
+    }
+
+    /// Threads that one kernel may be split over.
+    pub fn threads(&self) -> usize {
+        self.core().threads
+    }
+
+    /// Where the device's memory comes from.
+    pub fn memory_driver(&self) -> &Arc<dyn MemoryDriver> {
+        &self.core().memory
+    }
+
+    /// The device's memory pool; the first caller decides which.
+    pub fn pool_or_init(&self, init: impl FnOnce() -> Box<dyn Pool>) -> &dyn Pool {
+        &**self.core().pool.get_or_init(init)
+    }
+
+    /// Whether the host can see that `moment` has passed.
+    pub fn reached(&self, moment: Moment) -> bool {
+        reached(moment)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        self.0.core()
+    }
+}
+
+impl PartialEq for Device {
+    #[inline]
+    fn eq(&self, other: &Device) -> bool {
+        Arc::ptr_eq(self.core(), other.core())
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.name())
+    }
+}
+
+impl Core {
+    pub(crate) fn fail(&self, error: Error) {
+        self.fault.keep_first(error);
+    }
+
+    pub(crate) fn has_fault(&self) -> bool {
+        self.fault.is_set()
+    }
+
+    pub(crate) fn take_fault(&self) -> Result<()> {
+        self.fault.take()
+    }
+
+    pub(crate) fn count_host_sync(&self) {
+        self.host_syncs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn pool(&self) -> Option<&dyn Pool> {
+        self.pool.get().map(|pool| &**pool)
+    }
+
+    /// The threads that kernels split over; `None` if there is one only.
+    pub(crate) fn workers(&self) -> Option<&Arc<ThreadPool>> {
+        let build = || {
+            let builder = ThreadPoolBuilder::new().num_threads(self.threads);
+            builder.thread_name(|index| format!("kernel {index}")).build().ok().map(Arc::new)
+        };
+        if self.threads < 2 { None } else { self.workers.get_or_init(build).as_ref() }
+    }
+
+    /// Keeps the counts of a stream whose last handle is gone.
+    pub(crate) fn retire(&self, fifo: &Fifo) {
+        let mut retired = self.retired.lock();
+        retired.add(fifo.counters.read());
+        fifo.set_retired();
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.default.close();
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn threads_from_environment() -> Option<usize> {
+    std::env::var("STREAMGRAD_THREADS").ok()?.trim().parse().ok().filter(|&threads| threads > 0)
+}

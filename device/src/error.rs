@@ -1,0 +1,204 @@
+//! The one error type. Every variant names the op and the values that were wrong.
+
+use std::sync::Arc;
+
+use crate::{DType, StreamId};
+
+/// `std::result::Result` with this crate's [`Error`] unless another is named.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, with the op and the offending values as fields.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two shapes that do not fit together.
+    #[error("{op}: shapes {lhs:?} and {rhs:?} do not fit")]
+    ShapeMismatch {
+        /// The op that was asked for.
+        op: &'static str,
+        /// Shape of the first operand, or the shape that was expected.
+        lhs: Box<[usize]>,
+        /// Shape of the second operand, or the shape that was given.
+        rhs: Box<[usize]>,
+    },
+    /// Two element types that do not fit together.
+    #[error("{op}: expected {expected}, got {got}")]
+    DTypeMismatch {
+        /// The op that was asked for.
+        op: &'static str,
+        /// The type that the op needs here.
+        expected: DType,
+        /// The type that it was given.
+        got: DType,
+    },
+    /// An op that is not defined for this element type.
+    #[error("{op}: not defined for {dtype}")]
+    DTypeUnsupported {
+        /// The op that was asked for.
+        op: &'static str,
+        /// The type that it was given.
+        dtype: DType,
+    },
+    /// Operands that live on different devices.
+    #[error("{op}: operands are on {lhs} and {rhs}")]
+    DeviceMismatch {
+        /// The op that was asked for.
+        op: &'static str,
+        /// The first operand's device.
+        lhs: Box<str>,
+        /// The second operand's device.
+        rhs: Box<str>,
+    },
+    /// An axis that the tensor does not have.
+    #[error("{op}: axis {axis} is out of range for rank {rank}")]
+    AxisOutOfRange {
+        /// The op that was asked for.
+        op: &'static str,
+        /// The axis as it was given; negative counts from the end.
+        axis: isize,
+        /// The tensor's number of axes.
+        rank: usize,
+    },
+    /// An index or label outside `0..size`.
+    #[error("{op}: index {index} is out of range for size {size}")]
+    IndexOutOfRange {
+        /// The op that was asked for.
+        op: &'static str,
+        /// The index as it was given.
+        index: i64,
+        /// The number of valid indices.
+        size: usize,
+    },
+    /// An argument with a value that the op does not accept.
+    #[error("{op}: {argument} must be {expected}, got {value}")]
+    InvalidArgument {
+        /// The op that was asked for.
+        op: &'static str,
+        /// Which argument.
+        argument: &'static str,
+        /// What the op accepts.
+        expected: &'static str,
+        /// The value that was given.
+        value: Box<str>,
+    },
+    /// No memory left, after everything that could be given back was.
+    #[error("out of memory: {requested_bytes} bytes were asked for\n{report}")]
+    OutOfMemory {
+        /// Bytes asked for.
+        requested_bytes: usize,
+        /// Where the memory is, by reason.
+        report: Box<str>,
+    },
+    /// No CUDA device can be used, and why.
+    #[error("CUDA is not available: {reason}")]
+    CudaUnavailable {
+        /// What is missing.
+        reason: Box<str>,
+    },
+    /// A call of the device's driver failed.
+    #[error("{call} failed with {code} ({name})")]
+    Driver {
+        /// The driver function.
+        call: &'static str,
+        /// Its status code.
+        code: i32,
+        /// The code's name.
+        name: Box<str>,
+    },
+    /// A command that was launched earlier failed; reported at a synchronising call.
+    #[error("{op} on stream {stream} failed: {source}")]
+    Async {
+        /// The op whose command failed first.
+        op: &'static str,
+        /// The stream that it ran on.
+        stream: StreamId,
+        /// What happened.
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// The graph's saved tensors were freed by an earlier backward pass.
+    #[error("backward: the saved tensors of {op} were freed by an earlier pass; ask for `retain_graph`")]
+    GraphConsumed {
+        /// The first op met whose tensors are gone.
+        op: &'static str,
+    },
+    /// A tensor that the backward pass needs was changed in place.
+    #[error("backward: a tensor saved by {op} at version {saved} is now at version {now}")]
+    VersionMismatch {
+        /// The op that saved the tensor.
+        op: &'static str,
+        /// The version that was saved.
+        saved: u32,
+        /// The version found.
+        now: u32,
+    },
+    /// Backward was asked of a value that no gradient leads to.
+    #[error("{op}: the value does not depend on any leaf that requires a gradient")]
+    NoGradient {
+        /// The function that was called.
+        op: &'static str,
+    },
+    /// An analytic gradient that differs from the numeric one.
+    #[error("gradient of input {input} at element {element}: analytic {analytic:e}, numeric {numeric:e}")]
+    GradientMismatch {
+        /// Which input.
+        input: usize,
+        /// Which element of it, in row-major order.
+        element: usize,
+        /// What the backward pass gave.
+        analytic: f64,
+        /// What finite differences gave.
+        numeric: f64,
+    },
+    /// A host thread of a pipeline panicked.
+    #[error("lane {lane} panicked: {message}")]
+    LanePanicked {
+        /// Which lane.
+        lane: usize,
+        /// The panic's message.
+        message: Box<str>,
+    },
+    /// A file that could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: Box<str>,
+        /// What the system said.
+        source: Arc<std::io::Error>,
+    },
+    /// A file whose content is not what it should be.
+    #[error("{path}: {detail}")]
+    Format {
+        /// The file.
+        path: Box<str>,
+        /// What is wrong with it, and where.
+        detail: Box<str>,
+    },
+    /// A checkpoint that lacks a parameter, or has it with another shape.
+    #[error("checkpoint: parameter {name}: {detail}")]
+    Checkpoint {
+        /// The parameter's name.
+        name: Box<str>,
+        /// What is wrong with it.
+        detail: Box<str>,
+    },
+}
+
+/// A panic that was caught in a command, as the source of [`Error::Async`].
+#[derive(Debug, thiserror::Error)]
+#[error("panicked: {message}")]
+pub struct Panicked {
+    /// The panic's message.
+    pub message: Box<str>,
+}
+
+impl Panicked {
+    /// Reads the message out of what `catch_unwind` returned.
+    pub fn new(payload: &(dyn std::any::Any + Send)) -> Self {
+        let message = payload
+            .downcast_ref::<&str>()
+            .map(|s| (*s).into())
+            .or_else(|| payload.downcast_ref::<String>().map(|s| s.as_str().into()))
+            .unwrap_or_else(|| "a value that is not a string".into());
+        Panicked { message }
+    }
+}

@@ -1,0 +1,73 @@
+//! Events: markers in a stream.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::device::Core;
+use crate::fifo::Fifo;
+use crate::{Moment, Result};
+
+/// A marker in a stream, complete once every command before it has run.
+///
+/// ```
+/// let stream = device::Device::cpu().new_stream()?;
+/// let start = stream.record()?;
+/// stream.launch("work", &[], || ())?;
+/// let end = stream.record()?;
+/// assert!(start.elapsed_ms(&end)? >= 0.0);
+/// assert!(end.is_complete()?);
+/// # Ok::<(), device::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Event(pub(crate) Arc<Marker>);
+
+pub(crate) struct Marker {
+    pub(crate) core: Arc<Core>,
+    pub(crate) fifo: Arc<Fifo>,
+    pub(crate) moment: Moment,
+    pub(crate) stamp: Arc<OnceLock<Instant>>,
+}
+
+impl Event {
+    /// Where in which stream the event was recorded.
+    pub fn moment(&self) -> Moment {
+        self.0.moment
+    }
+
+    /// Whether the stream has passed the event. Does not block.
+    ///
+    /// # Errors
+    /// None on the CPU; a device's driver may report one.
+    pub fn is_complete(&self) -> Result<bool> {
+        Ok(self.0.fifo.completed() >= self.0.moment.tick)
+    }
+
+    /// Blocks until the stream has passed the event.
+    ///
+    /// # Errors
+    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet.
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.core.count_host_sync();
+        self.0.fifo.wait_until(self.0.moment.tick);
+        self.0.core.take_fault()
+    }
+
+    /// Milliseconds from this event to `end`; negative if `end` came first. Waits for both by itself.
+    ///
+    /// # Errors
+    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet.
+    pub fn elapsed_ms(&self, end: &Event) -> Result<f64> {
+        self.synchronize()?;
+        end.synchronize()?;
+        let (Some(&start), Some(&end)) = (self.0.stamp.get(), end.0.stamp.get()) else { return Ok(0.0) };
+        let ms = |later: Instant, earlier: Instant| later.duration_since(earlier).as_secs_f64() * 1e3;
+        Ok(if end >= start { ms(end, start) } else { -ms(start, end) })
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Event").field(&self.0.moment).finish()
+    }
+}

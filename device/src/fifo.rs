@@ -1,0 +1,328 @@
+//! The FIFO behind a stream: its queue, its worker, and its progress.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use smallvec::SmallVec;
+
+use crate::device::Core;
+use crate::time::Timeline;
+use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats};
+
+/// What waits in a queue.
+pub(crate) enum Item {
+    /// Runs nothing more before another stream has reached a tick.
+    Wait { fifo: Arc<Fifo>, tick: u64 },
+    /// Runs a command. It keeps the device, and with it all memory, alive until it has run.
+    Run { tick: u64, op: &'static str, work: Box<dyn FnOnce() + Send>, core: Arc<Core> },
+}
+
+/// What the launching side of a stream owns: the order of its commands.
+pub(crate) struct Tail {
+    /// The newest tick given out.
+    pub(crate) tick: u64,
+    /// What every later command comes after.
+    pub(crate) clock: Clock,
+    /// What the newest command waits for, until it is in the queue.
+    pub(crate) waits: SmallVec<[(Arc<Fifo>, u64); 2]>,
+}
+
+struct Queue {
+    items: VecDeque<Item>,
+    parked: bool,
+    closed: bool,
+}
+
+pub(crate) struct Fifo {
+    pub(crate) id: StreamId,
+    pub(crate) placement: Placement,
+    /// Threads that one kernel may be split over.
+    pub(crate) threads: usize,
+    /// Held while a command is ordered and, where it runs inline, while it runs.
+    pub(crate) tail: Mutex<Tail>,
+    /// The newest tick given out, for readers without the tail.
+    pub(crate) enqueued: AtomicU64,
+    /// The newest tick that has run.
+    pub(crate) completed: AtomicU64,
+    /// The tail's clock over time. A leaf lock: nothing else is taken under it.
+    pub(crate) timeline: Mutex<Timeline>,
+    pub(crate) counters: Counters,
+    queue: Mutex<Queue>,
+    /// Whether the queue has items, for a look without its lock.
+    backlog: AtomicBool,
+    pushed: Condvar,
+    /// The oldest tick that somebody sleeps for, `u64::MAX` if nobody does.
+    awaited: AtomicU64,
+    advanced: Condvar,
+    has_worker: AtomicBool,
+    retired: AtomicBool,
+}
+
+/// Counts of one stream; written under the tail only, read by anybody.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) launches: AtomicU64,
+    pub(crate) events_recorded: AtomicU64,
+    pub(crate) waits_inserted: AtomicU64,
+    pub(crate) waits_elided: AtomicU64,
+    /// The newest tick of this stream that another one waited for: a second waiter shares its event.
+    pub(crate) marked: AtomicU64,
+}
+
+/// Adds without a read-modify-write: the tail's lock makes the caller the only writer.
+pub(crate) fn bump(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+}
+
+impl Counters {
+    pub(crate) fn read(&self) -> SyncStats {
+        SyncStats {
+            launches: self.launches.load(Ordering::Relaxed),
+            events_recorded: self.events_recorded.load(Ordering::Relaxed),
+            waits_inserted: self.waits_inserted.load(Ordering::Relaxed),
+            waits_elided: self.waits_elided.load(Ordering::Relaxed),
+            host_syncs: 0,
+        }
+    }
+}
+
+/// Every live FIFO by its id. A stream that is not here has run everything it ever held.
+static REGISTRY: OnceLock<RwLock<HashMap<StreamId, Weak<Fifo>>>> = OnceLock::new();
+
+/// The FIFO of a stream that may still have work.
+pub(crate) fn find(id: StreamId) -> Option<Arc<Fifo>> {
+    let fifo = REGISTRY.get()?.read().get(&id).and_then(Weak::upgrade);
+    if fifo.is_none() {
+        // That it is gone tells that its commands have run; this makes their writes visible.
+        fence(Ordering::Acquire);
+    }
+    fifo
+}
+
+/// Whether the host can see that `moment` has passed.
+pub(crate) fn reached(moment: Moment) -> bool {
+    moment.tick == 0 || find(moment.stream).is_none_or(|fifo| fifo.completed() >= moment.tick)
+}
+
+impl Fifo {
+    pub(crate) fn new(placement: Placement, threads: usize) -> Arc<Self> {
+        let fifo = Arc::new(Fifo {
+            id: StreamId::fresh(),
+            placement,
+            threads,
+            tail: Mutex::new(Tail { tick: 0, clock: Clock::new(), waits: SmallVec::new() }),
+            enqueued: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            timeline: Mutex::new(Timeline::new()),
+            counters: Counters::default(),
+            queue: Mutex::new(Queue { items: VecDeque::new(), parked: false, closed: false }),
+            backlog: AtomicBool::new(false),
+            pushed: Condvar::new(),
+            awaited: AtomicU64::new(u64::MAX),
+            advanced: Condvar::new(),
+            has_worker: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+        });
+        let mut registry = REGISTRY.get_or_init(RwLock::default).write();
+        registry.retain(|_, weak| weak.strong_count() > 0);
+        registry.insert(fifo.id, Arc::downgrade(&fifo));
+        fifo
+    }
+
+    #[inline]
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// Starts the worker if there is none yet.
+    pub(crate) fn ensure_worker(self: &Arc<Self>) -> Result<()> {
+        if self.has_worker.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _queue = self.queue.lock();
+        if !self.has_worker.load(Ordering::Acquire) {
+            let fifo = Arc::clone(self);
+            std::thread::Builder::new()
+                .name(format!("stream {}", self.id))
+                .spawn(move || fifo.work())
+                .map_err(|error| Error::Io { path: "stream worker".into(), source: Arc::new(error) })?;
+            self.has_worker.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Appends items in order; the worker runs.
+    pub(crate) fn push(&self, items: impl IntoIterator<Item = Item>) {
+        let mut queue = self.queue.lock();
+        queue.items.extend(items);
+        self.backlog.store(true, Ordering::Release);
+        if queue.parked {
+            self.pushed.notify_one();
+        }
+    }
+
+    pub(crate) fn set_retired(&self) {
+        self.retired.store(true, Ordering::Release);
+    }
+
+    /// Whether the counts were taken over by the device.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
+
+    /// No more items will come: the worker ends once the queue is empty.
+    pub(crate) fn close(&self) {
+        let mut queue = self.queue.lock();
+        queue.closed = true;
+        self.pushed.notify_one();
+    }
+
+    /// Runs commands in order until the FIFO is closed and empty.
+    fn work(&self) {
+        let mut items = VecDeque::new();
+        while self.next(&mut items) {
+            for item in items.drain(..) {
+                match item {
+                    Item::Wait { fifo, tick } => fifo.wait_until(tick),
+                    Item::Run { tick, op, work, core } => {
+                        self.run(&core, op, tick, work);
+                        self.complete(tick);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes everything that is queued, or waits for something; false if nothing will come any more.
+    fn next(&self, items: &mut VecDeque<Item>) -> bool {
+        // A hand-off to a parked worker costs tens of microseconds, so look around for a moment first.
+        for _ in 0..SPINS {
+            if self.backlog.load(Ordering::Acquire) {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let mut queue = self.queue.lock();
+        loop {
+            if !queue.items.is_empty() {
+                std::mem::swap(&mut queue.items, items);
+                self.backlog.store(false, Ordering::Release);
+                return true;
+            }
+            if queue.closed {
+                return false;
+            }
+            queue.parked = true;
+            self.pushed.wait(&mut queue);
+            queue.parked = false;
+        }
+    }
+
+    /// Runs one command. A panic becomes the device's error and goes no further.
+    #[inline]
+    pub(crate) fn run(&self, core: &Core, op: &'static str, tick: u64, work: impl FnOnce()) {
+        let start = core.recorder.start();
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+            core.fail(Error::Async { op, stream: self.id, source: Arc::new(Panicked::new(&*payload)) });
+        }
+        if let Some(start) = start {
+            core.recorder.ran(op, Moment { stream: self.id, tick }, start);
+        }
+    }
+
+    pub(crate) fn complete(&self, tick: u64) {
+        self.completed.store(tick, Ordering::SeqCst);
+        if self.awaited.load(Ordering::SeqCst) <= tick {
+            let queue = self.queue.lock();
+            // Who still has to sleep says so again.
+            self.awaited.store(u64::MAX, Ordering::SeqCst);
+            drop(queue);
+            self.advanced.notify_all();
+        }
+    }
+
+    /// Blocks until the stream has run `tick`, which was given out before the call.
+    pub(crate) fn wait_until(&self, tick: u64) {
+        for _ in 0..SPINS {
+            if self.completed() >= tick {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        // A command that runs inline does so under the tail and tells nobody: getting the tail means that it ended.
+        // A later command may have the tail by then, so look up now and again.
+        while self.tail.try_lock_for(LOOK_UP).is_none() {
+            if self.completed() >= tick {
+                return;
+            }
+        }
+        let mut queue = self.queue.lock();
+        loop {
+            // Either `complete` sees the tick that is awaited, or the tick is seen to be completed here.
+            self.awaited.fetch_min(tick, Ordering::SeqCst);
+            if self.completed.load(Ordering::SeqCst) >= tick {
+                return;
+            }
+            self.advanced.wait(&mut queue);
+        }
+    }
+}
+
+/// A few microseconds of looking around.
+const SPINS: usize = 256;
+
+/// How long to sleep for a tail before looking at the progress again.
+const LOOK_UP: Duration = Duration::from_micros(100);
+
+/// A gate that keeps a stream from going on.
+#[derive(Default)]
+pub(crate) struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    pub(crate) fn pass(&self) {
+        let mut open = self.open.lock();
+        while !*open {
+            self.opened.wait(&mut open);
+        }
+    }
+
+    pub(crate) fn open(&self) {
+        *self.open.lock() = true;
+        self.opened.notify_all();
+    }
+}
+
+/// The first error of a device that has not been reported yet.
+#[derive(Default)]
+pub(crate) struct Fault {
+    set: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+impl Fault {
+    pub(crate) fn keep_first(&self, error: Error) {
+        self.error.lock().get_or_insert(error);
+        self.set.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.set.load(Ordering::Acquire)
+    }
+
+    /// Reports the error once; the device goes on afterwards.
+    pub(crate) fn take(&self) -> Result<()> {
+        if !self.is_set() {
+            return Ok(());
+        }
+        let mut error = self.error.lock();
+        self.set.store(false, Ordering::Release);
+        error.take().map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,50 @@
+//! The host as a reader: where its reads are ordered among a device's commands.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::fifo::Fifo;
+use crate::{Moment, Placement};
+
+/// The host's reads as commands of a FIFO without a worker: each runs on the thread that asked, several at once.
+pub(crate) struct Host {
+    fifo: Arc<Fifo>,
+    reads: Mutex<Reads>,
+}
+
+struct Reads {
+    /// The newest tick given out.
+    newest: u64,
+    /// The ticks that are being read at, ascending.
+    open: SmallVec<[u64; 4]>,
+}
+
+impl Host {
+    pub(crate) fn new() -> Self {
+        Host {
+            fifo: Fifo::new(Placement::Caller, 1),
+            reads: Mutex::new(Reads { newest: 0, open: SmallVec::new() }),
+        }
+    }
+
+    /// Begins a read. Who waits for its moment waits for every read that is open by now.
+    pub(crate) fn begin(&self) -> Moment {
+        let mut reads = self.reads.lock();
+        reads.newest += 1;
+        let tick = reads.newest;
+        reads.open.push(tick);
+        self.fifo.enqueued.store(tick, Ordering::Release);
+        Moment { stream: self.fifo.id, tick }
+    }
+
+    /// Ends a read.
+    pub(crate) fn end(&self, read: Moment) {
+        let mut reads = self.reads.lock();
+        reads.open.retain(|tick| *tick != read.tick);
+        let passed = reads.open.first().map_or(reads.newest, |open| open - 1);
+        self.fifo.complete(passed);
+    }
+}

@@ -1,0 +1,41 @@
+//! Devices, streams, events, and the one launch in which all hazards are resolved.
+//!
+//! A [`Stream`] is a FIFO of commands. [`Stream::launch`] is told which [`Buffer`]s a command reads and
+//! writes; it compares them with the buffers' logs of earlier uses, waits for what the stream's [`Clock`] does
+//! not already cover, and logs the new uses. Nobody else ever decides a wait, and no user writes one.
+//!
+//! The CPU device runs its default stream inline on the calling thread and every other stream on a worker of
+//! its own. A stream placed with [`Placement::Caller`] runs inline, too, whenever its queue is idle and the
+//! command's needs are met.
+
+mod buffer;
+mod bytes;
+mod config;
+mod cuda;
+mod device;
+mod dtype;
+mod error;
+mod event;
+mod fifo;
+mod host;
+mod launch;
+mod memory;
+mod recorder;
+mod spin;
+mod stream;
+mod team;
+mod time;
+
+pub use buffer::{BlockId, Buffer, Pool, Use, Uses};
+pub use bytes::{as_bytes, from_bytes};
+pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncStats};
+pub use device::{Device, DeviceKind};
+pub use dtype::{DType, Element};
+pub use error::{Error, Panicked, Result};
+pub use event::Event;
+pub use memory::{HostMemory, MemoryDriver};
+pub use recorder::{CommandRecord, Recording, WaitRecord};
+pub use spin::{SpinGuard, SpinLock};
+pub use stream::{Hold, Stream};
+pub use team::Team;
+pub use time::{Clock, Moment, StreamId};

@@ -1,0 +1,119 @@
+//! A lock for critical sections of a few dozen instructions.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A spinning mutual exclusion lock: one atomic read-modify-write for a lock and unlock pair.
+///
+/// Hold it for a few dozen instructions only, and never across a call that may block. It is not poisoned by a
+/// panic.
+pub struct SpinLock<T: ?Sized> {
+    locked: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached through a guard only, and one guard exists at a time.
+unsafe impl<T: ?Sized + Send> Send for SpinLock<T> {}
+// SAFETY: as above; sharing the lock hands the value from thread to thread, which `T: Send` allows.
+unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    /// An unlocked lock around `value`.
+    pub const fn new(value: T) -> Self {
+        SpinLock { locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// The value, which nobody else can reach any more.
+    pub fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+
+    /// The value, by exclusive access.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+}
+
+impl<T: ?Sized> SpinLock<T> {
+    /// Takes the lock, spinning while another thread has it.
+    #[inline]
+    pub fn lock(&self) -> SpinGuard<'_, T> {
+        if self.locked.swap(true, Ordering::Acquire) {
+            self.contended();
+        }
+        SpinGuard { lock: self, value: PhantomData }
+    }
+
+    #[cold]
+    fn contended(&self) {
+        let mut spins = 0u32;
+        loop {
+            while self.locked.load(Ordering::Relaxed) {
+                spins += 1;
+                // The holder may have lost its core: let it have ours.
+                if spins.is_multiple_of(32) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+            if !self.locked.swap(true, Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for SpinLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SpinLock").finish_non_exhaustive()
+    }
+}
+
+/// Access to the value of a [`SpinLock`]; unlocks when dropped.
+#[derive(Debug)]
+pub struct SpinGuard<'a, T: ?Sized> {
+    lock: &'a SpinLock<T>,
+    /// The guard is as good as a `&mut T`: shared between threads only if `T` may be.
+    value: PhantomData<&'a mut T>,
+}
+
+impl<T: ?Sized> Deref for SpinGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard holds the lock, so no other reference to the value exists.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> DerefMut for SpinGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard holds the lock, so no other reference to the value exists.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for SpinGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.locked.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_from_four_threads() {
+        let count = SpinLock::new(0u64);
+        std::thread::scope(|scope| {
+            (0..4).for_each(|_| {
+                scope.spawn(|| (0..20_000).for_each(|_| *count.lock() += 1));
+            });
+        });
+        assert_eq!(*count.lock(), 80_000);
+    }
+}

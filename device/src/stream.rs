@@ -1,0 +1,251 @@
+//! Streams, and which of them is current.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use rayon::ThreadPool;
+
+use crate::device::Core;
+use crate::event::Marker;
+use crate::fifo::{Fifo, Gate};
+use crate::{Device, Event, Moment, Priority, Result, StreamId};
+
+/// A FIFO of commands on one device. A cheap handle: clones are the same stream.
+///
+/// It may be dropped at any time; what was launched on it still runs.
+///
+/// ```
+/// use device::Device;
+/// let dev = Device::cpu();
+/// let (one, two) = (dev.new_stream()?, dev.new_stream()?);
+/// one.launch("first", &[], || ())?;
+/// two.wait_stream(&one)?; // commands that share a buffer are ordered without it
+/// two.launch("second", &[], || ())?;
+/// two.synchronize()?;
+/// assert!(one.is_idle()?);
+/// # Ok::<(), device::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Stream(pub(crate) Handle);
+
+#[derive(Clone)]
+pub(crate) enum Handle {
+    /// The default stream lives in the device.
+    Default(Arc<Core>),
+    Side(Arc<Side>),
+}
+
+pub(crate) struct Side {
+    pub(crate) device: Device,
+    pub(crate) fifo: Arc<Fifo>,
+    pub(crate) priority: Priority,
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.device.core().retire(&self.fifo);
+        self.fifo.close();
+    }
+}
+
+thread_local! {
+    /// The scopes that this thread is in, innermost last.
+    static SCOPES: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Stream {
+    /// The stream that ops of this thread run on: that of the innermost scope on `device`, else the default one.
+    pub fn current(device: &Device) -> Stream {
+        Stream::with_current(device, Stream::clone)
+    }
+
+    /// Calls `f` with the current stream, without cloning its handle. `f` must not enter a scope.
+    #[inline]
+    pub fn with_current<R>(device: &Device, f: impl FnOnce(&Stream) -> R) -> R {
+        SCOPES.with_borrow(|scopes| {
+            f(scopes.iter().rev().find(|stream| stream.device() == device).unwrap_or(&device.0))
+        })
+    }
+
+    /// Makes this the current stream of the calling thread inside `f`. The former one is restored on return and on
+    /// panic.
+    ///
+    /// ```
+    /// use device::{Device, Stream};
+    /// let dev = Device::cpu();
+    /// let side = dev.new_stream()?;
+    /// side.scope(|| assert_eq!(Stream::current(&dev), side));
+    /// assert_eq!(Stream::current(&dev), dev.default_stream());
+    /// # Ok::<(), device::Error>(())
+    /// ```
+    pub fn scope<R>(&self, f: impl FnOnce() -> R) -> R {
+        struct Leave;
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                let left = SCOPES.with_borrow_mut(Vec::pop);
+                drop(left);
+            }
+        }
+        SCOPES.with_borrow_mut(|scopes| scopes.push(self.clone()));
+        let _leave = Leave;
+        f()
+    }
+
+    /// The stream's name in the process.
+    #[inline]
+    pub fn id(&self) -> StreamId {
+        self.fifo().id
+    }
+
+    /// The device that the stream belongs to.
+    #[inline]
+    pub fn device(&self) -> &Device {
+        match &self.0 {
+            // SAFETY: `Device` is a transparent wrapper of a `Stream` whose handle is this variant.
+            Handle::Default(_) => unsafe { &*std::ptr::from_ref(self).cast::<Device>() },
+            Handle::Side(side) => &side.device,
+        }
+    }
+
+    /// How urgent its work is.
+    pub fn priority(&self) -> Priority {
+        match &self.0 {
+            Handle::Default(_) => Priority::Normal,
+            Handle::Side(side) => side.priority,
+        }
+    }
+
+    /// Records an event after everything launched so far.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io) if the stream needs a thread that the system does not give.
+    pub fn record(&self) -> Result<Event> {
+        let stamp = Arc::new(OnceLock::new());
+        let set = Arc::clone(&stamp);
+        let moment = self.mark(move || {
+            // The cell is set here only.
+            let _ = set.set(Instant::now());
+        })?;
+        let fifo = Arc::clone(self.fifo());
+        Ok(Event(Arc::new(Marker { core: Arc::clone(self.core()), fifo, moment, stamp })))
+    }
+
+    /// Makes later commands of this stream come after `event`. Does not block the host.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io) if the stream needs a thread that the system does not give.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.wait_for(&[event.moment()])
+    }
+
+    /// Makes later commands of this stream come after everything launched on `other` so far. Does not block the host.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io) if a stream needs a thread that the system does not give.
+    pub fn wait_stream(&self, other: &Stream) -> Result<()> {
+        self.wait(&other.record()?)
+    }
+
+    /// Blocks until everything launched on this stream so far has run.
+    ///
+    /// # Errors
+    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet.
+    pub fn synchronize(&self) -> Result<()> {
+        let core = self.core();
+        core.count_host_sync();
+        self.fifo().wait_until(self.now().tick);
+        core.take_fault()
+    }
+
+    /// Whether everything launched on this stream so far has run. Does not block.
+    ///
+    /// # Errors
+    /// None on the CPU; a device's driver may report one.
+    pub fn is_idle(&self) -> Result<bool> {
+        Ok(self.fifo().completed() >= self.now().tick)
+    }
+
+    /// Closes a gate in the stream: commands launched from now on start when the guard drops. For tests.
+    pub fn hold(&self) -> Hold {
+        let gate = Arc::new(Gate::default());
+        let closed = Arc::clone(&gate);
+        if let Err(error) = self.launch_queued("hold", move || closed.pass()) {
+            self.core().fail(error);
+        }
+        Hold(gate)
+    }
+
+    /// The newest moment of the stream.
+    #[inline]
+    pub fn now(&self) -> Moment {
+        let fifo = self.fifo();
+        Moment { stream: fifo.id, tick: fifo.enqueued.load(Ordering::Acquire) }
+    }
+
+    /// Whether everything launched on this stream from now on is known to come after `moment`.
+    #[inline]
+    pub fn covers(&self, moment: Moment) -> bool {
+        let fifo = self.fifo();
+        moment.stream == fifo.id || fifo.timeline.lock().covers(moment)
+    }
+
+    /// The threads to split a kernel over, if it is worth it: `cost` is about the number of its elementary
+    /// operations.
+    pub fn parallelism(&self, cost: usize) -> Option<Arc<ThreadPool>> {
+        // Waking a sleeping thread costs as much as about this many operations.
+        const WORTH_SPLITTING: usize = 1 << 20;
+        if cost < WORTH_SPLITTING || self.fifo().threads < 2 {
+            return None;
+        }
+        self.core().workers().cloned()
+    }
+
+    #[inline]
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        match &self.0 {
+            Handle::Default(core) => core,
+            Handle::Side(side) => side.device.core(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn fifo(&self) -> &Arc<Fifo> {
+        match &self.0 {
+            Handle::Default(core) => &core.default,
+            Handle::Side(side) => &side.fifo,
+        }
+    }
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Stream) -> bool {
+        self.id() == other.id()
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({})", self.id())
+    }
+}
+
+/// Keeps a stream from going on until it is dropped.
+#[must_use = "the stream goes on when the guard drops"]
+pub struct Hold(Arc<Gate>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").finish_non_exhaustive()
+    }
+}

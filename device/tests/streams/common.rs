@@ -1,0 +1,179 @@
+//! A device for each schedule, a pool that keeps every block, and commands whose results tell their order.
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use device::{
+    BlockId, Buffer, CpuConfig, Device, MemoryDriver, Pool, Result, Schedule, SpinLock, Stream, SyncStats,
+    Use, Uses,
+};
+
+/// How many words a buffer has that [`buffer`] makes.
+pub(crate) const WORDS: usize = 8;
+
+/// A device of its own for each schedule.
+pub(crate) fn each_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
+    [Schedule::Inline, Schedule::Threads].into_iter().try_for_each(|schedule| {
+        println!("{schedule:?}");
+        check(&fresh(schedule))
+    })
+}
+
+pub(crate) fn fresh(schedule: Schedule) -> Device {
+    Device::cpu_with(CpuConfig { threads: Some(1), schedule, memory: None })
+}
+
+pub(crate) fn new_streams<const N: usize>(device: &Device) -> Result<[Stream; N]> {
+    let streams = (0..N).map(|_| device.new_stream()).collect::<Result<Vec<_>>>()?;
+    Ok(streams.try_into().unwrap_or_else(|_| unreachable!("as many as asked for")))
+}
+
+/// What was counted while `run` ran.
+pub(crate) fn counted(device: &Device, run: impl FnOnce() -> Result<()>) -> Result<SyncStats> {
+    let before = device.sync_stats();
+    run()?;
+    Ok(device.sync_stats() - before)
+}
+
+/// Gives every buffer a block of its own and frees the blocks when the device goes.
+pub(crate) struct TestPool {
+    driver: Arc<dyn MemoryDriver>,
+    blocks: SpinLock<Vec<(NonNull<u8>, usize)>>,
+    released: SpinLock<Vec<(BlockId, Uses)>>,
+}
+
+// SAFETY: the pointers are addresses that this pool owns.
+unsafe impl Send for TestPool {}
+// SAFETY: as above; they are behind a lock.
+unsafe impl Sync for TestPool {}
+
+impl Pool for TestPool {
+    fn release(&self, block: BlockId, uses: Uses) {
+        self.released.lock().push((block, uses));
+    }
+}
+
+impl Drop for TestPool {
+    fn drop(&mut self) {
+        for (ptr, bytes) in self.blocks.get_mut().drain(..) {
+            // SAFETY: each block came from this driver with this size, and the device has nothing left to run.
+            unsafe { self.driver.free(ptr, bytes) };
+        }
+    }
+}
+
+impl TestPool {
+    /// The blocks that came back, with their last uses.
+    pub(crate) fn released(&self) -> Vec<(BlockId, Uses)> {
+        self.released.lock().clone()
+    }
+}
+
+pub(crate) fn pool(device: &Device) -> &TestPool {
+    let pool: &dyn Any = device.pool_or_init(|| {
+        Box::new(TestPool {
+            driver: Arc::clone(device.memory_driver()),
+            blocks: SpinLock::new(Vec::new()),
+            released: SpinLock::new(Vec::new()),
+        })
+    });
+    pool.downcast_ref().unwrap_or_else(|| unreachable!("these tests make no other pool"))
+}
+
+/// A buffer of [`WORDS`] zeros, allocated on `stream`.
+pub(crate) fn buffer(stream: &Stream) -> Result<Buffer> {
+    let pool = pool(stream.device());
+    let bytes = WORDS * size_of::<u64>();
+    let ptr = pool.driver.allocate(bytes)?;
+    // SAFETY: the range was just allocated with this size.
+    unsafe { ptr.write_bytes(0, bytes) };
+    let mut blocks = pool.blocks.lock();
+    blocks.push((ptr, bytes));
+    let block = BlockId { arena: 0, index: blocks.len() as u32 - 1 };
+    // SAFETY: the pool never hands the block out again.
+    Ok(unsafe { Buffer::from_block(stream, ptr, bytes, block) })
+}
+
+/// The words of a buffer, for commands that name it in their uses.
+#[derive(Clone, Copy)]
+pub(crate) struct Words(*mut u64);
+
+// SAFETY: an address; commands follow it in the order that the device gives them.
+unsafe impl Send for Words {}
+
+impl Words {
+    pub(crate) fn of(buffer: &Buffer) -> Self {
+        Words(buffer.ptr().cast())
+    }
+
+    pub(crate) fn get(self) -> [u64; WORDS] {
+        // SAFETY: a test buffer has this many initialised words, and the command was launched with it in its uses.
+        unsafe { self.0.cast::<[u64; WORDS]>().read_volatile() }
+    }
+
+    pub(crate) fn set(self, words: [u64; WORDS]) {
+        // SAFETY: as in `get`, and the command was launched as one that writes it.
+        unsafe { self.0.cast::<[u64; WORDS]>().write_volatile(words) }
+    }
+}
+
+/// Sets every word to `value`.
+pub(crate) fn set(stream: &Stream, buffer: &Buffer, value: u64) -> Result<()> {
+    let words = Words::of(buffer);
+    stream.launch("set", &[Use::write(buffer)], move || words.set([value; WORDS]))
+}
+
+/// Copies a buffer.
+pub(crate) fn copy(stream: &Stream, from: &Buffer, to: &Buffer) -> Result<()> {
+    let (source, target) = (Words::of(from), Words::of(to));
+    stream.launch("copy", &[Use::read(from), Use::write(to)], move || target.set(source.get()))
+}
+
+/// The first word, once the last write has run.
+pub(crate) fn value(buffer: &Buffer) -> Result<u64> {
+    buffer.download(first_word)
+}
+
+pub(crate) fn first_word(bytes: &[u8]) -> u64 {
+    device::from_bytes::<i64>(bytes)[0] as u64
+}
+
+/// Launches a command that tells when it runs.
+pub(crate) fn tell(stream: &Stream, uses: &[Use<'_>]) -> Result<Receiver<()>> {
+    let (sender, receiver) = channel();
+    stream.launch("tell", uses, move || {
+        // Nobody has to listen.
+        let _ = sender.send(());
+    })?;
+    Ok(receiver)
+}
+
+/// Whether a told command has not run after a while.
+pub(crate) fn is_waiting(told: &Receiver<()>) -> bool {
+    told.recv_timeout(Duration::from_millis(20)) == Err(RecvTimeoutError::Timeout)
+}
+
+/// Whether a told command runs soon.
+pub(crate) fn runs(told: &Receiver<()>) -> bool {
+    told.recv_timeout(Duration::from_secs(20)).is_ok()
+}
+
+/// Whether something becomes true soon.
+pub(crate) fn eventually(condition: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > Duration::from_secs(20) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// Panics without a report on standard error.
+pub(crate) fn fail(message: &'static str) {
+    std::panic::resume_unwind(Box::new(message));
+}

@@ -1,0 +1,86 @@
+//! What a device is, and what may not be mixed.
+
+use std::sync::mpsc::channel;
+
+use device::{Device, Error, Placement, Priority, Result, Schedule, StreamOptions, Use};
+
+use crate::common::{buffer, counted, each_schedule, fresh, new_streams, set};
+
+#[test]
+fn rule_18_mixed_devices_are_an_error_before_launch() -> Result<()> {
+    let (one, two) = (fresh(Schedule::Inline), fresh(Schedule::Threads));
+    let (x, y) = (buffer(&one.default_stream())?, buffer(&two.default_stream())?);
+    let stream = one.default_stream();
+    let before = (stream.now(), x.last_write());
+    let stats = counted(&one, || {
+        let launched = stream.launch("add", &[Use::write(&x), Use::read(&y)], || ());
+        assert!(matches!(launched, Err(Error::DeviceMismatch { op: "add", .. })));
+        assert!(matches!(set(&stream, &y, 1), Err(Error::DeviceMismatch { op: "set", .. })));
+        let uploaded = stream.upload("upload", &y, 0, &[1]);
+        assert!(matches!(uploaded, Err(Error::DeviceMismatch { op: "upload", .. })));
+        Ok(())
+    })?;
+    assert_eq!((stats.launches, stream.now(), x.last_write()), (0, before.0, before.1));
+    one.synchronize()
+}
+
+#[test]
+fn devices_are_equal_by_identity() {
+    assert_eq!(Device::cpu(), Device::cpu());
+    assert_ne!(fresh(Schedule::Inline), fresh(Schedule::Inline));
+    assert_eq!(Device::cpu().to_string(), "cpu");
+}
+
+#[test]
+fn a_device_that_is_missing_says_why() {
+    // A machine with a driver has no such ordinal either.
+    let reason = match Device::cuda(4096) {
+        Err(Error::CudaUnavailable { reason }) => reason,
+        other => format!("{other:?}").into(),
+    };
+    assert!(!reason.is_empty() && !reason.starts_with("Ok"), "{reason}");
+}
+
+#[test]
+fn streams_are_what_was_asked_for() -> Result<()> {
+    each_schedule(|dev| {
+        let high = dev.new_stream_with_priority(Priority::High)?;
+        assert_eq!((high.priority(), high.device()), (Priority::High, dev));
+        assert_eq!(dev.default_stream().priority(), Priority::Normal);
+        assert!(high.parallelism(usize::MAX).is_none(), "the device has one thread");
+        Ok(())
+    })?;
+    let dev = Device::cpu_with(device::CpuConfig { threads: Some(2), ..device::CpuConfig::default() });
+    let one = dev.new_stream_with(StreamOptions { threads: Some(1), ..StreamOptions::default() })?;
+    assert!(one.parallelism(usize::MAX).is_none());
+    assert!(dev.default_stream().parallelism(usize::MAX).is_some());
+    assert!(dev.default_stream().parallelism(1000).is_none(), "too little work");
+    Ok(())
+}
+
+#[test]
+fn a_caller_stream_runs_at_once_when_it_can() -> Result<()> {
+    let dev = fresh(Schedule::Inline);
+    let caller =
+        dev.new_stream_with(StreamOptions { placement: Placement::Caller, ..StreamOptions::default() })?;
+    let launch = || {
+        let (sender, receiver) = channel();
+        let launched = caller.launch("where", &[], move || {
+            // The test listens.
+            let _ = sender.send(std::thread::current().id());
+        });
+        launched.map(|()| receiver)
+    };
+    let here = Ok(std::thread::current().id());
+    assert_eq!(launch()?.recv(), here);
+    let [side] = new_streams(&dev)?;
+    let hold = side.hold();
+    caller.wait_stream(&side)?;
+    let queued = launch()?;
+    assert!(!caller.is_idle()? && queued.try_recv().is_err());
+    drop(hold);
+    assert_ne!(queued.recv(), here, "behind a queue only the worker may run it");
+    caller.synchronize()?;
+    assert_eq!(launch()?.recv(), here);
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! Rules 19 and 20: what may be dropped when, and what is left afterwards.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use device::{CpuConfig, Device, HostMemory, MemoryDriver, Moment, Result, Schedule, StreamId, Use};
+
+use crate::common::{buffer, copy, each_schedule, eventually, new_streams, pool, runs, set, tell, value};
+
+#[test]
+fn rule_19_a_stream_may_be_dropped_with_pending_work() -> Result<()> {
+    each_schedule(|dev| {
+        let [side, other] = new_streams(dev)?;
+        let (x, y) = (buffer(&other)?, buffer(&other)?);
+        let hold = side.hold();
+        set(&side, &x, 8)?;
+        drop(side);
+        copy(&other, &x, &y)?;
+        drop(hold);
+        assert_eq!(value(&y)?, 8);
+        dev.synchronize()
+    })
+}
+
+#[test]
+fn rule_19_a_device_waits_for_dropped_streams_too() -> Result<()> {
+    each_schedule(|dev| {
+        let [side] = new_streams(dev)?;
+        let hold = side.hold();
+        let told = tell(&side, &[])?;
+        drop(side);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| dev.synchronize());
+            drop(hold);
+            assert!(matches!(waiter.join(), Ok(Ok(()))));
+        });
+        assert!(told.try_recv().is_ok());
+        Ok(())
+    })
+}
+
+#[test]
+fn rule_19_stream_ids_are_never_recycled() -> Result<()> {
+    each_schedule(|dev| {
+        let mut newest = dev.default_stream().id();
+        for _ in 0..50 {
+            let [side] = new_streams(dev)?;
+            assert!(side.id() > newest);
+            newest = side.id();
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn the_past_of_a_stream_that_is_gone_has_passed() -> Result<()> {
+    each_schedule(|dev| {
+        let [side, other] = new_streams(dev)?;
+        let x = buffer(&other)?;
+        set(&side, &x, 1)?;
+        let moment = side.now();
+        drop(side);
+        assert!(eventually(|| dev.reached(moment)));
+        other.wait_for(&[moment])?;
+        assert!(other.is_idle()? && other.covers(moment));
+        assert_eq!(value(&x)?, 1);
+        Ok(())
+    })
+}
+
+#[test]
+fn rule_20_dropping_a_buffer_never_blocks_and_names_its_last_uses() -> Result<()> {
+    each_schedule(|dev| {
+        let [one, two, three] = new_streams(dev)?;
+        let x = buffer(&one)?;
+        let holds = (one.hold(), two.hold(), three.hold());
+        set(&one, &x, 1)?;
+        let written = one.now();
+        let reads = [&two, &two, &three]
+            .map(|stream| tell(stream, &[Use::read(&x)]).map(|told| (stream.now(), told)));
+        drop(x);
+        let [first, second, third] = reads;
+        let (_, (second, _), (third, _)) = (first?, second?, third?);
+        let mut uses = pool(dev).released().pop().map(|(_, uses)| uses).unwrap_or_default();
+        uses.sort_by_key(|moment| moment.stream);
+        assert_eq!(uses[..], [written, second, third]);
+        drop(holds);
+        dev.synchronize()
+    })
+}
+
+#[test]
+fn rule_20_a_write_replaces_all_earlier_uses() -> Result<()> {
+    each_schedule(|dev| {
+        let [one, two] = new_streams(dev)?;
+        let x = buffer(&one)?;
+        tell(&two, &[Use::read(&x)])?;
+        set(&one, &x, 1)?;
+        let written = one.now();
+        assert_eq!(value(&x)?, 1, "a read of the host leaves no use behind");
+        drop(x);
+        let uses = pool(dev).released().pop().map(|(_, uses)| uses).unwrap_or_default();
+        assert_eq!(uses[..], [written]);
+        // A read after it on the same stream stands for it.
+        let y = buffer(&one)?;
+        set(&one, &y, 1)?;
+        tell(&one, &[Use::read(&y)])?;
+        let read = one.now();
+        drop(y);
+        let uses = pool(dev).released().pop().map(|(_, uses)| uses).unwrap_or_default();
+        assert_eq!(uses[..], [read]);
+        Ok(())
+    })
+}
+
+/// Counts what is allocated, and lives as long as its device.
+#[derive(Default)]
+struct Counting {
+    live: Arc<AtomicUsize>,
+}
+
+impl MemoryDriver for Counting {
+    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.live.fetch_add(1, Ordering::SeqCst);
+        HostMemory.allocate(bytes)
+    }
+
+    unsafe fn free(&self, ptr: NonNull<u8>, bytes: usize) {
+        self.live.fetch_sub(1, Ordering::SeqCst);
+        // SAFETY: the caller promises what `HostMemory` asks for.
+        unsafe { HostMemory.free(ptr, bytes) }
+    }
+}
+
+#[test]
+fn rule_19_a_device_may_be_dropped_with_pending_work() -> Result<()> {
+    for schedule in [Schedule::Inline, Schedule::Threads] {
+        let live = Arc::new(AtomicUsize::new(0));
+        let driver = Arc::new(Counting { live: Arc::clone(&live) });
+        let gone = Arc::downgrade(&driver);
+        let dev = Device::cpu_with(CpuConfig { threads: Some(1), schedule, memory: Some(driver) });
+        let (main, [side]) = (dev.default_stream(), new_streams(&dev)?);
+        let (x, y) = (buffer(&side)?, buffer(&main)?);
+        let hold = side.hold();
+        set(&side, &x, 1)?;
+        copy(&main, &x, &y)?;
+        let told = tell(&main, &[Use::read(&y)])?;
+        drop((x, y, main, side, dev));
+        assert_eq!(live.load(Ordering::SeqCst), 2, "the queue keeps the memory");
+        drop(hold);
+        assert!(runs(&told));
+        assert!(eventually(|| gone.strong_count() == 0), "nothing keeps the device");
+        assert_eq!(live.load(Ordering::SeqCst), 0, "nothing leaks");
+    }
+    Ok(())
+}
+
+fn has_thread(id: StreamId) -> bool {
+    let name = format!("stream {id}");
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.into_iter().any(|comm| comm.trim_end() == name)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_exit_after_their_streams_are_dropped() -> Result<()> {
+    for schedule in [Schedule::Inline, Schedule::Threads] {
+        let dev = crate::common::fresh(schedule);
+        let (main, [side]) = (dev.default_stream(), new_streams(&dev)?);
+        drop((main.hold(), side.hold()));
+        dev.synchronize()?;
+        let (main_id, side_id) = (main.id(), side.id());
+        assert!(has_thread(main_id) && has_thread(side_id));
+        drop(side);
+        assert!(eventually(|| !has_thread(side_id)));
+        assert!(has_thread(main_id));
+        drop((main, dev));
+        assert!(eventually(|| !has_thread(main_id)));
+    }
+    Ok(())
+}
+
+#[test]
+fn counts_survive_their_streams() -> Result<()> {
+    each_schedule(|dev| {
+        let [one, two] = new_streams(dev)?;
+        let x = buffer(&one)?;
+        let before = dev.sync_stats();
+        let hold = one.hold();
+        set(&one, &x, 1)?;
+        tell(&two, &[Use::read(&x)])?;
+        let counted = dev.sync_stats();
+        drop(x);
+        drop((one, two));
+        assert_eq!(dev.sync_stats(), counted, "with their work pending");
+        drop(hold);
+        dev.synchronize()?;
+        let stats = dev.sync_stats() - before;
+        assert_eq!((stats.launches, stats.waits_inserted, stats.events_recorded), (2, 1, 1));
+        Ok(())
+    })
+}
+
+#[test]
+fn a_moment_at_tick_0_has_always_passed() -> Result<()> {
+    each_schedule(|dev| {
+        let [side] = new_streams(dev)?;
+        let start = Moment { stream: side.id(), tick: 0 };
+        assert!(dev.reached(start) && dev.default_stream().covers(start));
+        Ok(())
+    })
+}

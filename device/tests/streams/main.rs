@@ -1,0 +1,11 @@
+//! Streams, hazards, events, host transfers and lifetimes, on every way of running a CPU device.
+
+mod common;
+mod devices;
+mod faults;
+mod host;
+mod lifetime;
+mod order;
+mod random;
+mod scopes;
+mod threads;

@@ -1,0 +1,296 @@
+//! An arena: the segments of one home stream, cut into blocks.
+
+mod pending;
+mod segments;
+
+use std::ptr::NonNull;
+
+use device::{Moment, StreamId};
+use smallvec::SmallVec;
+
+use crate::block::{Address, Block, Blocks, NONE, State, Tags};
+use crate::classes::{Bins, Stacks, class_of};
+
+/// One range from the driver.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    /// What the driver gave, and its size.
+    pub(crate) raw: Address,
+    pub(crate) raw_bytes: usize,
+    /// Where its first block starts.
+    pub(crate) base: Address,
+    pub(crate) units: u32,
+    /// The block at offset 0. It never changes: blocks are cut from the end and merged towards the start.
+    pub(crate) first: u32,
+}
+
+/// What an arena counts, in units of [`UNIT`] bytes where it says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) reserved_units: u64,
+    pub(crate) live_units: u64,
+    pub(crate) pending_units: u64,
+    pub(crate) live_blocks: u64,
+    pub(crate) peak_live_units: u64,
+    pub(crate) peak_live_blocks: u64,
+    pub(crate) allocations: u64,
+    pub(crate) allocated_units: u64,
+}
+
+/// The segments of one home stream, cut into blocks.
+pub(crate) struct Arena {
+    /// Blocks that only this stream used last are ready for it at once.
+    pub(crate) home: StreamId,
+    pub(crate) blocks: Blocks,
+    pub(crate) segments: Vec<Option<Segment>>,
+    /// Blocks that were freed lately, ready and not merged yet.
+    loose: Stacks,
+    ready: Bins,
+    pending: Bins,
+    /// For each foreign stream in the tags of pending blocks, a tick not above its oldest one.
+    waiting: SmallVec<[Moment; 4]>,
+    pub(crate) counts: Counts,
+    /// Blocks of other arenas that the home stream took since this one grew last.
+    pub(crate) borrowed: u32,
+}
+
+/// A block as others see it: merged with its neighbours where that is put off.
+#[derive(Debug)]
+pub(crate) struct MergedBlock {
+    pub(crate) address: Address,
+    pub(crate) units: u32,
+    pub(crate) state: State,
+    pub(crate) tags: Tags,
+}
+
+/// A block that was taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) ptr: NonNull<u8>,
+    pub(crate) index: u32,
+}
+
+impl Arena {
+    pub(crate) fn new(home: StreamId) -> Self {
+        Arena {
+            home,
+            blocks: Blocks::new(),
+            segments: Vec::new(),
+            loose: Stacks::new(),
+            ready: Bins::new(),
+            pending: Bins::new(),
+            waiting: SmallVec::new(),
+            counts: Counts::default(),
+            borrowed: 0,
+        }
+    }
+
+    /// Takes the best fitting block that is ready for `stream`, if that is the home stream.
+    #[inline]
+    pub(crate) fn take_ready(&mut self, stream: StreamId, units: u32) -> Option<Taken> {
+        if stream != self.home {
+            return None;
+        }
+        let class = class_of(units);
+        if let Some(index) = self.loose.pop(&self.blocks, class) {
+            let block = &mut self.blocks[index];
+            block.state = State::Live;
+            let ptr = block.address.0;
+            self.count_taken(units);
+            return Some(Taken { ptr, index });
+        }
+        self.tidy();
+        let class = self.ready.find(class)?;
+        Some(self.take(self.ready.head(class), units))
+    }
+
+    #[inline]
+    fn count_taken(&mut self, units: u32) {
+        let counts = &mut self.counts;
+        counts.live_units += u64::from(units);
+        counts.live_blocks += 1;
+        counts.allocations += 1;
+        counts.allocated_units += u64::from(units);
+        counts.peak_live_units = counts.peak_live_units.max(counts.live_units);
+        counts.peak_live_blocks = counts.peak_live_blocks.max(counts.live_blocks);
+    }
+
+    /// Makes a buffer's block of the last `units` units of a free block; what is left keeps the tags and,
+    /// mostly, its place in its list.
+    #[inline]
+    pub(crate) fn take(&mut self, index: u32, units: u32) -> Taken {
+        let block = &mut self.blocks[index];
+        let (whole, state) = (block.units, block.state);
+        let (taken, address) = if whole == units {
+            block.state = State::Live;
+            let address = block.address;
+            self.unlist(index, state, class_of(whole));
+            (index, address)
+        } else {
+            let rest = whole - units;
+            block.units = rest;
+            // SAFETY: the block is `whole` units long, which is more than `rest`.
+            let address = unsafe { block.address.add(rest) };
+            let taken = Block {
+                tags: block.tags.clone(),
+                address,
+                units,
+                prev: index,
+                next: block.next,
+                before: NONE,
+                after: NONE,
+                state: State::Live,
+            };
+            let next = taken.next;
+            let taken = self.blocks.add(taken);
+            self.blocks[index].next = taken;
+            if next != NONE {
+                self.blocks[next].prev = taken;
+            }
+            self.rebin(index, state, whole);
+            (taken, address)
+        };
+        if state == State::Pending {
+            self.counts.pending_units -= u64::from(units);
+        }
+        self.count_taken(units);
+        Taken { ptr: address.0, index: taken }
+    }
+
+    /// Takes a block back whose last uses were `uses`. Anything but a live block is left as it is.
+    #[inline]
+    pub(crate) fn release(&mut self, index: u32, uses: &[Moment]) {
+        let home = self.home;
+        if self.blocks.get(index).is_none_or(|block| block.state != State::Live) {
+            return;
+        }
+        let block = &mut self.blocks[index];
+        // The uses come after the old tags, because the block was handed out to who comes after them. Without
+        // a use the old tags stay.
+        if !uses.is_empty() {
+            block.tags.replace(home, uses);
+        }
+        self.counts.live_units -= u64::from(block.units);
+        self.counts.live_blocks -= 1;
+        if block.tags.foreign.is_empty() {
+            block.state = State::Loose;
+            self.loose.push(&mut self.blocks, index);
+        } else {
+            self.settle(index);
+        }
+    }
+
+    /// Merges what was freed lately. Nobody sees blocks that have not been: a request that finds none of
+    /// exactly its class does this first, and so does whoever looks at the arena.
+    pub(crate) fn tidy(&mut self) {
+        while let Some(index) = self.loose.pop_any(&self.blocks) {
+            self.settle(index);
+        }
+    }
+
+    /// Takes a block back that was never handed out.
+    pub(crate) fn put_back(&mut self, index: u32) {
+        self.counts.allocations -= 1;
+        self.counts.allocated_units -= u64::from(self.blocks[index].units);
+        self.release(index, &[]);
+    }
+
+    /// Puts a block that is in no list among the free ones, merged with its neighbours.
+    ///
+    /// Ready blocks merge, and so do pending ones of the same streams. Others stay apart, since a merged
+    /// block is free only when both parts are.
+    #[inline]
+    fn settle(&mut self, index: u32) {
+        let home = self.home;
+        let state = if self.blocks[index].tags.foreign.is_empty() { State::Ready } else { State::Pending };
+        self.blocks[index].state = state;
+        if state == State::Pending {
+            self.counts.pending_units += u64::from(self.blocks[index].units);
+            self.note_waiting(index);
+        }
+        let mut index = index;
+        // The size by which the block is in a list, 0 if it is in none.
+        let mut listed = 0;
+        let prev = self.blocks[index].prev;
+        if prev != NONE && self.may_merge(prev, index) {
+            listed = self.blocks[prev].units;
+            self.absorb_next(home, prev);
+            index = prev;
+        }
+        let next = self.blocks[index].next;
+        if next != NONE && self.may_merge(index, next) {
+            let class = class_of(self.blocks[next].units);
+            self.unlist(next, state, class);
+            self.absorb_next(home, index);
+        }
+        if listed == 0 {
+            self.list(index, state);
+        } else {
+            self.rebin(index, state, listed);
+        }
+    }
+
+    /// Whether two neighbours are free and want to be one block.
+    pub(crate) fn may_merge(&self, left: u32, right: u32) -> bool {
+        let (left, right) = (&self.blocks[left], &self.blocks[right]);
+        left.state == right.state
+            && match left.state {
+                State::Ready => true,
+                State::Pending => left.tags.same_streams(&right.tags),
+                State::Live | State::Loose | State::Vacant => false,
+            }
+    }
+
+    /// Makes a block and the one after it, which is in no list, one.
+    #[inline]
+    fn absorb_next(&mut self, home: StreamId, index: u32) {
+        let absorbed = self.blocks[index].next;
+        let block = &mut self.blocks[absorbed];
+        let (units, next, tags) = (block.units, block.next, std::mem::take(&mut block.tags));
+        self.blocks.vacate(absorbed);
+        let block = &mut self.blocks[index];
+        block.units += units;
+        block.next = next;
+        block.tags.unite(home, &tags);
+        if next != NONE {
+            self.blocks[next].prev = index;
+        }
+    }
+
+    #[inline]
+    fn list(&mut self, index: u32, state: State) {
+        match state {
+            // The newest first: its memory is warm.
+            State::Ready => self.ready.insert(&mut self.blocks, index, false),
+            // The oldest first: its uses are over first.
+            _ => self.pending.insert(&mut self.blocks, index, true),
+        }
+    }
+
+    #[inline]
+    fn unlist(&mut self, index: u32, state: State, class: usize) {
+        match state {
+            State::Ready => self.ready.remove(&mut self.blocks, index, class),
+            _ => self.pending.remove(&mut self.blocks, index, class),
+        }
+    }
+
+    /// Moves a block to the list of its size if that differs from the one for `listed` units.
+    #[inline]
+    fn rebin(&mut self, index: u32, state: State, listed: u32) {
+        let class = class_of(listed);
+        if class != class_of(self.blocks[index].units) {
+            self.unlist(index, state, class);
+            self.list(index, state);
+        }
+    }
+
+    fn note_waiting(&mut self, index: u32) {
+        for tag in &self.blocks[index].tags.foreign {
+            match self.waiting.iter_mut().find(|oldest| oldest.stream == tag.stream) {
+                Some(oldest) => oldest.tick = oldest.tick.min(tag.tick),
+                None => self.waiting.push(*tag),
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! How the allocator decides where it has a choice.
+
+/// When a stream waits for memory that another stream still uses, and when it takes new memory instead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReusePolicy {
+    /// New memory, as long as what is pending for the stream is not more than what is live in its arena, or
+    /// than 2 MiB; beyond that, wait. The default: it keeps streams apart and a host that runs far ahead in
+    /// bounds.
+    #[default]
+    Balanced,
+    /// Never take new memory while a free block fits, whoever it waits for. The least memory.
+    WaitFirst,
+    /// Always take new memory, up to the limit. The fewest waits.
+    GrowFirst,
+}
+
+/// The allocator's settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocatorConfig {
+    /// Decide from the order of the program's calls only, never from how far the device got: the same program
+    /// then gets the same addresses and peaks at any timing. If several host threads allocate, the order of
+    /// their calls counts, but only where their streams wait for each other. Once memory runs out, what can
+    /// go back to the driver depends on what the device has finished.
+    pub deterministic: bool,
+    /// Cached bytes above which whole free segments go back to the driver, looked at when an arena grows.
+    /// `None` keeps everything.
+    pub release_threshold: Option<usize>,
+    /// Whether to wait or to grow.
+    pub reuse: ReusePolicy,
+}

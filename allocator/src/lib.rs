@@ -1,0 +1,153 @@
+//! A stream-ordered caching allocator that defers frees across streams by itself.
+//!
+//! # The contract
+//! [`allocate`] gives a buffer to a stream: a command launched on that stream from now on may use it, and so
+//! may a command of any other stream, since every launch names its buffers and waits where it has to.
+//! Dropping the buffer frees it *in stream order*: at once for the program, and for the device when every
+//! command that was launched with the buffer has run. Nothing is recorded, polled or waited for at a free.
+//! The block just keeps its last uses, as (stream, tick), for tags.
+//!
+//! A block is handed out again to stream `s` only if every command that `s` launches from then on comes after
+//! all its tags. That is so if a tag is of `s` itself, if the clock of `s` covers it, if the host has seen it
+//! pass, or else because `s` is made to wait for exactly that block's tags.
+//!
+//! # Where a block comes from
+//! 1. The stream's own arena: the smallest size class with a block that is ready. This is the fast path.
+//! 2. Blocks whose tags the stream's clock covers: of its own arena, then of other arenas.
+//! 3. Blocks of its own arena whose tags the host sees passed, unless [`AllocatorConfig::deterministic`].
+//! 4. A pending block that the stream waits for, if the [`ReusePolicy`] prefers that.
+//! 5. A new segment from the driver, within the limit.
+//! 6. Any run of free blocks that is large enough, of any arena, that the stream waits for; then, with every
+//!    cached segment given back, a new segment after all; then
+//!    [`Error::OutOfMemory`](device::Error::OutOfMemory) with a report of where the memory is.
+//!
+//! Each stream has an arena with a lock of its own, so streams driven by different threads do not meet. A
+//! segment belongs to its arena until it is given back to the driver; its blocks always return there. Blocks
+//! are multiples of 256 bytes, cut from the ends of free blocks and merged again when freed, with their tags
+//! united.
+//!
+//! ```
+//! use allocator::{DeviceMemory, allocate};
+//! use device::{Device, Use};
+//!
+//! let dev = Device::cpu_with(Default::default());
+//! let stream = dev.default_stream();
+//! let first = allocate(&stream, 1000)?;
+//! let address = first.ptr();
+//! stream.launch("fill", &[Use::write(&first)], || ())?;
+//! drop(first);
+//! assert_eq!(allocate(&stream, 1000)?.ptr(), address);
+//! assert_eq!(dev.memory_stats().driver_allocations, 1);
+//! # Ok::<(), device::Error>(())
+//! ```
+
+mod allocator;
+mod arena;
+mod block;
+mod classes;
+mod config;
+mod order;
+mod report;
+mod search;
+mod snapshot;
+mod stats;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use device::{Buffer, Device, Error, Result, Stream};
+
+pub use allocator::CachingAllocator;
+pub use config::{AllocatorConfig, ReusePolicy};
+pub use snapshot::{BlockSnapshot, BlockState, SegmentSnapshot, Snapshot};
+pub use stats::MemoryStats;
+
+/// Gives `bytes` bytes of the stream's device to `stream`. The content is whatever was there. No bytes take
+/// no memory.
+///
+/// Does not block the host. On a hit it calls neither the driver nor the device.
+///
+/// # Errors
+/// [`Error::OutOfMemory`] with a report, when neither the cache nor the driver has a range of that size;
+/// [`Error::Io`] if the stream must wait and the system gives no thread for that; [`Error::InvalidArgument`]
+/// if the device has a memory pool of another kind.
+#[inline]
+pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
+    let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
+    let grant = allocator.grant(stream, bytes)?;
+    // SAFETY: the block is at least `bytes` long, belongs to nobody else until it comes back, and the
+    // stream's later commands come after its earlier uses. A block of no bytes is never followed.
+    Ok(unsafe { Buffer::from_block(stream, grant.ptr, bytes, grant.block) })
+}
+
+#[cold]
+fn other_pool() -> Error {
+    Error::InvalidArgument {
+        op: "allocate",
+        argument: "stream",
+        expected: "of a device with a caching allocator",
+        value: "a device with another memory pool".into(),
+    }
+}
+
+/// The memory of a device.
+pub trait DeviceMemory {
+    /// What is live, pending, cached and reserved, with peaks and counts.
+    fn memory_stats(&self) -> MemoryStats;
+
+    /// Makes the peaks of [`memory_stats`](Self::memory_stats) those of now.
+    fn reset_peak_memory_stats(&self);
+
+    /// A picture of all blocks.
+    fn memory_snapshot(&self) -> Snapshot;
+
+    /// Lets the allocator reserve at most `bytes` bytes; `None` for no limit. What is reserved already stays:
+    /// call [`trim`](Self::trim) to give back what is cached.
+    fn set_memory_limit(&self, bytes: Option<usize>);
+
+    /// Gives segments without live blocks, every use of which is over, back to the driver: the bytes that
+    /// were. Does not wait for anything; after [`Device::synchronize`] only segments with live blocks are
+    /// left.
+    fn trim(&self) -> usize;
+
+    /// The settings.
+    fn allocator_config(&self) -> AllocatorConfig;
+
+    /// Changes the settings, from the next request on.
+    fn set_allocator_config(&self, config: AllocatorConfig);
+}
+
+impl DeviceMemory for Device {
+    fn memory_stats(&self) -> MemoryStats {
+        CachingAllocator::of(self).map(CachingAllocator::stats).unwrap_or_default()
+    }
+
+    fn reset_peak_memory_stats(&self) {
+        CachingAllocator::of(self).into_iter().for_each(CachingAllocator::reset_peak_stats);
+    }
+
+    fn memory_snapshot(&self) -> Snapshot {
+        CachingAllocator::of(self).map(CachingAllocator::snapshot).unwrap_or_default()
+    }
+
+    fn set_memory_limit(&self, bytes: Option<usize>) {
+        if let Some(allocator) = CachingAllocator::of(self) {
+            allocator.set_limit(bytes);
+        }
+    }
+
+    fn trim(&self) -> usize {
+        CachingAllocator::of(self)
+            .map_or(0, |allocator| allocator.release_cached(0, |moment| self.reached(moment)))
+    }
+
+    fn allocator_config(&self) -> AllocatorConfig {
+        CachingAllocator::of(self).map(|allocator| *allocator.config.read()).unwrap_or_default()
+    }
+
+    fn set_allocator_config(&self, config: AllocatorConfig) {
+        if let Some(allocator) = CachingAllocator::of(self) {
+            *allocator.config.write() = config;
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! A picture of all blocks.
+
+use device::{Moment, StreamId};
+
+use crate::MemoryStats;
+use crate::arena::{Arena, MergedBlock};
+use crate::block::State;
+use crate::classes::UNIT;
+
+/// What a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BlockState {
+    /// A buffer owns it.
+    Live,
+    /// Free; its home stream is not known to come after its last uses.
+    Pending,
+    /// Free, and its home stream can have it at once.
+    Cached,
+}
+
+/// One block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockSnapshot {
+    /// Address of its first byte.
+    pub address: usize,
+    /// Size in bytes.
+    pub bytes: usize,
+    /// What it is.
+    pub state: BlockState,
+    /// Its last uses: the newest of each stream; for a live block, those before it was handed out.
+    pub uses: Vec<Moment>,
+}
+
+/// One range from the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SegmentSnapshot {
+    /// Address of its first byte.
+    pub address: usize,
+    /// Size in bytes.
+    pub bytes: usize,
+    /// The stream whose requests it serves first.
+    pub home: StreamId,
+    /// Its blocks, in the order of their addresses.
+    pub blocks: Vec<BlockSnapshot>,
+}
+
+/// All segments and blocks of a device's allocator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The segments, arena by arena.
+    pub segments: Vec<SegmentSnapshot>,
+}
+
+impl Snapshot {
+    /// The part of the statistics that can be counted from a picture: bytes, blocks and segments of now.
+    pub fn stats(&self) -> MemoryStats {
+        let mut stats = MemoryStats::default();
+        for segment in &self.segments {
+            stats.segments += 1;
+            stats.reserved_bytes += segment.bytes;
+            for block in &segment.blocks {
+                match block.state {
+                    BlockState::Live => {
+                        stats.allocated_bytes += block.bytes;
+                        stats.live_blocks += 1;
+                        continue;
+                    }
+                    BlockState::Pending => stats.pending_bytes += block.bytes,
+                    BlockState::Cached => stats.cached_bytes += block.bytes,
+                }
+                stats.free_blocks += 1;
+                stats.largest_free_bytes = stats.largest_free_bytes.max(block.bytes);
+            }
+        }
+        stats
+    }
+
+    /// Adds an arena.
+    pub(crate) fn add(&mut self, arena: &Arena) {
+        for segment in arena.segments.iter().flatten() {
+            self.segments.push(SegmentSnapshot {
+                address: segment.base.0.as_ptr().addr(),
+                bytes: segment.units as usize * UNIT,
+                home: arena.home,
+                blocks: arena.merged_blocks_of(segment).map(|block| picture(arena, &block)).collect(),
+            });
+        }
+    }
+}
+
+fn picture(arena: &Arena, block: &MergedBlock) -> BlockSnapshot {
+    BlockSnapshot {
+        address: block.address.0.as_ptr().addr(),
+        bytes: block.units as usize * UNIT,
+        state: match block.state {
+            State::Live | State::Vacant => BlockState::Live,
+            State::Pending => BlockState::Pending,
+            State::Ready | State::Loose => BlockState::Cached,
+        },
+        uses: block.tags.moments(arena.home).collect(),
+    }
+}

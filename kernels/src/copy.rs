@@ -1,0 +1,159 @@
+//! Launchers that fill and copy.
+
+use device::{DType, Error, Result, Stream, Use};
+
+use crate::cpu;
+use crate::cpu::walk::{Walk, flat_steps};
+use crate::layout::{Loops, View};
+use crate::par::workers;
+
+/// One value of any element type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scalar {
+    /// A floating-point number.
+    Float(f64),
+    /// An integer.
+    Int(i64),
+    /// A truth value.
+    Bool(bool),
+}
+
+impl Scalar {
+    /// The value as `f64`; truth values are 0 and 1.
+    pub fn to_f64(self) -> f64 {
+        match self {
+            Scalar::Float(value) => value,
+            Scalar::Int(value) => value as f64,
+            Scalar::Bool(value) => f64::from(u8::from(value)),
+        }
+    }
+
+    /// The value as `i64`: rounded towards 0, saturated; NaN is 0.
+    pub fn to_i64(self) -> i64 {
+        match self {
+            Scalar::Float(value) => value as i64,
+            Scalar::Int(value) => value,
+            Scalar::Bool(value) => i64::from(value),
+        }
+    }
+
+    /// Whether the value differs from 0; NaN does.
+    pub fn to_bool(self) -> bool {
+        match self {
+            Scalar::Float(value) => value != 0.0,
+            Scalar::Int(value) => value != 0,
+            Scalar::Bool(value) => value,
+        }
+    }
+
+    /// The bits of the value as an element of `dtype`, converted as by [`copy`].
+    fn bits(self, op: &'static str, dtype: DType) -> Result<u64> {
+        match (dtype, self) {
+            // One rounding, not two.
+            (DType::F32, Scalar::Int(value)) => Ok(u64::from((value as f32).to_bits())),
+            (DType::F32, _) => Ok(u64::from((self.to_f64() as f32).to_bits())),
+            (DType::F64, _) => Ok(self.to_f64().to_bits()),
+            (DType::I64, _) => Ok(self.to_i64() as u64),
+            (DType::U8, Scalar::Float(value)) => Ok(u64::from(value as u8)),
+            (DType::U8, _) => Ok(u64::from(self.to_i64() as u8)),
+            (DType::Bool, _) => Ok(u64::from(self.to_bool())),
+            _ => Err(Error::DTypeUnsupported { op, dtype }),
+        }
+    }
+}
+
+impl From<f64> for Scalar {
+    fn from(value: f64) -> Self {
+        Scalar::Float(value)
+    }
+}
+impl From<f32> for Scalar {
+    fn from(value: f32) -> Self {
+        Scalar::Float(f64::from(value))
+    }
+}
+impl From<i64> for Scalar {
+    fn from(value: i64) -> Self {
+        Scalar::Int(value)
+    }
+}
+impl From<i32> for Scalar {
+    fn from(value: i32) -> Self {
+        Scalar::Int(i64::from(value))
+    }
+}
+impl From<u8> for Scalar {
+    fn from(value: u8) -> Self {
+        Scalar::Int(i64::from(value))
+    }
+}
+impl From<bool> for Scalar {
+    fn from(value: bool) -> Self {
+        Scalar::Bool(value)
+    }
+}
+
+/// `out = value`, in every element; the value is converted as by [`copy`].
+///
+/// Shapes: any. Asynchronous, ordered by the buffers.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for an `out` that is expanded; the errors of [`Stream::launch`].
+pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
+    const OP: &str = "fill";
+    let bits = value.bits(OP, out.dtype)?;
+    let o = out.bytes_mut(OP)?;
+    let size = out.dtype.size_bytes();
+    let elements = out.layout.elements();
+    let workers = workers(stream, elements, 1);
+    let uses = [Use::write(out.buffer)];
+    if out.layout.is_contiguous() {
+        return stream.launch(OP, &uses, move || {
+            let walk = Walk::Flat { elements, steps: [1] };
+            // SAFETY: bounds were checked above; the launch orders the accesses.
+            unsafe { cpu::copy::fill(size, bits, &walk, &workers, o) }
+        });
+    }
+    let loops = Loops::in_memory_order([out.layout]);
+    stream.launch(OP, &uses, move || {
+        // SAFETY: as above.
+        unsafe { cpu::copy::fill(size, bits, &Walk::Nested(&loops), &workers, o) }
+    })
+}
+
+/// `out = x`, element by element, converted to the type of `out`.
+///
+/// Floating-point numbers become integers by rounding towards 0 and saturating, NaN becomes 0; integers become
+/// smaller ones by wrapping around; what is not 0 becomes `true`.
+///
+/// Shapes: any, `x` and `out` alike; expand the layout of `x` first to broadcast. Asynchronous, ordered by the buffers.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`]; [`Error::InvalidArgument`] for an `out` that is expanded or overlaps `x` otherwise than
+/// element for element; the errors of [`Stream::launch`].
+pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
+    let (from, to) = (x.dtype, out.dtype);
+    let op = if from == to { "copy" } else { "cast" };
+    x.expect_shape(op, out.shape())?;
+    x.expect_no_partial_overlap(op, &out)?;
+    let (xs, o) = (x.bytes(op)?, out.bytes_mut(op)?);
+    let elements = out.layout.elements();
+    let workers = workers(stream, elements, 1);
+    let uses = [Use::read(x.buffer), Use::write(out.buffer)];
+    if let Some(steps) = flat_steps([out.layout, x.layout]) {
+        return stream.launch(op, &uses, move || {
+            let walk = Walk::Flat { elements, steps };
+            // SAFETY: shapes, bounds and overlap were checked above; the launch orders the accesses.
+            unsafe { cpu::copy::copy((to, from), &walk, &workers, o, xs) }
+        });
+    }
+    let loops = Loops::in_memory_order([out.layout, x.layout]);
+    stream.launch(op, &uses, move || {
+        // SAFETY: as above.
+        unsafe { cpu::copy::copy((to, from), &Walk::Nested(&loops), &workers, o, xs) }
+    })
+}
+
+#[cfg(test)]
+#[path = "copy_tests.rs"]
+mod tests;

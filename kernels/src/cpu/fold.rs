@@ -1,0 +1,478 @@
+//! Sums and other folds in a fixed order.
+//!
+//! Elements are folded in the row-major order of the reduced axes, whatever their strides: they are cut into blocks of
+//! [`BLOCK`]; in a block, element `i` goes to lane `i % LANES`; lanes are joined as a tree (`l` with `l + 32`, then
+//! with `l + 16`, ..), and if there are several blocks, their values are folded in the same way. Columns next to each
+//! other are folded side by side, in vectors, which changes nothing in the order of each.
+
+use super::lanes::{Scratch, map, simd_for, with_scratch};
+use super::number::{Number, Real};
+use crate::layout::{Dst, Loops, Src};
+use crate::par::{Workers, for_range};
+
+/// Elements that are folded before blocks are joined.
+pub(crate) const BLOCK: usize = 4096;
+/// Independent parts of a block's fold.
+pub(crate) const LANES: usize = 64;
+/// Columns that are folded side by side. There is room for a block of one column in the lanes.
+pub(crate) const WIDTH: usize = BLOCK / LANES;
+
+/// What a fold does with the elements.
+pub(crate) trait Fold<T>: Copy + Send + Sync {
+    /// Whether `lift` does anything to an element.
+    const LIFTS: bool = false;
+    /// The value of no elements.
+    fn empty(self) -> T;
+    /// What is folded for element `x`; `shift` is a value of its output, such as the mean.
+    #[inline(always)]
+    fn lift(self, x: T, _shift: T) -> T {
+        x
+    }
+    /// The fold of two parts.
+    fn join(self, a: T, b: T) -> T;
+}
+
+/// `a + b`
+#[derive(Clone, Copy)]
+pub(crate) struct Sum;
+/// `a b`
+#[derive(Clone, Copy)]
+pub(crate) struct Prod;
+/// The larger; NaN wins.
+#[derive(Clone, Copy)]
+pub(crate) struct Max;
+/// The smaller; NaN wins.
+#[derive(Clone, Copy)]
+pub(crate) struct Min;
+/// Sum of `(x - shift)^2`.
+#[derive(Clone, Copy)]
+pub(crate) struct SumSquares;
+/// Sum of `exp(x - shift)`.
+#[derive(Clone, Copy)]
+pub(crate) struct SumExp;
+
+impl<T: Number> Fold<T> for Sum {
+    #[inline(always)]
+    fn empty(self) -> T {
+        T::ZERO
+    }
+    #[inline(always)]
+    fn join(self, a: T, b: T) -> T {
+        a.add(b)
+    }
+}
+
+impl<T: Number> Fold<T> for Prod {
+    #[inline(always)]
+    fn empty(self) -> T {
+        T::ONE
+    }
+    #[inline(always)]
+    fn join(self, a: T, b: T) -> T {
+        a.mul(b)
+    }
+}
+
+impl<T: Number> Fold<T> for Max {
+    #[inline(always)]
+    fn empty(self) -> T {
+        // The smallest value of an integer type.
+        T::from_f64(f64::NEG_INFINITY)
+    }
+    #[inline(always)]
+    fn join(self, a: T, b: T) -> T {
+        a.maximum(b)
+    }
+}
+
+impl<T: Number> Fold<T> for Min {
+    #[inline(always)]
+    fn empty(self) -> T {
+        // The largest value of an integer type.
+        T::from_f64(f64::INFINITY)
+    }
+    #[inline(always)]
+    fn join(self, a: T, b: T) -> T {
+        a.minimum(b)
+    }
+}
+
+impl<T: Number> Fold<T> for SumSquares {
+    const LIFTS: bool = true;
+    #[inline(always)]
+    fn empty(self) -> T {
+        T::ZERO
+    }
+    #[inline(always)]
+    fn lift(self, x: T, shift: T) -> T {
+        let d = x.sub(shift);
+        d.mul(d)
+    }
+    #[inline(always)]
+    fn join(self, a: T, b: T) -> T {
+        a.add(b)
+    }
+}
+
+impl<T: Real> Fold<T> for SumExp {
+    const LIFTS: bool = true;
+    #[inline(always)]
+    fn empty(self) -> T {
+        T::ZERO
+    }
+    #[inline(always)]
+    fn lift(self, x: T, shift: T) -> T {
+        x.sub(shift).exp()
+    }
+    #[inline(always)]
+    fn join(self, a: T, b: T) -> T {
+        a.add(b)
+    }
+}
+
+// Lanes that elements fall into. To leave out the others, which hold the empty value, changes no bit.
+#[inline(always)]
+fn lanes_for(len: usize) -> usize {
+    len.next_power_of_two().min(LANES)
+}
+
+// Joins `x[i]` into `acc[i]`.
+#[inline(always)]
+fn join_each<T: Copy, F: Fold<T>>(fold: F, acc: &mut [T], x: &[T]) {
+    for (a, &x) in acc.iter_mut().zip(x) {
+        *a = fold.join(*a, x);
+    }
+}
+
+// Joins `lanes` lanes of `width` columns each into the first lane.
+#[inline(always)]
+fn join_lanes<T: Copy, F: Fold<T>>(fold: F, lanes: usize, width: usize, acc: &mut [T]) {
+    let mut half = lanes / 2;
+    while half > 0 {
+        let (low, high) = acc.split_at_mut(half * width);
+        join_each(fold, low, high);
+        half /= 2;
+    }
+}
+
+/// Folds a block of at most [`BLOCK`] values.
+#[inline(always)]
+fn fold_block<T: Copy, F: Fold<T>>(fold: F, x: &[T]) -> T {
+    let mut acc = [fold.empty(); LANES];
+    // The lanes stay in memory: loops of unknown length become vector code at little cost to the compiler.
+    let lanes = lanes_for(x.len());
+    for x in x.chunks(lanes) {
+        join_each(fold, &mut acc[..lanes], x);
+    }
+    join_lanes(fold, lanes, 1, &mut acc);
+    acc[0]
+}
+
+/// Folds a slice.
+#[inline(always)]
+pub(crate) fn fold_slice<T: Scratch, F: Fold<T>>(fold: F, x: &[T]) -> T {
+    if x.len() <= BLOCK {
+        return fold_block(fold, x);
+    }
+    let blocks = x.len().div_ceil(BLOCK);
+    with_scratch(
+        blocks,
+        #[inline(always)]
+        |partials: *mut T| {
+            for (b, block) in x.chunks(BLOCK).enumerate() {
+                // SAFETY: there is room for `blocks` values.
+                unsafe { *partials.add(b) = fold_block(fold, block) };
+            }
+            // SAFETY: the values were just written.
+            let partials = unsafe { std::slice::from_raw_parts(partials, blocks) };
+            let mut value = fold.empty();
+            fold_partials(fold, partials, 1, &mut |_, all| value = all);
+            value
+        },
+    )
+}
+
+/// Lanes of at most [`WIDTH`] columns that are folded side by side: lane after lane, in each column after column.
+pub(crate) struct Columns<'a, T> {
+    acc: &'a mut [T],
+    lanes: usize,
+    width: usize,
+}
+
+impl<'a, T: Copy> Columns<'a, T> {
+    /// Lanes for a block of `len` rows, in memory for [`Columns::SIZE`] elements.
+    ///
+    /// # Safety
+    /// The memory is valid and nobody else uses it.
+    #[inline(always)]
+    pub(crate) unsafe fn new<F: Fold<T>>(fold: F, memory: *mut T, len: usize, width: usize) -> Self {
+        let lanes = lanes_for(len);
+        // SAFETY: the caller's promise; there are at most LANES lanes of WIDTH columns.
+        let acc = unsafe { std::slice::from_raw_parts_mut(memory, lanes * width) };
+        acc.fill(fold.empty());
+        Columns { acc, lanes, width }
+    }
+
+    /// Elements that the lanes may take.
+    pub(crate) const SIZE: usize = LANES * WIDTH;
+
+    /// Row `i` of the block.
+    #[inline(always)]
+    fn row<F: Fold<T>>(&mut self, fold: F, i: usize, x: &[T]) {
+        join_each(fold, &mut self.acc[i % LANES * self.width..][..self.width], x);
+    }
+
+    /// All rows of a block that lie next to each other: lane and column follow from the place alone.
+    #[inline(always)]
+    pub(crate) fn dense<F: Fold<T>>(&mut self, fold: F, x: &[T]) {
+        // All lanes, or all rows where there are fewer.
+        for rows in x.chunks(self.acc.len()) {
+            join_each(fold, self.acc, rows);
+        }
+    }
+
+    /// The value of each column.
+    #[inline(always)]
+    pub(crate) fn join<F: Fold<T>>(self, fold: F) -> &'a [T] {
+        join_lanes(fold, self.lanes, self.width, self.acc);
+        &self.acc[..self.width]
+    }
+}
+
+/// Folds `width <= WIDTH` columns of values; row after row they fill `x`. Calls `done(column, value)`.
+pub(crate) fn fold_partials<T: Scratch, F: Fold<T>>(
+    fold: F,
+    x: &[T],
+    width: usize,
+    done: &mut dyn FnMut(usize, T),
+) {
+    let rows = x.len() / width;
+    let blocks = rows.div_ceil(BLOCK);
+    let size = if blocks > 1 { blocks * width } else { 0 };
+    with_scratch(Columns::<T>::SIZE + size, |memory: *mut T| {
+        let partials = memory.wrapping_add(Columns::<T>::SIZE);
+        for (b, block) in x.chunks(BLOCK * width).enumerate() {
+            // SAFETY: there is room for the lanes, and for `blocks` rows behind them.
+            unsafe {
+                let mut columns = Columns::new(fold, memory, block.len() / width, width);
+                columns.dense(fold, block);
+                for (c, &value) in columns.join(fold).iter().enumerate() {
+                    if blocks > 1 {
+                        *partials.add(b * width + c) = value;
+                    } else {
+                        done(c, value);
+                    }
+                }
+            }
+        }
+        if blocks > 1 {
+            // SAFETY: the values were just written.
+            let partials = unsafe { std::slice::from_raw_parts(partials, size) };
+            fold_partials(fold, partials, width, done);
+        }
+    });
+}
+
+/// The axes of a reduction: one output for each element of `kept`, folded over `reduced`.
+pub(crate) struct Axes {
+    pub(crate) kept: Loops<1>,
+    pub(crate) reduced: Loops<1>,
+}
+
+impl Axes {
+    // Whether outputs are folded one by one along memory, or side by side.
+    fn by_rows(&self) -> bool {
+        self.reduced.inner().strides[0] == 1 && self.reduced.elements > LANES || self.kept.elements == 1
+    }
+}
+
+/// Folds `x` over `axes`: `out[k] = fold of lift(x, shifts[k])` for every kept element `k`.
+///
+/// # Safety
+/// The elements that `axes` reaches can be read, `out` has room for all outputs, nobody else uses it meanwhile, and
+/// `shifts`, which a fold that lifts has, has a value for each output. `shifts` may be `out`.
+pub(crate) unsafe fn fold<T: Number + Scratch, F: Fold<T>>(
+    axes: &Axes,
+    workers: &Workers,
+    x: Src<T>,
+    shifts: Option<Src<T>>,
+    out: Dst<T>,
+    fold: F,
+) {
+    let Axes { kept, reduced } = axes;
+    // Once even without elements, for the value of none.
+    let blocks = reduced.elements.div_ceil(BLOCK).max(1);
+    let width = if axes.by_rows() { 1 } else { WIDTH };
+    let groups = kept.elements.div_ceil(width);
+    let cost = width * reduced.elements.clamp(1, BLOCK);
+    let size = if blocks > 1 { kept.elements * blocks } else { 0 };
+    with_scratch(size, |partials: *mut T| {
+        // Group after group, and in each block after block.
+        let to = if blocks > 1 { Dst(partials) } else { out };
+        for_range(workers, groups * blocks, (1_usize << 15).div_ceil(cost), &|range| {
+            with_lanes(
+                #[inline(always)]
+                |lanes| {
+                    for part in range.clone() {
+                        let (first, block) = (part / blocks * width, part % blocks);
+                        let count = width.min(kept.elements - first);
+                        let rows = block * BLOCK..reduced.elements.min((block + 1) * BLOCK);
+                        let to = to.at((first * blocks + block * count) as isize);
+                        // SAFETY: the caller's promise; parts write disjoint places.
+                        unsafe { fold_group(axes, first, count, rows, x, shifts, fold, lanes, to) };
+                    }
+                },
+            );
+        });
+        if blocks == 1 {
+            return;
+        }
+        for_range(workers, groups, 64, &|range| {
+            for group in range {
+                let first = group * width;
+                let count = width.min(kept.elements - first);
+                // SAFETY: all partial values of the group were written above.
+                let values = unsafe { to.src().slice(first * blocks, count * blocks) };
+                fold_partials(fold, values, count, &mut |c, value| {
+                    // SAFETY: the caller's promise; groups write disjoint outputs.
+                    unsafe { *out.at((first + c) as isize) = value };
+                });
+            }
+        });
+    });
+}
+
+// Runs `work` as vector code, with memory for lanes.
+#[inline(always)]
+fn with_lanes<T: Scratch>(work: impl FnOnce(*mut T)) {
+    with_scratch(
+        Columns::<T>::SIZE,
+        #[inline(always)]
+        |lanes: *mut T| {
+            simd_for::<T, _>(
+                #[inline(always)]
+                || work(lanes),
+            );
+        },
+    );
+}
+
+// Folds rows `rows` (one block) of the outputs `first..first + count` into `out`.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn fold_group<T: Number + Scratch, F: Fold<T>>(
+    axes: &Axes,
+    first: usize,
+    count: usize,
+    rows: std::ops::Range<usize>,
+    x: Src<T>,
+    shifts: Option<Src<T>>,
+    fold: F,
+    lanes: *mut T,
+    out: *mut T,
+) {
+    let Axes { kept, reduced } = axes;
+    let len = rows.len();
+    let mut all_shifts = [T::ZERO; WIDTH];
+    if let (true, Some(shifts)) = (F::LIFTS, shifts) {
+        for (c, shift) in all_shifts[..count].iter_mut().enumerate() {
+            // SAFETY: there is a value for each output.
+            *shift = unsafe { *shifts.at((first + c) as isize) };
+        }
+    }
+    let shifts = all_shifts.as_ptr();
+    let step = reduced.inner().strides[0];
+    if axes.by_rows() {
+        let [start] = kept.offsets(first);
+        let mut block = x.at(start + rows.start as isize);
+        if !(reduced.axes.len() == 1 && step == 1) {
+            let mut at = 0;
+            reduced.for_runs(
+                rows,
+                #[inline(always)]
+                |[offset], len| {
+                    let from = x.at(start + offset);
+                    for i in 0..len {
+                        // SAFETY: the elements exist, and the lanes have room for a block.
+                        unsafe { *lanes.add(at + i) = *from.offset(i as isize * step) };
+                    }
+                    at += len;
+                },
+            );
+            block = lanes;
+        }
+        // SAFETY: `len` elements lie next to each other there, and the lanes have room for them.
+        unsafe {
+            if F::LIFTS {
+                let shift = *shifts;
+                map(
+                    len,
+                    lanes,
+                    [block],
+                    #[inline(always)]
+                    |[x]| fold.lift(x, shift),
+                );
+                block = lanes;
+            }
+            *out = fold_block(fold, std::slice::from_raw_parts(block, len));
+        }
+        return;
+    }
+    let mut offsets = [0; WIDTH];
+    let (mut c, mut runs) = (0, 0);
+    let side = kept.inner().strides[0];
+    kept.for_runs(first..first + count, |[offset], len| {
+        for i in 0..len {
+            offsets[c] = offset + i as isize * side;
+            c += 1;
+        }
+        runs += 1;
+    });
+    let next_to_each_other = runs == 1 && (side == 1 || count == 1);
+    // SAFETY: the caller lent the memory.
+    let mut columns = unsafe { Columns::new(fold, lanes, len, count) };
+    if next_to_each_other && !F::LIFTS && reduced.axes.len() == 1 && step == count as isize {
+        let from = x.at(offsets[0] + rows.start as isize * step);
+        // SAFETY: the rows lie next to each other.
+        columns.dense(fold, unsafe { std::slice::from_raw_parts(from, len * count) });
+    } else {
+        let mut copy = [T::ZERO; WIDTH];
+        let mut i = 0;
+        reduced.for_runs(
+            rows,
+            #[inline(always)]
+            |[offset], len| {
+                for row in 0..len as isize {
+                    let mut from = x.at(offset + row * step);
+                    // SAFETY: the elements of the row exist.
+                    unsafe {
+                        if next_to_each_other {
+                            from = from.offset(offsets[0]);
+                        } else {
+                            for (to, &offset) in copy[..count].iter_mut().zip(&offsets) {
+                                *to = *from.offset(offset);
+                            }
+                            from = copy.as_ptr();
+                        }
+                        if F::LIFTS {
+                            map(
+                                count,
+                                copy.as_mut_ptr(),
+                                [from, shifts],
+                                #[inline(always)]
+                                |[x, shift]| fold.lift(x, shift),
+                            );
+                            from = copy.as_ptr();
+                        }
+                        columns.row(fold, i, std::slice::from_raw_parts(from, count));
+                    }
+                    i += 1;
+                }
+            },
+        );
+    }
+    for (c, &value) in columns.join(fold).iter().enumerate() {
+        // SAFETY: there is room for `count` outputs.
+        unsafe { *out.add(c) = value };
+    }
+}

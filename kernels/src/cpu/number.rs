@@ -1,0 +1,397 @@
+//! What kernels need to know about elements: arithmetic on all of them, functions on the floating-point ones.
+
+use device::Element;
+
+use super::math;
+
+/// An element that can be computed with. Integers wrap around on overflow.
+pub(crate) trait Number: Element + PartialOrd {
+    const ZERO: Self;
+    const ONE: Self;
+
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    /// Rounds towards 0 for integers, and gives 0 where an integer is divided by 0.
+    fn div(self, other: Self) -> Self;
+    /// For integers, a negative power is that of the exact result rounded towards 0.
+    fn pow(self, exponent: Self) -> Self;
+    fn neg(self) -> Self;
+    fn abs(self) -> Self;
+    /// -1, 0 or 1 with the sign of the value; NaN stays NaN.
+    fn sign(self) -> Self;
+    fn is_nan(self) -> bool;
+    /// Rounds towards 0 and saturates for integers.
+    fn from_f64(value: f64) -> Self;
+    fn from_i64(value: i64) -> Self;
+    /// Wraps around for integers.
+    fn wrap_f64(value: f64) -> Self;
+
+    #[inline(always)]
+    fn maximum(self, other: Self) -> Self {
+        if self > other || self.is_nan() { self } else { other }
+    }
+
+    #[inline(always)]
+    fn minimum(self, other: Self) -> Self {
+        if self < other || self.is_nan() { self } else { other }
+    }
+
+    /// `min(max(self, low), high)`; NaN stays NaN.
+    #[inline(always)]
+    fn clamp(self, low: Self, high: Self) -> Self {
+        let raised = if self < low { low } else { self };
+        if raised > high { high } else { raised }
+    }
+}
+
+/// A floating-point element.
+pub(crate) trait Real: Number {
+    const HALF: Self;
+
+    fn exp(self) -> Self;
+    fn log(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn tanh(self) -> Self;
+    fn sigmoid(self) -> Self;
+    fn erf(self) -> Self;
+    fn sin(self) -> Self;
+    fn cos(self) -> Self;
+
+    #[inline(always)]
+    fn recip(self) -> Self {
+        Self::ONE.div(self)
+    }
+
+    #[inline(always)]
+    fn rsqrt(self) -> Self {
+        self.sqrt().recip()
+    }
+
+    /// `max(self, 0)`; NaN stays NaN.
+    #[inline(always)]
+    fn relu(self) -> Self {
+        if self < Self::ZERO { Self::ZERO } else { self }
+    }
+
+    /// `x sigmoid(x)`.
+    #[inline(always)]
+    fn silu(self) -> Self {
+        self.mul(self.sigmoid())
+    }
+
+    /// `if y > 0 { g } else { 0 }`, `y = relu(x)`.
+    #[inline(always)]
+    fn relu_grad(self, g: Self) -> Self {
+        if self > Self::ZERO { g } else { Self::ZERO }
+    }
+
+    /// `g (1 - y^2)`, `y = tanh(x)`.
+    #[inline(always)]
+    fn tanh_grad(self, g: Self) -> Self {
+        g.mul(Self::ONE.sub(self.mul(self)))
+    }
+
+    /// `g y (1 - y)`, `y = sigmoid(x)`.
+    #[inline(always)]
+    fn sigmoid_grad(self, g: Self) -> Self {
+        g.mul(self).mul(Self::ONE.sub(self))
+    }
+
+    /// `g s (1 + x (1 - s))`, `s = sigmoid(x)`.
+    #[inline(always)]
+    fn silu_grad(self, g: Self) -> Self {
+        let s = self.sigmoid();
+        g.mul(s.mul(Self::ONE.add(self.mul(Self::ONE.sub(s)))))
+    }
+
+    /// The distribution function of the normal distribution, `(1 + erf(x / sqrt 2)) / 2`.
+    #[inline(always)]
+    fn normal_cdf(self) -> Self {
+        let half_root = Self::from_f64(std::f64::consts::FRAC_1_SQRT_2);
+        Self::HALF.mul(Self::ONE.add(self.mul(half_root).erf()))
+    }
+
+    /// `x normal_cdf(x)`.
+    #[inline(always)]
+    fn gelu_erf(self) -> Self {
+        self.mul(self.normal_cdf())
+    }
+
+    /// `g (normal_cdf(x) + x exp(-x^2 / 2) / sqrt(2 pi))`.
+    #[inline(always)]
+    fn gelu_erf_grad(self, g: Self) -> Self {
+        let density = self.mul(self).mul(Self::HALF.neg()).exp().mul(Self::from_f64(INV_SQRT_TAU));
+        g.mul(self.normal_cdf().add(self.mul(density)))
+    }
+
+    /// `x sigmoid(2 u)` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x (1 + tanh(u)) / 2`.
+    #[inline(always)]
+    fn gelu_tanh(self) -> Self {
+        self.mul(self.gelu_gate())
+    }
+
+    /// `sigmoid(2 u)`, see [`gelu_tanh`](Self::gelu_tanh).
+    #[inline(always)]
+    fn gelu_gate(self) -> Self {
+        let cubic = Self::from_f64(GELU_CUBIC).mul(self).mul(self);
+        let u = Self::from_f64(TWO_SQRT_2_OVER_PI).mul(self).mul(Self::ONE.add(cubic));
+        u.sigmoid()
+    }
+
+    /// `g (s + x s (1 - s) 2 u')`, `s = sigmoid(2 u)`.
+    #[inline(always)]
+    fn gelu_tanh_grad(self, g: Self) -> Self {
+        let s = self.gelu_gate();
+        let cubic = Self::from_f64(3.0 * GELU_CUBIC).mul(self).mul(self);
+        let slope = Self::from_f64(TWO_SQRT_2_OVER_PI).mul(Self::ONE.add(cubic));
+        g.mul(s.add(self.mul(s.mul(Self::ONE.sub(s))).mul(slope)))
+    }
+}
+
+const INV_SQRT_TAU: f64 = 0.398_942_280_401_432_7;
+const TWO_SQRT_2_OVER_PI: f64 = 1.595_769_121_605_730_8;
+const GELU_CUBIC: f64 = 0.044_715;
+
+/// Parts of `Number` that are written alike for `f32` and `f64`, operators and all.
+macro_rules! float_arithmetic {
+    ($float:ty) => {
+        const ZERO: Self = 0.0;
+        const ONE: Self = 1.0;
+
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            self + other
+        }
+        #[inline(always)]
+        fn sub(self, other: Self) -> Self {
+            self - other
+        }
+        #[inline(always)]
+        fn mul(self, other: Self) -> Self {
+            self * other
+        }
+        #[inline(always)]
+        fn div(self, other: Self) -> Self {
+            self / other
+        }
+        #[inline(always)]
+        fn pow(self, exponent: Self) -> Self {
+            self.powf(exponent)
+        }
+        #[inline(always)]
+        fn neg(self) -> Self {
+            -self
+        }
+        #[inline(always)]
+        fn abs(self) -> Self {
+            <$float>::abs(self)
+        }
+        #[inline(always)]
+        fn sign(self) -> Self {
+            let up = if self > 0.0 { 1.0 } else { self };
+            if self < 0.0 { -1.0 } else { up }
+        }
+        #[inline(always)]
+        fn is_nan(self) -> bool {
+            <$float>::is_nan(self)
+        }
+        #[inline(always)]
+        fn from_f64(value: f64) -> Self {
+            value as Self
+        }
+        #[inline(always)]
+        fn from_i64(value: i64) -> Self {
+            value as Self
+        }
+        #[inline(always)]
+        fn wrap_f64(value: f64) -> Self {
+            value as Self
+        }
+    };
+}
+
+impl Number for f32 {
+    float_arithmetic!(f32);
+}
+
+impl Number for f64 {
+    float_arithmetic!(f64);
+}
+
+impl Real for f32 {
+    const HALF: Self = 0.5;
+
+    #[inline(always)]
+    fn exp(self) -> Self {
+        math::exp(self)
+    }
+    #[inline(always)]
+    fn log(self) -> Self {
+        math::log(self)
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        f32::sqrt(self)
+    }
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        math::tanh(self)
+    }
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        math::sigmoid(self)
+    }
+    #[inline(always)]
+    fn erf(self) -> Self {
+        math::erf(self)
+    }
+    #[inline(always)]
+    fn sin(self) -> Self {
+        f32::sin(self)
+    }
+    #[inline(always)]
+    fn cos(self) -> Self {
+        f32::cos(self)
+    }
+}
+
+impl Real for f64 {
+    const HALF: Self = 0.5;
+
+    #[inline(always)]
+    fn exp(self) -> Self {
+        f64::exp(self)
+    }
+    #[inline(always)]
+    fn log(self) -> Self {
+        f64::ln(self)
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        f64::sqrt(self)
+    }
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        f64::tanh(self)
+    }
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        let e = f64::exp(-f64::abs(self));
+        (if self < 0.0 { e } else { 1.0 }) / (1.0 + e)
+    }
+    // One copy of it is enough.
+    #[inline(never)]
+    fn erf(self) -> Self {
+        libm::erf(self)
+    }
+    #[inline(always)]
+    fn sin(self) -> Self {
+        f64::sin(self)
+    }
+    #[inline(always)]
+    fn cos(self) -> Self {
+        f64::cos(self)
+    }
+}
+
+/// Parts of `Number` that are written alike for `i64` and `u8`.
+macro_rules! integer_arithmetic {
+    () => {
+        const ZERO: Self = 0;
+        const ONE: Self = 1;
+
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            self.wrapping_add(other)
+        }
+        #[inline(always)]
+        fn sub(self, other: Self) -> Self {
+            self.wrapping_sub(other)
+        }
+        #[inline(always)]
+        fn mul(self, other: Self) -> Self {
+            self.wrapping_mul(other)
+        }
+        #[inline(always)]
+        fn div(self, other: Self) -> Self {
+            if other == 0 { 0 } else { self.wrapping_div(other) }
+        }
+        #[inline(always)]
+        fn neg(self) -> Self {
+            self.wrapping_neg()
+        }
+        #[inline(always)]
+        fn is_nan(self) -> bool {
+            false
+        }
+        #[inline(always)]
+        fn from_f64(value: f64) -> Self {
+            value as Self
+        }
+        #[inline(always)]
+        fn from_i64(value: i64) -> Self {
+            value as Self
+        }
+        #[inline(always)]
+        fn wrap_f64(value: f64) -> Self {
+            value as i64 as Self
+        }
+    };
+}
+
+impl Number for i64 {
+    integer_arithmetic!();
+
+    #[inline(always)]
+    fn pow(self, exponent: Self) -> Self {
+        if exponent >= 0 {
+            return wrapping_power(self, exponent as u64, i64::wrapping_mul, 1);
+        }
+        match self {
+            1 => 1,
+            -1 if exponent % 2 == 0 => 1,
+            -1 => -1,
+            _ => 0,
+        }
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        self.wrapping_abs()
+    }
+    #[inline(always)]
+    fn sign(self) -> Self {
+        self.signum()
+    }
+}
+
+impl Number for u8 {
+    integer_arithmetic!();
+
+    #[inline(always)]
+    fn pow(self, exponent: Self) -> Self {
+        wrapping_power(self, u64::from(exponent), u8::wrapping_mul, 1)
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        self
+    }
+    #[inline(always)]
+    fn sign(self) -> Self {
+        self.min(1)
+    }
+}
+
+/// `base^exponent` by squaring.
+#[inline(always)]
+fn wrapping_power<T: Copy>(base: T, mut exponent: u64, mul: impl Fn(T, T) -> T, one: T) -> T {
+    let (mut result, mut square) = (one, base);
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result = mul(result, square);
+        }
+        square = mul(square, square);
+        exponent >>= 1;
+    }
+    result
+}

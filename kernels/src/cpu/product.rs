@@ -1,0 +1,517 @@
+//! The matrix product on one thread: `C = init + A B`.
+//!
+//! The order of the sum is fixed. `k` is cut into blocks of [`BLOCK_K`]; within a block the products are
+//! accumulated from zero by fused multiply-adds in the order of `k`, and the blocks' sums are added to the
+//! initial value in order. Nothing else has a say: not the strides, the alignment, the instruction set, the
+//! neighbours of an element, nor how the product is cut into parts. So every path below may be taken freely.
+
+use pulp::{Arch, Simd, WithSimd};
+
+use super::lanes::{Lanes, transpose, with_scratch};
+
+/// Products that are summed from zero before they are added to the result.
+pub(crate) const BLOCK_K: usize = 256;
+// Rows whose part of A stays in the second-level cache while all panels of B pass by.
+const BLOCK_M: usize = 480;
+// A swapped product goes through a transposed copy of C, at most this many rows and columns at a time.
+const SWAP_ROWS: usize = 512;
+const SWAP_COLS: usize = 1024;
+// Elements of distance between packed rows beyond their length, so that rows do not share cache sets.
+const ROW_PAD: usize = 16;
+
+/// A matrix in memory: where it begins, and its steps from row to row and from column to column.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<T> {
+    pub(crate) ptr: *mut T,
+    pub(crate) row: isize,
+    pub(crate) col: isize,
+}
+
+// SAFETY: a matrix is only a place. Whoever reads or writes through it vouches for the access.
+unsafe impl<T> Send for Matrix<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Matrix<T> {}
+
+impl<T> Matrix<T> {
+    /// The part that begins at row `i` and column `j`.
+    #[inline(always)]
+    pub(crate) fn at(self, i: usize, j: usize) -> Self {
+        let steps = i as isize * self.row + j as isize * self.col;
+        Matrix { ptr: self.ptr.wrapping_offset(steps), ..self }
+    }
+
+    /// The transpose.
+    #[inline(always)]
+    pub(crate) fn t(self) -> Self {
+        Matrix { ptr: self.ptr, row: self.col, col: self.row }
+    }
+}
+
+/// What the sums are added to.
+#[derive(Clone, Copy)]
+pub(crate) enum Init<T> {
+    /// Nothing.
+    Zero,
+    /// What C holds.
+    Existing,
+    /// One row of `n` elements for every row of C, and the step between them.
+    Row(*const T, isize),
+}
+
+// SAFETY: as for `Matrix`.
+unsafe impl<T> Send for Init<T> {}
+// SAFETY: as for `Matrix`.
+unsafe impl<T> Sync for Init<T> {}
+
+impl<T> Init<T> {
+    /// The initial values of the part of C that begins at column `j`.
+    #[inline(always)]
+    pub(crate) fn at_column(self, j: usize) -> Self {
+        match self {
+            Init::Row(ptr, step) => Init::Row(ptr.wrapping_offset(j as isize * step), step),
+            other => other,
+        }
+    }
+}
+
+/// A product `C[m, n] = init + A[m, k] B[k, n]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<T> {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) a: Matrix<T>,
+    pub(crate) b: Matrix<T>,
+    pub(crate) c: Matrix<T>,
+    pub(crate) init: Init<T>,
+}
+
+impl<T: Lanes> Product<T> {
+    /// The rows and columns of the product that begin at `(i, j)`.
+    pub(crate) fn part(&self, i: usize, m: usize, j: usize, n: usize) -> Self {
+        let Product { k, a, b, c, init, .. } = *self;
+        Product { m, n, k, a: a.at(i, 0), b: b.at(0, j), c: c.at(i, j), init: init.at_column(j) }
+    }
+
+    /// Runs the product on this thread.
+    ///
+    /// # Safety
+    /// All elements of A, B and of the initial row can be read, those of C can be read and written, and C
+    /// overlaps none of the others.
+    pub(crate) unsafe fn run(self, arch: Arch) {
+        let Product { m, n, k, a, b, c, init } = self;
+        if m == 0 || n == 0 {
+            return;
+        }
+        // SAFETY: the caller's promise; parts and transposes stay within the matrices.
+        unsafe {
+            if c.col != 1 || matches!(init, Init::Row(_, step) if step != 1) {
+                if c.row == 1 && !matches!(init, Init::Row(..)) {
+                    Product { m: n, n: m, k, a: b.t(), b: a.t(), c: c.t(), init }.run(arch);
+                } else {
+                    self.run_through_scratch(arch, false);
+                }
+            } else if self.swap_pays(T::lanes_of(arch)) {
+                self.run_through_scratch(arch, true);
+            } else {
+                self.run_rows(arch);
+            }
+        }
+    }
+
+    /// Whether `C^T = B^T A^T`, with the small transposes that it takes, is cheaper than the product as it is:
+    /// if C is narrower than a vector, or if B is large and must be transposed to be read.
+    fn swap_pays(&self, lanes: usize) -> bool {
+        // In tenths of a cycle: a vector multiply-add takes 5, 10 where there is one per broadcast, more where
+        // few rows leave the units waiting; moving an element takes 4.
+        fn cost(m: usize, n: usize, k: usize, lanes: usize, moved: usize) -> usize {
+            let vector = if n <= lanes { 10 } else { 5 } * if m >= 4 { 1 } else { 4 / m };
+            m.saturating_mul(k)
+                .saturating_mul(n.div_ceil(lanes))
+                .saturating_mul(vector)
+                .saturating_add(4 * moved)
+        }
+        let Product { m, n, k, a, b, .. } = *self;
+        let direct = cost(m, n, k, lanes, if b.col == 1 { 0 } else { n * k });
+        let swapped = cost(n, m, k, lanes, m * n + if a.row == 1 { 0 } else { m * k });
+        swapped.saturating_add(500) < direct
+    }
+
+    // Computes blocks of C, or of its transpose, in scratch memory and moves them into place.
+    unsafe fn run_through_scratch(self, arch: Arch, swap: bool) {
+        for i in (0..self.m).step_by(SWAP_ROWS) {
+            let m = SWAP_ROWS.min(self.m - i);
+            for j in (0..self.n).step_by(SWAP_COLS) {
+                let n = SWAP_COLS.min(self.n - j);
+                let Product { k, a, b, c, init, .. } = self.part(i, m, j, n);
+                // SAFETY: scratch holds m * n elements; the rest is the caller's promise.
+                with_scratch::<T, ()>(m * n, |block| unsafe {
+                    let block = if swap {
+                        Matrix { ptr: block, row: 1, col: m as isize }
+                    } else {
+                        Matrix { ptr: block, row: n as isize, col: 1 }
+                    };
+                    match init {
+                        Init::Zero => (),
+                        Init::Existing => copy_matrix(arch, m, n, c, block),
+                        Init::Row(ptr, step) => {
+                            let from = Matrix { ptr: ptr.cast_mut(), row: 0, col: step };
+                            copy_matrix(arch, m, n, from, block);
+                        }
+                    }
+                    let init = if matches!(init, Init::Zero) { Init::Zero } else { Init::Existing };
+                    if swap {
+                        Product { m: n, n: m, k, a: b.t(), b: a.t(), c: block.t(), init }.run_rows(arch);
+                    } else {
+                        Product { m, n, k, a, b, c: block, init }.run_rows(arch);
+                    }
+                    copy_matrix(arch, m, n, block, c);
+                });
+            }
+        }
+    }
+
+    // The product with the columns of C next to each other.
+    unsafe fn run_rows(self, arch: Arch) {
+        let Product { m, n, k, a, b, .. } = self;
+        let rows = BLOCK_M.min(m);
+        let depth = BLOCK_K.min(k);
+        let bytes = size_of::<T>() as isize;
+        // Long strides between the elements that a tile reads together make them share cache sets.
+        let pack_a = depth >= 192 && n >= 128 && (a.col != 1 || (a.row * bytes >= 2048 && n >= 256));
+        let pack_b = b.col != 1 || (m >= 96 && b.row * bytes >= 2048);
+        let size_b = if pack_b { depth * 2 * T::lanes_of(arch) } else { 0 };
+        let size_a = if pack_a { rows * (depth + ROW_PAD) } else { 0 };
+        with_scratch::<T, ()>(size_a + size_b, |packed_b| {
+            let packed_a = packed_b.wrapping_add(size_b);
+            arch.dispatch(Rows {
+                product: self,
+                packed_a: pack_a.then_some(packed_a),
+                packed_b: pack_b.then_some(packed_b),
+            });
+        });
+    }
+}
+
+/// Copies a matrix; transposes fast where one lies along its rows and the other along its columns.
+///
+/// # Safety
+/// Both have `rows` by `cols` elements, to be read and to be written, and do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn copy_matrix<T: Lanes>(
+    arch: Arch,
+    rows: usize,
+    cols: usize,
+    from: Matrix<T>,
+    to: Matrix<T>,
+) {
+    arch.dispatch(Move { rows, cols, from, to });
+}
+
+struct Move<T> {
+    rows: usize,
+    cols: usize,
+    from: Matrix<T>,
+    to: Matrix<T>,
+}
+
+impl<T: Lanes> WithSimd for Move<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Move { rows, cols, from, to } = self;
+        // SAFETY: the promise of `copy_matrix`'s caller.
+        unsafe {
+            if from.col == 1 && to.col == 1 {
+                for i in 0..rows {
+                    std::ptr::copy_nonoverlapping(from.at(i, 0).ptr, to.at(i, 0).ptr, cols);
+                }
+            } else if from.col == 1 && to.row == 1 {
+                transpose::<T, S>(rows, cols, from.ptr, from.row, to.ptr, to.col);
+            } else if from.row == 1 && to.col == 1 {
+                transpose::<T, S>(cols, rows, from.ptr, from.col, to.ptr, to.row);
+            } else {
+                for i in 0..rows {
+                    for j in 0..cols {
+                        *to.at(i, j).ptr = *from.at(i, j).ptr;
+                    }
+                }
+            }
+        }
+    }
+}
+
+// A product with the columns of C next to each other. `packed_a` has room for a block of rows of A, `packed_b`
+// for a panel of B, where they are to be copied.
+struct Rows<T> {
+    product: Product<T>,
+    packed_a: Option<*mut T>,
+    packed_b: Option<*mut T>,
+}
+
+impl<T: Lanes> WithSimd for Rows<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Product { m, n, k, a, b, c, init } = self.product;
+        let lanes = T::lanes::<S>();
+        let panel = 2 * lanes;
+        for i in (0..m).step_by(BLOCK_M) {
+            let rows = BLOCK_M.min(m - i);
+            let mut p = 0;
+            // Once even if k is 0, for the initial values.
+            loop {
+                let depth = BLOCK_K.min(k - p);
+                let mut a = a.at(i, p);
+                if let Some(to) = self.packed_a {
+                    // SAFETY: A has these rows and columns, and there is room for them.
+                    a = unsafe { pack_rows::<T, S>(rows, depth, a, to) };
+                }
+                for j in (0..n).step_by(panel) {
+                    let cols = panel.min(n - j);
+                    let mut b = b.at(p, j);
+                    if let Some(to) = self.packed_b {
+                        // SAFETY: as for A.
+                        b = unsafe { pack_panel::<T, S>(simd, depth, cols, b, to) };
+                    }
+                    let init = if p == 0 { init.at_column(j) } else { Init::Existing };
+                    let rest = T::mask(simd, if cols > lanes { cols - lanes } else { cols });
+                    let part = Product { m: rows, n: cols, k: depth, a, b, c: c.at(i, j), init };
+                    if cols == panel {
+                        simd.vectorize(Panel::<T, S, true, false> { simd, part, rest });
+                    } else if cols > lanes {
+                        simd.vectorize(Panel::<T, S, true, true> { simd, part, rest });
+                    } else {
+                        simd.vectorize(Panel::<T, S, false, true> { simd, part, rest });
+                    }
+                }
+                p += depth;
+                if p >= k {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+// Copies rows of A next to each other along k.
+#[inline(always)]
+unsafe fn pack_rows<T: Lanes, S: Simd>(rows: usize, depth: usize, a: Matrix<T>, to: *mut T) -> Matrix<T> {
+    let row = depth + ROW_PAD;
+    // SAFETY: the caller's promise that A has the elements, and `to` room for `rows` rows of `row` elements.
+    unsafe {
+        if a.row == 1 {
+            transpose::<T, S>(depth, rows, a.ptr, a.col, to, row as isize);
+        } else {
+            for i in 0..rows {
+                for p in 0..depth {
+                    *to.add(i * row + p) = *a.at(i, p).ptr;
+                }
+            }
+        }
+    }
+    Matrix { ptr: to, row: row as isize, col: 1 }
+}
+
+// Copies a panel of B with its columns next to each other, two vectors a row.
+#[inline(always)]
+unsafe fn pack_panel<T: Lanes, S: Simd>(
+    simd: S,
+    depth: usize,
+    cols: usize,
+    b: Matrix<T>,
+    to: *mut T,
+) -> Matrix<T> {
+    let lanes = T::lanes::<S>();
+    let row = 2 * lanes;
+    // SAFETY: the caller's promise that B has the elements, and `to` room for `depth` rows of two vectors.
+    unsafe {
+        if b.col == 1 && cols == row {
+            for p in 0..depth {
+                let (from, to) = (b.at(p, 0).ptr, to.add(p * row));
+                T::store(simd, to, T::load(simd, from));
+                T::store(simd, to.add(lanes), T::load(simd, from.add(lanes)));
+            }
+        } else if b.row == 1 {
+            transpose::<T, S>(cols, depth, b.ptr, b.col, to, row as isize);
+        } else {
+            for p in 0..depth {
+                for j in 0..cols {
+                    *to.add(p * row + j) = *b.at(p, j).ptr;
+                }
+            }
+        }
+    }
+    Matrix { ptr: to, row: row as isize, col: 1 }
+}
+
+// All rows of one panel of C: one vector wide, or two if WIDE; the last vector is partial if MASKED.
+struct Panel<T: Lanes, S: Simd, const WIDE: bool, const MASKED: bool> {
+    simd: S,
+    part: Product<T>,
+    rest: T::Mask<S>,
+}
+
+impl<T: Lanes, R: Simd, const WIDE: bool, const MASKED: bool> WithSimd for Panel<T, R, WIDE, MASKED> {
+    type Output = ();
+
+    // `vectorize` makes this a function of its own, small enough to be optimised well, with R's features.
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Panel { part, .. } = self;
+        let many_registers = R::REGISTER_COUNT >= 32;
+        let mut i = 0;
+        while i < part.m {
+            let left = part.m - i;
+            // SAFETY: a tile takes no more rows than are left.
+            unsafe {
+                if many_registers && left >= 12 {
+                    self.tile::<12>(i);
+                    i += 12;
+                } else if many_registers && left >= 8 {
+                    self.tile::<8>(i);
+                    i += 8;
+                } else if left >= 6 {
+                    self.tile::<6>(i);
+                    i += 6;
+                } else if left >= 4 {
+                    self.tile::<4>(i);
+                    i += 4;
+                } else if left >= 2 {
+                    self.tile::<2>(i);
+                    i += 2;
+                } else {
+                    self.tile::<1>(i);
+                    i += 1;
+                }
+            }
+        }
+    }
+}
+
+impl<T: Lanes, S: Simd, const WIDE: bool, const MASKED: bool> Panel<T, S, WIDE, MASKED> {
+    #[inline(always)]
+    unsafe fn load(&self, from: *const T, second: bool) -> T::Vector<S> {
+        let lanes = T::lanes::<S>();
+        // SAFETY: the caller's promise; a partial vector is loaded as far as it goes.
+        unsafe {
+            let from = if second { from.add(lanes) } else { from };
+            if MASKED && second == WIDE {
+                T::load_masked(self.simd, self.rest, from)
+            } else {
+                T::load(self.simd, from)
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, to: *mut T, second: bool, value: T::Vector<S>) {
+        let lanes = T::lanes::<S>();
+        // SAFETY: the caller's promise; a partial vector is stored as far as it goes.
+        unsafe {
+            let to = if second { to.add(lanes) } else { to };
+            if MASKED && second == WIDE {
+                T::store_masked(self.simd, self.rest, to, value);
+            } else {
+                T::store(self.simd, to, value);
+            }
+        }
+    }
+
+    // ROWS rows of C from row `i` on, accumulated in registers.
+    #[inline(always)]
+    unsafe fn tile<const ROWS: usize>(&self, i: usize) {
+        let simd = self.simd;
+        let Product { k, a, b, c, init, .. } = self.part;
+        let zero = T::splat(simd, T::ZERO);
+        let mut first = [zero; ROWS];
+        let mut second = [zero; ROWS];
+        let mut a = a.at(i, 0);
+        let c = c.at(i, 0);
+        let mut row_b = b.ptr.cast_const();
+        // SAFETY: rows `i..i + ROWS` exist in A and C, and the panel's columns in B, C and the initial row.
+        unsafe {
+            for _ in 0..k {
+                let b0 = self.load(row_b, false);
+                let b1 = if WIDE { self.load(row_b, true) } else { zero };
+                each::<ROWS>(
+                    #[inline(always)]
+                    |r| {
+                        let x = T::splat(simd, *a.at(r, 0).ptr);
+                        first[r] = T::mul_add(simd, x, b0, first[r]);
+                        if WIDE {
+                            second[r] = T::mul_add(simd, x, b1, second[r]);
+                        }
+                    },
+                );
+                a.ptr = a.ptr.wrapping_offset(a.col);
+                row_b = row_b.wrapping_offset(b.row);
+            }
+            each::<ROWS>(
+                #[inline(always)]
+                |r| {
+                    let to = c.at(r, 0).ptr;
+                    let from = match init {
+                        Init::Zero => std::ptr::null(),
+                        Init::Existing => to.cast_const(),
+                        Init::Row(row, _) => row,
+                    };
+                    if !from.is_null() {
+                        first[r] = T::v_add(simd, self.load(from, false), first[r]);
+                        if WIDE {
+                            second[r] = T::v_add(simd, self.load(from, true), second[r]);
+                        }
+                    }
+                    self.store(to, false, first[r]);
+                    if WIDE {
+                        self.store(to, true, second[r]);
+                    }
+                },
+            );
+        }
+    }
+}
+
+// Calls `f` with 0..N, written out: the compiler unrolls a loop too late to keep the arrays in registers.
+#[inline(always)]
+fn each<const N: usize>(mut f: impl FnMut(usize)) {
+    const { assert!(N <= 12) };
+    if N > 0 {
+        f(0);
+    }
+    if N > 1 {
+        f(1);
+    }
+    if N > 2 {
+        f(2);
+    }
+    if N > 3 {
+        f(3);
+    }
+    if N > 4 {
+        f(4);
+    }
+    if N > 5 {
+        f(5);
+    }
+    if N > 6 {
+        f(6);
+    }
+    if N > 7 {
+        f(7);
+    }
+    if N > 8 {
+        f(8);
+    }
+    if N > 9 {
+        f(9);
+    }
+    if N > 10 {
+        f(10);
+    }
+    if N > 11 {
+        f(11);
+    }
+}

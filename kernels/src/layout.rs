@@ -1,0 +1,395 @@
+//! Shapes and strides: where the elements of a tensor lie in its buffer.
+//!
+//! A [`Layout`] places element `(i0, i1, ..)` at `offset + i0 * strides[0] + i1 * strides[1] + ..`, in elements.
+//! Every layout is derived from a contiguous one, so two indices share an address only where a stride is 0.
+
+use device::{Error, Result};
+use smallvec::SmallVec;
+
+pub(crate) use crate::loops::{LoopAxis, Loops};
+pub use crate::view::View;
+pub(crate) use crate::view::{Dst, Src};
+
+/// Sizes of the axes; up to four are stored inline.
+pub type Dims = SmallVec<[usize; 4]>;
+
+/// Steps along the axes in elements; 0 where an axis was expanded.
+pub type Strides = SmallVec<[isize; 4]>;
+
+/// Shape, strides and offset of a tensor's elements in their buffer.
+#[derive(PartialEq, Debug)]
+pub struct Layout {
+    shape: Dims,
+    strides: Strides,
+    offset: usize,
+    elements: usize,
+    // One past the highest element index that is reached; 0 if there are no elements.
+    end: usize,
+    contiguous: bool,
+}
+
+impl Clone for Layout {
+    #[inline]
+    fn clone(&self) -> Self {
+        Layout { shape: short_copy(&self.shape), strides: short_copy(&self.strides), ..*self }
+    }
+}
+
+/// A copy of a short list. `SmallVec` copies element by element or calls `memcpy`, both of which show in small ops.
+#[inline(always)]
+fn short_copy<T: Copy + Default>(list: &SmallVec<[T; 4]>) -> SmallVec<[T; 4]> {
+    let from = list.as_slice();
+    if from.len() > 4 {
+        return SmallVec::from_slice(from);
+    }
+    let mut inline = [T::default(); 4];
+    for (i, to) in inline.iter_mut().enumerate() {
+        if i < from.len() {
+            *to = from[i];
+        }
+    }
+    SmallVec::from_buf_and_len(inline, from.len())
+}
+
+/// Whether two shapes are equal. Shapes are short, and `==` calls `memcmp`.
+#[inline(always)]
+pub(crate) fn same_shape(lhs: &[usize], rhs: &[usize]) -> bool {
+    lhs.len() == rhs.len() && lhs.iter().zip(rhs).all(|(a, b)| a == b)
+}
+
+impl Layout {
+    /// The row-major layout without gaps, `strides[i] = shape[i + 1] * shape[i + 2] * ..`, at offset 0.
+    #[inline]
+    pub fn contiguous(shape: &[usize]) -> Layout {
+        let mut strides = Strides::from_elem(0, shape.len());
+        let mut elements = 1_usize;
+        for (stride, &size) in strides.iter_mut().zip(shape).rev() {
+            *stride = elements as isize;
+            elements = elements.saturating_mul(size);
+        }
+        if elements == 0 {
+            // A product that saturated before it met the 0 says nothing; strides of empty layouts are unused.
+            strides.fill(0);
+        }
+        Layout {
+            shape: Dims::from_slice(shape),
+            strides,
+            offset: 0,
+            elements,
+            end: elements,
+            contiguous: true,
+        }
+    }
+
+    fn from_parts(shape: Dims, strides: Strides, offset: usize) -> Layout {
+        let mut elements = 1_usize;
+        let mut last = offset;
+        let mut contiguous = true;
+        for (&size, &stride) in shape.iter().zip(&strides).rev() {
+            if size > 1 {
+                contiguous &= stride == elements as isize;
+                last = last.saturating_add((size - 1).saturating_mul(stride.unsigned_abs()));
+            }
+            elements = elements.saturating_mul(size);
+        }
+        let end = if elements == 0 { 0 } else { last.saturating_add(1) };
+        Layout { shape, strides, offset, elements, end, contiguous: contiguous || elements == 0 }
+    }
+
+    /// Sizes of the axes.
+    #[inline]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Steps along the axes, in elements.
+    #[inline]
+    pub fn strides(&self) -> &[isize] {
+        &self.strides
+    }
+
+    /// Index of the first element in the buffer.
+    #[inline]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Number of axes.
+    #[inline]
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Number of elements, the product of the shape.
+    #[inline]
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// One past the highest element index that the layout reaches; 0 if it has no elements.
+    #[inline]
+    pub fn end(&self) -> usize {
+        self.end
+    }
+
+    /// Whether the elements lie in row-major order without gaps; the offset may be anything.
+    #[inline]
+    pub fn is_contiguous(&self) -> bool {
+        self.contiguous
+    }
+
+    /// Whether every index leads to the same element: one element, or all strides 0.
+    #[inline]
+    pub fn is_uniform(&self) -> bool {
+        self.elements == 1 || self.shape.iter().zip(&self.strides).all(|(&n, &s)| n == 1 || s == 0)
+    }
+
+    /// Whether two indices lead to the same element, because an axis was expanded.
+    #[inline]
+    pub fn overlaps_itself(&self) -> bool {
+        !self.contiguous
+            && self.elements > 1
+            && self.shape.iter().zip(&self.strides).any(|(&n, &s)| n > 1 && s == 0)
+    }
+
+    /// Whether the elements fill a range of the buffer without gaps or overlaps, in whatever order of the axes.
+    pub fn is_dense(&self) -> bool {
+        self.contiguous || (!self.overlaps_itself() && self.end - self.offset == self.elements)
+    }
+
+    /// The same elements under another shape, `None` if that takes a copy.
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] if the shapes differ in their number of elements.
+    pub fn reshape(&self, op: &'static str, shape: &[usize]) -> Result<Option<Layout>> {
+        let elements = shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size));
+        // A shape with a 0 has no elements, however large its other axes are.
+        let elements = if shape.contains(&0) { Some(0) } else { elements };
+        if elements != Some(self.elements) {
+            return Err(shape_mismatch(op, &self.shape, shape));
+        }
+        if self.contiguous {
+            let mut layout = Layout::contiguous(shape);
+            if self.elements > 0 {
+                layout.offset = self.offset;
+                layout.end = self.end;
+            }
+            return Ok(Some(layout));
+        }
+        // Match groups of old axes with groups of new axes of the same number of elements. A group of old axes
+        // can be split and merged freely if it is contiguous within itself.
+        let mut strides = Strides::from_elem(0, shape.len());
+        let old: SmallVec<[(usize, isize); 4]> = self.merged_axes();
+        let mut new_axis = shape.len();
+        for &(size, stride) in old.iter().rev() {
+            let mut product = 1_usize;
+            while product < size && new_axis > 0 {
+                new_axis -= 1;
+                strides[new_axis] = stride * product as isize;
+                product *= shape[new_axis];
+            }
+            if product != size {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Layout::from_parts(Dims::from_slice(shape), strides, self.offset)))
+    }
+
+    // The axes as (size, stride), without those of size 1, neighbours merged where one stride serves both.
+    fn merged_axes(&self) -> SmallVec<[(usize, isize); 4]> {
+        let mut axes: SmallVec<[(usize, isize); 4]> = SmallVec::new();
+        for (&size, &stride) in self.shape.iter().zip(&self.strides) {
+            if size == 1 {
+                continue;
+            }
+            match axes.last_mut() {
+                Some(last) if last.1 == stride * size as isize => *last = (last.0 * size, stride),
+                _ => axes.push((size, stride)),
+            }
+        }
+        axes
+    }
+
+    /// Axes in another order: axis `i` of the result is axis `axes[i]` of this layout.
+    ///
+    /// # Errors
+    /// [`Error::AxisOutOfRange`] for an axis that does not exist, [`Error::InvalidArgument`] if `axes` does not name
+    /// every axis once.
+    pub fn permute(&self, op: &'static str, axes: &[usize]) -> Result<Layout> {
+        let rank = self.rank();
+        let mut seen: SmallVec<[bool; 8]> = SmallVec::from_elem(false, rank);
+        for &axis in axes {
+            let Some(seen) = seen.get_mut(axis) else {
+                return Err(Error::AxisOutOfRange { op, axis: axis as isize, rank });
+            };
+            if std::mem::replace(seen, true) {
+                return Err(invalid_axes(op, "every axis once", &axes));
+            }
+        }
+        if axes.len() != rank {
+            return Err(invalid_axes(op, "every axis once", &axes));
+        }
+        let shape = axes.iter().map(|&axis| self.shape[axis]).collect();
+        let strides = axes.iter().map(|&axis| self.strides[axis]).collect();
+        Ok(Layout::from_parts(shape, strides, self.offset))
+    }
+
+    /// Two axes exchanged; negative axes count from the end.
+    ///
+    /// # Errors
+    /// [`Error::AxisOutOfRange`].
+    pub fn transpose(&self, op: &'static str, a: isize, b: isize) -> Result<Layout> {
+        let (a, b) = (normalize_axis(op, a, self.rank())?, normalize_axis(op, b, self.rank())?);
+        let (mut shape, mut strides) = (Dims::from_slice(&self.shape), Strides::from_slice(&self.strides));
+        shape.swap(a, b);
+        strides.swap(a, b);
+        Ok(Layout::from_parts(shape, strides, self.offset))
+    }
+
+    /// The part `start..start + len` of one axis.
+    ///
+    /// # Errors
+    /// [`Error::AxisOutOfRange`]; [`Error::InvalidArgument`] if the range does not lie within the axis.
+    pub fn narrow(&self, op: &'static str, axis: isize, start: usize, len: usize) -> Result<Layout> {
+        let axis = normalize_axis(op, axis, self.rank())?;
+        let size = self.shape[axis];
+        if start.checked_add(len).is_none_or(|end| end > size) {
+            return Err(Error::InvalidArgument {
+                op,
+                argument: "start..start + len",
+                expected: "within the axis",
+                value: format!("{start}..{start} + {len} of an axis of size {size}").into(),
+            });
+        }
+        let mut shape = Dims::from_slice(&self.shape);
+        shape[axis] = len;
+        let strides = Strides::from_slice(&self.strides);
+        // Strides are never negative, since every layout comes from a contiguous one.
+        let offset =
+            if len == 0 { self.offset } else { self.offset + start * self.strides[axis].unsigned_abs() };
+        Ok(Layout::from_parts(shape, strides, offset))
+    }
+
+    /// Broadcasts to a shape: axes of size 1, and missing axes in front, repeat with stride 0.
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] if an axis is neither 1 nor the size asked for.
+    pub fn expand(&self, op: &'static str, shape: &[usize]) -> Result<Layout> {
+        let fits = shape.len() >= self.rank()
+            && self
+                .shape
+                .iter()
+                .rev()
+                .zip(shape.iter().rev())
+                .all(|(&have, &want)| have == want || have == 1)
+            && (shape.contains(&0)
+                || shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size)).is_some());
+        if !fits {
+            return Err(shape_mismatch(op, &self.shape, shape));
+        }
+        let new_axes = shape.len() - self.rank();
+        let mut strides = Strides::from_elem(0, shape.len());
+        for (axis, stride) in self.strides.iter().enumerate() {
+            if self.shape[axis] == shape[new_axes + axis] {
+                strides[new_axes + axis] = *stride;
+            }
+        }
+        Ok(Layout::from_parts(Dims::from_slice(shape), strides, self.offset))
+    }
+
+    /// Without one axis of size 1; an axis of another size stays, as in torch.
+    ///
+    /// # Errors
+    /// [`Error::AxisOutOfRange`].
+    pub fn squeeze(&self, op: &'static str, axis: isize) -> Result<Layout> {
+        let axis = normalize_axis(op, axis, self.rank())?;
+        let mut layout = self.clone();
+        if layout.shape[axis] == 1 {
+            layout.shape.remove(axis);
+            layout.strides.remove(axis);
+        }
+        Ok(layout)
+    }
+
+    /// With a new axis of size 1 before `axis`; `-1` adds it at the end.
+    ///
+    /// # Errors
+    /// [`Error::AxisOutOfRange`].
+    pub fn unsqueeze(&self, op: &'static str, axis: isize) -> Result<Layout> {
+        let axis = normalize_axis(op, axis, self.rank() + 1)?;
+        let stride = self.shape.get(axis).map_or(1, |&size| self.strides[axis] * size as isize);
+        let mut layout = self.clone();
+        layout.shape.insert(axis, 1);
+        layout.strides.insert(axis, stride);
+        Ok(layout)
+    }
+}
+
+/// The shape to which two shapes broadcast: aligned at the last axis, sizes equal or 1.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`].
+#[inline]
+pub fn broadcast_shapes(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Result<Dims> {
+    if same_shape(lhs, rhs) {
+        return Ok(Dims::from_slice(lhs));
+    }
+    let (long, short) = if lhs.len() >= rhs.len() { (lhs, rhs) } else { (rhs, lhs) };
+    let mut shape = Dims::from_slice(long);
+    let new_axes = long.len() - short.len();
+    for (size, &other) in shape[new_axes..].iter_mut().zip(short) {
+        if *size == 1 {
+            *size = other;
+        } else if other != 1 && other != *size {
+            return Err(shape_mismatch(op, lhs, rhs));
+        }
+    }
+    Ok(shape)
+}
+
+/// An axis counted from the front; negative axes count from the end.
+///
+/// # Errors
+/// [`Error::AxisOutOfRange`].
+#[inline]
+pub fn normalize_axis(op: &'static str, axis: isize, rank: usize) -> Result<usize> {
+    let from_front = if axis < 0 { axis + rank as isize } else { axis };
+    if (0..rank as isize).contains(&from_front) {
+        Ok(from_front as usize)
+    } else {
+        Err(Error::AxisOutOfRange { op, axis, rank })
+    }
+}
+
+/// Axes counted from the front, in ascending order; no axes at all mean every axis.
+///
+/// # Errors
+/// [`Error::AxisOutOfRange`]; [`Error::InvalidArgument`] if an axis is named twice.
+pub fn normalize_axes(op: &'static str, axes: &[isize], rank: usize) -> Result<SmallVec<[usize; 4]>> {
+    if axes.is_empty() {
+        return Ok((0..rank).collect());
+    }
+    let mut all = SmallVec::with_capacity(axes.len());
+    for &axis in axes {
+        all.push(normalize_axis(op, axis, rank)?);
+    }
+    all.sort_unstable();
+    if all.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(invalid_axes(op, "without duplicates", &axes));
+    }
+    Ok(all)
+}
+
+#[cold]
+pub(crate) fn shape_mismatch(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Error {
+    Error::ShapeMismatch { op, lhs: lhs.into(), rhs: rhs.into() }
+}
+
+#[cold]
+fn invalid_axes(op: &'static str, expected: &'static str, axes: &dyn std::fmt::Debug) -> Error {
+    Error::InvalidArgument { op, argument: "axes", expected, value: format!("{axes:?}").into() }
+}
+
+#[cfg(test)]
+#[path = "layout_tests.rs"]
+mod tests;

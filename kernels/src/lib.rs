@@ -1,0 +1,46 @@
+//! The maths of streamgrad on raw views, one launcher for each kernel.
+//!
+//! A launcher takes a [`Stream`](device::Stream), [`View`]s of the operands, and a view of the output, which the
+//! caller has allocated with the right shape and type. It checks them and launches one command; it never allocates
+//! device memory. Everything is asynchronous and ordered by the buffers that it uses.
+//!
+//! Results are the same, bit for bit, for contiguous and strided operands, for any number of threads and, in F32
+//! elementwise functions, on every instruction set; the F64 functions are those of the platform's maths library. The
+//! payload and the sign of a NaN are not specified.
+//!
+//! ```
+//! use kernels::{Layout, broadcast_shapes};
+//! let row = Layout::contiguous(&[3]);
+//! let shape = broadcast_shapes("add", &[2, 3], row.shape())?;
+//! let rows = row.expand("add", &shape)?;
+//! assert_eq!((rows.shape(), rows.strides()), (&[2, 3][..], &[0, 1][..]));
+//! # Ok::<(), device::Error>(())
+//! ```
+
+mod copy;
+mod cpu;
+mod elementwise;
+mod index;
+pub mod layout;
+mod loops;
+mod loss;
+mod matmul;
+mod optim;
+mod par;
+mod random;
+mod reduce;
+mod softmax;
+#[cfg(test)]
+mod testing;
+mod view;
+
+pub use copy::{Scalar, copy, fill};
+pub use elementwise::{BinaryOp, CompareOp, UnaryOp, binary, compare, logical_not, unary, where_cond};
+pub use index::{gather, index_add, index_select, scatter_add};
+pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
+pub use loss::{cross_entropy, cross_entropy_grad};
+pub use matmul::{Accumulate, linear, matmul};
+pub use optim::{AdamStep, SgdStep, adam_step, sgd_step};
+pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
+pub use reduce::{ReduceOp, argmax, logsumexp, reduce, var};
+pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};

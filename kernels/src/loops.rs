@@ -1,0 +1,201 @@
+//! Loop nests over several operands of one shape.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::layout::Layout;
+
+/// One axis of [`Loops`]: its size, and each operand's step along it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LoopAxis<const N: usize> {
+    pub(crate) size: usize,
+    pub(crate) strides: [isize; N],
+}
+
+/// A loop nest over `N` operands of one shape, with as few axes as serve all of them.
+///
+/// Elements are counted in row-major order of `axes`; offsets are in elements, from each operand's first one.
+#[derive(Clone, Debug)]
+pub(crate) struct Loops<const N: usize> {
+    /// Outermost first.
+    pub(crate) axes: SmallVec<[LoopAxis<N>; 4]>,
+    pub(crate) elements: usize,
+}
+
+impl<const N: usize> Loops<N> {
+    /// Loops in the operands' logical row-major order. All shapes must be equal.
+    pub(crate) fn new(layouts: [&Layout; N]) -> Loops<N> {
+        let shape = layouts[0].shape();
+        debug_assert!(layouts.iter().all(|layout| layout.shape() == shape));
+        let axis = |i: usize| LoopAxis { size: shape[i], strides: layouts.map(|layout| layout.strides()[i]) };
+        Loops::from_axes((0..shape.len()).map(axis))
+    }
+
+    /// Loops whose order follows operand 0's memory, for work that does not care about the order.
+    pub(crate) fn in_memory_order(layouts: [&Layout; N]) -> Loops<N> {
+        let shape = layouts[0].shape();
+        debug_assert!(layouts.iter().all(|layout| layout.shape() == shape));
+        let axis = |i: usize| LoopAxis { size: shape[i], strides: layouts.map(|layout| layout.strides()[i]) };
+        let mut axes: SmallVec<[LoopAxis<N>; 4]> =
+            (0..shape.len()).map(axis).filter(|a| a.size != 1).collect();
+        // The sort is stable: axes of equal strides keep their order.
+        axes.sort_by_key(|axis| std::cmp::Reverse(axis.strides[0].unsigned_abs()));
+        Loops::from_axes(axes)
+    }
+
+    /// Loops over some of the axes only; the shapes may differ elsewhere.
+    pub(crate) fn over(layouts: [&Layout; N], axes: impl Iterator<Item = usize>) -> Loops<N> {
+        Loops::from_axes(axes.map(|i| LoopAxis {
+            size: layouts[0].shape()[i],
+            strides: layouts.map(|layout| layout.strides()[i]),
+        }))
+    }
+
+    /// Loops over the given axes, outermost first.
+    pub(crate) fn from_axes(all: impl IntoIterator<Item = LoopAxis<N>>) -> Loops<N> {
+        let mut axes: SmallVec<[LoopAxis<N>; 4]> = SmallVec::new();
+        let mut elements = 1_usize;
+        for axis in all {
+            elements = elements.saturating_mul(axis.size);
+            if axis.size == 1 {
+                continue;
+            }
+            let merge = axes.last().is_some_and(|outer| {
+                (0..N).all(|k| outer.strides[k] == axis.strides[k] * axis.size as isize)
+            });
+            match axes.last_mut() {
+                Some(outer) if merge => *outer = LoopAxis { size: outer.size * axis.size, ..axis },
+                _ => axes.push(axis),
+            }
+        }
+        Loops { axes, elements }
+    }
+
+    /// The innermost axis; one element if there is none.
+    #[inline(always)]
+    pub(crate) fn inner(&self) -> LoopAxis<N> {
+        self.axes.last().copied().unwrap_or(LoopAxis { size: 1, strides: [0; N] })
+    }
+
+    /// Offsets of element `index`.
+    #[inline]
+    pub(crate) fn offsets(&self, mut index: usize) -> [isize; N] {
+        let mut offsets = [0_isize; N];
+        for axis in self.axes.iter().rev() {
+            let i = (index % axis.size) as isize;
+            index /= axis.size;
+            for (offset, stride) in offsets.iter_mut().zip(&axis.strides) {
+                *offset += i * stride;
+            }
+        }
+        offsets
+    }
+
+    /// The runs along the innermost axis that make up the elements in `range`, in order. Only the first and the last
+    /// can be shorter than the axis.
+    #[inline]
+    pub(crate) fn runs(&self, range: Range<usize>) -> Runs<'_, N> {
+        let inner = self.inner();
+        let (row, at) = if range.start == 0 || range.is_empty() {
+            (0, 0)
+        } else {
+            (range.start / inner.size, range.start % inner.size)
+        };
+        let mut runs = Runs {
+            loops: Some(self),
+            inner,
+            row_strides: [0; N],
+            offsets: [0; N],
+            at,
+            left: range.end - range.start,
+            row,
+            rows_left: usize::MAX,
+        };
+        if self.axes.len() > 1 && runs.left > 0 {
+            runs.next_plane();
+        }
+        runs
+    }
+
+    /// Calls `body(offsets, len)` for each of the [`runs`](Self::runs).
+    #[inline(always)]
+    pub(crate) fn for_runs(&self, range: Range<usize>, mut body: impl FnMut([isize; N], usize)) {
+        let mut runs = self.runs(range);
+        while let Some((offsets, len)) = runs.next() {
+            body(offsets, len);
+        }
+    }
+}
+
+/// The runs of a loop nest, see [`Loops::runs`]. Not a closure's business: the loops over a run are large, so there
+/// should be one place that calls them.
+pub(crate) struct Runs<'a, const N: usize> {
+    loops: Option<&'a Loops<N>>,
+    inner: LoopAxis<N>,
+    row_strides: [isize; N],
+    /// Where the current row begins.
+    offsets: [isize; N],
+    /// Where in its row the next run begins.
+    at: usize,
+    /// Elements still to come.
+    left: usize,
+    row: usize,
+    /// Rows still to come before an axis further out moves.
+    rows_left: usize,
+}
+
+impl<const N: usize> Runs<'_, N> {
+    /// One run of elements at the given steps.
+    #[inline(always)]
+    pub(crate) fn flat(range: Range<usize>, steps: [isize; N]) -> Self {
+        Runs {
+            loops: None,
+            inner: LoopAxis { size: range.end, strides: steps },
+            row_strides: [0; N],
+            offsets: [0; N],
+            at: range.start,
+            left: range.end - range.start,
+            row: 0,
+            rows_left: usize::MAX,
+        }
+    }
+
+    /// Steps of the elements of each run.
+    #[inline(always)]
+    pub(crate) fn steps(&self) -> [isize; N] {
+        self.inner.strides
+    }
+
+    /// Offsets and length of the next run.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> Option<([isize; N], usize)> {
+        if self.left == 0 {
+            return None;
+        }
+        let len = self.left.min(self.inner.size - self.at);
+        let offsets = std::array::from_fn(|k| self.offsets[k] + self.at as isize * self.inner.strides[k]);
+        for (offset, stride) in self.offsets.iter_mut().zip(&self.row_strides) {
+            *offset += stride;
+        }
+        self.at = 0;
+        self.left -= len;
+        self.row += 1;
+        self.rows_left -= 1;
+        if self.rows_left == 0 && self.left > 0 {
+            self.next_plane();
+        }
+        Some((offsets, len))
+    }
+
+    /// Finds the place of row `self.row`, and the rows that follow it at one step.
+    #[inline(never)]
+    fn next_plane(&mut self) {
+        let Some(loops) = self.loops else { return };
+        if let [.., rows, inner] = &loops.axes[..] {
+            self.offsets = loops.offsets(self.row * inner.size);
+            self.row_strides = rows.strides;
+            self.rows_left = rows.size - self.row % rows.size;
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Launchers of random numbers, and the generator that every device shares.
+//!
+//! Element `i`, counted in row-major order, depends on the key and on `i` only: not on the stream, the layout, the
+//! number of threads or the device. The generator is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random
+//! numbers: as easy as 1, 2, 3" (SC 2011).
+
+use device::{DType, Error, Result, Stream, Use};
+
+use crate::cpu;
+use crate::cpu::random::Distribution;
+use crate::layout::{Loops, View};
+use crate::par::workers;
+
+/// What a random op's numbers depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RandomKey {
+    /// Chosen by the user.
+    pub seed: u64,
+    /// Which random op of the program this is.
+    pub op: u64,
+}
+
+/// Philox4x32-10: four random words of a counter and a key.
+///
+/// Words for elements `4 b .. 4 b + 4` of a random op come from the counter `[b, b >> 32, op, op >> 32]` and the key
+/// `[seed, seed >> 32]`, one word an element. Where an element needs 64 bits, the low half comes from the same counter
+/// with the highest bit of the second word set.
+///
+/// ```
+/// use kernels::philox;
+/// assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+/// ```
+pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let words = cpu::random::philox_lanes(counter.map(|word| [word]), key);
+    words.map(|[word]| word)
+}
+
+const RANDOM_COST: usize = 16;
+
+/// `out = low + (high - low) u`, with `u` uniform in `[0, 1)` in steps of 2^-24 for F32 and 2^-53 for F64; never `high`.
+///
+/// Shapes: any. Asynchronous, ordered by the buffers.
+///
+/// # Errors
+/// [`Error::DTypeUnsupported`] unless `out` is floating-point; [`Error::InvalidArgument`] if the bounds are not finite
+/// and in order, or for an `out` that is expanded; the errors of [`Stream::launch`].
+pub fn uniform(stream: &Stream, key: RandomKey, low: f64, high: f64, out: View<'_>) -> Result<()> {
+    const OP: &str = "uniform";
+    if !(low <= high && (high - low).is_finite()) {
+        return Err(invalid(OP, "low, high", "finite and in order", &(low, high)));
+    }
+    generate(stream, OP, key, Distribution::Uniform { low, high }, out)
+}
+
+/// `out = mean + std z`, with `z` from the standard normal distribution (Box-Muller).
+///
+/// Shapes: any. Asynchronous, ordered by the buffers.
+///
+/// # Errors
+/// [`Error::DTypeUnsupported`] unless `out` is floating-point; [`Error::InvalidArgument`] if `std` is negative or a
+/// parameter is not finite, or for an `out` that is expanded; the errors of [`Stream::launch`].
+pub fn normal(stream: &Stream, key: RandomKey, mean: f64, std: f64, out: View<'_>) -> Result<()> {
+    const OP: &str = "normal";
+    if !(mean.is_finite() && std.is_finite() && std >= 0.0) {
+        return Err(invalid(OP, "mean, std", "finite, std not negative", &(mean, std)));
+    }
+    generate(stream, OP, key, Distribution::Normal { mean, std }, out)
+}
+
+/// `out` uniform among the integers `low..high`.
+///
+/// Shapes: any; every type but boolean. Asynchronous, ordered by the buffers.
+///
+/// # Errors
+/// [`Error::DTypeUnsupported`] for booleans; [`Error::InvalidArgument`] if the range is empty or `out` cannot hold it, or
+/// for an `out` that is expanded; the errors of [`Stream::launch`].
+pub fn randint(stream: &Stream, key: RandomKey, low: i64, high: i64, out: View<'_>) -> Result<()> {
+    const OP: &str = "randint";
+    if low >= high {
+        return Err(invalid(OP, "low..high", "a range that is not empty", &(low..high)));
+    }
+    if out.dtype == DType::U8 && (low < 0 || high > 256) {
+        return Err(invalid(OP, "low..high", "within 0..256 for u8", &(low..high)));
+    }
+    if out.dtype == DType::Bool {
+        return Err(Error::DTypeUnsupported { op: OP, dtype: out.dtype });
+    }
+    generate(stream, OP, key, Distribution::Integers { low, high }, out)
+}
+
+fn generate(
+    stream: &Stream,
+    op: &'static str,
+    key: RandomKey,
+    distribution: Distribution,
+    out: View<'_>,
+) -> Result<()> {
+    let dtype = out.dtype;
+    if !(dtype.is_float() || matches!(distribution, Distribution::Integers { .. })) {
+        return Err(Error::DTypeUnsupported { op, dtype });
+    }
+    let o = out.bytes_mut(op)?;
+    let workers = workers(stream, out.layout.elements(), RANDOM_COST);
+    let loops = Loops::new([out.layout]);
+    stream.launch(op, &[Use::write(out.buffer)], move || {
+        // SAFETY: bounds were checked above; the launch orders the accesses.
+        unsafe { cpu::random::generate(key, distribution, dtype, &loops, &workers, o) }
+    })
+}
+
+/// `out = x m / (1 - p)`, where `m` is 0 with probability `p` and else 1, drawn from the key alone: the same call on
+/// the gradient of `out` gives the gradient of `x`, and no mask is kept.
+///
+/// Shapes: any, `x` and `out` alike. Asynchronous, ordered by the buffers. `out` may be `x`.
+///
+/// # Errors
+/// [`Error::DTypeUnsupported`] unless `out` is floating-point; [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`];
+/// [`Error::InvalidArgument`] if `p` is not in `0..=1`, or for an `out` that is expanded or overlaps `x` otherwise than
+/// element for element; the errors of [`Stream::launch`].
+pub fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'_>) -> Result<()> {
+    const OP: &str = "dropout";
+    if !(0.0..=1.0).contains(&p) {
+        return Err(invalid(OP, "p", "in 0..=1", &p));
+    }
+    let dtype = out.dtype;
+    if !dtype.is_float() {
+        return Err(Error::DTypeUnsupported { op: OP, dtype });
+    }
+    x.expect_dtype(OP, dtype)?;
+    x.expect_shape(OP, out.shape())?;
+    x.expect_no_partial_overlap(OP, &out)?;
+    let (xs, o) = (x.bytes(OP)?, out.bytes_mut(OP)?);
+    let workers = workers(stream, out.layout.elements(), RANDOM_COST);
+    // Elements are counted in row-major order, so the loops have to be in that order, too.
+    let loops = Loops::new([out.layout, x.layout]);
+    stream.launch(OP, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
+        // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
+        unsafe { cpu::random::dropout(key, p, dtype, &loops, &workers, o, xs) }
+    })
+}
+
+#[cold]
+fn invalid(
+    op: &'static str,
+    argument: &'static str,
+    expected: &'static str,
+    value: &dyn std::fmt::Debug,
+) -> Error {
+    Error::InvalidArgument { op, argument, expected, value: format!("{value:?}").into() }
+}
+
+#[cfg(test)]
+#[path = "random_tests.rs"]
+mod tests;

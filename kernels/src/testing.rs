@@ -1,0 +1,109 @@
+//! Small arrays for tests of launchers.
+
+use std::ptr::NonNull;
+
+use device::{BlockId, Buffer, CpuConfig, Device, Element, Stream};
+
+use crate::layout::{Layout, View};
+
+/// A CPU device that splits kernels over so many threads.
+pub(crate) fn cpu(threads: usize) -> Device {
+    Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })
+}
+
+/// A buffer with a layout. Its memory is leaked, since there is no pool to take it back.
+#[derive(Debug)]
+pub(crate) struct Array<T> {
+    buffer: Buffer,
+    pub(crate) layout: Layout,
+    marker: std::marker::PhantomData<T>,
+}
+
+impl<T: Element> Array<T> {
+    /// A contiguous array with these elements.
+    pub(crate) fn new(stream: &Stream, elements: &[T], shape: &[usize]) -> Array<T> {
+        let layout = Layout::contiguous(shape);
+        assert_eq!(layout.elements(), elements.len());
+        let memory: &'static mut [T] = Box::leak(elements.to_vec().into_boxed_slice());
+        let bytes = size_of_val(memory);
+        let ptr = NonNull::from(memory).cast();
+        // SAFETY: the memory is this buffer's forever.
+        let buffer = unsafe { Buffer::from_block(stream, ptr, bytes, BlockId { arena: 0, index: 0 }) };
+        Array { buffer, layout, marker: std::marker::PhantomData }
+    }
+
+    /// An array of one value.
+    pub(crate) fn full(stream: &Stream, value: T, shape: &[usize]) -> Array<T> {
+        Array::new(stream, &vec![value; shape.iter().product()], shape)
+    }
+
+    /// The same memory seen through another layout.
+    pub(crate) fn with(mut self, layout: impl FnOnce(&Layout) -> Layout) -> Array<T> {
+        self.layout = layout(&self.layout);
+        self
+    }
+
+    /// The same elements, stored so that the given order of the axes is contiguous.
+    pub(crate) fn stored_as(stream: &Stream, elements: &[T], shape: &[usize], order: &[usize]) -> Array<T> {
+        let stored: Vec<usize> = order.iter().map(|&axis| shape[axis]).collect();
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(i, &axis)| back[axis] = i);
+        let array = Array::full(stream, elements.first().copied().unwrap_or_default(), &stored)
+            .with(|layout| layout.permute("test", &back).expect("an order of the axes"));
+        for (i, &element) in elements.iter().enumerate() {
+            // SAFETY: no command has been launched on the buffer yet.
+            unsafe { *array.buffer.ptr().cast::<T>().offset(array.place(i)) = element };
+        }
+        array
+    }
+
+    pub(crate) fn view(&self) -> View<'_> {
+        View::new(&self.buffer, T::DTYPE, &self.layout)
+    }
+
+    /// The elements in logical order.
+    pub(crate) fn to_vec(&self) -> Vec<T> {
+        self.try_vec().expect("no command failed")
+    }
+
+    /// The elements in logical order, or the error of an earlier command.
+    pub(crate) fn try_vec(&self) -> device::Result<Vec<T>> {
+        self.buffer.download(|bytes| {
+            let from = bytes.as_ptr().cast::<T>();
+            // SAFETY: the layout lies within the buffer, whose elements are of type T.
+            (0..self.layout.elements()).map(|i| unsafe { *from.offset(self.place(i)) }).collect()
+        })
+    }
+
+    // Where logical element `i` lies.
+    fn place(&self, mut i: usize) -> isize {
+        let mut place = self.layout.offset() as isize;
+        for (&size, &stride) in self.layout.shape().iter().zip(self.layout.strides()).rev() {
+            place += (i % size) as isize * stride;
+            i /= size;
+        }
+        place
+    }
+}
+
+/// Reproducible values in -1..1.
+pub(crate) fn values(seed: u64, len: usize) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+/// [`values`] in single precision.
+pub(crate) fn values_f32(seed: u64, len: usize) -> Vec<f32> {
+    values(seed, len).into_iter().map(|x| x as f32).collect()
+}
+
+/// Bits of floats, to compare exactly.
+pub(crate) fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}

@@ -1,0 +1,226 @@
+//! Views: buffers seen through layouts, and the addresses that commands capture.
+
+use device::{Buffer, DType, Element, Error, Result};
+
+use crate::layout::{Layout, same_shape, shape_mismatch};
+
+/// A buffer seen through a layout: the operand of a launcher.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The memory.
+    pub buffer: &'a Buffer,
+    /// What its elements are.
+    pub dtype: DType,
+    /// Where they lie.
+    pub layout: &'a Layout,
+}
+
+impl<'a> View<'a> {
+    /// A view of `buffer`; launchers check that the layout stays within it.
+    #[inline]
+    pub fn new(buffer: &'a Buffer, dtype: DType, layout: &'a Layout) -> View<'a> {
+        View { buffer, dtype, layout }
+    }
+
+    /// Sizes of the axes.
+    #[inline]
+    pub fn shape(&self) -> &'a [usize] {
+        self.layout.shape()
+    }
+
+    /// Checks the element type.
+    #[inline]
+    pub(crate) fn expect_dtype(&self, op: &'static str, expected: DType) -> Result<()> {
+        if self.dtype == expected { Ok(()) } else { Err(dtype_mismatch(op, expected, self.dtype)) }
+    }
+
+    /// Checks the shape.
+    #[inline]
+    pub(crate) fn expect_shape(&self, op: &'static str, shape: &[usize]) -> Result<()> {
+        if same_shape(self.shape(), shape) { Ok(()) } else { Err(shape_mismatch(op, shape, self.shape())) }
+    }
+
+    /// Checks that `out`, where it shares this view's memory, is this view element for element.
+    #[inline]
+    pub(crate) fn expect_no_partial_overlap(&self, op: &'static str, out: &View<'_>) -> Result<()> {
+        if self.buffer.ptr() != out.buffer.ptr() || self.is_written_alike(out) || self.is_apart(out) {
+            Ok(())
+        } else {
+            Err(partial_overlap(op, self, out))
+        }
+    }
+
+    /// Checks that `out` shares no memory with this view.
+    pub(crate) fn expect_apart(&self, op: &'static str, out: &View<'_>) -> Result<()> {
+        if self.buffer.ptr() != out.buffer.ptr() || self.is_apart(out) {
+            Ok(())
+        } else {
+            Err(partial_overlap(op, self, out))
+        }
+    }
+
+    fn is_apart(&self, out: &View<'_>) -> bool {
+        let range = |view: &View<'_>| {
+            let size = view.dtype.size_bytes();
+            (view.layout.offset().saturating_mul(size), view.layout.end().saturating_mul(size))
+        };
+        let ((start, end), (out_start, out_end)) = (range(self), range(out));
+        end <= out_start || out_end <= start
+    }
+
+    fn is_written_alike(&self, out: &View<'_>) -> bool {
+        self.dtype.size_bytes() == out.dtype.size_bytes() && self.layout == out.layout
+    }
+
+    /// The first element, to read. Checks that the layout stays within the buffer, and nothing else.
+    #[inline]
+    pub(crate) fn bytes(&self, op: &'static str) -> Result<Src<u8>> {
+        let size = self.dtype.size_bytes();
+        if self.layout.end().saturating_mul(size) > self.buffer.len_bytes() {
+            return Err(outside_buffer(op, self));
+        }
+        // An empty layout may carry an offset past the end: `wrapping_add` makes that harmless.
+        Ok(Src(self.buffer.ptr().cast_const().wrapping_add(self.layout.offset() * size)))
+    }
+
+    /// The first element, to write. Checks also that no two indices share an element.
+    #[inline]
+    pub(crate) fn bytes_mut(&self, op: &'static str) -> Result<Dst<u8>> {
+        if self.layout.overlaps_itself() {
+            return Err(written_twice(op, self));
+        }
+        Ok(Dst(self.bytes(op)?.0.cast_mut()))
+    }
+
+    /// The first element, to read, after a check of type and bounds. `bool` has to be read as `u8`.
+    #[inline]
+    pub(crate) fn src<T: Element>(&self, op: &'static str) -> Result<Src<T>> {
+        self.expect_dtype(op, T::DTYPE)?;
+        Ok(self.bytes(op)?.cast())
+    }
+
+    /// The first element, to write, after a check of type, bounds and overlap.
+    #[inline]
+    pub(crate) fn dst<T: Element>(&self, op: &'static str) -> Result<Dst<T>> {
+        self.expect_dtype(op, T::DTYPE)?;
+        Ok(self.bytes_mut(op)?.cast())
+    }
+}
+
+#[cold]
+pub(crate) fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> Error {
+    Error::DTypeMismatch { op, expected, got }
+}
+
+#[cold]
+fn outside_buffer(op: &'static str, view: &View<'_>) -> Error {
+    Error::InvalidArgument {
+        op,
+        argument: "layout",
+        expected: "within the buffer",
+        value: format!(
+            "{} elements of {} in {} bytes",
+            view.layout.end(),
+            view.dtype,
+            view.buffer.len_bytes()
+        )
+        .into(),
+    }
+}
+
+#[cold]
+fn written_twice(op: &'static str, view: &View<'_>) -> Error {
+    Error::InvalidArgument {
+        op,
+        argument: "out",
+        expected: "a layout without expanded axes",
+        value: format!("shape {:?} with strides {:?}", view.layout.shape(), view.layout.strides()).into(),
+    }
+}
+
+#[cold]
+fn partial_overlap(op: &'static str, input: &View<'_>, out: &View<'_>) -> Error {
+    Error::InvalidArgument {
+        op,
+        argument: "out",
+        expected: "apart from the inputs, or one of them element for element",
+        value: format!("{:?} over {:?}", out.layout, input.layout).into(),
+    }
+}
+
+/// Elements that a command reads. It outlives the borrow of the buffer: frees are ordered after the command.
+#[derive(Debug)]
+pub(crate) struct Src<T>(pub(crate) *const T);
+
+/// Elements that a command writes, and may read.
+#[derive(Debug)]
+pub(crate) struct Dst<T>(pub(crate) *mut T);
+
+impl<T> Clone for Src<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Src<T> {}
+impl<T> Clone for Dst<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Dst<T> {}
+
+// SAFETY: only addresses travel between threads. Whoever follows them is inside a command, and the launch orders
+// commands that touch the same buffer; the parts of one command write disjoint elements.
+unsafe impl<T> Send for Src<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Src<T> {}
+// SAFETY: as above.
+unsafe impl<T> Send for Dst<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Dst<T> {}
+
+impl<T> Src<T> {
+    /// The same address with another element type.
+    #[inline(always)]
+    pub(crate) fn cast<U>(self) -> Src<U> {
+        Src(self.0.cast())
+    }
+
+    /// The address of the element `index` places further.
+    #[inline(always)]
+    pub(crate) fn at(self, index: isize) -> *const T {
+        self.0.wrapping_offset(index)
+    }
+
+    /// `len` elements from `start` on.
+    ///
+    /// # Safety
+    /// They lie within the buffer, hold valid values of `T`, and nothing writes them while the slice lives.
+    #[inline(always)]
+    pub(crate) unsafe fn slice<'a>(self, start: usize, len: usize) -> &'a [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.0.add(start), len) }
+    }
+}
+
+impl<T> Dst<T> {
+    /// The same address with another element type.
+    #[inline(always)]
+    pub(crate) fn cast<U>(self) -> Dst<U> {
+        Dst(self.0.cast())
+    }
+
+    /// The address of the element `index` places further.
+    #[inline(always)]
+    pub(crate) fn at(self, index: isize) -> *mut T {
+        self.0.wrapping_offset(index)
+    }
+
+    /// The same elements, to read.
+    #[inline(always)]
+    pub(crate) fn src(self) -> Src<T> {
+        Src(self.0)
+    }
+}

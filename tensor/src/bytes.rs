@@ -1,0 +1,95 @@
+//! Elements as bytes and back, without `unsafe`: the compiler turns each loop into one copy.
+
+use std::any::Any;
+
+use device::{DType, Element, Result};
+
+use crate::Tensor;
+
+/// `value` as the type that it already is.
+#[inline(always)]
+fn same<A: Copy + 'static, B: Copy + Default + 'static>(value: A) -> B {
+    (&value as &dyn Any).downcast_ref::<B>().copied().unwrap_or_default()
+}
+
+#[inline(always)]
+fn put<T: Element, const N: usize>(values: &[T], out: &mut [u8], to_bytes: impl Fn(T) -> [u8; N]) {
+    for (chunk, &value) in out.chunks_exact_mut(N).zip(values) {
+        chunk.copy_from_slice(&to_bytes(value));
+    }
+}
+
+/// Writes the elements as they lie in memory; `out` has their size.
+pub(crate) fn encode_into<T: Element>(values: &[T], out: &mut [u8]) {
+    match T::DTYPE {
+        DType::F32 => put(values, out, |v| same::<T, f32>(v).to_ne_bytes()),
+        DType::F64 => put(values, out, |v| same::<T, f64>(v).to_ne_bytes()),
+        DType::I64 => put(values, out, |v| same::<T, i64>(v).to_ne_bytes()),
+        DType::Bool => put(values, out, |v| [u8::from(same::<T, bool>(v))]),
+        _ => put(values, out, |v| [same::<T, u8>(v)]),
+    }
+}
+
+#[inline(always)]
+fn take<T, const N: usize>(bytes: &[u8], from_bytes: impl Fn([u8; N]) -> T) -> Vec<T> {
+    // The chunks have exactly N bytes, so the default never shows.
+    bytes.chunks_exact(N).map(|chunk| from_bytes(chunk.try_into().unwrap_or([0; N]))).collect()
+}
+
+/// Reads elements as they lie in memory.
+pub(crate) fn decode<T: Element>(bytes: &[u8]) -> Vec<T> {
+    match T::DTYPE {
+        DType::F32 => take(bytes, |b| same::<f32, T>(f32::from_ne_bytes(b))),
+        DType::F64 => take(bytes, |b| same::<f64, T>(f64::from_ne_bytes(b))),
+        DType::I64 => take(bytes, |b| same::<i64, T>(i64::from_ne_bytes(b))),
+        DType::Bool => take(bytes, |[b]| same::<bool, T>(b != 0)),
+        _ => take(bytes, |[b]| same::<u8, T>(b)),
+    }
+}
+
+/// The i64 element at place `at` of a buffer, 0 outside it.
+#[inline(always)]
+fn i64_at(bytes: &[u8], at: usize) -> i64 {
+    let place = at.checked_mul(8).and_then(|start| bytes.get(start..start.checked_add(8)?));
+    place.and_then(|b| b.try_into().ok()).map_or(0, i64::from_ne_bytes)
+}
+
+/// The places in the buffer of a layout's elements, in row-major order.
+pub(crate) fn places(x: &Tensor) -> impl Iterator<Item = usize> + '_ {
+    let (shape, strides) = (x.shape(), x.strides());
+    (0..x.elements()).map(move |mut index| {
+        let mut place = x.layout.offset();
+        for (&size, &stride) in shape.iter().zip(strides).rev() {
+            place = place.wrapping_add_signed((index % size) as isize * stride);
+            index /= size;
+        }
+        place
+    })
+}
+
+/// The first index outside `0..size`, if the elements can be read without waiting for anything.
+pub(crate) fn first_outside(indices: &Tensor, size: usize) -> Option<i64> {
+    let outside = |&index: &i64| usize::try_from(index).map_or(true, |index| index >= size);
+    let scan = |bytes: &[u8]| {
+        if !indices.is_contiguous() {
+            return places(indices).map(|place| i64_at(bytes, place)).find(outside);
+        }
+        let start = indices.layout.offset() * 8;
+        let bytes = bytes.get(start..start + indices.elements() * 8)?;
+        let values = || bytes.chunks_exact(8).map(|b| i64_at(b, 0));
+        // Negative indices are large unsigned ones: one maximum says whether any is wrong.
+        let largest = values().fold(0, |largest, index| largest.max(index as u64));
+        if largest < size as u64 { None } else { values().find(outside) }
+    };
+    indices.storage.peek(scan).flatten()
+}
+
+/// The bytes of a contiguous tensor, after a wait for its last write only.
+pub(crate) fn read<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    if x.is_empty() {
+        return Ok(f(&[]));
+    }
+    let size = x.dtype().size_bytes();
+    let start = x.layout.offset() * size;
+    x.storage.download(|bytes| f(bytes.get(start..start + x.elements() * size).unwrap_or_default()))
+}

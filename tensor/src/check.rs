@@ -1,0 +1,117 @@
+//! Argument checks that the ops share; the errors are built out of line, off the hot path.
+
+use std::fmt::Display;
+
+use device::{DType, Device, Error, Result};
+
+use crate::Tensor;
+
+/// Shapes that do not fit together.
+#[cold]
+#[inline(never)]
+pub(crate) fn shape_mismatch(op: &'static str, lhs: &[usize], rhs: &[usize]) -> Error {
+    Error::ShapeMismatch { op, lhs: lhs.into(), rhs: rhs.into() }
+}
+
+/// An element type other than the one needed.
+#[cold]
+#[inline(never)]
+pub(crate) fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> Error {
+    Error::DTypeMismatch { op, expected, got }
+}
+
+/// Operands on different devices.
+#[cold]
+#[inline(never)]
+pub(crate) fn device_mismatch(op: &'static str, lhs: &Device, rhs: &Device) -> Error {
+    Error::DeviceMismatch { op, lhs: lhs.name().into(), rhs: rhs.name().into() }
+}
+
+/// An element type that the op is not defined for.
+#[cold]
+#[inline(never)]
+pub(crate) fn dtype_unsupported(op: &'static str, dtype: DType) -> Error {
+    Error::DTypeUnsupported { op, dtype }
+}
+
+/// An argument with a value that the op does not accept.
+#[cold]
+#[inline(never)]
+pub(crate) fn invalid(
+    op: &'static str,
+    argument: &'static str,
+    expected: &'static str,
+    value: impl Display,
+) -> Error {
+    Error::InvalidArgument { op, argument, expected, value: value.to_string().into() }
+}
+
+/// Same device and same element type.
+#[inline]
+pub(crate) fn same_kind(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
+    same_device(op, lhs, rhs)?;
+    has_dtype(op, rhs, lhs.dtype())
+}
+
+/// Same device.
+#[inline]
+pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
+    if lhs.device() != rhs.device() {
+        return Err(device_mismatch(op, lhs.device(), rhs.device()));
+    }
+    Ok(())
+}
+
+/// The element type that the op needs.
+#[inline]
+pub(crate) fn has_dtype(op: &'static str, x: &Tensor, expected: DType) -> Result<()> {
+    if x.dtype() != expected {
+        return Err(dtype_mismatch(op, expected, x.dtype()));
+    }
+    Ok(())
+}
+
+/// A floating-point element type.
+#[inline]
+pub(crate) fn is_float(op: &'static str, x: &Tensor) -> Result<()> {
+    if !x.dtype().is_float() {
+        return Err(dtype_unsupported(op, x.dtype()));
+    }
+    Ok(())
+}
+
+/// Any element type but truth values.
+#[inline]
+pub(crate) fn is_number(op: &'static str, x: &Tensor) -> Result<()> {
+    if x.dtype() == DType::Bool {
+        return Err(dtype_unsupported(op, x.dtype()));
+    }
+    Ok(())
+}
+
+/// Whether two shapes are equal; for a few axes a loop is faster than the call that `==` makes.
+#[inline]
+pub(crate) fn same_shape(lhs: &[usize], rhs: &[usize]) -> bool {
+    lhs.len() == rhs.len() && lhs.iter().zip(rhs).all(|(a, b)| a == b)
+}
+
+/// Exactly this shape.
+#[inline]
+pub(crate) fn has_shape(op: &'static str, expected: &[usize], x: &Tensor) -> Result<()> {
+    if !same_shape(x.shape(), expected) {
+        return Err(shape_mismatch(op, expected, x.shape()));
+    }
+    Ok(())
+}
+
+/// The number of elements of a shape, as an error where their bytes do not fit an address.
+pub(crate) fn elements_of(op: &'static str, shape: &[usize]) -> Result<usize> {
+    if shape.contains(&0) {
+        return Ok(0);
+    }
+    let bytes = shape.iter().try_fold(8_usize, |n, &d| n.checked_mul(d));
+    match bytes {
+        Some(bytes) if isize::try_from(bytes).is_ok() => Ok(bytes / 8),
+        _ => Err(invalid(op, "shape", "a shape whose elements fit in memory", format_args!("{shape:?}"))),
+    }
+}

@@ -1,0 +1,200 @@
+//! Fresh tensors.
+
+use device::{DType, Device, Element, Result, Stream};
+use kernels::{Layout, Scalar};
+
+use crate::Tensor;
+use crate::bytes::encode_into;
+use crate::check::{elements_of, invalid, shape_mismatch};
+
+impl Tensor {
+    /// A tensor whose elements are whatever the memory holds, to be written by the ops that follow.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `InvalidArgument` for a shape too large to address.
+    pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+        elements_of("empty", shape)?;
+        Tensor::produce(device, Layout::contiguous(shape), dtype, |_, _| Ok(()))
+    }
+
+    /// A tensor of one value, which takes the element type.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn full(shape: &[usize], value: impl Into<Scalar>, dtype: DType, device: &Device) -> Result<Tensor> {
+        elements_of("full", shape)?;
+        Tensor::produce(device, Layout::contiguous(shape), dtype, |stream, out| {
+            kernels::fill(stream, value.into(), out)
+        })
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+        Tensor::full(shape, 0.0, dtype, device)
+    }
+
+    /// A tensor of ones.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+        Tensor::full(shape, 1.0, dtype, device)
+    }
+
+    /// Zeros of this tensor's shape and type, on its device.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn zeros_like(&self) -> Result<Tensor> {
+        Tensor::zeros(self.shape(), self.dtype, self.device())
+    }
+
+    /// Ones of this tensor's shape and type, on its device.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn ones_like(&self) -> Result<Tensor> {
+        Tensor::ones(self.shape(), self.dtype, self.device())
+    }
+
+    /// One value in this tensor's shape and type, on its device.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Tensor> {
+        Tensor::full(self.shape(), value, self.dtype, self.device())
+    }
+
+    /// A copy of host values in row-major order; their type is the element type.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1_i64, 2, 3, 4], &[2, 2], &Device::cpu())?;
+    /// assert_eq!(x.t()?.to_vec::<i64>()?, [1, 3, 2, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `ShapeMismatch` if the shape does not have as many elements; `OutOfMemory`.
+    pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Tensor> {
+        const OP: &str = "from_slice";
+        if elements_of(OP, shape)? != values.len() {
+            return Err(shape_mismatch(OP, shape, &[values.len()]));
+        }
+        let len = size_of_val(values);
+        let mut small = [0_u8; 256];
+        if let Some(bytes) = small.get_mut(..len) {
+            encode_into(values, bytes);
+            return Tensor::from_bytes(bytes, shape, T::DTYPE, device);
+        }
+        let mut bytes = vec![0; len];
+        encode_into(values, &mut bytes);
+        Tensor::from_bytes(&bytes, shape, T::DTYPE, device)
+    }
+
+    /// One value, of rank 0.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn scalar<T: Element>(value: T, device: &Device) -> Result<Tensor> {
+        Tensor::from_slice(&[value], &[], device)
+    }
+
+    /// `start, start + step, ..` up to but not including `end`.
+    ///
+    /// Shapes: `[ceil((end - start) / step)]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a step of 0, of the wrong sign or NaN, or limits that are not finite;
+    /// `DTypeUnsupported` for bool.
+    pub fn arange(
+        start: impl Into<Scalar>,
+        end: impl Into<Scalar>,
+        step: impl Into<Scalar>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        const OP: &str = "arange";
+        let (start, end, step) = (start.into(), end.into(), step.into());
+        let (from, to, by) = (start.to_f64(), end.to_f64(), step.to_f64());
+        if !(from.is_finite() && to.is_finite()) {
+            return Err(invalid(OP, "start..end", "finite", format_args!("{from}..{to}")));
+        }
+        // Also refuses NaN.
+        if !(by > 0.0 && to >= from || by < 0.0 && to <= from) {
+            return Err(invalid(OP, "step", "not 0 and in the direction of `end`", by));
+        }
+        match dtype {
+            DType::I64 | DType::U8 => {
+                let (from, to, by) = (start.to_i64(), end.to_i64(), step.to_i64());
+                if by == 0 {
+                    return Err(invalid(OP, "step", "not 0 as an integer", step.to_f64()));
+                }
+                let values = || {
+                    let next = |&v: &i64| v.checked_add(by);
+                    std::iter::successors(Some(from), next)
+                        .take_while(|&v| if by > 0 { v < to } else { v > to })
+                };
+                let count =
+                    (i128::from(to) - i128::from(from)).unsigned_abs().div_ceil(by.unsigned_abs().into());
+                let count = usize::try_from(count).unwrap_or(usize::MAX);
+                elements_of(OP, &[count])?;
+                let values: Vec<i64> = values().collect();
+                Tensor::from_slice(&values, &[values.len()], device)?.to_dtype(dtype)
+            }
+            DType::F32 | DType::F64 => {
+                // A float beyond usize saturates, and is then refused.
+                let count = ((to - from) / by).ceil() as usize;
+                elements_of(OP, &[count])?;
+                let values: Vec<f64> = (0..count).map(|i| from + i as f64 * by).collect();
+                Tensor::from_slice(&values, &[count], device)?.to_dtype(dtype)
+            }
+            dtype => Err(crate::check::dtype_unsupported(OP, dtype)),
+        }
+    }
+
+    /// `steps` values evenly spaced from `start` to `end`, both included.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless floating-point; `OutOfMemory`.
+    pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        const OP: &str = "linspace";
+        if !dtype.is_float() {
+            return Err(crate::check::dtype_unsupported(OP, dtype));
+        }
+        elements_of(OP, &[steps])?;
+        let by = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
+        // From the nearer end, so that both ends are met exactly.
+        let value = |i: usize| {
+            if i < steps / 2 || steps == 1 {
+                start + i as f64 * by
+            } else {
+                end - (steps - 1 - i) as f64 * by
+            }
+        };
+        let values: Vec<f64> = (0..steps).map(value).collect();
+        Tensor::from_slice(&values, &[steps], device)?.to_dtype(dtype)
+    }
+
+    /// The identity matrix `[n, n]`.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn eye(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        elements_of("eye", &[n, n.saturating_add(1)])?;
+        // In rows of n + 1 places the diagonal of an n by n matrix is the first column.
+        let room = Tensor::zeros(&[n, n + 1], dtype, device)?;
+        room.narrow(1, 0, 1)?.write_fill(Scalar::from(1.0))?;
+        room.reshape(&[n * (n + 1)])?.narrow(0, 0, n * n)?.reshape(&[n, n])
+    }
+
+    /// Fills a fresh tensor, which has no version to count up.
+    pub(crate) fn write_fill(&self, value: Scalar) -> Result<()> {
+        Stream::with_current(self.device(), |stream| kernels::fill(stream, value, self.view()))
+    }
+}

@@ -1,0 +1,309 @@
+//! Ops of two elements, with broadcasting, and what all elementwise ops share.
+
+use device::{DType, Result, Stream};
+use kernels::{BinaryOp, CompareOp, Dims, Layout, View, broadcast_shapes};
+
+use crate::Tensor;
+use crate::check::{has_dtype, is_number, same_device, same_kind, same_shape};
+use crate::tensor::fill_storage;
+
+/// The order of axes in which a dense tensor's elements lie row-major; none for tensors with gaps or overlap.
+pub(crate) fn dense_order(layout: &Layout) -> Option<Dims> {
+    let (shape, strides) = (layout.shape(), layout.strides());
+    let mut order: Dims = (0..layout.rank()).collect();
+    order.sort_by_key(|&axis| (std::cmp::Reverse(strides[axis]), std::cmp::Reverse(shape[axis])));
+    let mut expected = 1;
+    for &axis in order.iter().rev() {
+        if shape[axis] != 1 && strides[axis] != expected {
+            return None;
+        }
+        expected *= isize::try_from(shape[axis]).ok()?;
+    }
+    Some(order)
+}
+
+/// The permutation that undoes `order`.
+pub(crate) fn inverse(order: &[usize]) -> Dims {
+    let mut back = Dims::from_elem(0, order.len());
+    for (to, &from) in order.iter().enumerate() {
+        back[from] = to;
+    }
+    back
+}
+
+impl Tensor {
+    /// One command that writes each element of a fresh tensor of type `dtype`.
+    #[inline]
+    pub(crate) fn map_to(
+        &self,
+        op: &'static str,
+        dtype: DType,
+        launch: impl Fn(&Stream, View<'_>, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        if !(self.layout.is_contiguous() && self.layout.offset() == 0) {
+            return self.map_strided(op, dtype, &launch);
+        }
+        let device = self.device();
+        let storage = fill_storage(device, &self.layout, dtype, |s, out| launch(s, self.view(), out))?;
+        Ok(Tensor { storage, layout: self.layout.clone(), dtype })
+    }
+
+    /// Dense tensors keep the order in which their elements lie, so that they take the contiguous path.
+    #[inline(never)]
+    fn map_strided(
+        &self,
+        op: &'static str,
+        dtype: DType,
+        launch: &dyn Fn(&Stream, View<'_>, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        let order = if self.is_contiguous() { None } else { dense_order(&self.layout) };
+        let Some(order) = order else {
+            let layout = Layout::contiguous(self.shape());
+            return Tensor::produce(self.device(), layout, dtype, |s, out| launch(s, self.view(), out));
+        };
+        let flat = self.layout.permute(op, &order)?;
+        let layout = Layout::contiguous(flat.shape());
+        let x = View { layout: &flat, ..self.view() };
+        let mut out = Tensor::produce(self.device(), layout, dtype, |s, out| launch(s, x, out))?;
+        out.layout = out.layout.permute(op, &inverse(&order))?;
+        Ok(out)
+    }
+
+    /// One command that writes each element of a fresh tensor from two operands, which broadcast.
+    #[inline]
+    pub(crate) fn zip_to(
+        &self,
+        op: &'static str,
+        rhs: &Tensor,
+        dtype: DType,
+        launch: impl Fn(&Stream, View<'_>, View<'_>, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        let flat = self.layout.is_contiguous() && self.layout.offset() == 0 && rhs.layout.is_contiguous();
+        if !(flat && same_shape(self.shape(), rhs.shape())) {
+            return self.zip_strided(op, rhs, dtype, &launch);
+        }
+        let device = self.device();
+        let storage =
+            fill_storage(device, &self.layout, dtype, |s, out| launch(s, self.view(), rhs.view(), out))?;
+        Ok(Tensor { storage, layout: self.layout.clone(), dtype })
+    }
+
+    #[inline(never)]
+    fn zip_strided(
+        &self,
+        op: &'static str,
+        rhs: &Tensor,
+        dtype: DType,
+        launch: &dyn Fn(&Stream, View<'_>, View<'_>, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        let shape = broadcast_shapes(op, self.shape(), rhs.shape())?;
+        // Operands that lie in the same order give a result in that order, on the contiguous path.
+        let alike = rhs.elements() == 1 || (rhs.shape() == &shape[..] && rhs.strides() == self.strides());
+        let order = if alike && self.shape() == &shape[..] && !self.is_contiguous() {
+            dense_order(&self.layout)
+        } else {
+            None
+        };
+        let mut left = self.layout.expand(op, &shape)?;
+        let mut right = rhs.layout.expand(op, &shape)?;
+        if let Some(order) = &order {
+            left = left.permute(op, order)?;
+            right = right.permute(op, order)?;
+        }
+        let (x, y) = (View { layout: &left, ..self.view() }, View { layout: &right, ..rhs.view() });
+        let layout = Layout::contiguous(left.shape());
+        let mut out = Tensor::produce(self.device(), layout, dtype, |s, out| launch(s, x, y, out))?;
+        if let Some(order) = &order {
+            out.layout = out.layout.permute(op, &inverse(order))?;
+        }
+        Ok(out)
+    }
+
+    #[inline]
+    fn arithmetic(&self, name: &'static str, op: BinaryOp, rhs: &Tensor) -> Result<Tensor> {
+        same_kind(name, self, rhs)?;
+        is_number(name, self)?;
+        self.zip_to(name, rhs, self.dtype, |stream, a, b, out| kernels::binary(stream, op, a, b, out))
+    }
+
+    #[inline]
+    fn comparison(&self, name: &'static str, op: CompareOp, rhs: &Tensor) -> Result<Tensor> {
+        same_kind(name, self, rhs)?;
+        self.zip_to(name, rhs, DType::Bool, |stream, a, b, out| kernels::compare(stream, op, a, b, out))
+    }
+
+    /// A binary op chosen at run time; see the method of its name.
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `ShapeMismatch`.
+    pub fn binary(&self, op: BinaryOp, rhs: &Tensor) -> Result<Tensor> {
+        self.arithmetic(op.name(), op, rhs)
+    }
+
+    /// A comparison chosen at run time; see the method of its name.
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
+    pub fn compare(&self, op: CompareOp, rhs: &Tensor) -> Result<Tensor> {
+        self.comparison(op.name(), op, rhs)
+    }
+
+    /// `self + rhs`, broadcasting.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let device = Device::cpu();
+    /// let column = Tensor::from_slice(&[1.0_f32, 2.0], &[2, 1], &device)?;
+    /// let row = Tensor::from_slice(&[10.0_f32, 20.0, 30.0], &[3], &device)?;
+    /// let sum = column.add(&row)?;
+    /// assert_eq!(sum.shape(), [2, 3]);
+    /// assert_eq!(sum.to_vec::<f32>()?, [11.0, 21.0, 31.0, 12.0, 22.0, 32.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `DTypeMismatch`, `DTypeUnsupported` for bool, `ShapeMismatch`.
+    #[inline]
+    pub fn add(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.arithmetic("add", BinaryOp::Add, rhs)
+    }
+
+    /// `self - rhs`, broadcasting.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[inline]
+    pub fn sub(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.arithmetic("sub", BinaryOp::Sub, rhs)
+    }
+
+    /// `self * rhs`, broadcasting.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[inline]
+    pub fn mul(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.arithmetic("mul", BinaryOp::Mul, rhs)
+    }
+
+    /// `self / rhs`, broadcasting; an integer divided by zero gives 0.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[inline]
+    pub fn div(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.arithmetic("div", BinaryOp::Div, rhs)
+    }
+
+    /// `self ^ rhs`, broadcasting.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[inline]
+    pub fn pow(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.arithmetic("pow", BinaryOp::Pow, rhs)
+    }
+
+    /// The larger of each pair, broadcasting; NaN if either is.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[inline]
+    pub fn maximum(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.arithmetic("maximum", BinaryOp::Maximum, rhs)
+    }
+
+    /// The smaller of each pair, broadcasting; NaN if either is.
+    ///
+    /// # Errors
+    /// As [`Tensor::add`].
+    #[inline]
+    pub fn minimum(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.arithmetic("minimum", BinaryOp::Minimum, rhs)
+    }
+
+    /// `self == rhs` as bool, broadcasting; false where either is NaN.
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
+    pub fn eq(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.comparison("eq", CompareOp::Eq, rhs)
+    }
+
+    /// `self != rhs` as bool, broadcasting; true where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    pub fn ne(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.comparison("ne", CompareOp::Ne, rhs)
+    }
+
+    /// `self < rhs` as bool, broadcasting; false where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    pub fn lt(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.comparison("lt", CompareOp::Lt, rhs)
+    }
+
+    /// `self <= rhs` as bool, broadcasting; false where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    pub fn le(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.comparison("le", CompareOp::Le, rhs)
+    }
+
+    /// `self > rhs` as bool, broadcasting; false where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    pub fn gt(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.comparison("gt", CompareOp::Gt, rhs)
+    }
+
+    /// `self >= rhs` as bool, broadcasting; false where either is NaN.
+    ///
+    /// # Errors
+    /// As [`Tensor::eq`].
+    pub fn ge(&self, rhs: &Tensor) -> Result<Tensor> {
+        self.comparison("ge", CompareOp::Ge, rhs)
+    }
+
+    /// A comparison with one number, which takes the tensor's type.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or what the launch reports.
+    pub fn compare_scalar(&self, op: CompareOp, value: f64) -> Result<Tensor> {
+        let rhs = Tensor::full(&[], value, self.dtype, self.device())?;
+        self.comparison(op.name(), op, &rhs)
+    }
+
+    /// The negation of a bool tensor.
+    ///
+    /// # Errors
+    /// `DTypeMismatch` for other types.
+    pub fn logical_not(&self) -> Result<Tensor> {
+        has_dtype("logical_not", self, DType::Bool)?;
+        self.map_to("logical_not", DType::Bool, kernels::logical_not)
+    }
+
+    /// `a` where `cond` holds and `b` elsewhere; all three broadcast.
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
+    pub fn where_cond(cond: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        const OP: &str = "where_cond";
+        same_device(OP, cond, a)?;
+        has_dtype(OP, cond, DType::Bool)?;
+        same_kind(OP, a, b)?;
+        let shape = broadcast_shapes(OP, a.shape(), b.shape())?;
+        let shape = broadcast_shapes(OP, cond.shape(), &shape)?;
+        let (cond, a, b) = (cond.expand(&shape)?, a.expand(&shape)?, b.expand(&shape)?);
+        Tensor::produce(cond.device(), Layout::contiguous(&shape), a.dtype, |stream, out| {
+            kernels::where_cond(stream, cond.view(), a.view(), b.view(), out)
+        })
+    }
+}

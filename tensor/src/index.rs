@@ -1,0 +1,292 @@
+//! Joining tensors, and picking or adding elements by index.
+
+use device::{DType, Error, Result, Stream};
+use kernels::{Dims, Layout, normalize_axis};
+
+use crate::Tensor;
+use crate::check::{dtype_mismatch, has_dtype, invalid, is_number, same_device, same_kind, shape_mismatch};
+
+/// An index or label that the axis does not have.
+#[cold]
+#[inline(never)]
+pub(crate) fn out_of_range(op: &'static str, index: i64, size: usize) -> Error {
+    Error::IndexOutOfRange { op, index, size }
+}
+
+/// Checks indices on the host where that waits for nothing; elsewhere the kernel checks them itself.
+pub(crate) fn check_indices(op: &'static str, indices: &Tensor, size: usize) -> Result<()> {
+    if indices.is_empty() {
+        return Ok(());
+    }
+    match crate::bytes::first_outside(indices, size) {
+        Some(index) => Err(out_of_range(op, index, size)),
+        None => Ok(()),
+    }
+}
+
+/// Refuses an axis of `x`, other than `except`, that is shorter than in `shape`; the ranks agree.
+fn covers(op: &'static str, x: &Tensor, shape: &[usize], except: Option<usize>) -> Result<()> {
+    let short = |axis: usize| Some(axis) != except && x.shape()[axis] < shape[axis];
+    if (0..shape.len()).any(short) { Err(shape_mismatch(op, x.shape(), shape)) } else { Ok(()) }
+}
+
+impl Tensor {
+    /// Joins tensors along an axis that they have; the other axes must agree.
+    ///
+    /// Shapes: `[a, n], [b, n], ..` along axis 0 give `[a + b + .., n]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no tensors; `AxisOutOfRange`, `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    pub fn cat(tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
+        Self::join("cat", tensors, axis)
+    }
+
+    fn join(op: &'static str, tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
+        let Some((&first, rest)) = tensors.split_first() else {
+            return Err(invalid(op, "tensors", "at least one tensor", 0));
+        };
+        let at = normalize_axis(op, axis, first.rank())?;
+        let mut shape = Dims::from_slice(first.shape());
+        for &x in rest {
+            same_kind(op, first, x)?;
+            let agree = |i: usize| i == at || x.shape()[i] == shape[i];
+            if x.rank() != first.rank() || !(0..x.rank()).all(agree) {
+                return Err(shape_mismatch(op, first.shape(), x.shape()));
+            }
+            shape[at] += x.shape()[at];
+        }
+        crate::check::elements_of(op, &shape)?;
+        Stream::with_current(first.device(), |stream| {
+            let out = Tensor::allocate(stream, Layout::contiguous(&shape), first.dtype)?;
+            let mut start = 0;
+            for &x in tensors {
+                let len = x.shape()[at];
+                let part = out.layout.narrow(op, at as isize, start, len)?;
+                if !x.is_empty() {
+                    kernels::copy(stream, x.view(), out.with_layout(part).view())?;
+                }
+                start += len;
+            }
+            Ok(out)
+        })
+    }
+
+    /// Joins tensors of one shape along a new axis.
+    ///
+    /// Shapes: k tensors `[m, n]` along axis 0 give `[k, m, n]`.
+    ///
+    /// # Errors
+    /// As [`Tensor::cat`].
+    pub fn stack(tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
+        const OP: &str = "stack";
+        let Some(&first) = tensors.first() else {
+            return Err(invalid(OP, "tensors", "at least one tensor", 0));
+        };
+        let mut raised = Vec::with_capacity(tensors.len());
+        for &x in tensors {
+            if x.shape() != first.shape() {
+                return Err(shape_mismatch(OP, first.shape(), x.shape()));
+            }
+            raised.push(x.with_layout(x.layout.unsqueeze(OP, axis)?));
+        }
+        // Negative axes count in the new rank, which `join` sees.
+        Self::join(OP, &raised.iter().collect::<Vec<_>>(), axis)
+    }
+
+    /// Checks the operands of an op by a vector of indices and gives the axis.
+    fn vector_index(&self, op: &'static str, axis: isize, indices: &Tensor) -> Result<usize> {
+        same_device(op, self, indices)?;
+        has_dtype(op, indices, DType::I64)?;
+        let at = normalize_axis(op, axis, self.rank())?;
+        if indices.rank() != 1 {
+            return Err(invalid(op, "indices", "of rank 1", format_args!("shape {:?}", indices.shape())));
+        }
+        Ok(at)
+    }
+
+    /// Picks places of one axis.
+    ///
+    /// Shapes: `[m, n]` with `indices [k]` along axis 0 gives `[k, n]`.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Error, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let device = Device::cpu();
+    /// let x = Tensor::arange(0, 6, 1, DType::F32, &device)?.reshape(&[3, 2])?;
+    /// let rows = x.index_select(0, &Tensor::from_slice(&[2_i64, 0], &[2], &device)?)?;
+    /// assert_eq!(rows.to_vec::<f32>()?, [4.0, 5.0, 0.0, 1.0]);
+    /// let wrong = x.index_select(0, &Tensor::from_slice(&[3_i64], &[1], &device)?);
+    /// assert!(matches!(wrong, Err(Error::IndexOutOfRange { index: 3, size: 3, .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`, `DTypeMismatch` unless the indices are i64, `InvalidArgument` unless they have rank 1,
+    /// `DeviceMismatch`. `IndexOutOfRange` if the indices are known on the host; else the next synchronising call
+    /// reports `Async`.
+    pub fn index_select(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
+        const OP: &str = "index_select";
+        let at = self.vector_index(OP, axis, indices)?;
+        check_indices(OP, indices, self.shape()[at])?;
+        let mut shape = Dims::from_slice(self.shape());
+        shape[at] = indices.elements();
+        crate::check::elements_of(OP, &shape)?;
+        Tensor::produce(self.device(), Layout::contiguous(&shape), self.dtype, |stream, out| {
+            kernels::index_select(stream, self.view(), at as isize, indices.view(), out)
+        })
+    }
+
+    /// `out[i][j] = self[indices[i][j]][j]` for axis 0, and so on for the others.
+    ///
+    /// Shapes: `indices` has the rank of `self` and no axis larger, but for `axis`; the result has its shape.
+    ///
+    /// # Errors
+    /// As [`Tensor::index_select`], and `ShapeMismatch`.
+    pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Tensor> {
+        const OP: &str = "gather";
+        same_device(OP, self, indices)?;
+        has_dtype(OP, indices, DType::I64)?;
+        let at = normalize_axis(OP, axis, self.rank())?;
+        if indices.rank() != self.rank() {
+            return Err(shape_mismatch(OP, self.shape(), indices.shape()));
+        }
+        covers(OP, self, indices.shape(), Some(at))?;
+        check_indices(OP, indices, self.shape()[at])?;
+        Tensor::produce(self.device(), Layout::contiguous(indices.shape()), self.dtype, |stream, out| {
+            kernels::gather(stream, self.view(), at as isize, indices.view(), out)
+        })
+    }
+
+    /// A copy to which `src` is added at places of one axis; a place named twice receives both, in order.
+    ///
+    /// Shapes: `self [m, n]`, `indices [k]`, `src [k, n]` along axis 0.
+    ///
+    /// # Errors
+    /// As [`Tensor::index_select`], and `ShapeMismatch`, `DTypeUnsupported` for bool.
+    pub fn index_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
+        let at = self.vector_index("index_add", axis, indices)?;
+        self.index_add_with("index_add", at, indices, src, Tensor::copy)
+    }
+
+    /// The gradient of [`Tensor::index_select`] from an axis of `size` places, for `self` the result's gradient.
+    ///
+    /// # Errors
+    /// As [`Tensor::index_add`].
+    pub fn index_select_grad(&self, axis: isize, indices: &Tensor, size: usize) -> Result<Tensor> {
+        const OP: &str = "index_select_grad";
+        let at = self.vector_index(OP, axis, indices)?;
+        let mut shape = Dims::from_slice(self.shape());
+        shape[at] = size;
+        crate::check::elements_of(OP, &shape)?;
+        // Stands for the zeros in the checks, without their memory.
+        let target = self.with_layout(Layout::contiguous(&shape));
+        let zeros = |_: &Tensor| Tensor::zeros(&shape, self.dtype, self.device());
+        target.index_add_with(OP, at, indices, self, zeros)
+    }
+
+    fn index_add_with(
+        &self,
+        op: &'static str,
+        at: usize,
+        indices: &Tensor,
+        src: &Tensor,
+        start: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        same_kind(op, self, src)?;
+        is_number(op, self)?;
+        let mut shape = Dims::from_slice(self.shape());
+        shape[at] = indices.elements();
+        if src.shape() != &shape[..] {
+            return Err(shape_mismatch(op, &shape, src.shape()));
+        }
+        check_indices(op, indices, self.shape()[at])?;
+        let out = start(self)?;
+        Stream::with_current(self.device(), |stream| {
+            kernels::index_add(stream, out.view(), at as isize, indices.view(), src.view())
+        })?;
+        Ok(out)
+    }
+
+    /// A copy to which `out[indices[i][j]][j] += src[i][j]` for axis 0, and so on, in a fixed order.
+    ///
+    /// Shapes: all of one rank; `indices` has no axis larger than `src`, or than `self` but for `axis`.
+    ///
+    /// # Errors
+    /// As [`Tensor::gather`], and `DTypeUnsupported` for bool.
+    pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
+        self.scatter_add_with("scatter_add", axis, indices, src, Tensor::copy)
+    }
+
+    /// The gradient of [`Tensor::gather`] from a tensor of this shape, for `self` the result's gradient.
+    ///
+    /// # Errors
+    /// As [`Tensor::scatter_add`].
+    pub fn gather_grad(&self, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        const OP: &str = "gather_grad";
+        crate::check::elements_of(OP, shape)?;
+        let target = self.with_layout(Layout::contiguous(shape));
+        let zeros = |_: &Tensor| Tensor::zeros(shape, self.dtype, self.device());
+        target.scatter_add_with(OP, axis, indices, self, zeros)
+    }
+
+    fn scatter_add_with(
+        &self,
+        op: &'static str,
+        axis: isize,
+        indices: &Tensor,
+        src: &Tensor,
+        start: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        same_kind(op, self, src)?;
+        is_number(op, self)?;
+        same_device(op, self, indices)?;
+        has_dtype(op, indices, DType::I64)?;
+        let at = normalize_axis(op, axis, self.rank())?;
+        if indices.rank() != self.rank() {
+            return Err(shape_mismatch(op, self.shape(), indices.shape()));
+        }
+        if src.rank() != self.rank() {
+            return Err(shape_mismatch(op, self.shape(), src.shape()));
+        }
+        covers(op, src, indices.shape(), None)?;
+        covers(op, self, indices.shape(), Some(at))?;
+        check_indices(op, indices, self.shape()[at])?;
+        let out = start(self)?;
+        Stream::with_current(self.device(), |stream| {
+            kernels::scatter_add(stream, out.view(), at as isize, indices.view(), src.view())
+        })?;
+        Ok(out)
+    }
+
+    /// Zeros of `size` along `axis` with `self` from place `start` on: the gradient of [`Tensor::narrow`].
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` if `self` does not fit there.
+    pub fn pad_narrow(&self, axis: isize, start: usize, size: usize) -> Result<Tensor> {
+        const OP: &str = "pad_narrow";
+        let at = normalize_axis(OP, axis, self.rank())?;
+        let mut shape = Dims::from_slice(self.shape());
+        shape[at] = size;
+        crate::check::elements_of(OP, &shape)?;
+        let part = Layout::contiguous(&shape).narrow(OP, axis, start, self.shape()[at])?;
+        let out = Tensor::zeros(&shape, self.dtype, self.device())?;
+        if !self.is_empty() {
+            Stream::with_current(self.device(), |stream| {
+                kernels::copy(stream, self.view(), out.with_layout(part).view())
+            })?;
+        }
+        Ok(out)
+    }
+
+    /// Labels or indices of one per row, checked as far as the host knows them.
+    pub(crate) fn check_labels(&self, op: &'static str, rows: usize, classes: usize) -> Result<()> {
+        if self.dtype != DType::I64 {
+            return Err(dtype_mismatch(op, DType::I64, self.dtype));
+        }
+        if self.shape() != [rows] {
+            return Err(shape_mismatch(op, &[rows], self.shape()));
+        }
+        check_indices(op, self, classes)
+    }
+}

@@ -1,0 +1,217 @@
+//! Ops that write into a tensor's storage and count its version up.
+
+use device::{Result, Stream};
+use kernels::{AdamStep, BinaryOp, Scalar, SgdStep, UnaryOp};
+
+use crate::Tensor;
+use crate::check::{has_shape, invalid, is_float, is_number, same_device, same_kind};
+use crate::elementwise::dense_order;
+
+impl Tensor {
+    /// Refuses a target where two indices share an element.
+    fn writable(&self, op: &'static str) -> Result<()> {
+        if self.layout.overlaps_itself() {
+            let strides = self.strides();
+            return Err(invalid(op, "self", "without expanded axes", format_args!("strides {strides:?}")));
+        }
+        Ok(())
+    }
+
+    /// `src` broadcast to this shape; copied first if writing here could change it under way.
+    fn source(&self, op: &'static str, src: &Tensor) -> Result<Tensor> {
+        let layout = self.layout_of(op, src)?;
+        let aliased = self.same_storage(src) && layout != self.layout;
+        if aliased { src.with_layout(layout).copy() } else { Ok(src.with_layout(layout)) }
+    }
+
+    fn layout_of(&self, op: &'static str, src: &Tensor) -> Result<kernels::Layout> {
+        if src.shape() == self.shape() { Ok(src.layout.clone()) } else { src.layout.expand(op, self.shape()) }
+    }
+
+    /// One command that writes this storage. Dense tensors are seen in the order in which they lie, so that they
+    /// take the contiguous path.
+    fn write(
+        &self,
+        op: &'static str,
+        src: Option<&Tensor>,
+        launch: impl Fn(&Stream, &Tensor, &Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let src = src.unwrap_or(self);
+        let order = if self.is_contiguous() { None } else { dense_order(&self.layout) };
+        Stream::with_current(self.device(), |stream| match order {
+            None => launch(stream, self, src),
+            Some(order) => {
+                let flat = self.with_layout(self.layout.permute(op, &order)?);
+                launch(stream, &flat, &src.with_layout(src.layout.permute(op, &order)?))
+            }
+        })?;
+        self.storage.bump_version();
+        Ok(())
+    }
+
+    fn arithmetic_(&self, name: &'static str, op: BinaryOp, rhs: &Tensor) -> Result<()> {
+        same_kind(name, self, rhs)?;
+        is_number(name, self)?;
+        self.writable(name)?;
+        let rhs = self.source(name, rhs)?;
+        self.write(name, Some(&rhs), |stream, x, rhs| {
+            kernels::binary(stream, op, x.view(), rhs.view(), x.view())
+        })
+    }
+
+    fn number_(&self, name: &'static str, op: UnaryOp) -> Result<()> {
+        is_number(name, self)?;
+        self.writable(name)?;
+        self.write(name, None, |stream, x, _| kernels::unary(stream, op, x.view(), x.view()))
+    }
+
+    /// `self += rhs`; `rhs` broadcasts to this shape.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::zeros(&[2, 2], DType::F32, &Device::cpu())?;
+    /// x.narrow(0, 1, 1)?.add_(&x.ones_like()?.narrow(0, 0, 1)?)?;
+    /// assert_eq!(x.to_vec::<f32>()?, [0.0, 0.0, 1.0, 1.0]);
+    /// assert_eq!(x.version(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `DTypeMismatch`, `DTypeUnsupported` for bool, `ShapeMismatch`; `InvalidArgument` if
+    /// `self` is expanded.
+    pub fn add_(&self, rhs: &Tensor) -> Result<()> {
+        self.arithmetic_("add_", BinaryOp::Add, rhs)
+    }
+
+    /// `self -= rhs`; `rhs` broadcasts to this shape.
+    ///
+    /// # Errors
+    /// As [`Tensor::add_`].
+    pub fn sub_(&self, rhs: &Tensor) -> Result<()> {
+        self.arithmetic_("sub_", BinaryOp::Sub, rhs)
+    }
+
+    /// `self *= rhs`; `rhs` broadcasts to this shape.
+    ///
+    /// # Errors
+    /// As [`Tensor::add_`].
+    pub fn mul_(&self, rhs: &Tensor) -> Result<()> {
+        self.arithmetic_("mul_", BinaryOp::Mul, rhs)
+    }
+
+    /// `self /= rhs`; `rhs` broadcasts to this shape.
+    ///
+    /// # Errors
+    /// As [`Tensor::add_`].
+    pub fn div_(&self, rhs: &Tensor) -> Result<()> {
+        self.arithmetic_("div_", BinaryOp::Div, rhs)
+    }
+
+    /// `self += value`.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for bool; `InvalidArgument` if `self` is expanded.
+    pub fn add_scalar_(&self, value: f64) -> Result<()> {
+        self.number_("add_scalar_", UnaryOp::AddScalar(value))
+    }
+
+    /// `self *= value`.
+    ///
+    /// # Errors
+    /// As [`Tensor::add_scalar_`].
+    pub fn mul_scalar_(&self, value: f64) -> Result<()> {
+        self.number_("mul_scalar_", UnaryOp::MulScalar(value))
+    }
+
+    /// Overwrites the elements with those of `src`, which broadcasts to this shape and may have another type.
+    ///
+    /// # Errors
+    /// `DeviceMismatch`, `ShapeMismatch`; `InvalidArgument` if `self` is expanded.
+    pub fn copy_(&self, src: &Tensor) -> Result<()> {
+        const OP: &str = "copy_";
+        same_device(OP, self, src)?;
+        self.writable(OP)?;
+        if self.same_storage(src) && self.layout == src.layout {
+            return Ok(());
+        }
+        let src = self.source(OP, src)?;
+        self.write(OP, Some(&src), |stream, x, src| kernels::copy(stream, src.view(), x.view()))
+    }
+
+    /// Overwrites every element with one value, which takes the element type.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `self` is expanded.
+    pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
+        self.writable("fill_")?;
+        let value = value.into();
+        self.write("fill_", None, |stream, x, _| kernels::fill(stream, value, x.view()))
+    }
+
+    /// Overwrites every element with 0.
+    ///
+    /// # Errors
+    /// As [`Tensor::fill_`].
+    pub fn zero_(&self) -> Result<()> {
+        self.fill_(0.0)
+    }
+
+    /// One step of stochastic gradient descent on this parameter, fused; see [`SgdStep`].
+    ///
+    /// Shapes: `grad` and `momentum_buffer` like `self`. Writes `self` and the buffer; asynchronous, ordered after
+    /// every earlier use of both.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `DeviceMismatch`; `InvalidArgument` for momentum
+    /// without a buffer, or an expanded target.
+    pub fn sgd_(&self, grad: &Tensor, momentum_buffer: Option<&Tensor>, step: SgdStep) -> Result<()> {
+        const OP: &str = "sgd_";
+        self.step_with(OP, grad)?;
+        if let Some(buffer) = momentum_buffer {
+            self.step_with(OP, buffer)?;
+            buffer.writable(OP)?;
+        }
+        Stream::with_current(self.device(), |stream| {
+            kernels::sgd_step(stream, self.view(), grad.view(), momentum_buffer.map(Tensor::view), step)
+        })?;
+        self.storage.bump_version();
+        if let Some(buffer) = momentum_buffer {
+            buffer.storage.bump_version();
+        }
+        Ok(())
+    }
+
+    /// One step of Adam or AdamW on this parameter, fused; see [`AdamStep`].
+    ///
+    /// Shapes: `grad`, the running mean `m` and the running mean square `v` like `self`. Writes `self`, `m` and `v`;
+    /// asynchronous, ordered after every earlier use of them.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `DeviceMismatch`; `InvalidArgument` for step 0, or an
+    /// expanded target.
+    pub fn adam_(&self, grad: &Tensor, m: &Tensor, v: &Tensor, step: AdamStep) -> Result<()> {
+        const OP: &str = "adam_";
+        self.step_with(OP, grad)?;
+        for state in [m, v] {
+            self.step_with(OP, state)?;
+            state.writable(OP)?;
+        }
+        Stream::with_current(self.device(), |stream| {
+            kernels::adam_step(stream, self.view(), grad.view(), m.view(), v.view(), step)
+        })?;
+        for written in [self, m, v] {
+            written.storage.bump_version();
+        }
+        Ok(())
+    }
+
+    /// Checks a parameter and one operand of its step.
+    fn step_with(&self, op: &'static str, other: &Tensor) -> Result<()> {
+        is_float(op, self)?;
+        same_kind(op, self, other)?;
+        has_shape(op, self.shape(), other)?;
+        self.writable(op)
+    }
+}

@@ -1,0 +1,45 @@
+//! Strided tensors on streams, with every op that needs no gradient.
+//!
+//! A [`Tensor`] is a shared storage, a [`Layout`] over it and a [`DType`]. Ops run on the current [`Stream`]
+//! of the tensors' device and return at once; the device orders them by what they read and write, so a
+//! tensor may be used on any stream. A host read waits only for the last write of what it reads.
+//!
+//! - Names, broadcasting, negative axes and the treatment of NaN follow torch and NumPy.
+//! - Element types are never promoted: mixed types are [`Error::DTypeMismatch`]. Scalars take the tensor's type.
+//! - Tensors are values; the ops whose name ends in `_` write in place and count the storage's version up.
+//!
+//! ```
+//! use tensor::{DType, Device, Tensor};
+//!
+//! # fn main() -> tensor::Result<()> {
+//! let device = Device::cpu();
+//! let x = Tensor::arange(0, 6, 1, DType::F32, &device)?.reshape(&[2, 3])?;
+//! let bias = Tensor::from_slice(&[10.0_f32, 20.0, 30.0], &[3], &device)?;
+//! let y = x.add(&bias)?.sum(&[1], false)?;
+//! assert_eq!(y.to_vec::<f32>()?, [63.0, 72.0]);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod check;
+mod create;
+mod display;
+mod elementwise;
+mod index;
+mod inplace;
+mod loss;
+mod matmul;
+mod random;
+mod reduce;
+mod tensor;
+mod transfer;
+mod unary;
+mod view;
+
+pub use device::{DType, Device, Element, Error, Result, Stream};
+pub use kernels::{AdamStep, BinaryOp, CompareOp, Layout, RandomKey, Scalar, SgdStep, UnaryOp, View};
+pub use random::{Generator, next_key, seed, with_generator};
+pub use tensor::Tensor;
+pub use unary::Gelu;

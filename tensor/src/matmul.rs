@@ -1,0 +1,156 @@
+//! Products of matrices.
+
+use device::Result;
+use kernels::{Accumulate, Dims, Layout, broadcast_shapes};
+
+use crate::Tensor;
+use crate::check::{elements_of, invalid, is_float, same_kind, shape_mismatch};
+
+impl Tensor {
+    /// The matrix product, by torch's rules.
+    ///
+    /// Shapes: `[m,k] x [k,n] -> [m,n]`; `[k] x [k] -> []`; `[k] x [k,n] -> [n]`; `[m,k] x [k] -> [m]`;
+    /// `[..,m,k] x [..,k,n] -> [..,m,n]`, where the leading axes broadcast. Transposed views are not copied.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let device = Device::cpu();
+    /// let a = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0], &[2, 2], &device)?;
+    /// assert_eq!(a.matmul(&a.t()?)?.to_vec::<f32>()?, [5.0, 11.0, 11.0, 25.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `InvalidArgument` for scalars, `DTypeUnsupported` unless floating-point, `DTypeMismatch`,
+    /// `DeviceMismatch`.
+    pub fn matmul(&self, rhs: &Tensor) -> Result<Tensor> {
+        const OP: &str = "matmul";
+        is_float(OP, self)?;
+        same_kind(OP, self, rhs)?;
+        let mismatch = || shape_mismatch(OP, self.shape(), rhs.shape());
+        match (self.shape(), rhs.shape()) {
+            (&[m, k], &[inner, n]) => {
+                if k != inner {
+                    return Err(mismatch());
+                }
+                self.product(rhs, &[m, n])
+            }
+            ([], _) | (_, []) => {
+                let shapes = format!("{:?} and {:?}", self.shape(), rhs.shape());
+                Err(invalid(OP, "operands", "of rank 1 at least", shapes))
+            }
+            (&[k], _) => {
+                if rhs.shape()[rhs.rank().saturating_sub(2)] != k {
+                    return Err(mismatch());
+                }
+                let mut out = self.with_layout(self.layout.unsqueeze(OP, 0)?).matrices(rhs)?;
+                // The axis of m = 1 goes; a vector on the right has removed its own already.
+                let axis = if rhs.rank() == 1 { -1 } else { -2 };
+                out.layout = out.layout.squeeze(OP, axis)?;
+                Ok(out)
+            }
+            (_, &[k]) => {
+                if self.shape()[self.rank() - 1] != k {
+                    return Err(mismatch());
+                }
+                self.matrices(rhs)
+            }
+            (lhs, right) => {
+                if lhs[lhs.len() - 1] != right[right.len() - 2] {
+                    return Err(mismatch());
+                }
+                self.matrices(rhs)
+            }
+        }
+    }
+
+    /// `self` of rank 2 at least, by a matrix, stack of matrices or vector; the inner axes agree.
+    fn matrices(&self, rhs: &Tensor) -> Result<Tensor> {
+        const OP: &str = "matmul";
+        if rhs.rank() == 1 {
+            let column = rhs.with_layout(rhs.layout.unsqueeze(OP, 1)?);
+            let mut out = self.matrices(&column)?;
+            out.layout = out.layout.squeeze(OP, -1)?;
+            return Ok(out);
+        }
+        let (lhs_shape, rhs_shape) = (self.shape(), rhs.shape());
+        let (m, k) = (lhs_shape[self.rank() - 2], lhs_shape[self.rank() - 1]);
+        let n = rhs_shape[rhs.rank() - 1];
+        if rhs.rank() == 2 {
+            // One right-hand matrix for all: the rows of all left-hand matrices are one tall matrix.
+            let rows = lhs_shape[..self.rank() - 1].iter().product();
+            let mut shape = Dims::from_slice(&lhs_shape[..self.rank() - 1]);
+            shape.push(n);
+            elements_of(OP, &shape)?;
+            if let Some(tall) = self.layout.reshape(OP, &[rows, k])? {
+                let mut out = self.with_layout(tall).product(rhs, &[rows, n])?;
+                out.layout = Layout::contiguous(&shape);
+                return Ok(out);
+            }
+        }
+        let batch = broadcast_shapes(OP, &lhs_shape[..self.rank() - 2], &rhs_shape[..rhs.rank() - 2])
+            .map_err(|_| shape_mismatch(OP, lhs_shape, rhs_shape))?;
+        let with = |tail: [usize; 2]| {
+            let mut shape = batch.clone();
+            shape.extend_from_slice(&tail);
+            shape
+        };
+        let shape = with([m, n]);
+        elements_of(OP, &shape)?;
+        let lhs = self.with_layout(self.layout.expand(OP, &with([m, k]))?);
+        let rhs = rhs.with_layout(rhs.layout.expand(OP, &with([k, n]))?);
+        lhs.product(&rhs, &shape)
+    }
+
+    /// One launch: both operands have the batch axes of `shape` already.
+    #[inline]
+    fn product(&self, rhs: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        Tensor::produce(self.device(), Layout::contiguous(shape), self.dtype, |stream, out| {
+            kernels::matmul(stream, self.view(), rhs.view(), out, Accumulate::Overwrite)
+        })
+    }
+
+    /// `self @ weight^T + bias`, fused.
+    ///
+    /// Shapes: `self [.., in]`, `weight [out, in]`, `bias [out]` -> `[.., out]`.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeUnsupported` unless floating-point, `DTypeMismatch`, `DeviceMismatch`;
+    /// `InvalidArgument` if `self` is a scalar.
+    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        const OP: &str = "linear";
+        is_float(OP, self)?;
+        same_kind(OP, self, weight)?;
+        let Some((&k, lead)) = self.shape().split_last() else {
+            return Err(invalid(OP, "input", "of rank 1 at least", "a scalar"));
+        };
+        let &[n, inner] = weight.shape() else {
+            return Err(shape_mismatch(OP, self.shape(), weight.shape()));
+        };
+        if inner != k {
+            return Err(shape_mismatch(OP, self.shape(), weight.shape()));
+        }
+        if let Some(bias) = bias {
+            same_kind(OP, self, bias)?;
+            if bias.shape() != [n] {
+                return Err(shape_mismatch(OP, &[n], bias.shape()));
+            }
+        }
+        let rows: usize = lead.iter().product();
+        let weight = weight.with_layout(weight.layout.transpose(OP, 0, 1)?);
+        let flat = if self.rank() == 2 { self.clone() } else { self.reshape(&[rows, k])? };
+        let layout = Layout::contiguous(&[rows, n]);
+        let mut out = Tensor::produce(self.device(), layout, self.dtype, |stream, out| match bias {
+            Some(bias) => kernels::linear(stream, flat.view(), weight.view(), bias.view(), out),
+            None => kernels::matmul(stream, flat.view(), weight.view(), out, Accumulate::Overwrite),
+        })?;
+        if self.rank() != 2 {
+            let mut shape = Dims::from_slice(lead);
+            shape.push(n);
+            out.layout = Layout::contiguous(&shape);
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,285 @@
+//! Reductions over axes, and the softmax family.
+
+use device::{DType, Result, Stream};
+use kernels::{Dims, Layout, ReduceOp, Strides, View, normalize_axes, normalize_axis};
+
+use crate::Tensor;
+use crate::check::{has_shape, invalid, is_float, is_number, same_kind, shape_mismatch};
+
+/// `shape` with the reduced axes at size 1, or without them.
+fn reduced_shape(shape: &[usize], axes: &[usize], keepdim: bool) -> Dims {
+    let mut out = Dims::with_capacity(shape.len());
+    for (axis, &size) in shape.iter().enumerate() {
+        if !axes.contains(&axis) {
+            out.push(size);
+        } else if keepdim {
+            out.push(1);
+        }
+    }
+    out
+}
+
+/// Axes as the launchers take them, where none at all would mean every axis.
+fn signed(axes: &[usize]) -> Strides {
+    axes.iter().map(|&axis| axis as isize).collect()
+}
+
+impl Tensor {
+    /// The axes counted from the front; a scalar has one axis of one element, as in torch.
+    fn axes(&self, op: &'static str, axes: &[isize]) -> Result<Dims> {
+        if self.rank() == 0 {
+            normalize_axes(op, axes, 1)?;
+            return Ok(Dims::new());
+        }
+        normalize_axes(op, axes, self.rank())
+    }
+
+    /// Refuses an empty axis where the result would be no element of the tensor.
+    fn axes_not_empty(&self, op: &'static str, axes: &[usize]) -> Result<()> {
+        if axes.iter().any(|&axis| self.shape()[axis] == 0) {
+            let shape = self.shape();
+            return Err(invalid(
+                op,
+                "axes",
+                "axes that are not empty",
+                format_args!("{axes:?} of {shape:?}"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// One command that reduces `axes` into a fresh tensor.
+    fn reduce_to(
+        &self,
+        axes: &[usize],
+        keepdim: bool,
+        dtype: DType,
+        launch: impl Fn(&Stream, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        let shape = reduced_shape(self.shape(), axes, keepdim);
+        Tensor::produce(self.device(), Layout::contiguous(&shape), dtype, launch)
+    }
+
+    fn reduce(&self, op: ReduceOp, axes: &[usize], keepdim: bool) -> Result<Tensor> {
+        self.reduce_to(axes, keepdim, self.dtype, |stream, out| {
+            kernels::reduce(stream, op, self.view(), &signed(axes), out)
+        })
+    }
+
+    /// Sums of bool and u8 are counted in i64.
+    fn wide(&self) -> Result<Tensor> {
+        match self.dtype {
+            DType::Bool | DType::U8 => self.to_dtype(DType::I64),
+            _ => Ok(self.clone()),
+        }
+    }
+
+    /// The sum over `axes`, all of them if none is named; bool and u8 sum to i64, and an empty sum is 0.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::ones(&[2, 3], DType::F32, &Device::cpu())?;
+    /// assert_eq!(x.sum(&[], false)?.item::<f32>()?, 6.0);
+    /// assert_eq!(x.sum(&[-1], true)?.shape(), [2, 1]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` for an axis named twice.
+    pub fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
+        let axes = self.axes("sum", axes)?;
+        self.wide()?.reduce(ReduceOp::Sum, &axes, keepdim)
+    }
+
+    /// The product over `axes`, all of them if none is named; an empty product is 1.
+    ///
+    /// # Errors
+    /// As [`Tensor::sum`].
+    pub fn prod(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
+        let axes = self.axes("prod", axes)?;
+        self.wide()?.reduce(ReduceOp::Prod, &axes, keepdim)
+    }
+
+    /// The mean over `axes`, all of them if none is named; NaN over no elements.
+    ///
+    /// # Errors
+    /// As [`Tensor::sum`], and `DTypeUnsupported` unless floating-point.
+    pub fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
+        is_float("mean", self)?;
+        let axes = self.axes("mean", axes)?;
+        self.reduce(ReduceOp::Mean, &axes, keepdim)
+    }
+
+    /// The largest element over `axes`, all of them if none is named; NaN if any element is.
+    ///
+    /// # Errors
+    /// As [`Tensor::sum`]; `InvalidArgument` over an empty axis, `DTypeUnsupported` for bool.
+    pub fn max(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
+        is_number("max", self)?;
+        let axes = self.axes("max", axes)?;
+        self.axes_not_empty("max", &axes)?;
+        self.reduce(ReduceOp::Max, &axes, keepdim)
+    }
+
+    /// The smallest element over `axes`, all of them if none is named; NaN if any element is.
+    ///
+    /// # Errors
+    /// As [`Tensor::max`].
+    pub fn min(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
+        is_number("min", self)?;
+        let axes = self.axes("min", axes)?;
+        self.axes_not_empty("min", &axes)?;
+        self.reduce(ReduceOp::Min, &axes, keepdim)
+    }
+
+    /// The index of the first largest element along `axis`, as i64; the first NaN if there is one.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` over an empty axis, `DTypeUnsupported` for bool.
+    pub fn argmax(&self, axis: isize, keepdim: bool) -> Result<Tensor> {
+        const OP: &str = "argmax";
+        is_number(OP, self)?;
+        if self.rank() == 0 {
+            normalize_axis(OP, axis, 1)?;
+            return Tensor::zeros(&[], DType::I64, self.device());
+        }
+        let axis = normalize_axis(OP, axis, self.rank())?;
+        self.axes_not_empty(OP, &[axis])?;
+        self.reduce_to(&[axis], keepdim, DType::I64, |stream, out| {
+            kernels::argmax(stream, self.view(), axis as isize, out)
+        })
+    }
+
+    /// The index of the first smallest element along `axis`, as i64; the first NaN if there is one.
+    ///
+    /// # Errors
+    /// As [`Tensor::argmax`], and `DTypeUnsupported` for u8, which has no negatives.
+    pub fn argmin(&self, axis: isize, keepdim: bool) -> Result<Tensor> {
+        if self.dtype == DType::U8 {
+            return Err(crate::check::dtype_unsupported("argmin", self.dtype));
+        }
+        self.neg()?.argmax(axis, keepdim)
+    }
+
+    /// The variance over `axes`, `sum((x - mean)^2) / (n - correction)`, in two passes.
+    ///
+    /// `correction` 1 gives the unbiased estimate; NaN where `n <= correction` leaves nothing to divide by.
+    ///
+    /// # Errors
+    /// As [`Tensor::mean`].
+    pub fn var(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+        is_float("var", self)?;
+        let axes = self.axes("var", axes)?;
+        self.reduce_to(&axes, keepdim, self.dtype, |stream, out| {
+            kernels::var(stream, self.view(), &signed(&axes), correction, out)
+        })
+    }
+
+    /// `log(sum(e ^ self))` over `axes`, without overflow; -inf over no elements.
+    ///
+    /// # Errors
+    /// As [`Tensor::mean`].
+    pub fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
+        is_float("logsumexp", self)?;
+        let axes = self.axes("logsumexp", axes)?;
+        self.reduce_to(&axes, keepdim, self.dtype, |stream, out| {
+            kernels::logsumexp(stream, self.view(), &signed(&axes), out)
+        })
+    }
+
+    /// Sums the axes along which `shape` would broadcast to this shape: the gradient of broadcasting.
+    ///
+    /// Shapes: `[m, n]` to `[n]`, `[1, n]`, `[m, 1]` or `[]`. Of equal shapes nothing is copied.
+    ///
+    /// # Errors
+    /// `ShapeMismatch` if `shape` does not broadcast to this shape.
+    pub fn sum_to(&self, shape: &[usize]) -> Result<Tensor> {
+        const OP: &str = "sum_to";
+        if shape == self.shape() {
+            return Ok(self.clone());
+        }
+        let Some(extra) = self.rank().checked_sub(shape.len()) else {
+            return Err(shape_mismatch(OP, self.shape(), shape));
+        };
+        let mut axes: Dims = (0..extra).collect();
+        for (axis, (&have, &want)) in self.shape()[extra..].iter().zip(shape).enumerate() {
+            if have == want {
+                continue;
+            }
+            if want != 1 {
+                return Err(shape_mismatch(OP, self.shape(), shape));
+            }
+            axes.push(extra + axis);
+        }
+        let mut sum = self.reduce(ReduceOp::Sum, &axes, true)?;
+        sum.layout = Layout::contiguous(shape);
+        Ok(sum)
+    }
+
+    /// One axis counted from the front; a scalar is seen as one element of rank 1.
+    fn along(
+        &self,
+        op: &'static str,
+        axis: isize,
+        launch: impl Fn(&Stream, &Tensor, usize, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        is_float(op, self)?;
+        let at = normalize_axis(op, axis, self.rank().max(1))?;
+        let one = if self.rank() == 0 { Some(self.reshape(&[1])?) } else { None };
+        let x = one.as_ref().unwrap_or(self);
+        let layout = Layout::contiguous(x.shape());
+        let mut out = Tensor::produce(self.device(), layout, self.dtype, |s, out| launch(s, x, at, out))?;
+        if one.is_some() {
+            out.layout = Layout::contiguous(&[]);
+        }
+        Ok(out)
+    }
+
+    /// `e ^ self` divided by its sum along `axis`, without overflow.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `DTypeUnsupported` unless floating-point.
+    pub fn softmax(&self, axis: isize) -> Result<Tensor> {
+        self.along("softmax", axis, |stream, x, axis, out| {
+            kernels::softmax(stream, x.view(), axis as isize, out)
+        })
+    }
+
+    /// `self - logsumexp(self)` along `axis`: the logarithm of [`Tensor::softmax`].
+    ///
+    /// # Errors
+    /// As [`Tensor::softmax`].
+    pub fn log_softmax(&self, axis: isize) -> Result<Tensor> {
+        self.along("log_softmax", axis, |stream, x, axis, out| {
+            kernels::log_softmax(stream, x.view(), axis as isize, out)
+        })
+    }
+
+    /// `y * (g - sum(g * y))` along `axis`, for `self = y` the result of [`Tensor::softmax`].
+    ///
+    /// # Errors
+    /// As [`Tensor::softmax`], and `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
+    pub fn softmax_grad(&self, g: &Tensor, axis: isize) -> Result<Tensor> {
+        same_kind("softmax_grad", self, g)?;
+        has_shape("softmax_grad", self.shape(), g)?;
+        self.along("softmax_grad", axis, |stream, y, axis, out| {
+            let g = g.with_layout(g.layout.expand("softmax_grad", y.shape())?);
+            kernels::softmax_grad(stream, y.view(), g.view(), axis as isize, out)
+        })
+    }
+
+    /// `g - e ^ y * sum(g)` along `axis`, for `self = y` the result of [`Tensor::log_softmax`].
+    ///
+    /// # Errors
+    /// As [`Tensor::softmax_grad`].
+    pub fn log_softmax_grad(&self, g: &Tensor, axis: isize) -> Result<Tensor> {
+        same_kind("log_softmax_grad", self, g)?;
+        has_shape("log_softmax_grad", self.shape(), g)?;
+        self.along("log_softmax_grad", axis, |stream, y, axis, out| {
+            let g = g.with_layout(g.layout.expand("log_softmax_grad", y.shape())?);
+            kernels::log_softmax_grad(stream, y.view(), g.view(), axis as isize, out)
+        })
+    }
+}

@@ -1,0 +1,156 @@
+//! The tensor itself: a storage, a layout, an element type.
+
+use std::sync::Arc;
+
+use device::{Buffer, DType, Device, Result, Stream};
+use kernels::{Layout, View};
+
+/// An n-dimensional array on a device.
+///
+/// Cloning is cheap and shares the storage, as views do. Dropping never blocks: the storage goes back to the
+/// device's memory pool, which reuses it only after its last readers on every stream.
+///
+/// ```
+/// use tensor::{DType, Device, Tensor};
+///
+/// # fn main() -> tensor::Result<()> {
+/// let x = Tensor::zeros(&[2, 3], DType::F32, &Device::cpu())?;
+/// let row = x.narrow(0, 1, 1)?;
+/// assert_eq!((row.shape(), row.same_storage(&x)), (&[1, 3][..], true));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Tensor {
+    pub(crate) storage: Arc<Buffer>,
+    pub(crate) layout: Layout,
+    pub(crate) dtype: DType,
+}
+
+/// A fresh storage, written by one command through `layout`.
+///
+/// Gives the storage alone: a whole tensor would be moved through the layers between here and the caller.
+#[inline]
+pub(crate) fn fill_storage(
+    device: &Device,
+    layout: &Layout,
+    dtype: DType,
+    launch: impl FnOnce(&Stream, View<'_>) -> Result<()>,
+) -> Result<Arc<Buffer>> {
+    Stream::with_current(device, |stream| {
+        let bytes = layout.elements().saturating_mul(dtype.size_bytes());
+        let storage = Arc::new(allocator::allocate(stream, bytes)?);
+        launch(stream, View { buffer: &storage, dtype, layout })?;
+        Ok(storage)
+    })
+}
+
+impl Tensor {
+    /// A fresh tensor, written by one command; `layout` starts at offset 0 and has no gaps.
+    #[inline]
+    pub(crate) fn produce(
+        device: &Device,
+        layout: Layout,
+        dtype: DType,
+        launch: impl FnOnce(&Stream, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        let storage = fill_storage(device, &layout, dtype, launch)?;
+        Ok(Tensor { storage, layout, dtype })
+    }
+
+    /// A fresh contiguous tensor for a command on `stream` to fill.
+    #[inline]
+    pub(crate) fn allocate(stream: &Stream, layout: Layout, dtype: DType) -> Result<Tensor> {
+        let buffer = allocator::allocate(stream, layout.elements().saturating_mul(dtype.size_bytes()))?;
+        Ok(Tensor { storage: Arc::new(buffer), layout, dtype })
+    }
+
+    /// The same storage under another layout.
+    #[inline]
+    pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
+        Tensor { storage: Arc::clone(&self.storage), layout, dtype: self.dtype }
+    }
+
+    /// The size of each axis.
+    #[inline]
+    pub fn shape(&self) -> &[usize] {
+        self.layout.shape()
+    }
+
+    /// The distance between neighbours along each axis, in elements; 0 along an expanded axis.
+    #[inline]
+    pub fn strides(&self) -> &[isize] {
+        self.layout.strides()
+    }
+
+    /// The type of the elements.
+    #[inline]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The device that holds the elements.
+    #[inline]
+    pub fn device(&self) -> &Device {
+        self.storage.device()
+    }
+
+    /// The number of axes.
+    #[inline]
+    pub fn rank(&self) -> usize {
+        self.layout.rank()
+    }
+
+    /// The number of elements.
+    #[inline]
+    pub fn elements(&self) -> usize {
+        self.layout.elements()
+    }
+
+    /// Whether there are no elements.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.elements() == 0
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    #[inline]
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+
+    /// Shape, strides and offset.
+    #[inline]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The storage that views of this tensor share.
+    #[inline]
+    pub fn buffer(&self) -> &Buffer {
+        &self.storage
+    }
+
+    /// The tensor as kernels take it.
+    #[inline]
+    pub fn view(&self) -> View<'_> {
+        View { buffer: &self.storage, dtype: self.dtype, layout: &self.layout }
+    }
+
+    /// How often the storage has been written in place, by any of its views.
+    #[inline]
+    pub fn version(&self) -> u32 {
+        self.storage.version()
+    }
+
+    /// Whether nobody else shares the storage, so that a change in place is seen by nobody.
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1
+    }
+
+    /// Whether both are views of one storage.
+    #[inline]
+    pub fn same_storage(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+}

@@ -1,0 +1,91 @@
+//! Between host and device, between devices, between element types.
+
+use device::{DType, Device, Element, Result};
+use kernels::Layout;
+
+use crate::Tensor;
+use crate::bytes::{decode, read};
+use crate::check::{has_dtype, invalid};
+
+impl Tensor {
+    /// The elements in row-major order; waits for the last write of this tensor's storage, for nothing else.
+    ///
+    /// # Errors
+    /// `DTypeMismatch` unless `T` is the tensor's type; `Async` if a command that led here failed.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        has_dtype("to_vec", self, T::DTYPE)?;
+        read(&self.contiguous()?, decode)
+    }
+
+    /// The only element; waits as [`Tensor::to_vec`].
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// assert_eq!(Tensor::scalar(2.5_f32, &Device::cpu())?.item::<f32>()?, 2.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::to_vec`], and `InvalidArgument` unless there is exactly one element.
+    pub fn item<T: Element>(&self) -> Result<T> {
+        const OP: &str = "item";
+        has_dtype(OP, self, T::DTYPE)?;
+        let first = if self.elements() == 1 { read(self, decode::<T>)?.first().copied() } else { None };
+        first.ok_or_else(|| {
+            invalid(OP, "self", "exactly one element", format_args!("shape {:?}", self.shape()))
+        })
+    }
+
+    /// The same values in another element type; `self` if it has that type already.
+    ///
+    /// Floats become integers by truncation, NaN 0, and what does not fit the nearest that does; integers wrap
+    /// around; numbers become bool by `x != 0`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or what the launch reports.
+    pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
+        if dtype == self.dtype {
+            return Ok(self.clone());
+        }
+        self.copy_as(dtype)
+    }
+
+    /// A contiguous copy with a storage of its own.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or what the launch reports.
+    pub fn copy(&self) -> Result<Tensor> {
+        self.copy_as(self.dtype)
+    }
+
+    fn copy_as(&self, dtype: DType) -> Result<Tensor> {
+        Tensor::produce(self.device(), Layout::contiguous(self.shape()), dtype, |stream, out| {
+            kernels::copy(stream, self.view(), out)
+        })
+    }
+
+    /// The same elements on another device; `self` if they are there already.
+    ///
+    /// Waits for the last write of this tensor's storage.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `Async` if a command that led here failed.
+    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        if device == self.device() {
+            return Ok(self.clone());
+        }
+        let x = self.contiguous()?;
+        // The bytes are kept: a device must not be called from within another's read.
+        let bytes = read(&x, <[u8]>::to_vec)?;
+        Tensor::from_bytes(&bytes, x.shape(), x.dtype, device)
+    }
+
+    /// A fresh tensor with these bytes; the host may reuse them at once.
+    pub(crate) fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+        Tensor::produce(device, Layout::contiguous(shape), dtype, |stream, out| {
+            if bytes.is_empty() { Ok(()) } else { stream.upload("upload", out.buffer, 0, bytes) }
+        })
+    }
+}

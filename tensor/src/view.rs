@@ -1,0 +1,226 @@
+//! Views: other layouts over the same storage.
+
+use device::Result;
+use kernels::{Dims, normalize_axis};
+
+use crate::Tensor;
+use crate::check::{elements_of, invalid};
+
+impl Tensor {
+    /// The same elements in row-major order under another shape.
+    ///
+    /// A view where the strides allow it, otherwise a copy on the current stream.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::arange(0, 6, 1, DType::I64, &Device::cpu())?;
+    /// assert!(x.reshape(&[2, 3])?.same_storage(&x));
+    /// assert!(x.reshape(&[4]).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `ShapeMismatch` if the number of elements differs.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
+        if shape == self.shape() {
+            return Ok(self.clone());
+        }
+        elements_of("reshape", shape)?;
+        match self.layout.reshape("reshape", shape)? {
+            Some(layout) => Ok(self.with_layout(layout)),
+            None => {
+                let mut copy = self.copy()?;
+                copy.layout = kernels::Layout::contiguous(shape);
+                Ok(copy)
+            }
+        }
+    }
+
+    /// [`Tensor::reshape`] where one size may be -1 and follows from the others.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a second -1 or another negative size, `ShapeMismatch` if the elements do not fit.
+    pub fn reshape_infer(&self, shape: &[isize]) -> Result<Tensor> {
+        const OP: &str = "reshape_infer";
+        let wrong = || invalid(OP, "shape", "sizes of which at most one is -1", format_args!("{shape:?}"));
+        let mut dims = Dims::with_capacity(shape.len());
+        let mut open = None;
+        for (axis, &size) in shape.iter().enumerate() {
+            match usize::try_from(size) {
+                Ok(size) => dims.push(size),
+                Err(_) if size == -1 && open.is_none() => {
+                    open = Some(axis);
+                    dims.push(1);
+                }
+                Err(_) => return Err(wrong()),
+            }
+        }
+        if let Some(axis) = open {
+            let known = elements_of(OP, &dims)?;
+            if known == 0 || !self.elements().is_multiple_of(known) {
+                return Err(wrong());
+            }
+            dims[axis] = self.elements() / known;
+        }
+        self.reshape(&dims)
+    }
+
+    /// Joins the axes from `start` to `end`, both included; a scalar becomes one element of rank 1.
+    ///
+    /// Shapes: `[a, b, c, d]` flattened from 1 to 2 gives `[a, b * c, d]`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` if `end` comes before `start`.
+    pub fn flatten(&self, start: isize, end: isize) -> Result<Tensor> {
+        const OP: &str = "flatten";
+        if self.rank() == 0 {
+            normalize_axis(OP, start, 1)?;
+            normalize_axis(OP, end, 1)?;
+            return self.reshape(&[1]);
+        }
+        let first = normalize_axis(OP, start, self.rank())?;
+        let last = normalize_axis(OP, end, self.rank())?;
+        if last < first {
+            return Err(invalid(OP, "end", "an axis not before `start`", end));
+        }
+        let shape = self.shape();
+        let mut dims = Dims::from_slice(&shape[..first]);
+        dims.push(shape[first..=last].iter().product());
+        dims.extend_from_slice(&shape[last + 1..]);
+        self.reshape(&dims)
+    }
+
+    /// Swaps two axes, as a view.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`.
+    pub fn transpose(&self, a: isize, b: isize) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout.transpose("transpose", a, b)?))
+    }
+
+    /// The transposed matrix, as a view; ranks 0 and 1 are returned as they are.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for ranks above 2.
+    pub fn t(&self) -> Result<Tensor> {
+        match self.rank() {
+            0 | 1 => Ok(self.clone()),
+            2 => Ok(self.with_layout(self.layout.transpose("t", 0, 1)?)),
+            rank => Err(invalid("t", "rank", "at most 2", rank)),
+        }
+    }
+
+    /// Reorders the axes, as a view: axis `i` of the result is axis `axes[i]` of `self`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` if `axes` does not name every axis once.
+    pub fn permute(&self, axes: &[isize]) -> Result<Tensor> {
+        const OP: &str = "permute";
+        let wrong = || invalid(OP, "axes", "every axis once", format_args!("{axes:?}"));
+        if axes.len() != self.rank() {
+            return Err(wrong());
+        }
+        let mut order = Dims::with_capacity(axes.len());
+        for &axis in axes {
+            let axis = normalize_axis(OP, axis, self.rank())?;
+            if order.contains(&axis) {
+                return Err(wrong());
+            }
+            order.push(axis);
+        }
+        Ok(self.with_layout(self.layout.permute(OP, &order)?))
+    }
+
+    /// `len` places of one axis from `start`, as a view.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `IndexOutOfRange` or `InvalidArgument` if the range leaves the axis.
+    pub fn narrow(&self, axis: isize, start: usize, len: usize) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout.narrow("narrow", axis, start, len)?))
+    }
+
+    /// One place of an axis, as a view without that axis.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`, `IndexOutOfRange`.
+    pub fn select(&self, axis: isize, index: usize) -> Result<Tensor> {
+        const OP: &str = "select";
+        let at = normalize_axis(OP, axis, self.rank())?;
+        let size = self.shape()[at];
+        if index >= size {
+            return Err(crate::index::out_of_range(OP, i64::try_from(index).unwrap_or(i64::MAX), size));
+        }
+        let layout = self.layout.narrow(OP, axis, index, 1)?.squeeze(OP, axis)?;
+        Ok(self.with_layout(layout))
+    }
+
+    /// Consecutive views along one axis with these sizes.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` if the sizes do not add up to the axis.
+    pub fn split(&self, sizes: &[usize], axis: isize) -> Result<Vec<Tensor>> {
+        const OP: &str = "split";
+        let at = normalize_axis(OP, axis, self.rank())?;
+        let total = sizes.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n));
+        if total != Some(self.shape()[at]) {
+            return Err(invalid(OP, "sizes", "sizes that add up to the axis", format_args!("{sizes:?}")));
+        }
+        let mut start = 0;
+        let mut parts = Vec::with_capacity(sizes.len());
+        for &len in sizes {
+            parts.push(self.with_layout(self.layout.narrow(OP, axis, start, len)?));
+            start += len;
+        }
+        Ok(parts)
+    }
+
+    /// Broadcasts to `shape`, as a view: axes of size 1 and missing leading axes repeat.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`.
+    pub fn expand(&self, shape: &[usize]) -> Result<Tensor> {
+        if shape == self.shape() {
+            return Ok(self.clone());
+        }
+        elements_of("expand", shape)?;
+        Ok(self.with_layout(self.layout.expand("expand", shape)?))
+    }
+
+    /// Another name of [`Tensor::expand`].
+    ///
+    /// # Errors
+    /// `ShapeMismatch`.
+    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
+        self.expand(shape)
+    }
+
+    /// Removes an axis of size 1, as a view; an axis of another size stays.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`.
+    pub fn squeeze(&self, axis: isize) -> Result<Tensor> {
+        let at = normalize_axis("squeeze", axis, self.rank())?;
+        if self.shape()[at] != 1 {
+            return Ok(self.clone());
+        }
+        Ok(self.with_layout(self.layout.squeeze("squeeze", axis)?))
+    }
+
+    /// Inserts an axis of size 1 before `axis`, as a view; -1 appends one.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange` outside `-(rank + 1)..=rank`.
+    pub fn unsqueeze(&self, axis: isize) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout.unsqueeze("unsqueeze", axis)?))
+    }
+
+    /// The elements in row-major order without gaps: `self` if they are already, otherwise a copy.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or what the launch reports.
+    pub fn contiguous(&self) -> Result<Tensor> {
+        if self.is_contiguous() { Ok(self.clone()) } else { self.copy() }
+    }
+}

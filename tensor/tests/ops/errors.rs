@@ -1,0 +1,185 @@
+//! Each bad input against the error that names it; nothing is launched for it.
+
+use device::{CpuConfig, Device, Error, Result};
+use tensor::{DType, Tensor};
+
+fn zeros(shape: &[usize], dtype: DType) -> Result<Tensor> {
+    Tensor::zeros(shape, dtype, &Device::cpu())
+}
+
+fn ints(values: &[i64]) -> Result<Tensor> {
+    Tensor::from_slice(values, &[values.len()], &Device::cpu())
+}
+
+macro_rules! refused {
+    ($result:expr, $pattern:pat $(if $guard:expr)?) => {{
+        let result = $result;
+        assert!(matches!(&result, Err($pattern) $(if $guard)?), "{:?}", result.map(|_| ()));
+    }};
+}
+
+#[test]
+fn shapes_that_do_not_fit() -> Result<()> {
+    let (a, b) = (zeros(&[2, 3], DType::F32)?, zeros(&[2, 4], DType::F32)?);
+    refused!(a.add(&b), Error::ShapeMismatch { op: "add", lhs, rhs } if **lhs == [2, 3] && **rhs == [2, 4]);
+    refused!(a.matmul(&b), Error::ShapeMismatch { op: "matmul", lhs, rhs } if **lhs == [2, 3] && **rhs == [2, 4]);
+    refused!(a.lt(&b), Error::ShapeMismatch { op: "lt", .. });
+    refused!(a.reshape(&[5]), Error::ShapeMismatch { op: "reshape", .. });
+    refused!(a.expand(&[3, 3]), Error::ShapeMismatch { op: "expand", .. });
+    refused!(a.sum_to(&[2, 2]), Error::ShapeMismatch { op: "sum_to", .. });
+    refused!(a.sum_to(&[1, 2, 3]), Error::ShapeMismatch { op: "sum_to", .. });
+    refused!(a.relu_grad(&b), Error::ShapeMismatch { op: "relu_grad", .. });
+    refused!(a.softmax_grad(&b, 0), Error::ShapeMismatch { op: "softmax_grad", .. });
+    refused!(Tensor::cat(&[&a, &b], 0), Error::ShapeMismatch { op: "cat", .. });
+    refused!(Tensor::cat(&[&a, &b.unsqueeze(0)?], 0), Error::ShapeMismatch { op: "cat", .. });
+    refused!(Tensor::cat(&[], 0), Error::InvalidArgument { op: "cat", .. });
+    refused!(Tensor::stack(&[&a, &b], 0), Error::ShapeMismatch { op: "stack", .. });
+    refused!(a.linear(&b, None), Error::ShapeMismatch { op: "linear", .. });
+    refused!(a.linear(&a, Some(&zeros(&[3], DType::F32)?)), Error::ShapeMismatch { op: "linear", .. });
+    refused!(zeros(&[], DType::F32)?.matmul(&a), Error::InvalidArgument { op: "matmul", .. });
+    refused!(zeros(&[], DType::F32)?.linear(&a, None), Error::InvalidArgument { op: "linear", .. });
+    refused!(zeros(&[2], DType::F32)?.matmul(&zeros(&[3], DType::F32)?), Error::ShapeMismatch { .. });
+    refused!(a.matmul(&zeros(&[2], DType::F32)?), Error::ShapeMismatch { op: "matmul", .. });
+    refused!(zeros(&[5], DType::F32)?.matmul(&a), Error::ShapeMismatch { op: "matmul", .. });
+    let batches = (zeros(&[2, 3, 4], DType::F32)?, zeros(&[5, 4, 3], DType::F32)?);
+    refused!(batches.0.matmul(&batches.1), Error::ShapeMismatch { op: "matmul", .. });
+    refused!(Tensor::from_slice(&[1.0_f32], &[2], a.device()), Error::ShapeMismatch { op: "from_slice", .. });
+    refused!(a.unsqueeze(0)?.t(), Error::InvalidArgument { op: "t", .. });
+    Ok(())
+}
+
+#[test]
+fn types_that_do_not_fit() -> Result<()> {
+    let (a, b) = (zeros(&[2], DType::F32)?, zeros(&[2], DType::F64)?);
+    refused!(a.add(&b), Error::DTypeMismatch { op: "add", expected: DType::F32, got: DType::F64 });
+    refused!(a.add_(&b), Error::DTypeMismatch { op: "add_", .. });
+    refused!(a.to_vec::<f64>(), Error::DTypeMismatch { op: "to_vec", expected: DType::F64, got: DType::F32 });
+    refused!(a.logical_not(), Error::DTypeMismatch { op: "logical_not", .. });
+    refused!(
+        Tensor::where_cond(&a, &a, &a),
+        Error::DTypeMismatch { op: "where_cond", expected: DType::Bool, .. }
+    );
+    refused!(a.index_select(0, &b), Error::DTypeMismatch { op: "index_select", expected: DType::I64, .. });
+    refused!(a.unsqueeze(0)?.cross_entropy(&a), Error::DTypeMismatch { op: "cross_entropy", .. });
+    let (int, truth) = (zeros(&[2], DType::I64)?, zeros(&[2], DType::Bool)?);
+    refused!(int.exp(), Error::DTypeUnsupported { op: "exp", dtype: DType::I64 });
+    refused!(int.softmax(0), Error::DTypeUnsupported { op: "softmax", .. });
+    refused!(int.matmul(&int), Error::DTypeUnsupported { op: "matmul", .. });
+    refused!(truth.add(&truth), Error::DTypeUnsupported { op: "add", dtype: DType::Bool });
+    refused!(truth.max(&[], false), Error::DTypeUnsupported { op: "max", .. });
+    refused!(Tensor::arange(0, 2, 1, DType::Bool, a.device()), Error::DTypeUnsupported { op: "arange", .. });
+    Ok(())
+}
+
+#[test]
+fn devices_that_differ() -> Result<()> {
+    let here = zeros(&[2, 2], DType::F32)?;
+    let device = Device::cpu_with(CpuConfig::default());
+    let there = Tensor::zeros(&[2, 2], DType::F32, &device)?;
+    let labels = Tensor::zeros(&[2], DType::I64, &device)?;
+    let before = device.sync_stats().launches;
+    refused!(here.add(&there), Error::DeviceMismatch { op: "add", .. });
+    refused!(here.matmul(&there), Error::DeviceMismatch { op: "matmul", .. });
+    refused!(here.copy_(&there), Error::DeviceMismatch { op: "copy_", .. });
+    refused!(here.cross_entropy(&labels), Error::DeviceMismatch { op: "cross_entropy", .. });
+    refused!(here.index_select(0, &labels), Error::DeviceMismatch { op: "index_select", .. });
+    refused!(Tensor::cat(&[&here, &there], 0), Error::DeviceMismatch { op: "cat", .. });
+    refused!(there.matmul(&here), Error::DeviceMismatch { op: "matmul", .. });
+    assert_eq!(device.sync_stats().launches, before);
+    Ok(())
+}
+
+#[test]
+fn axes_that_do_not_exist() -> Result<()> {
+    let x = zeros(&[2, 3], DType::F32)?;
+    refused!(x.sum(&[2], false), Error::AxisOutOfRange { op: "sum", axis: 2, rank: 2 });
+    refused!(x.sum(&[-3], false), Error::AxisOutOfRange { op: "sum", axis: -3, rank: 2 });
+    refused!(x.sum(&[0, -2], false), Error::InvalidArgument { op: "sum", .. });
+    refused!(x.softmax(2), Error::AxisOutOfRange { op: "softmax", .. });
+    refused!(x.argmax(5, false), Error::AxisOutOfRange { op: "argmax", .. });
+    refused!(x.transpose(0, 2), Error::AxisOutOfRange { op: "transpose", .. });
+    refused!(x.permute(&[0, 2]), Error::AxisOutOfRange { op: "permute", .. });
+    refused!(x.permute(&[0, 0]), Error::InvalidArgument { op: "permute", .. });
+    refused!(x.permute(&[0]), Error::InvalidArgument { op: "permute", .. });
+    refused!(x.unsqueeze(3), Error::AxisOutOfRange { op: "unsqueeze", .. });
+    refused!(x.squeeze(2), Error::AxisOutOfRange { op: "squeeze", .. });
+    refused!(x.narrow(0, 1, 2), Error::InvalidArgument { op: "narrow", .. });
+    refused!(x.narrow(0, usize::MAX, 2), Error::InvalidArgument { op: "narrow", .. });
+    refused!(x.select(1, 3), Error::IndexOutOfRange { op: "select", index: 3, size: 3 });
+    refused!(x.pad_narrow(0, 2, 3), Error::InvalidArgument { op: "pad_narrow", .. });
+    refused!(Tensor::stack(&[&x], 3), Error::AxisOutOfRange { op: "stack", axis: 3, .. });
+    Ok(())
+}
+
+#[test]
+fn indices_out_of_range() -> Result<()> {
+    let x = zeros(&[2, 3], DType::F32)?;
+    let out = |i: i64| ints(&[0, i]);
+    refused!(x.index_select(0, &out(2)?), Error::IndexOutOfRange { op: "index_select", index: 2, size: 2 });
+    refused!(x.index_select(1, &out(-1)?), Error::IndexOutOfRange { index: -1, size: 3, .. });
+    refused!(x.gather(0, &out(5)?.unsqueeze(0)?), Error::IndexOutOfRange { op: "gather", index: 5, .. });
+    refused!(x.cross_entropy(&out(3)?), Error::IndexOutOfRange { op: "cross_entropy", index: 3, size: 3 });
+    refused!(x.cross_entropy(&out(i64::MIN)?), Error::IndexOutOfRange { index: i64::MIN, .. });
+    refused!(x.index_add(0, &out(9)?, &x), Error::IndexOutOfRange { op: "index_add", index: 9, .. });
+    refused!(x.scatter_add(1, &out(3)?.unsqueeze(0)?, &x), Error::IndexOutOfRange { op: "scatter_add", .. });
+    refused!(
+        x.index_select(0, &ints(&[0])?.unsqueeze(0)?),
+        Error::InvalidArgument { argument: "indices", .. }
+    );
+    refused!(x.cross_entropy(&ints(&[0])?), Error::ShapeMismatch { op: "cross_entropy", .. });
+    refused!(x.gather(0, &ints(&[0])?), Error::ShapeMismatch { op: "gather", .. });
+    let long = ints(&[0; 8])?.reshape(&[2, 4])?;
+    refused!(x.gather(0, &long), Error::ShapeMismatch { op: "gather", .. });
+    refused!(x.scatter_add(1, &long, &x), Error::ShapeMismatch { op: "scatter_add", .. });
+    refused!(x.gather_grad(1, &long, &[2, 9]), Error::ShapeMismatch { op: "gather_grad", .. });
+    Ok(())
+}
+
+#[test]
+fn pending_labels_out_of_range_are_reported_later() -> Result<()> {
+    let device = Device::cpu_with(CpuConfig::default());
+    let stream = device.new_stream()?;
+    let logits = Tensor::zeros(&[2, 3], DType::F32, &device)?;
+    let gate = stream.hold();
+    let labels = stream.scope(|| Tensor::full(&[2], 7.0, DType::I64, &device))?;
+    let launched = stream.scope(|| logits.cross_entropy(&labels));
+    assert!(launched.is_ok());
+    drop(gate);
+    let (losses, _) = launched?;
+    refused!(losses.to_vec::<f32>(), Error::Async { .. });
+    assert_eq!(logits.to_vec::<f32>()?, [0.0; 6]);
+    Ok(())
+}
+
+#[test]
+fn a_tensor_that_cannot_be_read_prints_its_error() -> Result<()> {
+    let device = Device::cpu_with(CpuConfig::default());
+    let stream = device.new_stream()?;
+    let gate = stream.hold();
+    let picked = stream.scope(|| {
+        let wrong = Tensor::full(&[1], 7.0, DType::I64, &device)?;
+        Tensor::zeros(&[2], DType::F32, &device)?.index_select(0, &wrong)
+    });
+    drop(gate);
+    let text = picked?.to_string();
+    assert!(text.starts_with("tensor(<index_select on stream"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn values_that_make_no_sense() -> Result<()> {
+    let device = Device::cpu();
+    for step in [0.0, -1.0, f64::NAN] {
+        let x = Tensor::arange(0.0, 1.0, step, DType::F32, &device);
+        refused!(x, Error::InvalidArgument { op: "arange", argument: "step", .. });
+    }
+    refused!(Tensor::arange(0.0, f64::INFINITY, 1.0, DType::F32, &device), Error::InvalidArgument { .. });
+    refused!(
+        Tensor::arange(0, i64::MAX, 1, DType::I64, &device),
+        Error::InvalidArgument { op: "arange", .. }
+    );
+    refused!(Tensor::zeros(&[usize::MAX, 2], DType::F32, &device), Error::InvalidArgument { op: "full", .. });
+    refused!(zeros(&[2], DType::F32)?.item::<f32>(), Error::InvalidArgument { op: "item", .. });
+    assert!(Tensor::zeros(&[0, usize::MAX], DType::F32, &device)?.is_empty());
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! Ops in place: through views, from overlapping sources, never into expanded targets.
+
+use device::{Device, Result};
+use proptest::prelude::*;
+use tensor::{AdamStep, DType, Error, SgdStep, Tensor};
+
+use crate::reference::{Plain, broadcast_pairs};
+
+proptest! {
+    #[test]
+    fn in_place_equals_out_of_place((_, b, out) in broadcast_pairs(), hows in (0_u8..4, 0_u8..4)) {
+        let x = Plain::numbered(&out, 51);
+        let y = Plain::numbered(&b, 52).f64(hows.1)?;
+        type InPlace = fn(&Tensor, &Tensor) -> Result<()>;
+        type Fresh = fn(&Tensor, &Tensor) -> Result<Tensor>;
+        let ops: [(InPlace, Fresh); 5] = [
+            (Tensor::add_, Tensor::add),
+            (Tensor::sub_, Tensor::sub),
+            (Tensor::mul_, Tensor::mul),
+            (Tensor::div_, Tensor::div),
+            (Tensor::copy_, |x, y| y.expand(x.shape())),
+        ];
+        for (in_place, fresh) in ops {
+            let target = x.f64(hows.0)?;
+            let expected = fresh(&target, &y)?.to_vec::<f64>()?;
+            in_place(&target, &y)?;
+            prop_assert_eq!(target.to_vec::<f64>()?, expected);
+            prop_assert_eq!(target.version(), 1);
+        }
+    }
+}
+
+fn square() -> Result<Tensor> {
+    Tensor::arange(0, 9, 1, DType::F32, &Device::cpu())?.reshape(&[3, 3])
+}
+
+#[test]
+fn a_view_writes_the_storage() -> Result<()> {
+    let x = square()?;
+    x.t()?.select(0, 1)?.fill_(-1.0)?;
+    assert_eq!(x.to_vec::<f32>()?, [0.0, -1.0, 2.0, 3.0, -1.0, 5.0, 6.0, -1.0, 8.0]);
+    x.narrow(0, 0, 1)?.mul_scalar_(2.0)?;
+    x.add_scalar_(1.0)?;
+    assert_eq!(x.to_vec::<f32>()?, [1.0, -1.0, 5.0, 4.0, 0.0, 6.0, 7.0, 0.0, 9.0]);
+    assert_eq!(x.version(), 3);
+    x.zero_()?;
+    assert_eq!(x.to_vec::<f32>()?, [0.0; 9]);
+    Ok(())
+}
+
+#[test]
+fn overlapping_sources_are_read_before_they_change() -> Result<()> {
+    let x = square()?;
+    x.add_(&x.t()?)?;
+    assert_eq!(x.to_vec::<f32>()?, [0.0, 4.0, 8.0, 4.0, 8.0, 12.0, 8.0, 12.0, 16.0]);
+    let x = square()?;
+    x.narrow(0, 1, 2)?.copy_(&x.narrow(0, 0, 2)?)?;
+    assert_eq!(x.to_vec::<f32>()?, [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    let x = square()?;
+    x.mul_(&x.select(0, 1)?)?;
+    assert_eq!(x.to_vec::<f32>()?, [0.0, 4.0, 10.0, 9.0, 16.0, 25.0, 18.0, 28.0, 40.0]);
+    let x = square()?;
+    x.sub_(&x)?;
+    assert_eq!(x.to_vec::<f32>()?, [0.0; 9]);
+    Ok(())
+}
+
+#[test]
+fn copies_cast() -> Result<()> {
+    let x = square()?;
+    x.copy_(&Tensor::from_slice(&[true, false, true], &[3], x.device())?)?;
+    assert_eq!(x.to_vec::<f32>()?, [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]);
+    Ok(())
+}
+
+#[test]
+fn expanded_targets_are_refused() -> Result<()> {
+    let x = Tensor::zeros(&[3], DType::F32, &Device::cpu())?;
+    let wide = x.expand(&[2, 3])?;
+    let refused = |result: Result<()>| matches!(result, Err(Error::InvalidArgument { argument: "self", .. }));
+    assert!(refused(wide.add_(&x)));
+    assert!(refused(wide.copy_(&x)));
+    assert!(refused(wide.fill_(1.0)));
+    assert!(refused(wide.mul_scalar_(2.0)));
+    assert_eq!(x.version(), 0);
+    assert!(matches!(x.add_(&wide), Err(Error::ShapeMismatch { op: "add_", .. })));
+    Ok(())
+}
+
+#[test]
+fn sgd_steps_follow_the_formula() -> Result<()> {
+    let (p, g) = (Plain::numbered(&[3, 4], 61), Plain::numbered(&[3, 4], 62));
+    let step =
+        SgdStep { lr: 0.1, momentum: 0.9, dampening: 0.0, weight_decay: 0.01, nesterov: false, first: true };
+    for how in 0..4 {
+        let (param, grad) = (p.f64(how)?, g.f64(how)?);
+        let buffer = param.zeros_like()?;
+        param.sgd_(&grad, Some(&buffer), step)?;
+        param.sgd_(&grad, Some(&buffer), SgdStep { first: false, ..step })?;
+        let expected = p.data.iter().zip(&g.data).map(|(&p, &g)| {
+            let b = g + 0.01 * p;
+            let p = p - 0.1 * b;
+            p - 0.1 * (0.9 * b + g + 0.01 * p)
+        });
+        let expected = Plain { shape: vec![3, 4], data: expected.collect() };
+        assert!(expected.matches(&param, 1e-12)?);
+        assert_eq!((param.version(), buffer.version(), grad.version()), (2, 2, 0));
+        assert!(matches!(param.sgd_(&grad, None, step), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(param.sgd_(&grad.t()?, None, step), Err(Error::ShapeMismatch { op: "sgd_", .. })));
+    }
+    Ok(())
+}
+
+#[test]
+fn adam_steps_follow_the_formula() -> Result<()> {
+    let (p, g) = (Plain::numbered(&[5], 63), Plain::numbered(&[5], 64));
+    let step = |step, decoupled| AdamStep {
+        step,
+        lr: 0.1,
+        beta1: 0.9,
+        beta2: 0.99,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        decoupled,
+    };
+    for decoupled in [false, true] {
+        let param = p.f64(2)?;
+        let (m, v) = (param.zeros_like()?, param.zeros_like()?);
+        param.adam_(&g.f64(0)?, &m, &v, step(1, decoupled))?;
+        // The first step of Adam is the sign of the gradient.
+        let expected = p.data.iter().zip(&g.data).map(|(&p, &g)| {
+            let (p, g) = if decoupled { (p * (1.0 - 0.1 * 0.1), g) } else { (p, g + 0.1 * p) };
+            p - 0.1 * g.signum()
+        });
+        let expected = Plain { shape: vec![5], data: expected.collect() };
+        assert!(expected.matches(&param, 1e-6)?);
+        assert_eq!((param.version(), m.version(), v.version()), (1, 1, 1));
+        assert!(matches!(
+            param.adam_(&g.f64(0)?, &m, &v, step(0, false)),
+            Err(Error::InvalidArgument { .. })
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! Gradients against finite differences.
+
+use tensor::{DType, Error, RandomKey, Result, Tensor};
+
+use crate::{GradOptions, Var, grad};
+
+/// How to run [`gradcheck`] and [`gradgradcheck`].
+///
+/// A derivative passes if it is within `atol + rtol |numeric|` of the numeric one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradCheck {
+    /// Half the distance between the two points of a difference.
+    pub eps: f64,
+    /// The absolute error that is allowed.
+    pub atol: f64,
+    /// The relative error that is allowed.
+    pub rtol: f64,
+    /// Seeds the output's gradient, and the directions of `fast`.
+    pub seed: u64,
+    /// Differences in one random direction of each input, in place of one for each element. Two evaluations an input;
+    /// a wrong gradient still shows, and then its elements are looked at to name the worst.
+    pub fast: bool,
+}
+
+impl Default for GradCheck {
+    fn default() -> Self {
+        GradCheck { eps: 1e-6, atol: 1e-7, rtol: 1e-6, seed: 0, fast: false }
+    }
+}
+
+/// What a check that passed has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GradCheckReport {
+    /// The largest absolute difference between an analytic and a numeric derivative.
+    pub max_error: f64,
+    /// The number of derivatives compared.
+    pub checked: usize,
+}
+
+/// Checks the gradients of `f` at `inputs` against central differences.
+///
+/// The output gets a random gradient `u`, so that an output of any shape is checked at once:
+/// `dL / dx = (L(x + eps) - L(x - eps)) / (2 eps)` with `L = Σ u f(x)`. Every element of every input is compared,
+/// on the current streams of the inputs' devices; the calling thread waits for them.
+///
+/// ```
+/// use autograd::{Device, GradCheck, Result, Tensor, gradcheck};
+/// # fn main() -> Result<()> {
+/// let x = Tensor::from_slice(&[0.5_f64, -1.0, 2.0], &[3], &Device::cpu())?;
+/// let report = gradcheck(|v| v[0].tanh()?.mul(&v[0]), &[x], GradCheck::default())?;
+/// assert_eq!(report.checked, 3);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// `GradientMismatch` with the worst element; `DTypeMismatch` unless inputs and output are F64; `InvalidArgument`
+/// for no inputs or options that make no sense; what `f` and the backward pass return.
+pub fn gradcheck(
+    f: impl Fn(&[Var]) -> Result<Var>,
+    inputs: &[Tensor],
+    options: GradCheck,
+) -> Result<GradCheckReport> {
+    Check { op: "gradcheck", f: &|inputs: &[Var]| Ok(vec![f(inputs)?]), options }.run(inputs)
+}
+
+/// Checks the second derivatives of `f` at `inputs`: those of its gradients.
+///
+/// The gradients are a function of the inputs and of the output's gradient, which is random; [`gradcheck`] is applied
+/// to that function. In a mismatch, the input after the last one is the output's gradient.
+///
+/// # Errors
+/// As for [`gradcheck`].
+pub fn gradgradcheck(
+    f: impl Fn(&[Var]) -> Result<Var>,
+    inputs: &[Tensor],
+    options: GradCheck,
+) -> Result<GradCheckReport> {
+    const OP: &str = "gradgradcheck";
+    let gradients = |vars: &[Var]| -> Result<Vec<Var>> {
+        let Some((gradient, inputs)) = vars.split_last() else { return Ok(vec![]) };
+        let output = f(inputs)?;
+        if !output.requires_grad() {
+            return Ok(vec![]);
+        }
+        let options = GradOptions {
+            create_graph: true,
+            gradients: vec![Some(gradient.clone())],
+            ..GradOptions::default()
+        };
+        Ok(grad(&[output], inputs, options)?.into_iter().flatten().collect())
+    };
+    let check = Check { op: OP, f: &gradients, options };
+    check.validate(inputs)?;
+    let output = f(&leaves(inputs))?;
+    let mut all = inputs.to_vec();
+    all.push(check.random(output.value(), Role::Outer)?);
+    check.run(&all)
+}
+
+/// What random numbers are drawn for; each role and index has numbers of its own.
+#[derive(Clone, Copy)]
+enum Role {
+    Output(usize),
+    Direction(usize),
+    Outer,
+}
+
+struct Check<'a> {
+    op: &'static str,
+    f: &'a dyn Fn(&[Var]) -> Result<Vec<Var>>,
+    options: GradCheck,
+}
+
+/// The comparison that is furthest outside, or closest to the edge of, what is allowed.
+#[derive(Default)]
+struct Worst {
+    /// Error over allowed error; infinite for NaN.
+    excess: f64,
+    mismatch: Option<Error>,
+    report: GradCheckReport,
+}
+
+fn leaves(inputs: &[Tensor]) -> Vec<Var> {
+    inputs.iter().cloned().map(Var::leaf).collect()
+}
+
+impl Check<'_> {
+    fn run(&self, inputs: &[Tensor]) -> Result<GradCheckReport> {
+        self.validate(inputs)?;
+        let leaves = leaves(inputs);
+        let outputs = (self.f)(&leaves)?;
+        let gradients = self.output_gradients(&outputs)?;
+        let weights = gradients.iter().map(Tensor::to_vec::<f64>).collect::<Result<Vec<_>>>()?;
+        let analytic = self.analytic(&leaves, outputs, &gradients)?;
+        let mut worst = Worst::default();
+        for (input, analytic) in analytic.iter().enumerate() {
+            let slope = Slope { check: self, inputs, input, weights: &weights };
+            if self.options.fast && slope.direction_agrees(analytic, &mut worst)? {
+                continue;
+            }
+            for (element, &analytic) in analytic.iter().enumerate() {
+                let numeric = slope.along(|values, step| values[element] += step)?;
+                worst.compare(&self.options, input, element, analytic, numeric);
+            }
+        }
+        worst.mismatch.map_or(Ok(worst.report), Err)
+    }
+
+    fn validate(&self, inputs: &[Tensor]) -> Result<()> {
+        let invalid = |argument, expected, value: String| {
+            Err(Error::InvalidArgument { op: self.op, argument, expected, value: value.into() })
+        };
+        let GradCheck { eps, atol, rtol, .. } = self.options;
+        if !(eps > 0.0 && eps.is_finite()) {
+            return invalid("eps", "a positive number", eps.to_string());
+        }
+        if !(atol >= 0.0 && rtol >= 0.0) {
+            return invalid("atol and rtol", "0 or more", format!("{atol} and {rtol}"));
+        }
+        if inputs.is_empty() {
+            return invalid("inputs", "at least one tensor", "none".into());
+        }
+        inputs.iter().try_for_each(|input| self.is_f64(input))
+    }
+
+    /// Differences need the precision of F64.
+    fn is_f64(&self, x: &Tensor) -> Result<()> {
+        if x.dtype() != DType::F64 {
+            return Err(Error::DTypeMismatch { op: self.op, expected: DType::F64, got: x.dtype() });
+        }
+        Ok(())
+    }
+
+    fn random(&self, like: &Tensor, role: Role) -> Result<Tensor> {
+        let op = match role {
+            Role::Output(index) => 3 * index as u64,
+            Role::Direction(index) => 3 * index as u64 + 1,
+            Role::Outer => 2,
+        };
+        Tensor::randn(like.shape(), DType::F64, RandomKey { seed: self.options.seed, op }, like.device())
+    }
+
+    fn output_gradients(&self, outputs: &[Var]) -> Result<Vec<Tensor>> {
+        let draw = |(index, output): (usize, &Var)| {
+            self.is_f64(output.value())?;
+            self.random(output.value(), Role::Output(index))
+        };
+        outputs.iter().enumerate().map(draw).collect()
+    }
+
+    /// The gradient of each input from the backward pass; zeros where there is none.
+    fn analytic(&self, leaves: &[Var], outputs: Vec<Var>, gradients: &[Tensor]) -> Result<Vec<Vec<f64>>> {
+        let (mut roots, mut given) = (Vec::new(), Vec::new());
+        for (output, gradient) in outputs.into_iter().zip(gradients) {
+            if output.requires_grad() {
+                roots.push(output);
+                given.push(Some(Var::constant(gradient.clone())));
+            }
+        }
+        if roots.is_empty() {
+            return Ok(leaves.iter().map(|leaf| vec![0.0; leaf.value().elements()]).collect());
+        }
+        let found = grad(&roots, leaves, GradOptions { gradients: given, ..GradOptions::default() })?;
+        let values = |(leaf, gradient): (&Var, Option<Var>)| match gradient {
+            Some(gradient) if gradient.shape() == leaf.shape() => gradient.value().to_vec(),
+            Some(gradient) => Err(Error::ShapeMismatch {
+                op: self.op,
+                lhs: leaf.shape().into(),
+                rhs: gradient.shape().into(),
+            }),
+            None => Ok(vec![0.0; leaf.value().elements()]),
+        };
+        leaves.iter().zip(found).map(values).collect()
+    }
+}
+
+/// Slopes of `L` at one input.
+struct Slope<'a> {
+    check: &'a Check<'a>,
+    inputs: &'a [Tensor],
+    input: usize,
+    /// The random gradient of each output.
+    weights: &'a [Vec<f64>],
+}
+
+impl Slope<'_> {
+    /// The slope of `L` when `shift` moves the input by a step.
+    fn along(&self, shift: impl Fn(&mut [f64], f64)) -> Result<f64> {
+        let eps = self.check.options.eps;
+        let values = self.inputs[self.input].to_vec::<f64>()?;
+        let (above, below) =
+            (self.outputs(&values, |v| shift(v, eps))?, self.outputs(&values, |v| shift(v, -eps))?);
+        // The outputs are subtracted one by one: their sums would lose the difference in rounding.
+        let mut difference = 0.0;
+        for ((above, below), weights) in above.iter().zip(&below).zip(self.weights) {
+            for ((above, below), weight) in above.iter().zip(below).zip(weights) {
+                difference += weight * (above - below);
+            }
+        }
+        Ok(difference / (2.0 * eps))
+    }
+
+    fn outputs(&self, values: &[f64], shift: impl Fn(&mut [f64])) -> Result<Vec<Vec<f64>>> {
+        let mut moved = values.to_vec();
+        shift(&mut moved);
+        let mut vars = leaves(self.inputs);
+        let input = &self.inputs[self.input];
+        vars[self.input] = Var::leaf(Tensor::from_slice(&moved, input.shape(), input.device())?);
+        (self.check.f)(&vars)?.iter().map(|output| output.value().to_vec()).collect()
+    }
+
+    /// Compares the slope in one random direction, and remembers it if it agrees.
+    fn direction_agrees(&self, analytic: &[f64], worst: &mut Worst) -> Result<bool> {
+        let options = &self.check.options;
+        let drawn =
+            self.check.random(&self.inputs[self.input], Role::Direction(self.input))?.to_vec::<f64>()?;
+        let norm = drawn.iter().map(|d| d * d).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+        let direction: Vec<f64> = drawn.iter().map(|d| d / norm).collect();
+        let numeric = self.along(|values, step| {
+            for (value, d) in values.iter_mut().zip(&direction) {
+                *value += step * d;
+            }
+        })?;
+        let analytic = analytic.iter().zip(&direction).map(|(a, d)| a * d).sum();
+        let mut own = Worst::default();
+        own.compare(options, self.input, 0, analytic, numeric);
+        let agrees = own.mismatch.is_none();
+        if agrees {
+            worst.report.max_error = worst.report.max_error.max(own.report.max_error);
+            worst.report.checked += 1;
+        }
+        Ok(agrees)
+    }
+}
+
+impl Worst {
+    fn compare(&mut self, options: &GradCheck, input: usize, element: usize, analytic: f64, numeric: f64) {
+        let error = (analytic - numeric).abs();
+        let allowed = options.atol + options.rtol * numeric.abs();
+        let within = error <= allowed;
+        self.report.checked += 1;
+        self.report.max_error = self.report.max_error.max(error);
+        let excess = if error.is_nan() { f64::INFINITY } else { error / allowed };
+        if !within && (self.mismatch.is_none() || excess > self.excess) {
+            self.excess = excess;
+            self.mismatch = Some(Error::GradientMismatch { input, element, analytic, numeric });
+        }
+    }
+}

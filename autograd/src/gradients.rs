@@ -1,0 +1,114 @@
+//! Gradients as values.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use tensor::{Result, Tensor};
+
+use crate::Var;
+use crate::backward::{add_gradients, on_stream};
+use crate::tape::Node;
+
+/// The gradients of the leaves that a backward pass reached, in the order in which the leaves were made.
+///
+/// Stores of several batches are merged in batch order, so that the sum does not depend on which batch was done
+/// first.
+#[derive(Clone, Default)]
+pub struct Gradients {
+    entries: Vec<Entry>,
+    /// From a leaf's address to its entry, which keeps the address from being used again.
+    index: HashMap<usize, usize>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    leaf: Arc<Node>,
+    gradient: Var,
+}
+
+fn address(node: &Arc<Node>) -> usize {
+    Arc::as_ptr(node).cast::<()>() as usize
+}
+
+impl Gradients {
+    pub(crate) fn collect(mut leaves: Vec<(Arc<Node>, Var)>) -> Gradients {
+        leaves.sort_by_key(|(leaf, _)| leaf.sequence);
+        let entries: Vec<_> = leaves.into_iter().map(|(leaf, gradient)| Entry { leaf, gradient }).collect();
+        let index = entries.iter().enumerate().map(|(at, entry)| (address(&entry.leaf), at)).collect();
+        Gradients { entries, index }
+    }
+
+    /// The gradient of a leaf, of the leaf's shape; `None` if the pass did not reach it.
+    pub fn get(&self, leaf: &Var) -> Option<Tensor> {
+        self.get_var(leaf).map(|gradient| gradient.value().clone())
+    }
+
+    /// The gradient of a leaf with its own place on the tape, which it has after a pass with `create_graph`.
+    pub fn get_var(&self, leaf: &Var) -> Option<&Var> {
+        let at = self.index.get(&address(leaf.node.as_ref()?))?;
+        self.entries.get(*at).map(|entry| &entry.gradient)
+    }
+
+    /// Puts another gradient in the place of a leaf's; does nothing and returns false if there is none.
+    pub fn replace(&mut self, leaf: &Var, gradient: Var) -> bool {
+        let at = leaf.node.as_ref().and_then(|node| self.index.get(&address(node)));
+        match at.and_then(|&at| self.entries.get_mut(at)) {
+            Some(entry) => {
+                entry.gradient = gradient;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Adds another store to this one, leaf by leaf: `self + other`. Leaves that only `other` has are taken over.
+    /// Asynchronous; runs on the current stream.
+    ///
+    /// # Errors
+    /// Whatever adding two tensors may return.
+    pub fn merge(&mut self, other: Gradients) -> Result<()> {
+        for entry in other.entries {
+            match self.index.get(&address(&entry.leaf)).and_then(|&at| self.entries.get_mut(at)) {
+                Some(mine) => add_gradients(&mut mine.gradient, &entry.gradient)?,
+                None => {
+                    self.index.insert(address(&entry.leaf), self.entries.len());
+                    self.entries.push(entry);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The gradients, in the order in which the leaves were made.
+    pub fn iter(&self) -> impl Iterator<Item = &Var> {
+        self.entries.iter().map(|entry| &entry.gradient)
+    }
+
+    /// Calls `f` with each gradient on the stream that its leaf was made on and puts what it returns in its place.
+    ///
+    /// # Errors
+    /// What `f` returns; the gradients before it are replaced by then.
+    pub fn map(&mut self, mut f: impl FnMut(&Var) -> Result<Var>) -> Result<()> {
+        for entry in &mut self.entries {
+            entry.gradient = on_stream(&entry.leaf.stream, || f(&entry.gradient))?;
+        }
+        Ok(())
+    }
+
+    /// How many leaves have a gradient.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether no leaf has a gradient.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+impl fmt::Debug for Gradients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter().map(Var::shape)).finish()
+    }
+}

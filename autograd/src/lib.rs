@@ -1,0 +1,27 @@
+//! Gradients for `tensor`: a tape that records each op's stream, and a backward pass that runs each op's gradient
+//! on the stream that its forward pass ran on.
+//!
+//! A [`Var`] is a tensor and, where a gradient may flow, its place on the tape. Gradients are values:
+//! [`Var::backward`] returns [`Gradients`], and shared leaves have no gradient field that two batches could
+//! disturb.
+
+#![forbid(unsafe_code)]
+
+mod backward;
+mod gradcheck;
+mod gradients;
+mod mode;
+pub mod ops;
+pub mod pipeline;
+mod tape;
+mod var;
+
+pub use backward::{BackwardOptions, GradOptions, grad};
+pub use gradcheck::{GradCheck, GradCheckReport, gradcheck, gradgradcheck};
+pub use gradients::Gradients;
+pub use mode::{is_recording, no_grad};
+pub use ops::Reduction;
+pub use pipeline::{ConcurrentBatches, Step};
+pub use tape::{Grads, Save, TapeEntry, Vjp, record};
+pub use tensor::{DType, Device, Error, Result, Stream, Tensor};
+pub use var::Var;

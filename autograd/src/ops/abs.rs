@@ -1,0 +1,39 @@
+//! `y = |x|`; `x' = g sign(x)`, 0 at 0.
+
+use tensor::{Device, Result};
+
+use super::one;
+use super::samples::{Draw, Sample, unary};
+use crate::{Save, Var, record};
+
+impl Var {
+    /// The absolute value `|x|`; its gradient at 0 is 0.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for truth values.
+    pub fn abs(&self) -> Result<Var> {
+        let value = self.value().abs()?;
+        Ok(record("abs", &[self], &[Save::Input(0)], value, |ctx, g| {
+            let sign = Var::constant(ctx.saved(0).value().sign()?);
+            Ok(one(g.mul(&sign)?))
+        }))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    unary(device, Draw::nonzero, Var::abs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn absolute() -> Result<()> {
+        let x = vector(&[3.0, -2.0, 0.0])?;
+        close(&x.abs()?, &[3.0, 2.0, 0.0])?;
+        close_values(&gradient(&x.abs()?, &x)?, &[1.0, -1.0, 0.0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,66 @@
+//! `y = a + b`; the gradient goes to both as it is.
+
+use tensor::{Device, Result};
+
+use super::binary::record_binary;
+use super::one;
+use super::samples::{Draw, Sample, binary, unary};
+use crate::{Var, record};
+
+impl Var {
+    /// The sum `a + b`, with broadcasting.
+    ///
+    /// ```
+    /// # use autograd::Var;
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let device = Device::cpu();
+    /// let a = Var::leaf(Tensor::from_slice(&[1.0_f32, 2.0], &[2], &device)?);
+    /// let b = Var::leaf(Tensor::scalar(3.0_f32, &device)?);
+    /// assert_eq!(a.add(&b)?.value().to_vec::<f32>()?, [4.0, 5.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    #[inline]
+    pub fn add(&self, rhs: &Var) -> Result<Var> {
+        let value = self.value().add(rhs.value())?;
+        Ok(record_binary("add", self, rhs, &[], value, |ctx, g| {
+            Ok([ctx.needs(0).then(|| g.clone()), ctx.needs(1).then(|| g.clone())])
+        }))
+    }
+
+    /// The sum `x + c` with a number.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for truth values.
+    pub fn add_scalar(&self, c: f64) -> Result<Var> {
+        let value = self.value().add_scalar(c)?;
+        Ok(record("add_scalar", &[self], &[], value, |_, g| Ok(one(g.clone()))))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    binary(device, Draw::normal, Draw::normal, Var::add)
+}
+
+pub(super) fn scalar_samples(device: &Device) -> Result<Vec<Sample>> {
+    unary(device, Draw::normal, |x| x.add_scalar(-1.5))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, vector};
+    use super::*;
+
+    #[test]
+    fn sums_and_broadcasts() -> Result<()> {
+        let (a, b) = (leaf(&[1.0, 2.0, 3.0, 4.0], &[2, 2])?, vector(&[10.0, 20.0])?);
+        let y = a.add(&b)?;
+        close(&y, &[11.0, 22.0, 13.0, 24.0])?;
+        close_values(&gradient(&y, &b)?, &[2.0, 2.0]);
+        close(&a.add_scalar(0.5)?, &[1.5, 2.5, 3.5, 4.5])
+    }
+}

@@ -1,0 +1,74 @@
+//! `loss = max(x, 0) - x t + ln(1 + e^-|x|)`; `x' = g (σ(x) - t)`, `t' = -g x`.
+
+use tensor::{CompareOp, Device, Result, Tensor};
+
+use super::Reduction;
+use super::binary::if_needed;
+use super::cross_entropy::not_empty;
+use super::mse_loss::{by_element, same_shape};
+use super::samples::Sample;
+use crate::{Grads, Save, Var, record};
+
+impl Var {
+    /// The binary cross-entropy between `σ(x)` and the target, `-t ln σ(x) - (1 - t) ln(1 - σ(x))`, without
+    /// overflow.
+    ///
+    /// Shapes: both the same; the result is a scalar, or has that shape with [`Reduction::None`].
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
+    pub fn bce_with_logits(&self, target: &Var, reduction: Reduction) -> Result<Var> {
+        const OP: &str = "bce_with_logits";
+        same_shape(OP, self, target)?;
+        not_empty(OP, "input", self.value(), reduction)?;
+        let (x, t) = (self.value(), target.value());
+        let value = x.relu()?.sub(&x.mul(t)?)?.add(&log_one_plus(&x.abs()?.neg()?.exp()?)?)?;
+        let saved = [Save::Input(0), Save::Input(1)];
+        let losses = record(OP, &[self, target], &saved, value, |ctx, g| {
+            let (x, t) = (ctx.saved(0), ctx.saved(1));
+            Ok(Grads::from_buf([
+                if_needed(ctx, 0, || x.sigmoid()?.sub(&t)?.mul(g))?,
+                if_needed(ctx, 1, || x.mul(g)?.neg())?,
+            ]))
+        });
+        reduction.apply(losses)
+    }
+}
+
+/// `ln(1 + z)` to full precision for `z` in `0..=1`: the rounding error of `u = 1 + z` is the same in `ln u` and in
+/// `u - 1`, and leaves with their ratio (Kahan).
+fn log_one_plus(z: &Tensor) -> Result<Tensor> {
+    let u = z.add_scalar(1.0)?;
+    let ratio = z.mul(&u.log()?)?.div(&u.add_scalar(-1.0)?)?;
+    Tensor::where_cond(&u.compare_scalar(CompareOp::Eq, 1.0)?, z, &ratio)
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    by_element(device, Var::bce_with_logits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn closed_form() -> Result<()> {
+        let (x, target) = (vector(&[0.0, 3.0_f64.ln()])?, vector(&[1.0, 0.0])?);
+        let losses = x.bce_with_logits(&target, Reduction::None)?;
+        close(&losses, &[2.0_f64.ln(), 4.0_f64.ln()])?;
+        close_values(&gradient(&losses, &x)?, &[-0.5, 0.75]);
+        let mean = x.bce_with_logits(&target, Reduction::Mean)?;
+        close_values(&gradient(&mean, &target)?, &[0.0, -3.0_f64.ln() / 2.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn large_logits_keep_their_precision() -> Result<()> {
+        let (x, target) = (vector(&[800.0, -800.0, 40.0])?, vector(&[1.0, 1.0, 1.0])?);
+        let losses = x.bce_with_logits(&target, Reduction::None)?.value().to_vec::<f64>()?;
+        assert_eq!(losses[..2], [0.0, 800.0]);
+        assert!((losses[2] / (-40.0_f64).exp() - 1.0).abs() < 1e-12);
+        Ok(())
+    }
+}

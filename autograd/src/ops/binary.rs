@@ -1,0 +1,81 @@
+//! What the elementwise ops of two operands share: broadcasting and what they save.
+
+use smallvec::SmallVec;
+use tensor::{Result, Tensor};
+
+use super::Dims;
+use crate::{Grads, Save, Var, Vjp, record};
+
+/// Records an elementwise op whose `vjp` is written as if both operands had the output's shape.
+///
+/// Where they were broadcast, their gradients are summed back. Equal shapes keep no shapes, so that the
+/// recorded gradient of `add` is empty and costs no memory.
+#[inline]
+pub(super) fn record_binary<F>(
+    op: &'static str,
+    lhs: &Var,
+    rhs: &Var,
+    saved: &[Save<'_>],
+    value: Tensor,
+    vjp: F,
+) -> Var
+where
+    F: Fn(&Vjp<'_>, &Var) -> Result<[Option<Var>; 2]> + Send + Sync + 'static,
+{
+    if lhs.shape() == rhs.shape() {
+        return record(op, &[lhs, rhs], saved, value, move |ctx, g| Ok(Grads::from_buf(vjp(ctx, g)?)));
+    }
+    let shapes: [Dims; 2] = [SmallVec::from_slice(lhs.shape()), SmallVec::from_slice(rhs.shape())];
+    record(op, &[lhs, rhs], saved, value, move |ctx, g| {
+        let [lhs, rhs] = vjp(ctx, g)?;
+        Ok(Grads::from_buf([sum_back(lhs, &shapes[0])?, sum_back(rhs, &shapes[1])?]))
+    })
+}
+
+fn sum_back(gradient: Option<Var>, shape: &[usize]) -> Result<Option<Var>> {
+    gradient.map(|g| g.sum_to(shape)).transpose()
+}
+
+/// What a product saves: the operand on the other side of each one that wants a gradient.
+#[derive(Clone, Copy)]
+pub(super) struct Crossed {
+    lhs_wants: bool,
+    rhs_wants: bool,
+}
+
+impl Crossed {
+    pub(super) fn new(lhs: &Var, rhs: &Var) -> Self {
+        Crossed { lhs_wants: lhs.requires_grad(), rhs_wants: rhs.requires_grad() }
+    }
+
+    pub(super) fn saved(self) -> &'static [Save<'static>] {
+        match (self.lhs_wants, self.rhs_wants) {
+            (true, true) => &[Save::Input(1), Save::Input(0)],
+            (true, false) => &[Save::Input(1)],
+            (false, true) => &[Save::Input(0)],
+            (false, false) => &[],
+        }
+    }
+
+    /// The right operand; saved if the left one wanted a gradient.
+    #[inline]
+    pub(super) fn rhs(self, ctx: &Vjp<'_>) -> Var {
+        ctx.saved(0)
+    }
+
+    /// The left operand; saved if the right one wanted a gradient.
+    #[inline]
+    pub(super) fn lhs(self, ctx: &Vjp<'_>) -> Var {
+        ctx.saved(usize::from(self.lhs_wants))
+    }
+}
+
+/// `gradient()` if input `index` needs one.
+#[inline]
+pub(super) fn if_needed(
+    ctx: &Vjp<'_>,
+    index: usize,
+    gradient: impl FnOnce() -> Result<Var>,
+) -> Result<Option<Var>> {
+    if ctx.needs(index) { gradient().map(Some) } else { Ok(None) }
+}

@@ -1,0 +1,101 @@
+//! `cat` and `stack`: values side by side; each gets its part of the gradient.
+
+use smallvec::SmallVec;
+use tensor::{Device, Result, Tensor};
+
+use super::binary::if_needed;
+use super::samples::{Draw, Sample, sample};
+use super::{Dims, position};
+use crate::{Var, record};
+
+impl Var {
+    /// Joins values along an axis that they have; the other axes must agree.
+    ///
+    /// Shapes: `[a, n], [b, n], ..` along axis 0 give `[a + b + .., n]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no values; `AxisOutOfRange`, `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    pub fn cat(vars: &[&Var], axis: isize) -> Result<Var> {
+        let value = Tensor::cat(&tensors(vars), axis)?;
+        let at = position(axis, value.rank());
+        let sizes: Dims = vars.iter().map(|v| v.shape()[at]).collect();
+        Ok(record("cat", vars, &[], value, move |ctx, g| {
+            let mut start = 0;
+            let mut part = |(index, &size): (usize, &usize)| {
+                let from = start;
+                start += size;
+                if_needed(ctx, index, || g.narrow(axis, from, size))
+            };
+            sizes.iter().enumerate().map(&mut part).collect()
+        }))
+    }
+
+    /// Joins values of one shape along a new axis.
+    ///
+    /// Shapes: k values `[m, n]` along axis 0 give `[k, m, n]`.
+    ///
+    /// # Errors
+    /// As [`Var::cat`].
+    pub fn stack(vars: &[&Var], axis: isize) -> Result<Var> {
+        let value = Tensor::stack(&tensors(vars), axis)?;
+        let count = vars.len();
+        Ok(record("stack", vars, &[], value, move |ctx, g| {
+            (0..count).map(|index| if_needed(ctx, index, || g.select(axis, index))).collect()
+        }))
+    }
+}
+
+fn tensors<'a>(vars: &[&'a Var]) -> SmallVec<[&'a Tensor; 4]> {
+    vars.iter().map(|v| v.value()).collect()
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let constant = Var::constant(d.normal(&[2])?);
+    Ok(vec![
+        sample("rows", [d.normal(&[2, 3])?, d.normal(&[1, 3])?], |v| Var::cat(&[&v[0], &v[1]], 0)),
+        sample("columns", [d.normal(&[2, 1])?, d.normal(&[2, 3])?, d.normal(&[2, 2])?], |v| {
+            Var::cat(&[&v[0], &v[1], &v[2]], -1)
+        }),
+        sample("one", [d.normal(&[3])?], |v| Var::cat(&[&v[0]], 0)),
+        sample("same_twice", [d.normal(&[3])?], |v| Var::cat(&[&v[0], &v[0].square()?, &v[0]], 0)?.square()),
+        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?, d.normal(&[2, 3])?], |v| {
+            Var::cat(&[&v[0], &v[1]], 1)
+        }),
+        sample("between_constants", [d.normal(&[3])?], move |v| {
+            Var::cat(&[&constant, &v[0], &constant], 0)?.square()
+        }),
+    ])
+}
+
+pub(super) fn stack_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("first", [d.normal(&[2, 3])?, d.normal(&[2, 3])?], |v| Var::stack(&[&v[0], &v[1]], 0)),
+        sample("last", [d.normal(&[2, 3])?, d.normal(&[2, 3])?], |v| Var::stack(&[&v[0], &v[1]], -1)),
+        sample("scalars", [d.normal(&[])?, d.normal(&[])?], |v| Var::stack(&[&v[0], &v[1], &v[0]], 0)),
+        sample("middle", [d.normal(&[2, 3])?, d.normal(&[2, 3])?], |v| {
+            Var::stack(&[&v[0], &v[1]], 1)?.square()
+        }),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn side_by_side() -> Result<()> {
+        let (a, b) = (leaf(&[1.0, 2.0], &[2, 1])?, leaf(&[3.0, 4.0, 5.0, 6.0], &[2, 2])?);
+        let y = Var::cat(&[&a, &b], 1)?;
+        close(&y, &[1.0, 3.0, 4.0, 2.0, 5.0, 6.0])?;
+        close_values(&gradient(&y.square()?, &b)?, &[6.0, 8.0, 10.0, 12.0]);
+        let stacked = Var::stack(&[&a, &a], -1)?;
+        assert_eq!(stacked.shape(), [2, 1, 2]);
+        close(&stacked, &[1.0, 1.0, 2.0, 2.0])?;
+        close_values(&gradient(&stacked, &a)?, &[2.0, 2.0]);
+        assert!(Var::cat(&[], 0).is_err());
+        Ok(())
+    }
+}

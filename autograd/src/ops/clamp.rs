@@ -1,0 +1,56 @@
+//! `y = min(max(x, low), high)`; `x' = g` where `low <= x <= high`, else 0.
+
+use tensor::{Device, Result};
+
+use super::samples::{Draw, Sample, sample, unary};
+use super::{one, scalar_like};
+use crate::{Save, Var, record};
+
+impl Var {
+    /// Limits `x` to `low..=high`; at both bounds the gradient is 1. NaN stays NaN.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for truth values; `InvalidArgument` for bounds that the tensor op does not accept.
+    pub fn clamp(&self, low: f64, high: f64) -> Result<Var> {
+        let value = self.value().clamp(low, high)?;
+        Ok(record("clamp", &[self], &[Save::Input(0)], value, move |ctx, g| {
+            let x = ctx.saved(0);
+            // What lies within the bounds is what they leave unchanged.
+            let inside = x.value().clamp(low, high)?.eq(x.value())?;
+            Ok(one(Var::where_cond(&inside, g, &scalar_like(g.value(), 0.0)?)?))
+        }))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let mut samples = unary(device, Draw::distinct, |x| x.clamp(-0.11, 0.17))?;
+    let d = Draw::new(device);
+    samples.push(sample("below_only", [d.nonzero(&[7])?], |v| v[0].clamp(0.0, f64::INFINITY)?.mul(&v[0])));
+    samples
+        .push(sample("above_only", [d.nonzero(&[7])?], |v| v[0].clamp(f64::NEG_INFINITY, 0.0)?.mul(&v[0])));
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn bounds_are_inclusive() -> Result<()> {
+        let x = vector(&[-2.0, -1.0, 0.5, 1.0, 2.0])?;
+        let y = x.clamp(-1.0, 1.0)?;
+        close(&y, &[-1.0, -1.0, 0.5, 1.0, 1.0])?;
+        close_values(&gradient(&y, &x)?, &[0.0, 1.0, 1.0, 1.0, 0.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn keeps_nan_without_gradient() -> Result<()> {
+        let x = vector(&[f64::NAN])?;
+        let y = x.clamp(-1.0, 1.0)?;
+        close(&y, &[f64::NAN])?;
+        close_values(&gradient(&y, &x)?, &[0.0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! `contiguous`, `to_dtype`, `to_device`: the same numbers in another form; the gradient takes the old form.
+
+use tensor::{DType, Device, Result};
+
+use super::one;
+use super::samples::{Draw, Sample, sample};
+use crate::{Var, record};
+
+impl Var {
+    /// The elements in row-major order without gaps: this value if they are already, otherwise a copy.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn contiguous(&self) -> Result<Var> {
+        if self.value().is_contiguous() {
+            return Ok(self.clone());
+        }
+        let value = self.value().contiguous()?;
+        Ok(record("contiguous", &[self], &[], value, |_, g| Ok(one(g.clone()))))
+    }
+
+    /// Converts the elements; no gradient flows through types other than floats.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn to_dtype(&self, dtype: DType) -> Result<Var> {
+        let from = self.dtype();
+        if from == dtype {
+            return Ok(self.clone());
+        }
+        let value = self.value().to_dtype(dtype)?;
+        Ok(record("to_dtype", &[self], &[], value, move |_, g| Ok(one(g.to_dtype(from)?))))
+    }
+
+    /// Copies to another device; the gradient is copied back.
+    ///
+    /// # Errors
+    /// What the copy reports.
+    pub fn to_device(&self, device: &Device) -> Result<Var> {
+        let from = self.device().clone();
+        if from == *device {
+            return Ok(self.clone());
+        }
+        let value = self.value().to_device(device)?;
+        Ok(record("to_device", &[self], &[], value, move |_, g| Ok(one(g.to_device(&from)?))))
+    }
+}
+
+pub(super) fn contiguous_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("already", [d.normal(&[2, 3])?], |v| v[0].contiguous()),
+        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], |v| v[0].contiguous()?.mul(&v[0])),
+        sample("expanded_inside", [d.normal(&[3])?], |v| v[0].expand(&[2, 3])?.contiguous()?.square()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn gradients_come_back_in_the_old_type() -> Result<()> {
+        let x = leaf(&[1.0, 2.0], &[2])?;
+        let y = x.to_dtype(DType::F32)?;
+        assert_eq!(y.value().to_vec::<f32>()?, [1.0, 2.0]);
+        close_values(&gradient(&y.square()?.to_dtype(DType::F64)?, &x)?, &[2.0, 4.0]);
+        assert!(!x.to_dtype(DType::I64)?.requires_grad());
+        Ok(())
+    }
+
+    #[test]
+    fn gradients_come_back_to_the_old_device() -> Result<()> {
+        let x = leaf(&[1.0, 2.0], &[2])?;
+        let other = Device::cpu_with(device::CpuConfig::default());
+        let y = x.to_device(&other)?.square()?;
+        assert!(*y.device() == other);
+        close_values(&gradient(&y.to_device(&Device::cpu())?, &x)?, &[2.0, 4.0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,181 @@
+//! `loss = -log_softmax(x)[label]` of each row; `x' = g (softmax(x) - one_hot(label))`.
+
+use tensor::{Device, Error, Result, Tensor};
+
+use super::binary::if_needed;
+use super::samples::{Draw, Sample, sample};
+use super::softmax::record_log_softmax;
+use super::{Dims, Reduction};
+use crate::{Grads, Save, Var, record};
+
+impl Var {
+    /// The cross-entropy between the softmax of the logits and the labels.
+    ///
+    /// `-x[label] + ln Σ e^x` of each row, then the reduction. Shapes: logits `[n, c]` and labels `[n]` of I64, or
+    /// `[c]` and `[]`, or `[n, c, ..]` and `[n, ..]`; the result is a scalar, or has the labels' shape with
+    /// [`Reduction::None`].
+    ///
+    /// ```
+    /// # use autograd::{Device, Result, Tensor, Var, ops::Reduction};
+    /// # fn main() -> Result<()> {
+    /// let device = Device::cpu();
+    /// let logits = Var::leaf(Tensor::zeros(&[2, 4], tensor::DType::F64, &device)?);
+    /// let labels = Tensor::from_slice(&[0_i64, 3], &[2], &device)?;
+    /// let loss = logits.cross_entropy(&labels, Reduction::Mean)?;
+    /// assert!((loss.value().item::<f64>()? - 4_f64.ln()).abs() < 1e-12);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `IndexOutOfRange` for a label outside `0..c` (later, as
+    /// `Async`, if the host does not know the labels yet); `InvalidArgument` for the mean of no rows.
+    pub fn cross_entropy(&self, labels: &Tensor, reduction: Reduction) -> Result<Var> {
+        const OP: &str = "cross_entropy";
+        let (logits, flat) = rows(OP, self, labels)?;
+        not_empty(OP, "labels", labels, reduction)?;
+        let losses = losses(&logits, &flat)?.reshape(labels.shape())?;
+        reduction.apply(losses)
+    }
+}
+
+/// A loss by label wants one row for each label: the classes' axis comes last, the others are joined.
+pub(super) fn rows(op: &'static str, x: &Var, labels: &Tensor) -> Result<(Var, Tensor)> {
+    let shape = x.shape();
+    let mismatch = || Error::ShapeMismatch { op, lhs: shape.into(), rhs: labels.shape().into() };
+    // The classes are the only axis, or the second one.
+    let at = usize::from(shape.len() > 1);
+    let mut expected = Dims::from_slice(shape);
+    if at >= shape.len() {
+        return Err(mismatch());
+    }
+    let classes = expected.remove(at);
+    if labels.shape() != &expected[..] {
+        return Err(mismatch());
+    }
+    let flat = labels.reshape(&[labels.elements()])?;
+    if shape.len() == 2 {
+        return Ok((x.clone(), flat));
+    }
+    let mut order: Vec<isize> = (0..).take(shape.len()).filter(|&axis| axis != at as isize).collect();
+    order.push(at as isize);
+    Ok((x.permute(&order)?.reshape(&[labels.elements(), classes])?, flat))
+}
+
+/// The mean of no losses is an error rather than NaN.
+pub(super) fn not_empty(
+    op: &'static str,
+    argument: &'static str,
+    given: &Tensor,
+    reduction: Reduction,
+) -> Result<()> {
+    if reduction == Reduction::Mean && given.is_empty() {
+        let value = format!("shape {:?}", given.shape()).into();
+        return Err(Error::InvalidArgument { op, argument, expected: "not empty for a mean", value });
+    }
+    Ok(())
+}
+
+/// One loss for each row. Log-probabilities and losses are made by one kernel, and so is the gradient.
+fn losses(logits: &Var, labels: &Tensor) -> Result<Var> {
+    let (losses, log_probs) = logits.value().cross_entropy(labels)?;
+    // The log-probabilities are recorded so that a second derivative finds the logits through them; the first one
+    // goes to the logits at once and leaves them out.
+    let log_probs = record_log_softmax(logits, log_probs, 1);
+    let saved = [Save::Input(1), Save::Tensor(labels)];
+    Ok(record("cross_entropy", &[logits, &log_probs], &saved, losses, |ctx, g| {
+        let labels = ctx.saved(1);
+        let logits = if_needed(ctx, 0, || cross_entropy_grad(&ctx.saved(0), labels.value(), g))?;
+        Ok(Grads::from_buf([logits, None]))
+    }))
+}
+
+/// `g (e^l - one_hot(label))` of each row; `l' = h g e^l` and `g' = Σ h (e^l - one_hot(label))` for its own
+/// gradient `h`.
+fn cross_entropy_grad(log_probs: &Var, labels: &Tensor, g: &Var) -> Result<Var> {
+    let value = log_probs.value().cross_entropy_grad(labels, g.value())?;
+    let saved = [Save::Input(0), Save::Input(1), Save::Tensor(labels)];
+    Ok(record("cross_entropy_grad", &[log_probs, g], &saved, value, |ctx, h| {
+        let (log_probs, g, labels) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
+        let weighted = h.mul(&log_probs.exp()?)?;
+        Ok(Grads::from_buf([
+            if_needed(ctx, 0, || weighted.mul(&g.unsqueeze(1)?))?,
+            if_needed(ctx, 1, || {
+                let own = h.gather(1, &labels.value().unsqueeze(1)?)?.squeeze(1)?;
+                weighted.sum(&[1], false)?.sub(&own)
+            })?,
+        ]))
+    }))
+}
+
+/// The samples of a loss by label.
+pub(super) fn by_label(
+    device: &Device,
+    f: fn(&Var, &Tensor, Reduction) -> Result<Var>,
+) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], labels: &[i64], labels_shape: &[usize], reduction| -> Result<Sample> {
+        let labels = d.indices(labels, labels_shape)?;
+        Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], &labels, reduction)))
+    };
+    let (four, three) = (d.indices(&[1, 0, 2, 2], &[4])?, d.indices(&[1, 0, 1], &[3])?);
+    Ok(vec![
+        of("mean", &[3, 4], &[2, 0, 3], &[3], Reduction::Mean)?,
+        of("sum", &[3, 4], &[2, 2, 1], &[3], Reduction::Sum)?,
+        of("none", &[3, 4], &[3, 0, 1], &[3], Reduction::None)?,
+        of("one_row", &[1, 5], &[4], &[1], Reduction::Mean)?,
+        of("vector", &[3], &[1], &[], Reduction::Mean)?,
+        of("image", &[2, 3, 2], &[0, 1, 2, 0], &[2, 2], Reduction::Mean)?,
+        of("odd", &[5, 17], &[16, 0, 7, 8, 16], &[5], Reduction::Mean)?,
+        sample("transposed", [d.normal(&[3, 4])?.transpose(0, 1)?], move |v| {
+            f(&v[0], &four, Reduction::None)?.square()
+        }),
+        sample("used_twice", [d.normal(&[3, 2])?], move |v| f(&v[0], &three, Reduction::Sum)?.mul(&v[0])),
+    ])
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    by_label(device, Var::cross_entropy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, tensor};
+    use super::*;
+
+    #[test]
+    fn closed_form() -> Result<()> {
+        let x = leaf(&[0.0, 3.0_f64.ln(), 3.0_f64.ln(), 0.0], &[2, 2])?;
+        let labels = tensor(&[1_i64, 1], &[2])?;
+        let (near, far) = (-0.75_f64.ln(), -0.25_f64.ln());
+        close(&x.cross_entropy(&labels, Reduction::None)?, &[near, far])?;
+        close(&x.cross_entropy(&labels, Reduction::Sum)?, &[near + far])?;
+        let mean = x.cross_entropy(&labels, Reduction::Mean)?;
+        close(&mean, &[(near + far) / 2.0])?;
+        close_values(&gradient(&mean, &x)?, &[0.125, -0.125, 0.375, -0.375]);
+        Ok(())
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow() -> Result<()> {
+        let x = leaf(&[1000.0, 0.0], &[1, 2])?;
+        close(&x.cross_entropy(&tensor(&[1_i64], &[1])?, Reduction::Mean)?, &[1000.0])
+    }
+
+    #[test]
+    fn bad_input_is_an_error() -> Result<()> {
+        let x = leaf(&[0.0; 6], &[2, 3])?;
+        let loss = |labels: &[i64]| x.cross_entropy(&tensor(labels, &[labels.len()])?, Reduction::Mean);
+        assert!(matches!(loss(&[0, 3]), Err(Error::IndexOutOfRange { index: 3, size: 3, .. })));
+        assert!(matches!(loss(&[0, -1]), Err(Error::IndexOutOfRange { index: -1, .. })));
+        assert!(matches!(loss(&[0]), Err(Error::ShapeMismatch { .. })));
+        let floats = tensor(&[0.0, 1.0], &[2])?;
+        assert!(matches!(x.cross_entropy(&floats, Reduction::Mean), Err(Error::DTypeMismatch { .. })));
+        let (none, no_labels) = (leaf(&[], &[0, 3])?, tensor::<i64>(&[], &[0])?);
+        assert!(matches!(
+            none.cross_entropy(&no_labels, Reduction::Mean),
+            Err(Error::InvalidArgument { .. })
+        ));
+        close(&none.cross_entropy(&no_labels, Reduction::Sum)?, &[0.0])
+    }
+}

@@ -1,0 +1,71 @@
+//! `y = a / b`; `a' = g / b`, `b' = -(g / b) y`.
+
+use tensor::{Device, Result};
+
+use super::binary::{if_needed, record_binary};
+use super::samples::{Draw, Sample, binary, unary};
+use super::{one, scalar_like};
+use crate::{Save, Var, record};
+
+impl Var {
+    /// The quotient `a / b` element by element, with broadcasting.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    pub fn div(&self, rhs: &Var) -> Result<Var> {
+        let value = self.value().div(rhs.value())?;
+        let saved: &[Save<'_>] =
+            if rhs.requires_grad() { &[Save::Input(1), Save::Output] } else { &[Save::Input(1)] };
+        Ok(record_binary("div", self, rhs, saved, value, |ctx, g| {
+            let lhs = g.div(&ctx.saved(0))?;
+            let rhs = if_needed(ctx, 1, || lhs.mul(&ctx.saved(1))?.neg())?;
+            Ok([ctx.needs(0).then_some(lhs), rhs])
+        }))
+    }
+
+    /// The quotient `x / c` with a number.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for truth values.
+    pub fn div_scalar(&self, c: f64) -> Result<Var> {
+        // A true division, as the quotient of two tensors: x (1 / c) would round twice.
+        let value = self.value().div(scalar_like(self.value(), c)?.value())?;
+        Ok(record("div_scalar", &[self], &[], value, move |_, g| Ok(one(g.div_scalar(c)?))))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    binary(device, Draw::normal, Draw::nonzero, |a, b| a.div(b))
+}
+
+pub(super) fn scalar_samples(device: &Device) -> Result<Vec<Sample>> {
+    unary(device, Draw::normal, |x| x.div_scalar(-1.5))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn divides() -> Result<()> {
+        let (a, b) = (vector(&[1.0, 3.0])?, vector(&[2.0, -1.0])?);
+        let y = a.div(&b)?;
+        close(&y, &[0.5, -3.0])?;
+        close_values(&gradient(&y, &a)?, &[0.5, -1.0]);
+        close_values(&gradient(&y, &b)?, &[-0.25, -3.0]);
+        let third = a.div_scalar(3.0)?;
+        close(&third, &[1.0 / 3.0, 1.0])?;
+        close_values(&gradient(&third, &a)?, &[1.0 / 3.0, 1.0 / 3.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn division_by_zero_is_infinite() -> Result<()> {
+        let (a, b) = (vector(&[1.0])?, vector(&[0.0])?);
+        let y = a.div(&b)?;
+        close(&y, &[f64::INFINITY])?;
+        close_values(&gradient(&y, &b)?, &[f64::NEG_INFINITY]);
+        Ok(())
+    }
+}

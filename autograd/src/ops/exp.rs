@@ -1,0 +1,38 @@
+//! `y = e^x`; `x' = g y`.
+
+use tensor::{Device, Result};
+
+use super::one;
+use super::samples::{Draw, Sample, unary};
+use crate::{Save, Var, record};
+
+impl Var {
+    /// The exponential `e^x`.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn exp(&self) -> Result<Var> {
+        let value = self.value().exp()?;
+        Ok(record("exp", &[self], &[Save::Output], value, |ctx, g| Ok(one(g.mul(&ctx.saved(0))?))))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    unary(device, Draw::normal, Var::exp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn exponential() -> Result<()> {
+        let x = vector(&[0.0, 1.0, f64::NEG_INFINITY])?;
+        let expected = [1.0, std::f64::consts::E, 0.0];
+        let y = x.exp()?;
+        close(&y, &expected)?;
+        close_values(&gradient(&y, &x)?, &expected);
+        Ok(())
+    }
+}

@@ -1,0 +1,49 @@
+//! `expand`: repeats along axes; the gradient is summed back over them.
+
+use smallvec::SmallVec;
+use tensor::{Device, Result};
+
+use super::samples::{Draw, Sample, sample};
+use super::{Dims, one};
+use crate::{Var, record};
+
+impl Var {
+    /// Broadcasts to `shape`, as a view: axes of size 1 and missing leading axes repeat.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`.
+    pub fn expand(&self, shape: &[usize]) -> Result<Var> {
+        if self.shape() == shape {
+            return Ok(self.clone());
+        }
+        let value = self.value().expand(shape)?;
+        let from: Dims = SmallVec::from_slice(self.shape());
+        Ok(record("expand", &[self], &[], value, move |_, g| Ok(one(g.sum_to(&from)?))))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("rows", [d.normal(&[3])?], |v| v[0].expand(&[2, 3])),
+        sample("columns", [d.normal(&[2, 1])?], |v| v[0].expand(&[2, 3])),
+        sample("scalar", [d.normal(&[])?], |v| v[0].expand(&[2, 3])?.mul(&v[0])),
+        sample("middle", [d.normal(&[2, 1, 2])?], |v| v[0].expand(&[3, 2, 4, 2])),
+        sample("same", [d.normal(&[2, 3])?], |v| v[0].expand(&[2, 3])),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn repeats() -> Result<()> {
+        let x = vector(&[1.0, 2.0])?;
+        let y = x.expand(&[3, 2])?;
+        close(&y, &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0])?;
+        close_values(&gradient(&y, &x)?, &[3.0, 3.0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! `gather`: one element of an axis for each index; the gradient is added back there. `scatter_add` adds to them.
+
+use smallvec::SmallVec;
+use tensor::{Device, Result, Tensor};
+
+use super::binary::if_needed;
+use super::samples::{Draw, Sample, sample};
+use super::{Dims, one};
+use crate::{Grads, Save, Var, record};
+
+impl Var {
+    /// `y[i][j] = x[indices[i][j]][j]` along axis 0, and so on for the other axes.
+    ///
+    /// Shapes: `indices` has the rank of `x` and no axis larger, but for `axis`; the result has its shape.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`, `IndexOutOfRange`, `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless the indices
+    /// are I64.
+    pub fn gather(&self, axis: isize, indices: &Tensor) -> Result<Var> {
+        let value = self.value().gather(axis, indices)?;
+        let shape: Dims = SmallVec::from_slice(self.shape());
+        Ok(record("gather", &[self], &[Save::Tensor(indices)], value, move |ctx, g| {
+            Ok(one(gather_grad(g, axis, ctx.saved(0).value(), &shape)?))
+        }))
+    }
+
+    /// A copy with `y[indices[i][j]][j] += src[i][j]` along axis 0, and so on, in a fixed order.
+    ///
+    /// Shapes: all of one rank; `indices` has no axis larger than `src`, or than `x` but for `axis`.
+    ///
+    /// # Errors
+    /// As [`Var::gather`].
+    pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
+        let value = self.value().scatter_add(axis, indices, src.value())?;
+        let shape: Dims = SmallVec::from_slice(src.shape());
+        Ok(record("scatter_add", &[self, src], &[Save::Tensor(indices)], value, move |ctx, g| {
+            Ok(Grads::from_buf([
+                ctx.needs(0).then(|| g.clone()),
+                if_needed(ctx, 1, || pad_to(g.gather(axis, ctx.saved(0).value())?, &shape))?,
+            ]))
+        }))
+    }
+}
+
+/// Zeros of `shape` with `g` added at the elements that were taken.
+fn gather_grad(g: &Var, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Var> {
+    let value = g.value().gather_grad(axis, indices, shape)?;
+    Ok(record("gather_grad", &[g], &[Save::Tensor(indices)], value, move |ctx, h| {
+        Ok(one(h.gather(axis, ctx.saved(0).value())?))
+    }))
+}
+
+/// Zeros behind each axis up to the size in `shape`: the elements of `src` that no index names.
+fn pad_to(mut g: Var, shape: &[usize]) -> Result<Var> {
+    for (axis, &size) in (0..).zip(shape) {
+        if g.shape()[axis as usize] < size {
+            g = g.pad_narrow(axis, 0, size)?;
+        }
+    }
+    Ok(g)
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let along = |name, shape: &[usize], axis, indices: &[i64], indices_shape: &[usize]| -> Result<Sample> {
+        let indices = d.indices(indices, indices_shape)?;
+        Ok(sample(name, [d.normal(shape)?], move |v| v[0].gather(axis, &indices)?.square()))
+    };
+    let indices = d.indices(&[1, 0, 1, 1], &[2, 2])?;
+    Ok(vec![
+        along("labels", &[3, 4], 1, &[2, 0, 3], &[3, 1])?,
+        along("rows", &[3, 2], 0, &[2, 0, 1, 1], &[2, 2])?,
+        along("repeated", &[2, 3], -1, &[0, 0, 2, 1, 1, 1, 0, 2], &[2, 4])?,
+        along("fewer_rows", &[4, 3], 1, &[2, 1], &[1, 2])?,
+        along("vector", &[5], 0, &[4, 1, 4], &[3])?,
+        sample("transposed", [d.normal(&[2, 3])?.transpose(0, 1)?], move |v| v[0].gather(0, &indices)),
+    ])
+}
+
+pub(super) fn scatter_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let to = |name, shape: &[usize], axis, indices: &[i64], indices_shape: &[usize], src: &[usize]| {
+        let indices = d.indices(indices, indices_shape)?;
+        Ok(sample(name, [d.normal(shape)?, d.normal(src)?], move |v| {
+            v[0].scatter_add(axis, &indices, &v[1])?.square()
+        }))
+    };
+    [
+        to("rows", &[3, 2], 0, &[2, 0, 2, 1], &[2, 2], &[2, 2]),
+        to("columns", &[2, 3], 1, &[2, 0, 2, 1], &[2, 2], &[2, 2]),
+        to("larger_source", &[3, 2], 0, &[2, 1, 2], &[3, 1], &[4, 2]),
+        to("vector", &[3], 0, &[1, 1], &[2], &[2]),
+    ]
+    .into_iter()
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, tensor, vector};
+    use super::*;
+
+    #[test]
+    fn takes_and_adds() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+        let y = x.gather(1, &tensor(&[2_i64, 2, 0, 1], &[2, 2])?)?;
+        close(&y, &[3.0, 3.0, 4.0, 5.0])?;
+        close_values(&gradient(&y, &x)?, &[0.0, 0.0, 2.0, 1.0, 1.0, 0.0]);
+        let (base, src) = (vector(&[0.0, 10.0])?, vector(&[1.0, 2.0, 3.0])?);
+        let sum = base.scatter_add(0, &tensor(&[1_i64, 1], &[2])?, &src)?;
+        close(&sum, &[0.0, 13.0])?;
+        close_values(&gradient(&sum, &src)?, &[1.0, 1.0, 0.0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! `y = x Φ(x)` with `Φ` the standard normal distribution, exactly or through
+//! `tanh(√(2/π) (x + 0.044715 x³))`.
+
+use std::f64::consts::{FRAC_2_PI, PI};
+
+use tensor::{Device, Gelu, Result};
+
+use super::binary::if_needed;
+use super::one;
+use super::samples::{Draw, Sample, unary};
+use crate::{Grads, Save, Var, record};
+
+const CUBIC: f64 = 0.044_715;
+
+impl Var {
+    /// The Gaussian error linear unit `x Φ(x)`.
+    ///
+    /// [`Gelu::Erf`] is `x (1 + erf(x / √2)) / 2`; [`Gelu::Tanh`] is
+    /// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn gelu(&self, kind: Gelu) -> Result<Var> {
+        let value = self.value().gelu(kind)?;
+        Ok(record("gelu", &[self], &[Save::Input(0)], value, move |ctx, g| {
+            Ok(one(gelu_grad(&ctx.saved(0), kind, g)?))
+        }))
+    }
+}
+
+/// The gradient in one kernel; its own gradient for `x` takes the second derivative.
+fn gelu_grad(x: &Var, kind: Gelu, g: &Var) -> Result<Var> {
+    let value = x.value().gelu_grad(kind, g.value())?;
+    Ok(record("gelu_grad", &[x, g], &[Save::Input(0), Save::Input(1)], value, move |ctx, h| {
+        let (x, g) = (ctx.saved(0), ctx.saved(1));
+        let curvature = |x: &Var| match kind {
+            Gelu::Erf => erf_curvature(x),
+            Gelu::Tanh => tanh_curvature(x),
+        };
+        Ok(Grads::from_buf([
+            if_needed(ctx, 0, || h.mul(&g)?.mul(&curvature(&x)?))?,
+            if_needed(ctx, 1, || gelu_grad(&x, kind, h))?,
+        ]))
+    }))
+}
+
+/// `y'' = φ(x) (2 - x²)` with the standard normal density `φ`.
+fn erf_curvature(x: &Var) -> Result<Var> {
+    let squared = x.square()?;
+    let density = squared.mul_scalar(-0.5)?.exp()?.mul_scalar((2.0 * PI).sqrt().recip())?;
+    density.mul(&squared.neg()?.add_scalar(2.0)?)
+}
+
+/// `y'' = (1 - t²) (u' + x (u'' / 2 - t u'²))` with `t = tanh u` and `u = √(2/π) (x + 0.044715 x³)`.
+fn tanh_curvature(x: &Var) -> Result<Var> {
+    let scale = FRAC_2_PI.sqrt();
+    let squared = x.square()?;
+    let t = squared.mul_scalar(CUBIC)?.add_scalar(1.0)?.mul(x)?.mul_scalar(scale)?.tanh()?;
+    let slope = squared.mul_scalar(3.0 * CUBIC)?.add_scalar(1.0)?.mul_scalar(scale)?;
+    let bend = x.mul_scalar(3.0 * CUBIC * scale)?.sub(&t.mul(&slope.square()?)?)?;
+    let flatness = t.square()?.neg()?.add_scalar(1.0)?;
+    flatness.mul(&slope.add(&x.mul(&bend)?)?)
+}
+
+pub(super) fn erf_samples(device: &Device) -> Result<Vec<Sample>> {
+    unary(device, Draw::normal, |x| x.gelu(Gelu::Erf))
+}
+
+pub(super) fn tanh_samples(device: &Device) -> Result<Vec<Sample>> {
+    unary(device, Draw::normal, |x| x.gelu(Gelu::Tanh))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn exact_at_zero_and_one() -> Result<()> {
+        let (cdf, density) = (0.841_344_746_068_542_9, 0.241_970_724_519_143_37);
+        let x = vector(&[0.0, 1.0, -1.0])?;
+        let y = x.gelu(Gelu::Erf)?;
+        close(&y, &[0.0, cdf, cdf - 1.0])?;
+        close_values(&gradient(&y, &x)?, &[0.5, cdf + density, 1.0 - cdf - density]);
+        Ok(())
+    }
+
+    #[test]
+    fn approximate_at_zero_and_one() -> Result<()> {
+        let x = vector(&[0.0, 1.0])?;
+        let t = (FRAC_2_PI.sqrt() * (1.0 + CUBIC)).tanh();
+        let slope = FRAC_2_PI.sqrt() * (1.0 + 3.0 * CUBIC);
+        let y = x.gelu(Gelu::Tanh)?;
+        close(&y, &[0.0, 0.5 * (1.0 + t)])?;
+        close_values(&gradient(&y, &x)?, &[0.5, 0.5 * (1.0 + t) + 0.5 * (1.0 - t * t) * slope]);
+        Ok(())
+    }
+}

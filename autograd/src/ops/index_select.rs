@@ -1,0 +1,101 @@
+//! `index_select`: places of an axis by number; the gradient is added back there. `index_add` adds to places.
+
+use tensor::{Device, Result, Tensor};
+
+use super::binary::if_needed;
+use super::samples::{Draw, Sample, sample};
+use super::{one, position};
+use crate::{Grads, Save, Var, record};
+
+impl Var {
+    /// Picks places of one axis, in the order of `indices` and as often as they are named.
+    ///
+    /// Shapes: `[m, n]` with `indices [k]` along axis 0 gives `[k, n]`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`, `IndexOutOfRange`, `DeviceMismatch`; `DTypeMismatch` unless the indices are I64;
+    /// `InvalidArgument` unless they have rank 1.
+    pub fn index_select(&self, axis: isize, indices: &Tensor) -> Result<Var> {
+        let value = self.value().index_select(axis, indices)?;
+        let size = self.shape()[position(axis, self.shape().len())];
+        Ok(record("index_select", &[self], &[Save::Tensor(indices)], value, move |ctx, g| {
+            Ok(one(index_select_grad(g, axis, ctx.saved(0).value(), size)?))
+        }))
+    }
+
+    /// A copy with `src` added at places of one axis; a place that is named twice is added to twice, in order.
+    ///
+    /// Shapes: `[m, n]` with `indices [k]` along axis 0 takes `src [k, n]`.
+    ///
+    /// # Errors
+    /// As [`Var::index_select`], and `ShapeMismatch`.
+    pub fn index_add(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
+        let value = self.value().index_add(axis, indices, src.value())?;
+        Ok(record("index_add", &[self, src], &[Save::Tensor(indices)], value, move |ctx, g| {
+            Ok(Grads::from_buf([
+                ctx.needs(0).then(|| g.clone()),
+                if_needed(ctx, 1, || g.index_select(axis, ctx.saved(0).value()))?,
+            ]))
+        }))
+    }
+}
+
+/// Zeros of `size` along `axis` with `g` added at the places that were picked.
+fn index_select_grad(g: &Var, axis: isize, indices: &Tensor, size: usize) -> Result<Var> {
+    let value = g.value().index_select_grad(axis, indices, size)?;
+    Ok(record("index_select_grad", &[g], &[Save::Tensor(indices)], value, move |ctx, h| {
+        Ok(one(h.index_select(axis, ctx.saved(0).value())?))
+    }))
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let along = |name, shape: &[usize], axis, indices: &[i64]| -> Result<Sample> {
+        let indices = d.indices(indices, &[indices.len()])?;
+        Ok(sample(name, [d.normal(shape)?], move |v| v[0].index_select(axis, &indices)))
+    };
+    let indices = d.indices(&[1, 1, 0], &[3])?;
+    Ok(vec![
+        along("rows", &[4, 3], 0, &[2, 0])?,
+        along("repeated", &[3, 2], 0, &[1, 1, 2, 1])?,
+        along("last_axis", &[2, 3], -1, &[2, 0, 2])?,
+        along("middle", &[2, 3, 2], 1, &[0])?,
+        along("vector", &[5], 0, &[4, 4, 1])?,
+        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], move |v| {
+            v[0].index_select(0, &indices)?.square()
+        }),
+    ])
+}
+
+pub(super) fn add_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let rows = d.indices(&[2, 0, 2], &[3])?;
+    let columns = d.indices(&[1], &[1])?;
+    let inner = rows.clone();
+    Ok(vec![
+        sample("rows", [d.normal(&[3, 2])?, d.normal(&[3, 2])?], move |v| v[0].index_add(0, &rows, &v[1])),
+        sample("columns", [d.normal(&[2, 3])?, d.normal(&[2, 1])?], move |v| {
+            v[0].index_add(1, &columns, &v[1])
+        }),
+        sample("both_used_twice", [d.normal(&[3])?], move |v| v[0].index_add(0, &inner, &v[0])?.mul(&v[0])),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, tensor, vector};
+    use super::*;
+
+    #[test]
+    fn picks_and_adds() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[3, 2])?;
+        let indices = tensor(&[2_i64, 0, 2], &[3])?;
+        let y = x.index_select(0, &indices)?;
+        close(&y, &[5.0, 6.0, 1.0, 2.0, 5.0, 6.0])?;
+        close_values(&gradient(&y, &x)?, &[1.0, 1.0, 0.0, 0.0, 2.0, 2.0]);
+        let (base, src) = (vector(&[0.0, 10.0, 20.0])?, vector(&[1.0, 2.0, 3.0])?);
+        close(&base.index_add(0, &indices, &src)?, &[2.0, 10.0, 24.0])?;
+        assert!(x.index_select(0, &tensor(&[3_i64], &[1])?).is_err());
+        Ok(())
+    }
+}

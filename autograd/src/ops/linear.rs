@@ -1,0 +1,125 @@
+//! `Y = X Wᵀ + b`; `X' = G W`, `W' = Gᵀ X`, `b' = Σ G` over the rows.
+
+use smallvec::SmallVec;
+use tensor::{Device, Result};
+
+use super::Dims;
+use super::binary::{Crossed, if_needed};
+use super::samples::{Draw, Sample, sample};
+use crate::{Grads, Var, Vjp, record};
+
+impl Var {
+    /// The affine map `x wᵀ + b` of each row.
+    ///
+    /// Shapes: `x [.., in]`, `weight [out, in]`, `bias [out]` -> `[.., out]`.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` if `x` is a scalar;
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        let value = self.value().linear(weight.value(), bias.map(Var::value))?;
+        let crossed = Crossed::new(self, weight);
+        let shape: Dims = SmallVec::from_slice(self.shape());
+        // The gradient of a weight that is stored transposed is made in the same order, so that an update walks
+        // both straight through.
+        let transposed = matches!(weight.value().strides(), [rows, columns] if rows < columns);
+        let has_bias = bias.is_some();
+        let vjp = move |ctx: &Vjp<'_>, g: &Var| {
+            let (rows, inputs, outputs) = sizes(&shape, g.shape());
+            let g2 = g.reshape(&[rows, outputs])?;
+            let mut grads = Grads::new();
+            grads.push(if_needed(ctx, 0, || g2.matmul(&crossed.rhs(ctx))?.reshape(&shape))?);
+            grads.push(if_needed(ctx, 1, || {
+                let x = crossed.lhs(ctx).reshape(&[rows, inputs])?;
+                if transposed { x.t()?.matmul(&g2)?.t() } else { g2.t()?.matmul(&x) }
+            })?);
+            if has_bias {
+                grads.push(if_needed(ctx, 2, || g2.sum(&[0], false))?);
+            }
+            Ok(grads)
+        };
+        Ok(match bias {
+            Some(bias) => record("linear", &[self, weight, bias], crossed.saved(), value, vjp),
+            None => record("linear", &[self, weight], crossed.saved(), value, vjp),
+        })
+    }
+}
+
+/// The number of rows of `x`, and the sizes of one row of `x` and of the result.
+fn sizes(x: &[usize], result: &[usize]) -> (usize, usize, usize) {
+    let rows = x.iter().rev().skip(1).product();
+    (rows, x.last().copied().unwrap_or(1), result.last().copied().unwrap_or(1))
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let with_bias = |name, x: &[usize], out: usize| -> Result<Sample> {
+        let inputs = x.last().copied().unwrap_or(1);
+        let inputs = [d.normal(x)?, d.normal(&[out, inputs])?, d.normal(&[out])?];
+        Ok(sample(name, inputs, |v| v[0].linear(&v[1], Some(&v[2]))))
+    };
+    let fixed_x = Var::constant(d.normal(&[2, 3])?);
+    let still_x = fixed_x.clone();
+    let fixed_weight = Var::constant(d.normal(&[4, 3])?);
+    let fixed_bias = Var::constant(d.normal(&[4])?);
+    Ok(vec![
+        with_bias("rows", &[2, 3], 4)?,
+        with_bias("one", &[1, 1], 1)?,
+        with_bias("vector", &[3], 2)?,
+        with_bias("stack", &[2, 2, 3], 2)?,
+        with_bias("odd", &[3, 17], 3)?,
+        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], |v| v[0].linear(&v[1], None)),
+        sample(
+            "weight_stored_transposed",
+            [d.normal(&[2, 3])?, d.normal(&[3, 4])?.transpose(0, 1)?, d.normal(&[4])?],
+            |v| v[0].linear(&v[1], Some(&v[2])),
+        ),
+        sample("transposed_input", [d.normal(&[3, 2])?, d.normal(&[4, 3])?, d.normal(&[4])?], |v| {
+            v[0].t()?.linear(&v[1], Some(&v[2]))
+        }),
+        sample("constant_input", [d.normal(&[4, 3])?, d.normal(&[4])?], move |v| {
+            fixed_x.linear(&v[0], Some(&v[1]))
+        }),
+        sample("constant_weight", [d.normal(&[2, 3])?, d.normal(&[4])?], {
+            let weight = fixed_weight.clone();
+            move |v| v[0].linear(&weight, Some(&v[1]))
+        }),
+        sample("constant_bias", [d.normal(&[2, 3])?], {
+            let (weight, bias) = (fixed_weight.clone(), fixed_bias);
+            move |v| v[0].linear(&weight, Some(&bias))
+        }),
+        sample("only_the_bias", [d.normal(&[4])?], move |v| {
+            still_x.linear(&fixed_weight, Some(&v[0]))?.square()
+        }),
+        sample("one_value_for_all", [d.normal(&[2, 2])?], |v| v[0].linear(&v[0], Some(&v[0].select(0, 0)?))),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, vector};
+    use super::*;
+
+    #[test]
+    fn affine() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0], &[2, 2])?;
+        let w = leaf(&[1.0, 0.0, 0.0, 1.0, 1.0, 1.0], &[3, 2])?;
+        let b = vector(&[10.0, 20.0, 30.0])?;
+        let map = || x.linear(&w, Some(&b));
+        close(&map()?, &[11.0, 22.0, 33.0, 13.0, 24.0, 37.0])?;
+        close_values(&gradient(&map()?, &x)?, &[2.0, 2.0, 2.0, 2.0]);
+        close_values(&gradient(&map()?, &w)?, &[4.0, 6.0, 4.0, 6.0, 4.0, 6.0]);
+        close_values(&gradient(&map()?, &b)?, &[2.0, 2.0, 2.0]);
+        assert!(x.linear(&b, None).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn weight_gradient_lies_as_the_weight_does() -> Result<()> {
+        let x = leaf(&[1.0, 2.0], &[1, 2])?;
+        let w = Var::leaf(leaf(&[0.0; 6], &[2, 3])?.value().transpose(0, 1)?);
+        let gradients = x.linear(&w, None)?.sum_all()?.backward()?;
+        assert_eq!(gradients.get(&w).map(|g| g.strides().to_vec()), Some(w.value().strides().to_vec()));
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! `y = ln x`; `x' = g / x`.
+
+use tensor::{Device, Result};
+
+use super::one;
+use super::samples::{Draw, Sample, unary};
+use crate::{Save, Var, record};
+
+impl Var {
+    /// The natural logarithm `ln x`; NaN for negative numbers, negative infinity for 0.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn log(&self) -> Result<Var> {
+        let value = self.value().log()?;
+        Ok(record("log", &[self], &[Save::Input(0)], value, |ctx, g| Ok(one(g.div(&ctx.saved(0))?))))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    unary(device, Draw::positive, Var::log)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn logarithm() -> Result<()> {
+        let x = vector(&[1.0, std::f64::consts::E, 0.0])?;
+        let y = x.log()?;
+        close(&y, &[0.0, 1.0, f64::NEG_INFINITY])?;
+        close_values(&gradient(&y, &x)?, &[1.0, 1.0 / std::f64::consts::E, f64::INFINITY]);
+        Ok(())
+    }
+}

@@ -1,0 +1,46 @@
+//! `y = ln Σ e^x` over axes; `x' = g e^(x - y)`.
+
+use tensor::{Device, Result};
+
+use super::samples::{Draw, Sample};
+use super::sum::reductions;
+use super::{kept_shape, one};
+use crate::{Save, Var, record};
+
+impl Var {
+    /// The logarithm of the sum of exponentials over `axes`, without overflow; no axes means all of them.
+    ///
+    /// Shapes: `[m, n]` over axis 1 gives `[m]`, or `[m, 1]` with `keepdim`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice; `DTypeUnsupported` unless the elements are
+    /// floats.
+    pub fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
+        let value = self.value().logsumexp(axes, keepdim)?;
+        let kept = kept_shape(self.shape(), axes);
+        Ok(record("logsumexp", &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {
+            let share = ctx.saved(0).sub(&ctx.saved(1).reshape(&kept)?)?.exp()?;
+            Ok(one(share.mul(&g.reshape(&kept)?)?))
+        }))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    reductions(device, Draw::normal, Var::logsumexp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn closed_form_without_overflow() -> Result<()> {
+        let x = leaf(&[0.0, 3.0_f64.ln(), 1000.0, 1000.0], &[2, 2])?;
+        let y = x.logsumexp(&[1], false)?;
+        close(&y, &[4.0_f64.ln(), 1000.0 + 2.0_f64.ln()])?;
+        let tolerant: Vec<f64> = gradient(&y, &x)?.iter().map(|g| (g * 1e9).round() / 1e9).collect();
+        close_values(&tolerant, &[0.25, 0.75, 0.5, 0.5]);
+        Ok(())
+    }
+}

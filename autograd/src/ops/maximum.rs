@@ -1,0 +1,93 @@
+//! `y = max(a, b)` or `min(a, b)`; the gradient goes to the chosen operand, half to each where they are equal.
+
+use tensor::{Device, Result, Tensor};
+
+use super::binary::{if_needed, record_binary};
+use super::samples::{Draw, Sample, binary};
+use super::scalar_like;
+use crate::{Save, Var};
+
+const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
+
+impl Var {
+    /// The larger of `a` and `b` element by element, with broadcasting; NaN wins.
+    ///
+    /// Where they are equal, each gets half of the gradient.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    pub fn maximum(&self, rhs: &Var) -> Result<Var> {
+        let value = self.value().maximum(rhs.value())?;
+        Ok(record_binary("maximum", self, rhs, BOTH, value, |ctx, g| {
+            let (lhs, rhs) = (ctx.saved(0), ctx.saved(1));
+            let (lhs, rhs) = (lhs.value(), rhs.value());
+            Ok([
+                if_needed(ctx, 0, || share(g, &lhs.lt(rhs)?, &lhs.eq(rhs)?))?,
+                if_needed(ctx, 1, || share(g, &rhs.lt(lhs)?, &lhs.eq(rhs)?))?,
+            ])
+        }))
+    }
+
+    /// The smaller of `a` and `b` element by element, with broadcasting; NaN wins.
+    ///
+    /// Where they are equal, each gets half of the gradient.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    pub fn minimum(&self, rhs: &Var) -> Result<Var> {
+        let value = self.value().minimum(rhs.value())?;
+        Ok(record_binary("minimum", self, rhs, BOTH, value, |ctx, g| {
+            let (lhs, rhs) = (ctx.saved(0), ctx.saved(1));
+            let (lhs, rhs) = (lhs.value(), rhs.value());
+            Ok([
+                if_needed(ctx, 0, || share(g, &lhs.gt(rhs)?, &lhs.eq(rhs)?))?,
+                if_needed(ctx, 1, || share(g, &rhs.gt(lhs)?, &lhs.eq(rhs)?))?,
+            ])
+        }))
+    }
+}
+
+/// 0 where the other operand was chosen, half of `g` where they are equal, `g` elsewhere.
+fn share(g: &Var, loses: &Tensor, ties: &Tensor) -> Result<Var> {
+    let shared = Var::where_cond(ties, &g.mul_scalar(0.5)?, g)?;
+    Var::where_cond(loses, &scalar_like(g.value(), 0.0)?, &shared)
+}
+
+// Two draws of these never come close: one has steps of 0.1, the other lies 0.05 beside them.
+fn beside(draw: &Draw, shape: &[usize]) -> Result<Tensor> {
+    draw.distinct(shape)?.neg()?.add_scalar(0.05)
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    binary(device, Draw::distinct, beside, Var::maximum)
+}
+
+pub(super) fn minimum_samples(device: &Device) -> Result<Vec<Sample>> {
+    binary(device, Draw::distinct, beside, Var::minimum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn chooses_and_shares_ties() -> Result<()> {
+        let (a, b) = (vector(&[1.0, 2.0, 3.0])?, vector(&[2.0, 2.0, 1.0])?);
+        let (high, low) = (a.maximum(&b)?, a.minimum(&b)?);
+        close(&high, &[2.0, 2.0, 3.0])?;
+        close(&low, &[1.0, 2.0, 1.0])?;
+        close_values(&gradient(&high, &a)?, &[0.0, 0.5, 1.0]);
+        close_values(&gradient(&high, &b)?, &[1.0, 0.5, 0.0]);
+        close_values(&gradient(&low, &a)?, &[1.0, 0.5, 0.0]);
+        close_values(&gradient(&low, &b)?, &[0.0, 0.5, 1.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn nan_wins() -> Result<()> {
+        let (a, b) = (vector(&[f64::NAN, 1.0])?, vector(&[0.0, f64::NAN])?);
+        close(&a.maximum(&b)?, &[f64::NAN, f64::NAN])?;
+        close(&a.minimum(&b)?, &[f64::NAN, f64::NAN])
+    }
+}

@@ -1,0 +1,56 @@
+//! `y = Σ x / n` over axes; the gradient repeats `g / n` along them.
+
+use smallvec::SmallVec;
+use tensor::{Device, Result};
+
+use super::samples::{Draw, Sample};
+use super::sum::reductions;
+use super::{Dims, kept_shape, one, reduced_elements, spread};
+use crate::{Var, record};
+
+impl Var {
+    /// The mean over `axes`; no axes means all of them. The mean of no elements is NaN.
+    ///
+    /// Shapes: `[m, n]` over axis 1 gives `[m]`, or `[m, 1]` with `keepdim`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice; `DTypeUnsupported` unless the elements are
+    /// floats.
+    pub fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
+        let value = self.value().mean(axes, keepdim)?;
+        let shape: Dims = SmallVec::from_slice(self.shape());
+        let kept = kept_shape(&shape, axes);
+        let scale = (reduced_elements(&shape, axes) as f64).recip();
+        Ok(record("mean", &[self], &[], value, move |_, g| {
+            Ok(one(spread(&g.mul_scalar(scale)?, &kept, &shape)?))
+        }))
+    }
+
+    /// The mean of all elements, a scalar.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn mean_all(&self) -> Result<Var> {
+        self.mean(&[], false)
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    reductions(device, Draw::normal, Var::mean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn over_each_axis() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+        close(&x.mean(&[0], false)?, &[2.5, 3.5, 4.5])?;
+        close(&x.mean(&[1], true)?, &[2.0, 5.0])?;
+        close(&x.mean_all()?, &[3.5])?;
+        close_values(&gradient(&x.mean(&[1], false)?, &x)?, &[1.0 / 3.0; 6]);
+        Ok(())
+    }
+}

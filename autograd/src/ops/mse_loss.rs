@@ -1,0 +1,79 @@
+//! `loss = (x - target)²`; `x' = 2 g (x - target)`.
+
+use tensor::{Device, Error, Result};
+
+use super::Reduction;
+use super::cross_entropy::not_empty;
+use super::samples::{Draw, Sample, sample};
+use crate::Var;
+
+impl Var {
+    /// The squared error `(x - target)²`.
+    ///
+    /// Shapes: both the same, for broadcasting here hides mistakes; the result is a scalar, or has that shape with
+    /// [`Reduction::None`].
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
+    pub fn mse_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
+        const OP: &str = "mse_loss";
+        same_shape(OP, self, target)?;
+        not_empty(OP, "input", self.value(), reduction)?;
+        reduction.apply(self.sub(target)?.square()?)
+    }
+}
+
+pub(super) fn same_shape(op: &'static str, x: &Var, target: &Var) -> Result<()> {
+    if x.shape() != target.shape() {
+        return Err(Error::ShapeMismatch { op, lhs: x.shape().into(), rhs: target.shape().into() });
+    }
+    Ok(())
+}
+
+/// The samples of a loss by element; the targets are between 0.1 and 0.8.
+pub(super) fn by_element(
+    device: &Device,
+    f: fn(&Var, &Var, Reduction) -> Result<Var>,
+) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let target = |shape: &[usize]| d.positive(shape)?.mul_scalar(0.4)?.add_scalar(-0.1);
+    let of = |name, shape: &[usize], reduction| -> Result<Sample> {
+        Ok(sample(name, [d.nonzero(shape)?, target(shape)?], move |v| f(&v[0], &v[1], reduction)))
+    };
+    let fixed = Var::constant(target(&[2, 3])?);
+    Ok(vec![
+        of("mean", &[2, 3], Reduction::Mean)?,
+        of("sum", &[2, 3], Reduction::Sum)?,
+        of("none", &[2, 3], Reduction::None)?,
+        of("one", &[1], Reduction::Mean)?,
+        of("odd", &[17], Reduction::Mean)?,
+        of("scalar", &[], Reduction::Mean)?,
+        sample("transposed", [d.nonzero(&[3, 2])?.transpose(0, 1)?, target(&[2, 3])?], move |v| {
+            f(&v[0], &v[1], Reduction::None)
+        }),
+        sample("constant_target", [d.nonzero(&[2, 3])?], move |v| f(&v[0], &fixed, Reduction::Mean)),
+    ])
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    by_element(device, Var::mse_loss)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, vector};
+    use super::*;
+
+    #[test]
+    fn closed_form() -> Result<()> {
+        let (x, target) = (vector(&[1.0, 2.0])?, vector(&[0.0, 4.0])?);
+        close(&x.mse_loss(&target, Reduction::None)?, &[1.0, 4.0])?;
+        close(&x.mse_loss(&target, Reduction::Sum)?, &[5.0])?;
+        let mean = x.mse_loss(&target, Reduction::Mean)?;
+        close(&mean, &[2.5])?;
+        close_values(&gradient(&mean, &x)?, &[1.0, -2.0]);
+        assert!(x.mse_loss(&leaf(&[1.0, 2.0], &[2, 1])?, Reduction::Mean).is_err());
+        assert!(leaf(&[], &[0])?.mse_loss(&leaf(&[], &[0])?, Reduction::Mean).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! `narrow`, `select`, `split`: part of an axis; the gradient is 0 elsewhere.
+
+use smallvec::SmallVec;
+use tensor::{Device, Error, Result};
+
+use super::samples::{Draw, Sample, sample};
+use super::{Dims, one, position};
+use crate::{Var, record};
+
+impl Var {
+    /// `len` places of one axis from `start`, as a view.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `IndexOutOfRange` or `InvalidArgument` if the range leaves the axis.
+    pub fn narrow(&self, axis: isize, start: usize, len: usize) -> Result<Var> {
+        let value = self.value().narrow(axis, start, len)?;
+        let size = self.shape()[position(axis, self.shape().len())];
+        Ok(record("narrow", &[self], &[], value, move |_, g| Ok(one(g.pad_narrow(axis, start, size)?))))
+    }
+
+    /// One place of an axis, as a view without that axis.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`, `IndexOutOfRange`.
+    pub fn select(&self, axis: isize, index: usize) -> Result<Var> {
+        let value = self.value().select(axis, index)?;
+        let mut kept: Dims = SmallVec::from_slice(self.shape());
+        let at = position(axis, kept.len());
+        let size = std::mem::replace(&mut kept[at], 1);
+        Ok(record("select", &[self], &[], value, move |_, g| {
+            Ok(one(g.reshape(&kept)?.pad_narrow(axis, index, size)?))
+        }))
+    }
+
+    /// Consecutive views along one axis with these sizes.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` if the sizes do not add up to the axis.
+    pub fn split(&self, sizes: &[usize], axis: isize) -> Result<Vec<Var>> {
+        let rank = self.shape().len();
+        let size = *self.shape().get(position(axis, rank)).ok_or(Error::AxisOutOfRange {
+            op: "split",
+            axis,
+            rank,
+        })?;
+        if sizes.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n)) != Some(size) {
+            return Err(Error::InvalidArgument {
+                op: "split",
+                argument: "sizes",
+                expected: "sizes that add up to the axis",
+                value: format!("{sizes:?} for {size}").into(),
+            });
+        }
+        let mut start = 0;
+        let part = |&len: &usize| {
+            let from = start;
+            start += len;
+            self.narrow(axis, from, len)
+        };
+        sizes.iter().map(part).collect()
+    }
+
+    /// Zeros of `size` along `axis` with this value from place `start` on: the gradient of [`Var::narrow`].
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` if the value does not fit there.
+    pub fn pad_narrow(&self, axis: isize, start: usize, size: usize) -> Result<Var> {
+        let value = self.value().pad_narrow(axis, start, size)?;
+        let len = self.shape()[position(axis, self.shape().len())];
+        Ok(record("pad_narrow", &[self], &[], value, move |_, g| Ok(one(g.narrow(axis, start, len)?))))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("first_axis", [d.normal(&[4, 3])?], |v| v[0].narrow(0, 1, 2)),
+        sample("last_axis", [d.normal(&[2, 5])?], |v| v[0].narrow(-1, 2, 3)),
+        sample("whole", [d.normal(&[2, 3])?], |v| v[0].narrow(1, 0, 3)?.mul(&v[0])),
+        sample("one_place", [d.normal(&[2, 3, 2])?], |v| v[0].narrow(1, 2, 1)),
+        sample("overlapping", [d.normal(&[5])?], |v| v[0].narrow(0, 0, 3)?.mul(&v[0].narrow(0, 2, 3)?)),
+        sample("transposed", [d.normal(&[3, 4])?.transpose(0, 1)?], |v| v[0].narrow(0, 1, 2)),
+    ])
+}
+
+pub(super) fn select_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("row", [d.normal(&[3, 2])?], |v| v[0].select(0, 1)),
+        sample("column", [d.normal(&[3, 2])?], |v| v[0].select(-1, 0)?.mul(&v[0].select(1, 1)?)),
+        sample("to_scalar", [d.normal(&[3])?], |v| v[0].select(0, 2)),
+    ])
+}
+
+pub(super) fn split_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("product_of_parts", [d.normal(&[5, 2])?], |v| {
+            let parts = v[0].split(&[2, 1, 2], 0)?;
+            parts[0].mul(&parts[1])?.mul(&parts[2])
+        }),
+        sample("one_of_the_parts", [d.normal(&[2, 3])?], |v| {
+            let parts = v[0].split(&[1, 2], -1)?;
+            Ok(parts[1].clone())
+        }),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn parts_of_a_matrix() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+        let middle = x.narrow(1, 1, 1)?;
+        close(&middle, &[2.0, 5.0])?;
+        close_values(&gradient(&middle, &x)?, &[0.0, 1.0, 0.0, 0.0, 1.0, 0.0]);
+        close(&x.select(0, 1)?, &[4.0, 5.0, 6.0])?;
+        close_values(&gradient(&x.select(0, 1)?, &x)?, &[0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+        let parts = x.split(&[1, 2], 1)?;
+        close(&parts[1], &[2.0, 3.0, 5.0, 6.0])?;
+        assert!(x.split(&[1, 1], 1).is_err());
+        assert!(x.split(&[1, 1], 2).is_err());
+        Ok(())
+    }
+}

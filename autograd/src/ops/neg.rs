@@ -1,0 +1,36 @@
+//! `y = -x`; `x' = -g`.
+
+use tensor::{Device, Result};
+
+use super::one;
+use super::samples::{Draw, Sample, unary};
+use crate::{Var, record};
+
+impl Var {
+    /// The negative `-x`.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for truth values.
+    pub fn neg(&self) -> Result<Var> {
+        let value = self.value().neg()?;
+        Ok(record("neg", &[self], &[], value, |_, g| Ok(one(g.neg()?))))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    unary(device, Draw::normal, Var::neg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn negates() -> Result<()> {
+        let x = vector(&[1.0, -2.0])?;
+        close(&x.neg()?, &[-1.0, 2.0])?;
+        close_values(&gradient(&x.neg()?, &x)?, &[-1.0, -1.0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! `permute`, `transpose`, `t`: axes in another order; the gradient's axes go back.
+
+use smallvec::SmallVec;
+use tensor::{Device, Result};
+
+use super::samples::{Draw, Sample, sample};
+use super::{one, position};
+use crate::{Var, record};
+
+impl Var {
+    /// Reorders the axes, as a view: axis `i` of the result is axis `axes[i]` of this value.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` if `axes` does not name every axis once.
+    pub fn permute(&self, axes: &[isize]) -> Result<Var> {
+        let value = self.value().permute(axes)?;
+        let mut inverse: SmallVec<[isize; 4]> = SmallVec::from_elem(0, axes.len());
+        for (to, &from) in (0..).zip(axes) {
+            inverse[position(from, axes.len())] = to;
+        }
+        Ok(record("permute", &[self], &[], value, move |_, g| Ok(one(g.permute(&inverse)?))))
+    }
+
+    /// Swaps two axes, as a view.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`.
+    pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
+        let value = self.value().transpose(a, b)?;
+        Ok(record("transpose", &[self], &[], value, move |_, g| Ok(one(g.transpose(a, b)?))))
+    }
+
+    /// The transposed matrix, as a view; a scalar or a vector is returned as it is.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more than two axes.
+    pub fn t(&self) -> Result<Var> {
+        let value = self.value().t()?;
+        if self.shape().len() < 2 {
+            return Ok(self.clone());
+        }
+        Ok(record("t", &[self], &[], value, |_, g| Ok(one(g.t()?))))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("cycle", [d.normal(&[2, 3, 4])?], |v| v[0].permute(&[2, 0, 1])),
+        sample("negative_axes", [d.normal(&[2, 3, 1, 2])?], |v| v[0].permute(&[-1, 0, -2, 1])),
+        sample("same", [d.normal(&[2, 3])?], |v| v[0].permute(&[0, 1])?.mul(&v[0])),
+        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], |v| v[0].permute(&[1, 0])),
+        sample("scalar", [d.normal(&[])?], |v| v[0].permute(&[])),
+    ])
+}
+
+pub(super) fn transpose_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("matrix", [d.normal(&[2, 3])?], |v| v[0].transpose(0, 1)),
+        sample("outer_axes", [d.normal(&[2, 3, 4])?], |v| v[0].transpose(0, -1)),
+        sample("same_axis", [d.normal(&[2, 3])?], |v| v[0].transpose(1, 1)),
+        sample("gram", [d.normal(&[3, 3])?], |v| v[0].transpose(0, 1)?.mul(&v[0])),
+        sample("t", [d.normal(&[2, 3])?], |v| v[0].t()),
+        sample("t_of_vector", [d.normal(&[3])?], |v| v[0].t()?.square()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn reorders() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+        let expected = [1.0, 4.0, 2.0, 5.0, 3.0, 6.0];
+        close(&x.t()?, &expected)?;
+        close(&x.transpose(0, 1)?, &expected)?;
+        close(&x.permute(&[1, 0])?, &expected)?;
+        close_values(&gradient(&x.t()?.square()?, &x)?, &[2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
+        Ok(())
+    }
+}

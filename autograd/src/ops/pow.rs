@@ -1,0 +1,117 @@
+//! `y = a^b`; `a' = g b a^(b-1)`, 0 where `b = 0`; `b' = g y ln a`, 0 where `a = 0` and `b >= 0`.
+
+use tensor::{CompareOp, Device, Result, Tensor};
+
+use super::binary::{if_needed, record_binary};
+use super::samples::{Draw, Sample, binary, sample, unary};
+use super::{one, scalar_like};
+use crate::{Save, Var, record};
+
+impl Var {
+    /// The power `a^b` element by element, with broadcasting.
+    ///
+    /// The gradient for the base is 0 where the exponent is 0, and the gradient for the exponent is 0 where the
+    /// base is 0 and the exponent is not negative; neither is NaN there.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    pub fn pow(&self, exponent: &Var) -> Result<Var> {
+        let value = self.value().pow(exponent.value())?;
+        let saved: &[Save<'_>] = if exponent.requires_grad() {
+            &[Save::Input(0), Save::Input(1), Save::Output]
+        } else {
+            &[Save::Input(0), Save::Input(1)]
+        };
+        Ok(record_binary("pow", self, exponent, saved, value, |ctx, g| {
+            let (base, exponent) = (ctx.saved(0), ctx.saved(1));
+            Ok([
+                if_needed(ctx, 0, || base_gradient(&base, &exponent, g))?,
+                if_needed(ctx, 1, || exponent_gradient(&base, &exponent, &ctx.saved(2), g))?,
+            ])
+        }))
+    }
+
+    /// The power `x^p` with a number; the gradient for `p = 0` is 0 everywhere.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn pow_scalar(&self, p: f64) -> Result<Var> {
+        let value = self.value().pow_scalar(p)?;
+        Ok(record("pow_scalar", &[self], &[Save::Input(0)], value, move |ctx, g| {
+            if p == 0.0 {
+                return Ok(one(Var::constant(Tensor::zeros_like(g.value())?)));
+            }
+            Ok(one(ctx.saved(0).pow_scalar(p - 1.0)?.mul_scalar(p)?.mul(g)?))
+        }))
+    }
+}
+
+fn base_gradient(base: &Var, exponent: &Var, g: &Var) -> Result<Var> {
+    let slope = base.pow(&exponent.add_scalar(-1.0)?)?.mul(exponent)?;
+    let flat = exponent.value().compare_scalar(CompareOp::Eq, 0.0)?;
+    Var::where_cond(&flat, &scalar_like(g.value(), 0.0)?, &g.mul(&slope)?)
+}
+
+fn exponent_gradient(base: &Var, exponent: &Var, power: &Var, g: &Var) -> Result<Var> {
+    let zero = scalar_like(g.value(), 0.0)?;
+    // Without "and": the base is compared with 0, but with NaN where the exponent is negative.
+    let limit = Tensor::where_cond(
+        &exponent.value().compare_scalar(CompareOp::Ge, 0.0)?,
+        zero.value(),
+        scalar_like(g.value(), f64::NAN)?.value(),
+    )?;
+    let flat = base.value().eq(&limit)?;
+    let slope = Var::where_cond(&flat, &zero, &power.mul(&base.log()?)?)?;
+    g.mul(&slope)
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    binary(device, Draw::positive, Draw::normal, Var::pow)
+}
+
+pub(super) fn scalar_samples(device: &Device) -> Result<Vec<Sample>> {
+    let mut samples = unary(device, Draw::positive, |x| x.pow_scalar(-1.5))?;
+    let d = Draw::new(device);
+    samples.push(sample("zeroth", [d.normal(&[3])?], |v| v[0].pow_scalar(0.0)?.mul(&v[0])));
+    samples.push(sample("first", [d.normal(&[3])?], |v| v[0].pow_scalar(1.0)));
+    samples.push(sample("second", [d.normal(&[3])?], |v| v[0].pow_scalar(2.0)));
+    samples.push(sample("third", [d.normal(&[3])?], |v| v[0].pow_scalar(3.0)));
+    samples.push(sample("half", [d.positive(&[3])?], |v| v[0].pow_scalar(0.5)));
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn powers() -> Result<()> {
+        let (a, b) = (vector(&[2.0, 9.0])?, vector(&[3.0, 0.5])?);
+        let y = a.pow(&b)?;
+        close(&y, &[8.0, 3.0])?;
+        close_values(&gradient(&y, &a)?, &[12.0, 0.5 / 3.0]);
+        close_values(&gradient(&y, &b)?, &[8.0 * 2.0_f64.ln(), 3.0 * 9.0_f64.ln()]);
+        Ok(())
+    }
+
+    #[test]
+    fn zero_bases_and_exponents() -> Result<()> {
+        let (a, b) = (vector(&[0.0, 0.0, 0.0, -2.0])?, vector(&[0.0, 2.0, -1.0, 0.0])?);
+        let y = a.pow(&b)?;
+        close(&y, &[1.0, 0.0, f64::INFINITY, 1.0])?;
+        close_values(&gradient(&y, &a)?, &[0.0, 0.0, f64::NEG_INFINITY, 0.0]);
+        close_values(&gradient(&y, &b)?, &[0.0, 0.0, f64::NEG_INFINITY, f64::NAN]);
+        Ok(())
+    }
+
+    #[test]
+    fn number_as_exponent() -> Result<()> {
+        let x = vector(&[0.0, -2.0])?;
+        close(&x.pow_scalar(3.0)?, &[0.0, -8.0])?;
+        close_values(&gradient(&x.pow_scalar(3.0)?, &x)?, &[0.0, 12.0]);
+        close_values(&gradient(&x.pow_scalar(0.0)?, &x)?, &[0.0, 0.0]);
+        close_values(&gradient(&x.pow_scalar(1.0)?, &x)?, &[1.0, 1.0]);
+        Ok(())
+    }
+}

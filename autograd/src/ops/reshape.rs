@@ -1,0 +1,113 @@
+//! `reshape`, `flatten`, `squeeze`, `unsqueeze`: the same elements in the same order; the gradient takes the old
+//! shape.
+
+use smallvec::SmallVec;
+use tensor::{Device, Result, Tensor};
+
+use super::samples::{Draw, Sample, sample};
+use super::{Dims, one};
+use crate::{Var, record};
+
+impl Var {
+    /// The same elements in row-major order under another shape; a view where the strides allow it.
+    ///
+    /// # Errors
+    /// `ShapeMismatch` if the number of elements differs.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Var> {
+        if self.shape() == shape {
+            return Ok(self.clone());
+        }
+        Ok(self.record_reshape("reshape", self.value().reshape(shape)?))
+    }
+
+    /// Joins the axes from `start` to `end`, both included; a scalar becomes one element of rank 1.
+    ///
+    /// Shapes: `[a, b, c, d]` flattened from 1 to 2 gives `[a, b c, d]`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` if `end` comes before `start`.
+    pub fn flatten(&self, start: isize, end: isize) -> Result<Var> {
+        Ok(self.record_reshape("flatten", self.value().flatten(start, end)?))
+    }
+
+    /// Removes an axis of size 1; an axis of another size stays.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`.
+    pub fn squeeze(&self, axis: isize) -> Result<Var> {
+        Ok(self.record_reshape("squeeze", self.value().squeeze(axis)?))
+    }
+
+    /// Inserts an axis of size 1 before `axis`; -1 appends one.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange` outside `-(rank + 1)..=rank`.
+    pub fn unsqueeze(&self, axis: isize) -> Result<Var> {
+        Ok(self.record_reshape("unsqueeze", self.value().unsqueeze(axis)?))
+    }
+
+    fn record_reshape(&self, op: &'static str, value: Tensor) -> Var {
+        let from: Dims = SmallVec::from_slice(self.shape());
+        record(op, &[self], &[], value, move |_, g| Ok(one(g.reshape(&from)?)))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("to_rows", [d.normal(&[2, 3])?], |v| v[0].reshape(&[3, 2])),
+        sample("to_vector", [d.normal(&[2, 3, 1])?], |v| v[0].reshape(&[6])),
+        sample("same", [d.normal(&[2, 3])?], |v| v[0].reshape(&[2, 3])),
+        sample("scalar", [d.normal(&[1, 1])?], |v| v[0].reshape(&[])),
+        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], |v| v[0].reshape(&[6])),
+        sample("copying_inside", [d.normal(&[2, 3])?], |v| {
+            v[0].transpose(0, 1)?.reshape(&[2, 3])?.mul(&v[0])
+        }),
+    ])
+}
+
+pub(super) fn flatten_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("all", [d.normal(&[2, 3])?], |v| v[0].flatten(0, -1)),
+        sample("middle", [d.normal(&[2, 3, 2, 1])?], |v| v[0].flatten(1, 2)),
+        sample("scalar", [d.normal(&[])?], |v| v[0].flatten(0, -1)),
+    ])
+}
+
+pub(super) fn squeeze_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("first", [d.normal(&[1, 3])?], |v| v[0].squeeze(0)),
+        sample("last", [d.normal(&[3, 1])?], |v| v[0].squeeze(-1)?.square()),
+        sample("not_one", [d.normal(&[3, 2])?], |v| v[0].squeeze(1)),
+    ])
+}
+
+pub(super) fn unsqueeze_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("first", [d.normal(&[3])?], |v| v[0].unsqueeze(0)),
+        sample("last", [d.normal(&[3])?], |v| v[0].unsqueeze(-1)?.mul(&v[0])),
+        sample("scalar", [d.normal(&[])?], |v| v[0].unsqueeze(0)),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn shapes() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+        assert_eq!(x.reshape(&[3, 2])?.shape(), [3, 2]);
+        assert_eq!(x.flatten(0, 1)?.shape(), [6]);
+        assert_eq!(x.unsqueeze(1)?.shape(), [2, 1, 3]);
+        assert_eq!(x.unsqueeze(1)?.squeeze(1)?.shape(), [2, 3]);
+        close(&x.transpose(0, 1)?.reshape(&[6])?, &[1.0, 4.0, 2.0, 5.0, 3.0, 6.0])?;
+        close_values(&gradient(&x.reshape(&[6])?.square()?, &x)?, &[2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
+        assert!(x.reshape(&[4]).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! `y = e^x / Σ e^x` along an axis, `x' = y (g - Σ g y)`; and its logarithm, `x' = g - e^y Σ g`.
+
+use tensor::{Device, Result, Tensor};
+
+use super::binary::if_needed;
+use super::one;
+use super::samples::{Draw, Sample, sample};
+use crate::{Grads, Save, Var, record};
+
+const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
+
+impl Var {
+    /// The softmax `e^x / Σ e^x` along `axis`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
+    pub fn softmax(&self, axis: isize) -> Result<Var> {
+        let value = self.value().softmax(axis)?;
+        Ok(record("softmax", &[self], &[Save::Output], value, move |ctx, g| {
+            Ok(one(softmax_grad(&ctx.saved(0), g, axis)?))
+        }))
+    }
+
+    /// The logarithm of the softmax along `axis`, `x - ln Σ e^x`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
+    pub fn log_softmax(&self, axis: isize) -> Result<Var> {
+        Ok(record_log_softmax(self, self.value().log_softmax(axis)?, axis))
+    }
+}
+
+/// Records log-probabilities that a kernel has made already.
+pub(super) fn record_log_softmax(x: &Var, value: Tensor, axis: isize) -> Var {
+    record("log_softmax", &[x], &[Save::Output], value, move |ctx, g| {
+        Ok(one(log_softmax_grad(&ctx.saved(0), g, axis)?))
+    })
+}
+
+/// `y (g - Σ g y)` in one kernel; `y' = h (g - Σ g y) - g Σ h y` and `g' = y (h - Σ h y)` for its own
+/// gradient `h`.
+fn softmax_grad(y: &Var, g: &Var, axis: isize) -> Result<Var> {
+    let value = y.value().softmax_grad(g.value(), axis)?;
+    Ok(record("softmax_grad", &[y, g], BOTH, value, move |ctx, h| {
+        let (y, g) = (ctx.saved(0), ctx.saved(1));
+        let weighted = |v: &Var| v.mul(&y)?.sum(&[axis], true);
+        Ok(Grads::from_buf([
+            if_needed(ctx, 0, || h.mul(&g.sub(&weighted(&g)?)?)?.sub(&g.mul(&weighted(h)?)?))?,
+            if_needed(ctx, 1, || softmax_grad(&y, h, axis))?,
+        ]))
+    }))
+}
+
+/// `g - e^y Σ g` in one kernel; `y' = -h e^y Σ g` and `g' = h - Σ h e^y` for its own gradient `h`.
+fn log_softmax_grad(y: &Var, g: &Var, axis: isize) -> Result<Var> {
+    let value = y.value().log_softmax_grad(g.value(), axis)?;
+    Ok(record("log_softmax_grad", &[y, g], BOTH, value, move |ctx, h| {
+        let (y, g) = (ctx.saved(0), ctx.saved(1));
+        let weighted = h.mul(&y.exp()?)?;
+        Ok(Grads::from_buf([
+            if_needed(ctx, 0, || weighted.mul(&g.sum(&[axis], true)?)?.neg())?,
+            if_needed(ctx, 1, || h.sub(&weighted.sum(&[axis], true)?))?,
+        ]))
+    }))
+}
+
+fn along_axes(device: &Device, f: fn(&Var, isize) -> Result<Var>) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let along = |name, shape: &[usize], axis| -> Result<Sample> {
+        Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], axis)))
+    };
+    Ok(vec![
+        along("vector", &[5], 0)?,
+        along("last", &[2, 3], -1)?,
+        along("first", &[3, 2], 0)?,
+        along("middle", &[2, 3, 2], 1)?,
+        along("odd", &[3, 17], 1)?,
+        along("one", &[2, 1], 1)?,
+        along("scalar", &[], -1)?,
+        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], move |v| f(&v[0], 1)),
+        sample("used_twice", [d.normal(&[2, 3])?], move |v| f(&v[0], 1)?.mul(&v[0])),
+        sample("expanded_gradient", [d.normal(&[2, 3])?], move |v| {
+            f(&v[0], 1)?.narrow(1, 0, 2)?.sum(&[1], false)
+        }),
+    ])
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    along_axes(device, Var::softmax)
+}
+
+pub(super) fn log_samples(device: &Device) -> Result<Vec<Sample>> {
+    along_axes(device, Var::log_softmax)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn closed_form() -> Result<()> {
+        let x = leaf(&[0.0, 3.0_f64.ln()], &[1, 2])?;
+        let first = x.softmax(1)?.narrow(1, 0, 1)?;
+        close(&x.softmax(-1)?, &[0.25, 0.75])?;
+        close_values(&gradient(&first, &x)?, &[0.1875, -0.1875]);
+        let first = x.log_softmax(1)?.narrow(1, 0, 1)?;
+        close(&x.log_softmax(-1)?, &[0.25_f64.ln(), 0.75_f64.ln()])?;
+        close_values(&gradient(&first, &x)?, &[0.75, -0.75]);
+        Ok(())
+    }
+}

@@ -1,0 +1,38 @@
+//! `y = x²`; `x' = 2 g x`.
+
+use tensor::{Device, Result};
+
+use super::one;
+use super::samples::{Draw, Sample, unary};
+use crate::{Save, Var, record};
+
+impl Var {
+    /// The square `x²`.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for truth values.
+    pub fn square(&self) -> Result<Var> {
+        let value = self.value().square()?;
+        Ok(record("square", &[self], &[Save::Input(0)], value, |ctx, g| {
+            Ok(one(g.mul(&ctx.saved(0))?.mul_scalar(2.0)?))
+        }))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    unary(device, Draw::normal, Var::square)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, vector};
+    use super::*;
+
+    #[test]
+    fn squares() -> Result<()> {
+        let x = vector(&[3.0, -0.5])?;
+        close(&x.square()?, &[9.0, 0.25])?;
+        close_values(&gradient(&x.square()?, &x)?, &[6.0, -1.0]);
+        Ok(())
+    }
+}

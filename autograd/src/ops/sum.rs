@@ -1,0 +1,116 @@
+//! `y = Σ x` over axes; the gradient repeats along them. `sum_to` is the reverse of broadcasting.
+
+use smallvec::SmallVec;
+use tensor::{Device, Result, Tensor};
+
+use super::samples::{Draw, Sample, sample, unary};
+use super::{Dims, kept_shape, one, spread};
+use crate::{Var, record};
+
+impl Var {
+    /// The sum over `axes`; no axes means all of them.
+    ///
+    /// Shapes: `[m, n]` over axis 1 gives `[m]`, or `[m, 1]` with `keepdim`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice.
+    pub fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
+        let value = self.value().sum(axes, keepdim)?;
+        let shape: Dims = SmallVec::from_slice(self.shape());
+        let kept = kept_shape(&shape, axes);
+        Ok(record("sum", &[self], &[], value, move |_, g| Ok(one(spread(g, &kept, &shape)?))))
+    }
+
+    /// The sum of all elements, a scalar.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` for truth values.
+    pub fn sum_all(&self) -> Result<Var> {
+        self.sum(&[], false)
+    }
+
+    /// The sum over the axes along which `shape` would be broadcast to this shape: the reverse of
+    /// [`Var::expand`].
+    ///
+    /// # Errors
+    /// `ShapeMismatch` if `shape` does not broadcast to this shape.
+    pub fn sum_to(&self, shape: &[usize]) -> Result<Var> {
+        if self.shape() == shape {
+            return Ok(self.clone());
+        }
+        let value = self.value().sum_to(shape)?;
+        let from: Dims = SmallVec::from_slice(self.shape());
+        Ok(record("sum_to", &[self], &[], value, move |_, g| Ok(one(g.expand(&from)?))))
+    }
+}
+
+/// The samples of a reduction over axes.
+pub(super) fn reductions(
+    device: &Device,
+    draw: fn(&Draw, &[usize]) -> Result<Tensor>,
+    f: fn(&Var, &[isize], bool) -> Result<Var>,
+) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let over = |name, shape: &[usize], axes: &'static [isize], keepdim| -> Result<Sample> {
+        Ok(sample(name, [draw(&d, shape)?], move |v| f(&v[0], axes, keepdim)))
+    };
+    Ok(vec![
+        over("all", &[2, 3], &[], false)?,
+        over("all_kept", &[2, 3], &[], true)?,
+        over("first", &[3, 5], &[0], false)?,
+        over("last", &[3, 5], &[-1], false)?,
+        over("last_kept", &[3, 5], &[1], true)?,
+        over("middle", &[2, 3, 4], &[1], false)?,
+        over("first_and_last", &[2, 3, 4], &[0, -1], false)?,
+        over("first_and_last_kept", &[2, 3, 4], &[2, 0], true)?,
+        over("odd", &[17], &[0], false)?,
+        over("scalar", &[], &[], false)?,
+        over("scalar_along_its_only_axis", &[], &[0], true)?,
+        over("size_one_kept", &[3, 1, 2], &[1], true)?,
+        over("two_of_one_row", &[1, 2], &[1], false)?,
+        sample("transposed", [draw(&d, &[5, 3])?.transpose(0, 1)?], move |v| f(&v[0], &[1], false)),
+        sample("narrowed_inside", [draw(&d, &[3, 5])?], move |v| f(&v[0].narrow(1, 1, 3)?, &[0], false)),
+        sample("used_twice", [draw(&d, &[3, 2])?], move |v| v[0].mul(&f(&v[0], &[1], true)?)),
+    ])
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    reductions(device, Draw::normal, Var::sum)
+}
+
+pub(super) fn to_samples(device: &Device) -> Result<Vec<Sample>> {
+    let mut samples = unary(device, Draw::normal, |x| x.sum_to(&[]))?;
+    let d = Draw::new(device);
+    samples.push(sample("row", [d.normal(&[2, 3])?], |v| v[0].sum_to(&[3])?.mul(&v[0])));
+    samples.push(sample("column", [d.normal(&[2, 3])?], |v| v[0].sum_to(&[2, 1])?.mul(&v[0])));
+    samples.push(sample("same", [d.normal(&[2, 3])?], |v| v[0].sum_to(&[2, 3])));
+    samples.push(sample("leading", [d.normal(&[4, 2, 3])?], |v| v[0].sum_to(&[2, 3])));
+    samples.push(sample("leading_and_middle", [d.normal(&[4, 2, 3])?], |v| v[0].sum_to(&[1, 3])));
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn over_each_axis() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+        close(&x.sum(&[0], false)?, &[5.0, 7.0, 9.0])?;
+        close(&x.sum(&[-1], true)?, &[6.0, 15.0])?;
+        assert_eq!(x.sum(&[-1], true)?.shape(), [2, 1]);
+        close(&x.sum_all()?, &[21.0])?;
+        close(&x.sum_to(&[2, 1])?, &[6.0, 15.0])?;
+        close_values(&gradient(&x.sum(&[0], false)?, &x)?, &[1.0; 6]);
+        Ok(())
+    }
+
+    #[test]
+    fn of_nothing_is_zero() -> Result<()> {
+        let x = leaf(&[], &[0, 2])?;
+        close(&x.sum(&[0], false)?, &[0.0, 0.0])?;
+        close_values(&gradient(&x.sum_all()?, &x)?, &[]);
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! `y = a` where the condition holds, `b` elsewhere; the gradient goes to the one that was taken.
+
+use smallvec::SmallVec;
+use tensor::{CompareOp, Device, Result, Tensor};
+
+use super::binary::if_needed;
+use super::samples::{Draw, Sample, sample};
+use super::{Dims, scalar_like};
+use crate::{Grads, Save, Var, record};
+
+impl Var {
+    /// Takes `a` where `cond` holds and `b` elsewhere; all three broadcast.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless `cond` is Bool and `a` and `b` agree.
+    pub fn where_cond(cond: &Tensor, a: &Var, b: &Var) -> Result<Var> {
+        let value = Tensor::where_cond(cond, a.value(), b.value())?;
+        let shapes: [Dims; 2] = [SmallVec::from_slice(a.shape()), SmallVec::from_slice(b.shape())];
+        Ok(record("where_cond", &[a, b], &[Save::Tensor(cond)], value, move |ctx, g| {
+            let cond = ctx.saved(0);
+            let zero = scalar_like(g.value(), 0.0)?;
+            Ok(Grads::from_buf([
+                if_needed(ctx, 0, || Var::where_cond(cond.value(), g, &zero)?.sum_to(&shapes[0]))?,
+                if_needed(ctx, 1, || Var::where_cond(cond.value(), &zero, g)?.sum_to(&shapes[1]))?,
+            ]))
+        }))
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, cond: &[usize], a: &[usize], b: &[usize]| -> Result<Sample> {
+        let cond = d.normal(cond)?.compare_scalar(CompareOp::Gt, 0.0)?;
+        let run = move |v: &[Var]| Var::where_cond(&cond, &v[0], &v[1])?.mul(&v[0]);
+        Ok(sample(name, [d.normal(a)?, d.normal(b)?], run))
+    };
+    let cond = d.normal(&[3, 2])?.compare_scalar(CompareOp::Gt, 0.0)?.transpose(0, 1)?;
+    let transposed = [d.normal(&[3, 2])?.transpose(0, 1)?, d.normal(&[2, 3])?];
+    Ok(vec![
+        of("same_shape", &[2, 3], &[2, 3], &[2, 3])?,
+        of("row_condition", &[3], &[2, 3], &[2, 3])?,
+        of("condition_adds_axes", &[2, 3], &[3], &[1])?,
+        of("row_on_the_left", &[2, 3], &[3], &[2, 3])?,
+        of("column_on_the_right", &[2, 3], &[2, 3], &[2, 1])?,
+        of("scalars", &[5], &[], &[])?,
+        of("one", &[1], &[1], &[1])?,
+        sample("transposed", transposed, move |v| Var::where_cond(&cond, &v[0], &v[1])),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, tensor, vector};
+    use super::*;
+
+    #[test]
+    fn takes_one_or_the_other() -> Result<()> {
+        let cond = tensor(&[true, false, true], &[3])?;
+        let (a, b) = (vector(&[1.0, 2.0, 3.0])?, vector(&[-1.0])?);
+        let y = Var::where_cond(&cond, &a, &b)?;
+        close(&y, &[1.0, -1.0, 3.0])?;
+        close_values(&gradient(&y, &a)?, &[1.0, 0.0, 1.0]);
+        close_values(&gradient(&y, &b)?, &[1.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn infinities_not_taken_leave_no_nan() -> Result<()> {
+        let cond = tensor(&[true, false], &[2])?;
+        let (a, b) = (vector(&[1.0, f64::INFINITY])?, vector(&[f64::NAN, 2.0])?);
+        let y = Var::where_cond(&cond, &a, &b)?;
+        close(&y, &[1.0, 2.0])?;
+        close_values(&gradient(&y, &a)?, &[1.0, 0.0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! Several batches forward and backward at once, on shared weights.
+
+use device::{Panicked, Placement, SpinLock, StreamOptions, Team};
+use tensor::{Device, Error, Generator, Result, Stream, Tensor, next_key, with_generator};
+
+use crate::{Gradients, Var};
+
+/// Lanes that run the forward and backward pass of a batch each, at once.
+///
+/// Every lane has a stream, and a host thread that drives it; lane 0 is driven by the calling thread. A step gives
+/// what the same batches give one after the other, bit for bit: each batch's ops run in its own order, and gradients
+/// are merged in batch order. One lane is the serial schedule: the default stream of the device, with all its threads
+/// for one kernel.
+///
+/// ```
+/// use autograd::{ConcurrentBatches, Device, Tensor, Var};
+/// let dev = Device::cpu();
+/// let w = Var::leaf(Tensor::from_slice(&[3.0f32], &[1], &dev)?);
+/// let lanes = ConcurrentBatches::new(&dev, 2)?;
+/// let step = lanes.step([1.0, 2.0], |x| w.mul_scalar(x)?.sum(&[], false))?;
+/// assert_eq!(step.losses[1].item::<f32>()?, 6.0);
+/// assert_eq!(step.gradients.get(&w).map(|g| g.item::<f32>()).transpose()?, Some(3.0));
+/// # Ok::<(), autograd::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ConcurrentBatches {
+    streams: Vec<Stream>,
+    team: Team,
+}
+
+/// What a step of several batches gave.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Step {
+    /// Each batch's loss, in batch order. They may be pending on the lanes' streams; any use waits by itself.
+    pub losses: Vec<Tensor>,
+    /// The gradients of all batches, added in batch order.
+    pub gradients: Gradients,
+}
+
+impl ConcurrentBatches {
+    /// Lanes on `device`, which share its threads evenly.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no lanes, [`Error::Io`] if the system gives no thread.
+    pub fn new(device: &Device, lanes: usize) -> Result<ConcurrentBatches> {
+        if lanes == 0 {
+            return Err(Error::InvalidArgument {
+                op: "ConcurrentBatches::new",
+                argument: "lanes",
+                expected: "at least 1",
+                value: "0".into(),
+            });
+        }
+        let streams = if lanes == 1 {
+            vec![device.default_stream()]
+        } else {
+            let threads = Some((device.threads() / lanes).max(1));
+            let options = StreamOptions { placement: Placement::Caller, threads, ..StreamOptions::default() };
+            (0..lanes).map(|_| device.new_stream_with(options)).collect::<Result<_>>()?
+        };
+        Ok(ConcurrentBatches { streams, team: Team::new(lanes - 1)? })
+    }
+
+    /// The lanes' streams.
+    pub fn streams(&self) -> &[Stream] {
+        &self.streams
+    }
+
+    /// Computes `loss` of each batch and its gradients, batch `i` on lane `i % lanes`, and merges the gradients in
+    /// batch order. Random ops draw from a generator of the batch's own, the same whatever the number of lanes.
+    ///
+    /// Returns once everything is launched, which for lanes that run inline means once it has run. `loss` must not
+    /// start another step of the same lanes.
+    ///
+    /// # Errors
+    /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
+    /// ([`Error::LanePanicked`]); the other batches were run to their end. [`Error::InvalidArgument`] for no batches.
+    pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
+    where
+        B: Send,
+        F: Fn(B) -> Result<Var> + Sync,
+    {
+        let lanes = self.streams.len();
+        let work: Vec<Slot<B>> = batches.into_iter().map(|batch| SpinLock::new(Work::Given(batch))).collect();
+        if work.is_empty() {
+            return Err(Error::InvalidArgument {
+                op: "ConcurrentBatches::step",
+                argument: "batches",
+                expected: "at least 1",
+                value: "0".into(),
+            });
+        }
+        // One draw a step, whatever the number of batches and lanes, so that steps differ.
+        let generator = Generator::current();
+        next_key();
+        let run = |index: usize, batch: B| -> Result<Done> {
+            with_generator(generator.fork(index as u64), || {
+                let loss = loss(batch)?;
+                let gradients = loss.backward()?;
+                Ok((loss.value().clone(), gradients))
+            })
+        };
+        let panics = self.team.run(&|lane| {
+            self.streams[lane].scope(|| {
+                for (index, slot) in work.iter().enumerate().skip(lane).step_by(lanes) {
+                    let taken = std::mem::replace(&mut *slot.lock(), Work::Running);
+                    if let Work::Given(batch) = taken {
+                        let done = run(index, batch);
+                        *slot.lock() = Work::Done(done);
+                    }
+                }
+            });
+        });
+        finish(work, lanes, &panics)
+    }
+}
+
+type Done = (Tensor, Gradients);
+type Slot<B> = SpinLock<Work<B>>;
+
+enum Work<B> {
+    Given(B),
+    Running,
+    Done(Result<Done>),
+}
+
+/// Collects results in batch order.
+fn finish<B>(work: Vec<Slot<B>>, lanes: usize, panics: &[(usize, Panicked)]) -> Result<Step> {
+    let mut losses = Vec::with_capacity(work.len());
+    let mut gradients: Option<Gradients> = None;
+    for (index, slot) in work.into_iter().enumerate() {
+        let Work::Done(done) = slot.into_inner() else {
+            let lane = index % lanes;
+            let message = panics.iter().find(|panic| panic.0 == lane).map(|panic| panic.1.message.clone());
+            return Err(Error::LanePanicked { lane, message: message.unwrap_or_default() });
+        };
+        let (loss, batch) = done?;
+        losses.push(loss);
+        match &mut gradients {
+            Some(sum) => sum.merge(batch)?,
+            None => gradients = Some(batch),
+        }
+    }
+    Ok(Step { losses, gradients: gradients.unwrap_or_default() })
+}

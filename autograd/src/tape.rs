@@ -1,0 +1,281 @@
+//! The tape: recorded ops with their streams, and what their gradients need.
+
+use std::fmt;
+use std::sync::Arc;
+
+use device::{SpinLock, StreamId};
+use smallvec::SmallVec;
+use tensor::{Error, Result, Stream, Tensor};
+
+use crate::Var;
+use crate::mode::{is_recording, next_sequence};
+
+/// One gradient for each input of an op; `None` where no gradient flows or none is needed.
+pub type Grads = SmallVec<[Option<Var>; 2]>;
+
+/// What an op keeps for its gradient.
+#[derive(Clone, Copy, Debug)]
+pub enum Save<'a> {
+    /// The op's input with this index.
+    Input(usize),
+    /// The op's result.
+    Output,
+    /// A tensor that gradients do not flow through.
+    Tensor(&'a Tensor),
+}
+
+pub(crate) type Hook = Arc<dyn Fn(&Var) -> Result<Option<Var>> + Send + Sync>;
+
+/// The gradient rule of a recorded op.
+pub(crate) trait Rule: Send + Sync {
+    fn vjp(&self, cx: &Vjp<'_>, grad: &Var) -> Result<Grads>;
+}
+
+impl<F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync> Rule for F {
+    fn vjp(&self, cx: &Vjp<'_>, grad: &Var) -> Result<Grads> {
+        self(cx, grad)
+    }
+}
+
+/// One recorded op, or a leaf.
+pub(crate) struct Node<R: ?Sized = dyn Rule> {
+    pub(crate) op: &'static str,
+    /// Greater than that of every input.
+    pub(crate) sequence: u64,
+    /// Where the op ran, and where its gradient will.
+    pub(crate) stream: Stream,
+    pub(crate) shape: SmallVec<[usize; 4]>,
+    /// The ops that made the inputs; `None` for constants. Empty for a leaf.
+    pub(crate) inputs: SmallVec<[Option<Arc<Node>>; 2]>,
+    state: SpinLock<State>,
+    rule: R,
+}
+
+#[derive(Default)]
+struct State {
+    consumed: bool,
+    saved: SmallVec<[Saved; 2]>,
+    hooks: Vec<Hook>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Saved {
+    tensor: Tensor,
+    version: u32,
+    source: Source,
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    Input(usize),
+    Output,
+    Constant,
+}
+
+/// What a gradient rule is called with.
+pub struct Vjp<'a> {
+    node: &'a Arc<Node>,
+    saved: &'a [Saved],
+    /// Whether the gradient is to be recorded itself.
+    create_graph: bool,
+    /// For each input, whether its gradient is of use.
+    needed: &'a [bool],
+}
+
+impl<'a> Vjp<'a> {
+    pub(crate) fn new(
+        node: &'a Arc<Node>,
+        saved: &'a [Saved],
+        create_graph: bool,
+        needed: &'a [bool],
+    ) -> Self {
+        Vjp { node, saved, create_graph, needed }
+    }
+
+    /// The saved tensor with this index, in the order given to [`record`].
+    ///
+    /// # Panics
+    /// If the op saved fewer; the backward pass turns that into an error that names the op.
+    pub fn saved(&self, index: usize) -> Var {
+        let saved = &self.saved[index];
+        let node = match saved.source {
+            _ if !self.create_graph => None,
+            Source::Input(input) => self.node.inputs[input].clone(),
+            Source::Output => Some(Arc::clone(self.node)),
+            Source::Constant => None,
+        };
+        Var { value: saved.tensor.clone(), node }
+    }
+
+    /// Whether the gradient of this input is of use.
+    #[inline]
+    pub fn needs(&self, input: usize) -> bool {
+        self.needed.get(input).copied().unwrap_or(false)
+    }
+}
+
+impl fmt::Debug for Vjp<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vjp").field("op", &self.node.op).finish_non_exhaustive()
+    }
+}
+
+/// Records an op that made `value` from `inputs` on the current stream; its gradient will run there.
+///
+/// `vjp` gets the gradient of the value and returns the gradient of each input. It is written on [`Var`]s, so
+/// that it can be recorded in turn. What it needs of the op's tensors goes through `saved`, which is freed after the
+/// backward pass and guarded against changes in place. Where nothing is to be recorded the result is a constant, so
+/// that an op may call this in every case.
+///
+/// ```
+/// use autograd::{Device, Result, Save, Tensor, Var, record};
+/// fn cube(x: &Var) -> Result<Var> {
+///     let value = x.value().pow_scalar(3.0)?;
+///     Ok(record("cube", &[x], &[Save::Input(0)], value, |cx, grad| {
+///         let slope = cx.saved(0).square()?.mul_scalar(3.0)?;
+///         Ok([Some(grad.mul(&slope)?)].into_iter().collect())
+///     }))
+/// }
+/// let x = Var::leaf(Tensor::from_slice(&[2.0f64], &[1], &Device::cpu())?);
+/// let gradients = cube(&x)?.backward()?;
+/// assert_eq!(gradients.get(&x).map(|g| g.to_vec::<f64>()).transpose()?, Some(vec![12.0]));
+/// # Ok::<(), autograd::Error>(())
+/// ```
+#[inline]
+pub fn record<F>(op: &'static str, inputs: &[&Var], saved: &[Save<'_>], value: Tensor, vjp: F) -> Var
+where
+    F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
+{
+    if inputs.iter().all(|input| input.node.is_none()) || !is_recording() || !value.dtype().is_float() {
+        return Var::constant(value);
+    }
+    let save = |save: &Save<'_>| {
+        let (tensor, source) = match *save {
+            Save::Input(index) => (inputs[index].value(), Source::Input(index)),
+            Save::Output => (&value, Source::Output),
+            Save::Tensor(tensor) => (tensor, Source::Constant),
+        };
+        Saved { tensor: tensor.clone(), version: tensor.version(), source }
+    };
+    let newest = inputs.iter().filter_map(|input| input.node.as_ref()).map(|node| node.sequence).max();
+    let node = Arc::new(Node {
+        op,
+        sequence: next_sequence(newest.unwrap_or(0)),
+        stream: Stream::current(value.device()),
+        shape: SmallVec::from_slice(value.shape()),
+        inputs: inputs.iter().map(|input| input.node.clone()).collect(),
+        state: SpinLock::new(State {
+            consumed: false,
+            saved: saved.iter().map(save).collect(),
+            hooks: Vec::new(),
+        }),
+        rule: vjp,
+    });
+    Var { value, node: Some(node) }
+}
+
+impl Node {
+    pub(crate) fn leaf(value: &Tensor) -> Arc<Node> {
+        Arc::new(Node {
+            op: "leaf",
+            sequence: next_sequence(0),
+            stream: Stream::current(value.device()),
+            shape: SmallVec::from_slice(value.shape()),
+            inputs: SmallVec::new(),
+            state: SpinLock::new(State::default()),
+            rule: |_: &Vjp<'_>, _: &Var| Ok(Grads::new()),
+        })
+    }
+
+    pub(crate) fn is_leaf(&self) -> bool {
+        self.inputs.is_empty()
+    }
+
+    pub(crate) fn add_hook(&self, hook: Hook) {
+        self.state.lock().hooks.push(hook);
+    }
+
+    /// Checks that the saved tensors are there and as they were saved and, with `consume`, claims them for one pass.
+    pub(crate) fn claim(&self, consume: bool) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.consumed {
+            return Err(Error::GraphConsumed { op: self.op });
+        }
+        for saved in &state.saved {
+            let now = saved.tensor.version();
+            if now != saved.version {
+                return Err(Error::VersionMismatch { op: self.op, saved: saved.version, now });
+            }
+        }
+        state.consumed = consume && !self.is_leaf();
+        Ok(())
+    }
+
+    /// Gives back a claim that came to nothing.
+    pub(crate) fn unclaim(&self) {
+        self.state.lock().consumed = false;
+    }
+
+    /// The saved tensors, which are gone afterwards if the node was claimed, and the hooks.
+    pub(crate) fn take(&self) -> (SmallVec<[Saved; 2]>, Vec<Hook>) {
+        let mut state = self.state.lock();
+        let saved = if state.consumed { std::mem::take(&mut state.saved) } else { state.saved.clone() };
+        (saved, state.hooks.clone())
+    }
+
+    pub(crate) fn vjp(&self, cx: &Vjp<'_>, grad: &Var) -> Result<Grads> {
+        self.rule.vjp(cx, grad)
+    }
+}
+
+/// A long chain of ops is dropped in a loop: by itself it would recurse once an op.
+impl<R: ?Sized> Drop for Node<R> {
+    fn drop(&mut self) {
+        let mut pending: SmallVec<[Arc<Node>; 4]> = SmallVec::new();
+        pending.extend(std::mem::take(&mut self.inputs).into_iter().flatten());
+        while let Some(mut node) = pending.pop() {
+            if let Some(node) = Arc::get_mut(&mut node) {
+                pending.extend(std::mem::take(&mut node.inputs).into_iter().flatten());
+            }
+        }
+    }
+}
+
+/// A recorded op, as [`Var::tape`] lists it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TapeEntry {
+    /// The op's name; `leaf` for a leaf.
+    pub op: &'static str,
+    /// The stream that it ran on, and that its gradient will run on.
+    pub stream: StreamId,
+    /// The shape of its result.
+    pub shape: Vec<usize>,
+    /// Its place in the order of recorded ops.
+    pub sequence: u64,
+    /// The places of its inputs; constants are left out.
+    pub inputs: Vec<u64>,
+}
+
+impl Var {
+    /// The recorded ops that led to this value, oldest first.
+    pub fn tape(&self) -> Vec<TapeEntry> {
+        let mut seen = std::collections::HashSet::new();
+        let mut pending: Vec<&Arc<Node>> = self.node.iter().collect();
+        let mut entries = Vec::new();
+        while let Some(node) = pending.pop() {
+            if seen.insert(Arc::as_ptr(node).cast::<()>()) {
+                let inputs: Vec<_> = node.inputs.iter().flatten().collect();
+                entries.push(TapeEntry {
+                    op: node.op,
+                    stream: node.stream.id(),
+                    shape: node.shape.to_vec(),
+                    sequence: node.sequence,
+                    inputs: inputs.iter().map(|input| input.sequence).collect(),
+                });
+                pending.extend(inputs);
+            }
+        }
+        entries.sort_by_key(|entry| entry.sequence);
+        entries
+    }
+}

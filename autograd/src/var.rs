@@ -1,0 +1,110 @@
+//! `Var`: a tensor with its place on the tape.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tensor::{DType, Device, Error, Result, Tensor};
+
+use crate::tape::Node;
+
+/// A tensor that gradients can flow through. A cheap handle: clones are the same value.
+///
+/// ```
+/// use autograd::{Device, Tensor, Var};
+/// let x = Var::leaf(Tensor::from_slice(&[1.0f64, 2.0, 3.0], &[3], &Device::cpu())?);
+/// let loss = (&x * &x)?.sum(&[], false)?;
+/// let gradients = loss.backward()?;
+/// assert_eq!(gradients.get(&x).map(|g| g.to_vec::<f64>()).transpose()?, Some(vec![2.0, 4.0, 6.0]));
+/// # Ok::<(), autograd::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Var {
+    pub(crate) value: Tensor,
+    pub(crate) node: Option<Arc<Node>>,
+}
+
+impl Var {
+    /// A value that gradients are wanted for: a parameter, or an input under study. Elements that are not floating
+    /// point have no gradient; such a leaf is a constant.
+    pub fn leaf(value: Tensor) -> Var {
+        let node = value.dtype().is_float().then(|| Node::leaf(&value));
+        Var { value, node }
+    }
+
+    /// A value that gradients do not flow through.
+    #[inline]
+    pub fn constant(value: Tensor) -> Var {
+        Var { value, node: None }
+    }
+
+    /// The tensor.
+    #[inline]
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// The tensor's shape.
+    pub fn shape(&self) -> &[usize] {
+        self.value.shape()
+    }
+
+    /// The tensor's element type.
+    pub fn dtype(&self) -> DType {
+        self.value.dtype()
+    }
+
+    /// The tensor's device.
+    pub fn device(&self) -> &Device {
+        self.value.device()
+    }
+
+    /// The same value, cut from the tape.
+    pub fn detach(&self) -> Var {
+        Var::constant(self.value.clone())
+    }
+
+    /// Whether gradients flow through this value.
+    #[inline]
+    pub fn requires_grad(&self) -> bool {
+        self.node.is_some()
+    }
+
+    /// Whether this value is a leaf: gradients of it are collected.
+    pub fn is_leaf(&self) -> bool {
+        self.node.as_ref().is_some_and(|node| node.is_leaf())
+    }
+
+    /// Calls `hook` with the gradient of this value in each backward pass, once it is complete and on the value's
+    /// own stream; what the hook returns, if anything, takes the gradient's place.
+    ///
+    /// # Errors
+    /// [`Error::NoGradient`] if no gradient flows through this value.
+    pub fn register_hook<F>(&self, hook: F) -> Result<()>
+    where
+        F: Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
+    {
+        let node = self.node.as_ref().ok_or(Error::NoGradient { op: "register_hook" })?;
+        node.add_hook(Arc::new(hook));
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Var {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let op = self.node.as_ref().map_or("constant", |node| node.op);
+        write!(f, "Var({op}, {:?})", self.value)
+    }
+}
+
+impl fmt::Display for Var {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.value, f)
+    }
+}
+
+impl From<Tensor> for Var {
+    /// A constant.
+    fn from(value: Tensor) -> Var {
+        Var::constant(value)
+    }
+}

@@ -1,0 +1,336 @@
+//! Models and training runs in safetensors files.
+//!
+//! Parameters stand under their dotted names, contiguous, in torch's shapes (a linear weight is `[out, in]`),
+//! so torch and other readers of the format take them as they are. A training checkpoint adds the
+//! optimizer's tensors under `optimizer/` and one metadata entry, `streamgrad`, with the numbers.
+//!
+//! A file is written beside its final name and then renamed: a crash leaves the old file or the new one. On
+//! load everything is checked first; if anything is wrong nothing has changed in the model.
+//!
+//! ```
+//! use models::{Module, checkpoint, digits_mlp};
+//! # fn main() -> device::Result<()> {
+//! let device = device::Device::cpu();
+//! let (model, other) = (digits_mlp(1, &device)?, digits_mlp(2, &device)?);
+//! let path = std::env::temp_dir().join(format!("streamgrad-doc-{}.safetensors", std::process::id()));
+//! checkpoint::save(&path, &model)?;
+//! checkpoint::load(&path, &other)?;
+//! let weights = |m: &dyn Module| m.parameters()[0].value().contiguous()?.to_vec::<f32>();
+//! assert_eq!(weights(&model)?, weights(&other)?);
+//! # std::fs::remove_file(&path).ok();
+//! # Ok(())
+//! # }
+//! ```
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use autograd::Var;
+use device::{DType, Device, Error, Result};
+use safetensors::{Dtype, SafeTensors, View};
+use tensor::Tensor;
+
+use crate::{Module, Optimizer, OptimizerState};
+
+/// Where a training run is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Epochs that are done.
+    pub epoch: u64,
+    /// Optimizer steps that are done.
+    pub step: u64,
+    /// The run's seed.
+    pub seed: u64,
+}
+
+/// Writes the parameters of `model` to `path`.
+///
+/// # Errors
+/// `Io` with the path; `Checkpoint` if two parameters share a name.
+pub fn save(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
+    write(path.as_ref(), parameters_of(model)?, None)
+}
+
+/// Copies the parameters at `path` into those of `model`, in place.
+///
+/// An optimizer's state in the file is passed over.
+///
+/// # Errors
+/// `Io` if the file cannot be read; `Format` if it is truncated or no safetensors file; `Checkpoint` with the
+/// parameter's name if one is missing, unknown, or of another shape or type. The model is unchanged then.
+pub fn load(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
+    let file = Contents::read(path.as_ref())?;
+    copy_into(&file.parameters_for(model)?)
+}
+
+/// Writes model, optimizer and progress to `path`, for [`load_training`].
+///
+/// # Errors
+/// As [`save`].
+pub fn save_training(
+    path: impl AsRef<Path>,
+    model: &dyn Module,
+    optimizer: &dyn Optimizer,
+    progress: Progress,
+) -> Result<()> {
+    let state = optimizer.state()?;
+    let mut tensors = parameters_of(model)?;
+    for (name, tensor) in &state.tensors {
+        tensors.push((format!("{OPTIMIZER}{name}"), Bytes::of(tensor)?));
+    }
+    let Progress { epoch, step, seed } = progress;
+    let mut text = format!("epoch={epoch} step={step} seed={seed} optimizer={}", state.kind);
+    for (name, value) in &state.options {
+        // Rust prints a float with as many digits as bring the same bits back.
+        text.push_str(&format!(" {OPTIMIZER}{name}={value}"));
+    }
+    write(path.as_ref(), tensors, Some(text))
+}
+
+/// Restores model and optimizer from a file of [`save_training`]: training goes on as if it had not stopped.
+///
+/// # Errors
+/// As [`load`]; `Checkpoint` also if the file has no training state, or one of another kind of optimizer. Model
+/// and optimizer are unchanged then.
+pub fn load_training(
+    path: impl AsRef<Path>,
+    model: &dyn Module,
+    optimizer: &mut dyn Optimizer,
+) -> Result<Progress> {
+    let file = Contents::read(path.as_ref())?;
+    let parameters = file.parameters_for(model)?;
+    let device = optimizer.parameters().first().map_or_else(Device::cpu, |p| p.value().device().clone());
+    let (state, progress) = file.training(&device)?;
+    // The optimizer checks its state before it takes any of it, and the parameters are checked by now.
+    optimizer.load_state(&state)?;
+    copy_into(&parameters)?;
+    Ok(progress)
+}
+
+const OPTIMIZER: &str = "optimizer/";
+const METADATA: &str = "streamgrad";
+
+fn wrong(name: &str, detail: String) -> Error {
+    Error::Checkpoint { name: name.into(), detail: detail.into() }
+}
+
+fn copy_into(pairs: &[(Var, Tensor)]) -> Result<()> {
+    pairs.iter().try_for_each(|(parameter, loaded)| parameter.value().copy_(loaded))
+}
+
+fn parameters_of(model: &dyn Module) -> Result<Vec<(String, Bytes)>> {
+    let mut named: Vec<(String, Bytes)> = Vec::new();
+    for (name, parameter) in model.named_parameters() {
+        if named.iter().any(|(known, _)| *known == name) {
+            return Err(wrong(&name, "two parameters have this name".into()));
+        }
+        if name.starts_with(OPTIMIZER) {
+            return Err(wrong(&name, format!("names may not start with {OPTIMIZER}")));
+        }
+        named.push((name, Bytes::of(parameter.value())?));
+    }
+    Ok(named)
+}
+
+/// A tensor as the file has it: row-major, little-endian.
+struct Bytes {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Vec<u8>,
+}
+
+impl Bytes {
+    fn of(tensor: &Tensor) -> Result<Self> {
+        let (dtype, data) = match tensor.dtype() {
+            DType::F32 => (Dtype::F32, flatten(tensor.to_vec()?, f32::to_le_bytes)),
+            DType::F64 => (Dtype::F64, flatten(tensor.to_vec()?, f64::to_le_bytes)),
+            DType::I64 => (Dtype::I64, flatten(tensor.to_vec()?, i64::to_le_bytes)),
+            DType::U8 => (Dtype::U8, tensor.to_vec()?),
+            DType::Bool => (Dtype::BOOL, flatten(tensor.to_vec()?, |b: bool| [u8::from(b)])),
+            dtype => return Err(Error::DTypeUnsupported { op: "checkpoint", dtype }),
+        };
+        Ok(Bytes { dtype, shape: tensor.shape().into(), data })
+    }
+}
+
+fn flatten<T, const N: usize>(values: Vec<T>, bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.into_iter().flat_map(bytes).collect()
+}
+
+impl View for Bytes {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.data)
+    }
+    fn data_len(&self) -> usize {
+        self.data.len()
+    }
+}
+
+fn write(path: &Path, tensors: Vec<(String, Bytes)>, text: Option<String>) -> Result<()> {
+    // One metadata entry only: the order of several would differ from run to run, and so would the file.
+    let metadata = text.map(|text| HashMap::from([(METADATA.to_owned(), text)]));
+    let bytes = safetensors::serialize(tensors, metadata).map_err(|e| format_error(path, &e))?;
+    let temporary = beside(path);
+    write_synced(&temporary, &bytes).and_then(|()| std::fs::rename(&temporary, path)).map_err(|e| {
+        let _ = std::fs::remove_file(&temporary);
+        io_error(path, e)
+    })
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = std::fs::File::create_new(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// A name in the same directory that no other writer uses.
+fn beside(path: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    path.with_file_name(name)
+}
+
+fn io_error(path: &Path, source: std::io::Error) -> Error {
+    Error::Io { path: path.display().to_string().into(), source: Arc::new(source) }
+}
+
+fn format_error(path: &Path, detail: &dyn std::fmt::Display) -> Error {
+    Error::Format { path: path.display().to_string().into(), detail: detail.to_string().into() }
+}
+
+/// A file's tensors and metadata, in memory and checked for form.
+struct Contents {
+    path: PathBuf,
+    tensors: BTreeMap<String, Bytes>,
+    text: Option<String>,
+}
+
+impl Contents {
+    fn read(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(|e| io_error(path, e))?;
+        let malformed = |e: safetensors::SafeTensorError| format_error(path, &e);
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(malformed)?;
+        let text = header.metadata().as_ref().and_then(|entries| entries.get(METADATA).cloned());
+        let file = SafeTensors::deserialize(&bytes).map_err(malformed)?;
+        let tensors = file
+            .iter()
+            .map(|(name, view)| {
+                let bytes =
+                    Bytes { dtype: view.dtype(), shape: view.shape().into(), data: view.data().into() };
+                (name.to_owned(), bytes)
+            })
+            .collect();
+        Ok(Contents { path: path.into(), tensors, text })
+    }
+
+    /// The new value for each parameter of `model`, once all of them are found to fit.
+    fn parameters_for(&self, model: &dyn Module) -> Result<Vec<(Var, Tensor)>> {
+        let named = model.named_parameters();
+        for (name, parameter) in &named {
+            let found = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file".into()))?;
+            let (shape, dtype) = (parameter.shape(), parameter.dtype());
+            if found.shape != shape {
+                return Err(wrong(
+                    name,
+                    format!("shape {:?} in the file, {shape:?} in the model", found.shape),
+                ));
+            }
+            if dtype_of(found.dtype) != Some(dtype) {
+                return Err(wrong(name, format!("{} in the file, {dtype} in the model", found.dtype)));
+            }
+        }
+        let unknown = self
+            .tensors
+            .keys()
+            .find(|name| !name.starts_with(OPTIMIZER) && !named.iter().any(|(known, _)| known == *name));
+        if let Some(name) = unknown {
+            return Err(wrong(name, "in the file, but not in the model".into()));
+        }
+        named
+            .into_iter()
+            .map(|(name, parameter)| {
+                let loaded = self.tensor(&name, parameter.value().device())?;
+                Ok((parameter, loaded))
+            })
+            .collect()
+    }
+
+    fn training(&self, device: &Device) -> Result<(OptimizerState, Progress)> {
+        let text =
+            self.text.as_deref().ok_or_else(|| wrong("optimizer", "no training state in the file".into()))?;
+        let mut state = OptimizerState::default();
+        let mut progress = Progress::default();
+        let mut seen = 0;
+        for entry in text.split_whitespace() {
+            let malformed = || format_error(&self.path, &format!("metadata: {entry:?} is not understood"));
+            let (name, value) = entry.split_once('=').ok_or_else(malformed)?;
+            let number = || value.parse::<u64>().map_err(|_| malformed());
+            if let Some(option) = name.strip_prefix(OPTIMIZER) {
+                state.options.push((option.into(), value.parse().map_err(|_| malformed())?));
+                continue;
+            }
+            match name {
+                "epoch" => progress.epoch = number()?,
+                "step" => progress.step = number()?,
+                "seed" => progress.seed = number()?,
+                "optimizer" => state.kind = value.into(),
+                _ => return Err(malformed()),
+            }
+            seen += 1;
+        }
+        if seen != 4 {
+            return Err(format_error(
+                &self.path,
+                &"metadata: epoch, step, seed and optimizer must be there once",
+            ));
+        }
+        for name in self.tensors.keys() {
+            if let Some(short) = name.strip_prefix(OPTIMIZER) {
+                state.tensors.push((short.into(), self.tensor(name, device)?));
+            }
+        }
+        Ok((state, progress))
+    }
+
+    fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
+        let bytes = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file".into()))?;
+        let (shape, data) = (&bytes.shape[..], &bytes.data[..]);
+        match dtype_of(bytes.dtype) {
+            Some(DType::F32) => Tensor::from_slice(&values(data, f32::from_le_bytes), shape, device),
+            Some(DType::F64) => Tensor::from_slice(&values(data, f64::from_le_bytes), shape, device),
+            Some(DType::I64) => Tensor::from_slice(&values(data, i64::from_le_bytes), shape, device),
+            Some(DType::U8) => Tensor::from_slice(data, shape, device),
+            Some(DType::Bool) => Tensor::from_slice(&values(data, |[b]: [u8; 1]| b != 0), shape, device),
+            _ => Err(wrong(name, format!("elements of type {} are not supported", bytes.dtype))),
+        }
+    }
+}
+
+fn values<T, const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
+    data.as_chunks::<N>().0.iter().map(|chunk| value(*chunk)).collect()
+}
+
+fn dtype_of(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F64 => Some(DType::F64),
+        Dtype::I64 => Some(DType::I64),
+        Dtype::U8 => Some(DType::U8),
+        Dtype::BOOL => Some(DType::Bool),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,261 @@
+use super::*;
+use crate::{
+    AdamW, AdamWOptions, Batches, Digits, Linear, Sequential, Sgd, SgdOptions, cross_entropy, digits_mlp,
+};
+
+/// A file name in the temporary directory that is removed in the end.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str) -> Self {
+        let directory = std::env::temp_dir().join(format!("streamgrad-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        Temporary(directory)
+    }
+    fn file(&self) -> PathBuf {
+        self.0.join("model.safetensors")
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn bits(model: &dyn Module) -> Vec<u32> {
+    let values = |p: &Var| p.value().contiguous().unwrap().to_vec::<f32>().unwrap();
+    model.parameters().iter().flat_map(|p| values(p).into_iter().map(f32::to_bits)).collect()
+}
+
+fn model(seed: u64) -> Sequential {
+    digits_mlp(seed, &Device::cpu()).unwrap()
+}
+
+#[test]
+fn parameters_come_back_bit_for_bit_under_torch_names_and_shapes() {
+    let place = Temporary::new("round-trip");
+    let (saved, loaded) = (model(1), model(2));
+    save(place.file(), &saved).unwrap();
+    assert_ne!(bits(&saved), bits(&loaded));
+    load(place.file(), &loaded).unwrap();
+    assert_eq!(bits(&saved), bits(&loaded));
+
+    let bytes = std::fs::read(place.file()).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut shapes: Vec<_> =
+        file.iter().map(|(name, view)| (name.to_owned(), view.shape().to_vec())).collect();
+    shapes.sort();
+    let expected = [
+        ("0.bias", vec![128]),
+        ("0.weight", vec![128, 64]),
+        ("2.bias", vec![10]),
+        ("2.weight", vec![10, 128]),
+    ];
+    assert_eq!(shapes, expected.map(|(name, shape)| (name.to_owned(), shape)));
+    // Row-major: element [3, 5] of the first weight stands at 3 * 64 + 5.
+    let at = (3 * 64 + 5) * 4;
+    let in_file = file.tensor("0.weight").unwrap().data()[at..at + 4].to_vec();
+    let weight = saved.parameters()[0].value().narrow(0, 3, 1).unwrap().narrow(1, 5, 1).unwrap();
+    let value = weight.contiguous().unwrap().to_vec::<f32>().unwrap()[0];
+    assert_eq!(in_file, value.to_le_bytes());
+
+    save(place.0.join("again"), &saved).unwrap();
+    assert_eq!(std::fs::read(place.0.join("again")).unwrap(), bytes, "the same model gives the same file");
+    assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 2, "no temporary file is left");
+}
+
+#[test]
+fn every_type_of_element_comes_back() {
+    let dev = Device::cpu();
+    let tensors = [
+        Tensor::from_slice(&[1.5f32, f32::NAN, -0.0], &[3], &dev).unwrap(),
+        Tensor::from_slice(&[1.5f64, f64::MIN_POSITIVE], &[2, 1], &dev).unwrap(),
+        Tensor::from_slice(&[i64::MIN, 7], &[1, 2], &dev).unwrap(),
+        Tensor::from_slice(&[0u8, 255], &[2], &dev).unwrap(),
+        Tensor::from_slice(&[true, false], &[2], &dev).unwrap(),
+        Tensor::from_slice::<f32>(&[], &[0, 4], &dev).unwrap(),
+        Tensor::scalar(2.5f64, &dev).unwrap(),
+    ];
+    let place = Temporary::new("types");
+    let named = tensors.iter().enumerate().map(|(i, t)| (i.to_string(), Bytes::of(t).unwrap())).collect();
+    write(&place.file(), named, None).unwrap();
+    let file = Contents::read(&place.file()).unwrap();
+    for (number, tensor) in tensors.iter().enumerate() {
+        let back = file.tensor(&number.to_string(), &dev).unwrap();
+        assert_eq!((back.shape(), back.dtype()), (tensor.shape(), tensor.dtype()));
+        assert_eq!(Bytes::of(&back).unwrap().data, Bytes::of(tensor).unwrap().data);
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_anywhere_is_an_error_and_changes_nothing() {
+    let place = Temporary::new("cut");
+    let mut optimizer = Sgd::new(model(1).parameters(), SgdOptions::default()).unwrap();
+    save_training(place.file(), &model(1), &optimizer, Progress::default()).unwrap();
+    let bytes = std::fs::read(place.file()).unwrap();
+    let other = model(2);
+    let before = bits(&other);
+    let near_ends = (0..700).chain(bytes.len() - 50..bytes.len());
+    for length in near_ends.chain((700..bytes.len()).step_by(997)) {
+        std::fs::write(place.file(), &bytes[..length]).unwrap();
+        let error = load(place.file(), &other).unwrap_err();
+        assert!(matches!(error, Error::Format { .. }), "{length}: {error}");
+        assert!(load_training(place.file(), &other, &mut optimizer).is_err());
+    }
+    for (at, byte) in [(0, 0xff), (7, 0x80), (8, b'!'), (20, b'"'), (30, 0xff)] {
+        let mut damaged = bytes.clone();
+        damaged[at] = byte;
+        std::fs::write(place.file(), damaged).unwrap();
+        let error = load(place.file(), &other).unwrap_err();
+        assert!(matches!(error, Error::Format { .. } | Error::Checkpoint { .. }), "{at}: {error}");
+    }
+    std::fs::write(place.file(), [&bytes[..], b"x"].concat()).unwrap();
+    assert!(matches!(load(place.file(), &other), Err(Error::Format { .. })));
+    assert_eq!(bits(&other), before);
+    std::fs::write(place.file(), &bytes).unwrap();
+    load(place.file(), &other).unwrap();
+    assert_ne!(bits(&other), before);
+}
+
+#[test]
+fn a_parameter_that_does_not_fit_is_named_and_nothing_changes() {
+    let place = Temporary::new("misfit");
+    let dev = Device::cpu();
+    let layer = |i, o| Linear::new(i, o, &dev).unwrap();
+    let target = Sequential::new().push(layer(4, 3)).push(layer(3, 2));
+    let before = bits(&target);
+    let wide = crate::LinearOptions { dtype: DType::F64, ..crate::LinearOptions::default() };
+    let bare = crate::LinearOptions { bias: false, ..crate::LinearOptions::default() };
+    let second = |options| Linear::with_options(3, 2, options, &dev).unwrap();
+    let cases: [(Sequential, &str); 5] = [
+        (Sequential::new().push(layer(4, 3)), "parameter 1.weight: missing in the file"),
+        (
+            Sequential::new().push(layer(4, 3)).push(layer(3, 5)),
+            "1.weight: shape [5, 3] in the file, [2, 3] in",
+        ),
+        (
+            Sequential::new().push(layer(4, 3)).push(second(wide)),
+            "1.weight: F64 in the file, f32 in the model",
+        ),
+        (Sequential::new().push(layer(4, 3)).push(second(bare)), "parameter 1.bias: missing in the file"),
+        (
+            Sequential::new().push(layer(4, 3)).push(layer(3, 2)).push(layer(1, 1)),
+            "parameter 2.bias: in the file, but not in the model",
+        ),
+    ];
+    for (saved, expected) in cases {
+        save(place.file(), &saved).unwrap();
+        let error = load(place.file(), &target).unwrap_err();
+        assert!(matches!(error, Error::Checkpoint { .. }), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(bits(&target), before);
+    }
+}
+
+#[test]
+fn paths_that_cannot_be_used_are_named() {
+    let place = Temporary::new("paths");
+    let missing = place.0.join("none/model.safetensors");
+    for error in [load(&missing, &model(1)), save(&missing, &model(1)), load(&place.0, &model(1))] {
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+        assert!(error.to_string().contains("streamgrad-paths"), "{error}");
+    }
+    // A directory cannot be replaced by a file: the write fails late, and cleans up.
+    assert!(matches!(save(&place.0, &model(1)), Err(Error::Io { .. })));
+    let stem = place.0.file_name().unwrap().to_str().unwrap().to_owned();
+    let left = std::fs::read_dir(place.0.parent().unwrap()).unwrap().flatten();
+    let left: Vec<_> = left.map(|e| e.file_name().into_string().unwrap_or_default()).collect();
+    assert!(!left.iter().any(|name| name.starts_with(&format!("{stem}."))), "{left:?}");
+}
+
+#[test]
+fn two_parameters_of_one_name_cannot_be_saved() {
+    struct Twice(Linear, Linear);
+    impl Module for Twice {
+        fn forward(&self, input: &Var) -> Result<Var> {
+            self.1.forward(&self.0.forward(input)?)
+        }
+        fn parts<'a>(&'a self, parts: &mut crate::Parts<'a>) {
+            parts.child("layer", &self.0);
+            parts.child("layer", &self.1);
+        }
+    }
+    let dev = Device::cpu();
+    let twice = Twice(Linear::new(2, 2, &dev).unwrap(), Linear::new(2, 2, &dev).unwrap());
+    let error = save(Temporary::new("twice").file(), &twice).unwrap_err();
+    assert!(matches!(&error, Error::Checkpoint { name, .. } if &**name == "layer.weight"), "{error}");
+}
+
+/// Trains from `from` to `to`; the model has dropout, so random keys matter too.
+fn train(model: &dyn Module, optimizer: &mut dyn Optimizer, from: u64, to: u64) {
+    let batches = Batches::new(Digits::load().unwrap(), 32, 7, &Device::cpu()).unwrap();
+    for step in crate::StepBatches::new(batches, 2, from).unwrap().take((to - from) as usize) {
+        for batch in step.unwrap() {
+            let loss = batch
+                .seeded(|| cross_entropy(&model.forward(&batch.input()).unwrap(), &batch.labels))
+                .unwrap();
+            optimizer.step(&loss.backward().unwrap()).unwrap();
+        }
+    }
+}
+
+fn with_dropout(seed: u64) -> Sequential {
+    model(seed).push(crate::Dropout::new(0.2).unwrap())
+}
+
+#[test]
+fn a_resumed_run_is_bit_equal_to_one_that_never_stopped() {
+    let place = Temporary::new("resume");
+    let adamw =
+        |m: &Sequential| AdamW::new(m.parameters(), AdamWOptions { lr: 1e-2, ..AdamWOptions::default() });
+    let sgd = |m: &Sequential| {
+        Sgd::new(
+            m.parameters(),
+            SgdOptions { lr: 0.1, momentum: 0.9, nesterov: true, ..SgdOptions::default() },
+        )
+    };
+    type Make<'a> = &'a dyn Fn(&Sequential) -> Box<dyn Optimizer>;
+    let makers: [Make<'_>; 2] = [&|m| Box::new(adamw(m).unwrap()), &|m| Box::new(sgd(m).unwrap())];
+    for make in makers {
+        let whole = with_dropout(1);
+        let mut optimizer = make(&whole);
+        train(&whole, &mut *optimizer, 0, 40);
+
+        let half = with_dropout(1);
+        let mut optimizer = make(&half);
+        train(&half, &mut *optimizer, 0, 20);
+        let progress = Progress { epoch: 0, step: 20, seed: u64::MAX };
+        save_training(place.file(), &half, &*optimizer, progress).unwrap();
+
+        let resumed = with_dropout(99);
+        let mut optimizer = make(&resumed);
+        optimizer.set_learning_rate(0.5).unwrap();
+        assert_eq!(load_training(place.file(), &resumed, &mut *optimizer).unwrap(), progress);
+        train(&resumed, &mut *optimizer, progress.step, 40);
+        assert_eq!(bits(&whole), bits(&resumed));
+        assert_ne!(bits(&whole), bits(&half));
+        load(place.file(), &resumed).unwrap();
+        assert_eq!(bits(&half), bits(&resumed), "a training checkpoint serves as a model's too");
+    }
+}
+
+#[test]
+fn a_training_state_of_another_kind_changes_nothing() {
+    let place = Temporary::new("kind");
+    let saved = model(1);
+    let mut sgd = Sgd::new(saved.parameters(), SgdOptions::default()).unwrap();
+    let other = model(2);
+    let before = bits(&other);
+    let mut adamw = AdamW::new(other.parameters(), AdamWOptions::default()).unwrap();
+    save(place.file(), &saved).unwrap();
+    let error = load_training(place.file(), &other, &mut adamw).unwrap_err();
+    assert!(error.to_string().contains("no training state"), "{error}");
+    train(&saved, &mut sgd, 0, 1);
+    save_training(place.file(), &saved, &sgd, Progress::default()).unwrap();
+    let error = load_training(place.file(), &other, &mut adamw).unwrap_err();
+    assert!(error.to_string().contains("\"sgd\" in the state, \"adamw\" expected"), "{error}");
+    assert_eq!(bits(&other), before);
+}

@@ -1,0 +1,201 @@
+//! Why the lanes do not overlap better: rules over measured numbers.
+
+use super::facts::Facts;
+
+/// One finding about a comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What kind of finding, as in `host-bound`.
+    pub code: &'static str,
+    /// What was measured and what follows from it.
+    pub message: String,
+}
+
+impl Finding {
+    pub(super) fn new(code: &'static str, message: String) -> Finding {
+        Finding { code, message }
+    }
+}
+
+/// Part of a step below which a cause is not worth a word.
+const NOTABLE: f64 = 0.08;
+
+/// Every rule that applies, and last what takes the concurrent step's time.
+pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
+    let rules = [
+        hidden_synchronisation,
+        driver_calls,
+        intruders,
+        over_synchronisation,
+        more_lanes_than_threads,
+        lanes_apart,
+        kernels_fill_the_device,
+        imbalance,
+        inflation,
+        host_bound,
+        serial_part,
+    ];
+    let mut findings: Vec<Finding> = rules.iter().filter_map(|rule| rule(facts)).collect();
+    findings.push(limit(facts));
+    findings
+}
+
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+fn percent(part: f64, whole: f64) -> f64 {
+    100.0 * share(part, whole)
+}
+
+fn hidden_synchronisation(facts: &Facts) -> Option<Finding> {
+    let hidden = facts.host_syncs - 1.0;
+    (hidden > 0.01).then(|| {
+        let message = format!(
+            "the host waits for the device {hidden:.1} times inside a step; read results after the step instead"
+        );
+        Finding::new("hidden-sync", message)
+    })
+}
+
+fn driver_calls(facts: &Facts) -> Option<Finding> {
+    (facts.driver_allocations > 0).then(|| {
+        let mib = facts.peak_reserved_bytes as f64 / f64::from(1 << 20);
+        let message = format!(
+            "the allocator called the driver {} times after the warm-up; warm up longer, or reserve {mib:.1} MiB before",
+            facts.driver_allocations
+        );
+        Finding::new("driver-allocation", message)
+    })
+}
+
+fn intruders(facts: &Facts) -> Option<Finding> {
+    let (op, count) = facts.intruders.first()?;
+    let message = format!(
+        "{op} runs on the default stream while the lanes are at work, {count:.1} times a step; put it in a lane's scope"
+    );
+    (*count > 0.1).then(|| Finding::new("default-stream", message))
+}
+
+fn over_synchronisation(facts: &Facts) -> Option<Finding> {
+    let (waiter, awaited, count) = facts.lane_waits.first()?;
+    let message = format!(
+        "one lane's {waiter} waits for another lane's {awaited}, {count:.1} times a step: the batches share what they write"
+    );
+    (*count > 0.1).then(|| Finding::new("over-synchronised", message))
+}
+
+fn more_lanes_than_threads(facts: &Facts) -> Option<Finding> {
+    (facts.lanes > facts.threads).then(|| {
+        let message = format!(
+            "{} lanes share {} thread{}: at most that many run at once",
+            facts.lanes,
+            facts.threads,
+            if facts.threads == 1 { "" } else { "s" }
+        );
+        Finding::new("no-room", message)
+    })
+}
+
+/// Whether threads of their own do not make the lanes run at once.
+fn are_apart(facts: &Facts) -> bool {
+    facts.lanes > 1 && facts.lanes <= facts.threads && facts.overlap < 0.2
+}
+
+fn lanes_apart(facts: &Facts) -> Option<Finding> {
+    are_apart(facts).then(|| {
+        let message = format!(
+            "the lanes hardly ever run at once ({:.0} % of busy time) though there are {} threads, and the slowest \
+             tenth of steps takes {:.1}x the median: other programs hold the cores",
+            100.0 * facts.overlap,
+            facts.threads,
+            share(facts.concurrent_p90_ms, facts.concurrent_ms)
+        );
+        Finding::new("lanes-apart", message)
+    })
+}
+
+fn kernels_fill_the_device(facts: &Facts) -> Option<Finding> {
+    let gain = facts.split_gain;
+    (facts.lanes > 1 && gain > 1.0 + NOTABLE).then(|| {
+        let message = format!(
+            "the serial schedule splits its kernels over {} threads and is {gain:.2}x as fast as on a lane's share: \
+             there is less room beside them",
+            facts.threads
+        );
+        Finding::new("kernels-fill-device", message)
+    })
+}
+
+fn imbalance(facts: &Facts) -> Option<Finding> {
+    let longest = facts.lanes_ms.iter().copied().fold(0.0, f64::max);
+    let total: f64 = facts.lanes_ms.iter().sum();
+    let mean = total / facts.lanes_ms.len().max(1) as f64;
+    (facts.lanes > 1 && longest > mean * (1.0 + NOTABLE)).then(|| {
+        let message = format!(
+            "the lanes are uneven: the busiest has {longest:.3} ms of kernels, the mean is {mean:.3} ms; at most {:.2}x here",
+            share(total, longest)
+        );
+        Finding::new("imbalance", message)
+    })
+}
+
+fn inflation(facts: &Facts) -> Option<Finding> {
+    (facts.lanes > 1 && facts.inflation > 1.0 + NOTABLE).then(|| {
+        let message = format!(
+            "beside the other lane a command takes {:.2}x as long as alone: the lanes share caches, memory and clock",
+            facts.inflation
+        );
+        Finding::new("inflation", message)
+    })
+}
+
+fn host_ms(facts: &Facts) -> f64 {
+    (facts.concurrent_ms - facts.chain_ms).max(0.0)
+}
+
+fn host_bound(facts: &Facts) -> Option<Finding> {
+    let host_ms = host_ms(facts);
+    (!are_apart(facts) && share(host_ms, facts.concurrent_ms) > 0.25).then(|| {
+        let message = format!(
+            "{:.0} % of a step passes between commands, {:.2} us for each of {:.0} launches in a row: larger batches hide it",
+            percent(host_ms, facts.concurrent_ms),
+            1e3 * share(host_ms, facts.chain_commands),
+            facts.chain_commands
+        );
+        Finding::new("host-bound", message)
+    })
+}
+
+fn serial_part(facts: &Facts) -> Option<Finding> {
+    let part = share(facts.outside_ms, facts.concurrent_ms);
+    (facts.lanes > 1 && part > NOTABLE).then(|| {
+        let message = format!(
+            "merging gradients and stepping the optimizer take {:.3} ms of a step after the lanes have joined ({:.0} %, \
+             mostly {})",
+            facts.outside_ms,
+            100.0 * part,
+            facts.outside_op
+        );
+        Finding::new("serial-part", message)
+    })
+}
+
+fn limit(facts: &Facts) -> Finding {
+    let lane_ms = (facts.chain_ms - facts.outside_ms).max(0.0);
+    let parts = [
+        (lane_ms, "kernels of the longest lane"),
+        (facts.outside_ms, "merge and optimizer"),
+        (host_ms(facts), "launching, recording, joining and waiting for a core"),
+    ];
+    let largest = parts.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or("", |part| part.1);
+    let listed: Vec<String> = parts.iter().map(|(ms, what)| format!("{ms:.3} {what}")).collect();
+    let message = format!(
+        "of the concurrent step's {:.3} ms, {}; mostly the {largest}. Kernels alone would allow {:.2}x",
+        facts.concurrent_ms,
+        listed.join(", "),
+        share(facts.serial_ms, facts.bound_ms)
+    );
+    Finding::new("limit", message)
+}

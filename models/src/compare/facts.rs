@@ -1,0 +1,94 @@
+//! The numbers that the diagnosis goes by, put together from both schedules.
+
+use super::ScheduleReport;
+use super::profile::{Profile, critical_path_ms};
+use super::quantiles::median;
+
+/// Everything that [`diagnose`](super::diagnosis::diagnose) looks at.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    pub(super) lanes: usize,
+    pub(super) threads: usize,
+    pub(super) serial_ms: f64,
+    pub(super) concurrent_ms: f64,
+    pub(super) concurrent_p90_ms: f64,
+    /// How much faster the serial schedule is for having all threads.
+    pub(super) split_gain: f64,
+    /// The share of busy time in which lanes run at once.
+    pub(super) overlap: f64,
+    /// The best that a concurrent step could take.
+    pub(super) bound_ms: f64,
+    /// The chain of commands that the concurrent step did take.
+    pub(super) chain_ms: f64,
+    /// Commands on the busiest lane and after it.
+    pub(super) chain_commands: f64,
+    pub(super) inflation: f64,
+    pub(super) lanes_ms: Vec<f64>,
+    pub(super) outside_ms: f64,
+    pub(super) outside_op: &'static str,
+    pub(super) intruders: Vec<(&'static str, f64)>,
+    pub(super) lane_waits: Vec<(&'static str, &'static str, f64)>,
+    /// The most of both schedules.
+    pub(super) host_syncs: f64,
+    pub(super) driver_allocations: u64,
+    pub(super) peak_reserved_bytes: usize,
+}
+
+impl Facts {
+    pub(super) fn new(
+        serial: &ScheduleReport,
+        concurrent: &ScheduleReport,
+        alone: &Profile,
+        threads: usize,
+    ) -> Facts {
+        let profile = &concurrent.profile;
+        let outside = profile.outside.clone().unwrap_or_default();
+        let busiest = profile.lanes.iter().max_by(|a, b| a.busy_ms.total_cmp(&b.busy_ms));
+        Facts {
+            lanes: concurrent.streams,
+            threads,
+            serial_ms: serial.step_ms.median,
+            concurrent_ms: concurrent.step_ms.median,
+            concurrent_p90_ms: concurrent.step_ms.p90,
+            // Both traced.
+            split_gain: alone.wall_ms / serial.profile.wall_ms,
+            overlap: profile.overlap,
+            bound_ms: bound_ms(concurrent, alone, threads),
+            chain_ms: profile.critical_path_ms,
+            chain_commands: busiest.map_or(0.0, |lane| lane.commands) + outside.commands,
+            inflation: inflation(profile, alone),
+            lanes_ms: profile.lanes.iter().map(|lane| lane.busy_ms).collect(),
+            outside_ms: outside.busy_ms,
+            outside_op: outside.longest_op,
+            intruders: profile.intruders.clone(),
+            lane_waits: profile.lane_waits.clone(),
+            host_syncs: serial.host_syncs_per_step.max(concurrent.host_syncs_per_step),
+            driver_allocations: serial.driver_allocations.max(concurrent.driver_allocations),
+            peak_reserved_bytes: serial.peak_reserved_bytes.max(concurrent.peak_reserved_bytes),
+        }
+    }
+}
+
+/// The larger of the longest chain and the threads' share of all commands, with durations as they are undisturbed.
+fn bound_ms(concurrent: &ScheduleReport, alone: &Profile, threads: usize) -> f64 {
+    let lanes: Vec<_> = concurrent.profile.lanes.iter().filter_map(|lane| lane.stream).collect();
+    let cost = |command: &device::CommandRecord| alone.mean_ms(command.op).unwrap_or(0.0);
+    let chain = median(concurrent.recordings.iter().map(|step| critical_path_ms(step, &lanes, &cost)));
+    // An undisturbed lane has its share of the threads, so this many lanes fit beside each other.
+    let abreast = concurrent.streams.min(threads).max(1);
+    let work = alone.ops.iter().map(|op| op.count * op.mean_ms).sum::<f64>();
+    chain.max(work / abreast as f64)
+}
+
+/// Mean duration beside other lanes over that alone, for the same mix of ops.
+fn inflation(concurrent: &Profile, alone: &Profile) -> f64 {
+    let mut beside = 0.0;
+    let mut undisturbed = 0.0;
+    for op in &concurrent.ops {
+        if let Some(mean_ms) = alone.mean_ms(op.op) {
+            beside += op.count * op.mean_ms;
+            undisturbed += op.count * mean_ms;
+        }
+    }
+    if undisturbed > 0.0 { beside / undisturbed } else { 1.0 }
+}

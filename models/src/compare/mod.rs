@@ -1,0 +1,287 @@
+//! The same training on one stream and on several, side by side: times, equality, and why it is not faster.
+//!
+//! [`compare`] trains two copies of a [`Workload`] from the same first values over the same batches. The *serial* one
+//! runs the batches of a step one after the other on the default stream and may use all threads for each kernel; the
+//! *concurrent* one runs each batch on a lane of its own. Both merge the gradients in batch order and take one
+//! optimizer step, so losses and parameters must be equal bit for bit.
+//!
+//! Steps are timed untraced, in alternating blocks; a short traced phase afterwards says where the time goes. A third
+//! copy, with one lane's threads and nobody beside it, says how long the commands take undisturbed.
+
+mod diagnosis;
+mod facts;
+mod profile;
+mod quantiles;
+mod runner;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use device::{CpuConfig, Device, DeviceKind, Error, Recording, Result, StreamId};
+
+pub use diagnosis::Finding;
+pub use profile::{LaneProfile, OpProfile, Profile};
+pub use quantiles::Quantiles;
+
+use crate::Workload;
+use facts::Facts;
+use runner::Runner;
+
+/// What a comparison runs on, and for how long.
+#[derive(Clone, Debug)]
+pub struct CompareOptions {
+    /// The device. On a CPU each schedule gets a device of its own of the same make, so that their statistics do not
+    /// mix.
+    pub device: Device,
+    /// Lanes of the concurrent schedule, and batches of a step in both.
+    pub streams: usize,
+    /// Rows of one batch.
+    pub batch: usize,
+    /// Steps that are measured.
+    pub steps: usize,
+    /// Steps before them.
+    pub warmup: usize,
+    /// The seed of parameters, split and shuffles.
+    pub seed: u64,
+    /// Steps that are traced afterwards.
+    pub traced: usize,
+}
+
+/// More lanes than this would be threads that only wait.
+const MAX_STREAMS: usize = 256;
+
+impl CompareOptions {
+    /// The workload's own batch and lanes, and enough steps for it to learn.
+    pub fn new(workload: &dyn Workload, device: &Device) -> CompareOptions {
+        CompareOptions {
+            device: device.clone(),
+            streams: workload.default_streams(),
+            batch: workload.compared_batch(),
+            steps: 1000,
+            warmup: 200,
+            seed: 7,
+            traced: 32,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let counts = [
+            ("streams", self.streams),
+            ("batch", self.batch),
+            ("steps", self.steps),
+            ("traced", self.traced),
+        ];
+        let invalid = |argument, expected, value: usize| {
+            Err(Error::InvalidArgument { op: "compare", argument, expected, value: value.to_string().into() })
+        };
+        for (argument, count) in counts {
+            if count == 0 {
+                return invalid(argument, "at least 1", 0);
+            }
+        }
+        if self.streams > MAX_STREAMS {
+            return invalid("streams", "at most 256", self.streams);
+        }
+        Ok(())
+    }
+}
+
+/// What [`compare`] found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Comparison {
+    /// The workload's name.
+    pub workload: &'static str,
+    /// The device's name.
+    pub device: String,
+    /// Threads that the device has for kernels.
+    pub threads: usize,
+    /// What was asked for.
+    pub options: CompareOptions,
+    /// The serial schedule.
+    pub serial: ScheduleReport,
+    /// The concurrent schedule.
+    pub concurrent: ScheduleReport,
+    /// Median serial step over median concurrent step.
+    pub speedup: f64,
+    /// The same of each pair of neighbouring blocks.
+    pub speedup_spread: Quantiles,
+    /// The best that a concurrent step could take: the longest chain of commands, or all commands spread over the
+    /// threads, each command as long as it takes undisturbed and nothing between them.
+    pub bound_ms: f64,
+    /// `(serial - concurrent) / (serial - bound)`, if the bound leaves room.
+    pub efficiency: Option<f64>,
+    /// How much longer a command takes beside the other lanes than alone.
+    pub inflation: f64,
+    /// A step's time on one lane's threads with the batches one after the other.
+    pub alone_ms: f64,
+    /// Whether every loss of every batch has the same bits in both schedules.
+    pub identical_losses: bool,
+    /// Whether every parameter has the same bits at the end.
+    pub identical_parameters: bool,
+    /// The share of held-out rows that the concurrent model classifies correctly.
+    pub accuracy: f64,
+    /// The mean loss over the held-out rows.
+    pub held_out_loss: f64,
+    /// What limits the speed-up, by measured numbers.
+    pub diagnosis: Vec<Finding>,
+}
+
+/// One schedule's figures.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ScheduleReport {
+    /// `serial` or `concurrent`.
+    pub name: &'static str,
+    /// Lanes.
+    pub streams: usize,
+    /// Wall time of a step, to the end of its last command.
+    pub step_ms: Quantiles,
+    /// What the traced steps show.
+    pub profile: Profile,
+    /// Commands launched in a step.
+    pub launches_per_step: f64,
+    /// Waits of one stream for another in a step.
+    pub waits_per_step: f64,
+    /// Needs across streams that took no wait, in a step.
+    pub waits_elided_per_step: f64,
+    /// Events recorded in a step.
+    pub events_per_step: f64,
+    /// Times that the host waited for the device in a step; one is the measurement's own.
+    pub host_syncs_per_step: f64,
+    /// The most that was ever allocated.
+    pub peak_allocated_bytes: usize,
+    /// The most that was ever reserved.
+    pub peak_reserved_bytes: usize,
+    /// Allocations by the driver after the warm-up.
+    pub driver_allocations: u64,
+    /// The mean loss over the batches of each measured step.
+    pub losses: Vec<f64>,
+    /// Its streams, with a name each; the default stream is the first.
+    pub streams_by_name: Vec<(StreamId, String)>,
+    /// The traced steps.
+    pub recordings: Vec<Recording>,
+}
+
+impl ScheduleReport {
+    /// Steps in a second, by the median.
+    pub fn steps_per_s(&self) -> f64 {
+        if self.step_ms.median > 0.0 { 1e3 / self.step_ms.median } else { 0.0 }
+    }
+}
+
+/// Runs `workload` on one stream and on several.
+///
+/// `progress` is told now and then how many of how many steps are done.
+///
+/// ```
+/// use models::compare::{CompareOptions, compare};
+/// # fn main() -> device::Result<()> {
+/// let workload = models::workloads::find("two-batch")?;
+/// let options = CompareOptions::new(workload, &device::Device::cpu());
+/// let found = compare(workload, &CompareOptions { steps: 4, warmup: 2, traced: 2, ..options }, |_, _| ())?;
+/// assert!(found.identical_losses && found.identical_parameters);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// `InvalidArgument` for no streams, batch or steps, for a batch larger than the data, and for more than 256
+/// streams; what the workload's ops answer.
+pub fn compare(
+    workload: &dyn Workload,
+    options: &CompareOptions,
+    mut progress: impl FnMut(usize, usize),
+) -> Result<Comparison> {
+    options.check()?;
+    let (train, test) = workload.data(options.seed)?;
+    let threads = options.device.threads();
+    let runner =
+        |lanes, threads| Runner::new(workload, &train, options, lanes, sibling(&options.device, threads));
+    let mut serial = runner(1, threads)?;
+    let mut concurrent = runner(options.streams, threads)?;
+    let mut alone = runner(1, (threads / options.streams).max(1))?;
+
+    let total = options.warmup + options.steps + options.traced;
+    let mut done = 0;
+    progress(done, total);
+    for steps in blocks(options.warmup) {
+        serial.warm_up(steps)?;
+        concurrent.warm_up(steps)?;
+        done += steps;
+        progress(done, total);
+    }
+    serial.begin();
+    concurrent.begin();
+    for steps in blocks(options.steps) {
+        serial.measure(steps)?;
+        concurrent.measure(steps)?;
+        done += steps;
+        progress(done, total);
+    }
+    serial.end();
+    concurrent.end();
+    alone.warm_up(options.warmup.min(8))?;
+    for steps in blocks(options.traced) {
+        alone.trace(steps)?;
+        serial.trace(steps)?;
+        concurrent.trace(steps)?;
+        done += steps;
+        progress(done, total);
+    }
+
+    let loss_difference = serial.first_difference_in_losses(&concurrent);
+    let parameter_difference = serial.first_difference_in_parameters(&concurrent)?;
+    let held_out = concurrent.evaluate(&test)?;
+    let speedup_spread =
+        Quantiles::of(serial.block_medians().zip(concurrent.block_medians()).map(|(s, c)| s / c));
+    let alone = alone.profile();
+    let (serial, concurrent) = (serial.report("serial"), concurrent.report("concurrent"));
+    let facts = Facts::new(&serial, &concurrent, &alone, threads);
+    let mut diagnosis = Vec::new();
+    let differences = [("loss", &loss_difference), ("parameter", &parameter_difference)];
+    diagnosis.extend(differences.iter().filter_map(|(what, found)| {
+        found.as_ref().map(|found| Finding::new("not-equal", format!("a {what} differs: {found}")))
+    }));
+    diagnosis.extend(diagnosis::diagnose(&facts));
+    let (serial_ms, concurrent_ms) = (serial.step_ms.median, concurrent.step_ms.median);
+    let room = serial_ms - facts.bound_ms;
+    Ok(Comparison {
+        workload: workload.name(),
+        device: options.device.name(),
+        threads,
+        options: options.clone(),
+        speedup: serial_ms / concurrent_ms,
+        speedup_spread,
+        bound_ms: facts.bound_ms,
+        efficiency: (room > 0.0).then(|| (serial_ms - concurrent_ms) / room),
+        inflation: facts.inflation,
+        alone_ms: alone.wall_ms,
+        identical_losses: loss_difference.is_none(),
+        identical_parameters: parameter_difference.is_none(),
+        accuracy: held_out.accuracy,
+        held_out_loss: held_out.loss,
+        diagnosis,
+        serial,
+        concurrent,
+    })
+}
+
+/// Cuts `steps` into blocks, about twelve, none longer than 32.
+fn blocks(steps: usize) -> impl Iterator<Item = usize> {
+    let size = (steps / 12).clamp(1, 32);
+    (0..steps).step_by(size).map(move |start| size.min(steps - start))
+}
+
+/// A device of the same make with its own streams and memory, where that is possible.
+fn sibling(device: &Device, threads: usize) -> Device {
+    match device.kind() {
+        DeviceKind::Cpu => Device::cpu_with(CpuConfig {
+            threads: Some(threads),
+            schedule: device.schedule(),
+            memory: Some(Arc::clone(device.memory_driver())),
+        }),
+        _ => device.clone(),
+    }
+}

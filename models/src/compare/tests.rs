@@ -1,0 +1,161 @@
+use device::{CommandRecord, Device, Error, Moment, Recording, StreamId, WaitRecord};
+
+use super::facts::Facts;
+use super::profile::{activity, critical_path_ms};
+use super::*;
+use crate::workloads;
+
+const DEFAULT: StreamId = StreamId::from_raw(1);
+const A: StreamId = StreamId::from_raw(2);
+const B: StreamId = StreamId::from_raw(3);
+
+fn command(op: &'static str, stream: StreamId, tick: u64, start_ns: u64, end_ns: u64) -> CommandRecord {
+    CommandRecord { op, moment: Moment { stream, tick }, start_ns, end_ns }
+}
+
+/// Two lanes side by side, then a join: `A` 0-40 and 50-80, `B` 20-60, the default stream 90-100.
+fn two_lanes() -> Recording {
+    Recording {
+        commands: vec![
+            command("matmul", A, 1, 0, 40),
+            command("matmul", B, 1, 20, 60),
+            command("relu", A, 2, 50, 80),
+            command("sgd", DEFAULT, 1, 90, 100),
+        ],
+        waits: Vec::new(),
+        wall_ns: 120,
+    }
+}
+
+#[test]
+fn busy_time_is_a_union_and_overlap_needs_two() {
+    let found = activity(&two_lanes());
+    assert_eq!((found.busy_ns, found.overlap_ns), (90, 30));
+    assert_eq!(activity(&Recording::default()).busy_ns, 0);
+    let profile = Profile::of(&[two_lanes()], &[A, B]);
+    assert!((profile.busy - 0.75).abs() < 1e-12 && (profile.overlap - 1.0 / 3.0).abs() < 1e-12);
+    assert_eq!(profile.lanes.iter().map(|lane| lane.commands).collect::<Vec<_>>(), [2.0, 1.0]);
+    assert_eq!(profile.outside.map(|outside| outside.longest_op), Some("sgd"));
+    assert!(profile.intruders.is_empty());
+}
+
+#[test]
+fn the_longest_chain_follows_streams_waits_and_the_host() {
+    let mut step = two_lanes();
+    let cost = |command: &CommandRecord| (command.end_ns - command.start_ns) as f64;
+    assert_eq!(critical_path_ms(&step, &[A, B], &cost), 70.0 + 10.0);
+    // A wait of A for B lengthens it only where the chain through B is longer.
+    let wait = |op, waiter, awaited| WaitRecord { op, waiter, awaited };
+    step.commands[2].start_ns = 60;
+    step.waits = vec![wait("relu", Moment { stream: A, tick: 2 }, Moment { stream: B, tick: 1 })];
+    step.commands[1].start_ns = 10;
+    assert_eq!(critical_path_ms(&step, &[A, B], &cost), 50.0 + 20.0 + 10.0);
+    let profile = Profile::of(&[step], &[A, B]);
+    assert_eq!(profile.lane_waits, [("relu", "matmul", 1.0)]);
+}
+
+#[test]
+fn an_op_on_the_default_stream_between_the_lanes_is_named() {
+    let mut step = two_lanes();
+    step.commands.push(command("zeros", DEFAULT, 0, 30, 35));
+    assert_eq!(Profile::of(&[step], &[A, B]).intruders, [("zeros", 1.0)]);
+}
+
+#[test]
+fn nothing_recorded_is_a_profile_of_zeros() {
+    let profile = Profile::of(&[], &[A]);
+    assert_eq!((profile.wall_ms, profile.busy, profile.commands), (0.0, 0.0, 0.0));
+}
+
+fn codes(facts: &Facts) -> Vec<&'static str> {
+    diagnosis::diagnose(facts).iter().map(|finding| finding.code).collect()
+}
+
+#[test]
+fn each_cause_has_its_finding() {
+    let good = Facts {
+        lanes: 2,
+        threads: 2,
+        serial_ms: 2.0,
+        concurrent_ms: 1.1,
+        concurrent_p90_ms: 1.2,
+        split_gain: 1.0,
+        overlap: 0.8,
+        bound_ms: 1.0,
+        chain_ms: 1.05,
+        chain_commands: 40.0,
+        inflation: 1.02,
+        lanes_ms: vec![1.0, 1.0],
+        outside_ms: 0.02,
+        host_syncs: 1.0,
+        ..Facts::default()
+    };
+    assert_eq!(codes(&good), ["limit"]);
+    let with = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = good.clone();
+        change(&mut facts);
+        codes(&facts)
+    };
+    assert_eq!(with(&|f| f.host_syncs = 3.0), ["hidden-sync", "limit"]);
+    assert_eq!(with(&|f| f.driver_allocations = 2), ["driver-allocation", "limit"]);
+    assert_eq!(with(&|f| f.intruders = vec![("add", 2.0)]), ["default-stream", "limit"]);
+    assert_eq!(with(&|f| f.lane_waits = vec![("add", "matmul", 1.0)]), ["over-synchronised", "limit"]);
+    assert_eq!(with(&|f| f.lanes = 3), ["no-room", "limit"]);
+    assert_eq!(with(&|f| f.split_gain = 1.5), ["kernels-fill-device", "limit"]);
+    assert_eq!(with(&|f| f.overlap = 0.05), ["lanes-apart", "limit"]);
+    assert_eq!(with(&|f| f.lanes_ms = vec![1.0, 0.5]), ["imbalance", "limit"]);
+    assert_eq!(with(&|f| f.inflation = 1.4), ["inflation", "limit"]);
+    assert_eq!(with(&|f| f.chain_ms = 0.5), ["host-bound", "limit"]);
+    assert_eq!(with(&|f| f.outside_ms = 0.3), ["serial-part", "limit"]);
+}
+
+#[test]
+fn blocks_add_up() {
+    for steps in [0, 1, 7, 12, 100, 1000] {
+        let sizes: Vec<usize> = blocks(steps).collect();
+        assert_eq!(sizes.iter().sum::<usize>(), steps);
+        assert!(sizes.iter().all(|&size| (1..=32).contains(&size)));
+    }
+}
+
+fn quick(name: &str, streams: usize) -> Comparison {
+    let workload = workloads::find(name).unwrap();
+    let options = CompareOptions::new(workload, &Device::cpu());
+    let options = CompareOptions { streams, batch: 16, steps: 9, warmup: 3, traced: 3, ..options };
+    compare(workload, &options, |_, _| ()).unwrap()
+}
+
+#[test]
+fn lanes_give_what_the_serial_schedule_gives() {
+    for (name, streams) in [("two-batch", 1), ("two-batch", 2), ("two-batch", 3), ("mlp", 2)] {
+        let found = quick(name, streams);
+        assert!(
+            found.identical_losses && found.identical_parameters,
+            "{name}, {streams}: {:?}",
+            found.diagnosis
+        );
+        assert_eq!(found.serial.losses, found.concurrent.losses);
+        assert_eq!(found.concurrent.losses.len(), 9);
+        assert_eq!((found.serial.streams, found.concurrent.streams), (1, streams));
+        assert_eq!(found.serial.recordings.len(), 3);
+        assert_eq!(found.serial.waits_per_step, 0.0, "one stream waits for nobody");
+        assert!(found.concurrent.profile.lanes.iter().all(|lane| lane.commands > 5.0));
+        assert!(found.speedup > 0.0 && found.bound_ms > 0.0);
+        assert_eq!(found.diagnosis.last().map(|finding| finding.code), Some("limit"));
+    }
+}
+
+#[test]
+fn bad_options_are_errors() {
+    let workload = workloads::find("two-batch").unwrap();
+    let good = CompareOptions { steps: 2, traced: 1, ..CompareOptions::new(workload, &Device::cpu()) };
+    let fails = |options: CompareOptions| {
+        let error = compare(workload, &options, |_, _| ()).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    };
+    fails(CompareOptions { streams: 0, ..good.clone() });
+    fails(CompareOptions { streams: 257, ..good.clone() });
+    fails(CompareOptions { batch: 0, ..good.clone() });
+    fails(CompareOptions { batch: 100_000, ..good.clone() });
+    fails(CompareOptions { steps: 0, ..good });
+}

@@ -1,0 +1,83 @@
+//! Comma-separated numbers with the class in the last column.
+
+use device::{Error, Result};
+
+use super::InMemory;
+
+/// Parses `text`; `path` is for the messages.
+pub(super) fn parse(path: &str, text: &[u8], classes: usize, scale: f32) -> Result<InMemory> {
+    let wrong = |line: usize, what: String| Error::Format {
+        path: path.into(),
+        detail: format!("line {line}: {what}").into(),
+    };
+    let mut inputs = Vec::new();
+    let mut labels = Vec::new();
+    let mut features = None;
+    for (number, line) in (1..).zip(text.split(|&byte| byte == b'\n')) {
+        let Ok(line) = std::str::from_utf8(line) else {
+            return Err(wrong(number, "not UTF-8 text".into()));
+        };
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        let is_heading =
+            features.is_none() && line.split(',').all(|field| field.trim().parse::<f32>().is_err());
+        if is_heading && number == 1 {
+            continue;
+        }
+        let (values, label) = line.rsplit_once(',').ok_or_else(|| wrong(number, "only one column".into()))?;
+        let before = inputs.len();
+        for field in values.split(',') {
+            let column = inputs.len() - before + 1;
+            match field.trim().parse::<f32>() {
+                Ok(value) if value.is_finite() => inputs.push(value * scale),
+                Ok(value) => return Err(wrong(number, format!("column {column} is {value}"))),
+                Err(_) => return Err(wrong(number, format!("column {column}: {field:?} is not a number"))),
+            }
+        }
+        let width = inputs.len() - before;
+        if *features.get_or_insert(width) != width {
+            let expected = features.unwrap_or(width) + 1;
+            return Err(wrong(number, format!("{} columns, the rows above have {expected}", width + 1)));
+        }
+        match label.trim().parse::<i64>() {
+            Ok(label) if usize::try_from(label).is_ok_and(|l| l < classes) => labels.push(label),
+            Ok(label) => return Err(wrong(number, format!("label {label} is not in 0..{classes}"))),
+            Err(_) => return Err(wrong(number, format!("label {label:?} is not an integer"))),
+        }
+    }
+    let Some(features) = features else {
+        return Err(Error::Format { path: path.into(), detail: "no rows".into() });
+    };
+    InMemory::new(inputs, features, labels, classes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_rows_and_skips_a_heading_and_empty_lines() {
+        let data = parse("t.csv", b"a,b,class\n1,2,0\r\n\n3, 4,1", 2, 0.5).unwrap();
+        assert_eq!((data.len(), data.features(), data.classes()), (2, 2, 2));
+        assert_eq!(data.row(1).unwrap(), [1.5, 2.0]);
+        assert_eq!(data.labels(), [0, 1]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        let message = |text: &[u8]| parse("t.csv", text, 2, 1.0).unwrap_err().to_string();
+        assert_eq!(message(b""), "t.csv: no rows");
+        assert_eq!(message(b"x,y\n"), "t.csv: no rows");
+        assert_eq!(message(b"1,2,0\n1,x,0"), "t.csv: line 2: column 2: \"x\" is not a number");
+        assert_eq!(message(b"1,2,0\n1,NaN,0"), "t.csv: line 2: column 2 is NaN");
+        assert_eq!(message(b"1,2,0\n1,0"), "t.csv: line 2: 2 columns, the rows above have 3");
+        assert_eq!(message(b"1,2,2"), "t.csv: line 1: label 2 is not in 0..2");
+        assert_eq!(message(b"1,2,-1"), "t.csv: line 1: label -1 is not in 0..2");
+        assert_eq!(message(b"1,2,0.5"), "t.csv: line 1: label \"0.5\" is not an integer");
+        assert_eq!(message(b"1,2,0\n7"), "t.csv: line 2: only one column");
+        assert_eq!(message(b"1,2,0\n1,\xff,0"), "t.csv: line 2: not UTF-8 text");
+        assert_eq!(message(b"1,2,0\nx,y,z"), "t.csv: line 2: column 1: \"x\" is not a number");
+    }
+}

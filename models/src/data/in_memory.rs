@@ -1,0 +1,241 @@
+//! A labelled data set on the host.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use device::{Device, Error, Result};
+use tensor::Tensor;
+
+use super::{Batch, csv};
+use crate::random;
+
+/// Rows of features, each with the number of its class; cheap to clone.
+///
+/// ```
+/// use models::InMemory;
+/// # fn main() -> device::Result<()> {
+/// let data = InMemory::new(vec![0.0, 0.1, 0.9, 1.0, 0.2, 0.1], 2, vec![0, 1, 0], 2)?;
+/// let (train, test) = data.split(0.34, 7)?;
+/// assert_eq!((train.len(), test.len()), (2, 1));
+/// let nan = InMemory::new(vec![0.0, f32::NAN], 2, vec![0], 2);
+/// assert!(nan.unwrap_err().to_string().contains("NaN at row 0, column 1"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct InMemory {
+    inputs: Arc<[f32]>,
+    features: usize,
+    labels: Arc<[i64]>,
+    classes: usize,
+}
+
+impl InMemory {
+    /// A data set of `labels.len()` rows with `features` values each, row after row.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there are no rows, features or classes, or if a value is NaN or infinite (it names
+    /// row and column); `ShapeMismatch` if the counts do not fit; `IndexOutOfRange` for a label outside
+    /// `0..classes`.
+    pub fn new(inputs: Vec<f32>, features: usize, labels: Vec<i64>, classes: usize) -> Result<Self> {
+        if let Some(at) = inputs.iter().position(|value| !value.is_finite()) {
+            let (row, column) = (at / features.max(1), at % features.max(1));
+            return Err(invalid("inputs", "finite", format!("{} at row {row}, column {column}", inputs[at])));
+        }
+        Self::with_non_finite(inputs, features, labels, classes)
+    }
+
+    /// As [`new`](InMemory::new), for data in which NaN and infinity have a meaning.
+    ///
+    /// # Errors
+    /// As [`new`](InMemory::new), but for the values.
+    pub fn with_non_finite(
+        inputs: Vec<f32>,
+        features: usize,
+        labels: Vec<i64>,
+        classes: usize,
+    ) -> Result<Self> {
+        for (argument, count) in [("rows", labels.len()), ("features", features), ("classes", classes)] {
+            if count == 0 {
+                return Err(invalid(argument, "at least 1", "0".into()));
+            }
+        }
+        if Some(inputs.len()) != labels.len().checked_mul(features) {
+            return Err(Error::ShapeMismatch {
+                op: "data set",
+                lhs: [labels.len(), features].into(),
+                rhs: [inputs.len()].into(),
+            });
+        }
+        if let Some(&index) = labels.iter().find(|&&l| usize::try_from(l).map_or(true, |l| l >= classes)) {
+            return Err(Error::IndexOutOfRange { op: "data set: labels", index, size: classes });
+        }
+        Ok(InMemory { inputs: inputs.into(), features, labels: labels.into(), classes })
+    }
+
+    /// Reads a file of comma-separated numbers, one row a line, the class last; values are multiplied by
+    /// `scale`. Empty lines are skipped, and so is a first line that has no number in it (a heading).
+    ///
+    /// # Errors
+    /// `Io` if the file cannot be read; `Format` with the line's number for anything in it that is not a
+    /// number, for NaN, for a row of another length, and for a label outside `0..classes`.
+    pub fn read_csv(path: impl AsRef<Path>, classes: usize, scale: f32) -> Result<Self> {
+        let path = path.as_ref().display().to_string();
+        let text = std::fs::read(&path)
+            .map_err(|e| Error::Io { path: path.as_str().into(), source: Arc::new(e) })?;
+        csv::parse(&path, &text, classes, scale)
+    }
+
+    /// The number of rows; never 0.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there are no rows: never, by construction.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Values in a row.
+    pub fn features(&self) -> usize {
+        self.features
+    }
+
+    /// The number of classes.
+    pub fn classes(&self) -> usize {
+        self.classes
+    }
+
+    /// One row's values, if there is such a row.
+    pub fn row(&self, index: usize) -> Option<&[f32]> {
+        self.inputs.chunks_exact(self.features).nth(index)
+    }
+
+    /// Every row's class.
+    pub fn labels(&self) -> &[i64] {
+        &self.labels
+    }
+
+    /// The rows at `indices`, in that order, as a data set of their own.
+    ///
+    /// # Errors
+    /// `IndexOutOfRange` for a row that is not there; `InvalidArgument` for no rows.
+    pub fn select(&self, indices: &[usize]) -> Result<Self> {
+        let (inputs, labels) = self.gather(indices)?;
+        Self::with_non_finite(inputs, self.features, labels, self.classes)
+    }
+
+    /// Splits into a training and a test set; which row goes where depends on `seed` alone.
+    ///
+    /// The test set has `round(test_fraction * len)` rows, and each side at least one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` unless `0 < test_fraction < 1`, or if there are fewer than two rows.
+    pub fn split(&self, test_fraction: f64, seed: u64) -> Result<(Self, Self)> {
+        if !(test_fraction > 0.0 && test_fraction < 1.0) {
+            return Err(invalid("test_fraction", "between 0 and 1, exclusive", test_fraction.to_string()));
+        }
+        if self.len() < 2 {
+            return Err(invalid("rows", "at least 2 to split", self.len().to_string()));
+        }
+        let order = random::permutation(self.len(), random::mix(&[seed, SPLIT]));
+        let test = ((test_fraction * self.len() as f64).round() as usize).clamp(1, self.len() - 1);
+        let (test, train) = order.split_at(test);
+        Ok((self.select(train)?, self.select(test)?))
+    }
+
+    /// Every row as one batch on `device`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn tensors(&self, device: &Device) -> Result<Batch> {
+        let inputs = Tensor::from_slice(&self.inputs, &[self.len(), self.features], device)?;
+        Ok(Batch { inputs, labels: Tensor::from_slice(&self.labels, &[self.len()], device)?, key: 0 })
+    }
+
+    /// The values and labels of some rows.
+    pub(crate) fn gather(&self, indices: &[usize]) -> Result<(Vec<f32>, Vec<i64>)> {
+        let mut inputs = Vec::with_capacity(indices.len() * self.features);
+        let mut labels = Vec::with_capacity(indices.len());
+        for &index in indices {
+            let Some(&label) = self.labels.get(index) else {
+                let index = i64::try_from(index).unwrap_or(i64::MAX);
+                return Err(Error::IndexOutOfRange { op: "data set: rows", index, size: self.len() });
+            };
+            inputs.extend_from_slice(&self.inputs[index * self.features..][..self.features]);
+            labels.push(label);
+        }
+        Ok((inputs, labels))
+    }
+}
+
+/// Keeps the split's random numbers apart from those of the shuffles.
+const SPLIT: u64 = 0x73_706c_6974;
+
+fn invalid(argument: &'static str, expected: &'static str, value: String) -> Error {
+    Error::InvalidArgument { op: "data set", argument, expected, value: value.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small(rows: usize) -> InMemory {
+        let inputs = (0..rows * 2).map(|i| i as f32).collect();
+        InMemory::new(inputs, 2, (0..rows as i64).map(|i| i % 3).collect(), 3).unwrap()
+    }
+
+    #[test]
+    fn bad_data_is_named() {
+        let message = |inputs: &[f32], features, labels: &[i64], classes| {
+            InMemory::new(inputs.to_vec(), features, labels.to_vec(), classes).unwrap_err().to_string()
+        };
+        assert_eq!(
+            message(&[0.0, 1.0, 2.0, f32::NAN], 2, &[0, 1], 2),
+            "data set: inputs must be finite, got NaN at row 1, column 1"
+        );
+        assert_eq!(
+            message(&[f32::INFINITY, 1.0], 2, &[0], 2),
+            "data set: inputs must be finite, got inf at row 0, column 0"
+        );
+        assert_eq!(message(&[0.0], 1, &[2], 2), "data set: labels: index 2 is out of range for size 2");
+        assert_eq!(message(&[0.0], 1, &[-1], 2), "data set: labels: index -1 is out of range for size 2");
+        assert_eq!(message(&[], 1, &[], 2), "data set: rows must be at least 1, got 0");
+        assert_eq!(message(&[], 0, &[1], 2), "data set: features must be at least 1, got 0");
+        assert_eq!(message(&[1.0, 2.0, 3.0], 2, &[1], 2), "data set: shapes [1, 2] and [3] do not fit");
+        assert_eq!(
+            message(&[f32::NAN], 0, &[1], 2),
+            "data set: inputs must be finite, got NaN at row 0, column 0"
+        );
+        assert!(InMemory::with_non_finite(vec![f32::NAN], 1, vec![0], 1).is_ok());
+    }
+
+    #[test]
+    fn a_split_keeps_every_row_once_and_depends_on_the_seed() {
+        let data = small(11);
+        let (train, test) = data.split(0.25, 5).unwrap();
+        assert_eq!((train.len(), test.len()), (8, 3));
+        let firsts = |d: &InMemory| (0..d.len()).map(|r| d.row(r).unwrap()[0] as usize).collect::<Vec<_>>();
+        let mut all = [firsts(&train), firsts(&test)].concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..11).map(|i| 2 * i).collect::<Vec<_>>());
+        assert_eq!(firsts(&data.split(0.25, 5).unwrap().1), firsts(&test));
+        assert!((6..20).any(|seed| firsts(&data.split(0.25, seed).unwrap().1) != firsts(&test)));
+        for bad in [0.0, 1.0, -0.5, f64::NAN] {
+            assert!(matches!(
+                data.split(bad, 0),
+                Err(Error::InvalidArgument { argument: "test_fraction", .. })
+            ));
+        }
+        assert!(small(1).split(0.5, 0).is_err());
+        let (train, test) = small(2).split(0.01, 0).unwrap();
+        assert_eq!((train.len(), test.len()), (1, 1));
+    }
+
+    #[test]
+    fn selecting_a_row_that_is_not_there_is_an_error() {
+        assert!(matches!(small(3).select(&[0, 3]), Err(Error::IndexOutOfRange { index: 3, size: 3, .. })));
+        assert!(small(3).select(&[]).is_err());
+        assert!(small(3).row(3).is_none());
+    }
+}

@@ -1,0 +1,10 @@
+//! Data sets in memory and the batches made of them.
+
+mod batches;
+mod csv;
+mod digits;
+mod in_memory;
+
+pub use batches::{Batch, Batches, Epoch, StepBatches};
+pub use digits::Digits;
+pub use in_memory::InMemory;

@@ -1,0 +1,50 @@
+//! Dropout with a mask that is a function of its key.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use autograd::Var;
+use device::{Error, Result};
+
+use crate::Module;
+
+/// Sets each element to zero with probability `p` and scales the rest by `1 / (1 - p)`, while training.
+///
+/// In evaluation it is the identity. Each forward pass takes the next key of the thread
+/// ([`tensor::next_key`]); inside [`Batch::seeded`](crate::Batch::seeded) that key follows from the batch and
+/// from the layer's place in the pass, so the mask is the same on every lane, thread and schedule.
+#[derive(Debug)]
+pub struct Dropout {
+    p: f64,
+    training: AtomicBool,
+}
+
+impl Dropout {
+    /// A layer that drops each element with probability `p`, in training.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `p` is not in `0..=1`.
+    pub fn new(p: f64) -> Result<Self> {
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::InvalidArgument {
+                op: "dropout",
+                argument: "p",
+                expected: "between 0 and 1",
+                value: p.to_string().into(),
+            });
+        }
+        Ok(Dropout { p, training: AtomicBool::new(true) })
+    }
+}
+
+impl Module for Dropout {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        if self.p == 0.0 || !self.training.load(Ordering::Relaxed) {
+            return Ok(input.clone());
+        }
+        input.dropout(self.p, tensor::next_key())
+    }
+
+    fn set_training(&self, training: bool) {
+        self.training.store(training, Ordering::Relaxed);
+    }
+}

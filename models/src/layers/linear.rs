@@ -1,0 +1,131 @@
+//! The affine layer.
+
+use autograd::Var;
+use device::{DType, Device, Error, Result};
+use tensor::{RandomKey, Tensor};
+
+use crate::{Module, Parts, random};
+
+/// `y = x W^T + b`.
+///
+/// Shapes: x `[.., in]`, W `[out, in]`, b `[out]` -> y `[.., out]`.
+///
+/// W has torch's shape, but its memory is that of `[in, out]`: then `W^T` is the plain row-major operand of
+/// the forward product. Weights and biases start uniform in `±1/sqrt(in)`, which is torch's default
+/// (He et al. 2015 with a = sqrt(5)).
+pub struct Linear {
+    weight: Var,
+    bias: Option<Var>,
+}
+
+/// How to make a [`Linear`].
+#[derive(Clone, Copy, Debug)]
+pub struct LinearOptions {
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// The parameters' type.
+    pub dtype: DType,
+    /// Where the first values come from; `None` takes the thread's next key.
+    pub key: Option<RandomKey>,
+}
+
+impl Default for LinearOptions {
+    fn default() -> Self {
+        LinearOptions { bias: true, dtype: DType::F32, key: None }
+    }
+}
+
+impl Linear {
+    /// A layer with a bias, in F32; its first values come from the thread's next key.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(in_features: usize, out_features: usize, device: &Device) -> Result<Self> {
+        Self::with_options(in_features, out_features, LinearOptions::default(), device)
+    }
+
+    /// As [`new`](Linear::new), with a key: the same key gives the same values on every device.
+    ///
+    /// Use another key for each layer, such as `RandomKey { seed, op: layer_number }`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn keyed(in_features: usize, out_features: usize, key: RandomKey, device: &Device) -> Result<Self> {
+        let options = LinearOptions { key: Some(key), ..LinearOptions::default() };
+        Self::with_options(in_features, out_features, options, device)
+    }
+
+    /// A layer as `options` say.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` if `options.dtype` is not a float type, `OutOfMemory`.
+    pub fn with_options(
+        in_features: usize,
+        out_features: usize,
+        options: LinearOptions,
+        device: &Device,
+    ) -> Result<Self> {
+        if !options.dtype.is_float() {
+            return Err(Error::DTypeUnsupported { op: "linear", dtype: options.dtype });
+        }
+        let bound = if in_features == 0 { 0.0 } else { 1.0 / (in_features as f64).sqrt() };
+        let key = options.key.unwrap_or_else(tensor::next_key);
+        // Two streams of numbers out of one key.
+        let key_of = |part| RandomKey { seed: random::mix(&[key.seed, key.op, part]), op: key.op };
+        let uniform = |shape: &[usize], part| {
+            Tensor::uniform(shape, -bound, bound, options.dtype, key_of(part), device)
+        };
+        let weight = uniform(&[in_features, out_features], 0)?.t()?;
+        let bias = if options.bias { Some(uniform(&[out_features], 1)?) } else { None };
+        Ok(Linear { weight: Var::leaf(weight), bias: bias.map(Var::leaf) })
+    }
+
+    /// A layer with parameters that are there already, as when two layers share a weight.
+    ///
+    /// # Errors
+    /// `ShapeMismatch` unless the weight is `[out, in]` and the bias `[out]`; `DTypeMismatch` if they differ.
+    pub fn from_parts(weight: Var, bias: Option<Var>) -> Result<Self> {
+        let shape = weight.shape();
+        let mismatch = |other: &[usize]| Error::ShapeMismatch {
+            op: "linear: weight and bias",
+            lhs: shape.into(),
+            rhs: other.into(),
+        };
+        if shape.len() != 2 {
+            return Err(mismatch(&[]));
+        }
+        if let Some(bias) = &bias {
+            if bias.shape() != &shape[..1] {
+                return Err(mismatch(bias.shape()));
+            }
+            if bias.dtype() != weight.dtype() {
+                let (expected, got) = (weight.dtype(), bias.dtype());
+                return Err(Error::DTypeMismatch { op: "linear: weight and bias", expected, got });
+            }
+        }
+        Ok(Linear { weight, bias })
+    }
+
+    /// The weight, `[out, in]`.
+    pub fn weight(&self) -> &Var {
+        &self.weight
+    }
+
+    /// The bias, `[out]`, if there is one.
+    pub fn bias(&self) -> Option<&Var> {
+        self.bias.as_ref()
+    }
+}
+
+impl Module for Linear {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        input.linear(&self.weight, self.bias.as_ref())
+    }
+
+    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+        parts.parameter("weight", &self.weight);
+        if let Some(bias) = &self.bias {
+            parts.parameter("bias", bias);
+        }
+    }
+}

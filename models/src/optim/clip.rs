@@ -1,0 +1,106 @@
+//! Clipping by the norm over all gradients.
+
+use autograd::{Gradients, Var};
+use device::{Error, Result};
+use tensor::Tensor;
+
+use super::check_option;
+
+/// Scales all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is the Euclidean norm over all of
+/// them together, and returns `norm` as it was before.
+///
+/// Asynchronous: the norm stays on the device, and nothing waits for it. A NaN in any gradient makes all NaN.
+///
+/// ```
+/// use autograd::Var;
+/// use tensor::Tensor;
+/// # fn main() -> device::Result<()> {
+/// let w = Var::leaf(Tensor::from_slice(&[3.0f64, 4.0], &[2], &device::Device::cpu())?);
+/// let mut gradients = w.square()?.mul_scalar(0.5)?.sum(&[], false)?.backward()?;
+/// let norm = models::clip_grad_norm(&mut gradients, 1.0)?;
+/// assert_eq!(norm.item::<f64>()?, 5.0);
+/// let clipped = gradients.get(&w).map(|g| g.to_vec::<f64>()).transpose()?.unwrap_or_default();
+/// assert!((clipped[0] - 0.6).abs() < 1e-6 && (clipped[1] - 0.8).abs() < 1e-6);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// `InvalidArgument` if `max_norm` is negative or not finite, or if there are no gradients; `DTypeMismatch` or
+/// `DeviceMismatch` if the gradients are not all of one type and on one device.
+pub fn clip_grad_norm(gradients: &mut Gradients, max_norm: f64) -> Result<Tensor> {
+    const OP: &str = "clip_grad_norm";
+    check_option(OP, "max_norm", max_norm, "at least 0 and finite", |v| v >= 0.0)?;
+    let squares = gradients
+        .iter()
+        .map(|gradient| gradient.value().square()?.sum(&[], false))
+        .collect::<Result<Vec<Tensor>>>()?;
+    if squares.is_empty() {
+        return Err(Error::InvalidArgument {
+            op: OP,
+            argument: "gradients",
+            expected: "at least one",
+            value: "none".into(),
+        });
+    }
+    let norm = Tensor::stack(&squares.iter().collect::<Vec<_>>(), 0)?.sum(&[], false)?.sqrt()?;
+    let scale = norm.add_scalar(1e-6)?.reciprocal()?.mul_scalar(max_norm)?.clamp(0.0, 1.0)?;
+    gradients.map(|gradient| Ok(Var::constant(gradient.value().mul(&scale)?)))?;
+    Ok(norm)
+}
+
+#[cfg(test)]
+mod tests {
+    use device::Device;
+
+    use super::*;
+
+    fn leaf(values: &[f64]) -> Var {
+        Var::leaf(Tensor::from_slice(values, &[values.len()], &Device::cpu()).unwrap())
+    }
+
+    fn half_square(v: &Var) -> Var {
+        v.square().unwrap().mul_scalar(0.5).unwrap().sum(&[], false).unwrap()
+    }
+
+    fn values(gradients: &Gradients, v: &Var) -> Vec<f64> {
+        gradients.get(v).unwrap().to_vec().unwrap()
+    }
+
+    #[test]
+    fn the_norm_is_over_all_gradients_and_small_ones_stay() {
+        let (a, b) = (leaf(&[2.0, 3.0]), leaf(&[6.0]));
+        let loss = half_square(&a).add(&half_square(&b)).unwrap();
+        let mut gradients = loss.backward().unwrap();
+        assert_eq!(clip_grad_norm(&mut gradients, 10.0).unwrap().item::<f64>().unwrap(), 7.0);
+        assert_eq!((values(&gradients, &a), values(&gradients, &b)), (vec![2.0, 3.0], vec![6.0]));
+        clip_grad_norm(&mut gradients, 3.5).unwrap();
+        let clipped = [values(&gradients, &a), values(&gradients, &b)].concat();
+        assert!(
+            clipped.iter().zip([1.0, 1.5, 3.0]).all(|(got, want)| (got - want).abs() < 1e-6),
+            "{clipped:?}"
+        );
+    }
+
+    #[test]
+    fn two_leaves_that_share_a_gradient_are_scaled_once_each() {
+        let (a, b) = (leaf(&[3.0]), leaf(&[4.0]));
+        let mut gradients = a.add(&b).unwrap().sum(&[], false).unwrap().backward().unwrap();
+        let norm = clip_grad_norm(&mut gradients, 1.0).unwrap().item::<f64>().unwrap();
+        assert!((norm - 2f64.sqrt()).abs() < 1e-15);
+        let (a, b) = (values(&gradients, &a)[0], values(&gradients, &b)[0]);
+        assert_eq!(a, b);
+        assert!((a - 0.5f64.sqrt()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn bad_arguments_are_errors() {
+        let a = leaf(&[1.0]);
+        let mut gradients = half_square(&a).backward().unwrap();
+        for max_norm in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(matches!(clip_grad_norm(&mut gradients, max_norm), Err(Error::InvalidArgument { .. })));
+        }
+        let empty = clip_grad_norm(&mut Gradients::default(), 1.0);
+        assert!(matches!(empty, Err(Error::InvalidArgument { argument: "gradients", .. })));
+    }
+}

@@ -1,0 +1,175 @@
+//! Optimizers: in-place updates of parameters from [`Gradients`].
+//!
+//! A step only enqueues commands; it never waits. The engine orders each update after every command that
+//! still reads the parameter, on whatever stream, so a step does not disturb a batch in flight. A parameter
+//! without a gradient is left alone, with its state.
+
+mod adam;
+mod clip;
+mod sgd;
+
+use autograd::{Gradients, Var};
+use device::{Error, Result};
+use tensor::Tensor;
+
+pub use adam::{Adam, AdamOptions, AdamW, AdamWOptions};
+pub use clip::clip_grad_norm;
+pub use sgd::{Sgd, SgdOptions};
+
+/// Updates parameters in place from their gradients.
+pub trait Optimizer: Send {
+    /// One update of every parameter that has a gradient.
+    ///
+    /// Asynchronous: ordered on the current stream after all commands that still use the parameters.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch` or `DeviceMismatch` for a gradient that does not fit its parameter.
+    fn step(&mut self, gradients: &Gradients) -> Result<()>;
+
+    /// The learning rate of the next step.
+    fn learning_rate(&self) -> f64;
+
+    /// Sets the learning rate from the next step on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it is negative or not finite.
+    fn set_learning_rate(&mut self, lr: f64) -> Result<()>;
+
+    /// The parameters, in the order that the state follows.
+    fn parameters(&self) -> &[Var];
+
+    /// A copy of everything that the next step depends on but parameters and gradients.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    fn state(&self) -> Result<OptimizerState>;
+
+    /// Takes over a state, options and all; nothing is changed if any of it does not fit.
+    ///
+    /// # Errors
+    /// `Checkpoint`, naming what is missing, unknown, or of the wrong kind, shape or type.
+    fn load_state(&mut self, state: &OptimizerState) -> Result<()>;
+}
+
+/// What an optimizer remembers between steps.
+#[derive(Clone, Debug, Default)]
+pub struct OptimizerState {
+    /// The kind of optimizer, as in `adam`.
+    pub kind: String,
+    /// The options with their values, flags as 0 or 1.
+    pub options: Vec<(String, f64)>,
+    /// Tensors named by parameter number and torch's name, as in `0.momentum_buffer`.
+    pub tensors: Vec<(String, Tensor)>,
+}
+
+/// Rejects a list of parameters that no optimizer can work on.
+fn check_parameters(op: &'static str, parameters: &[Var]) -> Result<()> {
+    let invalid = |expected, value: String| {
+        Err(Error::InvalidArgument { op, argument: "parameters", expected, value: value.into() })
+    };
+    if parameters.is_empty() {
+        return invalid("at least one", "none".into());
+    }
+    for (number, parameter) in parameters.iter().enumerate() {
+        if !parameter.dtype().is_float() {
+            return Err(Error::DTypeUnsupported { op, dtype: parameter.dtype() });
+        }
+        if !parameter.is_leaf() {
+            return invalid("leaves that require a gradient", format!("number {number}, which does not"));
+        }
+        if parameters[..number].iter().any(|earlier| crate::module::same_parameter(earlier, parameter)) {
+            return invalid("named once each", format!("number {number} twice"));
+        }
+    }
+    Ok(())
+}
+
+/// Rejects an option that is not finite or fails its test.
+fn check_option(
+    op: &'static str,
+    argument: &'static str,
+    value: f64,
+    expected: &'static str,
+    fits: impl Fn(f64) -> bool,
+) -> Result<()> {
+    if value.is_finite() && fits(value) {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument { op, argument, expected, value: value.to_string().into() })
+}
+
+fn check_not_negative(op: &'static str, argument: &'static str, value: f64) -> Result<()> {
+    check_option(op, argument, value, "at least 0 and finite", |v| v >= 0.0)
+}
+
+/// Zeros with the shape and, for a transposed matrix, the memory order of `like`: the fused kernels are
+/// fastest when all operands run through memory alike.
+fn zeros_in_order_of(like: &Tensor) -> Result<Tensor> {
+    if let ([rows, columns], false) = (like.shape(), like.is_contiguous())
+        && like.t()?.is_contiguous()
+    {
+        return Tensor::zeros(&[*columns, *rows], like.dtype(), like.device())?.t();
+    }
+    Tensor::zeros(like.shape(), like.dtype(), like.device())
+}
+
+/// Reads an [`OptimizerState`] entry by entry, and knows what is left over.
+struct StateReader<'a> {
+    state: &'a OptimizerState,
+    taken: Vec<bool>,
+}
+
+impl<'a> StateReader<'a> {
+    fn new(kind: &'static str, state: &'a OptimizerState) -> Result<Self> {
+        if state.kind != kind {
+            return Err(wrong("optimizer", format!("{:?} in the state, {kind:?} expected", state.kind)));
+        }
+        Ok(StateReader { state, taken: vec![false; state.tensors.len()] })
+    }
+
+    fn option(&self, name: &str) -> Result<f64> {
+        let found = self.state.options.iter().find(|(known, _)| known == name);
+        found
+            .map(|(_, value)| *value)
+            .ok_or_else(|| wrong(name, "this option is missing in the state".into()))
+    }
+
+    /// The entry of parameter `number`, if there is one.
+    fn entry(&mut self, number: usize, name: &str) -> Option<(String, &'a Tensor)> {
+        let name = format!("{number}.{name}");
+        let at = self.state.tensors.iter().position(|(known, _)| *known == name)?;
+        self.taken[at] = true;
+        Some((name, &self.state.tensors[at].1))
+    }
+
+    /// A copy of the entry of parameter `number`, in that parameter's memory order.
+    fn buffer(&mut self, number: usize, name: &str, parameter: &Var) -> Result<Option<Tensor>> {
+        let Some((name, tensor)) = self.entry(number, name) else { return Ok(None) };
+        if tensor.shape() != parameter.shape() {
+            let detail = format!("shape {:?}, the parameter has {:?}", tensor.shape(), parameter.shape());
+            return Err(wrong(&name, detail));
+        }
+        if tensor.dtype() != parameter.dtype() {
+            let detail = format!("type {}, the parameter has {}", tensor.dtype(), parameter.dtype());
+            return Err(wrong(&name, detail));
+        }
+        let copy = zeros_in_order_of(parameter.value())?;
+        copy.copy_(&tensor.to_device(parameter.value().device())?)?;
+        Ok(Some(copy))
+    }
+
+    /// Fails if an entry was not asked for.
+    fn finish(self) -> Result<()> {
+        match self.taken.iter().position(|taken| !taken) {
+            Some(at) => Err(wrong(&self.state.tensors[at].0, "no parameter has this state".into())),
+            None => Ok(()),
+        }
+    }
+}
+
+fn wrong(name: &str, detail: String) -> Error {
+    Error::Checkpoint { name: name.into(), detail: detail.into() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! Optimizers against torch's formulas, written out for one number in f64.
+
+use std::slice::from_ref;
+
+use approx::assert_relative_eq;
+use device::Device;
+
+use super::*;
+
+const SHAPE: [usize; 2] = [3, 4];
+const STEPS: usize = 10;
+
+/// Start values and, for each step, gradients: nothing special about them but that all differ.
+fn start() -> Vec<f64> {
+    (0..12).map(|i| (i as f64 * 0.7).sin() * 2.0).collect()
+}
+
+fn gradient(step: usize) -> Vec<f64> {
+    (0..12).map(|i| ((step * 13 + i) as f64 * 0.37).cos() * 0.5 + 0.1).collect()
+}
+
+/// A parameter with the start values, row-major or with transposed memory.
+fn parameter(transposed: bool) -> Var {
+    let dev = Device::cpu();
+    let rows = Tensor::from_slice(&start(), &SHAPE, &dev).unwrap();
+    let value = if transposed { rows.t().unwrap().contiguous().unwrap().t().unwrap() } else { rows };
+    assert_eq!(value.is_contiguous(), !transposed);
+    Var::leaf(value)
+}
+
+/// `sum(w * c)` has the gradient c.
+fn gradients(w: &Var, values: &[f64]) -> Gradients {
+    let c = Var::constant(Tensor::from_slice(values, &SHAPE, &Device::cpu()).unwrap());
+    w.mul(&c).unwrap().sum(&[], false).unwrap().backward().unwrap()
+}
+
+fn values(w: &Var) -> Vec<f64> {
+    w.value().contiguous().unwrap().to_vec().unwrap()
+}
+
+/// Runs the optimizer and, number by number, `reference(w, g, memory, step)`; compares after every step.
+fn compare(
+    name: &str,
+    make: impl Fn(Var) -> Box<dyn Optimizer>,
+    reference: impl Fn(&mut f64, f64, &mut [f64; 2], usize),
+) {
+    for transposed in [false, true] {
+        let w = parameter(transposed);
+        let mut optimizer = make(w.clone());
+        let mut expected = start();
+        let mut memory = vec![[0.0; 2]; expected.len()];
+        for step in 1..=STEPS {
+            let g = gradient(step);
+            optimizer.step(&gradients(&w, &g)).unwrap();
+            for ((value, g), memory) in expected.iter_mut().zip(g).zip(&mut memory) {
+                reference(value, g, memory, step);
+            }
+            for (got, expected) in values(&w).iter().zip(&expected) {
+                assert!((got - expected).abs() <= 1e-12, "{name}, step {step}: {got} against {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sgd_follows_torch() {
+    let variants = [
+        SgdOptions { lr: 0.1, ..SgdOptions::default() },
+        SgdOptions { lr: 0.1, weight_decay: 0.2, ..SgdOptions::default() },
+        SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() },
+        SgdOptions { lr: 0.1, momentum: 0.9, dampening: 0.3, weight_decay: 0.05, ..SgdOptions::default() },
+        SgdOptions { lr: 0.1, momentum: 0.9, nesterov: true, weight_decay: 0.01, ..SgdOptions::default() },
+    ];
+    for o in variants {
+        compare(
+            &format!("{o:?}"),
+            |w| Box::new(Sgd::new(vec![w], o).unwrap()),
+            |w, g, memory, step| {
+                let g = g + o.weight_decay * *w;
+                let b = if step == 1 { g } else { o.momentum * memory[0] + (1.0 - o.dampening) * g };
+                memory[0] = b;
+                let direction = match (o.momentum == 0.0, o.nesterov) {
+                    (true, _) => g,
+                    (_, true) => g + o.momentum * b,
+                    _ => b,
+                };
+                *w -= o.lr * direction;
+            },
+        );
+    }
+}
+
+fn adam_reference(o: AdamOptions, decoupled: bool) -> impl Fn(&mut f64, f64, &mut [f64; 2], usize) {
+    move |w, g, [m, v], step| {
+        let g = if decoupled { g } else { g + o.weight_decay * *w };
+        if decoupled {
+            *w *= 1.0 - o.lr * o.weight_decay;
+        }
+        *m += (g - *m) * (1.0 - o.betas.0);
+        *v = *v * o.betas.1 + (1.0 - o.betas.1) * g * g;
+        let correction = |beta: f64| 1.0 - beta.powi(step as i32);
+        let root = v.sqrt() / correction(o.betas.1).sqrt() + o.eps;
+        *w -= o.lr / correction(o.betas.0) * *m / root;
+    }
+}
+
+#[test]
+fn adam_and_adamw_follow_torch() {
+    for o in [
+        AdamOptions { lr: 0.1, ..AdamOptions::default() },
+        AdamOptions { lr: 0.1, betas: (0.7, 0.9), eps: 1e-3, weight_decay: 0.3 },
+        AdamOptions { lr: 0.1, betas: (0.0, 0.0), eps: 0.1, weight_decay: 0.0 },
+    ] {
+        compare(
+            &format!("adam {o:?}"),
+            |w| Box::new(Adam::new(vec![w], o).unwrap()),
+            adam_reference(o, false),
+        );
+        let AdamOptions { lr, betas, eps, weight_decay } = o;
+        compare(
+            &format!("adamw {o:?}"),
+            |w| Box::new(AdamW::new(vec![w], AdamWOptions { lr, betas, eps, weight_decay }).unwrap()),
+            adam_reference(o, true),
+        );
+    }
+    assert_relative_eq!(AdamWOptions::default().weight_decay, 0.01);
+}
+
+fn all_kinds(parameters: &[Var]) -> Vec<Box<dyn Optimizer>> {
+    let sgd = SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() };
+    vec![
+        Box::new(Sgd::new(parameters.to_vec(), sgd).unwrap()),
+        Box::new(Adam::new(parameters.to_vec(), AdamOptions::default()).unwrap()),
+        Box::new(AdamW::new(parameters.to_vec(), AdamWOptions::default()).unwrap()),
+    ]
+}
+
+#[test]
+fn a_parameter_without_gradient_is_left_alone() {
+    let (used, unused) = (parameter(false), parameter(true));
+    for mut optimizer in all_kinds(&[used.clone(), unused.clone()]) {
+        let before = (values(&used), unused.value().version());
+        optimizer.step(&gradients(&used, &gradient(1))).unwrap();
+        assert_ne!(values(&used), before.0);
+        assert_eq!((values(&unused), unused.value().version()), (start(), before.1));
+        assert!(optimizer.state().unwrap().tensors.iter().all(|(name, _)| name.starts_with("0.")));
+    }
+}
+
+#[test]
+fn a_graph_from_before_the_step_is_out_of_date() {
+    let w = parameter(false);
+    let old = w.square().unwrap().sum(&[], false).unwrap();
+    let shared = w.clone();
+    Sgd::new(vec![w.clone()], SgdOptions::default()).unwrap().step(&gradients(&w, &gradient(1))).unwrap();
+    assert_eq!(values(&shared), values(&w), "clones see the update");
+    assert!(matches!(old.backward(), Err(Error::VersionMismatch { .. })));
+}
+
+#[test]
+fn state_goes_on_where_it_was() {
+    let (w, twin) = (parameter(true), parameter(true));
+    for (mut first, mut second) in all_kinds(from_ref(&w)).into_iter().zip(all_kinds(from_ref(&twin))) {
+        for step in 0..3 {
+            first.step(&gradients(&w, &gradient(step))).unwrap();
+        }
+        first.set_learning_rate(0.037).unwrap();
+        let state = first.state().unwrap();
+        twin.value().copy_(w.value()).unwrap();
+        second.load_state(&state).unwrap();
+        assert_eq!(second.learning_rate(), 0.037);
+        for step in 3..6 {
+            first.step(&gradients(&w, &gradient(step))).unwrap();
+            second.step(&gradients(&twin, &gradient(step))).unwrap();
+        }
+        assert_eq!(values(&w), values(&twin));
+    }
+}
+
+#[test]
+fn a_state_that_does_not_fit_changes_nothing() {
+    let w = parameter(false);
+    for mut optimizer in all_kinds(from_ref(&w)) {
+        optimizer.step(&gradients(&w, &gradient(1))).unwrap();
+        let good = optimizer.state().unwrap();
+        let dev = Device::cpu();
+        let mut bad = Vec::new();
+        bad.push(OptimizerState { kind: "other".into(), ..good.clone() });
+        bad.push(OptimizerState { options: Vec::new(), ..good.clone() });
+        let mut wrong_rate = good.clone();
+        wrong_rate.options[0].1 = -1.0;
+        bad.push(wrong_rate);
+        let last = good.tensors.len() - 1;
+        let with_last = |name: &str, tensor: Tensor| {
+            let mut state = good.clone();
+            state.tensors[last] = (name.into(), tensor);
+            state
+        };
+        let name = good.tensors[last].0.clone();
+        bad.push(with_last(&name, Tensor::zeros(&[4, 3], device::DType::F64, &dev).unwrap()));
+        bad.push(with_last(&name, Tensor::zeros(&SHAPE, device::DType::F32, &dev).unwrap()));
+        bad.push(with_last("1.exp_avg", good.tensors[last].1.clone()));
+        let mut changed = good.clone();
+        changed.options[0].1 = 0.5;
+        changed.tensors.push(("9.extra".into(), good.tensors[last].1.clone()));
+        bad.push(changed);
+        for state in bad {
+            let error = optimizer.load_state(&state).unwrap_err();
+            let typed =
+                matches!(error, Error::Checkpoint { .. } | Error::InvalidArgument { argument: "lr", .. });
+            assert!(typed, "{error}");
+            let now = optimizer.state().unwrap();
+            assert_eq!(now.options, good.options);
+            for ((_, now), (_, good)) in now.tensors.iter().zip(&good.tensors) {
+                if now.dtype() == device::DType::F64 {
+                    assert_eq!(now.to_vec::<f64>().unwrap(), good.to_vec::<f64>().unwrap());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bad_options_are_named() {
+    let w = || vec![parameter(false)];
+    let sgd = |options| Sgd::new(w(), options).err().unwrap().to_string();
+    let default = SgdOptions::default();
+    assert_eq!(sgd(SgdOptions { lr: -1.0, ..default }), "sgd: lr must be at least 0 and finite, got -1");
+    assert!(sgd(SgdOptions { lr: f64::NAN, ..default }).contains("lr"));
+    assert!(sgd(SgdOptions { momentum: -0.1, ..default }).contains("momentum"));
+    assert!(sgd(SgdOptions { weight_decay: f64::INFINITY, ..default }).contains("weight_decay"));
+    assert!(sgd(SgdOptions { nesterov: true, ..default }).contains("nesterov"));
+    assert!(
+        sgd(SgdOptions { nesterov: true, momentum: 0.9, dampening: 0.1, ..default })
+            .contains("dampening 0.1")
+    );
+    let adam = |options| Adam::new(w(), options).err().unwrap().to_string();
+    let default = AdamOptions::default();
+    assert!(adam(AdamOptions { betas: (0.9, 1.0), ..default }).contains("betas"));
+    assert!(adam(AdamOptions { betas: (-0.1, 0.9), ..default }).contains("betas"));
+    assert!(adam(AdamOptions { eps: -1.0, ..default }).contains("eps"));
+    let mut optimizer = Sgd::new(w(), SgdOptions::default()).unwrap();
+    assert!(optimizer.set_learning_rate(f64::NAN).is_err());
+    assert_eq!(optimizer.learning_rate(), 1e-3);
+}
+
+#[test]
+fn bad_parameters_are_named() {
+    let make = |parameters| Sgd::new(parameters, SgdOptions::default()).err().unwrap().to_string();
+    assert!(make(Vec::new()).contains("at least one"));
+    let w = parameter(false);
+    assert!(make(vec![w.clone(), w.clone()]).contains("number 1 twice"));
+    assert!(make(vec![w.detach()]).contains("number 0, which does not"));
+}

@@ -1,0 +1,73 @@
+//! Random numbers on the host: shuffles and the keys of batches. Random ops draw theirs from `tensor::Generator`.
+
+/// One well-mixed number out of several; order matters.
+pub(crate) fn mix(values: &[u64]) -> u64 {
+    values.iter().fold(0, |state, &value| finish((state ^ value).wrapping_add(STEP)))
+}
+
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The output function of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+fn finish(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// SplitMix64, for shuffles on the host.
+pub(crate) struct SplitMix(pub(crate) u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(STEP);
+        finish(self.0)
+    }
+
+    /// A number in `0..bound`; the bias of the multiplication is below `bound / 2^64`.
+    fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+    }
+}
+
+/// `0..len` in an order that depends on the seed alone (Fisher-Yates).
+pub(crate) fn permutation(len: usize, seed: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..len).collect();
+    let mut random = SplitMix(seed);
+    for last in (1..len).rev() {
+        order.swap(last, random.below(last + 1));
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permutations_are_permutations_and_keyed() {
+        for len in [0, 1, 2, 7, 1000] {
+            let mut order = permutation(len, 3);
+            assert_eq!(order, permutation(len, 3));
+            order.sort_unstable();
+            assert!(order.iter().copied().eq(0..len));
+        }
+        assert_ne!(permutation(1000, 3), permutation(1000, 4));
+    }
+
+    #[test]
+    fn every_position_is_reached_about_equally() {
+        let mut counts = [0usize; 5];
+        for seed in 0..5000 {
+            counts[permutation(5, mix(&[seed]))[0]] += 1;
+        }
+        assert!(counts.iter().all(|&c| (850..1150).contains(&c)), "{counts:?}");
+    }
+
+    #[test]
+    fn splitmix_gives_the_published_numbers() {
+        // First outputs of the reference implementation for the state 1234567.
+        let mut random = SplitMix(1_234_567);
+        assert_eq!(random.next(), 6_457_827_717_110_365_317);
+        assert_eq!(random.next(), 3_203_168_211_198_807_973);
+    }
+}

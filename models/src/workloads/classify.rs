@@ -1,0 +1,92 @@
+//! Small classifiers of the digits.
+
+use autograd::Var;
+use device::{Device, Error, Result};
+
+use super::Workload;
+use crate::{Digits, InMemory, Module, Optimizer, Sgd, SgdOptions, mlp};
+
+/// A multi-layer perceptron on the digits, trained by SGD with momentum.
+pub(super) struct Classifier {
+    name: &'static str,
+    about: &'static str,
+    sizes: &'static [usize],
+    /// The side of the images that the first layer reads.
+    image: usize,
+    batch: usize,
+    compared_batch: usize,
+    lr: f64,
+    epochs: u64,
+}
+
+/// Odd and even batches of the digits on two lanes, with shared weights and one step for both.
+pub(super) const TWO_BATCH: Classifier = Classifier {
+    name: "two-batch",
+    about: "digits 64-128-10, even and odd batches on lanes of their own, one step for both",
+    sizes: &[64, 128, 10],
+    image: 8,
+    batch: 64,
+    compared_batch: 256,
+    lr: 0.3,
+    epochs: 20,
+};
+
+/// The 784-256-256-10 perceptron, on digits enlarged to 28x28.
+pub(super) const MLP: Classifier = Classifier {
+    name: "mlp",
+    about: "784-256-256-10 on digits enlarged to 28x28",
+    sizes: &[784, 256, 256, 10],
+    image: 28,
+    batch: 32,
+    compared_batch: 64,
+    lr: 0.05,
+    epochs: 10,
+};
+
+/// The share of the digits that is held out.
+const TEST_FRACTION: f64 = 0.2;
+
+impl Workload for Classifier {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn about(&self) -> &'static str {
+        self.about
+    }
+
+    fn default_batch(&self) -> usize {
+        self.batch
+    }
+
+    fn compared_batch(&self) -> usize {
+        self.compared_batch
+    }
+
+    fn default_epochs(&self) -> u64 {
+        self.epochs
+    }
+
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Module>> {
+        Ok(Box::new(mlp(self.sizes, seed, device)?))
+    }
+
+    fn data(&self, seed: u64) -> Result<(InMemory, InMemory)> {
+        let digits = if self.image == 8 { Digits::load()? } else { Digits::enlarged(self.image)? };
+        digits.split(TEST_FRACTION, seed)
+    }
+
+    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
+        if lanes == 0 {
+            return Err(Error::InvalidArgument {
+                op: "workload",
+                argument: "lanes",
+                expected: "at least 1",
+                value: "0".into(),
+            });
+        }
+        // The gradients of the lanes are added; the rate turns the sum into a mean.
+        let options = SgdOptions { lr: self.lr / lanes as f64, momentum: 0.9, ..SgdOptions::default() };
+        Ok(Box::new(Sgd::new(parameters, options)?))
+    }
+}

@@ -1,0 +1,52 @@
+//! Training steps: forward, backward and SGD, on one thread and on two, and two lanes against the serial schedule.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{Case, case, run};
+use streamgrad::prelude::*;
+use streamgrad::{ConcurrentBatches, CpuConfig, Sgd, SgdOptions, cross_entropy, mlp};
+
+fn device(threads: usize) -> Device {
+    Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })
+}
+
+/// One step is forward, backward and SGD of `lanes` batches.
+fn step(name: &str, sizes: &[usize], batch: usize, threads: usize, lanes: usize, batches: usize) -> Case<'static> {
+    let device = device(threads);
+    let model = mlp(sizes, 1, &device).unwrap();
+    let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 1e-3, ..SgdOptions::default() }).unwrap();
+    let classes = sizes[sizes.len() - 1] as i64;
+    let data: Vec<(Var, Tensor)> = (0..batches)
+        .map(|_| {
+            let inputs = Tensor::randn(&[batch, sizes[0]], DType::F32, None, &device).unwrap();
+            let labels = Tensor::randint(0, classes, &[batch], DType::I64, None, &device).unwrap();
+            (Var::constant(inputs), labels)
+        })
+        .collect();
+    let lanes = ConcurrentBatches::new(&device, lanes).unwrap();
+    case(name, 1, move || {
+        let loss = |(inputs, labels): &(Var, Tensor)| cross_entropy(&model.forward(inputs)?, labels);
+        let step = lanes.step(&data, loss).unwrap();
+        sgd.step(&step.gradients).unwrap();
+    })
+}
+
+fn main() {
+    const MNIST: &[usize] = &[784, 256, 256, 10];
+    const DIGITS: &[usize] = &[64, 128, 10];
+    run("MLP 784-256-256-10, a step", vec![
+        step("mlp batch 32, 1 thread", MNIST, 32, 1, 1, 1),
+        step("mlp batch 32, 2 threads", MNIST, 32, 2, 1, 1),
+        step("mlp batch 256, 1 thread", MNIST, 256, 1, 1, 1),
+        step("mlp batch 256, 2 threads", MNIST, 256, 2, 1, 1),
+    ]);
+    for batch in [32, 64, 128, 256] {
+        run(&format!("digits 64-128-10, a step of two batches of {batch}"), vec![
+            step(&format!("digits batch {batch}, serial, 2 threads"), DIGITS, batch, 2, 1, 2),
+            step(&format!("digits batch {batch}, serial, 1 thread"), DIGITS, batch, 1, 1, 2),
+            step(&format!("digits batch {batch}, two lanes"), DIGITS, batch, 2, 2, 2),
+        ]);
+    }
+}

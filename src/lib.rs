@@ -1,0 +1,64 @@
+//! A tensor and autograd engine in which streams are first-class.
+//!
+//! The tape records the stream of each op, so a backward pass runs where its forward pass ran; a caching allocator
+//! defers frees across streams; two batches run forward and backward at once. What waits for what is worked out from
+//! what each op reads and writes: a program on several streams gives, bit for bit, what it gives on one.
+//!
+//! ```
+//! use streamgrad::prelude::*;
+//! use streamgrad::{Batches, ConcurrentBatches, Digits, Sgd, SgdOptions, StepBatches, cross_entropy, digits_mlp};
+//!
+//! # fn main() -> streamgrad::Result<()> {
+//! let dev = Device::best();
+//! let model = digits_mlp(7, &dev)?;
+//! let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.05, ..SgdOptions::default() })?;
+//! let batches = Batches::new(Digits::load()?, 64, 7, &dev)?;
+//! let lanes = ConcurrentBatches::new(&dev, 2)?;
+//! for pair in StepBatches::new(batches, 2, 0)?.take(20) {
+//!     // Forward and backward of an even and an odd batch, each on a stream of its own.
+//!     let step = lanes.step(pair?, |batch| cross_entropy(&model.forward(&batch.input())?, &batch.labels))?;
+//!     sgd.step(&step.gradients)?;
+//! }
+//! println!("{} bytes are live", dev.memory_stats().allocated_bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | what | where |
+//! |---|---|
+//! | devices, streams, events | [`Device`], [`Stream`], [`Event`] |
+//! | memory: statistics, limits, snapshots | [`DeviceMemory`] |
+//! | data | [`Tensor`] |
+//! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
+//! | batches at once | [`ConcurrentBatches`] |
+//! | layers, optimizers, data, checkpoints | [`Linear`], [`Sequential`], [`Sgd`], [`Adam`], [`Batches`], [`checkpoint`] |
+//! | one stream against several | [`compare`] |
+//!
+//! Each crate below is there under its own name, too, as in [`mod@tensor`].
+#![forbid(unsafe_code)]
+
+pub use ::{allocator, autograd, device, kernels, models, tensor};
+
+pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
+pub use autograd::{
+    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Step, TapeEntry,
+    Var, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops,
+};
+pub use device::{
+    CpuConfig, DType, Device, DeviceKind, Element, Error, Event, Hold, Moment, Placement, Priority,
+    Recording, Result, Schedule, Stream, StreamId, StreamOptions, SyncStats, Team,
+};
+pub use models::{
+    Adam, AdamOptions, AdamW, AdamWOptions, Batch, Batches, Digits, Dropout, Flatten, Gelu, InMemory, Linear,
+    LinearOptions, Module, Optimizer, OptimizerState, Parts, Relu, Sequential, Sgd, SgdOptions, Sigmoid,
+    Silu, StepBatches, Tanh, Workload, accuracy, checkpoint, clip_grad_norm, compare, correct, cross_entropy,
+    digits_mlp, mlp, mse, workloads,
+};
+pub use tensor::{Generator, Layout, RandomKey, Scalar, Tensor, next_key, seed, with_generator};
+
+/// The names that most programs need: `use streamgrad::prelude::*;`.
+///
+/// [`Result`] and [`Error`] stay at `streamgrad::`, so that they do not hide those of the standard library.
+pub mod prelude {
+    pub use crate::{DType, Device, DeviceMemory, Event, Gradients, Module, Optimizer, Stream, Tensor, Var};
+}

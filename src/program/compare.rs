@@ -1,0 +1,338 @@
+//! `streamgrad compare`: runs a comparison and shows it.
+
+use std::path::PathBuf;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use streamgrad::compare::{CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare};
+use streamgrad::workloads;
+
+use super::output::{OutputFile, Printer};
+use super::table::Table;
+use super::{Failure, device, positive, report, trace, workload};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// What to train: two-batch or mlp.
+    workload: Option<String>,
+    /// auto, cpu or cuda:N.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Lanes of the concurrent schedule, and batches of a step [default: 2].
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
+    streams: Option<usize>,
+    /// Rows of one batch [default: the workload's].
+    #[arg(long, allow_negative_numbers = true, value_name = "B", value_parser = positive)]
+    batch: Option<usize>,
+    /// Steps to measure.
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
+    steps: Option<usize>,
+    /// Steps before them.
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
+    warmup: Option<usize>,
+    /// Seed of parameters, split and shuffles.
+    #[arg(long, allow_negative_numbers = true, value_name = "S")]
+    seed: Option<u64>,
+    /// Write every figure as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a trace for Perfetto or chrome://tracing.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Write a page with the lanes drawn.
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
+    let default = workloads::ALL.first().map_or("", |first| first.name());
+    let workload = workload(args.workload.as_deref().unwrap_or(default))?;
+    let defaults = CompareOptions::new(workload, &device(&args.device)?);
+    let options = CompareOptions {
+        streams: args.streams.unwrap_or(defaults.streams),
+        batch: args.batch.unwrap_or(defaults.batch),
+        steps: args.steps.unwrap_or(defaults.steps),
+        warmup: args.warmup.unwrap_or(defaults.warmup),
+        seed: args.seed.unwrap_or(defaults.seed),
+        ..defaults
+    };
+    check_paths(args)?;
+    let json = OutputFile::open_if(args.json.as_ref())?;
+    let trace_file = OutputFile::open_if(args.trace.as_ref())?;
+    let report_file = OutputFile::open_if(args.report.as_ref())?;
+
+    let found = compare_with_bar(workload, &options)?;
+    show(&found, workload.about(), printer)?;
+    if let Some(file) = json {
+        file.write(&to_json(&found)?)?;
+    }
+    if let Some(file) = trace_file {
+        file.write(&trace::chrome(&found).to_string())?;
+    }
+    if let Some(file) = report_file {
+        file.write(&report::page(&found, workload.about(), &figures(&found)))?;
+    }
+    Ok(found.identical_losses && found.identical_parameters)
+}
+
+fn check_paths(args: &Args) -> Result<(), Failure> {
+    let mut paths: Vec<&PathBuf> = [&args.json, &args.trace, &args.report].into_iter().flatten().collect();
+    paths.sort();
+    match paths.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(Failure::Usage(format!("{} is named for two outputs", pair[0].display()))),
+        None => Ok(()),
+    }
+}
+
+fn compare_with_bar(
+    workload: &dyn streamgrad::Workload,
+    options: &CompareOptions,
+) -> Result<Comparison, Failure> {
+    // Hidden unless standard error is a terminal.
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} step {pos} of {len}") {
+        bar.set_style(style);
+    }
+    let found = compare(workload, options, |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    Ok(found?)
+}
+
+fn show(found: &Comparison, about: &str, printer: &mut Printer) -> Result<(), Failure> {
+    let options = &found.options;
+    printer.line(format_args!("{}: {about}", found.workload))?;
+    printer.line(format_args!(
+        "device {} with {} threads, {} batches of {} rows a step, {} steps after {} of warm-up, seed {}",
+        found.device,
+        found.threads,
+        options.streams,
+        options.batch,
+        options.steps,
+        options.warmup,
+        options.seed
+    ))?;
+    printer.empty_line()?;
+    for line in figures(found).lines() {
+        printer.line(format_args!("{line}"))?;
+    }
+    printer.empty_line()?;
+    for line in verdicts(found).lines() {
+        printer.line(format_args!("{line}"))?;
+    }
+    printer.empty_line()?;
+    printer.line(format_args!("diagnosis"))?;
+    for Finding { code, message, .. } in &found.diagnosis {
+        for (number, line) in wrap(message, TEXT_WIDTH).iter().enumerate() {
+            let label = if number == 0 { format!("{code}:") } else { String::new() };
+            printer.line(format_args!("  {label:<20} {line}"))?;
+        }
+    }
+    Ok(())
+}
+
+const TEXT_WIDTH: usize = 84;
+
+/// Breaks a text between words.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+fn figures(found: &Comparison) -> Table {
+    let schedules = [&found.serial, &found.concurrent];
+    let mut table = Table::new(1);
+    let mut row = |name: &str, value: &dyn Fn(&ScheduleReport) -> String| {
+        table.row([name.to_owned(), value(schedules[0]), value(schedules[1])]);
+    };
+    row("", &|s| s.name.to_owned());
+    row("streams", &|s| s.streams.to_string());
+    row("step, median (ms)", &|s| format!("{:.3}", s.step_ms.median));
+    row("step, p10 to p90 (ms)", &|s| format!("{:.3} to {:.3}", s.step_ms.p10, s.step_ms.p90));
+    row("steps per second", &|s| format!("{:.0}", s.steps_per_s()));
+    row("busy (% of the wall)", &|s| format!("{:.1}", 100.0 * s.profile.busy));
+    row("overlap (% of busy)", &|s| format!("{:.1}", 100.0 * s.profile.overlap));
+    row("commands, total (ms a step)", &|s| format!("{:.3}", s.profile.kernel_ms));
+    row("commands, longest chain (ms)", &|s| format!("{:.3}", s.profile.critical_path_ms));
+    row("launches a step", &|s| format!("{:.1}", s.launches_per_step));
+    row("waits a step", &|s| format!("{:.1}", s.waits_per_step));
+    row("events a step", &|s| format!("{:.1}", s.events_per_step));
+    row("host syncs a step", &|s| format!("{:.1}", s.host_syncs_per_step));
+    row("peak allocated (MiB)", &|s| format!("{:.2}", mib(s.peak_allocated_bytes)));
+    row("peak reserved (MiB)", &|s| format!("{:.2}", mib(s.peak_reserved_bytes)));
+    row("driver allocations after warm-up", &|s| s.driver_allocations.to_string());
+    table
+}
+
+fn mib(bytes: usize) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn verdicts(found: &Comparison) -> Table {
+    let equal = |equal: bool| if equal { "bit-equal" } else { "NOT EQUAL" };
+    let mut table = Table::new(2);
+    let spread = found.speedup_spread;
+    table.row([
+        "speed-up".to_owned(),
+        format!("{:.2}x (blocks of steps: {:.2} to {:.2})", found.speedup, spread.p10, spread.p90),
+    ]);
+    let efficiency = found.efficiency.map_or_else(
+        || "the bound leaves no room".to_owned(),
+        |efficiency| {
+            format!(
+                "{:.0} % of what kernels alone would allow ({:.3} ms)",
+                100.0 * efficiency,
+                found.bound_ms
+            )
+        },
+    );
+    table.row(["efficiency".to_owned(), efficiency]);
+    table.row([
+        "losses".to_owned(),
+        format!("{} in {} steps", equal(found.identical_losses), found.concurrent.losses.len()),
+    ]);
+    table.row(["parameters".to_owned(), equal(found.identical_parameters).to_owned()]);
+    table.row(["accuracy".to_owned(), format!("{:.1} % on held-out rows", 100.0 * found.accuracy)]);
+    table
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    workload: &'a str,
+    device: &'a str,
+    threads: usize,
+    streams: usize,
+    batch: usize,
+    steps: usize,
+    warmup: usize,
+    seed: u64,
+    schedules: [JsonSchedule<'a>; 2],
+    speedup: f64,
+    speedup_spread: JsonQuantiles,
+    bound_ms: f64,
+    efficiency: Option<f64>,
+    inflation: f64,
+    alone_ms: f64,
+    identical_losses: bool,
+    identical_parameters: bool,
+    accuracy: f64,
+    held_out_loss: f64,
+    diagnosis: Vec<JsonFinding<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonSchedule<'a> {
+    name: &'a str,
+    streams: usize,
+    step_ms: JsonQuantiles,
+    steps_per_s: f64,
+    busy_pct: f64,
+    overlap_pct: f64,
+    commands_ms: f64,
+    critical_path_ms: f64,
+    launches_per_step: f64,
+    waits_per_step: f64,
+    waits_elided_per_step: f64,
+    events_per_step: f64,
+    host_syncs_per_step: f64,
+    peak_allocated_bytes: usize,
+    peak_reserved_bytes: usize,
+    driver_allocations: u64,
+    ops: Vec<JsonOp<'a>>,
+    losses: &'a [f64],
+}
+
+#[derive(Serialize)]
+struct JsonOp<'a> {
+    op: &'a str,
+    per_step: f64,
+    mean_us: f64,
+}
+
+#[derive(Serialize)]
+struct JsonQuantiles {
+    median: f64,
+    p10: f64,
+    p90: f64,
+}
+
+#[derive(Serialize)]
+struct JsonFinding<'a> {
+    code: &'a str,
+    message: &'a str,
+}
+
+impl From<Quantiles> for JsonQuantiles {
+    fn from(Quantiles { median, p10, p90 }: Quantiles) -> JsonQuantiles {
+        JsonQuantiles { median, p10, p90 }
+    }
+}
+
+impl<'a> From<&'a ScheduleReport> for JsonSchedule<'a> {
+    fn from(schedule: &'a ScheduleReport) -> JsonSchedule<'a> {
+        JsonSchedule {
+            name: schedule.name,
+            streams: schedule.streams,
+            step_ms: schedule.step_ms.into(),
+            steps_per_s: schedule.steps_per_s(),
+            busy_pct: 100.0 * schedule.profile.busy,
+            overlap_pct: 100.0 * schedule.profile.overlap,
+            commands_ms: schedule.profile.kernel_ms,
+            critical_path_ms: schedule.profile.critical_path_ms,
+            launches_per_step: schedule.launches_per_step,
+            waits_per_step: schedule.waits_per_step,
+            waits_elided_per_step: schedule.waits_elided_per_step,
+            events_per_step: schedule.events_per_step,
+            host_syncs_per_step: schedule.host_syncs_per_step,
+            peak_allocated_bytes: schedule.peak_allocated_bytes,
+            peak_reserved_bytes: schedule.peak_reserved_bytes,
+            driver_allocations: schedule.driver_allocations,
+            ops: (schedule.profile.ops.iter())
+                .map(|op| JsonOp { op: op.op, per_step: op.count, mean_us: 1e3 * op.mean_ms })
+                .collect(),
+            losses: &schedule.losses,
+        }
+    }
+}
+
+fn to_json(found: &Comparison) -> Result<String, Failure> {
+    let json = Json {
+        workload: found.workload,
+        device: &found.device,
+        threads: found.threads,
+        streams: found.options.streams,
+        batch: found.options.batch,
+        steps: found.options.steps,
+        warmup: found.options.warmup,
+        seed: found.options.seed,
+        schedules: [(&found.serial).into(), (&found.concurrent).into()],
+        speedup: found.speedup,
+        speedup_spread: found.speedup_spread.into(),
+        bound_ms: found.bound_ms,
+        efficiency: found.efficiency,
+        inflation: found.inflation,
+        alone_ms: found.alone_ms,
+        identical_losses: found.identical_losses,
+        identical_parameters: found.identical_parameters,
+        accuracy: found.accuracy,
+        held_out_loss: found.held_out_loss,
+        diagnosis: found
+            .diagnosis
+            .iter()
+            .map(|f| JsonFinding { code: f.code, message: &f.message })
+            .collect(),
+    };
+    let text = serde_json::to_string_pretty(&json).map_err(|error| Failure::Run(format!("JSON: {error}")))?;
+    Ok(text + "\n")
+}

@@ -1,0 +1,99 @@
+//! `streamgrad gradcheck`: every op's gradient against finite differences.
+
+use streamgrad::ops::{self, OpEntry, Sample};
+use streamgrad::{Device, Error, GradCheck, gradcheck, gradgradcheck};
+
+use super::output::Printer;
+use super::table::Table;
+use super::{Failure, device};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The ops to check; all if none is named.
+    ops: Vec<String>,
+    /// auto, cpu or cuda:N.
+    #[arg(long, default_value = "auto")]
+    device: String,
+}
+
+/// One op's result.
+#[derive(Default)]
+struct Checked {
+    samples: usize,
+    derivatives: usize,
+    /// The largest absolute errors, of first and of second derivatives.
+    first: f64,
+    second: Option<f64>,
+    /// The sample and order of each check that failed, with the reason.
+    failed: Vec<(String, Error)>,
+}
+
+pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
+    let entries = select(&args.ops)?;
+    let device = device(&args.device)?;
+    let mut table = Table::new(1);
+    table.row(["op", "samples", "derivatives", "max error", "second order", "result"]);
+    let mut failed = Vec::new();
+    for entry in &entries {
+        let checked = check(entry, &device)?;
+        table.row([
+            entry.name.to_owned(),
+            checked.samples.to_string(),
+            checked.derivatives.to_string(),
+            format!("{:.1e}", checked.first),
+            checked.second.map_or_else(|| "-".to_owned(), |error| format!("{error:.1e}")),
+            if checked.failed.is_empty() { "ok" } else { "FAILED" }.to_owned(),
+        ]);
+        failed.extend(checked.failed.into_iter().map(|(what, error)| (entry.name, what, error)));
+    }
+    for line in table.lines() {
+        printer.line(format_args!("{line}"))?;
+    }
+    printer.empty_line()?;
+    for (op, what, error) in &failed {
+        printer.line(format_args!("{op}, {what}: {error}"))?;
+    }
+    let mut names: Vec<&str> = failed.iter().map(|(op, ..)| *op).collect();
+    names.dedup();
+    printer.line(format_args!("{} of {} ops pass", entries.len() - names.len(), entries.len()))?;
+    Ok(failed.is_empty())
+}
+
+fn select(names: &[String]) -> Result<Vec<&'static OpEntry>, Failure> {
+    if names.is_empty() {
+        return Ok(ops::ALL.iter().collect());
+    }
+    let find = |name: &String| {
+        ops::ALL.iter().find(|entry| entry.name == name).ok_or_else(|| {
+            let known: Vec<&str> = ops::ALL.iter().map(|entry| entry.name).collect();
+            Failure::Usage(format!("unknown op {name:?}; there are: {}", known.join(", ")))
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+fn check(entry: &OpEntry, device: &Device) -> Result<Checked, Failure> {
+    let mut checked = Checked::default();
+    for sample in (entry.samples)(device)? {
+        checked.samples += 1;
+        let Sample { name, inputs, run } = &sample;
+        let options = GradCheck::default();
+        match gradcheck(|vars| run(vars), inputs, options) {
+            Ok(report) => {
+                checked.derivatives += report.checked;
+                checked.first = checked.first.max(report.max_error);
+            }
+            Err(error) => checked.failed.push(((*name).to_owned(), error)),
+        }
+        if entry.twice_differentiable {
+            match gradgradcheck(|vars| run(vars), inputs, options) {
+                Ok(report) => {
+                    checked.derivatives += report.checked;
+                    checked.second = Some(checked.second.unwrap_or(0.0).max(report.max_error));
+                }
+                Err(error) => checked.failed.push((format!("{name}, second order"), error)),
+            }
+        }
+    }
+    Ok(checked)
+}

@@ -1,0 +1,137 @@
+//! The command line: arguments, errors, exit codes.
+
+mod compare;
+mod failure;
+mod gradcheck;
+mod info;
+mod output;
+mod report;
+mod table;
+mod trace;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use streamgrad::{Device, Workload, workloads};
+
+use failure::Failure;
+use output::Printer;
+
+/// A tensor and autograd engine in which streams are first-class.
+#[derive(Parser)]
+#[command(name = "streamgrad", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train on one stream and on several: times, equality, and what limits the speed-up.
+    Compare(compare::Args),
+    /// Train on the digits, with checkpoints.
+    Train(train::Args),
+    /// Check the gradients of every op against finite differences.
+    Gradcheck(gradcheck::Args),
+    /// Say what devices there are, and why one is missing.
+    Info,
+}
+
+/// What was checked does not hold, or a run failed.
+const FAILED: u8 = 1;
+/// The arguments make no sense.
+const USAGE: u8 = 2;
+
+pub(crate) fn main() -> ExitCode {
+    let mut printer = Printer::stdout();
+    let held = match Cli::try_parse() {
+        Ok(cli) => run(cli.command, &mut printer),
+        Err(error) => usage(&error, &mut printer),
+    };
+    match held {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(FAILED),
+        Err(failure) => {
+            output::complain(&failure.to_string());
+            ExitCode::from(if matches!(failure, Failure::Usage(_)) { USAGE } else { FAILED })
+        }
+    }
+}
+
+fn run(command: Command, printer: &mut Printer) -> Result<bool, Failure> {
+    if !matches!(command, Command::Info) {
+        info::check_environment()?;
+    }
+    match command {
+        Command::Compare(args) => compare::run(&args, printer),
+        Command::Train(args) => train::run(&args, printer),
+        Command::Gradcheck(args) => gradcheck::run(&args, printer),
+        Command::Info => info::run(printer),
+    }
+}
+
+/// Help goes to standard output; anything else is one line.
+fn usage(error: &clap::Error, printer: &mut Printer) -> Result<bool, Failure> {
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            printer.line(format_args!("{}", text.trim_end()))?;
+            Ok(true)
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Err(Failure::Usage("a command is missing: compare, train, gradcheck or info".into()))
+        }
+        _ => {
+            let first = text.split("\n\n").next().unwrap_or_default();
+            let words: Vec<&str> = first.split_whitespace().collect();
+            let line = words.join(" ");
+            Err(Failure::Usage(line.strip_prefix("error: ").unwrap_or(&line).to_owned()))
+        }
+    }
+}
+
+/// Reads a count of at least one.
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(count) => Ok(count),
+        Err(_) => Err("must be a whole number of at least 1".into()),
+    }
+}
+
+/// Reads a rate: positive and finite.
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    rate.ok_or_else(|| "must be a positive number".into())
+}
+
+/// `auto`, `cpu` or `cuda:N`.
+fn device(name: &str) -> Result<Device, Failure> {
+    let ordinal = match name {
+        "auto" => return Ok(Device::best()),
+        "cpu" => return Ok(Device::cpu()),
+        "cuda" => Some(0),
+        _ => name.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()),
+    };
+    let ordinal = ordinal
+        .ok_or_else(|| Failure::Usage(format!("--device: expected auto, cpu or cuda:N, got {name:?}")))?;
+    Ok(Device::cuda(ordinal)?)
+}
+
+/// Workloads that the design names and this version lacks.
+const PLANNED: &[&str] = &["encoder-decoder", "augment", "prefetch", "branches", "cnn", "gpt", "dlrm"];
+
+fn workload(name: &str) -> Result<&'static dyn Workload, Failure> {
+    workloads::find(name).map_err(|_| {
+        let known: Vec<&str> = workloads::ALL.iter().map(|workload| workload.name()).collect();
+        let known = known.join(", ");
+        // A name may be in this list and have arrived since.
+        Failure::Usage(if PLANNED.contains(&name) {
+            format!("not in this version yet: {name}; there are: {known}")
+        } else {
+            format!("unknown workload {name:?}; there are: {known}")
+        })
+    })
+}

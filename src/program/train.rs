@@ -1,0 +1,211 @@
+//! `streamgrad train`: trains a workload, epoch by epoch, with checkpoints.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use streamgrad::checkpoint::{self, Progress};
+use streamgrad::{
+    Batches, ConcurrentBatches, DType, Device, InMemory, Module, Optimizer, StepBatches, Tensor, Workload,
+    workloads,
+};
+
+use super::output::{Printer, check_replaceable};
+use super::{Failure, device, positive, rate, workload};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// What to train: two-batch or mlp.
+    #[arg(long)]
+    workload: Option<String>,
+    /// Epochs in all, those of a checkpoint included [default: the workload's].
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
+    epochs: Option<usize>,
+    /// Rows of one batch [default: the workload's].
+    #[arg(long, allow_negative_numbers = true, value_name = "B", value_parser = positive)]
+    batch: Option<usize>,
+    /// Learning rate for the mean over a step's batches [default: the workload's].
+    #[arg(long, allow_negative_numbers = true, value_parser = rate)]
+    lr: Option<f64>,
+    /// Seed of parameters, split and shuffles [default: 7, or the checkpoint's].
+    #[arg(long, allow_negative_numbers = true, value_name = "S")]
+    seed: Option<u64>,
+    /// Batches of a step, each on a stream of its own [default: 2].
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
+    lanes: Option<usize>,
+    /// auto, cpu or cuda:N.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Write a checkpoint after each epoch.
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Go on from a checkpoint.
+    #[arg(long, value_name = "FILE")]
+    resume: Option<PathBuf>,
+    /// Rows of numbers with the class last, in place of the digits.
+    #[arg(long, value_name = "CSV")]
+    data: Option<PathBuf>,
+    /// What values of --data are multiplied by [default: 1/16, for pixels of 0 to 16].
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = 1.0 / 16.0, hide_default_value = true, value_parser = rate)]
+    scale: f64,
+}
+
+const SEED: u64 = 7;
+const MAX_LANES: usize = 256;
+
+/// A training run between two epochs.
+struct Run {
+    workload: &'static dyn Workload,
+    device: Device,
+    model: Box<dyn Module>,
+    optimizer: Box<dyn Optimizer>,
+    lanes: ConcurrentBatches,
+    progress: Progress,
+    batches: Batches,
+    steps_per_epoch: u64,
+    test: InMemory,
+}
+
+pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
+    let default = workloads::ALL.first().map_or("", |first| first.name());
+    let workload = workload(args.workload.as_deref().unwrap_or(default))?;
+    if let Some(path) = &args.save {
+        check_replaceable(path)?;
+    }
+    let mut run = Run::new(args, workload)?;
+    let epochs = args.epochs.map_or(workload.default_epochs(), |epochs| epochs as u64);
+    printer.line(format_args!("{}: {}", workload.name(), workload.about()))?;
+    if run.progress.epoch > 0 {
+        printer
+            .line(format_args!("resumed after epoch {}, seed {}", run.progress.epoch, run.progress.seed))?;
+    }
+    let bar = bar(epochs.saturating_sub(run.progress.epoch) * run.steps_per_epoch);
+    let mut loss = None;
+    while run.progress.epoch < epochs {
+        let start = Instant::now();
+        let mean = run.epoch(&bar)?;
+        loss = Some(mean);
+        if let Some(path) = &args.save {
+            checkpoint::save_training(path, &*run.model, &*run.optimizer, run.progress)?;
+        }
+        let accuracy = 100.0 * run.evaluate()?.accuracy;
+        let seconds = start.elapsed().as_secs_f64();
+        let epoch = run.progress.epoch;
+        bar.suspend(|| {
+            printer.line(format_args!(
+                "epoch {epoch:>3}  loss {mean:.6}  held-out accuracy {accuracy:.2} %  {seconds:.2} s"
+            ))
+        })?;
+    }
+    bar.finish_and_clear();
+    let held_out = run.evaluate()?;
+    let trained =
+        loss.map_or_else(|| "no epoch was left to train".to_owned(), |loss| format!("loss {loss:.6}"));
+    printer.line(format_args!(
+        "final: {trained}, held-out loss {:.6}, held-out accuracy {:.2} % of {} rows",
+        held_out.loss,
+        100.0 * held_out.accuracy,
+        run.test.len()
+    ))?;
+    Ok(true)
+}
+
+impl Run {
+    fn new(args: &Args, workload: &'static dyn Workload) -> Result<Run, Failure> {
+        let device = device(&args.device)?;
+        let lanes = args.lanes.unwrap_or(workload.default_streams());
+        if lanes > MAX_LANES {
+            return Err(Failure::Usage(format!("--lanes must be at most {MAX_LANES}, got {lanes}")));
+        }
+        let model = workload.model(args.seed.unwrap_or(SEED), &device)?;
+        let mut optimizer = workload.optimizer(model.parameters(), lanes)?;
+        let mut progress = Progress { seed: args.seed.unwrap_or(SEED), ..Progress::default() };
+        if let Some(path) = &args.resume {
+            progress = checkpoint::load_training(path, &*model, &mut *optimizer)?;
+            if let Some(seed) = args.seed.filter(|&seed| seed != progress.seed) {
+                let message =
+                    format!("--seed {seed}: {} was trained with seed {}", path.display(), progress.seed);
+                return Err(Failure::Usage(message));
+            }
+        }
+        if let Some(lr) = args.lr {
+            // The gradients of the lanes are added.
+            optimizer.set_learning_rate(lr / lanes as f64)?;
+        }
+        let (train, test) = data(args, workload, progress.seed)?;
+        let batch = args.batch.unwrap_or(workload.default_batch());
+        let batches = Batches::new(train, batch, progress.seed, &device)?.drop_last(true);
+        let steps_per_epoch = (batches.per_epoch() / lanes).max(1) as u64;
+        if progress.step != progress.epoch * steps_per_epoch {
+            return Err(Failure::Usage(format!(
+                "the checkpoint has {} steps in {} epochs, this run would have {}: give the same --batch, --lanes and --data",
+                progress.step,
+                progress.epoch,
+                progress.epoch * steps_per_epoch
+            )));
+        }
+        let lanes = ConcurrentBatches::new(&device, lanes)?;
+        Ok(Run { workload, device, model, optimizer, lanes, progress, batches, steps_per_epoch, test })
+    }
+
+    /// Trains one epoch and returns the mean loss over its batches.
+    fn epoch(&mut self, bar: &ProgressBar) -> Result<f64, Failure> {
+        let mut losses: Vec<Tensor> = Vec::new();
+        let lanes = self.lanes.streams().len();
+        let steps = StepBatches::new(self.batches.clone(), lanes, self.progress.step)?;
+        for batches in steps.take(self.steps_per_epoch as usize) {
+            let step = self.lanes.step(batches?, |batch| self.workload.loss(&*self.model, &batch))?;
+            self.optimizer.step(&step.gradients)?;
+            losses.extend(step.losses);
+            bar.inc(1);
+        }
+        self.progress.step += self.steps_per_epoch;
+        self.progress.epoch += 1;
+        self.device.synchronize()?;
+        let mut total = 0.0;
+        for loss in &losses {
+            total += loss.to_dtype(DType::F64)?.item::<f64>()?;
+        }
+        let mean = total / losses.len() as f64;
+        if mean.is_finite() {
+            return Ok(mean);
+        }
+        let rate = self.optimizer.learning_rate() * lanes as f64;
+        Err(Failure::Run(format!(
+            "epoch {}: the loss is {mean}; try an --lr below {rate}",
+            self.progress.epoch
+        )))
+    }
+
+    fn evaluate(&self) -> Result<workloads::Evaluation, Failure> {
+        Ok(self.workload.evaluate(&*self.model, &self.test, &self.device)?)
+    }
+}
+
+/// The share of rows of a file that is held out.
+const TEST_FRACTION: f64 = 0.2;
+
+fn data(args: &Args, workload: &dyn Workload, seed: u64) -> Result<(InMemory, InMemory), Failure> {
+    let (train, test) = workload.data(seed)?;
+    let Some(path) = &args.data else { return Ok((train, test)) };
+    let data = InMemory::read_csv(path, train.classes(), args.scale as f32)?;
+    if data.features() != train.features() {
+        return Err(Failure::Run(format!(
+            "{}: {} values in a row, {} takes {}",
+            path.display(),
+            data.features(),
+            workload.name(),
+            train.features()
+        )));
+    }
+    Ok(data.split(TEST_FRACTION, seed)?)
+}
+
+/// Hidden unless standard error is a terminal.
+fn bar(steps: u64) -> ProgressBar {
+    let bar = ProgressBar::new(steps);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} step {pos} of {len}, {eta} left") {
+        bar.set_style(style);
+    }
+    bar
+}

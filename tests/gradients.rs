@@ -1,0 +1,152 @@
+//! Every differentiable op against finite differences: one test for each op, sample and order, made from `ops::ALL`.
+
+use autograd::ops::{ALL, OpEntry, Sample};
+use autograd::{
+    Device, Error, GradCheck, Result, Save, Tensor, Var, gradcheck, gradgradcheck, no_grad, record,
+};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+fn main() -> std::process::ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = vec![
+        Trial::test("check::a_wrong_gradient_is_caught", || failed(wrong_gradient())),
+        Trial::test("check::a_missing_gradient_is_caught", || failed(missing_gradient())),
+        Trial::test("check::a_wrong_second_derivative_is_caught", || failed(wrong_second_derivative())),
+        Trial::test("check::fast_names_the_worst_element", || failed(fast_names_the_element())),
+        Trial::test("check::bad_input_is_an_error", || failed(bad_input())),
+        Trial::test("check::names_are_unique", || failed(names())),
+    ];
+    for op in ALL {
+        match (op.samples)(&Device::cpu()) {
+            Ok(samples) => {
+                samples.into_iter().enumerate().for_each(|(at, sample)| add(&mut trials, op, at, sample))
+            }
+            Err(error) => trials.push(Trial::test(op.name, move || Err(error.into()))),
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// The tests of one sample: first order on the default stream and on another, second order.
+fn add(trials: &mut Vec<Trial>, op: &'static OpEntry, at: usize, sample: Sample) {
+    let name = |order| format!("{}::{}::{order}", op.name, sample.name);
+    let (first, side, second) = (name("first"), name("first_on_a_stream"), name("second"));
+    trials.push(Trial::test(first, move || {
+        let sample = drawn(op, at)?;
+        gradcheck(&sample.run, &sample.inputs, GradCheck::default())?;
+        Ok(())
+    }));
+    trials.push(Trial::test(side, move || {
+        let stream = Device::cpu().new_stream()?;
+        stream.scope(|| -> Result<_, Failed> {
+            let sample = drawn(op, at)?;
+            gradcheck(&sample.run, &sample.inputs, GradCheck { fast: true, ..GradCheck::default() })?;
+            Ok(())
+        })
+    }));
+    if op.twice_differentiable {
+        trials.push(Trial::test(second, move || {
+            let sample = drawn(op, at)?;
+            gradgradcheck(&sample.run, &sample.inputs, GradCheck::default())?;
+            Ok(())
+        }));
+    }
+}
+
+/// Drawn again for each test, so that tests share nothing.
+fn drawn(op: &OpEntry, at: usize) -> Result<Sample, Failed> {
+    (op.samples)(&Device::cpu())?.into_iter().nth(at).ok_or_else(|| "no such sample".into())
+}
+
+fn failed(result: Result<()>) -> Result<(), Failed> {
+    result.map_err(Failed::from)
+}
+
+fn vector(values: &[f64]) -> Result<Tensor> {
+    Tensor::from_slice(values, &[values.len()], &Device::cpu())
+}
+
+/// `x²` with a gradient that is wrong at the third element.
+fn slightly_wrong_square(x: &Var) -> Result<Var> {
+    let value = x.value().square()?;
+    Ok(record("wrong_square", &[x], &[Save::Input(0)], value, |ctx, g| {
+        let slip = Var::constant(vector(&[0.0, 0.0, 1e-4])?);
+        let slope = ctx.saved(0).mul_scalar(2.0)?.add(&slip)?;
+        Ok([Some(g.mul(&slope)?)].into_iter().collect())
+    }))
+}
+
+fn wrong_gradient() -> Result<()> {
+    let x = vector(&[1.0, 2.0, 3.0])?;
+    let result =
+        gradcheck(|v| v[1].mul(&slightly_wrong_square(&v[0])?), &[x.clone(), x], GradCheck::default());
+    assert!(matches!(result, Err(Error::GradientMismatch { input: 0, element: 2, .. })), "{result:?}");
+    Ok(())
+}
+
+fn missing_gradient() -> Result<()> {
+    let x = vector(&[1.0, 2.0])?;
+    let forgets = |v: &[Var]| v[0].mul(&v[0].detach());
+    let result = gradcheck(forgets, std::slice::from_ref(&x), GradCheck::default());
+    assert!(matches!(result, Err(Error::GradientMismatch { input: 0, .. })), "{result:?}");
+    let unrecorded = |v: &[Var]| no_grad(|| v[0].square());
+    let result = gradcheck(unrecorded, &[x], GradCheck::default());
+    assert!(matches!(result, Err(Error::GradientMismatch { analytic: 0.0, .. })), "{result:?}");
+    Ok(())
+}
+
+/// `x³` whose gradient is right and forgets that it depends on `x`.
+fn cube_of_order_one(x: &Var) -> Result<Var> {
+    let value = x.value().pow_scalar(3.0)?;
+    Ok(record("cube_of_order_one", &[x], &[Save::Input(0)], value, |ctx, g| {
+        let slope = ctx.saved(0).detach().square()?.mul_scalar(3.0)?;
+        Ok([Some(g.mul(&slope)?)].into_iter().collect())
+    }))
+}
+
+fn wrong_second_derivative() -> Result<()> {
+    let x = [vector(&[1.0, -2.0, 3.0])?];
+    gradcheck(|v| cube_of_order_one(&v[0]), &x, GradCheck::default())?;
+    let result = gradgradcheck(|v| cube_of_order_one(&v[0]), &x, GradCheck::default());
+    assert!(matches!(result, Err(Error::GradientMismatch { input: 0, .. })), "{result:?}");
+    Ok(())
+}
+
+fn fast_names_the_element() -> Result<()> {
+    let x = [vector(&[1.0, 2.0, 3.0])?];
+    let fast = GradCheck { fast: true, ..GradCheck::default() };
+    let result = gradcheck(|v| slightly_wrong_square(&v[0]), &x, fast);
+    assert!(matches!(result, Err(Error::GradientMismatch { input: 0, element: 2, .. })), "{result:?}");
+    let report = gradcheck(|v| v[0].square(), &x, fast)?;
+    assert_eq!(report.checked, 1);
+    Ok(())
+}
+
+fn bad_input() -> Result<()> {
+    let single = Tensor::from_slice(&[1.0_f32], &[1], &Device::cpu())?;
+    let result = gradcheck(|v| v[0].square(), &[single], GradCheck::default());
+    assert!(matches!(result, Err(Error::DTypeMismatch { .. })), "{result:?}");
+    let result = gradcheck(|v| v[0].square(), &[], GradCheck::default());
+    assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}");
+    let x = [vector(&[1.0])?];
+    for options in
+        [GradCheck { eps: 0.0, ..Default::default() }, GradCheck { atol: f64::NAN, ..Default::default() }]
+    {
+        let result = gradgradcheck(|v| v[0].square(), &x, options);
+        assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}");
+    }
+    let nan = [vector(&[f64::NAN])?];
+    let result = gradcheck(|v| v[0].square(), &nan, GradCheck::default());
+    assert!(matches!(result, Err(Error::GradientMismatch { .. })), "{result:?}");
+    Ok(())
+}
+
+fn names() -> Result<()> {
+    let mut seen = std::collections::HashSet::new();
+    for op in ALL {
+        for sample in (op.samples)(&Device::cpu())? {
+            assert!(seen.insert((op.name, sample.name)), "{} has {} twice", op.name, sample.name);
+        }
+    }
+    Ok(())
+}

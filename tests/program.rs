@@ -1,0 +1,305 @@
+//! The program as its users run it: output, files, exit codes.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn program(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_streamgrad"));
+    command.args(args).env_remove("STREAMGRAD_THREADS");
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Runs what must go well and returns what it printed.
+fn good(args: &[&str]) -> String {
+    let output = program(args);
+    assert!(output.status.success(), "{args:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Runs what must fail and returns its one line.
+fn bad(args: &[&str]) -> String {
+    bad_output(args, program(args))
+}
+
+fn bad_output(args: &[&str], output: Output) -> String {
+    let message = text(&output.stderr);
+    assert!(output.status.code().is_some_and(|code| code != 0 && code != 101), "{args:?}: {message}");
+    assert!(message.starts_with("streamgrad: "), "{args:?}: {message}");
+    assert_eq!(message.trim_end().lines().count(), 1, "{args:?}: {message}");
+    assert!(!message.contains("panicked"), "{args:?}: {message}");
+    message
+}
+
+/// A folder of the test's own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("streamgrad-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn json(path: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+const SMALL: &[&str] = &["--steps", "6", "--warmup", "3", "--batch", "32"];
+
+fn compare(extra: &[&str]) -> String {
+    good(&[&["compare"], SMALL, extra].concat())
+}
+
+#[test]
+fn compare_writes_every_key_and_the_schedules_agree() {
+    let folder = Folder::new("json");
+    for (name, lanes) in [("two-batch", 2), ("mlp", 2), ("two-batch", 3)] {
+        let path = folder.file("out.json");
+        let printed = compare(&[name, "--streams", &lanes.to_string(), "--json", &path]);
+        assert!(printed.contains("bit-equal") && printed.contains("diagnosis"), "{printed}");
+        let found = json(&path);
+        assert_eq!(found["workload"], name);
+        assert_eq!(found["device"], "cpu");
+        assert_eq!((found["batch"].as_u64(), found["steps"].as_u64()), (Some(32), Some(6)));
+        for key in ["identical_losses", "identical_parameters"] {
+            assert_eq!(found[key], true, "{key}: {}", found["diagnosis"]);
+        }
+        assert!(found["speedup"].as_f64().unwrap() > 0.0);
+        assert!((0.0..=1.0).contains(&found["accuracy"].as_f64().unwrap()));
+        let schedules = found["schedules"].as_array().unwrap();
+        let streams: Vec<_> = schedules.iter().map(|s| (s["name"].as_str(), s["streams"].as_u64())).collect();
+        assert_eq!(streams, [(Some("serial"), Some(1)), (Some("concurrent"), Some(lanes))]);
+        for schedule in schedules {
+            check_schedule(schedule);
+        }
+        assert_eq!(schedules[0]["losses"], schedules[1]["losses"]);
+        assert_eq!(schedules[0]["waits_per_step"], 0.0);
+        let findings = found["diagnosis"].as_array().unwrap();
+        assert!(!findings.is_empty());
+        assert!(findings.iter().all(|f| f["code"].is_string() && f["message"].is_string()));
+    }
+}
+
+fn check_schedule(schedule: &Value) {
+    let numbers = [
+        "steps_per_s",
+        "busy_pct",
+        "overlap_pct",
+        "launches_per_step",
+        "waits_per_step",
+        "events_per_step",
+        "host_syncs_per_step",
+    ];
+    for key in numbers {
+        assert!(schedule[key].as_f64().is_some_and(|value| value >= 0.0), "{key}: {schedule}");
+    }
+    for key in ["median", "p10", "p90"] {
+        assert!(schedule["step_ms"][key].as_f64().is_some_and(|ms| ms > 0.0), "{key}: {schedule}");
+    }
+    for key in ["peak_allocated_bytes", "peak_reserved_bytes"] {
+        assert!(schedule[key].as_u64().is_some_and(|bytes| bytes > 0), "{key}: {schedule}");
+    }
+    assert!(schedule["launches_per_step"].as_f64() > Some(10.0), "{schedule}");
+    let losses = schedule["losses"].as_array().unwrap();
+    assert_eq!(losses.len(), 6);
+    assert!(losses.iter().all(Value::is_number));
+}
+
+#[test]
+fn steady_training_asks_the_driver_for_nothing() {
+    let folder = Folder::new("steady");
+    let path = folder.file("out.json");
+    good(&["compare", "--steps", "40", "--warmup", "20", "--json", &path]);
+    for schedule in json(&path)["schedules"].as_array().unwrap() {
+        assert_eq!(schedule["driver_allocations"], 0, "{}", schedule["name"]);
+        assert_eq!(schedule["host_syncs_per_step"], 1.0, "only the measurement's own");
+    }
+}
+
+#[test]
+fn the_trace_has_a_named_lane_for_each_stream() {
+    let folder = Folder::new("trace");
+    let (trace, report) = (folder.file("trace.json"), folder.file("report.html"));
+    compare(&["--trace", &trace, "--report", &report]);
+    let trace = json(&trace);
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of_phase = |phase: &'static str| events.iter().filter(move |event| event["ph"] == phase);
+    let names = |what: &'static str| {
+        of_phase("M")
+            .filter(move |event| event["name"] == what)
+            .map(|event| event["args"]["name"].as_str().unwrap())
+    };
+    assert_eq!(names("process_name").count(), 2);
+    for lane in ["lane 0", "lane 1", "default stream"] {
+        assert!(names("thread_name").any(|name| name.starts_with(lane)), "{lane}");
+    }
+    for event in of_phase("X") {
+        assert!(event["ts"].as_f64().unwrap() >= 0.0 && event["dur"].as_f64().unwrap() >= 0.0);
+        assert!(event["pid"].is_u64() && event["tid"].is_u64() && event["name"].is_string());
+    }
+    // Threads 2 and 3 of process 2 are the lanes.
+    for lane in [2, 3] {
+        assert!(of_phase("X").any(|event| event["pid"] == 2 && event["tid"] == lane), "lane {lane} is empty");
+    }
+    let ids = |phase| of_phase(phase).map(|event| event["id"].as_u64().unwrap()).collect::<Vec<_>>();
+    assert!(!ids("s").is_empty(), "the join of the lanes is an arrow");
+    assert_eq!(ids("s"), ids("f"), "each arrow has two ends");
+    let page = fs::read_to_string(report).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("<svg") && page.contains("Diagnosis"));
+    assert!(!page.contains("http"), "the page needs nothing else");
+}
+
+#[test]
+fn bad_arguments_get_one_clear_line() {
+    assert!(bad(&["compare", "gpt"]).contains("not in this version yet: gpt; there are: two-batch, mlp"));
+    assert!(bad(&["compare", "two_batch"]).contains("unknown workload \"two_batch\""));
+    assert!(bad(&["train", "--workload", "nothing"]).contains("unknown workload"));
+    for count in ["--batch", "--steps", "--streams"] {
+        assert!(bad(&["compare", count, "0"]).contains("at least 1"), "{count}");
+        assert!(bad(&["compare", count, "-1"]).contains(count), "{count}");
+        assert!(bad(&["compare", count, "many"]).contains("whole number"), "{count}");
+    }
+    for count in ["--batch", "--epochs", "--lanes"] {
+        assert!(bad(&["train", count, "0"]).contains("at least 1"), "{count}");
+    }
+    assert!(bad(&["compare", "--streams", "1000"]).contains("at most 256"));
+    assert!(bad(&["compare", "--batch", "5000"]).contains("5000 for"));
+    assert!(bad(&["train", "--batch", "5000"]).contains("5000 for"));
+    for rate in ["nan", "-1", "0", "inf"] {
+        assert!(bad(&["train", "--lr", rate]).contains("positive"), "{rate}");
+    }
+    assert!(bad(&["compare", "--device", "tpu"]).contains("expected auto, cpu or cuda:N, got \"tpu\""));
+    assert!(bad(&["compare", "--device", "cuda:x"]).contains("expected auto, cpu or cuda:N"));
+    assert!(bad(&["compare", "--device", "cuda:99"]).contains("CUDA is not available"));
+    assert!(bad(&["gradcheck", "no_such_op"]).contains("there are: abs, add"));
+    assert!(bad(&["fly"]).contains("fly"));
+    assert!(bad(&["compare", "--wings"]).contains("--wings"));
+    bad(&[]);
+}
+
+#[test]
+fn bad_files_get_one_clear_line_before_the_run() {
+    let folder = Folder::new("files");
+    let nowhere = folder.file("no/such/folder.json");
+    for option in ["--json", "--trace", "--report"] {
+        // So many steps that the test would not end if they were run first.
+        assert!(bad(&["compare", "--steps", "100000000", option, &nowhere]).contains("folder.json"));
+    }
+    let twice = folder.file("twice");
+    assert!(bad(&["compare", "--json", &twice, "--trace", &twice]).contains("two outputs"));
+    assert!(bad(&["compare", "--batch", "5000", "--json", &twice]).contains("5000"));
+    assert!(!Path::new(&twice).exists(), "a run that failed leaves no empty file");
+    assert!(bad(&["train", "--epochs", "100000000", "--save", &nowhere]).contains("folder.json"));
+    let folder_path = folder.file("");
+    assert!(bad(&["train", "--save", &folder_path]).contains("streamgrad-files"));
+    assert!(bad(&["train", "--resume", &nowhere]).contains("folder.json"));
+    for (name, content) in [("empty", ""), ("words", "no checkpoint"), ("short", "\u{8}\0\0\0\0\0\0\0{}")] {
+        let path = folder.file(name);
+        fs::write(&path, content).unwrap();
+        assert!(bad(&["train", "--resume", &path]).contains(name));
+        assert!(bad(&["train", "--data", &path]).contains(name));
+    }
+    let path = folder.file("nan.csv");
+    fs::write(&path, format!("{}NaN,1\n", "0,".repeat(63))).unwrap();
+    assert!(bad(&["train", "--data", &path]).contains("line 1: column 64 is NaN"));
+    fs::write(&path, "1,2,3,0\n4,5,6,1\n").unwrap();
+    assert!(bad(&["train", "--data", &path]).contains("3 values in a row, two-batch takes 64"));
+}
+
+#[test]
+fn training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() {
+    let folder = Folder::new("resume");
+    let (whole, part, rest) = (folder.file("whole"), folder.file("part"), folder.file("rest"));
+    let train = |extra: &[&str]| good(&[&["train", "--batch", "128", "--seed", "3"], extra].concat());
+    let last = |printed: &str| printed.lines().last().unwrap().to_owned();
+    let uninterrupted = train(&["--epochs", "3", "--save", &whole]);
+    assert_eq!(uninterrupted.lines().filter(|line| line.contains("held-out accuracy")).count(), 4);
+    train(&["--epochs", "1", "--save", &part]);
+    let resumed = train(&["--epochs", "3", "--resume", &part, "--save", &rest]);
+    assert!(resumed.contains("resumed after epoch 1, seed 3"), "{resumed}");
+    assert_eq!(last(&uninterrupted), last(&resumed));
+    assert!(fs::read(&whole).unwrap() == fs::read(&rest).unwrap(), "the checkpoints differ");
+    // On one lane the batches of a step run one after the other; the result is the same for the same step size.
+    let truncated = folder.file("truncated");
+    fs::write(&truncated, &fs::read(&whole).unwrap()[..1000]).unwrap();
+    assert!(bad(&["train", "--resume", &truncated]).contains("truncated"));
+    assert!(bad(&["train", "--resume", &whole, "--seed", "4"]).contains("seed 3"));
+    assert!(bad(&["train", "--resume", &whole, "--batch", "64"]).contains("--batch"));
+    bad(&["train", "--workload", "mlp", "--resume", &whole]);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_an_error() {
+    let message = bad(&["train", "--epochs", "3", "--lr", "1e30"]);
+    assert!(message.contains("--lr"), "{message}");
+}
+
+#[test]
+fn gradcheck_lists_the_ops_and_passes() {
+    let printed = good(&["gradcheck", "matmul", "relu"]);
+    assert!(printed.contains("matmul") && printed.contains("2 of 2 ops pass"), "{printed}");
+}
+
+#[test]
+fn info_says_why_a_device_is_missing() {
+    let printed = good(&["info"]);
+    for part in
+        [env!("CARGO_PKG_VERSION"), "device cpu", "device cuda:0", "STREAMGRAD_THREADS", "workload mlp"]
+    {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+}
+
+#[test]
+fn a_thread_count_that_makes_no_sense_is_named() {
+    for value in ["0", "many", "-2"] {
+        let args = &["compare"];
+        let message = bad_output(args, command(args).env("STREAMGRAD_THREADS", value).output().unwrap());
+        assert!(message.contains("STREAMGRAD_THREADS") && message.contains(value), "{message}");
+        let info = command(&["info"]).env("STREAMGRAD_THREADS", value).output().unwrap();
+        assert!(text(&info.stdout).contains("is ignored"));
+    }
+    let one = command(&[&["compare"], SMALL].concat()).env("STREAMGRAD_THREADS", "1").output().unwrap();
+    assert!(one.status.success() && text(&one.stdout).contains("no-room"), "{}", text(&one.stdout));
+}
+
+#[test]
+fn a_closed_standard_output_is_no_panic() {
+    for args in [&["info"][..], &["--help"], &["gradcheck", "add"]] {
+        let mut child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        assert!(output.stderr.is_empty(), "{args:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn help_and_version_go_to_standard_output() {
+    assert!(good(&["--help"]).contains("compare"));
+    assert!(good(&["compare", "--help"]).contains("--trace"));
+    assert!(good(&["--version"]).contains(env!("CARGO_PKG_VERSION")));
+}

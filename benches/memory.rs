@@ -29,19 +29,22 @@ fn main() {
         let stream = stream.clone();
         case(format!("pair, {bytes} bytes"), 1, move || drop(black_box(allocate(&stream, bytes).unwrap())))
     };
-    run("allocate and free", vec![
-        pair(4),
-        pair(4096),
-        pair(1 << 20),
-        case("512 mixed sizes, freed in order", sizes.len(), || {
-            let buffers: Vec<_> = sizes.iter().map(|&bytes| allocate(&stream, bytes).unwrap()).collect();
-            drop(black_box(buffers));
-        }),
-        case("system, pair, 4096 bytes", 1, || drop(black_box(Vec::<u8>::with_capacity(4096)))),
-        case("system, 512 mixed sizes", sizes.len(), || {
-            let buffers: Vec<_> = sizes.iter().map(|&bytes| Vec::<u8>::with_capacity(bytes)).collect();
-            drop(black_box(buffers));
-        }),
-    ]);
+    run(
+        "allocate and free",
+        vec![
+            pair(4),
+            pair(4096),
+            pair(1 << 20),
+            case("512 mixed sizes, freed in order", sizes.len(), || {
+                let buffers: Vec<_> = sizes.iter().map(|&bytes| allocate(&stream, bytes).unwrap()).collect();
+                drop(black_box(buffers));
+            }),
+            case("system, pair, 4096 bytes", 1, || drop(black_box(Vec::<u8>::with_capacity(4096)))),
+            case("system, 512 mixed sizes", sizes.len(), || {
+                let buffers: Vec<_> = sizes.iter().map(|&bytes| Vec::<u8>::with_capacity(bytes)).collect();
+                drop(black_box(buffers));
+            }),
+        ],
+    );
     drop(keep);
 }

@@ -13,7 +13,14 @@ fn device(threads: usize) -> Device {
 }
 
 /// One step is forward, backward and SGD of `lanes` batches.
-fn step(name: &str, sizes: &[usize], batch: usize, threads: usize, lanes: usize, batches: usize) -> Case<'static> {
+fn step(
+    name: &str,
+    sizes: &[usize],
+    batch: usize,
+    threads: usize,
+    lanes: usize,
+    batches: usize,
+) -> Case<'static> {
     let device = device(threads);
     let model = mlp(sizes, 1, &device).unwrap();
     let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 1e-3, ..SgdOptions::default() }).unwrap();
@@ -36,17 +43,23 @@ fn step(name: &str, sizes: &[usize], batch: usize, threads: usize, lanes: usize,
 fn main() {
     const MNIST: &[usize] = &[784, 256, 256, 10];
     const DIGITS: &[usize] = &[64, 128, 10];
-    run("MLP 784-256-256-10, a step", vec![
-        step("mlp batch 32, 1 thread", MNIST, 32, 1, 1, 1),
-        step("mlp batch 32, 2 threads", MNIST, 32, 2, 1, 1),
-        step("mlp batch 256, 1 thread", MNIST, 256, 1, 1, 1),
-        step("mlp batch 256, 2 threads", MNIST, 256, 2, 1, 1),
-    ]);
+    run(
+        "MLP 784-256-256-10, a step",
+        vec![
+            step("mlp batch 32, 1 thread", MNIST, 32, 1, 1, 1),
+            step("mlp batch 32, 2 threads", MNIST, 32, 2, 1, 1),
+            step("mlp batch 256, 1 thread", MNIST, 256, 1, 1, 1),
+            step("mlp batch 256, 2 threads", MNIST, 256, 2, 1, 1),
+        ],
+    );
     for batch in [32, 64, 128, 256] {
-        run(&format!("digits 64-128-10, a step of two batches of {batch}"), vec![
-            step(&format!("digits batch {batch}, serial, 2 threads"), DIGITS, batch, 2, 1, 2),
-            step(&format!("digits batch {batch}, serial, 1 thread"), DIGITS, batch, 1, 1, 2),
-            step(&format!("digits batch {batch}, two lanes"), DIGITS, batch, 2, 2, 2),
-        ]);
+        run(
+            &format!("digits 64-128-10, a step of two batches of {batch}"),
+            vec![
+                step(&format!("digits batch {batch}, serial, 2 threads"), DIGITS, batch, 2, 1, 2),
+                step(&format!("digits batch {batch}, serial, 1 thread"), DIGITS, batch, 1, 1, 2),
+                step(&format!("digits batch {batch}, two lanes"), DIGITS, batch, 2, 2, 2),
+            ],
+        );
     }
 }

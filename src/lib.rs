@@ -41,11 +41,11 @@ pub use ::{allocator, autograd, device, kernels, models, tensor};
 
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
-    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Step, TapeEntry,
-    Var, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops,
+    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, Reduction,
+    Save, Step, TapeEntry, Var, Vjp, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record,
 };
 pub use device::{
-    CpuConfig, DType, Device, DeviceKind, Element, Error, Event, Hold, Moment, Placement, Priority,
+    CpuConfig, DType, Device, DeviceKind, Element, Error, Event, Hold, Moment, Placement, Policy, Priority,
     Recording, Result, Schedule, Stream, StreamId, StreamOptions, SyncStats, Team,
 };
 pub use models::{
@@ -54,7 +54,10 @@ pub use models::{
     Silu, StepBatches, Tanh, Workload, accuracy, checkpoint, clip_grad_norm, compare, correct, cross_entropy,
     digits_mlp, mlp, mse, workloads,
 };
-pub use tensor::{Generator, Layout, RandomKey, Scalar, Tensor, next_key, seed, with_generator};
+pub use tensor::{
+    Explore, ExploreReport, Generator, Layout, RandomKey, Scalar, Tensor, explore, explore_all, next_key,
+    seed, with_generator,
+};
 
 /// The names that most programs need: `use streamgrad::prelude::*;`.
 ///

@@ -1,6 +1,6 @@
 //! Batches that run at once on shared weights: equal to serial, bit for bit, and whole when one of them fails.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use streamgrad::prelude::*;
 use streamgrad::{Adam, AdamOptions, ConcurrentBatches, CpuConfig, Error, Result, Schedule, mlp};
@@ -127,9 +127,8 @@ fn steady_state_makes_no_driver_allocation_and_two_lanes_make_no_wait() -> Resul
         let lanes = ConcurrentBatches::new(&device, count)?;
         let input = Tensor::ones(&[7, 6], DType::F32, &device)?;
         let mut step = || -> Result<()> {
-            let step = lanes.step([0, 1], |_| {
-                model.forward(&Var::constant(input.clone()))?.square()?.mean(&[], false)
-            })?;
+            let step = lanes
+                .step([0, 1], |_| model.forward(&Var::constant(input.clone()))?.square()?.mean(&[], false))?;
             adam.step(&step.gradients)
         };
         (0..5).try_for_each(|_| step())?;

@@ -242,7 +242,6 @@ fn training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() {
     assert!(resumed.contains("resumed after epoch 1, seed 3"), "{resumed}");
     assert_eq!(last(&uninterrupted), last(&resumed));
     assert!(fs::read(&whole).unwrap() == fs::read(&rest).unwrap(), "the checkpoints differ");
-    // On one lane the batches of a step run one after the other; the result is the same for the same step size.
     let truncated = folder.file("truncated");
     fs::write(&truncated, &fs::read(&whole).unwrap()[..1000]).unwrap();
     assert!(bad(&["train", "--resume", &truncated]).contains("truncated"));

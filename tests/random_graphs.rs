@@ -1,6 +1,6 @@
 //! Random programs, serially and over several streams: equal bit for bit.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use proptest::prelude::*;
 use streamgrad::prelude::*;

@@ -1,12 +1,14 @@
 //! The rules of streams and gradients that need the whole engine, one test each, on every schedule of the CPU.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use streamgrad::prelude::*;
-use streamgrad::{BackwardOptions, CpuConfig, Error, GradOptions, Result, Schedule, SgdOptions, TapeEntry, grad, no_grad};
+use streamgrad::{
+    BackwardOptions, CpuConfig, Error, GradOptions, Result, Schedule, SgdOptions, TapeEntry, grad, no_grad,
+};
 
 /// Runs a test on a device of its own for each schedule.
 fn on_each_schedule(test: impl Fn(&Device) -> Result<()>) {
@@ -67,7 +69,8 @@ fn rule_03_no_wait_is_ever_written_by_the_user() {
         let right = b.scope(|| x.sigmoid())?;
         let loss = a.scope(|| left.mul(&right)?.sum(&[], false))?;
         let concurrent = loss.backward()?.get(&x).unwrap().to_vec::<f32>()?;
-        let serial = x.tanh()?.mul(&x.sigmoid()?)?.sum(&[], false)?.backward()?.get(&x).unwrap().to_vec::<f32>()?;
+        let serial =
+            x.tanh()?.mul(&x.sigmoid()?)?.sum(&[], false)?.backward()?.get(&x).unwrap().to_vec::<f32>()?;
         assert_eq!(concurrent, serial);
         Ok(())
     });
@@ -101,7 +104,10 @@ fn rule_07_a_writer_waits_for_all_readers() {
         x.fill_(0.0)?;
         drop(hold_b);
         b.synchronize()?;
-        assert!(!device.default_stream().is_idle()?, "the writer did not wait for the reader on the held stream");
+        assert!(
+            !device.default_stream().is_idle()?,
+            "the writer did not wait for the reader on the held stream"
+        );
         drop(hold_a);
         assert_eq!(doubled.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
         assert_eq!(squared.to_vec::<f32>()?, [1.0, 4.0, 9.0]);
@@ -119,7 +125,8 @@ fn rule_08_gradients_are_summed_in_one_order_whatever_the_streams() {
             let mut loss = Var::constant(vector(&[0.0], device)?);
             for (index, factor) in [0.1, 0.2, 0.3, 1e7, -1e7].into_iter().enumerate() {
                 let part = || x.mul_scalar(factor)?.exp();
-                let part = if streams.is_empty() { part() } else { streams[index % streams.len()].scope(part) }?;
+                let part =
+                    if streams.is_empty() { part() } else { streams[index % streams.len()].scope(part) }?;
                 loss = loss.add(&part)?;
             }
             loss.sum(&[], false)?.backward()?.get(&x).unwrap().to_vec::<f32>()
@@ -174,7 +181,8 @@ fn rule_11_the_initial_gradient_may_come_from_any_stream() {
         let y = a.scope(|| x.square())?;
         let hold = b.hold();
         let gradient = b.scope(|| Tensor::full(&[2], 3.0, DType::F32, device))?;
-        let options = BackwardOptions { gradient: Some(Var::constant(gradient)), ..BackwardOptions::default() };
+        let options =
+            BackwardOptions { gradient: Some(Var::constant(gradient)), ..BackwardOptions::default() };
         let result = y.backward_with(options)?.get(&x).unwrap();
         drop(hold);
         assert_eq!(result.to_vec::<f32>()?, [6.0, 12.0]);
@@ -202,7 +210,7 @@ fn rule_13_recorded_gradients_inherit_the_stream_and_double_backward_is_right() 
         let x = Var::leaf(vector(&[2.0], device)?);
         let y = side.scope(|| x.square()?.mul(&x))?;
         let options = GradOptions { create_graph: true, ..GradOptions::default() };
-        let first = grad(&[y], &[x.clone()], options)?.remove(0).unwrap();
+        let first = grad(&[y], std::slice::from_ref(&x), options)?.remove(0).unwrap();
         assert_eq!(first.value().item::<f32>()?, 12.0);
         // The leaf was made on the default stream, so that is where its gradients are added up.
         let elsewhere = |entry: &&TapeEntry| entry.stream != side.id();
@@ -250,7 +258,10 @@ fn rule_16_a_change_in_place_is_found_before_any_kernel_runs() {
         x.value().add_scalar_(1.0)?;
         let launched = device.sync_stats().launches;
         let error = loss.backward().err();
-        assert!(matches!(error, Some(Error::VersionMismatch { op: "square", saved: 0, now: 1 })), "{error:?}");
+        assert!(
+            matches!(error, Some(Error::VersionMismatch { op: "square", saved: 0, now: 1 })),
+            "{error:?}"
+        );
         assert_eq!(device.sync_stats().launches, launched);
         Ok(())
     });
@@ -312,7 +323,8 @@ fn rule_20_dropping_a_tensor_in_use_neither_blocks_nor_frees_early() {
         let y = side.scope(|| x.add(&x))?;
         drop(x);
         // Whoever gets the block of `x` too early overwrites it here.
-        let others: Vec<_> = (0..50).map(|_| Tensor::zeros(&[1000], DType::F32, device)).collect::<Result<_>>()?;
+        let others: Vec<_> =
+            (0..50).map(|_| Tensor::zeros(&[1000], DType::F32, device)).collect::<Result<_>>()?;
         device.default_stream().synchronize()?;
         drop((others, hold));
         assert_eq!(y.to_vec::<f32>()?, [14.0; 1000]);

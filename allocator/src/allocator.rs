@@ -295,7 +295,7 @@ const _: () = assert!(align_of::<Nothing>() == UNIT);
 
 impl Pool for CachingAllocator {
     #[inline]
-    fn release(&self, block: BlockId, uses: Uses) {
+    unsafe fn release(&self, block: BlockId, uses: Uses) {
         self.take_back(block, &uses);
     }
 }

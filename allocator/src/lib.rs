@@ -77,7 +77,9 @@ pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
     let grant = allocator.grant(stream, bytes)?;
     // SAFETY: the block is at least `bytes` long, belongs to nobody else until it comes back, and the
     // stream's later commands come after its earlier uses. A block of no bytes is never followed.
-    Ok(unsafe { Buffer::from_block(stream, grant.ptr, bytes, grant.block) })
+    let buffer = unsafe { Buffer::from_block(stream, grant.ptr, bytes, grant.block) };
+    stream.poison(&buffer)?;
+    Ok(buffer)
 }
 
 #[cold]

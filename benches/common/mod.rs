@@ -64,7 +64,9 @@ pub(crate) fn run(title: &str, cases: Vec<Case<'_>>) {
         let ratio = median / *first.get_or_insert(median);
         let name = &case.name;
         if json {
-            println!("{{\"name\": \"{name}\", \"median_ns\": {median:.1}, \"p10_ns\": {p10:.1}, \"p90_ns\": {p90:.1}}}");
+            println!(
+                "{{\"name\": \"{name}\", \"median_ns\": {median:.1}, \"p10_ns\": {p10:.1}, \"p90_ns\": {p90:.1}}}"
+            );
         } else {
             println!("{name:44} {median:12.1} {p10:12.1} {p90:12.1} {ratio:7.2}");
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use smallvec::SmallVec;
 
 use crate::fifo::{find, reached};
-use crate::{Device, Error, Moment, Result, SpinLock, Stream, StreamId};
+use crate::{Access, Device, Error, Moment, Result, SpinLock, Stream, StreamId};
 
 /// Which block of its pool a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +26,10 @@ pub type Uses = SmallVec<[Moment; 2]>;
 pub trait Pool: Any + Send + Sync {
     /// Takes back a block whose last uses were `uses`. They may still be pending: the block may be handed out again
     /// only to who comes after all of them. Neither blocks nor fails.
-    fn release(&self, block: BlockId, uses: Uses);
+    ///
+    /// # Safety
+    /// `block` was given to a buffer of this pool, which is gone, and is returned once.
+    unsafe fn release(&self, block: BlockId, uses: Uses);
 }
 
 /// A range of device memory with a log of its uses. It goes back to its pool when dropped, which never blocks.
@@ -176,7 +179,7 @@ impl Buffer {
             }
             let write = self.last_write();
             if let Some(fifo) = find(write.stream) {
-                fifo.wait_until(write.tick);
+                fifo.host_wait(core, write.tick);
             }
             core.take_fault()?;
         }
@@ -226,7 +229,8 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let uses = self.log.get_mut().take_uses();
         if let Some(pool) = self.home.core().pool() {
-            pool.release(self.block, uses);
+            // SAFETY: `from_block` was given the block by the pool, and a buffer is dropped once.
+            unsafe { pool.release(self.block, uses) };
         }
     }
 }
@@ -258,6 +262,11 @@ impl<'a> Use<'a> {
     #[inline]
     pub fn write(buffer: &'a Buffer) -> Self {
         Use { buffer, write: true }
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        let start = self.buffer.ptr() as usize;
+        Access { start, end: start + self.buffer.len_bytes(), write: self.write }
     }
 
     #[cold]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Sub;
 use std::sync::Arc;
 
-use crate::MemoryDriver;
+use crate::{MemoryDriver, Policy};
 
 /// How a CPU device runs its commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +15,9 @@ pub enum Schedule {
     Inline,
     /// Every stream runs on a worker of its own, the default stream included.
     Threads,
+    /// Commands run one at a time, in an order that a policy picks, when somebody synchronises. Fresh memory is
+    /// filled with a pattern. For tests: every order that may be picked has to give the same results.
+    Explore(Policy),
 }
 
 /// What a CPU device is made of.
@@ -27,6 +30,12 @@ pub struct CpuConfig {
     pub schedule: Schedule,
     /// Where memory comes from. By default the system's allocator.
     pub memory: Option<Arc<dyn MemoryDriver>>,
+    /// The first choices of an explored schedule, as streams in the order of their creation; the policy goes on from
+    /// there. With the choices of an earlier run, replays it.
+    pub choices: Arc<[usize]>,
+    /// Leaves out the wait with this number, counted from 0, of those that an explored device inserts: a bug on purpose,
+    /// to see that a test notices.
+    pub drop_wait: Option<usize>,
 }
 
 impl fmt::Debug for CpuConfig {

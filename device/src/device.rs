@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, reached};
 use crate::host::Host;
 use crate::recorder::Recorder;
@@ -56,6 +57,7 @@ pub(crate) struct Core {
     host_syncs: AtomicU64,
     fault: Fault,
     pub(crate) recorder: Recorder,
+    pub(crate) explorer: Option<Arc<Explorer>>,
 }
 
 impl Device {
@@ -70,9 +72,15 @@ impl Device {
         let threads = config.threads.or_else(threads_from_environment).unwrap_or_else(cores).max(1);
         let placement = match config.schedule {
             Schedule::Inline => Placement::Caller,
-            Schedule::Threads => Placement::Worker,
+            Schedule::Threads | Schedule::Explore(_) => Placement::Worker,
         };
-        let default = Fifo::new(placement, threads);
+        let explorer = match config.schedule {
+            Schedule::Explore(policy) => {
+                Some(Arc::new(Explorer::new(policy, config.choices, config.drop_wait)))
+            }
+            Schedule::Inline | Schedule::Threads => None,
+        };
+        let default = Fifo::new(placement, threads, explorer.as_ref());
         Device(Stream(Handle::Default(Arc::new(Core {
             kind: DeviceKind::Cpu,
             schedule: config.schedule,
@@ -87,6 +95,7 @@ impl Device {
             host_syncs: AtomicU64::new(0),
             fault: Fault::default(),
             recorder: Recorder::default(),
+            explorer,
         }))))
     }
 
@@ -150,9 +159,9 @@ impl Device {
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
         let placement = match core.schedule {
             Schedule::Inline => options.placement,
-            Schedule::Threads => Placement::Worker,
+            Schedule::Threads | Schedule::Explore(_) => Placement::Worker,
         };
-        let fifo = Fifo::new(placement, threads);
+        let fifo = Fifo::new(placement, threads, core.explorer.as_ref());
         if placement == Placement::Worker {
             fifo.ensure_worker()?;
         }
@@ -172,7 +181,7 @@ impl Device {
         let streams: Vec<_> = core.streams.lock().iter().filter_map(Weak::upgrade).collect();
         core.count_host_sync();
         for fifo in streams {
-            fifo.wait_until(fifo.enqueued.load(Ordering::Acquire));
+            fifo.host_wait(core, fifo.enqueued.load(Ordering::Acquire));
         }
         core.take_fault()
     }
@@ -189,6 +198,11 @@ impl Device {
         }
         total.host_syncs += core.host_syncs.load(Ordering::Relaxed);
         total
+    }
+
+    /// The decisions of an explored schedule so far; none on other schedules.
+    pub fn choices(&self) -> Vec<Choice> {
+        self.core().explorer.as_ref().map(|explorer| explorer.choices()).unwrap_or_default()
     }
 
     /// Threads that one kernel may be split over.
@@ -277,6 +291,9 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        if let Some(explorer) = &self.explorer {
+            explorer.finish(self);
+        }
         self.default.close();
     }
 }

@@ -149,6 +149,20 @@ pub enum Error {
         /// What finite differences gave.
         numeric: f64,
     },
+    /// A program whose results depend on the order that its device chose.
+    #[error(
+        "result {output} depends on the schedule, seed {seed}\n  program order: {expected}\n  this schedule: {found}"
+    )]
+    ScheduleDependent {
+        /// The seed of the schedule that gave another result.
+        seed: u64,
+        /// Which result differs.
+        output: usize,
+        /// The commands of the program's own order, `stream:op` each, up to where the schedules part.
+        expected: Box<str>,
+        /// The commands of the shortest start of the schedule that gives another result.
+        found: Box<str>,
+    },
     /// A host thread of a pipeline panicked.
     #[error("lane {lane} panicked: {message}")]
     LanePanicked {

@@ -49,7 +49,7 @@ impl Event {
     /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet.
     pub fn synchronize(&self) -> Result<()> {
         self.0.core.count_host_sync();
-        self.0.fifo.wait_until(self.0.moment.tick);
+        self.0.fifo.host_wait(&self.0.core, self.0.moment.tick);
         self.0.core.take_fault()
     }
 

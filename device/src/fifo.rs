@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use smallvec::SmallVec;
 
 use crate::device::Core;
+use crate::explorer::{Explored, Explorer};
 use crate::time::Timeline;
 use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats};
 
@@ -18,7 +19,16 @@ pub(crate) enum Item {
     /// Runs nothing more before another stream has reached a tick.
     Wait { fifo: Arc<Fifo>, tick: u64 },
     /// Runs a command. It keeps the device, and with it all memory, alive until it has run.
-    Run { tick: u64, op: &'static str, work: Box<dyn FnOnce() + Send>, core: Arc<Core> },
+    Run {
+        tick: u64,
+        op: &'static str,
+        work: Box<dyn FnOnce() + Send>,
+        /// `None` on an explored device, which runs everything before it goes.
+        core: Option<Arc<Core>>,
+        explored: Option<Explored>,
+    },
+    /// Runs nothing more before a gate is open.
+    Gate { tick: u64, gate: Arc<Gate> },
 }
 
 /// What the launching side of a stream owns: the order of its commands.
@@ -59,6 +69,9 @@ pub(crate) struct Fifo {
     awaited: AtomicU64,
     advanced: Condvar,
     has_worker: AtomicBool,
+    pub(crate) explorer: Option<Arc<Explorer>>,
+    /// The newest tick of an explored stream that the host waited for.
+    pub(crate) seen: AtomicU64,
     retired: AtomicBool,
 }
 
@@ -105,11 +118,11 @@ pub(crate) fn find(id: StreamId) -> Option<Arc<Fifo>> {
 
 /// Whether the host can see that `moment` has passed.
 pub(crate) fn reached(moment: Moment) -> bool {
-    moment.tick == 0 || find(moment.stream).is_none_or(|fifo| fifo.completed() >= moment.tick)
+    moment.tick == 0 || find(moment.stream).is_none_or(|fifo| fifo.visible() >= moment.tick)
 }
 
 impl Fifo {
-    pub(crate) fn new(placement: Placement, threads: usize) -> Arc<Self> {
+    pub(crate) fn new(placement: Placement, threads: usize, explorer: Option<&Arc<Explorer>>) -> Arc<Self> {
         let fifo = Arc::new(Fifo {
             id: StreamId::fresh(),
             placement,
@@ -124,9 +137,14 @@ impl Fifo {
             pushed: Condvar::new(),
             awaited: AtomicU64::new(u64::MAX),
             advanced: Condvar::new(),
-            has_worker: AtomicBool::new(false),
+            has_worker: AtomicBool::new(explorer.is_some()),
+            explorer: explorer.cloned(),
+            seen: AtomicU64::new(0),
             retired: AtomicBool::new(false),
         });
+        if let Some(explorer) = explorer {
+            explorer.adopt(&fifo);
+        }
         let mut registry = REGISTRY.get_or_init(RwLock::default).write();
         registry.retain(|_, weak| weak.strong_count() > 0);
         registry.insert(fifo.id, Arc::downgrade(&fifo));
@@ -153,6 +171,13 @@ impl Fifo {
             self.has_worker.store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// The queue, and whether no more will come.
+    pub(crate) fn with_queue<R>(&self, f: impl FnOnce(&mut VecDeque<Item>, bool) -> R) -> R {
+        let mut queue = self.queue.lock();
+        let closed = queue.closed;
+        f(&mut queue.items, closed)
     }
 
     /// Appends items in order; the worker runs.
@@ -188,8 +213,14 @@ impl Fifo {
             for item in items.drain(..) {
                 match item {
                     Item::Wait { fifo, tick } => fifo.wait_until(tick),
-                    Item::Run { tick, op, work, core } => {
-                        self.run(&core, op, tick, work);
+                    Item::Run { tick, op, work, core, .. } => {
+                        if let Some(core) = core {
+                            self.run(&core, op, tick, work);
+                        }
+                        self.complete(tick);
+                    }
+                    Item::Gate { tick, gate } => {
+                        gate.pass();
                         self.complete(tick);
                     }
                 }
@@ -291,6 +322,10 @@ impl Gate {
         while !*open {
             self.opened.wait(&mut open);
         }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        *self.open.lock()
     }
 
     pub(crate) fn open(&self) {

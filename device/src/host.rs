@@ -25,7 +25,7 @@ struct Reads {
 impl Host {
     pub(crate) fn new() -> Self {
         Host {
-            fifo: Fifo::new(Placement::Caller, 1),
+            fifo: Fifo::new(Placement::Caller, 1, None),
             reads: Mutex::new(Reads { newest: 0, open: SmallVec::new() }),
         }
     }

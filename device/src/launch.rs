@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use crate::buffer::Log;
-use crate::fifo::{Fifo, Item, Tail, bump, find, reached};
+use crate::fifo::{Fifo, Gate, Item, Tail, bump, find, reached};
 use crate::{Clock, Error, Moment, Placement, Result, SpinGuard, Stream, Use};
 
 type Moments = SmallVec<[Moment; 4]>;
@@ -42,7 +42,7 @@ impl Stream {
         let mut tail = fifo.tail.lock();
         match self.order(&mut tail, op, uses, true)? {
             Place::Here => self.run_inline(&tail, op, work),
-            Place::Worker => self.enqueue(&mut tail, op, Box::new(work)),
+            Place::Worker => self.enqueue(&mut tail, op, uses, Box::new(work)),
         }
         bump(&fifo.counters.launches, 1);
         Ok(())
@@ -74,11 +74,12 @@ impl Stream {
         let copy = move |bytes: &[u8]| unsafe { to.copy_from(bytes) };
         let fifo = self.fifo();
         let mut tail = fifo.tail.lock();
-        match self.order(&mut tail, op, &[Use::write(buffer)], true)? {
+        let uses = [Use::write(buffer)];
+        match self.order(&mut tail, op, &uses, true)? {
             Place::Here => self.run_inline(&tail, op, || copy(bytes)),
             Place::Worker => {
                 let kept: Box<[u8]> = bytes.into();
-                self.enqueue(&mut tail, op, Box::new(move || copy(&kept)));
+                self.enqueue(&mut tail, op, &uses, Box::new(move || copy(&kept)));
             }
         }
         bump(&fifo.counters.launches, 1);
@@ -100,7 +101,7 @@ impl Stream {
         fifo.ensure_worker()?;
         fifo.take(&mut tail);
         fifo.commit(&mut tail, needs);
-        self.enqueue(&mut tail, "wait", Box::new(|| ()));
+        self.enqueue(&mut tail, "wait", &[], Box::new(|| ()));
         Ok(())
     }
 
@@ -110,18 +111,18 @@ impl Stream {
         let mut tail = fifo.tail.lock();
         match self.order(&mut tail, "record", &[], true)? {
             Place::Here => self.run_inline(&tail, "record", work),
-            Place::Worker => self.enqueue(&mut tail, "record", Box::new(work)),
+            Place::Worker => self.enqueue(&mut tail, "record", &[], Box::new(work)),
         }
         bump(&fifo.counters.events_recorded, 1);
         fifo.counters.marked.store(tail.tick, Ordering::Relaxed);
         Ok(Moment { stream: fifo.id, tick: tail.tick })
     }
 
-    /// Launches a command that uses no buffer and never runs on the calling thread.
-    pub(crate) fn launch_queued(&self, op: &'static str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    /// Puts a gate into the stream, which never runs on the calling thread.
+    pub(crate) fn close(&self, gate: Arc<Gate>) -> Result<()> {
         let mut tail = self.fifo().tail.lock();
-        self.order(&mut tail, op, &[], false)?;
-        self.enqueue(&mut tail, op, Box::new(work));
+        self.order(&mut tail, "hold", &[], false)?;
+        self.fifo().push([Item::Gate { tick: tail.tick, gate }]);
         Ok(())
     }
 
@@ -174,7 +175,7 @@ impl Stream {
 
     /// Hands the newest command to the worker, behind its waits.
     #[cold]
-    fn enqueue(&self, tail: &mut Tail, op: &'static str, work: Box<dyn FnOnce() + Send>) {
+    fn enqueue(&self, tail: &mut Tail, op: &'static str, uses: &[Use<'_>], work: Box<dyn FnOnce() + Send>) {
         let core = self.core();
         if core.recorder.is_on() {
             let waiter = Moment { stream: self.id(), tick: tail.tick };
@@ -182,9 +183,20 @@ impl Stream {
                 core.recorder.waited(op, waiter, Moment { stream: fifo.id, tick });
             }
         }
-        let waits = tail.waits.drain(..).map(|(fifo, tick)| Item::Wait { fifo, tick });
-        let run = Item::Run { tick: tail.tick, op, work, core: Arc::clone(core) };
+        let explorer = self.fifo().explorer.as_ref();
+        let kept = |_: &_| explorer.is_none_or(|explorer| explorer.keeps_wait());
+        let waits = tail.waits.drain(..).filter(kept).map(|(fifo, tick)| Item::Wait { fifo, tick });
+        let run = Item::Run {
+            tick: tail.tick,
+            op,
+            work,
+            core: explorer.is_none().then(|| Arc::clone(core)),
+            explored: explorer.map(|explorer| explorer.launched(uses.iter().map(Use::access).collect())),
+        };
         self.fifo().push(waits.chain([run]));
+        if let Some(explorer) = explorer {
+            explorer.make_room(core);
+        }
     }
 }
 
@@ -223,7 +235,7 @@ impl Fifo {
         needs.retain(|need| {
             let pending = !tail.clock.covers(*need) && {
                 let fifo = find(need.stream);
-                let tick = fifo.map_or(need.tick, |fifo| fifo.completed());
+                let tick = fifo.map_or(need.tick, |fifo| fifo.visible());
                 if tick > 0 {
                     tail.clock.advance(Moment { stream: need.stream, tick });
                     learned = true;

@@ -156,7 +156,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         let core = self.core();
         core.count_host_sync();
-        self.fifo().wait_until(self.now().tick);
+        self.fifo().host_wait(core, self.now().tick);
         core.take_fault()
     }
 
@@ -171,8 +171,7 @@ impl Stream {
     /// Closes a gate in the stream: commands launched from now on start when the guard drops. For tests.
     pub fn hold(&self) -> Hold {
         let gate = Arc::new(Gate::default());
-        let closed = Arc::clone(&gate);
-        if let Err(error) = self.launch_queued("hold", move || closed.pass()) {
+        if let Err(error) = self.close(Arc::clone(&gate)) {
             self.core().fail(error);
         }
         Hold(gate)

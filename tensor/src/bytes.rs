@@ -1,51 +1,8 @@
-//! Elements as bytes and back, without `unsafe`: the compiler turns each loop into one copy.
+//! Reading a tensor's bytes on the host.
 
-use std::any::Any;
-
-use device::{DType, Element, Result};
+use device::Result;
 
 use crate::Tensor;
-
-/// `value` as the type that it already is.
-#[inline(always)]
-fn same<A: Copy + 'static, B: Copy + Default + 'static>(value: A) -> B {
-    (&value as &dyn Any).downcast_ref::<B>().copied().unwrap_or_default()
-}
-
-#[inline(always)]
-fn put<T: Element, const N: usize>(values: &[T], out: &mut [u8], to_bytes: impl Fn(T) -> [u8; N]) {
-    for (chunk, &value) in out.chunks_exact_mut(N).zip(values) {
-        chunk.copy_from_slice(&to_bytes(value));
-    }
-}
-
-/// Writes the elements as they lie in memory; `out` has their size.
-pub(crate) fn encode_into<T: Element>(values: &[T], out: &mut [u8]) {
-    match T::DTYPE {
-        DType::F32 => put(values, out, |v| same::<T, f32>(v).to_ne_bytes()),
-        DType::F64 => put(values, out, |v| same::<T, f64>(v).to_ne_bytes()),
-        DType::I64 => put(values, out, |v| same::<T, i64>(v).to_ne_bytes()),
-        DType::Bool => put(values, out, |v| [u8::from(same::<T, bool>(v))]),
-        _ => put(values, out, |v| [same::<T, u8>(v)]),
-    }
-}
-
-#[inline(always)]
-fn take<T, const N: usize>(bytes: &[u8], from_bytes: impl Fn([u8; N]) -> T) -> Vec<T> {
-    // The chunks have exactly N bytes, so the default never shows.
-    bytes.chunks_exact(N).map(|chunk| from_bytes(chunk.try_into().unwrap_or([0; N]))).collect()
-}
-
-/// Reads elements as they lie in memory.
-pub(crate) fn decode<T: Element>(bytes: &[u8]) -> Vec<T> {
-    match T::DTYPE {
-        DType::F32 => take(bytes, |b| same::<f32, T>(f32::from_ne_bytes(b))),
-        DType::F64 => take(bytes, |b| same::<f64, T>(f64::from_ne_bytes(b))),
-        DType::I64 => take(bytes, |b| same::<i64, T>(i64::from_ne_bytes(b))),
-        DType::Bool => take(bytes, |[b]| same::<bool, T>(b != 0)),
-        _ => take(bytes, |[b]| same::<u8, T>(b)),
-    }
-}
 
 /// The i64 element at place `at` of a buffer, 0 outside it.
 #[inline(always)]

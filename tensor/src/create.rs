@@ -1,10 +1,9 @@
 //! Fresh tensors.
 
-use device::{DType, Device, Element, Result, Stream};
+use device::{DType, Device, Element, Result, Stream, as_bytes};
 use kernels::{Layout, Scalar};
 
 use crate::Tensor;
-use crate::bytes::encode_into;
 use crate::check::{elements_of, invalid, shape_mismatch};
 
 impl Tensor {
@@ -86,15 +85,7 @@ impl Tensor {
         if elements_of(OP, shape)? != values.len() {
             return Err(shape_mismatch(OP, shape, &[values.len()]));
         }
-        let len = size_of_val(values);
-        let mut small = [0_u8; 256];
-        if let Some(bytes) = small.get_mut(..len) {
-            encode_into(values, bytes);
-            return Tensor::from_bytes(bytes, shape, T::DTYPE, device);
-        }
-        let mut bytes = vec![0; len];
-        encode_into(values, &mut bytes);
-        Tensor::from_bytes(&bytes, shape, T::DTYPE, device)
+        Tensor::from_bytes(as_bytes(values), shape, T::DTYPE, device)
     }
 
     /// One value, of rank 0.

@@ -2,10 +2,9 @@
 
 use std::fmt::{self, Write};
 
-use device::{DType, Element, Result};
+use device::{DType, Element, Result, from_bytes};
 
 use crate::Tensor;
-use crate::bytes::decode;
 
 /// Tensors with more elements than this show the ends of each axis only.
 const SUMMARISE_ABOVE: usize = 1000;
@@ -66,15 +65,15 @@ impl Tensor {
             }
         })?;
         fn plain<T: Element + ToString>(bytes: &[u8]) -> Vec<String> {
-            decode::<T>(bytes).iter().map(T::to_string).collect()
+            from_bytes::<T>(bytes).iter().map(T::to_string).collect()
         }
         let floats = |values: Vec<f64>| {
             let style = style_of(&values);
             values.into_iter().map(|v| float_text(v, style)).collect()
         };
         Ok(match self.dtype {
-            DType::F32 => floats(decode::<f32>(&bytes).into_iter().map(f64::from).collect()),
-            DType::F64 => floats(decode::<f64>(&bytes)),
+            DType::F32 => floats(from_bytes::<f32>(&bytes).into_iter().map(f64::from).collect()),
+            DType::F64 => floats(from_bytes::<f64>(&bytes)),
             DType::I64 => plain::<i64>(&bytes),
             DType::Bool => plain::<bool>(&bytes),
             _ => plain::<u8>(&bytes),

@@ -4,7 +4,7 @@ use device::{Result, Stream};
 use kernels::{AdamStep, BinaryOp, Scalar, SgdStep, UnaryOp};
 
 use crate::Tensor;
-use crate::check::{has_shape, invalid, is_float, is_number, same_device, same_kind};
+use crate::check::{has_shape, invalid, is_float, is_number, same_device, same_kind, same_shape};
 use crate::elementwise::dense_order;
 
 impl Tensor {
@@ -52,6 +52,15 @@ impl Tensor {
     fn arithmetic_(&self, name: &'static str, op: BinaryOp, rhs: &Tensor) -> Result<()> {
         same_kind(name, self, rhs)?;
         is_number(name, self)?;
+        // The way of gradient accumulation: nothing to broadcast, to reorder or to copy.
+        let flat = self.is_contiguous() && rhs.is_contiguous() && same_shape(self.shape(), rhs.shape());
+        if flat && !self.same_storage(rhs) {
+            Stream::with_current(self.device(), |stream| {
+                kernels::binary(stream, op, self.view(), rhs.view(), self.view())
+            })?;
+            self.storage.bump_version();
+            return Ok(());
+        }
         self.writable(name)?;
         let rhs = self.source(name, rhs)?;
         self.write(name, Some(&rhs), |stream, x, rhs| {

@@ -27,6 +27,7 @@ mod check;
 mod create;
 mod display;
 mod elementwise;
+mod explore;
 mod index;
 mod inplace;
 mod loss;
@@ -39,6 +40,7 @@ mod unary;
 mod view;
 
 pub use device::{DType, Device, Element, Error, Result, Stream};
+pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{AdamStep, BinaryOp, CompareOp, Layout, RandomKey, Scalar, SgdStep, UnaryOp, View};
 pub use random::{Generator, next_key, seed, with_generator};
 pub use tensor::Tensor;

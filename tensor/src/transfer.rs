@@ -1,10 +1,10 @@
 //! Between host and device, between devices, between element types.
 
-use device::{DType, Device, Element, Result};
+use device::{DType, Device, Element, Result, from_bytes};
 use kernels::Layout;
 
 use crate::Tensor;
-use crate::bytes::{decode, read};
+use crate::bytes::read;
 use crate::check::{has_dtype, invalid};
 
 impl Tensor {
@@ -14,7 +14,7 @@ impl Tensor {
     /// `DTypeMismatch` unless `T` is the tensor's type; `Async` if a command that led here failed.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         has_dtype("to_vec", self, T::DTYPE)?;
-        read(&self.contiguous()?, decode)
+        read(&self.contiguous()?, from_bytes)
     }
 
     /// The only element; waits as [`Tensor::to_vec`].
@@ -32,7 +32,7 @@ impl Tensor {
     pub fn item<T: Element>(&self) -> Result<T> {
         const OP: &str = "item";
         has_dtype(OP, self, T::DTYPE)?;
-        let first = if self.elements() == 1 { read(self, decode::<T>)?.first().copied() } else { None };
+        let first = if self.elements() == 1 { read(self, from_bytes::<T>)?.first().copied() } else { None };
         first.ok_or_else(|| {
             invalid(OP, "self", "exactly one element", format_args!("shape {:?}", self.shape()))
         })

@@ -23,7 +23,7 @@ pub(crate) fn each_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()>
 }
 
 pub(crate) fn fresh(schedule: Schedule) -> Device {
-    Device::cpu_with(CpuConfig { threads: Some(1), schedule, memory: None })
+    Device::cpu_with(CpuConfig { threads: Some(1), schedule, ..CpuConfig::default() })
 }
 
 pub(crate) fn new_streams<const N: usize>(device: &Device) -> Result<[Stream; N]> {
@@ -51,7 +51,7 @@ unsafe impl Send for TestPool {}
 unsafe impl Sync for TestPool {}
 
 impl Pool for TestPool {
-    fn release(&self, block: BlockId, uses: Uses) {
+    unsafe fn release(&self, block: BlockId, uses: Uses) {
         self.released.lock().push((block, uses));
     }
 }

@@ -139,7 +139,12 @@ fn rule_19_a_device_may_be_dropped_with_pending_work() -> Result<()> {
         let live = Arc::new(AtomicUsize::new(0));
         let driver = Arc::new(Counting { live: Arc::clone(&live) });
         let gone = Arc::downgrade(&driver);
-        let dev = Device::cpu_with(CpuConfig { threads: Some(1), schedule, memory: Some(driver) });
+        let dev = Device::cpu_with(CpuConfig {
+            threads: Some(1),
+            schedule,
+            memory: Some(driver),
+            ..CpuConfig::default()
+        });
         let (main, [side]) = (dev.default_stream(), new_streams(&dev)?);
         let (x, y) = (buffer(&side)?, buffer(&main)?);
         let hold = side.hold();

@@ -4,17 +4,17 @@
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod fold;
-pub(crate) mod lanes;
 pub(crate) mod index;
+pub(crate) mod lanes;
 pub(crate) mod loss;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod number;
 pub(crate) mod optim;
 pub(crate) mod product;
+pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod softmax;
-pub(crate) mod random;
 pub(crate) mod walk;
 
 /// Runs `work` compiled for the best instruction set of this machine. What it calls has to be inlined to gain from

@@ -32,23 +32,23 @@ type Words<const N: usize> = [[u32; N]; 4];
 pub(crate) fn philox_lanes<const N: usize>(counter: Words<N>, key: [u32; 2]) -> Words<N> {
     const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
     const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-    let mut words = counter;
-    for lane in 0..N {
-        let [mut c0, mut c1, mut c2, mut c3] = counter.map(|word| word[lane]);
-        let [mut k0, mut k1] = key;
-        for _ in 0..10 {
-            let p0 = u64::from(MULTIPLIERS[0]) * u64::from(c0);
-            let p1 = u64::from(MULTIPLIERS[1]) * u64::from(c2);
-            (c0, c1) = ((p1 >> 32) as u32 ^ c1 ^ k0, p1 as u32);
-            (c2, c3) = ((p0 >> 32) as u32 ^ c3 ^ k1, p0 as u32);
-            (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
+    // Words in the low halves of 64 bits, where vector units have a product of 32 by 32 bits.
+    const LOW: u64 = u32::MAX as u64;
+    let [mut c0, mut c1, mut c2, mut c3] = counter.map(|words| words.map(u64::from));
+    let [mut k0, mut k1] = key;
+    for _ in 0..10 {
+        for lane in 0..N {
+            let p0 = u64::from(MULTIPLIERS[0]) * (c0[lane] & LOW);
+            let p1 = u64::from(MULTIPLIERS[1]) * (c2[lane] & LOW);
+            c0[lane] = (p1 >> 32) ^ c1[lane] ^ u64::from(k0);
+            c1[lane] = p1 & LOW;
+            c2[lane] = (p0 >> 32) ^ c3[lane] ^ u64::from(k1);
+            c3[lane] = p0 & LOW;
         }
-        words[0][lane] = c0;
-        words[1][lane] = c1;
-        words[2][lane] = c2;
-        words[3][lane] = c3;
+        k0 = k0.wrapping_add(WEYL[0]);
+        k1 = k1.wrapping_add(WEYL[1]);
     }
-    words
+    [c0, c1, c2, c3].map(|words| words.map(|word| word as u32))
 }
 
 /// Words for `BLOCK` elements, those of element `4 l + w` at `[w][l]`. `low_half` gives the second word of each.

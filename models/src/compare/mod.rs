@@ -281,6 +281,7 @@ fn sibling(device: &Device, threads: usize) -> Device {
             threads: Some(threads),
             schedule: device.schedule(),
             memory: Some(Arc::clone(device.memory_driver())),
+            ..CpuConfig::default()
         }),
         _ => device.clone(),
     }

@@ -1,0 +1,366 @@
+//! Explored schedules: the device's commands run one at a time, in an order that a policy picks.
+//!
+//! Nothing runs until somebody synchronises or much is queued. Then the explorer picks, again and again, one of the
+//! streams whose next command may run, and runs it on the calling thread. Any order that it can pick is one that a
+//! device with real concurrency could have chosen.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::device::Core;
+use crate::fifo::{Fifo, Gate, Item};
+use crate::{Buffer, Result, Stream, Use};
+
+/// Which of the commands that may run is run next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// Any of them, with equal chances.
+    Random {
+        /// Decides the order.
+        seed: u64,
+    },
+    /// That of the stream with the highest priority; priorities are drawn, and the runner's is now and then lowered to
+    /// the lowest. Finds bugs that need few preemptions at the right places (after Burckhardt et al., ASPLOS 2010).
+    Priorities {
+        /// Decides the order.
+        seed: u64,
+    },
+    /// The one that was launched last.
+    NewestFirst,
+    /// The one that was launched first: the order of the program.
+    OldestFirst,
+    /// Any but those of one stream, counted in the order of creation, for as long as there are others.
+    Starve {
+        /// The stream that has to wait.
+        stream: usize,
+        /// Decides the order of the others.
+        seed: u64,
+    },
+}
+
+/// A range of memory that a command reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The first byte's address.
+    pub start: usize,
+    /// The address after the last byte.
+    pub end: usize,
+    /// Whether it is written.
+    pub write: bool,
+}
+
+/// A command that could have been run, or was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its stream, counted in the order of creation; the default stream is 0.
+    pub stream: usize,
+    /// Its number in the stream.
+    pub tick: u64,
+    /// The op that launched it.
+    pub op: &'static str,
+    /// What it uses.
+    pub accesses: SmallVec<[Access; 4]>,
+}
+
+impl Candidate {
+    /// Whether the order of the two can matter: one writes what the other uses, or both are of one stream.
+    pub fn conflicts(&self, other: &Candidate) -> bool {
+        let overlap = |a: &Access, b: &Access| (a.write || b.write) && a.start < b.end && b.start < a.end;
+        self.stream == other.stream
+            || self.accesses.iter().any(|a| other.accesses.iter().any(|b| overlap(a, b)))
+    }
+}
+
+/// One decision of the explorer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// What could be run, by stream.
+    pub candidates: Vec<Candidate>,
+    /// Which of them was.
+    pub taken: usize,
+}
+
+pub(crate) struct Explorer {
+    state: Mutex<State>,
+}
+
+struct State {
+    policy: Policy,
+    random: Random,
+    /// The first choices, as streams, before the policy decides.
+    prefix: Arc<[usize]>,
+    /// By creation; `None` once a stream was dropped and has run everything.
+    fifos: Vec<Option<Arc<Fifo>>>,
+    priorities: Vec<u64>,
+    launched: u64,
+    waits: usize,
+    drop_wait: Option<usize>,
+    queued: usize,
+    choices: Vec<Choice>,
+}
+
+/// More queued commands than this make room by running some.
+const QUEUE_BOUND: usize = 4096;
+
+/// What a command is in the queue of an explored stream, beside its work.
+#[derive(Clone, Default)]
+pub(crate) struct Explored {
+    launched: u64,
+    accesses: SmallVec<[Access; 4]>,
+}
+
+/// What a stream could do next.
+enum Head {
+    Ready(u64, &'static str, Explored),
+    Waits,
+    /// Nothing any more.
+    Over,
+}
+
+enum Next {
+    Ran,
+    /// Every stream that has work is behind this gate, or behind one that is.
+    Held(Arc<Gate>),
+    Nothing,
+}
+
+impl Explorer {
+    pub(crate) fn new(policy: Policy, prefix: Arc<[usize]>, drop_wait: Option<usize>) -> Self {
+        let seed = match policy {
+            Policy::Random { seed } | Policy::Priorities { seed } | Policy::Starve { seed, .. } => seed,
+            Policy::NewestFirst | Policy::OldestFirst => 0,
+        };
+        Explorer {
+            state: Mutex::new(State {
+                policy,
+                random: Random(seed),
+                prefix,
+                fifos: Vec::new(),
+                priorities: Vec::new(),
+                launched: 0,
+                waits: 0,
+                drop_wait,
+                queued: 0,
+                choices: Vec::new(),
+            }),
+        }
+    }
+
+    pub(crate) fn adopt(&self, fifo: &Arc<Fifo>) {
+        let mut state = self.state.lock();
+        state.fifos.push(Some(Arc::clone(fifo)));
+        let priority = state.random.next();
+        state.priorities.push(priority);
+    }
+
+    /// Counts a command that is about to be queued.
+    pub(crate) fn launched(&self, accesses: SmallVec<[Access; 4]>) -> Explored {
+        let mut state = self.state.lock();
+        state.launched += 1;
+        state.queued += 1;
+        Explored { launched: state.launched, accesses }
+    }
+
+    /// Whether the next wait is kept, as all are but one that a test asked to leave out.
+    pub(crate) fn keeps_wait(&self) -> bool {
+        let mut state = self.state.lock();
+        state.waits += 1;
+        state.drop_wait != Some(state.waits - 1)
+    }
+
+    /// Runs commands while too many are queued.
+    pub(crate) fn make_room(&self, core: &Core) {
+        let mut state = self.state.lock();
+        while state.queued > QUEUE_BOUND && matches!(state.step(core), Next::Ran) {}
+    }
+
+    /// Runs commands until `done`.
+    pub(crate) fn run_until(&self, core: &Core, done: impl Fn() -> bool) {
+        loop {
+            let mut state = self.state.lock();
+            if done() {
+                return;
+            }
+            match state.step(core) {
+                Next::Ran => {}
+                Next::Held(gate) => {
+                    drop(state);
+                    gate.pass();
+                }
+                Next::Nothing => return,
+            }
+        }
+    }
+
+    /// Runs everything that is left and forgets the streams. Nobody else uses the device any more.
+    pub(crate) fn finish(&self, core: &Core) {
+        self.run_until(core, || false);
+        self.state.lock().fifos.clear();
+    }
+
+    /// The decisions so far.
+    pub(crate) fn choices(&self) -> Vec<Choice> {
+        self.state.lock().choices.clone()
+    }
+}
+
+impl State {
+    /// Runs the command that the policy picks.
+    fn step(&mut self, core: &Core) -> Next {
+        let mut ready: SmallVec<[(Arc<Fifo>, u64); 8]> = SmallVec::new();
+        let mut candidates = Vec::new();
+        let mut held = None;
+        for (stream, slot) in self.fifos.iter_mut().enumerate() {
+            let Some(fifo) = slot else { continue };
+            let head = fifo.with_queue(|items, closed| {
+                // A wait for what has run is over; it is nobody's choice.
+                while let Some(Item::Wait { fifo, tick }) = items.front()
+                    && fifo.completed() >= *tick
+                {
+                    items.pop_front();
+                }
+                match items.front() {
+                    None if closed => Head::Over,
+                    Some(Item::Gate { gate, .. }) if !gate.is_open() => {
+                        held = Some(Arc::clone(gate));
+                        Head::Waits
+                    }
+                    Some(Item::Gate { tick, .. }) => Head::Ready(*tick, "hold", Explored::default()),
+                    Some(Item::Run { tick, op, explored: Some(explored), .. }) => {
+                        Head::Ready(*tick, op, explored.clone())
+                    }
+                    _ => Head::Waits,
+                }
+            });
+            match head {
+                Head::Ready(tick, op, Explored { launched, accesses }) => {
+                    ready.push((Arc::clone(fifo), launched));
+                    candidates.push(Candidate { stream, tick, op, accesses });
+                }
+                Head::Waits => {}
+                Head::Over => *slot = None,
+            }
+        }
+        if candidates.is_empty() {
+            return held.map_or(Next::Nothing, Next::Held);
+        }
+        let taken = self.pick(&candidates, &ready);
+        let fifo = Arc::clone(&ready[taken].0);
+        self.choices.push(Choice { candidates, taken });
+        match fifo.with_queue(|items, _| items.pop_front()) {
+            Some(Item::Run { tick, op, work, .. }) => {
+                self.queued -= 1;
+                fifo.run(core, op, tick, work);
+                fifo.complete(tick);
+            }
+            Some(Item::Gate { tick, .. }) => fifo.complete(tick),
+            Some(Item::Wait { .. }) | None => {}
+        }
+        Next::Ran
+    }
+
+    fn pick(&mut self, candidates: &[Candidate], ready: &[(Arc<Fifo>, u64)]) -> usize {
+        let forced = self.prefix.get(self.choices.len());
+        if let Some(at) = forced.and_then(|&stream| candidates.iter().position(|c| c.stream == stream)) {
+            return at;
+        }
+        let launched = |at: &usize| ready[*at].1;
+        let all = 0..candidates.len();
+        match self.policy {
+            Policy::Random { .. } => self.random.below(candidates.len()),
+            Policy::Priorities { .. } => {
+                let priority = |at: &usize| self.priorities[candidates[*at].stream];
+                let at = all.max_by_key(priority).unwrap_or(0);
+                if self.random.below(CHANGE_EVERY) == 0 {
+                    let lowest = self.priorities.iter().min().copied().unwrap_or(0);
+                    self.priorities[candidates[at].stream] = lowest.saturating_sub(1);
+                }
+                at
+            }
+            Policy::NewestFirst => all.max_by_key(launched).unwrap_or(0),
+            Policy::OldestFirst => all.min_by_key(launched).unwrap_or(0),
+            Policy::Starve { stream, .. } => {
+                let others: SmallVec<[usize; 8]> =
+                    all.filter(|&at| candidates[at].stream != stream).collect();
+                if others.is_empty() { 0 } else { others[self.random.below(others.len())] }
+            }
+        }
+    }
+}
+
+/// A runner's priority is lowered once in about this many commands.
+const CHANGE_EVERY: usize = 16;
+
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+    }
+}
+
+impl Stream {
+    /// Fills a fresh buffer with a pattern, on an explored device only: who reads it before writing it, or writes it
+    /// while its block's last owner still reads, then gives another result.
+    ///
+    /// # Errors
+    /// As for [`launch`](Stream::launch).
+    #[inline]
+    pub fn poison(&self, buffer: &Buffer) -> Result<()> {
+        if self.fifo().explorer.is_none() || buffer.len_bytes() == 0 {
+            return Ok(());
+        }
+        let range = Poisoned(buffer.ptr(), buffer.len_bytes());
+        // SAFETY: the range is the buffer's, and the launch orders the write among its uses.
+        self.launch("poison", &[Use::write(buffer)], move || unsafe { range.fill() })
+    }
+}
+
+struct Poisoned(*mut u8, usize);
+
+// SAFETY: an address; who follows it answers for that.
+unsafe impl Send for Poisoned {}
+
+impl Poisoned {
+    /// # Safety
+    /// The range may be written.
+    unsafe fn fill(self) {
+        // SAFETY: as the caller says. All ones are NaN as floats, and -1 as integers.
+        unsafe { std::ptr::write_bytes(self.0, 0xff, self.1) }
+    }
+}
+
+impl Fifo {
+    /// Blocks until the stream has run `tick`, which was given out before the call: waits for the worker, or runs what
+    /// the explorer picks. The host has seen the tick afterwards.
+    pub(crate) fn host_wait(&self, core: &Core, tick: u64) {
+        match &self.explorer {
+            None => self.wait_until(tick),
+            Some(explorer) => {
+                explorer.run_until(core, || self.completed() >= tick);
+                self.seen.fetch_max(tick, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// The newest tick that the host can see has passed. Of an explored stream, that is what somebody waited for: what
+    /// the engine decides shall not depend on the order that the explorer picks.
+    pub(crate) fn visible(&self) -> u64 {
+        match &self.explorer {
+            None => self.completed(),
+            Some(_) => self.seen.load(Ordering::Acquire),
+        }
+    }
+}

@@ -238,8 +238,8 @@ impl Sweep {
         let (saved, hooks) = node.take();
         let Some(mut gradient) = gradient else { return Ok(()) };
         let edges = self.edges(at);
-        let needed: SmallVec<[bool; 4]> =
-            edges.iter().map(|&input| input != NONE && self.needed[input]).collect();
+        let mut needed: SmallVec<[bool; 8]> = SmallVec::new();
+        edges.iter().for_each(|&input| needed.push(input != NONE && self.needed[input]));
         let grads = on_stream(&node.stream, || {
             caught(node, || {
                 for hook in &hooks {

@@ -54,7 +54,8 @@ pub(crate) struct Node<R: ?Sized = dyn Rule> {
 #[derive(Default)]
 struct State {
     consumed: bool,
-    saved: SmallVec<[Saved; 2]>,
+    /// Most ops save nothing or little: nodes stay small without room for it.
+    saved: Vec<Saved>,
     hooks: Vec<Hook>,
 }
 
@@ -157,13 +158,18 @@ where
         };
         Saved { tensor: tensor.clone(), version: tensor.version(), source }
     };
-    let newest = inputs.iter().filter_map(|input| input.node.as_ref()).map(|node| node.sequence).max();
+    let mut newest = 0;
+    let mut nodes = SmallVec::new();
+    for input in inputs {
+        newest = newest.max(input.node.as_ref().map_or(0, |node| node.sequence));
+        nodes.push(input.node.clone());
+    }
     let node = Arc::new(Node {
         op,
-        sequence: next_sequence(newest.unwrap_or(0)),
+        sequence: next_sequence(newest),
         stream: Stream::current(value.device()),
         shape: SmallVec::from_slice(value.shape()),
-        inputs: inputs.iter().map(|input| input.node.clone()).collect(),
+        inputs: nodes,
         state: SpinLock::new(State {
             consumed: false,
             saved: saved.iter().map(save).collect(),
@@ -217,7 +223,7 @@ impl Node {
     }
 
     /// The saved tensors, which are gone afterwards if the node was claimed, and the hooks.
-    pub(crate) fn take(&self) -> (SmallVec<[Saved; 2]>, Vec<Hook>) {
+    pub(crate) fn take(&self) -> (Vec<Saved>, Vec<Hook>) {
         let mut state = self.state.lock();
         let saved = if state.consumed { std::mem::take(&mut state.saved) } else { state.saved.clone() };
         (saved, state.hooks.clone())
@@ -231,6 +237,9 @@ impl Node {
 /// A long chain of ops is dropped in a loop: by itself it would recurse once an op.
 impl<R: ?Sized> Drop for Node<R> {
     fn drop(&mut self) {
+        if self.inputs.iter().flatten().all(|input| Arc::strong_count(input) > 1) {
+            return;
+        }
         let mut pending: SmallVec<[Arc<Node>; 4]> = SmallVec::new();
         pending.extend(std::mem::take(&mut self.inputs).into_iter().flatten());
         while let Some(mut node) = pending.pop() {

@@ -206,9 +206,23 @@ type Locked<'a> = SmallVec<[(SpinGuard<'a, Log>, bool); 4]>;
 /// share buffers are ordered alike in every log, so streams cannot wait in a circle.
 #[inline(always)]
 fn lock_all<'a>(uses: &[Use<'a>], locked: &mut Locked<'a>) {
+    let address = |used: &Use<'a>| std::ptr::from_ref(used.buffer);
+    // Most commands use few buffers, and sort them in no time.
+    if let [one] = uses {
+        locked.push((one.buffer.log.lock(), one.write));
+        return;
+    }
+    if let [a, b] = uses
+        && address(a) != address(b)
+    {
+        let (a, b) = if address(a) < address(b) { (a, b) } else { (b, a) };
+        locked.push((a.buffer.log.lock(), a.write));
+        locked.push((b.buffer.log.lock(), b.write));
+        return;
+    }
     let mut sorted: SmallVec<[&Use<'a>; 4]> = SmallVec::new();
     uses.iter().for_each(|used| sorted.push(used));
-    sorted.sort_unstable_by_key(|used| std::ptr::from_ref(used.buffer));
+    sorted.sort_unstable_by_key(|used| address(used));
     let mut last = std::ptr::null();
     for used in &sorted {
         match locked.last_mut() {

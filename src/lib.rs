@@ -59,6 +59,10 @@ pub use tensor::{
     seed, with_generator,
 };
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 /// The names that most programs need: `use streamgrad::prelude::*;`.
 ///
 /// [`Result`] and [`Error`] stay at `streamgrad::`, so that they do not hide those of the standard library.

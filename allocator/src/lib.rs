@@ -19,7 +19,7 @@
 //! 5. A new segment from the driver, within the limit.
 //! 6. Any run of free blocks that is large enough, of any arena, that the stream waits for; then, with every
 //!    cached segment given back, a new segment after all; then
-//!    [`Error::OutOfMemory`](device::Error::OutOfMemory) with a report of where the memory is.
+//!    [`Error::OutOfMemory`] with a report of where the memory is.
 //!
 //! Each stream has an arena with a lock of its own, so streams driven by different threads do not meet. A
 //! segment belongs to its arena until it is given back to the driver; its blocks always return there. Blocks

@@ -240,7 +240,9 @@ impl Sweep {
         let edges = self.edges(at);
         let mut needed: SmallVec<[bool; 8]> = SmallVec::new();
         edges.iter().for_each(|&input| needed.push(input != NONE && self.needed[input]));
-        let grads = on_stream(&node.stream, || {
+        // Filled in place: gradients are large to move.
+        let mut grads = Grads::new();
+        on_stream(&node.stream, || {
             caught(node, || {
                 for hook in &hooks {
                     if let Some(changed) = hook(&gradient)? {
@@ -249,10 +251,10 @@ impl Sweep {
                     }
                 }
                 found(at, &gradient);
-                if !needed.contains(&true) {
-                    return Ok(Grads::new());
+                if needed.contains(&true) {
+                    grads = node.vjp(&Vjp::new(node, &saved, create_graph, &needed), &gradient)?;
                 }
-                node.vjp(&Vjp::new(node, &saved, create_graph, &needed), &gradient)
+                Ok(())
             })
         })?;
         // Whoever shares the gradient from here on is somebody else, which decides whether it may be added to.

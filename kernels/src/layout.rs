@@ -22,9 +22,7 @@ pub struct Layout {
     shape: Dims,
     strides: Strides,
     offset: usize,
-    elements: usize,
-    // One past the highest element index that is reached; 0 if there are no elements.
-    end: usize,
+    // Tensors are moved often, so what follows from the rest quickly is not kept.
     contiguous: bool,
 }
 
@@ -71,29 +69,17 @@ impl Layout {
             // A product that saturated before it met the 0 says nothing; strides of empty layouts are unused.
             strides.fill(0);
         }
-        Layout {
-            shape: Dims::from_slice(shape),
-            strides,
-            offset: 0,
-            elements,
-            end: elements,
-            contiguous: true,
-        }
+        Layout { shape: Dims::from_slice(shape), strides, offset: 0, contiguous: true }
     }
 
     fn from_parts(shape: Dims, strides: Strides, offset: usize) -> Layout {
         let mut elements = 1_usize;
-        let mut last = offset;
         let mut contiguous = true;
         for (&size, &stride) in shape.iter().zip(&strides).rev() {
-            if size > 1 {
-                contiguous &= stride == elements as isize;
-                last = last.saturating_add((size - 1).saturating_mul(stride.unsigned_abs()));
-            }
+            contiguous &= size <= 1 || stride == elements as isize;
             elements = elements.saturating_mul(size);
         }
-        let end = if elements == 0 { 0 } else { last.saturating_add(1) };
-        Layout { shape, strides, offset, elements, end, contiguous: contiguous || elements == 0 }
+        Layout { shape, strides, offset, contiguous: contiguous || elements == 0 }
     }
 
     /// Sizes of the axes.
@@ -123,13 +109,22 @@ impl Layout {
     /// Number of elements, the product of the shape.
     #[inline]
     pub fn elements(&self) -> usize {
-        self.elements
+        self.shape.iter().fold(1, |n, &size| n.saturating_mul(size))
     }
 
     /// One past the highest element index that the layout reaches; 0 if it has no elements.
     #[inline]
     pub fn end(&self) -> usize {
-        self.end
+        let elements = self.elements();
+        if elements == 0 {
+            return 0;
+        }
+        if self.contiguous {
+            return self.offset.saturating_add(elements);
+        }
+        let reach = |(&size, &stride): (&usize, &isize)| (size - 1).saturating_mul(stride.unsigned_abs());
+        let axes = self.shape.iter().zip(&self.strides);
+        axes.map(reach).fold(self.offset, usize::saturating_add).saturating_add(1)
     }
 
     /// Whether the elements lie in row-major order without gaps; the offset may be anything.
@@ -141,20 +136,20 @@ impl Layout {
     /// Whether every index leads to the same element: one element, or all strides 0.
     #[inline]
     pub fn is_uniform(&self) -> bool {
-        self.elements == 1 || self.shape.iter().zip(&self.strides).all(|(&n, &s)| n == 1 || s == 0)
+        self.elements() == 1 || self.shape.iter().zip(&self.strides).all(|(&n, &s)| n == 1 || s == 0)
     }
 
     /// Whether two indices lead to the same element, because an axis was expanded.
     #[inline]
     pub fn overlaps_itself(&self) -> bool {
         !self.contiguous
-            && self.elements > 1
+            && self.elements() > 1
             && self.shape.iter().zip(&self.strides).any(|(&n, &s)| n > 1 && s == 0)
     }
 
     /// Whether the elements fill a range of the buffer without gaps or overlaps, in whatever order of the axes.
     pub fn is_dense(&self) -> bool {
-        self.contiguous || (!self.overlaps_itself() && self.end - self.offset == self.elements)
+        self.contiguous || (!self.overlaps_itself() && self.end() - self.offset == self.elements())
     }
 
     /// The same elements under another shape, `None` if that takes a copy.
@@ -165,14 +160,13 @@ impl Layout {
         let elements = shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size));
         // A shape with a 0 has no elements, however large its other axes are.
         let elements = if shape.contains(&0) { Some(0) } else { elements };
-        if elements != Some(self.elements) {
+        if elements != Some(self.elements()) {
             return Err(shape_mismatch(op, &self.shape, shape));
         }
         if self.contiguous {
             let mut layout = Layout::contiguous(shape);
-            if self.elements > 0 {
+            if elements != Some(0) {
                 layout.offset = self.offset;
-                layout.end = self.end;
             }
             return Ok(Some(layout));
         }

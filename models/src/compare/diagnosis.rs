@@ -106,11 +106,10 @@ fn are_apart(facts: &Facts) -> bool {
 fn lanes_apart(facts: &Facts) -> Option<Finding> {
     are_apart(facts).then(|| {
         let message = format!(
-            "the lanes hardly ever run at once ({:.0} % of busy time) though there are {} threads, and the slowest \
-             tenth of steps takes {:.1}x the median: other programs hold the cores",
+            "the lanes hardly ever run at once ({:.0} % of busy time) though there are {} threads: their threads share a \
+             core, as they do when another program keeps one busy; measure again on an idle machine",
             100.0 * facts.overlap,
-            facts.threads,
-            share(facts.concurrent_p90_ms, facts.concurrent_ms)
+            facts.threads
         );
         Finding::new("lanes-apart", message)
     })

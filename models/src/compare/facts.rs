@@ -11,7 +11,6 @@ pub(super) struct Facts {
     pub(super) threads: usize,
     pub(super) serial_ms: f64,
     pub(super) concurrent_ms: f64,
-    pub(super) concurrent_p90_ms: f64,
     /// How much faster the serial schedule is for having all threads.
     pub(super) split_gain: f64,
     /// The share of busy time in which lanes run at once.
@@ -49,7 +48,6 @@ impl Facts {
             threads,
             serial_ms: serial.step_ms.median,
             concurrent_ms: concurrent.step_ms.median,
-            concurrent_p90_ms: concurrent.step_ms.p90,
             // Both traced.
             split_gain: alone.wall_ms / serial.profile.wall_ms,
             overlap: profile.overlap,

@@ -78,7 +78,6 @@ fn each_cause_has_its_finding() {
         threads: 2,
         serial_ms: 2.0,
         concurrent_ms: 1.1,
-        concurrent_p90_ms: 1.2,
         split_gain: 1.0,
         overlap: 0.8,
         bound_ms: 1.0,

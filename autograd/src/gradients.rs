@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tensor::{Result, Tensor};
 
 use crate::Var;
-use crate::backward::{add_gradients, on_stream};
+use crate::backward::{add_gradients, address, on_stream};
 use crate::tape::Node;
 
 /// The gradients of the leaves that a backward pass reached, in the order in which the leaves were made.
@@ -25,10 +25,6 @@ pub struct Gradients {
 struct Entry {
     leaf: Arc<Node>,
     gradient: Var,
-}
-
-fn address(node: &Arc<Node>) -> usize {
-    Arc::as_ptr(node).cast::<()>() as usize
 }
 
 impl Gradients {

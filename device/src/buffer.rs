@@ -3,11 +3,13 @@
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::fifo::{find, reached};
+use crate::cuda::Staged;
+use crate::fifo::{Fifo, find, reached};
 use crate::{Access, Device, Error, Moment, Result, SpinLock, Stream, StreamId};
 
 /// Which block of its pool a buffer is.
@@ -172,6 +174,9 @@ impl Buffer {
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let core = self.home.core();
         core.count_host_sync();
+        if core.cuda.is_some() {
+            return self.download_staged(read);
+        }
         let mut read = Some(read);
         loop {
             if let Some(result) = self.read_if_sound(&mut read) {
@@ -192,9 +197,50 @@ impl Buffer {
         self.read_if_sound(&mut Some(read))
     }
 
+    /// Reads through a copy in host memory, made by a command of the stream that wrote last: it comes after the write,
+    /// and no stream has to be waited for.
+    fn download_staged<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let core = self.home.core();
+        let (fifo, staged, moment) = loop {
+            let write = self.last_write();
+            let fifo = find(write.stream).unwrap_or_else(|| Arc::clone(&core.default));
+            if let Some((staged, moment)) = self.stage(&fifo, write)? {
+                break (fifo, staged, moment);
+            }
+        };
+        fifo.wait_until(moment.tick).map_err(|error| error.met_by("download", moment.stream))?;
+        core.take_fault()?;
+        // SAFETY: the copy has run.
+        Ok(read(unsafe { staged.bytes() }))
+    }
+
+    /// Launches a copy to the host on `fifo`, which made the last `write` if it is still that; else does nothing.
+    fn stage(&self, fifo: &Fifo, write: Moment) -> Result<Option<(Staged, Moment)>> {
+        let driver = fifo.driver()?;
+        let mut tail = fifo.tail.lock();
+        let moment = {
+            let mut log = self.log.lock();
+            if log.write != write {
+                return Ok(None);
+            }
+            fifo.take(&mut tail);
+            let moment = Moment { stream: fifo.id, tick: tail.tick };
+            log.record(moment, false);
+            moment
+        };
+        // SAFETY: the buffer has that many bytes, and the command reads them.
+        let staged =
+            driver.bind().and_then(|()| unsafe { driver.download(self.ptr(), self.len_bytes, moment) });
+        driver.set_launched(moment.tick);
+        staged.map(|staged| Some((staged, moment))).map_err(|error| error.met_by("download", moment.stream))
+    }
+
     /// Reads if the last write has run and no failure is unreported, which it is asked after the write.
     fn read_if_sound<R>(&self, read: &mut Option<impl FnOnce(&[u8]) -> R>) -> Option<R> {
         let core = self.home.core();
+        if core.cuda.is_some() {
+            return None;
+        }
         let host = &core.host;
         let moment = {
             let mut log = self.log.lock();

@@ -7,14 +7,15 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::cuda::{Context, DriverStream};
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, reached};
 use crate::host::Host;
 use crate::recorder::Recorder;
 use crate::stream::{Handle, Side, Stream};
 use crate::{
-    CpuConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result, Schedule,
-    StreamOptions, SyncStats,
+    CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
+    Schedule, StreamOptions, SyncStats,
 };
 
 /// What a device is made of.
@@ -23,6 +24,8 @@ use crate::{
 pub enum DeviceKind {
     /// The host's processor.
     Cpu,
+    /// The CUDA device with this ordinal.
+    Cuda(usize),
 }
 
 /// A device that runs streams of commands. A cheap handle: clones are the same device.
@@ -55,7 +58,12 @@ pub(crate) struct Core {
     /// Counts of streams that are gone.
     retired: Mutex<SyncStats>,
     host_syncs: AtomicU64,
-    fault: Fault,
+    pub(crate) fault: Arc<Fault>,
+    pub(crate) cuda: Option<Arc<Context>>,
+    /// Waits for each command of a driver's stream.
+    pub(crate) blocking: bool,
+    /// Streams whose last handle is gone while the driver still runs their work.
+    orphans: Mutex<Vec<Arc<Fifo>>>,
     pub(crate) recorder: Recorder,
     pub(crate) explorer: Option<Arc<Explorer>>,
 }
@@ -81,30 +89,48 @@ impl Device {
             Schedule::Inline | Schedule::Threads => None,
         };
         let default = Fifo::new(placement, threads, explorer.as_ref());
-        Device(Stream(Handle::Default(Arc::new(Core {
-            kind: DeviceKind::Cpu,
-            schedule: config.schedule,
-            threads,
-            streams: Mutex::new(vec![Arc::downgrade(&default)]),
-            default,
-            host: Host::new(),
-            memory: config.memory.unwrap_or_else(|| Arc::new(HostMemory)),
-            pool: OnceLock::new(),
-            workers: OnceLock::new(),
-            retired: Mutex::default(),
-            host_syncs: AtomicU64::new(0),
-            fault: Fault::default(),
-            recorder: Recorder::default(),
-            explorer,
-        }))))
+        let memory = config.memory.unwrap_or_else(|| Arc::new(HostMemory));
+        let mut core = Core::new(DeviceKind::Cpu, default, memory);
+        core.schedule = config.schedule;
+        core.threads = threads;
+        core.explorer = explorer;
+        Device::of(core)
     }
 
-    /// The CUDA device with this ordinal.
+    fn of(core: Core) -> Device {
+        Device(Stream(Handle::Default(Arc::new(core))))
+    }
+
+    /// The CUDA device with this ordinal, one device for the whole process.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`] with the reason: no driver, no device, or a build without it.
+    /// [`Error::CudaUnavailable`] with the reason: no driver, no device, or a build without it; [`Error::Driver`] if the
+    /// driver refuses.
     pub fn cuda(ordinal: usize) -> Result<Device> {
-        Err(Error::CudaUnavailable { reason: crate::cuda::why_unavailable(ordinal).into() })
+        static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+        let mut devices = DEVICES.lock();
+        let known = devices.iter().find(|device| device.kind() == DeviceKind::Cuda(ordinal));
+        if let Some(device) = known {
+            return Ok(device.clone());
+        }
+        let device = Device::cuda_with(ordinal, CudaConfig::default())?;
+        devices.push(device.clone());
+        Ok(device)
+    }
+
+    /// The CUDA device with this ordinal, with streams and memory of its own.
+    ///
+    /// # Errors
+    /// As for [`cuda`](Self::cuda).
+    pub fn cuda_with(ordinal: usize, config: CudaConfig) -> Result<Device> {
+        let context = Context::open(ordinal)?;
+        let default = Fifo::of_driver(DriverStream::new(&context, Priority::Normal)?);
+        let memory = config.memory.unwrap_or_else(|| Arc::clone(&context) as Arc<dyn MemoryDriver>);
+        let blocking = config.blocking.unwrap_or_else(blocking_from_environment);
+        let mut core = Core::new(DeviceKind::Cuda(ordinal), default, memory);
+        core.cuda = Some(context);
+        core.blocking = blocking;
+        Ok(Device::of(core))
     }
 
     /// The first CUDA device if there is one, else the CPU.
@@ -121,6 +147,15 @@ impl Device {
     pub fn name(&self) -> String {
         match self.kind() {
             DeviceKind::Cpu => "cpu".to_owned(),
+            DeviceKind::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        }
+    }
+
+    /// What the device says of itself, as in `NVIDIA H200, sm_90, 132 multiprocessors`.
+    pub fn description(&self) -> String {
+        match &self.core().cuda {
+            Some(context) => context.describe(),
+            None => format!("{} threads", self.threads()),
         }
     }
 
@@ -156,6 +191,12 @@ impl Device {
     /// [`Error::Io`] if the system gives no thread for it.
     pub fn new_stream_with(&self, options: StreamOptions) -> Result<Stream> {
         let core = self.core();
+        core.sweep();
+        if let Some(context) = &core.cuda {
+            return Ok(
+                self.add(Fifo::of_driver(DriverStream::new(context, options.priority)?), options.priority)
+            );
+        }
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
         let placement = match core.schedule {
             Schedule::Inline => options.placement,
@@ -165,11 +206,15 @@ impl Device {
         if placement == Placement::Worker {
             fifo.ensure_worker()?;
         }
-        let mut streams = core.streams.lock();
+        Ok(self.add(fifo, options.priority))
+    }
+
+    fn add(&self, fifo: Arc<Fifo>, priority: Priority) -> Stream {
+        let mut streams = self.core().streams.lock();
         streams.retain(|weak| weak.strong_count() > 0);
         streams.push(Arc::downgrade(&fifo));
         drop(streams);
-        Ok(Stream(Handle::Side(Arc::new(Side { device: self.clone(), fifo, priority: options.priority }))))
+        Stream(Handle::Side(Arc::new(Side { device: self.clone(), fifo, priority })))
     }
 
     /// Blocks until every command launched so far has run.
@@ -183,6 +228,7 @@ impl Device {
         for fifo in streams {
             fifo.host_wait(core, fifo.enqueued.load(Ordering::Acquire));
         }
+        core.sweep();
         core.take_fault()
     }
 
@@ -252,6 +298,47 @@ impl fmt::Debug for Device {
 }
 
 impl Core {
+    /// A device that runs inline on one thread.
+    fn new(kind: DeviceKind, default: Arc<Fifo>, memory: Arc<dyn MemoryDriver>) -> Core {
+        Core {
+            kind,
+            schedule: Schedule::Inline,
+            threads: 1,
+            streams: Mutex::new(vec![Arc::downgrade(&default)]),
+            default,
+            host: Host::new(),
+            memory,
+            pool: OnceLock::new(),
+            workers: OnceLock::new(),
+            retired: Mutex::default(),
+            host_syncs: AtomicU64::new(0),
+            fault: Arc::default(),
+            cuda: None,
+            blocking: false,
+            orphans: Mutex::default(),
+            recorder: Recorder::default(),
+            explorer: None,
+        }
+    }
+
+    /// Keeps the driver's stream of a handle that is gone until it has run dry.
+    pub(crate) fn adopt(&self, fifo: &Arc<Fifo>) {
+        if fifo.driver.is_some() {
+            self.orphans.lock().push(Arc::clone(fifo));
+            self.sweep();
+        }
+    }
+
+    /// Lets go of streams without handles that have run dry.
+    fn sweep(&self) {
+        if self.cuda.is_some() {
+            self.orphans.lock().retain(|fifo| {
+                let newest = fifo.enqueued.load(Ordering::Acquire);
+                fifo.completed() < newest && !fifo.poll(newest)
+            });
+        }
+    }
+
     pub(crate) fn fail(&self, error: Error) {
         self.fault.keep_first(error);
     }
@@ -261,6 +348,9 @@ impl Core {
     }
 
     pub(crate) fn take_fault(&self) -> Result<()> {
+        if let Some(error) = self.cuda.as_ref().and_then(|context| context.take_fault()) {
+            self.fail(error);
+        }
         self.fault.take()
     }
 
@@ -294,6 +384,11 @@ impl Drop for Core {
         if let Some(explorer) = &self.explorer {
             explorer.finish(self);
         }
+        for fifo in self.orphans.get_mut().iter().chain([&self.default]).filter(|fifo| fifo.driver.is_some())
+        {
+            // Memory goes with the device, so its work has to be done; a failure has nobody left to tell.
+            let _ = fifo.wait_until(fifo.enqueued.load(Ordering::Acquire));
+        }
         self.default.close();
     }
 }
@@ -304,4 +399,8 @@ fn cores() -> usize {
 
 fn threads_from_environment() -> Option<usize> {
     std::env::var("STREAMGRAD_THREADS").ok()?.trim().parse().ok().filter(|&threads| threads > 0)
+}
+
+fn blocking_from_environment() -> bool {
+    std::env::var("STREAMGRAD_LAUNCH_BLOCKING").is_ok_and(|value| value.trim() == "1")
 }

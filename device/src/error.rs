@@ -105,6 +105,14 @@ pub enum Error {
         /// The code's name.
         name: Box<str>,
     },
+    /// A kernel that the device's compiler refuses.
+    #[error("kernel {name} does not compile: {log}")]
+    KernelCompile {
+        /// The program or the kernel.
+        name: Box<str>,
+        /// What the compiler said.
+        log: Box<str>,
+    },
     /// A command that was launched earlier failed; reported at a synchronising call.
     #[error("{op} on stream {stream} failed: {source}")]
     Async {
@@ -195,6 +203,17 @@ pub enum Error {
         /// What is wrong with it.
         detail: Box<str>,
     },
+}
+
+impl Error {
+    /// A driver's failure as that of the op that met it first. Once a command has failed on a device, so does every
+    /// later call.
+    pub(crate) fn met_by(self, op: &'static str, stream: StreamId) -> Error {
+        match self {
+            Error::Driver { .. } => Error::Async { op, stream, source: Arc::new(self) },
+            other => other,
+        }
+    }
 }
 
 /// A panic that was caught in a command, as the source of [`Error::Async`].

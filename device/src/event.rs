@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use crate::cuda::TimedEvent;
 use crate::device::Core;
 use crate::fifo::Fifo;
 use crate::{Moment, Result};
@@ -27,6 +28,8 @@ pub(crate) struct Marker {
     pub(crate) fifo: Arc<Fifo>,
     pub(crate) moment: Moment,
     pub(crate) stamp: Arc<OnceLock<Instant>>,
+    /// The event of a driver's stream.
+    pub(crate) timed: Option<TimedEvent>,
 }
 
 impl Event {
@@ -40,7 +43,10 @@ impl Event {
     /// # Errors
     /// None on the CPU; a device's driver may report one.
     pub fn is_complete(&self) -> Result<bool> {
-        Ok(self.0.fifo.completed() >= self.0.moment.tick)
+        match &self.0.timed {
+            Some(timed) => timed.is_complete(),
+            None => Ok(self.0.fifo.completed() >= self.0.moment.tick),
+        }
     }
 
     /// Blocks until the stream has passed the event.
@@ -49,7 +55,13 @@ impl Event {
     /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet.
     pub fn synchronize(&self) -> Result<()> {
         self.0.core.count_host_sync();
-        self.0.fifo.host_wait(&self.0.core, self.0.moment.tick);
+        match &self.0.timed {
+            Some(timed) => match timed.synchronize() {
+                Ok(()) => self.0.fifo.passed(self.0.moment.tick),
+                Err(error) => self.0.core.fail(error.met_by("synchronize", self.0.moment.stream)),
+            },
+            None => self.0.fifo.host_wait(&self.0.core, self.0.moment.tick),
+        }
         self.0.core.take_fault()
     }
 
@@ -60,6 +72,9 @@ impl Event {
     pub fn elapsed_ms(&self, end: &Event) -> Result<f64> {
         self.synchronize()?;
         end.synchronize()?;
+        if let (Some(start), Some(end)) = (&self.0.timed, &end.0.timed) {
+            return start.elapsed_ms(end);
+        }
         let (Some(&start), Some(&end)) = (self.0.stamp.get(), end.0.stamp.get()) else { return Ok(0.0) };
         let ms = |later: Instant, earlier: Instant| later.duration_since(earlier).as_secs_f64() * 1e3;
         Ok(if end >= start { ms(end, start) } else { -ms(start, end) })

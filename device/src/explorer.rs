@@ -347,7 +347,11 @@ impl Fifo {
     /// the explorer picks. The host has seen the tick afterwards.
     pub(crate) fn host_wait(&self, core: &Core, tick: u64) {
         match &self.explorer {
-            None => self.wait_until(tick),
+            None => {
+                if let Err(error) = self.wait_until(tick) {
+                    core.fail(error.met_by("synchronize", self.id));
+                }
+            }
             Some(explorer) => {
                 explorer.run_until(core, || self.completed() >= tick);
                 self.seen.fetch_max(tick, Ordering::AcqRel);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, RwLock};
 use smallvec::SmallVec;
 
+use crate::cuda::DriverStream;
 use crate::device::Core;
 use crate::explorer::{Explored, Explorer};
 use crate::time::Timeline;
@@ -69,6 +70,8 @@ pub(crate) struct Fifo {
     awaited: AtomicU64,
     advanced: Condvar,
     has_worker: AtomicBool,
+    /// The stream of a device's driver, which takes the place of queue and worker.
+    pub(crate) driver: Option<DriverStream>,
     pub(crate) explorer: Option<Arc<Explorer>>,
     /// The newest tick of an explored stream that the host waited for.
     pub(crate) seen: AtomicU64,
@@ -118,11 +121,26 @@ pub(crate) fn find(id: StreamId) -> Option<Arc<Fifo>> {
 
 /// Whether the host can see that `moment` has passed.
 pub(crate) fn reached(moment: Moment) -> bool {
-    moment.tick == 0 || find(moment.stream).is_none_or(|fifo| fifo.visible() >= moment.tick)
+    moment.tick == 0
+        || find(moment.stream).is_none_or(|fifo| fifo.visible() >= moment.tick || fifo.poll(moment.tick))
 }
 
 impl Fifo {
     pub(crate) fn new(placement: Placement, threads: usize, explorer: Option<&Arc<Explorer>>) -> Arc<Self> {
+        Fifo::registered(placement, threads, explorer, None)
+    }
+
+    /// The FIFO of a driver's stream.
+    pub(crate) fn of_driver(driver: DriverStream) -> Arc<Self> {
+        Fifo::registered(Placement::Caller, 1, None, Some(driver))
+    }
+
+    fn registered(
+        placement: Placement,
+        threads: usize,
+        explorer: Option<&Arc<Explorer>>,
+        driver: Option<DriverStream>,
+    ) -> Arc<Self> {
         let fifo = Arc::new(Fifo {
             id: StreamId::fresh(),
             placement,
@@ -138,6 +156,7 @@ impl Fifo {
             awaited: AtomicU64::new(u64::MAX),
             advanced: Condvar::new(),
             has_worker: AtomicBool::new(explorer.is_some()),
+            driver,
             explorer: explorer.cloned(),
             seen: AtomicU64::new(0),
             retired: AtomicBool::new(false),
@@ -212,7 +231,10 @@ impl Fifo {
         while self.next(&mut items) {
             for item in items.drain(..) {
                 match item {
-                    Item::Wait { fifo, tick } => fifo.wait_until(tick),
+                    Item::Wait { fifo, tick } => {
+                        // A driver that fails tells its own device.
+                        let _ = fifo.wait_until(tick);
+                    }
                     Item::Run { tick, op, work, core, .. } => {
                         if let Some(core) = core {
                             self.run(&core, op, tick, work);
@@ -277,7 +299,36 @@ impl Fifo {
     }
 
     /// Blocks until the stream has run `tick`, which was given out before the call.
-    pub(crate) fn wait_until(&self, tick: u64) {
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the stream's driver says that it will not.
+    pub(crate) fn wait_until(&self, tick: u64) -> Result<()> {
+        match &self.driver {
+            None => self.wait_for_worker(tick),
+            Some(_) if self.completed() >= tick => {}
+            Some(driver) => {
+                let ran = driver.host_wait(tick)?;
+                self.passed(ran);
+            }
+        }
+        Ok(())
+    }
+
+    /// The host saw `tick` pass.
+    pub(crate) fn passed(&self, tick: u64) {
+        self.completed.fetch_max(tick, Ordering::AcqRel);
+    }
+
+    /// Asks the stream's driver whether `tick` has passed, without blocking.
+    #[cold]
+    pub(crate) fn poll(&self, tick: u64) -> bool {
+        let Some(driver) = &self.driver else { return false };
+        let ran = driver.poll(tick).unwrap_or(0);
+        self.passed(ran);
+        ran >= tick
+    }
+
+    fn wait_for_worker(&self, tick: u64) {
         for _ in 0..SPINS {
             if self.completed() >= tick {
                 return;

@@ -1,13 +1,15 @@
 //! The one place where the order of commands is decided.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
 use crate::buffer::Log;
+use crate::cuda::{DriverStream, GateWord, Queue, TimedEvent};
 use crate::fifo::{Fifo, Gate, Item, Tail, bump, find, reached};
-use crate::{Clock, Error, Moment, Placement, Result, SpinGuard, Stream, Use};
+use crate::{Clock, Error, Moment, Panicked, Placement, Result, SpinGuard, Stream, Use};
 
 type Moments = SmallVec<[Moment; 4]>;
 
@@ -18,6 +20,8 @@ enum Place {
     Here,
     /// The worker, after the tail's waits.
     Worker,
+    /// The device's driver, which was told the waits.
+    Driver,
 }
 
 impl Stream {
@@ -43,7 +47,38 @@ impl Stream {
         match self.order(&mut tail, op, uses, true)? {
             Place::Here => self.run_inline(&tail, op, work),
             Place::Worker => self.enqueue(&mut tail, op, uses, Box::new(work)),
+            Place::Driver => self.host_command(&mut tail, op, Box::new(work))?,
         }
+        bump(&fifo.counters.launches, 1);
+        Ok(())
+    }
+
+    /// Whether commands are a CUDA device's, to be launched with [`submit`](Self::submit).
+    #[inline]
+    pub fn is_cuda(&self) -> bool {
+        self.fifo().driver.is_some()
+    }
+
+    /// As [`launch`](Self::launch), for a stream of a CUDA device: `work` enqueues the command's device work, and runs
+    /// before the call returns.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch), and what `work` returns; what it enqueued until then runs.
+    /// [`Error::CudaUnavailable`] on a stream of another device.
+    pub fn submit(
+        &self,
+        op: &'static str,
+        uses: &[Use<'_>],
+        work: impl FnOnce(&Queue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let fifo = self.fifo();
+        let Some(driver) = &fifo.driver else {
+            let reason = format!("{op} was submitted to a stream of {}", self.device()).into();
+            return Err(Error::CudaUnavailable { reason });
+        };
+        let mut tail = fifo.tail.lock();
+        self.order(&mut tail, op, uses, true)?;
+        self.drive(driver, &mut tail, op, |_| work(&Queue::new(driver, op, fifo.id)))?;
         bump(&fifo.counters.launches, 1);
         Ok(())
     }
@@ -81,6 +116,11 @@ impl Stream {
                 let kept: Box<[u8]> = bytes.into();
                 self.enqueue(&mut tail, op, &uses, Box::new(move || copy(&kept)));
             }
+            Place::Driver => {
+                let driver = fifo.driver()?;
+                // SAFETY: the range is inside the buffer, and the command writes it.
+                self.drive(driver, &mut tail, op, |moment| unsafe { driver.upload(to.0, bytes, moment) })?;
+            }
         }
         bump(&fifo.counters.launches, 1);
         Ok(())
@@ -91,6 +131,11 @@ impl Stream {
     /// # Errors
     /// [`Error::Io`] if the stream needs a thread that the system does not give.
     pub fn wait_for(&self, moments: &[Moment]) -> Result<()> {
+        self.wait_exactly(moments, None)
+    }
+
+    /// As [`wait_for`](Self::wait_for); if the driver has an event at the only moment, it is the one to wait for.
+    pub(crate) fn wait_exactly(&self, moments: &[Moment], event: Option<&TimedEvent>) -> Result<()> {
         let fifo = self.fifo();
         let mut tail = fifo.tail.lock();
         let mut needs: Moments = moments.iter().copied().filter(|need| need.stream != fifo.id).collect();
@@ -98,32 +143,115 @@ impl Stream {
         if needs.is_empty() {
             return Ok(());
         }
-        fifo.ensure_worker()?;
+        if fifo.driver.is_none() {
+            fifo.ensure_worker()?;
+        }
         fifo.take(&mut tail);
-        fifo.commit(&mut tail, needs);
-        self.enqueue(&mut tail, "wait", &[], Box::new(|| ()));
-        Ok(())
+        match &fifo.driver {
+            None => {
+                fifo.commit(&mut tail, needs, None)?;
+                self.enqueue(&mut tail, "wait", &[], Box::new(|| ()));
+                Ok(())
+            }
+            Some(driver) => {
+                let committed = driver.bind().and_then(|()| fifo.commit(&mut tail, needs, event));
+                self.drive(driver, &mut tail, "wait", |_| committed)
+            }
+        }
     }
 
-    /// Takes a tick for a marker, which runs `work` when the stream passes it.
-    pub(crate) fn mark(&self, work: impl FnOnce() + Send + 'static) -> Result<Moment> {
+    /// Takes a tick for a marker, which runs `work` when the stream passes it. A driver's stream has an event instead.
+    pub(crate) fn mark(&self, work: impl FnOnce() + Send + 'static) -> Result<(Moment, Option<TimedEvent>)> {
         let fifo = self.fifo();
         let mut tail = fifo.tail.lock();
+        let mut event = None;
         match self.order(&mut tail, "record", &[], true)? {
             Place::Here => self.run_inline(&tail, "record", work),
             Place::Worker => self.enqueue(&mut tail, "record", &[], Box::new(work)),
+            Place::Driver => {
+                let driver = fifo.driver()?;
+                event = Some(self.drive(driver, &mut tail, "record", |_| driver.record_timed())?);
+            }
         }
         bump(&fifo.counters.events_recorded, 1);
         fifo.counters.marked.store(tail.tick, Ordering::Relaxed);
-        Ok(Moment { stream: fifo.id, tick: tail.tick })
+        Ok((Moment { stream: fifo.id, tick: tail.tick }, event))
     }
 
-    /// Puts a gate into the stream, which never runs on the calling thread.
-    pub(crate) fn close(&self, gate: Arc<Gate>) -> Result<()> {
-        let mut tail = self.fifo().tail.lock();
-        self.order(&mut tail, "hold", &[], false)?;
-        self.fifo().push([Item::Gate { tick: tail.tick, gate }]);
-        Ok(())
+    /// Puts a gate into the stream, which never runs on the calling thread. That of a driver's stream is its own.
+    pub(crate) fn close(&self, gate: Arc<Gate>) -> Result<Option<GateWord>> {
+        let fifo = self.fifo();
+        let mut tail = fifo.tail.lock();
+        match self.order(&mut tail, "hold", &[], false)? {
+            Place::Driver => {
+                let driver = fifo.driver()?;
+                self.drive(driver, &mut tail, "hold", |moment| driver.gate(moment)).map(Some)
+            }
+            Place::Here | Place::Worker => {
+                fifo.push([Item::Gate { tick: tail.tick, gate }]);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Hands a closure to the driver, which runs it on a thread of its own.
+    #[cold]
+    fn host_command(&self, tail: &mut Tail, op: &'static str, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+        let (fifo, driver) = (self.fifo(), self.fifo().driver()?);
+        let (stream, fault) = (fifo.id, Arc::clone(&self.core().fault));
+        let guarded = Box::new(move || {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+                let source = Arc::new(Panicked::new(&*payload));
+                fault.keep_first(Error::Async { op, stream, source });
+            }
+        });
+        self.drive(driver, tail, op, |_| driver.host_call(guarded))
+    }
+
+    /// Has the driver do the newest command's work: recorded where commands are, waited for where that is asked.
+    fn drive<R>(
+        &self,
+        driver: &DriverStream,
+        tail: &mut Tail,
+        op: &'static str,
+        work: impl FnOnce(Moment) -> Result<R>,
+    ) -> Result<R> {
+        /// Who waits for the command shall not wait for ever, whatever becomes of it.
+        struct Launched<'a>(&'a DriverStream, u64);
+        impl Drop for Launched<'_> {
+            fn drop(&mut self) {
+                self.0.set_launched(self.1);
+            }
+        }
+        let core = self.core();
+        let moment = Moment { stream: self.id(), tick: tail.tick };
+        let launched = Launched(driver, tail.tick);
+        self.note_waits(tail, op);
+        tail.waits.clear();
+        driver.bind()?;
+        let start = if core.recorder.is_on() { Some(driver.record_timed()?) } else { None };
+        let done = work(moment).map_err(|error| error.met_by(op, moment.stream))?;
+        if let Some(start) = start {
+            core.recorder.timed(op, moment, start, driver.record_timed()?);
+        }
+        drop(launched);
+        if core.blocking {
+            let waited = self.fifo().wait_until(moment.tick);
+            waited.map_err(|error| error.met_by(op, moment.stream))?;
+            core.take_fault()?;
+        }
+        Ok(done)
+    }
+
+    /// Tells a recording what the newest command waits for.
+    fn note_waits(&self, tail: &Tail, op: &'static str) {
+        let recorder = &self.core().recorder;
+        if recorder.is_on() {
+            let waiter = Moment { stream: self.id(), tick: tail.tick };
+            for &(ref fifo, tick) in &tail.waits {
+                recorder.waited(op, waiter, Moment { stream: fifo.id, tick });
+            }
+        }
     }
 
     /// Decides what a command must come after, gives it its tick, and logs its uses.
@@ -147,21 +275,42 @@ impl Stream {
         if !needs.is_empty() {
             fifo.drop_met(tail, &mut needs);
         }
-        let here = may_run_here
+        let place = if fifo.driver.is_some() {
+            Place::Driver
+        } else if may_run_here
             && fifo.placement == Placement::Caller
             && needs.is_empty()
-            && fifo.completed() == tail.tick;
-        if !here {
+            && fifo.completed() == tail.tick
+        {
+            Place::Here
+        } else {
             fifo.ensure_worker()?;
-        }
+            Place::Worker
+        };
         fifo.take(tail);
-        if !needs.is_empty() {
-            fifo.commit(tail, needs);
-        }
         for (log, write) in &mut logs {
             log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);
         }
-        Ok(if here { Place::Here } else { Place::Worker })
+        // From here on others may see the uses. What this stream learns from its waits they may miss, which can cost
+        // them a wait and never loses one.
+        drop(logs);
+        if !needs.is_empty() {
+            self.commit(tail, needs)?;
+        }
+        Ok(place)
+    }
+
+    /// Waits for the needs of the newest command. A driver that refuses leaves the command behind, launched without
+    /// work.
+    #[cold]
+    fn commit(&self, tail: &mut Tail, needs: Moments) -> Result<()> {
+        let fifo = self.fifo();
+        let Some(driver) = &fifo.driver else { return fifo.commit(tail, needs, None) };
+        driver.bind().and_then(|()| fifo.commit(tail, needs, None)).map_err(|error| {
+            driver.set_launched(tail.tick);
+            tail.waits.clear();
+            error.met_by("wait", fifo.id)
+        })
     }
 
     /// Runs the newest command on the calling thread, which holds the tail.
@@ -177,12 +326,7 @@ impl Stream {
     #[cold]
     fn enqueue(&self, tail: &mut Tail, op: &'static str, uses: &[Use<'_>], work: Box<dyn FnOnce() + Send>) {
         let core = self.core();
-        if core.recorder.is_on() {
-            let waiter = Moment { stream: self.id(), tick: tail.tick };
-            for &(ref fifo, tick) in &tail.waits {
-                core.recorder.waited(op, waiter, Moment { stream: fifo.id, tick });
-            }
-        }
+        self.note_waits(tail, op);
         let explorer = self.fifo().explorer.as_ref();
         let kept = |_: &_| explorer.is_none_or(|explorer| explorer.keeps_wait());
         let waits = tail.waits.drain(..).filter(kept).map(|(fifo, tick)| Item::Wait { fifo, tick });
@@ -236,7 +380,7 @@ fn lock_all<'a>(uses: &[Use<'a>], locked: &mut Locked<'a>) {
 impl Fifo {
     /// Gives out the next tick. It is seen before what the stream learns with it: who is told that the stream
     /// covers a moment and asks for its newest tick gets one that comes after that moment.
-    fn take(&self, tail: &mut Tail) {
+    pub(crate) fn take(&self, tail: &mut Tail) {
         tail.tick += 1;
         self.enqueued.store(tail.tick, Ordering::Release);
     }
@@ -267,21 +411,36 @@ impl Fifo {
 
     /// Chooses the waits for the `needs` of the newest command, all pending, and learns what they bring.
     #[cold]
-    fn commit(&self, tail: &mut Tail, mut needs: Moments) {
+    fn commit(&self, tail: &mut Tail, mut needs: Moments, event: Option<&TimedEvent>) -> Result<()> {
         let total = needs.len();
         // The newest moment of each stream implies its older ones.
         needs.sort_unstable_by_key(|need| (need.stream, std::cmp::Reverse(need.tick)));
         needs.dedup_by_key(|need| need.stream);
-        let producers: SmallVec<[Producer; 4]> = needs.into_iter().map(Producer::of).collect();
+        let mut producers: SmallVec<[Producer; 4]> = needs.into_iter().map(Producer::of).collect();
         let implied = |need| producers.iter().any(|other| other.clock.covers(need));
-        for producer in &producers {
+        let chosen: SmallVec<[bool; 4]> = producers.iter().map(|producer| !implied(producer.need)).collect();
+        for (producer, _) in producers.iter_mut().zip(chosen).filter(|(_, chosen)| *chosen) {
             // A stream that went away meanwhile has run everything.
-            if let (false, Some(fifo)) = (implied(producer.need), &producer.fifo) {
-                let tick = producer.need.tick;
-                let shared = fifo.counters.marked.swap(tick, Ordering::Relaxed) == tick;
-                bump(&self.counters.events_recorded, u64::from(!shared));
-                tail.waits.push((Arc::clone(fifo), tick));
-            }
+            let Some(fifo) = &producer.fifo else { continue };
+            let tick = producer.need.tick;
+            let recorded = match (&self.driver, &fifo.driver) {
+                (Some(own), Some(other)) => match event {
+                    Some(event) => own.wait_event(event).map(|()| false)?,
+                    None => {
+                        let (covered, recorded) = own.wait_for(other, tick)?;
+                        if covered > tick {
+                            producer.need.tick = covered;
+                            producer.clock = Producer::clock_of(fifo, covered);
+                        }
+                        recorded
+                    }
+                },
+                // Two drivers that know nothing of each other meet on the host.
+                (Some(_), None) => fifo.wait_until(tick).map(|()| false)?,
+                (None, _) => fifo.counters.marked.swap(tick, Ordering::Relaxed) != tick,
+            };
+            bump(&self.counters.events_recorded, u64::from(recorded));
+            tail.waits.push((Arc::clone(fifo), tick));
         }
         for producer in &producers {
             tail.clock.join(&producer.clock);
@@ -290,6 +449,13 @@ impl Fifo {
         bump(&self.counters.waits_inserted, tail.waits.len() as u64);
         bump(&self.counters.waits_elided, (total - tail.waits.len()) as u64);
         self.learn(tail, tail.tick);
+        Ok(())
+    }
+
+    /// The driver's stream behind this one.
+    pub(crate) fn driver(&self) -> Result<&DriverStream> {
+        let reason = "the stream is not a CUDA device's";
+        self.driver.as_ref().ok_or_else(|| Error::CudaUnavailable { reason: reason.into() })
     }
 
     fn learn(&self, tail: &mut Tail, tick: u64) {
@@ -311,8 +477,12 @@ struct Producer {
 impl Producer {
     fn of(need: Moment) -> Self {
         let fifo = find(need.stream);
-        let clock = fifo.as_ref().and_then(|fifo| fifo.timeline.lock().at(need.tick).cloned());
-        Producer { need, fifo, clock: clock.unwrap_or_default() }
+        let clock = fifo.as_ref().map(|fifo| Producer::clock_of(fifo, need.tick)).unwrap_or_default();
+        Producer { need, fifo, clock }
+    }
+
+    fn clock_of(fifo: &Fifo, tick: u64) -> Clock {
+        fifo.timeline.lock().at(tick).cloned().unwrap_or_default()
     }
 }
 

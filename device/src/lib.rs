@@ -11,7 +11,7 @@
 mod buffer;
 mod bytes;
 mod config;
-mod cuda;
+pub mod cuda;
 mod device;
 mod dtype;
 mod error;
@@ -30,6 +30,7 @@ mod time;
 pub use buffer::{BlockId, Buffer, Pool, Use, Uses};
 pub use bytes::{as_bytes, from_bytes};
 pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncStats};
+pub use cuda::CudaConfig;
 pub use device::{Device, DeviceKind};
 pub use dtype::{DType, Element};
 pub use error::{Error, Panicked, Result};

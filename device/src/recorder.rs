@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::cuda::TimedEvent;
 use crate::{Device, Moment};
 
 /// One command that ran.
@@ -47,6 +48,16 @@ pub struct Recording {
 pub(crate) struct Recorder {
     on: AtomicBool,
     log: Mutex<Option<(Instant, Recording)>>,
+    /// The commands of driver's streams, and the event at which the recording began.
+    timed: Mutex<(Option<TimedEvent>, Vec<Timed>)>,
+}
+
+/// A command between two events.
+struct Timed {
+    op: &'static str,
+    moment: Moment,
+    start: TimedEvent,
+    end: TimedEvent,
 }
 
 impl Recorder {
@@ -70,6 +81,25 @@ impl Recorder {
     }
 
     #[cold]
+    pub(crate) fn timed(&self, op: &'static str, moment: Moment, start: TimedEvent, end: TimedEvent) {
+        self.timed.lock().1.push(Timed { op, moment, start, end });
+    }
+
+    /// The commands between events as records, in the order in which they ended. They have all run.
+    fn take_timed(&self) -> Vec<CommandRecord> {
+        let (origin, timed) = std::mem::take(&mut *self.timed.lock());
+        let Some(origin) = origin else { return Vec::new() };
+        let ns = |event: &TimedEvent| origin.elapsed_ms(event).map(|ms| (ms * 1e6).max(0.0) as u64);
+        let record = |timed: &Timed| {
+            let (start_ns, end_ns) = (ns(&timed.start).ok()?, ns(&timed.end).ok()?);
+            Some(CommandRecord { op: timed.op, moment: timed.moment, start_ns, end_ns })
+        };
+        let mut records: Vec<_> = timed.iter().filter_map(record).collect();
+        records.sort_by_key(|record| record.end_ns);
+        records
+    }
+
+    #[cold]
     pub(crate) fn waited(&self, op: &'static str, waiter: Moment, awaited: Moment) {
         if let Some((_, recording)) = &mut *self.log.lock() {
             recording.waits.push(WaitRecord { op, waiter, awaited });
@@ -81,6 +111,11 @@ impl Device {
     /// Records every command that runs from now on. A recording that is under way starts anew.
     pub fn start_recording(&self) {
         let recorder = &self.core().recorder;
+        if let Some(driver) = &self.core().default.driver {
+            // Without an origin the recording has no commands.
+            let origin = self.synchronize().and_then(|()| driver.bind()).and_then(|()| driver.record_timed());
+            *recorder.timed.lock() = (origin.ok(), Vec::new());
+        }
         *recorder.log.lock() = Some((Instant::now(), Recording::default()));
         recorder.on.store(true, Ordering::Release);
     }
@@ -92,6 +127,7 @@ impl Device {
         recorder.on.store(false, Ordering::Release);
         let Some((origin, mut recording)) = recorder.log.lock().take() else { return Recording::default() };
         recording.wall_ns = origin.elapsed().as_nanos() as u64;
+        recording.commands.extend(recorder.take_timed());
         recording
     }
 }

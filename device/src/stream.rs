@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use rayon::ThreadPool;
 
+use crate::cuda::GateWord;
 use crate::device::Core;
 use crate::event::Marker;
 use crate::fifo::{Fifo, Gate};
@@ -46,7 +47,9 @@ pub(crate) struct Side {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        self.device.core().retire(&self.fifo);
+        let core = self.device.core();
+        core.retire(&self.fifo);
+        core.adopt(&self.fifo);
         self.fifo.close();
     }
 }
@@ -125,12 +128,12 @@ impl Stream {
     pub fn record(&self) -> Result<Event> {
         let stamp = Arc::new(OnceLock::new());
         let set = Arc::clone(&stamp);
-        let moment = self.mark(move || {
+        let (moment, timed) = self.mark(move || {
             // The cell is set here only.
             let _ = set.set(Instant::now());
         })?;
         let fifo = Arc::clone(self.fifo());
-        Ok(Event(Arc::new(Marker { core: Arc::clone(self.core()), fifo, moment, stamp })))
+        Ok(Event(Arc::new(Marker { core: Arc::clone(self.core()), fifo, moment, stamp, timed })))
     }
 
     /// Makes later commands of this stream come after `event`. Does not block the host.
@@ -138,7 +141,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Io`](crate::Error::Io) if the stream needs a thread that the system does not give.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        self.wait_for(&[event.moment()])
+        self.wait_exactly(&[event.moment()], event.0.timed.as_ref())
     }
 
     /// Makes later commands of this stream come after everything launched on `other` so far. Does not block the host.
@@ -146,7 +149,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Io`](crate::Error::Io) if a stream needs a thread that the system does not give.
     pub fn wait_stream(&self, other: &Stream) -> Result<()> {
-        self.wait(&other.record()?)
+        self.wait_for(&[other.now()])
     }
 
     /// Blocks until everything launched on this stream so far has run.
@@ -165,16 +168,18 @@ impl Stream {
     /// # Errors
     /// None on the CPU; a device's driver may report one.
     pub fn is_idle(&self) -> Result<bool> {
-        Ok(self.fifo().completed() >= self.now().tick)
+        let (fifo, newest) = (self.fifo(), self.now().tick);
+        Ok(fifo.completed() >= newest || fifo.poll(newest))
     }
 
     /// Closes a gate in the stream: commands launched from now on start when the guard drops. For tests.
     pub fn hold(&self) -> Hold {
         let gate = Arc::new(Gate::default());
-        if let Err(error) = self.close(Arc::clone(&gate)) {
+        let word = self.close(Arc::clone(&gate)).unwrap_or_else(|error| {
             self.core().fail(error);
-        }
-        Hold(gate)
+            None
+        });
+        Hold { gate, word }
     }
 
     /// The newest moment of the stream.
@@ -235,11 +240,18 @@ impl fmt::Debug for Stream {
 
 /// Keeps a stream from going on until it is dropped.
 #[must_use = "the stream goes on when the guard drops"]
-pub struct Hold(Arc<Gate>);
+pub struct Hold {
+    gate: Arc<Gate>,
+    /// The gate of a driver's stream.
+    word: Option<GateWord>,
+}
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.0.open();
+        self.gate.open();
+        if let Some(word) = &self.word {
+            word.open();
+        }
     }
 }
 

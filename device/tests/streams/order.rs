@@ -255,7 +255,7 @@ fn waiting_for_oneself_is_free() -> Result<()> {
             let stats = counted(dev, || stream.wait(&event))?;
             assert_eq!((stats, stream.now()), (SyncStats::default(), before));
             let stats = counted(dev, || stream.wait_stream(&stream))?;
-            assert_eq!((waits_and_events(stats), stats.launches), ((0, 1), 0));
+            assert_eq!(stats, SyncStats::default());
         }
         Ok(())
     })

@@ -1,0 +1,142 @@
+//! A build without CUDA: the types of the driver's side, none of which has a value. Every method is as good as absent.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::{Arg, Gemm, Grid, Program};
+use crate::{Error, MemoryDriver, Moment, Priority, Result, StreamId};
+
+pub(crate) enum Context {}
+#[derive(Debug)]
+pub(crate) enum DriverStream {}
+pub(crate) enum TimedEvent {}
+pub(crate) enum GateWord {}
+pub(crate) enum Staged {}
+
+impl Context {
+    pub(crate) fn open(_: usize) -> Result<Arc<Context>> {
+        let reason = "this build has no CUDA: it was made without the feature `cuda`".into();
+        Err(Error::CudaUnavailable { reason })
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        match *self {}
+    }
+
+    pub(crate) fn take_fault(&self) -> Option<Error> {
+        match *self {}
+    }
+}
+
+impl MemoryDriver for Context {
+    fn allocate(&self, _: usize) -> Result<NonNull<u8>> {
+        match *self {}
+    }
+
+    unsafe fn free(&self, _: NonNull<u8>, _: usize) {
+        match *self {}
+    }
+}
+
+impl DriverStream {
+    pub(crate) fn new(context: &Arc<Context>, _: Priority) -> Result<DriverStream> {
+        match **context {}
+    }
+
+    pub(super) fn multiprocessors(&self) -> u32 {
+        match *self {}
+    }
+
+    pub(crate) fn bind(&self) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn set_launched(&self, _: u64) {
+        match *self {}
+    }
+
+    pub(crate) fn wait_for(&self, _: &DriverStream, _: u64) -> Result<(u64, bool)> {
+        match *self {}
+    }
+
+    pub(crate) fn wait_event(&self, _: &TimedEvent) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn host_wait(&self, _: u64) -> Result<u64> {
+        match *self {}
+    }
+
+    pub(crate) fn poll(&self, _: u64) -> Option<u64> {
+        match *self {}
+    }
+
+    pub(crate) fn record_timed(&self) -> Result<TimedEvent> {
+        match *self {}
+    }
+
+    pub(crate) fn host_call(&self, _: Box<dyn FnOnce() + Send>) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) unsafe fn upload(&self, _: *mut u8, _: &[u8], _: Moment) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) unsafe fn download(&self, _: *const u8, _: usize, _: Moment) -> Result<Staged> {
+        match *self {}
+    }
+
+    pub(crate) fn gate(&self, _: Moment) -> Result<GateWord> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn kernel(
+        &self,
+        _: (&'static str, StreamId),
+        _: &'static Program,
+        _: &str,
+        _: Grid,
+        _: &[Arg<'_>],
+    ) -> Result<()> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn gemm(&self, _: &'static str, _: &Gemm) -> Result<()> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn copy(&self, _: *mut u8, _: *const u8, _: usize) -> Result<()> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn fill_bytes(&self, _: *mut u8, _: u8, _: usize) -> Result<()> {
+        match *self {}
+    }
+}
+
+impl TimedEvent {
+    pub(crate) fn is_complete(&self) -> Result<bool> {
+        match *self {}
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn elapsed_ms(&self, _: &TimedEvent) -> Result<f64> {
+        match *self {}
+    }
+}
+
+impl GateWord {
+    pub(crate) fn open(&self) {
+        match *self {}
+    }
+}
+
+impl Staged {
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        match *self {}
+    }
+}

@@ -1,0 +1,132 @@
+//! Products by cuBLAS.
+
+use std::ffi::{c_int, c_void};
+
+use cudarc::cublas::sys as blas;
+use cudarc::driver::sys;
+
+use super::Gemm;
+use super::call::check;
+use super::probe::unavailable;
+use crate::{DType, Error, Result};
+
+/// A handle with a workspace of its own, for one stream: then a product's result does not depend on other streams.
+#[derive(Debug)]
+pub(super) struct Blas {
+    handle: blas::cublasHandle_t,
+    workspace: sys::CUdeviceptr,
+}
+
+// SAFETY: the handle may be used from any thread, one at a time, which the stream's tail sees to.
+unsafe impl Send for Blas {}
+// SAFETY: as above.
+unsafe impl Sync for Blas {}
+
+/// What the vendor recommends for architectures with large products.
+const WORKSPACE: usize = 32 << 20;
+
+fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
+    if status == blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    Err(Error::Driver { call, code: status as i32, name: format!("{status:?}").into() })
+}
+
+impl Blas {
+    /// A handle for `stream`; its context is current.
+    pub(super) fn new(stream: sys::CUstream) -> Result<Blas> {
+        // SAFETY: only looks for the library and loads it.
+        if !unsafe { blas::is_culib_present() } {
+            return Err(unavailable("the library libcublas was not found"));
+        }
+        let mut new = Blas { handle: std::ptr::null_mut(), workspace: 0 };
+        // SAFETY: the library is present and a context is current; the calls write handles and addresses, and what
+        // was made is destroyed by `drop`.
+        unsafe {
+            done("cublasCreate", blas::cublasCreate_v2(&mut new.handle))?;
+            done("cublasSetStream", blas::cublasSetStream_v2(new.handle, stream.cast()))?;
+            check("cuMemAlloc", sys::cuMemAlloc_v2(&mut new.workspace, WORKSPACE))?;
+            let workspace = new.workspace as *mut c_void;
+            done("cublasSetWorkspace", blas::cublasSetWorkspace_v2(new.handle, workspace, WORKSPACE))?;
+            let mode = blas::cublasMath_t::CUBLAS_DEFAULT_MATH;
+            done("cublasSetMathMode", blas::cublasSetMathMode(new.handle, mode))?;
+        }
+        Ok(new)
+    }
+
+    /// # Safety
+    /// The operands are in bounds, and nothing writes them while the product runs.
+    pub(super) unsafe fn gemm(&self, op: &'static str, g: &Gemm) -> Result<()> {
+        let int = |argument: &'static str, value: usize| {
+            c_int::try_from(value).map_err(|_| Error::InvalidArgument {
+                op,
+                argument,
+                expected: "less than 2^31",
+                value: value.to_string().into(),
+            })
+        };
+        let (m, n, k) = (int("m", g.m)?, int("n", g.n)?, int("k", g.k)?);
+        let (lda, ldb, ldc) = (int("lda", g.lda)?, int("ldb", g.ldb)?, int("ldc", g.ldc)?);
+        let batch = int("batch", g.batch)?;
+        if m == 0 || n == 0 || batch == 0 {
+            return Ok(());
+        }
+        let transposed = |yes| {
+            if yes { blas::cublasOperation_t::CUBLAS_OP_T } else { blas::cublasOperation_t::CUBLAS_OP_N }
+        };
+        let (ta, tb) = (transposed(g.transa), transposed(g.transb));
+        let beta = if g.accumulate { 1.0 } else { 0.0 };
+        let (strides, handle) = ((g.stride_a, g.stride_b, g.stride_c), self.handle);
+        // SAFETY: the handle is live, the scalars are read before the calls return, and the caller answers for the
+        // operands.
+        unsafe {
+            match (g.dtype, g.batch) {
+                (DType::F32, 1) => {
+                    let (one, beta) = (1.0f32, beta as f32);
+                    let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
+                    let status =
+                        blas::cublasSgemm_v2(handle, ta, tb, m, n, k, &one, a, lda, b, ldb, &beta, c, ldc);
+                    done("cublasSgemm", status)
+                }
+                (DType::F32, _) => {
+                    let (one, beta) = (1.0f32, beta as f32);
+                    let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
+                    let status = blas::cublasSgemmStridedBatched(
+                        handle, ta, tb, m, n, k, &one, a, lda, strides.0, b, ldb, strides.1, &beta, c, ldc,
+                        strides.2, batch,
+                    );
+                    done("cublasSgemmStridedBatched", status)
+                }
+                (DType::F64, 1) => {
+                    let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
+                    let status =
+                        blas::cublasDgemm_v2(handle, ta, tb, m, n, k, &1.0, a, lda, b, ldb, &beta, c, ldc);
+                    done("cublasDgemm", status)
+                }
+                (DType::F64, _) => {
+                    let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
+                    let status = blas::cublasDgemmStridedBatched(
+                        handle, ta, tb, m, n, k, &1.0, a, lda, strides.0, b, ldb, strides.1, &beta, c, ldc,
+                        strides.2, batch,
+                    );
+                    done("cublasDgemmStridedBatched", status)
+                }
+                (dtype, _) => Err(Error::DTypeUnsupported { op, dtype }),
+            }
+        }
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once; the stream is idle, since it goes with its handle.
+        unsafe {
+            if !self.handle.is_null() {
+                blas::cublasDestroy_v2(self.handle);
+            }
+            if self.workspace != 0 {
+                sys::cuMemFree_v2(self.workspace);
+            }
+        }
+    }
+}

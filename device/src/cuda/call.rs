@@ -1,0 +1,34 @@
+//! The driver's answers as errors.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use crate::{Error, Result};
+
+/// An error unless the call succeeded.
+#[inline]
+pub(super) fn check(call: &'static str, code: sys::CUresult) -> Result<()> {
+    if code == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(call, code)) }
+}
+
+#[cold]
+fn failure(call: &'static str, code: sys::CUresult) -> Error {
+    let mut name = ptr::null();
+    // SAFETY: the driver is loaded, since it answered, and writes the address of a constant string.
+    let known = unsafe { sys::cuGetErrorName(code, &mut name) } == sys::CUresult::CUDA_SUCCESS;
+    let name = if known && !name.is_null() {
+        // SAFETY: the driver's string is constant and ends with 0.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into()
+    } else {
+        "unknown".into()
+    };
+    Error::Driver { call, code: code as i32, name }
+}
+
+/// Device addresses are integers to the driver.
+#[inline]
+pub(super) fn address<T>(ptr: *const T) -> sys::CUdeviceptr {
+    ptr as sys::CUdeviceptr
+}

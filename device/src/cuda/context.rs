@@ -1,0 +1,200 @@
+//! A device's primary context, and what its streams share.
+
+use std::collections::HashMap;
+use std::ffi::c_char;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use cudarc::driver::sys;
+use parking_lot::{Mutex, RwLock};
+
+use super::Program;
+use super::call::{address, check};
+use super::fault::FaultWord;
+use super::module::Module;
+use super::pinned::PinnedPool;
+use super::probe::probe;
+use crate::{Error, MemoryDriver, Result};
+
+/// The primary context of a CUDA device. It stays retained while anything of the device lives.
+pub(crate) struct Context {
+    raw: sys::CUcontext,
+    device: sys::CUdevice,
+    pub(super) ordinal: usize,
+    name: Box<str>,
+    /// Major and minor compute capability.
+    pub(super) capability: (i32, i32),
+    pub(super) multiprocessors: u32,
+    /// The driver's least and greatest priority; the greatest is the smallest number.
+    pub(super) priorities: (i32, i32),
+    pub(super) pinned: PinnedPool,
+    pub(super) fault: FaultWord,
+    /// Events that can be timed, between two uses.
+    pub(super) events: Mutex<Vec<super::stream::RawEvent>>,
+    modules: RwLock<HashMap<usize, Arc<Module>>>,
+    /// One program is compiled at a time.
+    loading: Mutex<()>,
+}
+
+// SAFETY: the driver's handles may be used from any thread; all else is `Send` by itself.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The context of a device; the same one for all who hold it at the same time.
+    pub(crate) fn open(ordinal: usize) -> Result<Arc<Context>> {
+        static OPEN: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
+        let mut open = OPEN.lock();
+        if let Some(context) =
+            open.iter().filter_map(Weak::upgrade).find(|context| context.ordinal == ordinal)
+        {
+            return Ok(context);
+        }
+        let context = Arc::new(Context::retain(ordinal)?);
+        open.retain(|weak| weak.strong_count() > 0);
+        open.push(Arc::downgrade(&context));
+        Ok(context)
+    }
+
+    fn retain(ordinal: usize) -> Result<Context> {
+        let device = probe(ordinal)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the device exists; the driver writes a handle to the address.
+        unsafe { check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut raw, device))? };
+        let mut context = Context {
+            raw,
+            device,
+            ordinal,
+            name: "".into(),
+            capability: (0, 0),
+            multiprocessors: 1,
+            priorities: (0, 0),
+            pinned: PinnedPool::default(),
+            fault: FaultWord::default(),
+            events: Mutex::default(),
+            modules: RwLock::default(),
+            loading: Mutex::new(()),
+        };
+        context.bind()?;
+        context.look_up()?;
+        context.fault.allocate()?;
+        Ok(context)
+    }
+
+    fn look_up(&mut self) -> Result<()> {
+        use sys::CUdevice_attribute as Attribute;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: the device exists; the driver writes a number to the address.
+            let code = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.device) };
+            check("cuDeviceGetAttribute", code).map(|()| value)
+        };
+        self.capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        self.multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
+        let (mut least, mut greatest) = (0, 0);
+        let mut name = [0 as c_char; 128];
+        // SAFETY: the context is current; the driver writes within what it is given.
+        unsafe {
+            let code = sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest);
+            check("cuCtxGetStreamPriorityRange", code)?;
+            let code = sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, self.device);
+            check("cuDeviceGetName", code)?;
+        }
+        self.priorities = (least, greatest);
+        let bytes: Vec<u8> = name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+        self.name = String::from_utf8_lossy(&bytes).into();
+        Ok(())
+    }
+
+    /// Makes the context current on this thread.
+    #[inline]
+    pub(super) fn bind(&self) -> Result<()> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: the driver is initialised; it writes a handle to the address, and ours is retained.
+        unsafe {
+            if sys::cuCtxGetCurrent(&mut current) == sys::CUresult::CUDA_SUCCESS && current == self.raw {
+                return Ok(());
+            }
+            check("cuCtxSetCurrent", sys::cuCtxSetCurrent(self.raw))
+        }
+    }
+
+    /// The device's own name, with its architecture and size.
+    pub(crate) fn describe(&self) -> String {
+        let (major, minor) = self.capability;
+        format!("{}, sm_{major}{minor}, {} multiprocessors", self.name, self.multiprocessors)
+    }
+
+    /// The failure that a kernel reported and nobody took yet.
+    pub(crate) fn take_fault(&self) -> Option<Error> {
+        self.fault.take()
+    }
+
+    /// The loaded program; compiled first, or read from disk, if this is its first use.
+    pub(super) fn module(&self, program: &'static Program) -> Result<Arc<Module>> {
+        let key = std::ptr::from_ref(program) as usize;
+        if let Some(module) = self.modules.read().get(&key) {
+            return Ok(Arc::clone(module));
+        }
+        let _one = self.loading.lock();
+        if let Some(module) = self.modules.read().get(&key) {
+            return Ok(Arc::clone(module));
+        }
+        let module = Arc::new(Module::load(program, self.capability)?);
+        self.modules.write().insert(key, Arc::clone(&module));
+        Ok(module)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // What fails here has nobody left to tell.
+        let bound = self.bind().is_ok();
+        if bound {
+            self.modules.get_mut().clear();
+            self.events.get_mut().clear();
+            self.pinned.clear();
+            self.fault.free();
+        }
+        // SAFETY: retained once by this context, and nothing of it is used any more.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({}: {})", self.ordinal, self.describe())
+    }
+}
+
+impl MemoryDriver for Context {
+    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.bind()?;
+        let mut ptr = 0;
+        // SAFETY: the context is current; the driver writes an address.
+        let code = unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) };
+        if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let report = "the device has no such range".into();
+            return Err(Error::OutOfMemory { requested_bytes: bytes, report });
+        }
+        check("cuMemAlloc", code)?;
+        NonNull::new(ptr as *mut u8)
+            .ok_or(Error::OutOfMemory { requested_bytes: bytes, report: "the driver gave no address".into() })
+    }
+
+    unsafe fn free(&self, ptr: NonNull<u8>, _bytes: usize) {
+        if self.bind().is_ok() {
+            // SAFETY: the caller says that `ptr` came from `allocate` and that nothing uses it.
+            unsafe { sys::cuMemFree_v2(address(ptr.as_ptr())) };
+        }
+    }
+
+    fn alignment(&self) -> usize {
+        256
+    }
+}

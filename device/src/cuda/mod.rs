@@ -1,0 +1,218 @@
+//! CUDA devices: what a launcher says to one, and the driver behind it.
+//!
+//! A launcher hands [`Stream::submit`](crate::Stream::submit) a closure that enqueues kernels, products and copies on
+//! a [`Queue`]. Everything below is loaded at run time: without a driver, or in a build without the feature `cuda`, no
+//! CUDA device can be made and the rest is never reached.
+
+#[cfg(not(feature = "cuda"))]
+mod absent;
+#[cfg(feature = "cuda")]
+mod blas;
+#[cfg(feature = "cuda")]
+mod call;
+#[cfg(feature = "cuda")]
+mod context;
+#[cfg(feature = "cuda")]
+mod fault;
+#[cfg(feature = "cuda")]
+mod module;
+#[cfg(feature = "cuda")]
+mod pinned;
+#[cfg(feature = "cuda")]
+mod probe;
+#[cfg(feature = "cuda")]
+mod stream;
+
+use std::fmt;
+use std::sync::Arc;
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) use absent::{Context, DriverStream, GateWord, Staged, TimedEvent};
+#[cfg(feature = "cuda")]
+pub(crate) use context::Context;
+#[cfg(feature = "cuda")]
+pub(crate) use pinned::Staged;
+#[cfg(feature = "cuda")]
+pub(crate) use stream::{DriverStream, GateWord, TimedEvent};
+
+use crate::{DType, MemoryDriver, Result, StreamId};
+
+/// What a CUDA device is made of.
+#[derive(Clone, Default)]
+pub struct CudaConfig {
+    /// Where memory comes from. By default the driver's plain allocations.
+    pub memory: Option<Arc<dyn MemoryDriver>>,
+    /// Waits for each command and names the one at fault. By default whether `STREAMGRAD_LAUNCH_BLOCKING` is `1`.
+    pub blocking: Option<bool>,
+}
+
+impl fmt::Debug for CudaConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaConfig").field("blocking", &self.blocking).finish_non_exhaustive()
+    }
+}
+
+/// CUDA C whose kernels belong together. It is compiled once for an architecture and kept on disk; a device loads all
+/// its kernels when the first of them is launched.
+#[derive(Debug)]
+pub struct Program {
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read where there is a compiler"))]
+    name: &'static str,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read where there is a compiler"))]
+    source: &'static str,
+}
+
+impl Program {
+    /// A program with its source; `name` is for messages and for the file that keeps it.
+    pub const fn new(name: &'static str, source: &'static str) -> Self {
+        Program { name, source }
+    }
+}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks along x, y and z. None along one of them: nothing is launched.
+    pub blocks: [u32; 3],
+    /// Threads of a block along x, y and z.
+    pub threads: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+}
+
+impl Grid {
+    /// `blocks` blocks of `threads` threads in a row.
+    pub const fn linear(blocks: u32, threads: u32) -> Self {
+        Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
+    }
+}
+
+/// One argument of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a> {
+    /// An address of device memory.
+    Ptr(*const u8),
+    /// `unsigned int`
+    U32(u32),
+    /// `int`
+    I32(i32),
+    /// `unsigned long long`
+    U64(u64),
+    /// `long long`
+    I64(i64),
+    /// `float`
+    F32(f32),
+    /// `double`
+    F64(f64),
+    /// A struct by value: its bytes, aligned to 8.
+    Bytes(&'a [u8]),
+    /// Where a kernel reports an index that is out of range: the struct `Fault` of the kernels' prelude. What it
+    /// reports is the error of the next synchronising call, and names the op.
+    Fault,
+}
+
+/// A matrix product as BLAS has it, column-major: `c = op(a) op(b)`, or `c + op(a) op(b)`.
+///
+/// `op(a)` is `m x k`, `op(b)` is `k x n`, `c` is `m x n`; the leading dimensions and the steps from one product of the
+/// batch to the next count elements.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the names are BLAS's")]
+pub struct Gemm {
+    /// F32 or F64.
+    pub dtype: DType,
+    pub transa: bool,
+    pub transb: bool,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: *const u8,
+    pub lda: usize,
+    pub stride_a: i64,
+    pub b: *const u8,
+    pub ldb: usize,
+    pub stride_b: i64,
+    /// Adds to `c` instead of replacing it.
+    pub accumulate: bool,
+    pub c: *mut u8,
+    pub ldc: usize,
+    pub stride_c: i64,
+    /// How many products.
+    pub batch: usize,
+}
+
+/// Where the closure of [`Stream::submit`](crate::Stream::submit) enqueues device work, in order.
+#[derive(Debug)]
+pub struct Queue<'a> {
+    stream: &'a DriverStream,
+    op: &'static str,
+    id: StreamId,
+}
+
+impl<'a> Queue<'a> {
+    pub(crate) fn new(stream: &'a DriverStream, op: &'static str, id: StreamId) -> Self {
+        Queue { stream, op, id }
+    }
+
+    /// How many multiprocessors the device has.
+    pub fn multiprocessors(&self) -> u32 {
+        self.stream.multiprocessors()
+    }
+
+    /// Enqueues a kernel.
+    ///
+    /// # Safety
+    /// The kernel takes exactly these arguments, and touches only memory that the command's uses name, in bounds.
+    ///
+    /// # Errors
+    /// [`Error::KernelCompile`](crate::Error::KernelCompile) if the program does not compile,
+    /// [`Error::CudaUnavailable`](crate::Error::CudaUnavailable) without a compiler,
+    /// [`Error::Driver`](crate::Error::Driver) if the driver refuses.
+    pub unsafe fn kernel(
+        &self,
+        program: &'static Program,
+        name: &str,
+        grid: Grid,
+        args: &[Arg<'_>],
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.kernel((self.op, self.id), program, name, grid, args) }
+    }
+
+    /// Enqueues a product by cuBLAS, without TF32; each stream has a handle and a workspace of its own, so that its
+    /// results depend on nothing that runs beside it.
+    ///
+    /// # Safety
+    /// The operands are in bounds, and the command's uses name them.
+    ///
+    /// # Errors
+    /// [`Error::DTypeUnsupported`](crate::Error::DTypeUnsupported),
+    /// [`Error::CudaUnavailable`](crate::Error::CudaUnavailable) without cuBLAS, [`Error::Driver`](crate::Error::Driver).
+    pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.gemm(self.op, gemm) }
+    }
+
+    /// Enqueues a copy within the device.
+    ///
+    /// # Safety
+    /// Both ranges are in bounds and apart, and the command's uses name them.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver).
+    pub unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.copy(dst, src, bytes) }
+    }
+
+    /// Enqueues a fill with one byte.
+    ///
+    /// # Safety
+    /// The range is in bounds, and the command's uses name it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver).
+    pub unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.fill_bytes(dst, value, bytes) }
+    }
+}

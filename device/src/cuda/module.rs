@@ -1,0 +1,265 @@
+//! Programs, compiled by NVRTC, kept on disk, and loaded.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_void};
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::sys;
+use cudarc::nvrtc::sys as nvrtc;
+use parking_lot::RwLock;
+
+use super::Program;
+use super::call::check;
+use super::probe::unavailable;
+use crate::{Error, Result};
+
+/// A program on a device.
+pub(super) struct Module {
+    raw: sys::CUmodule,
+    functions: RwLock<HashMap<Box<str>, Function>>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Function(pub(super) sys::CUfunction);
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+// SAFETY: as above; the map is `Send` by itself.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads a program for a device of this compute capability; the context is current.
+    pub(super) fn load(program: &'static Program, capability: (i32, i32)) -> Result<Module> {
+        let options = options(capability)?;
+        let kept = Kept::new(program, &options);
+        if let Some(image) = kept.read()
+            && let Ok(module) = Module::from_image(&image)
+        {
+            return Ok(module);
+        }
+        let image = compile(program, &options)?;
+        let module = Module::from_image(&image)?;
+        // A program that cannot be kept is compiled again next time.
+        let _ = kept.write(&image);
+        Ok(module)
+    }
+
+    fn from_image(image: &[u8]) -> Result<Module> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a context is current; the image is whole, as the compiler gave it, and is only read.
+        unsafe {
+            check("cuModuleLoadData", sys::cuModuleLoadData(&mut raw, image.as_ptr().cast::<c_void>()))?
+        };
+        Ok(Module { raw, functions: RwLock::default() })
+    }
+
+    /// The kernel with this name; the context is current.
+    pub(super) fn function(&self, name: &str) -> Result<Function> {
+        if let Some(&function) = self.functions.read().get(name) {
+            return Ok(function);
+        }
+        let mut raw = std::ptr::null_mut();
+        let c_name = c_string(name)?;
+        // SAFETY: the module is loaded, and the name ends with 0.
+        let code = unsafe { sys::cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr()) };
+        if code == sys::CUresult::CUDA_ERROR_NOT_FOUND {
+            return Err(Error::KernelCompile {
+                name: name.into(),
+                log: "the program has no such kernel".into(),
+            });
+        }
+        check("cuModuleGetFunction", code)?;
+        self.functions.write().insert(name.into(), Function(raw));
+        Ok(Function(raw))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded once, and no kernel of it runs any more: the context goes, which outlives its streams.
+        unsafe { sys::cuModuleUnload(self.raw) };
+    }
+}
+
+fn c_string(text: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| Error::KernelCompile {
+        name: text.into(),
+        log: "the name or source holds a 0 byte".into(),
+    })
+}
+
+/// What the compiler is asked for, and its version: all that an image depends on besides the source.
+fn options((major, minor): (i32, i32)) -> Result<Vec<String>> {
+    // SAFETY: only looks for the library and loads it.
+    if !unsafe { nvrtc::is_culib_present() } {
+        return Err(unavailable("the kernels' compiler, the library libnvrtc, was not found"));
+    }
+    Ok(vec![format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into()])
+}
+
+fn compiler_version() -> (i32, i32) {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is present; it writes two numbers.
+    unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) };
+    (major, minor)
+}
+
+/// Compiles a program to an image for the device's own architecture.
+fn compile(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
+    let refused = |log: String| Error::KernelCompile { name: program.name.into(), log: log.into() };
+    let (source, name) = (c_string(program.source)?, c_string(program.name)?);
+    let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect::<Result<_>>()?;
+    let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+    let mut raw = std::ptr::null_mut();
+    let (none, no_names) = (std::ptr::null(), std::ptr::null());
+    // SAFETY: the library is present, the strings end with 0, and there are no headers.
+    let code =
+        unsafe { nvrtc::nvrtcCreateProgram(&mut raw, source.as_ptr(), name.as_ptr(), 0, none, no_names) };
+    if code != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+        return Err(refused(format!("nvrtcCreateProgram: {code:?}")));
+    }
+    let compilation = Compilation(raw);
+    // SAFETY: the program exists, and the options end with 0.
+    let code = unsafe { nvrtc::nvrtcCompileProgram(raw, options.len() as i32, options.as_ptr()) };
+    if code != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+        return Err(refused(format!("{code:?}\n{}", compilation.log())));
+    }
+    compilation.image().map_err(|code| refused(format!("nvrtcGetCUBIN: {code:?}")))
+}
+
+struct Compilation(nvrtc::nvrtcProgram);
+
+impl Compilation {
+    fn log(&self) -> String {
+        let mut size = 0;
+        // SAFETY: the program exists; the library writes a size, and then as many bytes.
+        unsafe {
+            if nvrtc::nvrtcGetProgramLogSize(self.0, &mut size) != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+                return String::new();
+            }
+            let mut log = vec![0u8; size];
+            nvrtc::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast());
+            String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned()
+        }
+    }
+
+    fn image(&self) -> Result<Vec<u8>, nvrtc::nvrtcResult> {
+        let mut size = 0;
+        // SAFETY: the program was compiled; the library writes a size, and then as many bytes.
+        unsafe {
+            let code = nvrtc::nvrtcGetCUBINSize(self.0, &mut size);
+            if code != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+                return Err(code);
+            }
+            let mut image = vec![0u8; size];
+            match nvrtc::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()) {
+                nvrtc::nvrtcResult::NVRTC_SUCCESS => Ok(image),
+                code => Err(code),
+            }
+        }
+    }
+}
+
+impl Drop for Compilation {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once.
+        unsafe { nvrtc::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+/// The file that keeps a program's image. It begins with all that the image was made from, which a reader compares, and
+/// appears under its name only when it is whole.
+struct Kept {
+    path: Option<PathBuf>,
+    /// What the image was made from, the lengths of the parts included.
+    origin: Vec<u8>,
+}
+
+impl Kept {
+    fn new(program: &'static Program, options: &[String]) -> Kept {
+        let (major, minor) = compiler_version();
+        let origin = format!(
+            "streamgrad kernels 1\nnvrtc {major}.{minor}\n{}\n{} bytes\n{}",
+            options.join(" "),
+            program.source.len(),
+            program.source
+        )
+        .into_bytes();
+        let file = format!("{}-{:016x}.bin", program.name, fingerprint(&origin));
+        Kept { path: directory().map(|directory| directory.join(file)), origin }
+    }
+
+    /// The image; `None` if there is none that was made from the same, or it is not whole.
+    fn read(&self) -> Option<Vec<u8>> {
+        let bytes = fs::read(self.path.as_ref()?).ok()?;
+        let rest = bytes.strip_prefix(&self.origin[..])?;
+        let (checksum, image) = rest.split_first_chunk::<8>()?;
+        (u64::from_le_bytes(*checksum) == fingerprint(image)).then(|| image.to_vec())
+    }
+
+    fn write(&self, image: &[u8]) -> io::Result<()> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let Some(path) = &self.path else { return Ok(()) };
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let unfinished = path.with_extension(format!("{}-{number}.tmp", std::process::id()));
+        let content = [&self.origin[..], &fingerprint(image).to_le_bytes(), image].concat();
+        fs::write(&unfinished, content)
+            .and_then(|()| fs::rename(&unfinished, path))
+            .inspect_err(|_| drop(fs::remove_file(&unfinished)))
+    }
+}
+
+/// `STREAMGRAD_CACHE`, or the user's cache folder.
+fn directory() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("STREAMGRAD_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("streamgrad")))
+        .or_else(|| set("HOME").map(|home| home.join(".cache").join("streamgrad")))
+}
+
+/// FNV-1a: tells files apart and finds damage; what counts is compared in full.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static PROGRAM: Program = Program::new("kept", "extern \"C\" __global__ void none() {}");
+
+    fn kept(name: &str) -> Kept {
+        let path = std::env::temp_dir().join(format!("streamgrad-{}-{name}", std::process::id()));
+        Kept { path: Some(path), origin: PROGRAM.source.into() }
+    }
+
+    #[test]
+    fn what_was_kept_is_read_and_damage_is_not() -> io::Result<()> {
+        let kept = kept("damage");
+        assert!(kept.read().is_none());
+        kept.write(b"image")?;
+        assert_eq!(kept.read().as_deref(), Some(&b"image"[..]));
+        let Some(path) = &kept.path else { unreachable!("made with a path") };
+        let whole = fs::read(path)?;
+        for cut in 0..whole.len() {
+            fs::write(path, &whole[..cut])?;
+            assert!(kept.read().is_none(), "cut to {cut} bytes");
+        }
+        let other = Kept { origin: b"another source".to_vec(), path: kept.path.clone() };
+        fs::write(path, &whole)?;
+        assert!(other.read().is_none());
+        fs::remove_file(path)
+    }
+}

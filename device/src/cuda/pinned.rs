@@ -1,0 +1,107 @@
+//! Pinned host memory, through which copies go: asynchronous, and at the bus's full speed.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use parking_lot::Mutex;
+
+use super::Context;
+use super::call::check;
+use crate::fifo::reached;
+use crate::{Moment, Result};
+
+/// Blocks between two uses, by size, each with the command that used it last.
+#[derive(Default)]
+pub(super) struct PinnedPool {
+    free: Mutex<BTreeMap<usize, Vec<(Pinned, Moment)>>>,
+}
+
+struct Pinned(NonNull<u8>);
+
+// SAFETY: an address of memory that its holder alone uses.
+unsafe impl Send for Pinned {}
+
+/// The smallest block: a page.
+const SMALLEST: usize = 4096;
+
+impl PinnedPool {
+    fn take(&self, bytes: usize) -> Result<Pinned> {
+        if let Some(blocks) = self.free.lock().get_mut(&bytes)
+            && let Some(found) = blocks.iter().position(|(_, last)| reached(*last))
+        {
+            return Ok(blocks.swap_remove(found).0);
+        }
+        let mut ptr: *mut c_void = std::ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: a context is current; the driver writes an address.
+        unsafe { check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut ptr, bytes, flags))? };
+        // SAFETY: the driver succeeded, so the address is not null.
+        Ok(Pinned(unsafe { NonNull::new_unchecked(ptr.cast()) }))
+    }
+
+    fn give(&self, block: Pinned, bytes: usize, last: Moment) {
+        self.free.lock().entry(bytes).or_default().push((block, last));
+    }
+
+    /// Returns all blocks to the driver; no command uses them any more.
+    pub(super) fn clear(&mut self) {
+        for (block, _) in std::mem::take(self.free.get_mut()).into_values().flatten() {
+            // SAFETY: it came from `cuMemHostAlloc` and is returned once.
+            unsafe { sys::cuMemFreeHost(block.0.as_ptr().cast()) };
+        }
+    }
+}
+
+/// A pinned block in use by a copy. It goes back when dropped, and is used again once the copy has run.
+pub(crate) struct Staged {
+    context: Arc<Context>,
+    block: Option<Pinned>,
+    capacity: usize,
+    len: usize,
+    /// The command that uses it.
+    last: Moment,
+}
+
+impl Staged {
+    /// A block for the command at `moment`, which writes `len` bytes to it; the context is current.
+    pub(super) fn new(context: &Arc<Context>, len: usize, moment: Moment) -> Result<Self> {
+        let capacity = len.next_power_of_two().max(SMALLEST);
+        let block = Some(context.pinned.take(capacity)?);
+        Ok(Staged { context: Arc::clone(context), block, capacity, len, last: moment })
+    }
+
+    /// A copy of `bytes` for the command at `moment`, which reads it; the context is current.
+    pub(super) fn of(context: &Arc<Context>, bytes: &[u8], moment: Moment) -> Result<Self> {
+        let staged = Staged::new(context, bytes.len(), moment)?;
+        // SAFETY: the block has room for `bytes`, and nobody else uses it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), staged.as_ptr(), bytes.len()) };
+        Ok(staged)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        self.block.as_ref().map_or(std::ptr::null_mut(), |block| block.0.as_ptr())
+    }
+
+    /// The content.
+    ///
+    /// # Safety
+    /// The command that writes it has run.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        match &self.block {
+            // SAFETY: the block has `len` bytes, which the command wrote, as the caller says.
+            Some(block) => unsafe { std::slice::from_raw_parts(block.0.as_ptr(), self.len) },
+            None => &[],
+        }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.context.pinned.give(block, self.capacity, self.last);
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! A driver's stream: what launching, waiting and marking mean to it.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys;
+use parking_lot::Mutex;
+
+use super::blas::Blas;
+use super::call::{address, check};
+use super::context::Context;
+use super::{Arg, Gemm, Grid, Program, Staged};
+use crate::{Moment, Priority, Result, StreamId};
+
+/// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
+/// it or look at it, which any thread makes.
+pub(crate) struct DriverStream {
+    raw: sys::CUstream,
+    /// The newest tick whose work the driver was given.
+    launched: AtomicU64,
+    /// The one event that other streams and the host wait for: it marks the stream's end as of some tick.
+    marker: Mutex<Marker>,
+    blas: OnceLock<Blas>,
+    context: Arc<Context>,
+}
+
+struct Marker {
+    event: Option<RawEvent>,
+    /// The event comes after the command at this tick, and before later ones.
+    tick: u64,
+}
+
+// SAFETY: the driver's handles may be used from any thread; all else is `Send` and `Sync` by itself.
+unsafe impl Send for DriverStream {}
+// SAFETY: as above.
+unsafe impl Sync for DriverStream {}
+
+/// An event of the driver, destroyed when dropped.
+pub(super) struct RawEvent(sys::CUevent);
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for RawEvent {}
+// SAFETY: as above.
+unsafe impl Sync for RawEvent {}
+
+impl RawEvent {
+    /// The context is current.
+    fn new(flags: sys::CUevent_flags_enum) -> Result<RawEvent> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the driver writes a handle.
+        unsafe { check("cuEventCreate", sys::cuEventCreate(&mut raw, flags as u32))? };
+        Ok(RawEvent(raw))
+    }
+}
+
+impl Drop for RawEvent {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once; the driver keeps what still waits for it.
+        unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}
+
+impl DriverStream {
+    /// A stream that no other one, the driver's default stream included, waits for by itself.
+    pub(crate) fn new(context: &Arc<Context>, priority: Priority) -> Result<DriverStream> {
+        context.bind()?;
+        let (least, greatest) = context.priorities;
+        let priority = match priority {
+            Priority::Low => least,
+            Priority::Normal => (least + greatest) / 2,
+            Priority::High => greatest,
+        };
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the driver writes a handle.
+        let code = unsafe { sys::cuStreamCreateWithPriority(&mut raw, flags, priority) };
+        check("cuStreamCreateWithPriority", code)?;
+        Ok(DriverStream {
+            raw,
+            launched: AtomicU64::new(0),
+            marker: Mutex::new(Marker { event: None, tick: 0 }),
+            blas: OnceLock::new(),
+            context: Arc::clone(context),
+        })
+    }
+
+    pub(super) fn multiprocessors(&self) -> u32 {
+        self.context.multiprocessors
+    }
+
+    /// Makes the device current on this thread; before any other call.
+    pub(crate) fn bind(&self) -> Result<()> {
+        self.context.bind()
+    }
+
+    /// The driver was given the command at `tick`, or never will be.
+    pub(crate) fn set_launched(&self, tick: u64) {
+        self.launched.store(tick, Ordering::Release);
+    }
+
+    /// Waits until the driver has the command at `tick`, which another thread is just launching.
+    fn await_launch(&self, tick: u64) {
+        let mut spins = 0u32;
+        while self.launched.load(Ordering::Acquire) < tick {
+            spins += 1;
+            if spins.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+    }
+
+    /// Has the marker cover `tick`, and hands it out with the tick that it covers; says whether it was recorded anew.
+    fn with_marker<R>(&self, tick: u64, f: impl FnOnce(sys::CUevent, u64, bool) -> Result<R>) -> Result<R> {
+        let mut marker = self.marker.lock();
+        let event = match &marker.event {
+            Some(event) => event.0,
+            None => {
+                let event = RawEvent::new(sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING)?;
+                marker.event.insert(event).0
+            }
+        };
+        let stale = marker.tick < tick;
+        if stale {
+            self.await_launch(tick);
+            let newest = self.launched.load(Ordering::Acquire);
+            // SAFETY: the context is current, and both handles are live.
+            unsafe { check("cuEventRecord", sys::cuEventRecord(event, self.raw))? };
+            marker.tick = newest;
+        }
+        f(event, marker.tick, stale)
+    }
+
+    /// Makes later work of this stream come after the command of `producer` at `tick`. Gives the tick that is covered,
+    /// `tick` or a later one, and whether an event was recorded for it.
+    pub(crate) fn wait_for(&self, producer: &DriverStream, tick: u64) -> Result<(u64, bool)> {
+        // The event may not be recorded again before the wait was enqueued, which takes its newest record.
+        producer.with_marker(tick, |event, covered, recorded| {
+            // SAFETY: the context is current, and both handles are live.
+            unsafe { check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.raw, event, 0))? };
+            Ok((covered, recorded))
+        })
+    }
+
+    /// Makes later work of this stream come after a user's event.
+    pub(crate) fn wait_event(&self, event: &TimedEvent) -> Result<()> {
+        let Some(event) = event.raw() else { return Ok(()) };
+        // SAFETY: the context is current, and both handles are live.
+        unsafe { check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.raw, event, 0)) }
+    }
+
+    /// Blocks until the command at `tick` has run, and gives the newest tick known to have.
+    pub(crate) fn host_wait(&self, tick: u64) -> Result<u64> {
+        self.bind()?;
+        self.await_launch(tick);
+        let launched = self.launched.load(Ordering::Acquire);
+        if launched == tick {
+            // SAFETY: the context is current, and the stream is live.
+            unsafe { check("cuStreamSynchronize", sys::cuStreamSynchronize(self.raw))? };
+            return Ok(launched);
+        }
+        let (event, covered) = self.with_marker(tick, |event, covered, _| Ok((event, covered)))?;
+        // Somebody may record the event again meanwhile: then this waits for longer, which is no harm.
+        // SAFETY: the context is current, and the event lives as long as the stream.
+        unsafe { check("cuEventSynchronize", sys::cuEventSynchronize(event))? };
+        Ok(covered)
+    }
+
+    /// The newest tick that can be seen to have run, without blocking. `wanted` is what the caller hopes for.
+    pub(crate) fn poll(&self, wanted: u64) -> Option<u64> {
+        self.bind().ok()?;
+        if let Some(marker) = self.marker.try_lock()
+            && let Some(event) = &marker.event
+            && marker.tick >= wanted
+        {
+            // SAFETY: the context is current, and the event is live.
+            let code = unsafe { sys::cuEventQuery(event.0) };
+            return (code == sys::CUresult::CUDA_SUCCESS).then_some(marker.tick);
+        }
+        let launched = self.launched.load(Ordering::Acquire);
+        // SAFETY: the context is current, and the stream is live.
+        let code = unsafe { sys::cuStreamQuery(self.raw) };
+        (code == sys::CUresult::CUDA_SUCCESS).then_some(launched)
+    }
+
+    /// Records an event that can be timed.
+    pub(crate) fn record_timed(&self) -> Result<TimedEvent> {
+        let pooled = self.context.events.lock().pop();
+        let event = match pooled {
+            Some(event) => event,
+            None => RawEvent::new(sys::CUevent_flags_enum::CU_EVENT_DEFAULT)?,
+        };
+        // SAFETY: the context is current, and both handles are live.
+        unsafe { check("cuEventRecord", sys::cuEventRecord(event.0, self.raw))? };
+        Ok(TimedEvent { event: Some(event), context: Arc::clone(&self.context) })
+    }
+
+    /// Enqueues a function of the host, which must not call the driver.
+    pub(crate) fn host_call(&self, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+        unsafe extern "C" fn run(data: *mut c_void) {
+            // SAFETY: `data` is the box below, and the driver calls this once.
+            let work = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
+            // Whoever enqueues work catches its panics to report them; none may reach the driver.
+            let _ = catch_unwind(AssertUnwindSafe(work));
+        }
+        let data = Box::into_raw(Box::new(work)).cast::<c_void>();
+        // SAFETY: the context is current, and the stream is live.
+        let code = unsafe { sys::cuLaunchHostFunc(self.raw, Some(run), data) };
+        check("cuLaunchHostFunc", code).inspect_err(|_| {
+            // SAFETY: the driver refused, so nobody else has the box.
+            drop(unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) });
+        })
+    }
+
+    /// Enqueues a copy of `bytes` to the device; they are read before the call returns.
+    ///
+    /// # Safety
+    /// `to` is in bounds, and the command at `moment` writes it.
+    pub(crate) unsafe fn upload(&self, to: *mut u8, bytes: &[u8], moment: Moment) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let staged = Staged::of(&self.context, bytes, moment)?;
+        let from = staged.as_ptr().cast::<c_void>();
+        // SAFETY: the context is current; the block is not used again before the command at `moment` has run.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from, bytes.len(), self.raw) };
+        check("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Enqueues a copy to the host, to be read once the command at `moment` has run.
+    ///
+    /// # Safety
+    /// `from` is in bounds, and the command at `moment` reads it.
+    pub(crate) unsafe fn download(&self, from: *const u8, len: usize, moment: Moment) -> Result<Staged> {
+        let staged = Staged::new(&self.context, len, moment)?;
+        if len > 0 {
+            let to = staged.as_ptr().cast::<c_void>();
+            // SAFETY: as for `upload`.
+            let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to, address(from), len, self.raw) };
+            check("cuMemcpyDtoHAsync", code)?;
+        }
+        Ok(staged)
+    }
+
+    /// Closes a gate: later work starts once the word is opened.
+    pub(crate) fn gate(&self, moment: Moment) -> Result<GateWord> {
+        let staged = Staged::of(&self.context, &0u32.to_ne_bytes(), moment)?;
+        let word = address(staged.as_ptr());
+        let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: the context is current; the word is the device's to read until the command at `moment` has run.
+        let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw, word, 1, flags) };
+        check("cuStreamWaitValue32", code)?;
+        Ok(GateWord(staged))
+    }
+
+    /// # Safety
+    /// As for [`Queue::kernel`](super::Queue::kernel).
+    pub(super) unsafe fn kernel(
+        &self,
+        (op, id): (&'static str, StreamId),
+        program: &'static Program,
+        name: &str,
+        grid: Grid,
+        args: &[Arg<'_>],
+    ) -> Result<()> {
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        let function = self.context.module(program)?.function(name)?;
+        let reports = args.iter().any(|arg| matches!(arg, Arg::Fault));
+        let fault = reports.then(|| self.context.fault.argument(op, id));
+        let mut params: smallvec::SmallVec<[*mut c_void; 16]> = args
+            .iter()
+            .map(|arg| match arg {
+                Arg::Ptr(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
+                Arg::U32(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
+                Arg::I32(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
+                Arg::U64(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
+                Arg::I64(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
+                Arg::F32(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
+                Arg::F64(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
+                Arg::Bytes(bytes) => bytes.as_ptr().cast::<c_void>().cast_mut(),
+                Arg::Fault => {
+                    fault.as_ref().map_or(std::ptr::null(), std::ptr::from_ref).cast::<c_void>().cast_mut()
+                }
+            })
+            .collect();
+        let ([bx, by, bz], [tx, ty, tz]) = (grid.blocks, grid.threads);
+        // SAFETY: the context is current and the handles are live; the driver copies the arguments before it returns,
+        // and the caller answers for their number, types and meaning.
+        let code = unsafe {
+            sys::cuLaunchKernel(
+                function.0,
+                bx,
+                by,
+                bz,
+                tx,
+                ty,
+                tz,
+                grid.shared_bytes,
+                self.raw,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        check("cuLaunchKernel", code)
+    }
+
+    /// # Safety
+    /// As for [`Queue::gemm`](super::Queue::gemm).
+    pub(super) unsafe fn gemm(&self, op: &'static str, gemm: &Gemm) -> Result<()> {
+        let blas = match self.blas.get() {
+            Some(blas) => blas,
+            // One thread at a time launches on a stream, so nobody else makes it meanwhile.
+            None => {
+                let new = Blas::new(self.raw)?;
+                self.blas.get_or_init(|| new)
+            }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { blas.gemm(op, gemm) }
+    }
+
+    /// # Safety
+    /// As for [`Queue::copy`](super::Queue::copy).
+    pub(super) unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the context is current; the caller answers for the ranges.
+        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(address(dst), address(src), bytes, self.raw) };
+        check("cuMemcpyDtoDAsync", code)
+    }
+
+    /// # Safety
+    /// As for [`Queue::fill_bytes`](super::Queue::fill_bytes).
+    pub(super) unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the context is current; the caller answers for the range.
+        let code = unsafe { sys::cuMemsetD8Async(address(dst), value, bytes, self.raw) };
+        check("cuMemsetD8Async", code)
+    }
+}
+
+impl Drop for DriverStream {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            self.blas.take();
+            // SAFETY: created once, destroyed once; the driver lets it run dry.
+            unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        }
+    }
+}
+
+impl fmt::Debug for DriverStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DriverStream").finish_non_exhaustive()
+    }
+}
+
+/// A user's event, or one of a profile. Goes back to its device's pool when dropped.
+pub(crate) struct TimedEvent {
+    event: Option<RawEvent>,
+    context: Arc<Context>,
+}
+
+impl TimedEvent {
+    fn raw(&self) -> Option<sys::CUevent> {
+        self.event.as_ref().map(|event| event.0)
+    }
+
+    /// Whether the stream has passed it.
+    pub(crate) fn is_complete(&self) -> Result<bool> {
+        let Some(event) = self.raw() else { return Ok(true) };
+        self.context.bind()?;
+        // SAFETY: the context is current, and the event is live.
+        match unsafe { sys::cuEventQuery(event) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Blocks until the stream has passed it.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let Some(event) = self.raw() else { return Ok(()) };
+        self.context.bind()?;
+        // SAFETY: the context is current, and the event is live.
+        unsafe { check("cuEventSynchronize", sys::cuEventSynchronize(event)) }
+    }
+
+    /// Milliseconds from this event to `end`; both have passed.
+    pub(crate) fn elapsed_ms(&self, end: &TimedEvent) -> Result<f64> {
+        let (Some(start), Some(end)) = (self.raw(), end.raw()) else { return Ok(0.0) };
+        self.context.bind()?;
+        let mut ms = 0.0;
+        // SAFETY: the context is current, both events are live, and the driver writes a number.
+        unsafe { check("cuEventElapsedTime", sys::cuEventElapsedTime_v2(&mut ms, start, end))? };
+        Ok(f64::from(ms))
+    }
+}
+
+impl Drop for TimedEvent {
+    fn drop(&mut self) {
+        // A wait that was enqueued keeps the record that it was enqueued for.
+        if let Some(event) = self.event.take() {
+            self.context.events.lock().push(event);
+        }
+    }
+}
+
+/// A closed gate of a stream.
+pub(crate) struct GateWord(Staged);
+
+impl GateWord {
+    /// Lets the stream go on.
+    pub(crate) fn open(&self) {
+        let word = self.0.as_ptr().cast::<u32>();
+        // SAFETY: the block holds an aligned word, which the device reads and nobody else writes.
+        unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::Release);
+    }
+}

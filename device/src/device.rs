@@ -133,6 +133,23 @@ impl Device {
         Ok(Device::of(core))
     }
 
+    /// A device of the same make, with streams and memory of its own.
+    ///
+    /// # Errors
+    /// Those of making the device.
+    pub fn sibling(&self, threads: usize) -> Result<Device> {
+        let memory = Some(Arc::clone(self.memory_driver()));
+        match self.kind() {
+            DeviceKind::Cuda(ordinal) => {
+                Device::cuda_with(ordinal, CudaConfig { memory, ..CudaConfig::default() })
+            }
+            DeviceKind::Cpu => {
+                let (threads, schedule) = (Some(threads), self.schedule());
+                Ok(Device::cpu_with(CpuConfig { threads, schedule, memory, ..CpuConfig::default() }))
+            }
+        }
+    }
+
     /// The first CUDA device if there is one, else the CPU.
     pub fn best() -> Device {
         Device::cuda(0).unwrap_or_else(|_| Device::cpu())

@@ -23,6 +23,14 @@ impl Context {
         match *self {}
     }
 
+    pub(super) fn allocate_pinned(&self, _: usize) -> Result<NonNull<u8>> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn free_pinned(&self, _: NonNull<u8>) {
+        match *self {}
+    }
+
     pub(crate) fn take_fault(&self) -> Option<Error> {
         match *self {}
     }

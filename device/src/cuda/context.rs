@@ -79,7 +79,7 @@ impl Context {
         };
         context.bind()?;
         context.look_up()?;
-        context.fault.allocate()?;
+        context.fault = FaultWord::new(context.allocate_pinned(FaultWord::BYTES)?);
         Ok(context)
     }
 
@@ -130,6 +130,27 @@ impl Context {
         format!("{}, sm_{major}{minor}, {} multiprocessors", self.name, self.multiprocessors)
     }
 
+    /// Obtains pinned host memory, at the same address for host and device.
+    pub(super) fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.bind()?;
+        let mut ptr = std::ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the context is current; the driver writes an address.
+        unsafe { check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut ptr, bytes, flags))? };
+        NonNull::new(ptr.cast()).ok_or_else(|| no_memory(bytes))
+    }
+
+    /// Returns pinned host memory.
+    ///
+    /// # Safety
+    /// It came from [`allocate_pinned`](Self::allocate_pinned), is returned once, and nothing uses it.
+    pub(super) unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
+        if self.bind().is_ok() {
+            // SAFETY: the caller's promise.
+            unsafe { sys::cuMemFreeHost(ptr.as_ptr().cast()) };
+        }
+    }
+
     /// The failure that a kernel reported and nobody took yet.
     pub(crate) fn take_fault(&self) -> Option<Error> {
         self.fault.take()
@@ -151,6 +172,10 @@ impl Context {
     }
 }
 
+fn no_memory(bytes: usize) -> Error {
+    Error::OutOfMemory { requested_bytes: bytes, report: "the device has no such range".into() }
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         // What fails here has nobody left to tell.
@@ -158,8 +183,11 @@ impl Drop for Context {
         if bound {
             self.modules.get_mut().clear();
             self.events.get_mut().clear();
-            self.pinned.clear();
-            self.fault.free();
+            let blocks = self.pinned.drain().chain(self.fault.take_record());
+            for block in blocks {
+                // SAFETY: they come from `allocate_pinned`, and no stream is left to use them.
+                unsafe { self.free_pinned(block) };
+            }
         }
         // SAFETY: retained once by this context, and nothing of it is used any more.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
@@ -179,12 +207,10 @@ impl MemoryDriver for Context {
         // SAFETY: the context is current; the driver writes an address.
         let code = unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) };
         if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let report = "the device has no such range".into();
-            return Err(Error::OutOfMemory { requested_bytes: bytes, report });
+            return Err(no_memory(bytes));
         }
         check("cuMemAlloc", code)?;
-        NonNull::new(ptr as *mut u8)
-            .ok_or(Error::OutOfMemory { requested_bytes: bytes, report: "the driver gave no address".into() })
+        NonNull::new(ptr as *mut u8).ok_or_else(|| no_memory(bytes))
     }
 
     unsafe fn free(&self, ptr: NonNull<u8>, _bytes: usize) {

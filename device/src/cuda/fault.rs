@@ -1,14 +1,14 @@
 //! What a kernel reports that meets an index out of range.
 
-use std::ffi::c_void;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering};
 
 use cudarc::driver::sys;
 use parking_lot::RwLock;
 
-use super::call::{address, check};
-use crate::{Error, Panicked, Result, StreamId};
+use super::call::address;
+use crate::{Error, Panicked, StreamId};
 
 /// `FaultRecord` of the kernels' prelude, in host memory that the device writes.
 #[repr(C)]
@@ -37,29 +37,23 @@ pub(super) struct FaultWord {
 }
 
 impl FaultWord {
-    /// Obtains the record; the context is current.
-    pub(super) fn allocate(&mut self) -> Result<()> {
-        let mut ptr: *mut c_void = std::ptr::null_mut();
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: the driver writes an address.
-        unsafe { check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut ptr, size_of::<Record>(), flags))? };
-        // SAFETY: the driver gave that many bytes, which nobody else has; zeros are an empty record.
-        unsafe { ptr.cast::<u8>().write_bytes(0, size_of::<Record>()) };
-        *self.record.get_mut() = ptr as usize;
-        Ok(())
+    /// The size of the record.
+    pub(super) const BYTES: usize = size_of::<Record>();
+
+    /// With a record in pinned memory of [`BYTES`](Self::BYTES) bytes.
+    pub(super) fn new(record: NonNull<u8>) -> FaultWord {
+        // SAFETY: there are that many bytes, which nobody else has; zeros are an empty record.
+        unsafe { record.write_bytes(0, Self::BYTES) };
+        FaultWord { record: AtomicUsize::new(record.as_ptr() as usize), ops: RwLock::default() }
     }
 
-    /// Returns the record; no kernel runs any more.
-    pub(super) fn free(&mut self) {
-        let ptr = std::mem::take(self.record.get_mut()) as *mut c_void;
-        if !ptr.is_null() {
-            // SAFETY: it came from `cuMemHostAlloc` and is returned once.
-            unsafe { sys::cuMemFreeHost(ptr) };
-        }
+    /// The record's memory, to be returned; no kernel runs any more.
+    pub(super) fn take_record(&mut self) -> Option<NonNull<u8>> {
+        NonNull::new(std::mem::take(self.record.get_mut()) as *mut u8)
     }
 
     fn record(&self) -> Option<&Record> {
-        // SAFETY: null, or the record that `allocate` obtained, alive until `free`, which takes `&mut self`.
+        // SAFETY: null, or the record that `new` was given, alive until `take_record`, which has `&mut self`.
         unsafe { (self.record.load(Ordering::Relaxed) as *const Record).as_ref() }
     }
 

@@ -24,6 +24,7 @@ mod probe;
 mod stream;
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 #[cfg(not(feature = "cuda"))]
@@ -49,6 +50,36 @@ pub struct CudaConfig {
 impl fmt::Debug for CudaConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaConfig").field("blocking", &self.blocking).finish_non_exhaustive()
+    }
+}
+
+/// Host memory that a CUDA device reaches, too: pinned, and slow for its kernels. With it, a device's buffers can be read
+/// and written by host functions.
+#[derive(Debug)]
+pub struct PinnedMemory(Arc<Context>);
+
+impl PinnedMemory {
+    /// Memory for the device with this ordinal.
+    ///
+    /// # Errors
+    /// As for [`Device::cuda`](crate::Device::cuda).
+    pub fn new(ordinal: usize) -> Result<PinnedMemory> {
+        Context::open(ordinal).map(PinnedMemory)
+    }
+}
+
+impl MemoryDriver for PinnedMemory {
+    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.0.allocate_pinned(bytes)
+    }
+
+    unsafe fn free(&self, ptr: NonNull<u8>, _bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.free_pinned(ptr) }
+    }
+
+    fn alignment(&self) -> usize {
+        256
     }
 }
 

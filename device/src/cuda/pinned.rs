@@ -1,15 +1,12 @@
 //! Pinned host memory, through which copies go: asynchronous, and at the bus's full speed.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cudarc::driver::sys;
 use parking_lot::Mutex;
 
 use super::Context;
-use super::call::check;
 use crate::fifo::reached;
 use crate::{Moment, Result};
 
@@ -28,30 +25,21 @@ unsafe impl Send for Pinned {}
 const SMALLEST: usize = 4096;
 
 impl PinnedPool {
-    fn take(&self, bytes: usize) -> Result<Pinned> {
-        if let Some(blocks) = self.free.lock().get_mut(&bytes)
-            && let Some(found) = blocks.iter().position(|(_, last)| reached(*last))
-        {
-            return Ok(blocks.swap_remove(found).0);
-        }
-        let mut ptr: *mut c_void = std::ptr::null_mut();
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: a context is current; the driver writes an address.
-        unsafe { check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut ptr, bytes, flags))? };
-        // SAFETY: the driver succeeded, so the address is not null.
-        Ok(Pinned(unsafe { NonNull::new_unchecked(ptr.cast()) }))
+    /// A block of `bytes` bytes that no command uses any more.
+    fn take(&self, bytes: usize) -> Option<Pinned> {
+        let mut free = self.free.lock();
+        let blocks = free.get_mut(&bytes)?;
+        let found = blocks.iter().position(|(_, last)| reached(*last))?;
+        Some(blocks.swap_remove(found).0)
     }
 
     fn give(&self, block: Pinned, bytes: usize, last: Moment) {
         self.free.lock().entry(bytes).or_default().push((block, last));
     }
 
-    /// Returns all blocks to the driver; no command uses them any more.
-    pub(super) fn clear(&mut self) {
-        for (block, _) in std::mem::take(self.free.get_mut()).into_values().flatten() {
-            // SAFETY: it came from `cuMemHostAlloc` and is returned once.
-            unsafe { sys::cuMemFreeHost(block.0.as_ptr().cast()) };
-        }
+    /// All blocks, to be returned to the driver.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = NonNull<u8>> + use<> {
+        std::mem::take(self.free.get_mut()).into_values().flatten().map(|(block, _)| block.0)
     }
 }
 
@@ -69,8 +57,11 @@ impl Staged {
     /// A block for the command at `moment`, which writes `len` bytes to it; the context is current.
     pub(super) fn new(context: &Arc<Context>, len: usize, moment: Moment) -> Result<Self> {
         let capacity = len.next_power_of_two().max(SMALLEST);
-        let block = Some(context.pinned.take(capacity)?);
-        Ok(Staged { context: Arc::clone(context), block, capacity, len, last: moment })
+        let block = match context.pinned.take(capacity) {
+            Some(block) => block,
+            None => Pinned(context.allocate_pinned(capacity)?),
+        };
+        Ok(Staged { context: Arc::clone(context), block: Some(block), capacity, len, last: moment })
     }
 
     /// A copy of `bytes` for the command at `moment`, which reads it; the context is current.

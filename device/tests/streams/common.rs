@@ -6,20 +6,30 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use device::cuda::PinnedMemory;
 use device::{
-    BlockId, Buffer, CpuConfig, Device, MemoryDriver, Pool, Result, Schedule, SpinLock, Stream, SyncStats,
-    Use, Uses,
+    BlockId, Buffer, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Pool, Result, Schedule, SpinLock,
+    Stream, SyncStats, Use, Uses,
 };
 
 /// How many words a buffer has that [`buffer`] makes.
 pub(crate) const WORDS: usize = 8;
 
-/// A device of its own for each schedule.
+/// A device of its own for each schedule, and a CUDA device with memory that host functions can use, if there is one.
 pub(crate) fn each_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
     [Schedule::Inline, Schedule::Threads].into_iter().try_for_each(|schedule| {
         println!("{schedule:?}");
         check(&fresh(schedule))
-    })
+    })?;
+    match PinnedMemory::new(0) {
+        Ok(memory) => {
+            println!("CUDA");
+            let config = CudaConfig { memory: Some(Arc::new(memory)), ..CudaConfig::default() };
+            check(&Device::cuda_with(0, config)?)
+        }
+        Err(Error::CudaUnavailable { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 pub(crate) fn fresh(schedule: Schedule) -> Device {

@@ -16,9 +16,7 @@ mod runner;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-
-use device::{CpuConfig, Device, DeviceKind, Error, Recording, Result, StreamId};
+use device::{Device, Error, Recording, Result, StreamId};
 
 pub use diagnosis::Finding;
 pub use profile::{LaneProfile, OpProfile, Profile};
@@ -198,7 +196,7 @@ pub fn compare(
     let (train, test) = workload.data(options.seed)?;
     let threads = options.device.threads();
     let runner =
-        |lanes, threads| Runner::new(workload, &train, options, lanes, sibling(&options.device, threads));
+        |lanes, threads| Runner::new(workload, &train, options, lanes, options.device.sibling(threads)?);
     let mut serial = runner(1, threads)?;
     let mut concurrent = runner(options.streams, threads)?;
     let mut alone = runner(1, (threads / options.streams).max(1))?;
@@ -272,17 +270,4 @@ pub fn compare(
 fn blocks(steps: usize) -> impl Iterator<Item = usize> {
     let size = (steps / 12).clamp(1, 32);
     (0..steps).step_by(size).map(move |start| size.min(steps - start))
-}
-
-/// A device of the same make with its own streams and memory, where that is possible.
-fn sibling(device: &Device, threads: usize) -> Device {
-    match device.kind() {
-        DeviceKind::Cpu => Device::cpu_with(CpuConfig {
-            threads: Some(threads),
-            schedule: device.schedule(),
-            memory: Some(Arc::clone(device.memory_driver())),
-            ..CpuConfig::default()
-        }),
-        _ => device.clone(),
-    }
 }

@@ -197,13 +197,16 @@ impl Buffer {
         self.read_if_sound(&mut Some(read))
     }
 
-    /// Reads through a copy in host memory, made by a command of the stream that wrote last: it comes after the write,
-    /// and no stream has to be waited for.
+    /// Reads through a copy in host memory. If the last write is still pending, the copy is a command of the stream that
+    /// wrote, so that no stream waits for another; else it runs beside all of them.
     fn download_staged<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let core = self.home.core();
         let (fifo, staged, moment) = loop {
             let write = self.last_write();
-            let fifo = find(write.stream).unwrap_or_else(|| Arc::clone(&core.default));
+            let fifo = match find(write.stream) {
+                Some(fifo) if !reached(write) => fifo,
+                _ => Arc::clone(core.reads()?),
+            };
             if let Some((staged, moment)) = self.stage(&fifo, write)? {
                 break (fifo, staged, moment);
             }

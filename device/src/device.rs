@@ -62,6 +62,8 @@ pub(crate) struct Core {
     pub(crate) cuda: Option<Arc<Context>>,
     /// Waits for each command of a driver's stream.
     pub(crate) blocking: bool,
+    /// The stream on which the host reads what is not pending.
+    reads: OnceLock<Arc<Fifo>>,
     /// Streams whose last handle is gone while the driver still runs their work.
     orphans: Mutex<Vec<Arc<Fifo>>>,
     pub(crate) recorder: Recorder,
@@ -332,10 +334,21 @@ impl Core {
             fault: Arc::default(),
             cuda: None,
             blocking: false,
+            reads: OnceLock::new(),
             orphans: Mutex::default(),
             recorder: Recorder::default(),
             explorer: None,
         }
+    }
+
+    /// The stream of a CUDA device on which the host reads what is not pending.
+    pub(crate) fn reads(&self) -> Result<&Arc<Fifo>> {
+        if let (None, Some(context)) = (self.reads.get(), &self.cuda) {
+            let made = Fifo::of_driver(DriverStream::new(context, Priority::High)?);
+            // Who comes second drops a stream that did nothing.
+            let _ = self.reads.set(made);
+        }
+        Ok(self.reads.get().unwrap_or(&self.default))
     }
 
     /// Keeps the driver's stream of a handle that is gone until it has run dry.

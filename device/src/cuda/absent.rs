@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{Arg, Gemm, Grid, Program};
 use crate::{Error, MemoryDriver, Moment, Priority, Result, StreamId};
 
+#[derive(Debug)]
 pub(crate) enum Context {}
 #[derive(Debug)]
 pub(crate) enum DriverStream {}

@@ -15,12 +15,17 @@ use device::{
 /// How many words a buffer has that [`buffer`] makes.
 pub(crate) const WORDS: usize = 8;
 
-/// A device of its own for each schedule, and a CUDA device with memory that host functions can use, if there is one.
-pub(crate) fn each_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
+/// A CPU device of its own for each schedule.
+pub(crate) fn each_cpu_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
     [Schedule::Inline, Schedule::Threads].into_iter().try_for_each(|schedule| {
         println!("{schedule:?}");
         check(&fresh(schedule))
-    })?;
+    })
+}
+
+/// A device of its own for each schedule, and a CUDA device with memory that host functions can use, if there is one.
+pub(crate) fn each_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
+    each_cpu_schedule(&check)?;
     match PinnedMemory::new(0) {
         Ok(memory) => {
             println!("CUDA");

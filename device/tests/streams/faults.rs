@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use device::{Buffer, Device, Error, Event, Result, Stream, Use};
 
-use crate::common::{buffer, each_schedule, fail, new_streams, set, value};
+use crate::common::{buffer, each_cpu_schedule, each_schedule, fail, new_streams, set, value};
 
 type Synchronise = fn(&Device, &Stream, &Event, &Buffer) -> Result<()>;
 
@@ -82,7 +82,7 @@ fn rule_23_an_unreported_failure_may_be_dropped() -> Result<()> {
 
 #[test]
 fn a_failure_hides_what_was_to_be_written() -> Result<()> {
-    each_schedule(|dev| {
+    each_cpu_schedule(|dev| {
         let stream = dev.default_stream();
         let x = buffer(&stream)?;
         assert!(x.peek(<[u8]>::len).is_some());

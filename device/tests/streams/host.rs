@@ -6,7 +6,8 @@ use std::time::Duration;
 use device::{Error, Result, Use};
 
 use crate::common::{
-    WORDS, Words, buffer, counted, each_schedule, first_word, is_waiting, new_streams, runs, set, tell, value,
+    WORDS, Words, buffer, counted, each_cpu_schedule, each_schedule, first_word, is_waiting, new_streams,
+    runs, set, tell, value,
 };
 
 #[test]
@@ -29,7 +30,7 @@ fn rule_24_a_host_read_waits_only_for_the_last_write() -> Result<()> {
 
 #[test]
 fn rule_24_a_writer_launched_meanwhile_waits_for_the_read() -> Result<()> {
-    each_schedule(|dev| {
+    each_cpu_schedule(|dev| {
         let [side] = new_streams(dev)?;
         for stream in [dev.default_stream(), side] {
             let x = buffer(&stream)?;
@@ -77,7 +78,7 @@ fn rule_24_host_reads_do_not_wait_for_each_other() -> Result<()> {
 
 #[test]
 fn a_read_that_ends_leaves_the_others_of_its_buffer() -> Result<()> {
-    each_schedule(|dev| {
+    each_cpu_schedule(|dev| {
         let stream = dev.default_stream();
         let x = buffer(&stream)?;
         set(&stream, &x, 1)?;
@@ -95,7 +96,7 @@ fn a_read_that_ends_leaves_the_others_of_its_buffer() -> Result<()> {
 
 #[test]
 fn peek_never_waits() -> Result<()> {
-    each_schedule(|dev| {
+    each_cpu_schedule(|dev| {
         let [side] = new_streams(dev)?;
         let x = buffer(&side)?;
         let stats = counted(dev, || {
@@ -230,7 +231,7 @@ fn host_syncs_are_counted() -> Result<()> {
 
 #[test]
 fn a_command_is_waited_for_by_other_threads_while_it_runs() -> Result<()> {
-    each_schedule(|dev| {
+    each_cpu_schedule(|dev| {
         let stream = dev.default_stream();
         let x = buffer(&stream)?;
         let words = Words::of(&x);
@@ -270,7 +271,7 @@ fn a_long_queue_is_waited_for_to_its_end() -> Result<()> {
             drop(hold);
             waiters.into_iter().for_each(|waiter| assert!(matches!(waiter.join(), Ok(Ok(())))));
         });
-        assert_eq!(x.peek(first_word), Some(1999));
+        assert_eq!(value(&x)?, 1999);
         Ok(())
     })
 }

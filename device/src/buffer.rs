@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -170,9 +171,12 @@ impl Buffer {
     /// reads under way have ended. `read` must not wait for the device.
     ///
     /// # Errors
-    /// [`Error::Async`] with the device's first failed command not reported yet.
+    /// [`Error::Async`] with the device's first failed command not reported yet; [`Error::HiddenSync`] if such reads are
+    /// refused.
+    #[track_caller]
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let core = self.home.core();
+        core.hidden.meet()?;
         core.count_host_sync();
         if core.cuda.is_some() {
             return self.download_staged(read);
@@ -193,12 +197,14 @@ impl Buffer {
     /// Shows the content to the host if that takes no wait: `None` if the buffer's last write has not run, if the
     /// host cannot read the device's memory, or if a command failed and that was not reported yet. Counts as no host
     /// synchronisation. Otherwise as [`download`](Self::download).
+    #[track_caller]
     pub fn peek<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         self.read_if_sound(&mut Some(read))
     }
 
     /// Reads through a copy in host memory. If the last write is still pending, the copy is a command of the stream that
     /// wrote, so that no stream waits for another; else it runs beside all of them.
+    #[track_caller]
     fn download_staged<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let core = self.home.core();
         let (fifo, staged, moment) = loop {
@@ -218,6 +224,7 @@ impl Buffer {
     }
 
     /// Launches a copy to the host on `fifo`, which made the last `write` if it is still that; else does nothing.
+    #[track_caller]
     fn stage(&self, fifo: &Fifo, write: Moment) -> Result<Option<(Staged, Moment)>> {
         let driver = fifo.driver()?;
         let mut tail = fifo.tail.lock();
@@ -225,6 +232,9 @@ impl Buffer {
             let mut log = self.log.lock();
             if log.write != write {
                 return Ok(None);
+            }
+            if fifo.audit.is_on() {
+                fifo.audit_command(&tail, "download", &[Use::read(self)], Location::caller());
             }
             fifo.take(&mut tail);
             let moment = Moment { stream: fifo.id, tick: tail.tick };
@@ -239,6 +249,7 @@ impl Buffer {
     }
 
     /// Reads if the last write has run and no failure is unreported, which it is asked after the write.
+    #[track_caller]
     fn read_if_sound<R>(&self, read: &mut Option<impl FnOnce(&[u8]) -> R>) -> Option<R> {
         let core = self.home.core();
         if core.cuda.is_some() {
@@ -251,6 +262,10 @@ impl Buffer {
                 return None;
             }
             let moment = host.begin();
+            if core.audit.is_on() {
+                let accesses = [Use::read(self).access()].into_iter().collect();
+                core.audit.command(moment, "host read", Location::caller(), accesses);
+            }
             log.begin_host_read(moment);
             moment
         };

@@ -80,6 +80,17 @@ pub struct StreamOptions {
     pub threads: Option<usize>,
 }
 
+/// Who keeps commands of different streams in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SyncMode {
+    /// The device: it inserts every wait.
+    #[default]
+    Auto,
+    /// The user's own waits. A command that they leave in a race is [`Error::Race`](crate::Error::Race) and is not
+    /// launched. Memory that is handed out again is still kept safe.
+    Manual,
+}
+
 /// Counts of what a device was asked to do, and of what it took to keep it in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncStats {

@@ -1,21 +1,23 @@
 //! Devices and what their streams share.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::audit::AuditLog;
 use crate::cuda::{Context, DriverStream};
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, reached};
+use crate::hidden::HiddenSyncs;
 use crate::host::Host;
 use crate::recorder::Recorder;
 use crate::stream::{Handle, Side, Stream};
 use crate::{
     CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
-    Schedule, StreamOptions, SyncStats,
+    Schedule, StreamOptions, SyncMode, SyncStats,
 };
 
 /// What a device is made of.
@@ -60,6 +62,10 @@ pub(crate) struct Core {
     host_syncs: AtomicU64,
     pub(crate) fault: Arc<Fault>,
     pub(crate) cuda: Option<Arc<Context>>,
+    pub(crate) audit: Arc<AuditLog>,
+    pub(crate) hidden: HiddenSyncs,
+    /// Whether the user's own waits have to do.
+    pub(crate) manual: AtomicBool,
     /// Waits for each command of a driver's stream.
     pub(crate) blocking: bool,
     /// The stream on which the host reads what is not pending.
@@ -90,9 +96,10 @@ impl Device {
             }
             Schedule::Inline | Schedule::Threads => None,
         };
-        let default = Fifo::new(placement, threads, explorer.as_ref());
+        let audit = Arc::default();
+        let default = Fifo::new(placement, threads, explorer.as_ref(), &audit);
         let memory = config.memory.unwrap_or_else(|| Arc::new(HostMemory));
-        let mut core = Core::new(DeviceKind::Cpu, default, memory);
+        let mut core = Core::new(DeviceKind::Cpu, default, memory, audit);
         core.schedule = config.schedule;
         core.threads = threads;
         core.explorer = explorer;
@@ -126,10 +133,11 @@ impl Device {
     /// As for [`cuda`](Self::cuda).
     pub fn cuda_with(ordinal: usize, config: CudaConfig) -> Result<Device> {
         let context = Context::open(ordinal)?;
-        let default = Fifo::of_driver(DriverStream::new(&context, Priority::Normal)?);
+        let audit = Arc::default();
+        let default = Fifo::of_driver(DriverStream::new(&context, Priority::Normal)?, &audit);
         let memory = config.memory.unwrap_or_else(|| Arc::clone(&context) as Arc<dyn MemoryDriver>);
         let blocking = config.blocking.unwrap_or_else(blocking_from_environment);
-        let mut core = Core::new(DeviceKind::Cuda(ordinal), default, memory);
+        let mut core = Core::new(DeviceKind::Cuda(ordinal), default, memory, audit);
         core.cuda = Some(context);
         core.blocking = blocking;
         Ok(Device::of(core))
@@ -212,16 +220,17 @@ impl Device {
         let core = self.core();
         core.sweep();
         if let Some(context) = &core.cuda {
-            return Ok(
-                self.add(Fifo::of_driver(DriverStream::new(context, options.priority)?), options.priority)
-            );
+            return Ok(self.add(
+                Fifo::of_driver(DriverStream::new(context, options.priority)?, &core.audit),
+                options.priority,
+            ));
         }
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
         let placement = match core.schedule {
             Schedule::Inline => options.placement,
             Schedule::Threads | Schedule::Explore(_) => Placement::Worker,
         };
-        let fifo = Fifo::new(placement, threads, core.explorer.as_ref());
+        let fifo = Fifo::new(placement, threads, core.explorer.as_ref(), &core.audit);
         if placement == Placement::Worker {
             fifo.ensure_worker()?;
         }
@@ -249,6 +258,23 @@ impl Device {
         }
         core.sweep();
         core.take_fault()
+    }
+
+    /// Who keeps commands of different streams in order, from the next launch on.
+    ///
+    /// ```
+    /// use device::{Device, SyncMode};
+    /// let dev = Device::cpu_with(device::CpuConfig::default());
+    /// dev.set_sync_mode(SyncMode::Manual);
+    /// assert_eq!(dev.sync_mode(), SyncMode::Manual);
+    /// ```
+    pub fn set_sync_mode(&self, mode: SyncMode) {
+        self.core().manual.store(mode == SyncMode::Manual, Ordering::Release);
+    }
+
+    /// Who keeps commands of different streams in order.
+    pub fn sync_mode(&self) -> SyncMode {
+        if self.core().manual.load(Ordering::Acquire) { SyncMode::Manual } else { SyncMode::Auto }
     }
 
     /// Counts of launches, events, waits and host synchronisations since the device was made.
@@ -318,14 +344,19 @@ impl fmt::Debug for Device {
 
 impl Core {
     /// A device that runs inline on one thread.
-    fn new(kind: DeviceKind, default: Arc<Fifo>, memory: Arc<dyn MemoryDriver>) -> Core {
+    fn new(
+        kind: DeviceKind,
+        default: Arc<Fifo>,
+        memory: Arc<dyn MemoryDriver>,
+        audit: Arc<AuditLog>,
+    ) -> Core {
         Core {
             kind,
             schedule: Schedule::Inline,
             threads: 1,
             streams: Mutex::new(vec![Arc::downgrade(&default)]),
             default,
-            host: Host::new(),
+            host: Host::new(&audit),
             memory,
             pool: OnceLock::new(),
             workers: OnceLock::new(),
@@ -333,6 +364,9 @@ impl Core {
             host_syncs: AtomicU64::new(0),
             fault: Arc::default(),
             cuda: None,
+            audit,
+            hidden: HiddenSyncs::default(),
+            manual: AtomicBool::new(false),
             blocking: false,
             reads: OnceLock::new(),
             orphans: Mutex::default(),
@@ -344,7 +378,7 @@ impl Core {
     /// The stream of a CUDA device on which the host reads what is not pending.
     pub(crate) fn reads(&self) -> Result<&Arc<Fifo>> {
         if let (None, Some(context)) = (self.reads.get(), &self.cuda) {
-            let made = Fifo::of_driver(DriverStream::new(context, Priority::High)?);
+            let made = Fifo::of_driver(DriverStream::new(context, Priority::High)?, &self.audit);
             // Who comes second drops a stream that did nothing.
             let _ = self.reads.set(made);
         }

@@ -105,6 +105,34 @@ pub enum Error {
         /// The code's name.
         name: Box<str>,
     },
+    /// Two commands that use the same buffer on different streams, one of them to write it, and that the user's waits
+    /// leave unordered; only under `SyncMode::Manual`.
+    #[error(
+        "{op} on stream {stream} races with {earlier} on stream {earlier_stream} (tick {earlier_tick}): both use the \
+         buffer of {bytes} bytes at {address:#x}, and no wait orders them"
+    )]
+    Race {
+        /// The op that was refused.
+        op: &'static str,
+        /// The stream that it was to run on.
+        stream: StreamId,
+        /// The op that used the buffer before.
+        earlier: &'static str,
+        /// The stream that it runs on.
+        earlier_stream: StreamId,
+        /// Its number in that stream.
+        earlier_tick: u64,
+        /// Where the buffer is.
+        address: usize,
+        /// How large it is.
+        bytes: usize,
+    },
+    /// A host read that would wait for the device, where that is refused.
+    #[error("the host would wait for the device at {place}")]
+    HiddenSync {
+        /// The call.
+        place: Box<str>,
+    },
     /// A kernel that the device's compiler refuses.
     #[error("kernel {name} does not compile: {log}")]
     KernelCompile {

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::device::Core;
 use crate::fifo::{Fifo, Gate, Item};
-use crate::{Buffer, Result, Stream, Use};
+use crate::{Buffer, Moment, Result, Stream, Use};
 
 /// Which of the commands that may run is run next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -347,16 +347,16 @@ impl Fifo {
     /// the explorer picks. The host has seen the tick afterwards.
     pub(crate) fn host_wait(&self, core: &Core, tick: u64) {
         match &self.explorer {
-            None => {
-                if let Err(error) = self.wait_until(tick) {
-                    core.fail(error.met_by("synchronize", self.id));
-                }
-            }
+            None => match self.wait_until(tick) {
+                Ok(()) => {}
+                Err(error) => core.fail(error.met_by("synchronize", self.id)),
+            },
             Some(explorer) => {
                 explorer.run_until(core, || self.completed() >= tick);
                 self.seen.fetch_max(tick, Ordering::AcqRel);
             }
         }
+        self.audit.passed(Moment { stream: self.id, tick });
     }
 
     /// The newest tick that the host can see has passed. Of an explored stream, that is what somebody waited for: what

@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, RwLock};
 use smallvec::SmallVec;
 
+use crate::audit::AuditLog;
 use crate::cuda::DriverStream;
 use crate::device::Core;
 use crate::explorer::{Explored, Explorer};
@@ -70,6 +71,10 @@ pub(crate) struct Fifo {
     awaited: AtomicU64,
     advanced: Condvar,
     has_worker: AtomicBool,
+    /// The ops of the newest commands, by tick, while the user's own waits have to do.
+    pub(crate) ops: Mutex<VecDeque<(u64, &'static str)>>,
+    /// The device's.
+    pub(crate) audit: Arc<AuditLog>,
     /// The stream of a device's driver, which takes the place of queue and worker.
     pub(crate) driver: Option<DriverStream>,
     pub(crate) explorer: Option<Arc<Explorer>>,
@@ -121,24 +126,29 @@ pub(crate) fn find(id: StreamId) -> Option<Arc<Fifo>> {
 
 /// Whether the host can see that `moment` has passed.
 pub(crate) fn reached(moment: Moment) -> bool {
-    moment.tick == 0
-        || find(moment.stream).is_none_or(|fifo| fifo.visible() >= moment.tick || fifo.poll(moment.tick))
+    moment.tick == 0 || find(moment.stream).is_none_or(|fifo| fifo.has_reached(moment.tick))
 }
 
 impl Fifo {
-    pub(crate) fn new(placement: Placement, threads: usize, explorer: Option<&Arc<Explorer>>) -> Arc<Self> {
-        Fifo::registered(placement, threads, explorer, None)
+    pub(crate) fn new(
+        placement: Placement,
+        threads: usize,
+        explorer: Option<&Arc<Explorer>>,
+        audit: &Arc<AuditLog>,
+    ) -> Arc<Self> {
+        Fifo::registered(placement, threads, explorer, audit, None)
     }
 
     /// The FIFO of a driver's stream.
-    pub(crate) fn of_driver(driver: DriverStream) -> Arc<Self> {
-        Fifo::registered(Placement::Caller, 1, None, Some(driver))
+    pub(crate) fn of_driver(driver: DriverStream, audit: &Arc<AuditLog>) -> Arc<Self> {
+        Fifo::registered(Placement::Caller, 1, None, audit, Some(driver))
     }
 
     fn registered(
         placement: Placement,
         threads: usize,
         explorer: Option<&Arc<Explorer>>,
+        audit: &Arc<AuditLog>,
         driver: Option<DriverStream>,
     ) -> Arc<Self> {
         let fifo = Arc::new(Fifo {
@@ -156,6 +166,8 @@ impl Fifo {
             awaited: AtomicU64::new(u64::MAX),
             advanced: Condvar::new(),
             has_worker: AtomicBool::new(explorer.is_some()),
+            ops: Mutex::default(),
+            audit: Arc::clone(audit),
             driver,
             explorer: explorer.cloned(),
             seen: AtomicU64::new(0),
@@ -173,6 +185,15 @@ impl Fifo {
     #[inline]
     pub(crate) fn completed(&self) -> u64 {
         self.completed.load(Ordering::Acquire)
+    }
+
+    /// Whether the host can see that `tick` has passed.
+    fn has_reached(&self, tick: u64) -> bool {
+        let reached = self.visible() >= tick || self.poll(tick);
+        if reached {
+            self.audit.passed(Moment { stream: self.id, tick });
+        }
+        reached
     }
 
     /// Starts the worker if there is none yet.
@@ -351,6 +372,13 @@ impl Fifo {
             }
             self.advanced.wait(&mut queue);
         }
+    }
+}
+
+impl Drop for Fifo {
+    /// A stream that goes has run everything.
+    fn drop(&mut self) {
+        self.audit.passed(Moment { stream: self.id, tick: self.enqueued.load(Ordering::Acquire) });
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::audit::AuditLog;
 use crate::fifo::Fifo;
 use crate::{Moment, Placement};
 
@@ -23,9 +24,9 @@ struct Reads {
 }
 
 impl Host {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(audit: &Arc<AuditLog>) -> Self {
         Host {
-            fifo: Fifo::new(Placement::Caller, 1, None),
+            fifo: Fifo::new(Placement::Caller, 1, None, audit),
             reads: Mutex::new(Reads { newest: 0, open: SmallVec::new() }),
         }
     }

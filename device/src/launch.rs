@@ -1,6 +1,6 @@
 //! The one place where the order of commands is decided.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -38,6 +38,7 @@ impl Stream {
     /// [`Error::DeviceMismatch`] if a buffer is another device's, [`Error::Io`] if the stream needs a thread that the
     /// system does not give. Nothing is launched then.
     #[inline]
+    #[track_caller]
     pub fn launch<F>(&self, op: &'static str, uses: &[Use<'_>], work: F) -> Result<()>
     where
         F: FnOnce() + Send + 'static,
@@ -65,6 +66,7 @@ impl Stream {
     /// # Errors
     /// As for [`launch`](Self::launch), and what `work` returns; what it enqueued until then runs.
     /// [`Error::CudaUnavailable`] on a stream of another device.
+    #[track_caller]
     pub fn submit(
         &self,
         op: &'static str,
@@ -88,6 +90,7 @@ impl Stream {
     ///
     /// # Errors
     /// As for [`launch`](Self::launch); [`Error::InvalidArgument`] if the range is not inside the buffer.
+    #[track_caller]
     pub fn upload(
         &self,
         op: &'static str,
@@ -145,6 +148,9 @@ impl Stream {
         }
         if fifo.driver.is_none() {
             fifo.ensure_worker()?;
+        }
+        if fifo.audit.is_on() {
+            fifo.audit_command(&tail, "wait", &[], Location::caller());
         }
         fifo.take(&mut tail);
         match &fifo.driver {
@@ -255,6 +261,7 @@ impl Stream {
     }
 
     /// Decides what a command must come after, gives it its tick, and logs its uses.
+    #[track_caller]
     fn order(
         &self,
         tail: &mut Tail,
@@ -275,6 +282,13 @@ impl Stream {
         if !needs.is_empty() {
             fifo.drop_met(tail, &mut needs);
         }
+        if self.core().manual.load(Ordering::Relaxed) {
+            if let Some(&need) = needs.first() {
+                drop(logs);
+                return Err(self.race(op, uses, need));
+            }
+            fifo.note_op(tail, op);
+        }
         let place = if fifo.driver.is_some() {
             Place::Driver
         } else if may_run_here
@@ -287,6 +301,9 @@ impl Stream {
             fifo.ensure_worker()?;
             Place::Worker
         };
+        if self.core().audit.is_on() {
+            fifo.audit_command(tail, op, uses, Location::caller());
+        }
         fifo.take(tail);
         for (log, write) in &mut logs {
             log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);
@@ -298,6 +315,27 @@ impl Stream {
             self.commit(tail, needs)?;
         }
         Ok(place)
+    }
+
+    /// The error for a command that comes after `need` by nobody's wait.
+    #[cold]
+    fn race(&self, op: &'static str, uses: &[Use<'_>], need: Moment) -> Error {
+        let earlier =
+            find(need.stream).and_then(|fifo| fifo.op_at(need.tick)).unwrap_or("an earlier command");
+        let shared = uses.iter().find(|used| {
+            let mut found = false;
+            used.buffer.log.lock().needs(self.id(), used.write, |moment| found |= moment == need);
+            found
+        });
+        Error::Race {
+            op,
+            stream: self.id(),
+            earlier,
+            earlier_stream: need.stream,
+            earlier_tick: need.tick,
+            address: shared.map_or(0, |used| used.buffer.ptr() as usize),
+            bytes: shared.map_or(0, |used| used.buffer.len_bytes()),
+        }
     }
 
     /// Waits for the needs of the newest command. A driver that refuses leaves the command behind, launched without
@@ -385,6 +423,34 @@ impl Fifo {
         self.enqueued.store(tail.tick, Ordering::Release);
     }
 
+    /// Keeps the op of the command that comes next.
+    #[cold]
+    fn note_op(&self, tail: &Tail, op: &'static str) {
+        let mut ops = self.ops.lock();
+        if ops.len() == KEPT_OPS {
+            ops.pop_front();
+        }
+        ops.push_back((tail.tick + 1, op));
+    }
+
+    /// The op of the command at `tick`, or of the one before it that was kept.
+    fn op_at(&self, tick: u64) -> Option<&'static str> {
+        self.ops.lock().iter().rev().find(|(at, _)| *at <= tick).map(|(_, op)| *op)
+    }
+
+    /// Tells the audit of the command that comes next.
+    #[cold]
+    pub(crate) fn audit_command(
+        &self,
+        tail: &Tail,
+        op: &'static str,
+        uses: &[Use<'_>],
+        place: &'static Location<'static>,
+    ) {
+        let moment = Moment { stream: self.id, tick: tail.tick + 1 };
+        self.audit.command(moment, op, place, uses.iter().map(Use::access).collect());
+    }
+
     /// Drops the needs that the clock covers or that have passed, and learns what has passed.
     #[cold]
     fn drop_met(&self, tail: &mut Tail, needs: &mut Moments) {
@@ -395,6 +461,7 @@ impl Fifo {
                 let fifo = find(need.stream);
                 let tick = fifo.map_or(need.tick, |fifo| fifo.visible());
                 if tick > 0 {
+                    self.audit.passed(Moment { stream: need.stream, tick });
                     tail.clock.advance(Moment { stream: need.stream, tick });
                     learned = true;
                 }
@@ -440,6 +507,7 @@ impl Fifo {
                 (None, _) => fifo.counters.marked.swap(tick, Ordering::Relaxed) != tick,
             };
             bump(&self.counters.events_recorded, u64::from(recorded));
+            self.audit.wait(Moment { stream: self.id, tick: tail.tick }, producer.need);
             tail.waits.push((Arc::clone(fifo), tick));
         }
         for producer in &producers {
@@ -485,6 +553,9 @@ impl Producer {
         fifo.timeline.lock().at(tick).cloned().unwrap_or_default()
     }
 }
+
+/// How many ops a stream keeps to name them in an error.
+const KEPT_OPS: usize = 1024;
 
 /// A clock of more streams than this forgets those whose tick has passed.
 const MANY_STREAMS: usize = 64;

@@ -8,6 +8,7 @@
 //! its own. A stream placed with [`Placement::Caller`] runs inline, too, whenever its queue is idle and the
 //! command's needs are met.
 
+mod audit;
 mod buffer;
 mod bytes;
 mod config;
@@ -18,6 +19,7 @@ mod error;
 mod event;
 mod explorer;
 mod fifo;
+mod hidden;
 mod host;
 mod launch;
 mod memory;
@@ -27,15 +29,17 @@ mod stream;
 mod team;
 mod time;
 
+pub use audit::{Audit, AuditedCommand, AuditedWait, Hazard};
 pub use buffer::{BlockId, Buffer, Pool, Use, Uses};
 pub use bytes::{as_bytes, from_bytes};
-pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncStats};
+pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncMode, SyncStats};
 pub use cuda::CudaConfig;
 pub use device::{Device, DeviceKind};
 pub use dtype::{DType, Element};
 pub use error::{Error, Panicked, Result};
 pub use event::Event;
 pub use explorer::{Access, Candidate, Choice, Policy};
+pub use hidden::{HiddenSync, SyncDebug};
 pub use memory::{HostMemory, MemoryDriver};
 pub use recorder::{CommandRecord, Recording, WaitRecord};
 pub use spin::{SpinGuard, SpinLock};

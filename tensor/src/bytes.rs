@@ -42,6 +42,7 @@ pub(crate) fn first_outside(indices: &Tensor, size: usize) -> Option<i64> {
 }
 
 /// The bytes of a contiguous tensor, after a wait for its last write only.
+#[track_caller]
 pub(crate) fn read<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
     if x.is_empty() {
         return Ok(f(&[]));

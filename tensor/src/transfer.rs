@@ -12,6 +12,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `DTypeMismatch` unless `T` is the tensor's type; `Async` if a command that led here failed.
+    #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         has_dtype("to_vec", self, T::DTYPE)?;
         read(&self.contiguous()?, from_bytes)
@@ -29,6 +30,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`Tensor::to_vec`], and `InvalidArgument` unless there is exactly one element.
+    #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         const OP: &str = "item";
         has_dtype(OP, self, T::DTYPE)?;

@@ -6,6 +6,7 @@ mod faults;
 mod host;
 mod lifetime;
 mod order;
+mod proof;
 mod random;
 mod scopes;
 mod threads;

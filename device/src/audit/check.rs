@@ -1,0 +1,252 @@
+//! What comes after what, worked out from the entries alone.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{AuditedCommand, Entry, Hazard};
+use crate::{Moment, StreamId};
+
+/// Finds the pairs of commands that nothing orders, as if the wait of the number `without` were not there.
+pub(super) fn hazards(entries: &[Entry], without: Option<usize>) -> Vec<Hazard> {
+    let mut order = Order::new(entries, without);
+    let mut memory = Memory::default();
+    let mut found = Vec::new();
+    let mut commands: Vec<&AuditedCommand> = Vec::new();
+    for entry in entries {
+        match entry {
+            Entry::Wait(_) => {}
+            Entry::Passed(moment) => order.pass(*moment),
+            Entry::Command(command) => {
+                order.place(command.moment);
+                let number = commands.len();
+                commands.push(command);
+                for access in &command.accesses {
+                    memory.touch((access.start, access.end), number, access.write, |earlier, range| {
+                        if !order.keeps(commands[earlier].moment, command.moment) {
+                            let (first, second) = (commands[earlier].clone(), command.clone());
+                            found.push(Hazard { first, second, range });
+                        }
+                    });
+                }
+            }
+        }
+    }
+    found
+}
+
+/// For each command the newest tick of every stream that it comes after.
+struct Order {
+    /// Streams by their place in a row of ticks.
+    places: HashMap<StreamId, usize>,
+    awaited: HashMap<Moment, Vec<Moment>>,
+    /// Each stream's rows by tick, ascending.
+    rows: Vec<Vec<(u64, Vec<u64>)>>,
+    /// What everything comes after that is launched from now on.
+    passed: Vec<u64>,
+}
+
+impl Order {
+    fn new(entries: &[Entry], without: Option<usize>) -> Order {
+        let mut places = HashMap::new();
+        let mut awaited: HashMap<Moment, Vec<Moment>> = HashMap::new();
+        let mut waits = 0;
+        for entry in entries {
+            match entry {
+                Entry::Command(command) => {
+                    let next = places.len();
+                    places.entry(command.moment.stream).or_insert(next);
+                }
+                Entry::Wait(wait) => {
+                    if without != Some(waits) {
+                        awaited.entry(wait.waiter).or_default().push(wait.awaited);
+                    }
+                    waits += 1;
+                }
+                Entry::Passed(_) => {}
+            }
+        }
+        let count = places.len();
+        Order { places, awaited, rows: vec![Vec::new(); count], passed: vec![0; count] }
+    }
+
+    /// The newest row of the stream up to `moment`: what that command comes after, itself included.
+    fn row(&self, moment: Moment) -> Option<&[u64]> {
+        let rows = &self.rows[*self.places.get(&moment.stream)?];
+        let after = rows.partition_point(|(tick, _)| *tick <= moment.tick);
+        rows.get(after.checked_sub(1)?).map(|(_, row)| &row[..])
+    }
+
+    /// From now on everything comes after `moment`.
+    fn pass(&mut self, moment: Moment) {
+        if let Some(row) = self.row(moment).map(<[u64]>::to_vec) {
+            join(&mut self.passed, &row);
+        }
+    }
+
+    /// Works out what the next command in the order of launches comes after.
+    fn place(&mut self, moment: Moment) {
+        let mut row = self.passed.clone();
+        if let Some(before) = self.row(moment) {
+            join(&mut row, before);
+        }
+        for &awaited in self.awaited.get(&moment).into_iter().flatten() {
+            if let Some(after) = self.row(awaited) {
+                join(&mut row, after);
+            }
+        }
+        if let Some(&place) = self.places.get(&moment.stream) {
+            row[place] = moment.tick;
+            self.rows[place].push((moment.tick, row));
+        }
+    }
+
+    /// Whether the command at `later` comes after the one at `earlier`.
+    fn keeps(&self, earlier: Moment, later: Moment) -> bool {
+        let place = self.places.get(&earlier.stream);
+        earlier == later || place.zip(self.row(later)).is_some_and(|(&place, row)| row[place] >= earlier.tick)
+    }
+}
+
+/// The pointwise maximum.
+fn join(row: &mut [u64], other: &[u64]) {
+    row.iter_mut().zip(other).for_each(|(tick, &other)| *tick = (*tick).max(other));
+}
+
+/// Who used each range last: the newest write, and the reads since. Ranges are cut where accesses begin and end.
+#[derive(Default)]
+struct Memory {
+    ranges: BTreeMap<usize, Range>,
+}
+
+#[derive(Clone, Default)]
+struct Range {
+    end: usize,
+    write: Option<usize>,
+    reads: Vec<usize>,
+}
+
+impl Memory {
+    /// Notes an access of a command, and calls `meet` for each earlier one that it has to come after.
+    fn touch(
+        &mut self,
+        (start, end): (usize, usize),
+        command: usize,
+        write: bool,
+        mut meet: impl FnMut(usize, (usize, usize)),
+    ) {
+        self.cut(start);
+        self.cut(end);
+        let mut at = start;
+        while at < end {
+            let next = self.ranges.range(at..end).next().map_or(end, |(&next, _)| next);
+            if next > at {
+                // Nobody used it yet.
+                self.ranges.insert(at, Range { end: next, ..Range::default() });
+            }
+            let Some(range) = self.ranges.get_mut(&at) else { return };
+            range.write.iter().for_each(|&earlier| meet(earlier, (at, range.end)));
+            if write {
+                range.reads.iter().for_each(|&earlier| meet(earlier, (at, range.end)));
+                range.reads.clear();
+                range.write = Some(command);
+            } else {
+                range.reads.push(command);
+            }
+            at = range.end;
+        }
+    }
+
+    /// Cuts the range that `at` lies within.
+    fn cut(&mut self, at: usize) {
+        if let Some((_, range)) = self.ranges.range_mut(..at).next_back()
+            && range.end > at
+        {
+            let rest = range.clone();
+            range.end = at;
+            self.ranges.insert(at, rest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use super::*;
+    use crate::{Access, audit::AuditedWait};
+
+    fn at(stream: u64, tick: u64) -> Moment {
+        Moment { stream: StreamId::from_raw(stream), tick }
+    }
+
+    fn command(moment: Moment, start: usize, end: usize, write: bool) -> Entry {
+        let accesses = [Access { start, end, write }].into_iter().collect();
+        Entry::Command(AuditedCommand { moment, op: "op", place: Location::caller(), accesses })
+    }
+
+    fn wait(waiter: Moment, awaited: Moment) -> Entry {
+        Entry::Wait(AuditedWait { waiter, awaited })
+    }
+
+    fn pairs(entries: &[Entry]) -> Vec<(Moment, Moment)> {
+        hazards(entries, None).iter().map(|hazard| (hazard.first.moment, hazard.second.moment)).collect()
+    }
+
+    #[test]
+    fn a_write_and_a_read_need_an_order() {
+        let program = [command(at(1, 1), 0, 8, true), command(at(2, 1), 4, 6, false)];
+        let found = hazards(&program, None);
+        assert_eq!((found.len(), found[0].range), (1, (4, 6)));
+        let waited = [program[0].clone(), program[1].clone(), wait(at(2, 1), at(1, 1))];
+        assert!(pairs(&waited).is_empty());
+        assert_eq!(hazards(&waited, Some(0)).len(), 1);
+    }
+
+    #[test]
+    fn reads_need_no_order_and_apart_ranges_neither() {
+        assert!(pairs(&[command(at(1, 1), 0, 8, false), command(at(2, 1), 0, 8, false)]).is_empty());
+        assert!(pairs(&[command(at(1, 1), 0, 8, true), command(at(2, 1), 8, 16, true)]).is_empty());
+    }
+
+    #[test]
+    fn a_writer_has_to_come_after_every_reader() {
+        let program = [
+            command(at(1, 1), 0, 8, false),
+            command(at(2, 1), 0, 8, false),
+            command(at(3, 1), 0, 8, true),
+            wait(at(3, 1), at(1, 1)),
+        ];
+        assert_eq!(pairs(&program), [(at(2, 1), at(3, 1))]);
+    }
+
+    #[test]
+    fn an_order_goes_through_other_streams_and_the_host() {
+        let through = [
+            command(at(1, 1), 0, 8, true),
+            command(at(2, 1), 100, 108, true),
+            wait(at(2, 1), at(1, 1)),
+            command(at(3, 1), 0, 8, true),
+            wait(at(3, 1), at(2, 1)),
+        ];
+        assert!(pairs(&through).is_empty());
+        let seen = [command(at(1, 1), 0, 8, true), Entry::Passed(at(1, 1)), command(at(2, 1), 0, 8, true)];
+        assert!(pairs(&seen).is_empty());
+        let too_old = [
+            command(at(1, 1), 50, 51, true),
+            command(at(1, 2), 0, 8, true),
+            Entry::Passed(at(1, 1)),
+            command(at(2, 1), 0, 8, true),
+        ];
+        assert_eq!(pairs(&too_old), [(at(1, 2), at(2, 1))]);
+    }
+
+    #[test]
+    fn memory_that_is_cut_anew_keeps_its_users() {
+        let program = [
+            command(at(1, 1), 0, 64, true),
+            command(at(1, 2), 0, 16, true),
+            command(at(2, 1), 16, 32, true),
+            command(at(2, 2), 8, 24, false),
+        ];
+        assert_eq!(pairs(&program), [(at(1, 1), at(2, 1)), (at(1, 2), at(2, 2))]);
+    }
+}

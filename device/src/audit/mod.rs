@@ -1,0 +1,181 @@
+//! An audit of what a device was told to do: which commands touch the same memory, and whether anything orders them.
+//!
+//! The audit is told every command with the ranges it uses, every wait that was inserted, and everything that the host
+//! saw pass; it works out by itself what comes after what. It shares no code with the clocks and logs by which
+//! [`Stream::launch`](crate::Stream::launch) decides.
+
+mod check;
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::{Access, Device, Moment};
+
+/// A command that was launched while a device was audited.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AuditedCommand {
+    /// Its stream and tick.
+    pub moment: Moment,
+    /// The op that launched it.
+    pub op: &'static str,
+    /// Where it was launched.
+    pub place: &'static Location<'static>,
+    /// What it uses.
+    pub accesses: SmallVec<[Access; 4]>,
+}
+
+/// A wait that was inserted while a device was audited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuditedWait {
+    /// The command that waits.
+    pub waiter: Moment,
+    /// What it waits for.
+    pub awaited: Moment,
+}
+
+#[derive(Clone, Debug)]
+enum Entry {
+    Command(AuditedCommand),
+    Wait(AuditedWait),
+    /// Somebody saw that a moment had passed: whatever is launched later comes after it.
+    Passed(Moment),
+}
+
+/// What a device was told while it was audited, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Audit {
+    entries: Vec<Entry>,
+}
+
+/// Two commands that use the same memory, one of them to write it, and that nothing orders.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hazard {
+    /// The command that was launched first.
+    pub first: AuditedCommand,
+    /// The command that was launched second.
+    pub second: AuditedCommand,
+    /// The memory that both use: the first and the last address but one.
+    pub range: (usize, usize),
+}
+
+impl fmt::Display for AuditedCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Moment { stream, tick } = self.moment;
+        write!(f, "{} (stream {stream}, tick {tick}, launched at {})", self.op, self.place)
+    }
+}
+
+impl fmt::Display for Hazard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (start, end) = self.range;
+        let (first, second) = (&self.first, &self.second);
+        write!(f, "nothing orders {first} and {second}, which share {} bytes at {start:#x}", end - start)
+    }
+}
+
+impl Audit {
+    /// The commands, in the order of their launches.
+    pub fn commands(&self) -> impl Iterator<Item = &AuditedCommand> {
+        self.entries.iter().filter_map(|entry| match entry {
+            Entry::Command(command) => Some(command),
+            Entry::Wait(_) | Entry::Passed(_) => None,
+        })
+    }
+
+    /// The waits, in the order of their insertion.
+    pub fn waits(&self) -> impl Iterator<Item = AuditedWait> + '_ {
+        self.entries.iter().filter_map(|entry| match entry {
+            Entry::Wait(wait) => Some(*wait),
+            Entry::Command(_) | Entry::Passed(_) => None,
+        })
+    }
+
+    /// Each pair of commands that use the same memory in an order that nothing keeps, where the second is the first to
+    /// do so after the first.
+    pub fn hazards(&self) -> Vec<Hazard> {
+        check::hazards(&self.entries, None)
+    }
+
+    /// The hazards that there would be without the wait of this number, counted from 0.
+    pub fn hazards_without(&self, wait: usize) -> Vec<Hazard> {
+        check::hazards(&self.entries, Some(wait))
+    }
+
+    /// The waits without which there would be no hazard.
+    pub fn unneeded_waits(&self) -> Vec<AuditedWait> {
+        let needless = |&(number, _): &(usize, AuditedWait)| self.hazards_without(number).is_empty();
+        self.waits().enumerate().filter(needless).map(|(_, wait)| wait).collect()
+    }
+}
+
+/// What the device writes down. Off, it costs one load a command.
+#[derive(Default)]
+pub(crate) struct AuditLog {
+    on: AtomicBool,
+    entries: Mutex<Vec<Entry>>,
+}
+
+impl AuditLog {
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// A command is given its place among the uses of its buffers.
+    #[cold]
+    pub(crate) fn command(
+        &self,
+        moment: Moment,
+        op: &'static str,
+        place: &'static Location<'static>,
+        accesses: SmallVec<[Access; 4]>,
+    ) {
+        self.entries.lock().push(Entry::Command(AuditedCommand { moment, op, place, accesses }));
+    }
+
+    /// A wait is inserted.
+    pub(crate) fn wait(&self, waiter: Moment, awaited: Moment) {
+        if self.is_on() {
+            self.entries.lock().push(Entry::Wait(AuditedWait { waiter, awaited }));
+        }
+    }
+
+    /// The host saw that a moment had passed.
+    pub(crate) fn passed(&self, moment: Moment) {
+        if self.is_on() {
+            self.entries.lock().push(Entry::Passed(moment));
+        }
+    }
+}
+
+impl Device {
+    /// Writes down every command, wait and host synchronisation from now on. An audit that is under way starts anew.
+    ///
+    /// Commands that are still pending are not in it: synchronise first, or what they do is not known.
+    pub fn start_audit(&self) {
+        let log = &self.core().audit;
+        log.entries.lock().clear();
+        log.on.store(true, Ordering::Release);
+    }
+
+    /// Ends the audit and returns it; empty if none was under way.
+    ///
+    /// ```
+    /// use device::Device;
+    /// let dev = Device::cpu();
+    /// dev.start_audit();
+    /// dev.new_stream()?.launch("work", &[], || ())?;
+    /// let audit = dev.stop_audit();
+    /// assert_eq!((audit.commands().count(), audit.hazards().len()), (1, 0));
+    /// # Ok::<(), device::Error>(())
+    /// ```
+    pub fn stop_audit(&self) -> Audit {
+        let log = &self.core().audit;
+        log.on.store(false, Ordering::Release);
+        Audit { entries: std::mem::take(&mut *log.entries.lock()) }
+    }
+}

@@ -1,0 +1,87 @@
+//! Host reads that make the host wait where nobody says so: where they are, and what to do about them.
+
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::{Device, Error, Result};
+
+/// What a device does when the host reads a buffer, which makes it wait: in `item`, `to_vec`, or by printing a tensor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SyncDebug {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Counts them by place.
+    Count,
+    /// Counts them, and writes a line to standard error the first time at each place.
+    Warn,
+    /// Returns [`Error::HiddenSync`].
+    Refuse,
+}
+
+/// A place at which the host waited for a device by reading a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HiddenSync {
+    /// The call.
+    pub place: &'static Location<'static>,
+    /// How often.
+    pub count: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct HiddenSyncs {
+    mode: AtomicU8,
+    places: Mutex<BTreeMap<(&'static str, u32, u32), HiddenSync>>,
+}
+
+impl HiddenSyncs {
+    /// The host reads a buffer.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn meet(&self) -> Result<()> {
+        match self.mode.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            mode => self.look(mode, Location::caller()),
+        }
+    }
+
+    #[cold]
+    fn look(&self, mode: u8, place: &'static Location<'static>) -> Result<()> {
+        if mode == SyncDebug::Refuse as u8 {
+            return Err(Error::HiddenSync { place: place.to_string().into() });
+        }
+        let mut places = self.places.lock();
+        let key = (place.file(), place.line(), place.column());
+        let met = places.entry(key).or_insert(HiddenSync { place, count: 0 });
+        met.count += 1;
+        if met.count == 1 && mode == SyncDebug::Warn as u8 {
+            eprintln!("streamgrad: the host waits for the device at {place}");
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    /// Looks for host reads that wait for the device, from now on; forgets those counted so far.
+    ///
+    /// ```
+    /// use device::{Device, SyncDebug};
+    /// let dev = Device::cpu_with(device::CpuConfig::default());
+    /// dev.set_sync_debug(SyncDebug::Count);
+    /// assert!(dev.hidden_syncs().is_empty());
+    /// ```
+    pub fn set_sync_debug(&self, mode: SyncDebug) {
+        let hidden = &self.core().hidden;
+        hidden.places.lock().clear();
+        hidden.mode.store(mode as u8, Ordering::Release);
+    }
+
+    /// Where the host waited for the device by reading a buffer, by place in the source.
+    pub fn hidden_syncs(&self) -> Vec<HiddenSync> {
+        self.core().hidden.places.lock().values().copied().collect()
+    }
+}

@@ -1,0 +1,152 @@
+//! The audit, the user's own waits, and host reads that nobody announced.
+
+use device::{Device, Error, Result, SyncDebug, SyncMode, Use};
+
+use crate::common::{buffer, copy, each_schedule, new_streams, set, value};
+
+/// Writes on one stream, reads on two, and writes again on the first.
+fn program(dev: &Device) -> Result<u64> {
+    let [one, two, three] = new_streams(dev)?;
+    let (x, y, z) = (buffer(&one)?, buffer(&two)?, buffer(&three)?);
+    let hold = one.hold();
+    set(&one, &x, 1)?;
+    copy(&two, &x, &y)?;
+    copy(&three, &x, &z)?;
+    set(&one, &x, 2)?;
+    copy(&two, &z, &y)?;
+    drop(hold);
+    let sum = value(&x)? + value(&y)? + value(&z)?;
+    dev.synchronize()?;
+    Ok(sum)
+}
+
+#[test]
+fn an_audit_finds_every_wait_needed_and_no_hazard() -> Result<()> {
+    each_schedule(|dev| {
+        dev.start_audit();
+        assert_eq!(program(dev)?, 4);
+        let audit = dev.stop_audit();
+        assert_eq!(audit.hazards(), []);
+        let waits: Vec<_> = audit.waits().collect();
+        assert!((3..=5).contains(&waits.len()), "{waits:?}");
+        assert_eq!(audit.unneeded_waits(), []);
+        assert!(audit.commands().any(|command| command.op == "copy"));
+        assert!(dev.stop_audit().commands().next().is_none(), "it ended");
+        Ok(())
+    })
+}
+
+#[test]
+fn an_audit_names_both_commands_of_a_hazard() -> Result<()> {
+    each_schedule(|dev| {
+        let [one, two] = new_streams(dev)?;
+        let x = buffer(&one)?;
+        let hold = one.hold();
+        dev.start_audit();
+        set(&one, &x, 1)?;
+        copy(&two, &x, &buffer(&two)?)?;
+        let audit = dev.stop_audit();
+        drop(hold);
+        assert_eq!(audit.hazards(), []);
+        let found = audit.hazards_without(0);
+        assert_eq!(found.len(), 1);
+        let text = found[0].to_string();
+        for part in ["set (stream", "copy (stream", "tick", "common.rs", "share 64 bytes"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!((found[0].first.moment.stream, found[0].second.moment.stream), (one.id(), two.id()));
+        Ok(())
+    })
+}
+
+#[test]
+fn a_wait_that_nothing_needs_is_found() -> Result<()> {
+    each_schedule(|dev| {
+        let [one, two] = new_streams(dev)?;
+        let hold = one.hold();
+        dev.start_audit();
+        set(&one, &buffer(&one)?, 1)?;
+        two.wait_stream(&one)?;
+        set(&two, &buffer(&two)?, 1)?;
+        let audit = dev.stop_audit();
+        drop(hold);
+        let waits: Vec<_> = audit.waits().collect();
+        assert_eq!((waits.len(), audit.unneeded_waits()), (1, waits));
+        Ok(())
+    })
+}
+
+#[test]
+fn manual_mode_refuses_what_the_users_waits_leave_open() -> Result<()> {
+    each_schedule(|dev| {
+        let [one, two] = new_streams(dev)?;
+        let (x, y) = (buffer(&one)?, buffer(&two)?);
+        dev.set_sync_mode(SyncMode::Manual);
+        let hold = one.hold();
+        set(&one, &x, 1)?;
+        let before = (two.now(), dev.sync_stats());
+        let refused = copy(&two, &x, &y);
+        let Err(Error::Race { op, stream, earlier, earlier_stream, earlier_tick, address, bytes }) = refused
+        else {
+            panic!("{refused:?}");
+        };
+        assert_eq!((op, stream, earlier, earlier_stream), ("copy", two.id(), "set", one.id()));
+        assert_eq!((earlier_tick, address, bytes), (one.now().tick, x.ptr() as usize, 64));
+        assert_eq!((two.now(), dev.sync_stats()), before, "nothing was launched");
+        // The same with the wait, and with waits left to the device.
+        two.wait_stream(&one)?;
+        copy(&two, &x, &y)?;
+        assert!(
+            matches!(set(&one, &x, 2), Err(Error::Race { op: "set", earlier: "copy", .. })),
+            "a reader is met"
+        );
+        dev.set_sync_mode(SyncMode::Auto);
+        set(&one, &x, 2)?;
+        drop(hold);
+        assert_eq!([value(&x)?, value(&y)?], [2, 1]);
+        Ok(())
+    })
+}
+
+#[test]
+fn manual_mode_takes_what_has_passed() -> Result<()> {
+    each_schedule(|dev| {
+        let [one, two] = new_streams(dev)?;
+        let (x, y) = (buffer(&one)?, buffer(&two)?);
+        dev.set_sync_mode(SyncMode::Manual);
+        set(&one, &x, 5)?;
+        one.synchronize()?;
+        copy(&two, &x, &y)?;
+        dev.synchronize()?;
+        assert_eq!(value(&y)?, 5);
+        Ok(())
+    })
+}
+
+#[test]
+fn hidden_host_synchronisations_are_counted_and_refused_by_place() -> Result<()> {
+    each_schedule(|dev| {
+        let stream = dev.default_stream();
+        let x = buffer(&stream)?;
+        value(&x)?;
+        dev.set_sync_debug(SyncDebug::Count);
+        for _ in 0..3 {
+            x.download(|_| ())?;
+        }
+        value(&x)?;
+        let found = dev.hidden_syncs();
+        let counts: Vec<_> =
+            found.iter().map(|sync| (sync.count, sync.place.file().ends_with(".rs"))).collect();
+        assert_eq!(counts.iter().map(|(count, _)| count).sum::<u64>(), 4);
+        assert_eq!((found.len(), counts[0].1), (2, true));
+        dev.set_sync_debug(SyncDebug::Refuse);
+        let refused = x.download(|_| ());
+        assert!(
+            matches!(&refused, Err(Error::HiddenSync { place }) if place.contains("proof.rs")),
+            "{refused:?}"
+        );
+        dev.set_sync_debug(SyncDebug::Off);
+        stream.launch("work", &[Use::write(&x)], || ())?;
+        x.download(|_| ())
+    })
+}

@@ -45,8 +45,9 @@ pub use autograd::{
     Save, Step, TapeEntry, Var, Vjp, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record,
 };
 pub use device::{
-    CpuConfig, DType, Device, DeviceKind, Element, Error, Event, Hold, Moment, Placement, Policy, Priority,
-    Recording, Result, Schedule, Stream, StreamId, StreamOptions, SyncStats, Team,
+    Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
+    Moment, Placement, Policy, Priority, Recording, Result, Schedule, Stream, StreamId, StreamOptions,
+    SyncDebug, SyncMode, SyncStats, Team,
 };
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, Batch, Batches, Digits, Dropout, Flatten, Gelu, InMemory, Linear,

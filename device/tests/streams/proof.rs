@@ -1,8 +1,10 @@
 //! The audit, the user's own waits, and host reads that nobody announced.
 
-use device::{Device, Error, Result, SyncDebug, SyncMode, Use};
+use std::collections::HashSet;
 
-use crate::common::{buffer, copy, each_schedule, new_streams, set, value};
+use device::{CpuConfig, Device, Error, Policy, Result, Schedule, SyncDebug, SyncMode, Use};
+
+use crate::common::{Words, buffer, copy, each_schedule, new_streams, set, value};
 
 /// Writes on one stream, reads on two, and writes again on the first.
 fn program(dev: &Device) -> Result<u64> {
@@ -149,4 +151,32 @@ fn hidden_host_synchronisations_are_counted_and_refused_by_place() -> Result<()>
         stream.launch("work", &[Use::write(&x)], || ())?;
         x.download(|_| ())
     })
+}
+
+/// Two streams write a buffer and a third value goes out; the second writer says that it only reads, or tells the truth.
+fn writer(dev: &Device, honest: bool) -> Result<u64> {
+    let [one, two] = new_streams(dev)?;
+    let x = buffer(&one)?;
+    dev.synchronize()?;
+    set(&one, &x, 1)?;
+    let words = Words::of(&x);
+    let used = if honest { Use::write(&x) } else { Use::read(&x) };
+    two.launch("double", &[used], move || words.set(words.get().map(|word| word * 2)))?;
+    let out = buffer(&one)?;
+    copy(&one, &x, &out)?;
+    value(&out)
+}
+
+#[test]
+fn a_use_that_is_declared_wrongly_gives_other_results() -> Result<()> {
+    let results = |honest| {
+        let explored = |seed| {
+            let schedule = Schedule::Explore(Policy::Random { seed });
+            writer(&Device::cpu_with(CpuConfig { schedule, ..CpuConfig::default() }), honest)
+        };
+        (0..20).map(explored).collect::<Result<HashSet<u64>>>()
+    };
+    assert_eq!(results(true)?, HashSet::from([2]));
+    assert_eq!(results(false)?, HashSet::from([1, 2]));
+    Ok(())
 }

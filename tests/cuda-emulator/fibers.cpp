@@ -6,13 +6,17 @@
 
 static constexpr size_t STACK = 64 << 10;
 static constexpr size_t PAGE = 4096;
+static constexpr size_t LINE = 64;
 
-// A stack that grows into a page without access.
+// A stack that grows into a page without access. Stacks begin at different lines of a page: the tops of hundreds of them
+// would share a few sets of the cache otherwise.
 static void* new_stack() {
-    void* memory = mmap(nullptr, STACK + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = mmap(nullptr, PAGE + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) abort();
     mprotect(memory, PAGE, PROT_NONE);
-    return static_cast<char*>(memory) + PAGE;
+    static size_t made = 0;
+    size_t shift = made++ * 5 % (PAGE / LINE) * LINE;
+    return static_cast<char*>(memory) + PAGE - shift;
 }
 
 #ifdef CUDA_EMULATOR_UCONTEXT
@@ -48,7 +52,8 @@ emulator_switch:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmp *%rcx
     .size emulator_switch, .-emulator_switch
 )");
 

@@ -35,6 +35,7 @@ static struct {
     unsigned idle_count, prepared;
     Thread threads[MAX_THREADS];
     unsigned short order[MAX_THREADS], ready[MAX_THREADS];
+    unsigned ready_count, ready_next;
     unsigned count, next, live, current;
     EmulatorIndex index[MAX_THREADS];
     Fiber* running;
@@ -46,6 +47,14 @@ static struct {
 static void set_current(unsigned thread) {
     run.current = thread;
     run.program->thread = run.index[thread];
+}
+
+// The next thread that may go on becomes the running one; the fiber to switch to.
+static Fiber& next_fiber() {
+    if (run.ready_next == run.ready_count) return run.host;
+    unsigned thread = run.ready[run.ready_next++];
+    set_current(thread);
+    return *run.threads[thread].fiber;
 }
 
 // Where every fiber begins. It ends only with the launch.
@@ -62,11 +71,12 @@ static void work() {
             run.live--;
         }
         run.idle[run.idle_count++] = self;
-        switch_fiber(*self, run.host);
+        switch_fiber(*self, next_fiber());
     }
 }
 
-static void resume(Fiber* fiber) {
+// Gives threads that have not begun to a fiber that has none.
+static void begin_threads(Fiber* fiber) {
     run.running = fiber;
     switch_fiber(run.host, *fiber);
 }
@@ -82,7 +92,7 @@ static Fiber* idle_fiber() {
 static Thread& wait(Phase phase) {
     Thread& thread = run.threads[run.current];
     thread.phase = phase;
-    switch_fiber(*thread.fiber, run.host);
+    switch_fiber(*thread.fiber, next_fiber());
     return thread;
 }
 
@@ -190,16 +200,16 @@ static void release_some() {
 }
 
 // Those that may go on, in an order that differs from time to time.
-static unsigned collect_ready() {
-    unsigned found = 0, begin = unsigned(run.random.below(run.count));
+static void collect_ready() {
+    run.ready_count = run.ready_next = 0;
+    unsigned begin = unsigned(run.random.below(run.count));
     bool backwards = (run.random.next() & 1) != run.flipped;
     for (unsigned i = 0; i < run.count; i++) {
         unsigned step = begin + i;
         if (step >= run.count) step -= run.count;
         unsigned thread = run.order[backwards ? run.count - 1 - step : step];
-        if (run.threads[thread].phase == Phase::Ready) run.ready[found++] = (unsigned short)thread;
+        if (run.threads[thread].phase == Phase::Ready) run.ready[run.ready_count++] = (unsigned short)thread;
     }
-    return found;
 }
 
 static void run_block(const EmulatorModule& program) {
@@ -208,14 +218,11 @@ static void run_block(const EmulatorModule& program) {
     if (run.program->dynamic_shared_bytes) memset(run.program->dynamic_shared, POISON, run.program->dynamic_shared_bytes);
     run.next = 0;
     run.live = run.count;
-    while (run.next < run.count) resume(idle_fiber());
+    while (run.next < run.count) begin_threads(idle_fiber());
     while (run.live) {
         release_some();
-        unsigned ready = collect_ready();
-        for (unsigned i = 0; i < ready; i++) {
-            set_current(run.ready[i]);
-            resume(run.threads[run.ready[i]].fiber);
-        }
+        collect_ready();
+        switch_fiber(run.host, next_fiber());
     }
 }
 
@@ -256,7 +263,7 @@ static CUresult run_once(const Launch& launch, uint64_t stream, uint64_t seed, b
     const EmulatorModule& program = *launch.module->program;
     run.launch = &launch;
     run.program = program.state;
-    run.idle_count = run.prepared = 0;
+    run.idle_count = run.prepared = run.ready_count = run.ready_next = 0;
     run.count = launch.block.x * launch.block.y * launch.block.z;
     for (unsigned i = 0; i < run.count; i++)
         run.index[i] = {i % launch.block.x, i / launch.block.x % launch.block.y, i / launch.block.x / launch.block.y};

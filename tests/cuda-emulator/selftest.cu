@@ -94,7 +94,7 @@ KERNEL intrinsics(double* out) {
     out[6] = erff(0.5f);
     out[7] = fmaf(2.0f, 3.0f, 4.0f) + max(1, 2) + min(3.0f, 2.0f);
     out[8] = isnan(__int_as_float(0x7FFFFFFF)) + 2 * isinf(1.0f / 0.0f);
-    out[9] = __float2int_rn(2.5f) + __float2int_rz(3e10f);
+    out[9] = double(__float2int_rn(2.5f)) + __float2int_rz(3e10f);
     out[10] = double(__umul64hi(1ull << 63, 6ull));
 }
 

@@ -63,7 +63,7 @@ static void dropped_wait() {
     CHECK(ordered_result() != 5.0f);
     CHECK(logged("cuStreamWaitEvent stream=1 event=1 dropped -> 0"));
     CHECK_EQUAL(ordered_result(), 5.0f); // only that one
-    reinterpret_cast<void (*)(int64_t)>(symbol("libcuda.so", "cuEmulatorDropWait"))(5);
+    reinterpret_cast<void (*)(int64_t)>(symbol("libcuda.so", "cuEmulatorDropWait"))(6);
     CHECK(ordered_result() != 5.0f);
 }
 
@@ -136,7 +136,7 @@ static void log_lines() {
 const std::vector<Test> ADVERSARY_TESTS = {
     {"seeds_differ", "", seeds_differ},
     {"waits_hold", "", waits_hold},
-    {"dropped_wait", "CUDA_EMULATOR_DROP_WAIT=1", dropped_wait},
+    {"dropped_wait", "CUDA_EMULATOR_DROP_WAIT=2", dropped_wait},
     {"failing_calls", "CUDA_EMULATOR_FAIL=cuMemAlloc_v2:2,cuLaunchKernel:1:214,cublasCreate_v2:1,nvrtcCompileProgram:1", failing_calls},
     {"small_memory", "CUDA_EMULATOR_MEMORY=64M", small_memory},
     {"bounded_queue", "CUDA_EMULATOR_QUEUE=8", bounded_queue},

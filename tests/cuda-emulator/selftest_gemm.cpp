@@ -66,7 +66,7 @@ static void one(Ptr handle, Ptr stream, Type in, Type out, bool transa, bool tra
                 size_t at = size_t(batch * stride_c + (long long)column * ldc + row);
                 expected.set(at, alpha * sum + (beta == 0 ? 0 : beta * c.get(at)));
             }
-    CUdeviceptr da = allocate(a.bytes.size()), db = allocate(b.bytes.size()), dc = allocate(c.bytes.size());
+    CUdeviceptr da = allocate(a.bytes.size() + 8), db = allocate(b.bytes.size() + 8), dc = allocate(c.bytes.size());
     upload(da, a.bytes, stream);
     upload(db, b.bytes, stream);
     upload(dc, c.bytes, stream);

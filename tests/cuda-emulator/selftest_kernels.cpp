@@ -110,8 +110,11 @@ static void atomics_and_intrinsics() {
     CHECK_EQUAL(download<float>(sum, 1, stream)[0], 500.0f);
     CHECK_EQUAL(start("intrinsics", 1, 1, 0, stream, out), 0);
     auto got = download<double>(out, 11, stream);
-    double expected[] = {3, 2, 8 * 100 + 31 + 4000, 1065353216, 3.1415927410125732, 0.5, std::erf(0.5), 14, 3, 2 + 2147483647.0 - 4294967296.0, 3};
-    for (size_t i = 0; i < 11; i++) CHECK(std::fabs(got[i] - expected[i]) <= 1e-7 * std::fabs(expected[i]));
+    double expected[] = {3, 2, 8 * 100 + 31 + 4000, 1065353216, 3.1415927410125732, 0.5, std::erf(0.5), 14, 3, 2 + 2147483647.0, 3};
+    for (size_t i = 0; i < 11; i++) {
+        bool close = std::fabs(got[i] - expected[i]) <= 1e-7 * std::fabs(expected[i]);
+        if (!close) CHECK_EQUAL(got[i], expected[i]);
+    }
 }
 
 // Compiles a source; the status, and what the log says.

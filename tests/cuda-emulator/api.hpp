@@ -1,0 +1,88 @@
+// The driver's C types and codes, as far as the emulator has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// name, value, text
+#define CUDA_ERRORS(X)                                                                   \
+    X(CUDA_SUCCESS, 0, "no error")                                                       \
+    X(CUDA_ERROR_INVALID_VALUE, 1, "invalid argument")                                   \
+    X(CUDA_ERROR_OUT_OF_MEMORY, 2, "out of memory")                                      \
+    X(CUDA_ERROR_NOT_INITIALIZED, 3, "initialization error")                             \
+    X(CUDA_ERROR_DEINITIALIZED, 4, "driver shutting down")                               \
+    X(CUDA_ERROR_NO_DEVICE, 100, "no CUDA-capable device is detected")                   \
+    X(CUDA_ERROR_INVALID_DEVICE, 101, "invalid device ordinal")                          \
+    X(CUDA_ERROR_INVALID_IMAGE, 200, "device kernel image is invalid")                   \
+    X(CUDA_ERROR_INVALID_CONTEXT, 201, "invalid device context")                         \
+    X(CUDA_ERROR_NO_BINARY_FOR_GPU, 209, "no kernel image is available for the device")  \
+    X(CUDA_ERROR_ECC_UNCORRECTABLE, 214, "uncorrectable ECC error encountered")          \
+    X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217, "peer access is not supported")           \
+    X(CUDA_ERROR_INVALID_PTX, 218, "a PTX JIT compilation failed")                       \
+    X(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 222, "the PTX was made for a newer toolchain") \
+    X(CUDA_ERROR_OPERATING_SYSTEM, 304, "OS call failed")                                \
+    X(CUDA_ERROR_INVALID_HANDLE, 400, "invalid resource handle")                         \
+    X(CUDA_ERROR_ILLEGAL_STATE, 401, "the operation is not permitted in this state")     \
+    X(CUDA_ERROR_NOT_FOUND, 500, "named symbol not found")                               \
+    X(CUDA_ERROR_NOT_READY, 600, "device not ready")                                     \
+    X(CUDA_ERROR_ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered")       \
+    X(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, 701, "too many resources requested for launch") \
+    X(CUDA_ERROR_LAUNCH_TIMEOUT, 702, "the launch timed out and was terminated")         \
+    X(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed")                      \
+    X(CUDA_ERROR_ASSERT, 710, "device-side assert triggered")                            \
+    X(CUDA_ERROR_ILLEGAL_INSTRUCTION, 715, "an illegal instruction was encountered")     \
+    X(CUDA_ERROR_MISALIGNED_ADDRESS, 716, "misaligned address")                          \
+    X(CUDA_ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                       \
+    X(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted")                          \
+    X(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                          \
+    X(CUDA_ERROR_UNKNOWN, 999, "unknown error")
+
+enum CUresult : int {
+#define X(name, value, text) name = value,
+    CUDA_ERRORS(X)
+#undef X
+};
+
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct CUcontextHandle* CUcontext;
+typedef struct CUstreamHandle* CUstream;
+typedef struct CUeventHandle* CUevent;
+typedef struct CUmoduleHandle* CUmodule;
+typedef struct CUfunctionHandle* CUfunction;
+typedef void (*CUhostFn)(void*);
+
+enum : unsigned { CU_STREAM_DEFAULT = 0, CU_STREAM_NON_BLOCKING = 1 };
+enum : uintptr_t { CU_STREAM_LEGACY = 1, CU_STREAM_PER_THREAD = 2 };
+enum : unsigned { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2, CU_EVENT_INTERPROCESS = 4 };
+enum : unsigned { CU_WAIT_GEQ = 0, CU_WAIT_EQ = 1, CU_WAIT_AND = 2, CU_WAIT_NOR = 3, CU_WAIT_FLUSH = 1u << 30 };
+enum : unsigned { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2, CU_MEMHOSTALLOC_WRITECOMBINED = 4 };
+
+// Counted up with module_abi.hpp and the header below, so that a blob of another version is refused.
+constexpr uint32_t EMULATOR_VERSION = 1;
+
+// What a "CUBIN" is: this header, then a shared object. A "PTX" is "//EMULATED " and the same bytes in hexadecimal digits.
+struct ImageHeader {
+    char magic[8]; // "\x7f" "EMUGPU\n"
+    uint32_t version;
+    uint32_t architecture; // 90 for sm_90
+    uint64_t bytes;        // of the shared object that follows
+};
+constexpr char IMAGE_MAGIC[8] = {'\x7f', 'E', 'M', 'U', 'G', 'P', 'U', '\n'};
+constexpr char PTX_MAGIC[] = "//EMULATED ";
+
+// For the tests of one process, and for the emulated libraries among each other.
+EXPORT uint64_t cuEmulatorCallCount(const char* function);
+EXPORT void cuEmulatorReset();
+EXPORT void cuEmulatorSeed(uint64_t seed);
+EXPORT void cuEmulatorFail(const char* function, uint64_t k);
+EXPORT void cuEmulatorDropWait(int64_t k);
+// Counts a call of another library's function, and says what it shall fail with: 0, or a code (-1: the library's usual one).
+EXPORT int cuEmulatorEnter(const char* function);
+EXPORT void cuEmulatorLog(const char* function, const char* details, int result);
+// Enqueues work like a kernel's; `drop` frees `data` once it ran or was discarded.
+EXPORT CUresult cuEmulatorEnqueue(CUstream stream, const char* name, void (*run)(void*), void* data, void (*drop)(void*));
+// The current context's, or INVALID_CONTEXT; INVALID_HANDLE for a stream that is not one of its own.
+EXPORT CUresult cuEmulatorCheckStream(CUstream stream);

@@ -1,0 +1,135 @@
+// Copies and fills.
+#include "state.hpp"
+
+#include <cstring>
+
+// A part of an allocation that a queued command will touch.
+struct Span {
+    uintptr_t address;
+    uint64_t bytes;
+    bool valid() const { return find_allocation(address, bytes) != nullptr; }
+    void* data() const { return reinterpret_cast<void*>(address); }
+};
+
+// Runs when the command does: the memory may have been freed since it was queued.
+static CUresult check(const char* name, uint64_t stream, std::initializer_list<Span> spans) {
+    for (const Span& span : spans)
+        if (!span.valid()) {
+            report("%s uses %s; stream %llu", name, describe_address(span.address).c_str(), (unsigned long long)stream);
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
+        }
+    open_memory(nullptr);
+    return CUDA_SUCCESS;
+}
+
+static Command named(const char* name, uint64_t bytes) {
+    Command command;
+    command.name = std::string(name) + " bytes=" + std::to_string(bytes);
+    return command;
+}
+
+// Between places that the driver knows; host memory of its own among them.
+static CUresult copy_known(Call& call, const char* name, uintptr_t to, uintptr_t from, uint64_t bytes, CUstream handle) {
+    StreamPtr stream = find_stream(handle, call.context);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    call.note("stream=%llu dst=0x%zx src=0x%zx bytes=%llu", (unsigned long long)stream->id, to, from, (unsigned long long)bytes);
+    if (bytes == 0) return CUDA_SUCCESS;
+    Span target{to, bytes}, source{from, bytes};
+    if (!target.valid() || !source.valid()) return CUDA_ERROR_INVALID_VALUE;
+    Command command = named(name, bytes);
+    uint64_t id = stream->id;
+    command.run = [=] {
+        CUresult checked = check(name, id, {target, source});
+        if (checked == CUDA_SUCCESS) memmove(target.data(), source.data(), bytes);
+        return checked;
+    };
+    enqueue(stream, std::move(command));
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return call("cuMemcpyDtoDAsync_v2", Needs::Context, [&](Call& call) { return copy_known(call, call.name, to, from, bytes, stream); });
+}
+
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes, CUstream stream) {
+    return call("cuMemcpyPeerAsync", Needs::Context, [&](Call& call) { return copy_known(call, call.name, to, from, bytes, stream); });
+}
+
+// From the driver's own host memory the bytes are read when the command runs; from other memory before the call returns.
+EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream handle) {
+    return call("cuMemcpyHtoDAsync_v2", Needs::Context, [&](Call& call) {
+        auto address = reinterpret_cast<uintptr_t>(from);
+        if (find_allocation(address, 1)) return copy_known(call, call.name, to, address, bytes, handle);
+        StreamPtr stream = find_stream(handle, call.context);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        call.note("stream=%llu dst=0x%llx src=pageable bytes=%zu", (unsigned long long)stream->id, to, bytes);
+        if (bytes == 0) return CUDA_SUCCESS;
+        Span target{to, bytes};
+        if (!from || !target.valid()) return CUDA_ERROR_INVALID_VALUE;
+        auto* begin = static_cast<const unsigned char*>(from);
+        auto staged = std::make_shared<std::vector<unsigned char>>(begin, begin + bytes);
+        Command command = named(call.name, bytes);
+        uint64_t id = stream->id;
+        const char* name = call.name;
+        command.run = [=] {
+            CUresult checked = check(name, id, {target});
+            if (checked == CUDA_SUCCESS) memcpy(target.data(), staged->data(), bytes);
+            return checked;
+        };
+        enqueue(stream, std::move(command));
+        return CUDA_SUCCESS;
+    });
+}
+
+// Into the driver's own host memory when the command runs; into other memory before the call returns.
+EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream handle) {
+    return call("cuMemcpyDtoHAsync_v2", Needs::Context, [&](Call& call) {
+        auto address = reinterpret_cast<uintptr_t>(to);
+        if (find_allocation(address, 1)) return copy_known(call, call.name, address, from, bytes, handle);
+        StreamPtr stream = find_stream(handle, call.context);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        call.note("stream=%llu dst=pageable src=0x%llx bytes=%zu", (unsigned long long)stream->id, from, bytes);
+        if (bytes == 0) return CUDA_SUCCESS;
+        Span source{from, bytes};
+        if (!to || !source.valid()) return CUDA_ERROR_INVALID_VALUE;
+        Command command = named(call.name, bytes);
+        uint64_t id = stream->id;
+        const char* name = call.name;
+        command.run = [=] {
+            CUresult checked = check(name, id, {source});
+            if (checked == CUDA_SUCCESS) memcpy(to, source.data(), bytes);
+            return checked;
+        };
+        finish(call.lock, enqueue(stream, std::move(command)));
+        return call.context->error;
+    });
+}
+
+template <class Word> static CUresult fill(Call& call, uintptr_t to, Word value, uint64_t count, CUstream handle) {
+    StreamPtr stream = find_stream(handle, call.context);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    uint64_t bytes = count * sizeof(Word);
+    call.note("stream=%llu dst=0x%zx bytes=%llu", (unsigned long long)stream->id, to, (unsigned long long)bytes);
+    if (count == 0) return CUDA_SUCCESS;
+    Span target{to, bytes};
+    if (to % sizeof(Word) || !target.valid()) return CUDA_ERROR_INVALID_VALUE;
+    Command command = named(call.name, bytes);
+    uint64_t id = stream->id;
+    const char* name = call.name;
+    command.run = [=] {
+        CUresult checked = check(name, id, {target});
+        if (checked != CUDA_SUCCESS) return checked;
+        for (uint64_t i = 0; i < count; i++) static_cast<Word*>(target.data())[i] = value;
+        return CUDA_SUCCESS;
+    };
+    enqueue(stream, std::move(command));
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+    return call("cuMemsetD8Async", Needs::Context, [&](Call& call) { return fill<unsigned char>(call, to, value, count, stream); });
+}
+
+EXPORT CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+    return call("cuMemsetD32Async", Needs::Context, [&](Call& call) { return fill<unsigned>(call, to, value, count, stream); });
+}

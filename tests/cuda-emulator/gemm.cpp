@@ -1,0 +1,110 @@
+// The products themselves. The order of the sums over k is that of k, whatever the sizes are, so results do not depend on
+// the tiling. Includes the shim for its 16-bit types, and so no header of the system.
+#include "shim/core.hpp"
+#include "shim/cuda_bf16.h"
+#include "shim/cuda_fp16.h"
+
+#include "gemm.hpp"
+
+#if defined(__x86_64__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("arch=haswell", "default")))
+#else
+#define CLONES
+#endif
+
+namespace {
+
+constexpr long long ROWS = 16, COLUMNS = 4; // of a tile that stays in registers
+
+template <class T> struct Wide;
+template <> struct Wide<float> { typedef float type __attribute__((vector_size(32))); };
+template <> struct Wide<double> { typedef double type __attribute__((vector_size(32))); };
+
+// sums[column][row] += a[k][row] * b[k][column], for all k.
+template <class T> inline __attribute__((always_inline)) void multiply(const T* a, const T* b, long long k, T* sums) {
+    typedef typename Wide<T>::type V;
+    constexpr int LANES = sizeof(V) / sizeof(T), WIDE = ROWS / LANES;
+    V held[COLUMNS][WIDE] = {};
+    for (long long step = 0; step < k; step++, a += ROWS, b += COLUMNS)
+        for (int column = 0; column < COLUMNS; column++)
+            for (int part = 0; part < WIDE; part++) {
+                V left;
+                __builtin_memcpy(&left, a + part * LANES, sizeof left);
+                held[column][part] += left * b[column];
+            }
+    __builtin_memcpy(sums, held, sizeof held);
+}
+CLONES void multiply_tile(const float* a, const float* b, long long k, float* sums) { multiply(a, b, k, sums); }
+CLONES void multiply_tile(const double* a, const double* b, long long k, double* sums) { multiply(a, b, k, sums); }
+
+// Element (row, k) of op(A), or (k, column) of op(B), with the way from one to the next in either direction.
+template <class In> struct View {
+    const In* data;
+    long long along, over; // along: the tile's direction; over: that of k
+};
+
+// out[k][i] for `count` of `width` rows or columns; the others are zero.
+template <class T, class In> void pack(const View<In>& view, long long first, long long count, long long width, long long k, T* out) {
+    for (long long step = 0; step < k; step++)
+        for (long long i = 0; i < width; i++)
+            out[step * width + i] = i < count ? T(view.data[(first + i) * view.along + step * view.over]) : T(0);
+}
+
+inline long long smaller(long long a, long long b) { return a < b ? a : b; }
+inline long long tiles(long long size, long long unit) { return (size + unit - 1) / unit; }
+
+template <class T, class Out> void store(const T* sums, Out* c, long long ldc, long long rows, long long columns, T alpha, T beta) {
+    for (long long column = 0; column < columns; column++)
+        for (long long row = 0; row < rows; row++) {
+            Out& out = c[column * ldc + row];
+            T value = alpha * sums[column * ROWS + row];
+            // With beta 0 the old content is not read: it may be anything.
+            out = Out(beta == T(0) ? value : value + beta * T(out));
+        }
+}
+
+template <class T, class In, class Out> void one_product(const GemmJob& job, const In* a, const In* b, Out* c, T alpha, T beta, T* scratch) {
+    View<In> left{a, job.transa ? job.lda : 1, job.transa ? 1 : job.lda};
+    View<In> right{b, job.transb ? 1 : job.ldb, job.transb ? job.ldb : 1};
+    long long k = alpha == T(0) ? 0 : job.k; // A and B are not read then
+    T* packed_a = scratch;
+    T* packed_b = scratch + ROWS * k;
+    for (long long tile = 0; tile < tiles(job.n, COLUMNS); tile++)
+        pack(right, tile * COLUMNS, smaller(COLUMNS, job.n - tile * COLUMNS), COLUMNS, k, packed_b + tile * COLUMNS * k);
+    T sums[ROWS * COLUMNS];
+    for (long long row = 0; row < job.m; row += ROWS) {
+        long long rows = smaller(ROWS, job.m - row);
+        pack(left, row, rows, ROWS, k, packed_a);
+        for (long long tile = 0; tile < tiles(job.n, COLUMNS); tile++) {
+            long long column = tile * COLUMNS;
+            multiply_tile(packed_a, packed_b + column * k, k, sums);
+            store(sums, c + column * job.ldc + row, job.ldc, rows, smaller(COLUMNS, job.n - column), alpha, beta);
+        }
+    }
+}
+
+template <class T, class In, class Out> void all_products(const GemmJob& job, void* scratch) {
+    T alpha = *static_cast<const T*>(job.alpha), beta = *static_cast<const T*>(job.beta);
+    for (long long i = 0; i < job.batch; i++)
+        one_product<T, In, Out>(job, static_cast<const In*>(job.a) + i * job.stride_a, static_cast<const In*>(job.b) + i * job.stride_b,
+                                static_cast<Out*>(job.c) + i * job.stride_c, alpha, beta, static_cast<T*>(scratch));
+}
+
+} // namespace
+
+unsigned long long gemm_scratch_bytes(const GemmJob& job) {
+    return (unsigned long long)(job.k * (ROWS + tiles(job.n, COLUMNS) * COLUMNS)) * (job.wide ? 8 : 4);
+}
+
+void run_gemm(const GemmJob& job, void* scratch) {
+    switch (job.a_type) {
+    case GEMM_F64: return all_products<double, double, double>(job, scratch);
+    case GEMM_F32: return all_products<float, float, float>(job, scratch);
+    case GEMM_F16:
+        if (job.c_type == GEMM_F32) return all_products<float, __half, float>(job, scratch);
+        return all_products<float, __half, __half>(job, scratch);
+    case GEMM_BF16:
+        if (job.c_type == GEMM_F32) return all_products<float, __nv_bfloat16, float>(job, scratch);
+        return all_products<float, __nv_bfloat16, __nv_bfloat16>(job, scratch);
+    }
+}

@@ -1,0 +1,19 @@
+// C = alpha op(A) op(B) + beta C, column-major, for a batch of matrices at fixed distances.
+#pragma once
+
+enum GemmType : int { GEMM_F32 = 0, GEMM_F64 = 1, GEMM_F16 = 2, GEMM_BF16 = 14 };
+
+struct GemmJob {
+    bool transa, transb;
+    long long m, n, k;
+    const void* a;
+    const void* b;
+    void* c;
+    GemmType a_type, c_type; // B has A's
+    long long lda, ldb, ldc, stride_a, stride_b, stride_c, batch;
+    bool wide;                   // sums and scalars are F64
+    const void *alpha, *beta;    // read when the job runs
+};
+
+unsigned long long gemm_scratch_bytes(const GemmJob& job);
+void run_gemm(const GemmJob& job, void* scratch);

@@ -1,0 +1,206 @@
+// Device and mapped host memory: each allocation ends at a guard page, is poisoned when it is made, and is out of reach
+// once it is freed.
+#include "state.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <sys/mman.h>
+
+constexpr uintptr_t PAGE = 4096;
+constexpr uintptr_t ALIGNMENT = 256;      // of what the driver hands out
+constexpr size_t KEPT = 4096;             // freed allocations whose addresses stay unused
+constexpr unsigned char CANARY = 0xFD;    // between an allocation's end and its guard
+
+static uintptr_t round_up(uintptr_t value, uintptr_t unit) { return (value + unit - 1) / unit * unit; }
+
+static void protect(Allocation& allocation, bool open) {
+    if (allocation.open == open) return;
+    allocation.open = open;
+    mprotect(reinterpret_cast<void*>(allocation.map + PAGE), allocation.map_bytes - 2 * PAGE, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+bool map_guarded(Allocation& allocation) {
+    uintptr_t used = round_up(allocation.bytes, ALIGNMENT);
+    uintptr_t pages = round_up(used, PAGE);
+    allocation.map_bytes = pages + 2 * PAGE;
+    void* map = mmap(nullptr, allocation.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) return false;
+    allocation.map = reinterpret_cast<uintptr_t>(map);
+    allocation.begin = allocation.map + PAGE + pages - used;
+    allocation.slack = used - allocation.bytes;
+    allocation.open = false;
+    if (pages >= 2 << 20) madvise(map, allocation.map_bytes, MADV_HUGEPAGE);
+    protect(allocation, true);
+    memset(reinterpret_cast<void*>(allocation.begin), POISON, allocation.bytes);
+    memset(reinterpret_cast<void*>(allocation.begin + allocation.bytes), CANARY, allocation.slack);
+    return true;
+}
+
+static void unmap(const Allocation& allocation) { munmap(reinterpret_cast<void*>(allocation.map), allocation.map_bytes); }
+
+// Gives the pages back and keeps the addresses.
+static void put_out_of_reach(Allocation allocation) {
+    mmap(reinterpret_cast<void*>(allocation.map), allocation.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    auto& freed = state().freed;
+    freed.push_back(allocation);
+    if (freed.size() > KEPT) {
+        unmap(freed.front());
+        freed.pop_front();
+    }
+}
+
+const Allocation* find_allocation(uintptr_t address, uint64_t bytes) {
+    auto& allocations = state().allocations;
+    auto after = allocations.upper_bound(address);
+    if (after == allocations.begin()) return nullptr;
+    const Allocation& allocation = std::prev(after)->second;
+    uintptr_t offset = address - allocation.begin;
+    return offset <= allocation.bytes && bytes <= allocation.bytes - offset ? &allocation : nullptr;
+}
+
+static std::string place(const Allocation& allocation, uintptr_t address, const char* kind) {
+    char text[160];
+    unsigned long long bytes = allocation.bytes;
+    if (address < allocation.begin)
+        snprintf(text, sizeof text, "0x%zx, %llu bytes before %s of %llu bytes", address, (unsigned long long)(allocation.begin - address), kind, bytes);
+    else if (address >= allocation.begin + allocation.bytes)
+        snprintf(text, sizeof text, "0x%zx, %llu bytes past the end of %s of %llu bytes", address,
+                 (unsigned long long)(address - allocation.begin - allocation.bytes), kind, bytes);
+    else
+        snprintf(text, sizeof text, "0x%zx, byte %llu of %s of %llu bytes", address, (unsigned long long)(address - allocation.begin), kind, bytes);
+    return text;
+}
+
+std::string describe_address(uintptr_t address) {
+    auto covers = [&](const Allocation& a) { return address >= a.map && address < a.map + a.map_bytes; };
+    State& s = state();
+    // Newest first, since addresses are used again in the end.
+    for (auto freed = s.freed.rbegin(); freed != s.freed.rend(); ++freed)
+        if (covers(*freed)) return place(*freed, address, "freed memory");
+    for (auto& entry : s.allocations)
+        if (covers(entry.second)) {
+            std::string kind = entry.second.host ? "an allocation of host memory" : "an allocation";
+            if (!entry.second.host && s.contexts.size() > 1) kind += " on device " + std::to_string(entry.second.context->device);
+            return place(entry.second, address, kind.c_str());
+        }
+    char text[64];
+    snprintf(text, sizeof text, "0x%zx, which is in no allocation", address);
+    return text;
+}
+
+void open_memory(Context* context) {
+    if (!state().hide) return;
+    for (auto& entry : state().allocations)
+        if (!entry.second.host) protect(entry.second, !context || entry.second.context == context);
+}
+
+void close_memory() {
+    if (!state().hide) return;
+    for (auto& entry : state().allocations)
+        if (!entry.second.host) protect(entry.second, false);
+}
+
+void check_slack(const std::string& command) {
+    for (auto& entry : state().allocations) {
+        Allocation& allocation = entry.second;
+        if (allocation.slack == 0 || !allocation.open) continue;
+        auto* end = reinterpret_cast<unsigned char*>(allocation.begin + allocation.bytes);
+        bool intact = std::all_of(end, end + allocation.slack, [](unsigned char byte) { return byte == CANARY; });
+        if (intact) continue;
+        report("%s wrote past the end of an allocation of %llu bytes", command.c_str(), (unsigned long long)allocation.bytes);
+        memset(end, CANARY, allocation.slack);
+        if (allocation.context->error == CUDA_SUCCESS) allocation.context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
+}
+
+static void release(std::map<uintptr_t, Allocation>::iterator entry) {
+    Allocation allocation = entry->second;
+    state().allocations.erase(entry);
+    if (!allocation.host) allocation.context->used -= round_up(allocation.bytes, ALIGNMENT);
+    put_out_of_reach(allocation);
+}
+
+void release_context_memory(Context* context) {
+    auto& allocations = state().allocations;
+    for (auto entry = allocations.begin(); entry != allocations.end();) {
+        auto next = std::next(entry);
+        if (entry->second.context == context) release(entry);
+        entry = next;
+    }
+}
+
+static CUresult allocate(Context* context, uint64_t bytes, bool host, uintptr_t& out) {
+    if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    uint64_t used = round_up(bytes, ALIGNMENT);
+    if (!host && (bytes > state().memory || context->used + used > state().memory)) return CUDA_ERROR_OUT_OF_MEMORY;
+    Allocation allocation;
+    allocation.bytes = bytes;
+    allocation.context = context;
+    allocation.host = host;
+    if (!map_guarded(allocation)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!host) context->used += used;
+    state().allocations[allocation.begin] = allocation;
+    close_memory();
+    out = allocation.begin;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
+    return call("cuMemAlloc_v2", Needs::Context, [&](Call& call) {
+        uintptr_t address = 0;
+        CUresult result = out ? allocate(call.context, bytes, false, address) : CUDA_ERROR_INVALID_VALUE;
+        if (result == CUDA_SUCCESS) *out = address;
+        call.note("bytes=%zu ptr=0x%zx", bytes, address);
+        return result;
+    });
+}
+
+static CUresult free_memory(Call& call, uintptr_t address, bool host) {
+    call.note("ptr=0x%zx", address);
+    if (address == 0) return CUDA_SUCCESS;
+    auto found = state().allocations.find(address);
+    if (found == state().allocations.end() || found->second.host != host) {
+        report("%s of %s", call.name, describe_address(address).c_str());
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    release(found);
+    return CUDA_SUCCESS;
+}
+
+// Does not wait: a queued command that still uses the memory is reported when it runs.
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
+    return call("cuMemFree_v2", Needs::ContextEvenBroken, [&](Call& call) { return free_memory(call, address, false); });
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+    return call("cuMemGetInfo_v2", Needs::Context, [&](Call& call) {
+        if (!free || !total) return CUDA_ERROR_INVALID_VALUE;
+        *total = state().memory;
+        *free = state().memory - call.context->used;
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned flags) {
+    return call("cuMemHostAlloc", Needs::Context, [&](Call& call) {
+        if (!out || (flags & ~7u)) return CUDA_ERROR_INVALID_VALUE;
+        uintptr_t address = 0;
+        CUresult result = allocate(call.context, bytes, true, address);
+        if (result == CUDA_SUCCESS) *out = reinterpret_cast<void*>(address);
+        call.note("bytes=%zu ptr=0x%zx", bytes, address);
+        return result;
+    });
+}
+
+EXPORT CUresult cuMemFreeHost(void* address) {
+    return call("cuMemFreeHost", Needs::ContextEvenBroken, [&](Call& call) { return free_memory(call, reinterpret_cast<uintptr_t>(address), true); });
+}
+
+EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* address, unsigned flags) {
+    return call("cuMemHostGetDevicePointer_v2", Needs::Context, [&](Call&) {
+        const Allocation* allocation = find_allocation(reinterpret_cast<uintptr_t>(address), 1);
+        if (!out || flags != 0 || !allocation || !allocation->host) return CUDA_ERROR_INVALID_VALUE;
+        *out = reinterpret_cast<uintptr_t>(address);
+        return CUDA_SUCCESS;
+    });
+}

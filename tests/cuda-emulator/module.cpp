@@ -1,0 +1,207 @@
+// Modules, functions, launches.
+#include "state.hpp"
+
+#include <cstring>
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+Module::~Module() {
+    if (library) dlclose(library);
+}
+
+static int digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+
+// The bytes of an image in either form; empty if it is none.
+static std::vector<unsigned char> image_bytes(const void* image, bool& ptx) {
+    auto* text = static_cast<const char*>(image);
+    ptx = strncmp(text, PTX_MAGIC, sizeof PTX_MAGIC - 1) == 0;
+    if (ptx) {
+        std::vector<unsigned char> bytes;
+        for (text += sizeof PTX_MAGIC - 1; digit(text[0]) >= 0 && digit(text[1]) >= 0; text += 2)
+            bytes.push_back((unsigned char)(digit(text[0]) << 4 | digit(text[1])));
+        return bytes;
+    }
+    if (memcmp(image, IMAGE_MAGIC, sizeof IMAGE_MAGIC) != 0) return {};
+    ImageHeader header;
+    memcpy(&header, image, sizeof header);
+    auto* begin = static_cast<const unsigned char*>(image);
+    return {begin, begin + sizeof header + header.bytes};
+}
+
+// A file of its own for each load, so that no two modules share variables.
+static void* open_library(const unsigned char* bytes, size_t count) {
+    int file = memfd_create("cuda-emulator-module", MFD_CLOEXEC);
+    if (file < 0) return nullptr;
+    void* library = nullptr;
+    if (write(file, bytes, count) == ssize_t(count)) {
+        std::string path = "/proc/self/fd/" + std::to_string(file);
+        library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (!library) report("a module does not load: %s", dlerror());
+    }
+    close(file);
+    return library;
+}
+
+static CUresult load(Call& call, CUmodule* out, const void* image) {
+    if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
+    bool ptx = false;
+    std::vector<unsigned char> bytes = image_bytes(image, ptx);
+    ImageHeader header;
+    if (bytes.size() < sizeof header) return ptx ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_INVALID_IMAGE;
+    memcpy(&header, bytes.data(), sizeof header);
+    if (memcmp(header.magic, IMAGE_MAGIC, sizeof IMAGE_MAGIC) != 0 || header.bytes != bytes.size() - sizeof header || header.version != EMULATOR_VERSION)
+        return ptx ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_INVALID_IMAGE;
+    // Binary code runs on its own generation, PTX on later ones too.
+    if (ptx ? header.architecture > 90 : header.architecture != 90) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    auto module = std::make_shared<Module>();
+    module->context = call.context;
+    module->library = open_library(bytes.data() + sizeof header, header.bytes);
+    if (!module->library) return CUDA_ERROR_INVALID_IMAGE;
+    auto describe = reinterpret_cast<const EmulatorModule* (*)()>(dlsym(module->library, "emulator_module"));
+    if (!describe) return CUDA_ERROR_INVALID_IMAGE;
+    module->program = describe();
+    void* handle = state().handle();
+    state().modules[handle] = module;
+    *out = static_cast<CUmodule>(handle);
+    call.note("kernels=%u", module->program->kernel_count);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleLoadData(CUmodule* out, const void* image) {
+    return call("cuModuleLoadData", Needs::Context, [&](Call& call) { return load(call, out, image); });
+}
+
+EXPORT CUresult cuModuleLoadDataEx(CUmodule* out, const void* image, unsigned, int*, void**) {
+    return call("cuModuleLoadDataEx", Needs::Context, [&](Call& call) { return load(call, out, image); });
+}
+
+// Queued launches keep the code.
+EXPORT CUresult cuModuleUnload(CUmodule handle) {
+    return call("cuModuleUnload", Needs::ContextEvenBroken, [&](Call&) {
+        State& s = state();
+        auto found = s.modules.find(handle);
+        if (found == s.modules.end()) return CUDA_ERROR_INVALID_HANDLE;
+        for (auto entry = s.functions.begin(); entry != s.functions.end();)
+            entry = entry->second->module == found->second ? s.functions.erase(entry) : std::next(entry);
+        s.modules.erase(found);
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
+    return call("cuModuleGetFunction", Needs::Context, [&](Call& call) {
+        State& s = state();
+        if (!out || !name) return CUDA_ERROR_INVALID_VALUE;
+        call.note("kernel=%s", name);
+        auto found = s.modules.find(handle);
+        if (found == s.modules.end()) return CUDA_ERROR_INVALID_HANDLE;
+        const EmulatorModule& program = *found->second->program;
+        for (unsigned i = 0; i < program.kernel_count; i++) {
+            if (strcmp(program.kernels[i].name, name) != 0) continue;
+            // The same handle each time, as from the driver.
+            for (auto& entry : s.functions)
+                if (entry.second->kernel == &program.kernels[i]) {
+                    *out = static_cast<CUfunction>(entry.first);
+                    return CUDA_SUCCESS;
+                }
+            auto function = std::make_shared<Function>();
+            function->module = found->second;
+            function->kernel = &program.kernels[i];
+            void* key = s.handle();
+            s.functions[key] = function;
+            *out = static_cast<CUfunction>(key);
+            return CUDA_SUCCESS;
+        }
+        return CUDA_ERROR_NOT_FOUND;
+    });
+}
+
+static std::shared_ptr<Function> find_function(CUfunction handle) {
+    auto found = state().functions.find(handle);
+    return found == state().functions.end() ? nullptr : found->second;
+}
+
+EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction handle) {
+    return call("cuFuncGetAttribute", Needs::Context, [&](Call& call) {
+        auto function = find_function(handle);
+        if (!function) return CUDA_ERROR_INVALID_HANDLE;
+        if (!value || attribute < 0 || attribute > 9) return CUDA_ERROR_INVALID_VALUE;
+        call.note("kernel=%s attribute=%d", function->kernel->name, attribute);
+        const EmulatorModule& program = *function->module->program;
+        switch (attribute) {
+        case 0: *value = int(function->kernel->max_threads); break;
+        case 1: *value = int(program.shared_end - program.shared_begin); break; // of the whole program
+        case 4: *value = 32; break;                                            // registers
+        case 5: case 6: *value = 90; break;                                    // PTX, binary version
+        case 8: *value = int(function->max_dynamic_shared); break;
+        case 9: *value = -1; break;
+        default: *value = 0;
+        }
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuFuncSetAttribute(CUfunction handle, int attribute, int value) {
+    return call("cuFuncSetAttribute", Needs::Context, [&](Call& call) {
+        auto function = find_function(handle);
+        if (!function) return CUDA_ERROR_INVALID_HANDLE;
+        call.note("kernel=%s attribute=%d value=%d", function->kernel->name, attribute, value);
+        if (attribute == 9) return CUDA_SUCCESS; // a hint
+        if (attribute != 8 || value < 0 || value > 227 << 10) return CUDA_ERROR_INVALID_VALUE;
+        function->max_dynamic_shared = unsigned(value);
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction handle, int threads, size_t shared) {
+    return call("cuOccupancyMaxActiveBlocksPerMultiprocessor", Needs::Context, [&](Call&) {
+        if (!find_function(handle)) return CUDA_ERROR_INVALID_HANDLE;
+        if (!blocks || threads < 1 || threads > 1024) return CUDA_ERROR_INVALID_VALUE;
+        *blocks = std::min(2048 / threads, shared ? int((228u << 10) / shared) : 32);
+        return CUDA_SUCCESS;
+    });
+}
+
+static CUresult check_shape(const Launch& launch, const Function& function) {
+    auto [gx, gy, gz] = launch.grid;
+    auto [bx, by, bz] = launch.block;
+    if (gx == 0 || gy == 0 || gz == 0 || gx > 0x7FFFFFFFu || gy > 65535 || gz > 65535) return CUDA_ERROR_INVALID_VALUE;
+    if (bx == 0 || by == 0 || bz == 0 || bx > 1024 || by > 1024 || bz > 64) return CUDA_ERROR_INVALID_VALUE;
+    if (bx * by * bz > function.kernel->max_threads || launch.dynamic_shared > function.max_dynamic_shared) return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                               CUstream stream_handle, void** parameters, void** extra) {
+    return call("cuLaunchKernel", Needs::Context, [&](Call& call) {
+        auto function = find_function(handle);
+        StreamPtr stream = find_stream(stream_handle, call.context);
+        if (!function || !stream || function->module->context != call.context) return CUDA_ERROR_INVALID_HANDLE;
+        const EmulatorKernel& kernel = *function->kernel;
+        call.note("stream=%llu kernel=%s grid=%u,%u,%u block=%u,%u,%u shared=%u", (unsigned long long)stream->id, kernel.name, gx, gy, gz, bx, by, bz, shared);
+        if (extra) return CUDA_ERROR_NOT_SUPPORTED;
+        auto launch = std::make_shared<Launch>();
+        launch->module = function->module;
+        launch->kernel = &kernel;
+        launch->grid = {gx, gy, gz};
+        launch->block = {bx, by, bz};
+        launch->dynamic_shared = shared;
+        launch->context = call.context;
+        CUresult shaped = check_shape(*launch, *function);
+        if (shaped != CUDA_SUCCESS) return shaped;
+        if (kernel.parameters > 256 || (kernel.parameters && !parameters)) return CUDA_ERROR_INVALID_VALUE;
+        for (unsigned i = 0; i < kernel.parameters; i++) {
+            auto* bytes = static_cast<const unsigned char*>(parameters[i]);
+            if (!bytes) return CUDA_ERROR_INVALID_VALUE;
+            launch->arguments.insert(launch->arguments.end(), bytes, bytes + kernel.sizes[i]);
+            launch->arguments.resize((launch->arguments.size() + 15) / 16 * 16);
+        }
+        Command command;
+        command.name = std::string("kernel=") + kernel.name;
+        uint64_t id = stream->id;
+        command.run = [launch, id] { return run_launch(*launch, id); };
+        enqueue(stream, std::move(command));
+        return CUDA_SUCCESS;
+    });
+}

@@ -1,0 +1,214 @@
+// What the driver remembers. Everything here is guarded by `state().lock`; only what says so is not.
+#pragma once
+
+#include "api.hpp"
+#include "module_abi.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <cstdio>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+struct Stream;
+struct Context;
+
+// Whether a command has run: what events, waits and the default stream's barriers refer to.
+struct Moment {
+    std::shared_ptr<Stream> stream;
+    bool passed = false;
+    double milliseconds = 0; // when it passed
+};
+using MomentPtr = std::shared_ptr<Moment>;
+
+struct Command {
+    std::string name;
+    std::vector<MomentPtr> after;    // beside the commands before it in its stream
+    std::function<bool()> condition; // may be empty; for waits on memory
+    std::function<CUresult()> run;   // may be empty
+    CUhostFn host = nullptr;
+    void* host_data = nullptr;
+    bool running = false; // a host function that has been handed to its thread
+    MomentPtr moment;
+};
+
+struct Stream : std::enable_shared_from_this<Stream> {
+    uint64_t id = 0; // 0 is the legacy default stream
+    Context* context = nullptr;
+    bool blocking = true;
+    int priority = 0;
+    unsigned flags = 0;
+    std::deque<Command> queue;
+    MomentPtr last; // of the newest command
+};
+using StreamPtr = std::shared_ptr<Stream>;
+
+struct Event {
+    uint64_t id = 0;
+    Context* context = nullptr;
+    unsigned flags = 0;
+    MomentPtr recorded; // empty until the first record
+};
+
+struct Allocation {
+    uintptr_t begin = 0, bytes = 0;
+    uintptr_t map = 0, map_bytes = 0; // with the guards
+    uintptr_t slack = 0;              // bytes between the end and the guard
+    Context* context = nullptr;
+    bool host = false;
+    bool open = true; // readable and writable now
+};
+
+struct Module {
+    void* library = nullptr;
+    const EmulatorModule* program = nullptr;
+    Context* context = nullptr;
+    ~Module();
+};
+
+struct Function {
+    std::shared_ptr<Module> module;
+    const EmulatorKernel* kernel = nullptr;
+    unsigned max_dynamic_shared = 48 << 10;
+};
+
+struct Context {
+    CUdevice device = 0;
+    unsigned retained = 0;
+    CUresult error = CUDA_SUCCESS; // sticky
+    StreamPtr legacy;
+    std::vector<StreamPtr> streams; // the destroyed ones too, until they are empty
+    uint64_t used = 0;              // bytes of device memory
+};
+
+// A fixed sequence for a seed (splitmix64).
+struct Random {
+    uint64_t word = 0;
+    uint64_t next();
+    uint64_t below(uint64_t bound) { return next() % bound; }
+};
+
+struct Failure {
+    uint64_t call = 0;
+    int code = -1;
+};
+
+struct State {
+    std::mutex lock;
+    std::condition_variable progress; // a host function ended
+    bool initialised = false;
+    std::vector<std::unique_ptr<Context>> contexts; // one for each device
+    uint64_t next_handle = 0x1000;
+    uint64_t next_stream = 1, next_event = 1;
+    std::unordered_map<void*, StreamPtr> streams;
+    std::unordered_map<void*, std::shared_ptr<Event>> events;
+    std::unordered_map<void*, std::shared_ptr<Module>> modules;
+    std::unordered_map<void*, std::shared_ptr<Function>> functions;
+    std::map<uintptr_t, Allocation> allocations; // by first byte
+    std::deque<Allocation> freed;                // mapped without access, oldest first
+
+    // The adversary.
+    uint64_t seed = 0;
+    Random random;
+    uint64_t memory = 0; // of each device
+    uint64_t bound = 0;  // of queued commands
+    bool twice = false;
+    bool hide = true; // device memory from the host
+    int64_t drop_wait = 0;
+    std::unordered_map<std::string, std::vector<Failure>> failures;
+    std::unordered_map<std::string, uint64_t> calls;
+
+    void* handle() { return reinterpret_cast<void*>((next_handle++) << 4); }
+};
+State& state();
+
+// Each thread has a current context.
+extern thread_local Context* current_context;
+extern thread_local bool in_host_function;
+
+// calls.cpp: every exported function is one `call`.
+enum class Needs { Nothing, Driver, Context, ContextEvenBroken };
+struct Call {
+    const char* name;
+    std::unique_lock<std::mutex> lock;
+    Context* context = nullptr;
+    std::string details;
+    void note(const char* format, ...) __attribute__((format(printf, 2, 3)));
+};
+CUresult begin(Call& call, Needs needs);
+void log_call(const char* name, const std::string& details, int result);
+void log_line(const char* format, ...) __attribute__((format(printf, 1, 2)));
+void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+template <class Body> CUresult call(const char* name, Needs needs, Body body) {
+    Call call{name, std::unique_lock<std::mutex>(state().lock), nullptr, {}};
+    CUresult result = begin(call, needs);
+    if (result == CUDA_SUCCESS) {
+        result = body(call);
+        // The error may have come up meanwhile; it is returned by whatever is called next.
+        if (call.context && call.context->error != CUDA_SUCCESS && needs == Needs::ContextEvenBroken && result == CUDA_SUCCESS)
+            result = call.context->error;
+    }
+    log_call(name, call.details, result);
+    return result;
+}
+
+// adversary.cpp
+void read_environment();
+bool drops_this_wait(uint64_t count);
+// Which of the streams runs next. `needed`: whether the awaited command needs it.
+struct Candidate {
+    Stream* stream;
+    bool needed;
+};
+size_t choose(const std::vector<Candidate>& candidates);
+bool considers_all_streams();
+
+// executor.cpp
+StreamPtr find_stream(CUstream handle, Context* context); // empty: no such stream
+MomentPtr enqueue(const StreamPtr& stream, Command command);
+void finish(std::unique_lock<std::mutex>& lock, const MomentPtr& moment);
+// Runs at most one command that the moment needs.
+void nudge(const MomentPtr& moment);
+void drain(std::unique_lock<std::mutex>& lock, Context* context);
+void keep_bound();
+void fail_context(Context* context, CUresult error);
+void discard(Context* context);
+double now_milliseconds();
+
+// memory.cpp
+const Allocation* find_allocation(uintptr_t address, uint64_t bytes);
+std::string describe_address(uintptr_t address);
+void release_context_memory(Context* context);
+void check_slack(const std::string& command);
+bool map_guarded(Allocation& allocation);
+constexpr unsigned char POISON = 0xFF;
+
+// Device memory is out of the host's reach except while commands run: of one device, or of all (nullptr).
+void open_memory(Context* context);
+void close_memory();
+
+// fault.cpp: runs something that may fault; what went wrong, or CUDA_SUCCESS.
+struct Fault {
+    CUresult code = CUDA_SUCCESS;
+    std::string text;
+};
+Fault run_guarded(void (*run)(void*), void* data);
+[[noreturn]] void stop_guarded(CUresult code, const char* text);
+void install_fault_handler();
+
+// grid.cpp
+struct Launch {
+    std::shared_ptr<Module> module;
+    const EmulatorKernel* kernel = nullptr;
+    EmulatorIndex grid{}, block{};
+    unsigned dynamic_shared = 0;
+    std::vector<unsigned char> arguments; // one after the other, each aligned to 16
+    Context* context = nullptr;
+};
+CUresult run_launch(const Launch& launch, uint64_t stream);

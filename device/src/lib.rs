@@ -11,7 +11,7 @@
 mod buffer;
 mod bytes;
 mod config;
-mod cuda;
+pub mod cuda;
 mod device;
 mod dtype;
 mod error;

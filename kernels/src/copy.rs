@@ -4,6 +4,7 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu;
 use crate::cpu::walk::{Walk, flat_steps};
+use crate::cuda;
 use crate::layout::{Loops, View};
 use crate::par::workers;
 
@@ -103,6 +104,9 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
     const OP: &str = "fill";
     let bits = value.bits(OP, out.dtype)?;
     let o = out.bytes_mut(OP)?;
+    if stream.is_cuda() {
+        return cuda::copy::fill(stream, bits, out);
+    }
     let size = out.dtype.size_bytes();
     let elements = out.layout.elements();
     let workers = workers(stream, elements, 1);
@@ -137,6 +141,9 @@ pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     x.expect_shape(op, out.shape())?;
     x.expect_no_partial_overlap(op, &out)?;
     let (xs, o) = (x.bytes(op)?, out.bytes_mut(op)?);
+    if stream.is_cuda() {
+        return cuda::copy::copy(stream, x, out);
+    }
     let elements = out.layout.elements();
     let workers = workers(stream, elements, 1);
     let uses = [Use::read(x.buffer), Use::write(out.buffer)];

@@ -4,6 +4,7 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu;
 use crate::cpu::walk::{Walk, flat_steps};
+use crate::cuda;
 use crate::layout::{Loops, View};
 use crate::par::workers;
 
@@ -270,6 +271,9 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     x.expect_shape(name, out.shape())?;
     x.expect_no_partial_overlap(name, &out)?;
     let (xs, o) = (x.bytes(name)?, out.bytes_mut(name)?);
+    if stream.is_cuda() {
+        return cuda::elementwise::unary(stream, op, x, out);
+    }
     let elements = out.layout.elements();
     let workers = workers(stream, elements, op.cost());
     let uses = [Use::read(x.buffer), Use::write(out.buffer)];
@@ -305,6 +309,9 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
     let (xy, o) = binary_operands(name, lhs, rhs, out)?;
+    if stream.is_cuda() {
+        return cuda::elementwise::binary(stream, op, lhs, rhs, out);
+    }
     let elements = out.layout.elements();
     let workers = workers(stream, elements, op.cost());
     let uses = [Use::read(lhs.buffer), Use::read(rhs.buffer), Use::write(out.buffer)];
@@ -351,6 +358,9 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
     let (xy, o) = binary_operands(name, lhs, rhs, out)?;
+    if stream.is_cuda() {
+        return cuda::elementwise::compare(stream, op, lhs, rhs, out);
+    }
     let elements = out.layout.elements();
     let workers = workers(stream, elements, 1);
     let uses = [Use::read(lhs.buffer), Use::read(rhs.buffer), Use::write(out.buffer)];
@@ -375,6 +385,9 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     x.expect_shape(OP, out.shape())?;
     x.expect_no_partial_overlap(OP, &out)?;
     let (xs, o) = (x.bytes(OP)?, out.bytes_mut(OP)?);
+    if stream.is_cuda() {
+        return cuda::copy::logical_not(stream, x, out);
+    }
     let workers = workers(stream, out.layout.elements(), 1);
     let loops = Loops::in_memory_order([out.layout, x.layout]);
     stream.launch(OP, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
@@ -410,6 +423,9 @@ pub fn where_cond(
     }
     let inputs = (condition.bytes(OP)?, x.bytes(OP)?, y.bytes(OP)?);
     let o = out.bytes_mut(OP)?;
+    if stream.is_cuda() {
+        return cuda::copy::where_cond(stream, condition, x, y, out);
+    }
     let size = out.dtype.size_bytes();
     let workers = workers(stream, out.layout.elements(), 1);
     let loops = Loops::in_memory_order([out.layout, condition.layout, x.layout, y.layout]);

@@ -7,6 +7,7 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu;
 use crate::cpu::index::Rows;
+use crate::cuda;
 use crate::layout::{LoopAxis, Loops, View, normalize_axis, shape_mismatch};
 use crate::par::workers;
 
@@ -30,6 +31,10 @@ pub fn index_select(
     x.expect_apart(OP, &out)?;
     indices.expect_apart(OP, &out)?;
     let (xs, o) = (x.bytes(OP)?, out.bytes_mut(OP)?);
+    if stream.is_cuda() {
+        let axis = normalize_axis(OP, axis, x.layout.rank())?;
+        return cuda::index::select(stream, x, axis, indices, out);
+    }
     let size = out.dtype.size_bytes();
     let workers = workers(stream, out.layout.elements(), 1);
     let uses = [Use::read(x.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
@@ -61,6 +66,10 @@ pub fn index_add(
     src.expect_apart(OP, &out)?;
     indices.expect_apart(OP, &out)?;
     let (xs, o) = (src.bytes(OP)?, out.bytes_mut(OP)?);
+    if stream.is_cuda() {
+        let axis = normalize_axis(OP, axis, out.layout.rank())?;
+        return cuda::index::index_add(stream, out, axis, indices, src);
+    }
     let dtype = out.dtype;
     let workers = workers(stream, src.layout.elements(), 1);
     let uses = [Use::read(src.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
@@ -117,6 +126,9 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
     x.expect_apart(OP, &out)?;
     indices.expect_apart(OP, &out)?;
     let (xs, o, index) = (x.bytes(OP)?, out.bytes_mut(OP)?, indices.src::<i64>(OP)?);
+    if stream.is_cuda() {
+        return cuda::index::gather(stream, OP, &loops, (step, rows), x, indices, out);
+    }
     let size = out.dtype.size_bytes();
     let workers = workers(stream, out.layout.elements(), 4);
     let uses = [Use::read(x.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
@@ -148,6 +160,10 @@ pub fn scatter_add(
     src.expect_apart(OP, &out)?;
     indices.expect_apart(OP, &out)?;
     let (xs, o, index) = (src.bytes(OP)?, out.bytes_mut(OP)?, indices.src::<i64>(OP)?);
+    if stream.is_cuda() {
+        let axis = normalize_axis(OP, axis, out.layout.rank())?;
+        return cuda::index::scatter_add(stream, out, axis, indices, src);
+    }
     let dtype = out.dtype;
     let uses = [Use::read(src.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
     stream.launch(OP, &uses, move || {

@@ -19,6 +19,7 @@
 
 mod copy;
 mod cpu;
+mod cuda;
 mod elementwise;
 mod index;
 pub mod layout;

@@ -4,6 +4,7 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu::lanes::Lanes;
 use crate::cpu::loss::{Grad, cross_entropy as cross_entropy_cpu, cross_entropy_grad as grad_cpu};
+use crate::cuda;
 use crate::layout::{View, shape_mismatch};
 use crate::par::workers;
 use crate::softmax::rows;
@@ -70,6 +71,9 @@ fn cross_entropy_of<T: Lanes>(
     if n == 0 {
         return Ok(());
     }
+    if stream.is_cuda() {
+        return cuda::loss::cross_entropy(stream, logits, labels, losses, log_probs);
+    }
     let (label_step, loss_step) = (labels.layout.strides()[0], losses.layout.strides()[0]);
     let log_probs_steps = [log_probs.layout.strides()[0], log_probs.layout.strides()[1]];
     let workers = workers(stream, n * c, 8);
@@ -121,6 +125,9 @@ fn grad_of<T: Lanes>(
     };
     if n == 0 {
         return Ok(());
+    }
+    if stream.is_cuda() {
+        return cuda::loss::cross_entropy_grad(stream, log_probs, labels, g, out);
     }
     let workers = workers(stream, n * c, 8);
     let uses =

@@ -5,6 +5,7 @@ use device::{DType, Error, Result, Stream, Use};
 use crate::cpu::lanes::Lanes;
 use crate::cpu::matmul::{Batch, BatchAxis, run};
 use crate::cpu::product::{Init, Matrix, Product};
+use crate::cuda;
 use crate::layout::{View, shape_mismatch};
 use crate::par;
 
@@ -100,6 +101,9 @@ fn launch<T: Lanes>(
         c: matrix(out.dst::<T>(op)?.0, out.layout.strides()),
         init,
     };
+    if stream.is_cuda() {
+        return cuda::matmul::matmul(stream, op, lhs, rhs, bias, out, accumulate);
+    }
     let mut batch = Batch { product, axes: Default::default() };
     for (axis, &size) in leading.iter().enumerate() {
         let b = if shared { 0 } else { rhs.layout.strides()[axis] };

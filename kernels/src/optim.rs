@@ -4,6 +4,7 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu::lanes::Lanes;
 use crate::cpu::optim::{adam, sgd};
+use crate::cuda;
 use crate::layout::{Dst, Loops, View};
 use crate::par::workers;
 
@@ -107,6 +108,9 @@ fn sgd_of<T: Lanes>(
         Some(buffer) if step.momentum != 0.0 => {
             buffer.expect_shape(op, param.shape())?;
             let b = buffer.dst::<T>(op)?;
+            if stream.is_cuda() {
+                return cuda::optim::momentum(stream, T::DTYPE, &[[param, grad, buffer]], &step);
+            }
             let loops = Loops::in_memory_order([param.layout, grad.layout, buffer.layout]);
             let uses = [Use::write(param.buffer), Use::read(grad.buffer), Use::write(buffer.buffer)];
             // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
@@ -118,6 +122,7 @@ fn sgd_of<T: Lanes>(
             expected: "given, as there is momentum",
             value: "none".into(),
         }),
+        _ if stream.is_cuda() => cuda::optim::sgd(stream, T::DTYPE, &[[param, grad]], &step),
         _ => {
             let loops = Loops::in_memory_order([param.layout, grad.layout]);
             let uses = [Use::write(param.buffer), Use::read(grad.buffer)];
@@ -150,6 +155,9 @@ fn adam_of<T: Lanes>(
     // The gradient is only read, but travels with the others.
     let (p, g) = (param.dst::<T>(op)?, Dst(grad.src::<T>(op)?.0.cast_mut()));
     let (m_to, v_to) = (m.dst::<T>(op)?, v.dst::<T>(op)?);
+    if stream.is_cuda() {
+        return cuda::optim::adam(stream, T::DTYPE, &[[param, grad, m, v]], &step);
+    }
     let loops = Loops::in_memory_order([param.layout, grad.layout, m.layout, v.layout]);
     let workers = workers(stream, param.layout.elements(), 4);
     let operands = [p, g, m_to, v_to];

@@ -8,6 +8,7 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu;
 use crate::cpu::random::Distribution;
+use crate::cuda;
 use crate::layout::{Loops, View};
 use crate::par::workers;
 
@@ -100,6 +101,9 @@ fn generate(
         return Err(Error::DTypeUnsupported { op, dtype });
     }
     let o = out.bytes_mut(op)?;
+    if stream.is_cuda() {
+        return cuda::random::generate(stream, op, key, distribution, out);
+    }
     let workers = workers(stream, out.layout.elements(), RANDOM_COST);
     let loops = Loops::new([out.layout]);
     stream.launch(op, &[Use::write(out.buffer)], move || {
@@ -130,6 +134,9 @@ pub fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'
     x.expect_shape(OP, out.shape())?;
     x.expect_no_partial_overlap(OP, &out)?;
     let (xs, o) = (x.bytes(OP)?, out.bytes_mut(OP)?);
+    if stream.is_cuda() {
+        return cuda::random::dropout(stream, key, p, x, out);
+    }
     let workers = workers(stream, out.layout.elements(), RANDOM_COST);
     // Elements are counted in row-major order, so the loops have to be in that order, too.
     let loops = Loops::new([out.layout, x.layout]);

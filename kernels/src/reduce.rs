@@ -7,6 +7,7 @@ use crate::cpu::fold::{Axes, Fold, Max, Min, Prod, Sum, SumExp, SumSquares, fold
 use crate::cpu::lanes::{Lanes, Scratch, with_scratch};
 use crate::cpu::number::{Number, Real};
 use crate::cpu::reduce::argmax as argmax_cpu;
+use crate::cuda;
 use crate::layout::{Dst, Layout, LoopAxis, Loops, View, normalize_axes, normalize_axis, shape_mismatch};
 use crate::par::{Workers, workers};
 
@@ -159,6 +160,15 @@ fn split_axes(op: &'static str, x: &Layout, axes: &[isize], out: &View<'_>) -> R
     Ok(axes)
 }
 
+// Checks type, bounds and overlap.
+fn operands<T: Number, O: Number>(
+    op: &'static str,
+    x: &View<'_>,
+    out: &View<'_>,
+) -> Result<(crate::layout::Src<T>, Dst<O>)> {
+    Ok((x.src(op)?, out.dst(op)?))
+}
+
 fn launch<T: Number>(
     stream: &Stream,
     op: &'static str,
@@ -167,7 +177,7 @@ fn launch<T: Number>(
     out: View<'_>,
     work: impl FnOnce(&Axes, &Workers, crate::layout::Src<T>, Dst<T>) + Send + 'static,
 ) -> Result<()> {
-    let (from, to) = (x.src::<T>(op)?, out.dst::<T>(op)?);
+    let (from, to) = operands::<T, T>(op, &x, &out)?;
     if axes.kept.elements == 0 {
         return Ok(());
     }
@@ -193,6 +203,10 @@ fn plain<T: Number + Scratch>(
             unsafe { fold(axes, workers, x, None, out, how) }
         })
     }
+    if stream.is_cuda() {
+        operands::<T, T>(op.name(), &x, &out)?;
+        return cuda::reduce::reduce(stream, op, x, &axes, out);
+    }
     let operands = (x, axes, out);
     match op {
         ReduceOp::Sum | ReduceOp::Mean => run::<T, _>(stream, op.name(), operands, Sum),
@@ -203,6 +217,10 @@ fn plain<T: Number + Scratch>(
 }
 
 fn mean<T: Real + Scratch>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_>) -> Result<()> {
+    if stream.is_cuda() {
+        operands::<T, T>("mean", &x, &out)?;
+        return cuda::reduce::reduce(stream, ReduceOp::Mean, x, &axes, out);
+    }
     launch::<T>(stream, "mean", x, axes, out, |axes, workers, x, out| {
         let count = T::from_f64(axes.reduced.elements as f64);
         // SAFETY: as in `plain`.
@@ -222,6 +240,10 @@ unsafe fn divide<T: Real>(axes: &Axes, out: Dst<T>, divisor: T) {
 }
 
 fn var_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, correction: f64, out: View<'_>) -> Result<()> {
+    if stream.is_cuda() {
+        operands::<T, T>("var", &x, &out)?;
+        return cuda::reduce::var(stream, x, &axes, correction, out);
+    }
     launch::<T>(stream, "var", x, axes, out, move |axes, workers, x, out| {
         let count = axes.reduced.elements as f64;
         let divisor = T::from_f64((count - correction).max(0.0));
@@ -236,6 +258,10 @@ fn var_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, correction: f64, o
 }
 
 fn logsumexp_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_>) -> Result<()> {
+    if stream.is_cuda() {
+        operands::<T, T>("logsumexp", &x, &out)?;
+        return cuda::reduce::logsumexp(stream, x, &axes, out);
+    }
     launch::<T>(stream, "logsumexp", x, axes, out, |axes, workers, x, out| {
         with_scratch(axes.kept.elements, |largest: *mut T| {
             let largest = Dst(largest);
@@ -260,7 +286,10 @@ fn logsumexp_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_
 
 fn argmax_of<T: Number>(stream: &Stream, x: View<'_>, axis: usize, axes: Axes, out: View<'_>) -> Result<()> {
     let op = "argmax";
-    let (from, to) = (x.src::<T>(op)?, out.dst::<i64>(op)?);
+    let (from, to) = operands::<T, i64>(op, &x, &out)?;
+    if stream.is_cuda() {
+        return cuda::reduce::argmax(stream, x, &axes, out);
+    }
     if axes.kept.elements == 0 {
         return Ok(());
     }

@@ -5,6 +5,7 @@ use device::{DType, Error, Result, Stream, Use};
 use crate::cpu::lanes::Lanes;
 use crate::cpu::softmax::{Rows, log_softmax as log_softmax_cpu, log_softmax_grad as log_softmax_grad_cpu};
 use crate::cpu::softmax::{softmax as softmax_cpu, softmax_grad as softmax_grad_cpu};
+use crate::cuda;
 use crate::layout::{LoopAxis, Loops, View, normalize_axis};
 use crate::par::workers;
 
@@ -77,6 +78,9 @@ fn unary_of<T: Lanes>(
     if out.layout.elements() == 0 {
         return Ok(());
     }
+    if stream.is_cuda() {
+        return cuda::softmax::unary(stream, (op, log), &rows, [out, x]);
+    }
     let workers = workers(stream, out.layout.elements(), 8);
     stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
         // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
@@ -118,6 +122,9 @@ fn gradient_of<T: Lanes>(
     let (from_y, from_g, to) = (y.src::<T>(op)?, g.src::<T>(op)?, out.dst::<T>(op)?);
     if out.layout.elements() == 0 {
         return Ok(());
+    }
+    if stream.is_cuda() {
+        return cuda::softmax::gradient(stream, (op, log), &rows, [out, y, g]);
     }
     let workers = workers(stream, out.layout.elements(), 8);
     stream.launch(op, &[Use::read(y.buffer), Use::read(g.buffer), Use::write(out.buffer)], move || {

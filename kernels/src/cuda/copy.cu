@@ -1,0 +1,136 @@
+// Fills, copies, conversions and choices. What does not look at the values is written once for each size.
+
+template <class T> struct Fill {
+    T* out;
+    T value;
+
+    template <int V> __device__ void at(const Offsets<1>& offsets) const {
+        Pack<T, V> pack = load<V>(&value, false);
+        store<V>(out + offsets.at[0], pack);
+    }
+};
+
+// Floats become integers by rounding towards 0 and saturating, NaN becomes 0; integers wrap around; what is not 0 is true.
+template <class To, class From> struct Cast {
+    __device__ static To of(From x) { return (To)x; }
+};
+template <class From> struct Cast<bool, From> {
+    __device__ static u8 of(From x) { return x != 0; }
+};
+template <class To> struct Cast<To, bool> {
+    __device__ static To of(u8 x) { return (To)(x != 0); }
+};
+template <class From> __device__ inline i64 saturated_i64(From x) {
+    const From limit = (From)9223372036854775808.0;
+    return is_nan(x) ? 0 : x >= limit ? highest<i64>() : x < -limit ? lowest<i64>() : (i64)x;
+}
+template <class From> __device__ inline u8 saturated_u8(From x) { return !(x > 0) ? 0 : x >= 255 ? 255 : (u8)x; }
+template <> struct Cast<i64, f32> {
+    __device__ static i64 of(f32 x) { return saturated_i64(x); }
+};
+template <> struct Cast<i64, f64> {
+    __device__ static i64 of(f64 x) { return saturated_i64(x); }
+};
+template <> struct Cast<u8, f32> {
+    __device__ static u8 of(f32 x) { return saturated_u8(x); }
+};
+template <> struct Cast<u8, f64> {
+    __device__ static u8 of(f64 x) { return saturated_u8(x); }
+};
+
+// out[i, j] = x[i, j] where `out` is contiguous along j and `x` along i: tiles go through shared memory, so that both
+// sides are accessed along their rows. The tiles of the plane are blocks x, the other axes blocks y.
+constexpr int TILE = 32;
+constexpr int TILE_ROWS = 8;
+template <class T>
+__device__ inline void transpose(T* out, const T* x, u32 rows, u32 columns, i64 out_row, i64 x_column, const Walk<2>& outer) {
+    __shared__ T tile[TILE][TILE + 1];
+    u32 across = (columns + TILE - 1) / TILE;
+    u32 i0 = blockIdx.x / across * TILE, j0 = blockIdx.x % across * TILE;
+    for (u64 plane = blockIdx.y; plane < outer.elements; plane += gridDim.y) {
+        Offsets<2> at = offsets(outer, plane);
+        for (u32 j = threadIdx.y; j < TILE; j += TILE_ROWS) {
+            if (i0 + threadIdx.x < rows && j0 + j < columns) {
+                tile[j][threadIdx.x] = x[at.at[1] + (j0 + j) * x_column + i0 + threadIdx.x];
+            }
+        }
+        __syncthreads();
+        for (u32 i = threadIdx.y; i < TILE; i += TILE_ROWS) {
+            if (i0 + i < rows && j0 + threadIdx.x < columns) {
+                out[at.at[0] + (i0 + i) * out_row + j0 + threadIdx.x] = tile[threadIdx.x][i];
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// out = condition ? x : y
+template <class T> struct Choose {
+    T* out;
+    const u8* condition;
+    const T* x;
+    const T* y;
+    const Walk<4>& walk;
+
+    template <int V> __device__ void at(const Offsets<4>& offsets) const {
+        Pack<u8, V> c = load<V>(condition + offsets.at[1], walk.moves(1));
+        Pack<T, V> a = load<V>(x + offsets.at[2], walk.moves(2));
+        Pack<T, V> b = load<V>(y + offsets.at[3], walk.moves(3));
+        Pack<T, V> result;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            result.at[v] = c.at[v] ? a.at[v] : b.at[v];
+        }
+        store<V>(out + offsets.at[0], result);
+    }
+};
+
+#define FOR_BITS(bits, T)                                                                                             \
+    extern "C" __global__ void fill_##bits(T* out, u64 value, const __grid_constant__ Walk<1> walk) {                 \
+        for_each<lanes_of<T, T>>(walk, Fill<T>{out, (T)value});                                                       \
+    }                                                                                                                 \
+    extern "C" __global__ void copy_##bits(T* out, const T* x, const __grid_constant__ Walk<2> walk) {                \
+        map1(out, x, walk, [](T x) -> T { return x; });                                                               \
+    }                                                                                                                 \
+    extern "C" __global__ void transpose_##bits(T* out, const T* x, u32 rows, u32 columns, i64 out_row, i64 x_column, \
+                                                const __grid_constant__ Walk<2> outer) {                              \
+        transpose(out, x, rows, columns, out_row, x_column, outer);                                                   \
+    }                                                                                                                 \
+    extern "C" __global__ void where_cond_##bits(T* out, const u8* condition, const T* x, const T* y,                 \
+                                                 const __grid_constant__ Walk<4> walk) {                              \
+        for_each<lanes_of<T, T>>(walk, Choose<T>{out, condition, x, y, walk});                                        \
+    }
+FOR_BITS(b8, u8)
+FOR_BITS(b32, u32)
+FOR_BITS(b64, u64)
+
+#define CAST(from, to)                                                                                            \
+    extern "C" __global__ void cast_##from##_##to(Type<to>::Stored* out, const Type<from>::Stored* x,             \
+                                                  const __grid_constant__ Walk<2> walk) {                         \
+        map1(out, x, walk,                                                                                        \
+             [](Type<from>::Stored x) -> Type<to>::Stored { return Cast<to, from>::of(x); });                     \
+    }
+CAST(f32, f64)
+CAST(f32, i64)
+CAST(f32, u8)
+CAST(f32, bool)
+CAST(f64, f32)
+CAST(f64, i64)
+CAST(f64, u8)
+CAST(f64, bool)
+CAST(i64, f32)
+CAST(i64, f64)
+CAST(i64, u8)
+CAST(i64, bool)
+CAST(u8, f32)
+CAST(u8, f64)
+CAST(u8, i64)
+CAST(u8, bool)
+CAST(bool, f32)
+CAST(bool, f64)
+CAST(bool, i64)
+CAST(bool, u8)
+
+extern "C" __global__ void logical_not_bool(u8* out, const u8* x, const __grid_constant__ Walk<2> walk) {
+    map1(out, x, walk, [](u8 x) -> u8 { return x == 0; });
+}

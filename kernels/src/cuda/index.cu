@@ -1,0 +1,138 @@
+// Reading and adding at indices. An index out of range is a fault and is left out.
+
+// out[p] = x[p moved by index[p] along the axis]
+template <class T> struct Gather {
+    T* out;
+    const T* x;
+    const i64* index;
+    const Walk<3>& walk;
+    i64 step;
+    i64 size;
+    Fault fault;
+
+    template <int V> __device__ void at(const Offsets<3>& offsets) const {
+        i64 i = index[offsets.at[2]];
+        if (in_range(i, size)) {
+            store<V>(out + offsets.at[0], load<V>(x + offsets.at[1] + i * step, walk.moves(1)));
+        } else {
+            raise(fault, i, size);
+        }
+    }
+};
+
+#define GATHER(bits, T)                                                                                      \
+    extern "C" __global__ void gather_##bits(T* out, const T* x, const i64* index,                           \
+                                             const __grid_constant__ Walk<3> walk, i64 step, i64 size, Fault fault) { \
+        for_each<lanes_of<T, T>>(walk, Gather<T>{out, x, index, walk, step, size, fault});                   \
+    }
+GATHER(b8, u8)
+GATHER(b32, u32)
+GATHER(b64, u64)
+
+constexpr u32 THREADS = 256;
+constexpr u32 WARP = 32;
+
+struct IndexAdd {
+    u64 count;       // indices
+    i64 index_step;
+    i64 src_step;    // from one row to the next
+    i64 out_step;
+    i64 size;        // rows of `out`
+    u64 rows;        // of them, those that a block owns
+    u32 width;       // columns that a block works on at a time, a power of two up to THREADS
+    u32 pad;
+};
+
+// out[index[i], c] += src[i, c], in ascending order of i. A block owns rows of `out` and columns; it goes through the
+// indices once for each of its columns, a tile at a time, and all its threads follow the hits in their order. Each
+// element of `out` is one thread's.
+template <class T>
+__device__ inline void index_add(T* out, const T* src, const i64* index, const Walk<2>& columns, const IndexAdd& what,
+                                 Fault fault) {
+    __shared__ u32 hits[THREADS / WARP];
+    __shared__ u32 rows[THREADS];
+    u32 width = what.width, groups = THREADS / width;
+    u32 group = threadIdx.x / width;
+    i64 first = (i64)(blockIdx.x * what.rows);
+    for (u64 start = (u64)blockIdx.y * width; start < columns.elements; start += (u64)gridDim.y * width) {
+        u64 column = start + threadIdx.x % width;
+        bool exists = column < columns.elements;
+        Offsets<2> at = offsets(columns, exists ? column : 0);
+        const T* from = src + at.at[0];
+        T* to = out + at.at[1] + first * what.out_step;
+        for (u64 tile = 0; tile < what.count; tile += THREADS) {
+            bool hit = false;
+            if (tile + threadIdx.x < what.count) {
+                i64 i = index[(i64)(tile + threadIdx.x) * what.index_step];
+                if (in_range(i, what.size)) {
+                    hit = i >= first && (u64)(i - first) < what.rows;
+                    rows[threadIdx.x] = (u32)(i - first);
+                } else if (blockIdx.x == 0) {
+                    raise(fault, i, what.size);
+                }
+            }
+            u32 mask = __ballot_sync(0xffffffff, hit);
+            if (threadIdx.x % WARP == 0) {
+                hits[threadIdx.x / WARP] = mask;
+            }
+            __syncthreads();
+            for (u32 warp = 0; exists && warp < THREADS / WARP; ++warp) {
+                for (u32 mask = hits[warp]; mask != 0; mask &= mask - 1) {
+                    u32 place = warp * WARP + (u32)__ffs((int)mask) - 1;
+                    u32 row = rows[place];
+                    if ((row & (groups - 1)) == group) {
+                        T& sum = to[(i64)row * what.out_step];
+                        sum = add(sum, from[(i64)(tile + place) * what.src_step]);
+                    }
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
+struct ScatterAdd {
+    u64 count;     // indices of a line
+    i64 steps[3];  // along the axis, of src, out and index
+    i64 size;      // places along the axis in `out`
+    u32 groups;    // threads of a line, a power of two
+    u32 pad;
+};
+
+// out[p moved by index[p] along the axis] += src[p], in row-major order of p. Each thread goes through all indices of one line
+// along the axis, and follows those whose place is its own.
+template <class T>
+__device__ inline void scatter_add(T* out, const T* src, const i64* index, const Walk<3>& lines, const ScatterAdd& what,
+                                   Fault fault) {
+    for (u64 t = thread_index(); t < lines.elements * what.groups; t += thread_count()) {
+        u64 group = t / lines.elements;
+        Offsets<3> at = offsets(lines, t % lines.elements);
+        for (u64 p = 0; p < what.count; ++p) {
+            i64 i = index[at.at[2] + (i64)p * what.steps[2]];
+            if (!in_range(i, what.size)) {
+                if (group == 0) {
+                    raise(fault, i, what.size);
+                }
+            } else if (((u64)i & (what.groups - 1)) == group) {
+                T& sum = out[at.at[1] + i * what.steps[1]];
+                sum = add(sum, src[at.at[0] + (i64)p * what.steps[0]]);
+            }
+        }
+    }
+}
+
+#define ADD(T)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS) index_add_##T(                                      \
+        T* out, const T* src, const i64* index, const __grid_constant__ Walk<2> columns,                      \
+        const __grid_constant__ IndexAdd what, Fault fault) {                                                 \
+        index_add(out, src, index, columns, what, fault);                                                     \
+    }                                                                                                         \
+    extern "C" __global__ void scatter_add_##T(T* out, const T* src, const i64* index,                        \
+                                               const __grid_constant__ Walk<3> lines,                         \
+                                               const __grid_constant__ ScatterAdd what, Fault fault) {        \
+        scatter_add(out, src, index, lines, what, fault);                                                     \
+    }
+ADD(f32)
+ADD(f64)
+ADD(i64)
+ADD(u8)

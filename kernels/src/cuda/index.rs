@@ -1,0 +1,175 @@
+//! Reading and adding at indices, which the kernels check.
+
+use device::cuda::{Arg, Grid, Program};
+use device::{Result, Stream, Use};
+
+use super::walk::{ByValue, THREADS, Walk, address, blocks};
+use super::{by_dtype, by_size};
+use crate::layout::{LoopAxis, Loops, View};
+
+static INDEX: Program = Program::new("index", concat!(include_str!("prelude.cuh"), include_str!("index.cu")));
+
+/// Blocks for each multiprocessor that are wanted where a block does more if there are fewer.
+const BLOCKS: usize = 8;
+/// Blocks along y that every device has.
+const MAX_Y: usize = 65_535;
+
+/// `out[.., i, ..] = x[.., indices[i], ..]`, a gather with the same index along all other axes.
+pub(crate) fn select(
+    stream: &Stream,
+    x: View<'_>,
+    axis: usize,
+    indices: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    let loops = Loops::from_axes((0..out.layout.rank()).map(|i| {
+        let (to, from) = (out.layout.strides()[i], x.layout.strides()[i]);
+        let strides = if i == axis { [to, 0, indices.layout.strides()[0]] } else { [to, from, 0] };
+        LoopAxis { size: out.shape()[i], strides }
+    }));
+    let along = (x.layout.strides()[axis], x.shape()[axis]);
+    gather(stream, "index_select", &loops, along, x, indices, out)
+}
+
+/// Gathers over `loops` of `(out, x, indices)`; `(step, size)` are those of `x` along the axis.
+pub(crate) fn gather(
+    stream: &Stream,
+    op: &'static str,
+    loops: &Loops<3>,
+    (step, size): (isize, usize),
+    x: View<'_>,
+    indices: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    if loops.elements == 0 {
+        return Ok(());
+    }
+    let bytes = out.dtype.size_bytes();
+    let lanes = 16 / bytes;
+    let operands = [(address(&out), bytes), (address(&x), bytes), (address(&indices), 8)];
+    let mut walk = Walk::of(op, loops)?.vectors(lanes, operands.map(|(ptr, size)| (ptr.cast_const(), size)));
+    // A vector has one index, and begins where a vector may begin in `x`.
+    if !(walk.stands(2) && !walk.stands(1) && step as usize % lanes == 0) {
+        walk = walk.single();
+    }
+    let uses = [Use::write(out.buffer), Use::read(x.buffer), Use::read(indices.buffer)];
+    stream.submit(op, &uses, |queue| {
+        let [a, b, c] = operands.map(|(ptr, _)| Arg::Ptr(ptr));
+        let args = [a, b, c, walk.arg(), Arg::I64(step as i64), Arg::I64(size as i64), Arg::Fault];
+        // SAFETY: the walk is that of the operands, whose layouts were checked; an index is checked before it is
+        // followed, and the uses name all buffers.
+        unsafe { queue.kernel(&INDEX, by_size!(bytes, "gather"), walk.grid(queue, lanes), &args) }
+    })
+}
+
+/// `IndexAdd` of the program.
+#[repr(C)]
+struct IndexAdd {
+    count: u64,
+    index_step: i64,
+    src_step: i64,
+    out_step: i64,
+    size: i64,
+    rows: u64,
+    width: u32,
+    pad: u32,
+}
+
+// SAFETY: words of 64 bits, and two of 32.
+unsafe impl ByValue for IndexAdd {}
+
+pub(crate) fn index_add(
+    stream: &Stream,
+    out: View<'_>,
+    axis: usize,
+    indices: View<'_>,
+    src: View<'_>,
+) -> Result<()> {
+    const OP: &str = "index_add";
+    let others = (0..out.layout.rank()).filter(|&i| i != axis);
+    let columns = Loops::over([src.layout, out.layout], others);
+    let (count, size) = (indices.shape()[0], out.shape()[axis]);
+    if columns.elements == 0 || count == 0 {
+        return Ok(());
+    }
+    let walk = Walk::of(OP, &columns)?;
+    let uses = [Use::write(out.buffer), Use::read(src.buffer), Use::read(indices.buffer)];
+    stream.submit(OP, &uses, |queue| {
+        let width = columns.elements.next_power_of_two().min(THREADS as usize);
+        let across = columns.elements.div_ceil(width).min(MAX_Y);
+        // Every block goes through all indices, so there are no more than keep the device busy. A block's threads
+        // share out its rows if they are more than the columns.
+        let wanted = (queue.multiprocessors() as usize * BLOCKS).div_ceil(across);
+        let rows = size.div_ceil(wanted).max(THREADS as usize / width).min(1 << 31);
+        let down = size.div_ceil(rows).max(1);
+        let what = IndexAdd {
+            count: count as u64,
+            index_step: indices.layout.strides()[0] as i64,
+            src_step: src.layout.strides()[axis] as i64,
+            out_step: out.layout.strides()[axis] as i64,
+            size: size as i64,
+            rows: rows as u64,
+            width: width as u32,
+            pad: 0,
+        };
+        let grid = Grid { blocks: [down as u32, across as u32, 1], ..Grid::linear(1, THREADS) };
+        let [a, b, c] = [&out, &src, &indices].map(|view| Arg::Ptr(address(view)));
+        let args = [a, b, c, walk.arg(), what.arg(), Arg::Fault];
+        // SAFETY: rows and columns are those of the operands, whose layouts were checked; an index is checked before
+        // it is followed, and the uses name all buffers.
+        unsafe { queue.kernel(&INDEX, by_dtype!(out.dtype, "index_add"), grid, &args) }
+    })
+}
+
+/// `ScatterAdd` of the program.
+#[repr(C)]
+struct ScatterAdd {
+    count: u64,
+    steps: [i64; 3],
+    size: i64,
+    groups: u32,
+    pad: u32,
+}
+
+// SAFETY: words of 64 bits, and two of 32.
+unsafe impl ByValue for ScatterAdd {}
+
+pub(crate) fn scatter_add(
+    stream: &Stream,
+    out: View<'_>,
+    axis: usize,
+    indices: View<'_>,
+    src: View<'_>,
+) -> Result<()> {
+    const OP: &str = "scatter_add";
+    let operands = [src, out, indices];
+    let lines = Loops::from_axes((0..out.layout.rank()).filter(|&i| i != axis).map(|i| LoopAxis {
+        size: indices.shape()[i],
+        strides: operands.map(|view| view.layout.strides()[i]),
+    }));
+    let (count, size) = (indices.shape()[axis], out.shape()[axis]);
+    if lines.elements == 0 || count == 0 {
+        return Ok(());
+    }
+    let walk = Walk::of(OP, &lines)?;
+    let uses = [Use::write(out.buffer), Use::read(src.buffer), Use::read(indices.buffer)];
+    stream.submit(OP, &uses, |queue| {
+        // Where lines are few, several threads go through each, for different places. Short lines are not worth it.
+        let busy = queue.multiprocessors() as usize * 4 * THREADS as usize;
+        let groups = (busy / lines.elements).min(size).min(count / 16).max(1);
+        let groups = 1 << groups.ilog2();
+        let what = ScatterAdd {
+            count: count as u64,
+            steps: operands.map(|view| view.layout.strides()[axis] as i64),
+            size: size as i64,
+            groups,
+            pad: 0,
+        };
+        let threads = lines.elements as u64 * u64::from(groups);
+        let grid = blocks(queue, threads.div_ceil(u64::from(THREADS)), THREADS);
+        let [a, b, c] = [&out, &src, &indices].map(|view| Arg::Ptr(address(view)));
+        let args = [a, b, c, walk.arg(), what.arg(), Arg::Fault];
+        // SAFETY: as in `index_add`.
+        unsafe { queue.kernel(&INDEX, by_dtype!(out.dtype, "scatter_add"), grid, &args) }
+    })
+}

@@ -1,0 +1,71 @@
+// The product of matrices with any strides, for those that BLAS cannot express. Sums are taken in the order of k.
+
+struct Product {
+    u64 m, n, k;
+    i64 a_row, a_column;
+    i64 b_row, b_column;
+    i64 c_row, c_column;
+    u32 accumulate;
+    u32 pad;
+};
+
+constexpr int SIDE = 64;   // of the tile of C that a block computes
+constexpr int DEPTH = 16;  // of the slices of A and B that it loads at a time
+constexpr int SPAN = 4;    // of the tile of C that a thread computes
+constexpr int ACROSS = SIDE / SPAN;
+
+// Tiles of C are blocks x, batches blocks y.
+template <class T>
+__device__ inline void matmul(T* c, const T* a, const T* b, const Product& p, const Walk<3>& batch) {
+    __shared__ T left[DEPTH][SIDE + 1];
+    __shared__ T right[DEPTH][SIDE + 1];
+    u64 tiles = (p.n + SIDE - 1) / SIDE;
+    u64 i0 = blockIdx.x / tiles * SIDE, j0 = blockIdx.x % tiles * SIDE;
+    u32 x = threadIdx.x % ACROSS, y = threadIdx.x / ACROSS;
+    for (u64 index = blockIdx.y; index < batch.elements; index += gridDim.y) {
+        Offsets<3> at = offsets(batch, index);
+        T sums[SPAN][SPAN] = {};
+        for (u64 k0 = 0; k0 < p.k; k0 += DEPTH) {
+            for (u32 e = threadIdx.x; e < SIDE * DEPTH; e += ACROSS * ACROSS) {
+                u64 k = k0 + e % DEPTH, i = i0 + e / DEPTH;
+                left[e % DEPTH][e / DEPTH] =
+                    i < p.m && k < p.k ? a[at.at[1] + (i64)i * p.a_row + (i64)k * p.a_column] : (T)0;
+                u64 q = k0 + e / SIDE, j = j0 + e % SIDE;
+                right[e / SIDE][e % SIDE] =
+                    j < p.n && q < p.k ? b[at.at[2] + (i64)q * p.b_row + (i64)j * p.b_column] : (T)0;
+            }
+            __syncthreads();
+            // A slice that is not whole is not filled up with zeros: 0 times infinity would be NaN.
+            int depth = p.k - k0 < DEPTH ? (int)(p.k - k0) : DEPTH;
+            for (int k = 0; k < depth; ++k) {
+#pragma unroll
+                for (int i = 0; i < SPAN; ++i) {
+#pragma unroll
+                    for (int j = 0; j < SPAN; ++j) {
+                        sums[i][j] += left[k][y + i * ACROSS] * right[k][x + j * ACROSS];
+                    }
+                }
+            }
+            __syncthreads();
+        }
+#pragma unroll
+        for (int i = 0; i < SPAN; ++i) {
+#pragma unroll
+            for (int j = 0; j < SPAN; ++j) {
+                u64 row = i0 + y + i * ACROSS, column = j0 + x + j * ACROSS;
+                if (row < p.m && column < p.n) {
+                    T& to = c[at.at[0] + (i64)row * p.c_row + (i64)column * p.c_column];
+                    to = p.accumulate ? to + sums[i][j] : sums[i][j];
+                }
+            }
+        }
+    }
+}
+
+#define MATMUL(T)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(ACROSS* ACROSS, 1) matmul_##T(                                       \
+        T* c, const T* a, const T* b, const __grid_constant__ Product product, const __grid_constant__ Walk<3> batch) { \
+        matmul(c, a, b, product, batch);                                                                           \
+    }
+MATMUL(f32)
+MATMUL(f64)

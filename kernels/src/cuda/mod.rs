@@ -1,0 +1,58 @@
+//! The kernels of CUDA devices: for each family of the CPU's kernels, a program in CUDA C++ and its launchers.
+//!
+//! The launchers of the crate check their operands and come here if the stream is a CUDA device's. `prelude.cuh` has what
+//! all programs share; a kernel is called `<op>_<dtype>`, with its team of threads between the two where there is a choice.
+//! Programs are compiled with the compiler's defaults: accurate functions, and multiply-adds fused where the source does
+//! not forbid it. Results depend on the operands only, not on the size of the grid or on what runs beside.
+
+pub(crate) mod copy;
+pub(crate) mod elementwise;
+pub(crate) mod index;
+pub(crate) mod loss;
+pub(crate) mod matmul;
+pub(crate) mod optim;
+pub(crate) mod random;
+pub(crate) mod reduce;
+pub(crate) mod rows;
+pub(crate) mod softmax;
+mod walk;
+
+/// The kernel of `$op` for elements of a type; truth values are bytes.
+macro_rules! by_dtype {
+    ($dtype:expr, $op:expr) => {
+        match $dtype {
+            device::DType::F32 => concat!($op, "_f32"),
+            device::DType::F64 => concat!($op, "_f64"),
+            device::DType::I64 => concat!($op, "_i64"),
+            _ => concat!($op, "_u8"),
+        }
+    };
+}
+
+/// The kernel of `$op` for elements of as many bytes.
+macro_rules! by_size {
+    ($size:expr, $op:literal) => {
+        match $size {
+            1 => concat!($op, "_b8"),
+            4 => concat!($op, "_b32"),
+            _ => concat!($op, "_b64"),
+        }
+    };
+}
+
+/// The program for elements of a type, where a module has one for each.
+macro_rules! program_of {
+    ($dtype:expr) => {
+        match $dtype {
+            device::DType::F32 => &F32,
+            device::DType::F64 => &F64,
+            device::DType::I64 => &I64,
+            _ => &U8,
+        }
+    };
+}
+
+use {by_dtype, by_size, program_of};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,260 @@
+// What all programs share: element types, faults, and walks over strided operands.
+//
+// Plain CUDA C++17 without includes. Products and sums may be contracted to fused multiply-adds, as is the compiler's
+// default, but where a comment says that they are not; functions are CUDA's accurate ones, never the fast-math ones.
+
+using u8 = unsigned char;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+using f32 = float;
+using f64 = double;
+
+// Rounded one by one, never fused.
+#ifdef __CUDACC_RTC__
+__device__ inline f32 mul_rounded(f32 a, f32 b) { return __fmul_rn(a, b); }
+__device__ inline f64 mul_rounded(f64 a, f64 b) { return __dmul_rn(a, b); }
+__device__ inline f32 add_rounded(f32 a, f32 b) { return __fadd_rn(a, b); }
+__device__ inline f64 add_rounded(f64 a, f64 b) { return __dadd_rn(a, b); }
+#else
+template <class T> __device__ inline T mul_rounded(T a, T b) { return a * b; }
+template <class T> __device__ inline T add_rounded(T a, T b) { return a + b; }
+#endif
+
+template <class T> struct Type {
+    using Stored = T;
+    static constexpr bool is_float = false;
+};
+// Truth values are bytes; whatever byte was uploaded counts as 0 or 1.
+template <> struct Type<bool> {
+    using Stored = u8;
+    static constexpr bool is_float = false;
+};
+template <> struct Type<f32> {
+    using Stored = f32;
+    static constexpr bool is_float = true;
+};
+template <> struct Type<f64> {
+    using Stored = f64;
+    static constexpr bool is_float = true;
+};
+
+template <class T> __device__ inline bool is_nan(T x) { return x != x; }
+template <class T> __device__ inline bool is_negative(T x) { return x < 0; }
+template <> __device__ inline bool is_negative(u8) { return false; }
+
+// A number as the launcher passes it: the bits of an element, in the low bytes of a word.
+template <class T> __device__ inline T from_bits(u64 bits) {
+    union {
+        u64 bits;
+        T value;
+    } word;
+    word.bits = bits;
+    return word.value;
+}
+
+// The value of no elements for a maximum, and for a minimum.
+template <class T> __device__ inline T lowest();
+template <class T> __device__ inline T highest();
+template <> __device__ inline f32 lowest() { return from_bits<f32>(0xff800000); }
+template <> __device__ inline f32 highest() { return from_bits<f32>(0x7f800000); }
+template <> __device__ inline f64 lowest() { return from_bits<f64>(0xfff0000000000000); }
+template <> __device__ inline f64 highest() { return from_bits<f64>(0x7ff0000000000000); }
+template <> __device__ inline i64 lowest() { return -9223372036854775807LL - 1; }
+template <> __device__ inline i64 highest() { return 9223372036854775807LL; }
+template <> __device__ inline u8 lowest() { return 0; }
+template <> __device__ inline u8 highest() { return 255; }
+
+// Integers wrap around.
+template <class T> __device__ inline T add(T a, T b) { return a + b; }
+template <class T> __device__ inline T sub(T a, T b) { return a - b; }
+template <class T> __device__ inline T mul(T a, T b) { return a * b; }
+template <> __device__ inline i64 add(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
+template <> __device__ inline i64 sub(i64 a, i64 b) { return (i64)((u64)a - (u64)b); }
+template <> __device__ inline i64 mul(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
+template <> __device__ inline u8 add(u8 a, u8 b) { return (u8)((u32)a + (u32)b); }
+template <> __device__ inline u8 sub(u8 a, u8 b) { return (u8)((u32)a - (u32)b); }
+template <> __device__ inline u8 mul(u8 a, u8 b) { return (u8)((u32)a * (u32)b); }
+
+// The larger, or the smaller; NaN if either is.
+template <class T> __device__ inline T maximum(T a, T b) { return a > b || is_nan(a) ? a : b; }
+template <class T> __device__ inline T minimum(T a, T b) { return a < b || is_nan(a) ? a : b; }
+
+__device__ inline f32 exp_of(f32 x) { return expf(x); }
+__device__ inline f64 exp_of(f64 x) { return exp(x); }
+__device__ inline f32 log_of(f32 x) { return logf(x); }
+__device__ inline f64 log_of(f64 x) { return log(x); }
+__device__ inline f32 sqrt_of(f32 x) { return sqrtf(x); }
+__device__ inline f64 sqrt_of(f64 x) { return sqrt(x); }
+__device__ inline f32 abs_of(f32 x) { return fabsf(x); }
+__device__ inline f64 abs_of(f64 x) { return fabs(x); }
+
+// Faults, in memory that the host reads when it synchronises. The first one is kept.
+struct FaultRecord {
+    unsigned int set;
+    unsigned int op;
+    long long value;
+    long long bound;
+};
+struct Fault {
+    FaultRecord* record;
+    unsigned int op;
+    unsigned int pad;
+};
+
+__device__ inline void raise(Fault fault, i64 value, i64 bound) {
+    if (atomicCAS(&fault.record->set, 0u, 1u) == 0u) {
+        fault.record->op = fault.op;
+        fault.record->value = value;
+        fault.record->bound = bound;
+        __threadfence_system();
+    }
+}
+
+// Whether `index` is one of `bound`; the caller leaves out what belongs to any other.
+__device__ inline bool in_range(i64 index, i64 bound) { return (u64)index < (u64)bound; }
+
+__device__ inline u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ inline u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
+
+// One axis of a walk: its size, a multiplier and a shift that divide by it, and each operand's step along it.
+template <int N> struct Axis {
+    u32 size;
+    u32 magic;
+    u32 shift;
+    int strides[N];
+};
+
+constexpr int MAX_AXES = 8;
+
+// A loop nest over N operands, innermost axis first; sizes and strides count elements. The launcher fills it in. With
+// more than one axis there are fewer than 2^31 elements.
+template <int N> struct Walk {
+    u64 elements;
+    u32 axes;
+    // Whether the innermost axis can be walked in vectors: each operand's elements lie next to each other there, or
+    // are one and the same, and rows begin at multiples of a vector.
+    u32 vector;
+    Axis<N> axis[MAX_AXES];
+
+    __device__ bool moves(int operand) const { return axis[0].strides[operand] != 0; }
+};
+
+template <int N> struct Offsets {
+    i64 at[N];
+};
+
+// Where element `index` of the walk lies in each operand.
+template <int N> __device__ inline Offsets<N> offsets(const Walk<N>& walk, u64 index) {
+    Offsets<N> offsets;
+    if (walk.axes == 1) {
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            offsets.at[k] = (i64)index * walk.axis[0].strides[k];
+        }
+        return offsets;
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+        offsets.at[k] = 0;
+    }
+    u32 rest = (u32)index;
+#pragma unroll 1
+    for (u32 a = 0; a < walk.axes; ++a) {
+        const Axis<N>& axis = walk.axis[a];
+        u32 next = (u32)(((u64)rest * axis.magic >> 32) + rest >> axis.shift);
+        int place = (int)(rest - next * axis.size);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            offsets.at[k] += (i64)place * axis.strides[k];
+        }
+        rest = next;
+    }
+    return offsets;
+}
+
+// Calls `body.at<V>(offsets)` for the first of V elements of each vector of the walk, and `body.at<1>(offsets)` for single
+// elements. Shares them out over the threads of the grid; each element is one thread's.
+template <int V, int N, class Body> __device__ inline void for_each(const Walk<N>& walk, const Body& body) {
+    u64 first = 0;
+    if (V > 1 && walk.vector) {
+        first = walk.elements / V * V;
+#pragma unroll 1
+        for (u64 i = thread_index() * V; i < first; i += thread_count() * V) {
+            body.template at<V>(offsets(walk, i));
+        }
+    }
+#pragma unroll 1
+    for (u64 i = first + thread_index(); i < walk.elements; i += thread_count()) {
+        body.template at<1>(offsets(walk, i));
+    }
+}
+
+// Elements next to each other, read and written at once.
+template <class T, int V> struct alignas(sizeof(T) * V) Pack {
+    T at[V];
+};
+
+template <int V, class T> __device__ inline Pack<T, V> load(const T* from, bool moves) {
+    if (V == 1 || moves) {
+        return *(const Pack<T, V>*)from;
+    }
+    T value = *from;
+    Pack<T, V> pack;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        pack.at[v] = value;
+    }
+    return pack;
+}
+
+template <int V, class T> __device__ inline void store(T* to, const Pack<T, V>& pack) { *(Pack<T, V>*)to = pack; }
+
+// Elements of a 16-byte access of the larger of two types.
+template <class A, class B> constexpr int lanes_of = 16 / (sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B));
+
+// out = f(x)
+template <class O, class A, class F> struct Map1 {
+    O* out;
+    const A* x;
+    const Walk<2>& walk;
+    F f;
+
+    template <int V> __device__ void at(const Offsets<2>& offsets) const {
+        Pack<A, V> a = load<V>(x + offsets.at[1], walk.moves(1));
+        Pack<O, V> result;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            result.at[v] = f(a.at[v]);
+        }
+        store<V>(out + offsets.at[0], result);
+    }
+};
+template <class O, class A, class F>
+__device__ inline void map1(O* out, const A* x, const Walk<2>& walk, F f) {
+    for_each<lanes_of<O, A>>(walk, Map1<O, A, F>{out, x, walk, f});
+}
+
+// out = f(x, y)
+template <class O, class A, class F> struct Map2 {
+    O* out;
+    const A* x;
+    const A* y;
+    const Walk<3>& walk;
+    F f;
+
+    template <int V> __device__ void at(const Offsets<3>& offsets) const {
+        Pack<A, V> a = load<V>(x + offsets.at[1], walk.moves(1));
+        Pack<A, V> b = load<V>(y + offsets.at[2], walk.moves(2));
+        Pack<O, V> result;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            result.at[v] = f(a.at[v], b.at[v]);
+        }
+        store<V>(out + offsets.at[0], result);
+    }
+};
+template <class O, class A, class F>
+__device__ inline void map2(O* out, const A* x, const A* y, const Walk<3>& walk, F f) {
+    for_each<lanes_of<O, A>>(walk, Map2<O, A, F>{out, x, y, walk, f});
+}

@@ -1,0 +1,215 @@
+// Random numbers: Philox4x32-10, four words a counter, one word an element; see the launchers for the whole scheme. Values
+// of `uniform`, `randint` and `dropout` are those of the CPU, bit for bit: products and sums are rounded one by one.
+
+struct Key {
+    u64 seed;
+    u64 op;
+};
+struct Words {
+    u32 at[4];
+};
+
+// The words of elements 4 b .. 4 b + 4; `low_half` gives the second word of each.
+__device__ inline Words words(const Key& key, u64 b, bool low_half) {
+    u32 c0 = (u32)b, c1 = (u32)(b >> 32) | (low_half ? 1u << 31 : 0), c2 = (u32)key.op, c3 = (u32)(key.op >> 32);
+    u32 k0 = (u32)key.seed, k1 = (u32)(key.seed >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        u64 p0 = (u64)0xD2511F53u * c0, p1 = (u64)0xCD9E8D57u * c2;
+        c0 = (u32)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (u32)p1;
+        c2 = (u32)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (u32)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+struct Pairs {
+    u64 at[4];
+};
+__device__ inline Pairs pairs(const Key& key, u64 b) {
+    Words high = words(key, b, false), low = words(key, b, true);
+    Pairs pairs;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        pairs.at[i] = (u64)high.at[i] << 32 | low.at[i];
+    }
+    return pairs;
+}
+
+// Numbers in [0, 1).
+template <class T> struct Four {
+    T at[4];
+};
+__device__ inline void units(const Key& key, u64 b, Four<f32>& four) {
+    Words bits = words(key, b, false);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        four.at[i] = (f32)(bits.at[i] >> 8) / 16777216.0f;
+    }
+}
+__device__ inline void units(const Key& key, u64 b, Four<f64>& four) {
+    Pairs bits = pairs(key, b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        four.at[i] = (f64)(bits.at[i] >> 11) / 9007199254740992.0;
+    }
+}
+
+// Numbers of the standard normal distribution, by Box and Muller.
+__device__ inline void normals(const Key& key, u64 b, Four<f32>& four) {
+    Words bits = words(key, b, false);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        // In (0, 1], so that the logarithm is finite.
+        f32 unit = ((f32)(bits.at[i] >> 1) + 0.5f) / 2147483648.0f;
+        f32 radius = sqrtf(-2.0f * logf(unit));
+        // The nearest quarter turn, and the rest in -1/8..1/8 of a turn, which keeps its bits as a float.
+        u32 quarter = (bits.at[i + 1] + (1u << 29)) >> 30;
+        int rest = (int)(bits.at[i + 1] - (quarter << 30));
+        f32 s, c;
+        sincospif((f32)rest / 2147483648.0f, &s, &c);
+        f32 sine = quarter & 1 ? c : s, cosine = quarter & 1 ? s : c;
+        four.at[i] = radius * ((quarter + 1) & 2 ? -cosine : cosine);
+        four.at[i + 1] = radius * (quarter & 2 ? -sine : sine);
+    }
+}
+__device__ inline void normals(const Key& key, u64 b, Four<f64>& four) {
+    Four<f64> unit;
+    units(key, b, unit);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        f64 radius = sqrt(-2.0 * log(unit.at[i] + 1.0 / 18014398509481984.0));
+        f64 s, c;
+        sincospi(2.0 * unit.at[i + 1], &s, &c);
+        four.at[i] = radius * c;
+        four.at[i + 1] = radius * s;
+    }
+}
+
+__device__ inline u64 high_half(u64 a, u64 b) {
+    u64 a0 = (u32)a, a1 = a >> 32, b0 = (u32)b, b1 = b >> 32;
+    u64 middle = a1 * b0 + (a0 * b0 >> 32);
+    return a1 * b1 + (middle >> 32) + ((u64)(u32)middle + a0 * b1 >> 32);
+}
+
+// low + (high - low) u; `last` is the largest number below `high`.
+template <class T> struct Uniform {
+    T low, span, last;
+    __device__ void draw(const Key& key, u64 b, Four<T>& four) const {
+        units(key, b, four);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            four.at[i] = minimum(add_rounded(mul_rounded(four.at[i], span), low), last);
+        }
+    }
+};
+template <class T> struct Normal {
+    T mean, std;
+    __device__ void draw(const Key& key, u64 b, Four<T>& four) const {
+        normals(key, b, four);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            four.at[i] = add_rounded(mul_rounded(four.at[i], std), mean);
+        }
+    }
+};
+template <class T> struct Integers {
+    i64 low;
+    u64 count;
+    __device__ void draw(const Key& key, u64 b, Four<T>& four) const {
+        Pairs bits = pairs(key, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            // The high half of a product maps 64 bits to the range almost evenly.
+            four.at[i] = (T)add(low, (i64)high_half(bits.at[i], count));
+        }
+    }
+};
+
+// Calls `body(b, first, len)` for all b: `len` elements from `first` = 4 b on.
+template <class Body> __device__ inline void for_fours(u64 elements, Body body) {
+    for (u64 b = thread_index(); b * 4 < elements; b += thread_count()) {
+        body(b, b * 4, elements - b * 4 < 4 ? (int)(elements - b * 4) : 4);
+    }
+}
+
+// The elements of `four` in accesses of at most 16 bytes.
+template <class T> constexpr int at_once = sizeof(T) > 4 ? 2 : 4;
+
+template <class T, class D> __device__ inline void generate(T* out, const Key& key, const Walk<1>& walk, D distribution) {
+    for_fours(walk.elements, [&](u64 b, u64 first, int len) {
+        Four<T> four;
+        distribution.draw(key, b, four);
+        if (walk.vector && len == 4) {
+            T* to = out + offsets(walk, first).at[0];
+#pragma unroll
+            for (int i = 0; i < 4; i += at_once<T>) {
+                store<at_once<T>>(to + i, *(const Pack<T, at_once<T>>*)&four.at[i]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (i < len) {
+                    out[offsets(walk, first + i).at[0]] = four.at[i];
+                }
+            }
+        }
+    });
+}
+
+// out = x m / (1 - p), m = 0 for words below `kept_from`, which are of 24 bits
+template <class T>
+__device__ inline void dropout(T* out, const T* x, const Key& key, const Walk<2>& walk, u32 kept_from, T scale) {
+    for_fours(walk.elements, [&](u64 b, u64 first, int len) {
+        Words bits = words(key, b, false);
+        if (walk.vector && len == 4) {
+            Offsets<2> at = offsets(walk, first);
+#pragma unroll
+            for (int i = 0; i < 4; i += at_once<T>) {
+                Pack<T, at_once<T>> pack = load<at_once<T>>(x + at.at[1] + (walk.moves(1) ? i : 0), walk.moves(1));
+#pragma unroll
+                for (int v = 0; v < at_once<T>; ++v) {
+                    pack.at[v] *= bits.at[i + v] >> 8 >= kept_from ? scale : (T)0;
+                }
+                store<at_once<T>>(out + at.at[0] + i, pack);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (i < len) {
+                    Offsets<2> at = offsets(walk, first + i);
+                    out[at.at[0]] = x[at.at[1]] * (bits.at[i] >> 8 >= kept_from ? scale : (T)0);
+                }
+            }
+        }
+    });
+}
+
+#define RANDOM(T)                                                                                             \
+    extern "C" __global__ void uniform_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,    \
+                                           u64 low, u64 span, u64 last) {                                     \
+        generate(out, Key{seed, op}, walk,                                                                    \
+                 Uniform<T>{from_bits<T>(low), from_bits<T>(span), from_bits<T>(last)});                      \
+    }                                                                                                         \
+    extern "C" __global__ void normal_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,     \
+                                          u64 mean, u64 std) {                                                \
+        generate(out, Key{seed, op}, walk, Normal<T>{from_bits<T>(mean), from_bits<T>(std)});                 \
+    }                                                                                                         \
+    extern "C" __global__ void dropout_##T(T* out, const T* x, u64 seed, u64 op,                              \
+                                           const __grid_constant__ Walk<2> walk, u32 kept_from, u64 scale) {  \
+        dropout(out, x, Key{seed, op}, walk, kept_from, from_bits<T>(scale));                                 \
+    }
+RANDOM(f32)
+RANDOM(f64)
+
+#define RANDINT(T)                                                                                            \
+    extern "C" __global__ void randint_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,    \
+                                           i64 low, u64 count) {                                              \
+        generate(out, Key{seed, op}, walk, Integers<T>{low, count});                                          \
+    }
+RANDINT(f32)
+RANDINT(f64)
+RANDINT(i64)
+RANDINT(u8)

@@ -1,0 +1,85 @@
+//! Random numbers.
+
+use device::cuda::{Arg, Program};
+use device::{DType, Result, Stream, Use};
+use smallvec::SmallVec;
+
+use super::by_dtype;
+use super::walk::{ByValue, Walk, address, blocks, element_bits};
+use crate::cpu::random::Distribution;
+use crate::layout::{Loops, View};
+use crate::random::RandomKey;
+
+static RANDOM: Program =
+    Program::new("random", concat!(include_str!("prelude.cuh"), include_str!("random.cu")));
+
+/// Elements that a thread makes of one counter.
+const LANES: usize = 4;
+const THREADS: u32 = 256;
+
+pub(crate) fn generate(
+    stream: &Stream,
+    op: &'static str,
+    key: RandomKey,
+    distribution: Distribution,
+    out: View<'_>,
+) -> Result<()> {
+    let dtype = out.dtype;
+    let bits = |value: f64| Arg::U64(element_bits(dtype, value));
+    let (kernel, numbers): (_, SmallVec<[Arg<'_>; 3]>) = match distribution {
+        Distribution::Uniform { low, high } => {
+            // The largest number of the type below `high`, which rounding could lead to.
+            let last = match dtype {
+                DType::F32 => f64::from((high as f32).next_down().max(low as f32)),
+                _ => high.next_down().max(low),
+            };
+            (by_dtype!(dtype, "uniform"), [bits(low), bits(high - low), bits(last)].into_iter().collect())
+        }
+        Distribution::Normal { mean, std } => {
+            (by_dtype!(dtype, "normal"), [bits(mean), bits(std)].into_iter().collect())
+        }
+        Distribution::Integers { low, high } => (
+            by_dtype!(dtype, "randint"),
+            [Arg::I64(low), Arg::U64(high.wrapping_sub(low) as u64)].into_iter().collect(),
+        ),
+    };
+    random(stream, op, key, kernel, [out], &numbers)
+}
+
+pub(crate) fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'_>) -> Result<()> {
+    // As on the CPU: both types keep the same elements.
+    let kept_from = (p * 16_777_216.0).ceil() as u32;
+    let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
+    let numbers = [Arg::U32(kept_from), Arg::U64(element_bits(out.dtype, scale))];
+    random(stream, "dropout", key, by_dtype!(out.dtype, "dropout"), [out, x], &numbers)
+}
+
+/// Launches a kernel on `(output, inputs ..)`. Elements are counted in row-major order.
+fn random<const N: usize>(
+    stream: &Stream,
+    op: &'static str,
+    key: RandomKey,
+    kernel: &'static str,
+    operands: [View<'_>; N],
+    numbers: &[Arg<'_>],
+) -> Result<()> {
+    let loops = Loops::new(operands.map(|view| view.layout));
+    if loops.elements == 0 {
+        return Ok(());
+    }
+    let addresses = operands.map(|view| (address(&view).cast_const(), view.dtype.size_bytes()));
+    let walk = Walk::of(op, &loops)?.vectors(LANES, addresses);
+    let uses: [Use<'_>; N] = std::array::from_fn(|k| {
+        let buffer = operands[k].buffer;
+        if k == 0 { Use::write(buffer) } else { Use::read(buffer) }
+    });
+    stream.submit(op, &uses, |queue| {
+        let mut args: SmallVec<[Arg<'_>; 8]> = addresses.iter().map(|&(ptr, _)| Arg::Ptr(ptr)).collect();
+        args.extend([Arg::U64(key.seed), Arg::U64(key.op), walk.arg()]);
+        args.extend_from_slice(numbers);
+        let items = loops.elements.div_ceil(LANES) as u64;
+        let grid = blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS);
+        // SAFETY: the walk is that of the operands, whose layouts were checked, and the uses name their buffers.
+        unsafe { queue.kernel(&RANDOM, kernel, grid, &args) }
+    })
+}

@@ -1,0 +1,108 @@
+//! Reductions.
+
+use device::cuda::{Arg, Program};
+use device::{DType, Result, Stream, Use};
+
+use super::program_of;
+use super::rows::{Team, Teams, by_team};
+use super::walk::{ByValue, Walk, address};
+use crate::cpu::fold::Axes;
+use crate::layout::View;
+use crate::reduce::ReduceOp;
+
+static F32: Program = Program::new(
+    "reduce_f32",
+    concat!(
+        include_str!("prelude.cuh"),
+        include_str!("rows.cuh"),
+        "#define DTYPE f32\n#define FLOATS 1\n",
+        include_str!("reduce.cu")
+    ),
+);
+static F64: Program = Program::new(
+    "reduce_f64",
+    concat!(
+        include_str!("prelude.cuh"),
+        include_str!("rows.cuh"),
+        "#define DTYPE f64\n#define FLOATS 1\n",
+        include_str!("reduce.cu")
+    ),
+);
+static I64: Program = Program::new(
+    "reduce_i64",
+    concat!(
+        include_str!("prelude.cuh"),
+        include_str!("rows.cuh"),
+        "#define DTYPE i64\n#define FLOATS 0\n",
+        include_str!("reduce.cu")
+    ),
+);
+static U8: Program = Program::new(
+    "reduce_u8",
+    concat!(
+        include_str!("prelude.cuh"),
+        include_str!("rows.cuh"),
+        "#define DTYPE u8\n#define FLOATS 0\n",
+        include_str!("reduce.cu")
+    ),
+);
+
+/// Threads of a block, at most; as in the program.
+const THREADS: u32 = 1024;
+
+pub(crate) fn reduce(stream: &Stream, op: ReduceOp, x: View<'_>, axes: &Axes, out: View<'_>) -> Result<()> {
+    let kernel: fn(Team, DType) -> &'static str = match op {
+        ReduceOp::Sum => |team, dtype| by_team!(team, dtype, "sum"),
+        ReduceOp::Mean => |team, dtype| by_team!(team, dtype, "mean"),
+        ReduceOp::Prod => |team, dtype| by_team!(team, dtype, "prod"),
+        ReduceOp::Max => |team, dtype| by_team!(team, dtype, "max"),
+        ReduceOp::Min => |team, dtype| by_team!(team, dtype, "min"),
+    };
+    launch(stream, op.name(), kernel, 0.0, x, axes, out)
+}
+
+pub(crate) fn var(stream: &Stream, x: View<'_>, axes: &Axes, correction: f64, out: View<'_>) -> Result<()> {
+    let divisor = (axes.reduced.elements as f64 - correction).max(0.0);
+    launch(stream, "var", |team, dtype| by_team!(team, dtype, "var"), divisor, x, axes, out)
+}
+
+pub(crate) fn logsumexp(stream: &Stream, x: View<'_>, axes: &Axes, out: View<'_>) -> Result<()> {
+    launch(stream, "logsumexp", |team, dtype| by_team!(team, dtype, "logsumexp"), 0.0, x, axes, out)
+}
+
+pub(crate) fn argmax(stream: &Stream, x: View<'_>, axes: &Axes, out: View<'_>) -> Result<()> {
+    launch(stream, "argmax", |team, dtype| by_team!(team, dtype, "argmax"), 0.0, x, axes, out)
+}
+
+fn launch(
+    stream: &Stream,
+    op: &'static str,
+    kernel: fn(Team, DType) -> &'static str,
+    divisor: f64,
+    x: View<'_>,
+    Axes { kept, reduced }: &Axes,
+    out: View<'_>,
+) -> Result<()> {
+    if kept.elements == 0 {
+        return Ok(());
+    }
+    let (along, across) = (reduced.inner().strides[0], kept.inner().strides[0]);
+    let teams = Teams::of(kept.elements, reduced.elements, along, across);
+    let (kept, reduced) = (Walk::of(op, kept)?, Walk::of(op, reduced)?);
+    let dtype = x.dtype;
+    stream.submit(op, &[Use::write(out.buffer), Use::read(x.buffer)], |queue| {
+        let args = [
+            Arg::Ptr(address(&out)),
+            Arg::Ptr(address(&x)),
+            kept.arg(),
+            reduced.arg(),
+            Arg::U32(teams.lanes),
+            Arg::F64(divisor),
+        ];
+        // SAFETY: the walks go over the axes of `x`, `out` has room for all kept elements, both layouts were checked,
+        // and the uses name the buffers.
+        unsafe {
+            queue.kernel(program_of!(dtype), kernel(teams.team, dtype), teams.grid(queue, THREADS), &args)
+        }
+    })
+}

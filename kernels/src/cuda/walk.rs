@@ -1,0 +1,230 @@
+//! Loop nests and numbers as kernels take them: structs by value.
+
+use device::cuda::{Arg, Grid, Queue};
+use device::{DType, Error, Result};
+
+use crate::layout::{LoopAxis, Loops, View};
+
+/// Axes that a walk can have once neighbours are merged.
+const MAX_AXES: usize = 8;
+/// With several axes, a walk counts elements in 31 bits.
+const MAX_ELEMENTS: usize = i32::MAX as usize;
+/// Threads of a block in kernels that share out elements.
+pub(super) const THREADS: u32 = 256;
+/// Blocks for each multiprocessor beyond which threads take several elements each.
+const WAVES: u32 = 16;
+
+/// A struct that the prelude declares alike.
+///
+/// # Safety
+/// `repr(C)` without padding.
+pub(super) unsafe trait ByValue: Sized {
+    /// The argument of a kernel.
+    fn arg(&self) -> Arg<'_> {
+        // SAFETY: without padding, all bytes are initialised.
+        Arg::Bytes(unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) })
+    }
+}
+
+/// `Axis` of the prelude.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Axis<const N: usize> {
+    size: u32,
+    magic: u32,
+    shift: u32,
+    strides: [i32; N],
+}
+
+/// `Walk` of the prelude.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Walk<const N: usize> {
+    elements: u64,
+    axes: u32,
+    vector: u32,
+    /// Innermost first.
+    axis: [Axis<N>; MAX_AXES],
+}
+
+// SAFETY: two words of 32 bits follow one of 64, and eight axes of words of 32 bits fill words of 64.
+unsafe impl<const N: usize> ByValue for Walk<N> {}
+
+impl<const N: usize> Walk<N> {
+    /// A walk of single elements.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a nest with more than 8 axes, or with several axes and 2^31 elements.
+    pub(super) fn of(op: &'static str, loops: &Loops<N>) -> Result<Walk<N>> {
+        if !fits(loops, MAX_ELEMENTS) {
+            return Err(too_large(op, loops.axes.len(), loops.elements));
+        }
+        let mut axis = [Axis { size: 1, magic: 1, shift: 0, strides: [0; N] }; MAX_AXES];
+        for (to, from) in axis.iter_mut().zip(loops.axes.iter().rev()) {
+            *to = Axis::of(from);
+        }
+        Ok(Walk { elements: loops.elements as u64, axes: loops.axes.len().max(1) as u32, vector: 0, axis })
+    }
+
+    /// The walk in vectors of `lanes` elements, if the operands, given as address and bytes of an element, allow that.
+    pub(super) fn vectors(mut self, lanes: usize, operands: [(*const u8, usize); N]) -> Walk<N> {
+        let inner = self.axis[0];
+        let outer = &self.axis[1..self.axes as usize];
+        let fits = |k: usize| match inner.strides[k] {
+            0 => k > 0,
+            1 => {
+                let (address, size) = operands[k];
+                address.addr().is_multiple_of(lanes * size)
+                    && outer.iter().all(|axis| axis.strides[k] as usize % lanes == 0)
+            }
+            _ => false,
+        };
+        let whole = outer.is_empty() || (inner.size as usize).is_multiple_of(lanes);
+        self.vector = u32::from(lanes > 1 && whole && (0..N).all(fits));
+        self
+    }
+
+    /// Whether operand `k` stands still along the innermost axis.
+    pub(super) fn stands(&self, k: usize) -> bool {
+        self.axis[0].strides[k] == 0
+    }
+
+    /// Takes back [`vectors`](Self::vectors).
+    pub(super) fn single(mut self) -> Walk<N> {
+        self.vector = 0;
+        self
+    }
+
+    /// Blocks that share out the items: vectors of `lanes` elements, or elements.
+    pub(super) fn grid(&self, queue: &Queue<'_>, lanes: usize) -> Grid {
+        let items = if self.vector != 0 { self.elements.div_ceil(lanes as u64) } else { self.elements };
+        blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS)
+    }
+}
+
+/// As many blocks of `threads` threads as are wanted, up to what keeps the device busy.
+pub(super) fn blocks(queue: &Queue<'_>, wanted: u64, threads: u32) -> Grid {
+    let most = queue.multiprocessors() * WAVES * (THREADS / threads).max(1);
+    Grid::linear(wanted.clamp(1, u64::from(most)) as u32, threads)
+}
+
+impl<const N: usize> Axis<N> {
+    fn of(axis: &LoopAxis<N>) -> Axis<N> {
+        // The size of a single axis may not fit, and is not used.
+        let size = u32::try_from(axis.size).unwrap_or(u32::MAX).max(1);
+        let shift = size.next_power_of_two().trailing_zeros().min(31);
+        // n / size = (n magic / 2^32 + n) / 2^shift, for n and size below 2^31 (Granlund and Montgomery, "Division by
+        // invariant integers using multiplication", 1994).
+        let magic =
+            ((1_u64 << 32) * ((1_u64 << shift).saturating_sub(u64::from(size))) / u64::from(size)) as u32;
+        Axis { size, magic: magic.wrapping_add(1), shift, strides: axis.strides.map(|stride| stride as i32) }
+    }
+}
+
+fn fits<const N: usize>(loops: &Loops<N>, most: usize) -> bool {
+    loops.axes.len() <= MAX_AXES
+        && (loops.axes.len() <= 1 || loops.elements <= most)
+        && loops.axes.iter().all(|axis| axis.strides.iter().all(|&stride| i32::try_from(stride).is_ok()))
+}
+
+#[cold]
+fn too_large(op: &'static str, axes: usize, elements: usize) -> Error {
+    Error::InvalidArgument {
+        op,
+        argument: "layouts",
+        expected: "merged to 8 axes, and below 2^31 elements unless merged to one",
+        value: format!("{axes} axes of {elements} elements").into(),
+    }
+}
+
+/// Cuts a nest along its outermost axes into parts that a [`Walk`] can take, and calls `body` with each, and with where
+/// it begins in each operand.
+pub(super) fn for_parts<const N: usize>(
+    loops: &Loops<N>,
+    body: &mut dyn FnMut(&Loops<N>, [isize; N]) -> Result<()>,
+) -> Result<()> {
+    parts_of(loops, MAX_ELEMENTS, [0; N], body)
+}
+
+fn parts_of<const N: usize>(
+    loops: &Loops<N>,
+    most: usize,
+    at: [isize; N],
+    body: &mut dyn FnMut(&Loops<N>, [isize; N]) -> Result<()>,
+) -> Result<()> {
+    let Some((outer, inner)) = loops.axes.split_first() else { return body(loops, at) };
+    if fits(loops, most) {
+        return body(loops, at);
+    }
+    let below = inner.iter().map(|axis| axis.size).product::<usize>().max(1);
+    let near = outer.strides.iter().all(|&stride| i32::try_from(stride).is_ok());
+    let step = if near && loops.axes.len() <= MAX_AXES { (most / below).max(1) } else { 1 };
+    for start in (0..outer.size).step_by(step) {
+        let size = step.min(outer.size - start);
+        let part = Loops::from_axes([LoopAxis { size, ..*outer }].into_iter().chain(inner.iter().copied()));
+        let at = std::array::from_fn(|k| at[k] + start as isize * outer.strides[k]);
+        parts_of(&part, most, at, body)?;
+    }
+    Ok(())
+}
+
+/// The first element of a view, whose bounds the launcher has checked.
+pub(super) fn address(view: &View<'_>) -> *mut u8 {
+    view.buffer.ptr().wrapping_add(view.layout.offset() * view.dtype.size_bytes())
+}
+
+/// The bits of a number as an element of `dtype`, in the low bytes; for integers rounded towards 0 and saturated.
+pub(super) fn element_bits(dtype: DType, value: f64) -> u64 {
+    match dtype {
+        DType::F32 => u64::from((value as f32).to_bits()),
+        DType::F64 => value.to_bits(),
+        DType::I64 => value as i64 as u64,
+        _ => u64::from(value as u8),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nest(axes: &[(usize, [isize; 2])]) -> Loops<2> {
+        Loops::from_axes(axes.iter().map(|&(size, strides)| LoopAxis { size, strides }))
+    }
+
+    #[test]
+    fn the_multiplier_of_an_axis_divides_by_its_size() {
+        let sizes =
+            (1..400).chain([1023, 1024, 1025, 65535, 65537, 1 << 30, (1 << 30) + 1, i32::MAX as usize]);
+        for size in sizes {
+            let axis = Axis::of(&LoopAxis { size, strides: [0] });
+            let near = [0, 1, size - 1, size, size + 1, 7 * size, 7 * size + 6, i32::MAX as usize];
+            for n in near.into_iter().filter(|&n| n <= i32::MAX as usize) {
+                let n = n as u32;
+                let high = (u64::from(n) * u64::from(axis.magic) >> 32) as u32;
+                assert_eq!((high + n) >> axis.shift, n / axis.size, "{n} / {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_cover_a_nest_that_is_too_large() -> Result<()> {
+        let nests = [
+            nest(&[(5, [100, 1]), (7, [10, 10]), (3, [1, 100])]),
+            nest(&[(2, [1 << 40, 0]), (3, [4, 9])]),
+            nest(&[(2, [4000, 1]), (2, [1, 1000]), (2, [2, 2])].repeat(4)),
+        ];
+        for nest in nests {
+            let mut found = Vec::new();
+            parts_of(&nest, 20, [0; 2], &mut |part, at| {
+                assert!(fits(part, 20), "{part:?}");
+                found.extend((0..part.elements).map(|i| {
+                    let offsets = part.offsets(i);
+                    [at[0] + offsets[0], at[1] + offsets[1]]
+                }));
+                Ok(())
+            })?;
+            assert_eq!(found, (0..nest.elements).map(|i| nest.offsets(i)).collect::<Vec<_>>());
+        }
+        Ok(())
+    }
+}

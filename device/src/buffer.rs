@@ -101,6 +101,11 @@ impl Log {
         }
     }
 
+    /// Forgets a read that has passed; a newer one of its stream stays.
+    fn forget_read(&mut self, passed: Moment) {
+        self.reads.retain(|read| *read != passed);
+    }
+
     /// Readers are forgotten once they have passed, but only when there are this many.
     const MANY_READERS: usize = 8;
 
@@ -218,6 +223,7 @@ impl Buffer {
             }
         };
         fifo.wait_until(moment.tick).map_err(|error| error.met_by("download", moment.stream))?;
+        self.log.lock().forget_read(moment);
         core.take_fault()?;
         // SAFETY: the copy has run.
         Ok(read(unsafe { staged.bytes() }))

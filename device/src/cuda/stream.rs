@@ -112,6 +112,8 @@ impl DriverStream {
 
     /// Has the marker cover `tick`, and hands it out with the tick that it covers; says whether it was recorded anew.
     fn with_marker<R>(&self, tick: u64, f: impl FnOnce(sys::CUevent, u64, bool) -> Result<R>) -> Result<R> {
+        // Not under the lock: who launches the command may wait for an older tick of this very stream.
+        self.await_launch(tick);
         let mut marker = self.marker.lock();
         let event = match &marker.event {
             Some(event) => event.0,
@@ -122,7 +124,6 @@ impl DriverStream {
         };
         let stale = marker.tick < tick;
         if stale {
-            self.await_launch(tick);
             let newest = self.launched.load(Ordering::Acquire);
             // SAFETY: the context is current, and both handles are live.
             unsafe { check("cuEventRecord", sys::cuEventRecord(event, self.raw))? };

@@ -156,8 +156,19 @@ pub(crate) fn first_word(bytes: &[u8]) -> u64 {
     device::from_bytes::<i64>(bytes)[0] as u64
 }
 
+/// A command that tells when it runs.
+pub(crate) struct Told {
+    stream: Stream,
+    receiver: Receiver<()>,
+}
+
 /// Launches a command that tells when it runs.
-pub(crate) fn tell(stream: &Stream, uses: &[Use<'_>]) -> Result<Receiver<()>> {
+pub(crate) fn tell(stream: &Stream, uses: &[Use<'_>]) -> Result<Told> {
+    Ok(Told { stream: stream.clone(), receiver: send(stream, uses)? })
+}
+
+/// Launches a command that sends something when it runs.
+pub(crate) fn send(stream: &Stream, uses: &[Use<'_>]) -> Result<Receiver<()>> {
     let (sender, receiver) = channel();
     stream.launch("tell", uses, move || {
         // Nobody has to listen.
@@ -167,13 +178,38 @@ pub(crate) fn tell(stream: &Stream, uses: &[Use<'_>]) -> Result<Receiver<()>> {
 }
 
 /// Whether a told command has not run after a while.
-pub(crate) fn is_waiting(told: &Receiver<()>) -> bool {
-    told.recv_timeout(Duration::from_millis(20)) == Err(RecvTimeoutError::Timeout)
+pub(crate) fn is_waiting(told: &Told) -> bool {
+    !told.ran_within(Duration::from_millis(20))
 }
 
 /// Whether a told command runs soon.
-pub(crate) fn runs(told: &Receiver<()>) -> bool {
-    told.recv_timeout(Duration::from_secs(20)).is_ok()
+pub(crate) fn runs(told: &Told) -> bool {
+    told.ran_within(Duration::from_secs(20))
+}
+
+impl Told {
+    /// Whether the command has run.
+    pub(crate) fn ran(&self) -> bool {
+        self.receiver.try_recv().is_ok()
+    }
+
+    /// Waits for the command without waiting for the device: a driver may do nothing for who never looks.
+    fn ran_within(&self, time: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            match self.receiver.recv_timeout(Duration::from_millis(1)) {
+                Ok(()) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+                Err(RecvTimeoutError::Timeout) if start.elapsed() > time => return false,
+                Err(RecvTimeoutError::Timeout) => drop(self.stream.is_idle()),
+            }
+        }
+    }
+}
+
+/// Whether something is sent soon.
+pub(crate) fn arrives(receiver: &Receiver<()>) -> bool {
+    receiver.recv_timeout(Duration::from_secs(20)).is_ok()
 }
 
 /// Whether something becomes true soon.

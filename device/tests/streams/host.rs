@@ -6,8 +6,8 @@ use std::time::Duration;
 use device::{Error, Result, Use};
 
 use crate::common::{
-    WORDS, Words, buffer, counted, each_cpu_schedule, each_schedule, first_word, is_waiting, new_streams,
-    runs, set, tell, value,
+    WORDS, Words, arrives, buffer, counted, each_cpu_schedule, each_schedule, first_word, is_waiting,
+    new_streams, runs, set, tell, value,
 };
 
 #[test]
@@ -63,7 +63,7 @@ fn rule_24_host_reads_do_not_wait_for_each_other() -> Result<()> {
             let reader = scope.spawn(move || {
                 x.download(|_| begin.send(()).is_ok() && ended.recv_timeout(Duration::from_secs(20)).is_ok())
             });
-            assert!(runs(&begun));
+            assert!(arrives(&begun));
             let read = value(&y);
             // The other read ends only now.
             assert!(end.send(()).is_ok());
@@ -240,7 +240,7 @@ fn a_command_is_waited_for_by_other_threads_while_it_runs() -> Result<()> {
             std::thread::scope(|scope| {
                 let (stream, x) = (&stream, &x);
                 let waiter = scope.spawn(move || {
-                    assert!(runs(&begun));
+                    assert!(arrives(&begun));
                     stream.synchronize()?;
                     Ok::<_, Error>(x.peek(first_word))
                 });

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use device::{CpuConfig, Device, HostMemory, MemoryDriver, Moment, Result, Schedule, StreamId, Use};
 
 use crate::common::{
-    arrives, buffer, copy, each_schedule, eventually, new_streams, pool, runs, send, set, tell, value,
+    arrives, buffer, copy, each_schedule, eventually, new_streams, pool, send, set, tell, value,
 };
 
 #[test]

@@ -172,10 +172,9 @@ static void compiler() {
 
 // A launch that goes wrong: what it is reported as, and the context stays broken.
 static void wrong(int code, const char* said) {
-    Ptr stream = new_stream();
     CHECK_EQUAL(cuda("cuCtxSynchronize"), code);
     CHECK(logged(std::string("report ") + said));
-    CHECK_EQUAL(cuda("cuStreamSynchronize", stream), stream ? code : code);
+    CHECK_EQUAL(cuda("cuStreamSynchronize", NONE), code);
     size_t free = 0, total = 0;
     CHECK_EQUAL(cuda("cuMemGetInfo_v2", &free, &total), code);
 }
@@ -188,6 +187,18 @@ static void out_of_bounds_write() {
     CHECK_EQUAL(start("stray_write", 1, 1, 0, stream, data, at), 0);
     wrong(700, "kernel stray_write wrote address");
     CHECK(logged("0 bytes past the end of an allocation of 4096 bytes"));
+}
+
+// Far away, where another allocation might be.
+static void out_of_bounds_far() {
+    open_device();
+    Ptr stream = new_stream();
+    std::vector<CUdeviceptr> others;
+    for (int i = 0; i < 16; i++) others.push_back(allocate(1 << 20));
+    long long at = -(3 << 20) / 4;
+    CHECK_EQUAL(start("stray_write", 1, 1, 0, stream, others[8], at), 0);
+    wrong(700, "kernel stray_write wrote address");
+    CHECK(logged("3145728 bytes before an allocation of 1048576 bytes"));
 }
 
 static void out_of_bounds_read_before() {
@@ -355,6 +366,7 @@ const std::vector<Test> KERNEL_TESTS = {
     {"atomics_and_intrinsics", "", atomics_and_intrinsics},
     {"compiler", "", compiler},
     {"out_of_bounds_write", "", out_of_bounds_write},
+    {"out_of_bounds_far", "", out_of_bounds_far},
     {"out_of_bounds_read_before", "", out_of_bounds_read_before},
     {"out_of_bounds_slack", "", out_of_bounds_slack},
     {"freed_memory", "", freed_memory},

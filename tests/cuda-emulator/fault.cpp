@@ -69,7 +69,7 @@ static Fault explain() {
     case SIGFPE: return {CUDA_ERROR_LAUNCH_FAILED, "divided an integer by zero (or overflowed in a division)"};
     case SIGILL: return {CUDA_ERROR_ILLEGAL_ADDRESS, "indexed an array of fixed size out of its bounds"};
     default:
-        if (raised.general_protection) return {CUDA_ERROR_MISALIGNED_ADDRESS, "used a misaligned address"};
+        if (raised.general_protection) return {CUDA_ERROR_MISALIGNED_ADDRESS, "used a misaligned address, or one that cannot exist"};
         const char* verb = !raised.known_write ? "read or wrote" : raised.write ? "wrote" : "read";
         return {CUDA_ERROR_ILLEGAL_ADDRESS, std::string(verb) + " address " + describe_address(raised.address)};
     }

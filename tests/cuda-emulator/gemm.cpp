@@ -5,37 +5,20 @@
 #include "shim/cuda_fp16.h"
 
 #include "gemm.hpp"
-
-#if defined(__x86_64__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("arch=haswell", "default")))
-#else
-#define CLONES
-#endif
+#include "gemm_tile.hpp"
 
 namespace {
 
-constexpr long long ROWS = 16, COLUMNS = 4; // of a tile that stays in registers
-
-template <class T> struct Wide;
-template <> struct Wide<float> { typedef float type __attribute__((vector_size(32))); };
-template <> struct Wide<double> { typedef double type __attribute__((vector_size(32))); };
-
-// sums[column][row] += a[k][row] * b[k][column], for all k.
-template <class T> inline __attribute__((always_inline)) void multiply(const T* a, const T* b, long long k, T* sums) {
-    typedef typename Wide<T>::type V;
-    constexpr int LANES = sizeof(V) / sizeof(T), WIDE = ROWS / LANES;
-    V held[COLUMNS][WIDE] = {};
-    for (long long step = 0; step < k; step++, a += ROWS, b += COLUMNS)
-        for (int column = 0; column < COLUMNS; column++)
-            for (int part = 0; part < WIDE; part++) {
-                V left;
-                __builtin_memcpy(&left, a + part * LANES, sizeof left);
-                held[column][part] += left * b[column];
-            }
-    __builtin_memcpy(sums, held, sizeof held);
+const Tile& tile_functions() {
+#if defined(__x86_64__)
+    static const bool fused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return fused ? FUSED_TILE : PLAIN_TILE;
+#else
+    return PLAIN_TILE;
+#endif
 }
-CLONES void multiply_tile(const float* a, const float* b, long long k, float* sums) { multiply(a, b, k, sums); }
-CLONES void multiply_tile(const double* a, const double* b, long long k, double* sums) { multiply(a, b, k, sums); }
+inline void multiply(const float* a, const float* b, long long k, float* sums) { tile_functions().f32(a, b, k, sums); }
+inline void multiply(const double* a, const double* b, long long k, double* sums) { tile_functions().f64(a, b, k, sums); }
 
 // Element (row, k) of op(A), or (k, column) of op(B), with the way from one to the next in either direction.
 template <class In> struct View {
@@ -77,7 +60,7 @@ template <class T, class In, class Out> void one_product(const GemmJob& job, con
         pack(left, row, rows, ROWS, k, packed_a);
         for (long long tile = 0; tile < tiles(job.n, COLUMNS); tile++) {
             long long column = tile * COLUMNS;
-            multiply_tile(packed_a, packed_b + column * k, k, sums);
+            multiply(packed_a, packed_b + column * k, k, sums);
             store(sums, c + column * job.ldc + row, job.ldc, rows, smaller(COLUMNS, job.n - column), alpha, beta);
         }
     }

@@ -236,7 +236,7 @@ static void order_threads() {
 
 static unsigned char* arena_end() {
     if (!run.arena_end) {
-        size_t guard = 64 << 10;
+        size_t guard = 1 << 20;
         auto* map = static_cast<unsigned char*>(mmap(nullptr, ARENA + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
         mprotect(map + guard, ARENA, PROT_READ | PROT_WRITE);
         run.arena_end = map + guard + ARENA;

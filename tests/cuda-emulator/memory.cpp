@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 constexpr uintptr_t PAGE = 4096;
+constexpr uintptr_t GUARD = 16 << 20;     // addresses without access on either side; they cost nothing
 constexpr uintptr_t ALIGNMENT = 256;      // of what the driver hands out
 constexpr size_t KEPT = 4096;             // freed allocations whose addresses stay unused
 constexpr unsigned char CANARY = 0xFD;    // between an allocation's end and its guard
@@ -16,17 +17,17 @@ static uintptr_t round_up(uintptr_t value, uintptr_t unit) { return (value + uni
 static void protect(Allocation& allocation, bool open) {
     if (allocation.open == open) return;
     allocation.open = open;
-    mprotect(reinterpret_cast<void*>(allocation.map + PAGE), allocation.map_bytes - 2 * PAGE, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    mprotect(reinterpret_cast<void*>(allocation.map + GUARD), allocation.map_bytes - 2 * GUARD, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 bool map_guarded(Allocation& allocation) {
     uintptr_t used = round_up(allocation.bytes, ALIGNMENT);
     uintptr_t pages = round_up(used, PAGE);
-    allocation.map_bytes = pages + 2 * PAGE;
+    allocation.map_bytes = pages + 2 * GUARD;
     void* map = mmap(nullptr, allocation.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED) return false;
     allocation.map = reinterpret_cast<uintptr_t>(map);
-    allocation.begin = allocation.map + PAGE + pages - used;
+    allocation.begin = allocation.map + GUARD + pages - used;
     allocation.slack = used - allocation.bytes;
     allocation.open = false;
     if (pages >= 2 << 20) madvise(map, allocation.map_bytes, MADV_HUGEPAGE);

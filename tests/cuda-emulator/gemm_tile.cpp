@@ -1,0 +1,3 @@
+#include "gemm_tile.hpp"
+
+const Tile PLAIN_TILE = {multiply_tile<float>, multiply_tile<double>};

@@ -24,12 +24,7 @@ impl<T: Element> Array<T> {
     pub(crate) fn new(stream: &Stream, elements: &[T], shape: &[usize]) -> Array<T> {
         let layout = Layout::contiguous(shape);
         assert_eq!(layout.elements(), elements.len());
-        let memory: &'static mut [T] = Box::leak(elements.to_vec().into_boxed_slice());
-        let bytes = size_of_val(memory);
-        let ptr = NonNull::from(memory).cast();
-        // SAFETY: the memory is this buffer's forever.
-        let buffer = unsafe { Buffer::from_block(stream, ptr, bytes, BlockId { arena: 0, index: 0 }) };
-        Array { buffer, layout, marker: std::marker::PhantomData }
+        Array { buffer: buffer(stream, elements), layout, marker: std::marker::PhantomData }
     }
 
     /// An array of one value.
@@ -48,13 +43,12 @@ impl<T: Element> Array<T> {
         let stored: Vec<usize> = order.iter().map(|&axis| shape[axis]).collect();
         let mut back = vec![0; order.len()];
         order.iter().enumerate().for_each(|(i, &axis)| back[axis] = i);
-        let array = Array::full(stream, elements.first().copied().unwrap_or_default(), &stored)
-            .with(|layout| layout.permute("test", &back).expect("an order of the axes"));
+        let layout = Layout::contiguous(&stored).permute("test", &back).expect("an order of the axes");
+        let mut memory = elements.to_vec();
         for (i, &element) in elements.iter().enumerate() {
-            // SAFETY: no command has been launched on the buffer yet.
-            unsafe { *array.buffer.ptr().cast::<T>().offset(array.place(i)) = element };
+            memory[place(&layout, i) as usize] = element;
         }
-        array
+        Array { buffer: buffer(stream, &memory), layout, marker: std::marker::PhantomData }
     }
 
     pub(crate) fn view(&self) -> View<'_> {
@@ -71,19 +65,38 @@ impl<T: Element> Array<T> {
         self.buffer.download(|bytes| {
             let from = bytes.as_ptr().cast::<T>();
             // SAFETY: the layout lies within the buffer, whose elements are of type T.
-            (0..self.layout.elements()).map(|i| unsafe { *from.offset(self.place(i)) }).collect()
+            (0..self.layout.elements()).map(|i| unsafe { *from.offset(place(&self.layout, i)) }).collect()
         })
     }
+}
 
-    // Where logical element `i` lies.
-    fn place(&self, mut i: usize) -> isize {
-        let mut place = self.layout.offset() as isize;
-        for (&size, &stride) in self.layout.shape().iter().zip(self.layout.strides()).rev() {
-            place += (i % size) as isize * stride;
-            i /= size;
-        }
-        place
+/// A buffer with these elements, on a device of any kind.
+fn buffer<T: Element>(stream: &Stream, elements: &[T]) -> Buffer {
+    let id = BlockId { arena: 0, index: 0 };
+    if !stream.is_cuda() {
+        let memory: &'static mut [T] = Box::leak(elements.to_vec().into_boxed_slice());
+        let bytes = size_of_val(memory);
+        // SAFETY: the memory is this buffer's forever.
+        return unsafe { Buffer::from_block(stream, NonNull::from(memory).cast(), bytes, id) };
     }
+    let bytes = size_of_val(elements);
+    let ptr = stream.device().memory_driver().allocate(bytes.max(1)).expect("device memory");
+    // SAFETY: as above.
+    let buffer = unsafe { Buffer::from_block(stream, ptr, bytes, id) };
+    // SAFETY: elements have no padding.
+    let from = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), bytes) };
+    stream.upload("upload", &buffer, 0, from).expect("an upload");
+    buffer
+}
+
+/// Where logical element `i` lies.
+fn place(layout: &Layout, mut i: usize) -> isize {
+    let mut place = layout.offset() as isize;
+    for (&size, &stride) in layout.shape().iter().zip(layout.strides()).rev() {
+        place += (i % size) as isize * stride;
+        i /= size;
+    }
+    place
 }
 
 /// Reproducible values in -1..1.

@@ -49,7 +49,7 @@ pub(crate) fn gather(
     let operands = [(address(&out), bytes), (address(&x), bytes), (address(&indices), 8)];
     let mut walk = Walk::of(op, loops)?.vectors(lanes, operands.map(|(ptr, size)| (ptr.cast_const(), size)));
     // A vector has one index, and begins where a vector may begin in `x`.
-    if !(walk.stands(2) && !walk.stands(1) && step as usize % lanes == 0) {
+    if !(walk.stands(2) && !walk.stands(1) && (step as usize).is_multiple_of(lanes)) {
         walk = walk.single();
     }
     let uses = [Use::write(out.buffer), Use::read(x.buffer), Use::read(indices.buffer)];

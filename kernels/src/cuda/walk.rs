@@ -75,7 +75,7 @@ impl<const N: usize> Walk<N> {
             1 => {
                 let (address, size) = operands[k];
                 address.addr().is_multiple_of(lanes * size)
-                    && outer.iter().all(|axis| axis.strides[k] as usize % lanes == 0)
+                    && outer.iter().all(|axis| (axis.strides[k] as usize).is_multiple_of(lanes))
             }
             _ => false,
         };
@@ -200,7 +200,7 @@ mod tests {
             let near = [0, 1, size - 1, size, size + 1, 7 * size, 7 * size + 6, i32::MAX as usize];
             for n in near.into_iter().filter(|&n| n <= i32::MAX as usize) {
                 let n = n as u32;
-                let high = (u64::from(n) * u64::from(axis.magic) >> 32) as u32;
+                let high = ((u64::from(n) * u64::from(axis.magic)) >> 32) as u32;
                 assert_eq!((high + n) >> axis.shift, n / axis.size, "{n} / {size}");
             }
         }

@@ -1,0 +1,124 @@
+//! Reading and adding at indices. Sums are taken in one order on both devices, so that they are the same.
+
+use super::*;
+use crate::{gather, index_add, index_select, scatter_add};
+
+/// Indices below `size`, of which many are equal.
+fn indices(seed: u64, len: usize, size: usize) -> Vec<i64> {
+    values(seed, len).into_iter().map(|value| ((value + 1.0) / 2.0 * size as f64) as i64).collect()
+}
+
+fn rows_of<T: Real>() {
+    let Some(both) = both() else { return };
+    // Rows of the whole, indices, elements of a row.
+    for (size, count, inner) in
+        [(1, 1, 1), (5, 0, 4), (7, 13, 1), (100, 1000, 3), (50, 300, 64), (3, 2000, 33), (2000, 40, 300)]
+    {
+        for (axis, how) in
+            [(0_isize, Stored::Dense), (1, Stored::Dense), (0, Stored::Transposed), (1, Stored::Narrowed)]
+        {
+            let shape = |rows: usize| if axis == 0 { [rows, inner] } else { [inner, rows] };
+            let index = indices(1, count, size);
+            both.same(("index_select", T::DTYPE, size, count, inner, axis, how), |stream| {
+                let x = stored::<T>(stream, 2, shape(size), how);
+                let index = Array::new(stream, &index, &[count]);
+                let out = stored::<T>(stream, 3, shape(count), Stored::Dense);
+                index_select(stream, x.view(), axis, index.view(), out.view()).map(|()| out)
+            });
+            if T::DTYPE == device::DType::Bool {
+                continue;
+            }
+            both.same(("index_add", T::DTYPE, size, count, inner, axis, how), |stream| {
+                let out = stored::<T>(stream, 2, shape(size), how);
+                let index = Array::new(stream, &index, &[count]);
+                let src = stored::<T>(stream, 3, shape(count), Stored::Dense);
+                index_add(stream, out.view(), axis, index.view(), src.view()).map(|()| out)
+            });
+        }
+    }
+}
+
+fn places_of<T: Real>() {
+    let Some(both) = both() else { return };
+    for (whole, part) in [
+        ([1, 1], [1, 1]),
+        ([5, 7], [5, 7]),
+        ([40, 3], [9, 2]),
+        ([3, 1000], [3, 900]),
+        ([600, 50], [500, 50]),
+        ([4, 9], [0, 9]),
+    ] {
+        for (axis, how) in
+            [(0_isize, Stored::Dense), (1, Stored::Dense), (0, Stored::Transposed), (1, Stored::Row)]
+        {
+            // Along the axis indices may be more or fewer than places.
+            let index = indices(1, part[0] * part[1], whole[axis as usize]);
+            both.same(("gather", T::DTYPE, whole, part, axis, how), |stream| {
+                let x = stored::<T>(stream, 2, whole, how);
+                let index = Array::new(stream, &index, &part);
+                let out = stored::<T>(stream, 3, part, Stored::Dense);
+                gather(stream, x.view(), axis, index.view(), out.view()).map(|()| out)
+            });
+            if T::DTYPE == device::DType::Bool {
+                continue;
+            }
+            both.same(("scatter_add", T::DTYPE, whole, part, axis, how), |stream| {
+                let out = stored::<T>(stream, 2, whole, Stored::Narrowed);
+                let index = Array::new(stream, &index, &part);
+                let src = stored::<T>(stream, 3, whole, how);
+                scatter_add(stream, out.view(), axis, index.view(), src.view()).map(|()| out)
+            });
+        }
+    }
+}
+
+#[test]
+fn rows_at_indices() {
+    rows_of::<f32>();
+    rows_of::<f64>();
+    rows_of::<i64>();
+    rows_of::<u8>();
+    rows_of::<bool>();
+}
+
+#[test]
+fn places_at_indices() {
+    places_of::<f32>();
+    places_of::<f64>();
+    places_of::<i64>();
+    places_of::<u8>();
+    places_of::<bool>();
+}
+
+#[test]
+fn one_long_line_is_shared_by_threads() {
+    let Some(both) = both() else { return };
+    both.same("scatter_add", |stream| {
+        let out = Array::new(stream, &numbers::<f32>(1, 1000), &[1000]);
+        let index = Array::new(stream, &indices(2, 20_000, 1000), &[20_000]);
+        let src = Array::new(stream, &numbers::<f32>(3, 20_000), &[20_000]);
+        scatter_add(stream, out.view(), 0, index.view(), src.view()).map(|()| out)
+    });
+}
+
+#[test]
+fn an_index_out_of_range_is_an_error_and_touches_nothing() {
+    let Some(Both { cuda, .. }) = both() else { return };
+    for bad in [4, -1, i64::MIN] {
+        let x = Array::new(&cuda, &numbers::<f32>(1, 12), &[4, 3]);
+        let before = x.to_vec();
+        let index = Array::new(&cuda, &[bad, bad], &[2]);
+        let places = Array::new(&cuda, &[bad; 6], &[2, 3]);
+        let rows = Array::full(&cuda, 7_f32, &[2, 3]);
+        let expect = |op: &str, launched: Result<()>| {
+            launched.expect("a launch");
+            let error = cuda.synchronize().expect_err("a fault").to_string();
+            assert!(error.contains(op) && error.contains(&bad.to_string()), "{error}");
+        };
+        expect("index_select", index_select(&cuda, x.view(), 0, index.view(), rows.view()));
+        expect("gather", gather(&cuda, x.view(), 0, places.view(), rows.view()));
+        expect("index_add", index_add(&cuda, x.view(), 0, index.view(), rows.view()));
+        expect("scatter_add", scatter_add(&cuda, x.view(), 0, places.view(), rows.view()));
+        assert_eq!((x.to_vec(), rows.to_vec()), (before, vec![7.0; 6]));
+    }
+}

@@ -1,0 +1,118 @@
+//! Products of small integers, which are exact in any order.
+
+use super::*;
+use crate::{Accumulate, linear, matmul};
+
+fn whole<T: Real>(seed: u64, len: usize) -> Vec<T> {
+    values(seed, len).into_iter().map(|value| T::of((value * 5.0).round())).collect()
+}
+
+/// Operands of `batch` products, each stored with its axes in such an order.
+fn product<T: Real>(
+    stream: &Stream,
+    [m, k, n]: [usize; 3],
+    batch: &[usize],
+    orders: [&[usize]; 3],
+    accumulate: Accumulate,
+) -> Result<Array<T>> {
+    let array = |seed: u64, rows: usize, columns: usize, order: &[usize]| {
+        let shape = [batch, &[rows, columns]].concat();
+        Array::stored_as(stream, &whole::<T>(seed, shape.iter().product()), &shape, order)
+    };
+    let (lhs, rhs) = (array(1, m, k, orders[0]), array(2, k, n, orders[1]));
+    let out = array(3, m, n, orders[2]);
+    matmul(stream, lhs.view(), rhs.view(), out.view(), accumulate).map(|()| out)
+}
+
+const SIZES: [[usize; 3]; 9] = [
+    [1, 1, 1],
+    [2, 3, 4],
+    [1, 7, 5],
+    [5, 7, 1],
+    [33, 65, 17],
+    [64, 64, 64],
+    [70, 200, 129],
+    [3, 0, 4],
+    [0, 4, 3],
+];
+
+fn matrices_of<T: Real>() {
+    let Some(both) = both() else { return };
+    let orders: [&[usize]; 2] = [&[0, 1], &[1, 0]];
+    for (sizes, accumulate) in
+        SIZES.into_iter().flat_map(|s| [(s, Accumulate::Overwrite), (s, Accumulate::Add)])
+    {
+        for bits in 0..8 {
+            let orders = [orders[bits & 1], orders[bits >> 1 & 1], orders[bits >> 2]];
+            both.same((T::DTYPE, sizes, orders, accumulate), |stream| {
+                product::<T>(stream, sizes, &[], orders, accumulate)
+            });
+        }
+    }
+}
+
+#[test]
+fn products_of_matrices_in_any_order() {
+    matrices_of::<f32>();
+    matrices_of::<f64>();
+}
+
+#[test]
+fn batches_that_one_step_describes_and_others() {
+    let Some(both) = both() else { return };
+    let orders: [&[usize]; 6] =
+        [&[0, 1, 2, 3], &[0, 2, 1, 3], &[1, 0, 3, 2], &[2, 3, 0, 1], &[3, 1, 2, 0], &[0, 1, 3, 2]];
+    for (i, &a) in orders.iter().enumerate() {
+        for (j, &b) in orders.iter().enumerate() {
+            let c = orders[(i + 2 * j) % orders.len()];
+            both.same((a, b, c), |stream| {
+                product::<f32>(stream, [9, 20, 13], &[3, 4], [a, b, c], Accumulate::Overwrite)
+            });
+        }
+    }
+}
+
+#[test]
+fn expanded_operands() {
+    let Some(both) = both() else { return };
+    // Shapes before they are expanded to [3, 9, 20] and [3, 20, 13].
+    let lefts = [[3, 9, 20], [1, 9, 20], [3, 1, 20], [3, 9, 1], [1, 1, 1]];
+    let rights = [[3, 20, 13], [1, 20, 13], [3, 1, 13], [3, 20, 1]];
+    for (left, right) in lefts.into_iter().flat_map(|left| rights.map(|right| (left, right))) {
+        both.same((left, right), |stream| {
+            let array = |seed: u64, shape: [usize; 3], to: [usize; 3]| {
+                Array::new(stream, &whole::<f32>(seed, shape.iter().product()), &shape)
+                    .with(|layout| layout.expand("test", &to).expect("axes of size 1"))
+            };
+            let (lhs, rhs) = (array(1, left, [3, 9, 20]), array(2, right, [3, 20, 13]));
+            let out = Array::full(stream, 0.0, &[3, 9, 13]);
+            matmul(stream, lhs.view(), rhs.view(), out.view(), Accumulate::Overwrite).map(|()| out)
+        });
+    }
+}
+
+fn linear_of<T: Real>() {
+    let Some(both) = both() else { return };
+    for [m, k, n] in SIZES {
+        for (leading, narrow) in [(&[][..], false), (&[2, 3], false), (&[2], true)] {
+            both.same((T::DTYPE, m, k, n, leading, narrow), |stream| {
+                let shape = |columns: usize| [leading, &[m, columns]].concat();
+                let of = |seed: u64, shape: &[usize]| whole::<T>(seed, shape.iter().product());
+                let x = Array::new(stream, &of(1, &shape(k)), &shape(k));
+                let w = Array::stored_as(stream, &of(2, &[k, n]), &[k, n], &[1, 0]);
+                let bias = Array::new(stream, &of(3, &[n]), &[n]);
+                let wide = shape(n + usize::from(narrow));
+                let out = Array::full(stream, T::default(), &wide).with(|layout| {
+                    layout.narrow("test", -1, usize::from(narrow), n).expect("within the axis")
+                });
+                linear(stream, x.view(), w.view(), bias.view(), out.view()).map(|()| out)
+            });
+        }
+    }
+}
+
+#[test]
+fn products_with_a_bias() {
+    linear_of::<f32>();
+    linear_of::<f64>();
+}

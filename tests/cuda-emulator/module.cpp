@@ -8,6 +8,7 @@
 
 Module::~Module() {
     if (library) dlclose(library);
+    if (file >= 0) close(file);
 }
 
 static int digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
@@ -30,8 +31,8 @@ static std::vector<unsigned char> image_bytes(const void* image, bool& ptx) {
 }
 
 // A file of its own for each load, so that no two modules share variables.
-static void* open_library(const unsigned char* bytes, size_t count) {
-    int file = memfd_create("cuda-emulator-module", MFD_CLOEXEC);
+static void* open_library(const unsigned char* bytes, size_t count, int& file) {
+    file = memfd_create("cuda-emulator-module", MFD_CLOEXEC);
     if (file < 0) return nullptr;
     void* library = nullptr;
     if (write(file, bytes, count) == ssize_t(count)) {
@@ -39,7 +40,6 @@ static void* open_library(const unsigned char* bytes, size_t count) {
         library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (!library) report("a module does not load: %s", dlerror());
     }
-    close(file);
     return library;
 }
 
@@ -56,7 +56,7 @@ static CUresult load(Call& call, CUmodule* out, const void* image) {
     if (ptx ? header.architecture > 90 : header.architecture != 90) return CUDA_ERROR_NO_BINARY_FOR_GPU;
     auto module = std::make_shared<Module>();
     module->context = call.context;
-    module->library = open_library(bytes.data() + sizeof header, header.bytes);
+    module->library = open_library(bytes.data() + sizeof header, header.bytes, module->file);
     if (!module->library) return CUDA_ERROR_INVALID_IMAGE;
     auto describe = reinterpret_cast<const EmulatorModule* (*)()>(dlsym(module->library, "emulator_module"));
     if (!describe) return CUDA_ERROR_INVALID_IMAGE;

@@ -14,9 +14,12 @@ constexpr unsigned char CANARY = 0xFD;    // between an allocation's end and its
 
 static uintptr_t round_up(uintptr_t value, uintptr_t unit) { return (value + unit - 1) / unit * unit; }
 
+static bool some_are_open = false;
+
 static void protect(Allocation& allocation, bool open) {
     if (allocation.open == open) return;
     allocation.open = open;
+    some_are_open |= open;
     mprotect(reinterpret_cast<void*>(allocation.map + GUARD), allocation.map_bytes - 2 * GUARD, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
@@ -96,7 +99,8 @@ void open_memory(Context* context) {
 }
 
 void close_memory() {
-    if (!state().hide) return;
+    if (!state().hide || !some_are_open) return;
+    some_are_open = false;
     for (auto& entry : state().allocations)
         if (!entry.second.host) protect(entry.second, false);
 }

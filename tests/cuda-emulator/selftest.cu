@@ -125,6 +125,7 @@ KERNEL hangs(int* out) {
     if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xFFFFFFFFu, 1, 0);
     else __syncthreads();
 }
+KERNEL divides(int* out, int by) { out[0] = 7 / by; }
 KERNEL asserts(int value) { assert(value == 3); }
 KERNEL uninitialised_shared(unsigned* out) {
     __shared__ unsigned word[4];

@@ -289,6 +289,16 @@ static void failing_assert() {
     wrong(710, "kernel asserts stopped: assert(value == 3) (selftest.cu:");
 }
 
+static void division_by_zero() {
+    open_device();
+    CUdeviceptr out = allocate(4);
+    int by = 0;
+    CHECK_EQUAL(start("divides", 1, 1, 0, new_stream(), out, by), 0);
+#if defined(__x86_64__)
+    wrong(719, "kernel divides divided an integer by zero");
+#endif
+}
+
 // The order of threads differs between launches, so a missing barrier gives now this, now that, and never what is right;
 // with a second run it is reported.
 static void missing_barrier() {
@@ -378,6 +388,7 @@ const std::vector<Test> KERNEL_TESTS = {
     {"divergent_barriers", "", divergent_barriers},
     {"hanging_warp", "", hanging_warp},
     {"failing_assert", "", failing_assert},
+    {"division_by_zero", "", division_by_zero},
     {"missing_barrier", "", missing_barrier},
     {"race_is_reported", "CUDA_EMULATOR_TWICE=1", race_is_reported},
     {"hidden_from_host", "", hidden_from_host},

@@ -77,6 +77,14 @@ KERNEL warp_functions(int* out) {
     out[9 * 32 + lane] = int(__match_any_sync(0xFFFFFFFFu, lane / 16));
 }
 
+// A block and a grid of three dimensions; every thread writes its place.
+KERNEL places(int* out) {
+    uint3 t = threadIdx, b = blockIdx;
+    dim3 size = blockDim, blocks = gridDim;
+    unsigned block = (b.z * blocks.y + b.y) * blocks.x + b.x, thread = (t.z * size.y + t.y) * size.x + t.x;
+    out[block * (size.x * size.y * size.z) + thread] = int(b.z * 100000 + b.y * 10000 + b.x * 1000 + t.z * 100 + t.y * 10 + t.x);
+}
+
 KERNEL atomics(unsigned* counters, float* sum) {
     atomicAdd(&counters[0], 1u);
     atomicMax(&counters[1], threadIdx.x);

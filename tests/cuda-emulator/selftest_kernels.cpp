@@ -188,6 +188,30 @@ static void compiler() {
     CHECK_EQUAL(cuda("cuModuleLoadData", &module, static_cast<const void*>(ptx.c_str())), int(CUDA_ERROR_NO_BINARY_FOR_GPU));
 }
 
+// Modules that are loaded at the same time are told apart, two loads of one image too.
+static void several_modules() {
+    open_device();
+    Ptr stream = new_stream();
+    CUdeviceptr out = allocate(4);
+    std::vector<Ptr> functions;
+    for (const char* source : {"__device__ int count = 100; extern \"C\" __global__ void k(int* p) { *p = count++; }",
+                               "__device__ int count = 200; extern \"C\" __global__ void k(int* p) { *p = count++; }"}) {
+        std::string log, ptx;
+        CHECK_EQUAL(compile(source, {"-arch=sm_90"}, log, &ptx), 0);
+        for (int twice = 0; twice < 2; twice++) {
+            Ptr module = nullptr, function = nullptr;
+            CHECK_EQUAL(cuda("cuModuleLoadData", &module, static_cast<const void*>(ptx.c_str())), 0);
+            CHECK_EQUAL(cuda("cuModuleGetFunction", &function, module, "k"), 0);
+            functions.push_back(function);
+        }
+    }
+    for (int again = 0; again < 2; again++)
+        for (size_t i = 0; i < 4; i++) {
+            CHECK_EQUAL(launch(functions[i], 1, 1, 0, stream, {&out}), 0);
+            CHECK_EQUAL(download<int>(out, 1, stream)[0], (i < 2 ? 100 : 200) + again);
+        }
+}
+
 // A launch that goes wrong: what it is reported as, and the context stays broken.
 static void wrong(int code, const char* said) {
     CHECK_EQUAL(cuda("cuCtxSynchronize"), code);
@@ -394,6 +418,7 @@ const std::vector<Test> KERNEL_TESTS = {
     {"warps", "", warps},
     {"atomics_and_intrinsics", "", atomics_and_intrinsics},
     {"compiler", "", compiler},
+    {"several_modules", "", several_modules},
     {"out_of_bounds_write", "", out_of_bounds_write},
     {"out_of_bounds_far", "", out_of_bounds_far},
     {"out_of_bounds_read_before", "", out_of_bounds_read_before},

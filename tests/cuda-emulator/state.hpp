@@ -65,6 +65,7 @@ struct Allocation {
 };
 
 struct Module {
+    int file = -1;
     void* library = nullptr;
     const EmulatorModule* program = nullptr;
     Context* context = nullptr;

@@ -188,28 +188,27 @@ static void compiler() {
     CHECK_EQUAL(cuda("cuModuleLoadData", &module, static_cast<const void*>(ptx.c_str())), int(CUDA_ERROR_NO_BINARY_FOR_GPU));
 }
 
-// Modules that are loaded at the same time are told apart, two loads of one image too.
+// Modules that are loaded at the same time are told apart, two loads of one image too; and so are later ones.
 static void several_modules() {
     open_device();
     Ptr stream = new_stream();
     CUdeviceptr out = allocate(4);
-    std::vector<Ptr> functions;
-    for (const char* source : {"__device__ int count = 100; extern \"C\" __global__ void k(int* p) { *p = count++; }",
-                               "__device__ int count = 200; extern \"C\" __global__ void k(int* p) { *p = count++; }"}) {
-        std::string log, ptx;
-        CHECK_EQUAL(compile(source, {"-arch=sm_90"}, log, &ptx), 0);
-        for (int twice = 0; twice < 2; twice++) {
-            Ptr module = nullptr, function = nullptr;
-            CHECK_EQUAL(cuda("cuModuleLoadData", &module, static_cast<const void*>(ptx.c_str())), 0);
-            CHECK_EQUAL(cuda("cuModuleGetFunction", &function, module, "k"), 0);
-            functions.push_back(function);
+    std::string log, images[2];
+    CHECK_EQUAL(compile("__device__ int count = 100; extern \"C\" __global__ void k(int* p) { *p = count++; }", {"-arch=sm_90"}, log, &images[0]), 0);
+    CHECK_EQUAL(compile("__device__ int count = 200; extern \"C\" __global__ void k(int* p) { *p = count++; }", {"-arch=sm_90"}, log, &images[1]), 0);
+    for (int round = 0; round < 2; round++) {
+        Ptr modules[4], functions[4];
+        for (int i = 0; i < 4; i++) { // the second round in the other order
+            CHECK_EQUAL(cuda("cuModuleLoadData", &modules[i], static_cast<const void*>(images[(i / 2) ^ round].c_str())), 0);
+            CHECK_EQUAL(cuda("cuModuleGetFunction", &functions[i], modules[i], "k"), 0);
         }
+        for (int again = 0; again < 2; again++)
+            for (int i = 0; i < 4; i++) {
+                CHECK_EQUAL(launch(functions[i], 1, 1, 0, stream, {&out}), 0);
+                CHECK_EQUAL(download<int>(out, 1, stream)[0], ((i / 2) ^ round ? 200 : 100) + again);
+            }
+        for (Ptr module : modules) CHECK_EQUAL(cuda("cuModuleUnload", module), 0);
     }
-    for (int again = 0; again < 2; again++)
-        for (size_t i = 0; i < 4; i++) {
-            CHECK_EQUAL(launch(functions[i], 1, 1, 0, stream, {&out}), 0);
-            CHECK_EQUAL(download<int>(out, 1, stream)[0], (i < 2 ? 100 : 200) + again);
-        }
 }
 
 // A launch that goes wrong: what it is reported as, and the context stays broken.

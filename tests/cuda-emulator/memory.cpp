@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <sys/mman.h>
 
 constexpr uintptr_t PAGE = 4096;
@@ -16,6 +17,7 @@ constexpr unsigned char CANARY = 0xFD;    // between an allocation's end and its
 static uintptr_t round_up(uintptr_t value, uintptr_t unit) { return (value + unit - 1) / unit * unit; }
 
 static bool some_are_open = false;
+static std::set<uintptr_t> on_devices; // the allocations that are no host memory
 
 static void protect(Allocation& allocation, bool open) {
     if (allocation.open == open) return;
@@ -97,8 +99,10 @@ static Context* open_context = nullptr;
 
 void open_memory(Context* context) {
     if (!state().hide || (some_are_open && open_context == context)) return;
-    for (auto& entry : state().allocations)
-        if (!entry.second.host) protect(entry.second, !context || entry.second.context == context);
+    for (uintptr_t begin : on_devices) {
+        Allocation& allocation = state().allocations[begin];
+        protect(allocation, !context || allocation.context == context);
+    }
     some_are_open = true;
     open_context = context;
 }
@@ -106,8 +110,7 @@ void open_memory(Context* context) {
 void close_memory() {
     if (!state().hide || !some_are_open) return;
     some_are_open = false;
-    for (auto& entry : state().allocations)
-        if (!entry.second.host) protect(entry.second, false);
+    for (uintptr_t begin : on_devices) protect(state().allocations[begin], false);
 }
 
 static void check_slack_of(Allocation& allocation, const char* command) {
@@ -134,6 +137,7 @@ void check_slack(const std::string& command) {
 static void release(std::map<uintptr_t, Allocation>::iterator entry) {
     Allocation allocation = entry->second;
     state().allocations.erase(entry);
+    on_devices.erase(allocation.begin);
     if (!allocation.host) allocation.context->used -= round_up(allocation.bytes, ALIGNMENT);
     put_out_of_reach(allocation);
 }
@@ -156,7 +160,10 @@ static CUresult allocate(Context* context, uint64_t bytes, bool host, uintptr_t&
     allocation.context = context;
     allocation.host = host;
     if (!map_guarded(allocation)) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!host) context->used += used;
+    if (!host) {
+        context->used += used;
+        on_devices.insert(allocation.begin);
+    }
     if (!host && state().hide) protect(allocation, false);
     state().allocations[allocation.begin] = allocation;
     out = allocation.begin;

@@ -4,15 +4,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <sys/mman.h>
 
 constexpr uintptr_t PAGE = 4096;
 constexpr uintptr_t GUARD = 16 << 20;     // addresses without access on either side; they cost nothing
 constexpr uintptr_t ALIGNMENT = 256;      // of what the driver hands out
 constexpr size_t KEPT = 4096;             // freed allocations whose addresses stay unused
+constexpr size_t CHECKED = 64;            // ends of allocations looked at after each kernel, in turn
 constexpr unsigned char CANARY = 0xFD;    // between an allocation's end and its guard
 
 static uintptr_t round_up(uintptr_t value, uintptr_t unit) { return (value + unit - 1) / unit * unit; }
+
+static bool some_are_open = false;
+static std::set<uintptr_t> on_devices; // the allocations that are no host memory
 
 static void protect(Allocation& allocation, bool open) {
     if (allocation.open == open) return;
@@ -89,34 +94,50 @@ std::string describe_address(uintptr_t address) {
     return text;
 }
 
+// What is open now: the memory of one device, or of all.
+static Context* open_context = nullptr;
+
 void open_memory(Context* context) {
-    if (!state().hide) return;
-    for (auto& entry : state().allocations)
-        if (!entry.second.host) protect(entry.second, !context || entry.second.context == context);
+    if (!state().hide || (some_are_open && open_context == context)) return;
+    for (uintptr_t begin : on_devices) {
+        Allocation& allocation = state().allocations[begin];
+        protect(allocation, !context || allocation.context == context);
+    }
+    some_are_open = true;
+    open_context = context;
 }
 
 void close_memory() {
-    if (!state().hide) return;
-    for (auto& entry : state().allocations)
-        if (!entry.second.host) protect(entry.second, false);
+    if (!state().hide || !some_are_open) return;
+    some_are_open = false;
+    for (uintptr_t begin : on_devices) protect(state().allocations[begin], false);
+}
+
+static void check_slack_of(Allocation& allocation, const char* command) {
+    if (allocation.slack == 0 || !allocation.open) return;
+    auto* end = reinterpret_cast<unsigned char*>(allocation.begin + allocation.bytes);
+    if (std::all_of(end, end + allocation.slack, [](unsigned char byte) { return byte == CANARY; })) return;
+    report("%s wrote past the end of an allocation of %llu bytes", command, (unsigned long long)allocation.bytes);
+    memset(end, CANARY, allocation.slack);
+    if (allocation.context->error == CUDA_SUCCESS) allocation.context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
 void check_slack(const std::string& command) {
-    for (auto& entry : state().allocations) {
-        Allocation& allocation = entry.second;
-        if (allocation.slack == 0 || !allocation.open) continue;
-        auto* end = reinterpret_cast<unsigned char*>(allocation.begin + allocation.bytes);
-        bool intact = std::all_of(end, end + allocation.slack, [](unsigned char byte) { return byte == CANARY; });
-        if (intact) continue;
-        report("%s wrote past the end of an allocation of %llu bytes", command.c_str(), (unsigned long long)allocation.bytes);
-        memset(end, CANARY, allocation.slack);
-        if (allocation.context->error == CUDA_SUCCESS) allocation.context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
+    static uintptr_t cursor = 0;
+    auto& allocations = state().allocations;
+    size_t checked = std::min(allocations.size(), CHECKED);
+    auto entry = allocations.upper_bound(cursor);
+    for (size_t i = 0; i < checked; i++) {
+        if (entry == allocations.end()) entry = allocations.begin();
+        check_slack_of(entry->second, command.c_str());
+        cursor = entry++->first;
     }
 }
 
 static void release(std::map<uintptr_t, Allocation>::iterator entry) {
     Allocation allocation = entry->second;
     state().allocations.erase(entry);
+    on_devices.erase(allocation.begin);
     if (!allocation.host) allocation.context->used -= round_up(allocation.bytes, ALIGNMENT);
     put_out_of_reach(allocation);
 }
@@ -139,9 +160,12 @@ static CUresult allocate(Context* context, uint64_t bytes, bool host, uintptr_t&
     allocation.context = context;
     allocation.host = host;
     if (!map_guarded(allocation)) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!host) context->used += used;
+    if (!host) {
+        context->used += used;
+        on_devices.insert(allocation.begin);
+    }
+    if (!host && state().hide) protect(allocation, false);
     state().allocations[allocation.begin] = allocation;
-    close_memory();
     out = allocation.begin;
     return CUDA_SUCCESS;
 }

@@ -30,17 +30,14 @@ static std::vector<unsigned char> image_bytes(const void* image, bool& ptx) {
     return {begin, begin + sizeof header + header.bytes};
 }
 
-// A file of its own for each load, so that no two modules share variables.
-static void* open_library(const unsigned char* bytes, size_t count, int& file) {
-    file = memfd_create("cuda-emulator-module", MFD_CLOEXEC);
-    if (file < 0) return nullptr;
-    void* library = nullptr;
-    if (write(file, bytes, count) == ssize_t(count)) {
-        std::string path = "/proc/self/fd/" + std::to_string(file);
-        library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-        if (!library) report("a module does not load: %s", dlerror());
-    }
-    return library;
+// A file of its own for each load, so that no two modules share variables. It stays open as long as the module, since the
+// loader knows libraries by their names and the next file would have this one's.
+static void open_library(Module& module, const unsigned char* bytes, size_t count) {
+    module.file = memfd_create("cuda-emulator-module", MFD_CLOEXEC);
+    if (module.file < 0 || write(module.file, bytes, count) != ssize_t(count)) return;
+    std::string path = "/proc/self/fd/" + std::to_string(module.file);
+    module.library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!module.library) report("a module does not load: %s", dlerror());
 }
 
 static CUresult load(Call& call, CUmodule* out, const void* image) {
@@ -56,7 +53,7 @@ static CUresult load(Call& call, CUmodule* out, const void* image) {
     if (ptx ? header.architecture > 90 : header.architecture != 90) return CUDA_ERROR_NO_BINARY_FOR_GPU;
     auto module = std::make_shared<Module>();
     module->context = call.context;
-    module->library = open_library(bytes.data() + sizeof header, header.bytes, module->file);
+    open_library(*module, bytes.data() + sizeof header, header.bytes);
     if (!module->library) return CUDA_ERROR_INVALID_IMAGE;
     auto describe = reinterpret_cast<const EmulatorModule* (*)()>(dlsym(module->library, "emulator_module"));
     if (!describe) return CUDA_ERROR_INVALID_IMAGE;

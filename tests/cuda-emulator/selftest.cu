@@ -77,6 +77,14 @@ KERNEL warp_functions(int* out) {
     out[9 * 32 + lane] = int(__match_any_sync(0xFFFFFFFFu, lane / 16));
 }
 
+// A block and a grid of three dimensions; every thread writes its place.
+KERNEL places(int* out) {
+    uint3 t = threadIdx, b = blockIdx;
+    dim3 size = blockDim, blocks = gridDim;
+    unsigned block = (b.z * blocks.y + b.y) * blocks.x + b.x, thread = (t.z * size.y + t.y) * size.x + t.x;
+    out[block * (size.x * size.y * size.z) + thread] = int(b.z * 100000 + b.y * 10000 + b.x * 1000 + t.z * 100 + t.y * 10 + t.x);
+}
+
 KERNEL atomics(unsigned* counters, float* sum) {
     atomicAdd(&counters[0], 1u);
     atomicMax(&counters[1], threadIdx.x);
@@ -125,6 +133,7 @@ KERNEL hangs(int* out) {
     if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xFFFFFFFFu, 1, 0);
     else __syncthreads();
 }
+KERNEL divides(int* out, int by) { out[0] = 7 / by; }
 KERNEL asserts(int value) { assert(value == 3); }
 KERNEL uninitialised_shared(unsigned* out) {
     __shared__ unsigned word[4];

@@ -32,6 +32,8 @@ void* memset(void*, int, size_t);
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+    constexpr operator uint3() const { return {x, y, z}; }
 };
 
 static const EmulatorIndex& threadIdx = emulator_state.thread;

@@ -85,7 +85,7 @@ fn expanded_operands() {
                     .with(|layout| layout.expand("test", &to).expect("axes of size 1"))
             };
             let (lhs, rhs) = (array(1, left, [3, 9, 20]), array(2, right, [3, 20, 13]));
-            let out = Array::full(stream, 0.0, &[3, 9, 13]);
+            let out = Array::full(stream, 0_f32, &[3, 9, 13]);
             matmul(stream, lhs.view(), rhs.view(), out.view(), Accumulate::Overwrite).map(|()| out)
         });
     }

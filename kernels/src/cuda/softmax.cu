@@ -145,5 +145,5 @@ template <class T> struct CrossEntropyGrad {
                                                       const __grid_constant__ Walk<5> walk, i64 classes, Fault fault) { \
         for_each<1>(walk, CrossEntropyGrad<T>{out, log_probs, g, labels, classes, fault});                              \
     }
-TEAMS(DTYPE)
-GRADIENT(DTYPE)
+#define KERNELS(T) TEAMS(T) GRADIENT(T)
+KERNELS(DTYPE)

@@ -8,6 +8,11 @@
 //! elementwise functions, on every instruction set; the F64 functions are those of the platform's maths library. The
 //! payload and the sign of a NaN are not specified.
 //!
+//! On a CUDA device each launcher enqueues a kernel of `cuda/` instead. There, too, results depend on nothing but the
+//! operands' elements; only products by BLAS may round differently for another storage. Integers, random integers,
+//! `uniform`, `dropout`, sums at indices and optimizer steps are those of the CPU, bit for bit; other results may differ
+//! from the CPU's in the last bits, as functions and the order of sums are the device's own.
+//!
 //! ```
 //! use kernels::{Layout, broadcast_shapes};
 //! let row = Layout::contiguous(&[3]);

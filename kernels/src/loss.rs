@@ -12,7 +12,7 @@ use crate::softmax::rows;
 /// Cross-entropy of class scores, `losses[i] = -log_probs[i, labels[i]]` with
 /// `log_probs = log_softmax(logits, axis 1)`, for F32 and F64.
 ///
-/// Shapes: `[n, c], [n] -> [n], [n, c]`; labels are I64. A label outside `0..c` is a panic of the command, which
+/// Shapes: `[n, c], [n] -> [n], [n, c]`; labels are I64. A label outside `0..c` is a failure of the command, which
 /// becomes [`Error::Async`].
 ///
 /// # Errors

@@ -47,7 +47,8 @@ impl ReduceOp {
 ///
 /// The order is fixed. The reduced elements, in row-major order, are cut into blocks of 4096; in a block, element `i`
 /// goes to lane `i % 64`, and the lanes are joined as a tree, `l` with `l + 32`, then `l + 16`, and so on; several
-/// blocks' values are joined in the same way. Strides and the number of threads do not matter.
+/// blocks' values are joined in the same way. Strides and the number of threads do not matter. On CUDA it is blocks of
+/// 512 and 32 lanes, see `cuda/rows.cuh`.
 ///
 /// # Errors
 /// [`Error::AxisOutOfRange`], [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`];

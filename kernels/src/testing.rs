@@ -11,11 +11,13 @@ pub(crate) fn cpu(threads: usize) -> Device {
     Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })
 }
 
-/// A buffer with a layout. Its memory is leaked, since there is no pool to take it back.
+/// A buffer with a layout. There is no pool to take its memory back: the host's is leaked, a CUDA device's is freed when
+/// all commands have run.
 #[derive(Debug)]
 pub(crate) struct Array<T> {
     buffer: Buffer,
     pub(crate) layout: Layout,
+    on_cuda: bool,
     marker: std::marker::PhantomData<T>,
 }
 
@@ -24,7 +26,12 @@ impl<T: Element> Array<T> {
     pub(crate) fn new(stream: &Stream, elements: &[T], shape: &[usize]) -> Array<T> {
         let layout = Layout::contiguous(shape);
         assert_eq!(layout.elements(), elements.len());
-        Array { buffer: buffer(stream, elements), layout, marker: std::marker::PhantomData }
+        Array::over(stream, elements, layout)
+    }
+
+    fn over(stream: &Stream, memory: &[T], layout: Layout) -> Array<T> {
+        let (buffer, on_cuda) = (buffer(stream, memory), stream.is_cuda());
+        Array { buffer, layout, on_cuda, marker: std::marker::PhantomData }
     }
 
     /// An array of one value.
@@ -48,7 +55,7 @@ impl<T: Element> Array<T> {
         for (i, &element) in elements.iter().enumerate() {
             memory[place(&layout, i) as usize] = element;
         }
-        Array { buffer: buffer(stream, &memory), layout, marker: std::marker::PhantomData }
+        Array::over(stream, &memory, layout)
     }
 
     pub(crate) fn view(&self) -> View<'_> {
@@ -67,6 +74,19 @@ impl<T: Element> Array<T> {
             // SAFETY: the layout lies within the buffer, whose elements are of type T.
             (0..self.layout.elements()).map(|i| unsafe { *from.offset(place(&self.layout, i)) }).collect()
         })
+    }
+}
+
+impl<T> Drop for Array<T> {
+    fn drop(&mut self) {
+        let device = self.buffer.device();
+        if self.on_cuda && device.synchronize().is_ok() {
+            let bytes = self.buffer.len_bytes().max(1);
+            if let Some(ptr) = NonNull::new(self.buffer.ptr()) {
+                // SAFETY: `buffer` allocated as many bytes there, and no command is left.
+                unsafe { device.memory_driver().free(ptr, bytes) };
+            }
+        }
     }
 }
 

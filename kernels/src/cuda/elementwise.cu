@@ -40,25 +40,6 @@ __device__ inline f64 negate(f64 x) { return -x; }
 __device__ inline u8 negate(u8 x) { return sub((u8)0, x); }
 __device__ inline i64 negate(i64 x) { return sub(0LL, x); }
 
-#if FLOATS
-constexpr f64 INV_SQRT_2 = 0.70710678118654752;
-constexpr f64 INV_SQRT_TAU = 0.3989422804014327;
-constexpr f64 TWO_SQRT_2_OVER_PI = 1.5957691216057308;
-constexpr f64 GELU_CUBIC = 0.044715;
-
-template <class T> __device__ inline T sigmoid_of(T x) {
-    // e^-|x| never overflows, and keeps the precision of small results.
-    T e = exp_of(-abs_of(x));
-    return (x < 0 ? e : (T)1) / (1 + e);
-}
-template <class T> __device__ inline T normal_cdf(T x) { return (T)0.5 * (1 + erf_of(x * (T)INV_SQRT_2)); }
-// sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-template <class T> __device__ inline T gelu_gate(T x) {
-    return sigmoid_of((T)TWO_SQRT_2_OVER_PI * x * (1 + (T)GELU_CUBIC * x * x));
-}
-
-#endif
-
 // Functions of one element; some hold one or two numbers.
 template <class T> struct Unary {
     T a, b;
@@ -71,24 +52,8 @@ FUNCTION1(Neg, negate(x))
 FUNCTION1(Abs, is_negative(x) ? sub((T)0, x) : x)
 FUNCTION1(Sign, is_negative(x) ? (T)-1 : x > 0 ? (T)1 : x)
 FUNCTION1(Square, mul(x, x))
-FUNCTION1(Cube, x * x * x)
 FUNCTION1(AddScalar, add(x, this->a))
 FUNCTION1(MulScalar, mul(x, this->a))
-FUNCTION1(Exp, exp_of(x))
-FUNCTION1(Log, log_of(x))
-FUNCTION1(Sqrt, sqrt_of(x))
-FUNCTION1(Rsqrt, 1 / sqrt_of(x))
-FUNCTION1(Reciprocal, 1 / x)
-FUNCTION1(Sin, sin_of(x))
-FUNCTION1(Cos, cos_of(x))
-FUNCTION1(Tanh, tanh_of(x))
-FUNCTION1(Sigmoid, sigmoid_of(x))
-FUNCTION1(Erf, erf_of(x))
-FUNCTION1(Relu, x < 0 ? (T)0 : x)
-FUNCTION1(Silu, x* sigmoid_of(x))
-FUNCTION1(Gelu, x* normal_cdf(x))
-FUNCTION1(GeluTanh, x* gelu_gate(x))
-FUNCTION1(PowScalar, power(x, this->a))
 template <> struct Abs<f32> : Unary<f32> {
     __device__ f32 operator()(f32 x) const { return abs_of(x); }
 };
@@ -114,6 +79,41 @@ FUNCTION2(Div, divide(x, y))
 FUNCTION2(Pow, power(x, y))
 FUNCTION2(Maximum, maximum(x, y))
 FUNCTION2(Minimum, minimum(x, y))
+
+#if FLOATS
+constexpr f64 INV_SQRT_2 = 0.70710678118654752;
+constexpr f64 INV_SQRT_TAU = 0.3989422804014327;
+constexpr f64 TWO_SQRT_2_OVER_PI = 1.5957691216057308;
+constexpr f64 GELU_CUBIC = 0.044715;
+
+template <class T> __device__ inline T sigmoid_of(T x) {
+    // e^-|x| never overflows, and keeps the precision of small results.
+    T e = exp_of(-abs_of(x));
+    return (x < 0 ? e : (T)1) / (1 + e);
+}
+template <class T> __device__ inline T normal_cdf(T x) { return (T)0.5 * (1 + erf_of(x * (T)INV_SQRT_2)); }
+// sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+template <class T> __device__ inline T gelu_gate(T x) {
+    return sigmoid_of((T)TWO_SQRT_2_OVER_PI * x * (1 + (T)GELU_CUBIC * x * x));
+}
+
+FUNCTION1(Cube, x * x * x)
+FUNCTION1(Exp, exp_of(x))
+FUNCTION1(Log, log_of(x))
+FUNCTION1(Sqrt, sqrt_of(x))
+FUNCTION1(Rsqrt, 1 / sqrt_of(x))
+FUNCTION1(Reciprocal, 1 / x)
+FUNCTION1(Sin, sin_of(x))
+FUNCTION1(Cos, cos_of(x))
+FUNCTION1(Tanh, tanh_of(x))
+FUNCTION1(Sigmoid, sigmoid_of(x))
+FUNCTION1(Erf, erf_of(x))
+FUNCTION1(Relu, x < 0 ? (T)0 : x)
+FUNCTION1(Silu, x* sigmoid_of(x))
+FUNCTION1(Gelu, x* normal_cdf(x))
+FUNCTION1(GeluTanh, x* gelu_gate(x))
+FUNCTION1(PowScalar, power(x, this->a))
+
 FUNCTION2(ReluGrad, x > 0 ? y : (T)0)
 FUNCTION2(TanhGrad, y*(1 - x * x))
 FUNCTION2(SigmoidGrad, y* x*(1 - x))
@@ -131,6 +131,7 @@ template <class T> struct SiluGrad {
         return g * (s * (1 + x * (1 - s)));
     }
 };
+#endif
 
 #define JOINED(name, dtype) name##_##dtype
 #define NAMED(name, dtype) JOINED(name, dtype)

@@ -84,7 +84,7 @@ struct WarpTeam {
     u32 lanes;
 
     __device__ explicit WarpTeam(u32 lanes) : lanes(lanes) {}
-    __device__ u32 lane() const { return threadIdx.x % lanes; }
+    __device__ u32 lane() const { return threadIdx.x & (lanes - 1); }
     __device__ u64 first() const { return (u64)blockIdx.x * (blockDim.x / lanes) + threadIdx.x / LANES * (LANES / lanes); }
     __device__ u64 step() const { return (u64)gridDim.x * (blockDim.x / lanes); }
     __device__ u64 place() const { return threadIdx.x % LANES / lanes; }

@@ -140,12 +140,10 @@ template <class T> struct CrossEntropyGrad {
     TEAM(warp, WarpTeam, T)     \
     TEAM(block, BlockTeam, T)   \
     TEAM(column, ColumnTeam, T)
-#define GRADIENT_OF(T)                                                                                                     \
+#define GRADIENT(T)                                                                                                     \
     extern "C" __global__ void cross_entropy_grad_##T(T* out, const T* log_probs, const T* g, const i64* labels,        \
                                                       const __grid_constant__ Walk<5> walk, i64 classes, Fault fault) { \
         for_each<1>(walk, CrossEntropyGrad<T>{out, log_probs, g, labels, classes, fault});                              \
     }
-// Through another macro, so that the name is the type's.
-#define GRADIENT(T) GRADIENT_OF(T)
-TEAMS(DTYPE)
-GRADIENT(DTYPE)
+#define KERNELS(T) TEAMS(T) GRADIENT(T)
+KERNELS(DTYPE)

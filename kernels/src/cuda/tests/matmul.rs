@@ -78,15 +78,17 @@ fn expanded_operands() {
     // Shapes before they are expanded to [3, 9, 20] and [3, 20, 13].
     let lefts = [[3, 9, 20], [1, 9, 20], [3, 1, 20], [3, 9, 1], [1, 1, 1]];
     let rights = [[3, 20, 13], [1, 20, 13], [3, 1, 13], [3, 20, 1]];
-    for (left, right) in lefts.into_iter().flat_map(|left| rights.map(|right| (left, right))) {
-        both.same((left, right), |stream| {
+    let pairs = lefts.into_iter().flat_map(|left| rights.map(|right| (left, right)));
+    for ((left, right), accumulate) in pairs.flat_map(|p| [(p, Accumulate::Overwrite), (p, Accumulate::Add)])
+    {
+        both.same((left, right, accumulate), |stream| {
             let array = |seed: u64, shape: [usize; 3], to: [usize; 3]| {
                 Array::new(stream, &whole::<f32>(seed, shape.iter().product()), &shape)
                     .with(|layout| layout.expand("test", &to).expect("axes of size 1"))
             };
             let (lhs, rhs) = (array(1, left, [3, 9, 20]), array(2, right, [3, 20, 13]));
-            let out = Array::full(stream, 0.0, &[3, 9, 13]);
-            matmul(stream, lhs.view(), rhs.view(), out.view(), Accumulate::Overwrite).map(|()| out)
+            let out = array(3, [3, 9, 13], [3, 9, 13]);
+            matmul(stream, lhs.view(), rhs.view(), out.view(), accumulate).map(|()| out)
         });
     }
 }

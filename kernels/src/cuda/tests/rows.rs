@@ -101,7 +101,7 @@ fn products_of_floats() {
     let Some(both) = both() else { return };
     both.close(1e-5, "prod", |stream| {
         let x = Array::new(stream, &numbers::<f32>(1, 4000), &[400, 10]);
-        let out = Array::full(stream, 0.0, &[400]);
+        let out = Array::full(stream, 0_f32, &[400]);
         reduce(stream, ReduceOp::Prod, x.view(), &[1], out.view()).map(|()| out)
     });
 }
@@ -125,7 +125,7 @@ fn reductions_over_several_axes() {
             (0..4).map(|i| if axes.contains(&(i as isize)) { 1 } else { shape[i] }).collect();
         both.close(1e-4, axes, |stream| {
             let x = Array::new(stream, &numbers::<f32>(1, shape.iter().product()), &shape);
-            let out = Array::full(stream, 0.0, &kept);
+            let out = Array::full(stream, 0_f32, &kept);
             reduce(stream, ReduceOp::Sum, x.view(), axes, out.view()).map(|()| out)
         });
     }
@@ -138,7 +138,7 @@ fn folds_of_nothing_and_of_special_values() {
     for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Prod] {
         both.same((op, "nothing"), |stream| {
             let x = Array::<f32>::new(stream, &[], &[3, 0]);
-            let out = Array::full(stream, 5.0, &[3]);
+            let out = Array::full(stream, 5_f32, &[3]);
             reduce(stream, op, x.view(), &[1], out.view()).map(|()| out)
         });
     }
@@ -147,13 +147,13 @@ fn folds_of_nothing_and_of_special_values() {
     for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod] {
         both.same((op, "special"), |stream| {
             let x = Array::new(stream, &elements, &[5, 3]);
-            let out = Array::full(stream, 5.0, &[5]);
+            let out = Array::full(stream, 5_f32, &[5]);
             reduce(stream, op, x.view(), &[1], out.view()).map(|()| out)
         });
     }
     both.close(1e-6, "logsumexp", |stream| {
         let x = Array::new(stream, &elements, &[5, 3]);
-        let out = Array::full(stream, 5.0, &[5]);
+        let out = Array::full(stream, 5_f32, &[5]);
         logsumexp(stream, x.view(), &[1], out.view()).map(|()| out)
     });
     both.same("argmax", |stream| {

@@ -8,14 +8,15 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use device::{
-    BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinGuard, SpinLock, StreamId, Uses,
+    BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId, Uses,
 };
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
 use crate::block::NONE;
 use crate::classes::{UNIT, units_for};
-use crate::order::{Frontier, Order};
+use crate::order::Order;
+use crate::growth::give_back;
 use crate::{AllocatorConfig, MemoryStats, Snapshot};
 
 /// A caching allocator, one for each device.
@@ -31,8 +32,10 @@ pub struct CachingAllocator {
     pub(crate) config: RwLock<AllocatorConfig>,
     /// The most that may be reserved, `usize::MAX` for no limit.
     pub(crate) limit: AtomicUsize,
+    /// Bytes held or asked for, which is what the limit is about.
     pub(crate) reserved: AtomicUsize,
-    peak_reserved: AtomicUsize,
+    held: AtomicUsize,
+    peak_held: AtomicUsize,
     pub(crate) counters: Counters,
 }
 
@@ -79,7 +82,8 @@ impl CachingAllocator {
             config: RwLock::default(),
             limit: AtomicUsize::new(usize::MAX),
             reserved: AtomicUsize::new(0),
-            peak_reserved: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
+            peak_held: AtomicUsize::new(0),
             counters: Counters::default(),
         }
     }
@@ -107,7 +111,7 @@ impl CachingAllocator {
         let (arena, number) = self.arena_of(order);
         let taken = arena.lock().take_ready(order.id(), units);
         match taken {
-            Some(taken) => Ok(Grant { ptr: taken.ptr, block: BlockId { arena: number, index: taken.index } }),
+            Some(taken) => Ok(Grant::new(number, taken)),
             None => self.search(order, number, units, bytes),
         }
     }
@@ -185,51 +189,23 @@ impl CachingAllocator {
     pub(crate) fn reserve(&self, bytes: usize) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let add = |reserved: usize| reserved.checked_add(bytes).filter(|&sum| sum <= limit);
-        let before = self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        before.is_ok_and(|before| {
-            self.peak_reserved.fetch_max(before + bytes, Ordering::Relaxed);
-            true
-        })
+        self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
+    /// Counts bytes that the driver gave.
+    pub(crate) fn note_obtained(&self, bytes: usize) {
+        let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak_held.fetch_max(held, Ordering::Relaxed);
+    }
+
+    /// Counts bytes that the driver has again.
+    pub(crate) fn note_lost(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// What [`reserve`](Self::reserve) counted is not held any more.
     pub(crate) fn unreserve(&self, bytes: usize) {
         self.reserved.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// Gives segments without live blocks back to the driver if the host can see that every use of them is
-    /// over, until no more than `keep_bytes` bytes are free. The bytes given back.
-    pub(crate) fn release_cached(&self, keep_bytes: usize, reached: impl Fn(Moment) -> bool) -> usize {
-        let mut freed = 0;
-        for (_, arena) in self.arenas() {
-            if self.free_bytes() <= keep_bytes {
-                break;
-            }
-            let moments = tidy(arena).moments_of_free_segments();
-            let frontier = Frontier::find(moments, |moment| {
-                Counters::count(&self.counters.polls);
-                reached(moment)
-            });
-            while self.free_bytes() > keep_bytes {
-                let removed = tidy(arena).remove_free_segment(&frontier);
-                let Some(segment) = removed else { break };
-                // SAFETY: the driver gave this range with this size; the arena has forgotten it, no buffer is
-                // in it, and every command that used it has run.
-                unsafe { self.driver.free(segment.raw.0, segment.raw_bytes) };
-                let bytes = segment.units as usize * UNIT;
-                self.unreserve(bytes);
-                Counters::count(&self.counters.driver_frees);
-                freed += bytes;
-            }
-        }
-        freed
-    }
-
-    fn free_bytes(&self) -> usize {
-        let free = |arena: &SpinLock<Arena>| {
-            let counts = arena.lock().counts;
-            (counts.reserved_units - counts.live_units) as usize * UNIT
-        };
-        self.arenas().map(|(_, arena)| free(arena)).sum()
     }
 
     /// The statistics of now.
@@ -237,7 +213,7 @@ impl CachingAllocator {
         let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let limit = self.limit.load(Ordering::Relaxed);
         let mut stats = MemoryStats {
-            peak_reserved_bytes: self.peak_reserved.load(Ordering::Relaxed),
+            peak_reserved_bytes: self.peak_held.load(Ordering::Relaxed),
             limit_bytes: (limit != usize::MAX).then_some(limit),
             driver_allocations: counter(&self.counters.driver_allocations),
             driver_refusals: counter(&self.counters.driver_refusals),
@@ -259,7 +235,7 @@ impl CachingAllocator {
             arena.counts.peak_live_units = arena.counts.live_units;
             arena.counts.peak_live_blocks = arena.counts.live_blocks;
         }
-        self.peak_reserved.store(self.reserved.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.peak_held.store(self.held.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// A picture of all blocks.
@@ -278,13 +254,6 @@ impl CachingAllocator {
         });
         Error::OutOfMemory { requested_bytes: bytes, report }
     }
-}
-
-/// Locks an arena and merges what was freed lately.
-pub(crate) fn tidy(arena: &SpinLock<Arena>) -> SpinGuard<'_, Arena> {
-    let mut arena = arena.lock();
-    arena.tidy();
-    arena
 }
 
 /// Its dangling pointer has the alignment of every block.
@@ -307,7 +276,7 @@ impl Drop for CachingAllocator {
             let Some(arena) = arena.get_mut() else { continue };
             for segment in arena.get_mut().segments.drain(..).flatten() {
                 // SAFETY: the driver gave this range with this size, and nobody is left to use it.
-                unsafe { self.driver.free(segment.raw.0, segment.raw_bytes) };
+                unsafe { give_back(&*self.driver, &segment) };
             }
         }
     }

@@ -1,8 +1,10 @@
 //! An arena: the segments of one home stream, cut into blocks.
 
+mod growth;
 mod pending;
 mod segments;
 
+use std::num::NonZero;
 use std::ptr::NonNull;
 
 use device::{Moment, StreamId};
@@ -10,6 +12,9 @@ use smallvec::SmallVec;
 
 use crate::block::{Address, Block, Blocks, NONE, State, Tags};
 use crate::classes::{Bins, Stacks, class_of};
+
+use growth::Budget;
+pub(crate) use growth::Growth;
 
 /// One range from the driver.
 #[derive(Debug)]
@@ -20,7 +25,9 @@ pub(crate) struct Segment {
     /// Where its first block starts.
     pub(crate) base: Address,
     pub(crate) units: u32,
-    /// The block at offset 0. It never changes: blocks are cut from the end and merged towards the start.
+    /// If the range is one of addresses, which get and lose their memory by pages: the units of a page.
+    pub(crate) page: Option<NonZero<u32>>,
+    /// The block at offset 0.
     pub(crate) first: u32,
 }
 
@@ -47,9 +54,13 @@ pub(crate) struct Arena {
     loose: Stacks,
     ready: Bins,
     pending: Bins,
+    /// The blocks without memory.
+    holes: Vec<u32>,
     /// For each foreign stream in the tags of pending blocks, a tick not above its oldest one.
     waiting: SmallVec<[Moment; 4]>,
     pub(crate) counts: Counts,
+    /// What bounds the memory of an arena that grows in place.
+    budget: Budget,
     /// Blocks of other arenas that the home stream took since this one grew last.
     pub(crate) borrowed: u32,
 }
@@ -79,8 +90,10 @@ impl Arena {
             loose: Stacks::new(),
             ready: Bins::new(),
             pending: Bins::new(),
+            holes: Vec::new(),
             waiting: SmallVec::new(),
             counts: Counts::default(),
+            budget: Budget::default(),
             borrowed: 0,
         }
     }
@@ -115,8 +128,8 @@ impl Arena {
         counts.peak_live_blocks = counts.peak_live_blocks.max(counts.live_blocks);
     }
 
-    /// Makes a buffer's block of the last `units` units of a free block; what is left keeps the tags and,
-    /// mostly, its place in its list.
+    /// Makes a buffer's block of `units` units of a free block. What is left keeps the tags. It is the start, which
+    /// mostly keeps its place in its list; but the end if memory can be added there.
     #[inline]
     pub(crate) fn take(&mut self, index: u32, units: u32) -> Taken {
         let block = &mut self.blocks[index];
@@ -126,29 +139,19 @@ impl Arena {
             let address = block.address;
             self.unlist(index, state, class_of(whole));
             (index, address)
+        } else if self.grows_at_end(index) {
+            self.unlist(index, state, class_of(whole));
+            let rest = self.split(index, units);
+            self.list(rest, state);
+            let block = &mut self.blocks[index];
+            block.state = State::Live;
+            (index, block.address)
         } else {
-            let rest = whole - units;
-            block.units = rest;
-            // SAFETY: the block is `whole` units long, which is more than `rest`.
-            let address = unsafe { block.address.add(rest) };
-            let taken = Block {
-                tags: block.tags.clone(),
-                address,
-                units,
-                prev: index,
-                next: block.next,
-                before: NONE,
-                after: NONE,
-                state: State::Live,
-            };
-            let next = taken.next;
-            let taken = self.blocks.add(taken);
-            self.blocks[index].next = taken;
-            if next != NONE {
-                self.blocks[next].prev = taken;
-            }
+            let taken = self.split(index, whole - units);
             self.rebin(index, state, whole);
-            (taken, address)
+            let block = &mut self.blocks[taken];
+            block.state = State::Live;
+            (taken, block.address)
         };
         if state == State::Pending {
             self.counts.pending_units -= u64::from(units);
@@ -237,8 +240,40 @@ impl Arena {
             && match left.state {
                 State::Ready => true,
                 State::Pending => left.tags.same_streams(&right.tags),
-                State::Live | State::Loose | State::Vacant => false,
+                State::Hole => true,
+                State::Live | State::Loose | State::Moving | State::Vacant => false,
             }
+    }
+
+    /// Whether memory can be added right after a block.
+    #[inline]
+    fn grows_at_end(&self, index: u32) -> bool {
+        let next = self.blocks[index].next;
+        next != NONE && self.blocks[next].state == State::Hole
+    }
+
+    /// Cuts a block that is in no list after `units` units; the rest, in no list either, is the one returned.
+    fn split(&mut self, index: u32, units: u32) -> u32 {
+        let block = &mut self.blocks[index];
+        let rest = Block {
+            tags: block.tags.clone(),
+            // SAFETY: the block is longer than `units`.
+            address: unsafe { block.address.add(units) },
+            units: block.units - units,
+            prev: index,
+            next: block.next,
+            before: NONE,
+            after: NONE,
+            state: block.state,
+        };
+        block.units = units;
+        let next = rest.next;
+        let rest = self.blocks.add(rest);
+        self.blocks[index].next = rest;
+        if next != NONE {
+            self.blocks[next].prev = rest;
+        }
+        rest
     }
 
     /// Makes a block and the one after it, which is in no list, one.

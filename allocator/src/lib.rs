@@ -46,6 +46,7 @@ mod arena;
 mod block;
 mod classes;
 mod config;
+mod growth;
 mod order;
 mod report;
 mod search;

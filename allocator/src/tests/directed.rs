@@ -2,8 +2,8 @@
 
 use super::model::Bench;
 use crate::classes::UNIT;
+use crate::growth::segment_bytes;
 use crate::order::Order;
-use crate::search::segment_bytes;
 use crate::{AllocatorConfig, ReusePolicy};
 
 fn with(config: AllocatorConfig, streams: usize) -> Bench {

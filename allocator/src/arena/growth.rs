@@ -24,8 +24,8 @@ pub(crate) struct Shrinkage {
 }
 
 /// How much memory an arena may have: a little more than was ever live in it. Where it has more because its free blocks
-/// do not fit, memory of free pages moves to where it is needed. As much as has moved before is paid for with more
-/// memory, so that a loop comes to rest whatever its sizes are.
+/// do not fit, memory of free pages moves to where it is needed. Every move raises the budget, so that a loop comes to
+/// rest whatever its sizes are.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
     most_live: u64,
@@ -34,10 +34,14 @@ pub(super) struct Budget {
 
 impl Budget {
     /// The part that an arena may have above what was live.
-    const SLACK: u64 = 16;
+    const SLACK: u64 = 32;
+    /// The part of what has moved that is added.
+    const PRICE: u64 = 16;
+    /// A move counts as this part of what was live, besides what it moves.
+    const FEE: u64 = 8;
 
     fn units(&self) -> u64 {
-        self.most_live + (self.most_live + self.moved) / Self::SLACK
+        self.most_live + self.most_live / Self::SLACK + self.moved / Self::PRICE
     }
 }
 
@@ -121,38 +125,42 @@ impl Arena {
         self.counts.reserved_units.saturating_sub(self.budget.units())
     }
 
-    /// Counts units whose memory moves.
+    /// Counts a move of so many units.
     pub(crate) fn note_moved(&mut self, units: u32) {
-        self.budget.moved += u64::from(units);
+        self.budget.moved += u64::from(units) + self.budget.most_live / Budget::FEE;
     }
 
-    /// Takes whole pages out of free blocks of which `frontier` passes every use, the last ones first, until they are
-    /// `bytes` bytes.
+    /// Takes all whole pages out of free blocks of which `frontier` passes every use, until they are `bytes` bytes: the
+    /// smallest blocks first, which fit the fewest requests.
     pub(crate) fn begin_shrink(&mut self, frontier: &Frontier, bytes: usize) -> Vec<Shrinkage> {
         // Afterwards blocks that have passed are ready and merged, and stay apart when one is cut.
         self.promote(frontier, None);
         let passed = |block: &Block| {
             block.state == State::Ready && block.tags.moments(self.home).all(|tag| frontier.passes(tag))
         };
-        let mut chosen = Vec::new();
-        let mut left = bytes;
-        for segment in self.segments.iter().rev().flatten() {
+        let mut candidates = Vec::new();
+        for segment in self.segments.iter().flatten() {
             let Some(page) = segment.page else { continue };
             let page = page.get() as usize * UNIT;
-            let mut free: Vec<u32> =
-                self.indices_of(segment).filter(|&index| passed(&self.blocks[index])).collect();
-            free.reverse();
-            for index in free {
+            for index in self.indices_of(segment).filter(|&index| passed(&self.blocks[index])) {
                 let block = &self.blocks[index];
                 let start = block.address.0.as_ptr().addr();
                 let from = start.next_multiple_of(page);
-                let whole = (start + block.units as usize * UNIT).saturating_sub(from) / page * page;
-                let taken = whole.min(left.next_multiple_of(page));
-                if taken > 0 {
-                    left = left.saturating_sub(taken);
-                    chosen.push((index, ((from - start) / UNIT) as u32, (taken / UNIT) as u32));
+                let pages = (start + block.units as usize * UNIT).saturating_sub(from) / page * page;
+                if pages > 0 {
+                    candidates.push(((pages / UNIT) as u32, index, ((from - start) / UNIT) as u32));
                 }
             }
+        }
+        candidates.sort_by_key(|&(pages, ..)| pages);
+        let mut chosen = Vec::new();
+        let mut left = bytes;
+        for (pages, index, skip) in candidates {
+            if left == 0 {
+                break;
+            }
+            left = left.saturating_sub(pages as usize * UNIT);
+            chosen.push((index, skip, pages));
         }
         chosen.into_iter().map(|(index, skip, units)| self.carve(index, skip, units)).collect()
     }

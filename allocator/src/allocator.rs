@@ -160,7 +160,8 @@ impl CachingAllocator {
             // A tick that never comes has passed only if the stream is gone. When that is seen depends on
             // timing.
             let gone = |home| order.reached(Moment { stream: home, tick: u64::MAX });
-            let homes = || self.arenas().map(|(number, arena)| (number, arena.lock().home));
+            let public = || self.arenas().filter(|(_, arena)| arena.lock().pool.is_none());
+            let homes = || public().map(|(number, arena)| (number, arena.lock().home));
             let orphan = if deterministic { None } else { homes().find(|&(_, home)| gone(home)) };
             if let Some((number, home)) = orphan {
                 streams.remove(&home);
@@ -174,11 +175,52 @@ impl CachingAllocator {
                 free.unwrap_or(stream.as_u64() as usize % ARENAS) as u32
             }
         });
-        streams.insert(stream, number);
-        let place = &self.recent[stream.as_u64() as usize % RECENT];
-        place.store((stream.as_u64() << ARENA_BITS) | u64::from(number), Ordering::Relaxed);
-        let arena = self.arenas[number as usize].get_or_init(|| Box::new(SpinLock::new(Arena::new(stream))));
+        self.route(&mut streams, stream, Some(number));
+        let arena = self.arenas[number as usize].get_or_init(|| Box::new(SpinLock::new(self.new_arena(stream))));
         (arena, number)
+    }
+
+    /// Makes an arena the one that a stream's requests go to first; without one the stream is as good as new. Tells which
+    /// it was.
+    fn route(
+        &self,
+        streams: &mut HashMap<StreamId, u32>,
+        stream: StreamId,
+        number: Option<u32>,
+    ) -> Option<u32> {
+        let recent = number.map_or(0, |number| (stream.as_u64() << ARENA_BITS) | u64::from(number));
+        self.recent[stream.as_u64() as usize % RECENT].store(recent, Ordering::Relaxed);
+        match number {
+            Some(number) => streams.insert(stream, number),
+            None => streams.remove(&stream),
+        }
+    }
+
+    /// Sends a stream's requests to an arena; tells where they went before.
+    pub(crate) fn redirect(&self, stream: StreamId, number: Option<u32>) -> Option<u32> {
+        self.route(&mut self.streams.lock(), stream, number)
+    }
+
+    /// An arena for a stream in a private pool: an empty one that nobody has any more, else a new one. `None` if all
+    /// are taken.
+    pub(crate) fn private_arena(&self, stream: StreamId, pool: u64) -> Option<u32> {
+        let streams = self.streams.lock();
+        let spare = self.arenas().find(|&(number, arena)| {
+            let arena = arena.lock();
+            let empty = arena.pool.is_none() && arena.counts.live_blocks == 0;
+            empty && arena.home == stream && streams.values().all(|&taken| taken != number)
+        });
+        let number = match spare {
+            Some((number, _)) => number as usize,
+            None => self.arenas.iter().position(|arena| arena.get().is_none())?,
+        };
+        let arena = self.arenas[number].get_or_init(|| Box::new(SpinLock::new(self.new_arena(stream))));
+        arena.lock().pool = Some(pool);
+        Some(number as u32)
+    }
+
+    fn new_arena(&self, home: StreamId) -> Arena {
+        Arena::new(home)
     }
 
     pub(crate) fn set_limit(&self, bytes: Option<usize>) {

@@ -48,6 +48,8 @@ pub(crate) struct Counts {
 pub(crate) struct Arena {
     /// Blocks that only this stream used last are ready for it at once.
     pub(crate) home: StreamId,
+    /// The private pool that the arena is of. Its memory serves nobody else, and stays.
+    pub(crate) pool: Option<u64>,
     pub(crate) blocks: Blocks,
     pub(crate) segments: Vec<Option<Segment>>,
     /// Blocks that were freed lately, ready and not merged yet.
@@ -85,6 +87,7 @@ impl Arena {
     pub(crate) fn new(home: StreamId) -> Self {
         Arena {
             home,
+            pool: None,
             blocks: Blocks::new(),
             segments: Vec::new(),
             loose: Stacks::new(),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use device::{AddressSpace, BlockId, MemoryDriver, Moment, SpinGuard, SpinLock};
 
 use crate::allocator::{CachingAllocator, Counters, Grant};
-use crate::arena::{Arena, Growth, Segment};
+use crate::arena::{Arena, Counts, Growth, Segment};
 use crate::block::{Address, NONE};
 use crate::classes::UNIT;
 use crate::order::{Frontier, Order};
@@ -113,7 +113,10 @@ impl CachingAllocator {
     /// Takes memory that is free elsewhere in an arena that is about to have more than it should. What is free for the
     /// driver depends on the device.
     fn keep_budget(&self, order: &impl Order, arena: &SpinLock<Arena>) {
-        let excess = arena.lock().excess();
+        let excess = match arena.lock() {
+            arena if arena.pool.is_none() => arena.excess(),
+            _ => 0,
+        };
         if excess == 0 || self.config.read().deterministic {
             return;
         }
@@ -168,7 +171,7 @@ impl CachingAllocator {
     pub(crate) fn release_cached(&self, keep_bytes: usize, reached: impl Fn(Moment) -> bool) -> usize {
         let mut freed = 0;
         let excess = || self.free_bytes().saturating_sub(keep_bytes);
-        for (_, arena) in self.arenas() {
+        for (_, arena) in self.arenas().filter(|(_, arena)| arena.lock().pool.is_none()) {
             if excess() == 0 {
                 break;
             }
@@ -223,9 +226,11 @@ impl CachingAllocator {
         self.unreserve(bytes);
     }
 
-    pub(crate) fn free_bytes(&self) -> usize {
+    /// Bytes that are free, private pools left out.
+    fn free_bytes(&self) -> usize {
         let free = |arena: &SpinLock<Arena>| {
-            let counts = arena.lock().counts;
+            let arena = arena.lock();
+            let counts = if arena.pool.is_none() { arena.counts } else { Counts::default() };
             (counts.reserved_units - counts.live_units) as usize * UNIT
         };
         self.arenas().map(|(_, arena)| free(arena)).sum()

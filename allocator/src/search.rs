@@ -87,7 +87,7 @@ impl CachingAllocator {
         if units <= SMALL && own.lock().borrowed >= MANY_BORROWED && config.reuse != ReusePolicy::WaitFirst {
             return None;
         }
-        let found = self.find_passed(order, units, false)?;
+        let found = self.find_passed(order, number, units, false)?;
         own.lock().borrowed += 1;
         Counters::count(&self.counters.borrowed);
         Some(found)
@@ -95,15 +95,9 @@ impl CachingAllocator {
 
     /// Takes a free block of another stream's arena, if the stream comes after every use of it. Memory of
     /// other arenas that nobody has used yet is left to its home stream unless `unused`.
-    fn find_passed(&self, order: &impl Order, units: u32, unused: bool) -> Option<Grant> {
-        self.arenas().find_map(|(number, arena)| {
-            let moments = {
-                let arena = arena.lock();
-                if arena.home == order.id() {
-                    return None;
-                }
-                arena.free_moments()
-            };
+    fn find_passed(&self, order: &impl Order, own: u32, units: u32, unused: bool) -> Option<Grant> {
+        self.others(own).find_map(|(number, arena)| {
+            let moments = arena.lock().free_moments();
             let frontier = Frontier::find(moments, |moment| order.covers(moment));
             if frontier.is_empty() && !unused {
                 // Not even merged: what this stream cannot have, it does not touch.
@@ -112,6 +106,12 @@ impl CachingAllocator {
             let taken = tidy(arena).take_passed(units, unused, &frontier)?;
             Some(Grant::new(number, taken))
         })
+    }
+
+    /// The other arenas whose memory may serve the stream of arena `own`: those of the same private pool, or of none.
+    fn others(&self, own: u32) -> impl Iterator<Item = (u32, &SpinLock<Arena>)> {
+        let pool = self.arena(own).and_then(|arena| arena.lock().pool);
+        self.arenas().filter(move |&(number, arena)| number != own && arena.lock().pool == pool)
     }
 
     /// Waits for a pending block instead of growing, if the policy says so.
@@ -164,8 +164,7 @@ impl CachingAllocator {
         if let Some((taken, moments)) = own {
             return self.wait_for(order, number, taken, &moments).map(Some);
         }
-        let sizes = self.arenas().filter(|&(other, _)| other != number);
-        let sizes = sizes.filter_map(|(other, arena)| Some((tidy(arena).smallest_run(units)?.0, other)));
+        let sizes = self.others(number).filter_map(|(other, arena)| Some((tidy(arena).smallest_run(units)?.0, other)));
         let Some((_, other)) = sizes.min() else { return Ok(None) };
         let found = self.arena(other).and_then(|arena| tidy(arena).take_run(units));
         let Some((taken, moments)) = found else { return Ok(None) };
@@ -183,7 +182,7 @@ impl CachingAllocator {
     /// When nothing new is to be had: memory that other streams left unused or have finished with, then any
     /// that has to be waited for, then another try with everything cached given back.
     fn last_resorts(&self, order: &impl Order, number: u32, units: u32) -> Result<Option<Grant>> {
-        if let Some(found) = self.find_passed(order, units, true) {
+        if let Some(found) = self.find_passed(order, number, units, true) {
             return Ok(Some(found));
         }
         if let Some(found) = self.take_any_run(order, number, units)? {

@@ -43,6 +43,8 @@ pub struct SegmentSnapshot {
     pub bytes: usize,
     /// The stream whose requests it serves first.
     pub home: StreamId,
+    /// The [`PrivatePool`](crate::PrivatePool) that it is of.
+    pub pool: Option<u64>,
     /// Its blocks, in the order of their addresses.
     pub blocks: Vec<BlockSnapshot>,
 }
@@ -89,6 +91,7 @@ impl Snapshot {
                     address: first.address.0.as_ptr().addr(),
                     bytes: run.iter().map(|block| block.units as usize * UNIT).sum(),
                     home: arena.home,
+                    pool: arena.pool,
                     blocks: run.iter().map(|block| picture(arena, block)).collect(),
                 });
             }

@@ -7,16 +7,15 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use device::{
-    BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId, Uses,
-};
+use device::{BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId, Uses};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
 use crate::block::NONE;
 use crate::classes::{UNIT, units_for};
-use crate::order::Order;
 use crate::growth::give_back;
+use crate::history::{Action, History, HistoryEntry};
+use crate::order::Order;
 use crate::{AllocatorConfig, MemoryStats, Snapshot};
 
 /// A caching allocator, one for each device.
@@ -37,6 +36,8 @@ pub struct CachingAllocator {
     held: AtomicUsize,
     peak_held: AtomicUsize,
     pub(crate) counters: Counters,
+    history_capacity: AtomicUsize,
+    history_clock: Arc<AtomicU64>,
 }
 
 /// Counts of what is slow and rare.
@@ -85,6 +86,8 @@ impl CachingAllocator {
             held: AtomicUsize::new(0),
             peak_held: AtomicUsize::new(0),
             counters: Counters::default(),
+            history_capacity: AtomicUsize::new(0),
+            history_clock: Arc::default(),
         }
     }
 
@@ -176,7 +179,8 @@ impl CachingAllocator {
             }
         });
         self.route(&mut streams, stream, Some(number));
-        let arena = self.arenas[number as usize].get_or_init(|| Box::new(SpinLock::new(self.new_arena(stream))));
+        let arena =
+            self.arenas[number as usize].get_or_init(|| Box::new(SpinLock::new(self.new_arena(stream))));
         (arena, number)
     }
 
@@ -220,7 +224,30 @@ impl CachingAllocator {
     }
 
     fn new_arena(&self, home: StreamId) -> Arena {
-        Arena::new(home)
+        let mut arena = Arena::new(home);
+        arena.history = self.new_history();
+        arena
+    }
+
+    fn new_history(&self) -> Option<Box<History>> {
+        let capacity = self.history_capacity.load(Ordering::Relaxed);
+        (capacity > 0).then(|| Box::new(History::new(capacity, Arc::clone(&self.history_clock))))
+    }
+
+    /// Starts keeping the newest `capacity` things that happen in each arena; 0 stops and forgets.
+    pub(crate) fn record_history(&self, capacity: usize) {
+        self.history_capacity.store(capacity, Ordering::Relaxed);
+        self.arenas().for_each(|(_, arena)| arena.lock().history = self.new_history());
+    }
+
+    /// What happened, in order.
+    pub(crate) fn history(&self) -> Vec<HistoryEntry> {
+        let mut entries = Vec::new();
+        for (_, arena) in self.arenas() {
+            entries.extend(arena.lock().history.iter().flat_map(|history| history.entries()));
+        }
+        entries.sort_by_key(|entry| entry.sequence);
+        entries
     }
 
     pub(crate) fn set_limit(&self, bytes: Option<usize>) {
@@ -290,6 +317,9 @@ impl CachingAllocator {
     #[cold]
     pub(crate) fn out_of_memory(&self, order: &impl Order, bytes: usize, refusal: &str) -> Error {
         Counters::count(&self.counters.out_of_memory);
+        if let Some(history) = &mut self.arena_of(order).0.lock().history {
+            history.note(Action::OutOfMemory, 0, bytes, order.id());
+        }
         let needed = units_for(bytes).map_or(bytes, |units| units as usize * UNIT);
         let report = crate::report::report(&self.stats(), &self.snapshot(), needed, refusal, |moment| {
             order.reached(moment)

@@ -11,7 +11,8 @@ use device::{Moment, StreamId};
 use smallvec::SmallVec;
 
 use crate::block::{Address, Block, Blocks, NONE, State, Tags};
-use crate::classes::{Bins, Stacks, class_of};
+use crate::classes::{Bins, Stacks, UNIT, class_of};
+use crate::history::{Action, History};
 
 use growth::Budget;
 pub(crate) use growth::Growth;
@@ -63,6 +64,8 @@ pub(crate) struct Arena {
     pub(crate) counts: Counts,
     /// What bounds the memory of an arena that grows in place.
     budget: Budget,
+    /// What happened lately, if somebody wants to know.
+    pub(crate) history: Option<Box<History>>,
     /// Blocks of other arenas that the home stream took since this one grew last.
     pub(crate) borrowed: u32,
 }
@@ -97,6 +100,7 @@ impl Arena {
             waiting: SmallVec::new(),
             counts: Counts::default(),
             budget: Budget::default(),
+            history: None,
             borrowed: 0,
         }
     }
@@ -111,9 +115,9 @@ impl Arena {
         if let Some(index) = self.loose.pop(&self.blocks, class) {
             let block = &mut self.blocks[index];
             block.state = State::Live;
-            let ptr = block.address.0;
-            self.count_taken(units);
-            return Some(Taken { ptr, index });
+            let address = block.address;
+            self.count_taken(address, units);
+            return Some(Taken { ptr: address.0, index });
         }
         self.tidy();
         let class = self.ready.find(class)?;
@@ -121,7 +125,7 @@ impl Arena {
     }
 
     #[inline]
-    fn count_taken(&mut self, units: u32) {
+    fn count_taken(&mut self, address: Address, units: u32) {
         let counts = &mut self.counts;
         counts.live_units += u64::from(units);
         counts.live_blocks += 1;
@@ -129,6 +133,18 @@ impl Arena {
         counts.allocated_units += u64::from(units);
         counts.peak_live_units = counts.peak_live_units.max(counts.live_units);
         counts.peak_live_blocks = counts.peak_live_blocks.max(counts.live_blocks);
+        if self.history.is_some() {
+            self.note(Action::Allocate, address, units);
+        }
+    }
+
+    /// Adds to the history, if there is one.
+    #[cold]
+    pub(crate) fn note(&mut self, action: Action, address: Address, units: u32) {
+        let home = self.home;
+        if let Some(history) = &mut self.history {
+            history.note(action, address.0.as_ptr().addr(), units as usize * UNIT, home);
+        }
     }
 
     /// Makes a buffer's block of `units` units of a free block. What is left keeps the tags. It is the start, which
@@ -159,7 +175,7 @@ impl Arena {
         if state == State::Pending {
             self.counts.pending_units -= u64::from(units);
         }
-        self.count_taken(units);
+        self.count_taken(address, units);
         Taken { ptr: address.0, index: taken }
     }
 
@@ -176,8 +192,13 @@ impl Arena {
         if !uses.is_empty() {
             block.tags.replace(home, uses);
         }
-        self.counts.live_units -= u64::from(block.units);
+        let (address, units) = (block.address, block.units);
+        self.counts.live_units -= u64::from(units);
         self.counts.live_blocks -= 1;
+        if self.history.is_some() {
+            self.note(Action::Free, address, units);
+        }
+        let block = &mut self.blocks[index];
         if block.tags.foreign.is_empty() {
             block.state = State::Loose;
             self.loose.push(&mut self.blocks, index);

@@ -87,7 +87,14 @@ impl CachingAllocator {
                 let base = Address(space.reserve(bytes).ok()?);
                 let page = NonZero::new(page);
                 let units = (bytes / UNIT) as u32;
-                arena.lock().add_space(Segment { raw: base, raw_bytes: bytes, base, units, page, first: NONE });
+                arena.lock().add_space(Segment {
+                    raw: base,
+                    raw_bytes: bytes,
+                    base,
+                    units,
+                    page,
+                    first: NONE,
+                });
                 begin(true)?
             }
         };
@@ -161,9 +168,7 @@ impl CachingAllocator {
                 self.unreserve(bytes);
             }
         }
-        outcome.map_err(|error| {
-            format!("the driver refused {}: {error}", crate::report::size(bytes)).into()
-        })
+        outcome.map_err(|error| format!("the driver refused {}: {error}", crate::report::size(bytes)).into())
     }
 
     /// Gives free memory back to the driver if the host can see that every use of it is over, until no more than

@@ -50,8 +50,11 @@ mod arena;
 mod block;
 mod classes;
 mod config;
+mod export;
 mod growth;
+mod history;
 mod order;
+mod pickle;
 mod pool;
 mod report;
 mod search;
@@ -65,6 +68,8 @@ use device::{Buffer, Device, Error, Result, Stream};
 
 pub use allocator::CachingAllocator;
 pub use config::{AllocatorConfig, ReusePolicy};
+pub use export::MemoryReport;
+pub use history::{Action, HistoryEntry};
 pub use pool::{PrivatePool, Serving};
 pub use snapshot::{BlockSnapshot, BlockState, SegmentSnapshot, Snapshot};
 pub use stats::MemoryStats;
@@ -110,6 +115,14 @@ pub trait DeviceMemory {
     /// A picture of all blocks.
     fn memory_snapshot(&self) -> Snapshot;
 
+    /// Keeps the newest `entries` things that happen to each stream's memory from now on, for
+    /// [`memory_report`](Self::memory_report); 0 stops that and forgets them. A kept allocation or free costs some 50 ns
+    /// more.
+    fn record_memory_history(&self, entries: usize);
+
+    /// Statistics, picture and history together, to be exported. `None` if the device has a memory pool of another kind.
+    fn memory_report(&self) -> Option<MemoryReport>;
+
     /// Lets the allocator reserve at most `bytes` bytes; `None` for no limit. What is reserved already stays:
     /// call [`trim`](Self::trim) to give back what is cached.
     fn set_memory_limit(&self, bytes: Option<usize>);
@@ -137,6 +150,21 @@ impl DeviceMemory for Device {
 
     fn memory_snapshot(&self) -> Snapshot {
         CachingAllocator::of(self).map(CachingAllocator::snapshot).unwrap_or_default()
+    }
+
+    fn record_memory_history(&self, entries: usize) {
+        if let Some(allocator) = CachingAllocator::of(self) {
+            allocator.record_history(entries);
+        }
+    }
+
+    fn memory_report(&self) -> Option<MemoryReport> {
+        CachingAllocator::of(self).map(|allocator| MemoryReport {
+            stats: allocator.stats(),
+            config: *allocator.config.read(),
+            snapshot: allocator.snapshot(),
+            history: allocator.history(),
+        })
     }
 
     fn set_memory_limit(&self, bytes: Option<usize>) {

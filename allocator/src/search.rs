@@ -164,7 +164,9 @@ impl CachingAllocator {
         if let Some((taken, moments)) = own {
             return self.wait_for(order, number, taken, &moments).map(Some);
         }
-        let sizes = self.others(number).filter_map(|(other, arena)| Some((tidy(arena).smallest_run(units)?.0, other)));
+        let sizes = self
+            .others(number)
+            .filter_map(|(other, arena)| Some((tidy(arena).smallest_run(units)?.0, other)));
         let Some((_, other)) = sizes.min() else { return Ok(None) };
         let found = self.arena(other).and_then(|arena| tidy(arena).take_run(units));
         let Some((taken, moments)) = found else { return Ok(None) };

@@ -250,7 +250,7 @@ fn a_device_leaves_nothing_behind() {
 /// Four threads on four streams allocate, use, hand on and free, and a fifth looks on. Live ranges never
 /// overlap, a buffer's content is its own, and the end is that of any serial order.
 #[test]
-fn threads_end_as_in_some_serial_order() {
+fn invariant_20_threads_end_as_in_some_serial_order() {
     const THREADS: usize = 4;
     const ROUNDS: u64 = 1500;
     let dev = device();

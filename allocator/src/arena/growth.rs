@@ -4,6 +4,7 @@
 use super::{Arena, Segment, Taken};
 use crate::block::{Address, Block, NONE, State, Tags};
 use crate::classes::UNIT;
+use crate::history::Action;
 use crate::order::Frontier;
 
 /// Pages that are about to get memory.
@@ -62,7 +63,8 @@ impl Arena {
             let have = before.map_or(0, |before| before.units);
             units.saturating_sub(have).max(1).next_multiple_of(page)
         };
-        let candidates = self.holes.iter().map(|&index| (lack(&self.blocks[index]), self.blocks[index].units, index));
+        let candidates =
+            self.holes.iter().map(|&index| (lack(&self.blocks[index]), self.blocks[index].units, index));
         let (lack, _, hole) = candidates.filter(|&(lack, size, _)| lack <= size).min()?;
         let block = &self.blocks[hole];
         let start = block.address.0.as_ptr().addr();
@@ -101,11 +103,12 @@ impl Arena {
             let rest = self.split(index, units);
             self.settle(rest);
         }
+        self.note(Action::Obtain, growth.address, growth.units);
         let block = &mut self.blocks[index];
         block.state = State::Live;
-        let taken = Taken { ptr: block.address.0, index };
-        self.count_taken(units);
-        taken
+        let address = block.address;
+        self.count_taken(address, units);
+        Taken { ptr: address.0, index }
     }
 
     /// The pages got no memory.
@@ -183,12 +186,20 @@ impl Arena {
     /// The pages have lost their memory.
     pub(crate) fn finish_shrink(&mut self, pages: &Shrinkage) {
         self.counts.reserved_units -= u64::from(pages.units);
+        self.note(Action::Release, pages.address, pages.units);
         self.make_hole(pages.index);
     }
 
     /// The pages have kept their memory.
     pub(crate) fn abort_shrink(&mut self, pages: &Shrinkage) {
         self.settle(pages.index);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hole_indices(&self) -> Vec<u32> {
+        let mut holes = self.holes.clone();
+        holes.sort_unstable();
+        holes
     }
 
     /// Makes a block that is in no list one without memory, merged with such neighbours.

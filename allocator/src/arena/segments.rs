@@ -5,12 +5,14 @@ use device::{Moment, StreamId};
 use super::{Arena, MergedBlock, Segment, Taken};
 use crate::block::{Block, NONE, State, Tags};
 use crate::classes::{UNIT, class_of};
+use crate::history::Action;
 use crate::order::Frontier;
 
 impl Arena {
     /// Adds a range of memory from the driver as one free block and takes `units` units of it.
     pub(crate) fn add_segment(&mut self, segment: Segment, units: u32) -> Taken {
         self.counts.reserved_units += u64::from(segment.units);
+        self.note(Action::Obtain, segment.base, segment.units);
         let first = self.add_block(segment, State::Ready);
         self.list(first, State::Ready);
         self.borrowed = 0;
@@ -96,7 +98,9 @@ impl Arena {
             if self.blocks[index].state == State::Hole {
                 self.holes.retain(|&hole| hole != index);
             } else {
-                with_memory += self.blocks[index].units;
+                let (address, units) = (self.blocks[index].address, self.blocks[index].units);
+                with_memory += units;
+                self.note(Action::Release, address, units);
                 self.withdraw(index);
             }
             self.blocks[index].tags = Tags::default();

@@ -182,7 +182,7 @@ fn runs_across_pending_and_ready_blocks_serve_before_an_error() {
 }
 
 #[test]
-fn a_block_comes_back_once() {
+fn invariant_17_a_block_comes_back_once() {
     let mut bench = Bench::new(1);
     let index = bench.allocate(0, 1000).unwrap();
     let block = bench.live[index].grant.block;

@@ -35,7 +35,7 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Panicked, Result};
 pub use event::Event;
 pub use explorer::{Access, Candidate, Choice, Policy};
-pub use memory::{AddressSpace, HostMemory, MemoryDriver};
+pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
 pub use recorder::{CommandRecord, Recording, WaitRecord};
 pub use spin::{SpinGuard, SpinLock};
 pub use stream::{Hold, Stream};

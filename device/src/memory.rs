@@ -1,9 +1,13 @@
 //! Where a device's memory comes from, below the caching allocator.
 
+mod failing;
+
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 
 use crate::{Error, Result};
+
+pub use failing::FailingMemory;
 
 /// The calls that obtain and return a device's memory: slow, counted, and never made under a lock.
 pub trait MemoryDriver: Send + Sync {

@@ -11,7 +11,7 @@ use streamgrad::{
 
 /// Two steps of two batches on two lanes: the parameters afterwards.
 fn train(device: &Device) -> Result<Vec<Vec<f32>>> {
-    let model = mlp(&[16, 24, 4], 1, device)?;
+    let model = mlp(&[256, 128, 4], 1, device)?;
     let mut sgd =
         Sgd::new(model.parameters(), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })?;
     let lanes = ConcurrentBatches::new(device, 2)?;
@@ -19,7 +19,7 @@ fn train(device: &Device) -> Result<Vec<Vec<f32>>> {
         let batches = (0..2)
             .map(|batch| {
                 let key = RandomKey { seed: 3, op: step * 4 + batch };
-                let inputs = Tensor::randn(&[32, 16], DType::F32, Some(key), device)?;
+                let inputs = Tensor::randn(&[32, 256], DType::F32, Some(key), device)?;
                 let labels = Tensor::randint(
                     0,
                     4,

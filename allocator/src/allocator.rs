@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use device::{
-    BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinGuard, SpinLock, StreamId, Uses,
-};
+use device::{BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId, Uses};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
 use crate::block::NONE;
 use crate::classes::{UNIT, units_for};
-use crate::order::{Frontier, Order};
+use crate::growth::give_back;
+use crate::history::{Action, History, HistoryEntry};
+use crate::order::Order;
 use crate::{AllocatorConfig, MemoryStats, Snapshot};
 
 /// A caching allocator, one for each device.
@@ -31,9 +31,13 @@ pub struct CachingAllocator {
     pub(crate) config: RwLock<AllocatorConfig>,
     /// The most that may be reserved, `usize::MAX` for no limit.
     pub(crate) limit: AtomicUsize,
+    /// Bytes held or asked for, which is what the limit is about.
     pub(crate) reserved: AtomicUsize,
-    peak_reserved: AtomicUsize,
+    held: AtomicUsize,
+    peak_held: AtomicUsize,
     pub(crate) counters: Counters,
+    history_capacity: AtomicUsize,
+    history_clock: Arc<AtomicU64>,
 }
 
 /// Counts of what is slow and rare.
@@ -79,8 +83,11 @@ impl CachingAllocator {
             config: RwLock::default(),
             limit: AtomicUsize::new(usize::MAX),
             reserved: AtomicUsize::new(0),
-            peak_reserved: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
+            peak_held: AtomicUsize::new(0),
             counters: Counters::default(),
+            history_capacity: AtomicUsize::new(0),
+            history_clock: Arc::default(),
         }
     }
 
@@ -107,7 +114,7 @@ impl CachingAllocator {
         let (arena, number) = self.arena_of(order);
         let taken = arena.lock().take_ready(order.id(), units);
         match taken {
-            Some(taken) => Ok(Grant { ptr: taken.ptr, block: BlockId { arena: number, index: taken.index } }),
+            Some(taken) => Ok(Grant::new(number, taken)),
             None => self.search(order, number, units, bytes),
         }
     }
@@ -156,7 +163,8 @@ impl CachingAllocator {
             // A tick that never comes has passed only if the stream is gone. When that is seen depends on
             // timing.
             let gone = |home| order.reached(Moment { stream: home, tick: u64::MAX });
-            let homes = || self.arenas().map(|(number, arena)| (number, arena.lock().home));
+            let public = || self.arenas().filter(|(_, arena)| arena.lock().pool.is_none());
+            let homes = || public().map(|(number, arena)| (number, arena.lock().home));
             let orphan = if deterministic { None } else { homes().find(|&(_, home)| gone(home)) };
             if let Some((number, home)) = orphan {
                 streams.remove(&home);
@@ -170,11 +178,76 @@ impl CachingAllocator {
                 free.unwrap_or(stream.as_u64() as usize % ARENAS) as u32
             }
         });
-        streams.insert(stream, number);
-        let place = &self.recent[stream.as_u64() as usize % RECENT];
-        place.store((stream.as_u64() << ARENA_BITS) | u64::from(number), Ordering::Relaxed);
-        let arena = self.arenas[number as usize].get_or_init(|| Box::new(SpinLock::new(Arena::new(stream))));
+        self.route(&mut streams, stream, Some(number));
+        let arena =
+            self.arenas[number as usize].get_or_init(|| Box::new(SpinLock::new(self.new_arena(stream))));
         (arena, number)
+    }
+
+    /// Makes an arena the one that a stream's requests go to first; without one the stream is as good as new. Tells which
+    /// it was.
+    fn route(
+        &self,
+        streams: &mut HashMap<StreamId, u32>,
+        stream: StreamId,
+        number: Option<u32>,
+    ) -> Option<u32> {
+        let recent = number.map_or(0, |number| (stream.as_u64() << ARENA_BITS) | u64::from(number));
+        self.recent[stream.as_u64() as usize % RECENT].store(recent, Ordering::Relaxed);
+        match number {
+            Some(number) => streams.insert(stream, number),
+            None => streams.remove(&stream),
+        }
+    }
+
+    /// Sends a stream's requests to an arena; tells where they went before.
+    pub(crate) fn redirect(&self, stream: StreamId, number: Option<u32>) -> Option<u32> {
+        self.route(&mut self.streams.lock(), stream, number)
+    }
+
+    /// An arena for a stream in a private pool: an empty one that nobody has any more, else a new one. `None` if all
+    /// are taken.
+    pub(crate) fn private_arena(&self, stream: StreamId, pool: u64) -> Option<u32> {
+        let streams = self.streams.lock();
+        let spare = self.arenas().find(|&(number, arena)| {
+            let arena = arena.lock();
+            let empty = arena.pool.is_none() && arena.counts.live_blocks == 0;
+            empty && arena.home == stream && streams.values().all(|&taken| taken != number)
+        });
+        let number = match spare {
+            Some((number, _)) => number as usize,
+            None => self.arenas.iter().position(|arena| arena.get().is_none())?,
+        };
+        let arena = self.arenas[number].get_or_init(|| Box::new(SpinLock::new(self.new_arena(stream))));
+        arena.lock().pool = Some(pool);
+        Some(number as u32)
+    }
+
+    fn new_arena(&self, home: StreamId) -> Arena {
+        let mut arena = Arena::new(home);
+        arena.history = self.new_history();
+        arena
+    }
+
+    fn new_history(&self) -> Option<Box<History>> {
+        let capacity = self.history_capacity.load(Ordering::Relaxed);
+        (capacity > 0).then(|| Box::new(History::new(capacity, Arc::clone(&self.history_clock))))
+    }
+
+    /// Starts keeping the newest `capacity` things that happen in each arena; 0 stops and forgets.
+    pub(crate) fn record_history(&self, capacity: usize) {
+        self.history_capacity.store(capacity, Ordering::Relaxed);
+        self.arenas().for_each(|(_, arena)| arena.lock().history = self.new_history());
+    }
+
+    /// What happened, in order.
+    pub(crate) fn history(&self) -> Vec<HistoryEntry> {
+        let mut entries = Vec::new();
+        for (_, arena) in self.arenas() {
+            entries.extend(arena.lock().history.iter().flat_map(|history| history.entries()));
+        }
+        entries.sort_by_key(|entry| entry.sequence);
+        entries
     }
 
     pub(crate) fn set_limit(&self, bytes: Option<usize>) {
@@ -185,51 +258,23 @@ impl CachingAllocator {
     pub(crate) fn reserve(&self, bytes: usize) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let add = |reserved: usize| reserved.checked_add(bytes).filter(|&sum| sum <= limit);
-        let before = self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        before.is_ok_and(|before| {
-            self.peak_reserved.fetch_max(before + bytes, Ordering::Relaxed);
-            true
-        })
+        self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
+    /// Counts bytes that the driver gave.
+    pub(crate) fn note_obtained(&self, bytes: usize) {
+        let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak_held.fetch_max(held, Ordering::Relaxed);
+    }
+
+    /// Counts bytes that the driver has again.
+    pub(crate) fn note_lost(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// What [`reserve`](Self::reserve) counted is not held any more.
     pub(crate) fn unreserve(&self, bytes: usize) {
         self.reserved.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// Gives segments without live blocks back to the driver if the host can see that every use of them is
-    /// over, until no more than `keep_bytes` bytes are free. The bytes given back.
-    pub(crate) fn release_cached(&self, keep_bytes: usize, reached: impl Fn(Moment) -> bool) -> usize {
-        let mut freed = 0;
-        for (_, arena) in self.arenas() {
-            if self.free_bytes() <= keep_bytes {
-                break;
-            }
-            let moments = tidy(arena).moments_of_free_segments();
-            let frontier = Frontier::find(moments, |moment| {
-                Counters::count(&self.counters.polls);
-                reached(moment)
-            });
-            while self.free_bytes() > keep_bytes {
-                let removed = tidy(arena).remove_free_segment(&frontier);
-                let Some(segment) = removed else { break };
-                // SAFETY: the driver gave this range with this size; the arena has forgotten it, no buffer is
-                // in it, and every command that used it has run.
-                unsafe { self.driver.free(segment.raw.0, segment.raw_bytes) };
-                let bytes = segment.units as usize * UNIT;
-                self.unreserve(bytes);
-                Counters::count(&self.counters.driver_frees);
-                freed += bytes;
-            }
-        }
-        freed
-    }
-
-    fn free_bytes(&self) -> usize {
-        let free = |arena: &SpinLock<Arena>| {
-            let counts = arena.lock().counts;
-            (counts.reserved_units - counts.live_units) as usize * UNIT
-        };
-        self.arenas().map(|(_, arena)| free(arena)).sum()
     }
 
     /// The statistics of now.
@@ -237,7 +282,7 @@ impl CachingAllocator {
         let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let limit = self.limit.load(Ordering::Relaxed);
         let mut stats = MemoryStats {
-            peak_reserved_bytes: self.peak_reserved.load(Ordering::Relaxed),
+            peak_reserved_bytes: self.peak_held.load(Ordering::Relaxed),
             limit_bytes: (limit != usize::MAX).then_some(limit),
             driver_allocations: counter(&self.counters.driver_allocations),
             driver_refusals: counter(&self.counters.driver_refusals),
@@ -259,7 +304,7 @@ impl CachingAllocator {
             arena.counts.peak_live_units = arena.counts.live_units;
             arena.counts.peak_live_blocks = arena.counts.live_blocks;
         }
-        self.peak_reserved.store(self.reserved.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.peak_held.store(self.held.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// A picture of all blocks.
@@ -272,19 +317,15 @@ impl CachingAllocator {
     #[cold]
     pub(crate) fn out_of_memory(&self, order: &impl Order, bytes: usize, refusal: &str) -> Error {
         Counters::count(&self.counters.out_of_memory);
+        if let Some(history) = &mut self.arena_of(order).0.lock().history {
+            history.note(Action::OutOfMemory, 0, bytes, order.id());
+        }
         let needed = units_for(bytes).map_or(bytes, |units| units as usize * UNIT);
         let report = crate::report::report(&self.stats(), &self.snapshot(), needed, refusal, |moment| {
             order.reached(moment)
         });
         Error::OutOfMemory { requested_bytes: bytes, report }
     }
-}
-
-/// Locks an arena and merges what was freed lately.
-pub(crate) fn tidy(arena: &SpinLock<Arena>) -> SpinGuard<'_, Arena> {
-    let mut arena = arena.lock();
-    arena.tidy();
-    arena
 }
 
 /// Its dangling pointer has the alignment of every block.
@@ -307,7 +348,7 @@ impl Drop for CachingAllocator {
             let Some(arena) = arena.get_mut() else { continue };
             for segment in arena.get_mut().segments.drain(..).flatten() {
                 // SAFETY: the driver gave this range with this size, and nobody is left to use it.
-                unsafe { self.driver.free(segment.raw.0, segment.raw_bytes) };
+                unsafe { give_back(&*self.driver, &segment) };
             }
         }
     }

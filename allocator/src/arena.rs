@@ -1,15 +1,21 @@
 //! An arena: the segments of one home stream, cut into blocks.
 
+mod growth;
 mod pending;
 mod segments;
 
+use std::num::NonZero;
 use std::ptr::NonNull;
 
 use device::{Moment, StreamId};
 use smallvec::SmallVec;
 
 use crate::block::{Address, Block, Blocks, NONE, State, Tags};
-use crate::classes::{Bins, Stacks, class_of};
+use crate::classes::{Bins, Stacks, UNIT, class_of};
+use crate::history::{Action, History};
+
+use growth::Budget;
+pub(crate) use growth::Growth;
 
 /// One range from the driver.
 #[derive(Debug)]
@@ -20,7 +26,9 @@ pub(crate) struct Segment {
     /// Where its first block starts.
     pub(crate) base: Address,
     pub(crate) units: u32,
-    /// The block at offset 0. It never changes: blocks are cut from the end and merged towards the start.
+    /// If the range is one of addresses, which get and lose their memory by pages: the units of a page.
+    pub(crate) page: Option<NonZero<u32>>,
+    /// The block at offset 0.
     pub(crate) first: u32,
 }
 
@@ -41,15 +49,23 @@ pub(crate) struct Counts {
 pub(crate) struct Arena {
     /// Blocks that only this stream used last are ready for it at once.
     pub(crate) home: StreamId,
+    /// The private pool that the arena is of. Its memory serves nobody else, and stays.
+    pub(crate) pool: Option<u64>,
     pub(crate) blocks: Blocks,
     pub(crate) segments: Vec<Option<Segment>>,
     /// Blocks that were freed lately, ready and not merged yet.
     loose: Stacks,
     ready: Bins,
     pending: Bins,
+    /// The blocks without memory.
+    holes: Vec<u32>,
     /// For each foreign stream in the tags of pending blocks, a tick not above its oldest one.
     waiting: SmallVec<[Moment; 4]>,
     pub(crate) counts: Counts,
+    /// What bounds the memory of an arena that grows in place.
+    budget: Budget,
+    /// What happened lately, if somebody wants to know.
+    pub(crate) history: Option<Box<History>>,
     /// Blocks of other arenas that the home stream took since this one grew last.
     pub(crate) borrowed: u32,
 }
@@ -74,13 +90,17 @@ impl Arena {
     pub(crate) fn new(home: StreamId) -> Self {
         Arena {
             home,
+            pool: None,
             blocks: Blocks::new(),
             segments: Vec::new(),
             loose: Stacks::new(),
             ready: Bins::new(),
             pending: Bins::new(),
+            holes: Vec::new(),
             waiting: SmallVec::new(),
             counts: Counts::default(),
+            budget: Budget::default(),
+            history: None,
             borrowed: 0,
         }
     }
@@ -95,9 +115,9 @@ impl Arena {
         if let Some(index) = self.loose.pop(&self.blocks, class) {
             let block = &mut self.blocks[index];
             block.state = State::Live;
-            let ptr = block.address.0;
-            self.count_taken(units);
-            return Some(Taken { ptr, index });
+            let address = block.address;
+            self.count_taken(address, units);
+            return Some(Taken { ptr: address.0, index });
         }
         self.tidy();
         let class = self.ready.find(class)?;
@@ -105,7 +125,7 @@ impl Arena {
     }
 
     #[inline]
-    fn count_taken(&mut self, units: u32) {
+    fn count_taken(&mut self, address: Address, units: u32) {
         let counts = &mut self.counts;
         counts.live_units += u64::from(units);
         counts.live_blocks += 1;
@@ -113,10 +133,22 @@ impl Arena {
         counts.allocated_units += u64::from(units);
         counts.peak_live_units = counts.peak_live_units.max(counts.live_units);
         counts.peak_live_blocks = counts.peak_live_blocks.max(counts.live_blocks);
+        if self.history.is_some() {
+            self.note(Action::Allocate, address, units);
+        }
     }
 
-    /// Makes a buffer's block of the last `units` units of a free block; what is left keeps the tags and,
-    /// mostly, its place in its list.
+    /// Adds to the history, if there is one.
+    #[cold]
+    pub(crate) fn note(&mut self, action: Action, address: Address, units: u32) {
+        let home = self.home;
+        if let Some(history) = &mut self.history {
+            history.note(action, address.0.as_ptr().addr(), units as usize * UNIT, home);
+        }
+    }
+
+    /// Makes a buffer's block of `units` units of a free block. What is left keeps the tags. It is the start, which
+    /// mostly keeps its place in its list; but the end if memory can be added there.
     #[inline]
     pub(crate) fn take(&mut self, index: u32, units: u32) -> Taken {
         let block = &mut self.blocks[index];
@@ -126,34 +158,24 @@ impl Arena {
             let address = block.address;
             self.unlist(index, state, class_of(whole));
             (index, address)
+        } else if self.grows_at_end(index) {
+            self.unlist(index, state, class_of(whole));
+            let rest = self.split(index, units);
+            self.list(rest, state);
+            let block = &mut self.blocks[index];
+            block.state = State::Live;
+            (index, block.address)
         } else {
-            let rest = whole - units;
-            block.units = rest;
-            // SAFETY: the block is `whole` units long, which is more than `rest`.
-            let address = unsafe { block.address.add(rest) };
-            let taken = Block {
-                tags: block.tags.clone(),
-                address,
-                units,
-                prev: index,
-                next: block.next,
-                before: NONE,
-                after: NONE,
-                state: State::Live,
-            };
-            let next = taken.next;
-            let taken = self.blocks.add(taken);
-            self.blocks[index].next = taken;
-            if next != NONE {
-                self.blocks[next].prev = taken;
-            }
+            let taken = self.split(index, whole - units);
             self.rebin(index, state, whole);
-            (taken, address)
+            let block = &mut self.blocks[taken];
+            block.state = State::Live;
+            (taken, block.address)
         };
         if state == State::Pending {
             self.counts.pending_units -= u64::from(units);
         }
-        self.count_taken(units);
+        self.count_taken(address, units);
         Taken { ptr: address.0, index: taken }
     }
 
@@ -170,8 +192,13 @@ impl Arena {
         if !uses.is_empty() {
             block.tags.replace(home, uses);
         }
-        self.counts.live_units -= u64::from(block.units);
+        let (address, units) = (block.address, block.units);
+        self.counts.live_units -= u64::from(units);
         self.counts.live_blocks -= 1;
+        if self.history.is_some() {
+            self.note(Action::Free, address, units);
+        }
+        let block = &mut self.blocks[index];
         if block.tags.foreign.is_empty() {
             block.state = State::Loose;
             self.loose.push(&mut self.blocks, index);
@@ -237,8 +264,40 @@ impl Arena {
             && match left.state {
                 State::Ready => true,
                 State::Pending => left.tags.same_streams(&right.tags),
-                State::Live | State::Loose | State::Vacant => false,
+                State::Hole => true,
+                State::Live | State::Loose | State::Moving | State::Vacant => false,
             }
+    }
+
+    /// Whether memory can be added right after a block.
+    #[inline]
+    fn grows_at_end(&self, index: u32) -> bool {
+        let next = self.blocks[index].next;
+        next != NONE && self.blocks[next].state == State::Hole
+    }
+
+    /// Cuts a block that is in no list after `units` units; the rest, in no list either, is the one returned.
+    fn split(&mut self, index: u32, units: u32) -> u32 {
+        let block = &mut self.blocks[index];
+        let rest = Block {
+            tags: block.tags.clone(),
+            // SAFETY: the block is longer than `units`.
+            address: unsafe { block.address.add(units) },
+            units: block.units - units,
+            prev: index,
+            next: block.next,
+            before: NONE,
+            after: NONE,
+            state: block.state,
+        };
+        block.units = units;
+        let next = rest.next;
+        let rest = self.blocks.add(rest);
+        self.blocks[index].next = rest;
+        if next != NONE {
+            self.blocks[next].prev = rest;
+        }
+        rest
     }
 
     /// Makes a block and the one after it, which is in no list, one.

@@ -24,6 +24,17 @@ pub(crate) enum State {
     Ready,
     /// Free, and the home stream is not known to come after every use.
     Pending,
+    /// Free, in no list, and out of everybody's reach: the driver is at work on its memory.
+    Moving,
+    /// Addresses without memory.
+    Hole,
+}
+
+impl State {
+    /// Whether the block may be handed out to somebody.
+    pub(crate) fn is_free(self) -> bool {
+        matches!(self, State::Loose | State::Ready | State::Pending)
+    }
 }
 
 /// The last uses of a block: the newest tick of each stream.

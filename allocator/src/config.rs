@@ -19,11 +19,12 @@ pub enum ReusePolicy {
 pub struct AllocatorConfig {
     /// Decide from the order of the program's calls only, never from how far the device got: the same program
     /// then gets the same addresses and peaks at any timing. If several host threads allocate, the order of
-    /// their calls counts, but only where their streams wait for each other. Once memory runs out, what can
-    /// go back to the driver depends on what the device has finished.
+    /// their calls counts, but only where their streams wait for each other. What can go back to the driver
+    /// depends on what the device has finished: so it does only once memory runs out, and free pages do not
+    /// move to where memory is needed.
     pub deterministic: bool,
-    /// Cached bytes above which whole free segments go back to the driver, looked at when an arena grows.
-    /// `None` keeps everything.
+    /// Cached bytes above which free memory goes back to the driver, looked at when an arena grows, unless
+    /// `deterministic`. `None` keeps everything.
     pub release_threshold: Option<usize>,
     /// Whether to wait or to grow.
     pub reuse: ReusePolicy,

@@ -50,6 +50,10 @@ pub(crate) fn report(
             }
         }
     }
+    let private: usize = snapshot.segments.iter().filter(|s| s.pool.is_some()).map(|s| s.bytes).sum();
+    if private > 0 {
+        let _ = writeln!(text, "  private pools have {}", size(private));
+    }
     let _ = write!(text, "  free beside live buffers {}, in whole segments {}", size(pinned), size(whole));
     for (stream, bytes) in unfinished {
         let _ = write!(text, "\n  stream {stream} has not finished with {}", size(bytes));

@@ -1,34 +1,19 @@
 //! Where a block comes from when none is ready: the rungs below the fast path, in order.
 
-use device::{BlockId, MemoryDriver, Moment, Result, SpinLock};
+use device::{Moment, Result, SpinLock};
 
-use crate::allocator::{CachingAllocator, Counters, Grant, tidy};
-use crate::arena::{Arena, Segment, Taken};
-use crate::block::{Address, NONE};
+use crate::allocator::{CachingAllocator, Counters, Grant};
+use crate::arena::{Arena, Taken};
 use crate::classes::UNIT;
+use crate::growth::tidy;
 use crate::order::{Frontier, Order};
 use crate::{AllocatorConfig, ReusePolicy};
 
-/// Segments are multiples of this and, from 16 times this on, of about a sixteenth of their size.
-const SMALLEST_SEGMENT: usize = 64 << 10;
-/// Segments are multiples of at most this: a huge page of the host, the driver's granularity on a GPU.
-const LARGEST_STEP: usize = 2 << 20;
-/// An arena grows by an eighth of what it has, up to this.
-const LARGEST_GROWTH: usize = 64 << 20;
 /// Pending bytes that never make a stream wait under [`ReusePolicy::Balanced`].
 const PENDING_FLOOR: u64 = (2 << 20) / UNIT as u64;
 /// A stream that keeps taking small blocks from others without waiting grows an arena of its own instead.
 const MANY_BORROWED: u32 = 64;
 const SMALL: u32 = ((1 << 20) / UNIT) as u32;
-
-/// Bytes to ask the driver for when `need` are needed by an arena that has `reserved`: a little more in
-/// proportion, so that the number of calls stays logarithmic and what is reserved stays close to what is
-/// used.
-pub(crate) fn segment_bytes(need: usize, reserved: usize) -> usize {
-    let want = need.max((reserved / 8).min(LARGEST_GROWTH));
-    let step = (want / 16).next_power_of_two().clamp(SMALLEST_SEGMENT, LARGEST_STEP);
-    want.next_multiple_of(step)
-}
 
 impl CachingAllocator {
     /// Finds a block when none is ready in the stream's own arena.
@@ -42,7 +27,7 @@ impl CachingAllocator {
         if self.promote(order, arena, |moment| order.covers(moment), true)
             && let Some(taken) = ready(order, arena, units)
         {
-            return Ok(grant(number, taken));
+            return Ok(Grant::new(number, taken));
         }
         if let Some(found) = self.borrow(order, number, units, config) {
             return Ok(found);
@@ -55,13 +40,13 @@ impl CachingAllocator {
             if self.promote(order, arena, reached, false)
                 && let Some(taken) = ready(order, arena, units)
             {
-                return Ok(grant(number, taken));
+                return Ok(Grant::new(number, taken));
             }
         }
         if let Some(found) = self.wait_by_policy(order, number, units, config)? {
             return Ok(found);
         }
-        let refusal = match self.grow(number, units) {
+        let refusal = match self.grow(order, number, units) {
             Ok(found) => {
                 self.keep_threshold(order, config);
                 return Ok(found);
@@ -102,7 +87,7 @@ impl CachingAllocator {
         if units <= SMALL && own.lock().borrowed >= MANY_BORROWED && config.reuse != ReusePolicy::WaitFirst {
             return None;
         }
-        let found = self.find_passed(order, units, false)?;
+        let found = self.find_passed(order, number, units, false)?;
         own.lock().borrowed += 1;
         Counters::count(&self.counters.borrowed);
         Some(found)
@@ -110,23 +95,23 @@ impl CachingAllocator {
 
     /// Takes a free block of another stream's arena, if the stream comes after every use of it. Memory of
     /// other arenas that nobody has used yet is left to its home stream unless `unused`.
-    fn find_passed(&self, order: &impl Order, units: u32, unused: bool) -> Option<Grant> {
-        self.arenas().find_map(|(number, arena)| {
-            let moments = {
-                let arena = arena.lock();
-                if arena.home == order.id() {
-                    return None;
-                }
-                arena.free_moments()
-            };
+    fn find_passed(&self, order: &impl Order, own: u32, units: u32, unused: bool) -> Option<Grant> {
+        self.others(own).find_map(|(number, arena)| {
+            let moments = arena.lock().free_moments();
             let frontier = Frontier::find(moments, |moment| order.covers(moment));
             if frontier.is_empty() && !unused {
                 // Not even merged: what this stream cannot have, it does not touch.
                 return None;
             }
             let taken = tidy(arena).take_passed(units, unused, &frontier)?;
-            Some(grant(number, taken))
+            Some(Grant::new(number, taken))
         })
+    }
+
+    /// The other arenas whose memory may serve the stream of arena `own`: those of the same private pool, or of none.
+    fn others(&self, own: u32) -> impl Iterator<Item = (u32, &SpinLock<Arena>)> {
+        let pool = self.arena(own).and_then(|arena| arena.lock().pool);
+        self.arenas().filter(move |&(number, arena)| number != own && arena.lock().pool == pool)
     }
 
     /// Waits for a pending block instead of growing, if the policy says so.
@@ -169,7 +154,7 @@ impl CachingAllocator {
             }
             Counters::count(&self.counters.waits);
         }
-        Ok(grant(number, taken))
+        Ok(Grant::new(number, taken))
     }
 
     /// Takes the smallest run of adjacent free blocks that fits and waits for its uses: from the stream's own
@@ -179,60 +164,19 @@ impl CachingAllocator {
         if let Some((taken, moments)) = own {
             return self.wait_for(order, number, taken, &moments).map(Some);
         }
-        let sizes = self.arenas().filter(|&(other, _)| other != number);
-        let sizes = sizes.filter_map(|(other, arena)| Some((tidy(arena).smallest_run(units)?.0, other)));
+        let sizes = self
+            .others(number)
+            .filter_map(|(other, arena)| Some((tidy(arena).smallest_run(units)?.0, other)));
         let Some((_, other)) = sizes.min() else { return Ok(None) };
         let found = self.arena(other).and_then(|arena| tidy(arena).take_run(units));
         let Some((taken, moments)) = found else { return Ok(None) };
         self.wait_for(order, other, taken, &moments).map(Some)
     }
 
-    /// Adds a segment to the arena and takes a block of it; if neither the limit nor the driver allows one of
-    /// the usual size, then one that just fits. No lock is held during the driver's call. Says what refused.
-    fn grow(&self, number: u32, units: u32) -> Result<Grant, Box<str>> {
-        let Some(arena) = self.arena(number) else { return Err("the stream has no arena".into()) };
-        let need = units as usize * UNIT;
-        let reserved = arena.lock().counts.reserved_units as usize * UNIT;
-        let usual = segment_bytes(need, reserved).min(u32::MAX as usize * UNIT);
-        let attempt = |bytes| {
-            let segment = self.obtain(bytes)?;
-            Ok(grant(number, arena.lock().add_segment(segment, units)))
-        };
-        match attempt(usual) {
-            Err(_) if usual > need => attempt(need),
-            outcome => outcome,
-        }
-    }
-
-    /// One range from the driver.
-    fn obtain(&self, bytes: usize) -> Result<Segment, Box<str>> {
-        if !self.reserve(bytes) {
-            let limit = self.limit.load(std::sync::atomic::Ordering::Relaxed);
-            return Err(format!("the limit is {}", crate::report::size(limit)).into());
-        }
-        let driver: &dyn MemoryDriver = &*self.driver;
-        // A driver of lower alignment is asked for a little more; what is skipped is not counted.
-        let raw_bytes = bytes + UNIT.saturating_sub(driver.alignment());
-        match driver.allocate(raw_bytes) {
-            Ok(raw) => {
-                Counters::count(&self.counters.driver_allocations);
-                let skip = raw.as_ptr().align_offset(UNIT);
-                // SAFETY: `skip` is at most what `raw_bytes` has more than `bytes`.
-                let base = unsafe { raw.add(skip.min(raw_bytes - bytes)) };
-                let units = (bytes / UNIT) as u32;
-                Ok(Segment { raw: Address(raw), raw_bytes, base: Address(base), units, first: NONE })
-            }
-            Err(error) => {
-                self.unreserve(bytes);
-                Counters::count(&self.counters.driver_refusals);
-                Err(format!("the driver refused {}: {error}", crate::report::size(bytes)).into())
-            }
-        }
-    }
-
     /// Gives back what is cached beyond the threshold.
     fn keep_threshold(&self, order: &impl Order, config: AllocatorConfig) {
-        if let Some(threshold) = config.release_threshold {
+        // When memory can go back depends on the device.
+        if let Some(threshold) = config.release_threshold.filter(|_| !config.deterministic) {
             self.release_cached(threshold, |moment| order.reached(moment));
         }
     }
@@ -240,21 +184,17 @@ impl CachingAllocator {
     /// When nothing new is to be had: memory that other streams left unused or have finished with, then any
     /// that has to be waited for, then another try with everything cached given back.
     fn last_resorts(&self, order: &impl Order, number: u32, units: u32) -> Result<Option<Grant>> {
-        if let Some(found) = self.find_passed(order, units, true) {
+        if let Some(found) = self.find_passed(order, number, units, true) {
             return Ok(Some(found));
         }
         if let Some(found) = self.take_any_run(order, number, units)? {
             return Ok(Some(found));
         }
         let freed = self.release_cached(0, |moment| order.reached(moment));
-        Ok(if freed > 0 { self.grow(number, units).ok() } else { None })
+        Ok(if freed > 0 { self.grow(order, number, units).ok() } else { None })
     }
 }
 
 fn ready(order: &impl Order, arena: &SpinLock<Arena>, units: u32) -> Option<Taken> {
     arena.lock().take_ready(order.id(), units)
-}
-
-fn grant(number: u32, taken: Taken) -> Grant {
-    Grant { ptr: taken.ptr, block: BlockId { arena: number, index: taken.index } }
 }

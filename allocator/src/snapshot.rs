@@ -33,7 +33,7 @@ pub struct BlockSnapshot {
     pub uses: Vec<Moment>,
 }
 
-/// One range from the driver.
+/// One range of memory from the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SegmentSnapshot {
@@ -43,6 +43,8 @@ pub struct SegmentSnapshot {
     pub bytes: usize,
     /// The stream whose requests it serves first.
     pub home: StreamId,
+    /// The [`PrivatePool`](crate::PrivatePool) that it is of.
+    pub pool: Option<u64>,
     /// Its blocks, in the order of their addresses.
     pub blocks: Vec<BlockSnapshot>,
 }
@@ -82,12 +84,17 @@ impl Snapshot {
     /// Adds an arena.
     pub(crate) fn add(&mut self, arena: &Arena) {
         for segment in arena.segments.iter().flatten() {
-            self.segments.push(SegmentSnapshot {
-                address: segment.base.0.as_ptr().addr(),
-                bytes: segment.units as usize * UNIT,
-                home: arena.home,
-                blocks: arena.merged_blocks_of(segment).map(|block| picture(arena, &block)).collect(),
-            });
+            let blocks: Vec<_> = arena.merged_blocks_of(segment).collect();
+            for run in blocks.chunk_by(|a, b| (a.state == State::Hole) == (b.state == State::Hole)) {
+                let Some(first) = run.first().filter(|first| first.state != State::Hole) else { continue };
+                self.segments.push(SegmentSnapshot {
+                    address: first.address.0.as_ptr().addr(),
+                    bytes: run.iter().map(|block| block.units as usize * UNIT).sum(),
+                    home: arena.home,
+                    pool: arena.pool,
+                    blocks: run.iter().map(|block| picture(arena, block)).collect(),
+                });
+            }
         }
     }
 }
@@ -99,7 +106,7 @@ fn picture(arena: &Arena, block: &MergedBlock) -> BlockSnapshot {
         state: match block.state {
             State::Live | State::Vacant => BlockState::Live,
             State::Pending => BlockState::Pending,
-            State::Ready | State::Loose => BlockState::Cached,
+            State::Ready | State::Loose | State::Moving | State::Hole => BlockState::Cached,
         },
         uses: block.tags.moments(arena.home).collect(),
     }

@@ -40,17 +40,17 @@ pub struct MemoryStats {
     pub total_allocated_bytes: u64,
     /// Bytes ever freed.
     pub total_freed_bytes: u64,
-    /// Segments held.
+    /// Segments held: ranges of memory without a gap.
     pub segments: usize,
     /// Free blocks held.
     pub free_blocks: usize,
     /// Size of the largest free block.
     pub largest_free_bytes: usize,
-    /// Allocations that the driver made.
+    /// How often the driver gave memory.
     pub driver_allocations: u64,
-    /// Allocations that the driver refused.
+    /// How often the driver refused memory.
     pub driver_refusals: u64,
-    /// Segments given back to the driver.
+    /// How often memory went back to the driver.
     pub driver_frees: u64,
     /// Questions to the device about how far a stream got.
     pub polls: u64,
@@ -85,11 +85,17 @@ impl MemoryStats {
         self.frees += counts.allocations - counts.live_blocks;
         self.total_allocated_bytes += bytes(counts.allocated_units) as u64;
         self.total_freed_bytes += bytes(counts.allocated_units - counts.live_units) as u64;
-        self.segments += arena.segments.iter().flatten().count();
-        let blocks = arena.segments.iter().flatten().flat_map(|segment| arena.merged_blocks_of(segment));
-        for block in blocks.filter(|block| block.state != State::Live) {
-            self.free_blocks += 1;
-            self.largest_free_bytes = self.largest_free_bytes.max(bytes(u64::from(block.units)));
+        for segment in arena.segments.iter().flatten() {
+            let mut in_hole = true;
+            for block in arena.merged_blocks_of(segment) {
+                let hole = block.state == State::Hole;
+                self.segments += usize::from(in_hole && !hole);
+                in_hole = hole;
+                if !hole && block.state != State::Live {
+                    self.free_blocks += 1;
+                    self.largest_free_bytes = self.largest_free_bytes.max(bytes(u64::from(block.units)));
+                }
+            }
         }
     }
 }

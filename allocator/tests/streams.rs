@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
-use allocator::{AllocatorConfig, CachingAllocator, DeviceMemory, ReusePolicy, allocate};
+use allocator::{AllocatorConfig, CachingAllocator, DeviceMemory, PrivatePool, ReusePolicy, allocate};
 use device::{Buffer, CpuConfig, Device, Error, HostMemory, MemoryDriver, Result, Stream, Use};
 
 const MIB: usize = 1 << 20;
@@ -250,7 +250,7 @@ fn a_device_leaves_nothing_behind() {
 /// Four threads on four streams allocate, use, hand on and free, and a fifth looks on. Live ranges never
 /// overlap, a buffer's content is its own, and the end is that of any serial order.
 #[test]
-fn threads_end_as_in_some_serial_order() {
+fn invariant_20_threads_end_as_in_some_serial_order() {
     const THREADS: usize = 4;
     const ROUNDS: u64 = 1500;
     let dev = device();
@@ -390,4 +390,79 @@ fn a_device_with_another_pool_is_an_error() {
     assert!(CachingAllocator::of(&dev).is_none());
     assert!(matches!(allocate(&dev.default_stream(), 8), Err(Error::InvalidArgument { .. })));
     assert_eq!((dev.memory_stats().reserved_bytes, dev.trim()), (0, 0));
+}
+
+#[test]
+fn invariant_08_frees_record_no_event() {
+    let dev = device();
+    let (main, side) = (dev.default_stream(), dev.new_stream().unwrap());
+    let hold = side.hold();
+    let buffers: Vec<_> = (0..100).map(|_| allocate(&main, 4096).unwrap()).collect();
+    buffers.iter().for_each(|buffer| write(&side, buffer));
+    let before = dev.sync_stats();
+    drop(buffers);
+    let after = dev.sync_stats() - before;
+    assert_eq!((after.events_recorded, after.waits_inserted, after.launches), (0, 0, 0));
+    // A wait for memory takes one event a stream at most.
+    dev.set_allocator_config(AllocatorConfig { reuse: ReusePolicy::WaitFirst, ..Default::default() });
+    drop(allocate(&main, 4096).unwrap());
+    assert!((dev.sync_stats() - before).events_recorded <= 1);
+    drop(hold);
+    dev.synchronize().unwrap();
+}
+
+#[test]
+fn invariant_18_a_private_pool_keeps_its_addresses() {
+    let dev = device();
+    let stream = dev.default_stream();
+    let pool = PrivatePool::new(&dev).unwrap();
+    let capture = || {
+        let _serving = pool.serve(&stream).unwrap();
+        let buffers = [allocate(&stream, MIB).unwrap(), allocate(&stream, 3000).unwrap()];
+        buffers.each_ref().map(|buffer| buffer.ptr().addr())
+    };
+    let addresses = capture();
+    // Free, but nobody else's: not another request's, not the driver's.
+    assert_eq!(dev.trim(), 0);
+    let others: Vec<_> = (0..20).map(|_| allocate(&stream, MIB).unwrap()).collect();
+    let foreign =
+        |buffer: &Buffer| addresses.iter().all(|&at| !(at..at + 3000).contains(&buffer.ptr().addr()));
+    assert!(others.iter().all(foreign));
+    dev.set_memory_limit(Some(dev.memory_stats().reserved_bytes));
+    let Err(Error::OutOfMemory { report, .. }) = allocate(&stream, MIB) else {
+        panic!("the pool's is not to be had")
+    };
+    assert!(report.contains("private pools have 1.0 MiB"), "{report}");
+    assert_eq!(capture(), addresses, "the same program gets the same addresses");
+    drop(pool);
+    let last = allocate(&stream, MIB).unwrap();
+    assert_eq!(last.ptr().addr(), addresses[0], "released, it is memory like any other");
+}
+
+#[test]
+fn lent_memory_serves_nobody_until_the_loan_ends() {
+    let dev = device();
+    let stream = dev.default_stream();
+    let buffer = allocate(&stream, MIB).unwrap();
+    let address = buffer.ptr();
+    write(&stream, &buffer);
+    // SAFETY: the foreign code is this test, which only looks at the address.
+    let loan = unsafe { buffer.lend(false) };
+    read(&stream, &buffer);
+    assert!(stream.is_idle().unwrap(), "readers go on");
+    drop(buffer);
+    let other = allocate(&stream, MIB).unwrap();
+    assert_ne!(other.ptr(), address);
+    drop(other);
+    // Memory that foreign code writes to is waited for.
+    let written = allocate(&stream, 1000).unwrap();
+    // SAFETY: as above.
+    let second = unsafe { written.lend(true) };
+    read(&stream, &written);
+    assert!(!stream.is_idle().unwrap());
+    drop(second);
+    dev.synchronize().unwrap();
+    drop(loan);
+    let all = [allocate(&stream, MIB).unwrap(), allocate(&stream, MIB).unwrap()];
+    assert!(all.iter().any(|buffer| buffer.ptr() == address));
 }

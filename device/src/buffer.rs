@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::cuda::Staged;
 use crate::fifo::{Fifo, find, reached};
+use crate::host::Host;
 use crate::{Access, Device, Error, Moment, Result, SpinLock, Stream, StreamId};
 
 /// Which block of its pool a buffer is.
@@ -254,6 +255,22 @@ impl Buffer {
         staged.map(|staged| Some((staged, moment))).map_err(|error| error.met_by("download", moment.stream))
     }
 
+    /// Lends the memory to code outside the engine, as to a stream of another library: until the loan ends, commands that
+    /// conflict with such a use wait for its end, and the memory is given to nobody else, even if the buffer is dropped.
+    /// Neither blocks nor makes a driver call.
+    ///
+    /// # Safety
+    /// Until the loan ends the foreign code only reads the memory, or only it writes to it if `write`. It begins after
+    /// the buffer's [`last_write`](Self::last_write), and if `write`, after every command launched with the buffer so
+    /// far. The loan is ended only when the foreign use is over.
+    #[must_use = "the loan ends when the value drops"]
+    pub unsafe fn lend(&self, write: bool) -> Loan {
+        let host = Host::new(&self.home.core().audit);
+        let moment = host.begin();
+        self.log.lock().record(moment, write);
+        Loan { host, moment, _home: self.home.clone() }
+    }
+
     /// Reads if the last write has run and no failure is unreported, which it is asked after the write.
     #[track_caller]
     fn read_if_sound<R>(&self, read: &mut Option<impl FnOnce(&[u8]) -> R>) -> Option<R> {
@@ -302,6 +319,27 @@ impl Drop for Buffer {
             // SAFETY: `from_block` was given the block by the pool, and a buffer is dropped once.
             unsafe { pool.release(self.block, uses) };
         }
+    }
+}
+
+/// Memory that code outside the engine uses, see [`Buffer::lend`]. The use is over when this drops, on any thread.
+pub struct Loan {
+    /// A place in the order of things for this loan alone, so that nothing waits for two.
+    host: Host,
+    moment: Moment,
+    /// The device's memory outlives the loan.
+    _home: Stream,
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.host.end(self.moment);
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loan").field("moment", &self.moment).finish_non_exhaustive()
     }
 }
 

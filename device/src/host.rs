@@ -1,4 +1,4 @@
-//! The host as a reader: where its reads are ordered among a device's commands.
+//! The host as a reader: where its reads, and uses by code outside the engine, are ordered among a device's commands.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

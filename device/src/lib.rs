@@ -30,7 +30,7 @@ mod team;
 mod time;
 
 pub use audit::{Audit, AuditedCommand, AuditedWait, Hazard};
-pub use buffer::{BlockId, Buffer, Pool, Use, Uses};
+pub use buffer::{BlockId, Buffer, Loan, Pool, Use, Uses};
 pub use bytes::{as_bytes, from_bytes};
 pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncMode, SyncStats};
 pub use cuda::CudaConfig;
@@ -40,7 +40,7 @@ pub use error::{Error, Panicked, Result};
 pub use event::Event;
 pub use explorer::{Access, Candidate, Choice, Policy};
 pub use hidden::{HiddenSync, SyncDebug};
-pub use memory::{HostMemory, MemoryDriver};
+pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
 pub use recorder::{CommandRecord, Recording, WaitRecord};
 pub use spin::{SpinGuard, SpinLock};
 pub use stream::{Hold, Stream};

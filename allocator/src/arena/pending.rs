@@ -52,7 +52,7 @@ impl Arena {
 
     /// The tags of all free blocks, merged or not.
     pub(crate) fn free_moments(&self) -> Vec<Moment> {
-        let free = self.blocks.iter().filter(|block| block.state != State::Live);
+        let free = self.blocks.iter().filter(|block| block.state.is_free());
         free.flat_map(|block| block.tags.moments(self.home)).collect()
     }
 

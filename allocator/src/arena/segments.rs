@@ -4,12 +4,23 @@ use device::{Moment, StreamId};
 
 use super::{Arena, MergedBlock, Segment, Taken};
 use crate::block::{Block, NONE, State, Tags};
-use crate::classes::class_of;
+use crate::classes::{UNIT, class_of};
+use crate::history::Action;
 use crate::order::Frontier;
 
 impl Arena {
-    /// Adds a range from the driver as one free block and takes `units` units of it.
-    pub(crate) fn add_segment(&mut self, mut segment: Segment, units: u32) -> Taken {
+    /// Adds a range of memory from the driver as one free block and takes `units` units of it.
+    pub(crate) fn add_segment(&mut self, segment: Segment, units: u32) -> Taken {
+        self.counts.reserved_units += u64::from(segment.units);
+        self.note(Action::Obtain, segment.base, segment.units);
+        let first = self.add_block(segment, State::Ready);
+        self.list(first, State::Ready);
+        self.borrowed = 0;
+        self.take(first, units)
+    }
+
+    /// Adds a range as one block that is in no list.
+    pub(crate) fn add_block(&mut self, mut segment: Segment, state: State) -> u32 {
         let place = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
         let first = self.blocks.add(Block {
             tags: Tags::default(),
@@ -19,18 +30,15 @@ impl Arena {
             next: NONE,
             before: NONE,
             after: NONE,
-            state: State::Ready,
+            state,
         });
         segment.first = first;
-        self.counts.reserved_units += u64::from(segment.units);
         if place == self.segments.len() {
             self.segments.push(Some(segment));
         } else {
             self.segments[place] = Some(segment);
         }
-        self.list(first, State::Ready);
-        self.borrowed = 0;
-        self.take(first, units)
+        first
     }
 
     /// The blocks of a segment from start to end.
@@ -62,44 +70,53 @@ impl Arena {
         })
     }
 
-    fn indices_of<'a>(&'a self, segment: &Segment) -> impl Iterator<Item = u32> + use<'a> {
+    pub(super) fn indices_of<'a>(&'a self, segment: &Segment) -> impl Iterator<Item = u32> + use<'a> {
         let following = |&index: &u32| Some(self.blocks[index].next).filter(|&next| next != NONE);
         std::iter::successors(Some(segment.first), following)
     }
 
     fn is_free(&self, segment: &Segment) -> bool {
-        self.blocks_of(segment).all(|block| block.state != State::Live)
+        self.blocks_of(segment).all(|block| block.state.is_free() || block.state == State::Hole)
     }
 
-    /// The uses of all segments without a live block.
-    pub(crate) fn moments_of_free_segments(&self) -> Vec<Moment> {
-        let free = self.segments.iter().flatten().filter(|segment| self.is_free(segment));
-        free.flat_map(|segment| self.blocks_of(segment))
-            .flat_map(|block| block.tags.moments(self.home))
-            .collect()
-    }
-
-    /// Takes out the first segment without a live block of which `frontier` passes every use.
-    pub(crate) fn remove_free_segment(&mut self, frontier: &Frontier) -> Option<Segment> {
+    /// Takes out the first segment with memory and without a live block of which `frontier` passes every use. Tells
+    /// the bytes of memory that it has.
+    pub(crate) fn remove_free_segment(&mut self, frontier: &Frontier) -> Option<(Segment, usize)> {
         let passed = |segment: &Segment| {
             let mut moments = self.blocks_of(segment).flat_map(|block| block.tags.moments(self.home));
             moments.all(|tag| frontier.passes(tag))
         };
-        let free = |segment: &Segment| self.is_free(segment) && passed(segment);
+        let free = |segment: &Segment| {
+            let memory = self.blocks_of(segment).any(|block| block.state != State::Hole);
+            memory && self.is_free(segment) && passed(segment)
+        };
         let place = self.segments.iter().position(|segment| segment.as_ref().is_some_and(free))?;
         let segment = self.segments[place].take()?;
         let indices: Vec<u32> = self.indices_of(&segment).collect();
+        let mut with_memory = 0;
         for index in indices {
-            let (state, units) = (self.blocks[index].state, self.blocks[index].units);
-            self.unlist(index, state, class_of(units));
-            if state == State::Pending {
-                self.counts.pending_units -= u64::from(units);
+            if self.blocks[index].state == State::Hole {
+                self.holes.retain(|&hole| hole != index);
+            } else {
+                let (address, units) = (self.blocks[index].address, self.blocks[index].units);
+                with_memory += units;
+                self.note(Action::Release, address, units);
+                self.withdraw(index);
             }
             self.blocks[index].tags = Tags::default();
             self.blocks.vacate(index);
         }
-        self.counts.reserved_units -= u64::from(segment.units);
-        Some(segment)
+        self.counts.reserved_units -= u64::from(with_memory);
+        Some((segment, with_memory as usize * UNIT))
+    }
+
+    /// Takes a free block that is not loose out of its list.
+    pub(super) fn withdraw(&mut self, index: u32) {
+        let (state, units) = (self.blocks[index].state, self.blocks[index].units);
+        self.unlist(index, state, class_of(units));
+        if state == State::Pending {
+            self.counts.pending_units -= u64::from(units);
+        }
     }
 
     /// The smallest run of adjacent free blocks, ready or pending, of at least `units` units: its size and
@@ -110,7 +127,7 @@ impl Arena {
             let (mut run, mut size, mut start) = (Vec::new(), 0, 0);
             for index in self.indices_of(segment) {
                 let block = &self.blocks[index];
-                if block.state == State::Live {
+                if !block.state.is_free() {
                     (size, start) = (0, 0);
                     run.clear();
                     continue;
@@ -134,13 +151,7 @@ impl Arena {
         let (_, run) = self.smallest_run(units)?;
         let home = self.home;
         let first = *run.first()?;
-        for &index in &run {
-            let (state, units) = (self.blocks[index].state, self.blocks[index].units);
-            self.unlist(index, state, class_of(units));
-            if state == State::Pending {
-                self.counts.pending_units -= u64::from(units);
-            }
-        }
+        run.iter().for_each(|&index| self.withdraw(index));
         run.iter().skip(1).for_each(|_| self.absorb_next(home, first));
         let block = &mut self.blocks[first];
         let moments = block.tags.moments(home).collect();
@@ -176,7 +187,7 @@ impl Arena {
                 if next == NONE {
                     break;
                 }
-                if !self.may_merge(index, next) {
+                if self.blocks[index].state == State::Hole || !self.may_merge(index, next) {
                     index = next;
                     continue;
                 }

@@ -2,8 +2,8 @@
 
 use super::model::Bench;
 use crate::classes::UNIT;
+use crate::growth::segment_bytes;
 use crate::order::Order;
-use crate::search::segment_bytes;
 use crate::{AllocatorConfig, ReusePolicy};
 
 fn with(config: AllocatorConfig, streams: usize) -> Bench {
@@ -182,7 +182,7 @@ fn runs_across_pending_and_ready_blocks_serve_before_an_error() {
 }
 
 #[test]
-fn a_block_comes_back_once() {
+fn invariant_17_a_block_comes_back_once() {
     let mut bench = Bench::new(1);
     let index = bench.allocate(0, 1000).unwrap();
     let block = bench.live[index].grant.block;

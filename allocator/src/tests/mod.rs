@@ -1,5 +1,8 @@
-//! Properties of the allocator over modelled streams, whose progress an adversary chooses.
+//! Properties of the allocator over modelled streams, whose progress an adversary chooses. Tests are named after the
+//! invariants of the allocator that they are for.
 
 mod directed;
+mod memory;
 mod model;
-mod properties;
+mod order;
+mod programs;

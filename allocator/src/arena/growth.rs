@@ -1,0 +1,223 @@
+//! Pages: how an arena's ranges of addresses get and lose their memory. The driver's calls are made by others, between
+//! a `begin` and its `finish` or `abort`, without the lock.
+
+use super::{Arena, Segment, Taken};
+use crate::block::{Address, Block, NONE, State, Tags};
+use crate::classes::UNIT;
+use crate::history::Action;
+use crate::order::Frontier;
+
+/// Pages that are about to get memory.
+#[derive(Debug)]
+pub(crate) struct Growth {
+    /// The block that they are the end of.
+    index: u32,
+    pub(crate) address: Address,
+    pub(crate) units: u32,
+}
+
+/// Pages that are about to lose their memory: one block.
+#[derive(Debug)]
+pub(crate) struct Shrinkage {
+    index: u32,
+    pub(crate) address: Address,
+    pub(crate) units: u32,
+}
+
+/// How much memory an arena may have: a little more than was ever live in it. Where it has more because its free blocks
+/// do not fit, memory of free pages moves to where it is needed. Every move raises the budget, so that a loop comes to
+/// rest whatever its sizes are.
+#[derive(Debug, Default)]
+pub(super) struct Budget {
+    most_live: u64,
+    moved: u64,
+}
+
+impl Budget {
+    /// The part that an arena may have above what was live.
+    const SLACK: u64 = 32;
+    /// The part of what has moved that is added.
+    const PRICE: u64 = 16;
+    /// A move counts as this part of what was live, besides what it moves.
+    const FEE: u64 = 8;
+
+    fn units(&self) -> u64 {
+        self.most_live + self.most_live / Self::SLACK + self.moved / Self::PRICE
+    }
+}
+
+impl Arena {
+    /// Adds a range of addresses.
+    pub(crate) fn add_space(&mut self, segment: Segment) {
+        let first = self.add_block(segment, State::Hole);
+        self.holes.push(first);
+    }
+
+    /// Chooses pages that make a free block of `units` units, fewest first: those behind a ready block add to it. The
+    /// last one reaches to a multiple of `step` bytes if there is room in the range and the budget. `None` if no range
+    /// has them.
+    pub(crate) fn begin_growth(&mut self, units: u32, page: u32, step: usize) -> Option<Growth> {
+        self.tidy();
+        let lack = |hole: &Block| {
+            let before = self.blocks.get(hole.prev).filter(|before| before.state == State::Ready);
+            let have = before.map_or(0, |before| before.units);
+            units.saturating_sub(have).max(1).next_multiple_of(page)
+        };
+        let candidates =
+            self.holes.iter().map(|&index| (lack(&self.blocks[index]), self.blocks[index].units, index));
+        let (lack, _, hole) = candidates.filter(|&(lack, size, _)| lack <= size).min()?;
+        let block = &self.blocks[hole];
+        let start = block.address.0.as_ptr().addr();
+        let end = (start + lack as usize * UNIT).next_multiple_of(step);
+        let usual = (((end - start) / UNIT) as u32).min(block.units);
+        let live = self.counts.live_units + u64::from(units);
+        self.budget.most_live = self.budget.most_live.max(self.counts.peak_live_units).max(live);
+        let fits = self.counts.reserved_units + u64::from(usual) <= self.budget.units();
+        let units = if fits { usual } else { lack };
+        let address = block.address;
+        self.counts.reserved_units += u64::from(units);
+        // The pages become a block, which the one before absorbs.
+        if units < block.units {
+            let rest = self.split(hole, units);
+            self.holes.push(rest);
+        }
+        self.holes.retain(|&other| other != hole);
+        self.blocks[hole].state = State::Moving;
+        let before = self.blocks[hole].prev;
+        let index = if before != NONE && self.blocks[before].state == State::Ready {
+            self.withdraw(before);
+            self.absorb_next(self.home, before);
+            self.blocks[before].state = State::Moving;
+            before
+        } else {
+            hole
+        };
+        Some(Growth { index, address, units })
+    }
+
+    /// The pages have memory: takes `units` units of the block that they are the end of, or what there is.
+    pub(crate) fn finish_growth(&mut self, growth: &Growth, units: u32) -> Taken {
+        self.borrowed = 0;
+        let index = growth.index;
+        if units < self.blocks[index].units {
+            let rest = self.split(index, units);
+            self.settle(rest);
+        }
+        self.note(Action::Obtain, growth.address, growth.units);
+        let block = &mut self.blocks[index];
+        block.state = State::Live;
+        let address = block.address;
+        self.count_taken(address, units);
+        Taken { ptr: address.0, index }
+    }
+
+    /// The pages got no memory.
+    pub(crate) fn abort_growth(&mut self, growth: &Growth) {
+        self.counts.reserved_units -= u64::from(growth.units);
+        let whole = self.blocks[growth.index].units;
+        if growth.units == whole {
+            return self.make_hole(growth.index);
+        }
+        let pages = self.split(growth.index, whole - growth.units);
+        self.make_hole(pages);
+        self.settle(growth.index);
+    }
+
+    /// Units of memory above the budget.
+    pub(crate) fn excess(&self) -> u64 {
+        self.counts.reserved_units.saturating_sub(self.budget.units())
+    }
+
+    /// Counts a move of so many units.
+    pub(crate) fn note_moved(&mut self, units: u32) {
+        self.budget.moved += u64::from(units) + self.budget.most_live / Budget::FEE;
+    }
+
+    /// Takes all whole pages out of free blocks of which `frontier` passes every use, until they are `bytes` bytes: the
+    /// smallest blocks first, which fit the fewest requests.
+    pub(crate) fn begin_shrink(&mut self, frontier: &Frontier, bytes: usize) -> Vec<Shrinkage> {
+        // Afterwards blocks that have passed are ready and merged, and stay apart when one is cut.
+        self.promote(frontier, None);
+        let passed = |block: &Block| {
+            block.state == State::Ready && block.tags.moments(self.home).all(|tag| frontier.passes(tag))
+        };
+        let mut candidates = Vec::new();
+        for segment in self.segments.iter().flatten() {
+            let Some(page) = segment.page else { continue };
+            let page = page.get() as usize * UNIT;
+            for index in self.indices_of(segment).filter(|&index| passed(&self.blocks[index])) {
+                let block = &self.blocks[index];
+                let start = block.address.0.as_ptr().addr();
+                let from = start.next_multiple_of(page);
+                let pages = (start + block.units as usize * UNIT).saturating_sub(from) / page * page;
+                if pages > 0 {
+                    candidates.push(((pages / UNIT) as u32, index, ((from - start) / UNIT) as u32));
+                }
+            }
+        }
+        candidates.sort_by_key(|&(pages, ..)| pages);
+        let mut chosen = Vec::new();
+        let mut left = bytes;
+        for (pages, index, skip) in candidates {
+            if left == 0 {
+                break;
+            }
+            left = left.saturating_sub(pages as usize * UNIT);
+            chosen.push((index, skip, pages));
+        }
+        chosen.into_iter().map(|(index, skip, units)| self.carve(index, skip, units)).collect()
+    }
+
+    /// Cuts `units` units from `skip` on out of a free block, whose uses have passed.
+    fn carve(&mut self, index: u32, skip: u32, units: u32) -> Shrinkage {
+        self.withdraw(index);
+        self.blocks[index].state = State::Moving;
+        let pages = if skip > 0 { self.split(index, skip) } else { index };
+        if units < self.blocks[pages].units {
+            let rest = self.split(pages, units);
+            self.settle(rest);
+        }
+        if skip > 0 {
+            self.settle(index);
+        }
+        Shrinkage { index: pages, address: self.blocks[pages].address, units }
+    }
+
+    /// The pages have lost their memory.
+    pub(crate) fn finish_shrink(&mut self, pages: &Shrinkage) {
+        self.counts.reserved_units -= u64::from(pages.units);
+        self.note(Action::Release, pages.address, pages.units);
+        self.make_hole(pages.index);
+    }
+
+    /// The pages have kept their memory.
+    pub(crate) fn abort_shrink(&mut self, pages: &Shrinkage) {
+        self.settle(pages.index);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hole_indices(&self) -> Vec<u32> {
+        let mut holes = self.holes.clone();
+        holes.sort_unstable();
+        holes
+    }
+
+    /// Makes a block that is in no list one without memory, merged with such neighbours.
+    fn make_hole(&mut self, index: u32) {
+        self.blocks[index].state = State::Hole;
+        self.blocks[index].tags = Tags::default();
+        let mut index = index;
+        let prev = self.blocks[index].prev;
+        if prev != NONE && self.blocks[prev].state == State::Hole {
+            self.absorb_next(self.home, prev);
+            index = prev;
+        } else {
+            self.holes.push(index);
+        }
+        let next = self.blocks[index].next;
+        if next != NONE && self.blocks[next].state == State::Hole {
+            self.holes.retain(|&hole| hole != next);
+            self.absorb_next(self.home, index);
+        }
+    }
+}

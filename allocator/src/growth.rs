@@ -1,0 +1,270 @@
+//! Memory from the driver and back. No lock is held during a call of the driver.
+
+use std::num::NonZero;
+use std::sync::atomic::Ordering;
+
+use device::{AddressSpace, BlockId, MemoryDriver, Moment, SpinGuard, SpinLock};
+
+use crate::allocator::{CachingAllocator, Counters, Grant};
+use crate::arena::{Arena, Counts, Growth, Segment};
+use crate::block::{Address, NONE};
+use crate::classes::UNIT;
+use crate::order::{Frontier, Order};
+
+/// Addresses for one arena; more than any device has memory, and still few of what there is.
+const SPACE_BYTES: usize = (usize::MAX >> 28) + 1;
+/// An arena that grows in place does so by at least this part of what it has, so that its calls of the driver stay
+/// logarithmic in its size and what is reserved stays close to what is used.
+const GROWTH_PART: usize = 32;
+
+/// Where memory comes in segments: they are multiples of this and, from 16 times this on, of about a sixteenth of
+/// their size.
+const SMALLEST_SEGMENT: usize = 64 << 10;
+/// Steps are at most this: a huge page of the host, the driver's granularity on a GPU.
+const LARGEST_STEP: usize = 2 << 20;
+/// An arena of segments grows by an eighth of what it has, up to this.
+const LARGEST_GROWTH: usize = 64 << 20;
+
+/// Bytes to ask the driver for when `need` are needed by an arena that has `reserved`: a little more in proportion,
+/// since segments do not merge.
+pub(crate) fn segment_bytes(need: usize, reserved: usize) -> usize {
+    let want = need.max((reserved / 8).min(LARGEST_GROWTH));
+    let step = (want / 16).next_power_of_two().clamp(SMALLEST_SEGMENT, LARGEST_STEP);
+    want.next_multiple_of(step)
+}
+
+/// The multiple of bytes that an arena with `reserved` bytes grows to.
+pub(crate) fn growth_step(reserved: usize, page: usize) -> usize {
+    let part = reserved / GROWTH_PART;
+    let step = if part == 0 { 0 } else { 1 << part.ilog2() };
+    step.clamp(page, LARGEST_STEP.max(page))
+}
+
+impl CachingAllocator {
+    /// Adds memory to the arena and takes a block of it; if neither the limit nor the driver allows the usual amount,
+    /// then just what is needed. Says what refused.
+    pub(crate) fn grow(&self, order: &impl Order, number: u32, units: u32) -> Result<Grant, Box<str>> {
+        let Some(arena) = self.arena(number) else { return Err("the stream has no arena".into()) };
+        if let Some(space) = self.driver.address_space()
+            && let Some(outcome) = self.grow_in_place(space, order, number, units)
+        {
+            return outcome;
+        }
+        let need = units as usize * UNIT;
+        let reserved = arena.lock().counts.reserved_units as usize * UNIT;
+        let usual = segment_bytes(need, reserved).min(u32::MAX as usize * UNIT);
+        let attempt = |bytes| {
+            let segment = self.obtain(bytes)?;
+            Ok(Grant::new(number, arena.lock().add_segment(segment, units)))
+        };
+        match attempt(usual) {
+            Err(_) if usual > need => attempt(need),
+            outcome => outcome,
+        }
+    }
+
+    /// Gives memory to pages of the arena's addresses. `None` if there are no addresses to be had.
+    fn grow_in_place(
+        &self,
+        space: &dyn AddressSpace,
+        order: &impl Order,
+        number: u32,
+        units: u32,
+    ) -> Option<Result<Grant, Box<str>>> {
+        let arena = self.arena(number)?;
+        let page_bytes = space.page_bytes();
+        let page = u32::try_from(page_bytes / UNIT).ok().filter(|&page| page > 0)?;
+        let begin = |generous: bool| {
+            let mut arena = arena.lock();
+            let reserved = arena.counts.reserved_units as usize * UNIT;
+            let step = if generous { growth_step(reserved, page_bytes) } else { page_bytes };
+            arena.begin_growth(units, page, step)
+        };
+        let first = match begin(true) {
+            Some(growth) => growth,
+            None => {
+                let bytes = (units as usize * UNIT).next_multiple_of(page_bytes).max(SPACE_BYTES);
+                let base = Address(space.reserve(bytes).ok()?);
+                let page = NonZero::new(page);
+                let units = (bytes / UNIT) as u32;
+                arena.lock().add_space(Segment {
+                    raw: base,
+                    raw_bytes: bytes,
+                    base,
+                    units,
+                    page,
+                    first: NONE,
+                });
+                begin(true)?
+            }
+        };
+        let asked = first.units;
+        self.keep_budget(order, arena);
+        let attempt = |growth: Growth| match self.commit(space, &growth) {
+            Ok(()) => Ok(Grant::new(number, arena.lock().finish_growth(&growth, units))),
+            Err(refusal) => {
+                arena.lock().abort_growth(&growth);
+                Err(refusal)
+            }
+        };
+        Some(attempt(first).or_else(|refusal| match begin(false) {
+            Some(growth) if growth.units < asked => attempt(growth),
+            Some(growth) => {
+                arena.lock().abort_growth(&growth);
+                Err(refusal)
+            }
+            None => Err(refusal),
+        }))
+    }
+
+    /// Takes memory that is free elsewhere in an arena that is about to have more than it should. What is free for the
+    /// driver depends on the device.
+    fn keep_budget(&self, order: &impl Order, arena: &SpinLock<Arena>) {
+        let excess = match arena.lock() {
+            arena if arena.pool.is_none() => arena.excess(),
+            _ => 0,
+        };
+        if excess == 0 || self.config.read().deterministic {
+            return;
+        }
+        let frontier = self.frontier_of(arena, |moment| order.reached(moment));
+        let moved = self.shrink(arena, &frontier, excess as usize * UNIT);
+        arena.lock().note_moved((moved / UNIT) as u32);
+    }
+
+    fn commit(&self, space: &dyn AddressSpace, growth: &Growth) -> Result<(), Box<str>> {
+        let bytes = growth.units as usize * UNIT;
+        // SAFETY: these are pages without memory of a range that the arena got from `reserve`, and nobody else touches
+        // them while the growth is under way.
+        self.counted(bytes, || unsafe { space.commit(growth.address.0, bytes) })
+    }
+
+    /// One range from the driver.
+    fn obtain(&self, bytes: usize) -> Result<Segment, Box<str>> {
+        // A driver of lower alignment is asked for a little more; what is skipped is not counted.
+        let raw_bytes = bytes + UNIT.saturating_sub(self.driver.alignment());
+        let raw = self.counted(bytes, || self.driver.allocate(raw_bytes))?;
+        let skip = raw.as_ptr().align_offset(UNIT);
+        // SAFETY: `skip` is at most what `raw_bytes` has more than `bytes`.
+        let base = Address(unsafe { raw.add(skip.min(raw_bytes - bytes)) });
+        let units = (bytes / UNIT) as u32;
+        Ok(Segment { raw: Address(raw), raw_bytes, base, units, page: None, first: NONE })
+    }
+
+    /// A call that obtains `bytes` bytes, within the limit and counted.
+    fn counted<T>(&self, bytes: usize, call: impl FnOnce() -> device::Result<T>) -> Result<T, Box<str>> {
+        if !self.reserve(bytes) {
+            let limit = self.limit.load(Ordering::Relaxed);
+            return Err(format!("the limit is {}", crate::report::size(limit)).into());
+        }
+        let outcome = call();
+        match &outcome {
+            Ok(_) => {
+                Counters::count(&self.counters.driver_allocations);
+                self.note_obtained(bytes);
+            }
+            Err(_) => {
+                Counters::count(&self.counters.driver_refusals);
+                self.unreserve(bytes);
+            }
+        }
+        outcome.map_err(|error| format!("the driver refused {}: {error}", crate::report::size(bytes)).into())
+    }
+
+    /// Gives free memory back to the driver if the host can see that every use of it is over, until no more than
+    /// `keep_bytes` bytes are free: whole segments, then pages between live blocks. The bytes given back.
+    pub(crate) fn release_cached(&self, keep_bytes: usize, reached: impl Fn(Moment) -> bool) -> usize {
+        let mut freed = 0;
+        let excess = || self.free_bytes().saturating_sub(keep_bytes);
+        for (_, arena) in self.arenas().filter(|(_, arena)| arena.lock().pool.is_none()) {
+            if excess() == 0 {
+                break;
+            }
+            let frontier = self.frontier_of(arena, &reached);
+            while excess() > 0 {
+                let removed = tidy(arena).remove_free_segment(&frontier);
+                let Some((segment, bytes)) = removed else { break };
+                // SAFETY: the arena has forgotten the segment, no buffer is in it, and every command that used it has
+                // run.
+                unsafe { give_back(&*self.driver, &segment) };
+                self.note_given_back(bytes);
+                freed += bytes;
+            }
+            freed += self.shrink(arena, &frontier, excess());
+        }
+        freed
+    }
+
+    /// Which uses of the arena's free blocks the host sees passed.
+    fn frontier_of(&self, arena: &SpinLock<Arena>, reached: impl Fn(Moment) -> bool) -> Frontier {
+        let moments = tidy(arena).free_moments();
+        Frontier::find(moments, |moment| {
+            Counters::count(&self.counters.polls);
+            reached(moment)
+        })
+    }
+
+    /// Gives whole pages of free blocks back, about `bytes` bytes of them.
+    fn shrink(&self, arena: &SpinLock<Arena>, frontier: &Frontier, bytes: usize) -> usize {
+        let Some(space) = self.driver.address_space().filter(|_| bytes > 0) else { return 0 };
+        let mut freed = 0;
+        let chosen = tidy(arena).begin_shrink(frontier, bytes);
+        for pages in chosen {
+            let bytes = pages.units as usize * UNIT;
+            // SAFETY: these are pages with memory of a range that the arena got from `reserve`, no buffer is in them,
+            // every command that used them has run, and nobody else touches them while this is under way.
+            match unsafe { space.decommit(pages.address.0, bytes) } {
+                Ok(()) => {
+                    arena.lock().finish_shrink(&pages);
+                    self.note_given_back(bytes);
+                    freed += bytes;
+                }
+                Err(_) => arena.lock().abort_shrink(&pages),
+            }
+        }
+        freed
+    }
+
+    fn note_given_back(&self, bytes: usize) {
+        Counters::count(&self.counters.driver_frees);
+        self.note_lost(bytes);
+        self.unreserve(bytes);
+    }
+
+    /// Bytes that are free, private pools left out.
+    fn free_bytes(&self) -> usize {
+        let free = |arena: &SpinLock<Arena>| {
+            let arena = arena.lock();
+            let counts = if arena.pool.is_none() { arena.counts } else { Counts::default() };
+            (counts.reserved_units - counts.live_units) as usize * UNIT
+        };
+        self.arenas().map(|(_, arena)| free(arena)).sum()
+    }
+}
+
+/// Returns a segment to the driver.
+///
+/// # Safety
+/// No arena knows the segment any more, and nobody uses its memory.
+pub(crate) unsafe fn give_back(driver: &dyn MemoryDriver, segment: &Segment) {
+    let (raw, bytes) = (segment.raw.0, segment.raw_bytes);
+    match driver.address_space() {
+        // SAFETY: the range came from `reserve` with this size; for the rest the caller answers.
+        Some(space) if segment.page.is_some() => unsafe { space.release(raw, bytes) },
+        // SAFETY: the range came from `allocate` with this size; for the rest the caller answers.
+        _ => unsafe { driver.free(raw, bytes) },
+    }
+}
+
+/// Locks an arena and merges what was freed lately.
+pub(crate) fn tidy(arena: &SpinLock<Arena>) -> SpinGuard<'_, Arena> {
+    let mut arena = arena.lock();
+    arena.tidy();
+    arena
+}
+
+impl Grant {
+    pub(crate) fn new(number: u32, taken: crate::arena::Taken) -> Grant {
+        Grant { ptr: taken.ptr, block: BlockId { arena: number, index: taken.index } }
+    }
+}

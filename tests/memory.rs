@@ -1,0 +1,75 @@
+//! Training on a driver whose calls fail: every call there is, once or for good.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use streamgrad::device::FailingMemory;
+use streamgrad::prelude::*;
+use streamgrad::{
+    ConcurrentBatches, CpuConfig, Error, RandomKey, Result, Sgd, SgdOptions, cross_entropy, mlp,
+};
+
+/// Two steps of two batches on two lanes: the parameters afterwards.
+fn train(device: &Device) -> Result<Vec<Vec<f32>>> {
+    let model = mlp(&[256, 128, 4], 1, device)?;
+    let mut sgd =
+        Sgd::new(model.parameters(), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })?;
+    let lanes = ConcurrentBatches::new(device, 2)?;
+    for step in 0..2 {
+        let batches = (0..2)
+            .map(|batch| {
+                let key = RandomKey { seed: 3, op: step * 4 + batch };
+                let inputs = Tensor::randn(&[32, 256], DType::F32, Some(key), device)?;
+                let labels = Tensor::randint(
+                    0,
+                    4,
+                    &[32],
+                    DType::I64,
+                    Some(RandomKey { op: key.op + 2, ..key }),
+                    device,
+                )?;
+                Ok((Var::constant(inputs), labels))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let step = lanes.step(&batches, |(inputs, labels)| cross_entropy(&model.forward(inputs)?, labels))?;
+        sgd.step(&step.gradients)?;
+    }
+    model.parameters().iter().map(|parameter| parameter.value().to_vec::<f32>()).collect()
+}
+
+fn device(memory: &Arc<FailingMemory>) -> Device {
+    Device::cpu_with(CpuConfig { threads: Some(1), memory: Some(memory.clone()), ..CpuConfig::default() })
+}
+
+#[test]
+fn any_call_of_the_driver_may_fail() {
+    for in_place in [false, true] {
+        let sound = Arc::new(FailingMemory::new(in_place, 0..0));
+        let expected = train(&device(&sound)).unwrap();
+        let calls = sound.calls();
+        assert!(calls >= 6, "{calls} calls");
+        for call in 1..=calls {
+            for last in [call + 1, u64::MAX] {
+                let memory = Arc::new(FailingMemory::new(in_place, call..last));
+                let device = device(&memory);
+                match train(&device) {
+                    Ok(parameters) => assert_eq!(parameters, expected, "call {call} to {last}"),
+                    Err(Error::OutOfMemory { report, .. }) => {
+                        assert!(report.contains("the driver refused"), "{report}");
+                    }
+                    Err(error) => panic!("call {call} to {last}: {error}"),
+                }
+                device.synchronize().unwrap();
+                let stats = device.memory_stats();
+                assert_eq!((stats.allocated_bytes, stats.live_blocks), (0, 0), "call {call} to {last}");
+                assert_eq!(stats.reserved_bytes, stats.pending_bytes + stats.cached_bytes);
+                if last != u64::MAX {
+                    device.trim();
+                    assert_eq!(device.memory_stats().reserved_bytes, 0, "nothing is lost");
+                    // The device is as good as new: calls that failed are over.
+                    assert_eq!(train(&device).unwrap(), expected);
+                }
+            }
+        }
+    }
+}

@@ -76,8 +76,14 @@ pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
     let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
     let grant = allocator.grant(stream, bytes)?;
     // SAFETY: the block is at least `bytes` long, belongs to nobody else until it comes back, and the
-    // stream's later commands come after its earlier uses. A block of no bytes is never followed.
-    let buffer = unsafe { Buffer::from_block(stream, grant.ptr, bytes, grant.block) };
+    // stream's later commands come after its earlier uses. A block of no bytes is never followed. Its arena
+    // keeps the device alive until it comes back; without bytes there is no arena.
+    let buffer = unsafe {
+        match bytes {
+            0 => Buffer::from_block(stream, grant.ptr, bytes, grant.block),
+            _ => Buffer::from_kept_block(stream, grant.ptr, bytes, grant.block),
+        }
+    };
     stream.poison(&buffer)?;
     Ok(buffer)
 }

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,9 +28,13 @@ pub trait Pool: Any + Send + Sync {
     /// Takes back a block whose last uses were `uses`. They may still be pending: the block may be handed out again
     /// only to who comes after all of them. Neither blocks nor fails.
     ///
+    /// A pool that keeps the device alive for its buffers, as [`Buffer::from_kept_block`] asks, gives back what it
+    /// keeps the device alive by if no such buffer is left. It cannot drop that itself: the device may go with it, and
+    /// the pool with the device.
+    ///
     /// # Safety
     /// `block` was given to a buffer of this pool, which is gone, and is returned once.
-    unsafe fn release(&self, block: BlockId, uses: Uses);
+    unsafe fn release(&self, block: BlockId, uses: Uses) -> Option<Device>;
 }
 
 /// A range of device memory with a log of its uses. It goes back to its pool when dropped, which never blocks.
@@ -37,8 +42,9 @@ pub struct Buffer {
     ptr: NonNull<u8>,
     len_bytes: usize,
     block: BlockId,
-    /// The stream that it was allocated on; it keeps the device alive.
-    home: Stream,
+    /// A handle, which counts among the device's handles only if `counted`.
+    device: ManuallyDrop<Device>,
+    counted: bool,
     version: AtomicU32,
     pub(crate) log: SpinLock<Log>,
 }
@@ -112,18 +118,38 @@ impl Log {
 
 impl Buffer {
     /// A buffer over a block that its pool just handed out on `stream`. Other streams' first use of it comes after
-    /// the newest command of `stream`.
+    /// the newest command of `stream`. The buffer keeps the device alive.
     ///
     /// # Safety
     /// `ptr` is the start of `len_bytes` bytes of the memory of `stream`'s device. Until the pool gets `block` back,
     /// nobody else uses them, and a command launched on `stream` from now on comes after every earlier use.
-    #[inline]
     pub unsafe fn from_block(stream: &Stream, ptr: NonNull<u8>, len_bytes: usize, block: BlockId) -> Buffer {
+        // SAFETY: as the caller says. The handle that the buffer takes over keeps the device alive.
+        let mut buffer = unsafe { Buffer::from_kept_block(stream, ptr, len_bytes, block) };
+        buffer.device = ManuallyDrop::new(stream.device().clone());
+        buffer.counted = true;
+        buffer
+    }
+
+    /// [`from_block`](Self::from_block) where the pool keeps the device alive: one handle for many buffers saves each
+    /// of them the counting.
+    ///
+    /// # Safety
+    /// As for `from_block`; and until the pool gets `block` back, it has a handle of the device.
+    #[inline]
+    pub unsafe fn from_kept_block(
+        stream: &Stream,
+        ptr: NonNull<u8>,
+        len_bytes: usize,
+        block: BlockId,
+    ) -> Buffer {
         Buffer {
             ptr,
             len_bytes,
             block,
-            home: stream.clone(),
+            // SAFETY: the copy is never dropped, and the original's device outlives the buffer, as the caller says.
+            device: ManuallyDrop::new(unsafe { std::ptr::read(stream.device()) }),
+            counted: false,
             version: AtomicU32::new(0),
             log: SpinLock::new(Log { write: stream.now(), reads: SmallVec::new(), host_reads: 0 }),
         }
@@ -144,7 +170,7 @@ impl Buffer {
     /// The device that the memory belongs to.
     #[inline]
     pub fn device(&self) -> &Device {
-        self.home.device()
+        &self.device
     }
 
     /// How often the content was changed in place.
@@ -170,7 +196,7 @@ impl Buffer {
     /// # Errors
     /// [`Error::Async`] with the device's first failed command not reported yet.
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let core = self.home.core();
+        let core = self.device.core();
         core.count_host_sync();
         let mut read = Some(read);
         loop {
@@ -194,7 +220,7 @@ impl Buffer {
 
     /// Reads if the last write has run and no failure is unreported, which it is asked after the write.
     fn read_if_sound<R>(&self, read: &mut Option<impl FnOnce(&[u8]) -> R>) -> Option<R> {
-        let core = self.home.core();
+        let core = self.device.core();
         let host = &core.host;
         let moment = {
             let mut log = self.log.lock();
@@ -228,10 +254,15 @@ impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
         let uses = self.log.get_mut().take_uses();
-        if let Some(pool) = self.home.core().pool() {
-            // SAFETY: `from_block` was given the block by the pool, and a buffer is dropped once.
-            unsafe { pool.release(self.block, uses) };
+        // SAFETY: `from_block` was given the block by the pool, and a buffer is dropped once.
+        let release = |pool: &dyn Pool| unsafe { pool.release(self.block, uses) };
+        let kept = self.device.core().pool().and_then(release);
+        if self.counted {
+            // SAFETY: a buffer is dropped once, and does not look at its device after this.
+            unsafe { ManuallyDrop::drop(&mut self.device) };
         }
+        // The device, and with it the pool, may go here.
+        drop(kept);
     }
 }
 

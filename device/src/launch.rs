@@ -138,30 +138,26 @@ impl Stream {
         if let Some(foreign) = uses.iter().find(|used| used.buffer.device() != self.device()) {
             return Err(foreign.foreign(op, self));
         }
-        let mut logs = Locked::new();
-        lock_all(uses, &mut logs);
-        let mut needs = Moments::new();
-        for (log, write) in &logs {
-            log.needs(fifo.id, *write, |need| needs.push(need));
+        // A read of what is named once more adds nothing.
+        let uses = match uses {
+            [a, b, ..] if address(a) == address(b) && !a.write => &uses[1..],
+            _ => uses,
+        };
+        // Most commands use few buffers, each once, and sort them in no time.
+        if let [one] = uses {
+            return fifo.order_locked(tail, &mut [lock(*one)], may_run_here);
         }
-        if !needs.is_empty() {
-            fifo.drop_met(tail, &mut needs);
+        if let [a, b] = *uses
+            && let Some(sorted) = sorted([a, b])
+        {
+            return fifo.order_locked(tail, &mut sorted.map(lock), may_run_here);
         }
-        let here = may_run_here
-            && fifo.placement == Placement::Caller
-            && needs.is_empty()
-            && fifo.completed() == tail.tick;
-        if !here {
-            fifo.ensure_worker()?;
+        if let [a, b, c] = *uses
+            && let Some(sorted) = sorted([a, b, c])
+        {
+            return fifo.order_locked(tail, &mut sorted.map(lock), may_run_here);
         }
-        fifo.take(tail);
-        if !needs.is_empty() {
-            fifo.commit(tail, needs);
-        }
-        for (log, write) in &mut logs {
-            log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);
-        }
-        Ok(if here { Place::Here } else { Place::Worker })
+        fifo.order_locked(tail, &mut lock_all(uses), may_run_here)
     }
 
     /// Runs the newest command on the calling thread, which holds the tail.
@@ -200,40 +196,82 @@ impl Stream {
     }
 }
 
-type Locked<'a> = SmallVec<[(SpinGuard<'a, Log>, bool); 4]>;
+/// The log of a buffer that a command uses, and whether the command writes the buffer.
+type LockedLog<'a> = (SpinGuard<'a, Log>, bool);
+
+#[inline(always)]
+fn lock<'a>(used: Use<'a>) -> LockedLog<'a> {
+    (used.buffer.log.lock(), used.write)
+}
+
+#[inline(always)]
+fn address(used: &Use<'_>) -> usize {
+    std::ptr::from_ref(used.buffer).addr()
+}
+
+/// The uses in the order in which everybody locks; `None` if a buffer is used twice.
+#[inline(always)]
+fn sorted<const N: usize>(mut uses: [Use<'_>; N]) -> Option<[Use<'_>; N]> {
+    for end in (1..N).rev() {
+        for at in 0..end {
+            if address(&uses[at]) > address(&uses[at + 1]) {
+                uses.swap(at, at + 1);
+            }
+        }
+    }
+    let twice = (1..N).any(|at| address(&uses[at - 1]) == address(&uses[at]));
+    (!twice).then_some(uses)
+}
 
 /// Locks the logs of all buffers that a command uses, each once, in one order for everybody: two commands that
 /// share buffers are ordered alike in every log, so streams cannot wait in a circle.
-#[inline(always)]
-fn lock_all<'a>(uses: &[Use<'a>], locked: &mut Locked<'a>) {
-    let address = |used: &Use<'a>| std::ptr::from_ref(used.buffer);
-    // Most commands use few buffers, and sort them in no time.
-    if let [one] = uses {
-        locked.push((one.buffer.log.lock(), one.write));
-        return;
-    }
-    if let [a, b] = uses
-        && address(a) != address(b)
-    {
-        let (a, b) = if address(a) < address(b) { (a, b) } else { (b, a) };
-        locked.push((a.buffer.log.lock(), a.write));
-        locked.push((b.buffer.log.lock(), b.write));
-        return;
-    }
-    let mut sorted: SmallVec<[&Use<'a>; 4]> = SmallVec::new();
-    uses.iter().for_each(|used| sorted.push(used));
-    sorted.sort_unstable_by_key(|used| address(used));
-    let mut last = std::ptr::null();
-    for used in &sorted {
-        match locked.last_mut() {
-            Some((_, write)) if std::ptr::eq(last, used.buffer) => *write |= used.write,
-            _ => locked.push((used.buffer.log.lock(), used.write)),
-        }
-        last = used.buffer;
-    }
+#[inline(never)]
+fn lock_all<'a>(uses: &[Use<'a>]) -> SmallVec<[LockedLog<'a>; 4]> {
+    let mut sorted: SmallVec<[Use<'a>; 8]> = SmallVec::from_slice(uses);
+    sorted.sort_unstable_by_key(address);
+    sorted.dedup_by(|used, kept| {
+        let same = address(used) == address(kept);
+        kept.write |= same && used.write;
+        same
+    });
+    sorted.into_iter().map(lock).collect()
 }
 
 impl Fifo {
+    /// Decides what a command must come after that uses buffers with these `logs`, gives it its tick, and logs its
+    /// uses.
+    #[inline(always)]
+    fn order_locked(
+        self: &Arc<Self>,
+        tail: &mut Tail,
+        logs: &mut [LockedLog<'_>],
+        may_run_here: bool,
+    ) -> Result<Place> {
+        let fifo = self;
+        let mut needs = Moments::new();
+        for (log, write) in logs.iter() {
+            log.needs(fifo.id, *write, |need| needs.push(need));
+        }
+        if !needs.is_empty() {
+            fifo.drop_met(tail, &mut needs);
+        }
+        let here = may_run_here
+            && fifo.placement == Placement::Caller
+            && needs.is_empty()
+            && fifo.completed() == tail.tick;
+        if !here {
+            fifo.ensure_worker()?;
+        }
+        fifo.take(tail);
+        if !needs.is_empty() {
+            fifo.commit(tail, needs);
+        }
+        for (log, write) in logs.iter_mut() {
+            log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);
+        }
+        Ok(if here { Place::Here } else { Place::Worker })
+    }
+
     /// Gives out the next tick. It is seen before what the stream learns with it: who is told that the stream
     /// covers a moment and asks for its newest tick gets one that comes after that moment.
     fn take(&self, tail: &mut Tail) {

@@ -51,8 +51,9 @@ unsafe impl Send for TestPool {}
 unsafe impl Sync for TestPool {}
 
 impl Pool for TestPool {
-    unsafe fn release(&self, block: BlockId, uses: Uses) {
+    unsafe fn release(&self, block: BlockId, uses: Uses) -> Option<Device> {
         self.released.lock().push((block, uses));
+        None
     }
 }
 

@@ -194,7 +194,7 @@ fn the_limit_is_an_error_with_a_report() {
 }
 
 #[test]
-fn a_buffer_keeps_its_stream_and_device() {
+fn a_buffer_keeps_its_device() {
     let buffer = {
         let dev = device();
         let stream = dev.new_stream().unwrap();
@@ -240,8 +240,12 @@ fn a_device_leaves_nothing_behind() {
     }
     assert_eq!(memory.out.load(Ordering::SeqCst), 2);
     side.synchronize().unwrap();
-    drop(dev);
-    drop(side);
+    let (last, empty) = (allocate(&side, 100).unwrap(), allocate(&side, 0).unwrap());
+    drop((dev, side));
+    drop(empty);
+    assert_eq!(memory.out.load(Ordering::SeqCst), 2, "a buffer is left");
+    last.download(|bytes| assert_eq!(bytes.len(), 100)).unwrap();
+    drop(last);
     while memory.out.load(Ordering::SeqCst) != 0 {
         std::thread::yield_now();
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use device::{SpinLock, StreamId};
 use smallvec::SmallVec;
@@ -48,6 +49,8 @@ pub(crate) struct Node<R: ?Sized = dyn Rule> {
     /// The ops that made the inputs; `None` for constants. Empty for a leaf.
     pub(crate) inputs: SmallVec<[Option<Arc<Node>>; 2]>,
     state: SpinLock<State>,
+    /// Whether there are hooks, for a look without the lock.
+    hooked: AtomicBool,
     rule: R,
 }
 
@@ -56,7 +59,9 @@ struct State {
     consumed: bool,
     /// Most ops save nothing or little: nodes stay small without room for it.
     saved: Vec<Saved>,
-    hooks: Vec<Hook>,
+    /// Boxed, as few nodes have any.
+    #[allow(clippy::box_collection)]
+    hooks: Option<Box<Vec<Hook>>>,
 }
 
 #[derive(Clone)]
@@ -168,13 +173,10 @@ where
         op,
         sequence: next_sequence(newest),
         stream: Stream::current(value.device()),
-        shape: SmallVec::from_slice(value.shape()),
+        shape: value.layout().dims(),
         inputs: nodes,
-        state: SpinLock::new(State {
-            consumed: false,
-            saved: saved.iter().map(save).collect(),
-            hooks: Vec::new(),
-        }),
+        state: SpinLock::new(State { consumed: false, saved: saved.iter().map(save).collect(), hooks: None }),
+        hooked: AtomicBool::new(false),
         rule: vjp,
     });
     Var { value, node: Some(node) }
@@ -186,9 +188,10 @@ impl Node {
             op: "leaf",
             sequence: next_sequence(0),
             stream: Stream::current(value.device()),
-            shape: SmallVec::from_slice(value.shape()),
+            shape: value.layout().dims(),
             inputs: SmallVec::new(),
             state: SpinLock::new(State::default()),
+            hooked: AtomicBool::new(false),
             rule: |_: &Vjp<'_>, _: &Var| Ok(Grads::new()),
         })
     }
@@ -198,11 +201,22 @@ impl Node {
     }
 
     pub(crate) fn add_hook(&self, hook: Hook) {
-        self.state.lock().hooks.push(hook);
+        self.state.lock().hooks.get_or_insert_default().push(hook);
+        self.hooked.store(true, Ordering::Release);
     }
 
-    /// Checks that the saved tensors are there and as they were saved and, with `consume`, claims them for one pass.
-    pub(crate) fn claim(&self, consume: bool) -> Result<()> {
+    pub(crate) fn hooks(&self) -> Vec<Hook> {
+        if !self.hooked.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        self.state.lock().hooks.as_deref().cloned().unwrap_or_default()
+    }
+
+    /// The saved tensors, which are there and as they were saved; with `consume` they are gone afterwards.
+    pub(crate) fn claim(&self, consume: bool) -> Result<Vec<Saved>> {
+        if self.is_leaf() {
+            return Ok(Vec::new());
+        }
         let mut state = self.state.lock();
         if state.consumed {
             return Err(Error::GraphConsumed { op: self.op });
@@ -213,20 +227,19 @@ impl Node {
                 return Err(Error::VersionMismatch { op: self.op, saved: saved.version, now });
             }
         }
-        state.consumed = consume && !self.is_leaf();
-        Ok(())
+        if !consume {
+            return Ok(state.saved.clone());
+        }
+        state.consumed = true;
+        Ok(std::mem::take(&mut state.saved))
     }
 
-    /// Gives back a claim that came to nothing.
-    pub(crate) fn unclaim(&self) {
-        self.state.lock().consumed = false;
-    }
-
-    /// The saved tensors, which are gone afterwards if the node was claimed, and the hooks.
-    pub(crate) fn take(&self) -> (Vec<Saved>, Vec<Hook>) {
-        let mut state = self.state.lock();
-        let saved = if state.consumed { std::mem::take(&mut state.saved) } else { state.saved.clone() };
-        (saved, state.hooks.clone())
+    /// Gives back what a pass consumed that came to nothing.
+    pub(crate) fn unclaim(&self, saved: Vec<Saved>) {
+        if !self.is_leaf() {
+            let mut state = self.state.lock();
+            (state.consumed, state.saved) = (false, saved);
+        }
     }
 
     pub(crate) fn vjp(&self, cx: &Vjp<'_>, grad: &Var) -> Result<Grads> {

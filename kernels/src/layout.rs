@@ -88,6 +88,12 @@ impl Layout {
         &self.shape
     }
 
+    /// A copy of the sizes of the axes.
+    #[inline]
+    pub fn dims(&self) -> Dims {
+        short_copy(&self.shape)
+    }
+
     /// Steps along the axes, in elements.
     #[inline]
     pub fn strides(&self) -> &[isize] {

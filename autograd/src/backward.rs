@@ -5,11 +5,12 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use device::Panicked;
+use device::{Panicked, Shared};
 use smallvec::SmallVec;
-use tensor::{Error, Result, Stream, Tensor};
+use tensor::{Error, Result, Tensor};
 
 use crate::mode::{is_recording, with_recording};
+use crate::place::on;
 use crate::tape::{Node, Saved, Vjp};
 use crate::{Gradients, Grads, Var};
 
@@ -64,7 +65,7 @@ impl Var {
             create_graph,
             |_, node, gradient| {
                 if node.is_leaf() {
-                    leaves.push((Arc::clone(node), gradient.clone()));
+                    leaves.push((node.clone(), gradient.clone()));
                 }
             },
         )?;
@@ -102,7 +103,7 @@ type Root<'a> = (&'a Var, Option<&'a Var>);
 
 /// A node that a pass will visit.
 struct Stop<'a> {
-    node: &'a Arc<Node>,
+    node: &'a Shared<Node>,
     /// Where in the sweep's edges its inputs start.
     first_edge: usize,
     /// Whether it leads to what is asked for.
@@ -195,26 +196,26 @@ impl<'a> Sweep<'a> {
     }
 
     /// The stop of a node that is the input of another one.
-    fn visit(&mut self, node: &'a Arc<Node>) -> usize {
+    fn visit(&mut self, node: &'a Shared<Node>) -> usize {
         // Who holds the only reference to a node is the only way to it.
-        if Arc::strong_count(node) == 1 { self.stop_at(node) } else { self.visit_again(node) }
+        if node.is_unique() { self.stop_at(node) } else { self.visit_again(node) }
     }
 
     /// The stop of a node that may have been visited before.
-    fn visit_again(&mut self, node: &'a Arc<Node>) -> usize {
+    fn visit_again(&mut self, node: &'a Shared<Node>) -> usize {
         let next = self.stops.len();
-        let at = *self.index.entry(address(node)).or_insert(next);
+        let at = *self.index.entry(node.address()).or_insert(next);
         if at == next { self.stop_at(node) } else { at }
     }
 
-    fn stop_at(&mut self, node: &'a Arc<Node>) -> usize {
+    fn stop_at(&mut self, node: &'a Shared<Node>) -> usize {
         self.stops.push(Stop { node, first_edge: 0, needed: true, saved: Vec::new(), gradient: NONE });
         self.stops.len() - 1
     }
 
     /// The stop of a value that the caller holds, so that the node was looked up when it was visited.
     fn find(&self, var: &Var) -> Option<usize> {
-        self.index.get(&address(var.node.as_ref()?)).copied()
+        self.index.get(&var.node.as_ref()?.address()).copied()
     }
 
     fn edges(&self, at: usize) -> &[usize] {
@@ -243,16 +244,19 @@ impl<'a> Sweep<'a> {
         roots: &[Root<'_>],
         retain_graph: bool,
         create_graph: bool,
-        mut found: impl FnMut(usize, &Arc<Node>, &Var),
+        mut found: impl FnMut(usize, &Shared<Node>, &Var),
     ) -> Result<()> {
         self.claim(!retain_graph && !create_graph)?;
         with_recording(create_graph, || {
             for &(root, gradient) in roots {
                 if let Some(at) = self.find(root).filter(|&at| self.stops[at].needed) {
-                    let stream = &self.stops[at].node.stream;
+                    let place = &self.stops[at].node.place;
                     let first = match gradient {
                         Some(gradient) => gradient.clone(),
-                        None => on_stream(stream, || Tensor::ones_like(root.value()).map(Var::constant))?,
+                        None => {
+                            let stream = place.elsewhere(root.device());
+                            Var::constant(on(stream.as_ref(), || Tensor::ones_like(root.value()))?)
+                        }
                     };
                     self.add(at, first)?;
                 }
@@ -302,7 +306,7 @@ impl<'a> Sweep<'a> {
         &mut self,
         at: usize,
         create_graph: bool,
-        found: &mut impl FnMut(usize, &Arc<Node>, &Var),
+        found: &mut impl FnMut(usize, &Shared<Node>, &Var),
     ) -> Result<()> {
         let stop = &mut self.stops[at];
         let (node, saved) = (stop.node, std::mem::take(&mut stop.saved));
@@ -314,7 +318,7 @@ impl<'a> Sweep<'a> {
         }
         // Filled in place: gradients are large to move.
         let mut grads = Grads::new();
-        on_stream(&node.stream, || {
+        on(node.place.elsewhere(gradient.device()).as_ref(), || {
             caught(node, || {
                 for hook in node.hooks() {
                     if let Some(changed) = hook(&gradient)? {
@@ -346,7 +350,10 @@ impl<'a> Sweep<'a> {
     fn add(&mut self, at: usize, gradient: Var) -> Result<()> {
         let stop = &mut self.stops[at];
         match self.gradients.places.get_mut(stop.gradient) {
-            Some(Some(sum)) => on_stream(&stop.node.stream, || add_gradients(sum, &gradient)),
+            Some(Some(sum)) => {
+                let stream = stop.node.place.elsewhere(gradient.device());
+                on(stream.as_ref(), || add_gradients(sum, &gradient))
+            }
             _ => {
                 stop.gradient = self.gradients.put(gradient);
                 Ok(())
@@ -379,17 +386,8 @@ fn check_shape(op: &'static str, expected: &[usize], gradient: &Var) -> Result<(
 fn caught<R>(node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
         let source = Arc::new(Panicked::new(&*payload));
-        Err(Error::Async { op: node.op, stream: node.stream.id(), source })
+        Err(Error::Async { op: node.op, stream: node.place.id(), source })
     })
-}
-
-/// Runs `f` with `stream` as the current stream.
-pub(crate) fn on_stream<R>(stream: &Stream, f: impl FnOnce() -> R) -> R {
-    if Stream::with_current(stream.device(), |current| current.id() == stream.id()) {
-        f()
-    } else {
-        stream.scope(f)
-    }
 }
 
 /// `sum += gradient`, in place where nobody else can see it.
@@ -400,11 +398,6 @@ pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
         return Ok(());
     }
     sum.value.add_(gradient.value())
-}
-
-/// What tells nodes apart while they live.
-pub(crate) fn address(node: &Arc<Node>) -> usize {
-    Arc::as_ptr(node).cast::<()>() as usize
 }
 
 /// Addresses are spread well enough by one multiplication.

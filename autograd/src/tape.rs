@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use device::{SpinLock, StreamId};
+use device::{Shared, SpinLock, StreamId};
 use smallvec::SmallVec;
-use tensor::{Error, Result, Stream, Tensor};
+use tensor::{Error, Result, Tensor};
 
 use crate::Var;
 use crate::mode::{is_recording, next_sequence};
+use crate::place::Place;
 
 /// One gradient for each input of an op; `None` where no gradient flows or none is needed.
 pub type Grads = SmallVec<[Option<Var>; 2]>;
@@ -39,19 +40,19 @@ impl<F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync> Rule for F {
 }
 
 /// One recorded op, or a leaf.
-pub(crate) struct Node<R: ?Sized = dyn Rule> {
+pub(crate) struct Node {
     pub(crate) op: &'static str,
     /// Greater than that of every input.
     pub(crate) sequence: u64,
     /// Where the op ran, and where its gradient will.
-    pub(crate) stream: Stream,
+    pub(crate) place: Place,
     pub(crate) shape: SmallVec<[usize; 4]>,
     /// The ops that made the inputs; `None` for constants. Empty for a leaf.
-    pub(crate) inputs: SmallVec<[Option<Arc<Node>>; 2]>,
+    pub(crate) inputs: SmallVec<[Option<Shared<Node>>; 2]>,
     state: SpinLock<State>,
     /// Whether there are hooks, for a look without the lock.
     hooked: AtomicBool,
-    rule: R,
+    rule: Box<dyn Rule>,
 }
 
 #[derive(Default)]
@@ -80,7 +81,7 @@ enum Source {
 
 /// What a gradient rule is called with.
 pub struct Vjp<'a> {
-    node: &'a Arc<Node>,
+    node: &'a Shared<Node>,
     saved: &'a [Saved],
     /// Whether the gradient is to be recorded itself.
     create_graph: bool,
@@ -90,7 +91,7 @@ pub struct Vjp<'a> {
 
 impl<'a> Vjp<'a> {
     pub(crate) fn new(
-        node: &'a Arc<Node>,
+        node: &'a Shared<Node>,
         saved: &'a [Saved],
         create_graph: bool,
         needed: &'a [bool],
@@ -107,7 +108,7 @@ impl<'a> Vjp<'a> {
         let node = match saved.source {
             _ if !self.create_graph => None,
             Source::Input(input) => self.node.inputs[input].clone(),
-            Source::Output => Some(Arc::clone(self.node)),
+            Source::Output => Some(self.node.clone()),
             Source::Constant => None,
         };
         Var { value: saved.tensor.clone(), node }
@@ -169,30 +170,30 @@ where
         newest = newest.max(input.node.as_ref().map_or(0, |node| node.sequence));
         nodes.push(input.node.clone());
     }
-    let node = Arc::new(Node {
+    let node = Shared::new(Node {
         op,
         sequence: next_sequence(newest),
-        stream: Stream::current(value.device()),
+        place: Place::current(value.device()),
         shape: value.layout().dims(),
         inputs: nodes,
         state: SpinLock::new(State { consumed: false, saved: saved.iter().map(save).collect(), hooks: None }),
         hooked: AtomicBool::new(false),
-        rule: vjp,
+        rule: Box::new(vjp),
     });
     Var { value, node: Some(node) }
 }
 
 impl Node {
-    pub(crate) fn leaf(value: &Tensor) -> Arc<Node> {
-        Arc::new(Node {
+    pub(crate) fn leaf(value: &Tensor) -> Shared<Node> {
+        Shared::new(Node {
             op: "leaf",
             sequence: next_sequence(0),
-            stream: Stream::current(value.device()),
+            place: Place::current(value.device()),
             shape: value.layout().dims(),
             inputs: SmallVec::new(),
             state: SpinLock::new(State::default()),
             hooked: AtomicBool::new(false),
-            rule: |_: &Vjp<'_>, _: &Var| Ok(Grads::new()),
+            rule: Box::new(|_: &Vjp<'_>, _: &Var| Ok(Grads::new())),
         })
     }
 
@@ -248,15 +249,15 @@ impl Node {
 }
 
 /// A long chain of ops is dropped in a loop: by itself it would recurse once an op.
-impl<R: ?Sized> Drop for Node<R> {
+impl Drop for Node {
     fn drop(&mut self) {
-        if self.inputs.iter().flatten().all(|input| Arc::strong_count(input) > 1) {
+        if !self.inputs.iter().flatten().any(Shared::is_unique) {
             return;
         }
-        let mut pending: SmallVec<[Arc<Node>; 4]> = SmallVec::new();
+        let mut pending: SmallVec<[Shared<Node>; 4]> = SmallVec::new();
         pending.extend(std::mem::take(&mut self.inputs).into_iter().flatten());
         while let Some(mut node) = pending.pop() {
-            if let Some(node) = Arc::get_mut(&mut node) {
+            if let Some(node) = node.get_mut() {
                 pending.extend(std::mem::take(&mut node.inputs).into_iter().flatten());
             }
         }
@@ -282,14 +283,14 @@ impl Var {
     /// The recorded ops that led to this value, oldest first.
     pub fn tape(&self) -> Vec<TapeEntry> {
         let mut seen = std::collections::HashSet::new();
-        let mut pending: Vec<&Arc<Node>> = self.node.iter().collect();
+        let mut pending: Vec<&Shared<Node>> = self.node.iter().collect();
         let mut entries = Vec::new();
         while let Some(node) = pending.pop() {
-            if seen.insert(Arc::as_ptr(node).cast::<()>()) {
+            if seen.insert(node.address()) {
                 let inputs: Vec<_> = node.inputs.iter().flatten().collect();
                 entries.push(TapeEntry {
                     op: node.op,
-                    stream: node.stream.id(),
+                    stream: node.place.id(),
                     shape: node.shape.to_vec(),
                     sequence: node.sequence,
                     inputs: inputs.iter().map(|input| input.sequence).collect(),

@@ -38,7 +38,7 @@ pub use event::Event;
 pub use explorer::{Access, Candidate, Choice, Policy};
 pub use memory::{HostMemory, MemoryDriver};
 pub use recorder::{CommandRecord, Recording, WaitRecord};
-pub use shared::SharedBuffer;
+pub use shared::Shared;
 pub use spin::{SpinGuard, SpinLock};
 pub use stream::{Hold, Stream};
 pub use team::Team;

@@ -1,6 +1,6 @@
 //! The tensor itself: a storage, a layout, an element type.
 
-use device::{Buffer, DType, Device, Result, SharedBuffer, Stream};
+use device::{Buffer, DType, Device, Result, Shared, Stream};
 use kernels::{Layout, View};
 
 /// An n-dimensional array on a device.
@@ -20,7 +20,7 @@ use kernels::{Layout, View};
 /// ```
 #[derive(Clone)]
 pub struct Tensor {
-    pub(crate) storage: SharedBuffer,
+    pub(crate) storage: Shared<Buffer>,
     pub(crate) layout: Layout,
     pub(crate) dtype: DType,
 }
@@ -34,10 +34,10 @@ pub(crate) fn fill_storage(
     layout: &Layout,
     dtype: DType,
     launch: impl FnOnce(&Stream, View<'_>) -> Result<()>,
-) -> Result<SharedBuffer> {
+) -> Result<Shared<Buffer>> {
     Stream::with_current(device, |stream| {
         let bytes = layout.elements().saturating_mul(dtype.size_bytes());
-        let storage = SharedBuffer::new(allocator::allocate(stream, bytes)?);
+        let storage = Shared::new(allocator::allocate(stream, bytes)?);
         launch(stream, View { buffer: &storage, dtype, layout })?;
         Ok(storage)
     })
@@ -60,7 +60,7 @@ impl Tensor {
     #[inline]
     pub(crate) fn allocate(stream: &Stream, layout: Layout, dtype: DType) -> Result<Tensor> {
         let buffer = allocator::allocate(stream, layout.elements().saturating_mul(dtype.size_bytes()))?;
-        Ok(Tensor { storage: SharedBuffer::new(buffer), layout, dtype })
+        Ok(Tensor { storage: Shared::new(buffer), layout, dtype })
     }
 
     /// The same storage under another layout.

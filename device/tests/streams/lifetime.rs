@@ -4,9 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use device::{
-    CpuConfig, Device, HostMemory, MemoryDriver, Moment, Result, Schedule, SharedBuffer, StreamId, Use,
-};
+use device::{CpuConfig, Device, HostMemory, MemoryDriver, Moment, Result, Schedule, Shared, StreamId, Use};
 
 use crate::common::{buffer, copy, each_schedule, eventually, new_streams, pool, runs, set, tell, value};
 
@@ -226,7 +224,7 @@ fn a_shared_buffer_goes_back_once_with_its_last_owner() -> Result<()> {
     let dev = crate::common::fresh(Schedule::Inline);
     let main = dev.default_stream();
     for round in 0..ROUNDS {
-        let first = SharedBuffer::new(buffer(&main)?);
+        let first = Shared::new(buffer(&main)?);
         assert!(first.is_unique());
         let owners: Vec<_> = (0..4).map(|_| first.clone()).collect();
         assert!(!first.is_unique() && owners.iter().all(|owner| owner.ptr_eq(&first)));

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use device::{
-    BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinGuard, SpinLock, StreamId, Uses,
-};
+use device::{BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinGuard, SpinLock, StreamId};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
@@ -312,8 +310,8 @@ const _: () = assert!(align_of::<Nothing>() == UNIT);
 
 impl Pool for CachingAllocator {
     #[inline]
-    unsafe fn release(&self, block: BlockId, uses: Uses) -> Option<Device> {
-        self.take_back(block, &uses)
+    unsafe fn release(&self, block: BlockId, uses: &[Moment]) -> Option<Device> {
+        self.take_back(block, uses)
     }
 }
 

@@ -387,7 +387,7 @@ fn streams_on_their_own_threads_decide_alone() {
 fn a_device_with_another_pool_is_an_error() {
     struct Nothing;
     impl device::Pool for Nothing {
-        unsafe fn release(&self, _: device::BlockId, _: device::Uses) -> Option<Device> {
+        unsafe fn release(&self, _: device::BlockId, _: &[device::Moment]) -> Option<Device> {
             None
         }
     }

@@ -336,8 +336,8 @@ impl<'a> Sweep<'a> {
         // Whoever shares the gradient from here on is somebody else, which decides whether it may be added to.
         drop(gradient);
         let first_edge = self.stops[at].first_edge;
-        for (nth, (grad, needed)) in grads.into_iter().zip(needed).enumerate() {
-            if let (Some(grad), true) = (grad, needed) {
+        for (nth, (grad, needed)) in grads.iter_mut().zip(needed).enumerate() {
+            if let (true, Some(grad)) = (needed, grad.take()) {
                 let input = self.edges[first_edge + nth];
                 check_shape(node.op, &self.stops[input].node.shape, &grad)?;
                 self.add(input, grad)?;

@@ -20,12 +20,10 @@ pub struct BlockId {
     pub index: u32,
 }
 
-/// The last uses of a buffer: its newest write, and the newest read of each stream since.
-pub type Uses = SmallVec<[Moment; 2]>;
-
 /// Where buffers come from and go back to.
 pub trait Pool: Any + Send + Sync {
-    /// Takes back a block whose last uses were `uses`. They may still be pending: the block may be handed out again
+    /// Takes back a block whose last uses were `uses`: its newest write, and the newest read of each stream since,
+    /// which stands for a write of that stream. They may still be pending: the block may be handed out again
     /// only to who comes after all of them. Neither blocks nor fails.
     ///
     /// A pool that keeps the device alive for its buffers, as [`Buffer::from_kept_block`] asks, gives back what it
@@ -34,7 +32,7 @@ pub trait Pool: Any + Send + Sync {
     ///
     /// # Safety
     /// `block` was given to a buffer of this pool, which is gone, and is returned once.
-    unsafe fn release(&self, block: BlockId, uses: Uses) -> Option<Device>;
+    unsafe fn release(&self, block: BlockId, uses: &[Moment]) -> Option<Device>;
 }
 
 /// A range of device memory with a log of its uses. It goes back to its pool when dropped, which never blocks.
@@ -107,12 +105,19 @@ impl Log {
     /// Readers are forgotten once they have passed, but only when there are this many.
     const MANY_READERS: usize = 8;
 
-    fn take_uses(&mut self) -> Uses {
-        let mut uses = std::mem::take(&mut self.reads);
-        if self.write.tick > 0 && uses.iter().all(|read| read.stream != self.write.stream) {
-            uses.push(self.write);
+    /// The last uses, of a log that will see no more.
+    #[inline]
+    fn last_uses(&mut self) -> &[Moment] {
+        if self.write.tick == 0 {
+            return &self.reads;
         }
-        uses
+        if self.reads.is_empty() {
+            return std::slice::from_ref(&self.write);
+        }
+        if self.reads.iter().all(|read| read.stream != self.write.stream) {
+            self.reads.push(self.write);
+        }
+        &self.reads
     }
 }
 
@@ -253,7 +258,7 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
-        let uses = self.log.get_mut().take_uses();
+        let uses = self.log.get_mut().last_uses();
         // SAFETY: `from_block` was given the block by the pool, and a buffer is dropped once.
         let release = |pool: &dyn Pool| unsafe { pool.release(self.block, uses) };
         let kept = self.device.core().pool().and_then(release);

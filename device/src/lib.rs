@@ -28,7 +28,7 @@ mod stream;
 mod team;
 mod time;
 
-pub use buffer::{BlockId, Buffer, Pool, Use, Uses};
+pub use buffer::{BlockId, Buffer, Pool, Use};
 pub use bytes::{as_bytes, from_bytes};
 pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncStats};
 pub use device::{Device, DeviceKind};

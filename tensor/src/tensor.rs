@@ -37,7 +37,7 @@ pub(crate) fn fill_storage(
 ) -> Result<Shared<Buffer>> {
     Stream::with_current(device, |stream| {
         let bytes = layout.elements().saturating_mul(dtype.size_bytes());
-        let storage = Shared::new(allocator::allocate(stream, bytes)?);
+        let storage = allocator::allocate_shared(stream, bytes)?;
         launch(stream, View { buffer: &storage, dtype, layout })?;
         Ok(storage)
     })
@@ -59,8 +59,8 @@ impl Tensor {
     /// A fresh contiguous tensor for a command on `stream` to fill.
     #[inline]
     pub(crate) fn allocate(stream: &Stream, layout: Layout, dtype: DType) -> Result<Tensor> {
-        let buffer = allocator::allocate(stream, layout.elements().saturating_mul(dtype.size_bytes()))?;
-        Ok(Tensor { storage: Shared::new(buffer), layout, dtype })
+        let bytes = layout.elements().saturating_mul(dtype.size_bytes());
+        Ok(Tensor { storage: allocator::allocate_shared(stream, bytes)?, layout, dtype })
     }
 
     /// The same storage under another layout.

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use device::{
-    BlockId, Buffer, CpuConfig, Device, MemoryDriver, Pool, Result, Schedule, SpinLock, Stream, SyncStats,
-    Use, Uses,
+    BlockId, Buffer, CpuConfig, Device, MemoryDriver, Moment, Pool, Result, Schedule, SpinLock, Stream,
+    SyncStats, Use,
 };
 
 /// How many words a buffer has that [`buffer`] makes.
@@ -42,7 +42,7 @@ pub(crate) fn counted(device: &Device, run: impl FnOnce() -> Result<()>) -> Resu
 pub(crate) struct TestPool {
     driver: Arc<dyn MemoryDriver>,
     blocks: SpinLock<Vec<(NonNull<u8>, usize)>>,
-    released: SpinLock<Vec<(BlockId, Uses)>>,
+    released: SpinLock<Vec<(BlockId, Vec<Moment>)>>,
 }
 
 // SAFETY: the pointers are addresses that this pool owns.
@@ -51,8 +51,8 @@ unsafe impl Send for TestPool {}
 unsafe impl Sync for TestPool {}
 
 impl Pool for TestPool {
-    unsafe fn release(&self, block: BlockId, uses: Uses) -> Option<Device> {
-        self.released.lock().push((block, uses));
+    unsafe fn release(&self, block: BlockId, uses: &[Moment]) -> Option<Device> {
+        self.released.lock().push((block, uses.to_vec()));
         None
     }
 }
@@ -68,7 +68,7 @@ impl Drop for TestPool {
 
 impl TestPool {
     /// The blocks that came back, with their last uses.
-    pub(crate) fn released(&self) -> Vec<(BlockId, Uses)> {
+    pub(crate) fn released(&self) -> Vec<(BlockId, Vec<Moment>)> {
         self.released.lock().clone()
     }
 }

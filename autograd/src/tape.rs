@@ -176,7 +176,11 @@ where
         place: Place::current(value.device()),
         shape: value.layout().dims(),
         inputs: nodes,
-        state: SpinLock::new(State { consumed: false, saved: saved.iter().map(save).collect(), hooks: None }),
+        state: SpinLock::new(State {
+            consumed: false,
+            saved: if saved.is_empty() { Vec::new() } else { saved.iter().map(save).collect() },
+            hooks: None,
+        }),
         hooked: AtomicBool::new(false),
         rule: Box::new(vjp),
     });
@@ -251,14 +255,25 @@ impl Node {
 /// A long chain of ops is dropped in a loop: by itself it would recurse once an op.
 impl Drop for Node {
     fn drop(&mut self) {
-        if !self.inputs.iter().flatten().any(Shared::is_unique) {
-            return;
-        }
-        let mut pending: SmallVec<[Shared<Node>; 4]> = SmallVec::new();
-        pending.extend(std::mem::take(&mut self.inputs).into_iter().flatten());
+        let mut pending = SmallVec::new();
+        self.leave_inputs(&mut pending);
         while let Some(mut node) = pending.pop() {
             if let Some(node) = node.get_mut() {
-                pending.extend(std::mem::take(&mut node.inputs).into_iter().flatten());
+                node.leave_inputs(&mut pending);
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Hands on the inputs that would go with this node.
+    #[inline]
+    fn leave_inputs(&mut self, pending: &mut SmallVec<[Shared<Node>; 4]>) {
+        for input in &mut self.inputs {
+            if input.as_ref().is_some_and(Shared::is_unique)
+                && let Some(input) = input.take()
+            {
+                pending.push(input);
             }
         }
     }

@@ -63,12 +63,12 @@ pub(crate) struct Log {
 
 impl Log {
     /// The moments that a use on `stream` must come after, those of `stream` itself left out.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn needs(&self, stream: StreamId, write: bool, mut need: impl FnMut(Moment)) {
         if self.write.stream != stream && self.write.tick > 0 {
             need(self.write);
         }
-        if write {
+        if write && !self.reads.is_empty() {
             self.reads.iter().filter(|read| read.stream != stream).for_each(|&read| need(read));
         }
     }
@@ -78,7 +78,9 @@ impl Log {
     pub(crate) fn record(&mut self, moment: Moment, write: bool) {
         if write {
             self.write = moment;
-            self.reads.clear();
+            if !self.reads.is_empty() {
+                self.reads.clear();
+            }
         } else if let Some(read) = self.reads.iter_mut().find(|read| read.stream == moment.stream) {
             *read = moment;
         } else {

@@ -225,6 +225,7 @@ impl Device {
         reached(moment)
     }
 
+    #[inline]
     pub(crate) fn core(&self) -> &Arc<Core> {
         self.0.core()
     }

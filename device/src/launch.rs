@@ -135,7 +135,8 @@ impl Stream {
         may_run_here: bool,
     ) -> Result<Place> {
         let fifo = self.fifo();
-        if let Some(foreign) = uses.iter().find(|used| used.buffer.device() != self.device()) {
+        let core = self.core();
+        if let Some(foreign) = uses.iter().find(|used| !Arc::ptr_eq(used.buffer.device().core(), core)) {
             return Err(foreign.foreign(op, self));
         }
         // A read of what is named once more adds nothing.

@@ -21,6 +21,7 @@ pub type Strides = SmallVec<[isize; 4]>;
 pub struct Layout {
     axes: Axes,
     offset: usize,
+    elements: usize,
 }
 
 /// Sizes and steps. Tensors are copied and moved often: a fixed number of words, most of which the compiler moves in
@@ -59,15 +60,15 @@ impl Layout {
     pub fn contiguous(shape: &[usize]) -> Layout {
         if shape.len() > FEW {
             let mut strides = vec![0; shape.len()];
-            row_major(shape, &mut strides);
+            let elements = row_major(shape, &mut strides);
             let many = ManyAxes { contiguous: true, shape: shape.to_vec(), strides };
-            return Layout { axes: Axes::Many(Box::new(many)), offset: 0 };
+            return Layout { axes: Axes::Many(Box::new(many)), offset: 0, elements };
         }
         let (mut sizes, mut strides) = ([0; FEW], [0; FEW]);
         copy_few(shape, &mut sizes);
-        row_major(shape, &mut strides);
+        let elements = row_major(shape, &mut strides);
         let axes = Axes::Few { rank: shape.len() as u8, contiguous: true, shape: sizes, strides };
-        Layout { axes, offset: 0 }
+        Layout { axes, offset: 0, elements }
     }
 
     fn from_parts(shape: &[usize], strides: &[isize], offset: usize) -> Layout {
@@ -87,7 +88,7 @@ impl Layout {
             copy_few(strides, &mut few_strides);
             Axes::Few { rank: shape.len() as u8, contiguous, shape: few_sizes, strides: few_strides }
         };
-        Layout { axes, offset }
+        Layout { axes, offset, elements }
     }
 
     /// Sizes of the axes.
@@ -96,6 +97,19 @@ impl Layout {
         match &self.axes {
             Axes::Few { rank, shape, .. } => &shape[..usize::from(*rank)],
             Axes::Many(many) => &many.shape,
+        }
+    }
+
+    /// Whether both have the same shape.
+    #[inline]
+    pub fn same_shape(&self, other: &Layout) -> bool {
+        match (&self.axes, &other.axes) {
+            // A comparison of all words, as those beyond the rank are 0.
+            (Axes::Few { rank: a, shape: lhs, .. }, Axes::Few { rank: b, shape: rhs, .. }) => {
+                a == b && lhs == rhs
+            }
+            (Axes::Many(lhs), Axes::Many(rhs)) => lhs.shape == rhs.shape,
+            _ => false,
         }
     }
 
@@ -132,7 +146,7 @@ impl Layout {
     /// Number of elements, the product of the shape.
     #[inline]
     pub fn elements(&self) -> usize {
-        self.shape().iter().fold(1, |n, &size| n.saturating_mul(size))
+        self.elements
     }
 
     /// One past the highest element index that the layout reaches; 0 if it has no elements.
@@ -344,9 +358,9 @@ impl Layout {
     }
 }
 
-/// Fills in the strides of a layout without gaps.
+/// Fills in the strides of a layout without gaps, and counts its elements.
 #[inline(always)]
-fn row_major(shape: &[usize], strides: &mut [isize]) {
+fn row_major(shape: &[usize], strides: &mut [isize]) -> usize {
     let mut elements = 1_usize;
     for (stride, &size) in strides[..shape.len()].iter_mut().zip(shape).rev() {
         *stride = elements as isize;
@@ -356,6 +370,7 @@ fn row_major(shape: &[usize], strides: &mut [isize]) {
         // A product that saturated before it met the 0 says nothing; strides of empty layouts are unused.
         strides.fill(0);
     }
+    elements
 }
 
 /// Copies a short list, which a call of `memcpy` is not worth.

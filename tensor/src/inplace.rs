@@ -4,7 +4,7 @@ use device::{Result, Stream};
 use kernels::{BinaryOp, Scalar, UnaryOp};
 
 use crate::Tensor;
-use crate::check::{invalid, is_number, same_device, same_kind, same_shape};
+use crate::check::{invalid, is_number, same_device, same_kind};
 use crate::elementwise::dense_order;
 
 impl Tensor {
@@ -53,7 +53,7 @@ impl Tensor {
         same_kind(name, self, rhs)?;
         is_number(name, self)?;
         // The way of gradient accumulation: nothing to broadcast, to reorder or to copy.
-        let flat = self.is_contiguous() && rhs.is_contiguous() && same_shape(self.shape(), rhs.shape());
+        let flat = self.is_contiguous() && rhs.is_contiguous() && self.layout.same_shape(&rhs.layout);
         if flat && !self.same_storage(rhs) {
             Stream::with_current(self.device(), |stream| {
                 kernels::binary(stream, op, self.view(), rhs.view(), self.view())

@@ -240,7 +240,8 @@ fn a_device_leaves_nothing_behind() {
     }
     assert_eq!(memory.out.load(Ordering::SeqCst), 2);
     side.synchronize().unwrap();
-    let (last, empty) = (allocate(&side, 100).unwrap(), allocate(&side, 0).unwrap());
+    let [first, last, empty] = [100, 100, 0].map(|bytes| allocate(&side, bytes).unwrap());
+    drop(first);
     drop((dev, side));
     drop(empty);
     assert_eq!(memory.out.load(Ordering::SeqCst), 2, "a buffer is left");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use device::{BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId, Uses};
+use device::{BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLock, StreamId};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
@@ -112,19 +112,28 @@ impl CachingAllocator {
             return Ok(Grant { ptr: NonNull::<Nothing>::dangling().cast(), block: NO_BLOCK });
         }
         let (arena, number) = self.arena_of(order);
-        let taken = arena.lock().take_ready(order.id(), units);
-        match taken {
-            Some(taken) => Ok(Grant::new(number, taken)),
-            None => self.search(order, number, units, bytes),
+        let taken = {
+            let mut arena = arena.lock();
+            let taken = arena.take_ready(order.id(), units);
+            if taken.is_some() {
+                keep_device(&mut arena, order);
+            }
+            taken
+        };
+        if let Some(taken) = taken {
+            return Ok(Grant::new(number, taken));
         }
+        let found = self.search(order, number, units, bytes)?;
+        if let Some(arena) = self.arena(found.block.arena) {
+            keep_device(&mut arena.lock(), order);
+        }
+        Ok(found)
     }
 
-    /// Takes a block back whose last uses were `uses`.
+    /// Takes a block back whose last uses were `uses`, and with the last one what kept the device alive for them.
     #[inline]
-    pub(crate) fn take_back(&self, block: BlockId, uses: &[Moment]) {
-        if let Some(arena) = self.arena(block.arena) {
-            arena.lock().release(block.index, uses);
-        }
+    pub(crate) fn take_back(&self, block: BlockId, uses: &[Moment]) -> Option<Device> {
+        self.arena(block.arena)?.lock().release(block.index, uses)
     }
 
     #[inline]
@@ -328,6 +337,14 @@ impl CachingAllocator {
     }
 }
 
+/// Keeps the device alive for the live blocks of an arena, of which the caller has one and a handle of the device.
+#[inline]
+pub(crate) fn keep_device(arena: &mut Arena, order: &impl Order) {
+    if arena.device.is_none() {
+        arena.device = order.device();
+    }
+}
+
 /// Its dangling pointer has the alignment of every block.
 #[repr(align(256))]
 struct Nothing;
@@ -336,8 +353,8 @@ const _: () = assert!(align_of::<Nothing>() == UNIT);
 
 impl Pool for CachingAllocator {
     #[inline]
-    unsafe fn release(&self, block: BlockId, uses: Uses) {
-        self.take_back(block, &uses);
+    unsafe fn release(&self, block: BlockId, uses: &[Moment]) -> Option<Device> {
+        self.take_back(block, uses)
     }
 }
 

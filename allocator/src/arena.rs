@@ -7,7 +7,7 @@ mod segments;
 use std::num::NonZero;
 use std::ptr::NonNull;
 
-use device::{Moment, StreamId};
+use device::{Device, Moment, StreamId};
 use smallvec::SmallVec;
 
 use crate::block::{Address, Block, Blocks, NONE, State, Tags};
@@ -66,6 +66,8 @@ pub(crate) struct Arena {
     budget: Budget,
     /// What happened lately, if somebody wants to know.
     pub(crate) history: Option<Box<History>>,
+    /// Keeps the device alive while there are live blocks.
+    pub(crate) device: Option<Device>,
     /// Blocks of other arenas that the home stream took since this one grew last.
     pub(crate) borrowed: u32,
 }
@@ -101,6 +103,7 @@ impl Arena {
             counts: Counts::default(),
             budget: Budget::default(),
             history: None,
+            device: None,
             borrowed: 0,
         }
     }
@@ -179,12 +182,13 @@ impl Arena {
         Taken { ptr: address.0, index: taken }
     }
 
-    /// Takes a block back whose last uses were `uses`. Anything but a live block is left as it is.
+    /// Takes a block back whose last uses were `uses`. Anything but a live block is left as it is. With the last live
+    /// block goes what kept the device alive for them.
     #[inline]
-    pub(crate) fn release(&mut self, index: u32, uses: &[Moment]) {
+    pub(crate) fn release(&mut self, index: u32, uses: &[Moment]) -> Option<Device> {
         let home = self.home;
         if self.blocks.get(index).is_none_or(|block| block.state != State::Live) {
-            return;
+            return None;
         }
         let block = &mut self.blocks[index];
         // The uses come after the old tags, because the block was handed out to who comes after them. Without
@@ -205,6 +209,7 @@ impl Arena {
         } else {
             self.settle(index);
         }
+        if self.counts.live_blocks == 0 { self.device.take() } else { None }
     }
 
     /// Merges what was freed lately. Nobody sees blocks that have not been: a request that finds none of
@@ -216,10 +221,10 @@ impl Arena {
     }
 
     /// Takes a block back that was never handed out.
-    pub(crate) fn put_back(&mut self, index: u32) {
+    pub(crate) fn put_back(&mut self, index: u32) -> Option<Device> {
         self.counts.allocations -= 1;
         self.counts.allocated_units -= u64::from(self.blocks[index].units);
-        self.release(index, &[]);
+        self.release(index, &[])
     }
 
     /// Puts a block that is in no list among the free ones, merged with its neighbours.

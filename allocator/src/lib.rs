@@ -64,7 +64,7 @@ mod stats;
 #[allow(clippy::unwrap_used)]
 mod tests;
 
-use device::{Buffer, Device, Error, Result, Stream};
+use device::{Buffer, Device, Error, Result, Shared, Stream};
 
 pub use allocator::CachingAllocator;
 pub use config::{AllocatorConfig, ReusePolicy};
@@ -85,13 +85,36 @@ pub use stats::MemoryStats;
 /// if the device has a memory pool of another kind.
 #[inline]
 pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
+    let buffer = take(stream, bytes)?;
+    stream.poison(&buffer)?;
+    Ok(buffer)
+}
+
+/// [`allocate`] for several owners.
+///
+/// # Errors
+/// As for [`allocate`].
+#[inline]
+pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> {
+    let buffer = Shared::new(take(stream, bytes)?);
+    stream.poison(&buffer)?;
+    Ok(buffer)
+}
+
+/// A buffer with whatever was there before.
+#[inline(always)]
+fn take(stream: &Stream, bytes: usize) -> Result<Buffer> {
     let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
     let grant = allocator.grant(stream, bytes)?;
     // SAFETY: the block is at least `bytes` long, belongs to nobody else until it comes back, and the
-    // stream's later commands come after its earlier uses. A block of no bytes is never followed.
-    let buffer = unsafe { Buffer::from_block(stream, grant.ptr, bytes, grant.block) };
-    stream.poison(&buffer)?;
-    Ok(buffer)
+    // stream's later commands come after its earlier uses. A block of no bytes is never followed. Its arena
+    // keeps the device alive until it comes back; without bytes there is no arena.
+    Ok(unsafe {
+        match bytes {
+            0 => Buffer::from_block(stream, grant.ptr, bytes, grant.block),
+            _ => Buffer::from_kept_block(stream, grant.ptr, bytes, grant.block),
+        }
+    })
 }
 
 #[cold]

@@ -1,6 +1,6 @@
 //! What the allocator asks of a stream: who comes after whom.
 
-use device::{Moment, Result, Stream, StreamId};
+use device::{Device, Moment, Result, Stream, StreamId};
 use smallvec::SmallVec;
 
 /// The stream that allocates.
@@ -14,6 +14,8 @@ pub(crate) trait Order {
     fn reached(&self, moment: Moment) -> bool;
     /// Makes the stream's next command come after `moments`.
     fn wait_for(&self, moments: &[Moment]) -> Result<()>;
+    /// A handle of the stream's device, for buffers that live on.
+    fn device(&self) -> Option<Device>;
 }
 
 impl Order for Stream {
@@ -36,6 +38,10 @@ impl Order for Stream {
 
     fn wait_for(&self, moments: &[Moment]) -> Result<()> {
         self.wait_for(moments)
+    }
+
+    fn device(&self) -> Option<Device> {
+        Some(self.device().clone())
     }
 }
 

@@ -148,6 +148,7 @@ impl CachingAllocator {
         if !needed.is_empty() {
             if let Err(error) = order.wait_for(&needed) {
                 if let Some(arena) = self.arena(number) {
+                    // The caller has a handle of the device, so this drops no device under the lock.
                     arena.lock().put_back(taken.index);
                 }
                 return Err(error);

@@ -194,7 +194,7 @@ fn the_limit_is_an_error_with_a_report() {
 }
 
 #[test]
-fn a_buffer_keeps_its_stream_and_device() {
+fn a_buffer_keeps_its_device() {
     let buffer = {
         let dev = device();
         let stream = dev.new_stream().unwrap();
@@ -240,8 +240,13 @@ fn a_device_leaves_nothing_behind() {
     }
     assert_eq!(memory.out.load(Ordering::SeqCst), 2);
     side.synchronize().unwrap();
-    drop(dev);
-    drop(side);
+    let [first, last, empty] = [100, 100, 0].map(|bytes| allocate(&side, bytes).unwrap());
+    drop(first);
+    drop((dev, side));
+    drop(empty);
+    assert_eq!(memory.out.load(Ordering::SeqCst), 2, "a buffer is left");
+    last.download(|bytes| assert_eq!(bytes.len(), 100)).unwrap();
+    drop(last);
     while memory.out.load(Ordering::SeqCst) != 0 {
         std::thread::yield_now();
     }
@@ -383,7 +388,9 @@ fn streams_on_their_own_threads_decide_alone() {
 fn a_device_with_another_pool_is_an_error() {
     struct Nothing;
     impl device::Pool for Nothing {
-        unsafe fn release(&self, _: device::BlockId, _: device::Uses) {}
+        unsafe fn release(&self, _: device::BlockId, _: &[device::Moment]) -> Option<Device> {
+            None
+        }
     }
     let dev = device();
     dev.pool_or_init(|| Box::new(Nothing));

@@ -5,12 +5,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use device::Panicked;
+use device::{Panicked, Shared};
 use smallvec::SmallVec;
-use tensor::{Error, Result, Stream, Tensor};
+use tensor::{Error, Result, Tensor};
 
 use crate::mode::{is_recording, with_recording};
-use crate::tape::{Node, Vjp};
+use crate::place::on;
+use crate::tape::{Node, Saved, Vjp};
 use crate::{Gradients, Grads, Var};
 
 /// How to run [`Var::backward_with`].
@@ -57,14 +58,17 @@ impl Var {
     pub fn backward_with(&self, options: BackwardOptions) -> Result<Gradients> {
         let BackwardOptions { retain_graph, create_graph, gradient } = options;
         let roots = [(self, gradient.as_ref())];
-        let sweep = Sweep::plan("backward", &roots, None)?;
         let mut leaves = Vec::new();
-        sweep.run(&roots, retain_graph, create_graph, |at, gradient| {
-            let node = &sweep.nodes[at];
-            if node.is_leaf() {
-                leaves.push((Arc::clone(node), gradient.clone()));
-            }
-        })?;
+        Sweep::plan("backward", &roots, None)?.run(
+            &roots,
+            retain_graph,
+            create_graph,
+            |_, node, gradient| {
+                if node.is_leaf() {
+                    leaves.push((node.clone(), gradient.clone()));
+                }
+            },
+        )?;
         Ok(Gradients::collect(leaves))
     }
 }
@@ -81,10 +85,10 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
     let given = |at: usize| gradients.get(at).and_then(Option::as_ref);
     let roots: SmallVec<[Root<'_>; 2]> =
         outputs.iter().enumerate().map(|(at, output)| (output, given(at))).collect();
-    let sweep = Sweep::plan("grad", &roots, Some(inputs))?;
+    let mut sweep = Sweep::plan("grad", &roots, Some(inputs))?;
     let targets: Vec<_> = inputs.iter().map(|input| sweep.find(input)).collect();
     let mut found = vec![None; inputs.len()];
-    sweep.run(&roots, retain_graph, create_graph, |at, gradient| {
+    sweep.run(&roots, retain_graph, create_graph, |at, _, gradient| {
         for (slot, target) in found.iter_mut().zip(&targets) {
             if *target == Some(at) {
                 *slot = Some(gradient.clone());
@@ -97,160 +101,232 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
 /// A value that a pass starts from, and its gradient if it is not one.
 type Root<'a> = (&'a Var, Option<&'a Var>);
 
-/// The nodes that a pass will visit, found before anything runs.
-struct Sweep {
+/// A node that a pass will visit.
+struct Stop<'a> {
+    node: &'a Shared<Node>,
+    /// Where in the sweep's edges its inputs start.
+    first_edge: usize,
+    /// Whether it leads to what is asked for.
+    needed: bool,
+    /// What the op saved, from the claim until its gradient has run.
+    saved: Vec<Saved>,
+    /// Where among the gradients under way its own is; `NONE` if there is none yet.
+    gradient: usize,
+}
+
+/// The nodes that a pass will visit, found before anything runs. The roots keep them.
+struct Sweep<'a> {
     /// Breadth first from the roots.
-    nodes: Vec<Arc<Node>>,
+    stops: Vec<Stop<'a>>,
+    /// Where in `stops` the nodes are to which there may be several ways.
     index: HashMap<usize, usize, BuildHasherDefault<AddressHasher>>,
-    /// For each node in turn, where in `nodes` its inputs are; `NONE` for a constant.
+    /// For each stop in turn, where in `stops` its inputs are; `NONE` for a constant.
     edges: Vec<usize>,
-    /// Where in `edges` each node's inputs start.
-    first_edge: Vec<usize>,
     /// The order of the pass: newest first.
     order: Vec<usize>,
-    /// Whether the node leads to what is asked for.
-    needed: Vec<bool>,
+    gradients: UnderWay,
 }
 
 const NONE: usize = usize::MAX;
 
-impl Sweep {
+/// The gradients that are not passed on yet: few at a time, however large the graph is.
+#[derive(Default)]
+struct UnderWay {
+    places: Vec<Option<Var>>,
+    vacant: Vec<usize>,
+}
+
+impl UnderWay {
+    fn put(&mut self, gradient: Var) -> usize {
+        match self.vacant.pop() {
+            Some(place) => {
+                self.places[place] = Some(gradient);
+                place
+            }
+            None => {
+                self.places.push(Some(gradient));
+                self.places.len() - 1
+            }
+        }
+    }
+
+    fn take(&mut self, place: usize) -> Option<Var> {
+        let gradient = self.places.get_mut(place)?.take();
+        self.vacant.push(place);
+        gradient
+    }
+}
+
+impl<'a> Sweep<'a> {
     /// Finds the nodes between `roots` and `targets`, or the leaves if there are none. Launches nothing.
-    fn plan(op: &'static str, roots: &[Root<'_>], targets: Option<&[Var]>) -> Result<Sweep> {
+    fn plan(op: &'static str, roots: &[Root<'a>], targets: Option<&[Var]>) -> Result<Sweep<'a>> {
         let mut sweep = Sweep {
-            nodes: Vec::new(),
+            stops: Vec::new(),
             index: HashMap::default(),
             edges: Vec::new(),
-            first_edge: Vec::new(),
             order: Vec::new(),
-            needed: Vec::new(),
+            gradients: UnderWay::default(),
         };
         for &(root, gradient) in roots {
             check_root(op, root, gradient)?;
             if let Some(node) = &root.node {
-                sweep.visit(node);
+                sweep.visit_again(node);
             }
         }
-        if sweep.nodes.is_empty() {
+        if sweep.stops.is_empty() {
             return Err(Error::NoGradient { op });
         }
         let mut at = 0;
-        while let Some(node) = sweep.nodes.get(at).map(Arc::clone) {
-            sweep.first_edge.push(sweep.edges.len());
+        while let Some(stop) = sweep.stops.get_mut(at) {
+            stop.first_edge = sweep.edges.len();
+            let node = stop.node;
             for input in &node.inputs {
                 let input = input.as_ref().map_or(NONE, |input| sweep.visit(input));
                 sweep.edges.push(input);
             }
             at += 1;
         }
-        sweep.order = (0..sweep.nodes.len()).collect();
+        sweep.order = (0..sweep.stops.len()).collect();
         // Equal sequences are of different threads and independent; the order in which they were found decides.
-        sweep.order.sort_by_key(|&at| std::cmp::Reverse(sweep.nodes[at].sequence));
-        sweep.needed = match targets {
-            None => vec![true; sweep.nodes.len()],
-            Some(targets) => sweep.leading_to(targets),
-        };
+        sweep.order.sort_by_key(|&at| std::cmp::Reverse(sweep.stops[at].node.sequence));
+        if let Some(targets) = targets {
+            sweep.need_only(targets);
+        }
         Ok(sweep)
     }
 
-    fn visit(&mut self, node: &Arc<Node>) -> usize {
-        let next = self.nodes.len();
-        let at = *self.index.entry(address(node)).or_insert(next);
-        if at == next {
-            self.nodes.push(Arc::clone(node));
-        }
-        at
+    /// The stop of a node that is the input of another one.
+    fn visit(&mut self, node: &'a Shared<Node>) -> usize {
+        // Who holds the only reference to a node is the only way to it.
+        if node.is_unique() { self.stop_at(node) } else { self.visit_again(node) }
     }
 
+    /// The stop of a node that may have been visited before.
+    fn visit_again(&mut self, node: &'a Shared<Node>) -> usize {
+        let next = self.stops.len();
+        let at = *self.index.entry(node.address()).or_insert(next);
+        if at == next { self.stop_at(node) } else { at }
+    }
+
+    fn stop_at(&mut self, node: &'a Shared<Node>) -> usize {
+        self.stops.push(Stop { node, first_edge: 0, needed: true, saved: Vec::new(), gradient: NONE });
+        self.stops.len() - 1
+    }
+
+    /// The stop of a value that the caller holds, so that the node was looked up when it was visited.
     fn find(&self, var: &Var) -> Option<usize> {
-        self.index.get(&address(var.node.as_ref()?)).copied()
+        self.index.get(&var.node.as_ref()?.address()).copied()
     }
 
     fn edges(&self, at: usize) -> &[usize] {
-        let first = self.first_edge[at];
-        &self.edges[first..first + self.nodes[at].inputs.len()]
+        let Stop { node, first_edge, .. } = &self.stops[at];
+        &self.edges[*first_edge..first_edge + node.inputs.len()]
     }
 
-    fn leading_to(&self, targets: &[Var]) -> Vec<bool> {
-        let mut leads = vec![false; self.nodes.len()];
-        targets.iter().filter_map(|target| self.find(target)).for_each(|at| leads[at] = true);
+    /// Leaves out what does not lead to `targets`.
+    fn need_only(&mut self, targets: &[Var]) {
+        self.stops.iter_mut().for_each(|stop| stop.needed = false);
+        for target in targets {
+            if let Some(at) = self.find(target) {
+                self.stops[at].needed = true;
+            }
+        }
         // Oldest first: inputs come before what was made from them.
         for &at in self.order.iter().rev() {
-            leads[at] |= self.edges(at).iter().any(|&input| input != NONE && leads[input]);
+            let leads = self.edges(at).iter().any(|&input| input != NONE && self.stops[input].needed);
+            self.stops[at].needed |= leads;
         }
-        leads
     }
 
     /// Runs the pass, and shows each node's complete gradient to `found`.
     fn run(
-        &self,
+        &mut self,
         roots: &[Root<'_>],
         retain_graph: bool,
         create_graph: bool,
-        mut found: impl FnMut(usize, &Var),
+        mut found: impl FnMut(usize, &Shared<Node>, &Var),
     ) -> Result<()> {
-        let consume = !retain_graph && !create_graph;
-        self.claim(consume)?;
+        self.claim(!retain_graph && !create_graph)?;
         with_recording(create_graph, || {
-            let mut slots: Vec<Option<Var>> = vec![None; self.nodes.len()];
             for &(root, gradient) in roots {
-                if let Some(at) = self.find(root).filter(|&at| self.needed[at]) {
-                    let stream = &self.nodes[at].stream;
+                if let Some(at) = self.find(root).filter(|&at| self.stops[at].needed) {
+                    let place = &self.stops[at].node.place;
                     let first = match gradient {
                         Some(gradient) => gradient.clone(),
-                        None => on_stream(stream, || Tensor::ones_like(root.value()).map(Var::constant))?,
+                        None => {
+                            let stream = place.elsewhere(root.device());
+                            Var::constant(on(stream.as_ref(), || Tensor::ones_like(root.value()))?)
+                        }
                     };
-                    self.add(&mut slots, at, first)?;
+                    self.add(at, first)?;
                 }
             }
-            for &at in &self.order {
-                let gradient = slots[at].take();
-                if self.needed[at] {
-                    self.step(at, gradient, create_graph, &mut slots, &mut found)?;
+            for step in 0..self.order.len() {
+                let at = self.order[step];
+                if self.stops[at].needed {
+                    self.step(at, create_graph, &mut found)?;
                 }
             }
             Ok(())
         })
     }
 
-    /// Checks every node before the first runs, and claims them where the pass frees what they saved.
-    fn claim(&self, consume: bool) -> Result<()> {
-        let needed = || self.order.iter().filter(|&&at| self.needed[at]).map(|&at| &self.nodes[at]);
-        for (claimed, node) in needed().enumerate() {
-            if let Err(error) = node.claim(consume) {
-                needed().take(claimed).for_each(|node| node.unclaim());
-                return Err(error);
+    /// Checks every node before the first runs, and takes what they saved.
+    fn claim(&mut self, consume: bool) -> Result<()> {
+        for step in 0..self.order.len() {
+            let stop = &mut self.stops[self.order[step]];
+            if !stop.needed {
+                continue;
+            }
+            match stop.node.claim(consume) {
+                Ok(saved) => stop.saved = saved,
+                Err(error) => {
+                    if consume {
+                        self.unclaim(step);
+                    }
+                    return Err(error);
+                }
             }
         }
         Ok(())
     }
 
+    /// Gives back what the first nodes of the order had saved.
+    fn unclaim(&mut self, claimed: usize) {
+        for &at in &self.order[..claimed] {
+            let stop = &mut self.stops[at];
+            if stop.needed {
+                stop.node.unclaim(std::mem::take(&mut stop.saved));
+            }
+        }
+    }
+
     /// Runs one node's gradient on its stream.
     fn step(
-        &self,
+        &mut self,
         at: usize,
-        gradient: Option<Var>,
         create_graph: bool,
-        slots: &mut [Option<Var>],
-        found: &mut impl FnMut(usize, &Var),
+        found: &mut impl FnMut(usize, &Shared<Node>, &Var),
     ) -> Result<()> {
-        let node = &self.nodes[at];
-        let (saved, hooks) = node.take();
-        let Some(mut gradient) = gradient else { return Ok(()) };
-        let edges = self.edges(at);
+        let stop = &mut self.stops[at];
+        let (node, saved) = (stop.node, std::mem::take(&mut stop.saved));
+        let gradient = std::mem::replace(&mut stop.gradient, NONE);
+        let Some(mut gradient) = self.gradients.take(gradient) else { return Ok(()) };
         let mut needed: SmallVec<[bool; 8]> = SmallVec::new();
-        edges.iter().for_each(|&input| needed.push(input != NONE && self.needed[input]));
+        for &input in self.edges(at) {
+            needed.push(input != NONE && self.stops[input].needed);
+        }
         // Filled in place: gradients are large to move.
         let mut grads = Grads::new();
-        on_stream(&node.stream, || {
+        on(node.place.elsewhere(gradient.device()).as_ref(), || {
             caught(node, || {
-                for hook in &hooks {
+                for hook in node.hooks() {
                     if let Some(changed) = hook(&gradient)? {
                         check_shape("register_hook", &node.shape, &changed)?;
                         gradient = changed;
                     }
                 }
-                found(at, &gradient);
+                found(at, node, &gradient);
                 if needed.contains(&true) {
                     grads = node.vjp(&Vjp::new(node, &saved, create_graph, &needed), &gradient)?;
                 }
@@ -259,21 +335,27 @@ impl Sweep {
         })?;
         // Whoever shares the gradient from here on is somebody else, which decides whether it may be added to.
         drop(gradient);
-        for ((input, grad), needed) in edges.iter().zip(grads).zip(needed) {
-            if let (true, Some(grad)) = (needed, grad) {
-                check_shape(node.op, &self.nodes[*input].shape, &grad)?;
-                self.add(slots, *input, grad)?;
+        let first_edge = self.stops[at].first_edge;
+        for (nth, (grad, needed)) in grads.iter_mut().zip(needed).enumerate() {
+            if let (true, Some(grad)) = (needed, grad.take()) {
+                let input = self.edges[first_edge + nth];
+                check_shape(node.op, &self.stops[input].node.shape, &grad)?;
+                self.add(input, grad)?;
             }
         }
         Ok(())
     }
 
-    /// Moves the first gradient of a node into its slot, and adds later ones to it on the node's stream.
-    fn add(&self, slots: &mut [Option<Var>], at: usize, gradient: Var) -> Result<()> {
-        match &mut slots[at] {
-            Some(sum) => on_stream(&self.nodes[at].stream, || add_gradients(sum, &gradient)),
-            slot => {
-                *slot = Some(gradient);
+    /// Keeps the first gradient of a node as it is, and adds later ones to it on the node's stream.
+    fn add(&mut self, at: usize, gradient: Var) -> Result<()> {
+        let stop = &mut self.stops[at];
+        match self.gradients.places.get_mut(stop.gradient) {
+            Some(Some(sum)) => {
+                let stream = stop.node.place.elsewhere(gradient.device());
+                on(stream.as_ref(), || add_gradients(sum, &gradient))
+            }
+            _ => {
+                stop.gradient = self.gradients.put(gradient);
                 Ok(())
             }
         }
@@ -294,7 +376,9 @@ fn check_root(op: &'static str, root: &Var, gradient: Option<&Var>) -> Result<()
 }
 
 fn check_shape(op: &'static str, expected: &[usize], gradient: &Var) -> Result<()> {
-    if expected == gradient.shape() {
+    let shape = gradient.shape();
+    // Shapes are short, and `==` makes a call.
+    if shape.len() == expected.len() && shape.iter().zip(expected).all(|(a, b)| a == b) {
         return Ok(());
     }
     Err(Error::ShapeMismatch { op, lhs: expected.into(), rhs: gradient.shape().into() })
@@ -304,17 +388,8 @@ fn check_shape(op: &'static str, expected: &[usize], gradient: &Var) -> Result<(
 fn caught<R>(node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
         let source = Arc::new(Panicked::new(&*payload));
-        Err(Error::Async { op: node.op, stream: node.stream.id(), source })
+        Err(Error::Async { op: node.op, stream: node.place.id(), source })
     })
-}
-
-/// Runs `f` with `stream` as the current stream.
-pub(crate) fn on_stream<R>(stream: &Stream, f: impl FnOnce() -> R) -> R {
-    if Stream::with_current(stream.device(), |current| current.id() == stream.id()) {
-        f()
-    } else {
-        stream.scope(f)
-    }
 }
 
 /// `sum += gradient`, in place where nobody else can see it.
@@ -325,11 +400,6 @@ pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
         return Ok(());
     }
     sum.value.add_(gradient.value())
-}
-
-/// What tells nodes apart while they live.
-pub(crate) fn address(node: &Arc<Node>) -> usize {
-    Arc::as_ptr(node).cast::<()>() as usize
 }
 
 /// Addresses are spread well enough by one multiplication.

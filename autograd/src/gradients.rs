@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 
+use device::Shared;
 use tensor::{Result, Tensor};
 
 use crate::Var;
-use crate::backward::{add_gradients, address, on_stream};
+use crate::backward::add_gradients;
+use crate::place::on;
 use crate::tape::Node;
 
 /// The gradients of the leaves that a backward pass reached, in the order in which the leaves were made.
@@ -23,15 +24,15 @@ pub struct Gradients {
 
 #[derive(Clone)]
 struct Entry {
-    leaf: Arc<Node>,
+    leaf: Shared<Node>,
     gradient: Var,
 }
 
 impl Gradients {
-    pub(crate) fn collect(mut leaves: Vec<(Arc<Node>, Var)>) -> Gradients {
+    pub(crate) fn collect(mut leaves: Vec<(Shared<Node>, Var)>) -> Gradients {
         leaves.sort_by_key(|(leaf, _)| leaf.sequence);
         let entries: Vec<_> = leaves.into_iter().map(|(leaf, gradient)| Entry { leaf, gradient }).collect();
-        let index = entries.iter().enumerate().map(|(at, entry)| (address(&entry.leaf), at)).collect();
+        let index = entries.iter().enumerate().map(|(at, entry)| (entry.leaf.address(), at)).collect();
         Gradients { entries, index }
     }
 
@@ -42,13 +43,13 @@ impl Gradients {
 
     /// The gradient of a leaf with its own place on the tape, which it has after a pass with `create_graph`.
     pub fn get_var(&self, leaf: &Var) -> Option<&Var> {
-        let at = self.index.get(&address(leaf.node.as_ref()?))?;
+        let at = self.index.get(&leaf.node.as_ref()?.address())?;
         self.entries.get(*at).map(|entry| &entry.gradient)
     }
 
     /// Puts another gradient in the place of a leaf's; does nothing and returns false if there is none.
     pub fn replace(&mut self, leaf: &Var, gradient: Var) -> bool {
-        let at = leaf.node.as_ref().and_then(|node| self.index.get(&address(node)));
+        let at = leaf.node.as_ref().and_then(|node| self.index.get(&node.address()));
         match at.and_then(|&at| self.entries.get_mut(at)) {
             Some(entry) => {
                 entry.gradient = gradient;
@@ -65,10 +66,10 @@ impl Gradients {
     /// Whatever adding two tensors may return.
     pub fn merge(&mut self, other: Gradients) -> Result<()> {
         for entry in other.entries {
-            match self.index.get(&address(&entry.leaf)).and_then(|&at| self.entries.get_mut(at)) {
+            match self.index.get(&entry.leaf.address()).and_then(|&at| self.entries.get_mut(at)) {
                 Some(mine) => add_gradients(&mut mine.gradient, &entry.gradient)?,
                 None => {
-                    self.index.insert(address(&entry.leaf), self.entries.len());
+                    self.index.insert(entry.leaf.address(), self.entries.len());
                     self.entries.push(entry);
                 }
             }
@@ -87,7 +88,8 @@ impl Gradients {
     /// What `f` returns; the gradients before it are replaced by then.
     pub fn map(&mut self, mut f: impl FnMut(&Var) -> Result<Var>) -> Result<()> {
         for entry in &mut self.entries {
-            entry.gradient = on_stream(&entry.leaf.stream, || f(&entry.gradient))?;
+            let stream = entry.leaf.place.elsewhere(entry.gradient.device());
+            entry.gradient = on(stream.as_ref(), || f(&entry.gradient))?;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ mod gradients;
 mod mode;
 pub mod ops;
 pub mod pipeline;
+mod place;
 mod tape;
 mod var;
 

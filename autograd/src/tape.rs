@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use device::{SpinLock, StreamId};
+use device::{Shared, SpinLock, StreamId};
 use smallvec::SmallVec;
-use tensor::{Error, Result, Stream, Tensor};
+use tensor::{Error, Result, Tensor};
 
 use crate::Var;
 use crate::mode::{is_recording, next_sequence};
+use crate::place::Place;
 
 /// One gradient for each input of an op; `None` where no gradient flows or none is needed.
 pub type Grads = SmallVec<[Option<Var>; 2]>;
@@ -38,17 +40,19 @@ impl<F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync> Rule for F {
 }
 
 /// One recorded op, or a leaf.
-pub(crate) struct Node<R: ?Sized = dyn Rule> {
+pub(crate) struct Node {
     pub(crate) op: &'static str,
     /// Greater than that of every input.
     pub(crate) sequence: u64,
     /// Where the op ran, and where its gradient will.
-    pub(crate) stream: Stream,
+    pub(crate) place: Place,
     pub(crate) shape: SmallVec<[usize; 4]>,
     /// The ops that made the inputs; `None` for constants. Empty for a leaf.
-    pub(crate) inputs: SmallVec<[Option<Arc<Node>>; 2]>,
+    pub(crate) inputs: SmallVec<[Option<Shared<Node>>; 2]>,
     state: SpinLock<State>,
-    rule: R,
+    /// Whether there are hooks, for a look without the lock.
+    hooked: AtomicBool,
+    rule: Box<dyn Rule>,
 }
 
 #[derive(Default)]
@@ -56,7 +60,9 @@ struct State {
     consumed: bool,
     /// Most ops save nothing or little: nodes stay small without room for it.
     saved: Vec<Saved>,
-    hooks: Vec<Hook>,
+    /// Boxed, as few nodes have any.
+    #[allow(clippy::box_collection)]
+    hooks: Option<Box<Vec<Hook>>>,
 }
 
 #[derive(Clone)]
@@ -75,7 +81,7 @@ enum Source {
 
 /// What a gradient rule is called with.
 pub struct Vjp<'a> {
-    node: &'a Arc<Node>,
+    node: &'a Shared<Node>,
     saved: &'a [Saved],
     /// Whether the gradient is to be recorded itself.
     create_graph: bool,
@@ -85,7 +91,7 @@ pub struct Vjp<'a> {
 
 impl<'a> Vjp<'a> {
     pub(crate) fn new(
-        node: &'a Arc<Node>,
+        node: &'a Shared<Node>,
         saved: &'a [Saved],
         create_graph: bool,
         needed: &'a [bool],
@@ -102,7 +108,7 @@ impl<'a> Vjp<'a> {
         let node = match saved.source {
             _ if !self.create_graph => None,
             Source::Input(input) => self.node.inputs[input].clone(),
-            Source::Output => Some(Arc::clone(self.node)),
+            Source::Output => Some(self.node.clone()),
             Source::Constant => None,
         };
         Var { value: saved.tensor.clone(), node }
@@ -164,32 +170,34 @@ where
         newest = newest.max(input.node.as_ref().map_or(0, |node| node.sequence));
         nodes.push(input.node.clone());
     }
-    let node = Arc::new(Node {
+    let node = Shared::new(Node {
         op,
         sequence: next_sequence(newest),
-        stream: Stream::current(value.device()),
-        shape: SmallVec::from_slice(value.shape()),
+        place: Place::current(value.device()),
+        shape: value.layout().dims(),
         inputs: nodes,
         state: SpinLock::new(State {
             consumed: false,
-            saved: saved.iter().map(save).collect(),
-            hooks: Vec::new(),
+            saved: if saved.is_empty() { Vec::new() } else { saved.iter().map(save).collect() },
+            hooks: None,
         }),
-        rule: vjp,
+        hooked: AtomicBool::new(false),
+        rule: Box::new(vjp),
     });
     Var { value, node: Some(node) }
 }
 
 impl Node {
-    pub(crate) fn leaf(value: &Tensor) -> Arc<Node> {
-        Arc::new(Node {
+    pub(crate) fn leaf(value: &Tensor) -> Shared<Node> {
+        Shared::new(Node {
             op: "leaf",
             sequence: next_sequence(0),
-            stream: Stream::current(value.device()),
-            shape: SmallVec::from_slice(value.shape()),
+            place: Place::current(value.device()),
+            shape: value.layout().dims(),
             inputs: SmallVec::new(),
             state: SpinLock::new(State::default()),
-            rule: |_: &Vjp<'_>, _: &Var| Ok(Grads::new()),
+            hooked: AtomicBool::new(false),
+            rule: Box::new(|_: &Vjp<'_>, _: &Var| Ok(Grads::new())),
         })
     }
 
@@ -198,11 +206,22 @@ impl Node {
     }
 
     pub(crate) fn add_hook(&self, hook: Hook) {
-        self.state.lock().hooks.push(hook);
+        self.state.lock().hooks.get_or_insert_default().push(hook);
+        self.hooked.store(true, Ordering::Release);
     }
 
-    /// Checks that the saved tensors are there and as they were saved and, with `consume`, claims them for one pass.
-    pub(crate) fn claim(&self, consume: bool) -> Result<()> {
+    pub(crate) fn hooks(&self) -> Vec<Hook> {
+        if !self.hooked.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        self.state.lock().hooks.as_deref().cloned().unwrap_or_default()
+    }
+
+    /// The saved tensors, which are there and as they were saved; with `consume` they are gone afterwards.
+    pub(crate) fn claim(&self, consume: bool) -> Result<Vec<Saved>> {
+        if self.is_leaf() {
+            return Ok(Vec::new());
+        }
         let mut state = self.state.lock();
         if state.consumed {
             return Err(Error::GraphConsumed { op: self.op });
@@ -213,20 +232,19 @@ impl Node {
                 return Err(Error::VersionMismatch { op: self.op, saved: saved.version, now });
             }
         }
-        state.consumed = consume && !self.is_leaf();
-        Ok(())
+        if !consume {
+            return Ok(state.saved.clone());
+        }
+        state.consumed = true;
+        Ok(std::mem::take(&mut state.saved))
     }
 
-    /// Gives back a claim that came to nothing.
-    pub(crate) fn unclaim(&self) {
-        self.state.lock().consumed = false;
-    }
-
-    /// The saved tensors, which are gone afterwards if the node was claimed, and the hooks.
-    pub(crate) fn take(&self) -> (Vec<Saved>, Vec<Hook>) {
-        let mut state = self.state.lock();
-        let saved = if state.consumed { std::mem::take(&mut state.saved) } else { state.saved.clone() };
-        (saved, state.hooks.clone())
+    /// Gives back what a pass consumed that came to nothing.
+    pub(crate) fn unclaim(&self, saved: Vec<Saved>) {
+        if !self.is_leaf() {
+            let mut state = self.state.lock();
+            (state.consumed, state.saved) = (false, saved);
+        }
     }
 
     pub(crate) fn vjp(&self, cx: &Vjp<'_>, grad: &Var) -> Result<Grads> {
@@ -235,16 +253,27 @@ impl Node {
 }
 
 /// A long chain of ops is dropped in a loop: by itself it would recurse once an op.
-impl<R: ?Sized> Drop for Node<R> {
+impl Drop for Node {
     fn drop(&mut self) {
-        if self.inputs.iter().flatten().all(|input| Arc::strong_count(input) > 1) {
-            return;
-        }
-        let mut pending: SmallVec<[Arc<Node>; 4]> = SmallVec::new();
-        pending.extend(std::mem::take(&mut self.inputs).into_iter().flatten());
+        let mut pending = SmallVec::new();
+        self.leave_inputs(&mut pending);
         while let Some(mut node) = pending.pop() {
-            if let Some(node) = Arc::get_mut(&mut node) {
-                pending.extend(std::mem::take(&mut node.inputs).into_iter().flatten());
+            if let Some(node) = node.get_mut() {
+                node.leave_inputs(&mut pending);
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Hands on the inputs that would go with this node.
+    #[inline]
+    fn leave_inputs(&mut self, pending: &mut SmallVec<[Shared<Node>; 4]>) {
+        for input in &mut self.inputs {
+            if input.as_ref().is_some_and(Shared::is_unique)
+                && let Some(input) = input.take()
+            {
+                pending.push(input);
             }
         }
     }
@@ -269,14 +298,14 @@ impl Var {
     /// The recorded ops that led to this value, oldest first.
     pub fn tape(&self) -> Vec<TapeEntry> {
         let mut seen = std::collections::HashSet::new();
-        let mut pending: Vec<&Arc<Node>> = self.node.iter().collect();
+        let mut pending: Vec<&Shared<Node>> = self.node.iter().collect();
         let mut entries = Vec::new();
         while let Some(node) = pending.pop() {
-            if seen.insert(Arc::as_ptr(node).cast::<()>()) {
+            if seen.insert(node.address()) {
                 let inputs: Vec<_> = node.inputs.iter().flatten().collect();
                 entries.push(TapeEntry {
                     op: node.op,
-                    stream: node.stream.id(),
+                    stream: node.place.id(),
                     shape: node.shape.to_vec(),
                     sequence: node.sequence,
                     inputs: inputs.iter().map(|input| input.sequence).collect(),

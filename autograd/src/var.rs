@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use device::Shared;
 use tensor::{DType, Device, Error, Result, Tensor};
 
 use crate::tape::Node;
@@ -20,7 +21,7 @@ use crate::tape::Node;
 #[derive(Clone)]
 pub struct Var {
     pub(crate) value: Tensor,
-    pub(crate) node: Option<Arc<Node>>,
+    pub(crate) node: Option<Shared<Node>>,
 }
 
 impl Var {

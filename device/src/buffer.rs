@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,17 +24,19 @@ pub struct BlockId {
     pub index: u32,
 }
 
-/// The last uses of a buffer: its newest write, and the newest read of each stream since.
-pub type Uses = SmallVec<[Moment; 2]>;
-
 /// Where buffers come from and go back to.
 pub trait Pool: Any + Send + Sync {
-    /// Takes back a block whose last uses were `uses`. They may still be pending: the block may be handed out again
+    /// Takes back a block whose last uses were `uses`: its newest write, and the newest read of each stream since,
+    /// which stands for a write of that stream. They may still be pending: the block may be handed out again
     /// only to who comes after all of them. Neither blocks nor fails.
+    ///
+    /// A pool that keeps the device alive for its buffers, as [`Buffer::from_kept_block`] asks, gives back what it
+    /// keeps the device alive by if no such buffer is left. It cannot drop that itself: the device may go with it, and
+    /// the pool with the device.
     ///
     /// # Safety
     /// `block` was given to a buffer of this pool, which is gone, and is returned once.
-    unsafe fn release(&self, block: BlockId, uses: Uses);
+    unsafe fn release(&self, block: BlockId, uses: &[Moment]) -> Option<Device>;
 }
 
 /// A range of device memory with a log of its uses. It goes back to its pool when dropped, which never blocks.
@@ -41,8 +44,9 @@ pub struct Buffer {
     ptr: NonNull<u8>,
     len_bytes: usize,
     block: BlockId,
-    /// The stream that it was allocated on; it keeps the device alive.
-    home: Stream,
+    /// A handle, which counts among the device's handles only if `counted`.
+    device: ManuallyDrop<Device>,
+    counted: bool,
     version: AtomicU32,
     pub(crate) log: SpinLock<Log>,
 }
@@ -63,12 +67,12 @@ pub(crate) struct Log {
 
 impl Log {
     /// The moments that a use on `stream` must come after, those of `stream` itself left out.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn needs(&self, stream: StreamId, write: bool, mut need: impl FnMut(Moment)) {
         if self.write.stream != stream && self.write.tick > 0 {
             need(self.write);
         }
-        if write {
+        if write && !self.reads.is_empty() {
             self.reads.iter().filter(|read| read.stream != stream).for_each(|&read| need(read));
         }
     }
@@ -78,7 +82,9 @@ impl Log {
     pub(crate) fn record(&mut self, moment: Moment, write: bool) {
         if write {
             self.write = moment;
-            self.reads.clear();
+            if !self.reads.is_empty() {
+                self.reads.clear();
+            }
         } else if let Some(read) = self.reads.iter_mut().find(|read| read.stream == moment.stream) {
             *read = moment;
         } else {
@@ -110,29 +116,56 @@ impl Log {
     /// Readers are forgotten once they have passed, but only when there are this many.
     const MANY_READERS: usize = 8;
 
-    fn take_uses(&mut self) -> Uses {
-        let mut uses = std::mem::take(&mut self.reads);
-        if self.write.tick > 0 && uses.iter().all(|read| read.stream != self.write.stream) {
-            uses.push(self.write);
+    /// The last uses, of a log that will see no more.
+    #[inline]
+    fn last_uses(&mut self) -> &[Moment] {
+        if self.write.tick == 0 {
+            return &self.reads;
         }
-        uses
+        if self.reads.is_empty() {
+            return std::slice::from_ref(&self.write);
+        }
+        if self.reads.iter().all(|read| read.stream != self.write.stream) {
+            self.reads.push(self.write);
+        }
+        &self.reads
     }
 }
 
 impl Buffer {
     /// A buffer over a block that its pool just handed out on `stream`. Other streams' first use of it comes after
-    /// the newest command of `stream`.
+    /// the newest command of `stream`. The buffer keeps the device alive.
     ///
     /// # Safety
     /// `ptr` is the start of `len_bytes` bytes of the memory of `stream`'s device. Until the pool gets `block` back,
     /// nobody else uses them, and a command launched on `stream` from now on comes after every earlier use.
-    #[inline]
     pub unsafe fn from_block(stream: &Stream, ptr: NonNull<u8>, len_bytes: usize, block: BlockId) -> Buffer {
+        // SAFETY: as the caller says. The handle that the buffer takes over keeps the device alive.
+        let mut buffer = unsafe { Buffer::from_kept_block(stream, ptr, len_bytes, block) };
+        buffer.device = ManuallyDrop::new(stream.device().clone());
+        buffer.counted = true;
+        buffer
+    }
+
+    /// [`from_block`](Self::from_block) where the pool keeps the device alive: one handle for many buffers saves each
+    /// of them the counting.
+    ///
+    /// # Safety
+    /// As for `from_block`; and until the pool gets `block` back, it has a handle of the device.
+    #[inline]
+    pub unsafe fn from_kept_block(
+        stream: &Stream,
+        ptr: NonNull<u8>,
+        len_bytes: usize,
+        block: BlockId,
+    ) -> Buffer {
         Buffer {
             ptr,
             len_bytes,
             block,
-            home: stream.clone(),
+            // SAFETY: the copy is never dropped, and the original's device outlives the buffer, as the caller says.
+            device: ManuallyDrop::new(unsafe { std::ptr::read(stream.device()) }),
+            counted: false,
             version: AtomicU32::new(0),
             log: SpinLock::new(Log { write: stream.now(), reads: SmallVec::new(), host_reads: 0 }),
         }
@@ -153,7 +186,7 @@ impl Buffer {
     /// The device that the memory belongs to.
     #[inline]
     pub fn device(&self) -> &Device {
-        self.home.device()
+        &self.device
     }
 
     /// How often the content was changed in place.
@@ -181,7 +214,7 @@ impl Buffer {
     /// refused.
     #[track_caller]
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let core = self.home.core();
+        let core = self.device.core();
         core.hidden.meet()?;
         core.count_host_sync();
         if core.cuda.is_some() {
@@ -212,7 +245,7 @@ impl Buffer {
     /// wrote, so that no stream waits for another; else it runs beside all of them.
     #[track_caller]
     fn download_staged<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let core = self.home.core();
+        let core = self.device.core();
         let (fifo, staged, moment) = loop {
             let write = self.last_write();
             let fifo = match find(write.stream) {
@@ -265,16 +298,16 @@ impl Buffer {
     /// far. The loan is ended only when the foreign use is over.
     #[must_use = "the loan ends when the value drops"]
     pub unsafe fn lend(&self, write: bool) -> Loan {
-        let host = Host::new(&self.home.core().audit);
+        let host = Host::new(&self.device.core().audit);
         let moment = host.begin();
         self.log.lock().record(moment, write);
-        Loan { host, moment, _home: self.home.clone() }
+        Loan { host, moment, _device: self.device().clone() }
     }
 
     /// Reads if the last write has run and no failure is unreported, which it is asked after the write.
     #[track_caller]
     fn read_if_sound<R>(&self, read: &mut Option<impl FnOnce(&[u8]) -> R>) -> Option<R> {
-        let core = self.home.core();
+        let core = self.device.core();
         if core.cuda.is_some() {
             return None;
         }
@@ -314,11 +347,16 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
-        let uses = self.log.get_mut().take_uses();
-        if let Some(pool) = self.home.core().pool() {
-            // SAFETY: `from_block` was given the block by the pool, and a buffer is dropped once.
-            unsafe { pool.release(self.block, uses) };
+        let uses = self.log.get_mut().last_uses();
+        // SAFETY: `from_block` was given the block by the pool, and a buffer is dropped once.
+        let release = |pool: &dyn Pool| unsafe { pool.release(self.block, uses) };
+        let kept = self.device.core().pool().and_then(release);
+        if self.counted {
+            // SAFETY: a buffer is dropped once, and does not look at its device after this.
+            unsafe { ManuallyDrop::drop(&mut self.device) };
         }
+        // The device, and with it the pool, may go here.
+        drop(kept);
     }
 }
 
@@ -328,7 +366,7 @@ pub struct Loan {
     host: Host,
     moment: Moment,
     /// The device's memory outlives the loan.
-    _home: Stream,
+    _device: Device,
 }
 
 impl Drop for Loan {

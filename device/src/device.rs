@@ -66,6 +66,8 @@ pub(crate) struct Core {
     pub(crate) hidden: HiddenSyncs,
     /// Whether the user's own waits have to do.
     pub(crate) manual: AtomicBool,
+    /// Whether the launch has to look at either of the two above.
+    pub(crate) watched: AtomicBool,
     /// Waits for each command of a driver's stream.
     pub(crate) blocking: bool,
     /// The stream on which the host reads what is not pending.
@@ -269,7 +271,9 @@ impl Device {
     /// assert_eq!(dev.sync_mode(), SyncMode::Manual);
     /// ```
     pub fn set_sync_mode(&self, mode: SyncMode) {
-        self.core().manual.store(mode == SyncMode::Manual, Ordering::Release);
+        let core = self.core();
+        core.manual.store(mode == SyncMode::Manual, Ordering::Release);
+        core.watch();
     }
 
     /// Who keeps commands of different streams in order.
@@ -316,6 +320,7 @@ impl Device {
         reached(moment)
     }
 
+    #[inline]
     pub(crate) fn core(&self) -> &Arc<Core> {
         self.0.core()
     }
@@ -367,6 +372,7 @@ impl Core {
             audit,
             hidden: HiddenSyncs::default(),
             manual: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
             blocking: false,
             reads: OnceLock::new(),
             orphans: Mutex::default(),
@@ -383,6 +389,12 @@ impl Core {
             let _ = self.reads.set(made);
         }
         Ok(self.reads.get().unwrap_or(&self.default))
+    }
+
+    /// Has the launch look at what may have been asked for.
+    pub(crate) fn watch(&self) {
+        let watched = self.manual.load(Ordering::Acquire) || self.audit.is_on();
+        self.watched.store(watched, Ordering::Release);
     }
 
     /// Keeps the driver's stream of a handle that is gone until it has run dry.

@@ -269,25 +269,59 @@ impl Stream {
         uses: &[Use<'_>],
         may_run_here: bool,
     ) -> Result<Place> {
-        let fifo = self.fifo();
-        if let Some(foreign) = uses.iter().find(|used| used.buffer.device() != self.device()) {
+        let core = self.core();
+        if let Some(foreign) = uses.iter().find(|used| !Arc::ptr_eq(used.buffer.device().core(), core)) {
             return Err(foreign.foreign(op, self));
         }
-        let mut logs = Locked::new();
-        lock_all(uses, &mut logs);
+        // A read of what is named once more adds nothing.
+        let uses = match uses {
+            [a, b, ..] if address(a) == address(b) && !a.write => &uses[1..],
+            _ => uses,
+        };
+        // Most commands use few buffers, each once, and sort them in no time.
+        if let [one] = uses {
+            return self.order_locked(tail, op, uses, [lock(*one)], may_run_here);
+        }
+        if let [a, b] = *uses
+            && let Some(sorted) = sorted([a, b])
+        {
+            return self.order_locked(tail, op, uses, sorted.map(lock), may_run_here);
+        }
+        if let [a, b, c] = *uses
+            && let Some(sorted) = sorted([a, b, c])
+        {
+            return self.order_locked(tail, op, uses, sorted.map(lock), may_run_here);
+        }
+        self.order_locked(tail, op, uses, lock_all(uses), may_run_here)
+    }
+
+    /// Decides for a command that uses buffers with these `logs`.
+    #[inline(always)]
+    #[track_caller]
+    fn order_locked<'a>(
+        &self,
+        tail: &mut Tail,
+        op: &'static str,
+        uses: &[Use<'_>],
+        mut logs: impl AsMut<[LockedLog<'a>]>,
+        may_run_here: bool,
+    ) -> Result<Place> {
+        let (fifo, core) = (self.fifo(), self.core());
         let mut needs = Moments::new();
-        for (log, write) in &logs {
+        for (log, write) in logs.as_mut().iter() {
             log.needs(fifo.id, *write, |need| needs.push(need));
         }
         if !needs.is_empty() {
             fifo.drop_met(tail, &mut needs);
         }
-        if self.core().manual.load(Ordering::Relaxed) {
-            if let Some(&need) = needs.first() {
+        if core.watched.load(Ordering::Relaxed) {
+            if core.manual.load(Ordering::Relaxed)
+                && let Some(&need) = needs.first()
+            {
                 drop(logs);
                 return Err(self.race(op, uses, need));
             }
-            fifo.note_op(tail, op);
+            self.watch(tail, op, uses, Location::caller());
         }
         let place = if fifo.driver.is_some() {
             Place::Driver
@@ -301,11 +335,8 @@ impl Stream {
             fifo.ensure_worker()?;
             Place::Worker
         };
-        if self.core().audit.is_on() {
-            fifo.audit_command(tail, op, uses, Location::caller());
-        }
         fifo.take(tail);
-        for (log, write) in &mut logs {
+        for (log, write) in logs.as_mut() {
             log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);
         }
         // From here on others may see the uses. What this stream learns from its waits they may miss, which can cost
@@ -315,6 +346,18 @@ impl Stream {
             self.commit(tail, needs)?;
         }
         Ok(place)
+    }
+
+    /// Tells who wants to know of the command that comes next.
+    #[cold]
+    fn watch(&self, tail: &Tail, op: &'static str, uses: &[Use<'_>], place: &'static Location<'static>) {
+        let (fifo, core) = (self.fifo(), self.core());
+        if core.audit.is_on() {
+            fifo.audit_command(tail, op, uses, place);
+        }
+        if core.manual.load(Ordering::Relaxed) {
+            fifo.note_op(tail, op);
+        }
     }
 
     /// The error for a command that comes after `need` by nobody's wait.
@@ -382,37 +425,45 @@ impl Stream {
     }
 }
 
-type Locked<'a> = SmallVec<[(SpinGuard<'a, Log>, bool); 4]>;
+/// The log of a buffer that a command uses, and whether the command writes the buffer.
+type LockedLog<'a> = (SpinGuard<'a, Log>, bool);
+
+#[inline(always)]
+fn lock<'a>(used: Use<'a>) -> LockedLog<'a> {
+    (used.buffer.log.lock(), used.write)
+}
+
+#[inline(always)]
+fn address(used: &Use<'_>) -> usize {
+    std::ptr::from_ref(used.buffer).addr()
+}
+
+/// The uses in the order in which everybody locks; `None` if a buffer is used twice.
+#[inline(always)]
+fn sorted<const N: usize>(mut uses: [Use<'_>; N]) -> Option<[Use<'_>; N]> {
+    for end in (1..N).rev() {
+        for at in 0..end {
+            if address(&uses[at]) > address(&uses[at + 1]) {
+                uses.swap(at, at + 1);
+            }
+        }
+    }
+    let twice = (1..N).any(|at| address(&uses[at - 1]) == address(&uses[at]));
+    (!twice).then_some(uses)
+}
 
 /// Locks the logs of all buffers that a command uses, each once, in one order for everybody: two commands that
 /// share buffers are ordered alike in every log, so streams cannot wait in a circle.
-#[inline(always)]
-fn lock_all<'a>(uses: &[Use<'a>], locked: &mut Locked<'a>) {
-    let address = |used: &Use<'a>| std::ptr::from_ref(used.buffer);
-    // Most commands use few buffers, and sort them in no time.
-    if let [one] = uses {
-        locked.push((one.buffer.log.lock(), one.write));
-        return;
-    }
-    if let [a, b] = uses
-        && address(a) != address(b)
-    {
-        let (a, b) = if address(a) < address(b) { (a, b) } else { (b, a) };
-        locked.push((a.buffer.log.lock(), a.write));
-        locked.push((b.buffer.log.lock(), b.write));
-        return;
-    }
-    let mut sorted: SmallVec<[&Use<'a>; 4]> = SmallVec::new();
-    uses.iter().for_each(|used| sorted.push(used));
-    sorted.sort_unstable_by_key(|used| address(used));
-    let mut last = std::ptr::null();
-    for used in &sorted {
-        match locked.last_mut() {
-            Some((_, write)) if std::ptr::eq(last, used.buffer) => *write |= used.write,
-            _ => locked.push((used.buffer.log.lock(), used.write)),
-        }
-        last = used.buffer;
-    }
+#[inline(never)]
+fn lock_all<'a>(uses: &[Use<'a>]) -> SmallVec<[LockedLog<'a>; 4]> {
+    let mut sorted: SmallVec<[Use<'a>; 8]> = SmallVec::from_slice(uses);
+    sorted.sort_unstable_by_key(address);
+    sorted.dedup_by(|used, kept| {
+        let same = address(used) == address(kept);
+        kept.write |= same && used.write;
+        same
+    });
+    sorted.into_iter().map(lock).collect()
 }
 
 impl Fifo {

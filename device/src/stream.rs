@@ -113,6 +113,12 @@ impl Stream {
         }
     }
 
+    /// Whether this is the stream that ops run on unless a scope names another.
+    #[inline]
+    pub fn is_default(&self) -> bool {
+        matches!(self.0, Handle::Default(_))
+    }
+
     /// How urgent its work is.
     pub fn priority(&self) -> Priority {
         match &self.0 {

@@ -268,7 +268,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     }
     op.check_scalar(dtype)?;
     x.expect_dtype(name, dtype)?;
-    x.expect_shape(name, out.shape())?;
+    x.expect_shape_of(name, &out)?;
     x.expect_no_partial_overlap(name, &out)?;
     let (xs, o) = (x.bytes(name)?, out.bytes_mut(name)?);
     if stream.is_cuda() {
@@ -339,8 +339,8 @@ fn binary_operands(
     rhs: View<'_>,
     out: View<'_>,
 ) -> Result<(Inputs2, crate::layout::Dst<u8>)> {
-    lhs.expect_shape(name, out.shape())?;
-    rhs.expect_shape(name, out.shape())?;
+    lhs.expect_shape_of(name, &out)?;
+    rhs.expect_shape_of(name, &out)?;
     lhs.expect_no_partial_overlap(name, &out)?;
     rhs.expect_no_partial_overlap(name, &out)?;
     Ok(((lhs.bytes(name)?, rhs.bytes(name)?), out.bytes_mut(name)?))
@@ -382,7 +382,7 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    x.expect_shape(OP, out.shape())?;
+    x.expect_shape_of(OP, &out)?;
     x.expect_no_partial_overlap(OP, &out)?;
     let (xs, o) = (x.bytes(OP)?, out.bytes_mut(OP)?);
     if stream.is_cuda() {
@@ -418,7 +418,7 @@ pub fn where_cond(
         input.expect_dtype(OP, out.dtype)?;
     }
     for input in [&condition, &x, &y] {
-        input.expect_shape(OP, out.shape())?;
+        input.expect_shape_of(OP, &out)?;
         input.expect_no_partial_overlap(OP, &out)?;
     }
     let inputs = (condition.bytes(OP)?, x.bytes(OP)?, y.bytes(OP)?);

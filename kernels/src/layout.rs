@@ -17,37 +17,36 @@ pub type Dims = SmallVec<[usize; 4]>;
 pub type Strides = SmallVec<[isize; 4]>;
 
 /// Shape, strides and offset of a tensor's elements in their buffer.
-#[derive(PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Layout {
-    shape: Dims,
-    strides: Strides,
+    axes: Axes,
     offset: usize,
-    // Tensors are moved often, so what follows from the rest quickly is not kept.
+    elements: usize,
+}
+
+/// Sizes and steps. Tensors are copied and moved often: a fixed number of words, most of which the compiler moves in
+/// one go, is faster than lists that each know their length and place.
+#[derive(Clone, PartialEq, Debug)]
+enum Axes {
+    /// What lies beyond the rank is 0.
+    Few {
+        rank: u8,
+        contiguous: bool,
+        shape: [usize; FEW],
+        strides: [isize; FEW],
+    },
+    Many(Box<ManyAxes>),
+}
+
+#[derive(Clone, PartialEq, Debug)]
+struct ManyAxes {
     contiguous: bool,
+    shape: Vec<usize>,
+    strides: Vec<isize>,
 }
 
-impl Clone for Layout {
-    #[inline]
-    fn clone(&self) -> Self {
-        Layout { shape: short_copy(&self.shape), strides: short_copy(&self.strides), ..*self }
-    }
-}
-
-/// A copy of a short list. `SmallVec` copies element by element or calls `memcpy`, both of which show in small ops.
-#[inline(always)]
-fn short_copy<T: Copy + Default>(list: &SmallVec<[T; 4]>) -> SmallVec<[T; 4]> {
-    let from = list.as_slice();
-    if from.len() > 4 {
-        return SmallVec::from_slice(from);
-    }
-    let mut inline = [T::default(); 4];
-    for (i, to) in inline.iter_mut().enumerate() {
-        if i < from.len() {
-            *to = from[i];
-        }
-    }
-    SmallVec::from_buf_and_len(inline, from.len())
-}
+/// So many axes are stored inline.
+const FEW: usize = 4;
 
 /// Whether two shapes are equal. Shapes are short, and `==` calls `memcmp`.
 #[inline(always)]
@@ -59,39 +58,77 @@ impl Layout {
     /// The row-major layout without gaps, `strides[i] = shape[i + 1] * shape[i + 2] * ..`, at offset 0.
     #[inline]
     pub fn contiguous(shape: &[usize]) -> Layout {
-        let mut strides = Strides::from_elem(0, shape.len());
-        let mut elements = 1_usize;
-        for (stride, &size) in strides.iter_mut().zip(shape).rev() {
-            *stride = elements as isize;
-            elements = elements.saturating_mul(size);
+        if shape.len() > FEW {
+            let mut strides = vec![0; shape.len()];
+            let elements = row_major(shape, &mut strides);
+            let many = ManyAxes { contiguous: true, shape: shape.to_vec(), strides };
+            return Layout { axes: Axes::Many(Box::new(many)), offset: 0, elements };
         }
-        if elements == 0 {
-            // A product that saturated before it met the 0 says nothing; strides of empty layouts are unused.
-            strides.fill(0);
-        }
-        Layout { shape: Dims::from_slice(shape), strides, offset: 0, contiguous: true }
+        let (mut sizes, mut strides) = ([0; FEW], [0; FEW]);
+        copy_few(shape, &mut sizes);
+        let elements = row_major(shape, &mut strides);
+        let axes = Axes::Few { rank: shape.len() as u8, contiguous: true, shape: sizes, strides };
+        Layout { axes, offset: 0, elements }
     }
 
-    fn from_parts(shape: Dims, strides: Strides, offset: usize) -> Layout {
+    fn from_parts(shape: &[usize], strides: &[isize], offset: usize) -> Layout {
         let mut elements = 1_usize;
         let mut contiguous = true;
-        for (&size, &stride) in shape.iter().zip(&strides).rev() {
+        for (&size, &stride) in shape.iter().zip(strides).rev() {
             contiguous &= size <= 1 || stride == elements as isize;
             elements = elements.saturating_mul(size);
         }
-        Layout { shape, strides, offset, contiguous: contiguous || elements == 0 }
+        contiguous |= elements == 0;
+        let axes = if shape.len() > FEW {
+            let many = ManyAxes { contiguous, shape: shape.to_vec(), strides: strides.to_vec() };
+            Axes::Many(Box::new(many))
+        } else {
+            let (mut few_sizes, mut few_strides) = ([0; FEW], [0; FEW]);
+            copy_few(shape, &mut few_sizes);
+            copy_few(strides, &mut few_strides);
+            Axes::Few { rank: shape.len() as u8, contiguous, shape: few_sizes, strides: few_strides }
+        };
+        Layout { axes, offset, elements }
     }
 
     /// Sizes of the axes.
     #[inline]
     pub fn shape(&self) -> &[usize] {
-        &self.shape
+        match &self.axes {
+            Axes::Few { rank, shape, .. } => &shape[..usize::from(*rank)],
+            Axes::Many(many) => &many.shape,
+        }
+    }
+
+    /// Whether both have the same shape.
+    #[inline]
+    pub fn same_shape(&self, other: &Layout) -> bool {
+        match (&self.axes, &other.axes) {
+            // A comparison of all words, as those beyond the rank are 0.
+            (Axes::Few { rank: a, shape: lhs, .. }, Axes::Few { rank: b, shape: rhs, .. }) => {
+                a == b && lhs == rhs
+            }
+            (Axes::Many(lhs), Axes::Many(rhs)) => lhs.shape == rhs.shape,
+            _ => false,
+        }
+    }
+
+    /// A copy of the sizes of the axes.
+    #[inline]
+    pub fn dims(&self) -> Dims {
+        match &self.axes {
+            Axes::Few { rank, shape, .. } => Dims::from_buf_and_len(*shape, usize::from(*rank)),
+            Axes::Many(many) => Dims::from_slice(&many.shape),
+        }
     }
 
     /// Steps along the axes, in elements.
     #[inline]
     pub fn strides(&self) -> &[isize] {
-        &self.strides
+        match &self.axes {
+            Axes::Few { rank, strides, .. } => &strides[..usize::from(*rank)],
+            Axes::Many(many) => &many.strides,
+        }
     }
 
     /// Index of the first element in the buffer.
@@ -103,13 +140,13 @@ impl Layout {
     /// Number of axes.
     #[inline]
     pub fn rank(&self) -> usize {
-        self.shape.len()
+        self.shape().len()
     }
 
     /// Number of elements, the product of the shape.
     #[inline]
     pub fn elements(&self) -> usize {
-        self.shape.iter().fold(1, |n, &size| n.saturating_mul(size))
+        self.elements
     }
 
     /// One past the highest element index that the layout reaches; 0 if it has no elements.
@@ -119,37 +156,40 @@ impl Layout {
         if elements == 0 {
             return 0;
         }
-        if self.contiguous {
+        if self.is_contiguous() {
             return self.offset.saturating_add(elements);
         }
         let reach = |(&size, &stride): (&usize, &isize)| (size - 1).saturating_mul(stride.unsigned_abs());
-        let axes = self.shape.iter().zip(&self.strides);
+        let axes = self.shape().iter().zip(self.strides());
         axes.map(reach).fold(self.offset, usize::saturating_add).saturating_add(1)
     }
 
     /// Whether the elements lie in row-major order without gaps; the offset may be anything.
     #[inline]
     pub fn is_contiguous(&self) -> bool {
-        self.contiguous
+        match &self.axes {
+            Axes::Few { contiguous, .. } => *contiguous,
+            Axes::Many(many) => many.contiguous,
+        }
     }
 
     /// Whether every index leads to the same element: one element, or all strides 0.
     #[inline]
     pub fn is_uniform(&self) -> bool {
-        self.elements() == 1 || self.shape.iter().zip(&self.strides).all(|(&n, &s)| n == 1 || s == 0)
+        self.elements() == 1 || self.shape().iter().zip(self.strides()).all(|(&n, &s)| n == 1 || s == 0)
     }
 
     /// Whether two indices lead to the same element, because an axis was expanded.
     #[inline]
     pub fn overlaps_itself(&self) -> bool {
-        !self.contiguous
+        !self.is_contiguous()
             && self.elements() > 1
-            && self.shape.iter().zip(&self.strides).any(|(&n, &s)| n > 1 && s == 0)
+            && self.shape().iter().zip(self.strides()).any(|(&n, &s)| n > 1 && s == 0)
     }
 
     /// Whether the elements fill a range of the buffer without gaps or overlaps, in whatever order of the axes.
     pub fn is_dense(&self) -> bool {
-        self.contiguous || (!self.overlaps_itself() && self.end() - self.offset == self.elements())
+        self.is_contiguous() || (!self.overlaps_itself() && self.end() - self.offset == self.elements())
     }
 
     /// The same elements under another shape, `None` if that takes a copy.
@@ -161,9 +201,9 @@ impl Layout {
         // A shape with a 0 has no elements, however large its other axes are.
         let elements = if shape.contains(&0) { Some(0) } else { elements };
         if elements != Some(self.elements()) {
-            return Err(shape_mismatch(op, &self.shape, shape));
+            return Err(shape_mismatch(op, self.shape(), shape));
         }
-        if self.contiguous {
+        if self.is_contiguous() {
             let mut layout = Layout::contiguous(shape);
             if elements != Some(0) {
                 layout.offset = self.offset;
@@ -186,13 +226,13 @@ impl Layout {
                 return Ok(None);
             }
         }
-        Ok(Some(Layout::from_parts(Dims::from_slice(shape), strides, self.offset)))
+        Ok(Some(Layout::from_parts(shape, &strides, self.offset)))
     }
 
     // The axes as (size, stride), without those of size 1, neighbours merged where one stride serves both.
     fn merged_axes(&self) -> SmallVec<[(usize, isize); 4]> {
         let mut axes: SmallVec<[(usize, isize); 4]> = SmallVec::new();
-        for (&size, &stride) in self.shape.iter().zip(&self.strides) {
+        for (&size, &stride) in self.shape().iter().zip(self.strides()) {
             if size == 1 {
                 continue;
             }
@@ -223,9 +263,9 @@ impl Layout {
         if axes.len() != rank {
             return Err(invalid_axes(op, "every axis once", &axes));
         }
-        let shape = axes.iter().map(|&axis| self.shape[axis]).collect();
-        let strides = axes.iter().map(|&axis| self.strides[axis]).collect();
-        Ok(Layout::from_parts(shape, strides, self.offset))
+        let shape: Dims = axes.iter().map(|&axis| self.shape()[axis]).collect();
+        let strides: Strides = axes.iter().map(|&axis| self.strides()[axis]).collect();
+        Ok(Layout::from_parts(&shape, &strides, self.offset))
     }
 
     /// Two axes exchanged; negative axes count from the end.
@@ -234,10 +274,10 @@ impl Layout {
     /// [`Error::AxisOutOfRange`].
     pub fn transpose(&self, op: &'static str, a: isize, b: isize) -> Result<Layout> {
         let (a, b) = (normalize_axis(op, a, self.rank())?, normalize_axis(op, b, self.rank())?);
-        let (mut shape, mut strides) = (Dims::from_slice(&self.shape), Strides::from_slice(&self.strides));
+        let (mut shape, mut strides) = (self.dims(), Strides::from_slice(self.strides()));
         shape.swap(a, b);
         strides.swap(a, b);
-        Ok(Layout::from_parts(shape, strides, self.offset))
+        Ok(Layout::from_parts(&shape, &strides, self.offset))
     }
 
     /// The part `start..start + len` of one axis.
@@ -246,7 +286,7 @@ impl Layout {
     /// [`Error::AxisOutOfRange`]; [`Error::InvalidArgument`] if the range does not lie within the axis.
     pub fn narrow(&self, op: &'static str, axis: isize, start: usize, len: usize) -> Result<Layout> {
         let axis = normalize_axis(op, axis, self.rank())?;
-        let size = self.shape[axis];
+        let size = self.shape()[axis];
         if start.checked_add(len).is_none_or(|end| end > size) {
             return Err(Error::InvalidArgument {
                 op,
@@ -255,13 +295,12 @@ impl Layout {
                 value: format!("{start}..{start} + {len} of an axis of size {size}").into(),
             });
         }
-        let mut shape = Dims::from_slice(&self.shape);
+        let mut shape = self.dims();
         shape[axis] = len;
-        let strides = Strides::from_slice(&self.strides);
         // Strides are never negative, since every layout comes from a contiguous one.
         let offset =
-            if len == 0 { self.offset } else { self.offset + start * self.strides[axis].unsigned_abs() };
-        Ok(Layout::from_parts(shape, strides, offset))
+            if len == 0 { self.offset } else { self.offset + start * self.strides()[axis].unsigned_abs() };
+        Ok(Layout::from_parts(&shape, self.strides(), offset))
     }
 
     /// Broadcasts to a shape: axes of size 1, and missing axes in front, repeat with stride 0.
@@ -271,7 +310,7 @@ impl Layout {
     pub fn expand(&self, op: &'static str, shape: &[usize]) -> Result<Layout> {
         let fits = shape.len() >= self.rank()
             && self
-                .shape
+                .shape()
                 .iter()
                 .rev()
                 .zip(shape.iter().rev())
@@ -279,16 +318,16 @@ impl Layout {
             && (shape.contains(&0)
                 || shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size)).is_some());
         if !fits {
-            return Err(shape_mismatch(op, &self.shape, shape));
+            return Err(shape_mismatch(op, self.shape(), shape));
         }
         let new_axes = shape.len() - self.rank();
         let mut strides = Strides::from_elem(0, shape.len());
-        for (axis, stride) in self.strides.iter().enumerate() {
-            if self.shape[axis] == shape[new_axes + axis] {
+        for (axis, stride) in self.strides().iter().enumerate() {
+            if self.shape()[axis] == shape[new_axes + axis] {
                 strides[new_axes + axis] = *stride;
             }
         }
-        Ok(Layout::from_parts(Dims::from_slice(shape), strides, self.offset))
+        Ok(Layout::from_parts(shape, &strides, self.offset))
     }
 
     /// Without one axis of size 1; an axis of another size stays, as in torch.
@@ -297,12 +336,12 @@ impl Layout {
     /// [`Error::AxisOutOfRange`].
     pub fn squeeze(&self, op: &'static str, axis: isize) -> Result<Layout> {
         let axis = normalize_axis(op, axis, self.rank())?;
-        let mut layout = self.clone();
-        if layout.shape[axis] == 1 {
-            layout.shape.remove(axis);
-            layout.strides.remove(axis);
+        let (mut shape, mut strides) = (self.dims(), Strides::from_slice(self.strides()));
+        if shape[axis] == 1 {
+            shape.remove(axis);
+            strides.remove(axis);
         }
-        Ok(layout)
+        Ok(Layout::from_parts(&shape, &strides, self.offset))
     }
 
     /// With a new axis of size 1 before `axis`; `-1` adds it at the end.
@@ -311,11 +350,36 @@ impl Layout {
     /// [`Error::AxisOutOfRange`].
     pub fn unsqueeze(&self, op: &'static str, axis: isize) -> Result<Layout> {
         let axis = normalize_axis(op, axis, self.rank() + 1)?;
-        let stride = self.shape.get(axis).map_or(1, |&size| self.strides[axis] * size as isize);
-        let mut layout = self.clone();
-        layout.shape.insert(axis, 1);
-        layout.strides.insert(axis, stride);
-        Ok(layout)
+        let stride = self.shape().get(axis).map_or(1, |&size| self.strides()[axis] * size as isize);
+        let (mut shape, mut strides) = (self.dims(), Strides::from_slice(self.strides()));
+        shape.insert(axis, 1);
+        strides.insert(axis, stride);
+        Ok(Layout::from_parts(&shape, &strides, self.offset))
+    }
+}
+
+/// Fills in the strides of a layout without gaps, and counts its elements.
+#[inline(always)]
+fn row_major(shape: &[usize], strides: &mut [isize]) -> usize {
+    let mut elements = 1_usize;
+    for (stride, &size) in strides[..shape.len()].iter_mut().zip(shape).rev() {
+        *stride = elements as isize;
+        elements = elements.saturating_mul(size);
+    }
+    if elements == 0 {
+        // A product that saturated before it met the 0 says nothing; strides of empty layouts are unused.
+        strides.fill(0);
+    }
+    elements
+}
+
+/// Copies a short list, which a call of `memcpy` is not worth.
+#[inline(always)]
+fn copy_few<T: Copy>(from: &[T], to: &mut [T; FEW]) {
+    for (i, to) in to.iter_mut().enumerate() {
+        if let Some(&value) = from.get(i) {
+            *to = value;
+        }
     }
 }
 

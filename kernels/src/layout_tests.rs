@@ -308,3 +308,17 @@ fn empty_and_scalar_layouts_are_contiguous() {
     assert_eq!(reshaped.elements(), 0);
     assert_eq!(empty.permute("test", &[2, 0, 1]).expect("three axes").shape(), [2, 3, 0]);
 }
+
+#[test]
+fn same_shape_looks_at_the_shape_alone() {
+    let shapes: [&[usize]; 8] =
+        [&[], &[0], &[2], &[2, 3], &[2, 3, 0], &[2, 3, 1, 1], &[2, 3, 1, 1, 1], &[2, 3, 1, 1, 2]];
+    for lhs in shapes {
+        for rhs in shapes {
+            let (lhs, rhs) = (Layout::contiguous(lhs), Layout::contiguous(rhs));
+            assert_eq!(lhs.same_shape(&rhs), lhs.shape() == rhs.shape(), "{lhs:?} {rhs:?}");
+        }
+    }
+    let expanded = Layout::contiguous(&[1, 3]).expand("test", &[2, 3]).expect("a broadcast");
+    assert!(expanded.same_shape(&Layout::contiguous(&[2, 3])));
+}

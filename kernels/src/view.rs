@@ -40,6 +40,16 @@ impl<'a> View<'a> {
         if same_shape(self.shape(), shape) { Ok(()) } else { Err(shape_mismatch(op, shape, self.shape())) }
     }
 
+    /// Checks that the shape is that of `other`.
+    #[inline]
+    pub(crate) fn expect_shape_of(&self, op: &'static str, other: &View<'_>) -> Result<()> {
+        if self.layout.same_shape(other.layout) {
+            Ok(())
+        } else {
+            Err(shape_mismatch(op, other.shape(), self.shape()))
+        }
+    }
+
     /// Checks that `out`, where it shares this view's memory, is this view element for element.
     #[inline]
     pub(crate) fn expect_no_partial_overlap(&self, op: &'static str, out: &View<'_>) -> Result<()> {

@@ -4,7 +4,7 @@ use device::{DType, Result, Stream};
 use kernels::{BinaryOp, CompareOp, Dims, Layout, View, broadcast_shapes};
 
 use crate::Tensor;
-use crate::check::{has_dtype, is_number, same_device, same_kind, same_shape};
+use crate::check::{has_dtype, is_number, same_device, same_kind};
 use crate::tensor::fill_storage;
 
 /// The order of axes in which a dense tensor's elements lie row-major; none for tensors with gaps or overlap.
@@ -79,7 +79,7 @@ impl Tensor {
         launch: impl Fn(&Stream, View<'_>, View<'_>, View<'_>) -> Result<()>,
     ) -> Result<Tensor> {
         let flat = self.layout.is_contiguous() && self.layout.offset() == 0 && rhs.layout.is_contiguous();
-        if !(flat && same_shape(self.shape(), rhs.shape())) {
+        if !(flat && self.layout.same_shape(&rhs.layout)) {
             return self.zip_strided(op, rhs, dtype, &launch);
         }
         let device = self.device();

@@ -1,15 +1,15 @@
 //! Ops that write into a tensor's storage and count its version up.
 
 use device::{Result, Stream};
-use kernels::{AdamStep, BinaryOp, Scalar, SgdStep, UnaryOp};
+use kernels::{BinaryOp, Scalar, UnaryOp};
 
 use crate::Tensor;
-use crate::check::{has_shape, invalid, is_float, is_number, same_device, same_kind, same_shape};
+use crate::check::{invalid, is_number, same_device, same_kind};
 use crate::elementwise::dense_order;
 
 impl Tensor {
     /// Refuses a target where two indices share an element.
-    fn writable(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn writable(&self, op: &'static str) -> Result<()> {
         if self.layout.overlaps_itself() {
             let strides = self.strides();
             return Err(invalid(op, "self", "without expanded axes", format_args!("strides {strides:?}")));
@@ -53,7 +53,7 @@ impl Tensor {
         same_kind(name, self, rhs)?;
         is_number(name, self)?;
         // The way of gradient accumulation: nothing to broadcast, to reorder or to copy.
-        let flat = self.is_contiguous() && rhs.is_contiguous() && same_shape(self.shape(), rhs.shape());
+        let flat = self.is_contiguous() && rhs.is_contiguous() && self.layout.same_shape(&rhs.layout);
         if flat && !self.same_storage(rhs) {
             Stream::with_current(self.device(), |stream| {
                 kernels::binary(stream, op, self.view(), rhs.view(), self.view())
@@ -165,62 +165,5 @@ impl Tensor {
     /// As [`Tensor::fill_`].
     pub fn zero_(&self) -> Result<()> {
         self.fill_(0.0)
-    }
-
-    /// One step of stochastic gradient descent on this parameter, fused; see [`SgdStep`].
-    ///
-    /// Shapes: `grad` and `momentum_buffer` like `self`. Writes `self` and the buffer; asynchronous, ordered after
-    /// every earlier use of both.
-    ///
-    /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `DeviceMismatch`; `InvalidArgument` for momentum
-    /// without a buffer, or an expanded target.
-    pub fn sgd_(&self, grad: &Tensor, momentum_buffer: Option<&Tensor>, step: SgdStep) -> Result<()> {
-        const OP: &str = "sgd_";
-        self.step_with(OP, grad)?;
-        if let Some(buffer) = momentum_buffer {
-            self.step_with(OP, buffer)?;
-            buffer.writable(OP)?;
-        }
-        Stream::with_current(self.device(), |stream| {
-            kernels::sgd_step(stream, self.view(), grad.view(), momentum_buffer.map(Tensor::view), step)
-        })?;
-        self.storage.bump_version();
-        if let Some(buffer) = momentum_buffer {
-            buffer.storage.bump_version();
-        }
-        Ok(())
-    }
-
-    /// One step of Adam or AdamW on this parameter, fused; see [`AdamStep`].
-    ///
-    /// Shapes: `grad`, the running mean `m` and the running mean square `v` like `self`. Writes `self`, `m` and `v`;
-    /// asynchronous, ordered after every earlier use of them.
-    ///
-    /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `DeviceMismatch`; `InvalidArgument` for step 0, or an
-    /// expanded target.
-    pub fn adam_(&self, grad: &Tensor, m: &Tensor, v: &Tensor, step: AdamStep) -> Result<()> {
-        const OP: &str = "adam_";
-        self.step_with(OP, grad)?;
-        for state in [m, v] {
-            self.step_with(OP, state)?;
-            state.writable(OP)?;
-        }
-        Stream::with_current(self.device(), |stream| {
-            kernels::adam_step(stream, self.view(), grad.view(), m.view(), v.view(), step)
-        })?;
-        for written in [self, m, v] {
-            written.storage.bump_version();
-        }
-        Ok(())
-    }
-
-    /// Checks a parameter and one operand of its step.
-    fn step_with(&self, op: &'static str, other: &Tensor) -> Result<()> {
-        is_float(op, self)?;
-        same_kind(op, self, other)?;
-        has_shape(op, self.shape(), other)?;
-        self.writable(op)
     }
 }

@@ -1,8 +1,6 @@
 //! The tensor itself: a storage, a layout, an element type.
 
-use std::sync::Arc;
-
-use device::{Buffer, DType, Device, Result, Stream};
+use device::{Buffer, DType, Device, Result, Shared, Stream};
 use kernels::{Layout, View};
 
 /// An n-dimensional array on a device.
@@ -22,7 +20,7 @@ use kernels::{Layout, View};
 /// ```
 #[derive(Clone)]
 pub struct Tensor {
-    pub(crate) storage: Arc<Buffer>,
+    pub(crate) storage: Shared<Buffer>,
     pub(crate) layout: Layout,
     pub(crate) dtype: DType,
 }
@@ -36,10 +34,10 @@ pub(crate) fn fill_storage(
     layout: &Layout,
     dtype: DType,
     launch: impl FnOnce(&Stream, View<'_>) -> Result<()>,
-) -> Result<Arc<Buffer>> {
+) -> Result<Shared<Buffer>> {
     Stream::with_current(device, |stream| {
         let bytes = layout.elements().saturating_mul(dtype.size_bytes());
-        let storage = Arc::new(allocator::allocate(stream, bytes)?);
+        let storage = allocator::allocate_shared(stream, bytes)?;
         launch(stream, View { buffer: &storage, dtype, layout })?;
         Ok(storage)
     })
@@ -61,14 +59,14 @@ impl Tensor {
     /// A fresh contiguous tensor for a command on `stream` to fill.
     #[inline]
     pub(crate) fn allocate(stream: &Stream, layout: Layout, dtype: DType) -> Result<Tensor> {
-        let buffer = allocator::allocate(stream, layout.elements().saturating_mul(dtype.size_bytes()))?;
-        Ok(Tensor { storage: Arc::new(buffer), layout, dtype })
+        let bytes = layout.elements().saturating_mul(dtype.size_bytes());
+        Ok(Tensor { storage: allocator::allocate_shared(stream, bytes)?, layout, dtype })
     }
 
     /// The same storage under another layout.
     #[inline]
     pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
-        Tensor { storage: Arc::clone(&self.storage), layout, dtype: self.dtype }
+        Tensor { storage: self.storage.clone(), layout, dtype: self.dtype }
     }
 
     /// The size of each axis.
@@ -145,12 +143,12 @@ impl Tensor {
 
     /// Whether nobody else shares the storage, so that a change in place is seen by nobody.
     pub fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.storage) == 1
+        self.storage.is_unique()
     }
 
     /// Whether both are views of one storage.
     #[inline]
     pub fn same_storage(&self, other: &Tensor) -> bool {
-        Arc::ptr_eq(&self.storage, &other.storage)
+        self.storage.ptr_eq(&other.storage)
     }
 }

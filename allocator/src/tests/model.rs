@@ -273,6 +273,10 @@ impl Order for ModelStream<'_> {
         self.world.tick(self.index);
         Ok(())
     }
+
+    fn device(&self) -> Option<device::Device> {
+        None
+    }
 }
 
 /// A modelled buffer: who must come before its next use.

@@ -22,7 +22,7 @@ pub(super) fn record_binary<F>(
 where
     F: Fn(&Vjp<'_>, &Var) -> Result<[Option<Var>; 2]> + Send + Sync + 'static,
 {
-    if lhs.shape() == rhs.shape() {
+    if lhs.value().layout().same_shape(rhs.value().layout()) {
         return record(op, &[lhs, rhs], saved, value, move |ctx, g| Ok(Grads::from_buf(vjp(ctx, g)?)));
     }
     let shapes: [Dims; 2] = [SmallVec::from_slice(lhs.shape()), SmallVec::from_slice(rhs.shape())];

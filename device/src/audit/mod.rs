@@ -160,6 +160,7 @@ impl Device {
         let log = &self.core().audit;
         log.entries.lock().clear();
         log.on.store(true, Ordering::Release);
+        self.core().watch();
     }
 
     /// Ends the audit and returns it; empty if none was under way.
@@ -176,6 +177,7 @@ impl Device {
     pub fn stop_audit(&self) -> Audit {
         let log = &self.core().audit;
         log.on.store(false, Ordering::Release);
+        self.core().watch();
         Audit { entries: std::mem::take(&mut *log.entries.lock()) }
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use device::cuda::PinnedMemory;
 use device::{
-    BlockId, Buffer, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Pool, Result, Schedule, SpinLock,
-    Stream, SyncStats, Use, Uses,
+    BlockId, Buffer, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment, Pool, Result, Schedule,
+    SpinLock, Stream, SyncStats, Use,
 };
 
 /// How many words a buffer has that [`buffer`] makes.
@@ -57,7 +57,7 @@ pub(crate) fn counted(device: &Device, run: impl FnOnce() -> Result<()>) -> Resu
 pub(crate) struct TestPool {
     driver: Arc<dyn MemoryDriver>,
     blocks: SpinLock<Vec<(NonNull<u8>, usize)>>,
-    released: SpinLock<Vec<(BlockId, Uses)>>,
+    released: SpinLock<Vec<(BlockId, Vec<Moment>)>>,
 }
 
 // SAFETY: the pointers are addresses that this pool owns.
@@ -66,8 +66,9 @@ unsafe impl Send for TestPool {}
 unsafe impl Sync for TestPool {}
 
 impl Pool for TestPool {
-    unsafe fn release(&self, block: BlockId, uses: Uses) {
-        self.released.lock().push((block, uses));
+    unsafe fn release(&self, block: BlockId, uses: &[Moment]) -> Option<Device> {
+        self.released.lock().push((block, uses.to_vec()));
+        None
     }
 }
 
@@ -82,7 +83,7 @@ impl Drop for TestPool {
 
 impl TestPool {
     /// The blocks that came back, with their last uses.
-    pub(crate) fn released(&self) -> Vec<(BlockId, Uses)> {
+    pub(crate) fn released(&self) -> Vec<(BlockId, Vec<Moment>)> {
         self.released.lock().clone()
     }
 }

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use device::{CpuConfig, Device, HostMemory, MemoryDriver, Moment, Result, Schedule, StreamId, Use};
+use device::{CpuConfig, Device, HostMemory, MemoryDriver, Moment, Result, Schedule, Shared, StreamId, Use};
 
 use crate::common::{
     arrives, buffer, copy, each_schedule, eventually, new_streams, pool, send, set, tell, value,
@@ -218,4 +218,29 @@ fn a_moment_at_tick_0_has_always_passed() -> Result<()> {
         assert!(dev.reached(start) && dev.default_stream().covers(start));
         Ok(())
     })
+}
+
+#[test]
+fn a_shared_buffer_goes_back_once_with_its_last_owner() -> Result<()> {
+    const ROUNDS: usize = 500;
+    let dev = crate::common::fresh(Schedule::Inline);
+    let main = dev.default_stream();
+    for round in 0..ROUNDS {
+        let first = Shared::new(buffer(&main)?);
+        assert!(first.is_unique());
+        let owners: Vec<_> = (0..4).map(|_| first.clone()).collect();
+        assert!(!first.is_unique() && owners.iter().all(|owner| owner.ptr_eq(&first)));
+        drop(first);
+        std::thread::scope(|scope| {
+            for owner in owners {
+                scope.spawn(move || {
+                    let another = owner.clone();
+                    drop(owner);
+                    assert_eq!(another.last_write().tick, 0);
+                });
+            }
+        });
+        assert_eq!(pool(&dev).released().len(), round + 1);
+    }
+    Ok(())
 }

@@ -90,7 +90,7 @@ fn manual_mode_refuses_what_the_users_waits_leave_open() -> Result<()> {
         let refused = copy(&two, &x, &y);
         let Err(Error::Race { op, stream, earlier, earlier_stream, earlier_tick, address, bytes }) = refused
         else {
-            panic!("{refused:?}");
+            unreachable!("{refused:?}");
         };
         assert_eq!((op, stream, earlier, earlier_stream), ("copy", two.id(), "set", one.id()));
         assert_eq!((earlier_tick, address, bytes), (one.now().tick, x.ptr() as usize, 64));

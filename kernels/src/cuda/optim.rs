@@ -8,7 +8,7 @@ use super::by_dtype;
 use super::walk::{ByValue, Walk, address, blocks};
 use crate::cpu::number::Number;
 use crate::layout::{Loops, View};
-use crate::optim::{AdamStep, SgdStep};
+use crate::optim::{AdamStep, AdamUpdate, SgdStep, SgdUpdate};
 
 static OPTIM: Program = Program::new("optim", concat!(include_str!("prelude.cuh"), include_str!("optim.cu")));
 
@@ -115,36 +115,45 @@ impl<T: Number> Adam<T> {
     }
 }
 
-/// A step without momentum, on `(parameter, gradient)`s of one type.
-pub(crate) fn sgd(stream: &Stream, dtype: DType, tensors: &[[View<'_>; 2]], step: &SgdStep) -> Result<()> {
-    let kernels = [by_dtype!(dtype, "sgd"), by_dtype!(dtype, "sgd_strided")];
-    match dtype {
-        DType::F64 => launch(stream, "sgd", kernels, tensors, Sgd::<f64>::of(step).arg()),
-        _ => launch(stream, "sgd", kernels, tensors, Sgd::<f32>::of(step).arg()),
+/// Steps of stochastic gradient descent on checked operands, those with the same numbers together.
+pub(crate) fn sgd_step(stream: &Stream, updates: &[SgdUpdate<'_>]) -> Result<()> {
+    fn momentum<'a>(update: &SgdUpdate<'a>) -> Option<View<'a>> {
+        update.buffer.filter(|_| update.step.momentum != 0.0)
     }
+    let alike = |a: &SgdUpdate<'_>, b: &SgdUpdate<'_>| {
+        a.step == b.step && a.param.dtype == b.param.dtype && momentum(a).is_some() == momentum(b).is_some()
+    };
+    for group in updates.chunk_by(alike) {
+        let Some(SgdUpdate { param, step, .. }) = group.first() else { continue };
+        let dtype = param.dtype;
+        let (f32s, f64s) = (Sgd::<f32>::of(step), Sgd::<f64>::of(step));
+        let numbers = if dtype == DType::F64 { f64s.arg() } else { f32s.arg() };
+        let moving: Vec<[View<'_>; 3]> =
+            group.iter().filter_map(|u| momentum(u).map(|buffer| [u.param, u.grad, buffer])).collect();
+        if moving.is_empty() {
+            let kernels = [by_dtype!(dtype, "sgd"), by_dtype!(dtype, "sgd_strided")];
+            let plain: Vec<[View<'_>; 2]> = group.iter().map(|u| [u.param, u.grad]).collect();
+            launch(stream, "sgd", kernels, &plain, numbers)?;
+        } else {
+            let kernels = [by_dtype!(dtype, "momentum"), by_dtype!(dtype, "momentum_strided")];
+            launch(stream, "sgd", kernels, &moving, numbers)?;
+        }
+    }
+    Ok(())
 }
 
-/// A step with momentum, on `(parameter, gradient, buffer)`s of one type.
-pub(crate) fn momentum(
-    stream: &Stream,
-    dtype: DType,
-    tensors: &[[View<'_>; 3]],
-    step: &SgdStep,
-) -> Result<()> {
-    let kernels = [by_dtype!(dtype, "momentum"), by_dtype!(dtype, "momentum_strided")];
-    match dtype {
-        DType::F64 => launch(stream, "sgd", kernels, tensors, Sgd::<f64>::of(step).arg()),
-        _ => launch(stream, "sgd", kernels, tensors, Sgd::<f32>::of(step).arg()),
+/// Steps of Adam or AdamW on checked operands, those with the same numbers together.
+pub(crate) fn adam_step(stream: &Stream, updates: &[AdamUpdate<'_>]) -> Result<()> {
+    for group in updates.chunk_by(|a, b| a.step == b.step && a.param.dtype == b.param.dtype) {
+        let Some(AdamUpdate { param, step, .. }) = group.first() else { continue };
+        let dtype = param.dtype;
+        let kernels = [by_dtype!(dtype, "adam"), by_dtype!(dtype, "adam_strided")];
+        let (f32s, f64s) = (Adam::<f32>::of(step), Adam::<f64>::of(step));
+        let numbers = if dtype == DType::F64 { f64s.arg() } else { f32s.arg() };
+        let tensors: Vec<[View<'_>; 4]> = group.iter().map(|u| [u.param, u.grad, u.m, u.v]).collect();
+        launch(stream, "adam", kernels, &tensors, numbers)?;
     }
-}
-
-/// A step on `(parameter, gradient, m, v)`s of one type.
-pub(crate) fn adam(stream: &Stream, dtype: DType, tensors: &[[View<'_>; 4]], step: &AdamStep) -> Result<()> {
-    let kernels = [by_dtype!(dtype, "adam"), by_dtype!(dtype, "adam_strided")];
-    match dtype {
-        DType::F64 => launch(stream, "adam", kernels, tensors, Adam::<f64>::of(step).arg()),
-        _ => launch(stream, "adam", kernels, tensors, Adam::<f32>::of(step).arg()),
-    }
+    Ok(())
 }
 
 /// Launches the first kernel for tensors whose operands lie alike, the second one for each other one.

@@ -2,7 +2,7 @@
 
 use autograd::{Gradients, Var};
 use device::{DType, Result};
-use tensor::Tensor;
+use tensor::{AdamStep, AdamUpdate, Tensor, adam_step};
 
 use super::{
     Optimizer, OptimizerState, StateReader, check_not_negative, check_option, check_parameters, wrong,
@@ -140,20 +140,28 @@ impl Inner {
         let AdamOptions { lr, betas: (beta1, beta2), eps, weight_decay } = self.options;
         let decoupled = self.kind == "adamw";
         for (parameter, moments) in self.parameters.iter().zip(&mut self.moments) {
-            let Some(gradient) = gradients.get(parameter) else { continue };
-            let value = parameter.value();
-            let moments = match moments {
-                Some(moments) => moments,
-                None => moments.insert(Moments {
-                    step: 0,
-                    mean: zeros_in_order_of(value)?,
-                    mean_square: zeros_in_order_of(value)?,
-                }),
-            };
+            if moments.is_none() && gradients.get_var(parameter).is_some() {
+                let zeros = || zeros_in_order_of(parameter.value());
+                *moments = Some(Moments { step: 0, mean: zeros()?, mean_square: zeros()? });
+            }
+        }
+        let mut updates = Vec::with_capacity(self.parameters.len());
+        for (parameter, moments) in self.parameters.iter().zip(&self.moments) {
+            let (Some(gradient), Some(moments)) = (gradients.get_var(parameter), moments) else { continue };
             let step = moments.step + 1;
-            let options = tensor::AdamStep { step, lr, beta1, beta2, eps, weight_decay, decoupled };
-            value.adam_(&gradient, &moments.mean, &moments.mean_square, options)?;
-            moments.step = step;
+            updates.push(AdamUpdate {
+                param: parameter.value(),
+                grad: gradient.value(),
+                m: &moments.mean,
+                v: &moments.mean_square,
+                step: AdamStep { step, lr, beta1, beta2, eps, weight_decay, decoupled },
+            });
+        }
+        adam_step(&updates)?;
+        for (parameter, moments) in self.parameters.iter().zip(&mut self.moments) {
+            if gradients.get_var(parameter).is_some() {
+                moments.iter_mut().for_each(|moments| moments.step += 1);
+            }
         }
         Ok(())
     }

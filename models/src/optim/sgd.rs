@@ -2,7 +2,7 @@
 
 use autograd::{Gradients, Var};
 use device::{Error, Result};
-use tensor::Tensor;
+use tensor::{SgdStep, SgdUpdate, Tensor, sgd_step};
 
 use super::{
     Optimizer, OptimizerState, StateReader, check_not_negative, check_option, check_parameters,
@@ -91,15 +91,27 @@ fn check(options: &SgdOptions) -> Result<()> {
 impl Optimizer for Sgd {
     fn step(&mut self, gradients: &Gradients) -> Result<()> {
         let SgdOptions { lr, momentum, dampening, weight_decay, nesterov } = self.options;
-        for (parameter, buffer) in self.parameters.iter().zip(&mut self.momentum) {
-            let Some(gradient) = gradients.get(parameter) else { continue };
-            let first = buffer.is_none();
-            if momentum != 0.0 && first {
-                *buffer = Some(zeros_in_order_of(parameter.value())?);
+        // Taken over once the step is launched: it may be refused.
+        let mut fresh = vec![None; self.parameters.len()];
+        for ((parameter, buffer), fresh) in self.parameters.iter().zip(&self.momentum).zip(&mut fresh) {
+            if momentum != 0.0 && buffer.is_none() && gradients.get_var(parameter).is_some() {
+                *fresh = Some(zeros_in_order_of(parameter.value())?);
             }
-            let step = tensor::SgdStep { lr, momentum, dampening, weight_decay, nesterov, first };
-            let buffer = if momentum == 0.0 { None } else { buffer.as_ref() };
-            parameter.value().sgd_(&gradient, buffer, step)?;
+        }
+        let mut updates = Vec::with_capacity(self.parameters.len());
+        for ((parameter, buffer), fresh) in self.parameters.iter().zip(&self.momentum).zip(&fresh) {
+            let Some(gradient) = gradients.get_var(parameter) else { continue };
+            let first = buffer.is_none();
+            updates.push(SgdUpdate {
+                param: parameter.value(),
+                grad: gradient.value(),
+                momentum_buffer: if momentum == 0.0 { None } else { buffer.as_ref().or(fresh.as_ref()) },
+                step: SgdStep { lr, momentum, dampening, weight_decay, nesterov, first },
+            });
+        }
+        sgd_step(&updates)?;
+        for (buffer, fresh) in self.momentum.iter_mut().zip(fresh) {
+            *buffer = buffer.take().or(fresh);
         }
         Ok(())
     }

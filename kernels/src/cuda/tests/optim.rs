@@ -1,8 +1,8 @@
 //! Optimizer steps: those of the CPU, bit for bit.
 
 use super::*;
-use crate::cuda;
-use crate::{AdamStep, SgdStep, adam_step, sgd_step};
+
+use crate::{AdamStep, AdamUpdate, SgdStep, SgdUpdate, adam_step, sgd_step};
 
 fn sgd_steps() -> Vec<SgdStep> {
     let plain =
@@ -46,7 +46,7 @@ fn steps_of<T: Real>() {
                         let g = stored::<T>(stream, 2, shape, how);
                         let b = stored::<T>(stream, 3, shape, Stored::Dense);
                         let buffer = (step.momentum != 0.0).then(|| b.view());
-                        sgd_step(stream, p.view(), g.view(), buffer, step)?;
+                        sgd_step(stream, &[SgdUpdate { param: p.view(), grad: g.view(), buffer, step }])?;
                         Ok([p, b].into_iter().nth(result).expect("one of two"))
                     });
                 }
@@ -59,7 +59,9 @@ fn steps_of<T: Real>() {
                         // The running mean of squares is not negative.
                         let v = stored::<T>(stream, 4, shape, how);
                         crate::unary(stream, crate::UnaryOp::Square, v.view(), v.view())?;
-                        adam_step(stream, p.view(), g.view(), m.view(), v.view(), step)?;
+                        let (param, grad) = (p.view(), g.view());
+                        let update = AdamUpdate { param, grad, m: m.view(), v: v.view(), step };
+                        adam_step(stream, &[update])?;
                         Ok([p, m, v].into_iter().nth(result).expect("one of three"))
                     });
                 }
@@ -75,7 +77,7 @@ fn steps_of_one_tensor() {
 }
 
 #[test]
-fn many_tensors_in_one_launch() {
+fn many_tensors_in_one_call() {
     let Some(both) = both() else { return };
     let shapes: Vec<[usize; 2]> = (0..150).map(|i| [1 + i % 7, (i * i * 13) % 701]).collect();
     let arrays = |stream: &Stream, seed: u64| -> Vec<Array<f32>> {
@@ -89,14 +91,14 @@ fn many_tensors_in_one_launch() {
     }
     let run = |stream: &Stream| {
         let (p, g, b) = (arrays(stream, 1), arrays(stream, 1000), arrays(stream, 2000));
-        if stream.is_cuda() {
-            let tensors: Vec<_> = (0..p.len()).map(|i| [p[i].view(), g[i].view(), b[i].view()]).collect();
-            cuda::optim::momentum(stream, device::DType::F32, &tensors, &step).expect("a launch");
-        } else {
-            for i in 0..p.len() {
-                sgd_step(stream, p[i].view(), g[i].view(), Some(b[i].view()), step).expect("a launch");
-            }
-        }
+        let update = |i: usize| SgdUpdate {
+            param: p[i].view(),
+            grad: g[i].view(),
+            buffer: Some(b[i].view()),
+            step: if i == 100 { SgdStep { first: true, ..step } } else { step },
+        };
+        let updates: Vec<_> = (0..p.len()).map(update).collect();
+        sgd_step(stream, &updates).expect("a launch");
         p.iter().chain(&b).map(Array::to_vec).collect::<Vec<_>>()
     };
     assert_eq!(run(&both.cuda), run(&both.cpu));

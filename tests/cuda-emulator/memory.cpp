@@ -19,13 +19,16 @@ static uintptr_t round_up(uintptr_t value, uintptr_t unit) { return (value + uni
 static bool some_are_open = false;
 static std::set<uintptr_t> on_devices; // the allocations that are no host memory
 
-static void protect(Allocation& allocation, bool open) {
-    if (allocation.open == open) return;
+// False if the system has no room for another range with rights of its own.
+static bool protect(Allocation& allocation, bool open) {
+    if (allocation.open == open) return true;
+    auto* begin = reinterpret_cast<void*>(allocation.map + GUARD);
+    if (mprotect(begin, allocation.map_bytes - 2 * GUARD, open ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) return false;
     allocation.open = open;
-    mprotect(reinterpret_cast<void*>(allocation.map + GUARD), allocation.map_bytes - 2 * GUARD, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    return true;
 }
 
-bool map_guarded(Allocation& allocation) {
+static bool map_guarded(Allocation& allocation) {
     uintptr_t used = round_up(allocation.bytes, ALIGNMENT);
     uintptr_t pages = round_up(used, PAGE);
     allocation.map_bytes = pages + 2 * GUARD;
@@ -36,7 +39,10 @@ bool map_guarded(Allocation& allocation) {
     allocation.slack = used - allocation.bytes;
     allocation.open = false;
     if (pages >= 2 << 20) madvise(map, allocation.map_bytes, MADV_HUGEPAGE);
-    protect(allocation, true);
+    if (!protect(allocation, true)) {
+        munmap(map, allocation.map_bytes);
+        return false;
+    }
     memset(reinterpret_cast<void*>(allocation.begin), POISON, allocation.bytes);
     memset(reinterpret_cast<void*>(allocation.begin + allocation.bytes), CANARY, allocation.slack);
     return true;
@@ -159,7 +165,10 @@ static CUresult allocate(Context* context, uint64_t bytes, bool host, uintptr_t&
     allocation.bytes = bytes;
     allocation.context = context;
     allocation.host = host;
-    if (!map_guarded(allocation)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!map_guarded(allocation)) {
+        report("the system has no room for another guarded allocation; there are %zu", state().allocations.size());
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     if (!host) {
         context->used += used;
         on_devices.insert(allocation.begin);

@@ -189,7 +189,6 @@ const Allocation* find_allocation(uintptr_t address, uint64_t bytes);
 std::string describe_address(uintptr_t address);
 void release_context_memory(Context* context);
 void check_slack(const std::string& command);
-bool map_guarded(Allocation& allocation);
 constexpr unsigned char POISON = 0xFF;
 
 // Device memory is out of the host's reach except while commands run: of one device, or of all (nullptr).

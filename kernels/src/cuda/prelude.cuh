@@ -11,32 +11,17 @@ using f32 = float;
 using f64 = double;
 
 // Rounded one by one, never fused.
-#ifdef __CUDACC_RTC__
 __device__ inline f32 mul_rounded(f32 a, f32 b) { return __fmul_rn(a, b); }
 __device__ inline f64 mul_rounded(f64 a, f64 b) { return __dmul_rn(a, b); }
 __device__ inline f32 add_rounded(f32 a, f32 b) { return __fadd_rn(a, b); }
 __device__ inline f64 add_rounded(f64 a, f64 b) { return __dadd_rn(a, b); }
-#else
-template <class T> __device__ inline T mul_rounded(T a, T b) { return a * b; }
-template <class T> __device__ inline T add_rounded(T a, T b) { return a + b; }
-#endif
 
+// How elements of a type are stored. Truth values are bytes; whatever byte was uploaded counts as 0 or 1.
 template <class T> struct Type {
     using Stored = T;
-    static constexpr bool is_float = false;
 };
-// Truth values are bytes; whatever byte was uploaded counts as 0 or 1.
 template <> struct Type<bool> {
     using Stored = u8;
-    static constexpr bool is_float = false;
-};
-template <> struct Type<f32> {
-    using Stored = f32;
-    static constexpr bool is_float = true;
-};
-template <> struct Type<f64> {
-    using Stored = f64;
-    static constexpr bool is_float = true;
 };
 
 template <class T> __device__ inline bool is_nan(T x) { return x != x; }

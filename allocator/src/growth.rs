@@ -17,6 +17,9 @@ const SPACE_BYTES: usize = (usize::MAX >> 28) + 1;
 /// logarithmic in its size and what is reserved stays close to what is used.
 const GROWTH_PART: usize = 32;
 
+/// What an arena that grows in place starts with: all that a small program needs.
+pub(crate) const SMALLEST_ARENA: usize = 64 << 10;
+
 /// Where memory comes in segments: they are multiples of this and, from 16 times this on, of about a sixteenth of
 /// their size.
 const SMALLEST_SEGMENT: usize = 64 << 10;
@@ -35,6 +38,9 @@ pub(crate) fn segment_bytes(need: usize, reserved: usize) -> usize {
 
 /// The multiple of bytes that an arena with `reserved` bytes grows to.
 pub(crate) fn growth_step(reserved: usize, page: usize) -> usize {
+    if reserved == 0 {
+        return SMALLEST_ARENA.max(page);
+    }
     let part = reserved / GROWTH_PART;
     let step = if part == 0 { 0 } else { 1 << part.ilog2() };
     step.clamp(page, LARGEST_STEP.max(page))

@@ -4,6 +4,7 @@
 use super::{Arena, Segment, Taken};
 use crate::block::{Address, Block, NONE, State, Tags};
 use crate::classes::UNIT;
+use crate::growth::SMALLEST_ARENA;
 use crate::history::Action;
 use crate::order::Frontier;
 
@@ -42,7 +43,8 @@ impl Budget {
     const FEE: u64 = 8;
 
     fn units(&self) -> u64 {
-        self.most_live + self.most_live / Self::SLACK + self.moved / Self::PRICE
+        let live = self.most_live + self.most_live / Self::SLACK + self.moved / Self::PRICE;
+        live.max((SMALLEST_ARENA / UNIT) as u64)
     }
 }
 

@@ -132,7 +132,7 @@ fn check_schedule(schedule: &Value) {
 fn steady_training_asks_the_driver_for_nothing() {
     let folder = Folder::new("steady");
     let path = folder.file("out.json");
-    good(&["compare", "--steps", "40", "--warmup", "20", "--json", &path]);
+    good(&["compare", "--steps", "40", "--warmup", "200", "--json", &path]);
     for schedule in json(&path)["schedules"].as_array().unwrap() {
         assert_eq!(schedule["driver_allocations"], 0, "{}", schedule["name"]);
         assert_eq!(schedule["host_syncs_per_step"], 1.0, "only the measurement's own");

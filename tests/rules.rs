@@ -18,7 +18,11 @@ fn on_each_schedule(test: impl Fn(&Device) -> Result<()>) {
         test(&device).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
     }
     match Device::cuda_with(0, CudaConfig::default()) {
-        Ok(device) => test(&device).unwrap_or_else(|error| panic!("{device}: {error}")),
+        Ok(device) => {
+            // What is loaded at a first launch waits for streams that tests hold.
+            streamgrad::tensor::preload(&device.default_stream()).unwrap();
+            test(&device).unwrap_or_else(|error| panic!("{device}: {error}"));
+        }
         Err(Error::CudaUnavailable { .. }) => {}
         Err(error) => panic!("{error}"),
     }

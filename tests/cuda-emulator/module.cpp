@@ -86,6 +86,49 @@ EXPORT CUresult cuModuleUnload(CUmodule handle) {
     });
 }
 
+// The handle of a kernel: the same one each time, as from the driver.
+static CUfunction handle_of(State& s, const std::shared_ptr<Module>& module, const EmulatorKernel* kernel) {
+    for (auto& entry : s.functions)
+        if (entry.second->kernel == kernel) return static_cast<CUfunction>(entry.first);
+    auto function = std::make_shared<Function>();
+    function->module = module;
+    function->kernel = kernel;
+    void* key = s.handle();
+    s.functions[key] = function;
+    return static_cast<CUfunction>(key);
+}
+
+EXPORT CUresult cuModuleGetFunctionCount(unsigned* count, CUmodule handle) {
+    return call("cuModuleGetFunctionCount", Needs::Context, [&](Call&) {
+        State& s = state();
+        if (!count) return CUDA_ERROR_INVALID_VALUE;
+        auto found = s.modules.find(handle);
+        if (found == s.modules.end()) return CUDA_ERROR_INVALID_HANDLE;
+        *count = found->second->program->kernel_count;
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuModuleEnumerateFunctions(CUfunction* functions, unsigned count, CUmodule handle) {
+    return call("cuModuleEnumerateFunctions", Needs::Context, [&](Call&) {
+        State& s = state();
+        if (!functions) return CUDA_ERROR_INVALID_VALUE;
+        auto found = s.modules.find(handle);
+        if (found == s.modules.end()) return CUDA_ERROR_INVALID_HANDLE;
+        const EmulatorModule& program = *found->second->program;
+        for (unsigned i = 0; i < count && i < program.kernel_count; i++)
+            functions[i] = handle_of(s, found->second, &program.kernels[i]);
+        return CUDA_SUCCESS;
+    });
+}
+
+// Every function is loaded with its module here.
+EXPORT CUresult cuFuncLoad(CUfunction function) {
+    return call("cuFuncLoad", Needs::Context, [&](Call&) {
+        return state().functions.count(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    });
+}
+
 EXPORT CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
     return call("cuModuleGetFunction", Needs::Context, [&](Call& call) {
         State& s = state();
@@ -96,18 +139,7 @@ EXPORT CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char
         const EmulatorModule& program = *found->second->program;
         for (unsigned i = 0; i < program.kernel_count; i++) {
             if (strcmp(program.kernels[i].name, name) != 0) continue;
-            // The same handle each time, as from the driver.
-            for (auto& entry : s.functions)
-                if (entry.second->kernel == &program.kernels[i]) {
-                    *out = static_cast<CUfunction>(entry.first);
-                    return CUDA_SUCCESS;
-                }
-            auto function = std::make_shared<Function>();
-            function->module = found->second;
-            function->kernel = &program.kernels[i];
-            void* key = s.handle();
-            s.functions[key] = function;
-            *out = static_cast<CUfunction>(key);
+            *out = handle_of(s, found->second, &program.kernels[i]);
             return CUDA_SUCCESS;
         }
         return CUDA_ERROR_NOT_FOUND;

@@ -67,8 +67,6 @@ struct Allocation {
 struct Module {
     int file = -1;
     void* library = nullptr;
-    // The library's file stays open while it is loaded: the loader takes a second file of the same path for the same one.
-    int file = -1;
     const EmulatorModule* program = nullptr;
     Context* context = nullptr;
     ~Module();

@@ -1,7 +1,7 @@
 //! Several batches forward and backward at once, on shared weights.
 
 use device::{Panicked, Placement, SpinLock, StreamOptions, Team};
-use tensor::{Device, Error, Generator, Result, Stream, Tensor, next_key, with_generator};
+use tensor::{Device, Error, Generator, Result, Stream, Tensor, next_key, preload, with_generator};
 
 use crate::{Gradients, Var};
 
@@ -59,6 +59,8 @@ impl ConcurrentBatches {
             let options = StreamOptions { placement: Placement::Caller, threads, ..StreamOptions::default() };
             (0..lanes).map(|_| device.new_stream_with(options)).collect::<Result<_>>()?
         };
+        // What a lane would load at its first launches can hold up the others.
+        streams.iter().try_for_each(preload)?;
         Ok(ConcurrentBatches { streams, team: Team::new(lanes - 1)? })
     }
 

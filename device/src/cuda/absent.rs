@@ -100,6 +100,10 @@ impl DriverStream {
         match *self {}
     }
 
+    pub(super) fn preload(&self, _: &[&'static Program]) -> Result<()> {
+        match *self {}
+    }
+
     pub(super) unsafe fn kernel(
         &self,
         _: (&'static str, StreamId),

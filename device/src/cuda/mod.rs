@@ -36,7 +36,7 @@ pub(crate) use pinned::Staged;
 #[cfg(feature = "cuda")]
 pub(crate) use stream::{DriverStream, GateWord, TimedEvent};
 
-use crate::{DType, MemoryDriver, Result, StreamId};
+use crate::{DType, MemoryDriver, Result, Stream, StreamId};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -169,6 +169,22 @@ pub struct Gemm {
     pub stride_c: i64,
     /// How many products.
     pub batch: usize,
+}
+
+impl Stream {
+    /// Compiles and loads programs, and makes the stream's handle for products: what the first launch of each would do,
+    /// and the device might have to be idle for. Nothing on a stream of another device.
+    ///
+    /// # Errors
+    /// As for [`Queue::kernel`] and [`Queue::gemm`]; a missing cuBLAS is none yet.
+    pub fn preload(&self, programs: &[&'static Program]) -> Result<()> {
+        let fifo = self.fifo();
+        let Some(driver) = &fifo.driver else { return Ok(()) };
+        // As for a launch: one thread at a time.
+        let _tail = fifo.tail.lock();
+        driver.bind()?;
+        driver.preload(programs)
+    }
 }
 
 /// Where the closure of [`Stream::submit`](crate::Stream::submit) enqueues device work, in order.

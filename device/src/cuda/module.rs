@@ -57,7 +57,22 @@ impl Module {
         unsafe {
             check("cuModuleLoadData", sys::cuModuleLoadData(&mut raw, image.as_ptr().cast::<c_void>()))?
         };
-        Ok(Module { raw, functions: RwLock::default() })
+        let module = Module { raw, functions: RwLock::default() };
+        module.load_functions()?;
+        Ok(module)
+    }
+
+    /// Brings every kernel to the device. Left to the first launch of each, that would wait for what the device does.
+    fn load_functions(&self) -> Result<()> {
+        let mut count = 0;
+        // SAFETY: a context is current and the module is loaded; the driver writes a number, and then as many handles.
+        unsafe {
+            check("cuModuleGetFunctionCount", sys::cuModuleGetFunctionCount(&mut count, self.raw))?;
+            let mut functions = vec![std::ptr::null_mut(); count as usize];
+            let code = sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw);
+            check("cuModuleEnumerateFunctions", code)?;
+            functions.into_iter().try_for_each(|function| check("cuFuncLoad", sys::cuFuncLoad(function)))
+        }
     }
 
     /// The kernel with this name; the context is current.

@@ -12,8 +12,9 @@ use parking_lot::Mutex;
 use super::blas::Blas;
 use super::call::{address, check};
 use super::context::Context;
+use super::probe::unavailable;
 use super::{Arg, Gemm, Grid, Program, Staged};
-use crate::{Moment, Priority, Result, StreamId};
+use crate::{Error, Moment, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
 /// it or look at it, which any thread makes.
@@ -310,16 +311,26 @@ impl DriverStream {
     /// # Safety
     /// As for [`Queue::gemm`](super::Queue::gemm).
     pub(super) unsafe fn gemm(&self, op: &'static str, gemm: &Gemm) -> Result<()> {
-        let blas = match self.blas.get() {
-            Some(blas) => blas,
-            // One thread at a time launches on a stream, so nobody else makes it meanwhile.
-            None => {
-                let new = Blas::new(self.raw)?;
-                self.blas.get_or_init(|| new)
-            }
-        };
         // SAFETY: the caller's promise.
-        unsafe { blas.gemm(op, gemm) }
+        unsafe { self.blas()?.gemm(op, gemm) }
+    }
+
+    /// The stream's handle for products. The caller has the tail of the stream, so nobody else makes it meanwhile.
+    fn blas(&self) -> Result<&Blas> {
+        if self.blas.get().is_none() {
+            // Who has the tail is alone.
+            let _ = self.blas.set(Blas::new(self.raw)?);
+        }
+        self.blas.get().ok_or_else(|| unavailable("the library libcublas was not found"))
+    }
+
+    /// Loads programs, and makes the handle for products if it can be had.
+    pub(super) fn preload(&self, programs: &[&'static Program]) -> Result<()> {
+        programs.iter().try_for_each(|program| self.context.module(program).map(drop))?;
+        match self.blas() {
+            Err(Error::CudaUnavailable { .. }) => Ok(()),
+            made => made.map(drop),
+        }
     }
 
     /// # Safety

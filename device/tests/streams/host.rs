@@ -115,9 +115,10 @@ fn peek_never_waits() -> Result<()> {
     })
 }
 
+// A driver copies from host memory to host memory, which these tests have on CUDA, while the caller waits.
 #[test]
 fn upload_on_a_busy_stream_keeps_the_bytes() -> Result<()> {
-    each_schedule(|dev| {
+    each_cpu_schedule(|dev| {
         let [side] = new_streams(dev)?;
         for stream in [dev.default_stream(), side] {
             let x = buffer(&stream)?;
@@ -134,9 +135,10 @@ fn upload_on_a_busy_stream_keeps_the_bytes() -> Result<()> {
     })
 }
 
+// A driver copies from host memory to host memory, which these tests have on CUDA, while the caller waits.
 #[test]
 fn upload_waits_for_readers() -> Result<()> {
-    each_schedule(|dev| {
+    each_cpu_schedule(|dev| {
         let (main, [side]) = (dev.default_stream(), new_streams(dev)?);
         let (x, y) = (buffer(&main)?, buffer(&main)?);
         set(&main, &x, 1)?;

@@ -8,7 +8,8 @@ use super::elementwise::Map;
 use super::walk::{ByValue, Walk, address, for_parts};
 use crate::layout::{LoopAxis, Loops, View};
 
-static COPY: Program = Program::new("copy", concat!(include_str!("prelude.cuh"), include_str!("copy.cu")));
+pub(super) static COPY: Program =
+    Program::new("copy", concat!(include_str!("prelude.cuh"), include_str!("copy.cu")));
 
 /// Fills with an element of these bits.
 pub(crate) fn fill(stream: &Stream, bits: u64, out: View<'_>) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::cpu::walk::flat_steps;
 use crate::elementwise::{BinaryOp, CompareOp, UnaryOp};
 use crate::layout::{LoopAxis, Loops, View};
 
-static F32: Program = Program::new(
+pub(super) static F32: Program = Program::new(
     "elementwise_f32",
     concat!(
         include_str!("prelude.cuh"),

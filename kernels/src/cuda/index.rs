@@ -7,7 +7,8 @@ use super::walk::{ByValue, THREADS, Walk, address, blocks};
 use super::{by_dtype, by_size};
 use crate::layout::{LoopAxis, Loops, View};
 
-static INDEX: Program = Program::new("index", concat!(include_str!("prelude.cuh"), include_str!("index.cu")));
+pub(super) static INDEX: Program =
+    Program::new("index", concat!(include_str!("prelude.cuh"), include_str!("index.cu")));
 
 /// Blocks for each multiprocessor that are wanted where a block does more if there are fewer.
 const BLOCKS: usize = 8;

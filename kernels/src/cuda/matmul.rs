@@ -10,7 +10,7 @@ use super::walk::{ByValue, Walk, address};
 use crate::layout::{LoopAxis, Loops, View};
 use crate::matmul::Accumulate;
 
-static MATMUL: Program =
+pub(super) static MATMUL: Program =
     Program::new("matmul", concat!(include_str!("prelude.cuh"), include_str!("matmul.cu")));
 
 /// Side of the tile of C that a block of the plain kernel computes, and its threads; as in the program.

@@ -5,6 +5,8 @@
 //! Programs are compiled with the compiler's defaults: accurate functions, and multiply-adds fused where the source does
 //! not forbid it. Results depend on the operands only, not on the size of the grid or on what runs beside.
 
+use device::{Result, Stream};
+
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod index;
@@ -53,6 +55,26 @@ macro_rules! program_of {
 }
 
 use {by_dtype, by_size, program_of};
+
+/// Compiles and loads everything that training in floating point needs, once a device, and makes the stream's handle for
+/// products. Left to the first launches, that would hold them up for seconds, and might wait for an idle device. Nothing on
+/// a CPU.
+///
+/// # Errors
+/// [`Error::KernelCompile`](device::Error::KernelCompile), [`Error::CudaUnavailable`](device::Error::CudaUnavailable)
+/// without a compiler, [`Error::Driver`](device::Error::Driver).
+pub fn preload(stream: &Stream) -> Result<()> {
+    stream.preload(&[
+        &copy::COPY,
+        &elementwise::F32,
+        &index::INDEX,
+        &matmul::MATMUL,
+        &optim::OPTIM,
+        &random::RANDOM,
+        &reduce::F32,
+        &softmax::F32,
+    ])
+}
 
 #[cfg(test)]
 mod tests;

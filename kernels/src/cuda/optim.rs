@@ -10,7 +10,8 @@ use crate::cpu::number::Number;
 use crate::layout::{Loops, View};
 use crate::optim::{AdamStep, AdamUpdate, SgdStep, SgdUpdate};
 
-static OPTIM: Program = Program::new("optim", concat!(include_str!("prelude.cuh"), include_str!("optim.cu")));
+pub(super) static OPTIM: Program =
+    Program::new("optim", concat!(include_str!("prelude.cuh"), include_str!("optim.cu")));
 
 /// Tensors of a launch, and elements of a part; as in the program.
 const TENSORS: usize = 64;

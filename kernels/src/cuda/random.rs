@@ -10,7 +10,7 @@ use crate::cpu::random::Distribution;
 use crate::layout::{Loops, View};
 use crate::random::RandomKey;
 
-static RANDOM: Program =
+pub(super) static RANDOM: Program =
     Program::new("random", concat!(include_str!("prelude.cuh"), include_str!("random.cu")));
 
 /// Elements that a thread makes of one counter.

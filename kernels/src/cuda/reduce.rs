@@ -10,7 +10,7 @@ use crate::cpu::fold::Axes;
 use crate::layout::View;
 use crate::reduce::ReduceOp;
 
-static F32: Program = Program::new(
+pub(super) static F32: Program = Program::new(
     "reduce_f32",
     concat!(
         include_str!("prelude.cuh"),

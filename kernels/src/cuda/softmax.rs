@@ -8,7 +8,7 @@ use super::walk::{ByValue, Walk, address};
 use crate::cpu::softmax::Rows;
 use crate::layout::{Loops, View};
 
-static F32: Program = Program::new(
+pub(super) static F32: Program = Program::new(
     "softmax_f32",
     concat!(
         include_str!("prelude.cuh"),

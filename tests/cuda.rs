@@ -293,7 +293,7 @@ fn a_wait_that_the_driver_loses_is_noticed() {
         return;
     }
     let unnoticed: Vec<usize> =
-        (0..waits).filter(|&wait| !(1..40).any(|seed| inner(seed, Some(wait)).1 != expected)).collect();
+        (1..=waits).filter(|&wait| !(1..40).any(|seed| inner(seed, Some(wait)).1 != expected)).collect();
     assert!(unnoticed.is_empty(), "without wait {unnoticed:?} of {waits} nothing changed");
 }
 

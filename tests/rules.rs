@@ -450,6 +450,8 @@ fn a_held_stream_delays_nobody_else() {
         let (held, free) = (device.new_stream()?, device.new_stream()?);
         let x = Var::leaf(Tensor::randn(&[8, 4], DType::F32, None, device)?);
         let w = Var::leaf(Tensor::randn(&[4, 4], DType::F32, None, device)?);
+        // What a product loads at its first launch waits for held streams.
+        x.matmul(&w)?.relu()?.sum(&[], false)?.backward()?;
         device.synchronize()?;
         let hold = held.hold();
         let blocked = held.scope(|| x.matmul(&w)?.relu()?.sum(&[], false)?.backward())?;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::audit::AuditLog;
-use crate::cuda::{Context, DriverStream};
+use crate::cuda::{Context, DriverStream, FaultWord};
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, reached};
 use crate::hidden::HiddenSyncs;
@@ -44,6 +44,18 @@ pub enum DeviceKind {
 #[repr(transparent)]
 pub struct Device(pub(crate) Stream);
 
+/// The driver's side of a device.
+pub(crate) struct Cuda {
+    pub(crate) fault: Arc<FaultWord>,
+    pub(crate) context: Arc<Context>,
+}
+
+impl Cuda {
+    fn stream(&self, priority: Priority) -> Result<DriverStream> {
+        DriverStream::new(&self.context, &self.fault, priority)
+    }
+}
+
 /// What a device's streams and buffers share.
 pub(crate) struct Core {
     kind: DeviceKind,
@@ -61,7 +73,7 @@ pub(crate) struct Core {
     retired: Mutex<SyncStats>,
     host_syncs: AtomicU64,
     pub(crate) fault: Arc<Fault>,
-    pub(crate) cuda: Option<Arc<Context>>,
+    pub(crate) cuda: Option<Cuda>,
     pub(crate) audit: Arc<AuditLog>,
     pub(crate) hidden: HiddenSyncs,
     /// Whether the user's own waits have to do.
@@ -136,11 +148,12 @@ impl Device {
     pub fn cuda_with(ordinal: usize, config: CudaConfig) -> Result<Device> {
         let context = Context::open(ordinal)?;
         let audit = Arc::default();
-        let default = Fifo::of_driver(DriverStream::new(&context, Priority::Normal)?, &audit);
+        let cuda = Cuda { fault: FaultWord::new(&context)?, context: Arc::clone(&context) };
+        let default = Fifo::of_driver(cuda.stream(Priority::Normal)?, &audit);
         let memory = config.memory.unwrap_or_else(|| Arc::clone(&context) as Arc<dyn MemoryDriver>);
         let blocking = config.blocking.unwrap_or_else(blocking_from_environment);
         let mut core = Core::new(DeviceKind::Cuda(ordinal), default, memory, audit);
-        core.cuda = Some(context);
+        core.cuda = Some(cuda);
         core.blocking = blocking;
         Ok(Device::of(core))
     }
@@ -183,7 +196,7 @@ impl Device {
     /// What the device says of itself, as in `NVIDIA H200, sm_90, 132 multiprocessors`.
     pub fn description(&self) -> String {
         match &self.core().cuda {
-            Some(context) => context.describe(),
+            Some(cuda) => cuda.context.describe(),
             None => format!("{} threads", self.threads()),
         }
     }
@@ -221,11 +234,10 @@ impl Device {
     pub fn new_stream_with(&self, options: StreamOptions) -> Result<Stream> {
         let core = self.core();
         core.sweep();
-        if let Some(context) = &core.cuda {
-            return Ok(self.add(
-                Fifo::of_driver(DriverStream::new(context, options.priority)?, &core.audit),
-                options.priority,
-            ));
+        if let Some(cuda) = &core.cuda {
+            return Ok(
+                self.add(Fifo::of_driver(cuda.stream(options.priority)?, &core.audit), options.priority)
+            );
         }
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
         let placement = match core.schedule {
@@ -383,8 +395,8 @@ impl Core {
 
     /// The stream of a CUDA device on which the host reads what is not pending.
     pub(crate) fn reads(&self) -> Result<&Arc<Fifo>> {
-        if let (None, Some(context)) = (self.reads.get(), &self.cuda) {
-            let made = Fifo::of_driver(DriverStream::new(context, Priority::High)?, &self.audit);
+        if let (None, Some(cuda)) = (self.reads.get(), &self.cuda) {
+            let made = Fifo::of_driver(cuda.stream(Priority::High)?, &self.audit);
             // Who comes second drops a stream that did nothing.
             let _ = self.reads.set(made);
         }
@@ -424,7 +436,7 @@ impl Core {
     }
 
     pub(crate) fn take_fault(&self) -> Result<()> {
-        if let Some(error) = self.cuda.as_ref().and_then(|context| context.take_fault()) {
+        if let Some(error) = self.cuda.as_ref().and_then(|cuda| cuda.fault.take()) {
             self.fail(error);
         }
         self.fault.take()

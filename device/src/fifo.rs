@@ -332,6 +332,7 @@ impl Fifo {
                 self.passed(ran);
             }
         }
+        self.audit.passed(Moment { stream: self.id, tick });
         Ok(())
     }
 

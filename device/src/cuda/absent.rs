@@ -13,6 +13,7 @@ pub(crate) enum DriverStream {}
 pub(crate) enum TimedEvent {}
 pub(crate) enum GateWord {}
 pub(crate) enum Staged {}
+pub(crate) enum FaultWord {}
 
 impl Context {
     pub(crate) fn open(_: usize) -> Result<Arc<Context>> {
@@ -31,8 +32,14 @@ impl Context {
     pub(super) unsafe fn free_pinned(&self, _: NonNull<u8>) {
         match *self {}
     }
+}
 
-    pub(crate) fn take_fault(&self) -> Option<Error> {
+impl FaultWord {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<FaultWord>> {
+        match **context {}
+    }
+
+    pub(crate) fn take(&self) -> Option<Error> {
         match *self {}
     }
 }
@@ -48,7 +55,7 @@ impl MemoryDriver for Context {
 }
 
 impl DriverStream {
-    pub(crate) fn new(context: &Arc<Context>, _: Priority) -> Result<DriverStream> {
+    pub(crate) fn new(context: &Arc<Context>, _: &Arc<FaultWord>, _: Priority) -> Result<DriverStream> {
         match **context {}
     }
 

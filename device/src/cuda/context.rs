@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_char;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys;
@@ -11,7 +12,6 @@ use parking_lot::{Mutex, RwLock};
 
 use super::Program;
 use super::call::{address, check};
-use super::fault::FaultWord;
 use super::module::Module;
 use super::pinned::PinnedPool;
 use super::probe::probe;
@@ -29,7 +29,8 @@ pub(crate) struct Context {
     /// The driver's least and greatest priority; the greatest is the smallest number.
     pub(super) priorities: (i32, i32),
     pub(super) pinned: PinnedPool,
-    pub(super) fault: FaultWord,
+    /// Whether products are wanted: streams are made ready for them from then on.
+    pub(super) products: AtomicBool,
     /// Events that can be timed, between two uses.
     pub(super) events: Mutex<Vec<super::stream::RawEvent>>,
     modules: RwLock<HashMap<usize, Arc<Module>>>,
@@ -72,14 +73,13 @@ impl Context {
             multiprocessors: 1,
             priorities: (0, 0),
             pinned: PinnedPool::default(),
-            fault: FaultWord::default(),
+            products: AtomicBool::new(false),
             events: Mutex::default(),
             modules: RwLock::default(),
             loading: Mutex::new(()),
         };
         context.bind()?;
         context.look_up()?;
-        context.fault = FaultWord::new(context.allocate_pinned(FaultWord::BYTES)?);
         Ok(context)
     }
 
@@ -151,11 +151,6 @@ impl Context {
         }
     }
 
-    /// The failure that a kernel reported and nobody took yet.
-    pub(crate) fn take_fault(&self) -> Option<Error> {
-        self.fault.take()
-    }
-
     /// The loaded program; compiled first, or read from disk, if this is its first use.
     pub(super) fn module(&self, program: &'static Program) -> Result<Arc<Module>> {
         let key = std::ptr::from_ref(program) as usize;
@@ -183,8 +178,7 @@ impl Drop for Context {
         if bound {
             self.modules.get_mut().clear();
             self.events.get_mut().clear();
-            let blocks = self.pinned.drain().chain(self.fault.take_record());
-            for block in blocks {
+            for block in self.pinned.drain() {
                 // SAFETY: they come from `allocate_pinned`, and no stream is left to use them.
                 unsafe { self.free_pinned(block) };
             }

@@ -2,13 +2,14 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use cudarc::driver::sys;
 use parking_lot::RwLock;
 
 use super::call::address;
-use crate::{Error, Panicked, StreamId};
+use super::context::Context;
+use crate::{Error, Panicked, Result, StreamId};
 
 /// `FaultRecord` of the kernels' prelude, in host memory that the device writes.
 #[repr(C)]
@@ -29,32 +30,25 @@ pub(super) struct FaultArg {
 }
 
 /// One record for a device: the first kernel that finds it empty fills it.
-#[derive(Default)]
-pub(super) struct FaultWord {
-    record: AtomicUsize,
+pub(crate) struct FaultWord {
+    record: NonNull<Record>,
+    context: Arc<Context>,
     /// Who may have reported, by the number that its kernels were given.
     ops: RwLock<Vec<(&'static str, StreamId)>>,
 }
 
 impl FaultWord {
-    /// The size of the record.
-    pub(super) const BYTES: usize = size_of::<Record>();
-
-    /// With a record in pinned memory of [`BYTES`](Self::BYTES) bytes.
-    pub(super) fn new(record: NonNull<u8>) -> FaultWord {
+    /// A record in pinned memory.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<FaultWord>> {
+        let record: NonNull<Record> = context.allocate_pinned(size_of::<Record>())?.cast();
         // SAFETY: there are that many bytes, which nobody else has; zeros are an empty record.
-        unsafe { record.write_bytes(0, Self::BYTES) };
-        FaultWord { record: AtomicUsize::new(record.as_ptr() as usize), ops: RwLock::default() }
+        unsafe { record.write_bytes(0, 1) };
+        Ok(Arc::new(FaultWord { record, context: Arc::clone(context), ops: RwLock::default() }))
     }
 
-    /// The record's memory, to be returned; no kernel runs any more.
-    pub(super) fn take_record(&mut self) -> Option<NonNull<u8>> {
-        NonNull::new(std::mem::take(self.record.get_mut()) as *mut u8)
-    }
-
-    fn record(&self) -> Option<&Record> {
-        // SAFETY: null, or the record that `new` was given, alive until `take_record`, which has `&mut self`.
-        unsafe { (self.record.load(Ordering::Relaxed) as *const Record).as_ref() }
+    fn record(&self) -> &Record {
+        // SAFETY: it lives until this value goes; the device and the host change it by atomics only.
+        unsafe { self.record.as_ref() }
     }
 
     /// The argument of a kernel of `op` on `stream`.
@@ -66,12 +60,12 @@ impl FaultWord {
             ops.len() - 1
         });
         // The host's address is the device's, too: unified addressing.
-        FaultArg { record: address(self.record.load(Ordering::Relaxed) as *const u8), op: op as u32, pad: 0 }
+        FaultArg { record: address(self.record.as_ptr()), op: op as u32, pad: 0 }
     }
 
     /// The first report, which makes room for another.
-    pub(super) fn take(&self) -> Option<Error> {
-        let record = self.record()?;
+    pub(crate) fn take(&self) -> Option<Error> {
+        let record = self.record();
         if record.set.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -80,5 +74,18 @@ impl FaultWord {
         record.set.store(0, Ordering::Release);
         let message = format!("index {value} is out of range for size {bound}").into();
         Some(Error::Async { op, stream, source: Arc::new(Panicked { message }) })
+    }
+}
+
+// SAFETY: the record is changed by atomics only, from whatever thread.
+unsafe impl Send for FaultWord {}
+// SAFETY: as above.
+unsafe impl Sync for FaultWord {}
+
+impl Drop for FaultWord {
+    fn drop(&mut self) {
+        // SAFETY: it came from `allocate_pinned` of this context, and the streams whose kernels could write it hold this
+        // value until they have run dry.
+        unsafe { self.context.free_pinned(self.record.cast()) };
     }
 }

@@ -28,9 +28,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 #[cfg(not(feature = "cuda"))]
-pub(crate) use absent::{Context, DriverStream, GateWord, Staged, TimedEvent};
+pub(crate) use absent::{Context, DriverStream, FaultWord, GateWord, Staged, TimedEvent};
 #[cfg(feature = "cuda")]
 pub(crate) use context::Context;
+#[cfg(feature = "cuda")]
+pub(crate) use fault::FaultWord;
 #[cfg(feature = "cuda")]
 pub(crate) use pinned::Staged;
 #[cfg(feature = "cuda")]

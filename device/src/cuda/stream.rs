@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::blas::Blas;
 use super::call::{address, check};
 use super::context::Context;
+use super::fault::FaultWord;
 use super::probe::unavailable;
 use super::{Arg, Gemm, Grid, Program, Staged};
 use crate::{Error, Moment, Priority, Result, StreamId};
@@ -25,6 +26,8 @@ pub(crate) struct DriverStream {
     /// The one event that other streams and the host wait for: it marks the stream's end as of some tick.
     marker: Mutex<Marker>,
     blas: OnceLock<Blas>,
+    /// Where its kernels report what they meet.
+    fault: Arc<FaultWord>,
     context: Arc<Context>,
 }
 
@@ -66,7 +69,11 @@ impl Drop for RawEvent {
 
 impl DriverStream {
     /// A stream that no other one, the driver's default stream included, waits for by itself.
-    pub(crate) fn new(context: &Arc<Context>, priority: Priority) -> Result<DriverStream> {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        fault: &Arc<FaultWord>,
+        priority: Priority,
+    ) -> Result<DriverStream> {
         context.bind()?;
         let (least, greatest) = context.priorities;
         let priority = match priority {
@@ -79,13 +86,18 @@ impl DriverStream {
         // SAFETY: the context is current; the driver writes a handle.
         let code = unsafe { sys::cuStreamCreateWithPriority(&mut raw, flags, priority) };
         check("cuStreamCreateWithPriority", code)?;
-        Ok(DriverStream {
+        let stream = DriverStream {
             raw,
             launched: AtomicU64::new(0),
             marker: Mutex::new(Marker { event: None, tick: 0 }),
             blas: OnceLock::new(),
+            fault: Arc::clone(fault),
             context: Arc::clone(context),
-        })
+        };
+        if context.products.load(Ordering::Relaxed) {
+            stream.blas()?;
+        }
+        Ok(stream)
     }
 
     pub(super) fn multiprocessors(&self) -> u32 {
@@ -270,7 +282,7 @@ impl DriverStream {
         }
         let function = self.context.module(program)?.function(name)?;
         let reports = args.iter().any(|arg| matches!(arg, Arg::Fault));
-        let fault = reports.then(|| self.context.fault.argument(op, id));
+        let fault = reports.then(|| self.fault.argument(op, id));
         let mut params: smallvec::SmallVec<[*mut c_void; 16]> = args
             .iter()
             .map(|arg| match arg {
@@ -320,6 +332,7 @@ impl DriverStream {
         if self.blas.get().is_none() {
             // Who has the tail is alone.
             let _ = self.blas.set(Blas::new(self.raw)?);
+            self.context.products.store(true, Ordering::Relaxed);
         }
         self.blas.get().ok_or_else(|| unavailable("the library libcublas was not found"))
     }

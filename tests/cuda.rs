@@ -297,6 +297,39 @@ fn a_wait_that_the_driver_loses_is_noticed() {
     assert!(unnoticed.is_empty(), "without wait {unnoticed:?} of {waits} nothing changed");
 }
 
+/// A wait is refused, and the write that it was for is launched again.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_refused_wait() -> Result<()> {
+    let device = cuda().unwrap();
+    let (first, second) = (device.new_stream()?, device.new_stream()?);
+    let x = Tensor::zeros(&[4], DType::F32, &device)?;
+    device.synchronize()?;
+    let hold = first.hold();
+    first.scope(|| x.fill_(1.0))?;
+    let refused = second.scope(|| x.fill_(7.0));
+    assert!(matches!(refused, Err(Error::Async { .. } | Error::Driver { .. })), "{refused:?}");
+    second.scope(|| x.fill_(7.0))?;
+    drop(hold);
+    assert_eq!(x.to_vec::<f32>()?, [7.0; 4]);
+    Ok(())
+}
+
+#[test]
+fn a_refused_wait_is_an_error_that_loses_no_order() {
+    if !emulated() {
+        println!("skipped: a real driver refuses nothing on demand");
+        return;
+    }
+    for seed in 0..8 {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "inner_refused_wait", "--ignored"]);
+        command.env("CUDA_EMULATOR_SEED", seed.to_string()).env("CUDA_EMULATOR_FAIL", "cuStreamWaitEvent:1");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
 /// Whether the driver is the emulated one, which says so in its device's name.
 fn emulated() -> bool {
     cuda().is_some_and(|device| device.description().to_lowercase().contains("emulat"))

@@ -205,7 +205,8 @@ impl Buffer {
         self.log.lock().write
     }
 
-    /// Shows the content to the host. Blocks until the buffer's last write has run, and for nothing else; a command
+    /// Shows the content to the host. Blocks until the buffer's last write has run, and on a CPU for nothing else; on a
+    /// CUDA device, if that is still pending, until what was launched on its stream so far has run; a command
     /// that is launched meanwhile and writes to the buffer waits until `read` returns, and until the host's other
     /// reads under way have ended. `read` must not wait for the device.
     ///

@@ -52,7 +52,9 @@ pub(crate) struct Cuda {
 
 impl Cuda {
     fn stream(&self, priority: Priority) -> Result<DriverStream> {
-        DriverStream::new(&self.context, &self.fault, priority)
+        let stream = DriverStream::new(&self.context, &self.fault, priority)?;
+        stream.make_ready()?;
+        Ok(stream)
     }
 }
 
@@ -121,7 +123,12 @@ impl Device {
     }
 
     fn of(core: Core) -> Device {
-        Device(Stream(Handle::Default(Arc::new(core))))
+        let core = Arc::new(core);
+        if let Some(explorer) = &core.explorer {
+            // Nobody else sets it.
+            let _ = explorer.core.set(Arc::downgrade(&core));
+        }
+        Device(Stream(Handle::Default(core)))
     }
 
     /// The CUDA device with this ordinal, one device for the whole process.
@@ -396,7 +403,8 @@ impl Core {
     /// The stream of a CUDA device on which the host reads what is not pending.
     pub(crate) fn reads(&self) -> Result<&Arc<Fifo>> {
         if let (None, Some(cuda)) = (self.reads.get(), &self.cuda) {
-            let made = Fifo::of_driver(cuda.stream(Priority::High)?, &self.audit);
+            let made =
+                Fifo::of_driver(DriverStream::new(&cuda.context, &cuda.fault, Priority::High)?, &self.audit);
             // Who comes second drops a stream that did nothing.
             let _ = self.reads.set(made);
         }

@@ -4,15 +4,15 @@
 //! streams whose next command may run, and runs it on the calling thread. Any order that it can pick is one that a
 //! device with real concurrency could have chosen.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::device::Core;
 use crate::fifo::{Fifo, Gate, Item};
-use crate::{Buffer, Moment, Result, Stream, Use};
+use crate::{Buffer, Moment, Result, Stream, StreamId, Use};
 
 /// Which of the commands that may run is run next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +86,8 @@ pub struct Choice {
 
 pub(crate) struct Explorer {
     state: Mutex<State>,
+    /// The device, for others whose streams wait for its own.
+    pub(crate) core: OnceLock<Weak<Core>>,
 }
 
 struct State {
@@ -125,6 +127,8 @@ enum Next {
     Ran,
     /// Every stream that has work is behind this gate, or behind one that is.
     Held(Arc<Gate>),
+    /// Every stream that has work waits, one of them for another device's stream.
+    Foreign(Arc<Fifo>, u64),
     Nothing,
 }
 
@@ -147,6 +151,7 @@ impl Explorer {
                 queued: 0,
                 choices: Vec::new(),
             }),
+            core: OnceLock::new(),
         }
     }
 
@@ -178,27 +183,44 @@ impl Explorer {
         while state.queued > QUEUE_BOUND && matches!(state.step(core), Next::Ran) {}
     }
 
-    /// Runs commands until `done`.
+    /// Runs commands until `done`, which will be: what there is nothing to run for now, somebody else brings about.
     pub(crate) fn run_until(&self, core: &Core, done: impl Fn() -> bool) {
-        loop {
+        while !done() {
+            if !self.advance(core, &done) {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Runs one command, or waits for what keeps all of them, unless `done`; false if there is nothing to do.
+    fn advance(&self, core: &Core, done: &impl Fn() -> bool) -> bool {
+        let next = {
             let mut state = self.state.lock();
-            if done() {
-                return;
+            // Another thread may have run what was asked for.
+            if done() { Next::Ran } else { state.step(core) }
+        };
+        match next {
+            Next::Ran => true,
+            Next::Held(gate) => {
+                gate.pass();
+                true
             }
-            match state.step(core) {
-                Next::Ran => {}
-                Next::Held(gate) => {
-                    drop(state);
-                    gate.pass();
+            Next::Foreign(fifo, tick) => {
+                let device = fifo.explorer.as_ref().and_then(|explorer| explorer.core.get()?.upgrade());
+                match device {
+                    Some(other) => fifo.host_wait(&other, tick),
+                    // A driver that fails tells its own device.
+                    None => drop(fifo.wait_until(tick)),
                 }
-                Next::Nothing => return,
+                true
             }
+            Next::Nothing => false,
         }
     }
 
     /// Runs everything that is left and forgets the streams. Nobody else uses the device any more.
     pub(crate) fn finish(&self, core: &Core) {
-        self.run_until(core, || false);
+        while self.advance(core, &|| false) {}
         self.state.lock().fifos.clear();
     }
 
@@ -213,7 +235,8 @@ impl State {
     fn step(&mut self, core: &Core) -> Next {
         let mut ready: SmallVec<[(Arc<Fifo>, u64); 8]> = SmallVec::new();
         let mut candidates = Vec::new();
-        let mut held = None;
+        let (mut held, mut foreign) = (None, None);
+        let known: SmallVec<[StreamId; 8]> = self.fifos.iter().flatten().map(|fifo| fifo.id).collect();
         for (stream, slot) in self.fifos.iter_mut().enumerate() {
             let Some(fifo) = slot else { continue };
             let head = fifo.with_queue(|items, closed| {
@@ -227,6 +250,10 @@ impl State {
                     None if closed => Head::Over,
                     Some(Item::Gate { gate, .. }) if !gate.is_open() => {
                         held = Some(Arc::clone(gate));
+                        Head::Waits
+                    }
+                    Some(Item::Wait { fifo, tick }) if !known.contains(&fifo.id) => {
+                        foreign = Some((Arc::clone(fifo), *tick));
                         Head::Waits
                     }
                     Some(Item::Gate { tick, .. }) => Head::Ready(*tick, "hold", Explored::default()),
@@ -246,7 +273,11 @@ impl State {
             }
         }
         if candidates.is_empty() {
-            return held.map_or(Next::Nothing, Next::Held);
+            return match (held, foreign) {
+                (Some(gate), _) => Next::Held(gate),
+                (None, Some((fifo, tick))) => Next::Foreign(fifo, tick),
+                (None, None) => Next::Nothing,
+            };
         }
         let taken = self.pick(&candidates, &ready);
         let fifo = Arc::clone(&ready[taken].0);

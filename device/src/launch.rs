@@ -336,6 +336,10 @@ impl Stream {
             Place::Worker
         };
         fifo.take(tail);
+        if !needs.is_empty() && place == Place::Driver {
+            // A driver may refuse a wait: then the logs shall go on naming whom to wait for.
+            self.commit(tail, std::mem::take(&mut needs))?;
+        }
         for (log, write) in logs.as_mut() {
             log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);
         }
@@ -553,8 +557,18 @@ impl Fifo {
                         recorded
                     }
                 },
-                // Two drivers that know nothing of each other meet on the host.
-                (Some(_), None) => fifo.wait_until(tick).map(|()| false)?,
+                // Two drivers that know nothing of each other meet on the host, where a thread opens a gate.
+                (Some(own), None) => {
+                    let word = own.gate(Moment { stream: self.id, tick: tail.tick })?;
+                    let awaited = Arc::clone(fifo);
+                    let spawned = std::thread::Builder::new().name("gate".into()).spawn(move || {
+                        // A stream of the host cannot fail.
+                        let _ = awaited.wait_until(tick);
+                        word.open();
+                    });
+                    spawned.map_err(|error| Error::Io { path: "gate".into(), source: Arc::new(error) })?;
+                    false
+                }
                 (None, _) => fifo.counters.marked.swap(tick, Ordering::Relaxed) != tick,
             };
             bump(&self.counters.events_recorded, u64::from(recorded));

@@ -185,7 +185,7 @@ impl Stream {
             self.core().fail(error);
             None
         });
-        Hold { gate, word }
+        Hold { gate, word, _device: self.device().clone() }
     }
 
     /// The newest moment of the stream.
@@ -250,6 +250,8 @@ pub struct Hold {
     gate: Arc<Gate>,
     /// The gate of a driver's stream.
     word: Option<GateWord>,
+    /// A device that goes waits for its work, and would wait for the guard.
+    _device: Device,
 }
 
 impl Drop for Hold {

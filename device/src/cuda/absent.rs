@@ -59,6 +59,10 @@ impl DriverStream {
         match **context {}
     }
 
+    pub(crate) fn make_ready(&self) -> Result<()> {
+        match *self {}
+    }
+
     pub(super) fn multiprocessors(&self) -> u32 {
         match *self {}
     }

@@ -86,18 +86,19 @@ impl DriverStream {
         // SAFETY: the context is current; the driver writes a handle.
         let code = unsafe { sys::cuStreamCreateWithPriority(&mut raw, flags, priority) };
         check("cuStreamCreateWithPriority", code)?;
-        let stream = DriverStream {
+        Ok(DriverStream {
             raw,
             launched: AtomicU64::new(0),
             marker: Mutex::new(Marker { event: None, tick: 0 }),
             blas: OnceLock::new(),
             fault: Arc::clone(fault),
             context: Arc::clone(context),
-        };
-        if context.products.load(Ordering::Relaxed) {
-            stream.blas()?;
-        }
-        Ok(stream)
+        })
+    }
+
+    /// Makes what products need, if there have been any: made at a first product, it would wait for the device.
+    pub(crate) fn make_ready(&self) -> Result<()> {
+        if self.context.products.load(Ordering::Relaxed) { self.blas().map(drop) } else { Ok(()) }
     }
 
     pub(super) fn multiprocessors(&self) -> u32 {
@@ -127,6 +128,7 @@ impl DriverStream {
     fn with_marker<R>(&self, tick: u64, f: impl FnOnce(sys::CUevent, u64, bool) -> Result<R>) -> Result<R> {
         // Not under the lock: who launches the command may wait for an older tick of this very stream.
         self.await_launch(tick);
+        self.bind()?;
         let mut marker = self.marker.lock();
         let event = match &marker.event {
             Some(event) => event.0,
@@ -150,6 +152,8 @@ impl DriverStream {
     pub(crate) fn wait_for(&self, producer: &DriverStream, tick: u64) -> Result<(u64, bool)> {
         // The event may not be recorded again before the wait was enqueued, which takes its newest record.
         producer.with_marker(tick, |event, covered, recorded| {
+            // The producer may be another device's.
+            self.bind()?;
             // SAFETY: the context is current, and both handles are live.
             unsafe { check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.raw, event, 0))? };
             Ok((covered, recorded))
@@ -444,5 +448,12 @@ impl GateWord {
         let word = self.0.as_ptr().cast::<u32>();
         // SAFETY: the block holds an aligned word, which the device reads and nobody else writes.
         unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::Release);
+    }
+}
+
+impl Drop for GateWord {
+    /// Nobody else could open it any more.
+    fn drop(&mut self) {
+        self.open();
     }
 }

@@ -4,10 +4,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use device::{CpuConfig, Device, HostMemory, MemoryDriver, Moment, Result, Schedule, Shared, StreamId, Use};
+use device::{
+    CpuConfig, CudaConfig, Device, HostMemory, MemoryDriver, Moment, Policy, Result, Schedule, Shared,
+    StreamId, Use,
+};
 
 use crate::common::{
-    arrives, buffer, copy, each_schedule, eventually, new_streams, pool, send, set, tell, value,
+    arrives, buffer, copy, each_schedule, eventually, fresh, is_waiting, new_streams, pool, runs, send, set,
+    tell, value,
 };
 
 #[test]
@@ -243,4 +247,80 @@ fn a_shared_buffer_goes_back_once_with_its_last_owner() -> Result<()> {
         assert_eq!(pool(&dev).released().len(), round + 1);
     }
     Ok(())
+}
+
+#[test]
+fn a_loan_holds_up_only_who_conflicts_with_it() -> Result<()> {
+    each_schedule(|dev| {
+        let [side, other] = new_streams(dev)?;
+        let (x, y) = (buffer(&side)?, buffer(&other)?);
+        set(&side, &x, 1)?;
+        side.synchronize()?;
+        // SAFETY: nobody uses the memory on its behalf.
+        let loan = unsafe { x.lend(false) };
+        copy(&other, &x, &y)?;
+        assert_eq!(value(&y)?, 1, "readers go on");
+        let written = tell(&side, &[Use::write(&x)])?;
+        assert!(is_waiting(&written));
+        drop(loan);
+        assert!(runs(&written));
+        Ok(())
+    })
+}
+
+#[test]
+fn a_held_device_may_be_dropped_before_the_hold() -> Result<()> {
+    let explored = Schedule::Explore(Policy::Random { seed: 1 });
+    for schedule in [Schedule::Inline, Schedule::Threads, explored] {
+        let dev = fresh(schedule);
+        let hold = dev.default_stream().hold();
+        drop(dev);
+        drop(hold);
+    }
+    if let Ok(dev) = Device::cuda_with(0, CudaConfig::default()) {
+        let hold = dev.default_stream().hold();
+        drop(dev);
+        drop(hold);
+    }
+    Ok(())
+}
+
+#[test]
+fn an_explored_device_waits_for_another_one() -> Result<()> {
+    let explored = |seed| fresh(Schedule::Explore(Policy::Random { seed }));
+    let (here, there) = (explored(1), explored(2));
+    let ran = Arc::new(AtomicUsize::new(0));
+    let (first, second) = (Arc::clone(&ran), Arc::clone(&ran));
+    there.default_stream().launch("first", &[], move || first.store(1, Ordering::SeqCst))?;
+    here.default_stream().wait(&there.default_stream().record()?)?;
+    here.default_stream().launch("second", &[], move || {
+        second.fetch_add(10 * second.load(Ordering::SeqCst), Ordering::SeqCst);
+    })?;
+    here.synchronize()?;
+    assert_eq!(ran.load(Ordering::SeqCst), 11);
+    Ok(())
+}
+
+/// A thread may have given out a tick, and not yet queued its command, when another one waits for it.
+#[test]
+fn a_command_that_another_thread_is_launching_is_waited_for() -> Result<()> {
+    let dev = fresh(Schedule::Explore(Policy::Random { seed: 3 }));
+    let stream = dev.default_stream();
+    let ran = Arc::new(AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let launched = scope.spawn(|| {
+            (0..2000).try_for_each(|_| {
+                let ran = Arc::clone(&ran);
+                stream.launch("count", &[], move || {
+                    ran.fetch_add(1, Ordering::SeqCst);
+                })
+            })
+        });
+        while !launched.is_finished() {
+            let tick = stream.now().tick as usize;
+            stream.synchronize()?;
+            assert!(ran.load(Ordering::SeqCst) >= tick);
+        }
+        launched.join().unwrap_or(Ok(()))
+    })
 }

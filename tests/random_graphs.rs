@@ -82,7 +82,7 @@ proptest! {
     fn several_streams_equal_one(program in ops()) {
         let serial = run(&program, 0, Schedule::Inline).unwrap();
         for streams in 2..=4 {
-            for schedule in [Schedule::Inline, Schedule::Threads] {
+            for schedule in [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: streams as u64 }] {
                 prop_assert_eq!(&run(&program, streams, schedule).unwrap(), &serial);
             }
         }

@@ -13,7 +13,13 @@ use streamgrad::{
 
 /// Runs a test on a device of its own for each schedule, and on a CUDA device if there is one.
 fn on_each_schedule(test: impl Fn(&Device) -> Result<()>) {
-    for schedule in [Schedule::Inline, Schedule::Threads, Schedule::Explore(Policy::Random { seed: 3 })] {
+    let schedules = [
+        Schedule::Inline,
+        Schedule::Threads,
+        Schedule::Delay { seed: 3 },
+        Schedule::Explore(Policy::Random { seed: 3 }),
+    ];
+    for schedule in schedules {
         let device = Device::cpu_with(CpuConfig { schedule, ..CpuConfig::default() });
         test(&device).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
     }

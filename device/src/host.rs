@@ -26,7 +26,7 @@ struct Reads {
 impl Host {
     pub(crate) fn new(audit: &Arc<AuditLog>) -> Self {
         Host {
-            fifo: Fifo::new(Placement::Caller, 1, None, audit),
+            fifo: Fifo::new(Placement::Caller, 1, None, None, audit),
             reads: Mutex::new(Reads { newest: 0, open: SmallVec::new() }),
         }
     }

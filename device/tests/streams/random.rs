@@ -134,8 +134,12 @@ proptest! {
     #[test]
     fn rule_03_streams_give_what_serial_execution_gives(program in prop::collection::vec(step(), 1..60)) {
         let (expected, expected_seen) = serial(&program);
-        let schedules =
-            [(Schedule::Inline, Placement::Worker), (Schedule::Inline, Placement::Caller), (Schedule::Threads, Placement::Worker)];
+        let schedules = [
+            (Schedule::Inline, Placement::Worker),
+            (Schedule::Inline, Placement::Caller),
+            (Schedule::Threads, Placement::Worker),
+            (Schedule::Delay { seed: program.len() as u64 }, Placement::Worker),
+        ];
         for (schedule, placement) in schedules {
             let run = || -> Result<_> {
                 let device = fresh(schedule);

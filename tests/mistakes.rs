@@ -160,6 +160,32 @@ fn a_gradient_is_read_on_the_default_stream_while_backward_runs_on_another() -> 
     is_a_race(program, |s| ("mul_scalar", s.main.id(), "mul_scalar", s.decoder.id()))
 }
 
+/// The user's waits end where the pass begins: nobody but the engine can write one in its middle.
+#[test]
+fn a_pass_over_two_streams_is_left_to_waits_by_hand() -> Result<()> {
+    fn program(s: &Setting) -> Result<Vec<Tensor>> {
+        let leaf = s.encoder.scope(|| s.tensor(5).map(Var::leaf))?;
+        let code = s.encoder.scope(|| leaf.exp())?;
+        s.decoder.wait_stream(&s.encoder)?;
+        let loss = s.decoder.scope(|| code.square()?.sum(&[], false))?;
+        Ok(vec![loss.backward()?.get(&leaf).unwrap()])
+    }
+    for schedule in schedules() {
+        let s = Setting::new(schedule)?;
+        s.device.set_sync_mode(SyncMode::Manual);
+        let refused = s.run_held(program).unwrap_err();
+        let (on, earlier_on) = (s.encoder.id(), s.decoder.id());
+        assert!(
+            matches!(refused, Error::Race { stream, earlier_stream, .. } if (stream, earlier_stream) == (on, earlier_on)),
+            "{refused}"
+        );
+        s.device.set_sync_mode(SyncMode::Auto);
+        let serial = program(&Setting::serial())?.remove(0).to_vec::<f32>()?;
+        assert_eq!(s.run_audited(program)?, [serial]);
+    }
+    Ok(())
+}
+
 /// It neither waits for side streams nor makes them wait, as the default stream of other systems does.
 #[test]
 fn an_op_on_the_default_stream_stands_between_two_side_streams() -> Result<()> {

@@ -64,6 +64,10 @@ pub use tensor::{
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(doctest)]
+#[doc = include_str!("../docs/streams.md")]
+struct StreamContract;
+
 /// The names that most programs need: `use streamgrad::prelude::*;`.
 ///
 /// [`Result`] and [`Error`] stay at `streamgrad::`, so that they do not hide those of the standard library.

@@ -44,7 +44,7 @@ fn train(schedule: Schedule, lanes: usize, batches: usize) -> Result<Vec<Vec<u32
 fn lanes_with_shared_weights_equal_the_serial_schedule() -> Result<()> {
     for batches in [1, 2, 3, 5] {
         let serial = train(Schedule::Inline, 1, batches)?;
-        for schedule in [Schedule::Inline, Schedule::Threads] {
+        for schedule in [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 4 }] {
             for lanes in 1..=4 {
                 assert_eq!(train(schedule, lanes, batches)?, serial, "{batches} batches on {lanes} lanes");
             }

@@ -1,10 +1,11 @@
-//! Random programs, serially and over several streams: equal bit for bit.
+//! Random programs, serially and over several streams: equal bit for bit, and in order to an independent audit.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use proptest::prelude::*;
+use streamgrad::device::Audit;
 use streamgrad::prelude::*;
-use streamgrad::{CpuConfig, Result, Schedule};
+use streamgrad::{CpuConfig, Policy, Result, Schedule};
 
 /// One op of a random program: which op, on which earlier values, on which stream.
 #[derive(Clone, Debug)]
@@ -40,15 +41,22 @@ fn apply(kind: u8, x: &Var, y: &Var) -> Result<Var> {
 
 const SIDE: usize = 5;
 
-/// Runs a program on `streams` streams and returns the loss and the gradients of its leaves.
-fn run(program: &[Op], streams: usize, schedule: Schedule) -> Result<Vec<Vec<u32>>> {
+/// Runs a program on `streams` streams and returns the loss and the gradients of its leaves, and the audit of all that.
+fn audited(program: &[Op], streams: usize, schedule: Schedule) -> Result<(Vec<Vec<u32>>, Audit)> {
     let device = Device::cpu_with(CpuConfig { schedule, threads: Some(1), ..CpuConfig::default() });
+    device.start_audit();
+    let results = run(program, streams, &device)?;
+    device.synchronize()?;
+    Ok((results, device.stop_audit()))
+}
+
+fn run(program: &[Op], streams: usize, device: &Device) -> Result<Vec<Vec<u32>>> {
     let streams: Vec<Stream> = match streams {
         0 => vec![device.default_stream()],
         count => (0..count).map(|_| device.new_stream()).collect::<Result<_>>()?,
     };
     streamgrad::seed(3);
-    let leaf = || Tensor::uniform(&[SIDE, SIDE], -0.5, 0.5, DType::F32, None, &device).map(Var::leaf);
+    let leaf = || Tensor::uniform(&[SIDE, SIDE], -0.5, 0.5, DType::F32, None, device).map(Var::leaf);
     let leaves: Vec<Var> = (0..3).map(|_| leaf()).collect::<Result<_>>()?;
     let mut values: Vec<Option<Var>> = leaves.iter().cloned().map(Some).collect();
     for op in program {
@@ -80,10 +88,21 @@ proptest! {
 
     #[test]
     fn several_streams_equal_one(program in ops()) {
-        let serial = run(&program, 0, Schedule::Inline).unwrap();
+        let (serial, _) = audited(&program, 0, Schedule::Inline).unwrap();
         for streams in 2..=4 {
-            for schedule in [Schedule::Inline, Schedule::Threads] {
-                prop_assert_eq!(&run(&program, streams, schedule).unwrap(), &serial);
+            let seed = (program.len() + streams) as u64;
+            let schedules = [
+                Schedule::Inline,
+                Schedule::Threads,
+                Schedule::Delay { seed },
+                Schedule::Explore(Policy::Random { seed }),
+                Schedule::Explore(Policy::Priorities { seed }),
+                Schedule::Explore(Policy::NewestFirst),
+            ];
+            for schedule in schedules {
+                let (results, audit) = audited(&program, streams, schedule).unwrap();
+                prop_assert_eq!(&results, &serial, "{:?}", schedule);
+                prop_assert_eq!(audit.hazards(), [], "{:?}", schedule);
             }
         }
     }

@@ -7,13 +7,19 @@ use std::sync::{Arc, Mutex};
 
 use streamgrad::prelude::*;
 use streamgrad::{
-    BackwardOptions, CpuConfig, CudaConfig, Error, GradOptions, Policy, Result, Schedule, SgdOptions,
-    TapeEntry, grad, no_grad,
+    BackwardOptions, CpuConfig, CudaConfig, DeviceKind, Error, GradOptions, Policy, Result, Schedule,
+    SgdOptions, TapeEntry, grad, no_grad,
 };
 
 /// Runs a test on a device of its own for each schedule, and on a CUDA device if there is one.
 fn on_each_schedule(test: impl Fn(&Device) -> Result<()>) {
-    for schedule in [Schedule::Inline, Schedule::Threads, Schedule::Explore(Policy::Random { seed: 3 })] {
+    let schedules = [
+        Schedule::Inline,
+        Schedule::Threads,
+        Schedule::Delay { seed: 3 },
+        Schedule::Explore(Policy::Random { seed: 3 }),
+    ];
+    for schedule in schedules {
         let device = Device::cpu_with(CpuConfig { schedule, ..CpuConfig::default() });
         test(&device).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
     }
@@ -107,6 +113,32 @@ fn rule_04_a_single_stream_step_makes_no_event_and_no_wait() {
         let stats = device.sync_stats() - before;
         assert!(stats.launches > 0);
         assert_eq!((stats.events_recorded, stats.waits_inserted, stats.host_syncs), (0, 0, 0));
+        Ok(())
+    });
+}
+
+/// On the CPU, where a wait is for the one command that is needed.
+#[test]
+fn rule_06_work_that_a_stream_is_given_later_delays_no_pass_on_another() {
+    on_each_schedule(|device| {
+        if device.kind() != DeviceKind::Cpu {
+            return Ok(());
+        }
+        let (encoder, decoder) = (device.new_stream()?, device.new_stream()?);
+        let w = decoder.scope(|| vector(&[0.5, -1.0], device).map(Var::leaf))?;
+        let first = encoder.hold();
+        let code = encoder.scope(|| Ok(Var::constant(vector(&[1.0, 2.0], device)?.exp()?)))?;
+        let later = encoder.hold();
+        let next = encoder.scope(|| code.value().neg())?;
+        let gradients = decoder.scope(|| code.mul(&w)?.square()?.sum(&[], false)?.backward())?;
+        drop(first);
+        decoder.synchronize()?;
+        let gradient = gradients.get(&w).unwrap().to_vec::<f32>()?;
+        assert!(!encoder.is_idle()?);
+        drop(later);
+        let expected: Vec<f32> =
+            next.to_vec::<f32>()?.iter().zip([0.5, -1.0]).map(|(c, w)| 2.0 * (c * w) * c).collect();
+        assert_eq!(gradient, expected);
         Ok(())
     });
 }

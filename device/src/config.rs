@@ -15,6 +15,12 @@ pub enum Schedule {
     Inline,
     /// Every stream runs on a worker of its own, the default stream included.
     Threads,
+    /// As [`Threads`](Self::Threads), with pauses before commands, and before and after waits: a race under real threads
+    /// that takes bad luck becomes likely. For tests: slow, and the results have to be the same.
+    Delay {
+        /// Decides where the pauses are and how long. The threads' own timing remains.
+        seed: u64,
+    },
     /// Commands run one at a time, in an order that a policy picks, when somebody synchronises. Fresh memory is
     /// filled with a pattern. For tests: every order that may be picked has to give the same results.
     Explore(Policy),

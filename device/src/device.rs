@@ -9,6 +9,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::audit::AuditLog;
 use crate::cuda::{Context, DriverStream, FaultWord};
+use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, reached};
 use crate::hidden::HiddenSyncs;
@@ -90,6 +91,7 @@ pub(crate) struct Core {
     orphans: Mutex<Vec<Arc<Fifo>>>,
     pub(crate) recorder: Recorder,
     pub(crate) explorer: Option<Arc<Explorer>>,
+    delays: Option<Delays>,
 }
 
 impl Device {
@@ -104,21 +106,27 @@ impl Device {
         let threads = config.threads.or_else(threads_from_environment).unwrap_or_else(cores).max(1);
         let placement = match config.schedule {
             Schedule::Inline => Placement::Caller,
-            Schedule::Threads | Schedule::Explore(_) => Placement::Worker,
+            Schedule::Threads | Schedule::Delay { .. } | Schedule::Explore(_) => Placement::Worker,
         };
         let explorer = match config.schedule {
             Schedule::Explore(policy) => {
                 Some(Arc::new(Explorer::new(policy, config.choices, config.drop_wait)))
             }
-            Schedule::Inline | Schedule::Threads => None,
+            Schedule::Inline | Schedule::Threads | Schedule::Delay { .. } => None,
+        };
+        let delays = match config.schedule {
+            Schedule::Delay { seed } => Some(Delays::new(seed)),
+            Schedule::Inline | Schedule::Threads | Schedule::Explore(_) => None,
         };
         let audit = Arc::default();
-        let default = Fifo::new(placement, threads, explorer.as_ref(), &audit);
+        let delay = delays.as_ref().map(Delays::of_next_stream);
+        let default = Fifo::new(placement, threads, explorer.as_ref(), delay, &audit);
         let memory = config.memory.unwrap_or_else(|| Arc::new(HostMemory));
         let mut core = Core::new(DeviceKind::Cpu, default, memory, audit);
         core.schedule = config.schedule;
         core.threads = threads;
         core.explorer = explorer;
+        core.delays = delays;
         Device::of(core)
     }
 
@@ -249,9 +257,10 @@ impl Device {
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
         let placement = match core.schedule {
             Schedule::Inline => options.placement,
-            Schedule::Threads | Schedule::Explore(_) => Placement::Worker,
+            Schedule::Threads | Schedule::Delay { .. } | Schedule::Explore(_) => Placement::Worker,
         };
-        let fifo = Fifo::new(placement, threads, core.explorer.as_ref(), &core.audit);
+        let delay = core.delays.as_ref().map(Delays::of_next_stream);
+        let fifo = Fifo::new(placement, threads, core.explorer.as_ref(), delay, &core.audit);
         if placement == Placement::Worker {
             fifo.ensure_worker()?;
         }
@@ -397,6 +406,7 @@ impl Core {
             orphans: Mutex::default(),
             recorder: Recorder::default(),
             explorer: None,
+            delays: None,
         }
     }
 

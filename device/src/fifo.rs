@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
 use crate::cuda::DriverStream;
+use crate::delay::{Before, Delay};
 use crate::device::Core;
 use crate::explorer::{Explored, Explorer};
 use crate::time::Timeline;
@@ -78,6 +79,7 @@ pub(crate) struct Fifo {
     /// The stream of a device's driver, which takes the place of queue and worker.
     pub(crate) driver: Option<DriverStream>,
     pub(crate) explorer: Option<Arc<Explorer>>,
+    delay: Option<Delay>,
     /// The newest tick of an explored stream that the host waited for.
     pub(crate) seen: AtomicU64,
     retired: AtomicBool,
@@ -134,20 +136,22 @@ impl Fifo {
         placement: Placement,
         threads: usize,
         explorer: Option<&Arc<Explorer>>,
+        delay: Option<Delay>,
         audit: &Arc<AuditLog>,
     ) -> Arc<Self> {
-        Fifo::registered(placement, threads, explorer, audit, None)
+        Fifo::registered(placement, threads, explorer, delay, audit, None)
     }
 
     /// The FIFO of a driver's stream.
     pub(crate) fn of_driver(driver: DriverStream, audit: &Arc<AuditLog>) -> Arc<Self> {
-        Fifo::registered(Placement::Caller, 1, None, audit, Some(driver))
+        Fifo::registered(Placement::Caller, 1, None, None, audit, Some(driver))
     }
 
     fn registered(
         placement: Placement,
         threads: usize,
         explorer: Option<&Arc<Explorer>>,
+        delay: Option<Delay>,
         audit: &Arc<AuditLog>,
         driver: Option<DriverStream>,
     ) -> Arc<Self> {
@@ -170,6 +174,7 @@ impl Fifo {
             audit: Arc::clone(audit),
             driver,
             explorer: explorer.cloned(),
+            delay,
             seen: AtomicU64::new(0),
             retired: AtomicBool::new(false),
         });
@@ -253,10 +258,12 @@ impl Fifo {
             for item in items.drain(..) {
                 match item {
                     Item::Wait { fifo, tick } => {
+                        self.pause(Before::Wait, tick);
                         // A driver that fails tells its own device.
                         let _ = fifo.wait_until(tick);
                     }
                     Item::Run { tick, op, work, core, .. } => {
+                        self.pause(Before::Run, tick);
                         if let Some(core) = core {
                             self.run(&core, op, tick, work);
                         }
@@ -268,6 +275,12 @@ impl Fifo {
                     }
                 }
             }
+        }
+    }
+
+    fn pause(&self, before: Before, tick: u64) {
+        if let Some(delay) = self.delay {
+            delay.pause(before, tick);
         }
     }
 

@@ -26,7 +26,7 @@ struct Reads {
 impl Host {
     pub(crate) fn new(audit: &Arc<AuditLog>) -> Self {
         Host {
-            fifo: Fifo::new(Placement::Caller, 1, None, audit),
+            fifo: Fifo::new(Placement::Caller, 1, None, None, audit),
             reads: Mutex::new(Reads { newest: 0, open: SmallVec::new() }),
         }
     }
@@ -43,6 +43,8 @@ impl Host {
 
     /// Ends a read.
     pub(crate) fn end(&self, read: Moment) {
+        // Before anybody can take it for passed.
+        self.fifo.audit.ended(read);
         let mut reads = self.reads.lock();
         reads.open.retain(|tick| *tick != read.tick);
         let passed = reads.open.first().map_or(reads.newest, |open| open - 1);

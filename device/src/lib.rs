@@ -13,6 +13,7 @@ mod buffer;
 mod bytes;
 mod config;
 pub mod cuda;
+mod delay;
 mod device;
 mod dtype;
 mod error;

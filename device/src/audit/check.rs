@@ -1,6 +1,6 @@
 //! What comes after what, worked out from the entries alone.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{AuditedCommand, Entry, Hazard};
 use crate::{Moment, StreamId};
@@ -15,6 +15,9 @@ pub(super) fn hazards(entries: &[Entry], without: Option<usize>) -> Vec<Hazard> 
         match entry {
             Entry::Wait(_) => {}
             Entry::Passed(moment) => order.pass(*moment),
+            Entry::Ended(read) => {
+                order.ended.insert(*read);
+            }
             Entry::Command(command) => {
                 order.place(command.moment);
                 let number = commands.len();
@@ -42,6 +45,8 @@ struct Order {
     rows: Vec<Vec<(u64, Vec<u64>)>>,
     /// What everything comes after that is launched from now on.
     passed: Vec<u64>,
+    /// Reads of the host that are over, each by itself: they end in any order.
+    ended: HashSet<Moment>,
 }
 
 impl Order {
@@ -61,11 +66,17 @@ impl Order {
                     }
                     waits += 1;
                 }
-                Entry::Passed(_) => {}
+                Entry::Passed(_) | Entry::Ended(_) => {}
             }
         }
         let count = places.len();
-        Order { places, awaited, rows: vec![Vec::new(); count], passed: vec![0; count] }
+        Order {
+            places,
+            awaited,
+            rows: vec![Vec::new(); count],
+            passed: vec![0; count],
+            ended: HashSet::new(),
+        }
     }
 
     /// The newest row of the stream up to `moment`: what that command comes after, itself included.
@@ -102,7 +113,9 @@ impl Order {
     /// Whether the command at `later` comes after the one at `earlier`.
     fn keeps(&self, earlier: Moment, later: Moment) -> bool {
         let place = self.places.get(&earlier.stream);
-        earlier == later || place.zip(self.row(later)).is_some_and(|(&place, row)| row[place] >= earlier.tick)
+        earlier == later
+            || self.ended.contains(&earlier)
+            || place.zip(self.row(later)).is_some_and(|(&place, row)| row[place] >= earlier.tick)
     }
 }
 
@@ -237,6 +250,20 @@ mod tests {
             command(at(2, 1), 0, 8, true),
         ];
         assert_eq!(pairs(&too_old), [(at(1, 2), at(2, 1))]);
+    }
+
+    #[test]
+    fn a_read_of_the_host_that_is_over_tells_nothing_of_another() {
+        let program = [
+            command(at(9, 1), 0, 8, false),
+            command(at(9, 2), 8, 16, false),
+            Entry::Ended(at(9, 2)),
+            command(at(1, 1), 8, 16, true),
+            command(at(1, 2), 0, 8, true),
+            Entry::Ended(at(9, 1)),
+            command(at(2, 1), 0, 8, false),
+        ];
+        assert_eq!(pairs(&program), [(at(9, 1), at(1, 2)), (at(1, 2), at(2, 1))]);
     }
 
     #[test]

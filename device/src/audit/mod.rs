@@ -43,6 +43,9 @@ enum Entry {
     Wait(AuditedWait),
     /// Somebody saw that a moment had passed: whatever is launched later comes after it.
     Passed(Moment),
+    /// The host's read at a moment is over: whatever is launched later comes after it. Others that began before it may
+    /// be under way.
+    Ended(Moment),
 }
 
 /// What a device was told while it was audited, in order.
@@ -82,7 +85,7 @@ impl Audit {
     pub fn commands(&self) -> impl Iterator<Item = &AuditedCommand> {
         self.entries.iter().filter_map(|entry| match entry {
             Entry::Command(command) => Some(command),
-            Entry::Wait(_) | Entry::Passed(_) => None,
+            Entry::Wait(_) | Entry::Passed(_) | Entry::Ended(_) => None,
         })
     }
 
@@ -90,7 +93,7 @@ impl Audit {
     pub fn waits(&self) -> impl Iterator<Item = AuditedWait> + '_ {
         self.entries.iter().filter_map(|entry| match entry {
             Entry::Wait(wait) => Some(*wait),
-            Entry::Command(_) | Entry::Passed(_) => None,
+            Entry::Command(_) | Entry::Passed(_) | Entry::Ended(_) => None,
         })
     }
 
@@ -148,6 +151,13 @@ impl AuditLog {
     pub(crate) fn passed(&self, moment: Moment) {
         if self.is_on() {
             self.entries.lock().push(Entry::Passed(moment));
+        }
+    }
+
+    /// The host's read at a moment is over.
+    pub(crate) fn ended(&self, read: Moment) {
+        if self.is_on() {
+            self.entries.lock().push(Entry::Ended(read));
         }
     }
 }

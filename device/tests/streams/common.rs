@@ -17,7 +17,7 @@ pub(crate) const WORDS: usize = 8;
 
 /// A CPU device of its own for each schedule.
 pub(crate) fn each_cpu_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
-    [Schedule::Inline, Schedule::Threads].into_iter().try_for_each(|schedule| {
+    [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 1 }].into_iter().try_for_each(|schedule| {
         println!("{schedule:?}");
         check(&fresh(schedule))
     })

@@ -141,7 +141,7 @@ impl MemoryDriver for Counting {
 
 #[test]
 fn rule_19_a_device_may_be_dropped_with_pending_work() -> Result<()> {
-    for schedule in [Schedule::Inline, Schedule::Threads] {
+    for schedule in [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 2 }] {
         let live = Arc::new(AtomicUsize::new(0));
         let driver = Arc::new(Counting { live: Arc::clone(&live) });
         let gone = Arc::downgrade(&driver);
@@ -177,7 +177,7 @@ fn has_thread(id: StreamId) -> bool {
 #[test]
 #[cfg(target_os = "linux")]
 fn threads_exit_after_their_streams_are_dropped() -> Result<()> {
-    for schedule in [Schedule::Inline, Schedule::Threads] {
+    for schedule in [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 2 }] {
         let dev = crate::common::fresh(schedule);
         let (main, [side]) = (dev.default_stream(), new_streams(&dev)?);
         drop((main.hold(), side.hold()));

@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use device::{Moment, Result, SyncStats, Use};
 
-use crate::common::{buffer, copy, counted, each_schedule, is_waiting, new_streams, runs, set, tell, value};
+use crate::common::{
+    buffer, copy, counted, each_cpu_schedule, each_schedule, is_waiting, new_streams, runs, set, tell, value,
+};
 
 fn waits_and_events(stats: SyncStats) -> (u64, u64) {
     (stats.waits_inserted, stats.events_recorded)
@@ -67,6 +69,31 @@ fn commands_without_buffers_are_launches_too() -> Result<()> {
         let stream = dev.default_stream();
         let stats = counted(dev, || stream.launch("nothing", &[], || ()))?;
         assert_eq!(stats.launches, 1);
+        Ok(())
+    })
+}
+
+/// A wait is for the one command that is needed, whether it had run when the wait was made or not, and whoever made it. A
+/// CUDA device may wait for an event a little later.
+#[test]
+fn rule_06_what_a_stream_is_given_later_delays_nobody() -> Result<()> {
+    each_cpu_schedule(|dev| {
+        let [producer, reader, waiter, third] = new_streams(dev)?;
+        let x = buffer(&producer)?;
+        let first = producer.hold();
+        set(&producer, &x, 1)?;
+        let event = producer.record()?;
+        let _later = producer.hold();
+        set(&producer, &buffer(&producer)?, 2)?;
+        let read = tell(&reader, &[Use::read(&x)])?;
+        waiter.wait(&event)?;
+        let waited = tell(&waiter, &[])?;
+        // The writer waits for the producer's command through the reader.
+        let through = tell(&third, &[Use::write(&x)])?;
+        assert!([&read, &waited, &through].into_iter().all(is_waiting));
+        drop(first);
+        assert!([&read, &waited, &through].into_iter().all(runs));
+        assert!(!producer.is_idle()?);
         Ok(())
     })
 }

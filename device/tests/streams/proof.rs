@@ -1,10 +1,13 @@
 //! The audit, the user's own waits, and host reads that nobody announced.
 
 use std::collections::HashSet;
+use std::sync::mpsc::channel;
+use std::thread::sleep;
+use std::time::Duration;
 
 use device::{CpuConfig, Device, Error, Policy, Result, Schedule, SyncDebug, SyncMode, Use};
 
-use crate::common::{Words, buffer, copy, each_schedule, new_streams, set, value};
+use crate::common::{Words, buffer, copy, each_schedule, fresh, new_streams, set, value};
 
 /// Writes on one stream, reads on two, and writes again on the first.
 fn program(dev: &Device) -> Result<u64> {
@@ -178,5 +181,39 @@ fn a_use_that_is_declared_wrongly_gives_other_results() -> Result<()> {
     };
     assert_eq!(results(true)?, HashSet::from([2]));
     assert_eq!(results(false)?, HashSet::from([1, 2]));
+    Ok(())
+}
+
+/// Whether the commands of two streams ran in another order than they were launched in, although the first has a head
+/// start. Where they are honest, both say that they write one buffer; else nothing tells that they belong together.
+fn swapped(seed: u64, honest: bool) -> Result<bool> {
+    let dev = fresh(Schedule::Delay { seed });
+    let [one, two] = new_streams(&dev)?;
+    let shared = buffer(&one)?;
+    let uses = if honest { &[Use::write(&shared)][..] } else { &[] };
+    let (sender, receiver) = channel();
+    for (name, stream) in [(1, &one), (2, &two)] {
+        let sender = sender.clone();
+        stream.launch("send", uses, move || {
+            // The receiver outlives the device's work.
+            let _ = sender.send(name);
+        })?;
+        // Fifty microseconds and more, as the system wakes a thread.
+        sleep(Duration::from_micros(1));
+    }
+    dev.synchronize()?;
+    Ok(receiver.try_iter().ne([1, 2]))
+}
+
+#[test]
+fn pauses_reorder_what_nothing_orders_and_nothing_else() -> Result<()> {
+    let count = |honest| -> Result<usize> {
+        let swapped = (0..200).map(|seed| swapped(seed, honest)).collect::<Result<Vec<_>>>()?;
+        Ok(swapped.into_iter().filter(|&swapped| swapped).count())
+    };
+    assert_eq!(count(true)?, 0);
+    let found = count(false)?;
+    println!("{found} of 200 swapped");
+    assert!((1..200).contains(&found), "{found} of 200");
     Ok(())
 }

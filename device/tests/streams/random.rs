@@ -134,21 +134,27 @@ proptest! {
     #[test]
     fn rule_03_streams_give_what_serial_execution_gives(program in prop::collection::vec(step(), 1..60)) {
         let (expected, expected_seen) = serial(&program);
-        let schedules =
-            [(Schedule::Inline, Placement::Worker), (Schedule::Inline, Placement::Caller), (Schedule::Threads, Placement::Worker)];
+        let schedules = [
+            (Schedule::Inline, Placement::Worker),
+            (Schedule::Inline, Placement::Caller),
+            (Schedule::Threads, Placement::Worker),
+            (Schedule::Delay { seed: program.len() as u64 }, Placement::Worker),
+        ];
         for (schedule, placement) in schedules {
             let run = || -> Result<_> {
                 let device = fresh(schedule);
                 let streams = streams(&device, placement)?;
                 let buffers = (0..BUFFERS).map(|i| buffer(&streams[i])).collect::<Result<Vec<_>>>()?;
+                device.start_audit();
                 let seen = run(&streams, &buffers, &program)?;
                 let result = buffers.iter().map(content).collect::<Result<Vec<_>>>()?;
                 device.synchronize()?;
-                Ok((result, seen))
+                Ok((result, seen, device.stop_audit()))
             };
-            let (result, seen) = run().map_err(|error| TestCaseError::fail(error.to_string()))?;
+            let (result, seen, audit) = run().map_err(|error| TestCaseError::fail(error.to_string()))?;
             prop_assert_eq!(&result, &expected);
             prop_assert_eq!(&seen, &expected_seen);
+            prop_assert_eq!(audit.hazards(), []);
         }
     }
 }

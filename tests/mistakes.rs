@@ -1,0 +1,334 @@
+//! Mistakes of published two-stream training code, made with this engine: left to its users, it refuses them and says
+//! why; left to itself, it makes the same program right.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::time::Duration;
+
+use streamgrad::prelude::*;
+use streamgrad::{
+    AllocatorConfig, CpuConfig, Error, Policy, Result, ReusePolicy, Schedule, Sgd, SgdOptions, StreamId,
+    SyncDebug, SyncMode, cross_entropy,
+};
+
+/// Where a program runs, and whether it has the waits that its author forgot.
+struct Setting {
+    device: Device,
+    /// The default stream.
+    main: Stream,
+    encoder: Stream,
+    decoder: Stream,
+    waits: bool,
+}
+
+type Program = fn(&Setting) -> Result<Vec<Tensor>>;
+
+impl Setting {
+    fn new(schedule: Schedule) -> Result<Setting> {
+        let device = Device::cpu_with(CpuConfig { schedule, ..CpuConfig::default() });
+        let (encoder, decoder) = (device.new_stream()?, device.new_stream()?);
+        Ok(Setting { main: device.default_stream(), device, encoder, decoder, waits: false })
+    }
+
+    /// One stream in the place of all.
+    fn serial() -> Setting {
+        let device = Device::cpu_with(CpuConfig::default());
+        let main = device.default_stream();
+        Setting { encoder: main.clone(), decoder: main.clone(), main, device, waits: false }
+    }
+
+    /// The wait that was forgotten.
+    fn wait(&self, waiter: &Stream, awaited: &Stream) -> Result<()> {
+        if self.waits { waiter.wait_stream(awaited) } else { Ok(()) }
+    }
+
+    /// Runs a program while every stream is held, so that nothing is in order by luck, and returns its results' values.
+    fn run_held(&self, program: Program) -> Result<Vec<Vec<f32>>> {
+        let holds = [&self.main, &self.encoder, &self.decoder].map(Stream::hold);
+        let results = program(self);
+        drop(holds);
+        results?.iter().map(Tensor::to_vec).collect()
+    }
+
+    /// [`run_held`](Self::run_held), with an audit that has to find everything in order.
+    fn run_audited(&self, program: Program) -> Result<Vec<Vec<f32>>> {
+        self.device.start_audit();
+        let results = self.run_held(program)?;
+        self.device.synchronize()?;
+        assert_eq!(self.device.stop_audit().hazards(), []);
+        Ok(results)
+    }
+
+    fn tensor(&self, seed: u32) -> Result<Tensor> {
+        let values: Vec<f32> = (0..16).map(|i| ((i * 7 + seed * 5) % 11) as f32 * 0.1 - 0.4).collect();
+        Tensor::from_slice(&values, &[4, 4], &self.device)
+    }
+}
+
+fn schedules() -> [Schedule; 4] {
+    let explored = [Policy::OldestFirst, Policy::Random { seed: 1 }].map(Schedule::Explore);
+    [Schedule::Threads, Schedule::Delay { seed: 1 }, explored[0], explored[1]]
+}
+
+/// A race as it is reported: each op and its stream.
+type Race = (&'static str, StreamId, &'static str, StreamId);
+
+/// With the mistake the program is refused under `Manual`, with that race as the reason; with the user's own waits it is
+/// right; and under `Auto` it is right as it is.
+fn is_a_race(program: Program, expected: impl Fn(&Setting) -> Race) -> Result<()> {
+    let serial =
+        program(&Setting::serial())?.iter().map(Tensor::to_vec).collect::<Result<Vec<Vec<f32>>>>()?;
+    for schedule in schedules() {
+        let setting = Setting::new(schedule)?;
+        setting.device.set_sync_mode(SyncMode::Manual);
+        let refused = setting.run_held(program).unwrap_err();
+        let Error::Race { op, stream, earlier, earlier_stream, earlier_tick, address, bytes } = &refused
+        else {
+            panic!("{schedule:?}: {refused}");
+        };
+        assert_eq!((*op, *stream, *earlier, *earlier_stream), expected(&setting), "{schedule:?}");
+        assert!(*earlier_tick > 0 && *address > 0 && *bytes > 0);
+        let text = format!("{op} on stream {stream} races with {earlier} on stream {earlier_stream}");
+        assert!(refused.to_string().starts_with(&text), "{refused}");
+
+        let repaired = Setting { waits: true, ..Setting::new(schedule)? };
+        repaired.device.set_sync_mode(SyncMode::Manual);
+        assert_eq!(repaired.run_audited(program)?, serial, "{schedule:?}, with waits");
+        assert_eq!(Setting::new(schedule)?.run_audited(program)?, serial, "{schedule:?}, left to the engine");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_input_is_cast_on_the_default_stream_and_the_encoder_does_not_wait() -> Result<()> {
+    fn program(s: &Setting) -> Result<Vec<Tensor>> {
+        let weight = s.encoder.scope(|| s.tensor(1))?;
+        let images =
+            Tensor::from_slice(&[3u8, 1, 4, 1, 5, 9, 2, 6], &[2, 4], &s.device)?.to_dtype(DType::F32)?;
+        s.wait(&s.encoder, &s.main)?;
+        let code = s.encoder.scope(|| images.matmul(&weight)?.relu())?;
+        Ok(vec![code])
+    }
+    is_a_race(program, |s| ("matmul", s.encoder.id(), "cast", s.main.id()))
+}
+
+#[test]
+fn labels_are_copied_on_the_default_stream_and_the_loss_does_not_wait() -> Result<()> {
+    fn program(s: &Setting) -> Result<Vec<Tensor>> {
+        let logits = s.decoder.scope(|| s.tensor(2).map(Var::leaf))?;
+        let labels = Tensor::from_slice(&[0i64, 3, 1, 2], &[4], &s.device)?;
+        s.wait(&s.decoder, &s.main)?;
+        let loss = s.decoder.scope(|| cross_entropy(&logits, &labels))?;
+        Ok(vec![loss.value().clone()])
+    }
+    is_a_race(program, |s| ("cross_entropy", s.decoder.id(), "upload", s.main.id()))
+}
+
+#[test]
+fn a_value_of_one_stream_is_used_on_another_with_no_wait_at_all() -> Result<()> {
+    fn program(s: &Setting) -> Result<Vec<Tensor>> {
+        let code = s.encoder.scope(|| s.tensor(3)?.exp())?;
+        s.wait(&s.decoder, &s.encoder)?;
+        Ok(vec![s.decoder.scope(|| code.mul(&code))?])
+    }
+    is_a_race(program, |s| ("mul", s.decoder.id(), "exp", s.encoder.id()))
+}
+
+#[test]
+fn an_input_is_overwritten_while_another_stream_still_reads_it() -> Result<()> {
+    fn program(s: &Setting) -> Result<Vec<Tensor>> {
+        let input = s.encoder.scope(|| s.tensor(4))?;
+        let code = s.encoder.scope(|| input.tanh())?;
+        s.wait(&s.main, &s.encoder)?;
+        input.fill_(0.0)?;
+        Ok(vec![code, input])
+    }
+    // The first of the two needs is the last write.
+    is_a_race(program, |s| ("fill", s.main.id(), "upload", s.encoder.id()))
+}
+
+#[test]
+fn a_gradient_is_read_on_the_default_stream_while_backward_runs_on_another() -> Result<()> {
+    fn program(s: &Setting) -> Result<Vec<Tensor>> {
+        let (leaf, gradients) = s.decoder.scope(|| {
+            let leaf = Var::leaf(s.tensor(5)?);
+            Ok::<_, Error>((leaf.clone(), leaf.square()?.sum(&[], false)?.backward()?))
+        })?;
+        s.wait(&s.main, &s.decoder)?;
+        Ok(vec![gradients.get(&leaf).unwrap().mul_scalar(-0.1)?])
+    }
+    is_a_race(program, |s| ("mul_scalar", s.main.id(), "mul_scalar", s.decoder.id()))
+}
+
+/// The user's waits end where the pass begins: nobody but the engine can write one in its middle.
+#[test]
+fn a_pass_over_two_streams_is_left_to_waits_by_hand() -> Result<()> {
+    fn program(s: &Setting) -> Result<Vec<Tensor>> {
+        let leaf = s.encoder.scope(|| s.tensor(5).map(Var::leaf))?;
+        let code = s.encoder.scope(|| leaf.exp())?;
+        s.decoder.wait_stream(&s.encoder)?;
+        let loss = s.decoder.scope(|| code.square()?.sum(&[], false))?;
+        Ok(vec![loss.backward()?.get(&leaf).unwrap()])
+    }
+    for schedule in schedules() {
+        let s = Setting::new(schedule)?;
+        s.device.set_sync_mode(SyncMode::Manual);
+        let refused = s.run_held(program).unwrap_err();
+        let (on, earlier_on) = (s.encoder.id(), s.decoder.id());
+        assert!(
+            matches!(refused, Error::Race { stream, earlier_stream, .. } if (stream, earlier_stream) == (on, earlier_on)),
+            "{refused}"
+        );
+        s.device.set_sync_mode(SyncMode::Auto);
+        let serial = program(&Setting::serial())?.remove(0).to_vec::<f32>()?;
+        assert_eq!(s.run_audited(program)?, [serial]);
+    }
+    Ok(())
+}
+
+/// It neither waits for side streams nor makes them wait, as the default stream of other systems does.
+#[test]
+fn an_op_on_the_default_stream_stands_between_two_side_streams() -> Result<()> {
+    fn program(s: &Setting) -> Result<Vec<Tensor>> {
+        let code = s.encoder.scope(|| s.tensor(6)?.sigmoid())?;
+        s.wait(&s.main, &s.encoder)?;
+        let scaled = code.mul_scalar(2.0)?;
+        s.wait(&s.decoder, &s.main)?;
+        Ok(vec![s.decoder.scope(|| scaled.exp())?])
+    }
+    is_a_race(program, |s| ("mul_scalar", s.main.id(), "sigmoid", s.encoder.id()))?;
+    for schedule in schedules() {
+        let s = Setting::new(schedule)?;
+        let hold = s.encoder.hold();
+        let held = s.encoder.scope(|| s.tensor(7)?.exp())?;
+        let free = s.tensor(7)?;
+        assert_eq!(s.decoder.scope(|| free.mul_scalar(1.0))?.to_vec::<f32>()?, free.to_vec::<f32>()?);
+        assert!(!s.encoder.is_idle()?);
+        drop(hold);
+        assert_eq!(held.to_vec::<f32>()?, free.exp()?.to_vec::<f32>()?);
+    }
+    Ok(())
+}
+
+/// `record_stream` with the stream that made the tensor protects nothing. Here nobody is asked: memory that another stream
+/// still reads comes back at once, and with it the wait that it takes.
+#[test]
+fn record_stream_names_the_stream_that_the_memory_came_from() -> Result<()> {
+    for schedule in schedules() {
+        for mode in [SyncMode::Manual, SyncMode::Auto] {
+            let s = Setting { waits: true, ..Setting::new(schedule)? };
+            s.device.set_allocator_config(AllocatorConfig {
+                reuse: ReusePolicy::WaitFirst,
+                ..AllocatorConfig::default()
+            });
+            s.device.set_sync_mode(mode);
+            s.device.start_audit();
+            let hold = s.decoder.hold();
+            let code = s.encoder.scope(|| s.tensor(8)?.exp())?;
+            let address = code.buffer().ptr();
+            s.wait(&s.decoder, &s.encoder)?;
+            let decoded = s.decoder.scope(|| code.neg())?;
+            drop(code);
+            let before = s.device.sync_stats();
+            let next = s.encoder.scope(|| s.tensor(9))?;
+            // One of the encoder's next tensors gets the block, which the decoder has not read yet.
+            let mut others = vec![next];
+            while others.iter().all(|other| other.buffer().ptr() != address) {
+                assert!(others.len() < 1000, "{schedule:?}, {mode:?}: the memory did not come back");
+                others.push(s.encoder.scope(|| s.tensor(others.len() as u32))?);
+            }
+            assert_eq!((s.device.sync_stats() - before).waits_inserted, 1, "{schedule:?}, {mode:?}");
+            drop(hold);
+            let expected: Vec<f32> = s.tensor(8)?.exp()?.neg()?.to_vec()?;
+            assert_eq!(decoded.to_vec::<f32>()?, expected);
+            s.device.synchronize()?;
+            let audit = s.device.stop_audit();
+            assert_eq!(audit.hazards(), []);
+            // What the program would be without that wait, which is the last one.
+            let hazards = audit.hazards_without(audit.waits().count() - 1);
+            assert!(hazards.iter().any(|h| h.first.op == "neg" && h.first.moment.stream == s.decoder.id()));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn elapsed_time_is_asked_for_before_the_end() -> Result<()> {
+    const WORK: Duration = Duration::from_millis(2);
+    for schedule in schedules() {
+        let s = Setting::new(schedule)?;
+        let hold = s.encoder.hold();
+        let start = s.encoder.record()?;
+        s.encoder.launch("work", &[], || std::thread::sleep(WORK))?;
+        let end = s.encoder.record()?;
+        // A host's clock would say here that the work took no time.
+        assert!(!s.encoder.is_idle()? && !start.is_complete()? && !end.is_complete()?);
+        drop(hold);
+        assert!(start.elapsed_ms(&end)? >= WORK.as_secs_f64() * 1e3);
+        assert!(end.elapsed_ms(&start)? < 0.0);
+        assert!(end.is_complete()?);
+    }
+    Ok(())
+}
+
+/// Three steps of training; what the host does at each of them is `each`.
+fn train(s: &Setting, each: impl Fn(&Device, &Var) -> Result<()>) -> Result<(Vec<f32>, u64)> {
+    let weight = Var::leaf(s.tensor(10)?);
+    let input = Var::constant(s.tensor(11)?);
+    let mut sgd = Sgd::new(vec![weight.clone()], SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
+    let before = s.device.sync_stats().host_syncs;
+    let mut losses = Vec::new();
+    for _ in 0..3 {
+        let loss = s.encoder.scope(|| input.matmul(&weight)?.square()?.mean(&[], false))?;
+        sgd.step(&loss.backward()?)?;
+        each(&s.device, &loss)?;
+        losses.push(loss.value().clone());
+    }
+    let syncs = s.device.sync_stats().host_syncs - before;
+    Ok((losses.iter().map(|loss| loss.item()).collect::<Result<_>>()?, syncs))
+}
+
+#[test]
+fn the_host_synchronises_at_each_step() -> Result<()> {
+    let read = |_: &Device, loss: &Var| loss.value().item::<f32>().map(drop);
+    let expected = train(&Setting::serial(), |_, _| Ok(()))?;
+    assert_eq!(expected.1, 0, "a loop that only launches never waits");
+    for schedule in schedules() {
+        let s = Setting::new(schedule)?;
+        let training = |each: &dyn Fn(&Device, &Var) -> Result<()>| train(&s, each);
+        assert_eq!(training(&|_, _| Ok(()))?, expected);
+        assert_eq!(training(&|device, _| device.synchronize())?, (expected.0.clone(), 3));
+        s.device.set_sync_debug(SyncDebug::Count);
+        assert_eq!(training(&read)?, (expected.0.clone(), 3));
+        let found = s.device.hidden_syncs();
+        assert!(found.iter().all(|sync| sync.place.file() == file!()));
+        // The read at each step, and that of all losses at the end.
+        assert_eq!(found.iter().map(|sync| sync.count).collect::<Vec<_>>(), [3, 3]);
+        s.device.set_sync_debug(SyncDebug::Refuse);
+        let refused = training(&read);
+        assert!(
+            matches!(&refused, Err(Error::HiddenSync { place }) if place.contains(file!())),
+            "{refused:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The bytes are the device's as soon as the call returns, whether it has copied them or kept them.
+#[test]
+fn host_memory_is_reused_while_its_copy_is_pending() -> Result<()> {
+    for schedule in schedules() {
+        let s = Setting::new(schedule)?;
+        let hold = s.encoder.hold();
+        let mut batch = vec![1.0f32; 64];
+        let first = s.encoder.scope(|| Tensor::from_slice(&batch, &[64], &s.device))?;
+        batch.fill(2.0);
+        let second = s.encoder.scope(|| Tensor::from_slice(&batch, &[64], &s.device))?;
+        drop(batch);
+        assert!(!s.encoder.is_idle()?);
+        drop(hold);
+        assert_eq!(first.to_vec::<f32>()?, [1.0; 64]);
+        assert_eq!(second.to_vec::<f32>()?, [2.0; 64]);
+    }
+    Ok(())
+}

@@ -1,19 +1,34 @@
-//! Random bytes as checkpoints, and random views of views. Each runs for a second, or for `STREAMGRAD_FUZZ_SECONDS`, and
-//! prints how many inputs it tried. A failure names the seed; `STREAMGRAD_FUZZ_SEED` starts there.
+//! Fuzz targets: random bytes as checkpoints, and random views of views.
+//!
+//! `cargo test` runs each for a moment. `cargo bolero test --test fuzz checkpoints` runs one under libFuzzer, guided by
+//! coverage; without it, `BOLERO_RANDOM_TEST_TIME_MS` and `BOLERO_RANDOM_ITERATIONS` say for how long.
 #![allow(clippy::unwrap_used)]
 
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::sync::Mutex;
 
 use streamgrad::prelude::*;
 use streamgrad::{CpuConfig, Layout, Sgd, SgdOptions, checkpoint, mlp};
 
-struct Random(u64);
+/// Numbers made of a fuzzer's bytes; beyond their end, of what they add up to.
+struct Random<'a> {
+    bytes: &'a [u8],
+    state: u64,
+}
 
-impl Random {
+impl Random<'_> {
+    fn of(bytes: &[u8]) -> Random<'_> {
+        Random { bytes, state: bytes.iter().fold(7, |sum, &byte| sum * 31 % 0xffff_fffb + u64::from(byte)) }
+    }
+
     fn next(&mut self) -> u64 {
+        if let Some((head, rest)) = self.bytes.split_first_chunk::<4>() {
+            self.bytes = rest;
+            return u64::from(u32::from_le_bytes(*head));
+        }
         // SplitMix64: every seed, small ones too, gives a sequence of its own.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -38,32 +53,6 @@ impl Random {
             0 => [isize::MIN, isize::MAX, -1 - rank as isize, rank as isize][self.below(4)],
             _ => self.below(2 * rank + 1) as isize - rank as isize,
         }
-    }
-}
-
-/// Calls `input` with one seed after the other until the time is over.
-fn fuzz(name: &str, mut input: impl FnMut(&mut Random)) {
-    let from =
-        |name: &str, default: u64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
-    let end = Instant::now() + Duration::from_secs(from("STREAMGRAD_FUZZ_SECONDS", 1));
-    let first = from("STREAMGRAD_FUZZ_SEED", 1);
-    for seed in first.. {
-        let failing = Named(name, seed);
-        input(&mut Random(seed));
-        std::mem::forget(failing);
-        if Instant::now() >= end {
-            println!("{name}: {} inputs", seed + 1 - first);
-            return;
-        }
-    }
-}
-
-/// Says which seed it was if the input panics.
-struct Named<'a>(&'a str, u64);
-
-impl Drop for Named<'_> {
-    fn drop(&mut self) {
-        eprintln!("{}: STREAMGRAD_FUZZ_SEED={}", self.0, self.1);
     }
 }
 
@@ -101,7 +90,8 @@ fn rearranged(
 #[test]
 fn views_of_views_stay_inside_and_in_order() {
     const MOST: usize = 2000;
-    fuzz("layouts", |random| {
+    bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+        let random = &mut Random::of(bytes);
         let mut shape: Vec<usize> = (0..random.below(6)).map(|_| random.size(7)).collect();
         // Whatever the sizes are, asking is harmless.
         let wild = Layout::contiguous(&shape);
@@ -208,7 +198,7 @@ fn views_of_views_stay_inside_and_in_order() {
 }
 
 /// A change that a disk or a person may make.
-fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
+fn damage(random: &mut Random<'_>, bytes: &mut Vec<u8>) {
     let header = 8 + u64::from_le_bytes(bytes.first_chunk().copied().unwrap_or_default()).min(4096) as usize;
     // Mostly in the header, where the sense is.
     let near = if random.below(4) > 0 { header.min(bytes.len()) } else { bytes.len() };
@@ -244,43 +234,62 @@ fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
     }
 }
 
+/// A model whose checkpoints get damaged.
+struct Training {
+    model: streamgrad::Sequential,
+    sgd: Sgd,
+    /// Checkpoints without damage.
+    sound: [Vec<u8>; 2],
+    directory: PathBuf,
+    refused: usize,
+}
+
+impl Training {
+    fn new() -> Training {
+        let device = Device::cpu_with(CpuConfig { threads: Some(1), ..CpuConfig::default() });
+        let model = mlp(&[5, 4, 3], 1, &device).unwrap();
+        let options = SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() };
+        let sgd = Sgd::new(model.parameters(), options).unwrap();
+        let directory = std::env::temp_dir().join(format!("streamgrad-fuzz-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let (plain, training) = (directory.join("plain"), directory.join("training"));
+        checkpoint::save(&plain, &model).unwrap();
+        checkpoint::save_training(&training, &model, &sgd, Default::default()).unwrap();
+        let sound = [std::fs::read(&plain).unwrap(), std::fs::read(&training).unwrap()];
+        Training { model, sgd, sound, directory, refused: 0 }
+    }
+
+    fn values(&self) -> Vec<Vec<u32>> {
+        let bits = |var: &Var| var.value().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
+        self.model.parameters().iter().map(bits).collect()
+    }
+
+    /// Loads a damaged checkpoint: it may still be one, or is an error that changes nothing.
+    fn load_damaged(&mut self, random: &mut Random<'_>) {
+        let mut bytes = self.sound[random.below(2)].clone();
+        (0..1 + random.below(4)).for_each(|_| damage(random, &mut bytes));
+        let file = self.directory.join("damaged");
+        std::fs::write(&file, &bytes).unwrap();
+        let before = self.values();
+        let outcome = match random.below(2) {
+            0 => checkpoint::load(&file, &self.model),
+            _ => checkpoint::load_training(&file, &self.model, &mut self.sgd).map(drop),
+        };
+        if let Err(error) = outcome {
+            self.refused += 1;
+            assert!(!error.to_string().is_empty());
+            assert_eq!(self.values(), before, "{error}");
+        }
+    }
+}
+
 #[test]
 fn damaged_checkpoints_are_errors_that_change_nothing() {
-    let device = Device::cpu_with(CpuConfig { threads: Some(1), ..CpuConfig::default() });
-    let model = mlp(&[5, 4, 3], 1, &device).unwrap();
-    let options = SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() };
-    let mut sgd = Sgd::new(model.parameters(), options).unwrap();
-    let directory = std::env::temp_dir().join(format!("streamgrad-fuzz-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
-    let (plain, training, file) =
-        (directory.join("plain"), directory.join("training"), directory.join("damaged"));
-    checkpoint::save(&plain, &model).unwrap();
-    checkpoint::save_training(&training, &model, &sgd, Default::default()).unwrap();
-    let sound = [std::fs::read(&plain).unwrap(), std::fs::read(&training).unwrap()];
-    let values = || -> Vec<Vec<u32>> {
-        let bits = |var: &Var| var.value().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect();
-        model.parameters().iter().map(bits).collect()
-    };
-    let (mut loaded, mut refused) = (0, 0);
-    fuzz("checkpoints", |random| {
-        let mut bytes = sound[random.below(2)].clone();
-        (0..1 + random.below(4)).for_each(|_| damage(random, &mut bytes));
-        std::fs::write(&file, &bytes).unwrap();
-        let before = values();
-        let outcome = match random.below(2) {
-            0 => checkpoint::load(&file, &model),
-            _ => checkpoint::load_training(&file, &model, &mut sgd).map(drop),
-        };
-        match outcome {
-            Ok(()) => loaded += 1,
-            Err(error) => {
-                refused += 1;
-                assert!(!error.to_string().is_empty());
-                assert_eq!(values(), before, "{error}");
-            }
-        }
-    });
-    println!("checkpoints: {loaded} loaded, {refused} refused");
-    assert!(refused > 0);
-    std::fs::remove_dir_all(&directory).unwrap();
+    let training = Mutex::new(Training::new());
+    bolero::check!()
+        .with_type::<Vec<u8>>()
+        .for_each(|bytes| training.lock().unwrap().load_damaged(&mut Random::of(bytes)));
+    let training = training.into_inner().unwrap();
+    assert!(training.refused > 0);
+    std::fs::remove_dir_all(&training.directory).unwrap();
 }

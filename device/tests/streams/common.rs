@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use device::cuda::PinnedMemory;
 use device::{
-    BlockId, Buffer, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment, Pool, Result, Schedule,
-    SpinLock, Stream, SyncStats, Use,
+    BlockId, Buffer, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment, Policy, Pool, Result,
+    Schedule, SpinLock, Stream, SyncStats, Use,
 };
 
 /// How many words a buffer has that [`buffer`] makes.
@@ -21,6 +21,14 @@ pub(crate) fn each_cpu_schedule(check: impl Fn(&Device) -> Result<()>) -> Result
         println!("{schedule:?}");
         check(&fresh(schedule))
     })
+}
+
+/// As [`each_schedule`], and on an explored device, where nothing runs before somebody synchronises.
+pub(crate) fn each_order(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
+    for seed in 0..8 {
+        check(&fresh(Schedule::Explore(Policy::Random { seed })))?;
+    }
+    each_schedule(check)
 }
 
 /// A device of its own for each schedule, and a CUDA device with memory that host functions can use, if there is one.

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use device::{Buffer, Device, Error, Event, Result, Stream, Use};
 
-use crate::common::{buffer, each_cpu_schedule, each_schedule, fail, new_streams, set, value};
+use crate::common::{buffer, each_cpu_schedule, each_order, each_schedule, fail, new_streams, set, value};
 
 type Synchronise = fn(&Device, &Stream, &Event, &Buffer) -> Result<()>;
 
@@ -21,7 +21,7 @@ fn synchronising_calls() -> [Synchronise; 5] {
 
 #[test]
 fn rule_22_a_panic_is_an_error_at_the_next_synchronising_call() -> Result<()> {
-    each_schedule(|dev| {
+    each_order(|dev| {
         let [side] = new_streams(dev)?;
         for stream in [dev.default_stream(), side] {
             for synchronise in synchronising_calls() {
@@ -60,7 +60,7 @@ fn rule_22_a_panic_on_one_stream_releases_who_waits_for_it() -> Result<()> {
 
 #[test]
 fn rule_23_the_first_failure_is_the_one_named() -> Result<()> {
-    each_schedule(|dev| {
+    each_order(|dev| {
         let stream = dev.default_stream();
         stream.launch("first", &[], || fail("one"))?;
         stream.launch("second", &[], || fail("two"))?;
@@ -71,7 +71,7 @@ fn rule_23_the_first_failure_is_the_one_named() -> Result<()> {
 
 #[test]
 fn rule_23_an_unreported_failure_may_be_dropped() -> Result<()> {
-    each_schedule(|dev| {
+    each_order(|dev| {
         let [side] = new_streams(dev)?;
         let x = buffer(&side)?;
         side.launch("explode", &[Use::write(&x)], || fail("boom"))?;

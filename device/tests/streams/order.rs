@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use device::{Moment, Result, SyncStats, Use};
 
 use crate::common::{
-    buffer, copy, counted, each_cpu_schedule, each_schedule, is_waiting, new_streams, runs, set, tell, value,
+    buffer, copy, counted, each_cpu_schedule, each_order, each_schedule, is_waiting, new_streams, runs, set,
+    tell, value,
 };
 
 fn waits_and_events(stats: SyncStats) -> (u64, u64) {
@@ -44,7 +45,7 @@ fn commands_run_in_launch_order() -> Result<()> {
 
 #[test]
 fn rule_04_one_stream_makes_no_events_and_no_waits() -> Result<()> {
-    each_schedule(|dev| {
+    each_order(|dev| {
         let [side] = new_streams(dev)?;
         for stream in [dev.default_stream(), side] {
             let (x, y) = (buffer(&stream)?, buffer(&stream)?);
@@ -168,7 +169,7 @@ fn first_use_on_another_stream_comes_after_the_allocation() -> Result<()> {
 
 #[test]
 fn rule_05_a_need_covered_transitively_takes_no_wait() -> Result<()> {
-    each_schedule(|dev| {
+    each_order(|dev| {
         let [one, two, three] = new_streams(dev)?;
         let (x, y, z) = (buffer(&one)?, buffer(&two)?, buffer(&three)?);
         let _hold = one.hold();
@@ -186,7 +187,7 @@ fn rule_05_a_need_covered_transitively_takes_no_wait() -> Result<()> {
 
 #[test]
 fn rule_05_a_need_implied_by_another_takes_no_wait() -> Result<()> {
-    each_schedule(|dev| {
+    each_order(|dev| {
         let [one, two, three] = new_streams(dev)?;
         let (x, y) = (buffer(&one)?, buffer(&two)?);
         let hold = one.hold();
@@ -202,7 +203,7 @@ fn rule_05_a_need_implied_by_another_takes_no_wait() -> Result<()> {
 
 #[test]
 fn rule_05_a_wait_learns_what_was_known_then_and_no_more() -> Result<()> {
-    each_schedule(|dev| {
+    each_order(|dev| {
         let [one, two, three] = new_streams(dev)?;
         let (x, y, z) = (buffer(&one)?, buffer(&two)?, buffer(&three)?);
         let (hold, gate) = (one.hold(), three.hold());

@@ -55,6 +55,27 @@ fn every_schedule_of_three_streams_has_one_result() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_limit_of_exactly_the_schedules_is_enough() -> Result<()> {
+    let one = |device: &Device| Ok(vec![Tensor::ones(&[1], DType::F32, device)?]);
+    assert_eq!(explore_all(1, one)?.schedules, 1);
+    let two = |device: &Device| {
+        let (a, b) = (device.new_stream()?, device.new_stream()?);
+        let x = Tensor::from_slice(&[1.0f32], &[1], device)?;
+        device.synchronize()?;
+        a.scope(|| x.mul_scalar_(2.0))?;
+        let y = b.scope(|| Tensor::ones(&[1], DType::F32, device))?;
+        b.scope(|| y.add_(&x))?;
+        Ok(vec![x, y])
+    };
+    let all = explore_all(100_000, two)?;
+    assert_eq!(explore_all(all.schedules, two)?, all);
+    assert!(all.schedules > 1, "{all:?}");
+    let error = explore_all(all.schedules - 1, two);
+    assert!(matches!(error, Err(Error::InvalidArgument { argument: "limit", .. })), "{error:?}");
+    Ok(())
+}
+
 /// Without any one of the waits, some schedule gives another result.
 #[test]
 fn a_missing_wait_is_found() -> Result<()> {

@@ -254,6 +254,53 @@ fn training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() {
 fn a_loss_that_is_not_finite_is_an_error() {
     let message = bad(&["train", "--epochs", "3", "--lr", "1e30"]);
     assert!(message.contains("--lr"), "{message}");
+    // More epochs than steps can be counted for.
+    let most = u64::MAX.to_string();
+    assert!(bad(&["train", "--epochs", &most, "--lr", "1e30"]).contains("the loss is"));
+    // The only step of the epoch has a finite loss, and ruins the model.
+    let folder = Folder::new("diverged");
+    let saved = folder.file("model");
+    let output = program(&["train", "--epochs", "1", "--batch", "700", "--lr", "1e38", "--save", &saved]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = bad_output(&["train"], output);
+    assert!(message.contains("epoch 1: the held-out loss is NaN"), "{message}");
+    assert!(!Path::new(&saved).exists(), "nobody needs such a model");
+}
+
+/// Changes words of a checkpoint's header.
+fn edit_header(path: &str, from: &str, to: &str) {
+    let bytes = fs::read(path).unwrap();
+    let (size, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*size) as usize);
+    let header = text(header).trim_end().to_owned();
+    assert!(header.contains(from), "{header}");
+    let header = header.replacen(from, to, 1);
+    let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
+    let size = (header.len() as u64).to_le_bytes();
+    fs::write(path, [&size, header.as_bytes(), data].concat()).unwrap();
+}
+
+#[test]
+fn a_damaged_checkpoint_is_an_error() {
+    let folder = Folder::new("damaged");
+    let path = folder.file("model");
+    let train = ["train", "--epochs", "1", "--batch", "700"];
+    good(&[&train[..], &["--save", &path]].concat());
+    let bytes = fs::read(&path).unwrap();
+    let resume = || bad(&[&train[..], &["--resume", &path]].concat());
+    for (epoch, step) in [(u64::MAX, u64::MAX), (u64::MAX / 2, u64::MAX / 2), (1 << 63, 0)] {
+        fs::write(&path, &bytes).unwrap();
+        edit_header(&path, "epoch=1 step=1 ", &format!("epoch={epoch} step={step} "));
+        let message = resume();
+        assert!(message.contains(&format!("{epoch} epochs, more than can be counted")), "{message}");
+    }
+    fs::write(&path, &bytes).unwrap();
+    edit_header(&path, "epoch=1 step=1 ", "step=1 step=1 ");
+    assert!(resume().contains("metadata: step is there more than once"));
+    let not_a_number = f32::NAN.to_le_bytes();
+    fs::write(&path, [&bytes[..bytes.len() - 4], &not_a_number].concat()).unwrap();
+    let message = resume();
+    assert!(message.contains("parameter") && message.contains("is NaN"), "{message}");
 }
 
 #[test]

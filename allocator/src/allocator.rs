@@ -180,17 +180,44 @@ impl CachingAllocator {
                 if let Some(arena) = self.arena(number) {
                     arena.lock().adopt(stream);
                 }
-                number
-            } else {
-                let free = self.arenas.iter().position(|arena| arena.get().is_none());
-                // With all arenas taken, streams share.
-                free.unwrap_or(stream.as_u64() as usize % ARENAS) as u32
+                return number;
             }
+            let free = self.arenas.iter().position(|arena| arena.get().is_none());
+            free.map_or_else(|| self.taken_arena(&mut streams, stream, deterministic), |free| free as u32)
         });
         self.route(&mut streams, stream, Some(number));
         let arena =
             self.arenas[number as usize].get_or_init(|| Box::new(SpinLock::new(self.new_arena(stream))));
         (arena, number)
+    }
+
+    /// An arena for a new stream when all are taken: one that it shares, private pools' left out. Deterministic streams
+    /// cannot ask whose home stream is gone and take one over that nothing is live in.
+    fn taken_arena(
+        &self,
+        streams: &mut HashMap<StreamId, u32>,
+        stream: StreamId,
+        deterministic: bool,
+    ) -> u32 {
+        // From a place that the stream's number selects on: new streams go round.
+        let first = stream.as_u64() as usize % ARENAS;
+        let places = || (first..ARENAS).chain(0..first).map(|number| number as u32);
+        let public = || {
+            let arenas = places().filter_map(|number| Some((number, self.arena(number)?)));
+            arenas.filter(|(_, arena)| arena.lock().pool.is_none())
+        };
+        let idle = public().find(|(_, arena)| deterministic && arena.lock().counts.live_blocks == 0);
+        if let Some((number, arena)) = idle {
+            let mut arena = arena.lock();
+            // If the old home stream still lives, it looks for an arena again.
+            if streams.get(&arena.home) == Some(&number) {
+                self.route(streams, arena.home, None);
+            }
+            arena.hand_over(stream);
+            return number;
+        }
+        // There is one, since `private_arena` leaves one.
+        public().next().map_or(first as u32, |(number, _)| number)
     }
 
     /// Makes an arena the one that a stream's requests go to first; without one the stream is as good as new. Tells which
@@ -215,9 +242,13 @@ impl CachingAllocator {
     }
 
     /// An arena for a stream in a private pool: an empty one that nobody has any more, else a new one. `None` if all
-    /// are taken.
+    /// are taken, or all but the one that is left for everybody else.
     pub(crate) fn private_arena(&self, stream: StreamId, pool: u64) -> Option<u32> {
         let streams = self.streams.lock();
+        let private = self.arenas().filter(|(_, arena)| arena.lock().pool.is_some()).count();
+        if private + 1 >= ARENAS {
+            return None;
+        }
         let spare = self.arenas().find(|&(number, arena)| {
             let arena = arena.lock();
             let empty = arena.pool.is_none() && arena.counts.live_blocks == 0;

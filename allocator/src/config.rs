@@ -21,7 +21,8 @@ pub struct AllocatorConfig {
     /// then gets the same addresses and peaks at any timing. If several host threads allocate, the order of
     /// their calls counts, but only where their streams wait for each other. What can go back to the driver
     /// depends on what the device has finished: so it does only once memory runs out, and free pages do not
-    /// move to where memory is needed.
+    /// move to where memory is needed. Nor is it asked which streams are gone: from the 1025th on, a new stream
+    /// takes over the memory of one that has nothing live.
     pub deterministic: bool,
     /// Cached bytes above which free memory goes back to the driver, looked at when an arena grows, unless
     /// `deterministic`. `None` keeps everything.

@@ -84,7 +84,7 @@ impl CachingAllocator {
             let mut arena = arena.lock();
             let reserved = arena.counts.reserved_units as usize * UNIT;
             let step = if generous { growth_step(reserved, page_bytes) } else { page_bytes };
-            arena.begin_growth(units, page, step)
+            arena.begin_growth(order.id(), units, page, step)
         };
         let first = match begin(true) {
             Some(growth) => growth,

@@ -306,7 +306,8 @@ impl Layout {
     /// Broadcasts to a shape: axes of size 1, and missing axes in front, repeat with stride 0.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] if an axis is neither 1 nor the size asked for.
+    /// [`Error::ShapeMismatch`] if an axis is neither 1 nor the size asked for, or the sizes multiply to more than can be
+    /// counted, a 0 left out.
     pub fn expand(&self, op: &'static str, shape: &[usize]) -> Result<Layout> {
         let fits = shape.len() >= self.rank()
             && self
@@ -315,8 +316,7 @@ impl Layout {
                 .rev()
                 .zip(shape.iter().rev())
                 .all(|(&have, &want)| have == want || have == 1)
-            && (shape.contains(&0)
-                || shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size)).is_some());
+            && shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size.max(1))).is_some();
         if !fits {
             return Err(shape_mismatch(op, self.shape(), shape));
         }

@@ -50,7 +50,7 @@ pub struct Progress {
 /// Writes the parameters of `model` to `path`.
 ///
 /// # Errors
-/// `Io` with the path; `Checkpoint` if two parameters share a name.
+/// `Io` with the path; `Checkpoint` with the parameter's name if two share it, or one has an element that is not finite.
 pub fn save(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
     write(path.as_ref(), parameters_of(model)?, None)
 }
@@ -61,7 +61,8 @@ pub fn save(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
 ///
 /// # Errors
 /// `Io` if the file cannot be read; `Format` if it is truncated or no safetensors file; `Checkpoint` with the
-/// parameter's name if one is missing, unknown, or of another shape or type. The model is unchanged then.
+/// parameter's name if one is missing, unknown, of another shape or type, or has an element that is not finite. The model
+/// is unchanged then.
 pub fn load(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
     let file = Contents::read(path.as_ref())?;
     copy_into(&file.parameters_for(model)?)
@@ -80,7 +81,9 @@ pub fn save_training(
     let state = optimizer.state()?;
     let mut tensors = parameters_of(model)?;
     for (name, tensor) in &state.tensors {
-        tensors.push((format!("{OPTIMIZER}{name}"), Bytes::of(tensor)?));
+        let (name, bytes) = (format!("{OPTIMIZER}{name}"), Bytes::of(tensor)?);
+        bytes.check_finite(&name)?;
+        tensors.push((name, bytes));
     }
     let Progress { epoch, step, seed } = progress;
     let mut text = format!("epoch={epoch} step={step} seed={seed} optimizer={}", state.kind);
@@ -131,7 +134,9 @@ fn parameters_of(model: &dyn Module) -> Result<Vec<(String, Bytes)>> {
         if name.starts_with(OPTIMIZER) {
             return Err(wrong(&name, format!("names may not start with {OPTIMIZER}")));
         }
-        named.push((name, Bytes::of(parameter.value())?));
+        let bytes = Bytes::of(parameter.value())?;
+        bytes.check_finite(&name)?;
+        named.push((name, bytes));
     }
     Ok(named)
 }
@@ -155,6 +160,24 @@ impl Bytes {
         };
         Ok(Bytes { dtype, shape: tensor.shape().into(), data })
     }
+
+    /// Refuses what no training goes on from.
+    fn check_finite(&self, name: &str) -> Result<()> {
+        let found = match self.dtype {
+            Dtype::F32 => first_not_finite(&self.data, |bytes| f64::from(f32::from_le_bytes(bytes))),
+            Dtype::F64 => first_not_finite(&self.data, f64::from_le_bytes),
+            _ => None,
+        };
+        match found {
+            Some((element, value)) => Err(wrong(name, format!("element {element} is {value}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn first_not_finite<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+    let values = data.as_chunks::<N>().0.iter().map(|chunk| value(*chunk));
+    values.enumerate().find(|(_, value)| !value.is_finite())
 }
 
 fn flatten<T, const N: usize>(values: Vec<T>, bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
@@ -249,6 +272,7 @@ impl Contents {
             if dtype_of(found.dtype) != Some(dtype) {
                 return Err(wrong(name, format!("{} in the file, {dtype} in the model", found.dtype)));
             }
+            found.check_finite(name)?;
         }
         let unknown = self
             .tensors
@@ -270,33 +294,38 @@ impl Contents {
         let text =
             self.text.as_deref().ok_or_else(|| wrong("optimizer", "no training state in the file".into()))?;
         let mut state = OptimizerState::default();
-        let mut progress = Progress::default();
-        let mut seen = 0;
+        let (mut epoch, mut step, mut seed, mut kind) = (None, None, None, None);
         for entry in text.split_whitespace() {
             let malformed = || format_error(&self.path, &format!("metadata: {entry:?} is not understood"));
             let (name, value) = entry.split_once('=').ok_or_else(malformed)?;
             let number = || value.parse::<u64>().map_err(|_| malformed());
-            if let Some(option) = name.strip_prefix(OPTIMIZER) {
+            let repeated = if let Some(option) = name.strip_prefix(OPTIMIZER) {
+                let repeated = state.options.iter().any(|(known, _)| known == option);
                 state.options.push((option.into(), value.parse().map_err(|_| malformed())?));
-                continue;
+                repeated
+            } else {
+                match name {
+                    "epoch" => epoch.replace(number()?).is_some(),
+                    "step" => step.replace(number()?).is_some(),
+                    "seed" => seed.replace(number()?).is_some(),
+                    "optimizer" => kind.replace(value.to_owned()).is_some(),
+                    _ => return Err(malformed()),
+                }
+            };
+            if repeated {
+                return Err(format_error(&self.path, &format!("metadata: {name} is there more than once")));
             }
-            match name {
-                "epoch" => progress.epoch = number()?,
-                "step" => progress.step = number()?,
-                "seed" => progress.seed = number()?,
-                "optimizer" => state.kind = value.into(),
-                _ => return Err(malformed()),
-            }
-            seen += 1;
         }
-        if seen != 4 {
-            return Err(format_error(
-                &self.path,
-                &"metadata: epoch, step, seed and optimizer must be there once",
-            ));
-        }
-        for name in self.tensors.keys() {
+        let missing = |name| format_error(&self.path, &format!("metadata: {name} is missing"));
+        let progress = Progress {
+            epoch: epoch.ok_or_else(|| missing("epoch"))?,
+            step: step.ok_or_else(|| missing("step"))?,
+            seed: seed.ok_or_else(|| missing("seed"))?,
+        };
+        state.kind = kind.ok_or_else(|| missing("optimizer"))?;
+        for (name, bytes) in &self.tensors {
             if let Some(short) = name.strip_prefix(OPTIMIZER) {
+                bytes.check_finite(name)?;
                 state.tensors.push((short.into(), self.tensor(name, device)?));
             }
         }

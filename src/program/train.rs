@@ -79,16 +79,17 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         printer
             .line(format_args!("resumed after epoch {}, seed {}", run.progress.epoch, run.progress.seed))?;
     }
-    let bar = bar(epochs.saturating_sub(run.progress.epoch) * run.steps_per_epoch);
+    let bar = bar(epochs.saturating_sub(run.progress.epoch).saturating_mul(run.steps_per_epoch));
     let mut loss = None;
     while run.progress.epoch < epochs {
         let start = Instant::now();
         let mean = run.epoch(&bar)?;
         loss = Some(mean);
+        // Says so if the parameters are not finite any more, and the last good checkpoint stays.
+        let accuracy = 100.0 * run.evaluate()?.accuracy;
         if let Some(path) = &args.save {
             checkpoint::save_training(path, &*run.model, &*run.optimizer, run.progress)?;
         }
-        let accuracy = 100.0 * run.evaluate()?.accuracy;
         let seconds = start.elapsed().as_secs_f64();
         let epoch = run.progress.epoch;
         bar.suspend(|| {
@@ -136,12 +137,18 @@ impl Run {
         let batch = args.batch.unwrap_or(workload.default_batch());
         let batches = Batches::new(train, batch, progress.seed, &device)?.drop_last(true);
         let steps_per_epoch = (batches.per_epoch() / lanes).max(1) as u64;
-        if progress.step != progress.epoch * steps_per_epoch {
+        // Batches are numbered through, and there is room for as many again.
+        let countable = |steps: &u64| steps.checked_mul(2 * lanes as u64).is_some();
+        let Some(steps) = progress.epoch.checked_mul(steps_per_epoch).filter(countable) else {
+            return Err(Failure::Run(format!(
+                "the checkpoint has {} epochs, more than can be counted in batches",
+                progress.epoch
+            )));
+        };
+        if progress.step != steps {
             return Err(Failure::Usage(format!(
-                "the checkpoint has {} steps in {} epochs, this run would have {}: give the same --batch, --lanes and --data",
-                progress.step,
-                progress.epoch,
-                progress.epoch * steps_per_epoch
+                "the checkpoint has {} steps in {} epochs, this run would have {steps}: give the same --batch, --lanes and --data",
+                progress.step, progress.epoch
             )));
         }
         let lanes = ConcurrentBatches::new(&device, lanes)?;
@@ -166,19 +173,23 @@ impl Run {
         for loss in &losses {
             total += loss.to_dtype(DType::F64)?.item::<f64>()?;
         }
-        let mean = total / losses.len() as f64;
-        if mean.is_finite() {
-            return Ok(mean);
-        }
-        let rate = self.optimizer.learning_rate() * lanes as f64;
-        Err(Failure::Run(format!(
-            "epoch {}: the loss is {mean}; try an --lr below {rate}",
-            self.progress.epoch
-        )))
+        self.check_finite("loss", total / losses.len() as f64)
     }
 
+    /// How the model does on the held-out data; an error if its loss is not finite.
     fn evaluate(&self) -> Result<workloads::Evaluation, Failure> {
-        Ok(self.workload.evaluate(&*self.model, &self.test, &self.device)?)
+        let evaluation = self.workload.evaluate(&*self.model, &self.test, &self.device)?;
+        self.check_finite("held-out loss", evaluation.loss)?;
+        Ok(evaluation)
+    }
+
+    fn check_finite(&self, name: &str, loss: f64) -> Result<f64, Failure> {
+        if loss.is_finite() {
+            return Ok(loss);
+        }
+        let rate = self.optimizer.learning_rate() * self.lanes.streams().len() as f64;
+        let epoch = self.progress.epoch;
+        Err(Failure::Run(format!("epoch {epoch}: the {name} is {loss}; try an --lr below {rate}")))
     }
 }
 

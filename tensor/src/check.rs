@@ -104,14 +104,12 @@ pub(crate) fn has_shape(op: &'static str, expected: &[usize], x: &Tensor) -> Res
     Ok(())
 }
 
-/// The number of elements of a shape, as an error where their bytes do not fit an address.
+/// The number of elements of a shape, as an error where their bytes do not fit an address. The sizes beside a 0 have to
+/// fit as if it were 1: ops multiply and sum over any of them.
 pub(crate) fn elements_of(op: &'static str, shape: &[usize]) -> Result<usize> {
-    if shape.contains(&0) {
-        return Ok(0);
-    }
-    let bytes = shape.iter().try_fold(8_usize, |n, &d| n.checked_mul(d));
+    let bytes = shape.iter().try_fold(8_usize, |n, &d| n.checked_mul(d.max(1)));
     match bytes {
-        Some(bytes) if isize::try_from(bytes).is_ok() => Ok(bytes / 8),
+        Some(bytes) if isize::try_from(bytes).is_ok() => Ok(if shape.contains(&0) { 0 } else { bytes / 8 }),
         _ => Err(invalid(op, "shape", "a shape whose elements fit in memory", format_args!("{shape:?}"))),
     }
 }

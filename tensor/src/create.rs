@@ -1,6 +1,6 @@
 //! Fresh tensors.
 
-use device::{DType, Device, Element, Result, Stream, as_bytes};
+use device::{DType, Device, Element, Error, Result, Stream, as_bytes};
 use kernels::{Layout, Scalar};
 
 use crate::Tensor;
@@ -102,7 +102,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `InvalidArgument` for a step of 0, of the wrong sign or NaN, or limits that are not finite;
-    /// `DTypeUnsupported` for bool.
+    /// `DTypeUnsupported` for bool; `OutOfMemory`.
     pub fn arange(
         start: impl Into<Scalar>,
         end: impl Into<Scalar>,
@@ -126,24 +126,17 @@ impl Tensor {
                 if by == 0 {
                     return Err(invalid(OP, "step", "not 0 as an integer", step.to_f64()));
                 }
-                let values = || {
-                    let next = |&v: &i64| v.checked_add(by);
-                    std::iter::successors(Some(from), next)
-                        .take_while(|&v| if by > 0 { v < to } else { v > to })
-                };
                 let count =
                     (i128::from(to) - i128::from(from)).unsigned_abs().div_ceil(by.unsigned_abs().into());
                 let count = usize::try_from(count).unwrap_or(usize::MAX);
-                elements_of(OP, &[count])?;
-                let values: Vec<i64> = values().collect();
-                Tensor::from_slice(&values, &[values.len()], device)?.to_dtype(dtype)
+                // Every value fits, though the product may wrap around on the way.
+                let value = |i: usize| from.wrapping_add((i as i64).wrapping_mul(by));
+                from_values(OP, count, value, device)?.to_dtype(dtype)
             }
             DType::F32 | DType::F64 => {
                 // A float beyond usize saturates, and is then refused.
                 let count = ((to - from) / by).ceil() as usize;
-                elements_of(OP, &[count])?;
-                let values: Vec<f64> = (0..count).map(|i| from + i as f64 * by).collect();
-                Tensor::from_slice(&values, &[count], device)?.to_dtype(dtype)
+                from_values(OP, count, |i| from + i as f64 * by, device)?.to_dtype(dtype)
             }
             dtype => Err(crate::check::dtype_unsupported(OP, dtype)),
         }
@@ -158,7 +151,6 @@ impl Tensor {
         if !dtype.is_float() {
             return Err(crate::check::dtype_unsupported(OP, dtype));
         }
-        elements_of(OP, &[steps])?;
         let by = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
         // From the nearer end, so that both ends are met exactly.
         let value = |i: usize| {
@@ -168,8 +160,7 @@ impl Tensor {
                 end - (steps - 1 - i) as f64 * by
             }
         };
-        let values: Vec<f64> = (0..steps).map(value).collect();
-        Tensor::from_slice(&values, &[steps], device)?.to_dtype(dtype)
+        from_values(OP, steps, value, device)?.to_dtype(dtype)
     }
 
     /// The identity matrix `[n, n]`.
@@ -188,4 +179,21 @@ impl Tensor {
     pub(crate) fn write_fill(&self, value: Scalar) -> Result<()> {
         Stream::with_current(self.device(), |stream| kernels::fill(stream, value, self.view()))
     }
+}
+
+/// A tensor of rank 1 of `count` values that the host works out.
+fn from_values<T: Element>(
+    op: &'static str,
+    count: usize,
+    value: impl Fn(usize) -> T,
+    device: &Device,
+) -> Result<Tensor> {
+    elements_of(op, &[count])?;
+    let mut values = Vec::new();
+    values.try_reserve_exact(count).map_err(|error| Error::OutOfMemory {
+        requested_bytes: count * size_of::<T>(),
+        report: format!("{op}: {count} values on the host: {error}").into(),
+    })?;
+    values.extend((0..count).map(value));
+    Tensor::from_slice(&values, &[count], device)
 }

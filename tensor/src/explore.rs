@@ -105,14 +105,6 @@ pub fn explore_all(limit: usize, program: impl Fn(&Device) -> Result<Vec<Tensor>
         report.schedules += 1;
         report.commands = report.commands.max(found.choices.len());
         orders.insert(found.order());
-        if report.schedules >= limit {
-            return Err(Error::InvalidArgument {
-                op: "explore_all",
-                argument: "limit",
-                expected: "at least the number of schedules",
-                value: limit.to_string().into(),
-            });
-        }
         for choice in found.choices.into_iter().skip(frames.len()) {
             let asleep = frames.last().map(Frame::asleep_after).unwrap_or_default();
             frames.push(Frame { choice, done: Vec::new(), asleep });
@@ -123,6 +115,14 @@ pub fn explore_all(limit: usize, program: impl Fn(&Device) -> Result<Vec<Tensor>
         if frames.is_empty() {
             report.distinct_orders = orders.len();
             return Ok(report);
+        }
+        if report.schedules >= limit {
+            return Err(Error::InvalidArgument {
+                op: "explore_all",
+                argument: "limit",
+                expected: "at least the number of schedules",
+                value: limit.to_string().into(),
+            });
         }
     }
 }

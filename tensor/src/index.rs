@@ -53,7 +53,8 @@ impl Tensor {
             if x.rank() != first.rank() || !(0..x.rank()).all(agree) {
                 return Err(shape_mismatch(op, first.shape(), x.shape()));
             }
-            shape[at] += x.shape()[at];
+            // What does not fit is refused below.
+            shape[at] = shape[at].saturating_add(x.shape()[at]);
         }
         crate::check::elements_of(op, &shape)?;
         Stream::with_current(first.device(), |stream| {

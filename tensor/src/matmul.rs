@@ -138,6 +138,9 @@ impl Tensor {
                 return Err(shape_mismatch(OP, &[n], bias.shape()));
             }
         }
+        let mut shape = Dims::from_slice(lead);
+        shape.push(n);
+        elements_of(OP, &shape)?;
         let rows: usize = lead.iter().product();
         let weight = weight.with_layout(weight.layout.transpose(OP, 0, 1)?);
         let flat = if self.rank() == 2 { self.clone() } else { self.reshape(&[rows, k])? };
@@ -147,8 +150,6 @@ impl Tensor {
             None => kernels::matmul(stream, flat.view(), weight.view(), out, Accumulate::Overwrite),
         })?;
         if self.rank() != 2 {
-            let mut shape = Dims::from_slice(lead);
-            shape.push(n);
             out.layout = Layout::contiguous(&shape);
         }
         Ok(out)

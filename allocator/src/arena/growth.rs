@@ -1,6 +1,8 @@
 //! Pages: how an arena's ranges of addresses get and lose their memory. The driver's calls are made by others, between
 //! a `begin` and its `finish` or `abort`, without the lock.
 
+use device::StreamId;
+
 use super::{Arena, Segment, Taken};
 use crate::block::{Address, Block, NONE, State, Tags};
 use crate::classes::UNIT;
@@ -55,14 +57,22 @@ impl Arena {
         self.holes.push(first);
     }
 
-    /// Chooses pages that make a free block of `units` units, fewest first: those behind a ready block add to it. The
-    /// last one reaches to a multiple of `step` bytes if there is room in the range and the budget. `None` if no range
-    /// has them.
-    pub(crate) fn begin_growth(&mut self, units: u32, page: u32, step: usize) -> Option<Growth> {
+    /// Chooses pages that make a free block of `units` units for `stream`, fewest first: those behind a block that is
+    /// ready for it add to that one. The last page reaches to a multiple of `step` bytes if there is room in the range
+    /// and the budget. `None` if no range has them.
+    pub(crate) fn begin_growth(
+        &mut self,
+        stream: StreamId,
+        units: u32,
+        page: u32,
+        step: usize,
+    ) -> Option<Growth> {
         self.tidy();
+        let home = self.home;
+        // A stream that shares the arena does not come after the uses of what is ready for the home stream.
+        let is_ready = |before: &&Block| stream == home && before.state == State::Ready;
         let lack = |hole: &Block| {
-            let before = self.blocks.get(hole.prev).filter(|before| before.state == State::Ready);
-            let have = before.map_or(0, |before| before.units);
+            let have = self.blocks.get(hole.prev).filter(is_ready).map_or(0, |before| before.units);
             units.saturating_sub(have).max(1).next_multiple_of(page)
         };
         let candidates =
@@ -86,9 +96,9 @@ impl Arena {
         self.holes.retain(|&other| other != hole);
         self.blocks[hole].state = State::Moving;
         let before = self.blocks[hole].prev;
-        let index = if before != NONE && self.blocks[before].state == State::Ready {
+        let index = if self.blocks.get(before).filter(is_ready).is_some() {
             self.withdraw(before);
-            self.absorb_next(self.home, before);
+            self.absorb_next(home, before);
             self.blocks[before].state = State::Moving;
             before
         } else {

@@ -1,6 +1,6 @@
 //! Pending blocks, and what is asked about them outside the lock.
 
-use device::Moment;
+use device::{Moment, StreamId};
 use smallvec::SmallVec;
 
 use super::{Arena, Taken};
@@ -38,16 +38,35 @@ impl Arena {
             }
             self.note_waiting(index);
         }
-        for &index in &changed {
-            // One that was merged into its neighbour meanwhile is vacant.
-            if self.blocks[index].state == State::Pending {
-                let units = self.blocks[index].units;
-                self.unlist(index, State::Pending, class_of(units));
-                self.counts.pending_units -= u64::from(units);
-                self.settle(index);
-            }
-        }
+        self.resettle(&changed);
         !changed.is_empty()
+    }
+
+    /// Puts free blocks whose tags have changed where they belong now.
+    fn resettle(&mut self, changed: &[u32]) {
+        // All leave their lists first: a block that merged with one still to be settled would hide it from the
+        // neighbour on its other side.
+        for &index in changed {
+            self.withdraw(index);
+            self.blocks[index].state = State::Moving;
+        }
+        changed.iter().for_each(|&index| self.settle(index));
+    }
+
+    /// Makes the arena the home of a stream that need not come after the old home stream's commands, which may still be
+    /// running: their uses are another stream's now.
+    pub(crate) fn hand_over(&mut self, home: StreamId) {
+        self.tidy();
+        let old = std::mem::replace(&mut self.home, home);
+        self.borrowed = 0;
+        self.waiting.clear();
+        for block in self.blocks.iter_mut() {
+            let uses: SmallVec<[Moment; 4]> = block.tags.moments(old).collect();
+            block.tags.replace(home, &uses);
+        }
+        let free: Vec<u32> =
+            self.ready.iter(&self.blocks, 0).chain(self.pending.iter(&self.blocks, 0)).collect();
+        self.resettle(&free);
     }
 
     /// The tags of all free blocks, merged or not.

@@ -266,3 +266,99 @@ fn streams_without_an_arena_of_their_own_are_ordered() {
     bench.check();
     assert_eq!(bench.allocator.arenas().count(), 1024);
 }
+
+/// What is ready for the home stream may still be in use when a stream that shares its arena grows it.
+#[test]
+fn growth_of_a_shared_arena_takes_new_memory_only() {
+    const MANY: usize = 1025;
+    let mut bench = Bench::with(MANY, true);
+    for stream in 0..MANY {
+        bench.allocate(stream, 256).unwrap();
+    }
+    let (sharer, home) = (MANY - 1, 1);
+    let (arena, _) = bench.allocator.arena_of(&bench.world.stream(sharer));
+    assert_eq!(arena.lock().home, bench.world.stream(home).id());
+    let index = bench.allocate(home, 200 << 10).unwrap();
+    bench.launch(home, index, true);
+    bench.free(index);
+    // The bench sees whether the new owner comes after the old one.
+    let index = bench.allocate(sharer, 1 << 20).unwrap();
+    bench.launch(sharer, index, true);
+    bench.check();
+    assert!(bench.world.waits.borrow().is_empty());
+}
+
+#[test]
+fn streams_do_not_share_a_private_pools_arena() {
+    const MANY: usize = 1100;
+    let mut bench = Bench::new(MANY);
+    let allocator = &bench.allocator;
+    let pool: Vec<u32> =
+        (0..8).map(|stream| allocator.private_arena(bench.world.stream(stream).id(), 1).unwrap()).collect();
+    for stream in 0..MANY {
+        let index = bench.allocate(stream, 1000).unwrap();
+        assert!(!pool.contains(&bench.live[index].grant.block.arena), "stream {stream}");
+    }
+    bench.check();
+}
+
+#[test]
+fn private_pools_leave_an_arena_to_everybody_else() {
+    let mut bench = Bench::new(1);
+    let home = bench.world.stream(0).id();
+    let taken = (0..2000).filter(|&pool| bench.allocator.private_arena(home, pool).is_some()).count();
+    assert_eq!(taken, 1023);
+    bench.allocate(0, 1000).unwrap();
+    bench.check();
+}
+
+/// In deterministic mode nobody asks whether a stream is gone, and still those that come later reuse what it had.
+#[test]
+fn deterministic_streams_come_and_go() {
+    const MANY: usize = 1100;
+    const BYTES: usize = 64 << 10;
+    let mut bench = with(AllocatorConfig { deterministic: true, ..Default::default() }, MANY);
+    let run = |bench: &mut Bench, stream: usize, times: usize| {
+        for _ in 0..times {
+            let index = bench.allocate(stream, BYTES).unwrap();
+            bench.launch(stream, index, true);
+            bench.free(index);
+        }
+    };
+    (0..1024).for_each(|stream| run(&mut bench, stream, 1));
+    let reserved = bench.allocator.stats().reserved_bytes;
+    (1024..MANY).for_each(|stream| run(&mut bench, stream, 10));
+    let grown = bench.allocator.stats().reserved_bytes - reserved;
+    assert!(grown <= (MANY - 1024) * BYTES, "{grown}");
+    // A stream that has lost its arena gets another.
+    run(&mut bench, 1030 % 1024, 3);
+    let lost = bench.world.stream(1030 % 1024);
+    assert_eq!(bench.allocator.arena_of(&lost).0.lock().home, lost.id());
+    assert_eq!(bench.allocator.stats().polls, 0);
+    bench.check();
+}
+
+/// Blocks that become alike at once all merge, whatever their order.
+#[test]
+fn blocks_whose_tags_pass_together_merge() {
+    let mut bench = Bench::new(4);
+    let guard = bench.allocate(0, 256).unwrap();
+    let sizes = [3000, 5000, 1000];
+    let blocks = sizes.map(|bytes| bench.allocate(0, bytes).unwrap());
+    let below = bench.allocate(0, 256).unwrap();
+    assert!(
+        address(&bench, below) < address(&bench, blocks[2])
+            && address(&bench, blocks[0]) < address(&bench, guard)
+    );
+    for (block, streams) in blocks.into_iter().zip([&[1][..], &[1, 3], &[1, 2]]) {
+        streams.iter().for_each(|&stream| bench.launch(stream, block, false));
+    }
+    blocks.iter().rev().for_each(|&block| bench.free(block));
+    bench.check();
+    bench.wait_stream(0, 2);
+    bench.wait_stream(0, 3);
+    let order = bench.world.stream(0);
+    let (arena, _) = bench.allocator.arena_of(&order);
+    assert!(bench.allocator.promote(&order, arena, |moment| order.covers(moment), true));
+    bench.check();
+}

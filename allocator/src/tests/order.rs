@@ -131,6 +131,23 @@ proptest! {
         }
     }
 
+    /// An arena that goes to another stream keeps who used its memory: the bench judges each launch.
+    #[test]
+    fn invariant_06_holds_across_hand_overs(setup in setup(), first in program(), second in program()) {
+        let mut bench = run(&setup, &first, |_| ());
+        let homes: Vec<_> = (0..STREAMS).map(|stream| bench.allocator.arena_of(&bench.world.stream(stream)).1).collect();
+        for (stream, &number) in homes.iter().enumerate() {
+            let next = bench.world.stream((stream + 1) % STREAMS).id();
+            bench.allocator.arena(number).unwrap().lock().hand_over(next);
+            bench.allocator.redirect(next, Some(number));
+        }
+        bench.check();
+        for step in &second {
+            apply(&mut bench, step);
+            bench.check();
+        }
+    }
+
     /// In deterministic mode a program gets the same addresses however far the device is.
     #[test]
     fn invariant_19_deterministic_at_any_timing(

@@ -259,3 +259,66 @@ fn a_training_state_of_another_kind_changes_nothing() {
     assert!(error.to_string().contains("\"sgd\" in the state, \"adamw\" expected"), "{error}");
     assert_eq!(bits(&other), before);
 }
+
+#[test]
+fn each_number_of_a_training_run_is_there_once() {
+    let place = Temporary::new("numbers");
+    let model = model(1);
+    let mut sgd = Sgd::new(model.parameters(), SgdOptions::default()).unwrap();
+    save_training(place.file(), &model, &sgd, Progress::default()).unwrap();
+    let text = Contents::read(&place.file()).unwrap().text.unwrap();
+    let mut load = |text: String| {
+        write(&place.file(), parameters_of(&model).unwrap(), Some(text)).unwrap();
+        load_training(place.file(), &model, &mut sgd)
+    };
+    assert_eq!(load(text.clone()).unwrap(), Progress::default());
+    for entry in text.split_whitespace() {
+        let name = entry.split('=').next().unwrap();
+        // One in place of another, too: as many as there should be.
+        for instead in text.split_whitespace().filter(|other| *other != entry) {
+            let error = load(text.replace(entry, instead)).unwrap_err().to_string();
+            assert!(error.contains("is there more than once"), "{entry} -> {instead}: {error}");
+        }
+        let error = load(format!("{text} {entry}")).unwrap_err().to_string();
+        assert!(error.contains(&format!("metadata: {name} is there more than once")), "{error}");
+        if !name.starts_with(OPTIMIZER) {
+            let error = load(text.replacen(entry, "", 1)).unwrap_err().to_string();
+            assert!(error.contains(&format!("metadata: {name} is missing")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_are_neither_saved_nor_loaded() {
+    let place = Temporary::new("finite");
+    let (good, other) = (model(1), model(2));
+    let options = SgdOptions { momentum: 0.9, ..SgdOptions::default() };
+    let mut sgd = Sgd::new(good.parameters(), options).unwrap();
+    train(&good, &mut sgd, 0, 1);
+    save_training(place.file(), &good, &sgd, Progress::default()).unwrap();
+    let text = Contents::read(&place.file()).unwrap().text;
+    let before = bits(&other);
+    let mut fresh = Sgd::new(other.parameters(), options).unwrap();
+    let names: Vec<String> = Contents::read(&place.file()).unwrap().tensors.into_keys().collect();
+    assert!(names.iter().any(|name| name == "optimizer/0.momentum_buffer"), "{names:?}");
+    for (name, value) in names.iter().zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY].iter().cycle()) {
+        save_training(place.file(), &good, &sgd, Progress::default()).unwrap();
+        let mut tensors = Contents::read(&place.file()).unwrap().tensors;
+        tensors.get_mut(name).unwrap().data[12..16].copy_from_slice(&value.to_le_bytes());
+        write(&place.file(), tensors.into_iter().collect(), text.clone()).unwrap();
+        let error = load_training(place.file(), &other, &mut fresh).unwrap_err();
+        assert!(matches!(&error, Error::Checkpoint { name: found, .. } if **found == **name), "{error}");
+        assert!(error.to_string().contains(&format!("element 3 is {value}")), "{error}");
+        if !name.starts_with(OPTIMIZER) {
+            assert_eq!(load(place.file(), &other).unwrap_err().to_string(), error.to_string());
+        }
+    }
+    assert_eq!(bits(&other), before);
+    good.parameters()[1].value().fill_(f32::NAN).unwrap();
+    std::fs::remove_file(place.file()).unwrap();
+    for error in [save(place.file(), &good), save_training(place.file(), &good, &sgd, Progress::default())] {
+        let error = error.unwrap_err();
+        assert!(error.to_string().contains("0.bias: element 0 is NaN"), "{error}");
+    }
+    assert!(!place.file().exists());
+}

@@ -180,6 +180,49 @@ fn values_that_make_no_sense() -> Result<()> {
     );
     refused!(Tensor::zeros(&[usize::MAX, 2], DType::F32, &device), Error::InvalidArgument { op: "full", .. });
     refused!(zeros(&[2], DType::F32)?.item::<f32>(), Error::InvalidArgument { op: "item", .. });
-    assert!(Tensor::zeros(&[0, usize::MAX], DType::F32, &device)?.is_empty());
+    Ok(())
+}
+
+/// Sizes beside a 0 are multiplied by ops, too.
+#[test]
+fn shapes_without_elements_that_are_too_large() -> Result<()> {
+    const BIG: usize = 1 << 40;
+    for shape in [&[0, usize::MAX][..], &[0, usize::MAX, usize::MAX], &[0, 1 << 62, 4], &[BIG, 0, BIG]] {
+        refused!(zeros(shape, DType::F32), Error::InvalidArgument { op: "full", argument: "shape", .. });
+        refused!(zeros(&[0, 1], DType::F32)?.reshape(shape), Error::InvalidArgument { op: "reshape", .. });
+    }
+    refused!(
+        zeros(&[0, 1, 1], DType::F32)?.expand(&[0, BIG, BIG]),
+        Error::InvalidArgument { op: "expand", .. }
+    );
+    let tall = zeros(&[0, BIG, 1], DType::F32)?;
+    assert_eq!(tall.flatten(0, 1)?.shape(), [0, 1]);
+    let wide = zeros(&[1], DType::F32)?.expand(&[1, 1, BIG])?;
+    refused!(tall.add(&wide), Error::ShapeMismatch { op: "add", .. });
+    refused!(tall.lt(&wide), Error::ShapeMismatch { op: "lt", .. });
+    let (none, weight) = (zeros(&[0, BIG, 0], DType::F32)?, zeros(&[BIG, 0], DType::F32)?);
+    refused!(none.linear(&weight, None), Error::InvalidArgument { op: "linear", .. });
+    refused!(weight.linear(&weight, None), Error::InvalidArgument { op: "linear", .. });
+    refused!(none.matmul(&weight.t()?), Error::InvalidArgument { op: "matmul", .. });
+    let half = zeros(&[1 << 59, 0], DType::F32)?;
+    refused!(Tensor::cat(&[&half; 40], 0), Error::InvalidArgument { op: "cat", .. });
+    refused!(Tensor::stack(&[&half; 3], 0), Error::InvalidArgument { op: "stack", .. });
+    Ok(())
+}
+
+#[test]
+fn ranges_that_do_not_fit_in_memory() -> Result<()> {
+    let device = Device::cpu();
+    for dtype in [DType::F32, DType::F64, DType::I64, DType::U8] {
+        let values = Tensor::arange(0.0, 1e15, 1.0, dtype, &device);
+        refused!(values, Error::OutOfMemory { requested_bytes: 8_000_000_000_000_000, .. });
+    }
+    let values = Tensor::linspace(0.0, 1.0, 1 << 50, DType::F32, &device);
+    refused!(values, Error::OutOfMemory { report, .. } if report.starts_with("linspace: 1125899906842624 values"));
+    refused!(Tensor::linspace(0.0, 1.0, 1 << 62, DType::F32, &device), Error::InvalidArgument { .. });
+    // The whole range of i64, in steps whose multiples do not fit.
+    let far = Tensor::arange(i64::MIN, i64::MAX, i64::MAX / 2, DType::I64, &device)?.to_vec::<i64>()?;
+    let step = i64::MAX / 2;
+    assert_eq!(far, [i64::MIN, i64::MIN + step, i64::MIN + 2 * step, -2 + step, -2 + 2 * step]);
     Ok(())
 }

@@ -22,8 +22,7 @@ pub(super) fn run(printer: &mut Printer) -> Result<bool, Failure> {
         Some(Err(text)) => format!("{text:?} is ignored by the library: not a whole number of at least 1"),
     };
     table.row([THREADS, &threads]);
-    let cuda = Device::cuda(0)
-        .map_or_else(|error| error.to_string(), |device| format!("{} is there", device.name()));
+    let cuda = Device::cuda(0).map_or_else(|error| error.to_string(), |device| device.description());
     table.row(["device cuda:0", &cuda]);
     table.row(["device auto", &Device::best().name()]);
     for workload in workloads::ALL {

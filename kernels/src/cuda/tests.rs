@@ -22,7 +22,7 @@ struct Both {
 
 /// Both devices, if there is a CUDA device.
 fn both() -> Option<Both> {
-    match Device::cuda(0) {
+    match Device::cuda_with(0, device::CudaConfig::default()) {
         Ok(device) => Some(Both { cpu: cpu(1).default_stream(), cuda: device.default_stream() }),
         Err(error) => {
             println!("skipped: {error}");

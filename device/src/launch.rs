@@ -422,7 +422,9 @@ impl Stream {
             core: explorer.is_none().then(|| Arc::clone(core)),
             explored: explorer.map(|explorer| explorer.launched(uses.iter().map(Use::access).collect())),
         };
-        self.fifo().push(waits.chain([run]));
+        // Before the queue is locked: the explorer locks queues under its own lock.
+        let items: SmallVec<[Item; 2]> = waits.chain([run]).collect();
+        self.fifo().push(items);
         if let Some(explorer) = explorer {
             explorer.make_room(core);
         }

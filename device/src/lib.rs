@@ -24,6 +24,7 @@ mod hidden;
 mod host;
 mod launch;
 mod memory;
+mod needs;
 mod recorder;
 mod shared;
 mod spin;

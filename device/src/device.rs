@@ -438,10 +438,7 @@ impl Core {
     /// Lets go of streams without handles that have run dry.
     fn sweep(&self) {
         if self.cuda.is_some() {
-            self.orphans.lock().retain(|fifo| {
-                let newest = fifo.enqueued.load(Ordering::Acquire);
-                fifo.completed() < newest && !fifo.poll(newest)
-            });
+            self.orphans.lock().retain(|fifo| !fifo.has_run(fifo.enqueued.load(Ordering::Acquire)));
         }
     }
 

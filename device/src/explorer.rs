@@ -385,9 +385,9 @@ impl Fifo {
             Some(explorer) => {
                 explorer.run_until(core, || self.completed() >= tick);
                 self.seen.fetch_max(tick, Ordering::AcqRel);
+                self.audit.passed(Moment { stream: self.id, tick });
             }
         }
-        self.audit.passed(Moment { stream: self.id, tick });
     }
 
     /// The newest tick that the host can see has passed. Of an explored stream, that is what somebody waited for: what

@@ -354,9 +354,14 @@ impl Fifo {
         self.completed.fetch_max(tick, Ordering::AcqRel);
     }
 
+    /// Whether the stream has run `tick`, as far as can be seen without blocking.
+    pub(crate) fn has_run(&self, tick: u64) -> bool {
+        self.completed() >= tick || self.poll(tick)
+    }
+
     /// Asks the stream's driver whether `tick` has passed, without blocking.
     #[cold]
-    pub(crate) fn poll(&self, tick: u64) -> bool {
+    fn poll(&self, tick: u64) -> bool {
         let Some(driver) = &self.driver else { return false };
         let ran = driver.poll(tick).unwrap_or(0);
         self.passed(ran);

@@ -335,18 +335,12 @@ impl Stream {
             Place::Worker
         };
         fifo.take(tail);
-        if !needs.is_empty() && place == Place::Driver {
-            // A driver may refuse a wait: then the logs shall go on naming whom to wait for.
-            self.commit(tail, std::mem::take(&mut needs))?;
+        if !needs.is_empty() {
+            // Before the uses are logged: where a driver refuses a wait, the logs go on naming whom to wait for.
+            self.commit(tail, needs)?;
         }
         for (log, write) in logs.as_mut() {
             log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);
-        }
-        // From here on others may see the uses. What this stream learns from its waits they may miss, which can cost
-        // them a wait and never loses one.
-        drop(logs);
-        if !needs.is_empty() {
-            self.commit(tail, needs)?;
         }
         Ok(place)
     }

@@ -110,9 +110,10 @@ impl Fifo {
                     let word = own.gate(Moment { stream: self.id, tick: tail.tick })?;
                     let awaited = Arc::clone(fifo);
                     let spawned = std::thread::Builder::new().name("gate".into()).spawn(move || {
+                        // It opens when the thread ends.
+                        let _word = word;
                         // A stream of the host cannot fail.
                         let _ = awaited.wait_until(tick);
-                        word.open();
                     });
                     spawned.map_err(|error| Error::Io { path: "gate".into(), source: Arc::new(error) })?;
                     false

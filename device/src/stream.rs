@@ -174,8 +174,7 @@ impl Stream {
     /// # Errors
     /// None on the CPU; a device's driver may report one.
     pub fn is_idle(&self) -> Result<bool> {
-        let (fifo, newest) = (self.fifo(), self.now().tick);
-        Ok(fifo.completed() >= newest || fifo.poll(newest))
+        Ok(self.fifo().has_run(self.now().tick))
     }
 
     /// Closes a gate in the stream: commands launched from now on start when the guard drops. For tests.
@@ -185,7 +184,7 @@ impl Stream {
             self.core().fail(error);
             None
         });
-        Hold { gate, word, _device: self.device().clone() }
+        Hold { gate, _word: word, _device: self.device().clone() }
     }
 
     /// The newest moment of the stream.
@@ -248,8 +247,8 @@ impl fmt::Debug for Stream {
 #[must_use = "the stream goes on when the guard drops"]
 pub struct Hold {
     gate: Arc<Gate>,
-    /// The gate of a driver's stream.
-    word: Option<GateWord>,
+    /// The gate of a driver's stream, which opens when it drops.
+    _word: Option<GateWord>,
     /// A device that goes waits for its work, and would wait for the guard.
     _device: Device,
 }
@@ -257,9 +256,6 @@ pub struct Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         self.gate.open();
-        if let Some(word) = &self.word {
-            word.open();
-        }
     }
 }
 

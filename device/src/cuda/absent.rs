@@ -153,12 +153,6 @@ impl TimedEvent {
     }
 }
 
-impl GateWord {
-    pub(crate) fn open(&self) {
-        match *self {}
-    }
-}
-
 impl Staged {
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
         match *self {}

@@ -260,7 +260,7 @@ impl DriverStream {
         Ok(staged)
     }
 
-    /// Closes a gate: later work starts once the word is opened.
+    /// Closes a gate: later work starts once the word drops.
     pub(crate) fn gate(&self, moment: Moment) -> Result<GateWord> {
         let staged = Staged::of(&self.context, &0u32.to_ne_bytes(), moment)?;
         let word = address(staged.as_ptr());
@@ -439,21 +439,13 @@ impl Drop for TimedEvent {
     }
 }
 
-/// A closed gate of a stream.
+/// A closed gate of a stream, which goes on when this drops.
 pub(crate) struct GateWord(Staged);
 
-impl GateWord {
-    /// Lets the stream go on.
-    pub(crate) fn open(&self) {
+impl Drop for GateWord {
+    fn drop(&mut self) {
         let word = self.0.as_ptr().cast::<u32>();
         // SAFETY: the block holds an aligned word, which the device reads and nobody else writes.
         unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::Release);
-    }
-}
-
-impl Drop for GateWord {
-    /// Nobody else could open it any more.
-    fn drop(&mut self) {
-        self.open();
     }
 }

@@ -286,9 +286,9 @@ impl State {
             Some(Item::Run { tick, op, work, .. }) => {
                 self.queued -= 1;
                 fifo.run(core, op, tick, work);
-                fifo.complete(tick);
+                fifo.progress.complete(tick);
             }
-            Some(Item::Gate { tick, .. }) => fifo.complete(tick),
+            Some(Item::Gate { tick, .. }) => fifo.progress.complete(tick),
             Some(Item::Wait { .. }) | None => {}
         }
         Next::Ran

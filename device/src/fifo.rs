@@ -14,6 +14,7 @@ use crate::cuda::DriverStream;
 use crate::delay::{Before, Delay};
 use crate::device::Core;
 use crate::explorer::{Explored, Explorer};
+use crate::progress::Progress;
 use crate::time::Timeline;
 use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats};
 
@@ -59,8 +60,7 @@ pub(crate) struct Fifo {
     pub(crate) tail: Mutex<Tail>,
     /// The newest tick given out, for readers without the tail.
     pub(crate) enqueued: AtomicU64,
-    /// The newest tick that has run.
-    pub(crate) completed: AtomicU64,
+    pub(crate) progress: Progress,
     /// The tail's clock over time. A leaf lock: nothing else is taken under it.
     pub(crate) timeline: Mutex<Timeline>,
     pub(crate) counters: Counters,
@@ -68,9 +68,6 @@ pub(crate) struct Fifo {
     /// Whether the queue has items, for a look without its lock.
     backlog: AtomicBool,
     pushed: Condvar,
-    /// The oldest tick that somebody sleeps for, `u64::MAX` if nobody does.
-    awaited: AtomicU64,
-    advanced: Condvar,
     has_worker: AtomicBool,
     /// The ops of the newest commands, by tick, while the user's own waits have to do.
     pub(crate) ops: Mutex<VecDeque<(u64, &'static str)>>,
@@ -161,14 +158,12 @@ impl Fifo {
             threads,
             tail: Mutex::new(Tail { tick: 0, clock: Clock::new(), waits: SmallVec::new() }),
             enqueued: AtomicU64::new(0),
-            completed: AtomicU64::new(0),
+            progress: Progress::new(),
             timeline: Mutex::new(Timeline::new()),
             counters: Counters::default(),
             queue: Mutex::new(Queue { items: VecDeque::new(), parked: false, closed: false }),
             backlog: AtomicBool::new(false),
             pushed: Condvar::new(),
-            awaited: AtomicU64::new(u64::MAX),
-            advanced: Condvar::new(),
             has_worker: AtomicBool::new(explorer.is_some()),
             ops: Mutex::default(),
             audit: Arc::clone(audit),
@@ -189,7 +184,7 @@ impl Fifo {
 
     #[inline]
     pub(crate) fn completed(&self) -> u64 {
-        self.completed.load(Ordering::Acquire)
+        self.progress.completed()
     }
 
     /// Whether the host can see that `tick` has passed.
@@ -267,11 +262,11 @@ impl Fifo {
                         if let Some(core) = core {
                             self.run(&core, op, tick, work);
                         }
-                        self.complete(tick);
+                        self.progress.complete(tick);
                     }
                     Item::Gate { tick, gate } => {
                         gate.pass();
-                        self.complete(tick);
+                        self.progress.complete(tick);
                     }
                 }
             }
@@ -321,17 +316,6 @@ impl Fifo {
         }
     }
 
-    pub(crate) fn complete(&self, tick: u64) {
-        self.completed.store(tick, Ordering::SeqCst);
-        if self.awaited.load(Ordering::SeqCst) <= tick {
-            let queue = self.queue.lock();
-            // Who still has to sleep says so again.
-            self.awaited.store(u64::MAX, Ordering::SeqCst);
-            drop(queue);
-            self.advanced.notify_all();
-        }
-    }
-
     /// Blocks until the stream has run `tick`, which was given out before the call.
     ///
     /// # Errors
@@ -351,7 +335,7 @@ impl Fifo {
 
     /// The host saw `tick` pass.
     pub(crate) fn passed(&self, tick: u64) {
-        self.completed.fetch_max(tick, Ordering::AcqRel);
+        self.progress.raise(tick);
     }
 
     /// Whether the stream has run `tick`, as far as can be seen without blocking.
@@ -382,15 +366,7 @@ impl Fifo {
                 return;
             }
         }
-        let mut queue = self.queue.lock();
-        loop {
-            // Either `complete` sees the tick that is awaited, or the tick is seen to be completed here.
-            self.awaited.fetch_min(tick, Ordering::SeqCst);
-            if self.completed.load(Ordering::SeqCst) >= tick {
-                return;
-            }
-            self.advanced.wait(&mut queue);
-        }
+        self.progress.sleep_until(tick);
     }
 }
 

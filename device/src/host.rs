@@ -48,6 +48,6 @@ impl Host {
         let mut reads = self.reads.lock();
         reads.open.retain(|tick| *tick != read.tick);
         let passed = reads.open.first().map_or(reads.newest, |open| open - 1);
-        self.fifo.complete(passed);
+        self.fifo.progress.complete(passed);
     }
 }

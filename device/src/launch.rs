@@ -397,7 +397,7 @@ impl Stream {
         let fifo = self.fifo();
         fifo.run(self.core(), op, tail.tick, work);
         // Whoever waits for this tick takes the tail first, so nobody has to be woken.
-        fifo.completed.store(tail.tick, Ordering::Release);
+        fifo.progress.complete_unawaited(tail.tick);
     }
 
     /// Hands the newest command to the worker, behind its waits.

@@ -25,10 +25,12 @@ mod host;
 mod launch;
 mod memory;
 mod needs;
+mod progress;
 mod recorder;
 mod shared;
 mod spin;
 mod stream;
+mod sync;
 mod team;
 mod time;
 

@@ -7,7 +7,8 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::process::abort;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+
+use crate::sync::atomic::{AtomicUsize, Ordering, fence};
 
 /// A value with several owners, the last of which drops it: an `Arc` without weak references.
 ///
@@ -207,5 +208,80 @@ impl<T> Memory<T> {
             // SAFETY: it was allocated with this layout, by `allocate` of this type or of one of the same size.
             unsafe { dealloc(record.as_ptr().cast(), Self::LAYOUT) };
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU32;
+    use loom::thread;
+
+    /// Says how often it was dropped; dropping it writes to it.
+    struct Value {
+        cell: UnsafeCell<u32>,
+        drops: Arc<AtomicU32>,
+    }
+
+    impl Value {
+        fn shared(drops: &Arc<AtomicU32>) -> Shared<Value> {
+            Shared::new(Value { cell: UnsafeCell::new(7), drops: Arc::clone(drops) })
+        }
+
+        fn read(&self) -> u32 {
+            // SAFETY: an owner only reads, and whoever writes is the last one, which is what loom checks.
+            self.cell.with(|value| unsafe { *value })
+        }
+    }
+
+    impl Drop for Value {
+        fn drop(&mut self) {
+            // SAFETY: nobody owns the value any more, which is what loom checks.
+            self.cell.with_mut(|value| unsafe { *value = 0 });
+            self.drops.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The last of several owners drops the value, once, and after all reads of the others.
+    #[test]
+    fn the_last_owner_drops_the_value_after_all_reads() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let drops = Arc::new(AtomicU32::new(0));
+            let one = Value::shared(&drops);
+            let threads = [one.clone(), one.clone()].map(|owner| {
+                thread::spawn(move || {
+                    assert_eq!(owner.read(), 7);
+                    drop(owner.clone());
+                })
+            });
+            assert_eq!(one.read(), 7);
+            drop(one);
+            threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+            assert_eq!(drops.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    /// An owner that finds itself alone may write: everybody else's reads came before.
+    #[test]
+    fn an_only_owner_may_write() {
+        loom::model(|| {
+            let drops = Arc::new(AtomicU32::new(0));
+            let mut one = Value::shared(&drops);
+            let other = one.clone();
+            let thread = thread::spawn(move || assert_eq!(other.read(), 7));
+            while !one.is_unique() {
+                thread::yield_now();
+            }
+            let value = one.get_mut().expect("the only owner");
+            // SAFETY: there is no other owner, which is what loom checks.
+            value.cell.with_mut(|value| unsafe { *value = 8 });
+            thread.join().expect("no panic");
+            drop(one);
+            assert_eq!(drops.load(Ordering::Relaxed), 1);
+        });
     }
 }

@@ -5,19 +5,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-// Under `--cfg loom` the tests below run the lock in every order that its atomics allow.
-#[cfg(loom)]
-use loom::{
-    hint::spin_loop,
-    sync::atomic::{AtomicBool, Ordering},
-    thread::yield_now,
-};
-#[cfg(not(loom))]
-use std::{
-    hint::spin_loop,
-    sync::atomic::{AtomicBool, Ordering},
-    thread::yield_now,
-};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{spin_loop, thread::yield_now};
 
 /// A spinning mutual exclusion lock: one atomic read-modify-write for a lock and unlock pair.
 ///

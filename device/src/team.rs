@@ -1,13 +1,13 @@
 //! Host threads that run the lanes of a step together.
 
-use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{UnsafeCell, spin_loop};
 use crate::{Error, Panicked, Result};
 
 /// Threads that wait close by for the next job: a hand-off takes well under a microsecond while they look around,
@@ -57,7 +57,7 @@ impl Team {
                 panic: Mutex::new(None),
             });
             let own = Arc::clone(&shared);
-            let thread = std::thread::Builder::new()
+            let thread = thread::Builder::new()
                 .name(format!("lane {index}"))
                 .spawn(move || own.serve(index))
                 .map_err(|error| Error::Io { path: "lane thread".into(), source: Arc::new(error) })?;
@@ -75,7 +75,7 @@ impl Team {
         let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         for member in &self.members {
             // SAFETY: the member has finished its last job, so it does not read the cell until it is given the next.
-            unsafe { *member.shared.job.get() = Some(job) };
+            member.shared.job.with_mut(|cell| unsafe { *cell = Some(job) });
             member.give();
         }
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
@@ -92,8 +92,12 @@ impl Team {
 
 impl Member {
     fn give(&self) {
-        self.shared.given.fetch_add(1, Ordering::SeqCst);
-        if self.shared.asleep.load(Ordering::SeqCst) {
+        // One run at a time gives, so this is the only writer.
+        let given = self.shared.given.load(Ordering::Relaxed) + 1;
+        self.shared.given.store(given, Ordering::Release);
+        // Pairs with the fence of `next`: either the sleeper is seen here, or it sees the job there.
+        fence(Ordering::SeqCst);
+        if self.shared.asleep.load(Ordering::Relaxed) {
             self.wake();
         }
     }
@@ -106,11 +110,11 @@ impl Member {
 }
 
 /// How often to look before sleeping, and how many of these looks keep the core to themselves.
-const LOOKS: usize = 4096;
-const BUSY_LOOKS: usize = 2048;
+const LOOKS: usize = if cfg!(loom) { 4 } else { 4096 };
+const BUSY_LOOKS: usize = LOOKS / 2;
 
 fn look(round: usize) {
-    if round < BUSY_LOOKS { std::hint::spin_loop() } else { std::thread::yield_now() }
+    if round < BUSY_LOOKS { spin_loop() } else { thread::yield_now() }
 }
 
 impl Shared {
@@ -120,7 +124,7 @@ impl Shared {
             served += 1;
             // SAFETY: the acquire in `next` saw the count of this job, and the giver waits for `done` before it
             // touches the cell again.
-            if let Some(job) = unsafe { *self.job.get() }
+            if let Some(job) = self.job.with(|cell| unsafe { *cell })
                 && let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(index)))
             {
                 *self.panic.lock() = Some(Panicked::new(&*payload));
@@ -131,18 +135,19 @@ impl Shared {
 
     /// Waits for a job after the `served`th; false if there will be none.
     fn next(&self, served: u64) -> bool {
-        let ready = || self.given.load(Ordering::SeqCst) > served;
+        let ready = || self.given.load(Ordering::Acquire) > served;
         for round in 0..LOOKS {
             if ready() {
                 return true;
             }
             look(round);
         }
-        self.asleep.store(true, Ordering::SeqCst);
-        while !ready() && !self.stop.load(Ordering::SeqCst) {
-            std::thread::park();
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        while !ready() && !self.stop.load(Ordering::Relaxed) {
+            thread::park();
         }
-        self.asleep.store(false, Ordering::SeqCst);
+        self.asleep.store(false, Ordering::Relaxed);
         ready()
     }
 
@@ -159,7 +164,7 @@ impl Shared {
 impl Drop for Team {
     fn drop(&mut self) {
         for member in &mut self.members {
-            member.shared.stop.store(true, Ordering::SeqCst);
+            member.shared.stop.store(true, Ordering::Relaxed);
             member.wake();
             if let Some(thread) = member.thread.take() {
                 // Its panics were caught, so it ends in order.
@@ -175,7 +180,47 @@ impl std::fmt::Debug for Team {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+
+    /// What one member of the team works on.
+    struct Part(UnsafeCell<u32>);
+
+    // SAFETY: members have a part each while a run lasts, and the caller has all of them between two; loom checks it.
+    unsafe impl Sync for Part {}
+
+    impl Part {
+        fn add(&self, more: u32) -> u32 {
+            self.0.with_mut(|part| {
+                // SAFETY: as above.
+                unsafe {
+                    *part += more;
+                    *part
+                }
+            })
+        }
+    }
+
+    /// Every part of two runs is done once, after what the caller did before and before what it does afterwards; a helper
+    /// that fell asleep is woken for the next run and for the end.
+    #[test]
+    fn jobs_are_handed_over_and_back() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let team = Team::new(1).expect("a thread");
+            let parts = [0, 0].map(|part| Part(UnsafeCell::new(part)));
+            for run in 0..2 {
+                let panics = team.run(&|i| assert_eq!(parts[i].add(1), 10 * run + 1));
+                assert!(panics.is_empty());
+                parts.iter().for_each(|part| assert_eq!(part.add(9), 10 * run + 10));
+            }
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::AtomicUsize;
 

@@ -1,0 +1,80 @@
+//! What threads share: atomics, locks and threads of the usual libraries or, under `--cfg loom`, those of a model checker.
+//! The tests named `loom_tests` then run in every order that the atomics allow.
+
+#[cfg(not(loom))]
+pub(crate) use {
+    parking_lot::{Condvar, Mutex},
+    std::hint::spin_loop,
+    std::sync::atomic,
+    std::thread,
+    usual::UnsafeCell,
+};
+
+#[cfg(loom)]
+pub(crate) use {
+    loom::cell::UnsafeCell,
+    loom::hint::spin_loop,
+    loom::sync::atomic,
+    loom::thread,
+    model::{Condvar, Mutex},
+};
+
+#[cfg(not(loom))]
+mod usual {
+    use std::cell;
+
+    /// A value that threads hand to each other. The model checker's twin reports accesses that nothing orders.
+    pub(crate) struct UnsafeCell<T>(cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub(crate) fn new(value: T) -> Self {
+            UnsafeCell(cell::UnsafeCell::new(value))
+        }
+
+        #[inline]
+        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        #[inline]
+        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    /// The checker's lock, called as parking_lot's is.
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    /// `None` only while its thread sleeps.
+    pub(crate) struct Guard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Mutex(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> Guard<'_, T> {
+            Guard(self.0.lock().ok())
+        }
+    }
+
+    /// The checker's condition variable, called as parking_lot's is.
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Condvar(loom::sync::Condvar::new())
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut Guard<'_, T>) {
+            guard.0 = guard.0.take().and_then(|guard| self.0.wait(guard).ok());
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+}

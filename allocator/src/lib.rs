@@ -67,6 +67,7 @@ mod tests;
 use device::{Buffer, Device, Error, Result, Shared, Stream};
 
 pub use allocator::CachingAllocator;
+use allocator::Grant;
 pub use config::{AllocatorConfig, ReusePolicy};
 pub use export::MemoryReport;
 pub use history::{Action, HistoryEntry};
@@ -85,7 +86,7 @@ pub use stats::MemoryStats;
 /// if the device has a memory pool of another kind.
 #[inline]
 pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
-    let buffer = take(stream, bytes)?;
+    let buffer = Taken::of(stream, bytes)?.buffer();
     stream.poison(&buffer)?;
     Ok(buffer)
 }
@@ -96,25 +97,39 @@ pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
 /// As for [`allocate`].
 #[inline]
 pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> {
-    let buffer = Shared::new(take(stream, bytes)?);
+    let taken = Taken::of(stream, bytes)?;
+    let buffer = Shared::new_with(|| taken.buffer());
     stream.poison(&buffer)?;
     Ok(buffer)
 }
 
-/// A buffer with whatever was there before.
-#[inline(always)]
-fn take(stream: &Stream, bytes: usize) -> Result<Buffer> {
-    let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
-    let grant = allocator.grant(stream, bytes)?;
-    // SAFETY: the block is at least `bytes` long, belongs to nobody else until it comes back, and the
-    // stream's later commands come after its earlier uses. A block of no bytes is never followed. Its arena
-    // keeps the device alive until it comes back; without bytes there is no arena.
-    Ok(unsafe {
-        match bytes {
-            0 => Buffer::from_block(stream, grant.ptr, bytes, grant.block),
-            _ => Buffer::from_kept_block(stream, grant.ptr, bytes, grant.block),
+/// A block that is about to become a buffer, with whatever was there before.
+struct Taken<'a> {
+    stream: &'a Stream,
+    bytes: usize,
+    grant: Grant,
+}
+
+impl<'a> Taken<'a> {
+    #[inline(always)]
+    fn of(stream: &'a Stream, bytes: usize) -> Result<Taken<'a>> {
+        let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
+        Ok(Taken { stream, bytes, grant: allocator.grant(stream, bytes)? })
+    }
+
+    #[inline(always)]
+    fn buffer(self) -> Buffer {
+        let Taken { stream, bytes, grant } = self;
+        // SAFETY: the block is at least `bytes` long, belongs to nobody else until it comes back, and the
+        // stream's later commands come after its earlier uses. A block of no bytes is never followed. Its arena
+        // keeps the device alive until it comes back; without bytes there is no arena.
+        unsafe {
+            match bytes {
+                0 => Buffer::from_block(stream, grant.ptr, bytes, grant.block),
+                _ => Buffer::from_kept_block(stream, grant.ptr, bytes, grant.block),
+            }
         }
-    })
+    }
 }
 
 #[cold]

@@ -170,7 +170,7 @@ where
         newest = newest.max(input.node.as_ref().map_or(0, |node| node.sequence));
         nodes.push(input.node.clone());
     }
-    let node = Shared::new(Node {
+    let node = Shared::new_with(|| Node {
         op,
         sequence: next_sequence(newest),
         place: Place::current(value.device()),
@@ -189,7 +189,7 @@ where
 
 impl Node {
     pub(crate) fn leaf(value: &Tensor) -> Shared<Node> {
-        Shared::new(Node {
+        Shared::new_with(|| Node {
             op: "leaf",
             sequence: next_sequence(0),
             place: Place::current(value.device()),

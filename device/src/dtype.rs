@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-/// The type of a tensor's elements.
+/// The type of a tensor's elements. A whole word: what holds it moves in large pieces, which a narrower field would stall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(usize)]
 #[non_exhaustive]
 pub enum DType {
     /// 32-bit floating point, the default.

@@ -10,6 +10,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Everything that can go wrong, with the op and the offending values as fields.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
+// The tag is a word: a result passes through many hands, and narrow tags beside narrow fields move byte by byte.
+#[repr(usize)]
 pub enum Error {
     /// Two shapes that do not fit together.
     #[error("{op}: shapes {lhs:?} and {rhs:?} do not fit")]

@@ -1,6 +1,7 @@
 //! The FIFO behind a stream: its queue, its worker, and its progress.
 
 use std::collections::{HashMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
@@ -308,7 +309,11 @@ impl Fifo {
     #[inline]
     pub(crate) fn run(&self, core: &Core, op: &'static str, tick: u64, work: impl FnOnce()) {
         let start = core.recorder.start();
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+        // Runs where it lies: a closure of many words is not moved once more.
+        let mut work = ManuallyDrop::new(work);
+        // SAFETY: taken once, here.
+        let work = AssertUnwindSafe(|| unsafe { ManuallyDrop::take(&mut work) }());
+        if let Err(payload) = catch_unwind(work) {
             core.fail(Error::Async { op, stream: self.id, source: Arc::new(Panicked::new(&*payload)) });
         }
         if let Some(start) = start {

@@ -14,6 +14,7 @@ use crate::{Error, Moment, Panicked, Placement, Result, SpinGuard, Stream, Use};
 
 /// Who runs a command that was ordered.
 #[derive(Clone, Copy, PartialEq)]
+#[repr(usize)]
 enum Place {
     /// The calling thread, at once.
     Here,

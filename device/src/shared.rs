@@ -43,9 +43,15 @@ impl<T> Shared<T> {
     /// The first owner of `value`.
     #[inline]
     pub fn new(value: T) -> Shared<T> {
+        Shared::new_with(|| value)
+    }
+
+    /// The first owner of what `value` makes, in its place: a large value is not moved there.
+    #[inline]
+    pub fn new_with(value: impl FnOnce() -> T) -> Shared<T> {
         let record = Memory::<T>::take();
         // SAFETY: the memory has the layout of a record and is nobody else's.
-        unsafe { record.write(Record { owners: AtomicUsize::new(1), value }) };
+        unsafe { record.write(Record { owners: AtomicUsize::new(1), value: value() }) };
         Shared { record, value: PhantomData }
     }
 

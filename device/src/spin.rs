@@ -5,15 +5,19 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{spin_loop, thread::yield_now};
+
+const UNLOCKED: usize = 0;
+const LOCKED: usize = 1;
 
 /// A spinning mutual exclusion lock: one atomic read-modify-write for a lock and unlock pair.
 ///
 /// Hold it for a few dozen instructions only, and never across a call that may block. It is not poisoned by a
 /// panic.
 pub struct SpinLock<T: ?Sized> {
-    locked: AtomicBool,
+    /// A word, as what lies beside a narrower field moves byte by byte.
+    locked: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
@@ -26,13 +30,13 @@ impl<T> SpinLock<T> {
     /// An unlocked lock around `value`.
     #[cfg(not(loom))]
     pub const fn new(value: T) -> Self {
-        SpinLock { locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        SpinLock { locked: AtomicUsize::new(UNLOCKED), value: UnsafeCell::new(value) }
     }
 
     /// An unlocked lock around `value`.
     #[cfg(loom)]
     pub fn new(value: T) -> Self {
-        SpinLock { locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        SpinLock { locked: AtomicUsize::new(UNLOCKED), value: UnsafeCell::new(value) }
     }
 
     /// The value, which nobody else can reach any more.
@@ -60,16 +64,19 @@ impl<T: ?Sized> SpinLock<T> {
     fn try_take(&self) -> bool {
         if cfg!(loom) {
             // A swap that changes nothing would hide the holder's unlocking from the model checker.
-            return self.locked.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            return self
+                .locked
+                .compare_exchange(UNLOCKED, LOCKED, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok();
         }
-        !self.locked.swap(true, Ordering::Acquire)
+        self.locked.swap(LOCKED, Ordering::Acquire) == UNLOCKED
     }
 
     #[cold]
     fn contended(&self) {
         let mut spins = 0u32;
         loop {
-            while self.locked.load(Ordering::Relaxed) {
+            while self.locked.load(Ordering::Relaxed) == LOCKED {
                 spins += 1;
                 // The holder may have lost its core: let it have ours.
                 if spins.is_multiple_of(32) { yield_now() } else { spin_loop() }
@@ -116,7 +123,7 @@ impl<T: ?Sized> DerefMut for SpinGuard<'_, T> {
 impl<T: ?Sized> Drop for SpinGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.lock.locked.store(false, Ordering::Release);
+        self.lock.locked.store(UNLOCKED, Ordering::Release);
     }
 }
 

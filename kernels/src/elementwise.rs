@@ -308,7 +308,7 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
-    let (xy, o) = binary_operands(name, lhs, rhs, out)?;
+    let (xy, o) = binary_operands(name, &lhs, &rhs, &out)?;
     if stream.is_cuda() {
         return cuda::elementwise::binary(stream, op, lhs, rhs, out);
     }
@@ -335,14 +335,14 @@ type Inputs2 = (crate::layout::Src<u8>, crate::layout::Src<u8>);
 #[inline]
 fn binary_operands(
     name: &'static str,
-    lhs: View<'_>,
-    rhs: View<'_>,
-    out: View<'_>,
+    lhs: &View<'_>,
+    rhs: &View<'_>,
+    out: &View<'_>,
 ) -> Result<(Inputs2, crate::layout::Dst<u8>)> {
-    lhs.expect_shape_of(name, &out)?;
-    rhs.expect_shape_of(name, &out)?;
-    lhs.expect_no_partial_overlap(name, &out)?;
-    rhs.expect_no_partial_overlap(name, &out)?;
+    lhs.expect_shape_of(name, out)?;
+    rhs.expect_shape_of(name, out)?;
+    lhs.expect_no_partial_overlap(name, out)?;
+    rhs.expect_no_partial_overlap(name, out)?;
     Ok(((lhs.bytes(name)?, rhs.bytes(name)?), out.bytes_mut(name)?))
 }
 
@@ -357,7 +357,7 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    let (xy, o) = binary_operands(name, lhs, rhs, out)?;
+    let (xy, o) = binary_operands(name, &lhs, &rhs, &out)?;
     if stream.is_cuda() {
         return cuda::elementwise::compare(stream, op, lhs, rhs, out);
     }

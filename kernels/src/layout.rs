@@ -17,32 +17,57 @@ pub type Dims = SmallVec<[usize; 4]>;
 pub type Strides = SmallVec<[isize; 4]>;
 
 /// Shape, strides and offset of a tensor's elements in their buffer.
-#[derive(Clone, PartialEq, Debug)]
+///
+/// Tensors are copied and moved often. Whole words, a fixed number of them, move in large pieces; a narrower field would
+/// be written alone and stall the piece that reads it.
+#[derive(PartialEq, Debug)]
 pub struct Layout {
-    axes: Axes,
+    form: Form,
+    /// What lies beyond the rank is 0.
+    shape: [usize; FEW],
+    strides: [isize; FEW],
     offset: usize,
     elements: usize,
+    /// In place of the lists above for a higher rank.
+    many: Option<Box<ManyAxes>>,
 }
 
-/// Sizes and steps. Tensors are copied and moved often: a fixed number of words, most of which the compiler moves in
-/// one go, is faster than lists that each know their length and place.
-#[derive(Clone, PartialEq, Debug)]
-enum Axes {
-    /// What lies beyond the rank is 0.
-    Few {
-        rank: u8,
-        contiguous: bool,
-        shape: [usize; FEW],
-        strides: [isize; FEW],
-    },
-    Many(Box<ManyAxes>),
+/// The rank, and in the lowest bit whether the elements lie in row-major order without gaps.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Form(usize);
+
+impl Form {
+    #[inline]
+    fn new(rank: usize, contiguous: bool) -> Form {
+        Form(rank << 1 | usize::from(contiguous))
+    }
+
+    #[inline]
+    fn rank(self) -> usize {
+        self.0 >> 1
+    }
+
+    #[inline]
+    fn is_contiguous(self) -> bool {
+        self.0 & 1 == 1
+    }
 }
 
 #[derive(Clone, PartialEq, Debug)]
 struct ManyAxes {
-    contiguous: bool,
     shape: Vec<usize>,
     strides: Vec<isize>,
+}
+
+impl Clone for Layout {
+    #[inline]
+    fn clone(&self) -> Layout {
+        match &self.many {
+            // SAFETY: without lists on the heap a layout is plain words.
+            None => unsafe { std::ptr::read(self) },
+            many => Layout { many: many.clone(), ..*self },
+        }
+    }
 }
 
 /// So many axes are stored inline.
@@ -58,17 +83,17 @@ impl Layout {
     /// The row-major layout without gaps, `strides[i] = shape[i + 1] * shape[i + 2] * ..`, at offset 0.
     #[inline]
     pub fn contiguous(shape: &[usize]) -> Layout {
+        let (mut sizes, mut few) = ([0; FEW], [0; FEW]);
+        let form = Form::new(shape.len(), true);
         if shape.len() > FEW {
             let mut strides = vec![0; shape.len()];
             let elements = row_major(shape, &mut strides);
-            let many = ManyAxes { contiguous: true, shape: shape.to_vec(), strides };
-            return Layout { axes: Axes::Many(Box::new(many)), offset: 0, elements };
+            let many = Some(Box::new(ManyAxes { shape: shape.to_vec(), strides }));
+            return Layout { form, shape: sizes, strides: few, offset: 0, elements, many };
         }
-        let (mut sizes, mut strides) = ([0; FEW], [0; FEW]);
         copy_few(shape, &mut sizes);
-        let elements = row_major(shape, &mut strides);
-        let axes = Axes::Few { rank: shape.len() as u8, contiguous: true, shape: sizes, strides };
-        Layout { axes, offset: 0, elements }
+        let elements = row_major(shape, &mut few);
+        Layout { form, shape: sizes, strides: few, offset: 0, elements, many: None }
     }
 
     fn from_parts(shape: &[usize], strides: &[isize], offset: usize) -> Layout {
@@ -79,55 +104,53 @@ impl Layout {
             elements = elements.saturating_mul(size);
         }
         contiguous |= elements == 0;
-        let axes = if shape.len() > FEW {
-            let many = ManyAxes { contiguous, shape: shape.to_vec(), strides: strides.to_vec() };
-            Axes::Many(Box::new(many))
+        let (mut few_sizes, mut few_strides, mut many) = ([0; FEW], [0; FEW], None);
+        if shape.len() > FEW {
+            many = Some(Box::new(ManyAxes { shape: shape.to_vec(), strides: strides.to_vec() }));
         } else {
-            let (mut few_sizes, mut few_strides) = ([0; FEW], [0; FEW]);
             copy_few(shape, &mut few_sizes);
             copy_few(strides, &mut few_strides);
-            Axes::Few { rank: shape.len() as u8, contiguous, shape: few_sizes, strides: few_strides }
-        };
-        Layout { axes, offset, elements }
+        }
+        let form = Form::new(shape.len(), contiguous);
+        Layout { form, shape: few_sizes, strides: few_strides, offset, elements, many }
     }
 
     /// Sizes of the axes.
     #[inline]
     pub fn shape(&self) -> &[usize] {
-        match &self.axes {
-            Axes::Few { rank, shape, .. } => &shape[..usize::from(*rank)],
-            Axes::Many(many) => &many.shape,
+        match &self.many {
+            None => &self.shape[..self.form.rank()],
+            Some(many) => &many.shape,
         }
     }
 
     /// Whether both have the same shape.
     #[inline]
     pub fn same_shape(&self, other: &Layout) -> bool {
-        match (&self.axes, &other.axes) {
-            // A comparison of all words, as those beyond the rank are 0.
-            (Axes::Few { rank: a, shape: lhs, .. }, Axes::Few { rank: b, shape: rhs, .. }) => {
-                a == b && lhs == rhs
+        // A comparison of all words, as those beyond the rank are 0.
+        self.form.rank() == other.form.rank()
+            && self.shape == other.shape
+            && match (&self.many, &other.many) {
+                (Some(lhs), Some(rhs)) => lhs.shape == rhs.shape,
+                _ => true,
             }
-            (Axes::Many(lhs), Axes::Many(rhs)) => lhs.shape == rhs.shape,
-            _ => false,
-        }
     }
 
     /// A copy of the sizes of the axes.
     #[inline]
     pub fn dims(&self) -> Dims {
-        match &self.axes {
-            Axes::Few { rank, shape, .. } => Dims::from_buf_and_len(*shape, usize::from(*rank)),
-            Axes::Many(many) => Dims::from_slice(&many.shape),
+        match &self.many {
+            None => Dims::from_buf_and_len(self.shape, self.form.rank()),
+            Some(many) => Dims::from_slice(&many.shape),
         }
     }
 
     /// Steps along the axes, in elements.
     #[inline]
     pub fn strides(&self) -> &[isize] {
-        match &self.axes {
-            Axes::Few { rank, strides, .. } => &strides[..usize::from(*rank)],
-            Axes::Many(many) => &many.strides,
+        match &self.many {
+            None => &self.strides[..self.form.rank()],
+            Some(many) => &many.strides,
         }
     }
 
@@ -140,7 +163,7 @@ impl Layout {
     /// Number of axes.
     #[inline]
     pub fn rank(&self) -> usize {
-        self.shape().len()
+        self.form.rank()
     }
 
     /// Number of elements, the product of the shape.
@@ -152,13 +175,14 @@ impl Layout {
     /// One past the highest element index that the layout reaches; 0 if it has no elements.
     #[inline]
     pub fn end(&self) -> usize {
-        let elements = self.elements();
-        if elements == 0 {
-            return 0;
+        match self.elements() {
+            0 => 0,
+            elements if self.is_contiguous() => self.offset.saturating_add(elements),
+            _ => self.strided_end(),
         }
-        if self.is_contiguous() {
-            return self.offset.saturating_add(elements);
-        }
+    }
+
+    fn strided_end(&self) -> usize {
         let reach = |(&size, &stride): (&usize, &isize)| (size - 1).saturating_mul(stride.unsigned_abs());
         let axes = self.shape().iter().zip(self.strides());
         axes.map(reach).fold(self.offset, usize::saturating_add).saturating_add(1)
@@ -167,10 +191,7 @@ impl Layout {
     /// Whether the elements lie in row-major order without gaps; the offset may be anything.
     #[inline]
     pub fn is_contiguous(&self) -> bool {
-        match &self.axes {
-            Axes::Few { contiguous, .. } => *contiguous,
-            Axes::Many(many) => many.contiguous,
-        }
+        self.form.is_contiguous()
     }
 
     /// Whether every index leads to the same element: one element, or all strides 0.

@@ -41,7 +41,7 @@ impl<'a> View<'a> {
     }
 
     /// Checks that the shape is that of `other`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn expect_shape_of(&self, op: &'static str, other: &View<'_>) -> Result<()> {
         if self.layout.same_shape(other.layout) {
             Ok(())
@@ -51,7 +51,7 @@ impl<'a> View<'a> {
     }
 
     /// Checks that `out`, where it shares this view's memory, is this view element for element.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn expect_no_partial_overlap(&self, op: &'static str, out: &View<'_>) -> Result<()> {
         if self.buffer.ptr() != out.buffer.ptr() || self.is_written_alike(out) || self.is_apart(out) {
             Ok(())
@@ -83,7 +83,7 @@ impl<'a> View<'a> {
     }
 
     /// The first element, to read. Checks that the layout stays within the buffer, and nothing else.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn bytes(&self, op: &'static str) -> Result<Src<u8>> {
         let size = self.dtype.size_bytes();
         if self.layout.end().saturating_mul(size) > self.buffer.len_bytes() {
@@ -94,7 +94,7 @@ impl<'a> View<'a> {
     }
 
     /// The first element, to write. Checks also that no two indices share an element.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn bytes_mut(&self, op: &'static str) -> Result<Dst<u8>> {
         if self.layout.overlaps_itself() {
             return Err(written_twice(op, self));

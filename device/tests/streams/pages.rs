@@ -104,7 +104,7 @@ fn inner_pages() -> Result<()> {
     let refused = other.commit(0, 15);
     let all = 15 * space.page_bytes();
     assert!(
-        matches!(&refused, Err(Error::Driver { .. }))
+        (!fails.is_empty() && matches!(&refused, Err(Error::Driver { .. })))
             || matches!(&refused, Err(Error::OutOfMemory { requested_bytes, .. }) if *requested_bytes == all),
         "{refused:?}"
     );

@@ -332,13 +332,15 @@ fn a_device_without_pages_uses_plain_allocations() {
     }
 }
 
-/// Prints what was reserved and live at most, for a middling model on one lane and on two.
+/// Prints what was reserved and live at most, for a model as the environment says, on one lane and on two.
 #[test]
 #[ignore = "run by the test below"]
 fn inner_reserved() {
+    let sizes: Vec<usize> =
+        std::env::var("SIZES").unwrap().split('-').map(|size| size.parse().unwrap()).collect();
     for lanes in [1, 2] {
         let device = cuda().unwrap();
-        train(&device, &[784, 256, 256, 10], 32, lanes, 12).unwrap();
+        train(&device, &sizes, 32, lanes, 8).unwrap();
         let stats = device.memory_stats();
         println!("peaks {} {}", stats.peak_reserved_bytes, stats.peak_allocated_bytes);
     }
@@ -350,8 +352,11 @@ fn training_reserves_little_more_than_it_uses() {
         println!("skipped: the page is as large as the device has it");
         return;
     }
-    for (page, page_bytes) in [("4K", 0.0), ("2M", 2.0 * MIB as f64)] {
-        let (output, _) = inner("inner_reserved", &[("CUDA_EMULATOR_PAGE", page.to_owned())]);
+    for (page, page_bytes, sizes) in
+        [("4K", 0.0, "784-256-256-10"), ("2M", 2.0 * MIB as f64, "1024-1024-1024-10")]
+    {
+        let environment = [("CUDA_EMULATOR_PAGE", page.to_owned()), ("SIZES", sizes.to_owned())];
+        let (output, _) = inner("inner_reserved", &environment);
         let output = String::from_utf8(output.stdout).unwrap();
         let peaks: Vec<&str> = output.lines().filter_map(|line| Some(line.split_once("peaks ")?.1)).collect();
         assert_eq!(peaks.len(), 2, "{output}");

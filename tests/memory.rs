@@ -9,17 +9,22 @@ use streamgrad::{
     ConcurrentBatches, CpuConfig, Error, RandomKey, Result, Sgd, SgdOptions, cross_entropy, mlp,
 };
 
-/// Two steps of two batches on two lanes: the parameters afterwards.
+/// Two steps on two lanes: the parameters afterwards.
 fn train(device: &Device) -> Result<Vec<Vec<f32>>> {
-    let model = mlp(&[256, 128, 4], 1, device)?;
+    train_on(device, &[256, 128, 4], 2, 2)
+}
+
+/// Steps of two batches: the parameters afterwards.
+fn train_on(device: &Device, sizes: &[usize], lanes: usize, steps: u64) -> Result<Vec<Vec<f32>>> {
+    let model = mlp(sizes, 1, device)?;
     let mut sgd =
         Sgd::new(model.parameters(), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })?;
-    let lanes = ConcurrentBatches::new(device, 2)?;
-    for step in 0..2 {
+    let lanes = ConcurrentBatches::new(device, lanes)?;
+    for step in 0..steps {
         let batches = (0..2)
             .map(|batch| {
                 let key = RandomKey { seed: 3, op: step * 4 + batch };
-                let inputs = Tensor::randn(&[32, 256], DType::F32, Some(key), device)?;
+                let inputs = Tensor::randn(&[32, sizes[0]], DType::F32, Some(key), device)?;
                 let labels = Tensor::randint(
                     0,
                     4,
@@ -71,5 +76,17 @@ fn any_call_of_the_driver_may_fail() {
                 }
             }
         }
+    }
+}
+
+/// What training reserves at most is close to what is live at most, on one lane and on two.
+#[test]
+fn training_reserves_little_more_than_it_uses() {
+    for lanes in [1, 2] {
+        let device = Device::cpu_with(CpuConfig { threads: Some(1), ..CpuConfig::default() });
+        train_on(&device, &[784, 256, 256, 10], lanes, 12).unwrap();
+        let stats = device.memory_stats();
+        let ratio = stats.peak_reserved_bytes as f64 / stats.peak_allocated_bytes as f64;
+        assert!(ratio <= 1.15, "{lanes} lanes: {ratio}");
     }
 }

@@ -11,7 +11,7 @@ use crate::block::{Address, NONE};
 use crate::classes::UNIT;
 use crate::order::{Frontier, Order};
 
-/// Addresses for one arena; more than any device has memory, and still few of what there is.
+/// Addresses for one arena, few of what there is. An arena that fills them gets as many again.
 const SPACE_BYTES: usize = (usize::MAX >> 28) + 1;
 /// An arena that grows in place does so by at least this part of what it has, so that its calls of the driver stay
 /// logarithmic in its size and what is reserved stays close to what is used.
@@ -19,6 +19,10 @@ const GROWTH_PART: usize = 32;
 
 /// What an arena that grows in place starts with: all that a small program needs.
 pub(crate) const SMALLEST_ARENA: usize = 64 << 10;
+
+/// Pages beyond this size are not for arenas that need less than half of one: those have segments, of which the driver
+/// puts several into a page.
+const SMALL_PAGE: usize = SMALLEST_ARENA;
 
 /// Where memory comes in segments: they are multiples of this and, from 16 times this on, of about a sixteenth of
 /// their size.
@@ -46,18 +50,24 @@ pub(crate) fn growth_step(reserved: usize, page: usize) -> usize {
     step.clamp(page, LARGEST_STEP.max(page))
 }
 
+/// Whether an arena that has `reserved` bytes and needs `need` more gets pages.
+pub(crate) fn wants_pages(need: usize, reserved: usize, page: usize) -> bool {
+    page <= SMALL_PAGE || reserved + need > page / 2
+}
+
 impl CachingAllocator {
     /// Adds memory to the arena and takes a block of it; if neither the limit nor the driver allows the usual amount,
     /// then just what is needed. Says what refused.
     pub(crate) fn grow(&self, order: &impl Order, number: u32, units: u32) -> Result<Grant, Box<str>> {
         let Some(arena) = self.arena(number) else { return Err("the stream has no arena".into()) };
+        let need = units as usize * UNIT;
+        let reserved = arena.lock().counts.reserved_units as usize * UNIT;
         if let Some(space) = self.driver.address_space()
+            && wants_pages(need, reserved, space.page_bytes())
             && let Some(outcome) = self.grow_in_place(space, order, number, units)
         {
             return outcome;
         }
-        let need = units as usize * UNIT;
-        let reserved = arena.lock().counts.reserved_units as usize * UNIT;
         let usual = segment_bytes(need, reserved).min(u32::MAX as usize * UNIT);
         let attempt = |bytes| {
             let segment = self.obtain(bytes)?;
@@ -105,7 +115,7 @@ impl CachingAllocator {
             }
         };
         let asked = first.units;
-        self.keep_budget(order, arena);
+        self.keep_budget(order, arena, page);
         let attempt = |growth: Growth| match self.commit(space, &growth) {
             Ok(()) => Ok(Grant::new(number, arena.lock().finish_growth(&growth, units))),
             Err(refusal) => {
@@ -125,9 +135,9 @@ impl CachingAllocator {
 
     /// Takes memory that is free elsewhere in an arena that is about to have more than it should. What is free for the
     /// driver depends on the device.
-    fn keep_budget(&self, order: &impl Order, arena: &SpinLock<Arena>) {
+    fn keep_budget(&self, order: &impl Order, arena: &SpinLock<Arena>, page: u32) {
         let excess = match arena.lock() {
-            arena if arena.pool.is_none() => arena.excess(),
+            arena if arena.pool.is_none() => arena.excess(page),
             _ => 0,
         };
         if excess == 0 || self.config.read().deterministic {

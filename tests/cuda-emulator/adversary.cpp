@@ -64,6 +64,7 @@ void read_environment() {
     read = true;
     State& s = state();
     s.memory = number("CUDA_EMULATOR_MEMORY", 4ull << 30);
+    s.page = number("CUDA_EMULATOR_PAGE", 2 << 20);
     s.bound = number("CUDA_EMULATOR_QUEUE", 1024);
     s.twice = number("CUDA_EMULATOR_TWICE", 0) != 0;
     s.hide = number("CUDA_EMULATOR_HIDE", 1) != 0;

@@ -114,6 +114,7 @@ static int attribute_value(int attribute, CUdevice device) {
     case 92: case 93: case 94: case 122: case 123: return 1; // stream memory operations
     case 97: return 227 << 10;       // shared memory of a block that opts in
     case 99: return 1;               // host registration
+    case 102: return state().page != 0; // virtual memory
     case 106: return 32;             // blocks of a multiprocessor
     case 111: return 1 << 10;        // shared memory that the system keeps
     default: return attribute >= 21 && attribute <= 77 ? 1024 : 0; // texture sizes; features that are not there
@@ -154,6 +155,7 @@ template <class Map> static void erase_of(Map& map, Context* context) {
 // What is queued is discarded, and everything of the context is gone.
 static void destroy(Context* context) {
     discard(context);
+    log_live(context);
     State& s = state();
     for (auto entry = s.functions.begin(); entry != s.functions.end();)
         entry = entry->second->module->context == context ? s.functions.erase(entry) : std::next(entry);

@@ -7,7 +7,7 @@
 struct Span {
     uintptr_t address;
     uint64_t bytes;
-    bool valid() const { return find_allocation(address, bytes) != nullptr; }
+    bool valid() const { return has_memory(address, bytes); }
     void* data() const { return reinterpret_cast<void*>(address); }
 };
 
@@ -59,7 +59,7 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, C
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream handle) {
     return call("cuMemcpyHtoDAsync_v2", Needs::Context, [&](Call& call) {
         auto address = reinterpret_cast<uintptr_t>(from);
-        if (find_allocation(address, 1)) return copy_known(call, call.name, to, address, bytes, handle);
+        if (has_memory(address, 1)) return copy_known(call, call.name, to, address, bytes, handle);
         StreamPtr stream = find_stream(handle, call.context);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         call.note("stream=%llu dst=0x%llx src=pageable bytes=%zu", (unsigned long long)stream->id, to, bytes);
@@ -85,7 +85,7 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t by
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream handle) {
     return call("cuMemcpyDtoHAsync_v2", Needs::Context, [&](Call& call) {
         auto address = reinterpret_cast<uintptr_t>(to);
-        if (find_allocation(address, 1)) return copy_known(call, call.name, address, from, bytes, handle);
+        if (has_memory(address, 1)) return copy_known(call, call.name, address, from, bytes, handle);
         StreamPtr stream = find_stream(handle, call.context);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         call.note("stream=%llu dst=pageable src=0x%llx bytes=%zu", (unsigned long long)stream->id, from, bytes);

@@ -295,21 +295,16 @@ static CUresult run_once(const Launch& launch, uint64_t stream, uint64_t seed, b
 using Bytes = std::vector<unsigned char>;
 static std::vector<Bytes> device_bytes(Context* context) {
     std::vector<Bytes> all;
-    for (auto& entry : state().allocations)
-        if (entry.second.context == context && !entry.second.host) {
-            auto* begin = reinterpret_cast<unsigned char*>(entry.second.begin);
-            all.emplace_back(begin, begin + entry.second.bytes);
-        }
+    for (auto [address, bytes] : device_memory(context)) {
+        auto* begin = reinterpret_cast<unsigned char*>(address);
+        all.emplace_back(begin, begin + bytes);
+    }
     return all;
 }
 
 static void restore(Context* context, const std::vector<Bytes>& saved) {
     size_t next = 0;
-    for (auto& entry : state().allocations)
-        if (entry.second.context == context && !entry.second.host) {
-            memcpy(reinterpret_cast<void*>(entry.second.begin), saved[next].data(), saved[next].size());
-            next++;
-        }
+    for (auto [address, bytes] : device_memory(context)) memcpy(reinterpret_cast<void*>(address), saved[next++].data(), bytes);
 }
 
 // Runs it with the threads in two orders, from the same memory. What differs is a race, or depends on rounding in an order

@@ -8,9 +8,9 @@
 #include <sys/mman.h>
 
 constexpr uintptr_t PAGE = 4096;
-constexpr uintptr_t GUARD = 16 << 20;     // addresses without access on either side; they cost nothing
 constexpr uintptr_t ALIGNMENT = 256;      // of what the driver hands out
 constexpr size_t KEPT = 4096;             // freed allocations whose addresses stay unused
+constexpr uint64_t KEPT_BYTES = 8ull << 40; // of addresses
 constexpr size_t CHECKED = 64;            // ends of allocations looked at after each kernel, in turn
 constexpr unsigned char CANARY = 0xFD;    // between an allocation's end and its guard
 
@@ -50,15 +50,22 @@ static bool map_guarded(Allocation& allocation) {
 
 static void unmap(const Allocation& allocation) { munmap(reinterpret_cast<void*>(allocation.map), allocation.map_bytes); }
 
-// Gives the pages back and keeps the addresses.
-static void put_out_of_reach(Allocation allocation) {
-    mmap(reinterpret_cast<void*>(allocation.map), allocation.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+void keep_out_of_reach(const Allocation& allocation) {
+    static uint64_t kept = 0;
     auto& freed = state().freed;
     freed.push_back(allocation);
-    if (freed.size() > KEPT) {
+    kept += allocation.map_bytes;
+    while (freed.size() > KEPT || kept > KEPT_BYTES) {
         unmap(freed.front());
+        kept -= freed.front().map_bytes;
         freed.pop_front();
     }
+}
+
+// Gives the pages back and keeps the addresses.
+static void put_out_of_reach(const Allocation& allocation) {
+    mmap(reinterpret_cast<void*>(allocation.map), allocation.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    keep_out_of_reach(allocation);
 }
 
 const Allocation* find_allocation(uintptr_t address, uint64_t bytes) {
@@ -68,6 +75,15 @@ const Allocation* find_allocation(uintptr_t address, uint64_t bytes) {
     const Allocation& allocation = std::prev(after)->second;
     uintptr_t offset = address - allocation.begin;
     return offset <= allocation.bytes && bytes <= allocation.bytes - offset ? &allocation : nullptr;
+}
+
+bool has_memory(uintptr_t address, uint64_t bytes) { return find_allocation(address, bytes) || is_mapped(address, bytes); }
+
+std::vector<std::pair<uintptr_t, uint64_t>> device_memory(Context* context) {
+    std::vector<std::pair<uintptr_t, uint64_t>> all = mapped_for(context);
+    for (auto& entry : state().allocations)
+        if (entry.second.context == context && !entry.second.host) all.emplace_back(entry.second.begin, entry.second.bytes);
+    return all;
 }
 
 static std::string place(const Allocation& allocation, uintptr_t address, const char* kind) {
@@ -95,6 +111,8 @@ std::string describe_address(uintptr_t address) {
             if (!entry.second.host && s.contexts.size() > 1) kind += " on device " + std::to_string(entry.second.context->device);
             return place(entry.second, address, kind.c_str());
         }
+    std::string reserved = describe_virtual(address);
+    if (!reserved.empty()) return reserved;
     char text[64];
     snprintf(text, sizeof text, "0x%zx, which is in no allocation", address);
     return text;
@@ -109,6 +127,7 @@ void open_memory(Context* context) {
         Allocation& allocation = state().allocations[begin];
         protect(allocation, !context || allocation.context == context);
     }
+    protect_virtual(true, context);
     some_are_open = true;
     open_context = context;
 }
@@ -117,6 +136,7 @@ void close_memory() {
     if (!state().hide || !some_are_open) return;
     some_are_open = false;
     for (uintptr_t begin : on_devices) protect(state().allocations[begin], false);
+    protect_virtual(false, nullptr);
 }
 
 static void check_slack_of(Allocation& allocation, const char* command) {

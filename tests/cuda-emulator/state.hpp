@@ -11,6 +11,7 @@
 #include <memory>
 #include <cstdio>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -64,6 +65,27 @@ struct Allocation {
     bool open = true; // readable and writable now
 };
 
+// Memory of a device without an address of its own: a stretch of one file. It is there while a handle or a mapping is.
+struct Physical {
+    Context* owner = nullptr;
+    uint64_t offset = 0, bytes = 0;
+    ~Physical();
+};
+
+struct Mapping {
+    std::shared_ptr<Physical> memory;
+    uint64_t bytes = 0;
+    std::set<CUdevice> devices; // that may read and write it
+    int protection = 0;         // now, as mprotect has it
+};
+
+// Reserved addresses.
+struct Range {
+    uintptr_t begin = 0, bytes = 0;
+    uintptr_t map = 0, map_bytes = 0; // with the guards
+    std::map<uintptr_t, Mapping> mappings;
+};
+
 struct Module {
     int file = -1;
     void* library = nullptr;
@@ -112,11 +134,14 @@ struct State {
     std::unordered_map<void*, std::shared_ptr<Function>> functions;
     std::map<uintptr_t, Allocation> allocations; // by first byte
     std::deque<Allocation> freed;                // mapped without access, oldest first
+    std::map<uintptr_t, Range> ranges;           // by first byte
+    std::unordered_map<unsigned long long, std::shared_ptr<Physical>> handles;
 
     // The adversary.
     uint64_t seed = 0;
     Random random;
     uint64_t memory = 0; // of each device
+    uint64_t page = 0;   // of virtual memory; 0: there is none
     uint64_t bound = 0;  // of queued commands
     bool twice = false;
     bool hide = true; // device memory from the host
@@ -183,7 +208,14 @@ void discard(Context* context);
 double now_milliseconds();
 
 // memory.cpp
+constexpr uintptr_t GUARD = 16 << 20; // addresses without access on either side of what is reserved; they cost nothing
 const Allocation* find_allocation(uintptr_t address, uint64_t bytes);
+// Whether it is all in one allocation, or mapped for some device.
+bool has_memory(uintptr_t address, uint64_t bytes);
+// The memory that kernels of a device may touch, mapped host memory left out.
+std::vector<std::pair<uintptr_t, uint64_t>> device_memory(Context* context);
+// What nothing is in any more stays reserved for a while.
+void keep_out_of_reach(const Allocation& allocation);
 std::string describe_address(uintptr_t address);
 void release_context_memory(Context* context);
 void check_slack(const std::string& command);
@@ -192,6 +224,13 @@ constexpr unsigned char POISON = 0xFF;
 // Device memory is out of the host's reach except while commands run: of one device, or of all (nullptr).
 void open_memory(Context* context);
 void close_memory();
+
+// virtual.cpp
+bool is_mapped(uintptr_t address, uint64_t bytes);
+std::vector<std::pair<uintptr_t, uint64_t>> mapped_for(Context* context);
+std::string describe_virtual(uintptr_t address); // empty: not in a reserved range
+void protect_virtual(bool open, Context* context);
+void log_live(Context* context);
 
 // fault.cpp: runs something that may fault; what went wrong, or CUDA_SUCCESS.
 struct Fault {

@@ -167,19 +167,20 @@ EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uin
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         call.note("stream=%llu ptr=0x%llx value=%u", number(stream), address, value);
         unsigned how = flags & ~CU_WAIT_FLUSH;
-        if (how > CU_WAIT_NOR || address % 4 || !find_allocation(address, 4)) return CUDA_ERROR_INVALID_VALUE;
+        if (how > CU_WAIT_NOR || address % 4 || !has_memory(address, 4)) return CUDA_ERROR_INVALID_VALUE;
         Context* context = stream->context;
         Command command;
         char name[64];
         snprintf(name, sizeof name, "wait value=%u at 0x%llx", value, address);
         command.name = name;
         command.condition = [=] {
-            if (!find_allocation(address, 4)) return true; // `run` says so
-            if (!find_allocation(address, 4)->host) open_memory(context);
+            if (!has_memory(address, 4)) return true; // `run` says so
+            const Allocation* allocation = find_allocation(address, 4);
+            if (!allocation || !allocation->host) open_memory(context);
             return holds(__atomic_load_n(reinterpret_cast<uint32_t*>(address), __ATOMIC_ACQUIRE), value, how);
         };
         command.run = [=] {
-            if (find_allocation(address, 4)) return CUDA_SUCCESS;
+            if (has_memory(address, 4)) return CUDA_SUCCESS;
             report("cuStreamWaitValue32 waits on %s", describe_address(address).c_str());
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         };

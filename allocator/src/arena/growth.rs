@@ -44,9 +44,10 @@ impl Budget {
     /// A move counts as this part of what was live, besides what it moves.
     const FEE: u64 = 8;
 
-    fn units(&self) -> u64 {
+    /// In whole pages: an arena needs its last one, however little of it is used.
+    fn units(&self, page: u32) -> u64 {
         let live = self.most_live + self.most_live / Self::SLACK + self.moved / Self::PRICE;
-        live.max((SMALLEST_ARENA / UNIT) as u64)
+        live.max((SMALLEST_ARENA / UNIT) as u64).next_multiple_of(u64::from(page.max(1)))
     }
 }
 
@@ -84,7 +85,7 @@ impl Arena {
         let usual = (((end - start) / UNIT) as u32).min(block.units);
         let live = self.counts.live_units + u64::from(units);
         self.budget.most_live = self.budget.most_live.max(self.counts.peak_live_units).max(live);
-        let fits = self.counts.reserved_units + u64::from(usual) <= self.budget.units();
+        let fits = self.counts.reserved_units + u64::from(usual) <= self.budget.units(page);
         let units = if fits { usual } else { lack };
         let address = block.address;
         self.counts.reserved_units += u64::from(units);
@@ -136,8 +137,8 @@ impl Arena {
     }
 
     /// Units of memory above the budget.
-    pub(crate) fn excess(&self) -> u64 {
-        self.counts.reserved_units.saturating_sub(self.budget.units())
+    pub(crate) fn excess(&self, page: u32) -> u64 {
+        self.counts.reserved_units.saturating_sub(self.budget.units(page))
     }
 
     /// Counts a move of so many units.

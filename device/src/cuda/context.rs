@@ -11,11 +11,12 @@ use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
 
 use super::Program;
-use super::call::{address, check};
+use super::call::check;
+use super::memory::{Pages, no_memory};
 use super::module::Module;
 use super::pinned::PinnedPool;
 use super::probe::probe;
-use crate::{Error, MemoryDriver, Result};
+use crate::Result;
 
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
 pub(crate) struct Context {
@@ -29,6 +30,8 @@ pub(crate) struct Context {
     /// The driver's least and greatest priority; the greatest is the smallest number.
     pub(super) priorities: (i32, i32),
     pub(super) pinned: PinnedPool,
+    /// Addresses that get their memory later, if the device has such.
+    pub(super) pages: Option<Pages>,
     /// Whether products are wanted: streams are made ready for them from then on.
     pub(super) products: AtomicBool,
     /// Events that can be timed, between two uses.
@@ -73,6 +76,7 @@ impl Context {
             multiprocessors: 1,
             priorities: (0, 0),
             pinned: PinnedPool::default(),
+            pages: Pages::of(device),
             products: AtomicBool::new(false),
             events: Mutex::default(),
             modules: RwLock::default(),
@@ -167,15 +171,13 @@ impl Context {
     }
 }
 
-fn no_memory(bytes: usize) -> Error {
-    Error::OutOfMemory { requested_bytes: bytes, report: "the device has no such range".into() }
-}
-
 impl Drop for Context {
     fn drop(&mut self) {
         // What fails here has nobody left to tell.
         let bound = self.bind().is_ok();
         if bound {
+            // What the driver would not take back before.
+            self.pages = None;
             self.modules.get_mut().clear();
             self.events.get_mut().clear();
             for block in self.pinned.drain() {
@@ -191,30 +193,5 @@ impl Drop for Context {
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Context({}: {})", self.ordinal, self.describe())
-    }
-}
-
-impl MemoryDriver for Context {
-    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
-        self.bind()?;
-        let mut ptr = 0;
-        // SAFETY: the context is current; the driver writes an address.
-        let code = unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) };
-        if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return Err(no_memory(bytes));
-        }
-        check("cuMemAlloc", code)?;
-        NonNull::new(ptr as *mut u8).ok_or_else(|| no_memory(bytes))
-    }
-
-    unsafe fn free(&self, ptr: NonNull<u8>, _bytes: usize) {
-        if self.bind().is_ok() {
-            // SAFETY: the caller says that `ptr` came from `allocate` and that nothing uses it.
-            unsafe { sys::cuMemFree_v2(address(ptr.as_ptr())) };
-        }
-    }
-
-    fn alignment(&self) -> usize {
-        256
     }
 }

@@ -15,6 +15,8 @@ mod context;
 #[cfg(feature = "cuda")]
 mod fault;
 #[cfg(feature = "cuda")]
+mod memory;
+#[cfg(feature = "cuda")]
 mod module;
 #[cfg(feature = "cuda")]
 mod pinned;
@@ -43,7 +45,8 @@ use crate::{DType, MemoryDriver, Result, Stream, StreamId};
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
 pub struct CudaConfig {
-    /// Where memory comes from. By default the driver's plain allocations.
+    /// Where memory comes from. By default the driver: pages of reserved addresses where the device has them, else plain
+    /// allocations.
     pub memory: Option<Arc<dyn MemoryDriver>>,
     /// Waits for each command and names the one at fault. By default whether `STREAMGRAD_LAUNCH_BLOCKING` is `1`.
     pub blocking: Option<bool>,

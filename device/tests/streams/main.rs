@@ -6,6 +6,7 @@ mod faults;
 mod host;
 mod lifetime;
 mod order;
+mod pages;
 mod proof;
 mod random;
 mod scopes;

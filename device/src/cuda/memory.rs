@@ -1,0 +1,213 @@
+//! Device memory: the driver's plain allocations, and reserved addresses whose pages get and lose physical memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ptr::NonNull;
+
+use cudarc::driver::sys;
+use parking_lot::Mutex;
+
+use super::call::{address, check};
+use super::context::Context;
+use crate::{AddressSpace, Error, MemoryDriver, Result};
+
+impl MemoryDriver for Context {
+    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.bind()?;
+        let mut ptr = 0;
+        // SAFETY: the context is current; the driver writes an address.
+        obtained("cuMemAlloc", bytes, unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) })?;
+        NonNull::new(ptr as *mut u8).ok_or_else(|| no_memory(bytes))
+    }
+
+    unsafe fn free(&self, ptr: NonNull<u8>, _bytes: usize) {
+        if self.bind().is_ok() {
+            // SAFETY: the caller says that `ptr` came from `allocate` and that nothing uses it.
+            unsafe { sys::cuMemFree_v2(address(ptr.as_ptr())) };
+        }
+    }
+
+    fn alignment(&self) -> usize {
+        256
+    }
+
+    fn address_space(&self) -> Option<&dyn AddressSpace> {
+        self.pages.as_ref().map(|pages| pages as &dyn AddressSpace)
+    }
+}
+
+pub(super) fn no_memory(bytes: usize) -> Error {
+    Error::OutOfMemory { requested_bytes: bytes, report: "the device has no such range".into() }
+}
+
+/// The outcome of a call that asks for `bytes` bytes.
+fn obtained(call: &'static str, bytes: usize, code: sys::CUresult) -> Result<()> {
+    if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY { Err(no_memory(bytes)) } else { check(call, code) }
+}
+
+/// Ranges of a device's addresses.
+///
+/// Each page is a mapping of its own, since the driver unmaps whole mappings only and takes no part of a handle. That is
+/// three calls a page when it gets memory, and one for any number of pages when they lose it. No handle is kept: memory
+/// lives on while it is mapped. None of these calls needs a current context, and none is made under the lock.
+pub(super) struct Pages {
+    location: sys::CUmemLocation,
+    page_bytes: usize,
+    held: Mutex<Held>,
+}
+
+/// What the driver gave.
+#[derive(Default)]
+struct Held {
+    /// Reserved ranges: where they begin, and their bytes.
+    ranges: BTreeMap<usize, usize>,
+    /// Where the pages that have memory begin.
+    mapped: BTreeSet<usize>,
+}
+
+impl Pages {
+    /// The pages of a device; `None` if its driver has none for it.
+    pub(super) fn of(device: sys::CUdevice) -> Option<Pages> {
+        let (mut supported, mut page_bytes) = (0, 0);
+        let location =
+            sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+        let smallest = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let properties = properties(location);
+        // SAFETY: the device exists; the driver reads the properties and writes a number to each address.
+        unsafe {
+            check("cuDeviceGetAttribute", sys::cuDeviceGetAttribute(&mut supported, attribute, device))
+                .ok()?;
+            if supported == 0 {
+                return None;
+            }
+            let code = sys::cuMemGetAllocationGranularity(&mut page_bytes, &properties, smallest);
+            check("cuMemGetAllocationGranularity", code).ok()?;
+        }
+        let usable = page_bytes >= 256 && page_bytes.is_power_of_two();
+        usable.then(|| Pages { location, page_bytes, held: Mutex::default() })
+    }
+
+    /// Gives one page memory, which goes when the page is unmapped.
+    fn map(&self, page: usize) -> Result<()> {
+        let mut handle = 0;
+        let bytes = self.page_bytes;
+        // SAFETY: the driver reads the properties and writes a handle, which is released once; the page is in a reserved
+        // range and has no memory.
+        unsafe {
+            let code = sys::cuMemCreate(&mut handle, bytes, &properties(self.location), 0);
+            obtained("cuMemCreate", bytes, code)?;
+            let mapped = sys::cuMemMap(page as sys::CUdeviceptr, bytes, 0, handle, 0);
+            let released = check("cuMemRelease", sys::cuMemRelease(handle));
+            if mapped == sys::CUresult::CUDA_SUCCESS && released.is_err() {
+                // With its handle the memory would outlive the page's.
+                self.unmap(page, bytes)?;
+                sys::cuMemRelease(handle);
+            }
+            obtained("cuMemMap", bytes, mapped).and(released)
+        }
+    }
+
+    /// Takes the memory of neighbouring pages.
+    fn unmap(&self, start: usize, bytes: usize) -> Result<()> {
+        // SAFETY: whoever calls this names pages with memory, which nobody uses.
+        check("cuMemUnmap", unsafe { sys::cuMemUnmap(start as sys::CUdeviceptr, bytes) })
+    }
+
+    /// Lets the device read and write neighbouring pages, which have memory.
+    fn open(&self, start: usize, bytes: usize) -> Result<()> {
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = sys::CUmemAccessDesc { location: self.location, flags };
+        // SAFETY: the driver reads one description.
+        let code = unsafe { sys::cuMemSetAccess(start as sys::CUdeviceptr, bytes, &access, 1) };
+        obtained("cuMemSetAccess", bytes, code)
+    }
+
+    /// Returns a range with whatever memory it has. What the driver refuses stays held.
+    fn give_back(&self, start: usize, bytes: usize) {
+        let pages: Vec<usize> = self.held.lock().mapped.range(start..start + bytes).copied().collect();
+        for run in pages.chunk_by(|page, next| page + self.page_bytes == *next) {
+            if self.unmap(run[0], run.len() * self.page_bytes).is_ok() {
+                let mut held = self.held.lock();
+                run.iter().for_each(|page| _ = held.mapped.remove(page));
+            }
+        }
+        if self.held.lock().mapped.range(start..start + bytes).next().is_some() {
+            return;
+        }
+        // SAFETY: this is a reserved range, without memory, which nobody uses.
+        let code = unsafe { sys::cuMemAddressFree(start as sys::CUdeviceptr, bytes) };
+        if code == sys::CUresult::CUDA_SUCCESS {
+            self.held.lock().ranges.remove(&start);
+        }
+    }
+}
+
+/// Device memory, for a device's own use.
+fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location,
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+impl AddressSpace for Pages {
+    fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<NonNull<u8>> {
+        let mut start = 0;
+        // SAFETY: the driver writes an address.
+        let code = unsafe { sys::cuMemAddressReserve(&mut start, bytes, self.page_bytes, 0, 0) };
+        obtained("cuMemAddressReserve", bytes, code)?;
+        self.held.lock().ranges.insert(start as usize, bytes);
+        NonNull::new(start as *mut u8).ok_or_else(|| no_memory(bytes))
+    }
+
+    unsafe fn commit(&self, ptr: NonNull<u8>, bytes: usize) -> Result<()> {
+        let start = ptr.as_ptr().addr();
+        let pages = || (start..start + bytes).step_by(self.page_bytes);
+        let mut mapped = 0;
+        let outcome = pages()
+            .try_for_each(|page| self.map(page).inspect(|()| mapped += self.page_bytes))
+            .and_then(|()| self.open(start, bytes));
+        // What was mapped before a failure goes; what would not go is known to the range.
+        let undone = outcome.is_err() && (mapped == 0 || self.unmap(start, mapped).is_ok());
+        if !undone {
+            self.held.lock().mapped.extend((start..start + mapped).step_by(self.page_bytes));
+        }
+        outcome.map_err(|error| match error {
+            Error::OutOfMemory { .. } => no_memory(bytes),
+            other => other,
+        })
+    }
+
+    unsafe fn decommit(&self, ptr: NonNull<u8>, bytes: usize) -> Result<()> {
+        let start = ptr.as_ptr().addr();
+        // One call, which takes all of these mappings or none.
+        self.unmap(start, bytes)?;
+        let mut held = self.held.lock();
+        (start..start + bytes).step_by(self.page_bytes).for_each(|page| _ = held.mapped.remove(&page));
+        Ok(())
+    }
+
+    unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
+        self.give_back(ptr.as_ptr().addr(), bytes);
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // What the driver refused to take back before; what fails now has nobody left to tell.
+        let ranges = std::mem::take(&mut self.held.get_mut().ranges);
+        ranges.into_iter().for_each(|(start, bytes)| self.give_back(start, bytes));
+    }
+}

@@ -1,12 +1,16 @@
 //! Training on a driver whose calls fail: every call there is, once or for good.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
 use std::sync::Arc;
 
+use common::devices::emulated;
+use common::process::run_ignored;
 use streamgrad::device::FailingMemory;
 use streamgrad::prelude::*;
 use streamgrad::{
-    ConcurrentBatches, CpuConfig, Error, RandomKey, Result, Sgd, SgdOptions, cross_entropy, mlp,
+    ConcurrentBatches, CpuConfig, CudaConfig, Error, RandomKey, Result, Sgd, SgdOptions, cross_entropy, mlp,
 };
 
 /// Two steps of two batches on two lanes: the parameters afterwards.
@@ -71,5 +75,49 @@ fn any_call_of_the_driver_may_fail() {
                 }
             }
         }
+    }
+}
+
+/// In a process of its own, whose driver refuses memory once: a typed error or the right result, and a device that is as
+/// good as new.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_refused_memory() {
+    let open = || Device::cuda_with(0, CudaConfig::default());
+    let outcome = open().and_then(|device| {
+        let parameters = train(&device);
+        device.synchronize()?;
+        let stats = device.memory_stats();
+        assert_eq!((stats.allocated_bytes, stats.live_blocks), (0, 0));
+        let again = train(&device)?;
+        assert_eq!(parameters.as_ref().unwrap_or(&again), &again);
+        parameters
+    });
+    match &outcome {
+        Ok(_) => println!("trained"),
+        Err(Error::OutOfMemory { .. } | Error::Driver { .. } | Error::Async { .. }) => println!("refused"),
+        Err(error) => panic!("{error}"),
+    }
+    let expected = train(&open().unwrap()).unwrap();
+    assert_eq!(outcome.unwrap_or_else(|_| expected.clone()), expected);
+}
+
+#[test]
+fn any_call_for_memory_of_a_cuda_driver_may_fail() {
+    if !emulated() {
+        println!("skipped: a real driver refuses nothing on demand");
+        return;
+    }
+    for function in ["cuMemAlloc_v2", "cuMemHostAlloc"] {
+        let refused = (1..12).filter(|call| {
+            let output =
+                run_ignored("inner_refused_memory", &[("CUDA_EMULATOR_FAIL", format!("{function}:{call}"))]);
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{function}:{call}: {text}");
+            text.contains("refused")
+        });
+        let refused = refused.count();
+        println!("{function}: {refused}");
+        assert!(refused > 0, "{function} was never refused");
     }
 }

@@ -1,13 +1,12 @@
 //! Where the tests run.
 
-use device::{CudaConfig, Device};
+use device::Device;
 
-/// A device of its own for each test: the CPU, or the first CUDA device if `STREAMGRAD_TEST_DEVICE` is `cuda`.
+/// The CPU, or the first CUDA device if `STREAMGRAD_TEST_DEVICE` is `cuda`.
 pub(crate) fn device() -> Device {
     if std::env::var("STREAMGRAD_TEST_DEVICE").is_ok_and(|name| name == "cuda") {
-        let device = Device::cuda_with(0, CudaConfig::default());
         // It was asked for.
-        let device = device.unwrap_or_else(|error| unreachable!("{error}"));
+        let device = Device::cuda(0).unwrap_or_else(|error| unreachable!("{error}"));
         // What is loaded at a first launch waits for streams that tests hold.
         tensor::preload(&device.default_stream()).unwrap_or_else(|error| unreachable!("{error}"));
         device

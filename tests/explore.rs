@@ -2,11 +2,27 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
-
-use common::programs::two_lanes;
 use streamgrad::prelude::*;
-use streamgrad::{Error, Explore, Result, explore, explore_all};
+use streamgrad::{ConcurrentBatches, Error, Explore, Result, Sgd, SgdOptions, explore, explore_all, mlp};
+
+/// Two training steps of a small model with two lanes that share its weights.
+fn two_lanes(device: &Device) -> Result<Vec<Tensor>> {
+    let model = mlp(&[3, 4, 2], 1, device)?;
+    let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.5, ..SgdOptions::default() })?;
+    let lanes = ConcurrentBatches::new(device, 2)?;
+    let mut results = Vec::new();
+    for batch in 0..2 {
+        let inputs: Vec<Tensor> = (0..2)
+            .map(|lane| Tensor::full(&[2, 3], 0.3 * f64::from(batch + lane + 1), DType::F32, device))
+            .collect::<Result<_>>()?;
+        let step =
+            lanes.step(inputs, |input| model.forward(&Var::constant(input))?.square()?.mean(&[], false))?;
+        sgd.step(&step.gradients)?;
+        results.extend(step.losses);
+    }
+    results.extend(model.parameters().iter().map(|parameter| parameter.value().clone()));
+    Ok(results)
+}
 
 /// A program of three streams and twelve commands, beside the fills of fresh memory.
 fn three_streams(device: &Device) -> Result<Vec<Tensor>> {

@@ -67,7 +67,8 @@ fn any_call_of_the_driver_may_fail() {
                 let stats = device.memory_stats();
                 assert_eq!((stats.allocated_bytes, stats.live_blocks), (0, 0), "call {call} to {last}");
                 assert_eq!(stats.reserved_bytes, stats.pending_bytes + stats.cached_bytes);
-                if last != u64::MAX {
+                // Lanes may have made so few calls this time that this one is still to come.
+                if last != u64::MAX && memory.calls() >= call {
                     device.trim();
                     assert_eq!(device.memory_stats().reserved_bytes, 0, "nothing is lost");
                     // The device is as good as new: calls that failed are over.
@@ -115,7 +116,7 @@ fn any_call_for_memory_of_a_cuda_driver_may_fail() {
         return;
     }
     for function in ["cuMemAlloc_v2", "cuMemHostAlloc"] {
-        let refused = (1..12).filter(|call| {
+        let refused = (1..8).filter(|call| {
             let output =
                 run_ignored("inner_refused_memory", &[("CUDA_EMULATOR_FAIL", format!("{function}:{call}"))]);
             let text = String::from_utf8_lossy(&output.stdout);

@@ -3,32 +3,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::process::Command;
+mod common;
 
-use proptest::prelude::*;
+use common::devices::{self, emulated};
+use common::process::run_ignored;
 use streamgrad::autograd::ops::{ALL, OpEntry, Sample};
 use streamgrad::prelude::*;
-use streamgrad::{
-    Adam, AdamOptions, ConcurrentBatches, CudaConfig, Error, Result, Sgd, SgdOptions, SyncMode, mlp,
-};
+use streamgrad::{ConcurrentBatches, Error, Result, Sgd, SgdOptions, SyncMode, mlp};
 
-/// A CUDA device of its own, with the kernels loaded; `None`, with the reason, if there is none.
 fn cuda() -> Option<Device> {
-    match Device::cuda_with(0, CudaConfig::default()) {
-        Ok(device) => {
-            streamgrad::tensor::preload(&device.default_stream()).unwrap();
-            Some(device)
-        }
-        Err(Error::CudaUnavailable { reason }) => {
-            println!("skipped: {reason}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
-fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
-    Ok(tensor.to_vec::<f32>()?.iter().map(|value| value.to_bits()).collect())
+    devices::cuda(0)
 }
 
 /// The value of a sample and its gradients, for a cotangent that is the same on every device.
@@ -75,93 +59,6 @@ fn every_op_gives_the_cpus_value_and_gradients() {
     assert!(differences.is_empty(), "{differences:#?}");
 }
 
-/// Trains a small model for a few steps and returns every loss and every parameter.
-fn train(device: &Device, lanes: usize, batches: usize) -> Result<Vec<Vec<u32>>> {
-    let model = mlp(&[6, 16, 3], 1, device)?;
-    let parameters = model.parameters();
-    let mut adam = Adam::new(parameters.clone(), AdamOptions::default())?;
-    let lanes = ConcurrentBatches::new(device, lanes)?;
-    streamgrad::seed(5);
-    let mut results = Vec::new();
-    for _ in 0..4 {
-        let inputs: Vec<Tensor> =
-            (0..batches).map(|_| Tensor::randn(&[7, 6], DType::F32, None, device)).collect::<Result<_>>()?;
-        let step = lanes.step(inputs, |input| {
-            let noisy = Var::constant(input).dropout(0.25, streamgrad::next_key())?;
-            model.forward(&noisy)?.square()?.mean(&[], false)
-        })?;
-        adam.step(&step.gradients)?;
-        results.extend(step.losses.iter().map(bits).collect::<Result<Vec<_>>>()?);
-    }
-    results.extend(parameters.iter().map(|parameter| bits(parameter.value())).collect::<Result<Vec<_>>>()?);
-    Ok(results)
-}
-
-#[test]
-fn lanes_equal_the_serial_schedule() -> Result<()> {
-    let Some(device) = cuda() else { return Ok(()) };
-    for batches in [2, 3] {
-        let serial = train(&device, 1, batches)?;
-        for lanes in 2..=3 {
-            assert_eq!(train(&device, lanes, batches)?, serial, "{batches} batches on {lanes} lanes");
-        }
-    }
-    Ok(())
-}
-
-/// One op of a random program: which op, on which earlier values, on which stream.
-type Op = (u8, usize, usize, usize);
-
-fn run(device: &Device, program: &[Op], streams: usize) -> Result<Vec<Vec<u32>>> {
-    let streams: Vec<Stream> = match streams {
-        0 => vec![device.default_stream()],
-        count => (0..count).map(|_| device.new_stream()).collect::<Result<_>>()?,
-    };
-    streamgrad::seed(3);
-    let leaf = || Tensor::uniform(&[5, 5], -0.5, 0.5, DType::F32, None, device).map(Var::leaf);
-    let leaves: Vec<Var> = (0..3).map(|_| leaf()).collect::<Result<_>>()?;
-    let mut values = leaves.clone();
-    for &(kind, lhs, rhs, stream) in program {
-        let (x, y) = (&values[lhs % values.len()], &values[rhs % values.len()]);
-        let value = streams[stream % streams.len()].scope(|| match kind {
-            0 => x.add(y),
-            1 => x.mul(y),
-            2 => x.tanh(),
-            3 => x.matmul(y),
-            4 => x.transpose(0, 1),
-            5 => x.softmax(1),
-            _ => x.narrow(0, 1, 4)?.sum(&[0], true)?.mul(y),
-        })?;
-        values.push(value);
-        // Memory goes while it is in use, and may be used again at once.
-        if values.len() > 8 {
-            values.remove(3);
-        }
-    }
-    let last = &values[values.len() - 1];
-    let loss = last.mul(last)?.add(&leaves[0])?.mean(&[], false)?;
-    let gradients = loss.backward()?;
-    let mut results = vec![bits(loss.value())?];
-    for leaf in &leaves {
-        results.push(gradients.get(leaf).map(|gradient| bits(&gradient)).transpose()?.unwrap_or_default());
-    }
-    Ok(results)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-
-    #[test]
-    fn several_streams_equal_one(program in prop::collection::vec((0u8..7, 0usize..64, 0usize..64, 0usize..8), 3..30)) {
-        if let Some(device) = cuda() {
-            let serial = run(&device, &program, 0).unwrap();
-            for streams in 2..=4 {
-                prop_assert_eq!(&run(&device, &program, streams).unwrap(), &serial);
-            }
-        }
-    }
-}
-
 /// What a step on `lanes` lanes takes, once memory has come to rest.
 fn steady(device: &Device, lanes: usize) -> Result<(streamgrad::SyncStats, u64)> {
     let model = mlp(&[6, 16, 3], 1, device)?;
@@ -188,18 +85,6 @@ fn a_steady_step_allocates_nothing_and_waits_for_nothing_on_the_host() -> Result
         concurrent.waits_inserted > 0 && concurrent.events_recorded <= concurrent.waits_inserted,
         "{concurrent:?}"
     );
-    Ok(())
-}
-
-#[test]
-fn every_wait_of_a_two_lane_step_is_needed() -> Result<()> {
-    let Some(device) = cuda() else { return Ok(()) };
-    device.start_audit();
-    train(&device, 2, 2)?;
-    let audit = device.stop_audit();
-    let hazards: Vec<String> = audit.hazards().iter().map(ToString::to_string).collect();
-    assert!(hazards.is_empty(), "{hazards:#?}");
-    assert!(audit.waits().count() > 0);
     Ok(())
 }
 
@@ -254,49 +139,6 @@ fn too_much_memory_is_an_error_with_a_report() -> Result<()> {
     Ok(())
 }
 
-/// What another process of this test prints: the results of two steps on two lanes, and how many waits they took.
-#[test]
-#[ignore = "run by the test below"]
-fn inner_two_lanes() {
-    let device = cuda().unwrap();
-    let results = train(&device, 2, 2).unwrap();
-    println!("waits {}", device.sync_stats().waits_inserted);
-    println!("results {results:?}");
-}
-
-/// The emulated driver leaves out one wait after another: each time some schedule gives another result.
-#[test]
-fn a_wait_that_the_driver_loses_is_noticed() {
-    if cuda().is_none() {
-        return;
-    }
-    let inner = |seed: usize, lost: Option<usize>| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "inner_two_lanes", "--ignored", "--nocapture"]);
-        command.env("CUDA_EMULATOR_SEED", seed.to_string());
-        if let Some(lost) = lost {
-            command.env("CUDA_EMULATOR_DROP_WAIT", lost.to_string());
-        }
-        let output = String::from_utf8(command.output().unwrap().stdout).unwrap();
-        let line = |word: &str| {
-            let found =
-                output.lines().find_map(|line| line.split_once(word)).map(|(_, rest)| rest.to_owned());
-            found.unwrap_or_else(|| panic!("no line with {word:?} in {output}"))
-        };
-        (line("waits ").trim().parse::<usize>().unwrap(), line("results "))
-    };
-    let (waits, expected) = inner(0, None);
-    assert_eq!(inner(5, None).1, expected, "the schedule does not matter");
-    assert!(waits >= 4, "{waits} waits");
-    if !emulated() {
-        println!("skipped: the driver is a real one");
-        return;
-    }
-    let unnoticed: Vec<usize> =
-        (1..=waits).filter(|&wait| !(1..40).any(|seed| inner(seed, Some(wait)).1 != expected)).collect();
-    assert!(unnoticed.is_empty(), "without wait {unnoticed:?} of {waits} nothing changed");
-}
-
 /// A wait is refused, and the write that it was for is launched again.
 #[test]
 #[ignore = "run by the test below"]
@@ -322,15 +164,9 @@ fn a_refused_wait_is_an_error_that_loses_no_order() {
         return;
     }
     for seed in 0..8 {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "inner_refused_wait", "--ignored"]);
-        command.env("CUDA_EMULATOR_SEED", seed.to_string()).env("CUDA_EMULATOR_FAIL", "cuStreamWaitEvent:1");
-        let output = command.output().unwrap();
+        let environment =
+            [("CUDA_EMULATOR_SEED", seed.to_string()), ("CUDA_EMULATOR_FAIL", "cuStreamWaitEvent:1".into())];
+        let output = run_ignored("inner_refused_wait", &environment);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
-}
-
-/// Whether the driver is the emulated one, which says so in its device's name.
-fn emulated() -> bool {
-    cuda().is_some_and(|device| device.description().to_lowercase().contains("emulat"))
 }

@@ -27,35 +27,43 @@ fn main() -> std::process::ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// The tests of one sample: first order on the default stream and on another, second order.
+/// The tests of one sample: first order on the default stream and on another, second order; and on a CUDA device, if there
+/// is one, both orders along one direction, since there each evaluation is a row of launches.
 fn add(trials: &mut Vec<Trial>, op: &'static OpEntry, at: usize, sample: Sample) {
     let name = |order| format!("{}::{}::{order}", op.name, sample.name);
-    let (first, side, second) = (name("first"), name("first_on_a_stream"), name("second"));
-    trials.push(Trial::test(first, move || {
-        let sample = drawn(op, at)?;
-        gradcheck(&sample.run, &sample.inputs, GradCheck::default())?;
-        Ok(())
-    }));
-    trials.push(Trial::test(side, move || {
-        let stream = Device::cpu().new_stream()?;
-        stream.scope(|| -> Result<_, Failed> {
-            let sample = drawn(op, at)?;
-            gradcheck(&sample.run, &sample.inputs, GradCheck { fast: true, ..GradCheck::default() })?;
-            Ok(())
-        })
+    let fast = GradCheck { fast: true, ..GradCheck::default() };
+    trials.push(Trial::test(name("first"), move || first(op, at, &Device::cpu(), GradCheck::default())));
+    trials.push(Trial::test(name("first_on_a_stream"), move || {
+        Device::cpu().new_stream()?.scope(|| first(op, at, &Device::cpu(), fast))
     }));
     if op.twice_differentiable {
-        trials.push(Trial::test(second, move || {
-            let sample = drawn(op, at)?;
-            gradgradcheck(&sample.run, &sample.inputs, GradCheck::default())?;
-            Ok(())
-        }));
+        trials
+            .push(Trial::test(name("second"), move || second(op, at, &Device::cpu(), GradCheck::default())));
     }
+    let Ok(cuda) = Device::cuda(0) else { return };
+    trials.push(Trial::test(name("on_cuda"), move || {
+        cuda.new_stream()?.scope(|| {
+            first(op, at, &cuda, fast)?;
+            if op.twice_differentiable { second(op, at, &cuda, fast) } else { Ok(()) }
+        })
+    }));
+}
+
+fn first(op: &OpEntry, at: usize, device: &Device, options: GradCheck) -> Result<(), Failed> {
+    let sample = drawn(op, at, device)?;
+    gradcheck(&sample.run, &sample.inputs, options)?;
+    Ok(())
+}
+
+fn second(op: &OpEntry, at: usize, device: &Device, options: GradCheck) -> Result<(), Failed> {
+    let sample = drawn(op, at, device)?;
+    gradgradcheck(&sample.run, &sample.inputs, options)?;
+    Ok(())
 }
 
 /// Drawn again for each test, so that tests share nothing.
-fn drawn(op: &OpEntry, at: usize) -> Result<Sample, Failed> {
-    (op.samples)(&Device::cpu())?.into_iter().nth(at).ok_or_else(|| "no such sample".into())
+fn drawn(op: &OpEntry, at: usize, device: &Device) -> Result<Sample, Failed> {
+    (op.samples)(device)?.into_iter().nth(at).ok_or_else(|| "no such sample".into())
 }
 
 fn failed(result: Result<()>) -> Result<(), Failed> {

@@ -2,51 +2,21 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
+use common::devices::{Kind, each_device};
+use common::programs::train;
 use streamgrad::prelude::*;
 use streamgrad::{Adam, AdamOptions, ConcurrentBatches, CpuConfig, Error, Result, Schedule, mlp};
 
-fn device(schedule: Schedule) -> Device {
-    Device::cpu_with(CpuConfig { schedule, threads: Some(2), ..CpuConfig::default() })
-}
-
-fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
-    Ok(tensor.to_vec::<f32>()?.iter().map(|value| value.to_bits()).collect())
-}
-
-/// Trains a small model for a few steps and returns every loss and every parameter.
-fn train(schedule: Schedule, lanes: usize, batches: usize) -> Result<Vec<Vec<u32>>> {
-    let device = device(schedule);
-    let model = mlp(&[6, 16, 3], 1, &device)?;
-    let parameters = model.parameters();
-    let mut adam = Adam::new(parameters.clone(), AdamOptions::default())?;
-    let lanes = ConcurrentBatches::new(&device, lanes)?;
-    streamgrad::seed(5);
-    let mut results = Vec::new();
-    for _ in 0..4 {
-        let inputs: Vec<Tensor> =
-            (0..batches).map(|_| Tensor::randn(&[7, 6], DType::F32, None, &device)).collect::<Result<_>>()?;
-        let step = lanes.step(inputs, |input| {
-            let noisy = Var::constant(input).dropout(0.25, streamgrad::next_key())?;
-            model.forward(&noisy)?.square()?.mean(&[], false)
-        })?;
-        adam.step(&step.gradients)?;
-        for loss in &step.losses {
-            results.push(bits(loss)?);
-        }
-    }
-    for parameter in &parameters {
-        results.push(bits(parameter.value())?);
-    }
-    Ok(results)
-}
-
 #[test]
 fn lanes_with_shared_weights_equal_the_serial_schedule() -> Result<()> {
-    for batches in [1, 2, 3, 5] {
-        let serial = train(Schedule::Inline, 1, batches)?;
-        for schedule in [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 4 }] {
+    for kind in Kind::all(&[Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 4 }]) {
+        for batches in [1, 2, 3, 5] {
+            let serial = train(&kind.plain().device(), 1, batches)?;
             for lanes in 1..=4 {
-                assert_eq!(train(schedule, lanes, batches)?, serial, "{batches} batches on {lanes} lanes");
+                let found = train(&kind.device(), lanes, batches)?;
+                assert_eq!(found, serial, "{kind:?}: {batches} batches on {lanes} lanes");
             }
         }
     }
@@ -55,73 +25,77 @@ fn lanes_with_shared_weights_equal_the_serial_schedule() -> Result<()> {
 
 /// The lanes meet in the middle of their batches, which they can only if they run at once.
 #[test]
-fn lanes_really_run_at_once() -> Result<()> {
-    let device = device(Schedule::Inline);
-    let w = Var::leaf(Tensor::ones(&[4], DType::F32, &device)?);
-    let lanes = ConcurrentBatches::new(&device, 2)?;
-    let barrier = std::sync::Barrier::new(2);
-    let step = lanes.step([1.0, 2.0], |factor| {
-        let scaled = w.mul_scalar(factor)?;
-        barrier.wait();
-        scaled.sum(&[], false)
-    })?;
-    assert_eq!(step.gradients.get(&w).unwrap().to_vec::<f32>()?, [3.0; 4]);
-    Ok(())
-}
-
-#[test]
-fn each_lane_records_on_its_own_stream() -> Result<()> {
-    let device = device(Schedule::Inline);
-    let w = Var::leaf(Tensor::ones(&[4], DType::F32, &device)?);
-    let lanes = ConcurrentBatches::new(&device, 3)?;
-    let ids: Vec<_> = lanes.streams().iter().map(Stream::id).collect();
-    lanes.step(0..6, |index: usize| {
-        let loss = w.sum(&[], false)?;
-        let entry = loss.tape().pop();
-        assert_eq!(entry.map(|entry| entry.stream), Some(ids[index % 3]));
-        Ok(loss)
-    })?;
-    Ok(())
-}
-
-#[test]
-fn a_lane_that_panics_is_an_error_and_the_others_are_joined() -> Result<()> {
-    for lanes in [1, 2, 3] {
-        let device = device(Schedule::Inline);
-        let w = Var::leaf(Tensor::ones(&[2], DType::F32, &device)?);
-        let lanes = ConcurrentBatches::new(&device, lanes)?;
-        let loss = |index: usize| {
-            assert_ne!(index, 1, "batch one is bad");
-            w.mul_scalar(index as f64)?.sum(&[], false)
-        };
-        let error = lanes.step(0..3, loss).err();
-        let Some(Error::LanePanicked { message, .. }) = error else { panic!("{error:?}") };
-        assert!(message.contains("batch one is bad"));
-        assert_eq!(lanes.step([2, 3], loss)?.gradients.get(&w).unwrap().to_vec::<f32>()?, [5.0; 2]);
-    }
-    Ok(())
-}
-
-#[test]
-fn the_first_error_in_batch_order_is_returned() -> Result<()> {
-    let device = device(Schedule::Inline);
-    let w = Var::leaf(Tensor::ones(&[2], DType::F32, &device)?);
-    let lanes = ConcurrentBatches::new(&device, 2)?;
-    let error = lanes.step(0..4, |index: isize| match index {
-        0 => w.sum(&[], false),
-        axis => w.sum(&[axis + 10], false),
+fn lanes_really_run_at_once() {
+    each_device(&[Schedule::Inline], |device| {
+        let w = Var::leaf(Tensor::ones(&[4], DType::F32, device)?);
+        let lanes = ConcurrentBatches::new(device, 2)?;
+        let barrier = std::sync::Barrier::new(2);
+        let step = lanes.step([1.0, 2.0], |factor| {
+            let scaled = w.mul_scalar(factor)?;
+            barrier.wait();
+            scaled.sum(&[], false)
+        })?;
+        assert_eq!(step.gradients.get(&w).unwrap().to_vec::<f32>()?, [3.0; 4]);
+        Ok(())
     });
-    assert!(matches!(error, Err(Error::AxisOutOfRange { axis: 11, rank: 1, .. })), "{error:?}");
-    assert!(matches!(lanes.step([(); 0], |()| w.sum(&[], false)), Err(Error::InvalidArgument { .. })));
-    assert!(matches!(ConcurrentBatches::new(&device, 0), Err(Error::InvalidArgument { .. })));
-    Ok(())
+}
+
+#[test]
+fn each_lane_records_on_its_own_stream() {
+    each_device(&[Schedule::Inline], |device| {
+        let w = Var::leaf(Tensor::ones(&[4], DType::F32, device)?);
+        let lanes = ConcurrentBatches::new(device, 3)?;
+        let ids: Vec<_> = lanes.streams().iter().map(Stream::id).collect();
+        lanes.step(0..6, |index: usize| {
+            let loss = w.sum(&[], false)?;
+            let entry = loss.tape().pop();
+            assert_eq!(entry.map(|entry| entry.stream), Some(ids[index % 3]));
+            Ok(loss)
+        })?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_lane_that_panics_is_an_error_and_the_others_are_joined() {
+    each_device(&[Schedule::Inline], |device| {
+        for lanes in [1, 2, 3] {
+            let w = Var::leaf(Tensor::ones(&[2], DType::F32, device)?);
+            let lanes = ConcurrentBatches::new(device, lanes)?;
+            let loss = |index: usize| {
+                assert_ne!(index, 1, "batch one is bad");
+                w.mul_scalar(index as f64)?.sum(&[], false)
+            };
+            let error = lanes.step(0..3, loss).err();
+            let Some(Error::LanePanicked { message, .. }) = error else { panic!("{error:?}") };
+            assert!(message.contains("batch one is bad"));
+            assert_eq!(lanes.step([2, 3], loss)?.gradients.get(&w).unwrap().to_vec::<f32>()?, [5.0; 2]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_first_error_in_batch_order_is_returned() {
+    each_device(&[Schedule::Inline], |device| {
+        let w = Var::leaf(Tensor::ones(&[2], DType::F32, device)?);
+        let lanes = ConcurrentBatches::new(device, 2)?;
+        let error = lanes.step(0..4, |index: isize| match index {
+            0 => w.sum(&[], false),
+            axis => w.sum(&[axis + 10], false),
+        });
+        assert!(matches!(error, Err(Error::AxisOutOfRange { axis: 11, rank: 1, .. })), "{error:?}");
+        assert!(matches!(lanes.step([(); 0], |()| w.sum(&[], false)), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(ConcurrentBatches::new(device, 0), Err(Error::InvalidArgument { .. })));
+        Ok(())
+    });
 }
 
 /// Once memory has come to rest nothing is obtained from the driver any more, on one lane or two.
 #[test]
 fn steady_state_makes_no_driver_allocation_and_two_lanes_make_no_wait() -> Result<()> {
     for count in [1, 2] {
-        let device = device(Schedule::Inline);
+        let device = Device::cpu_with(CpuConfig { threads: Some(2), ..CpuConfig::default() });
         let model = mlp(&[6, 16, 3], 1, &device)?;
         let mut adam = Adam::new(model.parameters(), AdamOptions::default())?;
         let lanes = ConcurrentBatches::new(&device, count)?;

@@ -1,12 +1,16 @@
 //! Training on a driver whose calls fail: every call there is, once or for good.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
 use std::sync::Arc;
 
+use common::devices::emulated;
+use common::process::run_ignored;
 use streamgrad::device::FailingMemory;
 use streamgrad::prelude::*;
 use streamgrad::{
-    ConcurrentBatches, CpuConfig, Error, RandomKey, Result, Sgd, SgdOptions, cross_entropy, mlp,
+    ConcurrentBatches, CpuConfig, CudaConfig, Error, RandomKey, Result, Sgd, SgdOptions, cross_entropy, mlp,
 };
 
 /// Two steps on two lanes: the parameters afterwards.
@@ -68,7 +72,8 @@ fn any_call_of_the_driver_may_fail() {
                 let stats = device.memory_stats();
                 assert_eq!((stats.allocated_bytes, stats.live_blocks), (0, 0), "call {call} to {last}");
                 assert_eq!(stats.reserved_bytes, stats.pending_bytes + stats.cached_bytes);
-                if last != u64::MAX {
+                // Lanes may have made so few calls this time that this one is still to come.
+                if last != u64::MAX && memory.calls() >= call {
                     device.trim();
                     assert_eq!(device.memory_stats().reserved_bytes, 0, "nothing is lost");
                     // The device is as good as new: calls that failed are over.
@@ -88,5 +93,55 @@ fn training_reserves_little_more_than_it_uses() {
         let stats = device.memory_stats();
         let ratio = stats.peak_reserved_bytes as f64 / stats.peak_allocated_bytes as f64;
         assert!(ratio <= 1.15, "{lanes} lanes: {ratio}");
+    }
+}
+
+/// Trains on a CUDA device of its own, twice, and gives the first one's result.
+fn train_on_cuda() -> Result<Vec<Vec<f32>>> {
+    let device = Device::cuda_with(0, CudaConfig::default())?;
+    let first = train(&device);
+    device.synchronize()?;
+    let stats = device.memory_stats();
+    assert_eq!((stats.allocated_bytes, stats.live_blocks), (0, 0));
+    let again = train(&device)?;
+    assert_eq!(first.as_ref().unwrap_or(&again), &again, "the device is as good as new");
+    first
+}
+
+/// In a process of its own, whose driver refuses one call.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_refused_memory() {
+    let outcomes = [(); 3].map(|()| train_on_cuda());
+    let trained: Vec<_> = outcomes.iter().flatten().collect();
+    assert!(trained.windows(2).all(|pair| pair[0] == pair[1]), "{trained:?}");
+    let refused: Vec<Error> = outcomes.into_iter().filter_map(Result::err).collect();
+    assert!(refused.len() <= 1, "one call was refused: {refused:?}");
+    for error in refused {
+        assert!(
+            matches!(error, Error::OutOfMemory { .. } | Error::Driver { .. } | Error::Async { .. }),
+            "{error}"
+        );
+        println!("refused");
+    }
+}
+
+#[test]
+fn any_call_for_memory_of_a_cuda_driver_may_fail() {
+    if !emulated() {
+        println!("skipped: a real driver refuses nothing on demand");
+        return;
+    }
+    for function in ["cuMemAlloc_v2", "cuMemHostAlloc"] {
+        let refused = (1..8).filter(|call| {
+            let output =
+                run_ignored("inner_refused_memory", &[("CUDA_EMULATOR_FAIL", format!("{function}:{call}"))]);
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{function}:{call}: {text}");
+            text.contains("refused")
+        });
+        let refused = refused.count();
+        println!("{function}: {refused}");
+        assert!(refused > 0, "{function} was never refused");
     }
 }

@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
 use std::time::Duration;
 
+use common::devices::Kind;
 use streamgrad::prelude::*;
 use streamgrad::{
-    AllocatorConfig, CpuConfig, Error, Policy, Result, ReusePolicy, Schedule, Sgd, SgdOptions, StreamId,
-    SyncDebug, SyncMode, cross_entropy,
+    AllocatorConfig, Error, Policy, Result, ReusePolicy, Schedule, Sgd, SgdOptions, StreamId, SyncDebug,
+    SyncMode, cross_entropy,
 };
 
 /// Where a program runs, and whether it has the waits that its author forgot.
@@ -24,15 +27,15 @@ struct Setting {
 type Program = fn(&Setting) -> Result<Vec<Tensor>>;
 
 impl Setting {
-    fn new(schedule: Schedule) -> Result<Setting> {
-        let device = Device::cpu_with(CpuConfig { schedule, ..CpuConfig::default() });
+    fn new(kind: Kind) -> Result<Setting> {
+        let device = kind.device();
         let (encoder, decoder) = (device.new_stream()?, device.new_stream()?);
         Ok(Setting { main: device.default_stream(), device, encoder, decoder, waits: false })
     }
 
     /// One stream in the place of all.
-    fn serial() -> Setting {
-        let device = Device::cpu_with(CpuConfig::default());
+    fn serial(kind: Kind) -> Setting {
+        let device = kind.plain().device();
         let main = device.default_stream();
         Setting { encoder: main.clone(), decoder: main.clone(), main, device, waits: false }
     }
@@ -65,9 +68,9 @@ impl Setting {
     }
 }
 
-fn schedules() -> [Schedule; 4] {
+fn kinds() -> Vec<Kind> {
     let explored = [Policy::OldestFirst, Policy::Random { seed: 1 }].map(Schedule::Explore);
-    [Schedule::Threads, Schedule::Delay { seed: 1 }, explored[0], explored[1]]
+    Kind::all(&[Schedule::Threads, Schedule::Delay { seed: 1 }, explored[0], explored[1]])
 }
 
 /// A race as it is reported: each op and its stream.
@@ -76,25 +79,25 @@ type Race = (&'static str, StreamId, &'static str, StreamId);
 /// With the mistake the program is refused under `Manual`, with that race as the reason; with the user's own waits it is
 /// right; and under `Auto` it is right as it is.
 fn is_a_race(program: Program, expected: impl Fn(&Setting) -> Race) -> Result<()> {
-    let serial =
-        program(&Setting::serial())?.iter().map(Tensor::to_vec).collect::<Result<Vec<Vec<f32>>>>()?;
-    for schedule in schedules() {
-        let setting = Setting::new(schedule)?;
+    for kind in kinds() {
+        let serial: Vec<Vec<f32>> =
+            program(&Setting::serial(kind))?.iter().map(Tensor::to_vec).collect::<Result<_>>()?;
+        let setting = Setting::new(kind)?;
         setting.device.set_sync_mode(SyncMode::Manual);
         let refused = setting.run_held(program).unwrap_err();
         let Error::Race { op, stream, earlier, earlier_stream, earlier_tick, address, bytes } = &refused
         else {
-            panic!("{schedule:?}: {refused}");
+            panic!("{kind:?}: {refused}");
         };
-        assert_eq!((*op, *stream, *earlier, *earlier_stream), expected(&setting), "{schedule:?}");
+        assert_eq!((*op, *stream, *earlier, *earlier_stream), expected(&setting), "{kind:?}");
         assert!(*earlier_tick > 0 && *address > 0 && *bytes > 0);
         let text = format!("{op} on stream {stream} races with {earlier} on stream {earlier_stream}");
         assert!(refused.to_string().starts_with(&text), "{refused}");
 
-        let repaired = Setting { waits: true, ..Setting::new(schedule)? };
+        let repaired = Setting { waits: true, ..Setting::new(kind)? };
         repaired.device.set_sync_mode(SyncMode::Manual);
-        assert_eq!(repaired.run_audited(program)?, serial, "{schedule:?}, with waits");
-        assert_eq!(Setting::new(schedule)?.run_audited(program)?, serial, "{schedule:?}, left to the engine");
+        assert_eq!(repaired.run_audited(program)?, serial, "{kind:?}, with waits");
+        assert_eq!(Setting::new(kind)?.run_audited(program)?, serial, "{kind:?}, left to the engine");
     }
     Ok(())
 }
@@ -170,8 +173,8 @@ fn a_pass_over_two_streams_is_left_to_waits_by_hand() -> Result<()> {
         let loss = s.decoder.scope(|| code.square()?.sum(&[], false))?;
         Ok(vec![loss.backward()?.get(&leaf).unwrap()])
     }
-    for schedule in schedules() {
-        let s = Setting::new(schedule)?;
+    for kind in kinds() {
+        let s = Setting::new(kind)?;
         s.device.set_sync_mode(SyncMode::Manual);
         let refused = s.run_held(program).unwrap_err();
         let (on, earlier_on) = (s.encoder.id(), s.decoder.id());
@@ -180,7 +183,7 @@ fn a_pass_over_two_streams_is_left_to_waits_by_hand() -> Result<()> {
             "{refused}"
         );
         s.device.set_sync_mode(SyncMode::Auto);
-        let serial = program(&Setting::serial())?.remove(0).to_vec::<f32>()?;
+        let serial = program(&Setting::serial(kind))?.remove(0).to_vec::<f32>()?;
         assert_eq!(s.run_audited(program)?, [serial]);
     }
     Ok(())
@@ -197,8 +200,8 @@ fn an_op_on_the_default_stream_stands_between_two_side_streams() -> Result<()> {
         Ok(vec![s.decoder.scope(|| scaled.exp())?])
     }
     is_a_race(program, |s| ("mul_scalar", s.main.id(), "sigmoid", s.encoder.id()))?;
-    for schedule in schedules() {
-        let s = Setting::new(schedule)?;
+    for kind in kinds() {
+        let s = Setting::new(kind)?;
         let hold = s.encoder.hold();
         let held = s.encoder.scope(|| s.tensor(7)?.exp())?;
         let free = s.tensor(7)?;
@@ -214,9 +217,9 @@ fn an_op_on_the_default_stream_stands_between_two_side_streams() -> Result<()> {
 /// still reads comes back at once, and with it the wait that it takes.
 #[test]
 fn record_stream_names_the_stream_that_the_memory_came_from() -> Result<()> {
-    for schedule in schedules() {
+    for kind in kinds() {
         for mode in [SyncMode::Manual, SyncMode::Auto] {
-            let s = Setting { waits: true, ..Setting::new(schedule)? };
+            let s = Setting { waits: true, ..Setting::new(kind)? };
             s.device.set_allocator_config(AllocatorConfig {
                 reuse: ReusePolicy::WaitFirst,
                 ..AllocatorConfig::default()
@@ -234,10 +237,10 @@ fn record_stream_names_the_stream_that_the_memory_came_from() -> Result<()> {
             // One of the encoder's next tensors gets the block, which the decoder has not read yet.
             let mut others = vec![next];
             while others.iter().all(|other| other.buffer().ptr() != address) {
-                assert!(others.len() < 1000, "{schedule:?}, {mode:?}: the memory did not come back");
+                assert!(others.len() < 1000, "{kind:?}, {mode:?}: the memory did not come back");
                 others.push(s.encoder.scope(|| s.tensor(others.len() as u32))?);
             }
-            assert_eq!((s.device.sync_stats() - before).waits_inserted, 1, "{schedule:?}, {mode:?}");
+            assert_eq!((s.device.sync_stats() - before).waits_inserted, 1, "{kind:?}, {mode:?}");
             drop(hold);
             let expected: Vec<f32> = s.tensor(8)?.exp()?.neg()?.to_vec()?;
             assert_eq!(decoded.to_vec::<f32>()?, expected);
@@ -255,8 +258,8 @@ fn record_stream_names_the_stream_that_the_memory_came_from() -> Result<()> {
 #[test]
 fn elapsed_time_is_asked_for_before_the_end() -> Result<()> {
     const WORK: Duration = Duration::from_millis(2);
-    for schedule in schedules() {
-        let s = Setting::new(schedule)?;
+    for kind in kinds() {
+        let s = Setting::new(kind)?;
         let hold = s.encoder.hold();
         let start = s.encoder.record()?;
         s.encoder.launch("work", &[], || std::thread::sleep(WORK))?;
@@ -291,10 +294,10 @@ fn train(s: &Setting, each: impl Fn(&Device, &Var) -> Result<()>) -> Result<(Vec
 #[test]
 fn the_host_synchronises_at_each_step() -> Result<()> {
     let read = |_: &Device, loss: &Var| loss.value().item::<f32>().map(drop);
-    let expected = train(&Setting::serial(), |_, _| Ok(()))?;
-    assert_eq!(expected.1, 0, "a loop that only launches never waits");
-    for schedule in schedules() {
-        let s = Setting::new(schedule)?;
+    for kind in kinds() {
+        let expected = train(&Setting::serial(kind), |_, _| Ok(()))?;
+        assert_eq!(expected.1, 0, "a loop that only launches never waits");
+        let s = Setting::new(kind)?;
         let training = |each: &dyn Fn(&Device, &Var) -> Result<()>| train(&s, each);
         assert_eq!(training(&|_, _| Ok(()))?, expected);
         assert_eq!(training(&|device, _| device.synchronize())?, (expected.0.clone(), 3));
@@ -317,8 +320,8 @@ fn the_host_synchronises_at_each_step() -> Result<()> {
 /// The bytes are the device's as soon as the call returns, whether it has copied them or kept them.
 #[test]
 fn host_memory_is_reused_while_its_copy_is_pending() -> Result<()> {
-    for schedule in schedules() {
-        let s = Setting::new(schedule)?;
+    for kind in kinds() {
+        let s = Setting::new(kind)?;
         let hold = s.encoder.hold();
         let mut batch = vec![1.0f32; 64];
         let first = s.encoder.scope(|| Tensor::from_slice(&batch, &[64], &s.device))?;

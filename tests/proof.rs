@@ -2,90 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
+use common::bits;
+use common::devices::{cuda, emulated};
+use common::process::{lost_waits, say};
+use common::programs::{PROGRAMS, Program, input, parameters};
 use streamgrad::device::{Audit, Policy};
 use streamgrad::prelude::*;
 use streamgrad::{
     ConcurrentBatches, CpuConfig, Error, Explore, Result, Schedule, Sgd, SgdOptions, explore, mlp,
 };
-
-type Program = fn(&Device) -> Result<Vec<Tensor>>;
-
-/// The programs by name.
-const PROGRAMS: [(&str, Program); 3] = [
-    ("two lanes", two_lanes),
-    ("branches", branches),
-    ("an optimizer step beside a batch in flight", optimizer_beside_a_batch),
-];
-
-fn input(rows: usize, seed: u32, device: &Device) -> Result<Tensor> {
-    let values: Vec<f32> =
-        (0..rows as u32 * 3).map(|i| ((i * 7 + seed * 5) % 11) as f32 * 0.1 - 0.4).collect();
-    Tensor::from_slice(&values, &[rows, 3], device)
-}
-
-fn parameters(model: &impl Module) -> Vec<Tensor> {
-    model.parameters().iter().map(|parameter| parameter.value().clone()).collect()
-}
-
-/// Two training steps of a small MLP with two lanes that share its weights.
-fn two_lanes(device: &Device) -> Result<Vec<Tensor>> {
-    let model = mlp(&[3, 4, 2], 1, device)?;
-    let mut sgd =
-        Sgd::new(model.parameters(), SgdOptions { lr: 0.5, momentum: 0.9, ..SgdOptions::default() })?;
-    let lanes = ConcurrentBatches::new(device, 2)?;
-    let mut results = Vec::new();
-    for batch in 0..2 {
-        let inputs = [input(2, 2 * batch, device)?, input(2, 2 * batch + 1, device)?];
-        let loss = |input| model.forward(&Var::constant(input))?.square()?.mean(&[], false);
-        let step = lanes.step(inputs, loss)?;
-        sgd.step(&step.gradients)?;
-        results.extend(step.losses);
-    }
-    results.extend(parameters(&model));
-    Ok(results)
-}
-
-/// A model with branches on three streams, trained for two steps.
-fn branches(device: &Device) -> Result<Vec<Tensor>> {
-    let streams = [device.new_stream()?, device.new_stream()?, device.new_stream()?];
-    let models = [mlp(&[3, 4], 1, device)?, mlp(&[3, 4], 2, device)?, mlp(&[3, 4], 3, device)?];
-    let every = models.iter().flat_map(|model| model.parameters()).collect();
-    let mut sgd = Sgd::new(every, SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
-    let mut results = Vec::new();
-    for step in 0..2 {
-        let x = Var::constant(input(2, step, device)?);
-        let mut sum: Option<Var> = None;
-        for (stream, model) in streams.iter().zip(&models) {
-            let branch = stream.scope(|| model.forward(&x)?.tanh())?;
-            sum = Some(match sum {
-                Some(sum) => sum.add(&branch)?,
-                None => branch,
-            });
-        }
-        let loss = sum.unwrap().square()?.sum(&[], false)?;
-        sgd.step(&loss.backward()?)?;
-        results.push(loss.value().clone());
-    }
-    results.extend(models.iter().flat_map(parameters));
-    Ok(results)
-}
-
-/// The optimizer changes the weights while a batch on another stream still reads them.
-fn optimizer_beside_a_batch(device: &Device) -> Result<Vec<Tensor>> {
-    let model = mlp(&[3, 4, 2], 5, device)?;
-    let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.3, ..SgdOptions::default() })?;
-    let side = device.new_stream()?;
-    let x = Var::constant(input(2, 1, device)?);
-    let mut results = Vec::new();
-    for _ in 0..2 {
-        let gradients = model.forward(&x)?.square()?.sum(&[], false)?.backward()?;
-        let in_flight = side.scope(|| model.forward(&x)?.exp())?;
-        sgd.step(&gradients)?;
-        results.push(in_flight.value().clone());
-    }
-    results.extend(parameters(&model));
-    Ok(results)
-}
 
 /// A device on which everything waits for somebody to synchronise, so that no need is met by chance.
 fn queued() -> Device {
@@ -93,10 +20,9 @@ fn queued() -> Device {
     Device::cpu_with(CpuConfig { schedule, ..CpuConfig::default() })
 }
 
-fn audited(program: Program) -> Audit {
-    let device = queued();
+fn audited(program: Program, device: &Device) -> Audit {
     device.start_audit();
-    let results = program(&device).unwrap();
+    let results = program(device).unwrap();
     device.synchronize().unwrap();
     drop(results);
     device.stop_audit()
@@ -105,21 +31,18 @@ fn audited(program: Program) -> Audit {
 #[test]
 fn nothing_in_the_engines_programs_is_unordered_and_every_wait_is_needed() {
     for (name, program) in PROGRAMS {
-        let audit = audited(program);
-        let hazards: Vec<String> = audit.hazards().iter().map(ToString::to_string).collect();
-        assert!(hazards.is_empty(), "{name}: {hazards:#?}");
-        let (commands, waits) = (audit.commands().count(), audit.waits().count());
-        println!("{name}: {commands} commands, {waits} waits");
-        assert!(waits >= 4, "{name}: {waits} waits");
-        let unneeded: Vec<_> = audit
-            .unneeded_waits()
-            .iter()
-            .map(|wait| {
-                let op = |moment| audit.commands().find(|c| c.moment == moment).map(|c| c.to_string());
-                (op(wait.waiter), op(wait.awaited))
-            })
-            .collect();
-        assert!(unneeded.is_empty(), "{name}: {unneeded:#?}");
+        for device in [Some(queued()), cuda(0)].into_iter().flatten() {
+            let audit = audited(program, &device);
+            let hazards: Vec<String> = audit.hazards().iter().map(ToString::to_string).collect();
+            assert!(hazards.is_empty(), "{name} on {device}: {hazards:#?}");
+            let (commands, waits) = (audit.commands().count(), audit.waits().count());
+            println!("{name} on {device}: {commands} commands, {waits} waits");
+            assert!(waits >= 4, "{name} on {device}: {waits} waits");
+            let op = |moment| audit.commands().find(|c| c.moment == moment).map(|c| c.to_string());
+            let unneeded: Vec<_> =
+                audit.unneeded_waits().iter().map(|wait| (op(wait.waiter), op(wait.awaited))).collect();
+            assert!(unneeded.is_empty(), "{name} on {device}: {unneeded:#?}");
+        }
     }
 }
 
@@ -160,4 +83,32 @@ fn ten_thousand_schedules_of_a_two_lane_step_have_one_result() -> Result<()> {
     assert_eq!((report.schedules, report.distinct_results), (10_000, 1));
     assert!(report.distinct_orders > 7_000, "{report:?}");
     Ok(())
+}
+
+/// What another process of this test does and says, with the program of this number.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_program() {
+    let number: usize = std::env::var(PROGRAM).unwrap().parse().unwrap();
+    let device = cuda(0).unwrap();
+    let results = PROGRAMS[number].1(&device).unwrap();
+    let waits = device.sync_stats().waits_inserted;
+    say(waits, &results.iter().map(bits).collect::<Result<Vec<_>>>().unwrap());
+}
+
+const PROGRAM: &str = "STREAMGRAD_TEST_PROGRAM";
+
+/// The same on the emulated driver, which leaves out one `cuStreamWaitEvent` after another.
+#[test]
+fn each_wait_that_the_driver_loses_is_noticed() {
+    if !emulated() {
+        println!("skipped: this takes the emulated driver");
+        return;
+    }
+    for (number, (name, _)) in PROGRAMS.iter().enumerate() {
+        let (waits, unnoticed) = lost_waits("inner_program", &[(PROGRAM, number.to_string())]);
+        println!("{name}: {waits} waits");
+        assert!(waits >= 4, "{name}: {waits} waits");
+        assert!(unnoticed.is_empty(), "{name}: without wait {unnoticed:?} of {waits} nothing changed");
+    }
 }

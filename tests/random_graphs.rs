@@ -2,85 +2,25 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
+use common::devices::cuda;
+use common::random_programs::{Op, ops, run};
 use proptest::prelude::*;
 use streamgrad::device::Audit;
 use streamgrad::prelude::*;
 use streamgrad::{CpuConfig, Policy, Result, Schedule};
 
-/// One op of a random program: which op, on which earlier values, on which stream.
-#[derive(Clone, Debug)]
-struct Op {
-    kind: u8,
-    lhs: usize,
-    rhs: usize,
-    stream: usize,
-    /// Drop the value that was made this many ops ago; its memory may be used again at once.
-    forget: Option<usize>,
+fn cpu(schedule: Schedule) -> Device {
+    Device::cpu_with(CpuConfig { schedule, threads: Some(1), ..CpuConfig::default() })
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let op = (0u8..10, 0usize..64, 0usize..64, 0usize..8, prop::option::weighted(0.3, 1usize..6));
-    let op = op.prop_map(|(kind, lhs, rhs, stream, forget)| Op { kind, lhs, rhs, stream, forget });
-    prop::collection::vec(op, 3..40)
-}
-
-fn apply(kind: u8, x: &Var, y: &Var) -> Result<Var> {
-    match kind {
-        0 => x.add(y),
-        1 => x.sub(y),
-        2 => x.mul(y),
-        3 => x.tanh(),
-        4 => x.relu(),
-        5 => x.matmul(y),
-        6 => x.transpose(0, 1),
-        7 => x.softmax(1),
-        8 => x.mean(&[0], true)?.expand(&[SIDE, SIDE])?.add(y),
-        _ => x.narrow(0, 1, SIDE - 1)?.sum(&[0], true)?.mul(y),
-    }
-}
-
-const SIDE: usize = 5;
-
-/// Runs a program on `streams` streams and returns the loss and the gradients of its leaves, and the audit of all that.
-fn audited(program: &[Op], streams: usize, schedule: Schedule) -> Result<(Vec<Vec<u32>>, Audit)> {
-    let device = Device::cpu_with(CpuConfig { schedule, threads: Some(1), ..CpuConfig::default() });
+/// The results of a program, and the audit of all that.
+fn audited(program: &[Op], streams: usize, device: &Device) -> Result<(Vec<Vec<u32>>, Audit)> {
     device.start_audit();
-    let results = run(program, streams, &device)?;
+    let results = run(program, streams, device)?;
     device.synchronize()?;
     Ok((results, device.stop_audit()))
-}
-
-fn run(program: &[Op], streams: usize, device: &Device) -> Result<Vec<Vec<u32>>> {
-    let streams: Vec<Stream> = match streams {
-        0 => vec![device.default_stream()],
-        count => (0..count).map(|_| device.new_stream()).collect::<Result<_>>()?,
-    };
-    streamgrad::seed(3);
-    let leaf = || Tensor::uniform(&[SIDE, SIDE], -0.5, 0.5, DType::F32, None, device).map(Var::leaf);
-    let leaves: Vec<Var> = (0..3).map(|_| leaf()).collect::<Result<_>>()?;
-    let mut values: Vec<Option<Var>> = leaves.iter().cloned().map(Some).collect();
-    for op in program {
-        let live: Vec<&Var> = values.iter().flatten().collect();
-        let (x, y) = (live[op.lhs % live.len()], live[op.rhs % live.len()]);
-        let value = streams[op.stream % streams.len()].scope(|| apply(op.kind, x, y))?;
-        values.push(Some(value));
-        if let Some(at) = op.forget.and_then(|ago| values.len().checked_sub(1 + ago))
-            && at >= leaves.len()
-        {
-            values[at] = None;
-        }
-    }
-    let last = values.last().and_then(Option::as_ref).unwrap();
-    let loss = last.mul(last)?.add(&leaves[0])?.mean(&[], false)?;
-    let gradients = loss.backward()?;
-    let bits = |tensor: &Tensor| -> Result<Vec<u32>> {
-        Ok(tensor.to_vec::<f32>()?.iter().map(|value| value.to_bits()).collect())
-    };
-    let mut results = vec![bits(loss.value())?];
-    for leaf in &leaves {
-        results.push(gradients.get(leaf).map(|gradient| bits(&gradient)).transpose()?.unwrap_or_default());
-    }
-    Ok(results)
 }
 
 proptest! {
@@ -88,7 +28,7 @@ proptest! {
 
     #[test]
     fn several_streams_equal_one(program in ops()) {
-        let (serial, _) = audited(&program, 0, Schedule::Inline).unwrap();
+        let (serial, _) = audited(&program, 0, &cpu(Schedule::Inline)).unwrap();
         for streams in 2..=4 {
             let seed = (program.len() + streams) as u64;
             let schedules = [
@@ -100,9 +40,25 @@ proptest! {
                 Schedule::Explore(Policy::NewestFirst),
             ];
             for schedule in schedules {
-                let (results, audit) = audited(&program, streams, schedule).unwrap();
+                let (results, audit) = audited(&program, streams, &cpu(schedule)).unwrap();
                 prop_assert_eq!(&results, &serial, "{:?}", schedule);
                 prop_assert_eq!(audit.hazards(), [], "{:?}", schedule);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn several_streams_equal_one_on_cuda(program in ops()) {
+        if let Some(device) = cuda(0) {
+            let (serial, _) = audited(&program, 0, &device).unwrap();
+            for streams in 2..=4 {
+                let (results, audit) = audited(&program, streams, &device).unwrap();
+                prop_assert_eq!(&results, &serial);
+                prop_assert_eq!(audit.hazards(), []);
             }
         }
     }

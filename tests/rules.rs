@@ -2,13 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use common::devices::each_device;
 use streamgrad::prelude::*;
 use streamgrad::{
-    BackwardOptions, CpuConfig, CudaConfig, DeviceKind, Error, GradOptions, Policy, Result, Schedule,
-    SgdOptions, TapeEntry, grad, no_grad,
+    BackwardOptions, CpuConfig, DeviceKind, Error, GradOptions, Policy, Result, Schedule, SgdOptions,
+    TapeEntry, grad, no_grad,
 };
 
 /// Runs a test on a device of its own for each schedule, and on a CUDA device if there is one.
@@ -19,19 +22,7 @@ fn on_each_schedule(test: impl Fn(&Device) -> Result<()>) {
         Schedule::Delay { seed: 3 },
         Schedule::Explore(Policy::Random { seed: 3 }),
     ];
-    for schedule in schedules {
-        let device = Device::cpu_with(CpuConfig { schedule, ..CpuConfig::default() });
-        test(&device).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
-    }
-    match Device::cuda_with(0, CudaConfig::default()) {
-        Ok(device) => {
-            // What is loaded at a first launch waits for streams that tests hold.
-            streamgrad::tensor::preload(&device.default_stream()).unwrap();
-            test(&device).unwrap_or_else(|error| panic!("{device}: {error}"));
-        }
-        Err(Error::CudaUnavailable { .. }) => {}
-        Err(error) => panic!("{error}"),
-    }
+    each_device(&schedules, test);
 }
 
 /// Launches, but for the fills of fresh memory on explored devices.

@@ -2,10 +2,13 @@
 //! default.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::sync::Mutex;
 
 use allocator::{DeviceMemory, allocate};
-use device::{Buffer, CpuConfig, Device, Stream, Use};
+use common::each_device;
+use device::{Buffer, Device, DeviceKind, Stream, Use};
 
 const STREAMS: usize = 8;
 const THREADS: usize = 4;
@@ -35,16 +38,22 @@ fn check((buffer, byte): &Marked) {
 
 #[test]
 fn random_operations_on_eight_streams_and_four_threads() {
-    let operations: usize =
-        std::env::var("STREAMGRAD_SOAK").ok().and_then(|count| count.parse().ok()).unwrap_or(100_000);
-    let dev = Device::cpu_with(CpuConfig::default());
+    each_device(|dev| {
+        let operations: usize =
+            std::env::var("STREAMGRAD_SOAK").ok().and_then(|count| count.parse().ok()).unwrap_or(100_000);
+        // Where operations are a driver's calls there are fewer.
+        soak(&dev, if dev.kind() == DeviceKind::Cpu { operations } else { operations / 10 });
+    });
+}
+
+fn soak(dev: &Device, operations: usize) {
     dev.set_memory_limit(Some(64 << 20));
     let streams: Vec<Stream> = (0..STREAMS).map(|_| dev.new_stream().unwrap()).collect();
     // Buffers pass between the threads here.
     let shelf: Mutex<Vec<Marked>> = Mutex::default();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (dev, streams, shelf) = (&dev, &streams, &shelf);
+            let (streams, shelf) = (&streams, &shelf);
             scope.spawn(move || {
                 let mut random = Random(thread as u64 + 1);
                 let mut mine: Vec<Marked> = Vec::new();

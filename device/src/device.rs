@@ -11,13 +11,13 @@ use crate::audit::AuditLog;
 use crate::cuda::{Context, DriverStream, FaultWord};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
-use crate::fifo::{Fault, Fifo, reached};
+use crate::fifo::{Fault, Fifo, find, reached};
 use crate::hidden::HiddenSyncs;
 use crate::host::Host;
 use crate::recorder::Recorder;
 use crate::stream::{Handle, Side, Stream};
 use crate::{
-    CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
+    Clock, CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
     Schedule, StreamOptions, SyncMode, SyncStats,
 };
 
@@ -89,6 +89,8 @@ pub(crate) struct Core {
     reads: OnceLock<Arc<Fifo>>,
     /// Streams whose last handle is gone while the driver still runs their work.
     orphans: Mutex<Vec<Arc<Fifo>>>,
+    /// The newest commands of other devices' streams that read this one's memory.
+    lent: Mutex<Clock>,
     pub(crate) recorder: Recorder,
     pub(crate) explorer: Option<Arc<Explorer>>,
     delays: Option<Delays>,
@@ -408,6 +410,7 @@ impl Core {
             blocking: false,
             reads: OnceLock::new(),
             orphans: Mutex::default(),
+            lent: Mutex::default(),
             recorder: Recorder::default(),
             explorer: None,
             delays: None,
@@ -437,6 +440,15 @@ impl Core {
             self.orphans.lock().push(Arc::clone(fifo));
             self.sweep();
         }
+    }
+
+    /// The memory stays until another device's command has passed.
+    pub(crate) fn lend_until(&self, moment: Moment) {
+        let mut lent = self.lent.lock();
+        if lent.len() > MANY_READERS {
+            lent.retain(|earlier| !reached(earlier));
+        }
+        lent.advance(moment);
     }
 
     /// Lets go of streams without handles that have run dry.
@@ -496,9 +508,17 @@ impl Drop for Core {
             // Memory goes with the device, so its work has to be done; a failure has nobody left to tell.
             let _ = fifo.wait_until(fifo.enqueued.load(Ordering::Acquire));
         }
+        // So does what other devices read of it.
+        self.lent.get_mut().retain(|moment| {
+            let _ = find(moment.stream).map(|fifo| fifo.wait_until(moment.tick));
+            false
+        });
         self.default.close();
     }
 }
+
+/// Of more streams than this, those that have passed are forgotten.
+const MANY_READERS: usize = 16;
 
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

@@ -129,6 +129,50 @@ impl Stream {
         Ok(())
     }
 
+    /// Copies `to.len_bytes()` bytes from byte `offset` of `from`, whichever CUDA device's that is, to `to`. A command of
+    /// this stream like any other: it comes after what wrote `from`, wherever that runs, and `from` is not written or
+    /// given to anybody else before it has run. The host waits for nothing; where the devices cannot reach each other's
+    /// memory, the driver takes the way through the host's.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit); [`Error::CudaUnavailable`] if `from` is no CUDA device's,
+    /// [`Error::InvalidArgument`] if the range is not inside it.
+    #[track_caller]
+    pub fn copy_across(
+        &self,
+        op: &'static str,
+        to: &crate::Buffer,
+        from: &crate::Buffer,
+        offset: usize,
+    ) -> Result<()> {
+        let (fifo, bytes) = (self.fifo(), to.len_bytes());
+        let driver = fifo.driver()?;
+        let theirs = from.device().core();
+        let Some(cuda) = &theirs.cuda else {
+            let reason = format!("{op} copies from {}, which is no CUDA device", from.device()).into();
+            return Err(Error::CudaUnavailable { reason });
+        };
+        if offset.checked_add(bytes).is_none_or(|end| end > from.len_bytes()) {
+            return Err(Error::InvalidArgument {
+                op,
+                argument: "range",
+                expected: "inside the buffer",
+                value: format!("{offset}+{bytes} of {}", from.len_bytes()).into(),
+            });
+        }
+        self.owns(op, &[Use::write(to)])?;
+        let mut tail = fifo.tail.lock();
+        self.order_uses(&mut tail, op, &[Use::write(to), Use::read(from)], false)?;
+        // Before it is given to the driver: the other device's memory outlives the copy.
+        theirs.lend_until(Moment { stream: fifo.id, tick: tail.tick });
+        self.drive(driver, &mut tail, op, |_| {
+            // SAFETY: both ranges are inside their buffers, which the command uses.
+            unsafe { driver.copy_across(to.ptr(), &cuda.context, from.ptr().wrapping_add(offset), bytes) }
+        })?;
+        bump(&fifo.counters.launches, 1);
+        Ok(())
+    }
+
     /// Makes later commands come after `moments`, with the fewest waits. Does not block the host.
     ///
     /// # Errors
@@ -269,10 +313,30 @@ impl Stream {
         uses: &[Use<'_>],
         may_run_here: bool,
     ) -> Result<Place> {
+        self.owns(op, uses)?;
+        self.order_uses(tail, op, uses, may_run_here)
+    }
+
+    /// That all buffers are this device's.
+    #[inline]
+    fn owns(&self, op: &'static str, uses: &[Use<'_>]) -> Result<()> {
         let core = self.core();
-        if let Some(foreign) = uses.iter().find(|used| !Arc::ptr_eq(used.buffer.device().core(), core)) {
-            return Err(foreign.foreign(op, self));
+        match uses.iter().find(|used| !Arc::ptr_eq(used.buffer.device().core(), core)) {
+            Some(foreign) => Err(foreign.foreign(op, self)),
+            None => Ok(()),
         }
+    }
+
+    /// As [`order`](Self::order), whichever devices' the buffers are.
+    #[inline(always)]
+    #[track_caller]
+    fn order_uses(
+        &self,
+        tail: &mut Tail,
+        op: &'static str,
+        uses: &[Use<'_>],
+        may_run_here: bool,
+    ) -> Result<Place> {
         // A read of what is named once more adds nothing.
         let uses = match uses {
             [a, b, ..] if address(a) == address(b) && !a.write => &uses[1..],

@@ -6,8 +6,11 @@ use super::{AuditedCommand, Entry, Hazard};
 use crate::{Moment, StreamId};
 
 /// Finds the pairs of commands that nothing orders, as if the wait of the number `without` were not there.
-pub(super) fn hazards(entries: &[Entry], without: Option<usize>) -> Vec<Hazard> {
-    let mut order = Order::new(entries, without);
+pub(super) fn hazards<'a>(
+    entries: impl Iterator<Item = &'a Entry> + Clone,
+    without: Option<usize>,
+) -> Vec<Hazard> {
+    let mut order = Order::new(entries.clone(), without);
     let mut memory = Memory::default();
     let mut found = Vec::new();
     let mut commands: Vec<&AuditedCommand> = Vec::new();
@@ -50,7 +53,7 @@ struct Order {
 }
 
 impl Order {
-    fn new(entries: &[Entry], without: Option<usize>) -> Order {
+    fn new<'a>(entries: impl Iterator<Item = &'a Entry>, without: Option<usize>) -> Order {
         let mut places = HashMap::new();
         let mut awaited: HashMap<Moment, Vec<Moment>> = HashMap::new();
         let mut waits = 0;
@@ -201,17 +204,20 @@ mod tests {
     }
 
     fn pairs(entries: &[Entry]) -> Vec<(Moment, Moment)> {
-        hazards(entries, None).iter().map(|hazard| (hazard.first.moment, hazard.second.moment)).collect()
+        hazards(entries.iter(), None)
+            .iter()
+            .map(|hazard| (hazard.first.moment, hazard.second.moment))
+            .collect()
     }
 
     #[test]
     fn a_write_and_a_read_need_an_order() {
         let program = [command(at(1, 1), 0, 8, true), command(at(2, 1), 4, 6, false)];
-        let found = hazards(&program, None);
+        let found = hazards(program.iter(), None);
         assert_eq!((found.len(), found[0].range), (1, (4, 6)));
         let waited = [program[0].clone(), program[1].clone(), wait(at(2, 1), at(1, 1))];
         assert!(pairs(&waited).is_empty());
-        assert_eq!(hazards(&waited, Some(0)).len(), 1);
+        assert_eq!(hazards(waited.iter(), Some(0)).len(), 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod check;
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -48,11 +48,14 @@ enum Entry {
     Ended(Moment),
 }
 
-/// What a device was told while it was audited, in order.
+/// What a device was told while it was audited, in order; or several devices, see [`with`](Audit::with).
 #[derive(Clone, Debug, Default)]
 pub struct Audit {
-    entries: Vec<Entry>,
+    entries: Vec<Numbered>,
 }
+
+/// An entry and its number among those of all devices.
+type Numbered = (u64, Entry);
 
 /// Two commands that use the same memory, one of them to write it, and that nothing orders.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,9 +84,33 @@ impl fmt::Display for Hazard {
 }
 
 impl Audit {
+    /// The audit of a program that ran on several devices, from each one's own.
+    ///
+    /// ```
+    /// use device::{CpuConfig, Device};
+    /// let devices = [(); 2].map(|()| Device::cpu_with(CpuConfig::default()));
+    /// devices.iter().for_each(Device::start_audit);
+    /// for device in &devices {
+    ///     device.default_stream().launch("work", &[], || ())?;
+    /// }
+    /// let [one, two] = devices.each_ref().map(Device::stop_audit);
+    /// assert_eq!(one.with(two).commands().count(), 2);
+    /// # Ok::<(), device::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with(mut self, other: Audit) -> Audit {
+        self.entries.extend(other.entries);
+        self.entries.sort_by_key(|(number, _)| *number);
+        self
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> + Clone {
+        self.entries.iter().map(|(_, entry)| entry)
+    }
+
     /// The commands, in the order of their launches.
     pub fn commands(&self) -> impl Iterator<Item = &AuditedCommand> {
-        self.entries.iter().filter_map(|entry| match entry {
+        self.entries().filter_map(|entry| match entry {
             Entry::Command(command) => Some(command),
             Entry::Wait(_) | Entry::Passed(_) | Entry::Ended(_) => None,
         })
@@ -91,7 +118,7 @@ impl Audit {
 
     /// The waits, in the order of their insertion.
     pub fn waits(&self) -> impl Iterator<Item = AuditedWait> + '_ {
-        self.entries.iter().filter_map(|entry| match entry {
+        self.entries().filter_map(|entry| match entry {
             Entry::Wait(wait) => Some(*wait),
             Entry::Command(_) | Entry::Passed(_) | Entry::Ended(_) => None,
         })
@@ -100,12 +127,12 @@ impl Audit {
     /// Each pair of commands that use the same memory in an order that nothing keeps, where the second is the first to
     /// do so after the first.
     pub fn hazards(&self) -> Vec<Hazard> {
-        check::hazards(&self.entries, None)
+        check::hazards(self.entries(), None)
     }
 
     /// The hazards that there would be without the wait of this number, counted from 0.
     pub fn hazards_without(&self, wait: usize) -> Vec<Hazard> {
-        check::hazards(&self.entries, Some(wait))
+        check::hazards(self.entries(), Some(wait))
     }
 
     /// The waits without which there would be no hazard.
@@ -119,10 +146,17 @@ impl Audit {
 #[derive(Default)]
 pub(crate) struct AuditLog {
     on: AtomicBool,
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<Numbered>>,
 }
 
 impl AuditLog {
+    /// Numbered under the lock, so that entries are in order of their numbers.
+    fn push(&self, entry: Entry) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let mut entries = self.entries.lock();
+        entries.push((NEXT.fetch_add(1, Ordering::Relaxed), entry));
+    }
+
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
@@ -137,27 +171,27 @@ impl AuditLog {
         place: &'static Location<'static>,
         accesses: SmallVec<[Access; 4]>,
     ) {
-        self.entries.lock().push(Entry::Command(AuditedCommand { moment, op, place, accesses }));
+        self.push(Entry::Command(AuditedCommand { moment, op, place, accesses }));
     }
 
     /// A wait is inserted.
     pub(crate) fn wait(&self, waiter: Moment, awaited: Moment) {
         if self.is_on() {
-            self.entries.lock().push(Entry::Wait(AuditedWait { waiter, awaited }));
+            self.push(Entry::Wait(AuditedWait { waiter, awaited }));
         }
     }
 
     /// The host saw that a moment had passed.
     pub(crate) fn passed(&self, moment: Moment) {
         if self.is_on() {
-            self.entries.lock().push(Entry::Passed(moment));
+            self.push(Entry::Passed(moment));
         }
     }
 
     /// The host's read at a moment is over.
     pub(crate) fn ended(&self, read: Moment) {
         if self.is_on() {
-            self.entries.lock().push(Entry::Ended(read));
+            self.push(Entry::Ended(read));
         }
     }
 }

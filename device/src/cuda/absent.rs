@@ -134,6 +134,10 @@ impl DriverStream {
         match *self {}
     }
 
+    pub(crate) unsafe fn copy_across(&self, _: *mut u8, _: &Context, _: *const u8, _: usize) -> Result<()> {
+        match *self {}
+    }
+
     pub(super) unsafe fn fill_bytes(&self, _: *mut u8, _: u8, _: usize) -> Result<()> {
         match *self {}
     }

@@ -20,7 +20,7 @@ use crate::Result;
 
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
 pub(crate) struct Context {
-    raw: sys::CUcontext,
+    pub(super) raw: sys::CUcontext,
     device: sys::CUdevice,
     pub(super) ordinal: usize,
     name: Box<str>,

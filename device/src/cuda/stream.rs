@@ -361,6 +361,27 @@ impl DriverStream {
         check("cuMemcpyDtoDAsync", code)
     }
 
+    /// Enqueues a copy from memory of another device, with the context `theirs`.
+    ///
+    /// # Safety
+    /// Both ranges are in bounds and apart, and the newest command uses them.
+    pub(crate) unsafe fn copy_across(
+        &self,
+        to: *mut u8,
+        theirs: &Context,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (ours, theirs) = (self.context.raw, theirs.raw);
+        // SAFETY: the context is current, and both are retained; the caller answers for the ranges.
+        let code =
+            unsafe { sys::cuMemcpyPeerAsync(address(to), ours, address(from), theirs, bytes, self.raw) };
+        check("cuMemcpyPeerAsync", code)
+    }
+
     /// # Safety
     /// As for [`Queue::fill_bytes`](super::Queue::fill_bytes).
     pub(super) unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {

@@ -1,9 +1,10 @@
 //! Elementwise ops against scalar arithmetic, over layouts and broadcasting.
 
-use device::{Device, Result};
+use device::Result;
 use proptest::prelude::*;
 use tensor::{BinaryOp, CompareOp, DType, Gelu, Tensor, UnaryOp};
 
+use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs, shapes};
 
 type Binary = (BinaryOp, fn(f64, f64) -> f64);
@@ -90,8 +91,8 @@ proptest! {
     fn layouts_do_not_change_a_bit(shape in shapes(), how in 1_u8..4) {
         let x = Plain::numbered(&shape, 6);
         for (op, _) in unaries() {
-            let flat = x.tensor(0, DType::F32, &Device::cpu())?.unary(op)?.to_vec::<f32>()?;
-            let strided = x.tensor(how, DType::F32, &Device::cpu())?.unary(op)?.to_vec::<f32>()?;
+            let flat = x.tensor(0, DType::F32, &device())?.unary(op)?.to_vec::<f32>()?;
+            let strided = x.tensor(how, DType::F32, &device())?.unary(op)?.to_vec::<f32>()?;
             let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&flat), bits(&strided), "{:?}", op);
         }
@@ -110,7 +111,7 @@ proptest! {
 }
 
 fn floats(values: &[f64]) -> Result<Tensor> {
-    Tensor::from_slice(values, &[values.len()], &Device::cpu())
+    Tensor::from_slice(values, &[values.len()], &device())
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn nan_goes_where_torch_lets_it_go() -> Result<()> {
 
 #[test]
 fn integers_wrap_and_never_panic() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let x = Tensor::from_slice(&[i64::MAX, i64::MIN, 7], &[3], &device)?;
     let y = Tensor::from_slice(&[1_i64, -1, 0], &[3], &device)?;
     assert_eq!(x.add(&y)?.to_vec::<i64>()?, [i64::MIN, i64::MAX, 7]);

@@ -3,12 +3,14 @@
 use device::{CpuConfig, Device, Error, Result};
 use tensor::{DType, Tensor};
 
+use crate::on::device;
+
 fn zeros(shape: &[usize], dtype: DType) -> Result<Tensor> {
-    Tensor::zeros(shape, dtype, &Device::cpu())
+    Tensor::zeros(shape, dtype, &device())
 }
 
 fn ints(values: &[i64]) -> Result<Tensor> {
-    Tensor::from_slice(values, &[values.len()], &Device::cpu())
+    Tensor::from_slice(values, &[values.len()], &device())
 }
 
 macro_rules! refused {
@@ -168,7 +170,7 @@ fn a_tensor_that_cannot_be_read_prints_its_error() -> Result<()> {
 
 #[test]
 fn values_that_make_no_sense() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     for step in [0.0, -1.0, f64::NAN] {
         let x = Tensor::arange(0.0, 1.0, step, DType::F32, &device);
         refused!(x, Error::InvalidArgument { op: "arange", argument: "step", .. });
@@ -212,7 +214,7 @@ fn shapes_without_elements_that_are_too_large() -> Result<()> {
 
 #[test]
 fn ranges_that_do_not_fit_in_memory() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     for dtype in [DType::F32, DType::F64, DType::I64, DType::U8] {
         let values = Tensor::arange(0.0, 1e15, 1.0, dtype, &device);
         refused!(values, Error::OutOfMemory { requested_bytes: 8_000_000_000_000_000, .. });

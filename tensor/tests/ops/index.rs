@@ -1,13 +1,14 @@
 //! Joining and indexing against loops.
 
-use device::{Device, Result};
+use device::Result;
 use proptest::prelude::*;
 use tensor::{DType, Tensor};
 
+use crate::on::device;
 use crate::reference::{Plain, indices, shapes};
 
 fn ints(values: &[i64], shape: &[usize]) -> Result<Tensor> {
-    Tensor::from_slice(values, shape, &Device::cpu())
+    Tensor::from_slice(values, shape, &device())
 }
 
 /// Indices below `size` that repeat and come in no order.
@@ -99,7 +100,7 @@ proptest! {
         let mut out: Vec<usize> = shape.iter().map(|&n| n.saturating_sub(cut).max(n.min(1))).collect();
         out[axis] = count;
         let at = Plain { shape: out.clone(), data: picks(out.iter().product(), shape[axis]).iter().map(|&i| i as f64).collect() };
-        let idx = at.tensor(how, DType::I64, &Device::cpu())?;
+        let idx = at.tensor(how, DType::I64, &device())?;
         let x = Plain::numbered(&shape, 23);
         let source = |index: &[usize]| {
             let mut own = index.to_vec();
@@ -145,7 +146,7 @@ proptest! {
 
 #[test]
 fn indices_may_be_views() -> Result<()> {
-    let x = Tensor::arange(0, 10, 1, DType::F32, &Device::cpu())?;
+    let x = Tensor::arange(0, 10, 1, DType::F32, &device())?;
     let every_other = ints(&[9, 100, 0, 100, 4, 100], &[3, 2])?.narrow(1, 0, 1)?.reshape(&[3])?;
     assert_eq!(x.index_select(0, &every_other)?.to_vec::<f32>()?, [9.0, 0.0, 4.0]);
     let strided = ints(&[9, 100, 0, 100], &[2, 2])?.select(1, 1)?;
@@ -177,7 +178,7 @@ fn cross_entropy_against_the_composition() -> Result<()> {
 
 #[test]
 fn an_empty_batch_has_no_losses() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let logits = Tensor::zeros(&[0, 3], DType::F32, &device)?;
     let (losses, log_probs) = logits.cross_entropy(&ints(&[], &[0])?)?;
     assert_eq!((losses.shape(), log_probs.shape()), (&[0][..], &[0, 3][..]));

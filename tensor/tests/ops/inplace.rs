@@ -1,9 +1,10 @@
 //! Ops in place: through views, from overlapping sources, never into expanded targets.
 
-use device::{Device, Result};
+use device::Result;
 use proptest::prelude::*;
 use tensor::{AdamStep, DType, Error, SgdStep, Tensor};
 
+use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs};
 
 proptest! {
@@ -31,7 +32,7 @@ proptest! {
 }
 
 fn square() -> Result<Tensor> {
-    Tensor::arange(0, 9, 1, DType::F32, &Device::cpu())?.reshape(&[3, 3])
+    Tensor::arange(0, 9, 1, DType::F32, &device())?.reshape(&[3, 3])
 }
 
 #[test]
@@ -75,7 +76,7 @@ fn copies_cast() -> Result<()> {
 
 #[test]
 fn expanded_targets_are_refused() -> Result<()> {
-    let x = Tensor::zeros(&[3], DType::F32, &Device::cpu())?;
+    let x = Tensor::zeros(&[3], DType::F32, &device())?;
     let wide = x.expand(&[2, 3])?;
     let refused = |result: Result<()>| matches!(result, Err(Error::InvalidArgument { argument: "self", .. }));
     assert!(refused(wide.add_(&x)));

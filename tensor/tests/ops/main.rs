@@ -5,6 +5,7 @@ mod errors;
 mod index;
 mod inplace;
 mod matmul;
+mod on;
 mod random;
 mod reduce;
 mod reference;

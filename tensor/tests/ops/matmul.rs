@@ -1,9 +1,10 @@
 //! Products against three loops.
 
-use device::{Device, Result};
+use device::Result;
 use proptest::prelude::*;
 use tensor::{DType, Tensor};
 
+use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs};
 
 /// The product of operands of rank 2 at least, leading axes broadcast to `batch`.
@@ -80,7 +81,7 @@ proptest! {
 
 #[test]
 fn f32_and_larger_sizes() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let (x, y) = (Plain::numbered(&[33, 70], 49), Plain::numbered(&[70, 41], 50));
     let got = x.tensor(1, DType::F32, &device)?.matmul(&y.tensor(0, DType::F32, &device)?)?;
     assert!(product(&x, &y, &[]).matches(&got, 1e-4)?);

@@ -1,13 +1,15 @@
 //! Random numbers depend on their key and nothing else.
 
-use device::{Device, Result};
+use device::Result;
 use tensor::{DType, Error, Generator, RandomKey, Tensor, next_key, seed};
+
+use crate::on::device;
 
 const KEY: RandomKey = RandomKey { seed: 5, op: 9 };
 
 #[test]
 fn the_same_key_gives_the_same_numbers_on_every_stream() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let draw = || Tensor::randn(&[257], DType::F32, KEY, &device);
     let first = draw()?.to_vec::<f32>()?;
     let stream = device.new_stream()?;
@@ -20,7 +22,7 @@ fn the_same_key_gives_the_same_numbers_on_every_stream() -> Result<()> {
 
 #[test]
 fn the_default_generator_restarts_with_its_seed() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let draw = || Tensor::rand(&[8], DType::F64, None, &device)?.to_vec::<f64>();
     seed(3);
     let (first, second) = (draw()?, draw()?);
@@ -34,7 +36,7 @@ fn the_default_generator_restarts_with_its_seed() -> Result<()> {
 
 #[test]
 fn values_lie_where_they_should() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let n = 20_000;
     let x = Tensor::uniform(&[n], -2.0, 3.0, DType::F32, KEY, &device)?;
     let (low, high) = (x.min(&[], false)?.item::<f32>()?, x.max(&[], false)?.item::<f32>()?);
@@ -52,7 +54,7 @@ fn values_lie_where_they_should() -> Result<()> {
 
 #[test]
 fn dropout_scales_what_it_keeps() -> Result<()> {
-    let x = Tensor::ones(&[100, 100], DType::F64, &Device::cpu())?;
+    let x = Tensor::ones(&[100, 100], DType::F64, &device())?;
     let y = x.dropout(0.25, KEY)?;
     assert!(y.to_vec::<f64>()?.iter().all(|&v| v == 0.0 || (v - 4.0 / 3.0).abs() < 1e-12));
     assert!((y.mean(&[], false)?.item::<f64>()? - 1.0).abs() < 0.03);
@@ -68,7 +70,7 @@ fn dropout_scales_what_it_keeps() -> Result<()> {
 
 #[test]
 fn empty_ranges_and_wrong_types_are_refused() {
-    let device = Device::cpu();
+    let device = device();
     let invalid = |x: Result<Tensor>| matches!(x, Err(Error::InvalidArgument { .. }));
     assert!(invalid(Tensor::randint(3, 3, &[2], DType::I64, KEY, &device)));
     assert!(invalid(Tensor::uniform(&[2], 1.0, 0.0, DType::F32, KEY, &device)));

@@ -1,9 +1,10 @@
 //! Reductions over any axes against sums written out.
 
-use device::{Device, Result};
+use device::Result;
 use proptest::prelude::*;
 use tensor::{DType, Error, Tensor};
 
+use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs, indices, shapes};
 
 /// The groups of elements that a reduction of `axes` joins, by the kept part of their index.
@@ -116,7 +117,7 @@ proptest! {
 
 #[test]
 fn nan_wins_and_empty_sums_are_neutral() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let x = Tensor::from_slice(&[1.0_f32, f32::NAN, 3.0, f32::NAN], &[4], &device)?;
     assert!(x.max(&[], false)?.item::<f32>()?.is_nan());
     assert!(x.min(&[], false)?.item::<f32>()?.is_nan());
@@ -134,7 +135,7 @@ fn nan_wins_and_empty_sums_are_neutral() -> Result<()> {
 
 #[test]
 fn small_integers_sum_wide() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let bytes = Tensor::full(&[300], 255, DType::U8, &device)?;
     assert_eq!(bytes.sum(&[], false)?.item::<i64>()?, 300 * 255);
     let truths = Tensor::ones(&[2, 70], DType::Bool, &device)?;
@@ -145,7 +146,7 @@ fn small_integers_sum_wide() -> Result<()> {
 
 #[test]
 fn scalars_have_one_axis() -> Result<()> {
-    let x = Tensor::scalar(3.0_f64, &Device::cpu())?;
+    let x = Tensor::scalar(3.0_f64, &device())?;
     for y in [x.sum(&[0], false)?, x.max(&[-1], true)?, x.mean(&[], false)?, x.sum_to(&[])?] {
         assert_eq!((y.rank(), y.item::<f64>()?), (0, 3.0));
     }

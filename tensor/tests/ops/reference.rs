@@ -4,6 +4,8 @@ use device::{Device, Result};
 use proptest::prelude::*;
 use tensor::{DType, Tensor};
 
+use crate::on::device;
+
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plain {
     pub(crate) shape: Vec<usize>,
@@ -70,7 +72,7 @@ impl Plain {
     }
 
     pub(crate) fn f64(&self, how: u8) -> Result<Tensor> {
-        self.tensor(how, DType::F64, &Device::cpu())
+        self.tensor(how, DType::F64, &device())
     }
 
     /// Whether `x` has this shape and, up to `tolerance` relative to 1 or the value, these values; NaN is NaN.

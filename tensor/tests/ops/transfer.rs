@@ -3,9 +3,11 @@
 use device::{CpuConfig, Device, Result};
 use tensor::{DType, Tensor};
 
+use crate::on::device;
+
 #[test]
 fn slices_come_back() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let floats: Vec<f32> = (0..1000).map(|i| i as f32 * 0.5 - 3.0).collect();
     let x = Tensor::from_slice(&floats, &[10, 100], &device)?;
     assert_eq!(x.to_vec::<f32>()?, floats);
@@ -20,7 +22,7 @@ fn slices_come_back() -> Result<()> {
 
 #[test]
 fn casts_truncate_and_saturate() -> Result<()> {
-    let x = Tensor::from_slice(&[-1.9_f64, 2.9, 1e30, f64::NAN, 0.0], &[5], &Device::cpu())?;
+    let x = Tensor::from_slice(&[-1.9_f64, 2.9, 1e30, f64::NAN, 0.0], &[5], &device())?;
     assert_eq!(x.to_dtype(DType::I64)?.to_vec::<i64>()?, [-1, 2, i64::MAX, 0, 0]);
     assert_eq!(x.to_dtype(DType::U8)?.to_vec::<u8>()?, [0, 2, 255, 0, 0]);
     assert_eq!(x.to_dtype(DType::Bool)?.to_vec::<bool>()?, [true, true, true, true, false]);
@@ -32,7 +34,7 @@ fn casts_truncate_and_saturate() -> Result<()> {
 
 #[test]
 fn ranges_and_identities() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     assert_eq!(Tensor::arange(5, 0, -2, DType::I64, &device)?.to_vec::<i64>()?, [5, 3, 1]);
     assert_eq!(Tensor::arange(0.0, 1.0, 0.25, DType::F32, &device)?.to_vec::<f32>()?, [0.0, 0.25, 0.5, 0.75]);
     assert!(Tensor::arange(2, 2, 1, DType::U8, &device)?.is_empty());
@@ -50,7 +52,7 @@ fn ranges_and_identities() -> Result<()> {
 
 #[test]
 fn tensors_move_between_devices() -> Result<()> {
-    let (here, there) = (Device::cpu(), Device::cpu_with(CpuConfig::default()));
+    let (here, there) = (device(), Device::cpu_with(CpuConfig::default()));
     let x = Tensor::arange(0, 6, 1, DType::F32, &here)?.reshape(&[2, 3])?.t()?;
     let y = x.to_device(&there)?;
     assert!(y.device() == &there && y.is_contiguous());
@@ -62,7 +64,7 @@ fn tensors_move_between_devices() -> Result<()> {
 
 #[test]
 fn ops_run_on_the_current_stream_and_order_themselves() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let (a, b) = (device.new_stream()?, device.new_stream()?);
     let x = a.scope(|| Tensor::full(&[1000], 1.0, DType::F32, &device))?;
     let y = b.scope(|| x.add(&x)?.mul_scalar(3.0))?;
@@ -75,7 +77,7 @@ fn ops_run_on_the_current_stream_and_order_themselves() -> Result<()> {
 
 #[test]
 fn a_read_waits_only_for_its_own_buffer() -> Result<()> {
-    let device = Device::cpu();
+    let device = device();
     let (held, free) = (device.new_stream()?, device.new_stream()?);
     let gate = held.hold();
     let late = held.scope(|| Tensor::full(&[4], 2.0, DType::F32, &device))?;

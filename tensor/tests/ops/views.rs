@@ -1,9 +1,10 @@
 //! Views against copies of the elements they should show.
 
-use device::{Device, Result};
+use device::Result;
 use proptest::prelude::*;
 use tensor::{DType, Tensor};
 
+use crate::on::device;
 use crate::reference::{Plain, shapes};
 
 /// A view op on both sides; axes are taken modulo the rank.
@@ -131,7 +132,7 @@ proptest! {
 }
 
 fn counted(n: i64) -> Result<Tensor> {
-    Tensor::arange(0, n, 1, DType::I64, &Device::cpu())
+    Tensor::arange(0, n, 1, DType::I64, &device())
 }
 
 #[test]
@@ -170,7 +171,7 @@ fn flatten_joins_a_range_of_axes() -> Result<()> {
     assert_eq!(x.flatten(1, 2)?.shape(), [2, 12]);
     assert_eq!(x.flatten(0, 0)?.shape(), [2, 3, 4]);
     assert_eq!(x.flatten(0, -1)?.shape(), [24]);
-    assert_eq!(Tensor::scalar(1.0_f32, &Device::cpu())?.flatten(0, -1)?.shape(), [1]);
+    assert_eq!(Tensor::scalar(1.0_f32, &device())?.flatten(0, -1)?.shape(), [1]);
     assert!(x.flatten(2, 1).is_err());
     Ok(())
 }

@@ -69,12 +69,13 @@ fn a_held_streams_memory_goes_to_nobody_else() {
         let others: Vec<_> = (0..8).map(|_| allocate(&main, MIB).unwrap()).collect();
         assert!(others.iter().all(|other| other.ptr() != address), "the side stream has not read it yet");
         assert_eq!(dev.sync_stats().waits_inserted, waits);
+        let obtained = dev.memory_stats().driver_allocations;
         drop(hold);
         side.synchronize().unwrap();
         drop(others);
         let all: Vec<_> = (0..9).map(|_| allocate(&main, MIB).unwrap()).collect();
         assert!(all.iter().any(|other| other.ptr() == address), "now it is free again");
-        assert_eq!(dev.memory_stats().driver_allocations, 9);
+        assert_eq!(dev.memory_stats().driver_allocations, obtained);
     });
 }
 
@@ -171,18 +172,19 @@ fn trim_gives_back_what_is_free() {
     each_device(|dev| {
         let (main, side) = (dev.default_stream(), dev.new_stream().unwrap());
         let hold = side.hold();
-        let kept = allocate(&main, 3 * MIB).unwrap();
-        let pending = allocate(&main, 5 * MIB).unwrap();
+        // Whole pages, where memory comes in pages.
+        let kept = allocate(&main, 4 * MIB).unwrap();
+        let pending = allocate(&main, 6 * MIB).unwrap();
         write(&side, &pending);
-        let free = allocate(&main, 7 * MIB).unwrap();
+        let free = allocate(&main, 8 * MIB).unwrap();
         write(&main, &free);
         drop((pending, free));
         main.synchronize().unwrap();
-        assert_eq!(dev.trim(), 7 * MIB);
+        assert_eq!(dev.trim(), 8 * MIB);
         assert_eq!(dev.trim(), 0);
         drop(hold);
         dev.synchronize().unwrap();
-        assert!(dev.trim() >= 5 * MIB);
+        assert!(dev.trim() >= 6 * MIB);
         assert_eq!(dev.memory_stats().segments, 1);
         drop(kept);
     });
@@ -455,14 +457,19 @@ fn invariant_18_a_private_pool_keeps_its_addresses() {
         let addresses = capture();
         // Free, but nobody else's: not another request's, not the driver's.
         assert_eq!(dev.trim(), 0);
-        let others: Vec<_> = (0..20).map(|_| allocate(&stream, MIB).unwrap()).collect();
+        let mut others: Vec<_> = (0..20).map(|_| allocate(&stream, MIB).unwrap()).collect();
         let foreign =
             |buffer: &Buffer| addresses.iter().all(|&at| !(at..at + 3000).contains(&buffer.ptr().addr()));
         assert!(others.iter().all(foreign));
         dev.set_memory_limit(Some(dev.memory_stats().reserved_bytes));
-        let Err(Error::OutOfMemory { report, .. }) = allocate(&stream, MIB) else {
-            panic!("the pool's is not to be had")
+        let report = loop {
+            match allocate(&stream, MIB) {
+                Ok(other) => others.push(other),
+                Err(Error::OutOfMemory { report, .. }) => break report,
+                Err(error) => panic!("{error}"),
+            }
         };
+        assert!(others.iter().all(foreign), "the pool's is not to be had");
         let segments = dev.memory_snapshot().segments;
         let own = segments.iter().filter(|segment| segment.pool == Some(pool.id()));
         let bytes: usize = own.map(|segment| segment.bytes).sum();

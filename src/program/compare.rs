@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use streamgrad::compare::{CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare};
-use streamgrad::workloads;
+use streamgrad::{DeviceKind, workloads};
 
 use super::output::{OutputFile, Printer};
 use super::table::Table;
@@ -103,16 +103,14 @@ fn compare_with_bar(
 
 fn show(found: &Comparison, about: &str, printer: &mut Printer) -> Result<(), Failure> {
     let options = &found.options;
+    let threads = match options.device.kind() {
+        DeviceKind::Cpu => format!(" with {} threads", found.threads),
+        _ => String::new(),
+    };
     printer.line(format_args!("{}: {about}", found.workload))?;
     printer.line(format_args!(
-        "device {} with {} threads, {} batches of {} rows a step, {} steps after {} of warm-up, seed {}",
-        found.device,
-        found.threads,
-        options.streams,
-        options.batch,
-        options.steps,
-        options.warmup,
-        options.seed
+        "device {}{}, {} batches of {} rows a step, {} steps after {} of warm-up, seed {}",
+        found.device, threads, options.streams, options.batch, options.steps, options.warmup, options.seed
     ))?;
     printer.empty_line()?;
     for line in figures(found).lines() {
@@ -160,6 +158,7 @@ fn figures(found: &Comparison) -> Table {
     row("streams", &|s| s.streams.to_string());
     row("step, median (ms)", &|s| format!("{:.3}", s.step_ms.median));
     row("step, p10 to p90 (ms)", &|s| format!("{:.3} to {:.3}", s.step_ms.p10, s.step_ms.p90));
+    row("launched after (ms)", &|s| format!("{:.3}", s.launch_ms));
     row("steps per second", &|s| format!("{:.0}", s.steps_per_s()));
     row("busy (% of the wall)", &|s| format!("{:.1}", 100.0 * s.profile.busy));
     row("overlap (% of busy)", &|s| format!("{:.1}", 100.0 * s.profile.overlap));
@@ -236,6 +235,7 @@ struct JsonSchedule<'a> {
     name: &'a str,
     streams: usize,
     step_ms: JsonQuantiles,
+    launch_ms: f64,
     steps_per_s: f64,
     busy_pct: f64,
     overlap_pct: f64,
@@ -285,6 +285,7 @@ impl<'a> From<&'a ScheduleReport> for JsonSchedule<'a> {
             name: schedule.name,
             streams: schedule.streams,
             step_ms: schedule.step_ms.into(),
+            launch_ms: schedule.launch_ms,
             steps_per_s: schedule.steps_per_s(),
             busy_pct: 100.0 * schedule.profile.busy,
             overlap_pct: 100.0 * schedule.profile.overlap,

@@ -33,6 +33,7 @@ pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
         kernels_fill_the_device,
         imbalance,
         inflation,
+        launch_bound,
         host_bound,
         serial_part,
     ];
@@ -87,44 +88,38 @@ fn over_synchronisation(facts: &Facts) -> Option<Finding> {
 }
 
 fn more_lanes_than_threads(facts: &Facts) -> Option<Finding> {
-    (facts.lanes > facts.threads).then(|| {
-        let message = format!(
-            "{} lanes share {} thread{}: at most that many run at once",
-            facts.lanes,
-            facts.threads,
-            if facts.threads == 1 { "" } else { "s" }
-        );
-        Finding::new("no-room", message)
-    })
+    let threads = facts.threads.filter(|&threads| facts.lanes > threads)?;
+    let message = format!(
+        "{} lanes share {threads} thread{}: at most that many run at once",
+        facts.lanes,
+        if threads == 1 { "" } else { "s" }
+    );
+    Some(Finding::new("no-room", message))
 }
 
 /// Whether threads of their own do not make the lanes run at once.
 fn are_apart(facts: &Facts) -> bool {
-    facts.lanes > 1 && facts.lanes <= facts.threads && facts.overlap < 0.2
+    facts.lanes > 1 && facts.threads.is_some_and(|threads| facts.lanes <= threads) && facts.overlap < 0.2
 }
 
 fn lanes_apart(facts: &Facts) -> Option<Finding> {
-    are_apart(facts).then(|| {
-        let message = format!(
-            "the lanes hardly ever run at once ({:.0} % of busy time) though there are {} threads: their threads share a \
-             core, as they do when another program keeps one busy; measure again on an idle machine",
-            100.0 * facts.overlap,
-            facts.threads
-        );
-        Finding::new("lanes-apart", message)
-    })
+    let threads = facts.threads.filter(|_| are_apart(facts))?;
+    let message = format!(
+        "the lanes hardly ever run at once ({:.0} % of busy time) though there are {threads} threads: their threads share \
+         a core, as they do when another program keeps one busy; measure again on an idle machine",
+        100.0 * facts.overlap
+    );
+    Some(Finding::new("lanes-apart", message))
 }
 
 fn kernels_fill_the_device(facts: &Facts) -> Option<Finding> {
     let gain = facts.split_gain;
-    (facts.lanes > 1 && gain > 1.0 + NOTABLE).then(|| {
-        let message = format!(
-            "the serial schedule splits its kernels over {} threads and is {gain:.2}x as fast as on a lane's share: \
-             there is less room beside them",
-            facts.threads
-        );
-        Finding::new("kernels-fill-device", message)
-    })
+    let threads = facts.threads.filter(|_| facts.lanes > 1 && gain > 1.0 + NOTABLE)?;
+    let message = format!(
+        "the serial schedule splits its kernels over {threads} threads and is {gain:.2}x as fast as on a lane's share: \
+         there is less room beside them"
+    );
+    Some(Finding::new("kernels-fill-device", message))
 }
 
 fn imbalance(facts: &Facts) -> Option<Finding> {
@@ -154,7 +149,23 @@ fn host_ms(facts: &Facts) -> f64 {
     (facts.concurrent_ms - facts.chain_ms).max(0.0)
 }
 
+/// Where a processor of its own runs the commands, the host is busy launching them.
+fn launch_bound(facts: &Facts) -> Option<Finding> {
+    (facts.threads.is_none() && share(facts.launch_ms, facts.concurrent_ms) > LAUNCH_BOUND).then(|| {
+        let message = format!(
+            "the host takes {:.3} of a step's {:.3} ms to launch its {:.0} commands, on a thread for each lane, and the \
+             device waits for it: larger batches, or ops that do more at once, hide it",
+            facts.launch_ms, facts.concurrent_ms, facts.launches
+        );
+        Finding::new("host-bound", message)
+    })
+}
+
+/// Who spends this part of a step on launching waits for the device in none of it.
+const LAUNCH_BOUND: f64 = 0.75;
+
 fn host_bound(facts: &Facts) -> Option<Finding> {
+    facts.threads?;
     let host_ms = host_ms(facts);
     (!are_apart(facts) && share(host_ms, facts.concurrent_ms) > 0.25).then(|| {
         let message = format!(
@@ -183,6 +194,17 @@ fn serial_part(facts: &Facts) -> Option<Finding> {
 
 fn limit(facts: &Facts) -> Finding {
     let lane_ms = (facts.chain_ms - facts.outside_ms).max(0.0);
+    if facts.threads.is_none() {
+        let message = format!(
+            "of the concurrent step's {:.3} ms, the host launches for {:.3}; timed one by one, which makes short ones longer, \
+             the kernels of the longest lane are {lane_ms:.3}, merge and optimizer {:.3}. Kernels alone would allow {:.2}x",
+            facts.concurrent_ms,
+            facts.launch_ms,
+            facts.outside_ms,
+            share(facts.serial_ms, facts.bound_ms)
+        );
+        return Finding::new("limit", message);
+    }
     let parts = [
         (lane_ms, "kernels of the longest lane"),
         (facts.outside_ms, "merge and optimizer"),

@@ -8,9 +8,14 @@ use super::quantiles::median;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     pub(super) lanes: usize,
-    pub(super) threads: usize,
+    /// The host's threads that run commands; none if a processor of its own does, which takes all lanes at once.
+    pub(super) threads: Option<usize>,
     pub(super) serial_ms: f64,
     pub(super) concurrent_ms: f64,
+    /// The part of the concurrent step until the host has launched everything.
+    pub(super) launch_ms: f64,
+    /// Commands of a step.
+    pub(super) launches: f64,
     /// How much faster the serial schedule is for having all threads.
     pub(super) split_gain: f64,
     /// The share of busy time in which lanes run at once.
@@ -38,7 +43,7 @@ impl Facts {
         serial: &ScheduleReport,
         concurrent: &ScheduleReport,
         alone: &Profile,
-        threads: usize,
+        threads: Option<usize>,
     ) -> Facts {
         let profile = &concurrent.profile;
         let outside = profile.outside.clone().unwrap_or_default();
@@ -48,6 +53,8 @@ impl Facts {
             threads,
             serial_ms: serial.step_ms.median,
             concurrent_ms: concurrent.step_ms.median,
+            launch_ms: concurrent.launch_ms,
+            launches: concurrent.launches_per_step,
             // Both traced.
             split_gain: alone.wall_ms / serial.profile.wall_ms,
             overlap: profile.overlap,
@@ -68,12 +75,12 @@ impl Facts {
 }
 
 /// The larger of the longest chain and the threads' share of all commands, with durations as they are undisturbed.
-fn bound_ms(concurrent: &ScheduleReport, alone: &Profile, threads: usize) -> f64 {
+fn bound_ms(concurrent: &ScheduleReport, alone: &Profile, threads: Option<usize>) -> f64 {
     let lanes: Vec<_> = concurrent.profile.lanes.iter().filter_map(|lane| lane.stream).collect();
     let cost = |command: &device::CommandRecord| alone.mean_ms(command.op).unwrap_or(0.0);
     let chain = median(concurrent.recordings.iter().map(|step| critical_path_ms(step, &lanes, &cost)));
     // An undisturbed lane has its share of the threads, so this many lanes fit beside each other.
-    let abreast = concurrent.streams.min(threads).max(1);
+    let abreast = concurrent.streams.min(threads.unwrap_or(usize::MAX)).max(1);
     let work = alone.ops.iter().map(|op| op.count * op.mean_ms).sum::<f64>();
     chain.max(work / abreast as f64)
 }

@@ -16,7 +16,7 @@ mod runner;
 #[cfg(test)]
 mod tests;
 
-use device::{Device, Error, Recording, Result, StreamId};
+use device::{Device, DeviceKind, Error, Recording, Result, StreamId};
 
 pub use diagnosis::Finding;
 pub use profile::{LaneProfile, OpProfile, Profile};
@@ -45,6 +45,9 @@ pub struct CompareOptions {
     /// Steps that are traced afterwards.
     pub traced: usize,
 }
+
+/// Less than this part of a serial step is no room for lanes to use.
+const NO_ROOM: f64 = 0.05;
 
 /// More lanes than this would be threads that only wait.
 const MAX_STREAMS: usize = 256;
@@ -136,6 +139,9 @@ pub struct ScheduleReport {
     pub streams: usize,
     /// Wall time of a step, to the end of its last command.
     pub step_ms: Quantiles,
+    /// Median wall time of a step until the host has launched its last command. A device that runs commands on the host's
+    /// threads has run most of them by then.
+    pub launch_ms: f64,
     /// What the traced steps show.
     pub profile: Profile,
     /// Commands launched in a step.
@@ -236,7 +242,8 @@ pub fn compare(
         Quantiles::of(serial.block_medians().zip(concurrent.block_medians()).map(|(s, c)| s / c));
     let alone = alone.profile();
     let (serial, concurrent) = (serial.report("serial"), concurrent.report("concurrent"));
-    let facts = Facts::new(&serial, &concurrent, &alone, threads);
+    let own_processor = matches!(options.device.kind(), DeviceKind::Cuda(_));
+    let facts = Facts::new(&serial, &concurrent, &alone, if own_processor { None } else { Some(threads) });
     let mut diagnosis = Vec::new();
     let differences = [("loss", &loss_difference), ("parameter", &parameter_difference)];
     diagnosis.extend(differences.iter().filter_map(|(what, found)| {
@@ -253,7 +260,7 @@ pub fn compare(
         speedup: serial_ms / concurrent_ms,
         speedup_spread,
         bound_ms: facts.bound_ms,
-        efficiency: (room > 0.0).then(|| (serial_ms - concurrent_ms) / room),
+        efficiency: (room > NO_ROOM * serial_ms).then(|| (serial_ms - concurrent_ms) / room),
         inflation: facts.inflation,
         alone_ms: alone.wall_ms,
         identical_losses: loss_difference.is_none(),

@@ -1,6 +1,6 @@
 //! One copy of the training, stepped, timed or traced.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use allocator::DeviceMemory;
 use autograd::{ConcurrentBatches, Step};
@@ -27,10 +27,24 @@ pub(super) struct Runner<'a> {
     measured: usize,
     /// Step times of each block.
     times_ms: Vec<Vec<f64>>,
+    /// How long the host took to launch each measured step.
+    launch_ms: Vec<f64>,
     /// What the measured steps added up to.
     counts: SyncStats,
     driver_allocations: u64,
     recordings: Vec<Recording>,
+}
+
+/// What a step took.
+struct Taken {
+    step_ms: f64,
+    /// Until the host had launched everything.
+    launch_ms: f64,
+    counts: SyncStats,
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// The first steps of a block of this many are not timed: the threads of the schedule before may still be looking for
@@ -59,6 +73,7 @@ impl<'a> Runner<'a> {
             warm: 0,
             measured: 0,
             times_ms: Vec::new(),
+            launch_ms: Vec::new(),
             counts: SyncStats::default(),
             driver_allocations: 0,
             recordings: Vec::new(),
@@ -67,7 +82,7 @@ impl<'a> Runner<'a> {
 
     /// One step, timed and counted from the first launch to the end of the last command. Batches are made before
     /// that and losses are read after it.
-    fn step(&mut self, traced: bool) -> Result<(f64, SyncStats)> {
+    fn step(&mut self, traced: bool) -> Result<Taken> {
         let Some(batches) = self.batches.next() else { return Err(no_batches()) };
         let batches = batches?;
         let before = self.device.sync_stats();
@@ -80,8 +95,9 @@ impl<'a> Runner<'a> {
             self.lanes.step(batches, |batch| workload.loss(model, &batch))?;
         self.optimizer.step(&gradients)?;
         drop(gradients);
+        let launched = start.elapsed();
         self.device.synchronize()?;
-        let took_ms = start.elapsed().as_secs_f64() * 1e3;
+        let took = start.elapsed();
         if traced {
             self.recordings.push(self.device.stop_recording());
         }
@@ -89,7 +105,7 @@ impl<'a> Runner<'a> {
         for loss in losses {
             self.losses.push(scalar(&loss)?);
         }
-        Ok((took_ms, counts))
+        Ok(Taken { step_ms: ms(took), launch_ms: ms(launched), counts })
     }
 
     pub(super) fn warm_up(&mut self, steps: usize) -> Result<()> {
@@ -115,10 +131,11 @@ impl<'a> Runner<'a> {
         let settle = if steps < SETTLED_BLOCK { 0 } else { SETTLE };
         let mut times = Vec::with_capacity(steps);
         for number in 0..steps {
-            let (took_ms, counts) = self.step(false)?;
+            let Taken { step_ms, launch_ms, counts } = self.step(false)?;
             self.count(counts);
             if number >= settle {
-                times.push(took_ms);
+                times.push(step_ms);
+                self.launch_ms.push(launch_ms);
             }
         }
         self.times_ms.push(times);
@@ -195,6 +212,7 @@ impl<'a> Runner<'a> {
             name,
             streams: self.lanes.streams().len(),
             step_ms: Quantiles::of(self.times_ms.iter().flatten().copied()),
+            launch_ms: median(self.launch_ms.iter().copied()),
             profile: self.profile(),
             launches_per_step: per_step(self.counts.launches),
             waits_per_step: per_step(self.counts.waits_inserted),

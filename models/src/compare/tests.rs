@@ -75,7 +75,7 @@ fn codes(facts: &Facts) -> Vec<&'static str> {
 fn each_cause_has_its_finding() {
     let good = Facts {
         lanes: 2,
-        threads: 2,
+        threads: Some(2),
         serial_ms: 2.0,
         concurrent_ms: 1.1,
         split_gain: 1.0,
@@ -106,6 +106,15 @@ fn each_cause_has_its_finding() {
     assert_eq!(with(&|f| f.inflation = 1.4), ["inflation", "limit"]);
     assert_eq!(with(&|f| f.chain_ms = 0.5), ["host-bound", "limit"]);
     assert_eq!(with(&|f| f.outside_ms = 0.3), ["serial-part", "limit"]);
+    // A processor of its own has room for every lane, and the time between its commands is no thread's.
+    let gpu = |change: &dyn Fn(&mut Facts)| {
+        with(&|f| {
+            (f.threads, f.lanes, f.chain_ms, f.overlap) = (None, 3, 0.5, 0.05);
+            change(f);
+        })
+    };
+    assert_eq!(gpu(&|_| ()), ["limit"]);
+    assert_eq!(gpu(&|f| f.launch_ms = 1.0), ["host-bound", "limit"]);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 #include <sys/mman.h>
+#include <unistd.h>
 
 constexpr uintptr_t PAGE = 4096;
 constexpr uintptr_t ALIGNMENT = 256;      // of what the driver hands out
@@ -28,6 +29,36 @@ static bool protect(Allocation& allocation, bool open) {
     return true;
 }
 
+// A file of poison, whose pages stand in for memory until they are written: a large allocation costs no more than a small one.
+constexpr size_t PATTERN = 4 << 20;
+
+static int poison_file() {
+    static const int file = [] {
+        int made = memfd_create("poison", MFD_CLOEXEC);
+        if (made < 0 || ftruncate(made, PATTERN) != 0) return -1;
+        void* content = mmap(nullptr, PATTERN, PROT_READ | PROT_WRITE, MAP_SHARED, made, 0);
+        if (content == MAP_FAILED) return -1;
+        memset(content, POISON, PATTERN);
+        munmap(content, PATTERN);
+        return made;
+    }();
+    return file;
+}
+
+static void poison(uintptr_t begin, size_t bytes) {
+    uintptr_t end = begin + bytes;
+    uintptr_t from = round_up(begin, PAGE), to = end / PAGE * PAGE;
+    if (bytes < PATTERN / 4 || poison_file() < 0) from = to = end;
+    memset(reinterpret_cast<void*>(begin), POISON, from - begin);
+    for (uintptr_t at = from; at < to; at += PATTERN) {
+        auto* pages = reinterpret_cast<void*>(at);
+        size_t size = std::min<size_t>(PATTERN, to - at);
+        if (mmap(pages, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, poison_file(), 0) == MAP_FAILED)
+            memset(pages, POISON, size);
+    }
+    memset(reinterpret_cast<void*>(to), POISON, end - to);
+}
+
 static bool map_guarded(Allocation& allocation) {
     uintptr_t used = round_up(allocation.bytes, ALIGNMENT);
     uintptr_t pages = round_up(used, PAGE);
@@ -38,12 +69,11 @@ static bool map_guarded(Allocation& allocation) {
     allocation.begin = allocation.map + GUARD + pages - used;
     allocation.slack = used - allocation.bytes;
     allocation.open = false;
-    if (pages >= 2 << 20) madvise(map, allocation.map_bytes, MADV_HUGEPAGE);
     if (!protect(allocation, true)) {
         munmap(map, allocation.map_bytes);
         return false;
     }
-    memset(reinterpret_cast<void*>(allocation.begin), POISON, allocation.bytes);
+    poison(allocation.begin, allocation.bytes);
     memset(reinterpret_cast<void*>(allocation.begin + allocation.bytes), CANARY, allocation.slack);
     return true;
 }

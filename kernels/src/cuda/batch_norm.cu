@@ -113,4 +113,5 @@ template <class T> struct Gradient {
                                                    f64 count, const __grid_constant__ Walk<2> walk) {                   \
         for_each<1>(walk, Gradient<T>{out, x, g, mean, var, weight, with_x, plain, (T)eps, (T)count});                  \
     }
-BATCH_NORM(DTYPE)
+#define KERNELS(T) BATCH_NORM(T)
+KERNELS(DTYPE)

@@ -173,4 +173,5 @@ __device__ inline void depthwise_weight_grad(T* out, const T* x, const T* g, u32
         T* out, const T* x, const T* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {                 \
         depthwise_weight_grad(out, x, g, channels, images, conv);                                                      \
     }
-CONV(DTYPE)
+#define KERNELS(T) CONV(T)
+KERNELS(DTYPE)

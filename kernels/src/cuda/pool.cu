@@ -177,4 +177,5 @@ template <class T> __device__ inline void avg_pool_grad(T* out, const T* g, cons
     extern "C" __global__ void avg_pool_grad_##T(T* out, const T* g, const __grid_constant__ Pool pool) {          \
         avg_pool_grad(out, g, pool);                                                                             \
     }
-POOL(DTYPE)
+#define KERNELS(T) POOL(T)
+KERNELS(DTYPE)

@@ -85,18 +85,18 @@ pub(crate) unsafe fn max<T: Lanes, I: Tap>(
                                 let at = line + left * window.stride[1] + j * window.dilation[1]
                                     - window.padding[1];
                                 // Beyond the row, elements may be read that are not used.
-                                let whole = right - left == count && at + (RUN - 1) * window.stride[1] < all;
+                                let whole = right - left == count && at + RUN * window.stride[1] <= all;
                                 let from = x.at(at as isize);
-                                let skip = left - first;
                                 // SAFETY: the elements are in the plane, or at least in the tensor.
                                 unsafe {
                                     match (whole, window.stride[1]) {
-                                        (true, 1) => take::<T>(&mut best, &mut taps, tap, from, 1),
-                                        (true, 2) => take::<T>(&mut best, &mut taps, tap, from, 2),
+                                        (true, 1) => take(&mut best, &mut taps, tap, &*from.cast()),
+                                        (true, 2) => take(&mut best, &mut taps, tap, &every_other(from)),
                                         (_, step) => {
-                                            let (best, taps) = (&mut best[skip..], &mut taps[skip..]);
-                                            let len = right - left;
-                                            take::<T>(&mut best[..len], &mut taps[..len], tap, from, step);
+                                            for e in left - first..right - first {
+                                                let value = *from.add((e - (left - first)) * step);
+                                                take_one(&mut best[e], &mut taps[e], tap, value);
+                                            }
                                         }
                                     }
                                 }
@@ -129,14 +129,28 @@ fn line(planes: &Planes, window: &Window, y: usize, i: usize) -> Option<usize> {
 
 // Takes elements that are larger, or NaN.
 #[inline(always)]
-unsafe fn take<T: Lanes>(best: &mut [T], taps: &mut [u32], tap: u32, from: *const T, step: usize) {
-    for (e, (best, taken)) in best.iter_mut().zip(taps).enumerate() {
-        // SAFETY: the caller's promise.
-        let value = unsafe { *from.add(e * step) };
-        let better = value > *best || value.is_nan();
-        *best = if better { value } else { *best };
-        *taken = if better { tap } else { *taken };
+fn take<T: Lanes>(best: &mut [T; RUN], taps: &mut [u32; RUN], tap: u32, values: &[T; RUN]) {
+    for e in 0..RUN {
+        take_one(&mut best[e], &mut taps[e], tap, values[e]);
     }
+}
+
+#[inline(always)]
+fn take_one<T: Lanes>(best: &mut T, taken: &mut u32, tap: u32, value: T) {
+    let better = value > *best || value.is_nan();
+    *best = if better { value } else { *best };
+    *taken = if better { tap } else { *taken };
+}
+
+// The first, third, .. of twice as many elements, which are read at once.
+#[inline(always)]
+unsafe fn every_other<T: Lanes>(from: *const T) -> [T; RUN] {
+    // SAFETY: the caller's promise.
+    let both = unsafe { *from.cast::<[T; 2 * RUN]>() };
+    std::array::from_fn(
+        #[inline(always)]
+        |e| both[2 * e],
+    )
 }
 
 // The first element of the window that sees the plane.

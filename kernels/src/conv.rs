@@ -275,16 +275,14 @@ fn launch_of<T: Lanes>(
     uses.extend(bias.iter().map(|bias| Use::read(bias.buffer)));
     if stream.is_cuda() {
         let needed = cuda::conv::workspace(&geometry);
-        let Some(workspace) = workspace.filter(|memory| memory.layout.elements() >= needed) else {
-            return Err(invalid(
-                op,
-                "workspace",
-                "as large as `conv2d_workspace` says",
-                format!("below {needed}"),
-            ));
-        };
-        workspace.dst::<T>(op)?;
-        uses.push(Use::write(workspace.buffer));
+        if workspace.map_or(0, |memory| memory.layout.elements()) < needed {
+            let value = format!("fewer than {needed} elements");
+            return Err(invalid(op, "workspace", "as large as `conv2d_workspace` says", value));
+        }
+        if let Some(workspace) = workspace {
+            workspace.dst::<T>(op)?;
+            uses.push(Use::write(workspace.buffer));
+        }
         let memory = cuda::conv::Memory { images, filters, results, bias, workspace };
         return match written {
             Written::Images => cuda::conv::input_grad(stream, op, &uses, &geometry, memory),

@@ -66,7 +66,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) filters: View<'a>,
     pub(crate) results: View<'a>,
     pub(crate) bias: Option<View<'a>>,
-    pub(crate) workspace: View<'a>,
+    /// None where none is needed.
+    pub(crate) workspace: Option<View<'a>>,
 }
 
 /// `Conv` of the program.
@@ -201,8 +202,12 @@ impl<'a> Kernels<'a> {
     }
 }
 
+fn start_of(view: Option<&View<'_>>) -> *mut u8 {
+    view.map_or(std::ptr::null_mut(), address)
+}
+
 fn optional(view: Option<&View<'_>>) -> Arg<'static> {
-    Arg::Ptr(view.map_or(std::ptr::null(), |view| address(view).cast_const()))
+    Arg::Ptr(start_of(view))
 }
 
 /// A row-major matrix, or the transpose of one.
@@ -222,7 +227,7 @@ pub(crate) fn forward(
     let g = *geometry;
     stream.submit(op, uses, |queue| {
         let (x, w, y, columns) =
-            (address(&images), address(&filters), address(&results), address(&workspace));
+            (address(&images), address(&filters), address(&results), start_of(workspace.as_ref()));
         if g.is_depthwise() {
             let planes = g.images * g.groups * g.filters;
             let numbers = kernels.numbers(planes);
@@ -277,7 +282,7 @@ pub(crate) fn input_grad(
     let g = *geometry;
     stream.submit(op, uses, |queue| {
         let (x, w, y, columns) =
-            (address(&images), address(&filters), address(&results), address(&workspace));
+            (address(&images), address(&filters), address(&results), start_of(workspace.as_ref()));
         let channels = g.groups * g.channels;
         let (k, places) = (g.filter(), g.all_places());
         if g.is_depthwise() {
@@ -339,7 +344,7 @@ pub(crate) fn weight_grad(
     let g = *geometry;
     stream.submit(op, uses, |queue| {
         let (x, w, y, columns) =
-            (address(&images), address(&filters), address(&results), address(&workspace));
+            (address(&images), address(&filters), address(&results), start_of(workspace.as_ref()));
         let (k, places) = (g.filter(), g.all_places());
         if g.images == 0 || places == 0 {
             // SAFETY: the operands were checked, and the uses name their buffers.

@@ -64,7 +64,7 @@ fn hard_values(seed: u64, len: usize) -> Vec<f32> {
     for (i, v) in x.iter_mut().enumerate() {
         match i % 41 {
             7 => *v = f32::NAN,
-            8 | 9 | 10 => *v = f32::NEG_INFINITY,
+            8..=10 => *v = f32::NEG_INFINITY,
             11 => *v = f32::INFINITY,
             _ => (),
         }

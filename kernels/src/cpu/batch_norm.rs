@@ -45,18 +45,12 @@ fn sums<T: Lanes, const N: usize>(len: usize, term: impl Fn(usize) -> [T; N]) ->
     let mut i = 0;
     while i + LANES <= len {
         for l in 0..LANES {
-            let terms = term(i + l);
-            for n in 0..N {
-                lanes[n][l] = lanes[n][l].add(terms[n]);
-            }
+            add_terms(&mut lanes, l, term(i + l));
         }
         i += LANES;
     }
     for l in 0..len - i {
-        let terms = term(i + l);
-        for n in 0..N {
-            lanes[n][l] = lanes[n][l].add(terms[n]);
-        }
+        add_terms(&mut lanes, l, term(i + l));
     }
     lanes.map(
         #[inline(always)]
@@ -71,6 +65,14 @@ fn sums<T: Lanes, const N: usize>(len: usize, term: impl Fn(usize) -> [T; N]) ->
             lanes[0]
         },
     )
+}
+
+// Adds a term to lane `l` of each sum.
+#[inline(always)]
+fn add_terms<T: Lanes, const N: usize>(lanes: &mut [[T; LANES]; N], l: usize, terms: [T; N]) {
+    for (lanes, term) in lanes.iter_mut().zip(terms) {
+        lanes[l] = lanes[l].add(term);
+    }
 }
 
 // Sums over a channel; `term` gets where its elements in an image begin, and the element.
@@ -88,8 +90,8 @@ fn channel_sums<T: Lanes, const N: usize>(
             #[inline(always)]
             |i| term(first + i),
         );
-        for n in 0..N {
-            all[n] = all[n].add(part[n]);
+        for (all, part) in all.iter_mut().zip(part) {
+            *all = all.add(part);
         }
     }
     all

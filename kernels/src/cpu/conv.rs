@@ -284,7 +284,7 @@ unsafe fn add_images<T: Lanes>(
                 Product { m, n: count, k: places, a, b: g, c, init }.run(arch);
             } else {
                 with_patches(geometry, from, (0, height), |patches| {
-                    let below = patches.from_row(rows.start);
+                    let below = patches.without_rows(rows.start);
                     let g = Stored { matrix: g, pack: true };
                     run_between(arch, [m, count, height * width], below, g, c, init);
                 });

@@ -95,7 +95,7 @@ pub(crate) unsafe fn pad<T: Lanes>(
 
 impl<T: Lanes> Patches<T> {
     /// The matrix without its first rows.
-    pub(crate) fn from_row(self, first: usize) -> Self {
+    pub(crate) fn without_rows(self, first: usize) -> Self {
         Patches { first, ..self }
     }
 

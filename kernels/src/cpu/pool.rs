@@ -75,8 +75,7 @@ pub(crate) unsafe fn max<T: Lanes, I: Tap>(
                         for i in 0..kh {
                             let Some(line) = line(planes, window, y, i) else { continue };
                             let line = plane * planes.pixels() + line * width;
-                            for j in 0..kw {
-                                let (left, right) = across[j];
+                            for (j, &(left, right)) in across.iter().enumerate() {
                                 let (left, right) = (left.max(first), right.min(first + count));
                                 if left >= right {
                                     continue;

@@ -84,7 +84,10 @@ fn bad_options_are_errors() {
     assert!(BatchNorm2d::with_options(2, momentum, &dev).is_err());
 }
 
-fn buffers(module: &dyn Module) -> Vec<(String, Vec<f64>)> {
+/// Buffers under their names.
+type Named = Vec<(String, Vec<f64>)>;
+
+fn buffers(module: &dyn Module) -> Named {
     let bits = |tensor: Tensor| tensor.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
     module.named_buffers().into_iter().map(|(name, tensor)| (name, bits(tensor))).collect()
 }
@@ -142,7 +145,7 @@ fn network(dev: &Device) -> Sequential {
 }
 
 /// Parameters and buffers after some steps of three batches each; the last step's middle batch may fail.
-fn trained(lanes: usize, fails: bool) -> (Vec<Vec<f32>>, Vec<(String, Vec<f64>)>) {
+fn trained(lanes: usize, fails: bool) -> (Vec<Vec<f32>>, Named) {
     let dev = Device::cpu();
     let model = network(&dev);
     let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.1, ..SgdOptions::default() }).unwrap();

@@ -171,6 +171,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
 mod tests {
     use super::super::testing::{close, close_values, gradient, leaf, tensor, vector};
     use super::*;
+    use crate::{GradOptions, grad};
 
     #[test]
     fn channels_are_normalised_by_themselves() -> Result<()> {
@@ -186,6 +187,26 @@ mod tests {
             x.batch_norm_with(&tensor(&[1.0, 10.0], &[2])?, &tensor(&[4.0, 25.0], &[2])?, None, None, 0.0)?;
         close(&given, &[0.0, 0.0, 1.0, 4.0])?;
         close_values(&gradient(&given, &x)?, &[0.5, 0.2, 0.5, 0.2]);
+        Ok(())
+    }
+
+    /// A recorded backward pass takes the expression in place of the kernel.
+    #[test]
+    fn the_expression_gives_what_the_kernel_does() -> Result<()> {
+        for sample in samples(&Device::cpu())? {
+            let leaves: Vec<Var> = sample.inputs.iter().cloned().map(Var::leaf).collect();
+            let weights = Var::constant((sample.run)(&leaves)?.value().sin()?);
+            let gradients = |create_graph| {
+                let loss = (sample.run)(&leaves)?.mul(&weights)?.sum_all()?;
+                grad(&[loss], &leaves, GradOptions { create_graph, ..GradOptions::default() })
+            };
+            for (kernel, expression) in gradients(false)?.iter().zip(&gradients(true)?) {
+                let values = |g: &Option<Var>| g.as_ref().map(|g| g.value().to_vec::<f64>()).transpose();
+                let (kernel, expression) = (values(kernel)?, values(expression)?);
+                assert!(kernel.is_some(), "{}", sample.name);
+                close_values(&expression.unwrap_or_default(), &kernel.unwrap_or_default());
+            }
+        }
         Ok(())
     }
 

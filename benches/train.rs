@@ -6,7 +6,7 @@ mod common;
 
 use common::{Case, case, run};
 use streamgrad::prelude::*;
-use streamgrad::{ConcurrentBatches, CpuConfig, Sgd, SgdOptions, cross_entropy, mlp};
+use streamgrad::{ConcurrentBatches, CpuConfig, Sequential, Sgd, SgdOptions, cross_entropy, lenet, mlp};
 
 fn device(threads: usize) -> Device {
     Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })
@@ -23,21 +23,39 @@ fn step(
 ) -> Case<'static> {
     let device = device(threads);
     let model = mlp(sizes, 1, &device).unwrap();
+    let widths = [sizes[0], sizes[sizes.len() - 1]];
+    step_of(name, &device, model, widths, batch, lanes, batches)
+}
+
+/// The same for a model of rows of `widths[0]` numbers and `widths[1]` classes.
+fn step_of(
+    name: &str,
+    device: &Device,
+    model: Sequential,
+    widths: [usize; 2],
+    batch: usize,
+    lanes: usize,
+    batches: usize,
+) -> Case<'static> {
     let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 1e-3, ..SgdOptions::default() }).unwrap();
-    let classes = sizes[sizes.len() - 1] as i64;
     let data: Vec<(Var, Tensor)> = (0..batches)
         .map(|_| {
-            let inputs = Tensor::randn(&[batch, sizes[0]], DType::F32, None, &device).unwrap();
-            let labels = Tensor::randint(0, classes, &[batch], DType::I64, None, &device).unwrap();
+            let inputs = Tensor::randn(&[batch, widths[0]], DType::F32, None, device).unwrap();
+            let labels = Tensor::randint(0, widths[1] as i64, &[batch], DType::I64, None, device).unwrap();
             (Var::constant(inputs), labels)
         })
         .collect();
-    let lanes = ConcurrentBatches::new(&device, lanes).unwrap();
+    let lanes = ConcurrentBatches::new(device, lanes).unwrap();
     case(name, 1, move || {
         let loss = |(inputs, labels): &(Var, Tensor)| cross_entropy(&model.forward(inputs)?, labels);
         let step = lanes.step(&data, loss).unwrap();
         sgd.step(&step.gradients).unwrap();
     })
+}
+
+fn lenet_step(name: &str, threads: usize) -> Case<'static> {
+    let device = device(threads);
+    step_of(name, &device, lenet(1, &device).unwrap(), [784, 10], 32, 1, 1)
 }
 
 fn main() {
@@ -51,6 +69,10 @@ fn main() {
             step("mlp batch 256, 1 thread", MNIST, 256, 1, 1, 1),
             step("mlp batch 256, 2 threads", MNIST, 256, 2, 1, 1),
         ],
+    );
+    run(
+        "LeNet on 28x28, a step",
+        vec![lenet_step("lenet batch 32, 1 thread", 1), lenet_step("lenet batch 32, 2 threads", 2)],
     );
     for batch in [32, 64, 128, 256] {
         run(

@@ -41,8 +41,9 @@ pub use ::{allocator, autograd, device, kernels, models, tensor};
 
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
-    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, Reduction,
-    Save, Step, TapeEntry, Var, Vjp, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record,
+    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
+    Reduction, Save, Step, TapeEntry, Var, Vjp, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad,
+    ops, record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
@@ -50,14 +51,15 @@ pub use device::{
     SyncDebug, SyncMode, SyncStats, Team,
 };
 pub use models::{
-    Adam, AdamOptions, AdamW, AdamWOptions, Batch, Batches, Digits, Dropout, Flatten, Gelu, InMemory, Linear,
-    LinearOptions, Module, Optimizer, OptimizerState, Parts, Relu, Sequential, Sgd, SgdOptions, Sigmoid,
-    Silu, StepBatches, Tanh, Workload, accuracy, checkpoint, clip_grad_norm, compare, correct, cross_entropy,
-    digits_mlp, mlp, mse, workloads,
+    Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
+    BatchNormOptions, Batches, Conv2d, Conv2dOptions, ConvTranspose2d, Digits, Dropout, Flatten, Gelu,
+    InMemory, Linear, LinearOptions, MaxPool2d, Module, Optimizer, OptimizerState, Parts, Relu, Sequential,
+    Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Unflatten, Workload, accuracy, checkpoint,
+    clip_grad_norm, compare, correct, cross_entropy, digits_mlp, lenet, mlp, mse, workloads,
 };
 pub use tensor::{
-    Explore, ExploreReport, Generator, Layout, RandomKey, Scalar, Tensor, explore, explore_all, next_key,
-    seed, with_generator,
+    AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Layout, MaxPool, RandomKey,
+    Scalar, Tensor, explore, explore_all, next_key, seed, with_generator,
 };
 
 #[cfg(doctest)]

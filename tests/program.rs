@@ -201,7 +201,7 @@ fn bad_arguments_get_one_clear_line() {
     assert!(bad(&["compare", "--device", "tpu"]).contains("expected auto, cpu or cuda:N, got \"tpu\""));
     assert!(bad(&["compare", "--device", "cuda:x"]).contains("expected auto, cpu or cuda:N"));
     assert!(bad(&["compare", "--device", "cuda:99"]).contains("CUDA is not available"));
-    assert!(bad(&["gradcheck", "no_such_op"]).contains("there are: abs, add"));
+    assert!(bad(&["gradcheck", "no_such_op"]).contains("there are: abs, "));
     assert!(bad(&["fly"]).contains("fly"));
     assert!(bad(&["compare", "--wings"]).contains("--wings"));
     bad(&[]);

@@ -43,6 +43,23 @@ def mlp_step(batch, threads):
         torch.nn.Linear(256, 256), torch.nn.ReLU(),
         torch.nn.Linear(256, 10),
     )
+    return step_of(model, batch, threads)
+
+
+def lenet_step(threads):
+    torch.manual_seed(1)
+    nn = torch.nn
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )
+    return step_of(model, 32, threads)
+
+
+def step_of(model, batch, threads):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     inputs, labels = torch.randn(batch, 784), torch.randint(0, 10, (batch,))
 
@@ -92,6 +109,8 @@ CASES = [
     ("train", "mlp batch 32, 2 threads", mlp_step(32, 2)),
     ("train", "mlp batch 256, 1 thread", mlp_step(256, 1)),
     ("train", "mlp batch 256, 2 threads", mlp_step(256, 2)),
+    ("train", "lenet batch 32, 1 thread", lenet_step(1)),
+    ("train", "lenet batch 32, 2 threads", lenet_step(2)),
 ]
 
 

@@ -22,6 +22,8 @@
 //! # Ok::<(), device::Error>(())
 //! ```
 
+mod batch_norm;
+mod conv;
 mod copy;
 mod cpu;
 mod cuda;
@@ -33,13 +35,17 @@ mod loss;
 mod matmul;
 mod optim;
 mod par;
+mod pool;
 mod random;
 mod reduce;
 mod softmax;
 #[cfg(test)]
 mod testing;
 mod view;
+mod window;
 
+pub use batch_norm::{Norm, batch_norm, batch_norm_grad};
+pub use conv::{conv2d, conv2d_input_grad, conv2d_weight_grad, conv2d_workspace};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
 pub use elementwise::{BinaryOp, CompareOp, UnaryOp, binary, compare, logical_not, unary, where_cond};
@@ -48,6 +54,10 @@ pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, 
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
 pub use optim::{AdamStep, AdamUpdate, SgdStep, SgdUpdate, adam_step, sgd_step};
+pub use pool::{
+    Means, avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
+};
 pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
 pub use reduce::{ReduceOp, argmax, logsumexp, reduce, var};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};
+pub use window::Window;

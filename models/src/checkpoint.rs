@@ -1,7 +1,7 @@
 //! Models and training runs in safetensors files.
 //!
-//! Parameters stand under their dotted names, contiguous, in torch's shapes (a linear weight is `[out, in]`),
-//! so torch and other readers of the format take them as they are. A training checkpoint adds the
+//! Parameters and buffers stand under their dotted names, contiguous, in torch's shapes (a linear weight is
+//! `[out, in]`), so torch and other readers of the format take them as they are. A training checkpoint adds the
 //! optimizer's tensors under `optimizer/` and one metadata entry, `streamgrad`, with the numbers.
 //!
 //! A file is written beside its final name and then renamed: a crash leaves the old file or the new one. On
@@ -29,7 +29,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use autograd::Var;
 use device::{DType, Device, Error, Result};
 use safetensors::{Dtype, SafeTensors, View};
 use tensor::Tensor;
@@ -47,15 +46,15 @@ pub struct Progress {
     pub seed: u64,
 }
 
-/// Writes the parameters of `model` to `path`.
+/// Writes the parameters and buffers of `model` to `path`.
 ///
 /// # Errors
 /// `Io` with the path; `Checkpoint` with the parameter's name if two share it, or one has an element that is not finite.
 pub fn save(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
-    write(path.as_ref(), parameters_of(model)?, None)
+    write(path.as_ref(), state_of(model)?, None)
 }
 
-/// Copies the parameters at `path` into those of `model`, in place.
+/// Copies the parameters and buffers at `path` into those of `model`, in place.
 ///
 /// An optimizer's state in the file is passed over.
 ///
@@ -65,7 +64,7 @@ pub fn save(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
 /// is unchanged then.
 pub fn load(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
     let file = Contents::read(path.as_ref())?;
-    copy_into(&file.parameters_for(model)?)
+    copy_into(&file.state_for(model)?)
 }
 
 /// Writes model, optimizer and progress to `path`, for [`load_training`].
@@ -79,7 +78,7 @@ pub fn save_training(
     progress: Progress,
 ) -> Result<()> {
     let state = optimizer.state()?;
-    let mut tensors = parameters_of(model)?;
+    let mut tensors = state_of(model)?;
     for (name, tensor) in &state.tensors {
         let (name, bytes) = (format!("{OPTIMIZER}{name}"), Bytes::of(tensor)?);
         bytes.check_finite(&name)?;
@@ -105,12 +104,12 @@ pub fn load_training(
     optimizer: &mut dyn Optimizer,
 ) -> Result<Progress> {
     let file = Contents::read(path.as_ref())?;
-    let parameters = file.parameters_for(model)?;
+    let loaded = file.state_for(model)?;
     let device = optimizer.parameters().first().map_or_else(Device::cpu, |p| p.value().device().clone());
     let (state, progress) = file.training(&device)?;
     // The optimizer checks its state before it takes any of it, and the parameters are checked by now.
     optimizer.load_state(&state)?;
-    copy_into(&parameters)?;
+    copy_into(&loaded)?;
     Ok(progress)
 }
 
@@ -121,20 +120,26 @@ fn wrong(name: &str, detail: String) -> Error {
     Error::Checkpoint { name: name.into(), detail: detail.into() }
 }
 
-fn copy_into(pairs: &[(Var, Tensor)]) -> Result<()> {
-    pairs.iter().try_for_each(|(parameter, loaded)| parameter.value().copy_(loaded))
+fn copy_into(pairs: &[(Tensor, Tensor)]) -> Result<()> {
+    pairs.iter().try_for_each(|(mine, loaded)| mine.copy_(loaded))
 }
 
-fn parameters_of(model: &dyn Module) -> Result<Vec<(String, Bytes)>> {
+/// All that a file has of a model: parameters, then buffers.
+fn state(model: &dyn Module) -> Vec<(String, Tensor)> {
+    let parameters = model.named_parameters().into_iter().map(|(name, var)| (name, var.value().clone()));
+    parameters.chain(model.named_buffers()).collect()
+}
+
+fn state_of(model: &dyn Module) -> Result<Vec<(String, Bytes)>> {
     let mut named: Vec<(String, Bytes)> = Vec::new();
-    for (name, parameter) in model.named_parameters() {
+    for (name, tensor) in state(model) {
         if named.iter().any(|(known, _)| *known == name) {
-            return Err(wrong(&name, "two parameters have this name".into()));
+            return Err(wrong(&name, "two parameters or buffers have this name".into()));
         }
         if name.starts_with(OPTIMIZER) {
             return Err(wrong(&name, format!("names may not start with {OPTIMIZER}")));
         }
-        let bytes = Bytes::of(parameter.value())?;
+        let bytes = Bytes::of(&tensor)?;
         bytes.check_finite(&name)?;
         named.push((name, bytes));
     }
@@ -257,12 +262,12 @@ impl Contents {
         Ok(Contents { path: path.into(), tensors, text })
     }
 
-    /// The new value for each parameter of `model`, once all of them are found to fit.
-    fn parameters_for(&self, model: &dyn Module) -> Result<Vec<(Var, Tensor)>> {
-        let named = model.named_parameters();
-        for (name, parameter) in &named {
+    /// The new value for each parameter and buffer of `model`, once all of them are found to fit.
+    fn state_for(&self, model: &dyn Module) -> Result<Vec<(Tensor, Tensor)>> {
+        let named = state(model);
+        for (name, tensor) in &named {
             let found = self.tensors.get(name).ok_or_else(|| wrong(name, "missing in the file".into()))?;
-            let (shape, dtype) = (parameter.shape(), parameter.dtype());
+            let (shape, dtype) = (tensor.shape(), tensor.dtype());
             if found.shape != shape {
                 return Err(wrong(
                     name,
@@ -283,9 +288,9 @@ impl Contents {
         }
         named
             .into_iter()
-            .map(|(name, parameter)| {
-                let loaded = self.tensor(&name, parameter.value().device())?;
-                Ok((parameter, loaded))
+            .map(|(name, tensor)| {
+                let loaded = self.tensor(&name, tensor.device())?;
+                Ok((tensor, loaded))
             })
             .collect()
     }

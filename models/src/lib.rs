@@ -35,11 +35,15 @@ pub mod workloads;
 mod zoo;
 
 pub use data::{Batch, Batches, Digits, InMemory, StepBatches};
-pub use layers::{Dropout, Flatten, Gelu, Linear, LinearOptions, Relu, Sequential, Sigmoid, Silu, Tanh};
+pub use layers::{
+    AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
+    Dropout, Flatten, Gelu, Linear, LinearOptions, MaxPool2d, Relu, Sequential, Sigmoid, Silu, Tanh,
+    Unflatten,
+};
 pub use loss::{accuracy, correct, cross_entropy, mse};
 pub use module::{Module, Parts};
 pub use optim::{
     Adam, AdamOptions, AdamW, AdamWOptions, Optimizer, OptimizerState, Sgd, SgdOptions, clip_grad_norm,
 };
 pub use workloads::Workload;
-pub use zoo::{digits_mlp, mlp};
+pub use zoo::{digits_mlp, lenet, mlp};

@@ -2,6 +2,7 @@
 
 use autograd::Var;
 use device::Result;
+use tensor::Tensor;
 
 /// A function with parameters: a layer, or a model made of layers.
 ///
@@ -43,7 +44,7 @@ pub trait Module: Send + Sync {
     /// Whatever its ops answer; most often `ShapeMismatch` or `DTypeMismatch` for an input that does not fit.
     fn forward(&self, input: &Var) -> Result<Var>;
 
-    /// Names the module's own parameters and the modules inside it, in a fixed order.
+    /// Names the module's own parameters and buffers and the modules inside it, in a fixed order.
     ///
     /// The default is a module without parameters.
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
@@ -54,11 +55,13 @@ pub trait Module: Send + Sync {
     ///
     /// A parameter that two modules share is listed once, under the first name.
     fn named_parameters(&self) -> Vec<(String, Var)> {
-        let mut found = Vec::new();
-        let mut parts = Parts::default();
-        self.parts(&mut parts);
-        collect(parts, "", &mut found);
-        found
+        state_of(self).0
+    }
+
+    /// Every buffer under its dotted name: tensors that a module keeps beside its parameters, such as the running
+    /// statistics of [`BatchNorm2d`](crate::BatchNorm2d). They have no gradient, and are saved with the parameters.
+    fn named_buffers(&self) -> Vec<(String, Tensor)> {
+        state_of(self).1
     }
 
     /// Every parameter, in the order of [`named_parameters`](Module::named_parameters).
@@ -89,6 +92,7 @@ pub struct Parts<'a> {
 
 enum Part<'a> {
     Parameter(&'a Var),
+    Buffer(&'a Tensor),
     Child(&'a dyn Module),
 }
 
@@ -98,19 +102,40 @@ impl<'a> Parts<'a> {
         self.list.push((name.into(), Part::Parameter(parameter)));
     }
 
+    /// Adds a buffer that the module holds itself, and changes in place only.
+    pub fn buffer(&mut self, name: impl Into<String>, buffer: &'a Tensor) {
+        self.list.push((name.into(), Part::Buffer(buffer)));
+    }
+
     /// Adds a module inside this one; its parameters' names start with `name` and a dot.
     pub fn child(&mut self, name: impl Into<String>, module: &'a dyn Module) {
         self.list.push((name.into(), Part::Child(module)));
     }
 }
 
-fn collect(parts: Parts<'_>, prefix: &str, found: &mut Vec<(String, Var)>) {
+/// Parameters and buffers under their names.
+type State = (Vec<(String, Var)>, Vec<(String, Tensor)>);
+
+fn state_of<M: Module + ?Sized>(module: &M) -> State {
+    let mut found = State::default();
+    let mut parts = Parts::default();
+    module.parts(&mut parts);
+    collect(parts, "", &mut found);
+    found
+}
+
+fn collect(parts: Parts<'_>, prefix: &str, found: &mut State) {
     for (name, part) in parts.list {
         let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
         match part {
             Part::Parameter(var) => {
-                if !found.iter().any(|(_, known)| same_parameter(known, var)) {
-                    found.push((name, var.clone()));
+                if !found.0.iter().any(|(_, known)| same_parameter(known, var)) {
+                    found.0.push((name, var.clone()));
+                }
+            }
+            Part::Buffer(buffer) => {
+                if !found.1.iter().any(|(_, known)| same_place(known, buffer)) {
+                    found.1.push((name, buffer.clone()));
                 }
             }
             Part::Child(module) => {
@@ -124,7 +149,10 @@ fn collect(parts: Parts<'_>, prefix: &str, found: &mut Vec<(String, Var)>) {
 
 /// Whether two handles are the same parameter.
 pub(crate) fn same_parameter(a: &Var, b: &Var) -> bool {
-    let (a, b) = (a.value(), b.value());
+    same_place(a.value(), b.value())
+}
+
+fn same_place(a: &Tensor, b: &Tensor) -> bool {
     a.same_storage(b) && a.layout() == b.layout()
 }
 

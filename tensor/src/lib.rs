@@ -22,8 +22,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod batch_norm;
 mod bytes;
 mod check;
+mod conv;
 mod create;
 mod display;
 mod elementwise;
@@ -33,19 +35,25 @@ mod inplace;
 mod loss;
 mod matmul;
 mod optim;
+mod pad;
+mod pool;
 mod random;
 mod reduce;
 mod tensor;
 mod transfer;
+mod triangle;
 mod unary;
 mod view;
 
+pub use batch_norm::BatchStatistics;
+pub use conv::ConvOptions;
 pub use device::{DType, Device, Element, Error, Result, Stream};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
     AdamStep, BinaryOp, CompareOp, Layout, RandomKey, Scalar, SgdStep, UnaryOp, View, preload,
 };
 pub use optim::{AdamUpdate, SgdUpdate, adam_step, sgd_step};
+pub use pool::{AvgPool, MaxPool};
 pub use random::{Generator, next_key, seed, with_generator};
 pub use tensor::Tensor;
 pub use unary::Gelu;

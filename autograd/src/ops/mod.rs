@@ -11,10 +11,13 @@
 
 mod abs;
 mod add;
+mod avg_pool2d;
+mod batch_norm;
 mod bce_with_logits;
 mod binary;
 mod cat;
 mod clamp;
+mod conv2d;
 mod convert;
 mod cross_entropy;
 mod div;
@@ -29,6 +32,7 @@ mod log;
 mod logsumexp;
 mod matmul;
 mod max;
+mod max_pool2d;
 mod maximum;
 mod mean;
 mod mse_loss;
@@ -37,6 +41,7 @@ mod narrow;
 mod neg;
 mod nll_loss;
 mod operators;
+mod pad;
 mod permute;
 mod pow;
 mod reciprocal;
@@ -54,13 +59,16 @@ mod sum;
 mod tanh;
 #[cfg(test)]
 mod testing;
+mod triangle;
 mod trigonometry;
+mod upsample;
 mod variance;
 mod where_cond;
 
 use smallvec::SmallVec;
 use tensor::{Device, Result, Tensor};
 
+pub use pad::PadMode;
 pub use reduction::Reduction;
 pub use samples::{Run, Sample};
 
@@ -94,12 +102,17 @@ const fn op(name: &'static str, samples: fn(&Device) -> Result<Vec<Sample>>) -> 
 /// cannot be taken.
 pub static ALL: &[OpEntry] = &[
     op("abs", abs::samples),
+    op("adaptive_avg_pool2d", avg_pool2d::adaptive_samples),
     op("add", add::samples),
     op("add_scalar", add::scalar_samples),
+    op("avg_pool2d", avg_pool2d::samples),
+    op("batch_norm", batch_norm::samples),
     op("bce_with_logits", bce_with_logits::samples),
     op("cat", cat::samples),
     op("clamp", clamp::samples),
     op("contiguous", convert::contiguous_samples),
+    op("conv2d", conv2d::samples),
+    op("conv_transpose2d", conv2d::transpose_samples),
     op("cos", trigonometry::cos_samples),
     op("cross_entropy", cross_entropy::samples),
     op("div", div::samples),
@@ -119,6 +132,7 @@ pub static ALL: &[OpEntry] = &[
     op("logsumexp", logsumexp::samples),
     op("matmul", matmul::samples),
     op("max", max::samples),
+    op("max_pool2d", max_pool2d::samples),
     op("max_with_indices", max::indices_samples),
     op("maximum", maximum::samples),
     op("mean", mean::samples),
@@ -130,6 +144,7 @@ pub static ALL: &[OpEntry] = &[
     op("narrow", narrow::samples),
     op("neg", neg::samples),
     op("nll_loss", nll_loss::samples),
+    op("pad", pad::samples),
     op("permute", permute::samples),
     op("pow", pow::samples),
     op("pow_scalar", pow::scalar_samples),
@@ -153,7 +168,11 @@ pub static ALL: &[OpEntry] = &[
     op("sum_to", sum::to_samples),
     op("tanh", tanh::samples),
     op("transpose", permute::transpose_samples),
+    op("tril", triangle::tril_samples),
+    op("triu", triangle::triu_samples),
+    op("unbind", narrow::unbind_samples),
     op("unsqueeze", reshape::unsqueeze_samples),
+    op("upsample", upsample::samples),
     op("var", variance::samples),
     op("where_cond", where_cond::samples),
 ];

@@ -1,4 +1,4 @@
-//! `narrow`, `select`, `split`: part of an axis; the gradient is 0 elsewhere.
+//! `narrow`, `select`, `split`, `unbind`: part of an axis; the gradient is 0 elsewhere.
 
 use smallvec::SmallVec;
 use tensor::{Device, Error, Result};
@@ -60,6 +60,20 @@ impl Var {
         sizes.iter().map(part).collect()
     }
 
+    /// Every place of an axis, as views without that axis.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`.
+    pub fn unbind(&self, axis: isize) -> Result<Vec<Var>> {
+        let rank = self.shape().len();
+        let size = *self.shape().get(position(axis, rank)).ok_or(Error::AxisOutOfRange {
+            op: "unbind",
+            axis,
+            rank,
+        })?;
+        (0..size).map(|index| self.select(axis, index)).collect()
+    }
+
     /// Zeros of `size` along `axis` with this value from place `start` on: the gradient of [`Var::narrow`].
     ///
     /// # Errors
@@ -92,6 +106,17 @@ pub(super) fn select_samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
+pub(super) fn unbind_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("product_of_rows", [d.normal(&[3, 2])?], |v| {
+            let rows = v[0].unbind(0)?;
+            rows[0].mul(&rows[1])?.mul(&rows[2])
+        }),
+        sample("one_of_the_columns", [d.normal(&[2, 3])?], |v| Ok(v[0].unbind(-1)?[1].clone())),
+    ])
+}
+
 pub(super) fn split_samples(device: &Device) -> Result<Vec<Sample>> {
     let d = Draw::new(device);
     Ok(vec![
@@ -121,6 +146,10 @@ mod tests {
         close_values(&gradient(&x.select(0, 1)?, &x)?, &[0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
         let parts = x.split(&[1, 2], 1)?;
         close(&parts[1], &[2.0, 3.0, 5.0, 6.0])?;
+        let columns = x.unbind(1)?;
+        assert_eq!(columns.len(), 3);
+        close(&columns[2], &[3.0, 6.0])?;
+        assert!(x.unbind(2).is_err());
         assert!(x.split(&[1, 1], 1).is_err());
         assert!(x.split(&[1, 1], 2).is_err());
         Ok(())

@@ -3,6 +3,7 @@
 use device::{Panicked, Placement, SpinLock, StreamOptions, Team};
 use tensor::{Device, Error, Generator, Result, Stream, Tensor, next_key, preload, with_generator};
 
+use super::deferred::{Update, collect, defer};
 use crate::{Gradients, Var};
 
 /// Lanes that run the forward and backward pass of a batch each, at once.
@@ -70,7 +71,8 @@ impl ConcurrentBatches {
     }
 
     /// Computes `loss` of each batch and its gradients, batch `i` on lane `i % lanes`, and merges the gradients in
-    /// batch order. Random ops draw from a generator of the batch's own, the same whatever the number of lanes.
+    /// batch order. Random ops draw from a generator of the batch's own, the same whatever the number of lanes. What the
+    /// batches put off with [`defer`] is done last, in batch order too.
     ///
     /// Returns once everything is launched, which for lanes that run inline means once it has run. `loss` must not
     /// start another step of the same lanes.
@@ -98,9 +100,13 @@ impl ConcurrentBatches {
         next_key();
         let run = |index: usize, batch: B| -> Result<Done> {
             with_generator(generator.fork(index as u64), || {
-                let loss = loss(batch)?;
-                let gradients = loss.backward()?;
-                Ok((loss.value().clone(), gradients))
+                let (done, updates) = collect(|| {
+                    let loss = loss(batch)?;
+                    let gradients = loss.backward()?;
+                    Ok((loss.value().clone(), gradients))
+                });
+                let (loss, gradients) = done?;
+                Ok(Done { loss, gradients, updates })
             })
         };
         let panics = self.team.run(&|lane| {
@@ -118,7 +124,13 @@ impl ConcurrentBatches {
     }
 }
 
-type Done = (Tensor, Gradients);
+/// What a batch gave.
+struct Done {
+    loss: Tensor,
+    gradients: Gradients,
+    updates: Vec<Update>,
+}
+
 type Slot<B> = SpinLock<Work<B>>;
 
 enum Work<B> {
@@ -131,18 +143,22 @@ enum Work<B> {
 fn finish<B>(work: Vec<Slot<B>>, lanes: usize, panics: &[(usize, Panicked)]) -> Result<Step> {
     let mut losses = Vec::with_capacity(work.len());
     let mut gradients: Option<Gradients> = None;
+    let mut updates = Vec::new();
     for (index, slot) in work.into_iter().enumerate() {
         let Work::Done(done) = slot.into_inner() else {
             let lane = index % lanes;
             let message = panics.iter().find(|panic| panic.0 == lane).map(|panic| panic.1.message.clone());
             return Err(Error::LanePanicked { lane, message: message.unwrap_or_default() });
         };
-        let (loss, batch) = done?;
-        losses.push(loss);
+        let done = done?;
+        losses.push(done.loss);
         match &mut gradients {
-            Some(sum) => sum.merge(batch)?,
-            None => gradients = Some(batch),
+            Some(sum) => sum.merge(done.gradients)?,
+            None => gradients = Some(done.gradients),
         }
+        updates.extend(done.updates);
     }
+    // No batch failed. A step within a batch of other lanes leaves them to that batch.
+    updates.into_iter().try_for_each(defer)?;
     Ok(Step { losses, gradients: gradients.unwrap_or_default() })
 }

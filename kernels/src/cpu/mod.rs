@@ -1,7 +1,10 @@
 //! The kernels of the CPU device: plain loops over raw elements, compiled for several instruction sets and
 //! dispatched at run time.
 
+pub(crate) mod batch_norm;
+pub(crate) mod conv;
 pub(crate) mod copy;
+mod depthwise;
 pub(crate) mod elementwise;
 pub(crate) mod fold;
 pub(crate) mod index;
@@ -11,6 +14,8 @@ pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod number;
 pub(crate) mod optim;
+mod patches;
+pub(crate) mod pool;
 pub(crate) mod product;
 pub(crate) mod random;
 pub(crate) mod reduce;

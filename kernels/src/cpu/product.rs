@@ -17,7 +17,7 @@ const BLOCK_M: usize = 480;
 const SWAP_ROWS: usize = 512;
 const SWAP_COLS: usize = 1024;
 // Elements of distance between packed rows beyond their length, so that rows do not share cache sets.
-const ROW_PAD: usize = 16;
+pub(crate) const ROW_PAD: usize = 16;
 
 /// A matrix in memory: where it begins, and its steps from row to row and from column to column.
 #[derive(Clone, Copy)]
@@ -56,6 +56,8 @@ pub(crate) enum Init<T> {
     Existing,
     /// One row of `n` elements for every row of C, and the step between them.
     Row(*const T, isize),
+    /// One element for every column of a row of C, and the step to that of the next row.
+    Column(*const T, isize),
 }
 
 // SAFETY: as for `Matrix`.
@@ -69,6 +71,15 @@ impl<T> Init<T> {
     pub(crate) fn at_column(self, j: usize) -> Self {
         match self {
             Init::Row(ptr, step) => Init::Row(ptr.wrapping_offset(j as isize * step), step),
+            other => other,
+        }
+    }
+
+    /// The initial values of the part of C that begins at row `i`.
+    #[inline(always)]
+    pub(crate) fn at_row(self, i: usize) -> Self {
+        match self {
+            Init::Column(ptr, step) => Init::Column(ptr.wrapping_offset(i as isize * step), step),
             other => other,
         }
     }
@@ -90,7 +101,8 @@ impl<T: Lanes> Product<T> {
     /// The rows and columns of the product that begin at `(i, j)`.
     pub(crate) fn part(&self, i: usize, m: usize, j: usize, n: usize) -> Self {
         let Product { k, a, b, c, init, .. } = *self;
-        Product { m, n, k, a: a.at(i, 0), b: b.at(0, j), c: c.at(i, j), init: init.at_column(j) }
+        let init = init.at_row(i).at_column(j);
+        Product { m, n, k, a: a.at(i, 0), b: b.at(0, j), c: c.at(i, j), init }
     }
 
     /// Runs the product on this thread.
@@ -106,7 +118,7 @@ impl<T: Lanes> Product<T> {
         // SAFETY: the caller's promise; parts and transposes stay within the matrices.
         unsafe {
             if c.col != 1 || matches!(init, Init::Row(_, step) if step != 1) {
-                if c.row == 1 && !matches!(init, Init::Row(..)) {
+                if c.row == 1 && !matches!(init, Init::Row(..) | Init::Column(..)) {
                     Product { m: n, n: m, k, a: b.t(), b: a.t(), c: c.t(), init }.run(arch);
                 } else {
                     self.run_through_scratch(arch, false);
@@ -158,6 +170,10 @@ impl<T: Lanes> Product<T> {
                             let from = Matrix { ptr: ptr.cast_mut(), row: 0, col: step };
                             copy_matrix(arch, m, n, from, block);
                         }
+                        Init::Column(ptr, step) => {
+                            let from = Matrix { ptr: ptr.cast_mut(), row: step, col: 0 };
+                            copy_matrix(arch, m, n, from, block);
+                        }
                     }
                     let init = if matches!(init, Init::Zero) { Init::Zero } else { Init::Existing };
                     if swap {
@@ -174,23 +190,83 @@ impl<T: Lanes> Product<T> {
     // The product with the columns of C next to each other.
     unsafe fn run_rows(self, arch: Arch) {
         let Product { m, n, k, a, b, .. } = self;
-        let rows = BLOCK_M.min(m);
         let depth = BLOCK_K.min(k);
         let bytes = size_of::<T>() as isize;
         // Long strides between the elements that a tile reads together make them share cache sets.
         let pack_a = depth >= 192 && n >= 128 && (a.col != 1 || (a.row * bytes >= 2048 && n >= 256));
         let pack_b = b.col != 1 || (m >= 96 && b.row * bytes >= 2048);
-        let size_b = if pack_b { depth * 2 * T::lanes_of(arch) } else { 0 };
-        let size_a = if pack_a { rows * (depth + ROW_PAD) } else { 0 };
-        with_scratch::<T, ()>(size_a + size_b, |packed_b| {
-            let packed_a = packed_b.wrapping_add(size_b);
-            arch.dispatch(Rows {
-                product: self,
-                packed_a: pack_a.then_some(packed_a),
-                packed_b: pack_b.then_some(packed_b),
-            });
-        });
+        let left = Stored { matrix: a, pack: pack_a };
+        let right = Stored { matrix: b, pack: pack_b };
+        // SAFETY: the caller's promise.
+        unsafe { run_between(arch, [m, n, k], left, right, self.c, self.init) }
     }
+}
+
+/// An operand of a product: a matrix whose parts can be had in memory.
+pub(crate) trait Operand<T: Lanes>: Copy {
+    /// Whether its parts are copied.
+    fn packs(self) -> bool;
+
+    /// A block of a left operand: rows `i..i + rows`, columns `p..p + depth`, in `to` if it packs.
+    ///
+    /// # Safety
+    /// The operand has them, and `to` room for `rows` rows of `depth + ROW_PAD` elements if it packs.
+    unsafe fn rows<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T>;
+
+    /// A panel of a right operand: rows `p..p + depth`, columns `j..j + cols`, next to each other, in `to` if it packs.
+    ///
+    /// # Safety
+    /// The operand has them, and `to` room for `depth` rows of two vectors if it packs.
+    unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T>;
+}
+
+/// A matrix that lies in memory, and whether its parts are copied nevertheless.
+#[derive(Clone, Copy)]
+pub(crate) struct Stored<T> {
+    pub(crate) matrix: Matrix<T>,
+    pub(crate) pack: bool,
+}
+
+impl<T: Lanes> Operand<T> for Stored<T> {
+    #[inline(always)]
+    fn packs(self) -> bool {
+        self.pack
+    }
+
+    #[inline(always)]
+    unsafe fn rows<S: Simd>(self, _: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
+        let a = self.matrix.at(at[0], at[1]);
+        // SAFETY: the caller's promise.
+        if self.pack { unsafe { pack_rows::<T, S>(size[0], size[1], a, to) } } else { a }
+    }
+
+    #[inline(always)]
+    unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
+        let b = self.matrix.at(at[0], at[1]);
+        // SAFETY: the caller's promise.
+        if self.pack { unsafe { pack_panel::<T, S>(simd, size[0], size[1], b, to) } } else { b }
+    }
+}
+
+/// `C[m, n] = init + A[m, k] B[k, n]` for operands that need not lie in memory, see [`Product`].
+///
+/// # Safety
+/// As for [`Product::run`], with the columns of C, and of an initial row, next to each other.
+pub(crate) unsafe fn run_between<T: Lanes, A: Operand<T>, B: Operand<T>>(
+    arch: Arch,
+    [m, n, k]: [usize; 3],
+    a: A,
+    b: B,
+    c: Matrix<T>,
+    init: Init<T>,
+) {
+    let depth = BLOCK_K.min(k);
+    let size_b = if b.packs() { depth * 2 * T::lanes_of(arch) } else { 0 };
+    let size_a = if a.packs() { BLOCK_M.min(m) * (depth + ROW_PAD) } else { 0 };
+    with_scratch::<T, ()>(size_a + size_b, |packed_b| {
+        let packed_a = packed_b.wrapping_add(size_b);
+        arch.dispatch(Rows { size: [m, n, k], a, b, c, init, packed_a, packed_b });
+    });
 }
 
 /// Copies a matrix; transposes fast where one lies along its rows and the other along its columns.
@@ -243,19 +319,23 @@ impl<T: Lanes> WithSimd for Move<T> {
 }
 
 // A product with the columns of C next to each other. `packed_a` has room for a block of rows of A, `packed_b`
-// for a panel of B, where they are to be copied.
-struct Rows<T> {
-    product: Product<T>,
-    packed_a: Option<*mut T>,
-    packed_b: Option<*mut T>,
+// for a panel of B, where they are copied.
+struct Rows<T, A, B> {
+    size: [usize; 3],
+    a: A,
+    b: B,
+    c: Matrix<T>,
+    init: Init<T>,
+    packed_a: *mut T,
+    packed_b: *mut T,
 }
 
-impl<T: Lanes> WithSimd for Rows<T> {
+impl<T: Lanes, A: Operand<T>, B: Operand<T>> WithSimd for Rows<T, A, B> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Product { m, n, k, a, b, c, init } = self.product;
+        let Rows { size: [m, n, k], a, b, c, init, packed_a, packed_b } = self;
         let lanes = T::lanes::<S>();
         let panel = 2 * lanes;
         for i in (0..m).step_by(BLOCK_M) {
@@ -264,19 +344,13 @@ impl<T: Lanes> WithSimd for Rows<T> {
             // Once even if k is 0, for the initial values.
             loop {
                 let depth = BLOCK_K.min(k - p);
-                let mut a = a.at(i, p);
-                if let Some(to) = self.packed_a {
-                    // SAFETY: A has these rows and columns, and there is room for them.
-                    a = unsafe { pack_rows::<T, S>(rows, depth, a, to) };
-                }
+                // SAFETY: A has these rows and columns, and there is room for them.
+                let a = unsafe { a.rows(simd, [i, p], [rows, depth], packed_a) };
                 for j in (0..n).step_by(panel) {
                     let cols = panel.min(n - j);
-                    let mut b = b.at(p, j);
-                    if let Some(to) = self.packed_b {
-                        // SAFETY: as for A.
-                        b = unsafe { pack_panel::<T, S>(simd, depth, cols, b, to) };
-                    }
-                    let init = if p == 0 { init.at_column(j) } else { Init::Existing };
+                    // SAFETY: as for A.
+                    let b = unsafe { b.panel(simd, [p, j], [depth, cols], packed_b) };
+                    let init = if p == 0 { init.at_row(i).at_column(j) } else { Init::Existing };
                     let rest = T::mask(simd, if cols > lanes { cols - lanes } else { cols });
                     let part = Product { m: rows, n: cols, k: depth, a, b, c: c.at(i, j), init };
                     if cols == panel {
@@ -454,10 +528,15 @@ impl<T: Lanes, S: Simd, const WIDE: bool, const MASKED: bool> Panel<T, S, WIDE, 
                 |r| {
                     let to = c.at(r, 0).ptr;
                     let from = match init {
-                        Init::Zero => std::ptr::null(),
+                        Init::Zero | Init::Column(..) => std::ptr::null(),
                         Init::Existing => to.cast_const(),
                         Init::Row(row, _) => row,
                     };
+                    if let Init::Column(column, step) = init {
+                        let value = T::splat(simd, *column.offset((i + r) as isize * step));
+                        first[r] = T::v_add(simd, value, first[r]);
+                        second[r] = T::v_add(simd, value, second[r]);
+                    }
                     if !from.is_null() {
                         first[r] = T::v_add(simd, self.load(from, false), first[r]);
                         if WIDE {

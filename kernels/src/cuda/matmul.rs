@@ -23,11 +23,11 @@ const MAX_CALLS: usize = 256;
 
 /// Where the elements of a matrix lie.
 #[derive(Clone, Copy)]
-struct Matrix {
-    rows: usize,
-    columns: usize,
-    row: isize,
-    column: isize,
+pub(super) struct Matrix {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) row: isize,
+    pub(super) column: isize,
 }
 
 impl Matrix {
@@ -38,7 +38,7 @@ impl Matrix {
         Matrix { rows: shape[r], columns: shape[r + 1], row: strides[r], column: strides[r + 1] }
     }
 
-    fn transposed(self) -> Matrix {
+    pub(super) fn transposed(self) -> Matrix {
         Matrix { rows: self.columns, columns: self.rows, row: self.column, column: self.row }
     }
 
@@ -54,13 +54,13 @@ impl Matrix {
 }
 
 /// A product and its batches, whose strides are those of `(c, a, b)`.
-struct Product {
-    dtype: DType,
-    c: Matrix,
-    a: Matrix,
-    b: Matrix,
-    batch: SmallVec<[LoopAxis<3>; 4]>,
-    accumulate: bool,
+pub(super) struct Product {
+    pub(super) dtype: DType,
+    pub(super) c: Matrix,
+    pub(super) a: Matrix,
+    pub(super) b: Matrix,
+    pub(super) batch: SmallVec<[LoopAxis<3>; 4]>,
+    pub(super) accumulate: bool,
 }
 
 /// `Product` of the program.
@@ -149,7 +149,7 @@ pub(crate) fn matmul(
 impl Product {
     /// # Safety
     /// The matrices and batches stay within buffers that the command writes and reads, at the addresses of C, A and B.
-    unsafe fn enqueue(&self, queue: &Queue<'_>, op: &'static str, at: [*mut u8; 3]) -> Result<()> {
+    pub(super) unsafe fn enqueue(&self, queue: &Queue<'_>, op: &'static str, at: [*mut u8; 3]) -> Result<()> {
         // The largest axis becomes the batch of one call, the others are gone through here.
         let largest = (0..self.batch.len()).max_by_key(|&i| self.batch[i].size);
         let inner = largest.map_or(LoopAxis { size: 1, strides: [0; 3] }, |i| self.batch[i]);

@@ -7,12 +7,15 @@
 
 use device::{Result, Stream};
 
+pub(crate) mod batch_norm;
+pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod index;
 pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod optim;
+pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rows;
@@ -65,11 +68,14 @@ use {by_dtype, by_size, program_of};
 /// without a compiler, [`Error::Driver`](device::Error::Driver).
 pub fn preload(stream: &Stream) -> Result<()> {
     stream.preload(&[
+        &batch_norm::F32,
+        &conv::F32,
         &copy::COPY,
         &elementwise::F32,
         &index::INDEX,
         &matmul::MATMUL,
         &optim::OPTIM,
+        &pool::F32,
         &random::RANDOM,
         &reduce::F32,
         &softmax::F32,

@@ -7,6 +7,7 @@ mod matmul;
 mod optim;
 mod random;
 mod rows;
+mod spatial;
 
 use std::fmt::Debug;
 

@@ -1,3 +1,5 @@
+use autograd::Var;
+
 use super::*;
 use crate::{
     AdamW, AdamWOptions, Batches, Digits, Linear, Sequential, Sgd, SgdOptions, cross_entropy, digits_mlp,
@@ -268,7 +270,7 @@ fn each_number_of_a_training_run_is_there_once() {
     save_training(place.file(), &model, &sgd, Progress::default()).unwrap();
     let text = Contents::read(&place.file()).unwrap().text.unwrap();
     let mut load = |text: String| {
-        write(&place.file(), parameters_of(&model).unwrap(), Some(text)).unwrap();
+        write(&place.file(), state_of(&model).unwrap(), Some(text)).unwrap();
         load_training(place.file(), &model, &mut sgd)
     };
     assert_eq!(load(text.clone()).unwrap(), Progress::default());

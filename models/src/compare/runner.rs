@@ -179,13 +179,19 @@ impl<'a> Runner<'a> {
             .next()
     }
 
+    /// Parameters and buffers.
     pub(super) fn first_difference_in_parameters(&self, other: &Runner<'_>) -> Result<Option<String>> {
-        let (mine, others) = (self.model.named_parameters(), other.model.named_parameters());
+        let state = |runner: &Runner<'_>| -> Vec<(String, Tensor)> {
+            let named = runner.model.named_parameters().into_iter();
+            let parameters = named.map(|(name, parameter)| (name, parameter.value().clone()));
+            parameters.chain(runner.model.named_buffers()).collect()
+        };
+        let (mine, others) = (state(self), state(other));
         if mine.len() != others.len() {
             return Ok(Some(format!("{} against {} parameters", mine.len(), others.len())));
         }
         for ((name, a), (_, b)) in mine.iter().zip(&others) {
-            let (a, b) = (bits(a.value())?, bits(b.value())?);
+            let (a, b) = (bits(a)?, bits(b)?);
             let differ = a.iter().zip(&b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len());
             if differ > 0 {
                 return Ok(Some(format!("{name}, in {differ} of {} elements", a.len())));

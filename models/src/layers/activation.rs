@@ -60,15 +60,3 @@ impl Module for Sigmoid {
         input.sigmoid()
     }
 }
-
-/// Joins all axes but the first: `[n, ...] -> [n, product of the rest]`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Flatten;
-
-impl Module for Flatten {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        let rows = input.shape().first().copied().unwrap_or(1);
-        let width = input.shape().iter().skip(1).product();
-        input.reshape(&[rows, width])
-    }
-}

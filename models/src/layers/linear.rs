@@ -2,9 +2,10 @@
 
 use autograd::Var;
 use device::{DType, Device, Error, Result};
-use tensor::{RandomKey, Tensor};
+use tensor::RandomKey;
 
-use crate::{Module, Parts, random};
+use super::first_values::FirstValues;
+use crate::{Module, Parts};
 
 /// `y = x W^T + b`.
 ///
@@ -68,15 +69,9 @@ impl Linear {
         if !options.dtype.is_float() {
             return Err(Error::DTypeUnsupported { op: "linear", dtype: options.dtype });
         }
-        let bound = if in_features == 0 { 0.0 } else { 1.0 / (in_features as f64).sqrt() };
-        let key = options.key.unwrap_or_else(tensor::next_key);
-        // Two streams of numbers out of one key.
-        let key_of = |part| RandomKey { seed: random::mix(&[key.seed, key.op, part]), op: key.op };
-        let uniform = |shape: &[usize], part| {
-            Tensor::uniform(shape, -bound, bound, options.dtype, key_of(part), device)
-        };
-        let weight = uniform(&[in_features, out_features], 0)?.t()?;
-        let bias = if options.bias { Some(uniform(&[out_features], 1)?) } else { None };
+        let first = FirstValues::new(in_features, options.key, options.dtype);
+        let weight = first.weight(&[in_features, out_features], device)?.t()?;
+        let bias = if options.bias { Some(first.bias(out_features, device)?) } else { None };
         Ok(Linear { weight: Var::leaf(weight), bias: bias.map(Var::leaf) })
     }
 

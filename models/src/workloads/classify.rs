@@ -4,13 +4,13 @@ use autograd::Var;
 use device::{Device, Error, Result};
 
 use super::Workload;
-use crate::{Digits, InMemory, Module, Optimizer, Sgd, SgdOptions, mlp};
+use crate::{Digits, InMemory, Module, Optimizer, Sgd, SgdOptions, lenet, mlp};
 
-/// A multi-layer perceptron on the digits, trained by SGD with momentum.
+/// A small network on the digits, trained by SGD with momentum.
 pub(super) struct Classifier {
     name: &'static str,
     about: &'static str,
-    sizes: &'static [usize],
+    network: Network,
     /// The side of the images that the first layer reads.
     image: usize,
     batch: usize,
@@ -19,11 +19,17 @@ pub(super) struct Classifier {
     epochs: u64,
 }
 
+enum Network {
+    /// A multi-layer perceptron of these sizes.
+    Mlp(&'static [usize]),
+    LeNet,
+}
+
 /// Odd and even batches of the digits on two lanes, with shared weights and one step for both.
 pub(super) const TWO_BATCH: Classifier = Classifier {
     name: "two-batch",
     about: "digits 64-128-10, even and odd batches on lanes of their own, one step for both",
-    sizes: &[64, 128, 10],
+    network: Network::Mlp(&[64, 128, 10]),
     image: 8,
     batch: 64,
     compared_batch: 256,
@@ -35,10 +41,22 @@ pub(super) const TWO_BATCH: Classifier = Classifier {
 pub(super) const MLP: Classifier = Classifier {
     name: "mlp",
     about: "784-256-256-10 on digits enlarged to 28x28",
-    sizes: &[784, 256, 256, 10],
+    network: Network::Mlp(&[784, 256, 256, 10]),
     image: 28,
     batch: 32,
     compared_batch: 64,
+    lr: 0.05,
+    epochs: 10,
+};
+
+/// A convolutional network like LeNet, on digits enlarged to 28x28.
+pub(super) const CNN: Classifier = Classifier {
+    name: "cnn",
+    about: "convolutions of 5x5, maxima over 2x2, 400-120-84-10, on digits enlarged to 28x28",
+    network: Network::LeNet,
+    image: 28,
+    batch: 32,
+    compared_batch: 32,
     lr: 0.05,
     epochs: 10,
 };
@@ -68,7 +86,11 @@ impl Workload for Classifier {
     }
 
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Module>> {
-        Ok(Box::new(mlp(self.sizes, seed, device)?))
+        let model = match self.network {
+            Network::Mlp(sizes) => mlp(sizes, seed, device)?,
+            Network::LeNet => lenet(seed, device)?,
+        };
+        Ok(Box::new(model))
     }
 
     fn data(&self, seed: u64) -> Result<(InMemory, InMemory)> {

@@ -107,7 +107,7 @@ fn evaluate(model: &dyn Module, data: &InMemory, device: &Device) -> Result<Eval
 }
 
 /// Every workload, the default first.
-pub const ALL: &[&dyn Workload] = &[&classify::TWO_BATCH, &classify::MLP];
+pub const ALL: &[&dyn Workload] = &[&classify::TWO_BATCH, &classify::MLP, &classify::CNN];
 
 /// The workload of that name.
 ///
@@ -128,7 +128,7 @@ pub fn find(name: &str) -> Result<&'static dyn Workload> {
     })
 }
 
-const NAMES: &str = "one of two-batch, mlp";
+const NAMES: &str = "one of two-batch, mlp, cnn";
 
 #[cfg(test)]
 mod tests;

@@ -45,6 +45,14 @@ fn mlp_learns_the_enlarged_digits() {
 }
 
 #[test]
+fn cnn_learns_the_enlarged_digits() {
+    let workload = find("cnn").unwrap();
+    let (losses, evaluation) = train(workload, workload.default_epochs(), 2);
+    assert!((losses[0] - 10f64.ln()).abs() < 0.3, "an untrained model guesses: {}", losses[0]);
+    assert!(evaluation.accuracy >= 0.9, "{evaluation:?}");
+}
+
+#[test]
 fn the_message_lists_every_name() {
     let names: Vec<_> = ALL.iter().map(|workload| workload.name()).collect();
     let Err(Error::InvalidArgument { expected, value, .. }) = find("two_batch") else { panic!("found") };

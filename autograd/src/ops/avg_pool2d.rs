@@ -1,0 +1,104 @@
+//! `y` = the mean at each place of a window, or over a fixed number of ranges; the gradient is shared by what was seen.
+
+use tensor::{AvgPool, Device, Result};
+
+use super::max_pool2d::last_two;
+use super::one;
+use super::samples::{Draw, Sample, sample};
+use crate::{Var, record};
+
+impl Var {
+    /// The mean at each place of a window.
+    ///
+    /// Shapes: `[.., h, w] -> [.., oh, ow]`, with `oh = floor((h + 2 padding - kh) / stride) + 1`, rounded up in ceil
+    /// mode. The divisor counts zeros of the padding if `count_include_pad` says so, never what is beyond it.
+    ///
+    /// # Errors
+    /// As for [`Var::max_pool2d`]; `InvalidArgument` for a divisor of 0.
+    pub fn avg_pool2d(&self, pool: &AvgPool) -> Result<Var> {
+        let value = self.value().avg_pool2d(pool)?;
+        let (pool, image) = (*pool, last_two(self));
+        Ok(record("avg_pool2d", &[self], &[], value, move |_, g| Ok(one(shared(g, pool, image)?))))
+    }
+
+    /// The means over `size[0]` by `size[1]` ranges, which cover the image and overlap where they must.
+    ///
+    /// Shapes: `[.., h, w] -> [.., size..]`; range `i` of `n` elements is `floor(i n / size)..ceil((i + 1) n / size)`.
+    ///
+    /// # Errors
+    /// As for [`Var::max_pool2d`].
+    pub fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Var> {
+        let value = self.value().adaptive_avg_pool2d(size)?;
+        let image = last_two(self);
+        Ok(record("adaptive_avg_pool2d", &[self], &[], value, move |_, g| {
+            Ok(one(shared_by_ranges(g, image)?))
+        }))
+    }
+}
+
+fn shared(g: &Var, pool: AvgPool, image: [usize; 2]) -> Result<Var> {
+    let value = g.value().avg_pool2d_grad(&pool, image)?;
+    Ok(record("avg_pool2d_grad", &[g], &[], value, move |_, h| Ok(one(h.avg_pool2d(&pool)?))))
+}
+
+fn shared_by_ranges(g: &Var, image: [usize; 2]) -> Result<Var> {
+    let value = g.value().adaptive_avg_pool2d_grad(image)?;
+    let size = last_two(g);
+    Ok(record("adaptive_avg_pool2d_grad", &[g], &[], value, move |_, h| {
+        Ok(one(h.adaptive_avg_pool2d(size)?))
+    }))
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], pool: AvgPool| -> Result<Sample> {
+        Ok(sample(name, [d.normal(shape)?], move |v| v[0].avg_pool2d(&pool)?.square()))
+    };
+    let halves = AvgPool::new([2, 2]);
+    let overlapping = AvgPool { stride: [1, 2], padding: [1, 1], ..AvgPool::new([3, 3]) };
+    Ok(vec![
+        of("halves", &[2, 2, 4, 4], halves)?,
+        of("one_image", &[2, 5, 3], halves)?,
+        of("ceil_mode", &[1, 1, 5, 3], AvgPool { ceil_mode: true, ..halves })?,
+        of("overlapping", &[1, 2, 4, 5], overlapping)?,
+        of("padding_left_out", &[1, 2, 4, 5], AvgPool { count_include_pad: false, ..overlapping })?,
+        of("own_divisor", &[1, 1, 4, 4], AvgPool { divisor: Some(3), ..halves })?,
+        sample("transposed", [d.normal(&[1, 4, 6])?.transpose(1, 2)?], move |v| v[0].avg_pool2d(&halves)),
+    ])
+}
+
+pub(super) fn adaptive_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], size| -> Result<Sample> {
+        Ok(sample(name, [d.normal(shape)?], move |v| v[0].adaptive_avg_pool2d(size)?.square()))
+    };
+    Ok(vec![
+        of("whole", &[2, 3, 4, 5], [1, 1])?,
+        of("even", &[1, 1, 4, 6], [2, 3])?,
+        of("overlapping", &[1, 2, 5, 7], [3, 4])?,
+        of("enlarging", &[2, 2, 3], [3, 5])?,
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn means_divide_by_what_counts() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[1, 2, 3])?;
+        let pool = AvgPool { padding: [1, 1], ..AvgPool::new([2, 2]) };
+        close(&x.avg_pool2d(&pool)?, &[0.25, 1.25, 1.0, 2.75])?;
+        let inside = AvgPool { count_include_pad: false, ..pool };
+        close(&x.avg_pool2d(&inside)?, &[1.0, 2.5, 4.0, 5.5])?;
+        // A last place that leaves the padded image counts what is within it.
+        let ceil = AvgPool { ceil_mode: true, ..AvgPool::new([2, 2]) };
+        close(&x.avg_pool2d(&ceil)?, &[3.0, 4.5])?;
+        let y = x.adaptive_avg_pool2d([1, 2])?;
+        close(&y, &[3.0, 4.0])?;
+        close_values(&gradient(&y, &x)?, &[0.25, 0.5, 0.25, 0.25, 0.5, 0.25]);
+        assert!(x.avg_pool2d(&AvgPool { divisor: Some(0), ..pool }).is_err());
+        Ok(())
+    }
+}

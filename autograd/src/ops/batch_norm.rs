@@ -1,0 +1,223 @@
+//! `y = (x - mean) / √(var + eps) · weight + bias` in each channel. With `x̂ = (x - mean) / √(var + eps)` and `m` elements
+//! in a channel: `weight' = Σ g x̂`, `bias' = Σ g`, `x' = weight / √(var + eps) · (g - (Σ g + x̂ Σ g x̂) / m)`; where
+//! mean and variance are given, the last bracket is `g` alone.
+
+use tensor::{BatchStatistics, Device, Result, Tensor};
+
+use super::samples::{Draw, Sample, sample};
+use crate::{Grads, Save, Var, Vjp, is_recording, record};
+
+impl Var {
+    /// Normalises each channel by its own mean and variance, divided by the number of its elements, which are given back.
+    ///
+    /// Shapes: `[n, c, ..]`, weight and bias `[c]` -> `[n, c, ..]`.
+    ///
+    /// ```
+    /// # use autograd::{Device, Result, Tensor, Var};
+    /// # fn main() -> Result<()> {
+    /// let x = Var::constant(Tensor::from_slice(&[1.0_f64, 3.0], &[2, 1], &Device::cpu())?);
+    /// let (y, statistics) = x.batch_norm(None, None, 0.0)?;
+    /// assert_eq!(y.value().to_vec::<f64>()?, [-1.0, 1.0]);
+    /// assert_eq!(statistics.mean.to_vec::<f64>()?, [2.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidArgument` for fewer than two axes, or fewer than two elements in a channel; `ShapeMismatch`,
+    /// `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats.
+    pub fn batch_norm(
+        &self,
+        weight: Option<&Var>,
+        bias: Option<&Var>,
+        eps: f64,
+    ) -> Result<(Var, BatchStatistics)> {
+        let (value, statistics) =
+            self.value().batch_norm(weight.map(Var::value), bias.map(Var::value), eps)?;
+        Ok((normalised(self, weight, bias, value, &statistics, eps), statistics))
+    }
+
+    /// Normalises each channel by a given mean and variance, which gradients do not flow through.
+    ///
+    /// Shapes: as for [`Var::batch_norm`], mean and variance `[c]`.
+    ///
+    /// # Errors
+    /// As for [`Var::batch_norm`], but for the number of elements.
+    pub fn batch_norm_with(
+        &self,
+        mean: &Tensor,
+        var: &Tensor,
+        weight: Option<&Var>,
+        bias: Option<&Var>,
+        eps: f64,
+    ) -> Result<Var> {
+        let value =
+            self.value().batch_norm_with(mean, var, weight.map(Var::value), bias.map(Var::value), eps)?;
+        let given = BatchStatistics { mean: mean.clone(), var: var.clone(), training: false };
+        Ok(normalised(self, weight, bias, value, &given, eps))
+    }
+}
+
+fn normalised(
+    x: &Var,
+    weight: Option<&Var>,
+    bias: Option<&Var>,
+    value: Tensor,
+    statistics: &BatchStatistics,
+    eps: f64,
+) -> Var {
+    let mut inputs = vec![x];
+    inputs.extend(weight);
+    inputs.extend(bias);
+    let mut saved = vec![Save::Tensor(&statistics.mean), Save::Tensor(&statistics.var), Save::Input(0)];
+    saved.extend(weight.map(|_| Save::Input(1)));
+    let (has_weight, has_bias, training) = (weight.is_some(), bias.is_some(), statistics.training);
+    record("batch_norm", &inputs, &saved, value, move |ctx, g| {
+        let [x_grad, weight_grad, bias_grad] = gradients(ctx, g, has_weight, training, eps)?;
+        let mut grads = Grads::new();
+        grads.push(Some(x_grad));
+        if has_weight {
+            grads.push(Some(weight_grad));
+        }
+        if has_bias {
+            grads.push(Some(bias_grad));
+        }
+        Ok(grads)
+    })
+}
+
+/// The gradients for images, weight and bias: one kernel, or an expression if they are to be differentiated in turn.
+fn gradients(ctx: &Vjp<'_>, g: &Var, has_weight: bool, training: bool, eps: f64) -> Result<[Var; 3]> {
+    let (mean, var, x) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
+    let weight = has_weight.then(|| ctx.saved(3));
+    if is_recording() {
+        let given = (!training).then_some((&mean, &var));
+        return expressed(&x, g, weight.as_ref(), given, eps);
+    }
+    let statistics = BatchStatistics { mean: mean.value().clone(), var: var.value().clone(), training };
+    let grads = x.value().batch_norm_grad(g.value(), weight.as_ref().map(Var::value), &statistics, eps)?;
+    Ok(grads.map(Var::constant))
+}
+
+fn expressed(
+    x: &Var,
+    g: &Var,
+    weight: Option<&Var>,
+    given: Option<(&Var, &Var)>,
+    eps: f64,
+) -> Result<[Var; 3]> {
+    let (n, c) = (x.shape()[0], x.shape()[1]);
+    let rest: usize = x.shape()[2..].iter().product();
+    let planes = |v: &Var| v.reshape(&[n, c, rest]);
+    let channel = |v: &Var| v.reshape(&[1, c, 1]);
+    let (x3, g3) = (planes(x)?, planes(g)?);
+    let centred = x3.sub(&match given {
+        Some((mean, _)) => channel(mean)?,
+        None => x3.mean(&[0, 2], true)?,
+    })?;
+    let var = match given {
+        Some((_, var)) => channel(var)?,
+        None => centred.square()?.mean(&[0, 2], true)?,
+    };
+    let inverse = var.add_scalar(eps)?.rsqrt()?;
+    let normal = centred.mul(&inverse)?;
+    let sum = g3.sum(&[0, 2], true)?;
+    let with_x = g3.mul(&normal)?.sum(&[0, 2], true)?;
+    let inner = match given {
+        Some(_) => g3,
+        None => {
+            let share = 1.0 / (n * rest) as f64;
+            g3.sub(&sum.mul_scalar(share)?)?.sub(&normal.mul(&with_x.mul_scalar(share)?)?)?
+        }
+    };
+    let scale = match weight {
+        Some(weight) => inverse.mul(&channel(weight)?)?,
+        None => inverse,
+    };
+    Ok([inner.mul(&scale)?.reshape(x.shape())?, with_x.reshape(&[c])?, sum.reshape(&[c])?])
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    const EPS: f64 = 1e-2;
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize]| -> Result<Sample> {
+        let c = &shape[1..2];
+        let inputs = [d.normal(shape)?, d.normal(c)?, d.normal(c)?];
+        Ok(sample(name, inputs, |v| v[0].batch_norm(Some(&v[1]), Some(&v[2]), EPS).map(|(y, _)| y)))
+    };
+    let (mean, var) = (d.normal(&[2])?, d.positive(&[2])?);
+    let (same_mean, same_var) = (mean.clone(), var.clone());
+    Ok(vec![
+        of("images", &[2, 3, 2, 2])?,
+        of("rows", &[5, 2])?,
+        of("one_channel", &[1, 1, 4])?,
+        sample("plain", [d.normal(&[3, 2, 2])?], |v| v[0].batch_norm(None, None, EPS)?.0.square()),
+        sample("only_a_bias", [d.normal(&[2, 2, 3])?, d.normal(&[2])?], |v| {
+            Ok(v[0].batch_norm(None, Some(&v[1]), EPS)?.0)
+        }),
+        sample("transposed", [d.normal(&[2, 3, 2])?.transpose(0, 1)?, d.normal(&[2])?], |v| {
+            Ok(v[0].batch_norm(Some(&v[1]), None, EPS)?.0)
+        }),
+        sample("given", [d.normal(&[3, 2, 2])?, d.normal(&[2])?, d.normal(&[2])?], move |v| {
+            v[0].batch_norm_with(&mean, &var, Some(&v[1]), Some(&v[2]), EPS)
+        }),
+        sample("given_plain", [d.normal(&[2, 2, 2, 1])?], move |v| {
+            v[0].batch_norm_with(&same_mean, &same_var, None, None, EPS)?.square()
+        }),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, tensor, vector};
+    use super::*;
+    use crate::{GradOptions, grad};
+
+    #[test]
+    fn channels_are_normalised_by_themselves() -> Result<()> {
+        let x = leaf(&[1.0, 10.0, 3.0, 30.0], &[2, 2])?;
+        let (weight, bias) = (vector(&[2.0, 1.0])?, vector(&[0.5, 0.0])?);
+        let (y, statistics) = x.batch_norm(Some(&weight), Some(&bias), 0.0)?;
+        close(&y, &[-1.5, -1.0, 2.5, 1.0])?;
+        close_values(&statistics.mean.to_vec::<f64>()?, &[2.0, 20.0]);
+        close_values(&statistics.var.to_vec::<f64>()?, &[1.0, 100.0]);
+        close_values(&gradient(&y, &bias)?, &[2.0, 2.0]);
+        close_values(&gradient(&y, &weight)?, &[0.0, 0.0]);
+        let given =
+            x.batch_norm_with(&tensor(&[1.0, 10.0], &[2])?, &tensor(&[4.0, 25.0], &[2])?, None, None, 0.0)?;
+        close(&given, &[0.0, 0.0, 1.0, 4.0])?;
+        close_values(&gradient(&given, &x)?, &[0.5, 0.2, 0.5, 0.2]);
+        Ok(())
+    }
+
+    /// A recorded backward pass takes the expression in place of the kernel.
+    #[test]
+    fn the_expression_gives_what_the_kernel_does() -> Result<()> {
+        for sample in samples(&Device::cpu())? {
+            let leaves: Vec<Var> = sample.inputs.iter().cloned().map(Var::leaf).collect();
+            let weights = Var::constant((sample.run)(&leaves)?.value().sin()?);
+            let gradients = |create_graph| {
+                let loss = (sample.run)(&leaves)?.mul(&weights)?.sum_all()?;
+                grad(&[loss], &leaves, GradOptions { create_graph, ..GradOptions::default() })
+            };
+            for (kernel, expression) in gradients(false)?.iter().zip(&gradients(true)?) {
+                let values = |g: &Option<Var>| g.as_ref().map(|g| g.value().to_vec::<f64>()).transpose();
+                let (kernel, expression) = (values(kernel)?, values(expression)?);
+                assert!(kernel.is_some(), "{}", sample.name);
+                close_values(&expression.unwrap_or_default(), &kernel.unwrap_or_default());
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() -> Result<()> {
+        assert!(leaf(&[1.0, 2.0], &[1, 2])?.batch_norm(None, None, 0.0).is_err());
+        assert!(vector(&[1.0, 2.0])?.batch_norm(None, None, 0.0).is_err());
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0], &[2, 2])?;
+        assert!(x.batch_norm(Some(&vector(&[1.0])?), None, 0.0).is_err());
+        let one = tensor(&[1.0], &[1])?;
+        assert!(x.batch_norm_with(&one, &one, None, None, 0.0).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! Convolutions, their transposes and their gradients: three bilinear maps, each of which is differentiated by the others.
+//!
+//! `Y = W * X + b`: `X' = transposed(W) * G`, `W' = G * X`, `b' = Σ G` over images and places.
+
+use tensor::{ConvOptions, Device, Error, Result, Tensor};
+
+use super::binary::{Crossed, if_needed};
+use super::samples::{Draw, Sample, sample};
+use crate::{Grads, Var, record};
+
+impl Var {
+    /// Each filter at each place of the images.
+    ///
+    /// Shapes: `x [n, c, h, w]`, `weight [f, c / groups, kh, kw]`, `bias [f]` -> `[n, f, oh, ow]` with
+    /// `oh = floor((h + 2 padding - dilation (kh - 1) - 1) / stride) + 1`; or `x [c, h, w]` -> `[f, oh, ow]`.
+    ///
+    /// ```
+    /// # use autograd::{Device, Result, Tensor, Var};
+    /// # use tensor::{ConvOptions, DType};
+    /// # fn main() -> Result<()> {
+    /// let device = Device::cpu();
+    /// let image = Var::constant(Tensor::ones(&[1, 3, 8, 8], DType::F32, &device)?);
+    /// let weight = Var::leaf(Tensor::ones(&[4, 3, 3, 3], DType::F32, &device)?);
+    /// let same = ConvOptions { padding: [1, 1], ..ConvOptions::default() };
+    /// let y = image.conv2d(&weight, None, &same)?;
+    /// assert_eq!(y.shape(), [1, 4, 8, 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
+    /// `InvalidArgument` for a stride or dilation of 0, and for filters larger than the padded images.
+    pub fn conv2d(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
+        batched(self, |x| convolution(x, weight, bias, *options))
+    }
+
+    /// The transposed convolution: each element of `self`, times a filter, added to all that the filter sees there.
+    ///
+    /// Shapes: `x [n, c, h, w]`, `weight [c, f / groups, kh, kw]`, `bias [f]` -> `[n, f, oh, ow]` with
+    /// `oh = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1`; or `x [c, h, w]` -> `[f, oh, ow]`.
+    ///
+    /// # Errors
+    /// As for [`Var::conv2d`]; `InvalidArgument` for a result without elements, and for an output padding that is neither
+    /// below the stride nor below the dilation.
+    pub fn conv_transpose2d(
+        &self,
+        weight: &Var,
+        bias: Option<&Var>,
+        output_padding: [usize; 2],
+        options: &ConvOptions,
+    ) -> Result<Var> {
+        const OP: &str = "conv_transpose2d";
+        batched(self, |x| {
+            let (size, kernel) = (last_two(OP, x)?, last_two(OP, weight)?);
+            let image = options.transposed_size(size, kernel, output_padding)?;
+            input_gradient(OP, x, weight, bias, image, *options)
+        })
+    }
+}
+
+/// Applies `f` to `[n, c, h, w]`, or to `[c, h, w]` as to one image.
+pub(super) fn batched(x: &Var, f: impl FnOnce(&Var) -> Result<Var>) -> Result<Var> {
+    if x.shape().len() == 3 { f(&x.unsqueeze(0)?)?.squeeze(0) } else { f(x) }
+}
+
+/// The sizes of the last two axes of an operand of rank 4.
+fn last_two(op: &'static str, x: &Var) -> Result<[usize; 2]> {
+    match *x.shape() {
+        [_, _, h, w] => Ok([h, w]),
+        ref shape => Err(Error::InvalidArgument {
+            op,
+            argument: "operand",
+            expected: "of rank 4",
+            value: format!("shape {shape:?}").into(),
+        }),
+    }
+}
+
+/// The value of a convolution at the first `places` only.
+fn at_places(x: &Var, weight: &Var, places: [usize; 2], options: ConvOptions) -> Result<Var> {
+    let mut y = convolution(x, weight, None, options)?;
+    for (axis, size) in [(2, places[0]), (3, places[1])] {
+        if y.shape()[axis as usize] != size {
+            y = y.narrow(axis, 0, size)?;
+        }
+    }
+    Ok(y)
+}
+
+fn convolution(x: &Var, weight: &Var, bias: Option<&Var>, options: ConvOptions) -> Result<Var> {
+    const OP: &str = "conv2d";
+    let value = x.value().conv2d(weight.value(), bias.map(Var::value), &options)?;
+    let crossed = Crossed::new(x, weight);
+    let (image, kernel) = (last_two(OP, x)?, last_two(OP, weight)?);
+    let has_bias = bias.is_some();
+    Ok(recorded(OP, [x, weight], bias, value, move |ctx, g| {
+        let mut grads = Grads::new();
+        grads.push(if_needed(ctx, 0, || {
+            input_gradient("conv2d_input_grad", g, &crossed.rhs(ctx), None, image, options)
+        })?);
+        grads.push(if_needed(ctx, 1, || weight_gradient(&crossed.lhs(ctx), g, kernel, options))?);
+        if has_bias {
+            grads.push(if_needed(ctx, 2, || g.sum(&[0, 2, 3], false))?);
+        }
+        Ok(grads)
+    }))
+}
+
+/// The gradient with respect to images, which is the transposed convolution, too.
+fn input_gradient(
+    op: &'static str,
+    g: &Var,
+    weight: &Var,
+    bias: Option<&Var>,
+    image: [usize; 2],
+    options: ConvOptions,
+) -> Result<Var> {
+    let value = g.value().conv2d_input_grad(weight.value(), bias.map(Var::value), image, &options)?;
+    let crossed = Crossed::new(g, weight);
+    let (places, kernel) = (last_two(op, g)?, last_two(op, weight)?);
+    let has_bias = bias.is_some();
+    Ok(recorded(op, [g, weight], bias, value, move |ctx, h| {
+        let mut grads = Grads::new();
+        grads.push(if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?);
+        grads.push(if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?);
+        if has_bias {
+            grads.push(if_needed(ctx, 2, || h.sum(&[0, 2, 3], false))?);
+        }
+        Ok(grads)
+    }))
+}
+
+fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -> Result<Var> {
+    const OP: &str = "conv2d_weight_grad";
+    let value = x.value().conv2d_weight_grad(g.value(), kernel, &options)?;
+    let crossed = Crossed::new(x, g);
+    let (image, places) = (last_two(OP, x)?, last_two(OP, g)?);
+    Ok(recorded(OP, [x, g], None, value, move |ctx, h| {
+        Ok(Grads::from_buf([
+            if_needed(ctx, 0, || {
+                input_gradient("conv2d_input_grad", &crossed.rhs(ctx), h, None, image, options)
+            })?,
+            if_needed(ctx, 1, || at_places(&crossed.lhs(ctx), h, places, options))?,
+        ]))
+    }))
+}
+
+/// Records one of the three with its operands, of which the gradient of each keeps the other.
+fn recorded<F>(op: &'static str, [lhs, rhs]: [&Var; 2], bias: Option<&Var>, value: Tensor, vjp: F) -> Var
+where
+    F: Fn(&crate::Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
+{
+    let saved = Crossed::new(lhs, rhs).saved();
+    match bias {
+        Some(bias) => record(op, &[lhs, rhs, bias], saved, value, vjp),
+        None => record(op, &[lhs, rhs], saved, value, vjp),
+    }
+}
+
+fn options(stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize) -> ConvOptions {
+    ConvOptions { stride, padding, dilation, groups }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
+        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
+        Ok(sample(name, inputs, move |v| v[0].conv2d(&v[1], Some(&v[2]), &options)))
+    };
+    let plain = ConvOptions::default();
+    let fixed = Var::constant(d.normal(&[2, 2, 3, 3])?);
+    let filters = Var::constant(d.normal(&[2, 1, 2, 2])?);
+    Ok(vec![
+        of("plain", &[2, 2, 4, 3], &[3, 2, 2, 2], plain)?,
+        of("one", &[1, 1, 1, 1], &[1, 1, 1, 1], plain)?,
+        of("one_image", &[2, 4, 3], &[2, 2, 3, 2], plain)?,
+        of("padded", &[1, 2, 3, 4], &[2, 2, 3, 3], options([1, 1], [1, 2], [1, 1], 1))?,
+        of("strided", &[1, 1, 5, 6], &[2, 1, 2, 3], options([2, 3], [1, 0], [1, 1], 1))?,
+        of("dilated", &[1, 1, 6, 5], &[1, 1, 3, 2], options([1, 2], [1, 1], [2, 3], 1))?,
+        of("patches", &[2, 1, 4, 6], &[2, 1, 2, 3], options([2, 3], [0, 0], [1, 1], 1))?,
+        of("pointwise", &[2, 3, 2, 2], &[2, 3, 1, 1], plain)?,
+        of("groups", &[1, 4, 3, 3], &[4, 2, 2, 2], options([1, 1], [0, 1], [1, 1], 2))?,
+        of("depthwise", &[1, 2, 4, 4], &[2, 1, 3, 3], options([2, 1], [1, 1], [1, 1], 2))?,
+        of(
+            "depthwise_with_several_filters",
+            &[1, 2, 3, 3],
+            &[4, 1, 2, 2],
+            options([1, 1], [1, 0], [1, 1], 2),
+        )?,
+        sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], |v| {
+            v[0].conv2d(&v[1], None, &ConvOptions::default())?.mul(&v[0].narrow(2, 0, 2)?.narrow(3, 0, 2)?)
+        }),
+        sample("transposed", [d.normal(&[1, 2, 3, 4])?.transpose(2, 3)?, d.normal(&[2, 2, 2, 2])?], |v| {
+            v[0].conv2d(&v[1].transpose(0, 1)?, None, &ConvOptions::default())
+        }),
+        sample("constant_images", [d.normal(&[2, 2, 2, 2])?], move |v| {
+            fixed.conv2d(&v[0], None, &ConvOptions::default())
+        }),
+        sample("constant_weight", [d.normal(&[1, 1, 3, 3])?], move |v| {
+            v[0].conv2d(&filters, None, &ConvOptions::default())?.square()
+        }),
+    ])
+}
+
+pub(super) fn transpose_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of =
+        |name, x: &[usize], weight: &[usize], out: usize, extra, options: ConvOptions| -> Result<Sample> {
+            let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[out])?];
+            Ok(sample(name, inputs, move |v| v[0].conv_transpose2d(&v[1], Some(&v[2]), extra, &options)))
+        };
+    let plain = ConvOptions::default();
+    let strided = options([2, 3], [1, 0], [1, 1], 1);
+    let dilated = options([1, 1], [1, 0], [2, 2], 1);
+    Ok(vec![
+        of("plain", &[2, 2, 2, 3], &[2, 3, 2, 2], 3, [0, 0], plain)?,
+        of("one_image", &[2, 2, 2], &[2, 1, 3, 2], 1, [0, 0], plain)?,
+        of("strided", &[1, 2, 2, 2], &[2, 1, 3, 2], 1, [1, 2], strided)?,
+        of("upsampling", &[1, 2, 2, 3], &[2, 2, 2, 2], 2, [0, 0], options([2, 2], [0, 0], [1, 1], 1))?,
+        of("more_output_than_places", &[1, 1, 3, 2], &[1, 2, 2, 2], 2, [1, 1], dilated)?,
+        of("groups", &[1, 4, 2, 2], &[4, 1, 2, 2], 2, [0, 0], options([1, 1], [0, 0], [1, 1], 2))?,
+        of("depthwise", &[1, 2, 3, 2], &[2, 1, 3, 2], 2, [1, 0], options([2, 1], [1, 0], [1, 1], 2))?,
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, vector};
+    use super::*;
+
+    #[test]
+    fn a_convolution_and_its_transpose() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], &[1, 1, 3, 3])?;
+        let w = leaf(&[1.0, 0.0, -1.0, 2.0], &[1, 1, 2, 2])?;
+        let b = vector(&[0.5])?;
+        let plain = ConvOptions::default();
+        let y = || x.conv2d(&w, Some(&b), &plain);
+        close(&y()?, &[7.5, 9.5, 13.5, 15.5])?;
+        close_values(&gradient(&y()?, &x)?, &[1.0, 1.0, 0.0, 0.0, 2.0, 2.0, -1.0, 1.0, 2.0]);
+        close_values(&gradient(&y()?, &w)?, &[12.0, 16.0, 24.0, 28.0]);
+        close_values(&gradient(&y()?, &b)?, &[4.0]);
+        let small = leaf(&[1.0, 2.0], &[1, 1, 1, 2])?;
+        let doubled = ConvOptions { stride: [2, 2], ..plain };
+        let up = small.conv_transpose2d(&w, Some(&b), [0, 1], &doubled)?;
+        assert_eq!(up.shape(), [1, 1, 2, 5]);
+        close(&up, &[1.5, 0.5, 2.5, 0.5, 0.5, -0.5, 2.5, -1.5, 4.5, 0.5])
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() -> Result<()> {
+        let (x, w) = (leaf(&[0.0; 18], &[1, 2, 3, 3])?, leaf(&[0.0; 8], &[1, 2, 2, 2])?);
+        let plain = ConvOptions::default();
+        assert!(x.conv2d(&w, None, &plain).is_ok());
+        assert!(x.conv2d(&w, Some(&vector(&[0.0, 0.0])?), &plain).is_err());
+        assert!(x.conv2d(&w, None, &ConvOptions { groups: 2, ..plain }).is_err());
+        assert!(x.conv2d(&w, None, &ConvOptions { groups: 0, ..plain }).is_err());
+        assert!(x.conv2d(&w, None, &ConvOptions { stride: [1, 0], ..plain }).is_err());
+        assert!(x.conv2d(&w, None, &ConvOptions { dilation: [3, 1], ..plain }).is_err());
+        assert!(x.conv2d(&vector(&[1.0])?, None, &plain).is_err());
+        assert!(vector(&[1.0])?.conv2d(&w, None, &plain).is_err());
+        let w = leaf(&[0.0; 8], &[2, 1, 2, 2])?;
+        assert!(x.conv_transpose2d(&w, None, [0, 0], &plain).is_ok());
+        assert!(x.conv_transpose2d(&w, None, [1, 0], &plain).is_err());
+        assert!(x.conv_transpose2d(&w, None, [0, 0], &ConvOptions { padding: [2, 2], ..plain }).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! `y` = the largest element at each place of a window; the gradient goes to the first of the largest.
+
+use tensor::{Device, MaxPool, Result, Tensor};
+
+use super::one;
+use super::samples::{Draw, Sample, sample};
+use crate::{Save, Var, record};
+
+impl Var {
+    /// The largest element at each place of a window; NaN wins.
+    ///
+    /// Among equal ones the first, row by row, gets the gradient. Shapes: `[.., h, w] -> [.., oh, ow]`, with
+    /// `oh = floor((h + 2 padding - dilation (kh - 1) - 1) / stride) + 1`, rounded up in ceil mode.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for fewer than two axes, images without pixels, a stride or dilation of 0, a padding above half
+    /// of the window, and a window larger than the padded image; `DTypeUnsupported` unless the elements are floats.
+    pub fn max_pool2d(&self, pool: &MaxPool) -> Result<Var> {
+        let (value, index) = self.value().max_pool2d(pool)?;
+        let (pool, image) = (*pool, last_two(self));
+        Ok(record("max_pool2d", &[self], &[Save::Tensor(&index)], value, move |ctx, g| {
+            Ok(one(scattered(g, ctx.saved(0).value(), pool, image)?))
+        }))
+    }
+}
+
+/// The sizes of the last two axes, of which an op that took `x` has made sure.
+pub(super) fn last_two(x: &Var) -> [usize; 2] {
+    match *x.shape() {
+        [.., h, w] => [h, w],
+        _ => [0; 2],
+    }
+}
+
+/// `g` at the pixels that the index names; its own gradient is read there.
+fn scattered(g: &Var, index: &Tensor, pool: MaxPool, image: [usize; 2]) -> Result<Var> {
+    let value = g.value().max_pool2d_grad(index, &pool, image)?;
+    Ok(record("max_pool2d_grad", &[g], &[Save::Tensor(index)], value, move |ctx, h| {
+        Ok(one(picked(h, ctx.saved(0).value(), pool)?))
+    }))
+}
+
+fn picked(x: &Var, index: &Tensor, pool: MaxPool) -> Result<Var> {
+    let value = x.value().max_pool2d_pick(index, &pool)?;
+    let image = last_two(x);
+    Ok(record("max_pool2d_pick", &[x], &[Save::Tensor(index)], value, move |ctx, g| {
+        Ok(one(scattered(g, ctx.saved(0).value(), pool, image)?))
+    }))
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], pool: MaxPool| -> Result<Sample> {
+        Ok(sample(name, [d.distinct(shape)?], move |v| v[0].max_pool2d(&pool)?.square()))
+    };
+    let halves = MaxPool::new([2, 2]);
+    let overlapping = MaxPool { stride: [1, 2], padding: [1, 1], ..MaxPool::new([3, 3]) };
+    let many = MaxPool { stride: [1, 1], padding: [8, 0], ..MaxPool::new([17, 17]) };
+    Ok(vec![
+        of("halves", &[2, 2, 4, 4], halves)?,
+        of("one_image", &[2, 5, 3], halves)?,
+        of("ceil_mode", &[1, 1, 5, 3], MaxPool { ceil_mode: true, ..halves })?,
+        of("overlapping", &[1, 2, 4, 5], overlapping)?,
+        of("dilated", &[1, 1, 6, 5], MaxPool { dilation: [2, 1], stride: [1, 1], ..halves })?,
+        of("many_elements", &[1, 2, 18], many)?,
+        of("one", &[1, 1, 1, 1], MaxPool::new([1, 1]))?,
+        sample("transposed", [d.distinct(&[1, 4, 6])?.transpose(1, 2)?], move |v| v[0].max_pool2d(&halves)),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn the_first_of_equal_maxima_gets_the_gradient() -> Result<()> {
+        let nan = f64::NAN;
+        let x = leaf(&[3.0, 3.0, 1.0, nan, 3.0, 3.0, nan, 2.0], &[1, 2, 4])?;
+        let y = x.max_pool2d(&MaxPool::new([2, 2]))?;
+        close(&y, &[3.0, nan])?;
+        close_values(&gradient(&y, &x)?, &[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn ceil_mode_adds_places_that_see_the_image_only() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0], &[1, 1, 3])?;
+        let pool = MaxPool { ceil_mode: true, ..MaxPool::new([1, 2]) };
+        close(&x.max_pool2d(&pool)?, &[2.0, 3.0])?;
+        // A third place would begin behind the image.
+        let padded = MaxPool { padding: [0, 1], stride: [1, 3], ..pool };
+        close(&x.max_pool2d(&padded)?, &[1.0, 3.0])?;
+        close(&x.max_pool2d(&MaxPool { ceil_mode: false, ..padded })?, &[1.0, 3.0])?;
+        let wide = MaxPool { padding: [0, 1], stride: [1, 4], ..pool };
+        close(&x.max_pool2d(&wide)?, &[1.0])
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() -> Result<()> {
+        let x = leaf(&[0.0; 6], &[1, 2, 3])?;
+        let pool = MaxPool::new([2, 2]);
+        assert!(x.max_pool2d(&MaxPool { padding: [2, 0], ..pool }).is_err());
+        assert!(x.max_pool2d(&MaxPool { stride: [0, 1], ..pool }).is_err());
+        assert!(x.max_pool2d(&MaxPool::new([3, 3])).is_err());
+        assert!(leaf(&[], &[1, 0, 3])?.max_pool2d(&MaxPool::new([1, 1])).is_err());
+        assert!(leaf(&[1.0], &[1])?.max_pool2d(&MaxPool::new([1, 1])).is_err());
+        Ok(())
+    }
+}

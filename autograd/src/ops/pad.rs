@@ -1,0 +1,141 @@
+//! Borders around the last axes: one value, or what lies within, mirrored or repeated; the gradient goes where elements
+//! came from.
+
+use tensor::{Device, Error, Result, Tensor};
+
+use super::one;
+use super::samples::{Draw, Sample, sample};
+use crate::{Var, record};
+
+/// What [`Var::pad`] puts around a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PadMode {
+    /// This value.
+    Constant(f64),
+    /// The elements within, mirrored at the outermost one, which is not repeated: `c b | a b c | b a`.
+    Reflect,
+    /// The outermost element: `a a | a b c | c c`.
+    Replicate,
+}
+
+impl Var {
+    /// Borders around the last axes.
+    ///
+    /// `borders` has a pair for each of as many of the last axes as it says, the last axis first: so many elements are
+    /// added before and behind, or taken away if negative. Shapes: `[h, w]` with `[[1, 2], [3, 0]]` gives
+    /// `[h + 3, w + 3]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more pairs than axes, for fewer than no elements, for a mirrored border that is not shorter
+    /// than its axis, and for a repeated element of an axis that has none.
+    pub fn pad(&self, borders: &[[isize; 2]], mode: PadMode) -> Result<Var> {
+        let rank = self.shape().len();
+        if borders.len() > rank {
+            return Err(refused(format!("{borders:?} for {rank} axes"), "a pair for an axis at most"));
+        }
+        let mut x = self.clone();
+        for (nth, &border) in borders.iter().enumerate() {
+            x = bordered(&x, rank - 1 - nth, border, mode)?;
+        }
+        Ok(x)
+    }
+}
+
+const TAKEN: &str = "no more taken than there are";
+
+#[cold]
+fn refused(value: String, expected: &'static str) -> Error {
+    Error::InvalidArgument { op: "pad", argument: "borders", expected, value: value.into() }
+}
+
+fn bordered(x: &Var, axis: usize, [before, behind]: [isize; 2], mode: PadMode) -> Result<Var> {
+    let size = x.shape()[axis];
+    let whole = size.checked_add_signed(before).and_then(|size| size.checked_add_signed(behind));
+    let Some(whole) = whole else {
+        return Err(refused(format!("{before} and {behind} for {size} elements"), TAKEN));
+    };
+    if before == 0 && behind == 0 {
+        return Ok(x.clone());
+    }
+    match mode {
+        PadMode::Constant(value) => {
+            let cut = [before, behind].map(|border| border.min(0).unsigned_abs());
+            let added = [before, behind].map(|border| border.max(0).unsigned_abs());
+            let Some(kept) = size.checked_sub(cut[0]).and_then(|size| size.checked_sub(cut[1])) else {
+                return Err(refused(format!("{before} and {behind} for {size} elements"), TAKEN));
+            };
+            let inner = if kept == size { x.clone() } else { x.narrow(axis as isize, cut[0], kept)? };
+            constant(&inner, axis, added, value)
+        }
+        PadMode::Reflect | PadMode::Replicate => {
+            let reach = before.max(behind);
+            if mode == PadMode::Reflect && reach >= size as isize {
+                return Err(refused(
+                    format!("{before} and {behind} for {size} elements"),
+                    "shorter than the axis",
+                ));
+            }
+            if size == 0 {
+                return Err(refused(format!("{before} and {behind} for no elements"), "around elements"));
+            }
+            let last = size as isize - 1;
+            let place = |at: isize| match mode {
+                PadMode::Reflect if at < 0 => -at,
+                PadMode::Reflect if at > last => 2 * last - at,
+                _ => at.clamp(0, last),
+            };
+            let places: Vec<i64> = (0..whole as isize).map(|at| place(at - before) as i64).collect();
+            x.index_select(axis as isize, &Tensor::from_slice(&places, &[whole], x.device())?)
+        }
+    }
+}
+
+fn constant(x: &Var, axis: usize, [before, behind]: [usize; 2], value: f64) -> Result<Var> {
+    if before == 0 && behind == 0 {
+        return Ok(x.clone());
+    }
+    let mut borders = vec![[0; 2]; x.shape().len()];
+    borders[axis] = [before, behind];
+    let padded = x.value().pad_constant(&borders, value)?;
+    let size = x.shape()[axis];
+    Ok(record("pad", &[x], &[], padded, move |_, g| Ok(one(g.narrow(axis as isize, before, size)?))))
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], borders: &'static [[isize; 2]], mode| -> Result<Sample> {
+        Ok(sample(name, [d.normal(shape)?], move |v| v[0].pad(borders, mode)?.square()))
+    };
+    let two = PadMode::Constant(2.0);
+    Ok(vec![
+        of("constant", &[2, 3], &[[1, 2], [0, 1]], two)?,
+        of("constant_one_axis", &[2, 3], &[[1, 0]], two)?,
+        of("cut", &[4, 5], &[[-1, 1], [2, -2]], two)?,
+        of("reflect", &[2, 3, 4], &[[2, 3], [1, 1]], PadMode::Reflect)?,
+        of("replicate", &[2, 3], &[[2, 1], [1, 3]], PadMode::Replicate)?,
+        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], move |v| v[0].pad(&[[1, 1]], two)),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, vector};
+    use super::*;
+
+    #[test]
+    fn borders() -> Result<()> {
+        let x = vector(&[1.0, 2.0, 3.0])?;
+        close(&x.pad(&[[1, 2]], PadMode::Constant(9.0))?, &[9.0, 1.0, 2.0, 3.0, 9.0, 9.0])?;
+        close(&x.pad(&[[-1, 1]], PadMode::Constant(0.0))?, &[2.0, 3.0, 0.0])?;
+        close(&x.pad(&[[2, 2]], PadMode::Reflect)?, &[3.0, 2.0, 1.0, 2.0, 3.0, 2.0, 1.0])?;
+        let y = x.pad(&[[2, 1]], PadMode::Replicate)?;
+        close(&y, &[1.0, 1.0, 1.0, 2.0, 3.0, 3.0])?;
+        close_values(&gradient(&y, &x)?, &[3.0, 1.0, 2.0]);
+        let m = leaf(&[1.0, 2.0], &[1, 2])?;
+        close(&m.pad(&[[0, 1], [1, 0]], PadMode::Constant(0.0))?, &[0.0, 0.0, 0.0, 1.0, 2.0, 0.0])?;
+        assert!(x.pad(&[[3, 0]], PadMode::Reflect).is_err());
+        assert!(x.pad(&[[-2, -2]], PadMode::Constant(0.0)).is_err());
+        assert!(x.pad(&[[0, 0], [1, 1]], PadMode::Constant(0.0)).is_err());
+        Ok(())
+    }
+}

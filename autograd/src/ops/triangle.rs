@@ -1,0 +1,68 @@
+//! `tril`, `triu`: a triangle of matrices, 0 elsewhere; so is the gradient.
+
+use tensor::{Device, Result};
+
+use super::one;
+use super::samples::{Draw, Sample, sample};
+use crate::{Var, record};
+
+impl Var {
+    /// The lower triangle of matrices, up to the diagonal that lies `diagonal` to the right of the main one; 0 elsewhere.
+    ///
+    /// Shapes: `[.., m, n]`, as before.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for fewer than two axes.
+    pub fn tril(&self, diagonal: i64) -> Result<Var> {
+        let value = self.value().tril(diagonal)?;
+        Ok(record("tril", &[self], &[], value, move |_, g| Ok(one(g.tril(diagonal)?))))
+    }
+
+    /// The upper triangle of matrices, from the diagonal that lies `diagonal` to the right of the main one; 0 elsewhere.
+    ///
+    /// # Errors
+    /// As for [`Var::tril`].
+    pub fn triu(&self, diagonal: i64) -> Result<Var> {
+        let value = self.value().triu(diagonal)?;
+        Ok(record("triu", &[self], &[], value, move |_, g| Ok(one(g.triu(diagonal)?))))
+    }
+}
+
+fn both(device: &Device, f: fn(&Var, i64) -> Result<Var>) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], diagonal| -> Result<Sample> {
+        Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0], diagonal)?.square()))
+    };
+    Ok(vec![
+        of("square", &[3, 3], 0)?,
+        of("above", &[3, 4], 1)?,
+        of("below", &[2, 4, 3], -1)?,
+        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], move |v| f(&v[0], 0)),
+    ])
+}
+
+pub(super) fn tril_samples(device: &Device) -> Result<Vec<Sample>> {
+    both(device, Var::tril)
+}
+
+pub(super) fn triu_samples(device: &Device) -> Result<Vec<Sample>> {
+    both(device, Var::triu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, vector};
+    use super::*;
+
+    #[test]
+    fn triangles() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, f64::NAN, 5.0, 6.0], &[2, 3])?;
+        close(&x.triu(0)?, &[1.0, 2.0, 3.0, 0.0, 5.0, 6.0])?;
+        close(&x.triu(1)?, &[0.0, 2.0, 3.0, 0.0, 0.0, 6.0])?;
+        close(&x.tril(-1)?, &[0.0, 0.0, 0.0, f64::NAN, 0.0, 0.0])?;
+        close(&x.triu(i64::MAX)?, &[0.0; 6])?;
+        close_values(&gradient(&x.tril(0)?, &x)?, &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0]);
+        assert!(vector(&[1.0])?.tril(0).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! Images in other sizes: the nearest pixel, or the weighted mean of four; the gradient goes back by the same weights.
+
+use tensor::{DType, Device, Error, Result, Tensor};
+
+use super::max_pool2d::last_two;
+use super::samples::{Draw, Sample, sample};
+use crate::Var;
+
+impl Var {
+    /// The nearest pixel for each of `size`, torch's `nearest`: pixel `floor(i n / size)` of `n`.
+    ///
+    /// Shapes: `[.., h, w] -> [.., size..]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for fewer than two axes, no pixels, or a size of 0.
+    pub fn upsample_nearest2d(&self, size: [usize; 2]) -> Result<Var> {
+        check("upsample_nearest2d", self, size)?;
+        let mut x = self.clone();
+        for (axis, (n, wanted)) in (-2..).zip(last_two(self).into_iter().zip(size)) {
+            if n == wanted {
+                continue;
+            }
+            let places: Vec<i64> = (0..wanted).map(|at| nearest(at, n, wanted, x.dtype())).collect();
+            x = x.index_select(axis, &Tensor::from_slice(&places, &[wanted], x.device())?)?;
+        }
+        Ok(x)
+    }
+
+    /// The mean of the four pixels around each place, weighted by how near they are.
+    ///
+    /// With `align_corners` the centres of the corner pixels fall together, so that place `i` lies at
+    /// `i (n - 1) / (size - 1)`; without, the corners do, and it lies at `(i + 1/2) n / size - 1/2`, or at 0 if that is
+    /// less. Shapes: `[.., h, w] -> [.., size..]`.
+    ///
+    /// # Errors
+    /// As for [`Var::upsample_nearest2d`]; `DTypeUnsupported` unless the elements are floats.
+    pub fn upsample_bilinear2d(&self, size: [usize; 2], align_corners: bool) -> Result<Var> {
+        const OP: &str = "upsample_bilinear2d";
+        check(OP, self, size)?;
+        if !self.dtype().is_float() {
+            return Err(Error::DTypeUnsupported { op: OP, dtype: self.dtype() });
+        }
+        // Along rows first.
+        let image = last_two(self);
+        let x = interpolated(self, -1, image[1], size[1], align_corners)?;
+        interpolated(&x, -2, image[0], size[0], align_corners)
+    }
+}
+
+fn check(op: &'static str, x: &Var, size: [usize; 2]) -> Result<()> {
+    let refused = |argument, expected, value: String| {
+        Err(Error::InvalidArgument { op, argument, expected, value: value.into() })
+    };
+    if x.shape().len() < 2 || last_two(x).contains(&0) {
+        return refused("input", "[.., h, w] with pixels", format!("shape {:?}", x.shape()));
+    }
+    if size.contains(&0) {
+        return refused("size", "not 0", format!("{size:?}"));
+    }
+    Ok(())
+}
+
+/// The pixel of `n` for place `at` of `wanted`; the product is rounded as elements of the type are.
+fn nearest(at: usize, n: usize, wanted: usize, dtype: DType) -> i64 {
+    let place = match dtype {
+        DType::F64 => (at as f64 * (n as f64 / wanted as f64)).floor(),
+        _ => f64::from((at as f32 * (n as f32 / wanted as f32)).floor()),
+    };
+    (place as usize).min(n - 1) as i64
+}
+
+fn interpolated(x: &Var, axis: isize, n: usize, wanted: usize, align_corners: bool) -> Result<Var> {
+    if n == wanted {
+        return Ok(x.clone());
+    }
+    let place = |at: usize| match align_corners {
+        true if wanted == 1 => 0.0,
+        true => at as f64 * ((n - 1) as f64 / (wanted - 1) as f64),
+        false => ((at as f64 + 0.5) * (n as f64 / wanted as f64) - 0.5).max(0.0),
+    };
+    let (mut low, mut high, mut weights) = (vec![], vec![], vec![]);
+    for at in 0..wanted {
+        let first = (place(at) as usize).min(n - 1);
+        low.push(first as i64);
+        high.push((first + 1).min(n - 1) as i64);
+        weights.push(place(at) - first as f64);
+    }
+    let indices = |places: &[i64]| Tensor::from_slice(places, &[wanted], x.device());
+    let mut shape = vec![wanted];
+    if axis == -2 {
+        shape.push(1);
+    }
+    let weight = |of: &dyn Fn(f64) -> f64| -> Result<Var> {
+        let values: Vec<f64> = weights.iter().map(|&w| of(w)).collect();
+        Ok(Var::constant(Tensor::from_slice(&values, &shape, x.device())?.to_dtype(x.dtype())?))
+    };
+    let low = x.index_select(axis, &indices(&low)?)?.mul(&weight(&|w| 1.0 - w)?)?;
+    low.add(&x.index_select(axis, &indices(&high)?)?.mul(&weight(&|w| w)?)?)
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], f: fn(&Var) -> Result<Var>| -> Result<Sample> {
+        Ok(sample(name, [d.normal(shape)?], move |v| f(&v[0])?.square()))
+    };
+    Ok(vec![
+        of("nearest", &[1, 2, 2, 3], |x| x.upsample_nearest2d([4, 5]))?,
+        of("nearest_smaller", &[5, 4], |x| x.upsample_nearest2d([2, 3]))?,
+        of("bilinear", &[1, 2, 2, 3], |x| x.upsample_bilinear2d([4, 5], false))?,
+        of("bilinear_corners", &[2, 2, 3], |x| x.upsample_bilinear2d([3, 7], true))?,
+        of("bilinear_smaller", &[4, 5], |x| x.upsample_bilinear2d([1, 3], false))?,
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn sizes() -> Result<()> {
+        let x = leaf(&[0.0, 4.0], &[1, 2])?;
+        let y = x.upsample_nearest2d([2, 4])?;
+        close(&y, &[0.0, 0.0, 4.0, 4.0, 0.0, 0.0, 4.0, 4.0])?;
+        close_values(&gradient(&y, &x)?, &[4.0, 4.0]);
+        close(&x.upsample_bilinear2d([1, 4], false)?, &[0.0, 1.0, 3.0, 4.0])?;
+        close(&x.upsample_bilinear2d([1, 5], true)?, &[0.0, 1.0, 2.0, 3.0, 4.0])?;
+        close(&x.upsample_bilinear2d([1, 1], true)?, &[0.0])?;
+        close(&x.upsample_bilinear2d([1, 1], false)?, &[2.0])?;
+        assert!(x.upsample_nearest2d([0, 1]).is_err());
+        Ok(())
+    }
+}

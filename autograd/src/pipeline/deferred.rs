@@ -1,0 +1,91 @@
+//! Updates that wait for the end of a step, so that their order is that of the batches.
+
+use std::cell::RefCell;
+
+use tensor::Result;
+
+/// Something to do once.
+pub(super) type Update = Box<dyn FnOnce() -> Result<()> + Send>;
+
+thread_local! {
+    /// What the batch that this thread runs has put off; `None` outside of a batch.
+    static BATCH: RefCell<Option<Vec<Update>>> = const { RefCell::new(None) };
+}
+
+/// Runs `update`: at once, or, within a batch of [`ConcurrentBatches`](crate::ConcurrentBatches), when the step's gradients
+/// are merged, after the updates of all batches before. If a batch of the step fails, none is run.
+///
+/// For state that forward passes change beside their value, such as running statistics: several batches change it at once,
+/// and the result has to be that of one after the other.
+///
+/// ```
+/// use autograd::{Device, Tensor, defer};
+/// let seen = Tensor::zeros(&[], tensor::DType::I64, &Device::cpu())?;
+/// let counter = seen.clone();
+/// defer(move || counter.add_scalar_(1.0))?;
+/// assert_eq!(seen.item::<i64>()?, 1);
+/// # Ok::<(), autograd::Error>(())
+/// ```
+///
+/// # Errors
+/// That of an update that ran at once.
+pub fn defer(update: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    let mut update: Option<Update> = Some(Box::new(update));
+    BATCH.with_borrow_mut(|batch| {
+        if let Some(batch) = batch {
+            batch.extend(update.take());
+        }
+    });
+    update.map_or(Ok(()), |update| update())
+}
+
+/// Runs `f` as a batch, and gives what it put off.
+pub(super) fn collect<R>(f: impl FnOnce() -> R) -> (R, Vec<Update>) {
+    struct Restore(Option<Option<Vec<Update>>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            if let Some(outer) = self.0.take() {
+                BATCH.replace(outer);
+            }
+        }
+    }
+    let mut restore = Restore(Some(BATCH.replace(Some(Vec::new()))));
+    let result = f();
+    let updates = restore.0.take().and_then(|outer| BATCH.replace(outer)).unwrap_or_default();
+    (result, updates)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[test]
+    fn updates_wait_for_the_end_of_their_batch_and_a_panic_ends_it() {
+        let done = Arc::new(Mutex::new(Vec::new()));
+        let note = |name: &'static str| {
+            let done = Arc::clone(&done);
+            defer(move || {
+                done.lock().unwrap().push(name);
+                Ok(())
+            })
+            .unwrap();
+        };
+        let ((), updates) = collect(|| {
+            note("first");
+            let ((), inner) = collect(|| note("inner"));
+            assert_eq!(inner.len(), 1);
+            note("second");
+        });
+        note("at once");
+        updates.into_iter().for_each(|update| update().unwrap());
+        assert_eq!(*done.lock().unwrap(), ["at once", "first", "second"]);
+        let panicked = catch_unwind(AssertUnwindSafe(|| collect(|| panic!("a batch fails"))));
+        assert!(panicked.is_err());
+        note("after a panic");
+        assert_eq!(done.lock().unwrap().last(), Some(&"after a panic"));
+    }
+}

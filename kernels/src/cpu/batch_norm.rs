@@ -1,0 +1,188 @@
+//! Batch normalisation, a channel at a time. A channel's elements are summed image by image, in lanes.
+
+use super::lanes::{Lanes, map, simd_for};
+use crate::batch_norm::Channels;
+use crate::layout::{Dst, Src};
+use crate::par::{Workers, for_range};
+
+/// Independent parts of a sum.
+const LANES: usize = 32;
+
+/// The operands of the forward pass.
+pub(crate) struct Forward<T> {
+    pub(crate) x: Src<T>,
+    pub(crate) mean: Dst<T>,
+    pub(crate) var: Dst<T>,
+    pub(crate) weight: Option<Src<T>>,
+    pub(crate) bias: Option<Src<T>>,
+    pub(crate) out: Dst<T>,
+    pub(crate) eps: f64,
+    pub(crate) training: bool,
+}
+
+/// The operands of the backward pass.
+pub(crate) struct Backward<T> {
+    pub(crate) x: Src<T>,
+    pub(crate) g: Src<T>,
+    pub(crate) mean: Src<T>,
+    pub(crate) var: Src<T>,
+    pub(crate) weight: Option<Src<T>>,
+    pub(crate) grad: Dst<T>,
+    pub(crate) grad_weight: Dst<T>,
+    pub(crate) grad_bias: Dst<T>,
+    pub(crate) eps: f64,
+    pub(crate) training: bool,
+}
+
+fn chunk(channels: &Channels) -> usize {
+    ((1 << 13) / channels.each().max(1)).max(1)
+}
+
+// Sums of `N` terms over the elements `0..len`: element i goes to lane i % LANES, lanes are joined as a tree.
+#[inline(always)]
+fn sums<T: Lanes, const N: usize>(len: usize, term: impl Fn(usize) -> [T; N]) -> [T; N] {
+    let mut lanes = [[T::ZERO; LANES]; N];
+    let mut i = 0;
+    while i + LANES <= len {
+        for l in 0..LANES {
+            add_terms(&mut lanes, l, term(i + l));
+        }
+        i += LANES;
+    }
+    for l in 0..len - i {
+        add_terms(&mut lanes, l, term(i + l));
+    }
+    lanes.map(
+        #[inline(always)]
+        |mut lanes| {
+            let mut half = LANES / 2;
+            while half > 0 {
+                for l in 0..half {
+                    lanes[l] = lanes[l].add(lanes[l + half]);
+                }
+                half /= 2;
+            }
+            lanes[0]
+        },
+    )
+}
+
+// Adds a term to lane `l` of each sum.
+#[inline(always)]
+fn add_terms<T: Lanes, const N: usize>(lanes: &mut [[T; LANES]; N], l: usize, terms: [T; N]) {
+    for (lanes, term) in lanes.iter_mut().zip(terms) {
+        lanes[l] = lanes[l].add(term);
+    }
+}
+
+// Sums over a channel; `term` gets where its elements in an image begin, and the element.
+#[inline(always)]
+fn channel_sums<T: Lanes, const N: usize>(
+    channels: &Channels,
+    channel: usize,
+    term: impl Fn(usize) -> [T; N],
+) -> [T; N] {
+    let mut all = [T::ZERO; N];
+    for image in 0..channels.images {
+        let first = (image * channels.channels + channel) * channels.size;
+        let part = sums(
+            channels.size,
+            #[inline(always)]
+            |i| term(first + i),
+        );
+        for (all, part) in all.iter_mut().zip(part) {
+            *all = all.add(part);
+        }
+    }
+    all
+}
+
+/// # Safety
+/// The operands of the launcher can be read and written, and nobody else uses them meanwhile.
+pub(crate) unsafe fn forward<T: Lanes>(channels: &Channels, workers: &Workers, operands: &Forward<T>) {
+    let Forward { x, mean, var, weight, bias, out, eps, training } = *operands;
+    let m = T::from_f64(channels.each() as f64);
+    for_range(workers, channels.channels, chunk(channels), &|range| {
+        simd_for::<T, _>(
+            #[inline(always)]
+            || {
+                for channel in range.clone() {
+                    let c = channel as isize;
+                    // SAFETY: the caller's promise; a channel is one part's.
+                    unsafe {
+                        let x = x.at(0);
+                        if training {
+                            let [sum] = channel_sums(channels, channel, |i| [*x.add(i)]);
+                            let centre = sum.div(m);
+                            let [squares] = channel_sums(channels, channel, |i| {
+                                let d = (*x.add(i)).sub(centre);
+                                [d.mul(d)]
+                            });
+                            *mean.at(c) = centre;
+                            *var.at(c) = squares.div(m);
+                        }
+                        let centre = *mean.at(c);
+                        let scale = (*var.at(c)).add(T::from_f64(eps)).sqrt().recip();
+                        let scale = weight.map_or(scale, |weight| scale.mul(*weight.at(c)));
+                        let shift = bias.map_or(T::ZERO, |bias| *bias.at(c));
+                        for image in 0..channels.images {
+                            let first = (image * channels.channels + channel) * channels.size;
+                            map(
+                                channels.size,
+                                out.at(first as isize),
+                                [x.add(first)],
+                                #[inline(always)]
+                                |[x]| x.sub(centre).mul(scale).add(shift),
+                            );
+                        }
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// # Safety
+/// As for [`forward`].
+pub(crate) unsafe fn backward<T: Lanes>(channels: &Channels, workers: &Workers, operands: &Backward<T>) {
+    let Backward { x, g, mean, var, weight, grad, grad_weight, grad_bias, eps, training } = *operands;
+    let m = T::from_f64(channels.each() as f64);
+    for_range(workers, channels.channels, chunk(channels), &|range| {
+        simd_for::<T, _>(
+            #[inline(always)]
+            || {
+                for channel in range.clone() {
+                    let c = channel as isize;
+                    // SAFETY: as in `forward`.
+                    unsafe {
+                        let (x, g) = (x.at(0), g.at(0));
+                        let centre = *mean.at(c);
+                        let inverse = (*var.at(c)).add(T::from_f64(eps)).sqrt().recip();
+                        let [sum, with_x] = channel_sums(channels, channel, |i| {
+                            let g = *g.add(i);
+                            [g, g.mul((*x.add(i)).sub(centre).mul(inverse))]
+                        });
+                        *grad_bias.at(c) = sum;
+                        *grad_weight.at(c) = with_x;
+                        let scale = weight.map_or(inverse, |weight| inverse.mul(*weight.at(c)));
+                        let (sum, with_x) =
+                            if training { (sum.div(m), with_x.div(m)) } else { (T::ZERO, T::ZERO) };
+                        for image in 0..channels.images {
+                            let first = (image * channels.channels + channel) * channels.size;
+                            map(
+                                channels.size,
+                                grad.at(first as isize),
+                                [x.add(first), g.add(first)],
+                                #[inline(always)]
+                                |[x, g]| {
+                                    let x = x.sub(centre).mul(inverse);
+                                    scale.mul(g.sub(sum).sub(x.mul(with_x)))
+                                },
+                            );
+                        }
+                    }
+                }
+            },
+        );
+    });
+}

@@ -1,0 +1,317 @@
+//! Convolutions as products: filters by patches, results by patches, and results by filters, whose elements are then added
+//! where the window saw them. The product copies patches when it needs them; no matrix of them is ever stored whole.
+//!
+//! How the work is cut into parts follows from shapes alone wherever it shows in a sum.
+
+use std::ops::Range;
+
+use pulp::Arch;
+
+use super::depthwise;
+use super::lanes::{Lanes, simd_for, with_scratch};
+use super::patches::with_patches;
+use super::product::{Init, Matrix, Product, Stored, run_between};
+use crate::conv::Geometry;
+use crate::layout::{Dst, Src};
+use crate::par::{Workers, for_chunks, for_range};
+use crate::window::inside;
+
+/// Places of a part: enough columns for the product, and few enough that the image's rows stay in the cache.
+const PLACES: usize = 1024;
+/// Elements of the products whose elements are added to the images, at a time.
+const COLUMNS: usize = 1 << 15;
+/// Elements of all partial sums of the filters' gradient, and the most that there are for each.
+const PARTIALS: usize = 1 << 20;
+const MOST_PARTIALS: usize = 8;
+
+fn threads(workers: &Workers) -> usize {
+    workers.as_ref().map_or(1, |pool| pool.current_num_threads())
+}
+
+/// # Safety
+/// The operands of the launcher can be read, the output written, and nobody else uses them meanwhile.
+pub(crate) unsafe fn forward<T: Lanes>(
+    geometry: &Geometry,
+    workers: &Workers,
+    images: Src<T>,
+    filters: Src<T>,
+    bias: Option<Src<T>>,
+    results: Dst<T>,
+) {
+    if geometry.is_depthwise() {
+        // SAFETY: the caller's promise.
+        return unsafe { depthwise::forward(geometry, workers, images, filters, bias, results) };
+    }
+    let Geometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
+    let (size, places, k) = (geometry.pixels(), geometry.all_places(), geometry.filter());
+    let blocks = geometry.images * groups;
+    // Where the parts are cut does not show in the product.
+    let wanted = (4 * threads(workers)).div_ceil(blocks);
+    let rows = PLACES.div_ceil(width).min(if wanted > 1 { height.div_ceil(wanted) } else { height }).max(1);
+    let bands = height.div_ceil(rows);
+    let arch = Arch::new();
+    for_range(workers, blocks * bands, 1, &|range| {
+        for part in range {
+            let (block, first) = (part / bands, part % bands * rows);
+            let rows = rows.min(height - first);
+            let n = rows * width;
+            let group = block % groups;
+            let a = matrix(filters.at((group * count * k) as isize).cast_mut(), k, 1);
+            let c = matrix(results.at((block * count * places + first * width) as isize), places, 1);
+            let init = bias.map_or(Init::Zero, |bias| Init::Column(bias.at((group * count) as isize), 1));
+            let image = images.at((block * channels * size) as isize);
+            // SAFETY: the operands have these parts, by the caller's promise; the parts of the result are disjoint.
+            unsafe {
+                if geometry.is_pointwise() {
+                    let b = matrix(image.add(first * width).cast_mut(), places, 1);
+                    Product { m: count, n, k, a, b, c, init }.run(arch);
+                } else {
+                    let pack = n >= 256 && k >= 512;
+                    with_patches(geometry, image, (first, rows), |patches| {
+                        run_between(arch, [count, n, k], Stored { matrix: a, pack }, patches, c, init);
+                    });
+                }
+            }
+        }
+    });
+}
+
+fn matrix<T>(ptr: *mut T, row: usize, col: usize) -> Matrix<T> {
+    Matrix { ptr, row: row as isize, col: col as isize }
+}
+
+/// # Safety
+/// As for [`forward`].
+pub(crate) unsafe fn input_grad<T: Lanes>(
+    geometry: &Geometry,
+    workers: &Workers,
+    results: Src<T>,
+    filters: Src<T>,
+    bias: Option<Src<T>>,
+    images: Dst<T>,
+) {
+    if geometry.is_depthwise() {
+        // SAFETY: the caller's promise.
+        return unsafe { depthwise::input_grad(geometry, workers, results, filters, bias, images) };
+    }
+    let Geometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
+    let (size, places, taps, k) =
+        (geometry.pixels(), geometry.all_places(), geometry.taps(), geometry.filter());
+    if places == 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { fill_images(geometry, bias, images) };
+    }
+    // The order in which parts of the places are added to a channel shows in its sums: it depends on sizes only.
+    let rows = (COLUMNS / (taps * width)).clamp(1, height);
+    let together = (COLUMNS / (taps * rows * width)).clamp(1, channels);
+    let parts = channels.div_ceil(together);
+    let arch = Arch::new();
+    for_range(workers, geometry.images * groups * parts, 1, &|range| {
+        for part in range {
+            let (block, channel) = (part / parts, part % parts * together);
+            let some = together.min(channels - channel);
+            let group = block % groups;
+            let first = group * channels + channel;
+            let image = images.at(((block * channels + channel) * size) as isize);
+            let weights = filters.at((group * count * k + channel * taps) as isize).cast_mut();
+            // SAFETY: the operands have these parts, by the caller's promise; the parts of the images are disjoint.
+            unsafe {
+                for c in 0..some {
+                    let value = bias.map_or(T::ZERO, |bias| *bias.at((first + c) as isize));
+                    std::slice::from_raw_parts_mut(image.add(c * size), size).fill(value);
+                }
+                if geometry.is_pointwise() {
+                    let init = if bias.is_some() { Init::Existing } else { Init::Zero };
+                    let b = matrix(results.at((block * count * places) as isize).cast_mut(), places, 1);
+                    let (a, c) = (matrix(weights, 1, k), matrix(image, places, 1));
+                    Product { m: some, n: places, k: count, a, b, c, init }.run(arch);
+                    continue;
+                }
+                with_scratch(some * taps * rows * width, |columns: *mut T| {
+                    for y in (0..height).step_by(rows) {
+                        let rows = rows.min(height - y);
+                        let n = rows * width;
+                        let from = results.at((block * count * places + y * width) as isize).cast_mut();
+                        let (a, b, c) =
+                            (matrix(weights, 1, k), matrix(from, places, 1), matrix(columns, n, 1));
+                        Product { m: some * taps, n, k: count, a, b, c, init: Init::Zero }.run(arch);
+                        simd_for::<T, _>(
+                            #[inline(always)]
+                            || add_patches(geometry, some, (y, rows), columns, image),
+                        );
+                    }
+                });
+            }
+        }
+    });
+}
+
+/// # Safety
+/// The images can be written, the bias read.
+unsafe fn fill_images<T: Lanes>(geometry: &Geometry, bias: Option<Src<T>>, images: Dst<T>) {
+    let (all, size) = (geometry.groups * geometry.channels, geometry.pixels());
+    for plane in 0..geometry.images * all {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let value = bias.map_or(T::ZERO, |bias| *bias.at((plane % all) as isize));
+            std::slice::from_raw_parts_mut(images.at((plane * size) as isize), size).fill(value);
+        }
+    }
+}
+
+// Adds patches, of which each element of the window has a row in `columns`, to the channels that they were seen in.
+#[inline(always)]
+unsafe fn add_patches<T: Lanes>(
+    geometry: &Geometry,
+    channels: usize,
+    (first, rows): (usize, usize),
+    columns: *const T,
+    image: *mut T,
+) {
+    let Geometry { image: [height, width], places, window, .. } = *geometry;
+    let [kh, kw] = window.kernel;
+    let along = |axis: usize| (window.stride[axis], window.padding[axis], window.dilation[axis]);
+    let mut row = columns;
+    for c in 0..channels {
+        for i in 0..kh {
+            let (top, bottom) = inside(i, along(0), height, places[0]);
+            for j in 0..kw {
+                let (left, right) = inside(j, along(1), width, places[1]);
+                let at = (left * window.stride[1] + j * window.dilation[1]).saturating_sub(window.padding[1]);
+                let len = right - left;
+                for y in top.max(first)..bottom.min(first + rows) {
+                    let line = y * window.stride[0] + i * window.dilation[0] - window.padding[0];
+                    // SAFETY: `inside` gives places at which the element is in the image.
+                    unsafe {
+                        let from = row.add((y - first) * places[1] + left);
+                        add_run(len, from, image.add((c * height + line) * width + at), window.stride[1]);
+                    }
+                }
+                row = row.wrapping_add(rows * places[1]);
+            }
+        }
+    }
+}
+
+// Adds a row of `len` elements to every `step`-th one.
+#[inline(always)]
+pub(super) unsafe fn add_run<T: Lanes>(len: usize, from: *const T, to: *mut T, step: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if step == 1 {
+            let (from, to) = (std::slice::from_raw_parts(from, len), std::slice::from_raw_parts_mut(to, len));
+            for (to, &from) in to.iter_mut().zip(from) {
+                *to = to.add(from);
+            }
+        } else {
+            for e in 0..len {
+                let to = to.add(e * step);
+                *to = (*to).add(*from.add(e));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`forward`].
+pub(crate) unsafe fn weight_grad<T: Lanes>(
+    geometry: &Geometry,
+    workers: &Workers,
+    images: Src<T>,
+    results: Src<T>,
+    filters: Dst<T>,
+) {
+    if geometry.is_depthwise() {
+        // SAFETY: the caller's promise.
+        return unsafe { depthwise::weight_grad(geometry, workers, images, results, filters) };
+    }
+    let Geometry { groups, filters: count, .. } = *geometry;
+    let k = geometry.filter();
+    let all = groups * k * count;
+    // Images are summed in parts, whose number depends on sizes only, and the parts' sums in order.
+    let partials = (PARTIALS / all).clamp(1, MOST_PARTIALS).min(geometry.images.max(1));
+    let together = geometry.images.div_ceil(partials).max(1);
+    let partials = geometry.images.div_ceil(together).max(1);
+    // Where rows are cut does not show.
+    let rows = if partials * groups < threads(workers) { (k / 4).next_multiple_of(24) } else { k };
+    let bands = k.div_ceil(rows);
+    with_scratch(partials * all, |sums: *mut T| {
+        let to = Dst(sums);
+        for_chunks(workers, partials * groups * bands, 1, &|part, _| {
+            let (partial, rest) = (part / (groups * bands), part % (groups * bands));
+            let (group, band) = (rest / bands, rest % bands);
+            let first = partial * together;
+            let images_of = first..geometry.images.min(first + together);
+            let to = to.at((partial * all + group * k * count) as isize);
+            // SAFETY: the caller's promise; the parts write rows of their own.
+            unsafe {
+                let rows = band * rows..k.min((band + 1) * rows);
+                add_images(geometry, images_of, (group, rows), images, results, to);
+            }
+        });
+        // SAFETY: all sums have been written, and there are as many filters.
+        unsafe { join_partials(geometry, partials, sums, filters.at(0)) };
+    });
+}
+
+// The sum over some images of patches by results, rows `rows` of `[k, filters]` at `sums`.
+unsafe fn add_images<T: Lanes>(
+    geometry: &Geometry,
+    these: Range<usize>,
+    (group, rows): (usize, Range<usize>),
+    images: Src<T>,
+    results: Src<T>,
+    sums: *mut T,
+) {
+    let Geometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
+    let (size, places) = (geometry.pixels(), geometry.all_places());
+    let arch = Arch::new();
+    let m = rows.len();
+    let c = matrix(sums.wrapping_add(rows.start * count), count, 1);
+    if these.is_empty() || places == 0 {
+        // SAFETY: the rows are there.
+        return unsafe { std::slice::from_raw_parts_mut(c.ptr, m * count).fill(T::ZERO) };
+    }
+    let mut init = Init::Zero;
+    for image in these {
+        let block = image * groups + group;
+        let from = images.at((block * channels * size) as isize);
+        let g = matrix(results.at((block * count * places) as isize).cast_mut(), 1, places);
+        // SAFETY: the operands have these parts, by the caller's promise.
+        unsafe {
+            if geometry.is_pointwise() {
+                let a = matrix(from.cast_mut(), places, 1).at(rows.start, 0);
+                Product { m, n: count, k: places, a, b: g, c, init }.run(arch);
+            } else {
+                with_patches(geometry, from, (0, height), |patches| {
+                    let below = patches.without_rows(rows.start);
+                    let g = Stored { matrix: g, pack: true };
+                    run_between(arch, [m, count, height * width], below, g, c, init);
+                });
+            }
+        }
+        init = Init::Existing;
+    }
+}
+
+// Adds the partial sums in order; their filters lie side by side, those of the gradient one after the other.
+unsafe fn join_partials<T: Lanes>(geometry: &Geometry, partials: usize, sums: *mut T, filters: *mut T) {
+    let (k, count, groups) = (geometry.filter(), geometry.filters, geometry.groups);
+    let all = groups * k * count;
+    // SAFETY: the caller's promise: `partials` times `all` sums, and `all` elements of the filters.
+    unsafe {
+        simd_for::<T, _>(
+            #[inline(always)]
+            || {
+                for partial in 1..partials {
+                    add_run(all, sums.add(partial * all), sums, 1);
+                }
+            },
+        );
+        for group in 0..groups {
+            let from = matrix(sums.add(group * k * count), 1, count);
+            let to = matrix(filters.add(group * k * count), k, 1);
+            super::product::copy_matrix(Arch::new(), count, k, from, to);
+        }
+    }
+}

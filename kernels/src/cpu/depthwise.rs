@@ -1,0 +1,262 @@
+//! Convolutions whose filters see one channel each: there is nothing to gain from a product, so they are done directly, in
+//! runs of places along a row.
+
+use super::conv::add_run;
+use super::lanes::{Lanes, simd_for, with_scratch};
+use super::patches::pad;
+use crate::conv::Geometry;
+use crate::layout::{Dst, Src};
+use crate::par::{Workers, for_range};
+
+/// Places that are worked on at once. Channels have room behind them, so that a run need not end with its row.
+const RUN: usize = 16;
+
+/// The padded channel that a window sees.
+struct Channel {
+    width: usize,
+    size: usize,
+    room: usize,
+}
+
+impl Channel {
+    fn of(geometry: &Geometry) -> Channel {
+        let Geometry { image: [height, width], window, .. } = *geometry;
+        let width = width + 2 * window.padding[1];
+        let size = width * (height + 2 * window.padding[0]);
+        Channel { width, size, room: size + RUN * window.stride[1] }
+    }
+
+    /// # Safety
+    /// The channel can be read at `from`, and `to` has the room.
+    #[inline(always)]
+    unsafe fn copy<T: Lanes>(&self, geometry: &Geometry, from: *const T, to: *mut T) {
+        let rows = geometry.image[0] + 2 * geometry.window.padding[0];
+        // SAFETY: the caller's promise.
+        unsafe {
+            pad(from, geometry.image, geometry.window.padding, 0, rows, to);
+            std::slice::from_raw_parts_mut(to.add(self.size), self.room - self.size).fill(T::ZERO);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`forward`](super::conv::forward).
+pub(super) unsafe fn forward<T: Lanes>(
+    geometry: &Geometry,
+    workers: &Workers,
+    images: Src<T>,
+    filters: Src<T>,
+    bias: Option<Src<T>>,
+    results: Dst<T>,
+) {
+    let Geometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
+    let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
+    let channel = Channel::of(geometry);
+    for_range(workers, geometry.images * groups, 1, &|range| {
+        with_scratch(channel.room, |padded: *mut T| {
+            simd_for::<T, _>(
+                #[inline(always)]
+                || {
+                    for plane in range.clone() {
+                        // SAFETY: the caller's promise; `Channel` has room for a run from every place.
+                        unsafe {
+                            channel.copy(geometry, images.at((plane * size) as isize), padded);
+                            for f in 0..each {
+                                let filter = plane % groups * each + f;
+                                let weights = filters.at((filter * taps) as isize);
+                                let first = bias.map_or(T::ZERO, |bias| *bias.at(filter as isize));
+                                let to = results.at(((plane * each + f) * places) as isize);
+                                for y in 0..height {
+                                    let from = padded.add(y * window.stride[0] * channel.width);
+                                    let to = to.add(y * width);
+                                    for x in (0..width).step_by(RUN) {
+                                        let from = from.add(x * window.stride[1]);
+                                        let sums = run_of(geometry, &channel, from, weights, first);
+                                        let count = RUN.min(width - x);
+                                        std::ptr::copy_nonoverlapping(sums.as_ptr(), to.add(x), count);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                },
+            );
+        });
+    });
+}
+
+// The results at RUN places from the one that sees `from` first.
+#[inline(always)]
+unsafe fn run_of<T: Lanes>(
+    geometry: &Geometry,
+    channel: &Channel,
+    from: *const T,
+    weights: *const T,
+    first: T,
+) -> [T; RUN] {
+    let window = geometry.window;
+    let [kh, kw] = window.kernel;
+    let mut sums = [first; RUN];
+    for i in 0..kh {
+        for j in 0..kw {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let weight = *weights.add(i * kw + j);
+                let from = from.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
+                if window.stride[1] == 1 {
+                    for (e, sum) in sums.iter_mut().enumerate() {
+                        *sum = sum.add(weight.mul(*from.add(e)));
+                    }
+                } else {
+                    for (e, sum) in sums.iter_mut().enumerate() {
+                        *sum = sum.add(weight.mul(*from.add(e * window.stride[1])));
+                    }
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// # Safety
+/// As for [`forward`](super::conv::forward).
+pub(super) unsafe fn input_grad<T: Lanes>(
+    geometry: &Geometry,
+    workers: &Workers,
+    results: Src<T>,
+    filters: Src<T>,
+    bias: Option<Src<T>>,
+    images: Dst<T>,
+) {
+    let Geometry { groups, filters: each, image, places: [height, width], window, .. } = *geometry;
+    let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
+    let channel = Channel::of(geometry);
+    for_range(workers, geometry.images * groups, 1, &|range| {
+        with_scratch(channel.room + width, |padded: *mut T| {
+            let line = padded.wrapping_add(channel.room);
+            simd_for::<T, _>(
+                #[inline(always)]
+                || {
+                    for plane in range.clone() {
+                        // SAFETY: the caller's promise, and the window stays within the padded channel.
+                        unsafe {
+                            let group = plane % groups;
+                            let first = bias.map_or(T::ZERO, |bias| *bias.at(group as isize));
+                            std::slice::from_raw_parts_mut(padded, channel.size).fill(first);
+                            for tap in 0..each * taps {
+                                let (f, i, j) =
+                                    (tap / taps, tap % taps / window.kernel[1], tap % window.kernel[1]);
+                                let weight = *filters.at((group * each * taps + tap) as isize);
+                                let g = results.at(((plane * each + f) * places) as isize);
+                                let to = padded
+                                    .add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
+                                for y in 0..height {
+                                    for x in 0..width {
+                                        *line.add(x) = weight.mul(*g.add(y * width + x));
+                                    }
+                                    let to = to.add(y * window.stride[0] * channel.width);
+                                    add_run(width, line, to, window.stride[1]);
+                                }
+                            }
+                            let inner = padded.add(window.padding[0] * channel.width + window.padding[1]);
+                            for r in 0..image[0] {
+                                let to = images.at((plane * size + r * image[1]) as isize);
+                                std::ptr::copy_nonoverlapping(inner.add(r * channel.width), to, image[1]);
+                            }
+                        }
+                    }
+                },
+            );
+        });
+    });
+}
+
+/// # Safety
+/// As for [`forward`](super::conv::forward).
+pub(super) unsafe fn weight_grad<T: Lanes>(
+    geometry: &Geometry,
+    workers: &Workers,
+    images: Src<T>,
+    results: Src<T>,
+    filters: Dst<T>,
+) {
+    let Geometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
+    let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
+    let channel = Channel::of(geometry);
+    for_range(workers, groups, 1, &|range| {
+        // A run of sums for each element of the group's filters.
+        with_scratch(channel.room + each * taps * RUN, |padded: *mut T| {
+            let sums = padded.wrapping_add(channel.room);
+            simd_for::<T, _>(
+                #[inline(always)]
+                || {
+                    for group in range.clone() {
+                        // SAFETY: the caller's promise; `Channel` has room for a run from every place.
+                        unsafe {
+                            std::slice::from_raw_parts_mut(sums, each * taps * RUN).fill(T::ZERO);
+                            for image in 0..geometry.images {
+                                let plane = image * groups + group;
+                                channel.copy(geometry, images.at((plane * size) as isize), padded);
+                                for f in 0..each {
+                                    let g = results.at(((plane * each + f) * places) as isize);
+                                    for y in 0..height {
+                                        let from = padded.add(y * window.stride[0] * channel.width);
+                                        let sums = sums.add(f * taps * RUN);
+                                        add_row(geometry, &channel, from, g.add(y * width), sums);
+                                    }
+                                }
+                            }
+                            for tap in 0..each * taps {
+                                let sum = join(&*sums.add(tap * RUN).cast::<[T; RUN]>());
+                                *filters.at((group * each * taps + tap) as isize) = sum;
+                            }
+                        }
+                    }
+                },
+            );
+        });
+    });
+}
+
+// Adds a row of g times what each element of the window sees at its places.
+#[inline(always)]
+unsafe fn add_row<T: Lanes>(
+    geometry: &Geometry,
+    channel: &Channel,
+    from: *const T,
+    g: *const T,
+    sums: *mut T,
+) {
+    let Geometry { places: [_, width], window, .. } = *geometry;
+    let [kh, kw] = window.kernel;
+    for i in 0..kh {
+        for j in 0..kw {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let from = from.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
+                let sums = &mut *sums.add((i * kw + j) * RUN).cast::<[T; RUN]>();
+                let term = |x: usize| (*from.add(x * window.stride[1])).mul(*g.add(x));
+                let mut x = 0;
+                while x + RUN <= width {
+                    sums.iter_mut().enumerate().for_each(|(e, sum)| *sum = sum.add(term(x + e)));
+                    x += RUN;
+                }
+                sums.iter_mut().enumerate().take(width - x).for_each(|(e, sum)| *sum = sum.add(term(x + e)));
+            }
+        }
+    }
+}
+
+// Joins a run of sums as a tree.
+#[inline(always)]
+fn join<T: Lanes>(sums: &[T; RUN]) -> T {
+    let mut sums = *sums;
+    let mut half = RUN / 2;
+    while half > 0 {
+        for e in 0..half {
+            sums[e] = sums[e].add(sums[e + half]);
+        }
+        half /= 2;
+    }
+    sums[0]
+}

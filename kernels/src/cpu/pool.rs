@@ -1,0 +1,320 @@
+//! Pooling, a plane at a time.
+
+use super::lanes::{Lanes, Scratch, simd_for};
+use crate::layout::{Dst, Src};
+use crate::par::{Workers, for_range};
+use crate::pool::{Means, Planes, Seen};
+use crate::window::{Window, inside};
+
+/// Places that are worked on at once.
+const RUN: usize = 16;
+/// Elements of a part when a kernel is split over threads.
+const CHUNK: usize = 1 << 14;
+
+/// The number of an element of a window.
+pub(crate) trait Tap: Scratch {
+    fn of(tap: u32) -> Self;
+    fn number(self) -> usize;
+}
+
+impl Tap for u8 {
+    #[inline(always)]
+    fn of(tap: u32) -> u8 {
+        tap as u8
+    }
+    #[inline(always)]
+    fn number(self) -> usize {
+        usize::from(self)
+    }
+}
+
+impl Tap for i64 {
+    #[inline(always)]
+    fn of(tap: u32) -> i64 {
+        i64::from(tap)
+    }
+    // One below 0 becomes one that no window has.
+    #[inline(always)]
+    fn number(self) -> usize {
+        self as usize
+    }
+}
+
+fn chunk(planes: &Planes) -> usize {
+    (CHUNK / planes.pixels().max(1)).max(1)
+}
+
+/// The numbers of a window's element along an axis: step, padding, step between elements.
+fn along(window: &Window, axis: usize) -> (usize, usize, usize) {
+    (window.stride[axis], window.padding[axis], window.dilation[axis])
+}
+
+/// # Safety
+/// The operands of the launcher can be read and written, and nobody else uses them meanwhile.
+pub(crate) unsafe fn max<T: Lanes, I: Tap>(
+    planes: &Planes,
+    window: &Window,
+    workers: &Workers,
+    x: Src<T>,
+    out: Dst<T>,
+    index: Dst<I>,
+) {
+    let [kh, kw] = window.kernel;
+    let Planes { count, image: [_, width], places: [rows, columns], .. } = *planes;
+    let all = count * planes.pixels();
+    let across: Vec<(usize, usize)> = (0..kw).map(|j| inside(j, along(window, 1), width, columns)).collect();
+    for_range(workers, count, chunk(planes), &|range| {
+        simd_for::<T, _>(
+            #[inline(always)]
+            || {
+                for (plane, y) in range.clone().flat_map(|plane| (0..rows).map(move |y| (plane, y))) {
+                    for first in (0..columns).step_by(RUN) {
+                        let count = RUN.min(columns - first);
+                        let mut best = [T::from_f64(f64::NEG_INFINITY); RUN];
+                        let mut taps = [0_u32; RUN];
+                        for i in 0..kh {
+                            let Some(line) = line(planes, window, y, i) else { continue };
+                            let line = plane * planes.pixels() + line * width;
+                            for (j, &(left, right)) in across.iter().enumerate() {
+                                let (left, right) = (left.max(first), right.min(first + count));
+                                if left >= right {
+                                    continue;
+                                }
+                                let tap = (i * kw + j) as u32;
+                                let at = line + left * window.stride[1] + j * window.dilation[1]
+                                    - window.padding[1];
+                                // Beyond the row, elements may be read that are not used.
+                                let whole = right - left == count && at + RUN * window.stride[1] <= all;
+                                let from = x.at(at as isize);
+                                // SAFETY: the elements are in the plane, or at least in the tensor.
+                                unsafe {
+                                    match (whole, window.stride[1]) {
+                                        (true, 1) => take(&mut best, &mut taps, tap, &*from.cast()),
+                                        (true, 2) => take(&mut best, &mut taps, tap, &every_other(from)),
+                                        (_, step) => {
+                                            for e in left - first..right - first {
+                                                let value = *from.add((e - (left - first)) * step);
+                                                take_one(&mut best[e], &mut taps[e], tap, value);
+                                            }
+                                        }
+                                    }
+                                }
+                            }
+                        }
+                        let to = (plane * planes.all_places() + y * columns + first) as isize;
+                        for e in 0..count {
+                            if best[e] == T::from_f64(f64::NEG_INFINITY) {
+                                taps[e] = first_tap(planes, window, y, &across, first + e);
+                            }
+                            // SAFETY: the place exists.
+                            unsafe {
+                                *out.at(to + e as isize) = best[e];
+                                *index.at(to + e as isize) = I::of(taps[e]);
+                            }
+                        }
+                    }
+                }
+            },
+        );
+    });
+}
+
+// The row of the plane that row `i` of the window sees at places in row `y`.
+#[inline(always)]
+fn line(planes: &Planes, window: &Window, y: usize, i: usize) -> Option<usize> {
+    let at = y * window.stride[0] + i * window.dilation[0];
+    at.checked_sub(window.padding[0]).filter(|&line| line < planes.image[0])
+}
+
+// Takes elements that are larger, or NaN.
+#[inline(always)]
+fn take<T: Lanes>(best: &mut [T; RUN], taps: &mut [u32; RUN], tap: u32, values: &[T; RUN]) {
+    for e in 0..RUN {
+        take_one(&mut best[e], &mut taps[e], tap, values[e]);
+    }
+}
+
+#[inline(always)]
+fn take_one<T: Lanes>(best: &mut T, taken: &mut u32, tap: u32, value: T) {
+    let better = value > *best || value.is_nan();
+    *best = if better { value } else { *best };
+    *taken = if better { tap } else { *taken };
+}
+
+// The first, third, .. of twice as many elements, which are read at once.
+#[inline(always)]
+unsafe fn every_other<T: Lanes>(from: *const T) -> [T; RUN] {
+    // SAFETY: the caller's promise.
+    let both = unsafe { *from.cast::<[T; 2 * RUN]>() };
+    std::array::from_fn(
+        #[inline(always)]
+        |e| both[2 * e],
+    )
+}
+
+// The first element of the window that sees the plane.
+#[cold]
+fn first_tap(planes: &Planes, window: &Window, y: usize, across: &[(usize, usize)], x: usize) -> u32 {
+    let i = (0..window.kernel[0]).find(|&i| line(planes, window, y, i).is_some()).unwrap_or(0);
+    let j = across.iter().position(|&(left, right)| (left..right).contains(&x)).unwrap_or(0);
+    (i * window.kernel[1] + j) as u32
+}
+
+// Calls `body(place, pixel)` for all places of a plane with the pixel that the index names.
+#[inline(always)]
+unsafe fn for_taps<I: Tap>(
+    planes: &Planes,
+    window: &Window,
+    steps: &[isize],
+    index: *const I,
+    mut body: impl FnMut(usize, usize),
+) {
+    let [rows, columns] = planes.places;
+    let width = planes.image[1] as isize;
+    let size = planes.pixels();
+    for y in 0..rows {
+        let line = (y * window.stride[0]) as isize - window.padding[0] as isize;
+        for x in 0..columns {
+            let place = y * columns + x;
+            // SAFETY: the place exists.
+            let tap = unsafe { *index.add(place) }.number();
+            let column = (x * window.stride[1]) as isize - window.padding[1] as isize;
+            let pixel = (line * width + column + steps.get(tap).copied().unwrap_or(isize::MIN / 2)) as usize;
+            assert!(pixel < size, "element {tap} of the window is not in the image");
+            body(place, pixel);
+        }
+    }
+}
+
+// How far each element of a window is from its first one.
+fn steps(planes: &Planes, window: &Window) -> Vec<isize> {
+    let [kh, kw] = window.kernel;
+    let step = |i: usize, j: usize| i * window.dilation[0] * planes.image[1] + j * window.dilation[1];
+    (0..kh).flat_map(|i| (0..kw).map(move |j| step(i, j) as isize)).collect()
+}
+
+/// # Safety
+/// As for [`max`].
+pub(crate) unsafe fn add_at<T: Lanes, I: Tap>(
+    planes: &Planes,
+    window: &Window,
+    workers: &Workers,
+    g: Src<T>,
+    index: Src<I>,
+    out: Dst<T>,
+) {
+    let (size, places) = (planes.pixels(), planes.all_places());
+    let steps = steps(planes, window);
+    for_range(workers, planes.count, chunk(planes), &|range| {
+        for plane in range {
+            // SAFETY: the caller's promise, and pixels are checked.
+            unsafe {
+                let to = std::slice::from_raw_parts_mut(out.at((plane * size) as isize), size);
+                let (g, index) = (g.at((plane * places) as isize), index.at((plane * places) as isize));
+                to.fill(T::ZERO);
+                for_taps(planes, window, &steps, index, |place, pixel| {
+                    to[pixel] = to[pixel].add(*g.add(place));
+                });
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As for [`max`].
+pub(crate) unsafe fn pick<T: Lanes, I: Tap>(
+    planes: &Planes,
+    window: &Window,
+    workers: &Workers,
+    x: Src<T>,
+    index: Src<I>,
+    out: Dst<T>,
+) {
+    let (size, places) = (planes.pixels(), planes.all_places());
+    let steps = steps(planes, window);
+    for_range(workers, planes.count, chunk(planes), &|range| {
+        for plane in range {
+            // SAFETY: as in `add_at`.
+            unsafe {
+                let from = std::slice::from_raw_parts(x.at((plane * size) as isize), size);
+                let to = out.at((plane * places) as isize);
+                let index = index.at((plane * places) as isize);
+                for_taps(planes, window, &steps, index, |place, pixel| *to.add(place) = from[pixel]);
+            }
+        }
+    });
+}
+
+// What each place along an axis sees.
+fn seen(planes: &Planes, means: &Means, axis: usize) -> Vec<Seen> {
+    let (size, places) = (planes.image[axis], planes.places[axis]);
+    (0..places).map(|at| means.seen(axis, at, size, places)).collect()
+}
+
+/// # Safety
+/// As for [`max`].
+pub(crate) unsafe fn mean<T: Lanes>(
+    planes: &Planes,
+    means: &Means,
+    workers: &Workers,
+    x: Src<T>,
+    out: Dst<T>,
+) {
+    let (down, across) = (seen(planes, means, 0), seen(planes, means, 1));
+    let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
+    for_range(workers, planes.count, chunk(planes), &|range| {
+        for plane in range {
+            // SAFETY: the caller's promise; ranges are within the plane.
+            unsafe {
+                let from = std::slice::from_raw_parts(x.at((plane * size) as isize), size);
+                let mut to = out.at((plane * places) as isize);
+                for &rows in &down {
+                    for &columns in &across {
+                        let mut sum = T::ZERO;
+                        for row in rows.start..rows.end {
+                            for &value in &from[row * width + columns.start..row * width + columns.end] {
+                                sum = sum.add(value);
+                            }
+                        }
+                        *to = sum.div(T::from_f64(means.divisor(rows, columns)));
+                        to = to.add(1);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As for [`max`].
+pub(crate) unsafe fn mean_grad<T: Lanes>(
+    planes: &Planes,
+    means: &Means,
+    workers: &Workers,
+    g: Src<T>,
+    out: Dst<T>,
+) {
+    let (down, across) = (seen(planes, means, 0), seen(planes, means, 1));
+    let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
+    for_range(workers, planes.count, chunk(planes), &|range| {
+        for plane in range {
+            // SAFETY: as in `mean`.
+            unsafe {
+                let to = std::slice::from_raw_parts_mut(out.at((plane * size) as isize), size);
+                let mut g = g.at((plane * places) as isize);
+                to.fill(T::ZERO);
+                for &rows in &down {
+                    for &columns in &across {
+                        let share = (*g).div(T::from_f64(means.divisor(rows, columns)));
+                        g = g.add(1);
+                        for row in rows.start..rows.end {
+                            for to in &mut to[row * width + columns.start..row * width + columns.end] {
+                                *to = to.add(share);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,117 @@
+// Batch normalisation of images [n, c, ..].
+
+struct Channels {
+    u64 images, channels, size;
+    f64 eps;
+
+    // Element i of all of a channel's.
+    __device__ u64 at(u64 channel, u64 i) const { return (i / size * channels + channel) * size + i % size; }
+};
+
+// Calls `body(team, channel, exists, len)` for each channel.
+template <class Body> __device__ inline void for_channels(const Channels& channels, Body body) {
+    u64 len = channels.images * channels.size;
+    for_rows<BlockTeam>(channels.channels, LANES, [&](const BlockTeam& team, u64 channel, bool exists) {
+        body(team, exists ? channel : 0, exists, exists ? len : 0);
+    });
+}
+
+// Mean and mean square deviation of each channel.
+template <class T> __device__ inline void statistics(T* mean, T* var, const T* x, const Channels& channels) {
+    u64 all = channels.images * channels.size;
+    for_channels(channels, [&](const BlockTeam& team, u64 channel, bool exists, u64 len) {
+        T centre = team.template fold<Sum<T>>(all, len, [&](u64 i) { return x[channels.at(channel, i)]; }) / (T)(f64)all;
+        T squares = team.template fold<Sum<T>>(all, len, [&](u64 i) {
+            T d = x[channels.at(channel, i)] - centre;
+            return mul_rounded(d, d);
+        });
+        if (exists && team.leads()) {
+            mean[channel] = centre;
+            var[channel] = squares / (T)(f64)all;
+        }
+    });
+}
+
+// Sums of g, and of g times the normalised x, over each channel.
+template <class T>
+__device__ inline void sums(T* with_x, T* plain, const T* x, const T* g, const T* mean, const T* var, const Channels& channels) {
+    u64 all = channels.images * channels.size;
+    for_channels(channels, [&](const BlockTeam& team, u64 channel, bool exists, u64 len) {
+        T centre = mean[channel], inverse = 1 / sqrt_of(var[channel] + (T)channels.eps);
+        T sum = team.template fold<Sum<T>>(all, len, [&](u64 i) { return g[channels.at(channel, i)]; });
+        T product = team.template fold<Sum<T>>(all, len, [&](u64 i) {
+            u64 at = channels.at(channel, i);
+            return mul_rounded(g[at], mul_rounded(x[at] - centre, inverse));
+        });
+        if (exists && team.leads()) {
+            plain[channel] = sum;
+            with_x[channel] = product;
+        }
+    });
+}
+
+// Operands of the walk: the element, and its channel.
+template <class T> struct Normalise {
+    T* out;
+    const T* x;
+    const T* mean;
+    const T* var;
+    const T* weight;
+    const T* bias;
+    T eps;
+
+    template <int V> __device__ void at(const Offsets<2>& offsets) const {
+        i64 c = offsets.at[1];
+        T scale = 1 / sqrt_of(var[c] + eps);
+        scale = weight ? mul_rounded(scale, weight[c]) : scale;
+        T value = mul_rounded(x[offsets.at[0]] - mean[c], scale);
+        out[offsets.at[0]] = bias ? add_rounded(value, bias[c]) : value;
+    }
+};
+
+template <class T> struct Gradient {
+    T* out;
+    const T* x;
+    const T* g;
+    const T* mean;
+    const T* var;
+    const T* weight;
+    const T* with_x;
+    const T* plain;
+    T eps;
+    T count;  // 0 if the sums do not come in
+
+    template <int V> __device__ void at(const Offsets<2>& offsets) const {
+        i64 c = offsets.at[1];
+        T inverse = 1 / sqrt_of(var[c] + eps);
+        T scale = weight ? mul_rounded(inverse, weight[c]) : inverse;
+        T value = g[offsets.at[0]];
+        if (count > 0) {
+            T normal = mul_rounded(x[offsets.at[0]] - mean[c], inverse);
+            value = value - plain[c] / count - mul_rounded(normal, with_x[c] / count);
+        }
+        out[offsets.at[0]] = scale * value;
+    }
+};
+
+#define BATCH_NORM(T)                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256, 1) batch_statistics_##T(                                          \
+        T* mean, T* var, const T* x, const __grid_constant__ Channels channels) {                                       \
+        statistics(mean, var, x, channels);                                                                             \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256, 1) batch_norm_sums_##T(                                           \
+        T* with_x, T* plain, const T* x, const T* g, const T* mean, const T* var,                                       \
+        const __grid_constant__ Channels channels) {                                                                    \
+        sums(with_x, plain, x, g, mean, var, channels);                                                                 \
+    }                                                                                                                   \
+    extern "C" __global__ void batch_norm_##T(T* out, const T* x, const T* mean, const T* var, const T* weight,         \
+                                              const T* bias, f64 eps, const __grid_constant__ Walk<2> walk) {           \
+        for_each<1>(walk, Normalise<T>{out, x, mean, var, weight, bias, (T)eps});                                       \
+    }                                                                                                                   \
+    extern "C" __global__ void batch_norm_grad_##T(T* out, const T* x, const T* g, const T* mean, const T* var,         \
+                                                   const T* weight, const T* with_x, const T* plain, f64 eps,           \
+                                                   f64 count, const __grid_constant__ Walk<2> walk) {                   \
+        for_each<1>(walk, Gradient<T>{out, x, g, mean, var, weight, with_x, plain, (T)eps, (T)count});                  \
+    }
+#define KERNELS(T) BATCH_NORM(T)
+KERNELS(DTYPE)

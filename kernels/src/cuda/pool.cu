@@ -1,0 +1,181 @@
+// Pooling. Planes are blocks y, or go round in them; their elements are counted in 32 bits.
+
+struct Pool {
+    u32 height, width;
+    u32 rows, columns;
+    u32 kernel_h, kernel_w;
+    u32 stride_h, stride_w;
+    u32 padding_h, padding_w;
+    u32 dilation_h, dilation_w;
+    u32 adaptive;
+    u32 count_padding;
+    u32 divisor;  // 0 for the number of elements
+    u32 pad;
+    u64 planes;
+
+    __device__ u32 pixels() const { return height * width; }
+    __device__ u32 places() const { return rows * columns; }
+    __device__ u32 taps() const { return kernel_h * kernel_w; }
+    // The pixel that element `tap` of the window sees at a place; -1 in the padding.
+    __device__ i64 seen(u32 place, u64 tap) const {
+        i64 h = (i64)(place / columns) * stride_h + (i64)(tap / kernel_w) * dilation_h - padding_h;
+        i64 w = (i64)(place % columns) * stride_w + (i64)(tap % kernel_w) * dilation_w - padding_w;
+        bool inside = tap < taps() && h >= 0 && h < height && w >= 0 && w < width;
+        return inside ? h * width + w : -1;
+    }
+    __device__ static i64 place(u32 at, u32 tap, u32 stride, u32 padding, u32 dilation, u32 places) {
+        i64 ahead = (i64)at + padding - (i64)tap * dilation;
+        return ahead >= 0 && ahead % stride == 0 && ahead / stride < places ? ahead / stride : -1;
+    }
+    // The place at which element `tap` sees a pixel; -1 for none.
+    __device__ i64 place_of(u32 pixel, u32 tap) const {
+        i64 y = place(pixel / width, tap / kernel_w, stride_h, padding_h, dilation_h, rows);
+        i64 x = place(pixel % width, tap % kernel_w, stride_w, padding_w, dilation_w, columns);
+        return y >= 0 && x >= 0 ? y * columns + x : -1;
+    }
+};
+
+// Calls `body(plane, element)` for the elements of planes of `size` that are this thread's.
+template <class Body> __device__ inline void for_planes(const Pool& pool, u32 size, Body body) {
+    for (u64 plane = blockIdx.y; plane < pool.planes; plane += gridDim.y) {
+        for (u32 e = (u32)thread_index(); e < size; e += (u32)thread_count()) {
+            body(plane, e);
+        }
+    }
+}
+
+// The first of the largest elements, or the last NaN; and which element of the window it was.
+template <class T, class I> __device__ inline void max_pool(T* out, I* index, const T* x, const Pool& pool) {
+    for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
+        const T* from = x + plane * pool.pixels();
+        T best = lowest<T>();
+        i64 taken = -1;
+        for (u32 tap = 0; tap < pool.taps(); ++tap) {
+            i64 pixel = pool.seen(place, tap);
+            if (pixel >= 0) {
+                T value = from[pixel];
+                if (taken < 0 || value > best || is_nan(value)) {
+                    best = value;
+                    taken = tap;
+                }
+            }
+        }
+        out[plane * pool.places() + place] = best;
+        index[plane * pool.places() + place] = (I)(taken < 0 ? 0 : taken);
+    });
+}
+
+template <class T, class I> __device__ inline void max_pool_grad(T* out, const T* g, const I* index, const Pool& pool) {
+    for_planes(pool, pool.pixels(), [&](u64 plane, u32 pixel) {
+        T sum = 0;
+        // The last element of the window sees a pixel at the first place.
+        for (u32 tap = pool.taps(); tap-- > 0;) {
+            i64 place = pool.place_of(pixel, tap);
+            if (place >= 0 && (u64)index[plane * pool.places() + place] == tap) {
+                sum += g[plane * pool.places() + place];
+            }
+        }
+        out[plane * pool.pixels() + pixel] = sum;
+    });
+}
+
+template <class T, class I> __device__ inline void max_pool_pick(T* out, const T* x, const I* index, const Pool& pool) {
+    for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
+        u64 at = plane * pool.places() + place;
+        i64 pixel = pool.seen(place, (u64)index[at]);
+        out[at] = pixel < 0 ? (T)0 : x[plane * pool.pixels() + pixel];
+    });
+}
+
+// What a place sees along an axis, and how many elements count in the divisor.
+struct Seen {
+    u32 start, end, counted;
+};
+__device__ inline Seen seen_along(u32 at, u32 size, u32 places, u32 kernel, u32 stride, u32 padding, const Pool& pool) {
+    if (pool.adaptive) {
+        u32 start = (u32)((u64)at * size / places), end = (u32)((((u64)at + 1) * size + places - 1) / places);
+        return {start, end, end - start};
+    }
+    u64 first = (u64)at * stride, padded = (u64)size + 2 * (u64)padding;
+    u64 last = first + kernel < padded ? first + kernel : padded;
+    u64 start = first < padding ? 0 : first - padding, end = last < padding ? 0 : last - padding;
+    start = start < size ? start : size;
+    end = end < start ? start : end < size ? end : size;
+    return {(u32)start, (u32)end, (u32)(pool.count_padding ? (last > first ? last - first : 0) : end - start)};
+}
+__device__ inline Seen seen_rows(u32 y, const Pool& p) {
+    return seen_along(y, p.height, p.rows, p.kernel_h, p.stride_h, p.padding_h, p);
+}
+__device__ inline Seen seen_columns(u32 x, const Pool& p) {
+    return seen_along(x, p.width, p.columns, p.kernel_w, p.stride_w, p.padding_w, p);
+}
+template <class T> __device__ inline T divisor(Seen rows, Seen columns, const Pool& pool) {
+    return pool.divisor ? (T)pool.divisor : (T)((u64)rows.counted * columns.counted);
+}
+
+template <class T> __device__ inline void avg_pool(T* out, const T* x, const Pool& pool) {
+    for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
+        Seen rows = seen_rows(place / pool.columns, pool), columns = seen_columns(place % pool.columns, pool);
+        const T* from = x + plane * pool.pixels();
+        T sum = 0;
+        for (u32 h = rows.start; h < rows.end; ++h) {
+            for (u32 w = columns.start; w < columns.end; ++w) {
+                sum += from[h * pool.width + w];
+            }
+        }
+        out[plane * pool.places() + place] = sum / divisor<T>(rows, columns, pool);
+    });
+}
+
+// The places `first..end` that see element `at` of an axis.
+struct Places {
+    u32 first, end;
+};
+__device__ inline Places places_of(u32 at, u32 size, u32 places, u32 kernel, u32 stride, u32 padding, const Pool& pool) {
+    if (pool.adaptive) {
+        return {(u32)((u64)at * places / size), (u32)((((u64)at + 1) * places + size - 1) / size)};
+    }
+    u64 ahead = (u64)at + padding;
+    u64 first = ahead < kernel ? 0 : (ahead - kernel) / stride + 1, end = ahead / stride + 1;
+    return {(u32)(first < places ? first : places), (u32)(end < places ? end : places)};
+}
+
+template <class T> __device__ inline void avg_pool_grad(T* out, const T* g, const Pool& pool) {
+    for_planes(pool, pool.pixels(), [&](u64 plane, u32 pixel) {
+        Places ys = places_of(pixel / pool.width, pool.height, pool.rows, pool.kernel_h, pool.stride_h, pool.padding_h, pool);
+        Places xs = places_of(pixel % pool.width, pool.width, pool.columns, pool.kernel_w, pool.stride_w, pool.padding_w, pool);
+        const T* from = g + plane * pool.places();
+        T sum = 0;
+        for (u32 y = ys.first; y < ys.end; ++y) {
+            Seen rows = seen_rows(y, pool);
+            for (u32 x = xs.first; x < xs.end; ++x) {
+                sum += from[y * pool.columns + x] / divisor<T>(rows, seen_columns(x, pool), pool);
+            }
+        }
+        out[plane * pool.pixels() + pixel] = sum;
+    });
+}
+
+#define MAX_POOL(T, I)                                                                                             \
+    extern "C" __global__ void max_pool_##I##_##T(T* out, I* index, const T* x, const __grid_constant__ Pool pool) { \
+        max_pool(out, index, x, pool);                                                                             \
+    }                                                                                                              \
+    extern "C" __global__ void max_pool_grad_##I##_##T(T* out, const T* g, const I* index,                         \
+                                                       const __grid_constant__ Pool pool) {                        \
+        max_pool_grad(out, g, index, pool);                                                                        \
+    }                                                                                                              \
+    extern "C" __global__ void max_pool_pick_##I##_##T(T* out, const T* x, const I* index,                         \
+                                                       const __grid_constant__ Pool pool) {                        \
+        max_pool_pick(out, x, index, pool);                                                                        \
+    }
+#define POOL(T)                                                                                                  \
+    MAX_POOL(T, u8)                                                                                              \
+    MAX_POOL(T, i64)                                                                                             \
+    extern "C" __global__ void avg_pool_##T(T* out, const T* x, const __grid_constant__ Pool pool) {               \
+        avg_pool(out, x, pool);                                                                                  \
+    }                                                                                                            \
+    extern "C" __global__ void avg_pool_grad_##T(T* out, const T* g, const __grid_constant__ Pool pool) {          \
+        avg_pool_grad(out, g, pool);                                                                             \
+    }
+#define KERNELS(T) POOL(T)
+KERNELS(DTYPE)

@@ -1,0 +1,199 @@
+//! Convolutions, pooling and batch normalisation.
+
+use super::*;
+use crate::batch_norm::tests::SHAPES;
+use crate::conv::tests::CASES;
+use crate::pool::tests::{MAX, MEANS};
+use crate::{
+    Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, conv2d, conv2d_input_grad,
+    conv2d_weight_grad, conv2d_workspace, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype,
+    max_pool2d_pick,
+};
+
+/// Small integers, whose products and sums are exact in any order.
+fn whole<T: Real>(stream: &Stream, seed: u64, shape: &[usize]) -> Array<T> {
+    let values = values(seed, shape.iter().product()).into_iter().map(|v| T::of((v * 5.0).round()));
+    Array::new(stream, &values.collect::<Vec<_>>(), shape)
+}
+
+fn convolutions_of<T: Real>() {
+    let Some(both) = both() else { return };
+    for case in CASES {
+        let (images, filter, results) = (case.images, case.filter(), case.results());
+        let how = (case.window, case.groups);
+        let memory = |stream: &Stream| {
+            let places = [results[2], results[3]];
+            let elements = conv2d_workspace(stream, &images, &filter, places, case.groups);
+            (elements > 0).then(|| Array::full(stream, T::of(7.0), &[elements]))
+        };
+        for bias in [false, true] {
+            both.same(("conv2d", case.name, T::DTYPE, bias), |stream| {
+                let (x, w) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &filter));
+                let b = whole::<T>(stream, 3, &filter[..1]);
+                let (memory, out) = (memory(stream), whole::<T>(stream, 4, &results));
+                let bias = bias.then(|| b.view());
+                conv2d(stream, x.view(), w.view(), bias, how, memory.as_ref().map(Array::view), out.view())
+                    .map(|()| out)
+            });
+            both.same(("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
+                let (g, w) = (whole::<T>(stream, 1, &results), whole::<T>(stream, 2, &filter));
+                let b = whole::<T>(stream, 3, &images[1..2]);
+                let (memory, out) = (memory(stream), whole::<T>(stream, 4, &images));
+                let bias = bias.then(|| b.view());
+                conv2d_input_grad(
+                    stream,
+                    g.view(),
+                    w.view(),
+                    bias,
+                    how,
+                    memory.as_ref().map(Array::view),
+                    out.view(),
+                )
+                .map(|()| out)
+            });
+        }
+        both.same(("conv2d_weight_grad", case.name, T::DTYPE), |stream| {
+            let (x, g) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &results));
+            let (memory, out) = (memory(stream), whole::<T>(stream, 4, &filter));
+            conv2d_weight_grad(stream, x.view(), g.view(), how, memory.as_ref().map(Array::view), out.view())
+                .map(|()| out)
+        });
+    }
+}
+
+#[test]
+fn convolutions() {
+    convolutions_of::<f32>();
+    convolutions_of::<f64>();
+}
+
+#[test]
+fn a_workspace_that_is_too_small_is_refused() {
+    let Some(Both { cuda, .. }) = both() else { return };
+    let case = &CASES[1];
+    let (x, w) = (whole::<f32>(&cuda, 1, &case.images), whole::<f32>(&cuda, 2, &case.filter()));
+    let (memory, out) = (Array::full(&cuda, 0_f32, &[8]), whole::<f32>(&cuda, 4, &case.results()));
+    let how = (case.window, case.groups);
+    for memory in [None, Some(memory.view())] {
+        let result = conv2d(&cuda, x.view(), w.view(), None, how, memory, out.view());
+        assert!(matches!(result, Err(device::Error::InvalidArgument { argument: "workspace", .. })));
+    }
+}
+
+fn maxima_of<T: Real, I: Real>() {
+    let Some(both) = both() else { return };
+    for &(window, [count, h, w], [oh, ow]) in MAX {
+        if max_pool2d_index_dtype(&window) != I::DTYPE {
+            continue;
+        }
+        let (planes, places) = ([count, h, w], [count, oh, ow]);
+        let run = |stream: &Stream| {
+            let x = whole::<T>(stream, 1, &planes);
+            let (out, index) =
+                (Array::full(stream, T::default(), &places), Array::full(stream, I::default(), &places));
+            max_pool2d(stream, x.view(), window, out.view(), index.view()).map(|()| (out, index))
+        };
+        both.same(("max_pool2d", window, T::DTYPE), |stream| run(stream).map(|(out, _)| out));
+        both.same(("its index", window, T::DTYPE), |stream| run(stream).map(|(_, index)| index));
+        both.same(("max_pool2d_grad", window, T::DTYPE), |stream| {
+            let (_, index) = run(stream)?;
+            let (g, out) = (whole::<T>(stream, 2, &places), Array::full(stream, T::of(9.0), &planes));
+            max_pool2d_grad(stream, g.view(), index.view(), window, out.view()).map(|()| out)
+        });
+        both.same(("max_pool2d_pick", window, T::DTYPE), |stream| {
+            let (_, index) = run(stream)?;
+            let (x, out) = (whole::<T>(stream, 2, &planes), Array::full(stream, T::of(9.0), &places));
+            max_pool2d_pick(stream, x.view(), index.view(), window, out.view()).map(|()| out)
+        });
+    }
+}
+
+#[test]
+fn maxima() {
+    maxima_of::<f32, u8>();
+    maxima_of::<f64, u8>();
+    maxima_of::<f32, i64>();
+    maxima_of::<f64, i64>();
+}
+
+#[test]
+fn maxima_of_nan_and_infinities() {
+    let Some(both) = both() else { return };
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let elements = [1.0, nan, -inf, -inf, nan, 2.0, -inf, -inf, inf, inf, 3.0, 3.0, -0.0, 0.0, 3.0, 1.0];
+    let window = MAX[0].0;
+    let run = |stream: &Stream| {
+        let x = Array::new(stream, &elements, &[1, 4, 4]);
+        let (out, index) = (Array::full(stream, 0_f32, &[1, 2, 2]), Array::full(stream, 9_u8, &[1, 2, 2]));
+        max_pool2d(stream, x.view(), window, out.view(), index.view()).map(|()| (out, index))
+    };
+    both.same("maxima", |stream| run(stream).map(|(out, _)| out));
+    both.same("indices", |stream| run(stream).map(|(_, index)| index));
+    let found = run(&both.cuda).and_then(|(_, index)| index.try_vec());
+    assert_eq!(found.expect("a result"), [2, 0, 0, 0]);
+}
+
+fn means_of<T: Real>() {
+    let Some(both) = both() else { return };
+    let tolerance = if size_of::<T>() == 4 { 1e-6 } else { 1e-14 };
+    for &(means, [count, h, w], [oh, ow]) in MEANS {
+        let (planes, places) = ([count, h, w], [count, oh, ow]);
+        both.close(tolerance, ("avg_pool2d", means, T::DTYPE), |stream| {
+            let (x, out) = (whole::<T>(stream, 1, &planes), Array::full(stream, T::of(9.0), &places));
+            avg_pool2d(stream, x.view(), means, out.view()).map(|()| out)
+        });
+        both.close(tolerance, ("avg_pool2d_grad", means, T::DTYPE), |stream| {
+            let (g, out) = (whole::<T>(stream, 1, &places), Array::full(stream, T::of(9.0), &planes));
+            avg_pool2d_grad(stream, g.view(), means, out.view()).map(|()| out)
+        });
+    }
+}
+
+#[test]
+fn means() {
+    means_of::<f32>();
+    means_of::<f64>();
+}
+
+fn normal_of<T: Real>() {
+    let Some(both) = both() else { return };
+    let tolerance = if size_of::<T>() == 4 { 1e-5 } else { 1e-12 };
+    for &[n, c, size] in SHAPES {
+        for (training, affine) in [(true, true), (true, false), (false, true), (false, false)] {
+            let shape = [n, c, size];
+            // Mean and variance, value, and the three gradients.
+            for part in 0..6 {
+                both.close(tolerance, (shape, training, affine, part, T::DTYPE), |stream| {
+                    let array = |seed, shape: &[usize]| {
+                        let elements = numbers::<T>(seed, shape.iter().product());
+                        Array::new(stream, &elements, shape)
+                    };
+                    let (x, g, mean) = (array(1, &shape), array(2, &shape), array(3, &[c]));
+                    let var = Array::full(stream, T::of(2.0), &[c]);
+                    let (weight, bias) = (array(4, &[c]), array(5, &[c]));
+                    let (out, grad) = (array(6, &shape), array(6, &shape));
+                    let (grad_weight, grad_bias) = (array(6, &[c]), array(6, &[c]));
+                    let norm = Norm {
+                        mean: mean.view(),
+                        var: var.view(),
+                        weight: affine.then(|| weight.view()),
+                        bias: affine.then(|| bias.view()),
+                        eps: 1e-2,
+                        training,
+                    };
+                    batch_norm(stream, x.view(), norm, out.view())?;
+                    let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
+                    batch_norm_grad(stream, x.view(), g.view(), norm, grads)?;
+                    let parts = [mean, var, out, grad, grad_weight, grad_bias];
+                    Ok(parts.into_iter().nth(part).expect("one of six"))
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn normal_channels() {
+    normal_of::<f32>();
+    normal_of::<f64>();
+}

@@ -1,0 +1,62 @@
+//! Pooling layers.
+
+use autograd::Var;
+use device::Result;
+use tensor::{AvgPool, MaxPool};
+
+use crate::Module;
+
+/// The largest element at each place of a window; see [`Var::max_pool2d`].
+///
+/// ```
+/// use models::{MaxPool2d, Module};
+/// use tensor::{DType, Tensor};
+/// # fn main() -> device::Result<()> {
+/// let images = Tensor::ones(&[2, 3, 8, 8], DType::F32, &device::Device::cpu())?;
+/// let halves = MaxPool2d::new([2, 2]).forward(&autograd::Var::constant(images))?;
+/// assert_eq!(halves.shape(), [2, 3, 4, 4]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct MaxPool2d(pub MaxPool);
+
+impl MaxPool2d {
+    /// A window whose places lie side by side.
+    pub fn new(kernel: [usize; 2]) -> MaxPool2d {
+        MaxPool2d(MaxPool::new(kernel))
+    }
+}
+
+impl Module for MaxPool2d {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        input.max_pool2d(&self.0)
+    }
+}
+
+/// The mean at each place of a window; see [`Var::avg_pool2d`].
+#[derive(Clone, Copy, Debug)]
+pub struct AvgPool2d(pub AvgPool);
+
+impl AvgPool2d {
+    /// A window whose places lie side by side.
+    pub fn new(kernel: [usize; 2]) -> AvgPool2d {
+        AvgPool2d(AvgPool::new(kernel))
+    }
+}
+
+impl Module for AvgPool2d {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        input.avg_pool2d(&self.0)
+    }
+}
+
+/// The means over as many ranges as the result is to have; see [`Var::adaptive_avg_pool2d`].
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptiveAvgPool2d(pub [usize; 2]);
+
+impl Module for AdaptiveAvgPool2d {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        input.adaptive_avg_pool2d(self.0)
+    }
+}

@@ -1,0 +1,38 @@
+//! Layers that change shapes only.
+
+use autograd::Var;
+use device::{Error, Result};
+
+use crate::Module;
+
+/// Joins all axes but the first: `[n, ...] -> [n, product of the rest]`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Flatten;
+
+impl Module for Flatten {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        let rows = input.shape().first().copied().unwrap_or(1);
+        let width = input.shape().iter().skip(1).product();
+        input.reshape(&[rows, width])
+    }
+}
+
+/// Cuts the second axis into several: `[n, product of the shape] -> [n, shape..]`, such as rows of pixels into images.
+#[derive(Clone, Debug)]
+pub struct Unflatten(pub Vec<usize>);
+
+impl Module for Unflatten {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        let (Some(&rows), 2) = (input.shape().first(), input.shape().len()) else {
+            return Err(Error::InvalidArgument {
+                op: "unflatten",
+                argument: "input",
+                expected: "of rank 2",
+                value: format!("shape {:?}", input.shape()).into(),
+            });
+        };
+        let mut shape = vec![rows];
+        shape.extend_from_slice(&self.0);
+        input.reshape(&shape)
+    }
+}

@@ -1,0 +1,139 @@
+//! Batch normalisation.
+
+use device::{Result, Stream};
+use kernels::{Layout, Norm};
+
+use crate::Tensor;
+use crate::check::{has_shape, invalid, is_float, same_kind};
+
+/// Each channel's mean and variance, and whether they are those of the images that they normalise.
+#[derive(Clone, Debug)]
+pub struct BatchStatistics {
+    /// The means, `[c]`.
+    pub mean: Tensor,
+    /// The variances, divided by the number of elements, `[c]`.
+    pub var: Tensor,
+    /// Whether they follow from the images, or are given.
+    pub training: bool,
+}
+
+/// The channels of images `[n, c, ..]`.
+fn channels(op: &'static str, x: &Tensor) -> Result<usize> {
+    is_float(op, x)?;
+    match *x.shape() {
+        [_, c, ..] => Ok(c),
+        ref shape => Err(invalid(op, "input", "[n, c, ..]", format_args!("shape {shape:?}"))),
+    }
+}
+
+fn vector(op: &'static str, x: &Tensor, vector: &Tensor) -> Result<Tensor> {
+    same_kind(op, x, vector)?;
+    has_shape(op, &x.shape()[1..2], vector)?;
+    vector.contiguous()
+}
+
+impl Tensor {
+    /// `(x - mean) / sqrt(var + eps) weight + bias` in each channel, with the channel's own mean and variance over all
+    /// other axes, which are given back, too.
+    ///
+    /// Shapes: `[n, c, ..]`, weight and bias `[c]` -> `[n, c, ..]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for fewer than two axes, or fewer than two elements in a channel; `ShapeMismatch`,
+    /// `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats.
+    pub fn batch_norm(
+        &self,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<(Tensor, BatchStatistics)> {
+        const OP: &str = "batch_norm";
+        let c = channels(OP, self)?;
+        if c > 0 && self.elements() / c < 2 {
+            let shape = format_args!("shape {:?}", self.shape());
+            return Err(invalid(OP, "input", "of several elements in a channel", shape));
+        }
+        let statistics = Stream::with_current(self.device(), |stream| {
+            let fresh = || Tensor::allocate(stream, Layout::contiguous(&[c]), self.dtype);
+            Ok(BatchStatistics { mean: fresh()?, var: fresh()?, training: true })
+        })?;
+        Ok((self.normalised(weight, bias, &statistics, eps)?, statistics))
+    }
+
+    /// [`Tensor::batch_norm`] with given statistics.
+    ///
+    /// # Errors
+    /// As for [`Tensor::batch_norm`], but for the number of elements.
+    pub fn batch_norm_with(
+        &self,
+        mean: &Tensor,
+        var: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
+        const OP: &str = "batch_norm";
+        channels(OP, self)?;
+        let (mean, var) = (vector(OP, self, mean)?, vector(OP, self, var)?);
+        self.normalised(weight, bias, &BatchStatistics { mean, var, training: false }, eps)
+    }
+
+    fn normalised(
+        &self,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        statistics: &BatchStatistics,
+        eps: f64,
+    ) -> Result<Tensor> {
+        const OP: &str = "batch_norm";
+        let contiguous = |given: Option<&Tensor>| given.map(|given| vector(OP, self, given)).transpose();
+        let (x, weight, bias) = (self.contiguous()?, contiguous(weight)?, contiguous(bias)?);
+        let norm = norm(statistics, weight.as_ref(), bias.as_ref(), eps);
+        Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
+            kernels::batch_norm(stream, x.view(), norm, out)
+        })
+    }
+
+    /// The gradients of [`Tensor::batch_norm`] for the gradient `g` of its value: for the images, the weight and the bias.
+    ///
+    /// # Errors
+    /// As for [`Tensor::batch_norm_with`].
+    pub fn batch_norm_grad(
+        &self,
+        g: &Tensor,
+        weight: Option<&Tensor>,
+        statistics: &BatchStatistics,
+        eps: f64,
+    ) -> Result<[Tensor; 3]> {
+        const OP: &str = "batch_norm_grad";
+        let c = channels(OP, self)?;
+        same_kind(OP, self, g)?;
+        has_shape(OP, self.shape(), g)?;
+        let weight = weight.map(|weight| vector(OP, self, weight)).transpose()?;
+        let (x, g) = (self.contiguous()?, g.contiguous()?);
+        let norm = norm(statistics, weight.as_ref(), None, eps);
+        Stream::with_current(self.device(), |stream| {
+            let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), self.dtype);
+            let grads = [fresh(self.shape())?, fresh(&[c])?, fresh(&[c])?];
+            let views = [grads[0].view(), grads[1].view(), grads[2].view()];
+            kernels::batch_norm_grad(stream, x.view(), g.view(), norm, views)?;
+            Ok(grads)
+        })
+    }
+}
+
+fn norm<'a>(
+    statistics: &'a BatchStatistics,
+    weight: Option<&'a Tensor>,
+    bias: Option<&'a Tensor>,
+    eps: f64,
+) -> Norm<'a> {
+    Norm {
+        mean: statistics.mean.view(),
+        var: statistics.var.view(),
+        weight: weight.map(Tensor::view),
+        bias: bias.map(Tensor::view),
+        eps,
+        training: statistics.training,
+    }
+}

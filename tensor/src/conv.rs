@@ -1,0 +1,222 @@
+//! Convolutions over the last two axes.
+
+use device::{Result, Stream};
+use kernels::{Layout, Window, conv2d_workspace};
+
+use crate::Tensor;
+use crate::check::{elements_of, invalid, is_float, same_kind, shape_mismatch};
+
+/// How filters move over images; every pair is for the axes `[h, w]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvOptions {
+    /// Steps from one place of a filter to the next.
+    pub stride: [usize; 2],
+    /// Rows and columns of zeros that are added to the images, on either side.
+    pub padding: [usize; 2],
+    /// Steps between the elements that a filter sees.
+    pub dilation: [usize; 2],
+    /// Groups of channels, each of which is seen by a group of filters of its own.
+    pub groups: usize,
+}
+
+impl Default for ConvOptions {
+    fn default() -> Self {
+        ConvOptions { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }
+    }
+}
+
+impl ConvOptions {
+    fn window(&self, kernel: [usize; 2]) -> Window {
+        Window { kernel, stride: self.stride, padding: self.padding, dilation: self.dilation }
+    }
+
+    /// The sizes of what [`Tensor::conv_transpose2d`] makes of images of these sizes,
+    /// `(size - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if that is below 1, or an output padding is neither below the stride nor below the dilation.
+    pub fn transposed_size(
+        &self,
+        size: [usize; 2],
+        kernel: [usize; 2],
+        output_padding: [usize; 2],
+    ) -> Result<[usize; 2]> {
+        const OP: &str = "conv_transpose2d";
+        let window = self.window(kernel);
+        window.check(OP)?;
+        let mut image = [0; 2];
+        for axis in 0..2 {
+            if output_padding[axis] >= self.stride[axis].max(self.dilation[axis]) {
+                let expected = "below the stride or the dilation";
+                return Err(invalid(OP, "output_padding", expected, format_args!("{output_padding:?}")));
+            }
+            let spread = size[axis].saturating_sub(1).saturating_mul(self.stride[axis]);
+            let whole = spread.saturating_add(window.extent(axis)).saturating_add(output_padding[axis]);
+            match whole.checked_sub(2 * self.padding[axis]) {
+                Some(size) if size > 0 => image[axis] = size,
+                _ => return Err(invalid(OP, "padding", "less than the result", format_args!("{self:?}"))),
+            }
+        }
+        Ok(image)
+    }
+}
+
+fn rank_4<'a>(op: &'static str, x: &'a Tensor, other: &Tensor) -> Result<&'a [usize; 4]> {
+    x.shape().try_into().map_err(|_| shape_mismatch(op, x.shape(), other.shape()))
+}
+
+/// The two sizes of a window.
+pub(crate) fn kernel_of(op: &'static str, weight: &Tensor, other: &Tensor) -> Result<[usize; 2]> {
+    let &[_, _, kh, kw] = rank_4(op, weight, other)?;
+    Ok([kh, kw])
+}
+
+impl Tensor {
+    /// Each filter at each place of the images: `sum of weight x + bias` over what it sees there.
+    ///
+    /// Shapes: `self [n, c, h, w]`, `weight [f, c / groups, kh, kw]`, `bias [f]` -> `[n, f, oh, ow]`, with
+    /// `oh = floor((h + 2 padding - dilation (kh - 1) - 1) / stride) + 1`, and `ow` alike.
+    ///
+    /// ```
+    /// # use tensor::{ConvOptions, DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let device = Device::cpu();
+    /// let image = Tensor::arange(0, 9, 1, DType::F32, &device)?.reshape(&[1, 1, 3, 3])?;
+    /// let sum = Tensor::ones(&[1, 1, 2, 2], DType::F32, &device)?;
+    /// let y = image.conv2d(&sum, None, &ConvOptions::default())?;
+    /// assert_eq!(y.to_vec::<f32>()?, [8.0, 12.0, 20.0, 24.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
+    /// `InvalidArgument` for a stride or dilation of 0, and for filters that are larger than the padded images.
+    pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: &ConvOptions) -> Result<Tensor> {
+        const OP: &str = "conv2d";
+        let (&[n, _, h, w], &[f, ..]) = (rank_4(OP, self, weight)?, rank_4(OP, weight, self)?);
+        let window = options.window(kernel_of(OP, weight, self)?);
+        let [oh, ow] = window.places(OP, [h, w])?;
+        let shape = [n, f, oh, ow];
+        let (x, weight, bias) = operands(OP, self, weight, bias)?;
+        let how = (window, options.groups);
+        let shapes = [x.shape(), weight.shape(), &shape];
+        with_workspace(&x, shapes, &shape, options.groups, |stream, workspace, out| {
+            let bias = bias.as_ref().map(Tensor::view);
+            kernels::conv2d(stream, x.view(), weight.view(), bias, how, workspace, out)
+        })
+    }
+
+    /// The gradient of [`Tensor::conv2d`] with respect to its images, of sizes `image`, for `self` the gradient of its
+    /// value; a bias is added to each channel.
+    ///
+    /// Shapes: `self [n, f, oh, ow]`, `weight [f, c / groups, kh, kw]`, `bias [c]` -> `[n, c, h, w]`. There may be fewer
+    /// places `oh`, `ow` than the convolution has: what would come from others is left out.
+    ///
+    /// # Errors
+    /// As for [`Tensor::conv2d`].
+    pub fn conv2d_input_grad(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        image: [usize; 2],
+        options: &ConvOptions,
+    ) -> Result<Tensor> {
+        const OP: &str = "conv2d_input_grad";
+        let (&[n, ..], &[_, per_group, ..]) = (rank_4(OP, self, weight)?, rank_4(OP, weight, self)?);
+        let window = options.window(kernel_of(OP, weight, self)?);
+        let shape = [n, per_group.saturating_mul(options.groups), image[0], image[1]];
+        let (g, weight, bias) = operands(OP, self, weight, bias)?;
+        let how = (window, options.groups);
+        let shapes = [&shape, weight.shape(), g.shape()];
+        with_workspace(&g, shapes, &shape, options.groups, |stream, workspace, out| {
+            let bias = bias.as_ref().map(Tensor::view);
+            kernels::conv2d_input_grad(stream, g.view(), weight.view(), bias, how, workspace, out)
+        })
+    }
+
+    /// The gradient of [`Tensor::conv2d`] with respect to its weight, for images `self` and the gradient `g` of its value.
+    ///
+    /// Shapes: `self [n, c, h, w]`, `g [n, f, oh, ow]` -> `[f, c / groups, kernel..]`; `oh` and `ow` as for
+    /// [`Tensor::conv2d_input_grad`].
+    ///
+    /// # Errors
+    /// As for [`Tensor::conv2d`].
+    pub fn conv2d_weight_grad(
+        &self,
+        g: &Tensor,
+        kernel: [usize; 2],
+        options: &ConvOptions,
+    ) -> Result<Tensor> {
+        const OP: &str = "conv2d_weight_grad";
+        let (&[_, c, ..], &[_, f, ..]) = (rank_4(OP, self, g)?, rank_4(OP, g, self)?);
+        let window = options.window(kernel);
+        let shape = [f, c / options.groups.max(1), kernel[0], kernel[1]];
+        let (x, g, _) = operands(OP, self, g, None)?;
+        let how = (window, options.groups);
+        let shapes = [x.shape(), &shape, g.shape()];
+        with_workspace(&x, shapes, &shape, options.groups, |stream, workspace, out| {
+            kernels::conv2d_weight_grad(stream, x.view(), g.view(), how, workspace, out)
+        })
+    }
+
+    /// The transposed convolution: what [`Tensor::conv2d`] with the same weight would take to the shape of `self`, each
+    /// element of which is added, times the filter, to all that the filter sees there.
+    ///
+    /// Shapes: `self [n, c, h, w]`, `weight [c, f / groups, kh, kw]`, `bias [f]` -> `[n, f, oh, ow]` with the sizes of
+    /// [`ConvOptions::transposed_size`].
+    ///
+    /// # Errors
+    /// As for [`Tensor::conv2d`] and [`ConvOptions::transposed_size`].
+    pub fn conv_transpose2d(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        output_padding: [usize; 2],
+        options: &ConvOptions,
+    ) -> Result<Tensor> {
+        const OP: &str = "conv_transpose2d";
+        let &[_, _, h, w] = rank_4(OP, self, weight)?;
+        let image = options.transposed_size([h, w], kernel_of(OP, weight, self)?, output_padding)?;
+        self.conv2d_input_grad(weight, bias, image, options)
+    }
+}
+
+/// The operands, checked and without gaps.
+fn operands(
+    op: &'static str,
+    x: &Tensor,
+    y: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+    is_float(op, x)?;
+    same_kind(op, x, y)?;
+    if let Some(bias) = bias {
+        same_kind(op, x, bias)?;
+    }
+    Ok((x.contiguous()?, y.contiguous()?, bias.map(Tensor::contiguous).transpose()?))
+}
+
+/// A fresh tensor that one command fills, with memory for it to work in. `shapes` are those of images, filters and results.
+fn with_workspace(
+    like: &Tensor,
+    [images, filters, results]: [&[usize]; 3],
+    shape: &[usize],
+    groups: usize,
+    launch: impl FnOnce(&Stream, Option<kernels::View<'_>>, kernels::View<'_>) -> Result<()>,
+) -> Result<Tensor> {
+    elements_of("conv2d", shape)?;
+    Stream::with_current(like.device(), |stream| {
+        let out = Tensor::allocate(stream, Layout::contiguous(shape), like.dtype)?;
+        let places = [results[2], results[3]];
+        let elements = conv2d_workspace(stream, images, filters, places, groups);
+        if elements == 0 {
+            launch(stream, None, out.view())?;
+        } else {
+            elements_of("conv2d", &[elements])?;
+            let memory = Tensor::allocate(stream, Layout::contiguous(&[elements]), like.dtype)?;
+            launch(stream, Some(memory.view()), out.view())?;
+        }
+        Ok(out)
+    })
+}

@@ -1,0 +1,242 @@
+//! Pooling over the last two axes.
+
+use device::{Result, Stream};
+use kernels::{Dims, Layout, Means, Window, max_pool2d_index_dtype};
+
+use crate::Tensor;
+use crate::check::{elements_of, has_shape, invalid, is_float, same_device};
+
+/// How [`Tensor::max_pool2d`] moves its window; every pair is for the axes `[h, w]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxPool {
+    /// Sizes of the window.
+    pub kernel: [usize; 2],
+    /// Steps from one place to the next.
+    pub stride: [usize; 2],
+    /// Rows and columns around the image, which are never the maximum; at most half of the window.
+    pub padding: [usize; 2],
+    /// Steps between the elements that the window sees.
+    pub dilation: [usize; 2],
+    /// Whether a last place may leave the padded image.
+    pub ceil_mode: bool,
+}
+
+impl MaxPool {
+    /// A window whose places lie side by side.
+    pub fn new(kernel: [usize; 2]) -> MaxPool {
+        MaxPool { kernel, stride: kernel, padding: [0; 2], dilation: [1; 2], ceil_mode: false }
+    }
+
+    fn window(&self) -> Window {
+        let MaxPool { kernel, stride, padding, dilation, .. } = *self;
+        Window { kernel, stride, padding, dilation }
+    }
+}
+
+/// How [`Tensor::avg_pool2d`] moves its window; every pair is for the axes `[h, w]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvgPool {
+    /// Sizes of the window.
+    pub kernel: [usize; 2],
+    /// Steps from one place to the next.
+    pub stride: [usize; 2],
+    /// Rows and columns of zeros around the image; at most half of the window.
+    pub padding: [usize; 2],
+    /// Whether a last place may leave the padded image.
+    pub ceil_mode: bool,
+    /// Whether zeros of the padding count in the divisor.
+    pub count_include_pad: bool,
+    /// The divisor, if it is not the number of elements.
+    pub divisor: Option<u32>,
+}
+
+impl AvgPool {
+    /// A window whose places lie side by side.
+    pub fn new(kernel: [usize; 2]) -> AvgPool {
+        AvgPool {
+            kernel,
+            stride: kernel,
+            padding: [0; 2],
+            ceil_mode: false,
+            count_include_pad: true,
+            divisor: None,
+        }
+    }
+
+    fn window(&self) -> Window {
+        let AvgPool { kernel, stride, padding, .. } = *self;
+        Window { kernel, stride, padding, dilation: [1; 2] }
+    }
+
+    fn means(&self) -> Means {
+        let AvgPool { count_include_pad, divisor, .. } = *self;
+        Means::Sliding { window: self.window(), count_include_pad, divisor }
+    }
+}
+
+/// The sizes of the last two axes.
+fn image_of(op: &'static str, x: &Tensor) -> Result<[usize; 2]> {
+    is_float(op, x)?;
+    match *x.shape() {
+        [.., h, w] if h > 0 && w > 0 => Ok([h, w]),
+        ref shape => Err(invalid(op, "input", "[.., h, w] with pixels", format_args!("shape {shape:?}"))),
+    }
+}
+
+/// The places of a window, with those that leave the image if they are wanted.
+fn places(op: &'static str, window: &Window, image: [usize; 2], ceil: bool) -> Result<[usize; 2]> {
+    window.check(op)?;
+    let too_wide = (0..2).any(|axis| window.padding[axis] > window.extent(axis) / 2);
+    if too_wide {
+        return Err(invalid(op, "padding", "at most half of the window", format_args!("{window:?}")));
+    }
+    let mut places = window.places(op, image)?;
+    for axis in 0..2 {
+        let (size, padding, stride) = (image[axis], window.padding[axis], window.stride[axis]);
+        let rest = (size + 2 * padding - window.extent(axis)) % stride;
+        // One that would begin behind the image and its first padding sees nothing.
+        if ceil && rest > 0 && places[axis] * stride < size + padding {
+            places[axis] += 1;
+        }
+    }
+    Ok(places)
+}
+
+/// The shape of `x` with other sizes of its last two axes.
+fn resized(x: &Tensor, [h, w]: [usize; 2]) -> Dims {
+    let mut shape = Dims::from_slice(x.shape());
+    shape.truncate(x.rank() - 2);
+    shape.extend_from_slice(&[h, w]);
+    shape
+}
+
+impl Tensor {
+    /// The largest element at each place of a window, and which element of the window it was, `i kw + j`: the first of
+    /// equal ones, the last of several NaN.
+    ///
+    /// Shapes: `[.., h, w]` -> twice `[.., oh, ow]`; the indices are U8 for windows of up to 256 elements, else I64.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, MaxPool, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::arange(0, 16, 1, DType::F32, &Device::cpu())?.reshape(&[1, 4, 4])?;
+    /// let (y, index) = x.max_pool2d(&MaxPool::new([2, 2]))?;
+    /// assert_eq!((y.to_vec::<f32>()?, index.to_vec::<u8>()?), (vec![5.0, 7.0, 13.0, 15.0], vec![3; 4]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidArgument` for fewer than two axes, images without pixels, a stride or dilation of 0, a padding above half
+    /// of the window, and a window larger than the padded image; `DTypeUnsupported` unless the elements are floats.
+    pub fn max_pool2d(&self, pool: &MaxPool) -> Result<(Tensor, Tensor)> {
+        const OP: &str = "max_pool2d";
+        let window = pool.window();
+        let shape = resized(self, places(OP, &window, image_of(OP, self)?, pool.ceil_mode)?);
+        elements_of(OP, &shape)?;
+        let x = self.contiguous()?;
+        Stream::with_current(self.device(), |stream| {
+            let out = Tensor::allocate(stream, Layout::contiguous(&shape), self.dtype)?;
+            let index =
+                Tensor::allocate(stream, Layout::contiguous(&shape), max_pool2d_index_dtype(&window))?;
+            kernels::max_pool2d(stream, x.view(), window, out.view(), index.view())?;
+            Ok((out, index))
+        })
+    }
+
+    /// The gradient of [`Tensor::max_pool2d`] for images of sizes `image`: `self` added where the maxima came from.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `InvalidArgument` as for [`Tensor::max_pool2d`].
+    pub fn max_pool2d_grad(&self, index: &Tensor, pool: &MaxPool, image: [usize; 2]) -> Result<Tensor> {
+        const OP: &str = "max_pool2d_grad";
+        image_of(OP, self)?;
+        same_device(OP, self, index)?;
+        let shape = resized(self, image);
+        elements_of(OP, &shape)?;
+        let (g, index) = (self.contiguous()?, index.contiguous()?);
+        Tensor::produce(self.device(), Layout::contiguous(&shape), self.dtype, |stream, out| {
+            kernels::max_pool2d_grad(stream, g.view(), index.view(), pool.window(), out)
+        })
+    }
+
+    /// The elements of `self` where the maxima of another tensor were, by the index that [`Tensor::max_pool2d`] gave.
+    ///
+    /// # Errors
+    /// As for [`Tensor::max_pool2d_grad`].
+    pub fn max_pool2d_pick(&self, index: &Tensor, pool: &MaxPool) -> Result<Tensor> {
+        const OP: &str = "max_pool2d_pick";
+        image_of(OP, self)?;
+        same_device(OP, self, index)?;
+        let (x, index) = (self.contiguous()?, index.contiguous()?);
+        Tensor::produce(self.device(), Layout::contiguous(index.shape()), self.dtype, |stream, out| {
+            kernels::max_pool2d_pick(stream, x.view(), index.view(), pool.window(), out)
+        })
+    }
+
+    /// The mean at each place of a window.
+    ///
+    /// Shapes: `[.., h, w] -> [.., oh, ow]`.
+    ///
+    /// # Errors
+    /// As for [`Tensor::max_pool2d`]; `InvalidArgument` for a divisor of 0.
+    pub fn avg_pool2d(&self, pool: &AvgPool) -> Result<Tensor> {
+        const OP: &str = "avg_pool2d";
+        let shape = resized(self, places(OP, &pool.window(), image_of(OP, self)?, pool.ceil_mode)?);
+        self.means(OP, pool.means(), &shape)
+    }
+
+    /// The gradient of [`Tensor::avg_pool2d`] for images of sizes `image`.
+    ///
+    /// # Errors
+    /// As for [`Tensor::avg_pool2d`]; `ShapeMismatch` unless `self` has the places of such an image.
+    pub fn avg_pool2d_grad(&self, pool: &AvgPool, image: [usize; 2]) -> Result<Tensor> {
+        const OP: &str = "avg_pool2d_grad";
+        image_of(OP, self)?;
+        has_shape(OP, &resized(self, places(OP, &pool.window(), image, pool.ceil_mode)?), self)?;
+        self.means_grad(OP, pool.means(), image)
+    }
+
+    /// The means over as many ranges along each of the last two axes as `size` says, range `i` being
+    /// `floor(i n / size)..ceil((i + 1) n / size)` of an axis of `n`.
+    ///
+    /// Shapes: `[.., h, w] -> [.., size..]`.
+    ///
+    /// # Errors
+    /// As for [`Tensor::max_pool2d`].
+    pub fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Result<Tensor> {
+        const OP: &str = "adaptive_avg_pool2d";
+        image_of(OP, self)?;
+        self.means(OP, Means::Adaptive, &resized(self, size))
+    }
+
+    /// The gradient of [`Tensor::adaptive_avg_pool2d`] for images of sizes `image`.
+    ///
+    /// # Errors
+    /// As for [`Tensor::adaptive_avg_pool2d`].
+    pub fn adaptive_avg_pool2d_grad(&self, image: [usize; 2]) -> Result<Tensor> {
+        const OP: &str = "adaptive_avg_pool2d_grad";
+        is_float(OP, self)?;
+        if self.rank() < 2 {
+            return Err(invalid(OP, "gradient", "[.., h, w]", format_args!("shape {:?}", self.shape())));
+        }
+        self.means_grad(OP, Means::Adaptive, image)
+    }
+
+    fn means(&self, op: &'static str, means: Means, shape: &[usize]) -> Result<Tensor> {
+        elements_of(op, shape)?;
+        let x = self.contiguous()?;
+        Tensor::produce(self.device(), Layout::contiguous(shape), self.dtype, |stream, out| {
+            kernels::avg_pool2d(stream, x.view(), means, out)
+        })
+    }
+
+    fn means_grad(&self, op: &'static str, means: Means, image: [usize; 2]) -> Result<Tensor> {
+        let shape = resized(self, image);
+        elements_of(op, &shape)?;
+        let g = self.contiguous()?;
+        Tensor::produce(self.device(), Layout::contiguous(&shape), self.dtype, |stream, out| {
+            kernels::avg_pool2d_grad(stream, g.view(), means, out)
+        })
+    }
+}

@@ -22,6 +22,7 @@
 //! # Ok::<(), device::Error>(())
 //! ```
 
+mod attention;
 mod copy;
 mod cpu;
 mod cuda;
@@ -31,15 +32,20 @@ pub mod layout;
 mod loops;
 mod loss;
 mod matmul;
+mod normalize;
 mod optim;
 mod par;
 mod random;
 mod reduce;
+mod sequence;
 mod softmax;
 #[cfg(test)]
 mod testing;
 mod view;
 
+pub use attention::{
+    AttentionGrads, AttentionInput, AttentionKind, AttentionResult, attention, attention_grad,
+};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
 pub use elementwise::{BinaryOp, CompareOp, UnaryOp, binary, compare, logical_not, unary, where_cond};
@@ -47,7 +53,9 @@ pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
+pub use normalize::{NormGrads, NormInput, NormRows, normalize, normalize_grad};
 pub use optim::{AdamStep, AdamUpdate, SgdStep, SgdUpdate, adam_step, sgd_step};
 pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
 pub use reduce::{ReduceOp, argmax, logsumexp, reduce, var};
+pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};

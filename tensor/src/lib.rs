@@ -22,6 +22,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod attention;
 mod bytes;
 mod check;
 mod create;
@@ -32,19 +33,23 @@ mod index;
 mod inplace;
 mod loss;
 mod matmul;
+mod normalize;
 mod optim;
 mod random;
 mod reduce;
+mod sequence;
 mod tensor;
 mod transfer;
 mod unary;
 mod view;
 
+pub use attention::{Attended, Attention};
 pub use device::{DType, Device, Element, Error, Result, Stream};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
-    AdamStep, BinaryOp, CompareOp, Layout, RandomKey, Scalar, SgdStep, UnaryOp, View, preload,
+    AdamStep, BinaryOp, CompareOp, Layout, NormRows, RandomKey, Scalar, SgdStep, UnaryOp, View, preload,
 };
+pub use normalize::{Norm, NormGradients, Normalized};
 pub use optim::{AdamUpdate, SgdUpdate, adam_step, sgd_step};
 pub use random::{Generator, next_key, seed, with_generator};
 pub use tensor::Tensor;

@@ -11,19 +11,23 @@
 
 mod abs;
 mod add;
+mod attention;
 mod bce_with_logits;
 mod binary;
 mod cat;
 mod clamp;
 mod convert;
 mod cross_entropy;
+mod cumsum;
 mod div;
 mod dropout;
 mod exp;
 mod expand;
 mod gather;
 mod gelu;
+mod group_norm;
 mod index_select;
+mod layer_norm;
 mod linear;
 mod log;
 mod logsumexp;
@@ -36,6 +40,7 @@ mod mul;
 mod narrow;
 mod neg;
 mod nll_loss;
+mod normalize;
 mod operators;
 mod permute;
 mod pow;
@@ -43,6 +48,8 @@ mod reciprocal;
 mod reduction;
 mod relu;
 mod reshape;
+mod rms_norm;
+mod rotary_embedding;
 mod samples;
 mod sigmoid;
 mod silu;
@@ -61,7 +68,9 @@ mod where_cond;
 use smallvec::SmallVec;
 use tensor::{Device, Result, Tensor};
 
+pub use attention::AttentionOptions;
 pub use reduction::Reduction;
+pub use rotary_embedding::{RotaryPairs, rotary_angles};
 pub use samples::{Run, Sample};
 
 use crate::{Grads, Var};
@@ -96,12 +105,14 @@ pub static ALL: &[OpEntry] = &[
     op("abs", abs::samples),
     op("add", add::samples),
     op("add_scalar", add::scalar_samples),
+    op("attention", attention::samples),
     op("bce_with_logits", bce_with_logits::samples),
     op("cat", cat::samples),
     op("clamp", clamp::samples),
     op("contiguous", convert::contiguous_samples),
     op("cos", trigonometry::cos_samples),
     op("cross_entropy", cross_entropy::samples),
+    op("cumsum", cumsum::samples),
     op("div", div::samples),
     op("div_scalar", div::scalar_samples),
     op("dropout", dropout::samples),
@@ -111,8 +122,10 @@ pub static ALL: &[OpEntry] = &[
     op("gather", gather::samples),
     op("gelu", gelu::erf_samples),
     op("gelu_tanh", gelu::tanh_samples),
+    op("group_norm", group_norm::samples),
     op("index_add", index_select::add_samples),
     op("index_select", index_select::samples),
+    op("layer_norm", layer_norm::samples),
     op("linear", linear::samples),
     op("log", log::samples),
     op("log_softmax", softmax::log_samples),
@@ -136,9 +149,12 @@ pub static ALL: &[OpEntry] = &[
     op("reciprocal", reciprocal::samples),
     op("relu", relu::samples),
     op("reshape", reshape::samples),
+    op("rms_norm", rms_norm::samples),
+    op("rotary_embedding", rotary_embedding::samples),
     op("rsqrt", sqrt::rsqrt_samples),
     op("scatter_add", gather::scatter_samples),
     op("select", narrow::select_samples),
+    op("self_attention", attention::packed_samples),
     op("sigmoid", sigmoid::samples),
     op("silu", silu::samples),
     op("sin", trigonometry::sin_samples),

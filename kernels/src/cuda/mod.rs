@@ -7,15 +7,18 @@
 
 use device::{Result, Stream};
 
+pub(crate) mod attention;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod index;
 pub(crate) mod loss;
 pub(crate) mod matmul;
+pub(crate) mod normalize;
 pub(crate) mod optim;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rows;
+pub(crate) mod sequence;
 pub(crate) mod softmax;
 mod walk;
 

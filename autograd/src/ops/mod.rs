@@ -10,6 +10,7 @@
 //! [`record`]: crate::record
 
 mod abs;
+mod activations;
 mod add;
 mod attention;
 mod bce_with_logits;
@@ -21,12 +22,14 @@ mod cross_entropy;
 mod cumsum;
 mod div;
 mod dropout;
+mod embedding;
 mod exp;
 mod expand;
 mod gather;
 mod gelu;
 mod group_norm;
 mod index_select;
+mod l1_loss;
 mod layer_norm;
 mod linear;
 mod log;
@@ -69,6 +72,8 @@ use smallvec::SmallVec;
 use tensor::{Device, Result, Tensor};
 
 pub use attention::AttentionOptions;
+pub use cross_entropy::CrossEntropy;
+pub use embedding::{BagMode, BagOptions};
 pub use reduction::Reduction;
 pub use rotary_embedding::{RotaryPairs, rotary_angles};
 pub use samples::{Run, Sample};
@@ -112,10 +117,14 @@ pub static ALL: &[OpEntry] = &[
     op("contiguous", convert::contiguous_samples),
     op("cos", trigonometry::cos_samples),
     op("cross_entropy", cross_entropy::samples),
+    op("cross_entropy_with", cross_entropy::option_samples),
     op("cumsum", cumsum::samples),
     op("div", div::samples),
     op("div_scalar", div::scalar_samples),
     op("dropout", dropout::samples),
+    op("embedding", embedding::samples),
+    op("embedding_bag", embedding::bag_samples),
+    op("erf", activations::erf_samples),
     op("exp", exp::samples),
     op("expand", expand::samples),
     op("flatten", reshape::flatten_samples),
@@ -125,11 +134,14 @@ pub static ALL: &[OpEntry] = &[
     op("group_norm", group_norm::samples),
     op("index_add", index_select::add_samples),
     op("index_select", index_select::samples),
+    op("l1_loss", l1_loss::samples),
     op("layer_norm", layer_norm::samples),
+    op("leaky_relu", activations::leaky_relu_samples),
     op("linear", linear::samples),
     op("log", log::samples),
     op("log_softmax", softmax::log_samples),
     op("logsumexp", logsumexp::samples),
+    op("masked_fill", activations::masked_fill_samples),
     op("matmul", matmul::samples),
     op("max", max::samples),
     op("max_with_indices", max::indices_samples),
@@ -158,12 +170,15 @@ pub static ALL: &[OpEntry] = &[
     op("sigmoid", sigmoid::samples),
     op("silu", silu::samples),
     op("sin", trigonometry::sin_samples),
+    op("smooth_l1_loss", l1_loss::smooth_samples),
     op("softmax", softmax::samples),
+    op("softplus", activations::softplus_samples),
     op("split", narrow::split_samples),
     op("sqrt", sqrt::samples),
     op("square", square::samples),
     op("squeeze", reshape::squeeze_samples),
     op("stack", cat::stack_samples),
+    op("std", variance::std_samples),
     op("sub", sub::samples),
     op("sum", sum::samples),
     op("sum_to", sum::to_samples),

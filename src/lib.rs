@@ -50,10 +50,12 @@ pub use device::{
     SyncDebug, SyncMode, SyncStats, Team,
 };
 pub use models::{
-    Adam, AdamOptions, AdamW, AdamWOptions, Batch, Batches, Digits, Dropout, Flatten, Gelu, InMemory, Linear,
-    LinearOptions, Module, Optimizer, OptimizerState, Parts, Relu, Sequential, Sgd, SgdOptions, Sigmoid,
-    Silu, StepBatches, Tanh, Workload, accuracy, checkpoint, clip_grad_norm, compare, correct, cross_entropy,
-    digits_mlp, mlp, mse, workloads,
+    Adam, AdamOptions, AdamW, AdamWOptions, Batch, Batches, Digits, Dropout, Embedding, EmbeddingBag,
+    EmbeddingOptions, Flatten, Gelu, Gpt, GptBlock, GptOptions, GroupNorm, InMemory, LayerNorm, Linear,
+    LinearOptions, Module, MultiheadAttention, MultiheadOptions, Optimizer, OptimizerState, Parts, Relu,
+    RmsNorm, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text, TextBatch, Windows,
+    Workload, accuracy, checkpoint, clip_grad_norm, compare, correct, cross_entropy, digits_mlp, mlp, mse,
+    workloads,
 };
 pub use tensor::{
     Explore, ExploreReport, Generator, Layout, RandomKey, Scalar, Tensor, explore, explore_all, next_key,

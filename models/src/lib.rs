@@ -26,6 +26,7 @@
 pub mod checkpoint;
 pub mod compare;
 pub mod data;
+mod gpt;
 pub mod layers;
 mod loss;
 mod module;
@@ -34,8 +35,12 @@ mod random;
 pub mod workloads;
 mod zoo;
 
-pub use data::{Batch, Batches, Digits, InMemory, StepBatches};
-pub use layers::{Dropout, Flatten, Gelu, Linear, LinearOptions, Relu, Sequential, Sigmoid, Silu, Tanh};
+pub use data::{Batch, Batches, Digits, InMemory, StepBatches, Text, TextBatch, Windows};
+pub use gpt::{Gpt, GptBlock, GptOptions};
+pub use layers::{
+    Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
+    LinearOptions, MultiheadAttention, MultiheadOptions, Relu, RmsNorm, Sequential, Sigmoid, Silu, Tanh,
+};
 pub use loss::{accuracy, correct, cross_entropy, mse};
 pub use module::{Module, Parts};
 pub use optim::{

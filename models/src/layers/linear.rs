@@ -4,7 +4,8 @@ use autograd::Var;
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
-use crate::{Module, Parts, random};
+use super::parameters::part_of;
+use crate::{Module, Parts};
 
 /// `y = x W^T + b`.
 ///
@@ -70,10 +71,8 @@ impl Linear {
         }
         let bound = if in_features == 0 { 0.0 } else { 1.0 / (in_features as f64).sqrt() };
         let key = options.key.unwrap_or_else(tensor::next_key);
-        // Two streams of numbers out of one key.
-        let key_of = |part| RandomKey { seed: random::mix(&[key.seed, key.op, part]), op: key.op };
         let uniform = |shape: &[usize], part| {
-            Tensor::uniform(shape, -bound, bound, options.dtype, key_of(part), device)
+            Tensor::uniform(shape, -bound, bound, options.dtype, part_of(key, part), device)
         };
         let weight = uniform(&[in_features, out_features], 0)?.t()?;
         let bias = if options.bias { Some(uniform(&[out_features], 1)?) } else { None };

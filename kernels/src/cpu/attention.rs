@@ -330,11 +330,8 @@ impl<T: Lanes> Pair<'_, T> {
         let Sizes { queries, keys, width, value_width } = self.problem.sizes;
         // SAFETY: the caller's promise.
         unsafe {
-            for (to, rows, cols) in
-                [(self.dq, queries, width), (self.dk, keys, width), (self.dv, keys, value_width)]
-            {
-                fill_zero(rows, cols, to);
-            }
+            fill_zero(keys, width, self.dk);
+            fill_zero(keys, value_width, self.dv);
             for first in (0..queries).step_by(QUERIES) {
                 let rows = QUERIES.min(queries - first);
                 simd_for::<T, _>(
@@ -342,6 +339,9 @@ impl<T: Lanes> Pair<'_, T> {
                     || self.sum_products(first, rows),
                 );
                 let end = self.problem.visible(first + rows);
+                if end == 0 {
+                    fill_zero(rows, width, self.dq.at(first, 0));
+                }
                 for start in (0..end).step_by(KEYS) {
                     self.backward_tile(Tile { first, rows, start, cols: KEYS.min(end - start) });
                 }
@@ -353,18 +353,8 @@ impl<T: Lanes> Pair<'_, T> {
     #[inline(always)]
     unsafe fn sum_products(&self, first: usize, rows: usize) {
         for r in first..first + rows {
-            let (g, out) = (self.g.at(r, 0), self.out.at(r, 0));
-            let mut parts = [T::ZERO; PAD];
-            for j in 0..self.problem.sizes.value_width {
-                // SAFETY: the caller's promise.
-                let product = unsafe { (*g.at(0, j).ptr).mul(*out.at(0, j).ptr) };
-                parts[j % PAD] = parts[j % PAD].add(product);
-            }
-            let total = join(
-                parts,
-                #[inline(always)]
-                |a, b| a.add(b),
-            );
+            // SAFETY: the caller's promise.
+            let total = unsafe { dot(self.problem.sizes.value_width, self.g.at(r, 0), self.out.at(r, 0)) };
             // SAFETY: the caller's promise.
             unsafe { *self.products.add(r) = total };
         }
@@ -413,18 +403,55 @@ impl<T: Lanes> Pair<'_, T> {
             },
         );
         run(cols, value_width, rows, weights.t(), g, self.dv.at(start, 0), Init::Existing);
-        run(rows, width, cols, slopes, k, self.dq.at(first, 0), Init::Existing);
+        let init = if start == 0 { Init::Zero } else { Init::Existing };
+        run(rows, width, cols, slopes, k, self.dq.at(first, 0), init);
         run(cols, width, rows, slopes.t(), q, self.dk.at(start, 0), Init::Existing);
     }
+}
+
+/// The sum of the products of two rows.
+///
+/// # Safety
+/// Both have `len` elements.
+#[inline(always)]
+unsafe fn dot<T: Lanes>(len: usize, a: Matrix<T>, b: Matrix<T>) -> T {
+    let mut parts = [T::ZERO; PAD];
+    let whole = if a.col == 1 && b.col == 1 { len / PAD * PAD } else { 0 };
+    for j in (0..whole).step_by(PAD) {
+        // SAFETY: the caller's promise.
+        let (a, b) = unsafe {
+            let read = |x: Matrix<T>| x.at(0, j).ptr.cast::<[T; PAD]>().read_unaligned();
+            (read(a), read(b))
+        };
+        for (part, (a, b)) in parts.iter_mut().zip(a.iter().zip(&b)) {
+            *part = part.add(a.mul(*b));
+        }
+    }
+    for j in whole..len {
+        // SAFETY: the caller's promise.
+        let product = unsafe { (*a.at(0, j).ptr).mul(*b.at(0, j).ptr) };
+        parts[j % PAD] = parts[j % PAD].add(product);
+    }
+    join(
+        parts,
+        #[inline(always)]
+        |a, b| a.add(b),
+    )
 }
 
 /// # Safety
 /// The elements can be written.
 unsafe fn fill_zero<T: Lanes>(rows: usize, cols: usize, to: Matrix<T>) {
     for i in 0..rows {
+        let row = to.at(i, 0);
+        if row.col == 1 {
+            // SAFETY: the caller's promise, and the elements lie next to each other.
+            unsafe { std::slice::from_raw_parts_mut(row.ptr, cols) }.fill(T::ZERO);
+            continue;
+        }
         for j in 0..cols {
             // SAFETY: the caller's promise.
-            unsafe { *to.at(i, j).ptr = T::ZERO };
+            unsafe { *row.at(0, j).ptr = T::ZERO };
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::layout::{Dst, Src};
 use crate::normalize::NormRows;
 use crate::par::{Workers, for_chunks, for_range};
 
-/// Independent parts of a sum.
+/// Independent parts of a sum, whose elements are worked on together.
 const PARTS: usize = 32;
 /// Elements that are summed before sums are added up.
 const BLOCK: usize = 4096;
@@ -32,25 +32,62 @@ pub(crate) struct Targets<T> {
     pub(crate) bias: Option<Dst<T>>,
 }
 
-/// `sum of term(i)` for `i` in `0..len`, two sums at once, in a fixed order.
+/// Elements of a row that are worked on together: values of their own, so that the compiler need not ask what overlaps.
+type Block<T> = [T; PARTS];
+
+/// `count` elements, and zeros behind them.
+///
+/// # Safety
+/// The elements can be read.
 #[inline(always)]
-fn sums<T: Lanes>(len: usize, mut term: impl FnMut(usize) -> [T; 2]) -> [T; 2] {
+unsafe fn load<T: Lanes>(from: *const T, count: usize) -> Block<T> {
+    if count == PARTS {
+        // SAFETY: the caller's promise.
+        return unsafe { from.cast::<Block<T>>().read_unaligned() };
+    }
+    let mut block = [T::ZERO; PARTS];
+    // SAFETY: the caller's promise; there is room for `count` elements.
+    unsafe { std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), count) };
+    block
+}
+
+/// Writes the first `count` elements.
+///
+/// # Safety
+/// They can be written.
+#[inline(always)]
+unsafe fn store<T: Lanes>(to: *mut T, count: usize, block: &Block<T>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if count == PARTS {
+            to.cast::<Block<T>>().write_unaligned(*block);
+        } else {
+            std::ptr::copy_nonoverlapping(block.as_ptr(), to, count);
+        }
+    }
+}
+
+#[inline(always)]
+fn zip<T: Lanes>(a: &Block<T>, b: &Block<T>, f: impl Fn(T, T) -> T) -> Block<T> {
+    let mut out = [T::ZERO; PARTS];
+    for part in 0..PARTS {
+        out[part] = f(a[part], b[part]);
+    }
+    out
+}
+
+/// Two sums over `len` elements in a fixed order: `terms(i, count)` gives those of elements `i..i + count`, and zeros behind
+/// them.
+#[inline(always)]
+fn sums<T: Lanes>(len: usize, mut terms: impl FnMut(usize, usize) -> [Block<T>; 2]) -> [T; 2] {
     let mut total = [T::ZERO; 2];
     for start in (0..len).step_by(BLOCK) {
         let end = len.min(start + BLOCK);
         let (mut first, mut second) = ([T::ZERO; PARTS], [T::ZERO; PARTS]);
-        let whole = start + (end - start) / PARTS * PARTS;
-        for i in (start..whole).step_by(PARTS) {
-            for part in 0..PARTS {
-                let [a, b] = term(i + part);
-                first[part] = first[part].add(a);
-                second[part] = second[part].add(b);
-            }
-        }
-        for part in 0..end - whole {
-            let [a, b] = term(whole + part);
-            first[part] = first[part].add(a);
-            second[part] = second[part].add(b);
+        for i in (start..end).step_by(PARTS) {
+            let [a, b] = terms(i, PARTS.min(end - i));
+            first = zip(&first, &a, T::add);
+            second = zip(&second, &b, T::add);
         }
         total = [total[0].add(joined(first)), total[1].add(joined(second))];
     }
@@ -67,6 +104,19 @@ fn joined<T: Lanes>(mut parts: [T; PARTS]) -> T {
         half /= 2;
     }
     parts[0]
+}
+
+/// `(x - mean)^2` of `count` elements, and zeros behind them.
+///
+/// # Safety
+/// The elements can be read.
+#[inline(always)]
+unsafe fn square_of<T: Lanes>(from: *const T, count: usize, mean: T) -> Block<T> {
+    // SAFETY: the caller's promise.
+    let x = unsafe { load(from, count) };
+    let mut squares = zip(&x, &[mean; PARTS], |x, mean| x.sub(mean).mul(x.sub(mean)));
+    squares[count..].fill(T::ZERO);
+    squares
 }
 
 /// A row of weights for each group: those that are given, or `len` times `otherwise` in scratch memory.
@@ -105,13 +155,13 @@ pub(crate) unsafe fn forward<T: Lanes>(
                             let at = (row * len) as isize;
                             // SAFETY: the caller's promise; rows are disjoint.
                             unsafe {
-                                let from = x.slice(row * len, len);
+                                let from = x.at(at);
                                 let mut mean = T::ZERO;
                                 if let Some(to) = mean_to {
                                     mean = sums(
                                         len,
                                         #[inline(always)]
-                                        |i| [from[i], T::ZERO],
+                                        |i, count| [load(from.add(i), count), [T::ZERO; PARTS]],
                                     )[0]
                                     .div(scale);
                                     *to.at(row as isize) = mean;
@@ -119,10 +169,7 @@ pub(crate) unsafe fn forward<T: Lanes>(
                                 let squares = sums(
                                     len,
                                     #[inline(always)]
-                                    |i| {
-                                        let d = from[i].sub(mean);
-                                        [d.mul(d), T::ZERO]
-                                    },
+                                    |i, count| [square_of(from.add(i), count, mean), [T::ZERO; PARTS]],
                                 )[0];
                                 let rstd = squares.div(scale).add(eps).rsqrt();
                                 *rstd_to.at(row as isize) = rstd;
@@ -251,30 +298,38 @@ unsafe fn backward_row<T: Lanes>(
         #[inline(always)]
         |weight_at, first, elements| {
             let begin = weight_at as usize;
-            // SAFETY: the caller's promise.
-            let (x, g) = unsafe {
-                (norm.x.slice(at + first as usize, elements), g.slice(at + first as usize, elements))
-            };
+            let at = at as isize + first;
+            let (x, g) = (norm.x.at(at), g.at(at));
+            let normal = |x: T, rstd: T| x.sub(centre).mul(rstd);
             if rows.inner == 1 {
-                // SAFETY: the caller's promise.
-                let w = unsafe { weight.slice(begin, elements) };
-                let (dweight, dbias) = (&mut dweight[begin..][..elements], &mut dbias[begin..][..elements]);
+                let (w, dw, db) =
+                    (weight.at(weight_at), dweight[begin..].as_mut_ptr(), dbias[begin..].as_mut_ptr());
                 total = sums(
                     elements,
                     #[inline(always)]
-                    |i| {
-                        let h = x[i].sub(centre).mul(rstd);
-                        dweight[i] = dweight[i].add(g[i].mul(h));
-                        dbias[i] = dbias[i].add(g[i]);
-                        let d = g[i].mul(w[i]);
-                        [d, d.mul(h)]
+                    |i, n| {
+                        // SAFETY: the caller's promise; the row has weights of its own.
+                        unsafe {
+                            let (x, g, w) = (load(x.add(i), n), load(g.add(i), n), load(w.add(i), n));
+                            let h = zip(&x, &[rstd; PARTS], normal);
+                            let sum = zip(&load(dw.add(i), n), &zip(&g, &h, T::mul), T::add);
+                            store(dw.add(i), n, &sum);
+                            let sum = zip(&load(db.add(i), n), &g, T::add);
+                            store(db.add(i), n, &sum);
+                            let d = zip(&g, &w, T::mul);
+                            [d, zip(&d, &h, T::mul)]
+                        }
                     },
                 );
             } else {
                 let [sum_g, sum_gh] = sums(
                     elements,
                     #[inline(always)]
-                    |i| [g[i], g[i].mul(x[i].sub(centre).mul(rstd))],
+                    |i, n| {
+                        // SAFETY: the caller's promise.
+                        let (x, g) = unsafe { (load(x.add(i), n), load(g.add(i), n)) };
+                        [g, zip(&g, &zip(&x, &[rstd; PARTS], normal), T::mul)]
+                    },
                 );
                 dweight[begin] = dweight[begin].add(sum_gh);
                 dbias[begin] = dbias[begin].add(sum_g);

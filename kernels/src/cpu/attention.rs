@@ -84,26 +84,30 @@ impl Tile {
     }
 }
 
-/// Scales a tile's scores and adds the mask; what cannot be seen, and the padding, is `-inf`.
+/// Scales the scores of row `r` of a tile and adds the mask. Gives the number of keys that the row sees; behind them the
+/// scores mean nothing.
 #[inline(always)]
-unsafe fn finish_scores<T: Lanes>(problem: &Problem, tile: Tile, scores: &mut [T], mask: Option<Matrix<T>>) {
+unsafe fn finish_scores<T: Lanes>(
+    problem: &Problem,
+    tile: Tile,
+    r: usize,
+    row: &mut [T],
+    mask: Option<Matrix<T>>,
+) -> usize {
     let scale = T::from_f64(problem.scale);
-    let hidden = T::from_f64(f64::NEG_INFINITY);
-    for (r, row) in scores.chunks_exact_mut(KEYS).take(tile.rows).enumerate() {
-        let seen = if problem.causal { (tile.first + r + 1).saturating_sub(tile.start) } else { tile.cols };
-        let (seen, rest) = row[..tile.padded()].split_at_mut(seen.min(tile.cols));
-        for x in seen.iter_mut() {
-            *x = x.mul(scale);
-        }
-        if let Some(mask) = mask {
-            let mask = mask.at(tile.first + r, tile.start);
-            for (c, x) in seen.iter_mut().enumerate() {
-                // SAFETY: the caller's promise.
-                *x = x.add(unsafe { *mask.at(0, c).ptr });
-            }
-        }
-        rest.fill(hidden);
+    let seen = if problem.causal { (tile.first + r + 1).saturating_sub(tile.start) } else { tile.cols };
+    let seen = seen.min(tile.cols);
+    for x in row.iter_mut() {
+        *x = x.mul(scale);
     }
+    if let Some(mask) = mask {
+        let mask = mask.at(tile.first + r, tile.start);
+        for (c, x) in row[..seen].iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *x = x.add(unsafe { *mask.at(0, c).ptr });
+        }
+    }
+    seen
 }
 
 /// The largest element of a row of padded length.
@@ -214,15 +218,19 @@ unsafe fn forward_tile<T: Lanes>(
             simd_for::<T, _>(
                 #[inline(always)]
                 || {
-                    finish_scores(problem, tile, scores, mask);
                     for r in 0..rows {
                         let row = &mut scores[r * KEYS..][..tile.padded()];
+                        let seen = finish_scores(problem, tile, r, row, mask);
+                        row[seen..].fill(nothing);
                         let m = best[r].maximum(largest(row));
                         // Nothing was seen yet: the difference of infinities would be NaN.
                         let shift = if m == nothing { T::ZERO } else { m };
+                        // What is not seen gets an exponential that costs nothing: those that underflow are slow.
+                        row[seen..].fill(shift);
                         for x in row.iter_mut() {
                             *x = x.sub(shift).exp();
                         }
+                        row[seen..].fill(T::ZERO);
                         let before = best[r].sub(shift).exp();
                         total[r] = total[r].mul(before).add(sum(row));
                         if start > 0 {
@@ -388,17 +396,21 @@ impl<T: Lanes> Pair<'_, T> {
         simd_for::<T, _>(
             #[inline(always)]
             || {
-                // SAFETY: the caller's promise.
-                unsafe { finish_scores(self.problem, tile, p, self.mask) };
                 for r in 0..rows {
                     // SAFETY: as above.
                     let (log_sum, product) =
                         unsafe { (*self.log_sums.add(first + r), *self.products.add(first + r)) };
                     let (p, u) = (&mut p[r * KEYS..][..tile.padded()], &mut u[r * KEYS..][..tile.padded()]);
-                    for (p, u) in p.iter_mut().zip(u) {
+                    // SAFETY: as above.
+                    let seen = unsafe { finish_scores(self.problem, tile, r, p, self.mask) };
+                    // As in the forward pass.
+                    p[seen..].fill(log_sum);
+                    for (p, u) in p.iter_mut().zip(u.iter_mut()) {
                         *p = p.sub(log_sum).exp();
                         *u = p.mul(u.sub(product)).mul(scale);
                     }
+                    p[seen..].fill(T::ZERO);
+                    u[seen..].fill(T::ZERO);
                 }
             },
         );

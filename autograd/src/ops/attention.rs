@@ -132,7 +132,7 @@ fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
 /// `[.., s, 3 h d]` as queries, keys and values `[.., h, s, d]`.
 fn unpack(qkv: &Var, heads: usize) -> Result<[Var; 3]> {
     let packed = qkv.shape().last().copied().unwrap_or(0);
-    if heads == 0 || packed % (3 * heads) != 0 {
+    if heads == 0 || !packed.is_multiple_of(3 * heads) {
         return Err(Error::InvalidArgument {
             op: "self_attention",
             argument: "qkv",

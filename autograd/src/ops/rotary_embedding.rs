@@ -52,7 +52,7 @@ pub fn rotary_angles(
     device: &Device,
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "rotary_angles";
-    if width % 2 != 0 {
+    if !width.is_multiple_of(2) {
         let value = width.to_string().into();
         return Err(Error::InvalidArgument { op: OP, argument: "width", expected: "even", value });
     }

@@ -68,10 +68,12 @@ use {by_dtype, by_size, program_of};
 /// without a compiler, [`Error::Driver`](device::Error::Driver).
 pub fn preload(stream: &Stream) -> Result<()> {
     stream.preload(&[
+        &attention::F32,
         &copy::COPY,
         &elementwise::F32,
         &index::INDEX,
         &matmul::MATMUL,
+        &normalize::F32,
         &optim::OPTIM,
         &random::RANDOM,
         &reduce::F32,

@@ -73,7 +73,7 @@ impl MultiheadAttention {
         let invalid = |argument, expected, value: String| {
             Err(Error::InvalidArgument { op: OP, argument, expected, value: value.into() })
         };
-        if num_heads == 0 || embed_dim == 0 || embed_dim % num_heads != 0 {
+        if num_heads == 0 || embed_dim == 0 || !embed_dim.is_multiple_of(num_heads) {
             return invalid("num_heads", "a divisor of the width", format!("{num_heads} of {embed_dim}"));
         }
         if !(0.0..=1.0).contains(&dropout) {

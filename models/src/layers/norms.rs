@@ -132,7 +132,7 @@ impl GroupNorm {
         device: &Device,
     ) -> Result<Self> {
         expect_float("group_norm", dtype)?;
-        if num_groups == 0 || num_channels % num_groups != 0 {
+        if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
             return Err(Error::InvalidArgument {
                 op: "group_norm",
                 argument: "num_groups",

@@ -1,7 +1,7 @@
 //! Trains a small GPT on the characters of a text, two batches at once on two lanes, and lets it write.
 //!
 //!     cargo run --release --example char_gpt                     # on this repository's own documents
-//!     cargo run --release --example char_gpt -- FILE.. --steps 2000 --checkpoint gpt.safetensors
+//!     cargo run --release --example char_gpt -- FILE.. --steps 500 --checkpoint gpt.safetensors
 //!
 //! With a checkpoint that exists already, training goes on where it stopped, as if it had not.
 
@@ -18,7 +18,7 @@ struct Args {
     /// What to read; this repository's documents if there is none.
     files: Vec<PathBuf>,
     /// Steps of training in all.
-    #[arg(long, default_value_t = 1200)]
+    #[arg(long, default_value_t = 500)]
     steps: u64,
     /// Where to keep the state of the training.
     #[arg(long)]

@@ -1,4 +1,4 @@
-//! Training steps: forward, backward and SGD, on one thread and on two, and two lanes against the serial schedule.
+//! Training steps: forward, backward and SGD or AdamW, on one thread and on two, and two lanes against the serial schedule.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -6,7 +6,10 @@ mod common;
 
 use common::{Case, case, run};
 use streamgrad::prelude::*;
-use streamgrad::{ConcurrentBatches, CpuConfig, Sequential, Sgd, SgdOptions, cross_entropy, lenet, mlp};
+use streamgrad::{
+    AdamW, AdamWOptions, ConcurrentBatches, CpuConfig, Gpt, GptOptions, Sequential, Sgd, SgdOptions,
+    cross_entropy, lenet, mlp,
+};
 
 fn device(threads: usize) -> Device {
     Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })
@@ -58,6 +61,21 @@ fn lenet_step(name: &str, threads: usize) -> Case<'static> {
     step_of(name, &device, lenet(1, &device).unwrap(), [784, 10], 32, 1, 1)
 }
 
+/// One step of a GPT of one block of width 128 with 4 heads, on 8 sequences of 64 tokens of 64: forward, backward and AdamW.
+fn gpt_step(threads: usize) -> Case<'static> {
+    let device = device(threads);
+    let options = GptOptions { vocabulary: 64, context: 64, width: 128, heads: 4, blocks: 1, dropout: 0.0 };
+    let model = Gpt::new(options, 1, &device).unwrap();
+    let mut adam = AdamW::new(model.parameters(), AdamWOptions::default()).unwrap();
+    let drawn = || Tensor::randint(0, 64, &[8, 64], DType::I64, None, &device).unwrap();
+    let (tokens, targets) = (drawn(), drawn());
+    let name = format!("gpt block, {threads} thread{}", if threads == 1 { "" } else { "s" });
+    case(name, 1, move || {
+        let loss = model.loss(&tokens, &targets).unwrap();
+        adam.step(&loss.backward().unwrap()).unwrap();
+    })
+}
+
 fn main() {
     const MNIST: &[usize] = &[784, 256, 256, 10];
     const DIGITS: &[usize] = &[64, 128, 10];
@@ -74,6 +92,7 @@ fn main() {
         "LeNet on 28x28, a step",
         vec![lenet_step("lenet batch 32, 1 thread", 1), lenet_step("lenet batch 32, 2 threads", 2)],
     );
+    run("GPT, one block of width 128, 8 sequences of 64, a step", vec![gpt_step(1), gpt_step(2)]);
     for batch in [32, 64, 128, 256] {
         run(
             &format!("digits 64-128-10, a step of two batches of {batch}"),

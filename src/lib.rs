@@ -52,10 +52,12 @@ pub use device::{
 };
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
-    BatchNormOptions, Batches, Conv2d, Conv2dOptions, ConvTranspose2d, Digits, Dropout, Flatten, Gelu,
-    InMemory, Linear, LinearOptions, MaxPool2d, Module, Optimizer, OptimizerState, Parts, Relu, Sequential,
-    Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Unflatten, Workload, accuracy, checkpoint,
-    clip_grad_norm, compare, correct, cross_entropy, digits_mlp, lenet, mlp, mse, workloads,
+    BatchNormOptions, Batches, Conv2d, Conv2dOptions, ConvTranspose2d, Digits, Dropout, Embedding,
+    EmbeddingBag, EmbeddingOptions, Flatten, Gelu, Gpt, GptBlock, GptOptions, GroupNorm, InMemory, LayerNorm,
+    Linear, LinearOptions, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer,
+    OptimizerState, Parts, Relu, RmsNorm, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh,
+    Text, TextBatch, Unflatten, Windows, Workload, accuracy, checkpoint, clip_grad_norm, compare, correct,
+    cross_entropy, digits_mlp, lenet, mlp, mse, workloads,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Layout, MaxPool, RandomKey,

@@ -75,6 +75,53 @@ def step_of(model, batch, threads):
     return run
 
 
+class GptBlock(torch.nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.mlp = torch.nn.Sequential(
+            torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x):
+        b, s, e = x.shape
+        q, k, v = self.qkv(self.ln_1(x)).view(b, s, 3, self.heads, e // self.heads).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, e))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Gpt(torch.nn.Module):
+    def __init__(self, vocabulary=64, context=64, width=128, heads=4):
+        super().__init__()
+        self.wte, self.wpe = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(context, width)
+        self.block, self.ln_f = GptBlock(width, heads), torch.nn.LayerNorm(width)
+        self.head = torch.nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        return self.head(self.ln_f(self.block(self.wte(tokens) + self.wpe.weight)))
+
+
+def gpt_step(threads):
+    torch.manual_seed(1)
+    model = Gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    tokens, targets = torch.randint(0, 64, (8, 64)), torch.randint(0, 64, (8, 64))
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(model(tokens).view(-1, 64), targets.view(-1)).backward()
+        optimizer.step()
+
+    def run():
+        torch.set_num_threads(threads)
+        return timed(step)
+
+    return run
+
+
 def add_chain():
     leaf, one = torch.ones(1, requires_grad=True), torch.ones(1)
 
@@ -111,6 +158,8 @@ CASES = [
     ("train", "mlp batch 256, 2 threads", mlp_step(256, 2)),
     ("train", "lenet batch 32, 1 thread", lenet_step(1)),
     ("train", "lenet batch 32, 2 threads", lenet_step(2)),
+    ("train", "gpt block, 1 thread", gpt_step(1)),
+    ("train", "gpt block, 2 threads", gpt_step(2)),
 ]
 
 

@@ -22,6 +22,7 @@
 //! # Ok::<(), device::Error>(())
 //! ```
 
+mod attention;
 mod batch_norm;
 mod conv;
 mod copy;
@@ -33,17 +34,22 @@ pub mod layout;
 mod loops;
 mod loss;
 mod matmul;
+mod normalize;
 mod optim;
 mod par;
 mod pool;
 mod random;
 mod reduce;
+mod sequence;
 mod softmax;
 #[cfg(test)]
 mod testing;
 mod view;
 mod window;
 
+pub use attention::{
+    AttentionGrads, AttentionInput, AttentionKind, AttentionResult, attention, attention_grad,
+};
 pub use batch_norm::{Norm, batch_norm, batch_norm_grad};
 pub use conv::{conv2d, conv2d_input_grad, conv2d_weight_grad, conv2d_workspace};
 pub use copy::{Scalar, copy, fill};
@@ -53,11 +59,13 @@ pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
+pub use normalize::{NormGrads, NormInput, NormRows, normalize, normalize_grad};
 pub use optim::{AdamStep, AdamUpdate, SgdStep, SgdUpdate, adam_step, sgd_step};
 pub use pool::{
     Means, avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
 pub use reduce::{ReduceOp, argmax, logsumexp, reduce, var};
+pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};
 pub use window::Window;

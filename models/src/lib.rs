@@ -26,6 +26,7 @@
 pub mod checkpoint;
 pub mod compare;
 pub mod data;
+mod gpt;
 pub mod layers;
 mod loss;
 mod module;
@@ -34,11 +35,13 @@ mod random;
 pub mod workloads;
 mod zoo;
 
-pub use data::{Batch, Batches, Digits, InMemory, StepBatches};
+pub use data::{Batch, Batches, Digits, InMemory, StepBatches, Text, TextBatch, Windows};
+pub use gpt::{Gpt, GptBlock, GptOptions};
 pub use layers::{
     AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
-    Dropout, Flatten, Gelu, Linear, LinearOptions, MaxPool2d, Relu, Sequential, Sigmoid, Silu, Tanh,
-    Unflatten,
+    Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
+    LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, Relu, RmsNorm, Sequential, Sigmoid, Silu,
+    Tanh, Unflatten,
 };
 pub use loss::{accuracy, correct, cross_entropy, mse};
 pub use module::{Module, Parts};

@@ -24,8 +24,13 @@ impl SplitMix {
     }
 
     /// A number in `0..bound`; the bias of the multiplication is below `bound / 2^64`.
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
+    }
+
+    /// A number in `0..1`, a multiple of `2^-53`.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 

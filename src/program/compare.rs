@@ -13,7 +13,7 @@ use super::{Failure, device, positive, report, trace, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to train: two-batch, mlp or cnn.
+    /// What to train: two-batch, mlp, cnn or gpt.
     workload: Option<String>,
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]

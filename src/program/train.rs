@@ -15,7 +15,7 @@ use super::{Failure, device, positive, rate, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to train: two-batch, mlp or cnn.
+    /// What to train: two-batch, mlp, cnn or gpt.
     #[arg(long)]
     workload: Option<String>,
     /// Epochs in all, those of a checkpoint included [default: the workload's].

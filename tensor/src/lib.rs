@@ -22,6 +22,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod attention;
 mod batch_norm;
 mod bytes;
 mod check;
@@ -34,24 +35,28 @@ mod index;
 mod inplace;
 mod loss;
 mod matmul;
+mod normalize;
 mod optim;
 mod pad;
 mod pool;
 mod random;
 mod reduce;
+mod sequence;
 mod tensor;
 mod transfer;
 mod triangle;
 mod unary;
 mod view;
 
+pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
 pub use conv::ConvOptions;
 pub use device::{DType, Device, Element, Error, Result, Stream};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
-    AdamStep, BinaryOp, CompareOp, Layout, RandomKey, Scalar, SgdStep, UnaryOp, View, preload,
+    AdamStep, BinaryOp, CompareOp, Layout, NormRows, RandomKey, Scalar, SgdStep, UnaryOp, View, preload,
 };
+pub use normalize::{Norm, NormGradients, Normalized};
 pub use optim::{AdamUpdate, SgdUpdate, adam_step, sgd_step};
 pub use pool::{AvgPool, MaxPool};
 pub use random::{Generator, next_key, seed, with_generator};

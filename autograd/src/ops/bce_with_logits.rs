@@ -37,7 +37,7 @@ impl Var {
 
 /// `ln(1 + z)` to full precision for `z` in `0..=1`: the rounding error of `u = 1 + z` is the same in `ln u` and in
 /// `u - 1`, and leaves with their ratio (Kahan).
-fn log_one_plus(z: &Tensor) -> Result<Tensor> {
+pub(super) fn log_one_plus(z: &Tensor) -> Result<Tensor> {
     let u = z.add_scalar(1.0)?;
     let ratio = z.mul(&u.log()?)?.div(&u.add_scalar(-1.0)?)?;
     Tensor::where_cond(&u.compare_scalar(CompareOp::Eq, 1.0)?, z, &ratio)

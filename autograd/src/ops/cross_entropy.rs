@@ -39,6 +39,92 @@ impl Var {
     }
 }
 
+/// Options of a cross-entropy: torch's, with torch's defaults.
+///
+/// ```
+/// # use autograd::{Device, Result, Tensor, Var, ops::CrossEntropy};
+/// # fn main() -> Result<()> {
+/// let device = Device::cpu();
+/// let logits = Var::leaf(Tensor::zeros(&[2, 4], tensor::DType::F64, &device)?);
+/// let labels = Tensor::from_slice(&[-100_i64, 3], &[2], &device)?;
+/// let smooth = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+/// let loss = smooth.loss(&logits, &labels)?;
+/// assert!((loss.value().item::<f64>()? - 4_f64.ln()).abs() < 1e-12);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct CrossEntropy {
+    /// A factor `[c]` for the loss of each class; a mean is divided by the sum of the labels' factors.
+    pub weight: Option<Tensor>,
+    /// A label that stands for none: its loss is 0, and it does not count in a mean.
+    pub ignore_index: i64,
+    /// The part of the target, between 0 and 1, that is spread evenly over all classes.
+    pub label_smoothing: f64,
+    /// What is done with the losses.
+    pub reduction: Reduction,
+}
+
+impl Default for CrossEntropy {
+    fn default() -> Self {
+        CrossEntropy { weight: None, ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean }
+    }
+}
+
+impl CrossEntropy {
+    /// The loss of `logits` for `labels`: `(1 - s) w[y] l[y] + s / c Σ w l` of each row with the smoothing `s` and
+    /// `l = -log_softmax(x)`.
+    ///
+    /// Shapes and result as for [`Var::cross_entropy`], which is faster where no option is needed. The mean of no labels
+    /// is NaN.
+    ///
+    /// # Errors
+    /// As [`Var::cross_entropy`]; `InvalidArgument` unless `0 <= label_smoothing <= 1`; `ShapeMismatch` unless there is a
+    /// weight for each class.
+    pub fn loss(&self, logits: &Var, labels: &Tensor) -> Result<Var> {
+        const OP: &str = "cross_entropy";
+        let smoothing = self.label_smoothing;
+        if !(0.0..=1.0).contains(&smoothing) {
+            return Err(Error::InvalidArgument {
+                op: OP,
+                argument: "label_smoothing",
+                expected: "between 0 and 1",
+                value: smoothing.to_string().into(),
+            });
+        }
+        let (rows, flat) = rows(OP, logits, labels)?;
+        let classes = rows.shape()[1];
+        // A label that is ignored becomes class 0 with a factor of 0.
+        let ignored = flat.eq(&Tensor::full(&[], self.ignore_index, flat.dtype(), flat.device())?)?;
+        let safe = Tensor::where_cond(&ignored, &flat.zeros_like()?, &flat)?;
+        let counted = ignored.logical_not()?.to_dtype(rows.dtype())?;
+        let factors = match &self.weight {
+            Some(weight) if weight.shape() != [classes] => {
+                let (lhs, rhs) = (logits.shape().into(), weight.shape().into());
+                return Err(Error::ShapeMismatch { op: OP, lhs, rhs });
+            }
+            Some(weight) => weight.index_select(0, &safe)?.mul(&counted)?,
+            None => counted.clone(),
+        };
+        let log_probs = rows.log_softmax(1)?;
+        let own = log_probs.gather(1, &safe.unsqueeze(1)?)?.squeeze(1)?;
+        let mut losses = own.mul(&Var::constant(factors.mul_scalar(smoothing - 1.0)?))?;
+        if smoothing > 0.0 {
+            let weighted = match &self.weight {
+                Some(weight) => log_probs.mul(&Var::constant(weight.clone()))?,
+                None => log_probs,
+            };
+            let share = counted.mul_scalar(-smoothing / classes as f64)?;
+            losses = losses.add(&weighted.sum(&[1], false)?.mul(&Var::constant(share))?)?;
+        }
+        match self.reduction {
+            Reduction::None => losses.reshape(labels.shape()),
+            Reduction::Sum => losses.sum_all(),
+            Reduction::Mean => losses.sum_all()?.div(&Var::constant(factors.sum(&[], false)?)),
+        }
+    }
+}
+
 /// A loss by label wants one row for each label: the classes' axis comes last, the others are joined.
 pub(super) fn rows(op: &'static str, x: &Var, labels: &Tensor) -> Result<(Var, Tensor)> {
     let shape = x.shape();
@@ -138,6 +224,26 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     by_label(device, Var::cross_entropy)
 }
 
+pub(super) fn option_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let weight = d.positive(&[4])?;
+    let labels = d.indices(&[2, -1, 3, 0, -1], &[5])?;
+    let of = |name, weight: Option<&Tensor>, label_smoothing, reduction| -> Result<Sample> {
+        let options = CrossEntropy { weight: weight.cloned(), ignore_index: -1, label_smoothing, reduction };
+        let labels = labels.clone();
+        Ok(sample(name, [d.normal(&[5, 4])?], move |v| options.loss(&v[0], &labels)))
+    };
+    let image = d.indices(&[0, 1, -100, 0], &[2, 2])?;
+    Ok(vec![
+        of("ignored", None, 0.0, Reduction::Mean)?,
+        of("weighted", Some(&weight), 0.0, Reduction::Mean)?,
+        of("smooth", None, 0.2, Reduction::Sum)?,
+        of("all", Some(&weight), 0.2, Reduction::Mean)?,
+        of("all_apart", Some(&weight), 0.2, Reduction::None)?,
+        sample("image", [d.normal(&[2, 3, 2])?], move |v| CrossEntropy::default().loss(&v[0], &image)),
+    ])
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::{close, close_values, gradient, leaf, tensor};
@@ -153,6 +259,33 @@ mod tests {
         let mean = x.cross_entropy(&labels, Reduction::Mean)?;
         close(&mean, &[(near + far) / 2.0])?;
         close_values(&gradient(&mean, &x)?, &[0.125, -0.125, 0.375, -0.375]);
+        Ok(())
+    }
+
+    #[test]
+    fn options_weigh_smooth_and_leave_out() -> Result<()> {
+        let x = leaf(&[0.0, 3.0_f64.ln(), 3.0_f64.ln(), 0.0, 7.0, -7.0], &[3, 2])?;
+        let labels = tensor(&[1_i64, 1, -100], &[3])?;
+        let (near, far) = (-0.75_f64.ln(), -0.25_f64.ln());
+        let with = |options: CrossEntropy| options.loss(&x, &labels);
+        let plain = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+        close(&with(plain.clone())?, &[near, far, 0.0])?;
+        close(&with(CrossEntropy::default())?, &[(near + far) / 2.0])?;
+        let smooth = CrossEntropy { label_smoothing: 0.2, ..plain.clone() };
+        close(&with(smooth)?, &[0.9 * near + 0.1 * far, 0.9 * far + 0.1 * near, 0.0])?;
+        let weight = Some(tensor(&[10.0, 2.0], &[2])?);
+        close(
+            &with(CrossEntropy { weight: weight.clone(), ..plain.clone() })?,
+            &[2.0 * near, 2.0 * far, 0.0],
+        )?;
+        // Both labels have the same factor, which leaves with the mean.
+        close(&with(CrossEntropy { weight: weight.clone(), ..Default::default() })?, &[(near + far) / 2.0])?;
+        let both = CrossEntropy { weight, label_smoothing: 0.2, ..Default::default() };
+        let smoothed = 0.1 * (2.0 * near + 10.0 * far) + 0.1 * (2.0 * far + 10.0 * near);
+        close(&with(both)?, &[(0.8 * 2.0 * (near + far) + smoothed) / 4.0])?;
+        assert!(with(CrossEntropy { label_smoothing: 1.5, ..plain.clone() }).is_err());
+        let short = Some(tensor(&[1.0], &[1])?);
+        assert!(matches!(with(CrossEntropy { weight: short, ..plain }), Err(Error::ShapeMismatch { .. })));
         Ok(())
     }
 

@@ -30,6 +30,22 @@ impl Var {
         Ok(self.record_extreme("min", value, axes))
     }
 
+    /// [`Var::max`] under torch's name.
+    ///
+    /// # Errors
+    /// As [`Var::max`].
+    pub fn amax(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
+        self.max(axes, keepdim)
+    }
+
+    /// [`Var::min`] under torch's name.
+    ///
+    /// # Errors
+    /// As [`Var::min`].
+    pub fn amin(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
+        self.min(axes, keepdim)
+    }
+
     fn record_extreme(&self, op: &'static str, value: Tensor, axes: &[isize]) -> Var {
         let kept = kept_shape(self.shape(), axes);
         record(op, &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {

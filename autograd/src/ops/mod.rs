@@ -10,7 +10,9 @@
 //! [`record`]: crate::record
 
 mod abs;
+mod activations;
 mod add;
+mod attention;
 mod avg_pool2d;
 mod batch_norm;
 mod bce_with_logits;
@@ -20,13 +22,18 @@ mod clamp;
 mod conv2d;
 mod convert;
 mod cross_entropy;
+mod cumsum;
 mod div;
 mod dropout;
+mod embedding;
 mod exp;
 mod expand;
 mod gather;
 mod gelu;
+mod group_norm;
 mod index_select;
+mod l1_loss;
+mod layer_norm;
 mod linear;
 mod log;
 mod logsumexp;
@@ -40,6 +47,7 @@ mod mul;
 mod narrow;
 mod neg;
 mod nll_loss;
+mod normalize;
 mod operators;
 mod pad;
 mod permute;
@@ -48,6 +56,8 @@ mod reciprocal;
 mod reduction;
 mod relu;
 mod reshape;
+mod rms_norm;
+mod rotary_embedding;
 mod samples;
 mod sigmoid;
 mod silu;
@@ -68,8 +78,12 @@ mod where_cond;
 use smallvec::SmallVec;
 use tensor::{Device, Result, Tensor};
 
+pub use attention::AttentionOptions;
+pub use cross_entropy::CrossEntropy;
+pub use embedding::{BagMode, BagOptions};
 pub use pad::PadMode;
 pub use reduction::Reduction;
+pub use rotary_embedding::{RotaryPairs, rotary_angles};
 pub use samples::{Run, Sample};
 
 use crate::{Grads, Var};
@@ -105,6 +119,7 @@ pub static ALL: &[OpEntry] = &[
     op("adaptive_avg_pool2d", avg_pool2d::adaptive_samples),
     op("add", add::samples),
     op("add_scalar", add::scalar_samples),
+    op("attention", attention::samples),
     op("avg_pool2d", avg_pool2d::samples),
     op("batch_norm", batch_norm::samples),
     op("bce_with_logits", bce_with_logits::samples),
@@ -115,21 +130,31 @@ pub static ALL: &[OpEntry] = &[
     op("conv_transpose2d", conv2d::transpose_samples),
     op("cos", trigonometry::cos_samples),
     op("cross_entropy", cross_entropy::samples),
+    op("cross_entropy_with", cross_entropy::option_samples),
+    op("cumsum", cumsum::samples),
     op("div", div::samples),
     op("div_scalar", div::scalar_samples),
     op("dropout", dropout::samples),
+    op("embedding", embedding::samples),
+    op("embedding_bag", embedding::bag_samples),
+    op("erf", activations::erf_samples),
     op("exp", exp::samples),
     op("expand", expand::samples),
     op("flatten", reshape::flatten_samples),
     op("gather", gather::samples),
     op("gelu", gelu::erf_samples),
     op("gelu_tanh", gelu::tanh_samples),
+    op("group_norm", group_norm::samples),
     op("index_add", index_select::add_samples),
     op("index_select", index_select::samples),
+    op("l1_loss", l1_loss::samples),
+    op("layer_norm", layer_norm::samples),
+    op("leaky_relu", activations::leaky_relu_samples),
     op("linear", linear::samples),
     op("log", log::samples),
     op("log_softmax", softmax::log_samples),
     op("logsumexp", logsumexp::samples),
+    op("masked_fill", activations::masked_fill_samples),
     op("matmul", matmul::samples),
     op("max", max::samples),
     op("max_pool2d", max_pool2d::samples),
@@ -151,18 +176,24 @@ pub static ALL: &[OpEntry] = &[
     op("reciprocal", reciprocal::samples),
     op("relu", relu::samples),
     op("reshape", reshape::samples),
+    op("rms_norm", rms_norm::samples),
+    op("rotary_embedding", rotary_embedding::samples),
     op("rsqrt", sqrt::rsqrt_samples),
     op("scatter_add", gather::scatter_samples),
     op("select", narrow::select_samples),
+    op("self_attention", attention::packed_samples),
     op("sigmoid", sigmoid::samples),
     op("silu", silu::samples),
     op("sin", trigonometry::sin_samples),
+    op("smooth_l1_loss", l1_loss::smooth_samples),
     op("softmax", softmax::samples),
+    op("softplus", activations::softplus_samples),
     op("split", narrow::split_samples),
     op("sqrt", sqrt::samples),
     op("square", square::samples),
     op("squeeze", reshape::squeeze_samples),
     op("stack", cat::stack_samples),
+    op("std", variance::std_samples),
     op("sub", sub::samples),
     op("sum", sum::samples),
     op("sum_to", sum::to_samples),

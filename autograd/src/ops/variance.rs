@@ -30,6 +30,25 @@ impl Var {
     }
 }
 
+impl Var {
+    /// The standard deviation over `axes`: the root of [`Var::var`].
+    ///
+    /// # Errors
+    /// As [`Var::var`].
+    pub fn std(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
+        self.var(axes, correction, keepdim)?.sqrt()
+    }
+}
+
+pub(super) fn std_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("all", [d.normal(&[3, 4])?], |v| v[0].std(&[], 1.0, false)),
+        sample("last", [d.normal(&[3, 5])?], |v| v[0].std(&[-1], 0.0, true)),
+        sample("transposed", [d.normal(&[4, 3])?.transpose(0, 1)?], |v| v[0].std(&[1], 1.0, false)),
+    ])
+}
+
 pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     let mut samples = reductions(device, Draw::normal, |x, axes, keepdim| x.var(axes, 0.0, keepdim))?;
     let d = Draw::new(device);
@@ -48,6 +67,7 @@ mod tests {
         let x = leaf(&[1.0, 3.0, 2.0, 2.0], &[2, 2])?;
         close(&x.var(&[1], 1.0, false)?, &[2.0, 0.0])?;
         close(&x.var(&[1], 0.0, true)?, &[1.0, 0.0])?;
+        close(&x.std(&[1], 1.0, false)?, &[2.0_f64.sqrt(), 0.0])?;
         close_values(&gradient(&x.var(&[1], 1.0, false)?, &x)?, &[-2.0, 2.0, 0.0, 0.0]);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The kernels of the CPU device: plain loops over raw elements, compiled for several instruction sets and
 //! dispatched at run time.
 
+pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod copy;
@@ -12,6 +13,7 @@ pub(crate) mod lanes;
 pub(crate) mod loss;
 pub(crate) mod math;
 pub(crate) mod matmul;
+pub(crate) mod normalize;
 pub(crate) mod number;
 pub(crate) mod optim;
 mod patches;
@@ -19,6 +21,7 @@ pub(crate) mod pool;
 pub(crate) mod product;
 pub(crate) mod random;
 pub(crate) mod reduce;
+pub(crate) mod sequence;
 pub(crate) mod softmax;
 pub(crate) mod walk;
 

@@ -7,6 +7,7 @@
 
 use device::{Result, Stream};
 
+pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod copy;
@@ -14,11 +15,13 @@ pub(crate) mod elementwise;
 pub(crate) mod index;
 pub(crate) mod loss;
 pub(crate) mod matmul;
+pub(crate) mod normalize;
 pub(crate) mod optim;
 pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rows;
+pub(crate) mod sequence;
 pub(crate) mod softmax;
 mod walk;
 
@@ -68,12 +71,14 @@ use {by_dtype, by_size, program_of};
 /// without a compiler, [`Error::Driver`](device::Error::Driver).
 pub fn preload(stream: &Stream) -> Result<()> {
     stream.preload(&[
+        &attention::F32,
         &batch_norm::F32,
         &conv::F32,
         &copy::COPY,
         &elementwise::F32,
         &index::INDEX,
         &matmul::MATMUL,
+        &normalize::F32,
         &optim::OPTIM,
         &pool::F32,
         &random::RANDOM,

@@ -1,12 +1,15 @@
 //! Every kernel against its CPU counterpart, on the same inputs. Without a CUDA device the tests say so and pass.
 #![allow(clippy::panic)]
 
+mod attention;
 mod elementwise;
 mod index;
 mod matmul;
+mod normalize;
 mod optim;
 mod random;
 mod rows;
+mod sequence;
 mod spatial;
 
 use std::fmt::Debug;

@@ -135,7 +135,7 @@ fn quick(name: &str, streams: usize) -> Comparison {
 
 #[test]
 fn lanes_give_what_the_serial_schedule_gives() {
-    for (name, streams) in [("two-batch", 1), ("two-batch", 2), ("two-batch", 3), ("mlp", 2)] {
+    for (name, streams) in [("two-batch", 1), ("two-batch", 2), ("two-batch", 3), ("mlp", 2), ("gpt", 2)] {
         let found = quick(name, streams);
         assert!(
             found.identical_losses && found.identical_parameters,

@@ -4,7 +4,9 @@ mod batches;
 mod csv;
 mod digits;
 mod in_memory;
+mod text;
 
 pub use batches::{Batch, Batches, Epoch, StepBatches};
 pub use digits::Digits;
 pub use in_memory::InMemory;
+pub use text::{Text, TextBatch, Windows};

@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{DType, Device, Error, Result};
 use tensor::{ConvOptions, RandomKey};
 
-use super::first_values::FirstValues;
+use super::parameters::FirstValues;
 use crate::{Module, Parts};
 
 /// How to make a [`Conv2d`] or a [`ConvTranspose2d`]; every pair is for the axes `[h, w]`.

@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{DType, Device, Error, Result};
 use tensor::RandomKey;
 
-use super::first_values::FirstValues;
+use super::parameters::FirstValues;
 use crate::{Module, Parts};
 
 /// `y = x W^T + b`.

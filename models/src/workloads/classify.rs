@@ -1,7 +1,7 @@
 //! Small classifiers of the digits.
 
 use autograd::Var;
-use device::{Device, Error, Result};
+use device::{Device, Result};
 
 use super::Workload;
 use crate::{Digits, InMemory, Module, Optimizer, Sgd, SgdOptions, lenet, mlp};
@@ -99,14 +99,7 @@ impl Workload for Classifier {
     }
 
     fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
-        if lanes == 0 {
-            return Err(Error::InvalidArgument {
-                op: "workload",
-                argument: "lanes",
-                expected: "at least 1",
-                value: "0".into(),
-            });
-        }
+        super::expect_lanes(lanes)?;
         // The gradients of the lanes are added; the rate turns the sum into a mean.
         let options = SgdOptions { lr: self.lr / lanes as f64, momentum: 0.9, ..SgdOptions::default() };
         Ok(Box::new(Sgd::new(parameters, options)?))

@@ -1,6 +1,7 @@
 //! The example programs, as data: model, batches, loss, optimizer. Whoever runs them decides how.
 
 mod classify;
+mod language;
 
 use autograd::{Var, no_grad};
 use device::{Device, Error, Result};
@@ -106,8 +107,17 @@ fn evaluate(model: &dyn Module, data: &InMemory, device: &Device) -> Result<Eval
     })
 }
 
+/// Refuses a step of no batches.
+fn expect_lanes(lanes: usize) -> Result<()> {
+    if lanes > 0 {
+        return Ok(());
+    }
+    let (argument, expected, value) = ("lanes", "at least 1", "0".into());
+    Err(Error::InvalidArgument { op: "workload", argument, expected, value })
+}
+
 /// Every workload, the default first.
-pub const ALL: &[&dyn Workload] = &[&classify::TWO_BATCH, &classify::MLP, &classify::CNN];
+pub const ALL: &[&dyn Workload] = &[&classify::TWO_BATCH, &classify::MLP, &classify::CNN, &language::CharGpt];
 
 /// The workload of that name.
 ///
@@ -128,7 +138,7 @@ pub fn find(name: &str) -> Result<&'static dyn Workload> {
     })
 }
 
-const NAMES: &str = "one of two-batch, mlp, cnn";
+const NAMES: &str = "one of two-batch, mlp, cnn, gpt";
 
 #[cfg(test)]
 mod tests;

@@ -53,6 +53,25 @@ fn cnn_learns_the_enlarged_digits() {
 }
 
 #[test]
+fn gpt_learns_to_tell_characters() {
+    let dev = Device::cpu();
+    let workload = find("gpt").unwrap();
+    let (train, test) = workload.data(7).unwrap();
+    let model = workload.model(7, &dev).unwrap();
+    let guessed = workload.evaluate(&*model, &test, &dev).unwrap();
+    assert!(
+        (guessed.loss - (train.classes() as f64).ln()).abs() < 0.5,
+        "an untrained model guesses: {guessed:?}"
+    );
+    let mut optimizer = workload.optimizer(model.parameters(), 1).unwrap();
+    for batch in Batches::new(train, 8, 7, &dev).unwrap().epoch(0).take(60) {
+        optimizer.step(&workload.loss(&*model, &batch.unwrap()).unwrap().backward().unwrap()).unwrap();
+    }
+    let learnt = workload.evaluate(&*model, &test, &dev).unwrap();
+    assert!(learnt.loss < 0.7 * guessed.loss && learnt.accuracy > 0.25, "{learnt:?} after {guessed:?}");
+}
+
+#[test]
 fn the_message_lists_every_name() {
     let names: Vec<_> = ALL.iter().map(|workload| workload.name()).collect();
     let Err(Error::InvalidArgument { expected, value, .. }) = find("two_batch") else { panic!("found") };

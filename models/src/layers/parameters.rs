@@ -1,9 +1,25 @@
-//! The first values of layers with weights.
+//! First values of parameters.
 
-use device::{DType, Device, Result};
+use autograd::Var;
+use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
 use crate::random;
+
+/// A float type, or an error that names the layer.
+pub(super) fn expect_float(op: &'static str, dtype: DType) -> Result<()> {
+    if dtype.is_float() { Ok(()) } else { Err(Error::DTypeUnsupported { op, dtype }) }
+}
+
+/// A parameter whose elements are all `value`.
+pub(super) fn filled(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Var> {
+    Ok(Var::leaf(Tensor::full(shape, value, dtype, device)?))
+}
+
+/// Key number `part` of those that follow from a layer's key.
+pub(crate) fn part_of(key: RandomKey, part: u64) -> RandomKey {
+    RandomKey { seed: random::mix(&[key.seed, key.op, part]), op: key.op }
+}
 
 /// Weights and biases that are uniform in `±1/sqrt(fan_in)`: torch's default for linear layers and convolutions, which is
 /// that of He et al. 2015 with `a = sqrt(5)`.
@@ -29,9 +45,6 @@ impl FirstValues {
     }
 
     fn uniform(&self, shape: &[usize], part: u64, device: &Device) -> Result<Tensor> {
-        // Two streams of numbers out of one key.
-        let RandomKey { seed, op } = self.key;
-        let key = RandomKey { seed: random::mix(&[seed, op, part]), op };
-        Tensor::uniform(shape, -self.bound, self.bound, self.dtype, key, device)
+        Tensor::uniform(shape, -self.bound, self.bound, self.dtype, part_of(self.key, part), device)
     }
 }

@@ -1,0 +1,371 @@
+//! `Y = P V` with `P = softmax(s Q Kᵀ + mask)`; with `U = P (G Vᵀ - Σ G Y)`: `Q' = s U K`, `K' = s Uᵀ Q`, `V' = Pᵀ G`.
+
+use smallvec::SmallVec;
+use tensor::{Attended, Attention, CompareOp, Device, Error, RandomKey, Result, Tensor, next_key};
+
+use super::Dims;
+use super::one;
+use super::samples::{Draw, Sample, sample};
+use crate::{Save, Var, is_recording, record};
+
+/// Options of [`Var::scaled_dot_product_attention`]: torch's, with torch's defaults.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionOptions {
+    /// Truth values, false for a key that is not seen, or numbers that are added to the scaled products. It broadcasts to
+    /// `[.., s, t]`. Gradients do not flow to it.
+    pub attn_mask: Option<Tensor>,
+    /// The probability with which a weight is left out. If it is not 0 the weights are kept in memory.
+    pub dropout_p: f64,
+    /// Whether query `i` sees the keys `0..=i` only; there is no other mask then.
+    pub is_causal: bool,
+    /// What products of queries and keys are multiplied with; `1 / √d` if not given.
+    pub scale: Option<f64>,
+}
+
+impl AttentionOptions {
+    fn attention(&self) -> Attention {
+        Attention { is_causal: self.is_causal, scale: self.scale, mask: self.attn_mask.clone() }
+    }
+}
+
+impl Var {
+    /// `softmax(scale q kᵀ + mask) v` for `self` the queries; no matrix of scores is kept. A query that sees no key gives 0.
+    ///
+    /// Shapes: `q [.., s, d]`, `k [.., t, d]`, `v [.., t, e]` -> `[.., s, e]`; the leading axes broadcast.
+    ///
+    /// ```
+    /// # use autograd::{Device, Result, Tensor, Var, ops::AttentionOptions};
+    /// # fn main() -> Result<()> {
+    /// let q = Var::leaf(Tensor::randn(&[2, 4, 8, 16], tensor::DType::F32, None, &Device::cpu())?);
+    /// let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
+    /// assert_eq!(q.scaled_dot_product_attention(&q, &q, &causal)?.shape(), [2, 4, 8, 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
+    /// `InvalidArgument` for a mask beside `is_causal` and unless `0 <= dropout_p <= 1`.
+    pub fn scaled_dot_product_attention(&self, k: &Var, v: &Var, options: &AttentionOptions) -> Result<Var> {
+        let [q, k, v] = broadcast([self, k, v])?;
+        let attention = options.attention();
+        if options.dropout_p != 0.0 {
+            return with_dropout(&attention, [&q, &k, &v], options.dropout_p, next_key());
+        }
+        let Attended { out, log_sums } = attention.forward(q.value(), k.value(), v.value())?;
+        let saved = [Save::Input(0), Save::Input(1), Save::Input(2), Save::Output, Save::Tensor(&log_sums)];
+        Ok(record("attention", &[&q, &k, &v], &saved, out, move |ctx, g| {
+            let (q, k, v) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
+            let (out, log_sums) = (ctx.saved(3).value().clone(), ctx.saved(4).value().clone());
+            let attended = Attended { out, log_sums };
+            if is_recording() {
+                return recorded_gradients(&attention, [&q, &k, &v], &attended, g)
+                    .map(|grads| grads.into_iter().map(Some).collect());
+            }
+            let grads = attention.backward([q.value(), k.value(), v.value()], &attended, g.value())?;
+            Ok(grads.into_iter().map(|grad| Some(Var::constant(grad))).collect())
+        }))
+    }
+
+    /// [`Var::scaled_dot_product_attention`] of a sequence to itself, by heads: queries, keys and values of all heads lie
+    /// side by side, as one linear map makes them, and so does their gradient.
+    ///
+    /// Shapes: `[.., s, 3 h d]` -> `[.., s, h d]`.
+    ///
+    /// # Errors
+    /// As [`Var::scaled_dot_product_attention`]; `InvalidArgument` if the last axis is not divided by three times the heads.
+    pub fn self_attention(&self, heads: usize, options: &AttentionOptions) -> Result<Var> {
+        let attention = options.attention();
+        if options.dropout_p != 0.0 {
+            let [q, k, v] = unpack(self, heads)?;
+            let y = with_dropout(&attention, [&q, &k, &v], options.dropout_p, next_key())?;
+            return merge_heads(&y);
+        }
+        let Attended { out, log_sums } = attention.forward_packed(self.value(), heads)?;
+        let saved = [Save::Input(0), Save::Output, Save::Tensor(&log_sums)];
+        Ok(record("self_attention", &[self], &saved, out, move |ctx, g| {
+            let (qkv, out, log_sums) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
+            let attended = Attended { out: out.value().clone(), log_sums: log_sums.value().clone() };
+            if is_recording() {
+                let [q, k, v] = unpack(&qkv, heads)?;
+                let g = split_heads(g, heads)?;
+                let grads = recorded_gradients(&attention, [&q, &k, &v], &attended, &g)?;
+                let [q, k, v] = &grads;
+                let parts = [merge_heads(q)?, merge_heads(k)?, merge_heads(v)?];
+                return Ok(one(Var::cat(&parts.each_ref(), -1)?));
+            }
+            let gradient = attention.backward_packed(qkv.value(), heads, &attended, g.value())?;
+            Ok(one(Var::constant(gradient)))
+        }))
+    }
+}
+
+/// Queries, keys and values with the same leading axes.
+fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
+    let leading = |x: &Var| x.shape().len().checked_sub(2);
+    let (Some(of_q), Some(of_k), Some(of_v)) = (leading(q), leading(k), leading(v)) else {
+        let (lhs, rhs) = (q.shape().into(), k.shape().into());
+        return Err(Error::ShapeMismatch { op: "scaled_dot_product_attention", lhs, rhs });
+    };
+    let (q_axes, k_axes, v_axes) = (&q.shape()[..of_q], &k.shape()[..of_k], &v.shape()[..of_v]);
+    if q_axes == k_axes && k_axes == v_axes {
+        return Ok([q.clone(), k.clone(), v.clone()]);
+    }
+    // The shape that all of them broadcast to, aligned at the last leading axis.
+    let rank = of_q.max(of_k).max(of_v);
+    let common: Dims = (0..rank)
+        .map(|axis| {
+            [q_axes, k_axes, v_axes]
+                .into_iter()
+                .filter_map(|axes| (axis + axes.len()).checked_sub(rank).map(|axis| axes[axis]))
+                .find(|&size| size != 1)
+                .unwrap_or(1)
+        })
+        .collect();
+    let expand = |x: &Var, own: usize| -> Result<Var> {
+        let shape: Dims = common.iter().chain(&x.shape()[own..]).copied().collect();
+        x.expand(&shape)
+    };
+    Ok([expand(q, of_q)?, expand(k, of_k)?, expand(v, of_v)?])
+}
+
+/// `[.., s, 3 h d]` as queries, keys and values `[.., h, s, d]`.
+fn unpack(qkv: &Var, heads: usize) -> Result<[Var; 3]> {
+    let packed = qkv.shape().last().copied().unwrap_or(0);
+    if heads == 0 || !packed.is_multiple_of(3 * heads) {
+        return Err(Error::InvalidArgument {
+            op: "self_attention",
+            argument: "qkv",
+            expected: "three times the heads' width",
+            value: format!("shape {:?} for {heads} heads", qkv.shape()).into(),
+        });
+    }
+    let part = |index: usize| split_heads(&qkv.narrow(-1, index * packed / 3, packed / 3)?, heads);
+    Ok([part(0)?, part(1)?, part(2)?])
+}
+
+fn split_heads(x: &Var, heads: usize) -> Result<Var> {
+    let mut shape: Dims = SmallVec::from_slice(x.shape());
+    let width = shape.pop().unwrap_or(0);
+    shape.extend([heads, width / heads.max(1)]);
+    x.reshape(&shape)?.transpose(-3, -2)
+}
+
+fn merge_heads(x: &Var) -> Result<Var> {
+    let x = x.transpose(-3, -2)?;
+    let mut shape: Dims = SmallVec::from_slice(x.shape());
+    let width = shape.pop().unwrap_or(0);
+    if let Some(last) = shape.last_mut() {
+        *last *= width;
+    }
+    x.reshape(&shape)
+}
+
+/// What a score that cannot be seen is lowered to: finite, so that gradients of gradients are.
+const HIDDEN: f64 = -1e30;
+
+/// The weights of the values, as a matrix.
+fn weights(attention: &Attention, q: &Var, k: &Var) -> Result<Var> {
+    let width = q.shape().last().copied().unwrap_or(0);
+    let scores = q.matmul(&k.transpose(-2, -1)?)?.mul_scalar(attention.scale_for(width))?;
+    let mask = match attention.added_mask(q.value(), k.value())? {
+        Some(mask) => Some(mask.clamp(HIDDEN, f64::INFINITY)?),
+        None if attention.is_causal => Some(causal_mask(q, k)?),
+        None => None,
+    };
+    match mask {
+        Some(mask) => scores.add(&Var::constant(mask))?.softmax(-1),
+        None => scores.softmax(-1),
+    }
+}
+
+/// 0 where the key does not come after the query, `[s, t]`.
+fn causal_mask(q: &Var, k: &Var) -> Result<Tensor> {
+    let places = |x: &Var| -> Result<Tensor> {
+        let len = x.shape().iter().rev().nth(1).copied().unwrap_or(0);
+        Tensor::arange(0_i64, len as i64, 1_i64, tensor::DType::I64, x.device())
+    };
+    let seen = places(k)?.le(&places(q)?.unsqueeze(1)?)?;
+    let of = |value: f64| Tensor::full(&[], value, q.dtype(), q.device());
+    Tensor::where_cond(&seen, &of(0.0)?, &of(HIDDEN)?)
+}
+
+/// Attention with a matrix of weights of which some are left out.
+fn with_dropout(attention: &Attention, [q, k, v]: [&Var; 3], p: f64, key: RandomKey) -> Result<Var> {
+    // The fused op checks the arguments, and knows which queries see nothing.
+    let attended = attention.forward(q.value(), k.value(), v.value())?;
+    let seen = seen(&attended)?;
+    weights(attention, q, k)?.mul(&seen)?.dropout(p, key)?.matmul(v)
+}
+
+/// 1 for a query that sees a key, 0 for others, `[.., s, 1]`.
+fn seen(attended: &Attended) -> Result<Var> {
+    let sums = &attended.log_sums;
+    let seen = sums.compare_scalar(CompareOp::Ne, f64::INFINITY)?.to_dtype(sums.dtype())?;
+    Ok(Var::constant(seen.unsqueeze(-1)?))
+}
+
+/// The gradients as ops that can be differentiated again.
+fn recorded_gradients(
+    attention: &Attention,
+    [q, k, v]: [&Var; 3],
+    attended: &Attended,
+    g: &Var,
+) -> Result<[Var; 3]> {
+    let scale = attention.scale_for(q.shape().last().copied().unwrap_or(0));
+    let p = weights(attention, q, k)?.mul(&seen(attended)?)?;
+    let slopes = g.matmul(&v.transpose(-2, -1)?)?;
+    let mean = p.mul(&slopes)?.sum(&[-1], true)?;
+    let u = p.mul(&slopes.sub(&mean)?)?.mul_scalar(scale)?;
+    Ok([u.matmul(k)?, u.transpose(-2, -1)?.matmul(q)?, p.transpose(-2, -1)?.matmul(g)?])
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, [q, k, v]: [&[usize]; 3], options: AttentionOptions| -> Result<Sample> {
+        let inputs = [d.normal(q)?, d.normal(k)?, d.normal(v)?];
+        let run = move |v: &[Var]| v[0].scaled_dot_product_attention(&v[1], &v[2], &options);
+        Ok(sample(name, inputs, run))
+    };
+    let plain = AttentionOptions::default;
+    let causal = || AttentionOptions { is_causal: true, ..plain() };
+    let truth = d.normal(&[3, 4])?.compare_scalar(CompareOp::Gt, -0.5)?;
+    // The second query sees nothing.
+    let hidden = Tensor::from_slice(&[0.0, f64::NEG_INFINITY, 1.0], &[3, 1], device)?;
+    let masked = |mask: &Tensor| AttentionOptions { attn_mask: Some(mask.clone()), ..plain() };
+    let still = Var::constant(d.normal(&[3, 2])?);
+    let key = RandomKey { seed: 5, op: 1 };
+    Ok(vec![
+        of("one_head", [&[3, 2], &[4, 2], &[4, 3]], plain())?,
+        of("heads", [&[2, 2, 3, 2], &[2, 2, 4, 2], &[2, 2, 4, 3]], plain())?,
+        of("causal", [&[2, 5, 3], &[2, 5, 3], &[2, 5, 2]], causal())?,
+        of("causal_more_keys", [&[3, 2], &[5, 2], &[5, 2]], causal())?,
+        of("causal_more_queries", [&[5, 2], &[3, 2], &[3, 2]], causal())?,
+        of("odd", [&[1, 37, 3], &[1, 35, 3], &[1, 35, 2]], plain())?,
+        of("scaled", [&[2, 3], &[2, 3], &[2, 3]], AttentionOptions { scale: Some(0.3), ..plain() })?,
+        of("truth_values", [&[2, 3, 2], &[2, 4, 2], &[2, 4, 2]], masked(&truth))?,
+        of("nothing_seen", [&[3, 2], &[4, 2], &[4, 2]], masked(&hidden))?,
+        of("broadcast", [&[2, 3, 2], &[1, 4, 2], &[4, 2]], plain())?,
+        sample(
+            "transposed",
+            [
+                d.normal(&[3, 2, 2])?.transpose(0, 1)?,
+                d.normal(&[2, 2, 4])?.transpose(1, 2)?,
+                d.normal(&[2, 4, 3])?,
+            ],
+            move |v| v[0].scaled_dot_product_attention(&v[1], &v[2], &AttentionOptions::default()),
+        ),
+        sample("all_the_same", [d.normal(&[3, 2])?], |v| {
+            v[0].scaled_dot_product_attention(&v[0], &v[0], &AttentionOptions::default())
+        }),
+        sample("constant_keys", [d.normal(&[3, 2])?, d.normal(&[3, 2])?], move |v| {
+            v[0].scaled_dot_product_attention(&still, &v[1], &AttentionOptions::default())
+        }),
+        sample("dropout", [d.normal(&[2, 3, 2])?, d.normal(&[2, 4, 2])?, d.normal(&[2, 4, 2])?], {
+            move |v| with_dropout(&Attention::default(), [&v[0], &v[1], &v[2]], 0.3, key)
+        }),
+    ])
+}
+
+pub(super) fn packed_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], heads: usize, is_causal: bool| -> Result<Sample> {
+        let options = AttentionOptions { is_causal, ..AttentionOptions::default() };
+        Ok(sample(name, [d.normal(shape)?], move |v| v[0].self_attention(heads, &options)))
+    };
+    let whole = AttentionOptions::default();
+    Ok(vec![
+        of("one_head", &[3, 6], 1, false)?,
+        of("heads", &[2, 3, 12], 2, false)?,
+        of("causal", &[2, 5, 12], 2, true)?,
+        of("odd", &[1, 35, 6], 2, true)?,
+        sample("transposed", [d.normal(&[6, 3])?.transpose(0, 1)?], move |v| {
+            v[0].self_attention(2, &whole)?.square()
+        }),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, tensor};
+    use super::*;
+
+    fn drawn(shape: &[usize], op: u64) -> Result<Var> {
+        let key = RandomKey { seed: 3, op };
+        Ok(Var::leaf(Tensor::randn(shape, tensor::DType::F64, key, &Device::cpu())?))
+    }
+
+    #[test]
+    fn closed_form() -> Result<()> {
+        let q = leaf(&[0.0, 0.0, 3.0_f64.ln(), 0.0], &[2, 2])?;
+        let (k, v) = (leaf(&[1.0, 0.0, 0.0, 0.0], &[2, 2])?, leaf(&[1.0, 5.0], &[2, 1])?);
+        let options = AttentionOptions { scale: Some(1.0), ..AttentionOptions::default() };
+        let y = q.scaled_dot_product_attention(&k, &v, &options)?;
+        close(&y, &[3.0, 2.0])?;
+        close_values(&gradient(&y, &v)?, &[0.5 + 0.75, 0.5 + 0.25]);
+        let causal = AttentionOptions { is_causal: true, ..options };
+        close(&q.scaled_dot_product_attention(&k, &v, &causal)?, &[1.0, 2.0])
+    }
+
+    #[test]
+    fn it_is_the_product_of_its_parts() -> Result<()> {
+        let (q, k, v) = (drawn(&[2, 3, 70, 4], 1)?, drawn(&[2, 3, 40, 4], 2)?, drawn(&[2, 3, 40, 5], 3)?);
+        let scores = q.matmul(&k.transpose(-2, -1)?)?.mul_scalar(0.5)?;
+        let expected = scores.softmax(-1)?.matmul(&v)?;
+        let y = q.scaled_dot_product_attention(&k, &v, &AttentionOptions::default())?;
+        close(&y, &expected.value().to_vec::<f64>()?)?;
+        for x in [&q, &k, &v] {
+            close_values(&gradient(&y.square()?, x)?, &gradient(&expected.square()?, x)?);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn packed_operands_give_what_single_ones_do() -> Result<()> {
+        let qkv = drawn(&[2, 6, 24], 1)?;
+        let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
+        let packed = qkv.self_attention(4, &causal)?;
+        let [q, k, v] = unpack(&qkv, 4)?;
+        let single = merge_heads(&q.scaled_dot_product_attention(&k, &v, &causal)?)?;
+        assert_eq!(packed.value().to_vec::<f64>()?, single.value().to_vec::<f64>()?);
+        assert_eq!(gradient(&packed.square()?, &qkv)?, gradient(&single.square()?, &qkv)?);
+        Ok(())
+    }
+
+    #[test]
+    fn masks_hide_and_dropout_scales() -> Result<()> {
+        let (q, v) = (leaf(&[0.0; 4], &[2, 2])?, leaf(&[1.0, 2.0, 4.0, 8.0], &[4, 1])?);
+        let k = leaf(&[0.0; 8], &[4, 2])?;
+        let with = |mask: Tensor| {
+            let options = AttentionOptions { attn_mask: Some(mask), ..AttentionOptions::default() };
+            q.scaled_dot_product_attention(&k, &v, &options)
+        };
+        let seen = [true, false, false, true, false, false, false, false];
+        close(&with(tensor(&seen, &[2, 4])?)?, &[4.5, 0.0])?;
+        close(&with(tensor(&[0.0, 3.0_f64.ln(), f64::NEG_INFINITY, 0.0], &[4])?)?, &[3.0, 3.0])?;
+        let dropped = with_dropout(&Attention::default(), [&q, &k, &v], 1.0, RandomKey { seed: 1, op: 1 })?;
+        close(&dropped, &[0.0, 0.0])
+    }
+
+    #[test]
+    fn bad_arguments_are_errors() -> Result<()> {
+        let x = leaf(&[0.0; 6], &[2, 3])?;
+        let both = AttentionOptions {
+            is_causal: true,
+            attn_mask: Some(tensor(&[0.0; 4], &[2, 2])?),
+            ..AttentionOptions::default()
+        };
+        assert!(matches!(x.scaled_dot_product_attention(&x, &x, &both), Err(Error::InvalidArgument { .. })));
+        let narrow = leaf(&[0.0; 4], &[2, 2])?;
+        let plain = AttentionOptions::default();
+        assert!(matches!(
+            x.scaled_dot_product_attention(&narrow, &x, &plain),
+            Err(Error::ShapeMismatch { .. })
+        ));
+        assert!(leaf(&[0.0], &[1])?.scaled_dot_product_attention(&x, &x, &plain).is_err());
+        for heads in [0, 2] {
+            assert!(matches!(x.self_attention(heads, &plain), Err(Error::InvalidArgument { .. })));
+        }
+        Ok(())
+    }
+}

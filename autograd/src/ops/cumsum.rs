@@ -1,0 +1,55 @@
+//! `y[i] = x[0] + .. + x[i]` along an axis; `x'[i] = g[i] + .. + g[n - 1]`.
+
+use tensor::{Device, Result};
+
+use super::one;
+use super::samples::{Draw, Sample, sample};
+use crate::{Var, record};
+
+impl Var {
+    /// The sums of the elements up to each place of `axis`.
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`.
+    pub fn cumsum(&self, axis: isize) -> Result<Var> {
+        let value = self.value().cumsum(axis)?;
+        Ok(record("cumsum", &[self], &[], value, move |_, g| Ok(one(from_end(g, axis)?))))
+    }
+}
+
+/// The sums of the elements from each place to the end.
+fn from_end(x: &Var, axis: isize) -> Result<Var> {
+    let value = x.value().cumsum_from_end(axis)?;
+    Ok(record("cumsum_from_end", &[x], &[], value, move |_, g| Ok(one(g.cumsum(axis)?))))
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let along = |name, shape: &[usize], axis| -> Result<Sample> {
+        Ok(sample(name, [d.normal(shape)?], move |v| v[0].cumsum(axis)))
+    };
+    Ok(vec![
+        along("vector", &[5], 0)?,
+        along("first", &[3, 2], 0)?,
+        along("last", &[2, 35], -1)?,
+        along("middle", &[2, 3, 2], 1)?,
+        along("scalar", &[], 0)?,
+        sample("transposed", [d.normal(&[3, 2])?.transpose(0, 1)?], |v| v[0].cumsum(1)?.mul(&v[0])),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf};
+    use super::*;
+
+    #[test]
+    fn sums_forward_and_their_gradient_backward() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+        let y = x.cumsum(1)?;
+        close(&y, &[1.0, 3.0, 6.0, 4.0, 9.0, 15.0])?;
+        close_values(&gradient(&y, &x)?, &[3.0, 2.0, 1.0, 3.0, 2.0, 1.0]);
+        assert!(x.cumsum(2).is_err());
+        Ok(())
+    }
+}

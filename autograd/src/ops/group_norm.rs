@@ -1,0 +1,81 @@
+//! `group_norm`: groups of channels with mean 0 and variance 1, times a weight, plus a bias for each channel.
+
+use tensor::{Device, Norm, Result};
+
+use super::normalize::normalize;
+use super::samples::{Draw, Sample, sample};
+use crate::Var;
+
+impl Var {
+    /// `(x - mean) / √(variance + eps) · weight + bias` with the mean and the mean square deviation of each group of
+    /// channels of each element of axis 0.
+    ///
+    /// Shapes: `[n, c, ..]`, `weight [c]`, `bias [c]`; `num_groups` divides `c`.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for groups that do not divide the channels;
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn group_norm(
+        &self,
+        num_groups: usize,
+        weight: Option<&Var>,
+        bias: Option<&Var>,
+        eps: f64,
+    ) -> Result<Var> {
+        normalize(Norm::group(self.value(), num_groups, eps)?, self, weight, bias)
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], groups: usize| -> Result<Sample> {
+        let inputs = [d.normal(shape)?, d.normal(&[shape[1]])?, d.normal(&[shape[1]])?];
+        Ok(sample(name, inputs, move |v| v[0].group_norm(groups, Some(&v[1]), Some(&v[2]), 1e-5)))
+    };
+    Ok(vec![
+        of("images", &[2, 4, 3, 2], 2)?,
+        of("one_group", &[2, 2, 3], 1)?,
+        of("group_of_one_channel", &[2, 3, 5], 3)?,
+        of("no_inner_axes", &[3, 6], 2)?,
+        sample("plain", [d.normal(&[2, 4, 2])?], |v| v[0].group_norm(2, None, None, 1e-5)),
+        sample("transposed", [d.normal(&[4, 2, 3])?.transpose(0, 1)?], |v| {
+            v[0].group_norm(2, None, None, 1e-5)?.mul(&v[0])
+        }),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use tensor::Error;
+
+    use super::super::testing::{close, close_values, gradient, leaf, vector};
+    use super::*;
+
+    #[test]
+    fn closed_form() -> Result<()> {
+        // Two groups of two channels of one element.
+        let x = leaf(&[1.0, 3.0, 10.0, 0.0], &[1, 4, 1])?;
+        let (weight, bias) = (vector(&[1.0, 2.0, 3.0, 4.0])?, vector(&[0.0, 0.0, 0.0, 1.0])?);
+        let norm = || x.group_norm(2, Some(&weight), Some(&bias), 0.0);
+        close(&norm()?, &[-1.0, 2.0, 3.0, -3.0])?;
+        close_values(&gradient(&norm()?, &weight)?, &[-1.0, 1.0, 1.0, -1.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn one_group_is_the_layer_norm_of_all_channels() -> Result<()> {
+        let x = leaf(&(0..12).map(|i| f64::from(i * i)).collect::<Vec<_>>(), &[2, 3, 2])?;
+        let layer = x.layer_norm(&[3, 2], None, None, 1e-5)?.value().to_vec::<f64>()?;
+        close(&x.group_norm(1, None, None, 1e-5)?, &layer)
+    }
+
+    #[test]
+    fn bad_groups_are_errors() -> Result<()> {
+        let x = leaf(&[0.0; 6], &[1, 3, 2])?;
+        for groups in [0, 2] {
+            assert!(matches!(x.group_norm(groups, None, None, 1e-5), Err(Error::InvalidArgument { .. })));
+        }
+        assert!(vector(&[1.0])?.group_norm(1, None, None, 1e-5).is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! `rms_norm`: rows over the last axes divided by the root of their mean square, times a weight.
+
+use tensor::{Device, Norm, Result};
+
+use super::normalize::normalize;
+use super::samples::{Draw, Sample, sample};
+use crate::Var;
+
+impl Var {
+    /// `x / √(mean x² + eps) · weight` of each row over the last axes, whose sizes are `normalized_shape`.
+    ///
+    /// Without `eps` it is the difference between 1 and the next larger number of the element type.
+    ///
+    /// # Errors
+    /// As [`Var::layer_norm`].
+    pub fn rms_norm(
+        &self,
+        normalized_shape: &[usize],
+        weight: Option<&Var>,
+        eps: Option<f64>,
+    ) -> Result<Var> {
+        normalize(Norm::rms(self.value(), normalized_shape, eps)?, self, weight, None)
+    }
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, shape: &[usize], normalized: &'static [usize]| -> Result<Sample> {
+        let inputs = [d.normal(shape)?, d.normal(normalized)?];
+        Ok(sample(name, inputs, |v| v[0].rms_norm(normalized, Some(&v[1]), None)))
+    };
+    Ok(vec![
+        of("rows", &[3, 5], &[5])?,
+        of("odd", &[2, 37], &[37])?,
+        of("two_axes", &[2, 3, 2], &[3, 2])?,
+        sample("plain", [d.normal(&[3, 4])?], |v| v[0].rms_norm(&[4], None, Some(1e-3))),
+        sample("transposed", [d.normal(&[4, 3])?.transpose(0, 1)?], |v| {
+            v[0].rms_norm(&[4], None, None)?.mul(&v[0])
+        }),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, vector};
+    use super::*;
+
+    #[test]
+    fn closed_form() -> Result<()> {
+        let x = leaf(&[3.0, 4.0], &[1, 2])?;
+        let weight = vector(&[1.0, 2.0])?;
+        let root = 12.5_f64.sqrt();
+        let y = x.rms_norm(&[2], Some(&weight), Some(0.0))?;
+        close(&y, &[3.0 / root, 8.0 / root])?;
+        close_values(&gradient(&y, &weight)?, &[3.0 / root, 4.0 / root]);
+        let (along, scale) = ((3.0 + 8.0) / 25.0, 1.0 / root);
+        let y = x.rms_norm(&[2], Some(&weight), Some(0.0))?;
+        close_values(&gradient(&y, &x)?, &[scale * (1.0 - 3.0 * along), scale * (2.0 - 4.0 * along)]);
+        Ok(())
+    }
+
+    #[test]
+    fn the_default_eps_is_that_of_the_type() -> Result<()> {
+        let x = leaf(&[0.0, 1e-8], &[1, 2])?;
+        let expected = 1e-8 / (0.5e-16 + f64::EPSILON).sqrt();
+        close(&x.rms_norm(&[2], None, None)?, &[0.0, expected])
+    }
+}

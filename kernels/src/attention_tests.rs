@@ -1,0 +1,194 @@
+use super::*;
+use crate::testing::{Array, bits, cpu, values_f32};
+
+/// Leading axes, queries, keys, width, width of values.
+const SHAPES: [(&[usize], usize, usize, usize, usize); 7] = [
+    (&[], 1, 1, 1, 1),
+    (&[2], 3, 5, 4, 2),
+    (&[2, 3], 64, 64, 32, 32),
+    (&[1], 33, 130, 8, 17),
+    (&[2], 70, 300, 16, 5),
+    (&[1], 300, 40, 5, 9),
+    (&[1], 2, 3, 70, 65),
+];
+
+struct Results {
+    out: Vec<f32>,
+    grads: [Vec<f32>; 3],
+}
+
+/// How the operands of one run are stored and masked.
+#[derive(Clone, Copy)]
+struct Run {
+    threads: usize,
+    causal: bool,
+    masked: bool,
+    /// Whether the last two axes lie in memory the other way round.
+    transposed: bool,
+}
+
+fn array(stream: &Stream, run: Run, seed: u64, shape: &[usize]) -> Array<f32> {
+    let elements = values_f32(seed, shape.iter().product());
+    let mut order: Vec<usize> = (0..shape.len()).collect();
+    if run.transposed {
+        order.swap(shape.len() - 2, shape.len() - 1);
+    }
+    Array::stored_as(stream, &elements, shape, &order)
+}
+
+fn mask_values(len: usize) -> Vec<f32> {
+    let hidden = |x: f32| if x > 0.6 { f32::NEG_INFINITY } else { x };
+    values_f32(9, len).into_iter().map(hidden).collect()
+}
+
+fn run(run: Run, (leading, s, t, d, e): (&[usize], usize, usize, usize, usize)) -> Results {
+    let device = cpu(run.threads);
+    let stream = device.default_stream();
+    let shape = |last: &[usize]| leading.iter().chain(last).copied().collect::<Vec<_>>();
+    let of = |seed, last: &[usize]| array(&stream, run, seed, &shape(last));
+    let (q, k, v, g) = (of(1, &[s, d]), of(2, &[t, d]), of(3, &[t, e]), of(4, &[s, e]));
+    let mask =
+        Array::new(&stream, &mask_values(s * t), &[s, t]).with(|mask| mask.expect_expanded(&shape(&[s, t])));
+    let out = of(5, &[s, e]);
+    let sums = |_| Array::full(&stream, 7_f32, &shape(&[s]));
+    let [log_sums, products] = [0, 1].map(sums);
+    let input =
+        AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: run.masked.then(|| mask.view()) };
+    let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
+    let kind = AttentionKind { causal: run.causal, scale: 0.7 };
+    attention(&stream, kind, input, result).expect("a launch");
+    let grads = [of(6, &[s, d]), of(7, &[t, d]), of(8, &[t, e])];
+    let to = AttentionGrads { q: grads[0].view(), k: grads[1].view(), v: grads[2].view() };
+    attention_grad(&stream, kind, input, result, (g.view(), products.view()), to).expect("a launch");
+    Results { out: out.to_vec(), grads: grads.map(|grad| grad.to_vec()) }
+}
+
+trait Expanded {
+    fn expect_expanded(&self, shape: &[usize]) -> crate::Layout;
+}
+
+impl Expanded for crate::Layout {
+    fn expect_expanded(&self, shape: &[usize]) -> crate::Layout {
+        self.expand("test", shape).expect("axes in front")
+    }
+}
+
+/// The definition, in double precision.
+fn expected(run: Run, (leading, s, t, d, e): (&[usize], usize, usize, usize, usize)) -> [Vec<f64>; 4] {
+    let pairs: usize = leading.iter().product();
+    let of =
+        |seed, len: usize| values_f32(seed, pairs * len).iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+    let (q, k, v, g) = (of(1, s * d), of(2, t * d), of(3, t * e), of(4, s * e));
+    let mask = mask_values(s * t);
+    let mut results = [s * e, s * d, t * d, t * e].map(|len| vec![0.0; pairs * len]);
+    let [out, dq, dk, dv] = &mut results;
+    for pair in 0..pairs {
+        let (q0, k0, v0, o0) = (pair * s * d, pair * t * d, pair * t * e, pair * s * e);
+        for i in 0..s {
+            let mut p: Vec<f64> = (0..t)
+                .map(|j| {
+                    let dot: f64 = (0..d).map(|x| q[q0 + i * d + x] * k[k0 + j * d + x]).sum();
+                    let added = if run.masked { f64::from(mask[i * t + j]) } else { 0.0 };
+                    if run.causal && j > i { 0.0 } else { (0.7 * dot + added).exp() }
+                })
+                .collect();
+            let sum: f64 = p.iter().sum();
+            p.iter_mut().for_each(|p| *p = if sum == 0.0 { 0.0 } else { *p / sum });
+            let dp: Vec<f64> =
+                (0..t).map(|j| (0..e).map(|x| g[o0 + i * e + x] * v[v0 + j * e + x]).sum()).collect();
+            let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+            for j in 0..t {
+                for x in 0..e {
+                    out[o0 + i * e + x] += p[j] * v[v0 + j * e + x];
+                    dv[v0 + j * e + x] += p[j] * g[o0 + i * e + x];
+                }
+                let ds = 0.7 * p[j] * (dp[j] - mean);
+                for x in 0..d {
+                    dq[q0 + i * d + x] += ds * k[k0 + j * d + x];
+                    dk[k0 + j * d + x] += ds * q[q0 + i * d + x];
+                }
+            }
+        }
+    }
+    results
+}
+
+const RUNS: [Run; 4] = [
+    Run { threads: 1, causal: false, masked: false, transposed: false },
+    Run { threads: 1, causal: true, masked: false, transposed: true },
+    Run { threads: 1, causal: false, masked: true, transposed: false },
+    Run { threads: 1, causal: true, masked: true, transposed: false },
+];
+
+#[test]
+fn values_and_gradients_are_the_definition() {
+    for (shape, how) in SHAPES.into_iter().flat_map(|shape| RUNS.map(|how| (shape, how))) {
+        let Results { out, grads: [dq, dk, dv] } = run(how, shape);
+        let want = expected(how, shape);
+        for (what, (got, want)) in ["out", "dq", "dk", "dv"].iter().zip([out, dq, dk, dv].iter().zip(&want)) {
+            for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+                let error = (f64::from(got) - want).abs();
+                assert!(
+                    error < 2e-5 * want.abs().max(1.0),
+                    "{what} {i} of {shape:?}, causal {}, masked {}: {got} instead of {want}",
+                    how.causal,
+                    how.masked
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_change_no_bit() {
+    for shape in SHAPES {
+        for how in RUNS {
+            let all = |threads| {
+                let Results { out, grads } = run(Run { threads, ..how }, shape);
+                (bits(&out), grads.map(|grad| bits(&grad)))
+            };
+            assert_eq!(all(1), all(3), "{shape:?}");
+        }
+    }
+}
+
+#[test]
+fn a_query_that_sees_nothing_gives_zero() {
+    let device = cpu(1);
+    let stream = device.default_stream();
+    let [q, k, v] = [1, 2, 3].map(|seed| Array::new(&stream, &values_f32(seed, 8), &[2, 4]));
+    let hidden = [f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0, 0.0];
+    let mask = Array::new(&stream, &hidden, &[2, 2]);
+    let out = Array::full(&stream, 7_f32, &[2, 4]);
+    let log_sums = Array::full(&stream, 7_f32, &[2]);
+    let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: Some(mask.view()) };
+    let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
+    let kind = AttentionKind { causal: false, scale: 0.5 };
+    attention(&stream, kind, input, result).expect("a launch");
+    assert_eq!(out.to_vec()[..4], [0.0; 4]);
+    assert!(log_sums.to_vec()[0] == f32::INFINITY && log_sums.to_vec()[1].is_finite());
+    let grads = [7.0_f32; 3].map(|fill| Array::full(&stream, fill, &[2, 4]));
+    let to = AttentionGrads { q: grads[0].view(), k: grads[1].view(), v: grads[2].view() };
+    let products = Array::full(&stream, 7_f32, &[2]);
+    attention_grad(&stream, kind, input, result, (v.view(), products.view()), to).expect("a launch");
+    assert_eq!(grads[0].to_vec()[..4], [0.0; 4]);
+    assert!(grads.iter().all(|grad| grad.to_vec().iter().all(|x| x.is_finite())));
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let device = cpu(1);
+    let stream = device.default_stream();
+    let of = |shape: &[usize]| Array::full(&stream, 1_f32, shape);
+    let (q, k, v, sums) = (of(&[2, 3, 4]), of(&[2, 5, 4]), of(&[2, 5, 6]), of(&[2, 3]));
+    let (out, wrong) = (of(&[2, 3, 6]), of(&[2, 6, 4]));
+    let kind = AttentionKind { causal: false, scale: 1.0 };
+    let launch = |k: &Array<f32>, v: &Array<f32>, out: &Array<f32>| {
+        let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: None };
+        attention(&stream, kind, input, AttentionResult { out: out.view(), log_sums: sums.view() })
+    };
+    assert!(launch(&k, &v, &out).is_ok());
+    assert!(launch(&wrong, &v, &out).is_err());
+    assert!(launch(&k, &wrong, &out).is_err());
+    assert!(launch(&k, &v, &k).is_err());
+}

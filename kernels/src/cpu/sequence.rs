@@ -1,0 +1,71 @@
+//! Cumulative sums and rotations.
+
+use super::number::{Number, Real};
+use crate::layout::{Dst, Loops, Src};
+use crate::par::{Workers, for_range};
+
+/// Rows that are summed side by side.
+const WIDTH: usize = 64;
+
+/// Sums along rows of `len` elements at steps in output and input, from their begin or their end.
+///
+/// # Safety
+/// The operands of the launcher can be read, the outputs written, and nobody else uses them meanwhile.
+pub(crate) unsafe fn cumsum<T: Number>(
+    kept: &Loops<2>,
+    workers: &Workers,
+    (len, steps, reverse): (usize, [isize; 2], bool),
+    x: Src<T>,
+    out: Dst<T>,
+) {
+    let sides = kept.inner().strides;
+    for_range(workers, kept.elements, ((1 << 13) / len).max(1).next_multiple_of(WIDTH), &|range| {
+        kept.for_runs(range, |offsets, count| {
+            for first in (0..count).step_by(WIDTH) {
+                let width = WIDTH.min(count - first);
+                let mut sums = [T::ZERO; WIDTH];
+                for i in 0..len {
+                    let i = if reverse { len - 1 - i } else { i } as isize;
+                    for (c, sum) in sums[..width].iter_mut().enumerate() {
+                        let at = |k: usize| offsets[k] + (first + c) as isize * sides[k] + i * steps[k];
+                        // SAFETY: the caller's promise.
+                        unsafe {
+                            *sum = sum.add(*x.at(at(1)));
+                            *out.at(at(0)) = *sum;
+                        }
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// Turns pairs; operands of `pairs` are output, input, cosine and sine, and the second element of a pair is `apart` from
+/// the first in output and input.
+///
+/// # Safety
+/// As for [`cumsum`].
+pub(crate) unsafe fn rotary<T: Real>(
+    pairs: &Loops<4>,
+    workers: &Workers,
+    (apart, inverse): ([isize; 2], bool),
+    (x, cos, sin): (Src<T>, Src<T>, Src<T>),
+    out: Dst<T>,
+) {
+    let steps = pairs.inner().strides;
+    for_range(workers, pairs.elements, 1 << 13, &|range| {
+        pairs.for_runs(range, |offsets, count| {
+            for i in 0..count as isize {
+                let at = |k: usize| offsets[k] + i * steps[k];
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let (a, b) = (*x.at(at(1)), *x.at(at(1) + apart[1]));
+                    let (cos, sin) = (*cos.at(at(2)), *sin.at(at(3)));
+                    let sin = if inverse { sin.neg() } else { sin };
+                    *out.at(at(0)) = a.mul(cos).sub(b.mul(sin));
+                    *out.at(at(0) + apart[0]) = b.mul(cos).add(a.mul(sin));
+                }
+            }
+        });
+    });
+}

@@ -1,0 +1,332 @@
+// Attention by tiles of 32 queries by 32 keys, forward and backward. A block of threads owns 32 rows of its output and 64 of
+// its columns, and goes through the tiles that they depend on, in order; scores are made anew where they are needed, and each
+// output is one thread's. Warp w has rows w, w + 8, .. of a tile, and lane l its column l.
+
+constexpr u32 THREADS = 256;
+enum : int {
+    TILE = 32,
+    WARPS = THREADS / LANES,
+    ROWS = TILE / WARPS,  // of a tile, for each thread
+    WIDE = 64,            // columns of the output
+    COLUMNS = WIDE / TILE // for each thread
+};
+
+// Operands: q, k, v, mask, out, g, dq, dk, dv.
+enum : int { Q, K, V, MASK, OUT, G, DQ, DK, DV, OPERANDS };
+
+struct Problem {
+    u64 queries;
+    u64 keys;
+    u64 width;
+    u64 value_width;
+    u64 causal;
+    f64 scale;
+    i64 steps[OPERANDS][2];  // along the last two axes
+};
+
+// The part of a matrix that begins somewhere: elements beyond `rows` and `columns` are 0.
+template <class T> struct Matrix {
+    const T* at;
+    i64 row;
+    i64 column;
+    u64 rows;
+    u64 columns;
+
+    __device__ T get(u64 i, u64 j) const { return i < rows && j < columns ? at[(i64)i * row + (i64)j * column] : (T)0; }
+    __device__ Matrix from(u64 i, u64 j) const {
+        return {at + (i64)i * row + (i64)j * column, row, column, i < rows ? rows - i : 0, j < columns ? columns - j : 0};
+    }
+};
+
+template <class T> __device__ inline Matrix<T> matrix(const T* at, const Problem& problem, int operand, u64 rows, u64 columns) {
+    return {at, problem.steps[operand][0], problem.steps[operand][1], rows, columns};
+}
+
+template <class T> struct Tiles {
+    T a[TILE][TILE + 1];
+    T b[TILE][TILE + 1];
+    T weights[TILE][TILE + 1];
+    T wide[TILE][WIDE];
+};
+
+__device__ inline u32 lane() { return threadIdx.x % LANES; }
+// Row `i` of this thread.
+__device__ inline u32 own(int i) { return threadIdx.x / LANES + i * WARPS; }
+
+template <class T> __device__ inline void fill(T (&to)[TILE][TILE + 1], const Matrix<T>& from, u64 column) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        to[own(i)][lane()] = from.get(own(i), column + lane());
+    }
+}
+
+// products[i] = sum of a[own(i)][p] b[lane][p] over `depth` columns
+template <class T>
+__device__ inline void multiply(T (&products)[ROWS], const Matrix<T>& a, const Matrix<T>& b, u64 depth, Tiles<T>& tiles) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        products[i] = 0;
+    }
+    for (u64 p = 0; p < depth; p += TILE) {
+        __syncthreads();
+        fill(tiles.a, a, p);
+        fill(tiles.b, b, p);
+        __syncthreads();
+#pragma unroll 8
+        for (int c = 0; c < TILE; ++c) {
+            T y = tiles.b[lane()][c];
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                products[i] += tiles.a[own(i)][c] * y;
+            }
+        }
+    }
+}
+
+// sums[i][j] += sum of weights[own(i)][c] from[c][lane + 32 j] over the tile; `weights` were written by any thread
+template <class T>
+__device__ inline void accumulate(T (&sums)[ROWS][COLUMNS], const Matrix<T>& from, Tiles<T>& tiles) {
+    __syncthreads();
+    for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            tiles.wide[own(i)][lane() + j * TILE] = from.get(own(i), lane() + j * TILE);
+        }
+    }
+    __syncthreads();
+#pragma unroll 8
+    for (int c = 0; c < TILE; ++c) {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            T weight = tiles.weights[own(i)][c];
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                sums[i][j] += weight * tiles.wide[c][lane() + j * TILE];
+            }
+        }
+    }
+    __syncthreads();
+}
+
+template <class T>
+__device__ inline void write(T* to, const i64 (&steps)[2], u64 first, u64 rows, u64 column, u64 columns,
+                             const T (&values)[ROWS][COLUMNS]) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            u64 r = first + own(i), c = column + lane() + j * TILE;
+            if (r < rows && c < columns) {
+                to[(i64)r * steps[0] + (i64)c * steps[1]] = values[i][j];
+            }
+        }
+    }
+}
+
+// Whether the query sees the key.
+__device__ inline bool sees(const Problem& problem, u64 query, u64 key) {
+    return query < problem.queries && key < problem.keys && (!problem.causal || key <= query);
+}
+
+template <class T>
+__device__ inline T score(const Problem& problem, T product, const T* mask, u64 query, u64 key) {
+    T scaled = product * (T)problem.scale;
+    return mask ? scaled + mask[(i64)query * problem.steps[MASK][0] + (i64)key * problem.steps[MASK][1]] : scaled;
+}
+
+// Calls `body(pair, first, column)` for the tiles of this block: `rows` rows and `columns` columns of each pair.
+template <class Body> __device__ inline void for_tiles(u64 pairs, u64 rows, u64 columns, Body body) {
+    u64 down = (rows + TILE - 1) / TILE, across = (columns + WIDE - 1) / WIDE;
+    for (u64 item = blockIdx.x; item < pairs * down * across; item += gridDim.x) {
+        body(item / (down * across), item / across % down * TILE, item % across * WIDE);
+    }
+}
+
+template <class T>
+__device__ inline void attention(const T* q, const T* k, const T* v, const T* mask, T* out, T* log_sums,
+                                 const Walk<OPERANDS>& batch, const Problem& problem) {
+    __shared__ Tiles<T> tiles;
+    // Without values there is still a sum for each query.
+    u64 columns = problem.value_width ? problem.value_width : 1;
+    for_tiles(batch.elements, problem.queries, columns, [&](u64 pair, u64 first, u64 column) {
+        Offsets<OPERANDS> at = offsets(batch, pair);
+        const T* masked = mask ? mask + at.at[MASK] : mask;
+        Matrix<T> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
+        Matrix<T> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
+        Matrix<T> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
+        T best[ROWS], total[ROWS], sums[ROWS][COLUMNS];
+        for (int i = 0; i < ROWS; ++i) {
+            best[i] = lowest<T>();
+            total[i] = 0;
+            for (int j = 0; j < COLUMNS; ++j) {
+                sums[i][j] = 0;
+            }
+        }
+        u64 end = problem.causal && first + TILE < problem.keys ? first + TILE : problem.keys;
+        for (u64 start = 0; start < end; start += TILE) {
+            T products[ROWS];
+            multiply(products, queries, keys.from(start, 0), problem.width, tiles);
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                u64 query = first + own(i), key = start + lane();
+                T value = sees(problem, query, key) ? score(problem, products[i], masked, query, key) : lowest<T>();
+                T largest = maximum(best[i], join_lanes<Max<T>>(value, LANES));
+                // Nothing was seen yet: the difference of infinities would be NaN.
+                T shift = largest == lowest<T>() ? (T)0 : largest;
+                T weight = exp_of(value - shift), before = exp_of(best[i] - shift);
+                total[i] = total[i] * before + join_lanes<Sum<T>>(weight, LANES);
+                best[i] = largest;
+                tiles.weights[own(i)][lane()] = weight;
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j) {
+                    sums[i][j] *= before;
+                }
+            }
+            accumulate(sums, values.from(start, column), tiles);
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            bool seen = total[i] != 0;
+            T scale = seen ? 1 / total[i] : (T)0;
+            for (int j = 0; j < COLUMNS; ++j) {
+                sums[i][j] *= scale;
+            }
+            if (column == 0 && lane() == 0 && first + own(i) < problem.queries) {
+                log_sums[pair * problem.queries + first + own(i)] = seen ? best[i] + log_of(total[i]) : highest<T>();
+            }
+        }
+        write(out + at.at[OUT], problem.steps[OUT], first, problem.queries, column, problem.value_width, sums);
+    });
+}
+
+// products = sum(g out) of each query
+template <class T>
+__device__ inline void products(const T* out, const T* g, T* products, const Walk<OPERANDS>& batch, const Problem& problem) {
+    for_rows<WarpTeam>(batch.elements * problem.queries, LANES, [&](const WarpTeam& team, u64 row, bool exists) {
+        u64 pair = exists ? row / problem.queries : 0;
+        u64 query = exists ? row - pair * problem.queries : 0;
+        Offsets<OPERANDS> at = offsets(batch, pair);
+        Matrix<T> a = matrix(out + at.at[OUT], problem, OUT, problem.queries, problem.value_width).from(query, 0);
+        Matrix<T> b = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(query, 0);
+        T sum = 0;
+        for (u64 c = team.lane(); exists && c < problem.value_width; c += LANES) {
+            sum += a.get(0, c) * b.get(0, c);
+        }
+        sum = join_lanes<Sum<T>>(sum, LANES);
+        if (exists && team.leads()) {
+            products[row] = sum;
+        }
+    });
+}
+
+// What the gradient of a score is made from: its weight, and the gradient of that.
+template <class T> struct Slope {
+    T weight;
+    T slope;
+};
+template <class T>
+__device__ inline Slope<T> slope_of(const Problem& problem, T product, T gradient, const T* mask, const T* log_sums,
+                                    const T* products, u64 query, u64 key) {
+    if (!sees(problem, query, key)) {
+        return {0, 0};
+    }
+    T weight = exp_of(score(problem, product, mask, query, key) - log_sums[query]);
+    return {weight, weight * (gradient - products[query]) * (T)problem.scale};
+}
+
+// dq: a block owns queries and goes through the keys
+template <class T>
+__device__ inline void gradient_of_queries(const T* q, const T* k, const T* v, const T* mask, const T* g,
+                                           const T* log_sums, const T* products, T* dq, const Walk<OPERANDS>& batch,
+                                           const Problem& problem) {
+    __shared__ Tiles<T> tiles;
+    for_tiles(batch.elements, problem.queries, problem.width, [&](u64 pair, u64 first, u64 column) {
+        Offsets<OPERANDS> at = offsets(batch, pair);
+        const T* masked = mask ? mask + at.at[MASK] : mask;
+        Matrix<T> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
+        Matrix<T> gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(first, 0);
+        Matrix<T> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
+        Matrix<T> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
+        const T* logs = log_sums + pair * problem.queries;
+        const T* sums_of = products + pair * problem.queries;
+        T sums[ROWS][COLUMNS] = {};
+        u64 end = problem.causal && first + TILE < problem.keys ? first + TILE : problem.keys;
+        for (u64 start = 0; start < end; start += TILE) {
+            T scores[ROWS], slopes[ROWS];
+            multiply(scores, queries, keys.from(start, 0), problem.width, tiles);
+            multiply(slopes, gradients, values.from(start, 0), problem.value_width, tiles);
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                tiles.weights[own(i)][lane()] = slope_of(problem, scores[i], slopes[i], masked, logs, sums_of,
+                                                         first + own(i), start + lane())
+                                                    .slope;
+            }
+            accumulate(sums, keys.from(start, column), tiles);
+        }
+        write(dq + at.at[DQ], problem.steps[DQ], first, problem.queries, column, problem.width, sums);
+    });
+}
+
+// dk and dv: a block owns keys and goes through the queries
+template <class T>
+__device__ inline void gradient_of_keys(const T* q, const T* k, const T* v, const T* mask, const T* g, const T* log_sums,
+                                        const T* products, T* dk, T* dv, const Walk<OPERANDS>& batch,
+                                        const Problem& problem) {
+    __shared__ Tiles<T> tiles;
+    u64 columns = problem.width > problem.value_width ? problem.width : problem.value_width;
+    for_tiles(batch.elements, problem.keys, columns, [&](u64 pair, u64 first, u64 column) {
+        Offsets<OPERANDS> at = offsets(batch, pair);
+        const T* masked = mask ? mask + at.at[MASK] : mask;
+        Matrix<T> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width);
+        Matrix<T> gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width);
+        Matrix<T> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width).from(first, 0);
+        Matrix<T> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width).from(first, 0);
+        const T* logs = log_sums + pair * problem.queries;
+        const T* sums_of = products + pair * problem.queries;
+        T key_sums[ROWS][COLUMNS] = {}, value_sums[ROWS][COLUMNS] = {};
+        for (u64 start = problem.causal ? first : 0; start < problem.queries; start += TILE) {
+            T scores[ROWS], slopes[ROWS];
+            multiply(scores, keys, queries.from(start, 0), problem.width, tiles);
+            multiply(slopes, values, gradients.from(start, 0), problem.value_width, tiles);
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                Slope<T> found = slope_of(problem, scores[i], slopes[i], masked, logs, sums_of, start + lane(),
+                                          first + own(i));
+                tiles.weights[own(i)][lane()] = found.weight;
+                slopes[i] = found.slope;
+            }
+            accumulate(value_sums, gradients.from(start, column), tiles);
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i) {
+                tiles.weights[own(i)][lane()] = slopes[i];
+            }
+            accumulate(key_sums, queries.from(start, column), tiles);
+        }
+        write(dk + at.at[DK], problem.steps[DK], first, problem.keys, column, problem.width, key_sums);
+        write(dv + at.at[DV], problem.steps[DV], first, problem.keys, column, problem.value_width, value_sums);
+    });
+}
+
+#define ATTENTION(T)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_##T(                                              \
+        const T* q, const T* k, const T* v, const T* mask, T* out, T* log_sums,                                       \
+        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {                      \
+        attention(q, k, v, mask, out, log_sums, batch, problem);                                                      \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_products_##T(                                     \
+        const T* out, const T* g, T* to, const __grid_constant__ Walk<OPERANDS> batch,                                \
+        const __grid_constant__ Problem problem) {                                                                    \
+        products(out, g, to, batch, problem);                                                                         \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_q_##T(                                       \
+        const T* q, const T* k, const T* v, const T* mask, const T* g, const T* log_sums, const T* products, T* dq,   \
+        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {                      \
+        gradient_of_queries(q, k, v, mask, g, log_sums, products, dq, batch, problem);                                \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_kv_##T(                                      \
+        const T* q, const T* k, const T* v, const T* mask, const T* g, const T* log_sums, const T* products, T* dk,   \
+        T* dv, const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {               \
+        gradient_of_keys(q, k, v, mask, g, log_sums, products, dk, dv, batch, problem);                               \
+    }
+#define KERNELS(T) ATTENTION(T)
+KERNELS(DTYPE)

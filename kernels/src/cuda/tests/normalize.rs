@@ -1,0 +1,112 @@
+//! Normalization by rows and its gradients.
+
+use super::*;
+use crate::{NormGrads, NormInput, NormRows, normalize, normalize_grad};
+
+/// Rows that are short and long, few and many, and those of groups.
+const ROWS: [(NormRows, usize); 8] = [
+    (NormRows { groups: 1, channels: 5, inner: 1 }, 3),
+    (NormRows { groups: 1, channels: 128, inner: 1 }, 40),
+    (NormRows { groups: 1, channels: 33, inner: 1 }, 1100),
+    (NormRows { groups: 1, channels: 700, inner: 1 }, 4),
+    (NormRows { groups: 1, channels: 20_000, inner: 1 }, 2),
+    (NormRows { groups: 2, channels: 3, inner: 7 }, 4),
+    (NormRows { groups: 3, channels: 2, inner: 600 }, 3),
+    (NormRows { groups: 4, channels: 9, inner: 1 }, 60),
+];
+
+struct Operands<T> {
+    x: Array<T>,
+    weight: Array<T>,
+    bias: Array<T>,
+    out: Array<T>,
+    mean: Array<T>,
+    rstd: Array<T>,
+}
+
+fn forward<T: Real>(stream: &Stream, (rows, n): (NormRows, usize), options: Options) -> Result<Operands<T>> {
+    let shape = [n, rows.groups, rows.channels, rows.inner];
+    let of = |seed, shape: &[usize]| Array::new(stream, &numbers::<T>(seed, shape.iter().product()), shape);
+    let operands = Operands {
+        x: of(1, &shape),
+        weight: of(2, &[rows.weights()]),
+        bias: of(3, &[rows.weights()]),
+        out: of(4, &shape),
+        mean: of(5, &[n, rows.groups]),
+        rstd: of(6, &[n, rows.groups]),
+    };
+    let input = NormInput {
+        x: operands.x.view(),
+        weight: options.affine.then(|| operands.weight.view()),
+        bias: options.affine.then(|| operands.bias.view()),
+    };
+    let mean = options.centred.then(|| operands.mean.view());
+    normalize(stream, "norm", rows, input, 1e-5, operands.out.view(), (mean, operands.rstd.view()))?;
+    Ok(operands)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    centred: bool,
+    affine: bool,
+}
+
+/// dx, dweight, dbias
+fn backward<T: Real>(stream: &Stream, at: (NormRows, usize), options: Options) -> Result<[Array<T>; 3]> {
+    let Operands { x, weight, mean, rstd, .. } = forward::<T>(stream, at, options)?;
+    let (shape, weights) = (x.layout.dims(), at.0.weights());
+    let g = Array::new(stream, &numbers::<T>(7, shape.iter().product()), &shape);
+    let dx = Array::full(stream, T::of(9.0), &shape);
+    let [dweight, dbias] = [(); 2].map(|()| Array::full(stream, T::of(9.0), &[weights]));
+    let to = NormGrads { x: Some(dx.view()), weight: Some(dweight.view()), bias: Some(dbias.view()) };
+    let weight = options.affine.then(|| weight.view());
+    let statistics = (options.centred.then(|| mean.view()), rstd.view());
+    normalize_grad(stream, "norm_grad", at.0, g.view(), (x.view(), weight), statistics, to)?;
+    Ok([dx, dweight, dbias])
+}
+
+fn norms_of<T: Real>(unit: f64) {
+    let Some(both) = both() else { return };
+    for at in ROWS {
+        for (centred, affine) in [(true, true), (false, true), (true, false)] {
+            let options = Options { centred, affine };
+            let tolerance = unit * (at.0.row() as f64).sqrt();
+            both.close(tolerance, ("out", T::DTYPE, at, options), |stream| {
+                Ok(forward::<T>(stream, at, options)?.out)
+            });
+            both.close(tolerance, ("rstd", T::DTYPE, at, options), |stream| {
+                Ok(forward::<T>(stream, at, options)?.rstd)
+            });
+            both.close(tolerance, ("mean", T::DTYPE, at, options), |stream| {
+                Ok(forward::<T>(stream, at, options)?.mean)
+            });
+            for (which, what) in ["dx", "dweight", "dbias"].into_iter().enumerate() {
+                let tolerance = 4.0 * unit * (at.0.row().max(at.1 * at.0.inner) as f64).sqrt();
+                both.close(tolerance, (what, T::DTYPE, at, options), |stream| {
+                    let mut all = Vec::from(backward::<T>(stream, at, options)?);
+                    Ok(all.swap_remove(which))
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_and_gradients_of_f32() {
+    norms_of::<f32>(2e-6);
+}
+
+#[test]
+fn norms_and_gradients_of_f64() {
+    norms_of::<f64>(1e-14);
+}
+
+#[test]
+fn no_rows_have_gradients_of_zero() {
+    let Some(both) = both() else { return };
+    let rows = NormRows { groups: 1, channels: 4, inner: 1 };
+    both.same("dweight", |stream| {
+        let [_, dweight, _] = backward::<f32>(stream, (rows, 0), Options { centred: true, affine: true })?;
+        Ok(dweight)
+    });
+}

@@ -1,0 +1,55 @@
+//! Cumulative sums and rotations.
+
+use super::*;
+use crate::{Rotation, cumsum, rotary};
+
+fn sums_of<T: Real>(unit: f64) {
+    let Some(both) = both() else { return };
+    for shape in SHAPES {
+        for (axis, how) in
+            [(0, Stored::Dense), (1, Stored::Dense), (0, Stored::Transposed), (1, Stored::Narrowed)]
+        {
+            for reverse in [false, true] {
+                let tolerance = unit * shape[axis as usize] as f64;
+                both.close(tolerance, (T::DTYPE, shape, axis, how, reverse), |stream| {
+                    let x = stored::<T>(stream, 1, shape, how);
+                    let out = stored::<T>(stream, 2, shape, Stored::Dense);
+                    cumsum(stream, x.view(), axis, reverse, out.view()).map(|()| out)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn cumulative_sums() {
+    sums_of::<f32>(1e-6);
+    sums_of::<f64>(1e-14);
+    sums_of::<i64>(0.0);
+}
+
+fn rotations_of<T: Real>(tolerance: f64) {
+    let Some(both) = both() else { return };
+    for [rows, half] in [[1, 1], [5, 3], [40, 32], [300, 64]] {
+        for how in [Stored::Dense, Stored::Transposed, Stored::Narrowed] {
+            for (interleaved, inverse) in [(false, false), (true, false), (false, true), (true, true)] {
+                both.close(tolerance, (T::DTYPE, rows, half, how, interleaved, inverse), |stream| {
+                    let x = stored::<T>(stream, 1, [rows, 2 * half], how);
+                    let (cos, sin) = (
+                        stored::<T>(stream, 2, [rows, half], Stored::Row),
+                        stored::<T>(stream, 3, [rows, half], Stored::Dense),
+                    );
+                    let out = stored::<T>(stream, 4, [rows, 2 * half], Stored::Narrowed);
+                    let rotation = Rotation { interleaved, inverse };
+                    rotary(stream, x.view(), (cos.view(), sin.view()), rotation, out.view()).map(|()| out)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn rotations() {
+    rotations_of::<f32>(1e-6);
+    rotations_of::<f64>(1e-14);
+}

@@ -1,0 +1,220 @@
+//! Scaled dot-product attention without a matrix of scores.
+
+use device::{DType, Result, Stream};
+use kernels::{AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Dims, Layout};
+
+use crate::Tensor;
+use crate::check::{has_dtype, invalid, is_float, same_device, same_kind, shape_mismatch};
+use crate::elementwise::inverse;
+
+const OP: &str = "scaled_dot_product_attention";
+
+/// Which keys a query attends to, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Attention {
+    /// Whether query `i` sees the keys `0..=i` only.
+    pub is_causal: bool,
+    /// What products of queries and keys are multiplied with; `1 / sqrt(d)` if not given.
+    pub scale: Option<f64>,
+    /// Truth values, false for a key that is not seen, or numbers that are added to the scaled products. It broadcasts to
+    /// `[.., s, t]`. Gradients do not flow to it.
+    pub mask: Option<Tensor>,
+}
+
+/// What attention gives: its result, and what its gradient needs.
+#[derive(Clone, Debug)]
+pub struct Attended {
+    /// The weighted means of the values, `[.., s, e]`.
+    pub out: Tensor,
+    /// The logarithm of the sum of the exponentials of each query's scores, `[.., s]`; infinite if it sees no key.
+    pub log_sums: Tensor,
+}
+
+impl Attention {
+    /// The factor of the products for queries of `width` elements.
+    pub fn scale_for(&self, width: usize) -> f64 {
+        self.scale.unwrap_or_else(|| if width == 0 { 1.0 } else { 1.0 / (width as f64).sqrt() })
+    }
+
+    /// The mask as numbers to add, broadcast to the scores of `q` and `k`; none if there is none.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch` unless the mask is Bool or of the queries' type, `DeviceMismatch`.
+    pub fn added_mask(&self, q: &Tensor, k: &Tensor) -> Result<Option<Tensor>> {
+        let Some(mask) = &self.mask else { return Ok(None) };
+        same_device(OP, q, mask)?;
+        let (&[ref leading @ .., queries, _], &[.., keys, _]) = (q.shape(), k.shape()) else {
+            return Err(shape_mismatch(OP, q.shape(), k.shape()));
+        };
+        let shape: Dims = leading.iter().copied().chain([queries, keys]).collect();
+        let mask = if mask.dtype() == DType::Bool {
+            let of = |value: f64| Tensor::full(&[], value, q.dtype(), q.device());
+            Tensor::where_cond(mask, &of(0.0)?, &of(f64::NEG_INFINITY)?)?
+        } else {
+            has_dtype(OP, mask, q.dtype())?;
+            mask.clone()
+        };
+        Ok(Some(mask.expand(&shape)?))
+    }
+
+    /// `softmax(scale q k^T + mask) v`. A query that sees no key gives 0.
+    ///
+    /// Shapes: `q [.., s, d]`, `k [.., t, d]`, `v [.., t, e]` -> `[.., s, e]`, with equal leading axes. The result lies in
+    /// memory in the order of the queries.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `DTypeUnsupported` unless floating-point; `InvalidArgument` for
+    /// a mask of a causal attention.
+    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Attended> {
+        let (&[.., queries, _], &[.., value_width]) = (q.shape(), v.shape()) else {
+            return Err(shape_mismatch(OP, q.shape(), v.shape()));
+        };
+        let mut shape = Dims::from_slice(&q.shape()[..q.rank() - 2]);
+        shape.extend([queries, value_width]);
+        crate::check::elements_of(OP, &shape)?;
+        let layout = like(&shape, q)?;
+        let out = Tensor::empty(&shape, q.dtype(), q.device())?.with_layout(layout);
+        let log_sums = self.forward_to(q, k, v, &out)?;
+        Ok(Attended { out, log_sums })
+    }
+
+    fn forward_to(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &Tensor) -> Result<Tensor> {
+        is_float(OP, q)?;
+        same_kind(OP, q, k)?;
+        same_kind(OP, q, v)?;
+        if self.is_causal && self.mask.is_some() {
+            return Err(invalid(OP, "mask", "none, for a causal attention", "a mask"));
+        }
+        let mask = self.added_mask(q, k)?;
+        Stream::with_current(q.device(), |stream| {
+            let rows = Layout::contiguous(&q.shape()[..q.rank() - 1]);
+            let log_sums = Tensor::allocate(stream, rows, q.dtype)?;
+            let (kind, input) = self.input(q, k, v, mask.as_ref());
+            let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
+            kernels::attention(stream, kind, input, result)?;
+            Ok(log_sums)
+        })
+    }
+
+    fn input<'a>(
+        &self,
+        q: &'a Tensor,
+        k: &'a Tensor,
+        v: &'a Tensor,
+        mask: Option<&'a Tensor>,
+    ) -> (AttentionKind, AttentionInput<'a>) {
+        let width = q.shape().last().copied().unwrap_or(0);
+        let kind = AttentionKind { causal: self.is_causal, scale: self.scale_for(width) };
+        (kind, AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: mask.map(Tensor::view) })
+    }
+
+    /// The gradients of queries, keys and values from the gradient `g` of the result.
+    ///
+    /// # Errors
+    /// As [`Attention::forward`].
+    pub fn backward(&self, [q, k, v]: [&Tensor; 3], attended: &Attended, g: &Tensor) -> Result<[Tensor; 3]> {
+        let fresh = |x: &Tensor| -> Result<Tensor> {
+            Ok(Tensor::empty(x.shape(), x.dtype(), x.device())?.with_layout(like(x.shape(), x)?))
+        };
+        let to = [fresh(q)?, fresh(k)?, fresh(v)?];
+        self.backward_to([q, k, v], attended, g, &to)?;
+        Ok(to)
+    }
+
+    fn backward_to(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        Attended { out, log_sums }: &Attended,
+        g: &Tensor,
+        [dq, dk, dv]: &[Tensor; 3],
+    ) -> Result<()> {
+        same_kind(OP, q, g)?;
+        let mask = self.added_mask(q, k)?;
+        Stream::with_current(q.device(), |stream| {
+            let products = Tensor::allocate(stream, Layout::contiguous(log_sums.shape()), q.dtype)?;
+            let (kind, input) = self.input(q, k, v, mask.as_ref());
+            let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
+            let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };
+            kernels::attention_grad(stream, kind, input, result, (g.view(), products.view()), to)
+        })
+    }
+
+    /// Attention of a sequence to itself, from queries, keys and values that lie side by side.
+    ///
+    /// Shapes: `[.., s, 3 h d]`, the queries of all heads first, gives `[.., s, h d]` and sums of `[.., h, s]`.
+    ///
+    /// # Errors
+    /// As [`Attention::forward`]; `InvalidArgument` if the last axis is not divided by three times the heads.
+    pub fn forward_packed(&self, qkv: &Tensor, heads: usize) -> Result<Attended> {
+        let [q, k, v] = unpack(qkv, heads)?;
+        let (&[ref leading @ .., sequence, packed], &[.., width]) = (qkv.shape(), q.shape()) else {
+            return Err(shape_mismatch(OP, qkv.shape(), q.shape()));
+        };
+        let shape: Dims = leading.iter().copied().chain([sequence, heads, width]).collect();
+        let out = Tensor::empty(&shape, qkv.dtype(), qkv.device())?;
+        let log_sums = self.forward_to(&q, &k, &v, &out.transpose(-3, -2)?)?;
+        let shape: Dims = leading.iter().copied().chain([sequence, packed / 3]).collect();
+        Ok(Attended { out: out.reshape(&shape)?, log_sums })
+    }
+
+    /// The gradient of [`Attention::forward_packed`] for its input.
+    ///
+    /// # Errors
+    /// As [`Attention::forward_packed`].
+    pub fn backward_packed(
+        &self,
+        qkv: &Tensor,
+        heads: usize,
+        attended: &Attended,
+        g: &Tensor,
+    ) -> Result<Tensor> {
+        let [q, k, v] = unpack(qkv, heads)?;
+        let to = Tensor::empty(qkv.shape(), qkv.dtype(), qkv.device())?;
+        let by_heads = |x: &Tensor| split_heads(x, heads);
+        let attended = Attended { out: by_heads(&attended.out)?, log_sums: attended.log_sums.clone() };
+        self.backward_to([&q, &k, &v], &attended, &by_heads(g)?, &unpack(&to, heads)?)?;
+        Ok(to)
+    }
+}
+
+/// The queries, keys and values `[.., h, s, d]` of `[.., s, 3 h d]`, as views.
+fn unpack(qkv: &Tensor, heads: usize) -> Result<[Tensor; 3]> {
+    let packed = qkv.shape().last().copied().unwrap_or(0);
+    if qkv.rank() < 2 || heads == 0 || packed % (3 * heads) != 0 {
+        let value = format_args!("shape {:?} for {heads} heads", qkv.shape());
+        return Err(invalid(OP, "qkv", "three times the heads' width", value));
+    }
+    let part = |index: usize| split_heads(&qkv.narrow(-1, index * packed / 3, packed / 3)?, heads);
+    Ok([part(0)?, part(1)?, part(2)?])
+}
+
+/// `[.., s, h d]` as `[.., h, s, d]`.
+fn split_heads(x: &Tensor, heads: usize) -> Result<Tensor> {
+    let mut shape = Dims::from_slice(x.shape());
+    let width = shape.pop().unwrap_or(0);
+    shape.extend([heads, width / heads.max(1)]);
+    x.reshape(&shape)?.transpose(-3, -2)
+}
+
+/// A layout of this shape without gaps, in the order in which the axes of `x` lie.
+fn like(shape: &[usize], x: &Tensor) -> Result<Layout> {
+    let mut order: Dims = (0..shape.len()).collect();
+    order.sort_by_key(|&axis| std::cmp::Reverse(x.strides()[axis]));
+    let stored: Dims = order.iter().map(|&axis| shape[axis]).collect();
+    Layout::contiguous(&stored).permute(OP, &inverse(&order))
+}
+
+impl Tensor {
+    /// `softmax(scale q k^T + mask) v` for `self` the queries, see [`Attention::forward`].
+    ///
+    /// # Errors
+    /// As [`Attention::forward`].
+    pub fn scaled_dot_product_attention(
+        &self,
+        k: &Tensor,
+        v: &Tensor,
+        attention: &Attention,
+    ) -> Result<Tensor> {
+        Ok(attention.forward(self, k, v)?.out)
+    }
+}

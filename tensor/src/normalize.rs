@@ -1,0 +1,244 @@
+//! Normalization by rows: layer norm, RMS norm, group norm.
+
+use device::{DType, Result, Stream};
+use kernels::{Layout, NormGrads, NormInput, NormRows};
+
+use crate::Tensor;
+use crate::check::{invalid, is_float, same_kind, shape_mismatch};
+
+/// Which elements of a tensor are normalized together: made for one shape by [`Norm::layer`], [`Norm::rms`] or
+/// [`Norm::group`].
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    op: &'static str,
+    rows: NormRows,
+    centred: bool,
+    eps: f64,
+}
+
+/// What a normalization gives: its result, and the statistics that its gradient needs.
+#[derive(Clone, Debug)]
+pub struct Normalized {
+    /// The normalized elements, of the input's shape.
+    pub out: Tensor,
+    /// The mean of each row; none if rows are not centred.
+    pub mean: Option<Tensor>,
+    /// The inverse of each row's deviation.
+    pub rstd: Tensor,
+}
+
+/// The gradients of a normalization, as far as they were wanted.
+#[derive(Clone, Debug, Default)]
+pub struct NormGradients {
+    /// The gradient of the elements.
+    pub x: Option<Tensor>,
+    /// The gradient of the weight.
+    pub weight: Option<Tensor>,
+    /// The gradient of the bias.
+    pub bias: Option<Tensor>,
+}
+
+impl Norm {
+    /// Each row over the last axes, whose sizes are `normalized_shape`, is brought to mean 0 and variance 1.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless floating-point, `ShapeMismatch` unless the last axes have these sizes,
+    /// `InvalidArgument` for no axes.
+    pub fn layer(x: &Tensor, normalized_shape: &[usize], eps: f64) -> Result<Norm> {
+        Ok(Norm { op: "layer_norm", rows: trailing("layer_norm", x, normalized_shape)?, centred: true, eps })
+    }
+
+    /// Each row over the last axes is divided by the root of the mean of its squares. Without `eps` it is the difference
+    /// between 1 and the next larger number of the type.
+    ///
+    /// # Errors
+    /// As [`Norm::layer`].
+    pub fn rms(x: &Tensor, normalized_shape: &[usize], eps: Option<f64>) -> Result<Norm> {
+        let smallest = if x.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+        let rows = trailing("rms_norm", x, normalized_shape)?;
+        Ok(Norm { op: "rms_norm", rows, centred: false, eps: eps.unwrap_or(smallest) })
+    }
+
+    /// The channels, axis 1, are cut into groups; each group of each element of axis 0 is brought to mean 0 and variance 1.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless floating-point, `InvalidArgument` for less than two axes and for channels that are not
+    /// divided by the groups.
+    pub fn group(x: &Tensor, groups: usize, eps: f64) -> Result<Norm> {
+        const OP: &str = "group_norm";
+        is_float(OP, x)?;
+        let &[_, channels, ref inner @ ..] = x.shape() else {
+            return Err(invalid(OP, "input", "of rank 2 or more", format_args!("shape {:?}", x.shape())));
+        };
+        if groups == 0 || channels % groups != 0 {
+            let value = format_args!("{groups} for {channels} channels");
+            return Err(invalid(OP, "num_groups", "a divisor of the channels", value));
+        }
+        let rows = NormRows { groups, channels: channels / groups, inner: inner.iter().product() };
+        Ok(Norm { op: OP, rows, centred: true, eps })
+    }
+
+    /// The name of the op.
+    pub fn op(&self) -> &'static str {
+        self.op
+    }
+
+    /// How the tensor is cut into rows.
+    pub fn rows(&self) -> NormRows {
+        self.rows
+    }
+
+    /// Whether the mean of each row is subtracted.
+    pub fn is_centred(&self) -> bool {
+        self.centred
+    }
+
+    /// What is added to the variance.
+    pub fn eps(&self) -> f64 {
+        self.eps
+    }
+
+    /// Normalizes, multiplies with the weight and adds the bias.
+    ///
+    /// Shapes: weight and bias have an element for each place of a row (layer norm, RMS norm) or for each channel.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    pub fn forward(&self, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<Normalized> {
+        let x = x.contiguous()?;
+        let [weight, bias] = [self.parameter(&x, weight)?, self.parameter(&x, bias)?];
+        Stream::with_current(x.device(), |stream| {
+            let allocate = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), x.dtype);
+            let rows = x.elements().checked_div(self.rows.row()).unwrap_or(0);
+            let out = allocate(x.shape())?;
+            let mean = if self.centred { Some(allocate(&[rows])?) } else { None };
+            let rstd = allocate(&[rows])?;
+            let [weight, bias] = [&weight, &bias].map(|given| given.as_ref().map(Tensor::view));
+            let input = NormInput { x: x.view(), weight, bias };
+            let statistics = (mean.as_ref().map(Tensor::view), rstd.view());
+            kernels::normalize(stream, self.op, self.rows, input, self.eps, out.view(), statistics)?;
+            Ok(Normalized { out, mean, rstd })
+        })
+    }
+
+    /// The gradients for elements, weight and bias, as `wanted`, from the gradient `g` of the result.
+    ///
+    /// Gradients of weight and bias are vectors with an element for each weight.
+    ///
+    /// # Errors
+    /// As [`Norm::forward`].
+    pub fn backward(
+        &self,
+        g: &Tensor,
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        (mean, rstd): (Option<&Tensor>, &Tensor),
+        wanted: [bool; 3],
+    ) -> Result<NormGradients> {
+        same_kind(self.op, x, g)?;
+        if g.shape() != x.shape() {
+            return Err(shape_mismatch(self.op, x.shape(), g.shape()));
+        }
+        let (g, x, weight) = (g.contiguous()?, x.contiguous()?, self.parameter(x, weight)?);
+        Stream::with_current(x.device(), |stream| {
+            let allocate = |wanted: bool, shape: &[usize]| {
+                let fresh = || Tensor::allocate(stream, Layout::contiguous(shape), x.dtype);
+                wanted.then(fresh).transpose()
+            };
+            let weights = [self.rows.weights()];
+            let to = NormGradients {
+                x: allocate(wanted[0], x.shape())?,
+                weight: allocate(wanted[1], &weights)?,
+                bias: allocate(wanted[2], &weights)?,
+            };
+            let [dx, dweight, dbias] =
+                [&to.x, &to.weight, &to.bias].map(|target| target.as_ref().map(Tensor::view));
+            kernels::normalize_grad(
+                stream,
+                self.op,
+                self.rows,
+                g.view(),
+                (x.view(), weight.as_ref().map(Tensor::view)),
+                (mean.map(Tensor::view), rstd.view()),
+                NormGrads { x: dx, weight: dweight, bias: dbias },
+            )?;
+            Ok(to)
+        })
+    }
+
+    fn parameter(&self, x: &Tensor, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
+        let Some(parameter) = parameter else { return Ok(None) };
+        same_kind(self.op, x, parameter)?;
+        if parameter.elements() != self.rows.weights() {
+            return Err(shape_mismatch(self.op, x.shape(), parameter.shape()));
+        }
+        parameter.contiguous().map(Some)
+    }
+}
+
+/// Rows over the last axes.
+fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<NormRows> {
+    is_float(op, x)?;
+    if normalized_shape.is_empty() {
+        return Err(invalid(op, "normalized_shape", "of one axis or more", "[]"));
+    }
+    if !x.shape().ends_with(normalized_shape) {
+        return Err(shape_mismatch(op, x.shape(), normalized_shape));
+    }
+    Ok(NormRows { groups: 1, channels: normalized_shape.iter().product(), inner: 1 })
+}
+
+impl Tensor {
+    /// `(self - mean) / sqrt(variance + eps) * weight + bias` of each row over the last axes, of sizes `normalized_shape`.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1.0_f64, 3.0, 5.0, 5.0], &[2, 2], &Device::cpu())?;
+    /// let y = x.layer_norm(&[2], None, None, 0.0)?.narrow(0, 0, 1)?;
+    /// assert_eq!(y.to_vec::<f64>()?, [-1.0, 1.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Norm::layer`] and [`Norm::forward`].
+    pub fn layer_norm(
+        &self,
+        normalized_shape: &[usize],
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
+        Ok(Norm::layer(self, normalized_shape, eps)?.forward(self, weight, bias)?.out)
+    }
+
+    /// `self / sqrt(mean(self^2) + eps) * weight` of each row over the last axes, of sizes `normalized_shape`.
+    ///
+    /// # Errors
+    /// Those of [`Norm::rms`] and [`Norm::forward`].
+    pub fn rms_norm(
+        &self,
+        normalized_shape: &[usize],
+        weight: Option<&Tensor>,
+        eps: Option<f64>,
+    ) -> Result<Tensor> {
+        Ok(Norm::rms(self, normalized_shape, eps)?.forward(self, weight, None)?.out)
+    }
+
+    /// [`Tensor::layer_norm`] over the elements of each group of channels, with a weight and a bias for each channel.
+    ///
+    /// Shapes: `[n, c, ..]`, weight and bias `[c]`.
+    ///
+    /// # Errors
+    /// Those of [`Norm::group`] and [`Norm::forward`].
+    pub fn group_norm(
+        &self,
+        groups: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
+        Ok(Norm::group(self, groups, eps)?.forward(self, weight, bias)?.out)
+    }
+}

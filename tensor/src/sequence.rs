@@ -1,0 +1,86 @@
+//! Cumulative sums, and rotation by place.
+
+use device::{DType, Result};
+use kernels::{Dims, Layout, Rotation, normalize_axis};
+
+use crate::Tensor;
+use crate::check::{invalid, is_float, same_kind};
+
+impl Tensor {
+    /// The sums of the elements up to each place of `axis`; bool and u8 sum to i64.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1_i64, 2, 3], &[3], &Device::cpu())?;
+    /// assert_eq!(x.cumsum(0)?.to_vec::<i64>()?, [1, 3, 6]);
+    /// assert_eq!(x.cumsum_from_end(0)?.to_vec::<i64>()?, [6, 5, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`.
+    pub fn cumsum(&self, axis: isize) -> Result<Tensor> {
+        self.cumulated(axis, false)
+    }
+
+    /// The sums of the elements from each place of `axis` to its end: the gradient of [`Tensor::cumsum`].
+    ///
+    /// # Errors
+    /// `AxisOutOfRange`.
+    pub fn cumsum_from_end(&self, axis: isize) -> Result<Tensor> {
+        self.cumulated(axis, true)
+    }
+
+    fn cumulated(&self, axis: isize, reverse: bool) -> Result<Tensor> {
+        if matches!(self.dtype, DType::Bool | DType::U8) {
+            return self.to_dtype(DType::I64)?.cumulated(axis, reverse);
+        }
+        if self.rank() == 0 {
+            normalize_axis("cumsum", axis, 1)?;
+            return Ok(self.clone());
+        }
+        Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
+            kernels::cumsum(stream, self.view(), axis, reverse, out)
+        })
+    }
+
+    /// Turns the pairs `(i, i + d / 2)` of the last axis by the angles whose cosines and sines are given, or the pairs
+    /// `(2 i, 2 i + 1)` with `interleaved`; `inverse` turns them back.
+    ///
+    /// Shapes: `[.., s, d]` with an even `d`; `cos` and `sin` broadcast to `[.., s, d / 2]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an odd `d`; `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless
+    /// floating-point.
+    pub fn rotary_embedding(
+        &self,
+        cos: &Tensor,
+        sin: &Tensor,
+        interleaved: bool,
+        inverse: bool,
+    ) -> Result<Tensor> {
+        const OP: &str = "rotary_embedding";
+        is_float(OP, self)?;
+        same_kind(OP, self, cos)?;
+        same_kind(OP, self, sin)?;
+        let mut shape = Dims::from_slice(self.shape());
+        match shape.last_mut() {
+            Some(width) if width.is_multiple_of(2) => *width /= 2,
+            _ => {
+                return Err(invalid(
+                    OP,
+                    "input",
+                    "an even last axis",
+                    format_args!("shape {:?}", self.shape()),
+                ));
+            }
+        }
+        let (cos, sin) = (cos.expand(&shape)?, sin.expand(&shape)?);
+        Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
+            let rotation = Rotation { interleaved, inverse };
+            kernels::rotary(stream, self.view(), (cos.view(), sin.view()), rotation, out)
+        })
+    }
+}

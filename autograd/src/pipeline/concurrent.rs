@@ -115,7 +115,7 @@ impl ConcurrentBatches {
                     let taken = std::mem::replace(&mut *slot.lock(), Work::Running);
                     if let Work::Given(batch) = taken {
                         let done = run(index, batch);
-                        *slot.lock() = Work::Done(done);
+                        *slot.lock() = Work::Done(Box::new(done));
                     }
                 }
             });
@@ -136,7 +136,7 @@ type Slot<B> = SpinLock<Work<B>>;
 enum Work<B> {
     Given(B),
     Running,
-    Done(Result<Done>),
+    Done(Box<Result<Done>>),
 }
 
 /// Collects results in batch order.
@@ -150,7 +150,7 @@ fn finish<B>(work: Vec<Slot<B>>, lanes: usize, panics: &[(usize, Panicked)]) -> 
             let message = panics.iter().find(|panic| panic.0 == lane).map(|panic| panic.1.message.clone());
             return Err(Error::LanePanicked { lane, message: message.unwrap_or_default() });
         };
-        let done = done?;
+        let done = (*done)?;
         losses.push(done.loss);
         match &mut gradients {
             Some(sum) => sum.merge(done.gradients)?,

@@ -195,7 +195,7 @@ unsafe fn add_patches<T: Lanes>(
 
 // Adds a row of `len` elements to every `step`-th one.
 #[inline(always)]
-pub(super) unsafe fn add_run<T: Lanes>(len: usize, from: *const T, to: *mut T, step: usize) {
+unsafe fn add_run<T: Lanes>(len: usize, from: *const T, to: *mut T, step: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         if step == 1 {

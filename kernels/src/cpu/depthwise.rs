@@ -1,7 +1,6 @@
 //! Convolutions whose filters see one channel each: there is nothing to gain from a product, so they are done directly, in
 //! runs of places along a row.
 
-use super::conv::add_run;
 use super::lanes::{Lanes, simd_for, with_scratch};
 use super::patches::pad;
 use crate::conv::Geometry;
@@ -132,8 +131,7 @@ pub(super) unsafe fn input_grad<T: Lanes>(
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
     for_range(workers, geometry.images * groups, 1, &|range| {
-        with_scratch(channel.room + width, |padded: *mut T| {
-            let line = padded.wrapping_add(channel.room);
+        with_scratch(channel.size, |padded: *mut T| {
             simd_for::<T, _>(
                 #[inline(always)]
                 || {
@@ -151,11 +149,9 @@ pub(super) unsafe fn input_grad<T: Lanes>(
                                 let to = padded
                                     .add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
                                 for y in 0..height {
-                                    for x in 0..width {
-                                        *line.add(x) = weight.mul(*g.add(y * width + x));
-                                    }
+                                    let g = std::slice::from_raw_parts(g.add(y * width), width);
                                     let to = to.add(y * window.stride[0] * channel.width);
-                                    add_run(width, line, to, window.stride[1]);
+                                    add_weighted(weight, g, to, window.stride[1]);
                                 }
                             }
                             let inner = padded.add(window.padding[0] * channel.width + window.padding[1]);
@@ -169,6 +165,24 @@ pub(super) unsafe fn input_grad<T: Lanes>(
             );
         });
     });
+}
+
+// Adds a row of g times a weight to every `step`-th element.
+#[inline(always)]
+unsafe fn add_weighted<T: Lanes>(weight: T, g: &[T], to: *mut T, step: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if step == 1 {
+            for (to, &g) in std::slice::from_raw_parts_mut(to, g.len()).iter_mut().zip(g) {
+                *to = to.add(weight.mul(g));
+            }
+        } else {
+            for (e, &g) in g.iter().enumerate() {
+                let to = to.add(e * step);
+                *to = (*to).add(weight.mul(g));
+            }
+        }
+    }
 }
 
 /// # Safety
@@ -235,15 +249,29 @@ unsafe fn add_row<T: Lanes>(
             unsafe {
                 let from = from.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
                 let sums = &mut *sums.add((i * kw + j) * RUN).cast::<[T; RUN]>();
-                let term = |x: usize| (*from.add(x * window.stride[1])).mul(*g.add(x));
-                let mut x = 0;
-                while x + RUN <= width {
-                    sums.iter_mut().enumerate().for_each(|(e, sum)| *sum = sum.add(term(x + e)));
-                    x += RUN;
+                // Vectors where what is seen lies side by side.
+                if window.stride[1] == 1 {
+                    add_products(width, sums, |x| (*from.add(x)).mul(*g.add(x)));
+                } else {
+                    add_products(width, sums, |x| (*from.add(x * window.stride[1])).mul(*g.add(x)));
                 }
-                sums.iter_mut().enumerate().take(width - x).for_each(|(e, sum)| *sum = sum.add(term(x + e)));
             }
         }
+    }
+}
+
+// Adds `width` terms to a run of sums, in turn.
+#[inline(always)]
+fn add_products<T: Lanes>(width: usize, sums: &mut [T; RUN], term: impl Fn(usize) -> T) {
+    let mut x = 0;
+    while x + RUN <= width {
+        for (e, sum) in sums.iter_mut().enumerate() {
+            *sum = sum.add(term(x + e));
+        }
+        x += RUN;
+    }
+    for (e, sum) in sums.iter_mut().enumerate().take(width - x) {
+        *sum = sum.add(term(x + e));
     }
 }
 

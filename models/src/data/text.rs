@@ -18,7 +18,7 @@ use crate::random::{self, SplitMix};
 /// assert_eq!(text.vocabulary(), [' ', 'b', 'e', 'n', 'o', 'r', 't']);
 /// assert_eq!(text.decode(&text.encode("bee")?)?, "bee");
 /// let (train, validation) = text.split(0.25)?;
-/// assert_eq!((train.len(), validation.len()), (14, 4));
+/// assert_eq!((train.len(), validation.len()), (13, 5));
 /// let batch = train.windows(5, 2, 7)?.batch(0, &device::Device::cpu())?;
 /// assert_eq!((batch.tokens.shape(), batch.targets.shape()), (&[2, 5][..], &[2, 5][..]));
 /// # Ok(())

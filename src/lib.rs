@@ -51,9 +51,10 @@ pub use device::{
 };
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, Batch, Batches, Digits, Dropout, Flatten, Gelu, InMemory, Linear,
-    LinearOptions, Module, Optimizer, OptimizerState, Parts, Relu, Sequential, Sgd, SgdOptions, Sigmoid,
-    Silu, StepBatches, Tanh, Workload, accuracy, checkpoint, clip_grad_norm, compare, correct, cross_entropy,
-    digits_mlp, mlp, mse, workloads,
+    LinearOptions, Lion, LionOptions, LrSchedule, Module, Optimizer, OptimizerState, Parts, Relu, RmsProp,
+    RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Workload, accuracy,
+    checkpoint, clip_grad_norm, clip_grad_value, compare, correct, cross_entropy, digits_mlp, mlp, mse,
+    workloads,
 };
 pub use tensor::{
     Explore, ExploreReport, Generator, Layout, RandomKey, Scalar, Tensor, explore, explore_all, next_key,

@@ -47,7 +47,7 @@ pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
-pub use optim::{AdamStep, AdamUpdate, SgdStep, SgdUpdate, adam_step, sgd_step};
+pub use optim::{AdamStep, LionStep, RmsPropStep, Rule, SgdStep, Update, optimizer_step};
 pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
 pub use reduce::{ReduceOp, argmax, logsumexp, reduce, var};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};

@@ -43,9 +43,10 @@ mod view;
 pub use device::{DType, Device, Element, Error, Result, Stream};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
-    AdamStep, BinaryOp, CompareOp, Layout, RandomKey, Scalar, SgdStep, UnaryOp, View, preload,
+    AdamStep, BinaryOp, CompareOp, Layout, LionStep, RandomKey, RmsPropStep, Rule, Scalar, SgdStep, UnaryOp,
+    View, preload,
 };
-pub use optim::{AdamUpdate, SgdUpdate, adam_step, sgd_step};
+pub use optim::{Update, optimizer_step};
 pub use random::{Generator, next_key, seed, with_generator};
 pub use tensor::Tensor;
 pub use unary::Gelu;

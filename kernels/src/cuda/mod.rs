@@ -17,7 +17,7 @@ pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rows;
 pub(crate) mod softmax;
-mod walk;
+pub(crate) mod walk;
 
 /// The kernel of `$op` for elements of a type; truth values are bytes.
 macro_rules! by_dtype {

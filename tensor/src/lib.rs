@@ -32,6 +32,8 @@ mod index;
 mod inplace;
 mod loss;
 mod matmul;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 mod optim;
 mod random;
 mod reduce;

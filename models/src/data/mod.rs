@@ -1,9 +1,10 @@
-//! Data sets in memory and the batches made of them.
+//! Data sets in memory, the batches made of them, and arrays in files.
 
 mod batches;
 mod csv;
 mod digits;
 mod in_memory;
+pub mod npy;
 
 pub use batches::{Batch, Batches, Epoch, StepBatches};
 pub use digits::Digits;

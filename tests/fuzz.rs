@@ -298,24 +298,32 @@ fn damaged_checkpoints_are_errors_that_change_nothing() {
 /// A damaged `.npy` file is an array, which then is written and read as the same one, or an error.
 #[test]
 fn damaged_arrays_are_errors() {
+    struct Arrays {
+        device: Device,
+        sound: Vec<Vec<u8>>,
+        /// Arrays, and errors.
+        outcomes: [u32; 2],
+    }
     let device = Device::cpu_with(CpuConfig { threads: Some(1), ..CpuConfig::default() });
-    let sound = [DType::F32, DType::F64, DType::I64, DType::U8, DType::Bool]
-        .map(|dtype| npy::to_bytes(&Tensor::zeros(&[2, 3], dtype, &device).unwrap()).unwrap());
-    let outcomes = Mutex::new([0_u32; 2]);
+    let bytes = |dtype| npy::to_bytes(&Tensor::zeros(&[2, 3], dtype, &device).unwrap()).unwrap();
+    let sound = [DType::F32, DType::F64, DType::I64, DType::U8, DType::Bool].map(bytes).into();
+    let arrays = Mutex::new(Arrays { device, sound, outcomes: [0; 2] });
     bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
         let random = &mut Random::of(bytes);
+        let Arrays { device, sound, outcomes } = &mut *arrays.lock().unwrap();
         let mut bytes = sound[random.below(sound.len())].clone();
         (0..random.below(4)).for_each(|_| damage(random, &mut bytes, 74));
-        let outcome = npy::parse("fuzz", &bytes, &device);
-        outcomes.lock().unwrap()[usize::from(outcome.is_err())] += 1;
+        let outcome = npy::parse("fuzz", &bytes, device);
+        outcomes[usize::from(outcome.is_err())] += 1;
         match outcome {
             Ok(array) => {
-                let again = npy::parse("again", &npy::to_bytes(&array).unwrap(), &device).unwrap();
+                let written = npy::to_bytes(&array).unwrap();
+                let again = npy::parse("again", &written, device).unwrap();
                 assert_eq!((again.shape(), again.dtype()), (array.shape(), array.dtype()));
-                assert_eq!(npy::to_bytes(&again).unwrap(), npy::to_bytes(&array).unwrap());
+                assert_eq!(npy::to_bytes(&again).unwrap(), written);
             }
             Err(error) => assert!(!error.to_string().is_empty()),
         }
     });
-    assert!(outcomes.into_inner().unwrap().iter().all(|&count| count > 0));
+    assert!(arrays.into_inner().unwrap().outcomes.iter().all(|&count| count > 0));
 }

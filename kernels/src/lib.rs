@@ -10,7 +10,7 @@
 //!
 //! On a CUDA device each launcher enqueues a kernel of `cuda/` instead. There, too, results depend on nothing but the
 //! operands' elements; only products by BLAS may round differently for another storage. Integers, random integers,
-//! `uniform`, `dropout`, sums at indices and optimizer steps are those of the CPU, bit for bit; other results may differ
+//! `uniform`, `dropout`, sums at indices, warps, blurs and optimizer steps are those of the CPU, bit for bit; other results may differ
 //! from the CPU's in the last bits, as functions and the order of sums are the device's own.
 //!
 //! ```
@@ -26,6 +26,7 @@ mod copy;
 mod cpu;
 mod cuda;
 mod elementwise;
+mod image;
 mod index;
 pub mod layout;
 mod loops;
@@ -43,6 +44,7 @@ mod view;
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
 pub use elementwise::{BinaryOp, CompareOp, UnaryOp, binary, compare, logical_not, unary, where_cond};
+pub use image::{Sampling, blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};

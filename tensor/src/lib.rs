@@ -28,6 +28,7 @@ mod create;
 mod display;
 mod elementwise;
 mod explore;
+mod image;
 mod index;
 mod inplace;
 mod loss;
@@ -45,8 +46,8 @@ mod view;
 pub use device::{DType, Device, Element, Error, Result, Stream};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
-    AdamStep, BinaryOp, CompareOp, Layout, LionStep, RandomKey, RmsPropStep, Rule, Scalar, SgdStep, UnaryOp,
-    View, preload,
+    AdamStep, BinaryOp, CompareOp, Layout, LionStep, RandomKey, RmsPropStep, Rule, Sampling, Scalar, SgdStep,
+    UnaryOp, View, philox, preload,
 };
 pub use optim::{Update, optimizer_step};
 pub use random::{Generator, next_key, seed, with_generator};

@@ -4,6 +4,7 @@
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod fold;
+pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod lanes;
 pub(crate) mod loss;

@@ -9,6 +9,7 @@ use device::{Result, Stream};
 
 pub(crate) mod copy;
 pub(crate) mod elementwise;
+pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod loss;
 pub(crate) mod matmul;

@@ -2,6 +2,7 @@
 #![allow(clippy::panic)]
 
 mod elementwise;
+mod image;
 mod index;
 mod matmul;
 mod optim;

@@ -1,5 +1,6 @@
 //! Data sets in memory, the batches made of them, and arrays in files.
 
+pub mod augment;
 mod batches;
 mod csv;
 mod digits;

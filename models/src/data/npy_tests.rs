@@ -101,7 +101,7 @@ fn what_is_wrong_is_said() {
         (("'descr': '<f4'", "'descr': '<f4', 'descr': '<f4'"), "twice"),
         (("}", "} more"), "the end"),
         (("}", ""), "should be"),
-        (("'<f4'", "'<f4"), "'"),
+        (("'<f4'", "'<f4"), "known are"),
     ] {
         let message = error(&file(1, &good.replace(change.0, change.1), &data));
         assert!(message.starts_with("x.npy") && message.contains(says), "{change:?}: {message}");

@@ -54,10 +54,11 @@ pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
     BatchNormOptions, Batches, Conv2d, Conv2dOptions, ConvTranspose2d, Digits, Dropout, Embedding,
     EmbeddingBag, EmbeddingOptions, Flatten, Gelu, Gpt, GptBlock, GptOptions, GroupNorm, InMemory, LayerNorm,
-    Linear, LinearOptions, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer,
-    OptimizerState, Parts, Relu, RmsNorm, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh,
-    Text, TextBatch, Unflatten, Windows, Workload, accuracy, checkpoint, clip_grad_norm, compare, correct,
-    cross_entropy, digits_mlp, lenet, mlp, mse, workloads,
+    Linear, LinearOptions, Lion, LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention,
+    MultiheadOptions, Optimizer, OptimizerState, Parts, Relu, RmsNorm, RmsProp, RmsPropOptions, Sequential,
+    Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text, TextBatch, Unflatten, Windows, Workload,
+    accuracy, checkpoint, clip_grad_norm, clip_grad_value, compare, correct, cross_entropy, digits_mlp,
+    lenet, mlp, mse, workloads,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Layout, MaxPool, RandomKey,

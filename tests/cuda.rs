@@ -5,11 +5,15 @@
 
 mod common;
 
+use common::bits;
 use common::devices::{self, emulated};
 use common::process::run_ignored;
 use streamgrad::autograd::ops::{ALL, OpEntry, Sample};
 use streamgrad::prelude::*;
-use streamgrad::{ConcurrentBatches, Error, Result, Sgd, SgdOptions, SyncMode, mlp};
+use streamgrad::{
+    Adam, AdamOptions, AdamW, AdamWOptions, ConcurrentBatches, Error, Lion, LionOptions, Result, RmsProp,
+    RmsPropOptions, Sgd, SgdOptions, SyncMode, clip_grad_norm, clip_grad_value, mlp,
+};
 
 fn cuda() -> Option<Device> {
     devices::cuda(0)
@@ -72,6 +76,48 @@ fn steady(device: &Device, lanes: usize) -> Result<(streamgrad::SyncStats, u64)>
     let (memory, sync) = (device.memory_stats(), device.sync_stats());
     (0..20).try_for_each(|_| step())?;
     Ok((device.sync_stats() - sync, device.memory_stats().driver_allocations - memory.driver_allocations))
+}
+
+/// Ten steps with gradients clipped both ways, and how often the host waited for them.
+fn clipped(
+    device: &Device,
+    optimizer: impl Fn(Vec<Var>) -> Result<Box<dyn Optimizer>>,
+) -> Result<Vec<Vec<u32>>> {
+    let w = Var::leaf(Tensor::arange(-6, 6, 1, DType::F32, device)?.reshape(&[3, 4])?);
+    let mut optimizer = optimizer(vec![w.clone()])?;
+    let before = device.sync_stats();
+    let mut norms = Vec::new();
+    for _ in 0..10 {
+        let mut gradients = w.square()?.sum(&[], false)?.backward()?;
+        norms.push(clip_grad_norm(&mut gradients, 5.0)?);
+        clip_grad_value(&mut gradients, 2.0)?;
+        optimizer.step(&gradients)?;
+    }
+    let waited = device.sync_stats() - before;
+    assert_eq!((waited.host_syncs, waited.events_recorded, waited.waits_inserted), (0, 0, 0));
+    norms.iter().chain([w.value()]).map(bits).collect()
+}
+
+/// Clipping and every optimizer: no host waits, and the CPU's bits but for the norm's, whose sum has an order of its own.
+#[test]
+fn clipped_steps_wait_for_nothing_on_the_host() -> Result<()> {
+    let Some(device) = cuda() else { return Ok(()) };
+    type Make = fn(Vec<Var>) -> Result<Box<dyn Optimizer>>;
+    let kinds: [Make; 5] = [
+        |w| Ok(Box::new(Sgd::new(w, SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })?)),
+        |w| Ok(Box::new(Adam::new(w, AdamOptions::default())?)),
+        |w| Ok(Box::new(AdamW::new(w, AdamWOptions::default())?)),
+        |w| Ok(Box::new(RmsProp::new(w, RmsPropOptions { centered: true, ..RmsPropOptions::default() })?)),
+        |w| Ok(Box::new(Lion::new(w, LionOptions::default())?)),
+    ];
+    for (kind, make) in kinds.into_iter().enumerate() {
+        let (here, there) = (clipped(&device, make)?, clipped(&Device::cpu(), make)?);
+        for (a, b) in here.iter().flatten().zip(there.iter().flatten()) {
+            let (a, b) = (f32::from_bits(*a), f32::from_bits(*b));
+            assert!((a - b).abs() <= 1e-5 * (1.0 + b.abs()), "kind {kind}: {a} instead of {b}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

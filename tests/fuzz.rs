@@ -1,4 +1,4 @@
-//! Fuzz targets: random bytes as checkpoints, and random views of views.
+//! Fuzz targets: random bytes as checkpoints and as arrays of NumPy, and random views of views.
 //!
 //! `cargo test` runs each for a moment. `cargo bolero test --test fuzz checkpoints` runs one under libFuzzer, guided by
 //! coverage; without it, `BOLERO_RANDOM_TEST_TIME_MS` and `BOLERO_RANDOM_ITERATIONS` say for how long.
@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use streamgrad::models::data::npy;
 use streamgrad::prelude::*;
 use streamgrad::{CpuConfig, Layout, Sgd, SgdOptions, checkpoint, mlp};
 
@@ -197,9 +198,8 @@ fn views_of_views_stay_inside_and_in_order() {
     });
 }
 
-/// A change that a disk or a person may make.
-fn damage(random: &mut Random<'_>, bytes: &mut Vec<u8>) {
-    let header = 8 + u64::from_le_bytes(bytes.first_chunk().copied().unwrap_or_default()).min(4096) as usize;
+/// A change that a disk or a person may make to a file that begins with a header.
+fn damage(random: &mut Random<'_>, bytes: &mut Vec<u8>, header: usize) {
     // Mostly in the header, where the sense is.
     let near = if random.below(4) > 0 { header.min(bytes.len()) } else { bytes.len() };
     let at = random.below(near);
@@ -267,7 +267,8 @@ impl Training {
     /// Loads a damaged checkpoint: it may still be one, or is an error that changes nothing.
     fn load_damaged(&mut self, random: &mut Random<'_>) {
         let mut bytes = self.sound[random.below(2)].clone();
-        (0..1 + random.below(4)).for_each(|_| damage(random, &mut bytes));
+        let header = 8 + u64::from_le_bytes(bytes.first_chunk().copied().unwrap_or_default()).min(4096);
+        (0..1 + random.below(4)).for_each(|_| damage(random, &mut bytes, header as usize));
         let file = self.directory.join("damaged");
         std::fs::write(&file, &bytes).unwrap();
         let before = self.values();
@@ -292,4 +293,37 @@ fn damaged_checkpoints_are_errors_that_change_nothing() {
     let training = training.into_inner().unwrap();
     assert!(training.refused > 0);
     std::fs::remove_dir_all(&training.directory).unwrap();
+}
+
+/// A damaged `.npy` file is an array, which then is written and read as the same one, or an error.
+#[test]
+fn damaged_arrays_are_errors() {
+    struct Arrays {
+        device: Device,
+        sound: Vec<Vec<u8>>,
+        /// Arrays, and errors.
+        outcomes: [u32; 2],
+    }
+    let device = Device::cpu_with(CpuConfig { threads: Some(1), ..CpuConfig::default() });
+    let bytes = |dtype| npy::to_bytes(&Tensor::zeros(&[2, 3], dtype, &device).unwrap()).unwrap();
+    let sound = [DType::F32, DType::F64, DType::I64, DType::U8, DType::Bool].map(bytes).into();
+    let arrays = Mutex::new(Arrays { device, sound, outcomes: [0; 2] });
+    bolero::check!().with_type::<Vec<u8>>().for_each(|bytes| {
+        let random = &mut Random::of(bytes);
+        let Arrays { device, sound, outcomes } = &mut *arrays.lock().unwrap();
+        let mut bytes = sound[random.below(sound.len())].clone();
+        (0..random.below(4)).for_each(|_| damage(random, &mut bytes, 74));
+        let outcome = npy::parse("fuzz", &bytes, device);
+        outcomes[usize::from(outcome.is_err())] += 1;
+        match outcome {
+            Ok(array) => {
+                let written = npy::to_bytes(&array).unwrap();
+                let again = npy::parse("again", &written, device).unwrap();
+                assert_eq!((again.shape(), again.dtype()), (array.shape(), array.dtype()));
+                assert_eq!(npy::to_bytes(&again).unwrap(), written);
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    });
+    assert!(arrays.into_inner().unwrap().outcomes.iter().all(|&count| count > 0));
 }

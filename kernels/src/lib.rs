@@ -10,7 +10,7 @@
 //!
 //! On a CUDA device each launcher enqueues a kernel of `cuda/` instead. There, too, results depend on nothing but the
 //! operands' elements; only products by BLAS may round differently for another storage. Integers, random integers,
-//! `uniform`, `dropout`, sums at indices and optimizer steps are those of the CPU, bit for bit; other results may differ
+//! `uniform`, `dropout`, sums at indices, warps, blurs and optimizer steps are those of the CPU, bit for bit; other results may differ
 //! from the CPU's in the last bits, as functions and the order of sums are the device's own.
 //!
 //! ```
@@ -29,6 +29,7 @@ mod copy;
 mod cpu;
 mod cuda;
 mod elementwise;
+mod image;
 mod index;
 pub mod layout;
 mod loops;
@@ -55,12 +56,13 @@ pub use conv::{conv2d, conv2d_input_grad, conv2d_weight_grad, conv2d_workspace};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
 pub use elementwise::{BinaryOp, CompareOp, UnaryOp, binary, compare, logical_not, unary, where_cond};
+pub use image::{Sampling, blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
 pub use normalize::{NormGrads, NormInput, NormRows, normalize, normalize_grad};
-pub use optim::{AdamStep, AdamUpdate, SgdStep, SgdUpdate, adam_step, sgd_step};
+pub use optim::{AdamStep, LionStep, RmsPropStep, Rule, SgdStep, Update, optimizer_step};
 pub use pool::{
     Means, avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };

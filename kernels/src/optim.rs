@@ -1,203 +1,211 @@
-//! Launchers of optimizer steps: one pass over parameter, gradient and state, in place.
+//! The launcher of optimizer steps: one pass over parameter, gradient and state, in place.
+//!
+//! An optimizer is a [`Rule`]: a file in `optim/` with its numbers and its formula on vectors, and the same formula in
+//! `cuda/optim.cu`. Everything else is written once for all of them.
+
+mod adam;
+mod lion;
+mod rmsprop;
+mod sgd;
 
 use device::{DType, Error, Result, Stream, Use};
+use pulp::Simd;
 use smallvec::SmallVec;
 
+use crate::cpu;
 use crate::cpu::lanes::Lanes;
-use crate::cpu::optim::{adam, sgd};
 use crate::cuda;
+use crate::cuda::walk::ByValue;
 use crate::layout::{Dst, Loops, View};
 use crate::par::{Workers, workers};
 
-/// The numbers of a step of stochastic gradient descent.
+pub use adam::AdamStep;
+pub use lion::LionStep;
+pub use rmsprop::RmsPropStep;
+pub use sgd::SgdStep;
+
+/// What a step does to one parameter, with its numbers. Formulas are torch's, in torch's order of operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SgdStep {
-    /// Learning rate.
-    pub lr: f64,
-    /// Share of the buffer that is kept. With 0 there is no buffer.
-    pub momentum: f64,
-    /// Share of the gradient that does not go into the buffer.
-    pub dampening: f64,
-    /// Share of the parameter that is added to the gradient.
-    pub weight_decay: f64,
-    /// Whether the step looks ahead along the buffer.
-    pub nesterov: bool,
-    /// Whether this is the buffer's first step: it takes the gradient as it is.
-    pub first: bool,
+pub enum Rule {
+    /// Stochastic gradient descent.
+    Sgd(SgdStep),
+    /// Adam and AdamW.
+    Adam(AdamStep),
+    /// RMSprop.
+    RmsProp(RmsPropStep),
+    /// Lion.
+    Lion(LionStep),
 }
 
-/// The numbers of a step of Adam or AdamW.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamStep {
-    /// Number of this step, from 1.
-    pub step: u64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Share of the mean gradient that is kept.
-    pub beta1: f64,
-    /// Share of the mean squared gradient that is kept.
-    pub beta2: f64,
-    /// Added to the divisor.
-    pub eps: f64,
-    /// Share of the parameter that is added to the gradient or, if decoupled, taken off the parameter.
-    pub weight_decay: f64,
-    /// AdamW: the decay does not pass through the gradient.
-    pub decoupled: bool,
-}
-
-/// One parameter's part in a step of stochastic gradient descent. All shapes are the same.
-#[derive(Clone, Copy, Debug)]
-pub struct SgdUpdate<'a> {
+/// One parameter's part in a step. All shapes and element types are the same.
+#[derive(Clone, Debug)]
+pub struct Update<'a> {
     /// What is changed.
     pub param: View<'a>,
     /// Its gradient.
     pub grad: View<'a>,
-    /// The direction so far, if there is momentum.
-    pub buffer: Option<View<'a>>,
-    /// The numbers.
-    pub step: SgdStep,
+    /// What the rule remembers, and changes: one for each of [`Rule::states`].
+    pub states: SmallVec<[View<'a>; 3]>,
+    /// What is done.
+    pub rule: Rule,
 }
 
-/// One parameter's part in a step of Adam or AdamW. All shapes are the same.
-#[derive(Clone, Copy, Debug)]
-pub struct AdamUpdate<'a> {
-    /// What is changed.
-    pub param: View<'a>,
-    /// Its gradient.
-    pub grad: View<'a>,
-    /// The running mean of the gradient.
-    pub m: View<'a>,
-    /// The running mean of the gradient's square.
-    pub v: View<'a>,
-    /// The numbers.
-    pub step: AdamStep,
-}
-
-/// One parameter's work in a command.
-type Part = Box<dyn FnOnce(&Workers) + Send>;
-
-/// One step of stochastic gradient descent as in torch, in place, for F32 and F64, in one command for all parameters:
-/// `d = grad + weight_decay param`, `buffer = momentum buffer + (1 - dampening) d`,
-/// `d = d + momentum buffer` if nesterov, else `buffer`, `param = param - lr d`.
+/// A rule's numbers in an element type, and what is done with them.
 ///
-/// It is fastest where the views of a parameter have the same strides without gaps, in whatever order.
+/// The same struct goes to the device's kernel, so both start from the same bits.
+pub(crate) trait Formula<T: Lanes, const N: usize>: ByValue + Copy + Send + Sync + 'static {
+    /// Steps one vector of elements of parameter, gradient and states, in this order. What becomes of the gradient's is
+    /// not stored.
+    fn step<S: Simd>(&self, simd: S, values: &mut [T::Vector<S>; N]);
+}
+
+/// What a device does with a rule's formula once its type is known.
+pub(crate) trait Visit<T: Lanes> {
+    type Output;
+    fn visit<const N: usize>(self, formula: impl Formula<T, N>) -> Self::Output;
+}
+
+impl Rule {
+    /// The command's name.
+    pub fn op(&self) -> &'static str {
+        match self {
+            Rule::Sgd(_) => "sgd",
+            Rule::Adam(_) => "adam",
+            Rule::RmsProp(_) => "rmsprop",
+            Rule::Lion(_) => "lion",
+        }
+    }
+
+    /// The names of the states, which are torch's. All start as zeros.
+    pub fn states(&self) -> &'static [&'static str] {
+        match self {
+            Rule::Sgd(step) => step.states(),
+            Rule::Adam(_) => &["exp_avg", "exp_avg_sq"],
+            Rule::RmsProp(step) => step.states(),
+            Rule::Lion(_) => &["exp_avg"],
+        }
+    }
+
+    /// Hands the formula to `visitor`, which sees as many operands as there are states, and two.
+    pub(crate) fn visit<T: Lanes, V: Visit<T>>(&self, visitor: V) -> V::Output {
+        match self {
+            Rule::Sgd(step) => step.visit(visitor),
+            Rule::Adam(step) => visitor.visit(adam::Adam::of(step)),
+            Rule::RmsProp(step) => step.visit(visitor),
+            Rule::Lion(step) => visitor.visit(lion::Lion::of(step)),
+        }
+    }
+}
+
+impl<'a> Update<'a> {
+    /// Parameter, gradient and states.
+    pub(crate) fn operands(&self) -> impl Iterator<Item = View<'a>> {
+        [self.param, self.grad].into_iter().chain(self.states.iter().copied())
+    }
+
+    /// The operands of a formula, which [`check`](Self::check) has counted.
+    pub(crate) fn operands_of<const N: usize>(&self) -> [View<'a>; N] {
+        std::array::from_fn(|k| match k {
+            0 => self.param,
+            1 => self.grad,
+            _ => self.states[k - 2],
+        })
+    }
+
+    /// What the command uses. The gradient is only read.
+    fn uses(&self) -> impl Iterator<Item = Use<'a>> {
+        let written = |(k, view): (usize, View<'a>)| match k {
+            1 => Use::read(view.buffer),
+            _ => Use::write(view.buffer),
+        };
+        self.operands().enumerate().map(written)
+    }
+
+    fn check(&self) -> Result<()> {
+        let op = self.rule.op();
+        let dtype = self.param.dtype;
+        if !matches!(dtype, DType::F32 | DType::F64) {
+            return Err(Error::DTypeUnsupported { op, dtype });
+        }
+        let names = self.rule.states();
+        if self.states.len() != names.len() {
+            let value = format!("{} for {names:?}", self.states.len()).into();
+            return Err(Error::InvalidArgument {
+                op,
+                argument: "states",
+                expected: "one for each that the rule names",
+                value,
+            });
+        }
+        if matches!(self.rule, Rule::Adam(AdamStep { step: 0, .. })) {
+            return Err(Error::InvalidArgument {
+                op,
+                argument: "step",
+                expected: "at least 1",
+                value: "0".into(),
+            });
+        }
+        for (k, view) in self.operands().enumerate() {
+            view.expect_shape(op, self.param.shape())?;
+            view.expect_dtype(op, dtype)?;
+            // The gradient is only read.
+            if k == 1 { view.bytes(op).map(drop)? } else { view.bytes_mut(op).map(drop)? }
+        }
+        Ok(())
+    }
+}
+
+/// One step of the optimizers' rules, in place, for F32 and F64, in one command for all parameters.
+///
+/// It is fastest where the views of a parameter have the same strides without gaps, in whatever order. Asynchronous,
+/// ordered by the buffers.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`]; [`Error::InvalidArgument`] if there
-/// is momentum without a buffer; those of [`Stream::launch`]. Nothing is changed then.
-pub fn sgd_step(stream: &Stream, updates: &[SgdUpdate<'_>]) -> Result<()> {
-    let mut uses: Uses<'_> = SmallVec::new();
-    let mut parts = Vec::with_capacity(updates.len());
-    for update in updates {
-        parts.push(match update.param.dtype {
-            DType::F32 => sgd_part::<f32>(update)?,
-            DType::F64 => sgd_part::<f64>(update)?,
-            dtype => return Err(Error::DTypeUnsupported { op: "sgd", dtype }),
-        });
-        uses.extend([Use::write(update.param.buffer), Use::read(update.grad.buffer)]);
-        uses.extend(update.buffer.map(|buffer| Use::write(buffer.buffer)));
-    }
+/// are not as many states as the rule has, for step 0 of Adam, and for a target that is expanded; those of
+/// [`Stream::launch`]. Nothing is changed then.
+pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
+    let Some(first) = updates.first() else { return Ok(()) };
+    updates.iter().try_for_each(Update::check)?;
+    let uses: SmallVec<[Use<'_>; 16]> = updates.iter().flat_map(Update::uses).collect();
+    let op = first.rule.op();
     if stream.is_cuda() {
-        return cuda::optim::sgd_step(stream, updates);
+        return cuda::optim::step(stream, op, &uses, updates);
     }
-    let elements = updates.iter().map(|update| update.param.layout.elements());
-    launch(stream, "sgd", &uses, parts, 2 * elements.sum::<usize>())
+    let parts = updates.iter().map(part).collect::<Result<Vec<Part>>>()?;
+    let elements = |update: &Update<'_>| update.param.layout.elements() * (2 + update.states.len());
+    let workers = workers(stream, updates.iter().map(elements).sum(), 1);
+    stream.launch(op, &uses, move || parts.into_iter().for_each(|part| part(&workers)))
 }
 
-/// One step of Adam or AdamW as in torch, in place, for F32 and F64, in one command for all parameters, with `m` and
-/// `v` the running means of the gradient and of its square: `g = grad + weight_decay param`, or
-/// `param = (1 - lr weight_decay) param` if decoupled;
-/// `m = m + (1 - beta1) (g - m)`, `v = beta2 v + (1 - beta2) g^2`,
-/// `param = param - lr / (1 - beta1^step) m / (sqrt(v) / sqrt(1 - beta2^step) + eps)`.
-///
-/// # Errors
-/// As for [`sgd_step`]; [`Error::InvalidArgument`] for step 0.
-pub fn adam_step(stream: &Stream, updates: &[AdamUpdate<'_>]) -> Result<()> {
-    let mut uses: Uses<'_> = SmallVec::new();
-    let mut parts = Vec::with_capacity(updates.len());
-    for update in updates {
-        parts.push(match update.param.dtype {
-            DType::F32 => adam_part::<f32>(update)?,
-            DType::F64 => adam_part::<f64>(update)?,
-            dtype => return Err(Error::DTypeUnsupported { op: "adam", dtype }),
-        });
-        uses.extend([Use::write(update.param.buffer), Use::read(update.grad.buffer)]);
-        uses.extend([Use::write(update.m.buffer), Use::write(update.v.buffer)]);
+/// One parameter's work in a command of the CPU.
+type Part = Box<dyn FnOnce(&Workers) + Send>;
+
+fn part(update: &Update<'_>) -> Result<Part> {
+    match update.param.dtype {
+        DType::F64 => update.rule.visit::<f64, _>(CpuPart(update)),
+        _ => update.rule.visit::<f32, _>(CpuPart(update)),
     }
-    if stream.is_cuda() {
-        return cuda::optim::adam_step(stream, updates);
-    }
-    let elements = updates.iter().map(|update| update.param.layout.elements());
-    launch(stream, "adam", &uses, parts, 4 * elements.sum::<usize>())
 }
 
-type Uses<'a> = SmallVec<[Use<'a>; 16]>;
+/// Makes the work of a checked update.
+struct CpuPart<'a, 'u>(&'a Update<'u>);
 
-/// One command that does all parts in their order.
-fn launch(
-    stream: &Stream,
-    op: &'static str,
-    uses: &[Use<'_>],
-    parts: Vec<Part>,
-    operations: usize,
-) -> Result<()> {
-    if parts.is_empty() {
-        return Ok(());
-    }
-    let workers = workers(stream, operations, 1);
-    stream.launch(op, uses, move || parts.into_iter().for_each(|part| part(&workers)))
-}
+impl<T: Lanes> Visit<T> for CpuPart<'_, '_> {
+    type Output = Result<Part>;
 
-/// Checks the operands of one parameter. The command that runs the part must name their buffers.
-fn sgd_part<T: Lanes>(update: &SgdUpdate<'_>) -> Result<Part> {
-    let op = "sgd";
-    let SgdUpdate { param, grad, buffer, step } = *update;
-    grad.expect_shape(op, param.shape())?;
-    // The gradient is only read, but travels with the others.
-    let (p, g) = (param.dst::<T>(op)?, Dst(grad.src::<T>(op)?.0.cast_mut()));
-    match buffer {
-        Some(buffer) if step.momentum != 0.0 => {
-            buffer.expect_shape(op, param.shape())?;
-            let b = buffer.dst::<T>(op)?;
-            let loops = Loops::in_memory_order([param.layout, grad.layout, buffer.layout]);
-            // SAFETY: the views were checked, and the launch orders the command with others on their buffers.
-            Ok(Box::new(move |workers| unsafe { sgd(&loops, workers, [p, g, b], step) }))
+    fn visit<const N: usize>(self, formula: impl Formula<T, N>) -> Result<Part> {
+        let op = self.0.rule.op();
+        let views = self.0.operands_of::<N>();
+        let mut operands = [Dst(std::ptr::null_mut()); N];
+        for (to, view) in operands.iter_mut().zip(&views) {
+            // The gradient is only read, but travels with the others.
+            *to = Dst(view.src::<T>(op)?.0.cast_mut());
         }
-        None if step.momentum != 0.0 => Err(Error::InvalidArgument {
-            op,
-            argument: "buffer",
-            expected: "given, as there is momentum",
-            value: "none".into(),
-        }),
-        _ => {
-            let loops = Loops::in_memory_order([param.layout, grad.layout]);
-            // SAFETY: as above.
-            Ok(Box::new(move |workers| unsafe { sgd(&loops, workers, [p, g], step) }))
-        }
+        let loops = Loops::in_memory_order(views.map(|view| view.layout));
+        // SAFETY: the views were checked, and the launch orders the command with others on their buffers.
+        Ok(Box::new(move |workers| unsafe { cpu::optim::step(&loops, workers, operands, formula) }))
     }
-}
-
-/// Checks the operands of one parameter. The command that runs the part must name their buffers.
-fn adam_part<T: Lanes>(update: &AdamUpdate<'_>) -> Result<Part> {
-    let op = "adam";
-    let AdamUpdate { param, grad, m, v, step } = *update;
-    for view in [&grad, &m, &v] {
-        view.expect_shape(op, param.shape())?;
-    }
-    if step.step == 0 {
-        return Err(Error::InvalidArgument {
-            op,
-            argument: "step",
-            expected: "at least 1",
-            value: "0".into(),
-        });
-    }
-    // The gradient is only read, but travels with the others.
-    let (p, g) = (param.dst::<T>(op)?, Dst(grad.src::<T>(op)?.0.cast_mut()));
-    let operands = [p, g, m.dst::<T>(op)?, v.dst::<T>(op)?];
-    let loops = Loops::in_memory_order([param.layout, grad.layout, m.layout, v.layout]);
-    // SAFETY: as in `sgd_part`.
-    Ok(Box::new(move |workers| unsafe { adam(&loops, workers, operands, step) }))
 }
 
 #[cfg(test)]

@@ -7,123 +7,169 @@ const SGD: SgdStep =
     SgdStep { lr: 0.1, momentum: 0.9, dampening: 0.0, weight_decay: 0.0, nesterov: false, first: false };
 const ADAM: AdamStep =
     AdamStep { step: 1, lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, decoupled: false };
+const RMSPROP: RmsPropStep =
+    RmsPropStep { lr: 0.01, alpha: 0.9, eps: 1e-3, weight_decay: 0.0, momentum: 0.0, centered: false };
+const LION: LionStep = LionStep { lr: 0.1, beta1: 0.9, beta2: 0.99, weight_decay: 0.0 };
 
-fn sgd_one(
-    s: &Stream,
-    param: View<'_>,
-    grad: View<'_>,
-    buffer: Option<View<'_>>,
-    step: SgdStep,
-) -> Result<()> {
-    sgd_step(s, &[SgdUpdate { param, grad, buffer, step }])
-}
-
-fn adam_one(
-    s: &Stream,
-    param: View<'_>,
-    grad: View<'_>,
-    m: View<'_>,
-    v: View<'_>,
-    step: AdamStep,
-) -> Result<()> {
-    adam_step(s, &[AdamUpdate { param, grad, m, v, step }])
-}
-
-#[test]
-fn sgd_follows_the_formula() {
-    let n = 77;
-    let (p0, g0, b0) = (values(1, n), values(2, n), values(3, n));
-    for step in [
+/// Every rule in its variants.
+fn rules() -> Vec<Rule> {
+    let sgd = [
         SgdStep { momentum: 0.0, ..SGD },
         SgdStep { momentum: 0.0, weight_decay: 0.01, ..SGD },
         SGD,
         SgdStep { first: true, dampening: 0.5, ..SGD },
         SgdStep { dampening: 0.5, weight_decay: 0.01, ..SGD },
         SgdStep { nesterov: true, weight_decay: 0.01, ..SGD },
-    ] {
-        let dev = cpu(1);
-        let s = dev.default_stream();
-        let [p, g, b] = [&p0, &g0, &b0].map(|v| Array::new(&s, v, &[7, 11]));
-        sgd_one(&s, p.view(), g.view(), Some(b.view()), step).unwrap();
-        let (p, b) = (p.to_vec(), b.to_vec());
-        assert_eq!(g.to_vec(), g0);
-        for i in 0..n {
-            let d = g0[i] + step.weight_decay * p0[i];
-            let buffer = if step.first { d } else { step.momentum * b0[i] + (1.0 - step.dampening) * d };
-            let (buffer, d) = match step.momentum {
-                0.0 => (b0[i], d),
-                momentum => (buffer, if step.nesterov { d + momentum * buffer } else { buffer }),
-            };
-            assert!(
-                (p[i] - (p0[i] - step.lr * d)).abs() < 1e-15 && (b[i] - buffer).abs() < 1e-15,
-                "{step:?}"
-            );
-        }
-    }
-}
-
-#[test]
-fn adam_follows_the_formula() {
-    let n = 77;
-    let (p0, g0, m0) = (values(1, n), values(2, n), values(3, n));
-    let v0: Vec<f64> = values(4, n).into_iter().map(f64::abs).collect();
-    for step in [
+    ];
+    let adam = [
         ADAM,
         AdamStep { step: 10, weight_decay: 0.1, ..ADAM },
         AdamStep { step: 1000, weight_decay: 0.1, decoupled: true, ..ADAM },
         AdamStep { step: 3, beta1: 0.3, eps: 0.5, ..ADAM },
-    ] {
-        let dev = cpu(1);
-        let s = dev.default_stream();
-        let [p, g, m, v] = [&p0, &g0, &m0, &v0].map(|v| Array::new(&s, v, &[n]));
-        adam_one(&s, p.view(), g.view(), m.view(), v.view(), step).unwrap();
-        let (p, m, v) = (p.to_vec(), m.to_vec(), v.to_vec());
-        assert_eq!(g.to_vec(), g0);
-        for i in 0..n {
-            let (start, g) = if step.decoupled {
-                (p0[i] * (1.0 - step.lr * step.weight_decay), g0[i])
-            } else {
-                (p0[i], g0[i] + step.weight_decay * p0[i])
-            };
-            let mean = step.beta1 * m0[i] + (1.0 - step.beta1) * g;
-            let square = step.beta2 * v0[i] + (1.0 - step.beta2) * g * g;
-            let power = step.step as i32;
-            let (m_hat, v_hat) =
-                (mean / (1.0 - step.beta1.powi(power)), square / (1.0 - step.beta2.powi(power)));
-            let want = start - step.lr * m_hat / (v_hat.sqrt() + step.eps);
-            let close = |a: f64, b: f64| (a - b).abs() < 1e-14;
-            assert!(
-                close(p[i], want) && close(m[i], mean) && close(v[i], square),
-                "{step:?}: {} {want}",
-                p[i]
-            );
+    ];
+    let rmsprop = [
+        RMSPROP,
+        RmsPropStep { weight_decay: 0.1, momentum: 0.9, ..RMSPROP },
+        RmsPropStep { centered: true, ..RMSPROP },
+        RmsPropStep { centered: true, momentum: 0.5, alpha: 0.3, ..RMSPROP },
+    ];
+    let lion = [LION, LionStep { weight_decay: 0.1, beta1: 0.2, ..LION }];
+    let rules = sgd.map(Rule::Sgd).into_iter().chain(adam.map(Rule::Adam));
+    rules.chain(rmsprop.map(Rule::RmsProp)).chain(lion.map(Rule::Lion)).collect()
+}
+
+/// The step of one number as the papers write it; `states` in the rule's order.
+fn reference(rule: Rule, p: f64, g: f64, states: &mut [f64]) -> f64 {
+    match (rule, states) {
+        (Rule::Sgd(step), []) => p - step.lr * (g + step.weight_decay * p),
+        (Rule::Sgd(step), [buffer]) => {
+            let d = g + step.weight_decay * p;
+            *buffer = if step.first { d } else { step.momentum * *buffer + (1.0 - step.dampening) * d };
+            p - step.lr * if step.nesterov { d + step.momentum * *buffer } else { *buffer }
+        }
+        (Rule::Adam(step), [mean, square]) => {
+            let decay = 1.0 - step.lr * step.weight_decay;
+            let (p, g) = if step.decoupled { (p * decay, g) } else { (p, g + step.weight_decay * p) };
+            *mean = step.beta1 * *mean + (1.0 - step.beta1) * g;
+            *square = step.beta2 * *square + (1.0 - step.beta2) * g * g;
+            let corrected = |value: f64, beta: f64| value / (1.0 - beta.powi(step.step as i32));
+            p - step.lr * corrected(*mean, step.beta1) / (corrected(*square, step.beta2).sqrt() + step.eps)
+        }
+        (Rule::RmsProp(step), [square, more @ ..]) => {
+            let g = g + step.weight_decay * p;
+            *square = step.alpha * *square + (1.0 - step.alpha) * g * g;
+            let mut variance = *square;
+            if step.centered {
+                let mean = more.last_mut().unwrap();
+                *mean = step.alpha * *mean + (1.0 - step.alpha) * g;
+                variance -= *mean * *mean;
+            }
+            let way = g / (variance.sqrt() + step.eps);
+            if step.momentum == 0.0 {
+                return p - step.lr * way;
+            }
+            more[0] = step.momentum * more[0] + way;
+            p - step.lr * more[0]
+        }
+        (Rule::Lion(step), [mean]) => {
+            let mix = step.beta1 * *mean + (1.0 - step.beta1) * g;
+            *mean = step.beta2 * *mean + (1.0 - step.beta2) * g;
+            p * (1.0 - step.lr * step.weight_decay) - step.lr * mix.signum()
+        }
+        (rule, states) => unreachable!("{rule:?} with {} states", states.len()),
+    }
+}
+
+/// A parameter with its gradient and the states of a rule. Mean squares exceed the squares of means.
+struct Parameter<T>(Vec<Array<T>>);
+
+impl<T: device::Element> Parameter<T> {
+    fn new(rule: Rule, array: impl Fn(u64, fn(f64) -> f64) -> Array<T>) -> Self {
+        let state = |name: &&str| match *name {
+            "exp_avg_sq" | "square_avg" => array(3, |value| value.abs() + 1.0),
+            "grad_avg" => array(4, |value| value / 2.0),
+            _ => array(4, |value| value),
+        };
+        let operands = [array(1, |value| value), array(2, |value| value)];
+        Parameter(operands.into_iter().chain(rule.states().iter().map(state)).collect())
+    }
+
+    fn update(&self, rule: Rule) -> Update<'_> {
+        let [param, grad] = [&self.0[0], &self.0[1]].map(Array::view);
+        Update { param, grad, states: self.0[2..].iter().map(Array::view).collect(), rule }
+    }
+
+    fn values(&self) -> Vec<Vec<T>> {
+        self.0.iter().map(Array::to_vec).collect()
+    }
+}
+
+fn in_f64(s: &Stream, rule: Rule, len: usize) -> Parameter<f64> {
+    Parameter::new(rule, |seed, map| {
+        Array::new(s, &values(seed, len).into_iter().map(map).collect::<Vec<_>>(), &[len])
+    })
+}
+
+fn in_f32(s: &Stream, rule: Rule, len: usize) -> Parameter<f32> {
+    let array = |seed, map: fn(f64) -> f64| {
+        let values = values_f32(seed, len).into_iter().map(|value| map(value.into()) as f32);
+        Array::new(s, &values.collect::<Vec<_>>(), &[len])
+    };
+    Parameter::new(rule, array)
+}
+
+#[test]
+fn steps_follow_the_formulas() {
+    let dev = cpu(1);
+    let s = dev.default_stream();
+    for rule in rules() {
+        let parameter = in_f64(&s, rule, 77);
+        let before = parameter.values();
+        optimizer_step(&s, &[parameter.update(rule)]).unwrap();
+        let after = parameter.values();
+        assert_eq!(after[1], before[1]);
+        for i in 0..77 {
+            let mut states: Vec<f64> = before[2..].iter().map(|state| state[i]).collect();
+            let p = reference(rule, before[0][i], before[1][i], &mut states);
+            for (k, want) in [p, before[1][i]].into_iter().chain(states).enumerate() {
+                assert!((after[k][i] - want).abs() < 1e-14, "{rule:?}, operand {k}: {} {want}", after[k][i]);
+            }
         }
     }
 }
 
 #[test]
+fn the_sign_of_nothing_is_zero() {
+    let dev = cpu(1);
+    let s = dev.default_stream();
+    let g = [0.0, -0.0, f32::NAN, f32::INFINITY, -1e-40, 1e-40, 2.0, -3.0, f32::NEG_INFINITY];
+    let array = |values: &[f32]| Array::new(&s, values, &[9]);
+    let lion = Parameter(vec![array(&[1.0; 9]), array(&g), array(&[0.0; 9])]);
+    let rule = Rule::Lion(LionStep { lr: 0.5, ..LION });
+    optimizer_step(&s, &[lion.update(rule)]).unwrap();
+    assert_eq!(lion.0[0].to_vec(), [1.0, 1.0, 1.0, 0.5, 1.5, 0.5, 0.5, 1.5, 1.5]);
+}
+
+#[test]
 fn bits_do_not_depend_on_strides_or_threads() {
-    let (rows, cols) = (700, 900);
-    let n = rows * cols;
-    let [p, g, b] = [1, 2, 3].map(|seed| values_f32(seed, n));
-    let v: Vec<f32> = values_f32(4, n).into_iter().map(f32::abs).collect();
-    let mut first = None;
-    for threads in [1, 2] {
-        let dev = cpu(threads);
-        let s = dev.default_stream();
-        for (p_order, g_order) in [([0, 1], [0, 1]), ([1, 0], [1, 0]), ([0, 1], [1, 0])] {
-            let shape = [rows, cols];
-            let param = Array::stored_as(&s, &p, &shape, &p_order);
-            let grad = Array::stored_as(&s, &g, &shape, &g_order);
-            let (buffer, square) =
-                (Array::stored_as(&s, &b, &shape, &p_order), Array::stored_as(&s, &v, &shape, &p_order));
-            sgd_one(&s, param.view(), grad.view(), Some(buffer.view()), SgdStep { weight_decay: 0.1, ..SGD })
-                .unwrap();
-            adam_one(&s, param.view(), grad.view(), buffer.view(), square.view(), ADAM).unwrap();
-            sgd_one(&s, param.view(), grad.view(), None, SgdStep { momentum: 0.0, ..SGD }).unwrap();
-            let result = [&param, &buffer, &square].map(|a| bits(&a.to_vec()));
-            let same = *first.get_or_insert_with(|| result.clone()) == result;
-            assert!(same, "{p_order:?} {g_order:?}, {threads} threads");
+    let shape = [70, 900];
+    for rule in rules() {
+        let mut first = None;
+        for threads in [1, 2] {
+            let dev = cpu(threads);
+            let s = dev.default_stream();
+            for (order, gradient_order) in [([0, 1], [0, 1]), ([1, 0], [1, 0]), ([0, 1], [1, 0])] {
+                let array = |seed, map: fn(f64) -> f64| {
+                    let values = values_f32(seed, 63_000).into_iter().map(|value| map(value.into()) as f32);
+                    let order = if seed == 2 { &gradient_order } else { &order };
+                    Array::stored_as(&s, &values.collect::<Vec<_>>(), &shape, order)
+                };
+                let parameter = Parameter::new(rule, array);
+                optimizer_step(&s, &[parameter.update(rule)]).unwrap();
+                let result: Vec<_> = parameter.values().iter().map(|values| bits(values)).collect();
+                let same = *first.get_or_insert_with(|| result.clone()) == result;
+                assert!(same, "{rule:?}: {order:?} {gradient_order:?}, {threads} threads");
+            }
         }
     }
 }
@@ -132,72 +178,56 @@ fn bits_do_not_depend_on_strides_or_threads() {
 fn empty_parameters_scalars_and_wrong_operands() {
     let dev = cpu(1);
     let s = dev.default_stream();
+    let plain = Rule::Sgd(SgdStep { momentum: 0.0, lr: 0.5, ..SGD });
     let none = Array::<f32>::new(&s, &[], &[0, 3]);
-    sgd_one(&s, none.view(), none.view(), None, SgdStep { momentum: 0.0, ..SGD }).unwrap();
     let (p, g) = (Array::full(&s, 1.0_f32, &[]), Array::full(&s, 1.0_f32, &[]));
-    sgd_one(&s, p.view(), g.view(), None, SgdStep { momentum: 0.0, lr: 0.5, ..SGD }).unwrap();
+    let step = |param: View<'_>, grad: View<'_>, states: &[View<'_>], rule| {
+        optimizer_step(&s, &[Update { param, grad, states: states.iter().copied().collect(), rule }])
+    };
+    step(none.view(), none.view(), &[], plain).unwrap();
+    step(p.view(), g.view(), &[], plain).unwrap();
     assert_eq!(p.to_vec(), [0.5]);
-    let error = sgd_one(&s, p.view(), g.view(), None, SGD).unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { op: "sgd", argument: "buffer", .. }), "{error}");
-    let error = sgd_one(&s, p.view(), none.view(), None, SGD).unwrap_err();
+    let error = step(p.view(), g.view(), &[], Rule::Sgd(SGD)).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { op: "sgd", argument: "states", .. }), "{error}");
+    let error = step(p.view(), none.view(), &[], plain).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { op: "sgd", .. }), "{error}");
-    let error =
-        adam_one(&s, p.view(), g.view(), g.view(), g.view(), AdamStep { step: 0, ..ADAM }).unwrap_err();
+    let error = step(p.view(), g.view(), &[none.view()], Rule::Lion(LION)).unwrap_err();
+    assert!(matches!(error, Error::ShapeMismatch { op: "lion", .. }), "{error}");
+    let wide = Array::full(&s, 1.0_f64, &[]);
+    let error = step(p.view(), wide.view(), &[], plain).unwrap_err();
+    assert!(matches!(error, Error::DTypeMismatch { op: "sgd", .. }), "{error}");
+    let adam = Rule::Adam(AdamStep { step: 0, ..ADAM });
+    let error = step(p.view(), g.view(), &[g.view(), g.view()], adam).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { op: "adam", argument: "step", .. }), "{error}");
-}
-
-/// A parameter with gradient and state.
-struct Parameter<T>([Array<T>; 4]);
-
-impl<T: device::Element> Parameter<T> {
-    fn new(s: &Stream, len: usize, of: impl Fn(u64, usize) -> Vec<T>) -> Self {
-        Parameter([1, 2, 3, 4].map(|seed| Array::new(s, &of(seed, len), &[len])))
-    }
-
-    fn sgd(&self, step: SgdStep) -> SgdUpdate<'_> {
-        let [param, grad, buffer, _] = self.0.each_ref().map(Array::view);
-        SgdUpdate { param, grad, buffer: Some(buffer), step }
-    }
-
-    fn adam(&self, step: u64) -> AdamUpdate<'_> {
-        let [param, grad, m, v] = self.0.each_ref().map(Array::view);
-        AdamUpdate { param, grad, m, v, step: AdamStep { step, ..ADAM } }
-    }
-
-    fn values(&self) -> [Vec<T>; 4] {
-        self.0.each_ref().map(Array::to_vec)
-    }
 }
 
 /// Parameters of several sizes and types in one command come out as one by one, in their order where one reads what
 /// another wrote, and none is touched if one is wrong.
 #[test]
 fn one_command_for_all_parameters() {
-    let squares = |seed, len| values(seed, len).into_iter().map(f64::abs).collect();
-    let squares_f32 = |seed, len| values_f32(seed, len).into_iter().map(f32::abs).collect();
     for threads in [1, 2] {
         let dev = cpu(threads);
         let s = dev.default_stream();
-        let make = || (Parameter::new(&s, 2_000_000, squares_f32), Parameter::new(&s, 6, squares));
+        let (rule, first) = (Rule::Sgd(SGD), Rule::Sgd(SgdStep { first: true, ..SGD }));
+        let lion = Rule::Lion(LION);
+        let make = || (in_f32(&s, rule, 2_000_000), in_f64(&s, rule, 6));
         let ((large, small), (large_alone, small_alone)) = (make(), make());
         let launches = dev.sync_stats().launches;
-        let reads_small = SgdUpdate { grad: small.0[0].view(), ..small.sgd(SGD) };
-        let first = SgdStep { first: true, ..SGD };
-        sgd_step(&s, &[large.sgd(SGD), small.sgd(first), reads_small]).unwrap();
-        adam_step(&s, &[large.adam(1), small.adam(7)]).unwrap();
-        assert_eq!(dev.sync_stats().launches - launches, 2);
+        let reads_small = Update { grad: small.0[0].view(), ..small.update(rule) };
+        let all = [large.update(rule), small.update(first), reads_small, small.update(lion)];
+        optimizer_step(&s, &all).unwrap();
+        assert_eq!(dev.sync_stats().launches - launches, 1);
 
-        sgd_step(&s, &[large_alone.sgd(SGD)]).unwrap();
-        sgd_step(&s, &[small_alone.sgd(first)]).unwrap();
-        sgd_step(&s, &[SgdUpdate { grad: small_alone.0[0].view(), ..small_alone.sgd(SGD) }]).unwrap();
-        adam_step(&s, &[large_alone.adam(1)]).unwrap();
-        adam_step(&s, &[small_alone.adam(7)]).unwrap();
+        optimizer_step(&s, &[large_alone.update(rule)]).unwrap();
+        optimizer_step(&s, &[small_alone.update(first)]).unwrap();
+        let reads_small = Update { grad: small_alone.0[0].view(), ..small_alone.update(rule) };
+        optimizer_step(&s, &[reads_small]).unwrap();
+        optimizer_step(&s, &[small_alone.update(lion)]).unwrap();
         assert!(large.values() == large_alone.values() && small.values() == small_alone.values());
 
-        let wrong = SgdUpdate { buffer: None, ..small.sgd(SGD) };
-        assert!(sgd_step(&s, &[large.sgd(SGD), wrong]).is_err());
-        assert!(adam_step(&s, &[large.adam(2), small.adam(0)]).is_err());
+        let wrong = Update { states: SmallVec::new(), ..small.update(rule) };
+        assert!(optimizer_step(&s, &[large.update(rule), wrong]).is_err());
         assert!(large.values() == large_alone.values());
-        sgd_step(&s, &[]).unwrap();
+        optimizer_step(&s, &[]).unwrap();
     }
 }

@@ -46,7 +46,8 @@ pub use layers::{
 pub use loss::{accuracy, correct, cross_entropy, mse};
 pub use module::{Module, Parts};
 pub use optim::{
-    Adam, AdamOptions, AdamW, AdamWOptions, Optimizer, OptimizerState, Sgd, SgdOptions, clip_grad_norm,
+    Adam, AdamOptions, AdamW, AdamWOptions, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState,
+    RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm, clip_grad_value,
 };
 pub use workloads::Workload;
 pub use zoo::{digits_mlp, lenet, mlp};

@@ -31,10 +31,13 @@ mod create;
 mod display;
 mod elementwise;
 mod explore;
+mod image;
 mod index;
 mod inplace;
 mod loss;
 mod matmul;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 mod normalize;
 mod optim;
 mod pad;
@@ -54,10 +57,11 @@ pub use conv::ConvOptions;
 pub use device::{DType, Device, Element, Error, Result, Stream};
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
-    AdamStep, BinaryOp, CompareOp, Layout, NormRows, RandomKey, Scalar, SgdStep, UnaryOp, View, preload,
+    AdamStep, BinaryOp, CompareOp, Layout, LionStep, NormRows, RandomKey, RmsPropStep, Rule, Sampling,
+    Scalar, SgdStep, UnaryOp, View, philox, preload,
 };
 pub use normalize::{Norm, NormGradients, Normalized};
-pub use optim::{AdamUpdate, SgdUpdate, adam_step, sgd_step};
+pub use optim::{Update, optimizer_step};
 pub use pool::{AvgPool, MaxPool};
 pub use random::{Generator, next_key, seed, with_generator};
 pub use tensor::Tensor;

@@ -31,6 +31,8 @@ pub(crate) trait Lanes: Real + Scratch {
     fn v_div<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
     /// Square root.
     fn v_sqrt<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
+    /// -1, 0 or 1 with the sign of each element; 0 for NaN.
+    fn v_sign<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
     /// `a * b + c`, rounded once.
     fn mul_add<S: Simd>(
         simd: S,
@@ -104,6 +106,13 @@ impl Lanes for f32 {
     #[inline(always)]
     fn v_sqrt<S: Simd>(simd: S, a: S::f32s) -> S::f32s {
         simd.sqrt_f32s(a)
+    }
+    #[inline(always)]
+    fn v_sign<S: Simd>(simd: S, a: S::f32s) -> S::f32s {
+        let [zero, one] = [0.0, 1.0].map(|x| simd.splat_f32s(x));
+        let above = simd.select_f32s(simd.less_than_f32s(zero, a), one, zero);
+        let below = simd.select_f32s(simd.less_than_f32s(a, zero), one, zero);
+        simd.sub_f32s(above, below)
     }
     #[inline(always)]
     fn mul_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {
@@ -202,6 +211,13 @@ impl Lanes for f64 {
     #[inline(always)]
     fn v_sqrt<S: Simd>(simd: S, a: S::f64s) -> S::f64s {
         simd.sqrt_f64s(a)
+    }
+    #[inline(always)]
+    fn v_sign<S: Simd>(simd: S, a: S::f64s) -> S::f64s {
+        let [zero, one] = [0.0, 1.0].map(|x| simd.splat_f64s(x));
+        let above = simd.select_f64s(simd.less_than_f64s(zero, a), one, zero);
+        let below = simd.select_f64s(simd.less_than_f64s(a, zero), one, zero);
+        simd.sub_f64s(above, below)
     }
     #[inline(always)]
     fn mul_add<S: Simd>(simd: S, a: S::f64s, b: S::f64s, c: S::f64s) -> S::f64s {

@@ -8,6 +8,7 @@ pub(crate) mod copy;
 mod depthwise;
 pub(crate) mod elementwise;
 pub(crate) mod fold;
+pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod lanes;
 pub(crate) mod loss;

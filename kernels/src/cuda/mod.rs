@@ -12,6 +12,7 @@ pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
+pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod loss;
 pub(crate) mod matmul;
@@ -23,7 +24,7 @@ pub(crate) mod reduce;
 pub(crate) mod rows;
 pub(crate) mod sequence;
 pub(crate) mod softmax;
-mod walk;
+pub(crate) mod walk;
 
 /// The kernel of `$op` for elements of a type; truth values are bytes.
 macro_rules! by_dtype {

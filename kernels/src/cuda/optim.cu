@@ -5,20 +5,25 @@ template <class T> __device__ inline T plus(T a, T b) { return add_rounded(a, b)
 template <class T> __device__ inline T minus(T a, T b) { return add_rounded(a, -b); }
 template <class T> __device__ inline T times(T a, T b) { return mul_rounded(a, b); }
 
-// Numbers and choices as the launchers derive them from the step.
+// Numbers and choices as the rules of the launchers derive them from a step.
 template <class T> struct Sgd {
-    T lr, momentum, fresh, weight_decay;
+    T lr;
+    T momentum;
+    T fresh;  // 1 - dampening
+    T weight_decay;
     u32 decays, nesterov, first, pad;
 
-    __device__ void step(T (&values)[2]) const { values[0] = minus(values[0], times(lr, gradient(values[0], values[1]))); }
-    __device__ void step(T (&values)[3]) const {
-        T d = gradient(values[0], values[1]);
-        T b = first ? d : plus(times(momentum, values[2]), times(fresh, d));
-        values[2] = b;
-        d = nesterov ? plus(d, times(momentum, b)) : b;
-        values[0] = minus(values[0], times(lr, d));
+    template <int N> __device__ void step(T (&values)[N]) const {
+        T p = values[0], g = values[1];
+        T d = decays ? plus(g, times(weight_decay, p)) : g;
+        // A buffer is there only if there is momentum.
+        if (N == 3) {
+            T& buffer = values[N - 1];
+            buffer = first ? d : plus(times(momentum, buffer), times(fresh, d));
+            d = nesterov ? plus(d, times(momentum, buffer)) : buffer;
+        }
+        values[0] = minus(p, times(lr, d));
     }
-    __device__ T gradient(T p, T g) const { return decays ? plus(g, times(weight_decay, p)) : g; }
 };
 
 template <class T> struct Adam {
@@ -30,14 +35,13 @@ template <class T> struct Adam {
     T fresh2;  // 1 - beta2
     T keep2;
     T weight_decay;
-    T shrink;      // 1 - lr weight_decay
-    u32 near_end;  // m is moved from the gradient's end, which is nearer where beta1 <= 1/2
-    u32 decay;     // 0 none, 1 through the gradient, 2 by `shrink`
+    T shrink;      // 1 - lr weight_decay, or 1
+    u32 decays;    // through the gradient
+    u32 near_end;  // the mean is moved from the gradient's end, which is nearer where beta1 <= 1/2
 
     __device__ void step(T (&values)[4]) const {
-        T p = values[0], g = values[1], m = values[2], v = values[3];
-        p = decay == 2 ? times(p, shrink) : p;
-        g = decay == 1 ? plus(g, times(weight_decay, p)) : g;
+        T p = times(values[0], shrink), g = values[1], m = values[2], v = values[3];
+        g = decays ? plus(g, times(weight_decay, p)) : g;
         T way = minus(g, m);
         m = near_end ? minus(g, times(way, keep1)) : plus(m, times(fresh1, way));
         v = plus(times(v, keep2), times(times(fresh2, g), g));
@@ -45,6 +49,55 @@ template <class T> struct Adam {
         values[0] = plus(p, times(size, m) / divisor);
         values[2] = m;
         values[3] = v;
+    }
+};
+
+template <class T> struct RmsProp {
+    T lr;
+    T alpha;
+    T fresh;  // 1 - alpha
+    T keep;
+    T eps;
+    T momentum;
+    T weight_decay;
+    u32 decays, moves, centered, near_end;
+
+    // The mean square is the first state, the buffer the second, the mean the last one.
+    template <int N> __device__ void step(T (&values)[N]) const {
+        T p = values[0], g = values[1];
+        g = decays ? plus(g, times(weight_decay, p)) : g;
+        T v = values[2] = plus(times(values[2], alpha), times(times(fresh, g), g));
+        if (N > 3 && centered) {
+            T& mean = values[N - 1];
+            T way = minus(g, mean);
+            mean = near_end ? minus(g, times(way, keep)) : plus(mean, times(fresh, way));
+            v = minus(v, times(mean, mean));
+        }
+        T divisor = plus(sqrt_of(v), eps);
+        T way = times(lr, g) / divisor;
+        if (N > 3 && moves) {
+            T& buffer = values[N > 3 ? 3 : 2];
+            buffer = plus(times(buffer, momentum), g / divisor);
+            way = times(lr, buffer);
+        }
+        values[0] = minus(p, way);
+    }
+};
+
+template <class T> struct Lion {
+    T lr;
+    T shrink;  // 1 - lr weight_decay
+    T keep1;
+    T fresh1;  // 1 - beta1
+    T keep2;
+    T fresh2;  // 1 - beta2
+
+    __device__ void step(T (&values)[3]) const {
+        T g = values[1], m = values[2];
+        T mix = plus(times(m, keep1), times(g, fresh1));
+        T sign = (T)((mix > 0) - (mix < 0));
+        values[0] = minus(times(values[0], shrink), times(lr, sign));
+        values[2] = plus(times(m, keep2), times(g, fresh2));
     }
 };
 
@@ -138,19 +191,24 @@ template <class T, int N, class Op> struct StepEach {
     }
 };
 
-#define STEP(name, Op, N, T)                                                                                     \
-    extern "C" __global__ void name##_##T(const __grid_constant__ Tensors<T, N> tensors,                         \
-                                          const __grid_constant__ Op<T> op) {                                    \
-        step_all(tensors, op);                                                                                   \
+// The kernels of a formula that keeps so many states.
+#define STEP(op, Formula, states, T)                                                                             \
+    extern "C" __global__ void op##states##_##T(const __grid_constant__ Tensors<T, states + 2> tensors,          \
+                                                const __grid_constant__ Formula<T> formula) {                    \
+        step_all(tensors, formula);                                                                              \
     }                                                                                                            \
-    extern "C" __global__ void name##_strided_##T(const __grid_constant__ Tensors<T, N> tensors,                 \
-                                                  const __grid_constant__ Op<T> op,                              \
-                                                  const __grid_constant__ Walk<N> walk) {                        \
-        for_each<1>(walk, StepEach<T, N, Op<T>>{tensors.operands[0], op});                                       \
+    extern "C" __global__ void op##states##_strided_##T(const __grid_constant__ Tensors<T, states + 2> tensors,  \
+                                                        const __grid_constant__ Formula<T> formula,              \
+                                                        const __grid_constant__ Walk<states + 2> walk) {         \
+        for_each<1>(walk, StepEach<T, states + 2, Formula<T>>{tensors.operands[0], formula});                    \
     }
 #define STEPS(T)                \
-    STEP(sgd, Sgd, 2, T)        \
-    STEP(momentum, Sgd, 3, T)   \
-    STEP(adam, Adam, 4, T)
+    STEP(sgd, Sgd, 0, T)        \
+    STEP(sgd, Sgd, 1, T)        \
+    STEP(adam, Adam, 2, T)      \
+    STEP(rmsprop, RmsProp, 1, T) \
+    STEP(rmsprop, RmsProp, 2, T) \
+    STEP(rmsprop, RmsProp, 3, T) \
+    STEP(lion, Lion, 1, T)
 STEPS(f32)
 STEPS(f64)

@@ -3,6 +3,7 @@
 
 mod attention;
 mod elementwise;
+mod image;
 mod index;
 mod matmul;
 mod normalize;

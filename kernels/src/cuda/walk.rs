@@ -18,7 +18,7 @@ const WAVES: u32 = 16;
 ///
 /// # Safety
 /// `repr(C)` without padding.
-pub(super) unsafe trait ByValue: Sized {
+pub(crate) unsafe trait ByValue: Sized {
     /// The argument of a kernel.
     fn arg(&self) -> Arg<'_> {
         // SAFETY: without padding, all bytes are initialised.

@@ -1,9 +1,11 @@
-//! Data sets in memory and the batches made of them.
+//! Data sets in memory, the batches made of them, and arrays in files.
 
+pub mod augment;
 mod batches;
 mod csv;
 mod digits;
 mod in_memory;
+pub mod npy;
 mod text;
 
 pub use batches::{Batch, Batches, Epoch, StepBatches};

@@ -1,10 +1,8 @@
-//! Clipping by the norm over all gradients.
+//! Clipping of gradients, by the norm over all of them or value by value.
 
 use autograd::{Gradients, Var};
 use device::{Error, Result};
 use tensor::Tensor;
-
-use super::check_option;
 
 /// Scales all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is the Euclidean norm over all of
 /// them together, and returns `norm` as it was before.
@@ -30,7 +28,7 @@ use super::check_option;
 /// `DeviceMismatch` if the gradients are not all of one type and on one device.
 pub fn clip_grad_norm(gradients: &mut Gradients, max_norm: f64) -> Result<Tensor> {
     const OP: &str = "clip_grad_norm";
-    check_option(OP, "max_norm", max_norm, "at least 0 and finite", |v| v >= 0.0)?;
+    check_limit(OP, "max_norm", max_norm)?;
     let squares = gradients
         .iter()
         .map(|gradient| gradient.value().square()?.sum(&[], false))
@@ -49,11 +47,44 @@ pub fn clip_grad_norm(gradients: &mut Gradients, max_norm: f64) -> Result<Tensor
     Ok(norm)
 }
 
+/// Clamps every element of all gradients to `-clip_value..=clip_value`; NaN stays NaN.
+///
+/// Asynchronous: nothing waits.
+///
+/// ```
+/// use autograd::Var;
+/// use tensor::Tensor;
+/// # fn main() -> device::Result<()> {
+/// let w = Var::leaf(Tensor::from_slice(&[3.0f64, -4.0, 0.5], &[3], &device::Device::cpu())?);
+/// let mut gradients = w.square()?.mul_scalar(0.5)?.sum(&[], false)?.backward()?;
+/// models::clip_grad_value(&mut gradients, 1.0)?;
+/// let clipped = gradients.get(&w).map(|g| g.to_vec::<f64>()).transpose()?;
+/// assert_eq!(clipped, Some(vec![1.0, -1.0, 0.5]));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// `InvalidArgument` if `clip_value` is negative or not finite; `OutOfMemory`.
+pub fn clip_grad_value(gradients: &mut Gradients, clip_value: f64) -> Result<()> {
+    check_limit("clip_grad_value", "clip_value", clip_value)?;
+    gradients.map(|gradient| Ok(Var::constant(gradient.value().clamp(-clip_value, clip_value)?)))
+}
+
+fn check_limit(op: &'static str, argument: &'static str, value: f64) -> Result<()> {
+    if value >= 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    let expected = "at least 0 and finite";
+    Err(Error::InvalidArgument { op, argument, expected, value: value.to_string().into() })
+}
+
 #[cfg(test)]
 mod tests {
-    use device::Device;
+    use device::{CpuConfig, Device, SyncDebug};
 
     use super::*;
+    use crate::{Optimizer, Sgd, SgdOptions};
 
     fn leaf(values: &[f64]) -> Var {
         Var::leaf(Tensor::from_slice(values, &[values.len()], &Device::cpu()).unwrap())
@@ -99,8 +130,35 @@ mod tests {
         let mut gradients = half_square(&a).backward().unwrap();
         for max_norm in [-1.0, f64::NAN, f64::INFINITY] {
             assert!(matches!(clip_grad_norm(&mut gradients, max_norm), Err(Error::InvalidArgument { .. })));
+            let by_value = clip_grad_value(&mut gradients, max_norm);
+            assert!(matches!(by_value, Err(Error::InvalidArgument { argument: "clip_value", .. })));
         }
         let empty = clip_grad_norm(&mut Gradients::default(), 1.0);
         assert!(matches!(empty, Err(Error::InvalidArgument { argument: "gradients", .. })));
+    }
+
+    /// Behind a held stream, where anything that waited would wait for ever, and refused if it is hidden.
+    #[test]
+    fn nothing_waits_for_the_device() {
+        let device = Device::cpu_with(CpuConfig::default());
+        device.set_sync_debug(SyncDebug::Refuse);
+        let stream = device.new_stream().unwrap();
+        let w = Var::leaf(Tensor::from_slice(&[3.0, 4.0], &[2], &device).unwrap());
+        let before = device.sync_stats();
+        let gate = stream.hold();
+        let (gradients, norm) = stream.scope(|| {
+            let mut gradients = half_square(&w).backward().unwrap();
+            let norm = clip_grad_norm(&mut gradients, 1.0).unwrap();
+            clip_grad_value(&mut gradients, 0.7).unwrap();
+            Sgd::new(vec![w.clone()], SgdOptions::default()).unwrap().step(&gradients).unwrap();
+            (gradients, norm)
+        });
+        assert!(!stream.is_idle().unwrap(), "all of it is behind the gate");
+        assert_eq!((device.sync_stats() - before).host_syncs, 0);
+        drop(gate);
+        device.set_sync_debug(SyncDebug::Count);
+        assert_eq!(norm.item::<f64>().unwrap(), 5.0);
+        let clipped = values(&gradients, &w);
+        assert!((clipped[0] - 0.6).abs() < 1e-6 && clipped[1] == 0.7, "{clipped:?}");
     }
 }

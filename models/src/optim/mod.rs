@@ -6,14 +6,24 @@
 
 mod adam;
 mod clip;
+mod fused;
+mod lion;
+mod rmsprop;
+mod schedule;
 mod sgd;
 
 use autograd::{Gradients, Var};
 use device::{Error, Result};
 use tensor::Tensor;
 
+use fused::zeros_in_order_of;
+
 pub use adam::{Adam, AdamOptions, AdamW, AdamWOptions};
-pub use clip::clip_grad_norm;
+pub use clip::{clip_grad_norm, clip_grad_value};
+pub use fused::{Field, Fused, Kind};
+pub use lion::{Lion, LionOptions};
+pub use rmsprop::{RmsProp, RmsPropOptions};
+pub use schedule::LrSchedule;
 pub use sgd::{Sgd, SgdOptions};
 
 /// Updates parameters in place from their gradients.
@@ -82,35 +92,6 @@ fn check_parameters(op: &'static str, parameters: &[Var]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Rejects an option that is not finite or fails its test.
-fn check_option(
-    op: &'static str,
-    argument: &'static str,
-    value: f64,
-    expected: &'static str,
-    fits: impl Fn(f64) -> bool,
-) -> Result<()> {
-    if value.is_finite() && fits(value) {
-        return Ok(());
-    }
-    Err(Error::InvalidArgument { op, argument, expected, value: value.to_string().into() })
-}
-
-fn check_not_negative(op: &'static str, argument: &'static str, value: f64) -> Result<()> {
-    check_option(op, argument, value, "at least 0 and finite", |v| v >= 0.0)
-}
-
-/// Zeros with the shape and, for a transposed matrix, the memory order of `like`: the fused kernels are
-/// fastest when all operands run through memory alike.
-fn zeros_in_order_of(like: &Tensor) -> Result<Tensor> {
-    if let ([rows, columns], false) = (like.shape(), like.is_contiguous())
-        && like.t()?.is_contiguous()
-    {
-        return Tensor::zeros(&[*columns, *rows], like.dtype(), like.device())?.t();
-    }
-    Tensor::zeros(like.shape(), like.dtype(), like.device())
 }
 
 /// Reads an [`OptimizerState`] entry by entry, and knows what is left over.

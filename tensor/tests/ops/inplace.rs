@@ -2,7 +2,7 @@
 
 use device::Result;
 use proptest::prelude::*;
-use tensor::{AdamStep, DType, Error, SgdStep, Tensor};
+use tensor::{AdamStep, DType, Error, Rule, SgdStep, Tensor, Update, optimizer_step};
 
 use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs};
@@ -88,16 +88,22 @@ fn expanded_targets_are_refused() -> Result<()> {
     Ok(())
 }
 
+fn step(param: &Tensor, grad: &Tensor, states: &[&Tensor], rule: Rule) -> Result<()> {
+    let states: Vec<Tensor> = states.iter().map(|&state| state.clone()).collect();
+    optimizer_step(&[Update { param, grad, states: &states, rule }])
+}
+
 #[test]
 fn sgd_steps_follow_the_formula() -> Result<()> {
     let (p, g) = (Plain::numbered(&[3, 4], 61), Plain::numbered(&[3, 4], 62));
-    let step =
+    let sgd =
         SgdStep { lr: 0.1, momentum: 0.9, dampening: 0.0, weight_decay: 0.01, nesterov: false, first: true };
+    let (first, second) = (Rule::Sgd(sgd), Rule::Sgd(SgdStep { first: false, ..sgd }));
     for how in 0..4 {
         let (param, grad) = (p.f64(how)?, g.f64(how)?);
         let buffer = param.zeros_like()?;
-        param.sgd_(&grad, Some(&buffer), step)?;
-        param.sgd_(&grad, Some(&buffer), SgdStep { first: false, ..step })?;
+        step(&param, &grad, &[&buffer], first)?;
+        step(&param, &grad, &[&buffer], second)?;
         let expected = p.data.iter().zip(&g.data).map(|(&p, &g)| {
             let b = g + 0.01 * p;
             let p = p - 0.1 * b;
@@ -106,8 +112,12 @@ fn sgd_steps_follow_the_formula() -> Result<()> {
         let expected = Plain { shape: vec![3, 4], data: expected.collect() };
         assert!(expected.matches(&param, 1e-12)?);
         assert_eq!((param.version(), buffer.version(), grad.version()), (2, 2, 0));
-        assert!(matches!(param.sgd_(&grad, None, step), Err(Error::InvalidArgument { .. })));
-        assert!(matches!(param.sgd_(&grad.t()?, None, step), Err(Error::ShapeMismatch { op: "sgd_", .. })));
+        assert!(matches!(step(&param, &grad, &[], first), Err(Error::InvalidArgument { .. })));
+        let turned = grad.t()?;
+        assert!(matches!(
+            step(&param, &turned, &[&buffer], first),
+            Err(Error::ShapeMismatch { op: "sgd", .. })
+        ));
     }
     Ok(())
 }
@@ -115,19 +125,22 @@ fn sgd_steps_follow_the_formula() -> Result<()> {
 #[test]
 fn adam_steps_follow_the_formula() -> Result<()> {
     let (p, g) = (Plain::numbered(&[5], 63), Plain::numbered(&[5], 64));
-    let step = |step, decoupled| AdamStep {
-        step,
-        lr: 0.1,
-        beta1: 0.9,
-        beta2: 0.99,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        decoupled,
+    let rule = |step, decoupled| {
+        Rule::Adam(AdamStep {
+            step,
+            lr: 0.1,
+            beta1: 0.9,
+            beta2: 0.99,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            decoupled,
+        })
     };
     for decoupled in [false, true] {
         let param = p.f64(2)?;
+        let grad = g.f64(0)?;
         let (m, v) = (param.zeros_like()?, param.zeros_like()?);
-        param.adam_(&g.f64(0)?, &m, &v, step(1, decoupled))?;
+        step(&param, &grad, &[&m, &v], rule(1, decoupled))?;
         // The first step of Adam is the sign of the gradient.
         let expected = p.data.iter().zip(&g.data).map(|(&p, &g)| {
             let (p, g) = if decoupled { (p * (1.0 - 0.1 * 0.1), g) } else { (p, g + 0.1 * p) };
@@ -136,10 +149,8 @@ fn adam_steps_follow_the_formula() -> Result<()> {
         let expected = Plain { shape: vec![5], data: expected.collect() };
         assert!(expected.matches(&param, 1e-6)?);
         assert_eq!((param.version(), m.version(), v.version()), (1, 1, 1));
-        assert!(matches!(
-            param.adam_(&g.f64(0)?, &m, &v, step(0, false)),
-            Err(Error::InvalidArgument { .. })
-        ));
+        let error = step(&param, &grad, &[&m, &v], rule(0, decoupled));
+        assert!(matches!(error, Err(Error::InvalidArgument { argument: "step", .. })));
     }
     Ok(())
 }

@@ -1,0 +1,135 @@
+use super::*;
+
+fn cpu() -> Device {
+    Device::cpu()
+}
+
+/// A file of the given format, as NumPy would write it but for the padding.
+fn file(major: u8, header: &str, data: &[u8]) -> Vec<u8> {
+    let length = header.len() as u32;
+    let length = length.to_le_bytes();
+    let length = if major == 1 { &length[..2] } else { &length[..] };
+    [MAGIC, &[major, 0], length, header.as_bytes(), data].concat()
+}
+
+fn error(bytes: &[u8]) -> String {
+    match parse("x.npy", bytes, &cpu()) {
+        Err(error @ Error::Format { .. }) => error.to_string(),
+        Err(error) => panic!("{error}"),
+        Ok(array) => panic!("an array of shape {:?}", array.shape()),
+    }
+}
+
+/// `np.save` of NumPy 2 wrote these bytes for `np.arange(6, dtype='<i8').reshape(2, 3)`, in C and in Fortran order.
+#[test]
+fn files_of_numpy() {
+    let c = include_bytes!("../../../tests/data/arange_c.npy");
+    let fortran = include_bytes!("../../../tests/data/arange_fortran.npy");
+    for (bytes, contiguous) in [(&c[..], true), (&fortran[..], false)] {
+        let array = parse("arange", bytes, &cpu()).unwrap();
+        assert_eq!((array.shape(), array.is_contiguous()), (&[2, 3][..], contiguous));
+        assert_eq!(array.to_vec::<i64>().unwrap(), [0, 1, 2, 3, 4, 5]);
+        // Ours are NumPy's bytes.
+        assert_eq!(to_bytes(&array).unwrap(), c);
+    }
+}
+
+#[test]
+fn every_type_and_shape_comes_back() {
+    let shapes: [&[usize]; 6] = [&[], &[1], &[24], &[2, 3, 4], &[0, 7], &[1; 12]];
+    for shape in shapes {
+        for dtype in [DType::F32, DType::F64, DType::I64, DType::U8, DType::Bool] {
+            let count: i64 = shape.iter().product::<usize>() as i64;
+            let array = Tensor::arange(0, count, 1, DType::I64, &cpu()).unwrap();
+            let array = array.reshape(shape).unwrap().to_dtype(dtype).unwrap();
+            let bytes = to_bytes(&array).unwrap();
+            assert_eq!((bytes.len() - count as usize * dtype.size_bytes()) % 64, 0);
+            let back = parse("back", &bytes, &cpu()).unwrap();
+            assert_eq!((back.shape(), back.dtype()), (shape, dtype));
+            let values = |array: &Tensor| array.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
+            assert_eq!(values(&back), values(&array));
+        }
+    }
+    let special = [f64::NAN, -0.0, f64::INFINITY, f64::MIN_POSITIVE / 8.0];
+    let array = Tensor::from_slice(&special, &[4], &cpu()).unwrap();
+    let back = parse("back", &to_bytes(&array).unwrap(), &cpu()).unwrap().to_vec::<f64>().unwrap();
+    assert_eq!(back.map_bits(), special.to_vec().map_bits());
+}
+
+trait MapBits {
+    fn map_bits(&self) -> Vec<u64>;
+}
+impl MapBits for Vec<f64> {
+    fn map_bits(&self) -> Vec<u64> {
+        self.iter().map(|value| value.to_bits()).collect()
+    }
+}
+
+#[test]
+fn all_formats_and_spellings() {
+    let one = 1.0_f32.to_le_bytes();
+    for major in 1..=3 {
+        for header in [
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }\n",
+            "{\"shape\":(1,),\"descr\":\"<f4\",\"fortran_order\":True}",
+            " { 'fortran_order' : False , 'descr':'<f4','shape': ( 1 , ) } ",
+        ] {
+            let array = parse("one", &file(major, header, &one), &cpu()).unwrap();
+            assert_eq!((array.shape(), array.to_vec::<f32>().unwrap()), (&[1][..], vec![1.0]));
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
+    let data = [0; 24];
+    assert!(parse("good", &file(1, good, &data), &cpu()).is_ok());
+    for (change, says) in [
+        (("<f4", ">f4"), "\">f4\""),
+        (("<f4", "<c8"), "\"<c8\""),
+        (("(2, 3)", "(2, 4)"), "24 bytes of elements for shape [2, 4]"),
+        (("(2, 3)", "(2)"), "a comma"),
+        (("(2, 3)", "(2, -3)"), "a size"),
+        (("(2, 3)", "(99999999999999999999, 3)"), "a size"),
+        (("(2, 3)", "(9999999999999999, 9999999999999999)"), "24 bytes"),
+        (("(2, 3)", "2"), "'('"),
+        (("False", "0"), "True or False"),
+        (("'shape'", "'size'"), "unknown key \"size\""),
+        (("'shape'", "'descr'"), "'"),
+        (("'descr': '<f4', ", ""), "lacks"),
+        (("'descr': '<f4'", "'descr': '<f4', 'descr': '<f4'"), "twice"),
+        (("}", "} more"), "the end"),
+        (("}", ""), "should be"),
+        (("'<f4'", "'<f4"), "known are"),
+    ] {
+        let message = error(&file(1, &good.replace(change.0, change.1), &data));
+        assert!(message.starts_with("x.npy") && message.contains(says), "{change:?}: {message}");
+    }
+    let many = format!("({})", "1, ".repeat(65));
+    assert!(error(&file(1, &good.replace("(2, 3)", &many), &data)).contains("64 axes"));
+    let truth = good.replace("<f4", "|b1").replace("(2, 3)", "(3,)");
+    assert!(error(&file(1, &truth, &[0, 1, 2])).contains("element 2 is 2"));
+    // Cut anywhere, or with a byte too many.
+    let whole = file(2, good, &data);
+    for end in 0..whole.len() {
+        error(&whole[..end]);
+    }
+    assert!(error(&[&whole[..], &[0]].concat()).contains("25 bytes"));
+    assert!(error(&file(4, good, &data)).contains("format 4"));
+    assert!(error(&file(1, "{'descr': '\u{0}', ", &data)).contains("known are"));
+    // Absurd sizes beside a 0 are an error of the tensor, not a panic.
+    let absurd = good.replace("(2, 3)", "(0, 18446744073709551615, 4)");
+    assert!(matches!(parse("x", &file(1, &absurd, &[]), &cpu()), Err(Error::InvalidArgument { .. })));
+}
+
+#[test]
+fn files_are_written_and_missed() {
+    let path = std::env::temp_dir().join(format!("streamgrad-npy-{}.npy", std::process::id()));
+    assert!(matches!(load(&path, &cpu()), Err(Error::Io { .. })));
+    let array = Tensor::from_slice(&[1_u8, 2, 3, 4], &[2, 2], &cpu()).unwrap();
+    // A view is written in the order of its own axes.
+    save(&path, &array.t().unwrap()).unwrap();
+    assert_eq!(load(&path, &cpu()).unwrap().to_vec::<u8>().unwrap(), [1, 3, 2, 4]);
+    std::fs::remove_file(&path).unwrap();
+}

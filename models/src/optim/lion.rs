@@ -1,0 +1,64 @@
+//! Lion.
+
+use tensor::{LionStep, Rule};
+
+use super::{Field, Fused, Kind};
+
+/// `w -= lr * weight_decay * w; w -= lr sign(β₁ m + (1 - β₁) g); m = β₂ m + (1 - β₂) g`
+/// (Chen et al. 2023, in the order of operations of its authors' code).
+///
+/// Every weight moves by the learning rate, which therefore is three to ten times smaller than Adam's, and the weight
+/// decay as many times larger. The sign of 0, and of NaN, is 0.
+///
+/// ```
+/// use models::{Lion, LionOptions, Optimizer};
+/// use autograd::Var;
+/// # fn main() -> device::Result<()> {
+/// let w = Var::leaf(tensor::Tensor::scalar(3.0f64, &device::Device::cpu())?);
+/// let mut lion = Lion::new(vec![w.clone()], LionOptions { lr: 0.5, ..LionOptions::default() })?;
+/// lion.step(&w.square()?.backward()?)?;
+/// assert_eq!(w.value().item::<f64>()?, 2.5);
+/// # Ok(())
+/// # }
+/// ```
+pub type Lion = Fused<LionOptions>;
+
+/// How [`Lion`] steps; the defaults are the paper's code's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LionOptions {
+    /// The learning rate.
+    pub lr: f64,
+    /// How much of the mean gradient is in the direction, and how much of it is kept.
+    pub betas: (f64, f64),
+    /// How much of the weight is taken off in each step, times the learning rate.
+    pub weight_decay: f64,
+}
+
+impl Default for LionOptions {
+    fn default() -> Self {
+        LionOptions { lr: 1e-4, betas: (0.9, 0.99), weight_decay: 0.0 }
+    }
+}
+
+impl Kind for LionOptions {
+    const NAME: &'static str = "lion";
+    const COUNTS_STEPS: bool = false;
+
+    fn rule(&self, _: u64) -> Rule {
+        let LionOptions { lr, betas: (beta1, beta2), weight_decay } = *self;
+        Rule::Lion(LionStep { lr, beta1, beta2, weight_decay })
+    }
+
+    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+        vec![
+            ("lr", Field::NotNegative(&mut self.lr)),
+            ("beta1", Field::Share(&mut self.betas.0)),
+            ("beta2", Field::Share(&mut self.betas.1)),
+            ("weight_decay", Field::NotNegative(&mut self.weight_decay)),
+        ]
+    }
+
+    fn lr(&mut self) -> &mut f64 {
+        &mut self.lr
+    }
+}

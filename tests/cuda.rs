@@ -256,14 +256,20 @@ fn no_memory_is_freed_before_the_work_that_uses_it_has_run() {
         (1..=count).map(|call| format!("{function}:{call}")).collect::<Vec<_>>().join(",")
     };
     let freed = |log: &str| log.lines().position(|line| line.starts_with("cuMemFree_v2"));
-    let last_run = |log: &str| log.lines().collect::<Vec<_>>().iter().rposition(|l| l.starts_with("run "));
+    let count = |log: &str, lines: usize, beginning: &str, word: &str| {
+        log.lines().take(lines).filter(|line| line.starts_with(beginning) && line.contains(word)).count()
+    };
     // One wait, the read's or the device's, and then every wait.
     let waits = (1..=4).map(|call| format!("cuStreamSynchronize:{call}"));
     let mut refused = 0;
     for fails in waits.chain([calls("cuStreamSynchronize", 100)]) {
         let (log, read_refused) = log_of_a_drop(&fails);
         refused += usize::from(read_refused);
-        assert!(last_run(&log).is_some() && last_run(&log) < freed(&log), "{fails}: {log}");
+        for (call, what) in [("cuLaunchKernel ", "kernel="), ("cuMemcpyDtoHAsync_v2 ", "cuMemcpyDtoH")] {
+            let queued = count(&log, usize::MAX, call, "-> 0");
+            let ran = count(&log, freed(&log).unwrap(), "run ", what);
+            assert!(queued == ran, "{fails}: of {queued} of {what} {ran} ran before memory was freed: {log}");
+        }
     }
     assert_eq!(refused, 3, "the first wait, the second, and all of them");
     // Nothing says that the work has run: the memory stays.

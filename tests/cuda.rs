@@ -193,6 +193,7 @@ fn inner_refused_wait() -> Result<()> {
     let (first, second) = (device.new_stream()?, device.new_stream()?);
     let x = Tensor::zeros(&[4], DType::F32, &device)?;
     device.synchronize()?;
+    device.start_audit();
     let hold = first.hold();
     first.scope(|| x.fill_(1.0))?;
     let refused = second.scope(|| x.fill_(7.0));
@@ -200,6 +201,9 @@ fn inner_refused_wait() -> Result<()> {
     second.scope(|| x.fill_(7.0))?;
     drop(hold);
     assert_eq!(x.to_vec::<f32>()?, [7.0; 4]);
+    let audit = device.stop_audit();
+    let fills = audit.commands().filter(|command| command.op == "fill").count();
+    assert_eq!((fills, audit.hazards()), (2, vec![]), "what was refused never ran");
     Ok(())
 }
 
@@ -215,4 +219,65 @@ fn a_refused_wait_is_an_error_that_loses_no_order() {
         let output = run_ignored("inner_refused_wait", &environment);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
+}
+
+/// Leaves work in the driver's queues, and drops the device.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_dropped_device() {
+    let device = devices::cuda(0).unwrap();
+    let x = Tensor::ones(&[1 << 16], DType::F32, &device).unwrap();
+    // It may be the read's wait that fails; the copy stays in the queue.
+    let read = device.synchronize().and_then(|()| x.to_vec::<f32>());
+    let y = x.exp().unwrap();
+    println!("refused {}", read.is_err());
+    drop((x, y, device));
+}
+
+/// The driver's log of the above while its calls fail; whether the read was refused.
+fn log_of_a_drop(fails: &str) -> (String, bool) {
+    let log = std::env::temp_dir().join(format!("streamgrad-drop-{}", std::process::id()));
+    let environment =
+        [("CUDA_EMULATOR_FAIL", fails.to_owned()), ("CUDA_EMULATOR_LOG", log.display().to_string())];
+    let output = run_ignored("inner_dropped_device", &environment);
+    let text = std::fs::read_to_string(&log).unwrap();
+    std::fs::remove_file(&log).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    (text, String::from_utf8_lossy(&output.stdout).contains("refused true"))
+}
+
+#[test]
+fn no_memory_is_freed_before_the_work_that_uses_it_has_run() {
+    if !emulated() {
+        println!("skipped: a real driver refuses nothing on demand");
+        return;
+    }
+    let calls = |function: &str, count: usize| {
+        (1..=count).map(|call| format!("{function}:{call}")).collect::<Vec<_>>().join(",")
+    };
+    let freed = |log: &str| log.lines().position(|line| line.starts_with("cuMemFree_v2"));
+    let count = |log: &str, lines: usize, beginning: &str, word: &str| {
+        log.lines().take(lines).filter(|line| line.starts_with(beginning) && line.contains(word)).count()
+    };
+    // One wait, the read's or the device's, and then every wait.
+    let waits = (1..=4).map(|call| format!("cuStreamSynchronize:{call}"));
+    let mut refused = 0;
+    for fails in waits.chain([calls("cuStreamSynchronize", 100)]) {
+        let (log, read_refused) = log_of_a_drop(&fails);
+        refused += usize::from(read_refused);
+        for (call, what) in [("cuLaunchKernel ", "kernel="), ("cuMemcpyDtoHAsync_v2 ", "cuMemcpyDtoH")] {
+            let queued = count(&log, usize::MAX, call, "-> 0");
+            let ran = count(&log, freed(&log).unwrap(), "run ", what);
+            assert!(queued == ran, "{fails}: of {queued} of {what} {ran} ran before memory was freed: {log}");
+        }
+    }
+    assert_eq!(refused, 3, "the first wait, the second, and all of them");
+    // Nothing says that the work has run: the memory stays.
+    let (log, _) = log_of_a_drop(&format!(
+        "{},{},{}",
+        calls("cuStreamSynchronize", 100),
+        calls("cuStreamQuery", 2000),
+        calls("cuEventQuery", 2000)
+    ));
+    assert_eq!(freed(&log), None, "{log}");
 }

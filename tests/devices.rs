@@ -5,11 +5,13 @@
 
 mod common;
 
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::bits;
 use common::devices::{Kind, cuda_pair, emulated};
-use common::process::{lost_waits, say};
+use common::process::{lost_waits, run_ignored, say};
 use common::programs::{input, parameters};
 use streamgrad::device::Audit;
 use streamgrad::prelude::*;
@@ -176,6 +178,102 @@ fn the_source_and_its_device_may_go_while_they_are_copied() -> Result<()> {
 }
 
 #[test]
+fn the_source_and_its_device_may_go_while_the_reader_is_held() -> Result<()> {
+    let Some([from, to]) = cuda_pair() else { return Ok(()) };
+    let reader = to.new_stream()?;
+    let x = Tensor::full(&[1 << 16], 2.0, DType::F32, &from)?;
+    let hold = reader.hold();
+    let copy = reader.scope(|| x.to_device(&to))?;
+    let (gone, is_gone) = channel();
+    std::thread::spawn(move || {
+        drop((x, from));
+        gone.send(())
+    });
+    let returned = is_gone.recv_timeout(Duration::from_secs(5));
+    assert!(stands(&reader)?, "the copy has not run");
+    drop(hold);
+    assert!(returned.is_ok(), "the drop waits for the hold");
+    assert_eq!(copy.to_vec::<f32>()?, [2.0; 1 << 16]);
+    Ok(())
+}
+
+/// A driver's context is shared by all devices of the process, so this takes one of its own.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_devices_that_go() -> Result<()> {
+    let [from, to] = cuda_pair().unwrap();
+    let memory = Arc::downgrade(from.memory_driver());
+    let copy = Tensor::full(&[1 << 16], 2.0, DType::F32, &from)?.to_device(&to)?;
+    let hold = to.default_stream().hold();
+    let again = vector(&[1.0], &from)?.to_device(&to)?;
+    drop(from);
+    assert!(memory.strong_count() > 0, "a copy reads the memory");
+    drop(hold);
+    assert_eq!((copy.to_vec::<f32>()?[0], again.item::<f32>()?), (2.0, 1.0));
+    assert_eq!(memory.strong_count(), 0, "who has read keeps the source no longer");
+    let devices = cuda_pair().unwrap();
+    let memory = devices.each_ref().map(|device| Arc::downgrade(device.memory_driver()));
+    let [x, y] = [vector(&[1.0, 2.0], &devices[0])?, vector(&[3.0, 4.0], &devices[1])?];
+    let copies = [x.to_device(&devices[1])?, y.to_device(&devices[0])?];
+    drop((x, y, copies, devices));
+    drop((copy, again, to));
+    assert_eq!(memory.map(|memory| memory.strong_count()), [0, 0], "a circle");
+    Ok(())
+}
+
+#[test]
+fn devices_that_copied_from_each_other_both_go() {
+    if cuda_pair().is_none() {
+        return;
+    }
+    let output = run_ignored("inner_devices_that_go", &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// What takes an index out of range, which the device meets later.
+fn picked(x: &Tensor) -> Result<Tensor> {
+    x.index_select(0, &Tensor::from_slice(&[0i64, 7], &[2], x.device())?)
+}
+
+fn assert_names_the_index<T: std::fmt::Debug>(result: Result<T>) {
+    assert!(matches!(&result, Err(Error::Async { op: "index_select", .. })), "{result:?}");
+}
+
+#[test]
+fn an_error_follows_what_was_copied_to_another_device() -> Result<()> {
+    let Some([a, b]) = cuda_pair() else { return Ok(()) };
+    let x = vector(&[1.0, 2.0], &a)?;
+    assert_names_the_index(picked(&x)?.to_device(&b)?.to_vec::<f32>());
+    a.synchronize()?;
+    b.synchronize()?;
+    // However late it is read.
+    let copy = picked(&x)?.to_device(&b)?;
+    while !b.default_stream().is_idle()? {}
+    b.new_stream()?;
+    assert_names_the_index(copy.to_vec::<f32>());
+    // By way of a third device.
+    let Some([c, _]) = cuda_pair() else { return Ok(()) };
+    assert_names_the_index(picked(&x)?.to_device(&b)?.to_device(&c)?.to_vec::<f32>());
+    b.synchronize()?;
+    // What was reported is not reported twice.
+    let copy = picked(&x)?.to_device(&b)?;
+    assert_names_the_index(a.synchronize());
+    copy.to_vec::<f32>()?;
+    // What comes after the copy is the source's own.
+    let copy = x.to_device(&b)?;
+    b.synchronize()?;
+    let _other = picked(&x)?;
+    while !a.default_stream().is_idle()? {}
+    assert_eq!(copy.to_vec::<f32>()?, [1.0, 2.0]);
+    assert_names_the_index(a.synchronize());
+    // The source need not live to tell.
+    let copy = picked(&x)?.to_device(&b)?;
+    drop((x, _other, a));
+    assert_names_the_index(copy.to_vec::<f32>());
+    Ok(())
+}
+
+#[test]
 fn a_copy_across_devices_that_cannot_be_is_an_error_by_name() -> Result<()> {
     let Some(devices) = cuda_pair() else { return Ok(()) };
     let cpu = Kind::Cpu(Schedule::Inline).device();
@@ -186,6 +284,7 @@ fn a_copy_across_devices_that_cannot_be_is_an_error_by_name() -> Result<()> {
         |to: &Tensor, from: &Tensor, offset| stream.copy_across("c", to.buffer(), from.buffer(), offset);
     assert!(matches!(copy(&y, &x, 4), Err(Error::InvalidArgument { op: "c", .. })));
     assert!(matches!(copy(&y, &x, usize::MAX), Err(Error::InvalidArgument { op: "c", .. })));
+    assert!(matches!(copy(&y, &y, 0), Err(Error::InvalidArgument { op: "c", argument: "from", .. })));
     assert!(matches!(copy(&x, &y, 0), Err(Error::DeviceMismatch { op: "c", .. })));
     assert!(matches!(copy(&y, &host, 0), Err(Error::CudaUnavailable { .. })));
     let elsewhere = cpu.default_stream().copy_across("c", host.buffer(), x.buffer(), 0);

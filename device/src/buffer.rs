@@ -274,10 +274,10 @@ impl Buffer {
             if log.write != write {
                 return Ok(None);
             }
+            fifo.take(&mut tail);
             if fifo.audit.is_on() {
                 fifo.audit_command(&tail, "download", &[Use::read(self)], Location::caller());
             }
-            fifo.take(&mut tail);
             let moment = Moment { stream: fifo.id, tick: tail.tick };
             log.record(moment, false);
             moment

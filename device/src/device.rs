@@ -3,21 +3,23 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::audit::AuditLog;
+use crate::borrow::{Borrows, Source};
 use crate::cuda::{Context, DriverStream, FaultWord};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
-use crate::fifo::{Fault, Fifo, find, reached};
+use crate::fifo::{Fault, Fifo, PATIENCE, reached};
 use crate::hidden::HiddenSyncs;
 use crate::host::Host;
 use crate::recorder::Recorder;
 use crate::stream::{Handle, Side, Stream};
 use crate::{
-    Clock, CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
+    CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
     Schedule, StreamOptions, SyncMode, SyncStats,
 };
 
@@ -68,8 +70,8 @@ pub(crate) struct Core {
     /// Where the host's reads are ordered among the device's writes.
     pub(crate) host: Host,
     memory: Arc<dyn MemoryDriver>,
-    /// Dropped with the core, when no stream, buffer or queued command is left.
-    pool: OnceLock<Box<dyn Pool>>,
+    /// Dropped when no stream, buffer or queued command is left, with the core or with another device's last copy.
+    pool: OnceLock<Arc<dyn Pool>>,
     workers: OnceLock<Option<Arc<ThreadPool>>>,
     streams: Mutex<Vec<Weak<Fifo>>>,
     /// Counts of streams that are gone.
@@ -89,8 +91,8 @@ pub(crate) struct Core {
     reads: OnceLock<Arc<Fifo>>,
     /// Streams whose last handle is gone while the driver still runs their work.
     orphans: Mutex<Vec<Arc<Fifo>>>,
-    /// The newest commands of other devices' streams that read this one's memory.
-    lent: Mutex<Clock>,
+    /// What copies from other devices read.
+    pub(crate) borrows: Borrows,
     pub(crate) recorder: Recorder,
     pub(crate) explorer: Option<Arc<Explorer>>,
     delays: Option<Delays>,
@@ -170,6 +172,7 @@ impl Device {
         let memory = config.memory.unwrap_or_else(|| Arc::clone(&context) as Arc<dyn MemoryDriver>);
         let blocking = config.blocking.unwrap_or_else(blocking_from_environment);
         let mut core = Core::new(DeviceKind::Cuda(ordinal), default, memory, audit);
+        core.fault = Arc::new(Fault::of_driver(&cuda.fault));
         core.cuda = Some(cuda);
         core.blocking = blocking;
         Ok(Device::of(core))
@@ -342,7 +345,7 @@ impl Device {
 
     /// The device's memory pool; the first caller decides which.
     pub fn pool_or_init(&self, init: impl FnOnce() -> Box<dyn Pool>) -> &dyn Pool {
-        &**self.core().pool.get_or_init(init)
+        &**self.core().pool.get_or_init(|| Arc::from(init()))
     }
 
     /// Whether the host can see that `moment` has passed.
@@ -410,7 +413,7 @@ impl Core {
             blocking: false,
             reads: OnceLock::new(),
             orphans: Mutex::default(),
-            lent: Mutex::default(),
+            borrows: Borrows::default(),
             recorder: Recorder::default(),
             explorer: None,
             delays: None,
@@ -442,19 +445,21 @@ impl Core {
         }
     }
 
-    /// The memory stays until another device's command has passed.
-    pub(crate) fn lend_until(&self, moment: Moment) {
-        let mut lent = self.lent.lock();
-        if lent.len() > MANY_READERS {
-            lent.retain(|earlier| !reached(earlier));
+    /// The memory of `source`, with its context, stays until the copy of it at `moment` has passed, and failures there
+    /// are reported here, too.
+    pub(crate) fn borrow_until(&self, moment: Moment, source: &Core, context: &Arc<Context>) {
+        let memory = Source { _pool: source.pool.get().cloned(), _context: Arc::clone(context) };
+        self.borrows.keep(moment, Some(memory), &source.fault);
+        for fault in source.borrows.faults() {
+            self.borrows.keep(moment, None, &fault);
         }
-        lent.advance(moment);
     }
 
-    /// Lets go of streams without handles that have run dry.
+    /// Lets go of streams without handles that have run dry, and of what other devices' memory was kept for.
     fn sweep(&self) {
         if self.cuda.is_some() {
             self.orphans.lock().retain(|fifo| !fifo.has_run(fifo.enqueued.load(Ordering::Acquire)));
+            self.borrows.sweep();
         }
     }
 
@@ -467,10 +472,12 @@ impl Core {
     }
 
     pub(crate) fn take_fault(&self) -> Result<()> {
-        if let Some(error) = self.cuda.as_ref().and_then(|cuda| cuda.fault.take()) {
-            self.fail(error);
+        self.fault.take()?;
+        if self.cuda.is_some() {
+            self.borrows.take_fault()?;
+            self.borrows.sweep();
         }
-        self.fault.take()
+        Ok(())
     }
 
     pub(crate) fn count_host_sync(&self) {
@@ -503,22 +510,25 @@ impl Drop for Core {
         if let Some(explorer) = &self.explorer {
             explorer.finish(self);
         }
-        for fifo in self.orphans.get_mut().iter().chain([&self.default]).filter(|fifo| fifo.driver.is_some())
-        {
-            // Memory goes with the device, so its work has to be done; a failure has nobody left to tell.
-            let _ = fifo.wait_until(fifo.enqueued.load(Ordering::Acquire));
+        let mut fifos = std::mem::take(self.orphans.get_mut());
+        fifos.extend(self.reads.get().into_iter().chain([&self.default]).cloned());
+        fifos.retain(|fifo| fifo.driver.is_some());
+        // Memory goes with the device, so its work has to be done; a failure has nobody left to tell.
+        let mut done = true;
+        for fifo in &fifos {
+            let patience = if done { PATIENCE } else { Duration::ZERO };
+            done &= fifo.settle(fifo.enqueued.load(Ordering::Acquire), patience, drop);
         }
-        // So does what other devices read of it.
-        self.lent.get_mut().retain(|moment| {
-            let _ = find(moment.stream).map(|fifo| fifo.wait_until(moment.tick));
-            false
-        });
+        if !done {
+            // The driver may still run work that uses all of this, and nobody is left who could find out when it ends.
+            // Memory that is lost harms less than memory that is freed in use.
+            let context = self.cuda.as_ref().map(|cuda| Arc::clone(&cuda.context));
+            let memory = (self.pool.take(), Arc::clone(&self.memory), std::mem::take(&mut self.borrows));
+            std::mem::forget((fifos, memory, context));
+        }
         self.default.close();
     }
 }
-
-/// Of more streams than this, those that have passed are forgotten.
-const MANY_READERS: usize = 16;
 
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

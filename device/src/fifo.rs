@@ -5,13 +5,13 @@ use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
-use crate::cuda::DriverStream;
+use crate::cuda::{DriverStream, FaultWord};
 use crate::delay::{Before, Delay};
 use crate::device::Core;
 use crate::explorer::{Explored, Explorer};
@@ -179,6 +179,8 @@ impl Fifo {
         }
         let mut registry = REGISTRY.get_or_init(RwLock::default).write();
         registry.retain(|_, weak| weak.strong_count() > 0);
+        // As in `find`, for those who find an entry missing that was removed here.
+        fence(Ordering::Acquire);
         registry.insert(fifo.id, Arc::downgrade(&fifo));
         fifo
     }
@@ -250,17 +252,24 @@ impl Fifo {
     /// Runs commands in order until the FIFO is closed and empty.
     fn work(&self) {
         let mut items = VecDeque::new();
+        let mut failed = Vec::new();
         while self.next(&mut items) {
             for item in items.drain(..) {
                 match item {
                     Item::Wait { fifo, tick } => {
                         self.pause(Before::Wait, tick);
-                        // A driver that fails tells its own device.
-                        let _ = fifo.wait_until(tick);
+                        let mut first = None;
+                        let met = |error| {
+                            first.get_or_insert(error);
+                        };
+                        fifo.settle(tick, PATIENCE, met);
+                        failed.extend(first.map(|error| FailedWait { fifo, tick, error }));
                     }
                     Item::Run { tick, op, work, core, .. } => {
                         self.pause(Before::Run, tick);
-                        if let Some(core) = core {
+                        if let Some(core) = core
+                            && self.is_in_order(&mut failed, &core, op)
+                        {
                             self.run(&core, op, tick, work);
                         }
                         self.progress.complete(tick);
@@ -272,6 +281,15 @@ impl Fifo {
                 }
             }
         }
+    }
+
+    /// Tells the device of waits that failed, and whether `op` and what is behind it come after all that was waited for.
+    fn is_in_order(&self, failed: &mut Vec<FailedWait>, core: &Core, op: &'static str) -> bool {
+        failed.retain(|wait| {
+            core.fail(wait.error.clone().met_by(op, self.id));
+            !wait.fifo.settle(wait.tick, Duration::ZERO, drop)
+        });
+        failed.is_empty()
     }
 
     fn pause(&self, before: Before, tick: u64) {
@@ -338,6 +356,27 @@ impl Fifo {
         Ok(())
     }
 
+    /// As [`wait_until`](Self::wait_until), where a wait that fails must not count as one that ended: it is told to `met`
+    /// and made again, and at last the driver is asked for `patience`. Whether the tick has surely passed.
+    pub(crate) fn settle(&self, tick: u64, patience: Duration, mut met: impl FnMut(Error)) -> bool {
+        for _ in 0..WAITS {
+            match self.wait_until(tick) {
+                Ok(()) => return true,
+                Err(error) => met(error),
+            }
+        }
+        let start = Instant::now();
+        loop {
+            if self.has_reached(tick) {
+                return true;
+            }
+            if start.elapsed() >= patience {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
     /// The host saw `tick` pass.
     pub(crate) fn passed(&self, tick: u64) {
         self.progress.raise(tick);
@@ -382,6 +421,20 @@ impl Drop for Fifo {
     }
 }
 
+/// A wait of the worker for a driver's stream that met an error.
+struct FailedWait {
+    fifo: Arc<Fifo>,
+    tick: u64,
+    error: Error,
+}
+
+/// How often a wait that must not be lost is made before the driver is asked.
+const WAITS: usize = 3;
+
+/// How long a driver is asked that will not let anybody wait, and how often.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(2);
+
 /// A few microseconds of looking around.
 const SPINS: usize = 256;
 
@@ -418,22 +471,32 @@ impl Gate {
 pub(crate) struct Fault {
     set: AtomicBool,
     error: Mutex<Option<Error>>,
+    /// Where kernels report.
+    word: Option<Arc<FaultWord>>,
 }
 
 impl Fault {
+    /// Of a device whose kernels report in `word`.
+    pub(crate) fn of_driver(word: &Arc<FaultWord>) -> Fault {
+        Fault { word: Some(Arc::clone(word)), ..Fault::default() }
+    }
+
     pub(crate) fn keep_first(&self, error: Error) {
         self.error.lock().get_or_insert(error);
         self.set.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_set(&self) -> bool {
-        self.set.load(Ordering::Acquire)
+        self.set.load(Ordering::Acquire) || self.word.as_ref().is_some_and(|word| word.is_set())
     }
 
     /// Reports the error once; the device goes on afterwards.
     pub(crate) fn take(&self) -> Result<()> {
         if !self.is_set() {
             return Ok(());
+        }
+        if let Some(error) = self.word.as_ref().and_then(|word| word.take()) {
+            self.keep_first(error);
         }
         let mut error = self.error.lock();
         self.set.store(false, Ordering::Release);

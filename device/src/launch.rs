@@ -136,7 +136,7 @@ impl Stream {
     ///
     /// # Errors
     /// As for [`submit`](Self::submit); [`Error::CudaUnavailable`] if `from` is no CUDA device's,
-    /// [`Error::InvalidArgument`] if the range is not inside it.
+    /// [`Error::InvalidArgument`] if the range is not inside it or `from` is `to`.
     #[track_caller]
     pub fn copy_across(
         &self,
@@ -160,11 +160,19 @@ impl Stream {
                 value: format!("{offset}+{bytes} of {}", from.len_bytes()).into(),
             });
         }
+        if std::ptr::eq(to, from) {
+            return Err(Error::InvalidArgument {
+                op,
+                argument: "from",
+                expected: "another buffer than the target",
+                value: format!("{:p} twice", to.ptr()).into(),
+            });
+        }
         self.owns(op, &[Use::write(to)])?;
         let mut tail = fifo.tail.lock();
         self.order_uses(&mut tail, op, &[Use::write(to), Use::read(from)], false)?;
         // Before it is given to the driver: the other device's memory outlives the copy.
-        theirs.lend_until(Moment { stream: fifo.id, tick: tail.tick });
+        self.core().borrow_until(Moment { stream: fifo.id, tick: tail.tick }, theirs, &cuda.context);
         self.drive(driver, &mut tail, op, |_| {
             // SAFETY: both ranges are inside their buffers, which the command uses.
             unsafe { driver.copy_across(to.ptr(), &cuda.context, from.ptr().wrapping_add(offset), bytes) }
@@ -193,18 +201,25 @@ impl Stream {
         if fifo.driver.is_none() {
             fifo.ensure_worker()?;
         }
-        if fifo.audit.is_on() {
-            fifo.audit_command(&tail, "wait", &[], Location::caller());
-        }
+        let place = Location::caller();
+        let audit = |tail: &Tail| {
+            if fifo.audit.is_on() {
+                fifo.audit_command(tail, "wait", &[], place);
+            }
+        };
         fifo.take(&mut tail);
         match &fifo.driver {
             None => {
                 fifo.commit(&mut tail, needs, None)?;
+                audit(&tail);
                 self.enqueue(&mut tail, "wait", &[], Box::new(|| ()));
                 Ok(())
             }
             Some(driver) => {
                 let committed = driver.bind().and_then(|()| fifo.commit(&mut tail, needs, event));
+                if committed.is_ok() {
+                    audit(&tail);
+                }
                 self.drive(driver, &mut tail, "wait", |_| committed)
             }
         }
@@ -378,14 +393,12 @@ impl Stream {
         if !needs.is_empty() {
             fifo.drop_met(tail, &mut needs);
         }
-        if core.watched.load(Ordering::Relaxed) {
-            if core.manual.load(Ordering::Relaxed)
-                && let Some(&need) = needs.first()
-            {
-                drop(logs);
-                return Err(self.race(op, uses, need));
-            }
-            self.watch(tail, op, uses, Location::caller());
+        if core.watched.load(Ordering::Relaxed)
+            && core.manual.load(Ordering::Relaxed)
+            && let Some(&need) = needs.first()
+        {
+            drop(logs);
+            return Err(self.race(op, uses, need));
         }
         let place = if fifo.driver.is_some() {
             Place::Driver
@@ -404,13 +417,16 @@ impl Stream {
             // Before the uses are logged: where a driver refuses a wait, the logs go on naming whom to wait for.
             self.commit(tail, needs)?;
         }
+        if core.watched.load(Ordering::Relaxed) {
+            self.watch(tail, op, uses, Location::caller());
+        }
         for (log, write) in logs.as_mut() {
             log.record(Moment { stream: fifo.id, tick: tail.tick }, *write);
         }
         Ok(place)
     }
 
-    /// Tells who wants to know of the command that comes next.
+    /// Tells who wants to know of the newest command, which will run: a wait that a driver refuses leaves none.
     #[cold]
     fn watch(&self, tail: &Tail, op: &'static str, uses: &[Use<'_>], place: &'static Location<'static>) {
         let (fifo, core) = (self.fifo(), self.core());

@@ -9,6 +9,7 @@
 //! command's needs are met.
 
 mod audit;
+mod borrow;
 mod buffer;
 mod bytes;
 mod config;

@@ -21,14 +21,14 @@ impl Fifo {
         self.enqueued.store(tail.tick, Ordering::Release);
     }
 
-    /// Keeps the op of the command that comes next.
+    /// Keeps the op of the newest command.
     #[cold]
     pub(crate) fn note_op(&self, tail: &Tail, op: &'static str) {
         let mut ops = self.ops.lock();
         if ops.len() == KEPT_OPS {
             ops.pop_front();
         }
-        ops.push_back((tail.tick + 1, op));
+        ops.push_back((tail.tick, op));
     }
 
     /// The op of the command at `tick`, or of the one before it that was kept.
@@ -36,7 +36,7 @@ impl Fifo {
         self.ops.lock().iter().rev().find(|(at, _)| *at <= tick).map(|(_, op)| *op)
     }
 
-    /// Tells the audit of the command that comes next.
+    /// Tells the audit of the newest command.
     #[cold]
     pub(crate) fn audit_command(
         &self,
@@ -45,7 +45,7 @@ impl Fifo {
         uses: &[Use<'_>],
         place: &'static Location<'static>,
     ) {
-        let moment = Moment { stream: self.id, tick: tail.tick + 1 };
+        let moment = Moment { stream: self.id, tick: tail.tick };
         self.audit.command(moment, op, place, uses.iter().map(Use::access).collect());
     }
 

@@ -39,6 +39,10 @@ impl FaultWord {
         match **context {}
     }
 
+    pub(crate) fn is_set(&self) -> bool {
+        match *self {}
+    }
+
     pub(crate) fn take(&self) -> Option<Error> {
         match *self {}
     }

@@ -63,6 +63,11 @@ impl FaultWord {
         FaultArg { record: address(self.record.as_ptr()), op: op as u32, pad: 0 }
     }
 
+    /// Whether there is a report.
+    pub(crate) fn is_set(&self) -> bool {
+        self.record().set.load(Ordering::Acquire) != 0
+    }
+
     /// The first report, which makes room for another.
     pub(crate) fn take(&self) -> Option<Error> {
         let record = self.record();

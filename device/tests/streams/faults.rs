@@ -1,10 +1,16 @@
 //! Rules 22 and 23: what fails is reported once, by name, and the device goes on.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use device::{Buffer, Device, Error, Event, Result, Stream, Use};
+use device::{Buffer, CudaConfig, Device, Error, Event, Result, Schedule, Stream, Use};
 
-use crate::common::{buffer, each_cpu_schedule, each_order, each_schedule, fail, new_streams, set, value};
+use crate::common::{
+    buffer, each_cpu_schedule, each_order, each_schedule, fail, fresh, new_streams, set, value,
+};
 
 type Synchronise = fn(&Device, &Stream, &Event, &Buffer) -> Result<()>;
 
@@ -124,4 +130,59 @@ fn rule_22_a_panic_while_launching_poisons_nothing() -> Result<()> {
         assert_eq!(value(&x)?, 1);
         Ok(())
     })
+}
+
+/// A worker waits for a driver's stream, of which all or some waits fail.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_failing_wait() -> Result<()> {
+    let cuda = Device::cuda_with(0, CudaConfig::default())?;
+    let cpu = fresh(Schedule::Threads);
+    let (first, second) = (cuda.default_stream(), cpu.default_stream());
+    let (ran, in_order) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (set, seen, result) = (Arc::clone(&ran), Arc::clone(&ran), Arc::clone(&in_order));
+    let hold = first.hold();
+    first.launch("first", &[], move || set.store(true, Ordering::SeqCst))?;
+    second.wait_stream(&first)?;
+    second.launch("second", &[], move || {
+        assert!(seen.load(Ordering::SeqCst), "ran too early");
+        result.store(true, Ordering::SeqCst);
+    })?;
+    // Long enough for a worker that does not wait.
+    std::thread::sleep(Duration::from_millis(100));
+    let waits_fail_for_ever = std::env::var("CUDA_EMULATOR_FAIL").is_ok_and(|calls| calls.contains("Query"));
+    if waits_fail_for_ever {
+        let told = second.synchronize();
+        assert!(matches!(&told, Err(Error::Async { op: "wait", .. })), "{told:?}");
+        assert!(!in_order.load(Ordering::SeqCst), "nothing says that the first has run");
+    }
+    drop(hold);
+    if !waits_fail_for_ever {
+        let told = second.synchronize();
+        assert!(matches!(&told, Err(Error::Async { op: "wait", .. })), "{told:?}");
+        assert!(in_order.load(Ordering::SeqCst));
+        second.synchronize()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_wait_that_fails_is_told_and_not_lost() {
+    let emulated = Device::cuda_with(0, CudaConfig::default())
+        .is_ok_and(|device| device.description().to_lowercase().contains("emulat"));
+    if !emulated {
+        println!("skipped: only the emulated driver fails on demand");
+        return;
+    }
+    let calls = |function: &str, count: usize| {
+        (1..=count).map(|call| format!("{function}:{call}")).collect::<Vec<_>>().join(",")
+    };
+    let for_ever = ["cuStreamSynchronize", "cuStreamQuery", "cuEventQuery"].map(|name| calls(name, 2000));
+    for fails in [calls("cuStreamSynchronize", 1), calls("cuStreamSynchronize", 3), for_ever.join(",")] {
+        let mut command = Command::new(std::env::current_exe().unwrap_or_default());
+        command.args(["--exact", "faults::inner_failing_wait", "--ignored"]);
+        let output = command.env("CUDA_EMULATOR_FAIL", &fails).output();
+        let output = output.unwrap_or_else(|error| unreachable!("{error}"));
+        assert!(output.status.success(), "{fails:.80}: {}", String::from_utf8_lossy(&output.stdout));
+    }
 }

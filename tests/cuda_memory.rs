@@ -290,6 +290,42 @@ fn memory_is_given_back_before_it_runs_out() {
     }
 }
 
+/// A request for more than there is leaves pages that the driver would not take back.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_refused_undo() -> Result<()> {
+    let (device, page) = paged().unwrap();
+    let (main, side) = (device.default_stream(), device.new_stream()?);
+    let kept = marked(&main, 4 * page, 1)?;
+    let refused = allocate(&main, 40 * page);
+    assert!(matches!(&refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+    // Of 32 pages 28 are still to be had, by any stream.
+    let others: Vec<Buffer> = [(&main, 1), (&side, 2), (&main, 4), (&side, 20)]
+        .into_iter()
+        .map(|(stream, pages)| marked(stream, pages * page, pages as u8))
+        .collect::<Result<_>>()?;
+    assert_eq!(device.memory_stats().reserved_bytes, 31 * page);
+    assert_eq!(marks(&kept)?, [1; 2]);
+    for (other, mark) in others.iter().zip([1, 2, 4, 20]) {
+        assert_eq!(marks(other)?, [mark; 2]);
+    }
+    Ok(())
+}
+
+#[test]
+fn memory_that_the_driver_would_not_take_back_is_not_lost() {
+    if emulated() {
+        // The undo is refused, or also what the next growth tries.
+        for fail in ["cuMemUnmap:1", "cuMemUnmap:1,cuMemUnmap:2"] {
+            let environment =
+                [("CUDA_EMULATOR_MEMORY", "64M".to_owned()), ("CUDA_EMULATOR_FAIL", fail.to_owned())];
+            let log = passing("inner_refused_undo", &environment);
+            assert!(log.contains("made to fail"), "{fail}");
+            assert_nothing_lives(&log, fail);
+        }
+    }
+}
+
 /// As many steps as the environment says.
 #[test]
 #[ignore = "run by the tests below"]

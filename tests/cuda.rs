@@ -7,7 +7,7 @@ mod common;
 
 use common::bits;
 use common::devices::{self, emulated};
-use common::process::run_ignored;
+use common::process::{calls, function, run_ignored, run_logged};
 use streamgrad::autograd::ops::{ALL, OpEntry, Sample};
 use streamgrad::prelude::*;
 use streamgrad::{
@@ -63,8 +63,15 @@ fn every_op_gives_the_cpus_value_and_gradients() {
     assert!(differences.is_empty(), "{differences:#?}");
 }
 
-/// What a step on `lanes` lanes takes, once memory has come to rest.
-fn steady(device: &Device, lanes: usize) -> Result<(streamgrad::SyncStats, u64)> {
+/// What the emulated driver has logged so far; nothing if it does not.
+fn driver_log() -> String {
+    std::env::var_os("CUDA_EMULATOR_LOG")
+        .map(|path| std::fs::read_to_string(path).unwrap())
+        .unwrap_or_default()
+}
+
+/// What steps on `lanes` lanes take, once memory has come to rest: by the device's counts, and by the driver's log.
+fn steady(device: &Device, lanes: usize) -> Result<(streamgrad::SyncStats, u64, String)> {
     let model = mlp(&[6, 16, 3], 1, device)?;
     let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
     let lanes = ConcurrentBatches::new(device, lanes)?;
@@ -73,9 +80,11 @@ fn steady(device: &Device, lanes: usize) -> Result<(streamgrad::SyncStats, u64)>
     let mut step = || -> Result<()> { sgd.step(&lanes.step([0, 1], loss)?.gradients) };
     (0..60).try_for_each(|_| step())?;
     device.synchronize()?;
-    let (memory, sync) = (device.memory_stats(), device.sync_stats());
+    let (memory, sync, logged) = (device.memory_stats(), device.sync_stats(), driver_log().len());
     (0..20).try_for_each(|_| step())?;
-    Ok((device.sync_stats() - sync, device.memory_stats().driver_allocations - memory.driver_allocations))
+    let log = driver_log().split_off(logged);
+    let allocations = device.memory_stats().driver_allocations - memory.driver_allocations;
+    Ok((device.sync_stats() - sync, allocations, log))
 }
 
 /// Ten steps with gradients clipped both ways, and how often the host waited for them.
@@ -123,15 +132,53 @@ fn clipped_steps_wait_for_nothing_on_the_host() -> Result<()> {
 #[test]
 fn a_steady_step_allocates_nothing_and_waits_for_nothing_on_the_host() -> Result<()> {
     let Some(device) = cuda() else { return Ok(()) };
-    let (serial, allocations) = steady(&device, 1)?;
+    let (serial, allocations, _) = steady(&device, 1)?;
     assert_eq!((serial.events_recorded, serial.waits_inserted, serial.host_syncs, allocations), (0, 0, 0, 0));
-    let (concurrent, allocations) = steady(&device, 2)?;
+    let (concurrent, allocations, _) = steady(&device, 2)?;
     assert_eq!((concurrent.host_syncs, allocations), (0, 0));
     assert!(
         concurrent.waits_inserted > 0 && concurrent.events_recorded <= concurrent.waits_inserted,
         "{concurrent:?}"
     );
     Ok(())
+}
+
+/// The same by what the driver was really asked for.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_logged_steps() -> Result<()> {
+    let device = cuda().unwrap();
+    for lanes in [1, 2] {
+        let (sync, _, log) = steady(&device, lanes)?;
+        let count = |name| calls(&log, name) as u64;
+        assert_eq!(sync.waits_inserted == 0, lanes == 1, "{sync:?}");
+        assert!(count("cuLaunchKernel") > 20, "{lanes} lanes: {log}");
+        assert_eq!(
+            (count("cuStreamWaitEvent"), count("cuEventRecord")),
+            (sync.waits_inserted, sync.events_recorded),
+            "{lanes} lanes"
+        );
+        // Nothing that waits on the host, and of memory nothing but commands of a stream.
+        let unexpected = |name: &str| {
+            name.ends_with("Synchronize")
+                || (name.starts_with("cuMem") && !name.contains("Async"))
+                || (lanes == 1 && name.starts_with("cuEvent"))
+        };
+        let found: Vec<&str> = log.lines().filter(|line| unexpected(function(line))).collect();
+        assert!(found.is_empty(), "{lanes} lanes: {found:#?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_drivers_log_of_a_steady_step_has_no_call_that_is_not_needed() {
+    if !emulated() {
+        println!("skipped: a real driver has no log");
+        return;
+    }
+    let (output, log) = run_logged("inner_logged_steps", &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(calls(&log, "cuLaunchKernel") > 0);
 }
 
 #[test]

@@ -145,7 +145,9 @@ impl CachingAllocator {
         }
         let frontier = self.frontier_of(arena, |moment| order.reached(moment));
         let moved = self.shrink(arena, &frontier, excess as usize * UNIT);
-        arena.lock().note_moved((moved / UNIT) as u32);
+        if moved > 0 {
+            arena.lock().note_moved((moved / UNIT) as u32);
+        }
     }
 
     fn commit(&self, space: &dyn AddressSpace, growth: &Growth) -> Result<(), Box<str>> {

@@ -50,11 +50,25 @@ static void plan_failures(const char* text) {
     }
 }
 
+// "7": of all waits; "2:7": of those of stream 2.
+static void plan_drop(const char* text) {
+    State& s = state();
+    unsigned long long stream = 0, wait = 0;
+    char rest;
+    s.drop_stream = 0;
+    if (text && sscanf(text, "%llu:%llu%c", &stream, &wait, &rest) == 2 && stream > 0) {
+        s.drop_stream = stream;
+        s.drop_wait = int64_t(wait);
+    } else {
+        s.drop_wait = int64_t(number("CUDA_EMULATOR_DROP_WAIT", 0));
+    }
+}
+
 static void plan_from_environment() {
     State& s = state();
     s.failures.clear();
     plan_failures(getenv("CUDA_EMULATOR_FAIL"));
-    s.drop_wait = int64_t(number("CUDA_EMULATOR_DROP_WAIT", 0));
+    plan_drop(getenv("CUDA_EMULATOR_DROP_WAIT"));
     set_seed(number("CUDA_EMULATOR_SEED", 0));
 }
 
@@ -76,7 +90,11 @@ void read_environment() {
     plan_from_environment();
 }
 
-bool drops_this_wait(uint64_t count) { return state().drop_wait > 0 && uint64_t(state().drop_wait) == count; }
+bool drops_this_wait(const Stream& stream) {
+    State& s = state();
+    if (s.drop_wait <= 0 || (s.drop_stream && s.drop_stream != stream.id)) return false;
+    return uint64_t(s.drop_wait) == (s.drop_stream ? stream.waits : s.calls["cuStreamWaitEvent"]);
+}
 
 // Seed 0 runs what is awaited and nothing else. The other seeds take one of four habits.
 enum class Habit { Late, Anything, OnlyNeeded, OthersFirst, Favourites };
@@ -149,4 +167,5 @@ EXPORT void cuEmulatorDropWait(int64_t k) {
     std::lock_guard<std::mutex> held(state().lock);
     read_environment();
     state().drop_wait = k;
+    state().drop_stream = 0;
 }

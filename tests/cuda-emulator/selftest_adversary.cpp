@@ -67,6 +67,14 @@ static void dropped_wait() {
     CHECK(ordered_result() != 5.0f);
 }
 
+static void dropped_wait_of_a_stream() {
+    open_device();
+    CHECK(ordered_result() != 5.0f);
+    CHECK(logged("cuStreamWaitEvent stream=2 event=1 -> 0"));
+    CHECK(logged("cuStreamWaitEvent stream=1 event=1 dropped -> 0"));
+    CHECK_EQUAL(ordered_result(), 5.0f); // other streams
+}
+
 static uint64_t calls(const char* function) {
     return reinterpret_cast<uint64_t (*)(const char*)>(symbol("libcuda.so", "cuEmulatorCallCount"))(function);
 }
@@ -137,6 +145,7 @@ const std::vector<Test> ADVERSARY_TESTS = {
     {"seeds_differ", "", seeds_differ},
     {"waits_hold", "", waits_hold},
     {"dropped_wait", "CUDA_EMULATOR_DROP_WAIT=2", dropped_wait},
+    {"dropped_wait_of_a_stream", "CUDA_EMULATOR_DROP_WAIT=1:1", dropped_wait_of_a_stream},
     {"failing_calls", "CUDA_EMULATOR_FAIL=cuMemAlloc_v2:2,cuLaunchKernel:1:214,cublasCreate_v2:1,nvrtcCompileProgram:1", failing_calls},
     {"small_memory", "CUDA_EMULATOR_MEMORY=64M", small_memory},
     {"bounded_queue", "CUDA_EMULATOR_QUEUE=8", bounded_queue},

@@ -46,6 +46,7 @@ struct Stream : std::enable_shared_from_this<Stream> {
     unsigned flags = 0;
     std::deque<Command> queue;
     MomentPtr last; // of the newest command
+    uint64_t waits = 0;
 };
 using StreamPtr = std::shared_ptr<Stream>;
 
@@ -146,6 +147,7 @@ struct State {
     bool twice = false;
     bool hide = true; // device memory from the host
     int64_t drop_wait = 0;
+    uint64_t drop_stream = 0; // whose waits are counted; 0: all are
     std::unordered_map<std::string, std::vector<Failure>> failures;
     std::unordered_map<std::string, uint64_t> calls;
 
@@ -186,7 +188,7 @@ template <class Body> CUresult call(const char* name, Needs needs, Body body) {
 
 // adversary.cpp
 void read_environment();
-bool drops_this_wait(uint64_t count);
+bool drops_this_wait(const Stream& stream); // the newest of the stream
 // Which of the streams runs next. `needed`: whether the awaited command needs it.
 struct Candidate {
     Stream* stream;

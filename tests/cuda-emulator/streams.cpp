@@ -138,7 +138,8 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent awaited, unsigned fla
         if (!stream || !event) return CUDA_ERROR_INVALID_HANDLE;
         if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
         call.note("stream=%llu event=%llu", number(stream), (unsigned long long)event->id);
-        if (drops_this_wait(state().calls["cuStreamWaitEvent"])) {
+        stream->waits++;
+        if (drops_this_wait(*stream)) {
             call.note("dropped");
             return CUDA_SUCCESS;
         }

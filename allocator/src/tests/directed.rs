@@ -1,6 +1,6 @@
 //! Cases worth a name.
 
-use super::model::Bench;
+use super::model::{Bench, PAGE};
 use crate::classes::UNIT;
 use crate::growth::segment_bytes;
 use crate::order::Order;
@@ -360,5 +360,26 @@ fn blocks_whose_tags_pass_together_merge() {
     let order = bench.world.stream(0);
     let (arena, _) = bench.allocator.arena_of(&order);
     assert!(bench.allocator.promote(&order, arena, |moment| order.covers(moment), true));
+    bench.check();
+}
+
+/// What an arena may have does not rise with growth that could move nothing.
+#[test]
+fn growth_that_moves_nothing_leaves_the_budget_alone() {
+    const PAGES: usize = 64;
+    let mut bench = Bench::with(1, true);
+    // Every second half of a page stays live, so that no whole page is free.
+    let halves: Vec<usize> = (0..2 * PAGES).map(|_| bench.allocate(0, PAGE / 2).unwrap()).collect();
+    halves.iter().rev().step_by(2).for_each(|&half| bench.free(half));
+    let excess = |bench: &Bench| {
+        let stream = bench.world.stream(0);
+        bench.allocator.arena_of(&stream).0.lock().excess((PAGE / UNIT) as u32) as usize * UNIT / PAGE
+    };
+    while excess(&bench) < 2 {
+        bench.allocate(0, PAGE).unwrap();
+    }
+    let before = excess(&bench);
+    (0..8).for_each(|_| _ = bench.allocate(0, PAGE).unwrap());
+    assert_eq!(excess(&bench), before + 8);
     bench.check();
 }

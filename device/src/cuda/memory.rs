@@ -1,6 +1,7 @@
 //! Device memory: the driver's plain allocations, and reserved addresses whose pages get and lose physical memory.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use cudarc::driver::sys;
@@ -48,7 +49,8 @@ fn obtained(call: &'static str, bytes: usize, code: sys::CUresult) -> Result<()>
 ///
 /// Each page is a mapping of its own, since the driver unmaps whole mappings only and takes no part of a handle. That is
 /// three calls a page when it gets memory, and one for any number of pages when they lose it. No handle is kept: memory
-/// lives on while it is mapped. None of these calls needs a current context, and none is made under the lock.
+/// lives on while it is mapped. None of these calls needs a current context, and none is made under the lock but those
+/// for pages that the driver refused to take back before.
 pub(super) struct Pages {
     location: sys::CUmemLocation,
     page_bytes: usize,
@@ -62,6 +64,19 @@ struct Held {
     ranges: BTreeMap<usize, usize>,
     /// Where the pages that have memory begin.
     mapped: BTreeSet<usize>,
+    /// Those of them that were to lose it when the driver refused. They are without memory as far as anybody knows.
+    left: BTreeSet<usize>,
+}
+
+impl Held {
+    /// Takes note of pages that lost their memory, and of others that were to.
+    fn note_unmapped(&mut self, gone: &[&[usize]], refused: &[&[usize]]) {
+        for page in gone.iter().copied().flatten() {
+            self.mapped.remove(page);
+            self.left.remove(page);
+        }
+        self.left.extend(refused.iter().copied().flatten());
+    }
 }
 
 impl Pages {
@@ -87,7 +102,7 @@ impl Pages {
         usable.then(|| Pages { location, page_bytes, held: Mutex::default() })
     }
 
-    /// Gives one page memory, which goes when the page is unmapped.
+    /// Gives one page memory, which goes when the page is unmapped. After a failure it may have memory nevertheless.
     fn map(&self, page: usize) -> Result<()> {
         let mut handle = 0;
         let bytes = self.page_bytes;
@@ -97,10 +112,12 @@ impl Pages {
             let code = sys::cuMemCreate(&mut handle, bytes, &properties(self.location), 0);
             obtained("cuMemCreate", bytes, code)?;
             let mapped = sys::cuMemMap(page as sys::CUdeviceptr, bytes, 0, handle, 0);
+            if mapped == sys::CUresult::CUDA_SUCCESS {
+                self.held.lock().mapped.insert(page);
+            }
             let released = check("cuMemRelease", sys::cuMemRelease(handle));
-            if mapped == sys::CUresult::CUDA_SUCCESS && released.is_err() {
+            if released.is_err() {
                 // With its handle the memory would outlive the page's.
-                self.unmap(page, bytes)?;
                 sys::cuMemRelease(handle);
             }
             obtained("cuMemMap", bytes, mapped).and(released)
@@ -111,6 +128,38 @@ impl Pages {
     fn unmap(&self, start: usize, bytes: usize) -> Result<()> {
         // SAFETY: whoever calls this names pages with memory, which nobody uses.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(start as sys::CUdeviceptr, bytes) })
+    }
+
+    /// Takes the memory of pages in ascending order, with a call for each run of neighbours: the runs that lost it and
+    /// those that the driver refused.
+    fn unmap_runs<'a>(&self, pages: &'a [usize]) -> (Vec<&'a [usize]>, Vec<&'a [usize]>) {
+        let runs = pages.chunk_by(|page, next| page + self.page_bytes == *next);
+        runs.partition(|run| self.unmap(run[0], run.len() * self.page_bytes).is_ok())
+    }
+
+    /// Takes whatever memory the pages of a range have; whether they have none now.
+    fn clear(&self, range: Range<usize>) -> bool {
+        let pages: Vec<usize> = {
+            let mut held = self.held.lock();
+            held.left.retain(|page| !range.contains(page));
+            held.mapped.range(range).copied().collect()
+        };
+        let (gone, refused) = self.unmap_runs(&pages);
+        self.held.lock().note_unmapped(&gone, &refused);
+        refused.is_empty()
+    }
+
+    /// Tries again to take the memory that the driver refused to take before. Gives those of these pages in `range`
+    /// that still have theirs; they count as that range's from now on.
+    fn take_over(&self, range: Range<usize>) -> BTreeSet<usize> {
+        // Under the lock, since another thread may want these very pages.
+        let mut held = self.held.lock();
+        let left: Vec<usize> = held.left.iter().copied().collect();
+        let (gone, refused) = self.unmap_runs(&left);
+        held.note_unmapped(&gone, &refused);
+        let taken = held.left.range(range).copied().collect();
+        held.left = &held.left - &taken;
+        taken
     }
 
     /// Lets the device read and write neighbouring pages, which have memory.
@@ -124,14 +173,7 @@ impl Pages {
 
     /// Returns a range with whatever memory it has. What the driver refuses stays held.
     fn give_back(&self, start: usize, bytes: usize) {
-        let pages: Vec<usize> = self.held.lock().mapped.range(start..start + bytes).copied().collect();
-        for run in pages.chunk_by(|page, next| page + self.page_bytes == *next) {
-            if self.unmap(run[0], run.len() * self.page_bytes).is_ok() {
-                let mut held = self.held.lock();
-                run.iter().for_each(|page| _ = held.mapped.remove(page));
-            }
-        }
-        if self.held.lock().mapped.range(start..start + bytes).next().is_some() {
+        if !self.clear(start..start + bytes) {
             return;
         }
         // SAFETY: this is a reserved range, without memory, which nobody uses.
@@ -174,15 +216,16 @@ impl AddressSpace for Pages {
 
     unsafe fn commit(&self, ptr: NonNull<u8>, bytes: usize) -> Result<()> {
         let start = ptr.as_ptr().addr();
-        let pages = || (start..start + bytes).step_by(self.page_bytes);
-        let mut mapped = 0;
-        let outcome = pages()
-            .try_for_each(|page| self.map(page).inspect(|()| mapped += self.page_bytes))
+        let range = start..start + bytes;
+        let mapped = self.take_over(range.clone());
+        let outcome = range
+            .clone()
+            .step_by(self.page_bytes)
+            .filter(|page| !mapped.contains(page))
+            .try_for_each(|page| self.map(page))
             .and_then(|()| self.open(start, bytes));
-        // What was mapped before a failure goes; what would not go is known to the range.
-        let undone = outcome.is_err() && (mapped == 0 || self.unmap(start, mapped).is_ok());
-        if !undone {
-            self.held.lock().mapped.extend((start..start + mapped).step_by(self.page_bytes));
+        if outcome.is_err() {
+            self.clear(range);
         }
         outcome.map_err(|error| match error {
             Error::OutOfMemory { .. } => no_memory(bytes),

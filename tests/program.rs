@@ -182,7 +182,8 @@ fn the_trace_has_a_named_lane_for_each_stream() {
 #[test]
 fn bad_arguments_get_one_clear_line() {
     assert!(
-        bad(&["compare", "dlrm"]).contains("not in this version yet: dlrm; there are: two-batch, mlp, gpt")
+        bad(&["compare", "dlrm"])
+            .contains("not in this version yet: dlrm; there are: two-batch, mlp, cnn, gpt")
     );
     assert!(bad(&["compare", "two_batch"]).contains("unknown workload \"two_batch\""));
     assert!(bad(&["train", "--workload", "nothing"]).contains("unknown workload"));

@@ -15,7 +15,7 @@ fn main() {
     let (a, b) = (device.new_stream().unwrap(), device.new_stream().unwrap());
     let x = Tensor::from_slice(&[1.0f32], &[1], &device).unwrap();
     const MANY: usize = 1000;
-    let team = Team::new(1).unwrap();
+    let team = Team::new("lane", 1).unwrap();
     run(
         "streams",
         vec![

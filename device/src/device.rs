@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::audit::AuditLog;
 use crate::borrow::{Borrows, Source};
@@ -20,7 +19,7 @@ use crate::recorder::Recorder;
 use crate::stream::{Handle, Side, Stream};
 use crate::{
     CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
-    Schedule, StreamOptions, SyncMode, SyncStats,
+    Schedule, StreamOptions, SyncMode, SyncStats, Team,
 };
 
 /// What a device is made of.
@@ -72,7 +71,7 @@ pub(crate) struct Core {
     memory: Arc<dyn MemoryDriver>,
     /// Dropped when no stream, buffer or queued command is left, with the core or with another device's last copy.
     pool: OnceLock<Arc<dyn Pool>>,
-    workers: OnceLock<Option<Arc<ThreadPool>>>,
+    workers: OnceLock<Option<Arc<Team>>>,
     streams: Mutex<Vec<Weak<Fifo>>>,
     /// Counts of streams that are gone.
     retired: Mutex<SyncStats>,
@@ -489,11 +488,8 @@ impl Core {
     }
 
     /// The threads that kernels split over; `None` if there is one only.
-    pub(crate) fn workers(&self) -> Option<&Arc<ThreadPool>> {
-        let build = || {
-            let builder = ThreadPoolBuilder::new().num_threads(self.threads);
-            builder.thread_name(|index| format!("kernel {index}")).build().ok().map(Arc::new)
-        };
+    pub(crate) fn workers(&self) -> Option<&Arc<Team>> {
+        let build = || Team::new("kernel", self.threads - 1).ok().map(Arc::new);
         if self.threads < 2 { None } else { self.workers.get_or_init(build).as_ref() }
     }
 

@@ -6,13 +6,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use rayon::ThreadPool;
-
 use crate::cuda::GateWord;
 use crate::device::Core;
 use crate::event::Marker;
 use crate::fifo::{Fifo, Gate};
-use crate::{Device, Event, Moment, Priority, Result, StreamId};
+use crate::{Device, Event, Moment, Priority, Result, StreamId, Team};
 
 /// A FIFO of commands on one device. A cheap handle: clones are the same stream.
 ///
@@ -203,9 +201,9 @@ impl Stream {
 
     /// The threads to split a kernel over, if it is worth it: `cost` is about the number of its elementary
     /// operations.
-    pub fn parallelism(&self, cost: usize) -> Option<Arc<ThreadPool>> {
-        // Waking a sleeping thread costs as much as about this many operations.
-        const WORTH_SPLITTING: usize = 1 << 20;
+    pub fn parallelism(&self, cost: usize) -> Option<Arc<Team>> {
+        // Some times what a hand-off costs to threads that are awake, as those of a busy stream are.
+        const WORTH_SPLITTING: usize = 1 << 17;
         if cost < WORTH_SPLITTING || self.fifo().threads < 2 {
             return None;
         }

@@ -1,11 +1,11 @@
-//! Host threads that run the lanes of a step together.
+//! Host threads that work together: the lanes of a step, the parts of a kernel.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{UnsafeCell, spin_loop};
 use crate::{Error, Panicked, Result};
@@ -14,7 +14,7 @@ use crate::{Error, Panicked, Result};
 /// which they do for some hundred microseconds after each job, and tens of microseconds once they sleep.
 pub struct Team {
     members: Vec<Member>,
-    /// One run at a time.
+    /// One job at a time.
     running: Mutex<()>,
 }
 
@@ -26,78 +26,99 @@ struct Member {
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
 
 struct Shared {
-    /// Counts the jobs given; the member waits for it to change.
-    given: AtomicU64,
-    /// The job, valid from its count until `done` reaches it. Written by the giver, read by the member.
+    /// [`FREE`], [`OFFERED`] or [`TAKEN`].
+    state: AtomicU32,
+    /// The job, valid from when it is offered until `state` is free again. The giver writes it while the member is free,
+    /// the member reads it once it has taken it.
     job: UnsafeCell<Option<Job<'static>>>,
-    done: AtomicU64,
     asleep: AtomicBool,
     stop: AtomicBool,
     panic: Mutex<Option<Panicked>>,
 }
 
-// SAFETY: `job` is written only between two jobs, when the member does not read it, and the release of `given` and
-// the acquire of it order the accesses; everything else is `Sync` by itself.
+/// The member has nothing to do, and the giver may write a job.
+const FREE: u32 = 0;
+/// There is a job, which the member may take or the giver take back.
+const OFFERED: u32 = 1;
+/// The member works on it.
+const TAKEN: u32 = 2;
+
+// SAFETY: `job` is written only while `state` is free and read only while it is taken, and the release and acquire of
+// `state` order the accesses; everything else is `Sync` by itself.
 unsafe impl Sync for Shared {}
 
 impl Team {
-    /// A team of the calling thread and `helpers` more.
+    /// A team of the calling thread and `helpers` more, whose threads are called `<name> 1` and so on.
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
-    pub fn new(helpers: usize) -> Result<Team> {
+    pub fn new(name: &str, helpers: usize) -> Result<Team> {
         let mut team = Team { members: Vec::with_capacity(helpers), running: Mutex::new(()) };
         for index in 1..=helpers {
             let shared = Arc::new(Shared {
-                given: AtomicU64::new(0),
+                state: AtomicU32::new(FREE),
                 job: UnsafeCell::new(None),
-                done: AtomicU64::new(0),
                 asleep: AtomicBool::new(false),
                 stop: AtomicBool::new(false),
                 panic: Mutex::new(None),
             });
             let own = Arc::clone(&shared);
             let thread = thread::Builder::new()
-                .name(format!("lane {index}"))
+                .name(format!("{name} {index}"))
                 .spawn(move || own.serve(index))
-                .map_err(|error| Error::Io { path: "lane thread".into(), source: Arc::new(error) })?;
+                .map_err(|error| Error::Io {
+                    path: format!("{name} thread").into(),
+                    source: Arc::new(error),
+                })?;
             team.members.push(Member { shared, thread: Some(thread) });
         }
         Ok(team)
+    }
+
+    /// How many threads there are besides the caller's.
+    pub fn helpers(&self) -> usize {
+        self.members.len()
     }
 
     /// Calls `job(i)` for `i` in `0..=helpers`: 0 on the calling thread, the others on one helper each, all at once.
     /// Returns when all have returned, with the panic of each that panicked.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Vec<(usize, Panicked)> {
         let _running = self.running.lock();
-        // SAFETY: only the lifetime changes. Every member is waited for below before this call returns, which no
-        // panic can skip: the caller's own part is caught.
-        let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-        for member in &self.members {
-            // SAFETY: the member has finished its last job, so it does not read the cell until it is given the next.
-            member.shared.job.with_mut(|cell| unsafe { *cell = Some(job) });
-            member.give();
-        }
-        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
-        for member in &self.members {
-            member.shared.wait_done();
-        }
-        let own = own.err().map(|payload| (0, Panicked::new(&*payload)));
-        let helpers = self.members.iter().enumerate();
-        own.into_iter()
-            .chain(helpers.filter_map(|(i, m)| Some((i + 1, m.shared.panic.lock().take()?))))
-            .collect()
+        call(&self.members, job, Shared::wait)
+    }
+
+    /// Calls `job(0)` on the calling thread and, meanwhile, `job(i)` on those of the first `helpers` helpers that come
+    /// before the caller has done its own: for work that whoever comes takes parts of. Nobody waits for a helper that
+    /// sleeps, and where the team is at work for another caller, this one works alone. Returns as [`run`](Team::run).
+    pub fn share(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) -> Vec<(usize, Panicked)> {
+        let running = self.running.try_lock();
+        let helpers = if running.is_some() { helpers.min(self.members.len()) } else { 0 };
+        call(&self.members[..helpers], job, Shared::take_back)
     }
 }
 
+/// Gives the members the job, does it here, too, and lets `finish` see each member through.
+fn call(members: &[Member], job: Job<'_>, finish: impl Fn(&Shared)) -> Vec<(usize, Panicked)> {
+    // SAFETY: only the lifetime changes. `finish` returns once its member is free, so nobody has the job when this call
+    // returns, which no panic can forestall: the caller's own part is caught.
+    let given: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
+    members.iter().for_each(|member| member.offer(given));
+    let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+    members.iter().for_each(|member| finish(&member.shared));
+    let own = own.err().map(|payload| (0, Panicked::new(&*payload)));
+    let helpers = members.iter().enumerate();
+    own.into_iter().chain(helpers.filter_map(|(i, m)| Some((i + 1, m.shared.panic.lock().take()?)))).collect()
+}
+
 impl Member {
-    fn give(&self) {
-        // One run at a time gives, so this is the only writer.
-        let given = self.shared.given.load(Ordering::Relaxed) + 1;
-        self.shared.given.store(given, Ordering::Release);
+    fn offer(&self, job: Job<'static>) {
+        let shared = &*self.shared;
+        // SAFETY: the member is free: it reads the cell only after it has taken what is offered below.
+        shared.job.with_mut(|cell| unsafe { *cell = Some(job) });
+        shared.state.store(OFFERED, Ordering::Release);
         // Pairs with the fence of `next`: either the sleeper is seen here, or it sees the job there.
         fence(Ordering::SeqCst);
-        if self.shared.asleep.load(Ordering::Relaxed) {
+        if shared.asleep.load(Ordering::Relaxed) {
             self.wake();
         }
     }
@@ -119,44 +140,56 @@ fn look(round: usize) {
 
 impl Shared {
     fn serve(&self, index: usize) {
-        let mut served = 0;
-        while self.next(served) {
-            served += 1;
-            // SAFETY: the acquire in `next` saw the count of this job, and the giver waits for `done` before it
-            // touches the cell again.
+        while self.next() {
+            // SAFETY: taking the job acquired what the giver wrote, and the giver waits for this member to be free
+            // before it touches the cell again or lets the job go.
             if let Some(job) = self.job.with(|cell| unsafe { *cell })
                 && let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(index)))
             {
                 *self.panic.lock() = Some(Panicked::new(&*payload));
             }
-            self.done.store(served, Ordering::Release);
+            self.state.store(FREE, Ordering::Release);
         }
     }
 
-    /// Waits for a job after the `served`th; false if there will be none.
-    fn next(&self, served: u64) -> bool {
-        let ready = || self.given.load(Ordering::Acquire) > served;
-        for round in 0..LOOKS {
-            if ready() {
-                return true;
+    /// Waits for a job and takes it; false if there will be none.
+    fn next(&self) -> bool {
+        let offered = || self.state.load(Ordering::Relaxed) == OFFERED;
+        while !self.stop.load(Ordering::Relaxed) {
+            for round in 0..LOOKS {
+                if offered() && self.change(OFFERED, TAKEN) {
+                    return true;
+                }
+                look(round);
             }
-            look(round);
+            self.asleep.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            // Woken too late for one job, it looks around for the next.
+            if !offered() && !self.stop.load(Ordering::Relaxed) {
+                thread::park();
+            }
+            self.asleep.store(false, Ordering::Relaxed);
         }
-        self.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        while !ready() && !self.stop.load(Ordering::Relaxed) {
-            thread::park();
-        }
-        self.asleep.store(false, Ordering::Relaxed);
-        ready()
+        false
     }
 
-    fn wait_done(&self) {
-        let given = self.given.load(Ordering::Relaxed);
+    fn change(&self, from: u32, to: u32) -> bool {
+        self.state.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Returns when the member has done its job.
+    fn wait(&self) {
         let mut round = 0;
-        while self.done.load(Ordering::Acquire) < given {
+        while self.state.load(Ordering::Acquire) != FREE {
             look(round);
             round = (round + 1).min(BUSY_LOOKS);
+        }
+    }
+
+    /// Takes the job back; if the member has it already, returns when that is done.
+    fn take_back(&self) {
+        if !self.change(OFFERED, FREE) {
+            self.wait();
         }
     }
 }
@@ -209,12 +242,32 @@ mod loom_tests {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
-            let team = Team::new(1).expect("a thread");
+            let team = Team::new("test", 1).expect("a thread");
             let parts = [0, 0].map(|part| Part(UnsafeCell::new(part)));
             for run in 0..2 {
                 let panics = team.run(&|i| assert_eq!(parts[i].add(1), 10 * run + 1));
                 assert!(panics.is_empty());
                 parts.iter().for_each(|part| assert_eq!(part.add(9), 10 * run + 10));
+            }
+        });
+    }
+
+    /// A shared job is done by the caller and, before the call returns, by a helper that came in time: the caller then has
+    /// both parts to itself.
+    #[test]
+    fn a_shared_job_is_over_when_the_call_returns() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let team = Team::new("test", 1).expect("a thread");
+            let parts = [0, 0].map(|part| Part(UnsafeCell::new(part)));
+            for run in 1..=2 {
+                let panics = team.share(1, &|i| {
+                    parts[i].add(1);
+                });
+                assert!(panics.is_empty());
+                assert_eq!(parts[0].add(0), run);
+                assert!(parts[1].add(0) <= run);
             }
         });
     }
@@ -228,7 +281,7 @@ mod tests {
 
     #[test]
     fn every_member_runs_once_a_run() -> Result<()> {
-        let team = Team::new(3)?;
+        let team = Team::new("test", 3)?;
         let counts: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
         for _ in 0..500 {
             let panics = team.run(&|i| {
@@ -242,7 +295,7 @@ mod tests {
 
     #[test]
     fn sleepers_are_woken() -> Result<()> {
-        let team = Team::new(1)?;
+        let team = Team::new("test", 1)?;
         for _ in 0..3 {
             std::thread::sleep(std::time::Duration::from_millis(20));
             let ran = AtomicUsize::new(0);
@@ -255,8 +308,34 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_job_waits_for_nobody() -> Result<()> {
+        let team = Team::new("test", 2)?;
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let held = Mutex::new(held);
+        let [busy, alone] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                team.share(2, &|_| {
+                    busy.fetch_add(1, Ordering::Relaxed);
+                    let _ = held.lock().recv();
+                })
+            });
+            while busy.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            team.share(2, &|i| {
+                alone.fetch_add(i + 1, Ordering::Relaxed);
+            });
+            // The first job still runs, so the caller of the second one did it by itself.
+            assert_eq!(alone.load(Ordering::Relaxed), 1);
+            drop(hold);
+        });
+        Ok(())
+    }
+
+    #[test]
     fn panics_are_returned_and_the_team_goes_on() -> Result<()> {
-        let team = Team::new(2)?;
+        let team = Team::new("test", 2)?;
         let panics = team.run(&|i| assert_ne!(i, 1, "no"));
         assert_eq!(panics.iter().map(|panic| panic.0).collect::<Vec<_>>(), [1]);
         let panics = team.run(&|i| assert_ne!(i, 0, "no"));

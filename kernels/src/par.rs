@@ -3,18 +3,16 @@
 //! The parts are cut at fixed places, whatever the number of threads, so that a kernel whose result depends on the
 //! parts (a sum, say) gives the same bits with one thread and with many.
 
-use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, Thread};
 
-use device::Stream;
-use rayon::ThreadPool;
+use device::{Stream, Team};
+use smallvec::SmallVec;
 
 /// The threads that a kernel may use besides its own; `None` if splitting does not pay.
-pub(crate) type Workers = Option<Arc<ThreadPool>>;
+pub(crate) type Workers = Option<Arc<Team>>;
 
 /// Costs below this are not worth the question.
 const SMALL: usize = 1 << 14;
@@ -24,6 +22,11 @@ const SMALL: usize = 1 << 14;
 pub(crate) fn workers(stream: &Stream, elements: usize, cost: usize) -> Workers {
     let total = elements.saturating_mul(cost);
     if total < SMALL { None } else { stream.parallelism(total) }
+}
+
+/// How many threads that makes.
+pub(crate) fn threads(workers: &Workers) -> usize {
+    workers.as_ref().map_or(1, |team| team.helpers() + 1)
 }
 
 /// Calls `body(i, start..end)` for the parts `i` of `0..len`, each of `chunk` items but the last, which may be
@@ -39,7 +42,7 @@ pub(crate) fn for_chunks(
     let chunk = chunk.max(1);
     let chunks = len.div_ceil(chunk);
     match workers {
-        Some(pool) if chunks > 1 => Job::run(pool, Parts { len, chunk, chunks }, body),
+        Some(team) if chunks > 1 => share(team, Parts { len, chunk, chunks }, body),
         _ => Parts { len, chunk, chunks }.in_order(body),
     }
 }
@@ -73,79 +76,31 @@ impl Parts {
     }
 }
 
-/// One split kernel. The launching thread takes parts like its helpers and waits for the parts that were begun, not
-/// for helpers that come too late: a pool that is busy with another stream's kernel delays nobody.
-struct Job {
-    parts: Parts,
-    // Borrowed from `run`, which returns only when no part is running and none is left to take.
-    body: *const (dyn Fn(usize, Range<usize>) + Sync),
-    next: AtomicUsize,
-    done: AtomicUsize,
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
-    owner: Thread,
-}
-
-// SAFETY: `body` is shared between threads only as `&(dyn Fn + Sync)`, while `run` keeps it alive.
-unsafe impl Send for Job {}
-// SAFETY: as above.
-unsafe impl Sync for Job {}
-
-impl Job {
-    fn run(pool: &ThreadPool, parts: Parts, body: &(dyn Fn(usize, Range<usize>) + Sync)) {
-        let body: *const (dyn Fn(usize, Range<usize>) + Sync + '_) = body;
-        // SAFETY: only the lifetime changes. `take_parts` follows the pointer for a part that it took, and this
-        // function does not return before all parts are taken and done.
-        let body: *const (dyn Fn(usize, Range<usize>) + Sync + 'static) =
-            unsafe { std::mem::transmute(body) };
-        let job = Arc::new(Job {
-            parts,
-            body,
-            next: AtomicUsize::new(0),
-            done: AtomicUsize::new(0),
-            panic: Mutex::new(None),
-            owner: thread::current(),
-        });
-        // This thread takes parts, too.
-        for _ in 0..(pool.current_num_threads() - 1).min(parts.chunks - 1) {
-            let job = Arc::clone(&job);
-            pool.spawn(move || job.take_parts());
-        }
-        job.take_parts();
-        job.wait();
-        let panic = job.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(payload) = panic {
-            resume_unwind(payload);
-        }
-    }
-
-    fn take_parts(&self) {
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= self.parts.chunks {
-                return;
-            }
-            // SAFETY: this part is not done, so `run` has not returned and its borrow is alive.
-            let body = unsafe { &*self.body };
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| body(index, self.parts.range(index)))) {
-                self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
-            }
-            if self.done.fetch_add(1, Ordering::AcqRel) + 1 == self.parts.chunks {
-                self.owner.unpark();
+/// Takes parts on this thread and on the helpers that come while there are some left. Each begins with a range of its own,
+/// the same for kernels of equal shapes, so that it finds in its cache what it wrote last, and then helps the others.
+fn share(team: &Team, parts: Parts, body: &(dyn Fn(usize, Range<usize>) + Sync)) {
+    let threads = parts.chunks.min(team.helpers() + 1);
+    let start = |thread: usize| parts.chunks * thread / threads;
+    let next: SmallVec<[AtomicUsize; 16]> =
+        (0..threads).map(|thread| AtomicUsize::new(start(thread))).collect();
+    let panic = Mutex::new(None);
+    let take_parts = |own: usize| {
+        for thread in (own..threads).chain(0..own) {
+            loop {
+                let index = next[thread].fetch_add(1, Ordering::Relaxed);
+                if index >= start(thread + 1) {
+                    break;
+                }
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| body(index, parts.range(index)))) {
+                    panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+                }
             }
         }
-    }
-
-    fn wait(&self) {
-        const SPINS: usize = 2000;
-        let mut spins = 0;
-        while self.done.load(Ordering::Acquire) < self.parts.chunks {
-            if spins < SPINS {
-                spins += 1;
-                std::hint::spin_loop();
-            } else {
-                thread::park();
-            }
-        }
+    };
+    // The parts' panics are caught above.
+    let _ = team.share(threads - 1, &take_parts);
+    if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        resume_unwind(payload);
     }
 }
 
@@ -155,7 +110,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     fn pool(threads: usize) -> Workers {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().ok().map(Arc::new)
+        Team::new("test", threads - 1).ok().map(Arc::new)
     }
 
     #[test]
@@ -187,23 +142,5 @@ mod tests {
         let payload = catch_unwind(AssertUnwindSafe(split)).expect_err("part 5 panics");
         assert!(payload.downcast_ref::<String>().is_some_and(|text| text.contains("part five")));
         assert_eq!(ended.load(Ordering::Relaxed), 63);
-    }
-
-    #[test]
-    fn a_busy_pool_delays_nobody() {
-        let workers = pool(2);
-        let (gate, held) = std::sync::mpsc::channel::<()>();
-        let busy = workers.as_ref().expect("a pool");
-        let held = Arc::new(Mutex::new(held));
-        for _ in 0..2 {
-            let held = Arc::clone(&held);
-            busy.spawn(move || drop(held.lock().map(|held| held.recv())));
-        }
-        let sum = AtomicU32::new(0);
-        for_chunks(&workers, 100, 1, &|_, range| {
-            sum.fetch_add(range.len() as u32, Ordering::Relaxed);
-        });
-        assert_eq!(sum.load(Ordering::Relaxed), 100);
-        drop(gate);
     }
 }

@@ -62,7 +62,7 @@ impl ConcurrentBatches {
         };
         // What a lane would load at its first launches can hold up the others.
         streams.iter().try_for_each(preload)?;
-        Ok(ConcurrentBatches { streams, team: Team::new(lanes - 1)? })
+        Ok(ConcurrentBatches { streams, team: Team::new("lane", lanes - 1)? })
     }
 
     /// The lanes' streams.

@@ -13,7 +13,7 @@ use super::patches::with_patches;
 use super::product::{Init, Matrix, Product, Stored, run_between};
 use crate::conv::Geometry;
 use crate::layout::{Dst, Src};
-use crate::par::{Workers, for_chunks, for_range};
+use crate::par::{Workers, for_chunks, for_range, threads};
 use crate::window::inside;
 
 /// Places of a part: enough columns for the product, and few enough that the image's rows stay in the cache.
@@ -23,10 +23,6 @@ const COLUMNS: usize = 1 << 15;
 /// Elements of all partial sums of the filters' gradient, and the most that there are for each.
 const PARTIALS: usize = 1 << 20;
 const MOST_PARTIALS: usize = 8;
-
-fn threads(workers: &Workers) -> usize {
-    workers.as_ref().map_or(1, |pool| pool.current_num_threads())
-}
 
 /// # Safety
 /// The operands of the launcher can be read, the output written, and nobody else uses them meanwhile.

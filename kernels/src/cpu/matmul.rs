@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::lanes::Lanes;
 use super::product::Product;
-use crate::par::{Workers, for_chunks};
+use crate::par::{Workers, for_chunks, threads};
 
 /// One of the leading axes: its size, and the steps along it in both operands and the output.
 #[derive(Clone, Copy)]
@@ -59,7 +59,7 @@ pub(crate) fn run<T: Lanes>(batch: &Batch<T>, workers: &Workers) {
     let arch = pulp::Arch::new();
     let Product { m, n, .. } = batch.product;
     let len = batch.len();
-    let threads = workers.as_ref().map_or(1, |pool| pool.current_num_threads());
+    let threads = threads(workers);
     if threads == 1 {
         for index in 0..len {
             // SAFETY: the launcher checked that the layouts lie within their buffers, and the launch orders this
@@ -68,17 +68,16 @@ pub(crate) fn run<T: Lanes>(batch: &Batch<T>, workers: &Workers) {
         }
         return;
     }
-    // Some parts more than threads, since other streams may keep some of the threads busy. Where the parts are cut
-    // does not show in the result.
-    let parts = (4 * threads).div_ceil(len.max(1));
-    let (rows, cols) = if m >= n {
-        (m.div_ceil(parts).next_multiple_of(24), n)
+    // Some parts more than threads, since a helper may come late. Where the parts are cut does not show in the result.
+    let parts = (2 * threads).div_ceil(len.max(1));
+    let (rows, cols) = if batch.product.splits_by_rows() {
+        (m.div_ceil(parts).next_multiple_of(12), n)
     } else {
-        (m, n.div_ceil(parts).next_multiple_of(64))
+        (m, n.div_ceil(parts).next_multiple_of(32))
     };
     let (down, across) = (m.div_ceil(rows), n.div_ceil(cols));
     let parts = down * across;
-    for_chunks(workers, len * parts, len.div_ceil(8 * threads), &|_, range| {
+    for_chunks(workers, len * parts, len.div_ceil(4 * threads), &|_, range| {
         for index in range {
             let (i, j) = (index % parts / across * rows, index % parts % across * cols);
             // SAFETY: as above; the parts of C are disjoint.

@@ -190,15 +190,29 @@ impl<T: Lanes> Product<T> {
     // The product with the columns of C next to each other.
     unsafe fn run_rows(self, arch: Arch) {
         let Product { m, n, k, a, b, .. } = self;
-        let depth = BLOCK_K.min(k);
-        let bytes = size_of::<T>() as isize;
-        // Long strides between the elements that a tile reads together make them share cache sets.
-        let pack_a = depth >= 192 && n >= 128 && (a.col != 1 || (a.row * bytes >= 2048 && n >= 256));
-        let pack_b = b.col != 1 || (m >= 96 && b.row * bytes >= 2048);
-        let left = Stored { matrix: a, pack: pack_a };
-        let right = Stored { matrix: b, pack: pack_b };
+        let left = Stored { matrix: a, pack: self.packs_a() };
+        let right = Stored { matrix: b, pack: self.packs_b() };
         // SAFETY: the caller's promise.
         unsafe { run_between(arch, [m, n, k], left, right, self.c, self.init) }
+    }
+
+    // Long strides between the elements that a tile reads together make them share cache sets.
+    fn packs_a(&self) -> bool {
+        let Product { n, k, a, .. } = *self;
+        k >= 192 && n >= 128 && (a.col != 1 || (a.row * size_of::<T>() as isize >= 2048 && n >= 256))
+    }
+
+    fn packs_b(&self) -> bool {
+        let Product { m, b, .. } = *self;
+        b.col != 1 || (m >= 96 && b.row * size_of::<T>() as isize >= 2048)
+    }
+
+    /// Whether the product is better cut into parts of its rows than of its columns: each part copies what it needs of the
+    /// operand that is not cut.
+    pub(crate) fn splits_by_rows(&self) -> bool {
+        let copied_b = if self.packs_b() { self.n } else { 0 };
+        let copied_a = if self.packs_a() { self.m } else { 0 };
+        (copied_b, self.n) <= (copied_a, self.m)
     }
 }
 

@@ -216,6 +216,17 @@ impl Device {
     /// What the device says of itself, as in `NVIDIA H200, sm_90, 132 multiprocessors`.
     pub fn description(&self) -> String {
         match &self.core().cuda {
+    /// Whether the host's own threads run the commands: the device shares the processor with whoever launches them.
+    pub fn runs_on_host(&self) -> bool {
+        self.core().cuda.is_none()
+    }
+
+    /// Whether commands of this device can copy from `other`'s memory, as [`Stream::copy_across`] does. If not, copies go by
+    /// way of the host.
+    pub fn copies_from(&self, other: &Device) -> bool {
+        self.core().cuda.is_some() && other.core().cuda.is_some()
+    }
+
             Some(cuda) => cuda.context.describe(),
             None => format!("{} threads", self.threads()),
         }

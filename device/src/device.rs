@@ -1,6 +1,8 @@
 //! Devices and what their streams share.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -10,7 +12,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::audit::AuditLog;
 use crate::borrow::{Borrows, Source};
-use crate::cuda::{Context, DriverStream, FaultWord};
+use crate::cuda::{Context, DriverStream, FaultWord, in_host_function};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, PATIENCE, reached};
@@ -61,8 +63,11 @@ impl Cuda {
     }
 }
 
-/// What a device's streams and buffers share.
-pub(crate) struct Core {
+/// What a device's streams and buffers share. It ends where the driver may be called.
+pub(crate) struct Core(ManuallyDrop<Parts>);
+
+/// What a device is made of.
+pub(crate) struct Parts {
     kind: DeviceKind,
     schedule: Schedule,
     threads: usize,
@@ -205,17 +210,6 @@ impl Device {
         self.core().kind
     }
 
-    /// A short name, as in `cpu`.
-    pub fn name(&self) -> String {
-        match self.kind() {
-            DeviceKind::Cpu => "cpu".to_owned(),
-            DeviceKind::Cuda(ordinal) => format!("cuda:{ordinal}"),
-        }
-    }
-
-    /// What the device says of itself, as in `NVIDIA H200, sm_90, 132 multiprocessors`.
-    pub fn description(&self) -> String {
-        match &self.core().cuda {
     /// Whether the host's own threads run the commands: the device shares the processor with whoever launches them.
     pub fn runs_on_host(&self) -> bool {
         self.core().cuda.is_none()
@@ -233,6 +227,17 @@ impl Device {
     }
 
     /// How the device runs its commands.
+    /// A short name, as in `cpu`.
+    pub fn name(&self) -> String {
+        match self.kind() {
+            DeviceKind::Cpu => "cpu".to_owned(),
+            DeviceKind::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        }
+    }
+
+    /// What the device says of itself, as in `NVIDIA H200, sm_90, 132 multiprocessors`.
+    pub fn description(&self) -> String {
+        match &self.core().cuda {
     pub fn schedule(&self) -> Schedule {
         self.core().schedule
     }
@@ -403,7 +408,7 @@ impl Core {
         memory: Arc<dyn MemoryDriver>,
         audit: Arc<AuditLog>,
     ) -> Core {
-        Core {
+        Core(ManuallyDrop::new(Parts {
             kind,
             schedule: Schedule::Inline,
             threads: 1,
@@ -438,7 +443,7 @@ impl Core {
                 Fifo::of_driver(DriverStream::new(&cuda.context, &cuda.fault, Priority::High)?, &self.audit);
             // Who comes second drops a stream that did nothing.
             let _ = self.reads.set(made);
-        }
+        }))
         Ok(self.reads.get().unwrap_or(&self.default))
     }
 
@@ -468,7 +473,8 @@ impl Core {
 
     /// Lets go of streams without handles that have run dry, and of what other devices' memory was kept for.
     fn sweep(&self) {
-        if self.cuda.is_some() {
+        // A host function may drop a stream, but not ask the driver about it.
+        if self.cuda.is_some() && !in_host_function() {
             self.orphans.lock().retain(|fifo| !fifo.has_run(fifo.enqueued.load(Ordering::Acquire)));
             self.borrows.sweep();
         }
@@ -518,15 +524,45 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        if let Some(explorer) = &self.explorer {
+        if let Some(explorer) = self.explorer.clone() {
             explorer.finish(self);
         }
         let mut fifos = std::mem::take(self.orphans.get_mut());
+impl Deref for Core {
+    type Target = Parts;
+
+    #[inline(always)]
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+impl DerefMut for Core {
+    fn deref_mut(&mut self) -> &mut Parts {
+        &mut self.0
+    }
+}
+
         fifos.extend(self.reads.get().into_iter().chain([&self.default]).cloned());
         fifos.retain(|fifo| fifo.driver.is_some());
         // Memory goes with the device, so its work has to be done; a failure has nobody left to tell.
         let mut done = true;
         for fifo in &fifos {
+        // SAFETY: taken once, here, where nobody has the core any more.
+        let parts = unsafe { ManuallyDrop::take(&mut self.0) };
+        if !in_host_function() {
+            return drop(parts);
+        }
+        // A host function had the last handle. It may not call the driver, and its own stream ends after it.
+        let parts = ManuallyDrop::new(parts);
+        let end = std::thread::Builder::new().name("end of a device".to_owned());
+        // Without a thread the device is lost, which is better than frees that the driver refuses one by one.
+        let _ = end.spawn(move || drop(ManuallyDrop::into_inner(parts)));
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
             let patience = if done { PATIENCE } else { Duration::ZERO };
             done &= fifo.settle(fifo.enqueued.load(Ordering::Acquire), patience, drop);
         }

@@ -37,6 +37,12 @@ pub enum DeviceKind {
 
 /// A device that runs streams of commands. A cheap handle: clones are the same device.
 ///
+/// A device lives until its last handle, buffer and stream is gone. A CUDA device then waits for the work that was given
+/// to it, since its memory goes with it, and so for what that work waits for: while a stream of device A is held
+/// ([`Stream::hold`]) and device B copies what that stream writes, dropping B's last handle blocks until the guard drops.
+/// Drop the guard first, or on another thread. A queued host function keeps its device: dropping the last handle
+/// elsewhere does not wait then, and the device ends once the function has run.
+///
 /// ```
 /// use device::Device;
 /// let dev = Device::cpu();
@@ -221,12 +227,6 @@ impl Device {
         self.core().cuda.is_some() && other.core().cuda.is_some()
     }
 
-            Some(cuda) => cuda.context.describe(),
-            None => format!("{} threads", self.threads()),
-        }
-    }
-
-    /// How the device runs its commands.
     /// A short name, as in `cpu`.
     pub fn name(&self) -> String {
         match self.kind() {
@@ -238,6 +238,12 @@ impl Device {
     /// What the device says of itself, as in `NVIDIA H200, sm_90, 132 multiprocessors`.
     pub fn description(&self) -> String {
         match &self.core().cuda {
+            Some(cuda) => cuda.context.describe(),
+            None => format!("{} threads", self.threads()),
+        }
+    }
+
+    /// How the device runs its commands.
     pub fn schedule(&self) -> Schedule {
         self.core().schedule
     }
@@ -433,7 +439,7 @@ impl Core {
             recorder: Recorder::default(),
             explorer: None,
             delays: None,
-        }
+        }))
     }
 
     /// The stream of a CUDA device on which the host reads what is not pending.
@@ -443,7 +449,7 @@ impl Core {
                 Fifo::of_driver(DriverStream::new(&cuda.context, &cuda.fault, Priority::High)?, &self.audit);
             // Who comes second drops a stream that did nothing.
             let _ = self.reads.set(made);
-        }))
+        }
         Ok(self.reads.get().unwrap_or(&self.default))
     }
 
@@ -522,12 +528,6 @@ impl Core {
     }
 }
 
-impl Drop for Core {
-    fn drop(&mut self) {
-        if let Some(explorer) = self.explorer.clone() {
-            explorer.finish(self);
-        }
-        let mut fifos = std::mem::take(self.orphans.get_mut());
 impl Deref for Core {
     type Target = Parts;
 
@@ -543,11 +543,11 @@ impl DerefMut for Core {
     }
 }
 
-        fifos.extend(self.reads.get().into_iter().chain([&self.default]).cloned());
-        fifos.retain(|fifo| fifo.driver.is_some());
-        // Memory goes with the device, so its work has to be done; a failure has nobody left to tell.
-        let mut done = true;
-        for fifo in &fifos {
+impl Drop for Core {
+    fn drop(&mut self) {
+        if let Some(explorer) = self.explorer.clone() {
+            explorer.finish(self);
+        }
         // SAFETY: taken once, here, where nobody has the core any more.
         let parts = unsafe { ManuallyDrop::take(&mut self.0) };
         if !in_host_function() {
@@ -563,6 +563,12 @@ impl DerefMut for Core {
 
 impl Drop for Parts {
     fn drop(&mut self) {
+        let mut fifos = std::mem::take(self.orphans.get_mut());
+        fifos.extend(self.reads.get().into_iter().chain([&self.default]).cloned());
+        fifos.retain(|fifo| fifo.driver.is_some());
+        // Memory goes with the device, so its work has to be done; a failure has nobody left to tell.
+        let mut done = true;
+        for fifo in &fifos {
             let patience = if done { PATIENCE } else { Duration::ZERO };
             done &= fifo.settle(fifo.enqueued.load(Ordering::Acquire), patience, drop);
         }

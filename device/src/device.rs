@@ -1,6 +1,8 @@
 //! Devices and what their streams share.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -9,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::audit::AuditLog;
 use crate::borrow::{Borrows, Source};
-use crate::cuda::{Context, DriverStream, FaultWord};
+use crate::cuda::{Context, DriverStream, FaultWord, in_host_function};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, PATIENCE, reached};
@@ -33,6 +35,12 @@ pub enum DeviceKind {
 }
 
 /// A device that runs streams of commands. A cheap handle: clones are the same device.
+///
+/// A device lives until its last handle, buffer and stream is gone. A CUDA device then waits for the work that was given
+/// to it, since its memory goes with it, and so for what that work waits for: while a stream of device A is held
+/// ([`Stream::hold`]) and device B copies what that stream writes, dropping B's last handle blocks until the guard drops.
+/// Drop the guard first, or on another thread. A queued host function keeps its device: dropping the last handle
+/// elsewhere does not wait then, and the device ends once the function has run.
 ///
 /// ```
 /// use device::Device;
@@ -60,8 +68,11 @@ impl Cuda {
     }
 }
 
-/// What a device's streams and buffers share.
-pub(crate) struct Core {
+/// What a device's streams and buffers share. It ends where the driver may be called.
+pub(crate) struct Core(ManuallyDrop<Parts>);
+
+/// What a device is made of.
+pub(crate) struct Parts {
     kind: DeviceKind,
     schedule: Schedule,
     threads: usize,
@@ -202,6 +213,17 @@ impl Device {
     /// What the device is made of.
     pub fn kind(&self) -> DeviceKind {
         self.core().kind
+    }
+
+    /// Whether the host's own threads run the commands: the device shares the processor with whoever launches them.
+    pub fn runs_on_host(&self) -> bool {
+        self.core().cuda.is_none()
+    }
+
+    /// Whether commands of this device can copy from `other`'s memory, as [`Stream::copy_across`] does. If not, copies go by
+    /// way of the host.
+    pub fn copies_from(&self, other: &Device) -> bool {
+        self.core().cuda.is_some() && other.core().cuda.is_some()
     }
 
     /// A short name, as in `cpu`.
@@ -391,7 +413,7 @@ impl Core {
         memory: Arc<dyn MemoryDriver>,
         audit: Arc<AuditLog>,
     ) -> Core {
-        Core {
+        Core(ManuallyDrop::new(Parts {
             kind,
             schedule: Schedule::Inline,
             threads: 1,
@@ -416,7 +438,7 @@ impl Core {
             recorder: Recorder::default(),
             explorer: None,
             delays: None,
-        }
+        }))
     }
 
     /// The stream of a CUDA device on which the host reads what is not pending.
@@ -456,7 +478,8 @@ impl Core {
 
     /// Lets go of streams without handles that have run dry, and of what other devices' memory was kept for.
     fn sweep(&self) {
-        if self.cuda.is_some() {
+        // A host function may drop a stream, but not ask the driver about it.
+        if self.cuda.is_some() && !in_host_function() {
             self.orphans.lock().retain(|fifo| !fifo.has_run(fifo.enqueued.load(Ordering::Acquire)));
             self.borrows.sweep();
         }
@@ -501,11 +524,41 @@ impl Core {
     }
 }
 
+impl Deref for Core {
+    type Target = Parts;
+
+    #[inline(always)]
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+impl DerefMut for Core {
+    fn deref_mut(&mut self) -> &mut Parts {
+        &mut self.0
+    }
+}
+
 impl Drop for Core {
     fn drop(&mut self) {
-        if let Some(explorer) = &self.explorer {
+        if let Some(explorer) = self.explorer.clone() {
             explorer.finish(self);
         }
+        // SAFETY: taken once, here, where nobody has the core any more.
+        let parts = unsafe { ManuallyDrop::take(&mut self.0) };
+        if !in_host_function() {
+            return drop(parts);
+        }
+        // A host function had the last handle. It may not call the driver, and its own stream ends after it.
+        let parts = ManuallyDrop::new(parts);
+        let end = std::thread::Builder::new().name("end of a device".to_owned());
+        // Without a thread the device is lost, which is better than frees that the driver refuses one by one.
+        let _ = end.spawn(move || drop(ManuallyDrop::into_inner(parts)));
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
         let mut fifos = std::mem::take(self.orphans.get_mut());
         fifos.extend(self.reads.get().into_iter().chain([&self.default]).cloned());
         fifos.retain(|fifo| fifo.driver.is_some());

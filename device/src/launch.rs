@@ -259,15 +259,14 @@ impl Stream {
         }
     }
 
-    /// Hands a closure to the driver, which runs it on a thread of its own.
+    /// Hands a closure to the driver, which runs it on a thread of its own. It keeps the device, as a worker's queue does.
     #[cold]
     fn host_command(&self, tail: &mut Tail, op: &'static str, work: Box<dyn FnOnce() + Send>) -> Result<()> {
         let (fifo, driver) = (self.fifo(), self.fifo().driver()?);
-        let (stream, fault) = (fifo.id, Arc::clone(&self.core().fault));
+        let (stream, core) = (fifo.id, Arc::clone(self.core()));
         let guarded = Box::new(move || {
             if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
-                let source = Arc::new(Panicked::new(&*payload));
-                fault.keep_first(Error::Async { op, stream, source });
+                core.fail(Error::Async { op, stream, source: Arc::new(Panicked::new(&*payload)) });
             }
         });
         self.drive(driver, tail, op, |_| driver.host_call(guarded))

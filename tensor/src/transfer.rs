@@ -1,6 +1,6 @@
 //! Between host and device, between devices, between element types.
 
-use device::{DType, Device, DeviceKind, Element, Result, from_bytes};
+use device::{DType, Device, Element, Result, from_bytes};
 use kernels::Layout;
 
 use crate::Tensor;
@@ -70,8 +70,8 @@ impl Tensor {
 
     /// The same elements on another device; `self` if they are there already.
     ///
-    /// Between two CUDA devices this is a command of the target's current stream, and the host waits for nothing.
-    /// Otherwise it waits for the last write of this tensor's storage.
+    /// Where one device [copies from](Device::copies_from) the other, as CUDA devices do, this is a command of the target's
+    /// current stream, and the host waits for nothing. Otherwise it waits for the last write of this tensor's storage.
     ///
     /// # Errors
     /// `OutOfMemory`; `Async` if a command that led here failed.
@@ -80,8 +80,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let x = self.contiguous()?;
-        let is_cuda = |device: &Device| matches!(device.kind(), DeviceKind::Cuda(_));
-        if is_cuda(device) && is_cuda(x.device()) {
+        if device.copies_from(x.device()) {
             let start = x.layout.offset() * x.dtype.size_bytes();
             return Tensor::produce(device, Layout::contiguous(x.shape()), x.dtype, |stream, out| {
                 stream.copy_across("to_device", out.buffer, &x.storage, start)

@@ -81,6 +81,7 @@ void read_environment() {
     s.page = number("CUDA_EMULATOR_PAGE", 2 << 20);
     s.bound = number("CUDA_EMULATOR_QUEUE", 1024);
     s.twice = number("CUDA_EMULATOR_TWICE", 0) != 0;
+    s.version = int(number("CUDA_EMULATOR_VERSION", 13000));
     s.hide = number("CUDA_EMULATOR_HIDE", 1) != 0;
     uint64_t devices = number("CUDA_EMULATOR_DEVICES", 1);
     for (uint64_t device = 0; device < devices; device++) {

@@ -11,7 +11,7 @@ static Context* device_context(CUdevice device) {
     return device >= 0 && size_t(device) < contexts.size() ? contexts[size_t(device)].get() : nullptr;
 }
 
-static Context* known_context(CUcontext handle) {
+Context* known_context(CUcontext handle) {
     for (auto& context : state().contexts)
         if (handle_of(context.get()) == handle) return context.get();
     return nullptr;
@@ -30,7 +30,7 @@ EXPORT CUresult cuInit(unsigned flags) {
 EXPORT CUresult cuDriverGetVersion(int* version) {
     return call("cuDriverGetVersion", Needs::Nothing, [&](Call&) {
         if (!version) return CUDA_ERROR_INVALID_VALUE;
-        *version = 13000;
+        *version = state().version;
         return CUDA_SUCCESS;
     });
 }

@@ -51,8 +51,25 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t by
     return call("cuMemcpyDtoDAsync_v2", Needs::Context, [&](Call& call) { return copy_known(call, call.name, to, from, bytes, stream); });
 }
 
-EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes, CUstream stream) {
-    return call("cuMemcpyPeerAsync", Needs::Context, [&](Call& call) { return copy_known(call, call.name, to, from, bytes, stream); });
+// The context whose memory it is, by its first byte; nullptr if it is nobody's, or host memory, which is everybody's.
+static Context* owner(uintptr_t address) {
+    if (const Allocation* allocation = find_allocation(address, 1)) return allocation->host ? nullptr : allocation->context;
+    return owner_of_page(address);
+}
+
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream) {
+    return call("cuMemcpyPeerAsync", Needs::Context, [&](Call& call) {
+        const std::pair<uintptr_t, CUcontext> ends[] = {{to, to_context}, {from, from_context}};
+        for (auto& [address, handle] : ends) {
+            Context* named = known_context(handle);
+            if (!named || named->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+            Context* owned = bytes ? owner(address) : nullptr;
+            if (!owned || owned == named) continue;
+            report("%s names device %d for address 0x%zx, which is of device %d", call.name, named->device, address, owned->device);
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        return copy_known(call, call.name, to, from, bytes, stream);
+    });
 }
 
 // From the driver's own host memory the bytes are read when the command runs; from other memory before the call returns.

@@ -252,11 +252,15 @@ static void unmapped_while_queued() {
 }
 
 static void copies_over_an_edge() {
-    open_device();
+    Ptr context = open_device();
     CUdeviceptr range = reserve(3), other = allocate(2 * PAGE);
     back(range, 2);
     CHECK_EQUAL(cuda("cuMemcpyDtoDAsync_v2", other, range, 2 * PAGE, NONE), 0);
-    CHECK_EQUAL(cuda("cuMemcpyPeerAsync", range, NONE, other, NONE, 2 * PAGE, NONE), 0);
+    CHECK_EQUAL(cuda("cuMemcpyPeerAsync", range, context, other, context, 2 * PAGE, NONE), 0);
+    Ptr second = open_device(1);
+    CHECK_EQUAL(cuda("cuCtxSetCurrent", context), 0);
+    CHECK_EQUAL(cuda("cuMemcpyPeerAsync", range, second, other, context, 2 * PAGE, NONE), BAD);
+    CHECK(logged("cuMemcpyPeerAsync names device 1 for"));
     CHECK_EQUAL(cuda("cuMemcpyDtoDAsync_v2", other, range + 4, 2 * PAGE, NONE), BAD);
     CHECK_EQUAL(unmap(range + PAGE, 1), 0);
     CHECK_EQUAL(cuda("cuCtxSynchronize"), 700); // the copies were queued
@@ -305,7 +309,7 @@ const std::vector<Test> MEMORY_TESTS = {
     {"kernel_on_the_other_device", "CUDA_EMULATOR_PAGE=64K CUDA_EMULATOR_DEVICES=2", kernel_on_the_other_device},
     {"access_for_the_other_device", "CUDA_EMULATOR_PAGE=64K CUDA_EMULATOR_DEVICES=2", access_for_the_other_device},
     {"unmapped_while_queued", "CUDA_EMULATOR_PAGE=64K", unmapped_while_queued},
-    {"copies_over_an_edge", "CUDA_EMULATOR_PAGE=64K", copies_over_an_edge},
+    {"copies_over_an_edge", "CUDA_EMULATOR_PAGE=64K CUDA_EMULATOR_DEVICES=2", copies_over_an_edge},
     {"races_in_mapped_memory", "CUDA_EMULATOR_PAGE=64K CUDA_EMULATOR_TWICE=1", races_in_mapped_memory},
     {"no_virtual_memory", "CUDA_EMULATOR_PAGE=0", no_virtual_memory},
 };

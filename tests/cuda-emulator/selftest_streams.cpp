@@ -225,6 +225,11 @@ static void two_devices() {
     CHECK_EQUAL(cuda("cuEventRecord", event, on_first), 0);
     CHECK_EQUAL(cuda("cuCtxSetCurrent", second), 0);
     CHECK_EQUAL(cuda("cuStreamWaitEvent", on_second, event, 0u), 0);
+    CHECK_EQUAL(cuda("cuMemcpyPeerAsync", to, second, from, second, size_t(4), on_second), int(CUDA_ERROR_INVALID_VALUE));
+    CHECK(logged("cuMemcpyPeerAsync names device 1 for"));
+    CHECK_EQUAL(cuda("cuMemcpyPeerAsync", to, first, from, first, size_t(4), on_second), int(CUDA_ERROR_INVALID_VALUE));
+    CHECK(logged("cuMemcpyPeerAsync names device 0 for"));
+    CHECK_EQUAL(cuda("cuMemcpyPeerAsync", to, second, from, NONE, size_t(4), on_second), int(CUDA_ERROR_INVALID_CONTEXT));
     CHECK_EQUAL(cuda("cuMemcpyPeerAsync", to, second, from, first, size_t(4), on_second), 0);
     CHECK_EQUAL(word(to, on_second), 6u);
     // A kernel does not reach the other device's memory.

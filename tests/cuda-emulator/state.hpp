@@ -144,6 +144,7 @@ struct State {
     uint64_t memory = 0; // of each device
     uint64_t page = 0;   // of virtual memory; 0: there is none
     uint64_t bound = 0;  // of queued commands
+    int version = 0;     // of CUDA, as the driver has it: 13000 is 13.0
     bool twice = false;
     bool hide = true; // device memory from the host
     int64_t drop_wait = 0;
@@ -197,6 +198,9 @@ struct Candidate {
 size_t choose(const std::vector<Candidate>& candidates);
 bool considers_all_streams();
 
+// context.cpp
+Context* known_context(CUcontext handle); // nullptr: no such context
+
 // executor.cpp
 StreamPtr find_stream(CUstream handle, Context* context); // empty: no such stream
 MomentPtr enqueue(const StreamPtr& stream, Command command);
@@ -229,6 +233,7 @@ void close_memory();
 
 // virtual.cpp
 bool is_mapped(uintptr_t address, uint64_t bytes);
+Context* owner_of_page(uintptr_t address); // nullptr: it has no memory
 std::vector<std::pair<uintptr_t, uint64_t>> mapped_for(Context* context);
 std::string describe_virtual(uintptr_t address); // empty: not in a reserved range
 void protect_virtual(bool open, Context* context);

@@ -135,6 +135,15 @@ bool is_mapped(uintptr_t address, uint64_t bytes) {
     return true;
 }
 
+Context* owner_of_page(uintptr_t address) {
+    Range* range = range_of(address);
+    if (!range) return nullptr;
+    auto after = range->mappings.upper_bound(address);
+    if (after == range->mappings.begin()) return nullptr;
+    auto& [begin, mapping] = *std::prev(after);
+    return address < begin + mapping.bytes ? mapping.memory->owner : nullptr;
+}
+
 std::vector<std::pair<uintptr_t, uint64_t>> mapped_for(Context* context) {
     std::vector<std::pair<uintptr_t, uint64_t>> found;
     for (auto& range : state().ranges)

@@ -30,7 +30,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 #[cfg(not(feature = "cuda"))]
-pub(crate) use absent::{Context, DriverStream, FaultWord, GateWord, Staged, TimedEvent};
+pub(crate) use absent::{Context, DriverStream, FaultWord, GateWord, Staged, TimedEvent, in_host_function};
 #[cfg(feature = "cuda")]
 pub(crate) use context::Context;
 #[cfg(feature = "cuda")]
@@ -38,7 +38,7 @@ pub(crate) use fault::FaultWord;
 #[cfg(feature = "cuda")]
 pub(crate) use pinned::Staged;
 #[cfg(feature = "cuda")]
-pub(crate) use stream::{DriverStream, GateWord, TimedEvent};
+pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 
 use crate::{DType, MemoryDriver, Result, Stream, StreamId};
 

@@ -1,5 +1,6 @@
 //! A driver's stream: what launching, waiting and marking mean to it.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,6 +66,15 @@ impl Drop for RawEvent {
         // SAFETY: created once, destroyed once; the driver keeps what still waits for it.
         unsafe { sys::cuEventDestroy_v2(self.0) };
     }
+}
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread runs a function that a stream called, in which the driver refuses every call.
+pub(crate) fn in_host_function() -> bool {
+    IN_HOST_FUNCTION.get()
 }
 
 impl DriverStream {
@@ -218,8 +228,10 @@ impl DriverStream {
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: `data` is the box below, and the driver calls this once.
             let work = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
+            IN_HOST_FUNCTION.set(true);
             // Whoever enqueues work catches its panics to report them; none may reach the driver.
             let _ = catch_unwind(AssertUnwindSafe(work));
+            IN_HOST_FUNCTION.set(false);
         }
         let data = Box::into_raw(Box::new(work)).cast::<c_void>();
         // SAFETY: the context is current, and the stream is live.

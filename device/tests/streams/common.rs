@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use device::cuda::PinnedMemory;
 use device::{
-    BlockId, Buffer, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment, Policy, Pool, Result,
-    Schedule, SpinLock, Stream, SyncStats, Use,
+    AddressSpace, BlockId, Buffer, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment, Policy, Pool,
+    Result, Schedule, SpinLock, Stream, SyncStats, Use,
 };
 
 /// How many words a buffer has that [`buffer`] makes.
@@ -31,8 +31,27 @@ pub(crate) fn each_order(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
     each_schedule(check)
 }
 
-/// A device of its own for each schedule, and a CUDA device with memory that host functions can use, if there is one.
+/// As [`each_host_memory`], and a CUDA device with its own memory, if there is one: pages, which no host function may
+/// touch.
 pub(crate) fn each_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
+    each_host_memory(&check)?;
+    match Device::cuda_with(0, CudaConfig::default()) {
+        Ok(device) if on_pages(&device) => {
+            println!("CUDA, pages");
+            check(&device)
+        }
+        Ok(_) | Err(Error::CudaUnavailable { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether buffers are in pages of a CUDA device's memory.
+fn on_pages(device: &Device) -> bool {
+    !device.runs_on_host() && device.memory_driver().address_space().is_some()
+}
+
+/// A device of its own for each schedule, and a CUDA device with memory that host functions can use, if there is one.
+pub(crate) fn each_host_memory(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
     each_cpu_schedule(&check)?;
     match PinnedMemory::new(0) {
         Ok(memory) => {
@@ -66,6 +85,8 @@ pub(crate) struct TestPool {
     driver: Arc<dyn MemoryDriver>,
     blocks: SpinLock<Vec<(NonNull<u8>, usize)>>,
     released: SpinLock<Vec<(BlockId, Vec<Moment>)>>,
+    /// Where there are pages: the one that all blocks are in.
+    page: Option<NonNull<u8>>,
 }
 
 // SAFETY: the pointers are addresses that this pool owns.
@@ -82,6 +103,10 @@ impl Pool for TestPool {
 
 impl Drop for TestPool {
     fn drop(&mut self) {
+        if let (Some(page), Some(space)) = (self.page, self.driver.address_space()) {
+            // SAFETY: the range was reserved with this size, and the device has nothing left to run.
+            return unsafe { space.release(page, space.page_bytes()) };
+        }
         for (ptr, bytes) in self.blocks.get_mut().drain(..) {
             // SAFETY: each block came from this driver with this size, and the device has nothing left to run.
             unsafe { self.driver.free(ptr, bytes) };
@@ -90,19 +115,67 @@ impl Drop for TestPool {
 }
 
 impl TestPool {
+    /// A pool that allocates plainly.
+    pub(crate) fn new(device: &Device) -> TestPool {
+        TestPool {
+            driver: Arc::clone(device.memory_driver()),
+            blocks: SpinLock::new(Vec::new()),
+            released: SpinLock::new(Vec::new()),
+            page: None,
+        }
+    }
+
+    /// Memory for another block, all zeros.
+    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
+        if let Some(page) = self.page {
+            let number = self.blocks.lock().len();
+            let Some(offset) = Some(number * 256).filter(|offset| offset + bytes <= PAGE_USED) else {
+                unreachable!("no test has so many buffers")
+            };
+            // SAFETY: the page has that many bytes.
+            return Ok(unsafe { page.add(offset) });
+        }
+        let ptr = self.driver.allocate(bytes)?;
+        // SAFETY: the range was just allocated with this size, and the host may write it.
+        unsafe { ptr.write_bytes(0, bytes) };
+        Ok(ptr)
+    }
+
     /// The blocks that came back, with their last uses.
     pub(crate) fn released(&self) -> Vec<(BlockId, Vec<Moment>)> {
         self.released.lock().clone()
     }
 }
 
+/// How much of a page the buffers of a test may take: no page is smaller.
+const PAGE_USED: usize = 64 << 10;
+
+/// A page with memory, its first [`PAGE_USED`] bytes zeros; another device's commands write them, since those of the device
+/// under test are counted.
+fn page_of_zeros(space: &dyn AddressSpace) -> Result<NonNull<u8>> {
+    let page = space.reserve(space.page_bytes())?;
+    // SAFETY: the range was just reserved.
+    unsafe { space.commit(page, space.page_bytes())? };
+    let other = Device::cuda_with(0, CudaConfig::default())?;
+    let stream = other.default_stream();
+    other.pool_or_init(|| Box::new(TestPool::new(&other)));
+    // SAFETY: the page has memory, which nobody else uses yet, and the pool only takes note of the block.
+    let whole = unsafe { Buffer::from_block(&stream, page, PAGE_USED, BlockId { arena: 0, index: 0 }) };
+    stream.upload("zeros", &whole, 0, &[0; PAGE_USED])?;
+    stream.synchronize()?;
+    Ok(page)
+}
+
 pub(crate) fn pool(device: &Device) -> &TestPool {
     let pool: &dyn Any = device.pool_or_init(|| {
-        Box::new(TestPool {
-            driver: Arc::clone(device.memory_driver()),
-            blocks: SpinLock::new(Vec::new()),
-            released: SpinLock::new(Vec::new()),
-        })
+        let mut pool = TestPool::new(device);
+        if on_pages(device)
+            && let Some(space) = device.memory_driver().address_space()
+        {
+            let page = page_of_zeros(space);
+            pool.page = Some(page.unwrap_or_else(|error| unreachable!("a page for the test: {error}")));
+        }
+        Box::new(pool)
     });
     pool.downcast_ref().unwrap_or_else(|| unreachable!("these tests make no other pool"))
 }
@@ -111,9 +184,7 @@ pub(crate) fn pool(device: &Device) -> &TestPool {
 pub(crate) fn buffer(stream: &Stream) -> Result<Buffer> {
     let pool = pool(stream.device());
     let bytes = WORDS * size_of::<u64>();
-    let ptr = pool.driver.allocate(bytes)?;
-    // SAFETY: the range was just allocated with this size.
-    unsafe { ptr.write_bytes(0, bytes) };
+    let ptr = pool.allocate(bytes)?;
     let mut blocks = pool.blocks.lock();
     blocks.push((ptr, bytes));
     let block = BlockId { arena: 0, index: blocks.len() as u32 - 1 };
@@ -146,12 +217,21 @@ impl Words {
 
 /// Sets every word to `value`.
 pub(crate) fn set(stream: &Stream, buffer: &Buffer, value: u64) -> Result<()> {
+    if on_pages(stream.device()) {
+        return stream.upload("set", buffer, 0, &value.to_ne_bytes().repeat(WORDS));
+    }
     let words = Words::of(buffer);
     stream.launch("set", &[Use::write(buffer)], move || words.set([value; WORDS]))
 }
 
 /// Copies a buffer.
 pub(crate) fn copy(stream: &Stream, from: &Buffer, to: &Buffer) -> Result<()> {
+    if on_pages(stream.device()) {
+        return stream.submit("copy", &[Use::read(from), Use::write(to)], |queue| {
+            // SAFETY: both are buffers of the tests, of one size and apart, and the command's uses.
+            unsafe { queue.copy(to.ptr(), from.ptr(), from.len_bytes()) }
+        });
+    }
     let (source, target) = (Words::of(from), Words::of(to));
     stream.launch("copy", &[Use::read(from), Use::write(to)], move || target.set(source.get()))
 }

@@ -1,12 +1,15 @@
 //! Rules 19 and 20: what may be dropped when, and what is left afterwards.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ThreadId;
 use std::time::Duration;
 
+use device::cuda::PinnedMemory;
 use device::{
-    CpuConfig, CudaConfig, Device, HostMemory, MemoryDriver, Moment, Policy, Result, Schedule, Shared,
+    CpuConfig, CudaConfig, Device, Error, HostMemory, MemoryDriver, Moment, Policy, Result, Schedule, Shared,
     StreamId, Use,
 };
 
@@ -164,6 +167,68 @@ fn rule_19_a_device_may_be_dropped_with_pending_work() -> Result<()> {
         assert!(arrives(&told));
         assert!(eventually(|| gone.strong_count() == 0), "nothing keeps the device");
         assert_eq!(live.load(Ordering::SeqCst), 0, "nothing leaks");
+    }
+    Ok(())
+}
+
+/// Counts what a CUDA device has of the host's memory, and who gives it back.
+struct Watched {
+    memory: PinnedMemory,
+    live: AtomicUsize,
+    freed_on: Mutex<Vec<ThreadId>>,
+}
+
+impl MemoryDriver for Watched {
+    fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
+        self.live.fetch_add(1, Ordering::SeqCst);
+        self.memory.allocate(bytes)
+    }
+
+    unsafe fn free(&self, ptr: NonNull<u8>, bytes: usize) {
+        self.live.fetch_sub(1, Ordering::SeqCst);
+        self.freed_on.lock().unwrap_or_else(PoisonError::into_inner).push(std::thread::current().id());
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.free(ptr, bytes) }
+    }
+}
+
+/// The last handle of a CUDA device goes within a function that its stream calls, or when the function ends; the driver
+/// refuses every call there.
+#[test]
+fn a_host_function_may_have_the_last_handle() -> Result<()> {
+    for captured in [false, true] {
+        let memory = match PinnedMemory::new(0) {
+            Ok(memory) => memory,
+            Err(Error::CudaUnavailable { reason }) => {
+                println!("skipped: {reason}");
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        let driver = Arc::new(Watched { memory, live: AtomicUsize::new(0), freed_on: Mutex::default() });
+        let dev = Device::cuda_with(0, CudaConfig { memory: Some(driver.clone()), ..CudaConfig::default() })?;
+        let other = Device::cuda_with(0, CudaConfig::default())?;
+        let main = dev.default_stream();
+        let x = buffer(&main)?;
+        let (go, gone) = channel();
+        let (say, said) = channel();
+        let handle = captured.then(|| dev.clone());
+        main.launch("last", &[Use::write(&x)], move || {
+            // The test goes on whatever is sent.
+            let _ = gone.recv();
+            drop(handle);
+            let _ = say.send(std::thread::current().id());
+        })?;
+        other.default_stream().wait_for(&[main.now()])?;
+        drop((x, main, dev));
+        assert_eq!(driver.live.load(Ordering::SeqCst), 1, "the queue keeps the memory");
+        assert!(go.send(()).is_ok());
+        other.synchronize()?;
+        let caller = said.recv();
+        assert!(eventually(|| Arc::strong_count(&driver) == 1), "nothing keeps the device");
+        assert_eq!(driver.live.load(Ordering::SeqCst), 0, "nothing leaks");
+        let freed_on = driver.freed_on.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(caller.is_ok_and(|caller| !freed_on.contains(&caller)), "freed where the driver refuses it");
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use device::{Moment, Result, SyncStats, Use};
 
 use crate::common::{
-    buffer, copy, counted, each_cpu_schedule, each_order, each_schedule, is_waiting, new_streams, runs, set,
-    tell, value,
+    buffer, copy, counted, each_cpu_schedule, each_host_memory, each_order, each_schedule, is_waiting,
+    new_streams, runs, set, tell, value,
 };
 
 fn waits_and_events(stats: SyncStats) -> (u64, u64) {
@@ -370,7 +370,7 @@ fn covers_follows_the_waits() -> Result<()> {
 
 #[test]
 fn many_streams_share_a_buffer() -> Result<()> {
-    each_schedule(|dev| {
+    each_host_memory(|dev| {
         let streams = (0..100).map(|_| dev.new_stream()).collect::<Result<Vec<_>>>()?;
         let x = buffer(&streams[0])?;
         let words = crate::common::Words::of(&x);

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use device::{AddressSpace, BlockId, Buffer, CudaConfig, Device, Error, Result, Stream};
 
-use crate::common::pool;
+use crate::common::TestPool;
 
 /// A CUDA device of its own, if there is one that has pages.
 fn paged() -> Option<Device> {
@@ -43,7 +43,7 @@ impl<'a> Range<'a> {
 
     /// Writes to both ends of neighbouring pages and reads it again.
     fn works(&self, stream: &Stream, first: usize, pages: usize) -> Result<bool> {
-        pool(stream.device());
+        stream.device().pool_or_init(|| Box::new(TestPool::new(stream.device())));
         let bytes = pages * self.space.page_bytes();
         // SAFETY: the pages have memory, which is nobody else's, and the pool only takes note of the block.
         let buffer = unsafe {

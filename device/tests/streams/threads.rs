@@ -2,7 +2,7 @@
 
 use device::{Buffer, Placement, Result, Schedule, Stream, StreamOptions, Use};
 
-use crate::common::{WORDS, Words, buffer, each_schedule, fail, fresh, value};
+use crate::common::{WORDS, Words, buffer, each_host_memory, fail, fresh, value};
 
 /// A small generator of numbers (xorshift), so that a run can be repeated.
 struct Random(u64);
@@ -73,7 +73,7 @@ fn hammer(streams: &[Stream], own: impl Fn(usize, usize) -> usize + Sync) -> Res
 
 #[test]
 fn threads_share_every_stream() -> Result<()> {
-    each_schedule(|dev| {
+    each_host_memory(|dev| {
         let mut streams = vec![dev.default_stream()];
         streams.extend((0..3).map(|_| dev.new_stream()).collect::<Result<Vec<_>>>()?);
         hammer(&streams, |_, any| any)
@@ -82,7 +82,7 @@ fn threads_share_every_stream() -> Result<()> {
 
 #[test]
 fn each_thread_has_its_stream() -> Result<()> {
-    each_schedule(|dev| {
+    each_host_memory(|dev| {
         let mut streams = vec![dev.default_stream()];
         streams.extend((0..3).map(|_| dev.new_stream()).collect::<Result<Vec<_>>>()?);
         hammer(&streams, |thread, _| thread)
@@ -100,12 +100,12 @@ fn each_thread_runs_its_stream_itself() -> Result<()> {
 
 #[test]
 fn threads_share_one_inline_stream() -> Result<()> {
-    each_schedule(|dev| hammer(&[dev.default_stream()], |_, any| any))
+    each_host_memory(|dev| hammer(&[dev.default_stream()], |_, any| any))
 }
 
 #[test]
 fn streams_come_and_go_beside_launches() -> Result<()> {
-    each_schedule(|dev| {
+    each_host_memory(|dev| {
         let main = dev.default_stream();
         let shared = buffer(&main)?;
         std::thread::scope(|scope| {

@@ -44,13 +44,25 @@ impl Both {
 
     /// Checks that both devices give the same elements, up to a share of their size or of 1.
     fn close<T: Real>(&self, tolerance: f64, what: impl Debug, run: impl Fn(&Stream) -> Result<Array<T>>) {
+        self.all_close(tolerance, [what], |stream| Ok([run(stream)?]));
+    }
+
+    /// The same of several arrays that one run gives, each with its name.
+    fn all_close<T: Real, const N: usize>(
+        &self,
+        tolerance: f64,
+        names: [impl Debug; N],
+        run: impl Fn(&Stream) -> Result<[Array<T>; N]>,
+    ) {
         let on = |stream: &Stream| {
-            run(stream).and_then(|array| array.try_vec()).unwrap_or_else(|error| panic!("{what:?}: {error}"))
+            let arrays = run(stream).unwrap_or_else(|error| panic!("{names:?}: {error}"));
+            arrays.map(|array| array.try_vec().unwrap_or_else(|error| panic!("{names:?}: {error}")))
         };
-        let (want, got) = (on(&self.cpu), on(&self.cuda));
-        assert_eq!(want.len(), got.len(), "{what:?}");
-        for (i, (want, got)) in want.iter().zip(&got).enumerate() {
-            assert!(got.agrees(*want, tolerance), "{what:?}, element {i}: {got:?} instead of {want:?}");
+        for ((want, got), what) in on(&self.cpu).iter().zip(&on(&self.cuda)).zip(&names) {
+            assert_eq!(want.len(), got.len(), "{what:?}");
+            for (i, (want, got)) in want.iter().zip(got).enumerate() {
+                assert!(got.agrees(*want, tolerance), "{what:?}, element {i}: {got:?} instead of {want:?}");
+            }
         }
     }
 }

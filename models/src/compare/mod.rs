@@ -16,7 +16,7 @@ mod runner;
 #[cfg(test)]
 mod tests;
 
-use device::{Device, DeviceKind, Error, Recording, Result, StreamId};
+use device::{Device, Error, Recording, Result, StreamId};
 
 pub use diagnosis::Finding;
 pub use profile::{LaneProfile, OpProfile, Profile};
@@ -242,8 +242,7 @@ pub fn compare(
         Quantiles::of(serial.block_medians().zip(concurrent.block_medians()).map(|(s, c)| s / c));
     let alone = alone.profile();
     let (serial, concurrent) = (serial.report("serial"), concurrent.report("concurrent"));
-    let own_processor = matches!(options.device.kind(), DeviceKind::Cuda(_));
-    let facts = Facts::new(&serial, &concurrent, &alone, if own_processor { None } else { Some(threads) });
+    let facts = Facts::new(&serial, &concurrent, &alone, options.device.runs_on_host().then_some(threads));
     let mut diagnosis = Vec::new();
     let differences = [("loss", &loss_difference), ("parameter", &parameter_difference)];
     diagnosis.extend(differences.iter().filter_map(|(what, found)| {

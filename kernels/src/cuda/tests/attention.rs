@@ -64,12 +64,8 @@ fn run<T: Real>(
 fn attention_of<T: Real>(tolerance: f64) {
     let Some(both) = both() else { return };
     for (shape, options) in SHAPES.into_iter().flat_map(|shape| OPTIONS.map(|options| (shape, options))) {
-        for (which, what) in ["out", "log_sums", "dq", "dk", "dv"].into_iter().enumerate() {
-            both.close(tolerance, (what, T::DTYPE, shape, options), |stream| {
-                let mut all = Vec::from(run::<T>(stream, shape, options)?);
-                Ok(all.swap_remove(which))
-            });
-        }
+        let names = ["out", "log_sums", "dq", "dk", "dv"].map(|what| (what, T::DTYPE, shape, options));
+        both.all_close(tolerance, names, |stream| run::<T>(stream, shape, options));
     }
 }
 

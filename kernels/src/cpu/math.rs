@@ -1,8 +1,8 @@
 //! Elementary functions of `f32` without branches, so that loops over them become vector code.
 //!
-//! Products and sums are rounded one by one: a fused multiply-add would give other bits where the hardware lacks it.
-//! The polynomials are minimax fits of our own. Errors in units in the last place were measured over all floats,
-//! see the tests. NaN gives NaN.
+//! Polynomials are fused multiply-adds, which are exact before they round, so that all machines give the same bits; those
+//! that lack the instruction are slower. The polynomials are minimax fits of our own. Errors in units in the last place
+//! were measured over all floats, see the tests. NaN gives NaN.
 
 // Decimal literals are as exact as the fits; `f32` rounds them.
 #![allow(clippy::excessive_precision)]
@@ -14,6 +14,12 @@ const ROUND_BITS: i32 = 0x4B40_0000;
 /// `ln 2` in two parts; a product of the first with an integer below 256 is exact.
 const LN2_HI: f32 = 0.693_145_751_953_125;
 const LN2_LO: f32 = 1.428_606_820_309_417e-6;
+
+/// `x y + z`, rounded once.
+#[inline(always)]
+fn fma(x: f32, y: f32, z: f32) -> f32 {
+    x.mul_add(y, z)
+}
 
 #[inline(always)]
 fn at_most(x: f32, bound: f32) -> f32 {
@@ -34,16 +40,16 @@ fn exp2i(n: i32) -> f32 {
 /// `x = n ln 2 + r` with `|r| <= ln(2) / 2`: gives `n` and `exp(r) - 1`, for `|x|` up to about 170.
 #[inline(always)]
 fn reduce_exp(x: f32) -> (i32, f32) {
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let shifted = fma(x, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = (x - n * LN2_HI) - n * LN2_LO;
+    let r = fma(n, -LN2_LO, fma(n, -LN2_HI, x));
     let q = 1.991_218_605e-4;
-    let q = q * r + 1.394_110_094e-3;
-    let q = q * r + 8.333_276_661e-3;
-    let q = q * r + 4.166_635_327e-2;
-    let q = q * r + 1.666_666_680e-1;
-    let q = q * r + 5.000_000_047e-1;
-    ((shifted.to_bits() as i32).wrapping_sub(ROUND_BITS), r + r * r * q)
+    let q = fma(q, r, 1.394_110_094e-3);
+    let q = fma(q, r, 8.333_276_661e-3);
+    let q = fma(q, r, 4.166_635_327e-2);
+    let q = fma(q, r, 1.666_666_680e-1);
+    let q = fma(q, r, 5.000_000_047e-1);
+    ((shifted.to_bits() as i32).wrapping_sub(ROUND_BITS), fma(r * r, q, r))
 }
 
 /// `e^x`, within 1 ulp; overflows to infinity and underflows gradually to 0.
@@ -60,7 +66,7 @@ pub(crate) fn exp(x: f32) -> f32 {
 fn expm1_positive(x: f32) -> f32 {
     let (n, p) = reduce_exp(x);
     let scale = exp2i(n);
-    p * scale + (scale - 1.0)
+    fma(p, scale, scale - 1.0)
 }
 
 /// Natural logarithm, within 1 ulp; -infinity at 0, NaN below.
@@ -77,18 +83,18 @@ pub(crate) fn log(x: f32) -> f32 {
     let f = f32::from_bits(bits.wrapping_sub(e << 23) as u32) - 1.0;
     let n = (e + bias) as f32;
     let p = -6.151_335_096e-2;
-    let p = p * f + 1.074_335_209e-1;
-    let p = p * f - 1.079_408_062e-1;
-    let p = p * f + 1.101_206_086e-1;
-    let p = p * f - 1.242_508_801e-1;
-    let p = p * f + 1.428_694_306e-1;
-    let p = p * f - 1.666_943_481e-1;
-    let p = p * f + 2.000_003_585e-1;
-    let p = p * f - 2.499_996_603e-1;
-    let p = p * f + 3.333_333_286e-1;
+    let p = fma(p, f, 1.074_335_209e-1);
+    let p = fma(p, f, -1.079_408_062e-1);
+    let p = fma(p, f, 1.101_206_086e-1);
+    let p = fma(p, f, -1.242_508_801e-1);
+    let p = fma(p, f, 1.428_694_306e-1);
+    let p = fma(p, f, -1.666_943_481e-1);
+    let p = fma(p, f, 2.000_003_585e-1);
+    let p = fma(p, f, -2.499_996_603e-1);
+    let p = fma(p, f, 3.333_333_286e-1);
     let square = f * f;
-    let small = square * (f * p) - 0.5 * square;
-    let y = n * LN2_HI + (f + (small + n * LN2_LO));
+    let small = fma(square, f * p, -0.5 * square);
+    let y = fma(n, LN2_HI, f + fma(n, LN2_LO, small));
     let y = if x == f32::INFINITY { x } else { y };
     let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
     if x < 0.0 || x.is_nan() { f32::NAN } else { y }
@@ -116,25 +122,25 @@ pub(crate) fn erf(x: f32) -> f32 {
     let a = x.abs();
     let z = a * a;
     let p = 7.889_108_884e-5;
-    let p = p * z - 8.020_838_093e-4;
-    let p = p * z + 5.189_534_982e-3;
-    let p = p * z - 2.685_444_441e-2;
-    let p = p * z + 1.128_360_017e-1;
-    let p = p * z - 3.761_262_714e-1;
-    let p = p * z + 1.283_791_659e-1;
-    let small = a + a * p;
+    let p = fma(p, z, -8.020_838_093e-4);
+    let p = fma(p, z, 5.189_534_982e-3);
+    let p = fma(p, z, -2.685_444_441e-2);
+    let p = fma(p, z, 1.128_360_017e-1);
+    let p = fma(p, z, -3.761_262_714e-1);
+    let p = fma(p, z, 1.283_791_659e-1);
+    let small = fma(a, p, a);
     // 1 - e^-q(a), with q = -log(1 - erf).
     let b = at_most(a, 3.95);
     let q = 2.169_787_387e-5;
-    let q = q * b - 4.414_757_984e-4;
-    let q = q * b + 4.205_300_734e-3;
-    let q = q * b - 2.521_038_386e-2;
-    let q = q * b + 1.084_221_711e-1;
-    let q = q * b + 6.332_163_287e-1;
-    let q = q * b + 1.129_580_347;
-    let q = q * b - 1.884_755_287e-4;
+    let q = fma(q, b, -4.414_757_984e-4);
+    let q = fma(q, b, 4.205_300_734e-3);
+    let q = fma(q, b, -2.521_038_386e-2);
+    let q = fma(q, b, 1.084_221_711e-1);
+    let q = fma(q, b, 6.332_163_287e-1);
+    let q = fma(q, b, 1.129_580_347);
+    let q = fma(q, b, -1.884_755_287e-4);
     let (n, e) = reduce_exp(-q);
-    let large = 1.0 - (1.0 + e) * exp2i(n);
+    let large = fma(1.0 + e, -exp2i(n), 1.0);
     (if a < 1.0 { small } else { large }).copysign(x)
 }
 
@@ -147,15 +153,15 @@ pub(crate) fn sin_cos_turns(turns: u32) -> (f32, f32) {
     let x = rest as f32 * (std::f32::consts::TAU / 4_294_967_296.0);
     let z = x * x;
     let s = 2.718_311_312e-6;
-    let s = s * z - 1.983_933_481e-4;
-    let s = s * z + 8.333_329_385e-3;
-    let s = s * z - 1.666_666_664e-1;
-    let s = x + x * z * s;
+    let s = fma(s, z, -1.983_933_481e-4);
+    let s = fma(s, z, 8.333_329_385e-3);
+    let s = fma(s, z, -1.666_666_664e-1);
+    let s = fma(x * z, s, x);
     let c = -2.721_023_235e-7;
-    let c = c * z + 2.479_951_993e-5;
-    let c = c * z - 1.388_888_375e-3;
-    let c = c * z + 4.166_666_662e-2;
-    let c = 1.0 - (0.5 * z - z * z * c);
+    let c = fma(c, z, 2.479_951_993e-5);
+    let c = fma(c, z, -1.388_888_375e-3);
+    let c = fma(c, z, 4.166_666_662e-2);
+    let c = 1.0 - fma(-z * z, c, 0.5 * z);
     let swapped = quarter & 1 == 1;
     let (sin, cos) = if swapped { (c, s) } else { (s, c) };
     let sin = if quarter & 2 == 2 { -sin } else { sin };

@@ -80,7 +80,8 @@ fn compare_writes_every_key_and_the_schedules_agree() {
     for (name, lanes, batch) in [("two-batch", 2, 32), ("mlp", 2, 32), ("two-batch", 3, 32), ("gpt", 2, 1)] {
         let path = folder.file("out.json");
         let (streams, rows) = (lanes.to_string(), batch.to_string());
-        let args = ["compare", name, "--steps", "6", "--warmup", "3", "--batch", &rows, "--streams", &streams];
+        let args =
+            ["compare", name, "--steps", "6", "--warmup", "3", "--batch", &rows, "--streams", &streams];
         let printed = good(&[&args[..], &["--json", &path]].concat());
         assert!(printed.contains("bit-equal") && printed.contains("diagnosis"), "{printed}");
         let found = json(&path);

@@ -188,6 +188,8 @@ fn processes_that_compile_at_once_leave_whole_files() {
     assert!(!files.is_empty() && files.iter().all(|file| file.extension().is_some_and(|kind| kind == "bin")));
 }
 
+type Damage = fn(&[u8]) -> Vec<u8>;
+
 #[test]
 fn a_damaged_file_is_compiled_again_and_mended() {
     if emulator().is_none() {
@@ -199,7 +201,7 @@ fn a_damaged_file_is_compiled_again_and_mended() {
     assert!(compiled > 0 && kept.len() == compiled, "{compiled} programs, {kept:?}");
     let whole: Vec<Vec<u8>> = kept.iter().map(|file| fs::read(file).unwrap()).collect();
     // Every cut is tried where files are read and written.
-    let damages: [(&str, fn(&[u8]) -> Vec<u8>); 3] = [
+    let damages: [(&str, Damage); 3] = [
         ("half", |bytes| bytes[..bytes.len() / 2].to_vec()),
         ("garbled at the end", |bytes| {
             let mut bytes = bytes.to_vec();

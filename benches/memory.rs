@@ -10,7 +10,7 @@ use std::hint::black_box;
 use common::{Case, case, run};
 use streamgrad::device::{Buffer, Use};
 use streamgrad::prelude::*;
-use streamgrad::{ConcurrentBatches, CpuConfig, Sgd, SgdOptions, allocate, cross_entropy, mlp};
+use streamgrad::{ConcurrentBatches, CpuConfig, CudaConfig, Sgd, SgdOptions, allocate, cross_entropy, mlp};
 
 const MIB: usize = 1 << 20;
 
@@ -155,54 +155,62 @@ fn loops() {
     run("loops, and threads: ns of a pair on each", cases);
 }
 
-/// What training reserves above what was live at most, and the driver calls of later steps.
+/// What training reserves above what was live at most, and the driver calls of the later half of the steps; on a CUDA device,
+/// too, if there is one, where memory comes in larger pages.
 fn training() {
     println!("{:44} {:>12} {:>12} {:>7} {:>12}", "training", "allocated", "reserved", "ratio", "late calls");
-    for (name, sizes) in
-        [("digits 64-128-10", &[64, 128, 10][..]), ("mlp 784-256-256-10", &[784, 256, 256, 10])]
-    {
-        for batch in [32, 256] {
-            for lanes in [1, 2] {
-                let device = device();
-                let model = mlp(sizes, 1, &device).unwrap();
-                let options = SgdOptions { lr: 1e-3, momentum: 0.9, ..SgdOptions::default() };
-                let mut sgd = Sgd::new(model.parameters(), options).unwrap();
-                let pipeline = ConcurrentBatches::new(&device, lanes).unwrap();
-                let mut warm = 0;
-                for step in 0..200 {
-                    if step == 100 {
-                        warm = device.memory_stats().driver_allocations;
+    let cuda = || Device::cuda_with(0, CudaConfig::default());
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    for steps in [Some(200), cuda().is_ok().then_some(20)].into_iter().flatten() {
+        for sizes in [&[64, 128, 10][..], &[784, 256, 256, 10]] {
+            for batch in [32, 256] {
+                for lanes in [1, 2] {
+                    let device = if steps == 200 { device() } else { cuda().unwrap() };
+                    let name = format!("{device} {sizes:?}, batch {batch}, {lanes} lanes");
+                    if words.is_empty() || words.iter().any(|word| name.contains(word.as_str())) {
+                        train(&name, &device, sizes, batch, lanes, steps);
                     }
-                    let batches: Vec<_> = (0..2)
-                        .map(|_| {
-                            let inputs =
-                                Tensor::randn(&[batch, sizes[0]], DType::F32, None, &device).unwrap();
-                            (
-                                Var::constant(inputs),
-                                Tensor::randint(0, 10, &[batch], DType::I64, None, &device).unwrap(),
-                            )
-                        })
-                        .collect();
-                    let loss =
-                        |(inputs, labels): &(Var, Tensor)| cross_entropy(&model.forward(inputs)?, labels);
-                    let result = pipeline.step(&batches, loss).unwrap();
-                    sgd.step(&result.gradients).unwrap();
-                    device.synchronize().unwrap();
                 }
-                let stats = device.memory_stats();
-                let (allocated, reserved) = (stats.peak_allocated_bytes, stats.peak_reserved_bytes);
-                println!(
-                    "{:44} {allocated:12} {reserved:12} {:7.3} {:12}",
-                    format!("{name}, batch {batch}, {lanes} lanes"),
-                    reserved as f64 / allocated as f64,
-                    stats.driver_allocations - warm
-                );
             }
         }
     }
 }
 
+fn train(name: &str, device: &Device, sizes: &[usize], batch: usize, lanes: usize, steps: usize) {
+    let model = mlp(sizes, 1, device).unwrap();
+    let options = SgdOptions { lr: 1e-3, momentum: 0.9, ..SgdOptions::default() };
+    let mut sgd = Sgd::new(model.parameters(), options).unwrap();
+    let pipeline = ConcurrentBatches::new(device, lanes).unwrap();
+    let mut warm = 0;
+    for step in 0..steps {
+        if step == steps / 2 {
+            warm = device.memory_stats().driver_allocations;
+        }
+        let batches: Vec<_> = (0..2)
+            .map(|_| {
+                let inputs = Tensor::randn(&[batch, sizes[0]], DType::F32, None, device).unwrap();
+                let labels = Tensor::randint(0, 10, &[batch], DType::I64, None, device).unwrap();
+                (Var::constant(inputs), labels)
+            })
+            .collect();
+        let loss = |(inputs, labels): &(Var, Tensor)| cross_entropy(&model.forward(inputs)?, labels);
+        let result = pipeline.step(&batches, loss).unwrap();
+        sgd.step(&result.gradients).unwrap();
+        device.synchronize().unwrap();
+    }
+    let stats = device.memory_stats();
+    let (allocated, reserved) = (stats.peak_allocated_bytes, stats.peak_reserved_bytes);
+    println!(
+        "{name:44} {allocated:12} {reserved:12} {:7.3} {:12}",
+        reserved as f64 / allocated as f64,
+        stats.driver_allocations - warm
+    );
+}
+
 fn main() {
+    if std::env::args().any(|word| word == "--training") {
+        return training();
+    }
     pairs();
     random_allocations();
     multi_stream();

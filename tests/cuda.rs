@@ -11,8 +11,8 @@ use common::process::{calls, function, run_ignored, run_logged};
 use streamgrad::autograd::ops::{ALL, OpEntry, Sample};
 use streamgrad::prelude::*;
 use streamgrad::{
-    Adam, AdamOptions, AdamW, AdamWOptions, ConcurrentBatches, Error, Lion, LionOptions, Result, RmsProp,
-    RmsPropOptions, Sgd, SgdOptions, SyncMode, clip_grad_norm, clip_grad_value, mlp,
+    Adam, AdamOptions, AdamW, AdamWOptions, ConcurrentBatches, CudaConfig, Error, Lion, LionOptions, Result,
+    RmsProp, RmsPropOptions, Sgd, SgdOptions, SyncMode, clip_grad_norm, clip_grad_value, mlp,
 };
 
 fn cuda() -> Option<Device> {
@@ -327,4 +327,83 @@ fn no_memory_is_freed_before_the_work_that_uses_it_has_run() {
         calls("cuEventQuery", 2000)
     ));
     assert_eq!(freed(&log), None, "{log}");
+}
+
+/// An op on an index that is out of range, behind and before others.
+#[test]
+fn the_blocking_mode_names_the_op_at_fault_where_it_is_called() -> Result<()> {
+    if cuda().is_none() {
+        return Ok(());
+    }
+    let run = |blocking: bool| -> Result<()> {
+        let config = CudaConfig { blocking: Some(blocking), ..CudaConfig::default() };
+        let device = Device::cuda_with(0, config)?;
+        let x = Tensor::from_slice(&[1.0_f32, 2.0], &[2], &device)?.exp()?;
+        let index = Tensor::from_slice(&[0i64, 9], &[2], &device)?;
+        device.synchronize()?;
+        let picked = x.index_select(0, &index);
+        let called = matches!(&picked, Err(Error::Async { op: "index_select", .. }));
+        assert_eq!(called, blocking, "{picked:?}");
+        let later = x.exp().and_then(|y| y.to_vec::<f32>());
+        let reported = matches!(&later, Err(Error::Async { op: "index_select", .. }));
+        assert_eq!(reported, !blocking, "{later:?}");
+        x.to_vec::<f32>().map(drop)
+    };
+    run(true)?;
+    run(false)
+}
+
+/// A kernel that the driver gives up on, with the environment's mode.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_broken_kernel() {
+    let device = Device::cuda_with(0, CudaConfig::default()).unwrap();
+    let x = Tensor::from_slice(&[1.0_f32, 2.0], &[2], &device).unwrap();
+    let ops = [x.exp(), x.exp().and_then(|y| y.sqrt()), x.mul(&x)];
+    let met = ops.iter().find_map(|op| op.as_ref().err());
+    println!("met {}", met.map_or("nothing".to_owned(), ToString::to_string));
+}
+
+#[test]
+fn the_blocking_mode_names_the_op_whose_wait_fails() {
+    if !emulated() {
+        println!("skipped: a real driver refuses nothing on demand");
+        return;
+    }
+    // The upload is the first command that is waited for; the square root is the fourth.
+    let met = |blocking: &str| {
+        let environment = [
+            ("STREAMGRAD_LAUNCH_BLOCKING", blocking.to_owned()),
+            ("CUDA_EMULATOR_FAIL", "cuStreamSynchronize:4:700".to_owned()),
+        ];
+        let output = run_ignored("inner_broken_kernel", &environment);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}");
+        text.lines().find_map(|line| line.split_once("met ")).unwrap().1.to_owned()
+    };
+    let named = met("1");
+    assert!(named.contains("sqrt"), "{named}");
+    assert_eq!(met("0"), "nothing");
+}
+
+/// Nothing above the device and its kernels asks what the device is made of. On a machine without the sources there is nothing
+/// to look at.
+#[test]
+fn nothing_above_device_and_kernels_is_about_cuda() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders: Vec<_> =
+        ["allocator", "tensor", "autograd", "models"].map(|c| root.join(c).join("src")).into();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let source = std::fs::read_to_string(&path).unwrap();
+            let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+            let found: Vec<&str> = code.filter(|line| line.to_lowercase().contains("cuda")).collect();
+            assert!(found.is_empty(), "{}: {found:?}", path.display());
+        }
+    }
 }

@@ -73,9 +73,27 @@ fn a_small_arena_takes_no_page() -> Result<()> {
     let small: Vec<Buffer> = streams.iter().map(|stream| marked(stream, 256, 1)).collect::<Result<_>>()?;
     let reserved = device.memory_stats().reserved_bytes;
     assert!(reserved <= page / 8, "{reserved}");
-    let large = marked(&streams[0], page / 2, 2)?;
+    let large = marked(&streams[0], page / 2 + 256, 2)?;
     assert_eq!(device.memory_stats().reserved_bytes, reserved + page);
     assert_eq!((marks(&small[0])?, marks(&small[1])?, marks(&large)?), ([1; 2], [1; 2], [2; 2]));
+    Ok(())
+}
+
+/// An arena of a few pages takes no page for a little more; one of many does, since segments do not merge.
+#[test]
+fn a_page_is_taken_where_it_is_a_small_part_of_the_arena() -> Result<()> {
+    let Some((device, page)) = paged() else { return Ok(()) };
+    let stream = device.default_stream();
+    let mut kept = vec![marked(&stream, 3 * page, 1)?];
+    let grown = |kept: &mut Vec<Buffer>| -> Result<usize> {
+        let before = device.memory_stats().reserved_bytes;
+        kept.push(marked(&stream, page / 8, 2)?);
+        Ok(device.memory_stats().reserved_bytes - before)
+    };
+    assert!(grown(&mut kept)? <= page / 2);
+    kept.push(marked(&stream, 3 * page, 3)?);
+    let most = (0..8).map(|_| grown(&mut kept)).collect::<Result<Vec<_>>>()?.into_iter().max();
+    assert_eq!(most, Some(page));
     Ok(())
 }
 
@@ -216,7 +234,7 @@ fn any_call_for_pages_may_fail() {
         println!("skipped: a real driver refuses nothing on demand");
         return;
     }
-    let page = ("CUDA_EMULATOR_PAGE", "256K".to_owned());
+    let page = ("CUDA_EMULATOR_PAGE", "128K".to_owned());
     let sound = passing("inner_failing", std::slice::from_ref(&page));
     assert_nothing_lives(&sound, "sound");
     for function in PAGES {

@@ -20,9 +20,10 @@ const GROWTH_PART: usize = 32;
 /// What an arena that grows in place starts with: all that a small program needs.
 pub(crate) const SMALLEST_ARENA: usize = 64 << 10;
 
-/// Pages beyond this size are not for arenas that need less than half of one: those have segments, of which the driver
-/// puts several into a page.
+/// Pages beyond this size are not for requests of up to half of one in arenas of a few pages, whose last one would be
+/// much of what they have: those get segments, of which the driver puts several into a page.
 const SMALL_PAGE: usize = SMALLEST_ARENA;
+const FEW_PAGES: usize = 4;
 
 /// Where memory comes in segments: they are multiples of this and, from 16 times this on, of about a sixteenth of
 /// their size.
@@ -50,9 +51,9 @@ pub(crate) fn growth_step(reserved: usize, page: usize) -> usize {
     step.clamp(page, LARGEST_STEP.max(page))
 }
 
-/// Whether an arena that has `reserved` bytes and needs `need` more gets pages.
+/// Whether an arena that has `reserved` bytes and needs `need` more gets pages, not a segment.
 pub(crate) fn wants_pages(need: usize, reserved: usize, page: usize) -> bool {
-    page <= SMALL_PAGE || reserved + need > page / 2
+    page <= SMALL_PAGE || need > page / 2 || reserved + need > FEW_PAGES * page
 }
 
 impl CachingAllocator {
@@ -68,7 +69,9 @@ impl CachingAllocator {
         {
             return outcome;
         }
-        let usual = segment_bytes(need, reserved).min(u32::MAX as usize * UNIT);
+        let page = self.driver.address_space().map(AddressSpace::page_bytes);
+        let most = page.map_or(usize::MAX, |page| need.max(page / 2)).min(u32::MAX as usize * UNIT);
+        let usual = segment_bytes(need, reserved).min(most);
         let attempt = |bytes| {
             let segment = self.obtain(bytes)?;
             Ok(Grant::new(number, arena.lock().add_segment(segment, units)))

@@ -156,8 +156,8 @@ impl Device {
     /// The CUDA device with this ordinal, one device for the whole process.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`] with the reason: no driver, no device, or a build without it; [`Error::Driver`] if the
-    /// driver refuses.
+    /// [`Error::CudaUnavailable`] with the reason: no driver or one that is too old, no such device, no libnvrtc or libcublas,
+    /// or a build without CUDA; [`Error::Driver`] if the driver refuses.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
         let mut devices = DEVICES.lock();

@@ -181,7 +181,7 @@ impl Stream {
     /// and the device might have to be idle for. Nothing on a stream of another device.
     ///
     /// # Errors
-    /// As for [`Queue::kernel`] and [`Queue::gemm`]; a missing cuBLAS is none yet.
+    /// As for [`Queue::kernel`] and [`Queue::gemm`].
     pub fn preload(&self, programs: &[&'static Program]) -> Result<()> {
         let fifo = self.fifo();
         let Some(driver) = &fifo.driver else { return Ok(()) };
@@ -217,7 +217,6 @@ impl<'a> Queue<'a> {
     ///
     /// # Errors
     /// [`Error::KernelCompile`](crate::Error::KernelCompile) if the program does not compile,
-    /// [`Error::CudaUnavailable`](crate::Error::CudaUnavailable) without a compiler,
     /// [`Error::Driver`](crate::Error::Driver) if the driver refuses.
     pub unsafe fn kernel(
         &self,

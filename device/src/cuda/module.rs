@@ -13,7 +13,6 @@ use parking_lot::RwLock;
 
 use super::Program;
 use super::call::check;
-use super::probe::unavailable;
 use crate::{Error, Result};
 
 /// A program on a device.
@@ -37,7 +36,7 @@ unsafe impl Sync for Module {}
 impl Module {
     /// Loads a program for a device of this compute capability; the context is current.
     pub(super) fn load(program: &'static Program, capability: (i32, i32)) -> Result<Module> {
-        let options = options(capability)?;
+        let options = options(capability);
         let kept = Kept::new(program, &options);
         if let Some(image) = kept.read()
             && let Ok(module) = Module::from_image(&image)
@@ -110,13 +109,9 @@ fn c_string(text: &str) -> Result<CString> {
     })
 }
 
-/// What the compiler is asked for, and its version: all that an image depends on besides the source.
-fn options((major, minor): (i32, i32)) -> Result<Vec<String>> {
-    // SAFETY: only looks for the library and loads it.
-    if !unsafe { nvrtc::is_culib_present() } {
-        return Err(unavailable("the kernels' compiler, the library libnvrtc, was not found"));
-    }
-    Ok(vec![format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into()])
+/// What the compiler is asked for: with its version, all that an image depends on besides the source.
+fn options((major, minor): (i32, i32)) -> [String; 2] {
+    [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into()]
 }
 
 fn compiler_version() -> (i32, i32) {

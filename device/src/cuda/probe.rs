@@ -1,8 +1,8 @@
 //! Probing for CUDA, without a panic where it is missing.
 
-use std::panic::catch_unwind;
-
+use cudarc::cublas::sys as cublas;
 use cudarc::driver::sys;
+use cudarc::nvrtc::sys as nvrtc;
 
 use super::call::check;
 use crate::{Error, Result};
@@ -10,16 +10,26 @@ use crate::{Error, Result};
 /// The oldest CUDA version whose driver has every call that is made here.
 const OLDEST: i32 = 12080;
 
-/// Checks that the driver can be used and has a device with this ordinal.
+/// Checks that the driver can be used, that it has a device with this ordinal, and that the libraries are there without which
+/// the device would be of no use.
 pub(super) fn probe(ordinal: usize) -> Result<sys::CUdevice> {
     // SAFETY: only looks for the library and loads it.
     if !unsafe { sys::is_culib_present() } {
         return Err(unavailable("no CUDA driver: the library libcuda was not found"));
     }
-    // With the library present, a symbol it lacks would still panic at its first call.
-    match catch_unwind(|| find(ordinal)) {
-        Ok(found) => found,
-        Err(_) => Err(unavailable("the CUDA driver is too old")),
+    // A function that a library lacks would panic where it is called. What asks for the version is in every driver, and a
+    // driver that is new enough has all the others.
+    // SAFETY: the library is there, and the symbol's address is not followed.
+    if unsafe { sys::culib().get::<*const u8>(b"cuDriverGetVersion\0") }.is_err() {
+        return Err(unavailable("the library libcuda is no CUDA driver: it has no cuDriverGetVersion"));
+    }
+    let device = find(ordinal)?;
+    // SAFETY: only looks for the libraries and loads them.
+    let (compiler, products) = unsafe { (nvrtc::is_culib_present(), cublas::is_culib_present()) };
+    match (compiler, products) {
+        (false, _) => Err(unavailable("the kernels' compiler, the library libnvrtc, was not found")),
+        (_, false) => Err(unavailable("the library libcublas was not found")),
+        _ => Ok(device),
     }
 }
 

@@ -16,7 +16,7 @@ use super::context::Context;
 use super::fault::FaultWord;
 use super::probe::unavailable;
 use super::{Arg, Gemm, Grid, Program, Staged};
-use crate::{Error, Moment, Priority, Result, StreamId};
+use crate::{Moment, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
 /// it or look at it, which any thread makes.
@@ -353,13 +353,10 @@ impl DriverStream {
         self.blas.get().ok_or_else(|| unavailable("the library libcublas was not found"))
     }
 
-    /// Loads programs, and makes the handle for products if it can be had.
+    /// Loads programs, and makes the handle for products.
     pub(super) fn preload(&self, programs: &[&'static Program]) -> Result<()> {
         programs.iter().try_for_each(|program| self.context.module(program).map(drop))?;
-        match self.blas() {
-            Err(Error::CudaUnavailable { .. }) => Ok(()),
-            made => made.map(drop),
-        }
+        self.blas().map(drop)
     }
 
     /// # Safety

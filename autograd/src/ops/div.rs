@@ -2,7 +2,7 @@
 
 use tensor::{Device, Result};
 
-use super::binary::{if_needed, record_binary};
+use super::binary::{if_needed, promoted, record_binary};
 use super::samples::{Draw, Sample, binary, unary};
 use super::{one, scalar_like};
 use crate::{Save, Var, record};
@@ -11,8 +11,11 @@ impl Var {
     /// The quotient `a / b` element by element, with broadcasting.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     pub fn div(&self, rhs: &Var) -> Result<Var> {
+        if self.dtype() != rhs.dtype() {
+            return promoted(self, rhs, Var::div);
+        }
         let value = self.value().div(rhs.value())?;
         let saved: &[Save<'_>] =
             if rhs.requires_grad() { &[Save::Input(1), Save::Output] } else { &[Save::Input(1)] };

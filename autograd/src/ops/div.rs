@@ -32,7 +32,9 @@ impl Var {
     /// `DTypeUnsupported` for truth values.
     pub fn div_scalar(&self, c: f64) -> Result<Var> {
         // A true division, as the quotient of two tensors: x (1 / c) would round twice.
-        let value = self.value().div(scalar_like(self.value(), c)?.value())?;
+        // BF16 and F16 are divided in F32, as by every op: `c` itself is not rounded to them.
+        let x = self.value().to_dtype(self.dtype().compute_dtype())?;
+        let value = x.div(scalar_like(&x, c)?.value())?.to_dtype(self.dtype())?;
         Ok(record("div_scalar", &[self], &[], value, move |_, g| Ok(one(g.div_scalar(c)?))))
     }
 }

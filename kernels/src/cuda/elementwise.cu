@@ -1,5 +1,6 @@
 // Elementwise functions of elements of the type DTYPE, one program a type: a program that computes in F32 compiles no other.
-// FLOATS is 1 for the floating-point types.
+// FLOATS is 1 for the floating-point types. Numbers that a function holds are of the type that it computes in.
+using Computed = Opmath<DTYPE>;
 
 __device__ inline f32 tanh_of(f32 x) { return tanhf(x); }
 __device__ inline f64 tanh_of(f64 x) { return tanh(x); }
@@ -138,17 +139,17 @@ template <class T> struct SiluGrad {
 #define UNARY(name, Name)                                                                                           \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const __grid_constant__ Walk<2> walk, \
                                                   u64 a, u64 b) {                                                   \
-        map1(out, x, walk, Name<DTYPE>{from_bits<DTYPE>(a), from_bits<DTYPE>(b)});                                  \
+        map1(out, x, walk, Name<Computed>{from_bits<Computed>(a), from_bits<Computed>(b)});                                  \
     }
 #define BINARY(name, Name)                                                                               \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y,           \
                                                   const __grid_constant__ Walk<3> walk) {                \
-        map2(out, x, y, walk, Name<DTYPE>());                                                            \
+        map2(out, x, y, walk, Name<Computed>());                                                            \
     }
 #define COMPARE(name, comparison)                                                                        \
     extern "C" __global__ void NAMED(name, DTYPE)(u8 * out, const DTYPE* x, const DTYPE* y,              \
                                                   const __grid_constant__ Walk<3> walk) {                \
-        map2(out, x, y, walk, [](DTYPE x, DTYPE y) -> u8 { return x comparison y; });                    \
+        map2(out, x, y, walk, [](Computed x, Computed y) -> u8 { return x comparison y; });                    \
     }
 
 UNARY(neg, Neg)

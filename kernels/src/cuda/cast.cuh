@@ -1,0 +1,37 @@
+// Conversions: values of 16-bit floats are those of f32.
+
+// Floats become integers by rounding towards 0 and saturating, NaN becomes 0; integers wrap around; what is not 0 is true.
+template <class To, class From> struct Cast {
+    __device__ static To of(From x) { return (To)x; }
+};
+template <class From> struct Cast<bool, From> {
+    __device__ static u8 of(From x) { return x != 0; }
+};
+template <class To> struct Cast<To, bool> {
+    __device__ static To of(u8 x) { return (To)(x != 0); }
+};
+template <class From> __device__ inline i64 saturated_i64(From x) {
+    const From limit = (From)9223372036854775808.0;
+    return is_nan(x) ? 0 : x >= limit ? highest<i64>() : x < -limit ? lowest<i64>() : (i64)x;
+}
+template <class From> __device__ inline u8 saturated_u8(From x) { return !(x > 0) ? 0 : x >= 255 ? 255 : (u8)x; }
+template <> struct Cast<i64, f32> {
+    __device__ static i64 of(f32 x) { return saturated_i64(x); }
+};
+template <> struct Cast<i64, f64> {
+    __device__ static i64 of(f64 x) { return saturated_i64(x); }
+};
+template <> struct Cast<u8, f32> {
+    __device__ static u8 of(f32 x) { return saturated_u8(x); }
+};
+template <> struct Cast<u8, f64> {
+    __device__ static u8 of(f64 x) { return saturated_u8(x); }
+};
+
+#define CAST(from, to)                                                                                \
+    extern "C" __global__ void cast_##from##_##to(Type<to>::Stored* out, const Type<from>::Stored* x, \
+                                                  const __grid_constant__ Walk<2> walk) {             \
+        map1(out, x, walk, [](Opmath<Type<from>::Stored> x) -> Opmath<Type<to>::Stored> {             \
+            return Cast<Opmath<to>, Opmath<from>>::of(x);                                             \
+        });                                                                                           \
+    }

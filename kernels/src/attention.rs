@@ -145,7 +145,7 @@ fn grad_of<T: Lanes>(
     }
     let operands = [Some(q), Some(k), Some(v), mask, Some(out), Some(g), Some(to.q), Some(to.k), Some(to.v)];
     let problem = problem(kind, sizes, operands);
-    contiguous(OP, &products)?;
+    products.expect_contiguous(OP, "products")?;
     let from = cpu::Saved {
         q: q.src::<T>(OP)?,
         k: k.src(OP)?,
@@ -201,19 +201,11 @@ fn sizes(op: &'static str, input: &AttentionInput<'_>, result: &AttentionResult<
     expect(&v, &[keys, value_width])?;
     expect(&result.out, &[queries, value_width])?;
     expect(&result.log_sums, &[queries])?;
-    contiguous(op, &result.log_sums)?;
+    result.log_sums.expect_contiguous(op, "log_sums")?;
     if let Some(mask) = mask {
         expect(&mask, &[queries, keys])?;
     }
     Ok(cpu::Sizes { queries, keys, width, value_width })
-}
-
-fn contiguous(op: &'static str, view: &View<'_>) -> Result<()> {
-    if view.layout.is_contiguous() {
-        return Ok(());
-    }
-    let value = format!("{:?}", view.layout).into();
-    Err(Error::InvalidArgument { op, argument: "log_sums", expected: "contiguous", value })
 }
 
 #[cfg(test)]

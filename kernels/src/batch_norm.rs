@@ -8,7 +8,6 @@ use crate::cpu::lanes::Lanes;
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
 use crate::par::workers;
-use crate::window::invalid;
 
 /// Images as channels see them.
 #[derive(Clone, Copy, Debug)]
@@ -39,10 +38,7 @@ impl Channels {
         }
         let all = [x].into_iter().chain(others.iter().copied()).chain(vectors.iter().copied());
         for view in all {
-            if !view.layout.is_contiguous() {
-                let strides = format!("strides {:?}", view.layout.strides());
-                return Err(invalid(op, "operands", "contiguous", strides));
-            }
+            view.expect_contiguous(op, "operands")?;
         }
         Ok(Channels { images, channels, size: rest.iter().product() })
     }

@@ -131,15 +131,6 @@ pub fn conv2d_workspace(
     }
 }
 
-fn contiguous(op: &'static str, views: &[View<'_>]) -> Result<()> {
-    match views.iter().find(|view| !view.layout.is_contiguous()) {
-        Some(view) => {
-            Err(invalid(op, "operands", "contiguous", format!("strides {:?}", view.layout.strides())))
-        }
-        None => Ok(()),
-    }
-}
-
 /// The operands of a map: images, filters and results, one of which is written; a bias; and memory to work in.
 struct Operands<'a> {
     images: View<'a>,
@@ -234,15 +225,15 @@ fn launch(
 ) -> Result<()> {
     let Operands { images, filters, results, bias, workspace } = &operands;
     let geometry = Geometry::of(op, *images, *filters, *results, window, groups)?;
-    contiguous(op, &[*images, *filters, *results])?;
+    [images, filters, results].iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
     if let Some(workspace) = workspace {
-        contiguous(op, &[*workspace])?;
+        workspace.expect_contiguous(op, "workspace")?;
         workspace.expect_dtype(op, images.dtype)?;
     }
     if let Some(bias) = bias {
         let each = if written == Written::Images { images } else { results };
         bias.expect_shape(op, &each.shape()[1..2])?;
-        contiguous(op, &[*bias])?;
+        bias.expect_contiguous(op, "bias")?;
     }
     match images.dtype {
         DType::F32 => launch_of::<f32>(stream, op, &operands, geometry, written),

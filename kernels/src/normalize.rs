@@ -205,25 +205,26 @@ fn count_rows(op: &'static str, rows: NormRows, x: &View<'_>) -> Result<usize> {
     }
 }
 
-fn contiguous(op: &'static str, view: &View<'_>, elements: usize) -> Result<()> {
-    if view.layout.is_contiguous() && view.layout.elements() == elements {
+fn expect_elements(op: &'static str, view: &View<'_>, elements: usize) -> Result<()> {
+    view.expect_contiguous(op, "operands")?;
+    if view.layout.elements() == elements {
         return Ok(());
     }
     Err(Error::InvalidArgument {
         op,
-        argument: "layout",
-        expected: "contiguous, with an element for each row or weight",
-        value: format!("{:?} instead of {elements} elements", view.layout).into(),
+        argument: "operands",
+        expected: "an element for each row or weight",
+        value: format!("{:?} instead of {elements} elements", view.shape()).into(),
     })
 }
 
 fn read<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize) -> Result<Src<T>> {
-    contiguous(op, view, elements)?;
+    expect_elements(op, view, elements)?;
     view.src(op)
 }
 
 fn write<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize) -> Result<Dst<T>> {
-    contiguous(op, view, elements)?;
+    expect_elements(op, view, elements)?;
     view.dst(op)
 }
 

@@ -120,15 +120,6 @@ fn fits(op: &'static str, window: &Window, planes: &Planes) -> Result<()> {
     Ok(())
 }
 
-fn contiguous(op: &'static str, views: &[View<'_>]) -> Result<()> {
-    match views.iter().find(|view| !view.layout.is_contiguous()) {
-        Some(view) => {
-            Err(invalid(op, "operands", "contiguous", format!("strides {:?}", view.layout.strides())))
-        }
-        None => Ok(()),
-    }
-}
-
 /// The type of the indices of [`max_pool2d`]: U8 where it can count the window's elements, else I64.
 pub fn max_pool2d_index_dtype(window: &Window) -> DType {
     let elements = window.kernel[0].saturating_mul(window.kernel[1]);
@@ -169,7 +160,7 @@ fn max_planes(
     index: View<'_>,
     window: &Window,
 ) -> Result<Planes> {
-    contiguous(op, &[image, pooled, index])?;
+    [image, pooled, index].iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
     index.expect_shape(op, pooled.shape())?;
     index.expect_dtype(op, max_pool2d_index_dtype(window))?;
     let planes = Planes::of(op, image, pooled)?;
@@ -318,7 +309,7 @@ pub fn avg_pool2d_grad(stream: &Stream, g: View<'_>, means: Means, out: View<'_>
 
 fn average(stream: &Stream, op: &'static str, means: Means, views: [View<'_>; 2], back: bool) -> Result<()> {
     let [image, pooled] = views;
-    contiguous(op, &views)?;
+    views.iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
     let planes = Planes::of(op, image, pooled)?;
     means.check(op, &planes)?;
     pooled.expect_dtype(op, image.dtype)?;

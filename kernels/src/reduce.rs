@@ -150,14 +150,7 @@ fn split_axes(op: &'static str, x: &Layout, axes: &[isize], out: &View<'_>) -> R
     if !(kept.eq(shape.clone()) || with_ones.eq(shape)) {
         return Err(shape_mismatch(op, x.shape(), out.shape()));
     }
-    if !out.layout.is_contiguous() {
-        return Err(Error::InvalidArgument {
-            op,
-            argument: "out",
-            expected: "contiguous",
-            value: format!("strides {:?}", out.layout.strides()).into(),
-        });
-    }
+    out.expect_contiguous(op, "out")?;
     Ok(axes)
 }
 

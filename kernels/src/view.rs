@@ -40,6 +40,12 @@ impl<'a> View<'a> {
         if same_shape(self.shape(), shape) { Ok(()) } else { Err(shape_mismatch(op, shape, self.shape())) }
     }
 
+    /// Checks that the elements follow each other without gaps, in row-major order. The error calls the operand `argument`.
+    #[inline]
+    pub(crate) fn expect_contiguous(&self, op: &'static str, argument: &'static str) -> Result<()> {
+        if self.layout.is_contiguous() { Ok(()) } else { Err(not_contiguous(op, argument, self)) }
+    }
+
     /// Checks that the shape is that of `other`.
     #[inline(always)]
     pub(crate) fn expect_shape_of(&self, op: &'static str, other: &View<'_>) -> Result<()> {
@@ -85,6 +91,9 @@ impl<'a> View<'a> {
     /// The first element, to read. Checks that the layout stays within the buffer, and nothing else.
     #[inline(always)]
     pub(crate) fn bytes(&self, op: &'static str) -> Result<Src<u8>> {
+        if self.dtype.is_half() {
+            return Err(Error::DTypeUnsupported { op, dtype: self.dtype });
+        }
         let size = self.dtype.size_bytes();
         if self.layout.end().saturating_mul(size) > self.buffer.len_bytes() {
             return Err(outside_buffer(op, self));
@@ -120,6 +129,12 @@ impl<'a> View<'a> {
 #[cold]
 pub(crate) fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> Error {
     Error::DTypeMismatch { op, expected, got }
+}
+
+#[cold]
+fn not_contiguous(op: &'static str, argument: &'static str, view: &View<'_>) -> Error {
+    let value = format!("strides {:?}", view.layout.strides()).into();
+    Error::InvalidArgument { op, argument, expected: "contiguous", value }
 }
 
 #[cold]

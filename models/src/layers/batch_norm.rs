@@ -6,6 +6,7 @@ use autograd::{Var, defer};
 use device::{DType, Device, Error, Result};
 use tensor::{BatchStatistics, Tensor};
 
+use super::parameters::expect_float;
 use crate::{Module, Parts};
 
 /// Normalises each channel of images: `y = (x - mean) / sqrt(var + eps) weight + bias`.
@@ -96,9 +97,7 @@ impl BatchNorm2d {
     pub fn with_options(channels: usize, options: BatchNormOptions, device: &Device) -> Result<BatchNorm2d> {
         const OP: &str = "batch_norm";
         let BatchNormOptions { momentum, affine, track_running_stats, dtype, .. } = options;
-        if !dtype.is_float() {
-            return Err(Error::DTypeUnsupported { op: OP, dtype });
-        }
+        expect_float(OP, dtype)?;
         if let Some(momentum) = momentum.filter(|momentum| !(0.0..=1.0).contains(momentum)) {
             return Err(Error::InvalidArgument {
                 op: OP,

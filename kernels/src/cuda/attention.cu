@@ -1,6 +1,7 @@
 // Attention by tiles of 32 queries by 32 keys, forward and backward. A block of threads owns 32 rows of its output and 64 of
 // its columns, and goes through the tiles that they depend on, in order; scores are made anew where they are needed, and each
-// output is one thread's. Operands are stored as S; scores and sums are what they are computed in. Warp w has rows w, w + 8, .. of a tile, and lane l its column l.
+// output is one thread's. Operands are stored as S; scores and sums are what they are computed in. Warp w has rows w,
+// w + 8, .. of a tile, and lane l its column l.
 
 constexpr u32 THREADS = 256;
 enum : int {
@@ -311,26 +312,28 @@ __device__ inline void gradient_of_keys(const S* q, const S* k, const S* v, cons
 
 using Computed = Opmath<DTYPE>;
 
-#define ATTENTION(T)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_##T(                                              \
-        const T* q, const T* k, const T* v, const T* mask, T* out, Computed* log_sums,                                       \
-        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {                      \
-        attention(q, k, v, mask, out, log_sums, batch, problem);                                                      \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_products_##T(                                     \
-        const T* out, const T* g, Computed* to, const __grid_constant__ Walk<OPERANDS> batch,                                \
-        const __grid_constant__ Problem problem) {                                                                    \
-        products(out, g, to, batch, problem);                                                                         \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_q_##T(                                       \
-        const T* q, const T* k, const T* v, const T* mask, const T* g, const Computed* log_sums, const Computed* products, T* dq,   \
-        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {                      \
-        gradient_of_queries(q, k, v, mask, g, log_sums, products, dq, batch, problem);                                \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_kv_##T(                                      \
-        const T* q, const T* k, const T* v, const T* mask, const T* g, const Computed* log_sums, const Computed* products, T* dk,   \
-        T* dv, const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {               \
-        gradient_of_keys(q, k, v, mask, g, log_sums, products, dk, dv, batch, problem);                               \
+#define ATTENTION(T)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_##T(                                \
+        const T* q, const T* k, const T* v, const T* mask, T* out, Computed* log_sums,                  \
+        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {        \
+        attention(q, k, v, mask, out, log_sums, batch, problem);                                        \
+    }                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_products_##T(                       \
+        const T* out, const T* g, Computed* to, const __grid_constant__ Walk<OPERANDS> batch,           \
+        const __grid_constant__ Problem problem) {                                                      \
+        products(out, g, to, batch, problem);                                                           \
+    }                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_q_##T(                         \
+        const T* q, const T* k, const T* v, const T* mask, const T* g, const Computed* log_sums,        \
+        const Computed* products, T* dq,                                                                \
+        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {        \
+        gradient_of_queries(q, k, v, mask, g, log_sums, products, dq, batch, problem);                  \
+    }                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_kv_##T(                        \
+        const T* q, const T* k, const T* v, const T* mask, const T* g, const Computed* log_sums,        \
+        const Computed* products, T* dk,                                                                \
+        T* dv, const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) { \
+        gradient_of_keys(q, k, v, mask, g, log_sums, products, dk, dv, batch, problem);                 \
     }
 #define KERNELS(T) ATTENTION(T)
 KERNELS(DTYPE)

@@ -1,4 +1,5 @@
-// Fills, copies, choices, and conversions between the types of 8, 32 and 64 bits. What does not look at the values is written once for each size.
+// Fills, copies, choices, and conversions between the types of 8, 32 and 64 bits. What does not look at the values is
+// written once for each size.
 
 template <class T> struct Fill {
     T* out;

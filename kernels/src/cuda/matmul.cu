@@ -64,15 +64,14 @@ __device__ inline void matmul(O* c, const S* a, const S* b, const Product& p, co
     }
 }
 
-#define MATMUL(name, O, S)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(ACROSS* ACROSS, 1) name##_##S(                                    \
-        O* c, const S* a, const S* b, const __grid_constant__ Product product, const __grid_constant__ Walk<3> batch) { \
-        matmul(c, a, b, product, batch);                                                                           \
+#define MATMUL(O)                                                                      \
+    extern "C" __global__ void __launch_bounds__(ACROSS* ACROSS, 1) matmul_##O(        \
+        O* c, const DTYPE* a, const DTYPE* b, const __grid_constant__ Product product, \
+        const __grid_constant__ Walk<3> batch) {                                       \
+        matmul(c, a, b, product, batch);                                               \
     }
-#define KERNELS(S) MATMUL(matmul, S, S)
+#define KERNELS(O) MATMUL(O)
 KERNELS(DTYPE)
 #if HALF
-// Products that are not rounded yet.
-#define WIDE_KERNELS(S) MATMUL(matmul_wide, f32, S)
-WIDE_KERNELS(DTYPE)
+KERNELS(f32)  // for sums that are not whole
 #endif

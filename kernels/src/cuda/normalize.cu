@@ -133,28 +133,28 @@ __device__ inline void weights(S* dweight, S* dbias, const S* g, const S* x, con
 
 using Computed = Opmath<DTYPE>;
 
-#define ROW_TEAM(team, Team, T)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_##team##_##T(                                   \
-        T* out, const T* x, const T* weight, const T* bias, Computed* mean, Computed* rstd, const __grid_constant__ Norm norm,     \
-        f64 eps, u32 lanes) {                                                                                        \
-        normalize<Team>(out, x, weight, bias, mean, rstd, norm, eps, lanes);                                         \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_grad_##team##_##T(                              \
-        T* dx, const T* g, const T* x, const T* weight, const Computed* mean, const Computed* rstd,                                \
-        const __grid_constant__ Norm norm, u32 lanes) {                                                              \
-        gradient<Team>(dx, g, x, weight, mean, rstd, norm, lanes);                                                   \
+#define ROW_TEAM(team, Team, T)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_##team##_##T(                                           \
+        T* out, const T* x, const T* weight, const T* bias, Computed* mean, Computed* rstd, const __grid_constant__ Norm norm, \
+        f64 eps, u32 lanes) {                                                                                                  \
+        normalize<Team>(out, x, weight, bias, mean, rstd, norm, eps, lanes);                                                   \
+    }                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_grad_##team##_##T(                                      \
+        T* dx, const T* g, const T* x, const T* weight, const Computed* mean, const Computed* rstd,                            \
+        const __grid_constant__ Norm norm, u32 lanes) {                                                                        \
+        gradient<Team>(dx, g, x, weight, mean, rstd, norm, lanes);                                                             \
     }
-#define WEIGHT_TEAM(team, Team, T)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_weights_##team##_##T(                           \
-        T* dweight, T* dbias, const T* g, const T* x, const Computed* mean, const Computed* rstd,                                  \
-        const __grid_constant__ Norm norm, u32 lanes) {                                                              \
-        weights<Team>(dweight, dbias, g, x, mean, rstd, norm, lanes);                                                \
+#define WEIGHT_TEAM(team, Team, T)                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_weights_##team##_##T(      \
+        T* dweight, T* dbias, const T* g, const T* x, const Computed* mean, const Computed* rstd, \
+        const __grid_constant__ Norm norm, u32 lanes) {                                           \
+        weights<Team>(dweight, dbias, g, x, mean, rstd, norm, lanes);                             \
     }
 // Rows lie along memory; those of a weight may lie across it.
-#define TEAMS(T)                      \
-    ROW_TEAM(warp, WarpTeam, T)       \
-    ROW_TEAM(block, BlockTeam, T)     \
-    WEIGHT_TEAM(warp, WarpTeam, T)    \
-    WEIGHT_TEAM(block, BlockTeam, T)  \
+#define TEAMS(T)                     \
+    ROW_TEAM(warp, WarpTeam, T)      \
+    ROW_TEAM(block, BlockTeam, T)    \
+    WEIGHT_TEAM(warp, WarpTeam, T)   \
+    WEIGHT_TEAM(block, BlockTeam, T) \
     WEIGHT_TEAM(column, ColumnTeam, T)
 TEAMS(DTYPE)

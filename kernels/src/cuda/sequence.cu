@@ -32,10 +32,10 @@ template <class S> __device__ inline void cumsum(S* out, const S* x, const Walk<
     }
 }
 
-#define CUMSUM(T)                                                                              \
+#define CUMSUM(T)                                                                                   \
     extern "C" __global__ void cumsum_##T(T* out, const T* x, const __grid_constant__ Walk<2> kept, \
-                                          const __grid_constant__ Scan scan) {                 \
-        cumsum(out, x, kept, scan);                                                            \
+                                          const __grid_constant__ Scan scan) {                      \
+        cumsum(out, x, kept, scan);                                                                 \
     }
 #define KERNELS(T) CUMSUM(T)
 KERNELS(DTYPE)

@@ -91,9 +91,6 @@ impl<'a> View<'a> {
     /// The first element, to read. Checks that the layout stays within the buffer, and nothing else.
     #[inline(always)]
     pub(crate) fn bytes(&self, op: &'static str) -> Result<Src<u8>> {
-        if self.dtype.is_half() && matches!(self.buffer.device().kind(), device::DeviceKind::Cuda(_)) {
-            return Err(Error::DTypeUnsupported { op, dtype: self.dtype });
-        }
         let size = self.dtype.size_bytes();
         if self.layout.end().saturating_mul(size) > self.buffer.len_bytes() {
             return Err(outside_buffer(op, self));

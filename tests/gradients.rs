@@ -132,7 +132,8 @@ fn near(found: &[Tensor], expected: &[Tensor], dtype: DType, units: f64) -> Resu
         let largest = expected.iter().filter(|x| x.is_finite()).fold(1.0_f64, |m, x| m.max(x.abs()));
         for (element, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let off = (found - expected).abs() / (unit * largest);
-            if found != expected && !(off <= units) {
+            let same = found == expected || off <= units;
+            if !same {
                 let what = format!("result {which}, element {element}: {found} for {expected}, {off} units");
                 return Err(what.into());
             }

@@ -69,7 +69,8 @@ pub fn index_add(
     src.expect_apart(OP, &out)?;
     indices.expect_apart(OP, &out)?;
     if stream.is_cuda() {
-        (src.bytes(OP)?, out.bytes_mut(OP)?);
+        src.bytes(OP)?;
+        out.bytes_mut(OP)?;
         let axis = normalize_axis(OP, axis, out.layout.rank())?;
         return cuda::index::index_add(stream, out, axis, indices, src);
     }
@@ -185,7 +186,9 @@ pub fn scatter_add(
     src.expect_apart(OP, &out)?;
     indices.expect_apart(OP, &out)?;
     if stream.is_cuda() {
-        (src.bytes(OP)?, out.bytes_mut(OP)?, indices.src::<i64>(OP)?);
+        src.bytes(OP)?;
+        out.bytes_mut(OP)?;
+        indices.src::<i64>(OP)?;
         let axis = normalize_axis(OP, axis, out.layout.rank())?;
         return cuda::index::scatter_add(stream, out, axis, indices, src);
     }

@@ -137,7 +137,8 @@ pub fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'
     x.expect_shape(OP, out.shape())?;
     x.expect_no_partial_overlap(OP, &out)?;
     if stream.is_cuda() {
-        (x.bytes(OP)?, out.bytes_mut(OP)?);
+        x.bytes(OP)?;
+        out.bytes_mut(OP)?;
         return cuda::random::dropout(stream, key, p, x, out);
     }
     match dtype.compute_dtype() {

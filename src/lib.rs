@@ -48,7 +48,7 @@ pub use autograd::{
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
     Moment, Placement, Policy, Priority, Recording, Result, Schedule, Stream, StreamId, StreamOptions,
-    SyncDebug, SyncMode, SyncStats, Team,
+    SyncDebug, SyncMode, SyncStats, Team, bf16, f16,
 };
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,

@@ -2,9 +2,11 @@
 
 use autograd::ops::{ALL, OpEntry, Sample};
 use autograd::{
-    Device, Error, GradCheck, Result, Save, Tensor, Var, gradcheck, gradgradcheck, no_grad, record,
+    DType, Device, Error, GradCheck, GradOptions, Result, Save, Tensor, Var, grad, gradcheck, gradgradcheck,
+    no_grad, record,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
+use streamgrad::RandomKey;
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
@@ -40,7 +42,15 @@ fn add(trials: &mut Vec<Trial>, op: &'static OpEntry, at: usize, sample: Sample)
         trials
             .push(Trial::test(name("second"), move || second(op, at, &Device::cpu(), GradCheck::default())));
     }
+    for dtype in [DType::BF16, DType::F16] {
+        trials.push(Trial::test(name(dtype.name()), move || in_half(op, at, dtype)));
+    }
     let Ok(cuda) = Device::cuda(0) else { return };
+    for dtype in [DType::BF16, DType::F16] {
+        let device = cuda.clone();
+        let name = format!("{}_on_cuda", name(dtype.name()));
+        trials.push(Trial::test(name, move || half_on(op, at, dtype, &device)));
+    }
     trials.push(Trial::test(name("on_cuda"), move || {
         cuda.new_stream()?.scope(|| {
             first(op, at, &cuda, fast)?;
@@ -59,6 +69,108 @@ fn second(op: &OpEntry, at: usize, device: &Device, options: GradCheck) -> Resul
     let sample = drawn(op, at, device)?;
     gradgradcheck(&sample.run, &sample.inputs, options)?;
     Ok(())
+}
+
+/// Samples that have constants of F64 in them, in ops that refuse mixed types.
+const MIXED: [(&str, &str); 20] = [
+    ("attention", "constant_keys"),
+    ("attention", "nothing_seen"),
+    ("batch_norm", "given"),
+    ("batch_norm", "given_plain"),
+    ("cat", "between_constants"),
+    ("conv2d", "constant_images"),
+    ("conv2d", "constant_weight"),
+    ("embedding", "padding"),
+    ("layer_norm", "constant_input"),
+    ("layer_norm", "constant_weight"),
+    ("linear", "constant_bias"),
+    ("linear", "constant_input"),
+    ("linear", "constant_weight"),
+    ("linear", "only_the_bias"),
+    ("matmul", "constant_left"),
+    ("matmul", "constant_right"),
+    ("rotary_embedding", "halves"),
+    ("rotary_embedding", "neighbours"),
+    ("rotary_embedding", "odd"),
+    ("rotary_embedding", "transposed"),
+];
+
+/// A sample's result and its gradients in one type, at inputs that `held` holds. The result's gradient is drawn.
+fn results(
+    sample: &Sample,
+    [held, dtype]: [DType; 2],
+    create_graph: bool,
+    device: &Device,
+) -> Result<Vec<Tensor>, Failed> {
+    let input = |x: &Tensor| Ok(Var::leaf(x.to_dtype(held)?.to_dtype(dtype)?));
+    let inputs = sample.inputs.iter().map(input).collect::<Result<Vec<_>>>()?;
+    let y = (sample.run)(&inputs)?;
+    let key = RandomKey { seed: 11, op: 0 };
+    let g = Tensor::randn(y.shape(), held, key, device)?.to_dtype(y.dtype())?;
+    let mut found = vec![y.value().clone()];
+    if y.requires_grad() {
+        let gradients = vec![Some(Var::constant(g))];
+        let options = GradOptions { gradients, create_graph, ..GradOptions::default() };
+        for (x, gradient) in inputs.iter().zip(grad(&[y], &inputs, options)?) {
+            let gradient = gradient.unwrap_or(Var::constant(x.value().zeros_like()?));
+            if gradient.dtype() != dtype {
+                return Err(format!("a gradient is {}", gradient.dtype()).into());
+            }
+            found.push(gradient.value().clone());
+        }
+    }
+    Ok(found)
+}
+
+/// Compares results, each to so many units of `dtype` in the last place of its largest element, or of 1, which inputs are
+/// about as large as.
+fn near(found: &[Tensor], expected: &[Tensor], dtype: DType, units: f64) -> Result<(), Failed> {
+    let unit = if dtype == DType::BF16 { 2_f64.powi(-7) } else { 2_f64.powi(-10) };
+    for (which, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let [found, expected] = [found, expected].map(|x| x.to_dtype(DType::F64)?.to_vec::<f64>());
+        let (found, expected) = (found?, expected?);
+        let largest = expected.iter().filter(|x| x.is_finite()).fold(1.0_f64, |m, x| m.max(x.abs()));
+        for (element, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let off = (found - expected).abs() / (unit * largest);
+            let same = found == expected || off <= units;
+            if !same {
+                let what = format!("result {which}, element {element}: {found} for {expected}, {off} units");
+                return Err(what.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// In half as in F64 at the same inputs, but for rounding; with gradients made by kernels, and made of ops.
+fn in_half(op: &OpEntry, at: usize, dtype: DType) -> Result<(), Failed> {
+    let device = Device::cpu();
+    let sample = drawn(op, at, &device)?;
+    if MIXED.contains(&(op.name, sample.name)) {
+        let leaf = |x: &Tensor| Ok(Var::leaf(x.to_dtype(dtype)?));
+        let inputs = sample.inputs.iter().map(leaf).collect::<Result<Vec<_>>>()?;
+        return match (sample.run)(&inputs) {
+            Err(Error::DTypeMismatch { .. }) => Ok(()),
+            other => Err(format!("{other:?}").into()),
+        };
+    }
+    for (create_graph, units) in [(false, 4.0), (true, 8.0)] {
+        let exact = results(&sample, [dtype, DType::F64], create_graph, &device)?;
+        near(&results(&sample, [dtype; 2], create_graph, &device)?, &exact, dtype, units)?;
+    }
+    Ok(())
+}
+
+/// In half on a device as on the CPU: a result may be rounded the other way.
+fn half_on(op: &OpEntry, at: usize, dtype: DType, device: &Device) -> Result<(), Failed> {
+    let here = drawn(op, at, &Device::cpu())?;
+    if MIXED.contains(&(op.name, here.name)) {
+        return Ok(());
+    }
+    let here = results(&here, [dtype; 2], false, &Device::cpu())?;
+    let there = drawn(op, at, device)?;
+    let there = device.new_stream()?.scope(|| results(&there, [dtype; 2], false, device))?;
+    near(&there, &here, dtype, 1.0)
 }
 
 /// Drawn again for each test, so that tests share nothing.

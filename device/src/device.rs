@@ -95,6 +95,8 @@ pub(crate) struct Parts {
     pub(crate) manual: AtomicBool,
     /// Whether the launch has to look at either of the two above.
     pub(crate) watched: AtomicBool,
+    /// Whether products of F32 may round what they multiply.
+    tf32: AtomicBool,
     /// Waits for each command of a driver's stream.
     pub(crate) blocking: bool,
     /// The stream on which the host reads what is not pending.
@@ -196,7 +198,9 @@ impl Device {
         let memory = Some(Arc::clone(self.memory_driver()));
         match self.kind() {
             DeviceKind::Cuda(ordinal) => {
-                Device::cuda_with(ordinal, CudaConfig { memory, ..CudaConfig::default() })
+                let device = Device::cuda_with(ordinal, CudaConfig { memory, ..CudaConfig::default() })?;
+                device.set_tf32(self.tf32());
+                Ok(device)
             }
             DeviceKind::Cpu => {
                 let (threads, schedule) = (Some(threads), self.schedule());
@@ -335,6 +339,27 @@ impl Device {
         if self.core().manual.load(Ordering::Acquire) { SyncMode::Manual } else { SyncMode::Auto }
     }
 
+    /// Whether products of F32 on a CUDA device may use TF32, from the next launch on: matrix products, linear maps and
+    /// convolutions. What they multiply is then rounded to 10 bits of mantissa, a relative error of up to 2^-11 for each
+    /// factor, and they are several times as fast; sums stay F32, and elements of other types are left alone. Off at first.
+    ///
+    /// A CPU has no TF32: there this does nothing, and [`tf32`](Self::tf32) stays `false`.
+    ///
+    /// ```
+    /// let dev = device::Device::cpu_with(device::CpuConfig::default());
+    /// dev.set_tf32(true);
+    /// assert!(!dev.tf32());
+    /// ```
+    pub fn set_tf32(&self, allowed: bool) {
+        let core = self.core();
+        core.tf32.store(allowed && core.cuda.is_some(), Ordering::Relaxed);
+    }
+
+    /// Whether products of F32 may round what they multiply.
+    pub fn tf32(&self) -> bool {
+        self.core().tf32.load(Ordering::Relaxed)
+    }
+
     /// Counts of launches, events, waits and host synchronisations since the device was made.
     pub fn sync_stats(&self) -> SyncStats {
         let core = self.core();
@@ -431,6 +456,7 @@ impl Core {
             hidden: HiddenSyncs::default(),
             manual: AtomicBool::new(false),
             watched: AtomicBool::new(false),
+            tf32: AtomicBool::new(false),
             blocking: false,
             reads: OnceLock::new(),
             orphans: Mutex::default(),

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use half::{bf16, f16};
+
 /// The type of a tensor's elements. A whole word: what holds it moves in large pieces, which a narrower field would stall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(usize)]
@@ -17,6 +19,10 @@ pub enum DType {
     U8,
     /// Truth values, one byte each, 0 or 1.
     Bool,
+    /// 16-bit floating point with the exponent of F32 and 8 bits of precision.
+    BF16,
+    /// IEEE 754's 16-bit floating point: 11 bits of precision, at most 65504.
+    F16,
 }
 
 impl DType {
@@ -25,13 +31,62 @@ impl DType {
         match self {
             DType::F32 => 4,
             DType::F64 | DType::I64 => 8,
+            DType::BF16 | DType::F16 => 2,
             DType::U8 | DType::Bool => 1,
         }
     }
 
     /// Whether gradients can flow through elements of this type.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F64)
+        matches!(self, DType::F32 | DType::F64) || self.is_half()
+    }
+
+    /// Whether elements are floats of 16 bits.
+    pub const fn is_half(self) -> bool {
+        matches!(self, DType::BF16 | DType::F16)
+    }
+
+    /// The type that ops on elements of this type compute in: F32 for BF16 and F16, whose results are rounded once, to
+    /// nearest even, and this type for all others. What an op keeps beside its result is of this type, too: the mean and
+    /// variance of a normalization, the logarithms of sums that attention keeps.
+    ///
+    /// ```
+    /// # use device::DType;
+    /// assert_eq!(DType::BF16.compute_dtype(), DType::F32);
+    /// assert_eq!(DType::F64.compute_dtype(), DType::F64);
+    /// ```
+    pub const fn compute_dtype(self) -> DType {
+        if self.is_half() { DType::F32 } else { self }
+    }
+
+    /// The type of the result of an op on elements of both types. A float wins over an integer, both over Bool, and the
+    /// wider over the narrower of a kind; of BF16 and F16 neither holds the other, they give F32.
+    ///
+    /// ```
+    /// # use device::DType;
+    /// assert_eq!(DType::I64.promote(DType::F16), DType::F16);
+    /// assert_eq!(DType::BF16.promote(DType::F16), DType::F32);
+    /// ```
+    pub const fn promote(self, other: DType) -> DType {
+        if self as usize == other as usize {
+            return self;
+        }
+        if self.is_half() && other.is_half() {
+            return DType::F32;
+        }
+        if self.rank() > other.rank() { self } else { other }
+    }
+
+    /// Where a type stands among those that it may meet in [`promote`](Self::promote).
+    const fn rank(self) -> u8 {
+        match self {
+            DType::Bool => 0,
+            DType::U8 => 1,
+            DType::I64 => 2,
+            DType::BF16 | DType::F16 => 3,
+            DType::F32 => 4,
+            DType::F64 => 5,
+        }
     }
 
     /// The lower-case name, as in `f32`.
@@ -42,6 +97,8 @@ impl DType {
             DType::I64 => "i64",
             DType::U8 => "u8",
             DType::Bool => "bool",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
         }
     }
 }
@@ -69,6 +126,8 @@ impl sealed::Sealed for f64 {}
 impl sealed::Sealed for i64 {}
 impl sealed::Sealed for u8 {}
 impl sealed::Sealed for bool {}
+impl sealed::Sealed for bf16 {}
+impl sealed::Sealed for f16 {}
 
 impl Element for f32 {
     const DTYPE: DType = DType::F32;
@@ -84,4 +143,10 @@ impl Element for u8 {
 }
 impl Element for bool {
     const DTYPE: DType = DType::Bool;
+}
+impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
 }

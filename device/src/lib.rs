@@ -45,6 +45,7 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Panicked, Result};
 pub use event::Event;
 pub use explorer::{Access, Candidate, Choice, Policy};
+pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};
 pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
 pub use recorder::{CommandRecord, Recording, WaitRecord};

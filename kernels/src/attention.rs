@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 
 use crate::cpu::attention as cpu;
 use crate::cpu::lanes::Lanes;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{LoopAxis, Loops, View, shape_mismatch};
 use crate::normalize::Uses;
@@ -38,12 +39,13 @@ pub struct AttentionInput<'a> {
 pub struct AttentionResult<'a> {
     /// The weighted means of the values, `[.., s, e]`.
     pub out: View<'a>,
-    /// The logarithm of the sum of the exponentials of each query's scores, `[.., s]`, contiguous; infinite for a query
+    /// The logarithm of the sum of the exponentials of each query's scores, `[.., s]`, contiguous, of the type that is
+    /// computed in; infinite for a query
     /// that sees no key.
     pub log_sums: View<'a>,
 }
 
-/// `out = softmax(scale q k^T + mask) v`, for F32 and F64. No matrix of scores is kept: rows of it are made by tiles.
+/// `out = softmax(scale q k^T + mask) v`, for floats. No matrix of scores is kept: rows of it are made by tiles.
 ///
 /// The leading axes are equal, expanded ones may have stride 0; any strides are read in place. A query that sees no key
 /// gives 0. The order of all sums is fixed by the sizes.
@@ -56,7 +58,7 @@ pub fn attention(
     input: AttentionInput<'_>,
     result: AttentionResult<'_>,
 ) -> Result<()> {
-    match input.q.dtype {
+    match input.q.dtype.compute_dtype() {
         DType::F32 => attention_of::<f32>(stream, kind, input, result),
         DType::F64 => attention_of::<f64>(stream, kind, input, result),
         dtype => Err(Error::DTypeUnsupported { op: "attention", dtype }),
@@ -74,9 +76,9 @@ fn attention_of<T: Lanes>(
     let AttentionResult { out, log_sums } = result;
     let sizes = sizes(OP, &input, &result)?;
     let problem = problem(kind, sizes, [Some(q), Some(k), Some(v), mask, Some(out), None, None, None, None]);
-    let read = [q.src::<T>(OP)?, k.src::<T>(OP)?, v.src::<T>(OP)?];
-    let mask_from = mask.map(|mask| mask.src::<T>(OP)).transpose()?;
-    let (to, log_sums_to) = (out.dst::<T>(OP)?, log_sums.dst::<T>(OP)?);
+    let read = |view: View<'_>| Operand::<T>::of(OP, &view, q.dtype);
+    let (from, mask_from) = ([read(q)?, read(k)?, read(v)?], mask.map(read).transpose()?);
+    let (to, log_sums_to) = (Operand::<T>::of_mut(OP, &out, q.dtype)?, log_sums.dst::<T>(OP)?);
     if log_sums.layout.elements() == 0 {
         return Ok(());
     }
@@ -90,7 +92,10 @@ fn attention_of<T: Lanes>(
     let workers = workers(stream, problem.scores(), (sizes.width + sizes.value_width) / 8 + 1);
     // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
     stream.launch(OP, &uses, move || unsafe {
-        cpu::forward(&problem, &workers, (read, mask_from), to, log_sums_to);
+        let stage = Stage::new(&workers);
+        let mask = mask_from.as_ref().map(|mask| stage.read(mask));
+        let read = from.each_ref().map(|from| stage.read(from));
+        cpu::forward(&problem, &workers, (read, mask), stage.write(&to), log_sums_to);
     })
 }
 
@@ -108,7 +113,7 @@ pub struct AttentionGrads<'a> {
 /// Gradient of [`attention`] from its operands, its results and the gradient `g` of its `out`.
 ///
 /// With `p = exp(scale q k^T + mask - log_sums)` and `u = p (g v^T - sum(g out))` of each row it is `dq = scale u k`,
-/// `dk = scale u^T q`, `dv = p^T g`. `products`, contiguous and with an element for each query, is written with the sums of
+/// `dk = scale u^T q`, `dv = p^T g`. `products`, contiguous, of the type of `log_sums` and with an element for each query, is written with the sums of
 /// `g out`.
 ///
 /// # Errors
@@ -121,7 +126,7 @@ pub fn attention_grad(
     (g, products): (View<'_>, View<'_>),
     to: AttentionGrads<'_>,
 ) -> Result<()> {
-    match g.dtype {
+    match g.dtype.compute_dtype() {
         DType::F32 => grad_of::<f32>(stream, kind, input, result, (g, products), to),
         DType::F64 => grad_of::<f64>(stream, kind, input, result, (g, products), to),
         dtype => Err(Error::DTypeUnsupported { op: "attention_grad", dtype }),
@@ -145,18 +150,13 @@ fn grad_of<T: Lanes>(
     }
     let operands = [Some(q), Some(k), Some(v), mask, Some(out), Some(g), Some(to.q), Some(to.k), Some(to.v)];
     let problem = problem(kind, sizes, operands);
-    contiguous(OP, &products)?;
-    let from = cpu::Saved {
-        q: q.src::<T>(OP)?,
-        k: k.src(OP)?,
-        v: v.src(OP)?,
-        mask: mask.map(|mask| mask.src(OP)).transpose()?,
-        out: out.src(OP)?,
-        log_sums: log_sums.src(OP)?,
-        g: g.src(OP)?,
-    };
-    let targets = [to.q.dst::<T>(OP)?, to.k.dst(OP)?, to.v.dst(OP)?];
-    let products_to = products.dst::<T>(OP)?;
+    products.expect_contiguous(OP, "products")?;
+    let read = |view: View<'_>| Operand::<T>::of(OP, &view, g.dtype);
+    let write = |view: View<'_>| Operand::<T>::of_mut(OP, &view, g.dtype);
+    let from = [read(q)?, read(k)?, read(v)?, read(out)?, read(g)?];
+    let mask_from = mask.map(read).transpose()?;
+    let targets = [write(to.q)?, write(to.k)?, write(to.v)?];
+    let (log_sums_from, products_to) = (log_sums.src::<T>(OP)?, products.dst::<T>(OP)?);
     if to.q.layout.elements() + to.k.layout.elements() + to.v.layout.elements() == 0 {
         return Ok(());
     }
@@ -170,7 +170,11 @@ fn grad_of<T: Lanes>(
     let workers = workers(stream, problem.scores(), cost);
     // SAFETY: as in `attention_of`.
     stream.launch(OP, &uses, move || unsafe {
-        cpu::backward(&problem, &workers, &from, targets, products_to);
+        let stage = Stage::new(&workers);
+        let mask = mask_from.as_ref().map(|mask| stage.read(mask));
+        let [q, k, v, out, g] = from.each_ref().map(|from| stage.read(from));
+        let from = cpu::Saved { q, k, v, mask, out, log_sums: log_sums_from, g };
+        cpu::backward(&problem, &workers, &from, targets.each_ref().map(|to| stage.write(to)), products_to);
     })
 }
 
@@ -201,19 +205,11 @@ fn sizes(op: &'static str, input: &AttentionInput<'_>, result: &AttentionResult<
     expect(&v, &[keys, value_width])?;
     expect(&result.out, &[queries, value_width])?;
     expect(&result.log_sums, &[queries])?;
-    contiguous(op, &result.log_sums)?;
+    result.log_sums.expect_contiguous(op, "log_sums")?;
     if let Some(mask) = mask {
         expect(&mask, &[queries, keys])?;
     }
     Ok(cpu::Sizes { queries, keys, width, value_width })
-}
-
-fn contiguous(op: &'static str, view: &View<'_>) -> Result<()> {
-    if view.layout.is_contiguous() {
-        return Ok(());
-    }
-    let value = format!("{:?}", view.layout).into();
-    Err(Error::InvalidArgument { op, argument: "log_sums", expected: "contiguous", value })
 }
 
 #[cfg(test)]

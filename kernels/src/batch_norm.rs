@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 
 use crate::cpu::batch_norm as cpu;
 use crate::cpu::lanes::Lanes;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
 use crate::par::workers;
-use crate::window::invalid;
 
 /// Images as channels see them.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,14 @@ impl Channels {
         self.images * self.size
     }
 
-    fn of(op: &'static str, x: View<'_>, others: &[View<'_>], vectors: &[View<'_>]) -> Result<Channels> {
+    /// From images `x`, others like them, vectors of their type, and vectors of the type that is computed in.
+    fn of(
+        op: &'static str,
+        x: View<'_>,
+        others: &[View<'_>],
+        vectors: &[View<'_>],
+        statistics: [View<'_>; 2],
+    ) -> Result<Channels> {
         let &[images, channels, ref rest @ ..] = x.shape() else {
             return Err(shape_mismatch(op, x.shape(), &[]));
         };
@@ -33,16 +40,14 @@ impl Channels {
             other.expect_shape_of(op, &x)?;
             other.expect_dtype(op, x.dtype)?;
         }
-        for vector in vectors {
+        for vector in vectors.iter().chain(&statistics) {
             vector.expect_shape(op, &[channels])?;
+        }
+        for vector in vectors {
             vector.expect_dtype(op, x.dtype)?;
         }
-        let all = [x].into_iter().chain(others.iter().copied()).chain(vectors.iter().copied());
-        for view in all {
-            if !view.layout.is_contiguous() {
-                let strides = format!("strides {:?}", view.layout.strides());
-                return Err(invalid(op, "operands", "contiguous", strides));
-            }
+        for view in [&x].into_iter().chain(others).chain(vectors).chain(&statistics) {
+            view.expect_contiguous(op, "operands")?;
         }
         Ok(Channels { images, channels, size: rest.iter().product() })
     }
@@ -51,9 +56,9 @@ impl Channels {
 /// What normalises: each channel's mean and variance, a scale and a shift.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
-    /// The mean of each channel.
+    /// The mean of each channel, of the type that is computed in.
     pub mean: View<'a>,
-    /// Its variance, divided by the number of elements.
+    /// Its variance, divided by the number of elements; of the same type.
     pub var: View<'a>,
     /// The scale; 1 if there is none.
     pub weight: Option<View<'a>>,
@@ -66,12 +71,16 @@ pub struct Norm<'a> {
 }
 
 impl<'a> Norm<'a> {
-    fn vectors(&self) -> SmallVec<[View<'a>; 4]> {
-        [Some(self.mean), Some(self.var), self.weight, self.bias].into_iter().flatten().collect()
+    fn statistics(&self) -> [View<'a>; 2] {
+        [self.mean, self.var]
+    }
+
+    fn affine(&self) -> SmallVec<[View<'a>; 4]> {
+        [self.weight, self.bias].into_iter().flatten().collect()
     }
 }
 
-/// `out = (x - mean) / sqrt(var + eps) weight + bias` in each channel, for F32 and F64. In training, `mean` and `var` are
+/// `out = (x - mean) / sqrt(var + eps) weight + bias` in each channel, for floats. In training, `mean` and `var` are
 /// those of `x`, and written.
 ///
 /// Shapes: `x` and `out` `[n, c, ..]`, the others `[c]`. All contiguous.
@@ -81,8 +90,8 @@ impl<'a> Norm<'a> {
 /// that are not contiguous, those of [`Stream::launch`].
 pub fn batch_norm(stream: &Stream, x: View<'_>, norm: Norm<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "batch_norm";
-    let channels = Channels::of(OP, x, &[out], &norm.vectors())?;
-    match x.dtype {
+    let channels = Channels::of(OP, x, &[out], &norm.affine(), norm.statistics())?;
+    match x.dtype.compute_dtype() {
         DType::F32 => forward_of::<f32>(stream, OP, channels, x, norm, out),
         DType::F64 => forward_of::<f64>(stream, OP, channels, x, norm, out),
         dtype => Err(Error::DTypeUnsupported { op: OP, dtype }),
@@ -97,20 +106,15 @@ fn forward_of<T: Lanes>(
     norm: Norm<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    let addresses = cpu::Forward {
-        x: x.src::<T>(op)?,
-        mean: norm.mean.dst(op)?,
-        var: norm.var.dst(op)?,
-        weight: norm.weight.map(|weight| weight.src(op)).transpose()?,
-        bias: norm.bias.map(|bias| bias.src(op)).transpose()?,
-        out: out.dst(op)?,
-        eps: norm.eps,
-        training: norm.training,
-    };
+    let read = |view: View<'_>| Operand::<T>::of(op, &view, x.dtype);
+    let (from, to) = (read(x)?, Operand::<T>::of_mut(op, &out, x.dtype)?);
+    let affine = [norm.weight.map(read).transpose()?, norm.bias.map(read).transpose()?];
+    let (mean, var) = (norm.mean.dst::<T>(op)?, norm.var.dst::<T>(op)?);
     if out.layout.elements() == 0 {
         return Ok(());
     }
-    let statistics = if norm.training { Use::write } else { Use::read };
+    let (eps, training) = (norm.eps, norm.training);
+    let statistics = if training { Use::write } else { Use::read };
     let mut uses: SmallVec<[Use<'_>; 6]> = SmallVec::new();
     uses.extend([Use::read(x.buffer), statistics(norm.mean.buffer), statistics(norm.var.buffer)]);
     uses.extend([norm.weight, norm.bias].into_iter().flatten().map(|view| Use::read(view.buffer)));
@@ -120,10 +124,16 @@ fn forward_of<T: Lanes>(
     }
     let workers = workers(stream, out.layout.elements(), 4);
     // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-    stream.launch(op, &uses, move || unsafe { cpu::forward(&channels, &workers, &addresses) })
+    stream.launch(op, &uses, move || unsafe {
+        let stage = Stage::new(&workers);
+        let [weight, bias] = affine.each_ref().map(|from| from.as_ref().map(|from| stage.read(from)));
+        let (x, out) = (stage.read(&from), stage.write(&to));
+        let operands = cpu::Forward { x, mean, var, weight, bias, out, eps, training };
+        cpu::forward(&channels, &workers, &operands);
+    })
 }
 
-/// Gradients of [`batch_norm`], for F32 and F64. With `x' = (x - mean) / sqrt(var + eps)` and sums over a channel:
+/// Gradients of [`batch_norm`], for floats. With `x' = (x - mean) / sqrt(var + eps)` and sums over a channel:
 /// `bias = sum g`, `weight = sum g x'`, and `x = weight / sqrt(var + eps) (g - [sum g + x' sum g x'] / m)`, where the part
 /// in brackets, over the number `m` of elements, is there in training only.
 ///
@@ -140,10 +150,10 @@ pub fn batch_norm_grad(
 ) -> Result<()> {
     const OP: &str = "batch_norm_grad";
     let norm = Norm { bias: None, ..norm };
-    let mut vectors = norm.vectors();
+    let mut vectors = norm.affine();
     vectors.extend([grads[1], grads[2]]);
-    let channels = Channels::of(OP, x, &[g, grads[0]], &vectors)?;
-    match x.dtype {
+    let channels = Channels::of(OP, x, &[g, grads[0]], &vectors, norm.statistics())?;
+    match x.dtype.compute_dtype() {
         DType::F32 => backward_of::<f32>(stream, OP, channels, [x, g], norm, grads),
         DType::F64 => backward_of::<f64>(stream, OP, channels, [x, g], norm, grads),
         dtype => Err(Error::DTypeUnsupported { op: OP, dtype }),
@@ -158,18 +168,12 @@ fn backward_of<T: Lanes>(
     norm: Norm<'_>,
     grads: [View<'_>; 3],
 ) -> Result<()> {
-    let addresses = cpu::Backward {
-        x: x.src::<T>(op)?,
-        g: g.src(op)?,
-        mean: norm.mean.src(op)?,
-        var: norm.var.src(op)?,
-        weight: norm.weight.map(|weight| weight.src(op)).transpose()?,
-        grad: grads[0].dst(op)?,
-        grad_weight: grads[1].dst(op)?,
-        grad_bias: grads[2].dst(op)?,
-        eps: norm.eps,
-        training: norm.training,
-    };
+    let read = |view: View<'_>| Operand::<T>::of(op, &view, x.dtype);
+    let write = |view: View<'_>| Operand::<T>::of_mut(op, &view, x.dtype);
+    let (from, weight) = ([read(x)?, read(g)?], norm.weight.map(read).transpose()?);
+    let (mean, var) = (norm.mean.src::<T>(op)?, norm.var.src::<T>(op)?);
+    let to = [write(grads[0])?, write(grads[1])?, write(grads[2])?];
+    let (eps, training) = (norm.eps, norm.training);
     if channels.channels == 0 {
         return Ok(());
     }
@@ -182,7 +186,14 @@ fn backward_of<T: Lanes>(
     }
     let workers = workers(stream, x.layout.elements(), 4);
     // SAFETY: as in `forward_of`.
-    stream.launch(op, &uses, move || unsafe { cpu::backward(&channels, &workers, &addresses) })
+    stream.launch(op, &uses, move || unsafe {
+        let stage = Stage::new(&workers);
+        let [x, g] = from.each_ref().map(|from| stage.read(from));
+        let weight = weight.as_ref().map(|from| stage.read(from));
+        let [grad, grad_weight, grad_bias] = to.each_ref().map(|to| stage.write(to));
+        let operands = cpu::Backward { x, g, mean, var, weight, grad, grad_weight, grad_bias, eps, training };
+        cpu::backward(&channels, &workers, &operands);
+    })
 }
 
 #[cfg(test)]

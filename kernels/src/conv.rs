@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use crate::cpu::conv as cpu;
 use crate::cpu::lanes::Lanes;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
 use crate::par::workers;
@@ -131,15 +132,6 @@ pub fn conv2d_workspace(
     }
 }
 
-fn contiguous(op: &'static str, views: &[View<'_>]) -> Result<()> {
-    match views.iter().find(|view| !view.layout.is_contiguous()) {
-        Some(view) => {
-            Err(invalid(op, "operands", "contiguous", format!("strides {:?}", view.layout.strides())))
-        }
-        None => Ok(()),
-    }
-}
-
 /// The operands of a map: images, filters and results, one of which is written; a bias; and memory to work in.
 struct Operands<'a> {
     images: View<'a>,
@@ -157,11 +149,11 @@ enum Written {
     Results,
 }
 
-/// `out[n, f, y, x] = bias[f] + sum of weight[f, c, i, j] x[n, c, y sh + i dh - ph, x sw + j dw - pw]`, for F32 and F64;
+/// `out[n, f, y, x] = bias[f] + sum of weight[f, c, i, j] x[n, c, y sh + i dh - ph, x sw + j dw - pw]`, for floats;
 /// what lies outside of the image is 0.
 ///
 /// Shapes: `x [n, c, h, w]`, `weight [f, c / groups, kh, kw]`, `bias [f]`, `out [n, f, oh, ow]`, where `oh` and `ow` are
-/// [`Window::places`]. All contiguous. `workspace`, of the same type, has [`conv2d_workspace`] elements, and may be left out if
+/// [`Window::places`]. All contiguous. `workspace`, of the type that is computed in, has [`conv2d_workspace`] elements, and may be left out if
 /// those are none.
 ///
 /// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits.
@@ -234,17 +226,17 @@ fn launch(
 ) -> Result<()> {
     let Operands { images, filters, results, bias, workspace } = &operands;
     let geometry = Geometry::of(op, *images, *filters, *results, window, groups)?;
-    contiguous(op, &[*images, *filters, *results])?;
+    [images, filters, results].iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
     if let Some(workspace) = workspace {
-        contiguous(op, &[*workspace])?;
-        workspace.expect_dtype(op, images.dtype)?;
+        workspace.expect_contiguous(op, "workspace")?;
+        workspace.expect_dtype(op, images.dtype.compute_dtype())?;
     }
     if let Some(bias) = bias {
         let each = if written == Written::Images { images } else { results };
         bias.expect_shape(op, &each.shape()[1..2])?;
-        contiguous(op, &[*bias])?;
+        bias.expect_contiguous(op, "bias")?;
     }
-    match images.dtype {
+    match images.dtype.compute_dtype() {
         DType::F32 => launch_of::<f32>(stream, op, &operands, geometry, written),
         DType::F64 => launch_of::<f64>(stream, op, &operands, geometry, written),
         dtype => Err(Error::DTypeUnsupported { op, dtype }),
@@ -259,8 +251,9 @@ fn launch_of<T: Lanes>(
     written: Written,
 ) -> Result<()> {
     let Operands { images, filters, results, bias, workspace } = *operands;
-    let (x, w, y) = (images.dst::<T>(op)?, filters.dst::<T>(op)?, results.dst::<T>(op)?);
-    let b = bias.map(|bias| bias.src::<T>(op)).transpose()?;
+    let write = |view: View<'_>| Operand::<T>::of_mut(op, &view, images.dtype);
+    let (x, w, y) = (write(images)?, write(filters)?, write(results)?);
+    let b = bias.map(|bias| Operand::<T>::of(op, &bias, images.dtype)).transpose()?;
     let (out, read) = match written {
         Written::Images => (images, [filters, results]),
         Written::Filters => (filters, [images, results]),
@@ -293,10 +286,18 @@ fn launch_of<T: Lanes>(
     let workers = workers(stream, results.layout.elements(), geometry.cost());
     // SAFETY: the views and the geometry were checked, and the launch orders this command with others on their buffers.
     stream.launch(op, &uses, move || unsafe {
+        let stage = Stage::new(&workers);
+        let b = b.as_ref().map(|bias| stage.read(bias));
         match written {
-            Written::Images => cpu::input_grad(&geometry, &workers, y.src(), w.src(), b, x),
-            Written::Filters => cpu::weight_grad(&geometry, &workers, x.src(), y.src(), w),
-            Written::Results => cpu::forward(&geometry, &workers, x.src(), w.src(), b, y),
+            Written::Images => {
+                cpu::input_grad(&geometry, &workers, stage.read(&y), stage.read(&w), b, stage.write(&x));
+            }
+            Written::Filters => {
+                cpu::weight_grad(&geometry, &workers, stage.read(&x), stage.read(&y), stage.write(&w));
+            }
+            Written::Results => {
+                cpu::forward(&geometry, &workers, stage.read(&x), stage.read(&w), b, stage.write(&y));
+            }
         }
     })
 }

@@ -1,8 +1,9 @@
 //! Launchers that fill and copy.
 
-use device::{DType, Error, Result, Stream, Use};
+use device::{DType, Error, Result, Stream, Use, bf16, f16};
 
 use crate::cpu;
+use crate::cpu::half::{Half, odd_from_f64, odd_from_i64};
 use crate::cpu::walk::{Walk, flat_steps};
 use crate::cuda;
 use crate::layout::{Loops, View};
@@ -47,6 +48,13 @@ impl Scalar {
         }
     }
 
+    fn to_half<H: Half>(self) -> H {
+        match self {
+            Scalar::Int(value) => H::round(odd_from_i64(value)),
+            _ => H::round(odd_from_f64(self.to_f64())),
+        }
+    }
+
     /// The bits of the value as an element of `dtype`, converted as by [`copy`].
     fn bits(self, op: &'static str, dtype: DType) -> Result<u64> {
         match (dtype, self) {
@@ -58,6 +66,8 @@ impl Scalar {
             (DType::U8, Scalar::Float(value)) => Ok(u64::from(value as u8)),
             (DType::U8, _) => Ok(u64::from(self.to_i64() as u8)),
             (DType::Bool, _) => Ok(u64::from(self.to_bool())),
+            (DType::BF16, _) => Ok(u64::from(self.to_half::<bf16>().to_bits())),
+            (DType::F16, _) => Ok(u64::from(self.to_half::<f16>().to_bits())),
             _ => Err(Error::DTypeUnsupported { op, dtype }),
         }
     }
@@ -126,6 +136,9 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 }
 
 /// `out = x`, element by element, converted to the type of `out`.
+///
+/// What becomes a float of fewer bits is rounded once, to nearest even, F64 and I64 included, which become BF16 and F16
+/// without a stop at F32.
 ///
 /// Floating-point numbers become integers by rounding towards 0 and saturating, NaN becomes 0; integers become
 /// smaller ones by wrapping around; what is not 0 becomes `true`.

@@ -95,7 +95,7 @@ impl UnaryOp {
     /// Whether the op is defined for elements of this type.
     pub const fn supports(self, dtype: DType) -> bool {
         match dtype {
-            DType::F32 | DType::F64 => true,
+            DType::F32 | DType::F64 | DType::BF16 | DType::F16 => true,
             DType::I64 | DType::U8 => matches!(
                 self,
                 UnaryOp::Neg
@@ -196,7 +196,7 @@ impl BinaryOp {
     /// Whether the op is defined for elements of this type.
     pub const fn supports(self, dtype: DType) -> bool {
         match dtype {
-            DType::F32 | DType::F64 => true,
+            DType::F32 | DType::F64 | DType::BF16 | DType::F16 => true,
             DType::I64 | DType::U8 => matches!(
                 self,
                 BinaryOp::Add

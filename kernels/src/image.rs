@@ -31,7 +31,7 @@ impl Images {
         let &[samples, channels, rows, columns] = view.shape() else {
             return Err(shape_mismatch(op, &[0; 4], view.shape()));
         };
-        contiguous(op, view)?;
+        expect_dense_f32(op, view)?;
         if view.layout.elements() > i32::MAX as usize {
             let value = format!("{:?}", view.shape()).into();
             return Err(Error::InvalidArgument {
@@ -50,13 +50,9 @@ impl Images {
     }
 }
 
-fn contiguous(op: &'static str, view: &View<'_>) -> Result<()> {
+fn expect_dense_f32(op: &'static str, view: &View<'_>) -> Result<()> {
     view.expect_dtype(op, DType::F32)?;
-    if view.layout.is_contiguous() {
-        return Ok(());
-    }
-    let value = format!("strides {:?}", view.layout.strides()).into();
-    Err(Error::InvalidArgument { op, argument: "operand", expected: "contiguous", value })
+    view.expect_contiguous(op, "operands")
 }
 
 /// Samples each image at an affine map of the output's pixels: `out[n, c, i, j] = x[n, c, y, x]` with
@@ -80,7 +76,7 @@ pub fn warp(
     let (from, to) = (Images::of(OP, &x)?, Images::of(OP, &out)?);
     out.expect_shape(OP, &[from.samples, from.channels, to.rows, to.columns])?;
     matrices.expect_shape(OP, &[from.samples, 2, 3])?;
-    contiguous(OP, &matrices)?;
+    expect_dense_f32(OP, &matrices)?;
     x.expect_apart(OP, &out)?;
     if out.layout.elements() == 0 {
         return Ok(());
@@ -118,7 +114,7 @@ pub fn blur(stream: &Stream, x: View<'_>, weights: View<'_>, out: View<'_>) -> R
         return Err(shape_mismatch(OP, &[images.samples, 0], weights.shape()));
     };
     weights.expect_shape(OP, &[images.samples, taps])?;
-    contiguous(OP, &weights)?;
+    expect_dense_f32(OP, &weights)?;
     x.expect_apart(OP, &out)?;
     if out.layout.elements() == 0 {
         return Ok(());

@@ -7,8 +7,10 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu;
 use crate::cpu::index::Rows;
+use crate::cpu::number::Number;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
-use crate::layout::{LoopAxis, Loops, View, normalize_axis, shape_mismatch};
+use crate::layout::{LoopAxis, Loops, Src, View, normalize_axis, shape_mismatch};
 use crate::par::workers;
 
 /// `out[.., i, ..] = x[.., indices[i], ..]` along `axis`.
@@ -44,7 +46,8 @@ pub fn index_select(
     })
 }
 
-/// `out[.., indices[i], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`.
+/// `out[.., indices[i], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`. BF16 and F16 are summed in F32, and the
+/// sum is rounded.
 ///
 /// Shapes: `out [a.., n, b..]`, `indices [k]`, `src [a.., k, b..]`. Asynchronous, ordered by the buffers.
 ///
@@ -65,17 +68,39 @@ pub fn index_add(
     let (rows, index) = rows(OP, out, axis, indices, src)?;
     src.expect_apart(OP, &out)?;
     indices.expect_apart(OP, &out)?;
-    let (xs, o) = (src.bytes(OP)?, out.bytes_mut(OP)?);
     if stream.is_cuda() {
+        src.bytes(OP)?;
+        out.bytes_mut(OP)?;
         let axis = normalize_axis(OP, axis, out.layout.rank())?;
         return cuda::index::index_add(stream, out, axis, indices, src);
     }
-    let dtype = out.dtype;
+    let operands = [out, src, indices];
+    match out.dtype.compute_dtype() {
+        DType::F32 => index_add_of::<f32>(stream, OP, operands, rows, index),
+        DType::F64 => index_add_of::<f64>(stream, OP, operands, rows, index),
+        DType::I64 => index_add_of::<i64>(stream, OP, operands, rows, index),
+        DType::U8 => index_add_of::<u8>(stream, OP, operands, rows, index),
+        dtype => Err(Error::DTypeUnsupported { op: OP, dtype }),
+    }
+}
+
+fn index_add_of<T: Number>(
+    stream: &Stream,
+    op: &'static str,
+    [out, src, indices]: [View<'_>; 3],
+    rows: Rows,
+    index: Src<i64>,
+) -> Result<()> {
+    let from = Operand::<T>::of(op, &src, out.dtype)?;
+    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
     let workers = workers(stream, src.layout.elements(), 1);
     let uses = [Use::read(src.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
-    stream.launch(OP, &uses, move || {
-        // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-        unsafe { cpu::index::add(dtype, &rows, &workers, o, xs, index) }
+    stream.launch(op, &uses, move || {
+        // SAFETY: types, shapes, bounds and overlap were checked; the launch orders the accesses.
+        unsafe {
+            let stage = Stage::new(&workers);
+            cpu::index::add::<T>(&rows, &workers, stage.update(&to), stage.read(&from), index);
+        }
     })
 }
 
@@ -87,7 +112,7 @@ fn rows(
     axis: isize,
     indices: View<'_>,
     part: View<'_>,
-) -> Result<(Rows, crate::layout::Src<i64>)> {
+) -> Result<(Rows, Src<i64>)> {
     let rank = whole.layout.rank();
     let axis = normalize_axis(op, axis, rank)?;
     let index = indices.src::<i64>(op)?;
@@ -138,7 +163,8 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
     })
 }
 
-/// `out[p with p[axis] replaced by indices[p]] += src[p]`, in row-major order of `p`.
+/// `out[p with p[axis] replaced by indices[p]] += src[p]`, in row-major order of `p`. BF16 and F16 are summed
+/// in F32, and the sum is rounded.
 ///
 /// Shapes: `indices` at most as large as `src`, and as `out` on the other axes. Asynchronous, ordered by the buffers.
 ///
@@ -159,16 +185,40 @@ pub fn scatter_add(
     let (loops, step, rows) = along(OP, src, out, axis, indices)?;
     src.expect_apart(OP, &out)?;
     indices.expect_apart(OP, &out)?;
-    let (xs, o, index) = (src.bytes(OP)?, out.bytes_mut(OP)?, indices.src::<i64>(OP)?);
     if stream.is_cuda() {
+        src.bytes(OP)?;
+        out.bytes_mut(OP)?;
+        indices.src::<i64>(OP)?;
         let axis = normalize_axis(OP, axis, out.layout.rank())?;
         return cuda::index::scatter_add(stream, out, axis, indices, src);
     }
-    let dtype = out.dtype;
+    let (operands, along) = ([out, src, indices], (step, rows));
+    match out.dtype.compute_dtype() {
+        DType::F32 => scatter_add_of::<f32>(stream, OP, operands, loops, along),
+        DType::F64 => scatter_add_of::<f64>(stream, OP, operands, loops, along),
+        DType::I64 => scatter_add_of::<i64>(stream, OP, operands, loops, along),
+        DType::U8 => scatter_add_of::<u8>(stream, OP, operands, loops, along),
+        dtype => Err(Error::DTypeUnsupported { op: OP, dtype }),
+    }
+}
+
+fn scatter_add_of<T: Number>(
+    stream: &Stream,
+    op: &'static str,
+    [out, src, indices]: [View<'_>; 3],
+    loops: Loops<3>,
+    along: (isize, usize),
+) -> Result<()> {
+    let from = Operand::<T>::of(op, &src, out.dtype)?;
+    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
+    let index = indices.src::<i64>(op)?;
     let uses = [Use::read(src.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
-    stream.launch(OP, &uses, move || {
-        // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-        unsafe { cpu::index::scatter_add(OP, dtype, &loops, (step, rows), o, xs, index) }
+    stream.launch(op, &uses, move || {
+        // SAFETY: types, shapes, bounds and overlap were checked; the launch orders the accesses.
+        unsafe {
+            let stage = Stage::new(&None);
+            cpu::index::scatter_add::<T>(op, &loops, along, stage.update(&to), stage.read(&from), index);
+        }
     })
 }
 

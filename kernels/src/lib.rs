@@ -8,6 +8,10 @@
 //! elementwise functions, on every instruction set; the F64 functions are those of the platform's maths library. The
 //! payload and the sign of a NaN are not specified.
 //!
+//! BF16 and F16 are computed in F32, sums and all, and each result is rounded once, to nearest even. Results that an op
+//! keeps for its gradient, such as the statistics of a norm, are F32 then. Warps, blurs and optimizer steps do not take
+//! them.
+//!
 //! On a CUDA device each launcher enqueues a kernel of `cuda/` instead. There, too, results depend on nothing but the
 //! operands' elements; only products by BLAS may round differently for another storage. Integers, random integers,
 //! `uniform`, `dropout`, sums at indices, warps, blurs and optimizer steps are those of the CPU, bit for bit; other results may differ

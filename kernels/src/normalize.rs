@@ -5,8 +5,9 @@ use smallvec::SmallVec;
 
 use crate::cpu::lanes::Lanes;
 use crate::cpu::normalize as cpu;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
-use crate::layout::{Dst, Src, View};
+use crate::layout::View;
 use crate::par::workers;
 
 /// How a contiguous tensor is cut into rows that are normalized: as `[n, groups, channels, inner]`, with a row for each
@@ -57,10 +58,10 @@ pub struct NormGrads<'a> {
     pub bias: Option<View<'a>>,
 }
 
-/// `out = (x - mean) rstd weight + bias` with `rstd = 1 / sqrt(mean((x - mean)^2) + eps)` of each row, for F32 and F64.
+/// `out = (x - mean) rstd weight + bias` with `rstd = 1 / sqrt(mean((x - mean)^2) + eps)` of each row, for floats.
 /// Without a place for the mean it is 0: `rstd = 1 / sqrt(mean(x^2) + eps)`.
 ///
-/// All operands are contiguous. Shapes: `x` and `out` in rows as `rows` says, `mean` and `rstd` with an element for each
+/// All operands are contiguous. Shapes: `x` and `out` in rows as `rows` says, `mean` and `rstd`, of the type that is computed in, with an element for each
 /// row, `weight` and `bias` with `groups * channels` elements. Sums have one order, whatever the number of threads.
 ///
 /// # Errors
@@ -75,7 +76,7 @@ pub fn normalize(
     out: View<'_>,
     (mean, rstd): (Option<View<'_>>, View<'_>),
 ) -> Result<()> {
-    match out.dtype {
+    match out.dtype.compute_dtype() {
         DType::F32 => normalize_of::<f32>(stream, op, rows, input, eps, out, (mean, rstd)),
         DType::F64 => normalize_of::<f64>(stream, op, rows, input, eps, out, (mean, rstd)),
         dtype => Err(Error::DTypeUnsupported { op, dtype }),
@@ -93,17 +94,13 @@ fn normalize_of<T: Lanes>(
 ) -> Result<()> {
     let count = count_rows(op, rows, &x)?;
     let (elements, weights) = (count * rows.row(), rows.weights());
-    let norm = cpu::Norm {
-        rows,
-        count,
-        x: read::<T>(op, &x, elements)?,
-        weight: weight.map(|view| read::<T>(op, &view, weights)).transpose()?,
-        eps,
-    };
-    let bias_from = bias.map(|view| read::<T>(op, &view, weights)).transpose()?;
-    let to = write::<T>(op, &out, elements)?;
-    let mean_to = mean.map(|view| write::<T>(op, &view, count)).transpose()?;
-    let rstd_to = write::<T>(op, &rstd, count)?;
+    let dtype = out.dtype;
+    let x_from = read::<T>(op, &x, elements, dtype)?;
+    let weight_from = weight.map(|view| read::<T>(op, &view, weights, dtype)).transpose()?;
+    let bias_from = bias.map(|view| read::<T>(op, &view, weights, dtype)).transpose()?;
+    let to = write::<T>(op, &out, elements, dtype)?;
+    let mean_to = mean.map(|view| statistic(op, &view, count)?.dst::<T>(op)).transpose()?;
+    let rstd_to = statistic(op, &rstd, count)?.dst::<T>(op)?;
     if elements == 0 {
         return Ok(());
     }
@@ -118,7 +115,14 @@ fn normalize_of<T: Lanes>(
     uses.extend(mean.iter().map(|view| Use::write(view.buffer)));
     stream.launch(op, &uses, move || {
         // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-        unsafe { cpu::forward(&norm, &workers, bias_from, to, (mean_to, rstd_to)) }
+        unsafe {
+            let stage = Stage::new(&workers);
+            let x = stage.read(&x_from);
+            let weight = weight_from.as_ref().map(|weight| stage.read(weight));
+            let bias = bias_from.as_ref().map(|bias| stage.read(bias));
+            let norm = cpu::Norm { rows, count, x, weight, eps };
+            cpu::forward(&norm, &workers, bias, stage.write(&to), (mean_to, rstd_to));
+        }
     })
 }
 
@@ -139,7 +143,7 @@ pub fn normalize_grad(
     (mean, rstd): (Option<View<'_>>, View<'_>),
     to: NormGrads<'_>,
 ) -> Result<()> {
-    match g.dtype {
+    match g.dtype.compute_dtype() {
         DType::F32 => gradient_of::<f32>(stream, op, rows, g, (x, weight), (mean, rstd), to),
         DType::F64 => gradient_of::<f64>(stream, op, rows, g, (x, weight), (mean, rstd), to),
         dtype => Err(Error::DTypeUnsupported { op, dtype }),
@@ -157,21 +161,15 @@ fn gradient_of<T: Lanes>(
 ) -> Result<()> {
     let count = count_rows(op, rows, &x)?;
     let (elements, weights) = (count * rows.row(), rows.weights());
-    let norm = cpu::Norm {
-        rows,
-        count,
-        x: read::<T>(op, &x, elements)?,
-        weight: weight.map(|view| read::<T>(op, &view, weights)).transpose()?,
-        eps: 0.0,
-    };
-    let g_from = read::<T>(op, &g, elements)?;
-    let mean_from = mean.map(|view| read::<T>(op, &view, count)).transpose()?;
-    let rstd_from = read::<T>(op, &rstd, count)?;
-    let targets = cpu::Targets {
-        x: to.x.map(|view| write::<T>(op, &view, elements)).transpose()?,
-        weight: to.weight.map(|view| write::<T>(op, &view, weights)).transpose()?,
-        bias: to.bias.map(|view| write::<T>(op, &view, weights)).transpose()?,
-    };
+    let dtype = g.dtype;
+    let x_from = read::<T>(op, &x, elements, dtype)?;
+    let weight_from = weight.map(|view| read::<T>(op, &view, weights, dtype)).transpose()?;
+    let g_from = read::<T>(op, &g, elements, dtype)?;
+    let mean_from = mean.map(|view| statistic(op, &view, count)?.src::<T>(op)).transpose()?;
+    let rstd_from = statistic(op, &rstd, count)?.src::<T>(op)?;
+    let x_to = to.x.map(|view| write::<T>(op, &view, elements, dtype)).transpose()?;
+    let weight_to = to.weight.map(|view| write::<T>(op, &view, weights, dtype)).transpose()?;
+    let bias_to = to.bias.map(|view| write::<T>(op, &view, weights, dtype)).transpose()?;
     if stream.is_cuda() {
         return cuda::normalize::gradient(stream, op, (rows, count), g, (x, weight), (mean, rstd), to);
     }
@@ -182,7 +180,15 @@ fn gradient_of<T: Lanes>(
     uses.extend([to.x, to.weight, to.bias].iter().flatten().map(|view| Use::write(view.buffer)));
     stream.launch(op, &uses, move || {
         // SAFETY: as in `normalize_of`.
-        unsafe { cpu::backward(&norm, &workers, g_from, (mean_from, rstd_from), &targets) }
+        unsafe {
+            let stage = Stage::new(&workers);
+            let (x, g) = (stage.read(&x_from), stage.read(&g_from));
+            let weight = weight_from.as_ref().map(|weight| stage.read(weight));
+            let norm = cpu::Norm { rows, count, x, weight, eps: 0.0 };
+            let [x, weight, bias] =
+                [&x_to, &weight_to, &bias_to].map(|to| to.as_ref().map(|to| stage.write(to)));
+            cpu::backward(&norm, &workers, g, (mean_from, rstd_from), &cpu::Targets { x, weight, bias });
+        }
     })
 }
 
@@ -205,26 +211,32 @@ fn count_rows(op: &'static str, rows: NormRows, x: &View<'_>) -> Result<usize> {
     }
 }
 
-fn contiguous(op: &'static str, view: &View<'_>, elements: usize) -> Result<()> {
-    if view.layout.is_contiguous() && view.layout.elements() == elements {
+fn expect_elements(op: &'static str, view: &View<'_>, elements: usize) -> Result<()> {
+    view.expect_contiguous(op, "operands")?;
+    if view.layout.elements() == elements {
         return Ok(());
     }
     Err(Error::InvalidArgument {
         op,
-        argument: "layout",
-        expected: "contiguous, with an element for each row or weight",
-        value: format!("{:?} instead of {elements} elements", view.layout).into(),
+        argument: "operands",
+        expected: "an element for each row or weight",
+        value: format!("{:?} instead of {elements} elements", view.shape()).into(),
     })
 }
 
-fn read<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize) -> Result<Src<T>> {
-    contiguous(op, view, elements)?;
-    view.src(op)
+fn read<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize, dtype: DType) -> Result<Operand<T>> {
+    expect_elements(op, view, elements)?;
+    Operand::of(op, view, dtype)
 }
 
-fn write<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize) -> Result<Dst<T>> {
-    contiguous(op, view, elements)?;
-    view.dst(op)
+fn write<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize, dtype: DType) -> Result<Operand<T>> {
+    expect_elements(op, view, elements)?;
+    Operand::of_mut(op, view, dtype)
+}
+
+fn statistic<'v, 'a>(op: &'static str, view: &'v View<'a>, rows: usize) -> Result<&'v View<'a>> {
+    expect_elements(op, view, rows)?;
+    Ok(view)
 }
 
 #[cfg(test)]

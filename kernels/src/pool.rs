@@ -5,6 +5,7 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu::lanes::Lanes;
 use crate::cpu::pool as cpu;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
 use crate::par::workers;
@@ -120,22 +121,13 @@ fn fits(op: &'static str, window: &Window, planes: &Planes) -> Result<()> {
     Ok(())
 }
 
-fn contiguous(op: &'static str, views: &[View<'_>]) -> Result<()> {
-    match views.iter().find(|view| !view.layout.is_contiguous()) {
-        Some(view) => {
-            Err(invalid(op, "operands", "contiguous", format!("strides {:?}", view.layout.strides())))
-        }
-        None => Ok(()),
-    }
-}
-
 /// The type of the indices of [`max_pool2d`]: U8 where it can count the window's elements, else I64.
 pub fn max_pool2d_index_dtype(window: &Window) -> DType {
     let elements = window.kernel[0].saturating_mul(window.kernel[1]);
     if elements <= 1 << u8::BITS { DType::U8 } else { DType::I64 }
 }
 
-/// `out` = the largest element that each place of the window sees, for F32 and F64, and `index` = which element of the
+/// `out` = the largest element that each place of the window sees, for floats, and `index` = which element of the
 /// window it was, `i kw + j`. The first of equal ones is taken, the last of several NaN; padding is never taken.
 ///
 /// Shapes: `x [.., h, w]`, `out [.., oh, ow]`, `index` like `out`, of [`max_pool2d_index_dtype`]. All contiguous.
@@ -155,7 +147,7 @@ pub fn max_pool2d(
     out.expect_dtype(OP, x.dtype)?;
     x.expect_apart(OP, &out)?;
     x.expect_apart(OP, &index)?;
-    match x.dtype {
+    match x.dtype.compute_dtype() {
         DType::F32 => max_of::<f32>(stream, &planes, &window, [x, out, index]),
         DType::F64 => max_of::<f64>(stream, &planes, &window, [x, out, index]),
         dtype => Err(Error::DTypeUnsupported { op: OP, dtype }),
@@ -169,7 +161,7 @@ fn max_planes(
     index: View<'_>,
     window: &Window,
 ) -> Result<Planes> {
-    contiguous(op, &[image, pooled, index])?;
+    [image, pooled, index].iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
     index.expect_shape(op, pooled.shape())?;
     index.expect_dtype(op, max_pool2d_index_dtype(window))?;
     let planes = Planes::of(op, image, pooled)?;
@@ -184,7 +176,8 @@ fn max_of<T: Lanes>(
     [x, out, index]: [View<'_>; 3],
 ) -> Result<()> {
     const OP: &str = "max_pool2d";
-    let (from, to, taps) = (x.src::<T>(OP)?, out.dst::<T>(OP)?, index.bytes_mut(OP)?);
+    let from = Operand::<T>::of(OP, &x, x.dtype)?;
+    let (to, taps) = (Operand::<T>::of_mut(OP, &out, x.dtype)?, index.bytes_mut(OP)?);
     if out.layout.elements() == 0 {
         return Ok(());
     }
@@ -196,6 +189,8 @@ fn max_of<T: Lanes>(
     let (planes, window, small) = (*planes, *window, index.dtype == DType::U8);
     // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
     stream.launch(OP, &uses, move || unsafe {
+        let stage = Stage::new(&workers);
+        let (from, to) = (stage.read(&from), stage.write(&to));
         if small {
             cpu::max::<T, u8>(&planes, &window, &workers, from, to, taps);
         } else {
@@ -262,7 +257,7 @@ fn indexed(
     if stream.is_cuda() {
         return cuda::pool::indexed(stream, op, &uses, &planes, &window, views, back);
     }
-    match image.dtype {
+    match image.dtype.compute_dtype() {
         DType::F32 => indexed_of::<f32>(stream, op, &uses, planes, window, views, back),
         DType::F64 => indexed_of::<f64>(stream, op, &uses, planes, window, views, back),
         dtype => Err(Error::DTypeUnsupported { op, dtype }),
@@ -278,25 +273,32 @@ fn indexed_of<T: Lanes>(
     [image, pooled, index]: [View<'_>; 3],
     back: bool,
 ) -> Result<()> {
-    let (image_at, pooled_at, taps) = (image.dst::<T>(op)?, pooled.dst::<T>(op)?, index.bytes(op)?);
+    let write = |view: View<'_>| Operand::<T>::of_mut(op, &view, image.dtype);
+    let (image_at, pooled_at, taps) = (write(image)?, write(pooled)?, index.bytes(op)?);
     let workers = workers(stream, image.layout.elements(), 1);
     let small = index.dtype == DType::U8;
     // SAFETY: as in `max_of`.
     stream.launch(op, uses, move || unsafe {
-        match (back, small) {
-            (true, true) => cpu::add_at::<T, u8>(&planes, &window, &workers, pooled_at.src(), taps, image_at),
-            (true, false) => {
-                cpu::add_at::<T, i64>(&planes, &window, &workers, pooled_at.src(), taps.cast(), image_at);
+        let stage = Stage::new(&workers);
+        if back {
+            let (g, to) = (stage.read(&pooled_at), stage.write(&image_at));
+            if small {
+                cpu::add_at::<T, u8>(&planes, &window, &workers, g, taps, to);
+            } else {
+                cpu::add_at::<T, i64>(&planes, &window, &workers, g, taps.cast(), to);
             }
-            (false, true) => cpu::pick::<T, u8>(&planes, &window, &workers, image_at.src(), taps, pooled_at),
-            (false, false) => {
-                cpu::pick::<T, i64>(&planes, &window, &workers, image_at.src(), taps.cast(), pooled_at);
+        } else {
+            let (x, to) = (stage.read(&image_at), stage.write(&pooled_at));
+            if small {
+                cpu::pick::<T, u8>(&planes, &window, &workers, x, taps, to);
+            } else {
+                cpu::pick::<T, i64>(&planes, &window, &workers, x, taps.cast(), to);
             }
         }
     })
 }
 
-/// `out` = the sum of the elements that each place sees, row by row, over its divisor, for F32 and F64.
+/// `out` = the sum of the elements that each place sees, row by row, over its divisor, for floats.
 ///
 /// Shapes: `x [.., h, w]`, `out [.., oh, ow]`. All contiguous.
 ///
@@ -318,7 +320,7 @@ pub fn avg_pool2d_grad(stream: &Stream, g: View<'_>, means: Means, out: View<'_>
 
 fn average(stream: &Stream, op: &'static str, means: Means, views: [View<'_>; 2], back: bool) -> Result<()> {
     let [image, pooled] = views;
-    contiguous(op, &views)?;
+    views.iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
     let planes = Planes::of(op, image, pooled)?;
     means.check(op, &planes)?;
     pooled.expect_dtype(op, image.dtype)?;
@@ -331,7 +333,7 @@ fn average(stream: &Stream, op: &'static str, means: Means, views: [View<'_>; 2]
     if stream.is_cuda() {
         return cuda::pool::average(stream, op, &uses, &planes, &means, views, back);
     }
-    match image.dtype {
+    match image.dtype.compute_dtype() {
         DType::F32 => average_of::<f32>(stream, op, &uses, planes, means, views, back),
         DType::F64 => average_of::<f64>(stream, op, &uses, planes, means, views, back),
         dtype => Err(Error::DTypeUnsupported { op, dtype }),
@@ -347,14 +349,16 @@ fn average_of<T: Lanes>(
     [image, pooled]: [View<'_>; 2],
     back: bool,
 ) -> Result<()> {
-    let (image_at, pooled_at) = (image.dst::<T>(op)?, pooled.dst::<T>(op)?);
+    let write = |view: View<'_>| Operand::<T>::of_mut(op, &view, image.dtype);
+    let (image_at, pooled_at) = (write(image)?, write(pooled)?);
     let workers = workers(stream, image.layout.elements(), 2);
     // SAFETY: as in `max_of`.
     stream.launch(op, uses, move || unsafe {
+        let stage = Stage::new(&workers);
         if back {
-            cpu::mean_grad(&planes, &means, &workers, pooled_at.src(), image_at);
+            cpu::mean_grad(&planes, &means, &workers, stage.read(&pooled_at), stage.write(&image_at));
         } else {
-            cpu::mean(&planes, &means, &workers, image_at.src(), pooled_at);
+            cpu::mean(&planes, &means, &workers, stage.read(&image_at), stage.write(&pooled_at));
         }
     })
 }

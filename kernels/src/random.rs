@@ -7,7 +7,9 @@
 use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu;
+use crate::cpu::number::Real;
 use crate::cpu::random::Distribution;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{Loops, View};
 use crate::par::workers;
@@ -38,7 +40,8 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 
 const RANDOM_COST: usize = 16;
 
-/// `out = low + (high - low) u`, with `u` uniform in `[0, 1)` in steps of 2^-24 for F32 and 2^-53 for F64; never `high`.
+/// `out = low + (high - low) u`, with `u` uniform in `[0, 1)` in steps of 2^-24 for F32 and 2^-53 for F64, BF16 and F16 being rounded
+/// from F32; never `high`, but the largest number of the type below it.
 ///
 /// Shapes: any. Asynchronous, ordered by the buffers.
 ///
@@ -133,16 +136,36 @@ pub fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'
     x.expect_dtype(OP, dtype)?;
     x.expect_shape(OP, out.shape())?;
     x.expect_no_partial_overlap(OP, &out)?;
-    let (xs, o) = (x.bytes(OP)?, out.bytes_mut(OP)?);
     if stream.is_cuda() {
+        x.bytes(OP)?;
+        out.bytes_mut(OP)?;
         return cuda::random::dropout(stream, key, p, x, out);
     }
+    match dtype.compute_dtype() {
+        DType::F64 => dropout_of::<f64>(stream, OP, key, p, x, out),
+        _ => dropout_of::<f32>(stream, OP, key, p, x, out),
+    }
+}
+
+fn dropout_of<T: Real>(
+    stream: &Stream,
+    op: &'static str,
+    key: RandomKey,
+    p: f64,
+    x: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    let from = Operand::<T>::of(op, &x, out.dtype)?;
+    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
     let workers = workers(stream, out.layout.elements(), RANDOM_COST);
     // Elements are counted in row-major order, so the loops have to be in that order, too.
     let loops = Loops::new([out.layout, x.layout]);
-    stream.launch(OP, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
-        // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-        unsafe { cpu::random::dropout(key, p, dtype, &loops, &workers, o, xs) }
+    stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
+        // SAFETY: types, shapes, bounds and overlap were checked; the launch orders the accesses.
+        unsafe {
+            let stage = Stage::new(&workers);
+            cpu::random::dropout::<T>(key, p, &loops, &workers, stage.write(&to), stage.read(&from));
+        }
     })
 }
 

@@ -7,6 +7,7 @@ use crate::cpu::fold::{Axes, Fold, Max, Min, Prod, Sum, SumExp, SumSquares, fold
 use crate::cpu::lanes::{Lanes, Scratch, with_scratch};
 use crate::cpu::number::{Number, Real};
 use crate::cpu::reduce::argmax as argmax_cpu;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{Dst, Layout, LoopAxis, Loops, View, normalize_axes, normalize_axis, shape_mismatch};
 use crate::par::{Workers, workers};
@@ -47,7 +48,7 @@ impl ReduceOp {
 ///
 /// The order is fixed. The reduced elements, in row-major order, are cut into blocks of 4096; in a block, element `i`
 /// goes to lane `i % 64`, and the lanes are joined as a tree, `l` with `l + 32`, then `l + 16`, and so on; several
-/// blocks' values are joined in the same way. Strides and the number of threads do not matter. On CUDA it is blocks of
+/// blocks' values are joined in the same way. BF16 and F16 are joined in F32, and the result is rounded. Strides and the number of threads do not matter. On CUDA it is blocks of
 /// 512 and 32 lanes, see `cuda/rows.cuh`.
 ///
 /// # Errors
@@ -65,7 +66,7 @@ pub fn reduce(stream: &Stream, op: ReduceOp, x: View<'_>, axes: &[isize], out: V
         });
     }
     let unsupported = || Err(Error::DTypeUnsupported { op: name, dtype: x.dtype });
-    match (op, x.dtype) {
+    match (op, x.dtype.compute_dtype()) {
         (ReduceOp::Mean, DType::F32) => mean::<f32>(stream, x, axes, out),
         (ReduceOp::Mean, DType::F64) => mean::<f64>(stream, x, axes, out),
         (ReduceOp::Mean, _) => unsupported(),
@@ -77,7 +78,7 @@ pub fn reduce(stream: &Stream, op: ReduceOp, x: View<'_>, axes: &[isize], out: V
     }
 }
 
-/// Variance along axes, `out = sum (x - mean)^2 / (n - correction)`, for F32 and F64. No axes mean all axes.
+/// Variance along axes, `out = sum (x - mean)^2 / (n - correction)`, for floats. No axes mean all axes.
 ///
 /// Shapes and order of both sums: as for [`reduce`]. With `n <= correction` the divisor is 0.
 ///
@@ -85,14 +86,14 @@ pub fn reduce(stream: &Stream, op: ReduceOp, x: View<'_>, axes: &[isize], out: V
 /// As for [`reduce`].
 pub fn var(stream: &Stream, x: View<'_>, axes: &[isize], correction: f64, out: View<'_>) -> Result<()> {
     let axes = split_axes("var", x.layout, axes, &out)?;
-    match x.dtype {
+    match x.dtype.compute_dtype() {
         DType::F32 => var_of::<f32>(stream, x, axes, correction, out),
         DType::F64 => var_of::<f64>(stream, x, axes, correction, out),
         dtype => Err(Error::DTypeUnsupported { op: "var", dtype }),
     }
 }
 
-/// Logarithm of a sum of exponentials, `out = m + log(sum exp(x - m))` with `m = max x`, for F32 and F64. No axes
+/// Logarithm of a sum of exponentials, `out = m + log(sum exp(x - m))` with `m = max x`, for floats. No axes
 /// mean all axes. The result of no elements is -infinity.
 ///
 /// Shapes and order of the sum: as for [`reduce`].
@@ -101,7 +102,7 @@ pub fn var(stream: &Stream, x: View<'_>, axes: &[isize], correction: f64, out: V
 /// As for [`reduce`].
 pub fn logsumexp(stream: &Stream, x: View<'_>, axes: &[isize], out: View<'_>) -> Result<()> {
     let axes = split_axes("logsumexp", x.layout, axes, &out)?;
-    match x.dtype {
+    match x.dtype.compute_dtype() {
         DType::F32 => logsumexp_of::<f32>(stream, x, axes, out),
         DType::F64 => logsumexp_of::<f64>(stream, x, axes, out),
         dtype => Err(Error::DTypeUnsupported { op: "logsumexp", dtype }),
@@ -127,7 +128,7 @@ pub fn argmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Resul
             value: format!("axis {axis} of shape {:?}", x.shape()).into(),
         });
     }
-    match x.dtype {
+    match x.dtype.compute_dtype() {
         DType::F32 => argmax_of::<f32>(stream, x, axis, axes, out),
         DType::F64 => argmax_of::<f64>(stream, x, axis, axes, out),
         DType::I64 => argmax_of::<i64>(stream, x, axis, axes, out),
@@ -150,24 +151,13 @@ fn split_axes(op: &'static str, x: &Layout, axes: &[isize], out: &View<'_>) -> R
     if !(kept.eq(shape.clone()) || with_ones.eq(shape)) {
         return Err(shape_mismatch(op, x.shape(), out.shape()));
     }
-    if !out.layout.is_contiguous() {
-        return Err(Error::InvalidArgument {
-            op,
-            argument: "out",
-            expected: "contiguous",
-            value: format!("strides {:?}", out.layout.strides()).into(),
-        });
-    }
+    out.expect_contiguous(op, "out")?;
     Ok(axes)
 }
 
-// Checks type, bounds and overlap.
-fn operands<T: Number, O: Number>(
-    op: &'static str,
-    x: &View<'_>,
-    out: &View<'_>,
-) -> Result<(crate::layout::Src<T>, Dst<O>)> {
-    Ok((x.src(op)?, out.dst(op)?))
+// Checks types, bounds and overlap: what is read, and what is written.
+fn operands<T: Number>(op: &'static str, x: &View<'_>, out: &View<'_>) -> Result<[Operand<T>; 2]> {
+    Ok([Operand::of(op, x, x.dtype)?, Operand::of_mut(op, out, x.dtype)?])
 }
 
 fn launch<T: Number>(
@@ -178,12 +168,17 @@ fn launch<T: Number>(
     out: View<'_>,
     work: impl FnOnce(&Axes, &Workers, crate::layout::Src<T>, Dst<T>) + Send + 'static,
 ) -> Result<()> {
-    let (from, to) = operands::<T, T>(op, &x, &out)?;
+    let [from, to] = operands::<T>(op, &x, &out)?;
     if axes.kept.elements == 0 {
         return Ok(());
     }
     let workers = workers(stream, x.layout.elements(), 1);
-    stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || work(&axes, &workers, from, to))
+    stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
+        let stage = Stage::new(&workers);
+        // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
+        let (from, to) = unsafe { (stage.read(&from), stage.write(&to)) };
+        work(&axes, &workers, from, to);
+    })
 }
 
 fn plain<T: Number + Scratch>(
@@ -205,7 +200,7 @@ fn plain<T: Number + Scratch>(
         })
     }
     if stream.is_cuda() {
-        operands::<T, T>(op.name(), &x, &out)?;
+        operands::<T>(op.name(), &x, &out)?;
         return cuda::reduce::reduce(stream, op, x, &axes, out);
     }
     let operands = (x, axes, out);
@@ -219,7 +214,7 @@ fn plain<T: Number + Scratch>(
 
 fn mean<T: Real + Scratch>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_>) -> Result<()> {
     if stream.is_cuda() {
-        operands::<T, T>("mean", &x, &out)?;
+        operands::<T>("mean", &x, &out)?;
         return cuda::reduce::reduce(stream, ReduceOp::Mean, x, &axes, out);
     }
     launch::<T>(stream, "mean", x, axes, out, |axes, workers, x, out| {
@@ -242,7 +237,7 @@ unsafe fn divide<T: Real>(axes: &Axes, out: Dst<T>, divisor: T) {
 
 fn var_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, correction: f64, out: View<'_>) -> Result<()> {
     if stream.is_cuda() {
-        operands::<T, T>("var", &x, &out)?;
+        operands::<T>("var", &x, &out)?;
         return cuda::reduce::var(stream, x, &axes, correction, out);
     }
     launch::<T>(stream, "var", x, axes, out, move |axes, workers, x, out| {
@@ -260,7 +255,7 @@ fn var_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, correction: f64, o
 
 fn logsumexp_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_>) -> Result<()> {
     if stream.is_cuda() {
-        operands::<T, T>("logsumexp", &x, &out)?;
+        operands::<T>("logsumexp", &x, &out)?;
         return cuda::reduce::logsumexp(stream, x, &axes, out);
     }
     launch::<T>(stream, "logsumexp", x, axes, out, |axes, workers, x, out| {
@@ -287,7 +282,7 @@ fn logsumexp_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_
 
 fn argmax_of<T: Number>(stream: &Stream, x: View<'_>, axis: usize, axes: Axes, out: View<'_>) -> Result<()> {
     let op = "argmax";
-    let (from, to) = operands::<T, i64>(op, &x, &out)?;
+    let (from, to) = (Operand::<T>::of(op, &x, x.dtype)?, out.dst::<i64>(op)?);
     if stream.is_cuda() {
         return cuda::reduce::argmax(stream, x, &axes, out);
     }
@@ -298,7 +293,10 @@ fn argmax_of<T: Number>(stream: &Stream, x: View<'_>, axis: usize, axes: Axes, o
     let workers = workers(stream, x.layout.elements(), 2);
     stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
         // SAFETY: as in `plain`.
-        unsafe { argmax_cpu(&axes.kept, &workers, from, (len, step), to) }
+        unsafe {
+            let stage = Stage::new(&workers);
+            argmax_cpu(&axes.kept, &workers, stage.read(&from), (len, step), to);
+        }
     })
 }
 

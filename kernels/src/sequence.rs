@@ -4,11 +4,12 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu::number::{Number, Real};
 use crate::cpu::sequence as cpu;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{LoopAxis, Loops, View, normalize_axis, shape_mismatch};
 use crate::par::workers;
 
-/// `out[i] = x[0] + .. + x[i]` along an axis, or from the end with `reverse`, for F32, F64 and I64.
+/// `out[i] = x[0] + .. + x[i]` along an axis, or from the end with `reverse`, for floats and I64.
 ///
 /// Shapes: `out` like `x`. On the CPU elements are added one by one; integers wrap around.
 ///
@@ -16,7 +17,7 @@ use crate::par::workers;
 /// [`Error::AxisOutOfRange`], [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of
 /// [`Stream::launch`].
 pub fn cumsum(stream: &Stream, x: View<'_>, axis: isize, reverse: bool, out: View<'_>) -> Result<()> {
-    match out.dtype {
+    match out.dtype.compute_dtype() {
         DType::F32 => cumsum_of::<f32>(stream, x, axis, reverse, out),
         DType::F64 => cumsum_of::<f64>(stream, x, axis, reverse, out),
         DType::I64 => cumsum_of::<i64>(stream, x, axis, reverse, out),
@@ -36,7 +37,8 @@ fn cumsum_of<T: Number>(
     x.expect_shape(OP, shape)?;
     let axis = normalize_axis(OP, axis, shape.len())?;
     x.expect_no_partial_overlap(OP, &out)?;
-    let (from, to) = (x.src::<T>(OP)?, out.dst::<T>(OP)?);
+    let from = Operand::<T>::of(OP, &x, out.dtype)?;
+    let to = Operand::<T>::of_mut(OP, &out, out.dtype)?;
     if out.layout.elements() == 0 {
         return Ok(());
     }
@@ -49,7 +51,11 @@ fn cumsum_of<T: Number>(
     let workers = workers(stream, out.layout.elements(), 2);
     stream.launch(OP, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
         // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-        unsafe { cpu::cumsum(&kept, &workers, (len, steps, reverse), from, to) }
+        unsafe {
+            let stage = Stage::new(&workers);
+            let (to, from) = (stage.write(&to), stage.read(&from));
+            cpu::cumsum(&kept, &workers, (len, steps, reverse), from, to);
+        }
     })
 }
 
@@ -62,7 +68,7 @@ pub struct Rotation {
     pub inverse: bool,
 }
 
-/// Turns each pair `(a, b)` of the last axis: `(a cos - b sin, b cos + a sin)`, for F32 and F64.
+/// Turns each pair `(a, b)` of the last axis: `(a cos - b sin, b cos + a sin)`, for floats.
 ///
 /// Shapes: `x` and `out` `[.., d]` with an even `d`, `cos` and `sin` `[.., d / 2]`; expanded axes may have stride 0.
 ///
@@ -75,7 +81,7 @@ pub fn rotary(
     rotation: Rotation,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype {
+    match out.dtype.compute_dtype() {
         DType::F32 => rotary_of::<f32>(stream, x, (cos, sin), rotation, out),
         DType::F64 => rotary_of::<f64>(stream, x, (cos, sin), rotation, out),
         dtype => Err(Error::DTypeUnsupported { op: "rotary", dtype }),
@@ -100,8 +106,9 @@ fn rotary_of<T: Real>(
         return Err(mismatch());
     }
     x.expect_apart(OP, &out)?;
-    let from = (x.src::<T>(OP)?, cos.src::<T>(OP)?, sin.src::<T>(OP)?);
-    let to = out.dst::<T>(OP)?;
+    let from = Operand::<T>::of(OP, &x, out.dtype)?;
+    let angles = (Operand::<T>::of(OP, &cos, out.dtype)?, Operand::<T>::of(OP, &sin, out.dtype)?);
+    let to = Operand::<T>::of_mut(OP, &out, out.dtype)?;
     if out.layout.elements() == 0 {
         return Ok(());
     }
@@ -123,7 +130,12 @@ fn rotary_of<T: Real>(
     let uses = [Use::read(x.buffer), Use::read(cos.buffer), Use::read(sin.buffer), Use::write(out.buffer)];
     stream.launch(OP, &uses, move || {
         // SAFETY: as in `cumsum_of`.
-        unsafe { cpu::rotary(&loops, &workers, (apart, rotation.inverse), from, to) }
+        unsafe {
+            let stage = Stage::new(&workers);
+            let (to, from) = (stage.write(&to), stage.read(&from));
+            let from = (from, stage.read(&angles.0), stage.read(&angles.1));
+            cpu::rotary(&loops, &workers, (apart, rotation.inverse), from, to);
+        }
     })
 }
 

@@ -5,11 +5,12 @@ use device::{DType, Error, Result, Stream, Use};
 use crate::cpu::lanes::Lanes;
 use crate::cpu::softmax::{Rows, log_softmax as log_softmax_cpu, log_softmax_grad as log_softmax_grad_cpu};
 use crate::cpu::softmax::{softmax as softmax_cpu, softmax_grad as softmax_grad_cpu};
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{LoopAxis, Loops, View, normalize_axis};
 use crate::par::workers;
 
-/// `out = exp(x - max x) / sum exp(x - max x)` along an axis, for F32 and F64.
+/// `out = exp(x - max x) / sum exp(x - max x)` along an axis, for floats.
 ///
 /// Shapes: `out` like `x`. The sum is taken in the order of [`reduce`](crate::reduce).
 ///
@@ -20,7 +21,7 @@ pub fn softmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Resu
     unary(stream, "softmax", false, x, axis, out)
 }
 
-/// `out = x - max x - log(sum exp(x - max x))` along an axis, for F32 and F64.
+/// `out = x - max x - log(sum exp(x - max x))` along an axis, for floats.
 ///
 /// Shapes and order as for [`softmax`].
 ///
@@ -30,7 +31,7 @@ pub fn log_softmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> 
     unary(stream, "log_softmax", true, x, axis, out)
 }
 
-/// Gradient of [`softmax`], whose output is `y`: `out = y (g - sum(g y))` along an axis, for F32 and F64.
+/// Gradient of [`softmax`], whose output is `y`: `out = y (g - sum(g y))` along an axis, for floats.
 ///
 /// Shapes: `g` and `out` like `y`. The sum is taken in the order of [`reduce`](crate::reduce).
 ///
@@ -40,7 +41,7 @@ pub fn softmax_grad(stream: &Stream, y: View<'_>, g: View<'_>, axis: isize, out:
     gradient(stream, "softmax_grad", false, y, g, axis, out)
 }
 
-/// Gradient of [`log_softmax`], whose output is `y`: `out = g - exp(y) sum(g)` along an axis, for F32 and F64.
+/// Gradient of [`log_softmax`], whose output is `y`: `out = g - exp(y) sum(g)` along an axis, for floats.
 ///
 /// Shapes and order as for [`softmax_grad`].
 ///
@@ -58,7 +59,7 @@ fn unary(
     axis: isize,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype {
+    match out.dtype.compute_dtype() {
         DType::F32 => unary_of::<f32>(stream, op, log, x, axis, out),
         DType::F64 => unary_of::<f64>(stream, op, log, x, axis, out),
         dtype => Err(Error::DTypeUnsupported { op, dtype }),
@@ -74,7 +75,8 @@ fn unary_of<T: Lanes>(
     out: View<'_>,
 ) -> Result<()> {
     let rows = rows(op, [&out, &x], axis)?;
-    let (from, to) = (x.src::<T>(op)?, out.dst::<T>(op)?);
+    let from = Operand::<T>::of(op, &x, out.dtype)?;
+    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
     if out.layout.elements() == 0 {
         return Ok(());
     }
@@ -85,6 +87,8 @@ fn unary_of<T: Lanes>(
     stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
         // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
         unsafe {
+            let stage = Stage::new(&workers);
+            let (to, from) = (stage.write(&to), stage.read(&from));
             if log {
                 log_softmax_cpu(&rows, &workers, to, from);
             } else {
@@ -103,7 +107,7 @@ fn gradient(
     axis: isize,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype {
+    match out.dtype.compute_dtype() {
         DType::F32 => gradient_of::<f32>(stream, op, log, (y, g), axis, out),
         DType::F64 => gradient_of::<f64>(stream, op, log, (y, g), axis, out),
         dtype => Err(Error::DTypeUnsupported { op, dtype }),
@@ -119,7 +123,9 @@ fn gradient_of<T: Lanes>(
     out: View<'_>,
 ) -> Result<()> {
     let rows = rows(op, [&out, &y, &g], axis)?;
-    let (from_y, from_g, to) = (y.src::<T>(op)?, g.src::<T>(op)?, out.dst::<T>(op)?);
+    let from_y = Operand::<T>::of(op, &y, out.dtype)?;
+    let from_g = Operand::<T>::of(op, &g, out.dtype)?;
+    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
     if out.layout.elements() == 0 {
         return Ok(());
     }
@@ -130,6 +136,8 @@ fn gradient_of<T: Lanes>(
     stream.launch(op, &[Use::read(y.buffer), Use::read(g.buffer), Use::write(out.buffer)], move || {
         // SAFETY: as in `unary_of`.
         unsafe {
+            let stage = Stage::new(&workers);
+            let (to, from_y, from_g) = (stage.write(&to), stage.read(&from_y), stage.read(&from_g));
             if log {
                 log_softmax_grad_cpu(&rows, &workers, to, from_y, from_g);
             } else {

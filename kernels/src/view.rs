@@ -40,6 +40,12 @@ impl<'a> View<'a> {
         if same_shape(self.shape(), shape) { Ok(()) } else { Err(shape_mismatch(op, shape, self.shape())) }
     }
 
+    /// Checks that the elements follow each other without gaps, in row-major order. The error calls the operand `argument`.
+    #[inline]
+    pub(crate) fn expect_contiguous(&self, op: &'static str, argument: &'static str) -> Result<()> {
+        if self.layout.is_contiguous() { Ok(()) } else { Err(not_contiguous(op, argument, self)) }
+    }
+
     /// Checks that the shape is that of `other`.
     #[inline(always)]
     pub(crate) fn expect_shape_of(&self, op: &'static str, other: &View<'_>) -> Result<()> {
@@ -120,6 +126,12 @@ impl<'a> View<'a> {
 #[cold]
 pub(crate) fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> Error {
     Error::DTypeMismatch { op, expected, got }
+}
+
+#[cold]
+fn not_contiguous(op: &'static str, argument: &'static str, view: &View<'_>) -> Error {
+    let value = format!("strides {:?}", view.layout.strides()).into();
+    Error::InvalidArgument { op, argument, expected: "contiguous", value }
 }
 
 #[cold]

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use device::{DType, Device, Error, Result};
+use device::{DType, Device, Error, Result, bf16, f16};
 use safetensors::{Dtype, SafeTensors, View};
 use tensor::Tensor;
 
@@ -158,6 +158,8 @@ impl Bytes {
         let (dtype, data) = match tensor.dtype() {
             DType::F32 => (Dtype::F32, flatten(tensor.to_vec()?, f32::to_le_bytes)),
             DType::F64 => (Dtype::F64, flatten(tensor.to_vec()?, f64::to_le_bytes)),
+            DType::BF16 => (Dtype::BF16, flatten(tensor.to_vec()?, bf16::to_le_bytes)),
+            DType::F16 => (Dtype::F16, flatten(tensor.to_vec()?, f16::to_le_bytes)),
             DType::I64 => (Dtype::I64, flatten(tensor.to_vec()?, i64::to_le_bytes)),
             DType::U8 => (Dtype::U8, tensor.to_vec()?),
             DType::Bool => (Dtype::BOOL, flatten(tensor.to_vec()?, |b: bool| [u8::from(b)])),
@@ -171,6 +173,8 @@ impl Bytes {
         let found = match self.dtype {
             Dtype::F32 => first_not_finite(&self.data, |bytes| f64::from(f32::from_le_bytes(bytes))),
             Dtype::F64 => first_not_finite(&self.data, f64::from_le_bytes),
+            Dtype::BF16 => first_not_finite(&self.data, |bytes| f64::from(bf16::from_le_bytes(bytes))),
+            Dtype::F16 => first_not_finite(&self.data, |bytes| f64::from(f16::from_le_bytes(bytes))),
             _ => None,
         };
         match found {
@@ -343,6 +347,8 @@ impl Contents {
         match dtype_of(bytes.dtype) {
             Some(DType::F32) => Tensor::from_slice(&values(data, f32::from_le_bytes), shape, device),
             Some(DType::F64) => Tensor::from_slice(&values(data, f64::from_le_bytes), shape, device),
+            Some(DType::BF16) => Tensor::from_slice(&values(data, bf16::from_le_bytes), shape, device),
+            Some(DType::F16) => Tensor::from_slice(&values(data, f16::from_le_bytes), shape, device),
             Some(DType::I64) => Tensor::from_slice(&values(data, i64::from_le_bytes), shape, device),
             Some(DType::U8) => Tensor::from_slice(data, shape, device),
             Some(DType::Bool) => Tensor::from_slice(&values(data, |[b]: [u8; 1]| b != 0), shape, device),
@@ -359,6 +365,8 @@ fn dtype_of(dtype: Dtype) -> Option<DType> {
     match dtype {
         Dtype::F32 => Some(DType::F32),
         Dtype::F64 => Some(DType::F64),
+        Dtype::BF16 => Some(DType::BF16),
+        Dtype::F16 => Some(DType::F16),
         Dtype::I64 => Some(DType::I64),
         Dtype::U8 => Some(DType::U8),
         Dtype::BOOL => Some(DType::Bool),

@@ -38,6 +38,10 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
             rhs: labels.shape().into(),
         });
     }
+    if labels.dtype() != DType::I64 {
+        let got = labels.dtype();
+        return Err(Error::DTypeMismatch { op: "accuracy", expected: DType::I64, got });
+    }
     logits.argmax(1, false)?.eq(labels)?.to_dtype(DType::I64)?.sum(&[], false)
 }
 

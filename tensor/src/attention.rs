@@ -26,7 +26,8 @@ pub struct Attention {
 pub struct Attended {
     /// The weighted means of the values, `[.., s, e]`.
     pub out: Tensor,
-    /// The logarithm of the sum of the exponentials of each query's scores, `[.., s]`; infinite if it sees no key.
+    /// The logarithm of the sum of the exponentials of each query's scores, `[.., s]`; infinite if it sees no key. Of
+    /// [`DType::compute_dtype`].
     pub log_sums: Tensor,
 }
 
@@ -88,7 +89,7 @@ impl Attention {
         let mask = self.added_mask(q, k)?;
         Stream::with_current(q.device(), |stream| {
             let rows = Layout::contiguous(&q.shape()[..q.rank() - 1]);
-            let log_sums = Tensor::allocate(stream, rows, q.dtype)?;
+            let log_sums = Tensor::allocate(stream, rows, q.dtype.compute_dtype())?;
             let (kind, input) = self.input(q, k, v, mask.as_ref());
             let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
             kernels::attention(stream, kind, input, result)?;
@@ -131,7 +132,7 @@ impl Attention {
         same_kind(OP, q, g)?;
         let mask = self.added_mask(q, k)?;
         Stream::with_current(q.device(), |stream| {
-            let products = Tensor::allocate(stream, Layout::contiguous(log_sums.shape()), q.dtype)?;
+            let products = Tensor::allocate(stream, Layout::contiguous(log_sums.shape()), log_sums.dtype)?;
             let (kind, input) = self.input(q, k, v, mask.as_ref());
             let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
             let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };

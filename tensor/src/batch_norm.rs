@@ -4,9 +4,10 @@ use device::{Result, Stream};
 use kernels::{Layout, Norm};
 
 use crate::Tensor;
-use crate::check::{has_shape, invalid, is_float, same_kind};
+use crate::check::{has_dtype, has_shape, invalid, is_float, same_device, same_kind};
 
-/// Each channel's mean and variance, and whether they are those of the images that they normalise.
+/// Each channel's mean and variance, and whether they are those of the images that they normalise. For BF16 and F16
+/// images they are F32.
 #[derive(Clone, Debug)]
 pub struct BatchStatistics {
     /// The means, `[c]`.
@@ -32,6 +33,13 @@ fn vector(op: &'static str, x: &Tensor, vector: &Tensor) -> Result<Tensor> {
     vector.contiguous()
 }
 
+fn statistic(op: &'static str, x: &Tensor, given: &Tensor) -> Result<Tensor> {
+    same_device(op, x, given)?;
+    has_dtype(op, given, x.dtype.compute_dtype())?;
+    has_shape(op, &x.shape()[1..2], given)?;
+    given.contiguous()
+}
+
 impl Tensor {
     /// `(x - mean) / sqrt(var + eps) weight + bias` in each channel, with the channel's own mean and variance over all
     /// other axes, which are given back, too.
@@ -54,13 +62,13 @@ impl Tensor {
             return Err(invalid(OP, "input", "of several elements in a channel", shape));
         }
         let statistics = Stream::with_current(self.device(), |stream| {
-            let fresh = || Tensor::allocate(stream, Layout::contiguous(&[c]), self.dtype);
+            let fresh = || Tensor::allocate(stream, Layout::contiguous(&[c]), self.dtype.compute_dtype());
             Ok(BatchStatistics { mean: fresh()?, var: fresh()?, training: true })
         })?;
         Ok((self.normalised(weight, bias, &statistics, eps)?, statistics))
     }
 
-    /// [`Tensor::batch_norm`] with given statistics.
+    /// [`Tensor::batch_norm`] with given statistics, of [`DType::compute_dtype`](crate::DType::compute_dtype).
     ///
     /// # Errors
     /// As for [`Tensor::batch_norm`], but for the number of elements.
@@ -74,7 +82,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         const OP: &str = "batch_norm";
         channels(OP, self)?;
-        let (mean, var) = (vector(OP, self, mean)?, vector(OP, self, var)?);
+        let (mean, var) = (statistic(OP, self, mean)?, statistic(OP, self, var)?);
         self.normalised(weight, bias, &BatchStatistics { mean, var, training: false }, eps)
     }
 

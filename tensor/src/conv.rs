@@ -214,7 +214,8 @@ fn with_workspace(
             launch(stream, None, out.view())?;
         } else {
             elements_of("conv2d", &[elements])?;
-            let memory = Tensor::allocate(stream, Layout::contiguous(&[elements]), like.dtype)?;
+            let memory =
+                Tensor::allocate(stream, Layout::contiguous(&[elements]), like.dtype.compute_dtype())?;
             launch(stream, Some(memory.view()), out.view())?;
         }
         Ok(out)

@@ -133,7 +133,7 @@ impl Tensor {
                 let value = |i: usize| from.wrapping_add((i as i64).wrapping_mul(by));
                 from_values(OP, count, value, device)?.to_dtype(dtype)
             }
-            DType::F32 | DType::F64 => {
+            dtype if dtype.is_float() => {
                 // A float beyond usize saturates, and is then refused.
                 let count = ((to - from) / by).ceil() as usize;
                 from_values(OP, count, |i| from + i as f64 * by, device)?.to_dtype(dtype)

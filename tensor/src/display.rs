@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use device::{DType, Element, Result, from_bytes};
+use device::{DType, Element, Result, bf16, f16, from_bytes};
 
 use crate::Tensor;
 
@@ -74,6 +74,8 @@ impl Tensor {
         Ok(match self.dtype {
             DType::F32 => floats(from_bytes::<f32>(&bytes).into_iter().map(f64::from).collect()),
             DType::F64 => floats(from_bytes::<f64>(&bytes)),
+            DType::BF16 => floats(from_bytes::<bf16>(&bytes).into_iter().map(f64::from).collect()),
+            DType::F16 => floats(from_bytes::<f16>(&bytes).into_iter().map(f64::from).collect()),
             DType::I64 => plain::<i64>(&bytes),
             DType::Bool => plain::<bool>(&bytes),
             _ => plain::<u8>(&bytes),

@@ -4,7 +4,7 @@ use device::{DType, Result, Stream};
 use kernels::{BinaryOp, CompareOp, Dims, Layout, View, broadcast_shapes};
 
 use crate::Tensor;
-use crate::check::{has_dtype, is_number, same_device, same_kind};
+use crate::check::{has_dtype, is_number, same_device};
 use crate::tensor::fill_storage;
 
 /// The order of axes in which a dense tensor's elements lie row-major; none for tensors with gaps or overlap.
@@ -119,23 +119,36 @@ impl Tensor {
         Ok(out)
     }
 
+    /// `op` on both tensors as elements of the type that their types promote to.
+    #[inline(never)]
+    fn promoted(&self, rhs: &Tensor, op: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
+        let dtype = self.dtype.promote(rhs.dtype);
+        op(&self.to_dtype(dtype)?, &rhs.to_dtype(dtype)?)
+    }
+
     #[inline]
     fn arithmetic(&self, name: &'static str, op: BinaryOp, rhs: &Tensor) -> Result<Tensor> {
-        same_kind(name, self, rhs)?;
+        if self.dtype != rhs.dtype {
+            return self.promoted(rhs, |lhs, rhs| lhs.arithmetic(name, op, rhs));
+        }
+        same_device(name, self, rhs)?;
         is_number(name, self)?;
         self.zip_to(name, rhs, self.dtype, |stream, a, b, out| kernels::binary(stream, op, a, b, out))
     }
 
     #[inline]
     fn comparison(&self, name: &'static str, op: CompareOp, rhs: &Tensor) -> Result<Tensor> {
-        same_kind(name, self, rhs)?;
+        if self.dtype != rhs.dtype {
+            return self.promoted(rhs, |lhs, rhs| lhs.comparison(name, op, rhs));
+        }
+        same_device(name, self, rhs)?;
         self.zip_to(name, rhs, DType::Bool, |stream, a, b, out| kernels::compare(stream, op, a, b, out))
     }
 
     /// A binary op chosen at run time; see the method of its name.
     ///
     /// # Errors
-    /// `DeviceMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `ShapeMismatch`.
+    /// `DeviceMismatch`, `DTypeUnsupported`, `ShapeMismatch`.
     pub fn binary(&self, op: BinaryOp, rhs: &Tensor) -> Result<Tensor> {
         self.arithmetic(op.name(), op, rhs)
     }
@@ -143,12 +156,12 @@ impl Tensor {
     /// A comparison chosen at run time; see the method of its name.
     ///
     /// # Errors
-    /// `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
+    /// `DeviceMismatch`, `ShapeMismatch`.
     pub fn compare(&self, op: CompareOp, rhs: &Tensor) -> Result<Tensor> {
         self.comparison(op.name(), op, rhs)
     }
 
-    /// `self + rhs`, broadcasting.
+    /// `self + rhs`, broadcasting. Operands of different types are converted to [`DType::promote`] first.
     ///
     /// ```
     /// # use tensor::{DType, Device, Tensor};
@@ -164,7 +177,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `DeviceMismatch`, `DTypeMismatch`, `DTypeUnsupported` for bool, `ShapeMismatch`.
+    /// `DeviceMismatch`, `DTypeUnsupported` for bool, `ShapeMismatch`.
     #[inline]
     pub fn add(&self, rhs: &Tensor) -> Result<Tensor> {
         self.arithmetic("add", BinaryOp::Add, rhs)
@@ -224,10 +237,11 @@ impl Tensor {
         self.arithmetic("minimum", BinaryOp::Minimum, rhs)
     }
 
-    /// `self == rhs` as bool, broadcasting; false where either is NaN.
+    /// `self == rhs` as bool, broadcasting; false where either is NaN. Operands of different types are converted to
+    /// [`DType::promote`] first.
     ///
     /// # Errors
-    /// `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
+    /// `DeviceMismatch`, `ShapeMismatch`.
     pub fn eq(&self, rhs: &Tensor) -> Result<Tensor> {
         self.comparison("eq", CompareOp::Eq, rhs)
     }
@@ -290,15 +304,19 @@ impl Tensor {
         self.map_to("logical_not", DType::Bool, kernels::logical_not)
     }
 
-    /// `a` where `cond` holds and `b` elsewhere; all three broadcast.
+    /// `a` where `cond` holds and `b` elsewhere; all three broadcast. `a` and `b` of different types are converted to
+    /// [`DType::promote`] first.
     ///
     /// # Errors
-    /// `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
+    /// `DeviceMismatch`, `DTypeMismatch` unless `cond` is bool, `ShapeMismatch`.
     pub fn where_cond(cond: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         const OP: &str = "where_cond";
         same_device(OP, cond, a)?;
         has_dtype(OP, cond, DType::Bool)?;
-        same_kind(OP, a, b)?;
+        same_device(OP, a, b)?;
+        if a.dtype != b.dtype {
+            return a.promoted(b, |a, b| Tensor::where_cond(cond, a, b));
+        }
         let shape = broadcast_shapes(OP, a.shape(), b.shape())?;
         let shape = broadcast_shapes(OP, cond.shape(), &shape)?;
         let (cond, a, b) = (cond.expand(&shape)?, a.expand(&shape)?, b.expand(&shape)?);

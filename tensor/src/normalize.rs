@@ -21,7 +21,7 @@ pub struct Norm {
 pub struct Normalized {
     /// The normalized elements, of the input's shape.
     pub out: Tensor,
-    /// The mean of each row; none if rows are not centred.
+    /// The mean of each row; none if rows are not centred. Of [`DType::compute_dtype`], as is `rstd`.
     pub mean: Option<Tensor>,
     /// The inverse of each row's deviation.
     pub rstd: Tensor,
@@ -107,12 +107,14 @@ impl Norm {
     pub fn forward(&self, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<Normalized> {
         let x = x.contiguous()?;
         let [weight, bias] = [self.parameter(&x, weight)?, self.parameter(&x, bias)?];
+        let rows = x.elements().checked_div(self.rows.row()).unwrap_or(0);
         Stream::with_current(x.device(), |stream| {
-            let allocate = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), x.dtype);
-            let rows = x.elements().checked_div(self.rows.row()).unwrap_or(0);
-            let out = allocate(x.shape())?;
-            let mean = if self.centred { Some(allocate(&[rows])?) } else { None };
-            let rstd = allocate(&[rows])?;
+            let allocate =
+                |shape: &[usize], dtype| Tensor::allocate(stream, Layout::contiguous(shape), dtype);
+            let statistic = || allocate(&[rows], x.dtype.compute_dtype());
+            let out = allocate(x.shape(), x.dtype)?;
+            let mean = if self.centred { Some(statistic()?) } else { None };
+            let rstd = statistic()?;
             let [weight, bias] = [&weight, &bias].map(|given| given.as_ref().map(Tensor::view));
             let input = NormInput { x: x.view(), weight, bias };
             let statistics = (mean.as_ref().map(Tensor::view), rstd.view());

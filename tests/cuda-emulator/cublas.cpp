@@ -211,13 +211,13 @@ struct Request {
     int compute;
 };
 
-constexpr int COMPUTE_32F = 68, COMPUTE_32F_PEDANTIC = 69, COMPUTE_64F = 70, COMPUTE_64F_PEDANTIC = 71;
+constexpr int COMPUTE_32F = 68, COMPUTE_32F_PEDANTIC = 69, COMPUTE_64F = 70, COMPUTE_64F_PEDANTIC = 71, COMPUTE_32F_FAST_TF32 = 77;
 
 static bool supported(const Request& r) {
     if (r.a_type != r.b_type) return false;
     bool f64 = r.compute == COMPUTE_64F || r.compute == COMPUTE_64F_PEDANTIC;
     if (f64) return r.a_type == GEMM_F64 && r.c_type == GEMM_F64;
-    bool fast = r.compute == 74 || r.compute == 75 || r.compute == 77; // by way of 16-bit or TF32 products
+    bool fast = r.compute == 74 || r.compute == 75 || r.compute == COMPUTE_32F_FAST_TF32; // by way of 16-bit or TF32 products
     if (fast) return r.a_type == GEMM_F32 && r.c_type == GEMM_F32;
     if (r.compute != COMPUTE_32F && r.compute != COMPUTE_32F_PEDANTIC) return false;
     if (r.a_type == GEMM_F32) return r.c_type == GEMM_F32;
@@ -243,7 +243,10 @@ static cublasStatus_t gemm(const char* name, cublasHandle_t handle, const Reques
         if (r.m == 0 || r.n == 0 || r.batch == 0) return CUBLAS_STATUS_SUCCESS;
         auto* queued = new Queued{};
         bool wide = r.a_type == GEMM_F64;
-        queued->job = {r.transa != 0, r.transb != 0, r.m, r.n, r.k, r.a, r.b, r.c, GemmType(r.a_type), GemmType(r.c_type), r.lda, r.ldb, r.ldc,
+        // By the call, or by the handle's mode (3) where the call leaves it open.
+        bool tf32 = r.a_type == GEMM_F32 && (r.compute == COMPUTE_32F_FAST_TF32 || (r.compute == COMPUTE_32F && (handle->math_mode & 15) == 3));
+        GemmType of_ab = tf32 ? GEMM_TF32 : GemmType(r.a_type);
+        queued->job = {r.transa != 0, r.transb != 0, r.m, r.n, r.k, r.a, r.b, r.c, of_ab, GemmType(r.c_type), r.lda, r.ldb, r.ldc,
                        r.stride_a, r.stride_b, r.stride_c, r.batch, wide, r.alpha, r.beta};
         if (handle->pointer_mode == 0) { // the caller's scalars may be gone when the job runs
             memcpy(&queued->scalars[0], r.alpha, wide ? 8 : 4);

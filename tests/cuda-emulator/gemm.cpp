@@ -20,6 +20,15 @@ const Tile& tile_functions() {
 inline void multiply(const float* a, const float* b, long long k, float* sums) { tile_functions().f32(a, b, k, sums); }
 inline void multiply(const double* a, const double* b, long long k, double* sums) { tile_functions().f64(a, b, k, sums); }
 
+// Rounded when it is read: to nearest, and away from 0 in between.
+struct Tf32 {
+    unsigned bits;
+    operator float() const {
+        bool finite = (bits & 0x7F800000) != 0x7F800000;
+        return __uint_as_float(finite ? (bits + 0x1000) & ~0x1FFFu : bits);
+    }
+};
+
 // Element (row, k) of op(A), or (k, column) of op(B), with the way from one to the next in either direction.
 template <class In> struct View {
     const In* data;
@@ -83,6 +92,7 @@ void run_gemm(const GemmJob& job, void* scratch) {
     switch (job.a_type) {
     case GEMM_F64: return all_products<double, double, double>(job, scratch);
     case GEMM_F32: return all_products<float, float, float>(job, scratch);
+    case GEMM_TF32: return all_products<float, Tf32, float>(job, scratch);
     case GEMM_F16:
         if (job.c_type == GEMM_F32) return all_products<float, __half, float>(job, scratch);
         return all_products<float, __half, __half>(job, scratch);

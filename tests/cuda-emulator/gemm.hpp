@@ -1,7 +1,8 @@
 // C = alpha op(A) op(B) + beta C, column-major, for a batch of matrices at fixed distances.
 #pragma once
 
-enum GemmType : int { GEMM_F32 = 0, GEMM_F64 = 1, GEMM_F16 = 2, GEMM_BF16 = 14 };
+// GEMM_TF32: F32, of which 10 bits of mantissa are multiplied. The others have the library's numbers.
+enum GemmType : int { GEMM_F32 = 0, GEMM_F64 = 1, GEMM_F16 = 2, GEMM_BF16 = 14, GEMM_TF32 = -1 };
 
 struct GemmJob {
     bool transa, transb;

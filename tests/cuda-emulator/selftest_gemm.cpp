@@ -114,6 +114,35 @@ static void products() {
     CHECK_EQUAL(cublas("cublasGemmEx", handle, 0, 0, 1, 1, 1, &one_, c, 2, 1, c, 14, 1, &zero, c, 2, 1, 68, -1), 15); // mixed inputs
 }
 
+// 10 bits of mantissa, to nearest, if the call or the handle's mode asks for it, and of F32 only.
+static void tf32() {
+    open_device();
+    Ptr stream = new_stream(), handle = nullptr;
+    CHECK_EQUAL(cublas("cublasCreate_v2", &handle), 0);
+    CHECK_EQUAL(cublas("cublasSetStream_v2", handle, stream), 0);
+    float one_ = 1, zero = 0, inputs[] = {1 + 0x1p-10f, 1 + 0x1p-11f, -1 - 0x1.8p-11f, 1 + 0x1p-12f};
+    float rounded[] = {1 + 0x1p-10f, 1 + 0x1p-10f, -1 - 0x1p-10f, 1};
+    CUdeviceptr a = allocate(4), b = allocate(4), c = allocate(4);
+    upload(b, std::vector<float>{1}, stream);
+    auto product = [&](int compute) {
+        CHECK_EQUAL(cublas("cublasGemmEx", handle, 0, 0, 1, 1, 1, &one_, a, F32, 1, b, F32, 1, &zero, c, F32, 1, compute, -1), 0);
+        return download<float>(c, 1, stream)[0];
+    };
+    for (int i = 0; i < 4; i++) {
+        upload(a, std::vector<float>{inputs[i]}, stream);
+        CHECK_EQUAL(product(68), inputs[i]);
+        CHECK_EQUAL(product(77), rounded[i]);
+        CHECK_EQUAL(cublas("cublasSetMathMode", handle, 3), 0);
+        CHECK_EQUAL(product(68), rounded[i]);
+        CHECK_EQUAL(product(69), inputs[i]); // pedantic
+        CHECK_EQUAL(cublas("cublasSetMathMode", handle, 16), 0);
+    }
+    for (float special : {INFINITY, -INFINITY, 3.0e38f}) {
+        upload(a, std::vector<float>{special}, stream);
+        CHECK_EQUAL(product(77) > 2.9e38f, special > 0);
+    }
+}
+
 // Like a kernel: in the order of its stream, after what is before it, and its faults are reported.
 static void queued_product() {
     open_device();
@@ -150,6 +179,7 @@ static void device_scalars() {
 
 const std::vector<Test> GEMM_TESTS = {
     {"products", "", products},
+    {"tf32", "", tf32},
     {"queued_product", "", queued_product},
     {"device_scalars", "", device_scalars},
 };

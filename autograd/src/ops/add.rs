@@ -2,13 +2,15 @@
 
 use tensor::{Device, Result};
 
-use super::binary::record_binary;
+use super::binary::{promoted, record_binary};
 use super::one;
 use super::samples::{Draw, Sample, binary, unary};
 use crate::{Var, record};
 
 impl Var {
-    /// The sum `a + b`, with broadcasting.
+    /// The sum `a + b`, with broadcasting. Operands of different types are converted to
+    /// [`DType::promote`](tensor::DType::promote) first, as by every elementwise op of two operands; the gradient of each
+    /// has its own type.
     ///
     /// ```
     /// # use autograd::Var;
@@ -23,9 +25,12 @@ impl Var {
     /// ```
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     #[inline]
     pub fn add(&self, rhs: &Var) -> Result<Var> {
+        if self.dtype() != rhs.dtype() {
+            return promoted(self, rhs, Var::add);
+        }
         let value = self.value().add(rhs.value())?;
         Ok(record_binary("add", self, rhs, &[], value, |ctx, g| {
             Ok([ctx.needs(0).then(|| g.clone()), ctx.needs(1).then(|| g.clone())])

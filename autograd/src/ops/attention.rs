@@ -1,7 +1,7 @@
 //! `Y = P V` with `P = softmax(s Q Kᵀ + mask)`; with `U = P (G Vᵀ - Σ G Y)`: `Q' = s U K`, `K' = s Uᵀ Q`, `V' = Pᵀ G`.
 
 use smallvec::SmallVec;
-use tensor::{Attended, Attention, CompareOp, Device, Error, RandomKey, Result, Tensor, next_key};
+use tensor::{Attended, Attention, CompareOp, DType, Device, Error, RandomKey, Result, Tensor, next_key};
 
 use super::Dims;
 use super::one;
@@ -36,7 +36,7 @@ impl Var {
     /// ```
     /// # use autograd::{Device, Result, Tensor, Var, ops::AttentionOptions};
     /// # fn main() -> Result<()> {
-    /// let q = Var::leaf(Tensor::randn(&[2, 4, 8, 16], tensor::DType::F32, None, &Device::cpu())?);
+    /// let q = Var::leaf(Tensor::randn(&[2, 4, 8, 16], DType::F32, None, &Device::cpu())?);
     /// let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
     /// assert_eq!(q.scaled_dot_product_attention(&q, &q, &causal)?.shape(), [2, 4, 8, 16]);
     /// # Ok(())
@@ -162,14 +162,16 @@ fn merge_heads(x: &Var) -> Result<Var> {
 }
 
 /// What a score that cannot be seen is lowered to: finite, so that gradients of gradients are.
-const HIDDEN: f64 = -1e30;
+fn hidden(dtype: DType) -> f64 {
+    if dtype == DType::F16 { -6e4 } else { -1e30 }
+}
 
 /// The weights of the values, as a matrix.
 fn weights(attention: &Attention, q: &Var, k: &Var) -> Result<Var> {
     let width = q.shape().last().copied().unwrap_or(0);
     let scores = q.matmul(&k.transpose(-2, -1)?)?.mul_scalar(attention.scale_for(width))?;
     let mask = match attention.added_mask(q.value(), k.value())? {
-        Some(mask) => Some(mask.clamp(HIDDEN, f64::INFINITY)?),
+        Some(mask) => Some(mask.clamp(hidden(q.dtype()), f64::INFINITY)?),
         None if attention.is_causal => Some(causal_mask(q, k)?),
         None => None,
     };
@@ -183,11 +185,11 @@ fn weights(attention: &Attention, q: &Var, k: &Var) -> Result<Var> {
 fn causal_mask(q: &Var, k: &Var) -> Result<Tensor> {
     let places = |x: &Var| -> Result<Tensor> {
         let len = x.shape().iter().rev().nth(1).copied().unwrap_or(0);
-        Tensor::arange(0_i64, len as i64, 1_i64, tensor::DType::I64, x.device())
+        Tensor::arange(0_i64, len as i64, 1_i64, DType::I64, x.device())
     };
     let seen = places(k)?.le(&places(q)?.unsqueeze(1)?)?;
     let of = |value: f64| Tensor::full(&[], value, q.dtype(), q.device());
-    Tensor::where_cond(&seen, &of(0.0)?, &of(HIDDEN)?)
+    Tensor::where_cond(&seen, &of(0.0)?, &of(hidden(q.dtype()))?)
 }
 
 /// Attention with a matrix of weights of which some are left out.
@@ -201,7 +203,7 @@ fn with_dropout(attention: &Attention, [q, k, v]: [&Var; 3], p: f64, key: Random
 /// 1 for a query that sees a key, 0 for others, `[.., s, 1]`.
 fn seen(attended: &Attended) -> Result<Var> {
     let sums = &attended.log_sums;
-    let seen = sums.compare_scalar(CompareOp::Ne, f64::INFINITY)?.to_dtype(sums.dtype())?;
+    let seen = sums.compare_scalar(CompareOp::Ne, f64::INFINITY)?.to_dtype(attended.out.dtype())?;
     Ok(Var::constant(seen.unsqueeze(-1)?))
 }
 
@@ -292,7 +294,7 @@ mod tests {
 
     fn drawn(shape: &[usize], op: u64) -> Result<Var> {
         let key = RandomKey { seed: 3, op };
-        Ok(Var::leaf(Tensor::randn(shape, tensor::DType::F64, key, &Device::cpu())?))
+        Ok(Var::leaf(Tensor::randn(shape, DType::F64, key, &Device::cpu())?))
     }
 
     #[test]

@@ -91,8 +91,8 @@ fn gradients(ctx: &Vjp<'_>, g: &Var, has_weight: bool, training: bool, eps: f64)
     let (mean, var, x) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
     let weight = has_weight.then(|| ctx.saved(3));
     if is_recording() {
-        let given = (!training).then_some((&mean, &var));
-        return expressed(&x, g, weight.as_ref(), given, eps);
+        let given = if training { None } else { Some((mean.to_dtype(x.dtype())?, var.to_dtype(x.dtype())?)) };
+        return expressed(&x, g, weight.as_ref(), given.as_ref(), eps);
     }
     let statistics = BatchStatistics { mean: mean.value().clone(), var: var.value().clone(), training };
     let grads = x.value().batch_norm_grad(g.value(), weight.as_ref().map(Var::value), &statistics, eps)?;
@@ -103,7 +103,7 @@ fn expressed(
     x: &Var,
     g: &Var,
     weight: Option<&Var>,
-    given: Option<(&Var, &Var)>,
+    given: Option<&(Var, Var)>,
     eps: f64,
 ) -> Result<[Var; 3]> {
     let (n, c) = (x.shape()[0], x.shape()[1]);

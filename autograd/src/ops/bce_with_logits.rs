@@ -3,7 +3,7 @@
 use tensor::{CompareOp, Device, Result, Tensor};
 
 use super::Reduction;
-use super::binary::if_needed;
+use super::binary::{computed, if_needed};
 use super::cross_entropy::not_empty;
 use super::mse_loss::{by_element, same_shape};
 use super::samples::Sample;
@@ -16,23 +16,27 @@ impl Var {
     /// Shapes: both the same; the result is a scalar, or has that shape with [`Reduction::None`].
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
+    /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn bce_with_logits(&self, target: &Var, reduction: Reduction) -> Result<Var> {
         const OP: &str = "bce_with_logits";
         same_shape(OP, self, target)?;
         not_empty(OP, "input", self.value(), reduction)?;
-        let (x, t) = (self.value(), target.value());
-        let value = x.relu()?.sub(&x.mul(t)?)?.add(&log_one_plus(&x.abs()?.neg()?.exp()?)?)?;
-        let saved = [Save::Input(0), Save::Input(1)];
-        let losses = record(OP, &[self, target], &saved, value, |ctx, g| {
-            let (x, t) = (ctx.saved(0), ctx.saved(1));
-            Ok(Grads::from_buf([
-                if_needed(ctx, 0, || x.sigmoid()?.sub(&t)?.mul(g))?,
-                if_needed(ctx, 1, || x.mul(g)?.neg())?,
-            ]))
-        });
-        reduction.apply(losses)
+        computed(self, target, |x, target| reduction.apply(losses(x, target)?))
     }
+}
+
+fn losses(x: &Var, target: &Var) -> Result<Var> {
+    let (x_value, t_value) = (x.value(), target.value());
+    let value = x_value.relu()?.sub(&x_value.mul(t_value)?)?;
+    let value = value.add(&log_one_plus(&x_value.abs()?.neg()?.exp()?)?)?;
+    let saved = [Save::Input(0), Save::Input(1)];
+    Ok(record("bce_with_logits", &[x, target], &saved, value, |ctx, g| {
+        let (x, t) = (ctx.saved(0), ctx.saved(1));
+        Ok(Grads::from_buf([
+            if_needed(ctx, 0, || x.sigmoid()?.sub(&t)?.mul(g))?,
+            if_needed(ctx, 1, || x.mul(g)?.neg())?,
+        ]))
+    }))
 }
 
 /// `ln(1 + z)` to full precision for `z` in `0..=1`: the rounding error of `u = 1 + z` is the same in `ln u` and in

@@ -32,6 +32,21 @@ where
     })
 }
 
+/// `op` on operands of different types, as elements of the type that both promote to. The conversions are recorded, so a
+/// gradient comes back in its operand's type.
+#[inline(never)]
+pub(super) fn promoted(lhs: &Var, rhs: &Var, op: impl FnOnce(&Var, &Var) -> Result<Var>) -> Result<Var> {
+    let dtype = lhs.dtype().promote(rhs.dtype());
+    op(&lhs.to_dtype(dtype)?, &rhs.to_dtype(dtype)?)
+}
+
+/// `op`, made of several, in the type that its operands are computed in; only its result is rounded to theirs.
+pub(super) fn computed(lhs: &Var, rhs: &Var, op: impl FnOnce(&Var, &Var) -> Result<Var>) -> Result<Var> {
+    let dtype = lhs.dtype().promote(rhs.dtype());
+    let compute = dtype.compute_dtype();
+    op(&lhs.to_dtype(compute)?, &rhs.to_dtype(compute)?)?.to_dtype(dtype)
+}
+
 fn sum_back(gradient: Option<Var>, shape: &[usize]) -> Result<Option<Var>> {
     gradient.map(|g| g.sum_to(shape)).transpose()
 }

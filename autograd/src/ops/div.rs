@@ -2,7 +2,7 @@
 
 use tensor::{Device, Result};
 
-use super::binary::{if_needed, record_binary};
+use super::binary::{if_needed, promoted, record_binary};
 use super::samples::{Draw, Sample, binary, unary};
 use super::{one, scalar_like};
 use crate::{Save, Var, record};
@@ -11,8 +11,11 @@ impl Var {
     /// The quotient `a / b` element by element, with broadcasting.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     pub fn div(&self, rhs: &Var) -> Result<Var> {
+        if self.dtype() != rhs.dtype() {
+            return promoted(self, rhs, Var::div);
+        }
         let value = self.value().div(rhs.value())?;
         let saved: &[Save<'_>] =
             if rhs.requires_grad() { &[Save::Input(1), Save::Output] } else { &[Save::Input(1)] };
@@ -29,7 +32,9 @@ impl Var {
     /// `DTypeUnsupported` for truth values.
     pub fn div_scalar(&self, c: f64) -> Result<Var> {
         // A true division, as the quotient of two tensors: x (1 / c) would round twice.
-        let value = self.value().div(scalar_like(self.value(), c)?.value())?;
+        // BF16 and F16 are divided in F32, as by every op: `c` itself is not rounded to them.
+        let x = self.value().to_dtype(self.dtype().compute_dtype())?;
+        let value = x.div(scalar_like(&x, c)?.value())?.to_dtype(self.dtype())?;
         Ok(record("div_scalar", &[self], &[], value, move |_, g| Ok(one(g.div_scalar(c)?))))
     }
 }

@@ -4,6 +4,7 @@
 use tensor::{Device, Error, Result};
 
 use super::Reduction;
+use super::binary::computed;
 use super::cross_entropy::not_empty;
 use super::mse_loss::{by_element, same_shape};
 use super::samples::Sample;
@@ -15,12 +16,12 @@ impl Var {
     /// Shapes: both the same; the result is a scalar, or has that shape with [`Reduction::None`].
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
+    /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn l1_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
         const OP: &str = "l1_loss";
         same_shape(OP, self, target)?;
         not_empty(OP, "input", self.value(), reduction)?;
-        reduction.apply(self.sub(target)?.abs()?)
+        computed(self, target, |x, target| reduction.apply(x.sub(target)?.abs()?))
     }
 
     /// The absolute error, squared below `beta`: `d² / 2β` for `d = |x - target| < β`, `d - β / 2` elsewhere. The usual
@@ -39,11 +40,13 @@ impl Var {
         }
         same_shape(OP, self, target)?;
         not_empty(OP, "input", self.value(), reduction)?;
-        let distance = self.sub(target)?.abs()?;
-        // c (d - c / 2) / β with c = min(d, β) is both.
-        let near = distance.clamp(0.0, beta)?;
-        let losses = near.mul(&distance.sub(&near.mul_scalar(0.5)?)?)?.mul_scalar(1.0 / beta)?;
-        reduction.apply(losses)
+        computed(self, target, |x, target| {
+            let distance = x.sub(target)?.abs()?;
+            // c (d - c / 2) / β with c = min(d, β) is both.
+            let near = distance.clamp(0.0, beta)?;
+            let losses = near.mul(&distance.sub(&near.mul_scalar(0.5)?)?)?.mul_scalar(1.0 / beta)?;
+            reduction.apply(losses)
+        })
     }
 }
 

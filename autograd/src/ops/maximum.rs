@@ -2,7 +2,7 @@
 
 use tensor::{Device, Result, Tensor};
 
-use super::binary::{if_needed, record_binary};
+use super::binary::{if_needed, promoted, record_binary};
 use super::samples::{Draw, Sample, binary};
 use super::scalar_like;
 use crate::{Save, Var};
@@ -15,8 +15,11 @@ impl Var {
     /// Where they are equal, each gets half of the gradient.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     pub fn maximum(&self, rhs: &Var) -> Result<Var> {
+        if self.dtype() != rhs.dtype() {
+            return promoted(self, rhs, Var::maximum);
+        }
         let value = self.value().maximum(rhs.value())?;
         Ok(record_binary("maximum", self, rhs, BOTH, value, |ctx, g| {
             let (lhs, rhs) = (ctx.saved(0), ctx.saved(1));
@@ -33,8 +36,11 @@ impl Var {
     /// Where they are equal, each gets half of the gradient.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     pub fn minimum(&self, rhs: &Var) -> Result<Var> {
+        if self.dtype() != rhs.dtype() {
+            return promoted(self, rhs, Var::minimum);
+        }
         let value = self.value().minimum(rhs.value())?;
         Ok(record_binary("minimum", self, rhs, BOTH, value, |ctx, g| {
             let (lhs, rhs) = (ctx.saved(0), ctx.saved(1));

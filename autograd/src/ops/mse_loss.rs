@@ -3,6 +3,7 @@
 use tensor::{Device, Error, Result};
 
 use super::Reduction;
+use super::binary::computed;
 use super::cross_entropy::not_empty;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
@@ -14,12 +15,12 @@ impl Var {
     /// [`Reduction::None`].
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
+    /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn mse_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
         const OP: &str = "mse_loss";
         same_shape(OP, self, target)?;
         not_empty(OP, "input", self.value(), reduction)?;
-        reduction.apply(self.sub(target)?.square()?)
+        computed(self, target, |x, target| reduction.apply(x.sub(target)?.square()?))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use tensor::{Device, Result};
 
-use super::binary::{Crossed, if_needed, record_binary};
+use super::binary::{Crossed, if_needed, promoted, record_binary};
 use super::one;
 use super::samples::{Draw, Sample, binary, unary};
 use crate::{Var, record};
@@ -11,8 +11,11 @@ impl Var {
     /// The product `a b` element by element, with broadcasting.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     pub fn mul(&self, rhs: &Var) -> Result<Var> {
+        if self.dtype() != rhs.dtype() {
+            return promoted(self, rhs, Var::mul);
+        }
         let value = self.value().mul(rhs.value())?;
         let crossed = Crossed::new(self, rhs);
         Ok(record_binary("mul", self, rhs, crossed.saved(), value, move |ctx, g| {

@@ -2,7 +2,7 @@
 
 use tensor::{CompareOp, Device, Result, Tensor};
 
-use super::binary::{if_needed, record_binary};
+use super::binary::{if_needed, promoted, record_binary};
 use super::samples::{Draw, Sample, binary, sample, unary};
 use super::{one, scalar_like};
 use crate::{Save, Var, record};
@@ -14,8 +14,11 @@ impl Var {
     /// base is 0 and the exponent is not negative; neither is NaN there.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     pub fn pow(&self, exponent: &Var) -> Result<Var> {
+        if self.dtype() != exponent.dtype() {
+            return promoted(self, exponent, Var::pow);
+        }
         let value = self.value().pow(exponent.value())?;
         let saved: &[Save<'_>] = if exponent.requires_grad() {
             &[Save::Input(0), Save::Input(1), Save::Output]

@@ -2,7 +2,7 @@
 
 use tensor::{Device, Result};
 
-use super::binary::{if_needed, record_binary};
+use super::binary::{if_needed, promoted, record_binary};
 use super::samples::{Draw, Sample, binary};
 use crate::Var;
 
@@ -10,8 +10,11 @@ impl Var {
     /// The difference `a - b`, with broadcasting.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     pub fn sub(&self, rhs: &Var) -> Result<Var> {
+        if self.dtype() != rhs.dtype() {
+            return promoted(self, rhs, Var::sub);
+        }
         let value = self.value().sub(rhs.value())?;
         Ok(record_binary("sub", self, rhs, &[], value, |ctx, g| {
             Ok([ctx.needs(0).then(|| g.clone()), if_needed(ctx, 1, || g.neg())?])

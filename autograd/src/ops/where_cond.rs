@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tensor::{CompareOp, Device, Result, Tensor};
 
-use super::binary::if_needed;
+use super::binary::{if_needed, promoted};
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, scalar_like};
 use crate::{Grads, Save, Var, record};
@@ -12,8 +12,11 @@ impl Var {
     /// Takes `a` where `cond` holds and `b` elsewhere; all three broadcast.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless `cond` is Bool and `a` and `b` agree.
+    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless `cond` is Bool.
     pub fn where_cond(cond: &Tensor, a: &Var, b: &Var) -> Result<Var> {
+        if a.dtype() != b.dtype() {
+            return promoted(a, b, |a, b| Var::where_cond(cond, a, b));
+        }
         let value = Tensor::where_cond(cond, a.value(), b.value())?;
         let shapes: [Dims; 2] = [SmallVec::from_slice(a.shape()), SmallVec::from_slice(b.shape())];
         Ok(record("where_cond", &[a, b], &[Save::Tensor(cond)], value, move |ctx, g| {

@@ -134,7 +134,7 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(super) unsafe fn gemm(&self, _: &'static str, _: &Gemm) -> Result<()> {
+    pub(super) unsafe fn gemm(&self, _: &'static str, _: &Gemm, _: bool) -> Result<()> {
         match *self {}
     }
 

@@ -32,6 +32,58 @@ fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
     Err(Error::Driver { call, code: status as i32, name: format!("{status:?}").into() })
 }
 
+/// The sizes of a product as the library takes them.
+struct Sizes {
+    ta: blas::cublasOperation_t,
+    tb: blas::cublasOperation_t,
+    m: c_int,
+    n: c_int,
+    k: c_int,
+    lda: c_int,
+    ldb: c_int,
+    ldc: c_int,
+    batch: c_int,
+}
+
+impl Sizes {
+    /// # Errors
+    /// [`Error::InvalidArgument`] for one that 31 bits do not hold.
+    fn of(op: &'static str, g: &Gemm) -> Result<Sizes> {
+        let int = |argument: &'static str, value: usize| {
+            c_int::try_from(value).map_err(|_| Error::InvalidArgument {
+                op,
+                argument,
+                expected: "less than 2^31",
+                value: value.to_string().into(),
+            })
+        };
+        let transposed = |yes| {
+            if yes { blas::cublasOperation_t::CUBLAS_OP_T } else { blas::cublasOperation_t::CUBLAS_OP_N }
+        };
+        Ok(Sizes {
+            ta: transposed(g.transa),
+            tb: transposed(g.transb),
+            m: int("m", g.m)?,
+            n: int("n", g.n)?,
+            k: int("k", g.k)?,
+            lda: int("lda", g.lda)?,
+            ldb: int("ldb", g.ldb)?,
+            ldc: int("ldc", g.ldc)?,
+            batch: int("batch", g.batch)?,
+        })
+    }
+}
+
+/// The library's name of an element type.
+fn data_type(op: &'static str, dtype: DType) -> Result<blas::cudaDataType> {
+    match dtype {
+        DType::F32 => Ok(blas::cudaDataType::CUDA_R_32F),
+        DType::BF16 => Ok(blas::cudaDataType::CUDA_R_16BF),
+        DType::F16 => Ok(blas::cudaDataType::CUDA_R_16F),
+        dtype => Err(Error::DTypeUnsupported { op, dtype }),
+    }
+}
+
 impl Blas {
     /// A handle for `stream`; its context is current.
     pub(super) fn new(stream: sys::CUstream) -> Result<Blas> {
@@ -48,7 +100,9 @@ impl Blas {
             check("cuMemAlloc", sys::cuMemAlloc_v2(&mut new.workspace, WORKSPACE))?;
             let workspace = new.workspace as *mut c_void;
             done("cublasSetWorkspace", blas::cublasSetWorkspace_v2(new.handle, workspace, WORKSPACE))?;
-            let mode = blas::cublasMath_t::CUBLAS_DEFAULT_MATH;
+            // Parts of a product are added as what it is computed in, also if the result has 16 bits. Not TF32: calls ask
+            // for that.
+            let mode = blas::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
             done("cublasSetMathMode", blas::cublasSetMathMode(new.handle, mode))?;
         }
         Ok(new)
@@ -56,31 +110,19 @@ impl Blas {
 
     /// # Safety
     /// The operands are in bounds, and nothing writes them while the product runs.
-    pub(super) unsafe fn gemm(&self, op: &'static str, g: &Gemm) -> Result<()> {
-        let int = |argument: &'static str, value: usize| {
-            c_int::try_from(value).map_err(|_| Error::InvalidArgument {
-                op,
-                argument,
-                expected: "less than 2^31",
-                value: value.to_string().into(),
-            })
-        };
-        let (m, n, k) = (int("m", g.m)?, int("n", g.n)?, int("k", g.k)?);
-        let (lda, ldb, ldc) = (int("lda", g.lda)?, int("ldb", g.ldb)?, int("ldc", g.ldc)?);
-        let batch = int("batch", g.batch)?;
+    pub(super) unsafe fn gemm(&self, op: &'static str, g: &Gemm, tf32: bool) -> Result<()> {
+        let Sizes { ta, tb, m, n, k, lda, ldb, ldc, batch } = Sizes::of(op, g)?;
         if m == 0 || n == 0 || batch == 0 {
             return Ok(());
         }
-        let transposed = |yes| {
-            if yes { blas::cublasOperation_t::CUBLAS_OP_T } else { blas::cublasOperation_t::CUBLAS_OP_N }
-        };
-        let (ta, tb) = (transposed(g.transa), transposed(g.transb));
         let beta = if g.accumulate { 1.0 } else { 0.0 };
         let (strides, handle) = ((g.stride_a, g.stride_b, g.stride_c), self.handle);
         // SAFETY: the handle is live, the scalars are read before the calls return, and the caller answers for the
         // operands.
         unsafe {
             match (g.dtype, g.batch) {
+                (DType::BF16 | DType::F16, _) => self.gemm_ex(op, g, false),
+                (DType::F32, _) if tf32 => self.gemm_ex(op, g, true),
                 (DType::F32, 1) => {
                     let (one, beta) = (1.0f32, beta as f32);
                     let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
@@ -113,6 +155,78 @@ impl Blas {
                 }
                 (dtype, _) => Err(Error::DTypeUnsupported { op, dtype }),
             }
+        }
+    }
+
+    /// Elements of 16 bits, or with `tf32` F32 whose products round them; sums are F32.
+    ///
+    /// # Safety
+    /// As for [`gemm`](Self::gemm).
+    unsafe fn gemm_ex(&self, op: &'static str, g: &Gemm, tf32: bool) -> Result<()> {
+        let Sizes { ta, tb, m, n, k, lda, ldb, ldc, batch } = Sizes::of(op, g)?;
+        let (of_ab, of_c) = (data_type(op, g.dtype)?, data_type(op, g.c_dtype)?);
+        let compute = match tf32 {
+            true => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        };
+        let algorithm = blas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT;
+        let scalars = [1.0f32, if g.accumulate { 1.0 } else { 0.0 }];
+        let [one, beta] =
+            [&scalars[0], &scalars[1]].map(|scalar| std::ptr::from_ref(scalar).cast::<c_void>());
+        let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
+        let (sa, sb, sc) = (g.stride_a, g.stride_b, g.stride_c);
+        // SAFETY: as in `gemm`.
+        unsafe {
+            if g.batch == 1 {
+                let status = blas::cublasGemmEx(
+                    self.handle,
+                    ta,
+                    tb,
+                    m,
+                    n,
+                    k,
+                    one,
+                    a,
+                    of_ab,
+                    lda,
+                    b,
+                    of_ab,
+                    ldb,
+                    beta,
+                    c,
+                    of_c,
+                    ldc,
+                    compute,
+                    algorithm,
+                );
+                return done("cublasGemmEx", status);
+            }
+            let status = blas::cublasGemmStridedBatchedEx(
+                self.handle,
+                ta,
+                tb,
+                m,
+                n,
+                k,
+                one,
+                a,
+                of_ab,
+                lda,
+                sa,
+                b,
+                of_ab,
+                ldb,
+                sb,
+                beta,
+                c,
+                of_c,
+                ldc,
+                sc,
+                batch,
+                compute,
+                algorithm,
+            );
+            done("cublasGemmStridedBatchedEx", status)
         }
     }
 }

@@ -154,8 +154,11 @@ pub enum Arg<'a> {
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the names are BLAS's")]
 pub struct Gemm {
-    /// F32 or F64.
+    /// Of `a` and `b`: F32, F64, BF16 or F16. Products are made, and sums taken, in its
+    /// [`compute_dtype`](DType::compute_dtype).
     pub dtype: DType,
+    /// Of `c`: `dtype`, or its [`compute_dtype`](DType::compute_dtype).
+    pub c_dtype: DType,
     pub transa: bool,
     pub transb: bool,
     pub m: usize,
@@ -198,11 +201,13 @@ pub struct Queue<'a> {
     stream: &'a DriverStream,
     op: &'static str,
     id: StreamId,
+    /// Whether products of F32 may round what they multiply.
+    tf32: bool,
 }
 
 impl<'a> Queue<'a> {
-    pub(crate) fn new(stream: &'a DriverStream, op: &'static str, id: StreamId) -> Self {
-        Queue { stream, op, id }
+    pub(crate) fn new(stream: &'a DriverStream, op: &'static str, id: StreamId, tf32: bool) -> Self {
+        Queue { stream, op, id, tf32 }
     }
 
     /// How many multiprocessors the device has.
@@ -229,8 +234,8 @@ impl<'a> Queue<'a> {
         unsafe { self.stream.kernel((self.op, self.id), program, name, grid, args) }
     }
 
-    /// Enqueues a product by cuBLAS, without TF32; each stream has a handle and a workspace of its own, so that its
-    /// results depend on nothing that runs beside it.
+    /// Enqueues a product by cuBLAS, with TF32 if the [device](crate::Device::set_tf32) allows that; each stream has a
+    /// handle and a workspace of its own, so that its results depend on nothing that runs beside it.
     ///
     /// # Safety
     /// The operands are in bounds, and the command's uses name them.
@@ -240,7 +245,7 @@ impl<'a> Queue<'a> {
     /// [`Error::CudaUnavailable`](crate::Error::CudaUnavailable) without cuBLAS, [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.stream.gemm(self.op, gemm) }
+        unsafe { self.stream.gemm(self.op, gemm, self.tf32) }
     }
 
     /// Enqueues a copy within the device.

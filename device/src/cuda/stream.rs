@@ -338,9 +338,9 @@ impl DriverStream {
 
     /// # Safety
     /// As for [`Queue::gemm`](super::Queue::gemm).
-    pub(super) unsafe fn gemm(&self, op: &'static str, gemm: &Gemm) -> Result<()> {
+    pub(super) unsafe fn gemm(&self, op: &'static str, gemm: &Gemm, tf32: bool) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.blas()?.gemm(op, gemm) }
+        unsafe { self.blas()?.gemm(op, gemm, tf32) }
     }
 
     /// The stream's handle for products. The caller has the tail of the stream, so nobody else makes it meanwhile.

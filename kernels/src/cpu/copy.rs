@@ -1,7 +1,8 @@
 //! Fills, copies and conversions. Copies do not care what the bits mean, so they are written once for each size.
 
-use device::DType;
+use device::{DType, bf16, f16};
 
+use super::half::{Half, odd_from_f64, odd_from_i64};
 use super::simd_of;
 use super::walk::{Walk, map0, map1};
 use crate::layout::{Dst, LoopAxis, Loops, Src};
@@ -16,6 +17,7 @@ pub(crate) unsafe fn fill(size: usize, bits: u64, walk: &Walk<'_, 1>, workers: &
     unsafe {
         match size {
             1 => map0(walk, workers, out, bits as u8),
+            2 => map0(walk, workers, out.cast(), bits as u16),
             4 => map0(walk, workers, out.cast(), bits as u32),
             _ => map0(walk, workers, out.cast(), bits),
         }
@@ -38,6 +40,7 @@ pub(crate) unsafe fn copy(
         if to == from {
             return match to.size_bytes() {
                 1 => copy_bits::<u8>(walk, workers, out, x),
+                2 => copy_bits::<u16>(walk, workers, out.cast(), x.cast()),
                 4 => copy_bits::<u32>(walk, workers, out.cast(), x.cast()),
                 _ => copy_bits::<u64>(walk, workers, out.cast(), x.cast()),
             };
@@ -48,6 +51,8 @@ pub(crate) unsafe fn copy(
             DType::I64 => convert::<i64>(to, walk, workers, out, x.cast()),
             DType::U8 => convert::<u8>(to, walk, workers, out, x),
             DType::Bool => convert::<Truth>(to, walk, workers, out, x.cast()),
+            DType::BF16 => convert::<bf16>(to, walk, workers, out, x.cast()),
+            DType::F16 => convert::<f16>(to, walk, workers, out, x.cast()),
             _ => {}
         }
     }
@@ -60,6 +65,35 @@ trait Convert: Copy {
     fn to_i64(self) -> i64;
     fn to_u8(self) -> u8;
     fn to_truth(self) -> u8;
+
+    /// Rounded once. Types that F32 cannot hold come by way of an odd number.
+    #[inline(always)]
+    fn to_half<H: Half>(self) -> H {
+        H::round(self.to_f32())
+    }
+}
+
+impl<H: Half> Convert for H {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self.widen()
+    }
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        f64::from(self.widen())
+    }
+    #[inline(always)]
+    fn to_i64(self) -> i64 {
+        self.widen() as i64
+    }
+    #[inline(always)]
+    fn to_u8(self) -> u8 {
+        self.widen() as u8
+    }
+    #[inline(always)]
+    fn to_truth(self) -> u8 {
+        u8::from(self.widen() != 0.0)
+    }
 }
 
 impl Convert for f32 {
@@ -106,6 +140,10 @@ impl Convert for f64 {
     fn to_truth(self) -> u8 {
         u8::from(self != 0.0)
     }
+    #[inline(always)]
+    fn to_half<H: Half>(self) -> H {
+        H::round(odd_from_f64(self))
+    }
 }
 
 impl Convert for i64 {
@@ -128,6 +166,10 @@ impl Convert for i64 {
     #[inline(always)]
     fn to_truth(self) -> u8 {
         u8::from(self != 0)
+    }
+    #[inline(always)]
+    fn to_half<H: Half>(self) -> H {
+        H::round(odd_from_i64(self))
     }
 }
 
@@ -193,6 +235,8 @@ unsafe fn convert<A: Convert>(to: DType, walk: &Walk<'_, 2>, workers: &Workers, 
             DType::I64 => map1::<false, _, _>(walk, workers, out.cast(), x, A::to_i64),
             DType::U8 => map1::<false, _, _>(walk, workers, out, x, A::to_u8),
             DType::Bool => map1::<false, _, _>(walk, workers, out, x, A::to_truth),
+            DType::BF16 => map1::<false, _, _>(walk, workers, out.cast(), x, A::to_half::<bf16>),
+            DType::F16 => map1::<false, _, _>(walk, workers, out.cast(), x, A::to_half::<f16>),
             _ => {}
         }
     }

@@ -1,7 +1,8 @@
 //! Elementwise kernels: which function goes through which loop.
 
-use device::DType;
+use device::{DType, bf16, f16};
 
+use super::half::by_blocks;
 use super::number::{Number, Real};
 use super::walk::{Walk, map1, map2, map3};
 use crate::elementwise::{BinaryOp, CompareOp, UnaryOp};
@@ -25,6 +26,11 @@ pub(crate) unsafe fn unary(
             DType::F64 => unary_real::<f64>(op, walk, workers, out.cast(), x.cast()),
             DType::I64 => unary_number::<i64>(op, walk, workers, out.cast(), x.cast()),
             DType::U8 => unary_number::<u8>(op, walk, workers, out.cast(), x.cast()),
+            DType::BF16 | DType::F16 => {
+                by_blocks(dtype, walk, workers, [out, Dst(x.0.cast_mut())], |walk, [out, x]| {
+                    unary_real::<f32>(op, walk, &None, out, x.src());
+                });
+            }
             _ => {}
         }
     }
@@ -129,6 +135,12 @@ pub(crate) unsafe fn binary(
             DType::F64 => binary_real::<f64>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
             DType::I64 => binary_number::<i64>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
             DType::U8 => binary_number::<u8>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
+            DType::BF16 | DType::F16 => {
+                let operands = [out, Dst(x.0.cast_mut()), Dst(y.0.cast_mut())];
+                by_blocks(dtype, walk, workers, operands, |walk, [out, x, y]| {
+                    binary_real::<f32>(op, walk, &None, out, (x.src(), y.src()));
+                });
+            }
             _ => {}
         }
     }
@@ -198,6 +210,8 @@ pub(crate) unsafe fn compare(
             DType::F64 => compare_typed::<f64>(op, walk, workers, out, (x.cast(), y.cast())),
             DType::I64 => compare_typed::<i64>(op, walk, workers, out, (x.cast(), y.cast())),
             DType::U8 | DType::Bool => compare_typed::<u8>(op, walk, workers, out, (x, y)),
+            DType::BF16 => compare_typed::<bf16>(op, walk, workers, out, (x.cast(), y.cast())),
+            DType::F16 => compare_typed::<f16>(op, walk, workers, out, (x.cast(), y.cast())),
             _ => {}
         }
     }
@@ -205,7 +219,7 @@ pub(crate) unsafe fn compare(
 
 /// # Safety
 /// As for [`map2`].
-unsafe fn compare_typed<T: Number>(
+unsafe fn compare_typed<T: Copy + PartialOrd>(
     op: CompareOp,
     walk: &Walk<'_, 3>,
     workers: &Workers,
@@ -253,6 +267,7 @@ pub(crate) unsafe fn where_cond(
     unsafe {
         match size {
             1 => map3(walk, workers, out, (condition, x, y), choose::<u8>),
+            2 => map3(walk, workers, out.cast(), (condition, x.cast(), y.cast()), choose::<u16>),
             4 => map3(walk, workers, out.cast(), (condition, x.cast(), y.cast()), choose::<u32>),
             _ => map3(walk, workers, out.cast(), (condition, x.cast(), y.cast()), choose::<u64>),
         }

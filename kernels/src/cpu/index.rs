@@ -1,7 +1,5 @@
 //! Reading and adding at indices. Every index is checked before it is followed.
 
-use device::DType;
-
 use super::number::Number;
 use super::simd_of;
 use super::walk::{Walk, add_run, map1};
@@ -56,6 +54,7 @@ pub(crate) unsafe fn select(
     unsafe {
         match size {
             1 => select_bits::<u8>(rows, workers, part, whole, index),
+            2 => select_bits::<u16>(rows, workers, part.cast(), whole.cast(), index),
             4 => select_bits::<u32>(rows, workers, part.cast(), whole.cast(), index),
             _ => select_bits::<u64>(rows, workers, part.cast(), whole.cast(), index),
         }
@@ -104,29 +103,7 @@ unsafe fn select_bits<T: Copy>(rows: &Rows, workers: &Workers, part: Dst<T>, who
 ///
 /// # Safety
 /// As for [`select`] with the roles of `part` and `whole` exchanged.
-pub(crate) unsafe fn add(
-    dtype: DType,
-    rows: &Rows,
-    workers: &Workers,
-    whole: Dst<u8>,
-    part: Src<u8>,
-    index: Src<i64>,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            DType::F32 => add_numbers::<f32>(rows, workers, whole.cast(), part.cast(), index),
-            DType::F64 => add_numbers::<f64>(rows, workers, whole.cast(), part.cast(), index),
-            DType::I64 => add_numbers::<i64>(rows, workers, whole.cast(), part.cast(), index),
-            DType::U8 => add_numbers::<u8>(rows, workers, whole, part, index),
-            _ => {}
-        }
-    }
-}
-
-/// # Safety
-/// As for [`add`].
-unsafe fn add_numbers<T: Number>(
+pub(crate) unsafe fn add<T: Number>(
     rows: &Rows,
     workers: &Workers,
     whole: Dst<T>,
@@ -188,6 +165,7 @@ pub(crate) unsafe fn gather(
     unsafe {
         match size {
             1 => gather_bits::<u8>(op, loops, axis, workers, out, x, index),
+            2 => gather_bits::<u16>(op, loops, axis, workers, out.cast(), x.cast(), index),
             4 => gather_bits::<u32>(op, loops, axis, workers, out.cast(), x.cast(), index),
             _ => gather_bits::<u64>(op, loops, axis, workers, out.cast(), x.cast(), index),
         }
@@ -227,30 +205,7 @@ unsafe fn gather_bits<T: Copy>(
 ///
 /// # Safety
 /// As for [`gather`] with the roles of `out` and `x` exchanged.
-pub(crate) unsafe fn scatter_add(
-    op: &'static str,
-    dtype: DType,
-    loops: &Loops<3>,
-    axis: (isize, usize),
-    out: Dst<u8>,
-    x: Src<u8>,
-    index: Src<i64>,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            DType::F32 => scatter_numbers::<f32>(op, loops, axis, out.cast(), x.cast(), index),
-            DType::F64 => scatter_numbers::<f64>(op, loops, axis, out.cast(), x.cast(), index),
-            DType::I64 => scatter_numbers::<i64>(op, loops, axis, out.cast(), x.cast(), index),
-            DType::U8 => scatter_numbers::<u8>(op, loops, axis, out, x, index),
-            _ => {}
-        }
-    }
-}
-
-/// # Safety
-/// As for [`scatter_add`].
-unsafe fn scatter_numbers<T: Number>(
+pub(crate) unsafe fn scatter_add<T: Number>(
     op: &'static str,
     loops: &Loops<3>,
     (step, rows): (isize, usize),

@@ -392,29 +392,51 @@ impl Scratch for f64 {}
 impl Scratch for i64 {}
 impl Scratch for u8 {}
 
-/// Calls `f` with room for `elements` elements of any value, aligned to a cache line. The memory is the
-/// thread's own and kept for the next call; calls may be nested.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line {
+    _bytes: [u8; 64],
+}
+
+/// Memory of the thread, aligned to a cache line, that goes back to it when it is dropped and is kept for the next one.
+pub(crate) struct ScratchMemory(Vec<Line>);
+
+thread_local! {
+    static SPARE: RefCell<Vec<Vec<Line>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl ScratchMemory {
+    /// Room for `elements` elements of any value.
+    pub(crate) fn new<T: Scratch>(elements: usize) -> ScratchMemory {
+        let lines = (elements * size_of::<T>()).div_ceil(size_of::<Line>());
+        let mut memory = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
+        if memory.len() < lines {
+            memory.clear();
+            memory.resize(lines, Line { _bytes: [0; 64] });
+        }
+        ScratchMemory(memory)
+    }
+
+    /// The first element.
+    pub(crate) fn as_mut_ptr<T: Scratch>(&mut self) -> *mut T {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+impl Drop for ScratchMemory {
+    fn drop(&mut self) {
+        let memory = std::mem::take(&mut self.0);
+        // A thread that ends has no place to keep it.
+        SPARE.try_with(|spare| spare.borrow_mut().push(memory)).ok();
+    }
+}
+
+/// Calls `f` with room for `elements` elements of any value; see [`ScratchMemory`]. Calls may be nested.
 pub(crate) fn with_scratch<T: Scratch, R>(elements: usize, f: impl FnOnce(*mut T) -> R) -> R {
-    #[derive(Clone, Copy)]
-    #[repr(align(64))]
-    struct Line {
-        _bytes: [u8; 64],
-    }
-    thread_local! {
-        static SPARE: RefCell<Vec<Vec<Line>>> = const { RefCell::new(Vec::new()) };
-    }
     if elements == 0 {
         return f(std::ptr::dangling_mut());
     }
-    let lines = (elements * size_of::<T>()).div_ceil(64);
-    let mut memory = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
-    if memory.len() < lines {
-        memory.clear();
-        memory.resize(lines, Line { _bytes: [0; 64] });
-    }
-    let result = f(memory.as_mut_ptr().cast());
-    SPARE.with_borrow_mut(|spare| spare.push(memory));
-    result
+    f(ScratchMemory::new::<T>(elements).as_mut_ptr())
 }
 
 /// Runs `work` as vector code if `T` is `f32`. Other types are not worth the code: `f64` is for gradient checks.

@@ -8,6 +8,7 @@ pub(crate) mod copy;
 mod depthwise;
 pub(crate) mod elementwise;
 pub(crate) mod fold;
+pub(crate) mod half;
 pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod lanes;
@@ -24,6 +25,7 @@ pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod sequence;
 pub(crate) mod softmax;
+pub(crate) mod stage;
 pub(crate) mod walk;
 
 /// Runs `work` compiled for the best instruction set of this machine. What it calls has to be inlined to gain from

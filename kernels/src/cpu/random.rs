@@ -1,7 +1,8 @@
 //! Random numbers: blocks of Philox words, and what is made of them.
 
-use device::DType;
+use device::{DType, bf16, f16};
 
+use super::half::{Half, below};
 use super::math;
 use super::number::{Number, Real};
 use super::simd_of;
@@ -96,8 +97,25 @@ trait Random: Real {
     fn units(key: RandomKey, first_element: usize) -> [Self; BLOCK];
     /// `BLOCK` numbers of the standard normal distribution.
     fn normals(key: RandomKey, first_element: usize) -> [Self; BLOCK];
-    /// The next smaller number.
-    fn before(self) -> Self;
+}
+
+/// What a number is stored as.
+trait Stored<T>: Copy {
+    fn of(value: T) -> Self;
+}
+
+impl<T: Number> Stored<T> for T {
+    #[inline(always)]
+    fn of(value: T) -> T {
+        value
+    }
+}
+
+impl<H: Half> Stored<f32> for H {
+    #[inline(always)]
+    fn of(value: f32) -> H {
+        H::round(value)
+    }
 }
 
 impl Random for f32 {
@@ -127,11 +145,6 @@ impl Random for f32 {
         }
         values
     }
-
-    #[inline(always)]
-    fn before(self) -> f32 {
-        self.next_down()
-    }
 }
 
 impl Random for f64 {
@@ -157,11 +170,6 @@ impl Random for f64 {
         }
         values
     }
-
-    #[inline(always)]
-    fn before(self) -> f64 {
-        self.next_down()
-    }
 }
 
 /// `out` drawn from `distribution`.
@@ -180,29 +188,37 @@ pub(crate) unsafe fn generate(
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            DType::F32 => real::<f32>(key, distribution, loops, workers, out.cast()),
-            DType::F64 => real::<f64>(key, distribution, loops, workers, out.cast()),
-            DType::I64 => integers::<i64>(key, distribution, loops, workers, out.cast()),
-            DType::U8 => integers::<u8>(key, distribution, loops, workers, out),
+            DType::F32 => {
+                let below = |high: f64| (high as f32).next_down();
+                real::<f32, f32>(key, distribution, below, loops, workers, out.cast());
+            }
+            DType::F64 => real::<f64, f64>(key, distribution, f64::next_down, loops, workers, out.cast()),
+            DType::BF16 => real::<f32, bf16>(key, distribution, below::<bf16>, loops, workers, out.cast()),
+            DType::F16 => real::<f32, f16>(key, distribution, below::<f16>, loops, workers, out.cast()),
+            DType::I64 => integers::<i64, i64>(key, distribution, loops, workers, out.cast()),
+            DType::U8 => integers::<u8, u8>(key, distribution, loops, workers, out),
             _ => {}
         }
     }
 }
 
+/// `below` gives the largest number of the stored type that is less than another one.
+///
 /// # Safety
 /// As for [`generate`].
-unsafe fn real<T: Random>(
+unsafe fn real<T: Random, S: Stored<T>>(
     key: RandomKey,
     distribution: Distribution,
+    below: fn(f64) -> T,
     loops: &Loops<1>,
     workers: &Workers,
-    out: Dst<T>,
+    out: Dst<S>,
 ) {
     match distribution {
         Distribution::Uniform { low, high } => {
             let (low, span) = (T::from_f64(low), T::from_f64(high - low));
             // Rounding may lead to `high`, which is not in the range.
-            let last = T::from_f64(high).before().maximum(low);
+            let last = below(high).maximum(low);
             for_blocks(
                 loops.elements,
                 workers,
@@ -240,12 +256,12 @@ unsafe fn real<T: Random>(
 
 /// # Safety
 /// As for [`generate`].
-unsafe fn integers<T: Number>(
+unsafe fn integers<T: Number, S: Stored<T>>(
     key: RandomKey,
     distribution: Distribution,
     loops: &Loops<1>,
     workers: &Workers,
-    out: Dst<T>,
+    out: Dst<S>,
 ) {
     let Distribution::Integers { low, high } = distribution else { return };
     let count = high.wrapping_sub(low) as u64;
@@ -274,28 +290,7 @@ unsafe fn integers<T: Number>(
 ///
 /// # Safety
 /// As for [`generate`], and `x` alike; `out` may be `x`, element for element.
-pub(crate) unsafe fn dropout(
-    key: RandomKey,
-    p: f64,
-    dtype: DType,
-    loops: &Loops<2>,
-    workers: &Workers,
-    out: Dst<u8>,
-    x: Src<u8>,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            DType::F32 => dropout_real::<f32>(key, p, loops, workers, out.cast(), x.cast()),
-            DType::F64 => dropout_real::<f64>(key, p, loops, workers, out.cast(), x.cast()),
-            _ => {}
-        }
-    }
-}
-
-/// # Safety
-/// As for [`dropout`].
-unsafe fn dropout_real<T: Real>(
+pub(crate) unsafe fn dropout<T: Real>(
     key: RandomKey,
     p: f64,
     loops: &Loops<2>,
@@ -351,7 +346,7 @@ fn for_blocks(elements: usize, workers: &Workers, body: impl Fn(usize, usize) + 
 /// # Safety
 /// The elements that `loops` reach lie in the memory of `out`, and nobody else touches them meanwhile.
 #[inline(always)]
-unsafe fn write<T: Copy>(loops: &Loops<1>, out: Dst<T>, first: usize, values: &[T]) {
+unsafe fn write<T: Copy, S: Stored<T>>(loops: &Loops<1>, out: Dst<S>, first: usize, values: &[T]) {
     let [step] = loops.inner().strides;
     let mut values = values;
     loops.for_runs(
@@ -361,7 +356,7 @@ unsafe fn write<T: Copy>(loops: &Loops<1>, out: Dst<T>, first: usize, values: &[
             let (run, rest) = values.split_at(len);
             for (i, value) in run.iter().enumerate() {
                 // SAFETY: offsets come from `loops`.
-                unsafe { *out.at(offset + i as isize * step) = *value };
+                unsafe { *out.at(offset + i as isize * step) = S::of(*value) };
             }
             values = rest;
         },

@@ -23,7 +23,7 @@ pub(crate) enum Walk<'a, const N: usize> {
 
 impl<const N: usize> Walk<'_, N> {
     #[inline(always)]
-    fn elements(&self) -> usize {
+    pub(crate) fn elements(&self) -> usize {
         match self {
             Walk::Flat { elements, .. } => *elements,
             Walk::Nested(loops) => loops.elements,
@@ -31,7 +31,7 @@ impl<const N: usize> Walk<'_, N> {
     }
 
     #[inline(always)]
-    fn runs(&self, range: Range<usize>) -> Runs<'_, N> {
+    pub(crate) fn runs(&self, range: Range<usize>) -> Runs<'_, N> {
         match self {
             Walk::Flat { steps, .. } => Runs::flat(range, *steps),
             Walk::Nested(loops) => loops.runs(range),

@@ -1,6 +1,7 @@
 // Attention by tiles of 32 queries by 32 keys, forward and backward. A block of threads owns 32 rows of its output and 64 of
 // its columns, and goes through the tiles that they depend on, in order; scores are made anew where they are needed, and each
-// output is one thread's. Warp w has rows w, w + 8, .. of a tile, and lane l its column l.
+// output is one thread's. Operands are stored as S; scores and sums are what they are computed in. Warp w has rows w,
+// w + 8, .. of a tile, and lane l its column l.
 
 constexpr u32 THREADS = 256;
 enum : int {
@@ -25,20 +26,22 @@ struct Problem {
 };
 
 // The part of a matrix that begins somewhere: elements beyond `rows` and `columns` are 0.
-template <class T> struct Matrix {
-    const T* at;
+template <class S> struct Matrix {
+    using T = Opmath<S>;
+
+    const S* at;
     i64 row;
     i64 column;
     u64 rows;
     u64 columns;
 
-    __device__ T get(u64 i, u64 j) const { return i < rows && j < columns ? at[(i64)i * row + (i64)j * column] : (T)0; }
+    __device__ T get(u64 i, u64 j) const { return i < rows && j < columns ? (T)at[(i64)i * row + (i64)j * column] : (T)0; }
     __device__ Matrix from(u64 i, u64 j) const {
         return {at + (i64)i * row + (i64)j * column, row, column, i < rows ? rows - i : 0, j < columns ? columns - j : 0};
     }
 };
 
-template <class T> __device__ inline Matrix<T> matrix(const T* at, const Problem& problem, int operand, u64 rows, u64 columns) {
+template <class S> __device__ inline Matrix<S> matrix(const S* at, const Problem& problem, int operand, u64 rows, u64 columns) {
     return {at, problem.steps[operand][0], problem.steps[operand][1], rows, columns};
 }
 
@@ -53,7 +56,7 @@ __device__ inline u32 lane() { return threadIdx.x % LANES; }
 // Row `i` of this thread.
 __device__ inline u32 own(int i) { return threadIdx.x / LANES + i * WARPS; }
 
-template <class T> __device__ inline void fill(T (&to)[TILE][TILE + 1], const Matrix<T>& from, u64 column) {
+template <class T, class S> __device__ inline void fill(T (&to)[TILE][TILE + 1], const Matrix<S>& from, u64 column) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         to[own(i)][lane()] = from.get(own(i), column + lane());
@@ -61,8 +64,8 @@ template <class T> __device__ inline void fill(T (&to)[TILE][TILE + 1], const Ma
 }
 
 // products[i] = sum of a[own(i)][p] b[lane][p] over `depth` columns
-template <class T>
-__device__ inline void multiply(T (&products)[ROWS], const Matrix<T>& a, const Matrix<T>& b, u64 depth, Tiles<T>& tiles) {
+template <class T, class S>
+__device__ inline void multiply(T (&products)[ROWS], const Matrix<S>& a, const Matrix<S>& b, u64 depth, Tiles<T>& tiles) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         products[i] = 0;
@@ -84,8 +87,8 @@ __device__ inline void multiply(T (&products)[ROWS], const Matrix<T>& a, const M
 }
 
 // sums[i][j] += sum of weights[own(i)][c] from[c][lane + 32 j] over the tile; `weights` were written by any thread
-template <class T>
-__device__ inline void accumulate(T (&sums)[ROWS][COLUMNS], const Matrix<T>& from, Tiles<T>& tiles) {
+template <class T, class S>
+__device__ inline void accumulate(T (&sums)[ROWS][COLUMNS], const Matrix<S>& from, Tiles<T>& tiles) {
     __syncthreads();
     for (int i = 0; i < ROWS; ++i) {
 #pragma unroll
@@ -108,8 +111,8 @@ __device__ inline void accumulate(T (&sums)[ROWS][COLUMNS], const Matrix<T>& fro
     __syncthreads();
 }
 
-template <class T>
-__device__ inline void write(T* to, const i64 (&steps)[2], u64 first, u64 rows, u64 column, u64 columns,
+template <class S, class T>
+__device__ inline void write(S* to, const i64 (&steps)[2], u64 first, u64 rows, u64 column, u64 columns,
                              const T (&values)[ROWS][COLUMNS]) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -128,8 +131,8 @@ __device__ inline bool sees(const Problem& problem, u64 query, u64 key) {
     return query < problem.queries && key < problem.keys && (!problem.causal || key <= query);
 }
 
-template <class T>
-__device__ inline T score(const Problem& problem, T product, const T* mask, u64 query, u64 key) {
+template <class S, class T = Opmath<S>>
+__device__ inline T score(const Problem& problem, T product, const S* mask, u64 query, u64 key) {
     T scaled = product * (T)problem.scale;
     return mask ? scaled + mask[(i64)query * problem.steps[MASK][0] + (i64)key * problem.steps[MASK][1]] : scaled;
 }
@@ -142,18 +145,18 @@ template <class Body> __device__ inline void for_tiles(u64 pairs, u64 rows, u64 
     }
 }
 
-template <class T>
-__device__ inline void attention(const T* q, const T* k, const T* v, const T* mask, T* out, T* log_sums,
+template <class S, class T = Opmath<S>>
+__device__ inline void attention(const S* q, const S* k, const S* v, const S* mask, S* out, T* log_sums,
                                  const Walk<OPERANDS>& batch, const Problem& problem) {
     __shared__ Tiles<T> tiles;
     // Without values there is still a sum for each query.
     u64 columns = problem.value_width ? problem.value_width : 1;
     for_tiles(batch.elements, problem.queries, columns, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
-        const T* masked = mask ? mask + at.at[MASK] : mask;
-        Matrix<T> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
-        Matrix<T> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
-        Matrix<T> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
+        const S* masked = mask ? mask + at.at[MASK] : mask;
+        Matrix<S> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
+        Matrix<S> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
+        Matrix<S> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
         T best[ROWS], total[ROWS], sums[ROWS][COLUMNS];
         for (int i = 0; i < ROWS; ++i) {
             best[i] = lowest<T>();
@@ -200,14 +203,14 @@ __device__ inline void attention(const T* q, const T* k, const T* v, const T* ma
 }
 
 // products = sum(g out) of each query
-template <class T>
-__device__ inline void products(const T* out, const T* g, T* products, const Walk<OPERANDS>& batch, const Problem& problem) {
+template <class S, class T = Opmath<S>>
+__device__ inline void products(const S* out, const S* g, T* products, const Walk<OPERANDS>& batch, const Problem& problem) {
     for_rows<WarpTeam>(batch.elements * problem.queries, LANES, [&](const WarpTeam& team, u64 row, bool exists) {
         u64 pair = exists ? row / problem.queries : 0;
         u64 query = exists ? row - pair * problem.queries : 0;
         Offsets<OPERANDS> at = offsets(batch, pair);
-        Matrix<T> a = matrix(out + at.at[OUT], problem, OUT, problem.queries, problem.value_width).from(query, 0);
-        Matrix<T> b = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(query, 0);
+        Matrix<S> a = matrix(out + at.at[OUT], problem, OUT, problem.queries, problem.value_width).from(query, 0);
+        Matrix<S> b = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(query, 0);
         T sum = 0;
         for (u64 c = team.lane(); exists && c < problem.value_width; c += LANES) {
             sum += a.get(0, c) * b.get(0, c);
@@ -224,8 +227,8 @@ template <class T> struct Slope {
     T weight;
     T slope;
 };
-template <class T>
-__device__ inline Slope<T> slope_of(const Problem& problem, T product, T gradient, const T* mask, const T* log_sums,
+template <class S, class T = Opmath<S>>
+__device__ inline Slope<T> slope_of(const Problem& problem, T product, T gradient, const S* mask, const T* log_sums,
                                     const T* products, u64 query, u64 key) {
     if (!sees(problem, query, key)) {
         return {0, 0};
@@ -235,18 +238,18 @@ __device__ inline Slope<T> slope_of(const Problem& problem, T product, T gradien
 }
 
 // dq: a block owns queries and goes through the keys
-template <class T>
-__device__ inline void gradient_of_queries(const T* q, const T* k, const T* v, const T* mask, const T* g,
-                                           const T* log_sums, const T* products, T* dq, const Walk<OPERANDS>& batch,
+template <class S, class T = Opmath<S>>
+__device__ inline void gradient_of_queries(const S* q, const S* k, const S* v, const S* mask, const S* g,
+                                           const T* log_sums, const T* products, S* dq, const Walk<OPERANDS>& batch,
                                            const Problem& problem) {
     __shared__ Tiles<T> tiles;
     for_tiles(batch.elements, problem.queries, problem.width, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
-        const T* masked = mask ? mask + at.at[MASK] : mask;
-        Matrix<T> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
-        Matrix<T> gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(first, 0);
-        Matrix<T> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
-        Matrix<T> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
+        const S* masked = mask ? mask + at.at[MASK] : mask;
+        Matrix<S> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
+        Matrix<S> gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(first, 0);
+        Matrix<S> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
+        Matrix<S> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
         const T* logs = log_sums + pair * problem.queries;
         const T* sums_of = products + pair * problem.queries;
         T sums[ROWS][COLUMNS] = {};
@@ -268,19 +271,19 @@ __device__ inline void gradient_of_queries(const T* q, const T* k, const T* v, c
 }
 
 // dk and dv: a block owns keys and goes through the queries
-template <class T>
-__device__ inline void gradient_of_keys(const T* q, const T* k, const T* v, const T* mask, const T* g, const T* log_sums,
-                                        const T* products, T* dk, T* dv, const Walk<OPERANDS>& batch,
+template <class S, class T = Opmath<S>>
+__device__ inline void gradient_of_keys(const S* q, const S* k, const S* v, const S* mask, const S* g, const T* log_sums,
+                                        const T* products, S* dk, S* dv, const Walk<OPERANDS>& batch,
                                         const Problem& problem) {
     __shared__ Tiles<T> tiles;
     u64 columns = problem.width > problem.value_width ? problem.width : problem.value_width;
     for_tiles(batch.elements, problem.keys, columns, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
-        const T* masked = mask ? mask + at.at[MASK] : mask;
-        Matrix<T> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width);
-        Matrix<T> gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width);
-        Matrix<T> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width).from(first, 0);
-        Matrix<T> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width).from(first, 0);
+        const S* masked = mask ? mask + at.at[MASK] : mask;
+        Matrix<S> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width);
+        Matrix<S> gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width);
+        Matrix<S> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width).from(first, 0);
+        Matrix<S> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width).from(first, 0);
         const T* logs = log_sums + pair * problem.queries;
         const T* sums_of = products + pair * problem.queries;
         T key_sums[ROWS][COLUMNS] = {}, value_sums[ROWS][COLUMNS] = {};
@@ -307,26 +310,30 @@ __device__ inline void gradient_of_keys(const T* q, const T* k, const T* v, cons
     });
 }
 
-#define ATTENTION(T)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_##T(                                              \
-        const T* q, const T* k, const T* v, const T* mask, T* out, T* log_sums,                                       \
-        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {                      \
-        attention(q, k, v, mask, out, log_sums, batch, problem);                                                      \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_products_##T(                                     \
-        const T* out, const T* g, T* to, const __grid_constant__ Walk<OPERANDS> batch,                                \
-        const __grid_constant__ Problem problem) {                                                                    \
-        products(out, g, to, batch, problem);                                                                         \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_q_##T(                                       \
-        const T* q, const T* k, const T* v, const T* mask, const T* g, const T* log_sums, const T* products, T* dq,   \
-        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {                      \
-        gradient_of_queries(q, k, v, mask, g, log_sums, products, dq, batch, problem);                                \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_kv_##T(                                      \
-        const T* q, const T* k, const T* v, const T* mask, const T* g, const T* log_sums, const T* products, T* dk,   \
-        T* dv, const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {               \
-        gradient_of_keys(q, k, v, mask, g, log_sums, products, dk, dv, batch, problem);                               \
+using Computed = Opmath<DTYPE>;
+
+#define ATTENTION(T)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_##T(                                \
+        const T* q, const T* k, const T* v, const T* mask, T* out, Computed* log_sums,                  \
+        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {        \
+        attention(q, k, v, mask, out, log_sums, batch, problem);                                        \
+    }                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_products_##T(                       \
+        const T* out, const T* g, Computed* to, const __grid_constant__ Walk<OPERANDS> batch,           \
+        const __grid_constant__ Problem problem) {                                                      \
+        products(out, g, to, batch, problem);                                                           \
+    }                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_q_##T(                         \
+        const T* q, const T* k, const T* v, const T* mask, const T* g, const Computed* log_sums,        \
+        const Computed* products, T* dq,                                                                \
+        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {        \
+        gradient_of_queries(q, k, v, mask, g, log_sums, products, dq, batch, problem);                  \
+    }                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_kv_##T(                        \
+        const T* q, const T* k, const T* v, const T* mask, const T* g, const Computed* log_sums,        \
+        const Computed* products, T* dk,                                                                \
+        T* dv, const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) { \
+        gradient_of_keys(q, k, v, mask, g, log_sums, products, dk, dv, batch, problem);                 \
     }
 #define KERNELS(T) ATTENTION(T)
 KERNELS(DTYPE)

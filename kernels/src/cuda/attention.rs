@@ -1,41 +1,20 @@
 //! Attention and its gradient.
 
-use device::cuda::{Arg, Grid, Program, Queue};
-use device::{DType, Result, Stream, Use};
+use device::cuda::{Arg, Grid, Queue};
+use device::{Result, Stream, Use};
 
-use super::by_dtype;
 use super::walk::{ByValue, Walk, address, blocks};
+use super::{by_dtype, float_programs};
 use crate::attention::{AttentionGrads, AttentionInput, AttentionResult};
 use crate::cpu::attention as cpu;
 use crate::layout::View;
 
-pub(super) static F32: Program = Program::new(
-    "attention_f32",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f32\n",
-        include_str!("attention.cu")
-    ),
-);
-static F64: Program = Program::new(
-    "attention_f64",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f64\n",
-        include_str!("attention.cu")
-    ),
-);
+float_programs!("attention", "rows.cuh", "attention.cu");
 
 /// Threads of a block, rows of a tile, and columns of the output that a block owns; as in the program.
 const THREADS: u32 = 256;
 const TILE: usize = 32;
 const WIDE: usize = 64;
-
-fn program(dtype: DType) -> &'static Program {
-    if dtype == DType::F64 { &F64 } else { &F32 }
-}
 
 /// `Problem` of the program.
 #[repr(C)]
@@ -90,7 +69,7 @@ pub(crate) fn attention(
         let grid = tiles(queue, problem.batch.elements, sizes.queries, sizes.value_width);
         // SAFETY: the batch and the steps are those of the operands, whose layouts were checked, and the uses name their
         // buffers.
-        unsafe { queue.kernel(program(out.dtype), by_dtype!(out.dtype, "attention"), grid, &args) }
+        unsafe { queue.kernel(program_of(out.dtype), by_dtype!(out.dtype, "attention"), grid, &args) }
     })
 }
 
@@ -108,7 +87,7 @@ pub(crate) fn gradient(
     let AttentionInput { q, k, v, mask } = input;
     let AttentionResult { out, log_sums } = result;
     stream.submit(OP, uses, |queue| {
-        let program = program(dtype);
+        let program = program_of(dtype);
         let [batch, by_value, mask] = [batch.arg(), by_value.arg(), mask_of(mask.as_ref())];
         let [q, k, v, out, g, log_sums, products] = [&q, &k, &v, &out, &g, &log_sums, &products].map(operand);
         let [dq, dk, dv] = [&to.q, &to.k, &to.v].map(operand);

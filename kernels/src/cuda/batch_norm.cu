@@ -1,4 +1,5 @@
-// Batch normalisation of images [n, c, ..].
+// Batch normalisation of images [n, c, ..]. They are stored as S like weights and biases; means and variances as what they
+// are computed in.
 
 struct Channels {
     u64 images, channels, size;
@@ -17,10 +18,11 @@ template <class Body> __device__ inline void for_channels(const Channels& channe
 }
 
 // Mean and mean square deviation of each channel.
-template <class T> __device__ inline void statistics(T* mean, T* var, const T* x, const Channels& channels) {
+template <class S, class T = Opmath<S>>
+__device__ inline void statistics(T* mean, T* var, const S* x, const Channels& channels) {
     u64 all = channels.images * channels.size;
     for_channels(channels, [&](const BlockTeam& team, u64 channel, bool exists, u64 len) {
-        T centre = team.template fold<Sum<T>>(all, len, [&](u64 i) { return x[channels.at(channel, i)]; }) / (T)(f64)all;
+        T centre = team.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return x[channels.at(channel, i)]; }) / (T)(f64)all;
         T squares = team.template fold<Sum<T>>(all, len, [&](u64 i) {
             T d = x[channels.at(channel, i)] - centre;
             return mul_rounded(d, d);
@@ -32,86 +34,117 @@ template <class T> __device__ inline void statistics(T* mean, T* var, const T* x
     });
 }
 
-// Sums of g, and of g times the normalised x, over each channel.
-template <class T>
-__device__ inline void sums(T* with_x, T* plain, const T* x, const T* g, const T* mean, const T* var, const Channels& channels) {
+// Sums of g times the normalised x, and of g, over each channel. Calls `then(channel, len, with_x, plain)` with them.
+template <class S, class Then, class T = Opmath<S>>
+__device__ inline void sums(S* with_x, S* plain, const S* x, const S* g, const T* mean, const T* var, const Channels& channels,
+                            Then then) {
     u64 all = channels.images * channels.size;
     for_channels(channels, [&](const BlockTeam& team, u64 channel, bool exists, u64 len) {
         T centre = mean[channel], inverse = 1 / sqrt_of(var[channel] + (T)channels.eps);
-        T sum = team.template fold<Sum<T>>(all, len, [&](u64 i) { return g[channels.at(channel, i)]; });
+        T sum = team.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return g[channels.at(channel, i)]; });
         T product = team.template fold<Sum<T>>(all, len, [&](u64 i) {
             u64 at = channels.at(channel, i);
-            return mul_rounded(g[at], mul_rounded(x[at] - centre, inverse));
+            return mul_rounded((T)g[at], mul_rounded(x[at] - centre, inverse));
         });
         if (exists && team.leads()) {
             plain[channel] = sum;
             with_x[channel] = product;
         }
+        then(channel, len, product, sum);
     });
 }
 
 // Operands of the walk: the element, and its channel.
-template <class T> struct Normalise {
-    T* out;
-    const T* x;
+template <class S, class T = Opmath<S>> struct Normalise {
+    S* out;
+    const S* x;
     const T* mean;
     const T* var;
-    const T* weight;
-    const T* bias;
+    const S* weight;
+    const S* bias;
     T eps;
 
     template <int V> __device__ void at(const Offsets<2>& offsets) const {
         i64 c = offsets.at[1];
         T scale = 1 / sqrt_of(var[c] + eps);
-        scale = weight ? mul_rounded(scale, weight[c]) : scale;
+        scale = weight ? mul_rounded(scale, (T)weight[c]) : scale;
         T value = mul_rounded(x[offsets.at[0]] - mean[c], scale);
-        out[offsets.at[0]] = bias ? add_rounded(value, bias[c]) : value;
+        out[offsets.at[0]] = bias ? add_rounded(value, (T)bias[c]) : value;
     }
 };
 
-template <class T> struct Gradient {
-    T* out;
-    const T* x;
-    const T* g;
+// The gradient of images, and what it depends on beside the sums over the channel.
+template <class S> struct Gradient {
+    using T = Opmath<S>;
+
+    S* out;
+    const S* x;
+    const S* g;
     const T* mean;
     const T* var;
-    const T* weight;
-    const T* with_x;
-    const T* plain;
+    const S* weight;
     T eps;
     T count;  // 0 if the sums do not come in
 
+    __device__ void write(i64 at, i64 c, T with_x, T plain) const {
+        T inverse = 1 / sqrt_of(var[c] + eps);
+        T scale = weight ? mul_rounded(inverse, (T)weight[c]) : inverse;
+        T value = g[at];
+        if (count > 0) {
+            T normal = mul_rounded(x[at] - mean[c], inverse);
+            value = value - plain / count - mul_rounded(normal, with_x / count);
+        }
+        out[at] = scale * value;
+    }
+};
+template <class S> struct GradientOfAll {
+    Gradient<S> gradient;
+    const S* with_x;
+    const S* plain;
+
     template <int V> __device__ void at(const Offsets<2>& offsets) const {
         i64 c = offsets.at[1];
-        T inverse = 1 / sqrt_of(var[c] + eps);
-        T scale = weight ? mul_rounded(inverse, weight[c]) : inverse;
-        T value = g[offsets.at[0]];
-        if (count > 0) {
-            T normal = mul_rounded(x[offsets.at[0]] - mean[c], inverse);
-            value = value - plain[c] / count - mul_rounded(normal, with_x[c] / count);
-        }
-        out[offsets.at[0]] = scale * value;
+        gradient.write(offsets.at[0], c, with_x[c], plain[c]);
     }
 };
 
-#define BATCH_NORM(T)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256, 1) batch_statistics_##T(                                          \
-        T* mean, T* var, const T* x, const __grid_constant__ Channels channels) {                                       \
-        statistics(mean, var, x, channels);                                                                             \
-    }                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256, 1) batch_norm_sums_##T(                                           \
-        T* with_x, T* plain, const T* x, const T* g, const T* mean, const T* var,                                       \
-        const __grid_constant__ Channels channels) {                                                                    \
-        sums(with_x, plain, x, g, mean, var, channels);                                                                 \
-    }                                                                                                                   \
-    extern "C" __global__ void batch_norm_##T(T* out, const T* x, const T* mean, const T* var, const T* weight,         \
-                                              const T* bias, f64 eps, const __grid_constant__ Walk<2> walk) {           \
-        for_each<1>(walk, Normalise<T>{out, x, mean, var, weight, bias, (T)eps});                                       \
-    }                                                                                                                   \
-    extern "C" __global__ void batch_norm_grad_##T(T* out, const T* x, const T* g, const T* mean, const T* var,         \
-                                                   const T* weight, const T* with_x, const T* plain, f64 eps,           \
-                                                   f64 count, const __grid_constant__ Walk<2> walk) {                   \
-        for_each<1>(walk, Gradient<T>{out, x, g, mean, var, weight, with_x, plain, (T)eps, (T)count});                  \
+using Computed = Opmath<DTYPE>;
+
+#define FORWARD(T)                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256, 1) batch_statistics_##T(                                                \
+        Computed* mean, Computed* var, const T* x, const __grid_constant__ Channels channels) {                               \
+        statistics(mean, var, x, channels);                                                                                   \
+    }                                                                                                                         \
+    extern "C" __global__ void batch_norm_##T(T* out, const T* x, const Computed* mean, const Computed* var, const T* weight, \
+                                              const T* bias, f64 eps, const __grid_constant__ Walk<2> walk) {                 \
+        for_each<1>(walk, Normalise<T>{out, x, mean, var, weight, bias, (Computed)eps});                                      \
     }
-#define KERNELS(T) BATCH_NORM(T)
+#if HALF
+// The sums come into the gradient of the images before they are rounded, so that is made where they are.
+#define BACKWARD(T)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256, 1) batch_norm_grad_##T(                                            \
+        T* out, T* with_x, T* plain, const T* x, const T* g, const Computed* mean, const Computed* var, const T* weight, \
+        f64 count, const __grid_constant__ Channels channels) {                                                          \
+        Gradient<T> gradient = {out, x, g, mean, var, weight, (Computed)channels.eps, (Computed)count};                  \
+        sums(with_x, plain, x, g, mean, var, channels, [&](u64 channel, u64 len, Computed with_x, Computed plain) {      \
+            for (u64 i = threadIdx.x; i < len; i += blockDim.x) {                                                        \
+                gradient.write((i64)channels.at(channel, i), (i64)channel, with_x, plain);                               \
+            }                                                                                                            \
+        });                                                                                                              \
+    }
+#else
+#define BACKWARD(T)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256, 1) batch_norm_sums_##T(                                   \
+        T* with_x, T* plain, const T* x, const T* g, const T* mean, const T* var,                               \
+        const __grid_constant__ Channels channels) {                                                            \
+        sums(with_x, plain, x, g, mean, var, channels, [](u64, u64, T, T) {});                                  \
+    }                                                                                                           \
+    extern "C" __global__ void batch_norm_grad_##T(T* out, const T* x, const T* g, const T* mean, const T* var, \
+                                                   const T* weight, const T* with_x, const T* plain, f64 eps,   \
+                                                   f64 count, const __grid_constant__ Walk<2> walk) {           \
+        Gradient<T> gradient = {out, x, g, mean, var, weight, (T)eps, (T)count};                                \
+        for_each<1>(walk, GradientOfAll<T>{gradient, with_x, plain});                                           \
+    }
+#endif
+#define KERNELS(T) FORWARD(T) BACKWARD(T)
 KERNELS(DTYPE)

@@ -1,35 +1,14 @@
 //! Batch normalisation: a block of threads sums over a channel, then all elements are normalised.
 
-use device::cuda::{Arg, Program};
-use device::{DType, Result, Stream, Use};
+use device::cuda::Arg;
+use device::{Result, Stream, Use};
 
-use super::by_dtype;
 use super::walk::{ByValue, THREADS, Walk, address, blocks};
+use super::{by_dtype, float_programs};
 use crate::batch_norm::{Channels, Norm};
 use crate::layout::{LoopAxis, Loops, View};
 
-pub(super) static F32: Program = Program::new(
-    "batch_norm_f32",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f32\n",
-        include_str!("batch_norm.cu")
-    ),
-);
-static F64: Program = Program::new(
-    "batch_norm_f64",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f64\n",
-        include_str!("batch_norm.cu")
-    ),
-);
-
-fn program_of(dtype: DType) -> &'static Program {
-    if dtype == DType::F64 { &F64 } else { &F32 }
-}
+float_programs!("batch_norm", "rows.cuh", "batch_norm.cu");
 
 /// `Channels` of the program.
 #[repr(C)]
@@ -109,18 +88,22 @@ pub(crate) fn backward(
         let [x_at, g, mean, var] = [&x, &g, &norm.mean, &norm.var].map(|view| Arg::Ptr(address(view)));
         let [grad, weight_sum, bias_sum] =
             [&grads[0], &grads[1], &grads[2]].map(|view| Arg::Ptr(address(view)));
+        let grid = blocks(queue, channels.channels as u64, THREADS);
+        // In evaluation the sums do not come into the gradient of the images.
+        let count = if norm.training { channels.each() as f64 } else { 0.0 };
+        let (count, weight) = (Arg::F64(count), optional(norm.weight.as_ref()));
         // SAFETY: as in `forward`.
         unsafe {
-            let grid = blocks(queue, channels.channels as u64, THREADS);
+            if x.dtype.is_half() {
+                let args = [grad, weight_sum, bias_sum, x_at, g, mean, var, weight, count, numbers.arg()];
+                return queue.kernel(program, by_dtype!(x.dtype, "batch_norm_grad"), grid, &args);
+            }
             let name = by_dtype!(x.dtype, "batch_norm_sums");
             queue.kernel(program, name, grid, &[weight_sum, bias_sum, x_at, g, mean, var, numbers.arg()])?;
             if channels.each() == 0 {
                 return Ok(());
             }
-            // In evaluation the sums do not come into the gradient of the images.
-            let count = if norm.training { channels.each() as f64 } else { 0.0 };
-            let weight = optional(norm.weight.as_ref());
-            let (eps, count) = (Arg::F64(norm.eps), Arg::F64(count));
+            let eps = Arg::F64(norm.eps);
             let args = [grad, x_at, g, mean, var, weight, weight_sum, bias_sum, eps, count, walk.arg()];
             queue.kernel(program, by_dtype!(x.dtype, "batch_norm_grad"), walk.grid(queue, 1), &args)
         }

@@ -1,5 +1,6 @@
 // Convolutions: patches as the columns of a matrix, for products by BLAS, and direct kernels for filters of one channel.
-// Places, pixels and elements of a window are counted in 32 bits; planes of them are blocks y, or go round in them.
+// Places, pixels and elements of a window are counted in 32 bits; planes of them are blocks y, or go round in them. Operands
+// and patches are stored as S, sums that are not whole as what they are computed in.
 
 struct Conv {
     u32 height, width;        // of a channel
@@ -36,26 +37,26 @@ struct Conv {
 };
 
 // columns[plane, i, j, y, x] = what element (i, j) of the window sees in the plane at place (y, x)
-template <class T> __device__ inline void patches(T* columns, const T* planes, const Conv& conv) {
+template <class S> __device__ inline void patches(S* columns, const S* planes, const Conv& conv) {
     u32 size = conv.taps() * conv.places();
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
-        const T* from = planes + plane * conv.pixels();
-        T* to = columns + plane * size;
+        const S* from = planes + plane * conv.pixels();
+        S* to = columns + plane * size;
         for (u32 e = (u32)thread_index(); e < size; e += (u32)thread_count()) {
             u32 place = e % conv.places(), tap = e / conv.places();
             i64 pixel = conv.seen(place / conv.columns, place % conv.columns, tap / conv.kernel_w, tap % conv.kernel_w);
-            to[e] = pixel < 0 ? (T)0 : from[pixel];
+            to[e] = pixel < 0 ? S{} : from[pixel];
         }
     }
 }
 
 // planes[plane, h, w] = bias of its channel + sum of columns[plane, i, j, y, x] over all that see the pixel
-template <class T>
-__device__ inline void add_patches(T* planes, const T* columns, const T* bias, u32 channels, u64 first, const Conv& conv) {
+template <class S, class T = Opmath<S>>
+__device__ inline void add_patches(S* planes, const T* columns, const S* bias, u32 channels, u64 first, const Conv& conv) {
     u32 size = conv.taps() * conv.places();
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         const T* from = columns + plane * size;
-        T start = bias ? bias[(first + plane) % channels] : (T)0;
+        T start = bias ? (T)bias[(first + plane) % channels] : (T)0;
         for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
             u32 h = pixel / conv.width, w = pixel % conv.width;
             T sum = start;
@@ -70,10 +71,10 @@ __device__ inline void add_patches(T* planes, const T* columns, const T* bias, u
     }
 }
 
-// out[e] = [out[e] +] sum of parts[n, e] in the order of n
-template <class T> __device__ inline void add_parts(T* out, const T* parts, u64 count, u64 size, u32 accumulate) {
+// out[e] = sum of parts[n, e] in the order of n; `out` may be the first part
+template <class O, class T> __device__ inline void add_parts(O* out, const T* parts, u64 count, u64 size) {
     for (u64 e = thread_index(); e < size; e += thread_count()) {
-        T sum = accumulate ? out[e] : (T)0;
+        T sum = 0;
         for (u64 n = 0; n < count; ++n) {
             sum += parts[n * size + e];
         }
@@ -82,18 +83,19 @@ template <class T> __device__ inline void add_parts(T* out, const T* parts, u64 
 }
 
 // Planes are results here: image, channel, filter of the channel.
-template <class T>
-__device__ inline void depthwise(T* out, const T* x, const T* weight, const T* bias, u32 channels, const Conv& conv) {
+template <class S>
+__device__ inline void depthwise(S* out, const S* x, const S* weight, const S* bias, u32 channels, const Conv& conv) {
+    using T = Opmath<S>;
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
-        const T* from = x + plane / conv.each * conv.pixels();
+        const S* from = x + plane / conv.each * conv.pixels();
         u64 filter = plane % ((u64)channels * conv.each);
-        const T* weights = weight + filter * conv.taps();
+        const S* weights = weight + filter * conv.taps();
         for (u32 place = (u32)thread_index(); place < conv.places(); place += (u32)thread_count()) {
-            T sum = bias ? bias[filter] : (T)0;
+            T sum = bias ? (T)bias[filter] : (T)0;
             for (u32 tap = 0; tap < conv.taps(); ++tap) {
                 i64 pixel = conv.seen(place / conv.columns, place % conv.columns, tap / conv.kernel_w, tap % conv.kernel_w);
                 if (pixel >= 0) {
-                    sum += weights[tap] * from[pixel];
+                    sum += (T)weights[tap] * (T)from[pixel];
                 }
             }
             out[plane * conv.places() + place] = sum;
@@ -102,21 +104,22 @@ __device__ inline void depthwise(T* out, const T* x, const T* weight, const T* b
 }
 
 // Planes are channels of images.
-template <class T>
-__device__ inline void depthwise_input_grad(T* out, const T* g, const T* weight, const T* bias, u32 channels,
+template <class S>
+__device__ inline void depthwise_input_grad(S* out, const S* g, const S* weight, const S* bias, u32 channels,
                                             const Conv& conv) {
+    using T = Opmath<S>;
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         u64 channel = plane % channels;
         for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
             u32 h = pixel / conv.width, w = pixel % conv.width;
-            T sum = bias ? bias[channel] : (T)0;
+            T sum = bias ? (T)bias[channel] : (T)0;
             for (u32 f = 0; f < conv.each; ++f) {
-                const T* from = g + (plane * conv.each + f) * conv.places();
-                const T* weights = weight + (channel * conv.each + f) * conv.taps();
+                const S* from = g + (plane * conv.each + f) * conv.places();
+                const S* weights = weight + (channel * conv.each + f) * conv.taps();
                 for (u32 tap = 0; tap < conv.taps(); ++tap) {
                     i64 place = conv.place_of(h, w, tap / conv.kernel_w, tap % conv.kernel_w);
                     if (place >= 0) {
-                        sum += weights[tap] * from[place];
+                        sum += (T)weights[tap] * (T)from[place];
                     }
                 }
             }
@@ -126,8 +129,9 @@ __device__ inline void depthwise_input_grad(T* out, const T* g, const T* weight,
 }
 
 // One sum for each element of each filter, over all images and places.
-template <class T>
-__device__ inline void depthwise_weight_grad(T* out, const T* x, const T* g, u32 channels, u32 images, const Conv& conv) {
+template <class S>
+__device__ inline void depthwise_weight_grad(S* out, const S* x, const S* g, u32 channels, u32 images, const Conv& conv) {
+    using T = Opmath<S>;
     u64 filters = (u64)channels * conv.each;
     u64 len = (u64)images * conv.places();
     for_rows<BlockTeam>(filters * conv.taps(), LANES, [&](const BlockTeam& team, u64 row, bool exists) {
@@ -141,7 +145,7 @@ __device__ inline void depthwise_weight_grad(T* out, const T* x, const T* g, u32
                 return (T)0;
             }
             u64 channel = image * channels + filter / conv.each;
-            return mul_rounded(x[channel * conv.pixels() + pixel], g[(image * filters + filter) * conv.places() + place]);
+            return mul_rounded((T)x[channel * conv.pixels() + pixel], (T)g[(image * filters + filter) * conv.places() + place]);
         };
         T sum = team.template fold<Sum<T>>(len, exists ? len : 0, term);
         if (exists && team.leads()) {
@@ -150,28 +154,37 @@ __device__ inline void depthwise_weight_grad(T* out, const T* x, const T* g, u32
     });
 }
 
-#define CONV(T)                                                                                                        \
-    extern "C" __global__ void patches_##T(T* columns, const T* planes, const __grid_constant__ Conv conv) {           \
-        patches(columns, planes, conv);                                                                                \
-    }                                                                                                                  \
-    extern "C" __global__ void add_patches_##T(T* planes, const T* columns, const T* bias, u32 channels, u64 first,    \
-                                               const __grid_constant__ Conv conv) {                                    \
-        add_patches(planes, columns, bias, channels, first, conv);                                                     \
-    }                                                                                                                  \
-    extern "C" __global__ void add_parts_##T(T* out, const T* parts, u64 count, u64 size, u32 accumulate) {            \
-        add_parts(out, parts, count, size, accumulate);                                                                \
-    }                                                                                                                  \
-    extern "C" __global__ void depthwise_##T(T* out, const T* x, const T* weight, const T* bias, u32 channels,         \
-                                             const __grid_constant__ Conv conv) {                                      \
-        depthwise(out, x, weight, bias, channels, conv);                                                               \
-    }                                                                                                                  \
-    extern "C" __global__ void depthwise_input_grad_##T(T* out, const T* g, const T* weight, const T* bias,            \
-                                                        u32 channels, const __grid_constant__ Conv conv) {             \
-        depthwise_input_grad(out, g, weight, bias, channels, conv);                                                    \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256, 1) depthwise_weight_grad_##T(                                    \
-        T* out, const T* x, const T* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {                 \
-        depthwise_weight_grad(out, x, g, channels, images, conv);                                                      \
+using Computed = Opmath<DTYPE>;
+
+#define CONV(T)                                                                                                            \
+    extern "C" __global__ void patches_##T(T* columns, const T* planes, const __grid_constant__ Conv conv) {               \
+        patches(columns, planes, conv);                                                                                    \
+    }                                                                                                                      \
+    extern "C" __global__ void add_patches_##T(T* planes, const Computed* columns, const T* bias, u32 channels, u64 first, \
+                                               const __grid_constant__ Conv conv) {                                        \
+        add_patches(planes, columns, bias, channels, first, conv);                                                         \
+    }                                                                                                                      \
+    extern "C" __global__ void depthwise_##T(T* out, const T* x, const T* weight, const T* bias, u32 channels,             \
+                                             const __grid_constant__ Conv conv) {                                          \
+        depthwise(out, x, weight, bias, channels, conv);                                                                   \
+    }                                                                                                                      \
+    extern "C" __global__ void depthwise_input_grad_##T(T* out, const T* g, const T* weight, const T* bias,                \
+                                                        u32 channels, const __grid_constant__ Conv conv) {                 \
+        depthwise_input_grad(out, g, weight, bias, channels, conv);                                                        \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256, 1) depthwise_weight_grad_##T(                                        \
+        T* out, const T* x, const T* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {                     \
+        depthwise_weight_grad(out, x, g, channels, images, conv);                                                          \
     }
 #define KERNELS(T) CONV(T)
 KERNELS(DTYPE)
+
+#define ADD_PARTS(O)                                                                               \
+    extern "C" __global__ void add_parts_##O(O* out, const Computed* parts, u64 count, u64 size) { \
+        add_parts(out, parts, count, size);                                                        \
+    }
+#define SUMS(O) ADD_PARTS(O)
+SUMS(DTYPE)
+#if HALF
+SUMS(f32)  // that are parts themselves
+#endif

@@ -1,44 +1,24 @@
 //! Convolutions: patches in the workspace and products by BLAS, or direct kernels for filters of one channel. A workspace
 //! holds the patches of some images, which are gone through in as many turns as it takes.
 
-use device::cuda::{Arg, Grid, Program, Queue};
-use device::{DType, Error, Result, Stream, Use};
-use smallvec::SmallVec;
+use std::ops::Range;
 
-use super::by_dtype;
+use device::cuda::{Arg, Grid, Queue};
+use device::{DType, Error, Result, Stream, Use};
+
 use super::copy::{enqueue_copy, enqueue_zeros};
 use super::matmul::{Matrix, Product};
 use super::walk::{ByValue, THREADS, address, blocks};
+use super::{by_dtype, float_programs};
 use crate::conv::Geometry;
 use crate::layout::{LoopAxis, Loops, View};
 
-pub(super) static F32: Program = Program::new(
-    "conv_f32",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f32\n",
-        include_str!("conv.cu")
-    ),
-);
-static F64: Program = Program::new(
-    "conv_f64",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f64\n",
-        include_str!("conv.cu")
-    ),
-);
+float_programs!("conv", "rows.cuh", "conv.cu");
 
 /// Elements of a workspace, where one image does not need more.
 const WORKSPACE: usize = 1 << 24;
 /// Blocks along y that every device has.
 const MAX_Y: usize = 65_535;
-
-fn program_of(dtype: DType) -> &'static Program {
-    if dtype == DType::F64 { &F64 } else { &F32 }
-}
 
 /// What a turn of one image needs: its patches, and its part of the filters' gradient.
 fn of_one_image(geometry: &Geometry) -> usize {
@@ -83,6 +63,26 @@ struct Numbers {
 // SAFETY: fourteen words of 32 bits, and one of 64.
 unsafe impl ByValue for Numbers {}
 
+/// Matrices that lie one after the other, for each image and each group, or for each group only.
+#[derive(Clone, Copy)]
+struct Matrices {
+    at: *mut u8,
+    dtype: DType,
+    each: Matrix,
+    of_image: bool,
+}
+
+impl Matrices {
+    fn of_images(at: *mut u8, dtype: DType, each: Matrix) -> Matrices {
+        Matrices { at, dtype, each, of_image: true }
+    }
+
+    /// Elements from one group to the next.
+    fn size(&self) -> isize {
+        (self.each.rows * self.each.columns) as isize
+    }
+}
+
 /// A convolution as the kernels take it.
 struct Kernels<'a> {
     op: &'static str,
@@ -122,6 +122,42 @@ impl<'a> Kernels<'a> {
         Numbers { sizes, window, each: self.geometry.filters as u32, pad: 0, planes: planes as u64 }
     }
 
+    /// What sums that are not whole are stored as.
+    fn computed(&self) -> DType {
+        self.dtype.compute_dtype()
+    }
+
+    /// Channels of an image, of all groups.
+    fn channels(&self) -> usize {
+        self.geometry.groups * self.geometry.channels
+    }
+
+    /// The images that a workspace takes at a time: the first of them, and their number.
+    fn turns(&self) -> impl Iterator<Item = (usize, usize)> {
+        let (all, together) = (self.geometry.images, together(self.geometry));
+        (0..all).step_by(together).map(move |first| (first, together.min(all - first)))
+    }
+
+    /// Image `first` of those at `base`.
+    fn image(&self, base: *mut u8, first: usize) -> *mut u8 {
+        base.wrapping_add(first * self.channels() * self.geometry.pixels() * self.dtype.size_bytes())
+    }
+
+    /// The results of image `first` of those at `base`.
+    fn result(&self, base: *mut u8, first: usize) -> *mut u8 {
+        let filters = self.geometry.groups * self.geometry.filters;
+        base.wrapping_add(first * filters * self.geometry.all_places() * self.dtype.size_bytes())
+    }
+
+    /// Enqueues a kernel of the program.
+    ///
+    /// # Safety
+    /// As for [`Queue::kernel`].
+    unsafe fn kernel(&self, queue: &Queue<'_>, name: &str, grid: Grid, args: &[Arg<'_>]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { queue.kernel(program_of(self.dtype), name, grid, args) }
+    }
+
     /// Blocks for `planes` planes of `size` elements.
     fn grid(&self, queue: &Queue<'_>, size: usize, planes: usize) -> Grid {
         let mut grid = blocks(queue, (size as u64).div_ceil(u64::from(THREADS)), THREADS);
@@ -129,11 +165,7 @@ impl<'a> Kernels<'a> {
         grid
     }
 
-    fn at(&self, base: *mut u8, elements: usize) -> *mut u8 {
-        base.wrapping_add(elements * self.dtype.size_bytes())
-    }
-
-    /// Enqueues the patches of `count` images.
+    /// The patches of images: themselves, or `columns`, which are enqueued.
     ///
     /// # Safety
     /// The images are there, and room for their patches.
@@ -143,42 +175,77 @@ impl<'a> Kernels<'a> {
         images: *mut u8,
         count: usize,
         columns: *mut u8,
-    ) -> Result<()> {
+    ) -> Result<*mut u8> {
         let g = self.geometry;
-        let planes = count * g.groups * g.channels;
+        if g.is_pointwise() {
+            return Ok(images);
+        }
+        let planes = count * self.channels();
         let numbers = self.numbers(planes);
         let grid = self.grid(queue, g.taps() * g.all_places(), planes);
         let args = [Arg::Ptr(columns), Arg::Ptr(images), numbers.arg()];
         // SAFETY: the caller's promise.
-        unsafe { queue.kernel(program_of(self.dtype), by_dtype!(self.dtype, "patches"), grid, &args) }
+        unsafe { self.kernel(queue, by_dtype!(self.dtype, "patches"), grid, &args)? };
+        Ok(columns)
     }
 
-    /// The product of matrices that lie one after the other, for each image and each group.
+    /// Enqueues `c = a b`, or `c + a b`, for each of these images and each group.
     ///
     /// # Safety
-    /// The matrices of `count` images are within buffers that the command writes and reads.
+    /// The matrices are within buffers that the command writes and reads.
     unsafe fn products(
         &self,
         queue: &Queue<'_>,
-        count: usize,
-        matrices: [(*mut u8, Matrix, bool); 3],
+        images: Range<usize>,
+        operands: [Matrices; 3],
         accumulate: bool,
     ) -> Result<()> {
+        if images.is_empty() {
+            return Ok(());
+        }
         let groups = self.geometry.groups;
-        let size = |matrix: &Matrix| (matrix.rows * matrix.columns) as isize;
-        let [c, a, b] = matrices;
-        // Filters are the same for all images.
-        let step = |(_, matrix, of_image): &(*mut u8, Matrix, bool)| {
-            if *of_image { size(matrix) * groups as isize } else { 0 }
+        let steps = operands.map(|m| if m.of_image { m.size() * groups as isize } else { 0 });
+        let batch = Loops::from_axes([
+            LoopAxis { size: images.len(), strides: steps },
+            LoopAxis { size: groups, strides: operands.map(|m| m.size()) },
+        ]);
+        let at = std::array::from_fn(|i| {
+            let elements = steps[i] * images.start as isize;
+            operands[i].at.wrapping_offset(elements * operands[i].dtype.size_bytes() as isize)
+        });
+        let [c, a, b] = operands;
+        let product = Product {
+            dtype: a.dtype,
+            c_dtype: c.dtype,
+            c: c.each,
+            a: a.each,
+            b: b.each,
+            batch: batch.axes,
+            accumulate,
         };
-        let batch: SmallVec<[LoopAxis<3>; 4]> = Loops::from_axes([
-            LoopAxis { size: count, strides: [&c, &a, &b].map(step) },
-            LoopAxis { size: groups, strides: [size(&c.1), size(&a.1), size(&b.1)] },
-        ])
-        .axes;
-        let product = Product { dtype: self.dtype, c: c.1, a: a.1, b: b.1, batch, accumulate };
         // SAFETY: the caller's promise.
-        unsafe { product.enqueue(queue, self.op, [c.0, a.0, b.0]) }
+        unsafe { product.enqueue(queue, self.op, at) }
+    }
+
+    /// Enqueues the kernel `name` of filters of one channel: it makes `planes` planes of `size` elements, with a bias for
+    /// each of `channels`.
+    ///
+    /// # Safety
+    /// As for [`Queue::kernel`].
+    unsafe fn depthwise(
+        &self,
+        queue: &Queue<'_>,
+        name: &str,
+        [out, from, filters]: [*mut u8; 3],
+        (bias, channels): (Option<&View<'_>>, usize),
+        size: usize,
+        planes: usize,
+    ) -> Result<()> {
+        let numbers = self.numbers(planes);
+        let [out, from, filters] = [out, from, filters].map(|ptr| Arg::Ptr(ptr));
+        let args = [out, from, filters, optional(bias), Arg::U32(channels as u32), numbers.arg()];
+        // SAFETY: the caller's promise.
+        unsafe { self.kernel(queue, name, self.grid(queue, size, planes), &args) }
     }
 
     /// Enqueues the bias of each plane as its elements, or zeros.
@@ -215,6 +282,14 @@ fn matrix(rows: usize, columns: usize) -> Matrix {
     Matrix { rows, columns, row: columns as isize, column: 1 }
 }
 
+impl Memory<'_> {
+    /// Images, filters, results, and the workspace.
+    fn addresses(&self) -> [*mut u8; 4] {
+        let [x, w, y] = [&self.images, &self.filters, &self.results].map(address);
+        [x, w, y, start_of(self.workspace.as_ref())]
+    }
+}
+
 pub(crate) fn forward(
     stream: &Stream,
     op: &'static str,
@@ -222,48 +297,34 @@ pub(crate) fn forward(
     geometry: &Geometry,
     memory: Memory<'_>,
 ) -> Result<()> {
-    let Memory { images, filters, results, bias, workspace } = memory;
-    let kernels = Kernels::new(op, geometry, results.dtype)?;
+    let dtype = memory.results.dtype;
+    let kernels = Kernels::new(op, geometry, dtype)?;
     let g = *geometry;
     stream.submit(op, uses, |queue| {
-        let (x, w, y, columns) =
-            (address(&images), address(&filters), address(&results), start_of(workspace.as_ref()));
+        let [x, w, y, columns] = memory.addresses();
+        let (k, places, bias) = (g.filter(), g.all_places(), memory.bias.as_ref());
         if g.is_depthwise() {
-            let planes = g.images * g.groups * g.filters;
-            let numbers = kernels.numbers(planes);
-            let grid = kernels.grid(queue, g.all_places(), planes);
-            let channels = Arg::U32(g.groups as u32);
-            let args =
-                [Arg::Ptr(y), Arg::Ptr(x), Arg::Ptr(w), optional(bias.as_ref()), channels, numbers.arg()];
-            let name = by_dtype!(results.dtype, "depthwise");
+            let (name, planes) = (by_dtype!(dtype, "depthwise"), g.images * g.groups * g.filters);
             // SAFETY: sizes are those of the operands, which were checked, and the uses name their buffers.
-            return unsafe { queue.kernel(program_of(results.dtype), name, grid, &args) };
+            return unsafe { kernels.depthwise(queue, name, [y, x, w], (bias, g.groups), places, planes) };
         }
-        let (k, places) = (g.filter(), g.all_places());
         if bias.is_some() || k == 0 {
             // SAFETY: as above.
-            unsafe { kernels.start(queue, &results, bias.as_ref())? };
+            unsafe { kernels.start(queue, &memory.results, bias)? };
         }
         if k == 0 {
             return Ok(());
         }
-        let together = together(geometry);
-        for first in (0..g.images).step_by(together) {
-            let count = together.min(g.images - first);
-            let from = kernels.at(x, first * g.groups * g.channels * g.pixels());
-            let to = kernels.at(y, first * g.groups * g.filters * places);
+        for (first, count) in kernels.turns() {
             // SAFETY: as above; the workspace has room for the patches of these images.
             unsafe {
-                let patches = if g.is_pointwise() { from } else { columns };
-                if !g.is_pointwise() {
-                    kernels.patches(queue, from, count, columns)?;
-                }
-                let matrices = [
-                    (to, matrix(g.filters, places), true),
-                    (w, matrix(g.filters, k), false),
-                    (patches, matrix(k, places), true),
+                let patches = kernels.patches(queue, kernels.image(x, first), count, columns)?;
+                let operands = [
+                    Matrices::of_images(kernels.result(y, first), dtype, matrix(g.filters, places)),
+                    Matrices { at: w, dtype, each: matrix(g.filters, k), of_image: false },
+                    Matrices::of_images(patches, dtype, matrix(k, places)),
                 ];
-                kernels.products(queue, count, matrices, bias.is_some())?;
+                kernels.products(queue, 0..count, operands, bias.is_some())?;
             }
         }
         Ok(())
@@ -277,55 +338,43 @@ pub(crate) fn input_grad(
     geometry: &Geometry,
     memory: Memory<'_>,
 ) -> Result<()> {
-    let Memory { images, filters, results, bias, workspace } = memory;
-    let kernels = Kernels::new(op, geometry, images.dtype)?;
+    let dtype = memory.images.dtype;
+    let kernels = Kernels::new(op, geometry, dtype)?;
     let g = *geometry;
     stream.submit(op, uses, |queue| {
-        let (x, w, y, columns) =
-            (address(&images), address(&filters), address(&results), start_of(workspace.as_ref()));
-        let channels = g.groups * g.channels;
-        let (k, places) = (g.filter(), g.all_places());
+        let [x, w, y, columns] = memory.addresses();
+        let (k, places, bias) = (g.filter(), g.all_places(), memory.bias.as_ref());
+        let (channels, pixels) = (kernels.channels(), g.pixels());
         if g.is_depthwise() {
-            let planes = g.images * channels;
-            let numbers = kernels.numbers(planes);
-            let grid = kernels.grid(queue, g.pixels(), planes);
-            let bias = optional(bias.as_ref());
-            let args =
-                [Arg::Ptr(x), Arg::Ptr(y), Arg::Ptr(w), bias, Arg::U32(channels as u32), numbers.arg()];
-            let name = by_dtype!(images.dtype, "depthwise_input_grad");
+            let (name, planes) = (by_dtype!(dtype, "depthwise_input_grad"), g.images * channels);
             // SAFETY: sizes are those of the operands, which were checked, and the uses name their buffers.
-            return unsafe { queue.kernel(program_of(images.dtype), name, grid, &args) };
+            return unsafe { kernels.depthwise(queue, name, [x, y, w], (bias, channels), pixels, planes) };
         }
         if g.filters == 0 || places == 0 {
             // SAFETY: as above.
-            return unsafe { kernels.start(queue, &images, bias.as_ref()) };
+            return unsafe { kernels.start(queue, &memory.images, bias) };
         }
-        let together = together(geometry);
-        for first in (0..g.images).step_by(together) {
-            let count = together.min(g.images - first);
-            let from = kernels.at(y, first * g.groups * g.filters * places);
-            let to = kernels.at(x, first * channels * g.pixels());
+        for (first, count) in kernels.turns() {
+            let planes = count * channels;
+            let numbers = kernels.numbers(planes);
+            let args = [
+                Arg::Ptr(kernels.image(x, first)),
+                Arg::Ptr(columns),
+                optional(bias),
+                Arg::U32(channels as u32),
+                Arg::U64((first * channels) as u64),
+                numbers.arg(),
+            ];
             // SAFETY: as above; the workspace has room for the patches of these images.
             unsafe {
-                let matrices = [
-                    (columns, matrix(k, places), true),
-                    (w, matrix(g.filters, k).transposed(), false),
-                    (from, matrix(g.filters, places), true),
+                let operands = [
+                    Matrices::of_images(columns, kernels.computed(), matrix(k, places)),
+                    Matrices { at: w, dtype, each: matrix(g.filters, k).transposed(), of_image: false },
+                    Matrices::of_images(kernels.result(y, first), dtype, matrix(g.filters, places)),
                 ];
-                kernels.products(queue, count, matrices, false)?;
-                let planes = count * channels;
-                let numbers = kernels.numbers(planes);
-                let grid = kernels.grid(queue, g.pixels(), planes);
-                let args = [
-                    Arg::Ptr(to),
-                    Arg::Ptr(columns),
-                    optional(bias.as_ref()),
-                    Arg::U32(channels as u32),
-                    Arg::U64((first * channels) as u64),
-                    numbers.arg(),
-                ];
-                let name = by_dtype!(images.dtype, "add_patches");
-                queue.kernel(program_of(images.dtype), name, grid, &args)?;
+                kernels.products(queue, 0..count, operands, false)?;
+                let grid = kernels.grid(queue, pixels, planes);
+                kernels.kernel(queue, by_dtype!(dtype, "add_patches"), grid, &args)?;
             }
         }
         Ok(())
@@ -339,16 +388,15 @@ pub(crate) fn weight_grad(
     geometry: &Geometry,
     memory: Memory<'_>,
 ) -> Result<()> {
-    let Memory { images, filters, results, workspace, .. } = memory;
-    let kernels = Kernels::new(op, geometry, filters.dtype)?;
+    let dtype = memory.filters.dtype;
+    let kernels = Kernels::new(op, geometry, dtype)?;
     let g = *geometry;
     stream.submit(op, uses, |queue| {
-        let (x, w, y, columns) =
-            (address(&images), address(&filters), address(&results), start_of(workspace.as_ref()));
+        let [x, w, y, columns] = memory.addresses();
         let (k, places) = (g.filter(), g.all_places());
         if g.images == 0 || places == 0 {
             // SAFETY: the operands were checked, and the uses name their buffers.
-            return unsafe { kernels.start(queue, &filters, None) };
+            return unsafe { kernels.start(queue, &memory.filters, None) };
         }
         if g.is_depthwise() {
             let numbers = kernels.numbers(0);
@@ -356,39 +404,30 @@ pub(crate) fn weight_grad(
             let grid = blocks(queue, rows as u64, THREADS);
             let counts = [Arg::U32(g.groups as u32), Arg::U32(g.images as u32)];
             let args = [Arg::Ptr(w), Arg::Ptr(x), Arg::Ptr(y), counts[0], counts[1], numbers.arg()];
-            let name = by_dtype!(filters.dtype, "depthwise_weight_grad");
             // SAFETY: as above.
-            return unsafe { queue.kernel(program_of(filters.dtype), name, grid, &args) };
+            return unsafe { kernels.kernel(queue, by_dtype!(dtype, "depthwise_weight_grad"), grid, &args) };
         }
         let size = g.groups * g.filters * k;
-        let together = together(geometry);
-        let parts = kernels.at(columns, together * g.groups * k * places);
-        for first in (0..g.images).step_by(together) {
-            let count = together.min(g.images - first);
-            let from = kernels.at(x, first * g.groups * g.channels * g.pixels());
-            let from_y = kernels.at(y, first * g.groups * g.filters * places);
+        let computed = kernels.computed();
+        let parts = columns.wrapping_add(together(&g) * g.groups * k * places * computed.size_bytes());
+        for (first, count) in kernels.turns() {
             // SAFETY: as above; the workspace has room for the patches and the parts of these images.
             unsafe {
-                let patches = if g.is_pointwise() { from } else { columns };
-                if !g.is_pointwise() {
-                    kernels.patches(queue, from, count, columns)?;
-                }
-                let matrices = [
-                    (parts, matrix(g.filters, k), true),
-                    (from_y, matrix(g.filters, places), true),
-                    (patches, matrix(k, places).transposed(), true),
+                let patches = kernels.patches(queue, kernels.image(x, first), count, columns)?;
+                let operands = [
+                    Matrices::of_images(parts, computed, matrix(g.filters, k)),
+                    Matrices::of_images(kernels.result(y, first), dtype, matrix(g.filters, places)),
+                    Matrices::of_images(patches, dtype, matrix(k, places).transposed()),
                 ];
-                kernels.products(queue, count, matrices, false)?;
-                let args = [
-                    Arg::Ptr(w),
-                    Arg::Ptr(parts),
-                    Arg::U64(count as u64),
-                    Arg::U64(size as u64),
-                    Arg::U32(u32::from(first > 0)),
-                ];
+                // The first part of a later turn starts with the sum of those before.
+                let continued = usize::from(first > 0);
+                kernels.products(queue, 0..continued, operands, true)?;
+                kernels.products(queue, continued..count, operands, false)?;
+                let last = first + count == g.images;
+                let (to, stored) = if last { (w, dtype) } else { (parts, computed) };
+                let args = [Arg::Ptr(to), Arg::Ptr(parts), Arg::U64(count as u64), Arg::U64(size as u64)];
                 let grid = blocks(queue, (size as u64).div_ceil(u64::from(THREADS)), THREADS);
-                let name = by_dtype!(filters.dtype, "add_parts");
-                queue.kernel(program_of(filters.dtype), name, grid, &args)?;
+                kernels.kernel(queue, by_dtype!(stored, "add_parts"), grid, &args)?;
             }
         }
         Ok(())

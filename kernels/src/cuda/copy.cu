@@ -1,4 +1,5 @@
-// Fills, copies, conversions and choices. What does not look at the values is written once for each size.
+// Fills, copies, choices, and conversions between the types of 8, 32 and 64 bits. What does not look at the values is
+// written once for each size.
 
 template <class T> struct Fill {
     T* out;
@@ -8,34 +9,6 @@ template <class T> struct Fill {
         Pack<T, V> pack = load<V>(&value, false);
         store<V>(out + offsets.at[0], pack);
     }
-};
-
-// Floats become integers by rounding towards 0 and saturating, NaN becomes 0; integers wrap around; what is not 0 is true.
-template <class To, class From> struct Cast {
-    __device__ static To of(From x) { return (To)x; }
-};
-template <class From> struct Cast<bool, From> {
-    __device__ static u8 of(From x) { return x != 0; }
-};
-template <class To> struct Cast<To, bool> {
-    __device__ static To of(u8 x) { return (To)(x != 0); }
-};
-template <class From> __device__ inline i64 saturated_i64(From x) {
-    const From limit = (From)9223372036854775808.0;
-    return is_nan(x) ? 0 : x >= limit ? highest<i64>() : x < -limit ? lowest<i64>() : (i64)x;
-}
-template <class From> __device__ inline u8 saturated_u8(From x) { return !(x > 0) ? 0 : x >= 255 ? 255 : (u8)x; }
-template <> struct Cast<i64, f32> {
-    __device__ static i64 of(f32 x) { return saturated_i64(x); }
-};
-template <> struct Cast<i64, f64> {
-    __device__ static i64 of(f64 x) { return saturated_i64(x); }
-};
-template <> struct Cast<u8, f32> {
-    __device__ static u8 of(f32 x) { return saturated_u8(x); }
-};
-template <> struct Cast<u8, f64> {
-    __device__ static u8 of(f64 x) { return saturated_u8(x); }
 };
 
 // out[i, j] = x[i, j] where `out` is contiguous along j and `x` along i: tiles go through shared memory, so that both
@@ -101,15 +74,10 @@ template <class T> struct Choose {
         for_each<lanes_of<T, T>>(walk, Choose<T>{out, condition, x, y, walk});                                        \
     }
 FOR_BITS(b8, u8)
+FOR_BITS(b16, u16)
 FOR_BITS(b32, u32)
 FOR_BITS(b64, u64)
 
-#define CAST(from, to)                                                                                            \
-    extern "C" __global__ void cast_##from##_##to(Type<to>::Stored* out, const Type<from>::Stored* x,             \
-                                                  const __grid_constant__ Walk<2> walk) {                         \
-        map1(out, x, walk,                                                                                        \
-             [](Type<from>::Stored x) -> Type<to>::Stored { return Cast<to, from>::of(x); });                     \
-    }
 CAST(f32, f64)
 CAST(f32, i64)
 CAST(f32, u8)

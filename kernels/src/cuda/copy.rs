@@ -3,13 +3,18 @@
 use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Result, Stream, Use};
 
-use super::by_size;
 use super::elementwise::Map;
 use super::walk::{ByValue, Walk, address, for_parts};
+use super::{by_size, program};
 use crate::layout::{LoopAxis, Loops, View};
 
-pub(super) static COPY: Program =
-    Program::new("copy", concat!(include_str!("prelude.cuh"), include_str!("copy.cu")));
+pub(super) static COPY: Program = Program::new(
+    "copy",
+    concat!(include_str!("prelude.cuh"), include_str!("cast.cuh"), include_str!("copy.cu")),
+);
+// Conversions from and to the types of 16 bits.
+static CAST_BF16: Program = program!("cast", "bf16", 1, 1, "cast.cuh", "cast.cu");
+static CAST_F16: Program = program!("cast", "f16", 1, 1, "cast.cuh", "cast.cu");
 
 /// Fills with an element of these bits.
 pub(crate) fn fill(stream: &Stream, bits: u64, out: View<'_>) -> Result<()> {
@@ -55,7 +60,12 @@ pub(crate) fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     if from != to {
         let lanes = 16 / from.size_bytes().max(to.size_bytes());
-        let map = Map { op: "cast", program: &COPY, kernel: cast_kernel(from, to), lanes, numbers: &[] };
+        let program = match [from, to] {
+            [DType::BF16, _] | [_, DType::BF16] => &CAST_BF16,
+            [DType::F16, _] | [_, DType::F16] => &CAST_F16,
+            _ => &COPY,
+        };
+        let map = Map { op: "cast", program, kernel: cast_kernel(from, to), lanes, numbers: &[] };
         return map.launch(stream, [out, x]);
     }
     let size = to.size_bytes();
@@ -127,6 +137,8 @@ fn cast_kernel(from: DType, to: DType) -> &'static str {
                 DType::F64 => concat!("cast_", $from, "_f64"),
                 DType::I64 => concat!("cast_", $from, "_i64"),
                 DType::U8 => concat!("cast_", $from, "_u8"),
+                DType::BF16 => concat!("cast_", $from, "_bf16"),
+                DType::F16 => concat!("cast_", $from, "_f16"),
                 _ => concat!("cast_", $from, "_bool"),
             }
         };
@@ -136,6 +148,8 @@ fn cast_kernel(from: DType, to: DType) -> &'static str {
         DType::F64 => to!("f64"),
         DType::I64 => to!("i64"),
         DType::U8 => to!("u8"),
+        DType::BF16 => to!("bf16"),
+        DType::F16 => to!("f16"),
         _ => to!("bool"),
     }
 }

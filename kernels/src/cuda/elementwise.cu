@@ -1,5 +1,6 @@
 // Elementwise functions of elements of the type DTYPE, one program a type: a program that computes in F32 compiles no other.
-// FLOATS is 1 for the floating-point types.
+// FLOATS is 1 for the floating-point types. Numbers that a function holds are of the type that it computes in.
+using Computed = Opmath<DTYPE>;
 
 __device__ inline f32 tanh_of(f32 x) { return tanhf(x); }
 __device__ inline f64 tanh_of(f64 x) { return tanh(x); }
@@ -44,8 +45,8 @@ __device__ inline i64 negate(i64 x) { return sub(0LL, x); }
 template <class T> struct Unary {
     T a, b;
 };
-#define FUNCTION1(Name, expression)                                \
-    template <class T> struct Name : Unary<T> {                    \
+#define FUNCTION1(Name, expression)                                 \
+    template <class T> struct Name : Unary<T> {                     \
         __device__ T operator()(T x) const { return (expression); } \
     };
 FUNCTION1(Neg, negate(x))
@@ -68,8 +69,8 @@ template <class T> struct Clamp : Unary<T> {
 };
 
 // Functions of two elements; gradients take (x or y, g).
-#define FUNCTION2(Name, expression)                                     \
-    template <class T> struct Name {                                    \
+#define FUNCTION2(Name, expression)                                      \
+    template <class T> struct Name {                                     \
         __device__ T operator()(T x, T y) const { return (expression); } \
     };
 FUNCTION2(Add, add(x, y))
@@ -135,20 +136,20 @@ template <class T> struct SiluGrad {
 
 #define JOINED(name, dtype) name##_##dtype
 #define NAMED(name, dtype) JOINED(name, dtype)
-#define UNARY(name, Name)                                                                                           \
+#define UNARY(name, Name)                                                                                            \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const __grid_constant__ Walk<2> walk, \
-                                                  u64 a, u64 b) {                                                   \
-        map1(out, x, walk, Name<DTYPE>{from_bits<DTYPE>(a), from_bits<DTYPE>(b)});                                  \
+                                                  u64 a, u64 b) {                                                    \
+        map1(out, x, walk, Name<Computed>{from_bits<Computed>(a), from_bits<Computed>(b)});                          \
     }
-#define BINARY(name, Name)                                                                               \
-    extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y,           \
-                                                  const __grid_constant__ Walk<3> walk) {                \
-        map2(out, x, y, walk, Name<DTYPE>());                                                            \
+#define BINARY(name, Name)                                                                     \
+    extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y, \
+                                                  const __grid_constant__ Walk<3> walk) {      \
+        map2(out, x, y, walk, Name<Computed>());                                               \
     }
-#define COMPARE(name, comparison)                                                                        \
-    extern "C" __global__ void NAMED(name, DTYPE)(u8 * out, const DTYPE* x, const DTYPE* y,              \
-                                                  const __grid_constant__ Walk<3> walk) {                \
-        map2(out, x, y, walk, [](DTYPE x, DTYPE y) -> u8 { return x comparison y; });                    \
+#define COMPARE(name, comparison)                                                           \
+    extern "C" __global__ void NAMED(name, DTYPE)(u8 * out, const DTYPE* x, const DTYPE* y, \
+                                                  const __grid_constant__ Walk<3> walk) {   \
+        map2(out, x, y, walk, [](Computed x, Computed y) -> u8 { return x comparison y; }); \
     }
 
 UNARY(neg, Neg)

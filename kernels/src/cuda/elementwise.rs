@@ -4,44 +4,13 @@ use device::cuda::{Arg, Program};
 use device::{DType, Result, Stream, Use};
 use smallvec::SmallVec;
 
-use super::walk::{ByValue, Walk, address, element_bits, for_parts};
-use super::{by_dtype, program_of};
+use super::walk::{ByValue, Walk, address, for_parts, number_bits};
+use super::{by_dtype, number_programs};
 use crate::cpu::walk::flat_steps;
 use crate::elementwise::{BinaryOp, CompareOp, UnaryOp};
 use crate::layout::{LoopAxis, Loops, View};
 
-pub(super) static F32: Program = Program::new(
-    "elementwise_f32",
-    concat!(
-        include_str!("prelude.cuh"),
-        "#define DTYPE f32\n#define FLOATS 1\n",
-        include_str!("elementwise.cu")
-    ),
-);
-static F64: Program = Program::new(
-    "elementwise_f64",
-    concat!(
-        include_str!("prelude.cuh"),
-        "#define DTYPE f64\n#define FLOATS 1\n",
-        include_str!("elementwise.cu")
-    ),
-);
-static I64: Program = Program::new(
-    "elementwise_i64",
-    concat!(
-        include_str!("prelude.cuh"),
-        "#define DTYPE i64\n#define FLOATS 0\n",
-        include_str!("elementwise.cu")
-    ),
-);
-static U8: Program = Program::new(
-    "elementwise_u8",
-    concat!(
-        include_str!("prelude.cuh"),
-        "#define DTYPE u8\n#define FLOATS 0\n",
-        include_str!("elementwise.cu")
-    ),
-);
+number_programs!("elementwise", "elementwise.cu");
 
 /// A kernel over operands of one shape, of which the first is the output.
 pub(super) struct Map<'a> {
@@ -92,7 +61,7 @@ impl Map<'_> {
 pub(crate) fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result<()> {
     let dtype = out.dtype;
     let (kernel, numbers) = unary_kernel(op, dtype);
-    let program = program_of!(dtype);
+    let program = program_of(dtype);
     let lanes = 16 / dtype.size_bytes();
     Map { op: op.name(), program, kernel, lanes, numbers: &numbers }.launch(stream, [out, x])
 }
@@ -102,7 +71,7 @@ fn unary_kernel(op: UnaryOp, dtype: DType) -> (&'static str, [u64; 2]) {
     // Integers wrap around, and scalars have been checked to be integers.
     let wrapped = |value: f64| match dtype {
         DType::U8 => u64::from(value as i64 as u8),
-        _ => element_bits(dtype, value),
+        _ => number_bits(dtype, value),
     };
     let name = match op {
         UnaryOp::Neg => by_dtype!(dtype, "neg"),
@@ -112,7 +81,7 @@ fn unary_kernel(op: UnaryOp, dtype: DType) -> (&'static str, [u64; 2]) {
         UnaryOp::AddScalar(value) => return (by_dtype!(dtype, "add_scalar"), [wrapped(value), 0]),
         UnaryOp::MulScalar(value) => return (by_dtype!(dtype, "mul_scalar"), [wrapped(value), 0]),
         UnaryOp::Clamp { min, max } => {
-            return (by_dtype!(dtype, "clamp"), [element_bits(dtype, min), element_bits(dtype, max)]);
+            return (by_dtype!(dtype, "clamp"), [number_bits(dtype, min), number_bits(dtype, max)]);
         }
         UnaryOp::Exp => by_dtype!(dtype, "exp"),
         UnaryOp::Log => by_dtype!(dtype, "log"),
@@ -135,7 +104,7 @@ fn unary_kernel(op: UnaryOp, dtype: DType) -> (&'static str, [u64; 2]) {
         UnaryOp::PowScalar(-0.5) => by_dtype!(dtype, "rsqrt"),
         UnaryOp::PowScalar(-1.0) => by_dtype!(dtype, "reciprocal"),
         UnaryOp::PowScalar(exponent) => {
-            return (by_dtype!(dtype, "pow_scalar"), [element_bits(dtype, exponent), 0]);
+            return (by_dtype!(dtype, "pow_scalar"), [number_bits(dtype, exponent), 0]);
         }
     };
     (name, [0; 2])
@@ -164,7 +133,7 @@ pub(crate) fn binary(
         BinaryOp::GeluTanhGrad => by_dtype!(dtype, "gelu_tanh_grad"),
         BinaryOp::SiluGrad => by_dtype!(dtype, "silu_grad"),
     };
-    let program = program_of!(dtype);
+    let program = program_of(dtype);
     let lanes = 16 / dtype.size_bytes();
     Map { op: op.name(), program, kernel, lanes, numbers: &[] }.launch(stream, [out, lhs, rhs])
 }
@@ -186,7 +155,7 @@ pub(crate) fn compare(
         CompareOp::Gt => by_dtype!(dtype, "gt"),
         CompareOp::Ge => by_dtype!(dtype, "ge"),
     };
-    let program = program_of!(dtype);
+    let program = program_of(dtype);
     let lanes = 16 / dtype.size_bytes();
     Map { op: op.name(), program, kernel, lanes, numbers: &[] }.launch(stream, [out, lhs, rhs])
 }

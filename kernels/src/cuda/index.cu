@@ -1,36 +1,50 @@
-// Reading and adding at indices. An index out of range is a fault and is left out.
-
-// out[p] = x[p moved by index[p] along the axis]
-template <class T> struct Gather {
-    T* out;
-    const T* x;
-    const i64* index;
-    const Walk<3>& walk;
-    i64 step;
-    i64 size;
-    Fault fault;
-
-    template <int V> __device__ void at(const Offsets<3>& offsets) const {
-        i64 i = index[offsets.at[2]];
-        if (in_range(i, size)) {
-            store<V>(out + offsets.at[0], load<V>(x + offsets.at[1] + i * step, walk.moves(1)));
-        } else {
-            raise(fault, i, size);
-        }
-    }
-};
-
-#define GATHER(bits, T)                                                                                      \
-    extern "C" __global__ void gather_##bits(T* out, const T* x, const i64* index,                           \
-                                             const __grid_constant__ Walk<3> walk, i64 step, i64 size, Fault fault) { \
-        for_each<lanes_of<T, T>>(walk, Gather<T>{out, x, index, walk, step, size, fault});                   \
-    }
-GATHER(b8, u8)
-GATHER(b32, u32)
-GATHER(b64, u64)
+// Adding at indices. An index out of range is a fault and is left out.
 
 constexpr u32 THREADS = 256;
 constexpr u32 WARP = 32;
+
+// The sums that are one thread's: places p of the output along the axis with p % groups == group, `groups` a power of two.
+template <class S, bool HELD = sizeof(S) == 2> struct Sums {
+    S* to;
+    i64 step;
+
+    __device__ Sums(S* to, i64 step, u32, u32) : to(to), step(step) {}
+    __device__ void take(i64 place, S x) const {
+        S& sum = to[place * step];
+        sum = add(sum, x);
+    }
+    __device__ void finish() const {}
+};
+// 16 bits would round each addition, so sums are held in shared memory until they are whole: up to 32 of a thread.
+template <class S> struct Sums<S, true> {
+    S* to;
+    i64 step;
+    f32* held;
+    u32 shift;
+    u32 group;
+    u32 touched;
+
+    __device__ Sums(S* to, i64 step, u32 groups, u32 group)
+        : to(to), step(step), shift(__ffs((int)groups) - 1), group(group), touched(0) {
+        __shared__ f32 all[32 * THREADS];
+        held = all + threadIdx.x;
+    }
+    __device__ void take(i64 place, S x) {
+        u32 slot = (u32)(place >> shift);
+        f32& sum = held[slot * THREADS];
+        if (!(touched >> slot & 1)) {
+            sum = to[place * step];
+            touched |= 1u << slot;
+        }
+        sum += x;
+    }
+    __device__ void finish() {
+        for (; touched != 0; touched &= touched - 1) {
+            u32 slot = (u32)__ffs((int)touched) - 1;
+            to[(((i64)slot << shift) + group) * step] = held[slot * THREADS];
+        }
+    }
+};
 
 struct IndexAdd {
     u64 count;       // indices
@@ -59,7 +73,7 @@ __device__ inline void index_add(T* out, const T* src, const i64* index, const W
         bool exists = column < columns.elements;
         Offsets<2> at = offsets(columns, exists ? column : 0);
         const T* from = src + at.at[0];
-        T* to = out + at.at[1] + first * what.out_step;
+        Sums<T> sums(out + at.at[1] + first * what.out_step, what.out_step, groups, group);
         for (u64 tile = 0; tile < what.count; tile += THREADS) {
             bool hit = false;
             if (tile + threadIdx.x < what.count) {
@@ -81,13 +95,13 @@ __device__ inline void index_add(T* out, const T* src, const i64* index, const W
                     u32 place = warp * WARP + (u32)__ffs((int)mask) - 1;
                     u32 row = rows[place];
                     if ((row & (groups - 1)) == group) {
-                        T& sum = to[(i64)row * what.out_step];
-                        sum = add(sum, from[(i64)(tile + place) * what.src_step]);
+                        sums.take(row, from[(i64)(tile + place) * what.src_step]);
                     }
                 }
             }
             __syncthreads();
         }
+        sums.finish();
     }
 }
 
@@ -107,6 +121,7 @@ __device__ inline void scatter_add(T* out, const T* src, const i64* index, const
     for (u64 t = thread_index(); t < lines.elements * what.groups; t += thread_count()) {
         u64 group = t / lines.elements;
         Offsets<3> at = offsets(lines, t % lines.elements);
+        Sums<T> sums(out + at.at[1], what.steps[1], what.groups, (u32)group);
         for (u64 p = 0; p < what.count; ++p) {
             i64 i = index[at.at[2] + (i64)p * what.steps[2]];
             if (!in_range(i, what.size)) {
@@ -114,25 +129,23 @@ __device__ inline void scatter_add(T* out, const T* src, const i64* index, const
                     raise(fault, i, what.size);
                 }
             } else if (((u64)i & (what.groups - 1)) == group) {
-                T& sum = out[at.at[1] + i * what.steps[1]];
-                sum = add(sum, src[at.at[0] + (i64)p * what.steps[0]]);
+                sums.take(i, src[at.at[0] + (i64)p * what.steps[0]]);
             }
         }
+        sums.finish();
     }
 }
 
-#define ADD(T)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS) index_add_##T(                                      \
-        T* out, const T* src, const i64* index, const __grid_constant__ Walk<2> columns,                      \
-        const __grid_constant__ IndexAdd what, Fault fault) {                                                 \
-        index_add(out, src, index, columns, what, fault);                                                     \
-    }                                                                                                         \
-    extern "C" __global__ void scatter_add_##T(T* out, const T* src, const i64* index,                        \
-                                               const __grid_constant__ Walk<3> lines,                         \
-                                               const __grid_constant__ ScatterAdd what, Fault fault) {        \
-        scatter_add(out, src, index, lines, what, fault);                                                     \
+#define ADD(T)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) index_add_##T(                               \
+        T* out, const T* src, const i64* index, const __grid_constant__ Walk<2> columns,               \
+        const __grid_constant__ IndexAdd what, Fault fault) {                                          \
+        index_add(out, src, index, columns, what, fault);                                              \
+    }                                                                                                  \
+    extern "C" __global__ void scatter_add_##T(T* out, const T* src, const i64* index,                 \
+                                               const __grid_constant__ Walk<3> lines,                  \
+                                               const __grid_constant__ ScatterAdd what, Fault fault) { \
+        scatter_add(out, src, index, lines, what, fault);                                              \
     }
-ADD(f32)
-ADD(f64)
-ADD(i64)
-ADD(u8)
+#define KERNELS(T) ADD(T)
+KERNELS(DTYPE)

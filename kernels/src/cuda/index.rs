@@ -4,14 +4,17 @@ use device::cuda::{Arg, Grid, Program};
 use device::{Result, Stream, Use};
 
 use super::walk::{ByValue, THREADS, Walk, address, blocks};
-use super::{by_dtype, by_size};
+use super::{by_dtype, by_size, number_programs};
 use crate::layout::{LoopAxis, Loops, View};
 
-pub(super) static INDEX: Program =
-    Program::new("index", concat!(include_str!("prelude.cuh"), include_str!("index.cu")));
+pub(super) static GATHER: Program =
+    Program::new("gather", concat!(include_str!("prelude.cuh"), include_str!("gather.cu")));
+number_programs!("index", "index.cu");
 
 /// Blocks for each multiprocessor that are wanted where a block does more if there are fewer.
 const BLOCKS: usize = 8;
+/// Sums of 16-bit elements that a thread holds; as in the program.
+const HELD: usize = 32;
 /// Blocks along y that every device has.
 const MAX_Y: usize = 65_535;
 
@@ -59,7 +62,7 @@ pub(crate) fn gather(
         let args = [a, b, c, walk.arg(), Arg::I64(step as i64), Arg::I64(size as i64), Arg::Fault];
         // SAFETY: the walk is that of the operands, whose layouts were checked; an index is checked before it is
         // followed, and the uses name all buffers.
-        unsafe { queue.kernel(&INDEX, by_size!(bytes, "gather"), walk.grid(queue, lanes), &args) }
+        unsafe { queue.kernel(&GATHER, by_size!(bytes, "gather"), walk.grid(queue, lanes), &args) }
     })
 }
 
@@ -101,7 +104,9 @@ pub(crate) fn index_add(
         // Every block goes through all indices, so there are no more than keep the device busy. A block's threads
         // share out its rows if they are more than the columns.
         let wanted = (queue.multiprocessors() as usize * BLOCKS).div_ceil(across);
-        let rows = size.div_ceil(wanted).max(THREADS as usize / width).min(1 << 31);
+        let shared = THREADS as usize / width;
+        let most = if out.dtype.is_half() { HELD * shared } else { 1 << 31 };
+        let rows = size.div_ceil(wanted).max(shared).min(most);
         let down = size.div_ceil(rows).max(1);
         let what = IndexAdd {
             count: count as u64,
@@ -118,7 +123,7 @@ pub(crate) fn index_add(
         let args = [a, b, c, walk.arg(), what.arg(), Arg::Fault];
         // SAFETY: rows and columns are those of the operands, whose layouts were checked; an index is checked before
         // it is followed, and the uses name all buffers.
-        unsafe { queue.kernel(&INDEX, by_dtype!(out.dtype, "index_add"), grid, &args) }
+        unsafe { queue.kernel(program_of(out.dtype), by_dtype!(out.dtype, "index_add"), grid, &args) }
     })
 }
 
@@ -158,7 +163,8 @@ pub(crate) fn scatter_add(
         // Where lines are few, several threads go through each, for different places. Short lines are not worth it.
         let busy = queue.multiprocessors() as usize * 4 * THREADS as usize;
         let groups = (busy / lines.elements).min(size).min(count / 16).max(1);
-        let groups = 1 << groups.ilog2();
+        let needed = if out.dtype.is_half() { size.div_ceil(HELD).next_power_of_two() } else { 1 };
+        let groups = (1 << groups.ilog2()).max(needed) as u32;
         let what = ScatterAdd {
             count: count as u64,
             steps: operands.map(|view| view.layout.strides()[axis] as i64),
@@ -171,6 +177,6 @@ pub(crate) fn scatter_add(
         let [a, b, c] = [&out, &src, &indices].map(|view| Arg::Ptr(address(view)));
         let args = [a, b, c, walk.arg(), what.arg(), Arg::Fault];
         // SAFETY: as in `index_add`.
-        unsafe { queue.kernel(&INDEX, by_dtype!(out.dtype, "scatter_add"), grid, &args) }
+        unsafe { queue.kernel(program_of(out.dtype), by_dtype!(out.dtype, "scatter_add"), grid, &args) }
     })
 }

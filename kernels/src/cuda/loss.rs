@@ -4,7 +4,7 @@ use device::cuda::Arg;
 use device::{Result, Stream, Use};
 
 use super::rows::by_team;
-use super::softmax::{RowArgs, program};
+use super::softmax::{RowArgs, program_of};
 use super::walk::{ByValue, Walk, address};
 use crate::layout::{LoopAxis, Loops, View};
 
@@ -34,7 +34,7 @@ pub(crate) fn cross_entropy(
         let kernel = by_team!(args.teams.team, logits.dtype, "cross_entropy");
         // SAFETY: the rows are those of the operands, whose layouts were checked; labels are checked before they are
         // followed, and the uses name all buffers.
-        unsafe { queue.kernel(program(logits.dtype), kernel, args.grid(queue), &all) }
+        unsafe { queue.kernel(program_of(logits.dtype), kernel, args.grid(queue), &all) }
     })
 }
 
@@ -67,6 +67,6 @@ pub(crate) fn cross_entropy_grad(
         let all = [a, b, c, d, walk.arg(), Arg::I64(classes as i64), Arg::Fault];
         let kernel = super::by_dtype!(out.dtype, "cross_entropy_grad");
         // SAFETY: the walk is that of the operands, whose layouts were checked, and the uses name their buffers.
-        unsafe { queue.kernel(program(out.dtype), kernel, walk.grid(queue, 1), &all) }
+        unsafe { queue.kernel(program_of(out.dtype), kernel, walk.grid(queue, 1), &all) }
     })
 }

@@ -1,4 +1,5 @@
-// The product of matrices with any strides, for those that BLAS cannot express. Sums are taken in the order of k.
+// The product of matrices with any strides, for those that BLAS cannot express. Sums are taken in the order of k. A and B are
+// stored as S, and C as O.
 
 struct Product {
     u64 m, n, k;
@@ -15,8 +16,9 @@ constexpr int SPAN = 4;    // of the tile of C that a thread computes
 constexpr int ACROSS = SIDE / SPAN;
 
 // Tiles of C are blocks x, batches blocks y.
-template <class T>
-__device__ inline void matmul(T* c, const T* a, const T* b, const Product& p, const Walk<3>& batch) {
+template <class O, class S>
+__device__ inline void matmul(O* c, const S* a, const S* b, const Product& p, const Walk<3>& batch) {
+    using T = Opmath<S>;
     __shared__ T left[DEPTH][SIDE + 1];
     __shared__ T right[DEPTH][SIDE + 1];
     u64 tiles = (p.n + SIDE - 1) / SIDE;
@@ -29,10 +31,10 @@ __device__ inline void matmul(T* c, const T* a, const T* b, const Product& p, co
             for (u32 e = threadIdx.x; e < SIDE * DEPTH; e += ACROSS * ACROSS) {
                 u64 k = k0 + e % DEPTH, i = i0 + e / DEPTH;
                 left[e % DEPTH][e / DEPTH] =
-                    i < p.m && k < p.k ? a[at.at[1] + (i64)i * p.a_row + (i64)k * p.a_column] : (T)0;
+                    i < p.m && k < p.k ? (T)a[at.at[1] + (i64)i * p.a_row + (i64)k * p.a_column] : (T)0;
                 u64 q = k0 + e / SIDE, j = j0 + e % SIDE;
                 right[e / SIDE][e % SIDE] =
-                    j < p.n && q < p.k ? b[at.at[2] + (i64)q * p.b_row + (i64)j * p.b_column] : (T)0;
+                    j < p.n && q < p.k ? (T)b[at.at[2] + (i64)q * p.b_row + (i64)j * p.b_column] : (T)0;
             }
             __syncthreads();
             // A slice that is not whole is not filled up with zeros: 0 times infinity would be NaN.
@@ -54,18 +56,22 @@ __device__ inline void matmul(T* c, const T* a, const T* b, const Product& p, co
             for (int j = 0; j < SPAN; ++j) {
                 u64 row = i0 + y + i * ACROSS, column = j0 + x + j * ACROSS;
                 if (row < p.m && column < p.n) {
-                    T& to = c[at.at[0] + (i64)row * p.c_row + (i64)column * p.c_column];
-                    to = p.accumulate ? to + sums[i][j] : sums[i][j];
+                    O& to = c[at.at[0] + (i64)row * p.c_row + (i64)column * p.c_column];
+                    to = p.accumulate ? (T)to + sums[i][j] : sums[i][j];
                 }
             }
         }
     }
 }
 
-#define MATMUL(T)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(ACROSS* ACROSS, 1) matmul_##T(                                       \
-        T* c, const T* a, const T* b, const __grid_constant__ Product product, const __grid_constant__ Walk<3> batch) { \
-        matmul(c, a, b, product, batch);                                                                           \
+#define MATMUL(O)                                                                      \
+    extern "C" __global__ void __launch_bounds__(ACROSS* ACROSS, 1) matmul_##O(        \
+        O* c, const DTYPE* a, const DTYPE* b, const __grid_constant__ Product product, \
+        const __grid_constant__ Walk<3> batch) {                                       \
+        matmul(c, a, b, product, batch);                                               \
     }
-MATMUL(f32)
-MATMUL(f64)
+#define KERNELS(O) MATMUL(O)
+KERNELS(DTYPE)
+#if HALF
+KERNELS(f32)  // for sums that are not whole
+#endif

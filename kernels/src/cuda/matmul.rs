@@ -1,17 +1,16 @@
 //! Products of matrices: BLAS for operands that it can express, a plain kernel for the others.
 
-use device::cuda::{Arg, Gemm, Grid, Program, Queue};
+use device::cuda::{Arg, Gemm, Grid, Queue};
 use device::{DType, Result, Stream, Use};
 use smallvec::SmallVec;
 
-use super::by_dtype;
 use super::copy::{enqueue_copy, enqueue_zeros};
 use super::walk::{ByValue, Walk, address};
+use super::{by_dtype, float_programs};
 use crate::layout::{LoopAxis, Loops, View};
 use crate::matmul::Accumulate;
 
-pub(super) static MATMUL: Program =
-    Program::new("matmul", concat!(include_str!("prelude.cuh"), include_str!("matmul.cu")));
+float_programs!("matmul", "matmul.cu");
 
 /// Side of the tile of C that a block of the plain kernel computes, and its threads; as in the program.
 const SIDE: usize = 64;
@@ -55,7 +54,10 @@ impl Matrix {
 
 /// A product and its batches, whose strides are those of `(c, a, b)`.
 pub(super) struct Product {
+    /// Of A and B.
     pub(super) dtype: DType,
+    /// Of C: the same, or what that is computed in.
+    pub(super) c_dtype: DType,
     pub(super) c: Matrix,
     pub(super) a: Matrix,
     pub(super) b: Matrix,
@@ -113,6 +115,7 @@ pub(crate) fn matmul(
     }
     let product = Product {
         dtype: out.dtype,
+        c_dtype: out.dtype,
         c,
         a,
         b,
@@ -159,10 +162,11 @@ impl Product {
             // SAFETY: the caller's promise.
             return unsafe { self.enqueue_plain(queue, op, at) };
         };
-        let size = self.dtype.size_bytes() as isize;
+        let sizes = [self.c_dtype, self.dtype, self.dtype].map(|dtype| dtype.size_bytes() as isize);
         for index in 0..calls.elements {
             let offsets = calls.offsets(index);
-            let [c, a, b]: [*mut u8; 3] = std::array::from_fn(|k| at[k].wrapping_offset(offsets[k] * size));
+            let [c, a, b]: [*mut u8; 3] =
+                std::array::from_fn(|k| at[k].wrapping_offset(offsets[k] * sizes[k]));
             let (a, b) = if self.row_major() { (b, a) } else { (a, b) };
             // SAFETY: the caller's promise.
             unsafe { queue.gemm(&Gemm { a, b, c, ..gemm })? };
@@ -193,6 +197,7 @@ impl Product {
         let none = std::ptr::null_mut();
         Some(Gemm {
             dtype: self.dtype,
+            c_dtype: self.c_dtype,
             transa,
             transb,
             m,
@@ -230,12 +235,8 @@ impl Product {
         let [c, a, b] = at.map(|ptr| Arg::Ptr(ptr));
         // SAFETY: the caller's promise.
         unsafe {
-            queue.kernel(
-                &MATMUL,
-                by_dtype!(self.dtype, "matmul"),
-                grid,
-                &[c, a, b, numbers.arg(), walk.arg()],
-            )
+            let args = [c, a, b, numbers.arg(), walk.arg()];
+            queue.kernel(program_of(self.dtype), by_dtype!(self.c_dtype, "matmul"), grid, &args)
         }
     }
 }

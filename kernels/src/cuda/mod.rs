@@ -26,12 +26,69 @@ pub(crate) mod sequence;
 pub(crate) mod softmax;
 pub(crate) mod walk;
 
+/// The program of a family for elements of a type: the prelude, the type as `DTYPE`, whether it is floating point and
+/// whether it has 16 bits, and the family's own parts.
+macro_rules! program {
+    ($family:literal, $dtype:literal, $floats:literal, $half:literal, $($part:literal),+) => {
+        device::cuda::Program::new(
+            concat!($family, "_", $dtype),
+            concat!(
+                include_str!("prelude.cuh"),
+                "#define DTYPE ", $dtype, "\n#define FLOATS ", $floats, "\n#define HALF ", $half, "\n",
+                $(include_str!($part)),+
+            ),
+        )
+    };
+}
+
+/// The programs of a family for the types of floating point, and `program_of`, which chooses. A program is compiled when it
+/// is first used: who computes in F32 waits for no other.
+macro_rules! float_programs {
+    ($family:literal, $($part:literal),+) => {
+        pub(in crate::cuda) static F32: device::cuda::Program = $crate::cuda::program!($family, "f32", 1, 0, $($part),+);
+        static F64: device::cuda::Program = $crate::cuda::program!($family, "f64", 1, 0, $($part),+);
+        static BF16: device::cuda::Program = $crate::cuda::program!($family, "bf16", 1, 1, $($part),+);
+        static F16: device::cuda::Program = $crate::cuda::program!($family, "f16", 1, 1, $($part),+);
+
+        pub(in crate::cuda) fn program_of(dtype: device::DType) -> &'static device::cuda::Program {
+            match dtype {
+                device::DType::F64 => &F64,
+                device::DType::BF16 => &BF16,
+                device::DType::F16 => &F16,
+                _ => &F32,
+            }
+        }
+    };
+}
+
+/// As `float_programs`, and for the integers; truth values are bytes.
+macro_rules! number_programs {
+    ($family:literal, $($part:literal),+) => {
+        mod floats {
+            $crate::cuda::float_programs!($family, $($part),+);
+        }
+        pub(in crate::cuda) use floats::F32;
+        static I64: device::cuda::Program = $crate::cuda::program!($family, "i64", 0, 0, $($part),+);
+        static U8: device::cuda::Program = $crate::cuda::program!($family, "u8", 0, 0, $($part),+);
+
+        fn program_of(dtype: device::DType) -> &'static device::cuda::Program {
+            match dtype {
+                device::DType::I64 => &I64,
+                device::DType::U8 | device::DType::Bool => &U8,
+                float => floats::program_of(float),
+            }
+        }
+    };
+}
+
 /// The kernel of `$op` for elements of a type; truth values are bytes.
 macro_rules! by_dtype {
     ($dtype:expr, $op:expr) => {
         match $dtype {
             device::DType::F32 => concat!($op, "_f32"),
             device::DType::F64 => concat!($op, "_f64"),
+            device::DType::BF16 => concat!($op, "_bf16"),
+            device::DType::F16 => concat!($op, "_f16"),
             device::DType::I64 => concat!($op, "_i64"),
             _ => concat!($op, "_u8"),
         }
@@ -43,27 +100,16 @@ macro_rules! by_size {
     ($size:expr, $op:literal) => {
         match $size {
             1 => concat!($op, "_b8"),
+            2 => concat!($op, "_b16"),
             4 => concat!($op, "_b32"),
             _ => concat!($op, "_b64"),
         }
     };
 }
 
-/// The program for elements of a type, where a module has one for each.
-macro_rules! program_of {
-    ($dtype:expr) => {
-        match $dtype {
-            device::DType::F32 => &F32,
-            device::DType::F64 => &F64,
-            device::DType::I64 => &I64,
-            _ => &U8,
-        }
-    };
-}
+use {by_dtype, by_size, float_programs, number_programs, program};
 
-use {by_dtype, by_size, program_of};
-
-/// Compiles and loads everything that training in floating point needs, once a device, and makes the stream's handle for
+/// Compiles and loads everything that training in F32 needs, once a device, and makes the stream's handle for
 /// products. Left to the first launches, that would hold them up for seconds, and might wait for an idle device. Nothing on
 /// a CPU.
 ///
@@ -77,13 +123,15 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &conv::F32,
         &copy::COPY,
         &elementwise::F32,
-        &index::INDEX,
-        &matmul::MATMUL,
+        &index::F32,
+        &index::GATHER,
+        &matmul::F32,
         &normalize::F32,
         &optim::OPTIM,
         &pool::F32,
-        &random::RANDOM,
+        &random::F32,
         &reduce::F32,
+        &sequence::F32,
         &softmax::F32,
     ])
 }

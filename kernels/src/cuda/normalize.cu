@@ -1,5 +1,6 @@
 // Normalization of contiguous rows and its gradients: each row is read once, kept in registers as far as it fits, folded, and
-// written. The gradients of weights and biases are folds along the other axes.
+// written. The gradients of weights and biases are folds along the other axes. Elements are stored as S; means and inverse
+// deviations as what they are computed in.
 
 // Threads of a block, at most: few enough that the elements they hold stay in registers.
 constexpr int THREADS = 256;
@@ -19,19 +20,19 @@ struct Norm {
 };
 
 // out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be missing
-template <class Team, class T>
-__device__ inline void normalize(T* out, const T* x, const T* weight, const T* bias, T* mean, T* rstd, const Norm& norm,
+template <class Team, class S, class T = Opmath<S>>
+__device__ inline void normalize(S* out, const S* x, const S* weight, const S* bias, T* mean, T* rstd, const Norm& norm,
                                  f64 eps, u32 lanes) {
     for_rows<Team>(norm.rows, lanes, [&](const Team& team, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
-        const T* from = x + (exists ? row : 0) * all;
-        T* to = out + (exists ? row : 0) * all;
+        const S* from = x + (exists ? row : 0) * all;
+        S* to = out + (exists ? row : 0) * all;
         T held[EACH];
         auto skip = [](u64) {};
         team.each(len, skip, [&](u64 i, int slot) { held[slot] = from[i]; });
         T centre = 0;
         if (mean) {
-            centre = team.template fold<Sum<T>>(all, len, [&](u64 i) { return from[i]; },
+            centre = team.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return from[i]; },
                                                 [&](u64, int slot) { return held[slot]; }) /
                      (T)all;
         }
@@ -56,18 +57,18 @@ __device__ inline void normalize(T* out, const T* x, const T* weight, const T* b
 }
 
 // dx = rstd (d - mean(d) - h mean(d h)), h = (x - mean) rstd, d = g weight; without a mean the first mean(d) is left out
-template <class Team, class T>
-__device__ inline void gradient(T* dx, const T* g, const T* x, const T* weight, const T* mean, const T* rstd,
+template <class Team, class S, class T = Opmath<S>>
+__device__ inline void gradient(S* dx, const S* g, const S* x, const S* weight, const T* mean, const T* rstd,
                                 const Norm& norm, u32 lanes) {
     for_rows<Team>(norm.rows, lanes, [&](const Team& team, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
         row = exists ? row : 0;
-        const T* from_x = x + row * all;
-        const T* from_g = g + row * all;
-        T* to = dx + row * all;
+        const S* from_x = x + row * all;
+        const S* from_g = g + row * all;
+        S* to = dx + row * all;
         T centre = mean ? mean[row] : 0, scale = rstd[row];
         auto normal = [&](u64 i) { return (from_x[i] - centre) * scale; };
-        auto weighted = [&](u64 i) { return weight ? from_g[i] * weight[norm.weight(row, i)] : from_g[i]; };
+        auto weighted = [&](u64 i) -> T { return weight ? from_g[i] * weight[norm.weight(row, i)] : from_g[i]; };
         T hs[EACH], ds[EACH];
         team.each(len, [](u64) {}, [&](u64 i, int slot) {
             hs[slot] = normal(i);
@@ -104,8 +105,8 @@ template <class T> struct TwoSums {
 };
 
 // dweight = sum(g h), dbias = sum(g), over the rows and inner elements of each weight; either may be missing
-template <class Team, class T>
-__device__ inline void weights(T* dweight, T* dbias, const T* g, const T* x, const T* mean, const T* rstd, const Norm& norm,
+template <class Team, class S, class T = Opmath<S>>
+__device__ inline void weights(S* dweight, S* dbias, const S* g, const S* x, const T* mean, const T* rstd, const Norm& norm,
                                u32 lanes) {
     for_rows<Team>(norm.groups * norm.channels, lanes, [&](const Team& team, u64 weight, bool exists) {
         u64 all = norm.rows / norm.groups * norm.inner;
@@ -115,7 +116,8 @@ __device__ inline void weights(T* dweight, T* dbias, const T* g, const T* x, con
             u64 row = n * norm.groups + group;
             u64 at = (n * norm.groups * norm.channels + weight) * norm.inner + (i - n * norm.inner);
             T h = (x[at] - (mean ? mean[row] : 0)) * rstd[row];
-            return Two<T>{mul_rounded(g[at], h), g[at]};
+            T slope = g[at];
+            return Two<T>{mul_rounded(slope, h), slope};
         };
         Two<T> sums = team.template fold<TwoSums<T>>(all, exists ? all : 0, term);
         if (exists && team.leads()) {
@@ -129,28 +131,30 @@ __device__ inline void weights(T* dweight, T* dbias, const T* g, const T* x, con
     });
 }
 
-#define ROW_TEAM(team, Team, T)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_##team##_##T(                                   \
-        T* out, const T* x, const T* weight, const T* bias, T* mean, T* rstd, const __grid_constant__ Norm norm,     \
-        f64 eps, u32 lanes) {                                                                                        \
-        normalize<Team>(out, x, weight, bias, mean, rstd, norm, eps, lanes);                                         \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_grad_##team##_##T(                              \
-        T* dx, const T* g, const T* x, const T* weight, const T* mean, const T* rstd,                                \
-        const __grid_constant__ Norm norm, u32 lanes) {                                                              \
-        gradient<Team>(dx, g, x, weight, mean, rstd, norm, lanes);                                                   \
+using Computed = Opmath<DTYPE>;
+
+#define ROW_TEAM(team, Team, T)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_##team##_##T(                                           \
+        T* out, const T* x, const T* weight, const T* bias, Computed* mean, Computed* rstd, const __grid_constant__ Norm norm, \
+        f64 eps, u32 lanes) {                                                                                                  \
+        normalize<Team>(out, x, weight, bias, mean, rstd, norm, eps, lanes);                                                   \
+    }                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_grad_##team##_##T(                                      \
+        T* dx, const T* g, const T* x, const T* weight, const Computed* mean, const Computed* rstd,                            \
+        const __grid_constant__ Norm norm, u32 lanes) {                                                                        \
+        gradient<Team>(dx, g, x, weight, mean, rstd, norm, lanes);                                                             \
     }
-#define WEIGHT_TEAM(team, Team, T)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_weights_##team##_##T(                           \
-        T* dweight, T* dbias, const T* g, const T* x, const T* mean, const T* rstd,                                  \
-        const __grid_constant__ Norm norm, u32 lanes) {                                                              \
-        weights<Team>(dweight, dbias, g, x, mean, rstd, norm, lanes);                                                \
+#define WEIGHT_TEAM(team, Team, T)                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_weights_##team##_##T(      \
+        T* dweight, T* dbias, const T* g, const T* x, const Computed* mean, const Computed* rstd, \
+        const __grid_constant__ Norm norm, u32 lanes) {                                           \
+        weights<Team>(dweight, dbias, g, x, mean, rstd, norm, lanes);                             \
     }
 // Rows lie along memory; those of a weight may lie across it.
-#define TEAMS(T)                      \
-    ROW_TEAM(warp, WarpTeam, T)       \
-    ROW_TEAM(block, BlockTeam, T)     \
-    WEIGHT_TEAM(warp, WarpTeam, T)    \
-    WEIGHT_TEAM(block, BlockTeam, T)  \
+#define TEAMS(T)                     \
+    ROW_TEAM(warp, WarpTeam, T)      \
+    ROW_TEAM(block, BlockTeam, T)    \
+    WEIGHT_TEAM(warp, WarpTeam, T)   \
+    WEIGHT_TEAM(block, BlockTeam, T) \
     WEIGHT_TEAM(column, ColumnTeam, T)
 TEAMS(DTYPE)

@@ -1,39 +1,19 @@
 //! Normalization of rows, and its gradients.
 
-use device::cuda::{Arg, Program};
-use device::{DType, Result, Stream, Use};
+use device::cuda::Arg;
+use device::{Result, Stream, Use};
 use smallvec::SmallVec;
 
+use super::float_programs;
 use super::rows::{Teams, by_team};
 use super::walk::{ByValue, address};
 use crate::layout::View;
 use crate::normalize::{NormGrads, NormInput, NormRows, Uses};
 
-pub(super) static F32: Program = Program::new(
-    "normalize_f32",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f32\n",
-        include_str!("normalize.cu")
-    ),
-);
-static F64: Program = Program::new(
-    "normalize_f64",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f64\n",
-        include_str!("normalize.cu")
-    ),
-);
+float_programs!("normalize", "rows.cuh", "normalize.cu");
 
 /// Threads of a block, at most; as in the program.
 const THREADS: u32 = 256;
-
-fn program(dtype: DType) -> &'static Program {
-    if dtype == DType::F64 { &F64 } else { &F32 }
-}
 
 /// `Norm` of the program.
 #[repr(C)]
@@ -79,7 +59,7 @@ pub(crate) fn normalize(
         let args = [out_at, x, weight, bias, mean, rstd, norm.arg(), Arg::F64(eps), Arg::U32(teams.lanes)];
         let kernel = by_team!(teams.team, out.dtype, "normalize");
         // SAFETY: the rows are those of the operands, whose layouts were checked, and the uses name their buffers.
-        unsafe { queue.kernel(program(out.dtype), kernel, teams.grid(queue, THREADS), &args) }
+        unsafe { queue.kernel(program_of(out.dtype), kernel, teams.grid(queue, THREADS), &args) }
     })
 }
 
@@ -112,14 +92,14 @@ pub(crate) fn gradient(
             let args = [operand(Some(&dx)), g, x, weight, mean, rstd, norm.arg(), Arg::U32(row_teams.lanes)];
             let kernel = by_team!(row_teams.team, dtype, "normalize_grad");
             // SAFETY: as in `normalize`.
-            unsafe { queue.kernel(program(dtype), kernel, row_teams.grid(queue, THREADS), &args)? };
+            unsafe { queue.kernel(program_of(dtype), kernel, row_teams.grid(queue, THREADS), &args)? };
         }
         if weights > 0 && (to.weight.is_some() || to.bias.is_some()) {
             let [dweight, dbias] = [&to.weight, &to.bias].map(|view| operand(view.as_ref()));
             let args = [dweight, dbias, g, x, mean, rstd, norm.arg(), Arg::U32(weight_teams.lanes)];
             let kernel = by_team!(weight_teams.team, dtype, "normalize_weights");
             // SAFETY: as in `normalize`.
-            unsafe { queue.kernel(program(dtype), kernel, weight_teams.grid(queue, THREADS), &args)? };
+            unsafe { queue.kernel(program_of(dtype), kernel, weight_teams.grid(queue, THREADS), &args)? };
         }
         Ok(())
     })

@@ -1,4 +1,4 @@
-// Pooling. Planes are blocks y, or go round in them; their elements are counted in 32 bits.
+// Pooling of elements that are stored as S. Planes are blocks y, or go round in them; their elements are counted in 32 bits.
 
 struct Pool {
     u32 height, width;
@@ -45,9 +45,10 @@ template <class Body> __device__ inline void for_planes(const Pool& pool, u32 si
 }
 
 // The first of the largest elements, or the last NaN; and which element of the window it was.
-template <class T, class I> __device__ inline void max_pool(T* out, I* index, const T* x, const Pool& pool) {
+template <class S, class I> __device__ inline void max_pool(S* out, I* index, const S* x, const Pool& pool) {
+    using T = Opmath<S>;
     for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
-        const T* from = x + plane * pool.pixels();
+        const S* from = x + plane * pool.pixels();
         T best = lowest<T>();
         i64 taken = -1;
         for (u32 tap = 0; tap < pool.taps(); ++tap) {
@@ -65,9 +66,9 @@ template <class T, class I> __device__ inline void max_pool(T* out, I* index, co
     });
 }
 
-template <class T, class I> __device__ inline void max_pool_grad(T* out, const T* g, const I* index, const Pool& pool) {
+template <class S, class I> __device__ inline void max_pool_grad(S* out, const S* g, const I* index, const Pool& pool) {
     for_planes(pool, pool.pixels(), [&](u64 plane, u32 pixel) {
-        T sum = 0;
+        Opmath<S> sum = 0;
         // The last element of the window sees a pixel at the first place.
         for (u32 tap = pool.taps(); tap-- > 0;) {
             i64 place = pool.place_of(pixel, tap);
@@ -79,11 +80,11 @@ template <class T, class I> __device__ inline void max_pool_grad(T* out, const T
     });
 }
 
-template <class T, class I> __device__ inline void max_pool_pick(T* out, const T* x, const I* index, const Pool& pool) {
+template <class S, class I> __device__ inline void max_pool_pick(S* out, const S* x, const I* index, const Pool& pool) {
     for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
         u64 at = plane * pool.places() + place;
         i64 pixel = pool.seen(place, (u64)index[at]);
-        out[at] = pixel < 0 ? (T)0 : x[plane * pool.pixels() + pixel];
+        out[at] = pixel < 0 ? S{} : x[plane * pool.pixels() + pixel];
     });
 }
 
@@ -113,10 +114,11 @@ template <class T> __device__ inline T divisor(Seen rows, Seen columns, const Po
     return pool.divisor ? (T)pool.divisor : (T)((u64)rows.counted * columns.counted);
 }
 
-template <class T> __device__ inline void avg_pool(T* out, const T* x, const Pool& pool) {
+template <class S> __device__ inline void avg_pool(S* out, const S* x, const Pool& pool) {
+    using T = Opmath<S>;
     for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
         Seen rows = seen_rows(place / pool.columns, pool), columns = seen_columns(place % pool.columns, pool);
-        const T* from = x + plane * pool.pixels();
+        const S* from = x + plane * pool.pixels();
         T sum = 0;
         for (u32 h = rows.start; h < rows.end; ++h) {
             for (u32 w = columns.start; w < columns.end; ++w) {
@@ -140,11 +142,12 @@ __device__ inline Places places_of(u32 at, u32 size, u32 places, u32 kernel, u32
     return {(u32)(first < places ? first : places), (u32)(end < places ? end : places)};
 }
 
-template <class T> __device__ inline void avg_pool_grad(T* out, const T* g, const Pool& pool) {
+template <class S> __device__ inline void avg_pool_grad(S* out, const S* g, const Pool& pool) {
+    using T = Opmath<S>;
     for_planes(pool, pool.pixels(), [&](u64 plane, u32 pixel) {
         Places ys = places_of(pixel / pool.width, pool.height, pool.rows, pool.kernel_h, pool.stride_h, pool.padding_h, pool);
         Places xs = places_of(pixel % pool.width, pool.width, pool.columns, pool.kernel_w, pool.stride_w, pool.padding_w, pool);
-        const T* from = g + plane * pool.places();
+        const S* from = g + plane * pool.places();
         T sum = 0;
         for (u32 y = ys.first; y < ys.end; ++y) {
             Seen rows = seen_rows(y, pool);

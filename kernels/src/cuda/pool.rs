@@ -1,22 +1,15 @@
 //! Pooling: a thread for each place or each pixel.
 
-use device::cuda::{Arg, Grid, Program, Queue};
+use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Error, Result, Stream, Use};
 
-use super::by_dtype;
 use super::walk::{ByValue, THREADS, address, blocks};
+use super::{by_dtype, float_programs};
 use crate::layout::View;
 use crate::pool::{Means, Planes};
 use crate::window::Window;
 
-pub(super) static F32: Program = Program::new(
-    "pool_f32",
-    concat!(include_str!("prelude.cuh"), "#define DTYPE f32\n", include_str!("pool.cu")),
-);
-static F64: Program = Program::new(
-    "pool_f64",
-    concat!(include_str!("prelude.cuh"), "#define DTYPE f64\n", include_str!("pool.cu")),
-);
+float_programs!("pool", "pool.cu");
 
 /// Blocks along y that every device has.
 const MAX_Y: usize = 65_535;
@@ -70,10 +63,6 @@ impl Numbers {
         grid.blocks[1] = self.planes.clamp(1, MAX_Y as u64) as u32;
         grid
     }
-}
-
-fn program_of(dtype: DType) -> &'static Program {
-    if dtype == DType::F64 { &F64 } else { &F32 }
 }
 
 /// The kernel of an op for an element type and the type of the indices.

@@ -4,6 +4,7 @@
 // default, but where a comment says that they are not; functions are CUDA's accurate ones, never the fast-math ones.
 
 using u8 = unsigned char;
+using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
@@ -15,6 +16,57 @@ __device__ inline f32 mul_rounded(f32 a, f32 b) { return __fmul_rn(a, b); }
 __device__ inline f64 mul_rounded(f64 a, f64 b) { return __dmul_rn(a, b); }
 __device__ inline f32 add_rounded(f32 a, f32 b) { return __fadd_rn(a, b); }
 __device__ inline f64 add_rounded(f64 a, f64 b) { return __dadd_rn(a, b); }
+
+// 16-bit floating point is how elements are stored, never what is computed with: to read one widens it to f32, which is exact,
+// to assign rounds to nearest even.
+struct bf16 {
+    u16 bits;
+
+    __device__ operator f32() const { return __uint_as_float((u32)bits << 16); }
+    __device__ bf16& operator=(f32 x) {
+        u32 word = __float_as_uint(x);
+        // The upper half of a NaN could be that of an infinity.
+        bits = (u16)((x != x ? word | 0x400000u : word + 0x7fffu + (word >> 16 & 1)) >> 16);
+        return *this;
+    }
+};
+#ifdef CUDA_EMULATOR  // which knows no PTX, but has the header
+#include <cuda_fp16.h>
+__device__ inline f32 widened(u16 bits) { return __half2float(__ushort_as_half(bits)); }
+__device__ inline u16 narrowed(f32 x) { return __half_as_ushort(__float2half_rn(x)); }
+#else
+__device__ inline f32 widened(u16 bits) {
+    f32 x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+__device__ inline u16 narrowed(f32 x) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+#endif
+struct f16 {
+    u16 bits;
+
+    __device__ operator f32() const { return widened(bits); }
+    __device__ f16& operator=(f32 x) {
+        bits = narrowed(x);
+        return *this;
+    }
+};
+
+// What elements of a type are computed in; sums, too.
+template <class S> struct OpmathOf {
+    using Type = S;
+};
+template <> struct OpmathOf<bf16> {
+    using Type = f32;
+};
+template <> struct OpmathOf<f16> {
+    using Type = f32;
+};
+template <class S> using Opmath = typename OpmathOf<S>::Type;
 
 // How elements of a type are stored. Truth values are bytes; whatever byte was uploaded counts as 0 or 1.
 template <class T> struct Type {

@@ -1,5 +1,6 @@
 // Random numbers: Philox4x32-10, four words a counter, one word an element; see the launchers for the whole scheme. Values
 // of `uniform`, `randint` and `dropout` are those of the CPU, bit for bit: products and sums are rounded one by one.
+// Elements are of the type DTYPE; FLOATS is 1 for the floating-point types.
 
 struct Key {
     u64 seed;
@@ -138,15 +139,20 @@ template <class Body> __device__ inline void for_fours(u64 elements, Body body) 
 // The elements of `four` in accesses of at most 16 bytes.
 template <class T> constexpr int at_once = sizeof(T) > 4 ? 2 : 4;
 
-template <class T, class D> __device__ inline void generate(T* out, const Key& key, const Walk<1>& walk, D distribution) {
+template <class S, class D> __device__ inline void generate(S* out, const Key& key, const Walk<1>& walk, D distribution) {
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
-        Four<T> four;
+        Four<Opmath<S>> four;
         distribution.draw(key, b, four);
         if (walk.vector && len == 4) {
-            T* to = out + offsets(walk, first).at[0];
+            S* to = out + offsets(walk, first).at[0];
 #pragma unroll
-            for (int i = 0; i < 4; i += at_once<T>) {
-                store<at_once<T>>(to + i, *(const Pack<T, at_once<T>>*)&four.at[i]);
+            for (int i = 0; i < 4; i += at_once<S>) {
+                Pack<S, at_once<S>> pack;
+#pragma unroll
+                for (int v = 0; v < at_once<S>; ++v) {
+                    pack.at[v] = four.at[i + v];
+                }
+                store<at_once<S>>(to + i, pack);
             }
         } else {
 #pragma unroll
@@ -160,56 +166,58 @@ template <class T, class D> __device__ inline void generate(T* out, const Key& k
 }
 
 // out = x m / (1 - p), m = 0 for words below `kept_from`, which are of 24 bits
-template <class T>
-__device__ inline void dropout(T* out, const T* x, const Key& key, const Walk<2>& walk, u32 kept_from, T scale) {
+template <class S>
+__device__ inline void dropout(S* out, const S* x, const Key& key, const Walk<2>& walk, u32 kept_from, Opmath<S> scale) {
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
         Words bits = words(key, b, false);
+        auto factor = [&](int i) { return bits.at[i] >> 8 >= kept_from ? scale : 0; };
         if (walk.vector && len == 4) {
             Offsets<2> at = offsets(walk, first);
 #pragma unroll
-            for (int i = 0; i < 4; i += at_once<T>) {
-                Pack<T, at_once<T>> pack = load<at_once<T>>(x + at.at[1] + (walk.moves(1) ? i : 0), walk.moves(1));
+            for (int i = 0; i < 4; i += at_once<S>) {
+                Pack<S, at_once<S>> pack = load<at_once<S>>(x + at.at[1] + (walk.moves(1) ? i : 0), walk.moves(1));
 #pragma unroll
-                for (int v = 0; v < at_once<T>; ++v) {
-                    pack.at[v] *= bits.at[i + v] >> 8 >= kept_from ? scale : (T)0;
+                for (int v = 0; v < at_once<S>; ++v) {
+                    pack.at[v] = pack.at[v] * factor(i + v);
                 }
-                store<at_once<T>>(out + at.at[0] + i, pack);
+                store<at_once<S>>(out + at.at[0] + i, pack);
             }
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 if (i < len) {
                     Offsets<2> at = offsets(walk, first + i);
-                    out[at.at[0]] = x[at.at[1]] * (bits.at[i] >> 8 >= kept_from ? scale : (T)0);
+                    out[at.at[0]] = x[at.at[1]] * factor(i);
                 }
             }
         }
     });
 }
 
-#define RANDOM(T)                                                                                             \
-    extern "C" __global__ void uniform_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,    \
-                                           u64 low, u64 span, u64 last) {                                     \
-        generate(out, Key{seed, op}, walk,                                                                    \
-                 Uniform<T>{from_bits<T>(low), from_bits<T>(span), from_bits<T>(last)});                      \
-    }                                                                                                         \
-    extern "C" __global__ void normal_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,     \
-                                          u64 mean, u64 std) {                                                \
-        generate(out, Key{seed, op}, walk, Normal<T>{from_bits<T>(mean), from_bits<T>(std)});                 \
-    }                                                                                                         \
-    extern "C" __global__ void dropout_##T(T* out, const T* x, u64 seed, u64 op,                              \
-                                           const __grid_constant__ Walk<2> walk, u32 kept_from, u64 scale) {  \
-        dropout(out, x, Key{seed, op}, walk, kept_from, from_bits<T>(scale));                                 \
+#if FLOATS
+using Computed = Opmath<DTYPE>;
+#define RANDOM(T)                                                                                                    \
+    extern "C" __global__ void uniform_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,           \
+                                           u64 low, u64 span, u64 last) {                                            \
+        generate(out, Key{seed, op}, walk,                                                                           \
+                 Uniform<Computed>{from_bits<Computed>(low), from_bits<Computed>(span), from_bits<Computed>(last)}); \
+    }                                                                                                                \
+    extern "C" __global__ void normal_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,            \
+                                          u64 mean, u64 std) {                                                       \
+        generate(out, Key{seed, op}, walk, Normal<Computed>{from_bits<Computed>(mean), from_bits<Computed>(std)});   \
+    }                                                                                                                \
+    extern "C" __global__ void dropout_##T(T* out, const T* x, u64 seed, u64 op,                                     \
+                                           const __grid_constant__ Walk<2> walk, u32 kept_from, u64 scale) {         \
+        dropout(out, x, Key{seed, op}, walk, kept_from, from_bits<Computed>(scale));                                 \
     }
-RANDOM(f32)
-RANDOM(f64)
+#define KERNELS(T) RANDOM(T)
+KERNELS(DTYPE)
+#endif
 
-#define RANDINT(T)                                                                                            \
-    extern "C" __global__ void randint_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,    \
-                                           i64 low, u64 count) {                                              \
-        generate(out, Key{seed, op}, walk, Integers<T>{low, count});                                          \
+#define RANDINT(T)                                                                                         \
+    extern "C" __global__ void randint_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, \
+                                           i64 low, u64 count) {                                           \
+        generate(out, Key{seed, op}, walk, Integers<Opmath<T>>{low, count});                               \
     }
-RANDINT(f32)
-RANDINT(f64)
-RANDINT(i64)
-RANDINT(u8)
+#define INTEGERS(T) RANDINT(T)
+INTEGERS(DTYPE)

@@ -1,17 +1,16 @@
 //! Random numbers.
 
-use device::cuda::{Arg, Program};
-use device::{DType, Result, Stream, Use};
+use device::cuda::Arg;
+use device::{DType, Result, Stream, Use, bf16, f16};
 use smallvec::SmallVec;
 
-use super::by_dtype;
-use super::walk::{ByValue, Walk, address, blocks, element_bits};
+use super::walk::{ByValue, Walk, address, blocks, number_bits};
+use super::{by_dtype, number_programs};
 use crate::cpu::random::Distribution;
 use crate::layout::{Loops, View};
 use crate::random::RandomKey;
 
-pub(super) static RANDOM: Program =
-    Program::new("random", concat!(include_str!("prelude.cuh"), include_str!("random.cu")));
+number_programs!("random", "random.cu");
 
 /// Elements that a thread makes of one counter.
 const LANES: usize = 4;
@@ -25,14 +24,10 @@ pub(crate) fn generate(
     out: View<'_>,
 ) -> Result<()> {
     let dtype = out.dtype;
-    let bits = |value: f64| Arg::U64(element_bits(dtype, value));
+    let bits = |value: f64| Arg::U64(number_bits(dtype, value));
     let (kernel, numbers): (_, SmallVec<[Arg<'_>; 3]>) = match distribution {
         Distribution::Uniform { low, high } => {
-            // The largest number of the type below `high`, which rounding could lead to.
-            let last = match dtype {
-                DType::F32 => f64::from((high as f32).next_down().max(low as f32)),
-                _ => high.next_down().max(low),
-            };
+            let last = last_below(dtype, high).max(low);
             (by_dtype!(dtype, "uniform"), [bits(low), bits(high - low), bits(last)].into_iter().collect())
         }
         Distribution::Normal { mean, std } => {
@@ -50,8 +45,34 @@ pub(crate) fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out:
     // As on the CPU: both types keep the same elements.
     let kept_from = (p * 16_777_216.0).ceil() as u32;
     let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
-    let numbers = [Arg::U32(kept_from), Arg::U64(element_bits(out.dtype, scale))];
+    let numbers = [Arg::U32(kept_from), Arg::U64(number_bits(out.dtype, scale))];
     random(stream, "dropout", key, by_dtype!(out.dtype, "dropout"), [out, x], &numbers)
+}
+
+/// The largest number of the type below `high`, which rounding could lead to.
+fn last_below(dtype: DType, high: f64) -> f64 {
+    // The number before a half with such bits.
+    let before = |bits: u16| match bits {
+        0 | 0x8000 => 0x8001,
+        negative if bits >> 15 == 1 => negative + 1,
+        positive => positive - 1,
+    };
+    match dtype {
+        DType::F32 => f64::from((high as f32).next_down()),
+        DType::BF16 => {
+            let near = bf16::from_f64(high);
+            if near.to_f64() < high {
+                near.to_f64()
+            } else {
+                bf16::from_bits(before(near.to_bits())).to_f64()
+            }
+        }
+        DType::F16 => {
+            let near = f16::from_f64(high);
+            if near.to_f64() < high { near.to_f64() } else { f16::from_bits(before(near.to_bits())).to_f64() }
+        }
+        _ => high.next_down(),
+    }
 }
 
 /// Launches a kernel on `(output, inputs ..)`. Elements are counted in row-major order.
@@ -80,6 +101,6 @@ fn random<const N: usize>(
         let items = loops.elements.div_ceil(LANES) as u64;
         let grid = blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS);
         // SAFETY: the walk is that of the operands, whose layouts were checked, and the uses name their buffers.
-        unsafe { queue.kernel(&RANDOM, kernel, grid, &args) }
+        unsafe { queue.kernel(program_of(operands[0].dtype), kernel, grid, &args) }
     })
 }

@@ -36,12 +36,13 @@ template <class T> struct ArgMax {
 };
 
 // Bytes are folded in 32 bits: sums and products wrap around alike, and shuffles want words.
-template <class T> struct Folded {
-    using Type = T;
+template <class T> struct FoldedOf {
+    using Type = Opmath<T>;
 };
-template <> struct Folded<u8> {
+template <> struct FoldedOf<u8> {
     using Type = u32;
 };
+template <class T> using Folded = typename FoldedOf<T>::Type;
 template <> __device__ inline u32 lowest() { return 0; }
 template <> __device__ inline u32 highest() { return 255; }
 
@@ -50,45 +51,48 @@ template <class T> struct Row {
     const T* from;
     const Walk<1>& reduced;
 
-    __device__ typename Folded<T>::Type operator()(u64 i) const { return from[offsets(reduced, i).at[0]]; }
+    __device__ Folded<T> operator()(u64 i) const { return from[offsets(reduced, i).at[0]]; }
 };
 
 // What is made of a row; `all` is the length of every row, `len` is 0 for a row that does not exist.
 template <template <class> class F> struct Plain {
-    template <class Team, class T> __device__ static T of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
-        return (T)team.template fold<F<typename Folded<T>::Type>>(all, len, x);
+    template <class Team, class T> __device__ static Folded<T> of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
+        return team.template fold<F<Folded<T>>>(all, len, x);
     }
 };
 struct Mean {
-    template <class Team, class T> __device__ static T of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
-        return Plain<Sum>::of(team, x, all, len, 0) / (T)(f64)all;
+    template <class Team, class T> __device__ static Opmath<T> of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
+        return Plain<Sum>::of(team, x, all, len, 0) / (Opmath<T>)(f64)all;
     }
 };
 // sum (x - mean)^2 / divisor
 struct Var {
-    template <class Team, class T> __device__ static T of(const Team& team, Row<T> x, u64 all, u64 len, f64 divisor) {
-        T mean = Mean::of(team, x, all, len, 0);
+    template <class Team, class T>
+    __device__ static Opmath<T> of(const Team& team, Row<T> x, u64 all, u64 len, f64 divisor) {
+        using C = Opmath<T>;
+        C mean = Mean::of(team, x, all, len, 0);
         auto square = [&](u64 i) {
-            T d = x(i) - mean;
+            C d = x(i) - mean;
             return mul_rounded(d, d);
         };
-        return team.template fold<Sum<T>>(all, len, square) / (T)divisor;
+        return team.template fold<Sum<C>>(all, len, square) / (C)divisor;
     }
 };
 // m + log(sum exp(x - m)), m = max x
 struct LogSumExp {
-    template <class Team, class T> __device__ static T of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
-        T m = Plain<Max>::of(team, x, all, len, 0);
+    template <class Team, class T> __device__ static Opmath<T> of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
+        using C = Opmath<T>;
+        C m = Plain<Max>::of(team, x, all, len, 0);
         // With an infinite one `x - m` would be NaN; without it the infinity comes through by itself.
-        T shift = is_nan(m - m) && !is_nan(m) ? (T)0 : m;
+        C shift = is_nan(m - m) && !is_nan(m) ? (C)0 : m;
         auto term = [&](u64 i) { return exp_of(x(i) - shift); };
-        T sum = team.template fold<Sum<T>>(all, len, term);
+        C sum = team.template fold<Sum<C>>(all, len, term);
         return log_of(sum) + shift;
     }
 };
 struct IndexOfMax {
     template <class Team, class T> __device__ static i64 of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
-        using S = typename Folded<T>::Type;
+        using S = Folded<T>;
         auto at = [&](u64 i) { return Best<S>{x(i), (i64)i}; };
         return team.template fold<ArgMax<S>>(all, len, at).index;
     }
@@ -98,7 +102,7 @@ template <class Team, class What, class O, class T>
 __device__ inline void reduce(O* out, const T* x, const Walk<1>& kept, const Walk<1>& reduced, u32 lanes, f64 divisor) {
     for_rows<Team>(kept.elements, lanes, [&](const Team& team, u64 row, bool exists) {
         Row<T> elements = {exists ? x + offsets(kept, row).at[0] : x, reduced};
-        O value = What::of(team, elements, reduced.elements, exists ? reduced.elements : 0, divisor);
+        auto value = What::of(team, elements, reduced.elements, exists ? reduced.elements : 0, divisor);
         if (exists && team.leads()) {
             out[row] = value;
         }

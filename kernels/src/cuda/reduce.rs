@@ -1,51 +1,16 @@
 //! Reductions.
 
-use device::cuda::{Arg, Program};
+use device::cuda::Arg;
 use device::{DType, Result, Stream, Use};
 
-use super::program_of;
+use super::number_programs;
 use super::rows::{Team, Teams, by_team};
 use super::walk::{ByValue, Walk, address};
 use crate::cpu::fold::Axes;
 use crate::layout::View;
 use crate::reduce::ReduceOp;
 
-pub(super) static F32: Program = Program::new(
-    "reduce_f32",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f32\n#define FLOATS 1\n",
-        include_str!("reduce.cu")
-    ),
-);
-static F64: Program = Program::new(
-    "reduce_f64",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f64\n#define FLOATS 1\n",
-        include_str!("reduce.cu")
-    ),
-);
-static I64: Program = Program::new(
-    "reduce_i64",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE i64\n#define FLOATS 0\n",
-        include_str!("reduce.cu")
-    ),
-);
-static U8: Program = Program::new(
-    "reduce_u8",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE u8\n#define FLOATS 0\n",
-        include_str!("reduce.cu")
-    ),
-);
+number_programs!("reduce", "rows.cuh", "reduce.cu");
 
 /// Threads of a block, at most; as in the program.
 const THREADS: u32 = 1024;
@@ -102,7 +67,7 @@ fn launch(
         // SAFETY: the walks go over the axes of `x`, `out` has room for all kept elements, both layouts were checked,
         // and the uses name the buffers.
         unsafe {
-            queue.kernel(program_of!(dtype), kernel(teams.team, dtype), teams.grid(queue, THREADS), &args)
+            queue.kernel(program_of(dtype), kernel(teams.team, dtype), teams.grid(queue, THREADS), &args)
         }
     })
 }

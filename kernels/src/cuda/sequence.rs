@@ -3,14 +3,12 @@
 use device::cuda::{Arg, Program};
 use device::{DType, Result, Stream, Use};
 
-use super::by_dtype;
 use super::walk::{ByValue, THREADS, Walk, address, blocks};
+use super::{by_dtype, float_programs, program};
 use crate::layout::{Loops, View};
 
-static SEQUENCE: Program = Program::new(
-    "sequence",
-    concat!(include_str!("prelude.cuh"), include_str!("rows.cuh"), include_str!("sequence.cu")),
-);
+float_programs!("sequence", "rows.cuh", "sequence.cu");
+static I64: Program = program!("sequence", "i64", 0, 0, "rows.cuh", "sequence.cu");
 
 /// Threads that take a row together.
 const WARP: u32 = 32;
@@ -35,12 +33,13 @@ pub(crate) fn cumsum(
 ) -> Result<()> {
     const OP: &str = "cumsum";
     let rows = Walk::of(OP, kept)?;
+    let program = if out.dtype == DType::I64 { &I64 } else { program_of(out.dtype) };
     let scan = Scan { len: len as u64, steps: steps.map(|step| step as i64), reverse: u64::from(reverse) };
     stream.submit(OP, &[Use::write(out.buffer), Use::read(x.buffer)], |queue| {
         let args = [Arg::Ptr(address(&out)), Arg::Ptr(address(&x)), rows.arg(), scan.arg()];
         let grid = blocks(queue, kept.elements.div_ceil((THREADS / WARP) as usize) as u64, THREADS);
         // SAFETY: the rows are those of the operands, whose layouts were checked, and the uses name their buffers.
-        unsafe { queue.kernel(&SEQUENCE, by_dtype!(out.dtype, "cumsum"), grid, &args) }
+        unsafe { queue.kernel(program, by_dtype!(out.dtype, "cumsum"), grid, &args) }
     })
 }
 
@@ -53,13 +52,13 @@ pub(crate) fn rotary(
     const OP: &str = "rotary";
     let walk = Walk::of(OP, pairs)?;
     let [out, x, cos, sin] = operands;
-    let kernel = if out.dtype == DType::F64 { "rotary_f64" } else { "rotary_f32" };
+    let (program, kernel) = (program_of(out.dtype), by_dtype!(out.dtype, "rotary"));
     let uses = [Use::write(out.buffer), Use::read(x.buffer), Use::read(cos.buffer), Use::read(sin.buffer)];
     stream.submit(OP, &uses, |queue| {
         let [out, x, cos, sin] = [&out, &x, &cos, &sin].map(|view| Arg::Ptr(address(view).cast_const()));
         let [out_apart, x_apart] = apart.map(|apart| Arg::I64(apart as i64));
         let args = [out, x, cos, sin, walk.arg(), out_apart, x_apart, Arg::U32(u32::from(inverse))];
         // SAFETY: as in `cumsum`.
-        unsafe { queue.kernel(&SEQUENCE, kernel, walk.grid(queue, 1), &args) }
+        unsafe { queue.kernel(program, kernel, walk.grid(queue, 1), &args) }
     })
 }

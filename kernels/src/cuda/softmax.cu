@@ -1,5 +1,5 @@
 // Softmax, its logarithm, their gradients, and cross-entropy: each row is read once, kept in registers as far as it fits,
-// folded, and written. `out` may be an input: each element is read and written by one thread.
+// folded, and written. `out` may be an input: each element is read and written by one thread. Elements are stored as S.
 
 // Threads of a block, at most: few enough that the elements they hold stay in registers.
 constexpr int THREADS = 256;
@@ -10,12 +10,13 @@ struct Rows {
 };
 
 // Calls `write(i, value)` for the elements of a row of softmax or, with LOG, of its logarithm.
-template <bool LOG, class Team, class T, class Write>
-__device__ inline void softmax_row(const Team& team, const T* x, i64 step, u64 all, u64 len, Write write) {
+template <bool LOG, class Team, class S, class Write>
+__device__ inline void softmax_row(const Team& team, const S* x, i64 step, u64 all, u64 len, Write write) {
+    using T = Opmath<S>;
     T held[EACH];
     auto skip = [](u64) {};
     team.each(len, skip, [&](u64 i, int slot) { held[slot] = x[i * step]; });
-    auto far = [&](u64 i) { return x[i * step]; };
+    auto far = [&](u64 i) -> T { return x[i * step]; };
     T largest = team.template fold<Max<T>>(all, len, far, [&](u64, int slot) { return held[slot]; });
     team.each(len, skip, [&](u64, int slot) {
         T shifted = held[slot] - largest;
@@ -34,24 +35,25 @@ __device__ inline void softmax_row(const Team& team, const T* x, i64 step, u64 a
     }
 }
 
-template <bool LOG, class Team, class T>
-__device__ inline void softmax(T* out, const T* x, const Walk<2>& kept, const Rows& rows, u32 lanes) {
+template <bool LOG, class Team, class S>
+__device__ inline void softmax(S* out, const S* x, const Walk<2>& kept, const Rows& rows, u32 lanes) {
     for_rows<Team>(kept.elements, lanes, [&](const Team& team, u64 row, bool exists) {
         Offsets<2> at = offsets(kept, exists ? row : 0);
-        T* to = out + at.at[0];
+        S* to = out + at.at[0];
         softmax_row<LOG>(team, x + at.at[1], rows.steps[1], rows.len, exists ? rows.len : 0,
-                         [&](u64 i, T value) { to[i * rows.steps[0]] = value; });
+                         [&](u64 i, Opmath<S> value) { to[i * rows.steps[0]] = value; });
     });
 }
 
 // out = y (g - sum(g y)) for softmax, g - exp(y) sum(g) for its logarithm
-template <bool LOG, class Team, class T>
-__device__ inline void softmax_grad(T* out, const T* y, const T* g, const Walk<3>& kept, const Rows& rows, u32 lanes) {
+template <bool LOG, class Team, class S>
+__device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3>& kept, const Rows& rows, u32 lanes) {
+    using T = Opmath<S>;
     for_rows<Team>(kept.elements, lanes, [&](const Team& team, u64 row, bool exists) {
         Offsets<3> at = offsets(kept, exists ? row : 0);
-        T* to = out + at.at[0];
-        const T* from_y = y + at.at[1];
-        const T* from_g = g + at.at[2];
+        S* to = out + at.at[0];
+        const S* from_y = y + at.at[1];
+        const S* from_g = g + at.at[2];
         u64 len = exists ? rows.len : 0;
         T ys[EACH], gs[EACH];
         team.each(len, [](u64) {}, [&](u64 i, int slot) {
@@ -72,18 +74,18 @@ __device__ inline void softmax_grad(T* out, const T* y, const T* g, const Walk<3
 
 // log_probs = log_softmax(logits), losses[row] = -log_probs[row, labels[row]]; operands of `kept` in this order. A label
 // that is no class is a fault, and its loss is not written.
-template <class Team, class T>
-__device__ inline void cross_entropy(T* log_probs, const T* logits, const i64* labels, T* losses, const Walk<4>& kept,
+template <class Team, class S>
+__device__ inline void cross_entropy(S* log_probs, const S* logits, const i64* labels, S* losses, const Walk<4>& kept,
                                      const Rows& rows, u32 lanes, Fault fault) {
     for_rows<Team>(kept.elements, lanes, [&](const Team& team, u64 row, bool exists) {
         Offsets<4> at = offsets(kept, exists ? row : 0);
-        T* to = log_probs + at.at[0];
+        S* to = log_probs + at.at[0];
         i64 label = labels[at.at[2]];
         if (exists && team.leads() && !in_range(label, (i64)rows.len)) {
             raise(fault, label, (i64)rows.len);
         }
         softmax_row<true>(team, logits + at.at[1], rows.steps[1], rows.len, exists ? rows.len : 0,
-                          [&](u64 i, T value) {
+                          [&](u64 i, Opmath<S> value) {
                               to[i * rows.steps[0]] = value;
                               if ((i64)i == label) {
                                   losses[at.at[3]] = -value;
@@ -93,10 +95,12 @@ __device__ inline void cross_entropy(T* log_probs, const T* logits, const i64* l
 }
 
 // out[i, j] = (exp(log_probs[i, j]) - (j == labels[i])) g[i]. The fourth operand of the walk is the class j itself.
-template <class T> struct CrossEntropyGrad {
-    T* out;
-    const T* log_probs;
-    const T* g;
+template <class S> struct CrossEntropyGrad {
+    using T = Opmath<S>;
+
+    S* out;
+    const S* log_probs;
+    const S* g;
     const i64* labels;
     i64 classes;
     Fault fault;
@@ -107,7 +111,7 @@ template <class T> struct CrossEntropyGrad {
         if (j == 0 && !in_range(label, classes)) {
             raise(fault, label, classes);
         }
-        T p = exp_of(log_probs[offsets.at[1]]);
+        T p = exp_of((T)log_probs[offsets.at[1]]);
         out[offsets.at[0]] = (j == label ? p - 1 : p) * g[offsets.at[2]];
     }
 };

@@ -1,38 +1,18 @@
 //! Softmax, its logarithm, and their gradients.
 
-use device::cuda::{Arg, Grid, Program, Queue};
+use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result, Stream, Use};
 
+use super::float_programs;
 use super::rows::{Team, Teams, by_team};
 use super::walk::{ByValue, Walk, address};
 use crate::cpu::softmax::Rows;
 use crate::layout::{Loops, View};
 
-pub(super) static F32: Program = Program::new(
-    "softmax_f32",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f32\n",
-        include_str!("softmax.cu")
-    ),
-);
-static F64: Program = Program::new(
-    "softmax_f64",
-    concat!(
-        include_str!("prelude.cuh"),
-        include_str!("rows.cuh"),
-        "#define DTYPE f64\n",
-        include_str!("softmax.cu")
-    ),
-);
+float_programs!("softmax", "rows.cuh", "softmax.cu");
 
 /// Threads of a block, at most; as in the program.
 const THREADS: u32 = 256;
-
-pub(super) fn program(dtype: DType) -> &'static Program {
-    if dtype == DType::F64 { &F64 } else { &F32 }
-}
 
 /// `Rows` of the program: length, and steps along a row.
 #[repr(C)]
@@ -96,7 +76,9 @@ pub(crate) fn unary(
         let [kept, steps, lanes] = args.args();
         let all = [Arg::Ptr(address(&out)), Arg::Ptr(address(&x)), kept, steps, lanes];
         // SAFETY: the rows are those of the operands, whose layouts were checked, and the uses name their buffers.
-        unsafe { queue.kernel(program(out.dtype), name(args.teams.team, out.dtype), args.grid(queue), &all) }
+        unsafe {
+            queue.kernel(program_of(out.dtype), name(args.teams.team, out.dtype), args.grid(queue), &all)
+        }
     })
 }
 
@@ -116,6 +98,8 @@ pub(crate) fn gradient(
         let operands = [&out, &y, &g].map(|view| Arg::Ptr(address(view)));
         let all = [operands[0], operands[1], operands[2], kept, steps, lanes];
         // SAFETY: as in `unary`.
-        unsafe { queue.kernel(program(out.dtype), name(args.teams.team, out.dtype), args.grid(queue), &all) }
+        unsafe {
+            queue.kernel(program_of(out.dtype), name(args.teams.team, out.dtype), args.grid(queue), &all)
+        }
     })
 }

@@ -15,7 +15,7 @@ mod spatial;
 
 use std::fmt::Debug;
 
-use device::{Device, Element, Result, Stream};
+use device::{Device, Element, Result, Stream, bf16, f16};
 
 use crate::testing::{Array, cpu, values};
 
@@ -69,13 +69,21 @@ impl Both {
 
 /// An element that can be compared.
 trait Real: Element {
+    /// What ops on such elements compute in, and keep beside their results.
+    type Computed: Real;
+    /// What the few rounding errors of one function come to there.
+    const UNIT: f64;
+
     fn agrees(self, want: Self, tolerance: f64) -> bool;
     fn of(value: f64) -> Self;
 }
 
 macro_rules! float {
-    ($float:ty) => {
+    ($float:ty, $unit:literal) => {
         impl Real for $float {
+            type Computed = $float;
+            const UNIT: f64 = $unit;
+
             fn agrees(self, want: Self, tolerance: f64) -> bool {
                 let error = (f64::from(self) - f64::from(want)).abs();
                 self.to_bits() == want.to_bits()
@@ -88,12 +96,38 @@ macro_rules! float {
         }
     };
 }
-float!(f32);
-float!(f64);
+float!(f32, 1e-6);
+float!(f64, 1e-14);
+
+/// Results that agree before they are rounded may be rounded to neighbours.
+macro_rules! half {
+    ($half:ty) => {
+        impl Real for $half {
+            type Computed = f32;
+            const UNIT: f64 = f32::UNIT;
+
+            fn agrees(self, want: Self, tolerance: f64) -> bool {
+                let (got, want) = (self.to_f64(), want.to_f64());
+                let next = f64::from(<$half>::EPSILON) * want.abs();
+                got.to_bits() == want.to_bits()
+                    || (got.is_nan() && want.is_nan())
+                    || (tolerance > 0.0 && (got - want).abs() <= tolerance * want.abs().max(1.0) + next)
+            }
+            fn of(value: f64) -> Self {
+                <$half>::from_f64(value)
+            }
+        }
+    };
+}
+half!(bf16);
+half!(f16);
 
 macro_rules! whole {
     ($whole:ty, $of:expr) => {
         impl Real for $whole {
+            type Computed = $whole;
+            const UNIT: f64 = 0.0;
+
             fn agrees(self, want: Self, _: f64) -> bool {
                 self == want
             }

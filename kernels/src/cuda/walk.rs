@@ -173,10 +173,10 @@ pub(super) fn address(view: &View<'_>) -> *mut u8 {
     view.buffer.ptr().wrapping_add(view.layout.offset() * view.dtype.size_bytes())
 }
 
-/// The bits of a number as an element of `dtype`, in the low bytes; for integers rounded towards 0 and saturated.
-pub(super) fn element_bits(dtype: DType, value: f64) -> u64 {
+/// The bits of a number of the type that is computed in, in the low bytes; for integers rounded towards 0 and saturated.
+pub(super) fn number_bits(dtype: DType, value: f64) -> u64 {
     match dtype {
-        DType::F32 => u64::from((value as f32).to_bits()),
+        DType::F32 | DType::BF16 | DType::F16 => u64::from((value as f32).to_bits()),
         DType::F64 => value.to_bits(),
         DType::I64 => value as i64 as u64,
         _ => u64::from(value as u8),

@@ -79,6 +79,14 @@ fn every_type_of_element_comes_back() {
         Tensor::from_slice(&[true, false], &[2], &dev).unwrap(),
         Tensor::from_slice::<f32>(&[], &[0, 4], &dev).unwrap(),
         Tensor::scalar(2.5f64, &dev).unwrap(),
+        Tensor::from_slice(&[1.5f32, f32::NAN, 1e-40, -7.0], &[4], &dev)
+            .unwrap()
+            .to_dtype(DType::BF16)
+            .unwrap(),
+        Tensor::from_slice(&[1.5f32, f32::INFINITY, 1e-7], &[3, 1], &dev)
+            .unwrap()
+            .to_dtype(DType::F16)
+            .unwrap(),
     ];
     let place = Temporary::new("types");
     let named = tensors.iter().enumerate().map(|(i, t)| (i.to_string(), Bytes::of(t).unwrap())).collect();
@@ -323,4 +331,13 @@ fn values_that_are_not_finite_are_neither_saved_nor_loaded() {
         assert!(error.to_string().contains("0.bias: element 0 is NaN"), "{error}");
     }
     assert!(!place.file().exists());
+}
+
+#[test]
+fn a_half_that_is_not_finite_is_named() {
+    for dtype in [DType::BF16, DType::F16] {
+        let values = Tensor::from_slice(&[1.0f32, f32::NEG_INFINITY], &[2], &Device::cpu()).unwrap();
+        let error = Bytes::of(&values.to_dtype(dtype).unwrap()).unwrap().check_finite("w").unwrap_err();
+        assert!(error.to_string().contains("w: element 1 is -inf"), "{error}");
+    }
 }

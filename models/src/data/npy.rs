@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use device::{DType, Device, Error, Result};
+use device::{DType, Device, Error, Result, f16};
 use tensor::Tensor;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// The most axes that NumPy itself allows.
 const MAX_AXES: usize = 64;
 
-/// Reads the array in a `.npy` file: format 1, 2 or 3, little endian, `f4`, `f8`, `i8`, `u1` or `b1`, in C or Fortran
+/// Reads the array in a `.npy` file: format 1, 2 or 3, little endian, `f2`, `f4`, `f8`, `i8`, `u1` or `b1`, in C or Fortran
 /// order. An array in Fortran order becomes a view with its axes turned round.
 ///
 /// ```
@@ -50,6 +50,7 @@ pub fn parse(name: &str, bytes: &[u8], device: &Device) -> Result<Tensor> {
     let array = match header.dtype {
         DType::F32 => Tensor::from_slice(&numbers(data, f32::from_le_bytes), &shape, device)?,
         DType::F64 => Tensor::from_slice(&numbers(data, f64::from_le_bytes), &shape, device)?,
+        DType::F16 => Tensor::from_slice(&numbers(data, f16::from_le_bytes), &shape, device)?,
         DType::I64 => Tensor::from_slice(&numbers(data, i64::from_le_bytes), &shape, device)?,
         DType::Bool => Tensor::from_slice(&numbers(data, |[byte]: [u8; 1]| byte != 0), &shape, device)?,
         _ => Tensor::from_slice(data, &shape, device)?,
@@ -64,7 +65,7 @@ pub fn parse(name: &str, bytes: &[u8], device: &Device) -> Result<Tensor> {
 /// Writes an array as a `.npy` file of format 1, little endian, in C order. Waits for the last write of the tensor.
 ///
 /// # Errors
-/// `Io` if the file cannot be written; `Async` if a command that led to the tensor failed.
+/// `Io` if the file cannot be written; `DTypeUnsupported` for BF16; `Async` if a command that led to the tensor failed.
 #[track_caller]
 pub fn save(path: impl AsRef<Path>, array: &Tensor) -> Result<()> {
     let path = path.as_ref();
@@ -83,7 +84,7 @@ pub fn to_bytes(array: &Tensor) -> Result<Vec<u8>> {
         [size] => format!("{size},"),
         sizes => sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
     };
-    let descr = descr(array.dtype());
+    let descr = descr(array.dtype())?;
     let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({sizes}), }}");
     // The elements begin at a multiple of 64.
     let prelude = MAGIC.len() + 4;
@@ -102,6 +103,7 @@ pub fn to_bytes(array: &Tensor) -> Result<Vec<u8>> {
     match array.dtype() {
         DType::F32 => bytes.extend(array.to_vec::<f32>()?.into_iter().flat_map(f32::to_le_bytes)),
         DType::F64 => bytes.extend(array.to_vec::<f64>()?.into_iter().flat_map(f64::to_le_bytes)),
+        DType::F16 => bytes.extend(array.to_vec::<f16>()?.into_iter().flat_map(f16::to_le_bytes)),
         DType::I64 => bytes.extend(array.to_vec::<i64>()?.into_iter().flat_map(i64::to_le_bytes)),
         DType::Bool => bytes.extend(array.to_vec::<bool>()?.into_iter().map(u8::from)),
         _ => bytes.extend(array.to_vec::<u8>()?),
@@ -109,13 +111,16 @@ pub fn to_bytes(array: &Tensor) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn descr(dtype: DType) -> &'static str {
+fn descr(dtype: DType) -> Result<&'static str> {
     match dtype {
-        DType::F32 => "<f4",
-        DType::F64 => "<f8",
-        DType::I64 => "<i8",
-        DType::Bool => "|b1",
-        _ => "|u1",
+        DType::F16 => Ok("<f2"),
+        DType::F32 => Ok("<f4"),
+        DType::F64 => Ok("<f8"),
+        DType::I64 => Ok("<i8"),
+        DType::Bool => Ok("|b1"),
+        DType::U8 => Ok("|u1"),
+        // NumPy has no name for BF16.
+        dtype => Err(Error::DTypeUnsupported { op: "npy", dtype }),
     }
 }
 
@@ -205,12 +210,13 @@ impl Header {
 
 fn dtype_of(descr: &str) -> Result<DType, String> {
     match descr {
+        "<f2" => Ok(DType::F16),
         "<f4" => Ok(DType::F32),
         "<f8" => Ok(DType::F64),
         "<i8" => Ok(DType::I64),
         "|u1" | "<u1" => Ok(DType::U8),
         "|b1" | "<b1" | "|?" => Ok(DType::Bool),
-        _ => Err(format!("elements of type {descr:?}, known are <f4, <f8, <i8, |u1 and |b1")),
+        _ => Err(format!("elements of type {descr:?}, known are <f2, <f4, <f8, <i8, |u1 and |b1")),
     }
 }
 

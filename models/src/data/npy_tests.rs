@@ -38,7 +38,7 @@ fn files_of_numpy() {
 fn every_type_and_shape_comes_back() {
     let shapes: [&[usize]; 6] = [&[], &[1], &[24], &[2, 3, 4], &[0, 7], &[1; 12]];
     for shape in shapes {
-        for dtype in [DType::F32, DType::F64, DType::I64, DType::U8, DType::Bool] {
+        for dtype in [DType::F16, DType::F32, DType::F64, DType::I64, DType::U8, DType::Bool] {
             let count: i64 = shape.iter().product::<usize>() as i64;
             let array = Tensor::arange(0, count, 1, DType::I64, &cpu()).unwrap();
             let array = array.reshape(shape).unwrap().to_dtype(dtype).unwrap();
@@ -50,6 +50,8 @@ fn every_type_and_shape_comes_back() {
             assert_eq!(values(&back), values(&array));
         }
     }
+    let bf16 = Tensor::ones(&[2], DType::BF16, &cpu()).unwrap();
+    assert!(matches!(to_bytes(&bf16), Err(Error::DTypeUnsupported { op: "npy", dtype: DType::BF16 })));
     let special = [f64::NAN, -0.0, f64::INFINITY, f64::MIN_POSITIVE / 8.0];
     let array = Tensor::from_slice(&special, &[4], &cpu()).unwrap();
     let back = parse("back", &to_bytes(&array).unwrap(), &cpu()).unwrap().to_vec::<f64>().unwrap();

@@ -6,6 +6,7 @@ use autograd::{Var, defer};
 use device::{DType, Device, Error, Result};
 use tensor::{BatchStatistics, Tensor};
 
+use super::parameters::expect_float;
 use crate::{Module, Parts};
 
 /// Normalises each channel of images: `y = (x - mean) / sqrt(var + eps) weight + bias`.
@@ -35,7 +36,7 @@ pub struct BatchNormOptions {
     pub affine: bool,
     /// Whether there are running statistics; without, the batch's own serve in evaluation, too.
     pub track_running_stats: bool,
-    /// The type of parameters and statistics.
+    /// The type of the parameters; running statistics are of [`DType::compute_dtype`].
     pub dtype: DType,
 }
 
@@ -96,9 +97,7 @@ impl BatchNorm2d {
     pub fn with_options(channels: usize, options: BatchNormOptions, device: &Device) -> Result<BatchNorm2d> {
         const OP: &str = "batch_norm";
         let BatchNormOptions { momentum, affine, track_running_stats, dtype, .. } = options;
-        if !dtype.is_float() {
-            return Err(Error::DTypeUnsupported { op: OP, dtype });
-        }
+        expect_float(OP, dtype)?;
         if let Some(momentum) = momentum.filter(|momentum| !(0.0..=1.0).contains(momentum)) {
             return Err(Error::InvalidArgument {
                 op: OP,
@@ -107,15 +106,16 @@ impl BatchNorm2d {
                 value: momentum.to_string().into(),
             });
         }
-        let vector = |value: f64| Tensor::full(&[channels], value, dtype, device);
+        let vector = |value: f64, dtype: DType| Tensor::full(&[channels], value, dtype, device);
         let running = if track_running_stats {
             let batches = Tensor::zeros(&[], DType::I64, device)?;
-            Some(Running { mean: vector(0.0)?, var: vector(1.0)?, batches })
+            let kept = dtype.compute_dtype();
+            Some(Running { mean: vector(0.0, kept)?, var: vector(1.0, kept)?, batches })
         } else {
             None
         };
         let parameter = |value| -> Result<Option<Var>> {
-            if affine { Ok(Some(Var::leaf(vector(value)?))) } else { Ok(None) }
+            if affine { Ok(Some(Var::leaf(vector(value, dtype)?))) } else { Ok(None) }
         };
         Ok(BatchNorm2d {
             weight: parameter(1.0)?,

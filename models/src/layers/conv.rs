@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{DType, Device, Error, Result};
 use tensor::{ConvOptions, RandomKey};
 
-use super::parameters::FirstValues;
+use super::parameters::{FirstValues, expect_float};
 use crate::{Module, Parts};
 
 /// How to make a [`Conv2d`] or a [`ConvTranspose2d`]; every pair is for the axes `[h, w]`.
@@ -51,9 +51,7 @@ impl Conv2dOptions {
     }
 
     fn check(&self, op: &'static str, channels: [usize; 2], kernel: [usize; 2]) -> Result<()> {
-        if !self.dtype.is_float() {
-            return Err(Error::DTypeUnsupported { op, dtype: self.dtype });
-        }
+        expect_float(op, self.dtype)?;
         let invalid = |argument, expected, value: String| {
             Err(Error::InvalidArgument { op, argument, expected, value: value.into() })
         };

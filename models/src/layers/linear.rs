@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{DType, Device, Error, Result};
 use tensor::RandomKey;
 
-use super::parameters::FirstValues;
+use super::parameters::{FirstValues, expect_float};
 use crate::{Module, Parts};
 
 /// `y = x W^T + b`.
@@ -66,9 +66,7 @@ impl Linear {
         options: LinearOptions,
         device: &Device,
     ) -> Result<Self> {
-        if !options.dtype.is_float() {
-            return Err(Error::DTypeUnsupported { op: "linear", dtype: options.dtype });
-        }
+        expect_float("linear", options.dtype)?;
         let first = FirstValues::new(in_features, options.key, options.dtype);
         let weight = first.weight(&[in_features, out_features], device)?.t()?;
         let bias = if options.bias { Some(first.bias(out_features, device)?) } else { None };

@@ -53,7 +53,11 @@ fn shapes_that_do_not_fit() -> Result<()> {
 #[test]
 fn types_that_do_not_fit() -> Result<()> {
     let (a, b) = (zeros(&[2], DType::F32)?, zeros(&[2], DType::F64)?);
-    refused!(a.add(&b), Error::DTypeMismatch { op: "add", expected: DType::F32, got: DType::F64 });
+    let matrices = (zeros(&[2, 2], DType::F32)?, zeros(&[2, 2], DType::F64)?);
+    refused!(
+        matrices.0.matmul(&matrices.1),
+        Error::DTypeMismatch { op: "matmul", expected: DType::F32, got: DType::F64 }
+    );
     refused!(a.add_(&b), Error::DTypeMismatch { op: "add_", .. });
     refused!(a.to_vec::<f64>(), Error::DTypeMismatch { op: "to_vec", expected: DType::F64, got: DType::F32 });
     refused!(a.logical_not(), Error::DTypeMismatch { op: "logical_not", .. });

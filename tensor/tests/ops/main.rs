@@ -2,6 +2,7 @@
 
 mod elementwise;
 mod errors;
+mod half;
 mod index;
 mod inplace;
 mod matmul;

@@ -4,6 +4,9 @@
 
 #include "module_abi.hpp"
 
+// For what is written otherwise here: there is no PTX.
+#define CUDA_EMULATOR 1
+
 typedef __SIZE_TYPE__ size_t;
 typedef __PTRDIFF_TYPE__ ptrdiff_t;
 

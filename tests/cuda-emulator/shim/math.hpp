@@ -163,3 +163,10 @@ inline double __uint2double_rn(unsigned v) { return double(v); }
 inline double __ll2double_rn(long long v) { return double(v); }
 inline double __ull2double_rn(unsigned long long v) { return double(v); }
 inline float __double2float_rn(double v) { return float(v); }
+// Towards 0: the nearest one, or the one before it. A long double holds every value of either type.
+inline float emulator_towards_0(float nearest, long double v) {
+    bool beyond = v < 0 ? nearest < v : nearest > v;
+    return beyond ? __uint_as_float(__float_as_uint(nearest) - 1) : nearest;
+}
+inline float __double2float_rz(double v) { return emulator_towards_0(float(v), v); }
+inline float __ll2float_rz(long long v) { return emulator_towards_0(float(v), v); }

@@ -107,6 +107,20 @@ fn unary_functions_of_f64() {
     unary_of(F64, &[0.0, -0.0, f64::NAN, f64::INFINITY, -f64::INFINITY, 1e-310, 1e300, 700.0, -740.0]);
 }
 
+fn of<T: Real>(values: &[f64]) -> Vec<T> {
+    values.iter().map(|&value| T::of(value)).collect()
+}
+
+#[test]
+fn unary_functions_of_halves() {
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    // Subnormal in F16, and its largest number.
+    let special = [0.0, -0.0, nan, inf, -inf, 1e-7, -3e-6, 65504.0, -65504.0, 11.0, -100.0];
+    unary_of(F32, &of::<f16>(&special));
+    unary_of(F32, &of::<bf16>(&special));
+    unary_of(F32, &of::<bf16>(&[1e-39, -1e-40, 1e38, -1e38, 88.0]));
+}
+
 #[test]
 fn unary_functions_of_integers() {
     unary_of(0.0, &[0, 1, -1, i64::MIN, i64::MAX, 1 << 40]);
@@ -150,6 +164,13 @@ fn binary_functions_of_f64() {
 }
 
 #[test]
+fn binary_functions_of_halves() {
+    let special = [0.0, -0.0, f64::NAN, f64::INFINITY, -f64::INFINITY, 1.0, -1.0, 2.5, -3.0, 1e-6, 65504.0];
+    binary_of(4.0 * F32, &of::<bf16>(&special));
+    binary_of(4.0 * F32, &of::<f16>(&special));
+}
+
+#[test]
 fn binary_functions_of_integers() {
     binary_of(0.0, &[0, 1, -1, 2, -2, 3, 63, i64::MIN, i64::MAX]);
     binary_of(0.0, &[0_u8, 1, 2, 3, 127, 128, 255]);
@@ -168,12 +189,17 @@ fn a_result_may_replace_an_input() {
 
 #[test]
 fn large_operands() {
+    large_operands_of::<f32>();
+    large_operands_of::<bf16>();
+}
+
+fn large_operands_of<T: Real>() {
     let Some(both) = both() else { return };
     for how in [Stored::Dense, Stored::Column, Stored::Transposed] {
-        both.same(("large", how), |stream| {
+        both.same(("large", T::DTYPE, how), |stream| {
             let shape = [3, 200_001];
-            let (x, y) = (stored::<f32>(stream, 1, shape, how), stored::<f32>(stream, 2, shape, Stored::Row));
-            let out = Array::full(stream, 0_f32, &shape);
+            let (x, y) = (stored::<T>(stream, 1, shape, how), stored::<T>(stream, 2, shape, Stored::Row));
+            let out = Array::full(stream, T::default(), &shape);
             binary(stream, BinaryOp::Add, x.view(), y.view(), out.view()).map(|()| out)
         });
     }
@@ -207,6 +233,8 @@ fn compare_of<T: Real>(special: &[T]) {
 fn comparisons() {
     compare_of(&[0.0, -0.0, f32::NAN, f32::INFINITY, 1.0, -1.0]);
     compare_of(&[0.0, -0.0, f64::NAN, f64::INFINITY, 1.0, -1.0]);
+    compare_of(&of::<bf16>(&[0.0, -0.0, f64::NAN, f64::INFINITY, 1.0, -1.0, 1e-39]));
+    compare_of(&of::<f16>(&[0.0, -0.0, f64::NAN, f64::INFINITY, 1.0, -1.0, 6e-8]));
     compare_of(&[0, 1, -1, i64::MIN, i64::MAX]);
     compare_of(&[0_u8, 1, 128, 255]);
     compare_of(&[false, true]);
@@ -231,6 +259,7 @@ fn choices_of<T: Real>() {
 fn choices_and_negations() {
     choices_of::<f32>();
     choices_of::<f64>();
+    choices_of::<bf16>();
     choices_of::<u8>();
     let Some(both) = both() else { return };
     for (x, shape) in STORED.into_iter().flat_map(|x| SHAPES.map(|shape| (x, shape))) {
@@ -265,6 +294,8 @@ fn copies_from<A: Real>(special: &[A]) {
     copies_of::<A, i64>(special);
     copies_of::<A, u8>(special);
     copies_of::<A, bool>(special);
+    copies_of::<A, bf16>(special);
+    copies_of::<A, f16>(special);
 }
 
 #[test]
@@ -277,6 +308,17 @@ fn copies_and_conversions() {
     copies_from(&[0, 1, -1, 255, 256, 257, (1 << 53) + 1, (1 << 24) + 1, i64::MIN, i64::MAX]);
     copies_from(&[0_u8, 1, 128, 255]);
     copies_from(&[false, true]);
+    // Between two halves, beside the middle in F64 only, and at the ends of the ranges.
+    let middle = 1.0 + 1.0 / 256.0;
+    let near =
+        [middle, -middle, middle + 1e-12, middle - 1e-12, 1.0 + 1.0 / 2048.0 + 1e-12, 65519.9, 65520.0];
+    let ends = [1e-8, 2.9e-8, 3.1e-8, 9e-41, 4e-41, 3.39e38, 3.4e38, 1e300, -1e300, 1e-300];
+    for special in [&near[..], &ends, &wide] {
+        copies_from(special);
+        copies_from(&of::<f32>(special));
+        copies_from(&of::<bf16>(special));
+        copies_from(&of::<f16>(special));
+    }
 }
 
 #[test]
@@ -309,6 +351,8 @@ fn fills() {
     {
         fills_of::<f32>(value);
         fills_of::<f64>(value);
+        fills_of::<bf16>(value);
+        fills_of::<f16>(value);
         fills_of::<i64>(value);
         fills_of::<u8>(value);
         fills_of::<bool>(value);

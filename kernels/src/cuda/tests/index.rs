@@ -76,6 +76,8 @@ fn places_of<T: Real>() {
 fn rows_at_indices() {
     rows_of::<f32>();
     rows_of::<f64>();
+    rows_of::<bf16>();
+    rows_of::<f16>();
     rows_of::<i64>();
     rows_of::<u8>();
     rows_of::<bool>();
@@ -85,6 +87,8 @@ fn rows_at_indices() {
 fn places_at_indices() {
     places_of::<f32>();
     places_of::<f64>();
+    places_of::<bf16>();
+    places_of::<f16>();
     places_of::<i64>();
     places_of::<u8>();
     places_of::<bool>();
@@ -92,11 +96,16 @@ fn places_at_indices() {
 
 #[test]
 fn one_long_line_is_shared_by_threads() {
+    one_long_line_of::<f32>();
+    one_long_line_of::<f16>();
+}
+
+fn one_long_line_of<T: Real>() {
     let Some(both) = both() else { return };
-    both.same("scatter_add", |stream| {
-        let out = Array::new(stream, &numbers::<f32>(1, 1000), &[1000]);
+    both.same(("scatter_add", T::DTYPE), |stream| {
+        let out = Array::new(stream, &numbers::<T>(1, 1000), &[1000]);
         let index = Array::new(stream, &indices(2, 20_000, 1000), &[20_000]);
-        let src = Array::new(stream, &numbers::<f32>(3, 20_000), &[20_000]);
+        let src = Array::new(stream, &numbers::<T>(3, 20_000), &[20_000]);
         scatter_add(stream, out.view(), 0, index.view(), src.view()).map(|()| out)
     });
 }

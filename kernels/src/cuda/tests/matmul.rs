@@ -55,6 +55,8 @@ fn matrices_of<T: Real>() {
 fn products_of_matrices_in_any_order() {
     matrices_of::<f32>();
     matrices_of::<f64>();
+    matrices_of::<bf16>();
+    matrices_of::<f16>();
 }
 
 #[test]
@@ -117,4 +119,35 @@ fn linear_of<T: Real>() {
 fn products_with_a_bias() {
     linear_of::<f32>();
     linear_of::<f64>();
+    linear_of::<bf16>();
+    linear_of::<f16>();
+}
+
+/// `1 + 2^-12` needs more bits than TF32 keeps.
+#[test]
+fn tf32_is_off_until_it_is_asked_for() {
+    let Some(Both { cuda, .. }) = both() else { return };
+    let (x, exact, rounded) = (1.0 + 1.0 / 4096.0, 128.0 + 1.0 / 32.0, 128.0);
+    for batch in [&[][..], &[3]] {
+        let shape = [batch, &[128, 128]].concat();
+        let product = |allowed: Option<bool>| {
+            if let Some(allowed) = allowed {
+                cuda.device().set_tf32(allowed);
+            }
+            let (lhs, rhs) = (Array::full(&cuda, x as f32, &shape), Array::full(&cuda, 1_f32, &shape));
+            let out = Array::full(&cuda, 0_f32, &shape);
+            matmul(&cuda, lhs.view(), rhs.view(), out.view(), Accumulate::Overwrite).expect("a launch");
+            out.to_vec()
+        };
+        for (allowed, want) in [(None, exact), (Some(true), rounded), (Some(false), exact)] {
+            assert!(product(allowed).iter().all(|&got| f64::from(got) == want), "{allowed:?} {batch:?}");
+            assert_eq!(cuda.device().tf32(), allowed == Some(true));
+        }
+    }
+    // Other types are left alone.
+    cuda.device().set_tf32(true);
+    let out = Array::full(&cuda, 0_f64, &[1, 1]);
+    let (lhs, rhs) = (Array::full(&cuda, x, &[1, 1]), Array::full(&cuda, 1_f64, &[1, 1]));
+    matmul(&cuda, lhs.view(), rhs.view(), out.view(), Accumulate::Overwrite).expect("a launch");
+    assert_eq!(out.to_vec(), [x]);
 }

@@ -15,25 +15,27 @@ const ROWS: [(NormRows, usize); 8] = [
     (NormRows { groups: 4, channels: 9, inner: 1 }, 60),
 ];
 
-struct Operands<T> {
+struct Operands<T: Real> {
     x: Array<T>,
     weight: Array<T>,
     bias: Array<T>,
     out: Array<T>,
-    mean: Array<T>,
-    rstd: Array<T>,
+    mean: Array<T::Computed>,
+    rstd: Array<T::Computed>,
 }
 
 fn forward<T: Real>(stream: &Stream, (rows, n): (NormRows, usize), options: Options) -> Result<Operands<T>> {
     let shape = [n, rows.groups, rows.channels, rows.inner];
     let of = |seed, shape: &[usize]| Array::new(stream, &numbers::<T>(seed, shape.iter().product()), shape);
+    let statistic =
+        |seed| Array::new(stream, &numbers::<T::Computed>(seed, n * rows.groups), &[n, rows.groups]);
     let operands = Operands {
         x: of(1, &shape),
         weight: of(2, &[rows.weights()]),
         bias: of(3, &[rows.weights()]),
         out: of(4, &shape),
-        mean: of(5, &[n, rows.groups]),
-        rstd: of(6, &[n, rows.groups]),
+        mean: statistic(5),
+        rstd: statistic(6),
     };
     let input = NormInput {
         x: operands.x.view(),
@@ -99,6 +101,12 @@ fn norms_and_gradients_of_f32() {
 #[test]
 fn norms_and_gradients_of_f64() {
     norms_of::<f64>(1e-14);
+}
+
+#[test]
+fn norms_and_gradients_of_halves() {
+    norms_of::<bf16>(2e-6);
+    norms_of::<f16>(2e-6);
 }
 
 #[test]

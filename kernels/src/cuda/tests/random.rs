@@ -40,6 +40,8 @@ fn floats_of<T: Real>(tolerance: f64) {
 fn random_floats() {
     floats_of::<f32>(4e-6);
     floats_of::<f64>(1e-14);
+    floats_of::<bf16>(4e-6);
+    floats_of::<f16>(4e-6);
 }
 
 fn integers_of<T: Real>(ranges: &[(i64, i64)]) {
@@ -60,4 +62,6 @@ fn random_integers() {
     integers_of::<u8>(&[(0, 256), (3, 4), (0, 10)]);
     integers_of::<f32>(&[(0, 10), (i64::MIN, i64::MAX), (-5, 1 << 40)]);
     integers_of::<f64>(&[(0, 10), (i64::MIN, i64::MAX), (-5, 1 << 40)]);
+    integers_of::<bf16>(&[(0, 10), (i64::MIN, i64::MAX), (-5, 1 << 40)]);
+    integers_of::<f16>(&[(0, 10), (-3000, 3000), (-5, 1 << 40)]);
 }

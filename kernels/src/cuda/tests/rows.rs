@@ -25,8 +25,7 @@ const ORDERS: [Stored; 3] = [Stored::Dense, Stored::Transposed, Stored::Narrowed
 
 /// Rounding errors of a fold of `len` elements.
 fn tolerance<T: Real>(len: usize) -> f64 {
-    let unit = if size_of::<T>() == 4 { 1e-6 } else { 1e-14 };
-    unit * (len as f64).sqrt().max(1.0)
+    T::UNIT * (len as f64).sqrt().max(1.0)
 }
 
 /// Folds along either axis and along both: on the CPU, and in every order of storage with the same bits.
@@ -87,6 +86,8 @@ fn reductions_of_floats() {
     let ops = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min];
     reductions_of::<f32>(&ops);
     reductions_of::<f64>(&ops);
+    reductions_of::<bf16>(&ops);
+    reductions_of::<f16>(&ops);
 }
 
 #[test]
@@ -108,12 +109,17 @@ fn products_of_floats() {
 
 #[test]
 fn variances_and_logsumexps() {
+    variances_and_logsumexps_of::<f32>();
+    variances_and_logsumexps_of::<f64>();
+    variances_and_logsumexps_of::<bf16>();
+    variances_and_logsumexps_of::<f16>();
+}
+
+fn variances_and_logsumexps_of<T: Real>() {
     for correction in [0.0, 1.0] {
-        folds::<f32, f32>("var", |stream, x, axes, out| var(stream, x.view(), axes, correction, out.view()));
-        folds::<f64, f64>("var", |stream, x, axes, out| var(stream, x.view(), axes, correction, out.view()));
+        folds::<T, T>("var", |stream, x, axes, out| var(stream, x.view(), axes, correction, out.view()));
     }
-    folds::<f32, f32>("logsumexp", |stream, x, axes, out| logsumexp(stream, x.view(), axes, out.view()));
-    folds::<f64, f64>("logsumexp", |stream, x, axes, out| logsumexp(stream, x.view(), axes, out.view()));
+    folds::<T, T>("logsumexp", |stream, x, axes, out| logsumexp(stream, x.view(), axes, out.view()));
 }
 
 #[test]
@@ -175,6 +181,8 @@ fn the_first_largest_element() {
     // Integers of hundreds and bytes have many ties in long rows.
     argmax_of::<f32>();
     argmax_of::<f64>();
+    argmax_of::<bf16>();
+    argmax_of::<f16>();
     argmax_of::<i64>();
     argmax_of::<u8>();
 }
@@ -224,6 +232,12 @@ fn softmax_and_gradients_of_f64() {
     softmax_of::<f64>();
 }
 
+#[test]
+fn softmax_and_gradients_of_halves() {
+    softmax_of::<bf16>();
+    softmax_of::<f16>();
+}
+
 fn cross_entropy_of<T: Real>() {
     let Some(both) = both() else { return };
     for [n, c] in [[1, 1], [1, 10], [64, 10], [33, 600], [5, 5000]] {
@@ -259,6 +273,8 @@ fn cross_entropy_of<T: Real>() {
 fn cross_entropies_and_gradients() {
     cross_entropy_of::<f32>();
     cross_entropy_of::<f64>();
+    cross_entropy_of::<bf16>();
+    cross_entropy_of::<f16>();
 }
 
 #[test]

@@ -25,6 +25,8 @@ fn sums_of<T: Real>(unit: f64) {
 fn cumulative_sums() {
     sums_of::<f32>(1e-6);
     sums_of::<f64>(1e-14);
+    sums_of::<bf16>(1e-6);
+    sums_of::<f16>(1e-6);
     sums_of::<i64>(0.0);
 }
 
@@ -52,4 +54,6 @@ fn rotations_of<T: Real>(tolerance: f64) {
 fn rotations() {
     rotations_of::<f32>(1e-6);
     rotations_of::<f64>(1e-14);
+    rotations_of::<bf16>(1e-6);
+    rotations_of::<f16>(1e-6);
 }

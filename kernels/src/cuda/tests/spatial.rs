@@ -24,7 +24,7 @@ fn convolutions_of<T: Real>() {
         let memory = |stream: &Stream| {
             let places = [results[2], results[3]];
             let elements = conv2d_workspace(stream, &images, &filter, places, case.groups);
-            (elements > 0).then(|| Array::full(stream, T::of(7.0), &[elements]))
+            (elements > 0).then(|| Array::full(stream, T::Computed::of(7.0), &[elements]))
         };
         for bias in [false, true] {
             both.same(("conv2d", case.name, T::DTYPE, bias), |stream| {
@@ -65,6 +65,8 @@ fn convolutions_of<T: Real>() {
 fn convolutions() {
     convolutions_of::<f32>();
     convolutions_of::<f64>();
+    convolutions_of::<bf16>();
+    convolutions_of::<f16>();
 }
 
 #[test]
@@ -114,6 +116,8 @@ fn maxima() {
     maxima_of::<f64, u8>();
     maxima_of::<f32, i64>();
     maxima_of::<f64, i64>();
+    maxima_of::<bf16, u8>();
+    maxima_of::<f16, i64>();
 }
 
 #[test]
@@ -135,7 +139,7 @@ fn maxima_of_nan_and_infinities() {
 
 fn means_of<T: Real>() {
     let Some(both) = both() else { return };
-    let tolerance = if size_of::<T>() == 4 { 1e-6 } else { 1e-14 };
+    let tolerance = T::UNIT;
     for &(means, [count, h, w], [oh, ow]) in MEANS {
         let (planes, places) = ([count, h, w], [count, oh, ow]);
         both.close(tolerance, ("avg_pool2d", means, T::DTYPE), |stream| {
@@ -153,39 +157,49 @@ fn means_of<T: Real>() {
 fn means() {
     means_of::<f32>();
     means_of::<f64>();
+    means_of::<bf16>();
+    means_of::<f16>();
 }
 
 fn normal_of<T: Real>() {
     let Some(both) = both() else { return };
-    let tolerance = if size_of::<T>() == 4 { 1e-5 } else { 1e-12 };
+    let tolerance = 10.0 * T::UNIT;
     for &[n, c, size] in SHAPES {
         for (training, affine) in [(true, true), (true, false), (false, true), (false, false)] {
             let shape = [n, c, size];
-            // Mean and variance, value, and the three gradients.
-            for part in 0..6 {
+            let run = |stream: &Stream| {
+                let array = |seed, shape: &[usize]| {
+                    let elements = numbers::<T>(seed, shape.iter().product());
+                    Array::new(stream, &elements, shape)
+                };
+                let (x, g) = (array(1, &shape), array(2, &shape));
+                let mean = Array::new(stream, &numbers::<T::Computed>(3, c), &[c]);
+                let var = Array::full(stream, T::Computed::of(2.0), &[c]);
+                let (weight, bias) = (array(4, &[c]), array(5, &[c]));
+                let (out, grad) = (array(6, &shape), array(6, &shape));
+                let (grad_weight, grad_bias) = (array(6, &[c]), array(6, &[c]));
+                let norm = Norm {
+                    mean: mean.view(),
+                    var: var.view(),
+                    weight: affine.then(|| weight.view()),
+                    bias: affine.then(|| bias.view()),
+                    eps: 1e-2,
+                    training,
+                };
+                batch_norm(stream, x.view(), norm, out.view())?;
+                let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
+                batch_norm_grad(stream, x.view(), g.view(), norm, grads)?;
+                Ok((vec![mean, var], vec![out, grad, grad_weight, grad_bias]))
+            };
+            for part in 0..2 {
+                both.close(tolerance, ("statistics", shape, training, affine, part, T::DTYPE), |stream| {
+                    Ok(run(stream)?.0.swap_remove(part))
+                });
+            }
+            // The value, and the three gradients.
+            for part in 0..4 {
                 both.close(tolerance, (shape, training, affine, part, T::DTYPE), |stream| {
-                    let array = |seed, shape: &[usize]| {
-                        let elements = numbers::<T>(seed, shape.iter().product());
-                        Array::new(stream, &elements, shape)
-                    };
-                    let (x, g, mean) = (array(1, &shape), array(2, &shape), array(3, &[c]));
-                    let var = Array::full(stream, T::of(2.0), &[c]);
-                    let (weight, bias) = (array(4, &[c]), array(5, &[c]));
-                    let (out, grad) = (array(6, &shape), array(6, &shape));
-                    let (grad_weight, grad_bias) = (array(6, &[c]), array(6, &[c]));
-                    let norm = Norm {
-                        mean: mean.view(),
-                        var: var.view(),
-                        weight: affine.then(|| weight.view()),
-                        bias: affine.then(|| bias.view()),
-                        eps: 1e-2,
-                        training,
-                    };
-                    batch_norm(stream, x.view(), norm, out.view())?;
-                    let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
-                    batch_norm_grad(stream, x.view(), g.view(), norm, grads)?;
-                    let parts = [mean, var, out, grad, grad_weight, grad_bias];
-                    Ok(parts.into_iter().nth(part).expect("one of six"))
+                    Ok(run(stream)?.1.swap_remove(part))
                 });
             }
         }
@@ -196,4 +210,6 @@ fn normal_of<T: Real>() {
 fn normal_channels() {
     normal_of::<f32>();
     normal_of::<f64>();
+    normal_of::<bf16>();
+    normal_of::<f16>();
 }

@@ -1,0 +1,231 @@
+//! BF16 and F16 on the CPU: conversions without branches, so that loops over them become vector code, and elementwise
+//! kernels by blocks. Other kernels take halves through [`stage`](super::stage).
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use device::{DType, Element, bf16, f16};
+
+use super::simd_of;
+use super::walk::Walk;
+use crate::layout::{Dst, Src};
+use crate::par::{Workers, for_range};
+
+/// A float of 16 bits, which is computed with in F32.
+pub(crate) trait Half: Element {
+    /// The same number.
+    fn widen(self) -> f32;
+    /// The nearest number, the even one of two; NaN stays NaN.
+    fn round(value: f32) -> Self;
+    /// The next smaller number.
+    fn next_down(self) -> Self;
+}
+
+/// The largest half below `value`.
+pub(crate) fn below<H: Half>(value: f64) -> f32 {
+    let nearest = H::round(odd_from_f64(value));
+    if f64::from(nearest.widen()) < value { nearest.widen() } else { nearest.next_down().widen() }
+}
+
+/// The bits of the next smaller number: those of one sign are ordered like their bits.
+fn bits_down(bits: u16) -> u16 {
+    match bits {
+        0 => 0x8001,
+        0x8000.. => bits + 1,
+        _ => bits - 1,
+    }
+}
+
+impl Half for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn round(value: f32) -> bf16 {
+        let bits = value.to_bits();
+        // A carry goes on into the exponent, and from the largest number to infinity.
+        let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        // The bits of a NaN that are kept may all be 0.
+        let nan = bits >> 16 | 0x40;
+        bf16::from_bits((if value.is_nan() { nan } else { nearest }) as u16)
+    }
+
+    fn next_down(self) -> bf16 {
+        bf16::from_bits(bits_down(self.to_bits()))
+    }
+}
+
+impl Half for f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        /// 2^112, by which the exponents differ.
+        const SCALE: f32 = f32::from_bits((112 + 127) << 23);
+        let bits = u32::from(self.to_bits());
+        let magnitude = bits & 0x7fff;
+        // The product makes subnormal numbers normal, too.
+        let number = (f32::from_bits(magnitude << 13) * SCALE).to_bits();
+        // Infinity and NaN have the largest exponent here and there.
+        let special = if magnitude >= 0x7c00 { 0xff << 23 } else { 0 };
+        f32::from_bits((bits & 0x8000) << 16 | number | special)
+    }
+
+    #[inline(always)]
+    fn round(value: f32) -> f16 {
+        let bits = value.to_bits();
+        let magnitude = bits & 0x7fff_ffff;
+        let nearest = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + (magnitude >> 13 & 1)) >> 13;
+        // Numbers next to a half are as far apart as F16's subnormal ones: the sum rounds to one of them.
+        let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
+        let finite = if magnitude < (127 - 14) << 23 { subnormal } else { nearest };
+        // 65520 lies between the largest number and what would be the next.
+        let number = if magnitude >= 65520_f32.to_bits() { 0x7c00 } else { finite };
+        let nan = 0x7e00 | magnitude >> 13 & 0x3ff;
+        let number = if value.is_nan() { nan } else { number };
+        f16::from_bits((bits >> 16 & 0x8000 | number) as u16)
+    }
+
+    fn next_down(self) -> f16 {
+        f16::from_bits(bits_down(self.to_bits()))
+    }
+}
+
+/// `value` rounded to one of its neighbours, the odd one if neither is equal. What is rounded to fewer bits next comes
+/// out as if it had been rounded once.
+#[inline(always)]
+pub(crate) fn odd_from_f64(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = f64::from(nearest);
+    if back == value || value.is_nan() {
+        return nearest;
+    }
+    let towards_zero = nearest.to_bits() - u32::from(back.abs() > value.abs());
+    f32::from_bits(towards_zero | 1)
+}
+
+/// As [`odd_from_f64`].
+#[inline(always)]
+pub(crate) fn odd_from_i64(value: i64) -> f32 {
+    const LOW: i64 = (1 << 12) - 1;
+    // Of a number that F64 cannot hold, the low bits only say on which side of a boundary it lies.
+    let folded = if value.unsigned_abs() >> 53 == 0 {
+        value
+    } else {
+        value & !LOW | i64::from(value & LOW != 0) << LOW.count_ones()
+    };
+    odd_from_f64(folded as f64)
+}
+
+/// Elements of a block: what a kernel works on stays in the first cache.
+const BLOCK: usize = 1024;
+/// Elements of a part when a kernel is split over threads; a multiple of `BLOCK`.
+const CHUNK: usize = 1 << 15;
+
+/// Runs `kernel`, an elementwise one for F32, on operands of which the first is the result: each block is widened,
+/// computed, and rounded.
+///
+/// # Safety
+/// `operands` are of type `dtype`, a half, and as for [`map1`](super::walk::map1). `kernel` writes the elements of its
+/// first operand that its walk reaches, and reads those of the others.
+pub(crate) unsafe fn by_blocks<const N: usize>(
+    dtype: DType,
+    walk: &Walk<'_, N>,
+    workers: &Workers,
+    operands: [Dst<u8>; N],
+    kernel: impl Fn(&Walk<'_, N>, [Dst<f32>; N]) + Sync,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::BF16 => blocks_of(walk, workers, operands.map(Dst::cast::<bf16>), kernel),
+            _ => blocks_of(walk, workers, operands.map(Dst::cast::<f16>), kernel),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`by_blocks`].
+unsafe fn blocks_of<H: Half, const N: usize>(
+    walk: &Walk<'_, N>,
+    workers: &Workers,
+    operands: [Dst<H>; N],
+    kernel: impl Fn(&Walk<'_, N>, [Dst<f32>; N]) + Sync,
+) {
+    for_range(workers, walk.elements(), CHUNK, &|range| {
+        let mut memory = [const { MaybeUninit::<[f32; BLOCK]>::uninit() }; N];
+        let blocks = memory.each_mut().map(|block| Dst(block.as_mut_ptr().cast::<f32>()));
+        for start in range.clone().step_by(BLOCK) {
+            let part = start..range.end.min(start + BLOCK);
+            let elements = part.len();
+            // SAFETY: all offsets come from `walk`, and a block has room for the elements of a part.
+            unsafe {
+                for k in 1..N {
+                    load(walk, part.clone(), k, operands[k].src(), blocks[k]);
+                }
+                kernel(&Walk::Flat { elements, steps: [1; N] }, blocks);
+                store(walk, part, blocks[0].src(), operands[0]);
+            }
+        }
+    });
+}
+
+/// Widens the elements `part` of operand `k` to a block.
+///
+/// # Safety
+/// They may be read, and the block has room for them.
+unsafe fn load<H: Half, const N: usize>(
+    walk: &Walk<'_, N>,
+    part: Range<usize>,
+    k: usize,
+    from: Src<H>,
+    to: Dst<f32>,
+) {
+    simd_of::<false, _>(
+        #[inline(always)]
+        || {
+            let mut runs = walk.runs(part);
+            let mut done = 0;
+            while let Some((offsets, len)) = runs.next() {
+                let (from, step) = (from.at(offsets[k]), runs.steps()[k]);
+                let to = to.at(done);
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if step == 1 {
+                        (0..len).for_each(|j| to.add(j).write((*from.add(j)).widen()));
+                    } else {
+                        (0..len).for_each(|j| to.add(j).write((*from.offset(j as isize * step)).widen()));
+                    }
+                }
+                done += len as isize;
+            }
+        },
+    );
+}
+
+/// Rounds a block to the elements `part` of operand 0.
+///
+/// # Safety
+/// They may be written, and the block has as many.
+unsafe fn store<H: Half, const N: usize>(walk: &Walk<'_, N>, part: Range<usize>, from: Src<f32>, to: Dst<H>) {
+    simd_of::<false, _>(
+        #[inline(always)]
+        || {
+            let mut runs = walk.runs(part);
+            let mut done = 0;
+            while let Some((offsets, len)) = runs.next() {
+                let (to, step) = (to.at(offsets[0]), runs.steps()[0]);
+                let from = from.at(done);
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if step == 1 {
+                        (0..len).for_each(|j| to.add(j).write(H::round(*from.add(j))));
+                    } else {
+                        (0..len).for_each(|j| to.offset(j as isize * step).write(H::round(*from.add(j))));
+                    }
+                }
+                done += len as isize;
+            }
+        },
+    );
+}

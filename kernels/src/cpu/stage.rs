@@ -1,0 +1,178 @@
+//! Halves in kernels for F32. A command widens its operands of type BF16 or F16 to memory of its thread, in which they lie
+//! as they do in theirs; the kernel runs on that memory; and what it wrote is rounded, once, where it belongs. Operands of
+//! the type that the kernel computes in are used in place.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::marker::PhantomData;
+
+use device::{DType, DeviceKind, Element, Result, bf16, f16};
+use smallvec::SmallVec;
+
+use super::half::Half;
+use super::lanes::ScratchMemory;
+use super::walk::{Walk, map1};
+use crate::layout::{Dst, Layout, LoopAxis, Loops, Src, View};
+use crate::par::Workers;
+
+/// An operand of a command whose kernel computes in `T`.
+pub(crate) struct Operand<T> {
+    at: Dst<u8>,
+    halves: Option<Box<Halves>>,
+    marker: PhantomData<T>,
+}
+
+/// How halves lie in memory: here and in the kernel's memory at the same places.
+struct Halves {
+    dtype: DType,
+    loops: Loops<2>,
+    /// From the first place to the last.
+    span: usize,
+}
+
+impl<T: Element> Operand<T> {
+    /// An operand of type `dtype` to read, after a check of type and bounds.
+    #[inline]
+    pub(crate) fn of(op: &'static str, view: &View<'_>, dtype: DType) -> Result<Operand<T>> {
+        view.expect_dtype(op, dtype)?;
+        Operand::at(op, view, Dst(view.bytes(op)?.0.cast_mut()))
+    }
+
+    /// As [`of`](Self::of), to write, after a check of overlap, too.
+    #[inline]
+    pub(crate) fn of_mut(op: &'static str, view: &View<'_>, dtype: DType) -> Result<Operand<T>> {
+        view.expect_dtype(op, dtype)?;
+        Operand::at(op, view, view.bytes_mut(op)?)
+    }
+
+    #[inline]
+    fn at(op: &'static str, view: &View<'_>, at: Dst<u8>) -> Result<Operand<T>> {
+        if view.dtype.compute_dtype() != T::DTYPE {
+            return Err(device::Error::DTypeUnsupported { op, dtype: view.dtype });
+        }
+        let halves = if view.dtype.is_half() { Halves::of(view) } else { None };
+        Ok(Operand { at, halves, marker: PhantomData })
+    }
+}
+
+impl Halves {
+    /// Nothing on CUDA, where kernels convert what they load and store.
+    #[cold]
+    fn of(view: &View<'_>) -> Option<Box<Halves>> {
+        if matches!(view.buffer.device().kind(), DeviceKind::Cuda(_)) {
+            return None;
+        }
+        let span = view.layout.end().saturating_sub(view.layout.offset());
+        Some(Box::new(Halves { dtype: view.dtype, loops: places(view.layout), span }))
+    }
+
+    /// # Safety
+    /// The halves at `from` may be read, and `to` has room for all places.
+    unsafe fn widen(&self, workers: &Workers, from: Src<u8>, to: Dst<f32>) {
+        let walk = Walk::Nested(&self.loops);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.dtype {
+                DType::BF16 => map1::<false, _, _>(&walk, workers, to, from.cast::<bf16>(), bf16::widen),
+                _ => map1::<false, _, _>(&walk, workers, to, from.cast::<f16>(), f16::widen),
+            }
+        }
+    }
+
+    /// # Safety
+    /// All places at `from` have a value, and the halves at `to` may be written.
+    unsafe fn round(&self, workers: &Workers, from: Src<f32>, to: Dst<u8>) {
+        let walk = Walk::Nested(&self.loops);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.dtype {
+                DType::BF16 => map1::<false, _, _>(&walk, workers, to.cast(), from, bf16::round),
+                _ => map1::<false, _, _>(&walk, workers, to.cast(), from, f16::round),
+            }
+        }
+    }
+}
+
+/// Each place of a layout once, in the order of memory: an expanded axis adds none.
+fn places(layout: &Layout) -> Loops<2> {
+    if layout.elements() == 0 {
+        return Loops::from_axes([LoopAxis { size: 0, strides: [1; 2] }]);
+    }
+    let axes = layout.shape().iter().zip(layout.strides()).filter(|(_, stride)| **stride != 0);
+    let mut axes: SmallVec<[LoopAxis<2>; 4]> =
+        axes.map(|(&size, &stride)| LoopAxis { size, strides: [stride; 2] }).collect();
+    axes.sort_by_key(|axis| Reverse(axis.strides[0]));
+    Loops::from_axes(axes)
+}
+
+/// The memory of one command's halves, from when they are widened to when results are rounded, which dropping it does.
+pub(crate) struct Stage<'a> {
+    workers: &'a Workers,
+    held: RefCell<SmallVec<[Held<'a>; 4]>>,
+}
+
+/// An operand's memory, and where it goes if it is a result.
+struct Held<'a> {
+    memory: ScratchMemory,
+    result: Option<(&'a Halves, Dst<u8>)>,
+}
+
+impl<'a> Stage<'a> {
+    pub(crate) fn new(workers: &'a Workers) -> Stage<'a> {
+        Stage { workers, held: RefCell::default() }
+    }
+
+    /// The elements of an operand that the kernel reads.
+    ///
+    /// # Safety
+    /// This is a command that uses the operand, and the kernel's work ends before the stage.
+    pub(crate) unsafe fn read<T: Element>(&self, operand: &'a Operand<T>) -> Src<T> {
+        // SAFETY: the caller's promise.
+        unsafe { self.hold(operand, true, false).src() }
+    }
+
+    /// Room for the elements of an operand, all of which the kernel writes.
+    ///
+    /// # Safety
+    /// As for [`read`](Self::read).
+    pub(crate) unsafe fn write<T: Element>(&self, operand: &'a Operand<T>) -> Dst<T> {
+        // SAFETY: the caller's promise.
+        unsafe { self.hold(operand, false, true) }
+    }
+
+    /// The elements of an operand that the kernel reads and writes.
+    ///
+    /// # Safety
+    /// As for [`read`](Self::read).
+    pub(crate) unsafe fn update<T: Element>(&self, operand: &'a Operand<T>) -> Dst<T> {
+        // SAFETY: the caller's promise.
+        unsafe { self.hold(operand, true, true) }
+    }
+
+    /// # Safety
+    /// As for [`read`](Self::read).
+    unsafe fn hold<T: Element>(&self, operand: &'a Operand<T>, read: bool, written: bool) -> Dst<T> {
+        let Some(halves) = &operand.halves else { return operand.at.cast() };
+        let mut memory = ScratchMemory::new::<f32>(halves.span);
+        let at = Dst(memory.as_mut_ptr::<f32>());
+        if read {
+            // SAFETY: the caller's promise; the memory has room for the span.
+            unsafe { halves.widen(self.workers, operand.at.src(), at) };
+        }
+        let result = written.then_some((&**halves, operand.at));
+        self.held.borrow_mut().push(Held { memory, result });
+        at.cast()
+    }
+}
+
+impl Drop for Stage<'_> {
+    fn drop(&mut self) {
+        // The newest first, so that the next command finds the thread's memory in the same order.
+        while let Some(Held { mut memory, result }) = self.held.get_mut().pop() {
+            // A kernel that failed may have written nothing.
+            let Some((halves, to)) = result.filter(|_| !std::thread::panicking()) else { continue };
+            // SAFETY: the kernel has written all places, as whoever asked for a result promised.
+            unsafe { halves.round(self.workers, Src(memory.as_mut_ptr::<f32>().cast_const()), to) };
+        }
+    }
+}

@@ -1,0 +1,31 @@
+// Reading at indices. An index out of range is a fault, and nothing is written for it.
+
+// out[p] = x[p moved by index[p] along the axis]
+template <class T> struct Gather {
+    T* out;
+    const T* x;
+    const i64* index;
+    const Walk<3>& walk;
+    i64 step;
+    i64 size;
+    Fault fault;
+
+    template <int V> __device__ void at(const Offsets<3>& offsets) const {
+        i64 i = index[offsets.at[2]];
+        if (in_range(i, size)) {
+            store<V>(out + offsets.at[0], load<V>(x + offsets.at[1] + i * step, walk.moves(1)));
+        } else {
+            raise(fault, i, size);
+        }
+    }
+};
+
+#define GATHER(bits, T)                                                                                               \
+    extern "C" __global__ void gather_##bits(T* out, const T* x, const i64* index,                                    \
+                                             const __grid_constant__ Walk<3> walk, i64 step, i64 size, Fault fault) { \
+        for_each<lanes_of<T, T>>(walk, Gather<T>{out, x, index, walk, step, size, fault});                            \
+    }
+GATHER(b8, u8)
+GATHER(b16, u16)
+GATHER(b32, u32)
+GATHER(b64, u64)

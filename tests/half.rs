@@ -1,0 +1,201 @@
+//! BF16 and F16 in whole programs: types of mixed operands, gradients, and training with weights in F32.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::bits;
+use common::devices::each_device;
+use streamgrad::prelude::*;
+use streamgrad::{
+    BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, CpuConfig, Error, Flatten, Linear, LinearOptions,
+    MaxPool2d, RandomKey, Reduction, Relu, Result, Schedule, Sequential, Sgd, SgdOptions, bf16,
+};
+
+use DType::{BF16, Bool, F16, F32, F64, I64, U8};
+
+const DTYPES: [DType; 7] = [F32, F64, I64, U8, Bool, BF16, F16];
+
+/// `torch.promote_types` of PyTorch 2.13, in the order of [`DTYPES`].
+const TORCH: [[DType; 7]; 7] = [
+    [F32, F64, F32, F32, F32, F32, F32],
+    [F64, F64, F64, F64, F64, F64, F64],
+    [F32, F64, I64, I64, I64, BF16, F16],
+    [F32, F64, I64, U8, U8, BF16, F16],
+    [F32, F64, I64, U8, Bool, BF16, F16],
+    [F32, F64, BF16, BF16, BF16, BF16, F32],
+    [F32, F64, F16, F16, F16, F32, F16],
+];
+
+#[test]
+fn types_promote_as_in_torch() {
+    each_device(&[Schedule::Inline], |device| {
+        for (lhs, row) in DTYPES.into_iter().zip(TORCH) {
+            for (rhs, expected) in DTYPES.into_iter().zip(row) {
+                assert_eq!(lhs.promote(rhs), expected, "{lhs} and {rhs}");
+                let of = |dtype| Tensor::ones(&[2, 1], dtype, device);
+                let (a, b) = (Var::leaf(of(lhs)?), Var::leaf(of(rhs)?.reshape(&[1, 2])?));
+                let ops = [Var::add, Var::sub, Var::mul, Var::div, Var::pow, Var::maximum, Var::minimum];
+                if expected == Bool {
+                    let refused = ops.map(|op| matches!(op(&a, &b), Err(Error::DTypeUnsupported { .. })));
+                    assert_eq!(refused, [true; 7]);
+                    continue;
+                }
+                let cond = a.value().le(b.value())?;
+                assert_eq!(cond.to_vec::<bool>()?, [true; 4]);
+                let chosen = Var::where_cond(&cond, &a, &b)?;
+                for y in ops.map(|op| op(&a, &b)).into_iter().chain([Ok(chosen)]) {
+                    let y = y?;
+                    assert_eq!(y.dtype(), expected, "{lhs} and {rhs}");
+                    if !y.requires_grad() {
+                        assert!(!lhs.is_float() && !rhs.is_float());
+                        continue;
+                    }
+                    let gradients = y.sum_all()?.backward()?;
+                    for leaf in [&a, &b] {
+                        let gradient = gradients.get(leaf).map(|g| (g.dtype(), g.shape().to_vec()));
+                        let own = leaf.requires_grad().then(|| (leaf.dtype(), leaf.shape().to_vec()));
+                        assert_eq!(gradient, own, "{lhs} and {rhs}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Two layers whose weights are F32 and are used as `dtype`.
+struct Network {
+    weights: [Var; 2],
+    dtype: DType,
+}
+
+const SIZES: [usize; 3] = [12, 40, 5];
+
+impl Network {
+    fn new(dtype: DType, device: &Device) -> Result<Network> {
+        let weight = |layer: usize| {
+            let key = RandomKey { seed: 7, op: layer as u64 };
+            let shape = [SIZES[layer + 1], SIZES[layer]];
+            Ok(Var::leaf(Tensor::normal(&shape, 0.0, 0.3, F32, key, device)?))
+        };
+        Ok(Network { weights: [weight(0)?, weight(1)?], dtype })
+    }
+
+    fn loss(&self, step: u64) -> Result<Var> {
+        let device = self.weights[0].device();
+        let x = Tensor::randn(&[16, SIZES[0]], F32, RandomKey { seed: 8, op: step % 4 }, device)?;
+        // What is to be learnt: which of the first elements is the largest.
+        let labels = x.narrow(1, 0, SIZES[2])?.argmax(1, false)?;
+        let [first, second] = self.weights.each_ref().map(|weight| weight.to_dtype(self.dtype));
+        let x = Var::constant(x.to_dtype(self.dtype)?);
+        let logits = x.linear(&first?, None)?.relu()?.linear(&second?, None)?;
+        assert_eq!(logits.dtype(), self.dtype);
+        // As torch's autocast does.
+        logits.to_dtype(F32)?.cross_entropy(&labels, Reduction::Mean)
+    }
+
+    fn train(&self, steps: u64) -> Result<Vec<f32>> {
+        let options = SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() };
+        let mut optimizer = Sgd::new(self.weights.to_vec(), options)?;
+        (0..steps)
+            .map(|step| {
+                let loss = self.loss(step)?;
+                let gradients = loss.backward()?;
+                for weight in &self.weights {
+                    let gradient = gradients.get(weight).unwrap();
+                    assert_eq!((gradient.dtype(), gradient.shape()), (F32, weight.shape()));
+                }
+                optimizer.step(&gradients)?;
+                loss.value().item::<f32>()
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn training_in_half_with_weights_in_f32_follows_training_in_f32() {
+    each_device(&[Schedule::Inline, Schedule::Threads], |device| {
+        let exact = Network::new(F32, device)?.train(40)?;
+        assert!(exact[39] < 0.2 * exact[0], "{exact:?}");
+        for (dtype, tolerance) in [(BF16, 0.05), (F16, 0.01)] {
+            let losses = Network::new(dtype, device)?.train(40)?;
+            let worst = losses.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < tolerance, "{dtype}: {worst}");
+            assert!(losses != exact, "{dtype} rounds");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn threads_do_not_show_in_halves() -> Result<()> {
+    let run = |threads| -> Result<(Vec<u32>, Vec<u32>)> {
+        let device = Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() });
+        let x = Var::leaf(Tensor::randn(&[200, 300], BF16, RandomKey { seed: 1, op: 1 }, &device)?);
+        let w = Var::leaf(Tensor::randn(&[300, 170], BF16, RandomKey { seed: 1, op: 2 }, &device)?);
+        let y = x.silu()?.matmul(&w)?.softmax(-1)?.mul(&w.sum(&[0], false)?)?;
+        let gradients = y.square()?.sum_all()?.backward()?;
+        let of = |var| bits(&gradients.get(var).unwrap().to_dtype(F32)?);
+        Ok((of(&x)?, of(&w)?))
+    };
+    assert_eq!(run(1)?, run(4)?);
+    Ok(())
+}
+
+fn model(dtype: DType, device: &Device) -> Result<Sequential> {
+    let key = |op| Some(RandomKey { seed: 5, op });
+    let conv = Conv2dOptions { padding: [1; 2], dtype, key: key(1), ..Conv2dOptions::default() };
+    let norm = BatchNormOptions { dtype, ..BatchNormOptions::default() };
+    Ok(Sequential::new()
+        .push(Conv2d::with_options(2, 4, [3; 2], conv, device)?)
+        .push(BatchNorm2d::with_options(4, norm, device)?)
+        .push(Relu)
+        .push(MaxPool2d::new([2; 2]))
+        .push(Flatten::default())
+        .push(Linear::with_options(
+            64,
+            5,
+            LinearOptions { dtype, key: key(2), ..Default::default() },
+            device,
+        )?))
+}
+
+#[test]
+fn a_model_in_half_has_gradients_in_half_and_no_optimizer() {
+    each_device(&[Schedule::Inline], |device| {
+        let (half, exact) = (model(BF16, device)?, model(F32, device)?);
+        for (to, from) in exact.parameters().into_iter().zip(half.parameters()) {
+            assert_eq!(from.dtype(), BF16);
+            to.value().copy_(from.value())?;
+        }
+        let images = Tensor::randn(&[6, 2, 8, 8], BF16, RandomKey { seed: 3, op: 0 }, device)?;
+        let labels = Tensor::from_slice(&[0_i64, 3, 1, 1, 2, 4], &[6], device)?;
+        let gradients = |model: &Sequential, dtype| -> Result<Vec<Tensor>> {
+            let logits = model.forward(&Var::constant(images.to_dtype(dtype)?))?;
+            assert_eq!(logits.dtype(), dtype);
+            let found = logits.cross_entropy(&labels, Reduction::Mean)?.backward()?;
+            Ok(model.parameters().into_iter().map(|parameter| found.get(&parameter).unwrap()).collect())
+        };
+        let (half_gradients, exact_gradients) = (gradients(&half, BF16)?, gradients(&exact, F32)?);
+        for (half, exact) in half.named_buffers().into_iter().zip(exact.named_buffers()) {
+            // Running statistics do not lose what is less than BF16 can tell.
+            assert_eq!((&half.0, half.1.dtype()), (&exact.0, exact.1.dtype()));
+        }
+        for (half, exact) in half_gradients.iter().zip(exact_gradients) {
+            assert_eq!(half.dtype(), BF16);
+            let (half, exact) = (half.to_dtype(F32)?.to_vec::<f32>()?, exact.to_vec::<f32>()?);
+            // The convolution's bias has none: the norm takes it away.
+            let largest = exact.iter().fold(0.02_f32, |m, x| m.max(x.abs()));
+            let worst = half.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= 0.06 * largest, "{worst} of {largest}");
+        }
+        let weight = Var::leaf(Tensor::ones(&[2], BF16, device)?);
+        let mut optimizer = Sgd::new(vec![weight.clone()], SgdOptions::default())?;
+        let gradients = weight.square()?.sum_all()?.backward()?;
+        assert_eq!(gradients.get(&weight).unwrap().to_vec::<bf16>()?, [bf16::from_f32(2.0); 2]);
+        let refused = optimizer.step(&gradients);
+        assert!(matches!(refused, Err(Error::DTypeUnsupported { op: "sgd", dtype: BF16 })), "{refused:?}");
+        Ok(())
+    });
+}

@@ -1,9 +1,9 @@
 //! Attention and its gradient.
 
-use device::cuda::{Arg, Grid, Queue};
+use device::cuda::{Grid, Queue};
 use device::{Result, Stream, Use};
 
-use super::walk::{ByValue, Walk, address, blocks};
+use super::walk::{ByValue, Walk, blocks, operand};
 use super::{by_dtype, float_programs};
 use crate::attention::{AttentionGrads, AttentionInput, AttentionResult};
 use crate::cpu::attention as cpu;
@@ -45,14 +45,6 @@ fn tiles(queue: &Queue<'_>, pairs: usize, rows: usize, columns: usize) -> Grid {
     blocks(queue, (pairs * rows.div_ceil(TILE) * columns.div_ceil(WIDE).max(1)) as u64, THREADS)
 }
 
-fn operand(view: &View<'_>) -> Arg<'static> {
-    Arg::Ptr(address(view).cast_const())
-}
-
-fn mask_of(mask: Option<&View<'_>>) -> Arg<'static> {
-    mask.map_or(Arg::Ptr(std::ptr::null()), operand)
-}
-
 pub(crate) fn attention(
     stream: &Stream,
     problem: &cpu::Problem,
@@ -65,7 +57,7 @@ pub(crate) fn attention(
     let sizes = problem.sizes;
     stream.submit(OP, uses, |queue| {
         let [q, k, v, out_at, log_sums] = [&q, &k, &v, &out, &log_sums].map(operand);
-        let args = [q, k, v, mask_of(mask.as_ref()), out_at, log_sums, batch.arg(), by_value.arg()];
+        let args = [q, k, v, operand(mask.as_ref()), out_at, log_sums, batch.arg(), by_value.arg()];
         let grid = tiles(queue, problem.batch.elements, sizes.queries, sizes.value_width);
         // SAFETY: the batch and the steps are those of the operands, whose layouts were checked, and the uses name their
         // buffers.
@@ -88,7 +80,7 @@ pub(crate) fn gradient(
     let AttentionResult { out, log_sums } = result;
     stream.submit(OP, uses, |queue| {
         let program = program_of(dtype);
-        let [batch, by_value, mask] = [batch.arg(), by_value.arg(), mask_of(mask.as_ref())];
+        let [batch, by_value, mask] = [batch.arg(), by_value.arg(), operand(mask.as_ref())];
         let [q, k, v, out, g, log_sums, products] = [&q, &k, &v, &out, &g, &log_sums, &products].map(operand);
         let [dq, dk, dv] = [&to.q, &to.k, &to.v].map(operand);
         // SAFETY: as in `attention`; all three, one after the other.

@@ -3,7 +3,7 @@
 use device::cuda::Arg;
 use device::{Result, Stream, Use};
 
-use super::walk::{ByValue, THREADS, Walk, address, blocks};
+use super::walk::{ByValue, THREADS, Walk, blocks, operand};
 use super::{by_dtype, float_programs};
 use crate::batch_norm::{Channels, Norm};
 use crate::layout::{LoopAxis, Loops, View};
@@ -40,10 +40,6 @@ fn elements(op: &'static str, channels: &Channels) -> Result<Walk<2>> {
     )
 }
 
-fn optional(view: Option<&View<'_>>) -> Arg<'static> {
-    Arg::Ptr(view.map_or(std::ptr::null(), |view| address(view).cast_const()))
-}
-
 pub(crate) fn forward(
     stream: &Stream,
     op: &'static str,
@@ -57,7 +53,7 @@ pub(crate) fn forward(
     let walk = elements(op, channels)?;
     let program = program_of(x.dtype);
     stream.submit(op, uses, |queue| {
-        let [x_at, mean, var, out] = [&x, &norm.mean, &norm.var, &out].map(|view| Arg::Ptr(address(view)));
+        let [x_at, mean, var, out] = [&x, &norm.mean, &norm.var, &out].map(operand);
         // SAFETY: sizes are those of the operands, which were checked, and the uses name their buffers.
         unsafe {
             if norm.training {
@@ -65,7 +61,7 @@ pub(crate) fn forward(
                 let name = by_dtype!(x.dtype, "batch_statistics");
                 queue.kernel(program, name, grid, &[mean, var, x_at, numbers.arg()])?;
             }
-            let (weight, bias) = (optional(norm.weight.as_ref()), optional(norm.bias.as_ref()));
+            let (weight, bias) = (operand(norm.weight.as_ref()), operand(norm.bias.as_ref()));
             let args = [out, x_at, mean, var, weight, bias, Arg::F64(norm.eps), walk.arg()];
             queue.kernel(program, by_dtype!(x.dtype, "batch_norm"), walk.grid(queue, 1), &args)
         }
@@ -85,13 +81,12 @@ pub(crate) fn backward(
     let walk = elements(op, channels)?;
     let program = program_of(x.dtype);
     stream.submit(op, uses, |queue| {
-        let [x_at, g, mean, var] = [&x, &g, &norm.mean, &norm.var].map(|view| Arg::Ptr(address(view)));
-        let [grad, weight_sum, bias_sum] =
-            [&grads[0], &grads[1], &grads[2]].map(|view| Arg::Ptr(address(view)));
+        let [x_at, g, mean, var] = [&x, &g, &norm.mean, &norm.var].map(operand);
+        let [grad, weight_sum, bias_sum] = [&grads[0], &grads[1], &grads[2]].map(operand);
         let grid = blocks(queue, channels.channels as u64, THREADS);
         // In evaluation the sums do not come into the gradient of the images.
         let count = if norm.training { channels.each() as f64 } else { 0.0 };
-        let (count, weight) = (Arg::F64(count), optional(norm.weight.as_ref()));
+        let (count, weight) = (Arg::F64(count), operand(norm.weight.as_ref()));
         // SAFETY: as in `forward`.
         unsafe {
             if x.dtype.is_half() {

@@ -8,7 +8,7 @@ use device::{DType, Error, Result, Stream, Use};
 
 use super::copy::{enqueue_copy, enqueue_zeros};
 use super::matmul::{Matrix, Product};
-use super::walk::{ByValue, THREADS, address, blocks};
+use super::walk::{ByValue, THREADS, address, blocks, operand};
 use super::{by_dtype, float_programs};
 use crate::conv::Geometry;
 use crate::layout::{LoopAxis, Loops, View};
@@ -243,7 +243,7 @@ impl<'a> Kernels<'a> {
     ) -> Result<()> {
         let numbers = self.numbers(planes);
         let [out, from, filters] = [out, from, filters].map(|ptr| Arg::Ptr(ptr));
-        let args = [out, from, filters, optional(bias), Arg::U32(channels as u32), numbers.arg()];
+        let args = [out, from, filters, operand(bias), Arg::U32(channels as u32), numbers.arg()];
         // SAFETY: the caller's promise.
         unsafe { self.kernel(queue, name, self.grid(queue, size, planes), &args) }
     }
@@ -269,14 +269,6 @@ impl<'a> Kernels<'a> {
     }
 }
 
-fn start_of(view: Option<&View<'_>>) -> *mut u8 {
-    view.map_or(std::ptr::null_mut(), address)
-}
-
-fn optional(view: Option<&View<'_>>) -> Arg<'static> {
-    Arg::Ptr(start_of(view))
-}
-
 /// A row-major matrix, or the transpose of one.
 fn matrix(rows: usize, columns: usize) -> Matrix {
     Matrix { rows, columns, row: columns as isize, column: 1 }
@@ -286,7 +278,7 @@ impl Memory<'_> {
     /// Images, filters, results, and the workspace.
     fn addresses(&self) -> [*mut u8; 4] {
         let [x, w, y] = [&self.images, &self.filters, &self.results].map(address);
-        [x, w, y, start_of(self.workspace.as_ref())]
+        [x, w, y, self.workspace.as_ref().map_or(std::ptr::null_mut(), address)]
     }
 }
 
@@ -360,7 +352,7 @@ pub(crate) fn input_grad(
             let args = [
                 Arg::Ptr(kernels.image(x, first)),
                 Arg::Ptr(columns),
-                optional(bias),
+                operand(bias),
                 Arg::U32(channels as u32),
                 Arg::U64((first * channels) as u64),
                 numbers.arg(),

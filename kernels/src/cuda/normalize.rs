@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::float_programs;
 use super::rows::{Teams, by_team};
-use super::walk::{ByValue, address};
+use super::walk::{ByValue, operand};
 use crate::layout::View;
 use crate::normalize::{NormGrads, NormInput, NormRows, Uses};
 
@@ -32,10 +32,6 @@ impl Norm {
         let NormRows { groups, channels, inner } = rows;
         Norm { rows: count as u64, groups: groups as u64, channels: channels as u64, inner: inner as u64 }
     }
-}
-
-fn operand(view: Option<&View<'_>>) -> Arg<'static> {
-    Arg::Ptr(view.map_or(std::ptr::null(), |view| address(view).cast_const()))
 }
 
 pub(crate) fn normalize(

@@ -173,6 +173,11 @@ pub(super) fn address(view: &View<'_>) -> *mut u8 {
     view.buffer.ptr().wrapping_add(view.layout.offset() * view.dtype.size_bytes())
 }
 
+/// An operand as kernels take it: its address, or none.
+pub(super) fn operand<'a>(view: impl Into<Option<&'a View<'a>>>) -> Arg<'static> {
+    Arg::Ptr(view.into().map_or(std::ptr::null(), |view| address(view).cast_const()))
+}
+
 /// The bits of a number of the type that is computed in, in the low bytes; for integers rounded towards 0 and saturated.
 pub(super) fn number_bits(dtype: DType, value: f64) -> u64 {
     match dtype {

@@ -69,6 +69,28 @@ fn convolutions() {
     convolutions_of::<f16>();
 }
 
+/// So many filters that a workspace takes two of the three images at a time.
+fn turns_of<T: Real>() {
+    let Some(both) = both() else { return };
+    let (images, filter, results) = ([3, 1500, 2, 2], [1000, 1500, 2, 2], [3, 1000, 1, 1]);
+    both.same(("conv2d_weight_grad in turns", T::DTYPE), |stream| {
+        let elements = conv2d_workspace(stream, &images, &filter, [1, 1], 1);
+        assert!(!stream.is_cuda() || (12_000_000..18_000_000).contains(&elements), "{elements} elements");
+        let memory = (elements > 0).then(|| Array::full(stream, T::Computed::of(7.0), &[elements]));
+        let (x, g) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &results));
+        let out = Array::full(stream, T::of(9.0), &filter);
+        let how = (crate::Window::new([2, 2]), 1);
+        conv2d_weight_grad(stream, x.view(), g.view(), how, memory.as_ref().map(Array::view), out.view())
+            .map(|()| out)
+    });
+}
+
+#[test]
+fn gradients_of_filters_in_several_turns() {
+    turns_of::<f32>();
+    turns_of::<bf16>();
+}
+
 #[test]
 fn a_workspace_that_is_too_small_is_refused() {
     let Some(Both { cuda, .. }) = both() else { return };

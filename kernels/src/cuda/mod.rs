@@ -12,6 +12,7 @@ pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
+pub(crate) mod embedding_bag;
 pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod loss;
@@ -77,6 +78,8 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &conv::F32,
         &copy::COPY,
         &elementwise::F32,
+        &embedding_bag::EMBEDDING_BAG,
+        &image::IMAGE,
         &index::INDEX,
         &matmul::MATMUL,
         &normalize::F32,

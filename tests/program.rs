@@ -76,7 +76,7 @@ fn compare(extra: &[&str]) -> String {
 #[test]
 fn compare_writes_every_key_and_the_schedules_agree() {
     let folder = Folder::new("json");
-    for (name, lanes) in [("two-batch", 2), ("mlp", 2), ("two-batch", 3), ("gpt", 2)] {
+    for (name, lanes) in [("two-batch", 2), ("mlp", 2), ("two-batch", 3), ("gpt", 2), ("dlrm", 2)] {
         let path = folder.file("out.json");
         let printed = compare(&[name, "--streams", &lanes.to_string(), "--json", &path]);
         assert!(printed.contains("bit-equal") && printed.contains("diagnosis"), "{printed}");
@@ -180,10 +180,26 @@ fn the_trace_has_a_named_lane_for_each_stream() {
 }
 
 #[test]
+fn compare_runs_stages_and_branches() {
+    let folder = Folder::new("parts");
+    for (name, stream) in
+        [("encoder-decoder", "prepare"), ("augment", "prepare"), ("branches", "second branch")]
+    {
+        let trace = folder.file("trace.json");
+        let small = ["--batch", "1", "--steps", "2", "--warmup", "1", "--trace", &trace];
+        let printed = good(&[&["compare", name][..], &small].concat());
+        assert!(printed.contains("1 batch of 1 rows a step"), "{printed}");
+        assert!(!printed.contains("NOT EQUAL") && printed.contains("bit-equal in 2 steps"), "{printed}");
+        assert!(fs::read_to_string(&trace).unwrap().contains(stream), "{name}: no stream of that name");
+        assert!(bad(&["compare", name, "--streams", "3"]).contains("at most 2"));
+    }
+}
+
+#[test]
 fn bad_arguments_get_one_clear_line() {
     assert!(
-        bad(&["compare", "dlrm"])
-            .contains("not in this version yet: dlrm; there are: two-batch, mlp, cnn, gpt")
+        bad(&["compare", "prefetch"])
+            .contains("not in this version yet: prefetch; there are: two-batch, mlp, cnn, gpt, dlrm, ")
     );
     assert!(bad(&["compare", "two_batch"]).contains("unknown workload \"two_batch\""));
     assert!(bad(&["train", "--workload", "nothing"]).contains("unknown workload"));

@@ -128,6 +128,10 @@ mod tests {
             }
         }
         assert!((0..3).all(|class| data.labels().contains(&class)));
+        // Neighbouring blocks are drawn apart.
+        for next in [2, 16] {
+            assert!(data.labels().chunks_exact(64).any(|labels| labels[0] != labels[next]));
+        }
         // The mean of a class's pixels lies halfway between its colour and 1/2, whatever the image.
         let mean = |rows: std::ops::Range<usize>, class: i64| {
             let pixels = rows.flat_map(|row| {

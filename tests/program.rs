@@ -77,7 +77,8 @@ fn compare(extra: &[&str]) -> String {
 fn compare_writes_every_key_and_the_schedules_agree() {
     let folder = Folder::new("json");
     // A row of gpt is a whole text.
-    for (name, lanes, batch) in [("two-batch", 2, 32), ("mlp", 2, 32), ("two-batch", 3, 32), ("gpt", 2, 1)] {
+    let cases = [("two-batch", 2, 32), ("mlp", 2, 32), ("two-batch", 3, 32), ("gpt", 2, 1), ("dlrm", 2, 32)];
+    for (name, lanes, batch) in cases {
         let path = folder.file("out.json");
         let (streams, rows) = (lanes.to_string(), batch.to_string());
         let args =
@@ -184,10 +185,26 @@ fn the_trace_has_a_named_lane_for_each_stream() {
 }
 
 #[test]
+fn compare_runs_stages_and_branches() {
+    let folder = Folder::new("parts");
+    for (name, stream) in
+        [("encoder-decoder", "prepare"), ("augment", "prepare"), ("branches", "second branch")]
+    {
+        let trace = folder.file("trace.json");
+        let small = ["--batch", "1", "--steps", "2", "--warmup", "1", "--trace", &trace];
+        let printed = good(&[&["compare", name][..], &small].concat());
+        assert!(printed.contains("1 batch of 1 rows a step"), "{printed}");
+        assert!(!printed.contains("NOT EQUAL") && printed.contains("bit-equal in 2 steps"), "{printed}");
+        assert!(fs::read_to_string(&trace).unwrap().contains(stream), "{name}: no stream of that name");
+        assert!(bad(&["compare", name, "--streams", "3"]).contains("at most 2"));
+    }
+}
+
+#[test]
 fn bad_arguments_get_one_clear_line() {
     assert!(
-        bad(&["compare", "dlrm"])
-            .contains("not in this version yet: dlrm; there are: two-batch, mlp, cnn, gpt")
+        bad(&["compare", "prefetch"])
+            .contains("not in this version yet: prefetch; there are: two-batch, mlp, cnn, gpt, dlrm, ")
     );
     assert!(bad(&["compare", "two_batch"]).contains("unknown workload \"two_batch\""));
     assert!(bad(&["train", "--workload", "nothing"]).contains("unknown workload"));

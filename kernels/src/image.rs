@@ -96,8 +96,8 @@ pub fn warp(
     })
 }
 
-/// Blurs each image with a separable filter of its own:
-/// `out[n, c, i, j] = sum_b w[n, b] sum_a w[n, a] x[n, c, i + a - r, j + b - r]` with `r = (k - 1) / 2`; beyond an edge the
+/// Blurs each image with a separable filter of its own, and normalises it: `out = (y - mean) / std` with
+/// `y[n, c, i, j] = sum_b w[n, b] sum_a w[n, a] x[n, c, i + a - r, j + b - r]` and `r = (k - 1) / 2`; beyond an edge the
 /// image is reflected, the edge not repeated.
 ///
 /// Shapes: `x [n, c, h, w]`, `weights [n, k]` with odd `k`, `out` like `x`; F32, contiguous. Asynchronous, ordered by the
@@ -105,7 +105,13 @@ pub fn warp(
 ///
 /// # Errors
 /// As for [`warp`]; [`Error::InvalidArgument`] also if `k` is even, or `r` not below height and width.
-pub fn blur(stream: &Stream, x: View<'_>, weights: View<'_>, out: View<'_>) -> Result<()> {
+pub fn blur(
+    stream: &Stream,
+    x: View<'_>,
+    weights: View<'_>,
+    (mean, std): (f32, f32),
+    out: View<'_>,
+) -> Result<()> {
     const OP: &str = "blur";
     let images = Images::of(OP, &x)?;
     Images::of(OP, &out)?;
@@ -130,12 +136,12 @@ pub fn blur(stream: &Stream, x: View<'_>, weights: View<'_>, out: View<'_>) -> R
     let (x_at, w_at, out_at) = (x.src::<f32>(OP)?, weights.src::<f32>(OP)?, out.dst::<f32>(OP)?);
     let uses = [Use::read(x.buffer), Use::read(weights.buffer), Use::write(out.buffer)];
     if stream.is_cuda() {
-        return cuda::image::blur(stream, &uses, [x, weights, out], images, taps);
+        return cuda::image::blur(stream, &uses, [x, weights, out], images, taps, (mean, std));
     }
     let workers = workers(stream, out.layout.elements(), 2 * taps);
     stream.launch(OP, &uses, move || {
         // SAFETY: shapes and bounds were checked above; the launch orders the accesses.
-        unsafe { cpu::image::blur(&workers, images, x_at, (w_at, taps), out_at) }
+        unsafe { cpu::image::blur(&workers, images, x_at, (w_at, taps), (mean, std), out_at) }
     })
 }
 

@@ -51,6 +51,9 @@ fn outside_is_zero_or_the_edge() {
     }
 }
 
+/// Mean and deviation that leave pixels as they are.
+const PLAIN: (f32, f32) = (0.0, 1.0);
+
 #[test]
 fn blurs_are_sums_over_reflected_images() {
     let dev = cpu(2);
@@ -61,7 +64,7 @@ fn blurs_are_sums_over_reflected_images() {
     let x = Array::new(&s, &pixels, &[2, 3, rows, columns]);
     let w = Array::new(&s, &weights, &[2, taps]);
     let out = Array::full(&s, 0.0_f32, &[2, 3, rows, columns]);
-    blur(&s, x.view(), w.view(), out.view()).unwrap();
+    blur(&s, x.view(), w.view(), PLAIN, out.view()).unwrap();
     let mirror = |at: isize, size: usize| -> usize {
         let size = size as isize;
         (if at < 0 {
@@ -84,6 +87,9 @@ fn blurs_are_sums_over_reflected_images() {
         }
         assert!((f64::from(got) - want).abs() < 1e-5, "pixel {at}: {got} instead of {want}");
     }
+    let blurred = out.to_vec();
+    blur(&s, x.view(), w.view(), (0.25, 3.0), out.view()).unwrap();
+    assert!(out.to_vec().iter().zip(&blurred).all(|(got, pixel)| *got == (pixel - 0.25) / 3.0));
 }
 
 #[test]
@@ -96,7 +102,7 @@ fn bits_do_not_depend_on_threads() {
         let mut all = warped(&s, &x, &maps, Sampling::Nearest, [3, 2, 50, 40]).unwrap();
         all.extend(warped(&s, &x, &maps, Sampling::Bilinear, [3, 2, 80, 90]).unwrap());
         let (w, out) = (Array::new(&s, &values_f32(5, 21), &[3, 7]), Array::full(&s, 0.0, &[3, 2, 61, 67]));
-        blur(&s, x.view(), w.view(), out.view()).unwrap();
+        blur(&s, x.view(), w.view(), PLAIN, out.view()).unwrap();
         all.extend(out.to_vec());
         bits(&all)
     };
@@ -120,7 +126,7 @@ fn wrong_operands() {
     assert!(matches!(error, Err(Error::InvalidArgument { argument: "out", .. })));
     for taps in [2, 7] {
         let (w, out) = (Array::full(&s, 1.0_f32, &[2, taps]), Array::full(&s, 0.0_f32, &[2, 1, 3, 3]));
-        let error = blur(&s, x.view(), w.view(), out.view());
+        let error = blur(&s, x.view(), w.view(), PLAIN, out.view());
         assert!(matches!(error, Err(Error::InvalidArgument { argument: "weights", .. })), "{taps}");
     }
     let wide = Array::full(&s, 1.0_f64, &[2, 1, 3, 3]);

@@ -14,7 +14,7 @@
 //!
 //! On a CUDA device each launcher enqueues a kernel of `cuda/` instead. There, too, results depend on nothing but the
 //! operands' elements; only products by BLAS may round differently for another storage. Integers, random integers,
-//! `uniform`, `dropout`, sums at indices, warps, blurs and optimizer steps are those of the CPU, bit for bit; other results may differ
+//! `uniform`, `dropout`, sums at indices and over bags, warps, blurs and optimizer steps are those of the CPU, bit for bit; other results may differ
 //! from the CPU's in the last bits, as functions and the order of sums are the device's own.
 //!
 //! ```
@@ -33,6 +33,7 @@ mod copy;
 mod cpu;
 mod cuda;
 mod elementwise;
+mod embedding_bag;
 mod image;
 mod index;
 pub mod layout;
@@ -60,6 +61,7 @@ pub use conv::{conv2d, conv2d_input_grad, conv2d_weight_grad, conv2d_workspace};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
 pub use elementwise::{BinaryOp, CompareOp, UnaryOp, binary, compare, logical_not, unary, where_cond};
+pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
 pub use image::{Sampling, blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};

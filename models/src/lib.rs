@@ -23,9 +23,12 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
+mod autoencoder;
+mod branches;
 pub mod checkpoint;
 pub mod compare;
 pub mod data;
+mod dlrm;
 mod gpt;
 pub mod layers;
 mod loss;
@@ -35,7 +38,13 @@ mod random;
 pub mod workloads;
 mod zoo;
 
-pub use data::{Batch, Batches, Digits, InMemory, StepBatches, Text, TextBatch, Windows};
+pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
+pub use branches::Branches;
+pub use data::{
+    Batch, Batches, ClickLog, ClickOptions, Digits, Images, InMemory, Ragged, RaggedBatch, StepBatches, Text,
+    TextBatch, Windows,
+};
+pub use dlrm::{Dlrm, DlrmOptions};
 pub use gpt::{Gpt, GptBlock, GptOptions};
 pub use layers::{
     AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
@@ -49,5 +58,5 @@ pub use optim::{
     Adam, AdamOptions, AdamW, AdamWOptions, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState,
     RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm, clip_grad_value,
 };
-pub use workloads::Workload;
+pub use workloads::{Model, Workload};
 pub use zoo::{digits_mlp, lenet, mlp};

@@ -13,12 +13,12 @@ use super::{Failure, device, positive, report, trace, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to train: two-batch, mlp, cnn or gpt.
+    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment or branches.
     workload: Option<String>,
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]
     device: String,
-    /// Lanes of the concurrent schedule, and batches of a step [default: 2].
+    /// Streams of the concurrent schedule [default: 2]; where they are lanes, also the batches of a step.
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
     streams: Option<usize>,
     /// Rows of one batch [default: the workload's].
@@ -48,10 +48,12 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let default = workloads::ALL.first().map_or("", |first| first.name());
     let workload = workload(args.workload.as_deref().unwrap_or(default))?;
     let defaults = CompareOptions::new(workload, &device(&args.device)?);
+    let steps = args.steps.unwrap_or(defaults.steps);
     let options = CompareOptions {
         streams: args.streams.unwrap_or(defaults.streams),
         batch: args.batch.unwrap_or(defaults.batch),
-        steps: args.steps.unwrap_or(defaults.steps),
+        steps,
+        traced: defaults.traced.min(steps),
         warmup: args.warmup.unwrap_or(defaults.warmup),
         seed: args.seed.unwrap_or(defaults.seed),
         ..defaults
@@ -109,8 +111,15 @@ fn show(found: &Comparison, about: &str, printer: &mut Printer) -> Result<(), Fa
     };
     printer.line(format_args!("{}: {about}", found.workload))?;
     printer.line(format_args!(
-        "device {}{}, {} batches of {} rows a step, {} steps after {} of warm-up, seed {}",
-        found.device, threads, options.streams, options.batch, options.steps, options.warmup, options.seed
+        "device {}{}, {} batch{} of {} rows a step, {} steps after {} of warm-up, seed {}",
+        found.device,
+        threads,
+        found.batches_per_step,
+        if found.batches_per_step == 1 { "" } else { "es" },
+        options.batch,
+        options.steps,
+        options.warmup,
+        options.seed
     ))?;
     printer.empty_line()?;
     for line in figures(found).lines() {

@@ -121,7 +121,7 @@ fn device(name: &str) -> Result<Device, Failure> {
 }
 
 /// Workloads that the design names and this version lacks.
-const PLANNED: &[&str] = &["encoder-decoder", "augment", "prefetch", "branches", "dlrm"];
+const PLANNED: &[&str] = &["prefetch"];
 
 fn workload(name: &str) -> Result<&'static dyn Workload, Failure> {
     workloads::find(name).map_err(|_| {

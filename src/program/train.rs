@@ -6,8 +6,8 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 use streamgrad::checkpoint::{self, Progress};
 use streamgrad::{
-    Batches, ConcurrentBatches, DType, Device, InMemory, Module, Optimizer, StepBatches, Tensor, Workload,
-    workloads,
+    Batches, ConcurrentBatches, DType, Device, InMemory, Model, Optimizer, StepBatches, Tensor, Workload,
+    no_grad, workloads,
 };
 
 use super::output::{Printer, check_replaceable};
@@ -15,7 +15,7 @@ use super::{Failure, device, positive, rate, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to train: two-batch, mlp, cnn or gpt.
+    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment or branches.
     #[arg(long)]
     workload: Option<String>,
     /// Epochs in all, those of a checkpoint included [default: the workload's].
@@ -55,9 +55,8 @@ const MAX_LANES: usize = 256;
 
 /// A training run between two epochs.
 struct Run {
-    workload: &'static dyn Workload,
     device: Device,
-    model: Box<dyn Module>,
+    model: Box<dyn Model>,
     optimizer: Box<dyn Optimizer>,
     lanes: ConcurrentBatches,
     progress: Progress,
@@ -133,7 +132,7 @@ impl Run {
             // The gradients of the lanes are added.
             optimizer.set_learning_rate(lr / lanes as f64)?;
         }
-        let (train, test) = data(args, workload, progress.seed)?;
+        let (train, test) = data(args, workload, progress.seed, &device)?;
         let batch = args.batch.unwrap_or(workload.default_batch());
         let batches = Batches::new(train, batch, progress.seed, &device)?.drop_last(true);
         let steps_per_epoch = (batches.per_epoch() / lanes).max(1) as u64;
@@ -152,7 +151,7 @@ impl Run {
             )));
         }
         let lanes = ConcurrentBatches::new(&device, lanes)?;
-        Ok(Run { workload, device, model, optimizer, lanes, progress, batches, steps_per_epoch, test })
+        Ok(Run { device, model, optimizer, lanes, progress, batches, steps_per_epoch, test })
     }
 
     /// Trains one epoch and returns the mean loss over its batches.
@@ -161,7 +160,9 @@ impl Run {
         let lanes = self.lanes.streams().len();
         let steps = StepBatches::new(self.batches.clone(), lanes, self.progress.step)?;
         for batches in steps.take(self.steps_per_epoch as usize) {
-            let step = self.lanes.step(batches?, |batch| self.workload.loss(&*self.model, &batch))?;
+            let step = self
+                .lanes
+                .step(batches?, |batch| self.model.batch_loss(&no_grad(|| self.model.prepare(batch))?))?;
             self.optimizer.step(&step.gradients)?;
             losses.extend(step.losses);
             bar.inc(1);
@@ -178,7 +179,7 @@ impl Run {
 
     /// How the model does on the held-out data; an error if its loss is not finite.
     fn evaluate(&self) -> Result<workloads::Evaluation, Failure> {
-        let evaluation = self.workload.evaluate(&*self.model, &self.test, &self.device)?;
+        let evaluation = self.model.evaluate(&self.test, &self.device)?;
         self.check_finite("held-out loss", evaluation.loss)?;
         Ok(evaluation)
     }
@@ -196,8 +197,13 @@ impl Run {
 /// The share of rows of a file that is held out.
 const TEST_FRACTION: f64 = 0.2;
 
-fn data(args: &Args, workload: &dyn Workload, seed: u64) -> Result<(InMemory, InMemory), Failure> {
-    let (train, test) = workload.data(seed)?;
+fn data(
+    args: &Args,
+    workload: &dyn Workload,
+    seed: u64,
+    device: &Device,
+) -> Result<(InMemory, InMemory), Failure> {
+    let (train, test) = workload.data(seed, device)?;
     let Some(path) = &args.data else { return Ok((train, test)) };
     let data = InMemory::read_csv(path, train.classes(), args.scale as f32)?;
     if data.features() != train.features() {

@@ -49,10 +49,18 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::warp`]; `InvalidArgument` also if `k` is even, or half of it not below height and width.
     pub fn blur(&self, weights: &Tensor) -> Result<Tensor> {
+        self.blur_normalized(weights, 0.0, 1.0)
+    }
+
+    /// `(y - mean) / std` of the blurred images `y`, in one command.
+    ///
+    /// # Errors
+    /// As [`Tensor::blur`].
+    pub fn blur_normalized(&self, weights: &Tensor, mean: f64, std: f64) -> Result<Tensor> {
         same_device("blur", self, weights)?;
         let (x, weights) = (self.contiguous()?, weights.contiguous()?);
         Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype(), |stream, out| {
-            kernels::blur(stream, x.view(), weights.view(), out)
+            kernels::blur(stream, x.view(), weights.view(), (mean as f32, std as f32), out)
         })
     }
 }

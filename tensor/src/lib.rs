@@ -32,6 +32,7 @@ mod conv;
 mod create;
 mod display;
 mod elementwise;
+mod embedding_bag;
 mod explore;
 mod image;
 mod index;
@@ -57,6 +58,7 @@ pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
 pub use conv::ConvOptions;
 pub use device::{DType, Device, Element, Error, Result, Stream, bf16, f16};
+pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
     AdamStep, BinaryOp, CompareOp, Layout, LionStep, NormRows, RandomKey, RmsPropStep, Rule, Sampling,

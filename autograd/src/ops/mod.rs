@@ -26,6 +26,7 @@ mod cumsum;
 mod div;
 mod dropout;
 mod embedding;
+mod embedding_bag;
 mod exp;
 mod expand;
 mod gather;
@@ -80,7 +81,7 @@ use tensor::{Device, Result, Tensor};
 
 pub use attention::AttentionOptions;
 pub use cross_entropy::CrossEntropy;
-pub use embedding::{BagMode, BagOptions};
+pub use embedding_bag::{BagMode, BagOptions};
 pub use pad::PadMode;
 pub use reduction::Reduction;
 pub use rotary_embedding::{RotaryPairs, rotary_angles};
@@ -136,7 +137,7 @@ pub static ALL: &[OpEntry] = &[
     op("div_scalar", div::scalar_samples),
     op("dropout", dropout::samples),
     op("embedding", embedding::samples),
-    op("embedding_bag", embedding::bag_samples),
+    op("embedding_bag", embedding_bag::samples),
     op("erf", activations::erf_samples),
     op("exp", exp::samples),
     op("expand", expand::samples),

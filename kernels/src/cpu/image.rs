@@ -78,6 +78,7 @@ pub(crate) unsafe fn blur(
     images: Images,
     x: Src<f32>,
     (weights, taps): (Src<f32>, usize),
+    (mean, std): (f32, f32),
     out: Dst<f32>,
 ) {
     let Images { channels, rows, columns, .. } = images;
@@ -113,6 +114,9 @@ pub(crate) unsafe fn blur(
                     0 => line.for_each(|(sum, &value)| *sum = w * value),
                     _ => line.for_each(|(sum, &value)| *sum += w * value),
                 }
+            }
+            if (mean, std) != (0.0, 1.0) {
+                out.iter_mut().for_each(|pixel| *pixel = (*pixel - mean) / std);
             }
         }
     });

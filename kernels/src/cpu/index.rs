@@ -26,7 +26,7 @@ pub(crate) struct Rows {
 /// # Panics
 /// If it is not in `0..size`. The panic becomes the device's error.
 #[inline(always)]
-fn checked(op: &str, index: i64, size: usize) -> isize {
+pub(super) fn checked(op: &str, index: i64, size: usize) -> isize {
     assert!(
         index >= 0 && (index as u64) < size as u64,
         "{op}: index {index} is out of range for size {size}"

@@ -7,6 +7,7 @@ pub(crate) mod conv;
 pub(crate) mod copy;
 mod depthwise;
 pub(crate) mod elementwise;
+pub(crate) mod embedding_bag;
 pub(crate) mod fold;
 pub(crate) mod half;
 pub(crate) mod image;

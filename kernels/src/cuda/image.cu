@@ -65,7 +65,7 @@ __device__ inline u32 reflected(int at, u32 size) {
 }
 
 extern "C" __global__ void blur(const f32* x, const f32* weights, f32* out, const __grid_constant__ Images images,
-                                u32 taps) {
+                                u32 taps, f32 mean, f32 std) {
     u32 all = images.samples * images.channels * images.rows * images.columns;
     int reach = (int)taps / 2;
     for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < all; at += gridDim.x * blockDim.x) {
@@ -84,6 +84,6 @@ extern "C" __global__ void blur(const f32* x, const f32* weights, f32* out, cons
             f32 term = mul_rounded(w[b], line);
             sum = b == 0 ? term : add_rounded(sum, term);
         }
-        out[at] = sum;
+        out[at] = add_rounded(sum, -mean) / std;
     }
 }

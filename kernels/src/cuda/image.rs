@@ -49,8 +49,11 @@ pub(crate) fn blur(
     operands: [View<'_>; 3],
     images: Images,
     taps: usize,
+    (mean, std): (f32, f32),
 ) -> Result<()> {
-    launch(stream, "blur", "blur", uses, operands, &[Sizes::of(images).arg(), Arg::U32(taps as u32)])
+    let images = Sizes::of(images);
+    let numbers = [images.arg(), Arg::U32(taps as u32), Arg::F32(mean), Arg::F32(std)];
+    launch(stream, "blur", "blur", uses, operands, &numbers)
 }
 
 fn launch(

@@ -16,6 +16,7 @@ pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
+pub(crate) mod embedding_bag;
 pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod loss;
@@ -127,6 +128,8 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &conv::F32,
         &copy::COPY,
         &elementwise::F32,
+        &embedding_bag::EMBEDDING_BAG,
+        &image::IMAGE,
         &index::F32,
         &index::GATHER,
         &matmul::F32,

@@ -3,6 +3,7 @@
 
 mod attention;
 mod elementwise;
+mod embedding_bag;
 mod image;
 mod index;
 mod matmul;

@@ -1,8 +1,9 @@
 //! The same training on one stream and on several, side by side: times, equality, and why it is not faster.
 //!
 //! [`compare`] trains two copies of a [`Workload`] from the same first values over the same batches. The *serial* one
-//! runs the batches of a step one after the other on the default stream and may use all threads for each kernel; the
-//! *concurrent* one runs each batch on a lane of its own. Both merge the gradients in batch order and take one
+//! runs everything in order on the default stream and may use all threads for each kernel; the *concurrent* one runs at
+//! once what the workload says ([`Overlap`]): the batches of a step on a lane each, two branches of one batch, or the
+//! preparation of a batch beside the training on the one before. Both merge the gradients in batch order and take one
 //! optimizer step, so losses and parameters must be equal bit for bit.
 //!
 //! Steps are timed untraced, in alternating blocks; a short traced phase afterwards says where the time goes. A third
@@ -23,6 +24,7 @@ pub use profile::{LaneProfile, OpProfile, Profile};
 pub use quantiles::Quantiles;
 
 use crate::Workload;
+use crate::workloads::Overlap;
 use facts::Facts;
 use runner::Runner;
 
@@ -32,7 +34,7 @@ pub struct CompareOptions {
     /// The device. On a CPU each schedule gets a device of its own of the same make, so that their statistics do not
     /// mix.
     pub device: Device,
-    /// Lanes of the concurrent schedule, and batches of a step in both.
+    /// Streams of the concurrent schedule; for [`Overlap::Batches`] also the batches of a step in both, else 1 or 2.
     pub streams: usize,
     /// Rows of one batch.
     pub batch: usize,
@@ -66,7 +68,7 @@ impl CompareOptions {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, workload: &dyn Workload) -> Result<()> {
         let counts = [
             ("streams", self.streams),
             ("batch", self.batch),
@@ -84,6 +86,9 @@ impl CompareOptions {
         if self.streams > MAX_STREAMS {
             return invalid("streams", "at most 256", self.streams);
         }
+        if workload.overlap() != Overlap::Batches && self.streams > 2 {
+            return invalid("streams", "at most 2 for a workload of two parts", self.streams);
+        }
         Ok(())
     }
 }
@@ -100,6 +105,8 @@ pub struct Comparison {
     pub threads: usize,
     /// What was asked for.
     pub options: CompareOptions,
+    /// Batches of a step.
+    pub batches_per_step: usize,
     /// The serial schedule.
     pub serial: ScheduleReport,
     /// The concurrent schedule.
@@ -198,8 +205,8 @@ pub fn compare(
     options: &CompareOptions,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Comparison> {
-    options.check()?;
-    let (train, test) = workload.data(options.seed)?;
+    options.check(workload)?;
+    let (train, test) = workload.data(options.seed, &options.device)?;
     let threads = options.device.threads();
     let runner =
         |lanes, threads| Runner::new(workload, &train, options, lanes, options.device.sibling(threads)?);
@@ -242,7 +249,12 @@ pub fn compare(
         Quantiles::of(serial.block_medians().zip(concurrent.block_medians()).map(|(s, c)| s / c));
     let alone = alone.profile();
     let (serial, concurrent) = (serial.report("serial"), concurrent.report("concurrent"));
-    let facts = Facts::new(&serial, &concurrent, &alone, options.device.runs_on_host().then_some(threads));
+    let mut facts =
+        Facts::new(&serial, &concurrent, &alone, options.device.runs_on_host().then_some(threads));
+    if workload.overlap() == Overlap::Branches {
+        // What comes before and behind the branches is the default stream's.
+        facts.intruders.clear();
+    }
     let mut diagnosis = Vec::new();
     let differences = [("loss", &loss_difference), ("parameter", &parameter_difference)];
     diagnosis.extend(differences.iter().filter_map(|(what, found)| {
@@ -256,6 +268,7 @@ pub fn compare(
         device: options.device.name(),
         threads,
         options: options.clone(),
+        batches_per_step: workload.overlap().batches(options.streams),
         speedup: serial_ms / concurrent_ms,
         speedup_spread,
         bound_ms: facts.bound_ms,

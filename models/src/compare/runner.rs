@@ -2,22 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use allocator::DeviceMemory;
-use autograd::{ConcurrentBatches, Step};
-use device::{DType, Device, Error, Recording, Result, StreamId, SyncStats};
+use allocator::{DeviceMemory, MemoryStats};
+use autograd::{ConcurrentBatches, Gradients, Step, no_grad};
+use device::{
+    DType, Device, Error, Placement, Recording, Result, Stream, StreamId, StreamOptions, SyncStats,
+};
 use tensor::Tensor;
 
 use super::profile::Profile;
 use super::quantiles::{Quantiles, median};
 use super::{CompareOptions, ScheduleReport};
-use crate::workloads::Evaluation;
-use crate::{Batches, InMemory, Module, Optimizer, StepBatches, Workload};
+use crate::workloads::{Evaluation, Model, Overlap};
+use crate::{Batch, Batches, InMemory, Optimizer, StepBatches, Workload};
 
-pub(super) struct Runner<'a> {
-    workload: &'a dyn Workload,
+pub(super) struct Runner {
     device: Device,
-    lanes: ConcurrentBatches,
-    model: Box<dyn Module>,
+    schedule: Schedule,
+    /// What runs at once, with a name each.
+    streams: Vec<(Stream, String)>,
+    model: Box<dyn Model>,
     optimizer: Box<dyn Optimizer>,
     batches: StepBatches,
     /// The loss of every batch so far.
@@ -32,7 +35,107 @@ pub(super) struct Runner<'a> {
     /// What the measured steps added up to.
     counts: SyncStats,
     driver_allocations: u64,
+    /// At the end of the measured steps: an evaluation may take more.
+    memory: MemoryStats,
     recordings: Vec<Recording>,
+}
+
+/// How a step's batches run.
+enum Schedule {
+    /// Forward and backward pass of each on a lane; the only lane of the serial schedule is the default stream.
+    Lanes(ConcurrentBatches),
+    /// The next step's batches are prepared while this step's train.
+    Stages(Box<Stages>),
+}
+
+struct Stages {
+    prepare: Stream,
+    train: Stream,
+    ahead: Option<Vec<Batch>>,
+}
+
+/// A stream that has a share of the device's threads.
+fn stream(device: &Device, streams: usize, placement: Placement) -> Result<Stream> {
+    let threads = Some((device.threads() / streams).max(1));
+    device.new_stream_with(StreamOptions { placement, threads, ..StreamOptions::default() })
+}
+
+impl Schedule {
+    /// The schedule of a workload on so many streams, the model for it, and its streams. One stream is the serial schedule.
+    #[expect(clippy::type_complexity, reason = "the parts of a runner")]
+    fn new(
+        workload: &dyn Workload,
+        seed: u64,
+        streams: usize,
+        device: &Device,
+    ) -> Result<(Schedule, Box<dyn Model>, Vec<(Stream, String)>)> {
+        let overlap = if streams == 1 { Overlap::Batches } else { workload.overlap() };
+        let share = |placement| stream(device, streams, placement);
+        match overlap {
+            Overlap::Batches => {
+                let lanes = ConcurrentBatches::new(device, streams)?;
+                let named = lanes.streams().iter().enumerate();
+                let named = named.map(|(lane, stream)| (stream.clone(), format!("lane {lane}"))).collect();
+                Ok((Schedule::Lanes(lanes), workload.model(seed, device)?, named))
+            }
+            Overlap::Branches => {
+                // Each has a worker: the host launches one while the other runs.
+                let streams = [share(Placement::Worker)?, share(Placement::Worker)?];
+                let named = streams.iter().zip(["first branch", "second branch"]);
+                let named = named.map(|(stream, name)| (stream.clone(), name.to_owned())).collect();
+                let model = workload.branched(seed, device, streams)?;
+                Ok((Schedule::Lanes(ConcurrentBatches::new(device, 1)?), model, named))
+            }
+            Overlap::Stages => {
+                // The host drives the part that trains, and a worker the one that prepares.
+                let (prepare, train) = (share(Placement::Worker)?, share(Placement::Caller)?);
+                [&prepare, &train].into_iter().try_for_each(tensor::preload)?;
+                let named =
+                    vec![(prepare.clone(), "prepare".to_owned()), (train.clone(), "train".to_owned())];
+                let stages = Stages { prepare, train, ahead: None };
+                Ok((Schedule::Stages(Box::new(stages)), workload.model(seed, device)?, named))
+            }
+        }
+    }
+
+    /// Losses of a step's batches, and their gradients' sum, with one optimizer step; of the batches before if these are
+    /// prepared ahead.
+    fn step(
+        &mut self,
+        model: &dyn Model,
+        optimizer: &mut dyn Optimizer,
+        batches: Vec<Batch>,
+    ) -> Result<Vec<Tensor>> {
+        let prepare = |batch| no_grad(|| model.prepare(batch));
+        match self {
+            Schedule::Lanes(lanes) => {
+                let Step { losses, gradients, .. } =
+                    lanes.step(batches, |batch| model.batch_loss(&prepare(batch)?))?;
+                optimizer.step(&gradients)?;
+                Ok(losses)
+            }
+            Schedule::Stages(stages) => {
+                let ahead = |batches: Vec<Batch>| -> Result<Vec<Batch>> {
+                    stages.prepare.scope(|| batches.into_iter().map(prepare).collect())
+                };
+                let next = ahead(batches)?;
+                let Some(now) = stages.ahead.replace(next) else { return Ok(Vec::new()) };
+                stages.train.scope(|| {
+                    let (mut losses, mut gradients) = (Vec::new(), None::<Gradients>);
+                    for batch in &now {
+                        let loss = model.batch_loss(batch)?;
+                        losses.push(loss.value().clone());
+                        match &mut gradients {
+                            Some(sum) => sum.merge(loss.backward()?)?,
+                            None => gradients = Some(loss.backward()?),
+                        }
+                    }
+                    optimizer.step(&gradients.unwrap_or_default())?;
+                    Ok(losses)
+                })
+            }
+        }
+    }
 }
 
 /// What a step took.
@@ -52,22 +155,23 @@ fn ms(time: Duration) -> f64 {
 const SETTLED_BLOCK: usize = 8;
 const SETTLE: usize = 2;
 
-impl<'a> Runner<'a> {
+impl Runner {
     pub(super) fn new(
-        workload: &'a dyn Workload,
+        workload: &dyn Workload,
         train: &InMemory,
         options: &CompareOptions,
-        lanes: usize,
+        streams: usize,
         device: Device,
-    ) -> Result<Runner<'a>> {
+    ) -> Result<Runner> {
         let batches = Batches::new(train.clone(), options.batch, options.seed, &device)?.drop_last(true);
-        let model = workload.model(options.seed, &device)?;
-        Ok(Runner {
-            workload,
-            lanes: ConcurrentBatches::new(&device, lanes)?,
-            optimizer: workload.optimizer(model.parameters(), options.streams)?,
+        let (schedule, model, streams) = Schedule::new(workload, options.seed, streams, &device)?;
+        let per_step = workload.overlap().batches(options.streams);
+        let mut runner = Runner {
+            optimizer: workload.optimizer(model.parameters(), per_step)?,
+            schedule,
+            streams,
             model,
-            batches: StepBatches::new(batches, options.streams, 0)?,
+            batches: StepBatches::new(batches, per_step, 0)?,
             device,
             losses: Vec::new(),
             warm: 0,
@@ -76,8 +180,14 @@ impl<'a> Runner<'a> {
             launch_ms: Vec::new(),
             counts: SyncStats::default(),
             driver_allocations: 0,
+            memory: MemoryStats::default(),
             recordings: Vec::new(),
-        })
+        };
+        if matches!(runner.schedule, Schedule::Stages(_)) {
+            // Every step has batches ready, the first one too.
+            runner.step(false)?;
+        }
+        Ok(runner)
     }
 
     /// One step, timed and counted from the first launch to the end of the last command. Batches are made before
@@ -89,12 +199,8 @@ impl<'a> Runner<'a> {
         if traced {
             self.device.start_recording();
         }
-        let (workload, model) = (self.workload, &*self.model);
         let start = Instant::now();
-        let Step { losses, gradients, .. } =
-            self.lanes.step(batches, |batch| workload.loss(model, &batch))?;
-        self.optimizer.step(&gradients)?;
-        drop(gradients);
+        let losses = self.schedule.step(&*self.model, &mut *self.optimizer, batches)?;
         let launched = start.elapsed();
         self.device.synchronize()?;
         let took = start.elapsed();
@@ -124,7 +230,8 @@ impl<'a> Runner<'a> {
     /// The measured steps are over.
     pub(super) fn end(&mut self) {
         self.measured = self.losses.len() - self.warm;
-        self.driver_allocations = self.device.memory_stats().driver_allocations - self.driver_allocations;
+        self.memory = self.device.memory_stats();
+        self.driver_allocations = self.memory.driver_allocations - self.driver_allocations;
     }
 
     pub(super) fn measure(&mut self, steps: usize) -> Result<()> {
@@ -165,7 +272,7 @@ impl<'a> Runner<'a> {
         self.times_ms.iter().map(|times| median(times.iter().copied()))
     }
 
-    pub(super) fn first_difference_in_losses(&self, other: &Runner<'_>) -> Option<String> {
+    pub(super) fn first_difference_in_losses(&self, other: &Runner) -> Option<String> {
         let lanes = self.batches.lanes();
         if self.losses.len() != other.losses.len() {
             return Some(format!("{} against {} of them", self.losses.len(), other.losses.len()));
@@ -180,8 +287,8 @@ impl<'a> Runner<'a> {
     }
 
     /// Parameters and buffers.
-    pub(super) fn first_difference_in_parameters(&self, other: &Runner<'_>) -> Result<Option<String>> {
-        let state = |runner: &Runner<'_>| -> Vec<(String, Tensor)> {
+    pub(super) fn first_difference_in_parameters(&self, other: &Runner) -> Result<Option<String>> {
+        let state = |runner: &Runner| -> Vec<(String, Tensor)> {
             let named = runner.model.named_parameters().into_iter();
             let parameters = named.map(|(name, parameter)| (name, parameter.value().clone()));
             parameters.chain(runner.model.named_buffers()).collect()
@@ -201,11 +308,11 @@ impl<'a> Runner<'a> {
     }
 
     pub(super) fn evaluate(&self, test: &InMemory) -> Result<Evaluation> {
-        self.workload.evaluate(&*self.model, test, &self.device)
+        self.model.evaluate(test, &self.device)
     }
 
     pub(super) fn profile(&self) -> Profile {
-        let lanes: Vec<StreamId> = self.lanes.streams().iter().map(device::Stream::id).collect();
+        let lanes: Vec<StreamId> = self.streams.iter().map(|(stream, _)| stream.id()).collect();
         Profile::of(&self.recordings, &lanes)
     }
 
@@ -213,10 +320,9 @@ impl<'a> Runner<'a> {
         let lanes = self.batches.lanes();
         let steps = (self.measured / lanes).max(1) as f64;
         let per_step = |count: u64| count as f64 / steps;
-        let memory = self.device.memory_stats();
         ScheduleReport {
             name,
-            streams: self.lanes.streams().len(),
+            streams: self.streams.len(),
             step_ms: Quantiles::of(self.times_ms.iter().flatten().copied()),
             launch_ms: median(self.launch_ms.iter().copied()),
             profile: self.profile(),
@@ -225,8 +331,8 @@ impl<'a> Runner<'a> {
             waits_elided_per_step: per_step(self.counts.waits_elided),
             events_per_step: per_step(self.counts.events_recorded),
             host_syncs_per_step: per_step(self.counts.host_syncs),
-            peak_allocated_bytes: memory.peak_allocated_bytes,
-            peak_reserved_bytes: memory.peak_reserved_bytes,
+            peak_allocated_bytes: self.memory.peak_allocated_bytes,
+            peak_reserved_bytes: self.memory.peak_reserved_bytes,
             driver_allocations: self.driver_allocations,
             losses: self.losses[self.warm..self.warm + self.measured]
                 .chunks(lanes)
@@ -239,8 +345,8 @@ impl<'a> Runner<'a> {
 
     fn streams_by_name(&self) -> Vec<(StreamId, String)> {
         let default = self.device.default_stream().id();
-        let lanes = self.lanes.streams().iter().map(device::Stream::id).filter(|&id| id != default);
-        let named = lanes.enumerate().map(|(lane, id)| (id, format!("lane {lane}")));
+        let named = self.streams.iter().map(|(stream, name)| (stream.id(), name.clone()));
+        let named = named.filter(|&(id, _)| id != default);
         std::iter::once((default, "default stream".to_owned())).chain(named).collect()
     }
 }

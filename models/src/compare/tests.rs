@@ -135,7 +135,9 @@ fn quick(name: &str, streams: usize) -> Comparison {
 
 #[test]
 fn lanes_give_what_the_serial_schedule_gives() {
-    for (name, streams) in [("two-batch", 1), ("two-batch", 2), ("two-batch", 3), ("mlp", 2), ("gpt", 2)] {
+    for (name, streams) in
+        [("two-batch", 1), ("two-batch", 2), ("two-batch", 3), ("mlp", 2), ("gpt", 2), ("dlrm", 2)]
+    {
         let found = quick(name, streams);
         assert!(
             found.identical_losses && found.identical_parameters,
@@ -150,6 +152,73 @@ fn lanes_give_what_the_serial_schedule_gives() {
         assert!(found.concurrent.profile.lanes.iter().all(|lane| lane.commands > 5.0));
         assert!(found.speedup > 0.0 && found.bound_ms > 0.0);
         assert_eq!(found.diagnosis.last().map(|finding| finding.code), Some("limit"));
+    }
+}
+
+/// Steps of two parts that do not need each other, on small data.
+struct Small(&'static dyn Workload);
+
+impl Workload for Small {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+    fn about(&self) -> &'static str {
+        self.0.about()
+    }
+    fn default_batch(&self) -> usize {
+        2
+    }
+    fn default_epochs(&self) -> u64 {
+        1
+    }
+    fn overlap(&self) -> Overlap {
+        self.0.overlap()
+    }
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn workloads::Model>> {
+        self.0.model(seed, device)
+    }
+    fn branched(
+        &self,
+        seed: u64,
+        device: &Device,
+        streams: [device::Stream; 2],
+    ) -> Result<Box<dyn workloads::Model>> {
+        self.0.branched(seed, device, streams)
+    }
+    fn data(&self, seed: u64, device: &Device) -> Result<(crate::InMemory, crate::InMemory)> {
+        let (train, _) = self.0.data(seed, device)?;
+        Ok((train.select(&[0, 1, 2, 3, 4, 5])?, train.select(&[6])?))
+    }
+    fn optimizer(&self, parameters: Vec<autograd::Var>, lanes: usize) -> Result<Box<dyn crate::Optimizer>> {
+        self.0.optimizer(parameters, lanes)
+    }
+}
+
+#[test]
+fn stages_and_branches_give_what_the_serial_schedule_gives() {
+    for (name, streams, names) in [
+        ("encoder-decoder", 2, ["prepare", "train"]),
+        ("augment", 2, ["prepare", "train"]),
+        ("branches", 2, ["first branch", "second branch"]),
+    ] {
+        let workload = Small(workloads::find(name).unwrap());
+        let cpu = Device::cpu_with(device::CpuConfig { threads: Some(2), ..Default::default() });
+        let options = CompareOptions::new(&workload, &cpu);
+        let options = CompareOptions { streams, batch: 2, steps: 4, warmup: 1, traced: 2, ..options };
+        let found = compare(&workload, &options, |_, _| ()).unwrap();
+        assert!(found.identical_losses && found.identical_parameters, "{name}: {:?}", found.diagnosis);
+        assert_eq!((found.batches_per_step, found.concurrent.losses.len()), (1, 4));
+        assert_eq!(found.serial.losses, found.concurrent.losses);
+        let named = &found.concurrent.streams_by_name;
+        assert_eq!(named.iter().skip(1).map(|(_, name)| name.as_str()).collect::<Vec<_>>(), names);
+        // Both streams have work, at least once at the same time.
+        let lanes = &found.concurrent.profile.lanes;
+        assert!(lanes.len() == 2 && lanes.iter().all(|lane| lane.commands >= 3.0), "{name}: {lanes:?}");
+        assert!(found.concurrent.profile.overlap > 0.0, "{name}");
+        assert_eq!(found.serial.profile.overlap, 0.0, "{name}");
+        let three = CompareOptions { streams: 3, ..options.clone() };
+        let error = compare(&workload, &three, |_, _| ()).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { argument: "streams", .. }), "{error}");
     }
 }
 

@@ -70,7 +70,8 @@ impl Augment {
         let sigmas: Vec<f64> = draws.iter().map(|draw| narrow + draw[3] * (wide - narrow)).collect();
         let images = crop(&images.to_dtype(DType::F32)?, &corners, self.crop)?;
         let images = rotate(&resize(&images, self.size)?, &angles)?;
-        normalize(&gaussian_blur(&images, self.taps, &sigmas)?, self.mean, self.std)
+        normalizable(self.mean, self.std)?;
+        images.blur_normalized(&gaussians(&images, self.taps, &sigmas)?, self.mean, self.std)
     }
 }
 
@@ -130,6 +131,11 @@ pub fn rotate(images: &Tensor, degrees: &[f64]) -> Result<Tensor> {
 /// # Errors
 /// `InvalidArgument` unless there is a positive width for each image, and the taps are odd and fit in the image.
 pub fn gaussian_blur(images: &Tensor, taps: usize, sigmas: &[f64]) -> Result<Tensor> {
+    images.blur(&gaussians(images, taps, sigmas)?)
+}
+
+/// The weights of a Gaussian for each image, `[n, taps]`, which add up to 1.
+fn gaussians(images: &Tensor, taps: usize, sigmas: &[f64]) -> Result<Tensor> {
     finite("gaussian_blur", "sigmas", sigmas, |sigma| sigma > 0.0)?;
     let mut weights = Vec::with_capacity(sigmas.len() * taps);
     for sigma in sigmas {
@@ -138,17 +144,24 @@ pub fn gaussian_blur(images: &Tensor, taps: usize, sigmas: &[f64]) -> Result<Ten
         let sum: f64 = heights.iter().sum();
         weights.extend(heights.iter().map(|height| (height / sum) as f32));
     }
-    images.blur(&Tensor::from_slice(&weights, &[sigmas.len(), taps], images.device())?)
+    Tensor::from_slice(&weights, &[sigmas.len(), taps], images.device())
 }
 
-/// `(images - mean) / std`.
+/// `(images - mean) / std`, for images in F32.
 ///
 /// # Errors
 /// `InvalidArgument` unless `mean` is finite and `std` finite and not 0.
 pub fn normalize(images: &Tensor, mean: f64, std: f64) -> Result<Tensor> {
+    normalizable(mean, std)?;
+    sides("normalize", images)?;
+    // A blur of one tap leaves the images as they are.
+    let ones = Tensor::ones(&[images.shape()[0], 1], DType::F32, images.device())?;
+    images.blur_normalized(&ones, mean, std)
+}
+
+fn normalizable(mean: f64, std: f64) -> Result<()> {
     finite("normalize", "mean", &[mean], |_| true)?;
-    finite("normalize", "std", &[std], |std| std != 0.0)?;
-    images.add_scalar(-mean)?.mul_scalar(1.0 / std)
+    finite("normalize", "std", &[std], |std| std != 0.0)
 }
 
 fn warp(

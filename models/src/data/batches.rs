@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{Device, Error, Result};
 use tensor::{Generator, Tensor};
 
-use super::InMemory;
+use super::{InMemory, RaggedBatch};
 use crate::random;
 
 /// Some rows on a device, with the key of the random numbers that belong to them.
@@ -12,8 +12,10 @@ use crate::random;
 pub struct Batch {
     /// The rows' values, `[b, features]`, F32.
     pub inputs: Tensor,
-    /// The rows' classes, `[b]`, I64.
+    /// The rows' classes, `[b]`, or `[b, n]` where a row has several, I64.
     pub labels: Tensor,
+    /// The rows' categorical features.
+    pub bags: Vec<RaggedBatch>,
     /// What random ops on this batch are keyed by: a mix of seed, epoch and position.
     pub key: u64,
 }
@@ -21,7 +23,7 @@ pub struct Batch {
 impl Batch {
     /// The number of rows.
     pub fn len(&self) -> usize {
-        self.labels.elements()
+        self.labels.shape().first().copied().unwrap_or(0)
     }
 
     /// Whether there are no rows; never so for a batch that [`Batches`] made.
@@ -127,12 +129,7 @@ impl Batches {
     fn batch(&self, order: &[usize], epoch: u64, index: usize) -> Result<Batch> {
         let start = (index * self.batch_size).min(order.len());
         let rows = &order[start..(start + self.batch_size).min(order.len())];
-        let (inputs, labels) = self.data.gather(rows)?;
-        Ok(Batch {
-            inputs: Tensor::from_slice(&inputs, &[rows.len(), self.data.features()], &self.device)?,
-            labels: Tensor::from_slice(&labels, &[rows.len()], &self.device)?,
-            key: random::mix(&[self.seed, epoch, index as u64]),
-        })
+        self.data.batch(rows, random::mix(&[self.seed, epoch, index as u64]), &self.device)
     }
 }
 

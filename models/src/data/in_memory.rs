@@ -6,7 +6,7 @@ use std::sync::Arc;
 use device::{Device, Error, Result};
 use tensor::Tensor;
 
-use super::{Batch, csv};
+use super::{Batch, Ragged, csv};
 use crate::random;
 
 /// Rows of features, each with the number of its class; cheap to clone.
@@ -27,7 +27,9 @@ pub struct InMemory {
     inputs: Arc<[f32]>,
     features: usize,
     labels: Arc<[i64]>,
+    labels_per_row: usize,
     classes: usize,
+    bags: Arc<[Ragged]>,
 }
 
 impl InMemory {
@@ -55,22 +57,59 @@ impl InMemory {
         labels: Vec<i64>,
         classes: usize,
     ) -> Result<Self> {
-        for (argument, count) in [("rows", labels.len()), ("features", features), ("classes", classes)] {
+        Self::with_labels(inputs, features, labels, 1, classes)
+    }
+
+    /// As [`with_non_finite`](InMemory::with_non_finite), with `labels_per_row` labels for each row, such as one a pixel.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_labels(
+        inputs: Vec<f32>,
+        features: usize,
+        labels: Vec<i64>,
+        labels_per_row: usize,
+        classes: usize,
+    ) -> Result<Self> {
+        let counts = [
+            ("rows", labels.len()),
+            ("features", features),
+            ("labels_per_row", labels_per_row),
+            ("classes", classes),
+        ];
+        for (argument, count) in counts {
             if count == 0 {
                 return Err(invalid(argument, "at least 1", "0".into()));
             }
         }
-        if Some(inputs.len()) != labels.len().checked_mul(features) {
+        let rows = labels.len() / labels_per_row;
+        if !labels.len().is_multiple_of(labels_per_row) || Some(inputs.len()) != rows.checked_mul(features) {
             return Err(Error::ShapeMismatch {
                 op: "data set",
-                lhs: [labels.len(), features].into(),
+                lhs: [rows, features].into(),
                 rhs: [inputs.len()].into(),
             });
         }
         if let Some(&index) = labels.iter().find(|&&l| usize::try_from(l).map_or(true, |l| l >= classes)) {
             return Err(Error::IndexOutOfRange { op: "data set: labels", index, size: classes });
         }
-        Ok(InMemory { inputs: inputs.into(), features, labels: labels.into(), classes })
+        let (inputs, labels) = (inputs.into(), labels.into());
+        Ok(InMemory { inputs, features, labels, labels_per_row, classes, bags: Arc::new([]) })
+    }
+
+    /// The same rows with categorical features beside their values.
+    ///
+    /// # Errors
+    /// `ShapeMismatch` if one has another number of rows.
+    pub fn with_bags(self, bags: Vec<Ragged>) -> Result<Self> {
+        match bags.iter().find(|bags| bags.len() != self.len()) {
+            Some(bags) => Err(Error::ShapeMismatch {
+                op: "data set: bags",
+                lhs: [self.len()].into(),
+                rhs: [bags.len()].into(),
+            }),
+            None => Ok(InMemory { bags: bags.into(), ..self }),
+        }
     }
 
     /// Reads a file of comma-separated numbers, one row a line, the class last; values are multiplied by
@@ -88,7 +127,7 @@ impl InMemory {
 
     /// The number of rows; never 0.
     pub fn len(&self) -> usize {
-        self.labels.len()
+        self.labels.len() / self.labels_per_row
     }
 
     /// Whether there are no rows: never, by construction.
@@ -111,7 +150,12 @@ impl InMemory {
         self.inputs.chunks_exact(self.features).nth(index)
     }
 
-    /// Every row's class.
+    /// The categorical features.
+    pub fn bags(&self) -> &[Ragged] {
+        &self.bags
+    }
+
+    /// Every row's class, or classes one row after the other.
     pub fn labels(&self) -> &[i64] {
         &self.labels
     }
@@ -122,7 +166,8 @@ impl InMemory {
     /// `IndexOutOfRange` for a row that is not there; `InvalidArgument` for no rows.
     pub fn select(&self, indices: &[usize]) -> Result<Self> {
         let (inputs, labels) = self.gather(indices)?;
-        Self::with_non_finite(inputs, self.features, labels, self.classes)
+        let bags = self.bags.iter().map(|bags| bags.select(indices)).collect::<Result<_>>()?;
+        Self::with_labels(inputs, self.features, labels, self.labels_per_row, self.classes)?.with_bags(bags)
     }
 
     /// Splits into a training and a test set; which row goes where depends on `seed` alone.
@@ -149,21 +194,34 @@ impl InMemory {
     /// # Errors
     /// `OutOfMemory`.
     pub fn tensors(&self, device: &Device) -> Result<Batch> {
-        let inputs = Tensor::from_slice(&self.inputs, &[self.len(), self.features], device)?;
-        Ok(Batch { inputs, labels: Tensor::from_slice(&self.labels, &[self.len()], device)?, key: 0 })
+        self.batch(&(0..self.len()).collect::<Vec<_>>(), 0, device)
+    }
+
+    /// The rows at `indices` as a batch.
+    pub(crate) fn batch(&self, indices: &[usize], key: u64, device: &Device) -> Result<Batch> {
+        let (inputs, labels) = self.gather(indices)?;
+        let rows = indices.len();
+        let shape = [rows, self.labels_per_row];
+        let shape = if self.labels_per_row == 1 { &shape[..1] } else { &shape };
+        Ok(Batch {
+            inputs: Tensor::from_slice(&inputs, &[rows, self.features], device)?,
+            labels: Tensor::from_slice(&labels, shape, device)?,
+            bags: self.bags.iter().map(|bags| bags.batch(indices, device)).collect::<Result<_>>()?,
+            key,
+        })
     }
 
     /// The values and labels of some rows.
-    pub(crate) fn gather(&self, indices: &[usize]) -> Result<(Vec<f32>, Vec<i64>)> {
+    fn gather(&self, indices: &[usize]) -> Result<(Vec<f32>, Vec<i64>)> {
         let mut inputs = Vec::with_capacity(indices.len() * self.features);
-        let mut labels = Vec::with_capacity(indices.len());
+        let mut labels = Vec::with_capacity(indices.len() * self.labels_per_row);
         for &index in indices {
-            let Some(&label) = self.labels.get(index) else {
+            if index >= self.len() {
                 let index = i64::try_from(index).unwrap_or(i64::MAX);
                 return Err(Error::IndexOutOfRange { op: "data set: rows", index, size: self.len() });
-            };
+            }
             inputs.extend_from_slice(&self.inputs[index * self.features..][..self.features]);
-            labels.push(label);
+            labels.extend_from_slice(&self.labels[index * self.labels_per_row..][..self.labels_per_row]);
         }
         Ok((inputs, labels))
     }

@@ -128,6 +128,7 @@ fn dropout_follows_the_batch_not_the_thread_or_the_order() {
     let batch = |key| Batch {
         inputs: Tensor::ones(&[8, 8], DType::F32, &dev).unwrap(),
         labels: Tensor::zeros(&[8], DType::I64, &dev).unwrap(),
+        bags: Vec::new(),
         key,
     };
     let run = |batch: &Batch| values(&batch.seeded(|| model.forward(&batch.input())).unwrap());

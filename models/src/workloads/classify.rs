@@ -3,8 +3,10 @@
 use autograd::Var;
 use device::{Device, Result};
 
-use super::Workload;
-use crate::{Digits, InMemory, Module, Optimizer, Sgd, SgdOptions, lenet, mlp};
+use super::{Evaluation, Model, Workload};
+use crate::{
+    Batch, Digits, InMemory, Module, Optimizer, Parts, Sequential, Sgd, SgdOptions, cross_entropy, lenet, mlp,
+};
 
 /// A small network on the digits, trained by SGD with momentum.
 pub(super) struct Classifier {
@@ -61,6 +63,32 @@ pub(super) const CNN: Classifier = Classifier {
     epochs: 10,
 };
 
+/// A network that gives a score for each class of a row.
+struct Scores(Sequential);
+
+impl Module for Scores {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        self.0.forward(input)
+    }
+
+    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+        self.0.parts(parts);
+    }
+}
+
+impl Model for Scores {
+    fn batch_loss(&self, batch: &Batch) -> Result<Var> {
+        batch.seeded(|| cross_entropy(&self.forward(&batch.input())?, &batch.labels))
+    }
+
+    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
+        let part = |batch: &Batch| super::by_class(&self.forward(&batch.input())?, batch);
+        super::evaluate(self, data, EVALUATION_ROWS, device, part)
+    }
+}
+
+/// Rows in one forward pass of an evaluation.
+const EVALUATION_ROWS: usize = 512;
 /// The share of the digits that is held out.
 const TEST_FRACTION: f64 = 0.2;
 
@@ -85,15 +113,15 @@ impl Workload for Classifier {
         self.epochs
     }
 
-    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Module>> {
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
         let model = match self.network {
             Network::Mlp(sizes) => mlp(sizes, seed, device)?,
             Network::LeNet => lenet(seed, device)?,
         };
-        Ok(Box::new(model))
+        Ok(Box::new(Scores(model)))
     }
 
-    fn data(&self, seed: u64) -> Result<(InMemory, InMemory)> {
+    fn data(&self, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
         let digits = if self.image == 8 { Digits::load()? } else { Digits::enlarged(self.image)? };
         digits.split(TEST_FRACTION, seed)
     }

@@ -1,12 +1,12 @@
 //! A character-level transformer.
 
-use autograd::{Var, no_grad};
+use autograd::Var;
 use device::{DType, Device, Result};
 use tensor::Tensor;
 
-use super::{Evaluation, Workload};
+use super::{Evaluation, Model, Workload};
 use crate::gpt::token_loss;
-use crate::{AdamW, AdamWOptions, Batch, Batches, Gpt, GptOptions, InMemory, Module, Optimizer, Text};
+use crate::{AdamW, AdamWOptions, Batch, Gpt, GptOptions, InMemory, Module, Optimizer, Text};
 
 /// One GPT block of width 128 with 4 heads, which tells the next character of 64, trained by AdamW.
 pub(super) struct CharGpt;
@@ -62,14 +62,14 @@ impl Workload for CharGpt {
         2
     }
 
-    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Module>> {
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
         let vocabulary = self.text()?.vocabulary().len();
         let options =
             GptOptions { vocabulary, context: CONTEXT, width: 128, heads: 4, blocks: 1, dropout: 0.0 };
         Ok(Box::new(Gpt::new(options, seed, device)?))
     }
 
-    fn data(&self, _: u64) -> Result<(InMemory, InMemory)> {
+    fn data(&self, _: u64, _: &Device) -> Result<(InMemory, InMemory)> {
         let (train, test) = self.text()?.split(TEST_FRACTION)?;
         Ok((train.rows(CONTEXT, STRIDE)?, test.rows(CONTEXT, CONTEXT)?))
     }
@@ -79,35 +79,23 @@ impl Workload for CharGpt {
         // A step of Adam is as long for a sum of gradients as for their mean.
         Ok(Box::new(AdamW::new(parameters, AdamWOptions { lr: 2e-3, ..AdamWOptions::default() })?))
     }
+}
 
-    fn loss(&self, model: &dyn Module, batch: &Batch) -> Result<Var> {
+impl Model for Gpt {
+    fn batch_loss(&self, batch: &Batch) -> Result<Var> {
         let (tokens, targets) = tokens(batch)?;
-        batch.seeded(|| token_loss(&model.forward(&tokens)?, &targets))
+        batch.seeded(|| token_loss(&self.forward(&tokens)?, &targets))
     }
 
     /// The mean loss and the share of characters that are told, over all places of the windows.
-    fn evaluate(&self, model: &dyn Module, data: &InMemory, device: &Device) -> Result<Evaluation> {
-        let batches = Batches::new(data.clone(), EVALUATION_ROWS.min(data.len()), 0, device)?.shuffle(false);
-        model.set_training(false);
-        let parts = no_grad(|| {
-            let part = |batch: Result<Batch>| {
-                let batch = batch?;
-                let (tokens, targets) = tokens(&batch)?;
-                let scores = model.forward(&tokens)?;
-                let loss = token_loss(&scores, &targets)?.value().to_dtype(DType::F64)?;
-                let right =
-                    scores.value().argmax(-1, false)?.eq(&targets)?.to_dtype(DType::F64)?.mean(&[], false)?;
-                Ok((loss, right, batch.len() as f64))
-            };
-            batches.epoch(0).map(part).collect::<Result<Vec<_>>>()
-        });
-        model.set_training(true);
-        let (mut loss, mut accuracy) = (0.0, 0.0);
-        for (mean, right, rows) in parts? {
-            loss += mean.item::<f64>()? * rows;
-            accuracy += right.item::<f64>()? * rows;
-        }
-        let rows = data.len() as f64;
-        Ok(Evaluation { loss: loss / rows, accuracy: accuracy / rows })
+    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
+        let part = |batch: &Batch| {
+            let (tokens, targets) = tokens(batch)?;
+            let scores = self.forward(&tokens)?;
+            let right =
+                scores.value().argmax(-1, false)?.eq(&targets)?.to_dtype(DType::I64)?.sum(&[], false)?;
+            Ok((token_loss(&scores, &targets)?.value().clone(), right, targets.elements()))
+        };
+        super::evaluate(self, data, EVALUATION_ROWS, device, part)
     }
 }

@@ -1,14 +1,17 @@
 //! The example programs, as data: model, batches, loss, optimizer. Whoever runs them decides how.
 
 mod classify;
+mod clicks;
+mod images;
 mod language;
 
 use autograd::{Var, no_grad};
-use device::{Device, Error, Result};
+use device::{DType, Device, Error, Result, Stream};
+use tensor::Tensor;
 
-use crate::{Batch, InMemory, Module, Optimizer, correct, cross_entropy};
+use crate::{Batch, Batches, InMemory, Module, Optimizer, correct, cross_entropy};
 
-/// A model with its data, loss and optimizer.
+/// A model with its data and optimizer.
 pub trait Workload: Sync {
     /// The name on the command line.
     fn name(&self) -> &'static str;
@@ -25,7 +28,7 @@ pub trait Workload: Sync {
         self.default_batch()
     }
 
-    /// Lanes, unless told otherwise.
+    /// Streams, unless told otherwise.
     fn default_streams(&self) -> usize {
         2
     }
@@ -33,31 +36,72 @@ pub trait Workload: Sync {
     /// Epochs after which the model has learnt its data.
     fn default_epochs(&self) -> u64;
 
+    /// What runs at once in the concurrent schedule.
+    fn overlap(&self) -> Overlap {
+        Overlap::Batches
+    }
+
     /// A new model with its first values keyed by `seed`.
     ///
     /// # Errors
     /// `OutOfMemory`.
-    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Module>>;
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>>;
 
-    /// The training and the held-out data; `seed` decides which rows are held out.
+    /// The same model with its branches on these streams, for [`Overlap::Branches`].
+    ///
+    /// # Errors
+    /// As for [`model`](Workload::model).
+    fn branched(&self, seed: u64, device: &Device, streams: [Stream; 2]) -> Result<Box<dyn Model>> {
+        let _ = streams;
+        self.model(seed, device)
+    }
+
+    /// The training and the held-out data; `seed` decides which rows are held out. Made-up data may be smaller for a CPU.
     ///
     /// # Errors
     /// `Format` if the data are damaged.
-    fn data(&self, seed: u64) -> Result<(InMemory, InMemory)>;
+    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)>;
 
     /// The optimizer, for steps in which the gradients of `lanes` batches are added.
     ///
     /// # Errors
     /// As the optimizer's constructor; `InvalidArgument` if `lanes` is 0.
     fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>>;
+}
 
-    /// The mean loss over one batch, with random ops keyed by the batch.
+/// What runs at once in a workload's concurrent schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overlap {
+    /// The batches of a step, each on a lane.
+    Batches,
+    /// One batch is prepared ([`Model::prepare`]) while the model trains on the one before.
+    Stages,
+    /// Two branches of the model, forward and backward, within one batch.
+    Branches,
+}
+
+impl Overlap {
+    /// Batches of a step on so many streams.
+    pub fn batches(self, streams: usize) -> usize {
+        if self == Overlap::Batches { streams } else { 1 }
+    }
+}
+
+/// A module that knows its loss.
+pub trait Model: Module {
+    /// What comes before the part that learns, without gradient. A schedule may do it one batch ahead, on another stream.
+    ///
+    /// # Errors
+    /// Those of its ops.
+    fn prepare(&self, batch: Batch) -> Result<Batch> {
+        Ok(batch)
+    }
+
+    /// The mean loss over one prepared batch, with random ops keyed by the batch.
     ///
     /// # Errors
     /// Those of the model's ops.
-    fn loss(&self, model: &dyn Module, batch: &Batch) -> Result<Var> {
-        batch.seeded(|| cross_entropy(&model.forward(&batch.input())?, &batch.labels))
-    }
+    fn batch_loss(&self, batch: &Batch) -> Result<Var>;
 
     /// Loss and accuracy over all of `data`, without recording.
     ///
@@ -65,12 +109,7 @@ pub trait Workload: Sync {
     ///
     /// # Errors
     /// Those of the model's ops.
-    fn evaluate(&self, model: &dyn Module, data: &InMemory, device: &Device) -> Result<Evaluation> {
-        model.set_training(false);
-        let evaluation = evaluate(model, data, device);
-        model.set_training(true);
-        evaluation
-    }
+    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation>;
 }
 
 /// How well a model does on a data set.
@@ -82,29 +121,33 @@ pub struct Evaluation {
     pub accuracy: f64,
 }
 
-/// Rows in one forward pass of an evaluation.
-const EVALUATION_ROWS: usize = 512;
+/// Evaluates `part` on batches of so many rows, which gives a batch's mean loss and its number of right answers out of how
+/// many.
+fn evaluate(
+    model: &dyn Model,
+    data: &InMemory,
+    rows: usize,
+    device: &Device,
+    part: impl Fn(&Batch) -> Result<(Tensor, Tensor, usize)>,
+) -> Result<Evaluation> {
+    let batches = Batches::new(data.clone(), rows.min(data.len()), 0, device)?.shuffle(false);
+    model.set_training(false);
+    // All batches are enqueued before the first result is read.
+    let parts = no_grad(|| batches.epoch(0).map(|batch| part(&batch?)).collect::<Result<Vec<_>>>());
+    model.set_training(true);
+    let (mut loss, mut right, mut all) = (0.0, 0, 0);
+    for (mean, count, of) in parts? {
+        loss += mean.to_dtype(DType::F64)?.item::<f64>()? * of as f64;
+        right += count.to_dtype(DType::I64)?.item::<i64>()?;
+        all += of;
+    }
+    Ok(Evaluation { loss: loss / all as f64, accuracy: right as f64 / all as f64 })
+}
 
-fn evaluate(model: &dyn Module, data: &InMemory, device: &Device) -> Result<Evaluation> {
-    let batches =
-        crate::Batches::new(data.clone(), EVALUATION_ROWS.min(data.len()), 0, device)?.shuffle(false);
-    no_grad(|| {
-        // All batches are enqueued before the first result is read.
-        let mut parts = Vec::with_capacity(batches.per_epoch());
-        for batch in batches.epoch(0) {
-            let batch = batch?;
-            let logits = model.forward(&batch.input())?;
-            let loss = cross_entropy(&logits, &batch.labels)?;
-            parts.push((loss.value().clone(), correct(logits.value(), &batch.labels)?, batch.len()));
-        }
-        let (mut loss, mut right) = (0.0, 0);
-        for (mean, count, rows) in parts {
-            loss += mean.to_dtype(device::DType::F64)?.item::<f64>()? * rows as f64;
-            right += count.item::<i64>()?;
-        }
-        let rows = data.len() as f64;
-        Ok(Evaluation { loss: loss / rows, accuracy: right as f64 / rows })
-    })
+/// A batch's mean cross-entropy and the number of rows that have their largest score at the label.
+fn by_class(scores: &Var, batch: &Batch) -> Result<(Tensor, Tensor, usize)> {
+    let loss = cross_entropy(scores, &batch.labels)?;
+    Ok((loss.value().clone(), correct(scores.value(), &batch.labels)?, batch.len()))
 }
 
 /// Refuses a step of no batches.
@@ -117,7 +160,16 @@ fn expect_lanes(lanes: usize) -> Result<()> {
 }
 
 /// Every workload, the default first.
-pub const ALL: &[&dyn Workload] = &[&classify::TWO_BATCH, &classify::MLP, &classify::CNN, &language::CharGpt];
+pub const ALL: &[&dyn Workload] = &[
+    &classify::TWO_BATCH,
+    &classify::MLP,
+    &classify::CNN,
+    &language::CharGpt,
+    &clicks::Clicks,
+    &images::EncodeDecode,
+    &images::Augmented,
+    &images::Branched,
+];
 
 /// The workload of that name.
 ///
@@ -138,7 +190,7 @@ pub fn find(name: &str) -> Result<&'static dyn Workload> {
     })
 }
 
-const NAMES: &str = "one of two-batch, mlp, cnn, gpt";
+const NAMES: &str = "one of two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, branches";
 
 #[cfg(test)]
 mod tests;

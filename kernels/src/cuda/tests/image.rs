@@ -32,18 +32,24 @@ fn warps() {
     }
 }
 
+/// Mean and deviation that leave pixels as they are.
+const PLAIN: (f32, f32) = (0.0, 1.0);
+
 #[test]
 fn blurs() {
     let Some(both) = both() else { return };
     for shape in [[1, 1, 1, 1], [2, 3, 4, 5], [3, 2, 33, 65]] {
         for taps in [1, 3, 7] {
             if taps / 2 < shape[2] {
-                both.same((shape, taps), |stream| {
-                    let (x, out) = (images(stream, shape), Array::full(stream, -9.0_f32, &shape));
-                    let weights = Array::new(stream, &numbers::<f32>(2, shape[0] * taps), &[shape[0], taps]);
-                    blur(stream, x.view(), weights.view(), out.view())?;
-                    Ok(out)
-                });
+                for normal in [PLAIN, (0.3, 0.7)] {
+                    both.same((shape, taps, normal), |stream| {
+                        let (x, out) = (images(stream, shape), Array::full(stream, -9.0_f32, &shape));
+                        let weights =
+                            Array::new(stream, &numbers::<f32>(2, shape[0] * taps), &[shape[0], taps]);
+                        blur(stream, x.view(), weights.view(), normal, out.view())?;
+                        Ok(out)
+                    });
+                }
             }
         }
     }

@@ -1,0 +1,309 @@
+//! `embedding_bag`: `y[i] = Σ w[j] t[index j] / m[i]` over the places `j` of bag `i`, with the number of members `m` for a mean
+//! and 1 for a sum; `t'[r] = Σ w[j] / m[i] g[i]` over the places with index `r`, `w'[j] = <g[i], t[index j]>`.
+
+use smallvec::SmallVec;
+use tensor::{Bags, Device, Error, Result, Tensor};
+
+use super::binary::if_needed;
+use super::embedding::{invalid, padding_row, table};
+use super::samples::{Draw, Sample, sample};
+use crate::{Grads, Save, Var, Vjp, record};
+
+/// What is done with the rows of a bag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BagMode {
+    /// Their mean, the default; 0 for an empty bag.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+}
+
+/// Options of [`Var::embedding_bag`]: torch's, with torch's defaults.
+#[derive(Clone, Debug, Default)]
+pub struct BagOptions {
+    /// What is done with the rows of a bag.
+    pub mode: BagMode,
+    /// A row that counts for nothing and has no gradient; a negative one counts from the end.
+    pub padding_idx: Option<isize>,
+    /// A factor for each index; for sums only.
+    pub per_sample_weights: Option<Var>,
+}
+
+impl Var {
+    /// The sum or the mean of each bag of rows of `self`.
+    ///
+    /// Shapes: `[v, d]` with indices `[b, n]`, a bag in each row, or with indices `[n]` and `offsets [b]`, the first of which
+    /// is 0: bag `i` goes from `offsets[i]` to the next one, the last to the end. Gives `[b, d]`. One command, and one for
+    /// each gradient.
+    ///
+    /// # Errors
+    /// `IndexOutOfRange` for an index that is no row, and for offsets that begin after 0 or end after the indices;
+    /// `DTypeMismatch` unless both are I64; `InvalidArgument` for offsets beside bags in rows and the other way round, for
+    /// indices without a bag, and for weights of a mean; as [`Var::embedding`]. Offsets that go down are an error of the
+    /// next synchronising call.
+    pub fn embedding_bag(
+        &self,
+        indices: &Tensor,
+        offsets: Option<&Tensor>,
+        options: &BagOptions,
+    ) -> Result<Var> {
+        let (rows, _) = table(self)?;
+        let mean = options.mode == BagMode::Mean;
+        let mut bags = Bags::new(indices, offsets)?;
+        bags.padding = options.padding_idx.map(|index| padding_row(index, rows)).transpose()?;
+        let weights = match &options.per_sample_weights {
+            Some(_) if mean => {
+                return Err(invalid("per_sample_weights", "none, for a mean", "weights".into()));
+            }
+            Some(weights) if weights.shape() != indices.shape() => {
+                let (lhs, rhs) = (indices.shape().into(), weights.shape().into());
+                return Err(Error::ShapeMismatch { op: "embedding_bag", lhs, rhs });
+            }
+            Some(weights) => Some(weights.reshape(bags.indices.shape())?),
+            None => None,
+        };
+        bag(self, weights.as_ref(), Form { bags, mean, members: None, rows })
+    }
+}
+
+/// What the three ops share. They are the derivatives of `Σ w[j] / m[i] <g[i], t[index j]>` for `g`, `t` and `w`, and so are
+/// their own derivatives: each one's gradients are the other two at the gradient's place.
+struct Form {
+    /// Without weights, which are an input of the op.
+    bags: Bags,
+    mean: bool,
+    /// The bags' members, for the gradients of a mean.
+    members: Option<Tensor>,
+    /// Rows of the table.
+    rows: usize,
+}
+
+/// What a gradient needs to know of a [`Form`] beside its tensors.
+#[derive(Clone, Copy)]
+struct Outline {
+    count: usize,
+    padding: Option<usize>,
+    mean: bool,
+    rows: usize,
+    offsets: bool,
+    members: bool,
+}
+
+impl Form {
+    fn outline(&self) -> Outline {
+        let Form { bags: Bags { count, padding, .. }, mean, rows, .. } = *self;
+        Outline {
+            count,
+            padding,
+            mean,
+            rows,
+            offsets: self.bags.offsets.is_some(),
+            members: self.members.is_some(),
+        }
+    }
+
+    /// The form's tensors, then others.
+    fn saved<'a>(&'a self, others: &[Save<'a>]) -> SmallVec<[Save<'a>; 5]> {
+        let tensors = [Some(&self.bags.indices), self.bags.offsets.as_ref(), self.members.as_ref()];
+        tensors.into_iter().flatten().map(Save::Tensor).chain(others.iter().copied()).collect()
+    }
+
+    /// The bags with these weights.
+    fn weighted(&self, weights: Option<&Var>) -> Bags {
+        Bags { weights: weights.map(|weights| weights.value().clone()), ..self.bags.clone() }
+    }
+}
+
+impl Outline {
+    /// The form of a recorded op, and the number of its first other saved tensor.
+    fn form(self, ctx: &Vjp<'_>) -> (Form, usize) {
+        let Outline { count, padding, mean, rows, .. } = self;
+        let tensor = |at: usize| ctx.saved(at).value().clone();
+        let (at_members, others) =
+            (1 + usize::from(self.offsets), 1 + usize::from(self.offsets) + usize::from(self.members));
+        let offsets = self.offsets.then(|| tensor(1));
+        let bags = Bags { indices: tensor(0), offsets, count, weights: None, padding };
+        (Form { bags, mean, members: self.members.then(|| tensor(at_members)), rows }, others)
+    }
+}
+
+/// `y` of a table and weights.
+fn bag(table: &Var, weights: Option<&Var>, form: Form) -> Result<Var> {
+    let (value, members) = table.value().embedding_bag(&form.weighted(weights), form.mean)?;
+    let form = Form { members, ..form };
+    let outline = form.outline();
+    let Some(weights) = weights else {
+        return Ok(record("embedding_bag", &[table], &form.saved(&[]), value, move |ctx, g| {
+            let (form, _) = outline.form(ctx);
+            Ok(super::one(bag_grad(g, None, form)?))
+        }));
+    };
+    let saved = form.saved(&[Save::Input(0), Save::Input(1)]);
+    Ok(record("embedding_bag", &[table, weights], &saved, value, move |ctx, g| {
+        let (form, others) = outline.form(ctx);
+        let (table, weights) = (ctx.saved(others), ctx.saved(others + 1));
+        let of_weights = if_needed(ctx, 1, || weights_grad(g, &table, &form))?;
+        Ok(Grads::from_buf([if_needed(ctx, 0, || bag_grad(g, Some(&weights), form))?, of_weights]))
+    }))
+}
+
+/// `t'` of a gradient and weights.
+fn bag_grad(g: &Var, weights: Option<&Var>, form: Form) -> Result<Var> {
+    const OP: &str = "embedding_bag_grad";
+    let bags = form.weighted(weights);
+    let value = g.value().embedding_bag_grad(&bags, form.members.as_ref(), form.rows)?;
+    let outline = form.outline();
+    let Some(weights) = weights else {
+        return Ok(record(OP, &[g], &form.saved(&[]), value, move |ctx, h| {
+            let (form, _) = outline.form(ctx);
+            Ok(super::one(bag(h, None, form)?))
+        }));
+    };
+    let saved = form.saved(&[Save::Input(0), Save::Input(1)]);
+    Ok(record(OP, &[g, weights], &saved, value, move |ctx, h| {
+        let (form, others) = outline.form(ctx);
+        let (g, weights) = (ctx.saved(others), ctx.saved(others + 1));
+        let of_weights = if_needed(ctx, 1, || weights_grad(&g, h, &form))?;
+        Ok(Grads::from_buf([if_needed(ctx, 0, || bag(h, Some(&weights), form))?, of_weights]))
+    }))
+}
+
+/// `w'` of a gradient and a table; of sums only.
+fn weights_grad(g: &Var, table: &Var, form: &Form) -> Result<Var> {
+    let value = g.value().embedding_bag_weights_grad(table.value(), &form.bags)?;
+    let (outline, saved) = (form.outline(), form.saved(&[Save::Input(0), Save::Input(1)]));
+    Ok(record("embedding_bag_weights_grad", &[g, table], &saved, value, move |ctx, h| {
+        let of_g = if_needed(ctx, 0, || {
+            let (form, others) = outline.form(ctx);
+            bag(&ctx.saved(others + 1), Some(h), form)
+        })?;
+        let of_table = if_needed(ctx, 1, || {
+            let (form, others) = outline.form(ctx);
+            bag_grad(&ctx.saved(others), Some(h), form)
+        })?;
+        Ok(Grads::from_buf([of_g, of_table]))
+    }))
+}
+
+pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let rows = d.indices(&[0, 2, 2, 1, 3, 0], &[2, 3])?;
+    let flat = rows.reshape(&[6])?;
+    // The second bag is empty.
+    let offsets = d.indices(&[0, 2, 2, 5], &[4])?;
+    let of = |name, offsets: Option<&Tensor>, mode, padding_idx| -> Result<Sample> {
+        let indices = if offsets.is_some() { flat.clone() } else { rows.clone() };
+        let options = BagOptions { mode, padding_idx, per_sample_weights: None };
+        let offsets = offsets.cloned();
+        Ok(sample(name, [d.normal(&[4, 2])?], move |v| {
+            v[0].embedding_bag(&indices, offsets.as_ref(), &options)?.square()
+        }))
+    };
+    let weighted = |name, table: Tensor, padding_idx| -> Result<Sample> {
+        let (flat, offsets) = (flat.clone(), offsets.clone());
+        Ok(sample(name, [table, d.normal(&[6])?], move |v| {
+            let per_sample_weights = Some(v[1].clone());
+            let options = BagOptions { mode: BagMode::Sum, padding_idx, per_sample_weights };
+            v[0].embedding_bag(&flat, Some(&offsets), &options)?.square()
+        }))
+    };
+    let (none, no_bags) = (d.indices(&[], &[0])?, d.indices(&[0, 0], &[2])?);
+    Ok(vec![
+        of("rows_mean", None, BagMode::Mean, None)?,
+        of("rows_sum", None, BagMode::Sum, None)?,
+        of("offsets_mean", Some(&offsets), BagMode::Mean, None)?,
+        of("offsets_sum", Some(&offsets), BagMode::Sum, None)?,
+        of("padding", Some(&offsets), BagMode::Mean, Some(2))?,
+        weighted("weighted", d.normal(&[4, 3])?, None)?,
+        weighted("weighted_padding", d.normal(&[4, 2])?, Some(-2))?,
+        weighted("transposed", d.normal(&[2, 4])?.transpose(0, 1)?, None)?,
+        sample("empty", [d.normal(&[4, 1])?], move |v| {
+            v[0].embedding_bag(&none, Some(&no_bags), &BagOptions::default())
+        }),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{close, close_values, gradient, leaf, tensor};
+    use super::*;
+
+    fn numbers() -> Result<Var> {
+        leaf(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[3, 2])
+    }
+
+    #[test]
+    fn bags_are_summed_or_averaged() -> Result<()> {
+        let table = numbers()?;
+        let (indices, offsets) = (tensor(&[0_i64, 2, 1], &[3])?, tensor(&[0_i64, 2, 2], &[3])?);
+        let bag = |mode, padding_idx| {
+            let options = BagOptions { mode, padding_idx, per_sample_weights: None };
+            table.embedding_bag(&indices, Some(&offsets), &options)
+        };
+        close(&bag(BagMode::Sum, None)?, &[6.0, 8.0, 0.0, 0.0, 3.0, 4.0])?;
+        let mean = bag(BagMode::Mean, None)?;
+        close(&mean, &[3.0, 4.0, 0.0, 0.0, 3.0, 4.0])?;
+        close_values(&gradient(&mean, &table)?, &[0.5, 0.5, 1.0, 1.0, 0.5, 0.5]);
+        let padded = bag(BagMode::Mean, Some(2))?;
+        close(&padded, &[1.0, 2.0, 0.0, 0.0, 3.0, 4.0])?;
+        close_values(&gradient(&padded, &table)?, &[1.0, 1.0, 1.0, 1.0, 0.0, 0.0]);
+        let rows = tensor(&[0_i64, 2, 1, 1], &[2, 2])?;
+        close(&table.embedding_bag(&rows, None, &BagOptions::default())?, &[3.0, 4.0, 3.0, 4.0])
+    }
+
+    #[test]
+    fn weights_have_gradients() -> Result<()> {
+        let (table, weights) = (numbers()?, leaf(&[2.0, -1.0, 0.5], &[3])?);
+        let (indices, offsets) = (tensor(&[0_i64, 2, 1], &[3])?, tensor(&[0_i64, 2], &[2])?);
+        let options =
+            BagOptions { mode: BagMode::Sum, padding_idx: None, per_sample_weights: Some(weights.clone()) };
+        let sums = table.embedding_bag(&indices, Some(&offsets), &options)?;
+        close(&sums, &[-3.0, -2.0, 1.5, 2.0])?;
+        close_values(&gradient(&sums, &weights)?, &[3.0, 11.0, 7.0]);
+        close_values(&gradient(&sums, &table)?, &[2.0, 2.0, 0.5, 0.5, -1.0, -1.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_pass_is_one_command() -> Result<()> {
+        let table = numbers()?;
+        let (indices, offsets) = (tensor(&[0_i64, 2, 1], &[3])?, tensor(&[0_i64, 2], &[2])?);
+        let device = table.value().device().clone();
+        let launches = || device.sync_stats().launches;
+        let start = launches();
+        let mean = table.embedding_bag(&indices, Some(&offsets), &BagOptions::default())?;
+        assert_eq!(launches() - start, 1);
+        let gradient = Tensor::ones(&[2, 2], tensor::DType::F64, &device)?;
+        let start = launches();
+        let options =
+            crate::BackwardOptions { gradient: Some(Var::constant(gradient)), ..Default::default() };
+        mean.backward_with(options)?;
+        assert_eq!(launches() - start, 1);
+        Ok(())
+    }
+
+    #[test]
+    fn bad_arguments_are_errors() -> Result<()> {
+        let (table, plain) = (numbers()?, BagOptions::default());
+        assert!(table.embedding_bag(&tensor(&[0_i64], &[1])?, None, &plain).is_err());
+        // The first bag does not begin at 0; a bag begins after the end.
+        for offsets in [[1_i64, 2], [0, 3]] {
+            let offsets = tensor(&offsets, &[2])?;
+            let error = table.embedding_bag(&tensor(&[0_i64, 1], &[2])?, Some(&offsets), &plain);
+            assert!(matches!(error, Err(Error::IndexOutOfRange { .. })), "{error:?}");
+        }
+        let indices = tensor(&[0_i64, 1], &[2])?;
+        let column = tensor(&[0_i64], &[1, 1])?;
+        let error = table.embedding_bag(&indices, Some(&column), &plain);
+        assert!(matches!(error, Err(Error::InvalidArgument { argument: "offsets", .. })), "{error:?}");
+        let error = table.embedding_bag(&indices, Some(&tensor::<i64>(&[], &[0])?), &plain);
+        assert!(matches!(error, Err(Error::InvalidArgument { argument: "bags", .. })), "{error:?}");
+        let weights = BagOptions { per_sample_weights: Some(leaf(&[1.0; 4], &[2, 2])?), ..plain };
+        assert!(table.embedding_bag(&tensor(&[0_i64; 4], &[2, 2])?, None, &weights).is_err());
+        let sums = BagOptions { mode: BagMode::Sum, ..weights };
+        let error = table.embedding_bag(&indices, Some(&tensor(&[0_i64], &[1])?), &sums);
+        assert!(matches!(error, Err(Error::ShapeMismatch { .. })), "{error:?}");
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+// Sums and means over bags of rows of a table. An index that is no row, and an offset that does not follow the one before,
+// are faults and are left out. Products and sums are rounded one by one and in the CPU's order.
+
+constexpr u32 THREADS = 256;
+
+struct BagSizes {
+    u64 len;     // indices
+    u64 count;   // bags
+    i64 rows;    // of the table
+    i64 width;   // elements of a row
+    i64 padding; // a row that counts for nothing, or -1
+    i64 index_step;
+    i64 offset_step;
+    i64 weight_step;
+    i64 member_step;
+};
+
+template <class T> struct Bags {
+    const i64* indices;
+    const i64* offsets;  // none if all bags are of one size
+    const T* weights;    // none if all are 1
+    const BagSizes& size;
+    Fault fault;
+
+    __device__ u64 each() const { return size.len / size.count; }
+
+    // The places of a bag's indices.
+    __device__ void places(u64 bag, u64& begin, u64& end) const {
+        if (!offsets) {
+            begin = bag * each();
+            end = begin + each();
+            return;
+        }
+        i64 first = offsets[(i64)bag * size.offset_step];
+        i64 last = bag + 1 < size.count ? offsets[(i64)(bag + 1) * size.offset_step] : (i64)size.len;
+        bool follows = (bag > 0 || first == 0) && first >= 0 && first <= last && last <= (i64)size.len;
+        if (!follows) {
+            raise(fault, first, last);
+        }
+        begin = follows ? (u64)first : 0;
+        end = follows ? (u64)last : 0;
+    }
+
+    // The bag of a place: the last one that begins there or before; -1 if none does.
+    __device__ i64 bag_of(u64 place) const {
+        if (!offsets) {
+            return (i64)(place / each());
+        }
+        i64 low = 0, high = (i64)size.count;
+        while (low < high) {
+            i64 middle = (low + high) / 2;
+            if (offsets[middle * size.offset_step] <= (i64)place) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        return low - 1;
+    }
+
+    // The row at a place; -1 if it does not count.
+    __device__ i64 row(u64 place) const {
+        i64 index = indices[(i64)place * size.index_step];
+        if (!in_range(index, size.rows)) {
+            raise(fault, index, size.rows);
+            return -1;
+        }
+        return index == size.padding ? -1 : index;
+    }
+
+    __device__ T weight(u64 place) const { return weights ? weights[(i64)place * size.weight_step] : T(1); }
+};
+
+struct Steps {
+    i64 row;
+    i64 column;
+};
+
+// out[i] = sum of w[j] table[indices[j]], divided by the number of members where they are wanted. A thread has V columns of a
+// bag.
+template <class T, int V>
+__device__ inline void sum(T* out, T* members, const T* table, const Bags<T>& bags, Steps to, Steps from) {
+    u64 vectors = (u64)bags.size.width / V;
+    for (u64 t = thread_index(); t < bags.size.count * vectors; t += thread_count()) {
+        u64 bag = t / vectors;
+        i64 column = (i64)(t % vectors) * V;
+        u64 begin, end;
+        bags.places(bag, begin, end);
+        Pack<T, V> sum = {};
+        u64 count = 0;
+        for (u64 place = begin; place < end; ++place) {
+            i64 row = bags.row(place);
+            if (row < 0) {
+                continue;
+            }
+            T weight = bags.weight(place);
+            Pack<T, V> element = load<V>(table + row * from.row + column * from.column, true);
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                sum.at[v] = add_rounded(sum.at[v], mul_rounded(element.at[v], weight));
+            }
+            ++count;
+        }
+        if (members) {
+            T divisor = (T)(count > 0 ? count : 1);
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                sum.at[v] = sum.at[v] / divisor;
+            }
+            if (column == 0) {
+                members[(i64)bag * bags.size.member_step] = divisor;
+            }
+        }
+        store<V>(out + (i64)bag * to.row + column * to.column, sum);
+    }
+}
+
+struct Owned {
+    u64 rows;   // of the table, that a block owns
+    u32 width;  // columns that a block works on at a time, a power of two up to THREADS
+    u32 pad;
+};
+
+// out[indices[j]] = sum of w[j] / members[i] g[i], in ascending order of j. A block owns rows of the table and columns; it goes
+// through the indices once for each of its columns, a tile at a time, and all its threads follow the hits in their order. Each
+// element of `out` is one thread's, which begins with 0.
+template <class T>
+__device__ inline void grad(T* out, const T* g, const T* members, const Bags<T>& bags, const Owned& owned, Steps to,
+                            Steps from) {
+    constexpr u32 WARP = 32;
+    __shared__ u32 hits[THREADS / WARP];
+    __shared__ u32 rows[THREADS];
+    __shared__ i64 bag_at[THREADS];
+    __shared__ T factors[THREADS];
+    const BagSizes& size = bags.size;
+    u32 groups = THREADS / owned.width, group = threadIdx.x / owned.width;
+    i64 first = (i64)(blockIdx.x * owned.rows);
+    u64 left = (u64)(size.rows - first);
+    u32 mine = (u32)(left < owned.rows ? left : owned.rows);
+    for (u64 start = (u64)blockIdx.y * owned.width; start < (u64)size.width; start += (u64)gridDim.y * owned.width) {
+        i64 column = (i64)start + threadIdx.x % owned.width;
+        bool exists = column < size.width;
+        T* block = out + first * to.row + column * to.column;
+        for (u32 row = group; exists && row < mine; row += groups) {
+            block[(i64)row * to.row] = 0;
+        }
+        for (u64 tile = 0; tile < size.len; tile += THREADS) {
+            u64 place = tile + threadIdx.x;
+            i64 row = place < size.len ? bags.row(place) - first : -1;
+            bool hit = row >= 0 && row < (i64)mine;
+            i64 bag = hit ? bags.bag_of(place) : 0;
+            if (bag < 0) {
+                raise(bags.fault, (i64)place, 0);
+                hit = false;
+            }
+            if (hit) {
+                rows[threadIdx.x] = (u32)row;
+                bag_at[threadIdx.x] = bag;
+                T weight = bags.weight(place);
+                factors[threadIdx.x] = members ? weight / members[bag * size.member_step] : weight;
+            }
+            u32 mask = __ballot_sync(0xffffffff, hit);
+            if (threadIdx.x % WARP == 0) {
+                hits[threadIdx.x / WARP] = mask;
+            }
+            __syncthreads();
+            for (u32 warp = 0; exists && warp < THREADS / WARP; ++warp) {
+                for (u32 mask = hits[warp]; mask != 0; mask &= mask - 1) {
+                    u32 at = warp * WARP + (u32)__ffs((int)mask) - 1;
+                    if ((rows[at] & (groups - 1)) == group) {
+                        T& sum = block[(i64)rows[at] * to.row];
+                        T value = g[bag_at[at] * from.row + column * from.column];
+                        sum = add_rounded(sum, mul_rounded(value, factors[at]));
+                    }
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
+// out[j] = sum of g[i, c] table[indices[j], c]; 0 for the padding. A warp has a place.
+template <class T>
+__device__ inline void weights_grad(T* out, const T* g, const T* table, const Bags<T>& bags, i64 to, Steps own, Steps from) {
+    u64 warp = thread_index() / LANES, warps = thread_count() / LANES;
+    u32 lane = threadIdx.x % LANES;
+    for (u64 place = warp; place < bags.size.len; place += warps) {
+        i64 row = bags.row(place), bag = bags.bag_of(place);
+        if (bag < 0) {
+            raise(bags.fault, (i64)place, 0);
+            row = -1;
+        }
+        T sum = 0;
+        for (i64 c = lane; row >= 0 && c < bags.size.width; c += LANES) {
+            sum = add(sum, mul(g[bag * own.row + c * own.column], table[row * from.row + c * from.column]));
+        }
+        sum = join_lanes<Sum<T>>(sum, LANES);
+        if (lane == 0) {
+            out[(i64)place * to] = sum;
+        }
+    }
+}
+
+#define BAGS const i64 *indices, const i64 *offsets
+#define SUM(name, T, V)                                                                                              \
+    extern "C" __global__ void embedding_bag_##name(T* out, T* members, const T* table, BAGS, const T* weights,      \
+                                                    const __grid_constant__ BagSizes size,                           \
+                                                    const __grid_constant__ Steps to,                                \
+                                                    const __grid_constant__ Steps from, Fault fault) {               \
+        sum<T, V>(out, members, table, Bags<T>{indices, offsets, weights, size, fault}, to, from);                   \
+    }
+SUM(f32, f32, 1)
+SUM(f64, f64, 1)
+SUM(vector_f32, f32, 4)
+SUM(vector_f64, f64, 2)
+
+#define GRADS(T)                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS) embedding_bag_grad_##T(                                    \
+        T* out, const T* g, const T* members, BAGS, const T* weights, const __grid_constant__ BagSizes size,         \
+        const __grid_constant__ Owned owned, const __grid_constant__ Steps to, const __grid_constant__ Steps from,   \
+        Fault fault) {                                                                                               \
+        grad(out, g, members, Bags<T>{indices, offsets, weights, size, fault}, owned, to, from);                     \
+    }                                                                                                                \
+    extern "C" __global__ void embedding_bag_weights_grad_##T(                                                       \
+        T* out, const T* g, const T* table, BAGS, const __grid_constant__ BagSizes size, i64 to,                     \
+        const __grid_constant__ Steps own, const __grid_constant__ Steps from, Fault fault) {                        \
+        weights_grad(out, g, table, Bags<T>{indices, offsets, nullptr, size, fault}, to, own, from);                 \
+    }
+GRADS(f32)
+GRADS(f64)

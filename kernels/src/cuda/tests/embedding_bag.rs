@@ -1,0 +1,154 @@
+//! Bags of rows. Sums are taken in one order on both devices, so that they are the same.
+
+use super::*;
+use crate::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
+
+/// Indices below `size`, of which the small ones are frequent.
+fn indices(seed: u64, len: usize, size: usize) -> Vec<i64> {
+    values(seed, len).into_iter().map(|value| (value * value * value.abs() * size as f64) as i64).collect()
+}
+
+/// Where bags begin that are up to twice the mean in size; some are empty.
+fn offsets(seed: u64, count: usize, len: usize) -> Vec<i64> {
+    let mut offsets: Vec<i64> = values(seed, count)
+        .into_iter()
+        .map(|value| ((value + 1.0) / 2.0 * (len + 1) as f64) as i64)
+        .collect();
+    offsets.sort_unstable();
+    offsets[0] = 0;
+    offsets
+}
+
+/// What is computed.
+#[derive(Clone, Copy, Debug)]
+enum Kernel {
+    Sum,
+    Mean,
+    Members,
+    Grad,
+    MeanGrad,
+    WeightsGrad,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    rows: usize,
+    width: usize,
+    len: usize,
+    count: usize,
+    how: Stored,
+    equal: bool,
+    weighted: bool,
+    padding: Option<usize>,
+}
+
+impl Case {
+    fn run<T: Real>(&self, kernel: Kernel, stream: &Stream) -> Result<Array<T>> {
+        let Case { rows, width, len, count, how, .. } = *self;
+        let indices = Array::new(stream, &indices(1, len, rows), &[len]);
+        let offsets = (!self.equal).then(|| Array::new(stream, &offsets(2, count, len), &[count]));
+        let weights = self.weighted.then(|| Array::new(stream, &numbers::<T>(3, len), &[len]));
+        let bags = Bags {
+            indices: indices.view(),
+            offsets: offsets.as_ref().map(Array::view),
+            count,
+            weights: weights.as_ref().map(Array::view),
+            padding: self.padding,
+        };
+        let (table, g) =
+            (stored::<T>(stream, 4, [rows, width], how), stored::<T>(stream, 5, [count, width], how));
+        let written = if WRITABLE.contains(&how) { how } else { Stored::Dense };
+        let members = Array::full(stream, T::of(3.0), &[count]);
+        match kernel {
+            Kernel::Sum | Kernel::Mean | Kernel::Members => {
+                let out = stored::<T>(stream, 6, [count, width], written);
+                let mean = !matches!(kernel, Kernel::Sum);
+                embedding_bag(stream, table.view(), &bags, mean.then(|| members.view()), out.view())?;
+                Ok(if matches!(kernel, Kernel::Members) { members } else { out })
+            }
+            Kernel::Grad | Kernel::MeanGrad => {
+                let out = stored::<T>(stream, 6, [rows, width], written);
+                let mean = matches!(kernel, Kernel::MeanGrad);
+                embedding_bag_grad(stream, g.view(), &bags, mean.then(|| members.view()), out.view())?;
+                Ok(out)
+            }
+            Kernel::WeightsGrad => {
+                let out = Array::full(stream, T::of(7.0), &[len]);
+                embedding_bag_weights_grad(stream, g.view(), table.view(), &bags, out.view()).map(|()| out)
+            }
+        }
+    }
+}
+
+/// `epsilon` is the distance from 1 to the next number.
+fn bags_of<T: Real>(epsilon: f64) {
+    let Some(both) = both() else { return };
+    for (rows, width, len, count) in [
+        (1, 1, 1, 1),
+        (5, 4, 0, 3),
+        (7, 13, 20, 5),
+        (100, 1, 1000, 50),
+        (3000, 16, 700, 70),
+        (40, 300, 600, 6),
+        (50, 64, 300, 300),
+    ] {
+        for how in STORED {
+            for (equal, weighted, padding) in
+                [(false, false, None), (true, true, None), (false, true, Some(0))]
+            {
+                let case = Case { rows, width, len, count, how, equal, weighted, padding };
+                for kernel in [Kernel::Sum, Kernel::Mean, Kernel::Members, Kernel::Grad, Kernel::MeanGrad] {
+                    both.same((T::DTYPE, kernel, case), |stream| case.run::<T>(kernel, stream));
+                }
+                let kernel = Kernel::WeightsGrad;
+                // Products are at most 16, and each addition rounds once.
+                let tolerance = 16.0 * width as f64 * epsilon;
+                both.close(tolerance, (T::DTYPE, kernel, case), |stream| case.run::<T>(kernel, stream));
+            }
+        }
+    }
+}
+
+#[test]
+fn bags_and_their_gradients() {
+    bags_of::<f32>(f64::from(f32::EPSILON));
+    bags_of::<f64>(f64::EPSILON);
+}
+
+#[test]
+fn an_index_or_offset_out_of_range_is_an_error() {
+    let Some(Both { cuda, .. }) = both() else { return };
+    let table = Array::new(&cuda, &numbers::<f32>(1, 12), &[4, 3]);
+    let bad: [(&[i64], &[i64], &str); 6] = [
+        (&[0, 4], &[0, 1], "4"),
+        (&[-1, 0], &[0, 1], "-1"),
+        (&[0, 0], &[1, 2], "1"),
+        (&[0, 0], &[0, 3], "3"),
+        (&[0, 0, 0], &[0, 2, 1], "2"),
+        (&[0, 0], &[0, i64::MAX], "9223372036854775807"),
+    ];
+    for (indices, offsets, told) in bad {
+        let count = offsets.len();
+        let (indices, starts) =
+            (Array::new(&cuda, indices, &[indices.len()]), Array::new(&cuda, offsets, &[count]));
+        let bags = Bags {
+            indices: indices.view(),
+            offsets: Some(starts.view()),
+            count,
+            weights: None,
+            padding: None,
+        };
+        let out = Array::full(&cuda, 7_f32, &[count, 3]);
+        embedding_bag(&cuda, table.view(), &bags, None, out.view()).expect("a launch");
+        let error = cuda.synchronize().expect_err("a fault").to_string();
+        assert!(error.contains("embedding_bag") && error.contains(told), "{offsets:?}: {error}");
+        if offsets[0] == 0 && offsets[1] == 1 {
+            let g = Array::full(&cuda, 1_f32, &[count, 3]);
+            let grad = Array::full(&cuda, 7_f32, &[4, 3]);
+            embedding_bag_grad(&cuda, g.view(), &bags, None, grad.view()).expect("a launch");
+            let error = cuda.synchronize().expect_err("a fault").to_string();
+            assert!(error.contains("embedding_bag_grad") && error.contains(told), "{offsets:?}: {error}");
+            assert_eq!(grad.to_vec().iter().sum::<f32>(), 3.0, "the good index counts, the bad one does not");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Launchers of sums and means over bags of rows of a table.
+//!
+//! The three kernels are the derivatives of one form, `Σ_j w_j <g[bag of j], table[index of j]>`, for `g`, for the table
+//! and for the weights; so are their own derivatives.
+
+use device::{DType, Error, Result, Stream, Use};
+
+use crate::cpu::embedding_bag as cpu;
+use crate::cpu::number::Real;
+use crate::cuda;
+use crate::layout::{View, shape_mismatch};
+use crate::par::workers;
+
+/// Which rows of a table are in which bag.
+#[derive(Clone, Copy, Debug)]
+pub struct Bags<'a> {
+    /// The numbers of the rows, `[n]`, I64, one bag after the other.
+    pub indices: View<'a>,
+    /// Where each bag begins, `[b]`, I64; without them all bags are of one size.
+    pub offsets: Option<View<'a>>,
+    /// The number of bags `b`.
+    pub count: usize,
+    /// A factor for each index, `[n]`, of the table's type.
+    pub weights: Option<View<'a>>,
+    /// A row that counts for nothing.
+    pub padding: Option<usize>,
+}
+
+/// The sum of the rows of each bag, `out[i] = Σ w[j] table[indices[j]]` over the places `j` of bag `i` in their order, for
+/// F32 and F64. With `members` each sum is divided by the bag's number of rows, which is written there, at least 1.
+///
+/// Shapes: `table [v, d]`, `members [b]`, `out [b, d]`. An index that is no row, and offsets that do not go from 0 upwards to
+/// at most `n`, are failures of the command, which become [`Error::Async`]. The same bits on every device.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`]; [`Error::InvalidArgument`] for indices
+/// that the bags do not share evenly, and an `out` that is expanded or overlaps an input; those of [`Stream::launch`].
+pub fn embedding_bag(
+    stream: &Stream,
+    table: View<'_>,
+    bags: &Bags<'_>,
+    members: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    match out.dtype {
+        DType::F32 => bags_of::<f32>(stream, table, bags, members, out),
+        DType::F64 => bags_of::<f64>(stream, table, bags, members, out),
+        dtype => Err(Error::DTypeUnsupported { op: "embedding_bag", dtype }),
+    }
+}
+
+/// The gradient of [`embedding_bag`] for the table, `out[r] = Σ w[j] / members[i] g[i]` over the places `j` with
+/// `indices[j] = r` in their order, where `i` is the bag of `j`; rows that no index names become 0.
+///
+/// Shapes: `g [b, d]`, `members [b]`, `out [v, d]`. Failures of the command and bits as there.
+///
+/// # Errors
+/// As for [`embedding_bag`].
+pub fn embedding_bag_grad(
+    stream: &Stream,
+    g: View<'_>,
+    bags: &Bags<'_>,
+    members: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    match out.dtype {
+        DType::F32 => grad_of::<f32>(stream, g, bags, members, out),
+        DType::F64 => grad_of::<f64>(stream, g, bags, members, out),
+        dtype => Err(Error::DTypeUnsupported { op: "embedding_bag_grad", dtype }),
+    }
+}
+
+/// The gradient of the sums of [`embedding_bag`] for the weights, `out[j] = Σ_c g[i, c] table[indices[j], c]` where `i` is the
+/// bag of `j`; 0 for the padding.
+///
+/// Shapes: `g [b, d]`, `table [v, d]`, `out [n]`. Failures of the command as there; the order of a sum is the device's own.
+///
+/// # Errors
+/// As for [`embedding_bag`].
+pub fn embedding_bag_weights_grad(
+    stream: &Stream,
+    g: View<'_>,
+    table: View<'_>,
+    bags: &Bags<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    match out.dtype {
+        DType::F32 => weights_grad_of::<f32>(stream, g, table, bags, out),
+        DType::F64 => weights_grad_of::<f64>(stream, g, table, bags, out),
+        dtype => Err(Error::DTypeUnsupported { op: "embedding_bag_weights_grad", dtype }),
+    }
+}
+
+fn bags_of<T: Real>(
+    stream: &Stream,
+    table: View<'_>,
+    bags: &Bags<'_>,
+    members: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "embedding_bag";
+    let checked = check::<T>(OP, table, out, bags, members)?;
+    table.expect_apart(OP, &out)?;
+    let (from, to) = (matrix(OP, table)?, out.dst::<T>(OP)?);
+    let counts = members.map(|members| vector_mut(OP, members)).transpose()?;
+    if bags.count == 0 {
+        return Ok(());
+    }
+    let mut uses = bags.uses();
+    uses.extend([Use::read(table.buffer), Use::write(out.buffer)]);
+    uses.extend(members.map(|members| Use::write(members.buffer)));
+    if stream.is_cuda() {
+        return cuda::embedding_bag::sum(stream, &uses, table, bags, members, out);
+    }
+    let steps = [out.layout.strides()[0], out.layout.strides()[1]];
+    let workers = workers(stream, checked.len * checked.width + out.layout.elements(), 1);
+    stream.launch(OP, &uses, move || {
+        // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
+        unsafe { cpu::sum(&checked, &workers, from, (to, steps), counts) }
+    })
+}
+
+fn grad_of<T: Real>(
+    stream: &Stream,
+    g: View<'_>,
+    bags: &Bags<'_>,
+    members: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "embedding_bag_grad";
+    let checked = check::<T>(OP, out, g, bags, members)?;
+    g.expect_apart(OP, &out)?;
+    let (from, to) = (matrix(OP, g)?, out.dst::<T>(OP)?);
+    let counts = members.map(|members| vector(OP, members)).transpose()?;
+    if out.layout.elements() == 0 {
+        return Ok(());
+    }
+    let mut uses = bags.uses();
+    uses.extend([Use::read(g.buffer), Use::write(out.buffer)]);
+    uses.extend(members.map(|members| Use::read(members.buffer)));
+    if stream.is_cuda() {
+        return cuda::embedding_bag::grad(stream, &uses, g, bags, members, out);
+    }
+    let steps = [out.layout.strides()[0], out.layout.strides()[1]];
+    let workers = workers(stream, checked.len * checked.width + out.layout.elements(), 1);
+    stream.launch(OP, &uses, move || {
+        // SAFETY: as in `bags_of`.
+        unsafe { cpu::grad(&checked, &workers, from, counts, (to, steps)) }
+    })
+}
+
+fn weights_grad_of<T: Real>(
+    stream: &Stream,
+    g: View<'_>,
+    table: View<'_>,
+    bags: &Bags<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "embedding_bag_weights_grad";
+    let bags = &Bags { weights: None, ..*bags };
+    let checked = check::<T>(OP, table, g, bags, None)?;
+    out.expect_shape(OP, bags.indices.shape())?;
+    g.expect_apart(OP, &out)?;
+    table.expect_apart(OP, &out)?;
+    let (g_at, from, to) = (matrix(OP, g)?, matrix(OP, table)?, vector_mut(OP, out)?);
+    if checked.len == 0 {
+        return Ok(());
+    }
+    let mut uses = bags.uses();
+    uses.extend([Use::read(g.buffer), Use::read(table.buffer), Use::write(out.buffer)]);
+    if stream.is_cuda() {
+        return cuda::embedding_bag::weights_grad(stream, &uses, g, table, bags, out);
+    }
+    let workers = workers(stream, checked.len * checked.width, 1);
+    stream.launch(OP, &uses, move || {
+        // SAFETY: as in `bags_of`.
+        unsafe { cpu::weights_grad(&checked, &workers, g_at, from, to) }
+    })
+}
+
+impl Bags<'_> {
+    /// What every kernel reads of the bags.
+    fn uses(&self) -> Vec<Use<'_>> {
+        let views = [Some(self.indices), self.offsets, self.weights];
+        // The other operands join them.
+        let mut uses = Vec::with_capacity(views.len() + 3);
+        uses.extend(views.into_iter().flatten().map(|view| Use::read(view.buffer)));
+        uses
+    }
+}
+
+/// Checks the bags against the table `[v, d]`, the values `[b, d]` and the numbers of members `[b]`.
+fn check<T: Real>(
+    op: &'static str,
+    table: View<'_>,
+    values: View<'_>,
+    bags: &Bags<'_>,
+    members: Option<View<'_>>,
+) -> Result<cpu::Bags<T>> {
+    let &[rows, width] = table.shape() else {
+        return Err(shape_mismatch(op, &[0, 0], table.shape()));
+    };
+    values.expect_shape(op, &[bags.count, width])?;
+    let &[len] = bags.indices.shape() else {
+        return Err(shape_mismatch(op, &[0], bags.indices.shape()));
+    };
+    if let Some(members) = members {
+        members.expect_shape(op, &[bags.count])?;
+    }
+    if let Some(weights) = bags.weights {
+        weights.expect_shape(op, &[len])?;
+    }
+    let offsets = match bags.offsets {
+        Some(offsets) => {
+            offsets.expect_shape(op, &[bags.count])?;
+            Some((offsets.src::<i64>(op)?, offsets.layout.strides()[0]))
+        }
+        None => None,
+    };
+    let shared = if bags.count == 0 { len == 0 } else { offsets.is_some() || len.is_multiple_of(bags.count) };
+    if !shared {
+        return Err(Error::InvalidArgument {
+            op,
+            argument: "bags",
+            expected: "a part of the indices for each",
+            value: format!("{} for {len} indices", bags.count).into(),
+        });
+    }
+    Ok(cpu::Bags {
+        op,
+        indices: (bags.indices.src::<i64>(op)?, bags.indices.layout.strides()[0]),
+        offsets,
+        weights: bags.weights.map(|weights| vector(op, weights)).transpose()?,
+        len,
+        count: bags.count,
+        rows,
+        width,
+        padding: bags.padding.map_or(-1, |row| row as i64),
+    })
+}
+
+fn matrix<T: Real>(op: &'static str, view: View<'_>) -> Result<cpu::Rows<T>> {
+    Ok((view.src::<T>(op)?, [view.layout.strides()[0], view.layout.strides()[1]]))
+}
+
+fn vector<T: Real>(op: &'static str, view: View<'_>) -> Result<cpu::Numbers<T>> {
+    Ok((view.src::<T>(op)?, view.layout.strides()[0]))
+}
+
+fn vector_mut<T: Real>(op: &'static str, view: View<'_>) -> Result<cpu::NumbersMut<T>> {
+    Ok((view.dst::<T>(op)?, view.layout.strides()[0]))
+}
+
+#[cfg(test)]
+#[path = "embedding_bag_tests.rs"]
+mod tests;

@@ -1,0 +1,107 @@
+//! A model of two branches that do not need each other.
+
+use autograd::Var;
+use device::{Device, Result, Stream};
+use tensor::RandomKey;
+
+use crate::{Conv2d, Conv2dOptions, Linear, Module, Parts};
+
+/// Two convolutions of 3x3 over the same images, each with a ReLU and the mean over all pixels; their sum goes through a linear
+/// layer. The branches run on two streams if there are some, and so do their gradients; the engine inserts the waits.
+///
+/// Shapes: `[n, 3, h, w] -> [n, classes]`.
+///
+/// ```
+/// use models::{Branches, Module};
+/// # fn main() -> device::Result<()> {
+/// let device = device::Device::cpu();
+/// let streams = [device.new_stream()?, device.new_stream()?];
+/// let (one, two) = (Branches::new(8, 10, 7, None, &device)?, Branches::new(8, 10, 7, Some(streams), &device)?);
+/// let images = tensor::Tensor::ones(&[1, 3, 16, 16], device::DType::F32, &device)?;
+/// let scores = |model: &Branches| model.forward(&images.clone().into())?.value().to_vec::<f32>();
+/// assert_eq!(scores(&one)?, scores(&two)?);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Branches {
+    branches: [Conv2d; 2],
+    streams: Option<[Stream; 2]>,
+    head: Linear,
+}
+
+impl Branches {
+    /// A model with `filters` in each branch and its first values keyed by `seed`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(
+        filters: usize,
+        classes: usize,
+        seed: u64,
+        streams: Option<[Stream; 2]>,
+        device: &Device,
+    ) -> Result<Branches> {
+        let conv = |op| {
+            let key = Some(RandomKey { seed, op });
+            let same = Conv2dOptions { padding: [1, 1], key, ..Conv2dOptions::default() };
+            Conv2d::with_options(3, filters, [3, 3], same, device)
+        };
+        let head = Linear::keyed(filters, classes, RandomKey { seed, op: 2 }, device)?;
+        Ok(Branches { branches: [conv(0)?, conv(1)?], streams, head })
+    }
+
+    fn branch(&self, number: usize, images: &Var) -> Result<Var> {
+        let work = || self.branches[number].forward(images)?.relu()?.mean(&[2, 3], false);
+        match &self.streams {
+            Some(streams) => streams[number].scope(work),
+            None => work(),
+        }
+    }
+}
+
+impl Module for Branches {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        // Both are launched before either is waited for.
+        let (first, second) = (self.branch(0, input)?, self.branch(1, input)?);
+        self.head.forward(&first.add(&second)?)
+    }
+
+    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+        parts.child("branches.0", &self.branches[0]);
+        parts.child("branches.1", &self.branches[1]);
+        parts.child("head", &self.head);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use device::DType;
+    use tensor::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn forward_and_backward_run_on_the_branches_streams() {
+        let device = Device::cpu();
+        let streams = [device.new_stream().unwrap(), device.new_stream().unwrap()];
+        let ids = [streams[0].id(), streams[1].id()];
+        let model = Branches::new(4, 10, 7, Some(streams), &device).unwrap();
+        let images = Tensor::rand(&[2, 3, 9, 8], DType::F32, RandomKey { seed: 1, op: 0 }, &device).unwrap();
+        let loss = model.forward(&Var::constant(images)).unwrap().square().unwrap().sum(&[], false).unwrap();
+        for id in ids {
+            let ops: Vec<_> =
+                loss.tape().into_iter().filter(|entry| entry.stream == id).map(|entry| entry.op).collect();
+            assert_eq!(ops.iter().filter(|op| op.contains("conv2d")).count(), 1, "{ops:?}");
+            assert!(ops.contains(&"relu"), "{ops:?}");
+        }
+        device.start_recording();
+        loss.backward().unwrap();
+        device.synchronize().unwrap();
+        let recording = device.stop_recording();
+        for id in ids {
+            let own =
+                |op: &str| recording.commands.iter().any(|c| c.moment.stream == id && c.op.contains(op));
+            assert!(own("conv2d"), "the filters' gradient is made on {id:?}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Models of synthetic images whose steps have parts that do not need each other.
+//!
+//! A CPU gets smaller images than a GPU: those of the published measurements take it seconds a step.
+
+use autograd::Var;
+use device::{DType, Device, DeviceKind, Result, Stream};
+use tensor::{RandomKey, Tensor};
+
+use super::{Evaluation, Model, Overlap, Workload};
+use crate::data::augment::Augment;
+use crate::{
+    Batch, Branches, EncoderDecoder, Flatten, Images, InMemory, Linear, Module, Optimizer, Parts,
+    PyramidOptions, Sequential, Sgd, SgdOptions, cross_entropy, encoder, pixel_cross_entropy,
+};
+
+const CLASSES: usize = 10;
+/// The share of the images that is held out.
+const TEST_FRACTION: f64 = 0.2;
+/// Images in one forward pass of an evaluation.
+const EVALUATION_ROWS: usize = 8;
+/// Images, the held-out ones included.
+const ROWS: usize = 160;
+
+/// Height and width of the images of an encoder: on a CPU a step of 64 by 64 takes tens of milliseconds, and one of 256 by 256
+/// most of a second.
+fn size(device: &Device) -> usize {
+    if device.kind() == DeviceKind::Cpu { 64 } else { 256 }
+}
+
+/// The images of a batch, `[n, 3, s, s]`.
+fn images(batch: &Batch) -> Result<Tensor> {
+    let size = (batch.inputs.elements() / batch.len().max(1) / 3).isqrt();
+    batch.inputs.reshape(&[batch.len(), 3, size, size])
+}
+
+fn sgd(parameters: Vec<Var>, lr: f64, lanes: usize) -> Result<Box<dyn Optimizer>> {
+    super::expect_lanes(lanes)?;
+    // The gradients of the lanes are added; the rate turns the sum into a mean.
+    Ok(Box::new(Sgd::new(parameters, SgdOptions { lr: lr / lanes as f64, ..SgdOptions::default() })?))
+}
+
+/// A frozen encoder on one stream and a decoder that learns on another.
+pub(super) struct EncodeDecode;
+
+impl Model for EncoderDecoder {
+    /// Encodes the images.
+    fn prepare(&self, batch: Batch) -> Result<Batch> {
+        Ok(Batch { inputs: self.encode(&images(&batch)?)?, ..batch })
+    }
+
+    fn batch_loss(&self, batch: &Batch) -> Result<Var> {
+        pixel_cross_entropy(&self.decode(&batch.inputs)?, &batch.labels)
+    }
+
+    /// The mean loss and the share of pixels that are told.
+    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
+        let part = |batch: &Batch| {
+            let batch = self.prepare(batch.clone())?;
+            let scores = self.decode(&batch.inputs)?;
+            let told = scores.value().argmax(1, false)?.reshape(batch.labels.shape())?;
+            let right = told.eq(&batch.labels)?.to_dtype(DType::I64)?.sum(&[], false)?;
+            let loss = pixel_cross_entropy(&scores, &batch.labels)?;
+            Ok((loss.value().clone(), right, batch.labels.elements()))
+        };
+        super::evaluate(self, data, EVALUATION_ROWS, device, part)
+    }
+}
+
+impl Workload for EncodeDecode {
+    fn name(&self) -> &'static str {
+        "encoder-decoder"
+    }
+
+    fn about(&self) -> &'static str {
+        "a frozen encoder, a batch ahead of the decoder that trains on a class for each pixel"
+    }
+
+    fn default_batch(&self) -> usize {
+        8
+    }
+
+    fn default_epochs(&self) -> u64 {
+        4
+    }
+
+    fn overlap(&self) -> Overlap {
+        Overlap::Stages
+    }
+
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
+        let options = PyramidOptions::of_size(size(device));
+        Ok(Box::new(EncoderDecoder::new(options, CLASSES, seed, device)?))
+    }
+
+    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        let images = Images { rows: ROWS, size: size(device), classes: CLASSES, seed };
+        images.segmented()?.split(TEST_FRACTION, seed)
+    }
+
+    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
+        sgd(parameters, 1e-3, lanes)
+    }
+}
+
+/// Augmentation on one stream and a classifier that learns on another.
+pub(super) struct Augmented;
+
+/// The encoder with a linear layer behind it, on augmented images.
+struct Classifier {
+    network: Sequential,
+    augment: Augment,
+}
+
+impl Module for Classifier {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        self.network.forward(input)
+    }
+
+    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+        self.network.parts(parts);
+    }
+}
+
+impl Model for Classifier {
+    /// Augments the images, with random numbers of the batch.
+    fn prepare(&self, batch: Batch) -> Result<Batch> {
+        Ok(Batch { inputs: self.augment.apply(&images(&batch)?, batch.key)?, ..batch })
+    }
+
+    fn batch_loss(&self, batch: &Batch) -> Result<Var> {
+        cross_entropy(&self.forward(&batch.input())?, &batch.labels)
+    }
+
+    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
+        let part = |batch: &Batch| super::by_class(&self.forward(&images(batch)?.into())?, batch);
+        super::evaluate(self, data, EVALUATION_ROWS, device, part)
+    }
+}
+
+impl Workload for Augmented {
+    fn name(&self) -> &'static str {
+        "augment"
+    }
+
+    fn about(&self) -> &'static str {
+        "images augmented on the device, a batch ahead of the classifier that trains on them"
+    }
+
+    fn default_batch(&self) -> usize {
+        32
+    }
+
+    fn compared_batch(&self) -> usize {
+        8
+    }
+
+    fn default_epochs(&self) -> u64 {
+        4
+    }
+
+    fn overlap(&self) -> Overlap {
+        Overlap::Stages
+    }
+
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
+        let size = size(device);
+        let options = PyramidOptions::of_size(size);
+        let head = Linear::keyed(options.features()?, CLASSES, RandomKey { seed, op: 2000 }, device)?;
+        let network = encoder(options, seed, device)?.push(Flatten).push(head);
+        let augment = Augment { seed, crop: [size / 2; 2], size: [size; 2], ..Augment::default() };
+        Ok(Box::new(Classifier { network, augment }))
+    }
+
+    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        let images = Images { rows: ROWS, size: size(device), classes: CLASSES, seed };
+        images.labelled()?.split(TEST_FRACTION, seed)
+    }
+
+    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
+        sgd(parameters, 1e-3, lanes)
+    }
+}
+
+/// Two branches of one model on two streams.
+pub(super) struct Branched;
+
+/// Filters of a branch.
+const FILTERS: usize = 64;
+/// Height and width of the images of branches.
+const BRANCHED_SIZE: usize = 256;
+
+impl Model for Branches {
+    fn prepare(&self, batch: Batch) -> Result<Batch> {
+        Ok(Batch { inputs: images(&batch)?, ..batch })
+    }
+
+    fn batch_loss(&self, batch: &Batch) -> Result<Var> {
+        cross_entropy(&self.forward(&batch.input())?, &batch.labels)
+    }
+
+    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
+        let part = |batch: &Batch| super::by_class(&self.forward(&images(batch)?.into())?, batch);
+        super::evaluate(self, data, EVALUATION_ROWS, device, part)
+    }
+}
+
+impl Workload for Branched {
+    fn name(&self) -> &'static str {
+        "branches"
+    }
+
+    fn about(&self) -> &'static str {
+        "two convolutions of one image, forward and backward on streams of their own"
+    }
+
+    fn default_batch(&self) -> usize {
+        1
+    }
+
+    fn default_epochs(&self) -> u64 {
+        4
+    }
+
+    fn overlap(&self) -> Overlap {
+        Overlap::Branches
+    }
+
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
+        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, None, device)?))
+    }
+
+    fn branched(&self, seed: u64, device: &Device, streams: [Stream; 2]) -> Result<Box<dyn Model>> {
+        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, Some(streams), device)?))
+    }
+
+    fn data(&self, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
+        let images = Images { rows: ROWS / 4, size: BRANCHED_SIZE, classes: CLASSES, seed };
+        images.labelled()?.split(TEST_FRACTION, seed)
+    }
+
+    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
+        sgd(parameters, 1e-1, lanes)
+    }
+}

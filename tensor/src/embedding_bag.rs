@@ -1,0 +1,164 @@
+//! Sums and means over bags of rows of a table.
+
+use device::{DType, Result, Stream};
+use kernels::Layout;
+
+use crate::Tensor;
+use crate::check::{has_dtype, has_shape, invalid, is_float, same_device, same_kind};
+use crate::index::check_indices;
+
+/// Which rows of a table are in which bag.
+#[derive(Clone, Debug)]
+pub struct Bags {
+    /// The numbers of the rows, `[n]`, I64, one bag after the other.
+    pub indices: Tensor,
+    /// Where each bag begins, `[b]`, I64: upwards from 0, the last bag goes to the end. Without them all bags are of one size.
+    pub offsets: Option<Tensor>,
+    /// The number of bags `b`.
+    pub count: usize,
+    /// A factor for each index, `[n]`, of the table's type.
+    pub weights: Option<Tensor>,
+    /// A row that counts for nothing.
+    pub padding: Option<usize>,
+}
+
+impl Bags {
+    /// The bags that begin at `offsets [b]` of `indices [n]`; without offsets, those in the rows of `indices [b, n]`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for other ranks.
+    pub fn new(indices: &Tensor, offsets: Option<&Tensor>) -> Result<Bags> {
+        const OP: &str = "embedding_bag";
+        let count = match (indices.shape(), offsets.map(Tensor::shape)) {
+            (&[_], Some(&[count])) | (&[count, _], None) => count,
+            (_, Some(shape)) if shape.len() != 1 => {
+                return Err(invalid(OP, "offsets", "of rank 1", format_args!("shape {shape:?}")));
+            }
+            (shape, offsets) => {
+                let given = if offsets.is_some() { "with" } else { "without" };
+                let expected = "of rank 1 with offsets, or of rank 2 without";
+                return Err(invalid(
+                    OP,
+                    "indices",
+                    expected,
+                    format_args!("shape {shape:?} {given} offsets"),
+                ));
+            }
+        };
+        let indices = indices.reshape(&[indices.elements()])?;
+        Ok(Bags { indices, offsets: offsets.cloned(), count, weights: None, padding: None })
+    }
+
+    /// Checks types, devices and, as far as the host knows them, the numbers.
+    fn check(&self, op: &'static str, like: &Tensor, rows: usize) -> Result<()> {
+        is_float(op, like)?;
+        same_device(op, like, &self.indices)?;
+        has_dtype(op, &self.indices, DType::I64)?;
+        check_indices(op, &self.indices, rows)?;
+        if let Some(offsets) = &self.offsets {
+            same_device(op, like, offsets)?;
+            has_dtype(op, offsets, DType::I64)?;
+            has_shape(op, &[self.count], offsets)?;
+            check_indices(op, &offsets.narrow(0, 0, self.count.min(1))?, 1)?;
+            check_indices(op, offsets, self.indices.elements() + 1)?;
+        }
+        match &self.weights {
+            Some(weights) => same_kind(op, like, weights),
+            None => Ok(()),
+        }
+    }
+
+    fn view(&self) -> kernels::Bags<'_> {
+        kernels::Bags {
+            indices: self.indices.view(),
+            offsets: self.offsets.as_ref().map(Tensor::view),
+            count: self.count,
+            weights: self.weights.as_ref().map(Tensor::view),
+            padding: self.padding,
+        }
+    }
+}
+
+impl Tensor {
+    /// The sum of the rows of `self` in each bag, each row times its weight; 0 for an empty bag. For a `mean` it is divided by
+    /// the bag's number of rows, at least 1, which is given, too.
+    ///
+    /// Shapes: `self [v, d]` -> `[b, d]`, and `[b]`. Asynchronous, on the current stream; one command.
+    ///
+    /// ```
+    /// # use tensor::{Bags, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let device = Device::cpu();
+    /// let table = Tensor::from_slice(&[1.0_f32, 10.0, 100.0], &[3, 1], &device)?;
+    /// let indices = Tensor::from_slice(&[0_i64, 2, 2], &[3], &device)?;
+    /// let offsets = Tensor::from_slice(&[0_i64, 1, 1], &[3], &device)?;
+    /// let bags = Bags::new(&indices, Some(&offsets))?;
+    /// assert_eq!(table.embedding_bag(&bags, false)?.0.to_vec::<f32>()?, [1.0, 0.0, 200.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless floating-point; `DTypeMismatch`, `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for
+    /// indices without a bag. `IndexOutOfRange` for an index that is no row and for offsets that begin after 0 or end after
+    /// the indices, if they are known on the host; else, and for offsets that go down, the next synchronising call reports
+    /// `Async`.
+    pub fn embedding_bag(&self, bags: &Bags, mean: bool) -> Result<(Tensor, Option<Tensor>)> {
+        const OP: &str = "embedding_bag";
+        let (rows, width) = self.table(OP)?;
+        bags.check(OP, self, rows)?;
+        Stream::with_current(self.device(), |stream| {
+            let out = Tensor::allocate(stream, Layout::contiguous(&[bags.count, width]), self.dtype)?;
+            let members = match mean {
+                true => Some(Tensor::allocate(stream, Layout::contiguous(&[bags.count]), self.dtype)?),
+                false => None,
+            };
+            let wanted = members.as_ref().map(Tensor::view);
+            kernels::embedding_bag(stream, self.view(), &bags.view(), wanted, out.view())?;
+            Ok((out, members))
+        })
+    }
+
+    /// The gradient of [`Tensor::embedding_bag`] for a table of `rows` rows, for `self` that of the result; `members` are those
+    /// of a mean. Each row's sum has the order of the indices.
+    ///
+    /// Shapes: `self [b, d]`, `members [b]` -> `[v, d]`. Asynchronous, on the current stream; one command.
+    ///
+    /// # Errors
+    /// As [`Tensor::embedding_bag`].
+    pub fn embedding_bag_grad(&self, bags: &Bags, members: Option<&Tensor>, rows: usize) -> Result<Tensor> {
+        const OP: &str = "embedding_bag_grad";
+        let (_, width) = self.table(OP)?;
+        bags.check(OP, self, rows)?;
+        if let Some(members) = members {
+            same_kind(OP, self, members)?;
+        }
+        crate::check::elements_of(OP, &[rows, width])?;
+        Tensor::produce(self.device(), Layout::contiguous(&[rows, width]), self.dtype, |stream, out| {
+            kernels::embedding_bag_grad(stream, self.view(), &bags.view(), members.map(Tensor::view), out)
+        })
+    }
+
+    /// The gradient of the sums of [`Tensor::embedding_bag`] for the weights, for `self` that of the result.
+    ///
+    /// Shapes: `self [b, d]`, `table [v, d]` -> `[n]`. Asynchronous, on the current stream; one command.
+    ///
+    /// # Errors
+    /// As [`Tensor::embedding_bag`].
+    pub fn embedding_bag_weights_grad(&self, table: &Tensor, bags: &Bags) -> Result<Tensor> {
+        const OP: &str = "embedding_bag_weights_grad";
+        let (rows, _) = table.table(OP)?;
+        same_kind(OP, self, table)?;
+        bags.check(OP, self, rows)?;
+        Tensor::produce(self.device(), Layout::contiguous(bags.indices.shape()), self.dtype, |stream, out| {
+            kernels::embedding_bag_weights_grad(stream, self.view(), table.view(), &bags.view(), out)
+        })
+    }
+
+    fn table(&self, op: &'static str) -> Result<(usize, usize)> {
+        match *self.shape() {
+            [rows, width] => Ok((rows, width)),
+            ref shape => Err(invalid(op, "table", "of rank 2", format_args!("shape {shape:?}"))),
+        }
+    }
+}

@@ -140,7 +140,8 @@ fn all_three_maps_are_the_sums_that_they_say() {
 fn threads_do_not_show() {
     let larger = Case::new("larger", [5, 8, 40, 36], 12, window([3, 3], [1, 1], [1, 1], [1, 1]));
     let filters = Case::new("one image", [1, 64, 30, 30], 48, window([3, 3], [1, 1], [1, 1], [1, 1]));
-    for case in CASES.iter().chain([&larger, &filters]) {
+    let colours = Case::new("colours", [1, 3, 128, 128], 16, window([1, 1], [1, 1], [0, 0], [1, 1]));
+    for case in CASES.iter().chain([&larger, &filters, &colours]) {
         let (images, filter, results) = (case.images, case.filter(), case.results());
         let run = |threads: usize| {
             let stream = cpu(threads).default_stream();

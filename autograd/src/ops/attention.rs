@@ -34,7 +34,7 @@ impl Var {
     /// Shapes: `q [.., s, d]`, `k [.., t, d]`, `v [.., t, e]` -> `[.., s, e]`; the leading axes broadcast.
     ///
     /// ```
-    /// # use autograd::{Device, Result, Tensor, Var, ops::AttentionOptions};
+    /// # use autograd::{DType, Device, Result, Tensor, Var, ops::AttentionOptions};
     /// # fn main() -> Result<()> {
     /// let q = Var::leaf(Tensor::randn(&[2, 4, 8, 16], DType::F32, None, &Device::cpu())?);
     /// let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };

@@ -229,7 +229,7 @@ pub(crate) unsafe fn weight_grad<T: Lanes>(
     let together = geometry.images.div_ceil(partials).max(1);
     let partials = geometry.images.div_ceil(together).max(1);
     // Where rows are cut does not show.
-    let rows = if partials * groups < threads(workers) { (k / 4).next_multiple_of(24) } else { k };
+    let rows = if partials * groups < threads(workers) { k.div_ceil(4).next_multiple_of(24) } else { k };
     let bands = k.div_ceil(rows);
     with_scratch(partials * all, |sums: *mut T| {
         let to = Dst(sums);

@@ -83,15 +83,25 @@ fn sums<T: Lanes>(len: usize, mut terms: impl FnMut(usize, usize) -> [Block<T>; 
     let mut total = [T::ZERO; 2];
     for start in (0..len).step_by(BLOCK) {
         let end = len.min(start + BLOCK);
-        let (mut first, mut second) = ([T::ZERO; PARTS], [T::ZERO; PARTS]);
-        for i in (start..end).step_by(PARTS) {
-            let [a, b] = terms(i, PARTS.min(end - i));
-            first = zip(&first, &a, T::add);
-            second = zip(&second, &b, T::add);
+        let mut sums = [[T::ZERO; PARTS]; 2];
+        // With a count that the compiler knows, blocks stay in registers.
+        let whole = start + (end - start) / PARTS * PARTS;
+        for i in (start..whole).step_by(PARTS) {
+            add_terms(&mut sums, terms(i, PARTS));
         }
+        if whole < end {
+            add_terms(&mut sums, terms(whole, end - whole));
+        }
+        let [first, second] = sums;
         total = [total[0].add(joined(first)), total[1].add(joined(second))];
     }
     total
+}
+
+#[inline(always)]
+fn add_terms<T: Lanes>(sums: &mut [Block<T>; 2], [a, b]: [Block<T>; 2]) {
+    sums[0] = zip(&sums[0], &a, T::add);
+    sums[1] = zip(&sums[1], &b, T::add);
 }
 
 #[inline(always)]

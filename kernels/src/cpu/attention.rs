@@ -231,13 +231,15 @@ unsafe fn forward_tile<T: Lanes>(
                             *x = x.sub(shift).exp();
                         }
                         row[seen..].fill(T::ZERO);
-                        let before = best[r].sub(shift).exp();
-                        total[r] = total[r].mul(before).add(sum(row));
-                        if start > 0 {
+                        total[r] = if start == 0 {
+                            sum(row)
+                        } else {
+                            let before = best[r].sub(shift).exp();
                             for x in &mut sums[r * value_width..][..value_width] {
                                 *x = x.mul(before);
                             }
-                        }
+                            total[r].mul(before).add(sum(row))
+                        };
                         best[r] = m;
                     }
                 },
@@ -248,16 +250,21 @@ unsafe fn forward_tile<T: Lanes>(
             Product { m: rows, n: value_width, k: tile.cols, a, b, c, init: Init::Existing }.run(arch);
         }
     }
-    for r in 0..rows {
-        let seen = total[r] != T::ZERO;
-        let scale = if seen { total[r].recip() } else { T::ZERO };
-        for x in &mut sums[r * value_width..][..value_width] {
-            *x = x.mul(scale);
-        }
-        let log_sum = if seen { best[r].add(total[r].log()) } else { T::from_f64(f64::INFINITY) };
-        // SAFETY: the caller's promise.
-        unsafe { *log_sums.add(r) = log_sum };
-    }
+    simd_for::<T, _>(
+        #[inline(always)]
+        || {
+            for r in 0..rows {
+                let seen = total[r] != T::ZERO;
+                let scale = if seen { total[r].recip() } else { T::ZERO };
+                for x in &mut sums[r * value_width..][..value_width] {
+                    *x = x.mul(scale);
+                }
+                let log_sum = if seen { best[r].add(total[r].log()) } else { T::from_f64(f64::INFINITY) };
+                // SAFETY: the caller's promise.
+                unsafe { *log_sums.add(r) = log_sum };
+            }
+        },
+    );
     let from = Matrix { ptr: values, row: value_width as isize, col: 1 };
     // SAFETY: the caller's promise.
     unsafe { copy_matrix(arch, rows, value_width, from, out) };

@@ -7,6 +7,7 @@ use device::{DType, Error, Result, Stream, Use};
 
 use crate::cpu::embedding_bag as cpu;
 use crate::cpu::number::Real;
+use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
 use crate::par::workers;
@@ -27,7 +28,8 @@ pub struct Bags<'a> {
 }
 
 /// The sum of the rows of each bag, `out[i] = Σ w[j] table[indices[j]]` over the places `j` of bag `i` in their order, for
-/// F32 and F64. With `members` each sum is divided by the bag's number of rows, which is written there, at least 1.
+/// floats. With `members`, of the type that is computed in, each sum is divided by the bag's number of rows, which is written
+/// there, at least 1. BF16 and F16 are summed in F32, and the result is rounded.
 ///
 /// Shapes: `table [v, d]`, `members [b]`, `out [b, d]`. An index that is no row, and offsets that do not go from 0 upwards to
 /// at most `n`, are failures of the command, which become [`Error::Async`]. The same bits on every device.
@@ -42,7 +44,7 @@ pub fn embedding_bag(
     members: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype {
+    match out.dtype.compute_dtype() {
         DType::F32 => bags_of::<f32>(stream, table, bags, members, out),
         DType::F64 => bags_of::<f64>(stream, table, bags, members, out),
         dtype => Err(Error::DTypeUnsupported { op: "embedding_bag", dtype }),
@@ -50,7 +52,8 @@ pub fn embedding_bag(
 }
 
 /// The gradient of [`embedding_bag`] for the table, `out[r] = Σ w[j] / members[i] g[i]` over the places `j` with
-/// `indices[j] = r` in their order, where `i` is the bag of `j`; rows that no index names become 0.
+/// `indices[j] = r` in their order, where `i` is the bag of `j`; rows that no index names become 0. BF16
+/// and F16 are summed in F32, and the sum is rounded.
 ///
 /// Shapes: `g [b, d]`, `members [b]`, `out [v, d]`. Failures of the command and bits as there.
 ///
@@ -63,7 +66,7 @@ pub fn embedding_bag_grad(
     members: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype {
+    match out.dtype.compute_dtype() {
         DType::F32 => grad_of::<f32>(stream, g, bags, members, out),
         DType::F64 => grad_of::<f64>(stream, g, bags, members, out),
         dtype => Err(Error::DTypeUnsupported { op: "embedding_bag_grad", dtype }),
@@ -84,7 +87,7 @@ pub fn embedding_bag_weights_grad(
     bags: &Bags<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype {
+    match out.dtype.compute_dtype() {
         DType::F32 => weights_grad_of::<f32>(stream, g, table, bags, out),
         DType::F64 => weights_grad_of::<f64>(stream, g, table, bags, out),
         dtype => Err(Error::DTypeUnsupported { op: "embedding_bag_weights_grad", dtype }),
@@ -99,10 +102,12 @@ fn bags_of<T: Real>(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "embedding_bag";
-    let checked = check::<T>(OP, table, out, bags, members)?;
+    let (checked, weights) = check::<T>(OP, out.dtype, table, out, bags, members)?;
     table.expect_apart(OP, &out)?;
-    let (from, to) = (matrix(OP, table)?, out.dst::<T>(OP)?);
-    let counts = members.map(|members| vector_mut(OP, members)).transpose()?;
+    let from = Operand::<T>::of(OP, &table, out.dtype)?;
+    let to = Operand::<T>::of_mut(OP, &out, out.dtype)?;
+    let counts =
+        members.map(|members| Ok((members.dst::<T>(OP)?, members.layout.strides()[0]))).transpose()?;
     if bags.count == 0 {
         return Ok(());
     }
@@ -112,11 +117,15 @@ fn bags_of<T: Real>(
     if stream.is_cuda() {
         return cuda::embedding_bag::sum(stream, &uses, table, bags, members, out);
     }
-    let steps = [out.layout.strides()[0], out.layout.strides()[1]];
+    let (from_steps, to_steps) = (steps(&table), steps(&out));
     let workers = workers(stream, checked.len * checked.width + out.layout.elements(), 1);
     stream.launch(OP, &uses, move || {
         // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-        unsafe { cpu::sum(&checked, &workers, from, (to, steps), counts) }
+        unsafe {
+            let stage = Stage::new(&workers);
+            let bags = checked.weighted(&stage, &weights);
+            cpu::sum(&bags, &workers, (stage.read(&from), from_steps), (stage.write(&to), to_steps), counts);
+        }
     })
 }
 
@@ -128,10 +137,12 @@ fn grad_of<T: Real>(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "embedding_bag_grad";
-    let checked = check::<T>(OP, out, g, bags, members)?;
+    let (checked, weights) = check::<T>(OP, out.dtype, out, g, bags, members)?;
     g.expect_apart(OP, &out)?;
-    let (from, to) = (matrix(OP, g)?, out.dst::<T>(OP)?);
-    let counts = members.map(|members| vector(OP, members)).transpose()?;
+    let from = Operand::<T>::of(OP, &g, out.dtype)?;
+    let to = Operand::<T>::of_mut(OP, &out, out.dtype)?;
+    let counts =
+        members.map(|members| Ok((members.src::<T>(OP)?, members.layout.strides()[0]))).transpose()?;
     if out.layout.elements() == 0 {
         return Ok(());
     }
@@ -141,11 +152,15 @@ fn grad_of<T: Real>(
     if stream.is_cuda() {
         return cuda::embedding_bag::grad(stream, &uses, g, bags, members, out);
     }
-    let steps = [out.layout.strides()[0], out.layout.strides()[1]];
+    let (from_steps, to_steps) = (steps(&g), steps(&out));
     let workers = workers(stream, checked.len * checked.width + out.layout.elements(), 1);
     stream.launch(OP, &uses, move || {
         // SAFETY: as in `bags_of`.
-        unsafe { cpu::grad(&checked, &workers, from, counts, (to, steps)) }
+        unsafe {
+            let stage = Stage::new(&workers);
+            let bags = checked.weighted(&stage, &weights);
+            cpu::grad(&bags, &workers, (stage.read(&from), from_steps), counts, (stage.write(&to), to_steps));
+        }
     })
 }
 
@@ -158,11 +173,12 @@ fn weights_grad_of<T: Real>(
 ) -> Result<()> {
     const OP: &str = "embedding_bag_weights_grad";
     let bags = &Bags { weights: None, ..*bags };
-    let checked = check::<T>(OP, table, g, bags, None)?;
+    let (checked, _) = check::<T>(OP, out.dtype, table, g, bags, None)?;
     out.expect_shape(OP, bags.indices.shape())?;
     g.expect_apart(OP, &out)?;
     table.expect_apart(OP, &out)?;
-    let (g_at, from, to) = (matrix(OP, g)?, matrix(OP, table)?, vector_mut(OP, out)?);
+    let read = |view: View<'_>| Operand::<T>::of(OP, &view, out.dtype);
+    let (from, to) = ([read(g)?, read(table)?], Operand::<T>::of_mut(OP, &out, out.dtype)?);
     if checked.len == 0 {
         return Ok(());
     }
@@ -171,10 +187,16 @@ fn weights_grad_of<T: Real>(
     if stream.is_cuda() {
         return cuda::embedding_bag::weights_grad(stream, &uses, g, table, bags, out);
     }
+    let (g_steps, table_steps, to_step) = (steps(&g), steps(&table), out.layout.strides()[0]);
     let workers = workers(stream, checked.len * checked.width, 1);
     stream.launch(OP, &uses, move || {
         // SAFETY: as in `bags_of`.
-        unsafe { cpu::weights_grad(&checked, &workers, g_at, from, to) }
+        unsafe {
+            let stage = Stage::new(&workers);
+            let [g, table] = from.each_ref().map(|from| stage.read(from));
+            let to = (stage.write(&to), to_step);
+            cpu::weights_grad(&checked, &workers, (g, g_steps), (table, table_steps), to);
+        }
     })
 }
 
@@ -189,14 +211,16 @@ impl Bags<'_> {
     }
 }
 
-/// Checks the bags against the table `[v, d]`, the values `[b, d]` and the numbers of members `[b]`.
+/// Checks the bags against the table `[v, d]`, the values `[b, d]` and the numbers of members `[b]`; gives them without
+/// their weights, of type `dtype`, and these.
 fn check<T: Real>(
     op: &'static str,
+    dtype: DType,
     table: View<'_>,
     values: View<'_>,
     bags: &Bags<'_>,
     members: Option<View<'_>>,
-) -> Result<cpu::Bags<T>> {
+) -> Result<(cpu::Bags<T>, Option<Weights<T>>)> {
     let &[rows, width] = table.shape() else {
         return Err(shape_mismatch(op, &[0, 0], table.shape()));
     };
@@ -226,29 +250,40 @@ fn check<T: Real>(
             value: format!("{} for {len} indices", bags.count).into(),
         });
     }
-    Ok(cpu::Bags {
+    let weights =
+        bags.weights.map(|weights| Ok((Operand::of(op, &weights, dtype)?, weights.layout.strides()[0])));
+    let checked = cpu::Bags {
         op,
         indices: (bags.indices.src::<i64>(op)?, bags.indices.layout.strides()[0]),
         offsets,
-        weights: bags.weights.map(|weights| vector(op, weights)).transpose()?,
+        weights: None,
         len,
         count: bags.count,
         rows,
         width,
         padding: bags.padding.map_or(-1, |row| row as i64),
-    })
+    };
+    Ok((checked, weights.transpose()?))
 }
 
-fn matrix<T: Real>(op: &'static str, view: View<'_>) -> Result<cpu::Rows<T>> {
-    Ok((view.src::<T>(op)?, [view.layout.strides()[0], view.layout.strides()[1]]))
+/// The bags' weights and the step from one to the next.
+type Weights<T> = (Operand<T>, isize);
+
+impl<T: Real> cpu::Bags<T> {
+    /// The bags with their weights.
+    ///
+    /// # Safety
+    /// As for [`Stage::read`].
+    unsafe fn weighted<'a>(self, stage: &Stage<'a>, weights: &'a Option<Weights<T>>) -> cpu::Bags<T> {
+        // SAFETY: the caller's promise.
+        let weights = weights.as_ref().map(|(weights, step)| (unsafe { stage.read(weights) }, *step));
+        cpu::Bags { weights, ..self }
+    }
 }
 
-fn vector<T: Real>(op: &'static str, view: View<'_>) -> Result<cpu::Numbers<T>> {
-    Ok((view.src::<T>(op)?, view.layout.strides()[0]))
-}
-
-fn vector_mut<T: Real>(op: &'static str, view: View<'_>) -> Result<cpu::NumbersMut<T>> {
-    Ok((view.dst::<T>(op)?, view.layout.strides()[0]))
+/// Steps to the next row and the next column.
+fn steps(view: &View<'_>) -> [isize; 2] {
+    [view.layout.strides()[0], view.layout.strides()[1]]
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-use device::{Error, Result, Stream};
+use device::{Element, Error, Result, Stream, bf16, f16};
 
 use super::*;
+use crate::cpu::half::Half;
 use crate::layout::Layout;
 use crate::testing::{Array, bits, cpu, values_f32};
 
@@ -109,6 +110,55 @@ fn bags_and_their_gradients_are_those_of_plain_loops() {
     }
 }
 
+/// Means and sums of weighted rows, and the gradients of both, of numbers that `of` makes.
+fn all_results<T: Element>(stream: &Stream, width: usize, of: impl Fn(f32) -> T) -> [Vec<T>; 5] {
+    let array = |seed, shape: &[usize]| {
+        let values = values_f32(seed, shape.iter().product());
+        Array::new(stream, &values.into_iter().map(&of).collect::<Vec<_>>(), shape)
+    };
+    let (count, len) = (OFFSETS.len(), INDICES.len());
+    let (table, g, weights) = (array(1, &[ROWS, width]), array(2, &[count, width]), array(3, &[len]));
+    let (indices, offsets) = (Array::new(stream, &INDICES, &[len]), Array::new(stream, &OFFSETS, &[count]));
+    let members = Array::full(stream, f32::NAN, &[count]);
+    let plain = Bags {
+        indices: indices.view(),
+        offsets: Some(offsets.view()),
+        count,
+        weights: None,
+        padding: Some(PADDING),
+    };
+    let weighted = Bags { weights: Some(weights.view()), ..plain };
+    let [mean, sum] = [5, 6].map(|seed| array(seed, &[count, width]));
+    let [mean_grad, sum_grad] = [7, 8].map(|seed| array(seed, &[ROWS, width]));
+    let weights_grad = array(9, &[len]);
+    embedding_bag(stream, table.view(), &plain, Some(members.view()), mean.view()).expect("fits");
+    assert_eq!(members.to_vec(), [2.0, 1.0, 3.0, 3.0, 1.0]);
+    embedding_bag(stream, table.view(), &weighted, None, sum.view()).expect("fits");
+    embedding_bag_grad(stream, g.view(), &plain, Some(members.view()), mean_grad.view()).expect("fits");
+    embedding_bag_grad(stream, g.view(), &weighted, None, sum_grad.view()).expect("fits");
+    embedding_bag_weights_grad(stream, g.view(), table.view(), &weighted, weights_grad.view()).expect("fits");
+    [mean, sum, mean_grad, sum_grad, weights_grad].map(|array| array.to_vec())
+}
+
+fn half_results_are_rounded<H: Half + PartialEq>() {
+    for (width, threads) in [(7, 1), (2100, 2)] {
+        let device = cpu(threads);
+        let stream = device.default_stream();
+        let exact = all_results(&stream, width, |value| H::round(value).widen());
+        let halves = all_results(&stream, width, H::round);
+        for (which, (halves, exact)) in halves.iter().zip(&exact).enumerate() {
+            let rounded: Vec<H> = exact.iter().map(|&value| H::round(value)).collect();
+            assert!(*halves == rounded, "result {which} of {} at width {width}", H::DTYPE);
+        }
+    }
+}
+
+#[test]
+fn halves_are_summed_in_f32_and_rounded_once() {
+    half_results_are_rounded::<bf16>();
+    half_results_are_rounded::<f16>();
+}
+
 /// The sums of `[0, 1, 2]` in bags of a table of 3 rows.
 fn sums(stream: &Stream, indices: &[i64], offsets: Option<&[i64]>, count: usize) -> Result<Vec<f32>> {
     let table = Array::new(stream, &[1.0_f32, 10.0, 100.0], &[3, 1]);
@@ -171,6 +221,11 @@ fn bad_bags_are_errors() {
     let whole = Array::full(&stream, 0_i64, &[1, 2]);
     let error = embedding_bag(&stream, table.view(), &bags, None, whole.view()).expect_err("no float");
     assert!(matches!(error, Error::DTypeUnsupported { .. }), "{error}");
+    // Numbers of members are of the type that is computed in.
+    let halves = Array::full(&stream, bf16::ZERO, &[3, 2]);
+    let (counts, out) = (Array::full(&stream, bf16::ZERO, &[1]), Array::full(&stream, bf16::ZERO, &[1, 2]));
+    let error = embedding_bag(&stream, halves.view(), &bags, Some(counts.view()), out.view());
+    assert!(matches!(error, Err(Error::DTypeMismatch { expected: DType::F32, .. })), "{error:?}");
     let first = Layout::contiguous(&[1, 2]);
     let own = View { layout: &first, ..table.view() };
     let error = embedding_bag(&stream, table.view(), &bags, None, own).expect_err("shared memory");

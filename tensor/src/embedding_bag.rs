@@ -81,7 +81,7 @@ impl Bags {
 
 impl Tensor {
     /// The sum of the rows of `self` in each bag, each row times its weight; 0 for an empty bag. For a `mean` it is divided by
-    /// the bag's number of rows, at least 1, which is given, too.
+    /// the bag's number of rows, at least 1, which is given, too, of [`DType::compute_dtype`].
     ///
     /// Shapes: `self [v, d]` -> `[b, d]`, and `[b]`. Asynchronous, on the current stream; one command.
     ///
@@ -110,7 +110,10 @@ impl Tensor {
         Stream::with_current(self.device(), |stream| {
             let out = Tensor::allocate(stream, Layout::contiguous(&[bags.count, width]), self.dtype)?;
             let members = match mean {
-                true => Some(Tensor::allocate(stream, Layout::contiguous(&[bags.count]), self.dtype)?),
+                true => {
+                    let layout = Layout::contiguous(&[bags.count]);
+                    Some(Tensor::allocate(stream, layout, self.dtype.compute_dtype())?)
+                }
                 false => None,
             };
             let wanted = members.as_ref().map(Tensor::view);
@@ -131,7 +134,8 @@ impl Tensor {
         let (_, width) = self.table(OP)?;
         bags.check(OP, self, rows)?;
         if let Some(members) = members {
-            same_kind(OP, self, members)?;
+            same_device(OP, self, members)?;
+            has_dtype(OP, members, self.dtype.compute_dtype())?;
         }
         crate::check::elements_of(OP, &[rows, width])?;
         Tensor::produce(self.device(), Layout::contiguous(&[rows, width]), self.dtype, |stream, out| {

@@ -1,7 +1,6 @@
 // Sums and means over bags of rows of a table. An index that is no row, and an offset that does not follow the one before,
-// are faults and are left out. Products and sums are rounded one by one and in the CPU's order.
-
-constexpr u32 THREADS = 256;
+// are faults and are left out. Products and sums are rounded one by one and in the CPU's order. Elements are stored as S,
+// numbers of members as what is computed in.
 
 struct BagSizes {
     u64 len;     // indices
@@ -15,10 +14,10 @@ struct BagSizes {
     i64 member_step;
 };
 
-template <class T> struct Bags {
+template <class S, class T = Opmath<S>> struct Bags {
     const i64* indices;
     const i64* offsets;  // none if all bags are of one size
-    const T* weights;    // none if all are 1
+    const S* weights;    // none if all are 1
     const BagSizes& size;
     Fault fault;
 
@@ -68,7 +67,7 @@ template <class T> struct Bags {
         return index == size.padding ? -1 : index;
     }
 
-    __device__ T weight(u64 place) const { return weights ? weights[(i64)place * size.weight_step] : T(1); }
+    __device__ T weight(u64 place) const { return weights ? (T)weights[(i64)place * size.weight_step] : T(1); }
 };
 
 struct Steps {
@@ -78,15 +77,15 @@ struct Steps {
 
 // out[i] = sum of w[j] table[indices[j]], divided by the number of members where they are wanted. A thread has V columns of a
 // bag.
-template <class T, int V>
-__device__ inline void sum(T* out, T* members, const T* table, const Bags<T>& bags, Steps to, Steps from) {
+template <int V, class S, class T = Opmath<S>>
+__device__ inline void sum(S* out, T* members, const S* table, const Bags<S>& bags, Steps to, Steps from) {
     u64 vectors = (u64)bags.size.width / V;
     for (u64 t = thread_index(); t < bags.size.count * vectors; t += thread_count()) {
         u64 bag = t / vectors;
         i64 column = (i64)(t % vectors) * V;
         u64 begin, end;
         bags.places(bag, begin, end);
-        Pack<T, V> sum = {};
+        T sums[V] = {};
         u64 count = 0;
         for (u64 place = begin; place < end; ++place) {
             i64 row = bags.row(place);
@@ -94,28 +93,27 @@ __device__ inline void sum(T* out, T* members, const T* table, const Bags<T>& ba
                 continue;
             }
             T weight = bags.weight(place);
-            Pack<T, V> element = load<V>(table + row * from.row + column * from.column, true);
+            Pack<S, V> element = load<V>(table + row * from.row + column * from.column, true);
 #pragma unroll
             for (int v = 0; v < V; ++v) {
-                sum.at[v] = add_rounded(sum.at[v], mul_rounded(element.at[v], weight));
+                sums[v] = add_rounded(sums[v], mul_rounded((T)element.at[v], weight));
             }
             ++count;
         }
-        if (members) {
-            T divisor = (T)(count > 0 ? count : 1);
-#pragma unroll
-            for (int v = 0; v < V; ++v) {
-                sum.at[v] = sum.at[v] / divisor;
-            }
-            if (column == 0) {
-                members[(i64)bag * bags.size.member_step] = divisor;
-            }
+        T divisor = (T)(count > 0 ? count : 1);
+        if (members && column == 0) {
+            members[(i64)bag * bags.size.member_step] = divisor;
         }
-        store<V>(out + (i64)bag * to.row + column * to.column, sum);
+        Pack<S, V> result;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            result.at[v] = members ? sums[v] / divisor : sums[v];
+        }
+        store<V>(out + (i64)bag * to.row + column * to.column, result);
     }
 }
 
-struct Owned {
+struct OwnedRows {
     u64 rows;   // of the table, that a block owns
     u32 width;  // columns that a block works on at a time, a power of two up to THREADS
     u32 pad;
@@ -124,10 +122,9 @@ struct Owned {
 // out[indices[j]] = sum of w[j] / members[i] g[i], in ascending order of j. A block owns rows of the table and columns; it goes
 // through the indices once for each of its columns, a tile at a time, and all its threads follow the hits in their order. Each
 // element of `out` is one thread's, which begins with 0.
-template <class T>
-__device__ inline void grad(T* out, const T* g, const T* members, const Bags<T>& bags, const Owned& owned, Steps to,
+template <class S, class T = Opmath<S>>
+__device__ inline void grad(S* out, const S* g, const T* members, const Bags<S>& bags, const OwnedRows& owned, Steps to,
                             Steps from) {
-    constexpr u32 WARP = 32;
     __shared__ u32 hits[THREADS / WARP];
     __shared__ u32 rows[THREADS];
     __shared__ i64 bag_at[THREADS];
@@ -140,9 +137,10 @@ __device__ inline void grad(T* out, const T* g, const T* members, const Bags<T>&
     for (u64 start = (u64)blockIdx.y * owned.width; start < (u64)size.width; start += (u64)gridDim.y * owned.width) {
         i64 column = (i64)start + threadIdx.x % owned.width;
         bool exists = column < size.width;
-        T* block = out + first * to.row + column * to.column;
+        S* block = out + first * to.row + column * to.column;
+        Sums<S> sums(block, to.row, groups, group);
         for (u32 row = group; exists && row < mine; row += groups) {
-            block[(i64)row * to.row] = 0;
+            block[(i64)row * to.row] = T(0);
         }
         for (u64 tile = 0; tile < size.len; tile += THREADS) {
             u64 place = tile + threadIdx.x;
@@ -168,20 +166,20 @@ __device__ inline void grad(T* out, const T* g, const T* members, const Bags<T>&
                 for (u32 mask = hits[warp]; mask != 0; mask &= mask - 1) {
                     u32 at = warp * WARP + (u32)__ffs((int)mask) - 1;
                     if ((rows[at] & (groups - 1)) == group) {
-                        T& sum = block[(i64)rows[at] * to.row];
                         T value = g[bag_at[at] * from.row + column * from.column];
-                        sum = add_rounded(sum, mul_rounded(value, factors[at]));
+                        sums.take(rows[at], mul_rounded(value, factors[at]));
                     }
                 }
             }
             __syncthreads();
         }
+        sums.finish();
     }
 }
 
 // out[j] = sum of g[i, c] table[indices[j], c]; 0 for the padding. A warp has a place.
-template <class T>
-__device__ inline void weights_grad(T* out, const T* g, const T* table, const Bags<T>& bags, i64 to, Steps own, Steps from) {
+template <class S, class T = Opmath<S>>
+__device__ inline void weights_grad(S* out, const S* g, const S* table, const Bags<S>& bags, i64 to, Steps own, Steps from) {
     u64 warp = thread_index() / LANES, warps = thread_count() / LANES;
     u32 lane = threadIdx.x % LANES;
     for (u64 place = warp; place < bags.size.len; place += warps) {
@@ -192,7 +190,8 @@ __device__ inline void weights_grad(T* out, const T* g, const T* table, const Ba
         }
         T sum = 0;
         for (i64 c = lane; row >= 0 && c < bags.size.width; c += LANES) {
-            sum = add(sum, mul(g[bag * own.row + c * own.column], table[row * from.row + c * from.column]));
+            T slope = g[bag * own.row + c * own.column], element = table[row * from.row + c * from.column];
+            sum = add(sum, mul(slope, element));
         }
         sum = join_lanes<Sum<T>>(sum, LANES);
         if (lane == 0) {
@@ -201,24 +200,20 @@ __device__ inline void weights_grad(T* out, const T* g, const T* table, const Ba
     }
 }
 
+using Computed = Opmath<DTYPE>;
+
 #define BAGS const i64 *indices, const i64 *offsets
 #define SUM(name, T, V)                                                                                              \
-    extern "C" __global__ void embedding_bag_##name(T* out, T* members, const T* table, BAGS, const T* weights,      \
-                                                    const __grid_constant__ BagSizes size,                           \
-                                                    const __grid_constant__ Steps to,                                \
-                                                    const __grid_constant__ Steps from, Fault fault) {               \
-        sum<T, V>(out, members, table, Bags<T>{indices, offsets, weights, size, fault}, to, from);                   \
+    extern "C" __global__ void name##_##T(T* out, Computed* members, const T* table, BAGS, const T* weights,         \
+                                          const __grid_constant__ BagSizes size, const __grid_constant__ Steps to,   \
+                                          const __grid_constant__ Steps from, Fault fault) {                         \
+        sum<V>(out, members, table, Bags<T>{indices, offsets, weights, size, fault}, to, from);                      \
     }
-SUM(f32, f32, 1)
-SUM(f64, f64, 1)
-SUM(vector_f32, f32, 4)
-SUM(vector_f64, f64, 2)
-
 #define GRADS(T)                                                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS) embedding_bag_grad_##T(                                    \
-        T* out, const T* g, const T* members, BAGS, const T* weights, const __grid_constant__ BagSizes size,         \
-        const __grid_constant__ Owned owned, const __grid_constant__ Steps to, const __grid_constant__ Steps from,   \
-        Fault fault) {                                                                                               \
+        T* out, const T* g, const Computed* members, BAGS, const T* weights, const __grid_constant__ BagSizes size,  \
+        const __grid_constant__ OwnedRows owned, const __grid_constant__ Steps to,                                   \
+        const __grid_constant__ Steps from, Fault fault) {                                                           \
         grad(out, g, members, Bags<T>{indices, offsets, weights, size, fault}, owned, to, from);                     \
     }                                                                                                                \
     extern "C" __global__ void embedding_bag_weights_grad_##T(                                                       \
@@ -226,5 +221,8 @@ SUM(vector_f64, f64, 2)
         const __grid_constant__ Steps own, const __grid_constant__ Steps from, Fault fault) {                        \
         weights_grad(out, g, table, Bags<T>{indices, offsets, nullptr, size, fault}, to, own, from);                 \
     }
-GRADS(f32)
-GRADS(f64)
+#define KERNELS(T)                                \
+    SUM(embedding_bag, T, 1)                      \
+    SUM(embedding_bag_vector, T, 16 / sizeof(T))  \
+    GRADS(T)
+KERNELS(DTYPE)

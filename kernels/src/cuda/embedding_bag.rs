@@ -1,24 +1,18 @@
 //! Sums and means over bags of rows, which the kernels check.
 
-use device::cuda::{Arg, Grid, Program};
+use device::cuda::Arg;
 use device::{Result, Stream, Use};
 
-use super::by_dtype;
-use super::walk::{ByValue, THREADS, address, blocks};
+use super::sums::Owned;
+use super::walk::{ByValue, THREADS, address, blocks, operand};
+use super::{by_dtype, float_programs};
 use crate::embedding_bag::Bags;
 use crate::layout::View;
 
-pub(super) static EMBEDDING_BAG: Program = Program::new(
-    "embedding_bag",
-    concat!(include_str!("prelude.cuh"), include_str!("rows.cuh"), include_str!("embedding_bag.cu")),
-);
+float_programs!("embedding_bag", "rows.cuh", "sums.cuh", "embedding_bag.cu");
 
 /// Threads that take an index together.
 const WARP: u32 = 32;
-/// Blocks for each multiprocessor that are wanted where a block does more if there are fewer.
-const BLOCKS: usize = 8;
-/// Blocks along y that every device has.
-const MAX_Y: usize = 65_535;
 
 /// `BagSizes` of the program.
 #[repr(C)]
@@ -68,20 +62,16 @@ impl Steps {
     }
 }
 
-/// `Owned` of the program.
+/// `OwnedRows` of the program.
 #[repr(C)]
-struct Owned {
+struct OwnedRows {
     rows: u64,
     width: u32,
     pad: u32,
 }
 
 // SAFETY: a word of 64 bits, and two of 32.
-unsafe impl ByValue for Owned {}
-
-fn pointer(view: Option<&View<'_>>) -> Arg<'static> {
-    Arg::Ptr(view.map_or(std::ptr::null(), |view| address(view).cast_const()))
-}
+unsafe impl ByValue for OwnedRows {}
 
 /// Whether rows can be read and written in accesses of 16 bytes.
 fn in_vectors(view: &View<'_>) -> bool {
@@ -110,12 +100,12 @@ pub(crate) fn sum(
     };
     stream.submit("embedding_bag", uses, |queue| {
         let args = [
-            pointer(Some(&out)),
-            pointer(members.as_ref()),
-            pointer(Some(&table)),
-            pointer(Some(&bags.indices)),
-            pointer(bags.offsets.as_ref()),
-            pointer(bags.weights.as_ref()),
+            operand(&out),
+            operand(members.as_ref()),
+            operand(&table),
+            operand(&bags.indices),
+            operand(bags.offsets.as_ref()),
+            operand(bags.weights.as_ref()),
             size.arg(),
             to.arg(),
             from.arg(),
@@ -125,7 +115,7 @@ pub(crate) fn sum(
         let grid = blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS);
         // SAFETY: sizes and steps are those of the operands, whose layouts were checked; an index is checked before it is
         // followed, and the uses name all buffers.
-        unsafe { queue.kernel(&EMBEDDING_BAG, kernel, grid, &args) }
+        unsafe { queue.kernel(program_of(out.dtype), kernel, grid, &args) }
     })
 }
 
@@ -141,30 +131,24 @@ pub(crate) fn grad(
     let (to, from) = (Steps::of(&out), Steps::of(&g));
     let [rows, columns] = [out.shape()[0], out.shape()[1]];
     stream.submit("embedding_bag_grad", uses, |queue| {
-        let width = columns.next_power_of_two().min(THREADS as usize);
-        let across = columns.div_ceil(width).min(MAX_Y);
-        // Every block goes through all indices, so there are no more than keep the device busy. A block's threads share
-        // out its rows if they are more than the columns.
-        let wanted = (queue.multiprocessors() as usize * BLOCKS).div_ceil(across);
-        let each = rows.div_ceil(wanted).max(THREADS as usize / width).min(1 << 31);
-        let owned = Owned { rows: each as u64, width: width as u32, pad: 0 };
-        let down = rows.div_ceil(each);
-        let grid = Grid { blocks: [down as u32, across as u32, 1], ..Grid::linear(1, THREADS) };
+        let Owned { rows, width, grid } = Owned::of(queue, out.dtype, [rows, columns]);
+        let owned = OwnedRows { rows: rows as u64, width: width as u32, pad: 0 };
         let args = [
-            pointer(Some(&out)),
-            pointer(Some(&g)),
-            pointer(members.as_ref()),
-            pointer(Some(&bags.indices)),
-            pointer(bags.offsets.as_ref()),
-            pointer(bags.weights.as_ref()),
+            operand(&out),
+            operand(&g),
+            operand(members.as_ref()),
+            operand(&bags.indices),
+            operand(bags.offsets.as_ref()),
+            operand(bags.weights.as_ref()),
             size.arg(),
             owned.arg(),
             to.arg(),
             from.arg(),
             Arg::Fault,
         ];
+        let kernel = by_dtype!(out.dtype, "embedding_bag_grad");
         // SAFETY: as in `sum`.
-        unsafe { queue.kernel(&EMBEDDING_BAG, by_dtype!(out.dtype, "embedding_bag_grad"), grid, &args) }
+        unsafe { queue.kernel(program_of(out.dtype), kernel, grid, &args) }
     })
 }
 
@@ -180,11 +164,11 @@ pub(crate) fn weights_grad(
     let (own, from) = (Steps::of(&g), Steps::of(&table));
     stream.submit("embedding_bag_weights_grad", uses, |queue| {
         let args = [
-            pointer(Some(&out)),
-            pointer(Some(&g)),
-            pointer(Some(&table)),
-            pointer(Some(&bags.indices)),
-            pointer(bags.offsets.as_ref()),
+            operand(&out),
+            operand(&g),
+            operand(&table),
+            operand(&bags.indices),
+            operand(bags.offsets.as_ref()),
             size.arg(),
             Arg::I64(out.layout.strides()[0] as i64),
             own.arg(),
@@ -194,6 +178,6 @@ pub(crate) fn weights_grad(
         let grid = blocks(queue, size.len.div_ceil(u64::from(THREADS / WARP)), THREADS);
         let kernel = by_dtype!(out.dtype, "embedding_bag_weights_grad");
         // SAFETY: as in `sum`.
-        unsafe { queue.kernel(&EMBEDDING_BAG, kernel, grid, &args) }
+        unsafe { queue.kernel(program_of(out.dtype), kernel, grid, &args) }
     })
 }

@@ -1,22 +1,16 @@
 //! Reading and adding at indices, which the kernels check.
 
-use device::cuda::{Arg, Grid, Program};
+use device::cuda::{Arg, Program};
 use device::{Result, Stream, Use};
 
+use super::sums::{HELD, Owned};
 use super::walk::{ByValue, THREADS, Walk, address, blocks};
 use super::{by_dtype, by_size, number_programs};
 use crate::layout::{LoopAxis, Loops, View};
 
 pub(super) static GATHER: Program =
     Program::new("gather", concat!(include_str!("prelude.cuh"), include_str!("gather.cu")));
-number_programs!("index", "index.cu");
-
-/// Blocks for each multiprocessor that are wanted where a block does more if there are fewer.
-const BLOCKS: usize = 8;
-/// Sums of 16-bit elements that a thread holds; as in the program.
-const HELD: usize = 32;
-/// Blocks along y that every device has.
-const MAX_Y: usize = 65_535;
+number_programs!("index", "sums.cuh", "index.cu");
 
 /// `out[.., i, ..] = x[.., indices[i], ..]`, a gather with the same index along all other axes.
 pub(crate) fn select(
@@ -99,15 +93,7 @@ pub(crate) fn index_add(
     let walk = Walk::of(OP, &columns)?;
     let uses = [Use::write(out.buffer), Use::read(src.buffer), Use::read(indices.buffer)];
     stream.submit(OP, &uses, |queue| {
-        let width = columns.elements.next_power_of_two().min(THREADS as usize);
-        let across = columns.elements.div_ceil(width).min(MAX_Y);
-        // Every block goes through all indices, so there are no more than keep the device busy. A block's threads
-        // share out its rows if they are more than the columns.
-        let wanted = (queue.multiprocessors() as usize * BLOCKS).div_ceil(across);
-        let shared = THREADS as usize / width;
-        let most = if out.dtype.is_half() { HELD * shared } else { 1 << 31 };
-        let rows = size.div_ceil(wanted).max(shared).min(most);
-        let down = size.div_ceil(rows).max(1);
+        let Owned { rows, width, grid } = Owned::of(queue, out.dtype, [size, columns.elements]);
         let what = IndexAdd {
             count: count as u64,
             index_step: indices.layout.strides()[0] as i64,
@@ -118,7 +104,6 @@ pub(crate) fn index_add(
             width: width as u32,
             pad: 0,
         };
-        let grid = Grid { blocks: [down as u32, across as u32, 1], ..Grid::linear(1, THREADS) };
         let [a, b, c] = [&out, &src, &indices].map(|view| Arg::Ptr(address(view)));
         let args = [a, b, c, walk.arg(), what.arg(), Arg::Fault];
         // SAFETY: rows and columns are those of the operands, whose layouts were checked; an index is checked before

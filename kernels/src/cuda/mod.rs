@@ -29,6 +29,7 @@ pub(crate) mod reduce;
 pub(crate) mod rows;
 pub(crate) mod sequence;
 pub(crate) mod softmax;
+pub(crate) mod sums;
 pub(crate) mod walk;
 
 /// The program of a family for elements of a type: the prelude, the type as `DTYPE`, whether it is floating point and
@@ -128,7 +129,7 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &conv::F32,
         &copy::COPY,
         &elementwise::F32,
-        &embedding_bag::EMBEDDING_BAG,
+        &embedding_bag::F32,
         &image::IMAGE,
         &index::F32,
         &index::GATHER,

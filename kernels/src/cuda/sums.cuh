@@ -1,0 +1,47 @@
+// Sums in memory, each of which is one thread's.
+
+constexpr u32 THREADS = 256;
+constexpr u32 WARP = 32;
+
+// The sums that are one thread's: places p of the output along the axis with p % groups == group, `groups` a power of two.
+template <class S, bool HELD = sizeof(S) == 2> struct Sums {
+    S* to;
+    i64 step;
+
+    __device__ Sums(S* to, i64 step, u32, u32) : to(to), step(step) {}
+    __device__ void take(i64 place, Opmath<S> x) const {
+        S& sum = to[place * step];
+        sum = add(sum, x);
+    }
+    __device__ void finish() const {}
+};
+// 16 bits would round each addition, so sums are held in shared memory until they are whole: up to 32 of a thread.
+template <class S> struct Sums<S, true> {
+    S* to;
+    i64 step;
+    f32* held;
+    u32 shift;
+    u32 group;
+    u32 touched;
+
+    __device__ Sums(S* to, i64 step, u32 groups, u32 group)
+        : to(to), step(step), shift(__ffs((int)groups) - 1), group(group), touched(0) {
+        __shared__ f32 all[32 * THREADS];
+        held = all + threadIdx.x;
+    }
+    __device__ void take(i64 place, f32 x) {
+        u32 slot = (u32)(place >> shift);
+        f32& sum = held[slot * THREADS];
+        if (!(touched >> slot & 1)) {
+            sum = to[place * step];
+            touched |= 1u << slot;
+        }
+        sum += x;
+    }
+    __device__ void finish() {
+        for (; touched != 0; touched &= touched - 1) {
+            u32 slot = (u32)__ffs((int)touched) - 1;
+            to[(((i64)slot << shift) + group) * step] = held[slot * THREADS];
+        }
+    }
+};

@@ -232,6 +232,35 @@ fn too_much_memory_is_an_error_with_a_report() -> Result<()> {
     Ok(())
 }
 
+/// A stream that has made products goes, and one that makes some comes, while another is held. The library's handles cannot be
+/// destroyed meanwhile: that waits for all that the device does.
+#[test]
+fn a_stream_with_products_goes_while_another_is_held() -> Result<()> {
+    let Some(device) = cuda() else { return Ok(()) };
+    let [held, going] = [device.new_stream()?, device.new_stream()?];
+    let x = Tensor::ones(&[8, 8], DType::F32, &device)?;
+    let products = [&held, &going].map(|stream| stream.scope(|| x.matmul(&x)));
+    device.synchronize()?;
+    let hold = held.hold();
+    let (went, gone) = std::sync::mpsc::channel();
+    let other = std::thread::spawn(move || -> Result<Vec<f32>> {
+        let device = going.device().clone();
+        drop(going);
+        let next = device.new_stream()?;
+        let product = next.scope(|| x.matmul(&x))?.to_vec();
+        let _ = went.send(());
+        product
+    });
+    let in_time = gone.recv_timeout(std::time::Duration::from_secs(20));
+    drop(hold);
+    assert_eq!(other.join().unwrap()?, [8.0; 64]);
+    assert!(in_time.is_ok(), "it waited for the stream that was held");
+    for product in products {
+        assert_eq!(product?.to_vec::<f32>()?, [8.0; 64]);
+    }
+    Ok(())
+}
+
 /// A wait is refused, and the write that it was for is launched again.
 #[test]
 #[ignore = "run by the test below"]

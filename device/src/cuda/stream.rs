@@ -346,8 +346,11 @@ impl DriverStream {
     /// The stream's handle for products. The caller has the tail of the stream, so nobody else makes it meanwhile.
     fn blas(&self) -> Result<&Blas> {
         if self.blas.get().is_none() {
+            let spare = self.context.spare_blas.lock().pop();
+            let blas = spare.map_or_else(Blas::new, Ok)?;
+            blas.serve(Some(self.raw))?;
             // Who has the tail is alone.
-            let _ = self.blas.set(Blas::new(self.raw)?);
+            let _ = self.blas.set(blas);
             self.context.products.store(true, Ordering::Relaxed);
         }
         self.blas.get().ok_or_else(|| unavailable("the library libcublas was not found"))
@@ -406,7 +409,12 @@ impl DriverStream {
 impl Drop for DriverStream {
     fn drop(&mut self) {
         if self.bind().is_ok() {
-            self.blas.take();
+            // Whoever lets go of the stream has seen it run dry, so the next one may have its workspace.
+            if let Some(blas) = self.blas.take()
+                && blas.serve(None).is_ok()
+            {
+                self.context.spare_blas.lock().push(blas);
+            }
             // SAFETY: created once, destroyed once; the driver lets it run dry.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }

@@ -415,6 +415,29 @@ fn the_blocking_mode_names_the_op_whose_wait_fails() {
     assert_eq!(met("0"), "nothing");
 }
 
+/// Asks whether a stream is idle that never will be.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_broken_stream() {
+    let stream = devices::cuda(0).unwrap().new_stream().unwrap();
+    let x = stream.scope(|| Tensor::ones(&[4], DType::F32, stream.device())).unwrap();
+    println!("met {:?}", stream.is_idle());
+    drop(x);
+}
+
+#[test]
+fn a_stream_that_has_failed_is_not_just_busy() {
+    if !emulated() {
+        println!("skipped: a real driver refuses nothing on demand");
+        return;
+    }
+    let queries: Vec<String> = (1..=100).map(|call| format!("cuStreamQuery:{call}:700")).collect();
+    let output = run_ignored("inner_broken_stream", &[("CUDA_EMULATOR_FAIL", queries.join(","))]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("met Err") && text.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{text}");
+}
+
 /// Nothing above the device and its kernels asks what the device is made of. On a machine without the sources there is nothing
 /// to look at.
 #[test]

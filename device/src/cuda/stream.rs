@@ -194,21 +194,24 @@ impl DriverStream {
         Ok(covered)
     }
 
-    /// The newest tick that can be seen to have run, without blocking. `wanted` is what the caller hopes for.
-    pub(crate) fn poll(&self, wanted: u64) -> Option<u64> {
-        self.bind().ok()?;
+    /// The newest tick that can be seen to have run, without blocking; `None` if there is none. `wanted` is what the caller
+    /// hopes for.
+    pub(crate) fn poll(&self, wanted: u64) -> Result<Option<u64>> {
+        self.bind()?;
+        let seen = |call, code, tick| match code {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(None),
+            code => check(call, code).map(|()| Some(tick)),
+        };
         if let Some(marker) = self.marker.try_lock()
             && let Some(event) = &marker.event
             && marker.tick >= wanted
         {
             // SAFETY: the context is current, and the event is live.
-            let code = unsafe { sys::cuEventQuery(event.0) };
-            return (code == sys::CUresult::CUDA_SUCCESS).then_some(marker.tick);
+            return seen("cuEventQuery", unsafe { sys::cuEventQuery(event.0) }, marker.tick);
         }
         let launched = self.launched.load(Ordering::Acquire);
         // SAFETY: the context is current, and the stream is live.
-        let code = unsafe { sys::cuStreamQuery(self.raw) };
-        (code == sys::CUresult::CUDA_SUCCESS).then_some(launched)
+        seen("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) }, launched)
     }
 
     /// Records an event that can be timed.

@@ -232,6 +232,35 @@ fn too_much_memory_is_an_error_with_a_report() -> Result<()> {
     Ok(())
 }
 
+/// A stream that has made products goes, and one that makes some comes, while another is held. The library's handles cannot be
+/// destroyed meanwhile: that waits for all that the device does.
+#[test]
+fn a_stream_with_products_goes_while_another_is_held() -> Result<()> {
+    let Some(device) = cuda() else { return Ok(()) };
+    let [held, going] = [device.new_stream()?, device.new_stream()?];
+    let x = Tensor::ones(&[8, 8], DType::F32, &device)?;
+    let products = [&held, &going].map(|stream| stream.scope(|| x.matmul(&x)));
+    device.synchronize()?;
+    let hold = held.hold();
+    let (went, gone) = std::sync::mpsc::channel();
+    let other = std::thread::spawn(move || -> Result<Vec<f32>> {
+        let device = going.device().clone();
+        drop(going);
+        let next = device.new_stream()?;
+        let product = next.scope(|| x.matmul(&x))?.to_vec();
+        let _ = went.send(());
+        product
+    });
+    let in_time = gone.recv_timeout(std::time::Duration::from_secs(20));
+    drop(hold);
+    assert_eq!(other.join().unwrap()?, [8.0; 64]);
+    assert!(in_time.is_ok(), "it waited for the stream that was held");
+    for product in products {
+        assert_eq!(product?.to_vec::<f32>()?, [8.0; 64]);
+    }
+    Ok(())
+}
+
 /// A wait is refused, and the write that it was for is launched again.
 #[test]
 #[ignore = "run by the test below"]
@@ -384,6 +413,29 @@ fn the_blocking_mode_names_the_op_whose_wait_fails() {
     let named = met("1");
     assert!(named.contains("sqrt"), "{named}");
     assert_eq!(met("0"), "nothing");
+}
+
+/// Asks whether a stream is idle that never will be.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_broken_stream() {
+    let stream = devices::cuda(0).unwrap().new_stream().unwrap();
+    let x = stream.scope(|| Tensor::ones(&[4], DType::F32, stream.device())).unwrap();
+    println!("met {:?}", stream.is_idle());
+    drop(x);
+}
+
+#[test]
+fn a_stream_that_has_failed_is_not_just_busy() {
+    if !emulated() {
+        println!("skipped: a real driver refuses nothing on demand");
+        return;
+    }
+    let queries: Vec<String> = (1..=100).map(|call| format!("cuStreamQuery:{call}:700")).collect();
+    let output = run_ignored("inner_broken_stream", &[("CUDA_EMULATOR_FAIL", queries.join(","))]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("met Err") && text.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{text}");
 }
 
 /// Nothing above the device and its kernels asks what the device is made of. On a machine without the sources there is nothing

@@ -401,3 +401,28 @@ fn training_reserves_little_more_than_it_uses() {
         }
     }
 }
+
+/// Makes the first product of a small device whose memory is free, but kept.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_first_product() -> Result<()> {
+    let device = cuda().unwrap();
+    drop(Tensor::zeros(&[10 << 20], DType::F32, &device)?);
+    device.synchronize()?;
+    let before = device.memory_stats().reserved_bytes;
+    let x = Tensor::ones(&[4, 4], DType::F32, &device)?;
+    assert_eq!(x.matmul(&x)?.to_vec::<f32>()?, [4.0; 16]);
+    assert!(before >= 40 * MIB && device.memory_stats().reserved_bytes < 32 * MIB);
+    Ok(())
+}
+
+/// A product's workspace is not the pool's, whose free memory makes room for it.
+#[test]
+fn the_pool_makes_room_for_a_workspace() {
+    if !emulated() {
+        println!("skipped: a real device has more memory");
+        return;
+    }
+    let (output, _) = run_logged("inner_first_product", &[("CUDA_EMULATOR_MEMORY", "64M".to_owned())]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}

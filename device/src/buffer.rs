@@ -37,6 +37,10 @@ pub trait Pool: Any + Send + Sync {
     /// # Safety
     /// `block` was given to a buffer of this pool, which is gone, and is returned once.
     unsafe fn release(&self, block: BlockId, uses: &[Moment]) -> Option<Device>;
+
+    /// Gives the driver back what is free and, as `reached` says, not in use any more, where the driver has no memory for
+    /// something else. A pool that keeps nothing has nothing to do.
+    fn make_room(&self, _reached: &dyn Fn(Moment) -> bool) {}
 }
 
 /// A range of device memory with a log of its uses. It goes back to its pool when dropped, which never blocks.

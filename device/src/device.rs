@@ -280,9 +280,8 @@ impl Device {
         let core = self.core();
         core.sweep();
         if let Some(cuda) = &core.cuda {
-            return Ok(
-                self.add(Fifo::of_driver(cuda.stream(options.priority)?, &core.audit), options.priority)
-            );
+            let stream = core.with_room(|| cuda.stream(options.priority))?;
+            return Ok(self.add(Fifo::of_driver(stream, &core.audit), options.priority));
         }
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
         let placement = match core.schedule {
@@ -534,6 +533,18 @@ impl Core {
 
     pub(crate) fn pool(&self) -> Option<&dyn Pool> {
         self.pool.get().map(|pool| &**pool)
+    }
+
+    /// Makes something that takes the driver's memory; if there is none left, once more without what the pool keeps.
+    pub(crate) fn with_room<R>(&self, make: impl Fn() -> Result<R>) -> Result<R> {
+        let made = make();
+        match (&made, self.pool()) {
+            (Err(Error::OutOfMemory { .. }), Some(pool)) => {
+                pool.make_room(&reached);
+                make()
+            }
+            _ => made,
+        }
     }
 
     /// The threads that kernels split over; `None` if there is one only.

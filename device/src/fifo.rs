@@ -387,13 +387,24 @@ impl Fifo {
         self.completed() >= tick || self.poll(tick)
     }
 
-    /// Asks the stream's driver whether `tick` has passed, without blocking.
+    /// As [`has_run`](Self::has_run), for who asks until it has: a driver that has failed never says so.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the stream's driver says that it will not.
+    pub(crate) fn query(&self, tick: u64) -> Result<bool> {
+        if self.completed() >= tick {
+            return Ok(true);
+        }
+        let Some(driver) = &self.driver else { return Ok(false) };
+        let ran = driver.poll(tick)?.unwrap_or(0);
+        self.passed(ran);
+        Ok(ran >= tick)
+    }
+
+    /// Asks the stream's driver whether `tick` has passed, without blocking. A failure is told to who waits.
     #[cold]
     fn poll(&self, tick: u64) -> bool {
-        let Some(driver) = &self.driver else { return false };
-        let ran = driver.poll(tick).unwrap_or(0);
-        self.passed(ran);
-        ran >= tick
+        self.query(tick).unwrap_or(false)
     }
 
     fn wait_for_worker(&self, tick: u64) {

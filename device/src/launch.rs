@@ -81,7 +81,7 @@ impl Stream {
         let mut tail = fifo.tail.lock();
         self.order(&mut tail, op, uses, true)?;
         let tf32 = self.device().tf32();
-        self.drive(driver, &mut tail, op, |_| work(&Queue::new(driver, op, fifo.id, tf32)))?;
+        self.drive(driver, &mut tail, op, |_| work(&Queue::new(self.core(), driver, op, fifo.id, tf32)))?;
         bump(&fifo.counters.launches, 1);
         Ok(())
     }

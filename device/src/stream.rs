@@ -172,7 +172,7 @@ impl Stream {
     /// # Errors
     /// None on the CPU; a device's driver may report one.
     pub fn is_idle(&self) -> Result<bool> {
-        Ok(self.fifo().has_run(self.now().tick))
+        self.fifo().query(self.now().tick).map_err(|error| error.met_by("is_idle", self.id()))
     }
 
     /// Closes a gate in the stream: commands launched from now on start when the guard drops. For tests.

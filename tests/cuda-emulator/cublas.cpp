@@ -38,6 +38,8 @@ static bool known(cublasHandle_t handle) {
     return handles.count(handle) != 0;
 }
 
+EXPORT CUresult cuCtxSynchronize(); // the driver's
+
 template <class Body> static cublasStatus_t call(const char* name, Body body) {
     std::string details;
     int failure = cuEmulatorEnter(name);
@@ -71,8 +73,10 @@ EXPORT cublasStatus_t cublasCreate_v2(cublasHandle_t* out) {
     });
 }
 
+// Waits for all that the device does, as the real one does.
 EXPORT cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
     return on_handle("cublasDestroy_v2", handle, [&] {
+        cuCtxSynchronize();
         std::lock_guard<std::mutex> held(lock);
         handles.erase(handle);
         delete handle;

@@ -95,7 +95,7 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(crate) fn poll(&self, _: u64) -> Option<u64> {
+    pub(crate) fn poll(&self, _: u64) -> Result<Option<u64>> {
         match *self {}
     }
 

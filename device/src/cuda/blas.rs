@@ -6,11 +6,12 @@ use cudarc::cublas::sys as blas;
 use cudarc::driver::sys;
 
 use super::Gemm;
-use super::call::check;
+use super::memory::obtained;
 use super::probe::unavailable;
 use crate::{DType, Error, Result};
 
-/// A handle with a workspace of its own, for one stream: then a product's result does not depend on other streams.
+/// A handle with a workspace of its own, for one stream at a time: then a product's result does not depend on other streams.
+/// It goes from a stream that has ended to a new one, since destroying it waits for all that the device does.
 #[derive(Debug)]
 pub(super) struct Blas {
     handle: blas::cublasHandle_t,
@@ -85,8 +86,8 @@ fn data_type(op: &'static str, dtype: DType) -> Result<blas::cudaDataType> {
 }
 
 impl Blas {
-    /// A handle for `stream`; its context is current.
-    pub(super) fn new(stream: sys::CUstream) -> Result<Blas> {
+    /// A handle, of no stream yet; a context is current.
+    pub(super) fn new() -> Result<Blas> {
         // SAFETY: only looks for the library and loads it.
         if !unsafe { blas::is_culib_present() } {
             return Err(unavailable("the library libcublas was not found"));
@@ -96,16 +97,25 @@ impl Blas {
         // was made is destroyed by `drop`.
         unsafe {
             done("cublasCreate", blas::cublasCreate_v2(&mut new.handle))?;
-            done("cublasSetStream", blas::cublasSetStream_v2(new.handle, stream.cast()))?;
-            check("cuMemAlloc", sys::cuMemAlloc_v2(&mut new.workspace, WORKSPACE))?;
-            let workspace = new.workspace as *mut c_void;
-            done("cublasSetWorkspace", blas::cublasSetWorkspace_v2(new.handle, workspace, WORKSPACE))?;
+            obtained("cuMemAlloc", WORKSPACE, sys::cuMemAlloc_v2(&mut new.workspace, WORKSPACE))?;
             // Parts of a product are added as what it is computed in, also if the result has 16 bits. Not TF32: calls ask
             // for that.
             let mode = blas::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
             done("cublasSetMathMode", blas::cublasSetMathMode(new.handle, mode))?;
         }
         Ok(new)
+    }
+
+    /// Makes it the handle of `stream`, or of none; its context is current, and what it was asked for has run.
+    pub(super) fn serve(&self, stream: Option<sys::CUstream>) -> Result<()> {
+        let workspace = self.workspace as *mut c_void;
+        let stream = stream.map_or(std::ptr::null_mut(), |stream| stream.cast());
+        // SAFETY: the handle is live, and so is the stream; the workspace lives as long as the handle.
+        unsafe {
+            // Another stream takes the workspace away.
+            done("cublasSetStream", blas::cublasSetStream_v2(self.handle, stream))?;
+            done("cublasSetWorkspace", blas::cublasSetWorkspace_v2(self.handle, workspace, WORKSPACE))
+        }
     }
 
     /// # Safety
@@ -233,7 +243,7 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed once; the stream is idle, since it goes with its handle.
+        // SAFETY: made once, destroyed once; whoever used it last has run.
         unsafe {
             if !self.handle.is_null() {
                 blas::cublasDestroy_v2(self.handle);

@@ -11,6 +11,7 @@ use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
 
 use super::Program;
+use super::blas::Blas;
 use super::call::check;
 use super::memory::{Pages, no_memory};
 use super::module::Module;
@@ -36,6 +37,8 @@ pub(crate) struct Context {
     pub(super) products: AtomicBool,
     /// Events that can be timed, between two uses.
     pub(super) events: Mutex<Vec<super::stream::RawEvent>>,
+    /// Handles for products, between two streams.
+    pub(super) spare_blas: Mutex<Vec<Blas>>,
     modules: RwLock<HashMap<usize, Arc<Module>>>,
     /// One program is compiled at a time.
     loading: Mutex<()>,
@@ -79,6 +82,7 @@ impl Context {
             pages: Pages::of(device),
             products: AtomicBool::new(false),
             events: Mutex::default(),
+            spare_blas: Mutex::default(),
             modules: RwLock::default(),
             loading: Mutex::new(()),
         };
@@ -180,6 +184,7 @@ impl Drop for Context {
             self.pages = None;
             self.modules.get_mut().clear();
             self.events.get_mut().clear();
+            self.spare_blas.get_mut().clear();
             for block in self.pinned.drain() {
                 // SAFETY: they come from `allocate_pinned`, and no stream is left to use them.
                 unsafe { self.free_pinned(block) };

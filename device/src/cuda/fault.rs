@@ -13,11 +13,22 @@ use crate::{Error, Panicked, Result, StreamId};
 
 /// `FaultRecord` of the kernels' prelude, in host memory that the device writes.
 #[repr(C)]
+#[derive(Default)]
 struct Record {
     set: AtomicU32,
     op: AtomicU32,
     value: AtomicI64,
     bound: AtomicI64,
+}
+
+/// What `set` is once the rest of a record is written. It is 1 while a kernel writes it, which may be on another stream than
+/// the one that the host has waited for: the wait for that kernel's stream finds the report.
+const WRITTEN: u32 = 2;
+
+impl Record {
+    fn is_written(&self) -> bool {
+        self.set.load(Ordering::Acquire) == WRITTEN
+    }
 }
 
 /// `Fault` of the kernels' prelude, a kernel's argument.
@@ -65,13 +76,13 @@ impl FaultWord {
 
     /// Whether there is a report.
     pub(crate) fn is_set(&self) -> bool {
-        self.record().set.load(Ordering::Acquire) != 0
+        self.record().is_written()
     }
 
     /// The first report, which makes room for another.
     pub(crate) fn take(&self) -> Option<Error> {
         let record = self.record();
-        if record.set.load(Ordering::Acquire) == 0 {
+        if !record.is_written() {
             return None;
         }
         let (op, stream) = self.ops.read().get(record.op.load(Ordering::Relaxed) as usize).copied()?;
@@ -92,5 +103,19 @@ impl Drop for FaultWord {
         // SAFETY: it came from `allocate_pinned` of this context, and the streams whose kernels could write it hold this
         // value until they have run dry.
         unsafe { self.context.free_pinned(self.record.cast()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_counts_once_all_of_it_is_written() {
+        let record = Record::default();
+        for (set, counts) in [(0, false), (1, false), (WRITTEN, true)] {
+            record.set.store(set, Ordering::Relaxed);
+            assert_eq!(record.is_written(), counts, "{set}");
+        }
     }
 }

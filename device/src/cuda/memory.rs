@@ -41,7 +41,7 @@ pub(super) fn no_memory(bytes: usize) -> Error {
 }
 
 /// The outcome of a call that asks for `bytes` bytes.
-fn obtained(call: &'static str, bytes: usize, code: sys::CUresult) -> Result<()> {
+pub(super) fn obtained(call: &'static str, bytes: usize, code: sys::CUresult) -> Result<()> {
     if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY { Err(no_memory(bytes)) } else { check(call, code) }
 }
 

@@ -40,6 +40,7 @@ pub(crate) use pinned::Staged;
 #[cfg(feature = "cuda")]
 pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 
+use crate::device::Core;
 use crate::{DType, MemoryDriver, Result, Stream, StreamId};
 
 /// What a CUDA device is made of.
@@ -191,13 +192,13 @@ impl Stream {
         // As for a launch: one thread at a time.
         let _tail = fifo.tail.lock();
         driver.bind()?;
-        driver.preload(programs)
+        self.core().with_room(|| driver.preload(programs))
     }
 }
 
 /// Where the closure of [`Stream::submit`](crate::Stream::submit) enqueues device work, in order.
-#[derive(Debug)]
 pub struct Queue<'a> {
+    core: &'a Core,
     stream: &'a DriverStream,
     op: &'static str,
     id: StreamId,
@@ -205,9 +206,21 @@ pub struct Queue<'a> {
     tf32: bool,
 }
 
+impl fmt::Debug for Queue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("op", &self.op).field("stream", &self.id).finish_non_exhaustive()
+    }
+}
+
 impl<'a> Queue<'a> {
-    pub(crate) fn new(stream: &'a DriverStream, op: &'static str, id: StreamId, tf32: bool) -> Self {
-        Queue { stream, op, id, tf32 }
+    pub(crate) fn new(
+        core: &'a Core,
+        stream: &'a DriverStream,
+        op: &'static str,
+        id: StreamId,
+        tf32: bool,
+    ) -> Self {
+        Queue { core, stream, op, id, tf32 }
     }
 
     /// How many multiprocessors the device has.
@@ -242,10 +255,12 @@ impl<'a> Queue<'a> {
     ///
     /// # Errors
     /// [`Error::DTypeUnsupported`](crate::Error::DTypeUnsupported),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no room for the workspace,
     /// [`Error::CudaUnavailable`](crate::Error::CudaUnavailable) without cuBLAS, [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<()> {
+        // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
-        unsafe { self.stream.gemm(self.op, gemm, self.tf32) }
+        self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.tf32) })
     }
 
     /// Enqueues a copy within the device.

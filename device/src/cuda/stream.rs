@@ -194,21 +194,24 @@ impl DriverStream {
         Ok(covered)
     }
 
-    /// The newest tick that can be seen to have run, without blocking. `wanted` is what the caller hopes for.
-    pub(crate) fn poll(&self, wanted: u64) -> Option<u64> {
-        self.bind().ok()?;
+    /// The newest tick that can be seen to have run, without blocking; `None` if there is none. `wanted` is what the caller
+    /// hopes for.
+    pub(crate) fn poll(&self, wanted: u64) -> Result<Option<u64>> {
+        self.bind()?;
+        let seen = |call, code, tick| match code {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(None),
+            code => check(call, code).map(|()| Some(tick)),
+        };
         if let Some(marker) = self.marker.try_lock()
             && let Some(event) = &marker.event
             && marker.tick >= wanted
         {
             // SAFETY: the context is current, and the event is live.
-            let code = unsafe { sys::cuEventQuery(event.0) };
-            return (code == sys::CUresult::CUDA_SUCCESS).then_some(marker.tick);
+            return seen("cuEventQuery", unsafe { sys::cuEventQuery(event.0) }, marker.tick);
         }
         let launched = self.launched.load(Ordering::Acquire);
         // SAFETY: the context is current, and the stream is live.
-        let code = unsafe { sys::cuStreamQuery(self.raw) };
-        (code == sys::CUresult::CUDA_SUCCESS).then_some(launched)
+        seen("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) }, launched)
     }
 
     /// Records an event that can be timed.
@@ -346,8 +349,11 @@ impl DriverStream {
     /// The stream's handle for products. The caller has the tail of the stream, so nobody else makes it meanwhile.
     fn blas(&self) -> Result<&Blas> {
         if self.blas.get().is_none() {
+            let spare = self.context.spare_blas.lock().pop();
+            let blas = spare.map_or_else(Blas::new, Ok)?;
+            blas.serve(Some(self.raw))?;
             // Who has the tail is alone.
-            let _ = self.blas.set(Blas::new(self.raw)?);
+            let _ = self.blas.set(blas);
             self.context.products.store(true, Ordering::Relaxed);
         }
         self.blas.get().ok_or_else(|| unavailable("the library libcublas was not found"))
@@ -406,7 +412,12 @@ impl DriverStream {
 impl Drop for DriverStream {
     fn drop(&mut self) {
         if self.bind().is_ok() {
-            self.blas.take();
+            // Whoever lets go of the stream has seen it run dry, so the next one may have its workspace.
+            if let Some(blas) = self.blas.take()
+                && blas.serve(None).is_ok()
+            {
+                self.context.spare_blas.lock().push(blas);
+            }
             // SAFETY: created once, destroyed once; the driver lets it run dry.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }

@@ -128,7 +128,7 @@ __device__ inline f64 abs_of(f64 x) { return fabs(x); }
 
 // Faults, in memory that the host reads when it synchronises. The first one is kept.
 struct FaultRecord {
-    unsigned int set;
+    unsigned int set; // 1 while a kernel writes the rest, 2 from then on
     unsigned int op;
     long long value;
     long long bound;
@@ -145,6 +145,7 @@ __device__ inline void raise(Fault fault, i64 value, i64 bound) {
         fault.record->value = value;
         fault.record->bound = bound;
         __threadfence_system();
+        *(volatile unsigned int*)&fault.record->set = 2;
     }
 }
 

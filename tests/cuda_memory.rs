@@ -426,3 +426,81 @@ fn the_pool_makes_room_for_a_workspace() {
     let (output, _) = run_logged("inner_first_product", &[("CUDA_EMULATOR_MEMORY", "64M".to_owned())]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
+
+/// A copy to the device, by way of pinned host memory, and whether the device has what was copied.
+fn copied(device: &Device, bytes: usize) -> Result<bool> {
+    let stream = device.default_stream();
+    let sent: Vec<u8> = (0..bytes).map(|byte| byte as u8).collect();
+    let buffer = allocate(&stream, bytes)?;
+    stream.upload("copy", &buffer, 0, &sent)?;
+    stream.synchronize()?;
+    buffer.download(|got| got == sent)
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn inner_pinned() -> Result<()> {
+    let device = cuda().unwrap();
+    let bytes = 4 * MIB;
+    // Each line takes a block or two, the first only because there are none.
+    assert!(copied(&device, bytes)?);
+    assert!(copied(&device, bytes)?);
+    device.trim();
+    assert!(copied(&device, bytes)?);
+    let hold = device.new_stream()?.hold();
+    device.trim();
+    assert!(copied(&device, bytes)?);
+    drop(hold);
+    device.trim();
+    assert!(copied(&device, bytes)?);
+    Ok(())
+}
+
+/// But not while a stream is held, for which a real driver may wait.
+#[test]
+fn pinned_memory_is_given_back() {
+    if !emulated() {
+        println!("skipped: a real driver has no log");
+        return;
+    }
+    let log = passing("inner_pinned", &[]);
+    let large = format!("bytes={}", 4 * MIB);
+    let taken = |line: &&str| line.starts_with("cuMemHostAlloc") && line.contains(&large);
+    assert_eq!(log.lines().filter(taken).count(), 3, "{log}");
+    assert_nothing_lives(&log, "pinned");
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn inner_refused_pinned() {
+    let device = cuda().unwrap();
+    for bytes in [MIB, 4 * MIB, 4 * MIB] {
+        match copied(&device, bytes) {
+            Ok(same) => println!("{bytes}: {same}"),
+            Err(Error::OutOfMemory { requested_bytes, .. }) => println!("{bytes}: no {requested_bytes}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn pinned_memory_that_is_free_makes_room() {
+    if !emulated() {
+        println!("skipped: a real driver refuses nothing on demand");
+        return;
+    }
+    let (small, large) = (MIB, 4 * MIB);
+    // The first call is that of making the device. Those that follow: 1 MiB, 4 MiB, and 4 MiB again without the first.
+    for (fail, first, second) in [
+        ("cuMemHostAlloc:3", "true".to_owned(), "true".to_owned()),
+        ("cuMemHostAlloc:2", format!("no {small}"), "true".to_owned()),
+        ("cuMemHostAlloc:3,cuMemHostAlloc:4", "true".to_owned(), format!("no {large}")),
+    ] {
+        let (output, log) = run_logged("inner_refused_pinned", &[("CUDA_EMULATOR_FAIL", fail.to_owned())]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{fail}: {said}");
+        let expected = format!("{small}: {first}\n{large}: {second}\n{large}: true\n");
+        assert!(said.contains(&expected), "{fail}: {said}");
+        assert_nothing_lives(&log, fail);
+    }
+}

@@ -168,6 +168,9 @@ pub trait DeviceMemory {
     /// Gives memory without live blocks, every use of which is over, back to the driver: the bytes that were.
     /// That is whole segments, or the pages of addresses that were reserved. Does not wait for anything. What
     /// belongs to a [`PrivatePool`] stays.
+    ///
+    /// The pinned host memory of a CUDA device's copies, which is not counted, goes back as
+    /// [`Device::trim_pinned`] says.
     fn trim(&self) -> usize;
 
     /// The settings.
@@ -212,6 +215,7 @@ impl DeviceMemory for Device {
     }
 
     fn trim(&self) -> usize {
+        self.trim_pinned();
         CachingAllocator::of(self)
             .map_or(0, |allocator| allocator.release_cached(0, |moment| self.reached(moment)))
     }

@@ -159,7 +159,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::CudaUnavailable`] with the reason: no driver or one that is too old, no such device, no libnvrtc or libcublas,
-    /// or a build without CUDA; [`Error::Driver`] if the driver refuses.
+    /// or a build without CUDA; [`Error::OutOfMemory`] if the driver has no memory left, [`Error::Driver`] if it refuses.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
         let mut devices = DEVICES.lock();
@@ -391,6 +391,14 @@ impl Device {
     /// The device's memory pool; the first caller decides which.
     pub fn pool_or_init(&self, init: impl FnOnce() -> Box<dyn Pool>) -> &dyn Pool {
         &**self.core().pool.get_or_init(|| Arc::from(init()))
+    }
+
+    /// Gives the driver back the pinned host memory that is kept for copies and that no command uses any more: nothing on a
+    /// CPU, and nothing while a stream of the device is held, which the driver might wait for.
+    pub fn trim_pinned(&self) {
+        if let Some(cuda) = &self.core().cuda {
+            cuda.context.trim_pinned();
+        }
     }
 
     /// Whether the host can see that `moment` has passed.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_char;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys;
@@ -13,11 +13,12 @@ use parking_lot::{Mutex, RwLock};
 use super::Program;
 use super::blas::Blas;
 use super::call::check;
-use super::memory::{Pages, no_memory};
+use super::memory::{Pages, no_memory, obtained};
 use super::module::Module;
 use super::pinned::PinnedPool;
 use super::probe::probe;
-use crate::Result;
+use super::stream::in_host_function;
+use crate::{Error, Result};
 
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
 pub(crate) struct Context {
@@ -31,6 +32,8 @@ pub(crate) struct Context {
     /// The driver's least and greatest priority; the greatest is the smallest number.
     pub(super) priorities: (i32, i32),
     pub(super) pinned: PinnedPool,
+    /// How many streams are held.
+    pub(super) gates: AtomicUsize,
     /// Addresses that get their memory later, if the device has such.
     pub(super) pages: Option<Pages>,
     /// Whether products are wanted: streams are made ready for them from then on.
@@ -79,6 +82,7 @@ impl Context {
             multiprocessors: 1,
             priorities: (0, 0),
             pinned: PinnedPool::default(),
+            gates: AtomicUsize::new(0),
             pages: Pages::of(device),
             products: AtomicBool::new(false),
             events: Mutex::default(),
@@ -138,14 +142,36 @@ impl Context {
         format!("{}, sm_{major}{minor}, {} multiprocessors", self.name, self.multiprocessors)
     }
 
-    /// Obtains pinned host memory, at the same address for host and device.
+    /// Obtains pinned host memory, at the same address for host and device; if there is none left, once more without the
+    /// blocks that are kept for copies.
     pub(super) fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
+        match self.obtain_pinned(bytes) {
+            Err(Error::OutOfMemory { .. }) if self.trim_pinned() => self.obtain_pinned(bytes),
+            outcome => outcome,
+        }
+    }
+
+    fn obtain_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.bind()?;
         let mut ptr = std::ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current; the driver writes an address.
-        unsafe { check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut ptr, bytes, flags))? };
+        obtained("cuMemHostAlloc", bytes, unsafe { sys::cuMemHostAlloc(&mut ptr, bytes, flags) })?;
         NonNull::new(ptr.cast()).ok_or_else(|| no_memory(bytes))
+    }
+
+    /// Gives the driver back the blocks for copies that no command uses any more; whether there were any. None while a
+    /// stream is held: the driver may wait for the device, and whoever holds the stream may be who asks.
+    pub(crate) fn trim_pinned(&self) -> bool {
+        if in_host_function() || self.gates.load(Ordering::Acquire) > 0 || self.bind().is_err() {
+            return false;
+        }
+        let idle = self.pinned.take_idle();
+        for &block in &idle {
+            // SAFETY: it comes from `allocate_pinned`, and its last command has run.
+            unsafe { self.free_pinned(block) };
+        }
+        !idle.is_empty()
     }
 
     /// Returns pinned host memory.

@@ -37,7 +37,7 @@ impl MemoryDriver for Context {
 }
 
 pub(super) fn no_memory(bytes: usize) -> Error {
-    Error::OutOfMemory { requested_bytes: bytes, report: "the device has no such range".into() }
+    Error::OutOfMemory { requested_bytes: bytes, report: "the driver has no such range".into() }
 }
 
 /// The outcome of a call that asks for `bytes` bytes.

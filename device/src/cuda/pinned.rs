@@ -37,6 +37,16 @@ impl PinnedPool {
         self.free.lock().entry(bytes).or_default().push((block, last));
     }
 
+    /// The blocks that no command uses any more, to be returned to the driver.
+    pub(super) fn take_idle(&self) -> Vec<NonNull<u8>> {
+        let mut idle = Vec::new();
+        self.free.lock().retain(|_, blocks| {
+            idle.extend(blocks.extract_if(.., |(_, last)| reached(*last)).map(|(block, _)| block.0));
+            !blocks.is_empty()
+        });
+        idle
+    }
+
     /// All blocks, to be returned to the driver.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = NonNull<u8>> + use<> {
         std::mem::take(self.free.get_mut()).into_values().flatten().map(|(block, _)| block.0)
@@ -70,6 +80,10 @@ impl Staged {
         // SAFETY: the block has room for `bytes`, and nobody else uses it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), staged.as_ptr(), bytes.len()) };
         Ok(staged)
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
     }
 
     pub(super) fn as_ptr(&self) -> *mut u8 {

@@ -283,6 +283,7 @@ impl DriverStream {
         // SAFETY: the context is current; the word is the device's to read until the command at `moment` has run.
         let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw, word, 1, flags) };
         check("cuStreamWaitValue32", code)?;
+        self.context.gates.fetch_add(1, Ordering::AcqRel);
         Ok(GateWord(staged))
     }
 
@@ -488,5 +489,6 @@ impl Drop for GateWord {
         let word = self.0.as_ptr().cast::<u32>();
         // SAFETY: the block holds an aligned word, which the device reads and nobody else writes.
         unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::Release);
+        self.0.context().gates.fetch_sub(1, Ordering::AcqRel);
     }
 }

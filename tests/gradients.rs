@@ -258,6 +258,10 @@ fn bad_input() -> Result<()> {
     let nan = [vector(&[f64::NAN])?];
     let result = gradcheck(|v| v[0].square(), &nan, GradCheck::default());
     assert!(matches!(result, Err(Error::GradientMismatch { .. })), "{result:?}");
+    // The step goes to 0, where the logarithm is infinite, and so the difference.
+    let edge = [vector(&[GradCheck::default().eps])?];
+    let result = gradcheck(|v| v[0].log(), &edge, GradCheck::default());
+    assert!(matches!(result, Err(Error::GradientMismatch { .. })), "{result:?}");
     Ok(())
 }
 

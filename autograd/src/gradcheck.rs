@@ -278,10 +278,11 @@ impl Worst {
     fn compare(&mut self, options: &GradCheck, input: usize, element: usize, analytic: f64, numeric: f64) {
         let error = (analytic - numeric).abs();
         let allowed = options.atol + options.rtol * numeric.abs();
-        let within = error <= allowed;
+        // An infinite slope would allow anything.
+        let within = error.is_finite() && error <= allowed;
         self.report.checked += 1;
         self.report.max_error = self.report.max_error.max(error);
-        let excess = if error.is_nan() { f64::INFINITY } else { error / allowed };
+        let excess = if !error.is_finite() { f64::INFINITY } else { error / allowed };
         if !within && (self.mismatch.is_none() || excess > self.excess) {
             self.excess = excess;
             self.mismatch = Some(Error::GradientMismatch { input, element, analytic, numeric });

@@ -177,7 +177,8 @@ impl Stream {
 
     /// Closes a gate in the stream: commands launched from now on start when the guard drops. For tests.
     ///
-    /// A CUDA stream has room for about a thousand commands; a launch beyond them waits for the gate.
+    /// A CUDA stream has room for about a thousand commands; a launch beyond them waits for the gate. So may whatever makes
+    /// the driver map memory.
     pub fn hold(&self) -> Hold {
         let gate = Arc::new(Gate::default());
         let word = self.close(Arc::clone(&gate)).unwrap_or_else(|error| {

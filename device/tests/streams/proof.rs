@@ -45,11 +45,11 @@ fn an_audit_finds_every_wait_needed_and_no_hazard() -> Result<()> {
 fn an_audit_names_both_commands_of_a_hazard() -> Result<()> {
     each_schedule(|dev| {
         let [one, two] = new_streams(dev)?;
-        let x = buffer(&one)?;
+        let (x, y) = (buffer(&one)?, buffer(&two)?);
         let hold = one.hold();
         dev.start_audit();
         set(&one, &x, 1)?;
-        copy(&two, &x, &buffer(&two)?)?;
+        copy(&two, &x, &y)?;
         let audit = dev.stop_audit();
         drop(hold);
         assert_eq!(audit.hazards(), []);
@@ -68,11 +68,12 @@ fn an_audit_names_both_commands_of_a_hazard() -> Result<()> {
 fn a_wait_that_nothing_needs_is_found() -> Result<()> {
     each_schedule(|dev| {
         let [one, two] = new_streams(dev)?;
+        let (x, y) = (buffer(&one)?, buffer(&two)?);
         let hold = one.hold();
         dev.start_audit();
-        set(&one, &buffer(&one)?, 1)?;
+        set(&one, &x, 1)?;
         two.wait_stream(&one)?;
-        set(&two, &buffer(&two)?, 1)?;
+        set(&two, &y, 1)?;
         let audit = dev.stop_audit();
         drop(hold);
         let waits: Vec<_> = audit.waits().collect();

@@ -152,7 +152,7 @@ fn model(dtype: DType, device: &Device) -> Result<Sequential> {
         .push(BatchNorm2d::with_options(4, norm, device)?)
         .push(Relu)
         .push(MaxPool2d::new([2; 2]))
-        .push(Flatten::default())
+        .push(Flatten)
         .push(Linear::with_options(
             64,
             5,

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::devices::emulated;
+use common::folder::Folder;
 use common::process::{calls, run_ignored, run_logged, say};
 use streamgrad::prelude::*;
 use streamgrad::{CudaConfig, RandomKey, Result};
@@ -19,23 +20,6 @@ const DRIVER: &str = "libcuda.so.1";
 const COMPILER: &str = "libnvrtc.so.13";
 const PRODUCTS: &str = "libcublas.so.13";
 const ALL: &[&str] = &[DRIVER, COMPILER, PRODUCTS];
-
-/// A folder of the test's own, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("streamgrad-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Where the emulated driver's libraries are, if it is in use.
 fn emulator() -> Option<PathBuf> {

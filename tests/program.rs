@@ -1,10 +1,13 @@
 //! The program as its users run it: output, files, exit codes.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use common::folder::Folder;
 use serde_json::Value;
 
 fn program(args: &[&str]) -> Output {
@@ -40,27 +43,6 @@ fn bad_output(args: &[&str], output: Output) -> String {
     assert_eq!(message.trim_end().lines().count(), 1, "{args:?}: {message}");
     assert!(!message.contains("panicked"), "{args:?}: {message}");
     message
-}
-
-/// A folder of the test's own, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("streamgrad-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 fn json(path: &str) -> Value {

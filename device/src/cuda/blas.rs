@@ -7,7 +7,6 @@ use cudarc::driver::sys;
 
 use super::Gemm;
 use super::memory::obtained;
-use super::probe::unavailable;
 use crate::{DType, Error, Result};
 
 /// A handle with a workspace of its own, for one stream at a time: then a product's result does not depend on other streams.
@@ -34,6 +33,7 @@ fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
 }
 
 /// The sizes of a product as the library takes them.
+#[derive(Clone, Copy)]
 struct Sizes {
     ta: blas::cublasOperation_t,
     tb: blas::cublasOperation_t,
@@ -86,12 +86,8 @@ fn data_type(op: &'static str, dtype: DType) -> Result<blas::cudaDataType> {
 }
 
 impl Blas {
-    /// A handle, of no stream yet; a context is current.
+    /// A handle, of no stream yet; a context is current, so the library was found.
     pub(super) fn new() -> Result<Blas> {
-        // SAFETY: only looks for the library and loads it.
-        if !unsafe { blas::is_culib_present() } {
-            return Err(unavailable("the library libcublas was not found"));
-        }
         let mut new = Blas { handle: std::ptr::null_mut(), workspace: 0 };
         // SAFETY: the library is present and a context is current; the calls write handles and addresses, and what
         // was made is destroyed by `drop`.
@@ -121,7 +117,8 @@ impl Blas {
     /// # Safety
     /// The operands are in bounds, and nothing writes them while the product runs.
     pub(super) unsafe fn gemm(&self, op: &'static str, g: &Gemm, tf32: bool) -> Result<()> {
-        let Sizes { ta, tb, m, n, k, lda, ldb, ldc, batch } = Sizes::of(op, g)?;
+        let sizes = Sizes::of(op, g)?;
+        let Sizes { ta, tb, m, n, k, lda, ldb, ldc, batch } = sizes;
         if m == 0 || n == 0 || batch == 0 {
             return Ok(());
         }
@@ -131,8 +128,8 @@ impl Blas {
         // operands.
         unsafe {
             match (g.dtype, g.batch) {
-                (DType::BF16 | DType::F16, _) => self.gemm_ex(op, g, false),
-                (DType::F32, _) if tf32 => self.gemm_ex(op, g, true),
+                (DType::BF16 | DType::F16, _) => self.gemm_ex(op, g, sizes, false),
+                (DType::F32, _) if tf32 => self.gemm_ex(op, g, sizes, true),
                 (DType::F32, 1) => {
                     let (one, beta) = (1.0f32, beta as f32);
                     let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
@@ -172,8 +169,8 @@ impl Blas {
     ///
     /// # Safety
     /// As for [`gemm`](Self::gemm).
-    unsafe fn gemm_ex(&self, op: &'static str, g: &Gemm, tf32: bool) -> Result<()> {
-        let Sizes { ta, tb, m, n, k, lda, ldb, ldc, batch } = Sizes::of(op, g)?;
+    unsafe fn gemm_ex(&self, op: &'static str, g: &Gemm, sizes: Sizes, tf32: bool) -> Result<()> {
+        let Sizes { ta, tb, m, n, k, lda, ldb, ldc, batch } = sizes;
         let (of_ab, of_c) = (data_type(op, g.dtype)?, data_type(op, g.c_dtype)?);
         let compute = match tf32 {
             true => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,

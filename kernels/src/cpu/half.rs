@@ -8,7 +8,7 @@ use device::{DType, Element, bf16, f16};
 
 use super::simd_of;
 use super::walk::Walk;
-use crate::layout::{Dst, Src};
+use crate::layout::Dst;
 use crate::par::{Workers, for_range};
 
 /// A float of 16 bits, which is computed with in F32.
@@ -161,25 +161,37 @@ unsafe fn blocks_of<H: Half, const N: usize>(
             // SAFETY: all offsets come from `walk`, and a block has room for the elements of a part.
             unsafe {
                 for k in 1..N {
-                    load(walk, part.clone(), k, operands[k].src(), blocks[k]);
+                    for_elements(
+                        walk,
+                        part.clone(),
+                        k,
+                        (operands[k], blocks[k]),
+                        #[inline(always)]
+                        |element: *mut H, place| place.write((*element).widen()),
+                    );
                 }
                 kernel(&Walk::Flat { elements, steps: [1; N] }, blocks);
-                store(walk, part, blocks[0].src(), operands[0]);
+                for_elements(
+                    walk,
+                    part,
+                    0,
+                    (operands[0], blocks[0]),
+                    #[inline(always)]
+                    |element: *mut H, place| element.write(H::round(*place)),
+                );
             }
         }
     });
 }
 
-/// Widens the elements `part` of operand `k` to a block.
-///
-/// # Safety
-/// They may be read, and the block has room for them.
-unsafe fn load<H: Half, const N: usize>(
+/// Calls `each` with the elements `part` of operand `k` and, for each, its place in a block.
+#[inline(always)]
+fn for_elements<H: Half, const N: usize>(
     walk: &Walk<'_, N>,
     part: Range<usize>,
     k: usize,
-    from: Src<H>,
-    to: Dst<f32>,
+    (operand, block): (Dst<H>, Dst<f32>),
+    each: impl Fn(*mut H, *mut f32),
 ) {
     simd_of::<false, _>(
         #[inline(always)]
@@ -187,42 +199,14 @@ unsafe fn load<H: Half, const N: usize>(
             let mut runs = walk.runs(part);
             let mut done = 0;
             while let Some((offsets, len)) = runs.next() {
-                let (from, step) = (from.at(offsets[k]), runs.steps()[k]);
-                let to = to.at(done);
-                // SAFETY: the caller's promise.
-                unsafe {
-                    if step == 1 {
-                        (0..len).for_each(|j| to.add(j).write((*from.add(j)).widen()));
-                    } else {
-                        (0..len).for_each(|j| to.add(j).write((*from.offset(j as isize * step)).widen()));
-                    }
-                }
-                done += len as isize;
-            }
-        },
-    );
-}
-
-/// Rounds a block to the elements `part` of operand 0.
-///
-/// # Safety
-/// They may be written, and the block has as many.
-unsafe fn store<H: Half, const N: usize>(walk: &Walk<'_, N>, part: Range<usize>, from: Src<f32>, to: Dst<H>) {
-    simd_of::<false, _>(
-        #[inline(always)]
-        || {
-            let mut runs = walk.runs(part);
-            let mut done = 0;
-            while let Some((offsets, len)) = runs.next() {
-                let (to, step) = (to.at(offsets[0]), runs.steps()[0]);
-                let from = from.at(done);
-                // SAFETY: the caller's promise.
-                unsafe {
-                    if step == 1 {
-                        (0..len).for_each(|j| to.add(j).write(H::round(*from.add(j))));
-                    } else {
-                        (0..len).for_each(|j| to.offset(j as isize * step).write(H::round(*from.add(j))));
-                    }
+                let (element, step) = (operand.at(offsets[k]), runs.steps()[k]);
+                let place = block.at(done);
+                if step == 1 {
+                    (0..len).for_each(|j| each(element.wrapping_add(j), place.wrapping_add(j)));
+                } else {
+                    (0..len).for_each(|j| {
+                        each(element.wrapping_offset(j as isize * step), place.wrapping_add(j));
+                    });
                 }
                 done += len as isize;
             }

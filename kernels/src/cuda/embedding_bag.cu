@@ -125,7 +125,6 @@ struct OwnedRows {
 template <class S, class T = Opmath<S>>
 __device__ inline void grad(S* out, const S* g, const T* members, const Bags<S>& bags, const OwnedRows& owned, Steps to,
                             Steps from) {
-    __shared__ u32 hits[THREADS / WARP];
     __shared__ u32 rows[THREADS];
     __shared__ i64 bag_at[THREADS];
     __shared__ T factors[THREADS];
@@ -157,21 +156,12 @@ __device__ inline void grad(S* out, const S* g, const T* members, const Bags<S>&
                 T weight = bags.weight(place);
                 factors[threadIdx.x] = members ? weight / members[bag * size.member_step] : weight;
             }
-            u32 mask = __ballot_sync(0xffffffff, hit);
-            if (threadIdx.x % WARP == 0) {
-                hits[threadIdx.x / WARP] = mask;
-            }
-            __syncthreads();
-            for (u32 warp = 0; exists && warp < THREADS / WARP; ++warp) {
-                for (u32 mask = hits[warp]; mask != 0; mask &= mask - 1) {
-                    u32 at = warp * WARP + (u32)__ffs((int)mask) - 1;
-                    if ((rows[at] & (groups - 1)) == group) {
-                        T value = g[bag_at[at] * from.row + column * from.column];
-                        sums.take(rows[at], mul_rounded(value, factors[at]));
-                    }
+            follow_hits(hit, exists, [&](u32 at) {
+                if ((rows[at] & (groups - 1)) == group) {
+                    T value = g[bag_at[at] * from.row + column * from.column];
+                    sums.take(rows[at], mul_rounded(value, factors[at]));
                 }
-            }
-            __syncthreads();
+            });
         }
         sums.finish();
     }

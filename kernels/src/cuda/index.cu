@@ -17,7 +17,6 @@ struct IndexAdd {
 template <class T>
 __device__ inline void index_add(T* out, const T* src, const i64* index, const Walk<2>& columns, const IndexAdd& what,
                                  Fault fault) {
-    __shared__ u32 hits[THREADS / WARP];
     __shared__ u32 rows[THREADS];
     u32 width = what.width, groups = THREADS / width;
     u32 group = threadIdx.x / width;
@@ -39,21 +38,12 @@ __device__ inline void index_add(T* out, const T* src, const i64* index, const W
                     raise(fault, i, what.size);
                 }
             }
-            u32 mask = __ballot_sync(0xffffffff, hit);
-            if (threadIdx.x % WARP == 0) {
-                hits[threadIdx.x / WARP] = mask;
-            }
-            __syncthreads();
-            for (u32 warp = 0; exists && warp < THREADS / WARP; ++warp) {
-                for (u32 mask = hits[warp]; mask != 0; mask &= mask - 1) {
-                    u32 place = warp * WARP + (u32)__ffs((int)mask) - 1;
-                    u32 row = rows[place];
-                    if ((row & (groups - 1)) == group) {
-                        sums.take(row, from[(i64)(tile + place) * what.src_step]);
-                    }
+            follow_hits(hit, exists, [&](u32 place) {
+                u32 row = rows[place];
+                if ((row & (groups - 1)) == group) {
+                    sums.take(row, from[(i64)(tile + place) * what.src_step]);
                 }
-            }
-            __syncthreads();
+            });
         }
         sums.finish();
     }

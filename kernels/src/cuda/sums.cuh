@@ -3,6 +3,23 @@
 constexpr u32 THREADS = 256;
 constexpr u32 WARP = 32;
 
+// Calls `follow` with the number of each thread of the block that has a hit, in their order, on every thread that `exists`. What
+// the hits left in shared memory is there by then, and may be written again afterwards. All threads of the block come here.
+template <class Follow> __device__ inline void follow_hits(bool hit, bool exists, Follow follow) {
+    __shared__ u32 hits[THREADS / WARP];
+    u32 mask = __ballot_sync(0xffffffff, hit);
+    if (threadIdx.x % WARP == 0) {
+        hits[threadIdx.x / WARP] = mask;
+    }
+    __syncthreads();
+    for (u32 warp = 0; exists && warp < THREADS / WARP; ++warp) {
+        for (u32 mask = hits[warp]; mask != 0; mask &= mask - 1) {
+            follow(warp * WARP + (u32)__ffs((int)mask) - 1);
+        }
+    }
+    __syncthreads();
+}
+
 // The sums that are one thread's: places p of the output along the axis with p % groups == group, `groups` a power of two.
 template <class S, bool HELD = sizeof(S) == 2> struct Sums {
     S* to;

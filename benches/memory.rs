@@ -108,7 +108,7 @@ fn multi_stream() {
             for stream in &streams {
                 for _ in 0..4 {
                     let buffer = allocate(stream, 8).unwrap();
-                    stream.launch("kernel", &[Use::write(&buffer)], || ()).unwrap();
+                    stream.launch_host("kernel", &[Use::write(&buffer)], || ()).unwrap();
                 }
             }
             device.synchronize().unwrap();

@@ -303,10 +303,10 @@ fn in_turn(streams: &[Stream], wait: impl Fn(&Stream, &Stream) -> Result<()>) ->
         move || order.lock().unwrap().push(number)
     };
     let hold = streams[0].hold();
-    streams[0].launch("say", &[], say(0))?;
+    streams[0].launch_host("say", &[], say(0))?;
     for (number, pair) in streams.windows(2).enumerate() {
         wait(&pair[1], &pair[0])?;
-        pair[1].launch("say", &[], say(number + 1))?;
+        pair[1].launch_host("say", &[], say(number + 1))?;
     }
     for stream in streams {
         assert!(stands(stream)?);

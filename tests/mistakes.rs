@@ -262,7 +262,7 @@ fn elapsed_time_is_asked_for_before_the_end() -> Result<()> {
         let s = Setting::new(kind)?;
         let hold = s.encoder.hold();
         let start = s.encoder.record()?;
-        s.encoder.launch("work", &[], || std::thread::sleep(WORK))?;
+        s.encoder.launch_host("work", &[], || std::thread::sleep(WORK))?;
         let end = s.encoder.record()?;
         // A host's clock would say here that the work took no time.
         assert!(!s.encoder.is_idle()? && !start.is_complete()? && !end.is_complete()?);

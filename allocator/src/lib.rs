@@ -38,7 +38,7 @@
 //! let stream = dev.default_stream();
 //! let first = allocate(&stream, 1000)?;
 //! let address = first.ptr();
-//! stream.launch("fill", &[Use::write(&first)], || ())?;
+//! stream.launch_host("fill", &[Use::write(&first)], || ())?;
 //! drop(first);
 //! assert_eq!(allocate(&stream, 1000)?.ptr(), address);
 //! assert_eq!(dev.memory_stats().driver_allocations, 1);

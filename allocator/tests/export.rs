@@ -16,7 +16,7 @@ fn scene() -> (Device, Vec<device::Buffer>, device::Hold, PrivatePool) {
     let mut live = vec![allocate(&main, 100_000).unwrap(), allocate(&side, 5000).unwrap()];
     let pending = allocate(&main, 70_000).unwrap();
     live.push(allocate(&main, 300).unwrap());
-    side.launch("read", &[Use::write(&pending)], || ()).unwrap();
+    side.launch_host("read", &[Use::write(&pending)], || ()).unwrap();
     drop(pending);
     drop(allocate(&main, 40_000).unwrap());
     let pool = PrivatePool::new(&dev).unwrap();

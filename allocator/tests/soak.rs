@@ -79,7 +79,7 @@ fn soak(dev: &Device, operations: usize) {
                         }
                         13 if !mine.is_empty() => {
                             let (buffer, _) = &mine[random.below(mine.len())];
-                            stream.launch("read", &[Use::read(buffer)], || ()).unwrap();
+                            stream.launch_host("read", &[Use::read(buffer)], || ()).unwrap();
                         }
                         14 if !mine.is_empty() => {
                             shelf.lock().unwrap().push(mine.swap_remove(random.below(mine.len())));

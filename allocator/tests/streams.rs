@@ -15,11 +15,11 @@ use device::{Buffer, CpuConfig, Device, Error, HostMemory, MemoryDriver, Result,
 const MIB: usize = 1 << 20;
 
 fn write(stream: &Stream, buffer: &Buffer) {
-    stream.launch("write", &[Use::write(buffer)], || ()).unwrap();
+    stream.launch_host("write", &[Use::write(buffer)], || ()).unwrap();
 }
 
 fn read(stream: &Stream, buffer: &Buffer) {
-    stream.launch("read", &[Use::read(buffer)], || ()).unwrap();
+    stream.launch_host("read", &[Use::read(buffer)], || ()).unwrap();
 }
 
 /// Whether a stream that nothing holds runs dry, without a wait that would not end.
@@ -92,16 +92,16 @@ fn a_stream_that_waits_for_memory_runs_after_its_uses() {
         };
         let first = allocate(&main, MIB).unwrap();
         let address = first.ptr();
-        side.launch("old", &[Use::read(&first)], log("old")).unwrap();
+        side.launch_host("old", &[Use::read(&first)], log("old")).unwrap();
         drop(first);
         let second = allocate(&main, MIB).unwrap();
         assert_eq!(second.ptr(), address, "the block is reused before it is free");
         assert_eq!(dev.memory_stats().waits, 1);
-        main.launch("new", &[Use::write(&second)], log("new")).unwrap();
+        main.launch_host("new", &[Use::write(&second)], log("new")).unwrap();
         // Another stream that uses the new buffer first comes after the old use, too.
         let third = dev.new_stream().unwrap();
         let unused = allocate(&main, 4096).unwrap();
-        third.launch("third", &[Use::read(&second), Use::read(&unused)], log("third")).unwrap();
+        third.launch_host("third", &[Use::read(&second), Use::read(&unused)], log("third")).unwrap();
         assert!(!main.is_idle().unwrap() && !third.is_idle().unwrap());
         drop(hold);
         dev.synchronize().unwrap();
@@ -327,7 +327,7 @@ fn invariant_20_threads_end_as_in_some_serial_order() {
                             _ => {}
                         }
                         while let Ok(theirs) = inbox.try_recv() {
-                            stream.launch("use", &[Use::write(&theirs)], || ()).unwrap();
+                            stream.launch_host("use", &[Use::write(&theirs)], || ()).unwrap();
                             release(theirs);
                         }
                     }

@@ -14,7 +14,7 @@ use crate::{Moment, Result};
 /// ```
 /// let stream = device::Device::cpu().new_stream()?;
 /// let start = stream.record()?;
-/// stream.launch("work", &[], || ())?;
+/// stream.launch_host("work", &[], || ())?;
 /// let end = stream.record()?;
 /// assert!(start.elapsed_ms(&end)? >= 0.0);
 /// assert!(end.is_complete()?);

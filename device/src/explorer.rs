@@ -285,7 +285,7 @@ impl State {
         match fifo.with_queue(|items, _| items.pop_front()) {
             Some(Item::Run { tick, op, work, .. }) => {
                 self.queued -= 1;
-                fifo.run(core, op, tick, work);
+                fifo.run(core, op, tick, || work(core));
                 fifo.progress.complete(tick);
             }
             Some(Item::Gate { tick, .. }) => fifo.progress.complete(tick),
@@ -355,7 +355,7 @@ impl Stream {
         }
         let range = Poisoned(buffer.ptr(), buffer.len_bytes());
         // SAFETY: the range is the buffer's, and the launch orders the write among its uses.
-        self.launch("poison", &[Use::write(buffer)], move || unsafe { range.fill() })
+        self.launch_host("poison", &[Use::write(buffer)], move || unsafe { range.fill() })
     }
 }
 

@@ -19,6 +19,9 @@ use crate::progress::Progress;
 use crate::time::Timeline;
 use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats};
 
+/// What a queued command does.
+pub(crate) type Job = Box<dyn FnOnce(&Core) + Send>;
+
 /// What waits in a queue.
 pub(crate) enum Item {
     /// Runs nothing more before another stream has reached a tick.
@@ -27,7 +30,7 @@ pub(crate) enum Item {
     Run {
         tick: u64,
         op: &'static str,
-        work: Box<dyn FnOnce() + Send>,
+        work: Job,
         /// `None` on an explored device, which runs everything before it goes.
         core: Option<Arc<Core>>,
         explored: Option<Explored>,
@@ -270,7 +273,7 @@ impl Fifo {
                         if let Some(core) = core
                             && self.is_in_order(&mut failed, &core, op)
                         {
-                            self.run(&core, op, tick, work);
+                            self.run(&core, op, tick, || work(&core));
                         }
                         self.progress.complete(tick);
                     }

@@ -8,9 +8,9 @@ use smallvec::SmallVec;
 
 use crate::buffer::Log;
 use crate::cuda::{DriverStream, GateWord, Queue, TimedEvent};
-use crate::fifo::{Gate, Item, Tail, bump, find};
+use crate::fifo::{Gate, Item, Job, Tail, bump, find};
 use crate::needs::Moments;
-use crate::{Error, Moment, Panicked, Placement, Result, SpinGuard, Stream, Use};
+use crate::{Cpu, Error, Moment, Panicked, Placement, Result, SpinGuard, Stream, Use, Work};
 
 /// Who runs a command that was ordered.
 #[derive(Clone, Copy, PartialEq)]
@@ -25,21 +25,46 @@ enum Place {
 }
 
 impl Stream {
-    /// Launches a command that reads and writes `uses`.
+    /// Launches a command that reads and writes `uses`, and does `work` on this stream's device.
     ///
     /// The command comes after every earlier command that wrote what it uses or, where it writes, used it, on
     /// whatever stream. That is decided here, once, in one critical section of this stream: needs are read from the
     /// buffers' logs, those that the stream's clock covers are dropped, the rest are waited for with the fewest
-    /// events, and the uses are logged. `work` runs once: before the call returns if the stream runs inline, later
-    /// and on another thread if not. Memory that it reaches through `uses` stays valid until then. A panic in it is
-    /// [`Error::Async`] at the next synchronising call; `work` must not call the device.
+    /// events, and the uses are logged. A CPU device runs the work before the call returns if the stream runs inline, later
+    /// and on another thread if not; a CUDA device enqueues it. Memory that it reaches through `uses` stays valid until it
+    /// has run.
     ///
     /// # Errors
     /// [`Error::DeviceMismatch`] if a buffer is another device's, [`Error::Io`] if the stream needs a thread that the
-    /// system does not give. Nothing is launched then.
+    /// system does not give. Nothing is launched then. What a CUDA device's queue returns.
     #[inline]
     #[track_caller]
-    pub fn launch<F>(&self, op: &'static str, uses: &[Use<'_>], work: F) -> Result<()>
+    pub fn launch<W: Work>(&self, op: &'static str, uses: &[Use<'_>], work: W) -> Result<()> {
+        let fifo = self.fifo();
+        let mut tail = fifo.tail.lock();
+        let threads = fifo.threads;
+        match self.order(&mut tail, op, uses, true)? {
+            Place::Here => self.run_inline(&tail, op, || work.run(&Cpu::new(self.core(), threads))),
+            Place::Worker => {
+                self.enqueue(&mut tail, op, uses, Box::new(move |core| work.run(&Cpu::new(core, threads))));
+            }
+            Place::Driver => {
+                let driver = fifo.driver()?;
+                let queue = Queue::new(self.core(), driver, op, fifo.id, self.device().tf32());
+                self.drive(driver, &mut tail, op, |_| work.enqueue(&queue))?;
+            }
+        }
+        bump(&fifo.counters.launches, 1);
+        Ok(())
+    }
+
+    /// As [`launch`](Self::launch), for a function of the host, which a CUDA device's driver calls when its turn has come, on
+    /// a thread of its own (`cuLaunchHostFunc`). It must not call the device, and cannot reach a CUDA device's memory.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch).
+    #[track_caller]
+    pub fn launch_host<F>(&self, op: &'static str, uses: &[Use<'_>], work: F) -> Result<()>
     where
         F: FnOnce() + Send + 'static,
     {
@@ -47,7 +72,7 @@ impl Stream {
         let mut tail = fifo.tail.lock();
         match self.order(&mut tail, op, uses, true)? {
             Place::Here => self.run_inline(&tail, op, work),
-            Place::Worker => self.enqueue(&mut tail, op, uses, Box::new(work)),
+            Place::Worker => self.enqueue(&mut tail, op, uses, Box::new(|_| work())),
             Place::Driver => self.host_command(&mut tail, op, Box::new(work))?,
         }
         bump(&fifo.counters.launches, 1);
@@ -86,6 +111,11 @@ impl Stream {
         Ok(())
     }
 
+    /// The threads to split a kernel over.
+    pub fn parallelism(&self, cost: usize) -> Option<Arc<crate::Team>> {
+        Cpu::new(self.core(), self.fifo().threads).team(cost).cloned()
+    }
+
     /// Copies `bytes` into `buffer` from its byte `offset` on. If the stream cannot run the copy at once, the bytes
     /// are kept for it.
     ///
@@ -118,7 +148,7 @@ impl Stream {
             Place::Here => self.run_inline(&tail, op, || copy(bytes)),
             Place::Worker => {
                 let kept: Box<[u8]> = bytes.into();
-                self.enqueue(&mut tail, op, &uses, Box::new(move || copy(&kept)));
+                self.enqueue(&mut tail, op, &uses, Box::new(move |_| copy(&kept)));
             }
             Place::Driver => {
                 let driver = fifo.driver()?;
@@ -136,7 +166,7 @@ impl Stream {
     /// memory, the driver takes the way through the host's.
     ///
     /// # Errors
-    /// As for [`submit`](Self::submit); [`Error::CudaUnavailable`] if `from` is no CUDA device's,
+    /// As for [`launch`](Self::launch); [`Error::CudaUnavailable`] if `from` is no CUDA device's,
     /// [`Error::InvalidArgument`] if the range is not inside it or `from` is `to`.
     #[track_caller]
     pub fn copy_across(
@@ -213,7 +243,7 @@ impl Stream {
             None => {
                 fifo.commit(&mut tail, needs, None)?;
                 audit(&tail);
-                self.enqueue(&mut tail, "wait", &[], Box::new(|| ()));
+                self.enqueue(&mut tail, "wait", &[], Box::new(|_| ()));
                 Ok(())
             }
             Some(driver) => {
@@ -233,7 +263,7 @@ impl Stream {
         let mut event = None;
         match self.order(&mut tail, "record", &[], true)? {
             Place::Here => self.run_inline(&tail, "record", work),
-            Place::Worker => self.enqueue(&mut tail, "record", &[], Box::new(work)),
+            Place::Worker => self.enqueue(&mut tail, "record", &[], Box::new(|_| work())),
             Place::Driver => {
                 let driver = fifo.driver()?;
                 event = Some(self.drive(driver, &mut tail, "record", |_| driver.record_timed())?);
@@ -483,7 +513,7 @@ impl Stream {
 
     /// Hands the newest command to the worker, behind its waits.
     #[cold]
-    fn enqueue(&self, tail: &mut Tail, op: &'static str, uses: &[Use<'_>], work: Box<dyn FnOnce() + Send>) {
+    fn enqueue(&self, tail: &mut Tail, op: &'static str, uses: &[Use<'_>], work: Job) {
         let core = self.core();
         self.note_waits(tail, op);
         let explorer = self.fifo().explorer.as_ref();

@@ -34,6 +34,7 @@ mod stream;
 mod sync;
 mod team;
 mod time;
+mod work;
 
 pub use audit::{Audit, AuditedCommand, AuditedWait, Hazard};
 pub use buffer::{BlockId, Buffer, Loan, Pool, Use};
@@ -54,3 +55,4 @@ pub use spin::{SpinGuard, SpinLock};
 pub use stream::{Hold, Stream};
 pub use team::Team;
 pub use time::{Clock, Moment, StreamId};
+pub use work::{Cpu, Work};

@@ -10,7 +10,7 @@ use crate::cuda::GateWord;
 use crate::device::Core;
 use crate::event::Marker;
 use crate::fifo::{Fifo, Gate};
-use crate::{Device, Event, Moment, Priority, Result, StreamId, Team};
+use crate::{Device, Event, Moment, Priority, Result, StreamId};
 
 /// A FIFO of commands on one device. A cheap handle: clones are the same stream.
 ///
@@ -20,9 +20,9 @@ use crate::{Device, Event, Moment, Priority, Result, StreamId, Team};
 /// use device::Device;
 /// let dev = Device::cpu();
 /// let (one, two) = (dev.new_stream()?, dev.new_stream()?);
-/// one.launch("first", &[], || ())?;
+/// one.launch_host("first", &[], || ())?;
 /// two.wait_stream(&one)?; // commands that share a buffer are ordered without it
-/// two.launch("second", &[], || ())?;
+/// two.launch_host("second", &[], || ())?;
 /// two.synchronize()?;
 /// assert!(one.is_idle()?);
 /// # Ok::<(), device::Error>(())
@@ -200,17 +200,6 @@ impl Stream {
     pub fn covers(&self, moment: Moment) -> bool {
         let fifo = self.fifo();
         moment.stream == fifo.id || fifo.timeline.lock().covers(moment)
-    }
-
-    /// The threads to split a kernel over, if it is worth it: `cost` is about the number of its elementary
-    /// operations.
-    pub fn parallelism(&self, cost: usize) -> Option<Arc<Team>> {
-        // Some times what a hand-off costs to threads that are awake, as those of a busy stream are.
-        const WORTH_SPLITTING: usize = 1 << 17;
-        if cost < WORTH_SPLITTING || self.fifo().threads < 2 {
-            return None;
-        }
-        self.core().workers().cloned()
     }
 
     #[inline]

@@ -9,7 +9,7 @@ use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{LoopAxis, Loops, View, shape_mismatch};
 use crate::normalize::Uses;
-use crate::par::workers;
+use crate::par::old_workers;
 
 /// Which keys a query attends to, and how.
 #[derive(Clone, Copy, Debug)]
@@ -76,9 +76,9 @@ fn attention_of<T: Lanes>(
     let AttentionResult { out, log_sums } = result;
     let sizes = sizes(OP, &input, &result)?;
     let problem = problem(kind, sizes, [Some(q), Some(k), Some(v), mask, Some(out), None, None, None, None]);
-    let read = |view: View<'_>| Operand::<T>::of(OP, &view, q.dtype);
+    let read = |view: View<'_>| Operand::<T>::old(OP, &view, q.dtype);
     let (from, mask_from) = ([read(q)?, read(k)?, read(v)?], mask.map(read).transpose()?);
-    let (to, log_sums_to) = (Operand::<T>::of_mut(OP, &out, q.dtype)?, log_sums.dst::<T>(OP)?);
+    let (to, log_sums_to) = (Operand::<T>::old_mut(OP, &out, q.dtype)?, log_sums.dst::<T>(OP)?);
     if log_sums.layout.elements() == 0 {
         return Ok(());
     }
@@ -89,9 +89,9 @@ fn attention_of<T: Lanes>(
     if stream.is_cuda() {
         return cuda::attention::attention(stream, &problem, &uses, input, result);
     }
-    let workers = workers(stream, problem.scores(), (sizes.width + sizes.value_width) / 8 + 1);
+    let workers = old_workers(stream, problem.scores(), (sizes.width + sizes.value_width) / 8 + 1);
     // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-    stream.launch(OP, &uses, move || unsafe {
+    stream.launch_host(OP, &uses, move || unsafe {
         let stage = Stage::new(&workers);
         let mask = mask_from.as_ref().map(|mask| stage.read(mask));
         let read = from.each_ref().map(|from| stage.read(from));
@@ -151,8 +151,8 @@ fn grad_of<T: Lanes>(
     let operands = [Some(q), Some(k), Some(v), mask, Some(out), Some(g), Some(to.q), Some(to.k), Some(to.v)];
     let problem = problem(kind, sizes, operands);
     products.expect_contiguous(OP, "products")?;
-    let read = |view: View<'_>| Operand::<T>::of(OP, &view, g.dtype);
-    let write = |view: View<'_>| Operand::<T>::of_mut(OP, &view, g.dtype);
+    let read = |view: View<'_>| Operand::<T>::old(OP, &view, g.dtype);
+    let write = |view: View<'_>| Operand::<T>::old_mut(OP, &view, g.dtype);
     let from = [read(q)?, read(k)?, read(v)?, read(out)?, read(g)?];
     let mask_from = mask.map(read).transpose()?;
     let targets = [write(to.q)?, write(to.k)?, write(to.v)?];
@@ -167,9 +167,9 @@ fn grad_of<T: Lanes>(
         return cuda::attention::gradient(stream, &problem, &uses, (input, result), (g, products), to);
     }
     let cost = (3 * sizes.width + 2 * sizes.value_width) / 8 + 1;
-    let workers = workers(stream, problem.scores(), cost);
+    let workers = old_workers(stream, problem.scores(), cost);
     // SAFETY: as in `attention_of`.
-    stream.launch(OP, &uses, move || unsafe {
+    stream.launch_host(OP, &uses, move || unsafe {
         let stage = Stage::new(&workers);
         let mask = mask_from.as_ref().map(|mask| stage.read(mask));
         let [q, k, v, out, g] = from.each_ref().map(|from| stage.read(from));

@@ -8,7 +8,7 @@ use crate::cpu::lanes::Lanes;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
-use crate::par::workers;
+use crate::par::old_workers;
 
 /// Images as channels see them.
 #[derive(Clone, Copy, Debug)]
@@ -106,8 +106,8 @@ fn forward_of<T: Lanes>(
     norm: Norm<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    let read = |view: View<'_>| Operand::<T>::of(op, &view, x.dtype);
-    let (from, to) = (read(x)?, Operand::<T>::of_mut(op, &out, x.dtype)?);
+    let read = |view: View<'_>| Operand::<T>::old(op, &view, x.dtype);
+    let (from, to) = (read(x)?, Operand::<T>::old_mut(op, &out, x.dtype)?);
     let affine = [norm.weight.map(read).transpose()?, norm.bias.map(read).transpose()?];
     let (mean, var) = (norm.mean.dst::<T>(op)?, norm.var.dst::<T>(op)?);
     if out.layout.elements() == 0 {
@@ -122,9 +122,9 @@ fn forward_of<T: Lanes>(
     if stream.is_cuda() {
         return cuda::batch_norm::forward(stream, op, &uses, &channels, x, &norm, out);
     }
-    let workers = workers(stream, out.layout.elements(), 4);
+    let workers = old_workers(stream, out.layout.elements(), 4);
     // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-    stream.launch(op, &uses, move || unsafe {
+    stream.launch_host(op, &uses, move || unsafe {
         let stage = Stage::new(&workers);
         let [weight, bias] = affine.each_ref().map(|from| from.as_ref().map(|from| stage.read(from)));
         let (x, out) = (stage.read(&from), stage.write(&to));
@@ -168,8 +168,8 @@ fn backward_of<T: Lanes>(
     norm: Norm<'_>,
     grads: [View<'_>; 3],
 ) -> Result<()> {
-    let read = |view: View<'_>| Operand::<T>::of(op, &view, x.dtype);
-    let write = |view: View<'_>| Operand::<T>::of_mut(op, &view, x.dtype);
+    let read = |view: View<'_>| Operand::<T>::old(op, &view, x.dtype);
+    let write = |view: View<'_>| Operand::<T>::old_mut(op, &view, x.dtype);
     let (from, weight) = ([read(x)?, read(g)?], norm.weight.map(read).transpose()?);
     let (mean, var) = (norm.mean.src::<T>(op)?, norm.var.src::<T>(op)?);
     let to = [write(grads[0])?, write(grads[1])?, write(grads[2])?];
@@ -184,9 +184,9 @@ fn backward_of<T: Lanes>(
     if stream.is_cuda() {
         return cuda::batch_norm::backward(stream, op, &uses, &channels, [x, g], &norm, grads);
     }
-    let workers = workers(stream, x.layout.elements(), 4);
+    let workers = old_workers(stream, x.layout.elements(), 4);
     // SAFETY: as in `forward_of`.
-    stream.launch(op, &uses, move || unsafe {
+    stream.launch_host(op, &uses, move || unsafe {
         let stage = Stage::new(&workers);
         let [x, g] = from.each_ref().map(|from| stage.read(from));
         let weight = weight.as_ref().map(|from| stage.read(from));

@@ -10,7 +10,7 @@ use crate::cpu::lanes::Lanes;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
-use crate::par::workers;
+use crate::par::old_workers;
 use crate::window::{Window, invalid};
 
 /// Images, filters and what the filters make of the images, in numbers. A group of filters sees a group of channels.
@@ -251,9 +251,9 @@ fn launch_of<T: Lanes>(
     written: Written,
 ) -> Result<()> {
     let Operands { images, filters, results, bias, workspace } = *operands;
-    let write = |view: View<'_>| Operand::<T>::of_mut(op, &view, images.dtype);
+    let write = |view: View<'_>| Operand::<T>::old_mut(op, &view, images.dtype);
     let (x, w, y) = (write(images)?, write(filters)?, write(results)?);
-    let b = bias.map(|bias| Operand::<T>::of(op, &bias, images.dtype)).transpose()?;
+    let b = bias.map(|bias| Operand::<T>::old(op, &bias, images.dtype)).transpose()?;
     let (out, read) = match written {
         Written::Images => (images, [filters, results]),
         Written::Filters => (filters, [images, results]),
@@ -283,9 +283,9 @@ fn launch_of<T: Lanes>(
             Written::Results => cuda::conv::forward(stream, op, &uses, &geometry, memory),
         };
     }
-    let workers = workers(stream, results.layout.elements(), geometry.cost());
+    let workers = old_workers(stream, results.layout.elements(), geometry.cost());
     // SAFETY: the views and the geometry were checked, and the launch orders this command with others on their buffers.
-    stream.launch(op, &uses, move || unsafe {
+    stream.launch_host(op, &uses, move || unsafe {
         let stage = Stage::new(&workers);
         let b = b.as_ref().map(|bias| stage.read(bias));
         match written {

@@ -1,13 +1,13 @@
 //! Launchers that fill and copy.
 
-use device::{DType, Error, Result, Stream, Use, bf16, f16};
+use device::{DType, Error, Result, Stream, bf16, f16};
 
-use crate::cpu;
+use crate::command::{Command, Raw};
+use crate::cpu::copy as cpu;
 use crate::cpu::half::{Half, odd_from_f64, odd_from_i64};
-use crate::cpu::walk::{Walk, flat_steps};
-use crate::cuda;
-use crate::layout::{Loops, View};
-use crate::par::workers;
+use crate::cuda::copy as cuda;
+use crate::layout::View;
+use crate::loops::Places;
 
 /// One value of any element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,27 +112,14 @@ impl From<bool> for Scalar {
 /// [`Error::InvalidArgument`] for an `out` that is expanded; the errors of [`Stream::launch`].
 pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
     const OP: &str = "fill";
-    let bits = value.bits(OP, out.dtype)?;
-    let o = out.bytes_mut(OP)?;
-    if stream.is_cuda() {
-        return cuda::copy::fill(stream, bits, out);
-    }
-    let size = out.dtype.size_bytes();
-    let elements = out.layout.elements();
-    let workers = workers(stream, elements, 1);
-    let uses = [Use::write(out.buffer)];
-    if out.layout.is_contiguous() {
-        return stream.launch(OP, &uses, move || {
-            let walk = Walk::Flat { elements, steps: [1] };
-            // SAFETY: bounds were checked above; the launch orders the accesses.
-            unsafe { cpu::copy::fill(size, bits, &walk, &workers, o) }
-        });
-    }
-    let loops = Loops::in_memory_order([out.layout]);
-    stream.launch(OP, &uses, move || {
-        // SAFETY: as above.
-        unsafe { cpu::copy::fill(size, bits, &Walk::Nested(&loops), &workers, o) }
-    })
+    let (bits, size) = (value.bits(OP, out.dtype)?, out.dtype.size_bytes());
+    Command::new(OP, (out.write::<Raw>(),)).cost(out.layout.elements(), 1).run(
+        stream,
+        Places::of([out.layout]),
+        // SAFETY: the places are those of the output.
+        move |places, workers, (out,)| unsafe { cpu::fill(size, bits, places, workers, out) },
+        move |places, queue, (out,)| cuda::fill(queue, size, bits, places, out),
+    )
 }
 
 /// `out = x`, element by element, converted to the type of `out`.
@@ -153,25 +140,13 @@ pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let op = if from == to { "copy" } else { "cast" };
     x.expect_shape(op, out.shape())?;
     x.expect_no_partial_overlap(op, &out)?;
-    let (xs, o) = (x.bytes(op)?, out.bytes_mut(op)?);
-    if stream.is_cuda() {
-        return cuda::copy::copy(stream, x, out);
-    }
-    let elements = out.layout.elements();
-    let workers = workers(stream, elements, 1);
-    let uses = [Use::read(x.buffer), Use::write(out.buffer)];
-    if let Some(steps) = flat_steps([out.layout, x.layout]) {
-        return stream.launch(op, &uses, move || {
-            let walk = Walk::Flat { elements, steps };
-            // SAFETY: shapes, bounds and overlap were checked above; the launch orders the accesses.
-            unsafe { cpu::copy::copy((to, from), &walk, &workers, o, xs) }
-        });
-    }
-    let loops = Loops::in_memory_order([out.layout, x.layout]);
-    stream.launch(op, &uses, move || {
-        // SAFETY: as above.
-        unsafe { cpu::copy::copy((to, from), &Walk::Nested(&loops), &workers, o, xs) }
-    })
+    Command::new(op, (out.write::<Raw>(), x.read::<Raw>())).cost(out.layout.elements(), 1).run(
+        stream,
+        Places::of([out.layout, x.layout]),
+        // SAFETY: the places are those of the operands.
+        move |places, workers, (out, x)| unsafe { cpu::copy((to, from), places, workers, out, x) },
+        move |places, queue, (out, x)| cuda::copy(queue, (to, from), places, [out, x]),
+    )
 }
 
 #[cfg(test)]

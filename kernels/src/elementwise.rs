@@ -1,12 +1,12 @@
 //! Launchers of the elementwise kernels.
 
-use device::{DType, Error, Result, Stream, Use};
+use device::{DType, Error, Result, Stream};
 
-use crate::cpu;
-use crate::cpu::walk::{Walk, flat_steps};
-use crate::cuda;
-use crate::layout::{Loops, View};
-use crate::par::workers;
+use crate::command::{Command, Raw};
+use crate::cpu::elementwise as cpu;
+use crate::cuda::{copy as copy_cuda, elementwise as cuda};
+use crate::layout::View;
+use crate::loops::Places;
 
 /// A function of one element.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -268,27 +268,14 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     }
     op.check_scalar(dtype)?;
     x.expect_dtype(name, dtype)?;
-    x.expect_shape_of(name, &out)?;
-    x.expect_no_partial_overlap(name, &out)?;
-    let (xs, o) = (x.bytes(name)?, out.bytes_mut(name)?);
-    if stream.is_cuda() {
-        return cuda::elementwise::unary(stream, op, x, out);
-    }
-    let elements = out.layout.elements();
-    let workers = workers(stream, elements, op.cost());
-    let uses = [Use::read(x.buffer), Use::write(out.buffer)];
-    if let Some(steps) = flat_steps([out.layout, x.layout]) {
-        return stream.launch(name, &uses, move || {
-            let walk = Walk::Flat { elements, steps };
-            // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-            unsafe { cpu::elementwise::unary(op, dtype, &walk, &workers, o, xs) }
-        });
-    }
-    let loops = Loops::in_memory_order([out.layout, x.layout]);
-    stream.launch(name, &uses, move || {
-        // SAFETY: as above.
-        unsafe { cpu::elementwise::unary(op, dtype, &Walk::Nested(&loops), &workers, o, xs) }
-    })
+    same_places(name, [&x], &out)?;
+    Command::new(name, (out.write::<Raw>(), x.read::<Raw>())).cost(out.layout.elements(), op.cost()).run(
+        stream,
+        Places::of([out.layout, x.layout]),
+        // SAFETY: the places are those of the operands, whose types were checked.
+        move |places, workers, (out, x)| unsafe { cpu::unary(op, dtype, places, workers, out, x) },
+        move |places, queue, (out, x)| cuda::unary(queue, op, dtype, places, [out, x]),
+    )
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -308,42 +295,28 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
-    let (xy, o) = binary_operands(name, &lhs, &rhs, &out)?;
-    if stream.is_cuda() {
-        return cuda::elementwise::binary(stream, op, lhs, rhs, out);
-    }
-    let elements = out.layout.elements();
-    let workers = workers(stream, elements, op.cost());
-    let uses = [Use::read(lhs.buffer), Use::read(rhs.buffer), Use::write(out.buffer)];
-    if let Some(steps) = flat_steps([out.layout, lhs.layout, rhs.layout]) {
-        return stream.launch(name, &uses, move || {
-            let walk = Walk::Flat { elements, steps };
-            // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-            unsafe { cpu::elementwise::binary(op, dtype, &walk, &workers, o, xy) }
-        });
-    }
-    let loops = Loops::in_memory_order([out.layout, lhs.layout, rhs.layout]);
-    stream.launch(name, &uses, move || {
-        // SAFETY: as above.
-        unsafe { cpu::elementwise::binary(op, dtype, &Walk::Nested(&loops), &workers, o, xy) }
-    })
+    same_places(name, [&lhs, &rhs], &out)?;
+    Command::new(name, (out.write::<Raw>(), lhs.read::<Raw>(), rhs.read::<Raw>()))
+        .cost(out.layout.elements(), op.cost())
+        .run(
+            stream,
+            Places::of([out.layout, lhs.layout, rhs.layout]),
+            // SAFETY: the places are those of the operands, whose types were checked.
+            move |places, workers, (out, x, y)| unsafe {
+                cpu::binary(op, dtype, places, workers, out, (x, y));
+            },
+            move |places, queue, (out, x, y)| cuda::binary(queue, op, dtype, places, [out, x, y]),
+        )
 }
 
-type Inputs2 = (crate::layout::Src<u8>, crate::layout::Src<u8>);
-
-/// Checks shapes, bounds and overlap, and gives the addresses.
-#[inline]
-fn binary_operands(
-    name: &'static str,
-    lhs: &View<'_>,
-    rhs: &View<'_>,
-    out: &View<'_>,
-) -> Result<(Inputs2, crate::layout::Dst<u8>)> {
-    lhs.expect_shape_of(name, out)?;
-    rhs.expect_shape_of(name, out)?;
-    lhs.expect_no_partial_overlap(name, out)?;
-    rhs.expect_no_partial_overlap(name, out)?;
-    Ok(((lhs.bytes(name)?, rhs.bytes(name)?), out.bytes_mut(name)?))
+/// That operands have the shape of the output, and share memory with it only element for element.
+#[inline(always)]
+fn same_places<const N: usize>(name: &'static str, inputs: [&View<'_>; N], out: &View<'_>) -> Result<()> {
+    for input in inputs {
+        input.expect_shape_of(name, out)?;
+        input.expect_no_partial_overlap(name, out)?;
+    }
+    Ok(())
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -357,18 +330,18 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    let (xy, o) = binary_operands(name, &lhs, &rhs, &out)?;
-    if stream.is_cuda() {
-        return cuda::elementwise::compare(stream, op, lhs, rhs, out);
-    }
-    let elements = out.layout.elements();
-    let workers = workers(stream, elements, 1);
-    let uses = [Use::read(lhs.buffer), Use::read(rhs.buffer), Use::write(out.buffer)];
-    let loops = Loops::in_memory_order([out.layout, lhs.layout, rhs.layout]);
-    stream.launch(name, &uses, move || {
-        // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-        unsafe { cpu::elementwise::compare(op, dtype, &Walk::Nested(&loops), &workers, o, xy) }
-    })
+    same_places(name, [&lhs, &rhs], &out)?;
+    Command::new(name, (out.write::<Raw>(), lhs.read::<Raw>(), rhs.read::<Raw>()))
+        .cost(out.layout.elements(), 1)
+        .run(
+            stream,
+            Places::of([out.layout, lhs.layout, rhs.layout]),
+            // SAFETY: the places are those of the operands, whose types were checked.
+            move |places, workers, (out, x, y)| unsafe {
+                cpu::compare(op, dtype, places, workers, out, (x, y));
+            },
+            move |places, queue, (out, x, y)| cuda::compare(queue, op, dtype, places, [out, x, y]),
+        )
 }
 
 /// `out = not x`, on truth values.
@@ -382,18 +355,14 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    x.expect_shape_of(OP, &out)?;
-    x.expect_no_partial_overlap(OP, &out)?;
-    let (xs, o) = (x.bytes(OP)?, out.bytes_mut(OP)?);
-    if stream.is_cuda() {
-        return cuda::copy::logical_not(stream, x, out);
-    }
-    let workers = workers(stream, out.layout.elements(), 1);
-    let loops = Loops::in_memory_order([out.layout, x.layout]);
-    stream.launch(OP, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
-        // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-        unsafe { cpu::elementwise::logical_not(&Walk::Nested(&loops), &workers, o, xs) }
-    })
+    same_places(OP, [&x], &out)?;
+    Command::new(OP, (out.write::<Raw>(), x.read::<Raw>())).cost(out.layout.elements(), 1).run(
+        stream,
+        Places::of([out.layout, x.layout]),
+        // SAFETY: the places are those of the operands, whose types were checked.
+        |places, workers, (out, x)| unsafe { cpu::logical_not(places, workers, out, x) },
+        |places, queue, (out, x)| copy_cuda::logical_not(queue, places, [out, x]),
+    )
 }
 
 /// `out = if condition { x } else { y }`, element by element.
@@ -417,24 +386,20 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
-    for input in [&condition, &x, &y] {
-        input.expect_shape_of(OP, &out)?;
-        input.expect_no_partial_overlap(OP, &out)?;
-    }
-    let inputs = (condition.bytes(OP)?, x.bytes(OP)?, y.bytes(OP)?);
-    let o = out.bytes_mut(OP)?;
-    if stream.is_cuda() {
-        return cuda::copy::where_cond(stream, condition, x, y, out);
-    }
+    same_places(OP, [&condition, &x, &y], &out)?;
     let size = out.dtype.size_bytes();
-    let workers = workers(stream, out.layout.elements(), 1);
-    let loops = Loops::in_memory_order([out.layout, condition.layout, x.layout, y.layout]);
-    let uses =
-        [Use::read(condition.buffer), Use::read(x.buffer), Use::read(y.buffer), Use::write(out.buffer)];
-    stream.launch(OP, &uses, move || {
-        // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-        unsafe { cpu::elementwise::where_cond(size, &Walk::Nested(&loops), &workers, o, inputs) }
-    })
+    let operands = (out.write::<Raw>(), condition.read::<Raw>(), x.read::<Raw>(), y.read::<Raw>());
+    Command::new(OP, operands).cost(out.layout.elements(), 1).run(
+        stream,
+        Places::of([out.layout, condition.layout, x.layout, y.layout]),
+        // SAFETY: the places are those of the operands, whose types were checked.
+        move |places, workers, (out, condition, x, y)| unsafe {
+            cpu::where_cond(size, places, workers, out, (condition, x, y));
+        },
+        move |places, queue, (out, condition, x, y)| {
+            copy_cuda::where_cond(queue, size, places, [out, condition, x, y])
+        },
+    )
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::cpu::number::Real;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
-use crate::par::workers;
+use crate::par::old_workers;
 
 /// Which rows of a table are in which bag.
 #[derive(Clone, Copy, Debug)]
@@ -104,8 +104,8 @@ fn bags_of<T: Real>(
     const OP: &str = "embedding_bag";
     let (checked, weights) = check::<T>(OP, out.dtype, table, out, bags, members)?;
     table.expect_apart(OP, &out)?;
-    let from = Operand::<T>::of(OP, &table, out.dtype)?;
-    let to = Operand::<T>::of_mut(OP, &out, out.dtype)?;
+    let from = Operand::<T>::old(OP, &table, out.dtype)?;
+    let to = Operand::<T>::old_mut(OP, &out, out.dtype)?;
     let counts =
         members.map(|members| Ok((members.dst::<T>(OP)?, members.layout.strides()[0]))).transpose()?;
     if bags.count == 0 {
@@ -118,8 +118,8 @@ fn bags_of<T: Real>(
         return cuda::embedding_bag::sum(stream, &uses, table, bags, members, out);
     }
     let (from_steps, to_steps) = (steps(&table), steps(&out));
-    let workers = workers(stream, checked.len * checked.width + out.layout.elements(), 1);
-    stream.launch(OP, &uses, move || {
+    let workers = old_workers(stream, checked.len * checked.width + out.layout.elements(), 1);
+    stream.launch_host(OP, &uses, move || {
         // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
         unsafe {
             let stage = Stage::new(&workers);
@@ -139,8 +139,8 @@ fn grad_of<T: Real>(
     const OP: &str = "embedding_bag_grad";
     let (checked, weights) = check::<T>(OP, out.dtype, out, g, bags, members)?;
     g.expect_apart(OP, &out)?;
-    let from = Operand::<T>::of(OP, &g, out.dtype)?;
-    let to = Operand::<T>::of_mut(OP, &out, out.dtype)?;
+    let from = Operand::<T>::old(OP, &g, out.dtype)?;
+    let to = Operand::<T>::old_mut(OP, &out, out.dtype)?;
     let counts =
         members.map(|members| Ok((members.src::<T>(OP)?, members.layout.strides()[0]))).transpose()?;
     if out.layout.elements() == 0 {
@@ -153,8 +153,8 @@ fn grad_of<T: Real>(
         return cuda::embedding_bag::grad(stream, &uses, g, bags, members, out);
     }
     let (from_steps, to_steps) = (steps(&g), steps(&out));
-    let workers = workers(stream, checked.len * checked.width + out.layout.elements(), 1);
-    stream.launch(OP, &uses, move || {
+    let workers = old_workers(stream, checked.len * checked.width + out.layout.elements(), 1);
+    stream.launch_host(OP, &uses, move || {
         // SAFETY: as in `bags_of`.
         unsafe {
             let stage = Stage::new(&workers);
@@ -177,8 +177,8 @@ fn weights_grad_of<T: Real>(
     out.expect_shape(OP, bags.indices.shape())?;
     g.expect_apart(OP, &out)?;
     table.expect_apart(OP, &out)?;
-    let read = |view: View<'_>| Operand::<T>::of(OP, &view, out.dtype);
-    let (from, to) = ([read(g)?, read(table)?], Operand::<T>::of_mut(OP, &out, out.dtype)?);
+    let read = |view: View<'_>| Operand::<T>::old(OP, &view, out.dtype);
+    let (from, to) = ([read(g)?, read(table)?], Operand::<T>::old_mut(OP, &out, out.dtype)?);
     if checked.len == 0 {
         return Ok(());
     }
@@ -188,8 +188,8 @@ fn weights_grad_of<T: Real>(
         return cuda::embedding_bag::weights_grad(stream, &uses, g, table, bags, out);
     }
     let (g_steps, table_steps, to_step) = (steps(&g), steps(&table), out.layout.strides()[0]);
-    let workers = workers(stream, checked.len * checked.width, 1);
-    stream.launch(OP, &uses, move || {
+    let workers = old_workers(stream, checked.len * checked.width, 1);
+    stream.launch_host(OP, &uses, move || {
         // SAFETY: as in `bags_of`.
         unsafe {
             let stage = Stage::new(&workers);
@@ -251,7 +251,7 @@ fn check<T: Real>(
         });
     }
     let weights =
-        bags.weights.map(|weights| Ok((Operand::of(op, &weights, dtype)?, weights.layout.strides()[0])));
+        bags.weights.map(|weights| Ok((Operand::old(op, &weights, dtype)?, weights.layout.strides()[0])));
     let checked = cpu::Bags {
         op,
         indices: (bags.indices.src::<i64>(op)?, bags.indices.layout.strides()[0]),

@@ -5,7 +5,7 @@ use device::{DType, Error, Result, Stream, Use};
 use crate::cpu;
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
-use crate::par::workers;
+use crate::par::old_workers;
 
 /// How [`warp`] reads between and outside pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +89,8 @@ pub fn warp(
     if stream.is_cuda() {
         return cuda::image::warp(stream, &uses, [x, matrices, out], sampling, from, to);
     }
-    let workers = workers(stream, out.layout.elements(), 8);
-    stream.launch(OP, &uses, move || {
+    let workers = old_workers(stream, out.layout.elements(), 8);
+    stream.launch_host(OP, &uses, move || {
         // SAFETY: shapes and bounds were checked above; the launch orders the accesses.
         unsafe { cpu::image::warp(&workers, sampling, (x_at, from), m_at, (out_at, to)) }
     })
@@ -138,8 +138,8 @@ pub fn blur(
     if stream.is_cuda() {
         return cuda::image::blur(stream, &uses, [x, weights, out], images, taps, (mean, std));
     }
-    let workers = workers(stream, out.layout.elements(), 2 * taps);
-    stream.launch(OP, &uses, move || {
+    let workers = old_workers(stream, out.layout.elements(), 2 * taps);
+    stream.launch_host(OP, &uses, move || {
         // SAFETY: shapes and bounds were checked above; the launch orders the accesses.
         unsafe { cpu::image::blur(&workers, images, x_at, (w_at, taps), (mean, std), out_at) }
     })

@@ -11,7 +11,7 @@ use crate::cpu::number::Number;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{LoopAxis, Loops, Src, View, normalize_axis, shape_mismatch};
-use crate::par::workers;
+use crate::par::old_workers;
 
 /// `out[.., i, ..] = x[.., indices[i], ..]` along `axis`.
 ///
@@ -38,9 +38,9 @@ pub fn index_select(
         return cuda::index::select(stream, x, axis, indices, out);
     }
     let size = out.dtype.size_bytes();
-    let workers = workers(stream, out.layout.elements(), 1);
+    let workers = old_workers(stream, out.layout.elements(), 1);
     let uses = [Use::read(x.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
-    stream.launch(OP, &uses, move || {
+    stream.launch_host(OP, &uses, move || {
         // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
         unsafe { cpu::index::select(size, &rows, &workers, o, xs, index) }
     })
@@ -91,11 +91,11 @@ fn index_add_of<T: Number>(
     rows: Rows,
     index: Src<i64>,
 ) -> Result<()> {
-    let from = Operand::<T>::of(op, &src, out.dtype)?;
-    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
-    let workers = workers(stream, src.layout.elements(), 1);
+    let from = Operand::<T>::old(op, &src, out.dtype)?;
+    let to = Operand::<T>::old_mut(op, &out, out.dtype)?;
+    let workers = old_workers(stream, src.layout.elements(), 1);
     let uses = [Use::read(src.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
-    stream.launch(op, &uses, move || {
+    stream.launch_host(op, &uses, move || {
         // SAFETY: types, shapes, bounds and overlap were checked; the launch orders the accesses.
         unsafe {
             let stage = Stage::new(&workers);
@@ -155,9 +155,9 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
         return cuda::index::gather(stream, OP, &loops, (step, rows), x, indices, out);
     }
     let size = out.dtype.size_bytes();
-    let workers = workers(stream, out.layout.elements(), 4);
+    let workers = old_workers(stream, out.layout.elements(), 4);
     let uses = [Use::read(x.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
-    stream.launch(OP, &uses, move || {
+    stream.launch_host(OP, &uses, move || {
         // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
         unsafe { cpu::index::gather(OP, size, &loops, (step, rows), &workers, o, xs, index) }
     })
@@ -209,11 +209,11 @@ fn scatter_add_of<T: Number>(
     loops: Loops<3>,
     along: (isize, usize),
 ) -> Result<()> {
-    let from = Operand::<T>::of(op, &src, out.dtype)?;
-    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
+    let from = Operand::<T>::old(op, &src, out.dtype)?;
+    let to = Operand::<T>::old_mut(op, &out, out.dtype)?;
     let index = indices.src::<i64>(op)?;
     let uses = [Use::read(src.buffer), Use::read(indices.buffer), Use::write(out.buffer)];
-    stream.launch(op, &uses, move || {
+    stream.launch_host(op, &uses, move || {
         // SAFETY: types, shapes, bounds and overlap were checked; the launch orders the accesses.
         unsafe {
             let stage = Stage::new(&None);

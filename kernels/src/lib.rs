@@ -28,6 +28,7 @@
 
 mod attention;
 mod batch_norm;
+mod command;
 mod conv;
 mod copy;
 mod cpu;
@@ -40,6 +41,7 @@ pub mod layout;
 mod loops;
 mod loss;
 mod matmul;
+mod matrices;
 mod normalize;
 mod optim;
 mod par;

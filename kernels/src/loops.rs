@@ -128,6 +128,90 @@ impl<const N: usize> Loops<N> {
     }
 }
 
+/// Where the elements of `N` operands of one shape lie; operand 0 is the output. In whatever order is best.
+pub(crate) enum Places<const N: usize> {
+    /// One run, with a step for each operand: the output contiguous, and inputs contiguous or all one element.
+    Run { elements: usize, steps: [isize; N] },
+    /// Anything else.
+    Loops(Loops<N>),
+}
+
+impl<const N: usize> Places<N> {
+    /// Those of operands of equal shapes.
+    #[inline(always)]
+    pub(crate) fn of(layouts: [&Layout; N]) -> Places<N> {
+        match run_steps(layouts) {
+            Some(steps) => Places::Run { elements: layouts[0].elements(), steps },
+            None => Places::Loops(Loops::in_memory_order(layouts)),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn elements(&self) -> usize {
+        match self {
+            Places::Run { elements, .. } => *elements,
+            Places::Loops(loops) => loops.elements,
+        }
+    }
+
+    /// Those of the elements in `range`, in order.
+    #[inline(always)]
+    pub(crate) fn runs(&self, range: Range<usize>) -> Runs<'_, N> {
+        match self {
+            Places::Run { steps, .. } => Runs::flat(range, *steps),
+            Places::Loops(loops) => loops.runs(range),
+        }
+    }
+
+    /// As loops.
+    pub(crate) fn loops(&self) -> Loops<N> {
+        match self {
+            Places::Run { elements, steps } => {
+                Loops::from_axes([LoopAxis { size: *elements, strides: *steps }])
+            }
+            Places::Loops(loops) => loops.clone(),
+        }
+    }
+}
+
+#[inline]
+fn run_steps<const N: usize>(layouts: [&Layout; N]) -> Option<[isize; N]> {
+    if layouts.iter().all(|layout| layout.is_contiguous()) {
+        return Some([1; N]);
+    }
+    let mut steps = [1; N];
+    for (step, layout) in steps.iter_mut().zip(&layouts) {
+        if !layout.is_contiguous() {
+            *step = 0;
+            if !layout.is_uniform() {
+                return None;
+            }
+        }
+    }
+    // An output of several elements never lies on one.
+    (steps[0] == 1).then_some(steps)
+}
+
+/// The rows along one axis of `N` operands; operand 0 is the output.
+pub(crate) struct Rows<const N: usize> {
+    /// All other axes.
+    pub(crate) kept: Loops<N>,
+    /// Elements of a row.
+    pub(crate) len: usize,
+    /// Steps from one element of a row to the next.
+    pub(crate) steps: [isize; N],
+}
+
+/// Rows of scores for classes, in two operands, and an element for each row in two others.
+pub(crate) struct Classes {
+    pub(crate) rows: usize,
+    pub(crate) classes: usize,
+    /// Steps from one row to the next, in all four.
+    pub(crate) across: [isize; 4],
+    /// Steps from one class to the next, in the first two.
+    pub(crate) along: [isize; 2],
+}
+
 /// The runs of a loop nest, see [`Loops::runs`]. Not a closure's business: the loops over a run are large, so there
 /// should be one place that calls them.
 pub(crate) struct Runs<'a, const N: usize> {

@@ -1,14 +1,14 @@
 //! Launchers of losses.
 
-use device::{DType, Error, Result, Stream, Use};
+#[cfg(doc)]
+use device::Error;
+use device::{Result, Stream};
 
-use crate::cpu::lanes::Lanes;
-use crate::cpu::loss::{Grad, cross_entropy as cross_entropy_cpu, cross_entropy_grad as grad_cpu};
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
+use crate::command::{Command, for_float};
+use crate::cpu::loss as cpu;
+use crate::cuda::loss as cuda;
 use crate::layout::{View, shape_mismatch};
-use crate::par::workers;
-use crate::softmax::rows;
+use crate::loops::Classes;
 
 /// Cross-entropy of class scores, `losses[i] = -log_probs[i, labels[i]]` with
 /// `log_probs = log_softmax(logits, axis 1)`, for floats.
@@ -25,11 +25,25 @@ pub fn cross_entropy(
     losses: View<'_>,
     log_probs: View<'_>,
 ) -> Result<()> {
-    match logits.dtype.compute_dtype() {
-        DType::F32 => cross_entropy_of::<f32>(stream, logits, labels, losses, log_probs),
-        DType::F64 => cross_entropy_of::<f64>(stream, logits, labels, losses, log_probs),
-        dtype => Err(Error::DTypeUnsupported { op: "cross_entropy", dtype }),
-    }
+    const OP: &str = "cross_entropy";
+    let classes = classes(OP, [&log_probs, &logits], [&labels, &losses])?;
+    let dtype = logits.dtype;
+    for_float!(OP, dtype, T => Command::new(
+        OP,
+        (logits.read::<T>(), log_probs.write::<T>(), labels.read::<i64>().exact(), losses.write::<T>()),
+    )
+    .cost(logits.layout.elements(), 8)
+    .run(
+        stream,
+        classes,
+        // SAFETY: the classes are those of the operands.
+        |classes, workers, (logits, log_probs, labels, losses)| unsafe {
+            cpu::cross_entropy(classes, workers, (log_probs, logits), labels, losses);
+        },
+        move |classes, queue, (logits, log_probs, labels, losses)| {
+            cuda::cross_entropy(queue, dtype, classes, [log_probs, logits, labels, losses])
+        },
+    ))
 }
 
 /// Gradient of [`cross_entropy`] for the logits, `out[i, j] = (exp(log_probs[i, j]) - (j == labels[i])) g[i]`.
@@ -45,109 +59,40 @@ pub fn cross_entropy_grad(
     g: View<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => grad_of::<f32>(stream, log_probs, labels, g, out),
-        DType::F64 => grad_of::<f64>(stream, log_probs, labels, g, out),
-        dtype => Err(Error::DTypeUnsupported { op: "cross_entropy_grad", dtype }),
-    }
+    const OP: &str = "cross_entropy_grad";
+    let classes = classes(OP, [&out, &log_probs], [&labels, &g])?;
+    let dtype = out.dtype;
+    for_float!(OP, dtype, T => Command::new(
+        OP,
+        (out.write::<T>(), log_probs.read::<T>(), labels.read::<i64>().exact(), g.read::<T>()),
+    )
+    .cost(out.layout.elements(), 8)
+    .run(
+        stream,
+        classes,
+        // SAFETY: the classes are those of the operands.
+        |classes, workers, (out, log_probs, labels, g)| unsafe {
+            cpu::cross_entropy_grad(classes, workers, (out, log_probs), labels, g);
+        },
+        move |classes, queue, (out, log_probs, labels, g)| {
+            cuda::cross_entropy_grad(queue, dtype, classes, [out, log_probs, labels, g])
+        },
+    ))
 }
 
-fn cross_entropy_of<T: Lanes>(
-    stream: &Stream,
-    logits: View<'_>,
-    labels: View<'_>,
-    losses: View<'_>,
-    log_probs: View<'_>,
-) -> Result<()> {
-    let op = "cross_entropy";
-    let &[n, c] = logits.shape() else {
-        return Err(shape_mismatch(op, &[0, 0], logits.shape()));
+/// The rows of operands `[n, c]`, and of others with an element `[n]` for each.
+fn classes(op: &'static str, scores: [&View<'_>; 2], of_rows: [&View<'_>; 2]) -> Result<Classes> {
+    let &[rows, classes] = scores[0].shape() else {
+        return Err(shape_mismatch(op, &[0, 0], scores[0].shape()));
     };
-    labels.expect_shape(op, &[n])?;
-    losses.expect_shape(op, &[n])?;
-    let rows = rows(op, [&log_probs, &logits], 1)?;
-    let from = Operand::<T>::of(op, &logits, logits.dtype)?;
-    let labels_from = labels.src::<i64>(op)?;
-    let to = Operand::<T>::of_mut(op, &losses, logits.dtype)?;
-    let log_probs_to = Operand::<T>::of_mut(op, &log_probs, logits.dtype)?;
-    if n == 0 {
-        return Ok(());
-    }
-    if stream.is_cuda() {
-        return cuda::loss::cross_entropy(stream, logits, labels, losses, log_probs);
-    }
-    let (label_step, loss_step) = (labels.layout.strides()[0], losses.layout.strides()[0]);
-    let log_probs_steps = [log_probs.layout.strides()[0], log_probs.layout.strides()[1]];
-    let workers = workers(stream, n * c, 8);
-    let uses = [
-        Use::read(logits.buffer),
-        Use::read(labels.buffer),
-        Use::write(losses.buffer),
-        Use::write(log_probs.buffer),
-    ];
-    stream.launch(op, &uses, move || {
-        // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-        unsafe {
-            let stage = Stage::new(&workers);
-            cross_entropy_cpu(
-                &rows,
-                &workers,
-                stage.read(&from),
-                (labels_from, label_step),
-                (stage.write(&to), loss_step),
-                (stage.write(&log_probs_to), log_probs_steps),
-            );
-        }
-    })
-}
-
-fn grad_of<T: Lanes>(
-    stream: &Stream,
-    log_probs: View<'_>,
-    labels: View<'_>,
-    g: View<'_>,
-    out: View<'_>,
-) -> Result<()> {
-    let op = "cross_entropy_grad";
-    let &[n, c] = log_probs.shape() else {
-        return Err(shape_mismatch(op, &[0, 0], log_probs.shape()));
-    };
-    out.expect_shape(op, &[n, c])?;
-    labels.expect_shape(op, &[n])?;
-    g.expect_shape(op, &[n])?;
-    let log_probs_from = Operand::<T>::of(op, &log_probs, out.dtype)?;
-    let labels_from = labels.src::<i64>(op)?;
-    let g_from = Operand::<T>::of(op, &g, out.dtype)?;
-    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
-    if n == 0 {
-        return Ok(());
-    }
-    if stream.is_cuda() {
-        return cuda::loss::cross_entropy_grad(stream, log_probs, labels, g, out);
-    }
-    let workers = workers(stream, n * c, 8);
-    let uses =
-        [Use::read(log_probs.buffer), Use::read(labels.buffer), Use::read(g.buffer), Use::write(out.buffer)];
-    let [log_probs_steps, out_steps] = [&log_probs, &out].map(|view| {
-        let strides = view.layout.strides();
-        [strides[0], strides[1]]
-    });
-    let (label_step, g_step) = (labels.layout.strides()[0], g.layout.strides()[0]);
-    // SAFETY: as in `cross_entropy_of`.
-    stream.launch(op, &uses, move || unsafe {
-        let stage = Stage::new(&workers);
-        let grad = Grad {
-            classes: c,
-            log_probs: stage.read(&log_probs_from),
-            log_probs_steps,
-            labels: labels_from,
-            label_step,
-            g: stage.read(&g_from),
-            g_step,
-            out: stage.write(&to),
-            out_steps,
-        };
-        grad_cpu(n, &grad, &workers);
+    scores[1].expect_shape(op, &[rows, classes])?;
+    of_rows.iter().try_for_each(|view| view.expect_shape(op, &[rows]))?;
+    let step = |view: &View<'_>, axis: usize| view.layout.strides()[axis];
+    Ok(Classes {
+        rows,
+        classes,
+        across: [step(scores[0], 0), step(scores[1], 0), step(of_rows[0], 0), step(of_rows[1], 0)],
+        along: scores.map(|view| step(view, 1)),
     })
 }
 

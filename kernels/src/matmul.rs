@@ -1,15 +1,14 @@
 //! Launchers of the matrix product.
 
-use device::{DType, Error, Result, Stream, Use};
-use smallvec::SmallVec;
+#[cfg(doc)]
+use device::Error;
+use device::{Result, Stream};
 
-use crate::cpu::lanes::Lanes;
-use crate::cpu::matmul::{Batch, BatchAxis, run};
-use crate::cpu::product::{Init, Matrix, Product};
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
+use crate::command::{Command, for_float};
+use crate::cpu::matmul as cpu;
+use crate::cuda::matmul as cuda;
 use crate::layout::{View, shape_mismatch};
-use crate::par;
+use crate::matrices::MatrixBatch;
 
 /// Whether a product replaces what its output holds or is added to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +38,7 @@ pub fn matmul(
     out: View<'_>,
     accumulate: Accumulate,
 ) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => launch::<f32>(stream, "matmul", lhs, rhs, None, out, accumulate),
-        DType::F64 => launch::<f64>(stream, "matmul", lhs, rhs, None, out, accumulate),
-        dtype => Err(Error::DTypeUnsupported { op: "matmul", dtype }),
-    }
+    launch(stream, "matmul", lhs, rhs, None, out, accumulate)
 }
 
 /// Matrix product and bias in one pass, `out = x w + bias`, for floats.
@@ -53,14 +48,10 @@ pub fn matmul(
 /// # Errors
 /// As for [`matmul`].
 pub fn linear(stream: &Stream, x: View<'_>, w: View<'_>, bias: View<'_>, out: View<'_>) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => launch::<f32>(stream, "linear", x, w, Some(bias), out, Accumulate::Overwrite),
-        DType::F64 => launch::<f64>(stream, "linear", x, w, Some(bias), out, Accumulate::Overwrite),
-        dtype => Err(Error::DTypeUnsupported { op: "linear", dtype }),
-    }
+    launch(stream, "linear", x, w, Some(bias), out, Accumulate::Overwrite)
 }
 
-fn launch<T: Lanes>(
+fn launch(
     stream: &Stream,
     op: &'static str,
     lhs: View<'_>,
@@ -73,7 +64,7 @@ fn launch<T: Lanes>(
     let (&[ref leading @ .., m, k], &[ref right_leading @ .., right_k, n]) = (left, right) else {
         return Err(shape_mismatch(op, left, right));
     };
-    // The right operand of `linear` has no leading axes: each of its strides there is 0.
+    // The right operand of `linear` has no leading axes.
     let shared = bias.is_some() && right_leading.is_empty();
     if k != right_k || !(shared || leading == right_leading) {
         return Err(shape_mismatch(op, left, right));
@@ -82,60 +73,28 @@ fn launch<T: Lanes>(
     if shape.len() != rank || shape[..rank - 2] != *leading || shape[rank - 2..] != [m, n] {
         return Err(shape_mismatch(op, left, shape));
     }
-    let dtype = out.dtype;
-    let from = [Operand::<T>::of(op, &lhs, dtype)?, Operand::of(op, &rhs, dtype)?];
-    let to = Operand::<T>::of_mut(op, &out, dtype)?;
-    let row = match &bias {
-        Some(bias) => {
-            bias.expect_shape(op, &[n])?;
-            Some((Operand::<T>::of(op, bias, dtype)?, bias.layout.strides()[0]))
-        }
-        None => None,
-    };
-    if stream.is_cuda() {
-        return cuda::matmul::matmul(stream, op, lhs, rhs, bias, out, accumulate);
-    }
-    let mut axes: SmallVec<[BatchAxis; 2]> = SmallVec::new();
-    for (axis, &size) in leading.iter().enumerate() {
-        let b = if shared { 0 } else { rhs.layout.strides()[axis] };
-        axes.push(BatchAxis { size, a: lhs.layout.strides()[axis], b, c: out.layout.strides()[axis] });
-    }
-    if out.layout.elements() == 0 {
-        return Ok(());
-    }
+    bias.map_or(Ok(()), |bias| bias.expect_shape(op, &[n]))?;
+    let add = accumulate == Accumulate::Add;
+    let (batch, dtype) = (MatrixBatch::of(&out, &lhs, &rhs), out.dtype);
+    let bias_step = bias.map_or(0, |bias| bias.layout.strides()[0]);
     // A multiply-add is a fraction of an elementary operation.
-    let workers = par::workers(stream, out.layout.elements(), k / 8 + 1);
-    let steps = [&lhs, &rhs, &out].map(|view| {
-        let strides = view.layout.strides();
-        [strides[strides.len() - 2], strides[strides.len() - 1]]
-    });
-    let work = move || {
-        let stage = Stage::new(&workers);
-        // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-        let (read, c, init) = unsafe {
-            let read = from.each_ref().map(|operand| stage.read(operand).0.cast_mut());
-            match (&row, accumulate) {
-                (Some((row, step)), _) => (read, stage.write(&to), Init::Row(stage.read(row).0, *step)),
-                (None, Accumulate::Overwrite) => (read, stage.write(&to), Init::Zero),
-                (None, Accumulate::Add) => (read, stage.update(&to), Init::Existing),
-            }
-        };
-        let matrix = |ptr: *mut T, [row, col]: [isize; 2]| Matrix { ptr, row, col };
-        let [a, b] = [0, 1].map(|side| matrix(read[side], steps[side]));
-        let product = Product { m, n, k, a, b, c: matrix(c.0, steps[2]), init };
-        let mut batch = Batch { product, axes };
-        batch.fold();
-        run(&batch, &workers);
-    };
-    match bias {
-        None => {
-            stream.launch(op, &[Use::read(lhs.buffer), Use::read(rhs.buffer), Use::write(out.buffer)], work)
-        }
-        Some(bias) => {
-            let reads = (Use::read(lhs.buffer), Use::read(rhs.buffer), Use::read(bias.buffer));
-            stream.launch(op, &[reads.0, reads.1, reads.2, Use::write(out.buffer)], work)
-        }
-    }
+    let cost = (out.layout.elements(), k / 8 + 1);
+    for_float!(op, dtype, T => {
+        let operands = (out.write::<T>().keep(add), lhs.read::<T>(), rhs.read::<T>(), bias.map(View::read::<T>));
+        Command::new(op, operands).cost(cost.0, cost.1).run(
+            stream,
+            batch,
+            // SAFETY: the matrices are those of the operands.
+            move |batch, workers, (c, a, b, bias)| unsafe {
+                let bias = bias.map(|bias| (bias, bias_step));
+                cpu::products(batch, workers, c, [a, b], cpu::initial(bias, add));
+            },
+            move |batch, queue, (c, a, b, bias)| {
+                let bias = bias.map(|bias| (bias, bias_step));
+                cuda::products(queue, dtype, batch, [c, a, b], bias, add)
+            },
+        )
+    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+use device::{DType, Error};
+
 use super::*;
 use crate::testing::{Array, bits, cpu, values, values_f32};
 

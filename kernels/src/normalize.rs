@@ -8,7 +8,7 @@ use crate::cpu::normalize as cpu;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::View;
-use crate::par::workers;
+use crate::par::old_workers;
 
 /// How a contiguous tensor is cut into rows that are normalized: as `[n, groups, channels, inner]`, with a row for each
 /// `(n, group)` and a weight and a bias for each `(group, channel)`.
@@ -108,12 +108,12 @@ fn normalize_of<T: Lanes>(
         let input = NormInput { x, weight, bias };
         return cuda::normalize::normalize(stream, op, (rows, count), input, eps, out, (mean, rstd));
     }
-    let workers = workers(stream, elements, 4);
+    let workers = old_workers(stream, elements, 4);
     let mut uses: Uses<'_> = SmallVec::new();
     uses.extend([Use::read(x.buffer), Use::write(out.buffer), Use::write(rstd.buffer)]);
     uses.extend(weight.iter().chain(&bias).map(|view| Use::read(view.buffer)));
     uses.extend(mean.iter().map(|view| Use::write(view.buffer)));
-    stream.launch(op, &uses, move || {
+    stream.launch_host(op, &uses, move || {
         // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
         unsafe {
             let stage = Stage::new(&workers);
@@ -173,12 +173,12 @@ fn gradient_of<T: Lanes>(
     if stream.is_cuda() {
         return cuda::normalize::gradient(stream, op, (rows, count), g, (x, weight), (mean, rstd), to);
     }
-    let workers = workers(stream, elements, 8);
+    let workers = old_workers(stream, elements, 8);
     let mut uses: Uses<'_> = SmallVec::new();
     uses.extend([Use::read(g.buffer), Use::read(x.buffer), Use::read(rstd.buffer)]);
     uses.extend(weight.iter().chain(&mean).map(|view| Use::read(view.buffer)));
     uses.extend([to.x, to.weight, to.bias].iter().flatten().map(|view| Use::write(view.buffer)));
-    stream.launch(op, &uses, move || {
+    stream.launch_host(op, &uses, move || {
         // SAFETY: as in `normalize_of`.
         unsafe {
             let stage = Stage::new(&workers);
@@ -226,12 +226,12 @@ fn expect_elements(op: &'static str, view: &View<'_>, elements: usize) -> Result
 
 fn read<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize, dtype: DType) -> Result<Operand<T>> {
     expect_elements(op, view, elements)?;
-    Operand::of(op, view, dtype)
+    Operand::old(op, view, dtype)
 }
 
 fn write<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize, dtype: DType) -> Result<Operand<T>> {
     expect_elements(op, view, elements)?;
-    Operand::of_mut(op, view, dtype)
+    Operand::old_mut(op, view, dtype)
 }
 
 fn statistic<'v, 'a>(op: &'static str, view: &'v View<'a>, rows: usize) -> Result<&'v View<'a>> {

@@ -17,7 +17,7 @@ use crate::cpu::lanes::Lanes;
 use crate::cuda;
 use crate::cuda::walk::ByValue;
 use crate::layout::{Dst, Loops, View};
-use crate::par::{Workers, workers};
+use crate::par::{Workers, old_workers};
 
 pub use adam::AdamStep;
 pub use lion::LionStep;
@@ -174,8 +174,8 @@ pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
     }
     let parts = updates.iter().map(part).collect::<Result<Vec<Part>>>()?;
     let elements = |update: &Update<'_>| update.param.layout.elements() * (2 + update.states.len());
-    let workers = workers(stream, updates.iter().map(elements).sum(), 1);
-    stream.launch(op, &uses, move || parts.into_iter().for_each(|part| part(&workers)))
+    let workers = old_workers(stream, updates.iter().map(elements).sum(), 1);
+    stream.launch_host(op, &uses, move || parts.into_iter().for_each(|part| part(&workers)))
 }
 
 /// One parameter's work in a command of the CPU.

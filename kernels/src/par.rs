@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device::{Stream, Team};
+use device::{Cpu, Team};
 use smallvec::SmallVec;
 
 /// The threads that a kernel may use besides its own; `None` if splitting does not pay.
@@ -17,11 +17,15 @@ pub(crate) type Workers = Option<Arc<Team>>;
 /// Costs below this are not worth the question.
 const SMALL: usize = 1 << 14;
 
-/// The threads for `elements` elements of `cost` elementary operations each.
-#[inline]
-pub(crate) fn workers(stream: &Stream, elements: usize, cost: usize) -> Workers {
+pub(crate) fn old_workers(stream: &device::Stream, elements: usize, cost: usize) -> Workers {
     let total = elements.saturating_mul(cost);
     if total < SMALL { None } else { stream.parallelism(total) }
+}
+
+/// The threads for work of about `cost` elementary operations.
+#[inline]
+pub(crate) fn workers(cpu: &Cpu<'_>, cost: usize) -> Workers {
+    if cost < SMALL { None } else { cpu.team(cost).cloned() }
 }
 
 /// How many threads that makes.

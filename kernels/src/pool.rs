@@ -8,7 +8,7 @@ use crate::cpu::pool as cpu;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{View, shape_mismatch};
-use crate::par::workers;
+use crate::par::old_workers;
 use crate::window::{Window, invalid};
 
 /// Planes, and the places of a window in each.
@@ -176,8 +176,8 @@ fn max_of<T: Lanes>(
     [x, out, index]: [View<'_>; 3],
 ) -> Result<()> {
     const OP: &str = "max_pool2d";
-    let from = Operand::<T>::of(OP, &x, x.dtype)?;
-    let (to, taps) = (Operand::<T>::of_mut(OP, &out, x.dtype)?, index.bytes_mut(OP)?);
+    let from = Operand::<T>::old(OP, &x, x.dtype)?;
+    let (to, taps) = (Operand::<T>::old_mut(OP, &out, x.dtype)?, index.bytes_mut(OP)?);
     if out.layout.elements() == 0 {
         return Ok(());
     }
@@ -185,10 +185,10 @@ fn max_of<T: Lanes>(
     if stream.is_cuda() {
         return cuda::pool::max(stream, &uses, planes, window, [x, out, index]);
     }
-    let workers = workers(stream, out.layout.elements(), window.kernel[0] * window.kernel[1]);
+    let workers = old_workers(stream, out.layout.elements(), window.kernel[0] * window.kernel[1]);
     let (planes, window, small) = (*planes, *window, index.dtype == DType::U8);
     // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-    stream.launch(OP, &uses, move || unsafe {
+    stream.launch_host(OP, &uses, move || unsafe {
         let stage = Stage::new(&workers);
         let (from, to) = (stage.read(&from), stage.write(&to));
         if small {
@@ -273,12 +273,12 @@ fn indexed_of<T: Lanes>(
     [image, pooled, index]: [View<'_>; 3],
     back: bool,
 ) -> Result<()> {
-    let write = |view: View<'_>| Operand::<T>::of_mut(op, &view, image.dtype);
+    let write = |view: View<'_>| Operand::<T>::old_mut(op, &view, image.dtype);
     let (image_at, pooled_at, taps) = (write(image)?, write(pooled)?, index.bytes(op)?);
-    let workers = workers(stream, image.layout.elements(), 1);
+    let workers = old_workers(stream, image.layout.elements(), 1);
     let small = index.dtype == DType::U8;
     // SAFETY: as in `max_of`.
-    stream.launch(op, uses, move || unsafe {
+    stream.launch_host(op, uses, move || unsafe {
         let stage = Stage::new(&workers);
         if back {
             let (g, to) = (stage.read(&pooled_at), stage.write(&image_at));
@@ -349,11 +349,11 @@ fn average_of<T: Lanes>(
     [image, pooled]: [View<'_>; 2],
     back: bool,
 ) -> Result<()> {
-    let write = |view: View<'_>| Operand::<T>::of_mut(op, &view, image.dtype);
+    let write = |view: View<'_>| Operand::<T>::old_mut(op, &view, image.dtype);
     let (image_at, pooled_at) = (write(image)?, write(pooled)?);
-    let workers = workers(stream, image.layout.elements(), 2);
+    let workers = old_workers(stream, image.layout.elements(), 2);
     // SAFETY: as in `max_of`.
-    stream.launch(op, uses, move || unsafe {
+    stream.launch_host(op, uses, move || unsafe {
         let stage = Stage::new(&workers);
         if back {
             cpu::mean_grad(&planes, &means, &workers, stage.read(&pooled_at), stage.write(&image_at));

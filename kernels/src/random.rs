@@ -12,7 +12,7 @@ use crate::cpu::random::Distribution;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{Loops, View};
-use crate::par::workers;
+use crate::par::old_workers;
 
 /// What a random op's numbers depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,9 +107,9 @@ fn generate(
     if stream.is_cuda() {
         return cuda::random::generate(stream, op, key, distribution, out);
     }
-    let workers = workers(stream, out.layout.elements(), RANDOM_COST);
+    let workers = old_workers(stream, out.layout.elements(), RANDOM_COST);
     let loops = Loops::new([out.layout]);
-    stream.launch(op, &[Use::write(out.buffer)], move || {
+    stream.launch_host(op, &[Use::write(out.buffer)], move || {
         // SAFETY: bounds were checked above; the launch orders the accesses.
         unsafe { cpu::random::generate(key, distribution, dtype, &loops, &workers, o) }
     })
@@ -155,12 +155,12 @@ fn dropout_of<T: Real>(
     x: View<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    let from = Operand::<T>::of(op, &x, out.dtype)?;
-    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
-    let workers = workers(stream, out.layout.elements(), RANDOM_COST);
+    let from = Operand::<T>::old(op, &x, out.dtype)?;
+    let to = Operand::<T>::old_mut(op, &out, out.dtype)?;
+    let workers = old_workers(stream, out.layout.elements(), RANDOM_COST);
     // Elements are counted in row-major order, so the loops have to be in that order, too.
     let loops = Loops::new([out.layout, x.layout]);
-    stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
+    stream.launch_host(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
         // SAFETY: types, shapes, bounds and overlap were checked; the launch orders the accesses.
         unsafe {
             let stage = Stage::new(&workers);

@@ -10,7 +10,7 @@ use crate::cpu::reduce::argmax as argmax_cpu;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{Dst, Layout, LoopAxis, Loops, View, normalize_axes, normalize_axis, shape_mismatch};
-use crate::par::{Workers, workers};
+use crate::par::{Workers, old_workers};
 
 /// How elements are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ fn split_axes(op: &'static str, x: &Layout, axes: &[isize], out: &View<'_>) -> R
 
 // Checks types, bounds and overlap: what is read, and what is written.
 fn operands<T: Number>(op: &'static str, x: &View<'_>, out: &View<'_>) -> Result<[Operand<T>; 2]> {
-    Ok([Operand::of(op, x, x.dtype)?, Operand::of_mut(op, out, x.dtype)?])
+    Ok([Operand::old(op, x, x.dtype)?, Operand::old_mut(op, out, x.dtype)?])
 }
 
 fn launch<T: Number>(
@@ -172,8 +172,8 @@ fn launch<T: Number>(
     if axes.kept.elements == 0 {
         return Ok(());
     }
-    let workers = workers(stream, x.layout.elements(), 1);
-    stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
+    let workers = old_workers(stream, x.layout.elements(), 1);
+    stream.launch_host(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
         let stage = Stage::new(&workers);
         // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
         let (from, to) = unsafe { (stage.read(&from), stage.write(&to)) };
@@ -282,7 +282,7 @@ fn logsumexp_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_
 
 fn argmax_of<T: Number>(stream: &Stream, x: View<'_>, axis: usize, axes: Axes, out: View<'_>) -> Result<()> {
     let op = "argmax";
-    let (from, to) = (Operand::<T>::of(op, &x, x.dtype)?, out.dst::<i64>(op)?);
+    let (from, to) = (Operand::<T>::old(op, &x, x.dtype)?, out.dst::<i64>(op)?);
     if stream.is_cuda() {
         return cuda::reduce::argmax(stream, x, &axes, out);
     }
@@ -290,8 +290,8 @@ fn argmax_of<T: Number>(stream: &Stream, x: View<'_>, axis: usize, axes: Axes, o
         return Ok(());
     }
     let (len, step) = (x.shape()[axis], x.layout.strides()[axis]);
-    let workers = workers(stream, x.layout.elements(), 2);
-    stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
+    let workers = old_workers(stream, x.layout.elements(), 2);
+    stream.launch_host(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
         // SAFETY: as in `plain`.
         unsafe {
             let stage = Stage::new(&workers);

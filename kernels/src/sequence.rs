@@ -7,7 +7,7 @@ use crate::cpu::sequence as cpu;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{LoopAxis, Loops, View, normalize_axis, shape_mismatch};
-use crate::par::workers;
+use crate::par::old_workers;
 
 /// `out[i] = x[0] + .. + x[i]` along an axis, or from the end with `reverse`, for floats and I64.
 ///
@@ -37,8 +37,8 @@ fn cumsum_of<T: Number>(
     x.expect_shape(OP, shape)?;
     let axis = normalize_axis(OP, axis, shape.len())?;
     x.expect_no_partial_overlap(OP, &out)?;
-    let from = Operand::<T>::of(OP, &x, out.dtype)?;
-    let to = Operand::<T>::of_mut(OP, &out, out.dtype)?;
+    let from = Operand::<T>::old(OP, &x, out.dtype)?;
+    let to = Operand::<T>::old_mut(OP, &out, out.dtype)?;
     if out.layout.elements() == 0 {
         return Ok(());
     }
@@ -48,8 +48,8 @@ fn cumsum_of<T: Number>(
     if stream.is_cuda() {
         return cuda::sequence::cumsum(stream, &kept, (len, steps, reverse), x, out);
     }
-    let workers = workers(stream, out.layout.elements(), 2);
-    stream.launch(OP, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
+    let workers = old_workers(stream, out.layout.elements(), 2);
+    stream.launch_host(OP, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
         // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
         unsafe {
             let stage = Stage::new(&workers);
@@ -106,9 +106,9 @@ fn rotary_of<T: Real>(
         return Err(mismatch());
     }
     x.expect_apart(OP, &out)?;
-    let from = Operand::<T>::of(OP, &x, out.dtype)?;
-    let angles = (Operand::<T>::of(OP, &cos, out.dtype)?, Operand::<T>::of(OP, &sin, out.dtype)?);
-    let to = Operand::<T>::of_mut(OP, &out, out.dtype)?;
+    let from = Operand::<T>::old(OP, &x, out.dtype)?;
+    let angles = (Operand::<T>::old(OP, &cos, out.dtype)?, Operand::<T>::old(OP, &sin, out.dtype)?);
+    let to = Operand::<T>::old_mut(OP, &out, out.dtype)?;
     if out.layout.elements() == 0 {
         return Ok(());
     }
@@ -126,9 +126,9 @@ fn rotary_of<T: Real>(
     if stream.is_cuda() {
         return cuda::sequence::rotary(stream, &loops, (apart, rotation.inverse), [out, x, cos, sin]);
     }
-    let workers = workers(stream, out.layout.elements(), 4);
+    let workers = old_workers(stream, out.layout.elements(), 4);
     let uses = [Use::read(x.buffer), Use::read(cos.buffer), Use::read(sin.buffer), Use::write(out.buffer)];
-    stream.launch(OP, &uses, move || {
+    stream.launch_host(OP, &uses, move || {
         // SAFETY: as in `cumsum_of`.
         unsafe {
             let stage = Stage::new(&workers);

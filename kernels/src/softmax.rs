@@ -1,14 +1,14 @@
 //! Launchers of softmax, its logarithm, and their gradients.
 
-use device::{DType, Error, Result, Stream, Use};
+#[cfg(doc)]
+use device::Error;
+use device::{Result, Stream};
 
-use crate::cpu::lanes::Lanes;
-use crate::cpu::softmax::{Rows, log_softmax as log_softmax_cpu, log_softmax_grad as log_softmax_grad_cpu};
-use crate::cpu::softmax::{softmax as softmax_cpu, softmax_grad as softmax_grad_cpu};
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
+use crate::command::{Command, for_float};
+use crate::cpu::softmax as cpu;
+use crate::cuda::softmax as cuda;
 use crate::layout::{LoopAxis, Loops, View, normalize_axis};
-use crate::par::workers;
+use crate::loops::Rows;
 
 /// `out = exp(x - max x) / sum exp(x - max x)` along an axis, for floats.
 ///
@@ -59,43 +59,18 @@ fn unary(
     axis: isize,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => unary_of::<f32>(stream, op, log, x, axis, out),
-        DType::F64 => unary_of::<f64>(stream, op, log, x, axis, out),
-        dtype => Err(Error::DTypeUnsupported { op, dtype }),
-    }
-}
-
-fn unary_of<T: Lanes>(
-    stream: &Stream,
-    op: &'static str,
-    log: bool,
-    x: View<'_>,
-    axis: isize,
-    out: View<'_>,
-) -> Result<()> {
-    let rows = rows(op, [&out, &x], axis)?;
-    let from = Operand::<T>::of(op, &x, out.dtype)?;
-    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
-    if out.layout.elements() == 0 {
-        return Ok(());
-    }
-    if stream.is_cuda() {
-        return cuda::softmax::unary(stream, (op, log), &rows, [out, x]);
-    }
-    let workers = workers(stream, out.layout.elements(), 8);
-    stream.launch(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
-        // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-        unsafe {
-            let stage = Stage::new(&workers);
-            let (to, from) = (stage.write(&to), stage.read(&from));
-            if log {
-                log_softmax_cpu(&rows, &workers, to, from);
-            } else {
-                softmax_cpu(&rows, &workers, to, from);
-            }
-        }
-    })
+    let (rows, dtype) = (rows(op, [&out, &x], axis)?, out.dtype);
+    for_float!(op, dtype, T => Command::new(op, (out.write::<T>(), x.read::<T>()))
+    .cost(out.layout.elements(), 8)
+    .run(
+        stream,
+        rows,
+        // SAFETY: the rows are those of the operands.
+        move |rows, workers, (out, x)| unsafe {
+            if log { cpu::log_softmax(rows, workers, out, x) } else { cpu::softmax(rows, workers, out, x) }
+        },
+        move |rows, queue, (out, x)| cuda::unary(queue, (log, dtype), rows, [out, x]),
+    ))
 }
 
 fn gradient(
@@ -107,44 +82,22 @@ fn gradient(
     axis: isize,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => gradient_of::<f32>(stream, op, log, (y, g), axis, out),
-        DType::F64 => gradient_of::<f64>(stream, op, log, (y, g), axis, out),
-        dtype => Err(Error::DTypeUnsupported { op, dtype }),
-    }
-}
-
-fn gradient_of<T: Lanes>(
-    stream: &Stream,
-    op: &'static str,
-    log: bool,
-    (y, g): (View<'_>, View<'_>),
-    axis: isize,
-    out: View<'_>,
-) -> Result<()> {
-    let rows = rows(op, [&out, &y, &g], axis)?;
-    let from_y = Operand::<T>::of(op, &y, out.dtype)?;
-    let from_g = Operand::<T>::of(op, &g, out.dtype)?;
-    let to = Operand::<T>::of_mut(op, &out, out.dtype)?;
-    if out.layout.elements() == 0 {
-        return Ok(());
-    }
-    if stream.is_cuda() {
-        return cuda::softmax::gradient(stream, (op, log), &rows, [out, y, g]);
-    }
-    let workers = workers(stream, out.layout.elements(), 8);
-    stream.launch(op, &[Use::read(y.buffer), Use::read(g.buffer), Use::write(out.buffer)], move || {
-        // SAFETY: as in `unary_of`.
-        unsafe {
-            let stage = Stage::new(&workers);
-            let (to, from_y, from_g) = (stage.write(&to), stage.read(&from_y), stage.read(&from_g));
+    let (rows, dtype) = (rows(op, [&out, &y, &g], axis)?, out.dtype);
+    for_float!(op, dtype, T => Command::new(op, (out.write::<T>(), y.read::<T>(), g.read::<T>()))
+    .cost(out.layout.elements(), 8)
+    .run(
+        stream,
+        rows,
+        // SAFETY: the rows are those of the operands.
+        move |rows, workers, (out, y, g)| unsafe {
             if log {
-                log_softmax_grad_cpu(&rows, &workers, to, from_y, from_g);
+                cpu::log_softmax_grad(rows, workers, out, y, g);
             } else {
-                softmax_grad_cpu(&rows, &workers, to, from_y, from_g);
+                cpu::softmax_grad(rows, workers, out, y, g);
             }
-        }
-    })
+        },
+        move |rows, queue, (out, y, g)| cuda::gradient(queue, (log, dtype), rows, [out, y, g]),
+    ))
 }
 
 /// The rows along `axis`; operand 0 is the output, to which the others must be equal in shape.

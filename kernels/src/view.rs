@@ -121,6 +121,26 @@ impl<'a> View<'a> {
         self.expect_dtype(op, T::DTYPE)?;
         Ok(self.bytes_mut(op)?.cast())
     }
+
+    /// Checks that the layout stays within the buffer.
+    #[inline(always)]
+    pub(crate) fn check_bounds(&self, op: &'static str) -> Result<()> {
+        let fits = self.layout.end().saturating_mul(self.dtype.size_bytes()) <= self.buffer.len_bytes();
+        if fits { Ok(()) } else { Err(outside_buffer(op, self)) }
+    }
+
+    /// Checks that no two indices share an element.
+    #[inline(always)]
+    pub(crate) fn check_written_once(&self, op: &'static str) -> Result<()> {
+        if self.layout.overlaps_itself() { Err(written_twice(op, self)) } else { Ok(()) }
+    }
+
+    /// The first element, for a command that was launched with the buffer.
+    #[inline(always)]
+    pub(crate) fn first(&self) -> Dst<u8> {
+        // An empty layout may carry an offset past the end: `wrapping_add` makes that harmless.
+        Dst(self.buffer.ptr().wrapping_add(self.layout.offset() * self.dtype.size_bytes()))
+    }
 }
 
 #[cold]

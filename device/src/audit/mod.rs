@@ -91,7 +91,7 @@ impl Audit {
     /// let devices = [(); 2].map(|()| Device::cpu_with(CpuConfig::default()));
     /// devices.iter().for_each(Device::start_audit);
     /// for device in &devices {
-    ///     device.default_stream().launch("work", &[], || ())?;
+    ///     device.default_stream().launch_host("work", &[], || ())?;
     /// }
     /// let [one, two] = devices.each_ref().map(Device::stop_audit);
     /// assert_eq!(one.with(two).commands().count(), 2);
@@ -213,7 +213,7 @@ impl Device {
     /// use device::Device;
     /// let dev = Device::cpu();
     /// dev.start_audit();
-    /// dev.new_stream()?.launch("work", &[], || ())?;
+    /// dev.new_stream()?.launch_host("work", &[], || ())?;
     /// let audit = dev.stop_audit();
     /// assert_eq!((audit.commands().count(), audit.hazards().len()), (1, 0));
     /// # Ok::<(), device::Error>(())

@@ -1,7 +1,6 @@
 //! CUDA devices: what a launcher says to one, and the driver behind it.
 //!
-//! A launcher hands [`Stream::submit`](crate::Stream::submit) a closure that enqueues kernels, products and copies on
-//! a [`Queue`]. Everything below is loaded at run time: without a driver, or in a build without the feature `cuda`, no
+//! A command's [`Work`](crate::Work) puts kernels, products and copies on a [`Queue`]. Everything below is loaded at run time: without a driver, or in a build without the feature `cuda`, no
 //! CUDA device can be made and the rest is never reached.
 
 #[cfg(not(feature = "cuda"))]
@@ -148,6 +147,13 @@ pub enum Arg<'a> {
     Fault,
 }
 
+/// An address that may be missing is null.
+impl<'a, T: Into<Arg<'a>>> From<Option<T>> for Arg<'a> {
+    fn from(address: Option<T>) -> Self {
+        address.map_or(Arg::Ptr(std::ptr::null()), T::into)
+    }
+}
+
 /// A matrix product as BLAS has it, column-major: `c = op(a) op(b)`, or `c + op(a) op(b)`.
 ///
 /// `op(a)` is `m x k`, `op(b)` is `k x n`, `c` is `m x n`; the leading dimensions and the steps from one product of the
@@ -196,7 +202,7 @@ impl Stream {
     }
 }
 
-/// Where the closure of [`Stream::submit`](crate::Stream::submit) enqueues device work, in order.
+/// Where [`Work::enqueue`](crate::Work::enqueue) puts device work, in order.
 pub struct Queue<'a> {
     core: &'a Core,
     stream: &'a DriverStream,
@@ -221,6 +227,12 @@ impl<'a> Queue<'a> {
         tf32: bool,
     ) -> Self {
         Queue { core, stream, op, id, tf32 }
+    }
+
+    /// The op whose command it is.
+    #[inline]
+    pub fn op(&self) -> &'static str {
+        self.op
     }
 
     /// How many multiprocessors the device has.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use device::cuda::PinnedMemory;
+use device::cuda::{PinnedMemory, Queue};
 use device::{
-    AddressSpace, BlockId, Buffer, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment, Policy, Pool,
-    Result, Schedule, SpinLock, Stream, SyncStats, Use,
+    AddressSpace, BlockId, Buffer, Cpu, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment, Policy,
+    Pool, Result, Schedule, SpinLock, Stream, SyncStats, Use, Work,
 };
 
 /// How many words a buffer has that [`buffer`] makes.
@@ -228,19 +228,33 @@ pub(crate) fn set(stream: &Stream, buffer: &Buffer, value: u64) -> Result<()> {
         return stream.upload("set", buffer, 0, &value.to_ne_bytes().repeat(WORDS));
     }
     let words = Words::of(buffer);
-    stream.launch("set", &[Use::write(buffer)], move || words.set([value; WORDS]))
+    stream.launch_host("set", &[Use::write(buffer)], move || words.set([value; WORDS]))
 }
 
 /// Copies a buffer.
 pub(crate) fn copy(stream: &Stream, from: &Buffer, to: &Buffer) -> Result<()> {
-    if on_pages(stream.device()) {
-        return stream.submit("copy", &[Use::read(from), Use::write(to)], |queue| {
-            // SAFETY: both are buffers of the tests, of one size and apart, and the command's uses.
-            unsafe { queue.copy(to.ptr(), from.ptr(), from.len_bytes()) }
-        });
+    stream.launch(
+        "copy",
+        &[Use::read(from), Use::write(to)],
+        Copy { from: Words::of(from), to: Words::of(to) },
+    )
+}
+
+/// A copy of one test buffer to another.
+struct Copy {
+    from: Words,
+    to: Words,
+}
+
+impl Work for Copy {
+    fn run(&self, _: &Cpu<'_>) {
+        self.to.set(self.from.get());
     }
-    let (source, target) = (Words::of(from), Words::of(to));
-    stream.launch("copy", &[Use::read(from), Use::write(to)], move || target.set(source.get()))
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        // SAFETY: both are buffers of the tests, of one size and apart, and the command's uses.
+        unsafe { queue.copy(self.to.0.cast(), self.from.0.cast(), WORDS * size_of::<u64>()) }
+    }
 }
 
 /// The first word, once the last write has run.
@@ -266,7 +280,7 @@ pub(crate) fn tell(stream: &Stream, uses: &[Use<'_>]) -> Result<Told> {
 /// Launches a command that sends something when it runs.
 pub(crate) fn send(stream: &Stream, uses: &[Use<'_>]) -> Result<Receiver<()>> {
     let (sender, receiver) = channel();
-    stream.launch("tell", uses, move || {
+    stream.launch_host("tell", uses, move || {
         // Nobody has to listen.
         let _ = sender.send(());
     })?;

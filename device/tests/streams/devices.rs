@@ -1,8 +1,11 @@
 //! What a device is, and what may not be mixed.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 
-use device::{Device, Error, Placement, Priority, Result, Schedule, StreamOptions, Use};
+use device::cuda::Queue;
+use device::{Cpu, Device, Error, Placement, Priority, Result, Schedule, Stream, StreamOptions, Use, Work};
 
 use crate::common::{buffer, counted, each_schedule, fresh, new_streams, set};
 
@@ -13,7 +16,7 @@ fn rule_18_mixed_devices_are_an_error_before_launch() -> Result<()> {
     let stream = one.default_stream();
     let before = (stream.now(), x.last_write());
     let stats = counted(&one, || {
-        let launched = stream.launch("add", &[Use::write(&x), Use::read(&y)], || ());
+        let launched = stream.launch_host("add", &[Use::write(&x), Use::read(&y)], || ());
         assert!(matches!(launched, Err(Error::DeviceMismatch { op: "add", .. })));
         assert!(matches!(set(&stream, &y, 1), Err(Error::DeviceMismatch { op: "set", .. })));
         let uploaded = stream.upload("upload", &y, 0, &[1]);
@@ -47,15 +50,33 @@ fn streams_are_what_was_asked_for() -> Result<()> {
         let high = dev.new_stream_with_priority(Priority::High)?;
         assert_eq!((high.priority(), high.device()), (Priority::High, dev));
         assert_eq!(dev.default_stream().priority(), Priority::Normal);
-        assert!(high.parallelism(usize::MAX).is_none(), "the device has one thread");
+        assert!(!splits(&high, usize::MAX)?, "the device has one thread");
         Ok(())
     })?;
     let dev = Device::cpu_with(device::CpuConfig { threads: Some(2), ..device::CpuConfig::default() });
     let one = dev.new_stream_with(StreamOptions { threads: Some(1), ..StreamOptions::default() })?;
-    assert!(one.parallelism(usize::MAX).is_none());
-    assert!(dev.default_stream().parallelism(usize::MAX).is_some());
-    assert!(dev.default_stream().parallelism(1000).is_none(), "too little work");
+    assert!(!splits(&one, usize::MAX)?);
+    assert!(splits(&dev.default_stream(), usize::MAX)?);
+    assert!(!splits(&dev.default_stream(), 1000)?, "too little work");
     Ok(())
+}
+
+/// Whether a CPU's command of this cost gets threads beside its own.
+fn splits(stream: &Stream, cost: usize) -> Result<bool> {
+    struct Ask(usize, Arc<AtomicBool>);
+    impl Work for Ask {
+        fn run(&self, cpu: &Cpu<'_>) {
+            self.1.store(cpu.team(self.0).is_some(), Ordering::Release);
+        }
+
+        fn enqueue(&self, _: &Queue<'_>) -> Result<()> {
+            Ok(())
+        }
+    }
+    let answer = Arc::new(AtomicBool::new(false));
+    stream.launch("ask", &[], Ask(cost, Arc::clone(&answer)))?;
+    stream.synchronize()?;
+    Ok(answer.load(Ordering::Acquire))
 }
 
 #[test]
@@ -65,7 +86,7 @@ fn a_caller_stream_runs_at_once_when_it_can() -> Result<()> {
         dev.new_stream_with(StreamOptions { placement: Placement::Caller, ..StreamOptions::default() })?;
     let launch = || {
         let (sender, receiver) = channel();
-        let launched = caller.launch("where", &[], move || {
+        let launched = caller.launch_host("where", &[], move || {
             // The test listens.
             let _ = sender.send(std::thread::current().id());
         });

@@ -32,7 +32,7 @@ fn rule_22_a_panic_is_an_error_at_the_next_synchronising_call() -> Result<()> {
         for stream in [dev.default_stream(), side] {
             for synchronise in synchronising_calls() {
                 let x = buffer(&stream)?;
-                stream.launch("explode", &[Use::write(&x)], || fail("boom"))?;
+                stream.launch_host("explode", &[Use::write(&x)], || fail("boom"))?;
                 let event = stream.record()?;
                 match synchronise(dev, &stream, &event, &x) {
                     Err(Error::Async { op, stream: on, source }) => {
@@ -56,8 +56,8 @@ fn rule_22_a_panic_on_one_stream_releases_who_waits_for_it() -> Result<()> {
         let [one, two] = new_streams(dev)?;
         let (x, y) = (buffer(&one)?, buffer(&two)?);
         let hold = one.hold();
-        one.launch("explode", &[Use::write(&x)], || fail("boom"))?;
-        two.launch("after", &[Use::read(&x), Use::write(&y)], || ())?;
+        one.launch_host("explode", &[Use::write(&x)], || fail("boom"))?;
+        two.launch_host("after", &[Use::read(&x), Use::write(&y)], || ())?;
         drop(hold);
         assert!(matches!(two.synchronize(), Err(Error::Async { op: "explode", .. })));
         two.synchronize()
@@ -68,8 +68,8 @@ fn rule_22_a_panic_on_one_stream_releases_who_waits_for_it() -> Result<()> {
 fn rule_23_the_first_failure_is_the_one_named() -> Result<()> {
     each_order(|dev| {
         let stream = dev.default_stream();
-        stream.launch("first", &[], || fail("one"))?;
-        stream.launch("second", &[], || fail("two"))?;
+        stream.launch_host("first", &[], || fail("one"))?;
+        stream.launch_host("second", &[], || fail("two"))?;
         assert!(matches!(dev.synchronize(), Err(Error::Async { op: "first", .. })));
         dev.synchronize()
     })
@@ -80,7 +80,7 @@ fn rule_23_an_unreported_failure_may_be_dropped() -> Result<()> {
     each_order(|dev| {
         let [side] = new_streams(dev)?;
         let x = buffer(&side)?;
-        side.launch("explode", &[Use::write(&x)], || fail("boom"))?;
+        side.launch_host("explode", &[Use::write(&x)], || fail("boom"))?;
         drop((x, side));
         Ok(())
     })
@@ -92,7 +92,7 @@ fn a_failure_hides_what_was_to_be_written() -> Result<()> {
         let stream = dev.default_stream();
         let x = buffer(&stream)?;
         assert!(x.peek(<[u8]>::len).is_some());
-        stream.launch("explode", &[Use::write(&x)], || fail("boom"))?;
+        stream.launch_host("explode", &[Use::write(&x)], || fail("boom"))?;
         while !stream.is_idle()? {
             std::thread::yield_now();
         }
@@ -142,9 +142,9 @@ fn inner_failing_wait() -> Result<()> {
     let (ran, in_order) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (set, seen, result) = (Arc::clone(&ran), Arc::clone(&ran), Arc::clone(&in_order));
     let hold = first.hold();
-    first.launch("first", &[], move || set.store(true, Ordering::SeqCst))?;
+    first.launch_host("first", &[], move || set.store(true, Ordering::SeqCst))?;
     second.wait_stream(&first)?;
-    second.launch("second", &[], move || {
+    second.launch_host("second", &[], move || {
         assert!(seen.load(Ordering::SeqCst), "ran too early");
         result.store(true, Ordering::SeqCst);
     })?;

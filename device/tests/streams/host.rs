@@ -182,7 +182,7 @@ fn elapsed_ms_waits_by_itself() -> Result<()> {
         let [side] = new_streams(dev)?;
         for stream in [dev.default_stream(), side] {
             let start = stream.record()?;
-            stream.launch("sleep", &[], || std::thread::sleep(Duration::from_millis(15)))?;
+            stream.launch_host("sleep", &[], || std::thread::sleep(Duration::from_millis(15)))?;
             let end = stream.record()?;
             let ms = start.elapsed_ms(&end)?;
             assert!((15.0..10_000.0).contains(&ms), "{ms}");
@@ -246,7 +246,7 @@ fn a_command_is_waited_for_by_other_threads_while_it_runs() -> Result<()> {
                     stream.synchronize()?;
                     Ok::<_, Error>(x.peek(first_word))
                 });
-                stream.launch("slow", &[Use::write(x)], move || {
+                stream.launch_host("slow", &[Use::write(x)], move || {
                     // The waiter listens.
                     let _ = begin.send(());
                     std::thread::sleep(Duration::from_millis(5));

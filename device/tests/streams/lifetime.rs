@@ -213,7 +213,7 @@ fn a_host_function_may_have_the_last_handle() -> Result<()> {
         let (go, gone) = channel();
         let (say, said) = channel();
         let handle = captured.then(|| dev.clone());
-        main.launch("last", &[Use::write(&x)], move || {
+        main.launch_host("last", &[Use::write(&x)], move || {
             // The test goes on whatever is sent.
             let _ = gone.recv();
             drop(handle);
@@ -366,9 +366,9 @@ fn an_explored_device_waits_for_another_one() -> Result<()> {
     let (here, there) = (explored(1), explored(2));
     let ran = Arc::new(AtomicUsize::new(0));
     let (first, second) = (Arc::clone(&ran), Arc::clone(&ran));
-    there.default_stream().launch("first", &[], move || first.store(1, Ordering::SeqCst))?;
+    there.default_stream().launch_host("first", &[], move || first.store(1, Ordering::SeqCst))?;
     here.default_stream().wait(&there.default_stream().record()?)?;
-    here.default_stream().launch("second", &[], move || {
+    here.default_stream().launch_host("second", &[], move || {
         second.fetch_add(10 * second.load(Ordering::SeqCst), Ordering::SeqCst);
     })?;
     here.synchronize()?;
@@ -386,7 +386,7 @@ fn a_command_that_another_thread_is_launching_is_waited_for() -> Result<()> {
         let launched = scope.spawn(|| {
             (0..2000).try_for_each(|_| {
                 let ran = Arc::clone(&ran);
-                stream.launch("count", &[], move || {
+                stream.launch_host("count", &[], move || {
                     ran.fetch_add(1, Ordering::SeqCst);
                 })
             })

@@ -28,7 +28,7 @@ fn commands_run_in_launch_order() -> Result<()> {
                     hold = None;
                 }
                 let seen = Arc::clone(&seen);
-                stream.launch("push", &[], move || {
+                stream.launch_host("push", &[], move || {
                     if let Ok(mut seen) = seen.lock() {
                         seen.push(index);
                     }
@@ -68,7 +68,7 @@ fn rule_04_one_stream_makes_no_events_and_no_waits() -> Result<()> {
 fn commands_without_buffers_are_launches_too() -> Result<()> {
     each_schedule(|dev| {
         let stream = dev.default_stream();
-        let stats = counted(dev, || stream.launch("nothing", &[], || ()))?;
+        let stats = counted(dev, || stream.launch_host("nothing", &[], || ()))?;
         assert_eq!(stats.launches, 1);
         Ok(())
     })
@@ -377,8 +377,9 @@ fn many_streams_share_a_buffer() -> Result<()> {
         let words = crate::common::Words::of(&x);
         for _ in 0..3 {
             for stream in &streams {
-                stream
-                    .launch("increment", &[Use::write(&x)], move || words.set(words.get().map(|w| w + 1)))?;
+                stream.launch_host("increment", &[Use::write(&x)], move || {
+                    words.set(words.get().map(|w| w + 1))
+                })?;
             }
             for stream in &streams {
                 tell(stream, &[Use::read(&x)])?;

@@ -152,7 +152,7 @@ fn hidden_host_synchronisations_are_counted_and_refused_by_place() -> Result<()>
             "{refused:?}"
         );
         dev.set_sync_debug(SyncDebug::Off);
-        stream.launch("work", &[Use::write(&x)], || ())?;
+        stream.launch_host("work", &[Use::write(&x)], || ())?;
         x.download(|_| ())
     })
 }
@@ -165,7 +165,7 @@ fn writer(dev: &Device, honest: bool) -> Result<u64> {
     set(&one, &x, 1)?;
     let words = Words::of(&x);
     let used = if honest { Use::write(&x) } else { Use::read(&x) };
-    two.launch("double", &[used], move || words.set(words.get().map(|word| word * 2)))?;
+    two.launch_host("double", &[used], move || words.set(words.get().map(|word| word * 2)))?;
     let out = buffer(&one)?;
     copy(&one, &x, &out)?;
     value(&out)
@@ -195,7 +195,7 @@ fn swapped(seed: u64, honest: bool) -> Result<bool> {
     let (sender, receiver) = channel();
     for (name, stream) in [(1, &one), (2, &two)] {
         let sender = sender.clone();
-        stream.launch("send", uses, move || {
+        stream.launch_host("send", uses, move || {
             // The receiver outlives the device's work.
             let _ = sender.send(name);
         })?;

@@ -86,7 +86,7 @@ fn run(streams: &[Stream], buffers: &[Buffer], program: &[Step]) -> Result<Vec<C
                     .chain(writes.iter().map(|&write| Use::write(&buffers[write])))
                     .collect();
                 let delay = *delay;
-                streams[*stream].launch("hash", &uses, move || {
+                streams[*stream].launch_host("hash", &uses, move || {
                     let inputs: Vec<_> = inputs.into_iter().map(Words::get).collect();
                     (0..delay).for_each(|_| std::hint::spin_loop());
                     outputs.into_iter().for_each(|out| out.set(hash(index as u64, &inputs, out.get())));

@@ -21,7 +21,7 @@ fn increment(stream: &Stream, reads: &[&Buffer], target: &Buffer) -> Result<()> 
     let sources: Vec<Words> = reads.iter().map(|read| Words::of(read)).collect();
     let words = Words::of(target);
     let uses: Vec<Use<'_>> = reads.iter().map(|read| Use::read(read)).chain([Use::write(target)]).collect();
-    stream.launch("increment", &uses, move || {
+    stream.launch_host("increment", &uses, move || {
         for words in sources.into_iter().map(Words::get).chain([words.get()]) {
             if words != [words[0]; WORDS] {
                 fail("a torn read");

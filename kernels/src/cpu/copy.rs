@@ -4,15 +4,16 @@ use device::{DType, bf16, f16};
 
 use super::half::{Half, odd_from_f64, odd_from_i64};
 use super::simd_of;
-use super::walk::{Walk, map0, map1};
+use super::walk::{map0, map1};
 use crate::layout::{Dst, LoopAxis, Loops, Src};
+use crate::loops::Places;
 use crate::par::{Workers, for_range};
 
 /// `out = bits`, in elements of `size` bytes.
 ///
 /// # Safety
 /// As for [`map0`].
-pub(crate) unsafe fn fill(size: usize, bits: u64, walk: &Walk<'_, 1>, workers: &Workers, out: Dst<u8>) {
+pub(crate) unsafe fn fill(size: usize, bits: u64, walk: &Places<1>, workers: &Workers, out: Dst<u8>) {
     // SAFETY: the caller's promise.
     unsafe {
         match size {
@@ -30,7 +31,7 @@ pub(crate) unsafe fn fill(size: usize, bits: u64, walk: &Walk<'_, 1>, workers: &
 /// As for [`map1`].
 pub(crate) unsafe fn copy(
     (to, from): (DType, DType),
-    walk: &Walk<'_, 2>,
+    walk: &Places<2>,
     workers: &Workers,
     out: Dst<u8>,
     x: Src<u8>,
@@ -226,7 +227,7 @@ impl Convert for Truth {
 
 /// # Safety
 /// As for [`map1`].
-unsafe fn convert<A: Convert>(to: DType, walk: &Walk<'_, 2>, workers: &Workers, out: Dst<u8>, x: Src<A>) {
+unsafe fn convert<A: Convert>(to: DType, walk: &Places<2>, workers: &Workers, out: Dst<u8>, x: Src<A>) {
     // SAFETY: the caller's promise.
     unsafe {
         match to {
@@ -248,21 +249,21 @@ const LARGE_CHUNK: usize = 1 << 18;
 
 /// # Safety
 /// As for [`map1`].
-unsafe fn copy_bits<T: Copy>(walk: &Walk<'_, 2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
+unsafe fn copy_bits<T: Copy>(walk: &Places<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
     // SAFETY: the caller's promise.
     unsafe {
         match walk {
-            Walk::Flat { elements, steps: [1, 1] } if elements * size_of::<T>() >= LARGE_BYTES => {
+            Places::Run { elements, steps: [1, 1] } if elements * size_of::<T>() >= LARGE_BYTES => {
                 for_range(workers, *elements, LARGE_CHUNK, &|range| {
                     let (start, len) = (range.start as isize, range.end - range.start);
                     std::ptr::copy(x.at(start), out.at(start), len);
                 });
             }
-            Walk::Nested(loops) => match Tiles::of(loops) {
+            Places::Loops(loops) => match Tiles::of(loops) {
                 Some(tiles) => tiles.copy(workers, out, x),
                 None => map1::<false, _, _>(walk, workers, out, x, std::convert::identity),
             },
-            Walk::Flat { .. } => map1::<false, _, _>(walk, workers, out, x, std::convert::identity),
+            Places::Run { .. } => map1::<false, _, _>(walk, workers, out, x, std::convert::identity),
         }
     }
 }

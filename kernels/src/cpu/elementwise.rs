@@ -4,9 +4,10 @@ use device::{DType, bf16, f16};
 
 use super::half::by_blocks;
 use super::number::{Number, Real};
-use super::walk::{Walk, map1, map2, map3};
+use super::walk::{map1, map2, map3};
 use crate::elementwise::{BinaryOp, CompareOp, UnaryOp};
 use crate::layout::{Dst, Src};
+use crate::loops::Places;
 use crate::par::Workers;
 
 /// # Safety
@@ -14,7 +15,7 @@ use crate::par::Workers;
 pub(crate) unsafe fn unary(
     op: UnaryOp,
     dtype: DType,
-    walk: &Walk<'_, 2>,
+    walk: &Places<2>,
     workers: &Workers,
     out: Dst<u8>,
     x: Src<u8>,
@@ -38,7 +39,7 @@ pub(crate) unsafe fn unary(
 
 /// # Safety
 /// As for [`map1`].
-unsafe fn unary_real<T: Real>(op: UnaryOp, walk: &Walk<'_, 2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
+unsafe fn unary_real<T: Real>(op: UnaryOp, walk: &Places<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
     // SAFETY: the caller's promise.
     unsafe {
         match op {
@@ -64,7 +65,7 @@ unsafe fn unary_real<T: Real>(op: UnaryOp, walk: &Walk<'_, 2>, workers: &Workers
 
 /// # Safety
 /// As for [`map1`].
-unsafe fn pow_scalar<T: Real>(exponent: f64, walk: &Walk<'_, 2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
+unsafe fn pow_scalar<T: Real>(exponent: f64, walk: &Places<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
     // SAFETY: the caller's promise.
     unsafe {
         // The powers that models use take no power function.
@@ -87,13 +88,7 @@ unsafe fn pow_scalar<T: Real>(exponent: f64, walk: &Walk<'_, 2>, workers: &Worke
 
 /// # Safety
 /// As for [`map1`].
-unsafe fn unary_number<T: Number>(
-    op: UnaryOp,
-    walk: &Walk<'_, 2>,
-    workers: &Workers,
-    out: Dst<T>,
-    x: Src<T>,
-) {
+unsafe fn unary_number<T: Number>(op: UnaryOp, walk: &Places<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
     // SAFETY: the caller's promise.
     unsafe {
         match op {
@@ -123,7 +118,7 @@ unsafe fn unary_number<T: Number>(
 pub(crate) unsafe fn binary(
     op: BinaryOp,
     dtype: DType,
-    walk: &Walk<'_, 3>,
+    walk: &Places<3>,
     workers: &Workers,
     out: Dst<u8>,
     (x, y): (Src<u8>, Src<u8>),
@@ -150,7 +145,7 @@ pub(crate) unsafe fn binary(
 /// As for [`map2`].
 unsafe fn binary_real<T: Real>(
     op: BinaryOp,
-    walk: &Walk<'_, 3>,
+    walk: &Places<3>,
     workers: &Workers,
     out: Dst<T>,
     xy: (Src<T>, Src<T>),
@@ -173,7 +168,7 @@ unsafe fn binary_real<T: Real>(
 /// As for [`map2`].
 unsafe fn binary_number<T: Number>(
     op: BinaryOp,
-    walk: &Walk<'_, 3>,
+    walk: &Places<3>,
     workers: &Workers,
     out: Dst<T>,
     xy: (Src<T>, Src<T>),
@@ -198,7 +193,7 @@ unsafe fn binary_number<T: Number>(
 pub(crate) unsafe fn compare(
     op: CompareOp,
     dtype: DType,
-    walk: &Walk<'_, 3>,
+    walk: &Places<3>,
     workers: &Workers,
     out: Dst<u8>,
     (x, y): (Src<u8>, Src<u8>),
@@ -221,7 +216,7 @@ pub(crate) unsafe fn compare(
 /// As for [`map2`].
 unsafe fn compare_typed<T: Copy + PartialOrd>(
     op: CompareOp,
-    walk: &Walk<'_, 3>,
+    walk: &Places<3>,
     workers: &Workers,
     out: Dst<u8>,
     xy: (Src<T>, Src<T>),
@@ -243,7 +238,7 @@ unsafe fn compare_typed<T: Copy + PartialOrd>(
 ///
 /// # Safety
 /// As for [`map1`].
-pub(crate) unsafe fn logical_not(walk: &Walk<'_, 2>, workers: &Workers, out: Dst<u8>, x: Src<u8>) {
+pub(crate) unsafe fn logical_not(walk: &Places<2>, workers: &Workers, out: Dst<u8>, x: Src<u8>) {
     // SAFETY: the caller's promise.
     unsafe { map1::<false, _, _>(walk, workers, out, x, |x: u8| u8::from(x == 0)) }
 }
@@ -254,7 +249,7 @@ pub(crate) unsafe fn logical_not(walk: &Walk<'_, 2>, workers: &Workers, out: Dst
 /// As for [`map3`].
 pub(crate) unsafe fn where_cond(
     size: usize,
-    walk: &Walk<'_, 4>,
+    walk: &Places<4>,
     workers: &Workers,
     out: Dst<u8>,
     (condition, x, y): (Src<u8>, Src<u8>, Src<u8>),

@@ -7,8 +7,8 @@ use std::ops::Range;
 use device::{DType, Element, bf16, f16};
 
 use super::simd_of;
-use super::walk::Walk;
 use crate::layout::Dst;
+use crate::loops::Places;
 use crate::par::{Workers, for_range};
 
 /// A float of 16 bits, which is computed with in F32.
@@ -130,10 +130,10 @@ const CHUNK: usize = 1 << 15;
 /// first operand that its walk reaches, and reads those of the others.
 pub(crate) unsafe fn by_blocks<const N: usize>(
     dtype: DType,
-    walk: &Walk<'_, N>,
+    walk: &Places<N>,
     workers: &Workers,
     operands: [Dst<u8>; N],
-    kernel: impl Fn(&Walk<'_, N>, [Dst<f32>; N]) + Sync,
+    kernel: impl Fn(&Places<N>, [Dst<f32>; N]) + Sync,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -147,10 +147,10 @@ pub(crate) unsafe fn by_blocks<const N: usize>(
 /// # Safety
 /// As for [`by_blocks`].
 unsafe fn blocks_of<H: Half, const N: usize>(
-    walk: &Walk<'_, N>,
+    walk: &Places<N>,
     workers: &Workers,
     operands: [Dst<H>; N],
-    kernel: impl Fn(&Walk<'_, N>, [Dst<f32>; N]) + Sync,
+    kernel: impl Fn(&Places<N>, [Dst<f32>; N]) + Sync,
 ) {
     for_range(workers, walk.elements(), CHUNK, &|range| {
         let mut memory = [const { MaybeUninit::<[f32; BLOCK]>::uninit() }; N];
@@ -170,7 +170,7 @@ unsafe fn blocks_of<H: Half, const N: usize>(
                         |element: *mut H, place| place.write((*element).widen()),
                     );
                 }
-                kernel(&Walk::Flat { elements, steps: [1; N] }, blocks);
+                kernel(&Places::Run { elements, steps: [1; N] }, blocks);
                 for_elements(
                     walk,
                     part,
@@ -187,7 +187,7 @@ unsafe fn blocks_of<H: Half, const N: usize>(
 /// Calls `each` with the elements `part` of operand `k` and, for each, its place in a block.
 #[inline(always)]
 fn for_elements<H: Half, const N: usize>(
-    walk: &Walk<'_, N>,
+    walk: &Places<N>,
     part: Range<usize>,
     k: usize,
     (operand, block): (Dst<H>, Dst<f32>),

@@ -2,8 +2,9 @@
 
 use super::number::Number;
 use super::simd_of;
-use super::walk::{Walk, add_run, map1};
+use super::walk::{add_run, map1};
 use crate::layout::{Dst, Loops, Src};
+use crate::loops::Places;
 use crate::par::{Workers, for_range};
 
 /// Two operands that differ along one axis, along which indices name rows of the larger one.
@@ -87,7 +88,7 @@ unsafe fn select_bits<T: Copy>(rows: &Rows, workers: &Workers, part: Dst<T>, who
                     std::ptr::copy_nonoverlapping(from, to, inner.size);
                 } else {
                     map1::<false, _, _>(
-                        &Walk::Nested(&rows.inner),
+                        &Places::Loops(rows.inner.clone()),
                         &None,
                         Dst(to),
                         Src(from),

@@ -1,8 +1,9 @@
 //! Cross-entropy.
 
 use super::lanes::{Lanes, map, simd_for};
-use super::softmax::{Rows, log_softmax};
-use crate::layout::{Dst, Src};
+use super::softmax::log_softmax;
+use crate::layout::{Dst, LoopAxis, Loops, Src};
+use crate::loops::{Classes, Rows};
 use crate::par::{Workers, for_range};
 
 // Reads label `i` and checks that it is a class.
@@ -21,43 +22,39 @@ fn bad_label(i: usize, label: i64, classes: usize) -> ! {
 }
 
 /// # Safety
-/// The operands of the launcher can be read, the outputs written, and nobody else uses them meanwhile.
+/// The operands, in the order of `c`, can be read, the outputs written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn cross_entropy<T: Lanes>(
-    rows: &Rows<2>,
+    c: &Classes,
     workers: &Workers,
-    logits: Src<T>,
-    labels: (Src<i64>, isize),
-    (losses, loss_step): (Dst<T>, isize),
-    (log_probs, steps): (Dst<T>, [isize; 2]),
+    (log_probs, logits): (Dst<T>, Src<T>),
+    labels: Src<i64>,
+    losses: Dst<T>,
 ) {
+    let [step, from_step, label_step, loss_step] = c.across;
+    let kept = Loops::from_axes([LoopAxis { size: c.rows, strides: [step, from_step] }]);
     // SAFETY: the caller's promise; labels are checked before they are followed.
     unsafe {
-        log_softmax(rows, workers, log_probs, logits);
-        for i in 0..rows.kept.elements {
-            let class = label(labels, i, rows.len) as isize;
+        log_softmax(&Rows { kept, len: c.classes, steps: c.along }, workers, log_probs, logits);
+        for i in 0..c.rows {
+            let class = label((labels, label_step), i, c.classes) as isize;
             *losses.at(i as isize * loss_step) =
-                (*log_probs.at(i as isize * steps[0] + class * steps[1])).neg();
+                (*log_probs.at(i as isize * step + class * c.along[0])).neg();
         }
     }
 }
 
-/// The operands of the gradient.
-pub(crate) struct Grad<T> {
-    pub(crate) classes: usize,
-    pub(crate) log_probs: Src<T>,
-    pub(crate) log_probs_steps: [isize; 2],
-    pub(crate) labels: Src<i64>,
-    pub(crate) label_step: isize,
-    pub(crate) g: Src<T>,
-    pub(crate) g_step: isize,
-    pub(crate) out: Dst<T>,
-    pub(crate) out_steps: [isize; 2],
-}
-
 /// # Safety
 /// As for [`cross_entropy`].
-pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(n: usize, grad: &Grad<T>, workers: &Workers) {
-    let Grad { classes, log_probs, log_probs_steps, labels, label_step, g, g_step, out, out_steps } = *grad;
+pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
+    c: &Classes,
+    workers: &Workers,
+    (out, log_probs): (Dst<T>, Src<T>),
+    labels: Src<i64>,
+    g: Src<T>,
+) {
+    let (n, classes) = (c.rows, c.classes);
+    let [_, _, label_step, g_step] = c.across;
+    let [out_steps, log_probs_steps] = [0, 1].map(|k| [c.across[k], c.along[k]]);
     let contiguous = [classes as isize, 1];
     let dense = log_probs_steps == contiguous && out_steps == contiguous;
     let chunk = ((1 << 13) / classes.max(1)).max(1);

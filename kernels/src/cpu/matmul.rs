@@ -1,69 +1,64 @@
 //! Batches of matrix products, and how they are split over threads.
 
-use smallvec::SmallVec;
-
 use super::lanes::Lanes;
-use super::product::Product;
+use super::product::{Init, Matrix, Product};
+use crate::layout::{Dst, Src};
+use crate::matrices::{BatchAxes, MatrixBatch, MatrixLayout};
 use crate::par::{Workers, for_chunks, threads};
 
-/// One of the leading axes: its size, and the steps along it in both operands and the output.
-#[derive(Clone, Copy)]
-pub(crate) struct BatchAxis {
-    pub(crate) size: usize,
-    pub(crate) a: isize,
-    pub(crate) b: isize,
-    pub(crate) c: isize,
+/// What the sums of a product are added to.
+pub(crate) fn initial<T>(bias: Option<(Src<T>, isize)>, add: bool) -> Init<T> {
+    match bias {
+        Some((row, step)) => Init::Row(row.0, step),
+        None if add => Init::Existing,
+        None => Init::Zero,
+    }
 }
 
 /// The same product for all indices of the leading axes.
-pub(crate) struct Batch<T> {
-    pub(crate) product: Product<T>,
-    pub(crate) axes: SmallVec<[BatchAxis; 2]>,
+struct Batch<'a, T> {
+    product: Product<T>,
+    axes: &'a BatchAxes,
 }
 
-impl<T: Lanes> Batch<T> {
-    /// Turns leading axes that only continue the rows of A and C, for one and the same B, into rows.
-    pub(crate) fn fold(&mut self) {
-        while let Some(axis) = self.axes.last() {
-            let Product { m, a, c, .. } = self.product;
-            let rows = m as isize;
-            let continues = axis.b == 0 && axis.a == rows * a.row && axis.c == rows * c.row;
-            if !(axis.size == 1 || continues) {
-                return;
-            }
-            self.product.m *= axis.size;
-            self.axes.pop();
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.axes.iter().map(|axis| axis.size).product()
-    }
-
+impl<T: Lanes> Batch<'_, T> {
     // The product at an index of the leading axes, counted in row-major order.
     fn at(&self, mut index: usize) -> Product<T> {
         let mut product = self.product;
         for axis in self.axes.iter().rev() {
             let i = (index % axis.size) as isize;
             index /= axis.size;
-            product.a.ptr = product.a.ptr.wrapping_offset(i * axis.a);
-            product.b.ptr = product.b.ptr.wrapping_offset(i * axis.b);
-            product.c.ptr = product.c.ptr.wrapping_offset(i * axis.c);
+            let [c, a, b] = axis.strides.map(|stride| i * stride);
+            product.c.ptr = product.c.ptr.wrapping_offset(c);
+            product.a.ptr = product.a.ptr.wrapping_offset(a);
+            product.b.ptr = product.b.ptr.wrapping_offset(b);
         }
         product
     }
 }
 
-/// Runs all products of a batch.
-pub(crate) fn run<T: Lanes>(batch: &Batch<T>, workers: &Workers) {
-    let arch = pulp::Arch::new();
-    let Product { m, n, .. } = batch.product;
-    let len = batch.len();
+/// Makes all products of a batch.
+///
+/// # Safety
+/// The matrices at `c`, `a` and `b`, and the row that `init` names, can be read, and those at `c` be written; nobody else
+/// uses them meanwhile.
+pub(crate) unsafe fn products<T: Lanes>(
+    batch: &MatrixBatch,
+    workers: &Workers,
+    c: Dst<T>,
+    [a, b]: [Src<T>; 2],
+    init: Init<T>,
+) {
+    let (m, n, k) = (batch.c.rows, batch.c.columns, batch.a.columns);
+    let matrix = |ptr: *mut T, layout: &MatrixLayout| Matrix { ptr, row: layout.row, col: layout.column };
+    let (a, b) = (matrix(a.0.cast_mut(), &batch.a), matrix(b.0.cast_mut(), &batch.b));
+    let product = Product { m, n, k, a, b, c: matrix(c.0, &batch.c), init };
+    let (arch, len) = (pulp::Arch::new(), batch.len());
+    let batch = Batch { product, axes: &batch.axes };
     let threads = threads(workers);
     if threads == 1 {
         for index in 0..len {
-            // SAFETY: the launcher checked that the layouts lie within their buffers, and the launch orders this
-            // command with all others that use them.
+            // SAFETY: the matrices are those of the batch, for which the caller answers.
             unsafe { batch.at(index).run(arch) }
         }
         return;

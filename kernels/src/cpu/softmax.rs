@@ -9,18 +9,9 @@ use std::ops::Range;
 use super::fold::{BLOCK, Columns, Fold, LANES, Max, Sum, WIDTH, fold_partials, fold_slice};
 use super::lanes::{Lanes, map, simd_for, with_scratch};
 use super::product::{Matrix, copy_matrix};
-use crate::layout::{Dst, Loops, Src};
+use crate::layout::{Dst, Src};
+use crate::loops::Rows;
 use crate::par::{Workers, for_range};
-
-/// The rows along one axis of `N` operands; operand 0 is the output.
-pub(crate) struct Rows<const N: usize> {
-    /// All other axes.
-    pub(crate) kept: Loops<N>,
-    /// Elements of a row.
-    pub(crate) len: usize,
-    /// Steps from one element of a row to the next.
-    pub(crate) steps: [isize; N],
-}
 
 /// What is done to a row of `x`, beside a row of `y` in a gradient:
 /// `out = finish(t, y, scale(sum term(t, y)))` with `t = shift(x, max x)`.

@@ -11,8 +11,9 @@ use smallvec::SmallVec;
 
 use super::half::Half;
 use super::lanes::ScratchMemory;
-use super::walk::{Walk, map1};
+use super::walk::map1;
 use crate::layout::{Dst, Layout, LoopAxis, Loops, Src, View};
+use crate::loops::Places;
 use crate::par::Workers;
 
 /// An operand of a command whose kernel computes in `T`.
@@ -25,7 +26,7 @@ pub(crate) struct Operand<T> {
 /// How halves lie in memory: here and in the kernel's memory at the same places.
 struct Halves {
     dtype: DType,
-    loops: Loops<2>,
+    places: Places<2>,
     /// From the first place to the last.
     span: usize,
 }
@@ -33,25 +34,38 @@ struct Halves {
 impl<T: Element> Operand<T> {
     /// An operand of type `dtype` to read, after a check of type and bounds.
     #[inline]
-    pub(crate) fn of(op: &'static str, view: &View<'_>, dtype: DType) -> Result<Operand<T>> {
+    pub(crate) fn old(op: &'static str, view: &View<'_>, dtype: DType) -> Result<Operand<T>> {
         view.expect_dtype(op, dtype)?;
-        Operand::at(op, view, Dst(view.bytes(op)?.0.cast_mut()))
+        Operand::old_at(op, view, Dst(view.bytes(op)?.0.cast_mut()))
     }
 
     /// As [`of`](Self::of), to write, after a check of overlap, too.
     #[inline]
-    pub(crate) fn of_mut(op: &'static str, view: &View<'_>, dtype: DType) -> Result<Operand<T>> {
+    pub(crate) fn old_mut(op: &'static str, view: &View<'_>, dtype: DType) -> Result<Operand<T>> {
         view.expect_dtype(op, dtype)?;
-        Operand::at(op, view, view.bytes_mut(op)?)
+        Operand::old_at(op, view, view.bytes_mut(op)?)
     }
 
     #[inline]
-    fn at(op: &'static str, view: &View<'_>, at: Dst<u8>) -> Result<Operand<T>> {
+    fn old_at(op: &'static str, view: &View<'_>, at: Dst<u8>) -> Result<Operand<T>> {
         if view.dtype.compute_dtype() != T::DTYPE {
             return Err(device::Error::DTypeUnsupported { op, dtype: view.dtype });
         }
         let halves = if view.dtype.is_half() { Halves::of(view) } else { None };
         Ok(Operand { at, halves, marker: PhantomData })
+    }
+
+    /// An operand whose type and bounds were checked.
+    #[inline(always)]
+    pub(crate) fn of(view: &View<'_>) -> Operand<T> {
+        let halves = if view.dtype.is_half() { Halves::of(view) } else { None };
+        Operand { at: view.first(), halves, marker: PhantomData }
+    }
+
+    /// Where it lies, as it is stored.
+    #[inline(always)]
+    pub(crate) fn at(&self) -> Dst<u8> {
+        self.at
     }
 }
 
@@ -63,18 +77,18 @@ impl Halves {
             return None;
         }
         let span = view.layout.end().saturating_sub(view.layout.offset());
-        Some(Box::new(Halves { dtype: view.dtype, loops: places(view.layout), span }))
+        Some(Box::new(Halves { dtype: view.dtype, places: places(view.layout), span }))
     }
 
     /// # Safety
     /// The halves at `from` may be read, and `to` has room for all places.
     unsafe fn widen(&self, workers: &Workers, from: Src<u8>, to: Dst<f32>) {
-        let walk = Walk::Nested(&self.loops);
+        let places = &self.places;
         // SAFETY: the caller's promise.
         unsafe {
             match self.dtype {
-                DType::BF16 => map1::<false, _, _>(&walk, workers, to, from.cast::<bf16>(), bf16::widen),
-                _ => map1::<false, _, _>(&walk, workers, to, from.cast::<f16>(), f16::widen),
+                DType::BF16 => map1::<false, _, _>(places, workers, to, from.cast::<bf16>(), bf16::widen),
+                _ => map1::<false, _, _>(places, workers, to, from.cast::<f16>(), f16::widen),
             }
         }
     }
@@ -82,27 +96,27 @@ impl Halves {
     /// # Safety
     /// All places at `from` have a value, and the halves at `to` may be written.
     unsafe fn round(&self, workers: &Workers, from: Src<f32>, to: Dst<u8>) {
-        let walk = Walk::Nested(&self.loops);
+        let places = &self.places;
         // SAFETY: the caller's promise.
         unsafe {
             match self.dtype {
-                DType::BF16 => map1::<false, _, _>(&walk, workers, to.cast(), from, bf16::round),
-                _ => map1::<false, _, _>(&walk, workers, to.cast(), from, f16::round),
+                DType::BF16 => map1::<false, _, _>(places, workers, to.cast(), from, bf16::round),
+                _ => map1::<false, _, _>(places, workers, to.cast(), from, f16::round),
             }
         }
     }
 }
 
 /// Each place of a layout once, in the order of memory: an expanded axis adds none.
-fn places(layout: &Layout) -> Loops<2> {
+fn places(layout: &Layout) -> Places<2> {
     if layout.elements() == 0 {
-        return Loops::from_axes([LoopAxis { size: 0, strides: [1; 2] }]);
+        return Places::Run { elements: 0, steps: [1; 2] };
     }
     let axes = layout.shape().iter().zip(layout.strides()).filter(|(_, stride)| **stride != 0);
     let mut axes: SmallVec<[LoopAxis<2>; 4]> =
         axes.map(|(&size, &stride)| LoopAxis { size, strides: [stride; 2] }).collect();
     axes.sort_by_key(|axis| Reverse(axis.strides[0]));
-    Loops::from_axes(axes)
+    Places::Loops(Loops::from_axes(axes))
 }
 
 /// The memory of one command's halves, from when they are widened to when results are rounded, which dropping it does.

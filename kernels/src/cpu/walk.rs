@@ -4,59 +4,13 @@
 //! position or threads. Inputs are loaded a block at a time before anything is stored: the output may be an input.
 
 use std::mem::MaybeUninit;
-use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::number::Number;
 use super::simd_of;
-use crate::layout::{Dst, Layout, Loops, Src};
-use crate::loops::Runs;
+use crate::layout::{Dst, Src};
+use crate::loops::Places;
 use crate::par::{Workers, for_range};
-
-/// Where the elements of `N` operands lie; operand 0 is the output.
-pub(crate) enum Walk<'a, const N: usize> {
-    /// One run, with a step for each operand.
-    Flat { elements: usize, steps: [isize; N] },
-    /// Anything else.
-    Nested(&'a Loops<N>),
-}
-
-impl<const N: usize> Walk<'_, N> {
-    #[inline(always)]
-    pub(crate) fn elements(&self) -> usize {
-        match self {
-            Walk::Flat { elements, .. } => *elements,
-            Walk::Nested(loops) => loops.elements,
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn runs(&self, range: Range<usize>) -> Runs<'_, N> {
-        match self {
-            Walk::Flat { steps, .. } => Runs::flat(range, *steps),
-            Walk::Nested(loops) => loops.runs(range),
-        }
-    }
-}
-
-/// Steps of a single run over all elements: the output contiguous, and inputs contiguous or all one element.
-#[inline]
-pub(crate) fn flat_steps<const N: usize>(layouts: [&Layout; N]) -> Option<[isize; N]> {
-    if layouts.iter().all(|layout| layout.is_contiguous()) {
-        return Some([1; N]);
-    }
-    let mut steps = [1; N];
-    for (step, layout) in steps.iter_mut().zip(&layouts) {
-        if !layout.is_contiguous() {
-            *step = 0;
-            if !layout.is_uniform() {
-                return None;
-            }
-        }
-    }
-    // An output of several elements never lies on one.
-    (steps[0] == 1).then_some(steps)
-}
 
 /// Below this a plain loop is done before a dispatch would be.
 const TINY: usize = 16;
@@ -252,12 +206,12 @@ fn each3<O: Copy, A: Copy, B: Copy, C: Copy, const W: usize>(
 /// [`simd_of`].
 #[inline(always)]
 fn drive<const WIDE: bool, const N: usize>(
-    walk: &Walk<'_, N>,
+    walk: &Places<N>,
     workers: &Workers,
     single: impl Fn([isize; N]),
     run: impl Fn([isize; N], usize, [isize; N]) + Sync,
 ) {
-    if let Walk::Flat { elements, steps } = walk
+    if let Places::Run { elements, steps } = walk
         && *elements < TINY
     {
         let mut offsets = [0; N];
@@ -287,7 +241,7 @@ fn drive<const WIDE: bool, const N: usize>(
 /// # Safety
 /// The elements that `walk` reaches lie in the memory of `out`, and nobody else touches them meanwhile.
 #[inline(always)]
-pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Walk<'_, 1>, workers: &Workers, out: Dst<O>, value: O) {
+pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Places<1>, workers: &Workers, out: Dst<O>, value: O) {
     drive::<false, _>(
         walk,
         workers,
@@ -320,7 +274,7 @@ pub(crate) unsafe fn map0<O: Copy + Sync>(walk: &Walk<'_, 1>, workers: &Workers,
 /// writes to `x` or touches `out`. `out` may be `x`, element for element.
 #[inline(always)]
 pub(crate) unsafe fn map1<const WIDE: bool, O: Copy, A: Copy>(
-    walk: &Walk<'_, 2>,
+    walk: &Places<2>,
     workers: &Workers,
     out: Dst<O>,
     x: Src<A>,
@@ -376,7 +330,7 @@ unsafe fn blocks1<O: Copy, A: Copy, const W: usize>(
 /// As for [`map1`]; `out` may be either input, element for element.
 #[inline(always)]
 pub(crate) unsafe fn map2<const WIDE: bool, O: Copy, A: Copy, B: Copy>(
-    walk: &Walk<'_, 3>,
+    walk: &Places<3>,
     workers: &Workers,
     out: Dst<O>,
     (x, y): (Src<A>, Src<B>),
@@ -445,7 +399,7 @@ unsafe fn blocks2<O: Copy, A: Copy, B: Copy, const W: usize>(
 /// As for [`map1`]; `out` may be any of the inputs, element for element.
 #[inline(always)]
 pub(crate) unsafe fn map3<O: Copy, A: Copy, B: Copy, C: Copy>(
-    walk: &Walk<'_, 4>,
+    walk: &Places<4>,
     workers: &Workers,
     out: Dst<O>,
     (x, y, z): (Src<A>, Src<B>, Src<C>),

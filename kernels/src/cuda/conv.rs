@@ -7,11 +7,13 @@ use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Error, Result, Stream, Use};
 
 use super::copy::{enqueue_copy, enqueue_zeros};
-use super::matmul::{Matrix, Product};
+use super::matmul::Product;
 use super::walk::{ByValue, THREADS, address, blocks, operand};
 use super::{by_dtype, float_programs};
+use crate::command::Address;
 use crate::conv::Geometry;
 use crate::layout::{LoopAxis, Loops, View};
+use crate::matrices::{MatrixBatch, MatrixLayout as Matrix};
 
 float_programs!("conv", "rows.cuh", "conv.cu");
 
@@ -214,17 +216,10 @@ impl<'a> Kernels<'a> {
             operands[i].at.wrapping_offset(elements * operands[i].dtype.size_bytes() as isize)
         });
         let [c, a, b] = operands;
-        let product = Product {
-            dtype: a.dtype,
-            c_dtype: c.dtype,
-            c: c.each,
-            a: a.each,
-            b: b.each,
-            batch: batch.axes,
-            accumulate,
-        };
+        let batch = MatrixBatch { c: c.each, a: a.each, b: b.each, axes: batch.axes };
+        let product = Product { batch: &batch, dtype: a.dtype, c_dtype: c.dtype, accumulate };
         // SAFETY: the caller's promise.
-        unsafe { product.enqueue(queue, self.op, at) }
+        unsafe { product.enqueue(queue, at.map(Address)) }
     }
 
     /// Enqueues the kernel `name` of filters of one channel: it makes `planes` planes of `size` elements, with a bias for
@@ -257,7 +252,7 @@ impl<'a> Kernels<'a> {
         let Some(bias) = bias else {
             // SAFETY: the caller's promise.
             return unsafe {
-                enqueue_zeros(queue, size, &Loops::in_memory_order([out.layout]), address(out))
+                enqueue_zeros(queue, size, &Loops::in_memory_order([out.layout]), Address(address(out)))
             };
         };
         let loops = Loops::from_axes((0..4).map(|axis| LoopAxis {
@@ -265,7 +260,7 @@ impl<'a> Kernels<'a> {
             strides: [out.layout.strides()[axis], isize::from(axis == 1)],
         }));
         // SAFETY: the caller's promise.
-        unsafe { enqueue_copy(queue, self.op, size, &loops, (address(out), address(bias))) }
+        unsafe { enqueue_copy(queue, size, &loops, [Address(address(out)), Address(address(bias))]) }
     }
 }
 

@@ -1,12 +1,13 @@
 //! Fills, copies, conversions and choices.
 
 use device::cuda::{Arg, Grid, Program, Queue};
-use device::{DType, Result, Stream, Use};
+use device::{DType, Result};
 
 use super::elementwise::Map;
-use super::walk::{ByValue, Walk, address, for_parts};
+use super::walk::{ByValue, Walk, for_parts};
 use super::{by_size, program};
-use crate::layout::{LoopAxis, Loops, View};
+use crate::command::Address;
+use crate::loops::{LoopAxis, Loops, Places};
 
 pub(super) static COPY: Program = Program::new(
     "copy",
@@ -17,24 +18,21 @@ static CAST_BF16: Program = program!("cast", "bf16", 1, 1, "cast.cuh", "cast.cu"
 static CAST_F16: Program = program!("cast", "f16", 1, 1, "cast.cuh", "cast.cu");
 
 /// Fills with an element of these bits.
-pub(crate) fn fill(stream: &Stream, bits: u64, out: View<'_>) -> Result<()> {
-    let size = out.dtype.size_bytes();
-    let elements = out.layout.elements();
-    let one_byte = size == 1 || bits == 0;
-    if elements > 0 && one_byte && out.layout.is_contiguous() {
-        return stream.submit("fill", &[Use::write(out.buffer)], |queue| {
-            // SAFETY: the elements are contiguous and within the buffer, which the use names.
-            unsafe { queue.fill_bytes(address(&out), bits as u8, elements * size) }
-        });
+pub(crate) fn fill(
+    queue: &Queue<'_>,
+    size: usize,
+    bits: u64,
+    places: &Places<1>,
+    out: Address,
+) -> Result<()> {
+    if let Places::Run { elements, .. } = places
+        && (size == 1 || bits == 0)
+    {
+        // SAFETY: the output's elements are contiguous.
+        return unsafe { queue.fill_bytes(out.0, bits as u8, elements * size) };
     }
-    let loops = Loops::in_memory_order([out.layout]);
-    if elements == 0 {
-        return Ok(());
-    }
-    stream.submit("fill", &[Use::write(out.buffer)], |queue| {
-        // SAFETY: as above, with the strides of the layout.
-        unsafe { enqueue_fill(queue, size, bits, &loops, address(&out)) }
-    })
+    // SAFETY: the places are those of the output.
+    unsafe { enqueue_fill(queue, size, bits, &places.loops(), out) }
 }
 
 /// # Safety
@@ -44,75 +42,67 @@ unsafe fn enqueue_fill(
     size: usize,
     bits: u64,
     loops: &Loops<1>,
-    out: *mut u8,
+    out: Address,
 ) -> Result<()> {
     let lanes = 16 / size;
     for_parts(loops, &mut |part, [at]| {
-        let out = out.wrapping_offset(at * size as isize).cast_const();
-        let walk = Walk::of("fill", part)?.vectors(lanes, [(out, size)]);
-        let args = [Arg::Ptr(out), Arg::U64(bits), walk.arg()];
-        // SAFETY: the caller's promise.
+        let out = out.offset(at, size);
+        let walk = Walk::of(queue.op(), part)?.vectors(lanes, [(out.0.cast_const(), size)]);
+        let args = [out.into(), Arg::U64(bits), walk.arg()];
+        // SAFETY: the kernel takes these arguments; the caller answers for the elements.
         unsafe { queue.kernel(&COPY, by_size!(size, "fill"), walk.grid(queue, lanes), &args) }
     })
 }
 
-pub(crate) fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
-    let (from, to) = (x.dtype, out.dtype);
-    if from != to {
-        let lanes = 16 / from.size_bytes().max(to.size_bytes());
-        let program = match [from, to] {
-            [DType::BF16, _] | [_, DType::BF16] => &CAST_BF16,
-            [DType::F16, _] | [_, DType::F16] => &CAST_F16,
-            _ => &COPY,
-        };
-        let map = Map { op: "cast", program, kernel: cast_kernel(from, to), lanes, numbers: &[] };
-        return map.launch(stream, [out, x]);
+pub(crate) fn copy(
+    queue: &Queue<'_>,
+    (to, from): (DType, DType),
+    places: &Places<2>,
+    operands: [Address; 2],
+) -> Result<()> {
+    if from == to {
+        // SAFETY: the places are those of the operands.
+        return unsafe { enqueue_copy(queue, to.size_bytes(), &places.loops(), operands) };
     }
-    let size = to.size_bytes();
-    let tiles = Tiles::of(&Loops::in_memory_order([out.layout, x.layout]));
-    let Some(tiles) = tiles else {
-        let kernel = by_size!(size, "copy");
-        return Map { op: "copy", program: &COPY, kernel, lanes: 16 / size, numbers: &[] }
-            .launch(stream, [out, x]);
+    let sizes = [to, from].map(DType::size_bytes);
+    let program = match [from, to] {
+        [DType::BF16, _] | [_, DType::BF16] => &CAST_BF16,
+        [DType::F16, _] | [_, DType::F16] => &CAST_F16,
+        _ => &COPY,
     };
-    stream.submit("copy", &[Use::write(out.buffer), Use::read(x.buffer)], |queue| {
-        let outer = Walk::of("copy", &tiles.outer)?;
-        let args = [
-            Arg::Ptr(address(&out)),
-            Arg::Ptr(address(&x)),
-            Arg::U32(tiles.rows.size as u32),
-            Arg::U32(tiles.columns.size as u32),
-            Arg::I64(tiles.rows.strides[0] as i64),
-            Arg::I64(tiles.columns.strides[1] as i64),
-            outer.arg(),
-        ];
-        // SAFETY: rows, columns and outer axes are those of the layouts, which are within the buffers that the uses
-        // name.
-        unsafe { queue.kernel(&COPY, by_size!(size, "transpose"), tiles.grid(), &args) }
-    })
+    let lanes = 16 / sizes[0].max(sizes[1]);
+    Map { program, kernel: cast_kernel(from, to), lanes, sizes, numbers: &[] }
+        .enqueue(queue, places, operands)
 }
 
-/// Enqueues a copy without conversion.
+/// Enqueues a copy of elements of `size` bytes.
 ///
 /// # Safety
-/// The elements that `loops` reach from `out` and `x` are within buffers that the command writes and reads.
+/// The elements that `loops` reach from the output and the input are within buffers that the command writes and reads.
 pub(super) unsafe fn enqueue_copy(
     queue: &Queue<'_>,
-    op: &'static str,
     size: usize,
     loops: &Loops<2>,
-    (out, x): (*mut u8, *const u8),
+    operands: [Address; 2],
 ) -> Result<()> {
-    let lanes = 16 / size;
-    for_parts(loops, &mut |part, at| {
-        let [to, from] = [out.cast_const(), x];
-        let to = to.wrapping_offset(at[0] * size as isize);
-        let from = from.wrapping_offset(at[1] * size as isize);
-        let walk = Walk::of(op, part)?.vectors(lanes, [(to, size), (from, size)]);
-        let args = [Arg::Ptr(to), Arg::Ptr(from), walk.arg()];
-        // SAFETY: the caller's promise.
-        unsafe { queue.kernel(&COPY, by_size!(size, "copy"), walk.grid(queue, lanes), &args) }
-    })
+    let Some(tiles) = Tiles::of(loops) else {
+        let kernel = by_size!(size, "copy");
+        return Map { program: &COPY, kernel, lanes: 16 / size, sizes: [size; 2], numbers: &[] }
+            .enqueue_loops(queue, loops, operands);
+    };
+    let outer = Walk::of(queue.op(), &tiles.outer)?;
+    let [out, x] = operands.map(Arg::from);
+    let args = [
+        out,
+        x,
+        Arg::U32(tiles.rows.size as u32),
+        Arg::U32(tiles.columns.size as u32),
+        Arg::I64(tiles.rows.strides[0] as i64),
+        Arg::I64(tiles.columns.strides[1] as i64),
+        outer.arg(),
+    ];
+    // SAFETY: the kernel takes these arguments; rows, columns and outer axes are those of the loops.
+    unsafe { queue.kernel(&COPY, by_size!(size, "transpose"), tiles.grid(), &args) }
 }
 
 /// Enqueues zeros.
@@ -123,9 +113,9 @@ pub(super) unsafe fn enqueue_zeros(
     queue: &Queue<'_>,
     size: usize,
     loops: &Loops<1>,
-    out: *mut u8,
+    out: Address,
 ) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller answers for the elements.
     unsafe { enqueue_fill(queue, size, 0, loops, out) }
 }
 
@@ -192,20 +182,18 @@ impl Tiles {
     }
 }
 
-pub(crate) fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
-    let map = Map { op: "logical_not", program: &COPY, kernel: "logical_not_bool", lanes: 16, numbers: &[] };
-    map.launch(stream, [out, x])
+pub(crate) fn logical_not(queue: &Queue<'_>, places: &Places<2>, operands: [Address; 2]) -> Result<()> {
+    Map { program: &COPY, kernel: "logical_not_bool", lanes: 16, sizes: [1; 2], numbers: &[] }
+        .enqueue(queue, places, operands)
 }
 
 pub(crate) fn where_cond(
-    stream: &Stream,
-    condition: View<'_>,
-    x: View<'_>,
-    y: View<'_>,
-    out: View<'_>,
+    queue: &Queue<'_>,
+    size: usize,
+    places: &Places<4>,
+    operands: [Address; 4],
 ) -> Result<()> {
-    let size = out.dtype.size_bytes();
     let kernel = by_size!(size, "where_cond");
-    let map = Map { op: "where_cond", program: &COPY, kernel, lanes: 16 / size, numbers: &[] };
-    map.launch(stream, [out, condition, x, y])
+    Map { program: &COPY, kernel, lanes: 16 / size, sizes: [size, 1, size, size], numbers: &[] }
+        .enqueue(queue, places, operands)
 }

@@ -1,69 +1,79 @@
 //! Elementwise functions.
 
-use device::cuda::{Arg, Program};
-use device::{DType, Result, Stream, Use};
+use device::cuda::{Arg, Program, Queue};
+use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::walk::{ByValue, Walk, address, for_parts, number_bits};
+use super::walk::{ByValue, Walk, for_parts, number_bits};
 use super::{by_dtype, number_programs};
-use crate::cpu::walk::flat_steps;
+use crate::command::Address;
 use crate::elementwise::{BinaryOp, CompareOp, UnaryOp};
-use crate::layout::{LoopAxis, Loops, View};
+use crate::loops::{Loops, Places};
 
 number_programs!("elementwise", "elementwise.cu");
 
 /// A kernel over operands of one shape, of which the first is the output.
-pub(super) struct Map<'a> {
-    pub(super) op: &'static str,
+pub(super) struct Map<'a, const N: usize> {
     pub(super) program: &'static Program,
     pub(super) kernel: &'static str,
     /// Elements of a vector.
     pub(super) lanes: usize,
+    /// Bytes of an element of each operand.
+    pub(super) sizes: [usize; N],
     /// Numbers that follow the walk.
     pub(super) numbers: &'a [u64],
 }
 
-impl Map<'_> {
-    /// Launches the kernel on `(output, inputs ..)`, which the launcher has checked.
-    pub(super) fn launch<const N: usize>(&self, stream: &Stream, operands: [View<'_>; N]) -> Result<()> {
-        let elements = operands[0].layout.elements();
-        if elements == 0 {
-            return Ok(());
-        }
-        let layouts = operands.map(|view| view.layout);
-        let loops = match flat_steps(layouts) {
-            Some(strides) => Loops::from_axes([LoopAxis { size: elements, strides }]),
-            None => Loops::in_memory_order(layouts),
-        };
-        let uses: [Use<'_>; N] = std::array::from_fn(|k| {
-            let buffer = operands[k].buffer;
-            if k == 0 { Use::write(buffer) } else { Use::read(buffer) }
-        });
-        stream.submit(self.op, &uses, |queue| {
-            for_parts(&loops, &mut |part, at| {
-                let addresses: [(*const u8, usize); N] = std::array::from_fn(|k| {
-                    let size = operands[k].dtype.size_bytes();
-                    (address(&operands[k]).wrapping_offset(at[k] * size as isize).cast_const(), size)
-                });
-                let walk = Walk::of(self.op, part)?.vectors(self.lanes, addresses);
-                let mut args: SmallVec<[Arg<'_>; 8]> =
-                    addresses.iter().map(|&(ptr, _)| Arg::Ptr(ptr)).collect();
-                args.push(walk.arg());
-                args.extend(self.numbers.iter().map(|&number| Arg::U64(number)));
-                // SAFETY: kernels of this kind take the operands, the walk and the numbers; the walk stays within the
-                // operands, whose layouts were checked, and the uses name their buffers.
-                unsafe { queue.kernel(self.program, self.kernel, walk.grid(queue, self.lanes), &args) }
-            })
+impl<const N: usize> Map<'_, N> {
+    /// Enqueues the kernel on `(output, inputs ..)` that lie at `places`.
+    pub(super) fn enqueue(
+        &self,
+        queue: &Queue<'_>,
+        places: &Places<N>,
+        operands: [Address; N],
+    ) -> Result<()> {
+        self.enqueue_loops(queue, &places.loops(), operands)
+    }
+
+    /// As [`enqueue`](Self::enqueue), for loops.
+    pub(super) fn enqueue_loops(
+        &self,
+        queue: &Queue<'_>,
+        loops: &Loops<N>,
+        operands: [Address; N],
+    ) -> Result<()> {
+        for_parts(loops, &mut |part, at| {
+            let addresses: [Address; N] = std::array::from_fn(|k| operands[k].offset(at[k], self.sizes[k]));
+            let sized = std::array::from_fn(|k| (addresses[k].0.cast_const(), self.sizes[k]));
+            let walk = Walk::of(queue.op(), part)?.vectors(self.lanes, sized);
+            let mut args: SmallVec<[Arg<'_>; 8]> = addresses.iter().map(|&at| at.into()).collect();
+            args.push(walk.arg());
+            args.extend(self.numbers.iter().map(|&number| Arg::U64(number)));
+            // SAFETY: kernels of this kind take the operands, the walk and the numbers; the walk is that of the operands.
+            unsafe { queue.kernel(self.program, self.kernel, walk.grid(queue, self.lanes), &args) }
         })
     }
 }
 
-pub(crate) fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result<()> {
-    let dtype = out.dtype;
+/// The kernel of a function of elements of a type.
+fn map<'a, const N: usize>(
+    dtype: DType,
+    kernel: &'static str,
+    sizes: [usize; N],
+    numbers: &'a [u64],
+) -> Map<'a, N> {
+    Map { program: program_of(dtype), kernel, lanes: 16 / dtype.size_bytes(), sizes, numbers }
+}
+
+pub(crate) fn unary(
+    queue: &Queue<'_>,
+    op: UnaryOp,
+    dtype: DType,
+    places: &Places<2>,
+    operands: [Address; 2],
+) -> Result<()> {
     let (kernel, numbers) = unary_kernel(op, dtype);
-    let program = program_of(dtype);
-    let lanes = 16 / dtype.size_bytes();
-    Map { op: op.name(), program, kernel, lanes, numbers: &numbers }.launch(stream, [out, x])
+    map(dtype, kernel, [dtype.size_bytes(); 2], &numbers).enqueue(queue, places, operands)
 }
 
 /// The kernel's name, and the numbers that it takes.
@@ -111,13 +121,12 @@ fn unary_kernel(op: UnaryOp, dtype: DType) -> (&'static str, [u64; 2]) {
 }
 
 pub(crate) fn binary(
-    stream: &Stream,
+    queue: &Queue<'_>,
     op: BinaryOp,
-    lhs: View<'_>,
-    rhs: View<'_>,
-    out: View<'_>,
+    dtype: DType,
+    places: &Places<3>,
+    operands: [Address; 3],
 ) -> Result<()> {
-    let dtype = out.dtype;
     let kernel = match op {
         BinaryOp::Add => by_dtype!(dtype, "add"),
         BinaryOp::Sub => by_dtype!(dtype, "sub"),
@@ -133,20 +142,17 @@ pub(crate) fn binary(
         BinaryOp::GeluTanhGrad => by_dtype!(dtype, "gelu_tanh_grad"),
         BinaryOp::SiluGrad => by_dtype!(dtype, "silu_grad"),
     };
-    let program = program_of(dtype);
-    let lanes = 16 / dtype.size_bytes();
-    Map { op: op.name(), program, kernel, lanes, numbers: &[] }.launch(stream, [out, lhs, rhs])
+    map(dtype, kernel, [dtype.size_bytes(); 3], &[]).enqueue(queue, places, operands)
 }
 
+/// Truth values are compared as bytes.
 pub(crate) fn compare(
-    stream: &Stream,
+    queue: &Queue<'_>,
     op: CompareOp,
-    lhs: View<'_>,
-    rhs: View<'_>,
-    out: View<'_>,
+    dtype: DType,
+    places: &Places<3>,
+    operands: [Address; 3],
 ) -> Result<()> {
-    // Truth values are compared as bytes.
-    let dtype = lhs.dtype;
     let kernel = match op {
         CompareOp::Eq => by_dtype!(dtype, "eq"),
         CompareOp::Ne => by_dtype!(dtype, "ne"),
@@ -155,7 +161,6 @@ pub(crate) fn compare(
         CompareOp::Gt => by_dtype!(dtype, "gt"),
         CompareOp::Ge => by_dtype!(dtype, "ge"),
     };
-    let program = program_of(dtype);
-    let lanes = 16 / dtype.size_bytes();
-    Map { op: op.name(), program, kernel, lanes, numbers: &[] }.launch(stream, [out, lhs, rhs])
+    let size = dtype.size_bytes();
+    map(dtype, kernel, [1, size, size], &[]).enqueue(queue, places, operands)
 }

@@ -1,72 +1,58 @@
 //! Cross-entropy. The kernels are those of softmax, and check the labels.
 
-use device::cuda::Arg;
-use device::{Result, Stream, Use};
+use device::cuda::{Arg, Queue};
+use device::{DType, Result};
 
+use super::by_dtype;
 use super::rows::by_team;
 use super::softmax::{RowArgs, program_of};
-use super::walk::{ByValue, Walk, address};
-use crate::layout::{LoopAxis, Loops, View};
+use super::walk::{ByValue, Walk};
+use crate::command::Address;
+use crate::layout::{LoopAxis, Loops};
+use crate::loops::Classes;
 
+/// On logarithms of probabilities, logits, labels and losses.
 pub(crate) fn cross_entropy(
-    stream: &Stream,
-    logits: View<'_>,
-    labels: View<'_>,
-    losses: View<'_>,
-    log_probs: View<'_>,
+    queue: &Queue<'_>,
+    dtype: DType,
+    c: &Classes,
+    operands: [Address; 4],
 ) -> Result<()> {
-    const OP: &str = "cross_entropy";
-    let operands = [log_probs, logits, labels, losses];
-    let (size, classes) = (logits.shape()[0], logits.shape()[1]);
-    let kept = Loops::from_axes([LoopAxis { size, strides: operands.map(|view| view.layout.strides()[0]) }]);
-    let steps = [log_probs.layout.strides()[1], logits.layout.strides()[1]];
-    let args = RowArgs::of(OP, &kept, classes, &steps, 1)?;
-    let uses = [
-        Use::write(log_probs.buffer),
-        Use::read(logits.buffer),
-        Use::read(labels.buffer),
-        Use::write(losses.buffer),
-    ];
-    stream.submit(OP, &uses, |queue| {
-        let [kept, steps, lanes] = args.args();
-        let [a, b, c, d] = operands.map(|view| Arg::Ptr(address(&view)));
-        let all = [a, b, c, d, kept, steps, lanes, Arg::Fault];
-        let kernel = by_team!(args.teams.team, logits.dtype, "cross_entropy");
-        // SAFETY: the rows are those of the operands, whose layouts were checked; labels are checked before they are
-        // followed, and the uses name all buffers.
-        unsafe { queue.kernel(program_of(logits.dtype), kernel, args.grid(queue), &all) }
-    })
+    let kept = Loops::from_axes([LoopAxis { size: c.rows, strides: c.across }]);
+    let args = RowArgs::of(queue.op(), &kept, c.classes, &c.along, 1)?;
+    let ([log_probs, logits, labels, losses], [kept, steps, lanes]) = (operands.map(Arg::from), args.args());
+    let all = [log_probs, logits, labels, losses, kept, steps, lanes, Arg::Fault];
+    let kernel = by_team!(args.teams.team, dtype, "cross_entropy");
+    // SAFETY: the kernel takes these arguments, the rows are those of the operands, and labels are checked before they are
+    // followed.
+    unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
 }
 
+/// On the gradient of the logits, logarithms of probabilities, labels and the gradient of the losses.
 pub(crate) fn cross_entropy_grad(
-    stream: &Stream,
-    log_probs: View<'_>,
-    labels: View<'_>,
-    g: View<'_>,
-    out: View<'_>,
+    queue: &Queue<'_>,
+    dtype: DType,
+    c: &Classes,
+    [out, log_probs, labels, g]: [Address; 4],
 ) -> Result<()> {
-    const OP: &str = "cross_entropy_grad";
-    let (rows, classes) = (out.shape()[0], out.shape()[1]);
-    if out.layout.elements() == 0 {
-        return Ok(());
-    }
-    let step = |view: &View<'_>, axis: usize| view.layout.strides()[axis];
+    let [out_step, log_probs_step, label_step, g_step] = c.across;
     // The fourth operand is the number of the class.
     let loops = Loops::from_axes([
-        LoopAxis {
-            size: rows,
-            strides: [step(&out, 0), step(&log_probs, 0), step(&g, 0), 0, step(&labels, 0)],
-        },
-        LoopAxis { size: classes, strides: [step(&out, 1), step(&log_probs, 1), 0, 1, 0] },
+        LoopAxis { size: c.rows, strides: [out_step, log_probs_step, g_step, 0, label_step] },
+        LoopAxis { size: c.classes, strides: [c.along[0], c.along[1], 0, 1, 0] },
     ]);
-    let walk = Walk::of(OP, &loops)?;
-    let uses =
-        [Use::write(out.buffer), Use::read(log_probs.buffer), Use::read(g.buffer), Use::read(labels.buffer)];
-    stream.submit(OP, &uses, |queue| {
-        let [a, b, c, d] = [&out, &log_probs, &g, &labels].map(|view| Arg::Ptr(address(view)));
-        let all = [a, b, c, d, walk.arg(), Arg::I64(classes as i64), Arg::Fault];
-        let kernel = super::by_dtype!(out.dtype, "cross_entropy_grad");
-        // SAFETY: the walk is that of the operands, whose layouts were checked, and the uses name their buffers.
-        unsafe { queue.kernel(program_of(out.dtype), kernel, walk.grid(queue, 1), &all) }
-    })
+    let walk = Walk::of(queue.op(), &loops)?;
+    let all = [
+        out.into(),
+        log_probs.into(),
+        g.into(),
+        labels.into(),
+        walk.arg(),
+        Arg::I64(c.classes as i64),
+        Arg::Fault,
+    ];
+    // SAFETY: as in `cross_entropy`.
+    unsafe {
+        queue.kernel(program_of(dtype), by_dtype!(dtype, "cross_entropy_grad"), walk.grid(queue, 1), &all)
+    }
 }

@@ -1,14 +1,14 @@
 //! Products of matrices: BLAS for operands that it can express, a plain kernel for the others.
 
 use device::cuda::{Arg, Gemm, Grid, Queue};
-use device::{DType, Result, Stream, Use};
-use smallvec::SmallVec;
+use device::{DType, Result};
 
 use super::copy::{enqueue_copy, enqueue_zeros};
-use super::walk::{ByValue, Walk, address};
+use super::walk::{ByValue, Walk};
 use super::{by_dtype, float_programs};
-use crate::layout::{LoopAxis, Loops, View};
-use crate::matmul::Accumulate;
+use crate::command::Address;
+use crate::loops::{LoopAxis, Loops};
+use crate::matrices::{MatrixBatch, MatrixLayout};
 
 float_programs!("matmul", "matmul.cu");
 
@@ -20,48 +20,23 @@ const MAX_Y: usize = 65_535;
 /// Calls of BLAS for batches that one step does not describe, beyond which the plain kernel takes over.
 const MAX_CALLS: usize = 256;
 
-/// Where the elements of a matrix lie.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix {
-    pub(super) rows: usize,
-    pub(super) columns: usize,
-    pub(super) row: isize,
-    pub(super) column: isize,
+/// Whether BLAS has to transpose a matrix, and its leading dimension: one axis without gaps, columns that do not overlap.
+fn leading(matrix: MatrixLayout) -> Option<(bool, usize)> {
+    let stored = |m: MatrixLayout| {
+        let dense = m.row == 1 || m.rows == 1;
+        let ld = if m.columns == 1 { m.rows.max(1) } else { m.column as usize };
+        (dense && ld >= m.rows.max(1) && i32::try_from(ld).is_ok()).then_some(ld)
+    };
+    stored(matrix).map(|ld| (false, ld)).or_else(|| stored(matrix.transposed()).map(|ld| (true, ld)))
 }
 
-impl Matrix {
-    /// The last two axes of a view.
-    fn of(view: &View<'_>) -> Matrix {
-        let (shape, strides) = (view.shape(), view.layout.strides());
-        let r = shape.len() - 2;
-        Matrix { rows: shape[r], columns: shape[r + 1], row: strides[r], column: strides[r + 1] }
-    }
-
-    pub(super) fn transposed(self) -> Matrix {
-        Matrix { rows: self.columns, columns: self.rows, row: self.column, column: self.row }
-    }
-
-    /// Whether BLAS has to transpose, and the leading dimension: one axis without gaps, columns that do not overlap.
-    fn leading(self) -> Option<(bool, usize)> {
-        let stored = |m: Matrix| {
-            let dense = m.row == 1 || m.rows == 1;
-            let ld = if m.columns == 1 { m.rows.max(1) } else { m.column as usize };
-            (dense && ld >= m.rows.max(1) && i32::try_from(ld).is_ok()).then_some(ld)
-        };
-        stored(self).map(|ld| (false, ld)).or_else(|| stored(self.transposed()).map(|ld| (true, ld)))
-    }
-}
-
-/// A product and its batches, whose strides are those of `(c, a, b)`.
-pub(super) struct Product {
+/// Products of a batch, and what they are made of.
+pub(super) struct Product<'a> {
+    pub(super) batch: &'a MatrixBatch,
     /// Of A and B.
     pub(super) dtype: DType,
     /// Of C: the same, or what that is computed in.
     pub(super) c_dtype: DType,
-    pub(super) c: Matrix,
-    pub(super) a: Matrix,
-    pub(super) b: Matrix,
-    pub(super) batch: SmallVec<[LoopAxis<3>; 4]>,
     pub(super) accumulate: bool,
 }
 
@@ -77,98 +52,63 @@ struct Numbers {
 // SAFETY: words of 64 bits, and two of 32.
 unsafe impl ByValue for Numbers {}
 
-/// `out = lhs rhs [+ bias]` or `out + lhs rhs`, for operands that the launcher has checked. With a bias, `rhs` may lack the
-/// leading axes.
-pub(crate) fn matmul(
-    stream: &Stream,
-    op: &'static str,
-    lhs: View<'_>,
-    rhs: View<'_>,
-    bias: Option<View<'_>>,
-    out: View<'_>,
-    accumulate: Accumulate,
+/// The products of a batch at the addresses of C, A and B, added to a row and its step or, if `add`, to what C holds.
+pub(crate) fn products(
+    queue: &Queue<'_>,
+    dtype: DType,
+    batch: &MatrixBatch,
+    at: [Address; 3],
+    bias: Option<(Address, isize)>,
+    add: bool,
 ) -> Result<()> {
-    if out.layout.elements() == 0 {
+    let (size, c, accumulate) = (dtype.size_bytes(), &batch.c, add || bias.is_some());
+    // All elements of C, and a step of something else along its columns.
+    let outputs = |along: isize| {
+        let rows = [
+            LoopAxis { size: c.rows, strides: [c.row, 0] },
+            LoopAxis { size: c.columns, strides: [c.column, along] },
+        ];
+        let leading =
+            batch.axes.iter().map(|axis| LoopAxis { size: axis.size, strides: [axis.strides[0], 0] });
+        Loops::from_axes(leading.chain(rows))
+    };
+    if let Some((row, step)) = bias {
+        // SAFETY: the loops go over all of C and repeat the row, which is as long as C is wide.
+        unsafe { enqueue_copy(queue, size, &outputs(step), [at[0], row])? };
+    }
+    if batch.a.columns > 0 {
+        // SAFETY: the matrices are those of the operands.
+        return unsafe { Product { batch, dtype, c_dtype: dtype, accumulate }.enqueue(queue, at) };
+    }
+    if accumulate {
         return Ok(());
     }
-    let leading = out.layout.rank() - 2;
-    let shared = rhs.layout.rank() == 2;
-    let (mut a, b, mut c) = (Matrix::of(&lhs), Matrix::of(&rhs), Matrix::of(&out));
-    let mut axes: SmallVec<[LoopAxis<3>; 4]> = (0..leading)
-        .map(|i| {
-            let step = |view: &View<'_>| view.layout.strides()[i];
-            LoopAxis {
-                size: out.shape()[i],
-                strides: [step(&out), step(&lhs), if shared { 0 } else { step(&rhs) }],
-            }
-        })
-        .collect();
-    // Leading axes that only continue the rows of A and C, for one and the same B, are rows.
-    while let Some(&LoopAxis { size, strides }) = axes.last() {
-        let rows = c.rows as isize;
-        if !(size == 1 || strides == [rows * c.row, rows * a.row, 0]) {
-            break;
-        }
-        a.rows *= size;
-        c.rows *= size;
-        axes.pop();
-    }
-    let product = Product {
-        dtype: out.dtype,
-        c_dtype: out.dtype,
-        c,
-        a,
-        b,
-        batch: Loops::from_axes(axes).axes,
-        accumulate: bias.is_some() || accumulate == Accumulate::Add,
-    };
-    let mut uses: SmallVec<[Use<'_>; 4]> =
-        SmallVec::from_slice(&[Use::write(out.buffer), Use::read(lhs.buffer), Use::read(rhs.buffer)]);
-    uses.extend(bias.iter().map(|bias| Use::read(bias.buffer)));
-    stream.submit(op, &uses, |queue| {
-        let size = out.dtype.size_bytes();
-        if let Some(bias) = &bias {
-            let last = out.layout.rank() - 1;
-            let rows = Loops::from_axes((0..=last).map(|i| {
-                let step = if i == last { bias.layout.strides()[0] } else { 0 };
-                LoopAxis { size: out.shape()[i], strides: [out.layout.strides()[i], step] }
-            }));
-            // SAFETY: the loops go over all of `out` and repeat the bias; both were checked, and the uses name them.
-            unsafe { enqueue_copy(queue, op, size, &rows, (address(&out), address(bias)))? };
-        }
-        let at = [address(&out), address(&lhs), address(&rhs)];
-        if product.a.columns > 0 {
-            // SAFETY: the matrices are those of the operands, whose layouts were checked, and the uses name them.
-            return unsafe { product.enqueue(queue, op, at) };
-        }
-        if product.accumulate {
-            return Ok(());
-        }
-        // SAFETY: as above.
-        unsafe { enqueue_zeros(queue, size, &Loops::in_memory_order([out.layout]), at[0]) }
-    })
+    let zeros =
+        outputs(0).axes.into_iter().map(|axis| LoopAxis { size: axis.size, strides: [axis.strides[0]] });
+    // SAFETY: the loops go over all of C.
+    unsafe { enqueue_zeros(queue, size, &Loops::from_axes(zeros), at[0]) }
 }
 
-impl Product {
+impl Product<'_> {
     /// # Safety
-    /// The matrices and batches stay within buffers that the command writes and reads, at the addresses of C, A and B.
-    pub(super) unsafe fn enqueue(&self, queue: &Queue<'_>, op: &'static str, at: [*mut u8; 3]) -> Result<()> {
+    /// The matrices of the batch lie within buffers that the command writes and reads, at the addresses of C, A and B.
+    pub(super) unsafe fn enqueue(&self, queue: &Queue<'_>, at: [Address; 3]) -> Result<()> {
         // The largest axis becomes the batch of one call, the others are gone through here.
-        let largest = (0..self.batch.len()).max_by_key(|&i| self.batch[i].size);
-        let inner = largest.map_or(LoopAxis { size: 1, strides: [0; 3] }, |i| self.batch[i]);
-        let others = self.batch.iter().enumerate().filter(|&(i, _)| Some(i) != largest);
+        let axes = Loops::from_axes(self.batch.axes.iter().copied()).axes;
+        let largest = (0..axes.len()).max_by_key(|&i| axes[i].size);
+        let inner = largest.map_or(LoopAxis { size: 1, strides: [0; 3] }, |i| axes[i]);
+        let others = axes.iter().enumerate().filter(|&(i, _)| Some(i) != largest);
         let calls = Loops::from_axes(others.map(|(_, axis)| *axis));
         let Some(gemm) = self.gemm(&inner).filter(|_| calls.elements <= MAX_CALLS) else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.enqueue_plain(queue, op, at) };
+            // SAFETY: the caller answers for the matrices.
+            return unsafe { self.enqueue_plain(queue, at) };
         };
-        let sizes = [self.c_dtype, self.dtype, self.dtype].map(|dtype| dtype.size_bytes() as isize);
+        let sizes = [self.c_dtype, self.dtype, self.dtype].map(DType::size_bytes);
         for index in 0..calls.elements {
             let offsets = calls.offsets(index);
-            let [c, a, b]: [*mut u8; 3] =
-                std::array::from_fn(|k| at[k].wrapping_offset(offsets[k] * sizes[k]));
+            let [c, a, b] = std::array::from_fn(|k| at[k].offset(offsets[k], sizes[k]).0);
             let (a, b) = if self.row_major() { (b, a) } else { (a, b) };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller answers for the matrices.
             unsafe { queue.gemm(&Gemm { a, b, c, ..gemm })? };
         }
         Ok(())
@@ -176,20 +116,21 @@ impl Product {
 
     /// Whether BLAS, which is column-major, is asked for the transposed product.
     fn row_major(&self) -> bool {
-        self.c.column == 1 || self.c.columns == 1
+        self.batch.c.column == 1 || self.batch.c.columns == 1
     }
 
     /// The call for a batch along one axis, without addresses; `None` if BLAS cannot express it.
     fn gemm(&self, batch: &LoopAxis<3>) -> Option<Gemm> {
         // C' = B' A' for a row-major C.
+        let MatrixBatch { c, a, b, .. } = *self.batch;
         let (c, a, b, order) = if self.row_major() {
-            (self.c.transposed(), self.b.transposed(), self.a.transposed(), [0, 2, 1])
+            (c.transposed(), b.transposed(), a.transposed(), [0, 2, 1])
         } else {
-            (self.c, self.a, self.b, [0, 1, 2])
+            (c, a, b, [0, 1, 2])
         };
         let [stride_c, stride_a, stride_b] = order.map(|k| batch.strides[k] as i64);
-        let (false, ldc) = c.leading()? else { return None };
-        let ((transa, lda), (transb, ldb)) = (a.leading()?, b.leading()?);
+        let (false, ldc) = leading(c)? else { return None };
+        let ((transa, lda), (transb, ldb)) = (leading(a)?, leading(b)?);
         let (m, n, k) = (c.rows, c.columns, a.columns);
         if [m, n, k, batch.size].iter().any(|&size| i32::try_from(size).is_err()) {
             return None;
@@ -219,10 +160,10 @@ impl Product {
 
     /// # Safety
     /// As for [`enqueue`](Self::enqueue).
-    unsafe fn enqueue_plain(&self, queue: &Queue<'_>, op: &'static str, at: [*mut u8; 3]) -> Result<()> {
-        let batch = Loops::from_axes(self.batch.iter().copied());
-        let walk = Walk::of(op, &batch)?;
-        let Product { c, a, b, .. } = self;
+    unsafe fn enqueue_plain(&self, queue: &Queue<'_>, at: [Address; 3]) -> Result<()> {
+        let MatrixBatch { c, a, b, axes } = self.batch;
+        let batch = Loops::from_axes(axes.iter().copied());
+        let walk = Walk::of(queue.op(), &batch)?;
         let numbers = Numbers {
             sizes: [c.rows, c.columns, a.columns].map(|size| size as u64),
             steps: [a.row, a.column, b.row, b.column, c.row, c.column].map(|step| step as i64),
@@ -232,8 +173,8 @@ impl Product {
         let tiles = c.rows.div_ceil(SIDE) * c.columns.div_ceil(SIDE);
         let grid =
             Grid { blocks: [tiles as u32, batch.elements.min(MAX_Y) as u32, 1], ..Grid::linear(1, THREADS) };
-        let [c, a, b] = at.map(|ptr| Arg::Ptr(ptr));
-        // SAFETY: the caller's promise.
+        let [c, a, b] = at.map(Arg::from);
+        // SAFETY: the kernel takes these arguments; the caller answers for the matrices.
         unsafe {
             let args = [c, a, b, numbers.arg(), walk.arg()];
             queue.kernel(program_of(self.dtype), by_dtype!(self.c_dtype, "matmul"), grid, &args)

@@ -1,13 +1,14 @@
 //! Softmax, its logarithm, and their gradients.
 
 use device::cuda::{Arg, Grid, Queue};
-use device::{DType, Result, Stream, Use};
+use device::{DType, Result};
 
 use super::float_programs;
-use super::rows::{Team, Teams, by_team};
-use super::walk::{ByValue, Walk, address};
-use crate::cpu::softmax::Rows;
-use crate::layout::{Loops, View};
+use super::rows::{Teams, by_team};
+use super::walk::{ByValue, Walk};
+use crate::command::Address;
+use crate::layout::Loops;
+use crate::loops::Rows;
 
 float_programs!("softmax", "rows.cuh", "softmax.cu");
 
@@ -62,44 +63,36 @@ impl<const N: usize> RowArgs<N> {
 }
 
 pub(crate) fn unary(
-    stream: &Stream,
-    (op, log): (&'static str, bool),
+    queue: &Queue<'_>,
+    (log, dtype): (bool, DType),
     rows: &Rows<2>,
-    [out, x]: [View<'_>; 2],
+    [out, x]: [Address; 2],
 ) -> Result<()> {
-    let args = RowArgs::of(op, &rows.kept, rows.len, &rows.steps, 1)?;
-    let name: fn(Team, DType) -> &'static str = match log {
-        true => |team, dtype| by_team!(team, dtype, "log_softmax"),
-        false => |team, dtype| by_team!(team, dtype, "softmax"),
+    let args = RowArgs::of(queue.op(), &rows.kept, rows.len, &rows.steps, 1)?;
+    let kernel = match log {
+        true => by_team!(args.teams.team, dtype, "log_softmax"),
+        false => by_team!(args.teams.team, dtype, "softmax"),
     };
-    stream.submit(op, &[Use::write(out.buffer), Use::read(x.buffer)], |queue| {
-        let [kept, steps, lanes] = args.args();
-        let all = [Arg::Ptr(address(&out)), Arg::Ptr(address(&x)), kept, steps, lanes];
-        // SAFETY: the rows are those of the operands, whose layouts were checked, and the uses name their buffers.
-        unsafe {
-            queue.kernel(program_of(out.dtype), name(args.teams.team, out.dtype), args.grid(queue), &all)
-        }
-    })
+    let [kept, steps, lanes] = args.args();
+    // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
+    unsafe {
+        queue.kernel(program_of(dtype), kernel, args.grid(queue), &[out.into(), x.into(), kept, steps, lanes])
+    }
 }
 
 pub(crate) fn gradient(
-    stream: &Stream,
-    (op, log): (&'static str, bool),
+    queue: &Queue<'_>,
+    (log, dtype): (bool, DType),
     rows: &Rows<3>,
-    [out, y, g]: [View<'_>; 3],
+    [out, y, g]: [Address; 3],
 ) -> Result<()> {
-    let args = RowArgs::of(op, &rows.kept, rows.len, &rows.steps, 1)?;
-    let name: fn(Team, DType) -> &'static str = match log {
-        true => |team, dtype| by_team!(team, dtype, "log_softmax_grad"),
-        false => |team, dtype| by_team!(team, dtype, "softmax_grad"),
+    let args = RowArgs::of(queue.op(), &rows.kept, rows.len, &rows.steps, 1)?;
+    let kernel = match log {
+        true => by_team!(args.teams.team, dtype, "log_softmax_grad"),
+        false => by_team!(args.teams.team, dtype, "softmax_grad"),
     };
-    stream.submit(op, &[Use::write(out.buffer), Use::read(y.buffer), Use::read(g.buffer)], |queue| {
-        let [kept, steps, lanes] = args.args();
-        let operands = [&out, &y, &g].map(|view| Arg::Ptr(address(view)));
-        let all = [operands[0], operands[1], operands[2], kept, steps, lanes];
-        // SAFETY: as in `unary`.
-        unsafe {
-            queue.kernel(program_of(out.dtype), name(args.teams.team, out.dtype), args.grid(queue), &all)
-        }
-    })
+    let [kept, steps, lanes] = args.args();
+    let all = [out.into(), y.into(), g.into(), kept, steps, lanes];
+    // SAFETY: as in `unary`.
+    unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
 }

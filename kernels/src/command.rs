@@ -86,6 +86,10 @@ where
         // SAFETY: the launch was told of the buffers of all operands.
         let operands = unsafe { self.held.on_cpu(&stage) };
         (self.cpu)(&self.params, &workers, operands);
+        if !H::STAGED {
+            // Nothing to give back, which the compiler cannot see (`benches/ops.rs`, one-element ops).
+            std::mem::forget(stage);
+        }
     }
 
     #[inline(always)]
@@ -123,6 +127,8 @@ pub(crate) trait Operands {
 
 /// Operands in a command, which outlives their views: frees are ordered after it.
 pub(crate) trait Held: Send + 'static {
+    /// Whether an operand may be widened on a CPU.
+    const STAGED: bool;
     /// The operands of the body for a CPU.
     type Cpu;
     /// The operands of the body for CUDA.
@@ -253,6 +259,7 @@ impl<T: Element> Operands for Read<'_, T> {
 }
 
 impl<T: Element> Held for HeldRead<T> {
+    const STAGED: bool = true;
     type Cpu = Src<T>;
     type Cuda = Address;
 
@@ -295,6 +302,7 @@ impl<T: Element> Operands for Write<'_, T> {
 }
 
 impl<T: Element> Held for HeldWrite<T> {
+    const STAGED: bool = true;
     type Cpu = Dst<T>;
     type Cuda = Address;
 
@@ -330,6 +338,7 @@ impl Operands for Read<'_, Raw> {
 }
 
 impl Held for Src<u8> {
+    const STAGED: bool = false;
     type Cpu = Src<u8>;
     type Cuda = Address;
 
@@ -364,6 +373,7 @@ impl Operands for Write<'_, Raw> {
 }
 
 impl Held for Dst<u8> {
+    const STAGED: bool = false;
     type Cpu = Dst<u8>;
     type Cuda = Address;
 
@@ -398,6 +408,7 @@ impl<O: Operands> Operands for Option<O> {
 }
 
 impl<H: Held> Held for Option<H> {
+    const STAGED: bool = H::STAGED;
     type Cpu = Option<H::Cpu>;
     type Cuda = Option<H::Cuda>;
 
@@ -433,6 +444,7 @@ impl<O: Operands, const N: usize> Operands for [O; N] {
 }
 
 impl<H: Held, const N: usize> Held for [H; N] {
+    const STAGED: bool = H::STAGED;
     type Cpu = [H::Cpu; N];
     type Cuda = [H::Cuda; N];
 
@@ -465,6 +477,7 @@ impl<O: Operands> Operands for Vec<O> {
 }
 
 impl<H: Held> Held for Vec<H> {
+    const STAGED: bool = H::STAGED;
     type Cpu = Vec<H::Cpu>;
     type Cuda = Vec<H::Cuda>;
 
@@ -502,6 +515,7 @@ macro_rules! tuple {
         }
 
         impl<$($name: Held),+> Held for ($($name,)+) {
+            const STAGED: bool = $($name::STAGED)||+;
             type Cpu = ($($name::Cpu,)+);
             type Cuda = ($($name::Cuda,)+);
 

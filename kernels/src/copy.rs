@@ -140,12 +140,12 @@ pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let op = if from == to { "copy" } else { "cast" };
     x.expect_shape(op, out.shape())?;
     x.expect_no_partial_overlap(op, &out)?;
-    Command::new(op, (out.write::<Raw>(), x.read::<Raw>())).cost(out.layout.elements(), 1).run(
+    Command::new(op, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), 1).run(
         stream,
         Places::of([out.layout, x.layout]),
         // SAFETY: the places are those of the operands.
-        move |places, workers, (out, x)| unsafe { cpu::copy((to, from), places, workers, out, x) },
-        move |places, queue, (out, x)| cuda::copy(queue, (to, from), places, [out, x]),
+        move |places, workers, (x, out)| unsafe { cpu::copy((to, from), places, workers, out, x) },
+        move |places, queue, (x, out)| cuda::copy(queue, (to, from), places, [out, x]),
     )
 }
 

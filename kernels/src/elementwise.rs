@@ -7,117 +7,121 @@ use crate::cpu::elementwise as cpu;
 use crate::cuda::{copy as copy_cuda, elementwise as cuda};
 use crate::layout::View;
 use crate::loops::Places;
+use crate::{binary_functions, comparisons, unary_functions};
 
-/// A function of one element.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum UnaryOp {
-    /// `-x`
-    Neg,
-    /// `|x|`
-    Abs,
-    /// -1, 0 or 1; NaN stays NaN.
-    Sign,
-    /// `x^2`
-    Square,
-    /// `x + value`
-    AddScalar(f64),
-    /// `x * value`
-    MulScalar(f64),
-    /// `min(max(x, min), max)`; NaN stays NaN. Infinite bounds do not bound.
-    Clamp {
-        /// The lower bound.
-        min: f64,
-        /// The upper bound; it wins over a larger lower bound.
-        max: f64,
-    },
-    /// `e^x`
-    Exp,
-    /// Natural logarithm.
-    Log,
-    /// Square root.
-    Sqrt,
-    /// `1 / sqrt(x)`
-    Rsqrt,
-    /// `1 / x`
-    Recip,
-    /// Sine of an angle in radians.
-    Sin,
-    /// Cosine of an angle in radians.
-    Cos,
-    /// Hyperbolic tangent.
-    Tanh,
-    /// `1 / (1 + e^-x)`
-    Sigmoid,
-    /// Error function.
-    Erf,
-    /// `max(x, 0)`; NaN stays NaN.
-    Relu,
-    /// `x sigmoid(x)`
-    Silu,
-    /// `x (1 + erf(x / sqrt 2)) / 2`
-    GeluErf,
-    /// `x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2`
-    GeluTanh,
-    /// `x^exponent`; exponents -1, -0.5, 0.5, 2 and 3 take the simpler function.
-    PowScalar(f64),
+/// Makes the enum of the functions of one element from their table.
+macro_rules! unary_op {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        unary_op!(@enum $($numbers)* $($floats)*);
+        unary_op!(@numbers $($numbers)*);
+    };
+    (@enum $(
+        $(#[$doc:meta])*
+        $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
+        $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
+        $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
+    )*) => {
+        /// A function of one element.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        #[non_exhaustive]
+        pub enum UnaryOp {
+            $($(#[$doc])* $variant $(($(number!($number)),+))?,)*
+        }
+
+        impl UnaryOp {
+            /// Every function; those that hold numbers hold an example.
+            pub const ALL: &[UnaryOp] = &[$(UnaryOp::$variant $(($($example),+))?),*];
+
+            /// The op's name in errors and profiles.
+            pub const fn name(self) -> &'static str {
+                match self { $(UnaryOp::$variant { .. } => stringify!($name),)* }
+            }
+
+            /// The name of the op's gradient.
+            pub const fn grad_name(self) -> &'static str {
+                match self { $(UnaryOp::$variant { .. } => concat!(stringify!($name), "_grad"),)* }
+            }
+
+            /// About how many additions one element costs.
+            const fn cost(self) -> usize {
+                match self { $(UnaryOp::$variant { .. } => $cost,)* }
+            }
+
+            /// Whether the result has the same bits on every device.
+            #[cfg(test)]
+            pub(crate) const fn is_exact(self) -> bool {
+                match self { $(UnaryOp::$variant { .. } => same::$same,)* }
+            }
+
+            /// What [`unary_grad`] is given beside the gradient; `None` if it does not know the op.
+            pub const fn saves(self) -> Option<Saves> {
+                match self { $(UnaryOp::$variant { .. } => saves!($($of)?),)* }
+            }
+        }
+    };
+    (@numbers $($(#[$doc:meta])* $variant:ident $(($($number:tt)*))?, $name:ident, $cost:literal, $width:ident, $same:ident,
+        $cpu:expr, $cuda:literal;)*) => {
+        impl UnaryOp {
+            /// Whether the function is one of integers, too.
+            const fn is_of_numbers(self) -> bool {
+                matches!(self, $(UnaryOp::$variant { .. })|*)
+            }
+        }
+    };
 }
 
-impl UnaryOp {
-    /// The op's name in errors and profiles.
-    pub const fn name(self) -> &'static str {
-        match self {
-            UnaryOp::Neg => "neg",
-            UnaryOp::Abs => "abs",
-            UnaryOp::Sign => "sign",
-            UnaryOp::Square => "square",
-            UnaryOp::AddScalar(_) => "add_scalar",
-            UnaryOp::MulScalar(_) => "mul_scalar",
-            UnaryOp::Clamp { .. } => "clamp",
-            UnaryOp::Exp => "exp",
-            UnaryOp::Log => "log",
-            UnaryOp::Sqrt => "sqrt",
-            UnaryOp::Rsqrt => "rsqrt",
-            UnaryOp::Recip => "reciprocal",
-            UnaryOp::Sin => "sin",
-            UnaryOp::Cos => "cos",
-            UnaryOp::Tanh => "tanh",
-            UnaryOp::Sigmoid => "sigmoid",
-            UnaryOp::Erf => "erf",
-            UnaryOp::Relu => "relu",
-            UnaryOp::Silu => "silu",
-            UnaryOp::GeluErf => "gelu",
-            UnaryOp::GeluTanh => "gelu_tanh",
-            UnaryOp::PowScalar(_) => "pow_scalar",
-        }
-    }
+macro_rules! number {
+    ($number:ident) => {
+        f64
+    };
+}
 
+macro_rules! saves {
+    () => {
+        None
+    };
+    (of_argument) => {
+        Some(Saves::Argument)
+    };
+    (of_result) => {
+        Some(Saves::Result)
+    };
+}
+
+/// Whether devices agree bit for bit, by the words of the table.
+#[cfg(test)]
+#[allow(non_upper_case_globals)]
+mod same {
+    pub(super) const exact: bool = true;
+    pub(super) const close: bool = false;
+}
+
+/// What a derivative is a function of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Saves {
+    /// The function's argument.
+    Argument,
+    /// The function's result.
+    Result,
+}
+
+unary_functions!(unary_op);
+
+impl UnaryOp {
     /// Whether the op is defined for elements of this type.
     pub const fn supports(self, dtype: DType) -> bool {
-        match dtype {
-            DType::F32 | DType::F64 | DType::BF16 | DType::F16 => true,
-            DType::I64 | DType::U8 => matches!(
-                self,
-                UnaryOp::Neg
-                    | UnaryOp::Abs
-                    | UnaryOp::Sign
-                    | UnaryOp::Square
-                    | UnaryOp::AddScalar(_)
-                    | UnaryOp::MulScalar(_)
-                    | UnaryOp::Clamp { .. }
-            ),
-            _ => false,
-        }
+        supports(self.is_of_numbers(), dtype)
     }
 
-    /// About how many additions one element costs.
-    const fn cost(self) -> usize {
+    /// The powers that models use take no power function.
+    fn simplified(self) -> UnaryOp {
         match self {
-            UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Recip => 4,
-            UnaryOp::Exp | UnaryOp::Log | UnaryOp::Tanh | UnaryOp::Sigmoid | UnaryOp::Silu => 8,
-            UnaryOp::Erf | UnaryOp::GeluErf | UnaryOp::GeluTanh => 12,
-            UnaryOp::Sin | UnaryOp::Cos | UnaryOp::PowScalar(_) => 30,
-            _ => 1,
+            UnaryOp::PowScalar(2.0) => UnaryOp::Square,
+            UnaryOp::PowScalar(3.0) => UnaryOp::Cube,
+            UnaryOp::PowScalar(0.5) => UnaryOp::Sqrt,
+            UnaryOp::PowScalar(-0.5) => UnaryOp::Rsqrt,
+            UnaryOp::PowScalar(-1.0) => UnaryOp::Reciprocal,
+            op => op,
         }
     }
 
@@ -139,118 +143,76 @@ impl UnaryOp {
     }
 }
 
-/// A function of two elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum BinaryOp {
-    /// `lhs + rhs`
-    Add,
-    /// `lhs - rhs`
-    Sub,
-    /// `lhs * rhs`
-    Mul,
-    /// `lhs / rhs`; integers round towards 0, and give 0 where they are divided by 0.
-    Div,
-    /// `lhs^rhs`; integers round negative powers towards 0.
-    Pow,
-    /// The larger one; NaN if either is NaN.
-    Maximum,
-    /// The smaller one; NaN if either is NaN.
-    Minimum,
-    /// Gradient of [`UnaryOp::Relu`] from its result `y`: `if y > 0 { g } else { 0 }`.
-    ReluGrad,
-    /// Gradient of [`UnaryOp::Tanh`] from its result `y`: `g (1 - y^2)`.
-    TanhGrad,
-    /// Gradient of [`UnaryOp::Sigmoid`] from its result `y`: `g y (1 - y)`.
-    SigmoidGrad,
-    /// Gradient of [`UnaryOp::GeluErf`] from its input `x`: `g (c(x) + x e^(-x^2 / 2) / sqrt(2 pi))`, with the
-    /// distribution function `c(x) = (1 + erf(x / sqrt 2)) / 2`.
-    GeluErfGrad,
-    /// Gradient of [`UnaryOp::GeluTanh`] from its input `x`: `g (s + x s (1 - s) 2 u')`, with
-    /// `u = sqrt(2 / pi) (x + 0.044715 x^3)` and `s = sigmoid(2 u)`.
-    GeluTanhGrad,
-    /// Gradient of [`UnaryOp::Silu`] from its input `x`: `g s (1 + x (1 - s))`, with `s = sigmoid(x)`.
-    SiluGrad,
-}
-
-impl BinaryOp {
-    /// The op's name in errors and profiles.
-    pub const fn name(self) -> &'static str {
-        match self {
-            BinaryOp::Add => "add",
-            BinaryOp::Sub => "sub",
-            BinaryOp::Mul => "mul",
-            BinaryOp::Div => "div",
-            BinaryOp::Pow => "pow",
-            BinaryOp::Maximum => "maximum",
-            BinaryOp::Minimum => "minimum",
-            BinaryOp::ReluGrad => "relu_grad",
-            BinaryOp::TanhGrad => "tanh_grad",
-            BinaryOp::SigmoidGrad => "sigmoid_grad",
-            BinaryOp::GeluErfGrad => "gelu_grad",
-            BinaryOp::GeluTanhGrad => "gelu_tanh_grad",
-            BinaryOp::SiluGrad => "silu_grad",
-        }
-    }
-
-    /// Whether the op is defined for elements of this type.
-    pub const fn supports(self, dtype: DType) -> bool {
-        match dtype {
-            DType::F32 | DType::F64 | DType::BF16 | DType::F16 => true,
-            DType::I64 | DType::U8 => matches!(
-                self,
-                BinaryOp::Add
-                    | BinaryOp::Sub
-                    | BinaryOp::Mul
-                    | BinaryOp::Div
-                    | BinaryOp::Pow
-                    | BinaryOp::Maximum
-                    | BinaryOp::Minimum
-            ),
-            _ => false,
-        }
-    }
-
-    const fn cost(self) -> usize {
-        match self {
-            BinaryOp::Div => 4,
-            BinaryOp::Pow => 30,
-            BinaryOp::GeluErfGrad | BinaryOp::GeluTanhGrad | BinaryOp::SiluGrad => 16,
-            _ => 1,
-        }
+const fn supports(of_numbers: bool, dtype: DType) -> bool {
+    match dtype {
+        DType::F32 | DType::F64 | DType::BF16 | DType::F16 => true,
+        DType::I64 | DType::U8 => of_numbers,
+        _ => false,
     }
 }
 
-/// A comparison of two elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CompareOp {
-    /// `lhs == rhs`; false with NaN.
-    Eq,
-    /// `lhs != rhs`; true with NaN.
-    Ne,
-    /// `lhs < rhs`; false with NaN.
-    Lt,
-    /// `lhs <= rhs`; false with NaN.
-    Le,
-    /// `lhs > rhs`; false with NaN.
-    Gt,
-    /// `lhs >= rhs`; false with NaN.
-    Ge,
+/// Makes the enum of the functions of two elements from their table.
+macro_rules! binary_op {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        binary_op!(@enum $($numbers)* $($floats)*);
+        binary_op!(@numbers $($numbers)*);
+    };
+    (@enum $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        /// A function of two elements.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum BinaryOp {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl BinaryOp {
+            /// Every function.
+            pub const ALL: &[BinaryOp] = &[$(BinaryOp::$variant),*];
+
+            /// The op's name in errors and profiles.
+            pub const fn name(self) -> &'static str {
+                match self { $(BinaryOp::$variant => stringify!($name),)* }
+            }
+
+            const fn cost(self) -> usize {
+                match self { $(BinaryOp::$variant => $cost,)* }
+            }
+        }
+    };
+    (@numbers $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        impl BinaryOp {
+            /// Whether the op is defined for elements of this type.
+            pub const fn supports(self, dtype: DType) -> bool {
+                supports(matches!(self, $(BinaryOp::$variant)|*), dtype)
+            }
+        }
+    };
 }
 
-impl CompareOp {
-    /// The op's name in errors and profiles.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CompareOp::Eq => "eq",
-            CompareOp::Ne => "ne",
-            CompareOp::Lt => "lt",
-            CompareOp::Le => "le",
-            CompareOp::Gt => "gt",
-            CompareOp::Ge => "ge",
+binary_functions!(binary_op);
+
+/// Makes the enum of the comparisons from their table.
+macro_rules! compare_op {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cpu:expr, $cuda:literal;)*) => {
+        /// A comparison of two elements.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum CompareOp {
+            $($(#[$doc])* $variant,)*
         }
-    }
+
+        impl CompareOp {
+            /// Every comparison.
+            pub const ALL: &[CompareOp] = &[$(CompareOp::$variant),*];
+
+            /// The op's name in errors and profiles.
+            pub const fn name(self) -> &'static str {
+                match self { $(CompareOp::$variant => stringify!($name),)* }
+            }
+        }
+    };
 }
+
+comparisons!(compare_op);
 
 /// `out = op(x)`, element by element.
 ///
@@ -267,21 +229,57 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
         return Err(Error::DTypeUnsupported { op: name, dtype });
     }
     op.check_scalar(dtype)?;
+    let op = op.simplified();
     x.expect_dtype(name, dtype)?;
     same_places(name, [&x], &out)?;
-    Command::new(name, (out.write::<Raw>(), x.read::<Raw>())).cost(out.layout.elements(), op.cost()).run(
+    Command::new(name, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), op.cost()).run(
         stream,
         Places::of([out.layout, x.layout]),
         // SAFETY: the places are those of the operands, whose types were checked.
-        move |places, workers, (out, x)| unsafe { cpu::unary(op, dtype, places, workers, out, x) },
-        move |places, queue, (out, x)| cuda::unary(queue, op, dtype, places, [out, x]),
+        move |places, workers, (x, out)| unsafe { cpu::unary(op, dtype, places, workers, out, x) },
+        move |places, queue, (x, out)| cuda::unary(queue, op, dtype, places, [out, x]),
     )
+}
+
+/// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
+///
+/// Shapes: any, all alike. Asynchronous, ordered by the buffers. `out` may be `saved` or `g`.
+///
+/// # Errors
+/// As for [`unary`]; [`Error::InvalidArgument`] for an op whose derivative is not known.
+pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, out: View<'_>) -> Result<()> {
+    let (name, dtype) = (op.grad_name(), out.dtype);
+    if op.saves().is_none() {
+        return Err(Error::InvalidArgument {
+            op: name,
+            argument: "op",
+            expected: "a function whose derivative is known",
+            value: op.name().into(),
+        });
+    }
+    if !dtype.is_float() {
+        return Err(Error::DTypeUnsupported { op: name, dtype });
+    }
+    saved.expect_dtype(name, dtype)?;
+    g.expect_dtype(name, dtype)?;
+    same_places(name, [&saved, &g], &out)?;
+    Command::new(name, (saved.read::<Raw>(), g.read::<Raw>(), out.write::<Raw>()))
+        .cost(out.layout.elements(), 2 * op.cost())
+        .run(
+            stream,
+            Places::of([out.layout, saved.layout, g.layout]),
+            // SAFETY: the places are those of the operands, whose types were checked.
+            move |places, workers, (saved, g, out)| unsafe {
+                cpu::unary_grad(op, dtype, places, workers, out, (saved, g));
+            },
+            move |places, queue, (saved, g, out)| cuda::unary_grad(queue, op, dtype, places, [out, saved, g]),
+        )
 }
 
 /// `out = op(lhs, rhs)`, element by element.
 ///
 /// Shapes: any, all alike; expand the layouts first to broadcast. Asynchronous, ordered by the buffers. `out` may be
-/// `lhs` or `rhs`. Gradients take `(x or y, g)`, see [`BinaryOp`].
+/// `lhs` or `rhs`.
 ///
 /// # Errors
 /// [`Error::DTypeUnsupported`] if the op is not defined for the type; [`Error::DTypeMismatch`],
@@ -296,16 +294,16 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
     same_places(name, [&lhs, &rhs], &out)?;
-    Command::new(name, (out.write::<Raw>(), lhs.read::<Raw>(), rhs.read::<Raw>()))
+    Command::new(name, (lhs.read::<Raw>(), rhs.read::<Raw>(), out.write::<Raw>()))
         .cost(out.layout.elements(), op.cost())
         .run(
             stream,
             Places::of([out.layout, lhs.layout, rhs.layout]),
             // SAFETY: the places are those of the operands, whose types were checked.
-            move |places, workers, (out, x, y)| unsafe {
+            move |places, workers, (x, y, out)| unsafe {
                 cpu::binary(op, dtype, places, workers, out, (x, y));
             },
-            move |places, queue, (out, x, y)| cuda::binary(queue, op, dtype, places, [out, x, y]),
+            move |places, queue, (x, y, out)| cuda::binary(queue, op, dtype, places, [out, x, y]),
         )
 }
 
@@ -331,16 +329,16 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
     same_places(name, [&lhs, &rhs], &out)?;
-    Command::new(name, (out.write::<Raw>(), lhs.read::<Raw>(), rhs.read::<Raw>()))
+    Command::new(name, (lhs.read::<Raw>(), rhs.read::<Raw>(), out.write::<Raw>()))
         .cost(out.layout.elements(), 1)
         .run(
             stream,
             Places::of([out.layout, lhs.layout, rhs.layout]),
             // SAFETY: the places are those of the operands, whose types were checked.
-            move |places, workers, (out, x, y)| unsafe {
+            move |places, workers, (x, y, out)| unsafe {
                 cpu::compare(op, dtype, places, workers, out, (x, y));
             },
-            move |places, queue, (out, x, y)| cuda::compare(queue, op, dtype, places, [out, x, y]),
+            move |places, queue, (x, y, out)| cuda::compare(queue, op, dtype, places, [out, x, y]),
         )
 }
 
@@ -356,12 +354,12 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
     same_places(OP, [&x], &out)?;
-    Command::new(OP, (out.write::<Raw>(), x.read::<Raw>())).cost(out.layout.elements(), 1).run(
+    Command::new(OP, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), 1).run(
         stream,
         Places::of([out.layout, x.layout]),
         // SAFETY: the places are those of the operands, whose types were checked.
-        |places, workers, (out, x)| unsafe { cpu::logical_not(places, workers, out, x) },
-        |places, queue, (out, x)| copy_cuda::logical_not(queue, places, [out, x]),
+        |places, workers, (x, out)| unsafe { cpu::logical_not(places, workers, out, x) },
+        |places, queue, (x, out)| copy_cuda::logical_not(queue, places, [out, x]),
     )
 }
 
@@ -388,15 +386,15 @@ pub fn where_cond(
     }
     same_places(OP, [&condition, &x, &y], &out)?;
     let size = out.dtype.size_bytes();
-    let operands = (out.write::<Raw>(), condition.read::<Raw>(), x.read::<Raw>(), y.read::<Raw>());
+    let operands = (condition.read::<Raw>(), x.read::<Raw>(), y.read::<Raw>(), out.write::<Raw>());
     Command::new(OP, operands).cost(out.layout.elements(), 1).run(
         stream,
         Places::of([out.layout, condition.layout, x.layout, y.layout]),
         // SAFETY: the places are those of the operands, whose types were checked.
-        move |places, workers, (out, condition, x, y)| unsafe {
+        move |places, workers, (condition, x, y, out)| unsafe {
             cpu::where_cond(size, places, workers, out, (condition, x, y));
         },
-        move |places, queue, (out, condition, x, y)| {
+        move |places, queue, (condition, x, y, out)| {
             copy_cuda::where_cond(queue, size, places, [out, condition, x, y])
         },
     )

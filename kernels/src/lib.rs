@@ -35,6 +35,7 @@ mod cpu;
 mod cuda;
 mod elementwise;
 mod embedding_bag;
+mod functions;
 mod image;
 mod index;
 pub mod layout;
@@ -62,7 +63,9 @@ pub use batch_norm::{Norm, batch_norm, batch_norm_grad};
 pub use conv::{conv2d, conv2d_input_grad, conv2d_weight_grad, conv2d_workspace};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
-pub use elementwise::{BinaryOp, CompareOp, UnaryOp, binary, compare, logical_not, unary, where_cond};
+pub use elementwise::{
+    BinaryOp, CompareOp, Saves, UnaryOp, binary, compare, logical_not, unary, unary_grad, where_cond,
+};
 pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
 pub use image::{Sampling, blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};

@@ -132,8 +132,8 @@ impl<const N: usize> Loops<N> {
 pub(crate) enum Places<const N: usize> {
     /// One run, with a step for each operand: the output contiguous, and inputs contiguous or all one element.
     Run { elements: usize, steps: [isize; N] },
-    /// Anything else.
-    Loops(Loops<N>),
+    /// Anything else. Boxed: most commands are a run, and small to move (`benches/ops.rs`, one-element ops).
+    Loops(Box<Loops<N>>),
 }
 
 impl<const N: usize> Places<N> {
@@ -142,7 +142,7 @@ impl<const N: usize> Places<N> {
     pub(crate) fn of(layouts: [&Layout; N]) -> Places<N> {
         match run_steps(layouts) {
             Some(steps) => Places::Run { elements: layouts[0].elements(), steps },
-            None => Places::Loops(Loops::in_memory_order(layouts)),
+            None => Places::Loops(Box::new(Loops::in_memory_order(layouts))),
         }
     }
 
@@ -169,7 +169,7 @@ impl<const N: usize> Places<N> {
             Places::Run { elements, steps } => {
                 Loops::from_axes([LoopAxis { size: *elements, strides: *steps }])
             }
-            Places::Loops(loops) => loops.clone(),
+            Places::Loops(loops) => (**loops).clone(),
         }
     }
 }

@@ -61,7 +61,7 @@ pub use device::{DType, Device, Element, Error, Result, Stream, bf16, f16};
 pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
-    AdamStep, BinaryOp, CompareOp, Layout, LionStep, NormRows, RandomKey, RmsPropStep, Rule, Sampling,
+    AdamStep, BinaryOp, CompareOp, Layout, LionStep, NormRows, RandomKey, RmsPropStep, Rule, Sampling, Saves,
     Scalar, SgdStep, UnaryOp, View, philox, preload,
 };
 pub use normalize::{Norm, NormGradients, Normalized};

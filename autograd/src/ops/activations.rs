@@ -1,15 +1,99 @@
-//! `erf`, `softplus`, `leaky_relu` and `masked_fill`.
+//! Activations of a few lines each, with their own part of the list of ops.
 
 use std::f64::consts::FRAC_2_SQRT_PI;
 
-use tensor::{CompareOp, Device, Result, Tensor};
+use tensor::{CompareOp, Device, Result, Tensor, UnaryOp};
 
 use super::bce_with_logits::log_one_plus;
+use super::function::{function, straight};
 use super::samples::{Draw, Sample, sample, unary};
-use super::{one, scalar_like};
+use super::{OpEntry, one, op, scalar_like};
 use crate::{Save, Var, record};
 
+pub(super) const OPS: &[OpEntry] = &[
+    op("elu", |device| unary(device, Draw::nonzero, |x| x.elu(0.7))),
+    op("erf", |device| unary(device, Draw::normal, Var::erf)),
+    op("hard_sigmoid", |device| unary(device, Draw::normal, |x| x.mul_scalar(2.0)?.hard_sigmoid())),
+    op("hard_swish", |device| unary(device, Draw::normal, |x| x.mul_scalar(2.0)?.hard_swish())),
+    op("leaky_relu", |device| unary(device, Draw::nonzero, |x| x.leaky_relu(0.1))),
+    op("masked_fill", masked_fill_samples),
+    op("mish", |device| unary(device, Draw::normal, Var::mish)),
+    op("softplus", softplus_samples),
+    op("softsign", |device| unary(device, Draw::nonzero, Var::softsign)),
+];
+
 impl Var {
+    /// `x / (1 + |x|)`.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn softsign(&self) -> Result<Var> {
+        // y'' = -2 sign(x) / (1 + |x|)^3
+        function(
+            self,
+            UnaryOp::Softsign,
+            Some(|x: &Var| {
+                let sign = Var::constant(x.value().sign()?);
+                sign.mul_scalar(-2.0)?.div(&x.abs()?.add_scalar(1.0)?.pow_scalar(3.0)?)
+            }),
+        )
+    }
+
+    /// `x` where it is positive, `alpha (e^x - 1)` elsewhere. The usual `alpha` is 1.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn elu(&self, alpha: f64) -> Result<Var> {
+        function(
+            self,
+            UnaryOp::Elu(alpha),
+            Some(move |x: &Var| {
+                let positive = x.value().compare_scalar(CompareOp::Gt, 0.0)?;
+                x.masked_fill(&positive, f64::NEG_INFINITY)?.exp()?.mul_scalar(alpha)
+            }),
+        )
+    }
+
+    /// `min(max(x / 6 + 1 / 2, 0), 1)`; its gradient at the ends of the slope is 0.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn hard_sigmoid(&self) -> Result<Var> {
+        straight(self, UnaryOp::HardSigmoid)
+    }
+
+    /// `x hard_sigmoid(x)`.
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn hard_swish(&self) -> Result<Var> {
+        function(
+            self,
+            UnaryOp::HardSwish,
+            Some(|x: &Var| {
+                let bent = x.value().abs()?.compare_scalar(CompareOp::Lt, 3.0)?;
+                Ok(Var::constant(bent.to_dtype(x.dtype())?.mul_scalar(1.0 / 3.0)?))
+            }),
+        )
+    }
+
+    /// `x tanh(ln(1 + e^x))` (Misra, "Mish: A Self Regularized Non-Monotonic Activation Function", 2019).
+    ///
+    /// # Errors
+    /// `DTypeUnsupported` unless the elements are floats.
+    pub fn mish(&self) -> Result<Var> {
+        // With t = tanh(ln(1 + e^x)) and σ: y'' = (1 - t²) σ (2 + x (1 - σ - 2 t σ)).
+        function(
+            self,
+            UnaryOp::Mish,
+            Some(|x: &Var| {
+                let (t, s) = (x.softplus(1.0, 20.0)?.tanh()?, x.sigmoid()?);
+                let inner = s.mul(&t.mul_scalar(2.0)?.add_scalar(1.0)?)?.neg()?.add_scalar(1.0)?;
+                t.square()?.neg()?.add_scalar(1.0)?.mul(&s)?.mul(&x.mul(&inner)?.add_scalar(2.0)?)
+            }),
+        )
+    }
+
     /// The error function `2 / √π ∫₀ˣ e^(-t²) dt`.
     ///
     /// # Errors
@@ -59,11 +143,7 @@ impl Var {
     }
 }
 
-pub(super) fn erf_samples(device: &Device) -> Result<Vec<Sample>> {
-    unary(device, Draw::normal, Var::erf)
-}
-
-pub(super) fn softplus_samples(device: &Device) -> Result<Vec<Sample>> {
+fn softplus_samples(device: &Device) -> Result<Vec<Sample>> {
     let mut samples = unary(device, Draw::normal, |x| x.softplus(1.0, 20.0))?;
     let d = Draw::new(device);
     samples.push(sample("steep", [d.nonzero(&[7])?], |v| v[0].softplus(-2.5, 20.0)));
@@ -72,11 +152,7 @@ pub(super) fn softplus_samples(device: &Device) -> Result<Vec<Sample>> {
     Ok(samples)
 }
 
-pub(super) fn leaky_relu_samples(device: &Device) -> Result<Vec<Sample>> {
-    unary(device, Draw::nonzero, |x| x.leaky_relu(0.1))
-}
-
-pub(super) fn masked_fill_samples(device: &Device) -> Result<Vec<Sample>> {
+fn masked_fill_samples(device: &Device) -> Result<Vec<Sample>> {
     let d = Draw::new(device);
     let mask = |shape: &[usize]| d.normal(shape)?.compare_scalar(CompareOp::Gt, 0.0);
     let (same, row) = (mask(&[2, 5])?, mask(&[5])?);
@@ -119,6 +195,30 @@ mod tests {
         let y = x.leaky_relu(0.01)?;
         close(&y, &[-0.02, 0.0, 3.0])?;
         close_values(&gradient(&y, &x)?, &[0.01, 0.01, 1.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn new_activations_at_known_points() -> Result<()> {
+        let x = vector(&[-4.0, -1.0, 2.0, 5.0])?;
+        let check = |y: Var, values: &[f64], slopes: &[f64]| {
+            close(&y, values)?;
+            close_values(&gradient(&y, &x)?, slopes);
+            Ok::<(), tensor::Error>(())
+        };
+        check(x.softsign()?, &[-0.8, -0.5, 2.0 / 3.0, 5.0 / 6.0], &[0.04, 0.25, 1.0 / 9.0, 1.0 / 36.0])?;
+        let (far, near) = ((-4.0_f64).exp(), (-1.0_f64).exp());
+        check(
+            x.elu(2.0)?,
+            &[2.0 * (far - 1.0), 2.0 * (near - 1.0), 2.0, 5.0],
+            &[2.0 * far, 2.0 * near, 1.0, 1.0],
+        )?;
+        check(x.hard_sigmoid()?, &[0.0, 1.0 / 3.0, 5.0 / 6.0, 1.0], &[0.0, 1.0 / 6.0, 1.0 / 6.0, 0.0])?;
+        check(x.hard_swish()?, &[0.0, -1.0 / 3.0, 5.0 / 3.0, 5.0], &[0.0, 1.0 / 6.0, 7.0 / 6.0, 1.0])?;
+        // torch.nn.functional.mish
+        let mish = [-0.072_591_729_3, -0.303_401_474_8, 1.943_958_998_0, 4.999_552_184_6];
+        let y = x.mish()?.value().to_vec::<f64>()?;
+        assert!(y.iter().zip(mish).all(|(y, mish)| (y - mish).abs() < 1e-9), "{y:?}");
         Ok(())
     }
 

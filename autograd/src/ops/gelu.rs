@@ -3,12 +3,11 @@
 
 use std::f64::consts::{FRAC_2_PI, PI};
 
-use tensor::{Device, Gelu, Result};
+use tensor::{Device, Gelu, Result, UnaryOp};
 
-use super::binary::if_needed;
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
-use crate::{Grads, Save, Var, record};
+use crate::Var;
 
 const CUBIC: f64 = 0.044_715;
 
@@ -21,27 +20,11 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn gelu(&self, kind: Gelu) -> Result<Var> {
-        let value = self.value().gelu(kind)?;
-        Ok(record("gelu", &[self], &[Save::Input(0)], value, move |ctx, g| {
-            Ok(one(gelu_grad(&ctx.saved(0), kind, g)?))
-        }))
+        match kind {
+            Gelu::Erf => function(self, UnaryOp::GeluErf, Some(erf_curvature)),
+            Gelu::Tanh => function(self, UnaryOp::GeluTanh, Some(tanh_curvature)),
+        }
     }
-}
-
-/// The gradient in one kernel; its own gradient for `x` takes the second derivative.
-fn gelu_grad(x: &Var, kind: Gelu, g: &Var) -> Result<Var> {
-    let value = x.value().gelu_grad(kind, g.value())?;
-    Ok(record("gelu_grad", &[x, g], &[Save::Input(0), Save::Input(1)], value, move |ctx, h| {
-        let (x, g) = (ctx.saved(0), ctx.saved(1));
-        let curvature = |x: &Var| match kind {
-            Gelu::Erf => erf_curvature(x),
-            Gelu::Tanh => tanh_curvature(x),
-        };
-        Ok(Grads::from_buf([
-            if_needed(ctx, 0, || h.mul(&g)?.mul(&curvature(&x)?))?,
-            if_needed(ctx, 1, || gelu_grad(&x, kind, h))?,
-        ]))
-    }))
 }
 
 /// `y'' = φ(x) (2 - x²)` with the standard normal density `φ`.

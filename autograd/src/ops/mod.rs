@@ -29,6 +29,7 @@ mod embedding;
 mod embedding_bag;
 mod exp;
 mod expand;
+mod function;
 mod gather;
 mod gelu;
 mod group_norm;
@@ -115,7 +116,20 @@ const fn op(name: &'static str, samples: fn(&Device) -> Result<Vec<Sample>>) -> 
 
 /// Every differentiable op. Left out are those that change no numbers but their type or device, where differences
 /// cannot be taken.
-pub static ALL: &[OpEntry] = &[
+pub static ALL: &[OpEntry] = &joined::<{ OPS.len() + activations::OPS.len() }>(OPS, activations::OPS);
+
+const fn joined<const N: usize>(first: &[OpEntry], second: &[OpEntry]) -> [OpEntry; N] {
+    let mut all = [first[0]; N];
+    let mut at = 0;
+    while at < N {
+        all[at] = if at < first.len() { first[at] } else { second[at - first.len()] };
+        at += 1;
+    }
+    all
+}
+
+/// The ops with a file of their own.
+const OPS: &[OpEntry] = &[
     op("abs", abs::samples),
     op("adaptive_avg_pool2d", avg_pool2d::adaptive_samples),
     op("add", add::samples),
@@ -138,7 +152,6 @@ pub static ALL: &[OpEntry] = &[
     op("dropout", dropout::samples),
     op("embedding", embedding::samples),
     op("embedding_bag", embedding_bag::samples),
-    op("erf", activations::erf_samples),
     op("exp", exp::samples),
     op("expand", expand::samples),
     op("flatten", reshape::flatten_samples),
@@ -150,12 +163,10 @@ pub static ALL: &[OpEntry] = &[
     op("index_select", index_select::samples),
     op("l1_loss", l1_loss::samples),
     op("layer_norm", layer_norm::samples),
-    op("leaky_relu", activations::leaky_relu_samples),
     op("linear", linear::samples),
     op("log", log::samples),
     op("log_softmax", softmax::log_samples),
     op("logsumexp", logsumexp::samples),
-    op("masked_fill", activations::masked_fill_samples),
     op("matmul", matmul::samples),
     op("max", max::samples),
     op("max_pool2d", max_pool2d::samples),
@@ -188,7 +199,6 @@ pub static ALL: &[OpEntry] = &[
     op("sin", trigonometry::sin_samples),
     op("smooth_l1_loss", l1_loss::smooth_samples),
     op("softmax", softmax::samples),
-    op("softplus", activations::softplus_samples),
     op("split", narrow::split_samples),
     op("sqrt", sqrt::samples),
     op("square", square::samples),

@@ -1,11 +1,10 @@
 //! `y = max(x, 0)`; `x' = g` where `y > 0`, else 0.
 
-use tensor::{Device, Result, Tensor};
+use tensor::{Device, Result, UnaryOp};
 
-use super::binary::if_needed;
-use super::one;
+use super::function::straight;
 use super::samples::{Draw, Sample, unary};
-use crate::{Grads, Save, Var, record};
+use crate::Var;
 
 impl Var {
     /// The positive part `max(x, 0)`; its gradient at 0 is 0. NaN stays NaN.
@@ -13,19 +12,8 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` for truth values.
     pub fn relu(&self) -> Result<Var> {
-        let value = self.value().relu()?;
-        Ok(record("relu", &[self], &[Save::Output], value, |ctx, g| {
-            Ok(one(relu_grad(ctx.saved(0).value(), g)?))
-        }))
+        straight(self, UnaryOp::Relu)
     }
-}
-
-/// `g` where `y > 0`, else 0; `y` is flat wherever there is a gradient, so only `g` has one.
-fn relu_grad(y: &Tensor, g: &Var) -> Result<Var> {
-    let value = y.relu_grad(g.value())?;
-    Ok(record("relu_grad", &[g], &[Save::Tensor(y)], value, |ctx, h| {
-        Ok(Grads::from_iter([if_needed(ctx, 0, || relu_grad(ctx.saved(0).value(), h))?]))
-    }))
 }
 
 pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {

@@ -1,11 +1,10 @@
 //! `y = 1 / (1 + e^-x)`; `x' = g y (1 - y)`.
 
-use tensor::{Device, Result};
+use tensor::{Device, Result, UnaryOp};
 
-use super::binary::if_needed;
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
-use crate::{Grads, Save, Var, record};
+use crate::Var;
 
 impl Var {
     /// The logistic function `1 / (1 + e^-x)`.
@@ -13,23 +12,8 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn sigmoid(&self) -> Result<Var> {
-        let value = self.value().sigmoid()?;
-        Ok(record("sigmoid", &[self], &[Save::Output], value, |ctx, g| {
-            Ok(one(sigmoid_grad(&ctx.saved(0), g)?))
-        }))
+        function(self, UnaryOp::Sigmoid, Some(|y: &Var| y.mul_scalar(-2.0)?.add_scalar(1.0)))
     }
-}
-
-/// `g y (1 - y)` in one kernel; `y' = h g (1 - 2 y)` and `g' = h y (1 - y)` for its own gradient `h`.
-fn sigmoid_grad(y: &Var, g: &Var) -> Result<Var> {
-    let value = y.value().sigmoid_grad(g.value())?;
-    Ok(record("sigmoid_grad", &[y, g], &[Save::Input(0), Save::Input(1)], value, |ctx, h| {
-        let (y, g) = (ctx.saved(0), ctx.saved(1));
-        Ok(Grads::from_buf([
-            if_needed(ctx, 0, || h.mul(&g)?.mul(&y.mul_scalar(-2.0)?.add_scalar(1.0)?))?,
-            if_needed(ctx, 1, || sigmoid_grad(&y, h))?,
-        ]))
-    }))
 }
 
 pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {

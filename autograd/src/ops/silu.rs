@@ -1,11 +1,10 @@
 //! `y = x σ(x)`; `x' = g σ (1 + x (1 - σ))`.
 
-use tensor::{Device, Result};
+use tensor::{Device, Result, UnaryOp};
 
-use super::binary::if_needed;
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
-use crate::{Grads, Save, Var, record};
+use crate::Var;
 
 impl Var {
     /// The sigmoid linear unit `x / (1 + e^-x)`.
@@ -13,23 +12,11 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn silu(&self) -> Result<Var> {
-        let value = self.value().silu()?;
-        Ok(record("silu", &[self], &[Save::Input(0)], value, |ctx, g| Ok(one(silu_grad(&ctx.saved(0), g)?))))
+        function(self, UnaryOp::Silu, Some(curvature))
     }
 }
 
-/// The gradient in one kernel; `x' = h g σ (1 - σ) (2 + x (1 - 2 σ))` for its own gradient `h`.
-fn silu_grad(x: &Var, g: &Var) -> Result<Var> {
-    let value = x.value().silu_grad(g.value())?;
-    Ok(record("silu_grad", &[x, g], &[Save::Input(0), Save::Input(1)], value, |ctx, h| {
-        let (x, g) = (ctx.saved(0), ctx.saved(1));
-        Ok(Grads::from_buf([
-            if_needed(ctx, 0, || h.mul(&g)?.mul(&curvature(&x)?))?,
-            if_needed(ctx, 1, || silu_grad(&x, h))?,
-        ]))
-    }))
-}
-
+/// `y'' = σ (1 - σ) (2 + x (1 - 2 σ))`.
 fn curvature(x: &Var) -> Result<Var> {
     let s = x.sigmoid()?;
     let bell = s.sub(&s.square()?)?;

@@ -1,11 +1,10 @@
 //! `y = tanh x`; `x' = g (1 - y²)`.
 
-use tensor::{Device, Result};
+use tensor::{Device, Result, UnaryOp};
 
-use super::binary::if_needed;
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
-use crate::{Grads, Save, Var, record};
+use crate::Var;
 
 impl Var {
     /// The hyperbolic tangent.
@@ -13,21 +12,8 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn tanh(&self) -> Result<Var> {
-        let value = self.value().tanh()?;
-        Ok(record("tanh", &[self], &[Save::Output], value, |ctx, g| Ok(one(tanh_grad(&ctx.saved(0), g)?))))
+        function(self, UnaryOp::Tanh, Some(|y: &Var| y.mul_scalar(-2.0)))
     }
-}
-
-/// `g (1 - y²)` in one kernel; `y' = -2 h g y` and `g' = h (1 - y²)` for its own gradient `h`.
-fn tanh_grad(y: &Var, g: &Var) -> Result<Var> {
-    let value = y.value().tanh_grad(g.value())?;
-    Ok(record("tanh_grad", &[y, g], &[Save::Input(0), Save::Input(1)], value, |ctx, h| {
-        let (y, g) = (ctx.saved(0), ctx.saved(1));
-        Ok(Grads::from_buf([
-            if_needed(ctx, 0, || h.mul(&g)?.mul(&y)?.mul_scalar(-2.0))?,
-            if_needed(ctx, 1, || tanh_grad(&y, h))?,
-        ]))
-    }))
 }
 
 pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {

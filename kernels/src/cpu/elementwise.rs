@@ -9,6 +9,7 @@ use crate::elementwise::{BinaryOp, CompareOp, UnaryOp};
 use crate::layout::{Dst, Src};
 use crate::loops::Places;
 use crate::par::Workers;
+use crate::{binary_functions, comparisons, unary_functions};
 
 /// # Safety
 /// As for [`map1`], with elements of type `dtype`. The launcher has refused ops that the type lacks.
@@ -37,78 +38,120 @@ pub(crate) unsafe fn unary(
     }
 }
 
-/// # Safety
-/// As for [`map1`].
-unsafe fn unary_real<T: Real>(op: UnaryOp, walk: &Places<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match op {
-            UnaryOp::Exp => map1::<true, _, _>(walk, workers, out, x, T::exp),
-            UnaryOp::Log => map1::<true, _, _>(walk, workers, out, x, T::log),
-            UnaryOp::Sqrt => map1::<false, _, _>(walk, workers, out, x, T::sqrt),
-            UnaryOp::Rsqrt => map1::<false, _, _>(walk, workers, out, x, T::rsqrt),
-            UnaryOp::Recip => map1::<false, _, _>(walk, workers, out, x, T::recip),
-            UnaryOp::Sin => map1::<false, _, _>(walk, workers, out, x, T::sin),
-            UnaryOp::Cos => map1::<false, _, _>(walk, workers, out, x, T::cos),
-            UnaryOp::Tanh => map1::<true, _, _>(walk, workers, out, x, T::tanh),
-            UnaryOp::Sigmoid => map1::<true, _, _>(walk, workers, out, x, T::sigmoid),
-            UnaryOp::Erf => map1::<true, _, _>(walk, workers, out, x, T::erf),
-            UnaryOp::Relu => map1::<false, _, _>(walk, workers, out, x, T::relu),
-            UnaryOp::Silu => map1::<true, _, _>(walk, workers, out, x, T::silu),
-            UnaryOp::GeluErf => map1::<true, _, _>(walk, workers, out, x, T::gelu_erf),
-            UnaryOp::GeluTanh => map1::<true, _, _>(walk, workers, out, x, T::gelu_tanh),
-            UnaryOp::PowScalar(exponent) => pow_scalar(exponent, walk, workers, out, x),
-            _ => unary_number(op, walk, workers, out, x),
+/// Makes the bodies of the functions of one element from their table.
+macro_rules! unary_bodies {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        unary_bodies!(@functions unary_number Number $($numbers)*);
+        unary_bodies!(@functions unary_real Real $($numbers)* $($floats)*);
+        unary_bodies!(@gradients $($floats)*);
+    };
+    (@functions $function:ident $elements:ident $(
+        $(#[$doc:meta])*
+        $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
+        $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
+        $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
+    )*) => {
+        /// # Safety
+        /// As for [`map1`].
+        unsafe fn $function<T: $elements>(
+            op: UnaryOp,
+            places: &Places<2>,
+            workers: &Workers,
+            out: Dst<T>,
+            x: Src<T>,
+        ) {
+            // SAFETY: the elements are those of the places, which the contract covers.
+            #[allow(unreachable_patterns)]
+            unsafe {
+                match op {
+                    $(UnaryOp::$variant $(($($number),+))? => {
+                        $($(let $number = T::$from($number);)+)?
+                        map1::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _>(places, workers, out, x, $cpu);
+                    })*
+                    _ => {}
+                }
+            }
         }
-    }
+    };
+    (@gradients $(
+        $(#[$doc:meta])*
+        $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
+        $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
+        $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
+    )*) => {
+        /// # Safety
+        /// As for [`map2`].
+        unsafe fn unary_grad_real<T: Real>(
+            op: UnaryOp,
+            places: &Places<3>,
+            workers: &Workers,
+            out: Dst<T>,
+            saved_and_g: (Src<T>, Src<T>),
+        ) {
+            $(gradient!(
+                (op, places, workers, out, saved_and_g), $variant ($($($from $number),+)?) $width $($slope)?
+            );)*
+        }
+    };
 }
 
-/// # Safety
-/// As for [`map1`].
-unsafe fn pow_scalar<T: Real>(exponent: f64, walk: &Places<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        // The powers that models use take no power function.
-        if exponent == 2.0 {
-            unary_number(UnaryOp::Square, walk, workers, out, x);
-        } else if exponent == 3.0 {
-            map1::<false, _, _>(walk, workers, out, x, |x: T| x.mul(x).mul(x));
-        } else if exponent == 0.5 {
-            unary_real(UnaryOp::Sqrt, walk, workers, out, x);
-        } else if exponent == -0.5 {
-            unary_real(UnaryOp::Rsqrt, walk, workers, out, x);
-        } else if exponent == -1.0 {
-            unary_real(UnaryOp::Recip, walk, workers, out, x);
-        } else {
-            let exponent = T::from_f64(exponent);
-            map1::<false, _, _>(walk, workers, out, x, |x: T| x.pow(exponent));
+/// One row of the gradients, if it has a derivative.
+macro_rules! gradient {
+    ($call:tt, $variant:ident ($($from:ident $number:ident),*) $width:ident) => {};
+    (
+        ($op:ident, $places:ident, $workers:ident, $out:ident, $operands:ident),
+        $variant:ident () $width:ident $slope:expr
+    ) => {
+        if $op == UnaryOp::$variant {
+            // SAFETY: the elements are those of the places, which the contract covers.
+            unsafe {
+                map2::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _, _>($places, $workers, $out, $operands, $slope);
+            }
         }
-    }
+    };
+    (
+        ($op:ident, $places:ident, $workers:ident, $out:ident, $operands:ident),
+        $variant:ident ($($from:ident $number:ident),+) $width:ident $slope:expr
+    ) => {
+        if let UnaryOp::$variant($($number),+) = $op {
+            $(let $number = T::$from($number);)+
+            // SAFETY: the elements are those of the places, which the contract covers.
+            unsafe {
+                map2::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _, _>($places, $workers, $out, $operands, $slope);
+            }
+        }
+    };
 }
 
+/// The vectors that a function gains from, by the words of the table.
+enum Vectors {
+    Narrow,
+    Wide,
+}
+
+unary_functions!(unary_bodies);
+
 /// # Safety
-/// As for [`map1`].
-unsafe fn unary_number<T: Number>(op: UnaryOp, walk: &Places<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
-    // SAFETY: the caller's promise.
+/// As for [`map2`], with floats of type `dtype`.
+pub(crate) unsafe fn unary_grad(
+    op: UnaryOp,
+    dtype: DType,
+    places: &Places<3>,
+    workers: &Workers,
+    out: Dst<u8>,
+    (saved, g): (Src<u8>, Src<u8>),
+) {
+    // SAFETY: the elements are those of the places, which the contract covers.
     unsafe {
-        match op {
-            UnaryOp::Neg => map1::<false, _, _>(walk, workers, out, x, T::neg),
-            UnaryOp::Abs => map1::<false, _, _>(walk, workers, out, x, T::abs),
-            UnaryOp::Sign => map1::<false, _, _>(walk, workers, out, x, T::sign),
-            UnaryOp::Square => map1::<false, _, _>(walk, workers, out, x, |x: T| x.mul(x)),
-            UnaryOp::AddScalar(value) => {
-                let value = T::wrap_f64(value);
-                map1::<false, _, _>(walk, workers, out, x, |x: T| x.add(value));
+        match dtype {
+            DType::F32 => unary_grad_real::<f32>(op, places, workers, out.cast(), (saved.cast(), g.cast())),
+            DType::F64 => unary_grad_real::<f64>(op, places, workers, out.cast(), (saved.cast(), g.cast())),
+            _ => {
+                let operands = [out, Dst(saved.0.cast_mut()), Dst(g.0.cast_mut())];
+                by_blocks(dtype, places, workers, operands, |places, [out, saved, g]| {
+                    unary_grad_real::<f32>(op, places, &None, out, (saved.src(), g.src()));
+                });
             }
-            UnaryOp::MulScalar(value) => {
-                let value = T::wrap_f64(value);
-                map1::<false, _, _>(walk, workers, out, x, |x: T| x.mul(value));
-            }
-            UnaryOp::Clamp { min, max } => {
-                let (low, high) = (T::from_f64(min), T::from_f64(max));
-                map1::<false, _, _>(walk, workers, out, x, |x: T| x.clamp(low, high));
-            }
-            _ => {}
         }
     }
 }
@@ -141,52 +184,37 @@ pub(crate) unsafe fn binary(
     }
 }
 
-/// # Safety
-/// As for [`map2`].
-unsafe fn binary_real<T: Real>(
-    op: BinaryOp,
-    walk: &Places<3>,
-    workers: &Workers,
-    out: Dst<T>,
-    xy: (Src<T>, Src<T>),
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match op {
-            BinaryOp::ReluGrad => map2::<false, _, _, _>(walk, workers, out, xy, T::relu_grad),
-            BinaryOp::TanhGrad => map2::<false, _, _, _>(walk, workers, out, xy, T::tanh_grad),
-            BinaryOp::SigmoidGrad => map2::<false, _, _, _>(walk, workers, out, xy, T::sigmoid_grad),
-            BinaryOp::GeluErfGrad => map2::<true, _, _, _>(walk, workers, out, xy, T::gelu_erf_grad),
-            BinaryOp::GeluTanhGrad => map2::<true, _, _, _>(walk, workers, out, xy, T::gelu_tanh_grad),
-            BinaryOp::SiluGrad => map2::<true, _, _, _>(walk, workers, out, xy, T::silu_grad),
-            _ => binary_number(op, walk, workers, out, xy),
+/// Makes the bodies of the functions of two elements from their table.
+macro_rules! binary_bodies {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        binary_bodies!(@functions binary_number Number $($numbers)*);
+        binary_bodies!(@functions binary_real Real $($numbers)* $($floats)*);
+    };
+    (@functions $function:ident $elements:ident $(
+        $(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;
+    )*) => {
+        /// # Safety
+        /// As for [`map2`].
+        unsafe fn $function<T: $elements>(
+            op: BinaryOp,
+            places: &Places<3>,
+            workers: &Workers,
+            out: Dst<T>,
+            xy: (Src<T>, Src<T>),
+        ) {
+            // SAFETY: the elements are those of the places, which the contract covers.
+            #[allow(unreachable_patterns)]
+            unsafe {
+                match op {
+                    $(BinaryOp::$variant => map2::<false, _, _, _>(places, workers, out, xy, $cpu),)*
+                    _ => {}
+                }
+            }
         }
-    }
+    };
 }
 
-/// # Safety
-/// As for [`map2`].
-unsafe fn binary_number<T: Number>(
-    op: BinaryOp,
-    walk: &Places<3>,
-    workers: &Workers,
-    out: Dst<T>,
-    xy: (Src<T>, Src<T>),
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match op {
-            BinaryOp::Add => map2::<false, _, _, _>(walk, workers, out, xy, T::add),
-            BinaryOp::Sub => map2::<false, _, _, _>(walk, workers, out, xy, T::sub),
-            BinaryOp::Mul => map2::<false, _, _, _>(walk, workers, out, xy, T::mul),
-            BinaryOp::Div => map2::<false, _, _, _>(walk, workers, out, xy, T::div),
-            BinaryOp::Pow => map2::<false, _, _, _>(walk, workers, out, xy, T::pow),
-            BinaryOp::Maximum => map2::<false, _, _, _>(walk, workers, out, xy, T::maximum),
-            BinaryOp::Minimum => map2::<false, _, _, _>(walk, workers, out, xy, T::minimum),
-            _ => {}
-        }
-    }
-}
+binary_functions!(binary_bodies);
 
 /// # Safety
 /// As for [`map2`], with inputs of type `dtype`. Truth values are compared as bytes.
@@ -212,27 +240,31 @@ pub(crate) unsafe fn compare(
     }
 }
 
-/// # Safety
-/// As for [`map2`].
-unsafe fn compare_typed<T: Copy + PartialOrd>(
-    op: CompareOp,
-    walk: &Places<3>,
-    workers: &Workers,
-    out: Dst<u8>,
-    xy: (Src<T>, Src<T>),
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match op {
-            CompareOp::Eq => map2::<false, _, _, _>(walk, workers, out, xy, |x: T, y: T| u8::from(x == y)),
-            CompareOp::Ne => map2::<false, _, _, _>(walk, workers, out, xy, |x: T, y: T| u8::from(x != y)),
-            CompareOp::Lt => map2::<false, _, _, _>(walk, workers, out, xy, |x: T, y: T| u8::from(x < y)),
-            CompareOp::Le => map2::<false, _, _, _>(walk, workers, out, xy, |x: T, y: T| u8::from(x <= y)),
-            CompareOp::Gt => map2::<false, _, _, _>(walk, workers, out, xy, |x: T, y: T| u8::from(x > y)),
-            CompareOp::Ge => map2::<false, _, _, _>(walk, workers, out, xy, |x: T, y: T| u8::from(x >= y)),
+/// Makes the bodies of the comparisons from their table.
+macro_rules! compare_bodies {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, |$x:ident, $y:ident| $cpu:expr, $cuda:literal;)*) => {
+        /// # Safety
+        /// As for [`map2`].
+        unsafe fn compare_typed<T: Copy + PartialOrd>(
+            op: CompareOp,
+            places: &Places<3>,
+            workers: &Workers,
+            out: Dst<u8>,
+            xy: (Src<T>, Src<T>),
+        ) {
+            // SAFETY: the elements are those of the places, which the contract covers.
+            unsafe {
+                match op {
+                    $(CompareOp::$variant => {
+                        map2::<false, _, _, _>(places, workers, out, xy, |$x: T, $y: T| u8::from($cpu));
+                    })*
+                }
+            }
         }
-    }
+    };
 }
+
+comparisons!(compare_bodies);
 
 /// `out = not x`, on truth values stored as bytes.
 ///

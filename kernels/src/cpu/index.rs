@@ -88,7 +88,7 @@ unsafe fn select_bits<T: Copy>(rows: &Rows, workers: &Workers, part: Dst<T>, who
                     std::ptr::copy_nonoverlapping(from, to, inner.size);
                 } else {
                     map1::<false, _, _>(
-                        &Places::Loops(rows.inner.clone()),
+                        &Places::Loops(Box::new(rows.inner.clone())),
                         &None,
                         Dst(to),
                         Src(from),

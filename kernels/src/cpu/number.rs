@@ -74,37 +74,6 @@ pub(crate) trait Real: Number {
         if self < Self::ZERO { Self::ZERO } else { self }
     }
 
-    /// `x sigmoid(x)`.
-    #[inline(always)]
-    fn silu(self) -> Self {
-        self.mul(self.sigmoid())
-    }
-
-    /// `if y > 0 { g } else { 0 }`, `y = relu(x)`.
-    #[inline(always)]
-    fn relu_grad(self, g: Self) -> Self {
-        if self > Self::ZERO { g } else { Self::ZERO }
-    }
-
-    /// `g (1 - y^2)`, `y = tanh(x)`.
-    #[inline(always)]
-    fn tanh_grad(self, g: Self) -> Self {
-        g.mul(Self::ONE.sub(self.mul(self)))
-    }
-
-    /// `g y (1 - y)`, `y = sigmoid(x)`.
-    #[inline(always)]
-    fn sigmoid_grad(self, g: Self) -> Self {
-        g.mul(self).mul(Self::ONE.sub(self))
-    }
-
-    /// `g s (1 + x (1 - s))`, `s = sigmoid(x)`.
-    #[inline(always)]
-    fn silu_grad(self, g: Self) -> Self {
-        let s = self.sigmoid();
-        g.mul(s.mul(Self::ONE.add(self.mul(Self::ONE.sub(s)))))
-    }
-
     /// The distribution function of the normal distribution, `(1 + erf(x / sqrt 2)) / 2`.
     #[inline(always)]
     fn normal_cdf(self) -> Self {
@@ -112,26 +81,13 @@ pub(crate) trait Real: Number {
         Self::HALF.mul(Self::ONE.add(self.mul(half_root).erf()))
     }
 
-    /// `x normal_cdf(x)`.
+    /// The density of the normal distribution, `exp(-x^2 / 2) / sqrt(2 pi)`.
     #[inline(always)]
-    fn gelu_erf(self) -> Self {
-        self.mul(self.normal_cdf())
+    fn normal_density(self) -> Self {
+        self.mul(self).mul(Self::HALF.neg()).exp().mul(Self::from_f64(INV_SQRT_TAU))
     }
 
-    /// `g (normal_cdf(x) + x exp(-x^2 / 2) / sqrt(2 pi))`.
-    #[inline(always)]
-    fn gelu_erf_grad(self, g: Self) -> Self {
-        let density = self.mul(self).mul(Self::HALF.neg()).exp().mul(Self::from_f64(INV_SQRT_TAU));
-        g.mul(self.normal_cdf().add(self.mul(density)))
-    }
-
-    /// `x sigmoid(2 u)` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x (1 + tanh(u)) / 2`.
-    #[inline(always)]
-    fn gelu_tanh(self) -> Self {
-        self.mul(self.gelu_gate())
-    }
-
-    /// `sigmoid(2 u)`, see [`gelu_tanh`](Self::gelu_tanh).
+    /// `sigmoid(2 u)` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `(1 + tanh(u)) / 2`.
     #[inline(always)]
     fn gelu_gate(self) -> Self {
         let cubic = Self::from_f64(GELU_CUBIC).mul(self).mul(self);
@@ -139,13 +95,34 @@ pub(crate) trait Real: Number {
         u.sigmoid()
     }
 
-    /// `g (s + x s (1 - s) 2 u')`, `s = sigmoid(2 u)`.
+    /// `s + x s (1 - s) 2 u'`, `s = sigmoid(2 u)`, see [`gelu_gate`](Self::gelu_gate).
     #[inline(always)]
-    fn gelu_tanh_grad(self, g: Self) -> Self {
+    fn gelu_tanh_slope(self) -> Self {
         let s = self.gelu_gate();
         let cubic = Self::from_f64(3.0 * GELU_CUBIC).mul(self).mul(self);
         let slope = Self::from_f64(TWO_SQRT_2_OVER_PI).mul(Self::ONE.add(cubic));
-        g.mul(s.add(self.mul(s.mul(Self::ONE.sub(s))).mul(slope)))
+        s.add(self.mul(s.mul(Self::ONE.sub(s))).mul(slope))
+    }
+
+    /// `min(max(x + 3, 0), 6) / 6`.
+    #[inline(always)]
+    fn hard_sigmoid(self) -> Self {
+        self.add(Self::from_f64(3.0)).clamp(Self::ZERO, Self::from_f64(6.0)).div(Self::from_f64(6.0))
+    }
+
+    /// Whether `hard_sigmoid` rises here.
+    #[inline(always)]
+    fn is_bent(self) -> bool {
+        self > Self::from_f64(-3.0) && self < Self::from_f64(3.0)
+    }
+
+    /// `tanh(log(1 + e^x)) = n / (n + 2)`, `n = e^x (e^x + 2)`, which is 1 where that overflows.
+    #[inline(always)]
+    fn mish_gate(self) -> Self {
+        let top = Self::from_f64(20.0);
+        let e = (if self > top { top } else { self }).exp();
+        let n = e.mul(e.add(Self::from_f64(2.0)));
+        n.div(n.add(Self::from_f64(2.0)))
     }
 }
 

@@ -116,7 +116,7 @@ fn places(layout: &Layout) -> Places<2> {
     let mut axes: SmallVec<[LoopAxis<2>; 4]> =
         axes.map(|(&size, &stride)| LoopAxis { size, strides: [stride; 2] }).collect();
     axes.sort_by_key(|axis| Reverse(axis.strides[0]));
-    Places::Loops(Loops::from_axes(axes))
+    Places::Loops(Box::new(Loops::from_axes(axes)))
 }
 
 /// The memory of one command's halves, from when they are widened to when results are rounded, which dropping it does.

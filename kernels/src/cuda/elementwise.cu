@@ -41,45 +41,13 @@ __device__ inline f64 negate(f64 x) { return -x; }
 __device__ inline u8 negate(u8 x) { return sub((u8)0, x); }
 __device__ inline i64 negate(i64 x) { return sub(0LL, x); }
 
-// Functions of one element; some hold one or two numbers.
-template <class T> struct Unary {
-    T a, b;
-};
-#define FUNCTION1(Name, expression)                                 \
-    template <class T> struct Name : Unary<T> {                     \
-        __device__ T operator()(T x) const { return (expression); } \
-    };
-FUNCTION1(Neg, negate(x))
-FUNCTION1(Abs, is_negative(x) ? sub((T)0, x) : x)
-FUNCTION1(Sign, is_negative(x) ? (T)-1 : x > 0 ? (T)1 : x)
-FUNCTION1(Square, mul(x, x))
-FUNCTION1(AddScalar, add(x, this->a))
-FUNCTION1(MulScalar, mul(x, this->a))
-template <> struct Abs<f32> : Unary<f32> {
-    __device__ f32 operator()(f32 x) const { return abs_of(x); }
-};
-template <> struct Abs<f64> : Unary<f64> {
-    __device__ f64 operator()(f64 x) const { return abs_of(x); }
-};
-template <class T> struct Clamp : Unary<T> {
-    __device__ T operator()(T x) const {
-        T raised = x < this->a ? this->a : x;
-        return raised > this->b ? this->b : raised;
-    }
-};
+__device__ inline u8 abs_of(u8 x) { return x; }
+__device__ inline i64 abs_of(i64 x) { return x < 0 ? sub(0LL, x) : x; }
 
-// Functions of two elements; gradients take (x or y, g).
-#define FUNCTION2(Name, expression)                                      \
-    template <class T> struct Name {                                     \
-        __device__ T operator()(T x, T y) const { return (expression); } \
-    };
-FUNCTION2(Add, add(x, y))
-FUNCTION2(Sub, sub(x, y))
-FUNCTION2(Mul, mul(x, y))
-FUNCTION2(Div, divide(x, y))
-FUNCTION2(Pow, power(x, y))
-FUNCTION2(Maximum, maximum(x, y))
-FUNCTION2(Minimum, minimum(x, y))
+template <class T> __device__ inline T clamp_of(T x, T low, T high) {
+    T raised = x < low ? low : x;
+    return raised > high ? high : raised;
+}
 
 #if FLOATS
 constexpr f64 INV_SQRT_2 = 0.70710678118654752;
@@ -97,102 +65,54 @@ template <class T> __device__ inline T normal_cdf(T x) { return (T)0.5 * (1 + er
 template <class T> __device__ inline T gelu_gate(T x) {
     return sigmoid_of((T)TWO_SQRT_2_OVER_PI * x * (1 + (T)GELU_CUBIC * x * x));
 }
-
-FUNCTION1(Cube, x * x * x)
-FUNCTION1(Exp, exp_of(x))
-FUNCTION1(Log, log_of(x))
-FUNCTION1(Sqrt, sqrt_of(x))
-FUNCTION1(Rsqrt, 1 / sqrt_of(x))
-FUNCTION1(Reciprocal, 1 / x)
-FUNCTION1(Sin, sin_of(x))
-FUNCTION1(Cos, cos_of(x))
-FUNCTION1(Tanh, tanh_of(x))
-FUNCTION1(Sigmoid, sigmoid_of(x))
-FUNCTION1(Erf, erf_of(x))
-FUNCTION1(Relu, x < 0 ? (T)0 : x)
-FUNCTION1(Silu, x* sigmoid_of(x))
-FUNCTION1(Gelu, x* normal_cdf(x))
-FUNCTION1(GeluTanh, x* gelu_gate(x))
-FUNCTION1(PowScalar, power(x, this->a))
-
-FUNCTION2(ReluGrad, x > 0 ? y : (T)0)
-FUNCTION2(TanhGrad, y*(1 - x * x))
-FUNCTION2(SigmoidGrad, y* x*(1 - x))
-FUNCTION2(GeluGrad, y*(normal_cdf(x) + x * (exp_of(x * x * (T)-0.5) * (T)INV_SQRT_TAU)))
-template <class T> struct GeluTanhGrad {
-    __device__ T operator()(T x, T g) const {
-        T s = gelu_gate(x);
-        T slope = (T)TWO_SQRT_2_OVER_PI * (1 + (T)(3 * GELU_CUBIC) * x * x);
-        return g * (s + x * (s * (1 - s)) * slope);
-    }
-};
-template <class T> struct SiluGrad {
-    __device__ T operator()(T x, T g) const {
-        T s = sigmoid_of(x);
-        return g * (s * (1 + x * (1 - s)));
-    }
-};
+template <class T> __device__ inline T normal_density(T x) { return exp_of(x * x * (T)-0.5) * (T)INV_SQRT_TAU; }
+template <class T> __device__ inline T gelu_tanh_slope(T x) {
+    T s = gelu_gate(x);
+    T slope = (T)TWO_SQRT_2_OVER_PI * (1 + (T)(3 * GELU_CUBIC) * x * x);
+    return s + x * (s * (1 - s)) * slope;
+}
+template <class T> __device__ inline T hard_sigmoid_of(T x) { return clamp_of(x + 3, (T)0, (T)6) / 6; }
+// tanh(log(1 + e^x)) = n / (n + 2), n = e^x (e^x + 2), which is 1 where that overflows.
+template <class T> __device__ inline T mish_gate(T x) {
+    T e = exp_of(x > 20 ? (T)20 : x);
+    T n = e * (e + 2);
+    return n / (n + 2);
+}
 #endif
 
+// The kernels: the program goes on with a line for each function, whose expression is of these names.
 #define JOINED(name, dtype) name##_##dtype
 #define NAMED(name, dtype) JOINED(name, dtype)
-#define UNARY(name, Name)                                                                                            \
+// Functions of one element x; some hold one or two numbers.
+#define UNARY(name, expression)                                                                                      \
+    template <class T> struct name##_function {                                                                      \
+        T a, b;                                                                                                      \
+        __device__ T operator()(T x) const { return (expression); }                                                  \
+    };                                                                                                               \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const __grid_constant__ Walk<2> walk, \
                                                   u64 a, u64 b) {                                                    \
-        map1(out, x, walk, Name<Computed>{from_bits<Computed>(a), from_bits<Computed>(b)});                          \
+        map1(out, x, walk, name##_function<Computed>{from_bits<Computed>(a), from_bits<Computed>(b)});               \
     }
-#define BINARY(name, Name)                                                                     \
+// Their gradients, of what they saved and of the result's gradient g.
+#define UNARY_GRAD(name, saved, expression)                                                                       \
+    template <class T> struct name##_gradient {                                                                   \
+        T a, b;                                                                                                   \
+        __device__ T operator()(T saved, T g) const { return (expression); }                                      \
+    };                                                                                                            \
+    extern "C" __global__ void NAMED(name##_grad, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y,             \
+                                                         const __grid_constant__ Walk<3> walk, u64 a, u64 b) {    \
+        map2(out, x, y, walk, name##_gradient<Computed>{from_bits<Computed>(a), from_bits<Computed>(b)});         \
+    }
+#define BINARY(name, expression)                                                               \
+    template <class T> struct name##_function {                                                \
+        __device__ T operator()(T x, T y) const { return (expression); }                       \
+    };                                                                                         \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y, \
                                                   const __grid_constant__ Walk<3> walk) {      \
-        map2(out, x, y, walk, Name<Computed>());                                               \
+        map2(out, x, y, walk, name##_function<Computed>());                                    \
     }
 #define COMPARE(name, comparison)                                                           \
     extern "C" __global__ void NAMED(name, DTYPE)(u8 * out, const DTYPE* x, const DTYPE* y, \
                                                   const __grid_constant__ Walk<3> walk) {   \
         map2(out, x, y, walk, [](Computed x, Computed y) -> u8 { return x comparison y; }); \
     }
-
-UNARY(neg, Neg)
-UNARY(abs, Abs)
-UNARY(sign, Sign)
-UNARY(square, Square)
-UNARY(add_scalar, AddScalar)
-UNARY(mul_scalar, MulScalar)
-UNARY(clamp, Clamp)
-BINARY(add, Add)
-BINARY(sub, Sub)
-BINARY(mul, Mul)
-BINARY(div, Div)
-BINARY(pow, Pow)
-BINARY(maximum, Maximum)
-BINARY(minimum, Minimum)
-COMPARE(eq, ==)
-COMPARE(ne, !=)
-COMPARE(lt, <)
-COMPARE(le, <=)
-COMPARE(gt, >)
-COMPARE(ge, >=)
-#if FLOATS
-UNARY(cube, Cube)
-UNARY(exp, Exp)
-UNARY(log, Log)
-UNARY(sqrt, Sqrt)
-UNARY(rsqrt, Rsqrt)
-UNARY(reciprocal, Reciprocal)
-UNARY(sin, Sin)
-UNARY(cos, Cos)
-UNARY(tanh, Tanh)
-UNARY(sigmoid, Sigmoid)
-UNARY(erf, Erf)
-UNARY(relu, Relu)
-UNARY(silu, Silu)
-UNARY(gelu, Gelu)
-UNARY(gelu_tanh, GeluTanh)
-UNARY(pow_scalar, PowScalar)
-BINARY(relu_grad, ReluGrad)
-BINARY(tanh_grad, TanhGrad)
-BINARY(sigmoid_grad, SigmoidGrad)
-BINARY(gelu_grad, GeluGrad)
-BINARY(gelu_tanh_grad, GeluTanhGrad)
-BINARY(silu_grad, SiluGrad)
-#endif

@@ -9,8 +9,57 @@ use super::{by_dtype, number_programs};
 use crate::command::Address;
 use crate::elementwise::{BinaryOp, CompareOp, UnaryOp};
 use crate::loops::{Loops, Places};
+use crate::{binary_functions, comparisons, unary_functions};
 
-number_programs!("elementwise", "elementwise.cu");
+/// The kernels of the functions of one element, and of their gradients, as macros of the program.
+macro_rules! unary_source {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        concat!(
+            unary_source!(@rows $($numbers)*),
+            "#if FLOATS\n",
+            unary_source!(@rows $($floats)*),
+            "#endif\n"
+        )
+    };
+    (@rows $(
+        $(#[$doc:meta])*
+        $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
+        $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
+        $(, $of:ident, |$saved:ident, $g:ident| $slope:expr, $slope_cuda:literal)?;
+    )*) => {
+        concat!($(
+            "UNARY(", stringify!($name), ", ", $cuda, ")\n",
+            $("UNARY_GRAD(", stringify!($name), ", ", stringify!($saved), ", ", $slope_cuda, ")\n",)?
+        )*)
+    };
+}
+
+macro_rules! binary_source {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        concat!(
+            binary_source!(@rows $($numbers)*),
+            "#if FLOATS\n",
+            binary_source!(@rows $($floats)*),
+            "#endif\n"
+        )
+    };
+    (@rows $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        concat!($("BINARY(", stringify!($name), ", ", $cuda, ")\n",)*)
+    };
+}
+
+macro_rules! compare_source {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cpu:expr, $cuda:literal;)*) => {
+        concat!($("COMPARE(", stringify!($name), ", ", $cuda, ")\n",)*)
+    };
+}
+
+number_programs!(
+    "elementwise", "elementwise.cu";
+    crate::unary_functions!(unary_source),
+    crate::binary_functions!(binary_source),
+    crate::comparisons!(compare_source)
+);
 
 /// A kernel over operands of one shape, of which the first is the output.
 pub(super) struct Map<'a, const N: usize> {
@@ -72,53 +121,84 @@ pub(crate) fn unary(
     places: &Places<2>,
     operands: [Address; 2],
 ) -> Result<()> {
-    let (kernel, numbers) = unary_kernel(op, dtype);
+    let ([kernel, _], numbers) = unary_kernel(op, dtype);
     map(dtype, kernel, [dtype.size_bytes(); 2], &numbers).enqueue(queue, places, operands)
 }
 
-/// The kernel's name, and the numbers that it takes.
-fn unary_kernel(op: UnaryOp, dtype: DType) -> (&'static str, [u64; 2]) {
-    // Integers wrap around, and scalars have been checked to be integers.
-    let wrapped = |value: f64| match dtype {
+/// Makes the kernels of the functions of one element, their names and the numbers that they take from their table.
+macro_rules! unary_kernels {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        unary_kernels!(@names $($numbers)* $($floats)*);
+    };
+    (@names $(
+        $(#[$doc:meta])*
+        $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
+        $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
+        $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
+    )*) => {
+        /// The kernel's name, that of its gradient, and the numbers that both take.
+        fn unary_kernel(op: UnaryOp, dtype: DType) -> ([&'static str; 2], [u64; 2]) {
+            let mut numbers = [0; 2];
+            let names = match op {
+                $(UnaryOp::$variant $(($($number),+))? => {
+                    $(let given = [$($from(dtype, $number)),+]; numbers[..given.len()].copy_from_slice(&given);)?
+                    [by_dtype!(dtype, stringify!($name)), by_dtype!(dtype, concat!(stringify!($name), "_grad"))]
+                })*
+            };
+            (names, numbers)
+        }
+    };
+}
+
+/// As `Number::from_f64` of the CPU.
+fn from_f64(dtype: DType, value: f64) -> u64 {
+    number_bits(dtype, value)
+}
+
+/// As `Number::wrap_f64` of the CPU: scalars were checked to be integers.
+fn wrap_f64(dtype: DType, value: f64) -> u64 {
+    match dtype {
         DType::U8 => u64::from(value as i64 as u8),
         _ => number_bits(dtype, value),
-    };
-    let name = match op {
-        UnaryOp::Neg => by_dtype!(dtype, "neg"),
-        UnaryOp::Abs => by_dtype!(dtype, "abs"),
-        UnaryOp::Sign => by_dtype!(dtype, "sign"),
-        UnaryOp::Square => by_dtype!(dtype, "square"),
-        UnaryOp::AddScalar(value) => return (by_dtype!(dtype, "add_scalar"), [wrapped(value), 0]),
-        UnaryOp::MulScalar(value) => return (by_dtype!(dtype, "mul_scalar"), [wrapped(value), 0]),
-        UnaryOp::Clamp { min, max } => {
-            return (by_dtype!(dtype, "clamp"), [number_bits(dtype, min), number_bits(dtype, max)]);
-        }
-        UnaryOp::Exp => by_dtype!(dtype, "exp"),
-        UnaryOp::Log => by_dtype!(dtype, "log"),
-        UnaryOp::Sqrt => by_dtype!(dtype, "sqrt"),
-        UnaryOp::Rsqrt => by_dtype!(dtype, "rsqrt"),
-        UnaryOp::Recip => by_dtype!(dtype, "reciprocal"),
-        UnaryOp::Sin => by_dtype!(dtype, "sin"),
-        UnaryOp::Cos => by_dtype!(dtype, "cos"),
-        UnaryOp::Tanh => by_dtype!(dtype, "tanh"),
-        UnaryOp::Sigmoid => by_dtype!(dtype, "sigmoid"),
-        UnaryOp::Erf => by_dtype!(dtype, "erf"),
-        UnaryOp::Relu => by_dtype!(dtype, "relu"),
-        UnaryOp::Silu => by_dtype!(dtype, "silu"),
-        UnaryOp::GeluErf => by_dtype!(dtype, "gelu"),
-        UnaryOp::GeluTanh => by_dtype!(dtype, "gelu_tanh"),
-        // The powers that models use take no power function, as on the CPU.
-        UnaryOp::PowScalar(2.0) => by_dtype!(dtype, "square"),
-        UnaryOp::PowScalar(3.0) => by_dtype!(dtype, "cube"),
-        UnaryOp::PowScalar(0.5) => by_dtype!(dtype, "sqrt"),
-        UnaryOp::PowScalar(-0.5) => by_dtype!(dtype, "rsqrt"),
-        UnaryOp::PowScalar(-1.0) => by_dtype!(dtype, "reciprocal"),
-        UnaryOp::PowScalar(exponent) => {
-            return (by_dtype!(dtype, "pow_scalar"), [number_bits(dtype, exponent), 0]);
-        }
-    };
-    (name, [0; 2])
+    }
 }
+
+unary_functions!(unary_kernels);
+
+pub(crate) fn unary_grad(
+    queue: &Queue<'_>,
+    op: UnaryOp,
+    dtype: DType,
+    places: &Places<3>,
+    operands: [Address; 3],
+) -> Result<()> {
+    let ([_, kernel], numbers) = unary_kernel(op, dtype);
+    map(dtype, kernel, [dtype.size_bytes(); 3], &numbers).enqueue(queue, places, operands)
+}
+
+/// Makes the names of the kernels of functions of two elements from their tables.
+macro_rules! binary_kernels {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        binary_kernels!(@names $($numbers)* $($floats)*);
+    };
+    (@names $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        fn binary_kernel(op: BinaryOp, dtype: DType) -> &'static str {
+            match op { $(BinaryOp::$variant => by_dtype!(dtype, stringify!($name)),)* }
+        }
+    };
+}
+
+binary_functions!(binary_kernels);
+
+macro_rules! compare_kernels {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cpu:expr, $cuda:literal;)*) => {
+        fn compare_kernel(op: CompareOp, dtype: DType) -> &'static str {
+            match op { $(CompareOp::$variant => by_dtype!(dtype, stringify!($name)),)* }
+        }
+    };
+}
+
+comparisons!(compare_kernels);
 
 pub(crate) fn binary(
     queue: &Queue<'_>,
@@ -127,21 +207,7 @@ pub(crate) fn binary(
     places: &Places<3>,
     operands: [Address; 3],
 ) -> Result<()> {
-    let kernel = match op {
-        BinaryOp::Add => by_dtype!(dtype, "add"),
-        BinaryOp::Sub => by_dtype!(dtype, "sub"),
-        BinaryOp::Mul => by_dtype!(dtype, "mul"),
-        BinaryOp::Div => by_dtype!(dtype, "div"),
-        BinaryOp::Pow => by_dtype!(dtype, "pow"),
-        BinaryOp::Maximum => by_dtype!(dtype, "maximum"),
-        BinaryOp::Minimum => by_dtype!(dtype, "minimum"),
-        BinaryOp::ReluGrad => by_dtype!(dtype, "relu_grad"),
-        BinaryOp::TanhGrad => by_dtype!(dtype, "tanh_grad"),
-        BinaryOp::SigmoidGrad => by_dtype!(dtype, "sigmoid_grad"),
-        BinaryOp::GeluErfGrad => by_dtype!(dtype, "gelu_grad"),
-        BinaryOp::GeluTanhGrad => by_dtype!(dtype, "gelu_tanh_grad"),
-        BinaryOp::SiluGrad => by_dtype!(dtype, "silu_grad"),
-    };
+    let kernel = binary_kernel(op, dtype);
     map(dtype, kernel, [dtype.size_bytes(); 3], &[]).enqueue(queue, places, operands)
 }
 
@@ -153,14 +219,7 @@ pub(crate) fn compare(
     places: &Places<3>,
     operands: [Address; 3],
 ) -> Result<()> {
-    let kernel = match op {
-        CompareOp::Eq => by_dtype!(dtype, "eq"),
-        CompareOp::Ne => by_dtype!(dtype, "ne"),
-        CompareOp::Lt => by_dtype!(dtype, "lt"),
-        CompareOp::Le => by_dtype!(dtype, "le"),
-        CompareOp::Gt => by_dtype!(dtype, "gt"),
-        CompareOp::Ge => by_dtype!(dtype, "ge"),
-    };
+    let kernel = compare_kernel(op, dtype);
     let size = dtype.size_bytes();
     map(dtype, kernel, [1, size, size], &[]).enqueue(queue, places, operands)
 }

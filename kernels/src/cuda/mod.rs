@@ -33,15 +33,16 @@ pub(crate) mod sums;
 pub(crate) mod walk;
 
 /// The program of a family for elements of a type: the prelude, the type as `DTYPE`, whether it is floating point and
-/// whether it has 16 bits, and the family's own parts.
+/// whether it has 16 bits, the family's own files, and text that follows them.
 macro_rules! program {
-    ($family:literal, $dtype:literal, $floats:literal, $half:literal, $($part:literal),+) => {
+    ($family:literal, $dtype:literal, $floats:literal, $half:literal, $($part:literal),+ $(; $($text:expr),+)?) => {
         device::cuda::Program::new(
             concat!($family, "_", $dtype),
             concat!(
                 include_str!("prelude.cuh"),
                 "#define DTYPE ", $dtype, "\n#define FLOATS ", $floats, "\n#define HALF ", $half, "\n",
-                $(include_str!($part)),+
+                $(include_str!($part),)+
+                $($($text),+)?
             ),
         )
     };
@@ -50,11 +51,11 @@ macro_rules! program {
 /// The programs of a family for the types of floating point, and `program_of`, which chooses. A program is compiled when it
 /// is first used: who computes in F32 waits for no other.
 macro_rules! float_programs {
-    ($family:literal, $($part:literal),+) => {
-        pub(in crate::cuda) static F32: device::cuda::Program = $crate::cuda::program!($family, "f32", 1, 0, $($part),+);
-        static F64: device::cuda::Program = $crate::cuda::program!($family, "f64", 1, 0, $($part),+);
-        static BF16: device::cuda::Program = $crate::cuda::program!($family, "bf16", 1, 1, $($part),+);
-        static F16: device::cuda::Program = $crate::cuda::program!($family, "f16", 1, 1, $($part),+);
+    ($family:literal, $($parts:tt)+) => {
+        pub(in crate::cuda) static F32: device::cuda::Program = $crate::cuda::program!($family, "f32", 1, 0, $($parts)+);
+        static F64: device::cuda::Program = $crate::cuda::program!($family, "f64", 1, 0, $($parts)+);
+        static BF16: device::cuda::Program = $crate::cuda::program!($family, "bf16", 1, 1, $($parts)+);
+        static F16: device::cuda::Program = $crate::cuda::program!($family, "f16", 1, 1, $($parts)+);
 
         pub(in crate::cuda) fn program_of(dtype: device::DType) -> &'static device::cuda::Program {
             match dtype {
@@ -69,13 +70,13 @@ macro_rules! float_programs {
 
 /// As `float_programs`, and for the integers; truth values are bytes.
 macro_rules! number_programs {
-    ($family:literal, $($part:literal),+) => {
+    ($family:literal, $($parts:tt)+) => {
         mod floats {
-            $crate::cuda::float_programs!($family, $($part),+);
+            $crate::cuda::float_programs!($family, $($parts)+);
         }
         pub(in crate::cuda) use floats::F32;
-        static I64: device::cuda::Program = $crate::cuda::program!($family, "i64", 0, 0, $($part),+);
-        static U8: device::cuda::Program = $crate::cuda::program!($family, "u8", 0, 0, $($part),+);
+        static I64: device::cuda::Program = $crate::cuda::program!($family, "i64", 0, 0, $($parts)+);
+        static U8: device::cuda::Program = $crate::cuda::program!($family, "u8", 0, 0, $($parts)+);
 
         fn program_of(dtype: device::DType) -> &'static device::cuda::Program {
             match dtype {

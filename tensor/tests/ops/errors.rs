@@ -1,7 +1,7 @@
 //! Each bad input against the error that names it; nothing is launched for it.
 
 use device::{CpuConfig, Device, Error, Result};
-use tensor::{DType, Tensor};
+use tensor::{DType, Tensor, UnaryOp};
 
 use crate::on::device;
 
@@ -30,7 +30,7 @@ fn shapes_that_do_not_fit() -> Result<()> {
     refused!(a.expand(&[3, 3]), Error::ShapeMismatch { op: "expand", .. });
     refused!(a.sum_to(&[2, 2]), Error::ShapeMismatch { op: "sum_to", .. });
     refused!(a.sum_to(&[1, 2, 3]), Error::ShapeMismatch { op: "sum_to", .. });
-    refused!(a.relu_grad(&b), Error::ShapeMismatch { op: "relu_grad", .. });
+    refused!(a.unary_grad(UnaryOp::Relu, &b), Error::ShapeMismatch { op: "relu_grad", .. });
     refused!(a.softmax_grad(&b, 0), Error::ShapeMismatch { op: "softmax_grad", .. });
     refused!(Tensor::cat(&[&a, &b], 0), Error::ShapeMismatch { op: "cat", .. });
     refused!(Tensor::cat(&[&a, &b.unsqueeze(0)?], 0), Error::ShapeMismatch { op: "cat", .. });

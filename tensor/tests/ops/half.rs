@@ -2,7 +2,7 @@
 
 use device::{DType, Element, Error, Result};
 use kernels::{CompareOp, UnaryOp};
-use tensor::{Attention, AvgPool, ConvOptions, Gelu, MaxPool, RandomKey, Tensor, bf16, f16};
+use tensor::{Attention, AvgPool, ConvOptions, MaxPool, RandomKey, Tensor, bf16, f16};
 
 use crate::on::device;
 use crate::reference::Plain;
@@ -164,40 +164,13 @@ fn halves_are_filled_read_and_printed() -> Result<()> {
 
 #[test]
 fn functions_of_every_pattern_are_those_of_f32_rounded() -> Result<()> {
-    use UnaryOp::{
-        Abs, AddScalar, Clamp, Cos, Erf, Exp, GeluErf, GeluTanh, Log, MulScalar, Neg, PowScalar, Recip, Relu,
-        Rsqrt, Sigmoid, Sign, Silu, Sin, Sqrt, Square, Tanh,
-    };
-    let ops = [
-        Abs,
-        AddScalar(0.3),
-        Clamp { min: -0.3, max: 2.0 },
-        Cos,
-        Erf,
-        Exp,
-        GeluErf,
-        GeluTanh,
-        Log,
-        MulScalar(1.0 / 3.0),
-        Neg,
-        PowScalar(3.0),
-        PowScalar(0.7),
-        Recip,
-        Relu,
-        Rsqrt,
-        Sigmoid,
-        Sign,
-        Silu,
-        Sin,
-        Sqrt,
-        Square,
-        Tanh,
-    ];
+    let others = [UnaryOp::AddScalar(0.3), UnaryOp::MulScalar(1.0 / 3.0), UnaryOp::PowScalar(3.0)];
+    let ops = UnaryOp::ALL.iter().copied().chain(others);
     for dtype in HALVES {
         let x = from_bits(dtype, &every_pattern())?;
         // A view that is not contiguous, too.
         let turned = x.reshape(&[256, 256])?.transpose(0, 1)?.narrow(0, 3, 50)?;
-        for op in ops {
+        for op in ops.clone() {
             for x in [&x, &turned] {
                 let expected = x.to_dtype(DType::F32)?.unary(op)?.to_dtype(dtype)?;
                 assert_eq!(to_bits(&x.unary(op)?)?, to_bits(&expected)?, "{op:?} of {dtype}");
@@ -255,9 +228,7 @@ fn elementwise() -> Vec<Case> {
         case("compare", PAIR, |x| Ok(vec![x[0].lt(&x[1])?, x[0].eq(&x[0])?, x[0].ge(&x[1])?])),
         case("gradients", PAIR, |x| {
             let (x, g) = (&x[0], &x[1]);
-            let gelus = [x.gelu_grad(Gelu::Erf, g)?, x.gelu_grad(Gelu::Tanh, g)?];
-            let others = [x.relu_grad(g)?, x.tanh_grad(g)?, x.sigmoid_grad(g)?, x.silu_grad(g)?];
-            Ok(gelus.into_iter().chain(others).collect())
+            UnaryOp::ALL.iter().filter(|op| op.saves().is_some()).map(|&op| x.unary_grad(op, g)).collect()
         }),
         case("where", PAIR, |x| Ok(vec![Tensor::where_cond(&x[0].lt(&x[1])?, &x[0], &x[1])?])),
         case("triangle", PAIR, |x| Ok(vec![x[0].tril(2)?, x[1].triu(-1)?])),

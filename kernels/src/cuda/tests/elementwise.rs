@@ -2,80 +2,21 @@
 
 use super::*;
 use crate::{
-    BinaryOp, CompareOp, Scalar, UnaryOp, binary, compare, copy, fill, logical_not, unary, where_cond,
+    BinaryOp, CompareOp, Scalar, UnaryOp, binary, compare, copy, fill, logical_not, unary, unary_grad,
+    where_cond,
 };
 
 const F32: f64 = 1e-6;
 const F64: f64 = 1e-14;
 
-const UNARY: [UnaryOp; 28] = [
-    UnaryOp::Neg,
-    UnaryOp::Abs,
-    UnaryOp::Sign,
-    UnaryOp::Square,
-    UnaryOp::AddScalar(3.0),
-    UnaryOp::MulScalar(-7.0),
-    UnaryOp::Clamp { min: -2.0, max: 3.0 },
-    UnaryOp::Exp,
-    UnaryOp::Log,
-    UnaryOp::Sqrt,
-    UnaryOp::Rsqrt,
-    UnaryOp::Recip,
-    UnaryOp::Sin,
-    UnaryOp::Cos,
-    UnaryOp::Tanh,
-    UnaryOp::Sigmoid,
-    UnaryOp::Erf,
-    UnaryOp::Relu,
-    UnaryOp::Silu,
-    UnaryOp::GeluErf,
-    UnaryOp::GeluTanh,
-    UnaryOp::PowScalar(2.0),
-    UnaryOp::PowScalar(3.0),
-    UnaryOp::PowScalar(0.5),
-    UnaryOp::PowScalar(-0.5),
-    UnaryOp::PowScalar(-1.0),
-    UnaryOp::PowScalar(1.7),
-    UnaryOp::PowScalar(-2.0),
-];
-
-const BINARY: [BinaryOp; 13] = [
-    BinaryOp::Add,
-    BinaryOp::Sub,
-    BinaryOp::Mul,
-    BinaryOp::Div,
-    BinaryOp::Pow,
-    BinaryOp::Maximum,
-    BinaryOp::Minimum,
-    BinaryOp::ReluGrad,
-    BinaryOp::TanhGrad,
-    BinaryOp::SigmoidGrad,
-    BinaryOp::GeluErfGrad,
-    BinaryOp::GeluTanhGrad,
-    BinaryOp::SiluGrad,
-];
-
-/// Ops whose result is exact, or rounded once, on both devices.
-fn is_exact(op: UnaryOp) -> bool {
-    matches!(
-        op,
-        UnaryOp::Neg
-            | UnaryOp::Abs
-            | UnaryOp::Sign
-            | UnaryOp::Square
-            | UnaryOp::AddScalar(_)
-            | UnaryOp::MulScalar(_)
-            | UnaryOp::Clamp { .. }
-            | UnaryOp::Sqrt
-            | UnaryOp::Relu
-            | UnaryOp::Recip
-    )
-}
+/// Powers that take a simpler function, or might.
+const POWERS: [f64; 6] = [2.0, 3.0, 0.5, -0.5, -1.0, -2.0];
 
 fn unary_of<T: Real>(tolerance: f64, special: &[T]) {
     let Some(both) = both() else { return };
-    for op in UNARY.into_iter().filter(|op| op.supports(T::DTYPE)) {
-        let tolerance = if is_exact(op) { 0.0 } else { tolerance };
+    let ops = UnaryOp::ALL.iter().copied().chain(POWERS.map(UnaryOp::PowScalar));
+    for op in ops.filter(|op| op.supports(T::DTYPE)) {
+        let tolerance = if op.is_exact() { 0.0 } else { tolerance };
         both.close(tolerance, (op, "special"), |stream| {
             let x = Array::new(stream, special, &[special.len()]);
             let out = Array::full(stream, T::default(), &[special.len()]);
@@ -129,7 +70,7 @@ fn unary_functions_of_integers() {
 
 fn binary_of<T: Real>(tolerance: f64, special: &[T]) {
     let Some(both) = both() else { return };
-    for op in BINARY.into_iter().filter(|op| op.supports(T::DTYPE)) {
+    for op in BinaryOp::ALL.iter().copied().filter(|op| op.supports(T::DTYPE)) {
         both.close(tolerance, (op, "special"), |stream| {
             let n = special.len();
             let column = Array::new(stream, special, &[n, 1])
@@ -151,6 +92,35 @@ fn binary_of<T: Real>(tolerance: f64, special: &[T]) {
             }
         }
     }
+}
+
+fn gradients_of<T: Real>(tolerance: f64, special: &[T]) {
+    let Some(both) = both() else { return };
+    let known = UnaryOp::ALL.iter().filter(|op| op.saves().is_some());
+    for (i, &op) in known.enumerate() {
+        both.close(tolerance, (op, "gradient, special"), |stream| {
+            let [saved, g] = [special, special].map(|x| Array::new(stream, x, &[x.len()]));
+            let out = Array::full(stream, T::default(), &[special.len()]);
+            unary_grad(stream, op, saved.view(), g.view(), out.view()).map(|()| out)
+        });
+        for (j, how) in STORED.into_iter().enumerate() {
+            let (shape, to) = (SHAPES[(i + j) % SHAPES.len()], WRITABLE[j % WRITABLE.len()]);
+            both.close(tolerance, (op, "gradient", how, to, shape), |stream| {
+                let [saved, g] = [1, 2].map(|seed| stored::<T>(stream, seed, shape, how));
+                let out = stored::<T>(stream, 3, shape, to);
+                unary_grad(stream, op, saved.view(), g.view(), out.view()).map(|()| out)
+            });
+        }
+    }
+}
+
+#[test]
+fn gradients_of_unary_functions() {
+    let special = [0.0, -0.0, f64::NAN, 1.0, -1.0, 2.5, -3.0, 3.0, 30.0, -30.0];
+    gradients_of::<f32>(4.0 * F32, &of(&special));
+    gradients_of::<f64>(4.0 * F64, &special);
+    gradients_of::<bf16>(4.0 * F32, &of(&special));
+    gradients_of::<f16>(4.0 * F32, &of(&special));
 }
 
 #[test]
@@ -207,7 +177,7 @@ fn large_operands_of<T: Real>() {
 
 fn compare_of<T: Real>(special: &[T]) {
     let Some(both) = both() else { return };
-    for op in [CompareOp::Eq, CompareOp::Ne, CompareOp::Lt, CompareOp::Le, CompareOp::Gt, CompareOp::Ge] {
+    for &op in CompareOp::ALL {
         both.same((op, T::DTYPE, "special"), |stream| {
             let n = special.len();
             let column = Array::new(stream, special, &[n, 1])

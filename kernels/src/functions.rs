@@ -1,0 +1,154 @@
+//! The functions of elements: one table, from which their enums, kernels, tensor methods and lists of tests are made.
+//!
+//! A row is the function's formula, its variant, its name, its cost in additions, the widest vectors that it gains from on a CPU,
+//! whether both devices give the same bits, its body on a CPU as a function of [`Number`](crate::cpu::number::Number)s or
+//! [`Real`](crate::cpu::number::Real)s `T`, and its body on CUDA as a function of `T`s, with the names of `elementwise.cu`.
+//! Functions of one element may hold numbers, each with the conversion to `T` and a value to test it with, and have a
+//! derivative: whether it is one of the function's argument or of its result, and the gradient `g` times it, in both bodies.
+
+/// Calls `$then!` with the functions of one element.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! unary_functions {
+    ($then:ident) => { $then! {
+        numbers {
+            /// `-x`.
+            Neg, neg, 1, Narrow, exact, |x| x.neg(), "negate(x)";
+            /// `|x|`.
+            Abs, abs, 1, Narrow, exact, |x| x.abs(), "abs_of(x)";
+            /// -1, 0 or 1 by the sign of `x`; NaN stays NaN.
+            Sign, sign, 1, Narrow, exact, |x| x.sign(), "is_negative(x) ? (T)-1 : x > 0 ? (T)1 : x";
+            /// `x^2`.
+            Square, square, 1, Narrow, exact, |x| x.mul(x), "mul(x, x)";
+            /// `x + value`; the number takes the type of `x`.
+            AddScalar(wrap_f64 value = 3.0), add_scalar, 1, Narrow, exact, |x| x.add(value), "add(x, a)";
+            /// `x * value`; the number takes the type of `x`.
+            MulScalar(wrap_f64 value = -7.0), mul_scalar, 1, Narrow, exact, |x| x.mul(value), "mul(x, a)";
+            /// `min(max(x, min), max)`; NaN stays NaN. Infinite bounds do not bound.
+            Clamp(from_f64 min = -2.0, from_f64 max = 3.0), clamp, 1, Narrow, exact,
+                |x| x.clamp(min, max), "clamp_of(x, a, b)";
+        }
+        floats {
+            /// `e^x`.
+            Exp, exp, 8, Wide, close, |x| x.exp(), "exp_of(x)";
+            /// The natural logarithm; NaN below 0.
+            Log, log, 8, Wide, close, |x| x.log(), "log_of(x)";
+            /// The square root; NaN below 0.
+            Sqrt, sqrt, 4, Narrow, exact, |x| x.sqrt(), "sqrt_of(x)";
+            /// `1 / sqrt(x)`.
+            Rsqrt, rsqrt, 4, Narrow, close, |x| x.rsqrt(), "1 / sqrt_of(x)";
+            /// `1 / x`.
+            Reciprocal, reciprocal, 4, Narrow, exact, |x| x.recip(), "1 / x";
+            /// `x^3`.
+            Cube, cube, 1, Narrow, close, |x| x.mul(x).mul(x), "x * x * x";
+            /// The sine of an angle in radians.
+            Sin, sin, 30, Narrow, close, |x| x.sin(), "sin_of(x)";
+            /// The cosine of an angle in radians.
+            Cos, cos, 30, Narrow, close, |x| x.cos(), "cos_of(x)";
+            /// The hyperbolic tangent.
+            Tanh, tanh, 8, Wide, close, |x| x.tanh(), "tanh_of(x)",
+                of_result, |y, g| g.mul(T::ONE.sub(y.mul(y))), "g * (1 - y * y)";
+            /// `1 / (1 + e^-x)`.
+            Sigmoid, sigmoid, 8, Wide, close, |x| x.sigmoid(), "sigmoid_of(x)",
+                of_result, |y, g| g.mul(y).mul(T::ONE.sub(y)), "g * y * (1 - y)";
+            /// The error function.
+            Erf, erf, 12, Wide, close, |x| x.erf(), "erf_of(x)";
+            /// `max(x, 0)`; NaN stays NaN.
+            Relu, relu, 1, Narrow, exact, |x| x.relu(), "x < 0 ? (T)0 : x",
+                of_result, |y, g| if y > T::ZERO { g } else { T::ZERO }, "y > 0 ? g : (T)0";
+            /// `x / (1 + e^-x)`.
+            Silu, silu, 8, Wide, close, |x| x.mul(x.sigmoid()), "x * sigmoid_of(x)",
+                of_argument, |x, g| {
+                    let s = x.sigmoid();
+                    g.mul(s.mul(T::ONE.add(x.mul(T::ONE.sub(s)))))
+                }, "g * (sigmoid_of(x) * (1 + x * (1 - sigmoid_of(x))))";
+            /// `x (1 + erf(x / sqrt 2)) / 2`.
+            GeluErf, gelu_erf, 12, Wide, close, |x| x.mul(x.normal_cdf()), "x * normal_cdf(x)",
+                of_argument, |x, g| g.mul(x.normal_cdf().add(x.mul(x.normal_density()))),
+                "g * (normal_cdf(x) + x * normal_density(x))";
+            /// `x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2`.
+            GeluTanh, gelu_tanh, 12, Wide, close, |x| x.mul(x.gelu_gate()), "x * gelu_gate(x)",
+                of_argument, |x, g| g.mul(x.gelu_tanh_slope()), "g * gelu_tanh_slope(x)";
+            /// `x^exponent`.
+            PowScalar(from_f64 exponent = 1.7), pow_scalar, 30, Narrow, close, |x| x.pow(exponent), "power(x, a)";
+            /// `x / (1 + |x|)`.
+            Softsign, softsign, 4, Narrow, exact, |x| x.div(T::ONE.add(x.abs())), "x / (1 + abs_of(x))",
+                of_argument, |x, g| {
+                    let d = T::ONE.add(x.abs());
+                    g.div(d.mul(d))
+                }, "g / ((1 + abs_of(x)) * (1 + abs_of(x)))";
+            /// `x` where it is positive, `alpha (e^x - 1)` elsewhere.
+            Elu(from_f64 alpha = 0.7), elu, 8, Wide, close,
+                |x| if x > T::ZERO { x } else { alpha.mul(x.exp().sub(T::ONE)) },
+                "x > 0 ? x : a * (exp_of(x) - 1)",
+                of_argument, |x, g| if x > T::ZERO { g } else { g.mul(alpha.mul(x.exp())) },
+                "x > 0 ? g : g * (a * exp_of(x))";
+            /// `min(max(x / 6 + 1 / 2, 0), 1)`.
+            HardSigmoid, hard_sigmoid, 4, Narrow, close, |x| x.hard_sigmoid(), "hard_sigmoid_of(x)",
+                of_argument, |x, g| if x.is_bent() { g.div(T::from_f64(6.0)) } else { T::ZERO },
+                "x > -3 && x < 3 ? g / 6 : (T)0";
+            /// `x hard_sigmoid(x)`.
+            HardSwish, hard_swish, 4, Narrow, close, |x| x.mul(x.hard_sigmoid()), "x * hard_sigmoid_of(x)",
+                of_argument, |x, g| {
+                    let slope = x.div(T::from_f64(3.0)).add(T::HALF);
+                    let straight = if x < T::ZERO { T::ZERO } else { g };
+                    if x.is_bent() { g.mul(slope) } else { straight }
+                }, "x > -3 && x < 3 ? g * (x / 3 + (T)0.5) : x < 0 ? (T)0 : g";
+            /// `x tanh(log(1 + e^x))`.
+            Mish, mish, 12, Wide, close, |x| x.mul(x.mish_gate()), "x * mish_gate(x)",
+                of_argument, |x, g| {
+                    let t = x.mish_gate();
+                    g.mul(t.add(x.mul(x.sigmoid()).mul(T::ONE.sub(t.mul(t)))))
+                }, "g * (mish_gate(x) + x * sigmoid_of(x) * (1 - mish_gate(x) * mish_gate(x)))";
+        }
+    } };
+}
+
+/// Calls `$then!` with the functions of two elements.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! binary_functions {
+    ($then:ident) => {
+        $then! {
+            numbers {
+                /// `x + y`.
+                Add, add, 1, |x, y| x.add(y), "add(x, y)";
+                /// `x - y`.
+                Sub, sub, 1, |x, y| x.sub(y), "sub(x, y)";
+                /// `x * y`.
+                Mul, mul, 1, |x, y| x.mul(y), "mul(x, y)";
+                /// `x / y`; integers round towards 0, and give 0 where they are divided by 0.
+                Div, div, 4, |x, y| x.div(y), "divide(x, y)";
+                /// `x^y`; integers round negative powers towards 0.
+                Pow, pow, 30, |x, y| x.pow(y), "power(x, y)";
+                /// The larger one; NaN if either is NaN.
+                Maximum, maximum, 1, |x, y| x.maximum(y), "maximum(x, y)";
+                /// The smaller one; NaN if either is NaN.
+                Minimum, minimum, 1, |x, y| x.minimum(y), "minimum(x, y)";
+            }
+            floats {}
+        }
+    };
+}
+
+/// Calls `$then!` with the comparisons of two elements; all are false with NaN but `Ne`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! comparisons {
+    ($then:ident) => {
+        $then! {
+            /// `x == y`.
+            Eq, eq, |x, y| x == y, "==";
+            /// `x != y`; true with NaN.
+            Ne, ne, |x, y| x != y, "!=";
+            /// `x < y`.
+            Lt, lt, |x, y| x < y, "<";
+            /// `x <= y`.
+            Le, le, |x, y| x <= y, "<=";
+            /// `x > y`.
+            Gt, gt, |x, y| x > y, ">";
+            /// `x >= y`.
+            Ge, ge, |x, y| x >= y, ">=";
+        }
+    };
+}

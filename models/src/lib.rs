@@ -29,6 +29,7 @@ pub mod checkpoint;
 pub mod compare;
 pub mod data;
 mod dlrm;
+pub mod file;
 mod gpt;
 pub mod layers;
 mod loss;

@@ -53,13 +53,13 @@ pub use device::{
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
     BatchNormOptions, Batches, Branches, ClickLog, ClickOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
-    Digits, Dlrm, DlrmOptions, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, EncoderDecoder, Flatten,
-    Gelu, Gpt, GptBlock, GptOptions, GroupNorm, Images, InMemory, LayerNorm, Linear, LinearOptions, Lion,
-    LionOptions, LrSchedule, MaxPool2d, Model, Module, MultiheadAttention, MultiheadOptions, Optimizer,
-    OptimizerState, Parts, PyramidOptions, Ragged, RaggedBatch, Relu, RmsNorm, RmsProp, RmsPropOptions,
-    Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text, TextBatch, Unflatten, Windows,
-    Workload, accuracy, checkpoint, clip_grad_norm, clip_grad_value, compare, correct, cross_entropy,
-    digits_mlp, lenet, mlp, mse, pixel_cross_entropy, workloads,
+    Digits, Dlrm, DlrmOptions, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, EncoderDecoder,
+    Evaluation, Flatten, Gelu, Gpt, GptBlock, GptOptions, GroupNorm, Images, InMemory, LayerNorm, Linear,
+    LinearOptions, Lion, LionOptions, LrSchedule, MaxPool2d, Model, Module, MultiheadAttention,
+    MultiheadOptions, Optimizer, OptimizerState, Overlap, Parts, PyramidOptions, Ragged, RaggedBatch, Relu,
+    RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text,
+    TextBatch, Unflatten, Windows, Workload, accuracy, checkpoint, clip_grad_norm, clip_grad_value, compare,
+    correct, cross_entropy, data, digits_mlp, lenet, mlp, mse, pixel_cross_entropy, workloads,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Layout, MaxPool, RandomKey,

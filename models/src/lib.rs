@@ -59,5 +59,5 @@ pub use optim::{
     Adam, AdamOptions, AdamW, AdamWOptions, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState,
     RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm, clip_grad_value,
 };
-pub use workloads::{Model, Workload};
+pub use workloads::{Evaluation, Model, Overlap, Workload};
 pub use zoo::{digits_mlp, lenet, mlp};

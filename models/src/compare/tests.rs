@@ -1,3 +1,4 @@
+use approx::assert_abs_diff_eq;
 use device::{CommandRecord, Device, Error, Moment, Recording, StreamId, WaitRecord};
 
 use super::facts::Facts;
@@ -33,7 +34,7 @@ fn busy_time_is_a_union_and_overlap_needs_two() {
     assert_eq!((found.busy_ns, found.overlap_ns), (90, 30));
     assert_eq!(activity(&Recording::default()).busy_ns, 0);
     let profile = Profile::of(&[two_lanes()], &[A, B]);
-    assert!((profile.busy - 0.75).abs() < 1e-12 && (profile.overlap - 1.0 / 3.0).abs() < 1e-12);
+    assert_abs_diff_eq!([profile.busy, profile.overlap][..], [0.75, 1.0 / 3.0][..], epsilon = 1e-12);
     assert_eq!(profile.lanes.iter().map(|lane| lane.commands).collect::<Vec<_>>(), [2.0, 1.0]);
     assert_eq!(profile.outside.map(|outside| outside.longest_op), Some("sgd"));
     assert!(profile.intruders.is_empty());

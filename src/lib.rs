@@ -34,7 +34,18 @@
 //! | layers, optimizers, data, checkpoints | [`Linear`], [`Sequential`], [`Sgd`], [`Adam`], [`Batches`], [`checkpoint`] |
 //! | one stream against several | [`compare`] |
 //!
-//! Each crate below is there under its own name, too, as in [`mod@tensor`].
+//! Each crate below is there under its own name, too, as in [`mod@tensor`], with all that its items mention. Examples beside
+//! these items begin with those names, and so compile behind
+//!
+//! ```
+//! use streamgrad::{allocator, autograd, device, kernels, models, tensor};
+//!
+//! // As beside the items of `models`:
+//! use models::{Module, digits_mlp};
+//! let model = digits_mlp(7, &device::Device::cpu())?;
+//! assert_eq!(model.parameters().len(), 4);
+//! # Ok::<(), device::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub use ::{allocator, autograd, device, kernels, models, tensor};

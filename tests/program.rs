@@ -76,6 +76,7 @@ fn compare_writes_every_key_and_the_schedules_agree() {
             assert_eq!(found[key], true, "{key}: {}", found["diagnosis"]);
         }
         assert!(found["speedup"].as_f64().unwrap() > 0.0);
+        assert!(found["efficiency"].as_f64().is_none_or(|share| share >= 0.0));
         assert!((0.0..=1.0).contains(&found["accuracy"].as_f64().unwrap()));
         let schedules = found["schedules"].as_array().unwrap();
         let streams: Vec<_> = schedules.iter().map(|s| (s["name"].as_str(), s["streams"].as_u64())).collect();

@@ -202,18 +202,21 @@ fn verdicts(found: &Comparison) -> Table {
     let spread = found.speedup_spread;
     table.row([
         "speed-up".to_owned(),
-        format!("{:.2}x (blocks of steps: {:.2} to {:.2})", found.speedup, spread.p10, spread.p90),
+        format!(
+            "{:.2}x (blocks of steps: {:.2} to {:.2}){}",
+            found.speedup,
+            spread.p10,
+            spread.p90,
+            if found.is_disturbed() { ", on a busy machine" } else { "" }
+        ),
     ]);
-    let efficiency = found.efficiency.map_or_else(
-        || "the bound leaves no room".to_owned(),
-        |efficiency| {
-            format!(
-                "{:.0} % of what kernels alone would allow ({:.3} ms)",
-                100.0 * efficiency,
-                found.bound_ms
-            )
-        },
-    );
+    let efficiency = match found.efficiency {
+        None => "the bound leaves no room".to_owned(),
+        Some(_) if found.speedup < 1.0 => "none: the concurrent schedule is the slower one".to_owned(),
+        Some(share) => {
+            format!("{:.0} % of what kernels alone would allow ({:.3} ms)", 100.0 * share, found.bound_ms)
+        }
+    };
     table.row(["efficiency".to_owned(), efficiency]);
     table.row([
         "losses".to_owned(),

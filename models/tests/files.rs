@@ -82,6 +82,19 @@ fn what_killed_writers_left_is_removed_and_nothing_else() {
     }
 }
 
+#[test]
+fn writers_of_one_file_leave_each_other_alone() {
+    let folder = Folder::new("writers");
+    let path = folder.0.join("saved");
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| (0..100).for_each(|_| save_array(&path).unwrap()));
+        }
+    });
+    assert_eq!(npy::load(&path, &Device::cpu()).unwrap().to_vec::<u8>().unwrap(), [1, 2, 3]);
+    assert_eq!(folder.names(), ["saved"]);
+}
+
 #[cfg(unix)]
 mod unix {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};

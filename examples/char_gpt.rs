@@ -14,7 +14,7 @@ use streamgrad::prelude::*;
 use streamgrad::{AdamW, AdamWOptions, ConcurrentBatches, Gpt, GptOptions, Result, Text, Windows, no_grad};
 
 #[derive(Parser)]
-struct Args {
+pub(crate) struct Args {
     /// What to read; this repository's documents if there is none.
     files: Vec<PathBuf>,
     /// Steps of training in all.
@@ -39,7 +39,13 @@ const LANES: usize = 2;
 const REPORT: u64 = 100;
 
 fn main() -> Result<()> {
-    let args = Args::parse();
+    let loss = train(&Args::parse())?;
+    println!("\na character of unseen text costs {:.2} bits", loss / std::f64::consts::LN_2);
+    Ok(())
+}
+
+/// Trains, writes, and returns the loss on text that was not trained on.
+pub(crate) fn train(args: &Args) -> Result<f64> {
     let device = Device::best();
     let text = read(&args.files)?;
     let (train, validation) = text.split(0.1)?;
@@ -83,7 +89,7 @@ fn main() -> Result<()> {
     }
     let written = model.generate(&text.encode(&args.prompt)?, 300, 0.7, args.seed)?;
     println!("\n{}{}", args.prompt, text.decode(&written)?);
-    Ok(())
+    validation_loss(&model, &held_out, &device)
 }
 
 /// All files as one text.

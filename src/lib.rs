@@ -34,7 +34,18 @@
 //! | layers, optimizers, data, checkpoints | [`Linear`], [`Sequential`], [`Sgd`], [`Adam`], [`Batches`], [`checkpoint`] |
 //! | one stream against several | [`compare`] |
 //!
-//! Each crate below is there under its own name, too, as in [`mod@tensor`].
+//! Each crate below is there under its own name, too, as in [`mod@tensor`], with all that its items mention. Examples beside
+//! these items begin with those names, and so compile behind
+//!
+//! ```
+//! use streamgrad::{allocator, autograd, device, kernels, models, tensor};
+//!
+//! // As beside the items of `models`:
+//! use models::{Module, digits_mlp};
+//! let model = digits_mlp(7, &device::Device::cpu())?;
+//! assert_eq!(model.parameters().len(), 4);
+//! # Ok::<(), device::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub use ::{allocator, autograd, device, kernels, models, tensor};
@@ -53,13 +64,13 @@ pub use device::{
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
     BatchNormOptions, Batches, Branches, ClickLog, ClickOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
-    Digits, Dlrm, DlrmOptions, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, EncoderDecoder, Flatten,
-    Gelu, Gpt, GptBlock, GptOptions, GroupNorm, Images, InMemory, LayerNorm, Linear, LinearOptions, Lion,
-    LionOptions, LrSchedule, MaxPool2d, Model, Module, MultiheadAttention, MultiheadOptions, Optimizer,
-    OptimizerState, Parts, PyramidOptions, Ragged, RaggedBatch, Relu, RmsNorm, RmsProp, RmsPropOptions,
-    Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text, TextBatch, Unflatten, Windows,
-    Workload, accuracy, checkpoint, clip_grad_norm, clip_grad_value, compare, correct, cross_entropy,
-    digits_mlp, lenet, mlp, mse, pixel_cross_entropy, workloads,
+    Digits, Dlrm, DlrmOptions, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, EncoderDecoder,
+    Evaluation, Flatten, Gelu, Gpt, GptBlock, GptOptions, GroupNorm, Images, InMemory, LayerNorm, Linear,
+    LinearOptions, Lion, LionOptions, LrSchedule, MaxPool2d, Model, Module, MultiheadAttention,
+    MultiheadOptions, Optimizer, OptimizerState, Overlap, Parts, PyramidOptions, Ragged, RaggedBatch, Relu,
+    RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text,
+    TextBatch, Unflatten, Windows, Workload, accuracy, checkpoint, clip_grad_norm, clip_grad_value, compare,
+    correct, cross_entropy, data, digits_mlp, lenet, mlp, mse, pixel_cross_entropy, workloads,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Layout, MaxPool, RandomKey,

@@ -1,13 +1,54 @@
-//! Every example does what it says: its `main` runs, and what it asserts holds.
+//! Every example does what it says: it runs, and what it asserts holds.
+#![allow(clippy::unwrap_used)]
 
+mod common;
+
+use clap::Parser;
+use common::folder::Folder;
 use streamgrad::Result;
 
+#[allow(dead_code, reason = "its main reads the command line")]
+#[path = "../examples/char_gpt.rs"]
+mod char_gpt;
+#[path = "../examples/cnn_digits.rs"]
+mod cnn_digits;
 #[path = "../examples/custom_op.rs"]
 mod custom_op;
 #[path = "../examples/digits_mlp.rs"]
 mod digits_mlp;
 #[path = "../examples/two_lanes.rs"]
 mod two_lanes;
+
+#[test]
+fn every_example_is_here() {
+    for entry in std::fs::read_dir("examples").unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(include_str!("examples.rs").contains(&format!("../examples/{name}\"]")), "{name}");
+    }
+}
+
+#[test]
+fn a_gpt_learns_and_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() -> Result<()> {
+    let folder = Folder::new("char-gpt");
+    let (text, state) = (folder.file("text"), folder.file("state"));
+    std::fs::write(&text, "a stream waits for nobody; ".repeat(100)).unwrap();
+    let train = |steps: &str, more: &[&str]| {
+        char_gpt::train(&char_gpt::Args::parse_from(
+            [&["char_gpt", &text, "--prompt", "a stream ", "--steps", steps], more].concat(),
+        ))
+    };
+    let untrained = train("0", &[])?;
+    train("10", &["--checkpoint", &state])?;
+    let resumed = train("20", &["--checkpoint", &state])?;
+    assert_eq!(train("20", &[])?.to_bits(), resumed.to_bits());
+    assert!(resumed < 0.7 * untrained, "{resumed} after {untrained}");
+    Ok(())
+}
+
+#[test]
+fn a_cnn_learns_the_digits() -> Result<()> {
+    cnn_digits::main()
+}
 
 #[test]
 fn a_custom_op() -> Result<()> {

@@ -4,6 +4,7 @@
 mod common;
 
 use std::fs;
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -75,6 +76,7 @@ fn compare_writes_every_key_and_the_schedules_agree() {
             assert_eq!(found[key], true, "{key}: {}", found["diagnosis"]);
         }
         assert!(found["speedup"].as_f64().unwrap() > 0.0);
+        assert!(found["efficiency"].as_f64().is_none_or(|share| share >= 0.0));
         assert!((0.0..=1.0).contains(&found["accuracy"].as_f64().unwrap()));
         let schedules = found["schedules"].as_array().unwrap();
         let streams: Vec<_> = schedules.iter().map(|s| (s["name"].as_str(), s["streams"].as_u64())).collect();
@@ -184,11 +186,9 @@ fn compare_runs_stages_and_branches() {
 
 #[test]
 fn bad_arguments_get_one_clear_line() {
-    assert!(
-        bad(&["compare", "prefetch"])
-            .contains("not in this version yet: prefetch; there are: two-batch, mlp, cnn, gpt, dlrm, ")
-    );
-    assert!(bad(&["compare", "two_batch"]).contains("unknown workload \"two_batch\""));
+    let unknown = "unknown workload \"two_batch\"; there are: two-batch, mlp, cnn, gpt, dlrm, ";
+    assert!(bad(&["compare", "two_batch"]).contains(unknown));
+    assert!(bad(&["compare", "prefetch"]).contains("unknown workload \"prefetch\""));
     assert!(bad(&["train", "--workload", "nothing"]).contains("unknown workload"));
     for count in ["--batch", "--steps", "--streams"] {
         assert!(bad(&["compare", count, "0"]).contains("at least 1"), "{count}");
@@ -354,6 +354,79 @@ fn a_closed_standard_output_is_no_panic() {
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         assert!(output.stderr.is_empty(), "{args:?}: {}", text(&output.stderr));
     }
+}
+
+#[test]
+fn a_run_that_nobody_reads_ends_unless_it_saves() {
+    let folder = Folder::new("unread");
+    let (json, saved) = (folder.file("out.json"), folder.file("saved"));
+    let unread = |args: &[&str]| {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        command(args).stdout(writer).output().unwrap()
+    };
+    let compare = [&["compare"], SMALL].concat();
+    let train = ["train", "--epochs", "2", "--batch", "128"];
+    for (args, output, file) in [(&compare[..], "--json", json), (&train, "--save", saved)] {
+        assert!(bad_output(args, unread(args)).contains("standard output"));
+        let output = unread(&[args, &[output, &file]].concat());
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+        assert!(fs::metadata(file).unwrap().len() > 0);
+    }
+}
+
+#[test]
+fn a_run_that_is_interrupted_leaves_no_files() {
+    let folder = Folder::new("interrupted");
+    let [json, trace, report] = ["json", "trace", "report"].map(|name| folder.file(name));
+    fs::write(&trace, "of an earlier run").unwrap();
+    let args = ["compare", "--steps", "3000", "--json", &json, "--trace", &trace, "--report", &report];
+    let mut child = command(&args).stdout(Stdio::piped()).spawn().unwrap();
+    // Its first line comes when everything has been looked at.
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(line.starts_with("two-batch: "), "{line}");
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1);
+    assert_eq!(fs::read_to_string(&trace).unwrap(), "of an earlier run");
+}
+
+#[test]
+fn a_dash_is_standard_output_and_words_go_elsewhere() {
+    let folder = Folder::new("dash");
+    let run = |args: &[&str]| command(args).current_dir(&folder.0).output().unwrap();
+    for (option, begin) in [("--json", "{"), ("--trace", "{"), ("--report", "<!doctype html>")] {
+        let output = run(&[&["compare"], SMALL, &[option, "-"]].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let (data, words) = (text(&output.stdout), text(&output.stderr));
+        assert!(data.starts_with(begin), "{option}: {data}");
+        if begin == "{" {
+            serde_json::from_str::<Value>(&data).unwrap();
+        }
+        assert!(words.contains("two-batch: ") && words.contains("bit-equal"), "{words}");
+    }
+    let args = ["compare", "--json", "-", "--trace", "-"];
+    assert!(bad_output(&args, run(&args)).contains("two outputs"));
+    let args = ["train", "--save", "-"];
+    assert!(bad_output(&args, run(&args)).contains("./-"));
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0, "no file is named -");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_text_may_go_into_a_pipe_and_a_checkpoint_may_not() {
+    let folder = Folder::new("pipe");
+    let pipe = folder.file("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || json(&pipe)
+    });
+    compare(&["--json", &pipe]);
+    assert_eq!(reader.join().unwrap()["workload"], "two-batch");
+    assert!(bad(&["train", "--epochs", "100000000", "--save", &pipe]).contains("not a regular file"));
+    assert!(bad(&["train", "--save", "/dev/null"]).contains("not a regular file"));
 }
 
 #[test]

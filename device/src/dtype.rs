@@ -110,6 +110,7 @@ impl fmt::Display for DType {
 }
 
 mod sealed {
+    #[expect(unnameable_types, reason = "sealed")]
     pub trait Sealed {}
 }
 

@@ -4,8 +4,8 @@
 //! `[out, in]`), so torch and other readers of the format take them as they are. A training checkpoint adds the
 //! optimizer's tensors under `optimizer/` and one metadata entry, `streamgrad`, with the numbers.
 //!
-//! A file is written beside its final name and then renamed: a crash leaves the old file or the new one. On
-//! load everything is checked first; if anything is wrong nothing has changed in the model.
+//! A file is replaced whole, as [`file::write`] does: a crash leaves the old one or the new one. On load everything is
+//! checked first; if anything is wrong nothing has changed in the model.
 //!
 //! ```
 //! use models::{Module, checkpoint, digits_mlp};
@@ -24,16 +24,13 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use device::{DType, Device, Error, Result, bf16, f16};
 use safetensors::{Dtype, SafeTensors, View};
 use tensor::Tensor;
 
-use crate::{Module, Optimizer, OptimizerState};
+use crate::{Module, Optimizer, OptimizerState, file};
 
 /// Where a training run is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +46,7 @@ pub struct Progress {
 /// Writes the parameters and buffers of `model` to `path`.
 ///
 /// # Errors
-/// `Io` with the path; `Checkpoint` with the parameter's name if two share it, or one has an element that is not finite.
+/// As [`file::write`]; `Checkpoint` with the parameter's name if two share it, or one has an element that is not finite.
 pub fn save(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
     write(path.as_ref(), state_of(model)?, None)
 }
@@ -212,29 +209,7 @@ fn write(path: &Path, tensors: Vec<(String, Bytes)>, text: Option<String>) -> Re
     // One metadata entry only: the order of several would differ from run to run, and so would the file.
     let metadata = text.map(|text| HashMap::from([(METADATA.to_owned(), text)]));
     let bytes = safetensors::serialize(tensors, metadata).map_err(|e| format_error(path, &e))?;
-    let temporary = beside(path);
-    write_synced(&temporary, &bytes).and_then(|()| std::fs::rename(&temporary, path)).map_err(|e| {
-        let _ = std::fs::remove_file(&temporary);
-        io_error(path, e)
-    })
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = std::fs::File::create_new(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
-/// A name in the same directory that no other writer uses.
-fn beside(path: &Path) -> PathBuf {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-    path.with_file_name(name)
-}
-
-fn io_error(path: &Path, source: std::io::Error) -> Error {
-    Error::Io { path: path.display().to_string().into(), source: Arc::new(source) }
+    file::write(path, &bytes)
 }
 
 fn format_error(path: &Path, detail: &dyn std::fmt::Display) -> Error {
@@ -250,7 +225,7 @@ struct Contents {
 
 impl Contents {
     fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|e| io_error(path, e))?;
+        let bytes = file::read(path)?;
         let malformed = |e: safetensors::SafeTensorError| format_error(path, &e);
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(malformed)?;
         let text = header.metadata().as_ref().and_then(|entries| entries.get(METADATA).cloned());

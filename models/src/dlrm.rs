@@ -170,7 +170,7 @@ mod tests {
             let joined = [&z[..], &[dot(a, &z), dot(b, &z), dot(b, a)]].concat();
             let joined = Tensor::from_slice(&joined, &[1, 7], &device).unwrap();
             let want = model.top.forward(&Var::constant(joined)).unwrap().value().item::<f32>().unwrap();
-            assert!((got[row] - want).abs() < 1e-5, "row {row}: {} instead of {want}", got[row]);
+            approx::assert_abs_diff_eq!(got[row], want, epsilon = 1e-5);
         }
     }
 

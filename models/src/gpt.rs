@@ -239,6 +239,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::{Progress, load_training, save_training};
     use crate::{AdamW, AdamWOptions, Optimizer, Text};
+    use approx::{assert_abs_diff_eq, assert_abs_diff_ne};
 
     fn tiny(dropout: f64) -> Gpt {
         let options = GptOptions { vocabulary: 5, context: 6, width: 8, heads: 2, blocks: 2, dropout };
@@ -257,9 +258,9 @@ mod tests {
         let other_end = scores(&model, &[1, 2, 3, 4, 0, 2]);
         assert_eq!(whole[..25], other_end[..25]);
         assert_ne!(whole[25..], other_end[25..]);
-        let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
-        assert!(close(&whole[..15], &scores(&model, &[1, 2, 3])));
-        assert!(!close(&whole[20..25], &scores(&model, &[2, 2, 3, 4, 0])[20..25]));
+        assert_abs_diff_eq!(whole[..15], scores(&model, &[1, 2, 3])[..], epsilon = 1e-5);
+        let other_begin = scores(&model, &[2, 2, 3, 4, 0]);
+        assert_abs_diff_ne!(whole[20..25], other_begin[20..25], epsilon = 1e-5);
     }
 
     #[test]

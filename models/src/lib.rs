@@ -29,6 +29,7 @@ pub mod checkpoint;
 pub mod compare;
 pub mod data;
 mod dlrm;
+pub mod file;
 mod gpt;
 pub mod layers;
 mod loss;
@@ -58,5 +59,5 @@ pub use optim::{
     Adam, AdamOptions, AdamW, AdamWOptions, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState,
     RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm, clip_grad_value,
 };
-pub use workloads::{Model, Workload};
+pub use workloads::{Evaluation, Model, Overlap, Workload};
 pub use zoo::{digits_mlp, lenet, mlp};

@@ -64,6 +64,7 @@ pub fn accuracy(logits: &Tensor, labels: &Tensor) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
+    use approx::assert_abs_diff_eq;
     use device::Device;
 
     use super::*;
@@ -74,7 +75,7 @@ mod tests {
         let logits = Tensor::from_slice(&[0.0f32, 1.0, 3.0, 2.0, -1.0, -2.0], &[3, 2], &dev).unwrap();
         let labels = Tensor::from_slice(&[1i64, 1, 0], &[3], &dev).unwrap();
         assert_eq!(correct(&logits, &labels).unwrap().item::<i64>().unwrap(), 2);
-        assert!((accuracy(&logits, &labels).unwrap() - 2.0 / 3.0).abs() < 1e-15);
+        assert_abs_diff_eq!(accuracy(&logits, &labels).unwrap(), 2.0 / 3.0, epsilon = 1e-15);
         let short = Tensor::from_slice(&[1i64, 1], &[2], &dev).unwrap();
         assert!(matches!(accuracy(&logits, &short), Err(Error::ShapeMismatch { .. })));
         let floats = Tensor::from_slice(&[1.0f32, 1.0, 0.0], &[3], &dev).unwrap();
@@ -91,7 +92,7 @@ mod tests {
         let labels = Tensor::from_slice(&[3i64, 0], &[2], &dev).unwrap();
         let loss = cross_entropy(&logits, &labels).unwrap();
         assert!(loss.shape().is_empty());
-        assert!((loss.value().item::<f64>().unwrap() - 4f64.ln()).abs() < 1e-15);
+        assert_abs_diff_eq!(loss.value().item::<f64>().unwrap(), 4f64.ln(), epsilon = 1e-15);
         let outside = Tensor::from_slice(&[4i64, 0], &[2], &dev).unwrap();
         assert!(matches!(
             cross_entropy(&logits, &outside),

@@ -1,5 +1,6 @@
 //! Augmentation against PyTorch: `tests/reference/augment.py` says how the reference was made.
 
+use approx::assert_abs_diff_eq;
 use device::{DType, Device, Error, Result};
 use models::data::augment::{Augment, crop, gaussian_blur, normalize, resize, rotate};
 use serde_json::Value;
@@ -11,11 +12,8 @@ fn numbers(value: &Value) -> Vec<f64> {
 }
 
 fn close(got: &Tensor, want: &Value) -> Result<()> {
-    let (got, want) = (got.to_vec::<f32>()?, numbers(want));
-    assert_eq!(got.len(), want.len());
-    for (at, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!((f64::from(*got) - want).abs() < 1e-6, "element {at}: {got} instead of {want}");
-    }
+    let got = got.to_dtype(DType::F64)?.to_vec::<f64>()?;
+    assert_abs_diff_eq!(got[..], numbers(want)[..], epsilon = 1e-6);
     Ok(())
 }
 

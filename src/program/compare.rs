@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde_json::{Value, json};
 use streamgrad::compare::{CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare};
-use streamgrad::{DeviceKind, workloads};
+use streamgrad::{DeviceKind, Workload, workloads};
 
-use super::output::{OutputFile, Printer};
+use super::output::{Output, Printer};
 use super::table::Table;
 use super::{Failure, device, positive, report, trace, workload};
 
@@ -33,7 +33,7 @@ pub(super) struct Args {
     /// Seed of parameters, split and shuffles.
     #[arg(long, allow_negative_numbers = true, value_name = "S")]
     seed: Option<u64>,
-    /// Write every figure as JSON.
+    /// Write every figure as JSON; - is standard output, here and below.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write a trace for Perfetto or chrome://tracing.
@@ -59,20 +59,25 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         ..defaults
     };
     check_paths(args)?;
-    let json = OutputFile::open_if(args.json.as_ref())?;
-    let trace_file = OutputFile::open_if(args.trace.as_ref())?;
-    let report_file = OutputFile::open_if(args.report.as_ref())?;
+    let output = |path: &Option<PathBuf>| path.as_deref().map(Output::new).transpose();
+    let outputs = [output(&args.json)?, output(&args.trace)?, output(&args.report)?];
+    if outputs.iter().flatten().any(|output| matches!(output, Output::Stdout)) {
+        printer.use_stderr();
+    }
+    introduce(workload, &options, printer)?;
+    printer.check_read(outputs.iter().any(Option::is_some))?;
 
     let found = compare_with_bar(workload, &options)?;
-    show(&found, workload.about(), printer)?;
-    if let Some(file) = json {
-        file.write(&to_json(&found)?)?;
+    show(&found, printer)?;
+    let [json, trace, report] = outputs;
+    if let Some(output) = json {
+        output.write(&format!("{:#}\n", to_json(&found)))?;
     }
-    if let Some(file) = trace_file {
-        file.write(&trace::chrome(&found).to_string())?;
+    if let Some(output) = trace {
+        output.write(&trace::chrome(&found).to_string())?;
     }
-    if let Some(file) = report_file {
-        file.write(&report::page(&found, workload.about(), &figures(&found)))?;
+    if let Some(output) = report {
+        output.write(&report::page(&found, workload.about(), &figures(&found)))?;
     }
     Ok(found.identical_losses && found.identical_parameters)
 }
@@ -86,10 +91,7 @@ fn check_paths(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn compare_with_bar(
-    workload: &dyn streamgrad::Workload,
-    options: &CompareOptions,
-) -> Result<Comparison, Failure> {
+fn compare_with_bar(workload: &dyn Workload, options: &CompareOptions) -> Result<Comparison, Failure> {
     // Hidden unless standard error is a terminal.
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} step {pos} of {len}") {
@@ -103,25 +105,32 @@ fn compare_with_bar(
     Ok(found?)
 }
 
-fn show(found: &Comparison, about: &str, printer: &mut Printer) -> Result<(), Failure> {
-    let options = &found.options;
-    let threads = match options.device.kind() {
-        DeviceKind::Cpu => format!(" with {} threads", found.threads),
+/// Says what is compared, before it is.
+fn introduce(
+    workload: &dyn Workload,
+    options: &CompareOptions,
+    printer: &mut Printer,
+) -> Result<(), Failure> {
+    let device = &options.device;
+    let threads = match device.kind() {
+        DeviceKind::Cpu => format!(" with {} threads", device.threads()),
         _ => String::new(),
     };
-    printer.line(format_args!("{}: {about}", found.workload))?;
+    let batches = workload.overlap().batches(options.streams);
+    printer.line(format_args!("{}: {}", workload.name(), workload.about()))?;
     printer.line(format_args!(
-        "device {}{}, {} batch{} of {} rows a step, {} steps after {} of warm-up, seed {}",
-        found.device,
-        threads,
-        found.batches_per_step,
-        if found.batches_per_step == 1 { "" } else { "es" },
+        "device {}{threads}, {batches} batch{} of {} rows a step, {} steps after {} of warm-up, seed {}",
+        device.name(),
+        if batches == 1 { "" } else { "es" },
         options.batch,
         options.steps,
         options.warmup,
         options.seed
     ))?;
-    printer.empty_line()?;
+    printer.empty_line()
+}
+
+fn show(found: &Comparison, printer: &mut Printer) -> Result<(), Failure> {
     for line in figures(found).lines() {
         printer.line(format_args!("{line}"))?;
     }
@@ -193,18 +202,21 @@ fn verdicts(found: &Comparison) -> Table {
     let spread = found.speedup_spread;
     table.row([
         "speed-up".to_owned(),
-        format!("{:.2}x (blocks of steps: {:.2} to {:.2})", found.speedup, spread.p10, spread.p90),
+        format!(
+            "{:.2}x (blocks of steps: {:.2} to {:.2}){}",
+            found.speedup,
+            spread.p10,
+            spread.p90,
+            if found.is_disturbed() { ", on a busy machine" } else { "" }
+        ),
     ]);
-    let efficiency = found.efficiency.map_or_else(
-        || "the bound leaves no room".to_owned(),
-        |efficiency| {
-            format!(
-                "{:.0} % of what kernels alone would allow ({:.3} ms)",
-                100.0 * efficiency,
-                found.bound_ms
-            )
-        },
-    );
+    let efficiency = match found.efficiency {
+        None => "the bound leaves no room".to_owned(),
+        Some(_) if found.speedup < 1.0 => "none: the concurrent schedule is the slower one".to_owned(),
+        Some(share) => {
+            format!("{:.0} % of what kernels alone would allow ({:.3} ms)", 100.0 * share, found.bound_ms)
+        }
+    };
     table.row(["efficiency".to_owned(), efficiency]);
     table.row([
         "losses".to_owned(),
@@ -215,134 +227,60 @@ fn verdicts(found: &Comparison) -> Table {
     table
 }
 
-#[derive(Serialize)]
-struct Json<'a> {
-    workload: &'a str,
-    device: &'a str,
-    threads: usize,
-    streams: usize,
-    batch: usize,
-    steps: usize,
-    warmup: usize,
-    seed: u64,
-    schedules: [JsonSchedule<'a>; 2],
-    speedup: f64,
-    speedup_spread: JsonQuantiles,
-    bound_ms: f64,
-    efficiency: Option<f64>,
-    inflation: f64,
-    alone_ms: f64,
-    identical_losses: bool,
-    identical_parameters: bool,
-    accuracy: f64,
-    held_out_loss: f64,
-    diagnosis: Vec<JsonFinding<'a>>,
+fn to_json(found: &Comparison) -> Value {
+    let options = &found.options;
+    let findings = found.diagnosis.iter().map(|f| json!({ "code": f.code, "message": f.message }));
+    json!({
+        "workload": found.workload,
+        "device": found.device,
+        "threads": found.threads,
+        "streams": options.streams,
+        "batch": options.batch,
+        "steps": options.steps,
+        "warmup": options.warmup,
+        "seed": options.seed,
+        "schedules": [schedule_json(&found.serial), schedule_json(&found.concurrent)],
+        "speedup": found.speedup,
+        "speedup_spread": quantiles_json(found.speedup_spread),
+        "bound_ms": found.bound_ms,
+        "efficiency": found.efficiency,
+        "inflation": found.inflation,
+        "alone_ms": found.alone_ms,
+        "identical_losses": found.identical_losses,
+        "identical_parameters": found.identical_parameters,
+        "accuracy": found.accuracy,
+        "held_out_loss": found.held_out_loss,
+        "diagnosis": findings.collect::<Vec<_>>(),
+    })
 }
 
-#[derive(Serialize)]
-struct JsonSchedule<'a> {
-    name: &'a str,
-    streams: usize,
-    step_ms: JsonQuantiles,
-    launch_ms: f64,
-    steps_per_s: f64,
-    busy_pct: f64,
-    overlap_pct: f64,
-    commands_ms: f64,
-    critical_path_ms: f64,
-    launches_per_step: f64,
-    waits_per_step: f64,
-    waits_elided_per_step: f64,
-    events_per_step: f64,
-    host_syncs_per_step: f64,
-    peak_allocated_bytes: usize,
-    peak_reserved_bytes: usize,
-    driver_allocations: u64,
-    ops: Vec<JsonOp<'a>>,
-    losses: &'a [f64],
+fn schedule_json(schedule: &ScheduleReport) -> Value {
+    let profile = &schedule.profile;
+    let ops = (profile.ops.iter())
+        .map(|op| json!({ "op": op.op, "per_step": op.count, "mean_us": 1e3 * op.mean_ms }));
+    json!({
+        "name": schedule.name,
+        "streams": schedule.streams,
+        "step_ms": quantiles_json(schedule.step_ms),
+        "launch_ms": schedule.launch_ms,
+        "steps_per_s": schedule.steps_per_s(),
+        "busy_pct": 100.0 * profile.busy,
+        "overlap_pct": 100.0 * profile.overlap,
+        "commands_ms": profile.kernel_ms,
+        "critical_path_ms": profile.critical_path_ms,
+        "launches_per_step": schedule.launches_per_step,
+        "waits_per_step": schedule.waits_per_step,
+        "waits_elided_per_step": schedule.waits_elided_per_step,
+        "events_per_step": schedule.events_per_step,
+        "host_syncs_per_step": schedule.host_syncs_per_step,
+        "peak_allocated_bytes": schedule.peak_allocated_bytes,
+        "peak_reserved_bytes": schedule.peak_reserved_bytes,
+        "driver_allocations": schedule.driver_allocations,
+        "ops": ops.collect::<Vec<_>>(),
+        "losses": schedule.losses,
+    })
 }
 
-#[derive(Serialize)]
-struct JsonOp<'a> {
-    op: &'a str,
-    per_step: f64,
-    mean_us: f64,
-}
-
-#[derive(Serialize)]
-struct JsonQuantiles {
-    median: f64,
-    p10: f64,
-    p90: f64,
-}
-
-#[derive(Serialize)]
-struct JsonFinding<'a> {
-    code: &'a str,
-    message: &'a str,
-}
-
-impl From<Quantiles> for JsonQuantiles {
-    fn from(Quantiles { median, p10, p90 }: Quantiles) -> JsonQuantiles {
-        JsonQuantiles { median, p10, p90 }
-    }
-}
-
-impl<'a> From<&'a ScheduleReport> for JsonSchedule<'a> {
-    fn from(schedule: &'a ScheduleReport) -> JsonSchedule<'a> {
-        JsonSchedule {
-            name: schedule.name,
-            streams: schedule.streams,
-            step_ms: schedule.step_ms.into(),
-            launch_ms: schedule.launch_ms,
-            steps_per_s: schedule.steps_per_s(),
-            busy_pct: 100.0 * schedule.profile.busy,
-            overlap_pct: 100.0 * schedule.profile.overlap,
-            commands_ms: schedule.profile.kernel_ms,
-            critical_path_ms: schedule.profile.critical_path_ms,
-            launches_per_step: schedule.launches_per_step,
-            waits_per_step: schedule.waits_per_step,
-            waits_elided_per_step: schedule.waits_elided_per_step,
-            events_per_step: schedule.events_per_step,
-            host_syncs_per_step: schedule.host_syncs_per_step,
-            peak_allocated_bytes: schedule.peak_allocated_bytes,
-            peak_reserved_bytes: schedule.peak_reserved_bytes,
-            driver_allocations: schedule.driver_allocations,
-            ops: (schedule.profile.ops.iter())
-                .map(|op| JsonOp { op: op.op, per_step: op.count, mean_us: 1e3 * op.mean_ms })
-                .collect(),
-            losses: &schedule.losses,
-        }
-    }
-}
-
-fn to_json(found: &Comparison) -> Result<String, Failure> {
-    let json = Json {
-        workload: found.workload,
-        device: &found.device,
-        threads: found.threads,
-        streams: found.options.streams,
-        batch: found.options.batch,
-        steps: found.options.steps,
-        warmup: found.options.warmup,
-        seed: found.options.seed,
-        schedules: [(&found.serial).into(), (&found.concurrent).into()],
-        speedup: found.speedup,
-        speedup_spread: found.speedup_spread.into(),
-        bound_ms: found.bound_ms,
-        efficiency: found.efficiency,
-        inflation: found.inflation,
-        alone_ms: found.alone_ms,
-        identical_losses: found.identical_losses,
-        identical_parameters: found.identical_parameters,
-        accuracy: found.accuracy,
-        held_out_loss: found.held_out_loss,
-        diagnosis: found
-            .diagnosis
-            .iter()
-            .map(|f| JsonFinding { code: f.code, message: &f.message })
-            .collect(),
-    };
-    let text = serde_json::to_string_pretty(&json).map_err(|error| Failure::Run(format!("JSON: {error}")))?;
-    Ok(text + "\n")
+fn quantiles_json(Quantiles { median, p10, p90 }: Quantiles) -> Value {
+    json!({ "median": median, "p10": p10, "p90": p90 })
 }

@@ -120,18 +120,9 @@ fn device(name: &str) -> Result<Device, Failure> {
     Ok(Device::cuda(ordinal)?)
 }
 
-/// Workloads that the design names and this version lacks.
-const PLANNED: &[&str] = &["prefetch"];
-
 fn workload(name: &str) -> Result<&'static dyn Workload, Failure> {
     workloads::find(name).map_err(|_| {
         let known: Vec<&str> = workloads::ALL.iter().map(|workload| workload.name()).collect();
-        let known = known.join(", ");
-        // A name may be in this list and have arrived since.
-        Failure::Usage(if PLANNED.contains(&name) {
-            format!("not in this version yet: {name}; there are: {known}")
-        } else {
-            format!("unknown workload {name:?}; there are: {known}")
-        })
+        Failure::Usage(format!("unknown workload {name:?}; there are: {}", known.join(", ")))
     })
 }

@@ -1,21 +1,29 @@
 //! Standard output and files, with every error looked at.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use streamgrad::models::file;
+
 use super::Failure;
 
-/// Standard output. When its reader goes away the run goes on and the rest is dropped.
+/// What a run says, on standard output. When its reader goes away the rest is dropped.
 pub(super) struct Printer {
-    out: io::Stdout,
+    out: Box<dyn Write>,
+    name: &'static str,
     closed: bool,
 }
 
 impl Printer {
     pub(super) fn stdout() -> Printer {
-        Printer { out: io::stdout(), closed: false }
+        Printer { out: Box::new(io::stdout()), name: STANDARD_OUTPUT, closed: false }
+    }
+
+    /// Speaks on standard error from here on, since standard output takes data.
+    pub(super) fn use_stderr(&mut self) {
+        (self.out, self.name) = (Box::new(io::stderr()), "standard error");
     }
 
     pub(super) fn line(&mut self, line: fmt::Arguments<'_>) -> Result<(), Failure> {
@@ -27,14 +35,24 @@ impl Printer {
                 self.closed = true;
                 Ok(())
             }
-            other => other.map_err(|error| Failure::file(Path::new("standard output"), error)),
+            other => other.map_err(|error| Failure::file(Path::new(self.name), error)),
         }
     }
 
     pub(super) fn empty_line(&mut self) -> Result<(), Failure> {
         self.line(format_args!(""))
     }
+
+    /// Ends a run that saves nothing once nobody reads what it says.
+    pub(super) fn check_read(&self, saves: bool) -> Result<(), Failure> {
+        if self.closed && !saves {
+            return Err(Failure::Run(format!("nobody reads {} any more, and nothing is saved", self.name)));
+        }
+        Ok(())
+    }
 }
+
+const STANDARD_OUTPUT: &str = "standard output";
 
 /// Writes an error as one line.
 pub(super) fn complain(message: &str) {
@@ -43,60 +61,43 @@ pub(super) fn complain(message: &str) {
     let _ = writeln!(io::stderr(), "streamgrad: {}", lines.join("; "));
 }
 
-/// A file that is opened before a long run and written after it. What it held stays until then; if nothing is written,
-/// a file that was not there before is not there after.
-pub(super) struct OutputFile {
-    path: PathBuf,
-    file: File,
-    remove: bool,
+/// Where a text goes, looked at before a long run and written after it.
+pub(super) enum Output {
+    Stdout,
+    /// A terminal, a pipe or another device.
+    Device(PathBuf, File),
+    /// A file, of which nothing is there before the text is.
+    File(PathBuf),
 }
 
-impl OutputFile {
-    pub(super) fn open(path: &Path) -> Result<OutputFile, Failure> {
-        let existed = path.exists();
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(|error| Failure::file(path, error))?;
-        Ok(OutputFile { path: path.to_owned(), file, remove: !existed })
-    }
-
-    /// Opens the file of an option that was given.
-    pub(super) fn open_if(path: Option<&PathBuf>) -> Result<Option<OutputFile>, Failure> {
-        path.map(|path| OutputFile::open(path)).transpose()
-    }
-
-    pub(super) fn write(mut self, text: &str) -> Result<(), Failure> {
-        let result = self.replace(text);
-        self.remove &= result.is_err();
-        result.map_err(|error| Failure::file(&self.path, error))
-    }
-
-    fn replace(&mut self, text: &str) -> io::Result<()> {
-        // A terminal or a pipe has no length to set.
-        if self.file.metadata()?.is_file() {
-            self.file.set_len(0)?;
+impl Output {
+    /// What the argument of an option means.
+    pub(super) fn new(path: &Path) -> Result<Output, Failure> {
+        if is_stdout(path) {
+            return Ok(Output::Stdout);
         }
-        self.file.write_all(text.as_bytes())?;
-        self.file.flush()
-    }
-}
-
-impl Drop for OutputFile {
-    fn drop(&mut self) {
-        if self.remove {
-            let _ = fs::remove_file(&self.path);
+        if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+            let device = File::options().write(true).open(path);
+            return Ok(Output::Device(path.into(), device.map_err(|error| Failure::file(path, error))?));
         }
+        file::check_writable(path)?;
+        Ok(Output::File(path.into()))
+    }
+
+    pub(super) fn write(self, text: &str) -> Result<(), Failure> {
+        let (path, written) = match self {
+            Output::Stdout => {
+                let mut out = io::stdout().lock();
+                (STANDARD_OUTPUT.into(), out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+            }
+            Output::Device(path, mut device) => (path, device.write_all(text.as_bytes())),
+            Output::File(path) => return Ok(file::write(path, text.as_bytes())?),
+        };
+        written.map_err(|error| Failure::file(&path, error))
     }
 }
 
-/// Checks that a file could be written beside `path` and renamed to it.
-pub(super) fn check_replaceable(path: &Path) -> Result<(), Failure> {
-    if path.is_dir() {
-        return Err(Failure::file(path, ErrorKind::IsADirectory.into()));
-    }
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".probe-{}", std::process::id()));
-    let beside = PathBuf::from(beside);
-    let made = OpenOptions::new().write(true).create_new(true).open(&beside);
-    made.map_err(|error| Failure::file(path, error))?;
-    fs::remove_file(&beside).map_err(|error| Failure::file(path, error))
+/// Whether an option's argument means standard output.
+pub(super) fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
 }

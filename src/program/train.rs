@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use streamgrad::checkpoint::{self, Progress};
+use streamgrad::models::file;
 use streamgrad::{
-    Batches, ConcurrentBatches, DType, Device, InMemory, Model, Optimizer, StepBatches, Tensor, Workload,
-    no_grad, workloads,
+    Batches, ConcurrentBatches, DType, Device, Evaluation, InMemory, Model, Optimizer, StepBatches, Tensor,
+    Workload, no_grad, workloads,
 };
 
-use super::output::{Printer, check_replaceable};
+use super::output::{Printer, is_stdout};
 use super::{Failure, device, positive, rate, workload};
 
 #[derive(clap::Args)]
@@ -69,7 +70,12 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let default = workloads::ALL.first().map_or("", |first| first.name());
     let workload = workload(args.workload.as_deref().unwrap_or(default))?;
     if let Some(path) = &args.save {
-        check_replaceable(path)?;
+        if is_stdout(path) {
+            return Err(Failure::Usage(
+                "--save - would be standard output; a file of that name is ./-".into(),
+            ));
+        }
+        file::check_writable(path)?;
     }
     let mut run = Run::new(args, workload)?;
     let epochs = args.epochs.map_or(workload.default_epochs(), |epochs| epochs as u64);
@@ -81,6 +87,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let bar = bar(epochs.saturating_sub(run.progress.epoch).saturating_mul(run.steps_per_epoch));
     let mut loss = None;
     while run.progress.epoch < epochs {
+        printer.check_read(args.save.is_some())?;
         let start = Instant::now();
         let mean = run.epoch(&bar)?;
         loss = Some(mean);
@@ -178,7 +185,7 @@ impl Run {
     }
 
     /// How the model does on the held-out data; an error if its loss is not finite.
-    fn evaluate(&self) -> Result<workloads::Evaluation, Failure> {
+    fn evaluate(&self) -> Result<Evaluation, Failure> {
         let evaluation = self.model.evaluate(&self.test, &self.device)?;
         self.check_finite("held-out loss", evaluation.loss)?;
         Ok(evaluation)

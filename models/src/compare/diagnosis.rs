@@ -12,6 +12,9 @@ pub struct Finding {
     pub message: String,
 }
 
+/// The code of the finding that other programs disturbed the measurement.
+pub(super) const BUSY: &str = "busy";
+
 impl Finding {
     pub(super) fn new(code: &'static str, message: String) -> Finding {
         Finding { code, message }
@@ -24,6 +27,7 @@ const NOTABLE: f64 = 0.08;
 /// Every rule that applies, and last what takes the concurrent step's time.
 pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
     let rules = [
+        busy,
         hidden_synchronisation,
         driver_calls,
         intruders,
@@ -48,6 +52,26 @@ fn share(part: f64, whole: f64) -> f64 {
 
 fn percent(part: f64, whole: f64) -> f64 {
     100.0 * share(part, whole)
+}
+
+/// So much longer than the median, a tenth of the steps of one stream, which all do the same, were kept waiting.
+const DISTURBED: f64 = 1.5;
+/// Fewer steps have no tenth to speak of.
+const MANY: usize = 20;
+
+fn is_busy(facts: &Facts) -> bool {
+    facts.steps >= MANY && facts.serial_p90_ms > DISTURBED * facts.serial_ms
+}
+
+fn busy(facts: &Facts) -> Option<Finding> {
+    is_busy(facts).then(|| {
+        let message = format!(
+            "the machine is busy: a tenth of the serial steps take {:.3} ms or more, the median is {:.3} ms; other programs \
+             have the cores meanwhile, so the speed-up says little: measure again on an idle machine",
+            facts.serial_p90_ms, facts.serial_ms
+        );
+        Finding::new(BUSY, message)
+    })
 }
 
 fn hidden_synchronisation(facts: &Facts) -> Option<Finding> {
@@ -103,7 +127,7 @@ fn are_apart(facts: &Facts) -> bool {
 }
 
 fn lanes_apart(facts: &Facts) -> Option<Finding> {
-    let threads = facts.threads.filter(|_| are_apart(facts))?;
+    let threads = facts.threads.filter(|_| are_apart(facts) && !is_busy(facts))?;
     let message = format!(
         "the lanes hardly ever run at once ({:.0} % of busy time) though there are {threads} threads: their threads share \
          a core, as they do when another program keeps one busy; measure again on an idle machine",

@@ -10,7 +10,11 @@ pub(super) struct Facts {
     pub(super) lanes: usize,
     /// The host's threads that run commands; none if a processor of its own does, which takes all lanes at once.
     pub(super) threads: Option<usize>,
+    /// Steps that were measured.
+    pub(super) steps: usize,
     pub(super) serial_ms: f64,
+    /// What nine tenths of the serial steps stay below.
+    pub(super) serial_p90_ms: f64,
     pub(super) concurrent_ms: f64,
     /// The part of the concurrent step until the host has launched everything.
     pub(super) launch_ms: f64,
@@ -51,7 +55,9 @@ impl Facts {
         Facts {
             lanes: concurrent.streams,
             threads,
+            steps: serial.losses.len(),
             serial_ms: serial.step_ms.median,
+            serial_p90_ms: serial.step_ms.p90,
             concurrent_ms: concurrent.step_ms.median,
             launch_ms: concurrent.launch_ms,
             launches: concurrent.launches_per_step,

@@ -118,7 +118,7 @@ pub struct Comparison {
     /// The best that a concurrent step could take: the longest chain of commands, or all commands spread over the
     /// threads, each command as long as it takes undisturbed and nothing between them.
     pub bound_ms: f64,
-    /// `(serial - concurrent) / (serial - bound)`, if the bound leaves room.
+    /// `(serial - concurrent) / (serial - bound)`, if the bound leaves room; 0 if the concurrent schedule is the slower one.
     pub efficiency: Option<f64>,
     /// How much longer a command takes beside the other lanes than alone.
     pub inflation: f64,
@@ -134,6 +134,14 @@ pub struct Comparison {
     pub held_out_loss: f64,
     /// What limits the speed-up, by measured numbers.
     pub diagnosis: Vec<Finding>,
+}
+
+impl Comparison {
+    /// Whether other programs kept the machine so busy that the times say little: a tenth of the serial steps, which all do
+    /// the same, took much longer than the median.
+    pub fn is_disturbed(&self) -> bool {
+        self.diagnosis.iter().any(|finding| finding.code == diagnosis::BUSY)
+    }
 }
 
 /// One schedule's figures.
@@ -262,7 +270,6 @@ pub fn compare(
     }));
     diagnosis.extend(diagnosis::diagnose(&facts));
     let (serial_ms, concurrent_ms) = (serial.step_ms.median, concurrent.step_ms.median);
-    let room = serial_ms - facts.bound_ms;
     Ok(Comparison {
         workload: workload.name(),
         device: options.device.name(),
@@ -272,7 +279,7 @@ pub fn compare(
         speedup: serial_ms / concurrent_ms,
         speedup_spread,
         bound_ms: facts.bound_ms,
-        efficiency: (room > NO_ROOM * serial_ms).then(|| (serial_ms - concurrent_ms) / room),
+        efficiency: efficiency(serial_ms, concurrent_ms, facts.bound_ms),
         inflation: facts.inflation,
         alone_ms: alone.wall_ms,
         identical_losses: loss_difference.is_none(),
@@ -283,6 +290,12 @@ pub fn compare(
         serial,
         concurrent,
     })
+}
+
+/// The part of the room below the serial step that the concurrent one uses.
+fn efficiency(serial_ms: f64, concurrent_ms: f64, bound_ms: f64) -> Option<f64> {
+    let room = serial_ms - bound_ms;
+    (room > NO_ROOM * serial_ms).then(|| ((serial_ms - concurrent_ms) / room).max(0.0))
 }
 
 /// Cuts `steps` into blocks, about twelve, none longer than 32.

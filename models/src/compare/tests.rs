@@ -1,3 +1,4 @@
+use approx::assert_abs_diff_eq;
 use device::{CommandRecord, Device, Error, Moment, Recording, StreamId, WaitRecord};
 
 use super::facts::Facts;
@@ -33,7 +34,7 @@ fn busy_time_is_a_union_and_overlap_needs_two() {
     assert_eq!((found.busy_ns, found.overlap_ns), (90, 30));
     assert_eq!(activity(&Recording::default()).busy_ns, 0);
     let profile = Profile::of(&[two_lanes()], &[A, B]);
-    assert!((profile.busy - 0.75).abs() < 1e-12 && (profile.overlap - 1.0 / 3.0).abs() < 1e-12);
+    assert_abs_diff_eq!([profile.busy, profile.overlap][..], [0.75, 1.0 / 3.0][..], epsilon = 1e-12);
     assert_eq!(profile.lanes.iter().map(|lane| lane.commands).collect::<Vec<_>>(), [2.0, 1.0]);
     assert_eq!(profile.outside.map(|outside| outside.longest_op), Some("sgd"));
     assert!(profile.intruders.is_empty());
@@ -76,7 +77,9 @@ fn each_cause_has_its_finding() {
     let good = Facts {
         lanes: 2,
         threads: Some(2),
+        steps: 100,
         serial_ms: 2.0,
+        serial_p90_ms: 2.2,
         concurrent_ms: 1.1,
         split_gain: 1.0,
         overlap: 0.8,
@@ -102,6 +105,10 @@ fn each_cause_has_its_finding() {
     assert_eq!(with(&|f| f.lanes = 3), ["no-room", "limit"]);
     assert_eq!(with(&|f| f.split_gain = 1.5), ["kernels-fill-device", "limit"]);
     assert_eq!(with(&|f| f.overlap = 0.05), ["lanes-apart", "limit"]);
+    let disturbed = |f: &mut Facts| f.serial_p90_ms = 4.0;
+    assert_eq!(with(&disturbed), ["busy", "limit"]);
+    assert_eq!(with(&|f| (f.overlap, f.serial_p90_ms) = (0.05, 4.0)), ["busy", "limit"]);
+    assert_eq!(with(&|f| (f.steps, f.serial_p90_ms) = (19, 4.0)), ["limit"], "too few to tell");
     assert_eq!(with(&|f| f.lanes_ms = vec![1.0, 0.5]), ["imbalance", "limit"]);
     assert_eq!(with(&|f| f.inflation = 1.4), ["inflation", "limit"]);
     assert_eq!(with(&|f| f.chain_ms = 0.5), ["host-bound", "limit"]);
@@ -115,6 +122,13 @@ fn each_cause_has_its_finding() {
     };
     assert_eq!(gpu(&|_| ()), ["limit"]);
     assert_eq!(gpu(&|f| f.launch_ms = 1.0), ["host-bound", "limit"]);
+}
+
+#[test]
+fn efficiency_is_the_part_of_the_room_that_is_used() {
+    assert_eq!(efficiency(2.0, 1.25, 1.0), Some(0.75));
+    assert_eq!(efficiency(2.0, 3.0, 1.0), Some(0.0), "slower is no use");
+    assert_eq!(efficiency(2.0, 1.9, 1.95), None, "no room");
 }
 
 #[test]

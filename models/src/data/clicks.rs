@@ -197,7 +197,7 @@ mod tests {
 
         let rate = data.labels().iter().sum::<i64>() as f64 / data.len() as f64;
         assert!((0.1..0.45).contains(&rate), "{rate}");
-        assert!((log.base_loss() - entropy(rate)).abs() < 1e-12);
+        approx::assert_abs_diff_eq!(log.base_loss(), entropy(rate), epsilon = 1e-12);
         assert!(log.best_loss() < 0.9 * log.base_loss(), "{} {}", log.best_loss(), log.base_loss());
     }
 

@@ -113,10 +113,9 @@ mod tests {
         let ramp: Vec<f32> = (0..64).map(|i| (i % 8) as f32 + 10.0 * (i / 8) as f32).collect();
         let mut large = Vec::new();
         enlarge(&ramp, 15, &mut large);
-        for (at, value) in large.iter().enumerate() {
-            let expected = (at % 15) as f32 * 0.5 + 10.0 * (at / 15) as f32 * 0.5;
-            assert!((value - expected).abs() < 1e-5, "{at}: {value} against {expected}");
-        }
+        let expected: Vec<f32> =
+            (0..225).map(|at| (at % 15) as f32 * 0.5 + 10.0 * (at / 15) as f32 * 0.5).collect();
+        approx::assert_abs_diff_eq!(large[..], expected[..], epsilon = 1e-5);
         assert_eq!(Digits::enlarged(8).unwrap().row(5), Digits::load().unwrap().row(5));
         assert!(Digits::enlarged(1).is_err());
     }

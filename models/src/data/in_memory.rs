@@ -7,7 +7,7 @@ use device::{Device, Error, Result};
 use tensor::Tensor;
 
 use super::{Batch, Ragged, csv};
-use crate::random;
+use crate::{file, random};
 
 /// Rows of features, each with the number of its class; cheap to clone.
 ///
@@ -119,10 +119,8 @@ impl InMemory {
     /// `Io` if the file cannot be read; `Format` with the line's number for anything in it that is not a
     /// number, for NaN, for a row of another length, and for a label outside `0..classes`.
     pub fn read_csv(path: impl AsRef<Path>, classes: usize, scale: f32) -> Result<Self> {
-        let path = path.as_ref().display().to_string();
-        let text = std::fs::read(&path)
-            .map_err(|e| Error::Io { path: path.as_str().into(), source: Arc::new(e) })?;
-        csv::parse(&path, &text, classes, scale)
+        let path = path.as_ref();
+        csv::parse(&path.display().to_string(), &file::read(path)?, classes, scale)
     }
 
     /// The number of rows; never 0.

@@ -1,10 +1,11 @@
 //! NumPy's `.npy` files: one array each.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use device::{DType, Device, Error, Result, f16};
 use tensor::Tensor;
+
+use crate::file;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// The most axes that NumPy itself allows.
@@ -31,8 +32,7 @@ const MAX_AXES: usize = 64;
 /// it; `OutOfMemory`.
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Tensor> {
     let path = path.as_ref();
-    let bytes = std::fs::read(path).map_err(|error| io(path, error))?;
-    parse(&path.display().to_string(), &bytes, device)
+    parse(&path.display().to_string(), &file::read(path)?, device)
 }
 
 /// Reads an array from the bytes of a `.npy` file; `name` is for the messages. See [`load`].
@@ -62,15 +62,14 @@ pub fn parse(name: &str, bytes: &[u8], device: &Device) -> Result<Tensor> {
     array.permute(&axes)
 }
 
-/// Writes an array as a `.npy` file of format 1, little endian, in C order. Waits for the last write of the tensor.
+/// Writes an array as a `.npy` file of format 1, little endian, in C order, in place of the one that is there. Waits for
+/// the last write of the tensor.
 ///
 /// # Errors
-/// `Io` if the file cannot be written; `DTypeUnsupported` for BF16; `Async` if a command that led to the tensor failed.
+/// As [`file::write`]; `DTypeUnsupported` for BF16; `Async` if a command that led to the tensor failed.
 #[track_caller]
 pub fn save(path: impl AsRef<Path>, array: &Tensor) -> Result<()> {
-    let path = path.as_ref();
-    let bytes = to_bytes(array)?;
-    std::fs::write(path, bytes).map_err(|error| io(path, error))
+    file::write(path, &to_bytes(array)?)
 }
 
 /// The bytes of a `.npy` file; see [`save`].
@@ -126,10 +125,6 @@ fn descr(dtype: DType) -> Result<&'static str> {
 
 fn numbers<T, const N: usize>(data: &[u8], of: impl Fn([u8; N]) -> T) -> Vec<T> {
     data.as_chunks::<N>().0.iter().map(|&bytes| of(bytes)).collect()
-}
-
-fn io(path: &Path, error: std::io::Error) -> Error {
-    Error::Io { path: path.display().to_string().into(), source: Arc::new(error) }
 }
 
 fn format(name: &str, detail: String) -> Error {

@@ -7,6 +7,7 @@ use device::{Device, Error, Result};
 use tensor::{Generator, Tensor};
 
 use super::InMemory;
+use crate::file;
 use crate::random::{self, SplitMix};
 
 /// A text whose characters are numbered; cheap to clone, as are its parts.
@@ -78,11 +79,11 @@ impl Text {
     /// # Errors
     /// `Io` if the file cannot be read; `Format` if it is not UTF-8; as [`Text::new`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().display().to_string();
-        let bytes = std::fs::read(&path)
-            .map_err(|e| Error::Io { path: path.as_str().into(), source: Arc::new(e) })?;
-        let text = String::from_utf8(bytes)
-            .map_err(|e| Error::Format { path: path.into(), detail: e.to_string().into() })?;
+        let path = path.as_ref();
+        let text = String::from_utf8(file::read(path)?).map_err(|e| Error::Format {
+            path: path.display().to_string().into(),
+            detail: e.to_string().into(),
+        })?;
         Self::new(&text)
     }
 

@@ -1,5 +1,6 @@
 //! Layers for images: first values, names, running statistics, and lanes.
 
+use approx::assert_abs_diff_eq;
 use autograd::{ConcurrentBatches, Var, no_grad};
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
@@ -16,8 +17,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 fn close(found: &[f32], expected: &[f32]) {
-    assert_eq!(found.len(), expected.len());
-    assert!(found.iter().zip(expected).all(|(f, e)| (f - e).abs() < 1e-6), "{found:?} against {expected:?}");
+    assert_abs_diff_eq!(found, expected, epsilon = 1e-6);
 }
 
 #[test]
@@ -104,7 +104,8 @@ fn running_statistics_follow_the_batches() {
     let names: Vec<&str> = state.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["running_mean", "running_var", "num_batches_tracked"]);
     let running = |index: usize| state[index].1[0];
-    assert!((running(0) - 0.3).abs() < 1e-7 && (running(1) - (0.9 + 1.4 / 3.0)).abs() < 1e-6, "{state:?}");
+    assert_abs_diff_eq!(running(0), 0.3, epsilon = 1e-7);
+    assert_abs_diff_eq!(running(1), 0.9 + 1.4 / 3.0, epsilon = 1e-6);
     assert_eq!(running(2), 1.0);
     layer.set_training(false);
     let y = layer.forward(&x).unwrap();
@@ -123,13 +124,13 @@ fn without_momentum_they_are_the_mean_and_without_tracking_there_are_none() {
         no_grad(|| layer.forward(&images(&[shift, shift + 2.0], &[1, 1, 1, 2]))).unwrap();
     }
     let state = buffers(&layer);
-    assert!((state[0].1[0] - 5.0).abs() < 1e-5 && (state[1].1[0] - 2.0).abs() < 1e-5, "{state:?}");
+    assert_abs_diff_eq!([state[0].1[0], state[1].1[0]][..], [5.0, 2.0][..], epsilon = 1e-5);
     let own = BatchNormOptions { track_running_stats: false, affine: false, ..BatchNormOptions::default() };
     let layer = BatchNorm2d::with_options(1, own, &dev).unwrap();
     assert!(layer.named_buffers().is_empty() && layer.parameters().is_empty());
     layer.set_training(false);
     let y = layer.forward(&images(&[1.0, 3.0], &[1, 1, 1, 2])).unwrap();
-    assert!((values(y.value())[1] - 1.0).abs() < 1e-4);
+    assert_abs_diff_eq!(values(y.value())[1], 1.0, epsilon = 1e-4);
 }
 
 fn network(dev: &Device) -> Sequential {

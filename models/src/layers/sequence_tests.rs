@@ -1,5 +1,6 @@
 //! Values, first values and names of the layers of sequence models.
 
+use approx::assert_abs_diff_eq;
 use autograd::Var;
 use autograd::ops::BagMode;
 use device::{DType, Device, Error};
@@ -26,9 +27,7 @@ fn names(module: &dyn Module) -> Vec<String> {
 
 #[track_caller]
 fn close(found: &Var, expected: &[f32]) {
-    let found = values(found);
-    assert_eq!(found.len(), expected.len());
-    assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?} and {expected:?}");
+    assert_abs_diff_eq!(values(found)[..], *expected, epsilon = 1e-5);
 }
 
 fn uniform(shape: &[usize], op: u64) -> Var {

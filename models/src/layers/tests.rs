@@ -1,5 +1,6 @@
 //! Values, modes and names of the layers.
 
+use approx::{abs_diff_eq, assert_abs_diff_eq};
 use autograd::Var;
 use device::{DType, Device, Error, Result};
 use tensor::{Generator, RandomKey, Tensor, with_generator};
@@ -82,7 +83,7 @@ fn activations_have_their_values() {
     let x = constant(&[-1.0, 0.0, 2.0], &[3]);
     let close = |module: &dyn Module, expected: [f32; 3]| {
         let got = values(&module.forward(&x).unwrap());
-        assert!(got.iter().zip(expected).all(|(g, e)| (g - e).abs() < 1e-6), "{got:?} against {expected:?}");
+        assert_abs_diff_eq!(got[..], expected[..], epsilon = 1e-6);
     };
     close(&Relu, [0.0, 0.0, 2.0]);
     close(&Gelu::default(), [-0.158_655_26, 0.0, 1.954_499_7]);
@@ -110,7 +111,7 @@ fn dropout_drops_and_scales_in_training_only() {
     let y = values(&dropout.forward(&x).unwrap());
     let dropped = y.iter().filter(|v| **v == 0.0).count();
     assert!((850..1150).contains(&dropped), "{dropped} of 4000");
-    assert!(y.iter().all(|v| *v == 0.0 || (v - 4.0 / 3.0).abs() < 1e-6));
+    assert!(y.iter().all(|v| *v == 0.0 || abs_diff_eq!(*v, 4.0 / 3.0, epsilon = 1e-6)));
     dropout.set_training(false);
     assert_eq!(values(&dropout.forward(&x).unwrap()), vec![1.0; 4000]);
     for p in [-0.1, 1.1, f64::NAN] {

@@ -57,6 +57,11 @@ fn gpt_learns_to_tell_characters() {
     let dev = Device::cpu();
     let workload = find("gpt").unwrap();
     let (train, test) = workload.data(7, &dev).unwrap();
+    assert_eq!(
+        (train.len(), train.classes(), train.labels().iter().sum::<i64>()),
+        (3684, 26, 40_058),
+        "the text does not change"
+    );
     let model = workload.model(7, &dev).unwrap();
     let guessed = model.evaluate(&test, &dev).unwrap();
     assert!(

@@ -1,0 +1,162 @@
+//! What is saved is whole, in the place that its path means, and alone there.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use device::{Device, Error, Result};
+use models::{checkpoint, data::npy, digits_mlp};
+use tensor::Tensor;
+
+/// A folder of the test's own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("streamgrad-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn save_checkpoint(path: &Path) -> Result<()> {
+    checkpoint::save(path, &digits_mlp(1, &Device::cpu())?)
+}
+
+fn save_array(path: &Path) -> Result<()> {
+    npy::save(path, &Tensor::from_slice(&[1_u8, 2, 3], &[3], &Device::cpu())?)
+}
+
+/// Everything that writes a file.
+const SAVERS: [fn(&Path) -> Result<()>; 2] = [save_checkpoint, save_array];
+
+#[test]
+fn a_file_is_replaced_whole() {
+    let folder = Folder::new("whole");
+    let path = folder.0.join("saved");
+    for save in SAVERS {
+        fs::write(&path, "what was there").unwrap();
+        let mut old = File::open(&path).unwrap();
+        save(&path).unwrap();
+        let mut content = String::new();
+        old.read_to_string(&mut content).unwrap();
+        assert_eq!(content, "what was there", "who had it open can still read it");
+        assert_ne!(fs::read(&path).unwrap(), content.as_bytes());
+        assert_eq!(folder.names(), ["saved"]);
+    }
+}
+
+#[test]
+fn what_killed_writers_left_is_removed_and_nothing_else() {
+    let folder = Folder::new("abandoned");
+    let path = folder.0.join("saved");
+    for save in SAVERS {
+        let others = ["other.1-0.tmp", "saved.1-.tmp", "saved.tmp", "saved.x-1.tmp", "saved.1-0.tmpx"];
+        for name in others.iter().chain(&["saved.1-0.tmp", "saved.4194304-12.tmp", "saved.2-0.tmp"]) {
+            fs::write(folder.0.join(name), "").unwrap();
+        }
+        fs::create_dir_all(folder.0.join("saved.3-0.tmp")).unwrap();
+        // A writer that is at work.
+        let working = File::options().write(true).open(folder.0.join("saved.2-0.tmp")).unwrap();
+        working.lock().unwrap();
+        save(&path).unwrap();
+        let mut expected = [&others[..], &["saved", "saved.2-0.tmp", "saved.3-0.tmp"]].concat();
+        expected.sort_unstable();
+        assert_eq!(folder.names(), expected);
+    }
+}
+
+#[test]
+fn writers_of_one_file_leave_each_other_alone() {
+    let folder = Folder::new("writers");
+    let path = folder.0.join("saved");
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| (0..100).for_each(|_| save_array(&path).unwrap()));
+        }
+    });
+    assert_eq!(npy::load(&path, &Device::cpu()).unwrap().to_vec::<u8>().unwrap(), [1, 2, 3]);
+    assert_eq!(folder.names(), ["saved"]);
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_symbolic_link_stays_and_its_target_is_replaced() {
+        let folder = Folder::new("links");
+        let (link, inner) = (folder.0.join("link"), folder.0.join("inner"));
+        fs::create_dir(&inner).unwrap();
+        // A link to a link, relative to where each of them is; at first the last one points to nothing.
+        symlink("inner/link", &link).unwrap();
+        symlink("../target", inner.join("link")).unwrap();
+        for save in SAVERS {
+            for _ in 0..2 {
+                save(&link).unwrap();
+                assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+                assert!(fs::symlink_metadata(inner.join("link")).unwrap().is_symlink());
+                assert!(fs::symlink_metadata(folder.0.join("target")).unwrap().len() > 0);
+                assert_eq!(folder.names(), ["inner", "link", "target"]);
+            }
+            fs::remove_file(folder.0.join("target")).unwrap();
+        }
+        let circle = folder.0.join("circle");
+        symlink("circle", &circle).unwrap();
+        for save in SAVERS {
+            assert!(matches!(save(&circle), Err(Error::Io { .. })));
+            assert!(fs::symlink_metadata(&circle).unwrap().is_symlink());
+        }
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused() {
+        let folder = Folder::new("irregular");
+        let (pipe, null) = (folder.0.join("pipe"), folder.0.join("null"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        symlink("/dev/null", &null).unwrap();
+        for save in SAVERS {
+            for path in [&pipe, &null] {
+                let error = save(path).unwrap_err();
+                assert!(matches!(&error, Error::Io { .. }), "{error}");
+                let message = error.to_string();
+                assert!(message.contains(path.to_str().unwrap()), "{message}");
+                assert!(message.contains("not a regular file"), "{message}");
+            }
+            assert!(matches!(save(&folder.0), Err(Error::Io { .. })));
+            assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+            assert!(fs::symlink_metadata(&null).unwrap().is_symlink());
+            assert_eq!(folder.names(), ["null", "pipe"]);
+        }
+    }
+
+    #[test]
+    fn permissions_stay() {
+        let folder = Folder::new("permissions");
+        let path = folder.0.join("saved");
+        for save in SAVERS {
+            fs::write(&path, "secret").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            save(&path).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+    }
+}

@@ -73,7 +73,7 @@ pub use pool::{
     Means, avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
-pub use reduce::{ReduceOp, argmax, logsumexp, reduce, var};
+pub use reduce::{ReduceOp, argmax, argmin, logsumexp, reduce, var};
 pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};
 pub use window::Window;

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::cpu::fold::{Axes, Fold, Max, Min, Prod, Sum, SumExp, SumSquares, fold};
 use crate::cpu::lanes::{Lanes, Scratch, with_scratch};
 use crate::cpu::number::{Number, Real};
-use crate::cpu::reduce::argmax as argmax_cpu;
+use crate::cpu::reduce::first_best as first_best_cpu;
 use crate::cpu::stage::{Operand, Stage};
 use crate::cuda;
 use crate::layout::{Dst, Layout, LoopAxis, Loops, View, normalize_axes, normalize_axis, shape_mismatch};
@@ -117,7 +117,37 @@ pub fn logsumexp(stream: &Stream, x: View<'_>, axes: &[isize], out: View<'_>) ->
 /// # Errors
 /// As for [`reduce`]; [`Error::InvalidArgument`] if the axis has no elements.
 pub fn argmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
-    let op = "argmax";
+    first_best(stream, Best::Largest, x, axis, out)
+}
+
+/// Index of the smallest element along an axis, the first if there are several; NaN counts as smaller than all others.
+///
+/// Shapes and element types: as for [`argmax`].
+///
+/// # Errors
+/// As for [`argmax`].
+pub fn argmin(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
+    first_best(stream, Best::Smallest, x, axis, out)
+}
+
+/// Which element an index is asked of.
+#[derive(Clone, Copy)]
+pub(crate) enum Best {
+    Largest,
+    Smallest,
+}
+
+impl Best {
+    pub(crate) const fn op(self) -> &'static str {
+        match self {
+            Best::Largest => "argmax",
+            Best::Smallest => "argmin",
+        }
+    }
+}
+
+fn first_best(stream: &Stream, best: Best, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
+    let op = best.op();
     let axis = normalize_axis(op, axis, x.layout.rank())?;
     let axes = split_axes(op, x.layout, &[axis as isize], &out)?;
     if x.shape()[axis] == 0 && axes.kept.elements > 0 {
@@ -129,10 +159,10 @@ pub fn argmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Resul
         });
     }
     match x.dtype.compute_dtype() {
-        DType::F32 => argmax_of::<f32>(stream, x, axis, axes, out),
-        DType::F64 => argmax_of::<f64>(stream, x, axis, axes, out),
-        DType::I64 => argmax_of::<i64>(stream, x, axis, axes, out),
-        DType::U8 => argmax_of::<u8>(stream, x, axis, axes, out),
+        DType::F32 => first_best_of::<f32>(stream, best, x, axis, axes, out),
+        DType::F64 => first_best_of::<f64>(stream, best, x, axis, axes, out),
+        DType::I64 => first_best_of::<i64>(stream, best, x, axis, axes, out),
+        DType::U8 => first_best_of::<u8>(stream, best, x, axis, axes, out),
         dtype => Err(Error::DTypeUnsupported { op, dtype }),
     }
 }
@@ -280,11 +310,18 @@ fn logsumexp_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_
     })
 }
 
-fn argmax_of<T: Number>(stream: &Stream, x: View<'_>, axis: usize, axes: Axes, out: View<'_>) -> Result<()> {
-    let op = "argmax";
+fn first_best_of<T: Number>(
+    stream: &Stream,
+    best: Best,
+    x: View<'_>,
+    axis: usize,
+    axes: Axes,
+    out: View<'_>,
+) -> Result<()> {
+    let op = best.op();
     let (from, to) = (Operand::<T>::of(op, &x, x.dtype)?, out.dst::<i64>(op)?);
     if stream.is_cuda() {
-        return cuda::reduce::argmax(stream, x, &axes, out);
+        return cuda::reduce::first_best(stream, best, x, &axes, out);
     }
     if axes.kept.elements == 0 {
         return Ok(());
@@ -295,7 +332,11 @@ fn argmax_of<T: Number>(stream: &Stream, x: View<'_>, axis: usize, axes: Axes, o
         // SAFETY: as in `plain`.
         unsafe {
             let stage = Stage::new(&workers);
-            argmax_cpu(&axes.kept, &workers, stage.read(&from), (len, step), to);
+            let (x, along) = (stage.read(&from), (len, step));
+            match best {
+                Best::Largest => first_best_cpu(&axes.kept, &workers, x, along, to, |a, b| a > b),
+                Best::Smallest => first_best_cpu(&axes.kept, &workers, x, along, to, |a, b| a < b),
+            }
         }
     })
 }

@@ -95,7 +95,7 @@ impl Tensor {
         self.number("abs", UnaryOp::Abs)
     }
 
-    /// -1, 0 or 1 by the sign; NaN stays NaN.
+    /// -1, 0 or 1 by the sign; 0 for NaN.
     ///
     /// # Errors
     /// `DTypeUnsupported` for bool.

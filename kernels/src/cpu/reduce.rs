@@ -4,17 +4,18 @@ use super::number::Number;
 use crate::layout::{Dst, Loops, Src};
 use crate::par::{Workers, for_range};
 
-/// `out[k]` = index of the first largest of the `len` elements at steps of `step` from kept element `k`; the first NaN
-/// wins.
+/// `out[k]` = index of the first of the `len` elements at steps of `step` from kept element `k` that no other is `better`
+/// than; the first NaN wins.
 ///
 /// # Safety
 /// The elements can be read, `len` is not 0, `out` has room for all kept elements, and nobody else uses it meanwhile.
-pub(crate) unsafe fn argmax<T: Number>(
+pub(crate) unsafe fn first_best<T: Number>(
     kept: &Loops<1>,
     workers: &Workers,
     x: Src<T>,
     (len, step): (usize, isize),
     out: Dst<i64>,
+    better: impl Fn(T, T) -> bool + Sync,
 ) {
     let chunk = ((1 << 14) / len).max(1);
     for_range(workers, kept.elements, chunk, &|range| {
@@ -28,7 +29,7 @@ pub(crate) unsafe fn argmax<T: Number>(
                     let (mut best, mut index) = (*from, 0);
                     for i in 1..len {
                         let value = *from.offset(i as isize * step);
-                        if value > best || (value.is_nan() && !best.is_nan()) {
+                        if better(value, best) || (value.is_nan() && !best.is_nan()) {
                             (best, index) = (value, i);
                         }
                     }

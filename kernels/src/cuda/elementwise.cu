@@ -51,7 +51,7 @@ template <class T> struct Unary {
     };
 FUNCTION1(Neg, negate(x))
 FUNCTION1(Abs, is_negative(x) ? sub((T)0, x) : x)
-FUNCTION1(Sign, is_negative(x) ? (T)-1 : x > 0 ? (T)1 : x)
+FUNCTION1(Sign, (T)((x > 0) - is_negative(x)))
 FUNCTION1(Square, mul(x, x))
 FUNCTION1(AddScalar, add(x, this->a))
 FUNCTION1(MulScalar, mul(x, this->a))

@@ -8,7 +8,7 @@ use super::rows::{Team, Teams, by_team};
 use super::walk::{ByValue, Walk, address};
 use crate::cpu::fold::Axes;
 use crate::layout::View;
-use crate::reduce::ReduceOp;
+use crate::reduce::{Best, ReduceOp};
 
 number_programs!("reduce", "rows.cuh", "reduce.cu");
 
@@ -35,8 +35,12 @@ pub(crate) fn logsumexp(stream: &Stream, x: View<'_>, axes: &Axes, out: View<'_>
     launch(stream, "logsumexp", |team, dtype| by_team!(team, dtype, "logsumexp"), 0.0, x, axes, out)
 }
 
-pub(crate) fn argmax(stream: &Stream, x: View<'_>, axes: &Axes, out: View<'_>) -> Result<()> {
-    launch(stream, "argmax", |team, dtype| by_team!(team, dtype, "argmax"), 0.0, x, axes, out)
+pub(crate) fn first_best(stream: &Stream, best: Best, x: View<'_>, axes: &Axes, out: View<'_>) -> Result<()> {
+    let kernel: fn(Team, DType) -> &'static str = match best {
+        Best::Largest => |team, dtype| by_team!(team, dtype, "argmax"),
+        Best::Smallest => |team, dtype| by_team!(team, dtype, "argmin"),
+    };
+    launch(stream, best.op(), kernel, 0.0, x, axes, out)
 }
 
 fn launch(

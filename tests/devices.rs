@@ -394,7 +394,7 @@ fn replicas(devices: &[Device; 2], threads: bool) -> Result<Vec<Tensor>> {
         for (leaf, other) in leaves[0].iter().zip(&leaves[1]) {
             let theirs = others.get(other).unwrap().to_device(&devices[0])?;
             let sum = gradients.get(leaf).unwrap().add(&theirs)?;
-            assert!(gradients.replace(leaf, Var::constant(sum)));
+            assert!(gradients.replace(leaf, Var::constant(sum))?);
         }
         sgd.step(&gradients)?;
         for (leaf, other) in leaves[0].iter().zip(&leaves[1]) {

@@ -35,18 +35,22 @@ fn types_promote_as_in_torch() {
                 assert_eq!(lhs.promote(rhs), expected, "{lhs} and {rhs}");
                 let of = |dtype| Tensor::ones(&[2, 1], dtype, device);
                 let (a, b) = (Var::leaf(of(lhs)?), Var::leaf(of(rhs)?.reshape(&[1, 2])?));
-                let ops = [Var::add, Var::sub, Var::mul, Var::div, Var::pow, Var::maximum, Var::minimum];
+                let ops = [Var::add, Var::sub, Var::mul, Var::pow, Var::maximum, Var::minimum];
+                let quotient = a.div(&b)?;
+                assert_eq!(quotient.dtype(), if expected.is_float() { expected } else { F32 });
                 if expected == Bool {
                     let refused = ops.map(|op| matches!(op(&a, &b), Err(Error::DTypeUnsupported { .. })));
-                    assert_eq!(refused, [true; 7]);
+                    assert_eq!(refused, [true; 6]);
                     continue;
                 }
                 let cond = a.value().le(b.value())?;
                 assert_eq!(cond.to_vec::<bool>()?, [true; 4]);
                 let chosen = Var::where_cond(&cond, &a, &b)?;
-                for y in ops.map(|op| op(&a, &b)).into_iter().chain([Ok(chosen)]) {
-                    let y = y?;
+                let results: Vec<Var> = ops.iter().map(|op| op(&a, &b)).collect::<Result<_>>()?;
+                for y in results.iter().chain([&chosen]) {
                     assert_eq!(y.dtype(), expected, "{lhs} and {rhs}");
+                }
+                for y in results.iter().chain([&chosen, &quotient]) {
                     if !y.requires_grad() {
                         assert!(!lhs.is_float() && !rhs.is_float());
                         continue;

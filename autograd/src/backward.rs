@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use device::{Panicked, Shared};
+use device::Shared;
 use smallvec::SmallVec;
-use tensor::{Error, Result, Tensor};
+use tensor::{DType, Device, Error, Result, Tensor};
 
+use crate::caught::catch;
+use crate::gradients::separate;
 use crate::mode::{is_recording, with_recording};
-use crate::place::on;
-use crate::tape::{Node, Saved, Vjp};
+use crate::place::{Place, on};
+use crate::tape::{Claimed, Node, Vjp};
 use crate::{Gradients, Grads, Var};
 
 /// How to run [`Var::backward_with`].
@@ -21,7 +22,8 @@ pub struct BackwardOptions {
     pub retain_graph: bool,
     /// Record the pass itself, so that its gradients have gradients. Keeps the saved tensors, too.
     pub create_graph: bool,
-    /// The gradient of the value, of the same shape. One by default, which needs a value of one element.
+    /// The gradient of the value, of the same shape, type and device. One by default, which needs a value of one element.
+    /// Its own graph takes part in the pass only if that is recorded.
     pub gradient: Option<Var>,
 }
 
@@ -54,7 +56,8 @@ impl Var {
     /// [`backward`](Self::backward) with options.
     ///
     /// # Errors
-    /// As for [`backward`](Self::backward); [`Error::ShapeMismatch`] if the given gradient has another shape.
+    /// As for [`backward`](Self::backward); [`Error::ShapeMismatch`], [`Error::DTypeMismatch`] or [`Error::DeviceMismatch`] if
+    /// the given gradient, or that of a hook or a rule, does not fit its value.
     pub fn backward_with(&self, options: BackwardOptions) -> Result<Gradients> {
         let BackwardOptions { retain_graph, create_graph, gradient } = options;
         let roots = [(self, gradient.as_ref())];
@@ -69,17 +72,20 @@ impl Var {
                 }
             },
         )?;
-        Ok(Gradients::collect(leaves))
+        // It is not the caller's alone while it is held here.
+        drop(gradient);
+        Gradients::collect(leaves, create_graph)
     }
 }
 
 /// The gradients of `outputs`, taken together, with respect to `inputs`: leaves or values on the way. `None` for an
 /// input that no output depends on.
 ///
-/// Only what lies between the two is run, each op's gradient on the op's stream. Asynchronous.
+/// Only what lies between the two is run, each op's gradient on the op's stream. Asynchronous. Each gradient has a storage
+/// of its own, so that a change in place changes nothing else.
 ///
 /// # Errors
-/// As for [`Var::backward`].
+/// As for [`Var::backward_with`].
 pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec<Option<Var>>> {
     let GradOptions { retain_graph, create_graph, gradients } = options;
     let given = |at: usize| gradients.get(at).and_then(Option::as_ref);
@@ -87,7 +93,7 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
         outputs.iter().enumerate().map(|(at, output)| (output, given(at))).collect();
     let mut sweep = Sweep::plan("grad", &roots, Some(inputs))?;
     let targets: Vec<_> = inputs.iter().map(|input| sweep.find(input)).collect();
-    let mut found = vec![None; inputs.len()];
+    let mut found: Vec<Option<Var>> = vec![None; inputs.len()];
     sweep.run(&roots, retain_graph, create_graph, |at, _, gradient| {
         for (slot, target) in found.iter_mut().zip(&targets) {
             if *target == Some(at) {
@@ -95,6 +101,14 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
             }
         }
     })?;
+    // The given gradients are not the caller's alone while they are held here.
+    drop((sweep, roots));
+    drop(gradients);
+    for (input, gradient) in inputs.iter().zip(&mut found) {
+        if let (Some(node), Some(gradient)) = (&input.node, gradient) {
+            separate(&node.place, gradient, create_graph)?;
+        }
+    }
     Ok(found)
 }
 
@@ -108,8 +122,8 @@ struct Stop<'a> {
     first_edge: usize,
     /// Whether it leads to what is asked for.
     needed: bool,
-    /// What the op saved, from the claim until its gradient has run.
-    saved: Vec<Saved>,
+    /// What the node had, from the claim until its gradient has run.
+    claimed: Claimed,
     /// Where among the gradients under way its own is; `NONE` if there is none yet.
     gradient: usize,
 }
@@ -209,7 +223,13 @@ impl<'a> Sweep<'a> {
     }
 
     fn stop_at(&mut self, node: &'a Shared<Node>) -> usize {
-        self.stops.push(Stop { node, first_edge: 0, needed: true, saved: Vec::new(), gradient: NONE });
+        self.stops.push(Stop {
+            node,
+            first_edge: 0,
+            needed: true,
+            claimed: Claimed::default(),
+            gradient: NONE,
+        });
         self.stops.len() - 1
     }
 
@@ -271,7 +291,7 @@ impl<'a> Sweep<'a> {
         })
     }
 
-    /// Checks every node before the first runs, and takes what they saved.
+    /// Checks every node before the first runs, and takes their saved tensors and hooks.
     fn claim(&mut self, consume: bool) -> Result<()> {
         for step in 0..self.order.len() {
             let stop = &mut self.stops[self.order[step]];
@@ -279,7 +299,7 @@ impl<'a> Sweep<'a> {
                 continue;
             }
             match stop.node.claim(consume) {
-                Ok(saved) => stop.saved = saved,
+                Ok(claimed) => stop.claimed = claimed,
                 Err(error) => {
                     if consume {
                         self.unclaim(step);
@@ -291,12 +311,12 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    /// Gives back what the first nodes of the order had saved.
+    /// Gives back what was taken of the first nodes of the order.
     fn unclaim(&mut self, claimed: usize) {
         for &at in &self.order[..claimed] {
             let stop = &mut self.stops[at];
             if stop.needed {
-                stop.node.unclaim(std::mem::take(&mut stop.saved));
+                stop.node.unclaim(std::mem::take(&mut stop.claimed));
             }
         }
     }
@@ -309,7 +329,7 @@ impl<'a> Sweep<'a> {
         found: &mut impl FnMut(usize, &Shared<Node>, &Var),
     ) -> Result<()> {
         let stop = &mut self.stops[at];
-        let (node, saved) = (stop.node, std::mem::take(&mut stop.saved));
+        let (node, Claimed { saved, hooks }) = (stop.node, std::mem::take(&mut stop.claimed));
         let gradient = std::mem::replace(&mut stop.gradient, NONE);
         let Some(mut gradient) = self.gradients.take(gradient) else { return Ok(()) };
         let mut needed: SmallVec<[bool; 8]> = SmallVec::new();
@@ -320,9 +340,9 @@ impl<'a> Sweep<'a> {
         let mut grads = Grads::new();
         on(node.place.elsewhere(gradient.device()).as_ref(), || {
             caught(node, || {
-                for hook in node.hooks() {
-                    if let Some(changed) = hook(&gradient)? {
-                        check_shape("register_hook", &node.shape, &changed)?;
+                for hook in hooks.iter().flat_map(|hooks| hooks.iter()) {
+                    if let Some(changed) = hook.call(&gradient)? {
+                        check_like("register_hook", &gradient, &changed)?;
                         gradient = changed;
                     }
                 }
@@ -333,14 +353,19 @@ impl<'a> Sweep<'a> {
                 Ok(())
             })
         })?;
+        for ((&input, grad), &needed) in self.edges(at).iter().zip(&grads).zip(&needed) {
+            if let (true, Some(grad)) = (needed, grad) {
+                let input = self.stops[input].node;
+                check_form(node.op, &input.shape, input.dtype, grad)?;
+                check_place(node.op, &input.place, grad, (&node.place, gradient.device()))?;
+            }
+        }
         // Whoever shares the gradient from here on is somebody else, which decides whether it may be added to.
         drop(gradient);
         let first_edge = self.stops[at].first_edge;
         for (nth, (grad, needed)) in grads.iter_mut().zip(needed).enumerate() {
             if let (true, Some(grad)) = (needed, grad.take()) {
-                let input = self.edges[first_edge + nth];
-                check_shape(node.op, &self.stops[input].node.shape, &grad)?;
-                self.add(input, grad)?;
+                self.add(self.edges[first_edge + nth], grad)?;
             }
         }
         Ok(())
@@ -364,7 +389,7 @@ impl<'a> Sweep<'a> {
 
 fn check_root(op: &'static str, root: &Var, gradient: Option<&Var>) -> Result<()> {
     match gradient {
-        Some(gradient) => check_shape(op, root.shape(), gradient),
+        Some(gradient) => check_like(op, root, gradient),
         None if root.value().elements() == 1 => Ok(()),
         None => Err(Error::InvalidArgument {
             op,
@@ -375,20 +400,42 @@ fn check_root(op: &'static str, root: &Var, gradient: Option<&Var>) -> Result<()
     }
 }
 
-fn check_shape(op: &'static str, expected: &[usize], gradient: &Var) -> Result<()> {
-    let shape = gradient.shape();
-    // Shapes are short, and `==` makes a call.
-    if shape.len() == expected.len() && shape.iter().zip(expected).all(|(a, b)| a == b) {
+/// A gradient of the shape, type and device of `value`.
+pub(crate) fn check_like(op: &'static str, value: &Var, gradient: &Var) -> Result<()> {
+    check_form(op, value.shape(), value.dtype(), gradient)?;
+    if value.device() == gradient.device() {
         return Ok(());
     }
-    Err(Error::ShapeMismatch { op, lhs: expected.into(), rhs: gradient.shape().into() })
+    let (lhs, rhs) = (value.device().name().into(), gradient.device().name().into());
+    Err(Error::DeviceMismatch { op, lhs, rhs })
+}
+
+fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradient: &Var) -> Result<()> {
+    let given = gradient.shape();
+    // Shapes are short, and `==` makes a call.
+    if given.len() != shape.len() || given.iter().zip(shape).any(|(a, b)| a != b) {
+        return Err(Error::ShapeMismatch { op, lhs: shape.into(), rhs: given.into() });
+    }
+    if gradient.dtype() != dtype {
+        return Err(Error::DTypeMismatch { op, expected: dtype, got: gradient.dtype() });
+    }
+    Ok(())
+}
+
+/// A gradient on the device of `place`; `known` is another place and its device.
+fn check_place(op: &'static str, place: &Place, gradient: &Var, known: (&Place, &Device)) -> Result<()> {
+    let device = gradient.device();
+    if (place.id() == known.0.id() && device == known.1) || place.is_on(device) {
+        return Ok(());
+    }
+    let lhs = format!("the device of stream {}", place.id()).into();
+    Err(Error::DeviceMismatch { op, lhs, rhs: device.name().into() })
 }
 
 /// Turns a panic of a rule or a hook into an error that names the op.
 fn caught<R>(node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
-        let source = Arc::new(Panicked::new(&*payload));
-        Err(Error::Async { op: node.op, stream: node.place.id(), source })
+    catch(f).unwrap_or_else(|panicked| {
+        Err(Error::Async { op: node.op, stream: node.place.id(), source: Arc::new(panicked) })
     })
 }
 
@@ -399,6 +446,8 @@ pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
         *sum = sum.add(gradient)?;
         return Ok(());
     }
+    // Not recorded, it has no place on the tape.
+    sum.node = None;
     sum.value.add_(gradient.value())
 }
 
@@ -420,3 +469,7 @@ impl Hasher for AddressHasher {
         self.0 = mixed ^ (mixed >> 32);
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::panic)]
+mod tests;

@@ -7,14 +7,20 @@ use device::Shared;
 use tensor::{Result, Tensor};
 
 use crate::Var;
-use crate::backward::add_gradients;
-use crate::place::on;
+use crate::backward::{add_gradients, check_like};
+use crate::place::{Place, on};
 use crate::tape::Node;
 
 /// The gradients of the leaves that a backward pass reached, in the order in which the leaves were made.
 ///
 /// Stores of several batches are merged in batch order, so that the sum does not depend on which batch was done
 /// first.
+///
+/// Each gradient has a storage of its own when a pass is done, with an element for each index: what was shared with
+/// another gradient, with the gradient that was given or with a tensor of the graph, or expanded, is a copy. So a change
+/// in place of what [`get`](Gradients::get) hands out is seen in this store, as by an optimizer's step, and nowhere else.
+/// A clone of the store shares the gradients, as a clone of a tensor does. Gradients are constants, unless the pass was
+/// recorded: with `create_graph` they have places on the tape, and a given gradient's graph is part of theirs.
 #[derive(Clone, Default)]
 pub struct Gradients {
     entries: Vec<Entry>,
@@ -29,11 +35,14 @@ struct Entry {
 }
 
 impl Gradients {
-    pub(crate) fn collect(mut leaves: Vec<(Shared<Node>, Var)>) -> Gradients {
+    pub(crate) fn collect(mut leaves: Vec<(Shared<Node>, Var)>, recorded: bool) -> Result<Gradients> {
         leaves.sort_by_key(|(leaf, _)| leaf.sequence);
+        for (leaf, gradient) in &mut leaves {
+            separate(&leaf.place, gradient, recorded)?;
+        }
         let entries: Vec<_> = leaves.into_iter().map(|(leaf, gradient)| Entry { leaf, gradient }).collect();
         let index = entries.iter().enumerate().map(|(at, entry)| (entry.leaf.address(), at)).collect();
-        Gradients { entries, index }
+        Ok(Gradients { entries, index })
     }
 
     /// The gradient of a leaf, of the leaf's shape; `None` if the pass did not reach it.
@@ -47,16 +56,17 @@ impl Gradients {
         self.entries.get(*at).map(|entry| &entry.gradient)
     }
 
-    /// Puts another gradient in the place of a leaf's; does nothing and returns false if there is none.
-    pub fn replace(&mut self, leaf: &Var, gradient: Var) -> bool {
+    /// Puts another gradient in the place of a leaf's; does nothing and returns false if there is none. The store shares
+    /// the storage with whoever else holds it.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch` or `DeviceMismatch` if it does not fit the leaf.
+    pub fn replace(&mut self, leaf: &Var, gradient: Var) -> Result<bool> {
         let at = leaf.node.as_ref().and_then(|node| self.index.get(&node.address()));
-        match at.and_then(|&at| self.entries.get_mut(at)) {
-            Some(entry) => {
-                entry.gradient = gradient;
-                true
-            }
-            None => false,
-        }
+        let Some(entry) = at.and_then(|&at| self.entries.get_mut(at)) else { return Ok(false) };
+        check_like("Gradients::replace", leaf, &gradient)?;
+        entry.gradient = gradient;
+        Ok(true)
     }
 
     /// Adds another store to this one, leaf by leaf: `self + other`. Leaves that only `other` has are taken over.
@@ -85,11 +95,13 @@ impl Gradients {
     /// Calls `f` with each gradient on the stream that its leaf was made on and puts what it returns in its place.
     ///
     /// # Errors
-    /// What `f` returns; the gradients before it are replaced by then.
+    /// What `f` returns, and as for [`replace`](Self::replace); the gradients before it are replaced by then.
     pub fn map(&mut self, mut f: impl FnMut(&Var) -> Result<Var>) -> Result<()> {
         for entry in &mut self.entries {
             let stream = entry.leaf.place.elsewhere(entry.gradient.device());
-            entry.gradient = on(stream.as_ref(), || f(&entry.gradient))?;
+            let gradient = on(stream.as_ref(), || f(&entry.gradient))?;
+            check_like("Gradients::map", &entry.gradient, &gradient)?;
+            entry.gradient = gradient;
         }
         Ok(())
     }
@@ -105,8 +117,24 @@ impl Gradients {
     }
 }
 
+/// Makes a gradient the caller's own, as it is handed out: a constant unless the pass was recorded, and a copy, made on the
+/// stream of its value, if the storage has other owners or lacks elements.
+pub(crate) fn separate(place: &Place, gradient: &mut Var, recorded: bool) -> Result<()> {
+    if !recorded {
+        gradient.node = None;
+    }
+    let value = &gradient.value;
+    if !value.is_unique() || value.layout().overlaps_itself() {
+        gradient.value = on(place.elsewhere(value.device()).as_ref(), || value.copy())?;
+    }
+    Ok(())
+}
+
 impl fmt::Debug for Gradients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter().map(Var::shape)).finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

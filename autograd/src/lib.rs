@@ -8,8 +8,10 @@
 #![forbid(unsafe_code)]
 
 mod backward;
+mod caught;
 mod gradcheck;
 mod gradients;
+mod hook;
 mod mode;
 pub mod ops;
 pub mod pipeline;
@@ -20,6 +22,7 @@ mod var;
 pub use backward::{BackwardOptions, GradOptions, grad};
 pub use gradcheck::{GradCheck, GradCheckReport, gradcheck, gradgradcheck};
 pub use gradients::Gradients;
+pub use hook::HookHandle;
 pub use mode::{is_recording, no_grad};
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{ConcurrentBatches, Step, defer};

@@ -23,6 +23,15 @@ impl Place {
         self.id
     }
 
+    /// Whether this is a place on `device`.
+    #[inline]
+    pub(crate) fn is_on(&self, device: &Device) -> bool {
+        match &self.side {
+            Some(side) => side.device() == device,
+            None => device.default_stream().id() == self.id,
+        }
+    }
+
     /// The stream, if ops on `device`, which is its device, do not run on it already.
     #[inline]
     pub(crate) fn elsewhere(&self, device: &Device) -> Option<Stream> {

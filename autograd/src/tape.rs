@@ -1,14 +1,17 @@
 //! The tape: recorded ops with their streams, and what their gradients need.
 
+use std::cell::RefCell;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use device::{Shared, SpinLock, StreamId};
 use smallvec::SmallVec;
-use tensor::{Error, Result, Tensor};
+use tensor::{DType, Error, Result, Tensor};
 
 use crate::Var;
+use crate::hook::{Hook, Hooks};
 use crate::mode::{is_recording, next_sequence};
 use crate::place::Place;
 
@@ -25,8 +28,6 @@ pub enum Save<'a> {
     /// A tensor that gradients do not flow through.
     Tensor(&'a Tensor),
 }
-
-pub(crate) type Hook = Arc<dyn Fn(&Var) -> Result<Option<Var>> + Send + Sync>;
 
 /// The gradient rule of a recorded op.
 pub(crate) trait Rule: Send + Sync {
@@ -47,6 +48,7 @@ pub(crate) struct Node {
     /// Where the op ran, and where its gradient will.
     pub(crate) place: Place,
     pub(crate) shape: SmallVec<[usize; 4]>,
+    pub(crate) dtype: DType,
     /// The ops that made the inputs; `None` for constants. Empty for a leaf.
     pub(crate) inputs: SmallVec<[Option<Shared<Node>>; 2]>,
     state: SpinLock<State>,
@@ -60,9 +62,14 @@ struct State {
     consumed: bool,
     /// Most ops save nothing or little: nodes stay small without room for it.
     saved: Vec<Saved>,
-    /// Boxed, as few nodes have any.
-    #[allow(clippy::box_collection)]
-    hooks: Option<Box<Vec<Hook>>>,
+    hooks: Hooks,
+}
+
+/// What a pass takes of a node when it starts.
+#[derive(Default)]
+pub(crate) struct Claimed {
+    pub(crate) saved: Vec<Saved>,
+    pub(crate) hooks: Hooks,
 }
 
 #[derive(Clone)]
@@ -175,6 +182,7 @@ where
         sequence: next_sequence(newest),
         place: Place::current(value.device()),
         shape: value.layout().dims(),
+        dtype: value.dtype(),
         inputs: nodes,
         state: SpinLock::new(State {
             consumed: false,
@@ -194,10 +202,11 @@ impl Node {
             sequence: next_sequence(0),
             place: Place::current(value.device()),
             shape: value.layout().dims(),
+            dtype: value.dtype(),
             inputs: SmallVec::new(),
             state: SpinLock::new(State::default()),
             hooked: AtomicBool::new(false),
-            rule: Box::new(|_: &Vjp<'_>, _: &Var| Ok(Grads::new())),
+            rule: Box::new(no_rule),
         })
     }
 
@@ -205,22 +214,25 @@ impl Node {
         self.inputs.is_empty()
     }
 
-    pub(crate) fn add_hook(&self, hook: Hook) {
-        self.state.lock().hooks.get_or_insert_default().push(hook);
-        self.hooked.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn hooks(&self) -> Vec<Hook> {
-        if !self.hooked.load(Ordering::Acquire) {
-            return Vec::new();
+    pub(crate) fn add_hook(&self, hook: Arc<Hook>) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.consumed {
+            return Err(Error::GraphConsumed { op: self.op });
         }
-        self.state.lock().hooks.as_deref().cloned().unwrap_or_default()
+        let hooks = state.hooks.get_or_insert_default();
+        hooks.retain(|hook| !hook.is_removed());
+        hooks.push(hook);
+        self.hooked.store(true, Ordering::Release);
+        Ok(())
     }
 
-    /// The saved tensors, which are there and as they were saved; with `consume` they are gone afterwards.
-    pub(crate) fn claim(&self, consume: bool) -> Result<Vec<Saved>> {
+    /// The hooks, and the saved tensors, which are there and as they were saved. With `consume` both are gone afterwards
+    /// but for a leaf, which is of other graphs, too.
+    pub(crate) fn claim(&self, consume: bool) -> Result<Claimed> {
         if self.is_leaf() {
-            return Ok(Vec::new());
+            let hooked = self.hooked.load(Ordering::Acquire);
+            let hooks = if hooked { self.state.lock().hooks.clone() } else { None };
+            return Ok(Claimed { saved: Vec::new(), hooks });
         }
         let mut state = self.state.lock();
         if state.consumed {
@@ -233,17 +245,17 @@ impl Node {
             }
         }
         if !consume {
-            return Ok(state.saved.clone());
+            return Ok(Claimed { saved: state.saved.clone(), hooks: state.hooks.clone() });
         }
         state.consumed = true;
-        Ok(std::mem::take(&mut state.saved))
+        Ok(Claimed { saved: std::mem::take(&mut state.saved), hooks: state.hooks.take() })
     }
 
     /// Gives back what a pass consumed that came to nothing.
-    pub(crate) fn unclaim(&self, saved: Vec<Saved>) {
+    pub(crate) fn unclaim(&self, Claimed { saved, hooks }: Claimed) {
         if !self.is_leaf() {
             let mut state = self.state.lock();
-            (state.consumed, state.saved) = (false, saved);
+            (state.consumed, state.saved, state.hooks) = (false, saved, hooks);
         }
     }
 
@@ -252,30 +264,70 @@ impl Node {
     }
 }
 
-/// A long chain of ops is dropped in a loop: by itself it would recurse once an op.
+/// The rule of what has no gradient to pass on.
+fn no_rule(_: &Vjp<'_>, _: &Var) -> Result<Grads> {
+    Ok(Grads::new())
+}
+
+/// What a node leaves behind. It may hold the last handles of other nodes.
+#[expect(dead_code, reason = "it is only dropped")]
+enum Remains {
+    Input(Shared<Node>),
+    Rule(Box<dyn Rule>),
+    Hooks(Hooks),
+}
+
+thread_local! {
+    /// What is still to be dropped, while this thread drops a graph. Otherwise there is nothing in it that a thread could
+    /// leak at its end, and without a destructor it is there to the last.
+    static REMAINS: RefCell<ManuallyDrop<Option<SmallVec<[Remains; 4]>>>> =
+        const { RefCell::new(ManuallyDrop::new(None)) };
+}
+
+/// A graph is dropped in a loop, whatever its shape: by itself it would recurse once an op.
 impl Drop for Node {
     fn drop(&mut self) {
-        let mut pending = SmallVec::new();
-        self.leave_inputs(&mut pending);
-        while let Some(mut node) = pending.pop() {
-            if let Some(node) = node.get_mut() {
-                node.leave_inputs(&mut pending);
+        let hooks = if *self.hooked.get_mut() { self.state.get_mut().hooks.take() } else { None };
+        // The handle of a leaf may stay: it holds no more than hooks.
+        let leads_on = |input: &Option<Shared<Node>>| input.as_ref().is_some_and(|input| !input.is_leaf());
+        if hooks.is_none() && size_of_val(&*self.rule) == 0 && !self.inputs.iter().any(leads_on) {
+            return;
+        }
+        let outermost = REMAINS.with_borrow_mut(|remains| {
+            let outermost = remains.is_none();
+            let remains = remains.get_or_insert_default();
+            remains.extend(self.inputs.iter_mut().filter_map(Option::take).map(Remains::Input));
+            if size_of_val(&*self.rule) != 0 {
+                // No memory is needed for a rule that holds nothing.
+                remains.push(Remains::Rule(std::mem::replace(&mut self.rule, Box::new(no_rule))));
             }
+            if hooks.is_some() {
+                remains.push(Remains::Hooks(hooks));
+            }
+            outermost
+        });
+        if outermost {
+            let _rest = Rest;
+            drop_remains();
         }
     }
 }
 
-impl Node {
-    /// Hands on the inputs that would go with this node.
-    #[inline]
-    fn leave_inputs(&mut self, pending: &mut SmallVec<[Shared<Node>; 4]>) {
-        for input in &mut self.inputs {
-            if input.as_ref().is_some_and(Shared::is_unique)
-                && let Some(input) = input.take()
-            {
-                pending.push(input);
-            }
-        }
+/// Each time with no borrow: what is dropped adds its own remains.
+fn drop_remains() {
+    let next = || REMAINS.with_borrow_mut(|remains| remains.as_mut().and_then(SmallVec::pop));
+    while let Some(remains) = next() {
+        drop(remains);
+    }
+}
+
+/// Ends the loop, also when something panicked in it.
+struct Rest;
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        drop_remains();
+        REMAINS.with_borrow_mut(|remains| remains.take());
     }
 }
 
@@ -317,3 +369,7 @@ impl Var {
         entries
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::expect_used)]
+mod tests;

@@ -1,11 +1,12 @@
 //! `Var`: a tensor with its place on the tape.
 
 use std::fmt;
-use std::sync::Arc;
 
 use device::Shared;
 use tensor::{DType, Device, Error, Result, Tensor};
 
+use crate::HookHandle;
+use crate::hook::Hook;
 use crate::tape::Node;
 
 /// A tensor that gradients can flow through. A cheap handle: clones are the same value.
@@ -76,17 +77,36 @@ impl Var {
     }
 
     /// Calls `hook` with the gradient of this value in each backward pass, once it is complete and on the value's
-    /// own stream; what the hook returns, if anything, takes the gradient's place.
+    /// own stream; what the hook returns, if anything, takes the gradient's place. It has the gradient's shape, type and
+    /// device.
+    ///
+    /// The hook lives until it is removed with the handle, until a pass consumes the graph (a leaf's outlives that), or as
+    /// long as the value. One that holds the value itself would keep both alive until then: let it hold
+    /// [`detach`](Self::detach), or remove it.
+    ///
+    /// ```
+    /// # use autograd::{Device, Result, Tensor, Var};
+    /// let x = Var::leaf(Tensor::from_slice(&[3.0f64], &[1], &Device::cpu())?);
+    /// let handle = x.register_hook(|gradient| gradient.mul_scalar(2.0).map(Some))?;
+    /// let gradient = || x.square()?.backward()?.get(&x).map(|g| g.item::<f64>()).transpose();
+    /// assert_eq!(gradient()?, Some(12.0));
+    /// handle.remove();
+    /// assert_eq!(gradient()?, Some(6.0));
+    /// # Ok::<(), autograd::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::NoGradient`] if no gradient flows through this value.
-    pub fn register_hook<F>(&self, hook: F) -> Result<()>
+    /// [`Error::NoGradient`] if no gradient flows through this value, [`Error::GraphConsumed`] if a pass has freed what
+    /// its gradient needs, so that the hook would never be called.
+    pub fn register_hook<F>(&self, hook: F) -> Result<HookHandle>
     where
         F: Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
     {
         let node = self.node.as_ref().ok_or(Error::NoGradient { op: "register_hook" })?;
-        node.add_hook(Arc::new(hook));
-        Ok(())
+        let hook = Hook::new(hook);
+        let handle = HookHandle::new(&hook);
+        node.add_hook(hook)?;
+        Ok(handle)
     }
 }
 

@@ -150,5 +150,4 @@ pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
 }
 
 #[cfg(test)]
-#[path = "copy_tests.rs"]
 mod tests;

@@ -401,5 +401,4 @@ pub fn where_cond(
 }
 
 #[cfg(test)]
-#[path = "elementwise_tests.rs"]
 mod tests;

@@ -16,8 +16,8 @@ macro_rules! unary_functions {
             Neg, neg, 1, Narrow, exact, |x| x.neg(), "negate(x)";
             /// `|x|`.
             Abs, abs, 1, Narrow, exact, |x| x.abs(), "abs_of(x)";
-            /// -1, 0 or 1 by the sign of `x`; NaN stays NaN.
-            Sign, sign, 1, Narrow, exact, |x| x.sign(), "is_negative(x) ? (T)-1 : x > 0 ? (T)1 : x";
+            /// -1, 0 or 1 by the sign of `x`; 0 for NaN.
+            Sign, sign, 1, Narrow, exact, |x| x.sign(), "(T)((x > 0) - is_negative(x))";
             /// `x^2`.
             Square, square, 1, Narrow, exact, |x| x.mul(x), "mul(x, x)";
             /// `x + value`; the number takes the type of `x`.

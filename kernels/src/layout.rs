@@ -470,5 +470,4 @@ fn invalid_axes(op: &'static str, expected: &'static str, axes: &dyn std::fmt::D
 }
 
 #[cfg(test)]
-#[path = "layout_tests.rs"]
 mod tests;

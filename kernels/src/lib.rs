@@ -49,6 +49,7 @@ mod par;
 mod pool;
 mod random;
 mod reduce;
+mod reduction;
 mod sequence;
 mod softmax;
 #[cfg(test)]
@@ -78,7 +79,8 @@ pub use pool::{
     Means, avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
-pub use reduce::{ReduceOp, argmax, logsumexp, reduce, var};
+pub use reduce::{argmax, argmin, logsumexp, reduce, var};
+pub use reduction::ReduceOp;
 pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};
 pub use window::Window;

@@ -97,5 +97,4 @@ fn classes(op: &'static str, scores: [&View<'_>; 2], of_rows: [&View<'_>; 2]) ->
 }
 
 #[cfg(test)]
-#[path = "loss_tests.rs"]
 mod tests;

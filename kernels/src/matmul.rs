@@ -98,5 +98,4 @@ fn launch(
 }
 
 #[cfg(test)]
-#[path = "matmul_tests.rs"]
 mod tests;

@@ -1,45 +1,16 @@
 //! Launchers of reductions.
 
-use device::{DType, Error, Result, Stream, Use};
+use device::{Error, Result, Stream};
 use smallvec::SmallVec;
 
-use crate::cpu::fold::{Axes, Fold, Max, Min, Prod, Sum, SumExp, SumSquares, fold};
-use crate::cpu::lanes::{Lanes, Scratch, with_scratch};
-use crate::cpu::number::{Number, Real};
-use crate::cpu::reduce::argmax as argmax_cpu;
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
-use crate::layout::{Dst, Layout, LoopAxis, Loops, View, normalize_axes, normalize_axis, shape_mismatch};
-use crate::par::{Workers, old_workers};
-
-/// How elements are joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ReduceOp {
-    /// `x0 + x1 + ..`; 0 without elements.
-    Sum,
-    /// The sum divided by the number of elements; NaN without elements. Floats only.
-    Mean,
-    /// `x0 x1 ..`; 1 without elements.
-    Prod,
-    /// The largest element; NaN if there is one.
-    Max,
-    /// The smallest element; NaN if there is one.
-    Min,
-}
-
-impl ReduceOp {
-    /// The op's name in errors and profiles.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Mean => "mean",
-            ReduceOp::Prod => "prod",
-            ReduceOp::Max => "max",
-            ReduceOp::Min => "min",
-        }
-    }
-}
+use crate::command::{Command, for_float, for_number};
+use crate::cpu::number::Number;
+use crate::cpu::reduce as cpu;
+use crate::cuda::reduce as cuda;
+use crate::layout::{Dst, Layout, Src, View, normalize_axes, normalize_axis, shape_mismatch};
+use crate::loops::{LoopAxis, Loops};
+use crate::par::Workers;
+use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 
 /// Joins elements along axes, `out[kept] = x[kept, r0] op x[kept, r1] op ..`. No axes at all mean all axes.
 ///
@@ -65,16 +36,12 @@ pub fn reduce(stream: &Stream, op: ReduceOp, x: View<'_>, axes: &[isize], out: V
             value: format!("shape {:?}", x.shape()).into(),
         });
     }
-    let unsupported = || Err(Error::DTypeUnsupported { op: name, dtype: x.dtype });
-    match (op, x.dtype.compute_dtype()) {
-        (ReduceOp::Mean, DType::F32) => mean::<f32>(stream, x, axes, out),
-        (ReduceOp::Mean, DType::F64) => mean::<f64>(stream, x, axes, out),
-        (ReduceOp::Mean, _) => unsupported(),
-        (_, DType::F32) => plain::<f32>(stream, op, x, axes, out),
-        (_, DType::F64) => plain::<f64>(stream, op, x, axes, out),
-        (_, DType::I64) => plain::<i64>(stream, op, x, axes, out),
-        (_, DType::U8) => plain::<u8>(stream, op, x, axes, out),
-        _ => unsupported(),
+    let how = Reduction::Join(op);
+    match op {
+        ReduceOp::Mean => {
+            for_float!(name, x.dtype, T => launch(stream, name, how, x, axes, out, cpu::of_floats::<T>))
+        }
+        _ => for_number!(name, x.dtype, T => launch(stream, name, how, x, axes, out, cpu::of_numbers::<T>)),
     }
 }
 
@@ -85,12 +52,9 @@ pub fn reduce(stream: &Stream, op: ReduceOp, x: View<'_>, axes: &[isize], out: V
 /// # Errors
 /// As for [`reduce`].
 pub fn var(stream: &Stream, x: View<'_>, axes: &[isize], correction: f64, out: View<'_>) -> Result<()> {
-    let axes = split_axes("var", x.layout, axes, &out)?;
-    match x.dtype.compute_dtype() {
-        DType::F32 => var_of::<f32>(stream, x, axes, correction, out),
-        DType::F64 => var_of::<f64>(stream, x, axes, correction, out),
-        dtype => Err(Error::DTypeUnsupported { op: "var", dtype }),
-    }
+    const OP: &str = "var";
+    let (axes, how) = (split_axes(OP, x.layout, axes, &out)?, Reduction::Var { correction });
+    for_float!(OP, x.dtype, T => launch(stream, OP, how, x, axes, out, cpu::of_floats::<T>))
 }
 
 /// Logarithm of a sum of exponentials, `out = m + log(sum exp(x - m))` with `m = max x`, for floats. No axes
@@ -101,12 +65,29 @@ pub fn var(stream: &Stream, x: View<'_>, axes: &[isize], correction: f64, out: V
 /// # Errors
 /// As for [`reduce`].
 pub fn logsumexp(stream: &Stream, x: View<'_>, axes: &[isize], out: View<'_>) -> Result<()> {
-    let axes = split_axes("logsumexp", x.layout, axes, &out)?;
-    match x.dtype.compute_dtype() {
-        DType::F32 => logsumexp_of::<f32>(stream, x, axes, out),
-        DType::F64 => logsumexp_of::<f64>(stream, x, axes, out),
-        dtype => Err(Error::DTypeUnsupported { op: "logsumexp", dtype }),
-    }
+    const OP: &str = "logsumexp";
+    let axes = split_axes(OP, x.layout, axes, &out)?;
+    for_float!(OP, x.dtype, T => launch(stream, OP, Reduction::LogSumExp, x, axes, out, cpu::of_floats::<T>))
+}
+
+/// Launches a reduction whose body for a CPU is `body`.
+fn launch<T: Number>(
+    stream: &Stream,
+    op: &'static str,
+    how: Reduction,
+    x: View<'_>,
+    axes: Axes,
+    out: View<'_>,
+    body: unsafe fn(Reduction, &Axes, &Workers, Src<T>, Dst<T>),
+) -> Result<()> {
+    let dtype = x.dtype;
+    Command::new(op, (x.read::<T>(), out.write::<T>())).cost(x.layout.elements(), 1).run(
+        stream,
+        axes,
+        // SAFETY: the axes are those of `x`, and `out` is contiguous and has an element for each that is kept.
+        move |axes, workers, (x, out)| unsafe { body(how, axes, workers, x, out) },
+        move |axes, queue, (x, out)| cuda::reduce(queue, dtype, how, axes, [out, x]),
+    )
 }
 
 /// Index of the largest element along an axis, the first if there are several; NaN counts as larger than all others.
@@ -117,10 +98,25 @@ pub fn logsumexp(stream: &Stream, x: View<'_>, axes: &[isize], out: View<'_>) ->
 /// # Errors
 /// As for [`reduce`]; [`Error::InvalidArgument`] if the axis has no elements.
 pub fn argmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
-    let op = "argmax";
+    extreme(stream, Extreme::Largest, x, axis, out)
+}
+
+/// Index of the smallest element along an axis, the first if there are several; NaN counts as smaller than all others.
+///
+/// Shapes and element types: as for [`argmax`].
+///
+/// # Errors
+/// As for [`argmax`].
+pub fn argmin(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
+    extreme(stream, Extreme::Smallest, x, axis, out)
+}
+
+fn extreme(stream: &Stream, which: Extreme, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
+    let op = which.op();
     let axis = normalize_axis(op, axis, x.layout.rank())?;
     let axes = split_axes(op, x.layout, &[axis as isize], &out)?;
-    if x.shape()[axis] == 0 && axes.kept.elements > 0 {
+    let (len, step, dtype) = (x.shape()[axis], x.layout.strides()[axis], x.dtype);
+    if len == 0 && axes.kept.elements > 0 {
         return Err(Error::InvalidArgument {
             op,
             argument: "axis",
@@ -128,13 +124,17 @@ pub fn argmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Resul
             value: format!("axis {axis} of shape {:?}", x.shape()).into(),
         });
     }
-    match x.dtype.compute_dtype() {
-        DType::F32 => argmax_of::<f32>(stream, x, axis, axes, out),
-        DType::F64 => argmax_of::<f64>(stream, x, axis, axes, out),
-        DType::I64 => argmax_of::<i64>(stream, x, axis, axes, out),
-        DType::U8 => argmax_of::<u8>(stream, x, axis, axes, out),
-        dtype => Err(Error::DTypeUnsupported { op, dtype }),
-    }
+    for_number!(op, dtype, T => Command::new(op, (x.read::<T>(), out.write::<i64>().exact()))
+    .cost(x.layout.elements(), 2)
+    .run(
+        stream,
+        axes,
+        // SAFETY: as in `launch`; the axis has elements.
+        move |axes, workers, (x, out)| unsafe {
+            cpu::extreme(which, &axes.kept, workers, x, (len, step), out);
+        },
+        move |axes, queue, (x, out)| cuda::extreme(queue, dtype, which, axes, [out, x]),
+    ))
 }
 
 // Separates kept from reduced axes, and checks the output's shape and layout.
@@ -155,151 +155,5 @@ fn split_axes(op: &'static str, x: &Layout, axes: &[isize], out: &View<'_>) -> R
     Ok(axes)
 }
 
-// Checks types, bounds and overlap: what is read, and what is written.
-fn operands<T: Number>(op: &'static str, x: &View<'_>, out: &View<'_>) -> Result<[Operand<T>; 2]> {
-    Ok([Operand::old(op, x, x.dtype)?, Operand::old_mut(op, out, x.dtype)?])
-}
-
-fn launch<T: Number>(
-    stream: &Stream,
-    op: &'static str,
-    x: View<'_>,
-    axes: Axes,
-    out: View<'_>,
-    work: impl FnOnce(&Axes, &Workers, crate::layout::Src<T>, Dst<T>) + Send + 'static,
-) -> Result<()> {
-    let [from, to] = operands::<T>(op, &x, &out)?;
-    if axes.kept.elements == 0 {
-        return Ok(());
-    }
-    let workers = old_workers(stream, x.layout.elements(), 1);
-    stream.launch_host(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
-        let stage = Stage::new(&workers);
-        // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-        let (from, to) = unsafe { (stage.read(&from), stage.write(&to)) };
-        work(&axes, &workers, from, to);
-    })
-}
-
-fn plain<T: Number + Scratch>(
-    stream: &Stream,
-    op: ReduceOp,
-    x: View<'_>,
-    axes: Axes,
-    out: View<'_>,
-) -> Result<()> {
-    fn run<T: Number + Scratch, F: Fold<T> + 'static>(
-        stream: &Stream,
-        op: &'static str,
-        (x, axes, out): (View<'_>, Axes, View<'_>),
-        how: F,
-    ) -> Result<()> {
-        launch::<T>(stream, op, x, axes, out, move |axes, workers, x, out| {
-            // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-            unsafe { fold(axes, workers, x, None, out, how) }
-        })
-    }
-    if stream.is_cuda() {
-        operands::<T>(op.name(), &x, &out)?;
-        return cuda::reduce::reduce(stream, op, x, &axes, out);
-    }
-    let operands = (x, axes, out);
-    match op {
-        ReduceOp::Sum | ReduceOp::Mean => run::<T, _>(stream, op.name(), operands, Sum),
-        ReduceOp::Prod => run::<T, _>(stream, op.name(), operands, Prod),
-        ReduceOp::Max => run::<T, _>(stream, op.name(), operands, Max),
-        ReduceOp::Min => run::<T, _>(stream, op.name(), operands, Min),
-    }
-}
-
-fn mean<T: Real + Scratch>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_>) -> Result<()> {
-    if stream.is_cuda() {
-        operands::<T>("mean", &x, &out)?;
-        return cuda::reduce::reduce(stream, ReduceOp::Mean, x, &axes, out);
-    }
-    launch::<T>(stream, "mean", x, axes, out, |axes, workers, x, out| {
-        let count = T::from_f64(axes.reduced.elements as f64);
-        // SAFETY: as in `plain`.
-        unsafe {
-            fold(axes, workers, x, None, out, Sum);
-            divide(axes, out, count);
-        }
-    })
-}
-
-// Divides all outputs.
-unsafe fn divide<T: Real>(axes: &Axes, out: Dst<T>, divisor: T) {
-    for k in 0..axes.kept.elements as isize {
-        // SAFETY: the caller's promise that there is room for all outputs.
-        unsafe { *out.at(k) = (*out.at(k)).div(divisor) };
-    }
-}
-
-fn var_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, correction: f64, out: View<'_>) -> Result<()> {
-    if stream.is_cuda() {
-        operands::<T>("var", &x, &out)?;
-        return cuda::reduce::var(stream, x, &axes, correction, out);
-    }
-    launch::<T>(stream, "var", x, axes, out, move |axes, workers, x, out| {
-        let count = axes.reduced.elements as f64;
-        let divisor = T::from_f64((count - correction).max(0.0));
-        // SAFETY: as in `plain`; the output holds the means first.
-        unsafe {
-            fold(axes, workers, x, None, out, Sum);
-            divide(axes, out, T::from_f64(count));
-            fold(axes, workers, x, Some(out.src()), out, SumSquares);
-            divide(axes, out, divisor);
-        }
-    })
-}
-
-fn logsumexp_of<T: Lanes>(stream: &Stream, x: View<'_>, axes: Axes, out: View<'_>) -> Result<()> {
-    if stream.is_cuda() {
-        operands::<T>("logsumexp", &x, &out)?;
-        return cuda::reduce::logsumexp(stream, x, &axes, out);
-    }
-    launch::<T>(stream, "logsumexp", x, axes, out, |axes, workers, x, out| {
-        with_scratch(axes.kept.elements, |largest: *mut T| {
-            let largest = Dst(largest);
-            // SAFETY: as in `plain`; scratch has room for all outputs.
-            unsafe {
-                fold(axes, workers, x, None, largest, Max);
-                for k in 0..axes.kept.elements as isize {
-                    let m = largest.at(k);
-                    // With an infinite one `x - m` would be NaN; without it the infinity comes through by itself.
-                    if (*m).sub(*m).is_nan() && !(*m).is_nan() {
-                        *m = T::ZERO;
-                    }
-                }
-                fold(axes, workers, x, Some(largest.src()), out, SumExp);
-                for k in 0..axes.kept.elements as isize {
-                    *out.at(k) = (*out.at(k)).log().add(*largest.at(k));
-                }
-            }
-        });
-    })
-}
-
-fn argmax_of<T: Number>(stream: &Stream, x: View<'_>, axis: usize, axes: Axes, out: View<'_>) -> Result<()> {
-    let op = "argmax";
-    let (from, to) = (Operand::<T>::old(op, &x, x.dtype)?, out.dst::<i64>(op)?);
-    if stream.is_cuda() {
-        return cuda::reduce::argmax(stream, x, &axes, out);
-    }
-    if axes.kept.elements == 0 {
-        return Ok(());
-    }
-    let (len, step) = (x.shape()[axis], x.layout.strides()[axis]);
-    let workers = old_workers(stream, x.layout.elements(), 2);
-    stream.launch_host(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
-        // SAFETY: as in `plain`.
-        unsafe {
-            let stage = Stage::new(&workers);
-            argmax_cpu(&axes.kept, &workers, stage.read(&from), (len, step), to);
-        }
-    })
-}
-
 #[cfg(test)]
-#[path = "reduce_tests.rs"]
 mod tests;

@@ -111,5 +111,4 @@ pub(crate) fn rows<const N: usize>(op: &'static str, views: [&View<'_>; N], axis
 }
 
 #[cfg(test)]
-#[path = "softmax_tests.rs"]
 mod tests;

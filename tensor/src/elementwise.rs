@@ -119,10 +119,34 @@ impl Tensor {
         Ok(out)
     }
 
-    /// `op` on both tensors as elements of the type that their types promote to.
+    /// The type of the result of an op on both tensors, by the rule of `torch.result_type`: if both have axes, or neither
+    /// has, that to which their types [promote](DType::promote). A tensor of rank 0 beside one with axes counts only if it
+    /// is of a higher category, of Bool, integer and float: then their types promote, else that of the tensor with axes
+    /// stays.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::ones(&[2], DType::BF16, &Device::cpu())?;
+    /// let number = Tensor::scalar(0.5_f64, x.device())?;
+    /// assert_eq!(x.mul(&number)?.dtype(), DType::BF16);
+    /// assert_eq!(x.to_dtype(DType::I64)?.result_type(&number), DType::F64);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn result_type(&self, rhs: &Tensor) -> DType {
+        let category = |dtype: DType| u8::from(dtype != DType::Bool) + u8::from(dtype.is_float());
+        match (self.rank(), rhs.rank()) {
+            (1.., 0) if category(rhs.dtype) <= category(self.dtype) => self.dtype,
+            (0, 1..) if category(self.dtype) <= category(rhs.dtype) => rhs.dtype,
+            _ => self.dtype.promote(rhs.dtype),
+        }
+    }
+
+    /// `op` on both tensors as elements of their [`result_type`](Self::result_type).
     #[inline(never)]
     fn promoted(&self, rhs: &Tensor, op: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
-        let dtype = self.dtype.promote(rhs.dtype);
+        let dtype = self.result_type(rhs);
         op(&self.to_dtype(dtype)?, &rhs.to_dtype(dtype)?)
     }
 
@@ -150,6 +174,9 @@ impl Tensor {
     /// # Errors
     /// `DeviceMismatch`, `DTypeUnsupported`, `ShapeMismatch`.
     pub fn binary(&self, op: BinaryOp, rhs: &Tensor) -> Result<Tensor> {
+        if op == BinaryOp::Div {
+            return self.div(rhs);
+        }
         self.arithmetic(op.name(), op, rhs)
     }
 
@@ -161,7 +188,8 @@ impl Tensor {
         self.comparison(op.name(), op, rhs)
     }
 
-    /// `self + rhs`, broadcasting. Operands of different types are converted to [`DType::promote`] first.
+    /// `self + rhs`, broadcasting. Operands of different types are converted to their [`result_type`](Self::result_type)
+    /// first.
     ///
     /// ```
     /// # use tensor::{DType, Device, Tensor};
@@ -201,13 +229,19 @@ impl Tensor {
         self.arithmetic("mul", BinaryOp::Mul, rhs)
     }
 
-    /// `self / rhs`, broadcasting; an integer divided by zero gives 0.
+    /// `self / rhs`, broadcasting. Integers and truth values are divided as F32: no quotient is rounded to an integer.
     ///
     /// # Errors
-    /// As [`Tensor::add`].
+    /// `DeviceMismatch`, `ShapeMismatch`.
     #[inline]
     pub fn div(&self, rhs: &Tensor) -> Result<Tensor> {
-        self.arithmetic("div", BinaryOp::Div, rhs)
+        if self.dtype.is_float() {
+            return self.arithmetic("div", BinaryOp::Div, rhs);
+        }
+        match self.result_type(rhs) {
+            float if float.is_float() => self.to_dtype(float)?.div(rhs),
+            _ => self.to_dtype(DType::F32)?.div(&rhs.to_dtype(DType::F32)?),
+        }
     }
 
     /// `self ^ rhs`, broadcasting.
@@ -238,7 +272,7 @@ impl Tensor {
     }
 
     /// `self == rhs` as bool, broadcasting; false where either is NaN. Operands of different types are converted to
-    /// [`DType::promote`] first.
+    /// their [`result_type`](Self::result_type) first.
     ///
     /// # Errors
     /// `DeviceMismatch`, `ShapeMismatch`.
@@ -305,7 +339,7 @@ impl Tensor {
     }
 
     /// `a` where `cond` holds and `b` elsewhere; all three broadcast. `a` and `b` of different types are converted to
-    /// [`DType::promote`] first.
+    /// their [`result_type`](Self::result_type) first.
     ///
     /// # Errors
     /// `DeviceMismatch`, `DTypeMismatch` unless `cond` is bool, `ShapeMismatch`.

@@ -4,7 +4,7 @@ use device::{Result, Stream};
 use kernels::{BinaryOp, Scalar, UnaryOp};
 
 use crate::Tensor;
-use crate::check::{invalid, is_number, same_device, same_kind};
+use crate::check::{invalid, is_float, is_number, same_device, same_kind};
 use crate::elementwise::dense_order;
 
 impl Tensor {
@@ -113,8 +113,9 @@ impl Tensor {
     /// `self /= rhs`; `rhs` broadcasts to this shape.
     ///
     /// # Errors
-    /// As [`Tensor::add_`].
+    /// As [`Tensor::add_`]; `DTypeUnsupported` unless floating-point, as no other type holds the quotients.
     pub fn div_(&self, rhs: &Tensor) -> Result<()> {
+        is_float("div_", self)?;
         self.arithmetic_("div_", BinaryOp::Div, rhs)
     }
 

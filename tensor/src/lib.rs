@@ -5,8 +5,8 @@
 //! tensor may be used on any stream. A host read waits only for the last write of what it reads.
 //!
 //! - Names, broadcasting, negative axes and the treatment of NaN follow torch and NumPy.
-//! - Elementwise ops of two operands, comparisons and choices promote mixed types, see [`DType::promote`]; elsewhere, and
-//!   in place, mixed types are [`Error::DTypeMismatch`]. Scalars take the tensor's type.
+//! - Elementwise ops of two operands, comparisons and choices promote mixed types, see [`Tensor::result_type`]; elsewhere,
+//!   and in place, mixed types are [`Error::DTypeMismatch`]. Scalars take the tensor's type.
 //! - BF16 and F16 are computed in F32, sums too, and each result is rounded once, to nearest even.
 //! - Tensors are values; the ops whose name ends in `_` write in place and count the storage's version up.
 //!

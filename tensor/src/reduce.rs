@@ -139,28 +139,35 @@ impl Tensor {
     /// # Errors
     /// `AxisOutOfRange`; `InvalidArgument` over an empty axis, `DTypeUnsupported` for bool.
     pub fn argmax(&self, axis: isize, keepdim: bool) -> Result<Tensor> {
-        const OP: &str = "argmax";
-        is_number(OP, self)?;
-        if self.rank() == 0 {
-            normalize_axis(OP, axis, 1)?;
-            return Tensor::zeros(&[], DType::I64, self.device());
-        }
-        let axis = normalize_axis(OP, axis, self.rank())?;
-        self.axes_not_empty(OP, &[axis])?;
-        self.reduce_to(&[axis], keepdim, DType::I64, |stream, out| {
-            kernels::argmax(stream, self.view(), axis as isize, out)
-        })
+        self.index_along("argmax", axis, keepdim, kernels::argmax)
     }
 
     /// The index of the first smallest element along `axis`, as i64; the first NaN if there is one.
     ///
     /// # Errors
-    /// As [`Tensor::argmax`], and `DTypeUnsupported` for u8, which has no negatives.
+    /// As [`Tensor::argmax`].
     pub fn argmin(&self, axis: isize, keepdim: bool) -> Result<Tensor> {
-        if self.dtype == DType::U8 {
-            return Err(crate::check::dtype_unsupported("argmin", self.dtype));
+        self.index_along("argmin", axis, keepdim, kernels::argmin)
+    }
+
+    /// The index of one element along `axis`, as i64.
+    fn index_along(
+        &self,
+        op: &'static str,
+        axis: isize,
+        keepdim: bool,
+        launch: fn(&Stream, View<'_>, isize, View<'_>) -> Result<()>,
+    ) -> Result<Tensor> {
+        is_number(op, self)?;
+        if self.rank() == 0 {
+            normalize_axis(op, axis, 1)?;
+            return Tensor::zeros(&[], DType::I64, self.device());
         }
-        self.neg()?.argmax(axis, keepdim)
+        let axis = normalize_axis(op, axis, self.rank())?;
+        self.axes_not_empty(op, &[axis])?;
+        self.reduce_to(&[axis], keepdim, DType::I64, |stream, out| {
+            launch(stream, self.view(), axis as isize, out)
+        })
     }
 
     /// The variance over `axes`, `sum((x - mean)^2) / (n - correction)`, in two passes.

@@ -9,8 +9,8 @@ use crate::{Var, record};
 
 impl Var {
     /// The sum `a + b`, with broadcasting. Operands of different types are converted to
-    /// [`DType::promote`](tensor::DType::promote) first, as by every elementwise op of two operands; the gradient of each
-    /// has its own type.
+    /// [`Tensor::result_type`](tensor::Tensor::result_type) first, as by every elementwise op of two operands; the gradient
+    /// of each has its own type.
     ///
     /// ```
     /// # use autograd::Var;

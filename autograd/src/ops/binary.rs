@@ -32,17 +32,17 @@ where
     })
 }
 
-/// `op` on operands of different types, as elements of the type that both promote to. The conversions are recorded, so a
-/// gradient comes back in its operand's type.
+/// `op` on operands of different types, as elements of the type of its result. The conversions are recorded, so a gradient
+/// comes back in its operand's type.
 #[inline(never)]
 pub(super) fn promoted(lhs: &Var, rhs: &Var, op: impl FnOnce(&Var, &Var) -> Result<Var>) -> Result<Var> {
-    let dtype = lhs.dtype().promote(rhs.dtype());
+    let dtype = lhs.value().result_type(rhs.value());
     op(&lhs.to_dtype(dtype)?, &rhs.to_dtype(dtype)?)
 }
 
 /// `op`, made of several, in the type that its operands are computed in; only its result is rounded to theirs.
 pub(super) fn computed(lhs: &Var, rhs: &Var, op: impl FnOnce(&Var, &Var) -> Result<Var>) -> Result<Var> {
-    let dtype = lhs.dtype().promote(rhs.dtype());
+    let dtype = lhs.value().result_type(rhs.value());
     let compute = dtype.compute_dtype();
     op(&lhs.to_dtype(compute)?, &rhs.to_dtype(compute)?)?.to_dtype(dtype)
 }

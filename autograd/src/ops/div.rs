@@ -1,6 +1,6 @@
 //! `y = a / b`; `a' = g / b`, `b' = -(g / b) y`.
 
-use tensor::{Device, Result};
+use tensor::{DType, Device, Result};
 
 use super::binary::{if_needed, promoted, record_binary};
 use super::samples::{Draw, Sample, binary, unary};
@@ -8,10 +8,10 @@ use super::{one, scalar_like};
 use crate::{Save, Var, record};
 
 impl Var {
-    /// The quotient `a / b` element by element, with broadcasting.
+    /// The quotient `a / b` element by element, with broadcasting. Integers and truth values are divided as F32.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
+    /// `ShapeMismatch`, `DeviceMismatch`.
     pub fn div(&self, rhs: &Var) -> Result<Var> {
         if self.dtype() != rhs.dtype() {
             return promoted(self, rhs, Var::div);
@@ -26,15 +26,16 @@ impl Var {
         }))
     }
 
-    /// The quotient `x / c` with a number.
+    /// The quotient `x / c` with a number. Integers and truth values are divided as F32.
     ///
     /// # Errors
-    /// `DTypeUnsupported` for truth values.
+    /// `OutOfMemory`.
     pub fn div_scalar(&self, c: f64) -> Result<Var> {
         // A true division, as the quotient of two tensors: x (1 / c) would round twice.
         // BF16 and F16 are divided in F32, as by every op: `c` itself is not rounded to them.
-        let x = self.value().to_dtype(self.dtype().compute_dtype())?;
-        let value = x.div(scalar_like(&x, c)?.value())?.to_dtype(self.dtype())?;
+        let dtype = if self.dtype().is_float() { self.dtype() } else { DType::F32 };
+        let x = self.value().to_dtype(dtype.compute_dtype())?;
+        let value = x.div(scalar_like(&x, c)?.value())?.to_dtype(dtype)?;
         Ok(record("div_scalar", &[self], &[], value, move |_, g| Ok(one(g.div_scalar(c)?))))
     }
 }
@@ -49,7 +50,7 @@ pub(super) fn scalar_samples(device: &Device) -> Result<Vec<Sample>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{close, close_values, gradient, vector};
+    use super::super::testing::{close, close_values, gradient, tensor, vector};
     use super::*;
 
     #[test]
@@ -62,6 +63,21 @@ mod tests {
         let third = a.div_scalar(3.0)?;
         close(&third, &[1.0 / 3.0, 1.0])?;
         close_values(&gradient(&third, &a)?, &[1.0 / 3.0, 1.0 / 3.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn integers_are_divided_as_floats() -> Result<()> {
+        let a = Var::constant(tensor(&[7_i64, -7], &[2])?);
+        let b = Var::constant(tensor(&[2_u8, 2], &[2])?);
+        for quotient in [a.div(&b)?, a.div(&a.add(&b)?.sub(&a)?)?, a.div_scalar(2.0)?] {
+            assert_eq!(quotient.value().to_vec::<f32>()?, [3.5, -3.5]);
+        }
+        assert_eq!(a.div_scalar(0.5)?.value().to_vec::<f32>()?, [14.0, -14.0]);
+        let x = vector(&[2.0, 4.0])?;
+        let y = a.div(&x)?;
+        close(&y, &[3.5, -1.75])?;
+        close_values(&gradient(&y, &x)?, &[-1.75, 0.4375]);
         Ok(())
     }
 

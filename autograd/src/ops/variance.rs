@@ -1,11 +1,12 @@
-//! `y = Σ (x - mean)² / (n - correction)` over axes; `x' = 2 g (x - mean) / (n - correction)`.
+//! `y = Σ (x - mean)² / (n - correction)` over axes; `x' = 2 g (x - mean) / (n - correction)`. Its root `s = √y`;
+//! `x' = g (x - mean) / (s (n - correction))`, 0 where `s = 0`.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result};
+use tensor::{CompareOp, Device, Result};
 
 use super::samples::{Draw, Sample, sample};
 use super::sum::reductions;
-use super::{kept_shape, one, reduced_elements};
+use super::{kept_shape, one, reduced_elements, scalar_like};
 use crate::{Save, Var, record};
 
 impl Var {
@@ -23,21 +24,36 @@ impl Var {
         let scale = 2.0 / (reduced_elements(self.shape(), axes) as f64 - correction);
         let axes: SmallVec<[isize; 4]> = SmallVec::from_slice(axes);
         Ok(record("var", &[self], &[Save::Input(0)], value, move |ctx, g| {
-            let x = ctx.saved(0);
-            let deviation = x.sub(&x.mean(&axes, true)?)?;
+            let deviation = deviation(&ctx.saved(0), &axes)?;
             Ok(one(deviation.mul(&g.reshape(&kept)?.mul_scalar(scale)?)?))
         }))
     }
-}
 
-impl Var {
-    /// The standard deviation over `axes`: the root of [`Var::var`].
+    /// The standard deviation over `axes`: the root of [`Var::var`]. Its gradient is 0 where it is 0, at equal elements.
     ///
     /// # Errors
     /// As [`Var::var`].
     pub fn std(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
-        self.var(axes, correction, keepdim)?.sqrt()
+        // Of BF16 and F16 the variance is not rounded.
+        let x = self.value().to_dtype(self.dtype().compute_dtype())?;
+        let value = x.var(axes, correction, keepdim)?.sqrt()?.to_dtype(self.dtype())?;
+        let kept = kept_shape(self.shape(), axes);
+        let divisor = reduced_elements(self.shape(), axes) as f64 - correction;
+        let axes: SmallVec<[isize; 4]> = SmallVec::from_slice(axes);
+        Ok(record("std", &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {
+            let std = ctx.saved(1);
+            // Divided by infinity the gradient is 0, and so are those of it.
+            let flat = std.value().compare_scalar(CompareOp::Eq, 0.0)?;
+            let std = Var::where_cond(&flat, &scalar_like(std.value(), f64::INFINITY)?, &std)?;
+            let slope = g.div(&std.mul_scalar(divisor)?)?;
+            Ok(one(deviation(&ctx.saved(0), &axes)?.mul(&slope.reshape(&kept)?)?))
+        }))
     }
+}
+
+/// `x - mean` over axes.
+fn deviation(x: &Var, axes: &[isize]) -> Result<Var> {
+    x.sub(&x.mean(axes, true)?)
 }
 
 pub(super) fn std_samples(device: &Device) -> Result<Vec<Sample>> {
@@ -61,6 +77,7 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
 mod tests {
     use super::super::testing::{close, close_values, gradient, leaf};
     use super::*;
+    use crate::{GradOptions, grad};
 
     #[test]
     fn biased_and_unbiased() -> Result<()> {
@@ -69,6 +86,24 @@ mod tests {
         close(&x.var(&[1], 0.0, true)?, &[1.0, 0.0])?;
         close(&x.std(&[1], 1.0, false)?, &[2.0_f64.sqrt(), 0.0])?;
         close_values(&gradient(&x.var(&[1], 1.0, false)?, &x)?, &[-2.0, 2.0, 0.0, 0.0]);
+        Ok(())
+    }
+
+    /// As in torch, where the root alone would give 0 / 0.
+    #[test]
+    fn the_deviation_of_equal_elements_has_the_gradient_zero() -> Result<()> {
+        let x = leaf(&[2.0, 2.0, 2.0, 1.0, 3.0, 2.0], &[2, 3])?;
+        let std = x.std(&[1], 1.0, false)?;
+        close(&std, &[0.0, 1.0])?;
+        close_values(&gradient(&std, &x)?, &[0.0, 0.0, 0.0, -0.5, 0.5, 0.0]);
+        let options = GradOptions { create_graph: true, ..GradOptions::default() };
+        for first in grad(&[std.sum_all()?], std::slice::from_ref(&x), options)?.iter().flatten() {
+            close_values(&gradient(&first.square()?, &x)?[..3], &[0.0; 3]);
+        }
+        let one = leaf(&[2.0], &[1])?;
+        close_values(&gradient(&one.std(&[], 0.0, false)?, &one)?, &[0.0]);
+        // Without degrees of freedom there is no deviation and no gradient.
+        close_values(&gradient(&one.std(&[], 1.0, false)?, &one)?, &[f64::NAN]);
         Ok(())
     }
 }

@@ -1,9 +1,10 @@
 //! Several batches forward and backward at once, on shared weights.
 
-use device::{Panicked, Placement, SpinLock, StreamOptions, Team};
+use device::{Placement, SpinLock, StreamOptions, Team};
 use tensor::{Device, Error, Generator, Result, Stream, Tensor, next_key, preload, with_generator};
 
 use super::deferred::{Update, collect, defer};
+use crate::caught::catch;
 use crate::{Gradients, Var};
 
 /// Lanes that run the forward and backward pass of a batch each, at once.
@@ -79,7 +80,8 @@ impl ConcurrentBatches {
     ///
     /// # Errors
     /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
-    /// ([`Error::LanePanicked`]); the other batches were run to their end. [`Error::InvalidArgument`] for no batches.
+    /// ([`Error::LanePanicked`]); the other batches were run to their end. Then that of the first update that was put off
+    /// and returned one or panicked; those after it are not run. [`Error::InvalidArgument`] for no batches.
     pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
     where
         B: Send,
@@ -109,18 +111,18 @@ impl ConcurrentBatches {
                 Ok(Done { loss, gradients, updates })
             })
         };
-        let panics = self.team.run(&|lane| {
+        self.team.run(&|lane| {
             self.streams[lane].scope(|| {
                 for (index, slot) in work.iter().enumerate().skip(lane).step_by(lanes) {
                     let taken = std::mem::replace(&mut *slot.lock(), Work::Running);
                     if let Work::Given(batch) = taken {
-                        let done = run(index, batch);
+                        let done = caught(lane, || run(index, batch));
                         *slot.lock() = Work::Done(Box::new(done));
                     }
                 }
             });
         });
-        finish(work, lanes, &panics)
+        finish(work, lanes)
     }
 }
 
@@ -139,16 +141,20 @@ enum Work<B> {
     Done(Box<Result<Done>>),
 }
 
+/// Turns a panic of what a batch does into an error that names its lane.
+fn caught<R>(lane: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
+    catch(f).unwrap_or_else(|panicked| Err(Error::LanePanicked { lane, message: panicked.message }))
+}
+
 /// Collects results in batch order.
-fn finish<B>(work: Vec<Slot<B>>, lanes: usize, panics: &[(usize, Panicked)]) -> Result<Step> {
+fn finish<B>(work: Vec<Slot<B>>, lanes: usize) -> Result<Step> {
     let mut losses = Vec::with_capacity(work.len());
     let mut gradients: Option<Gradients> = None;
     let mut updates = Vec::new();
     for (index, slot) in work.into_iter().enumerate() {
+        let lane = index % lanes;
         let Work::Done(done) = slot.into_inner() else {
-            let lane = index % lanes;
-            let message = panics.iter().find(|panic| panic.0 == lane).map(|panic| panic.1.message.clone());
-            return Err(Error::LanePanicked { lane, message: message.unwrap_or_default() });
+            return Err(Error::LanePanicked { lane, message: "the batch did not run".into() });
         };
         let done = (*done)?;
         losses.push(done.loss);
@@ -156,9 +162,13 @@ fn finish<B>(work: Vec<Slot<B>>, lanes: usize, panics: &[(usize, Panicked)]) -> 
             Some(sum) => sum.merge(done.gradients)?,
             None => gradients = Some(done.gradients),
         }
-        updates.extend(done.updates);
+        updates.extend(done.updates.into_iter().map(|update| (lane, update)));
     }
     // No batch failed. A step within a batch of other lanes leaves them to that batch.
-    updates.into_iter().try_for_each(defer)?;
+    updates.into_iter().try_for_each(|(lane, update)| caught(lane, || defer(update)))?;
     Ok(Step { losses, gradients: gradients.unwrap_or_default() })
 }
+
+#[cfg(test)]
+#[allow(clippy::panic)]
+mod tests;

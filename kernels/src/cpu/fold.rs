@@ -7,8 +7,9 @@
 
 use super::lanes::{Scratch, map, simd_for, with_scratch};
 use super::number::{Number, Real};
-use crate::layout::{Dst, Loops, Src};
+use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
+use crate::reduction::Axes;
 
 /// Elements that are folded before blocks are joined.
 pub(crate) const BLOCK: usize = 4096;
@@ -271,12 +272,6 @@ pub(crate) fn fold_partials<T: Scratch, F: Fold<T>>(
             fold_partials(fold, partials, width, done);
         }
     });
-}
-
-/// The axes of a reduction: one output for each element of `kept`, folded over `reduced`.
-pub(crate) struct Axes {
-    pub(crate) kept: Loops<1>,
-    pub(crate) reduced: Loops<1>,
 }
 
 impl Axes {

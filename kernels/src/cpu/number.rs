@@ -18,7 +18,7 @@ pub(crate) trait Number: Element + PartialOrd {
     fn pow(self, exponent: Self) -> Self;
     fn neg(self) -> Self;
     fn abs(self) -> Self;
-    /// -1, 0 or 1 with the sign of the value; NaN stays NaN.
+    /// -1, 0 or 1 with the sign of the value; 0 for NaN.
     fn sign(self) -> Self;
     fn is_nan(self) -> bool;
     /// Rounds towards 0 and saturates for integers.
@@ -166,7 +166,7 @@ macro_rules! float_arithmetic {
         }
         #[inline(always)]
         fn sign(self) -> Self {
-            let up = if self > 0.0 { 1.0 } else { self };
+            let up = if self > 0.0 { 1.0 } else { 0.0 };
             if self < 0.0 { -1.0 } else { up }
         }
         #[inline(always)]

@@ -1,20 +1,126 @@
-//! Reductions to an index.
+//! Reductions: folds, and what is made of them.
 
-use super::number::Number;
+use super::fold::{Max, Min, Prod, Sum, SumExp, SumSquares, fold};
+use super::lanes::{Lanes, Scratch, with_scratch};
+use super::number::{Number, Real};
 use crate::layout::{Dst, Loops, Src};
 use crate::par::{Workers, for_range};
+use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 
-/// `out[k]` = index of the first largest of the `len` elements at steps of `step` from kept element `k`; the first NaN
-/// wins.
+/// A reduction that joins numbers of any type; no other is asked for.
+///
+/// # Safety
+/// The elements that `axes` reaches can be read, `out` has room for all outputs, and nobody else uses it meanwhile.
+pub(crate) unsafe fn of_numbers<T: Number + Scratch>(
+    how: Reduction,
+    axes: &Axes,
+    workers: &Workers,
+    x: Src<T>,
+    out: Dst<T>,
+) {
+    let Reduction::Join(op) = how else { return };
+    // SAFETY: the contract is that of `fold`, without shifts.
+    unsafe {
+        match op {
+            ReduceOp::Sum | ReduceOp::Mean => fold(axes, workers, x, None, out, Sum),
+            ReduceOp::Prod => fold(axes, workers, x, None, out, Prod),
+            ReduceOp::Max => fold(axes, workers, x, None, out, Max),
+            ReduceOp::Min => fold(axes, workers, x, None, out, Min),
+        }
+    }
+}
+
+/// A reduction of floats.
+///
+/// # Safety
+/// As for [`of_numbers`].
+pub(crate) unsafe fn of_floats<T: Lanes>(
+    how: Reduction,
+    axes: &Axes,
+    workers: &Workers,
+    x: Src<T>,
+    out: Dst<T>,
+) {
+    let count = axes.reduced.elements as f64;
+    // SAFETY: the contract is that of `fold`; shifts are the outputs, or in scratch with room for as many.
+    unsafe {
+        match how {
+            Reduction::Join(op) => {
+                of_numbers(how, axes, workers, x, out);
+                if op == ReduceOp::Mean {
+                    divide(axes, out, T::from_f64(count));
+                }
+            }
+            Reduction::Var { correction } => {
+                // The output holds the means first.
+                fold(axes, workers, x, None, out, Sum);
+                divide(axes, out, T::from_f64(count));
+                fold(axes, workers, x, Some(out.src()), out, SumSquares);
+                divide(axes, out, T::from_f64((count - correction).max(0.0)));
+            }
+            Reduction::LogSumExp => with_scratch(axes.kept.elements, |largest: *mut T| {
+                let largest = Dst(largest);
+                fold(axes, workers, x, None, largest, Max);
+                for k in 0..axes.kept.elements as isize {
+                    let m = largest.at(k);
+                    // With an infinite one `x - m` would be NaN; without it the infinity comes through by itself.
+                    if (*m).sub(*m).is_nan() && !(*m).is_nan() {
+                        *m = T::ZERO;
+                    }
+                }
+                fold(axes, workers, x, Some(largest.src()), out, SumExp);
+                for k in 0..axes.kept.elements as isize {
+                    *out.at(k) = (*out.at(k)).log().add(*largest.at(k));
+                }
+            }),
+        }
+    }
+}
+
+/// Divides all outputs.
+///
+/// # Safety
+/// There is room for all of them, each with a value.
+unsafe fn divide<T: Real>(axes: &Axes, out: Dst<T>, divisor: T) {
+    for k in 0..axes.kept.elements as isize {
+        // SAFETY: `k` counts the outputs.
+        unsafe { *out.at(k) = (*out.at(k)).div(divisor) };
+    }
+}
+
+/// `out[k]` = index of the first largest or smallest of the `len` elements at steps of `step` from kept element `k`.
+///
+/// # Safety
+/// As for [`of_numbers`], with as many elements; `len` is not 0.
+pub(crate) unsafe fn extreme<T: Number>(
+    which: Extreme,
+    kept: &Loops<1>,
+    workers: &Workers,
+    x: Src<T>,
+    along: (usize, isize),
+    out: Dst<i64>,
+) {
+    // SAFETY: the contract is that of `first_best`.
+    unsafe {
+        match which {
+            Extreme::Largest => first_best(kept, workers, x, along, out, |a, b| a > b),
+            Extreme::Smallest => first_best(kept, workers, x, along, out, |a, b| a < b),
+        }
+    }
+}
+
+/// `out[k]` = index of the first of the `len` elements at steps of `step` from kept element `k` that no other is `better`
+/// than; the first NaN wins.
 ///
 /// # Safety
 /// The elements can be read, `len` is not 0, `out` has room for all kept elements, and nobody else uses it meanwhile.
-pub(crate) unsafe fn argmax<T: Number>(
+unsafe fn first_best<T: Number>(
     kept: &Loops<1>,
     workers: &Workers,
     x: Src<T>,
     (len, step): (usize, isize),
     out: Dst<i64>,
+    better: impl Fn(T, T) -> bool + Sync,
 ) {
     let chunk = ((1 << 14) / len).max(1);
     for_range(workers, kept.elements, chunk, &|range| {
@@ -22,13 +128,13 @@ pub(crate) unsafe fn argmax<T: Number>(
         let mut k = range.start;
         kept.for_runs(range, |[offset], count| {
             for c in 0..count as isize {
-                // SAFETY: the caller's promise.
+                // SAFETY: `i` is below `len`, and `k` counts the kept elements.
                 unsafe {
                     let from = x.at(offset + c * side);
                     let (mut best, mut index) = (*from, 0);
                     for i in 1..len {
                         let value = *from.offset(i as isize * step);
-                        if value > best || (value.is_nan() && !best.is_nan()) {
+                        if better(value, best) || (value.is_nan() && !best.is_nan()) {
                             (best, index) = (value, i);
                         }
                     }

@@ -11,7 +11,7 @@ template <class S> struct Min {
     __device__ static S join(S a, S b) { return minimum(a, b); }
 };
 
-// The first of the largest elements; NaN counts as larger than all others.
+// An element and its place.
 template <class T> struct Best {
     T value;
     i64 index;  // -1 for none
@@ -22,7 +22,8 @@ template <class T> __device__ inline Best<T> shuffle_down(Best<T> x, u32 by) {
 template <class T> __device__ inline Best<T> shuffle(Best<T> x, u32 from) {
     return {shuffle(x.value, from), shuffle(x.index, from)};
 }
-template <class T> struct ArgMax {
+// The first of the largest elements, or of the smallest; NaN wins over all others.
+template <class T, bool LARGEST> struct FirstBest {
     using State = Best<T>;
     __device__ static State empty() { return {0, -1}; }
     __device__ static State join(State a, State b) {
@@ -30,7 +31,8 @@ template <class T> struct ArgMax {
             return a.index < 0 ? b : a;
         }
         bool tie = a.value == b.value || (is_nan(a.value) && is_nan(b.value));
-        bool first = tie ? a.index < b.index : a.value > b.value || is_nan(a.value);
+        bool better = LARGEST ? a.value > b.value : a.value < b.value;
+        bool first = tie ? a.index < b.index : better || is_nan(a.value);
         return first ? a : b;
     }
 };
@@ -90,11 +92,11 @@ struct LogSumExp {
         return log_of(sum) + shift;
     }
 };
-struct IndexOfMax {
+template <bool LARGEST> struct IndexOfBest {
     template <class Team, class T> __device__ static i64 of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
         using S = Folded<T>;
         auto at = [&](u64 i) { return Best<S>{x(i), (i64)i}; };
-        return team.template fold<ArgMax<S>>(all, len, at).index;
+        return team.template fold<FirstBest<S, LARGEST>>(all, len, at).index;
     }
 };
 
@@ -120,12 +122,13 @@ __device__ inline void reduce(O* out, const T* x, const Walk<1>& kept, const Wal
     TEAM(name, What, O, T, block, BlockTeam, 1024)      \
     TEAM(name, What, O, T, column, ColumnTeam, 1024)
 
-#define NUMBERS(T)                         \
-    REDUCTION(sum, Plain<Sum>, T, T)       \
-    REDUCTION(prod, Plain<Prod>, T, T)     \
-    REDUCTION(max, Plain<Max>, T, T)       \
-    REDUCTION(min, Plain<Min>, T, T)       \
-    REDUCTION(argmax, IndexOfMax, i64, T)
+#define NUMBERS(T)                               \
+    REDUCTION(sum, Plain<Sum>, T, T)             \
+    REDUCTION(prod, Plain<Prod>, T, T)           \
+    REDUCTION(max, Plain<Max>, T, T)             \
+    REDUCTION(min, Plain<Min>, T, T)             \
+    REDUCTION(argmax, IndexOfBest<true>, i64, T) \
+    REDUCTION(argmin, IndexOfBest<false>, i64, T)
 #if FLOATS
 REDUCTION(mean, Mean, DTYPE, DTYPE)
 REDUCTION(var, Var, DTYPE, DTYPE)

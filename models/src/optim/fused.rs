@@ -121,6 +121,19 @@ impl<K: Kind> Fused<K> {
 
 impl<K: Kind> Optimizer for Fused<K> {
     fn step(&mut self, gradients: &Gradients) -> Result<()> {
+        if !self.parameters.iter().any(|parameter| gradients.get_var(parameter).is_some()) {
+            return Err(Error::InvalidArgument {
+                op: K::NAME,
+                argument: "gradients",
+                expected: "of at least one parameter",
+                value: format!(
+                    "{} gradients of none of {} parameters",
+                    gradients.len(),
+                    self.parameters.len()
+                )
+                .into(),
+            });
+        }
         let names = self.names();
         for (parameter, state) in self.parameters.iter().zip(&mut self.states) {
             if state.tensors.is_empty() && gradients.get_var(parameter).is_some() {

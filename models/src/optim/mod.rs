@@ -28,12 +28,12 @@ pub use sgd::{Sgd, SgdOptions};
 
 /// Updates parameters in place from their gradients.
 pub trait Optimizer: Send {
-    /// One update of every parameter that has a gradient.
+    /// One update of every parameter that has a gradient. Those without one, such as frozen ones, are left alone.
     ///
     /// Asynchronous: ordered on the current stream after all commands that still use the parameters.
     ///
     /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch` or `DeviceMismatch` for a gradient that does not fit its parameter.
+    /// `InvalidArgument` if no parameter has a gradient; `ShapeMismatch`, `DTypeMismatch` or `DeviceMismatch` for a gradient that does not fit its parameter.
     fn step(&mut self, gradients: &Gradients) -> Result<()>;
 
     /// The learning rate of the next step.

@@ -60,6 +60,32 @@ fn a_parameter_without_gradient_is_left_alone() {
     }
 }
 
+/// Gradients of other parameters, or none at all, are a mistake: nothing would ever change.
+#[test]
+fn gradients_of_no_parameter_are_an_error() {
+    let (w, other) = (parameter(false), parameter(false));
+    for mut optimizer in all_kinds(from_ref(&w)) {
+        for (wrong, count) in [(gradients(&other, &gradient(1)), 1), (Gradients::default(), 0)] {
+            let error = optimizer.step(&wrong).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { argument: "gradients", .. }), "{error}");
+            assert!(error.to_string().ends_with(&format!("got {count} gradients of none of 1 parameters")));
+        }
+        assert_eq!((values(&w), optimizer.state().unwrap().tensors.len()), (start(), 0));
+    }
+}
+
+/// The values that a gradient has when the step is made are those that count.
+#[test]
+fn a_step_sees_a_gradient_that_was_changed_in_place() {
+    let (w, twin) = (parameter(false), parameter(false));
+    let (changed, plain) = (gradients(&w, &gradient(1)), gradients(&twin, &[0.0; 12]));
+    changed.get(&w).unwrap().zero_().unwrap();
+    for (w, gradients) in [(&w, &changed), (&twin, &plain)] {
+        Sgd::new(vec![w.clone()], SgdOptions::default()).unwrap().step(gradients).unwrap();
+    }
+    assert_eq!(values(&w), values(&twin));
+}
+
 #[test]
 fn a_graph_from_before_the_step_is_out_of_date() {
     let w = parameter(false);
@@ -174,12 +200,12 @@ fn bad_parameters_are_named() {
 #[test]
 fn a_refused_step_does_not_count() {
     let (w, twin) = (parameter(false), parameter(false));
+    let half = Var::leaf(Tensor::ones(&[2], device::DType::BF16, &Device::cpu()).unwrap());
     let sgd = SgdOptions { lr: 0.1, momentum: 0.9, dampening: 0.5, ..SgdOptions::default() };
-    let [mut refused, mut fresh] = [&w, &twin].map(|w| Sgd::new(vec![w.clone()], sgd).unwrap());
+    let [mut refused, mut fresh] = [&w, &twin].map(|w| Sgd::new(vec![w.clone(), half.clone()], sgd).unwrap());
     let mut wrong = gradients(&w, &gradient(1));
-    let other_type = Tensor::zeros(&SHAPE, device::DType::F32, &Device::cpu()).unwrap();
-    assert!(wrong.replace(&w, Var::constant(other_type)));
-    assert!(matches!(refused.step(&wrong), Err(Error::DTypeMismatch { op: "sgd", .. })));
+    wrong.merge(half.sum(&[], false).unwrap().backward().unwrap()).unwrap();
+    assert!(matches!(refused.step(&wrong), Err(Error::DTypeUnsupported { op: "sgd", .. })));
     assert!(refused.state().unwrap().tensors.is_empty());
     refused.step(&gradients(&w, &gradient(2))).unwrap();
     fresh.step(&gradients(&twin, &gradient(2))).unwrap();

@@ -7,6 +7,7 @@ mod index;
 mod inplace;
 mod matmul;
 mod on;
+mod promotion;
 mod random;
 mod reduce;
 mod reference;

@@ -134,6 +134,21 @@ fn nan_wins_and_empty_sums_are_neutral() -> Result<()> {
 }
 
 #[test]
+fn indices_of_the_bounds_of_integers() -> Result<()> {
+    let device = device();
+    let x = Tensor::from_slice(&[0, i64::MIN, i64::MAX, i64::MIN, i64::MAX], &[5], &device)?;
+    assert_eq!((x.argmin(0, false)?.item::<i64>()?, x.argmax(0, false)?.item::<i64>()?), (1, 2));
+    let x = Tensor::from_slice(&[3_u8, 0, 255, 0, 255], &[5], &device)?;
+    assert_eq!((x.argmin(0, false)?.item::<i64>()?, x.argmax(0, false)?.item::<i64>()?), (1, 2));
+    assert_eq!(x.reshape(&[1, 5])?.argmin(0, true)?.to_vec::<i64>()?, [0; 5]);
+    let truths = Tensor::ones(&[2], DType::Bool, &device)?;
+    assert!(matches!(truths.argmin(0, false), Err(Error::DTypeUnsupported { op: "argmin", .. })));
+    let none = Tensor::zeros(&[0, 2], DType::F32, &device)?;
+    assert!(matches!(none.argmin(0, false), Err(Error::InvalidArgument { op: "argmin", .. })));
+    Ok(())
+}
+
+#[test]
 fn small_integers_sum_wide() -> Result<()> {
     let device = device();
     let bytes = Tensor::full(&[300], 255, DType::U8, &device)?;

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    ReduceOp, argmax, cross_entropy, cross_entropy_grad, log_softmax, log_softmax_grad, logsumexp, reduce,
-    softmax, softmax_grad, var,
+    ReduceOp, argmax, argmin, cross_entropy, cross_entropy_grad, log_softmax, log_softmax_grad, logsumexp,
+    reduce, softmax, softmax_grad, var,
 };
 
 /// Rows along memory and across it, of one block and of several, few and many.
@@ -162,29 +162,42 @@ fn folds_of_nothing_and_of_special_values() {
         let out = Array::full(stream, 5_f32, &[5]);
         logsumexp(stream, x.view(), &[1], out.view()).map(|()| out)
     });
-    both.same("argmax", |stream| {
-        let x = Array::new(stream, &elements, &[5, 3]);
-        let out = Array::full(stream, 5_i64, &[5]);
-        argmax(stream, x.view(), 1, out.view()).map(|()| out)
-    });
+    for (name, index) in INDICES {
+        both.same(name, |stream| {
+            let x = Array::new(stream, &elements, &[5, 3]);
+            let out = Array::full(stream, 5_i64, &[5]);
+            index(stream, x.view(), 1, out.view()).map(|()| out)
+        });
+        both.same((name, "bounds"), |stream| {
+            let x = Array::new(stream, &[0, i64::MIN, i64::MAX, i64::MIN], &[4]);
+            let out = Array::full(stream, 5_i64, &[]);
+            index(stream, x.view(), 0, out.view()).map(|()| out)
+        });
+    }
 }
 
-fn argmax_of<T: Real>() {
-    folds::<T, i64>("argmax", |stream, x, axes, out| {
-        let axis = axes.first().copied().unwrap_or(0);
-        if axes.is_empty() { Ok(()) } else { argmax(stream, x.view(), axis, out.view()) }
-    });
+type Index = fn(&Stream, crate::View<'_>, isize, crate::View<'_>) -> Result<()>;
+
+const INDICES: [(&str, Index); 2] = [("argmax", argmax), ("argmin", argmin)];
+
+fn index_of<T: Real>() {
+    for (name, index) in INDICES {
+        folds::<T, i64>(name, |stream, x, axes, out| {
+            let axis = axes.first().copied().unwrap_or(0);
+            if axes.is_empty() { Ok(()) } else { index(stream, x.view(), axis, out.view()) }
+        });
+    }
 }
 
 #[test]
-fn the_first_largest_element() {
+fn the_first_largest_and_smallest_element() {
     // Integers of hundreds and bytes have many ties in long rows.
-    argmax_of::<f32>();
-    argmax_of::<f64>();
-    argmax_of::<bf16>();
-    argmax_of::<f16>();
-    argmax_of::<i64>();
-    argmax_of::<u8>();
+    index_of::<f32>();
+    index_of::<f64>();
+    index_of::<bf16>();
+    index_of::<f16>();
+    index_of::<i64>();
+    index_of::<u8>();
 }
 
 fn softmax_of<T: Real>() {

@@ -197,6 +197,21 @@ fn argmax_finds_the_first() {
 }
 
 #[test]
+fn argmin_finds_the_first() {
+    let dev = cpu(1);
+    let s = dev.default_stream();
+    let out = Array::full(&s, 0_i64, &[2]);
+    let x = [0, i64::MIN, i64::MIN, i64::MAX, -1, -1];
+    argmin(&s, Array::new(&s, &x, &[2, 3]).view(), 1, out.view()).unwrap();
+    assert_eq!(out.to_vec(), [1, 1]);
+    argmin(&s, Array::new(&s, &[3_u8, 0, 0, 255, 255, 254], &[2, 3]).view(), 1, out.view()).unwrap();
+    assert_eq!(out.to_vec(), [1, 2]);
+    let x = [-1.0_f32, f32::NAN, f32::NAN, 0.0, -0.0, 1.0];
+    argmin(&s, Array::new(&s, &x, &[2, 3]).view(), 1, out.view()).unwrap();
+    assert_eq!(out.to_vec(), [1, 0]);
+}
+
+#[test]
 fn integers_and_empty_axes() {
     let dev = cpu(1);
     let s = dev.default_stream();

@@ -1,0 +1,138 @@
+//! What is done to one gradient is done to no other.
+
+use std::slice::from_ref;
+
+use tensor::{DType, Device, Result, Tensor};
+
+use super::*;
+use crate::{BackwardOptions, GradOptions, grad};
+
+fn leaf(values: &[f64]) -> Result<Var> {
+    Ok(Var::leaf(Tensor::from_slice(values, &[values.len()], &Device::cpu())?))
+}
+
+fn values(gradient: Option<Tensor>) -> Result<Vec<f64>> {
+    gradient.map_or(Ok(Vec::new()), |gradient| gradient.to_vec())
+}
+
+fn seeded(gradient: &Var, create_graph: bool) -> BackwardOptions {
+    BackwardOptions { gradient: Some(gradient.clone()), create_graph, ..BackwardOptions::default() }
+}
+
+#[test]
+fn a_change_in_place_changes_one_gradient() -> Result<()> {
+    for create_graph in [false, true] {
+        let (a, b) = (leaf(&[1.0, 2.0])?, leaf(&[3.0, 4.0])?);
+        let seed = Var::constant(Tensor::ones(&[2], DType::F64, &Device::cpu())?);
+        let gradients = a.add(&b)?.backward_with(seeded(&seed, create_graph))?;
+        if let Some(gradient) = gradients.get(&a) {
+            gradient.mul_scalar_(5.0)?;
+        }
+        assert_eq!(values(gradients.get(&a))?, [5.0, 5.0], "the store holds the gradient that it hands out");
+        assert_eq!(values(gradients.get(&b))?, [1.0, 1.0]);
+        seed.value().fill_(7.0)?;
+        assert_eq!(values(gradients.get(&b))?, [1.0, 1.0]);
+        for gradient in gradients.iter() {
+            gradient.value().add_scalar_(1.0)?;
+        }
+        assert_eq!((values(gradients.get(&a))?, values(gradients.get(&b))?), (vec![6.0; 2], vec![2.0; 2]));
+        assert_eq!(seed.value().to_vec::<f64>()?, [7.0, 7.0]);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_takes_a_gradients_place_fits_it() -> Result<()> {
+    let x = leaf(&[1.0, 2.0])?;
+    let mut gradients = x.square()?.sum(&[], false)?.backward()?;
+    let other = Device::cpu_with(device::CpuConfig::default());
+    let misfits = [
+        Tensor::ones(&[2], DType::F32, &Device::cpu())?,
+        Tensor::ones(&[1], DType::F64, &Device::cpu())?,
+        Tensor::ones(&[2], DType::F64, &other)?,
+    ];
+    for misfit in misfits.map(Var::constant) {
+        assert!(gradients.replace(&x, misfit.clone()).is_err());
+        assert!(gradients.map(|_| Ok(misfit.clone())).is_err());
+        assert_eq!(values(gradients.get(&x))?, [2.0, 4.0]);
+    }
+    assert!(gradients.replace(&x, Var::constant(Tensor::ones(&[2], DType::F64, &Device::cpu())?))?);
+    assert_eq!(values(gradients.get(&x))?, [1.0, 1.0]);
+    Ok(())
+}
+
+#[test]
+fn parts_of_one_storage_come_apart() -> Result<()> {
+    let (a, b) = (leaf(&[1.0, 2.0])?, leaf(&[3.0])?);
+    let gradients = Var::cat(&[&a, &b], 0)?.square()?.sum(&[], false)?.backward()?;
+    let (ga, gb) = (gradients.get(&a), gradients.get(&b));
+    assert!(ga.iter().zip(&gb).all(|(a, b)| !a.same_storage(b)));
+    assert_eq!((values(ga)?, values(gb)?), (vec![2.0, 4.0], vec![6.0]));
+    Ok(())
+}
+
+#[test]
+fn an_expanded_gradient_can_be_changed_in_place() -> Result<()> {
+    let x = leaf(&[1.0, 2.0, 3.0])?;
+    let gradients = x.sum(&[], false)?.backward()?;
+    for gradient in gradients.iter() {
+        gradient.value().narrow(0, 1, 1)?.mul_scalar_(4.0)?;
+    }
+    assert_eq!(values(gradients.get(&x))?, [1.0, 4.0, 1.0]);
+    let y = x.sum(&[], false)?;
+    let found = grad(from_ref(&y), from_ref(&x), GradOptions::default())?;
+    for gradient in found.iter().flatten() {
+        gradient.value().narrow(0, 1, 1)?.mul_scalar_(4.0)?;
+        assert_eq!(gradient.value().to_vec::<f64>()?, [1.0, 4.0, 1.0]);
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_of_values_share_nothing_either() -> Result<()> {
+    let (a, b) = (leaf(&[1.0])?, leaf(&[2.0])?);
+    let y = a.add(&b)?;
+    let seed = leaf(&[3.0])?;
+    let options = GradOptions { gradients: vec![Some(seed.clone())], ..GradOptions::default() };
+    let found = grad(from_ref(&y), &[y.clone(), a.clone(), b, a], options)?;
+    for (at, gradient) in found.iter().flatten().enumerate() {
+        assert!(!gradient.requires_grad(), "a pass that is not recorded gives constants");
+        gradient.value().add_scalar_(at as f64)?;
+    }
+    let found: Vec<f64> = found.iter().flatten().map(|g| g.value().item()).collect::<Result<_>>()?;
+    assert_eq!(found, [3.0, 4.0, 5.0, 6.0]);
+    assert_eq!(seed.value().to_vec::<f64>()?, [3.0]);
+    Ok(())
+}
+
+/// What only the store holds is handed out as it is.
+#[test]
+fn an_own_gradient_is_not_copied() -> Result<()> {
+    let x = leaf(&[1.0, 2.0])?;
+    let y = x.square()?.sum(&[], false)?;
+    x.device().start_audit();
+    let gradients = y.backward()?;
+    let audit = x.device().stop_audit();
+    assert!(gradients.get(&x).is_some());
+    let ops: Vec<_> = audit.commands().map(|command| command.op).collect();
+    assert_eq!(ops, ["fill", "mul", "mul_scalar"]);
+    Ok(())
+}
+
+#[test]
+fn a_seed_takes_part_in_a_recorded_pass_alone() -> Result<()> {
+    let (x, seed) = (leaf(&[2.0])?, leaf(&[3.0])?);
+    for create_graph in [false, true] {
+        let gradients = x.add(&x)?.neg()?.backward_with(seeded(&seed, create_graph))?;
+        let own = x.add_scalar(1.0)?.backward_with(seeded(&seed, create_graph))?;
+        let both = [gradients.get_var(&x), own.get_var(&x)];
+        assert_eq!(both.map(|g| g.map(Var::requires_grad)), [Some(create_graph); 2]);
+        if !create_graph {
+            continue;
+        }
+        for (gradient, slope) in both.into_iter().flatten().zip([-2.0, 1.0]) {
+            assert_eq!(values(gradient.mul_scalar(1.0)?.backward()?.get(&seed))?, [slope]);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! Steps that fail.
+
+use std::panic::panic_any;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+
+fn leaf() -> Result<Var> {
+    Ok(Var::leaf(Tensor::ones(&[2], tensor::DType::F64, &Device::cpu())?))
+}
+
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("dropped");
+    }
+}
+
+#[test]
+fn a_panic_in_an_update_that_was_put_off_is_that_of_its_lane() -> Result<()> {
+    let w = leaf()?;
+    for count in [1, 2] {
+        let lanes = ConcurrentBatches::new(w.device(), count)?;
+        let error = lanes.step(0..3, |index| {
+            defer(move || {
+                assert_ne!(index, 1, "update one is bad");
+                Ok(())
+            })?;
+            w.sum_all()
+        });
+        let Err(Error::LanePanicked { lane, message }) = error else { panic!("{error:?}") };
+        assert_eq!(lane, 1 % count);
+        assert!(message.contains("update one is bad"));
+        assert_eq!(lanes.step(0..3, |_| w.sum_all())?.losses.len(), 3);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_panic_that_panics_when_dropped_is_that_of_its_lane() -> Result<()> {
+    let w = leaf()?;
+    for count in [1, 2] {
+        let lanes = ConcurrentBatches::new(w.device(), count)?;
+        for bad in 0..2 {
+            let done = AtomicUsize::new(0);
+            let error = lanes.step(0..4, |index| {
+                if index == bad {
+                    panic_any(Bomb);
+                }
+                done.fetch_add(1, Ordering::Relaxed);
+                w.sum_all()
+            });
+            assert!(matches!(error, Err(Error::LanePanicked { lane, .. }) if lane == bad % count));
+            assert_eq!(done.load(Ordering::Relaxed), 3, "the other batches were run to their end");
+            let put_off = lanes.step(0..1, |_| {
+                defer(|| panic_any(Bomb))?;
+                w.sum_all()
+            });
+            assert!(matches!(put_off, Err(Error::LanePanicked { lane: 0, .. })));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! What becomes of a graph when it is dropped, and of hooks.
+
+use std::sync::Arc;
+use std::thread;
+
+use tensor::{Device, Result, Tensor};
+
+use super::*;
+use crate::{BackwardOptions, GradOptions, grad};
+
+/// Many more than fit the stack below if each took a frame.
+const STEPS: usize = 50_000;
+
+fn one() -> Result<Var> {
+    Ok(Var::leaf(Tensor::ones(&[1], tensor::DType::F64, &Device::cpu())?))
+}
+
+/// Runs `f` on a thread with the stack of a small one.
+fn on_a_small_stack(f: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    let thread = thread::Builder::new().stack_size(256 << 10).spawn(f);
+    thread.expect("a thread").join().expect("no panic")
+}
+
+/// `step` applied again and again, with and without a pass, and with a recorded pass.
+fn drops(step: fn(&Var, &Var) -> Result<Var>) -> Result<()> {
+    on_a_small_stack(move || {
+        let x = one()?;
+        let chain = |steps| (0..steps).try_fold(x.clone(), |y, _| step(&y, &x));
+        drop(chain(STEPS)?);
+        let y = chain(STEPS)?;
+        assert!(y.backward()?.get(&x).is_some());
+        assert!(y.tape().len() > STEPS);
+        drop(y);
+        let y = chain(STEPS / 10)?;
+        let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+        let gradients = y.backward_with(options)?;
+        drop(y);
+        drop(gradients);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_deep_residual_graph_is_dropped_on_a_small_stack() -> Result<()> {
+    drops(|y, _| y.add(&y.neg()?))
+}
+
+#[test]
+fn a_deep_graph_of_squares_is_dropped_on_a_small_stack() -> Result<()> {
+    drops(|y, _| y.mul(y))
+}
+
+#[test]
+fn a_deep_recurrent_graph_is_dropped_on_a_small_stack() -> Result<()> {
+    drops(|y, x| y.mul(x)?.add(x)?.tanh())
+}
+
+/// What a rule captures is part of the graph, too.
+#[test]
+fn values_in_rules_and_hooks_are_dropped_on_a_small_stack() -> Result<()> {
+    on_a_small_stack(|| {
+        let x = one()?;
+        let mut y = x.clone();
+        for _ in 0..STEPS {
+            let kept = y;
+            let value = x.value().clone();
+            y = record("keep", &[&x], &[], value, move |_, g| {
+                Ok([Some(g.mul(&kept)?)].into_iter().collect())
+            });
+        }
+        drop(y);
+        let mut y = x.neg()?;
+        for _ in 0..STEPS {
+            let next = x.neg()?;
+            next.register_hook(move |_| Ok(Some(y.detach())))?;
+            y = next;
+        }
+        drop(y);
+        Ok(())
+    })
+}
+
+/// Whoever comes last drops a node, and drops no more than that on its stack.
+#[test]
+fn two_threads_drop_one_graph() -> Result<()> {
+    for _ in 0..5 {
+        let x = one()?;
+        let mut values = vec![x.clone()];
+        for step in 0..STEPS / 20 {
+            values.push(values[step].add(&values[step].neg()?)?);
+        }
+        let last = values.last().cloned();
+        let other = thread::spawn(move || {
+            on_a_small_stack(move || {
+                drop(last);
+                Ok(())
+            })
+        });
+        on_a_small_stack(move || {
+            values.into_iter().rev().for_each(drop);
+            Ok(())
+        })?;
+        other.join().expect("no panic")?;
+    }
+    Ok(())
+}
+
+/// A hook that holds the value it hangs on goes with the pass that consumes the graph.
+#[test]
+fn a_hook_that_holds_its_own_value_goes_with_the_graph() -> Result<()> {
+    let x = one()?;
+    let probe = Arc::new(());
+    let hooked = |y: &Var| {
+        let (own, held) = (y.clone(), Arc::clone(&probe));
+        y.register_hook(move |gradient| {
+            let _ = &held;
+            gradient.mul(&own.detach()).map(Some)
+        })
+    };
+    // The gradient goes through the first; none reaches the second, which is consumed all the same.
+    let (y, dead) = (x.square()?, x.neg()?);
+    hooked(&y)?;
+    hooked(&dead)?;
+    let loss = record("first", &[&y, &dead], &[], y.value().clone(), |_, g| {
+        Ok([Some(g.clone()), None].into_iter().collect())
+    });
+    let keep = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
+    assert_eq!(loss.backward_with(keep)?.get(&x).map(|g| g.item::<f64>()).transpose()?, Some(2.0));
+    assert_eq!(Arc::strong_count(&probe), 3, "another pass may follow");
+    loss.backward()?;
+    assert_eq!(Arc::strong_count(&probe), 1);
+    // A pass that is refused leaves the hooks where they are.
+    let (y, side) = (x.square()?, x.exp()?);
+    hooked(&y)?;
+    side.backward()?;
+    let both = y.add(&side)?;
+    assert!(both.backward().is_err());
+    assert_eq!(Arc::strong_count(&probe), 2);
+    grad(std::slice::from_ref(&y), std::slice::from_ref(&x), GradOptions::default())?;
+    assert_eq!(Arc::strong_count(&probe), 1);
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! What reductions join, how, and along which axes.
+
+use crate::loops::Loops;
+
+/// How elements are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReduceOp {
+    /// `x0 + x1 + ..`; 0 without elements.
+    Sum,
+    /// The sum divided by the number of elements; NaN without elements. Floats only.
+    Mean,
+    /// `x0 x1 ..`; 1 without elements.
+    Prod,
+    /// The largest element; NaN if there is one.
+    Max,
+    /// The smallest element; NaN if there is one.
+    Min,
+}
+
+impl ReduceOp {
+    /// The op's name in errors and profiles.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Mean => "mean",
+            ReduceOp::Prod => "prod",
+            ReduceOp::Max => "max",
+            ReduceOp::Min => "min",
+        }
+    }
+}
+
+/// A reduction to a value of the elements' type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reduction {
+    Join(ReduceOp),
+    /// The sum of squared distances from the mean over `elements - correction`, or over 0 if that is negative.
+    Var {
+        correction: f64,
+    },
+    LogSumExp,
+}
+
+/// Which element an index is asked of.
+#[derive(Clone, Copy)]
+pub(crate) enum Extreme {
+    Largest,
+    Smallest,
+}
+
+impl Extreme {
+    pub(crate) const fn op(self) -> &'static str {
+        match self {
+            Extreme::Largest => "argmax",
+            Extreme::Smallest => "argmin",
+        }
+    }
+}
+
+/// The axes of a reduction: one output for each element of `kept`, folded over `reduced`.
+pub(crate) struct Axes {
+    pub(crate) kept: Loops<1>,
+    pub(crate) reduced: Loops<1>,
+}

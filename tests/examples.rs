@@ -12,6 +12,8 @@ use streamgrad::Result;
 mod char_gpt;
 #[path = "../examples/cnn_digits.rs"]
 mod cnn_digits;
+#[path = "../examples/custom_kernel.rs"]
+mod custom_kernel;
 #[path = "../examples/custom_op.rs"]
 mod custom_op;
 #[path = "../examples/digits_mlp.rs"]
@@ -48,6 +50,11 @@ fn a_gpt_learns_and_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() -> Resu
 #[test]
 fn a_cnn_learns_the_digits() -> Result<()> {
     cnn_digits::main()
+}
+
+#[test]
+fn a_custom_kernel() -> Result<()> {
+    custom_kernel::main()
 }
 
 #[test]

@@ -33,6 +33,7 @@ mod conv;
 mod copy;
 mod cpu;
 mod cuda;
+mod custom;
 mod elementwise;
 mod embedding_bag;
 mod functions;
@@ -64,6 +65,7 @@ pub use batch_norm::{Norm, batch_norm, batch_norm_grad};
 pub use conv::{conv2d, conv2d_input_grad, conv2d_weight_grad, conv2d_workspace};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
+pub use custom::{CudaLaunch, CustomKernel, custom};
 pub use elementwise::{
     BinaryOp, CompareOp, Saves, UnaryOp, binary, compare, logical_not, unary, unary_grad, where_cond,
 };

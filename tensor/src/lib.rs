@@ -30,6 +30,7 @@ mod bytes;
 mod check;
 mod conv;
 mod create;
+mod custom;
 mod display;
 mod elementwise;
 mod embedding_bag;
@@ -57,12 +58,14 @@ mod view;
 pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
 pub use conv::ConvOptions;
+pub use custom::custom;
+pub use device::cuda::{Arg, Grid, Program};
 pub use device::{DType, Device, Element, Error, Result, Stream, bf16, f16};
 pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
-    AdamStep, BinaryOp, CompareOp, Layout, LionStep, NormRows, RandomKey, RmsPropStep, Rule, Sampling, Saves,
-    Scalar, SgdStep, UnaryOp, View, philox, preload,
+    AdamStep, BinaryOp, CompareOp, CudaLaunch, CustomKernel, Layout, LionStep, NormRows, RandomKey,
+    RmsPropStep, Rule, Sampling, Saves, Scalar, SgdStep, UnaryOp, View, philox, preload,
 };
 pub use normalize::{Norm, NormGradients, Normalized};
 pub use optim::{Update, optimizer_step};

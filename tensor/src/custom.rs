@@ -1,0 +1,75 @@
+//! Kernels of one's own on tensors.
+
+use device::{Element, Result, Stream};
+use kernels::{CustomKernel, Layout};
+
+use crate::Tensor;
+use crate::check::{elements_of, has_dtype, invalid, same_device};
+
+/// Runs a kernel of one's own on `inputs`, which are made contiguous, and gives its outputs, of these shapes. Asynchronous, on the
+/// current stream of the inputs' device.
+///
+/// `record` of the crate `autograd` gives it a gradient: the example `custom_kernel` shows how, with a body for CUDA.
+///
+/// ```
+/// use tensor::{CudaLaunch, CustomKernel, Device, Tensor, custom};
+///
+/// /// `y = max(x, 0)^2`.
+/// struct SquaredRelu;
+///
+/// impl CustomKernel<1, 1> for SquaredRelu {
+///     type Element = f32;
+///
+///     fn name(&self) -> &'static str {
+///         "squared_relu"
+///     }
+///
+///     fn cpu(&self, [x]: [&[f32]; 1], [y]: [&mut [f32]; 1]) {
+///         y.iter_mut().zip(x).for_each(|(y, x)| *y = x.max(0.0) * x.max(0.0));
+///     }
+///
+///     fn cuda(&self, _: [usize; 1], _: [usize; 1]) -> Option<CudaLaunch> {
+///         None
+///     }
+/// }
+///
+/// # fn main() -> tensor::Result<()> {
+/// let x = Tensor::from_slice(&[-1.0_f32, 2.0, 3.0], &[3], &Device::cpu())?;
+/// let [y] = custom(SquaredRelu, [&x], [x.shape()])?;
+/// assert_eq!(y.to_vec::<f32>()?, [0.0, 4.0, 9.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// `DeviceMismatch`; `DTypeMismatch` for inputs that are not of the kernel's elements, `DTypeUnsupported` if these are truth
+/// values; `InvalidArgument` for no inputs, or a kernel that has no body for the device; `KernelCompile`, `OutOfMemory`.
+pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
+    kernel: K,
+    inputs: [&Tensor; R],
+    shapes: [&[usize]; W],
+) -> Result<[Tensor; W]> {
+    let op = kernel.name();
+    let Some(first) = inputs.first() else {
+        return Err(invalid(op, "inputs", "at least one", 0));
+    };
+    for input in inputs {
+        same_device(op, first, input)?;
+        has_dtype(op, input, K::Element::DTYPE)?;
+    }
+    let mut dense = Vec::with_capacity(R);
+    for input in inputs {
+        dense.push(input.contiguous()?);
+    }
+    Stream::with_current(first.device(), |stream| {
+        let mut outputs = Vec::with_capacity(W);
+        for shape in shapes {
+            elements_of(op, shape)?;
+            outputs.push(Tensor::allocate(stream, Layout::contiguous(shape), K::Element::DTYPE)?);
+        }
+        let reads = std::array::from_fn(|k| dense[k].view());
+        let writes = std::array::from_fn(|k| outputs[k].view());
+        kernels::custom(stream, kernel, reads, writes)?;
+        outputs.try_into().map_err(|_| invalid(op, "shapes", "one for each output", W))
+    })
+}

@@ -35,8 +35,10 @@ mod cpu;
 mod cuda;
 mod elementwise;
 mod embedding_bag;
+mod geometry;
 mod image;
 mod index;
+mod indexed;
 pub mod layout;
 mod loops;
 mod loss;
@@ -64,7 +66,8 @@ pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
 pub use elementwise::{BinaryOp, CompareOp, UnaryOp, binary, compare, logical_not, unary, where_cond};
 pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
-pub use image::{Sampling, blur, warp};
+pub use geometry::{Means, Sampling};
+pub use image::{blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
@@ -72,7 +75,7 @@ pub use matmul::{Accumulate, linear, matmul};
 pub use normalize::{NormGrads, NormInput, NormRows, normalize, normalize_grad};
 pub use optim::{AdamStep, LionStep, RmsPropStep, Rule, SgdStep, Update, optimizer_step};
 pub use pool::{
-    Means, avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
+    avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
 pub use reduce::{ReduceOp, argmax, logsumexp, reduce, var};

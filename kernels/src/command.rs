@@ -146,6 +146,9 @@ pub(crate) trait Held: Send + 'static {
 pub(crate) struct Address(pub(crate) *mut u8);
 
 impl Address {
+    /// That of an optional operand which is left out.
+    pub(crate) const NULL: Address = Address(std::ptr::null_mut());
+
     /// The address `elements` elements of `size` bytes further.
     #[inline]
     pub(crate) fn offset(self, elements: isize, size: usize) -> Address {

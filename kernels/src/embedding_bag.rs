@@ -3,14 +3,13 @@
 //! The three kernels are the derivatives of one form, `Σ_j w_j <g[bag of j], table[index of j]>`, for `g`, for the table
 //! and for the weights; so are their own derivatives.
 
-use device::{DType, Error, Result, Stream, Use};
+use device::{Error, Result, Stream};
 
+use crate::command::{Command, Read, for_float};
 use crate::cpu::embedding_bag as cpu;
-use crate::cpu::number::Real;
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
+use crate::cuda::embedding_bag as cuda;
+use crate::indexed::BagSizes;
 use crate::layout::{View, shape_mismatch};
-use crate::par::old_workers;
 
 /// Which rows of a table are in which bag.
 #[derive(Clone, Copy, Debug)]
@@ -44,11 +43,26 @@ pub fn embedding_bag(
     members: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => bags_of::<f32>(stream, table, bags, members, out),
-        DType::F64 => bags_of::<f64>(stream, table, bags, members, out),
-        dtype => Err(Error::DTypeUnsupported { op: "embedding_bag", dtype }),
-    }
+    const OP: &str = "embedding_bag";
+    let dtype = out.dtype;
+    for_float!(OP, dtype, T => {
+        let sizes = bags.sizes(OP, &table, &out, members.as_ref())?;
+        table.expect_apart(OP, &out)?;
+        let members = members.map(|members| members.write::<T>().exact());
+        Command::new(OP, (out.write::<T>(), table.read::<T>(), bags.operands::<T>(), members))
+            .cost(sizes.len * sizes.width + out.layout.elements(), 1)
+            .run(
+                stream,
+                sizes,
+                // SAFETY: the sizes are those of the operands, and the output is apart from the table.
+                |sizes, workers, (out, table, bags, members)| unsafe {
+                    cpu::sum(sizes, workers, bags, out, table, members);
+                },
+                move |sizes, queue, (out, table, bags, members)| {
+                    cuda::sum(queue, dtype, sizes, bags, [out, table], members)
+                },
+            )
+    })
 }
 
 /// The gradient of [`embedding_bag`] for the table, `out[r] = Σ w[j] / members[i] g[i]` over the places `j` with
@@ -66,11 +80,26 @@ pub fn embedding_bag_grad(
     members: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => grad_of::<f32>(stream, g, bags, members, out),
-        DType::F64 => grad_of::<f64>(stream, g, bags, members, out),
-        dtype => Err(Error::DTypeUnsupported { op: "embedding_bag_grad", dtype }),
-    }
+    const OP: &str = "embedding_bag_grad";
+    let dtype = out.dtype;
+    for_float!(OP, dtype, T => {
+        let sizes = bags.sizes(OP, &out, &g, members.as_ref())?;
+        g.expect_apart(OP, &out)?;
+        let members = members.map(|members| members.read::<T>().exact());
+        Command::new(OP, (out.write::<T>(), g.read::<T>(), bags.operands::<T>(), members))
+            .cost(sizes.len * sizes.width + out.layout.elements(), 1)
+            .run(
+                stream,
+                sizes,
+                // SAFETY: the sizes are those of the operands, and the output is apart from `g`.
+                |sizes, workers, (out, g, bags, members)| unsafe {
+                    cpu::grad(sizes, workers, bags, out, g, members);
+                },
+                move |sizes, queue, (out, g, bags, members)| {
+                    cuda::grad(queue, dtype, sizes, bags, [out, g], members)
+                },
+            )
+    })
 }
 
 /// The gradient of the sums of [`embedding_bag`] for the weights, `out[j] = Σ_c g[i, c] table[indices[j], c]` where `i` is the
@@ -87,205 +116,86 @@ pub fn embedding_bag_weights_grad(
     bags: &Bags<'_>,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => weights_grad_of::<f32>(stream, g, table, bags, out),
-        DType::F64 => weights_grad_of::<f64>(stream, g, table, bags, out),
-        dtype => Err(Error::DTypeUnsupported { op: "embedding_bag_weights_grad", dtype }),
-    }
-}
-
-fn bags_of<T: Real>(
-    stream: &Stream,
-    table: View<'_>,
-    bags: &Bags<'_>,
-    members: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    const OP: &str = "embedding_bag";
-    let (checked, weights) = check::<T>(OP, out.dtype, table, out, bags, members)?;
-    table.expect_apart(OP, &out)?;
-    let from = Operand::<T>::old(OP, &table, out.dtype)?;
-    let to = Operand::<T>::old_mut(OP, &out, out.dtype)?;
-    let counts =
-        members.map(|members| Ok((members.dst::<T>(OP)?, members.layout.strides()[0]))).transpose()?;
-    if bags.count == 0 {
-        return Ok(());
-    }
-    let mut uses = bags.uses();
-    uses.extend([Use::read(table.buffer), Use::write(out.buffer)]);
-    uses.extend(members.map(|members| Use::write(members.buffer)));
-    if stream.is_cuda() {
-        return cuda::embedding_bag::sum(stream, &uses, table, bags, members, out);
-    }
-    let (from_steps, to_steps) = (steps(&table), steps(&out));
-    let workers = old_workers(stream, checked.len * checked.width + out.layout.elements(), 1);
-    stream.launch_host(OP, &uses, move || {
-        // SAFETY: types, shapes, bounds and overlap were checked above; the launch orders the accesses.
-        unsafe {
-            let stage = Stage::new(&workers);
-            let bags = checked.weighted(&stage, &weights);
-            cpu::sum(&bags, &workers, (stage.read(&from), from_steps), (stage.write(&to), to_steps), counts);
-        }
-    })
-}
-
-fn grad_of<T: Real>(
-    stream: &Stream,
-    g: View<'_>,
-    bags: &Bags<'_>,
-    members: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    const OP: &str = "embedding_bag_grad";
-    let (checked, weights) = check::<T>(OP, out.dtype, out, g, bags, members)?;
-    g.expect_apart(OP, &out)?;
-    let from = Operand::<T>::old(OP, &g, out.dtype)?;
-    let to = Operand::<T>::old_mut(OP, &out, out.dtype)?;
-    let counts =
-        members.map(|members| Ok((members.src::<T>(OP)?, members.layout.strides()[0]))).transpose()?;
-    if out.layout.elements() == 0 {
-        return Ok(());
-    }
-    let mut uses = bags.uses();
-    uses.extend([Use::read(g.buffer), Use::write(out.buffer)]);
-    uses.extend(members.map(|members| Use::read(members.buffer)));
-    if stream.is_cuda() {
-        return cuda::embedding_bag::grad(stream, &uses, g, bags, members, out);
-    }
-    let (from_steps, to_steps) = (steps(&g), steps(&out));
-    let workers = old_workers(stream, checked.len * checked.width + out.layout.elements(), 1);
-    stream.launch_host(OP, &uses, move || {
-        // SAFETY: as in `bags_of`.
-        unsafe {
-            let stage = Stage::new(&workers);
-            let bags = checked.weighted(&stage, &weights);
-            cpu::grad(&bags, &workers, (stage.read(&from), from_steps), counts, (stage.write(&to), to_steps));
-        }
-    })
-}
-
-fn weights_grad_of<T: Real>(
-    stream: &Stream,
-    g: View<'_>,
-    table: View<'_>,
-    bags: &Bags<'_>,
-    out: View<'_>,
-) -> Result<()> {
     const OP: &str = "embedding_bag_weights_grad";
-    let bags = &Bags { weights: None, ..*bags };
-    let (checked, _) = check::<T>(OP, out.dtype, table, g, bags, None)?;
-    out.expect_shape(OP, bags.indices.shape())?;
-    g.expect_apart(OP, &out)?;
-    table.expect_apart(OP, &out)?;
-    let read = |view: View<'_>| Operand::<T>::old(OP, &view, out.dtype);
-    let (from, to) = ([read(g)?, read(table)?], Operand::<T>::old_mut(OP, &out, out.dtype)?);
-    if checked.len == 0 {
-        return Ok(());
-    }
-    let mut uses = bags.uses();
-    uses.extend([Use::read(g.buffer), Use::read(table.buffer), Use::write(out.buffer)]);
-    if stream.is_cuda() {
-        return cuda::embedding_bag::weights_grad(stream, &uses, g, table, bags, out);
-    }
-    let (g_steps, table_steps, to_step) = (steps(&g), steps(&table), out.layout.strides()[0]);
-    let workers = old_workers(stream, checked.len * checked.width, 1);
-    stream.launch_host(OP, &uses, move || {
-        // SAFETY: as in `bags_of`.
-        unsafe {
-            let stage = Stage::new(&workers);
-            let [g, table] = from.each_ref().map(|from| stage.read(from));
-            let to = (stage.write(&to), to_step);
-            cpu::weights_grad(&checked, &workers, (g, g_steps), (table, table_steps), to);
-        }
+    let (dtype, bags) = (out.dtype, Bags { weights: None, ..*bags });
+    for_float!(OP, dtype, T => {
+        let sizes = bags.sizes(OP, &table, &g, None)?;
+        out.expect_shape(OP, bags.indices.shape())?;
+        [g, table].iter().try_for_each(|input| input.expect_apart(OP, &out))?;
+        let out_step = out.layout.strides()[0];
+        Command::new(OP, (out.write::<T>(), g.read::<T>(), table.read::<T>(), bags.operands::<T>()))
+            .cost(sizes.len * sizes.width, 1)
+            .run(
+                stream,
+                sizes,
+                // SAFETY: the sizes are those of the operands, and the output is apart from the other two.
+                move |sizes, workers, (out, g, table, bags)| unsafe {
+                    cpu::weights_grad(sizes, workers, bags, (out, out_step), g, table);
+                },
+                move |sizes, queue, (out, g, table, bags)| {
+                    cuda::weights_grad(queue, dtype, sizes, bags, (out, out_step), [g, table])
+                },
+            )
     })
 }
 
-impl Bags<'_> {
-    /// What every kernel reads of the bags.
-    fn uses(&self) -> Vec<Use<'_>> {
-        let views = [Some(self.indices), self.offsets, self.weights];
-        // The other operands join them.
-        let mut uses = Vec::with_capacity(views.len() + 3);
-        uses.extend(views.into_iter().flatten().map(|view| Use::read(view.buffer)));
-        uses
-    }
-}
+/// What every kernel reads of the bags: indices, offsets and weights.
+type BagOperands<'a, T> = (Read<'a, i64>, Option<Read<'a, i64>>, Option<Read<'a, T>>);
 
-/// Checks the bags against the table `[v, d]`, the values `[b, d]` and the numbers of members `[b]`; gives them without
-/// their weights, of type `dtype`, and these.
-fn check<T: Real>(
-    op: &'static str,
-    dtype: DType,
-    table: View<'_>,
-    values: View<'_>,
-    bags: &Bags<'_>,
-    members: Option<View<'_>>,
-) -> Result<(cpu::Bags<T>, Option<Weights<T>>)> {
-    let &[rows, width] = table.shape() else {
-        return Err(shape_mismatch(op, &[0, 0], table.shape()));
-    };
-    values.expect_shape(op, &[bags.count, width])?;
-    let &[len] = bags.indices.shape() else {
-        return Err(shape_mismatch(op, &[0], bags.indices.shape()));
-    };
-    if let Some(members) = members {
-        members.expect_shape(op, &[bags.count])?;
+impl<'a> Bags<'a> {
+    fn operands<T>(&self) -> BagOperands<'a, T> {
+        let offsets = self.offsets.map(|offsets| offsets.read().exact());
+        (self.indices.read().exact(), offsets, self.weights.map(View::read))
     }
-    if let Some(weights) = bags.weights {
-        weights.expect_shape(op, &[len])?;
-    }
-    let offsets = match bags.offsets {
-        Some(offsets) => {
-            offsets.expect_shape(op, &[bags.count])?;
-            Some((offsets.src::<i64>(op)?, offsets.layout.strides()[0]))
+
+    /// Checks the bags against the table `[v, d]`, the sums `[b, d]` and the numbers of members `[b]`.
+    fn sizes(
+        &self,
+        op: &'static str,
+        table: &View<'_>,
+        sums: &View<'_>,
+        members: Option<&View<'_>>,
+    ) -> Result<BagSizes> {
+        let &[rows, width] = table.shape() else {
+            return Err(shape_mismatch(op, &[0, 0], table.shape()));
+        };
+        sums.expect_shape(op, &[self.count, width])?;
+        let &[len] = self.indices.shape() else {
+            return Err(shape_mismatch(op, &[0], self.indices.shape()));
+        };
+        // The step of an optional vector of so many elements.
+        let step = |view: Option<&View<'_>>, len: usize| {
+            view.map_or(Ok(0), |view| view.expect_shape(op, &[len]).map(|()| view.layout.strides()[0]))
+        };
+        let sizes = BagSizes {
+            op,
+            len,
+            count: self.count,
+            rows,
+            width,
+            padding: self.padding.map_or(-1, |row| row as i64),
+            index_step: self.indices.layout.strides()[0],
+            offset_step: step(self.offsets.as_ref(), self.count)?,
+            weight_step: step(self.weights.as_ref(), len)?,
+            member_step: step(members, self.count)?,
+            table_steps: [0, 1].map(|axis| table.layout.strides()[axis]),
+            sum_steps: [0, 1].map(|axis| sums.layout.strides()[axis]),
+        };
+        let shared = match self.count {
+            0 => len == 0,
+            count => self.offsets.is_some() || len.is_multiple_of(count),
+        };
+        if shared {
+            return Ok(sizes);
         }
-        None => None,
-    };
-    let shared = if bags.count == 0 { len == 0 } else { offsets.is_some() || len.is_multiple_of(bags.count) };
-    if !shared {
-        return Err(Error::InvalidArgument {
+        Err(Error::InvalidArgument {
             op,
             argument: "bags",
             expected: "a part of the indices for each",
-            value: format!("{} for {len} indices", bags.count).into(),
-        });
+            value: format!("{} for {len} indices", self.count).into(),
+        })
     }
-    let weights =
-        bags.weights.map(|weights| Ok((Operand::old(op, &weights, dtype)?, weights.layout.strides()[0])));
-    let checked = cpu::Bags {
-        op,
-        indices: (bags.indices.src::<i64>(op)?, bags.indices.layout.strides()[0]),
-        offsets,
-        weights: None,
-        len,
-        count: bags.count,
-        rows,
-        width,
-        padding: bags.padding.map_or(-1, |row| row as i64),
-    };
-    Ok((checked, weights.transpose()?))
-}
-
-/// The bags' weights and the step from one to the next.
-type Weights<T> = (Operand<T>, isize);
-
-impl<T: Real> cpu::Bags<T> {
-    /// The bags with their weights.
-    ///
-    /// # Safety
-    /// As for [`Stage::read`].
-    unsafe fn weighted<'a>(self, stage: &Stage<'a>, weights: &'a Option<Weights<T>>) -> cpu::Bags<T> {
-        // SAFETY: the caller's promise.
-        let weights = weights.as_ref().map(|(weights, step)| (unsafe { stage.read(weights) }, *step));
-        cpu::Bags { weights, ..self }
-    }
-}
-
-/// Steps to the next row and the next column.
-fn steps(view: &View<'_>) -> [isize; 2] {
-    [view.layout.strides()[0], view.layout.strides()[1]]
 }
 
 #[cfg(test)]
-#[path = "embedding_bag_tests.rs"]
 mod tests;

@@ -1,58 +1,29 @@
 //! Launchers of image kernels, a sample of a batch each with parameters of its own. They have no gradient.
 
-use device::{DType, Error, Result, Stream, Use};
+use device::{Error, Result, Stream};
 
-use crate::cpu;
-use crate::cuda;
+use crate::command::Command;
+use crate::cpu::image as cpu;
+use crate::cuda::image as cuda;
+use crate::geometry::{Images, Sampling};
 use crate::layout::{View, shape_mismatch};
-use crate::par::old_workers;
 
-/// How [`warp`] reads between and outside pixels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sampling {
-    /// The nearest pixel, halves to the even one; 0 outside.
-    Nearest,
-    /// A weighted mean of the four pixels around; outside, the edge goes on.
-    Bilinear,
-}
-
-/// Sizes of a batch of images: samples, channels, rows and columns.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Images {
-    pub(crate) samples: usize,
-    pub(crate) channels: usize,
-    pub(crate) rows: usize,
-    pub(crate) columns: usize,
-}
-
-impl Images {
-    /// Checks that the images lie one after another in row-major order.
-    fn of(op: &'static str, view: &View<'_>) -> Result<Images> {
-        let &[samples, channels, rows, columns] = view.shape() else {
-            return Err(shape_mismatch(op, &[0; 4], view.shape()));
-        };
-        expect_dense_f32(op, view)?;
-        if view.layout.elements() > i32::MAX as usize {
-            let value = format!("{:?}", view.shape()).into();
-            return Err(Error::InvalidArgument {
-                op,
-                argument: "images",
-                expected: "fewer than 2^31 pixels",
-                value,
-            });
-        }
-        Ok(Images { samples, channels, rows, columns })
+/// The sizes of images that lie one after another in row-major order.
+fn images(op: &'static str, view: &View<'_>) -> Result<Images> {
+    let &[samples, channels, rows, columns] = view.shape() else {
+        return Err(shape_mismatch(op, &[0; 4], view.shape()));
+    };
+    view.expect_contiguous(op, "operands")?;
+    if view.layout.elements() > i32::MAX as usize {
+        let value = format!("{:?}", view.shape()).into();
+        return Err(Error::InvalidArgument {
+            op,
+            argument: "images",
+            expected: "fewer than 2^31 pixels",
+            value,
+        });
     }
-
-    /// Rows of all channels of all samples.
-    pub(crate) fn all_rows(&self) -> usize {
-        self.samples * self.channels * self.rows
-    }
-}
-
-fn expect_dense_f32(op: &'static str, view: &View<'_>) -> Result<()> {
-    view.expect_dtype(op, DType::F32)?;
-    view.expect_contiguous(op, "operands")
+    Ok(Images { samples, channels, rows, columns })
 }
 
 /// Samples each image at an affine map of the output's pixels: `out[n, c, i, j] = x[n, c, y, x]` with
@@ -73,27 +44,31 @@ pub fn warp(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "warp";
-    let (from, to) = (Images::of(OP, &x)?, Images::of(OP, &out)?);
+    let (from, to) = (images(OP, &x)?, images(OP, &out)?);
     out.expect_shape(OP, &[from.samples, from.channels, to.rows, to.columns])?;
     matrices.expect_shape(OP, &[from.samples, 2, 3])?;
-    expect_dense_f32(OP, &matrices)?;
+    matrices.expect_contiguous(OP, "operands")?;
     x.expect_apart(OP, &out)?;
-    if out.layout.elements() == 0 {
-        return Ok(());
+    if from.pixels() == 0 && out.layout.elements() > 0 {
+        let value = format!("shape {:?}", x.shape()).into();
+        return Err(Error::InvalidArgument {
+            op: OP,
+            argument: "images",
+            expected: "at least one pixel",
+            value,
+        });
     }
-    if from.rows == 0 || from.columns == 0 {
-        return Err(no_pixels(OP, &x));
-    }
-    let (x_at, m_at, out_at) = (x.src::<f32>(OP)?, matrices.src::<f32>(OP)?, out.dst::<f32>(OP)?);
-    let uses = [Use::read(x.buffer), Use::read(matrices.buffer), Use::write(out.buffer)];
-    if stream.is_cuda() {
-        return cuda::image::warp(stream, &uses, [x, matrices, out], sampling, from, to);
-    }
-    let workers = old_workers(stream, out.layout.elements(), 8);
-    stream.launch_host(OP, &uses, move || {
-        // SAFETY: shapes and bounds were checked above; the launch orders the accesses.
-        unsafe { cpu::image::warp(&workers, sampling, (x_at, from), m_at, (out_at, to)) }
-    })
+    Command::new(OP, (x.read::<f32>().exact(), matrices.read::<f32>().exact(), out.write::<f32>().exact()))
+        .cost(out.layout.elements(), 8)
+        .run(
+            stream,
+            [from, to],
+            // SAFETY: the sizes are those of the operands, which are apart, and there are pixels.
+            move |sizes, workers, (x, matrices, out)| unsafe {
+                cpu::warp(sampling, sizes, workers, out, x, matrices);
+            },
+            move |sizes, queue, (x, matrices, out)| cuda::warp(queue, sampling, sizes, [x, matrices, out]),
+        )
 }
 
 /// Blurs each image with a separable filter of its own, and normalises it: `out = (y - mean) / std` with
@@ -113,44 +88,38 @@ pub fn blur(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "blur";
-    let images = Images::of(OP, &x)?;
-    Images::of(OP, &out)?;
+    let sizes = images(OP, &x)?;
     out.expect_shape(OP, x.shape())?;
+    out.expect_contiguous(OP, "operands")?;
     let &[_, taps] = weights.shape() else {
-        return Err(shape_mismatch(OP, &[images.samples, 0], weights.shape()));
+        return Err(shape_mismatch(OP, &[sizes.samples, 0], weights.shape()));
     };
-    weights.expect_shape(OP, &[images.samples, taps])?;
-    expect_dense_f32(OP, &weights)?;
+    weights.expect_shape(OP, &[sizes.samples, taps])?;
+    weights.expect_contiguous(OP, "operands")?;
     x.expect_apart(OP, &out)?;
-    if out.layout.elements() == 0 {
-        return Ok(());
-    }
-    if taps % 2 == 0 || taps / 2 >= images.rows.min(images.columns) {
+    let fits = taps % 2 == 1 && taps / 2 < sizes.rows.min(sizes.columns);
+    if !fits && out.layout.elements() > 0 {
         return Err(Error::InvalidArgument {
             op: OP,
             argument: "weights",
             expected: "odd in number, and at most twice the image's side less one",
-            value: format!("{taps} for images of {} by {}", images.rows, images.columns).into(),
+            value: format!("{taps} for images of {} by {}", sizes.rows, sizes.columns).into(),
         });
     }
-    let (x_at, w_at, out_at) = (x.src::<f32>(OP)?, weights.src::<f32>(OP)?, out.dst::<f32>(OP)?);
-    let uses = [Use::read(x.buffer), Use::read(weights.buffer), Use::write(out.buffer)];
-    if stream.is_cuda() {
-        return cuda::image::blur(stream, &uses, [x, weights, out], images, taps, (mean, std));
-    }
-    let workers = old_workers(stream, out.layout.elements(), 2 * taps);
-    stream.launch_host(OP, &uses, move || {
-        // SAFETY: shapes and bounds were checked above; the launch orders the accesses.
-        unsafe { cpu::image::blur(&workers, images, x_at, (w_at, taps), (mean, std), out_at) }
-    })
-}
-
-#[cold]
-fn no_pixels(op: &'static str, x: &View<'_>) -> Error {
-    let value = format!("shape {:?}", x.shape()).into();
-    Error::InvalidArgument { op, argument: "images", expected: "at least one pixel", value }
+    Command::new(OP, (x.read::<f32>().exact(), weights.read::<f32>().exact(), out.write::<f32>().exact()))
+        .cost(out.layout.elements(), 2 * taps)
+        .run(
+            stream,
+            sizes,
+            // SAFETY: the sizes are those of the operands, which are apart, and half of the weights fit in a side.
+            move |sizes, workers, (x, weights, out)| unsafe {
+                cpu::blur(sizes, workers, out, x, (weights, taps), (mean, std));
+            },
+            move |sizes, queue, (x, weights, out)| {
+                cuda::blur(queue, sizes, taps, (mean, std), [x, weights, out])
+            },
+        )
 }
 
 #[cfg(test)]
-#[path = "image_tests.rs"]
 mod tests;

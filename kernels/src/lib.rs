@@ -37,8 +37,10 @@ mod custom;
 mod elementwise;
 mod embedding_bag;
 mod functions;
+mod geometry;
 mod image;
 mod index;
+mod indexed;
 pub mod layout;
 mod loops;
 mod loss;
@@ -70,7 +72,8 @@ pub use elementwise::{
     BinaryOp, CompareOp, Saves, UnaryOp, binary, compare, logical_not, unary, unary_grad, where_cond,
 };
 pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
-pub use image::{Sampling, blur, warp};
+pub use geometry::{Means, Sampling};
+pub use image::{blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
@@ -78,7 +81,7 @@ pub use matmul::{Accumulate, linear, matmul};
 pub use normalize::{NormGrads, NormInput, NormRows, normalize, normalize_grad};
 pub use optim::{AdamStep, LionStep, RmsPropStep, Rule, SgdStep, Update, optimizer_step};
 pub use pool::{
-    Means, avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
+    avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
 pub use reduce::{argmax, argmin, logsumexp, reduce, var};

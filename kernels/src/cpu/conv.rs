@@ -11,7 +11,7 @@ use super::depthwise;
 use super::lanes::{Lanes, simd_for, with_scratch};
 use super::patches::with_patches;
 use super::product::{Init, Matrix, Product, Stored, run_between};
-use crate::conv::Geometry;
+use crate::geometry::ConvGeometry;
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_chunks, for_range, threads};
 use crate::window::inside;
@@ -25,20 +25,20 @@ const PARTIALS: usize = 1 << 20;
 const MOST_PARTIALS: usize = 8;
 
 /// # Safety
-/// The operands of the launcher can be read, the output written, and nobody else uses them meanwhile.
+/// The operands are contiguous and of this geometry; they can be read, the output written, and nobody else uses them
+/// meanwhile.
 pub(crate) unsafe fn forward<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     workers: &Workers,
-    images: Src<T>,
-    filters: Src<T>,
-    bias: Option<Src<T>>,
     results: Dst<T>,
+    [images, filters]: [Src<T>; 2],
+    bias: Option<Src<T>>,
 ) {
     if geometry.is_depthwise() {
-        // SAFETY: the caller's promise.
-        return unsafe { depthwise::forward(geometry, workers, images, filters, bias, results) };
+        // SAFETY: the contract is the same.
+        return unsafe { depthwise::forward(geometry, workers, results, [images, filters], bias) };
     }
-    let Geometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
+    let ConvGeometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
     let (size, places, k) = (geometry.pixels(), geometry.all_places(), geometry.filter());
     let blocks = geometry.images * groups;
     // Where the parts are cut does not show in the product.
@@ -56,7 +56,7 @@ pub(crate) unsafe fn forward<T: Lanes>(
             let c = matrix(results.at((block * count * places + first * width) as isize), places, 1);
             let init = bias.map_or(Init::Zero, |bias| Init::Column(bias.at((group * count) as isize), 1));
             let image = images.at((block * channels * size) as isize);
-            // SAFETY: the operands have these parts, by the caller's promise; the parts of the result are disjoint.
+            // SAFETY: the operands have these parts; those of the result are disjoint.
             unsafe {
                 if geometry.is_pointwise() {
                     let b = matrix(image.add(first * width).cast_mut(), places, 1);
@@ -79,23 +79,22 @@ fn matrix<T>(ptr: *mut T, row: usize, col: usize) -> Matrix<T> {
 /// # Safety
 /// As for [`forward`].
 pub(crate) unsafe fn input_grad<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     workers: &Workers,
-    results: Src<T>,
-    filters: Src<T>,
-    bias: Option<Src<T>>,
     images: Dst<T>,
+    [results, filters]: [Src<T>; 2],
+    bias: Option<Src<T>>,
 ) {
     if geometry.is_depthwise() {
-        // SAFETY: the caller's promise.
-        return unsafe { depthwise::input_grad(geometry, workers, results, filters, bias, images) };
+        // SAFETY: the contract is the same.
+        return unsafe { depthwise::input_grad(geometry, workers, images, [results, filters], bias) };
     }
-    let Geometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
+    let ConvGeometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
     let (size, places, taps, k) =
         (geometry.pixels(), geometry.all_places(), geometry.taps(), geometry.filter());
     if places == 0 {
-        // SAFETY: the caller's promise.
-        return unsafe { fill_images(geometry, bias, images) };
+        // SAFETY: the images and their bias are of this geometry.
+        return unsafe { fill_images(geometry, images, bias) };
     }
     // The order in which parts of the places are added to a channel shows in its sums: it depends on sizes only.
     let rows = (COLUMNS / (taps * width)).clamp(1, height);
@@ -110,7 +109,7 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
             let first = group * channels + channel;
             let image = images.at(((block * channels + channel) * size) as isize);
             let weights = filters.at((group * count * k + channel * taps) as isize).cast_mut();
-            // SAFETY: the operands have these parts, by the caller's promise; the parts of the images are disjoint.
+            // SAFETY: the operands have these parts; those of the images are disjoint.
             unsafe {
                 for c in 0..some {
                     let value = bias.map_or(T::ZERO, |bias| *bias.at((first + c) as isize));
@@ -144,10 +143,10 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
 
 /// # Safety
 /// The images can be written, the bias read.
-unsafe fn fill_images<T: Lanes>(geometry: &Geometry, bias: Option<Src<T>>, images: Dst<T>) {
-    let (all, size) = (geometry.groups * geometry.channels, geometry.pixels());
+unsafe fn fill_images<T: Lanes>(geometry: &ConvGeometry, images: Dst<T>, bias: Option<Src<T>>) {
+    let (all, size) = (geometry.all_channels(), geometry.pixels());
     for plane in 0..geometry.images * all {
-        // SAFETY: the caller's promise.
+        // SAFETY: there are as many planes, and an element of the bias for each channel.
         unsafe {
             let value = bias.map_or(T::ZERO, |bias| *bias.at((plane % all) as isize));
             std::slice::from_raw_parts_mut(images.at((plane * size) as isize), size).fill(value);
@@ -155,16 +154,19 @@ unsafe fn fill_images<T: Lanes>(geometry: &Geometry, bias: Option<Src<T>>, image
     }
 }
 
-// Adds patches, of which each element of the window has a row in `columns`, to the channels that they were seen in.
+/// Adds patches, of which each element of the window has a row in `columns`, to the channels that they were seen in.
+///
+/// # Safety
+/// The channels lie at `image`, and `columns` has the rows of as many elements of the window, `rows` rows of places wide.
 #[inline(always)]
 unsafe fn add_patches<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     channels: usize,
     (first, rows): (usize, usize),
     columns: *const T,
     image: *mut T,
 ) {
-    let Geometry { image: [height, width], places, window, .. } = *geometry;
+    let ConvGeometry { image: [height, width], places, window, .. } = *geometry;
     let [kh, kw] = window.kernel;
     let along = |axis: usize| (window.stride[axis], window.padding[axis], window.dilation[axis]);
     let mut row = columns;
@@ -189,10 +191,13 @@ unsafe fn add_patches<T: Lanes>(
     }
 }
 
-// Adds a row of `len` elements to every `step`-th one.
+/// Adds a row of `len` elements to every `step`-th one.
+///
+/// # Safety
+/// They can be read and written, and do not overlap.
 #[inline(always)]
 unsafe fn add_run<T: Lanes>(len: usize, from: *const T, to: *mut T, step: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `e` stays below `len`.
     unsafe {
         if step == 1 {
             let (from, to) = (std::slice::from_raw_parts(from, len), std::slice::from_raw_parts_mut(to, len));
@@ -211,17 +216,16 @@ unsafe fn add_run<T: Lanes>(len: usize, from: *const T, to: *mut T, step: usize)
 /// # Safety
 /// As for [`forward`].
 pub(crate) unsafe fn weight_grad<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     workers: &Workers,
-    images: Src<T>,
-    results: Src<T>,
     filters: Dst<T>,
+    [images, results]: [Src<T>; 2],
 ) {
     if geometry.is_depthwise() {
-        // SAFETY: the caller's promise.
-        return unsafe { depthwise::weight_grad(geometry, workers, images, results, filters) };
+        // SAFETY: the contract is the same.
+        return unsafe { depthwise::weight_grad(geometry, workers, filters, [images, results]) };
     }
-    let Geometry { groups, filters: count, .. } = *geometry;
+    let ConvGeometry { groups, filters: count, .. } = *geometry;
     let k = geometry.filter();
     let all = groups * k * count;
     // Images are summed in parts, whose number depends on sizes only, and the parts' sums in order.
@@ -239,10 +243,10 @@ pub(crate) unsafe fn weight_grad<T: Lanes>(
             let first = partial * together;
             let images_of = first..geometry.images.min(first + together);
             let to = to.at((partial * all + group * k * count) as isize);
-            // SAFETY: the caller's promise; the parts write rows of their own.
+            // SAFETY: the operands have these images and rows; the parts write rows of their own.
             unsafe {
                 let rows = band * rows..k.min((band + 1) * rows);
-                add_images(geometry, images_of, (group, rows), images, results, to);
+                add_images(geometry, images_of, (group, rows), [images, results], to);
             }
         });
         // SAFETY: all sums have been written, and there are as many filters.
@@ -250,16 +254,18 @@ pub(crate) unsafe fn weight_grad<T: Lanes>(
     });
 }
 
-// The sum over some images of patches by results, rows `rows` of `[k, filters]` at `sums`.
+/// The sum over some images of patches by results, rows `rows` of `[k, filters]` at `sums`.
+///
+/// # Safety
+/// The operands are of this geometry and can be read, and the rows of the sums be written.
 unsafe fn add_images<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     these: Range<usize>,
     (group, rows): (usize, Range<usize>),
-    images: Src<T>,
-    results: Src<T>,
+    [images, results]: [Src<T>; 2],
     sums: *mut T,
 ) {
-    let Geometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
+    let ConvGeometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
     let (size, places) = (geometry.pixels(), geometry.all_places());
     let arch = Arch::new();
     let m = rows.len();
@@ -273,7 +279,7 @@ unsafe fn add_images<T: Lanes>(
         let block = image * groups + group;
         let from = images.at((block * channels * size) as isize);
         let g = matrix(results.at((block * count * places) as isize).cast_mut(), 1, places);
-        // SAFETY: the operands have these parts, by the caller's promise.
+        // SAFETY: the operands have these parts.
         unsafe {
             if geometry.is_pointwise() {
                 let a = matrix(from.cast_mut(), places, 1).at(rows.start, 0);
@@ -290,11 +296,14 @@ unsafe fn add_images<T: Lanes>(
     }
 }
 
-// Adds the partial sums in order; their filters lie side by side, those of the gradient one after the other.
-unsafe fn join_partials<T: Lanes>(geometry: &Geometry, partials: usize, sums: *mut T, filters: *mut T) {
+/// Adds the partial sums in order; their filters lie side by side, those of the gradient one after the other.
+///
+/// # Safety
+/// There are `partials` times as many sums as elements of the filters, which can be written.
+unsafe fn join_partials<T: Lanes>(geometry: &ConvGeometry, partials: usize, sums: *mut T, filters: *mut T) {
     let (k, count, groups) = (geometry.filter(), geometry.filters, geometry.groups);
     let all = groups * k * count;
-    // SAFETY: the caller's promise: `partials` times `all` sums, and `all` elements of the filters.
+    // SAFETY: the offsets stay below `partials * all` in the sums, and below `all` in the filters.
     unsafe {
         simd_for::<T, _>(
             #[inline(always)]

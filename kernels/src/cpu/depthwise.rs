@@ -3,7 +3,7 @@
 
 use super::lanes::{Lanes, simd_for, with_scratch};
 use super::patches::pad;
-use crate::conv::Geometry;
+use crate::geometry::ConvGeometry;
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
 
@@ -18,8 +18,8 @@ struct Channel {
 }
 
 impl Channel {
-    fn of(geometry: &Geometry) -> Channel {
-        let Geometry { image: [height, width], window, .. } = *geometry;
+    fn of(geometry: &ConvGeometry) -> Channel {
+        let ConvGeometry { image: [height, width], window, .. } = *geometry;
         let width = width + 2 * window.padding[1];
         let size = width * (height + 2 * window.padding[0]);
         Channel { width, size, room: size + RUN * window.stride[1] }
@@ -28,9 +28,9 @@ impl Channel {
     /// # Safety
     /// The channel can be read at `from`, and `to` has the room.
     #[inline(always)]
-    unsafe fn copy<T: Lanes>(&self, geometry: &Geometry, from: *const T, to: *mut T) {
+    unsafe fn copy<T: Lanes>(&self, geometry: &ConvGeometry, from: *const T, to: *mut T) {
         let rows = geometry.image[0] + 2 * geometry.window.padding[0];
-        // SAFETY: the caller's promise.
+        // SAFETY: the room is that of the padded channel, and of a run behind it.
         unsafe {
             pad(from, geometry.image, geometry.window.padding, 0, rows, to);
             std::slice::from_raw_parts_mut(to.add(self.size), self.room - self.size).fill(T::ZERO);
@@ -41,14 +41,13 @@ impl Channel {
 /// # Safety
 /// As for [`forward`](super::conv::forward).
 pub(super) unsafe fn forward<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     workers: &Workers,
-    images: Src<T>,
-    filters: Src<T>,
-    bias: Option<Src<T>>,
     results: Dst<T>,
+    [images, filters]: [Src<T>; 2],
+    bias: Option<Src<T>>,
 ) {
-    let Geometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
+    let ConvGeometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
     for_range(workers, geometry.images * groups, 1, &|range| {
@@ -57,7 +56,8 @@ pub(super) unsafe fn forward<T: Lanes>(
                 #[inline(always)]
                 || {
                     for plane in range.clone() {
-                        // SAFETY: the caller's promise; `Channel` has room for a run from every place.
+                        // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
+                        // has room for a run from every place.
                         unsafe {
                             channel.copy(geometry, images.at((plane * size) as isize), padded);
                             for f in 0..each {
@@ -84,10 +84,13 @@ pub(super) unsafe fn forward<T: Lanes>(
     });
 }
 
-// The results at RUN places from the one that sees `from` first.
+/// The results at [`RUN`] places from the one that sees `from` first.
+///
+/// # Safety
+/// The filter lies at `weights`, and the channel with its room behind `from`.
 #[inline(always)]
 unsafe fn run_of<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     channel: &Channel,
     from: *const T,
     weights: *const T,
@@ -98,7 +101,7 @@ unsafe fn run_of<T: Lanes>(
     let mut sums = [first; RUN];
     for i in 0..kh {
         for j in 0..kw {
-            // SAFETY: the caller's promise.
+            // SAFETY: `[i, j]` is in the filter, and what it sees from RUN places in the channel's room.
             unsafe {
                 let weight = *weights.add(i * kw + j);
                 let from = from.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
@@ -120,14 +123,13 @@ unsafe fn run_of<T: Lanes>(
 /// # Safety
 /// As for [`forward`](super::conv::forward).
 pub(super) unsafe fn input_grad<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     workers: &Workers,
-    results: Src<T>,
-    filters: Src<T>,
-    bias: Option<Src<T>>,
     images: Dst<T>,
+    [results, filters]: [Src<T>; 2],
+    bias: Option<Src<T>>,
 ) {
-    let Geometry { groups, filters: each, image, places: [height, width], window, .. } = *geometry;
+    let ConvGeometry { groups, filters: each, image, places: [height, width], window, .. } = *geometry;
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
     for_range(workers, geometry.images * groups, 1, &|range| {
@@ -136,7 +138,8 @@ pub(super) unsafe fn input_grad<T: Lanes>(
                 #[inline(always)]
                 || {
                     for plane in range.clone() {
-                        // SAFETY: the caller's promise, and the window stays within the padded channel.
+                        // SAFETY: the operands have these planes and filters, of which a part writes its own, and the
+                        // window stays within the padded channel.
                         unsafe {
                             let group = plane % groups;
                             let first = bias.map_or(T::ZERO, |bias| *bias.at(group as isize));
@@ -167,10 +170,13 @@ pub(super) unsafe fn input_grad<T: Lanes>(
     });
 }
 
-// Adds a row of g times a weight to every `step`-th element.
+/// Adds a row of g times a weight to every `step`-th element.
+///
+/// # Safety
+/// There are as many elements at `to`, and nobody else uses them meanwhile.
 #[inline(always)]
 unsafe fn add_weighted<T: Lanes>(weight: T, g: &[T], to: *mut T, step: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `e` stays below the length of the row.
     unsafe {
         if step == 1 {
             for (to, &g) in std::slice::from_raw_parts_mut(to, g.len()).iter_mut().zip(g) {
@@ -188,13 +194,12 @@ unsafe fn add_weighted<T: Lanes>(weight: T, g: &[T], to: *mut T, step: usize) {
 /// # Safety
 /// As for [`forward`](super::conv::forward).
 pub(super) unsafe fn weight_grad<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     workers: &Workers,
-    images: Src<T>,
-    results: Src<T>,
     filters: Dst<T>,
+    [images, results]: [Src<T>; 2],
 ) {
-    let Geometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
+    let ConvGeometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
     for_range(workers, groups, 1, &|range| {
@@ -205,7 +210,8 @@ pub(super) unsafe fn weight_grad<T: Lanes>(
                 #[inline(always)]
                 || {
                     for group in range.clone() {
-                        // SAFETY: the caller's promise; `Channel` has room for a run from every place.
+                        // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
+                        // has room for a run from every place.
                         unsafe {
                             std::slice::from_raw_parts_mut(sums, each * taps * RUN).fill(T::ZERO);
                             for image in 0..geometry.images {
@@ -232,20 +238,23 @@ pub(super) unsafe fn weight_grad<T: Lanes>(
     });
 }
 
-// Adds a row of g times what each element of the window sees at its places.
+/// Adds a row of g times what each element of the window sees at its places.
+///
+/// # Safety
+/// The row lies at `g`, the channel with its room behind `from`, and a run of sums for each element of the window at `sums`.
 #[inline(always)]
 unsafe fn add_row<T: Lanes>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     channel: &Channel,
     from: *const T,
     g: *const T,
     sums: *mut T,
 ) {
-    let Geometry { places: [_, width], window, .. } = *geometry;
+    let ConvGeometry { places: [_, width], window, .. } = *geometry;
     let [kh, kw] = window.kernel;
     for i in 0..kh {
         for j in 0..kw {
-            // SAFETY: the caller's promise.
+            // SAFETY: `[i, j]` is in the window, and `x` below the places of a row.
             unsafe {
                 let from = from.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
                 let sums = &mut *sums.add((i * kw + j) * RUN).cast::<[T; RUN]>();
@@ -260,7 +269,7 @@ unsafe fn add_row<T: Lanes>(
     }
 }
 
-// Adds `width` terms to a run of sums, in turn.
+/// Adds `width` terms to a run of sums, in turn.
 #[inline(always)]
 fn add_products<T: Lanes>(width: usize, sums: &mut [T; RUN], term: impl Fn(usize) -> T) {
     let mut x = 0;
@@ -275,7 +284,7 @@ fn add_products<T: Lanes>(width: usize, sums: &mut [T; RUN], term: impl Fn(usize
     }
 }
 
-// Joins a run of sums as a tree.
+/// Joins a run of sums as a tree.
 #[inline(always)]
 fn join<T: Lanes>(sums: &[T; RUN]) -> T {
     let mut sums = *sums;

@@ -5,34 +5,20 @@ use std::ops::Range;
 use super::index::checked;
 use super::number::Real;
 use super::simd_of;
+use crate::indexed::BagSizes;
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
 
-/// A matrix to read: its first element, and steps to the next row and the next column.
-pub(crate) type Rows<T> = (Src<T>, [isize; 2]);
-/// A vector to read, with its step.
-pub(crate) type Numbers<T> = (Src<T>, isize);
-/// A vector to write.
-pub(crate) type NumbersMut<T> = (Dst<T>, isize);
+/// Indices, offsets and weights of bags; without offsets all bags are of one size.
+pub(crate) type BagMemory<T> = (Src<i64>, Option<Src<i64>>, Option<Src<T>>);
 
-/// The launcher's `Bags`, checked.
-pub(crate) struct Bags<T> {
-    pub(crate) op: &'static str,
-    pub(crate) indices: Numbers<i64>,
-    pub(crate) offsets: Option<Numbers<i64>>,
-    pub(crate) weights: Option<Numbers<T>>,
-    /// Indices.
-    pub(crate) len: usize,
-    /// Bags.
-    pub(crate) count: usize,
-    /// Rows of the table, and elements of each.
-    pub(crate) rows: usize,
-    pub(crate) width: usize,
-    /// A row that counts for nothing, or -1.
-    pub(crate) padding: i64,
+/// Bags to go through.
+struct BagReader<'a, T> {
+    sizes: &'a BagSizes,
+    memory: BagMemory<T>,
 }
 
-impl<T: Real> Bags<T> {
+impl<T: Real> BagReader<'_, T> {
     /// The places of a bag's indices.
     ///
     /// # Safety
@@ -42,19 +28,17 @@ impl<T: Real> Bags<T> {
     /// If the offsets do not go from 0 upwards to at most the number of indices. The panic becomes the device's error.
     #[inline(always)]
     unsafe fn places(&self, bag: usize) -> Range<usize> {
-        let Some((offsets, step)) = self.offsets else {
-            let each = self.len / self.count;
+        let BagSizes { op, len, count, offset_step, .. } = *self.sizes;
+        let Some(offsets) = self.memory.1 else {
+            let each = len / count;
             return bag * each..(bag + 1) * each;
         };
-        // SAFETY: the caller's promise.
-        let offset = |bag: usize| unsafe { *offsets.at(bag as isize * step) };
-        let (begin, end) =
-            (offset(bag), if bag + 1 < self.count { offset(bag + 1) } else { self.len as i64 });
+        // SAFETY: there is an offset for each bag.
+        let offset = |bag: usize| unsafe { *offsets.at(bag as isize * offset_step) };
+        let (begin, end) = (offset(bag), if bag + 1 < count { offset(bag + 1) } else { len as i64 });
         assert!(
-            (begin == 0 || bag > 0) && 0 <= begin && begin <= end && end as u64 <= self.len as u64,
-            "{}: bag {bag} of {begin}..{end} does not follow the one before within {} indices",
-            self.op,
-            self.len
+            (begin == 0 || bag > 0) && 0 <= begin && begin <= end && end as u64 <= len as u64,
+            "{op}: bag {bag} of {begin}..{end} does not follow the one before within {len} indices",
         );
         begin as usize..end as usize
     }
@@ -68,17 +52,16 @@ impl<T: Real> Bags<T> {
     /// If the index is no row.
     #[inline(always)]
     unsafe fn member(&self, place: usize) -> Option<(isize, T)> {
-        let (indices, step) = self.indices;
-        // SAFETY: the caller's promise.
-        let index = unsafe { *indices.at(place as isize * step) };
-        let row = checked(self.op, index, self.rows);
-        if index == self.padding {
-            return None;
+        let BagSizes { op, rows, padding, index_step, weight_step, .. } = *self.sizes;
+        let (indices, _, weights) = self.memory;
+        let place = place as isize;
+        // SAFETY: there are an index and a weight for each place.
+        unsafe {
+            let index = *indices.at(place * index_step);
+            let row = checked(op, index, rows);
+            let factor = || weights.map_or(T::ONE, |weights| *weights.at(place * weight_step));
+            (index != padding).then(|| (row, factor()))
         }
-        // SAFETY: the caller's promise.
-        let factor =
-            self.weights.map_or(T::ONE, |(weights, step)| unsafe { *weights.at(place as isize * step) });
-        Some((row, factor))
     }
 }
 
@@ -90,9 +73,13 @@ const CHUNK: usize = 1 << 13;
 /// # Safety
 /// `len` elements at these steps can be read and written, and do not overlap.
 #[inline(always)]
-unsafe fn add_scaled<T: Real>(to: (Dst<T>, isize), from: Numbers<T>, factor: T, len: usize) {
-    let ((to, to_step), (from, from_step)) = (to, from);
-    // SAFETY: the caller's promise. Steps that the compiler knows make vectors.
+unsafe fn add_scaled<T: Real>(
+    (to, to_step): (Dst<T>, isize),
+    (from, from_step): (Src<T>, isize),
+    factor: T,
+    len: usize,
+) {
+    // SAFETY: `c` stays below `len`. Steps that the compiler knows make vectors.
     unsafe {
         if to_step == 1 && from_step == 1 {
             for c in 0..len as isize {
@@ -109,41 +96,43 @@ unsafe fn add_scaled<T: Real>(to: (Dst<T>, isize), from: Numbers<T>, factor: T, 
 /// `out[i] = Σ w[j] table[indices[j]]`, divided by the number of members where they are wanted.
 ///
 /// # Safety
-/// The operands of the launcher can be read, the outputs written, and nobody else uses them meanwhile.
+/// The operands are of these sizes; they can be read, the outputs written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn sum<T: Real>(
-    bags: &Bags<T>,
+    sizes: &BagSizes,
     workers: &Workers,
-    (table, [row_step, column_step]): Rows<T>,
-    (out, steps): (Dst<T>, [isize; 2]),
-    members: Option<NumbersMut<T>>,
+    memory: BagMemory<T>,
+    out: Dst<T>,
+    table: Src<T>,
+    members: Option<Dst<T>>,
 ) {
-    let chunk = CHUNK * bags.count / (bags.len + bags.count).max(1) / bags.width.max(1);
-    for_range(workers, bags.count, chunk.max(1), &|range| {
+    let BagSizes { width, table_steps, sum_steps, member_step, .. } = *sizes;
+    let bags = BagReader { sizes, memory };
+    for_range(workers, sizes.count, chunk(sizes), &|range| {
         simd_of::<false, _>(
             #[inline(always)]
             || {
                 for bag in range.clone() {
-                    let to = Dst(out.at(bag as isize * steps[0]));
+                    let to = Dst(out.at(bag as isize * sum_steps[0]));
                     let each = |f: &dyn Fn(T) -> T| {
-                        for c in 0..bags.width as isize {
-                            // SAFETY: the caller's promise.
-                            unsafe { *to.at(c * steps[1]) = f(*to.at(c * steps[1])) };
+                        for c in 0..width as isize {
+                            // SAFETY: the bag's sum has `width` elements.
+                            unsafe { *to.at(c * sum_steps[1]) = f(*to.at(c * sum_steps[1])) };
                         }
                     };
                     each(&|_| T::ZERO);
                     let mut count = 0;
-                    // SAFETY: the caller's promise; the index is checked.
+                    // SAFETY: places and rows are checked to be the operands'.
                     unsafe {
                         for place in bags.places(bag) {
                             if let Some((row, factor)) = bags.member(place) {
-                                let from = (Src(table.at(row * row_step)), column_step);
-                                add_scaled((to, steps[1]), from, factor, bags.width);
+                                let from = (Src(table.at(row * table_steps[0])), table_steps[1]);
+                                add_scaled((to, sum_steps[1]), from, factor, width);
                                 count += 1;
                             }
                         }
-                        if let Some((members, step)) = members {
+                        if let Some(members) = members {
                             let divisor = T::from_i64(count.max(1));
-                            *members.at(bag as isize * step) = divisor;
+                            *members.at(bag as isize * member_step) = divisor;
                             each(&|sum| sum.div(divisor));
                         }
                     }
@@ -153,42 +142,51 @@ pub(crate) unsafe fn sum<T: Real>(
     });
 }
 
+/// Bags of a part when a kernel is split over threads.
+fn chunk(sizes: &BagSizes) -> usize {
+    let BagSizes { len, count, width, .. } = *sizes;
+    (CHUNK * count / (len + count).max(1) / width.max(1)).max(1)
+}
+
 /// `out[indices[j]] += w[j] / members[i] g[i]` on zeros, in ascending order of `j`.
 ///
 /// # Safety
 /// As for [`sum`].
 pub(crate) unsafe fn grad<T: Real>(
-    bags: &Bags<T>,
+    sizes: &BagSizes,
     workers: &Workers,
-    (g, [bag_step, column_step]): Rows<T>,
-    members: Option<Numbers<T>>,
-    (out, steps): (Dst<T>, [isize; 2]),
+    memory: BagMemory<T>,
+    out: Dst<T>,
+    g: Src<T>,
+    members: Option<Src<T>>,
 ) {
+    let BagSizes { width, table_steps, sum_steps, member_step, .. } = *sizes;
+    let bags = BagReader { sizes, memory };
     // Threads share out the rows of the table, and each goes through all indices: every sum stays in one thread, in order.
-    let chunk = bags.rows.div_ceil(PARTS).max(CHUNK / bags.width.max(1));
-    for_range(workers, bags.rows, chunk.max(1), &|rows| {
+    let chunk = sizes.rows.div_ceil(PARTS).max(CHUNK / width.max(1)).max(1);
+    for_range(workers, sizes.rows, chunk, &|rows| {
         let (first, last) = (rows.start as isize, rows.end as isize);
         simd_of::<false, _>(
             #[inline(always)]
             || {
-                // SAFETY: the caller's promise; the index is checked.
+                // SAFETY: these rows are this part's, and places and rows are checked to be the operands'.
                 unsafe {
                     for row in first..last {
-                        for c in 0..bags.width as isize {
-                            *out.at(row * steps[0] + c * steps[1]) = T::ZERO;
+                        for c in 0..width as isize {
+                            *out.at(row * table_steps[0] + c * table_steps[1]) = T::ZERO;
                         }
                     }
-                    for bag in 0..bags.count {
+                    for bag in 0..sizes.count {
                         let i = bag as isize;
-                        let share = members.map_or(T::ONE, |(members, step)| *members.at(i * step));
+                        let share = members.map_or(T::ONE, |members| *members.at(i * member_step));
                         for place in bags.places(bag) {
                             let Some((row, factor)) = bags.member(place) else { continue };
                             if row < first || row >= last {
                                 continue;
                             }
-                            let to = (Dst(out.at(row * steps[0])), steps[1]);
-                            let from = (Src(g.at(i * bag_step)), column_step);
-                            add_scaled(to, from, factor.div(share), bags.width);
+                            let to = (Dst(out.at(row * table_steps[0])), table_steps[1]);
+                            let from = (Src(g.at(i * sum_steps[0])), sum_steps[1]);
+                            add_scaled(to, from, factor.div(share), width);
                         }
                     }
                 }
@@ -205,24 +203,26 @@ const PARTS: usize = 8;
 /// # Safety
 /// As for [`sum`].
 pub(crate) unsafe fn weights_grad<T: Real>(
-    bags: &Bags<T>,
+    sizes: &BagSizes,
     workers: &Workers,
-    (g, [bag_step, g_step]): Rows<T>,
-    (table, [row_step, column_step]): Rows<T>,
-    (out, out_step): NumbersMut<T>,
+    memory: BagMemory<T>,
+    (out, out_step): (Dst<T>, isize),
+    g: Src<T>,
+    table: Src<T>,
 ) {
-    let chunk = CHUNK * bags.count / (bags.len + bags.count).max(1) / bags.width.max(1);
-    for_range(workers, bags.count, chunk.max(1), &|range| {
+    let BagSizes { width, table_steps, sum_steps, .. } = *sizes;
+    let bags = BagReader { sizes, memory };
+    for_range(workers, sizes.count, chunk(sizes), &|range| {
         for bag in range {
-            let own = Src(g.at(bag as isize * bag_step));
-            // SAFETY: the caller's promise; the index is checked.
+            let own = Src(g.at(bag as isize * sum_steps[0]));
+            // SAFETY: places and rows are checked to be the operands'.
             unsafe {
                 for place in bags.places(bag) {
                     let mut sum = T::ZERO;
                     if let Some((row, _)) = bags.member(place) {
-                        let from = Src(table.at(row * row_step));
-                        for c in 0..bags.width as isize {
-                            let product = (*own.at(c * g_step)).mul(*from.at(c * column_step));
+                        let from = Src(table.at(row * table_steps[0]));
+                        for c in 0..width as isize {
+                            let product = (*own.at(c * sum_steps[1])).mul(*from.at(c * table_steps[1]));
                             sum = sum.add(product);
                         }
                     }

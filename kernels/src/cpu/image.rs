@@ -1,6 +1,6 @@
 //! Image kernels, a row at a time. Every product and sum is rounded by itself, as on a CUDA device.
 
-use crate::image::{Images, Sampling};
+use crate::geometry::{Images, Sampling};
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
 
@@ -11,19 +11,20 @@ const CHUNK: usize = 16;
 /// `x` and `out` have the elements of their images, `matrices` six for each sample; nobody writes them meanwhile, and
 /// nobody reads `out`. The images of `x` have pixels.
 pub(crate) unsafe fn warp(
-    workers: &Workers,
     sampling: Sampling,
-    (x, from): (Src<f32>, Images),
+    [from, to]: &[Images; 2],
+    workers: &Workers,
+    out: Dst<f32>,
+    x: Src<f32>,
     matrices: Src<f32>,
-    (out, to): (Dst<f32>, Images),
 ) {
     for_range(workers, to.all_rows(), CHUNK, &|range| {
         for row in range {
             let (image, i) = (row / to.rows, (row % to.rows) as f32);
-            // SAFETY: the caller's promise, and rows are written once.
+            // SAFETY: the image, its matrix and the row are there, and no other part has the row.
             let (pixels, m, out) = unsafe {
                 (
-                    x.slice(image * from.rows * from.columns, from.rows * from.columns),
+                    x.slice(image * from.pixels(), from.pixels()),
                     matrices.slice(image / to.channels * 6, 6),
                     std::slice::from_raw_parts_mut(out.at((row * to.columns).cast_signed()), to.columns),
                 )
@@ -32,8 +33,8 @@ pub(crate) unsafe fn warp(
             for (j, out) in out.iter_mut().enumerate() {
                 let (y, x) = (y_start + m[1] * j as f32, x_start + m[4] * j as f32);
                 *out = match sampling {
-                    Sampling::Nearest => nearest(pixels, &from, y, x),
-                    Sampling::Bilinear => bilinear(pixels, &from, y, x),
+                    Sampling::Nearest => nearest(pixels, from, y, x),
+                    Sampling::Bilinear => bilinear(pixels, from, y, x),
                 };
             }
         }
@@ -74,24 +75,24 @@ fn between(at: f32, size: usize) -> (usize, usize, f32) {
 /// As for [`warp`]: `x` and `out` have the elements of the images, `weights` so many for each sample. Half of them fit in
 /// both sides of an image.
 pub(crate) unsafe fn blur(
+    images: &Images,
     workers: &Workers,
-    images: Images,
+    out: Dst<f32>,
     x: Src<f32>,
     (weights, taps): (Src<f32>, usize),
     (mean, std): (f32, f32),
-    out: Dst<f32>,
 ) {
-    let Images { channels, rows, columns, .. } = images;
+    let Images { channels, rows, columns, .. } = *images;
     let reach = taps / 2;
     for_range(workers, images.all_rows(), CHUNK, &|range| {
         // A row after the vertical filter, with its reflections on both sides.
         let mut wide = vec![0.0_f32; columns + 2 * reach];
         for row in range {
             let (image, i) = (row / rows, row % rows);
-            // SAFETY: the caller's promise, and rows are written once.
+            // SAFETY: the image, its weights and the row are there, and no other part has the row.
             let (pixels, w, out) = unsafe {
                 (
-                    x.slice(image * rows * columns, rows * columns),
+                    x.slice(image * images.pixels(), images.pixels()),
                     weights.slice(image / channels * taps, taps),
                     std::slice::from_raw_parts_mut(out.at((row * columns).cast_signed()), columns),
                 )

@@ -5,7 +5,7 @@ use pulp::Simd;
 
 use super::lanes::{Lanes, with_scratch};
 use super::product::{Matrix, Operand, ROW_PAD};
-use crate::conv::Geometry;
+use crate::geometry::ConvGeometry;
 
 /// The patches of one image, which has its padding around it.
 #[derive(Clone, Copy)]
@@ -28,12 +28,12 @@ pub(crate) struct Patches<T> {
 /// # Safety
 /// The channels of `geometry` can be read there, and it has these rows of places.
 pub(crate) unsafe fn with_patches<T: Lanes, R>(
-    geometry: &Geometry,
+    geometry: &ConvGeometry,
     image: *const T,
     (first, rows): (usize, usize),
     work: impl FnOnce(Patches<T>) -> R,
 ) -> R {
-    let Geometry { channels, image: [height, width], places, window, .. } = *geometry;
+    let ConvGeometry { channels, image: [height, width], places, window, .. } = *geometry;
     let [stride, _] = window.stride;
     let patches = |image, channel, row| Patches {
         image,
@@ -99,7 +99,10 @@ impl<T: Lanes> Patches<T> {
         Patches { first, ..self }
     }
 
-    // Copies rows `at[0]..` and columns `at[1]..` of the matrix, `step` elements from row to row.
+    /// Copies rows `at[0]..` and columns `at[1]..` of the matrix, `step` elements from row to row.
+    ///
+    /// # Safety
+    /// The matrix has them, and `to` room for them.
     #[inline(always)]
     unsafe fn copy<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T, step: usize) {
         let [kh, kw] = self.kernel;
@@ -139,12 +142,15 @@ impl<T: Lanes> Patches<T> {
     }
 }
 
-// Copies short runs, which a call of `memcpy` is not worth.
+/// Copies short runs, which a call of `memcpy` is not worth.
+///
+/// # Safety
+/// There are `len` elements each, which do not overlap.
 #[inline(always)]
 unsafe fn copy_run<T: Lanes, S: Simd>(simd: S, len: usize, from: *const T, to: *mut T) {
     let lanes = T::lanes::<S>();
     let mut e = 0;
-    // SAFETY: the caller's promise of `len` elements each.
+    // SAFETY: loads and stores end at `len`, the last ones by their mask.
     unsafe {
         while e + lanes <= len {
             T::store(simd, to.add(e), T::load(simd, from.add(e)));
@@ -166,7 +172,7 @@ impl<T: Lanes> Operand<T> for Patches<T> {
     #[inline(always)]
     unsafe fn rows<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
         let step = size[1] + ROW_PAD;
-        // SAFETY: the caller's promise.
+        // SAFETY: the matrix has this part, and there is room for it.
         unsafe { self.copy(simd, at, size, to, step) };
         Matrix { ptr: to, row: step as isize, col: 1 }
     }
@@ -174,7 +180,7 @@ impl<T: Lanes> Operand<T> for Patches<T> {
     #[inline(always)]
     unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
         let step = 2 * T::lanes::<S>();
-        // SAFETY: the caller's promise.
+        // SAFETY: the matrix has this part, and there is room for it.
         unsafe { self.copy(simd, at, size, to, step) };
         Matrix { ptr: to, row: step as isize, col: 1 }
     }

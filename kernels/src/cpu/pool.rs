@@ -1,9 +1,9 @@
 //! Pooling, a plane at a time.
 
 use super::lanes::{Lanes, Scratch, simd_for};
+use crate::geometry::{Means, Planes, Seen};
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
-use crate::pool::{Means, Planes, Seen};
 use crate::window::{Window, inside};
 
 /// Places that are worked on at once.
@@ -86,7 +86,7 @@ pub(crate) unsafe fn max<T: Lanes, I: Tap>(
                                 // Beyond the row, elements may be read that are not used.
                                 let whole = right - left == count && at + RUN * window.stride[1] <= all;
                                 let from = x.at(at as isize);
-                                // SAFETY: the elements are in the plane, or at least in the tensor.
+                                // SAFETY: the elements are in the plane or, where a run is whole, in the operand.
                                 unsafe {
                                     match (whole, window.stride[1]) {
                                         (true, 1) => take(&mut best, &mut taps, tap, &*from.cast()),
@@ -106,7 +106,7 @@ pub(crate) unsafe fn max<T: Lanes, I: Tap>(
                             if best[e] == T::from_f64(f64::NEG_INFINITY) {
                                 taps[e] = first_tap(planes, window, y, &across, first + e);
                             }
-                            // SAFETY: the place exists.
+                            // SAFETY: place `first + e` of the plane exists.
                             unsafe {
                                 *out.at(to + e as isize) = best[e];
                                 *index.at(to + e as isize) = I::of(taps[e]);
@@ -141,10 +141,13 @@ fn take_one<T: Lanes>(best: &mut T, taken: &mut u32, tap: u32, value: T) {
     *taken = if better { tap } else { *taken };
 }
 
-// The first, third, .. of twice as many elements, which are read at once.
+/// The first, third, .. of twice as many elements, which are read at once.
+///
+/// # Safety
+/// They can be read.
 #[inline(always)]
 unsafe fn every_other<T: Lanes>(from: *const T) -> [T; RUN] {
-    // SAFETY: the caller's promise.
+    // SAFETY: an array has no other alignment than its elements.
     let both = unsafe { *from.cast::<[T; 2 * RUN]>() };
     std::array::from_fn(
         #[inline(always)]
@@ -160,7 +163,10 @@ fn first_tap(planes: &Planes, window: &Window, y: usize, across: &[(usize, usize
     (i * window.kernel[1] + j) as u32
 }
 
-// Calls `body(place, pixel)` for all places of a plane with the pixel that the index names.
+/// Calls `body(place, pixel)` for all places of a plane with the pixel that the index names, which is one of the plane.
+///
+/// # Safety
+/// The plane's index can be read.
 #[inline(always)]
 unsafe fn for_taps<I: Tap>(
     planes: &Planes,
@@ -176,7 +182,7 @@ unsafe fn for_taps<I: Tap>(
         let line = (y * window.stride[0]) as isize - window.padding[0] as isize;
         for x in 0..columns {
             let place = y * columns + x;
-            // SAFETY: the place exists.
+            // SAFETY: `place` is below the number of places.
             let tap = unsafe { *index.add(place) }.number();
             let column = (x * window.stride[1]) as isize - window.padding[1] as isize;
             let pixel = (line * width + column + steps.get(tap).copied().unwrap_or(isize::MIN / 2)) as usize;
@@ -207,7 +213,7 @@ pub(crate) unsafe fn add_at<T: Lanes, I: Tap>(
     let steps = steps(planes, window);
     for_range(workers, planes.count, chunk(planes), &|range| {
         for plane in range {
-            // SAFETY: the caller's promise, and pixels are checked.
+            // SAFETY: there are as many planes, which one part has, and `for_taps` checks pixels.
             unsafe {
                 let to = std::slice::from_raw_parts_mut(out.at((plane * size) as isize), size);
                 let (g, index) = (g.at((plane * places) as isize), index.at((plane * places) as isize));
@@ -264,7 +270,7 @@ pub(crate) unsafe fn mean<T: Lanes>(
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
     for_range(workers, planes.count, chunk(planes), &|range| {
         for plane in range {
-            // SAFETY: the caller's promise; ranges are within the plane.
+            // SAFETY: there are as many planes, which one part has, with a result for each place.
             unsafe {
                 let from = std::slice::from_raw_parts(x.at((plane * size) as isize), size);
                 let mut to = out.at((plane * places) as isize);

@@ -4,7 +4,7 @@ use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Result};
 
 use super::elementwise::Map;
-use super::walk::{ByValue, Walk, for_parts};
+use super::walk::{ByValue, MAX_Y, Walk, for_parts};
 use super::{by_size, program};
 use crate::command::Address;
 use crate::loops::{LoopAxis, Loops, Places};
@@ -156,8 +156,6 @@ struct Tiles {
 /// As in the program.
 const TILE: usize = 32;
 const TILE_ROWS: u32 = 8;
-/// Blocks along y that every device has.
-const MAX_Y: usize = 65_535;
 
 impl Tiles {
     fn of(loops: &Loops<2>) -> Option<Tiles> {

@@ -1,63 +1,68 @@
 //! Reading and adding at indices, which the kernels check.
 
-use device::cuda::{Arg, Program};
-use device::{Result, Stream, Use};
+use device::cuda::{Arg, Program, Queue};
+use device::{DType, Result};
 
 use super::sums::{HELD, Owned};
-use super::walk::{ByValue, THREADS, Walk, address, blocks};
+use super::walk::{ByValue, THREADS, Walk, blocks};
 use super::{by_dtype, by_size, number_programs};
-use crate::layout::{LoopAxis, Loops, View};
+use crate::command::Address;
+use crate::indexed::{IndexedElements, IndexedRows};
+use crate::loops::{LoopAxis, Loops};
 
 pub(super) static GATHER: Program =
     Program::new("gather", concat!(include_str!("prelude.cuh"), include_str!("gather.cu")));
 number_programs!("index", "sums.cuh", "index.cu");
 
-/// `out[.., i, ..] = x[.., indices[i], ..]`, a gather with the same index along all other axes.
+/// `part[.., i, ..] = whole[.., index[i], ..]`, a gather with the same index along all other axes.
 pub(crate) fn select(
-    stream: &Stream,
-    x: View<'_>,
-    axis: usize,
-    indices: View<'_>,
-    out: View<'_>,
+    queue: &Queue<'_>,
+    size: usize,
+    rows: &IndexedRows,
+    operands: [Address; 3],
 ) -> Result<()> {
-    let loops = Loops::from_axes((0..out.layout.rank()).map(|i| {
-        let (to, from) = (out.layout.strides()[i], x.layout.strides()[i]);
-        let strides = if i == axis { [to, 0, indices.layout.strides()[0]] } else { [to, from, 0] };
-        LoopAxis { size: out.shape()[i], strides }
-    }));
-    let along = (x.layout.strides()[axis], x.shape()[axis]);
-    gather(stream, "index_select", &loops, along, x, indices, out)
+    let with_index = |axis: &LoopAxis<2>| {
+        let [part, whole] = axis.strides;
+        LoopAxis { size: axis.size, strides: [part, whole, 0] }
+    };
+    let [part, whole] = rows.steps;
+    let named = LoopAxis { size: rows.count, strides: [part, 0, rows.index_step] };
+    let inner = rows.inner.loops();
+    let axes = rows.outer.axes.iter().map(with_index).chain([named]).chain(inner.axes.iter().map(with_index));
+    gather_over(queue, size, &Loops::from_axes(axes), (whole, rows.size), operands)
 }
 
-/// Gathers over `loops` of `(out, x, indices)`; `(step, size)` are those of `x` along the axis.
 pub(crate) fn gather(
-    stream: &Stream,
-    op: &'static str,
-    loops: &Loops<3>,
-    (step, size): (isize, usize),
-    x: View<'_>,
-    indices: View<'_>,
-    out: View<'_>,
+    queue: &Queue<'_>,
+    size: usize,
+    elements: &IndexedElements,
+    operands: [Address; 3],
 ) -> Result<()> {
-    if loops.elements == 0 {
-        return Ok(());
-    }
-    let bytes = out.dtype.size_bytes();
-    let lanes = 16 / bytes;
-    let operands = [(address(&out), bytes), (address(&x), bytes), (address(&indices), 8)];
-    let mut walk = Walk::of(op, loops)?.vectors(lanes, operands.map(|(ptr, size)| (ptr.cast_const(), size)));
-    // A vector has one index, and begins where a vector may begin in `x`.
+    gather_over(queue, size, &elements.loops, (elements.along.strides[1], elements.size), operands)
+}
+
+/// Gathers elements of `size` bytes over loops of the operands, `[part, whole, index]`; `(step, rows)` are those of the whole
+/// along the axis.
+fn gather_over(
+    queue: &Queue<'_>,
+    size: usize,
+    loops: &Loops<3>,
+    (step, rows): (isize, usize),
+    operands: [Address; 3],
+) -> Result<()> {
+    let lanes = 16 / size;
+    let [part, whole, index] = operands.map(|at| at.0.cast_const());
+    let mut walk =
+        Walk::of(queue.op(), loops)?.vectors(lanes, [(part, size), (whole, size), (index, size_of::<i64>())]);
+    // A vector has one index, and begins where a vector may begin in the whole.
     if !(walk.stands(2) && !walk.stands(1) && (step as usize).is_multiple_of(lanes)) {
         walk = walk.single();
     }
-    let uses = [Use::write(out.buffer), Use::read(x.buffer), Use::read(indices.buffer)];
-    stream.submit(op, &uses, |queue| {
-        let [a, b, c] = operands.map(|(ptr, _)| Arg::Ptr(ptr));
-        let args = [a, b, c, walk.arg(), Arg::I64(step as i64), Arg::I64(size as i64), Arg::Fault];
-        // SAFETY: the walk is that of the operands, whose layouts were checked; an index is checked before it is
-        // followed, and the uses name all buffers.
-        unsafe { queue.kernel(&GATHER, by_size!(bytes, "gather"), walk.grid(queue, lanes), &args) }
-    })
+    let [part, whole, index] = operands.map(Arg::from);
+    let args = [part, whole, index, walk.arg(), Arg::I64(step as i64), Arg::I64(rows as i64), Arg::Fault];
+    // SAFETY: the kernel takes these arguments, the walk is that of the operands, and an index is checked before it is
+    // followed.
+    unsafe { queue.kernel(&GATHER, by_size!(size, "gather"), walk.grid(queue, lanes), &args) }
 }
 
 /// `IndexAdd` of the program.
@@ -77,39 +82,28 @@ struct IndexAdd {
 unsafe impl ByValue for IndexAdd {}
 
 pub(crate) fn index_add(
-    stream: &Stream,
-    out: View<'_>,
-    axis: usize,
-    indices: View<'_>,
-    src: View<'_>,
+    queue: &Queue<'_>,
+    dtype: DType,
+    rows: &IndexedRows,
+    [out, src, index]: [Address; 3],
 ) -> Result<()> {
-    const OP: &str = "index_add";
-    let others = (0..out.layout.rank()).filter(|&i| i != axis);
-    let columns = Loops::over([src.layout, out.layout], others);
-    let (count, size) = (indices.shape()[0], out.shape()[axis]);
-    if columns.elements == 0 || count == 0 {
-        return Ok(());
-    }
-    let walk = Walk::of(OP, &columns)?;
-    let uses = [Use::write(out.buffer), Use::read(src.buffer), Use::read(indices.buffer)];
-    stream.submit(OP, &uses, |queue| {
-        let Owned { rows, width, grid } = Owned::of(queue, out.dtype, [size, columns.elements]);
-        let what = IndexAdd {
-            count: count as u64,
-            index_step: indices.layout.strides()[0] as i64,
-            src_step: src.layout.strides()[axis] as i64,
-            out_step: out.layout.strides()[axis] as i64,
-            size: size as i64,
-            rows: rows as u64,
-            width: width as u32,
-            pad: 0,
-        };
-        let [a, b, c] = [&out, &src, &indices].map(|view| Arg::Ptr(address(view)));
-        let args = [a, b, c, walk.arg(), what.arg(), Arg::Fault];
-        // SAFETY: rows and columns are those of the operands, whose layouts were checked; an index is checked before
-        // it is followed, and the uses name all buffers.
-        unsafe { queue.kernel(program_of(out.dtype), by_dtype!(out.dtype, "index_add"), grid, &args) }
-    })
+    let columns = Loops::from_axes(rows.outer.axes.iter().chain(&rows.inner.loops().axes).copied());
+    let walk = Walk::of(queue.op(), &columns)?;
+    let owned = Owned::of(queue, dtype, [rows.size, columns.elements]);
+    let what = IndexAdd {
+        count: rows.count as u64,
+        index_step: rows.index_step as i64,
+        src_step: rows.steps[0] as i64,
+        out_step: rows.steps[1] as i64,
+        size: rows.size as i64,
+        rows: owned.rows as u64,
+        width: owned.width as u32,
+        pad: 0,
+    };
+    let args = [out.into(), src.into(), index.into(), walk.arg(), what.arg(), Arg::Fault];
+    // SAFETY: the kernel takes these arguments, rows and columns are those of the operands, and an index is checked before it
+    // is followed.
+    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "index_add"), owned.grid, &args) }
 }
 
 /// `ScatterAdd` of the program.
@@ -126,42 +120,27 @@ struct ScatterAdd {
 unsafe impl ByValue for ScatterAdd {}
 
 pub(crate) fn scatter_add(
-    stream: &Stream,
-    out: View<'_>,
-    axis: usize,
-    indices: View<'_>,
-    src: View<'_>,
+    queue: &Queue<'_>,
+    dtype: DType,
+    elements: &IndexedElements,
+    [out, src, index]: [Address; 3],
 ) -> Result<()> {
-    const OP: &str = "scatter_add";
-    let operands = [src, out, indices];
-    let lines = Loops::from_axes((0..out.layout.rank()).filter(|&i| i != axis).map(|i| LoopAxis {
-        size: indices.shape()[i],
-        strides: operands.map(|view| view.layout.strides()[i]),
-    }));
-    let (count, size) = (indices.shape()[axis], out.shape()[axis]);
-    if lines.elements == 0 || count == 0 {
+    let IndexedElements { ref lines, along: LoopAxis { size: count, strides }, size, .. } = *elements;
+    if elements.loops.elements == 0 {
         return Ok(());
     }
-    let walk = Walk::of(OP, &lines)?;
-    let uses = [Use::write(out.buffer), Use::read(src.buffer), Use::read(indices.buffer)];
-    stream.submit(OP, &uses, |queue| {
-        // Where lines are few, several threads go through each, for different places. Short lines are not worth it.
-        let busy = queue.multiprocessors() as usize * 4 * THREADS as usize;
-        let groups = (busy / lines.elements).min(size).min(count / 16).max(1);
-        let needed = if out.dtype.is_half() { size.div_ceil(HELD).next_power_of_two() } else { 1 };
-        let groups = (1 << groups.ilog2()).max(needed) as u32;
-        let what = ScatterAdd {
-            count: count as u64,
-            steps: operands.map(|view| view.layout.strides()[axis] as i64),
-            size: size as i64,
-            groups,
-            pad: 0,
-        };
-        let threads = lines.elements as u64 * u64::from(groups);
-        let grid = blocks(queue, threads.div_ceil(u64::from(THREADS)), THREADS);
-        let [a, b, c] = [&out, &src, &indices].map(|view| Arg::Ptr(address(view)));
-        let args = [a, b, c, walk.arg(), what.arg(), Arg::Fault];
-        // SAFETY: as in `index_add`.
-        unsafe { queue.kernel(program_of(out.dtype), by_dtype!(out.dtype, "scatter_add"), grid, &args) }
-    })
+    let walk = Walk::of(queue.op(), lines)?;
+    // Where lines are few, several threads go through each, for different places. Short lines are not worth it.
+    let busy = queue.multiprocessors() as usize * 4 * THREADS as usize;
+    let groups = (busy / lines.elements).min(size).min(count / 16).max(1);
+    let needed = if dtype.is_half() { size.div_ceil(HELD).next_power_of_two() } else { 1 };
+    let groups = (1 << groups.ilog2()).max(needed) as u32;
+    let steps = strides.map(|step| step as i64);
+    let what = ScatterAdd { count: count as u64, steps, size: size as i64, groups, pad: 0 };
+    let threads = lines.elements as u64 * u64::from(groups);
+    let grid = blocks(queue, threads.div_ceil(u64::from(THREADS)), THREADS);
+    let args = [out.into(), src.into(), index.into(), walk.arg(), what.arg(), Arg::Fault];
+    // SAFETY: the kernel takes these arguments, the lines are those of the operands, and an index is checked before it is
+    // followed.
+    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "scatter_add"), grid, &args) }
 }

@@ -4,7 +4,7 @@ use device::cuda::{Arg, Gemm, Grid, Queue};
 use device::{DType, Result};
 
 use super::copy::{enqueue_copy, enqueue_zeros};
-use super::walk::{ByValue, Walk};
+use super::walk::{ByValue, MAX_Y, Walk};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::loops::{LoopAxis, Loops};
@@ -15,8 +15,6 @@ float_programs!("matmul", "matmul.cu");
 /// Side of the tile of C that a block of the plain kernel computes, and its threads; as in the program.
 const SIDE: usize = 64;
 const THREADS: u32 = 256;
-/// Blocks along y that every device has.
-const MAX_Y: usize = 65_535;
 /// Calls of BLAS for batches that one step does not describe, beyond which the plain kernel takes over.
 const MAX_CALLS: usize = 256;
 

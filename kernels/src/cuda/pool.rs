@@ -1,22 +1,20 @@
 //! Pooling: a thread for each place or each pixel.
 
-use device::cuda::{Arg, Grid, Queue};
-use device::{DType, Error, Result, Stream, Use};
+use device::cuda::{Arg, Queue};
+use device::{DType, Error, Result};
+use smallvec::SmallVec;
 
-use super::walk::{ByValue, THREADS, address, blocks};
+use super::walk::{ByValue, plane_blocks};
 use super::{by_dtype, float_programs};
-use crate::layout::View;
-use crate::pool::{Means, Planes};
+use crate::command::Address;
+use crate::geometry::{Means, Planes};
 use crate::window::Window;
 
 float_programs!("pool", "pool.cu");
 
-/// Blocks along y that every device has.
-const MAX_Y: usize = 65_535;
-
 /// `Pool` of the program.
 #[repr(C)]
-struct Numbers {
+struct Pool {
     sizes: [u32; 4],
     window: [u32; 8],
     adaptive: u32,
@@ -27,12 +25,12 @@ struct Numbers {
 }
 
 // SAFETY: sixteen words of 32 bits, and one of 64.
-unsafe impl ByValue for Numbers {}
+unsafe impl ByValue for Pool {}
 
-impl Numbers {
+impl Pool {
     /// # Errors
     /// [`Error::InvalidArgument`] for planes or windows that cannot be counted in 31 bits.
-    fn new(op: &'static str, planes: &Planes, window: &Window) -> Result<Numbers> {
+    fn of(op: &'static str, planes: &Planes, window: &Window) -> Result<Pool> {
         let (Planes { image, places, .. }, Window { kernel, stride, padding, dilation }) = (planes, window);
         let pairs = [kernel, stride, padding, dilation];
         let elements = planes.pixels().max(planes.all_places());
@@ -47,7 +45,7 @@ impl Numbers {
         }
         let mut numbers = [0; 8];
         numbers.iter_mut().zip(pairs.into_iter().flatten()).for_each(|(to, &from)| *to = from as u32);
-        Ok(Numbers {
+        Ok(Pool {
             sizes: [image[0], image[1], places[0], places[1]].map(|size| size as u32),
             window: numbers,
             adaptive: 0,
@@ -58,10 +56,31 @@ impl Numbers {
         })
     }
 
-    fn grid(&self, queue: &Queue<'_>, size: usize) -> Grid {
-        let mut grid = blocks(queue, (size as u64).div_ceil(u64::from(THREADS)), THREADS);
-        grid.blocks[1] = self.planes.clamp(1, MAX_Y as u64) as u32;
-        grid
+    fn of_means(op: &'static str, planes: &Planes, means: &Means) -> Result<Pool> {
+        Ok(match *means {
+            Means::Adaptive => Pool { adaptive: 1, ..Pool::of(op, planes, &Window::new([1; 2]))? },
+            Means::Sliding { window, count_include_pad, divisor } => Pool {
+                count_padding: u32::from(count_include_pad),
+                divisor: divisor.unwrap_or(0),
+                ..Pool::of(op, planes, &window)?
+            },
+        })
+    }
+
+    /// Enqueues a kernel on operands, the first of which is written and has planes of `size` elements.
+    fn enqueue<const N: usize>(
+        &self,
+        queue: &Queue<'_>,
+        (dtype, kernel): (DType, &str),
+        size: usize,
+        operands: [Address; N],
+    ) -> Result<()> {
+        let mut args: SmallVec<[Arg<'_>; 4]> = operands.iter().map(|&at| at.into()).collect();
+        args.push(self.arg());
+        let grid = plane_blocks(queue, size, self.planes as usize);
+        // SAFETY: the kernel takes these arguments, the planes are those of the operands, and pixels that an index names are
+        // checked.
+        unsafe { queue.kernel(program_of(dtype), kernel, grid, &args) }
     }
 }
 
@@ -75,77 +94,62 @@ macro_rules! by_index {
     };
 }
 
+/// On values, indices and images.
 pub(crate) fn max(
-    stream: &Stream,
-    uses: &[Use<'_>],
+    queue: &Queue<'_>,
+    [dtype, index]: [DType; 2],
     planes: &Planes,
     window: &Window,
-    [x, out, index]: [View<'_>; 3],
+    operands: [Address; 3],
 ) -> Result<()> {
-    const OP: &str = "max_pool2d";
-    let numbers = Numbers::new(OP, planes, window)?;
-    stream.submit(OP, uses, |queue| {
-        let [a, b, c] = [&out, &index, &x].map(|view| Arg::Ptr(address(view)));
-        let kernel = by_index!(index.dtype, x.dtype, "max_pool");
-        let grid = numbers.grid(queue, planes.all_places());
-        // SAFETY: the planes are those of the operands, which were checked, and the uses name their buffers.
-        unsafe { queue.kernel(program_of(x.dtype), kernel, grid, &[a, b, c, numbers.arg()]) }
-    })
+    let kernel = by_index!(index, dtype, "max_pool");
+    Pool::of(queue.op(), planes, window)?.enqueue(queue, (dtype, kernel), planes.all_places(), operands)
 }
 
-pub(crate) fn indexed(
-    stream: &Stream,
-    op: &'static str,
-    uses: &[Use<'_>],
+/// On the gradients of images and values, and indices.
+pub(crate) fn max_grad(
+    queue: &Queue<'_>,
+    [dtype, index]: [DType; 2],
     planes: &Planes,
     window: &Window,
-    [image, pooled, index]: [View<'_>; 3],
-    back: bool,
+    operands: [Address; 3],
 ) -> Result<()> {
-    let numbers = Numbers::new(op, planes, window)?;
-    stream.submit(op, uses, |queue| {
-        let (out, from, size) =
-            if back { (&image, &pooled, planes.pixels()) } else { (&pooled, &image, planes.all_places()) };
-        let [a, b, c] = [out, from, &index].map(|view| Arg::Ptr(address(view)));
-        let kernel = match back {
-            true => by_index!(index.dtype, image.dtype, "max_pool_grad"),
-            false => by_index!(index.dtype, image.dtype, "max_pool_pick"),
-        };
-        // SAFETY: as in `max`; pixels that an index names are checked.
-        unsafe {
-            let grid = numbers.grid(queue, size);
-            queue.kernel(program_of(image.dtype), kernel, grid, &[a, b, c, numbers.arg()])
-        }
-    })
+    let kernel = by_index!(index, dtype, "max_pool_grad");
+    Pool::of(queue.op(), planes, window)?.enqueue(queue, (dtype, kernel), planes.pixels(), operands)
 }
 
-pub(crate) fn average(
-    stream: &Stream,
-    op: &'static str,
-    uses: &[Use<'_>],
+/// On values, images and indices.
+pub(crate) fn max_pick(
+    queue: &Queue<'_>,
+    [dtype, index]: [DType; 2],
+    planes: &Planes,
+    window: &Window,
+    operands: [Address; 3],
+) -> Result<()> {
+    let kernel = by_index!(index, dtype, "max_pool_pick");
+    Pool::of(queue.op(), planes, window)?.enqueue(queue, (dtype, kernel), planes.all_places(), operands)
+}
+
+/// On values and images.
+pub(crate) fn mean(
+    queue: &Queue<'_>,
+    dtype: DType,
     planes: &Planes,
     means: &Means,
-    [image, pooled]: [View<'_>; 2],
-    back: bool,
+    operands: [Address; 2],
 ) -> Result<()> {
-    let numbers = match *means {
-        Means::Adaptive => Numbers { adaptive: 1, ..Numbers::new(op, planes, &Window::new([1; 2]))? },
-        Means::Sliding { window, count_include_pad, divisor } => Numbers {
-            count_padding: u32::from(count_include_pad),
-            divisor: divisor.unwrap_or(0),
-            ..Numbers::new(op, planes, &window)?
-        },
-    };
-    stream.submit(op, uses, |queue| {
-        let (out, from, size) =
-            if back { (&image, &pooled, planes.pixels()) } else { (&pooled, &image, planes.all_places()) };
-        let [a, b] = [out, from].map(|view| Arg::Ptr(address(view)));
-        let kernel = match back {
-            true => by_dtype!(image.dtype, "avg_pool_grad"),
-            false => by_dtype!(image.dtype, "avg_pool"),
-        };
-        let grid = numbers.grid(queue, size);
-        // SAFETY: as in `max`.
-        unsafe { queue.kernel(program_of(image.dtype), kernel, grid, &[a, b, numbers.arg()]) }
-    })
+    let kernel = by_dtype!(dtype, "avg_pool");
+    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, (dtype, kernel), planes.all_places(), operands)
+}
+
+/// On the gradients of images and values.
+pub(crate) fn mean_grad(
+    queue: &Queue<'_>,
+    dtype: DType,
+    planes: &Planes,
+    means: &Means,
+    operands: [Address; 2],
+) -> Result<()> {
+    let kernel = by_dtype!(dtype, "avg_pool_grad");
+    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, (dtype, kernel), planes.pixels(), operands)
 }

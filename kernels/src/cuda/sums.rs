@@ -3,15 +3,13 @@
 use device::DType;
 use device::cuda::{Grid, Queue};
 
-use super::walk::THREADS;
+use super::walk::{MAX_Y, THREADS};
 
 /// Sums of 16-bit elements that a thread holds; as in the program.
 pub(super) const HELD: usize = 32;
 /// Blocks for each multiprocessor that are wanted: each goes through all that is added, so there are no more than keep the
 /// device busy.
 const BLOCKS: usize = 8;
-/// Blocks along y that every device has.
-const MAX_Y: usize = 65_535;
 
 /// What a block owns of a matrix of sums.
 pub(super) struct Owned {

@@ -3,6 +3,7 @@
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Error, Result};
 
+use crate::command::Address;
 use crate::layout::{LoopAxis, Loops, View};
 
 /// Axes that a walk can have once neighbours are merged.
@@ -13,6 +14,8 @@ const MAX_ELEMENTS: usize = i32::MAX as usize;
 pub(super) const THREADS: u32 = 256;
 /// Blocks for each multiprocessor beyond which threads take several elements each.
 const WAVES: u32 = 16;
+/// Blocks along y that every device has.
+pub(super) const MAX_Y: usize = 65_535;
 
 /// A struct that the prelude declares alike.
 ///
@@ -108,6 +111,13 @@ pub(super) fn blocks(queue: &Queue<'_>, wanted: u64, threads: u32) -> Grid {
     Grid::linear(wanted.clamp(1, u64::from(most)) as u32, threads)
 }
 
+/// Blocks that share out the elements of planes of `size` elements: along y the planes, along x a plane's elements.
+pub(super) fn plane_blocks(queue: &Queue<'_>, size: usize, planes: usize) -> Grid {
+    let mut grid = blocks(queue, (size as u64).div_ceil(u64::from(THREADS)), THREADS);
+    grid.blocks[1] = planes.clamp(1, MAX_Y) as u32;
+    grid
+}
+
 impl<const N: usize> Axis<N> {
     fn of(axis: &LoopAxis<N>) -> Axis<N> {
         // The size of a single axis may not fit, and is not used.
@@ -176,6 +186,11 @@ pub(super) fn address(view: &View<'_>) -> *mut u8 {
 /// An operand as kernels take it: its address, or none.
 pub(super) fn operand<'a>(view: impl Into<Option<&'a View<'a>>>) -> Arg<'static> {
     Arg::Ptr(view.into().map_or(std::ptr::null(), |view| address(view).cast_const()))
+}
+
+/// An operand that may be left out, as kernels take it: its address, or none.
+pub(super) fn optional(at: Option<Address>) -> Arg<'static> {
+    at.unwrap_or(Address::NULL).into()
 }
 
 /// The bits of a number of the type that is computed in, in the low bytes; for integers rounded towards 0 and saturated.

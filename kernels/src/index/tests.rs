@@ -1,3 +1,5 @@
+use device::{DType, Error};
+
 use super::*;
 use crate::layout::Layout;
 use crate::testing::{Array, cpu, values_f32};

@@ -1,5 +1,7 @@
 //! Pooling at ties, NaN, infinities and edges, and against plain loops.
 
+use device::Error;
+
 use super::*;
 use crate::testing::{Array, bits, cpu, values, values_f32};
 

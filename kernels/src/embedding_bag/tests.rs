@@ -1,4 +1,4 @@
-use device::{Element, Error, Result, Stream, bf16, f16};
+use device::{DType, Element, Error, Result, Stream, bf16, f16};
 
 use super::*;
 use crate::cpu::half::Half;

@@ -1,5 +1,7 @@
 //! Convolutions against loops over everything that they sum, in every shape of window.
 
+use device::Error;
+
 use super::*;
 use crate::testing::{Array, bits, cpu, values, values_f32};
 

@@ -33,6 +33,7 @@ mod conv;
 mod copy;
 mod cpu;
 mod cuda;
+mod distribution;
 mod elementwise;
 mod embedding_bag;
 mod image;
@@ -43,11 +44,13 @@ mod loss;
 mod matmul;
 mod matrices;
 mod normalize;
+mod norms;
 mod optim;
 mod par;
 mod pool;
 mod random;
 mod reduce;
+mod scores;
 mod sequence;
 mod softmax;
 #[cfg(test)]
@@ -55,13 +58,12 @@ mod testing;
 mod view;
 mod window;
 
-pub use attention::{
-    AttentionGrads, AttentionInput, AttentionKind, AttentionResult, attention, attention_grad,
-};
+pub use attention::{AttentionGrads, AttentionInput, AttentionResult, attention, attention_grad};
 pub use batch_norm::{Norm, batch_norm, batch_norm_grad};
 pub use conv::{conv2d, conv2d_input_grad, conv2d_weight_grad, conv2d_workspace};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
+pub use distribution::RandomKey;
 pub use elementwise::{BinaryOp, CompareOp, UnaryOp, binary, compare, logical_not, unary, where_cond};
 pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
 pub use image::{Sampling, blur, warp};
@@ -69,13 +71,15 @@ pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
-pub use normalize::{NormGrads, NormInput, NormRows, normalize, normalize_grad};
+pub use normalize::{NormGrads, NormInput, normalize, normalize_grad};
+pub use norms::NormRows;
 pub use optim::{AdamStep, LionStep, RmsPropStep, Rule, SgdStep, Update, optimizer_step};
 pub use pool::{
     Means, avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
-pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
+pub use random::{dropout, normal, philox, randint, uniform};
 pub use reduce::{ReduceOp, argmax, logsumexp, reduce, var};
+pub use scores::AttentionKind;
 pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};
 pub use window::Window;

@@ -1,24 +1,15 @@
 //! Launchers of attention and its gradient.
 
-use device::{DType, Error, Result, Stream, Use};
+#[cfg(doc)]
+use device::Error;
+use device::{Result, Stream};
 use smallvec::SmallVec;
 
+use crate::command::{Command, for_float};
 use crate::cpu::attention as cpu;
-use crate::cpu::lanes::Lanes;
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
-use crate::layout::{LoopAxis, Loops, View, shape_mismatch};
-use crate::normalize::Uses;
-use crate::par::old_workers;
-
-/// Which keys a query attends to, and how.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionKind {
-    /// Whether query `i` sees the keys `0..=i` only.
-    pub causal: bool,
-    /// What products of queries and keys are multiplied with.
-    pub scale: f64,
-}
+use crate::cuda::attention as cuda;
+use crate::layout::{View, shape_mismatch};
+use crate::scores::{AttentionKind, ScoreBatch, ScoreSizes};
 
 /// The operands of attention: queries `[.., s, d]`, keys `[.., t, d]`, values `[.., t, e]`, and a mask `[.., s, t]` that is
 /// added to the scaled products.
@@ -58,44 +49,23 @@ pub fn attention(
     input: AttentionInput<'_>,
     result: AttentionResult<'_>,
 ) -> Result<()> {
-    match input.q.dtype.compute_dtype() {
-        DType::F32 => attention_of::<f32>(stream, kind, input, result),
-        DType::F64 => attention_of::<f64>(stream, kind, input, result),
-        dtype => Err(Error::DTypeUnsupported { op: "attention", dtype }),
-    }
-}
-
-fn attention_of<T: Lanes>(
-    stream: &Stream,
-    kind: AttentionKind,
-    input: AttentionInput<'_>,
-    result: AttentionResult<'_>,
-) -> Result<()> {
     const OP: &str = "attention";
     let AttentionInput { q, k, v, mask } = input;
     let AttentionResult { out, log_sums } = result;
-    let sizes = sizes(OP, &input, &result)?;
-    let problem = problem(kind, sizes, [Some(q), Some(k), Some(v), mask, Some(out), None, None, None, None]);
-    let read = |view: View<'_>| Operand::<T>::old(OP, &view, q.dtype);
-    let (from, mask_from) = ([read(q)?, read(k)?, read(v)?], mask.map(read).transpose()?);
-    let (to, log_sums_to) = (Operand::<T>::old_mut(OP, &out, q.dtype)?, log_sums.dst::<T>(OP)?);
-    if log_sums.layout.elements() == 0 {
-        return Ok(());
-    }
-    let mut uses: Uses<'_> = SmallVec::new();
-    uses.extend([Use::read(q.buffer), Use::read(k.buffer), Use::read(v.buffer)]);
-    uses.extend(mask.iter().map(|mask| Use::read(mask.buffer)));
-    uses.extend([Use::write(out.buffer), Use::write(log_sums.buffer)]);
-    if stream.is_cuda() {
-        return cuda::attention::attention(stream, &problem, &uses, input, result);
-    }
-    let workers = old_workers(stream, problem.scores(), (sizes.width + sizes.value_width) / 8 + 1);
-    // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-    stream.launch_host(OP, &uses, move || unsafe {
-        let stage = Stage::new(&workers);
-        let mask = mask_from.as_ref().map(|mask| stage.read(mask));
-        let read = from.each_ref().map(|from| stage.read(from));
-        cpu::forward(&problem, &workers, (read, mask), stage.write(&to), log_sums_to);
+    let (sizes, dtype) = (sizes(OP, &input, &result)?, q.dtype);
+    let others = [Some(k), Some(v), mask, Some(out), None, None, None, None];
+    let problem = ScoreBatch::of(kind, sizes, q, others);
+    let cost = (problem.scores(), (sizes.width + sizes.value_width) / 8 + 1);
+    for_float!(OP, dtype, T => {
+        let read = ([q, k, v].map(View::read::<T>), mask.map(View::read::<T>));
+        let written = (out.write::<T>(), log_sums.write::<T>().exact());
+        Command::new(OP, (read, written)).cost(cost.0, cost.1).run(
+            stream,
+            problem,
+            // SAFETY: the problem is that of the operands.
+            |problem, workers, (read, written)| unsafe { cpu::forward(problem, workers, read, written) },
+            move |problem, queue, (read, written)| cuda::attention(queue, dtype, problem, read, written),
+        )
     })
 }
 
@@ -126,71 +96,37 @@ pub fn attention_grad(
     (g, products): (View<'_>, View<'_>),
     to: AttentionGrads<'_>,
 ) -> Result<()> {
-    match g.dtype.compute_dtype() {
-        DType::F32 => grad_of::<f32>(stream, kind, input, result, (g, products), to),
-        DType::F64 => grad_of::<f64>(stream, kind, input, result, (g, products), to),
-        dtype => Err(Error::DTypeUnsupported { op: "attention_grad", dtype }),
-    }
-}
-
-fn grad_of<T: Lanes>(
-    stream: &Stream,
-    kind: AttentionKind,
-    input: AttentionInput<'_>,
-    result: AttentionResult<'_>,
-    (g, products): (View<'_>, View<'_>),
-    to: AttentionGrads<'_>,
-) -> Result<()> {
     const OP: &str = "attention_grad";
     let AttentionInput { q, k, v, mask } = input;
     let AttentionResult { out, log_sums } = result;
-    let sizes = sizes(OP, &input, &result)?;
+    let (sizes, dtype) = (sizes(OP, &input, &result)?, g.dtype);
     for (gradient, of) in [(g, out), (products, log_sums), (to.q, q), (to.k, k), (to.v, v)] {
         gradient.expect_shape_of(OP, &of)?;
     }
-    let operands = [Some(q), Some(k), Some(v), mask, Some(out), Some(g), Some(to.q), Some(to.k), Some(to.v)];
-    let problem = problem(kind, sizes, operands);
     products.expect_contiguous(OP, "products")?;
-    let read = |view: View<'_>| Operand::<T>::old(OP, &view, g.dtype);
-    let write = |view: View<'_>| Operand::<T>::old_mut(OP, &view, g.dtype);
-    let from = [read(q)?, read(k)?, read(v)?, read(out)?, read(g)?];
-    let mask_from = mask.map(read).transpose()?;
-    let targets = [write(to.q)?, write(to.k)?, write(to.v)?];
-    let (log_sums_from, products_to) = (log_sums.src::<T>(OP)?, products.dst::<T>(OP)?);
-    if to.q.layout.elements() + to.k.layout.elements() + to.v.layout.elements() == 0 {
-        return Ok(());
-    }
-    let mut uses: Uses<'_> = SmallVec::new();
-    uses.extend([q, k, v, out, log_sums, g].iter().chain(&mask).map(|view| Use::read(view.buffer)));
-    uses.extend([products, to.q, to.k, to.v].iter().map(|view| Use::write(view.buffer)));
-    if stream.is_cuda() {
-        return cuda::attention::gradient(stream, &problem, &uses, (input, result), (g, products), to);
-    }
-    let cost = (3 * sizes.width + 2 * sizes.value_width) / 8 + 1;
-    let workers = old_workers(stream, problem.scores(), cost);
-    // SAFETY: as in `attention_of`.
-    stream.launch_host(OP, &uses, move || unsafe {
-        let stage = Stage::new(&workers);
-        let mask = mask_from.as_ref().map(|mask| stage.read(mask));
-        let [q, k, v, out, g] = from.each_ref().map(|from| stage.read(from));
-        let from = cpu::Saved { q, k, v, mask, out, log_sums: log_sums_from, g };
-        cpu::backward(&problem, &workers, &from, targets.each_ref().map(|to| stage.write(to)), products_to);
+    let others = [Some(k), Some(v), mask, Some(out), Some(g), Some(to.q), Some(to.k), Some(to.v)];
+    let problem = ScoreBatch::of(kind, sizes, q, others);
+    let cost = (problem.scores(), (3 * sizes.width + 2 * sizes.value_width) / 8 + 1);
+    for_float!(OP, dtype, T => {
+        let read = ([g, q, k, v, out].map(View::read::<T>), mask.map(View::read::<T>));
+        let rows = (log_sums.read::<T>().exact(), products.write::<T>().exact());
+        let grads = [to.q, to.k, to.v].map(View::write::<T>);
+        Command::new(OP, (read, rows, grads)).cost(cost.0, cost.1).run(
+            stream,
+            problem,
+            // SAFETY: the problem is that of the operands.
+            |problem, workers, (read, rows, grads)| unsafe {
+                cpu::backward(problem, workers, read, rows, grads);
+            },
+            move |problem, queue, (read, rows, grads)| {
+                cuda::gradient(queue, dtype, problem, read, rows, grads)
+            },
+        )
     })
 }
 
-fn problem(kind: AttentionKind, sizes: cpu::Sizes, operands: [Option<View<'_>>; 9]) -> cpu::Problem {
-    let leading = operands[0].map_or(0, |q| q.layout.rank() - 2);
-    let strides = operands.map(|view| view.map(|view| view.layout.strides()));
-    let batch = Loops::from_axes((0..leading).map(|axis| LoopAxis {
-        size: operands[0].map_or(1, |q| q.shape()[axis]),
-        strides: strides.map(|strides| strides.map_or(0, |strides| strides[axis])),
-    }));
-    let steps = strides.map(|strides| strides.map_or([0; 2], |s| [s[leading], s[leading + 1]]));
-    cpu::Problem { batch, sizes, causal: kind.causal, scale: kind.scale, steps }
-}
-
 /// Checks the shapes and gives the sizes.
-fn sizes(op: &'static str, input: &AttentionInput<'_>, result: &AttentionResult<'_>) -> Result<cpu::Sizes> {
+fn sizes(op: &'static str, input: &AttentionInput<'_>, result: &AttentionResult<'_>) -> Result<ScoreSizes> {
     let AttentionInput { q, k, v, mask } = *input;
     let (&[ref leading @ .., queries, width], &[.., keys, _], &[.., value_width]) =
         (q.shape(), k.shape(), v.shape())
@@ -209,9 +145,8 @@ fn sizes(op: &'static str, input: &AttentionInput<'_>, result: &AttentionResult<
     if let Some(mask) = mask {
         expect(&mask, &[queries, keys])?;
     }
-    Ok(cpu::Sizes { queries, keys, width, value_width })
+    Ok(ScoreSizes { queries, keys, width, value_width })
 }
 
 #[cfg(test)]
-#[path = "attention_tests.rs"]
 mod tests;

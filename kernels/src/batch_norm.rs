@@ -1,57 +1,14 @@
 //! Launchers of batch normalisation. Images are contiguous, `[n, c, ..]`; whatever follows the channels is one axis.
 
-use device::{DType, Error, Result, Stream, Use};
-use smallvec::SmallVec;
+#[cfg(any(test, doc))]
+use device::Error;
+use device::{Result, Stream};
 
+use crate::command::{Command, for_float};
 use crate::cpu::batch_norm as cpu;
-use crate::cpu::lanes::Lanes;
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
+use crate::cuda::batch_norm as cuda;
 use crate::layout::{View, shape_mismatch};
-use crate::par::old_workers;
-
-/// Images as channels see them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Channels {
-    pub(crate) images: usize,
-    pub(crate) channels: usize,
-    /// Elements of a channel of one image.
-    pub(crate) size: usize,
-}
-
-impl Channels {
-    /// Elements that a channel has in all images.
-    pub(crate) fn each(&self) -> usize {
-        self.images * self.size
-    }
-
-    /// From images `x`, others like them, vectors of their type, and vectors of the type that is computed in.
-    fn of(
-        op: &'static str,
-        x: View<'_>,
-        others: &[View<'_>],
-        vectors: &[View<'_>],
-        statistics: [View<'_>; 2],
-    ) -> Result<Channels> {
-        let &[images, channels, ref rest @ ..] = x.shape() else {
-            return Err(shape_mismatch(op, x.shape(), &[]));
-        };
-        for other in others {
-            other.expect_shape_of(op, &x)?;
-            other.expect_dtype(op, x.dtype)?;
-        }
-        for vector in vectors.iter().chain(&statistics) {
-            vector.expect_shape(op, &[channels])?;
-        }
-        for vector in vectors {
-            vector.expect_dtype(op, x.dtype)?;
-        }
-        for view in [&x].into_iter().chain(others).chain(vectors).chain(&statistics) {
-            view.expect_contiguous(op, "operands")?;
-        }
-        Ok(Channels { images, channels, size: rest.iter().product() })
-    }
-}
+use crate::norms::Channels;
 
 /// What normalises: each channel's mean and variance, a scale and a shift.
 #[derive(Clone, Copy, Debug)]
@@ -70,16 +27,6 @@ pub struct Norm<'a> {
     pub training: bool,
 }
 
-impl<'a> Norm<'a> {
-    fn statistics(&self) -> [View<'a>; 2] {
-        [self.mean, self.var]
-    }
-
-    fn affine(&self) -> SmallVec<[View<'a>; 4]> {
-        [self.weight, self.bias].into_iter().flatten().collect()
-    }
-}
-
 /// `out = (x - mean) / sqrt(var + eps) weight + bias` in each channel, for floats. In training, `mean` and `var` are
 /// those of `x`, and written.
 ///
@@ -90,46 +37,25 @@ impl<'a> Norm<'a> {
 /// that are not contiguous, those of [`Stream::launch`].
 pub fn batch_norm(stream: &Stream, x: View<'_>, norm: Norm<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "batch_norm";
-    let channels = Channels::of(OP, x, &[out], &norm.affine(), norm.statistics())?;
-    match x.dtype.compute_dtype() {
-        DType::F32 => forward_of::<f32>(stream, OP, channels, x, norm, out),
-        DType::F64 => forward_of::<f64>(stream, OP, channels, x, norm, out),
-        dtype => Err(Error::DTypeUnsupported { op: OP, dtype }),
-    }
-}
-
-fn forward_of<T: Lanes>(
-    stream: &Stream,
-    op: &'static str,
-    channels: Channels,
-    x: View<'_>,
-    norm: Norm<'_>,
-    out: View<'_>,
-) -> Result<()> {
-    let read = |view: View<'_>| Operand::<T>::old(op, &view, x.dtype);
-    let (from, to) = (read(x)?, Operand::<T>::old_mut(op, &out, x.dtype)?);
-    let affine = [norm.weight.map(read).transpose()?, norm.bias.map(read).transpose()?];
-    let (mean, var) = (norm.mean.dst::<T>(op)?, norm.var.dst::<T>(op)?);
-    if out.layout.elements() == 0 {
-        return Ok(());
-    }
-    let (eps, training) = (norm.eps, norm.training);
-    let statistics = if training { Use::write } else { Use::read };
-    let mut uses: SmallVec<[Use<'_>; 6]> = SmallVec::new();
-    uses.extend([Use::read(x.buffer), statistics(norm.mean.buffer), statistics(norm.var.buffer)]);
-    uses.extend([norm.weight, norm.bias].into_iter().flatten().map(|view| Use::read(view.buffer)));
-    uses.push(Use::write(out.buffer));
-    if stream.is_cuda() {
-        return cuda::batch_norm::forward(stream, op, &uses, &channels, x, &norm, out);
-    }
-    let workers = old_workers(stream, out.layout.elements(), 4);
-    // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-    stream.launch_host(op, &uses, move || unsafe {
-        let stage = Stage::new(&workers);
-        let [weight, bias] = affine.each_ref().map(|from| from.as_ref().map(|from| stage.read(from)));
-        let (x, out) = (stage.read(&from), stage.write(&to));
-        let operands = cpu::Forward { x, mean, var, weight, bias, out, eps, training };
-        cpu::forward(&channels, &workers, &operands);
+    let Norm { mean, var, weight, bias, eps, training } = norm;
+    let channels = channels(OP, [&x, &out], [Some(&mean), Some(&var), weight.as_ref(), bias.as_ref()])?;
+    let (dtype, statistics) = (x.dtype, [mean, var]);
+    for_float!(OP, dtype, T => {
+        let images = (x.read::<T>(), out.write::<T>());
+        let affine = [weight, bias].map(|view| view.map(View::read::<T>));
+        let given = (!training).then(|| statistics.map(|view| view.read::<T>().exact()));
+        let found = training.then(|| statistics.map(|view| view.write::<T>().exact()));
+        Command::new(OP, (images, affine, given, found)).cost(out.layout.elements(), 4).run(
+            stream,
+            channels,
+            // SAFETY: the channels are those of the operands.
+            move |channels, workers, (images, affine, given, found)| unsafe {
+                cpu::forward(channels, workers, eps, images, affine, (given, found));
+            },
+            move |channels, queue, (images, affine, given, found)| {
+                cuda::forward(queue, dtype, channels, eps, images, affine, (given, found))
+            },
+        )
     })
 }
 
@@ -149,53 +75,45 @@ pub fn batch_norm_grad(
     grads: [View<'_>; 3],
 ) -> Result<()> {
     const OP: &str = "batch_norm_grad";
-    let norm = Norm { bias: None, ..norm };
-    let mut vectors = norm.affine();
-    vectors.extend([grads[1], grads[2]]);
-    let channels = Channels::of(OP, x, &[g, grads[0]], &vectors, norm.statistics())?;
-    match x.dtype.compute_dtype() {
-        DType::F32 => backward_of::<f32>(stream, OP, channels, [x, g], norm, grads),
-        DType::F64 => backward_of::<f64>(stream, OP, channels, [x, g], norm, grads),
-        dtype => Err(Error::DTypeUnsupported { op: OP, dtype }),
-    }
-}
-
-fn backward_of<T: Lanes>(
-    stream: &Stream,
-    op: &'static str,
-    channels: Channels,
-    [x, g]: [View<'_>; 2],
-    norm: Norm<'_>,
-    grads: [View<'_>; 3],
-) -> Result<()> {
-    let read = |view: View<'_>| Operand::<T>::old(op, &view, x.dtype);
-    let write = |view: View<'_>| Operand::<T>::old_mut(op, &view, x.dtype);
-    let (from, weight) = ([read(x)?, read(g)?], norm.weight.map(read).transpose()?);
-    let (mean, var) = (norm.mean.src::<T>(op)?, norm.var.src::<T>(op)?);
-    let to = [write(grads[0])?, write(grads[1])?, write(grads[2])?];
-    let (eps, training) = (norm.eps, norm.training);
-    if channels.channels == 0 {
-        return Ok(());
-    }
-    let mut uses: SmallVec<[Use<'_>; 8]> = SmallVec::new();
-    let read = [Some(x), Some(g), Some(norm.mean), Some(norm.var), norm.weight];
-    uses.extend(read.into_iter().flatten().map(|view| Use::read(view.buffer)));
-    uses.extend(grads.map(|view| Use::write(view.buffer)));
-    if stream.is_cuda() {
-        return cuda::batch_norm::backward(stream, op, &uses, &channels, [x, g], &norm, grads);
-    }
-    let workers = old_workers(stream, x.layout.elements(), 4);
-    // SAFETY: as in `forward_of`.
-    stream.launch_host(op, &uses, move || unsafe {
-        let stage = Stage::new(&workers);
-        let [x, g] = from.each_ref().map(|from| stage.read(from));
-        let weight = weight.as_ref().map(|from| stage.read(from));
-        let [grad, grad_weight, grad_bias] = to.each_ref().map(|to| stage.write(to));
-        let operands = cpu::Backward { x, g, mean, var, weight, grad, grad_weight, grad_bias, eps, training };
-        cpu::backward(&channels, &workers, &operands);
+    let Norm { mean, var, weight, eps, training, .. } = norm;
+    let [grad, grad_weight, grad_bias] = grads;
+    let vectors = [Some(&mean), Some(&var), weight.as_ref(), Some(&grad_weight), Some(&grad_bias)];
+    let (channels, dtype) = (channels(OP, [&x, &g, &grad], vectors)?, x.dtype);
+    for_float!(OP, dtype, T => {
+        let images = [x, g].map(View::read::<T>);
+        let statistics = [mean, var].map(|view| view.read::<T>().exact());
+        let operands = (images, statistics, weight.map(View::read::<T>), grads.map(View::write::<T>));
+        Command::new(OP, operands).cost(x.layout.elements(), 4).run(
+            stream,
+            channels,
+            // SAFETY: the channels are those of the operands.
+            move |channels, workers, (images, statistics, weight, grads)| unsafe {
+                cpu::backward(channels, workers, (eps, training), images, statistics, weight, grads);
+            },
+            move |channels, queue, (images, statistics, weight, grads)| {
+                cuda::backward(queue, dtype, channels, (eps, training), images, statistics, weight, grads)
+            },
+        )
     })
 }
 
+/// The channels of images, with an element for each in all vectors that there are.
+fn channels<const N: usize, const M: usize>(
+    op: &'static str,
+    images: [&View<'_>; N],
+    vectors: [Option<&View<'_>>; M],
+) -> Result<Channels> {
+    let &[count, channels, ref rest @ ..] = images[0].shape() else {
+        return Err(shape_mismatch(op, images[0].shape(), &[]));
+    };
+    images.iter().try_for_each(|view| view.expect_shape_of(op, images[0]))?;
+    vectors.iter().flatten().try_for_each(|view| view.expect_shape(op, &[channels]))?;
+    images
+        .iter()
+        .chain(vectors.iter().flatten())
+        .try_for_each(|view| view.expect_contiguous(op, "operands"))?;
+    Ok(Channels { images: count, channels, size: rest.iter().product() })
+}
+
 #[cfg(test)]
-#[path = "batch_norm_tests.rs"]
 pub(crate) mod tests;

@@ -34,6 +34,7 @@ mod copy;
 mod cpu;
 mod cuda;
 mod custom;
+mod distribution;
 mod elementwise;
 mod embedding_bag;
 mod functions;
@@ -47,12 +48,14 @@ mod loss;
 mod matmul;
 mod matrices;
 mod normalize;
+mod norms;
 mod optim;
 mod par;
 mod pool;
 mod random;
 mod reduce;
 mod reduction;
+mod scores;
 mod sequence;
 mod softmax;
 #[cfg(test)]
@@ -60,14 +63,13 @@ mod testing;
 mod view;
 mod window;
 
-pub use attention::{
-    AttentionGrads, AttentionInput, AttentionKind, AttentionResult, attention, attention_grad,
-};
+pub use attention::{AttentionGrads, AttentionInput, AttentionResult, attention, attention_grad};
 pub use batch_norm::{Norm, batch_norm, batch_norm_grad};
 pub use conv::{conv2d, conv2d_input_grad, conv2d_weight_grad, conv2d_workspace};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
 pub use custom::{CudaLaunch, CustomKernel, custom};
+pub use distribution::RandomKey;
 pub use elementwise::{
     BinaryOp, CompareOp, Saves, UnaryOp, binary, compare, logical_not, unary, unary_grad, where_cond,
 };
@@ -78,14 +80,16 @@ pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
-pub use normalize::{NormGrads, NormInput, NormRows, normalize, normalize_grad};
+pub use normalize::{NormGrads, NormInput, normalize, normalize_grad};
+pub use norms::NormRows;
 pub use optim::{AdamStep, LionStep, RmsPropStep, Rule, SgdStep, Update, optimizer_step};
 pub use pool::{
     avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
-pub use random::{RandomKey, dropout, normal, philox, randint, uniform};
+pub use random::{dropout, normal, philox, randint, uniform};
 pub use reduce::{argmax, argmin, logsumexp, reduce, var};
 pub use reduction::ReduceOp;
+pub use scores::AttentionKind;
 pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};
 pub use window::Window;

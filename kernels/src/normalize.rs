@@ -1,40 +1,12 @@
 //! Launchers of normalization by rows: layer norm, RMS norm, group norm, and their gradients.
 
-use device::{DType, Error, Result, Stream, Use};
-use smallvec::SmallVec;
+use device::{Error, Result, Stream};
 
-use crate::cpu::lanes::Lanes;
+use crate::command::{Command, for_float};
 use crate::cpu::normalize as cpu;
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
+use crate::cuda::normalize as cuda;
 use crate::layout::View;
-use crate::par::old_workers;
-
-/// How a contiguous tensor is cut into rows that are normalized: as `[n, groups, channels, inner]`, with a row for each
-/// `(n, group)` and a weight and a bias for each `(group, channel)`.
-///
-/// Layer norm has one group and no inner elements, group norm has all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NormRows {
-    /// Rows that follow each other with weights of their own.
-    pub groups: usize,
-    /// Weights of a row.
-    pub channels: usize,
-    /// Elements next to each other that share a weight.
-    pub inner: usize,
-}
-
-impl NormRows {
-    /// Elements of a row.
-    pub fn row(&self) -> usize {
-        self.channels * self.inner
-    }
-
-    /// Weights of all rows.
-    pub fn weights(&self) -> usize {
-        self.groups * self.channels
-    }
-}
+use crate::norms::NormRows;
 
 /// What a normalization reads: `x` in rows, and its optional weight and bias.
 #[derive(Clone, Copy, Debug)]
@@ -76,53 +48,26 @@ pub fn normalize(
     out: View<'_>,
     (mean, rstd): (Option<View<'_>>, View<'_>),
 ) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => normalize_of::<f32>(stream, op, rows, input, eps, out, (mean, rstd)),
-        DType::F64 => normalize_of::<f64>(stream, op, rows, input, eps, out, (mean, rstd)),
-        dtype => Err(Error::DTypeUnsupported { op, dtype }),
-    }
-}
-
-fn normalize_of<T: Lanes>(
-    stream: &Stream,
-    op: &'static str,
-    rows: NormRows,
-    NormInput { x, weight, bias }: NormInput<'_>,
-    eps: f64,
-    out: View<'_>,
-    (mean, rstd): (Option<View<'_>>, View<'_>),
-) -> Result<()> {
-    let count = count_rows(op, rows, &x)?;
-    let (elements, weights) = (count * rows.row(), rows.weights());
-    let dtype = out.dtype;
-    let x_from = read::<T>(op, &x, elements, dtype)?;
-    let weight_from = weight.map(|view| read::<T>(op, &view, weights, dtype)).transpose()?;
-    let bias_from = bias.map(|view| read::<T>(op, &view, weights, dtype)).transpose()?;
-    let to = write::<T>(op, &out, elements, dtype)?;
-    let mean_to = mean.map(|view| statistic(op, &view, count)?.dst::<T>(op)).transpose()?;
-    let rstd_to = statistic(op, &rstd, count)?.dst::<T>(op)?;
-    if elements == 0 {
-        return Ok(());
-    }
-    if stream.is_cuda() {
-        let input = NormInput { x, weight, bias };
-        return cuda::normalize::normalize(stream, op, (rows, count), input, eps, out, (mean, rstd));
-    }
-    let workers = old_workers(stream, elements, 4);
-    let mut uses: Uses<'_> = SmallVec::new();
-    uses.extend([Use::read(x.buffer), Use::write(out.buffer), Use::write(rstd.buffer)]);
-    uses.extend(weight.iter().chain(&bias).map(|view| Use::read(view.buffer)));
-    uses.extend(mean.iter().map(|view| Use::write(view.buffer)));
-    stream.launch_host(op, &uses, move || {
-        // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-        unsafe {
-            let stage = Stage::new(&workers);
-            let x = stage.read(&x_from);
-            let weight = weight_from.as_ref().map(|weight| stage.read(weight));
-            let bias = bias_from.as_ref().map(|bias| stage.read(bias));
-            let norm = cpu::Norm { rows, count, x, weight, eps };
-            cpu::forward(&norm, &workers, bias, stage.write(&to), (mean_to, rstd_to));
-        }
+    let NormInput { x, weight, bias } = input;
+    let (count, dtype) = (count_rows(op, rows, &x)?, out.dtype);
+    let elements = count * rows.row();
+    expect_elements(op, [Some(x), Some(out)], elements)?;
+    expect_elements(op, [weight, bias], rows.weights())?;
+    expect_elements(op, [mean, Some(rstd)], count)?;
+    for_float!(op, dtype, T => {
+        let affine = [weight, bias].map(|view| view.map(View::read::<T>));
+        let statistics = (mean.map(|view| view.write::<T>().exact()), rstd.write::<T>().exact());
+        Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).run(
+            stream,
+            (rows, count),
+            // SAFETY: the rows are those of the operands.
+            move |&rows, workers, (out, x, affine, statistics)| unsafe {
+                cpu::forward(rows, workers, eps, (out, x), affine, statistics);
+            },
+            move |&rows, queue, (out, x, affine, statistics)| {
+                cuda::normalize(queue, dtype, rows, eps, [out, x], affine, statistics)
+            },
+        )
     })
 }
 
@@ -143,57 +88,28 @@ pub fn normalize_grad(
     (mean, rstd): (Option<View<'_>>, View<'_>),
     to: NormGrads<'_>,
 ) -> Result<()> {
-    match g.dtype.compute_dtype() {
-        DType::F32 => gradient_of::<f32>(stream, op, rows, g, (x, weight), (mean, rstd), to),
-        DType::F64 => gradient_of::<f64>(stream, op, rows, g, (x, weight), (mean, rstd), to),
-        dtype => Err(Error::DTypeUnsupported { op, dtype }),
-    }
-}
-
-fn gradient_of<T: Lanes>(
-    stream: &Stream,
-    op: &'static str,
-    rows: NormRows,
-    g: View<'_>,
-    (x, weight): (View<'_>, Option<View<'_>>),
-    (mean, rstd): (Option<View<'_>>, View<'_>),
-    to: NormGrads<'_>,
-) -> Result<()> {
-    let count = count_rows(op, rows, &x)?;
-    let (elements, weights) = (count * rows.row(), rows.weights());
-    let dtype = g.dtype;
-    let x_from = read::<T>(op, &x, elements, dtype)?;
-    let weight_from = weight.map(|view| read::<T>(op, &view, weights, dtype)).transpose()?;
-    let g_from = read::<T>(op, &g, elements, dtype)?;
-    let mean_from = mean.map(|view| statistic(op, &view, count)?.src::<T>(op)).transpose()?;
-    let rstd_from = statistic(op, &rstd, count)?.src::<T>(op)?;
-    let x_to = to.x.map(|view| write::<T>(op, &view, elements, dtype)).transpose()?;
-    let weight_to = to.weight.map(|view| write::<T>(op, &view, weights, dtype)).transpose()?;
-    let bias_to = to.bias.map(|view| write::<T>(op, &view, weights, dtype)).transpose()?;
-    if stream.is_cuda() {
-        return cuda::normalize::gradient(stream, op, (rows, count), g, (x, weight), (mean, rstd), to);
-    }
-    let workers = old_workers(stream, elements, 8);
-    let mut uses: Uses<'_> = SmallVec::new();
-    uses.extend([Use::read(g.buffer), Use::read(x.buffer), Use::read(rstd.buffer)]);
-    uses.extend(weight.iter().chain(&mean).map(|view| Use::read(view.buffer)));
-    uses.extend([to.x, to.weight, to.bias].iter().flatten().map(|view| Use::write(view.buffer)));
-    stream.launch_host(op, &uses, move || {
-        // SAFETY: as in `normalize_of`.
-        unsafe {
-            let stage = Stage::new(&workers);
-            let (x, g) = (stage.read(&x_from), stage.read(&g_from));
-            let weight = weight_from.as_ref().map(|weight| stage.read(weight));
-            let norm = cpu::Norm { rows, count, x, weight, eps: 0.0 };
-            let [x, weight, bias] =
-                [&x_to, &weight_to, &bias_to].map(|to| to.as_ref().map(|to| stage.write(to)));
-            cpu::backward(&norm, &workers, g, (mean_from, rstd_from), &cpu::Targets { x, weight, bias });
-        }
+    let (count, dtype) = (count_rows(op, rows, &x)?, g.dtype);
+    let elements = count * rows.row();
+    expect_elements(op, [Some(x), Some(g), to.x], elements)?;
+    expect_elements(op, [weight, to.weight, to.bias], rows.weights())?;
+    expect_elements(op, [mean, Some(rstd)], count)?;
+    for_float!(op, dtype, T => {
+        let statistics = (mean.map(|view| view.read::<T>().exact()), rstd.read::<T>().exact());
+        let grads = [to.x, to.weight, to.bias].map(|view| view.map(View::write::<T>));
+        let read = ([g, x].map(View::read::<T>), weight.map(View::read::<T>));
+        Command::new(op, (read, statistics, grads)).cost(elements, 8).run(
+            stream,
+            (rows, count),
+            // SAFETY: the rows are those of the operands.
+            |&rows, workers, (([g, x], weight), statistics, grads)| unsafe {
+                cpu::backward(rows, workers, (g, x, weight), statistics, grads);
+            },
+            move |&rows, queue, (([g, x], weight), statistics, grads)| {
+                cuda::gradient(queue, dtype, rows, (g, x, weight), statistics, grads)
+            },
+        )
     })
 }
-
-/// All operands of one launch.
-pub(crate) type Uses<'a> = SmallVec<[Use<'a>; 8]>;
 
 /// The number of rows of `x`.
 fn count_rows(op: &'static str, rows: NormRows, x: &View<'_>) -> Result<usize> {
@@ -211,34 +127,25 @@ fn count_rows(op: &'static str, rows: NormRows, x: &View<'_>) -> Result<usize> {
     }
 }
 
-fn expect_elements(op: &'static str, view: &View<'_>, elements: usize) -> Result<()> {
-    view.expect_contiguous(op, "operands")?;
-    if view.layout.elements() == elements {
-        return Ok(());
+/// That the operands that there are have so many elements, next to each other.
+fn expect_elements<const N: usize>(
+    op: &'static str,
+    views: [Option<View<'_>>; N],
+    elements: usize,
+) -> Result<()> {
+    for view in views.iter().flatten() {
+        view.expect_contiguous(op, "operands")?;
+        if view.layout.elements() != elements {
+            return Err(Error::InvalidArgument {
+                op,
+                argument: "operands",
+                expected: "an element for each row or weight",
+                value: format!("{:?} instead of {elements} elements", view.shape()).into(),
+            });
+        }
     }
-    Err(Error::InvalidArgument {
-        op,
-        argument: "operands",
-        expected: "an element for each row or weight",
-        value: format!("{:?} instead of {elements} elements", view.shape()).into(),
-    })
-}
-
-fn read<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize, dtype: DType) -> Result<Operand<T>> {
-    expect_elements(op, view, elements)?;
-    Operand::old(op, view, dtype)
-}
-
-fn write<T: Lanes>(op: &'static str, view: &View<'_>, elements: usize, dtype: DType) -> Result<Operand<T>> {
-    expect_elements(op, view, elements)?;
-    Operand::old_mut(op, view, dtype)
-}
-
-fn statistic<'v, 'a>(op: &'static str, view: &'v View<'a>, rows: usize) -> Result<&'v View<'a>> {
-    expect_elements(op, view, rows)?;
-    Ok(view)
+    Ok(())
 }
 
 #[cfg(test)]
-#[path = "normalize_tests.rs"]
 mod tests;

@@ -209,5 +209,4 @@ impl<T: Lanes> Visit<T> for CpuPart<'_, '_> {
 }
 
 #[cfg(test)]
-#[path = "optim_tests.rs"]
 mod tests;

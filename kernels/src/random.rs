@@ -4,24 +4,14 @@
 //! number of threads or the device. The generator is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random
 //! numbers: as easy as 1, 2, 3" (SC 2011).
 
-use device::{DType, Error, Result, Stream, Use};
+use device::{DType, Error, Result, Stream};
 
-use crate::cpu;
-use crate::cpu::number::Real;
-use crate::cpu::random::Distribution;
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
-use crate::layout::{Loops, View};
-use crate::par::old_workers;
-
-/// What a random op's numbers depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RandomKey {
-    /// Chosen by the user.
-    pub seed: u64,
-    /// Which random op of the program this is.
-    pub op: u64,
-}
+use crate::command::{Command, Raw, for_float};
+use crate::cpu::random as cpu;
+use crate::cuda::random as cuda;
+use crate::distribution::{Distribution, RandomKey};
+use crate::layout::View;
+use crate::loops::Loops;
 
 /// Philox4x32-10: four random words of a counter and a key.
 ///
@@ -34,7 +24,7 @@ pub struct RandomKey {
 /// assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
 /// ```
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    let words = cpu::random::philox_lanes(counter.map(|word| [word]), key);
+    let words = cpu::philox_lanes(counter.map(|word| [word]), key);
     words.map(|[word]| word)
 }
 
@@ -103,16 +93,15 @@ fn generate(
     if !(dtype.is_float() || matches!(distribution, Distribution::Integers { .. })) {
         return Err(Error::DTypeUnsupported { op, dtype });
     }
-    let o = out.bytes_mut(op)?;
-    if stream.is_cuda() {
-        return cuda::random::generate(stream, op, key, distribution, out);
-    }
-    let workers = old_workers(stream, out.layout.elements(), RANDOM_COST);
-    let loops = Loops::new([out.layout]);
-    stream.launch_host(op, &[Use::write(out.buffer)], move || {
-        // SAFETY: bounds were checked above; the launch orders the accesses.
-        unsafe { cpu::random::generate(key, distribution, dtype, &loops, &workers, o) }
-    })
+    Command::new(op, (out.write::<Raw>(),)).cost(out.layout.elements(), RANDOM_COST).run(
+        stream,
+        (key, Loops::new([out.layout])),
+        // SAFETY: the loops are those of the output, which has such a type.
+        move |(key, loops), workers, (out,)| unsafe {
+            cpu::generate(*key, distribution, dtype, loops, workers, out);
+        },
+        move |(key, loops), queue, (out,)| cuda::generate(queue, *key, distribution, dtype, loops, out),
+    )
 }
 
 /// `out = x m / (1 - p)`, where `m` is 0 with probability `p` and else 1, drawn from the key alone: the same call on
@@ -130,43 +119,19 @@ pub fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'
         return Err(invalid(OP, "p", "in 0..=1", &p));
     }
     let dtype = out.dtype;
-    if !dtype.is_float() {
-        return Err(Error::DTypeUnsupported { op: OP, dtype });
-    }
-    x.expect_dtype(OP, dtype)?;
     x.expect_shape(OP, out.shape())?;
     x.expect_no_partial_overlap(OP, &out)?;
-    if stream.is_cuda() {
-        x.bytes(OP)?;
-        out.bytes_mut(OP)?;
-        return cuda::random::dropout(stream, key, p, x, out);
-    }
-    match dtype.compute_dtype() {
-        DType::F64 => dropout_of::<f64>(stream, OP, key, p, x, out),
-        _ => dropout_of::<f32>(stream, OP, key, p, x, out),
-    }
-}
-
-fn dropout_of<T: Real>(
-    stream: &Stream,
-    op: &'static str,
-    key: RandomKey,
-    p: f64,
-    x: View<'_>,
-    out: View<'_>,
-) -> Result<()> {
-    let from = Operand::<T>::old(op, &x, out.dtype)?;
-    let to = Operand::<T>::old_mut(op, &out, out.dtype)?;
-    let workers = old_workers(stream, out.layout.elements(), RANDOM_COST);
     // Elements are counted in row-major order, so the loops have to be in that order, too.
     let loops = Loops::new([out.layout, x.layout]);
-    stream.launch_host(op, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
-        // SAFETY: types, shapes, bounds and overlap were checked; the launch orders the accesses.
-        unsafe {
-            let stage = Stage::new(&workers);
-            cpu::random::dropout::<T>(key, p, &loops, &workers, stage.write(&to), stage.read(&from));
-        }
-    })
+    for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>()))
+    .cost(out.layout.elements(), RANDOM_COST)
+    .run(
+        stream,
+        (key, loops),
+        // SAFETY: the loops are those of the operands.
+        move |(key, loops), workers, (out, x)| unsafe { cpu::dropout(*key, p, loops, workers, out, x) },
+        move |(key, loops), queue, (out, x)| cuda::dropout(queue, *key, p, dtype, loops, [out, x]),
+    ))
 }
 
 #[cold]
@@ -180,5 +145,4 @@ fn invalid(
 }
 
 #[cfg(test)]
-#[path = "random_tests.rs"]
 mod tests;

@@ -1,13 +1,12 @@
 //! Launchers of what is done along a sequence: cumulative sums, and the rotation of pairs by their place.
 
-use device::{DType, Error, Result, Stream, Use};
+use device::{DType, Error, Result, Stream};
 
-use crate::cpu::number::{Number, Real};
+use crate::command::{Command, for_float, for_number};
 use crate::cpu::sequence as cpu;
-use crate::cpu::stage::{Operand, Stage};
-use crate::cuda;
-use crate::layout::{LoopAxis, Loops, View, normalize_axis, shape_mismatch};
-use crate::par::old_workers;
+use crate::cuda::sequence as cuda;
+use crate::layout::{LoopAxis, Loops, View, shape_mismatch};
+use crate::softmax::rows;
 
 /// `out[i] = x[0] + .. + x[i]` along an axis, or from the end with `reverse`, for floats and I64.
 ///
@@ -17,46 +16,22 @@ use crate::par::old_workers;
 /// [`Error::AxisOutOfRange`], [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of
 /// [`Stream::launch`].
 pub fn cumsum(stream: &Stream, x: View<'_>, axis: isize, reverse: bool, out: View<'_>) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => cumsum_of::<f32>(stream, x, axis, reverse, out),
-        DType::F64 => cumsum_of::<f64>(stream, x, axis, reverse, out),
-        DType::I64 => cumsum_of::<i64>(stream, x, axis, reverse, out),
-        dtype => Err(Error::DTypeUnsupported { op: "cumsum", dtype }),
-    }
-}
-
-fn cumsum_of<T: Number>(
-    stream: &Stream,
-    x: View<'_>,
-    axis: isize,
-    reverse: bool,
-    out: View<'_>,
-) -> Result<()> {
     const OP: &str = "cumsum";
-    let shape = out.shape();
-    x.expect_shape(OP, shape)?;
-    let axis = normalize_axis(OP, axis, shape.len())?;
+    let dtype = out.dtype;
+    if dtype == DType::U8 {
+        return Err(Error::DTypeUnsupported { op: OP, dtype });
+    }
+    let rows = rows(OP, [&out, &x], axis)?;
     x.expect_no_partial_overlap(OP, &out)?;
-    let from = Operand::<T>::old(OP, &x, out.dtype)?;
-    let to = Operand::<T>::old_mut(OP, &out, out.dtype)?;
-    if out.layout.elements() == 0 {
-        return Ok(());
-    }
-    let steps = [&out, &x].map(|view| view.layout.strides()[axis]);
-    let kept = Loops::over([out.layout, x.layout], (0..shape.len()).filter(|&i| i != axis));
-    let len = shape[axis];
-    if stream.is_cuda() {
-        return cuda::sequence::cumsum(stream, &kept, (len, steps, reverse), x, out);
-    }
-    let workers = old_workers(stream, out.layout.elements(), 2);
-    stream.launch_host(OP, &[Use::read(x.buffer), Use::write(out.buffer)], move || {
-        // SAFETY: the views were checked, and the launch orders this command with others on their buffers.
-        unsafe {
-            let stage = Stage::new(&workers);
-            let (to, from) = (stage.write(&to), stage.read(&from));
-            cpu::cumsum(&kept, &workers, (len, steps, reverse), from, to);
-        }
-    })
+    for_number!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>()))
+    .cost(out.layout.elements(), 2)
+    .run(
+        stream,
+        rows,
+        // SAFETY: the rows are those of the operands.
+        move |rows, workers, (out, x)| unsafe { cpu::cumsum(rows, workers, reverse, out, x) },
+        move |rows, queue, (out, x)| cuda::cumsum(queue, dtype, rows, reverse, [out, x]),
+    ))
 }
 
 /// How [`rotary`] pairs the elements of the last axis, and which way it turns them.
@@ -81,20 +56,6 @@ pub fn rotary(
     rotation: Rotation,
     out: View<'_>,
 ) -> Result<()> {
-    match out.dtype.compute_dtype() {
-        DType::F32 => rotary_of::<f32>(stream, x, (cos, sin), rotation, out),
-        DType::F64 => rotary_of::<f64>(stream, x, (cos, sin), rotation, out),
-        dtype => Err(Error::DTypeUnsupported { op: "rotary", dtype }),
-    }
-}
-
-fn rotary_of<T: Real>(
-    stream: &Stream,
-    x: View<'_>,
-    (cos, sin): (View<'_>, View<'_>),
-    rotation: Rotation,
-    out: View<'_>,
-) -> Result<()> {
     const OP: &str = "rotary";
     let mismatch = || shape_mismatch(OP, x.shape(), cos.shape());
     x.expect_shape(OP, out.shape())?;
@@ -106,12 +67,6 @@ fn rotary_of<T: Real>(
         return Err(mismatch());
     }
     x.expect_apart(OP, &out)?;
-    let from = Operand::<T>::old(OP, &x, out.dtype)?;
-    let angles = (Operand::<T>::old(OP, &cos, out.dtype)?, Operand::<T>::old(OP, &sin, out.dtype)?);
-    let to = Operand::<T>::old_mut(OP, &out, out.dtype)?;
-    if out.layout.elements() == 0 {
-        return Ok(());
-    }
     // A loop over the pairs; the second element of each lies at a fixed distance.
     let last = leading.len();
     let [out_step, x_step] = [&out, &x].map(|view| view.layout.strides()[last]);
@@ -119,26 +74,27 @@ fn rotary_of<T: Real>(
     let strides = |axis: usize| [&out, &x, &cos, &sin].map(|view| view.layout.strides()[axis]);
     let [_, _, cos_step, sin_step] = strides(last);
     let along = LoopAxis { size: half, strides: [pair * out_step, pair * x_step, cos_step, sin_step] };
-    let loops = Loops::from_axes(
+    let pairs = Loops::from_axes(
         (0..last).map(|axis| LoopAxis { size: leading[axis], strides: strides(axis) }).chain([along]),
     );
-    let apart = [apart * out_step, apart * x_step];
-    if stream.is_cuda() {
-        return cuda::sequence::rotary(stream, &loops, (apart, rotation.inverse), [out, x, cos, sin]);
-    }
-    let workers = old_workers(stream, out.layout.elements(), 4);
-    let uses = [Use::read(x.buffer), Use::read(cos.buffer), Use::read(sin.buffer), Use::write(out.buffer)];
-    stream.launch_host(OP, &uses, move || {
-        // SAFETY: as in `cumsum_of`.
-        unsafe {
-            let stage = Stage::new(&workers);
-            let (to, from) = (stage.write(&to), stage.read(&from));
-            let from = (from, stage.read(&angles.0), stage.read(&angles.1));
-            cpu::rotary(&loops, &workers, (apart, rotation.inverse), from, to);
-        }
+    let turn = ([apart * out_step, apart * x_step], rotation.inverse);
+    let dtype = out.dtype;
+    for_float!(OP, dtype, T => {
+        Command::new(OP, (out.write::<T>(), x.read::<T>(), cos.read::<T>(), sin.read::<T>()))
+            .cost(out.layout.elements(), 4)
+            .run(
+                stream,
+                pairs,
+                // SAFETY: the pairs are those of the operands.
+                move |pairs, workers, (out, x, cos, sin)| unsafe {
+                    cpu::rotary(pairs, workers, turn, out, (x, cos, sin));
+                },
+                move |pairs, queue, (out, x, cos, sin)| {
+                    cuda::rotary(queue, dtype, pairs, turn, [out, x, cos, sin])
+                },
+            )
     })
 }
 
 #[cfg(test)]
-#[path = "sequence_tests.rs"]
 mod tests;

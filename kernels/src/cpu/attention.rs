@@ -9,8 +9,9 @@ use pulp::Arch;
 
 use super::lanes::{Lanes, simd_for, with_scratch};
 use super::product::{Init, Matrix, Product, copy_matrix};
-use crate::layout::{Dst, Loops, Src};
+use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
+use crate::scores::{ScoreBatch, ScoreSizes};
 
 /// Queries of a tile: few, so that a causal tile leaves out many keys.
 const QUERIES: usize = 32;
@@ -19,18 +20,7 @@ const KEYS: usize = 128;
 /// Rows of a tile are padded to multiples of this, so that loops over them need no remainder.
 const PAD: usize = 16;
 
-/// Sizes of one product of queries and keys.
-#[derive(Clone, Copy)]
-pub(crate) struct Sizes {
-    pub(crate) queries: usize,
-    pub(crate) keys: usize,
-    /// Elements of a query and of a key.
-    pub(crate) width: usize,
-    /// Elements of a value.
-    pub(crate) value_width: usize,
-}
-
-/// Operands, in the order of [`Problem::steps`].
+/// Operands, in the order of [`ScoreBatch::steps`].
 const Q: usize = 0;
 const K: usize = 1;
 const V: usize = 2;
@@ -41,32 +31,15 @@ const DQ: usize = 6;
 const DK: usize = 7;
 const DV: usize = 8;
 
-/// Attention over all leading axes. Operands are q, k, v, mask, out, g, dq, dk, dv; those that a pass does not have stay
-/// where they are.
-pub(crate) struct Problem {
-    pub(crate) batch: Loops<9>,
-    pub(crate) sizes: Sizes,
-    pub(crate) causal: bool,
-    pub(crate) scale: f64,
-    /// Steps along the last two axes of each operand.
-    pub(crate) steps: [[isize; 2]; 9],
+/// The matrix of an operand at these offsets of a batch.
+fn matrix<T>(problem: &ScoreBatch, operand: usize, at: &[isize; 9], from: Src<T>) -> Matrix<T> {
+    let [row, col] = problem.steps[operand];
+    Matrix { ptr: from.at(at[operand]).cast_mut(), row, col }
 }
 
-impl Problem {
-    /// Scores of all products.
-    pub(crate) fn scores(&self) -> usize {
-        self.batch.elements.saturating_mul(self.sizes.queries * self.sizes.keys)
-    }
-
-    fn matrix<T>(&self, operand: usize, at: &[isize; 9], from: Src<T>) -> Matrix<T> {
-        let [row, col] = self.steps[operand];
-        Matrix { ptr: from.at(at[operand]).cast_mut(), row, col }
-    }
-
-    /// The keys that any of the queries before `end` sees.
-    fn visible(&self, end: usize) -> usize {
-        if self.causal { self.sizes.keys.min(end) } else { self.sizes.keys }
-    }
+/// The keys that any of the queries before `end` sees.
+fn visible(problem: &ScoreBatch, end: usize) -> usize {
+    if problem.kind.causal { problem.sizes.keys.min(end) } else { problem.sizes.keys }
 }
 
 /// A tile of queries from `first` on, and the tile of keys that it meets.
@@ -88,14 +61,14 @@ impl Tile {
 /// scores mean nothing.
 #[inline(always)]
 unsafe fn finish_scores<T: Lanes>(
-    problem: &Problem,
+    problem: &ScoreBatch,
     tile: Tile,
     r: usize,
     row: &mut [T],
     mask: Option<Matrix<T>>,
 ) -> usize {
-    let scale = T::from_f64(problem.scale);
-    let seen = if problem.causal { (tile.first + r + 1).saturating_sub(tile.start) } else { tile.cols };
+    let scale = T::from_f64(problem.kind.scale);
+    let seen = if problem.kind.causal { (tile.first + r + 1).saturating_sub(tile.start) } else { tile.cols };
     let seen = seen.min(tile.cols);
     for x in row.iter_mut() {
         *x = x.mul(scale);
@@ -103,7 +76,7 @@ unsafe fn finish_scores<T: Lanes>(
     if let Some(mask) = mask {
         let mask = mask.at(tile.first + r, tile.start);
         for (c, x) in row[..seen].iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the mask has an element for each query and key.
             *x = x.add(unsafe { *mask.at(0, c).ptr });
         }
     }
@@ -155,28 +128,27 @@ fn join<T: Lanes>(mut parts: [T; PAD], f: impl Fn(T, T) -> T) -> T {
 }
 
 /// # Safety
-/// The operands of the launcher can be read, the outputs written, and nobody else uses them meanwhile.
+/// The operands of `problem` can be read, the results written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn forward<T: Lanes>(
-    problem: &Problem,
+    problem: &ScoreBatch,
     workers: &Workers,
     ([q, k, v], mask): ([Src<T>; 3], Option<Src<T>>),
-    out: Dst<T>,
-    log_sums: Dst<T>,
+    (out, log_sums): (Dst<T>, Dst<T>),
 ) {
     let from = [(Q, q), (K, k), (V, v)];
     let arch = Arch::new();
-    let Sizes { queries, value_width, .. } = problem.sizes;
+    let ScoreSizes { queries, value_width, .. } = problem.sizes;
     let tiles = queries.div_ceil(QUERIES);
     for_range(workers, problem.batch.elements * tiles, 1, &|range| {
         with_scratch(QUERIES * (KEYS + value_width), |memory: *mut T| {
             for part in range {
                 let (pair, first) = (part / tiles, part % tiles * QUERIES);
                 let at = problem.batch.offsets(pair);
-                let operands = from.map(|(operand, from)| problem.matrix(operand, &at, from));
-                let mask = mask.map(|mask| problem.matrix(MASK, &at, mask));
-                let to = problem.matrix(OUT, &at, out.src()).at(first, 0);
+                let operands = from.map(|(operand, from)| matrix(problem, operand, &at, from));
+                let mask = mask.map(|mask| matrix(problem, MASK, &at, mask));
+                let to = matrix(problem, OUT, &at, out.src()).at(first, 0);
                 let log_sums = log_sums.at((pair * queries + first) as isize);
-                // SAFETY: the caller's promise; tiles of queries are disjoint, and there is room for a tile.
+                // SAFETY: the matrices are the problem's; tiles of queries are disjoint, and there is room for a tile.
                 unsafe { forward_tile(arch, problem, first, operands, mask, memory, to, log_sums) };
             }
         });
@@ -186,7 +158,7 @@ pub(crate) unsafe fn forward<T: Lanes>(
 #[allow(clippy::too_many_arguments)]
 unsafe fn forward_tile<T: Lanes>(
     arch: Arch,
-    problem: &Problem,
+    problem: &ScoreBatch,
     first: usize,
     [q, k, v]: [Matrix<T>; 3],
     mask: Option<Matrix<T>>,
@@ -194,7 +166,7 @@ unsafe fn forward_tile<T: Lanes>(
     out: Matrix<T>,
     log_sums: *mut T,
 ) {
-    let Sizes { queries, width, value_width, .. } = problem.sizes;
+    let ScoreSizes { queries, width, value_width, .. } = problem.sizes;
     let rows = QUERIES.min(queries - first);
     let nothing = T::from_f64(f64::NEG_INFINITY);
     let (mut best, mut total) = ([nothing; QUERIES], [T::ZERO; QUERIES]);
@@ -207,12 +179,12 @@ unsafe fn forward_tile<T: Lanes>(
         )
     };
     sums.fill(T::ZERO);
-    let end = problem.visible(first + rows);
+    let end = visible(problem, first + rows);
     for start in (0..end).step_by(KEYS) {
         let tile = Tile { first, rows, start, cols: KEYS.min(end - start) };
         let c = Matrix { ptr: scores.as_mut_ptr(), row: KEYS as isize, col: 1 };
         let (a, b) = (q.at(first, 0), k.at(start, 0).t());
-        // SAFETY: the caller's promise; the products stay within their operands.
+        // SAFETY: the tile lies within the matrices, and the scores and sums have room for the products.
         unsafe {
             Product { m: rows, n: tile.cols, k: width, a, b, c, init: Init::Zero }.run(arch);
             simd_for::<T, _>(
@@ -260,25 +232,14 @@ unsafe fn forward_tile<T: Lanes>(
                     *x = x.mul(scale);
                 }
                 let log_sum = if seen { best[r].add(total[r].log()) } else { T::from_f64(f64::INFINITY) };
-                // SAFETY: the caller's promise.
+                // SAFETY: there is a sum for each row of the tile.
                 unsafe { *log_sums.add(r) = log_sum };
             }
         },
     );
     let from = Matrix { ptr: values, row: value_width as isize, col: 1 };
-    // SAFETY: the caller's promise.
+    // SAFETY: the rows of the output are those of the tile.
     unsafe { copy_matrix(arch, rows, value_width, from, out) };
-}
-
-/// What a gradient is made from.
-pub(crate) struct Saved<T> {
-    pub(crate) q: Src<T>,
-    pub(crate) k: Src<T>,
-    pub(crate) v: Src<T>,
-    pub(crate) mask: Option<Src<T>>,
-    pub(crate) out: Src<T>,
-    pub(crate) log_sums: Src<T>,
-    pub(crate) g: Src<T>,
 }
 
 /// Writes the gradients of queries, keys and values, and the sums of `g out` of each query. Threads share the leading axes.
@@ -286,11 +247,11 @@ pub(crate) struct Saved<T> {
 /// # Safety
 /// As for [`forward`].
 pub(crate) unsafe fn backward<T: Lanes>(
-    problem: &Problem,
+    problem: &ScoreBatch,
     workers: &Workers,
-    from: &Saved<T>,
+    ([g, q, k, v, out], mask): ([Src<T>; 5], Option<Src<T>>),
+    (log_sums, products): (Src<T>, Dst<T>),
     [dq, dk, dv]: [Dst<T>; 3],
-    products: Dst<T>,
 ) {
     let arch = Arch::new();
     let queries = problem.sizes.queries;
@@ -301,20 +262,20 @@ pub(crate) unsafe fn backward<T: Lanes>(
                 let pair = Pair {
                     arch,
                     problem,
-                    q: problem.matrix(Q, &at, from.q),
-                    k: problem.matrix(K, &at, from.k),
-                    v: problem.matrix(V, &at, from.v),
-                    mask: from.mask.map(|mask| problem.matrix(MASK, &at, mask)),
-                    out: problem.matrix(OUT, &at, from.out),
-                    g: problem.matrix(G, &at, from.g),
-                    dq: problem.matrix(DQ, &at, dq.src()),
-                    dk: problem.matrix(DK, &at, dk.src()),
-                    dv: problem.matrix(DV, &at, dv.src()),
-                    log_sums: from.log_sums.at((pair * queries) as isize),
+                    q: matrix(problem, Q, &at, q),
+                    k: matrix(problem, K, &at, k),
+                    v: matrix(problem, V, &at, v),
+                    mask: mask.map(|mask| matrix(problem, MASK, &at, mask)),
+                    out: matrix(problem, OUT, &at, out),
+                    g: matrix(problem, G, &at, g),
+                    dq: matrix(problem, DQ, &at, dq.src()),
+                    dk: matrix(problem, DK, &at, dk.src()),
+                    dv: matrix(problem, DV, &at, dv.src()),
+                    log_sums: log_sums.at((pair * queries) as isize),
                     products: products.at((pair * queries) as isize),
                     memory,
                 };
-                // SAFETY: the caller's promise; the leading axes of the outputs are disjoint.
+                // SAFETY: the matrices are the problem's; the leading axes of the outputs are disjoint.
                 unsafe { pair.backward() };
             }
         });
@@ -324,7 +285,7 @@ pub(crate) unsafe fn backward<T: Lanes>(
 /// One product of queries and keys, with all its operands.
 struct Pair<'a, T> {
     arch: Arch,
-    problem: &'a Problem,
+    problem: &'a ScoreBatch,
     q: Matrix<T>,
     k: Matrix<T>,
     v: Matrix<T>,
@@ -342,8 +303,8 @@ struct Pair<'a, T> {
 
 impl<T: Lanes> Pair<'_, T> {
     unsafe fn backward(&self) {
-        let Sizes { queries, keys, width, value_width } = self.problem.sizes;
-        // SAFETY: the caller's promise.
+        let ScoreSizes { queries, keys, width, value_width } = self.problem.sizes;
+        // SAFETY: the tiles cover the matrices.
         unsafe {
             fill_zero(keys, width, self.dk);
             fill_zero(keys, value_width, self.dv);
@@ -353,7 +314,7 @@ impl<T: Lanes> Pair<'_, T> {
                     #[inline(always)]
                     || self.sum_products(first, rows),
                 );
-                let end = self.problem.visible(first + rows);
+                let end = visible(self.problem, first + rows);
                 if end == 0 {
                     fill_zero(rows, width, self.dq.at(first, 0));
                 }
@@ -368,17 +329,18 @@ impl<T: Lanes> Pair<'_, T> {
     #[inline(always)]
     unsafe fn sum_products(&self, first: usize, rows: usize) {
         for r in first..first + rows {
-            // SAFETY: the caller's promise.
-            let total = unsafe { dot(self.problem.sizes.value_width, self.g.at(r, 0), self.out.at(r, 0)) };
-            // SAFETY: the caller's promise.
-            unsafe { *self.products.add(r) = total };
+            // SAFETY: row `r` of the matrices, and its sum.
+            unsafe {
+                *self.products.add(r) =
+                    dot(self.problem.sizes.value_width, self.g.at(r, 0), self.out.at(r, 0));
+            }
         }
     }
 
     unsafe fn backward_tile(&self, tile: Tile) {
-        let Sizes { width, value_width, .. } = self.problem.sizes;
+        let ScoreSizes { width, value_width, .. } = self.problem.sizes;
         let Tile { first, rows, start, cols } = tile;
-        let scale = T::from_f64(self.problem.scale);
+        let scale = T::from_f64(self.problem.kind.scale);
         let (q, k, g, v) =
             (self.q.at(first, 0), self.k.at(start, 0), self.g.at(first, 0), self.v.at(start, 0));
         let tile_at = |index: usize| Matrix {
@@ -388,7 +350,7 @@ impl<T: Lanes> Pair<'_, T> {
         };
         let (weights, slopes) = (tile_at(0), tile_at(1));
         let run = |m, n, k, a, b, c, init| {
-            // SAFETY: the caller's promise; the products stay within their operands.
+            // SAFETY: the tile lies within the matrices, and there is room for two tiles.
             unsafe { Product { m, n, k, a, b, c, init }.run(self.arch) };
         };
         run(rows, cols, width, q, k.t(), weights, Init::Zero);
@@ -404,12 +366,15 @@ impl<T: Lanes> Pair<'_, T> {
             #[inline(always)]
             || {
                 for r in 0..rows {
-                    // SAFETY: as above.
-                    let (log_sum, product) =
-                        unsafe { (*self.log_sums.add(first + r), *self.products.add(first + r)) };
                     let (p, u) = (&mut p[r * KEYS..][..tile.padded()], &mut u[r * KEYS..][..tile.padded()]);
-                    // SAFETY: as above.
-                    let seen = unsafe { finish_scores(self.problem, tile, r, p, self.mask) };
+                    // SAFETY: row `first + r` has a sum of both kinds, and the mask is the problem's.
+                    let (log_sum, product, seen) = unsafe {
+                        (
+                            *self.log_sums.add(first + r),
+                            *self.products.add(first + r),
+                            finish_scores(self.problem, tile, r, p, self.mask),
+                        )
+                    };
                     // As in the forward pass.
                     p[seen..].fill(log_sum);
                     for (p, u) in p.iter_mut().zip(u.iter_mut()) {
@@ -437,7 +402,7 @@ unsafe fn dot<T: Lanes>(len: usize, a: Matrix<T>, b: Matrix<T>) -> T {
     let mut parts = [T::ZERO; PAD];
     let whole = if a.col == 1 && b.col == 1 { len / PAD * PAD } else { 0 };
     for j in (0..whole).step_by(PAD) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `PAD` elements from `j` on, which follow each other.
         let (a, b) = unsafe {
             let read = |x: Matrix<T>| x.at(0, j).ptr.cast::<[T; PAD]>().read_unaligned();
             (read(a), read(b))
@@ -447,7 +412,7 @@ unsafe fn dot<T: Lanes>(len: usize, a: Matrix<T>, b: Matrix<T>) -> T {
         }
     }
     for j in whole..len {
-        // SAFETY: the caller's promise.
+        // SAFETY: `j` is below `len`.
         let product = unsafe { (*a.at(0, j).ptr).mul(*b.at(0, j).ptr) };
         parts[j % PAD] = parts[j % PAD].add(product);
     }
@@ -464,12 +429,12 @@ unsafe fn fill_zero<T: Lanes>(rows: usize, cols: usize, to: Matrix<T>) {
     for i in 0..rows {
         let row = to.at(i, 0);
         if row.col == 1 {
-            // SAFETY: the caller's promise, and the elements lie next to each other.
+            // SAFETY: a row of the matrix, whose elements follow each other.
             unsafe { std::slice::from_raw_parts_mut(row.ptr, cols) }.fill(T::ZERO);
             continue;
         }
         for j in 0..cols {
-            // SAFETY: the caller's promise.
+            // SAFETY: an element of the matrix.
             unsafe { *row.at(0, j).ptr = T::ZERO };
         }
     }

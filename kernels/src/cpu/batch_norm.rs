@@ -1,38 +1,12 @@
 //! Batch normalisation, a channel at a time. A channel's elements are summed image by image, in lanes.
 
 use super::lanes::{Lanes, map, simd_for};
-use crate::batch_norm::Channels;
 use crate::layout::{Dst, Src};
+use crate::norms::Channels;
 use crate::par::{Workers, for_range};
 
 /// Independent parts of a sum.
 const LANES: usize = 32;
-
-/// The operands of the forward pass.
-pub(crate) struct Forward<T> {
-    pub(crate) x: Src<T>,
-    pub(crate) mean: Dst<T>,
-    pub(crate) var: Dst<T>,
-    pub(crate) weight: Option<Src<T>>,
-    pub(crate) bias: Option<Src<T>>,
-    pub(crate) out: Dst<T>,
-    pub(crate) eps: f64,
-    pub(crate) training: bool,
-}
-
-/// The operands of the backward pass.
-pub(crate) struct Backward<T> {
-    pub(crate) x: Src<T>,
-    pub(crate) g: Src<T>,
-    pub(crate) mean: Src<T>,
-    pub(crate) var: Src<T>,
-    pub(crate) weight: Option<Src<T>>,
-    pub(crate) grad: Dst<T>,
-    pub(crate) grad_weight: Dst<T>,
-    pub(crate) grad_bias: Dst<T>,
-    pub(crate) eps: f64,
-    pub(crate) training: bool,
-}
 
 fn chunk(channels: &Channels) -> usize {
     ((1 << 13) / channels.each().max(1)).max(1)
@@ -97,10 +71,18 @@ fn channel_sums<T: Lanes, const N: usize>(
     all
 }
 
+/// Normalizes with the statistics that are given, or else with those of the images, which are then found.
+///
 /// # Safety
-/// The operands of the launcher can be read and written, and nobody else uses them meanwhile.
-pub(crate) unsafe fn forward<T: Lanes>(channels: &Channels, workers: &Workers, operands: &Forward<T>) {
-    let Forward { x, mean, var, weight, bias, out, eps, training } = *operands;
+/// Images and vectors of `channels` can be read, outputs written, and nobody else uses them meanwhile.
+pub(crate) unsafe fn forward<T: Lanes>(
+    channels: &Channels,
+    workers: &Workers,
+    eps: f64,
+    (x, out): (Src<T>, Dst<T>),
+    [weight, bias]: [Option<Src<T>>; 2],
+    (given, found): (Option<[Src<T>; 2]>, Option<[Dst<T>; 2]>),
+) {
     let m = T::from_f64(channels.each() as f64);
     for_range(workers, channels.channels, chunk(channels), &|range| {
         simd_for::<T, _>(
@@ -108,21 +90,24 @@ pub(crate) unsafe fn forward<T: Lanes>(channels: &Channels, workers: &Workers, o
             || {
                 for channel in range.clone() {
                     let c = channel as isize;
-                    // SAFETY: the caller's promise; a channel is one part's.
+                    // SAFETY: elements of `channel` only, which is one part's.
                     unsafe {
                         let x = x.at(0);
-                        if training {
+                        let (mean, var) = if let Some([mean, var]) = given {
+                            (*mean.at(c), *var.at(c))
+                        } else {
                             let [sum] = channel_sums(channels, channel, |i| [*x.add(i)]);
-                            let centre = sum.div(m);
+                            let mean = sum.div(m);
                             let [squares] = channel_sums(channels, channel, |i| {
-                                let d = (*x.add(i)).sub(centre);
+                                let d = (*x.add(i)).sub(mean);
                                 [d.mul(d)]
                             });
-                            *mean.at(c) = centre;
-                            *var.at(c) = squares.div(m);
+                            (mean, squares.div(m))
+                        };
+                        if let Some([to_mean, to_var]) = found {
+                            (*to_mean.at(c), *to_var.at(c)) = (mean, var);
                         }
-                        let centre = *mean.at(c);
-                        let scale = (*var.at(c)).add(T::from_f64(eps)).sqrt().recip();
+                        let scale = var.add(T::from_f64(eps)).sqrt().recip();
                         let scale = weight.map_or(scale, |weight| scale.mul(*weight.at(c)));
                         let shift = bias.map_or(T::ZERO, |bias| *bias.at(c));
                         for image in 0..channels.images {
@@ -132,7 +117,7 @@ pub(crate) unsafe fn forward<T: Lanes>(channels: &Channels, workers: &Workers, o
                                 out.at(first as isize),
                                 [x.add(first)],
                                 #[inline(always)]
-                                |[x]| x.sub(centre).mul(scale).add(shift),
+                                |[x]| x.sub(mean).mul(scale).add(shift),
                             );
                         }
                     }
@@ -144,8 +129,15 @@ pub(crate) unsafe fn forward<T: Lanes>(channels: &Channels, workers: &Workers, o
 
 /// # Safety
 /// As for [`forward`].
-pub(crate) unsafe fn backward<T: Lanes>(channels: &Channels, workers: &Workers, operands: &Backward<T>) {
-    let Backward { x, g, mean, var, weight, grad, grad_weight, grad_bias, eps, training } = *operands;
+pub(crate) unsafe fn backward<T: Lanes>(
+    channels: &Channels,
+    workers: &Workers,
+    (eps, training): (f64, bool),
+    [x, g]: [Src<T>; 2],
+    [mean, var]: [Src<T>; 2],
+    weight: Option<Src<T>>,
+    [grad, grad_weight, grad_bias]: [Dst<T>; 3],
+) {
     let m = T::from_f64(channels.each() as f64);
     for_range(workers, channels.channels, chunk(channels), &|range| {
         simd_for::<T, _>(
@@ -153,7 +145,7 @@ pub(crate) unsafe fn backward<T: Lanes>(channels: &Channels, workers: &Workers, 
             || {
                 for channel in range.clone() {
                     let c = channel as isize;
-                    // SAFETY: as in `forward`.
+                    // SAFETY: elements of `channel` only, which is one part's.
                     unsafe {
                         let (x, g) = (x.at(0), g.at(0));
                         let centre = *mean.at(c);

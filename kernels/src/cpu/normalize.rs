@@ -6,7 +6,7 @@
 
 use super::lanes::{Lanes, map, simd_for, with_scratch};
 use crate::layout::{Dst, Src};
-use crate::normalize::NormRows;
+use crate::norms::NormRows;
 use crate::par::{Workers, for_chunks, for_range};
 
 /// Independent parts of a sum, whose elements are worked on together.
@@ -15,22 +15,6 @@ const PARTS: usize = 32;
 const BLOCK: usize = 4096;
 /// Blocks of rows whose parts of a weight's gradient are summed by themselves, at most.
 const ROW_BLOCKS: usize = 64;
-
-/// The rows, and what they are made of.
-pub(crate) struct Norm<T> {
-    pub(crate) rows: NormRows,
-    pub(crate) count: usize,
-    pub(crate) x: Src<T>,
-    pub(crate) weight: Option<Src<T>>,
-    pub(crate) eps: f64,
-}
-
-/// Where gradients go.
-pub(crate) struct Targets<T> {
-    pub(crate) x: Option<Dst<T>>,
-    pub(crate) weight: Option<Dst<T>>,
-    pub(crate) bias: Option<Dst<T>>,
-}
 
 /// Elements of a row that are worked on together: values of their own, so that the compiler need not ask what overlaps.
 type Block<T> = [T; PARTS];
@@ -42,11 +26,11 @@ type Block<T> = [T; PARTS];
 #[inline(always)]
 unsafe fn load<T: Lanes>(from: *const T, count: usize) -> Block<T> {
     if count == PARTS {
-        // SAFETY: the caller's promise.
+        // SAFETY: a block has as many elements.
         return unsafe { from.cast::<Block<T>>().read_unaligned() };
     }
     let mut block = [T::ZERO; PARTS];
-    // SAFETY: the caller's promise; there is room for `count` elements.
+    // SAFETY: there is room for `count` elements, which are those that can be read.
     unsafe { std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), count) };
     block
 }
@@ -57,7 +41,7 @@ unsafe fn load<T: Lanes>(from: *const T, count: usize) -> Block<T> {
 /// They can be written.
 #[inline(always)]
 unsafe fn store<T: Lanes>(to: *mut T, count: usize, block: &Block<T>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: at most the first `count` elements.
     unsafe {
         if count == PARTS {
             to.cast::<Block<T>>().write_unaligned(*block);
@@ -122,7 +106,7 @@ fn joined<T: Lanes>(mut parts: [T; PARTS]) -> T {
 /// The elements can be read.
 #[inline(always)]
 unsafe fn square_of<T: Lanes>(from: *const T, count: usize, mean: T) -> Block<T> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the same elements.
     let x = unsafe { load(from, count) };
     let mut squares = zip(&x, &[mean; PARTS], |x, mean| x.sub(mean).mul(x.sub(mean)));
     squares[count..].fill(T::ZERO);
@@ -144,15 +128,16 @@ fn or_constant<T: Lanes>(given: Option<Src<T>>, len: usize, otherwise: T, body: 
 }
 
 /// # Safety
-/// The operands of the launcher can be read, the outputs written, and nobody else uses them meanwhile.
+/// So many rows, and vectors for them and for weights, can be read and, where they are outputs, written, and nobody else uses
+/// them meanwhile.
 pub(crate) unsafe fn forward<T: Lanes>(
-    norm: &Norm<T>,
+    (rows, count): (NormRows, usize),
     workers: &Workers,
-    bias: Option<Src<T>>,
-    out: Dst<T>,
+    eps: f64,
+    (out, x): (Dst<T>, Src<T>),
+    [weight, bias]: [Option<Src<T>>; 2],
     (mean_to, rstd_to): (Option<Dst<T>>, Dst<T>),
 ) {
-    let Norm { rows, count, x, weight, eps } = *norm;
     let (len, weights) = (rows.row(), rows.weights());
     let (scale, eps) = (T::from_f64(len as f64), T::from_f64(eps));
     or_constant(weight, weights, T::ONE, |weight| {
@@ -163,7 +148,7 @@ pub(crate) unsafe fn forward<T: Lanes>(
                     || {
                         for row in range.clone() {
                             let at = (row * len) as isize;
-                            // SAFETY: the caller's promise; rows are disjoint.
+                            // SAFETY: elements of row `row`, and what belongs to it; rows are disjoint.
                             unsafe {
                                 let from = x.at(at);
                                 let mut mean = T::ZERO;
@@ -235,20 +220,19 @@ fn for_weights(rows: NormRows, row: usize, mut body: impl FnMut(isize, isize, us
 /// # Safety
 /// As for [`forward`].
 pub(crate) unsafe fn backward<T: Lanes>(
-    norm: &Norm<T>,
+    (rows, count): (NormRows, usize),
     workers: &Workers,
-    g: Src<T>,
+    (g, x, weight): (Src<T>, Src<T>, Option<Src<T>>),
     (mean, rstd): (Option<Src<T>>, Src<T>),
-    to: &Targets<T>,
+    [to_x, to_weight, to_bias]: [Option<Dst<T>>; 3],
 ) {
-    let Norm { rows, count, .. } = *norm;
     let weights = rows.weights();
     let chunk = count.div_ceil(ROW_BLOCKS).max(16);
     let blocks = count.div_ceil(chunk);
     // For each block of rows its part of the weight's gradient, and then of the bias's.
     with_scratch(2 * weights * blocks, |partials: *mut T| {
         let partials = Dst(partials);
-        or_constant(norm.weight, weights, T::ONE, |weight| {
+        or_constant(weight, weights, T::ONE, |weight| {
             for_chunks(workers, count, chunk, &|block, range| {
                 simd_for::<T, _>(
                     #[inline(always)]
@@ -258,24 +242,24 @@ pub(crate) unsafe fn backward<T: Lanes>(
                         let mine = unsafe { std::slice::from_raw_parts_mut(mine, 2 * weights) };
                         mine.fill(T::ZERO);
                         for row in range {
-                            // SAFETY: the caller's promise; rows are disjoint.
+                            // SAFETY: elements of row `row`, and what belongs to it; rows are disjoint.
                             unsafe {
                                 let mean = mean.map(|mean| *mean.at(row as isize));
                                 let rstd = *rstd.at(row as isize);
-                                backward_row(norm, row, (g, weight), (mean, rstd), to.x, mine);
+                                backward_row(rows, row, (g, x, weight), (mean, rstd), to_x, mine);
                             }
                         }
                     },
                 );
             });
         });
-        for (to, first) in [(to.weight, 0), (to.bias, weights)] {
+        for (to, first) in [(to_weight, 0), (to_bias, weights)] {
             let Some(to) = to else { continue };
-            // SAFETY: the caller's promise; all blocks' parts were written.
+            // SAFETY: there are so many weights, and nobody else writes their gradients.
             let to = unsafe { std::slice::from_raw_parts_mut(to.0, weights) };
             to.fill(T::ZERO);
             for block in 0..blocks {
-                // SAFETY: as above.
+                // SAFETY: all blocks' parts were written.
                 let part = unsafe { partials.src().slice(2 * weights * block + first, weights) };
                 for (to, &part) in to.iter_mut().zip(part) {
                     *to = to.add(part);
@@ -288,14 +272,13 @@ pub(crate) unsafe fn backward<T: Lanes>(
 /// The gradient of one row; adds to the gradients of the weights and, behind them, of the biases.
 #[inline(always)]
 unsafe fn backward_row<T: Lanes>(
-    norm: &Norm<T>,
+    rows: NormRows,
     row: usize,
-    (g, weight): (Src<T>, Src<T>),
+    (g, x, weight): (Src<T>, Src<T>, Src<T>),
     (mean, rstd): (Option<T>, T),
     to: Option<Dst<T>>,
     weights: &mut [T],
 ) {
-    let rows = norm.rows;
     let len = rows.row();
     let scale = T::from_f64(len as f64);
     let centre = mean.unwrap_or(T::ZERO);
@@ -309,7 +292,7 @@ unsafe fn backward_row<T: Lanes>(
         |weight_at, first, elements| {
             let begin = weight_at as usize;
             let at = at as isize + first;
-            let (x, g) = (norm.x.at(at), g.at(at));
+            let (x, g) = (x.at(at), g.at(at));
             let normal = |x: T, rstd: T| x.sub(centre).mul(rstd);
             if rows.inner == 1 {
                 let (w, dw, db) =
@@ -318,7 +301,7 @@ unsafe fn backward_row<T: Lanes>(
                     elements,
                     #[inline(always)]
                     |i, n| {
-                        // SAFETY: the caller's promise; the row has weights of its own.
+                        // SAFETY: elements of the row, and its weights, as many as it has elements.
                         unsafe {
                             let (x, g, w) = (load(x.add(i), n), load(g.add(i), n), load(w.add(i), n));
                             let h = zip(&x, &[rstd; PARTS], normal);
@@ -336,14 +319,14 @@ unsafe fn backward_row<T: Lanes>(
                     elements,
                     #[inline(always)]
                     |i, n| {
-                        // SAFETY: the caller's promise.
+                        // SAFETY: elements of the row.
                         let (x, g) = unsafe { (load(x.add(i), n), load(g.add(i), n)) };
                         [g, zip(&g, &zip(&x, &[rstd; PARTS], normal), T::mul)]
                     },
                 );
                 dweight[begin] = dweight[begin].add(sum_gh);
                 dbias[begin] = dbias[begin].add(sum_g);
-                // SAFETY: the caller's promise.
+                // SAFETY: a weight of the row.
                 let w = unsafe { *weight.at(weight_at) };
                 total = [total[0].add(sum_g.mul(w)), total[1].add(sum_gh.mul(w))];
             }
@@ -362,8 +345,8 @@ unsafe fn backward_row<T: Lanes>(
         #[inline(always)]
         |weight_at, first, elements| {
             let at = at as isize + first;
-            let (x, g, w) = (norm.x.at(at), g.at(at), weight.at(weight_at));
-            // SAFETY: the caller's promise.
+            let (x, g, w) = (x.at(at), g.at(at), weight.at(weight_at));
+            // SAFETY: elements of the row, and its weights.
             unsafe {
                 if rows.inner == 1 {
                     map(

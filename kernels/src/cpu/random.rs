@@ -7,17 +7,10 @@ use super::math;
 use super::number::{Number, Real};
 use super::simd_of;
 use super::walk::mul_run;
-use crate::layout::{Dst, Loops, Src};
+use crate::distribution::{Distribution, RandomKey};
+use crate::layout::{Dst, Src};
+use crate::loops::Loops;
 use crate::par::{Workers, for_range};
-use crate::random::RandomKey;
-
-/// What to draw from.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Distribution {
-    Uniform { low: f64, high: f64 },
-    Normal { mean: f64, std: f64 },
-    Integers { low: i64, high: i64 },
-}
 
 /// Counters that go through the rounds side by side.
 const LANES: usize = 16;
@@ -185,7 +178,7 @@ pub(crate) unsafe fn generate(
     workers: &Workers,
     out: Dst<u8>,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `out` is of the type that each arm names.
     unsafe {
         match dtype {
             DType::F32 => {
@@ -228,7 +221,7 @@ unsafe fn real<T: Random, S: Stored<T>>(
                     for value in &mut values {
                         *value = value.mul(span).add(low).minimum(last);
                     }
-                    // SAFETY: the caller's promise.
+                    // SAFETY: elements of the output; blocks do not overlap.
                     unsafe { write(loops, out, first, &values[..len]) }
                 },
             );
@@ -244,12 +237,12 @@ unsafe fn real<T: Random, S: Stored<T>>(
                     for value in &mut values {
                         *value = value.mul(std).add(mean);
                     }
-                    // SAFETY: the caller's promise.
+                    // SAFETY: elements of the output; blocks do not overlap.
                     unsafe { write(loops, out, first, &values[..len]) }
                 },
             );
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: every float can be made of integers.
         Distribution::Integers { .. } => unsafe { integers(key, distribution, loops, workers, out) },
     }
 }
@@ -280,7 +273,7 @@ unsafe fn integers<T: Number, S: Stored<T>>(
                     T::from_i64(low.wrapping_add(index as i64))
                 },
             );
-            // SAFETY: the caller's promise.
+            // SAFETY: elements of the output; blocks do not overlap.
             unsafe { write(loops, out, first, &values[..len]) }
         },
     );

@@ -1,24 +1,25 @@
 //! Cumulative sums and rotations.
 
 use super::number::{Number, Real};
-use crate::layout::{Dst, Loops, Src};
+use crate::layout::{Dst, Src};
+use crate::loops::{Loops, Rows};
 use crate::par::{Workers, for_range};
 
 /// Rows that are summed side by side.
 const WIDTH: usize = 64;
 
-/// Sums along rows of `len` elements at steps in output and input, from their begin or their end.
+/// Sums along rows, from their begin or, if `reverse`, their end.
 ///
 /// # Safety
-/// The operands of the launcher can be read, the outputs written, and nobody else uses them meanwhile.
+/// The elements of `rows` can be read and, of the output, written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn cumsum<T: Number>(
-    kept: &Loops<2>,
+    Rows { kept, len, steps }: &Rows<2>,
     workers: &Workers,
-    (len, steps, reverse): (usize, [isize; 2], bool),
-    x: Src<T>,
+    reverse: bool,
     out: Dst<T>,
+    x: Src<T>,
 ) {
-    let sides = kept.inner().strides;
+    let (len, sides) = (*len, kept.inner().strides);
     for_range(workers, kept.elements, ((1 << 13) / len).max(1).next_multiple_of(WIDTH), &|range| {
         kept.for_runs(range, |offsets, count| {
             for first in (0..count).step_by(WIDTH) {
@@ -28,7 +29,7 @@ pub(crate) unsafe fn cumsum<T: Number>(
                     let i = if reverse { len - 1 - i } else { i } as isize;
                     for (c, sum) in sums[..width].iter_mut().enumerate() {
                         let at = |k: usize| offsets[k] + (first + c) as isize * sides[k] + i * steps[k];
-                        // SAFETY: the caller's promise.
+                        // SAFETY: element `i` of a row of `rows`.
                         unsafe {
                             *sum = sum.add(*x.at(at(1)));
                             *out.at(at(0)) = *sum;
@@ -40,24 +41,24 @@ pub(crate) unsafe fn cumsum<T: Number>(
     });
 }
 
-/// Turns pairs; operands of `pairs` are output, input, cosine and sine, and the second element of a pair is `apart` from
-/// the first in output and input.
+/// Turns pairs, the other way if `inverse`. Operands of `pairs` are output, input, cosine and sine, and the second element of
+/// a pair is `apart` from the first in output and input.
 ///
 /// # Safety
-/// As for [`cumsum`].
+/// The pairs can be read and, in the output, written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn rotary<T: Real>(
     pairs: &Loops<4>,
     workers: &Workers,
     (apart, inverse): ([isize; 2], bool),
-    (x, cos, sin): (Src<T>, Src<T>, Src<T>),
     out: Dst<T>,
+    (x, cos, sin): (Src<T>, Src<T>, Src<T>),
 ) {
     let steps = pairs.inner().strides;
     for_range(workers, pairs.elements, 1 << 13, &|range| {
         pairs.for_runs(range, |offsets, count| {
             for i in 0..count as isize {
                 let at = |k: usize| offsets[k] + i * steps[k];
-                // SAFETY: the caller's promise.
+                // SAFETY: a pair of `pairs`.
                 unsafe {
                     let (a, b) = (*x.at(at(1)), *x.at(at(1) + apart[1]));
                     let (cos, sin) = (*cos.at(at(2)), *sin.at(at(3)));

@@ -1,13 +1,12 @@
 //! Attention and its gradient.
 
-use device::cuda::{Grid, Queue};
-use device::{Result, Stream, Use};
+use device::cuda::{Arg, Grid, Queue};
+use device::{DType, Result};
 
-use super::walk::{ByValue, Walk, blocks, operand};
+use super::walk::{ByValue, Walk, blocks};
 use super::{by_dtype, float_programs};
-use crate::attention::{AttentionGrads, AttentionInput, AttentionResult};
-use crate::cpu::attention as cpu;
-use crate::layout::View;
+use crate::command::Address;
+use crate::scores::{ScoreBatch, ScoreSizes};
 
 float_programs!("attention", "rows.cuh", "attention.cu");
 
@@ -29,12 +28,12 @@ struct Problem {
 unsafe impl ByValue for Problem {}
 
 impl Problem {
-    fn of(problem: &cpu::Problem) -> Problem {
-        let cpu::Sizes { queries, keys, width, value_width } = problem.sizes;
+    fn of(problem: &ScoreBatch) -> Problem {
+        let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
         Problem {
             sizes: [queries, keys, width, value_width].map(|size| size as u64),
-            causal: u64::from(problem.causal),
-            scale: problem.scale,
+            causal: u64::from(problem.kind.causal),
+            scale: problem.kind.scale,
             steps: problem.steps.map(|steps| steps.map(|step| step as i64)),
         }
     }
@@ -46,59 +45,49 @@ fn tiles(queue: &Queue<'_>, pairs: usize, rows: usize, columns: usize) -> Grid {
 }
 
 pub(crate) fn attention(
-    stream: &Stream,
-    problem: &cpu::Problem,
-    uses: &[Use<'_>],
-    AttentionInput { q, k, v, mask }: AttentionInput<'_>,
-    AttentionResult { out, log_sums }: AttentionResult<'_>,
+    queue: &Queue<'_>,
+    dtype: DType,
+    problem: &ScoreBatch,
+    ([q, k, v], mask): ([Address; 3], Option<Address>),
+    (out, log_sums): (Address, Address),
 ) -> Result<()> {
-    const OP: &str = "attention";
-    let (batch, by_value) = (Walk::of(OP, &problem.batch)?, Problem::of(problem));
-    let sizes = problem.sizes;
-    stream.submit(OP, uses, |queue| {
-        let [q, k, v, out_at, log_sums] = [&q, &k, &v, &out, &log_sums].map(operand);
-        let args = [q, k, v, operand(mask.as_ref()), out_at, log_sums, batch.arg(), by_value.arg()];
-        let grid = tiles(queue, problem.batch.elements, sizes.queries, sizes.value_width);
-        // SAFETY: the batch and the steps are those of the operands, whose layouts were checked, and the uses name their
-        // buffers.
-        unsafe { queue.kernel(program_of(out.dtype), by_dtype!(out.dtype, "attention"), grid, &args) }
-    })
+    let (batch, by_value) = (Walk::of(queue.op(), &problem.batch)?, Problem::of(problem));
+    let args =
+        [q.into(), k.into(), v.into(), mask.into(), out.into(), log_sums.into(), batch.arg(), by_value.arg()];
+    let grid = tiles(queue, problem.batch.elements, problem.sizes.queries, problem.sizes.value_width);
+    // SAFETY: the kernel takes these arguments, and the batch and the steps are those of the operands.
+    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "attention"), grid, &args) }
 }
 
 pub(crate) fn gradient(
-    stream: &Stream,
-    problem: &cpu::Problem,
-    uses: &[Use<'_>],
-    (input, result): (AttentionInput<'_>, AttentionResult<'_>),
-    (g, products): (View<'_>, View<'_>),
-    to: AttentionGrads<'_>,
+    queue: &Queue<'_>,
+    dtype: DType,
+    problem: &ScoreBatch,
+    ([g, q, k, v, out], mask): ([Address; 5], Option<Address>),
+    (log_sums, products): (Address, Address),
+    grads: [Address; 3],
 ) -> Result<()> {
-    const OP: &str = "attention_grad";
-    let (batch, by_value) = (Walk::of(OP, &problem.batch)?, Problem::of(problem));
-    let (sizes, pairs, dtype) = (problem.sizes, problem.batch.elements, g.dtype);
-    let AttentionInput { q, k, v, mask } = input;
-    let AttentionResult { out, log_sums } = result;
-    stream.submit(OP, uses, |queue| {
-        let program = program_of(dtype);
-        let [batch, by_value, mask] = [batch.arg(), by_value.arg(), operand(mask.as_ref())];
-        let [q, k, v, out, g, log_sums, products] = [&q, &k, &v, &out, &g, &log_sums, &products].map(operand);
-        let [dq, dk, dv] = [&to.q, &to.k, &to.v].map(operand);
-        // SAFETY: as in `attention`; all three, one after the other.
-        unsafe {
-            if pairs * sizes.queries > 0 {
-                let grid = blocks(queue, (pairs * sizes.queries).div_ceil(8) as u64, THREADS);
-                let args = [out, g, products, batch, by_value];
-                queue.kernel(program, by_dtype!(dtype, "attention_products"), grid, &args)?;
-                let grid = tiles(queue, pairs, sizes.queries, sizes.width);
-                let args = [q, k, v, mask, g, log_sums, products, dq, batch, by_value];
-                queue.kernel(program, by_dtype!(dtype, "attention_grad_q"), grid, &args)?;
-            }
-            if pairs * sizes.keys > 0 {
-                let grid = tiles(queue, pairs, sizes.keys, sizes.width.max(sizes.value_width));
-                let args = [q, k, v, mask, g, log_sums, products, dk, dv, batch, by_value];
-                queue.kernel(program, by_dtype!(dtype, "attention_grad_kv"), grid, &args)?;
-            }
+    let (batch, by_value) = (Walk::of(queue.op(), &problem.batch)?, Problem::of(problem));
+    let (sizes, pairs, program) = (problem.sizes, problem.batch.elements, program_of(dtype));
+    let [batch, by_value, mask] = [batch.arg(), by_value.arg(), mask.into()];
+    let [q, k, v, out, g, log_sums, products] = [q, k, v, out, g, log_sums, products].map(Arg::from);
+    let [dq, dk, dv] = grads.map(Arg::from);
+    // SAFETY: the kernels take these arguments, and the batch and the steps are those of the operands; the sums of products
+    // are written before they are read.
+    unsafe {
+        if pairs * sizes.queries > 0 {
+            let grid = blocks(queue, (pairs * sizes.queries).div_ceil(8) as u64, THREADS);
+            let args = [out, g, products, batch, by_value];
+            queue.kernel(program, by_dtype!(dtype, "attention_products"), grid, &args)?;
+            let grid = tiles(queue, pairs, sizes.queries, sizes.width);
+            let args = [q, k, v, mask, g, log_sums, products, dq, batch, by_value];
+            queue.kernel(program, by_dtype!(dtype, "attention_grad_q"), grid, &args)?;
         }
-        Ok(())
-    })
+        if pairs * sizes.keys > 0 {
+            let grid = tiles(queue, pairs, sizes.keys, sizes.width.max(sizes.value_width));
+            let args = [q, k, v, mask, g, log_sums, products, dk, dv, batch, by_value];
+            queue.kernel(program, by_dtype!(dtype, "attention_grad_kv"), grid, &args)?;
+        }
+    }
+    Ok(())
 }

@@ -1,18 +1,19 @@
 //! Batch normalisation: a block of threads sums over a channel, then all elements are normalised.
 
-use device::cuda::Arg;
-use device::{Result, Stream, Use};
+use device::cuda::{Arg, Queue};
+use device::{DType, Result};
 
-use super::walk::{ByValue, THREADS, Walk, blocks, operand};
+use super::walk::{ByValue, THREADS, Walk, blocks};
 use super::{by_dtype, float_programs};
-use crate::batch_norm::{Channels, Norm};
-use crate::layout::{LoopAxis, Loops, View};
+use crate::command::Address;
+use crate::loops::{LoopAxis, Loops};
+use crate::norms::Channels;
 
 float_programs!("batch_norm", "rows.cuh", "batch_norm.cu");
 
 /// `Channels` of the program.
 #[repr(C)]
-struct Numbers {
+struct ChannelNumbers {
     images: u64,
     channels: u64,
     size: u64,
@@ -20,12 +21,12 @@ struct Numbers {
 }
 
 // SAFETY: four words of 64 bits.
-unsafe impl ByValue for Numbers {}
+unsafe impl ByValue for ChannelNumbers {}
 
-impl Numbers {
-    fn new(channels: &Channels, eps: f64) -> Numbers {
+impl ChannelNumbers {
+    fn new(channels: &Channels, eps: f64) -> ChannelNumbers {
         let Channels { images, channels, size } = *channels;
-        Numbers { images: images as u64, channels: channels as u64, size: size as u64, eps }
+        ChannelNumbers { images: images as u64, channels: channels as u64, size: size as u64, eps }
     }
 }
 
@@ -41,66 +42,61 @@ fn elements(op: &'static str, channels: &Channels) -> Result<Walk<2>> {
 }
 
 pub(crate) fn forward(
-    stream: &Stream,
-    op: &'static str,
-    uses: &[Use<'_>],
+    queue: &Queue<'_>,
+    dtype: DType,
     channels: &Channels,
-    x: View<'_>,
-    norm: &Norm<'_>,
-    out: View<'_>,
+    eps: f64,
+    (x, out): (Address, Address),
+    [weight, bias]: [Option<Address>; 2],
+    (given, found): (Option<[Address; 2]>, Option<[Address; 2]>),
 ) -> Result<()> {
-    let numbers = Numbers::new(channels, norm.eps);
-    let walk = elements(op, channels)?;
-    let program = program_of(x.dtype);
-    stream.submit(op, uses, |queue| {
-        let [x_at, mean, var, out] = [&x, &norm.mean, &norm.var, &out].map(operand);
-        // SAFETY: sizes are those of the operands, which were checked, and the uses name their buffers.
-        unsafe {
-            if norm.training {
-                let grid = blocks(queue, channels.channels as u64, THREADS);
-                let name = by_dtype!(x.dtype, "batch_statistics");
-                queue.kernel(program, name, grid, &[mean, var, x_at, numbers.arg()])?;
-            }
-            let (weight, bias) = (operand(norm.weight.as_ref()), operand(norm.bias.as_ref()));
-            let args = [out, x_at, mean, var, weight, bias, Arg::F64(norm.eps), walk.arg()];
-            queue.kernel(program, by_dtype!(x.dtype, "batch_norm"), walk.grid(queue, 1), &args)
+    let (numbers, walk) = (ChannelNumbers::new(channels, eps), elements(queue.op(), channels)?);
+    let [mean, var] = [0, 1].map(|k| Arg::from(given.or(found).map(|statistics| statistics[k])));
+    let program = program_of(dtype);
+    // SAFETY: the kernels take these arguments, and the channels are those of the operands.
+    unsafe {
+        if found.is_some() {
+            let grid = blocks(queue, channels.channels as u64, THREADS);
+            let args = [mean, var, x.into(), numbers.arg()];
+            queue.kernel(program, by_dtype!(dtype, "batch_statistics"), grid, &args)?;
         }
-    })
+        let affine = [weight, bias].map(Arg::from);
+        let args = [out.into(), x.into(), mean, var, affine[0], affine[1], Arg::F64(eps), walk.arg()];
+        queue.kernel(program, by_dtype!(dtype, "batch_norm"), walk.grid(queue, 1), &args)
+    }
 }
 
+#[expect(clippy::too_many_arguments, reason = "operands")]
 pub(crate) fn backward(
-    stream: &Stream,
-    op: &'static str,
-    uses: &[Use<'_>],
+    queue: &Queue<'_>,
+    dtype: DType,
     channels: &Channels,
-    [x, g]: [View<'_>; 2],
-    norm: &Norm<'_>,
-    grads: [View<'_>; 3],
+    (eps, training): (f64, bool),
+    images: [Address; 2],
+    statistics: [Address; 2],
+    weight: Option<Address>,
+    grads: [Address; 3],
 ) -> Result<()> {
-    let numbers = Numbers::new(channels, norm.eps);
-    let walk = elements(op, channels)?;
-    let program = program_of(x.dtype);
-    stream.submit(op, uses, |queue| {
-        let [x_at, g, mean, var] = [&x, &g, &norm.mean, &norm.var].map(operand);
-        let [grad, weight_sum, bias_sum] = [&grads[0], &grads[1], &grads[2]].map(operand);
-        let grid = blocks(queue, channels.channels as u64, THREADS);
-        // In evaluation the sums do not come into the gradient of the images.
-        let count = if norm.training { channels.each() as f64 } else { 0.0 };
-        let (count, weight) = (Arg::F64(count), operand(norm.weight.as_ref()));
-        // SAFETY: as in `forward`.
-        unsafe {
-            if x.dtype.is_half() {
-                let args = [grad, weight_sum, bias_sum, x_at, g, mean, var, weight, count, numbers.arg()];
-                return queue.kernel(program, by_dtype!(x.dtype, "batch_norm_grad"), grid, &args);
-            }
-            let name = by_dtype!(x.dtype, "batch_norm_sums");
-            queue.kernel(program, name, grid, &[weight_sum, bias_sum, x_at, g, mean, var, numbers.arg()])?;
-            if channels.each() == 0 {
-                return Ok(());
-            }
-            let eps = Arg::F64(norm.eps);
-            let args = [grad, x_at, g, mean, var, weight, weight_sum, bias_sum, eps, count, walk.arg()];
-            queue.kernel(program, by_dtype!(x.dtype, "batch_norm_grad"), walk.grid(queue, 1), &args)
+    let (numbers, walk) = (ChannelNumbers::new(channels, eps), elements(queue.op(), channels)?);
+    let program = program_of(dtype);
+    let ([x, g], [mean, var]) = (images.map(Arg::from), statistics.map(Arg::from));
+    let [grad, weight_sum, bias_sum] = grads.map(Arg::from);
+    let grid = blocks(queue, channels.channels as u64, THREADS);
+    // In evaluation the sums do not come into the gradient of the images.
+    let count = if training { channels.each() as f64 } else { 0.0 };
+    let (count, eps, weight) = (Arg::F64(count), Arg::F64(eps), Arg::from(weight));
+    // SAFETY: the kernels take these arguments, and the channels are those of the operands.
+    unsafe {
+        if dtype.is_half() {
+            let args = [grad, weight_sum, bias_sum, x, g, mean, var, weight, count, numbers.arg()];
+            return queue.kernel(program, by_dtype!(dtype, "batch_norm_grad"), grid, &args);
         }
-    })
+        let args = [weight_sum, bias_sum, x, g, mean, var, numbers.arg()];
+        queue.kernel(program, by_dtype!(dtype, "batch_norm_sums"), grid, &args)?;
+        if channels.each() == 0 {
+            return Ok(());
+        }
+        let args = [grad, x, g, mean, var, weight, weight_sum, bias_sum, eps, count, walk.arg()];
+        queue.kernel(program, by_dtype!(dtype, "batch_norm_grad"), walk.grid(queue, 1), &args)
+    }
 }

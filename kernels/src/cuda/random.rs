@@ -1,14 +1,14 @@
 //! Random numbers.
 
-use device::cuda::Arg;
-use device::{DType, Result, Stream, Use, bf16, f16};
+use device::cuda::{Arg, Queue};
+use device::{DType, Result, bf16, f16};
 use smallvec::SmallVec;
 
-use super::walk::{ByValue, Walk, address, blocks, number_bits};
+use super::walk::{ByValue, Walk, blocks, number_bits};
 use super::{by_dtype, number_programs};
-use crate::cpu::random::Distribution;
-use crate::layout::{Loops, View};
-use crate::random::RandomKey;
+use crate::command::Address;
+use crate::distribution::{Distribution, RandomKey};
+use crate::loops::Loops;
 
 number_programs!("random", "random.cu");
 
@@ -17,13 +17,13 @@ const LANES: usize = 4;
 const THREADS: u32 = 256;
 
 pub(crate) fn generate(
-    stream: &Stream,
-    op: &'static str,
+    queue: &Queue<'_>,
     key: RandomKey,
     distribution: Distribution,
-    out: View<'_>,
+    dtype: DType,
+    loops: &Loops<1>,
+    out: Address,
 ) -> Result<()> {
-    let dtype = out.dtype;
     let bits = |value: f64| Arg::U64(number_bits(dtype, value));
     let (kernel, numbers): (_, SmallVec<[Arg<'_>; 3]>) = match distribution {
         Distribution::Uniform { low, high } => {
@@ -38,15 +38,22 @@ pub(crate) fn generate(
             [Arg::I64(low), Arg::U64(high.wrapping_sub(low) as u64)].into_iter().collect(),
         ),
     };
-    random(stream, op, key, kernel, [out], &numbers)
+    random(queue, key, kernel, dtype, loops, [out], &numbers)
 }
 
-pub(crate) fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'_>) -> Result<()> {
+pub(crate) fn dropout(
+    queue: &Queue<'_>,
+    key: RandomKey,
+    p: f64,
+    dtype: DType,
+    loops: &Loops<2>,
+    operands: [Address; 2],
+) -> Result<()> {
     // As on the CPU: both types keep the same elements.
     let kept_from = (p * 16_777_216.0).ceil() as u32;
     let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
-    let numbers = [Arg::U32(kept_from), Arg::U64(number_bits(out.dtype, scale))];
-    random(stream, "dropout", key, by_dtype!(out.dtype, "dropout"), [out, x], &numbers)
+    let numbers = [Arg::U32(kept_from), Arg::U64(number_bits(dtype, scale))];
+    random(queue, key, by_dtype!(dtype, "dropout"), dtype, loops, operands, &numbers)
 }
 
 /// The largest number of the type below `high`, which rounding could lead to.
@@ -75,32 +82,23 @@ fn last_below(dtype: DType, high: f64) -> f64 {
     }
 }
 
-/// Launches a kernel on `(output, inputs ..)`. Elements are counted in row-major order.
+/// Enqueues a kernel on `(output, inputs ..)`. Elements are counted in row-major order.
 fn random<const N: usize>(
-    stream: &Stream,
-    op: &'static str,
+    queue: &Queue<'_>,
     key: RandomKey,
     kernel: &'static str,
-    operands: [View<'_>; N],
+    dtype: DType,
+    loops: &Loops<N>,
+    operands: [Address; N],
     numbers: &[Arg<'_>],
 ) -> Result<()> {
-    let loops = Loops::new(operands.map(|view| view.layout));
-    if loops.elements == 0 {
-        return Ok(());
-    }
-    let addresses = operands.map(|view| (address(&view).cast_const(), view.dtype.size_bytes()));
-    let walk = Walk::of(op, &loops)?.vectors(LANES, addresses);
-    let uses: [Use<'_>; N] = std::array::from_fn(|k| {
-        let buffer = operands[k].buffer;
-        if k == 0 { Use::write(buffer) } else { Use::read(buffer) }
-    });
-    stream.submit(op, &uses, |queue| {
-        let mut args: SmallVec<[Arg<'_>; 8]> = addresses.iter().map(|&(ptr, _)| Arg::Ptr(ptr)).collect();
-        args.extend([Arg::U64(key.seed), Arg::U64(key.op), walk.arg()]);
-        args.extend_from_slice(numbers);
-        let items = loops.elements.div_ceil(LANES) as u64;
-        let grid = blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS);
-        // SAFETY: the walk is that of the operands, whose layouts were checked, and the uses name their buffers.
-        unsafe { queue.kernel(program_of(operands[0].dtype), kernel, grid, &args) }
-    })
+    let sized = operands.map(|at| (at.0.cast_const(), dtype.size_bytes()));
+    let walk = Walk::of(queue.op(), loops)?.vectors(LANES, sized);
+    let mut args: SmallVec<[Arg<'_>; 8]> = operands.map(Arg::from).into_iter().collect();
+    args.extend([Arg::U64(key.seed), Arg::U64(key.op), walk.arg()]);
+    args.extend_from_slice(numbers);
+    let items = loops.elements.div_ceil(LANES) as u64;
+    let grid = blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS);
+    // SAFETY: kernels of this kind take these arguments, and the walk is that of the operands.
+    unsafe { queue.kernel(program_of(dtype), kernel, grid, &args) }
 }

@@ -1,11 +1,12 @@
 //! Cumulative sums and rotations.
 
-use device::cuda::{Arg, Program};
-use device::{DType, Result, Stream, Use};
+use device::cuda::{Arg, Program, Queue};
+use device::{DType, Result};
 
-use super::walk::{ByValue, THREADS, Walk, address, blocks};
+use super::walk::{ByValue, THREADS, Walk, blocks};
 use super::{by_dtype, float_programs, program};
-use crate::layout::{Loops, View};
+use crate::command::Address;
+use crate::loops::{Loops, Rows};
 
 float_programs!("sequence", "rows.cuh", "sequence.cu");
 static I64: Program = program!("sequence", "i64", 0, 0, "rows.cuh", "sequence.cu");
@@ -25,40 +26,32 @@ struct Scan {
 unsafe impl ByValue for Scan {}
 
 pub(crate) fn cumsum(
-    stream: &Stream,
-    kept: &Loops<2>,
-    (len, steps, reverse): (usize, [isize; 2], bool),
-    x: View<'_>,
-    out: View<'_>,
+    queue: &Queue<'_>,
+    dtype: DType,
+    Rows { kept, len, steps }: &Rows<2>,
+    reverse: bool,
+    [out, x]: [Address; 2],
 ) -> Result<()> {
-    const OP: &str = "cumsum";
-    let rows = Walk::of(OP, kept)?;
-    let program = if out.dtype == DType::I64 { &I64 } else { program_of(out.dtype) };
-    let scan = Scan { len: len as u64, steps: steps.map(|step| step as i64), reverse: u64::from(reverse) };
-    stream.submit(OP, &[Use::write(out.buffer), Use::read(x.buffer)], |queue| {
-        let args = [Arg::Ptr(address(&out)), Arg::Ptr(address(&x)), rows.arg(), scan.arg()];
-        let grid = blocks(queue, kept.elements.div_ceil((THREADS / WARP) as usize) as u64, THREADS);
-        // SAFETY: the rows are those of the operands, whose layouts were checked, and the uses name their buffers.
-        unsafe { queue.kernel(program, by_dtype!(out.dtype, "cumsum"), grid, &args) }
-    })
+    let walk = Walk::of(queue.op(), kept)?;
+    let scan = Scan { len: *len as u64, steps: steps.map(|step| step as i64), reverse: u64::from(reverse) };
+    let program = if dtype == DType::I64 { &I64 } else { program_of(dtype) };
+    let args = [out.into(), x.into(), walk.arg(), scan.arg()];
+    let grid = blocks(queue, kept.elements.div_ceil((THREADS / WARP) as usize) as u64, THREADS);
+    // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
+    unsafe { queue.kernel(program, by_dtype!(dtype, "cumsum"), grid, &args) }
 }
 
 pub(crate) fn rotary(
-    stream: &Stream,
+    queue: &Queue<'_>,
+    dtype: DType,
     pairs: &Loops<4>,
     (apart, inverse): ([isize; 2], bool),
-    operands: [View<'_>; 4],
+    [out, x, cos, sin]: [Address; 4],
 ) -> Result<()> {
-    const OP: &str = "rotary";
-    let walk = Walk::of(OP, pairs)?;
-    let [out, x, cos, sin] = operands;
-    let (program, kernel) = (program_of(out.dtype), by_dtype!(out.dtype, "rotary"));
-    let uses = [Use::write(out.buffer), Use::read(x.buffer), Use::read(cos.buffer), Use::read(sin.buffer)];
-    stream.submit(OP, &uses, |queue| {
-        let [out, x, cos, sin] = [&out, &x, &cos, &sin].map(|view| Arg::Ptr(address(view).cast_const()));
-        let [out_apart, x_apart] = apart.map(|apart| Arg::I64(apart as i64));
-        let args = [out, x, cos, sin, walk.arg(), out_apart, x_apart, Arg::U32(u32::from(inverse))];
-        // SAFETY: as in `cumsum`.
-        unsafe { queue.kernel(program, kernel, walk.grid(queue, 1), &args) }
-    })
+    let walk = Walk::of(queue.op(), pairs)?;
+    let [out_apart, x_apart] = apart.map(|apart| Arg::I64(apart as i64));
+    let inverse = Arg::U32(u32::from(inverse));
+    let args = [out.into(), x.into(), cos.into(), sin.into(), walk.arg(), out_apart, x_apart, inverse];
+    // SAFETY: the kernel takes these arguments, and the pairs are those of the operands.
+    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "rotary"), walk.grid(queue, 1), &args) }
 }

@@ -1,0 +1,43 @@
+//! How tensors are cut into what is normalized.
+
+/// How a contiguous tensor is cut into rows that are normalized: as `[n, groups, channels, inner]`, with a row for each
+/// `(n, group)` and a weight and a bias for each `(group, channel)`.
+///
+/// Layer norm has one group and no inner elements, group norm has all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormRows {
+    /// Rows that follow each other with weights of their own.
+    pub groups: usize,
+    /// Weights of a row.
+    pub channels: usize,
+    /// Elements next to each other that share a weight.
+    pub inner: usize,
+}
+
+impl NormRows {
+    /// Elements of a row.
+    pub fn row(&self) -> usize {
+        self.channels * self.inner
+    }
+
+    /// Weights of all rows.
+    pub fn weights(&self) -> usize {
+        self.groups * self.channels
+    }
+}
+
+/// Images as channels see them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Channels {
+    pub(crate) images: usize,
+    pub(crate) channels: usize,
+    /// Elements of a channel of one image.
+    pub(crate) size: usize,
+}
+
+impl Channels {
+    /// Elements that a channel has in all images.
+    pub(crate) fn each(&self) -> usize {
+        self.images * self.size
+    }
+}

@@ -1,0 +1,62 @@
+//! Problems of attention: the sizes, and where the operands lie.
+
+use crate::layout::View;
+use crate::loops::{LoopAxis, Loops};
+
+/// Which keys a query attends to, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionKind {
+    /// Whether query `i` sees the keys `0..=i` only.
+    pub causal: bool,
+    /// What products of queries and keys are multiplied with.
+    pub scale: f64,
+}
+
+/// Sizes of one matrix of scores, and of what it is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct ScoreSizes {
+    pub(crate) queries: usize,
+    pub(crate) keys: usize,
+    /// Elements of a query and of a key.
+    pub(crate) width: usize,
+    /// Elements of a value.
+    pub(crate) value_width: usize,
+}
+
+/// Attention over all leading axes. Operands are q, k, v, mask, out, g, dq, dk, dv; those that a pass does not have stay
+/// where they are.
+pub(crate) struct ScoreBatch {
+    pub(crate) batch: Loops<9>,
+    pub(crate) sizes: ScoreSizes,
+    pub(crate) kind: AttentionKind,
+    /// Steps along the last two axes of each operand.
+    pub(crate) steps: [[isize; 2]; 9],
+}
+
+impl ScoreBatch {
+    /// That of operands whose shapes were checked: queries, and the others in their order.
+    pub(crate) fn of(
+        kind: AttentionKind,
+        sizes: ScoreSizes,
+        q: View<'_>,
+        others: [Option<View<'_>>; 8],
+    ) -> ScoreBatch {
+        let [k, v, mask, out, g, dq, dk, dv] = others;
+        let leading = q.layout.rank() - 2;
+        let operands = [Some(q), k, v, mask, out, g, dq, dk, dv];
+        let step = |axis: usize| operands.map(|view| view.map_or(0, |view| view.layout.strides()[axis]));
+        let axis = |axis: usize| LoopAxis { size: q.shape()[axis], strides: step(axis) };
+        let (rows, columns) = (step(leading), step(leading + 1));
+        ScoreBatch {
+            batch: Loops::from_axes((0..leading).map(axis)),
+            sizes,
+            kind,
+            steps: std::array::from_fn(|k| [rows[k], columns[k]]),
+        }
+    }
+
+    /// Scores of all products.
+    pub(crate) fn scores(&self) -> usize {
+        self.batch.elements.saturating_mul(self.sizes.queries * self.sizes.keys)
+    }
+}

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use device::{Panicked, Shared};
@@ -386,9 +385,8 @@ fn check_shape(op: &'static str, expected: &[usize], gradient: &Var) -> Result<(
 
 /// Turns a panic of a rule or a hook into an error that names the op.
 fn caught<R>(node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
-        let source = Arc::new(Panicked::new(&*payload));
-        Err(Error::Async { op: node.op, stream: node.place.id(), source })
+    Panicked::catch(f).unwrap_or_else(|panicked| {
+        Err(Error::Async { op: node.op, stream: node.place.id(), source: Arc::new(panicked) })
     })
 }
 

@@ -19,6 +19,7 @@ use crate::hidden::HiddenSyncs;
 use crate::host::Host;
 use crate::recorder::Recorder;
 use crate::stream::{Handle, Side, Stream};
+use crate::threads::spawn;
 use crate::{
     CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
     Schedule, StreamOptions, SyncMode, SyncStats, Team,
@@ -119,7 +120,8 @@ impl Device {
 
     /// A CPU device of its own, with its own streams, memory and threads.
     pub fn cpu_with(config: CpuConfig) -> Device {
-        let threads = config.threads.or_else(threads_from_environment).unwrap_or_else(cores).max(1);
+        let threads = config.threads.or_else(threads_from_environment).unwrap_or_else(cores);
+        let threads = threads.clamp(1, Team::MAX_HELPERS + 1);
         let placement = match config.schedule {
             Schedule::Inline => Placement::Caller,
             Schedule::Threads | Schedule::Delay { .. } | Schedule::Explore(_) => Placement::Worker,
@@ -291,7 +293,7 @@ impl Device {
         let delay = core.delays.as_ref().map(Delays::of_next_stream);
         let fifo = Fifo::new(placement, threads, core.explorer.as_ref(), delay, &core.audit);
         if placement == Placement::Worker {
-            fifo.ensure_worker()?;
+            fifo.ensure_worker("new_stream")?;
         }
         Ok(self.add(fifo, options.priority))
     }
@@ -307,13 +309,14 @@ impl Device {
     /// Blocks until every command launched so far has run.
     ///
     /// # Errors
-    /// [`Error::Async`] with the first command that failed since the last synchronising call.
+    /// [`Error::Async`] with the first command that failed since the last synchronising call; [`Error::Deadlock`] if it
+    /// would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
         let core = self.core();
         let streams: Vec<_> = core.streams.lock().iter().filter_map(Weak::upgrade).collect();
         core.count_host_sync();
         for fifo in streams {
-            fifo.host_wait(core, fifo.enqueued.load(Ordering::Acquire));
+            fifo.host_wait("synchronize", core, fifo.enqueued.load(Ordering::Acquire))?;
         }
         core.sweep();
         core.take_fault()
@@ -596,9 +599,8 @@ impl Drop for Core {
         }
         // A host function had the last handle. It may not call the driver, and its own stream ends after it.
         let parts = ManuallyDrop::new(parts);
-        let end = std::thread::Builder::new().name("end of a device".to_owned());
         // Without a thread the device is lost, which is better than frees that the driver refuses one by one.
-        let _ = end.spawn(move || drop(ManuallyDrop::into_inner(parts)));
+        let _ = spawn("end of a device".to_owned(), move || drop(ManuallyDrop::into_inner(parts)));
     }
 }
 

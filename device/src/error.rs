@@ -1,5 +1,7 @@
 //! The one error type. Every variant names the op and the values that were wrong.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::{DType, StreamId};
@@ -135,6 +137,15 @@ pub enum Error {
         /// The call.
         place: Box<str>,
     },
+    /// A call that would have to wait for what it was made within: for the command or the host read that makes it, or for
+    /// the job of a team whose thread makes it.
+    #[error("{op}: called within {within}, for which it would wait")]
+    Deadlock {
+        /// What was called.
+        op: &'static str,
+        /// What the calling thread is within.
+        within: Box<str>,
+    },
     /// A kernel that the device's compiler refuses.
     #[error("kernel {name} does not compile: {log}")]
     KernelCompile {
@@ -255,13 +266,34 @@ pub struct Panicked {
 }
 
 impl Panicked {
-    /// Reads the message out of what `catch_unwind` returned.
-    pub fn new(payload: &(dyn std::any::Any + Send)) -> Self {
+    /// Calls `f`. A panic in it goes no further.
+    ///
+    /// ```
+    /// use device::Panicked;
+    /// assert_eq!(Panicked::catch(|| 1).ok(), Some(1));
+    /// let caught = Panicked::catch(|| std::panic::resume_unwind(Box::new("no")));
+    /// assert_eq!(caught.err().map(|panicked| panicked.to_string()).as_deref(), Some("panicked: no"));
+    /// ```
+    ///
+    /// # Errors
+    /// The panic. What `f` changed may be half done.
+    #[inline]
+    pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Panicked> {
+        catch_unwind(AssertUnwindSafe(f)).map_err(Panicked::of)
+    }
+
+    /// Reads the message out of a panic's payload and drops that. A payload may panic when it is dropped: what it panics
+    /// with, which may do the same, is leaked.
+    #[cold]
+    fn of(payload: Box<dyn Any + Send>) -> Panicked {
         let message = payload
             .downcast_ref::<&str>()
             .map(|s| (*s).into())
             .or_else(|| payload.downcast_ref::<String>().map(|s| s.as_str().into()))
             .unwrap_or_else(|| "a value that is not a string".into());
+        if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            std::mem::forget(again);
+        }
         Panicked { message }
     }
 }

@@ -43,14 +43,14 @@ impl ConcurrentBatches {
     /// Lanes on `device`, which share its threads evenly.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no lanes, [`Error::Io`] if the system gives no thread.
+    /// [`Error::InvalidArgument`] for no lanes or more than a [`Team`] may have, [`Error::Io`] if the system gives no thread.
     pub fn new(device: &Device, lanes: usize) -> Result<ConcurrentBatches> {
-        if lanes == 0 {
+        if !(1..=Team::MAX_HELPERS + 1).contains(&lanes) {
             return Err(Error::InvalidArgument {
                 op: "ConcurrentBatches::new",
                 argument: "lanes",
-                expected: "at least 1",
-                value: "0".into(),
+                expected: "1 to 1024",
+                value: lanes.to_string().into(),
             });
         }
         let streams = if lanes == 1 {
@@ -74,12 +74,12 @@ impl ConcurrentBatches {
     /// batch order. Random ops draw from a generator of the batch's own, the same whatever the number of lanes. What the
     /// batches put off with [`defer`] is done last, in batch order too.
     ///
-    /// Returns once everything is launched, which for lanes that run inline means once it has run. `loss` must not
-    /// start another step of the same lanes.
+    /// Returns once everything is launched, which for lanes that run inline means once it has run.
     ///
     /// # Errors
     /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
-    /// ([`Error::LanePanicked`]); the other batches were run to their end. [`Error::InvalidArgument`] for no batches.
+    /// ([`Error::LanePanicked`]); the other batches were run to their end. [`Error::InvalidArgument`] for no batches;
+    /// [`Error::Deadlock`] from within a batch of the same lanes.
     pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
     where
         B: Send,
@@ -119,7 +119,7 @@ impl ConcurrentBatches {
                     }
                 }
             });
-        });
+        })?;
         finish(work, lanes, &panics)
     }
 }

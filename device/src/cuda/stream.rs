@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +15,7 @@ use super::context::Context;
 use super::fault::FaultWord;
 use super::probe::unavailable;
 use super::{Arg, Gemm, Grid, Program, Staged};
-use crate::{Moment, Priority, Result, StreamId};
+use crate::{Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
 /// it or look at it, which any thread makes.
@@ -233,7 +232,7 @@ impl DriverStream {
             let work = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
             IN_HOST_FUNCTION.set(true);
             // Whoever enqueues work catches its panics to report them; none may reach the driver.
-            let _ = catch_unwind(AssertUnwindSafe(work));
+            let _ = Panicked::catch(work);
             IN_HOST_FUNCTION.set(false);
         }
         let data = Box::into_raw(Box::new(work)).cast::<c_void>();

@@ -1,8 +1,9 @@
 //! What a device is, and what may not be mixed.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use device::{Device, Error, Placement, Priority, Result, Schedule, StreamOptions, Use};
+use device::{Device, Error, Placement, Priority, Result, Schedule, StreamOptions, Team, Use};
 
 use crate::common::{buffer, counted, each_schedule, fresh, new_streams, set};
 
@@ -82,5 +83,27 @@ fn a_caller_stream_runs_at_once_when_it_can() -> Result<()> {
     assert_ne!(queued.recv(), here, "behind a queue only the worker may run it");
     caller.synchronize()?;
     assert_eq!(launch()?.recv(), here);
+    Ok(())
+}
+
+#[test]
+fn a_number_of_threads_that_no_system_gives_is_capped() -> Result<()> {
+    let many = |threads| {
+        Device::cpu_with(device::CpuConfig { threads: Some(threads), ..device::CpuConfig::default() })
+    };
+    for threads in [20_000, 1_000_000, usize::MAX] {
+        assert_eq!(many(threads).threads(), Team::MAX_HELPERS + 1);
+        let refused = Team::new("test", threads);
+        assert!(matches!(&refused, Err(Error::InvalidArgument { argument: "helpers", .. })), "{refused:?}");
+    }
+    let (device, sum) = (many(20_000), AtomicUsize::new(0));
+    let team = device.default_stream().parallelism(usize::MAX);
+    let add = |i| {
+        sum.fetch_add(i + 1, Ordering::Relaxed);
+    };
+    // Where the system gives fewer, kernels are not split.
+    let panics = team.map(|team| team.run(&add)).transpose()?;
+    let n = Team::MAX_HELPERS + 1;
+    assert!(panics.is_none_or(|panics| panics.is_empty() && sum.into_inner() == n * (n + 1) / 2));
     Ok(())
 }

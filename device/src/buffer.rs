@@ -14,7 +14,7 @@ use crate::cuda::Staged;
 use crate::fifo::{Fifo, find, reached};
 use crate::host::Host;
 use crate::within::{Holds, Within};
-use crate::{Access, Device, Error, Moment, Result, SpinLock, Stream, StreamId};
+use crate::{Access, Device, Moment, Result, SpinLock, Stream, StreamId};
 
 /// Which block of its pool a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -434,14 +434,5 @@ impl<'a> Use<'a> {
     pub(crate) fn access(&self) -> Access {
         let start = self.buffer.ptr() as usize;
         Access { start, end: start + self.buffer.len_bytes(), write: self.write }
-    }
-
-    #[cold]
-    pub(crate) fn foreign(&self, op: &'static str, stream: &Stream) -> Error {
-        Error::DeviceMismatch {
-            op,
-            lhs: stream.device().name().into(),
-            rhs: self.buffer.device().name().into(),
-        }
     }
 }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::{DType, StreamId};
+use crate::{DType, Device, StreamId};
 
 /// `std::result::Result` with this crate's [`Error`] unless another is named.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -43,7 +43,7 @@ pub enum Error {
         /// The type that it was given.
         dtype: DType,
     },
-    /// Operands that live on different devices.
+    /// Operands that live on different devices, see [`device_mismatch`](Error::device_mismatch).
     #[error("{op}: operands are on {lhs} and {rhs}")]
     DeviceMismatch {
         /// The op that was asked for.
@@ -247,6 +247,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Operands on two devices. Where their names are the same, their default streams tell them apart.
+    #[cold]
+    pub fn device_mismatch(op: &'static str, lhs: &Device, rhs: &Device) -> Error {
+        let alike = lhs.name() == rhs.name();
+        let name = |device: &Device| match alike {
+            true => format!("{device} (default stream {})", device.default_stream().id()).into(),
+            false => device.name().into(),
+        };
+        Error::DeviceMismatch { op, lhs: name(lhs), rhs: name(rhs) }
+    }
+
     /// A driver's failure as that of the op that met it first. Once a command has failed on a device, so does every
     /// later call.
     pub(crate) fn met_by(self, op: &'static str, stream: StreamId) -> Error {

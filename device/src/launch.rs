@@ -340,7 +340,7 @@ impl Stream {
     fn owns(&self, op: &'static str, uses: &[Use<'_>]) -> Result<()> {
         let core = self.core();
         match uses.iter().find(|used| !Arc::ptr_eq(used.buffer.device().core(), core)) {
-            Some(foreign) => Err(foreign.foreign(op, self)),
+            Some(foreign) => Err(Error::device_mismatch(op, self.device(), foreign.buffer.device())),
             None => Ok(()),
         }
     }

@@ -14,12 +14,11 @@ use crate::borrow::{Borrows, Source};
 use crate::cuda::{Context, DriverStream, FaultWord, in_host_function};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
-use crate::fifo::{Fault, Fifo, PATIENCE, reached};
+use crate::fifo::{Fault, Fifo, PATIENCE, drop_outside, reached};
 use crate::hidden::HiddenSyncs;
 use crate::host::Host;
 use crate::recorder::Recorder;
 use crate::stream::{Handle, Side, Stream};
-use crate::threads::spawn;
 use crate::{
     CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
     Schedule, StreamOptions, SyncMode, SyncStats, Team,
@@ -200,7 +199,8 @@ impl Device {
         let memory = Some(Arc::clone(self.memory_driver()));
         match self.kind() {
             DeviceKind::Cuda(ordinal) => {
-                let device = Device::cuda_with(ordinal, CudaConfig { memory, ..CudaConfig::default() })?;
+                let blocking = Some(self.core().blocking);
+                let device = Device::cuda_with(ordinal, CudaConfig { memory, blocking })?;
                 device.set_tf32(self.tf32());
                 Ok(device)
             }
@@ -594,13 +594,8 @@ impl Drop for Core {
         }
         // SAFETY: taken once, here, where nobody has the core any more.
         let parts = unsafe { ManuallyDrop::take(&mut self.0) };
-        if !in_host_function() {
-            return drop(parts);
-        }
-        // A host function had the last handle. It may not call the driver, and its own stream ends after it.
-        let parts = ManuallyDrop::new(parts);
-        // Without a thread the device is lost, which is better than frees that the driver refuses one by one.
-        let _ = spawn("end of a device".to_owned(), move || drop(ManuallyDrop::into_inner(parts)));
+        // A host function may have had the last handle; its own stream ends after it.
+        drop_outside(parts);
     }
 }
 

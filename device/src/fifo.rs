@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
-use crate::cuda::{DriverStream, FaultWord};
+use crate::cuda::{DriverStream, FaultWord, in_host_function};
 use crate::delay::{Before, Delay};
 use crate::device::Core;
 use crate::explorer::{Explored, Explorer};
@@ -462,11 +462,22 @@ impl Fifo {
     }
 }
 
+/// Drops something of a driver's, on a thread of its own if this one may not call the driver.
+pub(crate) fn drop_outside<T: Send + 'static>(value: T) {
+    if !in_host_function() {
+        return drop(value);
+    }
+    let value = ManuallyDrop::new(value);
+    // Without a thread it is lost, which is better than calls that the driver refuses one by one.
+    let _ = spawn("end of a device".to_owned(), move || drop(ManuallyDrop::into_inner(value)));
+}
+
 impl Drop for Fifo {
     /// A stream that goes has run everything. Who does not find it any more acts on that.
     fn drop(&mut self) {
         self.audit.gone(self.id);
         REGISTRY.write().remove(&self.id);
+        drop_outside(self.driver.take());
     }
 }
 

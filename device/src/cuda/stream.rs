@@ -28,6 +28,8 @@ pub(crate) struct DriverStream {
     blas: OnceLock<Blas>,
     /// Where its kernels report what they meet.
     fault: Arc<FaultWord>,
+    /// As whom, once they may.
+    reporter: OnceLock<StreamId>,
     context: Arc<Context>,
 }
 
@@ -101,6 +103,7 @@ impl DriverStream {
             marker: Mutex::new(Marker { event: None, tick: 0 }),
             blas: OnceLock::new(),
             fault: Arc::clone(fault),
+            reporter: OnceLock::new(),
             context: Arc::clone(context),
         })
     }
@@ -301,7 +304,7 @@ impl DriverStream {
         }
         let function = self.context.module(program)?.function(name)?;
         let reports = args.iter().any(|arg| matches!(arg, Arg::Fault));
-        let fault = reports.then(|| self.fault.argument(op, id));
+        let fault = reports.then(|| self.fault.argument(op, *self.reporter.get_or_init(|| id)));
         let mut params: smallvec::SmallVec<[*mut c_void; 16]> = args
             .iter()
             .map(|arg| match arg {
@@ -411,6 +414,9 @@ impl DriverStream {
 
 impl Drop for DriverStream {
     fn drop(&mut self) {
+        if let Some(&reporter) = self.reporter.get() {
+            self.fault.forget(reporter);
+        }
         if self.bind().is_ok() {
             // Whoever lets go of the stream has seen it run dry, so the next one may have its workspace.
             if let Some(blas) = self.blas.take()

@@ -61,6 +61,12 @@ pub(crate) fn each_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()>
     }
 }
 
+/// Whether CUDA is the emulated driver's.
+pub(crate) fn emulated() -> bool {
+    Device::cuda_with(0, CudaConfig::default())
+        .is_ok_and(|device| device.description().to_lowercase().contains("emulat"))
+}
+
 /// Whether buffers are in pages of a CUDA device's memory.
 fn on_pages(device: &Device) -> bool {
     !device.runs_on_host() && device.memory_driver().address_space().is_some()

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use device::{Device, Error, Placement, Priority, Result, Schedule, StreamOptions, Team, Use};
+use device::{CudaConfig, Device, Error, Placement, Priority, Result, Schedule, StreamOptions, Team, Use};
 
-use crate::common::{buffer, counted, each_schedule, fresh, new_streams, set};
+use crate::common::{buffer, counted, each_schedule, fail, fresh, new_streams, set};
 
 #[test]
 fn rule_18_mixed_devices_are_an_error_before_launch() -> Result<()> {
@@ -83,6 +83,21 @@ fn a_caller_stream_runs_at_once_when_it_can() -> Result<()> {
     assert_ne!(queued.recv(), here, "behind a queue only the worker may run it");
     caller.synchronize()?;
     assert_eq!(launch()?.recv(), here);
+    Ok(())
+}
+
+#[test]
+fn a_sibling_waits_for_its_commands_as_its_device_does() -> Result<()> {
+    for blocking in [false, true] {
+        let config = CudaConfig { blocking: Some(blocking), ..CudaConfig::default() };
+        let device = match Device::cuda_with(0, config) {
+            Err(Error::CudaUnavailable { .. }) => return Ok(()),
+            made => made?,
+        };
+        let sibling = device.sibling(1)?;
+        let launched = sibling.default_stream().launch("explode", &[], || fail("boom"));
+        assert_eq!((launched.is_err(), sibling.synchronize().is_err()), (blocking, !blocking));
+    }
     Ok(())
 }
 

@@ -51,6 +51,15 @@ impl Machine {
         Machine { libraries: folder, environment: environment.to_vec() }
     }
 
+    /// Adds a library with that name and nothing in it.
+    fn make_impostor(&self, library: &str) {
+        let made = Command::new("g++")
+            .args(["-shared", "-fPIC", "-x", "c++", "/dev/null", "-o"])
+            .arg(self.libraries.0.join(library))
+            .status();
+        assert!(made.unwrap().success());
+    }
+
     /// What the program says there; it may fail, but not panic.
     fn program(&self, args: &[&str]) -> (bool, String) {
         let output: Output = Command::new(env!("CARGO_BIN_EXE_streamgrad"))
@@ -96,12 +105,19 @@ fn a_library_that_is_missing_is_named() {
     }
     // Something else with the driver's name.
     let impostor = Machine::new("impostor", &emulator, &[COMPILER, PRODUCTS], &[]);
-    let made = Command::new("g++")
-        .args(["-shared", "-fPIC", "-x", "c++", "/dev/null", "-o"])
-        .arg(impostor.libraries.0.join(DRIVER))
-        .status();
-    assert!(made.unwrap().success());
+    impostor.make_impostor(DRIVER);
     impostor.has_no_cuda("it has no cuDriverGetVersion");
+}
+
+#[test]
+fn a_library_that_lacks_a_function_is_named_with_it() {
+    let Some(emulator) = emulator() else { return };
+    for (library, function) in [(COMPILER, "nvrtcCompileProgram"), (PRODUCTS, "cublasCreate_v2")] {
+        let others: Vec<&str> = ALL.iter().copied().filter(|&other| other != library).collect();
+        let old = Machine::new(library, &emulator, &others, &[]);
+        old.make_impostor(library);
+        old.has_no_cuda(&format!("it has no {function}"));
+    }
 }
 
 #[test]

@@ -91,6 +91,26 @@ fn the_first_error_in_batch_order_is_returned() {
     });
 }
 
+#[test]
+fn a_step_within_a_batch_of_the_same_lanes_is_refused() {
+    each_device(&[Schedule::Inline], |device| {
+        let w = Var::leaf(Tensor::ones(&[2], DType::F32, device)?);
+        for lanes in [1, 2] {
+            let lanes = ConcurrentBatches::new(device, lanes)?;
+            let loss = |()| w.sum(&[], false);
+            let nested = lanes.step([(); 2], |()| {
+                lanes.step([()], loss)?;
+                loss(())
+            });
+            assert!(matches!(nested, Err(Error::Deadlock { .. })), "{nested:?}");
+            lanes.step([(); 2], loss)?;
+        }
+        let refused = ConcurrentBatches::new(device, usize::MAX);
+        assert!(matches!(refused, Err(Error::InvalidArgument { argument: "lanes", .. })));
+        Ok(())
+    });
+}
+
 /// Once memory has come to rest nothing is obtained from the driver any more, on one lane or two.
 #[test]
 fn steady_state_makes_no_driver_allocation_and_two_lanes_make_no_wait() -> Result<()> {

@@ -81,6 +81,14 @@ pub(crate) struct MergedBlock {
     pub(crate) tags: Tags,
 }
 
+/// Memory that the driver just gave to an arena.
+pub(crate) enum Obtained<'a> {
+    /// A range.
+    Segment(Segment),
+    /// Pages of its addresses.
+    Pages(&'a Growth),
+}
+
 /// A block that was taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
@@ -125,6 +133,12 @@ impl Arena {
         self.tidy();
         let class = self.ready.find(class)?;
         Some(self.take(self.ready.head(class), units))
+    }
+
+    /// Whether the home stream has a block of `units` units that is ready.
+    pub(crate) fn has_ready(&mut self, units: u32) -> bool {
+        self.tidy();
+        self.ready.find(class_of(units)).is_some()
     }
 
     #[inline]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use device::{AddressSpace, BlockId, MemoryDriver, Moment, SpinGuard, SpinLock};
 
 use crate::allocator::{CachingAllocator, Counters, Grant};
-use crate::arena::{Arena, Counts, Growth, Segment};
+use crate::arena::{Arena, Counts, Growth, Obtained, Segment};
 use crate::block::{Address, NONE};
 use crate::classes::UNIT;
 use crate::order::{Frontier, Order};
@@ -57,15 +57,21 @@ pub(crate) fn wants_pages(need: usize, reserved: usize, page: usize) -> bool {
 }
 
 impl CachingAllocator {
-    /// Adds memory to the arena and takes a block of it; if neither the limit nor the driver allows the usual amount,
-    /// then just what is needed. Says what refused.
-    pub(crate) fn grow(&self, order: &impl Order, number: u32, units: u32) -> Result<Grant, Box<str>> {
+    /// Adds memory with a block of `units` units to the arena, which `put` gets; if neither the limit nor the driver allows
+    /// the usual amount, then just what is needed. Says what refused.
+    pub(crate) fn grow<R>(
+        &self,
+        order: &impl Order,
+        number: u32,
+        units: u32,
+        put: impl Fn(&mut Arena, Obtained<'_>) -> R,
+    ) -> Result<R, Box<str>> {
         let Some(arena) = self.arena(number) else { return Err("the stream has no arena".into()) };
         let need = units as usize * UNIT;
         let reserved = arena.lock().counts.reserved_units as usize * UNIT;
         if let Some(space) = self.driver.address_space()
             && wants_pages(need, reserved, space.page_bytes())
-            && let Some(outcome) = self.grow_in_place(space, order, number, units)
+            && let Some(outcome) = self.grow_in_place(space, order, number, units, &put)
         {
             return outcome;
         }
@@ -74,7 +80,7 @@ impl CachingAllocator {
         let usual = segment_bytes(need, reserved).min(most);
         let attempt = |bytes| {
             let segment = self.obtain(bytes)?;
-            Ok(Grant::new(number, arena.lock().add_segment(segment, units)))
+            Ok(put(&mut arena.lock(), Obtained::Segment(segment)))
         };
         match attempt(usual) {
             Err(_) if usual > need => attempt(need),
@@ -83,13 +89,14 @@ impl CachingAllocator {
     }
 
     /// Gives memory to pages of the arena's addresses. `None` if there are no addresses to be had.
-    fn grow_in_place(
+    fn grow_in_place<R>(
         &self,
         space: &dyn AddressSpace,
         order: &impl Order,
         number: u32,
         units: u32,
-    ) -> Option<Result<Grant, Box<str>>> {
+        put: &impl Fn(&mut Arena, Obtained<'_>) -> R,
+    ) -> Option<Result<R, Box<str>>> {
         let arena = self.arena(number)?;
         let page_bytes = space.page_bytes();
         let page = u32::try_from(page_bytes / UNIT).ok().filter(|&page| page > 0)?;
@@ -120,7 +127,7 @@ impl CachingAllocator {
         let asked = first.units;
         self.keep_budget(order, arena, page);
         let attempt = |growth: Growth| match self.commit(space, &growth) {
-            Ok(()) => Ok(Grant::new(number, arena.lock().finish_growth(&growth, units))),
+            Ok(()) => Ok(put(&mut arena.lock(), Obtained::Pages(&growth))),
             Err(refusal) => {
                 arena.lock().abort_growth(&growth);
                 Err(refusal)

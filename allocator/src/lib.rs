@@ -165,6 +165,31 @@ pub trait DeviceMemory {
     /// call [`trim`](Self::trim) to give back what is cached.
     fn set_memory_limit(&self, bytes: Option<usize>);
 
+    /// Has `bytes` bytes free in one piece for the current stream: what is allocated on it from now on needs no call of the
+    /// driver as long as that much does. Asks the driver only for what is not free already. Each stream has memory of its
+    /// own, so reserve within the [scope](Stream::scope) of the one that allocates. The memory stays with the stream until
+    /// [`trim`](Self::trim), or until there is none left elsewhere; it counts as reserved, not as allocated.
+    ///
+    /// Does not wait for the device.
+    ///
+    /// ```
+    /// use allocator::{DeviceMemory, allocate};
+    /// use device::Device;
+    ///
+    /// let dev = Device::cpu_with(Default::default());
+    /// dev.reserve(1 << 20)?;
+    /// let calls = dev.memory_stats().driver_allocations;
+    /// let buffers = [(); 4].map(|()| allocate(&dev.default_stream(), 1 << 18));
+    /// assert!(buffers.iter().all(|buffer| buffer.is_ok()));
+    /// assert_eq!(dev.memory_stats().driver_allocations, calls);
+    /// # Ok::<(), device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with a report, when neither the cache nor the driver has a range of that size;
+    /// [`Error::InvalidArgument`] if the device has a memory pool of another kind.
+    fn reserve(&self, bytes: usize) -> Result<()>;
+
     /// Gives memory without live blocks, every use of which is over, back to the driver: the bytes that were.
     /// That is whole segments, or the pages of addresses that were reserved. Does not wait for anything. What
     /// belongs to a [`PrivatePool`] stays.
@@ -212,6 +237,11 @@ impl DeviceMemory for Device {
         if let Some(allocator) = CachingAllocator::of(self) {
             allocator.set_limit(bytes);
         }
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<()> {
+        let allocator = CachingAllocator::of(self).ok_or_else(other_pool)?;
+        Stream::with_current(self, |stream| allocator.make_ready(stream, bytes))
     }
 
     fn trim(&self) -> usize {

@@ -56,8 +56,7 @@ impl PrivatePool {
     /// have memory of their own.
     pub fn serve<'a>(&'a self, stream: &Stream) -> Result<Serving<'a>> {
         if *stream.device() != self.device {
-            let (lhs, rhs) = (self.device.name().into(), stream.device().name().into());
-            return Err(Error::DeviceMismatch { op: "serve", lhs, rhs });
+            return Err(Error::device_mismatch("serve", &self.device, stream.device()));
         }
         let allocator = CachingAllocator::of(&self.device).ok_or_else(crate::other_pool)?;
         let number = {

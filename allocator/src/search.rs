@@ -4,7 +4,7 @@ use device::{Moment, Result, SpinLock};
 
 use crate::allocator::{CachingAllocator, Counters, Grant};
 use crate::arena::{Arena, Taken};
-use crate::classes::UNIT;
+use crate::classes::{UNIT, units_for};
 use crate::growth::tidy;
 use crate::order::{Frontier, Order};
 use crate::{AllocatorConfig, ReusePolicy};
@@ -46,7 +46,7 @@ impl CachingAllocator {
         if let Some(found) = self.wait_by_policy(order, number, units, config)? {
             return Ok(found);
         }
-        let refusal = match self.grow(order, number, units) {
+        let refusal = match self.grow_and_take(order, number, units) {
             Ok(found) => {
                 self.keep_threshold(order, config);
                 return Ok(found);
@@ -192,7 +192,39 @@ impl CachingAllocator {
             return Ok(Some(found));
         }
         let freed = self.release_cached(0, |moment| order.reached(moment));
-        Ok(if freed > 0 { self.grow(order, number, units).ok() } else { None })
+        Ok(if freed > 0 { self.grow_and_take(order, number, units).ok() } else { None })
+    }
+
+    fn grow_and_take(&self, order: &impl Order, number: u32, units: u32) -> Result<Grant, Box<str>> {
+        self.grow(order, number, units, |arena, new| Grant::new(number, arena.take_obtained(new, units)))
+    }
+
+    /// Has a free block of `bytes` bytes ready for the stream: one that it comes after every use of, or new memory.
+    pub(crate) fn make_ready(&self, order: &impl Order, bytes: usize) -> Result<()> {
+        let Some(units) = units_for(bytes) else {
+            return Err(self.out_of_memory(order, bytes, "no block can be that large"));
+        };
+        if units == 0 {
+            return Ok(());
+        }
+        let (arena, number) = self.arena_of(order);
+        let deterministic = self.config.read().deterministic;
+        let found = arena.lock().has_ready(units)
+            || self.promote(order, arena, |moment| order.covers(moment), true)
+                && arena.lock().has_ready(units)
+            || !deterministic
+                && self.promote(order, arena, |moment| order.reached(moment), false)
+                && arena.lock().has_ready(units);
+        if found {
+            return Ok(());
+        }
+        let grow = || self.grow(order, number, units, Arena::keep_obtained);
+        grow()
+            .or_else(|refusal| {
+                let freed = self.release_cached(0, |moment| order.reached(moment));
+                if freed > 0 { grow() } else { Err(refusal) }
+            })
+            .map_err(|refusal| self.out_of_memory(order, bytes, &refusal))
     }
 }
 

@@ -56,6 +56,27 @@ fn a_step_on_one_stream_makes_no_driver_call_event_or_wait() {
 }
 
 #[test]
+fn reserved_memory_takes_no_driver_call_later() {
+    each_device(|dev| {
+        let side = dev.new_stream().unwrap();
+        dev.reserve(8 * MIB).unwrap();
+        side.scope(|| dev.reserve(4 * MIB)).unwrap();
+        let before = dev.memory_stats();
+        assert!(before.reserved_bytes >= 12 * MIB && before.peak_allocated_bytes == 0);
+        for (stream, count) in [(dev.default_stream(), 8), (side, 4)] {
+            let buffers: Vec<Buffer> = (0..count).map(|_| allocate(&stream, MIB).unwrap()).collect();
+            buffers.iter().for_each(|buffer| write(&stream, buffer));
+        }
+        assert_eq!(dev.memory_stats().driver_allocations, before.driver_allocations);
+        dev.synchronize().unwrap();
+        dev.set_memory_limit(Some(dev.memory_stats().reserved_bytes));
+        assert!(matches!(dev.reserve(usize::MAX), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(dev.reserve(64 * MIB), Err(Error::OutOfMemory { .. })));
+        dev.set_memory_limit(None);
+    });
+}
+
+#[test]
 fn a_held_streams_memory_goes_to_nobody_else() {
     each_device(|dev| {
         let (main, side) = (dev.default_stream(), dev.new_stream().unwrap());

@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use device::Shared;
+use device::{Panicked, Shared};
 use smallvec::SmallVec;
 use tensor::{DType, Device, Error, Result, Tensor};
 
-use crate::caught::catch;
 use crate::gradients::separate;
 use crate::mode::{is_recording, with_recording};
 use crate::place::{Place, on};
@@ -434,7 +433,7 @@ fn check_place(op: &'static str, place: &Place, gradient: &Var, known: (&Place, 
 
 /// Turns a panic of a rule or a hook into an error that names the op.
 fn caught<R>(node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    catch(f).unwrap_or_else(|panicked| {
+    Panicked::catch(f).unwrap_or_else(|panicked| {
         Err(Error::Async { op: node.op, stream: node.place.id(), source: Arc::new(panicked) })
     })
 }

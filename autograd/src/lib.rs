@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 
 mod backward;
-mod caught;
 mod gradcheck;
 mod gradients;
 mod hook;

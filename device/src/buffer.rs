@@ -13,7 +13,8 @@ use smallvec::SmallVec;
 use crate::cuda::Staged;
 use crate::fifo::{Fifo, find, reached};
 use crate::host::Host;
-use crate::{Access, Device, Error, Moment, Result, SpinLock, Stream, StreamId};
+use crate::within::{Holds, Within};
+use crate::{Access, Device, Moment, Result, SpinLock, Stream, StreamId};
 
 /// Which block of its pool a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -216,7 +217,7 @@ impl Buffer {
     ///
     /// # Errors
     /// [`Error::Async`] with the device's first failed command not reported yet; [`Error::HiddenSync`] if such reads are
-    /// refused.
+    /// refused; [`Error::Deadlock`] if it would wait within a command or another read.
     #[track_caller]
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let core = self.device.core();
@@ -232,7 +233,7 @@ impl Buffer {
             }
             let write = self.last_write();
             if let Some(fifo) = find(write.stream) {
-                fifo.host_wait(core, write.tick);
+                fifo.host_wait("download", core, write.tick)?;
             }
             core.take_fault()?;
         }
@@ -261,6 +262,7 @@ impl Buffer {
                 break (fifo, staged, moment);
             }
         };
+        fifo.may_wait("download", moment.tick)?;
         fifo.wait_until(moment.tick).map_err(|error| error.met_by("download", moment.stream))?;
         self.log.lock().forget_read(moment);
         core.take_fault()?;
@@ -272,7 +274,7 @@ impl Buffer {
     #[track_caller]
     fn stage(&self, fifo: &Fifo, write: Moment) -> Result<Option<(Staged, Moment)>> {
         let driver = fifo.driver()?;
-        let mut tail = fifo.tail.lock();
+        let mut tail = fifo.lock_tail("download")?;
         let moment = {
             let mut log = self.log.lock();
             if log.write != write {
@@ -302,10 +304,21 @@ impl Buffer {
     /// the buffer's [`last_write`](Self::last_write), and if `write`, after every command launched with the buffer so
     /// far. The loan is ended only when the foreign use is over.
     #[must_use = "the loan ends when the value drops"]
+    #[track_caller]
     pub unsafe fn lend(&self, write: bool) -> Loan {
-        let host = Host::new(&self.device.core().audit);
-        let moment = host.begin();
-        self.log.lock().record(moment, write);
+        let (audit, place) = (&self.device.core().audit, Location::caller());
+        let host = Host::new(audit);
+        let mut log = self.log.lock();
+        let moment = host.begin(|moment| {
+            if audit.is_on() {
+                // The foreign code sees to that, as the caller says.
+                log.needs(moment.stream, write, |need| audit.wait(moment, need));
+                let used = Use { buffer: self, write };
+                audit.command(moment, "lend", place, [used.access()].into_iter().collect());
+            }
+        });
+        log.record(moment, write);
+        drop(log);
         Loan { host, moment, _device: self.device().clone() }
     }
 
@@ -322,14 +335,17 @@ impl Buffer {
             if !reached(log.write) || core.has_fault() {
                 return None;
             }
-            let moment = host.begin();
-            if core.audit.is_on() {
-                let accesses = [Use::read(self).access()].into_iter().collect();
-                core.audit.command(moment, "host read", Location::caller(), accesses);
-            }
+            let place = Location::caller();
+            let moment = host.begin(|moment| {
+                if core.audit.is_on() {
+                    let accesses = [Use::read(self).access()].into_iter().collect();
+                    core.audit.command(moment, "host read", place, accesses);
+                }
+            });
             log.begin_host_read(moment);
             moment
         };
+        let _within = Within::enter(moment.stream, Holds::Nothing);
         let _ended = OnDrop(|| {
             host.end(moment);
             self.log.lock().end_host_read(moment.stream);
@@ -418,14 +434,5 @@ impl<'a> Use<'a> {
     pub(crate) fn access(&self) -> Access {
         let start = self.buffer.ptr() as usize;
         Access { start, end: start + self.buffer.len_bytes(), write: self.write }
-    }
-
-    #[cold]
-    pub(crate) fn foreign(&self, op: &'static str, stream: &Stream) -> Error {
-        Error::DeviceMismatch {
-            op,
-            lhs: stream.device().name().into(),
-            rhs: self.buffer.device().name().into(),
-        }
     }
 }

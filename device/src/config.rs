@@ -29,8 +29,8 @@ pub enum Schedule {
 /// What a CPU device is made of.
 #[derive(Clone, Default)]
 pub struct CpuConfig {
-    /// Threads that one large kernel may be split over. By default `STREAMGRAD_THREADS`, or else the number of
-    /// cores.
+    /// Threads that one large kernel may be split over, at most 1024; more count as that many. By default
+    /// `STREAMGRAD_THREADS`, or else the number of cores.
     pub threads: Option<usize>,
     /// How commands are run.
     pub schedule: Schedule,

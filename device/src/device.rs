@@ -14,7 +14,7 @@ use crate::borrow::{Borrows, Source};
 use crate::cuda::{Context, DriverStream, FaultWord, in_host_function};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
-use crate::fifo::{Fault, Fifo, PATIENCE, reached};
+use crate::fifo::{Fault, Fifo, PATIENCE, drop_outside, reached};
 use crate::hidden::HiddenSyncs;
 use crate::host::Host;
 use crate::recorder::Recorder;
@@ -119,7 +119,8 @@ impl Device {
 
     /// A CPU device of its own, with its own streams, memory and threads.
     pub fn cpu_with(config: CpuConfig) -> Device {
-        let threads = config.threads.or_else(threads_from_environment).unwrap_or_else(cores).max(1);
+        let threads = config.threads.or_else(threads_from_environment).unwrap_or_else(cores);
+        let threads = threads.clamp(1, Team::MAX_HELPERS + 1);
         let placement = match config.schedule {
             Schedule::Inline => Placement::Caller,
             Schedule::Threads | Schedule::Delay { .. } | Schedule::Explore(_) => Placement::Worker,
@@ -198,7 +199,8 @@ impl Device {
         let memory = Some(Arc::clone(self.memory_driver()));
         match self.kind() {
             DeviceKind::Cuda(ordinal) => {
-                let device = Device::cuda_with(ordinal, CudaConfig { memory, ..CudaConfig::default() })?;
+                let blocking = Some(self.core().blocking);
+                let device = Device::cuda_with(ordinal, CudaConfig { memory, blocking })?;
                 device.set_tf32(self.tf32());
                 Ok(device)
             }
@@ -291,7 +293,7 @@ impl Device {
         let delay = core.delays.as_ref().map(Delays::of_next_stream);
         let fifo = Fifo::new(placement, threads, core.explorer.as_ref(), delay, &core.audit);
         if placement == Placement::Worker {
-            fifo.ensure_worker()?;
+            fifo.ensure_worker("new_stream")?;
         }
         Ok(self.add(fifo, options.priority))
     }
@@ -307,13 +309,14 @@ impl Device {
     /// Blocks until every command launched so far has run.
     ///
     /// # Errors
-    /// [`Error::Async`] with the first command that failed since the last synchronising call.
+    /// [`Error::Async`] with the first command that failed since the last synchronising call; [`Error::Deadlock`] if it
+    /// would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
         let core = self.core();
         let streams: Vec<_> = core.streams.lock().iter().filter_map(Weak::upgrade).collect();
         core.count_host_sync();
         for fifo in streams {
-            fifo.host_wait(core, fifo.enqueued.load(Ordering::Acquire));
+            fifo.host_wait("synchronize", core, fifo.enqueued.load(Ordering::Acquire))?;
         }
         core.sweep();
         core.take_fault()
@@ -591,14 +594,8 @@ impl Drop for Core {
         }
         // SAFETY: taken once, here, where nobody has the core any more.
         let parts = unsafe { ManuallyDrop::take(&mut self.0) };
-        if !in_host_function() {
-            return drop(parts);
-        }
-        // A host function had the last handle. It may not call the driver, and its own stream ends after it.
-        let parts = ManuallyDrop::new(parts);
-        let end = std::thread::Builder::new().name("end of a device".to_owned());
-        // Without a thread the device is lost, which is better than frees that the driver refuses one by one.
-        let _ = end.spawn(move || drop(ManuallyDrop::into_inner(parts)));
+        // A host function may have had the last handle; its own stream ends after it.
+        drop_outside(parts);
     }
 }
 

@@ -1,8 +1,10 @@
 //! The one error type. Every variant names the op and the values that were wrong.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::{DType, StreamId};
+use crate::{DType, Device, StreamId};
 
 /// `std::result::Result` with this crate's [`Error`] unless another is named.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -41,7 +43,7 @@ pub enum Error {
         /// The type that it was given.
         dtype: DType,
     },
-    /// Operands that live on different devices.
+    /// Operands that live on different devices, see [`device_mismatch`](Error::device_mismatch).
     #[error("{op}: operands are on {lhs} and {rhs}")]
     DeviceMismatch {
         /// The op that was asked for.
@@ -134,6 +136,15 @@ pub enum Error {
     HiddenSync {
         /// The call.
         place: Box<str>,
+    },
+    /// A call that would have to wait for what it was made within: for the command or the host read that makes it, or for
+    /// the job of a team whose thread makes it.
+    #[error("{op}: called within {within}, for which it would wait")]
+    Deadlock {
+        /// What was called.
+        op: &'static str,
+        /// What the calling thread is within.
+        within: Box<str>,
     },
     /// A kernel that the device's compiler refuses.
     #[error("kernel {name} does not compile: {log}")]
@@ -236,6 +247,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Operands on two devices. Where their names are the same, their default streams tell them apart.
+    #[cold]
+    pub fn device_mismatch(op: &'static str, lhs: &Device, rhs: &Device) -> Error {
+        let alike = lhs.name() == rhs.name();
+        let name = |device: &Device| match alike {
+            true => format!("{device} (default stream {})", device.default_stream().id()).into(),
+            false => device.name().into(),
+        };
+        Error::DeviceMismatch { op, lhs: name(lhs), rhs: name(rhs) }
+    }
+
     /// A driver's failure as that of the op that met it first. Once a command has failed on a device, so does every
     /// later call.
     pub(crate) fn met_by(self, op: &'static str, stream: StreamId) -> Error {
@@ -255,13 +277,34 @@ pub struct Panicked {
 }
 
 impl Panicked {
-    /// Reads the message out of what `catch_unwind` returned.
-    pub fn new(payload: &(dyn std::any::Any + Send)) -> Self {
+    /// Calls `f`. A panic in it goes no further.
+    ///
+    /// ```
+    /// use device::Panicked;
+    /// assert_eq!(Panicked::catch(|| 1).ok(), Some(1));
+    /// let caught = Panicked::catch(|| std::panic::resume_unwind(Box::new("no")));
+    /// assert_eq!(caught.err().map(|panicked| panicked.to_string()).as_deref(), Some("panicked: no"));
+    /// ```
+    ///
+    /// # Errors
+    /// The panic. What `f` changed may be half done.
+    #[inline]
+    pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Panicked> {
+        catch_unwind(AssertUnwindSafe(f)).map_err(Panicked::of)
+    }
+
+    /// Reads the message out of a panic's payload and drops that. A payload may panic when it is dropped: what it panics
+    /// with, which may do the same, is leaked.
+    #[cold]
+    fn of(payload: Box<dyn Any + Send>) -> Panicked {
         let message = payload
             .downcast_ref::<&str>()
             .map(|s| (*s).into())
             .or_else(|| payload.downcast_ref::<String>().map(|s| s.as_str().into()))
             .unwrap_or_else(|| "a value that is not a string".into());
+        if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            std::mem::forget(again);
+        }
         Panicked { message }
     }
 }

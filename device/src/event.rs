@@ -52,15 +52,20 @@ impl Event {
     /// Blocks until the stream has passed the event.
     ///
     /// # Errors
-    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet.
+    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet;
+    /// [`Error::Deadlock`](crate::Error::Deadlock) if it would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
         self.0.core.count_host_sync();
-        match &self.0.timed {
-            Some(timed) => match timed.synchronize() {
-                Ok(()) => self.0.fifo.passed(self.0.moment.tick),
-                Err(error) => self.0.core.fail(error.met_by("synchronize", self.0.moment.stream)),
-            },
-            None => self.0.fifo.host_wait(&self.0.core, self.0.moment.tick),
+        let Marker { core, fifo, moment, timed, .. } = &*self.0;
+        match timed {
+            Some(timed) => {
+                fifo.may_wait("synchronize", moment.tick)?;
+                match timed.synchronize() {
+                    Ok(()) => fifo.passed(moment.tick),
+                    Err(error) => core.fail(error.met_by("synchronize", moment.stream)),
+                }
+            }
+            None => fifo.host_wait("synchronize", core, moment.tick)?,
         }
         self.0.core.take_fault()
     }

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::device::Core;
 use crate::fifo::{Fifo, Gate, Item};
+use crate::within::Holds;
 use crate::{Buffer, Moment, Result, Stream, StreamId, Use};
 
 /// Which of the commands that may run is run next.
@@ -208,7 +209,7 @@ impl Explorer {
             Next::Foreign(fifo, tick) => {
                 let device = fifo.explorer.as_ref().and_then(|explorer| explorer.core.get()?.upgrade());
                 match device {
-                    Some(other) => fifo.host_wait(&other, tick),
+                    Some(other) => fifo.see_through(&other, tick),
                     // A driver that fails tells its own device.
                     None => drop(fifo.wait_until(tick)),
                 }
@@ -285,7 +286,7 @@ impl State {
         match fifo.with_queue(|items, _| items.pop_front()) {
             Some(Item::Run { tick, op, work, .. }) => {
                 self.queued -= 1;
-                fifo.run(core, op, tick, || work(core));
+                fifo.run(core, op, tick, Holds::Launches, || work(core));
                 fifo.progress.complete(tick);
             }
             Some(Item::Gate { tick, .. }) => fifo.progress.complete(tick),
@@ -374,9 +375,19 @@ impl Poisoned {
 }
 
 impl Fifo {
-    /// Blocks until the stream has run `tick`, which was given out before the call: waits for the worker, or runs what
-    /// the explorer picks. The host has seen the tick afterwards.
-    pub(crate) fn host_wait(&self, core: &Core, tick: u64) {
+    /// Blocks for a call of the user's until the stream has run `tick`, which was given out before the call. The host has
+    /// seen the tick afterwards.
+    ///
+    /// # Errors
+    /// As for [`may_wait`](Self::may_wait).
+    pub(crate) fn host_wait(&self, op: &'static str, core: &Core, tick: u64) -> Result<()> {
+        self.may_wait(op, tick)?;
+        self.see_through(core, tick);
+        Ok(())
+    }
+
+    /// Waits for the worker, or runs what the explorer picks.
+    fn see_through(&self, core: &Core, tick: u64) {
         match &self.explorer {
             None => match self.wait_until(tick) {
                 Ok(()) => {}

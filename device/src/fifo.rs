@@ -2,21 +2,22 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
-use crate::cuda::{DriverStream, FaultWord};
+use crate::cuda::{DriverStream, FaultWord, in_host_function};
 use crate::delay::{Before, Delay};
 use crate::device::Core;
 use crate::explorer::{Explored, Explorer};
 use crate::progress::Progress;
+use crate::threads::spawn;
 use crate::time::Timeline;
+use crate::within::{Holds, Within, may_launch, may_wait};
 use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats};
 
 /// What a queued command does.
@@ -114,15 +115,22 @@ impl Counters {
     }
 }
 
-/// Every live FIFO by its id. A stream that is not here has run everything it ever held.
-static REGISTRY: OnceLock<RwLock<HashMap<StreamId, Weak<Fifo>>>> = OnceLock::new();
+/// Every FIFO by its id, with the audit that is told that it goes. A stream that is not here has run everything it ever
+/// held, and its audit knows that.
+static REGISTRY: LazyLock<RwLock<HashMap<StreamId, Registered>>> = LazyLock::new(RwLock::default);
+
+type Registered = (Weak<Fifo>, Arc<AuditLog>);
 
 /// The FIFO of a stream that may still have work.
 pub(crate) fn find(id: StreamId) -> Option<Arc<Fifo>> {
-    let fifo = REGISTRY.get()?.read().get(&id).and_then(Weak::upgrade);
+    let registry = REGISTRY.read();
+    let (fifo, audit) = registry.get(&id)?;
+    let fifo = fifo.upgrade();
     if fifo.is_none() {
-        // That it is gone tells that its commands have run; this makes their writes visible.
+        // That nobody has it tells that its commands have run; this makes their writes visible.
         fence(Ordering::Acquire);
+        // Not every caller waits until the FIFO itself says so.
+        audit.gone(id);
     }
     fifo
 }
@@ -180,11 +188,7 @@ impl Fifo {
         if let Some(explorer) = explorer {
             explorer.adopt(&fifo);
         }
-        let mut registry = REGISTRY.get_or_init(RwLock::default).write();
-        registry.retain(|_, weak| weak.strong_count() > 0);
-        // As in `find`, for those who find an entry missing that was removed here.
-        fence(Ordering::Acquire);
-        registry.insert(fifo.id, Arc::downgrade(&fifo));
+        REGISTRY.write().insert(fifo.id, (Arc::downgrade(&fifo), Arc::clone(audit)));
         fifo
     }
 
@@ -202,18 +206,21 @@ impl Fifo {
         reached
     }
 
-    /// Starts the worker if there is none yet.
-    pub(crate) fn ensure_worker(self: &Arc<Self>) -> Result<()> {
+    /// Starts the worker if there is none yet, for `op`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if there is no thread for it; as for [`may_launch`] where the explorer takes the worker's place.
+    pub(crate) fn ensure_worker(self: &Arc<Self>, op: &'static str) -> Result<()> {
+        if self.explorer.is_some() {
+            may_launch(op)?;
+        }
         if self.has_worker.load(Ordering::Acquire) {
             return Ok(());
         }
         let _queue = self.queue.lock();
         if !self.has_worker.load(Ordering::Acquire) {
             let fifo = Arc::clone(self);
-            std::thread::Builder::new()
-                .name(format!("stream {}", self.id))
-                .spawn(move || fifo.work())
-                .map_err(|error| Error::Io { path: "stream worker".into(), source: Arc::new(error) })?;
+            spawn(format!("stream {}", self.id), move || fifo.work())?;
             self.has_worker.store(true, Ordering::Release);
         }
         Ok(())
@@ -270,10 +277,12 @@ impl Fifo {
                     }
                     Item::Run { tick, op, work, core, .. } => {
                         self.pause(Before::Run, tick);
-                        if let Some(core) = core
-                            && self.is_in_order(&mut failed, &core, op)
-                        {
-                            self.run(&core, op, tick, || work(&core));
+                        match core {
+                            Some(core) if self.is_in_order(&mut failed, &core, op) => {
+                                self.run(&core, op, tick, Holds::Nothing, || work(&core));
+                            }
+                            // What it was to do is told already, and what it drops has nobody to tell.
+                            _ => drop(Panicked::catch(|| drop(work))),
                         }
                         self.progress.complete(tick);
                     }
@@ -326,17 +335,19 @@ impl Fifo {
         }
     }
 
-    /// Runs one command. A panic becomes the device's error and goes no further.
+    /// Runs one command on a thread that `holds` locks. A panic becomes the device's error and goes no further.
     #[inline]
-    pub(crate) fn run(&self, core: &Core, op: &'static str, tick: u64, work: impl FnOnce()) {
+    pub(crate) fn run(&self, core: &Core, op: &'static str, tick: u64, holds: Holds, work: impl FnOnce()) {
+        let within = Within::enter(self.id, holds);
         let start = core.recorder.start();
         // Runs where it lies: a closure of many words is not moved once more.
         let mut work = ManuallyDrop::new(work);
         // SAFETY: taken once, here.
-        let work = AssertUnwindSafe(|| unsafe { ManuallyDrop::take(&mut work) }());
-        if let Err(payload) = catch_unwind(work) {
-            core.fail(Error::Async { op, stream: self.id, source: Arc::new(Panicked::new(&*payload)) });
+        let work = || unsafe { ManuallyDrop::take(&mut work) }();
+        if let Err(panicked) = Panicked::catch(work) {
+            core.fail(Error::Async { op, stream: self.id, source: Arc::new(panicked) });
         }
+        drop(within);
         if let Some(start) = start {
             core.recorder.ran(op, Moment { stream: self.id, tick }, start);
         }
@@ -410,6 +421,32 @@ impl Fifo {
         self.query(tick).unwrap_or(false)
     }
 
+    /// Locks the tail for `op`.
+    ///
+    /// # Errors
+    /// [`Error::Deadlock`] if another launch has it, which may be the one whose command this thread runs.
+    #[inline]
+    pub(crate) fn lock_tail(&self, op: &'static str) -> Result<MutexGuard<'_, Tail>> {
+        match self.tail.try_lock() {
+            Some(tail) => Ok(tail),
+            None => self.wait_for_tail(op),
+        }
+    }
+
+    #[cold]
+    fn wait_for_tail(&self, op: &'static str) -> Result<MutexGuard<'_, Tail>> {
+        may_launch(op)?;
+        Ok(self.tail.lock())
+    }
+
+    /// That `op` may wait for `tick`, if there is anything to wait for.
+    ///
+    /// # Errors
+    /// [`Error::Deadlock`] within a command or a host read.
+    pub(crate) fn may_wait(&self, op: &'static str, tick: u64) -> Result<()> {
+        if self.completed() >= tick { Ok(()) } else { may_wait(op) }
+    }
+
     fn wait_for_worker(&self, tick: u64) {
         for _ in 0..SPINS {
             if self.completed() >= tick {
@@ -428,10 +465,22 @@ impl Fifo {
     }
 }
 
+/// Drops something of a driver's, on a thread of its own if this one may not call the driver.
+pub(crate) fn drop_outside<T: Send + 'static>(value: T) {
+    if !in_host_function() {
+        return drop(value);
+    }
+    let value = ManuallyDrop::new(value);
+    // Without a thread it is lost, which is better than calls that the driver refuses one by one.
+    let _ = spawn("end of a device".to_owned(), move || drop(ManuallyDrop::into_inner(value)));
+}
+
 impl Drop for Fifo {
-    /// A stream that goes has run everything.
+    /// A stream that goes has run everything. Who does not find it any more acts on that.
     fn drop(&mut self) {
-        self.audit.passed(Moment { stream: self.id, tick: self.enqueued.load(Ordering::Acquire) });
+        self.audit.gone(self.id);
+        REGISTRY.write().remove(&self.id);
+        drop_outside(self.driver.take());
     }
 }
 
@@ -515,5 +564,34 @@ impl Fault {
         let mut error = self.error.lock();
         self.set.store(false, Ordering::Release);
         error.take().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    /// What is seen of a stream that is about to go is in the audit before anybody acts on it.
+    #[test]
+    fn the_audit_is_told_of_a_stream_that_is_going() -> Result<()> {
+        let dev = Device::cpu_with(crate::CpuConfig::default());
+        dev.start_audit();
+        let fifo = Fifo::new(Placement::Caller, 1, None, None, &dev.core().audit);
+        let moment = |fifo: &Fifo| Moment { stream: fifo.id, tick: 1 };
+        let (write, read) = (moment(&fifo), Moment { stream: StreamId::fresh(), tick: 1 });
+        let command = |moment, write| {
+            let access = crate::Access { start: 0, end: 8, write };
+            let accesses = [access].into_iter().collect();
+            dev.core().audit.command(moment, "op", std::panic::Location::caller(), accesses);
+        };
+        fifo.enqueued.store(1, Ordering::Release);
+        fifo.progress.complete(1);
+        command(write, true);
+        let going = Arc::into_inner(fifo);
+        assert!(going.is_some() && reached(write));
+        command(read, false);
+        assert_eq!(dev.stop_audit().hazards(), []);
+        Ok(())
     }
 }

@@ -31,14 +31,16 @@ impl Host {
         }
     }
 
-    /// Begins a read. Who waits for its moment waits for every read that is open by now.
-    pub(crate) fn begin(&self) -> Moment {
+    /// Begins a read. Who waits for its moment waits for every read that is open by now. `tell` is told the moment, in the
+    /// order of moments.
+    pub(crate) fn begin(&self, tell: impl FnOnce(Moment)) -> Moment {
         let mut reads = self.reads.lock();
         reads.newest += 1;
-        let tick = reads.newest;
-        reads.open.push(tick);
-        self.fifo.enqueued.store(tick, Ordering::Release);
-        Moment { stream: self.fifo.id, tick }
+        let moment = Moment { stream: self.fifo.id, tick: reads.newest };
+        reads.open.push(moment.tick);
+        self.fifo.enqueued.store(moment.tick, Ordering::Release);
+        tell(moment);
+        moment
     }
 
     /// Ends a read.

@@ -1,6 +1,6 @@
 //! The one place where the order of commands is decided.
 
-use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,6 +10,7 @@ use crate::buffer::Log;
 use crate::cuda::{DriverStream, GateWord, Queue, TimedEvent};
 use crate::fifo::{Gate, Item, Job, Tail, bump, find};
 use crate::needs::Moments;
+use crate::within::{Holds, Within};
 use crate::{Cpu, Error, Moment, Panicked, Placement, Result, SpinGuard, Stream, Use, Work};
 
 /// Who runs a command that was ordered.
@@ -32,16 +33,17 @@ impl Stream {
     /// buffers' logs, those that the stream's clock covers are dropped, the rest are waited for with the fewest
     /// events, and the uses are logged. A CPU device runs the work before the call returns if the stream runs inline, later
     /// and on another thread if not; a CUDA device enqueues it. Memory that it reaches through `uses` stays valid until it
-    /// has run.
+    /// has run. A call that would wait in it is [`Error::Deadlock`].
     ///
     /// # Errors
     /// [`Error::DeviceMismatch`] if a buffer is another device's, [`Error::Io`] if the stream needs a thread that the
-    /// system does not give. Nothing is launched then. What a CUDA device's queue returns.
+    /// system does not give, [`Error::Deadlock`] within a command of a stream that runs inline. Nothing is launched then.
+    /// What a CUDA device's queue returns.
     #[inline]
     #[track_caller]
     pub fn launch<W: Work>(&self, op: &'static str, uses: &[Use<'_>], work: W) -> Result<()> {
         let fifo = self.fifo();
-        let mut tail = fifo.tail.lock();
+        let mut tail = fifo.lock_tail(op)?;
         let threads = fifo.threads;
         match self.order(&mut tail, op, uses, true)? {
             Place::Here => self.run_inline(&tail, op, || work.run(&Cpu::new(self.core(), threads))),
@@ -69,7 +71,7 @@ impl Stream {
         F: FnOnce() + Send + 'static,
     {
         let fifo = self.fifo();
-        let mut tail = fifo.tail.lock();
+        let mut tail = fifo.lock_tail(op)?;
         match self.order(&mut tail, op, uses, true)? {
             Place::Here => self.run_inline(&tail, op, work),
             Place::Worker => self.enqueue(&mut tail, op, uses, Box::new(|_| work())),
@@ -103,7 +105,7 @@ impl Stream {
             let reason = format!("{op} was submitted to a stream of {}", self.device()).into();
             return Err(Error::CudaUnavailable { reason });
         };
-        let mut tail = fifo.tail.lock();
+        let mut tail = fifo.lock_tail(op)?;
         self.order(&mut tail, op, uses, true)?;
         let tf32 = self.device().tf32();
         self.drive(driver, &mut tail, op, |_| work(&Queue::new(self.core(), driver, op, fifo.id, tf32)))?;
@@ -142,7 +144,7 @@ impl Stream {
         // cannot overlap memory that only commands use.
         let copy = move |bytes: &[u8]| unsafe { to.copy_from(bytes) };
         let fifo = self.fifo();
-        let mut tail = fifo.tail.lock();
+        let mut tail = fifo.lock_tail(op)?;
         let uses = [Use::write(buffer)];
         match self.order(&mut tail, op, &uses, true)? {
             Place::Here => self.run_inline(&tail, op, || copy(bytes)),
@@ -200,7 +202,7 @@ impl Stream {
             });
         }
         self.owns(op, &[Use::write(to)])?;
-        let mut tail = fifo.tail.lock();
+        let mut tail = fifo.lock_tail(op)?;
         self.order_uses(&mut tail, op, &[Use::write(to), Use::read(from)], false)?;
         // Before it is given to the driver: the other device's memory outlives the copy.
         self.core().borrow_until(Moment { stream: fifo.id, tick: tail.tick }, theirs, &cuda.context);
@@ -223,14 +225,14 @@ impl Stream {
     /// As [`wait_for`](Self::wait_for); if the driver has an event at the only moment, it is the one to wait for.
     pub(crate) fn wait_exactly(&self, moments: &[Moment], event: Option<&TimedEvent>) -> Result<()> {
         let fifo = self.fifo();
-        let mut tail = fifo.tail.lock();
+        let mut tail = fifo.lock_tail("wait")?;
         let mut needs: Moments = moments.iter().copied().filter(|need| need.stream != fifo.id).collect();
         fifo.drop_met(&mut tail, &mut needs);
         if needs.is_empty() {
             return Ok(());
         }
         if fifo.driver.is_none() {
-            fifo.ensure_worker()?;
+            fifo.ensure_worker("wait")?;
         }
         let place = Location::caller();
         let audit = |tail: &Tail| {
@@ -259,7 +261,7 @@ impl Stream {
     /// Takes a tick for a marker, which runs `work` when the stream passes it. A driver's stream has an event instead.
     pub(crate) fn mark(&self, work: impl FnOnce() + Send + 'static) -> Result<(Moment, Option<TimedEvent>)> {
         let fifo = self.fifo();
-        let mut tail = fifo.tail.lock();
+        let mut tail = fifo.lock_tail("record")?;
         let mut event = None;
         match self.order(&mut tail, "record", &[], true)? {
             Place::Here => self.run_inline(&tail, "record", work),
@@ -277,7 +279,7 @@ impl Stream {
     /// Puts a gate into the stream, which never runs on the calling thread. That of a driver's stream is its own.
     pub(crate) fn close(&self, gate: Arc<Gate>) -> Result<Option<GateWord>> {
         let fifo = self.fifo();
-        let mut tail = fifo.tail.lock();
+        let mut tail = fifo.lock_tail("hold")?;
         match self.order(&mut tail, "hold", &[], false)? {
             Place::Driver => {
                 let driver = fifo.driver()?;
@@ -296,8 +298,9 @@ impl Stream {
         let (fifo, driver) = (self.fifo(), self.fifo().driver()?);
         let (stream, core) = (fifo.id, Arc::clone(self.core()));
         let guarded = Box::new(move || {
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
-                core.fail(Error::Async { op, stream, source: Arc::new(Panicked::new(&*payload)) });
+            let _within = Within::enter(stream, Holds::Nothing);
+            if let Err(panicked) = Panicked::catch(work) {
+                core.fail(Error::Async { op, stream, source: Arc::new(panicked) });
             }
         });
         self.drive(driver, tail, op, |_| driver.host_call(guarded))
@@ -367,7 +370,7 @@ impl Stream {
     fn owns(&self, op: &'static str, uses: &[Use<'_>]) -> Result<()> {
         let core = self.core();
         match uses.iter().find(|used| !Arc::ptr_eq(used.buffer.device().core(), core)) {
-            Some(foreign) => Err(foreign.foreign(op, self)),
+            Some(foreign) => Err(Error::device_mismatch(op, self.device(), foreign.buffer.device())),
             None => Ok(()),
         }
     }
@@ -439,7 +442,7 @@ impl Stream {
         {
             Place::Here
         } else {
-            fifo.ensure_worker()?;
+            fifo.ensure_worker(op)?;
             Place::Worker
         };
         fifo.take(tail);
@@ -506,7 +509,7 @@ impl Stream {
     #[inline]
     fn run_inline(&self, tail: &Tail, op: &'static str, work: impl FnOnce()) {
         let fifo = self.fifo();
-        fifo.run(self.core(), op, tail.tick, work);
+        fifo.run(self.core(), op, tail.tick, Holds::Launches, work);
         // Whoever waits for this tick takes the tail first, so nobody has to be woken.
         fifo.progress.complete_unawaited(tail.tick);
     }

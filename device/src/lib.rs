@@ -33,7 +33,9 @@ mod spin;
 mod stream;
 mod sync;
 mod team;
+mod threads;
 mod time;
+mod within;
 mod work;
 
 pub use audit::{Audit, AuditedCommand, AuditedWait, Hazard};

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::cuda::{DriverStream, TimedEvent};
 use crate::fifo::{Fifo, Tail, bump, find, reached};
+use crate::threads::spawn;
 use crate::{Clock, Error, Moment, Result, Use};
 
 pub(crate) type Moments = SmallVec<[Moment; 4]>;
@@ -109,13 +110,12 @@ impl Fifo {
                 (Some(own), None) => {
                     let word = own.gate(Moment { stream: self.id, tick: tail.tick })?;
                     let awaited = Arc::clone(fifo);
-                    let spawned = std::thread::Builder::new().name("gate".into()).spawn(move || {
+                    spawn("gate".to_owned(), move || {
                         // It opens when the thread ends.
                         let _word = word;
                         // A stream of the host cannot fail.
                         let _ = awaited.wait_until(tick);
-                    });
-                    spawned.map_err(|error| Error::Io { path: "gate".into(), source: Arc::new(error) })?;
+                    })?;
                     false
                 }
                 (None, _) => fifo.counters.marked.swap(tick, Ordering::Relaxed) != tick,

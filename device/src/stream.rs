@@ -159,11 +159,12 @@ impl Stream {
     /// Blocks until everything launched on this stream so far has run.
     ///
     /// # Errors
-    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet.
+    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet;
+    /// [`Error::Deadlock`](crate::Error::Deadlock) if it would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
         let core = self.core();
         core.count_host_sync();
-        self.fifo().host_wait(core, self.now().tick);
+        self.fifo().host_wait("synchronize", core, self.now().tick)?;
         core.take_fault()
     }
 

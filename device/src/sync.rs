@@ -6,7 +6,7 @@ pub(crate) use {
     parking_lot::{Condvar, Mutex},
     std::hint::spin_loop,
     std::sync::atomic,
-    std::thread,
+    std::{thread, thread_local},
     usual::UnsafeCell,
 };
 
@@ -15,7 +15,7 @@ pub(crate) use {
     loom::cell::UnsafeCell,
     loom::hint::spin_loop,
     loom::sync::atomic,
-    loom::thread,
+    loom::{thread, thread_local},
     model::{Condvar, Mutex},
 };
 

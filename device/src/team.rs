@@ -1,13 +1,15 @@
 //! Host threads that work together: the lanes of a step, the parts of a kernel.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::sync::thread::{self, JoinHandle};
-use crate::sync::{UnsafeCell, spin_loop};
+use crate::sync::{UnsafeCell, spin_loop, thread_local};
+use crate::threads::spawn;
 use crate::{Error, Panicked, Result};
 
 /// Threads that wait close by for the next job: a hand-off takes well under a microsecond while they look around,
@@ -48,11 +50,23 @@ const TAKEN: u32 = 2;
 unsafe impl Sync for Shared {}
 
 impl Team {
+    /// The most helpers that a team may have.
+    pub const MAX_HELPERS: usize = 1023;
+
     /// A team of the calling thread and `helpers` more, whose threads are called `<name> 1` and so on.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread.
+    /// [`Error::InvalidArgument`] for more helpers than [`MAX_HELPERS`](Team::MAX_HELPERS), [`Error::Io`] if the system gives
+    /// no thread.
     pub fn new(name: &str, helpers: usize) -> Result<Team> {
+        if helpers > Team::MAX_HELPERS {
+            return Err(Error::InvalidArgument {
+                op: "Team::new",
+                argument: "helpers",
+                expected: "at most 1023",
+                value: helpers.to_string().into(),
+            });
+        }
         let mut team = Team { members: Vec::with_capacity(helpers), running: Mutex::new(()) };
         for index in 1..=helpers {
             let shared = Arc::new(Shared {
@@ -63,13 +77,7 @@ impl Team {
                 panic: Mutex::new(None),
             });
             let own = Arc::clone(&shared);
-            let thread = thread::Builder::new()
-                .name(format!("{name} {index}"))
-                .spawn(move || own.serve(index))
-                .map_err(|error| Error::Io {
-                    path: format!("{name} thread").into(),
-                    source: Arc::new(error),
-                })?;
+            let thread = spawn(format!("{name} {index}"), move || own.serve(index))?;
             team.members.push(Member { shared, thread: Some(thread) });
         }
         Ok(team)
@@ -82,9 +90,18 @@ impl Team {
 
     /// Calls `job(i)` for `i` in `0..=helpers`: 0 on the calling thread, the others on one helper each, all at once.
     /// Returns when all have returned, with the panic of each that panicked.
-    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Vec<(usize, Panicked)> {
+    ///
+    /// # Errors
+    /// [`Error::Deadlock`] from within a job of the same team, directly or by way of other teams' runs; `job` is not called.
+    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
+        let id = std::ptr::from_ref(self).addr();
+        let mut runs = RUNS.with(|runs| runs.borrow().clone());
+        if runs.contains(&id) {
+            return Err(Error::Deadlock { op: "Team::run", within: "a job of the same team".into() });
+        }
+        runs.push(id);
         let _running = self.running.lock();
-        call(&self.members, job, Shared::wait)
+        Ok(call(&self.members, &|i| within(&runs, || job(i)), Shared::wait))
     }
 
     /// Calls `job(0)` on the calling thread and, meanwhile, `job(i)` on those of the first `helpers` helpers that come
@@ -97,15 +114,35 @@ impl Team {
     }
 }
 
+thread_local! {
+    /// The teams, by address, of whose runs the thread's job is part.
+    static RUNS: RefCell<Runs> = RefCell::default();
+}
+
+type Runs = SmallVec<[usize; 2]>;
+
+/// Calls `f` as part of `runs`.
+fn within<R>(runs: &Runs, f: impl FnOnce() -> R) -> R {
+    /// The former runs, to be restored also on panic.
+    struct Outer(Runs);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            RUNS.with(|runs| std::mem::swap(&mut *runs.borrow_mut(), &mut self.0));
+        }
+    }
+    let _outer = Outer(RUNS.with(|own| own.replace(runs.clone())));
+    f()
+}
+
 /// Gives the members the job, does it here, too, and lets `finish` see each member through.
 fn call(members: &[Member], job: Job<'_>, finish: impl Fn(&Shared)) -> Vec<(usize, Panicked)> {
     // SAFETY: only the lifetime changes. `finish` returns once its member is free, so nobody has the job when this call
     // returns, which no panic can forestall: the caller's own part is caught.
     let given: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
     members.iter().for_each(|member| member.offer(given));
-    let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+    let own = Panicked::catch(|| job(0));
     members.iter().for_each(|member| finish(&member.shared));
-    let own = own.err().map(|payload| (0, Panicked::new(&*payload)));
+    let own = own.err().map(|panicked| (0, panicked));
     let helpers = members.iter().enumerate();
     own.into_iter().chain(helpers.filter_map(|(i, m)| Some((i + 1, m.shared.panic.lock().take()?)))).collect()
 }
@@ -144,9 +181,9 @@ impl Shared {
             // SAFETY: taking the job acquired what the giver wrote, and the giver waits for this member to be free
             // before it touches the cell again or lets the job go.
             if let Some(job) = self.job.with(|cell| unsafe { *cell })
-                && let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(index)))
+                && let Err(panicked) = Panicked::catch(|| job(index))
             {
-                *self.panic.lock() = Some(Panicked::new(&*payload));
+                *self.panic.lock() = Some(panicked);
             }
             self.state.store(FREE, Ordering::Release);
         }
@@ -245,7 +282,7 @@ mod loom_tests {
             let team = Team::new("test", 1).expect("a thread");
             let parts = [0, 0].map(|part| Part(UnsafeCell::new(part)));
             for run in 0..2 {
-                let panics = team.run(&|i| assert_eq!(parts[i].add(1), 10 * run + 1));
+                let panics = team.run(&|i| assert_eq!(parts[i].add(1), 10 * run + 1)).expect("not nested");
                 assert!(panics.is_empty());
                 parts.iter().for_each(|part| assert_eq!(part.add(9), 10 * run + 10));
             }
@@ -286,7 +323,7 @@ mod tests {
         for _ in 0..500 {
             let panics = team.run(&|i| {
                 counts[i].fetch_add(1, Ordering::Relaxed);
-            });
+            })?;
             assert!(panics.is_empty());
         }
         assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 500));
@@ -301,7 +338,7 @@ mod tests {
             let ran = AtomicUsize::new(0);
             team.run(&|_| {
                 ran.fetch_add(1, Ordering::Relaxed);
-            });
+            })?;
             assert_eq!(ran.load(Ordering::Relaxed), 2);
         }
         Ok(())
@@ -336,11 +373,43 @@ mod tests {
     #[test]
     fn panics_are_returned_and_the_team_goes_on() -> Result<()> {
         let team = Team::new("test", 2)?;
-        let panics = team.run(&|i| assert_ne!(i, 1, "no"));
+        let panics = team.run(&|i| assert_ne!(i, 1, "no"))?;
         assert_eq!(panics.iter().map(|panic| panic.0).collect::<Vec<_>>(), [1]);
-        let panics = team.run(&|i| assert_ne!(i, 0, "no"));
+        let panics = team.run(&|i| assert_ne!(i, 0, "no"))?;
         assert_eq!(panics.iter().map(|panic| panic.0).collect::<Vec<_>>(), [0]);
-        assert!(team.run(&|_| ()).is_empty());
+        assert!(team.run(&|_| ())?.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn a_payload_that_panics_when_it_is_dropped_stops_nobody() -> Result<()> {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                std::panic::resume_unwind(Box::new("again"));
+            }
+        }
+        let team = Team::new("test", 2)?;
+        for _ in 0..2 {
+            let panics = team.run(&|_| std::panic::resume_unwind(Box::new(Bomb)))?;
+            assert_eq!(panics.iter().map(|panic| panic.0).collect::<Vec<_>>(), [0, 1, 2]);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_run_within_a_run_of_the_same_team_is_refused() -> Result<()> {
+        let (outer, inner) = (Team::new("outer", 1)?, Team::new("inner", 1)?);
+        let refused = AtomicUsize::new(0);
+        let count = |nested: Result<Vec<(usize, Panicked)>>| {
+            refused.fetch_add(usize::from(matches!(nested, Err(Error::Deadlock { .. }))), Ordering::Relaxed);
+        };
+        outer.run(&|_| count(outer.run(&|_| ())))?;
+        assert_eq!(refused.load(Ordering::Relaxed), 2);
+        // Through another team's threads, too.
+        outer.run(&|_| count(inner.run(&|_| count(outer.run(&|_| ())))))?;
+        assert_eq!(refused.load(Ordering::Relaxed), 6);
+        assert!(outer.run(&|_| ())?.is_empty());
         Ok(())
     }
 }

@@ -4,11 +4,10 @@
 //! parts (a sum, say) gives the same bits with one thread and with many.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device::{Cpu, Team};
+use device::{Cpu, Panicked, Team};
 use smallvec::SmallVec;
 
 /// The threads that a kernel may use besides its own; `None` if splitting does not pay.
@@ -95,16 +94,16 @@ fn share(team: &Team, parts: Parts, body: &(dyn Fn(usize, Range<usize>) + Sync))
                 if index >= start(thread + 1) {
                     break;
                 }
-                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| body(index, parts.range(index)))) {
-                    panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+                if let Err(panicked) = Panicked::catch(|| body(index, parts.range(index))) {
+                    panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panicked);
                 }
             }
         }
     };
     // The parts' panics are caught above.
     let _ = team.share(threads - 1, &take_parts);
-    if let Some(payload) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        resume_unwind(payload);
+    if let Some(panicked) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        std::panic::resume_unwind(Box::new(String::from(panicked.message)));
     }
 }
 
@@ -143,8 +142,8 @@ mod tests {
                 ended.fetch_add(1, Ordering::Relaxed);
             });
         };
-        let payload = catch_unwind(AssertUnwindSafe(split)).expect_err("part 5 panics");
-        assert!(payload.downcast_ref::<String>().is_some_and(|text| text.contains("part five")));
+        let panicked = Panicked::catch(split).expect_err("part 5 panics");
+        assert!(panicked.message.contains("part five"));
         assert_eq!(ended.load(Ordering::Relaxed), 63);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use device::{DType, Device, Error, Result};
+use device::{DType, Error, Result};
 
 use crate::Tensor;
 
@@ -18,13 +18,6 @@ pub(crate) fn shape_mismatch(op: &'static str, lhs: &[usize], rhs: &[usize]) -> 
 #[inline(never)]
 pub(crate) fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> Error {
     Error::DTypeMismatch { op, expected, got }
-}
-
-/// Operands on different devices.
-#[cold]
-#[inline(never)]
-pub(crate) fn device_mismatch(op: &'static str, lhs: &Device, rhs: &Device) -> Error {
-    Error::DeviceMismatch { op, lhs: lhs.name().into(), rhs: rhs.name().into() }
 }
 
 /// An element type that the op is not defined for.
@@ -57,7 +50,7 @@ pub(crate) fn same_kind(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<
 #[inline]
 pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
     if lhs.device() != rhs.device() {
-        return Err(device_mismatch(op, lhs.device(), rhs.device()));
+        return Err(Error::device_mismatch(op, lhs.device(), rhs.device()));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use device::{Result, Stream};
 use kernels::{BinaryOp, Scalar, UnaryOp};
 
 use crate::Tensor;
-use crate::check::{invalid, is_float, is_number, same_device, same_kind};
+use crate::check::{invalid, is_float, is_number, same_kind};
 use crate::elementwise::dense_order;
 
 impl Tensor {
@@ -135,14 +135,19 @@ impl Tensor {
         self.number_("mul_scalar_", UnaryOp::MulScalar(value))
     }
 
-    /// Overwrites the elements with those of `src`, which broadcasts to this shape and may have another type.
+    /// Overwrites the elements with those of `src`, which broadcasts to this shape and may have another type. From another
+    /// device they come as by [`Tensor::to_device`].
     ///
     /// # Errors
-    /// `DeviceMismatch`, `ShapeMismatch`; `InvalidArgument` if `self` is expanded.
+    /// `ShapeMismatch`; `InvalidArgument` if `self` is expanded; for another device's, as [`Tensor::to_device`].
     pub fn copy_(&self, src: &Tensor) -> Result<()> {
         const OP: &str = "copy_";
-        same_device(OP, self, src)?;
         self.writable(OP)?;
+        if self.device() != src.device() {
+            // Nothing moves that does not fit.
+            self.layout_of(OP, src)?;
+            return self.copy_(&src.to_device(self.device())?);
+        }
         if self.same_storage(src) && self.layout == src.layout {
             return Ok(());
         }

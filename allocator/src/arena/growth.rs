@@ -14,7 +14,7 @@ use crate::order::Frontier;
 #[derive(Debug)]
 pub(crate) struct Growth {
     /// The block that they are the end of.
-    index: u32,
+    pub(super) index: u32,
     pub(crate) address: Address,
     pub(crate) units: u32,
 }
@@ -109,7 +109,7 @@ impl Arena {
     }
 
     /// The pages have memory: takes `units` units of the block that they are the end of, or what there is.
-    pub(crate) fn finish_growth(&mut self, growth: &Growth, units: u32) -> Taken {
+    pub(super) fn finish_growth(&mut self, growth: &Growth, units: u32) -> Taken {
         self.borrowed = 0;
         let index = growth.index;
         if units < self.blocks[index].units {

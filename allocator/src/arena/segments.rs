@@ -2,7 +2,7 @@
 
 use device::{Moment, StreamId};
 
-use super::{Arena, MergedBlock, Segment, Taken};
+use super::{Arena, MergedBlock, Obtained, Segment, Taken};
 use crate::block::{Block, NONE, State, Tags};
 use crate::classes::{UNIT, class_of};
 use crate::history::Action;
@@ -10,13 +10,36 @@ use crate::order::Frontier;
 
 impl Arena {
     /// Adds a range of memory from the driver as one free block and takes `units` units of it.
-    pub(crate) fn add_segment(&mut self, segment: Segment, units: u32) -> Taken {
+    fn add_segment(&mut self, segment: Segment, units: u32) -> Taken {
         self.counts.reserved_units += u64::from(segment.units);
         self.note(Action::Obtain, segment.base, segment.units);
         let first = self.add_block(segment, State::Ready);
         self.list(first, State::Ready);
         self.borrowed = 0;
         self.take(first, units)
+    }
+
+    /// Makes memory from the driver a free block that is ready, merged with its neighbours.
+    pub(crate) fn keep_obtained(&mut self, obtained: Obtained<'_>) {
+        self.borrowed = 0;
+        let (index, address, units) = match obtained {
+            Obtained::Segment(segment) => {
+                let (base, units) = (segment.base, segment.units);
+                self.counts.reserved_units += u64::from(units);
+                (self.add_block(segment, State::Moving), base, units)
+            }
+            Obtained::Pages(growth) => (growth.index, growth.address, growth.units),
+        };
+        self.note(Action::Obtain, address, units);
+        self.settle(index);
+    }
+
+    /// Takes a block of `units` units of memory from the driver.
+    pub(crate) fn take_obtained(&mut self, obtained: Obtained<'_>, units: u32) -> Taken {
+        match obtained {
+            Obtained::Segment(segment) => self.add_segment(segment, units),
+            Obtained::Pages(growth) => self.finish_growth(growth, units),
+        }
     }
 
     /// Adds a range as one block that is in no list.

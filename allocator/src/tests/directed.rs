@@ -1,5 +1,7 @@
 //! Cases worth a name.
 
+use device::Error;
+
 use super::model::{Bench, PAGE};
 use crate::classes::UNIT;
 use crate::growth::segment_bytes;
@@ -382,4 +384,37 @@ fn growth_that_moves_nothing_leaves_the_budget_alone() {
     (0..8).for_each(|_| _ = bench.allocate(0, PAGE).unwrap());
     assert_eq!(excess(&bench), before + 8);
     bench.check();
+}
+
+#[test]
+fn what_is_reserved_serves_later_requests() {
+    const WHOLE: usize = 1 << 20;
+    for in_place in [true, false] {
+        let mut bench = Bench::with(2, in_place);
+        let reserve =
+            |bench: &Bench, stream, bytes| bench.allocator.make_ready(&bench.world.stream(stream), bytes);
+        reserve(&bench, 0, WHOLE).unwrap();
+        bench.check();
+        let stats = bench.allocator.stats();
+        assert!(stats.reserved_bytes >= WHOLE && stats.cached_bytes == stats.reserved_bytes);
+        assert_eq!((stats.peak_allocated_bytes, stats.allocations, stats.live_blocks), (0, 0, 0));
+        reserve(&bench, 0, WHOLE).unwrap();
+        let live: Vec<usize> = (0..8).map(|_| bench.allocate(0, WHOLE / 8).unwrap()).collect();
+        bench.check();
+        assert_eq!(bench.allocator.stats().driver_allocations, stats.driver_allocations, "{in_place}");
+        // What another stream still uses is not there yet.
+        live.iter().for_each(|&index| bench.launch(1, index, true));
+        live.into_iter().rev().for_each(|index| bench.free(index));
+        reserve(&bench, 0, WHOLE).unwrap();
+        bench.check();
+        assert!(bench.allocator.stats().driver_allocations > stats.driver_allocations);
+        // Nor more than the limit allows, which changes nothing.
+        let before = bench.allocator.stats();
+        bench.allocator.set_limit(Some(before.reserved_bytes + WHOLE));
+        let refused = reserve(&bench, 1, 4 * WHOLE);
+        assert!(matches!(refused, Err(Error::OutOfMemory { .. })));
+        assert!(matches!(reserve(&bench, 1, usize::MAX), Err(Error::OutOfMemory { .. })));
+        bench.check();
+        assert!(bench.allocator.stats().reserved_bytes <= before.reserved_bytes);
+    }
 }

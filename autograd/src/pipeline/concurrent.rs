@@ -1,10 +1,9 @@
 //! Several batches forward and backward at once, on shared weights.
 
-use device::{Placement, SpinLock, StreamOptions, Team};
+use device::{Panicked, Placement, SpinLock, StreamOptions, Team};
 use tensor::{Device, Error, Generator, Result, Stream, Tensor, next_key, preload, with_generator};
 
 use super::deferred::{Update, collect, defer};
-use crate::caught::catch;
 use crate::{Gradients, Var};
 
 /// Lanes that run the forward and backward pass of a batch each, at once.
@@ -44,14 +43,14 @@ impl ConcurrentBatches {
     /// Lanes on `device`, which share its threads evenly.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no lanes, [`Error::Io`] if the system gives no thread.
+    /// [`Error::InvalidArgument`] for no lanes or more than a [`Team`] may have, [`Error::Io`] if the system gives no thread.
     pub fn new(device: &Device, lanes: usize) -> Result<ConcurrentBatches> {
-        if lanes == 0 {
+        if !(1..=Team::MAX_HELPERS + 1).contains(&lanes) {
             return Err(Error::InvalidArgument {
                 op: "ConcurrentBatches::new",
                 argument: "lanes",
-                expected: "at least 1",
-                value: "0".into(),
+                expected: "1 to 1024",
+                value: lanes.to_string().into(),
             });
         }
         let streams = if lanes == 1 {
@@ -75,13 +74,13 @@ impl ConcurrentBatches {
     /// batch order. Random ops draw from a generator of the batch's own, the same whatever the number of lanes. What the
     /// batches put off with [`defer`] is done last, in batch order too.
     ///
-    /// Returns once everything is launched, which for lanes that run inline means once it has run. `loss` must not
-    /// start another step of the same lanes.
+    /// Returns once everything is launched, which for lanes that run inline means once it has run.
     ///
     /// # Errors
     /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
     /// ([`Error::LanePanicked`]); the other batches were run to their end. Then that of the first update that was put off
-    /// and returned one or panicked; those after it are not run. [`Error::InvalidArgument`] for no batches.
+    /// and returned one or panicked; those after it are not run. [`Error::InvalidArgument`] for no batches;
+    /// [`Error::Deadlock`] from within a batch of the same lanes.
     pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
     where
         B: Send,
@@ -121,7 +120,7 @@ impl ConcurrentBatches {
                     }
                 }
             });
-        });
+        })?;
         finish(work, lanes)
     }
 }
@@ -143,7 +142,7 @@ enum Work<B> {
 
 /// Turns a panic of what a batch does into an error that names its lane.
 fn caught<R>(lane: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    catch(f).unwrap_or_else(|panicked| Err(Error::LanePanicked { lane, message: panicked.message }))
+    Panicked::catch(f).unwrap_or_else(|panicked| Err(Error::LanePanicked { lane, message: panicked.message }))
 }
 
 /// Collects results in batch order.

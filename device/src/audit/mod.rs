@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::{Access, Device, Moment};
+use crate::{Access, Device, Moment, StreamId};
 
 /// A command that was launched while a device was audited.
 #[derive(Clone, Debug, PartialEq)]
@@ -181,11 +181,16 @@ impl AuditLog {
         }
     }
 
-    /// The host saw that a moment had passed.
+    /// The host saw that a moment had passed. It is told before anything is decided by that.
     pub(crate) fn passed(&self, moment: Moment) {
         if self.is_on() {
             self.push(Entry::Passed(moment));
         }
+    }
+
+    /// A stream has run all that it ever will.
+    pub(crate) fn gone(&self, stream: StreamId) {
+        self.passed(Moment { stream, tick: u64::MAX });
     }
 
     /// The host's read at a moment is over.

@@ -1,11 +1,12 @@
 //! What a kernel reports that meets an index out of range.
 
+use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use cudarc::driver::sys;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::call::address;
 use super::context::Context;
@@ -44,8 +45,45 @@ pub(super) struct FaultArg {
 pub(crate) struct FaultWord {
     record: NonNull<Record>,
     context: Arc<Context>,
-    /// Who may have reported, by the number that its kernels were given.
-    ops: RwLock<Vec<(&'static str, StreamId)>>,
+    reporters: RwLock<Reporters>,
+    /// The report of a stream that is gone.
+    kept: Mutex<Option<Error>>,
+}
+
+/// Who may report, by the numbers that kernels are given.
+#[derive(Default)]
+struct Reporters {
+    numbers: HashMap<(&'static str, StreamId), u32>,
+    by_number: Vec<(&'static str, StreamId)>,
+    /// Numbers of streams that are gone.
+    free: Vec<u32>,
+}
+
+impl Reporters {
+    fn number(&self, op: &'static str, stream: StreamId) -> Option<u32> {
+        self.numbers.get(&(op, stream)).copied()
+    }
+
+    /// Gives a reporter a number.
+    fn add(&mut self, op: &'static str, stream: StreamId) -> u32 {
+        let Reporters { numbers, by_number, free } = self;
+        *numbers.entry((op, stream)).or_insert_with(|| match free.pop() {
+            Some(number) => {
+                by_number[number as usize] = (op, stream);
+                number
+            }
+            None => {
+                by_number.push((op, stream));
+                by_number.len() as u32 - 1
+            }
+        })
+    }
+
+    /// The stream's numbers are others' from now on.
+    fn forget(&mut self, stream: StreamId) {
+        let gone = self.numbers.extract_if(|&(_, reporter), _| reporter == stream);
+        self.free.extend(gone.map(|(_, number)| number));
+    }
 }
 
 impl FaultWord {
@@ -54,7 +92,12 @@ impl FaultWord {
         let record: NonNull<Record> = context.allocate_pinned(size_of::<Record>())?.cast();
         // SAFETY: there are that many bytes, which nobody else has; zeros are an empty record.
         unsafe { record.write_bytes(0, 1) };
-        Ok(Arc::new(FaultWord { record, context: Arc::clone(context), ops: RwLock::default() }))
+        Ok(Arc::new(FaultWord {
+            record,
+            context: Arc::clone(context),
+            reporters: RwLock::default(),
+            kept: Mutex::default(),
+        }))
     }
 
     fn record(&self) -> &Record {
@@ -64,28 +107,41 @@ impl FaultWord {
 
     /// The argument of a kernel of `op` on `stream`.
     pub(super) fn argument(&self, op: &'static str, stream: StreamId) -> FaultArg {
-        let known = self.ops.read().iter().position(|&entry| entry == (op, stream));
-        let op = known.unwrap_or_else(|| {
-            let mut ops = self.ops.write();
-            ops.push((op, stream));
-            ops.len() - 1
-        });
+        let known = self.reporters.read().number(op, stream);
+        let op = known.unwrap_or_else(|| self.reporters.write().add(op, stream));
         // The host's address is the device's, too: unified addressing.
-        FaultArg { record: address(self.record.as_ptr()), op: op as u32, pad: 0 }
+        FaultArg { record: address(self.record.as_ptr()), op, pad: 0 }
+    }
+
+    /// A stream has run dry and is gone. What it reported stays.
+    pub(super) fn forget(&self, stream: StreamId) {
+        let mut kept = self.kept.lock();
+        if let Some(report) = self.read() {
+            kept.get_or_insert(report);
+        }
+        self.reporters.write().forget(stream);
     }
 
     /// Whether there is a report.
     pub(crate) fn is_set(&self) -> bool {
-        self.record().is_written()
+        self.record().is_written() || self.kept.lock().is_some()
     }
 
     /// The first report, which makes room for another.
     pub(crate) fn take(&self) -> Option<Error> {
+        let mut kept = self.kept.lock();
+        let newest = self.read();
+        kept.take().or(newest)
+    }
+
+    /// What is in the record, which makes room for another.
+    fn read(&self) -> Option<Error> {
         let record = self.record();
         if !record.is_written() {
             return None;
         }
-        let (op, stream) = self.ops.read().get(record.op.load(Ordering::Relaxed) as usize).copied()?;
+        let (op, stream) =
+            self.reporters.read().by_number.get(record.op.load(Ordering::Relaxed) as usize).copied()?;
         let (value, bound) = (record.value.load(Ordering::Relaxed), record.bound.load(Ordering::Relaxed));
         record.set.store(0, Ordering::Release);
         let message = format!("index {value} is out of range for size {bound}").into();
@@ -109,6 +165,22 @@ impl Drop for FaultWord {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_of_streams_that_are_gone_are_given_again() {
+        let mut reporters = Reporters::default();
+        let lasting = StreamId::fresh();
+        let first = reporters.add("gather", lasting);
+        for _ in 0..100 {
+            let stream = StreamId::fresh();
+            let numbers = ["gather", "scatter", "gather"].map(|op| reporters.add(op, stream));
+            assert!(numbers[0] == numbers[2] && numbers[0] != numbers[1] && !numbers.contains(&first));
+            assert_eq!(reporters.by_number[numbers[1] as usize], ("scatter", stream));
+            reporters.forget(stream);
+            assert_eq!(reporters.number("gather", stream), None);
+        }
+        assert_eq!((reporters.number("gather", lasting), reporters.by_number.len()), (Some(first), 3));
+    }
 
     #[test]
     fn a_report_counts_once_all_of_it_is_written() {

@@ -196,7 +196,7 @@ impl Stream {
         let fifo = self.fifo();
         let Some(driver) = &fifo.driver else { return Ok(()) };
         // As for a launch: one thread at a time.
-        let _tail = fifo.tail.lock();
+        let _tail = fifo.lock_tail("preload")?;
         driver.bind()?;
         self.core().with_room(|| driver.preload(programs))
     }

@@ -25,11 +25,25 @@ pub(super) fn probe(ordinal: usize) -> Result<sys::CUdevice> {
     }
     let device = find(ordinal)?;
     // SAFETY: only looks for the libraries and loads them.
-    let (compiler, products) = unsafe { (nvrtc::is_culib_present(), cublas::is_culib_present()) };
-    match (compiler, products) {
-        (false, _) => Err(unavailable("the kernels' compiler, the library libnvrtc, was not found")),
-        (_, false) => Err(unavailable("the library libcublas was not found")),
-        _ => Ok(device),
+    match unsafe { (nvrtc::is_culib_present(), cublas::is_culib_present()) } {
+        (false, _) => return Err(unavailable("the kernels' compiler, the library libnvrtc, was not found")),
+        (_, false) => return Err(unavailable("the library libcublas was not found")),
+        _ => {}
+    }
+    // SAFETY: the libraries are there, and no symbol's address is followed.
+    has_all("libnvrtc", COMPILER, |name| unsafe { nvrtc::culib().get::<*const u8>(name).is_ok() })?;
+    // SAFETY: as above.
+    has_all("libcublas", PRODUCTS, |name| unsafe { cublas::culib().get::<*const u8>(name).is_ok() })?;
+    Ok(device)
+}
+
+/// That a library has the functions that are called here: one of them that is not there panics where it is called.
+fn has_all(library: &str, functions: &[&str], has: impl Fn(&[u8]) -> bool) -> Result<()> {
+    match functions.iter().find(|name| !has(name.as_bytes())) {
+        Some(name) => {
+            Err(unavailable(&format!("the library {library} is too old or another one: it has no {name}")))
+        }
+        None => Ok(()),
     }
 }
 
@@ -63,4 +77,52 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
 
 pub(super) fn unavailable(reason: &str) -> Error {
     Error::CudaUnavailable { reason: reason.into() }
+}
+
+/// The functions of libnvrtc that are called.
+const COMPILER: &[&str] = &[
+    "nvrtcCompileProgram",
+    "nvrtcCreateProgram",
+    "nvrtcDestroyProgram",
+    "nvrtcGetCUBIN",
+    "nvrtcGetCUBINSize",
+    "nvrtcGetProgramLog",
+    "nvrtcGetProgramLogSize",
+    "nvrtcVersion",
+];
+
+/// The functions of libcublas that are called.
+const PRODUCTS: &[&str] = &[
+    "cublasCreate_v2",
+    "cublasDestroy_v2",
+    "cublasDgemmStridedBatched",
+    "cublasDgemm_v2",
+    "cublasGemmEx",
+    "cublasGemmStridedBatchedEx",
+    "cublasSetMathMode",
+    "cublasSetStream_v2",
+    "cublasSetWorkspace_v2",
+    "cublasSgemmStridedBatched",
+    "cublasSgemm_v2",
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The names behind `prefix` that a source calls.
+    fn called<'a>(source: &'a str, prefix: &str) -> BTreeSet<&'a str> {
+        let name = |rest: &'a str| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next();
+        let calls = source.split(prefix).skip(1).filter(|rest| !rest.starts_with(char::is_uppercase));
+        calls.filter_map(|rest| name(rest).filter(|name| rest[name.len()..].starts_with('('))).collect()
+    }
+
+    #[test]
+    fn every_function_that_is_called_is_looked_for() {
+        let listed = |names: &[&'static str]| names.iter().copied().collect::<BTreeSet<_>>();
+        assert_eq!(called(include_str!("module.rs"), "nvrtc::"), listed(COMPILER));
+        assert_eq!(called(include_str!("blas.rs"), "blas::"), listed(PRODUCTS));
+    }
 }

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +15,7 @@ use super::context::Context;
 use super::fault::FaultWord;
 use super::probe::unavailable;
 use super::{Arg, Gemm, Grid, Program, Staged};
-use crate::{Moment, Priority, Result, StreamId};
+use crate::{Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
 /// it or look at it, which any thread makes.
@@ -29,6 +28,8 @@ pub(crate) struct DriverStream {
     blas: OnceLock<Blas>,
     /// Where its kernels report what they meet.
     fault: Arc<FaultWord>,
+    /// As whom, once they may.
+    reporter: OnceLock<StreamId>,
     context: Arc<Context>,
 }
 
@@ -102,6 +103,7 @@ impl DriverStream {
             marker: Mutex::new(Marker { event: None, tick: 0 }),
             blas: OnceLock::new(),
             fault: Arc::clone(fault),
+            reporter: OnceLock::new(),
             context: Arc::clone(context),
         })
     }
@@ -233,7 +235,7 @@ impl DriverStream {
             let work = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
             IN_HOST_FUNCTION.set(true);
             // Whoever enqueues work catches its panics to report them; none may reach the driver.
-            let _ = catch_unwind(AssertUnwindSafe(work));
+            let _ = Panicked::catch(work);
             IN_HOST_FUNCTION.set(false);
         }
         let data = Box::into_raw(Box::new(work)).cast::<c_void>();
@@ -302,7 +304,7 @@ impl DriverStream {
         }
         let function = self.context.module(program)?.function(name)?;
         let reports = args.iter().any(|arg| matches!(arg, Arg::Fault));
-        let fault = reports.then(|| self.fault.argument(op, id));
+        let fault = reports.then(|| self.fault.argument(op, *self.reporter.get_or_init(|| id)));
         let mut params: smallvec::SmallVec<[*mut c_void; 16]> = args
             .iter()
             .map(|arg| match arg {
@@ -412,6 +414,9 @@ impl DriverStream {
 
 impl Drop for DriverStream {
     fn drop(&mut self) {
+        if let Some(&reporter) = self.reporter.get() {
+            self.fault.forget(reporter);
+        }
         if self.bind().is_ok() {
             // Whoever lets go of the stream has seen it run dry, so the next one may have its workspace.
             if let Some(blas) = self.blas.take()

@@ -28,10 +28,21 @@ fn cuda_alone() -> bool {
     std::env::var("STREAMGRAD_TEST_DEVICE").is_ok_and(|name| name == "cuda")
 }
 
-/// As [`each_schedule`], and on an explored device, where nothing runs before somebody synchronises.
+/// Explored devices, where nothing runs before somebody synchronises.
+fn each_explored(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
+    (0..8).try_for_each(|seed| check(&fresh(Schedule::Explore(Policy::Random { seed }))))
+}
+
+/// As [`each_cpu_schedule`], and on explored devices.
+pub(crate) fn each_cpu_order(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
+    each_explored(&check)?;
+    each_cpu_schedule(check)
+}
+
+/// As [`each_schedule`], and on explored devices.
 pub(crate) fn each_order(check: impl Fn(&Device) -> Result<()>) -> Result<()> {
-    for seed in if cuda_alone() { 0..0 } else { 0..8 } {
-        check(&fresh(Schedule::Explore(Policy::Random { seed })))?;
+    if !cuda_alone() {
+        each_explored(&check)?;
     }
     each_schedule(check)
 }
@@ -48,6 +59,12 @@ pub(crate) fn each_schedule(check: impl Fn(&Device) -> Result<()>) -> Result<()>
         Ok(_) | Err(Error::CudaUnavailable { .. }) => Ok(()),
         Err(error) => Err(error),
     }
+}
+
+/// Whether CUDA is the emulated driver's.
+pub(crate) fn emulated() -> bool {
+    Device::cuda_with(0, CudaConfig::default())
+        .is_ok_and(|device| device.description().to_lowercase().contains("emulat"))
 }
 
 /// Whether buffers are in pages of a CUDA device's memory.

@@ -1,13 +1,16 @@
 //! What a device is, and what may not be mixed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 
 use device::cuda::Queue;
-use device::{Cpu, Device, Error, Placement, Priority, Result, Schedule, Stream, StreamOptions, Use, Work};
+use device::{
+    Cpu, CudaConfig, Device, Error, Placement, Priority, Result, Schedule, Stream, StreamOptions, Team, Use,
+    Work,
+};
 
-use crate::common::{buffer, counted, each_schedule, fresh, new_streams, set};
+use crate::common::{buffer, counted, each_schedule, fail, fresh, new_streams, set};
 
 #[test]
 fn rule_18_mixed_devices_are_an_error_before_launch() -> Result<()> {
@@ -50,33 +53,34 @@ fn streams_are_what_was_asked_for() -> Result<()> {
         let high = dev.new_stream_with_priority(Priority::High)?;
         assert_eq!((high.priority(), high.device()), (Priority::High, dev));
         assert_eq!(dev.default_stream().priority(), Priority::Normal);
-        assert!(!splits(&high, usize::MAX)?, "the device has one thread");
+        assert!(team(&high, usize::MAX)?.is_none(), "the device has one thread");
         Ok(())
     })?;
     let dev = Device::cpu_with(device::CpuConfig { threads: Some(2), ..device::CpuConfig::default() });
     let one = dev.new_stream_with(StreamOptions { threads: Some(1), ..StreamOptions::default() })?;
-    assert!(!splits(&one, usize::MAX)?);
-    assert!(splits(&dev.default_stream(), usize::MAX)?);
-    assert!(!splits(&dev.default_stream(), 1000)?, "too little work");
+    assert!(team(&one, usize::MAX)?.is_none());
+    assert!(team(&dev.default_stream(), usize::MAX)?.is_some());
+    assert!(team(&dev.default_stream(), 1000)?.is_none(), "too little work");
     Ok(())
 }
 
-/// Whether a CPU's command of this cost gets threads beside its own.
-fn splits(stream: &Stream, cost: usize) -> Result<bool> {
-    struct Ask(usize, Arc<AtomicBool>);
+/// The threads that a CPU's command of this cost gets beside its own.
+fn team(stream: &Stream, cost: usize) -> Result<Option<Arc<Team>>> {
+    struct Ask(usize, Sender<Option<Arc<Team>>>);
     impl Work for Ask {
         fn run(&self, cpu: &Cpu<'_>) {
-            self.1.store(cpu.team(self.0).is_some(), Ordering::Release);
+            self.1.send(cpu.team(self.0).cloned()).unwrap();
         }
 
         fn enqueue(&self, _: &Queue<'_>) -> Result<()> {
+            self.1.send(None).unwrap();
             Ok(())
         }
     }
-    let answer = Arc::new(AtomicBool::new(false));
-    stream.launch("ask", &[], Ask(cost, Arc::clone(&answer)))?;
+    let (sender, receiver) = channel();
+    stream.launch("ask", &[], Ask(cost, sender))?;
     stream.synchronize()?;
-    Ok(answer.load(Ordering::Acquire))
+    Ok(receiver.recv().unwrap())
 }
 
 #[test]
@@ -103,5 +107,42 @@ fn a_caller_stream_runs_at_once_when_it_can() -> Result<()> {
     assert_ne!(queued.recv(), here, "behind a queue only the worker may run it");
     caller.synchronize()?;
     assert_eq!(launch()?.recv(), here);
+    Ok(())
+}
+
+#[test]
+fn a_sibling_waits_for_its_commands_as_its_device_does() -> Result<()> {
+    for blocking in [false, true] {
+        let config = CudaConfig { blocking: Some(blocking), ..CudaConfig::default() };
+        let device = match Device::cuda_with(0, config) {
+            Err(Error::CudaUnavailable { .. }) => return Ok(()),
+            made => made?,
+        };
+        let sibling = device.sibling(1)?;
+        let launched = sibling.default_stream().launch_host("explode", &[], || fail("boom"));
+        assert_eq!((launched.is_err(), sibling.synchronize().is_err()), (blocking, !blocking));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_number_of_threads_that_no_system_gives_is_capped() -> Result<()> {
+    let many = |threads| {
+        Device::cpu_with(device::CpuConfig { threads: Some(threads), ..device::CpuConfig::default() })
+    };
+    for threads in [20_000, 1_000_000, usize::MAX] {
+        assert_eq!(many(threads).threads(), Team::MAX_HELPERS + 1);
+        let refused = Team::new("test", threads);
+        assert!(matches!(&refused, Err(Error::InvalidArgument { argument: "helpers", .. })), "{refused:?}");
+    }
+    let (device, sum) = (many(20_000), AtomicUsize::new(0));
+    let team = team(&device.default_stream(), usize::MAX)?;
+    let add = |i| {
+        sum.fetch_add(i + 1, Ordering::Relaxed);
+    };
+    // Where the system gives fewer, kernels are not split.
+    let panics = team.map(|team| team.run(&add)).transpose()?;
+    let n = Team::MAX_HELPERS + 1;
+    assert!(panics.is_none_or(|panics| panics.is_empty() && sum.into_inner() == n * (n + 1) / 2));
     Ok(())
 }

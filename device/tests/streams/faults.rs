@@ -1,15 +1,17 @@
 //! Rules 22 and 23: what fails is reported once, by name, and the device goes on.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use device::{Buffer, CudaConfig, Device, Error, Event, Result, Schedule, Stream, Use};
 
 use crate::common::{
-    buffer, each_cpu_schedule, each_order, each_schedule, fail, fresh, new_streams, set, value,
+    buffer, each_cpu_order, each_cpu_schedule, each_order, each_schedule, emulated, fail, fresh, new_streams,
+    set, value,
 };
 
 type Synchronise = fn(&Device, &Stream, &Event, &Buffer) -> Result<()>;
@@ -45,6 +47,77 @@ fn rule_22_a_panic_is_an_error_at_the_next_synchronising_call() -> Result<()> {
                 assert_eq!(value(&x)?, 5, "the device goes on");
                 synchronise(dev, &stream, &event, &x)?;
             }
+        }
+        Ok(())
+    })
+}
+
+/// Panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        fail("when dropped");
+    }
+}
+
+#[test]
+fn rule_22_a_panic_with_a_payload_that_panics_is_one_error() -> Result<()> {
+    each_order(|dev| {
+        let [side] = new_streams(dev)?;
+        for stream in [dev.default_stream(), side] {
+            stream.launch_host("explode", &[], || resume_unwind(Box::new(Bomb)))?;
+            let told = stream.synchronize();
+            assert!(matches!(&told, Err(Error::Async { op: "explode", .. })), "{told:?}");
+            let bomb = Bomb;
+            stream.launch_host("explode", &[], move || drop(bomb))?;
+            let told = stream.synchronize();
+            assert!(told.is_err_and(|error| error.to_string().contains("when dropped")));
+            stream.synchronize()?;
+        }
+        Ok(())
+    })
+}
+
+/// What a command that writes `x` is told when it makes a call.
+fn told_within(
+    stream: &Stream,
+    x: &Arc<Buffer>,
+    call: impl FnOnce(&Stream, &Buffer) -> Result<()> + Send + 'static,
+) -> Result<Result<()>> {
+    let (sender, receiver) = channel();
+    let (own, written) = (stream.clone(), Arc::clone(x));
+    stream.launch_host("within", &[Use::write(x)], move || {
+        // The test listens.
+        let _ = sender.send(call(&own, &written));
+    })?;
+    stream.synchronize()?;
+    Ok(receiver.recv().unwrap_or_else(|_| unreachable!("the command has run")))
+}
+
+#[test]
+fn what_would_wait_for_its_own_command_is_refused() -> Result<()> {
+    let waits: [fn(&Stream, &Buffer) -> Result<()>; 3] = [
+        |stream, _| stream.synchronize(),
+        |stream, _| stream.device().synchronize(),
+        |_, x| value(x).map(drop),
+    ];
+    each_cpu_order(|dev| {
+        let [side] = new_streams(dev)?;
+        for stream in [dev.default_stream(), side] {
+            let x = Arc::new(buffer(&stream)?);
+            for wait in waits {
+                let told = told_within(&stream, &x, wait)?;
+                assert!(matches!(told, Err(Error::Deadlock { .. })), "{told:?}");
+            }
+            // A queue takes it; a stream that runs on this very thread cannot.
+            let told = told_within(&stream, &x, |stream, _| stream.launch_host("nested", &[], || ()))?;
+            assert!(matches!(told, Ok(()) | Err(Error::Deadlock { op: "nested", .. })), "{told:?}");
+            // Nor can a host read wait for the writer that waits for it.
+            set(&stream, &x, 1)?;
+            let told = x.download(|_| set(&stream, &x, 2).and_then(|()| stream.synchronize()))?;
+            assert!(matches!(told, Err(Error::Deadlock { op: "synchronize", .. })), "{told:?}");
+            assert_eq!(value(&x)?, 2);
         }
         Ok(())
     })
@@ -168,9 +241,7 @@ fn inner_failing_wait() -> Result<()> {
 
 #[test]
 fn a_wait_that_fails_is_told_and_not_lost() {
-    let emulated = Device::cuda_with(0, CudaConfig::default())
-        .is_ok_and(|device| device.description().to_lowercase().contains("emulat"));
-    if !emulated {
+    if !emulated() {
         println!("skipped: only the emulated driver fails on demand");
         return;
     }

@@ -1,5 +1,6 @@
 //! Rules 19 and 20: what may be dropped when, and what is left afterwards.
 
+use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -14,8 +15,8 @@ use device::{
 };
 
 use crate::common::{
-    arrives, buffer, copy, each_schedule, eventually, fresh, is_waiting, new_streams, pool, runs, send, set,
-    tell, value,
+    arrives, buffer, copy, each_schedule, emulated, eventually, fresh, is_waiting, new_streams, pool, runs,
+    send, set, tell, value,
 };
 
 #[test]
@@ -230,6 +231,39 @@ fn a_host_function_may_have_the_last_handle() -> Result<()> {
         let freed_on = driver.freed_on.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(caller.is_ok_and(|caller| !freed_on.contains(&caller)), "freed where the driver refuses it");
     }
+    Ok(())
+}
+
+/// A host function has all that is left of a stream.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_last_of_a_stream() -> Result<()> {
+    let dev = Device::cuda_with(0, CudaConfig::default())?;
+    let [side] = new_streams(&dev)?;
+    let main = dev.default_stream();
+    let event = side.record()?;
+    main.wait_for(&[side.now()])?;
+    dev.synchronize()?;
+    drop(side);
+    main.launch_host("last", &[], move || drop(event))?;
+    // Not the device, which would have every stream while it waits.
+    main.synchronize()
+}
+
+#[test]
+fn a_host_function_may_have_the_last_of_a_stream() -> std::io::Result<()> {
+    if !emulated() {
+        println!("skipped: only the emulated driver tells its calls");
+        return Ok(());
+    }
+    let log = std::env::temp_dir().join(format!("streamgrad-last-{}", std::process::id()));
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--exact", "lifetime::inner_last_of_a_stream", "--ignored"]);
+    assert!(command.env("CUDA_EMULATOR_LOG", &log).status()?.success());
+    let calls = std::fs::read_to_string(&log)?;
+    std::fs::remove_file(log)?;
+    let refused: Vec<&str> = calls.lines().filter(|line| line.ends_with(" -> 800")).collect();
+    assert!(calls.contains("cuLaunchHostFunc") && refused.is_empty(), "{refused:?}");
     Ok(())
 }
 

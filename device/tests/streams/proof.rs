@@ -1,13 +1,16 @@
 //! The audit, the user's own waits, and host reads that nobody announced.
 
 use std::collections::HashSet;
+use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::thread::sleep;
 use std::time::Duration;
 
-use device::{CpuConfig, Device, Error, Policy, Result, Schedule, SyncDebug, SyncMode, Use};
+use device::{
+    CpuConfig, Device, Error, Placement, Policy, Result, Schedule, StreamOptions, SyncDebug, SyncMode, Use,
+};
 
-use crate::common::{Words, buffer, copy, each_schedule, fresh, new_streams, set, value};
+use crate::common::{Words, buffer, copy, each_cpu_schedule, each_schedule, fresh, new_streams, set, value};
 
 /// Writes on one stream, reads on two, and writes again on the first.
 fn program(dev: &Device) -> Result<u64> {
@@ -60,6 +63,57 @@ fn an_audit_names_both_commands_of_a_hazard() -> Result<()> {
             assert!(text.contains(part), "{text}");
         }
         assert_eq!((found[0].first.moment.stream, found[0].second.moment.stream), (one.id(), two.id()));
+        Ok(())
+    })
+}
+
+/// Threads read buffers of their own, each written on a stream of its own: a read's number and its place in the audit
+/// belong together.
+#[test]
+fn threads_that_read_at_once_leave_no_hazard() -> Result<()> {
+    let options = StreamOptions { placement: Placement::Caller, ..StreamOptions::default() };
+    for _ in 0..20 {
+        let dev = fresh(Schedule::Inline);
+        let both = Barrier::new(2);
+        dev.start_audit();
+        let work = || -> Result<()> {
+            let stream = dev.new_stream_with(options)?;
+            let x = buffer(&stream)?;
+            both.wait();
+            for round in 0..500 {
+                set(&stream, &x, round)?;
+                assert_eq!(value(&x)?, round);
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(work));
+            threads.into_iter().for_each(|thread| assert!(matches!(thread.join(), Ok(Ok(())))));
+        });
+        assert_eq!(dev.stop_audit().hazards(), []);
+    }
+    Ok(())
+}
+
+/// What comes after a loan comes after what the loan came after.
+#[test]
+fn a_loan_is_in_the_audit() -> Result<()> {
+    each_cpu_schedule(|dev| {
+        let [one, two] = new_streams(dev)?;
+        let (x, y) = (buffer(&one)?, buffer(&two)?);
+        dev.start_audit();
+        let hold = one.hold();
+        set(&one, &x, 1)?;
+        // SAFETY: nobody uses the memory while it is lent.
+        let loan = unsafe { x.lend(true) };
+        copy(&two, &x, &y)?;
+        drop(hold);
+        one.synchronize()?;
+        drop(loan);
+        assert_eq!(value(&y)?, 1);
+        let audit = dev.stop_audit();
+        assert_eq!(audit.hazards(), []);
+        assert!(audit.commands().any(|command| command.op == "lend"));
         Ok(())
     })
 }

@@ -88,7 +88,7 @@ fn driver_calls(facts: &Facts) -> Option<Finding> {
     (facts.driver_allocations > 0).then(|| {
         let mib = facts.peak_reserved_bytes as f64 / f64::from(1 << 20);
         let message = format!(
-            "the allocator called the driver {} times after the warm-up; warm up longer, or reserve {mib:.1} MiB before",
+            "the allocator called the driver {} times after the warm-up; warm up longer, or `reserve` {mib:.1} MiB before",
             facts.driver_allocations
         );
         Finding::new("driver-allocation", message)

@@ -83,10 +83,16 @@ fn devices_that_differ() -> Result<()> {
     let device = Device::cpu_with(CpuConfig::default());
     let there = Tensor::zeros(&[2, 2], DType::F32, &device)?;
     let labels = Tensor::zeros(&[2], DType::I64, &device)?;
+    let row = Tensor::zeros(&[3], DType::F32, &device)?;
     let before = device.sync_stats().launches;
     refused!(here.add(&there), Error::DeviceMismatch { op: "add", .. });
     refused!(here.matmul(&there), Error::DeviceMismatch { op: "matmul", .. });
-    refused!(here.copy_(&there), Error::DeviceMismatch { op: "copy_", .. });
+    let names = here.add(&there).err().map(|error| error.to_string()).unwrap_or_default();
+    for tensor in [&here, &there] {
+        let stream = tensor.device().default_stream().id();
+        assert!(names.contains(&format!("cpu (default stream {stream})")), "{names}");
+    }
+    refused!(here.copy_(&row), Error::ShapeMismatch { op: "copy_", .. });
     refused!(here.cross_entropy(&labels), Error::DeviceMismatch { op: "cross_entropy", .. });
     refused!(here.index_select(0, &labels), Error::DeviceMismatch { op: "index_select", .. });
     refused!(Tensor::cat(&[&here, &there], 0), Error::DeviceMismatch { op: "cat", .. });

@@ -63,6 +63,23 @@ fn tensors_move_between_devices() -> Result<()> {
 }
 
 #[test]
+fn elements_are_copied_from_another_device() -> Result<()> {
+    let (here, there) = (device(), Device::cpu_with(CpuConfig::default()));
+    let x = Tensor::zeros(&[3, 2], DType::F32, &here)?;
+    let side = there.new_stream()?;
+    let hold = side.hold();
+    let y = side.scope(|| Tensor::arange(0, 6, 1, DType::I64, &there)?.reshape(&[2, 3])?.t())?;
+    drop(hold);
+    x.copy_(&y)?;
+    assert_eq!(x.to_vec::<f32>()?, [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+    x.narrow(0, 1, 1)?.copy_(&y.narrow(0, 2, 1)?.narrow(1, 1, 1)?)?;
+    assert_eq!((x.to_vec::<f32>()?, x.version()), (vec![0.0, 3.0, 5.0, 5.0, 2.0, 5.0], 2));
+    y.copy_(&x)?;
+    assert_eq!(y.to_vec::<i64>()?, [0, 3, 5, 5, 2, 5]);
+    Ok(())
+}
+
+#[test]
 fn ops_run_on_the_current_stream_and_order_themselves() -> Result<()> {
     let device = device();
     let (a, b) = (device.new_stream()?, device.new_stream()?);

@@ -26,5 +26,5 @@ pub use mode::{is_recording, no_grad};
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{ConcurrentBatches, Step, defer};
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
-pub use tensor::{DType, Device, Error, Result, Stream, Tensor};
+pub use tensor::{DType, Device, Error, Operand, Result, Stream, Tensor};
 pub use var::Var;

@@ -244,6 +244,24 @@ impl Tensor {
         }
     }
 
+    /// `self / value`. Integers and truth values are divided as F32.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn div_scalar(&self, value: f64) -> Result<Tensor> {
+        // A true division, as the quotient of two tensors: `self * (1 / value)` would round twice.
+        let (dtype, value) = self.to_divide(value)?;
+        self.to_dtype(value.dtype)?.div(&value)?.to_dtype(dtype)
+    }
+
+    /// The type of a quotient of this tensor and a number, in either order, and the number in the type that it is computed
+    /// in: with BF16 and F16 it is not rounded to them.
+    #[doc(hidden)]
+    pub fn to_divide(&self, number: f64) -> Result<(DType, Tensor)> {
+        let dtype = if self.dtype.is_float() { self.dtype } else { DType::F32 };
+        Ok((dtype, Tensor::full(&[], number, dtype.compute_dtype(), self.device())?))
+    }
+
     /// `self ^ rhs`, broadcasting.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 //! - Elementwise ops of two operands, comparisons and choices promote mixed types, see [`Tensor::result_type`]; elsewhere,
 //!   and in place, mixed types are [`Error::DTypeMismatch`]. Scalars take the tensor's type.
 //! - BF16 and F16 are computed in F32, sums too, and each result is rounded once, to nearest even.
+//! - `+`, `-`, `*` and `/` are the methods of their names, and take numbers and results; see [`Operand`].
 //! - Tensors are values; the ops whose name ends in `_` write in place and count the storage's version up.
 //!
 //! ```
@@ -43,6 +44,7 @@ mod matmul;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod normalize;
+mod operators;
 mod optim;
 mod pad;
 mod pool;
@@ -68,6 +70,7 @@ pub use kernels::{
     RmsPropStep, Rule, Sampling, Saves, Scalar, SgdStep, UnaryOp, View, philox, preload,
 };
 pub use normalize::{Norm, NormGradients, Normalized};
+pub use operators::Operand;
 pub use optim::{Update, optimizer_step};
 pub use pool::{AvgPool, MaxPool};
 pub use random::{Generator, next_key, seed, with_generator};

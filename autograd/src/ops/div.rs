@@ -1,10 +1,10 @@
 //! `y = a / b`; `a' = g / b`, `b' = -(g / b) y`.
 
-use tensor::{DType, Device, Result};
+use tensor::{Device, Result};
 
 use super::binary::{if_needed, promoted, record_binary};
+use super::one;
 use super::samples::{Draw, Sample, binary, unary};
-use super::{one, scalar_like};
 use crate::{Save, Var, record};
 
 impl Var {
@@ -31,11 +31,7 @@ impl Var {
     /// # Errors
     /// `OutOfMemory`.
     pub fn div_scalar(&self, c: f64) -> Result<Var> {
-        // A true division, as the quotient of two tensors: x (1 / c) would round twice.
-        // BF16 and F16 are divided in F32, as by every op: `c` itself is not rounded to them.
-        let dtype = if self.dtype().is_float() { self.dtype() } else { DType::F32 };
-        let x = self.value().to_dtype(dtype.compute_dtype())?;
-        let value = x.div(scalar_like(&x, c)?.value())?.to_dtype(dtype)?;
+        let value = self.value().div_scalar(c)?;
         Ok(record("div_scalar", &[self], &[], value, move |_, g| Ok(one(g.div_scalar(c)?))))
     }
 }

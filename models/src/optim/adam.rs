@@ -10,11 +10,11 @@ use super::{Field, Fused, Kind};
 /// (Kingma and Ba 2015, in torch's order of operations).
 ///
 /// ```
-/// use models::{Adam, AdamOptions, Optimizer};
+/// use models::{Adam, Optimizer};
 /// use autograd::Var;
 /// # fn main() -> device::Result<()> {
 /// let w = Var::leaf(tensor::Tensor::scalar(3.0f64, &device::Device::cpu())?);
-/// let mut adam = Adam::new(vec![w.clone()], AdamOptions { lr: 0.5, ..AdamOptions::default() })?;
+/// let mut adam = Adam::new(vec![w.clone()], 0.5)?;
 /// adam.step(&w.square()?.backward()?)?;
 /// assert!((w.value().item::<f64>()? - 2.5).abs() < 1e-6); // the first step is as long as the rate
 /// # Ok(())

@@ -96,12 +96,13 @@ fn check<K: Kind>(mut options: K) -> Result<()> {
 }
 
 impl<K: Kind> Fused<K> {
-    /// An optimizer of `parameters`.
+    /// An optimizer of `parameters`. A number in place of the options is the learning rate, beside defaults.
     ///
     /// # Errors
     /// `InvalidArgument` for no parameters, one twice or one without gradient, and for an option that is not finite or out
     /// of its range; `DTypeUnsupported` for a parameter that is not of a float type.
-    pub fn new(parameters: Vec<Var>, options: K) -> Result<Self> {
+    pub fn new(parameters: Vec<Var>, options: impl Into<K>) -> Result<Self> {
+        let options = options.into();
         check_parameters(K::NAME, &parameters)?;
         check(options)?;
         let states = vec![State::default(); parameters.len()];

@@ -11,11 +11,11 @@ use super::{Field, Fused, Kind};
 /// decay as many times larger. The sign of 0, and of NaN, is 0.
 ///
 /// ```
-/// use models::{Lion, LionOptions, Optimizer};
+/// use models::{Lion, Optimizer};
 /// use autograd::Var;
 /// # fn main() -> device::Result<()> {
 /// let w = Var::leaf(tensor::Tensor::scalar(3.0f64, &device::Device::cpu())?);
-/// let mut lion = Lion::new(vec![w.clone()], LionOptions { lr: 0.5, ..LionOptions::default() })?;
+/// let mut lion = Lion::new(vec![w.clone()], 0.5)?;
 /// lion.step(&w.square()?.backward()?)?;
 /// assert_eq!(w.value().item::<f64>()?, 2.5);
 /// # Ok(())

@@ -26,6 +26,19 @@ pub use rmsprop::{RmsProp, RmsPropOptions};
 pub use schedule::LrSchedule;
 pub use sgd::{Sgd, SgdOptions};
 
+macro_rules! from_learning_rate {
+    ($($options:ident)+) => {
+        $(impl From<f64> for $options {
+            /// The defaults with this learning rate.
+            fn from(lr: f64) -> Self {
+                $options { lr, ..$options::default() }
+            }
+        })+
+    };
+}
+
+from_learning_rate!(AdamOptions AdamWOptions LionOptions RmsPropOptions SgdOptions);
+
 /// Updates parameters in place from their gradients.
 pub trait Optimizer: Send {
     /// One update of every parameter that has a gradient. Those without one, such as frozen ones, are left alone.

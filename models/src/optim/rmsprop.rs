@@ -12,11 +12,11 @@ use super::{Field, Fused, Kind};
 /// variance that rounding made negative is NaN.
 ///
 /// ```
-/// use models::{Optimizer, RmsProp, RmsPropOptions};
+/// use models::{Optimizer, RmsProp};
 /// use autograd::Var;
 /// # fn main() -> device::Result<()> {
 /// let w = Var::leaf(tensor::Tensor::scalar(3.0f64, &device::Device::cpu())?);
-/// let mut rmsprop = RmsProp::new(vec![w.clone()], RmsPropOptions { lr: 0.1, ..RmsPropOptions::default() })?;
+/// let mut rmsprop = RmsProp::new(vec![w.clone()], 0.1)?;
 /// rmsprop.step(&w.square()?.backward()?)?;
 /// assert!((w.value().item::<f64>()? - 2.0).abs() < 1e-6); // 0.1 / sqrt(1 - alpha) at first
 /// # Ok(())

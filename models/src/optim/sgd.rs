@@ -11,11 +11,11 @@ use super::{Field, Fused, Kind};
 /// without momentum it takes `g`. These are torch's formulas, in torch's order.
 ///
 /// ```
-/// use models::{Optimizer, Sgd, SgdOptions};
+/// use models::{Optimizer, Sgd};
 /// use autograd::Var;
 /// # fn main() -> device::Result<()> {
 /// let w = Var::leaf(tensor::Tensor::scalar(3.0f64, &device::Device::cpu())?);
-/// let mut sgd = Sgd::new(vec![w.clone()], SgdOptions { lr: 0.25, ..SgdOptions::default() })?;
+/// let mut sgd = Sgd::new(vec![w.clone()], 0.25)?;
 /// sgd.step(&w.square()?.backward()?)?;
 /// assert_eq!(w.value().item::<f64>()?, 1.5);
 /// # Ok(())

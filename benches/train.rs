@@ -5,11 +5,9 @@
 mod common;
 
 use common::{Case, case, run};
+use streamgrad::CpuConfig;
 use streamgrad::prelude::*;
-use streamgrad::{
-    AdamW, AdamWOptions, ConcurrentBatches, CpuConfig, Gpt, GptOptions, Sequential, Sgd, SgdOptions,
-    cross_entropy, lenet, mlp,
-};
+use streamgrad::workloads::{Gpt, GptOptions, lenet};
 
 fn device(threads: usize) -> Device {
     Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })

@@ -6,7 +6,6 @@
 
 use streamgrad::prelude::*;
 use streamgrad::tensor::{Arg, CudaLaunch, CustomKernel, Grid, Program, custom};
-use streamgrad::{GradCheck, Save, gradcheck, record};
 
 /// Both kernels, compiled when the first of them is launched on a CUDA device.
 static PROGRAM: Program = Program::new(

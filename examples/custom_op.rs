@@ -5,7 +5,6 @@
 //! ```
 
 use streamgrad::prelude::*;
-use streamgrad::{GradCheck, Save, gradcheck, gradgradcheck, record};
 
 /// `y = ln cosh x`, a smooth absolute value; `x' = g tanh x`.
 ///
@@ -13,9 +12,9 @@ use streamgrad::{GradCheck, Save, gradcheck, gradgradcheck, record};
 fn log_cosh(x: &Var) -> streamgrad::Result<Var> {
     // |x| + ln((1 + e^(-2|x|)) / 2), where nothing overflows.
     let size = x.value().abs()?;
-    let tail = size.mul_scalar(-2.0)?.exp()?.add_scalar(1.0)?.mul_scalar(0.5)?.log()?;
-    Ok(record("log_cosh", &[x], &[Save::Input(0)], size.add(&tail)?, |cx, g| {
-        Ok([Some(g.mul(&cx.saved(0).tanh()?)?)].into_iter().collect())
+    let tail = ((-2 * &size)?.exp()? + 1)?.mul_scalar(0.5)?.log()?;
+    Ok(record("log_cosh", &[x], &[Save::Input(0)], (size + tail)?, |cx, g| {
+        Ok([Some((g * cx.saved(0).tanh())?)].into_iter().collect())
     }))
 }
 

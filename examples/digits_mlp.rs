@@ -5,10 +5,6 @@
 //! ```
 
 use streamgrad::prelude::*;
-use streamgrad::{
-    AdamW, AdamWOptions, Batches, Digits, LrSchedule, accuracy, clip_grad_norm, cross_entropy, digits_mlp,
-    no_grad,
-};
 
 const EPOCHS: u64 = 12;
 const SEED: u64 = 7;
@@ -16,13 +12,13 @@ const LR: f64 = 5e-3;
 
 pub(crate) fn main() -> streamgrad::Result<()> {
     let device = Device::best();
-    let model = digits_mlp(SEED, &device)?;
+    let model = mlp(&[64, 128, 10], SEED, &device)?;
     let (train, test) = Digits::load()?.split(0.2, SEED)?;
     let test = test.tensors(&device)?;
     let batches = Batches::new(train, 64, SEED, &device)?;
     let steps = EPOCHS * batches.per_epoch() as u64;
 
-    let mut adamw = AdamW::new(model.parameters(), AdamWOptions { lr: LR, ..AdamWOptions::default() })?;
+    let mut adamw = AdamW::new(model.parameters(), LR)?;
     let warm_up = LrSchedule::Linear { start_factor: 0.1, end_factor: 1.0, total_iters: 20 };
     let cosine = LrSchedule::Cosine { t_max: steps - 20, eta_min: 0.0 };
     let schedule = LrSchedule::sequence([(0, warm_up), (20, cosine)])?;

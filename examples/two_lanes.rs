@@ -7,14 +7,13 @@
 use std::time::Instant;
 
 use streamgrad::prelude::*;
-use streamgrad::{Batches, ConcurrentBatches, Digits, Sgd, SgdOptions, cross_entropy, digits_mlp};
 
 const STEPS: usize = 40;
 const SEED: u64 = 7;
 
 /// Trains with two batches a step, and returns the bits of the parameters.
 fn train(lanes: Option<&ConcurrentBatches>, device: &Device) -> streamgrad::Result<Vec<u32>> {
-    let model = digits_mlp(SEED, device)?;
+    let model = mlp(&[64, 128, 10], SEED, device)?;
     let mut sgd =
         Sgd::new(model.parameters(), SgdOptions { lr: 0.05, momentum: 0.9, ..SgdOptions::default() })?;
     let (data, _) = Digits::load()?.split(0.2, SEED)?;
@@ -23,7 +22,7 @@ fn train(lanes: Option<&ConcurrentBatches>, device: &Device) -> streamgrad::Resu
     let mut next = || batches.next().transpose();
     for _ in 0..STEPS {
         let (Some(even), Some(odd)) = (next()?, next()?) else { break };
-        let loss = |batch: streamgrad::Batch| cross_entropy(&model.forward(&batch.input())?, &batch.labels);
+        let loss = |batch: Batch| cross_entropy(&model.forward(&batch.input())?, &batch.labels);
         let gradients = match lanes {
             // Each batch on a stream of its own; where one has to wait for the other, the engine sees to it.
             Some(lanes) => lanes.step([even, odd], loss)?.gradients,

@@ -6,12 +6,11 @@
 //!
 //! ```
 //! use streamgrad::prelude::*;
-//! use streamgrad::{Batches, ConcurrentBatches, Digits, Sgd, SgdOptions, StepBatches, cross_entropy, digits_mlp};
 //!
 //! # fn main() -> streamgrad::Result<()> {
 //! let dev = Device::best();
-//! let model = digits_mlp(7, &dev)?;
-//! let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.05, ..SgdOptions::default() })?;
+//! let model = mlp(&[64, 128, 10], 7, &dev)?;
+//! let mut sgd = Sgd::new(model.parameters(), 0.05)?;
 //! let batches = Batches::new(Digits::load()?, 64, 7, &dev)?;
 //! let lanes = ConcurrentBatches::new(&dev, 2)?;
 //! for pair in StepBatches::new(batches, 2, 0)?.take(20) {
@@ -28,11 +27,12 @@
 //! |---|---|
 //! | devices, streams, events | [`Device`], [`Stream`], [`Event`] |
 //! | memory: statistics, limits, snapshots | [`DeviceMemory`] |
-//! | data | [`Tensor`] |
+//! | data | [`Tensor`], [`tensor::Operand`] for `+`, `-`, `*` and `/` |
 //! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
 //! | batches at once | [`ConcurrentBatches`] |
-//! | layers, optimizers, data, checkpoints | [`Linear`], [`Sequential`], [`Sgd`], [`Adam`], [`Batches`], [`checkpoint`] |
-//! | one stream against several | [`compare`] |
+//! | layers and models of one's own | [`Linear`], [`Sequential`], [`Module`], [`Forward`] |
+//! | optimizers, data, checkpoints | [`Sgd`], [`Adam`], [`Batches`], [`checkpoint`] |
+//! | example programs, one stream against several | [`workloads`], [`workloads::compare`] |
 //!
 //! Each crate below is there under its own name, too, as in [`mod@tensor`], with all that its items mention. Examples beside
 //! these items begin with those names, and so compile behind
@@ -41,8 +41,8 @@
 //! use streamgrad::{allocator, autograd, device, kernels, models, tensor};
 //!
 //! // As beside the items of `models`:
-//! use models::{Module, digits_mlp};
-//! let model = digits_mlp(7, &device::Device::cpu())?;
+//! use models::{Module, mlp};
+//! let model = mlp(&[64, 128, 10], 7, &device::Device::cpu())?;
 //! assert_eq!(model.parameters().len(), 4);
 //! # Ok::<(), device::Error>(())
 //! ```
@@ -63,14 +63,13 @@ pub use device::{
 };
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
-    BatchNormOptions, Batches, Branches, ClickLog, ClickOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
-    Digits, Dlrm, DlrmOptions, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, EncoderDecoder,
-    Evaluation, Flatten, Gelu, Gpt, GptBlock, GptOptions, GroupNorm, Images, InMemory, LayerNorm, Linear,
-    LinearOptions, Lion, LionOptions, LrSchedule, MaxPool2d, Model, Module, MultiheadAttention,
-    MultiheadOptions, Optimizer, OptimizerState, Overlap, Parts, PyramidOptions, Ragged, RaggedBatch, Relu,
-    RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text,
-    TextBatch, Unflatten, Windows, Workload, accuracy, checkpoint, clip_grad_norm, clip_grad_value, compare,
-    correct, cross_entropy, data, digits_mlp, lenet, mlp, mse, pixel_cross_entropy, workloads,
+    BatchNormOptions, Batches, Conv2d, Conv2dOptions, ConvTranspose2d, Digits, Dropout, Embedding,
+    EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GroupNorm, InMemory, LayerNorm, Linear,
+    LinearOptions, Lion, LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions,
+    Optimizer, OptimizerState, Parts, Ragged, RaggedBatch, Relu, RmsNorm, RmsProp, RmsPropOptions,
+    Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text, TextBatch, Training, Unflatten,
+    Windows, accuracy, checkpoint, clip_grad_norm, clip_grad_value, correct, cross_entropy, data, mlp, mse,
+    workloads,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Layout, MaxPool, RandomKey,
@@ -85,9 +84,18 @@ struct Readme;
 #[doc = include_str!("../docs/streams.md")]
 struct StreamContract;
 
-/// The names that most programs need: `use streamgrad::prelude::*;`.
+/// What a training loop and an op of one's own need: `use streamgrad::prelude::*;`.
 ///
 /// [`Result`] and [`Error`] stay at `streamgrad::`, so that they do not hide those of the standard library.
 pub mod prelude {
-    pub use crate::{DType, Device, DeviceMemory, Event, Gradients, Module, Optimizer, Stream, Tensor, Var};
+    pub use crate::{
+        Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
+        BatchNormOptions, Batches, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType, Device,
+        DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event, Flatten, Forward,
+        Gelu, GradCheck, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions,
+        LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer, Relu, RmsNorm,
+        RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Stream, Tanh,
+        Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, checkpoint, clip_grad_norm,
+        clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse, no_grad, record,
+    };
 }

@@ -8,10 +8,10 @@
 //! checked first; if anything is wrong nothing has changed in the model.
 //!
 //! ```
-//! use models::{Module, checkpoint, digits_mlp};
+//! use models::{Module, checkpoint, mlp};
 //! # fn main() -> device::Result<()> {
 //! let device = device::Device::cpu();
-//! let (model, other) = (digits_mlp(1, &device)?, digits_mlp(2, &device)?);
+//! let (model, other) = (mlp(&[64, 128, 10], 1, &device)?, mlp(&[64, 128, 10], 2, &device)?);
 //! let path = std::env::temp_dir().join(format!("streamgrad-doc-{}.safetensors", std::process::id()));
 //! checkpoint::save(&path, &model)?;
 //! checkpoint::load(&path, &other)?;

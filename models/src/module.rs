@@ -1,49 +1,69 @@
 //! What a layer or a model has to say about itself.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use autograd::Var;
 use device::Result;
 use tensor::Tensor;
 
-/// A function with parameters: a layer, or a model made of layers.
+/// What has parameters: a layer, or a model made of layers.
 ///
-/// Two methods describe it: [`forward`](Module::forward) computes, [`parts`](Module::parts) names the
-/// parameters and the layers inside. All else follows from them. A module is shared by reference between
-/// lanes, so it is `Send + Sync` and `forward` takes `&self`.
+/// One method describes it: [`parts`](Module::parts) names the parameters and the modules inside. All else follows from it.
+/// A module is shared by reference between lanes, so it is `Send + Sync`; one that is a function of one value is a
+/// [`Forward`], too.
+///
+/// `#[derive(Module)]` writes `parts`: all fields take part under their names, so that none can be forgotten. Each has to be
+/// a module: a layer, a parameter ([`Var`]), a buffer ([`Tensor`]), or an `Option`, `Vec`, array, `Box` or `Arc` of these,
+/// whose elements are named by number. A field without parameters is marked `#[module(skip)]`; the parts of one marked
+/// `#[module(flatten)]` come without the field's name.
 ///
 /// ```
-/// use models::{Linear, Module, Parts, Relu};
+/// # extern crate models as streamgrad;
+/// use streamgrad::{Forward, Linear, Module};
 /// use autograd::Var;
 /// use device::{Device, Result};
 ///
-/// /// `x + up(relu(down(x)))`
-/// struct Residual { down: Linear, up: Linear }
+/// /// `x + scale up(relu(down(x)))`
+/// #[derive(Module)]
+/// struct Residual {
+///     down: Linear,
+///     up: Linear,
+///     #[module(skip)]
+///     scale: f64,
+/// }
 ///
-/// impl Module for Residual {
+/// impl Forward for Residual {
 ///     fn forward(&self, input: &Var) -> Result<Var> {
-///         let hidden = Relu.forward(&self.down.forward(input)?)?;
-///         input.add(&self.up.forward(&hidden)?)
-///     }
-///     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-///         parts.child("down", &self.down);
-///         parts.child("up", &self.up);
+///         let hidden = self.down.forward(input)?.relu()?;
+///         input + self.scale * &self.up.forward(&hidden)?
 ///     }
 /// }
 ///
 /// # fn main() -> Result<()> {
 /// let dev = Device::cpu();
-/// let block = Residual { down: Linear::new(8, 2, &dev)?, up: Linear::new(2, 8, &dev)? };
+/// let block = Residual { down: Linear::new(8, 2, &dev)?, up: Linear::new(2, 8, &dev)?, scale: 0.5 };
 /// let names: Vec<String> = block.named_parameters().into_iter().map(|(name, _)| name).collect();
 /// assert_eq!(names, ["down.weight", "down.bias", "up.weight", "up.bias"]);
 /// # Ok(())
 /// # }
 /// ```
+///
+/// A field that is neither a module nor marked does not compile:
+///
+/// ```compile_fail,E0277
+/// # extern crate models as streamgrad;
+/// # use streamgrad::{Linear, Module};
+/// #[derive(Module)]
+/// struct Scaled { inner: Linear, scale: f64 }
+/// # fn main() {}
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a module",
+    label = "has no parameters, or does not name them",
+    note = "a field without parameters needs `#[module(skip)]`, a struct of layers `#[derive(Module)]`"
+)]
 pub trait Module: Send + Sync {
-    /// The module's value at `input`, recorded on the tape of the current stream.
-    ///
-    /// # Errors
-    /// Whatever its ops answer; most often `ShapeMismatch` or `DTypeMismatch` for an input that does not fit.
-    fn forward(&self, input: &Var) -> Result<Var>;
-
     /// Names the module's own parameters and buffers and the modules inside it, in a fixed order.
     ///
     /// The default is a module without parameters.
@@ -71,8 +91,8 @@ pub trait Module: Send + Sync {
 
     /// Switches between training (`true`, the state of a new module) and evaluation.
     ///
-    /// Only layers such as [`Dropout`](crate::Dropout) listen. The switch is shared by all threads that use
-    /// the module: set it between steps, not while a lane runs.
+    /// Only layers such as [`Dropout`](crate::Dropout) listen, by a part of type [`Training`]. The switch is shared by all
+    /// threads that use the module: set it between steps, not while a lane runs.
     fn set_training(&self, training: bool) {
         let mut parts = Parts::default();
         self.parts(&mut parts);
@@ -82,6 +102,15 @@ pub trait Module: Send + Sync {
             }
         }
     }
+}
+
+/// A module that is a function of one value, such as a layer.
+pub trait Forward: Module {
+    /// The module's value at `input`, recorded on the tape of the current stream.
+    ///
+    /// # Errors
+    /// Whatever its ops answer; most often `ShapeMismatch` or `DTypeMismatch` for an input that does not fit.
+    fn forward(&self, input: &Var) -> Result<Var>;
 }
 
 /// The list that [`Module::parts`] fills in.
@@ -107,7 +136,8 @@ impl<'a> Parts<'a> {
         self.list.push((name.into(), Part::Buffer(buffer)));
     }
 
-    /// Adds a module inside this one; its parameters' names start with `name` and a dot.
+    /// Adds a module inside this one; its parameters' names start with `name` and a dot. Without a name they stay as they
+    /// are in the module; a part without one has that of its module.
     pub fn child(&mut self, name: impl Into<String>, module: &'a dyn Module) {
         self.list.push((name.into(), Part::Child(module)));
     }
@@ -126,7 +156,11 @@ fn state_of<M: Module + ?Sized>(module: &M) -> State {
 
 fn collect(parts: Parts<'_>, prefix: &str, found: &mut State) {
     for (name, part) in parts.list {
-        let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+        let name = match (prefix, &*name) {
+            ("", _) => name,
+            (prefix, "") => prefix.to_owned(),
+            (prefix, name) => format!("{prefix}.{name}"),
+        };
         match part {
             Part::Parameter(var) => {
                 if !found.0.iter().any(|(_, known)| same_parameter(known, var)) {
@@ -156,26 +190,91 @@ fn same_place(a: &Tensor, b: &Tensor) -> bool {
     a.same_storage(b) && a.layout() == b.layout()
 }
 
-impl<M: Module + ?Sized> Module for Box<M> {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        (**self).forward(input)
-    }
+/// A parameter.
+impl Module for Var {
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        (**self).parts(parts);
-    }
-    fn set_training(&self, training: bool) {
-        (**self).set_training(training);
+        parts.parameter("", self);
     }
 }
 
-impl<M: Module + ?Sized> Module for std::sync::Arc<M> {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        (**self).forward(input)
-    }
+/// A buffer.
+impl Module for Tensor {
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        (**self).parts(parts);
-    }
-    fn set_training(&self, training: bool) {
-        (**self).set_training(training);
+        parts.buffer("", self);
     }
 }
+
+impl<M: Module> Module for Option<M> {
+    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+        if let Some(module) = self {
+            parts.child("", module);
+        }
+    }
+}
+
+impl<M: Module> Module for Vec<M> {
+    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+        number(self, parts);
+    }
+}
+
+impl<M: Module, const N: usize> Module for [M; N] {
+    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+        number(self, parts);
+    }
+}
+
+fn number<'a, M: Module>(modules: &'a [M], parts: &mut Parts<'a>) {
+    for (number, module) in modules.iter().enumerate() {
+        parts.child(number.to_string(), module);
+    }
+}
+
+macro_rules! pointers {
+    ($($pointer:ident)+) => {
+        $(
+            impl<M: Module + ?Sized> Module for $pointer<M> {
+                fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
+                    (**self).parts(parts);
+                }
+                fn set_training(&self, training: bool) {
+                    (**self).set_training(training);
+                }
+            }
+
+            impl<M: Forward + ?Sized> Forward for $pointer<M> {
+                fn forward(&self, input: &Var) -> Result<Var> {
+                    (**self).forward(input)
+                }
+            }
+        )+
+    };
+}
+
+pointers!(Box Arc);
+
+/// Whether a module is in training: a part of a layer that does something else in evaluation, without parameters.
+#[derive(Debug)]
+pub struct Training(AtomicBool);
+
+impl Training {
+    /// Whether the module is in training, as every new one is.
+    pub fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Default for Training {
+    fn default() -> Self {
+        Training(AtomicBool::new(true))
+    }
+}
+
+impl Module for Training {
+    fn set_training(&self, training: bool) {
+        self.0.store(training, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use device::{Device, Error, Result};
-use models::{checkpoint, data::npy, digits_mlp};
+use models::{checkpoint, data::npy, mlp};
 use tensor::Tensor;
 
 /// A folder of the test's own, removed at the end.
@@ -36,7 +36,7 @@ impl Drop for Folder {
 }
 
 fn save_checkpoint(path: &Path) -> Result<()> {
-    checkpoint::save(path, &digits_mlp(1, &Device::cpu())?)
+    checkpoint::save(path, &mlp(&[64, 128, 10], 1, &Device::cpu())?)
 }
 
 fn save_array(path: &Path) -> Result<()> {

@@ -4,8 +4,11 @@ use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use streamgrad::compare::{CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare};
-use streamgrad::{DeviceKind, Workload, workloads};
+use streamgrad::DeviceKind;
+use streamgrad::workloads::compare::{
+    CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare,
+};
+use streamgrad::workloads::{self, Workload};
 
 use super::output::{Output, Printer};
 use super::table::Table;

@@ -14,7 +14,8 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use streamgrad::{Device, Workload, workloads};
+use streamgrad::Device;
+use streamgrad::workloads::{self, Workload};
 
 use failure::Failure;
 use output::Printer;

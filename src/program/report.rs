@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use streamgrad::Moment;
-use streamgrad::compare::{Comparison, ScheduleReport};
 use streamgrad::device::{CommandRecord, Recording};
+use streamgrad::workloads::compare::{Comparison, ScheduleReport};
 
 use super::table::Table;
 

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
-use streamgrad::compare::{Comparison, ScheduleReport};
 use streamgrad::device::{CommandRecord, Recording};
+use streamgrad::workloads::compare::{Comparison, ScheduleReport};
 use streamgrad::{Moment, StreamId};
 
 /// One process a schedule, one thread a stream, an arrow for each wait and where the host joins lanes.

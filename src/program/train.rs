@@ -6,9 +6,9 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 use streamgrad::checkpoint::{self, Progress};
 use streamgrad::models::file;
+use streamgrad::workloads::{self, Evaluation, Model, Workload};
 use streamgrad::{
-    Batches, ConcurrentBatches, DType, Device, Evaluation, InMemory, Model, Optimizer, StepBatches, Tensor,
-    Workload, no_grad, workloads,
+    Batches, ConcurrentBatches, DType, Device, InMemory, Optimizer, StepBatches, Tensor, no_grad,
 };
 
 use super::output::{Printer, is_stdout};

@@ -2,19 +2,15 @@
 
 pub mod augment;
 mod batches;
-mod clicks;
 mod csv;
 mod digits;
-mod images;
 mod in_memory;
 pub mod npy;
 mod ragged;
 mod text;
 
 pub use batches::{Batch, Batches, Epoch, StepBatches};
-pub use clicks::{ClickLog, ClickOptions};
 pub use digits::Digits;
-pub use images::Images;
 pub use in_memory::InMemory;
 pub use ragged::{Ragged, RaggedBatch};
 pub use text::{Text, TextBatch, Windows};

@@ -3,21 +3,21 @@
 use autograd::Var;
 use device::Result;
 
-use crate::Module;
+use crate::{Forward, Module};
 
 /// `y = max(x, 0)`, element by element; NaN stays NaN.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Relu;
 
-impl Module for Relu {
+impl Forward for Relu {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.relu()
     }
 }
 
 /// `y = x * Phi(x)`, exact by default, or with the tanh approximation: `Gelu(tensor::Gelu::Tanh)`.
-#[derive(Clone, Copy, Debug)]
-pub struct Gelu(pub tensor::Gelu);
+#[derive(Clone, Copy, Debug, Module)]
+pub struct Gelu(#[module(skip)] pub tensor::Gelu);
 
 impl Default for Gelu {
     fn default() -> Self {
@@ -25,37 +25,37 @@ impl Default for Gelu {
     }
 }
 
-impl Module for Gelu {
+impl Forward for Gelu {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.gelu(self.0)
     }
 }
 
 /// `y = x / (1 + exp(-x))`, element by element.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Silu;
 
-impl Module for Silu {
+impl Forward for Silu {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.silu()
     }
 }
 
 /// `y = tanh(x)`, element by element.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Tanh;
 
-impl Module for Tanh {
+impl Forward for Tanh {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.tanh()
     }
 }
 
 /// `y = 1 / (1 + exp(-x))`, element by element.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Sigmoid;
 
-impl Module for Sigmoid {
+impl Forward for Sigmoid {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.sigmoid()
     }

@@ -1,14 +1,12 @@
 //! Attention by heads.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use autograd::Var;
 use autograd::ops::AttentionOptions;
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
 use super::parameters::{expect_float, filled, part_of};
-use crate::{Linear, LinearOptions, Module, Parts};
+use crate::{Forward, Linear, LinearOptions, Module, Training};
 
 /// How to make a [`MultiheadAttention`].
 #[derive(Clone, Copy, Debug)]
@@ -37,14 +35,18 @@ impl Default for MultiheadOptions {
 /// make queries, keys and values of all heads, `out_proj.weight` and `out_proj.bias` map the joined heads. The batch comes
 /// first. The first weight starts uniform in `±sqrt(6 / 4 e)` (Glorot), the second in `±1 / sqrt(e)`, biases at 0. As in
 /// [`Linear`] the memory of a weight is that of its transpose.
+#[derive(Module)]
 pub struct MultiheadAttention {
+    #[module(skip)]
     heads: usize,
-    in_weight: Var,
-    in_bias: Option<Var>,
-    out: Linear,
+    in_proj_weight: Var,
+    in_proj_bias: Option<Var>,
+    out_proj: Linear,
+    #[module(skip)]
     dropout: f64,
+    #[module(skip)]
     is_causal: bool,
-    training: AtomicBool,
+    training: Training,
 }
 
 impl MultiheadAttention {
@@ -83,26 +85,25 @@ impl MultiheadAttention {
         let bound = (6.0 / (4 * embed_dim) as f64).sqrt();
         let shape = [embed_dim, 3 * embed_dim];
         let weight = Tensor::uniform(&shape, -bound, bound, dtype, part_of(key, 0), device)?.t()?;
-        let in_bias = bias.then(|| filled(&[3 * embed_dim], 0.0, dtype, device)).transpose()?;
+        let in_proj_bias = bias.then(|| filled(&[3 * embed_dim], 0.0, dtype, device)).transpose()?;
         let options = LinearOptions { bias, dtype, key: Some(part_of(key, 1)) };
-        let out = Linear::with_options(embed_dim, embed_dim, options, device)?;
-        if let Some(bias) = out.bias() {
+        let out_proj = Linear::with_options(embed_dim, embed_dim, options, device)?;
+        if let Some(bias) = out_proj.bias() {
             bias.value().zero_()?;
         }
-        let training = AtomicBool::new(true);
         Ok(MultiheadAttention {
             heads: num_heads,
-            in_weight: Var::leaf(weight),
-            in_bias,
-            out,
+            in_proj_weight: Var::leaf(weight),
+            in_proj_bias,
+            out_proj,
             dropout,
             is_causal,
-            training,
+            training: Training::default(),
         })
     }
 
     fn options(&self, attn_mask: Option<&Tensor>) -> AttentionOptions {
-        let dropout_p = if self.training.load(Ordering::Relaxed) { self.dropout } else { 0.0 };
+        let dropout_p = if self.training.is_on() { self.dropout } else { 0.0 };
         AttentionOptions { attn_mask: attn_mask.cloned(), dropout_p, ..AttentionOptions::default() }
     }
 
@@ -114,10 +115,11 @@ impl MultiheadAttention {
     /// # Errors
     /// Those of [`Var::linear`] and [`Var::scaled_dot_product_attention`].
     pub fn attend(&self, query: &Var, key: &Var, value: &Var, attn_mask: Option<&Tensor>) -> Result<Var> {
-        let width = self.in_weight.shape()[1];
+        let width = self.in_proj_weight.shape()[1];
         let by_heads = |x: &Var, part: usize| -> Result<Var> {
-            let weight = self.in_weight.narrow(0, part * width, width)?;
-            let bias = self.in_bias.as_ref().map(|bias| bias.narrow(0, part * width, width)).transpose()?;
+            let weight = self.in_proj_weight.narrow(0, part * width, width)?;
+            let bias =
+                self.in_proj_bias.as_ref().map(|bias| bias.narrow(0, part * width, width)).transpose()?;
             let mapped = x.linear(&weight, bias.as_ref())?;
             let mut shape = mapped.shape().to_vec();
             shape.pop();
@@ -126,7 +128,7 @@ impl MultiheadAttention {
         };
         let (q, k, v) = (by_heads(query, 0)?, by_heads(key, 1)?, by_heads(value, 2)?);
         let heads = q.scaled_dot_product_attention(&k, &v, &self.options(attn_mask))?;
-        self.out.forward(&heads.transpose(-3, -2)?.reshape(query.shape())?)
+        self.out_proj.forward(&heads.transpose(-3, -2)?.reshape(query.shape())?)
     }
 
     /// Attention of a sequence to itself, in which every place sees what the mask lets it see.
@@ -138,26 +140,14 @@ impl MultiheadAttention {
     }
 
     fn attend_packed(&self, input: &Var, options: &AttentionOptions) -> Result<Var> {
-        let qkv = input.linear(&self.in_weight, self.in_bias.as_ref())?;
-        self.out.forward(&qkv.self_attention(self.heads, options)?)
+        let qkv = input.linear(&self.in_proj_weight, self.in_proj_bias.as_ref())?;
+        self.out_proj.forward(&qkv.self_attention(self.heads, options)?)
     }
 }
 
-impl Module for MultiheadAttention {
+impl Forward for MultiheadAttention {
     /// Attention of a sequence to itself: `[.., s, e] -> [.., s, e]`.
     fn forward(&self, input: &Var) -> Result<Var> {
         self.attend_packed(input, &AttentionOptions { is_causal: self.is_causal, ..self.options(None) })
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.parameter("in_proj_weight", &self.in_weight);
-        if let Some(bias) = &self.in_bias {
-            parts.parameter("in_proj_bias", bias);
-        }
-        parts.child("out_proj", &self.out);
-    }
-
-    fn set_training(&self, training: bool) {
-        self.training.store(training, Ordering::Relaxed);
     }
 }

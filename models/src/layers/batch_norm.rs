@@ -1,13 +1,11 @@
 //! Batch normalisation, with running statistics.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use autograd::{Var, defer};
 use device::{DType, Device, Error, Result};
 use tensor::{BatchStatistics, Tensor};
 
 use super::parameters::expect_float;
-use crate::{Module, Parts};
+use crate::{Forward, Module, Training};
 
 /// Normalises each channel of images: `y = (x - mean) / sqrt(var + eps) weight + bias`.
 ///
@@ -17,12 +15,15 @@ use crate::{Module, Parts};
 /// momentum batch`, where the variance is the unbiased one. In evaluation the running ones are used. Lanes of
 /// [`ConcurrentBatches`](autograd::ConcurrentBatches) move them in the order of the batches, when their step ends, so that
 /// they are those of the serial schedule, bit for bit; a step that fails leaves them as they were.
+#[derive(Module)]
 pub struct BatchNorm2d {
     weight: Option<Var>,
     bias: Option<Var>,
+    #[module(flatten)]
     running: Option<Running>,
+    #[module(skip)]
     options: BatchNormOptions,
-    training: AtomicBool,
+    training: Training,
 }
 
 /// How to make a [`BatchNorm2d`].
@@ -53,26 +54,26 @@ impl Default for BatchNormOptions {
 }
 
 /// The statistics of all batches so far. They are changed in place; clones share them.
-#[derive(Clone)]
+#[derive(Clone, Module)]
 struct Running {
-    mean: Tensor,
-    var: Tensor,
-    batches: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    num_batches_tracked: Tensor,
 }
 
 impl Running {
     /// Moves towards a batch of `elements` elements in a channel.
     fn follow(&self, batch: &BatchStatistics, elements: usize, momentum: Option<f64>) -> Result<()> {
-        self.batches.add_scalar_(1.0)?;
+        self.num_batches_tracked.add_scalar_(1.0)?;
         let unbiased = batch.var.mul_scalar(elements as f64 / (elements as f64 - 1.0))?;
-        for (running, new) in [(&self.mean, &batch.mean), (&self.var, &unbiased)] {
+        for (running, new) in [(&self.running_mean, &batch.mean), (&self.running_var, &unbiased)] {
             match momentum {
                 Some(momentum) => {
                     running.mul_scalar_(1.0 - momentum)?;
                     running.add_(&new.mul_scalar(momentum)?)?;
                 }
                 None => {
-                    let share = self.batches.to_dtype(running.dtype())?.reciprocal()?;
+                    let share = self.num_batches_tracked.to_dtype(running.dtype())?.reciprocal()?;
                     running.add_(&new.sub(running)?.mul(&share)?)?;
                 }
             }
@@ -108,9 +109,13 @@ impl BatchNorm2d {
         }
         let vector = |value: f64, dtype: DType| Tensor::full(&[channels], value, dtype, device);
         let running = if track_running_stats {
-            let batches = Tensor::zeros(&[], DType::I64, device)?;
             let kept = dtype.compute_dtype();
-            Some(Running { mean: vector(0.0, kept)?, var: vector(1.0, kept)?, batches })
+            let num_batches_tracked = Tensor::zeros(&[], DType::I64, device)?;
+            Some(Running {
+                running_mean: vector(0.0, kept)?,
+                running_var: vector(1.0, kept)?,
+                num_batches_tracked,
+            })
         } else {
             None
         };
@@ -122,7 +127,7 @@ impl BatchNorm2d {
             bias: parameter(0.0)?,
             running,
             options,
-            training: AtomicBool::new(true),
+            training: Training::default(),
         })
     }
 
@@ -137,7 +142,7 @@ impl BatchNorm2d {
     }
 }
 
-impl Module for BatchNorm2d {
+impl Forward for BatchNorm2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         let &[n, _, h, w] = input.shape() else {
             return Err(Error::InvalidArgument {
@@ -148,9 +153,9 @@ impl Module for BatchNorm2d {
             });
         };
         let (weight, bias, eps) = (self.weight.as_ref(), self.bias.as_ref(), self.options.eps);
-        let training = self.training.load(Ordering::Relaxed);
+        let training = self.training.is_on();
         if let (Some(running), false) = (&self.running, training) {
-            return input.batch_norm_with(&running.mean, &running.var, weight, bias, eps);
+            return input.batch_norm_with(&running.running_mean, &running.running_var, weight, bias, eps);
         }
         let (value, statistics) = input.batch_norm(weight, bias, eps)?;
         if let (Some(running), true) = (&self.running, training) {
@@ -158,21 +163,5 @@ impl Module for BatchNorm2d {
             defer(move || running.follow(&statistics, n * h * w, momentum))?;
         }
         Ok(value)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        if let (Some(weight), Some(bias)) = (&self.weight, &self.bias) {
-            parts.parameter("weight", weight);
-            parts.parameter("bias", bias);
-        }
-        if let Some(running) = &self.running {
-            parts.buffer("running_mean", &running.mean);
-            parts.buffer("running_var", &running.var);
-            parts.buffer("num_batches_tracked", &running.batches);
-        }
-    }
-
-    fn set_training(&self, training: bool) {
-        self.training.store(training, Ordering::Relaxed);
     }
 }

@@ -5,7 +5,7 @@ use device::{DType, Device, Error, Result};
 use tensor::{ConvOptions, RandomKey};
 
 use super::parameters::{FirstValues, expect_float};
-use crate::{Module, Parts};
+use crate::{Forward, Module};
 
 /// How to make a [`Conv2d`] or a [`ConvTranspose2d`]; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ impl Conv2dOptions {
 /// start uniform in `±1/sqrt(in / groups kh kw)`, which is torch's default.
 ///
 /// ```
-/// use models::{Conv2d, Conv2dOptions, Module};
+/// use models::{Conv2d, Conv2dOptions, Forward};
 /// use tensor::{DType, Tensor};
 /// # fn main() -> device::Result<()> {
 /// let dev = device::Device::cpu();
@@ -93,9 +93,11 @@ impl Conv2dOptions {
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Module)]
 pub struct Conv2d {
     weight: Var,
     bias: Option<Var>,
+    #[module(skip)]
     options: ConvOptions,
 }
 
@@ -137,20 +139,9 @@ impl Conv2d {
     }
 }
 
-impl Module for Conv2d {
+impl Forward for Conv2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.conv2d(&self.weight, self.bias.as_ref(), &self.options)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        name_parameters(parts, &self.weight, self.bias.as_ref());
-    }
-}
-
-fn name_parameters<'a>(parts: &mut Parts<'a>, weight: &'a Var, bias: Option<&'a Var>) {
-    parts.parameter("weight", weight);
-    if let Some(bias) = bias {
-        parts.parameter("bias", bias);
     }
 }
 
@@ -158,10 +149,13 @@ fn name_parameters<'a>(parts: &mut Parts<'a>, weight: &'a Var, bias: Option<&'a 
 ///
 /// Shapes: x `[n, in, h, w]`, weight `[in, out / groups, kh, kw]`, bias `[out]` -> y `[n, out, oh, ow]`. Weights and biases
 /// start uniform in `±1/sqrt(out / groups kh kw)`, which is torch's default.
+#[derive(Module)]
 pub struct ConvTranspose2d {
     weight: Var,
     bias: Option<Var>,
+    #[module(skip)]
     options: ConvOptions,
+    #[module(skip)]
     output_padding: [usize; 2],
 }
 
@@ -218,12 +212,8 @@ impl ConvTranspose2d {
     }
 }
 
-impl Module for ConvTranspose2d {
+impl Forward for ConvTranspose2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.conv_transpose2d(&self.weight, self.bias.as_ref(), self.output_padding, &self.options)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        name_parameters(parts, &self.weight, self.bias.as_ref());
     }
 }

@@ -1,21 +1,20 @@
 //! Dropout with a mask that is a function of its key.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use autograd::Var;
 use device::{Error, Result};
 
-use crate::Module;
+use crate::{Forward, Module, Training};
 
 /// Sets each element to zero with probability `p` and scales the rest by `1 / (1 - p)`, while training.
 ///
 /// In evaluation it is the identity. Each forward pass takes the next key of the thread
 /// ([`tensor::next_key`]); inside [`Batch::seeded`](crate::Batch::seeded) that key follows from the batch and
 /// from the layer's place in the pass, so the mask is the same on every lane, thread and schedule.
-#[derive(Debug)]
+#[derive(Debug, Module)]
 pub struct Dropout {
+    #[module(skip)]
     p: f64,
-    training: AtomicBool,
+    training: Training,
 }
 
 impl Dropout {
@@ -32,19 +31,15 @@ impl Dropout {
                 value: p.to_string().into(),
             });
         }
-        Ok(Dropout { p, training: AtomicBool::new(true) })
+        Ok(Dropout { p, training: Training::default() })
     }
 }
 
-impl Module for Dropout {
+impl Forward for Dropout {
     fn forward(&self, input: &Var) -> Result<Var> {
-        if self.p == 0.0 || !self.training.load(Ordering::Relaxed) {
+        if self.p == 0.0 || !self.training.is_on() {
             return Ok(input.clone());
         }
         input.dropout(self.p, tensor::next_key())
-    }
-
-    fn set_training(&self, training: bool) {
-        self.training.store(training, Ordering::Relaxed);
     }
 }

@@ -6,7 +6,7 @@ use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
 use super::parameters::expect_float;
-use crate::{Module, Parts};
+use crate::{Forward, Module};
 
 /// How to make an [`Embedding`] or an [`EmbeddingBag`].
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +28,10 @@ impl Default for EmbeddingOptions {
 }
 
 /// The rows of a table that the input, of I64, names: `[..] -> [.., d]`.
+#[derive(Module)]
 pub struct Embedding {
     weight: Var,
+    #[module(skip)]
     padding_idx: Option<isize>,
 }
 
@@ -61,19 +63,17 @@ impl Embedding {
     }
 }
 
-impl Module for Embedding {
+impl Forward for Embedding {
     fn forward(&self, input: &Var) -> Result<Var> {
         self.weight.embedding(input.value(), self.padding_idx)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.parameter("weight", &self.weight);
     }
 }
 
 /// The mean or the sum of each bag of rows of a table.
+#[derive(Module)]
 pub struct EmbeddingBag {
     weight: Var,
+    #[module(skip)]
     options: BagOptions,
 }
 
@@ -110,14 +110,10 @@ impl EmbeddingBag {
     }
 }
 
-impl Module for EmbeddingBag {
+impl Forward for EmbeddingBag {
     /// A bag for each row of the input, of I64: `[b, n] -> [b, d]`.
     fn forward(&self, input: &Var) -> Result<Var> {
         self.weight.embedding_bag(input.value(), None, &self.options)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.parameter("weight", &self.weight);
     }
 }
 

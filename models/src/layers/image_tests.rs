@@ -6,7 +6,7 @@ use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
 use super::*;
-use crate::{Module, Optimizer, Sgd, SgdOptions, checkpoint, cross_entropy};
+use crate::{Forward, Module, Optimizer, Sgd, SgdOptions, checkpoint, cross_entropy};
 
 fn images(values: &[f32], shape: &[usize]) -> Var {
     Var::constant(Tensor::from_slice(values, shape, &Device::cpu()).unwrap())
@@ -46,12 +46,12 @@ fn convolutions_start_as_torchs_do() {
 fn layers_compute_what_their_ops_do() {
     let dev = Device::cpu();
     let x = images(&[1.0, 2.0, 3.0, 4.0], &[1, 1, 2, 2]);
-    let shape = |module: &dyn Module| module.forward(&x).unwrap().shape().to_vec();
+    let shape = |module: &dyn Forward| module.forward(&x).unwrap().shape().to_vec();
     let wide =
         Conv2dOptions { stride: [2, 2], output_padding: [1, 0], bias: false, ..Conv2dOptions::default() };
     assert_eq!(shape(&Conv2d::new(1, 3, [2, 1], &dev).unwrap()), [1, 3, 1, 2]);
     assert_eq!(shape(&ConvTranspose2d::with_options(1, 3, [2, 2], wide, &dev).unwrap()), [1, 3, 5, 4]);
-    let value = |module: &dyn Module| values(module.forward(&x).unwrap().value());
+    let value = |module: &dyn Forward| values(module.forward(&x).unwrap().value());
     assert_eq!(value(&MaxPool2d::new([2, 2])), [4.0]);
     assert_eq!(value(&AvgPool2d::new([2, 1])), [2.0, 3.0]);
     assert_eq!(value(&AdaptiveAvgPool2d([1, 1])), [2.5]);

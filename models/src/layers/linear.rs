@@ -5,7 +5,7 @@ use device::{DType, Device, Error, Result};
 use tensor::RandomKey;
 
 use super::parameters::{FirstValues, expect_float};
-use crate::{Module, Parts};
+use crate::{Forward, Module};
 
 /// `y = x W^T + b`.
 ///
@@ -14,6 +14,7 @@ use crate::{Module, Parts};
 /// W has torch's shape, but its memory is that of `[in, out]`: then `W^T` is the plain row-major operand of
 /// the forward product. Weights and biases start uniform in `±1/sqrt(in)`, which is torch's default
 /// (He et al. 2015 with a = sqrt(5)).
+#[derive(Module)]
 pub struct Linear {
     weight: Var,
     bias: Option<Var>,
@@ -110,15 +111,8 @@ impl Linear {
     }
 }
 
-impl Module for Linear {
+impl Forward for Linear {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.linear(&self.weight, self.bias.as_ref())
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.parameter("weight", &self.weight);
-        if let Some(bias) = &self.bias {
-            parts.parameter("bias", bias);
-        }
     }
 }

@@ -23,7 +23,7 @@ pub use linear::{Linear, LinearOptions};
 pub use norms::{GroupNorm, LayerNorm, RmsNorm};
 pub(crate) use parameters::part_of;
 pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
-pub use sequential::Sequential;
+pub use sequential::{Sequential, mlp};
 pub use shape::{Flatten, Unflatten};
 
 #[cfg(test)]

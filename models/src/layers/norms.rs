@@ -4,15 +4,18 @@ use autograd::Var;
 use device::{DType, Device, Error, Result};
 
 use super::parameters::{expect_float, filled};
-use crate::{Module, Parts};
+use crate::{Forward, Module};
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` of each row over the last axes, of sizes `normalized_shape`.
 ///
 /// The weight starts at 1 and the bias at 0. The usual `eps` is 1e-5.
+#[derive(Module)]
 pub struct LayerNorm {
+    #[module(skip)]
     normalized_shape: Vec<usize>,
     weight: Var,
     bias: Option<Var>,
+    #[module(skip)]
     eps: f64,
 }
 
@@ -43,25 +46,21 @@ impl LayerNorm {
     }
 }
 
-impl Module for LayerNorm {
+impl Forward for LayerNorm {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.layer_norm(&self.normalized_shape, Some(&self.weight), self.bias.as_ref(), self.eps)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.parameter("weight", &self.weight);
-        if let Some(bias) = &self.bias {
-            parts.parameter("bias", bias);
-        }
     }
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight` of each row over the last axes, of sizes `normalized_shape`.
 ///
 /// The weight starts at 1. Without `eps` it is the difference between 1 and the next larger number of the type.
+#[derive(Module)]
 pub struct RmsNorm {
+    #[module(skip)]
     normalized_shape: Vec<usize>,
     weight: Var,
+    #[module(skip)]
     eps: Option<f64>,
 }
 
@@ -90,23 +89,22 @@ impl RmsNorm {
     }
 }
 
-impl Module for RmsNorm {
+impl Forward for RmsNorm {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.rms_norm(&self.normalized_shape, Some(&self.weight), self.eps)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.parameter("weight", &self.weight);
     }
 }
 
 /// [`LayerNorm`] of each group of channels, with a weight and a bias for each channel.
 ///
 /// Shapes: `[n, c, ..]`. The weight starts at 1 and the bias at 0.
+#[derive(Module)]
 pub struct GroupNorm {
+    #[module(skip)]
     num_groups: usize,
     weight: Var,
     bias: Var,
+    #[module(skip)]
     eps: f64,
 }
 
@@ -145,13 +143,8 @@ impl GroupNorm {
     }
 }
 
-impl Module for GroupNorm {
+impl Forward for GroupNorm {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.group_norm(self.num_groups, Some(&self.weight), Some(&self.bias), self.eps)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.parameter("weight", &self.weight);
-        parts.parameter("bias", &self.bias);
     }
 }

@@ -4,12 +4,12 @@ use autograd::Var;
 use device::Result;
 use tensor::{AvgPool, MaxPool};
 
-use crate::Module;
+use crate::{Forward, Module};
 
 /// The largest element at each place of a window; see [`Var::max_pool2d`].
 ///
 /// ```
-/// use models::{MaxPool2d, Module};
+/// use models::{Forward, MaxPool2d};
 /// use tensor::{DType, Tensor};
 /// # fn main() -> device::Result<()> {
 /// let images = Tensor::ones(&[2, 3, 8, 8], DType::F32, &device::Device::cpu())?;
@@ -18,8 +18,8 @@ use crate::Module;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug)]
-pub struct MaxPool2d(pub MaxPool);
+#[derive(Clone, Copy, Debug, Module)]
+pub struct MaxPool2d(#[module(skip)] pub MaxPool);
 
 impl MaxPool2d {
     /// A window whose places lie side by side.
@@ -28,15 +28,15 @@ impl MaxPool2d {
     }
 }
 
-impl Module for MaxPool2d {
+impl Forward for MaxPool2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.max_pool2d(&self.0)
     }
 }
 
 /// The mean at each place of a window; see [`Var::avg_pool2d`].
-#[derive(Clone, Copy, Debug)]
-pub struct AvgPool2d(pub AvgPool);
+#[derive(Clone, Copy, Debug, Module)]
+pub struct AvgPool2d(#[module(skip)] pub AvgPool);
 
 impl AvgPool2d {
     /// A window whose places lie side by side.
@@ -45,17 +45,17 @@ impl AvgPool2d {
     }
 }
 
-impl Module for AvgPool2d {
+impl Forward for AvgPool2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.avg_pool2d(&self.0)
     }
 }
 
 /// The means over as many ranges as the result is to have; see [`Var::adaptive_avg_pool2d`].
-#[derive(Clone, Copy, Debug)]
-pub struct AdaptiveAvgPool2d(pub [usize; 2]);
+#[derive(Clone, Copy, Debug, Module)]
+pub struct AdaptiveAvgPool2d(#[module(skip)] pub [usize; 2]);
 
-impl Module for AdaptiveAvgPool2d {
+impl Forward for AdaptiveAvgPool2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.adaptive_avg_pool2d(self.0)
     }

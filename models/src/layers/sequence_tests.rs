@@ -7,7 +7,7 @@ use device::{DType, Device, Error};
 use tensor::{RandomKey, Tensor};
 
 use super::*;
-use crate::Module;
+use crate::{Forward, Module};
 
 fn constant(values: &[f32], shape: &[usize]) -> Var {
     Var::constant(Tensor::from_slice(values, shape, &Device::cpu()).unwrap())

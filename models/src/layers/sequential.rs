@@ -1,9 +1,10 @@
-//! Modules one after another.
+//! Layers one after another.
 
 use autograd::Var;
-use device::Result;
+use device::{Device, Error, Result};
+use tensor::RandomKey;
 
-use crate::{Module, Parts};
+use crate::{Forward, Linear, Module, Relu};
 
 /// Feeds each module's output to the next; parameters are named by position, as in `0.weight`.
 ///
@@ -17,9 +18,10 @@ use crate::{Module, Parts};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Default)]
+#[derive(Default, Module)]
 pub struct Sequential {
-    modules: Vec<Box<dyn Module>>,
+    #[module(flatten)]
+    modules: Vec<Box<dyn Forward>>,
 }
 
 impl Sequential {
@@ -30,7 +32,7 @@ impl Sequential {
 
     /// Adds a module at the end.
     #[must_use]
-    pub fn push(mut self, module: impl Module + 'static) -> Self {
+    pub fn push(mut self, module: impl Forward + 'static) -> Self {
         self.modules.push(Box::new(module));
         self
     }
@@ -46,15 +48,43 @@ impl Sequential {
     }
 }
 
-impl Module for Sequential {
+impl Forward for Sequential {
     fn forward(&self, input: &Var) -> Result<Var> {
         let Some((first, rest)) = self.modules.split_first() else { return Ok(input.clone()) };
         rest.iter().try_fold(first.forward(input)?, |value, module| module.forward(&value))
     }
+}
 
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        for (index, module) in self.modules.iter().enumerate() {
-            parts.child(index.to_string(), module);
-        }
+/// Linear layers of the given sizes with a ReLU between each two, keyed by `seed`.
+///
+/// Shapes: `[n, sizes[0]] -> [n, sizes[last]]`.
+///
+/// ```
+/// use models::{Module, mlp};
+/// # fn main() -> device::Result<()> {
+/// let model = mlp(&[784, 256, 256, 10], 7, &device::Device::cpu())?;
+/// assert_eq!(model.parameters().len(), 6);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// `InvalidArgument` for fewer than two sizes or a size of 0, `OutOfMemory`.
+pub fn mlp(sizes: &[usize], seed: u64, device: &Device) -> Result<Sequential> {
+    if sizes.len() < 2 || sizes.contains(&0) {
+        return Err(Error::InvalidArgument {
+            op: "mlp",
+            argument: "sizes",
+            expected: "at least two, all positive",
+            value: format!("{sizes:?}").into(),
+        });
     }
+    let mut model = Sequential::new();
+    for (layer, pair) in sizes.windows(2).enumerate() {
+        if layer > 0 {
+            model = model.push(Relu);
+        }
+        model = model.push(Linear::keyed(pair[0], pair[1], RandomKey { seed, op: layer as u64 }, device)?);
+    }
+    Ok(model)
 }

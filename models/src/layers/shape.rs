@@ -3,13 +3,13 @@
 use autograd::Var;
 use device::{Error, Result};
 
-use crate::Module;
+use crate::{Forward, Module};
 
 /// Joins all axes but the first: `[n, ...] -> [n, product of the rest]`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Module)]
 pub struct Flatten;
 
-impl Module for Flatten {
+impl Forward for Flatten {
     fn forward(&self, input: &Var) -> Result<Var> {
         let rows = input.shape().first().copied().unwrap_or(1);
         let width = input.shape().iter().skip(1).product();
@@ -18,10 +18,10 @@ impl Module for Flatten {
 }
 
 /// Cuts the second axis into several: `[n, product of the shape] -> [n, shape..]`, such as rows of pixels into images.
-#[derive(Clone, Debug)]
-pub struct Unflatten(pub Vec<usize>);
+#[derive(Clone, Debug, Module)]
+pub struct Unflatten(#[module(skip)] pub Vec<usize>);
 
-impl Module for Unflatten {
+impl Forward for Unflatten {
     fn forward(&self, input: &Var) -> Result<Var> {
         let (Some(&rows), 2) = (input.shape().first(), input.shape().len()) else {
             return Err(Error::InvalidArgument {

@@ -6,7 +6,7 @@ use device::{DType, Device, Error, Result};
 use tensor::{Generator, RandomKey, Tensor, with_generator};
 
 use super::*;
-use crate::{Batch, Module, Parts};
+use crate::{Batch, Forward, Module};
 
 fn constant(values: &[f32], shape: &[usize]) -> Var {
     Var::constant(Tensor::from_slice(values, shape, &Device::cpu()).unwrap())
@@ -81,7 +81,7 @@ fn linear_options_and_parts_are_checked() {
 #[test]
 fn activations_have_their_values() {
     let x = constant(&[-1.0, 0.0, 2.0], &[3]);
-    let close = |module: &dyn Module, expected: [f32; 3]| {
+    let close = |module: &dyn Forward, expected: [f32; 3]| {
         let got = values(&module.forward(&x).unwrap());
         assert_abs_diff_eq!(got[..], expected[..], epsilon = 1e-6);
     };
@@ -150,23 +150,18 @@ fn dropout_follows_the_batch_not_the_thread_or_the_order() {
 }
 
 /// A model made by a user: two layers that share a weight, a parameter of its own, a layer in a box.
+#[derive(Module)]
 struct Custom {
     first: Linear,
     tied: Linear,
     scale: Var,
-    rest: Box<dyn Module>,
+    layers: Box<dyn Forward>,
 }
 
-impl Module for Custom {
+impl Forward for Custom {
     fn forward(&self, input: &Var) -> Result<Var> {
         let hidden = self.tied.forward(&self.first.forward(input)?)?;
-        self.rest.forward(&hidden.mul(&self.scale)?)
-    }
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.child("first", &self.first);
-        parts.child("tied", &self.tied);
-        parts.parameter("scale", &self.scale);
-        parts.child("layers", &self.rest);
+        self.layers.forward(&(hidden * &self.scale)?)
     }
 }
 
@@ -175,9 +170,9 @@ fn names_are_dotted_tied_parameters_come_once_and_modes_pass_through() {
     let dev = Device::cpu();
     let first = Linear::new(4, 4, &dev).unwrap();
     let tied = Linear::from_parts(first.weight().clone(), None).unwrap();
-    let rest = Sequential::new().push(Linear::new(4, 4, &dev).unwrap()).push(Dropout::new(1.0).unwrap());
+    let layers = Sequential::new().push(Linear::new(4, 4, &dev).unwrap()).push(Dropout::new(1.0).unwrap());
     let scale = Var::leaf(Tensor::ones(&[4], DType::F32, &dev).unwrap());
-    let model = std::sync::Arc::new(Custom { first, tied, scale, rest: Box::new(rest) });
+    let model = std::sync::Arc::new(Custom { first, tied, scale, layers: Box::new(layers) });
     let names: Vec<String> = model.named_parameters().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["first.weight", "first.bias", "scale", "layers.0.weight", "layers.0.bias"]);
     let x = constant(&[1.0; 4], &[1, 4]);

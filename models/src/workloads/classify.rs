@@ -3,9 +3,9 @@
 use autograd::Var;
 use device::{Device, Result};
 
-use super::{Evaluation, Model, Workload};
+use super::{Evaluation, Model, Workload, lenet};
 use crate::{
-    Batch, Digits, InMemory, Module, Optimizer, Parts, Sequential, Sgd, SgdOptions, cross_entropy, lenet, mlp,
+    Batch, Digits, Forward, InMemory, Module, Optimizer, Sequential, Sgd, SgdOptions, cross_entropy, mlp,
 };
 
 /// A small network on the digits, trained by SGD with momentum.
@@ -64,25 +64,16 @@ pub(super) const CNN: Classifier = Classifier {
 };
 
 /// A network that gives a score for each class of a row.
-struct Scores(Sequential);
-
-impl Module for Scores {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        self.0.forward(input)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        self.0.parts(parts);
-    }
-}
+#[derive(Module)]
+struct Scores(#[module(flatten)] Sequential);
 
 impl Model for Scores {
     fn batch_loss(&self, batch: &Batch) -> Result<Var> {
-        batch.seeded(|| cross_entropy(&self.forward(&batch.input())?, &batch.labels))
+        batch.seeded(|| cross_entropy(&self.0.forward(&batch.input())?, &batch.labels))
     }
 
     fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
-        let part = |batch: &Batch| super::by_class(&self.forward(&batch.input())?, batch);
+        let part = |batch: &Batch| super::by_class(&self.0.forward(&batch.input())?, batch);
         super::evaluate(self, data, EVALUATION_ROWS, device, part)
     }
 }

@@ -4,10 +4,8 @@ use autograd::{Reduction, Var};
 use device::{DType, Device, Result};
 use tensor::{CompareOp, Tensor};
 
-use super::{Evaluation, Model, Workload};
-use crate::{
-    Adam, AdamOptions, Batch, ClickLog, ClickOptions, Dlrm, DlrmOptions, InMemory, Module, Optimizer, Parts,
-};
+use super::{ClickLog, ClickOptions, Dlrm, DlrmOptions, Evaluation, Model, Workload};
+use crate::{Adam, Batch, InMemory, Module, Optimizer};
 
 /// A model of dense and categorical features on a log of clicks, trained by Adam.
 pub(super) struct Clicks;
@@ -18,17 +16,8 @@ const TEST_FRACTION: f64 = 0.2;
 const EVALUATION_ROWS: usize = 1000;
 
 /// A [`Dlrm`] of the logarithms of its dense features.
-struct ClickModel(Dlrm);
-
-impl Module for ClickModel {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        self.0.forward(input)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        self.0.parts(parts);
-    }
-}
+#[derive(Module)]
+struct ClickModel(#[module(flatten)] Dlrm);
 
 impl ClickModel {
     /// Scores and targets of a prepared batch.
@@ -96,6 +85,6 @@ impl Workload for Clicks {
     fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
         super::expect_lanes(lanes)?;
         // A step of Adam is as long for a sum of gradients as for their mean.
-        Ok(Box::new(Adam::new(parameters, AdamOptions { lr: 3e-3, ..AdamOptions::default() })?))
+        Ok(Box::new(Adam::new(parameters, 3e-3)?))
     }
 }

@@ -6,12 +6,12 @@ use autograd::Var;
 use device::{DType, Device, DeviceKind, Result, Stream};
 use tensor::{RandomKey, Tensor};
 
-use super::{Evaluation, Model, Overlap, Workload};
-use crate::data::augment::Augment;
-use crate::{
-    Batch, Branches, EncoderDecoder, Flatten, Images, InMemory, Linear, Module, Optimizer, Parts,
-    PyramidOptions, Sequential, Sgd, SgdOptions, cross_entropy, encoder, pixel_cross_entropy,
+use super::{
+    Branches, EncoderDecoder, Evaluation, Images, Model, Overlap, PyramidOptions, Workload, encoder,
+    pixel_cross_entropy,
 };
+use crate::data::augment::Augment;
+use crate::{Batch, Flatten, Forward, InMemory, Linear, Module, Optimizer, Sequential, Sgd, cross_entropy};
 
 const CLASSES: usize = 10;
 /// The share of the images that is held out.
@@ -36,7 +36,7 @@ fn images(batch: &Batch) -> Result<Tensor> {
 fn sgd(parameters: Vec<Var>, lr: f64, lanes: usize) -> Result<Box<dyn Optimizer>> {
     super::expect_lanes(lanes)?;
     // The gradients of the lanes are added; the rate turns the sum into a mean.
-    Ok(Box::new(Sgd::new(parameters, SgdOptions { lr: lr / lanes as f64, ..SgdOptions::default() })?))
+    Ok(Box::new(Sgd::new(parameters, lr / lanes as f64)?))
 }
 
 /// A frozen encoder on one stream and a decoder that learns on another.
@@ -106,19 +106,12 @@ impl Workload for EncodeDecode {
 pub(super) struct Augmented;
 
 /// The encoder with a linear layer behind it, on augmented images.
+#[derive(Module)]
 struct Classifier {
+    #[module(flatten)]
     network: Sequential,
+    #[module(skip)]
     augment: Augment,
-}
-
-impl Module for Classifier {
-    fn forward(&self, input: &Var) -> Result<Var> {
-        self.network.forward(input)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        self.network.parts(parts);
-    }
 }
 
 impl Model for Classifier {
@@ -128,11 +121,11 @@ impl Model for Classifier {
     }
 
     fn batch_loss(&self, batch: &Batch) -> Result<Var> {
-        cross_entropy(&self.forward(&batch.input())?, &batch.labels)
+        cross_entropy(&self.network.forward(&batch.input())?, &batch.labels)
     }
 
     fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
-        let part = |batch: &Batch| super::by_class(&self.forward(&images(batch)?.into())?, batch);
+        let part = |batch: &Batch| super::by_class(&self.network.forward(&images(batch)?.into())?, batch);
         super::evaluate(self, data, EVALUATION_ROWS, device, part)
     }
 }

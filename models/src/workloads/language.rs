@@ -4,10 +4,10 @@ use autograd::Var;
 use device::{DType, Device, Result};
 use tensor::Tensor;
 
-use super::{Evaluation, Model, Workload};
-use crate::gpt::token_loss;
+use super::gpt::token_loss;
+use super::{Evaluation, Gpt, GptOptions, Model, Workload};
 use crate::random::SplitMix;
-use crate::{AdamW, AdamWOptions, Batch, Gpt, GptOptions, InMemory, Module, Optimizer, Text};
+use crate::{AdamW, Batch, Forward, InMemory, Optimizer, Text};
 
 /// One GPT block of width 128 with 4 heads, which tells the next character of 64, trained by AdamW.
 pub(super) struct CharGpt;
@@ -88,7 +88,7 @@ impl Workload for CharGpt {
     fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
         super::expect_lanes(lanes)?;
         // A step of Adam is as long for a sum of gradients as for their mean.
-        Ok(Box::new(AdamW::new(parameters, AdamWOptions { lr: 2e-3, ..AdamWOptions::default() })?))
+        Ok(Box::new(AdamW::new(parameters, 2e-3)?))
     }
 }
 

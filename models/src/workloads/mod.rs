@@ -1,15 +1,30 @@
-//! The example programs, as data: model, batches, loss, optimizer. Whoever runs them decides how.
+//! The example programs, as data: model, batches, loss, optimizer. Whoever runs them decides how; [`compare`] runs one on one
+//! stream and on several, side by side. Their models and their made-up data are here, too.
 
+mod autoencoder;
+mod branches;
 mod classify;
 mod clicks;
+pub mod compare;
+mod data;
+mod dlrm;
+mod gpt;
 mod images;
 mod language;
+mod lenet;
 
 use autograd::{Var, no_grad};
 use device::{DType, Device, Error, Result, Stream};
 use tensor::Tensor;
 
 use crate::{Batch, Batches, InMemory, Module, Optimizer, correct, cross_entropy};
+
+pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
+pub use branches::Branches;
+pub use data::{ClickLog, ClickOptions, Images};
+pub use dlrm::{Dlrm, DlrmOptions};
+pub use gpt::{Gpt, GptBlock, GptOptions};
+pub use lenet::lenet;
 
 /// A model with its data and optimizer.
 pub trait Workload: Sync {

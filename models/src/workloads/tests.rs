@@ -78,7 +78,7 @@ fn gpt_learns_to_tell_characters() {
 
 #[test]
 fn dlrm_learns_the_chances_of_clicks() {
-    let log = crate::ClickLog::new(&crate::ClickOptions::default()).unwrap();
+    let log = ClickLog::new(&ClickOptions::default()).unwrap();
     let (losses, evaluation) = train(find("dlrm").unwrap(), 3, 2);
     assert!((losses[0] - 2f64.ln()).abs() < 0.2, "an untrained model guesses: {}", losses[0]);
     // A part of what there is to learn, which four seeds of model and split gave as 0.59 to 0.84.
@@ -89,8 +89,7 @@ fn dlrm_learns_the_chances_of_clicks() {
 /// Trains on batches of 8 with Adam, and gives the mean of the first and of the last 8 losses.
 fn learns(model: &dyn Model, data: InMemory, steps: usize) -> (f64, f64) {
     let dev = Device::cpu();
-    let options = crate::AdamOptions { lr: 1e-2, ..Default::default() };
-    let mut adam = crate::Adam::new(model.parameters(), options).unwrap();
+    let mut adam = crate::Adam::new(model.parameters(), 1e-2).unwrap();
     let batches = Batches::new(data, 8, 7, &dev).unwrap().drop_last(true);
     let mut losses = Vec::new();
     for step in StepBatches::new(batches, 1, 0).unwrap().take(steps) {
@@ -106,12 +105,12 @@ fn learns(model: &dyn Model, data: InMemory, steps: usize) -> (f64, f64) {
 #[test]
 fn image_models_learn() {
     let dev = Device::cpu();
-    let images = crate::Images { rows: 64, size: 16, classes: 4, seed: 7 };
-    let options = crate::PyramidOptions { width: 8, levels: 2 };
-    let model = crate::EncoderDecoder::new(options, 4, 7, &dev).unwrap();
+    let images = Images { rows: 64, size: 16, classes: 4, seed: 7 };
+    let options = PyramidOptions { width: 8, levels: 2 };
+    let model = EncoderDecoder::new(options, 4, 7, &dev).unwrap();
     let (first, last) = learns(&model, images.segmented().unwrap(), 150);
     assert!((first - 4f64.ln()).abs() < 0.3 && last < 0.7 * first, "pixels: {first} to {last}");
-    let model = crate::Branches::new(8, 4, 7, None, &dev).unwrap();
+    let model = Branches::new(8, 4, 7, None, &dev).unwrap();
     let (first, last) = learns(&model, images.labelled().unwrap(), 150);
     assert!((first - 4f64.ln()).abs() < 0.4 && last < 0.7 * first, "branches: {first} to {last}");
 }

@@ -1,51 +1,9 @@
-//! Small models that the programs and tests share.
+//! A small convolutional network.
 
-use device::{Device, Error, Result};
+use device::{Device, Result};
 use tensor::RandomKey;
 
 use crate::{Conv2d, Conv2dOptions, Flatten, Linear, MaxPool2d, Relu, Sequential, Unflatten};
-
-/// Linear layers of the given sizes with a ReLU between each two, keyed by `seed`.
-///
-/// Shapes: `[n, sizes[0]] -> [n, sizes[last]]`.
-///
-/// ```
-/// use models::{Module, mlp};
-/// # fn main() -> device::Result<()> {
-/// let model = mlp(&[784, 256, 256, 10], 7, &device::Device::cpu())?;
-/// assert_eq!(model.parameters().len(), 6);
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// `InvalidArgument` for fewer than two sizes or a size of 0, `OutOfMemory`.
-pub fn mlp(sizes: &[usize], seed: u64, device: &Device) -> Result<Sequential> {
-    if sizes.len() < 2 || sizes.contains(&0) {
-        return Err(Error::InvalidArgument {
-            op: "mlp",
-            argument: "sizes",
-            expected: "at least two, all positive",
-            value: format!("{sizes:?}").into(),
-        });
-    }
-    let mut model = Sequential::new();
-    for (layer, pair) in sizes.windows(2).enumerate() {
-        if layer > 0 {
-            model = model.push(Relu);
-        }
-        model = model.push(Linear::keyed(pair[0], pair[1], RandomKey { seed, op: layer as u64 }, device)?);
-    }
-    Ok(model)
-}
-
-/// The digits model: 64-128-10.
-///
-/// # Errors
-/// `OutOfMemory`.
-pub fn digits_mlp(seed: u64, device: &Device) -> Result<Sequential> {
-    mlp(&[64, 128, 10], seed, device)
-}
 
 /// A network like LeNet-5 (LeCun et al. 1998) for rows of 28x28 pixels, keyed by `seed`: two convolutions of 5x5, of 6 and
 /// of 16 filters, each with a ReLU and a maximum over 2x2, and linear layers of 120, 84 and 10.
@@ -53,7 +11,7 @@ pub fn digits_mlp(seed: u64, device: &Device) -> Result<Sequential> {
 /// Shapes: `[n, 784] -> [n, 10]`; 61,706 parameters.
 ///
 /// ```
-/// use models::{Module, lenet};
+/// use models::{Module, workloads::lenet};
 /// # fn main() -> device::Result<()> {
 /// let model = lenet(7, &device::Device::cpu())?;
 /// let parameters: usize = model.parameters().iter().map(|p| p.value().elements()).sum();

@@ -2,8 +2,8 @@
 
 use device::{Error, Result};
 
-use super::{InMemory, Ragged};
 use crate::random::{SplitMix, mix};
+use crate::{InMemory, Ragged};
 
 /// What a log of clicks is like.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ impl Default for ClickOptions {
 /// [`best_loss`](ClickLog::best_loss), one that knows only how frequent clicks are [`base_loss`](ClickLog::base_loss).
 ///
 /// ```
-/// use models::{ClickLog, ClickOptions};
+/// use models::workloads::{ClickLog, ClickOptions};
 /// # fn main() -> device::Result<()> {
 /// let log = ClickLog::new(&ClickOptions { rows: 500, ..ClickOptions::default() })?;
 /// assert_eq!((log.data().len(), log.data().features(), log.data().bags().len()), (500, 4, 6));

@@ -4,7 +4,7 @@ use autograd::{Reduction, Var, no_grad};
 use device::{Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
-use crate::{Conv2d, Conv2dOptions, ConvTranspose2d, Module, Parts, Relu, Sequential};
+use crate::{Conv2d, Conv2dOptions, ConvTranspose2d, Forward, Module, Parts, Relu, Sequential};
 
 /// The sizes of an encoder and of its decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,11 +134,13 @@ impl EncoderDecoder {
     }
 }
 
-impl Module for EncoderDecoder {
+impl Forward for EncoderDecoder {
     fn forward(&self, input: &Var) -> Result<Var> {
         self.decode(&self.encode(input.value())?)
     }
+}
 
+impl Module for EncoderDecoder {
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
         for (name, tensor) in &self.frozen {
             parts.buffer(name.clone(), tensor);

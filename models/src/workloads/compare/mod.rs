@@ -23,8 +23,7 @@ pub use diagnosis::Finding;
 pub use profile::{LaneProfile, OpProfile, Profile};
 pub use quantiles::Quantiles;
 
-use crate::Workload;
-use crate::workloads::Overlap;
+use super::{Overlap, Workload};
 use facts::Facts;
 use runner::Runner;
 

@@ -2,7 +2,7 @@
 
 use device::{Error, Result};
 
-use super::InMemory;
+use crate::InMemory;
 use crate::random::{SplitMix, mix};
 
 /// Square images of three channels with values in `0..1`, keyed by a seed.
@@ -11,7 +11,7 @@ use crate::random::{SplitMix, mix};
 /// value alone.
 ///
 /// ```
-/// use models::Images;
+/// use models::workloads::Images;
 /// # fn main() -> device::Result<()> {
 /// let images = Images { rows: 6, size: 16, classes: 10, seed: 7 };
 /// let segmented = images.segmented()?;

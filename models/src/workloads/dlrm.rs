@@ -6,7 +6,7 @@ use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
 use crate::data::RaggedBatch;
-use crate::{EmbeddingBag, EmbeddingOptions, Linear, Module, Parts, Relu, Sequential};
+use crate::{EmbeddingBag, EmbeddingOptions, Forward, Linear, Module, Relu, Sequential};
 
 /// The sizes of a [`Dlrm`].
 #[derive(Clone, Debug)]
@@ -26,12 +26,15 @@ pub struct DlrmOptions {
 /// A deep-learning recommendation model (Naumov et al. 2019): the dense features go through a perceptron, each categorical
 /// feature is the mean of its values' embeddings, and the products of every two of these vectors go, beside the dense one,
 /// through another perceptron to one score. The logistic function of the score is the chance of a click.
+#[derive(Module)]
 pub struct Dlrm {
     bottom: Sequential,
     tables: Vec<EmbeddingBag>,
     top: Sequential,
+    #[module(skip)]
     dense: usize,
     /// The places of the lower triangle, without the diagonal, in a matrix of products: `[v (v - 1) / 2]`.
+    #[module(skip)]
     pairs: Tensor,
 }
 
@@ -106,7 +109,7 @@ impl Dlrm {
     }
 }
 
-impl Module for Dlrm {
+impl Forward for Dlrm {
     /// The score of rows with exactly one value for each categorical feature, behind the dense features:
     /// `[b, dense + categories] -> [b]`.
     fn forward(&self, input: &Var) -> Result<Var> {
@@ -116,14 +119,6 @@ impl Module for Dlrm {
             table.forward(&Var::constant(values.narrow(1, feature, 1)?))
         };
         self.interact(&dense, self.tables.iter().enumerate().map(embed))
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.child("bottom", &self.bottom);
-        for (feature, table) in self.tables.iter().enumerate() {
-            parts.child(format!("tables.{feature}"), table);
-        }
-        parts.child("top", &self.top);
     }
 }
 

@@ -4,7 +4,7 @@ use autograd::Var;
 use device::{Device, Result, Stream};
 use tensor::RandomKey;
 
-use crate::{Conv2d, Conv2dOptions, Linear, Module, Parts};
+use crate::{Conv2d, Conv2dOptions, Forward, Linear, Module};
 
 /// Two convolutions of 3x3 over the same images, each with a ReLU and the mean over all pixels; their sum goes through a linear
 /// layer. The branches run on two streams if there are some, and so do their gradients; the engine inserts the waits.
@@ -12,7 +12,8 @@ use crate::{Conv2d, Conv2dOptions, Linear, Module, Parts};
 /// Shapes: `[n, 3, h, w] -> [n, classes]`.
 ///
 /// ```
-/// use models::{Branches, Module};
+/// use models::Forward;
+/// use models::workloads::Branches;
 /// # fn main() -> device::Result<()> {
 /// let device = device::Device::cpu();
 /// let streams = [device.new_stream()?, device.new_stream()?];
@@ -23,8 +24,10 @@ use crate::{Conv2d, Conv2dOptions, Linear, Module, Parts};
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Module)]
 pub struct Branches {
     branches: [Conv2d; 2],
+    #[module(skip)]
     streams: Option<[Stream; 2]>,
     head: Linear,
 }
@@ -59,17 +62,11 @@ impl Branches {
     }
 }
 
-impl Module for Branches {
+impl Forward for Branches {
     fn forward(&self, input: &Var) -> Result<Var> {
         // Both are launched before either is waited for.
         let (first, second) = (self.branch(0, input)?, self.branch(1, input)?);
         self.head.forward(&first.add(&second)?)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.child("branches.0", &self.branches[0]);
-        parts.child("branches.1", &self.branches[1]);
-        parts.child("head", &self.head);
     }
 }
 

@@ -7,8 +7,8 @@ use tensor::{RandomKey, Tensor};
 use crate::layers::part_of;
 use crate::random::SplitMix;
 use crate::{
-    Dropout, Embedding, EmbeddingOptions, Gelu, LayerNorm, Linear, LinearOptions, Module, MultiheadAttention,
-    MultiheadOptions, Parts, Sequential,
+    Dropout, Embedding, EmbeddingOptions, Forward, Gelu, LayerNorm, Linear, LinearOptions, Module,
+    MultiheadAttention, MultiheadOptions, Sequential,
 };
 
 /// The sizes of a [`Gpt`].
@@ -30,6 +30,7 @@ pub struct GptOptions {
 
 /// One block: `x + attention(norm(x))`, then `x + mlp(norm(x))`, with causal attention and an MLP of four times the width
 /// with a GELU.
+#[derive(Module)]
 pub struct GptBlock {
     ln_1: LayerNorm,
     attn: MultiheadAttention,
@@ -60,20 +61,12 @@ impl GptBlock {
     }
 }
 
-impl Module for GptBlock {
+impl Forward for GptBlock {
     fn forward(&self, input: &Var) -> Result<Var> {
         let attended = self.attn.forward(&self.ln_1.forward(input)?)?;
-        let x = input.add(&self.dropout.forward(&attended)?)?;
+        let x = (input + self.dropout.forward(&attended))?;
         let changed = self.mlp.forward(&self.ln_2.forward(&x)?)?;
-        x.add(&self.dropout.forward(&changed)?)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.child("ln_1", &self.ln_1);
-        parts.child("attn", &self.attn);
-        parts.child("ln_2", &self.ln_2);
-        parts.child("mlp", &self.mlp);
-        parts.child("dropout", &self.dropout);
+        x + self.dropout.forward(&changed)
     }
 }
 
@@ -81,13 +74,15 @@ impl Module for GptBlock {
 ///
 /// Shapes: tokens `[.., s]` of I64 -> `[.., s, v]`, with `s` up to the context. Embeddings start normal with deviation
 /// 0.02, layers as they do by themselves.
+#[derive(Module)]
 pub struct Gpt {
+    #[module(skip)]
     options: GptOptions,
-    tokens: Embedding,
-    places: Embedding,
-    dropout: Dropout,
-    blocks: Vec<GptBlock>,
-    norm: LayerNorm,
+    wte: Embedding,
+    wpe: Embedding,
+    drop: Dropout,
+    h: Vec<GptBlock>,
+    ln_f: LayerNorm,
     head: Linear,
 }
 
@@ -116,11 +111,11 @@ impl Gpt {
         let head = LinearOptions { bias: false, key: Some(key(2)), ..LinearOptions::default() };
         Ok(Gpt {
             options,
-            tokens: embedding(vocabulary, 0)?,
-            places: embedding(context, 1)?,
-            dropout: Dropout::new(dropout)?,
-            blocks: (0..blocks).map(block).collect::<Result<_>>()?,
-            norm: LayerNorm::new(&[width], device)?,
+            wte: embedding(vocabulary, 0)?,
+            wpe: embedding(context, 1)?,
+            drop: Dropout::new(dropout)?,
+            h: (0..blocks).map(block).collect::<Result<_>>()?,
+            ln_f: LayerNorm::new(&[width], device)?,
             head: Linear::with_options(width, vocabulary, head, device)?,
         })
     }
@@ -195,13 +190,13 @@ fn pick(scores: &[f64], temperature: f64, unit: f64) -> usize {
 }
 
 /// The mean cross-entropy of scores `[.., v]` for targets `[..]`.
-pub(crate) fn token_loss(scores: &Var, targets: &Tensor) -> Result<Var> {
+pub(super) fn token_loss(scores: &Var, targets: &Tensor) -> Result<Var> {
     let vocabulary = scores.shape().last().copied().unwrap_or(1);
     let flat = scores.reshape(&[targets.elements(), vocabulary])?;
     crate::cross_entropy(&flat, &targets.reshape(&[targets.elements()])?)
 }
 
-impl Module for Gpt {
+impl Forward for Gpt {
     fn forward(&self, input: &Var) -> Result<Var> {
         let length = input.shape().last().copied().unwrap_or(0);
         let GptOptions { context, .. } = self.options;
@@ -213,24 +208,13 @@ impl Module for Gpt {
                 value: format!("{length} places of {context}").into(),
             });
         }
-        let places = self.places.weight();
+        let places = self.wpe.weight();
         let places = if length == context { places.clone() } else { places.narrow(0, 0, length)? };
-        let mut x = self.dropout.forward(&self.tokens.forward(input)?.add(&places)?)?;
-        for block in &self.blocks {
+        let mut x = self.drop.forward(&(self.wte.forward(input) + &places)?)?;
+        for block in &self.h {
             x = block.forward(&x)?;
         }
-        self.head.forward(&self.norm.forward(&x)?)
-    }
-
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        parts.child("wte", &self.tokens);
-        parts.child("wpe", &self.places);
-        parts.child("drop", &self.dropout);
-        for (number, block) in self.blocks.iter().enumerate() {
-            parts.child(format!("h.{number}"), block);
-        }
-        parts.child("ln_f", &self.norm);
-        parts.child("head", &self.head);
+        self.head.forward(&self.ln_f.forward(&x)?)
     }
 }
 

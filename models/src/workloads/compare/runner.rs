@@ -12,8 +12,8 @@ use tensor::Tensor;
 use super::profile::Profile;
 use super::quantiles::{Quantiles, median};
 use super::{CompareOptions, ScheduleReport};
-use crate::workloads::{Evaluation, Model, Overlap};
-use crate::{Batch, Batches, InMemory, Optimizer, StepBatches, Workload};
+use crate::workloads::{Evaluation, Model, Overlap, Workload};
+use crate::{Batch, Batches, InMemory, Optimizer, StepBatches};
 
 pub(super) struct Runner {
     device: Device,

@@ -1,0 +1,99 @@
+use device::{DType, Device};
+
+use super::*;
+use crate::{Dropout, Linear, Module};
+
+fn number(value: f64) -> Tensor {
+    Tensor::scalar(value, &Device::cpu()).unwrap()
+}
+
+fn leaf(value: f64) -> Var {
+    Var::leaf(number(value))
+}
+
+fn linear() -> Linear {
+    Linear::new(1, 1, &Device::cpu()).unwrap()
+}
+
+fn names<T>(named: Vec<(String, T)>) -> Vec<String> {
+    named.into_iter().map(|(name, _)| name).collect()
+}
+
+/// Every kind of field.
+#[derive(Module)]
+struct All<M> {
+    scale: Var,
+    missing: Option<Var>,
+    there: Option<Linear>,
+    list: Vec<Pair>,
+    array: [Linear; 2],
+    boxed: Box<dyn Forward>,
+    shared: Arc<Linear>,
+    generic: M,
+    #[module(flatten)]
+    inside: Running,
+    #[module(skip)]
+    constant: Tensor,
+    r#type: Var,
+    training: Training,
+}
+
+#[derive(Module)]
+struct Pair(Var, #[module(skip)] u8, #[module(flatten)] Option<Dropout>, Var);
+
+#[derive(Module)]
+struct Running {
+    mean: Tensor,
+}
+
+#[test]
+fn every_field_takes_part_under_its_name() {
+    let all = All {
+        scale: leaf(1.0),
+        missing: None,
+        there: Some(linear()),
+        list: vec![Pair(leaf(2.0), 1, None, leaf(3.0)), Pair(leaf(4.0), 1, None, leaf(5.0))],
+        array: [linear(), linear()],
+        boxed: Box::new(linear()),
+        shared: Arc::new(linear()),
+        generic: linear(),
+        inside: Running { mean: number(0.0) },
+        constant: number(0.0),
+        r#type: leaf(6.0),
+        training: Training::default(),
+    };
+    let of = |module: &str| [format!("{module}.weight"), format!("{module}.bias")];
+    let mut expected = vec!["scale".to_owned()];
+    expected.extend(of("there"));
+    expected.extend(["list.0.0", "list.0.3", "list.1.0", "list.1.3"].map(String::from));
+    expected
+        .extend(["array.0", "array.1", "boxed", "shared", "generic"].iter().flat_map(|module| of(module)));
+    expected.push("type".to_owned());
+    assert_eq!(names(all.named_parameters()), expected);
+    assert_eq!(names(all.named_buffers()), ["mean"]);
+    assert_eq!(all.constant.dtype(), DType::F64);
+    assert_eq!(all.list[0].1, 1);
+}
+
+#[test]
+fn the_mode_reaches_every_part() {
+    #[derive(Module)]
+    struct Modes {
+        own: Training,
+        #[module(flatten)]
+        optional: Option<Training>,
+        list: Vec<Box<Training>>,
+        inner: [Arc<Training>; 1],
+    }
+    let new = Training::default;
+    let modes =
+        Modes { own: new(), optional: Some(new()), list: vec![Box::new(new())], inner: [Arc::new(new())] };
+    let all = || {
+        [&modes.own, modes.optional.as_ref().unwrap(), &modes.list[0], &modes.inner[0]].map(Training::is_on)
+    };
+    assert_eq!(all(), [true; 4]);
+    modes.set_training(false);
+    assert_eq!(all(), [false; 4]);
+    modes.set_training(true);
+    assert_eq!(all(), [true; 4]);
+}

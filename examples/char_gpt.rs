@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Parser;
-use streamgrad::prelude::*;
 use streamgrad::workloads::{Gpt, GptOptions};
+use streamgrad::{Result, prelude::*};
 
 #[derive(Parser)]
 pub(crate) struct Args {
@@ -37,14 +37,14 @@ const LANES: usize = 2;
 /// Steps between two reports.
 const REPORT: u64 = 100;
 
-fn main() -> streamgrad::Result<()> {
+fn main() -> Result<()> {
     let loss = train(&Args::parse())?;
     println!("\na character of unseen text costs {:.2} bits", loss / std::f64::consts::LN_2);
     Ok(())
 }
 
 /// Trains, writes, and returns the loss on text that was not trained on.
-pub(crate) fn train(args: &Args) -> streamgrad::Result<f64> {
+pub(crate) fn train(args: &Args) -> Result<f64> {
     let device = Device::best();
     let text = read(&args.files)?;
     let (train, validation) = text.split(0.1)?;
@@ -72,7 +72,7 @@ pub(crate) fn train(args: &Args) -> streamgrad::Result<f64> {
     while progress.step < args.steps {
         let first = progress.step * LANES as u64;
         let batches = (first..first + LANES as u64).map(|number| windows.batch(number, &device));
-        let batches = batches.collect::<streamgrad::Result<Vec<_>>>()?;
+        let batches = batches.collect::<Result<Vec<_>>>()?;
         let step = lanes.step(batches, |batch| batch.seeded(|| model.loss(&batch.tokens, &batch.targets)))?;
         adam.step(&step.gradients)?;
         progress.step += 1;
@@ -92,7 +92,7 @@ pub(crate) fn train(args: &Args) -> streamgrad::Result<f64> {
 }
 
 /// All files as one text.
-fn read(files: &[PathBuf]) -> streamgrad::Result<Text> {
+fn read(files: &[PathBuf]) -> Result<Text> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let own = ["README.md", "ARCHITECTURE.md", "docs/streams.md"].map(|name| root.join(name));
     let files = if files.is_empty() { &own[..] } else { files };
@@ -104,7 +104,7 @@ fn read(files: &[PathBuf]) -> streamgrad::Result<Text> {
     Text::new(&all)
 }
 
-fn mean(losses: &[Tensor]) -> streamgrad::Result<f64> {
+fn mean(losses: &[Tensor]) -> Result<f64> {
     let mut sum = 0.0;
     for loss in losses {
         sum += f64::from(loss.item::<f32>()?);
@@ -112,7 +112,7 @@ fn mean(losses: &[Tensor]) -> streamgrad::Result<f64> {
     Ok(sum / losses.len() as f64)
 }
 
-fn validation_loss(model: &Gpt, windows: &Windows, device: &Device) -> streamgrad::Result<f64> {
+fn validation_loss(model: &Gpt, windows: &Windows, device: &Device) -> Result<f64> {
     let batch = windows.batch(0, device)?;
     model.set_training(false);
     let loss = no_grad(|| model.loss(&batch.tokens, &batch.targets));

@@ -3,14 +3,14 @@
 //!
 //!     cargo run --release --example cnn_digits
 
-use streamgrad::prelude::*;
+use streamgrad::{Result, prelude::*};
 
 const EPOCHS: usize = 8;
 const BATCH: usize = 32;
 const LANES: usize = 2;
 
 /// For rows of 8x8 pixels: two convolutions of 3x3 that keep the size, with a maximum over 2x2 between them.
-fn network(device: &Device) -> streamgrad::Result<Sequential> {
+fn network(device: &Device) -> Result<Sequential> {
     let same = Conv2dOptions { padding: [1, 1], bias: false, ..Conv2dOptions::default() };
     let conv = |channels, filters| Conv2d::with_options(channels, filters, [3, 3], same, device);
     let first = Sequential::new()
@@ -24,7 +24,7 @@ fn network(device: &Device) -> streamgrad::Result<Sequential> {
 }
 
 /// Trains, and returns the share of held-out digits that are classified correctly.
-fn train(device: &Device) -> streamgrad::Result<f64> {
+fn train(device: &Device) -> Result<f64> {
     streamgrad::seed(7);
     let (train, test) = Digits::load()?.split(0.2, 7)?;
     let model = network(device)?;
@@ -58,7 +58,7 @@ fn train(device: &Device) -> streamgrad::Result<f64> {
     })
 }
 
-pub(crate) fn main() -> streamgrad::Result<()> {
+pub(crate) fn main() -> Result<()> {
     let accuracy = train(&Device::best())?;
     println!("{:.1} % of the held-out digits are classified correctly", 100.0 * accuracy);
     assert!(accuracy > 0.95, "the digits are easy");

@@ -71,19 +71,15 @@ fn implementation(mut input: DeriveInput) -> Result<TokenStream> {
         }
         children.push(quote_spanned!(of.span() => parts.child(#name, &self.#member);));
     }
-    let parts = (!children.is_empty()).then(|| {
-        quote! {
-            fn parts<'parts>(&'parts self, parts: &mut ::streamgrad::Parts<'parts>) {
-                #(#children)*
-            }
-        }
-    });
     let name = &input.ident;
     let (generics, arguments, bounds) = input.generics.split_for_impl();
     Ok(quote! {
         #[automatically_derived]
         impl #generics ::streamgrad::Module for #name #arguments #bounds {
-            #parts
+            fn parts<'parts>(&'parts self, parts: &mut ::streamgrad::Parts<'parts>) {
+                let _ = &parts;
+                #(#children)*
+            }
         }
     })
 }

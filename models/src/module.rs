@@ -65,11 +65,7 @@ use tensor::Tensor;
 )]
 pub trait Module: Send + Sync {
     /// Names the module's own parameters and buffers and the modules inside it, in a fixed order.
-    ///
-    /// The default is a module without parameters.
-    fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
-        let _ = parts;
-    }
+    fn parts<'a>(&'a self, parts: &mut Parts<'a>);
 
     /// Every parameter under its dotted name, as in `layers.0.weight`.
     ///
@@ -271,6 +267,8 @@ impl Default for Training {
 }
 
 impl Module for Training {
+    fn parts<'a>(&'a self, _: &mut Parts<'a>) {}
+
     fn set_training(&self, training: bool) {
         self.0.store(training, Ordering::Relaxed);
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Error, Result};
+use smallvec::SmallVec;
 
 use super::copy::{enqueue_copy, fill};
 use super::matmul::Product;
@@ -292,7 +293,7 @@ impl<'a> Convolution<'a> {
     ) -> Result<()> {
         let numbers =
             Conv { pairs: self.pairs, each: self.geometry.filters as u32, pad: 0, planes: planes as u64 };
-        let args: Vec<Arg<'_>> = args.into_iter().chain([numbers.arg()]).collect();
+        let args: SmallVec<[Arg<'_>; 6]> = args.into_iter().chain([numbers.arg()]).collect();
         // SAFETY: the kernel takes these arguments, operands of the geometry and a workspace with room for a turn.
         unsafe { self.queue.kernel(program_of(self.dtype), name, grid, &args) }
     }

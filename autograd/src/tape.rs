@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use tensor::{DType, Error, Result, Tensor};
 
 use crate::Var;
-use crate::hook::{Hook, Hooks};
+use crate::hook::{Hook, HookList, Hooks};
 use crate::mode::{is_recording, next_sequence};
 use crate::place::Place;
 
@@ -278,7 +278,7 @@ fn no_rule(_: &Vjp<'_>, _: &Var) -> Result<Grads> {
 enum Remains {
     Input(Shared<Node>),
     Rule(Box<dyn Rule>),
-    Hooks(Box<Vec<Arc<Hook>>>),
+    Hooks(HookList),
 }
 
 thread_local! {

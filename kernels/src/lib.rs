@@ -70,10 +70,9 @@ pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
 pub use custom::{CudaLaunch, CustomKernel, custom};
 pub use distribution::RandomKey;
-pub use elementwise::{
-    BinaryOp, CompareOp, Saves, UnaryOp, binary, compare, logical_not, unary, unary_grad, where_cond,
-};
+pub use elementwise::{binary, compare, logical_not, unary, unary_grad, where_cond};
 pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
+pub use functions::{BinaryOp, CompareOp, Saves, UnaryOp};
 pub use geometry::{Means, Sampling};
 pub use image::{blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    ReduceOp, View, argmax, argmin, cross_entropy, cross_entropy_grad, log_softmax, log_softmax_grad,
-    logsumexp, reduce, softmax, softmax_grad, var,
+    ReduceOp, argmax, argmin, cross_entropy, cross_entropy_grad, log_softmax, log_softmax_grad, logsumexp,
+    reduce, softmax, softmax_grad, var,
 };
 
 /// Rows along memory and across it, of one block and of several, few and many.

@@ -343,7 +343,7 @@ fn nan_goes_through_maximum_minimum_clamp_and_relu() {
         bits(&[nan, 0.5, nan, -0.5, 0.0].repeat(20))
     );
     assert_eq!(bits(&run(UnaryOp::Relu)), bits(&[nan, 1.0, nan, 0.0, 0.0].repeat(20)));
-    assert_eq!(bits(&run(UnaryOp::Sign)), bits(&[0.0, 1.0, 0.0, -1.0, 0.0].repeat(20)));
+    assert_eq!(bits(&run(UnaryOp::Sign)), bits(&[0.0_f32, 1.0, 0.0, -1.0, 0.0].repeat(20)));
     let truth = Array::full(&stream, false, &[100]);
     for (&op, expected) in COMPARE.iter().zip([
         [false, false, false, false, false],

@@ -2,8 +2,8 @@
 // functions in the place of others (`--wrap`); `tools/sanitize` compiles them, and finds the names of the library's.
 //
 // An acquire fence orders what follows after the releases that this thread's relaxed reads have seen; the sanitizer takes it for
-// no order at all, so that the last owner of an `Arc` seems to race with the others. Here it acquires from the place that the
-// thread looked at last, by a load or a subtraction of 64 bits: that is where the counters of owners are.
+// no order at all, so that the last owner of an `Arc` seems to race with the others. Here it acquires from the places that the
+// thread looked at lately, by a load or a subtraction of 64 bits: that is where the counters of owners are.
 //
 // A `Mutex` that somebody else has, a `Once`, and the end of a scope's thread are handled within the library.
 #include <stdint.h>
@@ -15,22 +15,28 @@ extern uint64_t __real___tsan_atomic64_load(const volatile uint64_t *place, int 
 extern uint64_t __real___tsan_atomic64_fetch_sub(volatile uint64_t *place, uint64_t value, int order);
 extern void __real___tsan_atomic_thread_fence(int order);
 
-static __thread uintptr_t last;
+enum { KEPT = 64 };
+static __thread uintptr_t seen[KEPT];
+static __thread unsigned looks;
+
+static void saw(const volatile uint64_t *place) {
+    seen[looks++ % KEPT] = (uintptr_t)place;
+}
 
 uint64_t __wrap___tsan_atomic64_load(const volatile uint64_t *place, int order) {
-    last = (uintptr_t)place;
+    saw(place);
     return __real___tsan_atomic64_load(place, order);
 }
 
 uint64_t __wrap___tsan_atomic64_fetch_sub(volatile uint64_t *place, uint64_t value, int order) {
-    last = (uintptr_t)place;
+    saw(place);
     return __real___tsan_atomic64_fetch_sub(place, value, order);
 }
 
 void __wrap___tsan_atomic_thread_fence(int order) {
     __real___tsan_atomic_thread_fence(order);
-    if (last != 0)
-        __tsan_acquire((void *)last);
+    for (unsigned at = 0; at < KEPT && seen[at] != 0; at++)
+        __tsan_acquire((void *)seen[at]);
 }
 
 #define JOINED(a, b) a##b

@@ -269,7 +269,6 @@ impl CachingAllocator {
 /// No arena knows the segment any more, and nobody uses its memory.
 pub(crate) unsafe fn give_back(driver: &dyn MemoryDriver, segment: &Segment) {
     let (raw, bytes) = (segment.raw.0, segment.raw_bytes);
-    crate::redzones::open(raw.as_ptr().addr(), bytes);
     match driver.address_space() {
         // SAFETY: the range came from `reserve` with this size; for the rest the caller answers.
         Some(space) if segment.page.is_some() => unsafe { space.release(raw, bytes) },

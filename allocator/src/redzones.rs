@@ -3,7 +3,8 @@
 //! To the sanitizer an arena is one range, so it would not see a command that leaves its buffer and meets another one. In
 //! this mode each block has a zone behind its bytes. Who may touch what follows the order of streams, not that of the
 //! program: a first command on the buffer opens its bytes and closes the zone, after all uses of the block's last owner.
-//! A block that comes back is closed at once where every use of it has passed, and by its next owner elsewhere.
+//! A block that comes back is closed at once where every use of it has passed, and by its next owner elsewhere. What goes
+//! back to the driver is opened by the sanitizer itself when the system maps it again.
 //! `tools/sanitize address` builds this.
 
 use device::{Buffer, Result, Stream, Use};
@@ -55,9 +56,8 @@ pub(crate) fn close_free(block: &Block) {
     close(block.address.0.as_ptr().addr(), block.units as usize * UNIT);
 }
 
-/// Opens a range that goes back to the driver.
 #[inline(always)]
-pub(crate) fn open(start: usize, bytes: usize) {
+fn open(start: usize, bytes: usize) {
     #[cfg(streamgrad_redzones)]
     // SAFETY: marks addresses and touches none.
     unsafe {

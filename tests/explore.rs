@@ -122,7 +122,7 @@ fn three_streams(device: &Device) -> Result<Vec<Tensor>> {
 fn a_step_on_two_lanes_has_one_result() -> Result<()> {
     let report = explore(Explore { seeds: 0..300, ..Explore::default() }, two_lanes)?;
     assert_eq!((report.schedules, report.distinct_results), (300, 1));
-    assert!(report.distinct_orders > 250, "{report:?}");
+    assert!(report.distinct_orders > 240, "{report:?}");
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use streamgrad::prelude::*;
 
-use super::array::{Array, Operand, Random, Values, indices};
+use super::array::{Array, Operand, Random, Values, indices, precision};
 use super::num::{Num, deviations, largest, log_sum_exp, product_of, squares, sum};
 use super::{Case, Want};
 
@@ -85,10 +85,8 @@ pub(crate) fn reduce(random: &mut Random) -> Case {
         3 => -largest(&values.iter().map(|&x| -x).collect::<Vec<_>>(), like),
         4 => sum(&values, like) / like.with(values.len() as f64),
         5 => variance(&values, correction, like),
-        6 => match variance(&values, correction, like) {
-            // Two commands, of which the first stores its result.
-            variance => variance.stored(super::array::precision(dtype)).sqrt(),
-        },
+        // Two commands, of which the first stores its result.
+        6 => variance(&values, correction, like).stored(precision(dtype)).sqrt(),
         _ => log_sum_exp(&values, like),
     });
     let want = Want::new(result, reduced(&shape, &axes, keepdim), values.collect());

@@ -32,6 +32,7 @@ impl Var {
         function(
             self,
             UnaryOp::Softsign,
+            self.value().softsign()?,
             Some(|x: &Var| {
                 let sign = Var::constant(x.value().sign()?);
                 sign.mul_scalar(-2.0)?.div(&x.abs()?.add_scalar(1.0)?.pow_scalar(3.0)?)
@@ -47,6 +48,7 @@ impl Var {
         function(
             self,
             UnaryOp::Elu(alpha),
+            self.value().elu(alpha)?,
             Some(move |x: &Var| {
                 let positive = x.value().compare_scalar(CompareOp::Gt, 0.0)?;
                 x.masked_fill(&positive, f64::NEG_INFINITY)?.exp()?.mul_scalar(alpha)
@@ -59,7 +61,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn hard_sigmoid(&self) -> Result<Var> {
-        straight(self, UnaryOp::HardSigmoid)
+        straight(self, UnaryOp::HardSigmoid, self.value().hard_sigmoid()?)
     }
 
     /// `x hard_sigmoid(x)`.
@@ -70,6 +72,7 @@ impl Var {
         function(
             self,
             UnaryOp::HardSwish,
+            self.value().hard_swish()?,
             Some(|x: &Var| {
                 let bent = x.value().abs()?.compare_scalar(CompareOp::Lt, 3.0)?;
                 Ok(Var::constant(bent.to_dtype(x.dtype())?.mul_scalar(1.0 / 3.0)?))
@@ -86,6 +89,7 @@ impl Var {
         function(
             self,
             UnaryOp::Mish,
+            self.value().mish()?,
             Some(|x: &Var| {
                 let (t, s) = (x.softplus(1.0, 20.0)?.tanh()?, x.sigmoid()?);
                 let inner = s.mul(&t.mul_scalar(2.0)?.add_scalar(1.0)?)?.neg()?.add_scalar(1.0)?;

@@ -44,7 +44,7 @@ pub(crate) fn guard(stream: &Stream, buffer: &Buffer) -> Result<()> {
     }
     let start = buffer.ptr().addr();
     let whole = units_for(padded(bytes)).map_or(bytes, |units| units as usize * UNIT);
-    stream.launch("redzones", &[Use::write(buffer)], move || {
+    stream.launch_host("redzones", &[Use::write(buffer)], move || {
         open(start, bytes);
         close(start + bytes, whole - bytes);
     })

@@ -17,7 +17,7 @@ fn touch(buffer: &Buffer, at: isize) {
         println!("touched {byte}");
     };
     buffer.ptr().expose_provenance();
-    stream.launch("touch", &[Use::read(buffer)], read).unwrap();
+    stream.launch_host("touch", &[Use::read(buffer)], read).unwrap();
     stream.synchronize().unwrap();
 }
 

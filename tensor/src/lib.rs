@@ -61,8 +61,8 @@ pub use device::{DType, Device, Element, Error, Result, Stream, bf16, f16};
 pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
-    AdamStep, BinaryOp, CompareOp, Layout, LionStep, NormRows, RandomKey, RmsPropStep, Rule, Sampling,
-    Scalar, SgdStep, UnaryOp, View, philox, preload,
+    AdamStep, BinaryOp, CompareOp, Layout, LionStep, NormRows, RandomKey, RmsPropStep, Rule, RuleStep,
+    RuleValue, Sampling, Scalar, SgdStep, StepNumbers, UnaryOp, View, philox, preload,
 };
 pub use normalize::{Norm, NormGradients, Normalized};
 pub use optim::{Update, optimizer_step};

@@ -81,41 +81,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether commands are a CUDA device's, to be launched with [`submit`](Self::submit).
+    /// Whether the stream is a CUDA device's.
     #[inline]
     pub fn is_cuda(&self) -> bool {
         self.fifo().driver_stream().is_some()
-    }
-
-    /// As [`launch`](Self::launch), for a stream of a CUDA device: `work` enqueues the command's device work, and runs
-    /// before the call returns.
-    ///
-    /// # Errors
-    /// As for [`launch`](Self::launch), and what `work` returns; what it enqueued until then runs.
-    /// [`Error::CudaUnavailable`] on a stream of another device.
-    #[track_caller]
-    pub fn submit(
-        &self,
-        op: &'static str,
-        uses: &[Use<'_>],
-        work: impl FnOnce(&Queue<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let fifo = self.fifo();
-        let Some(driver) = fifo.driver_stream() else {
-            let reason = format!("{op} was submitted to a stream of {}", self.device()).into();
-            return Err(Error::CudaUnavailable { reason });
-        };
-        let mut tail = fifo.lock_tail(op)?;
-        self.order(&mut tail, op, uses, true)?;
-        let tf32 = self.device().tf32();
-        self.drive(driver, &mut tail, op, |_| work(&Queue::new(self.core(), driver, op, fifo.id, tf32)))?;
-        bump(&fifo.counters.launches, 1);
-        Ok(())
-    }
-
-    /// The threads to split a kernel over.
-    pub fn parallelism(&self, cost: usize) -> Option<Arc<crate::Team>> {
-        Cpu::new(self.core(), self.fifo().threads).team(cost).cloned()
     }
 
     /// Copies `bytes` into `buffer` from its byte `offset` on. If the stream cannot run the copy at once, the bytes

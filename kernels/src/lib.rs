@@ -55,6 +55,7 @@ mod pool;
 mod random;
 mod reduce;
 mod reduction;
+mod rules;
 mod scores;
 mod sequence;
 mod softmax;
@@ -81,13 +82,14 @@ pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
 pub use normalize::{NormGrads, NormInput, normalize, normalize_grad};
 pub use norms::NormRows;
-pub use optim::{AdamStep, LionStep, RmsPropStep, Rule, SgdStep, Update, optimizer_step};
+pub use optim::{RuleStep, Update, optimizer_step};
 pub use pool::{
     avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{dropout, normal, philox, randint, uniform};
 pub use reduce::{argmax, argmin, logsumexp, reduce, var};
 pub use reduction::ReduceOp;
+pub use rules::{AdamStep, LionStep, RmsPropStep, Rule, RuleValue, SgdStep, StepNumbers};
 pub use scores::AttentionKind;
 pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};

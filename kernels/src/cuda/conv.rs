@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::copy::{enqueue_copy, fill};
 use super::matmul::Product;
-use super::walk::{ByValue, THREADS, blocks, optional, plane_blocks};
+use super::walk::{ByValue, THREADS, blocks, plane_blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::geometry::ConvGeometry;
@@ -155,7 +155,7 @@ impl<'a> Convolution<'a> {
             let args = [
                 self.image(x, first).into(),
                 self.columns.into(),
-                optional(bias),
+                bias.into(),
                 Arg::U32(channels as u32),
                 Arg::U64((first * channels) as u64),
             ];
@@ -279,7 +279,7 @@ impl<'a> Convolution<'a> {
         planes: usize,
     ) -> Result<()> {
         let [out, from, filters] = operands.map(Arg::from);
-        let args = [out, from, filters, optional(bias), Arg::U32(channels as u32)];
+        let args = [out, from, filters, bias.into(), Arg::U32(channels as u32)];
         self.kernel(kernel, plane_blocks(self.queue, size, planes), args, planes)
     }
 

@@ -84,6 +84,10 @@ struct Readme;
 #[doc = include_str!("../docs/streams.md")]
 struct StreamContract;
 
+#[cfg(doctest)]
+#[doc = include_str!("../docs/adding-an-op.md")]
+struct AddingAnOp;
+
 /// What a training loop and an op of one's own need: `use streamgrad::prelude::*;`.
 ///
 /// [`Result`] and [`Error`] stay at `streamgrad::`, so that they do not hide those of the standard library.

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use crate::block::{Address, Block, Blocks, NONE, State, Tags};
 use crate::classes::{Bins, Stacks, UNIT, class_of};
 use crate::history::{Action, History};
+use crate::redzones;
 
 use growth::Budget;
 pub(crate) use growth::Growth;
@@ -216,6 +217,9 @@ impl Arena {
         if self.history.is_some() {
             self.note(Action::Free, address, units);
         }
+        if cfg!(streamgrad_redzones) {
+            self.close_free(index);
+        }
         let block = &mut self.blocks[index];
         if block.tags.foreign.is_empty() {
             block.state = State::Loose;
@@ -224,6 +228,18 @@ impl Arena {
             self.settle(index);
         }
         if self.counts.live_blocks == 0 { self.device.take() } else { None }
+    }
+
+    /// Closes a free block to everybody if all commands that use it have run.
+    fn close_free(&self, index: u32) {
+        let block = &self.blocks[index];
+        if self
+            .device
+            .as_ref()
+            .is_some_and(|device| block.tags.moments(self.home).all(|used| device.reached(used)))
+        {
+            redzones::close_free(block);
+        }
     }
 
     /// Merges what was freed lately. Nobody sees blocks that have not been: a request that finds none of

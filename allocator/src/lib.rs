@@ -56,6 +56,7 @@ mod history;
 mod order;
 mod pickle;
 mod pool;
+mod redzones;
 mod report;
 mod search;
 mod snapshot;
@@ -87,6 +88,7 @@ pub use stats::MemoryStats;
 #[inline]
 pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
     let buffer = Taken::of(stream, bytes)?.buffer();
+    redzones::guard(stream, &buffer)?;
     stream.poison(&buffer)?;
     Ok(buffer)
 }
@@ -99,6 +101,7 @@ pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
 pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> {
     let taken = Taken::of(stream, bytes)?;
     let buffer = Shared::new_with(|| taken.buffer());
+    redzones::guard(stream, &buffer)?;
     stream.poison(&buffer)?;
     Ok(buffer)
 }
@@ -114,7 +117,7 @@ impl<'a> Taken<'a> {
     #[inline(always)]
     fn of(stream: &'a Stream, bytes: usize) -> Result<Taken<'a>> {
         let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
-        Ok(Taken { stream, bytes, grant: allocator.grant(stream, bytes)? })
+        Ok(Taken { stream, bytes, grant: allocator.grant(stream, redzones::padded(bytes))? })
     }
 
     #[inline(always)]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use device::{Panicked, Shared};
 use smallvec::SmallVec;
-use tensor::{DType, Device, Error, Result, Tensor};
+use tensor::{Error, Result, Tensor};
 
-use crate::gradients::separate;
-use crate::mode::{is_recording, with_recording};
-use crate::place::{Place, on};
+use crate::gradients::{add_gradients, check_form, check_like, check_place, separate};
+use crate::mode::with_recording;
+use crate::place::on;
 use crate::tape::{Claimed, Node, Vjp};
 use crate::{Gradients, Grads, Var};
 
@@ -399,55 +399,11 @@ fn check_root(op: &'static str, root: &Var, gradient: Option<&Var>) -> Result<()
     }
 }
 
-/// A gradient of the shape, type and device of `value`.
-pub(crate) fn check_like(op: &'static str, value: &Var, gradient: &Var) -> Result<()> {
-    check_form(op, value.shape(), value.dtype(), gradient)?;
-    if value.device() == gradient.device() {
-        return Ok(());
-    }
-    let (lhs, rhs) = (value.device().name().into(), gradient.device().name().into());
-    Err(Error::DeviceMismatch { op, lhs, rhs })
-}
-
-fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradient: &Var) -> Result<()> {
-    let given = gradient.shape();
-    // Shapes are short, and `==` makes a call.
-    if given.len() != shape.len() || given.iter().zip(shape).any(|(a, b)| a != b) {
-        return Err(Error::ShapeMismatch { op, lhs: shape.into(), rhs: given.into() });
-    }
-    if gradient.dtype() != dtype {
-        return Err(Error::DTypeMismatch { op, expected: dtype, got: gradient.dtype() });
-    }
-    Ok(())
-}
-
-/// A gradient on the device of `place`; `known` is another place and its device.
-fn check_place(op: &'static str, place: &Place, gradient: &Var, known: (&Place, &Device)) -> Result<()> {
-    let device = gradient.device();
-    if (place.id() == known.0.id() && device == known.1) || place.is_on(device) {
-        return Ok(());
-    }
-    let lhs = format!("the device of stream {}", place.id()).into();
-    Err(Error::DeviceMismatch { op, lhs, rhs: device.name().into() })
-}
-
 /// Turns a panic of a rule or a hook into an error that names the op.
 fn caught<R>(node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
     Panicked::catch(f).unwrap_or_else(|panicked| {
         Err(Error::Async { op: node.op, stream: node.place.id(), source: Arc::new(panicked) })
     })
-}
-
-/// `sum += gradient`, in place where nobody else can see it.
-pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
-    let recorded = is_recording() && (sum.requires_grad() || gradient.requires_grad());
-    if recorded || !sum.value.is_unique() || !sum.value.is_contiguous() {
-        *sum = sum.add(gradient)?;
-        return Ok(());
-    }
-    // Not recorded, it has no place on the tape.
-    sum.node = None;
-    sum.value.add_(gradient.value())
 }
 
 /// Addresses are spread well enough by one multiplication.

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::fmt;
 
 use device::Shared;
-use tensor::{Result, Tensor};
+use tensor::{DType, Device, Error, Result, Tensor};
 
 use crate::Var;
-use crate::backward::{add_gradients, check_like};
+use crate::mode::is_recording;
 use crate::place::{Place, on};
 use crate::tape::Node;
 
@@ -134,6 +134,54 @@ impl fmt::Debug for Gradients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter().map(Var::shape)).finish()
     }
+}
+
+/// A gradient of the shape, type and device of `value`.
+pub(crate) fn check_like(op: &'static str, value: &Var, gradient: &Var) -> Result<()> {
+    check_form(op, value.shape(), value.dtype(), gradient)?;
+    if value.device() == gradient.device() {
+        return Ok(());
+    }
+    Err(Error::device_mismatch(op, value.device(), gradient.device()))
+}
+
+pub(crate) fn check_form(op: &'static str, shape: &[usize], dtype: DType, gradient: &Var) -> Result<()> {
+    let given = gradient.shape();
+    // Shapes are short, and `==` makes a call.
+    if given.len() != shape.len() || given.iter().zip(shape).any(|(a, b)| a != b) {
+        return Err(Error::ShapeMismatch { op, lhs: shape.into(), rhs: given.into() });
+    }
+    if gradient.dtype() != dtype {
+        return Err(Error::DTypeMismatch { op, expected: dtype, got: gradient.dtype() });
+    }
+    Ok(())
+}
+
+/// A gradient on the device of `place`; `known` is another place and its device.
+pub(crate) fn check_place(
+    op: &'static str,
+    place: &Place,
+    gradient: &Var,
+    known: (&Place, &Device),
+) -> Result<()> {
+    let device = gradient.device();
+    if (place.id() == known.0.id() && device == known.1) || place.is_on(device) {
+        return Ok(());
+    }
+    let lhs = format!("the device of stream {}", place.id()).into();
+    Err(Error::DeviceMismatch { op, lhs, rhs: device.name().into() })
+}
+
+/// `sum += gradient`, in place where nobody else can see it.
+pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
+    let recorded = is_recording() && (sum.requires_grad() || gradient.requires_grad());
+    if recorded || !sum.value.is_unique() || !sum.value.is_contiguous() {
+        *sum = sum.add(gradient)?;
+        return Ok(());
+    }
+    // Not recorded, it has no place on the tape.
+    sum.node = None;
+    sum.value.add_(gradient.value())
 }
 
 #[cfg(test)]

@@ -13,9 +13,12 @@ type Function = Arc<dyn Fn(&Var) -> Result<Option<Var>> + Send + Sync>;
 /// A hook; empty once it was removed.
 pub(crate) struct Hook(SpinLock<Option<Function>>);
 
-/// The hooks of a value, in the order in which they were registered. Boxed, as few values have any.
+/// Hooks in the order in which they were registered.
 #[allow(clippy::box_collection)]
-pub(crate) type Hooks = Option<Box<Vec<Arc<Hook>>>>;
+pub(crate) type HookList = Box<Vec<Arc<Hook>>>;
+
+/// The hooks of a value: a word where there are none, as few values have any.
+pub(crate) type Hooks = Option<HookList>;
 
 impl Hook {
     pub(crate) fn new<F>(hook: F) -> Arc<Hook>

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use tensor::{DType, Error, Result, Tensor};
 
 use crate::Var;
-use crate::hook::{Hook, Hooks};
+use crate::hook::{Hook, HookList, Hooks};
 use crate::mode::{is_recording, next_sequence};
 use crate::place::Place;
 
@@ -54,6 +54,8 @@ pub(crate) struct Node {
     state: SpinLock<State>,
     /// Whether there are hooks, for a look without the lock.
     hooked: AtomicBool,
+    /// Whether the rule holds anything that is to be dropped.
+    rule_owns: bool,
     rule: Box<dyn Rule>,
 }
 
@@ -190,6 +192,7 @@ where
             hooks: None,
         }),
         hooked: AtomicBool::new(false),
+        rule_owns: std::mem::needs_drop::<F>(),
         rule: Box::new(vjp),
     });
     Var { value, node: Some(node) }
@@ -206,6 +209,7 @@ impl Node {
             inputs: SmallVec::new(),
             state: SpinLock::new(State::default()),
             hooked: AtomicBool::new(false),
+            rule_owns: false,
             rule: Box::new(no_rule),
         })
     }
@@ -274,7 +278,7 @@ fn no_rule(_: &Vjp<'_>, _: &Var) -> Result<Grads> {
 enum Remains {
     Input(Shared<Node>),
     Rule(Box<dyn Rule>),
-    Hooks(Hooks),
+    Hooks(HookList),
 }
 
 thread_local! {
@@ -290,24 +294,24 @@ impl Drop for Node {
         let hooks = if *self.hooked.get_mut() { self.state.get_mut().hooks.take() } else { None };
         // The handle of a leaf may stay: it holds no more than hooks.
         let leads_on = |input: &Option<Shared<Node>>| input.as_ref().is_some_and(|input| !input.is_leaf());
-        if hooks.is_none() && size_of_val(&*self.rule) == 0 && !self.inputs.iter().any(leads_on) {
+        if hooks.is_none() && !self.rule_owns && !self.inputs.iter().any(leads_on) {
             return;
         }
         let outermost = REMAINS.with_borrow_mut(|remains| {
             let outermost = remains.is_none();
             let remains = remains.get_or_insert_default();
-            remains.extend(self.inputs.iter_mut().filter_map(Option::take).map(Remains::Input));
-            if size_of_val(&*self.rule) != 0 {
+            for input in &mut self.inputs {
+                remains.extend(input.take().map(Remains::Input));
+            }
+            if self.rule_owns {
                 // No memory is needed for a rule that holds nothing.
                 remains.push(Remains::Rule(std::mem::replace(&mut self.rule, Box::new(no_rule))));
             }
-            if hooks.is_some() {
-                remains.push(Remains::Hooks(hooks));
-            }
+            remains.extend(hooks.map(Remains::Hooks));
             outermost
         });
         if outermost {
-            let _rest = Rest;
+            let _end = EndOfLoop;
             drop_remains();
         }
     }
@@ -322,9 +326,9 @@ fn drop_remains() {
 }
 
 /// Ends the loop, also when something panicked in it.
-struct Rest;
+struct EndOfLoop;
 
-impl Drop for Rest {
+impl Drop for EndOfLoop {
     fn drop(&mut self) {
         drop_remains();
         REMAINS.with_borrow_mut(|remains| remains.take());

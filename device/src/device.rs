@@ -14,7 +14,7 @@ use crate::borrow::{Borrows, Source};
 use crate::cuda::{Context, DriverStream, FaultWord, in_host_function};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
-use crate::fifo::{Fault, Fifo, PATIENCE, drop_outside, reached};
+use crate::fifo::{Fault, Fifo, PATIENCE, Runner, drop_outside, reached};
 use crate::hidden::HiddenSyncs;
 use crate::host::Host;
 use crate::recorder::Recorder;
@@ -136,8 +136,7 @@ impl Device {
             Schedule::Inline | Schedule::Threads | Schedule::Explore(_) => None,
         };
         let audit = Arc::default();
-        let delay = delays.as_ref().map(Delays::of_next_stream);
-        let default = Fifo::new(placement, threads, explorer.as_ref(), delay, &audit);
+        let default = Fifo::new(runner(explorer.as_ref(), delays.as_ref()), placement, threads, &audit);
         let memory = config.memory.unwrap_or_else(|| Arc::new(HostMemory));
         let mut core = Core::new(DeviceKind::Cpu, default, memory, audit);
         core.schedule = config.schedule;
@@ -181,7 +180,7 @@ impl Device {
         let context = Context::open(ordinal)?;
         let audit = Arc::default();
         let cuda = Cuda { fault: FaultWord::new(&context)?, context: Arc::clone(&context) };
-        let default = Fifo::of_driver(cuda.stream(Priority::Normal)?, &audit);
+        let default = Fifo::new(Runner::Driver(cuda.stream(Priority::Normal)?), Placement::Caller, 1, &audit);
         let memory = config.memory.unwrap_or_else(|| Arc::clone(&context) as Arc<dyn MemoryDriver>);
         let blocking = config.blocking.unwrap_or_else(blocking_from_environment);
         let mut core = Core::new(DeviceKind::Cuda(ordinal), default, memory, audit);
@@ -283,15 +282,16 @@ impl Device {
         core.sweep();
         if let Some(cuda) = &core.cuda {
             let stream = core.with_room(|| cuda.stream(options.priority))?;
-            return Ok(self.add(Fifo::of_driver(stream, &core.audit), options.priority));
+            let fifo = Fifo::new(Runner::Driver(stream), Placement::Caller, 1, &core.audit);
+            return Ok(self.add(fifo, options.priority));
         }
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
         let placement = match core.schedule {
             Schedule::Inline => options.placement,
             Schedule::Threads | Schedule::Delay { .. } | Schedule::Explore(_) => Placement::Worker,
         };
-        let delay = core.delays.as_ref().map(Delays::of_next_stream);
-        let fifo = Fifo::new(placement, threads, core.explorer.as_ref(), delay, &core.audit);
+        let runner = runner(core.explorer.as_ref(), core.delays.as_ref());
+        let fifo = Fifo::new(runner, placement, threads, &core.audit);
         if placement == Placement::Worker {
             fifo.ensure_worker("new_stream")?;
         }
@@ -480,8 +480,8 @@ impl Core {
     /// The stream of a CUDA device on which the host reads what is not pending.
     pub(crate) fn reads(&self) -> Result<&Arc<Fifo>> {
         if let (None, Some(cuda)) = (self.reads.get(), &self.cuda) {
-            let made =
-                Fifo::of_driver(DriverStream::new(&cuda.context, &cuda.fault, Priority::High)?, &self.audit);
+            let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::High)?;
+            let made = Fifo::new(Runner::Driver(stream), Placement::Caller, 1, &self.audit);
             // Who comes second drops a stream that did nothing.
             let _ = self.reads.set(made);
         }
@@ -496,7 +496,7 @@ impl Core {
 
     /// Keeps the driver's stream of a handle that is gone until it has run dry.
     pub(crate) fn adopt(&self, fifo: &Arc<Fifo>) {
-        if fifo.driver.is_some() {
+        if fifo.driver_stream().is_some() {
             self.orphans.lock().push(Arc::clone(fifo));
             self.sweep();
         }
@@ -603,7 +603,7 @@ impl Drop for Parts {
     fn drop(&mut self) {
         let mut fifos = std::mem::take(self.orphans.get_mut());
         fifos.extend(self.reads.get().into_iter().chain([&self.default]).cloned());
-        fifos.retain(|fifo| fifo.driver.is_some());
+        fifos.retain(|fifo| fifo.driver_stream().is_some());
         // Memory goes with the device, so its work has to be done; a failure has nobody left to tell.
         let mut done = true;
         for fifo in &fifos {
@@ -618,6 +618,14 @@ impl Drop for Parts {
             std::mem::forget((fifos, memory, context));
         }
         self.default.close();
+    }
+}
+
+/// What runs the next stream of a CPU device.
+fn runner(explorer: Option<&Arc<Explorer>>, delays: Option<&Delays>) -> Runner {
+    match explorer {
+        Some(explorer) => Runner::Explorer(Arc::clone(explorer)),
+        None => Runner::Thread(delays.map(Delays::of_next_stream)),
     }
 }
 

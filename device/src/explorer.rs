@@ -207,7 +207,7 @@ impl Explorer {
                 true
             }
             Next::Foreign(fifo, tick) => {
-                let device = fifo.explorer.as_ref().and_then(|explorer| explorer.core.get()?.upgrade());
+                let device = fifo.explorer().and_then(|explorer| explorer.core.get()?.upgrade());
                 match device {
                     Some(other) => fifo.see_through(&other, tick),
                     // A driver that fails tells its own device.
@@ -351,7 +351,7 @@ impl Stream {
     /// As for [`launch`](Stream::launch).
     #[inline]
     pub fn poison(&self, buffer: &Buffer) -> Result<()> {
-        if self.fifo().explorer.is_none() || buffer.len_bytes() == 0 {
+        if self.fifo().explorer().is_none() || buffer.len_bytes() == 0 {
             return Ok(());
         }
         let range = Poisoned(buffer.ptr(), buffer.len_bytes());
@@ -388,7 +388,7 @@ impl Fifo {
 
     /// Waits for the worker, or runs what the explorer picks.
     fn see_through(&self, core: &Core, tick: u64) {
-        match &self.explorer {
+        match self.explorer() {
             None => match self.wait_until(tick) {
                 Ok(()) => {}
                 Err(error) => core.fail(error.met_by("synchronize", self.id)),
@@ -404,7 +404,7 @@ impl Fifo {
     /// The newest tick that the host can see has passed. Of an explored stream, that is what somebody waited for: what
     /// the engine decides shall not depend on the order that the explorer picks.
     pub(crate) fn visible(&self) -> u64 {
-        match &self.explorer {
+        match self.explorer() {
             None => self.completed(),
             Some(_) => self.seen.load(Ordering::Acquire),
         }

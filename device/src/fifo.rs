@@ -56,6 +56,16 @@ struct Queue {
     closed: bool,
 }
 
+/// Who runs what is queued.
+pub(crate) enum Runner {
+    /// A thread of the stream's own, started when there is something; with pauses on a device that delays.
+    Thread(Option<Delay>),
+    /// The explorer, when the host waits.
+    Explorer(Arc<Explorer>),
+    /// The stream of a device's driver: nothing is queued here.
+    Driver(DriverStream),
+}
+
 pub(crate) struct Fifo {
     pub(crate) id: StreamId,
     pub(crate) placement: Placement,
@@ -78,10 +88,7 @@ pub(crate) struct Fifo {
     pub(crate) ops: Mutex<VecDeque<(u64, &'static str)>>,
     /// The device's.
     pub(crate) audit: Arc<AuditLog>,
-    /// The stream of a device's driver, which takes the place of queue and worker.
-    pub(crate) driver: Option<DriverStream>,
-    pub(crate) explorer: Option<Arc<Explorer>>,
-    delay: Option<Delay>,
+    pub(crate) runner: Runner,
     /// The newest tick of an explored stream that the host waited for.
     pub(crate) seen: AtomicU64,
     retired: AtomicBool,
@@ -142,27 +149,10 @@ pub(crate) fn reached(moment: Moment) -> bool {
 
 impl Fifo {
     pub(crate) fn new(
+        runner: Runner,
         placement: Placement,
         threads: usize,
-        explorer: Option<&Arc<Explorer>>,
-        delay: Option<Delay>,
         audit: &Arc<AuditLog>,
-    ) -> Arc<Self> {
-        Fifo::registered(placement, threads, explorer, delay, audit, None)
-    }
-
-    /// The FIFO of a driver's stream.
-    pub(crate) fn of_driver(driver: DriverStream, audit: &Arc<AuditLog>) -> Arc<Self> {
-        Fifo::registered(Placement::Caller, 1, None, None, audit, Some(driver))
-    }
-
-    fn registered(
-        placement: Placement,
-        threads: usize,
-        explorer: Option<&Arc<Explorer>>,
-        delay: Option<Delay>,
-        audit: &Arc<AuditLog>,
-        driver: Option<DriverStream>,
     ) -> Arc<Self> {
         let fifo = Arc::new(Fifo {
             id: StreamId::fresh(),
@@ -176,20 +166,35 @@ impl Fifo {
             queue: Mutex::new(Queue { items: VecDeque::new(), parked: false, closed: false }),
             backlog: AtomicBool::new(false),
             pushed: Condvar::new(),
-            has_worker: AtomicBool::new(explorer.is_some()),
+            has_worker: AtomicBool::new(matches!(runner, Runner::Explorer(_))),
             ops: Mutex::default(),
             audit: Arc::clone(audit),
-            driver,
-            explorer: explorer.cloned(),
-            delay,
+            runner,
             seen: AtomicU64::new(0),
             retired: AtomicBool::new(false),
         });
-        if let Some(explorer) = explorer {
+        if let Some(explorer) = fifo.explorer() {
             explorer.adopt(&fifo);
         }
         REGISTRY.write().insert(fifo.id, (Arc::downgrade(&fifo), Arc::clone(audit)));
         fifo
+    }
+
+    /// The stream of the device's driver, if it has one.
+    #[inline(always)]
+    pub(crate) fn driver_stream(&self) -> Option<&DriverStream> {
+        match &self.runner {
+            Runner::Driver(driver) => Some(driver),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn explorer(&self) -> Option<&Arc<Explorer>> {
+        match &self.runner {
+            Runner::Explorer(explorer) => Some(explorer),
+            _ => None,
+        }
     }
 
     #[inline]
@@ -211,7 +216,7 @@ impl Fifo {
     /// # Errors
     /// [`Error::Io`] if there is no thread for it; as for [`may_launch`] where the explorer takes the worker's place.
     pub(crate) fn ensure_worker(self: &Arc<Self>, op: &'static str) -> Result<()> {
-        if self.explorer.is_some() {
+        if self.explorer().is_some() {
             may_launch(op)?;
         }
         if self.has_worker.load(Ordering::Acquire) {
@@ -305,7 +310,7 @@ impl Fifo {
     }
 
     fn pause(&self, before: Before, tick: u64) {
-        if let Some(delay) = self.delay {
+        if let Runner::Thread(Some(delay)) = self.runner {
             delay.pause(before, tick);
         }
     }
@@ -358,7 +363,7 @@ impl Fifo {
     /// # Errors
     /// [`Error::Driver`] if the stream's driver says that it will not.
     pub(crate) fn wait_until(&self, tick: u64) -> Result<()> {
-        match &self.driver {
+        match self.driver_stream() {
             None => self.wait_for_worker(tick),
             Some(_) if self.completed() >= tick => {}
             Some(driver) => {
@@ -409,7 +414,7 @@ impl Fifo {
         if self.completed() >= tick {
             return Ok(true);
         }
-        let Some(driver) = &self.driver else { return Ok(false) };
+        let Some(driver) = self.driver_stream() else { return Ok(false) };
         let ran = driver.poll(tick)?.unwrap_or(0);
         self.passed(ran);
         Ok(ran >= tick)
@@ -480,7 +485,7 @@ impl Drop for Fifo {
     fn drop(&mut self) {
         self.audit.gone(self.id);
         REGISTRY.write().remove(&self.id);
-        drop_outside(self.driver.take());
+        drop_outside(std::mem::replace(&mut self.runner, Runner::Thread(None)));
     }
 }
 
@@ -577,7 +582,7 @@ mod tests {
     fn the_audit_is_told_of_a_stream_that_is_going() -> Result<()> {
         let dev = Device::cpu_with(crate::CpuConfig::default());
         dev.start_audit();
-        let fifo = Fifo::new(Placement::Caller, 1, None, None, &dev.core().audit);
+        let fifo = Fifo::new(Runner::Thread(None), Placement::Caller, 1, &dev.core().audit);
         let moment = |fifo: &Fifo| Moment { stream: fifo.id, tick: 1 };
         let (write, read) = (moment(&fifo), Moment { stream: StreamId::fresh(), tick: 1 });
         let command = |moment, write| {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
-use crate::fifo::Fifo;
+use crate::fifo::{Fifo, Runner};
 use crate::{Moment, Placement};
 
 /// The host's reads as commands of a FIFO without a worker: each runs on the thread that asked, several at once.
@@ -26,7 +26,7 @@ struct Reads {
 impl Host {
     pub(crate) fn new(audit: &Arc<AuditLog>) -> Self {
         Host {
-            fifo: Fifo::new(Placement::Caller, 1, None, None, audit),
+            fifo: Fifo::new(Runner::Thread(None), Placement::Caller, 1, audit),
             reads: Mutex::new(Reads { newest: 0, open: SmallVec::new() }),
         }
     }

@@ -81,41 +81,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether commands are a CUDA device's, to be launched with [`submit`](Self::submit).
+    /// Whether the stream is a CUDA device's.
     #[inline]
     pub fn is_cuda(&self) -> bool {
-        self.fifo().driver.is_some()
-    }
-
-    /// As [`launch`](Self::launch), for a stream of a CUDA device: `work` enqueues the command's device work, and runs
-    /// before the call returns.
-    ///
-    /// # Errors
-    /// As for [`launch`](Self::launch), and what `work` returns; what it enqueued until then runs.
-    /// [`Error::CudaUnavailable`] on a stream of another device.
-    #[track_caller]
-    pub fn submit(
-        &self,
-        op: &'static str,
-        uses: &[Use<'_>],
-        work: impl FnOnce(&Queue<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let fifo = self.fifo();
-        let Some(driver) = &fifo.driver else {
-            let reason = format!("{op} was submitted to a stream of {}", self.device()).into();
-            return Err(Error::CudaUnavailable { reason });
-        };
-        let mut tail = fifo.lock_tail(op)?;
-        self.order(&mut tail, op, uses, true)?;
-        let tf32 = self.device().tf32();
-        self.drive(driver, &mut tail, op, |_| work(&Queue::new(self.core(), driver, op, fifo.id, tf32)))?;
-        bump(&fifo.counters.launches, 1);
-        Ok(())
-    }
-
-    /// The threads to split a kernel over.
-    pub fn parallelism(&self, cost: usize) -> Option<Arc<crate::Team>> {
-        Cpu::new(self.core(), self.fifo().threads).team(cost).cloned()
+        self.fifo().driver_stream().is_some()
     }
 
     /// Copies `bytes` into `buffer` from its byte `offset` on. If the stream cannot run the copy at once, the bytes
@@ -231,7 +200,7 @@ impl Stream {
         if needs.is_empty() {
             return Ok(());
         }
-        if fifo.driver.is_none() {
+        if fifo.driver_stream().is_none() {
             fifo.ensure_worker("wait")?;
         }
         let place = Location::caller();
@@ -241,7 +210,7 @@ impl Stream {
             }
         };
         fifo.take(&mut tail);
-        match &fifo.driver {
+        match fifo.driver_stream() {
             None => {
                 fifo.commit(&mut tail, needs, None)?;
                 audit(&tail);
@@ -433,7 +402,7 @@ impl Stream {
             drop(logs);
             return Err(self.race(op, uses, need));
         }
-        let place = if fifo.driver.is_some() {
+        let place = if fifo.driver_stream().is_some() {
             Place::Driver
         } else if may_run_here
             && fifo.placement == Placement::Caller
@@ -497,7 +466,7 @@ impl Stream {
     #[cold]
     fn commit(&self, tail: &mut Tail, needs: Moments) -> Result<()> {
         let fifo = self.fifo();
-        let Some(driver) = &fifo.driver else { return fifo.commit(tail, needs, None) };
+        let Some(driver) = fifo.driver_stream() else { return fifo.commit(tail, needs, None) };
         driver.bind().and_then(|()| fifo.commit(tail, needs, None)).map_err(|error| {
             driver.set_launched(tail.tick);
             tail.waits.clear();
@@ -519,7 +488,7 @@ impl Stream {
     fn enqueue(&self, tail: &mut Tail, op: &'static str, uses: &[Use<'_>], work: Job) {
         let core = self.core();
         self.note_waits(tail, op);
-        let explorer = self.fifo().explorer.as_ref();
+        let explorer = self.fifo().explorer();
         let kept = |_: &_| explorer.is_none_or(|explorer| explorer.keeps_wait());
         let waits = tail.waits.drain(..).filter(kept).map(|(fifo, tick)| Item::Wait { fifo, tick });
         let run = Item::Run {

@@ -94,7 +94,7 @@ impl Fifo {
             // A stream that went away meanwhile has run everything.
             let Some(fifo) = &producer.fifo else { continue };
             let tick = producer.need.tick;
-            let recorded = match (&self.driver, &fifo.driver) {
+            let recorded = match (self.driver_stream(), fifo.driver_stream()) {
                 (Some(own), Some(other)) => match event {
                     Some(event) => own.wait_event(event).map(|()| false)?,
                     None => {
@@ -137,7 +137,7 @@ impl Fifo {
     /// The driver's stream behind this one.
     pub(crate) fn driver(&self) -> Result<&DriverStream> {
         let reason = "the stream is not a CUDA device's";
-        self.driver.as_ref().ok_or_else(|| Error::CudaUnavailable { reason: reason.into() })
+        self.driver_stream().ok_or_else(|| Error::CudaUnavailable { reason: reason.into() })
     }
 
     fn learn(&self, tail: &mut Tail, tick: u64) {

@@ -111,7 +111,7 @@ impl Device {
     /// Records every command that runs from now on. A recording that is under way starts anew.
     pub fn start_recording(&self) {
         let recorder = &self.core().recorder;
-        if let Some(driver) = &self.core().default.driver {
+        if let Some(driver) = self.core().default.driver_stream() {
             // Without an origin the recording has no commands.
             let origin = self.synchronize().and_then(|()| driver.bind()).and_then(|()| driver.record_timed());
             *recorder.timed.lock() = (origin.ok(), Vec::new());

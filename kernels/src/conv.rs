@@ -84,8 +84,8 @@ enum Written {
 /// what lies outside of the image is 0.
 ///
 /// Shapes: `x [n, c, h, w]`, `weight [f, c / groups, kh, kw]`, `bias [f]`, `out [n, f, oh, ow]`, where `oh` and `ow` are
-/// [`Window::places`]. All contiguous. `workspace`, of the type that is computed in, has [`conv2d_workspace`] elements, and may be left out if
-/// those are none.
+/// [`Window::places`]. All contiguous. `workspace`, of the type that is computed in, has [`conv2d_workspace`] elements, and
+/// may be left out if those are none.
 ///
 /// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits.
 ///
@@ -97,11 +97,11 @@ pub fn conv2d(
     x: View<'_>,
     weight: View<'_>,
     bias: Option<View<'_>>,
-    how: (Window, usize),
+    (window, groups): (Window, usize),
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    launch(stream, "conv2d", Written::Results, [x, weight, out], bias, how, workspace)
+    launch(stream, "conv2d", Written::Results, [x, weight, out], bias, (window, groups), workspace)
 }
 
 /// `out[n, c, h, w] = bias[c] + sum of weight[f, c, i, j] g[n, f, y, x]` over all `f`, `i`, `j`, `y` and `x` that
@@ -117,11 +117,11 @@ pub fn conv2d_input_grad(
     g: View<'_>,
     weight: View<'_>,
     bias: Option<View<'_>>,
-    how: (Window, usize),
+    (window, groups): (Window, usize),
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    launch(stream, "conv2d_input_grad", Written::Images, [out, weight, g], bias, how, workspace)
+    launch(stream, "conv2d_input_grad", Written::Images, [out, weight, g], bias, (window, groups), workspace)
 }
 
 /// `out[f, c, i, j] = sum of g[n, f, y, x] x[n, c, y sh + i dh - ph, x sw + j dw - pw]`: the gradient of [`conv2d`] with
@@ -136,11 +136,11 @@ pub fn conv2d_weight_grad(
     stream: &Stream,
     x: View<'_>,
     g: View<'_>,
-    how: (Window, usize),
+    (window, groups): (Window, usize),
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    launch(stream, "conv2d_weight_grad", Written::Filters, [x, out, g], None, how, workspace)
+    launch(stream, "conv2d_weight_grad", Written::Filters, [x, out, g], None, (window, groups), workspace)
 }
 
 fn launch(
@@ -158,7 +158,7 @@ fn launch(
         Written::Filters => (filters, [images, results]),
         Written::Results => (results, [images, filters]),
     };
-    [out, read[0], read[1]].iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
+    [images, filters, results].iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
     if let Some(bias) = bias {
         bias.expect_shape(op, &out.shape()[1..2])?;
         bias.expect_contiguous(op, "bias")?;

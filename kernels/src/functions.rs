@@ -6,6 +6,8 @@
 //! Functions of one element may hold numbers, each with the conversion to `T` and a value to test it with, and have a
 //! derivative: whether it is one of the function's argument or of its result, and the gradient `g` times it, in both bodies.
 
+use device::DType;
+
 /// Calls `$then!` with the functions of one element.
 #[doc(hidden)]
 #[macro_export]
@@ -152,3 +154,179 @@ macro_rules! comparisons {
         }
     };
 }
+
+/// Makes the enum of the functions of one element from their table.
+macro_rules! unary_op {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        unary_op!(@enum $($numbers)* $($floats)*);
+        unary_op!(@numbers $($numbers)*);
+    };
+    (@enum $(
+        $(#[$doc:meta])*
+        $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
+        $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
+        $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
+    )*) => {
+        /// A function of one element.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        #[non_exhaustive]
+        pub enum UnaryOp {
+            $($(#[$doc])* $variant $(($(number!($number)),+))?,)*
+        }
+
+        impl UnaryOp {
+            /// Every function; those that hold numbers hold an example.
+            pub const ALL: &[UnaryOp] = &[$(UnaryOp::$variant $(($($example),+))?),*];
+
+            /// The op's name in errors and profiles.
+            pub const fn name(self) -> &'static str {
+                match self { $(UnaryOp::$variant { .. } => stringify!($name),)* }
+            }
+
+            /// The name of the op's gradient.
+            pub const fn grad_name(self) -> &'static str {
+                match self { $(UnaryOp::$variant { .. } => concat!(stringify!($name), "_grad"),)* }
+            }
+
+            /// About how many additions one element costs.
+            pub(crate) const fn cost(self) -> usize {
+                match self { $(UnaryOp::$variant { .. } => $cost,)* }
+            }
+
+            /// Whether the result has the same bits on every device.
+            #[cfg(test)]
+            pub(crate) const fn is_exact(self) -> bool {
+                match self { $(UnaryOp::$variant { .. } => same::$same,)* }
+            }
+
+            /// What [`unary_grad`](crate::unary_grad) is given beside the gradient; `None` if it does not know the op.
+            pub const fn saves(self) -> Option<Saves> {
+                match self { $(UnaryOp::$variant { .. } => saves!($($of)?),)* }
+            }
+        }
+    };
+    (@numbers $($(#[$doc:meta])* $variant:ident $(($($number:tt)*))?, $name:ident, $cost:literal, $width:ident, $same:ident,
+        $cpu:expr, $cuda:literal;)*) => {
+        impl UnaryOp {
+            /// Whether the function is one of integers, too.
+            const fn is_of_numbers(self) -> bool {
+                matches!(self, $(UnaryOp::$variant { .. })|*)
+            }
+        }
+    };
+}
+
+macro_rules! number {
+    ($number:ident) => {
+        f64
+    };
+}
+
+macro_rules! saves {
+    () => {
+        None
+    };
+    (of_argument) => {
+        Some(Saves::Argument)
+    };
+    (of_result) => {
+        Some(Saves::Result)
+    };
+}
+
+/// Whether devices agree bit for bit, by the words of the table.
+#[cfg(test)]
+#[allow(non_upper_case_globals)]
+mod same {
+    pub(super) const exact: bool = true;
+    pub(super) const close: bool = false;
+}
+
+/// What a derivative is a function of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Saves {
+    /// The function's argument.
+    Argument,
+    /// The function's result.
+    Result,
+}
+
+unary_functions!(unary_op);
+
+impl UnaryOp {
+    /// Whether the op is defined for elements of this type.
+    pub const fn supports(self, dtype: DType) -> bool {
+        supports(self.is_of_numbers(), dtype)
+    }
+}
+
+const fn supports(of_numbers: bool, dtype: DType) -> bool {
+    match dtype {
+        DType::F32 | DType::F64 | DType::BF16 | DType::F16 => true,
+        DType::I64 | DType::U8 => of_numbers,
+        _ => false,
+    }
+}
+
+/// Makes the enum of the functions of two elements from their table.
+macro_rules! binary_op {
+    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
+        binary_op!(@enum $($numbers)* $($floats)*);
+        binary_op!(@numbers $($numbers)*);
+    };
+    (@enum $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        /// A function of two elements.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum BinaryOp {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl BinaryOp {
+            /// Every function.
+            pub const ALL: &[BinaryOp] = &[$(BinaryOp::$variant),*];
+
+            /// The op's name in errors and profiles.
+            pub const fn name(self) -> &'static str {
+                match self { $(BinaryOp::$variant => stringify!($name),)* }
+            }
+
+            pub(crate) const fn cost(self) -> usize {
+                match self { $(BinaryOp::$variant => $cost,)* }
+            }
+        }
+    };
+    (@numbers $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        impl BinaryOp {
+            /// Whether the op is defined for elements of this type.
+            pub const fn supports(self, dtype: DType) -> bool {
+                supports(matches!(self, $(BinaryOp::$variant)|*), dtype)
+            }
+        }
+    };
+}
+
+binary_functions!(binary_op);
+
+/// Makes the enum of the comparisons from their table.
+macro_rules! compare_op {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cpu:expr, $cuda:literal;)*) => {
+        /// A comparison of two elements.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum CompareOp {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl CompareOp {
+            /// Every comparison.
+            pub const ALL: &[CompareOp] = &[$(CompareOp::$variant),*];
+
+            /// The op's name in errors and profiles.
+            pub const fn name(self) -> &'static str {
+                match self { $(CompareOp::$variant => stringify!($name),)* }
+            }
+        }
+    };
+}
+
+comparisons!(compare_op);

@@ -55,6 +55,7 @@ mod pool;
 mod random;
 mod reduce;
 mod reduction;
+mod rules;
 mod scores;
 mod sequence;
 mod softmax;
@@ -70,10 +71,9 @@ pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
 pub use custom::{CudaLaunch, CustomKernel, custom};
 pub use distribution::RandomKey;
-pub use elementwise::{
-    BinaryOp, CompareOp, Saves, UnaryOp, binary, compare, logical_not, unary, unary_grad, where_cond,
-};
+pub use elementwise::{binary, compare, logical_not, unary, unary_grad, where_cond};
 pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
+pub use functions::{BinaryOp, CompareOp, Saves, UnaryOp};
 pub use geometry::{Means, Sampling};
 pub use image::{blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};
@@ -82,13 +82,14 @@ pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
 pub use normalize::{NormGrads, NormInput, normalize, normalize_grad};
 pub use norms::NormRows;
-pub use optim::{AdamStep, LionStep, RmsPropStep, Rule, SgdStep, Update, optimizer_step};
+pub use optim::{RuleStep, Update, optimizer_step};
 pub use pool::{
     avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{dropout, normal, philox, randint, uniform};
 pub use reduce::{argmax, argmin, logsumexp, reduce, var};
 pub use reduction::ReduceOp;
+pub use rules::{AdamStep, LionStep, RmsPropStep, Rule, RuleValue, SgdStep, StepNumbers};
 pub use scores::AttentionKind;
 pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};

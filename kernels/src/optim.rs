@@ -1,40 +1,164 @@
 //! The launcher of optimizer steps: one pass over parameter, gradient and state, in place.
 //!
-//! An optimizer is a [`Rule`]: a file in `optim/` with its numbers and its formula on vectors, and the same formula in
-//! `cuda/optim.cu`. Everything else is written once for all of them.
+//! An optimizer is a [`Rule`], whose formula is all that it adds: memory, vectors, threads, kernels and the command for all
+//! parameters are written once for all rules.
 
-mod adam;
-mod lion;
-mod rmsprop;
-mod sgd;
+use std::fmt;
 
-use device::{DType, Error, Result, Stream, Use};
-use pulp::Simd;
+use device::{DType, Error, Result, Stream};
 use smallvec::SmallVec;
 
-use crate::cpu;
+use crate::command::{Address, Command, Raw, Read, Write};
 use crate::cpu::lanes::Lanes;
-use crate::cuda;
-use crate::cuda::walk::ByValue;
-use crate::layout::{Dst, Loops, View};
-use crate::par::{Workers, old_workers};
+use crate::cpu::optim as cpu;
+use crate::cuda::formula::Formula;
+use crate::cuda::optim as cuda;
+use crate::layout::{Dst, View};
+use crate::loops::Loops;
+use crate::par::Workers;
+use crate::rules::{
+    Adam, AdamStep, Lion, LionStep, MAX_FLAGS, MAX_NUMBERS, MAX_STATES, OPERANDS, RmsProp, RmsPropStep, Rule,
+    Sgd, SgdMomentum, SgdStep, StepNumbers,
+};
 
-pub use adam::AdamStep;
-pub use lion::LionStep;
-pub use rmsprop::RmsPropStep;
-pub use sgd::SgdStep;
+/// What a step does to one parameter: a [`Rule`], and its numbers.
+#[derive(Clone, Copy)]
+pub struct RuleStep {
+    rule: &'static AnyRule,
+    numbers: StepNumbers,
+}
 
-/// What a step does to one parameter, with its numbers. Formulas are torch's, in torch's order of operations.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
-    /// Stochastic gradient descent.
-    Sgd(SgdStep),
-    /// Adam and AdamW.
-    Adam(AdamStep),
-    /// RMSprop.
-    RmsProp(RmsPropStep),
-    /// Lion.
-    Lion(LionStep),
+/// A rule whose type is forgotten.
+struct AnyRule {
+    op: &'static str,
+    states: &'static [&'static str],
+    /// # Safety
+    /// As for [`cpu::step`]; the operands are of that type.
+    cpu: unsafe fn(&StepNumbers, DType, &Loops<OPERANDS>, &Workers, [Dst<u8>; OPERANDS]),
+    cuda: Formula,
+}
+
+impl RuleStep {
+    /// A step with these numbers and choices.
+    pub fn new<R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize>(
+        _: R,
+        numbers: [f64; NUMBERS],
+        flags: [bool; FLAGS],
+    ) -> RuleStep
+    where
+        R: Rule<STATES, NUMBERS, FLAGS>,
+    {
+        const {
+            assert!(
+                STATES <= MAX_STATES && NUMBERS <= MAX_NUMBERS && FLAGS <= MAX_FLAGS,
+                "too many for a rule"
+            );
+            assert!(is_name(R::OP), "the name of an op has letters, digits and underscores");
+            let mut k = 0;
+            while k < STATES {
+                assert!(is_name(R::STATES[k]), "the name of a state has letters, digits and underscores");
+                k += 1;
+            }
+        }
+        let rule = const {
+            &AnyRule {
+                op: R::OP,
+                states: &R::STATES,
+                cpu: on_cpu::<R, STATES, NUMBERS, FLAGS>,
+                cuda: Formula::of::<R, STATES, NUMBERS, FLAGS>(),
+            }
+        };
+        let mut all = [0.0; MAX_NUMBERS];
+        all[..NUMBERS].copy_from_slice(&numbers);
+        let flags = (0..).zip(flags).fold(0, |bits, (k, flag)| bits | u32::from(flag) << k);
+        RuleStep { rule, numbers: StepNumbers { numbers: all, flags } }
+    }
+
+    /// The command's name.
+    pub fn op(&self) -> &'static str {
+        self.rule.op
+    }
+
+    /// The names of the states. All start as zeros.
+    pub fn states(&self) -> &'static [&'static str] {
+        self.rule.states
+    }
+
+    /// Its numbers and choices.
+    pub fn numbers(&self) -> StepNumbers {
+        self.numbers
+    }
+}
+
+/// Whether a kernel could be called so.
+const fn is_name(name: &str) -> bool {
+    let (bytes, mut i) = (name.as_bytes(), 0);
+    while i < bytes.len() {
+        if !(bytes[i].is_ascii_alphanumeric() || bytes[i] == b'_') {
+            return false;
+        }
+        i += 1;
+    }
+    !bytes.is_empty() && !bytes[0].is_ascii_digit()
+}
+
+impl PartialEq for RuleStep {
+    fn eq(&self, other: &Self) -> bool {
+        self.rule.cuda.is(&other.rule.cuda) && self.numbers == other.numbers
+    }
+}
+
+impl fmt::Debug for RuleStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RuleStep").field("op", &self.op()).field("numbers", &self.numbers).finish()
+    }
+}
+
+impl From<SgdStep> for RuleStep {
+    fn from(step: SgdStep) -> Self {
+        let (numbers, flags) = step.numbers();
+        match step.momentum {
+            0.0 => RuleStep::new(Sgd, [numbers[0], numbers[1]], [flags[0]]),
+            _ => RuleStep::new(SgdMomentum, numbers, flags),
+        }
+    }
+}
+
+impl TryFrom<AdamStep> for RuleStep {
+    type Error = Error;
+
+    /// # Errors
+    /// [`Error::InvalidArgument`] for step 0.
+    fn try_from(step: AdamStep) -> Result<Self> {
+        if step.step == 0 {
+            return Err(Error::InvalidArgument {
+                op: Adam::OP,
+                argument: "step",
+                expected: "at least 1",
+                value: "0".into(),
+            });
+        }
+        let (numbers, flags) = step.numbers();
+        Ok(RuleStep::new(Adam, numbers, flags))
+    }
+}
+
+impl From<RmsPropStep> for RuleStep {
+    fn from(step: RmsPropStep) -> Self {
+        let (numbers, flags) = step.numbers();
+        match (step.momentum != 0.0, step.centered) {
+            (false, false) => RuleStep::new(RmsProp::<false, false>, numbers, flags),
+            (true, false) => RuleStep::new(RmsProp::<true, false>, numbers, flags),
+            (false, true) => RuleStep::new(RmsProp::<false, true>, numbers, flags),
+            (true, true) => RuleStep::new(RmsProp::<true, true>, numbers, flags),
+        }
+    }
+}
+
+impl From<LionStep> for RuleStep {
+    fn from(step: LionStep) -> Self {
+        RuleStep::new(Lion, step.numbers(), [])
+    }
 }
 
 /// One parameter's part in a step. All shapes and element types are the same.
@@ -44,90 +168,29 @@ pub struct Update<'a> {
     pub param: View<'a>,
     /// Its gradient.
     pub grad: View<'a>,
-    /// What the rule remembers, and changes: one for each of [`Rule::states`].
+    /// What the rule remembers, and changes: one for each of [`RuleStep::states`].
     pub states: SmallVec<[View<'a>; 3]>,
     /// What is done.
-    pub rule: Rule,
+    pub step: RuleStep,
 }
 
-/// A rule's numbers in an element type, and what is done with them.
-///
-/// The same struct goes to the device's kernel, so both start from the same bits.
-pub(crate) trait Formula<T: Lanes, const N: usize>: ByValue + Copy + Send + Sync + 'static {
-    /// Steps one vector of elements of parameter, gradient and states, in this order. What becomes of the gradient's is
-    /// not stored.
-    fn step<S: Simd>(&self, simd: S, values: &mut [T::Vector<S>; N]);
+/// What a command does to one parameter.
+struct Part {
+    /// May be another one when the command is launched again.
+    step: RuleStep,
+    dtype: DType,
+    /// Over parameter, gradient and states; where there are fewer, over the parameter again.
+    loops: Loops<OPERANDS>,
 }
 
-/// What a device does with a rule's formula once its type is known.
-pub(crate) trait Visit<T: Lanes> {
-    type Output;
-    fn visit<const N: usize>(self, formula: impl Formula<T, N>) -> Self::Output;
-}
-
-impl Rule {
-    /// The command's name.
-    pub fn op(&self) -> &'static str {
-        match self {
-            Rule::Sgd(_) => "sgd",
-            Rule::Adam(_) => "adam",
-            Rule::RmsProp(_) => "rmsprop",
-            Rule::Lion(_) => "lion",
-        }
-    }
-
-    /// The names of the states, which are torch's. All start as zeros.
-    pub fn states(&self) -> &'static [&'static str] {
-        match self {
-            Rule::Sgd(step) => step.states(),
-            Rule::Adam(_) => &["exp_avg", "exp_avg_sq"],
-            Rule::RmsProp(step) => step.states(),
-            Rule::Lion(_) => &["exp_avg"],
-        }
-    }
-
-    /// Hands the formula to `visitor`, which sees as many operands as there are states, and two.
-    pub(crate) fn visit<T: Lanes, V: Visit<T>>(&self, visitor: V) -> V::Output {
-        match self {
-            Rule::Sgd(step) => step.visit(visitor),
-            Rule::Adam(step) => visitor.visit(adam::Adam::of(step)),
-            Rule::RmsProp(step) => step.visit(visitor),
-            Rule::Lion(step) => visitor.visit(lion::Lion::of(step)),
-        }
-    }
-}
+type Operands<'a> = (Write<'a, Raw>, Read<'a, Raw>, [Option<Write<'a, Raw>>; MAX_STATES]);
 
 impl<'a> Update<'a> {
-    /// Parameter, gradient and states.
-    pub(crate) fn operands(&self) -> impl Iterator<Item = View<'a>> {
-        [self.param, self.grad].into_iter().chain(self.states.iter().copied())
-    }
-
-    /// The operands of a formula, which [`check`](Self::check) has counted.
-    pub(crate) fn operands_of<const N: usize>(&self) -> [View<'a>; N] {
-        std::array::from_fn(|k| match k {
-            0 => self.param,
-            1 => self.grad,
-            _ => self.states[k - 2],
-        })
-    }
-
-    /// What the command uses. The gradient is only read.
-    fn uses(&self) -> impl Iterator<Item = Use<'a>> {
-        let written = |(k, view): (usize, View<'a>)| match k {
-            1 => Use::read(view.buffer),
-            _ => Use::write(view.buffer),
-        };
-        self.operands().enumerate().map(written)
-    }
-
     fn check(&self) -> Result<()> {
-        let op = self.rule.op();
-        let dtype = self.param.dtype;
+        let (op, dtype, names) = (self.step.op(), self.param.dtype, self.step.states());
         if !matches!(dtype, DType::F32 | DType::F64) {
             return Err(Error::DTypeUnsupported { op, dtype });
         }
-        let names = self.rule.states();
         if self.states.len() != names.len() {
             let value = format!("{} for {names:?}", self.states.len()).into();
             return Err(Error::InvalidArgument {
@@ -137,76 +200,106 @@ impl<'a> Update<'a> {
                 value,
             });
         }
-        if matches!(self.rule, Rule::Adam(AdamStep { step: 0, .. })) {
-            return Err(Error::InvalidArgument {
-                op,
-                argument: "step",
-                expected: "at least 1",
-                value: "0".into(),
-            });
-        }
-        for (k, view) in self.operands().enumerate() {
+        for view in self.states.iter().chain([&self.grad]) {
             view.expect_shape(op, self.param.shape())?;
             view.expect_dtype(op, dtype)?;
-            // The gradient is only read.
-            if k == 1 { view.bytes(op).map(drop)? } else { view.bytes_mut(op).map(drop)? }
         }
         Ok(())
     }
+
+    fn operands(&self) -> Operands<'a> {
+        let states = std::array::from_fn(|k| self.states.get(k).map(|state| state.write()));
+        (self.param.write(), self.grad.read(), states)
+    }
+
+    fn part(&self) -> Part {
+        let layout = |k: usize| match k {
+            0 => self.param.layout,
+            1 => self.grad.layout,
+            _ => self.states.get(k - 2).map_or(self.param.layout, |state| state.layout),
+        };
+        let loops = Loops::in_memory_order(std::array::from_fn(layout));
+        Part { step: self.step, dtype: self.param.dtype, loops }
+    }
 }
 
-/// One step of the optimizers' rules, in place, for F32 and F64, in one command for all parameters.
+/// One step of optimizers' rules, in place, for F32 and F64, in one command for all parameters.
 ///
 /// It is fastest where the views of a parameter have the same strides without gaps, in whatever order. Asynchronous,
 /// ordered by the buffers.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`]; [`Error::InvalidArgument`] if there
-/// are not as many states as the rule has, for step 0 of Adam, and for a target that is expanded; those of
-/// [`Stream::launch`]. Nothing is changed then.
+/// are not as many states as the rule has, and for a target that is expanded; those of [`Stream::launch`]. Nothing is
+/// changed then.
 pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
     let Some(first) = updates.first() else { return Ok(()) };
     updates.iter().try_for_each(Update::check)?;
-    let uses: SmallVec<[Use<'_>; 16]> = updates.iter().flat_map(Update::uses).collect();
-    let op = first.rule.op();
-    if stream.is_cuda() {
-        return cuda::optim::step(stream, op, &uses, updates);
-    }
-    let parts = updates.iter().map(part).collect::<Result<Vec<Part>>>()?;
     let elements = |update: &Update<'_>| update.param.layout.elements() * (2 + update.states.len());
-    let workers = old_workers(stream, updates.iter().map(elements).sum(), 1);
-    stream.launch_host(op, &uses, move || parts.into_iter().for_each(|part| part(&workers)))
+    let operands: Vec<Operands<'_>> = updates.iter().map(Update::operands).collect();
+    Command::new(first.step.op(), operands).cost(updates.iter().map(elements).sum(), 1).run(
+        stream,
+        updates.iter().map(Update::part).collect::<Vec<Part>>(),
+        |parts, workers, operands| {
+            for (part, (param, grad, states)) in parts.iter().zip(operands) {
+                let [a, b, c] = states.map(|state| state.unwrap_or(param));
+                let operands = [param, Dst(grad.0.cast_mut()), a, b, c];
+                let Part { step, dtype, loops } = part;
+                // SAFETY: the operands are the rule's, of this type, and the loops are theirs.
+                unsafe { (step.rule.cpu)(&step.numbers, *dtype, loops, workers, operands) }
+            }
+        },
+        |parts, queue, operands| {
+            let operands = operands.into_iter().map(|(param, grad, states)| -> [Address; OPERANDS] {
+                let [a, b, c] = states.map(|state| state.unwrap_or(param));
+                [param, grad, a, b, c]
+            });
+            let all: Vec<_> = parts.iter().zip(operands).collect();
+            for alike in all.chunk_by(|(a, _), (b, _)| a.step == b.step && a.dtype == b.dtype) {
+                let Part { step, dtype, .. } = alike[0].0;
+                let tensors = alike.iter().map(|(part, operands)| (&part.loops, *operands));
+                cuda::step(queue, *dtype, &step.rule.cuda, &step.numbers, tensors)?;
+            }
+            Ok(())
+        },
+    )
 }
 
-/// One parameter's work in a command of the CPU.
-type Part = Box<dyn FnOnce(&Workers) + Send>;
-
-fn part(update: &Update<'_>) -> Result<Part> {
-    match update.param.dtype {
-        DType::F64 => update.rule.visit::<f64, _>(CpuPart(update)),
-        _ => update.rule.visit::<f32, _>(CpuPart(update)),
+/// # Safety
+/// As for [`cpu::step`]; the operands are of type `dtype`.
+unsafe fn on_cpu<R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize>(
+    numbers: &StepNumbers,
+    dtype: DType,
+    loops: &Loops<OPERANDS>,
+    workers: &Workers,
+    operands: [Dst<u8>; OPERANDS],
+) where
+    R: Rule<STATES, NUMBERS, FLAGS>,
+{
+    fn of<T: Lanes, const NUMBERS: usize>(numbers: &StepNumbers) -> [T; NUMBERS] {
+        std::array::from_fn(|k| T::from_f64(numbers.numbers[k]))
     }
-}
-
-/// Makes the work of a checked update.
-struct CpuPart<'a, 'u>(&'a Update<'u>);
-
-impl<T: Lanes> Visit<T> for CpuPart<'_, '_> {
-    type Output = Result<Part>;
-
-    fn visit<const N: usize>(self, formula: impl Formula<T, N>) -> Result<Part> {
-        let op = self.0.rule.op();
-        let views = self.0.operands_of::<N>();
-        let mut operands = [Dst(std::ptr::null_mut()); N];
-        for (to, view) in operands.iter_mut().zip(&views) {
-            // The gradient is only read, but travels with the others.
-            *to = Dst(view.src::<T>(op)?.0.cast_mut());
+    let flags = std::array::from_fn(|k| numbers.flags >> k & 1 == 1);
+    // SAFETY: the operands are of the type that is chosen.
+    unsafe {
+        match dtype {
+            DType::F64 => cpu::step::<f64, R, STATES, NUMBERS, FLAGS>(
+                loops,
+                workers,
+                of(numbers),
+                flags,
+                operands.map(Dst::cast),
+            ),
+            _ => cpu::step::<f32, R, STATES, NUMBERS, FLAGS>(
+                loops,
+                workers,
+                of(numbers),
+                flags,
+                operands.map(Dst::cast),
+            ),
         }
-        let loops = Loops::in_memory_order(views.map(|view| view.layout));
-        // SAFETY: the views were checked, and the launch orders the command with others on their buffers.
-        Ok(Box::new(move |workers| unsafe { cpu::optim::step(&loops, workers, operands, formula) }))
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

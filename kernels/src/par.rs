@@ -16,11 +16,6 @@ pub(crate) type Workers = Option<Arc<Team>>;
 /// Costs below this are not worth the question.
 const SMALL: usize = 1 << 14;
 
-pub(crate) fn old_workers(stream: &device::Stream, elements: usize, cost: usize) -> Workers {
-    let total = elements.saturating_mul(cost);
-    if total < SMALL { None } else { stream.parallelism(total) }
-}
-
 /// The threads for work of about `cost` elementary operations.
 #[inline]
 pub(crate) fn workers(cpu: &Cpu<'_>, cost: usize) -> Workers {

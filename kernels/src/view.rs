@@ -1,6 +1,6 @@
 //! Views: buffers seen through layouts, and the addresses that commands capture.
 
-use device::{Buffer, DType, Element, Error, Result};
+use device::{Buffer, DType, Error, Result};
 
 use crate::layout::{Layout, same_shape, shape_mismatch};
 
@@ -86,40 +86,6 @@ impl<'a> View<'a> {
 
     fn is_written_alike(&self, out: &View<'_>) -> bool {
         self.dtype.size_bytes() == out.dtype.size_bytes() && self.layout == out.layout
-    }
-
-    /// The first element, to read. Checks that the layout stays within the buffer, and nothing else.
-    #[inline(always)]
-    pub(crate) fn bytes(&self, op: &'static str) -> Result<Src<u8>> {
-        let size = self.dtype.size_bytes();
-        if self.layout.end().saturating_mul(size) > self.buffer.len_bytes() {
-            return Err(outside_buffer(op, self));
-        }
-        // An empty layout may carry an offset past the end: `wrapping_add` makes that harmless.
-        Ok(Src(self.buffer.ptr().cast_const().wrapping_add(self.layout.offset() * size)))
-    }
-
-    /// The first element, to write. Checks also that no two indices share an element.
-    #[inline(always)]
-    pub(crate) fn bytes_mut(&self, op: &'static str) -> Result<Dst<u8>> {
-        if self.layout.overlaps_itself() {
-            return Err(written_twice(op, self));
-        }
-        Ok(Dst(self.bytes(op)?.0.cast_mut()))
-    }
-
-    /// The first element, to read, after a check of type and bounds. `bool` has to be read as `u8`.
-    #[inline]
-    pub(crate) fn src<T: Element>(&self, op: &'static str) -> Result<Src<T>> {
-        self.expect_dtype(op, T::DTYPE)?;
-        Ok(self.bytes(op)?.cast())
-    }
-
-    /// The first element, to write, after a check of type, bounds and overlap.
-    #[inline]
-    pub(crate) fn dst<T: Element>(&self, op: &'static str) -> Result<Dst<T>> {
-        self.expect_dtype(op, T::DTYPE)?;
-        Ok(self.bytes_mut(op)?.cast())
     }
 
     /// Checks that the layout stays within the buffer.

@@ -67,7 +67,8 @@ pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
     AdamStep, BinaryOp, CompareOp, CudaLaunch, CustomKernel, Layout, LionStep, NormRows, RandomKey,
-    RmsPropStep, Rule, Sampling, Saves, Scalar, SgdStep, UnaryOp, View, philox, preload,
+    RmsPropStep, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar, SgdStep, StepNumbers, UnaryOp, View,
+    philox, preload,
 };
 pub use normalize::{Norm, NormGradients, Normalized};
 pub use operators::Operand;

@@ -1,7 +1,7 @@
 //! Steps of optimizers, fused: one command a device for all parameters.
 
 use device::{Result, Stream};
-use kernels::Rule;
+use kernels::RuleStep;
 
 use crate::Tensor;
 use crate::check::same_device;
@@ -13,10 +13,10 @@ pub struct Update<'a> {
     pub param: &'a Tensor,
     /// Its gradient.
     pub grad: &'a Tensor,
-    /// What the rule remembers, and changes in place: one for each of [`Rule::states`], zeros before the first step.
+    /// What the rule remembers, and changes in place: one for each of [`RuleStep::states`], zeros before the first step.
     pub states: &'a [Tensor],
     /// What is done, with its numbers.
-    pub rule: Rule,
+    pub step: RuleStep,
 }
 
 impl<'a> Update<'a> {
@@ -25,7 +25,7 @@ impl<'a> Update<'a> {
             param: self.param.view(),
             grad: self.grad.view(),
             states: self.states.iter().map(Tensor::view).collect(),
-            rule: self.rule,
+            step: self.step,
         }
     }
 }
@@ -36,12 +36,12 @@ impl<'a> Update<'a> {
 /// use of what it writes.
 ///
 /// ```
-/// use tensor::{Device, Rule, SgdStep, Tensor, Update, optimizer_step};
+/// use tensor::{Device, SgdStep, Tensor, Update, optimizer_step};
 /// # fn main() -> tensor::Result<()> {
 /// let [param, grad] = [3.0, 2.0].map(|value: f64| Tensor::scalar(value, &Device::cpu()));
 /// let (param, grad) = (param?, grad?);
 /// let step = SgdStep { lr: 0.5, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, first: true };
-/// optimizer_step(&[Update { param: &param, grad: &grad, states: &[], rule: Rule::Sgd(step) }])?;
+/// optimizer_step(&[Update { param: &param, grad: &grad, states: &[], step: step.into() }])?;
 /// assert_eq!(param.item::<f64>()?, 2.0);
 /// # Ok(())
 /// # }
@@ -49,10 +49,10 @@ impl<'a> Update<'a> {
 ///
 /// # Errors
 /// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `DeviceMismatch`; `InvalidArgument` if there are not as many
-/// states as the rule has, for step 0 of Adam, or an expanded target. Nothing on that device is changed then.
+/// states as the rule has, or for an expanded target. Nothing on that device is changed then.
 pub fn optimizer_step(updates: &[Update<'_>]) -> Result<()> {
-    for Update { param, grad, states, rule } in updates {
-        states.iter().chain([*grad]).try_for_each(|other| same_device(rule.op(), param, other))?;
+    for Update { param, grad, states, step } in updates {
+        states.iter().chain([*grad]).try_for_each(|other| same_device(step.op(), param, other))?;
     }
     let mut rest: Vec<&Update<'_>> = updates.iter().collect();
     while let Some(first) = rest.first() {

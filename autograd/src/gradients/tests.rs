@@ -108,7 +108,9 @@ fn gradients_of_values_share_nothing_either() -> Result<()> {
 /// What only the store holds is handed out as it is.
 #[test]
 fn an_own_gradient_is_not_copied() -> Result<()> {
-    let x = leaf(&[1.0, 2.0])?;
+    // Of this test alone, as are the commands that are audited.
+    let device = Device::cpu_with(device::CpuConfig::default());
+    let x = Var::leaf(Tensor::from_slice(&[1.0, 2.0], &[2], &device)?);
     let y = x.square()?.sum(&[], false)?;
     x.device().start_audit();
     let gradients = y.backward()?;

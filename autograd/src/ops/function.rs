@@ -1,24 +1,25 @@
 //! Functions of one element whose gradient is one kernel: `x' = g f'`, with `f'` of what the function saves.
 
-use tensor::{Result, Saves, UnaryOp};
+use tensor::{Result, Saves, Tensor, UnaryOp};
 
 use super::binary::if_needed;
 use super::one;
 use crate::{Grads, Save, Var, record};
 
-/// `y = f(x)`. `bend` is the derivative of `f'` for what it is a function of, `None` where `f'` is flat.
-pub(super) fn function<B>(x: &Var, f: UnaryOp, bend: Option<B>) -> Result<Var>
+/// Records `value = f(x)`. `bend` is the derivative of `f'` for what it is a function of, `None` where `f'` is flat.
+#[inline]
+pub(super) fn function<B>(x: &Var, f: UnaryOp, value: Tensor, bend: Option<B>) -> Result<Var>
 where
     B: Fn(&Var) -> Result<Var> + Copy + Send + Sync + 'static,
 {
-    let value = x.value().unary(f)?;
     let saved = if f.saves() == Some(Saves::Result) { Save::Output } else { Save::Input(0) };
     Ok(record(f.name(), &[x], &[saved], value, move |ctx, g| Ok(one(slope(&ctx.saved(0), f, bend, g)?))))
 }
 
-/// `y = f(x)` for a function that is flat or straight wherever it has a gradient.
-pub(super) fn straight(x: &Var, f: UnaryOp) -> Result<Var> {
-    function(x, f, None::<fn(&Var) -> Result<Var>>)
+/// Records `value = f(x)` for a function that is flat or straight wherever it has a gradient.
+#[inline]
+pub(super) fn straight(x: &Var, f: UnaryOp, value: Tensor) -> Result<Var> {
+    function(x, f, value, None::<fn(&Var) -> Result<Var>>)
 }
 
 /// `g f'(saved)` in one kernel; `saved' = h g f''` and `g' = h f'` for its own gradient `h`.

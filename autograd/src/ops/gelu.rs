@@ -21,8 +21,8 @@ impl Var {
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn gelu(&self, kind: Gelu) -> Result<Var> {
         match kind {
-            Gelu::Erf => function(self, UnaryOp::GeluErf, Some(erf_curvature)),
-            Gelu::Tanh => function(self, UnaryOp::GeluTanh, Some(tanh_curvature)),
+            Gelu::Erf => function(self, UnaryOp::GeluErf, self.value().gelu_erf()?, Some(erf_curvature)),
+            Gelu::Tanh => function(self, UnaryOp::GeluTanh, self.value().gelu_tanh()?, Some(tanh_curvature)),
         }
     }
 }

@@ -12,7 +12,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` for truth values.
     pub fn relu(&self) -> Result<Var> {
-        straight(self, UnaryOp::Relu)
+        straight(self, UnaryOp::Relu, self.value().relu()?)
     }
 }
 

@@ -12,7 +12,12 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn sigmoid(&self) -> Result<Var> {
-        function(self, UnaryOp::Sigmoid, Some(|y: &Var| y.mul_scalar(-2.0)?.add_scalar(1.0)))
+        function(
+            self,
+            UnaryOp::Sigmoid,
+            self.value().sigmoid()?,
+            Some(|y: &Var| y.mul_scalar(-2.0)?.add_scalar(1.0)),
+        )
     }
 }
 

@@ -12,7 +12,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn silu(&self) -> Result<Var> {
-        function(self, UnaryOp::Silu, Some(curvature))
+        function(self, UnaryOp::Silu, self.value().silu()?, Some(curvature))
     }
 }
 

@@ -12,7 +12,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn tanh(&self) -> Result<Var> {
-        function(self, UnaryOp::Tanh, Some(|y: &Var| y.mul_scalar(-2.0)))
+        function(self, UnaryOp::Tanh, self.value().tanh()?, Some(|y: &Var| y.mul_scalar(-2.0)))
     }
 }
 

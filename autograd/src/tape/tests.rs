@@ -129,6 +129,8 @@ fn a_hook_that_holds_its_own_value_goes_with_the_graph() -> Result<()> {
     assert_eq!(Arc::strong_count(&probe), 3, "another pass may follow");
     loss.backward()?;
     assert_eq!(Arc::strong_count(&probe), 1);
+    assert!(matches!(hooked(&y), Err(Error::GraphConsumed { op: "square" })), "it would never be called");
+    assert_eq!(Arc::strong_count(&probe), 1);
     // A pass that is refused leaves the hooks where they are.
     let (y, side) = (x.square()?, x.exp()?);
     hooked(&y)?;
@@ -138,5 +140,27 @@ fn a_hook_that_holds_its_own_value_goes_with_the_graph() -> Result<()> {
     assert_eq!(Arc::strong_count(&probe), 2);
     grad(std::slice::from_ref(&y), std::slice::from_ref(&x), GradOptions::default())?;
     assert_eq!(Arc::strong_count(&probe), 1);
+    Ok(())
+}
+
+#[test]
+fn a_removed_hook_is_not_called_and_lets_go() -> Result<()> {
+    let x = one()?;
+    let probe = Arc::new(());
+    let (own, held) = (x.clone(), Arc::clone(&probe));
+    let first = x.register_hook(move |gradient| {
+        let _ = (&own, &held);
+        gradient.mul_scalar(2.0).map(Some)
+    })?;
+    let second = x.register_hook(|gradient| gradient.mul_scalar(5.0).map(Some))?;
+    let gradient = || x.neg()?.backward()?.get(&x).map(|g| g.item::<f64>()).transpose();
+    assert_eq!(gradient()?, Some(-10.0));
+    first.remove();
+    first.remove();
+    assert_eq!((gradient()?, Arc::strong_count(&probe)), (Some(-5.0), 1));
+    // Dropping a handle removes nothing.
+    drop(second);
+    x.register_hook(|gradient| gradient.mul_scalar(3.0).map(Some))?;
+    assert_eq!(gradient()?, Some(-15.0));
     Ok(())
 }

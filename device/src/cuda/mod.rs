@@ -194,7 +194,7 @@ impl Stream {
     /// As for [`Queue::kernel`] and [`Queue::gemm`].
     pub fn preload(&self, programs: &[&'static Program]) -> Result<()> {
         let fifo = self.fifo();
-        let Some(driver) = &fifo.driver else { return Ok(()) };
+        let Some(driver) = fifo.driver_stream() else { return Ok(()) };
         // As for a launch: one thread at a time.
         let _tail = fifo.lock_tail("preload")?;
         driver.bind()?;

@@ -5,7 +5,7 @@ use device::{DType, bf16, f16};
 use super::half::by_blocks;
 use super::number::{Number, Real};
 use super::walk::{map1, map2, map3};
-use crate::elementwise::{BinaryOp, CompareOp, UnaryOp};
+use crate::functions::{BinaryOp, CompareOp, UnaryOp};
 use crate::layout::{Dst, Src};
 use crate::loops::Places;
 use crate::par::Workers;

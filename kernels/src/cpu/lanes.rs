@@ -31,8 +31,12 @@ pub(crate) trait Lanes: Real + Scratch {
     fn v_div<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
     /// Square root.
     fn v_sqrt<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
-    /// -1, 0 or 1 with the sign of each element; 0 for NaN.
-    fn v_sign<S: Simd>(simd: S, a: Self::Vector<S>) -> Self::Vector<S>;
+    /// `if a < b { yes } else { no }`, of `[a, b]` and `[yes, no]`.
+    fn v_select_less<S: Simd>(
+        simd: S,
+        sides: [Self::Vector<S>; 2],
+        results: [Self::Vector<S>; 2],
+    ) -> Self::Vector<S>;
     /// `a * b + c`, rounded once.
     fn mul_add<S: Simd>(
         simd: S,
@@ -108,11 +112,8 @@ impl Lanes for f32 {
         simd.sqrt_f32s(a)
     }
     #[inline(always)]
-    fn v_sign<S: Simd>(simd: S, a: S::f32s) -> S::f32s {
-        let [zero, one] = [0.0, 1.0].map(|x| simd.splat_f32s(x));
-        let above = simd.select_f32s(simd.less_than_f32s(zero, a), one, zero);
-        let below = simd.select_f32s(simd.less_than_f32s(a, zero), one, zero);
-        simd.sub_f32s(above, below)
+    fn v_select_less<S: Simd>(simd: S, [a, b]: [S::f32s; 2], [yes, no]: [S::f32s; 2]) -> S::f32s {
+        simd.select_f32s(simd.less_than_f32s(a, b), yes, no)
     }
     #[inline(always)]
     fn mul_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {
@@ -213,11 +214,8 @@ impl Lanes for f64 {
         simd.sqrt_f64s(a)
     }
     #[inline(always)]
-    fn v_sign<S: Simd>(simd: S, a: S::f64s) -> S::f64s {
-        let [zero, one] = [0.0, 1.0].map(|x| simd.splat_f64s(x));
-        let above = simd.select_f64s(simd.less_than_f64s(zero, a), one, zero);
-        let below = simd.select_f64s(simd.less_than_f64s(a, zero), one, zero);
-        simd.sub_f64s(above, below)
+    fn v_select_less<S: Simd>(simd: S, [a, b]: [S::f64s; 2], [yes, no]: [S::f64s; 2]) -> S::f64s {
+        simd.select_f64s(simd.less_than_f64s(a, b), yes, no)
     }
     #[inline(always)]
     fn mul_add<S: Simd>(simd: S, a: S::f64s, b: S::f64s, c: S::f64s) -> S::f64s {

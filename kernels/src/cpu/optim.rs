@@ -1,84 +1,173 @@
 //! Optimizer steps, in explicit vector code: loops over several outputs are more than the compiler vectorises.
 
+use std::array::from_fn;
+use std::marker::PhantomData;
+use std::ops::{Add, Div, Mul, Sub};
+
 use pulp::{Arch, Scalar, Simd, WithSimd};
 
 use super::lanes::Lanes;
-use crate::layout::{Dst, Loops};
-use crate::optim::Formula;
+use crate::layout::Dst;
+use crate::loops::Loops;
 use crate::par::{Workers, for_range};
+use crate::rules::{OPERANDS, Rule, RuleValue};
 
 // Elements of a part when a step is split over threads.
 const CHUNK: usize = 1 << 15;
 
-/// Steps each element of parameter, gradient and states; the gradient is only read.
+/// Elements in a vector.
+#[derive(Clone, Copy)]
+struct Vector<T: Lanes, S: Simd> {
+    simd: S,
+    elements: T::Vector<S>,
+}
+
+impl<T: Lanes, S: Simd> Vector<T, S> {
+    #[inline(always)]
+    fn splat(simd: S, x: T) -> Self {
+        Vector { simd, elements: T::splat(simd, x) }
+    }
+}
+
+macro_rules! operator {
+    ($Op:ident, $op:ident, $v_op:ident) => {
+        impl<T: Lanes, S: Simd> $Op for Vector<T, S> {
+            type Output = Self;
+
+            #[inline(always)]
+            fn $op(self, other: Self) -> Self {
+                Vector { elements: T::$v_op(self.simd, self.elements, other.elements), ..self }
+            }
+        }
+    };
+}
+operator!(Add, add, v_add);
+operator!(Sub, sub, v_sub);
+operator!(Mul, mul, v_mul);
+operator!(Div, div, v_div);
+
+impl<T: Lanes, S: Simd> RuleValue for Vector<T, S> {
+    type Flag = bool;
+
+    #[inline(always)]
+    fn constant(self, value: f64) -> Self {
+        Vector::splat(self.simd, T::from_f64(value))
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        Vector { elements: T::v_sqrt(self.simd, self.elements), ..self }
+    }
+
+    #[inline(always)]
+    fn select_less(self, other: Self, yes: Self, no: Self) -> Self {
+        let elements =
+            T::v_select_less(self.simd, [self.elements, other.elements], [yes.elements, no.elements]);
+        Vector { elements, ..self }
+    }
+
+    #[inline(always)]
+    fn choose(flag: bool, yes: impl FnOnce() -> Self, no: impl FnOnce() -> Self) -> Self {
+        if flag { yes() } else { no() }
+    }
+}
+
+/// Steps each element by a rule with its numbers and choices.
 ///
 /// # Safety
-/// `operands` are parameter, gradient and states. The elements that `loops` reaches can be read and, but for the
-/// gradient's, written, and nobody else uses them meanwhile.
-pub(crate) unsafe fn step<T: Lanes, F: Formula<T, N>, const N: usize>(
-    loops: &Loops<N>,
+/// `operands` are parameter, gradient and as many states as the rule has. Their elements that `loops` reaches can be read and,
+/// but for the gradient's, written, and nobody else uses them meanwhile.
+pub(crate) unsafe fn step<T, R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize>(
+    loops: &Loops<OPERANDS>,
     workers: &Workers,
-    operands: [Dst<T>; N],
-    formula: F,
-) {
+    numbers: [T; NUMBERS],
+    flags: [bool; FLAGS],
+    operands: [Dst<T>; OPERANDS],
+) where
+    T: Lanes,
+    R: Rule<STATES, NUMBERS, FLAGS>,
+{
     let steps = loops.inner().strides;
     for_range(workers, loops.elements, CHUNK, &|range| {
         loops.for_runs(range, |offsets, len| {
-            let at: [*mut T; N] = std::array::from_fn(|k| operands[k].at(offsets[k]));
-            if steps == [1; N] {
-                Arch::new().dispatch(Run { at, len, formula });
+            let at: [*mut T; OPERANDS] = from_fn(|k| operands[k].at(offsets[k]));
+            if steps == [1; OPERANDS] {
+                Arch::new().dispatch(Run { at, len, numbers, flags, rule: PhantomData::<(R, [(); STATES])> });
                 return;
             }
+            let numbers = numbers.map(|number| Vector::splat(Scalar, number));
             for i in 0..len as isize {
-                // SAFETY: the caller's promise.
-                unsafe { one(std::array::from_fn(|k| at[k].wrapping_offset(i * steps[k])), &formula) }
+                let at = from_fn(|k| at[k].wrapping_offset(i * steps[k]));
+                // SAFETY: an element that the loops reach.
+                unsafe { step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(Scalar, numbers, flags, at) }
             }
         });
     });
 }
 
-// Updates one element.
+// Steps the elements of a vector, of which a scalar has one.
 #[inline(always)]
-unsafe fn one<T: Lanes, F: Formula<T, N>, const N: usize>(at: [*mut T; N], formula: &F) {
-    // SAFETY: the caller's promise; a scalar's vector is one element.
+unsafe fn step_vector<S, T, R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize>(
+    simd: S,
+    numbers: [Vector<T, S>; NUMBERS],
+    flags: [bool; FLAGS],
+    at: [*mut T; OPERANDS],
+) where
+    S: Simd,
+    T: Lanes,
+    R: Rule<STATES, NUMBERS, FLAGS>,
+{
+    // SAFETY: a vector of elements follows each address of an operand of the rule.
     unsafe {
-        let mut values = std::array::from_fn(|k| T::load(Scalar, at[k]));
-        formula.step(Scalar, &mut values);
-        for k in (0..N).filter(|&k| k != 1) {
-            T::store(Scalar, at[k], values[k]);
+        let [p, g] = [0, 1].map(|k| Vector { simd, elements: T::load(simd, at[k]) });
+        let states = from_fn(|k| Vector { simd, elements: T::load(simd, at[k + 2]) });
+        let (p, states) = R::step(numbers, flags, p, g, states);
+        T::store(simd, at[0], p.elements);
+        for k in 0..STATES {
+            T::store(simd, at[k + 2], states[k].elements);
         }
     }
 }
 
 // Elements that lie next to each other in all operands.
-struct Run<T, F, const N: usize> {
-    at: [*mut T; N],
+struct Run<T, R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize> {
+    at: [*mut T; OPERANDS],
     len: usize,
-    formula: F,
+    numbers: [T; NUMBERS],
+    flags: [bool; FLAGS],
+    rule: PhantomData<(R, [(); STATES])>,
 }
 
-impl<T: Lanes, F: Formula<T, N>, const N: usize> WithSimd for Run<T, F, N> {
+impl<T, R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize> WithSimd
+    for Run<T, R, STATES, NUMBERS, FLAGS>
+where
+    T: Lanes,
+    R: Rule<STATES, NUMBERS, FLAGS>,
+{
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Run { at, len, formula } = self;
+        let Run { at, len, numbers, flags, .. } = self;
+        let (vectors, scalars) = (
+            numbers.map(|number| Vector::splat(simd, number)),
+            numbers.map(|number| Vector::splat(Scalar, number)),
+        );
         let lanes = T::lanes::<S>();
         let mut i = 0;
-        // SAFETY: the promise of `step`'s caller.
+        // SAFETY: the elements of a run of `step`.
         unsafe {
             while i + lanes <= len {
-                let mut values = std::array::from_fn(|k| T::load(simd, at[k].add(i)));
-                formula.step(simd, &mut values);
-                for k in 0..N {
-                    if k != 1 {
-                        T::store(simd, at[k].add(i), values[k]);
-                    }
-                }
+                step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(simd, vectors, flags, at.map(|at| at.add(i)));
                 i += lanes;
             }
             while i < len {
-                one(std::array::from_fn(|k| at[k].add(i)), &formula);
+                step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(
+                    Scalar,
+                    scalars,
+                    flags,
+                    at.map(|at| at.add(i)),
+                );
                 i += 1;
             }
         }

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::marker::PhantomData;
 
-use device::{DType, DeviceKind, Element, Result, bf16, f16};
+use device::{DType, DeviceKind, Element, bf16, f16};
 use smallvec::SmallVec;
 
 use super::half::Half;
@@ -32,29 +32,6 @@ struct Halves {
 }
 
 impl<T: Element> Operand<T> {
-    /// An operand of type `dtype` to read, after a check of type and bounds.
-    #[inline]
-    pub(crate) fn old(op: &'static str, view: &View<'_>, dtype: DType) -> Result<Operand<T>> {
-        view.expect_dtype(op, dtype)?;
-        Operand::old_at(op, view, Dst(view.bytes(op)?.0.cast_mut()))
-    }
-
-    /// As [`of`](Self::of), to write, after a check of overlap, too.
-    #[inline]
-    pub(crate) fn old_mut(op: &'static str, view: &View<'_>, dtype: DType) -> Result<Operand<T>> {
-        view.expect_dtype(op, dtype)?;
-        Operand::old_at(op, view, view.bytes_mut(op)?)
-    }
-
-    #[inline]
-    fn old_at(op: &'static str, view: &View<'_>, at: Dst<u8>) -> Result<Operand<T>> {
-        if view.dtype.compute_dtype() != T::DTYPE {
-            return Err(device::Error::DTypeUnsupported { op, dtype: view.dtype });
-        }
-        let halves = if view.dtype.is_half() { Halves::of(view) } else { None };
-        Ok(Operand { at, halves, marker: PhantomData })
-    }
-
     /// An operand whose type and bounds were checked.
     #[inline(always)]
     pub(crate) fn of(view: &View<'_>) -> Operand<T> {

@@ -5,10 +5,11 @@ use std::ops::Range;
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Error, Result};
+use smallvec::SmallVec;
 
 use super::copy::{enqueue_copy, fill};
 use super::matmul::Product;
-use super::walk::{ByValue, THREADS, blocks, optional, plane_blocks};
+use super::walk::{ByValue, THREADS, blocks, plane_blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::geometry::ConvGeometry;
@@ -154,7 +155,7 @@ impl<'a> Convolution<'a> {
             let args = [
                 self.image(x, first).into(),
                 self.columns.into(),
-                optional(bias),
+                bias.into(),
                 Arg::U32(channels as u32),
                 Arg::U64((first * channels) as u64),
             ];
@@ -278,7 +279,7 @@ impl<'a> Convolution<'a> {
         planes: usize,
     ) -> Result<()> {
         let [out, from, filters] = operands.map(Arg::from);
-        let args = [out, from, filters, optional(bias), Arg::U32(channels as u32)];
+        let args = [out, from, filters, bias.into(), Arg::U32(channels as u32)];
         self.kernel(kernel, plane_blocks(self.queue, size, planes), args, planes)
     }
 
@@ -292,7 +293,7 @@ impl<'a> Convolution<'a> {
     ) -> Result<()> {
         let numbers =
             Conv { pairs: self.pairs, each: self.geometry.filters as u32, pad: 0, planes: planes as u64 };
-        let args: Vec<Arg<'_>> = args.into_iter().chain([numbers.arg()]).collect();
+        let args: SmallVec<[Arg<'_>; 6]> = args.into_iter().chain([numbers.arg()]).collect();
         // SAFETY: the kernel takes these arguments, operands of the geometry and a workspace with room for a turn.
         unsafe { self.queue.kernel(program_of(self.dtype), name, grid, &args) }
     }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::walk::{ByValue, Walk, for_parts, number_bits};
 use super::{by_dtype, number_programs};
 use crate::command::Address;
-use crate::elementwise::{BinaryOp, CompareOp, UnaryOp};
+use crate::functions::{BinaryOp, CompareOp, UnaryOp};
 use crate::loops::{Loops, Places};
 use crate::{binary_functions, comparisons, unary_functions};
 

@@ -4,7 +4,7 @@ use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
 use super::sums::Owned;
-use super::walk::{ByValue, THREADS, blocks, optional};
+use super::walk::{ByValue, THREADS, blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::indexed::BagSizes;
@@ -82,11 +82,11 @@ pub(crate) fn sum(
     let (words, to, from) = (BagWords::of(sizes), Steps::of(sizes.sum_steps), Steps::of(sizes.table_steps));
     let args = [
         out.into(),
-        optional(members),
+        members.into(),
         table.into(),
         indices.into(),
-        optional(offsets),
-        optional(weights),
+        offsets.into(),
+        weights.into(),
         words.arg(),
         to.arg(),
         from.arg(),
@@ -114,10 +114,10 @@ pub(crate) fn grad(
     let args = [
         out.into(),
         g.into(),
-        optional(members),
+        members.into(),
         indices.into(),
-        optional(offsets),
-        optional(weights),
+        offsets.into(),
+        weights.into(),
         words.arg(),
         owned.arg(),
         to.arg(),
@@ -143,7 +143,7 @@ pub(crate) fn weights_grad(
         g.into(),
         table.into(),
         indices.into(),
-        optional(offsets),
+        offsets.into(),
         words.arg(),
         Arg::I64(out_step as i64),
         own.arg(),

@@ -17,6 +17,7 @@ pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod embedding_bag;
+pub(crate) mod formula;
 pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod loss;
@@ -136,7 +137,7 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &index::GATHER,
         &matmul::F32,
         &normalize::F32,
-        &optim::OPTIM,
+        &*optim::OPTIM,
         &pool::F32,
         &random::F32,
         &reduce::F32,

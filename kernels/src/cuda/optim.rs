@@ -1,15 +1,52 @@
-//! Optimizer steps over any number of tensors, a launch for each 64 of them.
+//! Optimizer steps over any number of tensors, a launch for each 64 of them. Kernels are made of the rules' formulas.
 
-use device::cuda::{Arg, Program, Queue};
-use device::{DType, Result, Stream, Use};
+use std::any::TypeId;
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-use super::walk::{ByValue, Walk, address, blocks};
-use crate::cpu::lanes::Lanes;
-use crate::layout::{Loops, View};
-use crate::optim::{Formula, Update, Visit};
+use device::cuda::{Program, Queue};
+use device::{DType, Result};
 
-pub(super) static OPTIM: Program =
-    Program::new("optim", concat!(include_str!("prelude.cuh"), include_str!("optim.cu")));
+use super::formula::Formula;
+use super::walk::{ByValue, Walk, blocks, number_bits};
+use crate::command::Address;
+use crate::loops::Loops;
+use crate::rules::{Adam, Lion, MAX_NUMBERS, OPERANDS, RmsProp, Sgd, SgdMomentum, StepNumbers};
+
+/// The program of the rules that are known beforehand.
+pub(super) static OPTIM: LazyLock<Program> = LazyLock::new(|| program("optim", &KNOWN));
+
+const KNOWN: [Formula; 8] = [
+    Formula::of::<Sgd, _, _, _>(),
+    Formula::of::<SgdMomentum, _, _, _>(),
+    Formula::of::<Adam, _, _, _>(),
+    Formula::of::<RmsProp<false, false>, _, _, _>(),
+    Formula::of::<RmsProp<true, false>, _, _, _>(),
+    Formula::of::<RmsProp<false, true>, _, _, _>(),
+    Formula::of::<RmsProp<true, true>, _, _, _>(),
+    Formula::of::<Lion, _, _, _>(),
+];
+
+fn program(name: &'static str, formulas: &[Formula]) -> Program {
+    Program::new(name, source(formulas).leak())
+}
+
+fn source(formulas: &[Formula]) -> String {
+    let kernels = concat!(include_str!("prelude.cuh"), include_str!("optim.cu")).to_owned();
+    formulas.iter().fold(kernels, |source, formula| source + &(formula.source)())
+}
+
+/// The program with a rule's kernels. Those of other rules are made when they are first used, and stay.
+fn program_of(formula: &Formula) -> &'static Program {
+    static OTHERS: LazyLock<Mutex<HashMap<TypeId, &'static Program>>> = LazyLock::new(Mutex::default);
+    if KNOWN.iter().any(|known| known.is(formula)) {
+        return &OPTIM;
+    }
+    let mut others = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
+    others
+        .entry((formula.id)())
+        .or_insert_with(|| Box::leak(Box::new(program((formula.name)().leak(), &[*formula]))))
+}
 
 /// Tensors of a launch, and elements of a part; as in the program.
 const TENSORS: usize = 64;
@@ -38,9 +75,9 @@ impl<const N: usize> Table<N> {
         parts: 0,
     };
 
-    fn push(&mut self, operands: &[View<'_>; N], elements: usize) {
+    fn push(&mut self, operands: &[Address; OPERANDS], elements: usize) {
         let i = self.count as usize;
-        self.operands[i] = operands.map(|view| address(&view).addr() as u64);
+        self.operands[i] = std::array::from_fn(|k| operands[k].0.addr() as u64);
         self.elements[i] = elements as u64;
         self.first[i] = self.parts;
         self.parts += elements.div_ceil(PART) as u32;
@@ -48,85 +85,102 @@ impl<const N: usize> Table<N> {
     }
 }
 
-/// A step of checked updates, those next to each other that have the same numbers together.
-pub(crate) fn step(
-    stream: &Stream,
-    op: &'static str,
-    uses: &[Use<'_>],
-    updates: &[Update<'_>],
+/// `StepNumbers` of the program, the numbers as bits of the type that is computed in.
+#[repr(C)]
+struct NumberBits {
+    flags: u64,
+    numbers: [u64; MAX_NUMBERS],
+}
+
+// SAFETY: words of 64 bits.
+unsafe impl ByValue for NumberBits {}
+
+/// Parameter, gradient and states of a tensor, and the loops over them.
+pub(crate) type Tensor<'a> = (&'a Loops<OPERANDS>, [Address; OPERANDS]);
+
+/// Steps tensors of one type by a rule with the same numbers.
+pub(crate) fn step<'a>(
+    queue: &Queue<'_>,
+    dtype: DType,
+    formula: &Formula,
+    numbers: &StepNumbers,
+    tensors: impl Iterator<Item = Tensor<'a>>,
 ) -> Result<()> {
-    stream.submit(op, uses, |queue| {
-        let alike = |a: &Update<'_>, b: &Update<'_>| a.rule == b.rule && a.param.dtype == b.param.dtype;
-        for updates in updates.chunk_by(alike) {
-            let group = Group { queue, updates };
-            match updates.first() {
-                Some(Update { rule, param, .. }) if param.dtype == DType::F64 => {
-                    rule.visit::<f64, _>(group)?;
-                }
-                Some(Update { rule, .. }) => rule.visit::<f32, _>(group)?,
-                None => {}
-            }
-        }
-        Ok(())
-    })
+    let StepNumbers { numbers, flags } = *numbers;
+    let numbers = numbers.map(|number| number_bits(dtype, number));
+    let step = Kernels {
+        program: program_of(formula),
+        name: (formula.name)(),
+        dtype,
+        numbers: NumberBits { flags: flags.into(), numbers },
+    };
+    match formula.states {
+        0 => step.run::<2>(queue, tensors),
+        1 => step.run::<3>(queue, tensors),
+        2 => step.run::<4>(queue, tensors),
+        _ => step.run::<OPERANDS>(queue, tensors),
+    }
 }
 
-/// Updates of one rule with the same numbers, and of one type.
-struct Group<'a, 'u> {
-    queue: &'a Queue<'a>,
-    updates: &'a [Update<'u>],
+/// The kernels of a step.
+struct Kernels {
+    program: &'static Program,
+    name: String,
+    dtype: DType,
+    numbers: NumberBits,
 }
 
-impl<T: Lanes> Visit<T> for Group<'_, '_> {
-    type Output = Result<()>;
-
-    /// Enqueues one kernel for 64 parameters whose operands lie alike, and another one for each that is left.
-    fn visit<const N: usize>(self, formula: impl Formula<T, N>) -> Result<()> {
-        let Group { queue, updates } = self;
-        let Some(op) = updates.first().map(|update| update.rule.op()) else { return Ok(()) };
-        let together = format!("{op}{}_{}", N - 2, T::DTYPE);
-        let mut table = Table::EMPTY;
-        for update in updates {
-            let operands = update.operands_of::<N>();
-            let loops = Loops::in_memory_order(operands.map(|view| view.layout));
-            if loops.elements == 0 {
-                continue;
-            }
-            if loops.axes.len() <= 1 && loops.inner().strides == [1; N] || loops.elements == 1 {
+impl Kernels {
+    /// Enqueues one kernel for 64 tensors whose operands lie alike, and another one for each that is left.
+    fn run<'a, const N: usize>(
+        &self,
+        queue: &Queue<'_>,
+        tensors: impl Iterator<Item = Tensor<'a>>,
+    ) -> Result<()> {
+        let strided = format!("{}_strided_{}", self.name, self.dtype);
+        let mut table = Table::<N>::EMPTY;
+        for (loops, operands) in tensors.filter(|(loops, _)| loops.elements > 0) {
+            if loops.axes.len() <= 1 && loops.inner().strides == [1; OPERANDS] || loops.elements == 1 {
                 table.push(&operands, loops.elements);
                 if table.count as usize == TENSORS {
-                    // SAFETY: the table names elements of the operands, whose layouts were checked, and the uses name
-                    // their buffers.
-                    unsafe { enqueue(queue, &together, &table, formula.arg())? };
+                    self.run_table(queue, &table)?;
                     table = Table::EMPTY;
                 }
                 continue;
             }
-            let walk = Walk::of(op, &loops)?;
-            let mut one = Table::EMPTY;
+            let walk = Walk::of(queue.op(), loops)?;
+            let mut one = Table::<N>::EMPTY;
             one.push(&operands, loops.elements);
-            let strided = format!("{op}{}_strided_{}", N - 2, T::DTYPE);
-            let args = [one.arg(), formula.arg(), walk.arg()];
-            // SAFETY: as above, with the strides of the layouts.
-            unsafe { queue.kernel(&OPTIM, &strided, walk.grid(queue, 1), &args)? };
+            let args = [one.arg(), self.numbers.arg(), walk.arg()];
+            // SAFETY: the kernel takes these arguments, and the walk is that of the operands.
+            unsafe { queue.kernel(self.program, &strided, walk.grid(queue, 1), &args)? };
         }
-        // SAFETY: as above.
-        unsafe { enqueue(queue, &together, &table, formula.arg()) }
+        if table.count > 0 { self.run_table(queue, &table) } else { Ok(()) }
+    }
+
+    fn run_table<const N: usize>(&self, queue: &Queue<'_>, table: &Table<N>) -> Result<()> {
+        let kernel = format!("{}_{}", self.name, self.dtype);
+        let grid = blocks(queue, u64::from(table.parts), THREADS);
+        // SAFETY: the kernel takes these arguments, and the table names the operands' elements.
+        unsafe { queue.kernel(self.program, &kernel, grid, &[table.arg(), self.numbers.arg()]) }
     }
 }
 
-/// # Safety
-/// The table names elements that the command may change.
-unsafe fn enqueue<const N: usize>(
-    queue: &Queue<'_>,
-    kernel: &str,
-    table: &Table<N>,
-    numbers: Arg<'_>,
-) -> Result<()> {
-    if table.count == 0 {
-        return Ok(());
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also prints the program, for `tools/nvrtc-check`.
+    #[test]
+    fn every_known_rule_has_kernels() {
+        println!("{}// end", source(&KNOWN));
+        for known in KNOWN {
+            let name = (known.name)();
+            assert_eq!(
+                source(&KNOWN).matches(&format!("RULE({name}, {})", known.states + 2)).count(),
+                1,
+                "{name}"
+            );
+        }
     }
-    let grid = blocks(queue, u64::from(table.parts), THREADS);
-    // SAFETY: the caller's promise.
-    unsafe { queue.kernel(&OPTIM, kernel, grid, &[table.arg(), numbers]) }
 }

@@ -3,8 +3,7 @@
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Error, Result};
 
-use crate::command::Address;
-use crate::layout::{LoopAxis, Loops, View};
+use crate::layout::{LoopAxis, Loops};
 
 /// Axes that a walk can have once neighbours are merged.
 const MAX_AXES: usize = 8;
@@ -176,21 +175,6 @@ fn parts_of<const N: usize>(
         parts_of(&part, most, at, body)?;
     }
     Ok(())
-}
-
-/// The first element of a view, whose bounds the launcher has checked.
-pub(super) fn address(view: &View<'_>) -> *mut u8 {
-    view.buffer.ptr().wrapping_add(view.layout.offset() * view.dtype.size_bytes())
-}
-
-/// An operand as kernels take it: its address, or none.
-pub(super) fn operand<'a>(view: impl Into<Option<&'a View<'a>>>) -> Arg<'static> {
-    Arg::Ptr(view.into().map_or(std::ptr::null(), |view| address(view).cast_const()))
-}
-
-/// An operand that may be left out, as kernels take it: its address, or none.
-pub(super) fn optional(at: Option<Address>) -> Arg<'static> {
-    at.unwrap_or(Address::NULL).into()
 }
 
 /// The bits of a number of the type that is computed in, in the low bytes; for integers rounded towards 0 and saturated.

@@ -1,6 +1,7 @@
 use device::Element;
 
 use super::*;
+use crate::Saves;
 use crate::layout::Layout;
 use crate::testing::{Array, cpu, values};
 
@@ -296,7 +297,7 @@ fn nan_goes_through_maximum_minimum_clamp_and_relu() {
     };
     assert_eq!(bits(&run(UnaryOp::Clamp(-0.5, 0.5))), bits(&[nan, 0.5, nan, -0.5, 0.0].repeat(20)));
     assert_eq!(bits(&run(UnaryOp::Relu)), bits(&[nan, 1.0, nan, 0.0, 0.0].repeat(20)));
-    assert_eq!(bits(&run(UnaryOp::Sign)), bits(&[0.0, 1.0, 0.0, -1.0, 0.0].repeat(20)));
+    assert_eq!(bits(&run(UnaryOp::Sign)), bits(&[0.0_f32, 1.0, 0.0, -1.0, 0.0].repeat(20)));
     let truth = Array::full(&stream, false, &[100]);
     for (&op, expected) in CompareOp::ALL.iter().zip([
         [false, false, false, false, false],

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::rules::RuleValue;
 use crate::testing::{Array, bits, cpu, values, values_f32};
 
 const SGD: SgdStep =
@@ -11,8 +12,32 @@ const RMSPROP: RmsPropStep =
     RmsPropStep { lr: 0.01, alpha: 0.9, eps: 1e-3, weight_decay: 0.0, momentum: 0.0, centered: false };
 const LION: LionStep = LionStep { lr: 0.1, beta1: 0.9, beta2: 0.99, weight_decay: 0.0 };
 
+/// A step of one of the rules that are there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Known {
+    Sgd(SgdStep),
+    Adam(AdamStep),
+    RmsProp(RmsPropStep),
+    Lion(LionStep),
+}
+
+impl Known {
+    pub(crate) fn step(self) -> RuleStep {
+        match self {
+            Known::Sgd(step) => step.into(),
+            Known::Adam(step) => step.try_into().unwrap(),
+            Known::RmsProp(step) => step.into(),
+            Known::Lion(step) => step.into(),
+        }
+    }
+
+    pub(crate) fn states(self) -> &'static [&'static str] {
+        self.step().states()
+    }
+}
+
 /// Every rule in its variants.
-fn rules() -> Vec<Rule> {
+fn rules() -> Vec<Known> {
     let sgd = [
         SgdStep { momentum: 0.0, ..SGD },
         SgdStep { momentum: 0.0, weight_decay: 0.01, ..SGD },
@@ -34,20 +59,20 @@ fn rules() -> Vec<Rule> {
         RmsPropStep { centered: true, momentum: 0.5, alpha: 0.3, ..RMSPROP },
     ];
     let lion = [LION, LionStep { weight_decay: 0.1, beta1: 0.2, ..LION }];
-    let rules = sgd.map(Rule::Sgd).into_iter().chain(adam.map(Rule::Adam));
-    rules.chain(rmsprop.map(Rule::RmsProp)).chain(lion.map(Rule::Lion)).collect()
+    let rules = sgd.map(Known::Sgd).into_iter().chain(adam.map(Known::Adam));
+    rules.chain(rmsprop.map(Known::RmsProp)).chain(lion.map(Known::Lion)).collect()
 }
 
 /// The step of one number as the papers write it; `states` in the rule's order.
-fn reference(rule: Rule, p: f64, g: f64, states: &mut [f64]) -> f64 {
+fn reference(rule: Known, p: f64, g: f64, states: &mut [f64]) -> f64 {
     match (rule, states) {
-        (Rule::Sgd(step), []) => p - step.lr * (g + step.weight_decay * p),
-        (Rule::Sgd(step), [buffer]) => {
+        (Known::Sgd(step), []) => p - step.lr * (g + step.weight_decay * p),
+        (Known::Sgd(step), [buffer]) => {
             let d = g + step.weight_decay * p;
             *buffer = if step.first { d } else { step.momentum * *buffer + (1.0 - step.dampening) * d };
             p - step.lr * if step.nesterov { d + step.momentum * *buffer } else { *buffer }
         }
-        (Rule::Adam(step), [mean, square]) => {
+        (Known::Adam(step), [mean, square]) => {
             let decay = 1.0 - step.lr * step.weight_decay;
             let (p, g) = if step.decoupled { (p * decay, g) } else { (p, g + step.weight_decay * p) };
             *mean = step.beta1 * *mean + (1.0 - step.beta1) * g;
@@ -55,7 +80,7 @@ fn reference(rule: Rule, p: f64, g: f64, states: &mut [f64]) -> f64 {
             let corrected = |value: f64, beta: f64| value / (1.0 - beta.powi(step.step as i32));
             p - step.lr * corrected(*mean, step.beta1) / (corrected(*square, step.beta2).sqrt() + step.eps)
         }
-        (Rule::RmsProp(step), [square, more @ ..]) => {
+        (Known::RmsProp(step), [square, more @ ..]) => {
             let g = g + step.weight_decay * p;
             *square = step.alpha * *square + (1.0 - step.alpha) * g * g;
             let mut variance = *square;
@@ -71,7 +96,7 @@ fn reference(rule: Rule, p: f64, g: f64, states: &mut [f64]) -> f64 {
             more[0] = step.momentum * more[0] + way;
             p - step.lr * more[0]
         }
-        (Rule::Lion(step), [mean]) => {
+        (Known::Lion(step), [mean]) => {
             let mix = step.beta1 * *mean + (1.0 - step.beta1) * g;
             *mean = step.beta2 * *mean + (1.0 - step.beta2) * g;
             p * (1.0 - step.lr * step.weight_decay) - step.lr * mix.signum()
@@ -84,7 +109,7 @@ fn reference(rule: Rule, p: f64, g: f64, states: &mut [f64]) -> f64 {
 struct Parameter<T>(Vec<Array<T>>);
 
 impl<T: device::Element> Parameter<T> {
-    fn new(rule: Rule, array: impl Fn(u64, fn(f64) -> f64) -> Array<T>) -> Self {
+    fn new(rule: Known, array: impl Fn(u64, fn(f64) -> f64) -> Array<T>) -> Self {
         let state = |name: &&str| match *name {
             "exp_avg_sq" | "square_avg" => array(3, |value| value.abs() + 1.0),
             "grad_avg" => array(4, |value| value / 2.0),
@@ -94,9 +119,9 @@ impl<T: device::Element> Parameter<T> {
         Parameter(operands.into_iter().chain(rule.states().iter().map(state)).collect())
     }
 
-    fn update(&self, rule: Rule) -> Update<'_> {
+    fn update(&self, rule: Known) -> Update<'_> {
         let [param, grad] = [&self.0[0], &self.0[1]].map(Array::view);
-        Update { param, grad, states: self.0[2..].iter().map(Array::view).collect(), rule }
+        Update { param, grad, states: self.0[2..].iter().map(Array::view).collect(), step: rule.step() }
     }
 
     fn values(&self) -> Vec<Vec<T>> {
@@ -104,13 +129,13 @@ impl<T: device::Element> Parameter<T> {
     }
 }
 
-fn in_f64(s: &Stream, rule: Rule, len: usize) -> Parameter<f64> {
+fn in_f64(s: &Stream, rule: Known, len: usize) -> Parameter<f64> {
     Parameter::new(rule, |seed, map| {
         Array::new(s, &values(seed, len).into_iter().map(map).collect::<Vec<_>>(), &[len])
     })
 }
 
-fn in_f32(s: &Stream, rule: Rule, len: usize) -> Parameter<f32> {
+fn in_f32(s: &Stream, rule: Known, len: usize) -> Parameter<f32> {
     let array = |seed, map: fn(f64) -> f64| {
         let values = values_f32(seed, len).into_iter().map(|value| map(value.into()) as f32);
         Array::new(s, &values.collect::<Vec<_>>(), &[len])
@@ -145,7 +170,7 @@ fn the_sign_of_nothing_is_zero() {
     let g = [0.0, -0.0, f32::NAN, f32::INFINITY, -1e-40, 1e-40, 2.0, -3.0, f32::NEG_INFINITY];
     let array = |values: &[f32]| Array::new(&s, values, &[9]);
     let lion = Parameter(vec![array(&[1.0; 9]), array(&g), array(&[0.0; 9])]);
-    let rule = Rule::Lion(LionStep { lr: 0.5, ..LION });
+    let rule = Known::Lion(LionStep { lr: 0.5, ..LION });
     optimizer_step(&s, &[lion.update(rule)]).unwrap();
     assert_eq!(lion.0[0].to_vec(), [1.0, 1.0, 1.0, 0.5, 1.5, 0.5, 0.5, 1.5, 1.5]);
 }
@@ -178,26 +203,26 @@ fn bits_do_not_depend_on_strides_or_threads() {
 fn empty_parameters_scalars_and_wrong_operands() {
     let dev = cpu(1);
     let s = dev.default_stream();
-    let plain = Rule::Sgd(SgdStep { momentum: 0.0, lr: 0.5, ..SGD });
+    let plain = Known::Sgd(SgdStep { momentum: 0.0, lr: 0.5, ..SGD });
     let none = Array::<f32>::new(&s, &[], &[0, 3]);
     let (p, g) = (Array::full(&s, 1.0_f32, &[]), Array::full(&s, 1.0_f32, &[]));
-    let step = |param: View<'_>, grad: View<'_>, states: &[View<'_>], rule| {
-        optimizer_step(&s, &[Update { param, grad, states: states.iter().copied().collect(), rule }])
+    let step = |param: View<'_>, grad: View<'_>, states: &[View<'_>], rule: Known| {
+        let step = rule.step();
+        optimizer_step(&s, &[Update { param, grad, states: states.iter().copied().collect(), step }])
     };
     step(none.view(), none.view(), &[], plain).unwrap();
     step(p.view(), g.view(), &[], plain).unwrap();
     assert_eq!(p.to_vec(), [0.5]);
-    let error = step(p.view(), g.view(), &[], Rule::Sgd(SGD)).unwrap_err();
+    let error = step(p.view(), g.view(), &[], Known::Sgd(SGD)).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { op: "sgd", argument: "states", .. }), "{error}");
     let error = step(p.view(), none.view(), &[], plain).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { op: "sgd", .. }), "{error}");
-    let error = step(p.view(), g.view(), &[none.view()], Rule::Lion(LION)).unwrap_err();
+    let error = step(p.view(), g.view(), &[none.view()], Known::Lion(LION)).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { op: "lion", .. }), "{error}");
     let wide = Array::full(&s, 1.0_f64, &[]);
     let error = step(p.view(), wide.view(), &[], plain).unwrap_err();
     assert!(matches!(error, Error::DTypeMismatch { op: "sgd", .. }), "{error}");
-    let adam = Rule::Adam(AdamStep { step: 0, ..ADAM });
-    let error = step(p.view(), g.view(), &[g.view(), g.view()], adam).unwrap_err();
+    let error = RuleStep::try_from(AdamStep { step: 0, ..ADAM }).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { op: "adam", argument: "step", .. }), "{error}");
 }
 
@@ -208,8 +233,8 @@ fn one_command_for_all_parameters() {
     for threads in [1, 2] {
         let dev = cpu(threads);
         let s = dev.default_stream();
-        let (rule, first) = (Rule::Sgd(SGD), Rule::Sgd(SgdStep { first: true, ..SGD }));
-        let lion = Rule::Lion(LION);
+        let (rule, first) = (Known::Sgd(SGD), Known::Sgd(SgdStep { first: true, ..SGD }));
+        let lion = Known::Lion(LION);
         let make = || (in_f32(&s, rule, 2_000_000), in_f64(&s, rule, 6));
         let ((large, small), (large_alone, small_alone)) = (make(), make());
         let launches = dev.sync_stats().launches;
@@ -229,5 +254,62 @@ fn one_command_for_all_parameters() {
         assert!(optimizer_step(&s, &[large.update(rule), wrong]).is_err());
         assert!(large.values() == large_alone.values());
         optimizer_step(&s, &[]).unwrap();
+    }
+}
+
+/// A rule as users may add one, with everything that a formula can be made of: the largest gradient in place of a mean, and
+/// steps that are clipped.
+pub(crate) struct Clipped;
+
+impl crate::Rule<2, 3, 1> for Clipped {
+    const OP: &'static str = "clipped";
+    const STATES: [&'static str; 2] = ["largest", "steps"];
+
+    #[inline(always)]
+    fn step<V: RuleValue>(
+        [lr, limit, decay]: [V; 3],
+        [warm]: [V::Flag; 1],
+        p: V,
+        g: V,
+        [largest, steps]: [V; 2],
+    ) -> (V, [V; 2]) {
+        let largest = (largest * decay).max(g.abs());
+        let way = V::choose(warm, || g / (largest.sqrt() + g.constant(0.1)), || g.sign());
+        let clipped = way.min(limit).max(limit.constant(0.0) - limit);
+        (p - lr * clipped, [largest, steps + clipped.select_less(way, way.constant(1.0), clipped)])
+    }
+}
+
+fn clipped([lr, limit, decay]: [f32; 3], warm: bool, [p, g, largest, steps]: [f32; 4]) -> [f32; 4] {
+    let most = |a: f32, b: f32| if a < b { b } else { a };
+    let largest = most(largest * decay, g.abs());
+    let sign = if g == 0.0 || g.is_nan() { 0.0 } else { g.signum() };
+    let way = if warm { g / (largest.sqrt() + 0.1) } else { sign };
+    let clipped = most(if limit < way { limit } else { way }, -limit);
+    [p - lr * clipped, g, largest, steps + if clipped < way { 1.0 } else { clipped }]
+}
+
+#[test]
+fn a_rule_of_ones_own() {
+    let dev = cpu(1);
+    let s = dev.default_stream();
+    let mut start: [Vec<f32>; 4] = std::array::from_fn(|k| values_f32(k as u64, 101));
+    start[1][..5].copy_from_slice(&[0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+    for warm in [false, true] {
+        let numbers = [0.1, 0.6, 0.9];
+        let step = RuleStep::new(Clipped, numbers.map(f64::from), [warm]);
+        assert_eq!((step.op(), step.states()), ("clipped", &["largest", "steps"][..]));
+        assert_eq!(
+            (step.numbers().numbers[..3].to_vec(), step.numbers().flags),
+            (numbers.map(f64::from).to_vec(), u32::from(warm))
+        );
+        let all = start.each_ref().map(|values| Array::new(&s, values, &[101]));
+        let states = [all[2].view(), all[3].view()].into_iter().collect();
+        optimizer_step(&s, &[Update { param: all[0].view(), grad: all[1].view(), states, step }]).unwrap();
+        let found = all.each_ref().map(Array::to_vec);
+        for i in 0..101 {
+            let want = clipped(numbers, warm, start.each_ref().map(|values| values[i]));
+            assert_eq!(bits(&found.each_ref().map(|values| values[i])), bits(&want), "{warm} {i}");
+        }
     }
 }

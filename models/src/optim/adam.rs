@@ -1,6 +1,7 @@
 //! Adam and AdamW.
 
-use tensor::{AdamStep, Rule};
+use device::Result;
+use tensor::{AdamStep, RuleStep};
 
 use super::{Field, Fused, Kind};
 
@@ -68,9 +69,9 @@ impl Kind for AdamOptions {
     const NAME: &'static str = "adam";
     const COUNTS_STEPS: bool = true;
 
-    fn rule(&self, step: u64) -> Rule {
+    fn rule(&self, step: u64) -> Result<RuleStep> {
         let AdamOptions { lr, betas: (beta1, beta2), eps, weight_decay } = *self;
-        Rule::Adam(AdamStep { step, lr, beta1, beta2, eps, weight_decay, decoupled: false })
+        AdamStep { step, lr, beta1, beta2, eps, weight_decay, decoupled: false }.try_into()
     }
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
@@ -86,9 +87,9 @@ impl Kind for AdamWOptions {
     const NAME: &'static str = "adamw";
     const COUNTS_STEPS: bool = true;
 
-    fn rule(&self, step: u64) -> Rule {
+    fn rule(&self, step: u64) -> Result<RuleStep> {
         let AdamWOptions { lr, betas: (beta1, beta2), eps, weight_decay } = *self;
-        Rule::Adam(AdamStep { step, lr, beta1, beta2, eps, weight_decay, decoupled: true })
+        AdamStep { step, lr, beta1, beta2, eps, weight_decay, decoupled: true }.try_into()
     }
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {

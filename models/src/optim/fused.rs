@@ -2,7 +2,7 @@
 
 use autograd::{Gradients, Var};
 use device::{DType, Error, Result};
-use tensor::{Rule, Tensor, Update, optimizer_step};
+use tensor::{RuleStep, Tensor, Update, optimizer_step};
 
 use super::{Optimizer, OptimizerState, StateReader, check_parameters, wrong};
 
@@ -14,7 +14,10 @@ pub trait Kind: Copy + Send {
     const COUNTS_STEPS: bool;
 
     /// What a parameter's step number `step` does, counted from 1.
-    fn rule(&self, step: u64) -> Rule;
+    ///
+    /// # Errors
+    /// `InvalidArgument` for step 0.
+    fn rule(&self, step: u64) -> Result<RuleStep>;
 
     /// Every option, the learning rate included, by its name in states.
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)>;
@@ -115,8 +118,8 @@ impl<K: Kind> Fused<K> {
     }
 
     /// The names of the state's tensors.
-    fn names(&self) -> &'static [&'static str] {
-        self.options.rule(1).states()
+    fn names(&self) -> Result<&'static [&'static str]> {
+        Ok(self.options.rule(1)?.states())
     }
 }
 
@@ -135,7 +138,7 @@ impl<K: Kind> Optimizer for Fused<K> {
                 .into(),
             });
         }
-        let names = self.names();
+        let names = self.names()?;
         for (parameter, state) in self.parameters.iter().zip(&mut self.states) {
             if state.tensors.is_empty() && gradients.get_var(parameter).is_some() {
                 let zeros = names.iter().map(|_| zeros_in_order_of(parameter.value()));
@@ -145,8 +148,8 @@ impl<K: Kind> Optimizer for Fused<K> {
         let mut updates = Vec::with_capacity(self.parameters.len());
         for (parameter, State { step, tensors }) in self.parameters.iter().zip(&self.states) {
             let Some(gradient) = gradients.get_var(parameter) else { continue };
-            let rule = self.options.rule(step + 1);
-            updates.push(Update { param: parameter.value(), grad: gradient.value(), states: tensors, rule });
+            let step = self.options.rule(step + 1)?;
+            updates.push(Update { param: parameter.value(), grad: gradient.value(), states: tensors, step });
         }
         optimizer_step(&updates)?;
         for (parameter, state) in self.parameters.iter().zip(&mut self.states) {
@@ -175,7 +178,7 @@ impl<K: Kind> Optimizer for Fused<K> {
         let mut options = self.options;
         let options =
             options.fields().iter().map(|(name, field)| ((*name).to_owned(), field.get())).collect();
-        let mut tensors = Vec::new();
+        let (names, mut tensors) = (self.names()?, Vec::new());
         for (number, state) in self.states.iter().enumerate().filter(|(_, state)| state.step > 0) {
             if let (true, Some(like)) = (K::COUNTS_STEPS, state.tensors.first()) {
                 tensors.push((
@@ -183,7 +186,7 @@ impl<K: Kind> Optimizer for Fused<K> {
                     Tensor::scalar(state.step.cast_signed(), like.device())?,
                 ));
             }
-            for (name, tensor) in self.names().iter().zip(&state.tensors) {
+            for (name, tensor) in names.iter().zip(&state.tensors) {
                 tensors.push((format!("{number}.{name}"), tensor.copy()?));
             }
         }
@@ -197,7 +200,7 @@ impl<K: Kind> Optimizer for Fused<K> {
             field.set(reader.option(name)?);
         }
         check(options)?;
-        let names = options.rule(1).states();
+        let names = options.rule(1)?.states();
         let mut states = Vec::with_capacity(self.parameters.len());
         for (number, parameter) in self.parameters.iter().enumerate() {
             let step = match reader.entry(number, "step").filter(|_| K::COUNTS_STEPS) {

@@ -1,6 +1,7 @@
 //! Lion.
 
-use tensor::{LionStep, Rule};
+use device::Result;
+use tensor::{LionStep, RuleStep};
 
 use super::{Field, Fused, Kind};
 
@@ -44,9 +45,9 @@ impl Kind for LionOptions {
     const NAME: &'static str = "lion";
     const COUNTS_STEPS: bool = false;
 
-    fn rule(&self, _: u64) -> Rule {
+    fn rule(&self, _: u64) -> Result<RuleStep> {
         let LionOptions { lr, betas: (beta1, beta2), weight_decay } = *self;
-        Rule::Lion(LionStep { lr, beta1, beta2, weight_decay })
+        Ok(LionStep { lr, beta1, beta2, weight_decay }.into())
     }
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {

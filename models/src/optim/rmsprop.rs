@@ -1,6 +1,7 @@
 //! RMSprop.
 
-use tensor::{RmsPropStep, Rule};
+use device::Result;
+use tensor::{RmsPropStep, RuleStep};
 
 use super::{Field, Fused, Kind};
 
@@ -52,9 +53,9 @@ impl Kind for RmsPropOptions {
     const NAME: &'static str = "rmsprop";
     const COUNTS_STEPS: bool = false;
 
-    fn rule(&self, _: u64) -> Rule {
+    fn rule(&self, _: u64) -> Result<RuleStep> {
         let RmsPropOptions { lr, alpha, eps, weight_decay, momentum, centered } = *self;
-        Rule::RmsProp(RmsPropStep { lr, alpha, eps, weight_decay, momentum, centered })
+        Ok(RmsPropStep { lr, alpha, eps, weight_decay, momentum, centered }.into())
     }
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use device::{Error, Result};
-use tensor::{Rule, SgdStep};
+use tensor::{RuleStep, SgdStep};
 
 use super::{Field, Fused, Kind};
 
@@ -48,9 +48,9 @@ impl Kind for SgdOptions {
     const NAME: &'static str = "sgd";
     const COUNTS_STEPS: bool = false;
 
-    fn rule(&self, step: u64) -> Rule {
+    fn rule(&self, step: u64) -> Result<RuleStep> {
         let SgdOptions { lr, momentum, dampening, weight_decay, nesterov } = *self;
-        Rule::Sgd(SgdStep { lr, momentum, dampening, weight_decay, nesterov, first: step == 1 })
+        Ok(SgdStep { lr, momentum, dampening, weight_decay, nesterov, first: step == 1 }.into())
     }
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {

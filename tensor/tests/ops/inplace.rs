@@ -2,7 +2,7 @@
 
 use device::Result;
 use proptest::prelude::*;
-use tensor::{AdamStep, DType, Error, Rule, SgdStep, Tensor, Update, optimizer_step};
+use tensor::{AdamStep, DType, Error, RuleStep, SgdStep, Tensor, Update, optimizer_step};
 
 use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs};
@@ -88,9 +88,9 @@ fn expanded_targets_are_refused() -> Result<()> {
     Ok(())
 }
 
-fn step(param: &Tensor, grad: &Tensor, states: &[&Tensor], rule: Rule) -> Result<()> {
+fn step(param: &Tensor, grad: &Tensor, states: &[&Tensor], step: RuleStep) -> Result<()> {
     let states: Vec<Tensor> = states.iter().map(|&state| state.clone()).collect();
-    optimizer_step(&[Update { param, grad, states: &states, rule }])
+    optimizer_step(&[Update { param, grad, states: &states, step }])
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn sgd_steps_follow_the_formula() -> Result<()> {
     let (p, g) = (Plain::numbered(&[3, 4], 61), Plain::numbered(&[3, 4], 62));
     let sgd =
         SgdStep { lr: 0.1, momentum: 0.9, dampening: 0.0, weight_decay: 0.01, nesterov: false, first: true };
-    let (first, second) = (Rule::Sgd(sgd), Rule::Sgd(SgdStep { first: false, ..sgd }));
+    let (first, second) = (sgd.into(), SgdStep { first: false, ..sgd }.into());
     for how in 0..4 {
         let (param, grad) = (p.f64(how)?, g.f64(how)?);
         let buffer = param.zeros_like()?;
@@ -126,21 +126,15 @@ fn sgd_steps_follow_the_formula() -> Result<()> {
 fn adam_steps_follow_the_formula() -> Result<()> {
     let (p, g) = (Plain::numbered(&[5], 63), Plain::numbered(&[5], 64));
     let rule = |step, decoupled| {
-        Rule::Adam(AdamStep {
-            step,
-            lr: 0.1,
-            beta1: 0.9,
-            beta2: 0.99,
-            eps: 1e-8,
-            weight_decay: 0.1,
-            decoupled,
-        })
+        let step =
+            AdamStep { step, lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1, decoupled };
+        RuleStep::try_from(step)
     };
     for decoupled in [false, true] {
         let param = p.f64(2)?;
         let grad = g.f64(0)?;
         let (m, v) = (param.zeros_like()?, param.zeros_like()?);
-        step(&param, &grad, &[&m, &v], rule(1, decoupled))?;
+        step(&param, &grad, &[&m, &v], rule(1, decoupled)?)?;
         // The first step of Adam is the sign of the gradient.
         let expected = p.data.iter().zip(&g.data).map(|(&p, &g)| {
             let (p, g) = if decoupled { (p * (1.0 - 0.1 * 0.1), g) } else { (p, g + 0.1 * p) };
@@ -149,7 +143,7 @@ fn adam_steps_follow_the_formula() -> Result<()> {
         let expected = Plain { shape: vec![5], data: expected.collect() };
         assert!(expected.matches(&param, 1e-6)?);
         assert_eq!((param.version(), m.version(), v.version()), (1, 1, 1));
-        let error = step(&param, &grad, &[&m, &v], rule(0, decoupled));
+        let error = rule(0, decoupled);
         assert!(matches!(error, Err(Error::InvalidArgument { argument: "step", .. })));
     }
     Ok(())

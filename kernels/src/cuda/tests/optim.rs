@@ -2,7 +2,8 @@
 
 use super::*;
 
-use crate::{AdamStep, LionStep, RmsPropStep, Rule, SgdStep, Update, optimizer_step};
+use crate::optim::tests::{Clipped, Known};
+use crate::{AdamStep, LionStep, RmsPropStep, RuleStep, SgdStep, Update, optimizer_step};
 
 const SGD: SgdStep =
     SgdStep { lr: 0.1, momentum: 0.9, dampening: 0.1, weight_decay: 0.01, nesterov: false, first: false };
@@ -12,36 +13,36 @@ const RMSPROP: RmsPropStep =
     RmsPropStep { lr: 0.01, alpha: 0.9, eps: 1e-8, weight_decay: 0.0, momentum: 0.0, centered: false };
 const LION: LionStep = LionStep { lr: 0.1, beta1: 0.9, beta2: 0.99, weight_decay: 0.0 };
 
-fn rules() -> Vec<Rule> {
+fn rules() -> Vec<Known> {
     let plain = SgdStep { momentum: 0.0, dampening: 0.0, weight_decay: 0.0, ..SGD };
     vec![
-        Rule::Sgd(plain),
-        Rule::Sgd(SgdStep { weight_decay: 0.3, ..plain }),
-        Rule::Sgd(SGD),
-        Rule::Sgd(SgdStep { first: true, ..SGD }),
-        Rule::Sgd(SgdStep { nesterov: true, dampening: 0.0, ..SGD }),
-        Rule::Adam(ADAM),
-        Rule::Adam(AdamStep { step: 7, weight_decay: 0.1, ..ADAM }),
-        Rule::Adam(AdamStep { step: 100, weight_decay: 0.1, decoupled: true, ..ADAM }),
-        Rule::Adam(AdamStep { beta1: 0.3, ..ADAM }),
-        Rule::RmsProp(RMSPROP),
-        Rule::RmsProp(RmsPropStep { momentum: 0.9, weight_decay: 0.1, ..RMSPROP }),
-        Rule::RmsProp(RmsPropStep { centered: true, ..RMSPROP }),
-        Rule::RmsProp(RmsPropStep { centered: true, momentum: 0.9, alpha: 0.3, ..RMSPROP }),
-        Rule::Lion(LION),
-        Rule::Lion(LionStep { weight_decay: 0.2, ..LION }),
+        Known::Sgd(plain),
+        Known::Sgd(SgdStep { weight_decay: 0.3, ..plain }),
+        Known::Sgd(SGD),
+        Known::Sgd(SgdStep { first: true, ..SGD }),
+        Known::Sgd(SgdStep { nesterov: true, dampening: 0.0, ..SGD }),
+        Known::Adam(ADAM),
+        Known::Adam(AdamStep { step: 7, weight_decay: 0.1, ..ADAM }),
+        Known::Adam(AdamStep { step: 100, weight_decay: 0.1, decoupled: true, ..ADAM }),
+        Known::Adam(AdamStep { beta1: 0.3, ..ADAM }),
+        Known::RmsProp(RMSPROP),
+        Known::RmsProp(RmsPropStep { momentum: 0.9, weight_decay: 0.1, ..RMSPROP }),
+        Known::RmsProp(RmsPropStep { centered: true, ..RMSPROP }),
+        Known::RmsProp(RmsPropStep { centered: true, momentum: 0.9, alpha: 0.3, ..RMSPROP }),
+        Known::Lion(LION),
+        Known::Lion(LionStep { weight_decay: 0.2, ..LION }),
     ]
 }
 
 /// Parameter, gradient and states; only a parameter that lies like its gradient lies like its states, too.
 fn operands<T: Real>(
     stream: &Stream,
-    rule: Rule,
+    states: &[&str],
     shape: [usize; 2],
     [how, gradient]: [Stored; 2],
 ) -> Vec<Array<T>> {
     let mut operands = vec![stored(stream, 1, shape, how), stored(stream, 2, shape, gradient)];
-    for (seed, name) in (3..).zip(rule.states()) {
+    for (seed, name) in (3..).zip(states) {
         let state = stored::<T>(stream, seed, shape, how);
         // A running mean of squares is not negative.
         if name.contains("sq") {
@@ -52,9 +53,9 @@ fn operands<T: Real>(
     operands
 }
 
-fn update<T: Element>(operands: &[Array<T>], rule: Rule) -> Update<'_> {
+fn update<T: Element>(operands: &[Array<T>], step: RuleStep) -> Update<'_> {
     let [param, grad] = [&operands[0], &operands[1]].map(Array::view);
-    Update { param, grad, states: operands[2..].iter().map(Array::view).collect(), rule }
+    Update { param, grad, states: operands[2..].iter().map(Array::view).collect(), step }
 }
 
 fn steps_of<T: Real>() {
@@ -69,8 +70,8 @@ fn steps_of<T: Real>() {
             for rule in rules() {
                 for result in 0..rule.states().len() + 2 {
                     both.same((rule, shape, how, result), |stream| {
-                        let mut all = operands::<T>(stream, rule, shape, how);
-                        optimizer_step(stream, &[update(&all, rule)])?;
+                        let mut all = operands::<T>(stream, rule.states(), shape, how);
+                        optimizer_step(stream, &[update(&all, rule.step())])?;
                         Ok(all.swap_remove(result))
                     });
                 }
@@ -89,21 +90,39 @@ fn steps_of_one_tensor() {
 fn many_tensors_in_one_call() {
     let Some(both) = both() else { return };
     let shapes: Vec<[usize; 2]> = (0..150).map(|i| [1 + i % 7, (i * i * 13) % 701]).collect();
-    let rule = Rule::Sgd(SgdStep { nesterov: true, dampening: 0.0, ..SGD });
+    let rule = Known::Sgd(SgdStep { nesterov: true, dampening: 0.0, ..SGD });
     let rule_of = |i: usize| match i {
-        100 => Rule::Sgd(SgdStep { first: true, ..SGD }),
-        120 => Rule::Lion(LION),
+        100 => Known::Sgd(SgdStep { first: true, ..SGD }),
+        120 => Known::Lion(LION),
         _ => rule,
     };
     let run = |stream: &Stream| {
         stream.synchronize().expect("nothing failed");
-        let all: Vec<_> =
-            shapes.iter().map(|&shape| operands::<f32>(stream, rule, shape, [Stored::Dense; 2])).collect();
-        let updates: Vec<_> = all.iter().enumerate().map(|(i, one)| update(one, rule_of(i))).collect();
+        let all: Vec<_> = shapes
+            .iter()
+            .map(|&shape| operands::<f32>(stream, rule.states(), shape, [Stored::Dense; 2]))
+            .collect();
+        let updates: Vec<_> = all.iter().enumerate().map(|(i, one)| update(one, rule_of(i).step())).collect();
         let launches = stream.device().sync_stats().launches;
         optimizer_step(stream, &updates).expect("a launch");
         assert_eq!(stream.device().sync_stats().launches - launches, 1);
         all.iter().flatten().map(Array::to_vec).collect::<Vec<_>>()
     };
     assert_eq!(run(&both.cuda), run(&both.cpu));
+}
+
+#[test]
+fn a_rule_of_ones_own() {
+    let Some(both) = both() else { return };
+    for (warm, result) in [false, true].into_iter().flat_map(|warm| (0..4).map(move |result| (warm, result)))
+    {
+        for how in [[Stored::Dense; 2], [Stored::Dense, Stored::Transposed]] {
+            both.same((warm, how, result), |stream| {
+                let step = RuleStep::new(Clipped, [0.1, 0.6, 0.9], [warm]);
+                let mut all = operands::<f32>(stream, step.states(), [33, 65], how);
+                optimizer_step(stream, &[update(&all, step)])?;
+                Ok(all.swap_remove(result))
+            });
+        }
+    }
 }

@@ -5,7 +5,7 @@
 //! ```
 
 use streamgrad::prelude::*;
-use streamgrad::tensor::{Arg, CudaLaunch, CustomKernel, Grid, Program, custom};
+use streamgrad::tensor::{Arg, CustomKernel, Grid, KernelLaunch, Program, custom};
 
 /// Both kernels, compiled when the first of them is launched on a CUDA device.
 static PROGRAM: Program = Program::new(
@@ -30,11 +30,11 @@ static PROGRAM: Program = Program::new(
 const THREADS: u32 = 256;
 
 /// A kernel of the program for `n` elements.
-fn launch(kernel: &'static str, n: usize, power: f64) -> CudaLaunch {
+fn launch(kernel: &'static str, n: usize, power: f64) -> KernelLaunch {
     let grid = Grid::linear(n.div_ceil(THREADS as usize) as u32, THREADS);
     // SAFETY: both kernels take their operands, all of `n` elements, the number of elements and the power; each thread
     // stays below `n`.
-    unsafe { CudaLaunch::new(&PROGRAM, kernel, grid, &[Arg::U64(n as u64), Arg::F64(power)]) }
+    unsafe { KernelLaunch::new(&PROGRAM, kernel, grid, &[Arg::U64(n as u64), Arg::F64(power)]) }
 }
 
 /// `y = max(x, 0)^power`.
@@ -51,7 +51,7 @@ impl CustomKernel<1, 1> for PowerRelu {
         y.iter_mut().zip(x).filter(|(_, x)| **x > 0.0).for_each(|(y, x)| *y = x.powf(self.0));
     }
 
-    fn cuda(&self, [n]: [usize; 1], _: [usize; 1]) -> Option<CudaLaunch> {
+    fn cuda(&self, [n]: [usize; 1], _: [usize; 1]) -> Option<KernelLaunch> {
         Some(launch("power_relu", n, self.0))
     }
 }
@@ -71,7 +71,7 @@ impl CustomKernel<2, 1> for PowerReluGrad {
         dx.iter_mut().zip(x.iter().zip(g)).for_each(|(dx, (x, g))| *dx = g * slope(*x));
     }
 
-    fn cuda(&self, [n, _]: [usize; 2], _: [usize; 1]) -> Option<CudaLaunch> {
+    fn cuda(&self, [n, _]: [usize; 2], _: [usize; 1]) -> Option<KernelLaunch> {
         Some(launch("power_relu_grad", n, self.0))
     }
 }

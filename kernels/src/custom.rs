@@ -24,19 +24,19 @@ pub trait CustomKernel<const R: usize, const W: usize>: Send + 'static {
 
     /// What does the work on CUDA, for operands of so many elements; `None` where the kernel has no such body. The outputs
     /// begin as zeros.
-    fn cuda(&self, inputs: [usize; R], outputs: [usize; W]) -> Option<CudaLaunch>;
+    fn cuda(&self, inputs: [usize; R], outputs: [usize; W]) -> Option<KernelLaunch>;
 }
 
 /// A kernel of a program in CUDA C, and how it is launched.
 #[derive(Clone, Debug)]
-pub struct CudaLaunch {
+pub struct KernelLaunch {
     program: &'static Program,
     kernel: &'static str,
     grid: Grid,
     numbers: SmallVec<[Arg<'static>; 4]>,
 }
 
-impl CudaLaunch {
+impl KernelLaunch {
     /// Launches `kernel`, which is `extern "C" __global__` and takes the outputs' addresses, the inputs' and then `numbers`.
     ///
     /// # Safety
@@ -47,8 +47,8 @@ impl CudaLaunch {
         kernel: &'static str,
         grid: Grid,
         numbers: &[Arg<'static>],
-    ) -> CudaLaunch {
-        CudaLaunch { program, kernel, grid, numbers: SmallVec::from_slice(numbers) }
+    ) -> KernelLaunch {
+        KernelLaunch { program, kernel, grid, numbers: SmallVec::from_slice(numbers) }
     }
 }
 
@@ -118,7 +118,7 @@ unsafe fn zeroed<'a, T: Element, const W: usize>(at: [Dst<u8>; W], sizes: [usize
     })
 }
 
-impl CudaLaunch {
+impl KernelLaunch {
     /// # Safety
     /// Outputs of these sizes, of elements `T`, lie at the addresses, and the inputs at theirs.
     unsafe fn enqueue<T: Element, const R: usize, const W: usize>(
@@ -130,7 +130,7 @@ impl CudaLaunch {
     ) -> Result<()> {
         let mut args: SmallVec<[Arg<'_>; 12]> = outputs.iter().chain(&inputs).map(|&at| at.into()).collect();
         args.extend_from_slice(&self.numbers);
-        // SAFETY: the outputs have so many bytes; for the kernel's arguments `CudaLaunch::new`'s caller answers.
+        // SAFETY: the outputs have so many bytes; for the kernel's arguments `KernelLaunch::new`'s caller answers.
         unsafe {
             for (out, size) in outputs.iter().zip(sizes) {
                 queue.fill_bytes(out.0, 0, size * size_of::<T>())?;

@@ -12,7 +12,7 @@ use crate::check::{elements_of, has_dtype, invalid, same_device};
 /// `record` of the crate `autograd` gives it a gradient: the example `custom_kernel` shows how, with a body for CUDA.
 ///
 /// ```
-/// use tensor::{CudaLaunch, CustomKernel, Device, Tensor, custom};
+/// use tensor::{KernelLaunch, CustomKernel, Device, Tensor, custom};
 ///
 /// /// `y = max(x, 0)^2`.
 /// struct SquaredRelu;
@@ -28,7 +28,7 @@ use crate::check::{elements_of, has_dtype, invalid, same_device};
 ///         y.iter_mut().zip(x).for_each(|(y, x)| *y = x.max(0.0) * x.max(0.0));
 ///     }
 ///
-///     fn cuda(&self, _: [usize; 1], _: [usize; 1]) -> Option<CudaLaunch> {
+///     fn cuda(&self, _: [usize; 1], _: [usize; 1]) -> Option<KernelLaunch> {
 ///         None
 ///     }
 /// }

@@ -61,14 +61,13 @@ pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
 pub use conv::ConvOptions;
 pub use custom::custom;
-pub use device::cuda::{Arg, Grid, Program};
 pub use device::{DType, Device, Element, Error, Result, Stream, bf16, f16};
 pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use kernels::{
-    AdamStep, BinaryOp, CompareOp, CudaLaunch, CustomKernel, Layout, LionStep, NormRows, RandomKey,
-    RmsPropStep, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar, SgdStep, StepNumbers, UnaryOp, View,
-    philox, preload,
+    AdamStep, Arg, BinaryOp, CompareOp, CustomKernel, Grid, KernelLaunch, Layout, LionStep, NormRows,
+    Program, RandomKey, RmsPropStep, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar, SgdStep,
+    StepNumbers, UnaryOp, View, philox, preload,
 };
 pub use normalize::{Norm, NormGradients, Normalized};
 pub use operators::Operand;

@@ -250,11 +250,13 @@ pub(crate) fn set(stream: &Stream, buffer: &Buffer, value: u64) -> Result<()> {
 
 /// Copies a buffer.
 pub(crate) fn copy(stream: &Stream, from: &Buffer, to: &Buffer) -> Result<()> {
-    stream.launch(
-        "copy",
-        &[Use::read(from), Use::write(to)],
-        Copy { from: Words::of(from), to: Words::of(to) },
-    )
+    let (uses, words) =
+        ([Use::read(from), Use::write(to)], Copy { from: Words::of(from), to: Words::of(to) });
+    if on_pages(stream.device()) {
+        return stream.launch("copy", &uses, words);
+    }
+    // A driver that copies from the host's memory to the host's makes the caller wait for it.
+    stream.launch_host("copy", &uses, move || words.to.set(words.from.get()))
 }
 
 /// A copy of one test buffer to another.

@@ -192,10 +192,13 @@ impl Shared {
     /// Waits for a job and takes it; false if there will be none.
     fn next(&self) -> bool {
         let offered = || self.state.load(Ordering::Relaxed) == OFFERED;
-        while !self.stop.load(Ordering::Relaxed) {
+        loop {
             for round in 0..LOOKS {
                 if offered() && self.change(OFFERED, TAKEN) {
                     return true;
+                }
+                if self.stop.load(Ordering::Relaxed) {
+                    return false;
                 }
                 look(round);
             }
@@ -207,7 +210,6 @@ impl Shared {
             }
             self.asleep.store(false, Ordering::Relaxed);
         }
-        false
     }
 
     fn change(&self, from: u32, to: u32) -> bool {

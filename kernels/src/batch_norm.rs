@@ -50,7 +50,7 @@ pub fn batch_norm(stream: &Stream, x: View<'_>, norm: Norm<'_>, out: View<'_>) -
             channels,
             // SAFETY: the channels are those of the operands.
             move |channels, workers, (images, affine, given, found)| unsafe {
-                cpu::forward(channels, workers, eps, images, affine, (given, found));
+                cpu::forward(channels, workers, eps, images, affine, given, found);
             },
             move |channels, queue, (images, affine, given, found)| {
                 cuda::forward(queue, dtype, channels, eps, images, affine, (given, found))

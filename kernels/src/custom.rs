@@ -96,10 +96,14 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
 /// # Safety
 /// So many elements lie at each address, and nobody writes them while the slices live.
 unsafe fn inputs_of<'a, T: Element, const R: usize>(at: [Src<u8>; R], sizes: [usize; R]) -> [&'a [T]; R] {
-    // SAFETY: the contract is that of a slice; an operand without elements may lie anywhere.
-    std::array::from_fn(
-        |k| if sizes[k] == 0 { &[][..] } else { unsafe { at[k].cast::<T>().slice(0, sizes[k]) } },
-    )
+    std::array::from_fn(|k| {
+        if sizes[k] == 0 {
+            // An operand without elements may lie anywhere.
+            return &[][..];
+        }
+        // SAFETY: the contract is that of a slice.
+        unsafe { at[k].cast::<T>().slice(0, sizes[k]) }
+    })
 }
 
 /// # Safety

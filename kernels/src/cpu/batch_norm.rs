@@ -81,7 +81,8 @@ pub(crate) unsafe fn forward<T: Lanes>(
     eps: f64,
     (x, out): (Src<T>, Dst<T>),
     [weight, bias]: [Option<Src<T>>; 2],
-    (given, found): (Option<[Src<T>; 2]>, Option<[Dst<T>; 2]>),
+    given: Option<[Src<T>; 2]>,
+    found: Option<[Dst<T>; 2]>,
 ) {
     let m = T::from_f64(channels.each() as f64);
     for_range(workers, channels.channels, chunk(channels), &|range| {

@@ -87,7 +87,8 @@ fn power_relu(x: &Var, power: f64) -> streamgrad::Result<Var> {
 
 fn check(device: &Device) -> streamgrad::Result<()> {
     let x = Tensor::from_slice(&[-2.0, 0.5, 1.0, 3.0], &[2, 2], device)?;
-    let checked = gradcheck(|inputs| power_relu(&inputs[0], 2.5), &[x.clone()], GradCheck::default())?;
+    let checked =
+        gradcheck(|inputs| power_relu(&inputs[0], 2.5), std::slice::from_ref(&x), GradCheck::default())?;
     println!("{device}: {} derivatives, error at most {:.1e}", checked.checked, checked.max_error);
     // On a stream of its own, and on a view that is not contiguous: the engine orders and lays out.
     let y = device.new_stream()?.scope(|| power_relu(&Var::constant(x.t()?), 2.0))?;

@@ -82,12 +82,12 @@ fn the_mode_reaches_every_part() {
         own: Training,
         #[module(flatten)]
         optional: Option<Training>,
-        list: Vec<Box<Training>>,
-        inner: [Arc<Training>; 1],
+        list: Vec<Arc<Training>>,
+        inner: [Box<Training>; 1],
     }
     let new = Training::default;
     let modes =
-        Modes { own: new(), optional: Some(new()), list: vec![Box::new(new())], inner: [Arc::new(new())] };
+        Modes { own: new(), optional: Some(new()), list: vec![Arc::new(new())], inner: [Box::new(new())] };
     let all = || {
         [&modes.own, modes.optional.as_ref().unwrap(), &modes.list[0], &modes.inner[0]].map(Training::is_on)
     };

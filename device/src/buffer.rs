@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 
+#[cfg(doc)]
+use crate::Error;
 use crate::cuda::Staged;
 use crate::fifo::{Fifo, find, reached};
 use crate::host::Host;

@@ -31,10 +31,10 @@ pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
     Unfinished::beside(path).and_then(|file| file.finish(bytes)).map_err(|error| io_error(path, error))
 }
 
-/// Checks that [`write`] could begin, and leaves nothing behind: for before a long computation.
+/// Checks that [`write()`] could begin, and leaves nothing behind: for before a long computation.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn check_writable(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     Unfinished::beside(path).map(drop).map_err(|error| io_error(path, error))
@@ -62,7 +62,11 @@ impl Unfinished {
             let mut name = name.to_owned();
             name.push(format!(".{}-{number}{SUFFIX}", std::process::id()));
             let path = target.with_file_name(name);
-            let file = File::create_new(&path)?;
+            let file = match File::create_new(&path) {
+                // A process of this number on another machine, or in another container, may share the folder.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                file => file?,
+            };
             // Without locks, nobody removes another's file.
             let _ = file.lock();
             let unfinished = Unfinished { target: target.clone(), path, file };
@@ -108,6 +112,14 @@ fn resolve(path: &Path) -> io::Result<(PathBuf, Option<Permissions>)> {
             let mut target = path.to_owned();
             while let Ok(next) = fs::read_link(&target) {
                 target = target.parent().unwrap_or(Path::new("")).join(next);
+            }
+            // `folder/` and `folder/.` have a file name to `Path`, and no file can have it.
+            if !target
+                .as_os_str()
+                .as_encoded_bytes()
+                .ends_with(target.file_name().unwrap_or_default().as_encoded_bytes())
+            {
+                return Err(ErrorKind::IsADirectory.into());
             }
             Ok((target, None))
         }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use device::{Device, Error, Result};
-use models::{checkpoint, data::npy, mlp};
+use models::{checkpoint, data::npy, file, mlp};
 use tensor::Tensor;
 
 /// A folder of the test's own, removed at the end.
@@ -93,6 +93,33 @@ fn writers_of_one_file_leave_each_other_alone() {
     });
     assert_eq!(npy::load(&path, &Device::cpu()).unwrap().to_vec::<u8>().unwrap(), [1, 2, 3]);
     assert_eq!(folder.names(), ["saved"]);
+}
+
+#[test]
+fn a_name_that_another_process_of_the_same_number_has_is_left_to_it() {
+    let folder = Folder::new("numbers");
+    let path = folder.0.join("saved");
+    let working: Vec<_> = (0..64)
+        .map(|number| {
+            let name = format!("saved.{}-{number}.tmp", std::process::id());
+            let file = File::create(folder.0.join(name)).unwrap();
+            file.lock().unwrap();
+            file
+        })
+        .collect();
+    file::write(&path, b"new").unwrap();
+    assert_eq!((fs::read(&path).unwrap(), folder.names().len()), (b"new".to_vec(), working.len() + 1));
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_refused_before_the_work() {
+    let folder = Folder::new("missing");
+    for end in ["/", "/.", "//", "/./"] {
+        let path = PathBuf::from(format!("{}{end}", folder.0.join("new").display()));
+        assert!(matches!(file::check_writable(&path), Err(Error::Io { .. })), "{path:?}");
+        assert!(matches!(file::write(&path, b"x"), Err(Error::Io { .. })), "{path:?}");
+    }
+    assert!(folder.names().is_empty());
 }
 
 #[cfg(unix)]

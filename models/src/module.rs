@@ -203,7 +203,7 @@ impl Module for Tensor {
 impl<M: Module> Module for Option<M> {
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
         if let Some(module) = self {
-            parts.child("", module);
+            module.parts(parts);
         }
     }
 }

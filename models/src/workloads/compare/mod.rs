@@ -194,7 +194,7 @@ impl ScheduleReport {
 /// `progress` is told now and then how many of how many steps are done.
 ///
 /// ```
-/// use models::compare::{CompareOptions, compare};
+/// use models::workloads::compare::{CompareOptions, compare};
 /// # fn main() -> device::Result<()> {
 /// let workload = models::workloads::find("two-batch")?;
 /// let options = CompareOptions::new(workload, &device::Device::cpu());

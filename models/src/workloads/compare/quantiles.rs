@@ -15,7 +15,7 @@ impl Quantiles {
     /// Of some values, with linear interpolation between neighbours; zeros if there are none.
     ///
     /// ```
-    /// let q = models::compare::Quantiles::of([3.0, 1.0, 2.0]);
+    /// let q = models::workloads::compare::Quantiles::of([3.0, 1.0, 2.0]);
     /// assert_eq!((q.median, q.p10, q.p90), (2.0, 1.2, 2.8));
     /// ```
     pub fn of(values: impl IntoIterator<Item = f64>) -> Quantiles {

@@ -26,8 +26,8 @@ macro_rules! methods {
     (@rows $check:ident, $error:literal $(
         $(#[$doc:meta])*
         $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
-        $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
-        $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
+        $cost:literal, $width:ident, $same:ident, $cpu:expr, $source:literal
+        $(, $of:ident, $slope:expr, $slope_source:literal)?;
     )*) => {
         $(
             $(#[$doc])*

@@ -42,7 +42,13 @@ fn gelu_tanh(x: Num) -> Num {
 }
 
 fn sign(x: f64) -> f64 {
-    if x == 0.0 || x.is_nan() { x } else { x.signum() }
+    if x.is_nan() {
+        0.0
+    } else if x == 0.0 {
+        x
+    } else {
+        x.signum()
+    }
 }
 
 /// A function of each element.

@@ -189,9 +189,15 @@ pub(crate) fn sum(terms: &[Num], zero: Num) -> Num {
     Num { value, error, ..zero }
 }
 
-/// The product in whatever order.
+/// The product in whatever order. What a part of it loses below the smallest number grows with the other factors; where a part
+/// may leave the range of the type, anything may come of it.
 pub(crate) fn product_of(factors: &[Num], one: Num) -> Num {
-    factors.iter().fold(one, |product, &factor| product * factor)
+    let product = factors.iter().fold(one, |product, &factor| product * factor);
+    let growth: f64 = factors.iter().map(|factor| factor.value.abs().max(1.0)).product();
+    let Precision { unit, tiny } = one.precision;
+    let largest = if unit > f64::from(f32::EPSILON) * 1e-3 { f64::from(f32::MAX) } else { f64::MAX };
+    let lost = if growth < largest { factors.len() as f64 * tiny * growth } else { f64::INFINITY };
+    if product.value.is_nan() { product } else { Num { error: product.error + lost, ..product } }
 }
 
 /// The largest of some exact numbers; NaN if any is, -infinity of none.

@@ -91,7 +91,7 @@ pub fn batch_norm_grad(
                 cpu::backward(channels, workers, (eps, training), images, statistics, weight, grads);
             },
             move |channels, queue, (images, statistics, weight, grads)| {
-                cuda::backward(queue, dtype, channels, (eps, training), images, statistics, weight, grads)
+                cuda::backward(queue, (dtype, eps, training), channels, images, statistics, weight, grads)
             },
         )
     })

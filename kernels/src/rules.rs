@@ -36,8 +36,8 @@ pub trait RuleValue:
     /// `if self < other { yes } else { no }`. Nothing is less than NaN, nor NaN than anything.
     fn select_less(self, other: Self, yes: Self, no: Self) -> Self;
 
-    /// `if flag { yes() } else { no() }`.
-    fn choose(flag: Self::Flag, yes: impl FnOnce() -> Self, no: impl FnOnce() -> Self) -> Self;
+    /// `if flag { yes } else { no }`; both are computed.
+    fn choose(flag: Self::Flag, yes: Self, no: Self) -> Self;
 
     /// -1, 0 or 1 with the sign of the value; 0 for NaN.
     #[inline(always)]
@@ -96,8 +96,8 @@ pub trait Rule<const STATES: usize, const NUMBERS: usize, const FLAGS: usize = 0
     /// The names of the states, made like [`OP`](Self::OP); at most 3. All start as zeros.
     const STATES: [&'static str; STATES];
 
-    /// The new element of the parameter, and those of the states. Should be `#[inline(always)]`: only then a CPU computes it on
-    /// vectors.
+    /// The new element of the parameter, and those of the states. Should be `#[inline(always)]`, as should all that it calls:
+    /// only then a CPU computes it on vectors.
     fn step<V: RuleValue>(
         numbers: [V; NUMBERS],
         flags: [V::Flag; FLAGS],
@@ -128,12 +128,12 @@ pub struct StepNumbers {
 /// `g + weight_decay p`, or `g`.
 #[inline(always)]
 fn decayed<V: RuleValue>(decays: V::Flag, weight_decay: V, p: V, g: V) -> V {
-    V::choose(decays, || g + weight_decay * p, || g)
+    V::choose(decays, g + weight_decay * p, g)
 }
 
 /// `mean + fresh (g - mean)`; computed from the end that is nearer, which is `g` where `fresh` is at least 1/2.
 #[inline(always)]
 fn lerp<V: RuleValue>(near_end: V::Flag, mean: V, g: V, fresh: V) -> V {
     let way = g - mean;
-    V::choose(near_end, || g - way * (fresh.constant(1.0) - fresh), || mean + fresh * way)
+    V::choose(near_end, g - way * (fresh.constant(1.0) - fresh), mean + fresh * way)
 }

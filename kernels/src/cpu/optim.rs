@@ -27,6 +27,22 @@ impl<T: Lanes, S: Simd> Vector<T, S> {
     fn splat(simd: S, x: T) -> Self {
         Vector { simd, elements: T::splat(simd, x) }
     }
+
+    #[inline(always)]
+    fn splats<const N: usize>(simd: S, x: [T; N]) -> [Self; N] {
+        x.map(
+            #[inline(always)]
+            |x| Vector::splat(simd, x),
+        )
+    }
+
+    /// # Safety
+    /// All elements at `from` can be read.
+    #[inline(always)]
+    unsafe fn load(simd: S, from: *const T) -> Self {
+        // SAFETY: what the function asks for.
+        Vector { simd, elements: unsafe { T::load(simd, from) } }
+    }
 }
 
 macro_rules! operator {
@@ -67,8 +83,8 @@ impl<T: Lanes, S: Simd> RuleValue for Vector<T, S> {
     }
 
     #[inline(always)]
-    fn choose(flag: bool, yes: impl FnOnce() -> Self, no: impl FnOnce() -> Self) -> Self {
-        if flag { yes() } else { no() }
+    fn choose(flag: bool, yes: Self, no: Self) -> Self {
+        if flag { yes } else { no }
     }
 }
 
@@ -95,7 +111,7 @@ pub(crate) unsafe fn step<T, R, const STATES: usize, const NUMBERS: usize, const
                 Arch::new().dispatch(Run { at, len, numbers, flags, rule: PhantomData::<(R, [(); STATES])> });
                 return;
             }
-            let numbers = numbers.map(|number| Vector::splat(Scalar, number));
+            let numbers = Vector::splats(Scalar, numbers);
             for i in 0..len as isize {
                 let at = from_fn(|k| at[k].wrapping_offset(i * steps[k]));
                 // SAFETY: an element that the loops reach.
@@ -119,8 +135,11 @@ unsafe fn step_vector<S, T, R, const STATES: usize, const NUMBERS: usize, const 
 {
     // SAFETY: a vector of elements follows each address of an operand of the rule.
     unsafe {
-        let [p, g] = [0, 1].map(|k| Vector { simd, elements: T::load(simd, at[k]) });
-        let states = from_fn(|k| Vector { simd, elements: T::load(simd, at[k + 2]) });
+        let (p, g) = (Vector::load(simd, at[0]), Vector::load(simd, at[1]));
+        let states = from_fn(
+            #[inline(always)]
+            |k| Vector::load(simd, at[k + 2]),
+        );
         let (p, states) = R::step(numbers, flags, p, g, states);
         T::store(simd, at[0], p.elements);
         for k in 0..STATES {
@@ -149,25 +168,19 @@ where
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Run { at, len, numbers, flags, .. } = self;
-        let (vectors, scalars) = (
-            numbers.map(|number| Vector::splat(simd, number)),
-            numbers.map(|number| Vector::splat(Scalar, number)),
-        );
+        let (vectors, scalars) = (Vector::splats(simd, numbers), Vector::splats(Scalar, numbers));
         let lanes = T::lanes::<S>();
         let mut i = 0;
         // SAFETY: the elements of a run of `step`.
         unsafe {
             while i + lanes <= len {
-                step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(simd, vectors, flags, at.map(|at| at.add(i)));
+                let at = at.map(|at| at.add(i));
+                step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(simd, vectors, flags, at);
                 i += lanes;
             }
             while i < len {
-                step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(
-                    Scalar,
-                    scalars,
-                    flags,
-                    at.map(|at| at.add(i)),
-                );
+                let at = at.map(|at| at.add(i));
+                step_vector::<_, _, R, STATES, NUMBERS, FLAGS>(Scalar, scalars, flags, at);
                 i += 1;
             }
         }

@@ -66,12 +66,10 @@ pub(crate) fn forward(
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "operands")]
 pub(crate) fn backward(
     queue: &Queue<'_>,
-    dtype: DType,
+    (dtype, eps, training): (DType, f64, bool),
     channels: &Channels,
-    (eps, training): (f64, bool),
     images: [Address; 2],
     statistics: [Address; 2],
     weight: Option<Address>,

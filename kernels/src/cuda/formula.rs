@@ -154,8 +154,7 @@ impl RuleValue for Variable<'_> {
         self.trace.assign(format_args!("{self} < {other} ? {yes} : {no}"))
     }
 
-    fn choose(flag: usize, yes: impl FnOnce() -> Self, no: impl FnOnce() -> Self) -> Self {
-        let (yes, no) = (yes(), no());
+    fn choose(flag: usize, yes: Self, no: Self) -> Self {
         yes.trace.assign(format_args!("step.flags >> {flag} & 1 ? {yes} : {no}"))
     }
 }

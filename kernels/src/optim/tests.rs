@@ -274,7 +274,7 @@ impl crate::Rule<2, 3, 1> for Clipped {
         [largest, steps]: [V; 2],
     ) -> (V, [V; 2]) {
         let largest = (largest * decay).max(g.abs());
-        let way = V::choose(warm, || g / (largest.sqrt() + g.constant(0.1)), || g.sign());
+        let way = V::choose(warm, g / (largest.sqrt() + g.constant(0.1)), g.sign());
         let clipped = way.min(limit).max(limit.constant(0.0) - limit);
         (p - lr * clipped, [largest, steps + clipped.select_less(way, way.constant(1.0), clipped)])
     }

@@ -64,7 +64,7 @@ impl Rule<1, 4, 3> for SgdMomentum {
         [b]: [V; 1],
     ) -> (V, [V; 1]) {
         let d = decayed(decays, weight_decay, p, g);
-        let b = V::choose(first, || d, || momentum * b + fresh * d);
-        (p - lr * V::choose(nesterov, || d + momentum * b, || b), [b])
+        let b = V::choose(first, d, momentum * b + fresh * d);
+        (p - lr * V::choose(nesterov, d + momentum * b, b), [b])
     }
 }

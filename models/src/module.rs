@@ -203,7 +203,7 @@ impl Module for Tensor {
 impl<M: Module> Module for Option<M> {
     fn parts<'a>(&'a self, parts: &mut Parts<'a>) {
         if let Some(module) = self {
-            module.parts(parts);
+            parts.child("", module);
         }
     }
 }

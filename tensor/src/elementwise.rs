@@ -259,7 +259,7 @@ impl Tensor {
     #[doc(hidden)]
     pub fn to_divide(&self, number: f64) -> Result<(DType, Tensor)> {
         let dtype = if self.dtype.is_float() { self.dtype } else { DType::F32 };
-        Ok((dtype, Tensor::full(&[], number, dtype, self.device())?))
+        Ok((dtype, Tensor::full(&[], number, dtype.compute_dtype(), self.device())?))
     }
 
     /// `self ^ rhs`, broadcasting.

@@ -93,14 +93,17 @@ pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
     Ok(buffer)
 }
 
-/// [`allocate`] for several owners.
+/// [`allocate`] for several owners. Within a [`Capture`](device::Capture) the memory is planned instead.
 ///
 /// # Errors
 /// As for [`allocate`].
 #[inline]
 pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> {
+    if let Some(planned) = stream.plan_buffer(bytes) {
+        return Ok(planned);
+    }
     let taken = Taken::of(stream, bytes)?;
-    let buffer = Shared::new_with(|| taken.buffer());
+    let buffer = Buffer::new_shared(|| taken.buffer());
     redzones::guard(stream, &buffer)?;
     stream.poison(&buffer)?;
     Ok(buffer)

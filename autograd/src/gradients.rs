@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use device::Shared;
-use tensor::{DType, Device, Error, Result, Tensor};
+use tensor::{DType, Device, Error, Result, Tensor, Tensors};
 
 use crate::Var;
 use crate::mode::is_recording;
@@ -128,6 +128,16 @@ pub(crate) fn separate(place: &Place, gradient: &mut Var, recorded: bool) -> Res
         gradient.value = on(place.elsewhere(value.device()).as_ref(), || value.copy())?;
     }
     Ok(())
+}
+
+impl Tensors for Gradients {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let entry = |entry: &Entry| Ok(Entry { leaf: entry.leaf.clone(), gradient: entry.gradient.map(f)? });
+        Ok(Gradients {
+            entries: self.entries.iter().map(entry).collect::<Result<_>>()?,
+            index: self.index.clone(),
+        })
+    }
 }
 
 impl fmt::Debug for Gradients {

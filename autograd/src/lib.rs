@@ -26,5 +26,7 @@ pub use mode::{is_recording, no_grad};
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{ConcurrentBatches, Step, defer};
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
-pub use tensor::{DType, Device, Error, Operand, Result, Stream, Tensor};
+pub use tensor::{
+    DType, Device, Error, Graph, GraphOptions, Operand, Order, PlanReport, Result, Stream, Tensor, Tensors,
+};
 pub use var::Var;

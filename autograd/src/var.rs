@@ -3,7 +3,7 @@
 use std::fmt;
 
 use device::Shared;
-use tensor::{DType, Device, Error, Result, Tensor};
+use tensor::{DType, Device, Error, Result, Tensor, Tensors};
 
 use crate::HookHandle;
 use crate::hook::Hook;
@@ -127,5 +127,12 @@ impl From<Tensor> for Var {
     /// A constant.
     fn from(value: Tensor) -> Var {
         Var::constant(value)
+    }
+}
+
+/// The result of a captured step is a constant.
+impl Tensors for Var {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Var::constant(f(&self.value)?))
     }
 }

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::num::NonZero;
 use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,9 +15,11 @@ use smallvec::SmallVec;
 use crate::Error;
 use crate::cuda::Staged;
 use crate::fifo::{Fifo, find, reached};
+use crate::graph::capture::{Capture, forget, refused};
 use crate::host::Host;
+use crate::shared::Home;
 use crate::within::{Holds, Within};
-use crate::{Access, Device, Moment, Result, SpinLock, Stream, StreamId};
+use crate::{Access, Device, Moment, Result, Shared, SpinLock, Stream, StreamId};
 
 /// Which block of its pool a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +29,9 @@ pub struct BlockId {
     /// The block in it.
     pub index: u32,
 }
+
+/// The arena of buffers that stand for memory of a captured step.
+const PLANNED: u32 = u32::MAX;
 
 /// Where buffers come from and go back to.
 pub trait Pool: Any + Send + Sync {
@@ -55,6 +61,8 @@ pub struct Buffer {
     device: ManuallyDrop<Device>,
     counted: bool,
     version: AtomicU32,
+    /// Where it lives if it was made for several owners.
+    home: Option<Home<Buffer>>,
     pub(crate) log: SpinLock<Log>,
 }
 
@@ -174,8 +182,58 @@ impl Buffer {
             device: ManuallyDrop::new(unsafe { std::ptr::read(stream.device()) }),
             counted: false,
             version: AtomicU32::new(0),
+            home: None,
             log: SpinLock::new(Log { write: stream.now(), reads: SmallVec::new(), host_reads: 0 }),
         }
+    }
+
+    /// The buffer that `make` gives, for several owners, which commands that are kept may be among.
+    #[inline]
+    pub fn new_shared(make: impl FnOnce() -> Buffer) -> Shared<Buffer> {
+        let mut buffer = Shared::new_with(make);
+        let home = buffer.home();
+        if let Some(only) = buffer.get_mut() {
+            only.home = Some(home);
+        }
+        buffer
+    }
+
+    /// One more owner; `None` unless the buffer was made by [`new_shared`](Self::new_shared).
+    pub(crate) fn owner(&self) -> Option<Shared<Buffer>> {
+        // SAFETY: the buffer is borrowed from an owner.
+        self.home.as_ref().map(|home| unsafe { home.owner() })
+    }
+
+    /// A buffer that stands for memory which a captured step will have.
+    pub(crate) fn planned(
+        device: &Device,
+        capture: StreamId,
+        at: usize,
+        bytes: usize,
+        index: usize,
+    ) -> Buffer {
+        let block = BlockId { arena: PLANNED, index: index as u32 };
+        let write = Moment { stream: capture, tick: 1 };
+        Buffer {
+            ptr: NonNull::without_provenance(NonZero::new(at).unwrap_or(NonZero::<usize>::MAX)),
+            len_bytes: bytes,
+            block,
+            device: ManuallyDrop::new(device.clone()),
+            counted: true,
+            version: AtomicU32::new(0),
+            home: None,
+            log: SpinLock::new(Log { write, reads: SmallVec::new(), host_reads: 0 }),
+        }
+    }
+
+    /// Which memory of which capture it stands for.
+    pub(crate) fn plan(&self) -> Option<(StreamId, usize)> {
+        (self.block.arena == PLANNED).then(|| (self.log.lock().write.stream, self.block.index as usize))
+    }
+
+    /// Whether it stands for memory of a captured step, which has no content.
+    pub fn is_planned(&self) -> bool {
+        self.block.arena == PLANNED
     }
 
     /// The address of the first byte, to be followed by launched commands only.
@@ -223,6 +281,13 @@ impl Buffer {
     #[track_caller]
     pub fn download<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let core = self.device.core();
+        if Capture::is_current() || self.is_planned() {
+            let place = Location::caller();
+            return Err(refused(
+                "download",
+                &format!("the host would read a value at {place}, which is known in a replay only"),
+            ));
+        }
         core.hidden.meet()?;
         core.count_host_sync();
         if core.cuda.is_some() {
@@ -328,7 +393,7 @@ impl Buffer {
     #[track_caller]
     fn read_if_sound<R>(&self, read: &mut Option<impl FnOnce(&[u8]) -> R>) -> Option<R> {
         let core = self.device.core();
-        if core.cuda.is_some() {
+        if core.cuda.is_some() || self.is_planned() {
             return None;
         }
         let host = &core.host;
@@ -367,9 +432,21 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
+impl Buffer {
+    #[cold]
+    fn drop_plan(&mut self) {
+        forget(self.log.get_mut().write.stream, self.block.index as usize);
+        // SAFETY: a buffer is dropped once, and does not look at its device after this.
+        unsafe { ManuallyDrop::drop(&mut self.device) };
+    }
+}
+
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
+        if self.is_planned() {
+            return self.drop_plan();
+        }
         let uses = self.log.get_mut().last_uses();
         // SAFETY: `from_block` was given the block by the pool, and a buffer is dropped once.
         let release = |pool: &dyn Pool| unsafe { pool.release(self.block, uses) };

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -95,6 +95,8 @@ pub(crate) struct Parts {
     pub(crate) manual: AtomicBool,
     /// Whether the launch has to look at either of the two above.
     pub(crate) watched: AtomicBool,
+    /// How many captures of steps are under way.
+    pub(crate) captures: AtomicUsize,
     /// Whether products of F32 may round what they multiply.
     tf32: AtomicBool,
     /// Waits for each command of a driver's stream.
@@ -312,6 +314,7 @@ impl Device {
     /// [`Error::Async`] with the first command that failed since the last synchronising call; [`Error::Deadlock`] if it
     /// would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
+        self.0.not_captured("synchronize", "nothing has run that the host could wait for")?;
         let core = self.core();
         let streams: Vec<_> = core.streams.lock().iter().filter_map(Weak::upgrade).collect();
         core.count_host_sync();
@@ -466,6 +469,7 @@ impl Core {
             hidden: HiddenSyncs::default(),
             manual: AtomicBool::new(false),
             watched: AtomicBool::new(false),
+            captures: AtomicUsize::new(0),
             tf32: AtomicBool::new(false),
             blocking: false,
             reads: OnceLock::new(),
@@ -519,6 +523,16 @@ impl Core {
             self.orphans.lock().retain(|fifo| !fifo.has_run(fifo.enqueued.load(Ordering::Acquire)));
             self.borrows.sweep();
         }
+    }
+
+    /// Whether some thread captures a step.
+    #[inline(always)]
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn tf32(&self) -> bool {
+        self.tf32.load(Ordering::Relaxed)
     }
 
     pub(crate) fn fail(&self, error: Error) {

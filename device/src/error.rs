@@ -146,6 +146,14 @@ pub enum Error {
         /// What the calling thread is within.
         within: Box<str>,
     },
+    /// What a step that is captured, or was, does not allow.
+    #[error("{op}: not within a captured step: {reason}")]
+    Captured {
+        /// What was called.
+        op: &'static str,
+        /// Why not, and where.
+        reason: Box<str>,
+    },
     /// A kernel that the device's compiler refuses.
     #[error("kernel {name} does not compile: {log}")]
     KernelCompile {

@@ -9,9 +9,10 @@ use smallvec::SmallVec;
 use crate::buffer::Log;
 use crate::cuda::{DriverStream, GateWord, Queue, TimedEvent};
 use crate::fifo::{Gate, Item, Job, Tail, bump, find};
+use crate::graph::capture::{Capture, of_another_step, plan_buffer, refused};
 use crate::needs::Moments;
 use crate::within::{Holds, Within};
-use crate::{Cpu, Error, Moment, Panicked, Placement, Result, SpinGuard, Stream, Use, Work};
+use crate::{Binder, Cpu, Error, Moment, Panicked, Placement, Result, Shared, SpinGuard, Stream, Use, Work};
 
 /// Who runs a command that was ordered.
 #[derive(Clone, Copy, PartialEq)]
@@ -42,6 +43,29 @@ impl Stream {
     #[inline]
     #[track_caller]
     pub fn launch<W: Work>(&self, op: &'static str, uses: &[Use<'_>], work: W) -> Result<()> {
+        if self.core().is_capturing() {
+            return self.launch_or_record(op, uses, work);
+        }
+        self.launch_now(op, uses, work)
+    }
+
+    /// Some thread captures a step, perhaps this one.
+    #[cold]
+    #[inline(never)]
+    #[track_caller]
+    fn launch_or_record<W: Work>(&self, op: &'static str, uses: &[Use<'_>], work: W) -> Result<()> {
+        match Capture::of(self.core()) {
+            Some(capture) => {
+                self.owns(op, uses)?;
+                capture.record(self, op, uses, work, Location::caller())
+            }
+            None => self.launch_now(op, uses, work),
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn launch_now<W: Work>(&self, op: &'static str, uses: &[Use<'_>], work: W) -> Result<()> {
         let fifo = self.fifo();
         let mut tail = fifo.lock_tail(op)?;
         let threads = fifo.threads;
@@ -70,6 +94,7 @@ impl Stream {
     where
         F: FnOnce() + Send + 'static,
     {
+        self.not_captured(op, "a function of the host runs once")?;
         let fifo = self.fifo();
         let mut tail = fifo.lock_tail(op)?;
         match self.order(&mut tail, op, uses, true)? {
@@ -79,6 +104,21 @@ impl Stream {
         }
         bump(&fifo.counters.launches, 1);
         Ok(())
+    }
+
+    /// That this thread's commands run, where one of them cannot be kept.
+    pub(crate) fn not_captured(&self, op: &'static str, reason: &str) -> Result<()> {
+        match self.core().is_capturing() && Capture::is_current() {
+            true => Err(refused(op, reason)),
+            false => Ok(()),
+        }
+    }
+
+    /// Memory of `bytes` bytes for commands that this thread writes down, if it captures a step of the stream's device; else
+    /// memory is allocated.
+    #[inline(always)]
+    pub fn plan_buffer(&self, bytes: usize) -> Option<Shared<crate::Buffer>> {
+        if self.core().is_capturing() { plan_buffer(self.core(), bytes) } else { None }
     }
 
     /// Whether the stream is a CUDA device's.
@@ -109,6 +149,9 @@ impl Stream {
             });
         }
         let to = Address(buffer.ptr().wrapping_add(offset));
+        if self.core().is_capturing() && Capture::is_current() {
+            return self.launch(op, &[Use::write(buffer)], Constant::new(to.0, bytes));
+        }
         // SAFETY: the range is inside the buffer, the launch below orders the write, and the source is a slice, which
         // cannot overlap memory that only commands use.
         let copy = move |bytes: &[u8]| unsafe { to.copy_from(bytes) };
@@ -147,6 +190,7 @@ impl Stream {
         from: &crate::Buffer,
         offset: usize,
     ) -> Result<()> {
+        self.not_captured(op, "a copy from another device is not part of one device's step")?;
         let (fifo, bytes) = (self.fifo(), to.len_bytes());
         let driver = fifo.driver()?;
         let theirs = from.device().core();
@@ -193,6 +237,10 @@ impl Stream {
 
     /// As [`wait_for`](Self::wait_for); if the driver has an event at the only moment, it is the one to wait for.
     pub(crate) fn wait_exactly(&self, moments: &[Moment], event: Option<&TimedEvent>) -> Result<()> {
+        // A plan has its own edges.
+        if self.core().is_capturing() && Capture::is_current() {
+            return Ok(());
+        }
         let fifo = self.fifo();
         let mut tail = fifo.lock_tail("wait")?;
         let mut needs: Moments = moments.iter().copied().filter(|need| need.stream != fifo.id).collect();
@@ -393,6 +441,9 @@ impl Stream {
             log.needs(fifo.id, *write, |need| needs.push(need));
         }
         if !needs.is_empty() {
+            if needs.iter().any(|need| need.stream.is_capture()) {
+                return Err(of_another_step(op));
+            }
             fifo.drop_met(tail, &mut needs);
         }
         if core.watched.load(Ordering::Relaxed)
@@ -554,6 +605,36 @@ struct Address(*mut u8);
 
 // SAFETY: an address; who follows it answers for that.
 unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+/// An upload in a captured step: the bytes stay what they were.
+struct Constant {
+    to: Address,
+    bytes: Box<[u8]>,
+}
+
+impl Constant {
+    fn new(to: *mut u8, bytes: &[u8]) -> Constant {
+        Constant { to: Address(to), bytes: bytes.into() }
+    }
+}
+
+impl Work for Constant {
+    fn run(&self, _: &Cpu<'_>) {
+        // SAFETY: `upload` checked the range, which the command writes.
+        unsafe { self.to.copy_from(&self.bytes) }
+    }
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { queue.constant(self.to.0, &self.bytes) }
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        self.to = Address(binder.address(self.to.0));
+    }
+}
 
 impl Address {
     /// # Safety

@@ -4,6 +4,7 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::process::abort;
 use std::ptr::NonNull;
@@ -81,6 +82,12 @@ impl<T> Shared<T> {
         self.record.addr().get()
     }
 
+    /// Where the value lives, which it may keep to know its owners by.
+    #[inline]
+    pub(crate) fn home(&self) -> Home<T> {
+        Home(self.record)
+    }
+
     #[inline]
     fn record(&self) -> &Record<T> {
         // SAFETY: the record lives until its last owner is dropped, and this one is not.
@@ -95,6 +102,21 @@ impl<T> Shared<T> {
         unsafe { std::ptr::drop_in_place(&raw mut (*self.record.as_ptr()).value) };
         // SAFETY: the memory is from `take` of the same type, and nobody refers to it any more.
         unsafe { Memory::give(self.record) };
+    }
+}
+
+/// Where a shared value lives.
+pub(crate) struct Home<T>(NonNull<Record<T>>);
+
+impl<T> Home<T> {
+    /// One more owner of the value.
+    ///
+    /// # Safety
+    /// The value has an owner as long as this call lasts.
+    pub(crate) unsafe fn owner(&self) -> Shared<T> {
+        // SAFETY: the record lives as long as an owner; this handle does not count, so it is not dropped.
+        let uncounted = ManuallyDrop::new(Shared { record: self.0, value: PhantomData });
+        Shared::clone(&uncounted)
     }
 }
 

@@ -162,6 +162,7 @@ impl Stream {
     /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet;
     /// [`Error::Deadlock`](crate::Error::Deadlock) if it would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
+        self.not_captured("synchronize", "nothing has run that the host could wait for")?;
         let core = self.core();
         core.count_host_sync();
         self.fifo().host_wait("synchronize", core, self.now().tick)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::graph::capture;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{UnsafeCell, spin_loop, thread_local};
@@ -69,13 +70,7 @@ impl Team {
         }
         let mut team = Team { members: Vec::with_capacity(helpers), running: Mutex::new(()) };
         for index in 1..=helpers {
-            let shared = Arc::new(Shared {
-                state: AtomicU32::new(FREE),
-                job: UnsafeCell::new(None),
-                asleep: AtomicBool::new(false),
-                stop: AtomicBool::new(false),
-                panic: Mutex::new(None),
-            });
+            let shared = Arc::new(Shared::new());
             let own = Arc::clone(&shared);
             let thread = spawn(format!("{name} {index}"), move || own.serve(index))?;
             team.members.push(Member { shared, thread: Some(thread) });
@@ -83,12 +78,30 @@ impl Team {
         Ok(team)
     }
 
+    /// A team whose helpers are threads that look for work now and then, by [`assist`](Team::assist).
+    pub(crate) fn of_visitors(helpers: usize) -> Team {
+        let member = || Member { shared: Arc::new(Shared::new()), thread: None };
+        Team { members: (0..helpers).map(|_| member()).collect(), running: Mutex::new(()) }
+    }
+
+    /// Does the job that is offered to helper `index`, counted from 0, if there is one. Never two threads as one helper at
+    /// once.
+    pub(crate) fn assist(&self, index: usize) -> bool {
+        let shared = &self.members[index].shared;
+        let taken = shared.is_offered() && shared.change(OFFERED, TAKEN);
+        if taken {
+            shared.work(index + 1);
+        }
+        taken
+    }
+
     /// How many threads there are besides the caller's.
     pub fn helpers(&self) -> usize {
         self.members.len()
     }
 
-    /// Calls `job(i)` for `i` in `0..=helpers`: 0 on the calling thread, the others on one helper each, all at once.
+    /// Calls `job(i)` for `i` in `0..=helpers`: 0 on the calling thread, the others on one helper each, all at once, and in
+    /// the [`Capture`](crate::Capture) that the caller is in.
     /// Returns when all have returned, with the panic of each that panicked.
     ///
     /// # Errors
@@ -101,7 +114,9 @@ impl Team {
         }
         runs.push(id);
         let _running = self.running.lock();
-        Ok(call(&self.members, &|i| within(&runs, || job(i)), Shared::wait))
+        let capture = capture::current();
+        let job = |i| within(&runs, || capture::within(capture.clone(), || job(i)));
+        Ok(call(&self.members, &job, Shared::wait))
     }
 
     /// Calls `job(0)` on the calling thread and, meanwhile, `job(i)` on those of the first `helpers` helpers that come
@@ -176,22 +191,41 @@ fn look(round: usize) {
 }
 
 impl Shared {
+    fn new() -> Shared {
+        Shared {
+            state: AtomicU32::new(FREE),
+            job: UnsafeCell::new(None),
+            asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        }
+    }
+
     fn serve(&self, index: usize) {
         while self.next() {
-            // SAFETY: taking the job acquired what the giver wrote, and the giver waits for this member to be free
-            // before it touches the cell again or lets the job go.
-            if let Some(job) = self.job.with(|cell| unsafe { *cell })
-                && let Err(panicked) = Panicked::catch(|| job(index))
-            {
-                *self.panic.lock() = Some(panicked);
-            }
-            self.state.store(FREE, Ordering::Release);
+            self.work(index);
         }
+    }
+
+    /// Does the job that this member has taken.
+    fn work(&self, index: usize) {
+        // SAFETY: taking the job acquired what the giver wrote, and the giver waits for this member to be free before it
+        // touches the cell again or lets the job go.
+        if let Some(job) = self.job.with(|cell| unsafe { *cell })
+            && let Err(panicked) = Panicked::catch(|| job(index))
+        {
+            *self.panic.lock() = Some(panicked);
+        }
+        self.state.store(FREE, Ordering::Release);
+    }
+
+    fn is_offered(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == OFFERED
     }
 
     /// Waits for a job and takes it; false if there will be none.
     fn next(&self) -> bool {
-        let offered = || self.state.load(Ordering::Relaxed) == OFFERED;
+        let offered = || self.is_offered();
         loop {
             for round in 0..LOOKS {
                 if offered() && self.change(OFFERED, TAKEN) {

@@ -16,6 +16,18 @@ impl StreamId {
         StreamId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// An id of no stream, for the memory of a step that is being captured.
+    pub(crate) fn of_capture() -> Self {
+        StreamId(StreamId::fresh().0 | Self::CAPTURE)
+    }
+
+    /// Whether it is a capture's.
+    pub(crate) fn is_capture(self) -> bool {
+        self.0 & Self::CAPTURE != 0
+    }
+
+    const CAPTURE: u64 = 1 << 63;
+
     /// An id of no device's stream, for tests of code that only compares ids.
     pub const fn from_raw(id: u64) -> Self {
         StreamId(id)

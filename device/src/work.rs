@@ -1,5 +1,6 @@
 //! What a command does, on whichever device it is launched.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use crate::cuda::Queue;
@@ -11,7 +12,7 @@ use crate::{Result, Team};
 ///
 /// It reaches memory through addresses that it holds. Whoever makes one answers for it that they lie in the buffers which the
 /// launch is told of.
-pub trait Work: Send + 'static {
+pub trait Work: Send + Sync + 'static {
     /// Does it on a thread of the host, for a CPU device. A panic is [`Error::Async`](crate::Error::Async) at the next
     /// synchronising call. Must not call the device.
     fn run(&self, cpu: &Cpu<'_>);
@@ -21,18 +22,62 @@ pub trait Work: Send + 'static {
     /// # Errors
     /// What the queue returns; what was enqueued until then runs.
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()>;
+
+    /// Shows every address that it holds, and every scalar that may be another one when it runs again, and keeps what it is
+    /// given for each. All that is between two calls of [`run`](Work::run) or [`enqueue`](Work::enqueue) may change by this.
+    fn bind(&mut self, binder: &mut dyn Binder);
+
+    /// About how many elementary operations a CPU needs, 0 if it is not known.
+    fn cost(&self) -> usize {
+        0
+    }
+
+    /// Bytes of device memory that its products need beside what it uses, on a CUDA device.
+    fn workspace(&self) -> usize {
+        0
+    }
+}
+
+/// Gives a command that is kept other addresses and numbers.
+pub trait Binder {
+    /// The address to use from now on instead of `at`.
+    fn address(&mut self, at: *mut u8) -> *mut u8;
+
+    /// A scalar that may change from step to step, such as the key of a random op, to be changed in place.
+    fn scalar(&mut self, value: &mut dyn Any);
 }
 
 /// Where a command of a CPU device runs.
 pub struct Cpu<'a> {
-    core: &'a Core,
+    helpers: Helpers<'a>,
     threads: usize,
+}
+
+/// Whom a kernel may be split over.
+enum Helpers<'a> {
+    /// The device's threads.
+    Device(&'a Core),
+    /// The threads that replay a captured step, where they have nothing else to do.
+    Crew(&'a Arc<Team>),
 }
 
 impl<'a> Cpu<'a> {
     #[inline(always)]
     pub(crate) fn new(core: &'a Core, threads: usize) -> Cpu<'a> {
-        Cpu { core, threads }
+        Cpu { helpers: Helpers::Device(core), threads }
+    }
+
+    /// On a thread of a crew whose others, where they are idle, help as `team`.
+    pub(crate) fn of_crew(team: &'a Arc<Team>) -> Cpu<'a> {
+        Cpu { helpers: Helpers::Crew(team), threads: team.helpers() + 1 }
+    }
+
+    /// The threads that a replay runs on beside this one.
+    pub(crate) fn crew(&self) -> Option<&'a Arc<Team>> {
+        match self.helpers {
+            Helpers::Device(core) if self.threads > 1 => core.workers(),
+            _ => None,
+        }
     }
 
     /// The threads to split a kernel over, if it is worth it: `cost` is about the number of its elementary operations.
@@ -42,7 +87,10 @@ impl<'a> Cpu<'a> {
         if cost < WORTH_SPLITTING || self.threads < 2 {
             return None;
         }
-        self.core.workers()
+        match self.helpers {
+            Helpers::Device(core) => core.workers(),
+            Helpers::Crew(team) => Some(team),
+        }
     }
 }
 

@@ -6,10 +6,11 @@
 //! On a CPU, operands of BF16 and F16 that were stated as F32 come widened, and are rounded when the body has ended. On
 //! CUDA, where kernels convert what they load and store, each is the address of what is stored.
 
+use std::any::Any;
 use std::marker::PhantomData;
 
-use device::cuda::{Arg, Queue};
-use device::{Cpu, DType, Element, Error, Result, Stream, Use, Work};
+use device::cuda::{Arg, Gemm, Queue};
+use device::{Binder, Cpu, DType, Element, Error, Result, Stream, Use, Work};
 use smallvec::SmallVec;
 
 use crate::cpu::stage::{Operand, Stage};
@@ -21,6 +22,7 @@ pub(crate) struct Command<O> {
     op: &'static str,
     operands: O,
     cost: usize,
+    products: bool,
 }
 
 impl<O: Operands> Command<O> {
@@ -28,13 +30,19 @@ impl<O: Operands> Command<O> {
     /// type of storage, that of the first.
     #[inline(always)]
     pub(crate) fn new(op: &'static str, operands: O) -> Command<O> {
-        Command { op, operands, cost: 0 }
+        Command { op, operands, cost: 0, products: false }
     }
 
     /// About how many elementary operations a CPU needs, which decides over how many threads they are split.
     #[inline(always)]
     pub(crate) fn cost(self, elements: usize, each: usize) -> Command<O> {
         Command { cost: elements.saturating_mul(each), ..self }
+    }
+
+    /// The body for CUDA makes products of matrices, which take memory.
+    #[inline(always)]
+    pub(crate) fn with_products(self) -> Command<O> {
+        Command { products: true, ..self }
     }
 
     /// Checks the operands and launches the body of the stream's device, which gets `params` and the operands in the form of
@@ -47,11 +55,34 @@ impl<O: Operands> Command<O> {
     #[track_caller]
     pub(crate) fn run<P, C, G>(self, stream: &Stream, params: P, cpu: C, cuda: G) -> Result<()>
     where
-        P: Send + 'static,
-        C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + 'static,
-        G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + 'static,
+        P: Send + Sync + 'static,
+        C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
+        G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
     {
-        let Command { op, operands, cost } = self;
+        self.run_changing(stream, params, |_, _| (), cpu, cuda)
+    }
+
+    /// As [`run`](Self::run), where some of the parameters may change from step to step: `scalars` shows them.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn run_changing<P, S, C, G>(
+        self,
+        stream: &Stream,
+        params: P,
+        scalars: S,
+        cpu: C,
+        cuda: G,
+    ) -> Result<()>
+    where
+        P: Send + Sync + 'static,
+        S: Fn(&mut P, &mut dyn FnMut(&mut dyn Any)) + Send + Sync + 'static,
+        C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
+        G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
+    {
+        let Command { op, operands, cost, products } = self;
         let mut check = Check { op, dtype: None, written: 0 };
         operands.check(&mut check)?;
         if check.written == 0 {
@@ -59,25 +90,28 @@ impl<O: Operands> Command<O> {
         }
         let mut uses = Uses::new();
         operands.name_uses(&mut uses);
-        stream.launch(op, &uses, Bodies { held: operands.hold(), params, cost, cpu, cuda })
+        stream.launch(op, &uses, Bodies { held: operands.hold(), params, cost, products, scalars, cpu, cuda })
     }
 }
 
 /// What a command is made of once it was checked.
-struct Bodies<H, P, C, G> {
+struct Bodies<H, P, S, C, G> {
     held: H,
     params: P,
     cost: usize,
+    products: bool,
+    scalars: S,
     cpu: C,
     cuda: G,
 }
 
-impl<H, P, C, G> Work for Bodies<H, P, C, G>
+impl<H, P, S, C, G> Work for Bodies<H, P, S, C, G>
 where
     H: Held,
-    P: Send + 'static,
-    C: Fn(&P, &Workers, H::Cpu) + Send + 'static,
-    G: Fn(&P, &Queue<'_>, H::Cuda) -> Result<()> + Send + 'static,
+    P: Send + Sync + 'static,
+    S: Fn(&mut P, &mut dyn FnMut(&mut dyn Any)) + Send + Sync + 'static,
+    C: Fn(&P, &Workers, H::Cpu) + Send + Sync + 'static,
+    G: Fn(&P, &Queue<'_>, H::Cuda) -> Result<()> + Send + Sync + 'static,
 {
     #[inline(always)]
     fn run(&self, cpu: &Cpu<'_>) {
@@ -95,6 +129,19 @@ where
     #[inline(always)]
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         (self.cuda)(&self.params, queue, self.held.on_cuda())
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        self.held.bind(&mut |at| binder.address(at));
+        (self.scalars)(&mut self.params, &mut |value| binder.scalar(value));
+    }
+
+    fn cost(&self) -> usize {
+        self.cost
+    }
+
+    fn workspace(&self) -> usize {
+        if self.products { Gemm::WORKSPACE } else { 0 }
     }
 }
 
@@ -126,7 +173,7 @@ pub(crate) trait Operands {
 }
 
 /// Operands in a command, which outlives their views: frees are ordered after it.
-pub(crate) trait Held: Send + 'static {
+pub(crate) trait Held: Send + Sync + 'static {
     /// Whether an operand may be widened on a CPU.
     const STAGED: bool;
     /// The operands of the body for a CPU.
@@ -139,6 +186,9 @@ pub(crate) trait Held: Send + 'static {
     unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu;
 
     fn on_cuda(&self) -> Self::Cuda;
+
+    /// Gives each operand the address that `moved` gives for its own.
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8);
 }
 
 /// Where an operand lies in a CUDA device's memory, as it is stored.
@@ -276,6 +326,10 @@ impl<T: Element> Held for HeldRead<T> {
     fn on_cuda(&self) -> Address {
         Address(self.0.at().0)
     }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.0.bind(moved);
+    }
 }
 
 /// An operand of a body that writes.
@@ -319,6 +373,10 @@ impl<T: Element> Held for HeldWrite<T> {
     fn on_cuda(&self) -> Address {
         Address(self.operand.at().0)
     }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.operand.bind(moved);
+    }
 }
 
 impl Operands for Read<'_, Raw> {
@@ -354,6 +412,10 @@ impl Held for Src<u8> {
     fn on_cuda(&self) -> Address {
         Address(self.0.cast_mut())
     }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.0 = moved(self.0.cast_mut());
+    }
 }
 
 impl Operands for Write<'_, Raw> {
@@ -388,6 +450,10 @@ impl Held for Dst<u8> {
     #[inline(always)]
     fn on_cuda(&self) -> Address {
         Address(self.0)
+    }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.0 = moved(self.0);
     }
 }
 
@@ -425,6 +491,10 @@ impl<H: Held> Held for Option<H> {
     fn on_cuda(&self) -> Self::Cuda {
         self.as_ref().map(H::on_cuda)
     }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.iter_mut().for_each(|held| held.bind(moved));
+    }
 }
 
 impl<O: Operands, const N: usize> Operands for [O; N] {
@@ -461,6 +531,10 @@ impl<H: Held, const N: usize> Held for [H; N] {
     fn on_cuda(&self) -> Self::Cuda {
         self.each_ref().map(H::on_cuda)
     }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.iter_mut().for_each(|held| held.bind(moved));
+    }
 }
 
 impl<O: Operands> Operands for Vec<O> {
@@ -491,6 +565,10 @@ impl<H: Held> Held for Vec<H> {
 
     fn on_cuda(&self) -> Self::Cuda {
         self.iter().map(H::on_cuda).collect()
+    }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.iter_mut().for_each(|held| held.bind(moved));
     }
 }
 
@@ -531,6 +609,10 @@ macro_rules! tuple {
             #[inline(always)]
             fn on_cuda(&self) -> Self::Cuda {
                 ($(self.$at.on_cuda(),)+)
+            }
+
+            fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+                $(self.$at.bind(moved);)+
             }
         }
     };

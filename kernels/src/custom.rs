@@ -11,7 +11,7 @@ use crate::layout::{Dst, Src, View};
 ///
 /// It is a value that may run more than once: what changes from call to call is in its fields. The device orders it like any
 /// other command, by what it reads and writes.
-pub trait CustomKernel<const R: usize, const W: usize>: Send + 'static {
+pub trait CustomKernel<const R: usize, const W: usize>: Send + Sync + 'static {
     /// The elements of all operands: F32, F64, BF16, F16, I64 or U8.
     type Element: Element;
 

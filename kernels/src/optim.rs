@@ -26,6 +26,8 @@ use crate::rules::{
 pub struct RuleStep {
     rule: &'static AnyRule,
     numbers: StepNumbers,
+    /// By which a captured step finds it; 0 for none.
+    slot: u32,
 }
 
 /// A rule whose type is forgotten.
@@ -71,7 +73,7 @@ impl RuleStep {
         let mut all = [0.0; MAX_NUMBERS];
         all[..NUMBERS].copy_from_slice(&numbers);
         let flags = (0..).zip(flags).fold(0, |bits, (k, flag)| bits | u32::from(flag) << k);
-        RuleStep { rule, numbers: StepNumbers { numbers: all, flags } }
+        RuleStep { rule, numbers: StepNumbers { numbers: all, flags }, slot: 0 }
     }
 
     /// The command's name.
@@ -82,6 +84,22 @@ impl RuleStep {
     /// The names of the states. All start as zeros.
     pub fn states(&self) -> &'static [&'static str] {
         self.rule.states
+    }
+
+    /// The same step by another name, which a captured step finds it by to give it other numbers. Steps with one name are to
+    /// have the same numbers at all times.
+    pub fn named(self, slot: u32) -> RuleStep {
+        RuleStep { slot, ..self }
+    }
+
+    /// The name, 0 if it has none.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Whether both are steps of one rule.
+    pub fn same_rule(&self, other: &RuleStep) -> bool {
+        self.rule.cuda.is(&other.rule.cuda)
     }
 
     /// Its numbers and choices.
@@ -104,7 +122,9 @@ const fn is_name(name: &str) -> bool {
 
 impl PartialEq for RuleStep {
     fn eq(&self, other: &Self) -> bool {
-        self.rule.cuda.is(&other.rule.cuda) && self.numbers == other.numbers
+        // Which of them share a kernel stays as it is when a captured step changes their numbers.
+        let numbers = self.slot > 0 || self.numbers == other.numbers;
+        self.same_rule(other) && self.slot == other.slot && numbers
     }
 }
 
@@ -237,9 +257,10 @@ pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
     updates.iter().try_for_each(Update::check)?;
     let elements = |update: &Update<'_>| update.param.layout.elements() * (2 + update.states.len());
     let operands: Vec<Operands<'_>> = updates.iter().map(Update::operands).collect();
-    Command::new(first.step.op(), operands).cost(updates.iter().map(elements).sum(), 1).run(
+    Command::new(first.step.op(), operands).cost(updates.iter().map(elements).sum(), 1).run_changing(
         stream,
         updates.iter().map(Update::part).collect::<Vec<Part>>(),
+        |parts, show| parts.iter_mut().for_each(|part| show(&mut part.step)),
         |parts, workers, operands| {
             for (part, (param, grad, states)) in parts.iter().zip(operands) {
                 let [a, b, c] = states.map(|state| state.unwrap_or(param));

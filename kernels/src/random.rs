@@ -93,9 +93,10 @@ fn generate(
     if !(dtype.is_float() || matches!(distribution, Distribution::Integers { .. })) {
         return Err(Error::DTypeUnsupported { op, dtype });
     }
-    Command::new(op, (out.write::<Raw>(),)).cost(out.layout.elements(), RANDOM_COST).run(
+    Command::new(op, (out.write::<Raw>(),)).cost(out.layout.elements(), RANDOM_COST).run_changing(
         stream,
         (key, Loops::new([out.layout])),
+        |(key, _), show| show(key),
         // SAFETY: the loops are those of the output, which has such a type.
         move |(key, loops), workers, (out,)| unsafe {
             cpu::generate(*key, distribution, dtype, loops, workers, out);
@@ -125,9 +126,10 @@ pub fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'
     let loops = Loops::new([out.layout, x.layout]);
     for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>()))
     .cost(out.layout.elements(), RANDOM_COST)
-    .run(
+    .run_changing(
         stream,
         (key, loops),
+        |(key, _), show| show(key),
         // SAFETY: the loops are those of the operands.
         move |(key, loops), workers, (out, x)| unsafe { cpu::dropout(*key, p, loops, workers, out, x) },
         move |(key, loops), queue, (out, x)| cuda::dropout(queue, *key, p, dtype, loops, [out, x]),

@@ -36,6 +36,7 @@ mod display;
 mod elementwise;
 mod embedding_bag;
 mod explore;
+mod graph;
 mod image;
 mod index;
 mod inplace;
@@ -61,9 +62,12 @@ pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
 pub use conv::ConvOptions;
 pub use custom::custom;
-pub use device::{DType, Device, Element, Error, Result, Stream, bf16, f16};
+pub use device::{
+    Capture, DType, Device, Element, Error, GraphOptions, Order, PlanReport, Result, Stream, bf16, f16,
+};
 pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
+pub use graph::{EachReplay, Graph, Input, Tensors, each_replay, fresh_slot};
 pub use kernels::{
     AdamStep, Arg, BinaryOp, CompareOp, CustomKernel, Grid, KernelLaunch, Layout, LionStep, NormRows,
     Program, RandomKey, RmsPropStep, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar, SgdStep,

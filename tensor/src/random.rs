@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use device::{DType, Device, Result, Stream};
+use device::{Capture, DType, Device, Result, Stream};
 use kernels::{Layout, RandomKey, View};
 
 use crate::Tensor;
@@ -39,8 +39,8 @@ impl Generator {
 
     /// The next key.
     pub fn next_key(&mut self) -> RandomKey {
-        let key = RandomKey { seed: self.seed, op: self.op };
-        self.op = self.op.wrapping_add(1);
+        let key = self.key();
+        *self = self.skip(1);
         key
     }
 
@@ -52,8 +52,42 @@ impl Generator {
     /// A generator of its own for part `index` of what comes next: it depends on the seed, on how many keys were
     /// drawn, and on `index`, and on nothing else.
     pub fn fork(&self, index: u64) -> Generator {
-        Generator::new([self.op, index].into_iter().fold(self.seed, |state, value| mix(state ^ mix(value))))
+        let seed = [self.op, index].into_iter().fold(self.seed, |state, value| mix(state ^ mix(value)));
+        if Capture::is_current() {
+            Capture::attach(Forked { child: seed, parent: *self, index });
+        }
+        Generator::new(seed)
     }
+
+    /// The generator whose next key this is.
+    pub(crate) fn at(key: RandomKey) -> Generator {
+        Generator { seed: key.seed, op: key.op }
+    }
+
+    pub(crate) fn key(self) -> RandomKey {
+        RandomKey { seed: self.seed, op: self.op }
+    }
+
+    /// As it is once `keys` more were drawn.
+    pub(crate) fn skip(self, keys: u64) -> Generator {
+        Generator { seed: self.seed, op: self.op.wrapping_add(keys) }
+    }
+
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// How many keys were drawn.
+    pub(crate) fn drawn(&self) -> u64 {
+        self.op
+    }
+}
+
+/// A generator that a captured step has forked, to be forked again at each replay.
+pub(crate) struct Forked {
+    pub(crate) child: u64,
+    pub(crate) parent: Generator,
+    pub(crate) index: u64,
 }
 
 /// The output function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
@@ -66,6 +100,11 @@ fn mix(state: u64) -> u64 {
 
 /// Runs `run` with `generator` as this thread's default one. The former one is back afterwards, also after a panic.
 pub fn with_generator<R>(generator: Generator, run: impl FnOnce() -> R) -> R {
+    with_generator_after(generator, run).0
+}
+
+/// As [`with_generator`], and gives the generator as `run` left it.
+pub(crate) fn with_generator_after<R>(generator: Generator, run: impl FnOnce() -> R) -> (R, Generator) {
     struct Restore(Generator);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -73,7 +112,12 @@ pub fn with_generator<R>(generator: Generator, run: impl FnOnce() -> R) -> R {
         }
     }
     let _restore = Restore(DEFAULT.replace(generator));
-    run()
+    (run(), DEFAULT.get())
+}
+
+/// Leaves out the next `keys` keys of this thread's default generator.
+pub(crate) fn skip_keys(keys: u64) {
+    DEFAULT.set(DEFAULT.get().skip(keys));
 }
 
 thread_local! {

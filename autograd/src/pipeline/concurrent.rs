@@ -1,7 +1,7 @@
 //! Several batches forward and backward at once, on shared weights.
 
 use device::{Panicked, Placement, SpinLock, StreamOptions, Team};
-use tensor::{Device, Error, Generator, Result, Stream, Tensor, next_key, preload, with_generator};
+use tensor::{Device, Error, Generator, Result, Stream, Tensor, Tensors, next_key, preload, with_generator};
 
 use super::deferred::{Update, collect, defer};
 use crate::{Gradients, Var};
@@ -122,6 +122,12 @@ impl ConcurrentBatches {
             });
         })?;
         finish(work, lanes)
+    }
+}
+
+impl Tensors for Step {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Step { losses: self.losses.map(f)?, gradients: Tensors::map(&self.gradients, f)? })
     }
 }
 

@@ -3,7 +3,9 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Arg, Gemm, Grid, Program};
+use super::{Arg, Gemm, Grid, Program, Queue, Target};
+use crate::device::Core;
+use crate::graph::Node;
 use crate::{Error, MemoryDriver, Moment, Priority, Result, StreamId};
 
 #[derive(Debug)]
@@ -14,6 +16,9 @@ pub(crate) enum TimedEvent {}
 pub(crate) enum GateWord {}
 pub(crate) enum Staged {}
 pub(crate) enum FaultWord {}
+pub(crate) enum DriverGraph {}
+pub(crate) enum Captured {}
+pub(crate) struct Updated<'a>(std::convert::Infallible, std::marker::PhantomData<&'a ()>);
 
 pub(crate) fn in_host_function() -> bool {
     false
@@ -134,11 +139,22 @@ impl DriverStream {
         _: &str,
         _: Grid,
         _: &[Arg<'_>],
+        _: Target<'_>,
     ) -> Result<()> {
         match *self {}
     }
 
-    pub(super) unsafe fn gemm(&self, _: &'static str, _: &Gemm, _: bool) -> Result<()> {
+    pub(super) unsafe fn upload_constant(
+        &self,
+        _: *mut u8,
+        _: &[u8],
+        _: StreamId,
+        _: &Captured,
+    ) -> Result<()> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn gemm(&self, _: &'static str, _: &Gemm, _: bool, _: Target<'_>) -> Result<()> {
         match *self {}
     }
 
@@ -151,6 +167,23 @@ impl DriverStream {
     }
 
     pub(super) unsafe fn fill_bytes(&self, _: *mut u8, _: u8, _: usize) -> Result<()> {
+        match *self {}
+    }
+}
+
+impl DriverGraph {
+    pub(crate) fn new(core: &Arc<Core>, _: &[Node]) -> Result<DriverGraph> {
+        match core.cuda.as_ref().map(|cuda| &*cuda.context) {
+            Some(context) => match *context {},
+            None => Err(Error::CudaUnavailable { reason: "this build has no CUDA".into() }),
+        }
+    }
+
+    pub(crate) fn update(&self, _: usize, _: &Node) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn launch(&self, _: &Queue<'_>) -> Result<()> {
         match *self {}
     }
 }

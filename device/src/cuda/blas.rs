@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 
 use super::Gemm;
 use super::memory::obtained;
+use crate::graph::capture::refused;
 use crate::{DType, Error, Result};
 
 /// A handle with a workspace of its own, for one stream at a time: then a product's result does not depend on other streams.
@@ -23,7 +24,7 @@ unsafe impl Send for Blas {}
 unsafe impl Sync for Blas {}
 
 /// What the vendor recommends for architectures with large products.
-const WORKSPACE: usize = 32 << 20;
+const WORKSPACE: usize = Gemm::WORKSPACE;
 
 fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
     if status == blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
@@ -112,6 +113,19 @@ impl Blas {
             done("cublasSetStream", blas::cublasSetStream_v2(self.handle, stream))?;
             done("cublasSetWorkspace", blas::cublasSetWorkspace_v2(self.handle, workspace, WORKSPACE))
         }
+    }
+
+    /// Has later products work in this memory, an address and its size: those of a graph have each its own.
+    ///
+    /// # Errors
+    /// [`Error::Captured`] if there is none.
+    pub(super) fn work_in(&self, op: &'static str, workspace: Option<(usize, usize)>) -> Result<()> {
+        let Some((at, bytes)) = workspace else {
+            return Err(refused(op, "it makes a product and did not state that it needs memory for it"));
+        };
+        // SAFETY: the handle is live, and the memory is the command's.
+        let status = unsafe { blas::cublasSetWorkspace_v2(self.handle, at as *mut c_void, bytes) };
+        done("cublasSetWorkspace", status)
     }
 
     /// # Safety

@@ -14,6 +14,8 @@ mod context;
 #[cfg(feature = "cuda")]
 mod fault;
 #[cfg(feature = "cuda")]
+mod graph;
+#[cfg(feature = "cuda")]
 mod memory;
 #[cfg(feature = "cuda")]
 mod module;
@@ -29,11 +31,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 #[cfg(not(feature = "cuda"))]
-pub(crate) use absent::{Context, DriverStream, FaultWord, GateWord, Staged, TimedEvent, in_host_function};
+pub(crate) use absent::{
+    Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, Staged, TimedEvent, Updated,
+    in_host_function,
+};
 #[cfg(feature = "cuda")]
 pub(crate) use context::Context;
 #[cfg(feature = "cuda")]
 pub(crate) use fault::FaultWord;
+#[cfg(feature = "cuda")]
+pub(crate) use graph::{Captured, DriverGraph, Updated};
 #[cfg(feature = "cuda")]
 pub(crate) use pinned::Staged;
 #[cfg(feature = "cuda")]
@@ -186,6 +193,11 @@ pub struct Gemm {
     pub batch: usize,
 }
 
+impl Gemm {
+    /// Bytes of memory that a product works in, as the vendor recommends for architectures with large products.
+    pub const WORKSPACE: usize = 32 << 20;
+}
+
 impl Stream {
     /// Compiles and loads programs, and makes the stream's handle for products: what the first launch of each would do,
     /// and the device might have to be idle for. Nothing on a stream of another device.
@@ -210,6 +222,18 @@ pub struct Queue<'a> {
     id: StreamId,
     /// Whether products of F32 may round what they multiply.
     tf32: bool,
+    target: Target<'a>,
+}
+
+/// What becomes of what is put on a queue.
+#[derive(Clone, Copy)]
+pub(crate) enum Target<'a> {
+    /// The stream runs it.
+    Stream,
+    /// The stream is captured: it becomes nodes of a graph.
+    Graph(&'a Captured),
+    /// The kernels are in a graph already, and get these arguments.
+    Update(&'a Updated<'a>),
 }
 
 impl fmt::Debug for Queue<'_> {
@@ -226,7 +250,18 @@ impl<'a> Queue<'a> {
         id: StreamId,
         tf32: bool,
     ) -> Self {
-        Queue { core, stream, op, id, tf32 }
+        Queue::to(core, stream, op, id, tf32, Target::Stream)
+    }
+
+    pub(crate) fn to(
+        core: &'a Core,
+        stream: &'a DriverStream,
+        op: &'static str,
+        id: StreamId,
+        tf32: bool,
+        target: Target<'a>,
+    ) -> Self {
+        Queue { core, stream, op, id, tf32, target }
     }
 
     /// The op whose command it is.
@@ -256,7 +291,7 @@ impl<'a> Queue<'a> {
         args: &[Arg<'_>],
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.stream.kernel((self.op, self.id), program, name, grid, args) }
+        unsafe { self.stream.kernel((self.op, self.id), program, name, grid, args, self.target) }
     }
 
     /// Enqueues a product by cuBLAS, with TF32 if the [device](crate::Device::set_tf32) allows that; each stream has a
@@ -272,7 +307,7 @@ impl<'a> Queue<'a> {
     pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<()> {
         // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
-        self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.tf32) })
+        self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.tf32, self.target) })
     }
 
     /// Enqueues a copy within the device.
@@ -285,6 +320,18 @@ impl<'a> Queue<'a> {
     pub unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.copy(dst, src, bytes) }
+    }
+
+    /// Enqueues an upload of bytes that stay what they are, as a node of a graph.
+    ///
+    /// # Safety
+    /// The range is in bounds, and the command writes it.
+    pub(crate) unsafe fn constant(&self, to: *mut u8, bytes: &[u8]) -> Result<()> {
+        match self.target {
+            // SAFETY: the caller's promise.
+            Target::Graph(captured) => unsafe { self.stream.upload_constant(to, bytes, self.id, captured) },
+            Target::Stream | Target::Update(_) => Ok(()),
+        }
     }
 
     /// Enqueues a fill with one byte.

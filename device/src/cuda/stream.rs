@@ -14,7 +14,7 @@ use super::call::{address, check};
 use super::context::Context;
 use super::fault::FaultWord;
 use super::probe::unavailable;
-use super::{Arg, Gemm, Grid, Program, Staged};
+use super::{Arg, Captured, Gemm, Grid, Program, Staged, Target};
 use crate::{Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
@@ -298,6 +298,7 @@ impl DriverStream {
         name: &str,
         grid: Grid,
         args: &[Arg<'_>],
+        target: Target<'_>,
     ) -> Result<()> {
         if grid.blocks.contains(&0) {
             return Ok(());
@@ -321,6 +322,10 @@ impl DriverStream {
                 }
             })
             .collect();
+        if let Target::Update(updated) = target {
+            // SAFETY: the caller answers for the arguments.
+            return unsafe { updated.set_kernel(function.0, grid, params.as_mut_ptr()) };
+        }
         let ([bx, by, bz], [tx, ty, tz]) = (grid.blocks, grid.threads);
         // SAFETY: the context is current and the handles are live; the driver copies the arguments before it returns,
         // and the caller answers for their number, types and meaning.
@@ -339,14 +344,108 @@ impl DriverStream {
                 std::ptr::null_mut(),
             )
         };
-        check("cuLaunchKernel", code)
+        check("cuLaunchKernel", code)?;
+        match target {
+            Target::Graph(captured) => captured.add_kernel(self),
+            Target::Stream | Target::Update(_) => Ok(()),
+        }
     }
 
     /// # Safety
     /// As for [`Queue::gemm`](super::Queue::gemm).
-    pub(super) unsafe fn gemm(&self, op: &'static str, gemm: &Gemm, tf32: bool) -> Result<()> {
+    pub(super) unsafe fn gemm(
+        &self,
+        op: &'static str,
+        gemm: &Gemm,
+        tf32: bool,
+        target: Target<'_>,
+    ) -> Result<()> {
+        let blas = self.blas()?;
+        match target {
+            Target::Stream => {}
+            // Those of a graph may run at once.
+            Target::Graph(captured) => blas.work_in(op, captured.workspace)?,
+            Target::Update(_) => return Ok(()),
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.blas()?.gemm(op, gemm, tf32) }
+        unsafe { blas.gemm(op, gemm, tf32) }
+    }
+
+    /// Begins to add what is enqueued to `graph`, after the nodes `after`.
+    pub(super) fn begin_capture(&self, graph: sys::CUgraph, after: &[sys::CUgraphNode]) -> Result<()> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the handles are live, and the driver copies the list.
+        let code = unsafe {
+            sys::cuStreamBeginCaptureToGraph(
+                self.raw,
+                graph,
+                after.as_ptr(),
+                std::ptr::null(),
+                after.len(),
+                mode,
+            )
+        };
+        check("cuStreamBeginCaptureToGraph", code)
+    }
+
+    pub(super) fn end_capture(&self) -> Result<()> {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the stream is live; the driver writes the handle of the graph that it was given.
+        unsafe { check("cuStreamEndCapture", sys::cuStreamEndCapture(self.raw, &mut graph)) }
+    }
+
+    /// The nodes that come last in what was captured so far.
+    pub(super) fn captured_nodes(&self) -> Result<smallvec::SmallVec<[sys::CUgraphNode; 2]>> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut id, mut graph, mut count) = (0, std::ptr::null_mut(), 0);
+        let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null());
+        // SAFETY: the stream is live; the driver writes to each address.
+        let code = unsafe {
+            sys::cuStreamGetCaptureInfo_v3(
+                self.raw,
+                &mut status,
+                &mut id,
+                &mut graph,
+                &mut nodes,
+                &mut edges,
+                &mut count,
+            )
+        };
+        check("cuStreamGetCaptureInfo", code)?;
+        if count == 0 || nodes.is_null() {
+            return Ok(smallvec::SmallVec::new());
+        }
+        // SAFETY: the driver's list has as many nodes, and is valid until the stream's next call.
+        Ok(unsafe { std::slice::from_raw_parts(nodes, count) }.into())
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// As whom its kernels report.
+    pub(super) fn reporter(&self) -> StreamId {
+        *self.reporter.get_or_init(StreamId::fresh)
+    }
+
+    /// Enqueues a copy of `bytes` as a node of a graph, which keeps them.
+    ///
+    /// # Safety
+    /// As for [`upload`](Self::upload).
+    pub(super) unsafe fn upload_constant(
+        &self,
+        to: *mut u8,
+        bytes: &[u8],
+        id: StreamId,
+        captured: &Captured,
+    ) -> Result<()> {
+        // Kept as long as the graph, whose end waits for its last launch.
+        let staged = Staged::of(&self.context, bytes, Moment { stream: id, tick: 0 })?;
+        let from = staged.as_ptr().cast::<c_void>();
+        // SAFETY: the context is current; the block is kept by the graph.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from, bytes.len(), self.raw) };
+        captured.keep(staged);
+        check("cuMemcpyHtoDAsync", code)
     }
 
     /// The stream's handle for products. The caller has the tail of the stream, so nobody else makes it meanwhile.

@@ -44,6 +44,11 @@ impl<T: Element> Operand<T> {
     pub(crate) fn at(&self) -> Dst<u8> {
         self.at
     }
+
+    /// Has it lie where `moved` says of where it lies now.
+    pub(crate) fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.at = Dst(moved(self.at.0));
+    }
 }
 
 impl Halves {

@@ -1,13 +1,16 @@
 //! What all optimizers share: parameters, their state, and one command for a step.
 
+use std::sync::Arc;
+
 use autograd::{Gradients, Var};
-use device::{DType, Error, Result};
-use tensor::{RuleStep, Tensor, Update, optimizer_step};
+use device::{Capture, DType, Error, Result};
+use parking_lot::Mutex;
+use tensor::{EachReplay, RuleStep, Tensor, Update, each_replay, fresh_slot, optimizer_step};
 
 use super::{Optimizer, OptimizerState, StateReader, check_parameters, wrong};
 
 /// A kind of optimizer: its options, and the rule that its steps follow.
-pub trait Kind: Copy + Send {
+pub trait Kind: Copy + Send + 'static {
     /// The name in states and errors, as in `adam`.
     const NAME: &'static str;
     /// Whether the rule depends on the number of the step beyond the first, which is then part of the state.
@@ -80,7 +83,15 @@ impl Field<'_> {
 #[derive(Debug)]
 pub struct Fused<K> {
     parameters: Vec<Var>,
+    /// Captured steps ask it for their numbers.
+    inner: Arc<Mutex<Inner<K>>>,
+}
+
+/// What steps change, and what changes them.
+#[derive(Debug)]
+struct Inner<K> {
     options: K,
+    /// One for each parameter.
     states: Vec<State>,
 }
 
@@ -109,17 +120,75 @@ impl<K: Kind> Fused<K> {
         check_parameters(K::NAME, &parameters)?;
         check(options)?;
         let states = vec![State::default(); parameters.len()];
-        Ok(Fused { parameters, options, states })
+        Ok(Fused { parameters, inner: Arc::new(Mutex::new(Inner { options, states })) })
     }
 
     /// The options as they are now.
-    pub fn options(&self) -> &K {
-        &self.options
+    pub fn options(&self) -> K {
+        self.inner.lock().options
     }
+}
 
+impl<K: Kind> Inner<K> {
     /// The names of the state's tensors.
     fn names(&self) -> Result<&'static [&'static str]> {
         Ok(self.options.rule(1)?.states())
+    }
+
+    /// Makes the tensors of a parameter's first step, beside any step that is being captured.
+    fn prepare(&mut self, number: usize, parameter: &Var) -> Result<()> {
+        if self.states[number].tensors.is_empty() {
+            let zeros = self.names()?.iter().map(|_| zeros_in_order_of(parameter.value()));
+            self.states[number].tensors = Capture::suspended(|| zeros.collect::<Result<_>>())?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, numbers: &[usize]) {
+        numbers.iter().for_each(|&number| self.states[number].step += 1);
+    }
+}
+
+/// The steps of an optimizer in the replays of a captured step.
+struct NextSteps<K> {
+    inner: Arc<Mutex<Inner<K>>>,
+    /// The parameters that have a gradient.
+    numbers: Vec<usize>,
+    /// Parameters that are at the same step share a name: one of them, and the step as it was captured.
+    steps: Vec<(usize, RuleStep)>,
+}
+
+impl<K: Kind> NextSteps<K> {
+    /// The captured step of a parameter, by the name of those that are as far as it is.
+    fn add(&mut self, number: usize, inner: &Inner<K>) -> Result<RuleStep> {
+        let at = inner.states[number].step;
+        self.numbers.push(number);
+        if let Some((_, known)) = self.steps.iter().find(|(other, _)| inner.states[*other].step == at) {
+            return Ok(*known);
+        }
+        let step = inner.options.rule(at + 1)?.named(fresh_slot());
+        self.steps.push((number, step));
+        Ok(step)
+    }
+}
+
+impl<K: Kind> EachReplay for NextSteps<K> {
+    fn next(&mut self) -> Result<Vec<RuleStep>> {
+        let inner = self.inner.lock();
+        let next = |(number, captured): &(usize, RuleStep)| {
+            let next = inner.options.rule(inner.states[*number].step + 1)?;
+            if next.same_rule(captured) {
+                return Ok(next.named(captured.slot()));
+            }
+            let reason =
+                format!("its options make it {} since the capture; capture the step again", next.op());
+            Err(Error::Captured { op: captured.op(), reason: reason.into() })
+        };
+        self.steps.iter().map(next).collect()
+    }
+
+    fn done(&mut self) {
+        self.inner.lock().count(&self.numbers);
     }
 }
 
@@ -138,35 +207,44 @@ impl<K: Kind> Optimizer for Fused<K> {
                 .into(),
             });
         }
-        let names = self.names()?;
-        for (parameter, state) in self.parameters.iter().zip(&mut self.states) {
-            if state.tensors.is_empty() && gradients.get_var(parameter).is_some() {
-                let zeros = names.iter().map(|_| zeros_in_order_of(parameter.value()));
-                state.tensors = zeros.collect::<Result<_>>()?;
-            }
-        }
-        let mut updates = Vec::with_capacity(self.parameters.len());
-        for (parameter, State { step, tensors }) in self.parameters.iter().zip(&self.states) {
+        let mut inner = self.inner.lock();
+        let mut captured =
+            NextSteps { inner: Arc::clone(&self.inner), numbers: Vec::new(), steps: Vec::new() };
+        let mut steps = Vec::with_capacity(self.parameters.len());
+        for (number, parameter) in self.parameters.iter().enumerate() {
             let Some(gradient) = gradients.get_var(parameter) else { continue };
-            let step = self.options.rule(step + 1)?;
-            updates.push(Update { param: parameter.value(), grad: gradient.value(), states: tensors, step });
+            inner.prepare(number, parameter)?;
+            steps.push((number, gradient, captured.add(number, &inner)?));
         }
-        optimizer_step(&updates)?;
-        for (parameter, state) in self.parameters.iter().zip(&mut self.states) {
-            state.step += u64::from(gradients.get_var(parameter).is_some());
+        let is_captured = Capture::is_current();
+        let updates = steps.iter().map(|&(number, gradient, step)| Update {
+            param: self.parameters[number].value(),
+            grad: gradient.value(),
+            states: &inner.states[number].tensors,
+            step: if is_captured { step } else { step.named(0) },
+        });
+        optimizer_step(&updates.collect::<Vec<_>>())?;
+        if is_captured {
+            each_replay(captured);
+        } else {
+            inner.count(&captured.numbers);
         }
         Ok(())
     }
 
     fn learning_rate(&self) -> f64 {
-        *{ self.options }.lr()
+        *self.options().lr()
     }
 
     fn set_learning_rate(&mut self, lr: f64) -> Result<()> {
-        let mut options = self.options;
+        if Capture::is_current() {
+            let reason = "replays would not set it; set it between them";
+            return Err(Error::Captured { op: K::NAME, reason: reason.into() });
+        }
+        let mut options = self.options();
         *options.lr() = lr;
         check(options)?;
-        self.options = options;
+        self.inner.lock().options = options;
         Ok(())
     }
 
@@ -175,11 +253,12 @@ impl<K: Kind> Optimizer for Fused<K> {
     }
 
     fn state(&self) -> Result<OptimizerState> {
-        let mut options = self.options;
+        let inner = self.inner.lock();
+        let mut options = inner.options;
         let options =
             options.fields().iter().map(|(name, field)| ((*name).to_owned(), field.get())).collect();
-        let (names, mut tensors) = (self.names()?, Vec::new());
-        for (number, state) in self.states.iter().enumerate().filter(|(_, state)| state.step > 0) {
+        let (names, mut tensors) = (inner.names()?, Vec::new());
+        for (number, state) in inner.states.iter().enumerate().filter(|(_, state)| state.step > 0) {
             if let (true, Some(like)) = (K::COUNTS_STEPS, state.tensors.first()) {
                 tensors.push((
                     format!("{number}.step"),
@@ -195,7 +274,7 @@ impl<K: Kind> Optimizer for Fused<K> {
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         let mut reader = StateReader::new(K::NAME, state)?;
-        let mut options = self.options;
+        let mut options = self.options();
         for (name, field) in &mut options.fields() {
             field.set(reader.option(name)?);
         }
@@ -224,7 +303,26 @@ impl<K: Kind> Optimizer for Fused<K> {
             });
         }
         reader.finish()?;
-        (self.options, self.states) = (options, states);
+        let mut inner = self.inner.lock();
+        for (own, loaded) in inner.states.iter_mut().zip(states) {
+            own.load(loaded)?;
+        }
+        inner.options = options;
+        Ok(())
+    }
+}
+
+impl State {
+    /// Takes over what was loaded, in the tensors that captured steps know if there are any. Before the first step they are zeros.
+    fn load(&mut self, loaded: State) -> Result<()> {
+        self.step = loaded.step;
+        if self.tensors.is_empty() {
+            self.tensors = loaded.tensors;
+            return Ok(());
+        }
+        for (at, own) in self.tensors.iter().enumerate() {
+            loaded.tensors.get(at).map_or_else(|| own.zero_(), |loaded| own.copy_(loaded))?;
+        }
         Ok(())
     }
 }

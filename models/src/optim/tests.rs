@@ -40,11 +40,11 @@ fn values(w: &Var) -> Vec<f64> {
 fn a_number_is_the_learning_rate_beside_defaults() {
     let w = || vec![parameter(false)];
     let lr = 0.5;
-    assert_eq!(Sgd::new(w(), lr).unwrap().options(), &SgdOptions { lr, ..SgdOptions::default() });
-    assert_eq!(Adam::new(w(), lr).unwrap().options(), &AdamOptions { lr, ..AdamOptions::default() });
-    assert_eq!(AdamW::new(w(), lr).unwrap().options(), &AdamWOptions { lr, ..AdamWOptions::default() });
-    assert_eq!(Lion::new(w(), lr).unwrap().options(), &LionOptions { lr, ..LionOptions::default() });
-    assert_eq!(RmsProp::new(w(), lr).unwrap().options(), &RmsPropOptions { lr, ..RmsPropOptions::default() });
+    assert_eq!(Sgd::new(w(), lr).unwrap().options(), SgdOptions { lr, ..SgdOptions::default() });
+    assert_eq!(Adam::new(w(), lr).unwrap().options(), AdamOptions { lr, ..AdamOptions::default() });
+    assert_eq!(AdamW::new(w(), lr).unwrap().options(), AdamWOptions { lr, ..AdamWOptions::default() });
+    assert_eq!(Lion::new(w(), lr).unwrap().options(), LionOptions { lr, ..LionOptions::default() });
+    assert_eq!(RmsProp::new(w(), lr).unwrap().options(), RmsPropOptions { lr, ..RmsPropOptions::default() });
     assert!(matches!(Sgd::new(w(), -1.0), Err(Error::InvalidArgument { argument: "lr", .. })));
 }
 

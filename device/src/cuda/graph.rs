@@ -1,0 +1,188 @@
+//! Plans as graphs of the driver. Each command is captured by itself, with the commands that it needs as dependencies, so that
+//! a kernel of ours and one of a library become nodes in the same way.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use smallvec::SmallVec;
+
+use super::call::check;
+use super::context::Context;
+use super::pinned::Staged;
+use super::stream::DriverStream;
+use super::{Grid, Queue, Target};
+use crate::device::Core;
+use crate::graph::Node;
+use crate::{Error, Priority, Result, StreamId};
+
+/// A graph that the driver launches, and what its nodes use beside the memory of the plan.
+pub(crate) struct DriverGraph {
+    exec: Exec,
+    /// For each command, its kernels in the order in which it enqueues them.
+    kernels: Vec<Kernels>,
+    /// Where commands were captured: it has the handle of their products, and reports what their kernels meet.
+    stream: DriverStream,
+    /// What uploads read.
+    _constants: Vec<Staged>,
+    core: std::sync::Weak<Core>,
+}
+
+/// Nodes of kernels.
+pub(super) type Kernels = SmallVec<[sys::CUgraphNode; 2]>;
+
+// SAFETY: the driver's handles may be used from any thread, one at a time, which the executable's lock sees to.
+unsafe impl Send for DriverGraph {}
+
+/// What a command that is captured adds to the graph.
+#[derive(Default)]
+pub(crate) struct Captured {
+    kernels: RefCell<Kernels>,
+    constants: RefCell<Vec<Staged>>,
+    /// Where its products find room.
+    pub(super) workspace: Option<(usize, usize)>,
+}
+
+/// The nodes of a command whose kernels get other arguments.
+pub(crate) struct Updated<'a> {
+    graph: &'a DriverGraph,
+    command: usize,
+    next: Cell<usize>,
+}
+
+struct Graph(sys::CUgraph);
+
+impl Graph {
+    fn new() -> Result<Graph> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the driver writes a handle.
+        unsafe { check("cuGraphCreate", sys::cuGraphCreate(&mut raw, 0))? };
+        Ok(Graph(raw))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once.
+        unsafe { sys::cuGraphDestroy(self.0) };
+    }
+}
+
+/// A graph made ready. Its nodes are named by those of the graph that it was made from.
+struct Exec {
+    raw: sys::CUgraphExec,
+    _graph: Graph,
+    context: Arc<Context>,
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: created once, destroyed once; the driver lets a launch under way run to its end.
+            unsafe { sys::cuGraphExecDestroy(self.raw) };
+        }
+    }
+}
+
+impl DriverGraph {
+    /// A graph of `nodes`, each after those that it needs.
+    pub(crate) fn new(core: &Arc<Core>, nodes: &[Node]) -> Result<DriverGraph> {
+        let Some(cuda) = &core.cuda else {
+            return Err(Error::CudaUnavailable {
+                reason: "a graph of a device that is no CUDA device".into(),
+            });
+        };
+        let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::Normal)?;
+        let id = StreamId::fresh();
+        stream.bind()?;
+        let graph = Graph::new()?;
+        let (mut kernels, mut constants) = (Vec::with_capacity(nodes.len()), Vec::new());
+        // The nodes that come last in each command.
+        let mut ends: Vec<Kernels> = Vec::with_capacity(nodes.len());
+        let tf32 = core.tf32();
+        for node in nodes {
+            let after: Kernels =
+                node.needs.iter().flat_map(|&need| ends[need as usize].iter().copied()).collect();
+            let captured = Captured { workspace: node.workspace, ..Captured::default() };
+            let queue = Queue::to(core, &stream, node.op, id, tf32, Target::Graph(&captured));
+            stream.begin_capture(graph.0, &after)?;
+            let enqueued = node.work.enqueue(&queue);
+            let last = stream.captured_nodes();
+            stream.end_capture()?;
+            enqueued?;
+            let last = last?;
+            // What enqueues nothing leaves those before it.
+            ends.push(last);
+            kernels.push(captured.kernels.into_inner());
+            constants.append(&mut captured.constants.into_inner());
+        }
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the context is current; the driver writes a handle.
+        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, graph.0, 0) };
+        check("cuGraphInstantiate", code)?;
+        let exec = Exec { raw, _graph: graph, context: Arc::clone(&cuda.context) };
+        // SAFETY: the handles are live.
+        unsafe { check("cuGraphUpload", sys::cuGraphUpload(exec.raw, stream.raw()))? };
+        Ok(DriverGraph { exec, kernels, stream, _constants: constants, core: Arc::downgrade(core) })
+    }
+
+    /// Has later launches run the kernels of a command with the arguments that it has now.
+    pub(crate) fn update(&self, command: usize, node: &Node) -> Result<()> {
+        let Some(core) = self.core.upgrade() else { return Ok(()) };
+        let updated = Updated { graph: self, command, next: Cell::new(0) };
+        let id = self.stream.reporter();
+        node.work.enqueue(&Queue::to(&core, &self.stream, node.op, id, core.tf32(), Target::Update(&updated)))
+    }
+
+    /// Launches it on the queue's stream.
+    pub(crate) fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+        // SAFETY: the handles are live, and the launch was told of the memory that the nodes use.
+        unsafe { check("cuGraphLaunch", sys::cuGraphLaunch(self.exec.raw, queue.stream.raw())) }
+    }
+}
+
+impl Captured {
+    /// A kernel was just captured on `stream`.
+    pub(super) fn add_kernel(&self, stream: &DriverStream) -> Result<()> {
+        self.kernels.borrow_mut().extend(stream.captured_nodes()?);
+        Ok(())
+    }
+
+    pub(super) fn keep(&self, constant: Staged) {
+        self.constants.borrow_mut().push(constant);
+    }
+}
+
+impl Updated<'_> {
+    /// Gives the next kernel of the command other arguments.
+    ///
+    /// # Safety
+    /// As for [`Queue::kernel`]; `params` are those of `function`.
+    pub(super) unsafe fn set_kernel(
+        &self,
+        function: sys::CUfunction,
+        grid: Grid,
+        params: *mut *mut std::ffi::c_void,
+    ) -> Result<()> {
+        let next = self.next.replace(self.next.get() + 1);
+        let Some(&node) = self.graph.kernels[self.command].get(next) else { return Ok(()) };
+        let ([bx, by, bz], [tx, ty, tz]) = (grid.blocks, grid.threads);
+        let params = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: function,
+            gridDimX: bx,
+            gridDimY: by,
+            gridDimZ: bz,
+            blockDimX: tx,
+            blockDimY: ty,
+            blockDimZ: tz,
+            sharedMemBytes: grid.shared_bytes,
+            kernelParams: params,
+            extra: std::ptr::null_mut(),
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
+        };
+        // SAFETY: the handles are live; the driver copies the arguments before it returns.
+        let code = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.graph.exec.raw, node, &params) };
+        check("cuGraphExecKernelNodeSetParams", code)
+    }
+}

@@ -1,0 +1,274 @@
+//! Capture: a program's commands, written down instead of run.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::panic::Location;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock, Weak};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::plan::Plan;
+use crate::device::Core;
+use crate::{Buffer, Device, Error, Result, Shared, Stream, StreamId, Use, Work};
+
+/// A step that is being captured: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
+/// device and by whatever threads of a [`Team`](crate::Team), are written down instead of run, and memory that is allocated
+/// there is planned instead of taken.
+pub struct Capture {
+    device: Device,
+    /// What the log of its memory names, so that nobody else uses it.
+    id: StreamId,
+    recording: Mutex<Recording>,
+}
+
+/// What was written down so far.
+#[derive(Default)]
+struct Recording {
+    commands: Vec<Command>,
+    memories: Vec<Memory>,
+    /// Where in `memories` the buffers are that the step found, by their address.
+    found: HashMap<usize, usize>,
+    /// The next address of planned memory.
+    next: usize,
+    attached: Vec<Attached>,
+}
+
+/// What a step has for its replays.
+pub type Attached = Box<dyn Any + Send>;
+
+/// A command that is kept.
+pub(crate) struct Command {
+    pub(crate) op: &'static str,
+    pub(crate) place: &'static Location<'static>,
+    /// The stream that it was launched on.
+    pub(crate) stream: StreamId,
+    /// The memories that it uses, each once, and whether it writes them.
+    pub(crate) uses: SmallVec<[(usize, bool); 4]>,
+    /// The memory that its products work in, one of those that it uses.
+    pub(crate) workspace: Option<usize>,
+    pub(crate) work: Box<dyn Work>,
+}
+
+/// What commands of a step use.
+pub(crate) enum Memory {
+    /// A buffer that was there before.
+    Found(Shared<Buffer>),
+    /// What was allocated within the step: an address that stands for it, its size, and whether its buffer is still there.
+    Planned { at: usize, bytes: usize, alive: bool },
+}
+
+impl Memory {
+    pub(crate) fn at(&self) -> usize {
+        match self {
+            Memory::Found(buffer) => buffer.ptr().addr(),
+            Memory::Planned { at, .. } => *at,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Memory::Found(buffer) => buffer.len_bytes(),
+            Memory::Planned { bytes, .. } => *bytes,
+        }
+    }
+}
+
+/// Planned memory stands at addresses that no device hands out.
+pub(super) const FIRST: usize = 1 << 60;
+
+/// As the allocator aligns.
+pub(crate) const ALIGNMENT: usize = 256;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Arc<Capture>>> = const { RefCell::new(None) };
+}
+
+/// The captures that are not dropped, so that their buffers find them.
+static CAPTURES: LazyLock<Mutex<HashMap<StreamId, Weak<Capture>>>> = LazyLock::new(Mutex::default);
+
+/// The capture that this thread is in.
+pub(crate) fn current() -> Option<Arc<Capture>> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+/// Calls `f` within `capture`, or outside of any. The former one is back afterwards, also after a panic.
+pub(crate) fn within<R>(capture: Option<Arc<Capture>>, f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Arc<Capture>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let inner = CURRENT.replace(self.0.take());
+            drop(inner);
+        }
+    }
+    let _restore = Restore(CURRENT.replace(capture));
+    f()
+}
+
+impl Capture {
+    /// A capture on `device`, in which nothing happened yet.
+    ///
+    /// # Errors
+    /// [`Error::Captured`] within another one.
+    pub fn new(device: &Device) -> Result<Arc<Capture>> {
+        if Capture::is_current() {
+            return Err(refused("capture", "captures do not nest"));
+        }
+        let id = StreamId::of_capture();
+        let recording = Mutex::new(Recording { next: FIRST, ..Recording::default() });
+        let capture = Arc::new(Capture { device: device.clone(), id, recording });
+        CAPTURES.lock().insert(id, Arc::downgrade(&capture));
+        device.core().captures.fetch_add(1, Ordering::AcqRel);
+        Ok(capture)
+    }
+
+    /// Calls `f` with its commands written down. Other threads' commands run as ever, but for those of a
+    /// [`Team`](crate::Team)'s run within `f`.
+    pub fn scope<R>(self: &Arc<Self>, f: impl FnOnce() -> R) -> R {
+        within(Some(Arc::clone(self)), f)
+    }
+
+    /// Calls `f` as if nothing was captured: for state that outlasts the step, such as an optimizer's.
+    pub fn suspended<R>(f: impl FnOnce() -> R) -> R {
+        within(None, f)
+    }
+
+    /// Whether this thread's commands are written down.
+    pub fn is_current() -> bool {
+        CURRENT.with_borrow(Option::is_some)
+    }
+
+    /// Keeps `value` for whoever ends the capture that this thread is in; dropped if there is none.
+    pub fn attach(value: impl Any + Send) {
+        if let Some(capture) = current() {
+            capture.recording.lock().attached.push(Box::new(value));
+        }
+    }
+
+    /// Ends the capture. Gives what was attached, too.
+    ///
+    /// # Errors
+    /// [`Error::Captured`] if memory of the step is still held, naming the command that wrote it first.
+    pub fn finish(self: Arc<Self>) -> Result<(Plan, Vec<Attached>)> {
+        let Recording { commands, memories, attached, .. } = std::mem::take(&mut *self.recording.lock());
+        let kept = memories.iter().position(|memory| matches!(memory, Memory::Planned { alive: true, .. }));
+        if let Some(kept) = kept {
+            let uses = |command: &&Command| command.uses.iter().any(|(memory, _)| *memory == kept);
+            let (op, place) = match commands.iter().find(uses) {
+                Some(command) => (command.op, format!(" at {}", command.place)),
+                None => ("empty", String::new()),
+            };
+            let reason = format!(
+                "its result{place} is kept beyond the step and is not part of what the step returns; make state before the step"
+            );
+            return Err(refused(op, &reason));
+        }
+        Ok((Plan::new(self.device.clone(), commands, memories), attached))
+    }
+
+    /// The capture that a command of this thread on `core` belongs to.
+    #[cold]
+    pub(crate) fn of(core: &Arc<Core>) -> Option<Arc<Capture>> {
+        current().filter(|capture| Arc::ptr_eq(capture.device.core(), core))
+    }
+
+    /// Writes a command down.
+    pub(crate) fn record(
+        &self,
+        stream: &Stream,
+        op: &'static str,
+        uses: &[Use<'_>],
+        work: impl Work,
+        place: &'static Location<'static>,
+    ) -> Result<()> {
+        let mut recording = self.recording.lock();
+        let mut named: SmallVec<[(usize, bool); 4]> = SmallVec::new();
+        for used in uses {
+            let memory = recording.memory(self.id, op, used.buffer)?;
+            match named.iter_mut().find(|(known, _)| *known == memory) {
+                Some((_, write)) => *write |= used.write,
+                None => named.push((memory, used.write)),
+            }
+        }
+        let needed = if stream.is_cuda() { work.workspace() } else { 0 };
+        let workspace = (needed > 0).then(|| recording.plan(needed, false));
+        named.extend(workspace.map(|memory| (memory, true)));
+        let (stream, work) = (stream.id(), Box::new(work));
+        recording.commands.push(Command { op, place, stream, uses: named, workspace, work });
+        Ok(())
+    }
+
+    /// Memory that the plan will find a place for.
+    fn buffer(&self, bytes: usize) -> Shared<Buffer> {
+        let mut recording = self.recording.lock();
+        let index = recording.plan(bytes, true);
+        let at = recording.memories[index].at();
+        Buffer::new_shared(|| Buffer::planned(&self.device, self.id, at, bytes, index))
+    }
+}
+
+impl Recording {
+    fn plan(&mut self, bytes: usize, alive: bool) -> usize {
+        let at = self.next;
+        // Apart from each other, also where there is nothing.
+        self.next += (bytes + 1).next_multiple_of(ALIGNMENT);
+        self.memories.push(Memory::Planned { at, bytes, alive });
+        self.memories.len() - 1
+    }
+
+    fn memory(&mut self, id: StreamId, op: &'static str, buffer: &Buffer) -> Result<usize> {
+        match buffer.plan() {
+            Some((capture, index)) if capture == id => Ok(index),
+            Some(_) => Err(of_another_step(op)),
+            None => {
+                let at = std::ptr::from_ref(buffer).addr();
+                if let Some(&known) = self.found.get(&at) {
+                    return Ok(known);
+                }
+                let owner = buffer.owner().ok_or_else(|| {
+                    refused(op, "a buffer that it uses has one owner only, so the step cannot keep it")
+                })?;
+                self.memories.push(Memory::Found(owner));
+                self.found.insert(at, self.memories.len() - 1);
+                Ok(self.memories.len() - 1)
+            }
+        }
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        CAPTURES.lock().remove(&self.id);
+        self.device.core().captures.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Memory for a command of this thread, if that is written down.
+#[cold]
+pub(crate) fn plan_buffer(core: &Arc<Core>, bytes: usize) -> Option<Shared<Buffer>> {
+    Some(Capture::of(core)?.buffer(bytes))
+}
+
+/// The buffer of planned memory is gone.
+#[cold]
+pub(crate) fn forget(capture: StreamId, index: usize) {
+    let found = CAPTURES.lock().get(&capture).and_then(Weak::upgrade);
+    if let Some(capture) = found
+        && let Some(Memory::Planned { alive, .. }) = capture.recording.lock().memories.get_mut(index)
+    {
+        *alive = false;
+    }
+}
+
+#[cold]
+pub(crate) fn refused(op: &'static str, reason: &str) -> Error {
+    Error::Captured { op, reason: reason.into() }
+}
+
+/// For a use of planned memory outside of its capture.
+#[cold]
+pub(crate) fn of_another_step(op: &'static str) -> Error {
+    refused(op, "it uses a tensor that was made within a captured step, which has no value outside of it")
+}

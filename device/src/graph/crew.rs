@@ -1,0 +1,132 @@
+//! A replay on a CPU: the device's threads take commands that may run, from one list, and help each other's kernels where
+//! there is none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use smallvec::SmallVec;
+
+use super::executable::Node;
+use crate::{Cpu, Panicked, SpinLock, Team};
+
+/// Runs `nodes`, each after what it needs.
+///
+/// # Panics
+/// As the first command that did, once all have ended.
+pub(super) fn run(nodes: &[Node], cpu: &Cpu<'_>) {
+    let panicked = match cpu.crew() {
+        Some(team) if nodes.len() > 1 => together(nodes, team),
+        _ => in_order(nodes, cpu),
+    };
+    if let Some((op, panicked)) = panicked {
+        std::panic::resume_unwind(Box::new(format!("{op}: {}", panicked.message)));
+    }
+}
+
+type First = Option<(&'static str, Panicked)>;
+
+/// The program's order is one that the needs allow.
+fn in_order(nodes: &[Node], cpu: &Cpu<'_>) -> First {
+    let mut first = None;
+    for node in nodes {
+        if let Err(panicked) = Panicked::catch(|| node.work.run(cpu)) {
+            first.get_or_insert((node.op, panicked));
+        }
+    }
+    first
+}
+
+/// What the threads share.
+struct Crew<'a> {
+    nodes: &'a [Node],
+    /// Commands that may run.
+    ready: SpinLock<SmallVec<[u32; 64]>>,
+    /// How many are in `ready`, for a look without the lock.
+    waiting: AtomicUsize,
+    /// How many have not run.
+    left: AtomicUsize,
+    /// For each thread, the others as helpers of its kernels.
+    teams: SmallVec<[Arc<Team>; 8]>,
+    first: SpinLock<First>,
+}
+
+fn together(nodes: &[Node], team: &Team) -> First {
+    let threads = team.helpers() + 1;
+    let mut ready = SmallVec::new();
+    for (at, node) in nodes.iter().enumerate() {
+        node.left.store(node.needs.len() as u32, Ordering::Relaxed);
+        if node.needs.is_empty() {
+            ready.push(at as u32);
+        }
+    }
+    let crew = Crew {
+        nodes,
+        waiting: AtomicUsize::new(ready.len()),
+        ready: SpinLock::new(ready),
+        left: AtomicUsize::new(nodes.len()),
+        teams: (0..threads).map(|_| Arc::new(Team::of_visitors(threads - 1))).collect(),
+        first: SpinLock::new(None),
+    };
+    // Who comes late takes what is left; where the team is at work for somebody else, this thread does all.
+    team.share(threads - 1, &|thread| crew.work(thread));
+    crew.first.into_inner()
+}
+
+impl Crew<'_> {
+    fn work(&self, thread: usize) {
+        let cpu = Cpu::of_crew(&self.teams[thread]);
+        let mut next = None;
+        while self.left.load(Ordering::Acquire) > 0 {
+            match next.take().or_else(|| self.take()) {
+                Some(node) => next = self.run(node, &cpu),
+                None if self.assist(thread) => {}
+                None => std::hint::spin_loop(),
+            }
+        }
+    }
+
+    /// The most urgent command that may run.
+    fn take(&self) -> Option<u32> {
+        if self.waiting.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut ready = self.ready.lock();
+        let best = (0..ready.len()).max_by_key(|&at| self.nodes[ready[at] as usize].urgency)?;
+        self.waiting.store(ready.len() - 1, Ordering::Relaxed);
+        Some(ready.swap_remove(best))
+    }
+
+    /// Runs a command. Gives the most urgent of those that may run now because of it, and leaves the others to all.
+    fn run(&self, node: u32, cpu: &Cpu<'_>) -> Option<u32> {
+        let node = &self.nodes[node as usize];
+        if let Err(panicked) = Panicked::catch(|| node.work.run(cpu)) {
+            self.first.lock().get_or_insert((node.op, panicked));
+        }
+        let mut own: Option<u32> = None;
+        for &next in &node.next {
+            // Comes after all that it needs, whoever ran that.
+            if self.nodes[next as usize].left.fetch_sub(1, Ordering::AcqRel) != 1 {
+                continue;
+            }
+            let urgency = |at: u32| self.nodes[at as usize].urgency;
+            let other = match own {
+                Some(known) if urgency(known) >= urgency(next) => next,
+                _ => match own.replace(next) {
+                    Some(other) => other,
+                    None => continue,
+                },
+            };
+            let mut ready = self.ready.lock();
+            ready.push(other);
+            self.waiting.store(ready.len(), Ordering::Relaxed);
+        }
+        self.left.fetch_sub(1, Ordering::AcqRel);
+        own
+    }
+
+    /// Does a part of another thread's kernel, if one is offered.
+    fn assist(&self, thread: usize) -> bool {
+        let others = self.teams.iter().enumerate().filter(|(other, _)| *other != thread);
+        others.into_iter().any(|(other, team)| team.assist(if thread < other { thread } else { thread - 1 }))
+    }
+}

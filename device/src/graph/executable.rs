@@ -1,0 +1,331 @@
+//! Executables: plans with memory, ready to be replayed.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::capture::{Capture, Memory, refused};
+use super::crew;
+use super::plan::{GraphOptions, Layout, Plan, PlanReport};
+use crate::cuda::{DriverGraph, Queue};
+use crate::{Binder, Buffer, Cpu, Device, Error, Result, Shared, SpinLock, Stream, Use, Work};
+
+/// The op of a replay in errors, profiles and audits.
+const OP: &str = "replay";
+
+/// A plan with memory: what [`replay`](Executable::replay) runs.
+pub struct Executable {
+    device: Device,
+    report: PlanReport,
+    /// The buffers that a replay uses: those that the step found, and last its own memory.
+    used: Mutex<Vec<Used>>,
+    nodes: Mutex<Nodes>,
+}
+
+/// A buffer that a replay uses.
+struct Used {
+    buffer: Shared<Buffer>,
+    write: bool,
+    /// The commands that hold its address; none for the step's own memory, which stays.
+    commands: Vec<usize>,
+}
+
+/// The commands, in the program's order.
+pub(crate) struct Nodes {
+    pub(crate) nodes: Vec<Node>,
+    /// The commands that were bound anew since the last replay.
+    changed: Vec<usize>,
+    /// On a CUDA device.
+    graph: Option<DriverGraph>,
+}
+
+/// A command, and what comes after it.
+pub(crate) struct Node {
+    pub(crate) op: &'static str,
+    pub(crate) work: Box<dyn Work>,
+    /// What it waits for.
+    pub(crate) needs: SmallVec<[u32; 4]>,
+    /// What waits for it.
+    pub(crate) next: SmallVec<[u32; 4]>,
+    /// How many of its needs have not run in this replay.
+    pub(crate) left: AtomicU32,
+    /// What the costliest way from here to the end costs.
+    pub(crate) urgency: u64,
+    /// Memory for its products, on a CUDA device.
+    pub(crate) workspace: Option<(usize, usize)>,
+}
+
+/// Commands whose scalars may change before they run again.
+pub struct Kept<'a>(&'a mut Nodes);
+
+impl Kept<'_> {
+    /// Shows `change` the scalars of the command with this number.
+    pub fn scalars(&mut self, command: usize, change: &mut dyn FnMut(&mut dyn Any)) {
+        self.0.bind(command, &mut Scalars(change));
+    }
+}
+
+impl Nodes {
+    fn bind(&mut self, command: usize, binder: &mut dyn Binder) {
+        if let Some(node) = self.nodes.get_mut(command) {
+            node.work.bind(binder);
+            self.changed.push(command);
+        }
+    }
+}
+
+/// Leaves addresses alone.
+struct Scalars<'a>(&'a mut dyn FnMut(&mut dyn Any));
+
+impl Binder for Scalars<'_> {
+    fn address(&mut self, at: *mut u8) -> *mut u8 {
+        at
+    }
+
+    fn scalar(&mut self, value: &mut dyn Any) {
+        (self.0)(value);
+    }
+}
+
+impl Plan {
+    /// Shows `visit` every scalar that may change from step to step, with the number of its command.
+    pub fn scalars(&mut self, visit: &mut dyn FnMut(usize, &mut dyn Any)) {
+        for (at, command) in self.commands.iter_mut().enumerate() {
+            command.work.bind(&mut Scalars(&mut |value| visit(at, value)));
+        }
+    }
+
+    /// The buffers that the step found.
+    pub fn found(&self) -> impl Iterator<Item = &Buffer> {
+        self.memories.iter().filter_map(|memory| match memory {
+            Memory::Found(buffer) => Some(&**buffer),
+            Memory::Planned { .. } => None,
+        })
+    }
+
+    /// Gives the plan memory by `allocate`, which is told how many bytes, and makes it ready.
+    ///
+    /// # Errors
+    /// Those of `allocate`, and of the device's driver.
+    pub fn instantiate(
+        self,
+        options: GraphOptions,
+        allocate: impl FnOnce(usize) -> Result<Shared<Buffer>>,
+    ) -> Result<Executable> {
+        let layout = self.layout(options);
+        let report = self.report(&layout);
+        let arena = if layout.bytes > 0 { Some(allocate(layout.bytes)?) } else { None };
+        let mut moved = Moved::planned(
+            &self,
+            &layout,
+            arena.as_deref().map_or(0, |arena| arena.ptr().expose_provenance()),
+        );
+        let used = self.used(arena);
+        let device = self.device.clone();
+        let mut nodes = self.nodes(layout, &mut moved);
+        let graph = match device.runs_on_host() {
+            true => None,
+            false => Some(DriverGraph::new(device.core(), &nodes)?),
+        };
+        nodes.iter_mut().for_each(|node| node.workspace = None);
+        let nodes = Mutex::new(Nodes { nodes, changed: Vec::new(), graph });
+        Ok(Executable { device, report, used: Mutex::new(used), nodes })
+    }
+
+    /// The buffers that a replay uses.
+    fn used(&self, arena: Option<Shared<Buffer>>) -> Vec<Used> {
+        let mut used: Vec<Option<Used>> = self.memories.iter().map(Used::of).collect();
+        for (at, command) in self.commands.iter().enumerate() {
+            for &(memory, write) in &command.uses {
+                if let Some(used) = &mut used[memory] {
+                    used.write |= write;
+                    used.commands.push(at);
+                }
+            }
+        }
+        let arena = arena.map(|buffer| Used { buffer, write: true, commands: Vec::new() });
+        used.into_iter().flatten().chain(arena).collect()
+    }
+
+    fn nodes(self, layout: Layout, moved: &mut Moved) -> Vec<Node> {
+        let mut nodes: Vec<Node> = Vec::with_capacity(self.commands.len());
+        for (at, (mut command, needs)) in self.commands.into_iter().zip(layout.needs).enumerate() {
+            command.work.bind(moved);
+            for &need in &needs {
+                nodes[need as usize].next.push(at as u32);
+            }
+            let left = AtomicU32::new(needs.len() as u32);
+            let (urgency, next) = (0, SmallVec::new());
+            let workspace = command.workspace.map(|memory| &self.memories[memory]).map(|memory| {
+                let at = moved.address(std::ptr::without_provenance_mut(memory.at()));
+                (at.addr(), memory.bytes())
+            });
+            nodes.push(Node { op: command.op, work: command.work, needs, next, left, urgency, workspace });
+        }
+        for at in (0..nodes.len()).rev() {
+            let after = nodes[at].next.iter().map(|&next| nodes[next as usize].urgency).max().unwrap_or(0);
+            // Starting a command is not for nothing.
+            nodes[at].urgency = after + 1000 + nodes[at].work.cost() as u64;
+        }
+        nodes
+    }
+}
+
+impl Used {
+    fn of(memory: &Memory) -> Option<Used> {
+        match memory {
+            Memory::Found(buffer) => {
+                Some(Used { buffer: buffer.clone(), write: false, commands: Vec::new() })
+            }
+            Memory::Planned { .. } => None,
+        }
+    }
+}
+
+/// Gives memory another place.
+struct Moved {
+    /// From where to where memory lies, and where it will start, in the order of the first.
+    places: Vec<(usize, usize, usize)>,
+}
+
+impl Moved {
+    /// What the plan allocates, as it is laid out from `base` on.
+    fn planned(plan: &Plan, layout: &Layout, base: usize) -> Moved {
+        let place = |(memory, offset): (&Memory, &Option<usize>)| {
+            Some((memory.at(), memory.at() + memory.bytes(), base + (*offset)?))
+        };
+        Moved { places: plan.memories.iter().zip(&layout.offsets).filter_map(place).collect() }
+    }
+}
+
+impl Binder for Moved {
+    fn address(&mut self, at: *mut u8) -> *mut u8 {
+        let index = self.places.partition_point(|(from, ..)| *from <= at.addr());
+        match index.checked_sub(1).map(|index| self.places[index]) {
+            Some((from, end, to)) if at.addr() < end => {
+                std::ptr::with_exposed_provenance_mut(to + (at.addr() - from))
+            }
+            _ => at,
+        }
+    }
+
+    fn scalar(&mut self, _: &mut dyn Any) {}
+}
+
+impl Executable {
+    /// What was planned.
+    pub fn report(&self) -> PlanReport {
+        self.report
+    }
+
+    /// Runs the commands on `stream`, as one command of it: after whatever used what they use, on whatever stream. From now on
+    /// they use the second buffer of each pair in `replaced` instead of the first. `prepare` may change their scalars; it is
+    /// called before they run, and after all earlier replays were given to the device.
+    ///
+    /// # Errors
+    /// As for [`Stream::launch`]; [`Error::DeviceMismatch`] for a stream of another device; [`Error::Captured`] within a
+    /// captured step; [`Error::InvalidArgument`] for a buffer that is smaller than the one it replaces.
+    #[track_caller]
+    pub fn replay(
+        self: &Arc<Self>,
+        stream: &Stream,
+        replaced: &[(Shared<Buffer>, Shared<Buffer>)],
+        prepare: impl FnOnce(&mut Kept<'_>) + Send + 'static,
+    ) -> Result<()> {
+        if *stream.device() != self.device {
+            return Err(Error::device_mismatch(OP, &self.device, stream.device()));
+        }
+        if Capture::is_current() {
+            return Err(refused(OP, "captures do not nest"));
+        }
+        let mut used = self.used.lock();
+        let mut moves = Vec::new();
+        for (old, new) in replaced {
+            moves.extend(replace(&mut used, old, new)?);
+        }
+        let uses: SmallVec<[Use<'_>; 64]> =
+            used.iter().map(|used| Use { buffer: &used.buffer, write: used.write }).collect();
+        let prepare = move |nodes: &mut Nodes| {
+            for Move { commands, mut range } in moves {
+                commands.into_iter().for_each(|command| nodes.bind(command, &mut range));
+            }
+            prepare(&mut Kept(nodes));
+        };
+        stream.launch(
+            OP,
+            &uses,
+            Replay { executable: Arc::clone(self), prepare: SpinLock::new(Some(prepare)) },
+        )?;
+        used.iter().filter(|used| used.write).for_each(|used| used.buffer.bump_version());
+        Ok(())
+    }
+}
+
+/// Commands that find a buffer elsewhere.
+struct Move {
+    commands: Vec<usize>,
+    range: Moved,
+}
+
+/// Has `new` used instead of `old`.
+fn replace(used: &mut [Used], old: &Buffer, new: &Shared<Buffer>) -> Result<Option<Move>> {
+    let Some(used) = used.iter_mut().find(|used| std::ptr::eq(&*used.buffer, old)) else { return Ok(None) };
+    if new.len_bytes() < old.len_bytes() {
+        return Err(Error::InvalidArgument {
+            op: OP,
+            argument: "replaced",
+            expected: "a buffer as large as the one that it replaces",
+            value: format!("{} bytes for {}", new.len_bytes(), old.len_bytes()).into(),
+        });
+    }
+    used.buffer = new.clone();
+    let from = old.ptr().addr();
+    let range = Moved { places: vec![(from, from + old.len_bytes(), new.ptr().expose_provenance())] };
+    Ok(Some(Move { commands: used.commands.clone(), range }))
+}
+
+/// A replay, as a command.
+struct Replay<F> {
+    executable: Arc<Executable>,
+    prepare: SpinLock<Option<F>>,
+}
+
+impl<F: FnOnce(&mut Nodes) + Send + 'static> Replay<F> {
+    fn prepare(&self, nodes: &mut Nodes) {
+        if let Some(prepare) = self.prepare.lock().take() {
+            prepare(nodes);
+        }
+    }
+}
+
+impl<F: FnOnce(&mut Nodes) + Send + 'static> Work for Replay<F> {
+    fn run(&self, cpu: &Cpu<'_>) {
+        let mut nodes = self.executable.nodes.lock();
+        self.prepare(&mut nodes);
+        nodes.changed.clear();
+        crew::run(&nodes.nodes, cpu);
+    }
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        let mut nodes = self.executable.nodes.lock();
+        self.prepare(&mut nodes);
+        let Nodes { nodes, changed, graph } = &mut *nodes;
+        let Some(graph) = graph else { return Ok(()) };
+        for command in changed.drain(..) {
+            graph.update(command, &nodes[command])?;
+        }
+        graph.launch(queue)
+    }
+
+    fn bind(&mut self, _: &mut dyn Binder) {}
+}
+
+impl fmt::Debug for Executable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executable").field("report", &self.report).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,17 @@
+//! Captured steps: a program's commands as a value, which is planned once and replayed.
+//!
+//! A [`Capture`] writes commands down. A [`Plan`] knows which of them have to come after which, and finds a place for their
+//! memory. An [`Executable`] replays it: as a graph of the driver on a CUDA device, over the device's threads on a CPU. A
+//! replay is one command of a stream, which reads and writes what the step does, so it is ordered like any other.
+
+pub(crate) mod capture;
+mod crew;
+mod executable;
+mod memory;
+mod plan;
+mod reach;
+
+pub use capture::{Attached, Capture};
+pub(crate) use executable::Node;
+pub use executable::{Executable, Kept};
+pub use plan::{GraphOptions, Order, Plan, PlanReport};

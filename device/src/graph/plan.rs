@@ -1,0 +1,189 @@
+//! Plans: the commands of a step, what has to come before each, and where their memory lies.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use super::capture::{Command, Memory};
+use super::memory::Arena;
+use super::reach::Reach;
+use crate::{Device, StreamId};
+
+/// Which commands of a captured step a replay keeps in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Those of which one writes what the other uses.
+    #[default]
+    Data,
+    /// Those, and the commands of each stream.
+    Streams,
+}
+
+/// How a captured step is planned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GraphOptions {
+    /// Which commands are kept in order.
+    pub order: Order,
+    /// The most memory that the step's own tensors may take, if it can be had by keeping more commands in order.
+    pub max_bytes: Option<usize>,
+}
+
+/// What a plan is like.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct PlanReport {
+    /// Commands.
+    pub commands: usize,
+    /// Pairs of commands of which one waits for the other.
+    pub edges: usize,
+    /// Commands on the longest way from the first to the last.
+    pub critical_path: usize,
+    /// The most commands that are the same number of steps from the start.
+    pub widest: usize,
+    /// What all commands cost over what the costliest way costs: the gain that any number of threads or streams could bring.
+    pub gain: f64,
+    /// Bytes of the step's own memory, as planned.
+    pub planned_bytes: usize,
+    /// The most bytes of its tensors that are needed at once if the commands run one after the other.
+    pub needed_bytes: usize,
+}
+
+impl fmt::Display for PlanReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PlanReport { commands, edges, critical_path, widest, gain, planned_bytes, .. } = self;
+        write!(
+            f,
+            "{commands} commands, {edges} edges, {critical_path} on the critical path, {widest} at the widest place, at \
+             most {gain:.2}x by running at once, {planned_bytes} bytes"
+        )
+    }
+}
+
+/// The commands of a captured step in the order of the program, and what has to come before each.
+pub struct Plan {
+    pub(super) device: Device,
+    pub(super) commands: Vec<Command>,
+    pub(super) memories: Vec<Memory>,
+}
+
+/// The order of a plan's commands, and the places of their memory.
+pub(super) struct Layout {
+    /// For each command, the fewest that it has to wait for.
+    pub(super) needs: Vec<SmallVec<[u32; 4]>>,
+    /// For each memory that is planned, where it starts.
+    pub(super) offsets: Vec<Option<usize>>,
+    pub(super) bytes: usize,
+}
+
+/// Who used a memory last, while commands are gone through in the program's order.
+#[derive(Clone, Default)]
+struct LastUses {
+    write: Option<usize>,
+    reads: SmallVec<[usize; 4]>,
+}
+
+impl LastUses {
+    /// Logs a use by `command`, and names what it has to come after.
+    fn record(&mut self, command: usize, write: bool, mut need: impl FnMut(usize)) {
+        self.write.into_iter().for_each(&mut need);
+        if write {
+            self.reads.drain(..).for_each(&mut need);
+            self.write = Some(command);
+        } else {
+            self.reads.push(command);
+        }
+    }
+}
+
+impl Plan {
+    pub(super) fn new(device: Device, commands: Vec<Command>, memories: Vec<Memory>) -> Plan {
+        Plan { device, commands, memories }
+    }
+
+    /// How many commands there are.
+    pub fn len(&self) -> usize {
+        self.commands.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// Works out which commands wait for which, and where memory lies: in the program's order, since what comes before a
+    /// command is known when it is met.
+    pub(super) fn layout(&self, options: GraphOptions) -> Layout {
+        let mut reach = Reach::new(self.len());
+        let mut last = vec![LastUses::default(); self.memories.len()];
+        let mut arena = Arena::new(self, options.max_bytes);
+        let mut newest: Vec<(StreamId, usize)> = Vec::new();
+        let mut needs = Vec::with_capacity(self.len());
+        for (at, command) in self.commands.iter().enumerate() {
+            let mut all: SmallVec<[usize; 8]> = SmallVec::new();
+            for &(memory, write) in &command.uses {
+                last[memory].record(at, write, |need| all.push(need));
+            }
+            if options.order == Order::Streams {
+                match newest.iter_mut().find(|(stream, _)| *stream == command.stream) {
+                    Some((_, previous)) => all.push(std::mem::replace(previous, at)),
+                    None => newest.push((command.stream, at)),
+                }
+            }
+            let mut fewest = fewest(&mut reach, at, &mut all);
+            // What memory is given to it decides what else it comes after.
+            let mut more = arena.place(self, at, &reach);
+            fewest.extend(self::fewest(&mut reach, at, &mut more));
+            needs.push(fewest);
+        }
+        let (offsets, bytes) = arena.finish();
+        Layout { needs, offsets, bytes }
+    }
+
+    /// What the layout is like.
+    pub(super) fn report(&self, layout: &Layout) -> PlanReport {
+        let mut levels = vec![0usize; self.len()];
+        let mut costs = vec![0.0f64; self.len()];
+        let mut total = 0.0;
+        for (at, needs) in layout.needs.iter().enumerate() {
+            // Starting a command is not for nothing.
+            let cost = 1000.0 + self.commands[at].work.cost() as f64;
+            total += cost;
+            levels[at] = needs.iter().map(|&need| levels[need as usize] + 1).max().unwrap_or(0);
+            costs[at] = cost + needs.iter().map(|&need| costs[need as usize]).fold(0.0, f64::max);
+        }
+        let critical_path = levels.iter().max().map_or(0, |deepest| deepest + 1);
+        let mut widths = vec![0; critical_path];
+        levels.iter().for_each(|&level| widths[level] += 1);
+        let longest = costs.iter().copied().fold(0.0, f64::max);
+        PlanReport {
+            commands: self.len(),
+            edges: layout.needs.iter().map(SmallVec::len).sum(),
+            critical_path,
+            widest: widths.into_iter().max().unwrap_or(0),
+            gain: if longest > 0.0 { total / longest } else { 1.0 },
+            planned_bytes: layout.bytes,
+            needed_bytes: Arena::needed(self),
+        }
+    }
+}
+
+/// Adds `needs` to what comes before the command `at`, and gives those that no other one of them implies.
+fn fewest(reach: &mut Reach, at: usize, needs: &mut SmallVec<[usize; 8]>) -> SmallVec<[u32; 4]> {
+    needs.sort_unstable_by(|a, b| b.cmp(a));
+    needs.dedup();
+    let mut fewest = SmallVec::new();
+    for &need in &*needs {
+        // A later command cannot come before an earlier one.
+        if !reach.has(need, at) {
+            reach.add(need, at);
+            fewest.push(need as u32);
+        }
+    }
+    fewest
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plan").field("commands", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,373 @@
+//! Captured steps: a program's commands, kept as a graph of the data and replayed.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use device::{
+    Attached, Buffer, Capture, Device, Error, Executable, GraphOptions, Kept, PlanReport, Result, Shared,
+    Stream,
+};
+use kernels::{RandomKey, RuleStep};
+use parking_lot::Mutex;
+
+use crate::check::{invalid, shape_mismatch};
+use crate::random::{Forked, skip_keys, with_generator_after};
+use crate::{Generator, Tensor};
+
+/// What a captured step takes or gives: tensors, in a form that can be filled with others.
+pub trait Tensors: Sized {
+    /// The same with other tensors: those that `f` gives for its own, in one order always.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
+}
+
+/// A step that was captured: its commands run again at each [`replay`](Graph::replay), in the order that their data asks for,
+/// as one command of a stream. On a CUDA device that is a graph of the driver, which a host launches in microseconds; on a CPU
+/// the device's threads take commands that may run.
+///
+/// A replay gives, bit for bit, what running the step would give: losses, parameters, an optimizer's state, random numbers.
+/// What the step reads is read anew by each replay, so a batch is changed by writing into its tensors
+/// ([`Graph::input`]). What a replay returns is a value like any other, which later replays leave alone.
+///
+/// ```
+/// use tensor::{Device, Graph, Tensor};
+/// # fn main() -> tensor::Result<()> {
+/// let dev = Device::cpu();
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], &dev)?;
+/// let total = Tensor::zeros(&[2], tensor::DType::F32, &dev)?;
+/// let graph = Graph::capture(&dev, || {
+///     total.add_(&x)?;
+///     total.mul(&x)
+/// })?;
+/// assert_eq!(total.to_vec::<f32>()?, [0.0, 0.0]); // nothing has run yet
+/// let first = graph.replay()?;
+/// graph.input(&x)?.set(&Tensor::from_slice(&[5.0f32, 5.0], &[2], &dev)?)?;
+/// assert_eq!(graph.replay()?.to_vec::<f32>()?, [30.0, 35.0]);
+/// assert_eq!(first.to_vec::<f32>()?, [1.0, 4.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What does not change between replays
+/// Control flow, shapes, numbers of the host (`mul_scalar(0.5)`), and what the host uploads within the step: they are what
+/// they were at the capture. What changes: the content of tensors, random numbers of the thread's generator, and the learning
+/// rate and step count of optimizers. A step that reads a value on the host, waits for the device, or keeps a tensor beyond its
+/// end is refused.
+pub struct Graph<R = ()> {
+    executable: Arc<Executable>,
+    device: Device,
+    /// The step's result, without the tensors that each replay makes.
+    template: R,
+    state: Mutex<State>,
+}
+
+/// What changes from replay to replay.
+struct State {
+    /// The results' tensors that replays make.
+    outputs: Vec<Tensor>,
+    /// For each tensor of the template in turn, which output takes its place.
+    places: Vec<Option<usize>>,
+    random: Arc<Random>,
+    hooks: Vec<Box<dyn EachReplay>>,
+    /// What the step reads, and what it writes of it.
+    inputs: Vec<usize>,
+}
+
+/// What is worked out on the host before each replay, such as an optimizer's next step.
+pub trait EachReplay: Send {
+    /// The next values of steps by their [names](RuleStep::named).
+    ///
+    /// # Errors
+    /// What keeps the replay from running.
+    fn next(&mut self) -> Result<Vec<RuleStep>>;
+
+    /// The replay was given to the device.
+    fn done(&mut self);
+}
+
+/// Has each replay of the step that this thread captures ask `hook` first.
+pub fn each_replay(hook: impl EachReplay + 'static) {
+    let hook: Box<dyn EachReplay> = Box::new(hook);
+    Capture::attach(hook);
+}
+
+/// A name for steps of an optimizer within a captured step, used once.
+pub fn fresh_slot() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// How the keys of a captured step follow from the generator of the thread that replays it.
+struct Random {
+    /// Stands for the seed of that generator while the step is captured.
+    root: u64,
+    /// The generators that were forked from it, by the seeds that stand for theirs.
+    forks: HashMap<u64, (Generator, u64)>,
+    /// How many keys the step draws from the root.
+    draws: u64,
+    /// The keys of each command that has some, as they were captured.
+    keys: Vec<(usize, Vec<RandomKey>)>,
+    /// The commands with steps of optimizers.
+    steps: Vec<usize>,
+}
+
+impl Random {
+    /// The generator that `captured` stands for where the root is `now`.
+    fn generator(&self, captured: Generator, now: Generator) -> Generator {
+        if captured.seed() == self.root {
+            return now.skip(captured.drawn());
+        }
+        match self.forks.get(&captured.seed()) {
+            Some(&(parent, index)) => self.generator(parent, now).fork(index).skip(captured.drawn()),
+            None => captured,
+        }
+    }
+
+    fn key(&self, captured: RandomKey, now: Generator) -> RandomKey {
+        self.generator(Generator::at(captured), now).key()
+    }
+}
+
+impl<R: Tensors> Graph<R> {
+    /// Captures `step` on `device`, whatever streams and lanes it uses, and runs none of it.
+    ///
+    /// # Errors
+    /// Those of `step`, which [`Error::Captured`] is among; [`Error::OutOfMemory`]; what the driver refuses.
+    pub fn capture(device: &Device, step: impl FnOnce() -> Result<R>) -> Result<Graph<R>> {
+        Graph::capture_with(device, GraphOptions::default(), step)
+    }
+
+    /// [`capture`](Self::capture) with options.
+    ///
+    /// # Errors
+    /// As for [`capture`](Self::capture).
+    pub fn capture_with(
+        device: &Device,
+        options: GraphOptions,
+        step: impl FnOnce() -> Result<R>,
+    ) -> Result<Graph<R>> {
+        let capture = Capture::new(device)?;
+        let (mut outputs, mut places) = (Vec::new(), Vec::new());
+        // No user's seed: a counter, mixed.
+        static NEXT: AtomicU64 = AtomicU64::new(0x5eed);
+        let root = Generator::new(NEXT.fetch_add(1, Ordering::Relaxed)).fork(0x6a09_e667_f3bc_c908);
+        let (captured, end) = with_generator_after(root, || {
+            capture.scope(|| {
+                let result = step()?;
+                // Holds nothing of the step, so that what is held beyond it is seen.
+                result.map(&mut |tensor| {
+                    let output = tensor.buffer().is_planned();
+                    places.push(output.then_some(outputs.len()));
+                    if !output {
+                        return Ok(tensor.clone());
+                    }
+                    let kept = Capture::suspended(|| Tensor::empty(tensor.shape(), tensor.dtype(), device))?;
+                    kept.copy_(tensor)?;
+                    outputs.push(kept);
+                    Capture::suspended(|| Tensor::empty(&[0], tensor.dtype(), device))
+                })
+            })
+        });
+        let template = captured?;
+        if end.seed() != root.seed() {
+            return Err(Error::Captured {
+                op: "seed",
+                reason: "each replay would begin with the same random numbers; seed before the step".into(),
+            });
+        }
+        let (mut plan, attached) = capture.finish()?;
+        let (mut keys, mut steps): (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) = Default::default();
+        plan.scalars(&mut |command, value| {
+            if let Some(&key) = value.downcast_ref::<RandomKey>() {
+                match keys.last_mut().filter(|(last, _)| *last == command) {
+                    Some((_, keys)) => keys.push(key),
+                    None => keys.push((command, vec![key])),
+                }
+            } else if value.is::<RuleStep>() && steps.last() != Some(&command) {
+                steps.push(command);
+            }
+        });
+        let (mut hooks, mut forks) = (Vec::new(), HashMap::new());
+        for value in attached {
+            sort(value, &mut hooks, &mut forks);
+        }
+        let inputs = plan.found().map(|buffer| std::ptr::from_ref(buffer).addr()).collect();
+        let random =
+            Arc::new(Random { root: root.seed(), forks, draws: end.drawn() - root.drawn(), keys, steps });
+        let executable = Stream::with_current(device, |stream| {
+            plan.instantiate(options, |bytes| allocator::allocate_shared(stream, bytes))
+        })?;
+        let state = Mutex::new(State { outputs, places, random, hooks, inputs });
+        Ok(Graph { executable: Arc::new(executable), device: device.clone(), template, state })
+    }
+
+    /// Runs the step on the current stream and gives its result.
+    ///
+    /// Asynchronous, and ordered like any command by what the step reads and writes: a replay comes after the last use of the
+    /// batch that it reads, and what is launched after it sees the parameters that it wrote.
+    ///
+    /// # Errors
+    /// As for [`Stream::launch`]; [`Error::Captured`] within another capture; what an optimizer's next step returns. Nothing
+    /// has run then.
+    #[track_caller]
+    pub fn replay(&self) -> Result<R> {
+        let mut state = self.state.lock();
+        let State { outputs, places, random, hooks, .. } = &mut *state;
+        let mut steps = Vec::new();
+        for hook in &mut *hooks {
+            steps.extend(hook.next()?);
+        }
+        let mut replaced: Vec<(Shared<Buffer>, Shared<Buffer>)> = Vec::new();
+        for output in &mut *outputs {
+            // Somebody holds the last result.
+            if !output.is_unique() {
+                let fresh = Tensor::empty(output.shape(), output.dtype(), &self.device)?;
+                let held = std::mem::replace(output, fresh);
+                replaced.push((held.storage, output.storage.clone()));
+            }
+        }
+        let now = Generator::current();
+        let (keys, draws) = (Arc::clone(random), random.draws);
+        Stream::with_current(&self.device, |stream| {
+            let prepare = move |kept: &mut Kept<'_>| Prepare { random: &keys, now, steps: &steps }.run(kept);
+            self.executable.replay(stream, &replaced, prepare)
+        })?;
+        skip_keys(draws);
+        hooks.iter_mut().for_each(|hook| hook.done());
+        let mut places = places.iter();
+        self.template.map(&mut |tensor| {
+            Ok(match places.next().copied().flatten() {
+                Some(output) => outputs[output].clone(),
+                None => tensor.clone(),
+            })
+        })
+    }
+
+    /// A tensor that the step reads, to be given other values before a replay.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the step does not use it.
+    pub fn input(&self, tensor: &Tensor) -> Result<Input> {
+        let used = std::ptr::from_ref(tensor.buffer()).addr();
+        if !self.state.lock().inputs.contains(&used) {
+            let value = format_args!("one of shape {:?} that it does not use", tensor.shape());
+            return Err(invalid("Graph::input", "tensor", "a tensor that the step uses", value));
+        }
+        Ok(Input(tensor.clone()))
+    }
+
+    /// Commands, edges, the critical path, memory, and the gain that the data allow.
+    pub fn report(&self) -> PlanReport {
+        self.executable.report()
+    }
+}
+
+/// Puts what was attached to a capture where it belongs.
+fn sort(value: Attached, hooks: &mut Vec<Box<dyn EachReplay>>, forks: &mut HashMap<u64, (Generator, u64)>) {
+    match value.downcast::<Box<dyn EachReplay>>() {
+        Ok(hook) => hooks.push(*hook),
+        Err(other) => {
+            if let Ok(Forked { child, parent, index }) = other.downcast::<Forked>().map(|forked| *forked) {
+                forks.insert(child, (parent, index));
+            }
+        }
+    }
+}
+
+/// A tensor that a captured step reads.
+#[derive(Clone, Debug)]
+pub struct Input(Tensor);
+
+impl Input {
+    /// Copies `value` into it, ordered after the replays so far and before the next.
+    ///
+    /// # Errors
+    /// [`Error::ShapeMismatch`] for another shape than the captured one, which takes a capture of its own; those of
+    /// [`Tensor::copy_`].
+    pub fn set(&self, value: &Tensor) -> Result<()> {
+        if value.shape() != self.0.shape() {
+            return Err(shape_mismatch("Graph::input", self.0.shape(), value.shape()));
+        }
+        self.0.copy_(value)
+    }
+}
+
+/// Gives commands the numbers of a replay.
+struct Prepare<'a> {
+    random: &'a Random,
+    now: Generator,
+    steps: &'a [RuleStep],
+}
+
+impl Prepare<'_> {
+    fn run(&self, kept: &mut Kept<'_>) {
+        for (command, captured) in &self.random.keys {
+            let mut captured = captured.iter();
+            kept.scalars(*command, &mut |value| {
+                if let (Some(key), Some(&captured)) = (value.downcast_mut::<RandomKey>(), captured.next()) {
+                    *key = self.random.key(captured, self.now);
+                }
+            });
+        }
+        for command in &self.random.steps {
+            kept.scalars(*command, &mut |value| {
+                let step = value.downcast_mut::<RuleStep>().filter(|step| step.slot() > 0);
+                let next = |slot| self.steps.iter().find(|next| next.slot() == slot);
+                if let Some(step) = step
+                    && let Some(next) = next(step.slot())
+                {
+                    *step = *next;
+                }
+            });
+        }
+    }
+}
+
+impl<R> fmt::Debug for Graph<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph")
+            .field("device", &self.device)
+            .field("report", &self.executable.report())
+            .finish()
+    }
+}
+
+impl Tensors for () {
+    fn map(&self, _: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Tensors for Tensor {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+        f(self)
+    }
+}
+
+impl<T: Tensors> Tensors for Option<T> {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        self.as_ref().map(|value| value.map(f)).transpose()
+    }
+}
+
+impl<T: Tensors> Tensors for Vec<T> {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        self.iter().map(|value| value.map(f)).collect()
+    }
+}
+
+impl<A: Tensors, B: Tensors> Tensors for (A, B) {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok((self.0.map(f)?, self.1.map(f)?))
+    }
+}
+
+impl<A: Tensors, B: Tensors, C: Tensors> Tensors for (A, B, C) {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok((self.0.map(f)?, self.1.map(f)?, self.2.map(f)?))
+    }
+}

@@ -8,7 +8,8 @@ use common::devices::each_device;
 use streamgrad::prelude::*;
 
 use streamgrad::{
-    Adam, ConcurrentBatches, RandomKey, Generator, Graph, GraphOptions, Order, Result, Schedule, Sgd, clip_grad_norm, mlp, with_generator,
+    Adam, ConcurrentBatches, Generator, Graph, GraphOptions, Order, RandomKey, Result, Schedule, Sgd,
+    clip_grad_norm, mlp, with_generator,
 };
 
 /// Everything that training changes, as bits.
@@ -16,7 +17,11 @@ fn state(model: &dyn Module, optimizer: &dyn Optimizer) -> Result<Vec<Vec<u32>>>
     let bits = |tensor: &Tensor| Ok(tensor.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect());
     let mut all: Vec<Vec<u32>> = model.parameters().iter().map(|p| bits(p.value())).collect::<Result<_>>()?;
     for (_, tensor) in optimizer.state()?.tensors {
-        all.push(if tensor.dtype() == DType::F32 { bits(&tensor)? } else { vec![tensor.item::<i64>()? as u32] });
+        all.push(if tensor.dtype() == DType::F32 {
+            bits(&tensor)?
+        } else {
+            vec![tensor.item::<i64>()? as u32]
+        });
     }
     Ok(all)
 }
@@ -26,7 +31,8 @@ fn train(device: &Device, steps: usize, captured: Option<GraphOptions>) -> Resul
     let model = mlp(&[12, 16, 4], 7, device)?;
     let mut optimizer = Adam::new(model.parameters(), 0.01)?;
     let lanes = ConcurrentBatches::new(device, 2)?;
-    let inputs = [3, 4].map(|op| Tensor::randn(&[6, 12], DType::F32, RandomKey { seed: 1, op }, device).unwrap());
+    let inputs =
+        [3, 4].map(|op| Tensor::randn(&[6, 12], DType::F32, RandomKey { seed: 1, op }, device).unwrap());
     let labels = Tensor::from_slice(&[0i64, 1, 2, 3, 0, 1], &[6], device)?;
     let mut step = || {
         let mut step = lanes.step(0..2, |at: usize| {

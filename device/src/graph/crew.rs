@@ -72,15 +72,20 @@ fn together(nodes: &[Node], team: &Team) -> First {
     crew.first.into_inner()
 }
 
+/// How often to look for work before the core is offered to others.
+const LOOKS: u32 = 256;
+
 impl Crew<'_> {
     fn work(&self, thread: usize) {
         let cpu = Cpu::of_crew(&self.teams[thread]);
-        let mut next = None;
+        let (mut next, mut looks) = (None, 0u32);
         while self.left.load(Ordering::Acquire) > 0 {
-            match next.take().or_else(|| self.take()) {
-                Some(node) => next = self.run(node, &cpu),
-                None if self.assist(thread) => {}
-                None => std::hint::spin_loop(),
+            if let Some(node) = next.take().or_else(|| self.take()) {
+                next = self.run(node, &cpu);
+            } else if !self.assist(thread) {
+                looks += 1;
+                // Who it waits for may wait for this very core.
+                if looks.is_multiple_of(LOOKS) { std::thread::yield_now() } else { std::hint::spin_loop() }
             }
         }
     }

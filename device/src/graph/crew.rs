@@ -9,13 +9,13 @@ use smallvec::SmallVec;
 use super::executable::Node;
 use crate::{Cpu, Panicked, SpinLock, Team};
 
-/// Runs `nodes`, each after what it needs.
+/// Runs `nodes`, each after what it needs, at most `widest` of them at once.
 ///
 /// # Panics
 /// As the first command that did, once all have ended.
-pub(super) fn run(nodes: &[Node], cpu: &Cpu<'_>) {
+pub(super) fn run(nodes: &[Node], widest: usize, cpu: &Cpu<'_>) {
     let panicked = match cpu.crew() {
-        Some(team) if nodes.len() > 1 => together(nodes, team),
+        Some(team) if widest > 1 => together(nodes, team),
         _ => in_order(nodes, cpu),
     };
     if let Some((op, panicked)) = panicked {

@@ -307,7 +307,7 @@ impl<F: FnOnce(&mut Nodes) + Send + 'static> Work for Replay<F> {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
         nodes.changed.clear();
-        crew::run(&nodes.nodes, cpu);
+        crew::run(&nodes.nodes, self.executable.report.widest, cpu);
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {

@@ -1,0 +1,96 @@
+//! Captured steps against the steps that they were captured from: two batches on one stream, on two lanes, and as a graph; and
+//! what a command of a replay costs beside its work. A step ends when the device has done it.
+//!
+//!     cargo bench --bench graph [-- --cuda] [WORKLOAD]
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{Case, case, run};
+use streamgrad::prelude::*;
+use streamgrad::workloads;
+use streamgrad::{CpuConfig, CudaConfig, Graph, GraphOptions, Order, Result};
+
+/// A device of its own, for two threads unless they are other ones.
+fn device(threads: usize) -> Device {
+    if std::env::args().any(|word| word == "--cuda") {
+        return Device::cuda_with(0, CudaConfig::default()).unwrap();
+    }
+    Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Eager { lanes: usize },
+    Captured { lanes: usize, order: Order },
+}
+
+const WAYS: [(&str, How); 4] = [
+    ("serial", How::Eager { lanes: 1 }),
+    ("two lanes", How::Eager { lanes: 2 }),
+    ("captured, data order", How::Captured { lanes: 1, order: Order::Data }),
+    ("captured serial, streams' order", How::Captured { lanes: 1, order: Order::Streams }),
+];
+
+type Step = Box<dyn FnMut() -> Result<()>>;
+
+/// The ways to run a step, each with a device, a model and an optimizer of its own that `program` makes.
+fn cases(name: &str, threads: usize, program: impl Fn(&Device, usize) -> Step) -> Vec<Case<'static>> {
+    let one = |(way, how)| {
+        let (device, name) = (device(threads), format!("{name}, {way}"));
+        match how {
+            How::Eager { lanes } => {
+                let mut step = program(&device, lanes);
+                case(name, 1, move || {
+                    step().unwrap();
+                    device.synchronize().unwrap();
+                })
+            }
+            How::Captured { lanes, order } => {
+                let options = GraphOptions { order, ..GraphOptions::default() };
+                let graph = Graph::capture_with(&device, options, program(&device, lanes)).unwrap();
+                println!("{name}: {}", graph.report());
+                case(name, 1, move || {
+                    graph.replay().unwrap();
+                    device.synchronize().unwrap();
+                })
+            }
+        }
+    };
+    WAYS.into_iter().map(one).collect()
+}
+
+/// A step of a workload on two batches of `rows` rows.
+fn train(workload: &str, rows: usize) -> impl Fn(&Device, usize) -> Step {
+    let workload = workloads::find(workload).unwrap();
+    move |device, lanes| {
+        let model = workload.model(1, device).unwrap();
+        let mut optimizer = workload.optimizer(model.parameters(), 2).unwrap();
+        let (data, _) = workload.data(1, device).unwrap();
+        let batches = Batches::new(data, rows, 1, device).unwrap();
+        let batches: Vec<Batch> =
+            batches.epoch(0).take(2).map(|batch| model.prepare(batch.unwrap()).unwrap()).collect();
+        let lanes = ConcurrentBatches::new(device, lanes).unwrap();
+        Box::new(move || optimizer.step(&lanes.step(&batches, |batch| model.batch_loss(batch))?.gradients))
+    }
+}
+
+/// A chain of commands that do next to nothing.
+fn chain(device: &Device, _: usize) -> Step {
+    let x = Tensor::zeros(&[1], DType::F32, device).unwrap();
+    Box::new(move || (0..1000).try_for_each(|_| x.add_scalar_(1.0)))
+}
+
+fn main() {
+    for threads in [1, 2] {
+        run("1000 commands of one element", cases(&format!("chain, {threads} threads"), threads, chain));
+    }
+    for (workload, rows) in
+        [("two-batch", 256), ("mlp", 32), ("mlp", 256), ("cnn", 32), ("gpt", 0), ("dlrm", 0)]
+    {
+        let rows = if rows > 0 { rows } else { workloads::find(workload).unwrap().compared_batch() };
+        let name = format!("{workload} 2x{rows}");
+        run(&name, cases(&name, 2, train(workload, rows)));
+    }
+}

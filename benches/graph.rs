@@ -1,7 +1,7 @@
 //! Captured steps against the steps that they were captured from: two batches on one stream, on two lanes, and as a graph; and
 //! what a command of a replay costs beside its work. A step ends when the device has done it.
 //!
-//!     cargo bench --bench graph [-- --cuda] [WORKLOAD]
+//!     cargo bench --bench graph -- [--cuda] [--commands] [WORKLOAD]
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -51,6 +51,11 @@ fn cases(name: &str, threads: usize, program: impl Fn(&Device, usize) -> Step) -
                 let options = GraphOptions { order, ..GraphOptions::default() };
                 let graph = Graph::capture_with(&device, options, program(&device, lanes)).unwrap();
                 println!("{name}: {}", graph.report());
+                if std::env::args().any(|word| word == "--commands") {
+                    for (at, command) in graph.commands().iter().enumerate() {
+                        println!("{at:4} {:28} after {:?}", command.op, command.needs);
+                    }
+                }
                 case(name, 1, move || {
                     graph.replay().unwrap();
                     device.synchronize().unwrap();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use device::{
-    Attached, Buffer, Capture, Device, Error, Executable, GraphOptions, Kept, PlanReport, Result, Shared,
-    Stream,
+    Attached, Buffer, Capture, Device, Error, Executable, GraphOptions, Kept, PlanReport, PlannedCommand,
+    Result, Shared, Stream,
 };
 use kernels::{RandomKey, RuleStep};
 use parking_lot::Mutex;
@@ -258,6 +258,11 @@ impl<R: Tensors> Graph<R> {
             return Err(invalid("Graph::input", "tensor", "a tensor that the step uses", value));
         }
         Ok(Input(tensor.clone()))
+    }
+
+    /// The commands, in the program's order.
+    pub fn commands(&self) -> Vec<PlannedCommand> {
+        self.executable.commands()
     }
 
     /// Commands, edges, the critical path, memory, and the gain that the data allow.

@@ -63,7 +63,8 @@ pub use batch_norm::BatchStatistics;
 pub use conv::ConvOptions;
 pub use custom::custom;
 pub use device::{
-    Capture, DType, Device, Element, Error, GraphOptions, Order, PlanReport, Result, Stream, bf16, f16,
+    Capture, DType, Device, Element, Error, GraphOptions, Order, PlanReport, PlannedCommand, Result, Stream,
+    bf16, f16,
 };
 pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};

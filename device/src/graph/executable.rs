@@ -59,6 +59,18 @@ pub(crate) struct Node {
     pub(crate) workspace: Option<(usize, usize)>,
 }
 
+/// A command of a plan.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct PlannedCommand {
+    /// The op that launched it.
+    pub op: &'static str,
+    /// Which commands it waits for, by their number: the fewest that imply all that it comes after.
+    pub needs: Vec<usize>,
+    /// About how many elementary operations a CPU needs for it, 0 if it is not known.
+    pub cost: usize,
+}
+
 /// Commands whose scalars may change before they run again.
 pub struct Kept<'a>(&'a mut Nodes);
 
@@ -220,6 +232,16 @@ impl Executable {
     /// What was planned.
     pub fn report(&self) -> PlanReport {
         self.report
+    }
+
+    /// The commands, in the program's order.
+    pub fn commands(&self) -> Vec<PlannedCommand> {
+        let planned = |node: &Node| PlannedCommand {
+            op: node.op,
+            needs: node.needs.iter().map(|&need| need as usize).collect(),
+            cost: node.work.cost(),
+        };
+        self.nodes.lock().nodes.iter().map(planned).collect()
     }
 
     /// Runs the commands on `stream`, as one command of it: after whatever used what they use, on whatever stream. From now on

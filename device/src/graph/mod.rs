@@ -13,5 +13,5 @@ mod reach;
 
 pub use capture::{Attached, Capture};
 pub(crate) use executable::Node;
-pub use executable::{Executable, Kept};
+pub use executable::{Executable, Kept, PlannedCommand};
 pub use plan::{GraphOptions, Order, Plan, PlanReport};

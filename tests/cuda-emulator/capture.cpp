@@ -32,10 +32,11 @@ template <class Affects> static CUresult fail_all(Affects affects, CUresult erro
     return result;
 }
 
+// Whether the legacy default stream is before and after what the other one does.
+static bool is_legacy_of(const Stream& stream, const Stream& other) { return stream.id == 0 && other.blocking && other.context == stream.context; }
+
 CUresult implicit_wait(const StreamPtr& stream) {
-    if (stream->id != 0) return CUDA_SUCCESS;
-    auto affects = [&](const Stream& other) { return other.blocking && other.context == stream->context; };
-    return fail_all(affects, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    return fail_all([&](const Stream& other) { return is_legacy_of(*stream, other); }, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 }
 
 // Calls that may wait for the device, which a thread makes whose mode does not say that it knows better.
@@ -57,6 +58,7 @@ CUresult look_at(const StreamPtr& stream) {
 
 CUresult look_at(const Event& event) {
     if (!event.capture) return unsafe_call();
+    if (!event.capture->graph) return CUDA_ERROR_INVALID_VALUE;
     event.capture->invalidated = true;
     return CUDA_ERROR_CAPTURED_EVENT;
 }
@@ -84,7 +86,7 @@ static void join(const StreamPtr& stream, const Event& event) {
 }
 
 static CUresult wait_for_captured(const StreamPtr& stream, const Event& event) {
-    if (!event.capture->graph) return CUDA_ERROR_CAPTURED_EVENT;
+    if (!event.capture->graph) return CUDA_ERROR_INVALID_VALUE;
     if (event.capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     bool merges = stream->capture && stream->capture != event.capture;
     if (merges || stream->id == 0) {
@@ -155,6 +157,15 @@ static bool all_joined(const Stream& origin) {
     });
 }
 
+// Of a capture that its first stream ends.
+static CUresult result_of(const Stream& origin) {
+    const Capture& capture = *origin.capture;
+    if (capture.invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    bool elsewhere = capture.thread != std::this_thread::get_id();
+    if (elsewhere && capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    return all_joined(origin) ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+}
+
 static CUresult begin_capture(const StreamPtr& stream, const GraphPtr& graph, std::vector<Node*> after, int mode) {
     if (stream->id == 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (stream->capture || graph->capturing) return CUDA_ERROR_ILLEGAL_STATE;
@@ -204,28 +215,27 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
         *out = nullptr;
         std::shared_ptr<Capture> capture = stream->capture;
         if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
-        if (capture->origin != stream.get()) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-        bool elsewhere = capture->thread != std::this_thread::get_id();
-        if (elsewhere && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-        CUresult result = capture->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : all_joined(*stream) ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+        if (capture->origin != stream.get()) return fail(stream, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+        CUresult result = result_of(*stream);
         if (result == CUDA_SUCCESS) *out = static_cast<CUgraph>(capture->graph->handle);
         end(capture, result != CUDA_SUCCESS);
         return result;
     });
 }
 
-static int status_of(const Stream& stream) {
-    if (!stream.capture) return CU_STREAM_CAPTURE_STATUS_NONE;
-    return stream.capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+// Asking ends no capture.
+static CUresult give_status(const Stream& stream, int* status) {
+    if (!status) return CUDA_ERROR_INVALID_VALUE;
+    for (const StreamPtr& other : capturing_streams())
+        if (is_legacy_of(stream, *other)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    *status = !stream.capture ? CU_STREAM_CAPTURE_STATUS_NONE : stream.capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream handle, int* status) {
     return call("cuStreamIsCapturing", Needs::Context, [&](Call& call) {
         StreamPtr stream = any_stream(handle, call.context);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (!status) return CUDA_ERROR_INVALID_VALUE;
-        *status = status_of(*stream);
-        return implicit_wait(stream);
+        return stream ? give_status(*stream, status) : CUDA_ERROR_INVALID_HANDLE;
     });
 }
 
@@ -234,9 +244,8 @@ static CUresult capture_info(Call& call, CUstream handle, int* status, uint64_t*
     StreamPtr stream = any_stream(handle, call.context);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     call.note("stream=%llu", (unsigned long long)stream->id);
-    if (!status) return CUDA_ERROR_INVALID_VALUE;
-    *status = status_of(*stream);
-    if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return implicit_wait(stream);
+    CUresult given = give_status(*stream, status);
+    if (given != CUDA_SUCCESS || *status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return given;
     static std::vector<EdgeData> plain;
     if (plain.size() < stream->tail.size()) plain.resize(stream->tail.size());
     stream->shown.clear();

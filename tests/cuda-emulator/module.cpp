@@ -251,8 +251,9 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, un
                   bx, by, bz, shared);
         std::shared_ptr<Launch> launch;
         CUresult prepared = prepare_launch({function, {gx, gy, gz}, {bx, by, bz}, shared, parameters, extra, nullptr, nullptr}, call.context, launch);
-        // Unlike a copy, a launch that is refused ends a capture.
-        if (prepared != CUDA_SUCCESS) return invalidate(stream), prepared;
+        // Unlike a copy that is refused, a launch with a bad shape ends a capture.
+        if (prepared == CUDA_ERROR_INVALID_VALUE) invalidate(stream);
+        if (prepared != CUDA_SUCCESS) return prepared;
         return submit(stream, Command{kernel_work(std::move(launch)), {}, false, {}, {}});
     });
 }

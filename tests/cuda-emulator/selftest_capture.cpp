@@ -97,10 +97,15 @@ static void other_threads() {
             return cuda("cuStreamEndCapture", stream, &graph);
         });
     };
-    while_capturing(GLOBAL, ends, THREAD, true);
-    Ptr stream = new_stream();
+    Ptr stream = new_stream(), graph = new_graph();
     CHECK_EQUAL(begin(stream, new_graph()), 0);
     CHECK_EQUAL(ends(stream, NONE), 0);
+    // The wrong thread ends it, too, and the graph with it.
+    CHECK_EQUAL(begin(stream, graph, {}, GLOBAL), 0);
+    CHECK_EQUAL(ends(stream, NONE), THREAD);
+    CHECK_EQUAL(status(stream), 0);
+    CHECK_EQUAL(cuda("cuGraphDestroy", graph), int(CUDA_ERROR_INVALID_VALUE));
+    while_capturing(RELAXED, [&](Ptr, Ptr) { return elsewhere([] { return cuda("cuCtxSynchronize"); }); }, UNSUPPORTED, false);
 }
 
 static void mistakes() {
@@ -117,7 +122,8 @@ static void mistakes() {
     while_capturing(RELAXED, [&](Ptr, Ptr graph) { return begin(other, graph); }, STATE, true);
     while_capturing(RELAXED, [&](Ptr, Ptr graph) { return cuda("cuGraphDestroy", graph); }, STATE, true);
     while_capturing(RELAXED, [&](Ptr, Ptr) { return cuda("cuStreamEndCapture", other, &node); }, STATE, true);
-    // A launch that is refused ends a capture; a copy does not.
+    // A launch with a bad shape ends a capture; one of no function does not, nor does a bad copy.
+    while_capturing(RELAXED, [](Ptr stream, Ptr) { return launch(NONE, 1, 1, 0, stream, {}); }, int(CUDA_ERROR_INVALID_HANDLE), true);
     while_capturing(RELAXED, [](Ptr stream, Ptr) { return start("nothing", 0, 1, 0, stream); }, BAD, false);
     while_capturing(RELAXED, [](Ptr stream, Ptr) { return cuda("cuMemsetD8Async", CUdeviceptr(16), (unsigned char)1, size_t(4), stream); }, BAD, true);
     // The legacy stream would wait for a blocking one.
@@ -125,6 +131,9 @@ static void mistakes() {
     while_capturing(RELAXED, [](Ptr, Ptr) { return sync(NONE); }, 0, true);
     while_capturing(RELAXED, [](Ptr, Ptr) { return start("nothing", 1, 1, 0, NONE); }, IMPLICIT, false, 0);
     while_capturing(RELAXED, [](Ptr, Ptr) { return sync(NONE); }, IMPLICIT, false, 0);
+    int seen = -1;
+    while_capturing(RELAXED, [&](Ptr, Ptr) { return cuda("cuStreamIsCapturing", NONE, &seen); }, IMPLICIT, true, 0);
+    CHECK_EQUAL(seen, -1);
     // A stream that goes takes the capture along.
     Ptr stream = new_stream(), graph = new_graph();
     size_t count = 0;
@@ -147,13 +156,17 @@ static void fork_and_join() {
     copy_float(right, left, two);
     scale(left, 5, 0, one);
     scale(right, 1, 1, two);
-    CHECK_EQUAL(cuda("cuStreamEndCapture", two, &graph), UNMATCHED);
     CHECK_EQUAL(cuda("cuEventRecord", event, two), 0);
     CHECK_EQUAL(cuda("cuStreamWaitEvent", one, event, 0u), 0);
     CHECK_EQUAL(start("add", 1, 1, 0, one, sum, left, right, 1u), 0);
     CHECK_EQUAL(cuda("cuStreamEndCapture", one, &graph), 0);
     CHECK_EQUAL(status(two), 0);
-    CHECK_EQUAL(cuda("cuEventQuery", event), EVENT); // still
+    // The event is of no use until it is recorded again.
+    CHECK_EQUAL(cuda("cuEventQuery", event), int(CUDA_ERROR_INVALID_VALUE));
+    CHECK_EQUAL(cuda("cuEventSynchronize", event), int(CUDA_ERROR_INVALID_VALUE));
+    CHECK_EQUAL(cuda("cuStreamWaitEvent", two, event, 0u), int(CUDA_ERROR_INVALID_VALUE));
+    CHECK_EQUAL(cuda("cuEventRecord", event, two), 0);
+    CHECK_EQUAL(cuda("cuEventSynchronize", event), 0);
     CHECK_EQUAL(nodes_of(graph).size(), size_t(5));
     Ptr exec = instantiate(graph);
     bool always = true;
@@ -180,6 +193,12 @@ static void failed_forks() {
     CHECK_EQUAL(begin(merging, new_graph()), 0);
     while_capturing(RELAXED, [&](Ptr stream, Ptr) { return fork(stream, merging); }, MERGE, false);
     CHECK_EQUAL(status(merging), 2);
+    auto ends_the_fork = [&](Ptr stream, Ptr) {
+        Ptr other = new_stream(), ended = nullptr;
+        CHECK_EQUAL(fork(stream, other), 0);
+        return cuda("cuStreamEndCapture", other, &ended);
+    };
+    while_capturing(RELAXED, ends_the_fork, UNMATCHED, false);
     // A fork of nothing needs no join.
     while_capturing(RELAXED, [&](Ptr stream, Ptr) { return fork(stream, new_stream()); }, 0, true);
     Ptr stream = new_stream(), graph = new_graph(), other = new_stream(), ended = nullptr;

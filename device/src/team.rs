@@ -61,12 +61,7 @@ impl Team {
     /// no thread.
     pub fn new(name: &str, helpers: usize) -> Result<Team> {
         if helpers > Team::MAX_HELPERS {
-            return Err(Error::InvalidArgument {
-                op: "Team::new",
-                argument: "helpers",
-                expected: "at most 1023",
-                value: helpers.to_string().into(),
-            });
+            return Err(Error::invalid("Team::new", "helpers", "at most 1023", helpers));
         }
         let mut team = Team { members: Vec::with_capacity(helpers), running: Mutex::new(()) };
         for index in 1..=helpers {

@@ -6,6 +6,7 @@ use crate::command::{Command, Raw};
 use crate::cpu::copy as cpu;
 use crate::cpu::half::{Half, odd_from_f64, odd_from_i64};
 use crate::cuda::copy as cuda;
+use crate::elementwise::elementwise;
 use crate::layout::View;
 use crate::loops::Places;
 
@@ -73,36 +74,21 @@ impl Scalar {
     }
 }
 
-impl From<f64> for Scalar {
-    fn from(value: f64) -> Self {
-        Scalar::Float(value)
-    }
+macro_rules! from {
+    ($number:ty, $scalar:ident) => {
+        impl From<$number> for Scalar {
+            fn from(value: $number) -> Self {
+                Scalar::$scalar(value.into())
+            }
+        }
+    };
 }
-impl From<f32> for Scalar {
-    fn from(value: f32) -> Self {
-        Scalar::Float(f64::from(value))
-    }
-}
-impl From<i64> for Scalar {
-    fn from(value: i64) -> Self {
-        Scalar::Int(value)
-    }
-}
-impl From<i32> for Scalar {
-    fn from(value: i32) -> Self {
-        Scalar::Int(i64::from(value))
-    }
-}
-impl From<u8> for Scalar {
-    fn from(value: u8) -> Self {
-        Scalar::Int(i64::from(value))
-    }
-}
-impl From<bool> for Scalar {
-    fn from(value: bool) -> Self {
-        Scalar::Bool(value)
-    }
-}
+from!(f64, Float);
+from!(f32, Float);
+from!(i64, Int);
+from!(i32, Int);
+from!(u8, Int);
+from!(bool, Bool);
 
 /// `out = value`, in every element; the value is converted as by [`copy`].
 ///
@@ -138,14 +124,14 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     let op = if from == to { "copy" } else { "cast" };
-    x.expect_shape(op, out.shape())?;
-    x.expect_no_partial_overlap(op, &out)?;
-    Command::new(op, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), 1).run(
+    elementwise(
         stream,
-        Places::of([out.layout, x.layout]),
+        (op, 1),
+        [x],
+        out,
         // SAFETY: the places are those of the operands.
-        move |places, workers, (x, out)| unsafe { cpu::copy((to, from), places, workers, out, x) },
-        move |places, queue, (x, out)| cuda::copy(queue, (to, from), places, [out, x]),
+        move |places, workers, operands| unsafe { cpu::copy((to, from), places, workers, operands) },
+        move |places, queue, operands| cuda::copy(queue, (to, from), places, operands),
     )
 }
 

@@ -1,13 +1,15 @@
 //! Launchers of the elementwise kernels.
 
+use device::cuda::Queue;
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, Raw};
+use crate::command::{Address, Command, Raw};
 use crate::cpu::elementwise as cpu;
 use crate::cuda::{copy as copy_cuda, elementwise as cuda};
-use crate::functions::{BinaryOp, CompareOp, UnaryOp};
-use crate::layout::View;
+use crate::functions::{BinaryOp, CompareOp, Gradient, UnaryOp};
+use crate::layout::{Dst, View};
 use crate::loops::Places;
+use crate::par::Workers;
 
 impl UnaryOp {
     /// The powers that models use take no power function.
@@ -28,12 +30,7 @@ impl UnaryOp {
             UnaryOp::AddScalar(value) | UnaryOp::MulScalar(value)
                 if !dtype.is_float() && value.trunc() != value =>
             {
-                Err(Error::InvalidArgument {
-                    op: self.name(),
-                    argument: "value",
-                    expected: "an integer for integer elements",
-                    value: value.to_string().into(),
-                })
+                Err(Error::invalid(self.name(), "value", "an integer for integer elements", value))
             }
             _ => Ok(()),
         }
@@ -56,15 +53,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     }
     op.check_scalar(dtype)?;
     let op = op.simplified();
-    x.expect_dtype(name, dtype)?;
-    same_places(name, [&x], &out)?;
-    Command::new(name, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), op.cost()).run(
-        stream,
-        Places::of([out.layout, x.layout]),
-        // SAFETY: the places are those of the operands, whose types were checked.
-        move |places, workers, (x, out)| unsafe { cpu::unary(op, dtype, places, workers, out, x) },
-        move |places, queue, (x, out)| cuda::unary(queue, op, dtype, places, [out, x]),
-    )
+    function(stream, (name, op.cost()), op, [x], out)
 }
 
 /// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
@@ -76,30 +65,12 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
 pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, out: View<'_>) -> Result<()> {
     let (name, dtype) = (op.grad_name(), out.dtype);
     if op.saves().is_none() {
-        return Err(Error::InvalidArgument {
-            op: name,
-            argument: "op",
-            expected: "a function whose derivative is known",
-            value: op.name().into(),
-        });
+        return Err(Error::invalid(name, "op", "a function whose derivative is known", op.name()));
     }
     if !dtype.is_float() {
         return Err(Error::DTypeUnsupported { op: name, dtype });
     }
-    saved.expect_dtype(name, dtype)?;
-    g.expect_dtype(name, dtype)?;
-    same_places(name, [&saved, &g], &out)?;
-    Command::new(name, (saved.read::<Raw>(), g.read::<Raw>(), out.write::<Raw>()))
-        .cost(out.layout.elements(), 2 * op.cost())
-        .run(
-            stream,
-            Places::of([out.layout, saved.layout, g.layout]),
-            // SAFETY: the places are those of the operands, whose types were checked.
-            move |places, workers, (saved, g, out)| unsafe {
-                cpu::unary_grad(op, dtype, places, workers, out, (saved, g));
-            },
-            move |places, queue, (saved, g, out)| cuda::unary_grad(queue, op, dtype, places, [out, saved, g]),
-        )
+    function(stream, (name, op.grad_cost()), Gradient(op), [saved, g], out)
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -117,30 +88,35 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     if !op.supports(dtype) {
         return Err(Error::DTypeUnsupported { op: name, dtype });
     }
-    lhs.expect_dtype(name, dtype)?;
-    rhs.expect_dtype(name, dtype)?;
-    same_places(name, [&lhs, &rhs], &out)?;
-    Command::new(name, (lhs.read::<Raw>(), rhs.read::<Raw>(), out.write::<Raw>()))
-        .cost(out.layout.elements(), op.cost())
-        .run(
-            stream,
-            Places::of([out.layout, lhs.layout, rhs.layout]),
-            // SAFETY: the places are those of the operands, whose types were checked.
-            move |places, workers, (x, y, out)| unsafe {
-                cpu::binary(op, dtype, places, workers, out, (x, y));
-            },
-            move |places, queue, (x, y, out)| cuda::binary(queue, op, dtype, places, [out, x, y]),
-        )
+    function(stream, (name, op.cost()), op, [lhs, rhs], out)
 }
 
-/// That operands have the shape of the output, and share memory with it only element for element.
+/// Launches a function on operands of one type, which it is defined for.
 #[inline(always)]
-fn same_places<const N: usize>(name: &'static str, inputs: [&View<'_>; N], out: &View<'_>) -> Result<()> {
-    for input in inputs {
-        input.expect_shape_of(name, out)?;
-        input.expect_no_partial_overlap(name, out)?;
+#[track_caller]
+fn function<F, const N: usize, const M: usize>(
+    stream: &Stream,
+    what: (&'static str, usize),
+    function: F,
+    inputs: [View<'_>; N],
+    out: View<'_>,
+) -> Result<()>
+where
+    F: cpu::Function<M> + cuda::Function<M> + Send + Sync + 'static,
+{
+    let dtype = out.dtype;
+    for input in &inputs {
+        input.expect_dtype(what.0, dtype)?;
     }
-    Ok(())
+    elementwise(
+        stream,
+        what,
+        inputs,
+        out,
+        // SAFETY: the places are those of the operands, whose types were checked.
+        move |places, workers, operands| unsafe { cpu::run(function, dtype, places, workers, operands) },
+        move |places, queue, operands| cuda::run(queue, function, dtype, places, operands),
+    )
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -154,18 +130,15 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    same_places(name, [&lhs, &rhs], &out)?;
-    Command::new(name, (lhs.read::<Raw>(), rhs.read::<Raw>(), out.write::<Raw>()))
-        .cost(out.layout.elements(), 1)
-        .run(
-            stream,
-            Places::of([out.layout, lhs.layout, rhs.layout]),
-            // SAFETY: the places are those of the operands, whose types were checked.
-            move |places, workers, (x, y, out)| unsafe {
-                cpu::compare(op, dtype, places, workers, out, (x, y));
-            },
-            move |places, queue, (x, y, out)| cuda::compare(queue, op, dtype, places, [out, x, y]),
-        )
+    elementwise(
+        stream,
+        (name, 1),
+        [lhs, rhs],
+        out,
+        // SAFETY: the places are those of the operands, whose types were checked.
+        move |places, workers, operands| unsafe { cpu::compare(op, dtype, places, workers, operands) },
+        move |places, queue, operands| cuda::compare(queue, op, dtype, places, operands),
+    )
 }
 
 /// `out = not x`, on truth values.
@@ -179,13 +152,14 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    same_places(OP, [&x], &out)?;
-    Command::new(OP, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), 1).run(
+    elementwise(
         stream,
-        Places::of([out.layout, x.layout]),
+        (OP, 1),
+        [x],
+        out,
         // SAFETY: the places are those of the operands, whose types were checked.
-        |places, workers, (x, out)| unsafe { cpu::logical_not(places, workers, out, x) },
-        |places, queue, (x, out)| copy_cuda::logical_not(queue, places, [out, x]),
+        |places, workers, operands| unsafe { cpu::logical_not(places, workers, operands) },
+        |places, queue, operands| copy_cuda::logical_not(queue, places, operands),
     )
 }
 
@@ -210,20 +184,49 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
-    same_places(OP, [&condition, &x, &y], &out)?;
     let size = out.dtype.size_bytes();
-    let operands = (condition.read::<Raw>(), x.read::<Raw>(), y.read::<Raw>(), out.write::<Raw>());
-    Command::new(OP, operands).cost(out.layout.elements(), 1).run(
+    elementwise(
         stream,
-        Places::of([out.layout, condition.layout, x.layout, y.layout]),
+        (OP, 1),
+        [condition, x, y],
+        out,
         // SAFETY: the places are those of the operands, whose types were checked.
-        move |places, workers, (condition, x, y, out)| unsafe {
-            cpu::where_cond(size, places, workers, out, (condition, x, y));
-        },
-        move |places, queue, (condition, x, y, out)| {
-            copy_cuda::where_cond(queue, size, places, [out, condition, x, y])
-        },
+        move |places, workers, operands| unsafe { cpu::where_cond(size, places, workers, operands) },
+        move |places, queue, operands| copy_cuda::where_cond(queue, size, places, operands),
     )
+}
+
+/// Launches what is done element by element, on operands that have the shape of the output and share memory with it only
+/// element for element. Its bodies get the `M` operands with the output first.
+#[inline(always)]
+#[track_caller]
+pub(crate) fn elementwise<const N: usize, const M: usize>(
+    stream: &Stream,
+    (name, cost): (&'static str, usize),
+    inputs: [View<'_>; N],
+    out: View<'_>,
+    cpu: impl Fn(&Places<M>, &Workers, [Dst<u8>; M]) + Send + Sync + 'static,
+    cuda: impl Fn(&Places<M>, &Queue<'_>, [Address; M]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    const { assert!(M == N + 1, "inputs and an output") };
+    for input in &inputs {
+        input.expect_shape_of(name, &out)?;
+        input.expect_no_partial_overlap(name, &out)?;
+    }
+    let layouts = std::array::from_fn(|k| if k == 0 { out.layout } else { inputs[k - 1].layout });
+    Command::new(name, (inputs.map(View::read::<Raw>), out.write::<Raw>()))
+        .cost(out.layout.elements(), cost)
+        .run(
+            stream,
+            Places::of(layouts),
+            move |places, workers, (inputs, out)| {
+                let at = |k: usize| if k == 0 { out } else { Dst(inputs[k - 1].0.cast_mut()) };
+                cpu(places, workers, std::array::from_fn(at));
+            },
+            move |places, queue, (inputs, out)| {
+                cuda(places, queue, std::array::from_fn(|k| if k == 0 { out } else { inputs[k - 1] }))
+            },
+        )
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use device::{
 use kernels::{RandomKey, RuleStep};
 use parking_lot::Mutex;
 
-use crate::check::{invalid, shape_mismatch};
+use crate::check::shape_mismatch;
 use crate::random::{Forked, skip_keys, with_generator_after};
 use crate::{Generator, Tensor};
 
@@ -255,7 +255,7 @@ impl<R: Tensors> Graph<R> {
         let used = std::ptr::from_ref(tensor.buffer()).addr();
         if !self.state.lock().inputs.contains(&used) {
             let value = format_args!("one of shape {:?} that it does not use", tensor.shape());
-            return Err(invalid("Graph::input", "tensor", "a tensor that the step uses", value));
+            return Err(Error::invalid("Graph::input", "tensor", "a tensor that the step uses", value));
         }
         Ok(Input(tensor.clone()))
     }

@@ -36,6 +36,7 @@ mod display;
 mod elementwise;
 mod embedding_bag;
 mod explore;
+pub mod grad;
 mod graph;
 mod image;
 mod index;

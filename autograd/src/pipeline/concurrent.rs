@@ -46,12 +46,7 @@ impl ConcurrentBatches {
     /// [`Error::InvalidArgument`] for no lanes or more than a [`Team`] may have, [`Error::Io`] if the system gives no thread.
     pub fn new(device: &Device, lanes: usize) -> Result<ConcurrentBatches> {
         if !(1..=Team::MAX_HELPERS + 1).contains(&lanes) {
-            return Err(Error::InvalidArgument {
-                op: "ConcurrentBatches::new",
-                argument: "lanes",
-                expected: "1 to 1024",
-                value: lanes.to_string().into(),
-            });
+            return Err(Error::invalid("ConcurrentBatches::new", "lanes", "1 to 1024", lanes));
         }
         let streams = if lanes == 1 {
             vec![device.default_stream()]
@@ -89,12 +84,7 @@ impl ConcurrentBatches {
         let lanes = self.streams.len();
         let work: Vec<Slot<B>> = batches.into_iter().map(|batch| SpinLock::new(Work::Given(batch))).collect();
         if work.is_empty() {
-            return Err(Error::InvalidArgument {
-                op: "ConcurrentBatches::step",
-                argument: "batches",
-                expected: "at least 1",
-                value: "0".into(),
-            });
+            return Err(Error::invalid("ConcurrentBatches::step", "batches", "at least 1", "0"));
         }
         // One draw a step, whatever the number of batches and lanes, so that steps differ.
         let generator = Generator::current();

@@ -108,7 +108,12 @@ impl DriverGraph {
             stream.begin_capture(graph.0, &after)?;
             let enqueued = node.work.enqueue(&queue);
             let last = stream.captured_nodes();
-            stream.end_capture()?;
+            if let Err(error) = stream.end_capture() {
+                // What ends a capture like this has destroyed the graph, too.
+                std::mem::forget(graph);
+                enqueued?;
+                return Err(error);
+            }
             enqueued?;
             let last = last?;
             // What enqueues nothing leaves those before it.

@@ -7,7 +7,7 @@
 
 use pulp::Arch;
 
-use super::lanes::{Lanes, simd_for, with_scratch};
+use super::lanes::{Lanes, join_tree, simd_for, with_scratch};
 use super::product::{Init, Matrix, Product, copy_matrix};
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
@@ -92,11 +92,7 @@ fn largest<T: Lanes>(row: &[T]) -> T {
             *part = part.maximum(x);
         }
     }
-    join(
-        parts,
-        #[inline(always)]
-        |a, b| a.maximum(b),
-    )
+    join_tree(parts, T::maximum)
 }
 
 /// The sum of a row of padded length.
@@ -108,23 +104,7 @@ fn sum<T: Lanes>(row: &[T]) -> T {
             *part = part.add(x);
         }
     }
-    join(
-        parts,
-        #[inline(always)]
-        |a, b| a.add(b),
-    )
-}
-
-#[inline(always)]
-fn join<T: Lanes>(mut parts: [T; PAD], f: impl Fn(T, T) -> T) -> T {
-    let mut half = PAD / 2;
-    while half > 0 {
-        for i in 0..half {
-            parts[i] = f(parts[i], parts[i + half]);
-        }
-        half /= 2;
-    }
-    parts[0]
+    join_tree(parts, T::add)
 }
 
 /// # Safety
@@ -416,11 +396,7 @@ unsafe fn dot<T: Lanes>(len: usize, a: Matrix<T>, b: Matrix<T>) -> T {
         let product = unsafe { (*a.at(0, j).ptr).mul(*b.at(0, j).ptr) };
         parts[j % PAD] = parts[j % PAD].add(product);
     }
-    join(
-        parts,
-        #[inline(always)]
-        |a, b| a.add(b),
-    )
+    join_tree(parts, T::add)
 }
 
 /// # Safety

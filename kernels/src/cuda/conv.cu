@@ -37,7 +37,7 @@ struct Conv {
 };
 
 // columns[plane, i, j, y, x] = what element (i, j) of the window sees in the plane at place (y, x)
-template <class S> __device__ inline void patches(S* columns, const S* planes, const Conv& conv) {
+extern "C" __global__ void NAMED(patches, DTYPE)(S* columns, const S* planes, const __grid_constant__ Conv conv) {
     u32 size = conv.taps() * conv.places();
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         const S* from = planes + plane * conv.pixels();
@@ -51,8 +51,8 @@ template <class S> __device__ inline void patches(S* columns, const S* planes, c
 }
 
 // planes[plane, h, w] = bias of its channel + sum of columns[plane, i, j, y, x] over all that see the pixel
-template <class S, class T = Opmath<S>>
-__device__ inline void add_patches(S* planes, const T* columns, const S* bias, u32 channels, u64 first, const Conv& conv) {
+extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns, const S* bias, u32 channels, u64 first,
+                                                     const __grid_constant__ Conv conv) {
     u32 size = conv.taps() * conv.places();
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         const T* from = columns + plane * size;
@@ -72,7 +72,7 @@ __device__ inline void add_patches(S* planes, const T* columns, const S* bias, u
 }
 
 // out[e] = sum of parts[n, e] in the order of n; `out` may be the first part
-template <class O, class T> __device__ inline void add_parts(O* out, const T* parts, u64 count, u64 size) {
+template <class O> __device__ inline void add_parts(O* out, const T* parts, u64 count, u64 size) {
     for (u64 e = thread_index(); e < size; e += thread_count()) {
         T sum = 0;
         for (u64 n = 0; n < count; ++n) {
@@ -83,9 +83,8 @@ template <class O, class T> __device__ inline void add_parts(O* out, const T* pa
 }
 
 // Planes are results here: image, channel, filter of the channel.
-template <class S>
-__device__ inline void depthwise(S* out, const S* x, const S* weight, const S* bias, u32 channels, const Conv& conv) {
-    using T = Opmath<S>;
+extern "C" __global__ void NAMED(depthwise, DTYPE)(S* out, const S* x, const S* weight, const S* bias, u32 channels,
+                                                   const __grid_constant__ Conv conv) {
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         const S* from = x + plane / conv.each * conv.pixels();
         u64 filter = plane % ((u64)channels * conv.each);
@@ -104,10 +103,8 @@ __device__ inline void depthwise(S* out, const S* x, const S* weight, const S* b
 }
 
 // Planes are channels of images.
-template <class S>
-__device__ inline void depthwise_input_grad(S* out, const S* g, const S* weight, const S* bias, u32 channels,
-                                            const Conv& conv) {
-    using T = Opmath<S>;
+extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g, const S* weight, const S* bias,
+                                                              u32 channels, const __grid_constant__ Conv conv) {
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         u64 channel = plane % channels;
         for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
@@ -129,12 +126,11 @@ __device__ inline void depthwise_input_grad(S* out, const S* g, const S* weight,
 }
 
 // One sum for each element of each filter, over all images and places.
-template <class S>
-__device__ inline void depthwise_weight_grad(S* out, const S* x, const S* g, u32 channels, u32 images, const Conv& conv) {
-    using T = Opmath<S>;
+extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad, DTYPE)(
+    S* out, const S* x, const S* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {
     u64 filters = (u64)channels * conv.each;
     u64 len = (u64)images * conv.places();
-    for_rows<BlockTeam>(filters * conv.taps(), LANES, [&](const BlockTeam& team, u64 row, bool exists) {
+    for_rows<BlockGroup>(filters * conv.taps(), LANES, [&](const BlockGroup& group, u64 row, bool exists) {
         u64 filter = exists ? row / conv.taps() : 0;
         u32 tap = exists ? (u32)(row % conv.taps()) : 0;
         auto term = [&](u64 e) {
@@ -147,41 +143,16 @@ __device__ inline void depthwise_weight_grad(S* out, const S* x, const S* g, u32
             u64 channel = image * channels + filter / conv.each;
             return mul_rounded((T)x[channel * conv.pixels() + pixel], (T)g[(image * filters + filter) * conv.places() + place]);
         };
-        T sum = team.template fold<Sum<T>>(len, exists ? len : 0, term);
-        if (exists && team.leads()) {
+        T sum = group.template fold<Sum<T>>(len, exists ? len : 0, term);
+        if (exists && group.leads()) {
             out[row] = sum;
         }
     });
 }
 
-using Computed = Opmath<DTYPE>;
-
-#define CONV(T)                                                                                                            \
-    extern "C" __global__ void patches_##T(T* columns, const T* planes, const __grid_constant__ Conv conv) {               \
-        patches(columns, planes, conv);                                                                                    \
-    }                                                                                                                      \
-    extern "C" __global__ void add_patches_##T(T* planes, const Computed* columns, const T* bias, u32 channels, u64 first, \
-                                               const __grid_constant__ Conv conv) {                                        \
-        add_patches(planes, columns, bias, channels, first, conv);                                                         \
-    }                                                                                                                      \
-    extern "C" __global__ void depthwise_##T(T* out, const T* x, const T* weight, const T* bias, u32 channels,             \
-                                             const __grid_constant__ Conv conv) {                                          \
-        depthwise(out, x, weight, bias, channels, conv);                                                                   \
-    }                                                                                                                      \
-    extern "C" __global__ void depthwise_input_grad_##T(T* out, const T* g, const T* weight, const T* bias,                \
-                                                        u32 channels, const __grid_constant__ Conv conv) {                 \
-        depthwise_input_grad(out, g, weight, bias, channels, conv);                                                        \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, 1) depthwise_weight_grad_##T(                                        \
-        T* out, const T* x, const T* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {                     \
-        depthwise_weight_grad(out, x, g, channels, images, conv);                                                          \
-    }
-#define KERNELS(T) CONV(T)
-KERNELS(DTYPE)
-
-#define ADD_PARTS(O)                                                                               \
-    extern "C" __global__ void add_parts_##O(O* out, const Computed* parts, u64 count, u64 size) { \
-        add_parts(out, parts, count, size);                                                        \
+#define ADD_PARTS(O)                                                                        \
+    extern "C" __global__ void add_parts_##O(O* out, const T* parts, u64 count, u64 size) { \
+        add_parts(out, parts, count, size);                                                 \
     }
 #define SUMS(O) ADD_PARTS(O)
 SUMS(DTYPE)

@@ -74,9 +74,8 @@ impl CompareOptions {
             ("steps", self.steps),
             ("traced", self.traced),
         ];
-        let invalid = |argument, expected, value: usize| {
-            Err(Error::InvalidArgument { op: "compare", argument, expected, value: value.to_string().into() })
-        };
+        let invalid =
+            |argument, expected, value: usize| Err(Error::invalid("compare", argument, expected, value));
         for (argument, count) in counts {
             if count == 0 {
                 return invalid(argument, "at least 1", 0);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use device::Shared;
-use tensor::{DType, Device, Error, Result, Tensor, Tensors};
+use tensor::{DType, Device, Error, Result, Tensor, Tensors, accumulate};
 
 use crate::Var;
 use crate::mode::is_recording;
@@ -70,13 +70,19 @@ impl Gradients {
     }
 
     /// Adds another store to this one, leaf by leaf: `self + other`. Leaves that only `other` has are taken over.
-    /// Asynchronous; runs on the current stream.
+    /// Asynchronous; runs on the current stream, as one command a device where gradients are this store's alone.
     ///
     /// # Errors
     /// Whatever adding two tensors may return.
     pub fn merge(&mut self, other: Gradients) -> Result<()> {
+        let mut pairs = Vec::new();
         for entry in other.entries {
             match self.index.get(&entry.leaf.address()).and_then(|&at| self.entries.get_mut(at)) {
+                Some(mine) if adds_in_place(&mine.gradient, &entry.gradient) => {
+                    // Not recorded, it has no place on the tape.
+                    mine.gradient.node = None;
+                    pairs.push((mine.gradient.value.clone(), entry.gradient.value));
+                }
                 Some(mine) => add_gradients(&mut mine.gradient, &entry.gradient)?,
                 None => {
                     self.index.insert(entry.leaf.address(), self.entries.len());
@@ -84,7 +90,7 @@ impl Gradients {
                 }
             }
         }
-        Ok(())
+        accumulate(&pairs)
     }
 
     /// The gradients, in the order in which the leaves were made.
@@ -182,10 +188,15 @@ pub(crate) fn check_place(
     Err(Error::DeviceMismatch { op, lhs, rhs: device.name().into() })
 }
 
+/// Whether `gradient` can be added where `sum` is: nobody else can see it, and nothing is recorded.
+fn adds_in_place(sum: &Var, gradient: &Var) -> bool {
+    let recorded = is_recording() && (sum.requires_grad() || gradient.requires_grad());
+    !recorded && sum.value.is_unique() && sum.value.is_contiguous()
+}
+
 /// `sum += gradient`, in place where nobody else can see it.
 pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
-    let recorded = is_recording() && (sum.requires_grad() || gradient.requires_grad());
-    if recorded || !sum.value.is_unique() || !sum.value.is_contiguous() {
+    if !adds_in_place(sum, gradient) {
         *sum = sum.add(gradient)?;
         return Ok(());
     }

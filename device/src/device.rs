@@ -362,7 +362,7 @@ impl Device {
 
     /// Whether products of F32 may round what they multiply.
     pub fn tf32(&self) -> bool {
-        self.core().tf32.load(Ordering::Relaxed)
+        self.core().tf32()
     }
 
     /// Counts of launches, events, waits and host synchronisations since the device was made.

@@ -114,6 +114,13 @@ impl Stream {
         }
     }
 
+    /// Whether an op that is several kernels is better several commands: in a step that this thread captures for a CUDA device,
+    /// where one that needs less than the others can run before them.
+    #[inline]
+    pub fn prefers_parts(&self) -> bool {
+        self.core().is_capturing() && self.is_cuda() && Capture::of(self.core()).is_some()
+    }
+
     /// Memory of `bytes` bytes for commands that this thread writes down, if it captures a step of the stream's device; else
     /// memory is allocated.
     #[inline(always)]

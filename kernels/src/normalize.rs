@@ -88,6 +88,12 @@ pub fn normalize_grad(
     (mean, rstd): (Option<View<'_>>, View<'_>),
     to: NormGrads<'_>,
 ) -> Result<()> {
+    if to.x.is_some() && (to.weight.is_some() || to.bias.is_some()) && stream.prefers_parts() {
+        // What comes next waits for the elements' gradient only.
+        let elements = NormGrads { x: to.x, ..NormGrads::default() };
+        normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), elements)?;
+        return normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), NormGrads { x: None, ..to });
+    }
     let (count, dtype) = (count_rows(op, rows, &x)?, g.dtype);
     let elements = count * rows.row();
     expect_elements(op, [Some(x), Some(g), to.x], elements)?;

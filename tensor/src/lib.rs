@@ -77,7 +77,7 @@ pub use kernels::{
 };
 pub use normalize::{Norm, NormGradients, Normalized};
 pub use operators::Operand;
-pub use optim::{Update, optimizer_step};
+pub use optim::{Update, accumulate, optimizer_step};
 pub use pool::{AvgPool, MaxPool};
 pub use random::{Generator, next_key, seed, with_generator};
 pub use tensor::Tensor;

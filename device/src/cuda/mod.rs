@@ -227,6 +227,7 @@ pub struct Queue<'a> {
 
 /// What becomes of what is put on a queue.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "made where there is a driver"))]
 pub(crate) enum Target<'a> {
     /// The stream runs it.
     Stream,

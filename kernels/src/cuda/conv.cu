@@ -26,12 +26,19 @@ struct Conv {
     // The place along an axis at which element `tap` of the window sees `at`; -1 for none.
     __device__ static i64 place(u32 at, u32 tap, u32 stride, u32 padding, u32 dilation, u32 places) {
         i64 ahead = (i64)at + padding - (i64)tap * dilation;
-        return ahead >= 0 && ahead % stride == 0 && ahead / stride < places ? ahead / stride : -1;
+        if (stride == 1) {
+            return ahead >= 0 && ahead < places ? ahead : -1;
+        }
+        // What lies ahead of a pixel fits in 32 bits.
+        u32 steps = ahead >= 0 ? (u32)ahead / stride : 0;
+        return ahead >= 0 && steps * stride == (u32)ahead && steps < places ? steps : -1;
     }
+    // The row, and the column, of the places at which element (i, j) sees pixel (h, w); -1 for none.
+    __device__ i64 row_of(u32 h, u32 i) const { return place(h, i, stride_h, padding_h, dilation_h, rows); }
+    __device__ i64 column_of(u32 w, u32 j) const { return place(w, j, stride_w, padding_w, dilation_w, columns); }
     // The place at which element (i, j) sees pixel (h, w); -1 for none.
     __device__ i64 place_of(u32 h, u32 w, u32 i, u32 j) const {
-        i64 y = place(h, i, stride_h, padding_h, dilation_h, rows);
-        i64 x = place(w, j, stride_w, padding_w, dilation_w, columns);
+        i64 y = row_of(h, i), x = column_of(w, j);
         return y >= 0 && x >= 0 ? y * columns + x : -1;
     }
 };
@@ -60,10 +67,16 @@ extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns
         for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
             u32 h = pixel / conv.width, w = pixel % conv.width;
             T sum = start;
-            for (u32 tap = 0; tap < conv.taps(); ++tap) {
-                i64 place = conv.place_of(h, w, tap / conv.kernel_w, tap % conv.kernel_w);
-                if (place >= 0) {
-                    sum += from[(u64)tap * conv.places() + place];
+            const T* tap = from;
+            for (u32 i = 0; i < conv.kernel_h; ++i) {
+                i64 y = conv.row_of(h, i);
+                // Zeros are left out: added, they would change the sign of a zero.
+#pragma unroll 8
+                for (u32 j = 0; j < conv.kernel_w; ++j, tap += conv.places()) {
+                    i64 x = conv.column_of(w, j);
+                    bool seen = y >= 0 && x >= 0;
+                    T value = seen ? tap[y * conv.columns + x] : (T)0;
+                    sum = seen ? sum + value : sum;
                 }
             }
             planes[plane * conv.pixels() + pixel] = sum;

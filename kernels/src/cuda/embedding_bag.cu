@@ -160,12 +160,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(embedding_bag_grad, 
                 T weight = bags.weight(place);
                 factors[threadIdx.x] = members ? weight / members[bag * size.member_step] : weight;
             }
-            follow_hits(hit, exists, [&](u32 at) {
-                if ((rows[at] & (groups - 1)) == group) {
-                    T value = g[bag_at[at] * from.row + column * from.column];
-                    sums.take(rows[at], mul_rounded(value, factors[at]));
-                }
-            });
+            auto mine = [&](u32 at) { return (rows[at] & (groups - 1)) == group; };
+            follow_hits<T>(
+                hit, exists,
+                [&](u32 at) -> T { return mine(at) ? (T)g[bag_at[at] * from.row + column * from.column] : T{}; },
+                [&](u32 at, T value) {
+                    if (mine(at)) {
+                        sums.take(rows[at], mul_rounded(value, factors[at]));
+                    }
+                });
         }
         sums.finish();
     }

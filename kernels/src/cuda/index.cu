@@ -38,12 +38,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(index_add, DTYPE)(
                     raise(fault, i, what.size);
                 }
             }
-            follow_hits(hit, exists, [&](u32 place) {
-                u32 row = rows[place];
-                if ((row & (groups - 1)) == group) {
-                    sums.take(row, from[(i64)(tile + place) * what.src_step]);
-                }
-            });
+            auto mine = [&](u32 place) { return (rows[place] & (groups - 1)) == group; };
+            follow_hits<Opmath<T>>(
+                hit, exists,
+                [&](u32 place) -> Opmath<T> {
+                    return mine(place) ? (Opmath<T>)from[(i64)(tile + place) * what.src_step] : Opmath<T>{};
+                },
+                [&](u32 place, Opmath<T> x) {
+                    if (mine(place)) {
+                        sums.take(rows[place], x);
+                    }
+                });
         }
         sums.finish();
     }

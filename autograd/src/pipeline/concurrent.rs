@@ -80,7 +80,7 @@ impl ConcurrentBatches {
     /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
     /// ([`Error::LanePanicked`]); the other batches were run to their end. Then that of the first update that was put off
     /// and returned one or panicked; those after it are not run. [`Error::InvalidArgument`] for no batches;
-    /// [`Error::Deadlock`] from within a batch of the same lanes.
+    /// [`Error::Deadlock`] from within a batch of the same lanes, and where it would wait for them within a command.
     pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
     where
         B: Send,

@@ -345,6 +345,21 @@ fn a_thread_count_that_makes_no_sense_is_named() {
     assert!(one.status.success() && text(&one.stdout).contains("no-room"), "{}", text(&one.stdout));
 }
 
+/// The threads' stacks alone are more than the limits, at some of which a thread could be made and not be set up.
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_that_find_no_memory_are_an_error() {
+    for limit in ["600000", "900000", "1200000", "1500000"] {
+        let mut limited = Command::new("sh");
+        let script = format!("ulimit -v {limit}; exec \"$@\"");
+        limited.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_streamgrad"), "compare", "--device", "cpu"]);
+        let output = limited.args(SMALL).env("STREAMGRAD_THREADS", "1024").output().unwrap();
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{limit}: {message}");
+        assert!(message.contains("thread kernel "), "{limit}: {message}");
+    }
+}
+
 #[test]
 fn a_closed_standard_output_is_no_panic() {
     for args in [&["info"][..], &["--help"], &["gradcheck", "add"]] {

@@ -61,6 +61,7 @@ impl ConcurrentBatches {
             (0..lanes).map(|_| device.new_stream_with(options)).collect::<Result<_>>()?
         };
         // What a lane would load at its first launches can hold up the others.
+        device.start_threads()?;
         streams.iter().try_for_each(preload)?;
         Ok(ConcurrentBatches { streams, team: Team::new("lane", lanes - 1)? })
     }

@@ -19,8 +19,9 @@ use crate::tape::Node;
 /// Each gradient has a storage of its own when a pass is done, with an element for each index: what was shared with
 /// another gradient, with the gradient that was given or with a tensor of the graph, or expanded, is a copy. So a change
 /// in place of what [`get`](Gradients::get) hands out is seen in this store, as by an optimizer's step, and nowhere else.
-/// A clone of the store shares the gradients, as a clone of a tensor does. Gradients are constants, unless the pass was
-/// recorded: with `create_graph` they have places on the tape, and a given gradient's graph is part of theirs.
+/// What [`map`](Gradients::map) puts here and [`merge`](Gradients::merge) takes over is copied in the same cases. A clone of
+/// the store shares the gradients, as a clone of a tensor does. Gradients are constants, unless the pass was recorded: with
+/// `create_graph` they have places on the tape, and a given gradient's graph is part of theirs.
 #[derive(Clone, Default)]
 pub struct Gradients {
     entries: Vec<Entry>,
@@ -76,7 +77,7 @@ impl Gradients {
     /// Whatever adding two tensors may return.
     pub fn merge(&mut self, other: Gradients) -> Result<()> {
         let mut pairs = Vec::new();
-        for entry in other.entries {
+        for mut entry in other.entries {
             match self.index.get(&entry.leaf.address()).and_then(|&at| self.entries.get_mut(at)) {
                 Some(mine) if adds_in_place(&mine.gradient, &entry.gradient) => {
                     // Not recorded, it has no place on the tape.
@@ -85,6 +86,7 @@ impl Gradients {
                 }
                 Some(mine) => add_gradients(&mut mine.gradient, &entry.gradient)?,
                 None => {
+                    separate(&entry.leaf.place, &mut entry.gradient, true)?;
                     self.index.insert(entry.leaf.address(), self.entries.len());
                     self.entries.push(entry);
                 }
@@ -108,6 +110,7 @@ impl Gradients {
             let gradient = on(stream.as_ref(), || f(&entry.gradient))?;
             check_like("Gradients::map", &entry.gradient, &gradient)?;
             entry.gradient = gradient;
+            separate(&entry.leaf.place, &mut entry.gradient, true)?;
         }
         Ok(())
     }

@@ -56,6 +56,7 @@ impl ConcurrentBatches {
             (0..lanes).map(|_| device.new_stream_with(options)).collect::<Result<_>>()?
         };
         // What a lane would load at its first launches can hold up the others.
+        device.start_threads()?;
         streams.iter().try_for_each(preload)?;
         Ok(ConcurrentBatches { streams, team: Team::new("lane", lanes - 1)? })
     }
@@ -75,7 +76,7 @@ impl ConcurrentBatches {
     /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
     /// ([`Error::LanePanicked`]); the other batches were run to their end. Then that of the first update that was put off
     /// and returned one or panicked; those after it are not run. [`Error::InvalidArgument`] for no batches;
-    /// [`Error::Deadlock`] from within a batch of the same lanes.
+    /// [`Error::Deadlock`] from within a batch of the same lanes, and where it would wait for them within a command.
     pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
     where
         B: Send,

@@ -31,7 +31,7 @@ struct Conv {
         }
         // What lies ahead of a pixel fits in 32 bits.
         u32 steps = ahead >= 0 ? (u32)ahead / stride : 0;
-        return ahead >= 0 && steps * stride == (u32)ahead && steps < places ? steps : -1;
+        return ahead >= 0 && steps * stride == (u32)ahead && steps < places ? (i64)steps : -1;
     }
     // The row, and the column, of the places at which element (i, j) sees pixel (h, w); -1 for none.
     __device__ i64 row_of(u32 h, u32 i) const { return place(h, i, stride_h, padding_h, dilation_h, rows); }

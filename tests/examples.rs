@@ -7,6 +7,8 @@ use clap::Parser;
 use common::folder::Folder;
 use streamgrad::Result;
 
+#[path = "../examples/captured_step.rs"]
+mod captured_step;
 #[allow(dead_code, reason = "its main reads the command line")]
 #[path = "../examples/char_gpt.rs"]
 mod char_gpt;
@@ -45,6 +47,11 @@ fn a_gpt_learns_and_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() -> Resu
     assert_eq!(train("20", &[])?.to_bits(), resumed.to_bits());
     assert!(resumed < 0.7 * untrained, "{resumed} after {untrained}");
     Ok(())
+}
+
+#[test]
+fn a_captured_step_equals_the_eager_one() -> Result<()> {
+    captured_step::main()
 }
 
 #[test]

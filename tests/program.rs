@@ -93,6 +93,12 @@ fn compare_writes_every_key_and_the_schedules_agree() {
 }
 
 fn check_schedule(schedule: &Value) {
+    assert!(schedule["launches_per_step"].as_f64() > Some(10.0), "{schedule}");
+    assert!(schedule["captured"].is_null(), "{schedule}");
+    check_figures(schedule);
+}
+
+fn check_figures(schedule: &Value) {
     let numbers = [
         "steps_per_s",
         "busy_pct",
@@ -111,10 +117,77 @@ fn check_schedule(schedule: &Value) {
     for key in ["peak_allocated_bytes", "peak_reserved_bytes"] {
         assert!(schedule[key].as_u64().is_some_and(|bytes| bytes > 0), "{key}: {schedule}");
     }
-    assert!(schedule["launches_per_step"].as_f64() > Some(10.0), "{schedule}");
     let losses = schedule["losses"].as_array().unwrap();
     assert_eq!(losses.len(), 6);
     assert!(losses.iter().all(Value::is_number));
+}
+
+#[test]
+fn compare_adds_captured_schedules() {
+    let folder = Folder::new("captured");
+    let [path, trace, report] = ["out.json", "trace.json", "report.html"].map(|name| folder.file(name));
+    let printed = compare(&["--graph", "--json", &path, "--trace", &trace, "--report", &report]);
+    let found = json(&path);
+    let schedules = found["schedules"].as_array().unwrap();
+    let names: Vec<_> = schedules.iter().map(|schedule| schedule["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["serial", "concurrent", "captured, serial order", "captured, data order"]);
+    for schedule in &schedules[2..] {
+        check_figures(schedule);
+        assert_eq!(schedule["losses"], schedules[0]["losses"]);
+        let captured = &schedule["captured"];
+        for key in ["identical_losses", "identical_parameters"] {
+            assert_eq!(captured[key], true, "{key}: {}", found["diagnosis"]);
+        }
+        for key in ["commands", "edges", "critical_path", "widest", "planned_bytes", "needed_bytes"] {
+            assert!(captured[key].as_u64().is_some_and(|count| count > 0), "{key}: {captured}");
+        }
+        for key in ["gain", "capture_ms", "speedup"] {
+            assert!(captured[key].as_f64().is_some_and(|value| value > 0.0), "{key}: {captured}");
+        }
+        // A copy for each tensor of two batches, and the replay.
+        assert_eq!(schedule["launches_per_step"], 5.0);
+        assert!(printed.contains(schedule["name"].as_str().unwrap()), "{printed}");
+    }
+    assert!(
+        schedules[3]["captured"]["critical_path"].as_u64()
+            < schedules[2]["captured"]["critical_path"].as_u64()
+    );
+    assert_eq!((&found["identical_losses"], &found["identical_parameters"]), (&true.into(), &true.into()));
+    let codes = found["diagnosis"].as_array().unwrap().iter().filter(|finding| finding["code"] == "captured");
+    assert_eq!(codes.count(), 2, "{}", found["diagnosis"]);
+    let events = json(&trace);
+    let replays = events["traceEvents"].as_array().unwrap().iter().filter(|event| event["name"] == "replay");
+    assert_eq!(replays.count(), 12, "one slice a step of each captured schedule");
+    assert!(fs::read_to_string(trace).unwrap().contains("commands is one slice"));
+    assert!(fs::read_to_string(report).unwrap().contains("a replay is one command"));
+}
+
+#[test]
+fn compare_says_why_a_step_is_not_captured() {
+    let printed = good(&["compare", "dlrm", "--graph", "--steps", "3", "--warmup", "1", "--batch", "32"]);
+    assert!(printed.contains("not-captured:") && printed.contains("bit-equal in 3 steps"), "{printed}");
+    assert!(!printed.contains("captured, "), "{printed}");
+    let message = bad(&["train", "--workload", "dlrm", "--graph", "--epochs", "1"]);
+    assert!(message.contains("--graph: the step cannot be replayed: Graph::input: shapes"), "{message}");
+}
+
+#[test]
+fn training_by_replays_gives_what_training_gives() {
+    let folder = Folder::new("replayed");
+    for (name, more) in [("two-batch", "128"), ("augment", "8")] {
+        let (eager, replayed, rest) = (folder.file("eager"), folder.file("replayed"), folder.file("rest"));
+        let train = |extra: &[&str]| {
+            let args = ["train", "--workload", name, "--batch", more, "--seed", "3"];
+            good(&[&args[..], extra].concat()).lines().last().unwrap().to_owned()
+        };
+        let expected = train(&["--epochs", "2", "--save", &eager]);
+        assert_eq!(train(&["--epochs", "2", "--graph", "--save", &replayed]), expected);
+        assert!(fs::read(&eager).unwrap() == fs::read(&replayed).unwrap(), "{name}: the checkpoints differ");
+        // On from a checkpoint, and from one that replays left.
+        train(&["--epochs", "1", "--graph", "--save", &rest]);
+        assert_eq!(train(&["--epochs", "2", "--graph", "--resume", &rest, "--save", &rest]), expected);
+        assert!(fs::read(&eager).unwrap() == fs::read(&rest).unwrap(), "{name}: the checkpoints differ");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use streamgrad::DeviceKind;
 use streamgrad::workloads::compare::{
-    CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare,
+    CapturedReport, CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare,
 };
 use streamgrad::workloads::{self, Workload};
 
@@ -36,6 +36,9 @@ pub(super) struct Args {
     /// Seed of parameters, split and shuffles.
     #[arg(long, allow_negative_numbers = true, value_name = "S")]
     seed: Option<u64>,
+    /// Capture the serial schedule's step, too, and replay it in the order of its stream and in that of its data.
+    #[arg(long)]
+    graph: bool,
     /// Write every figure as JSON; - is standard output, here and below.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -59,6 +62,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         traced: defaults.traced.min(steps),
         warmup: args.warmup.unwrap_or(defaults.warmup),
         seed: args.seed.unwrap_or(defaults.seed),
+        graph: args.graph,
         ..defaults
     };
     check_paths(args)?;
@@ -175,11 +179,13 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 }
 
 fn figures(found: &Comparison) -> Table {
-    let schedules = [&found.serial, &found.concurrent];
     let mut table = Table::new(1);
     let mut row = |name: &str, value: &dyn Fn(&ScheduleReport) -> String| {
-        table.row([name.to_owned(), value(schedules[0]), value(schedules[1])]);
+        table.row(std::iter::once(name.to_owned()).chain(found.schedules().map(value)));
     };
+    // A replay is one command, whatever runs in it.
+    let within =
+        |s: &ScheduleReport, value: String| if s.captured.is_some() { "-".to_owned() } else { value };
     row("", &|s| s.name.to_owned());
     row("streams", &|s| s.streams.to_string());
     row("step, median (ms)", &|s| format!("{:.3}", s.step_ms.median));
@@ -187,9 +193,9 @@ fn figures(found: &Comparison) -> Table {
     row("launched after (ms)", &|s| format!("{:.3}", s.launch_ms));
     row("steps per second", &|s| format!("{:.0}", s.steps_per_s()));
     row("busy (% of the wall)", &|s| format!("{:.1}", 100.0 * s.profile.busy));
-    row("overlap (% of busy)", &|s| format!("{:.1}", 100.0 * s.profile.overlap));
+    row("overlap (% of busy)", &|s| within(s, format!("{:.1}", 100.0 * s.profile.overlap)));
     row("commands, total (ms a step)", &|s| format!("{:.3}", s.profile.kernel_ms));
-    row("commands, longest chain (ms)", &|s| format!("{:.3}", s.profile.critical_path_ms));
+    row("commands, longest chain (ms)", &|s| within(s, format!("{:.3}", s.profile.critical_path_ms)));
     row("launches a step", &|s| format!("{:.1}", s.launches_per_step));
     row("waits a step", &|s| format!("{:.1}", s.waits_per_step));
     row("events a step", &|s| format!("{:.1}", s.events_per_step));
@@ -226,6 +232,15 @@ fn verdicts(found: &Comparison) -> Table {
         }
     };
     table.row(["efficiency".to_owned(), efficiency]);
+    for schedule in &found.captured {
+        if let Some(captured) = &schedule.captured {
+            let CapturedReport { speedup, speedup_spread: spread, .. } = captured;
+            let bits = equal(captured.identical_losses && captured.identical_parameters);
+            let verdict =
+                format!("{speedup:.2}x (blocks of steps: {:.2} to {:.2}), {bits}", spread.p10, spread.p90);
+            table.row([schedule.name.to_owned(), verdict]);
+        }
+    }
     table.row([
         "losses".to_owned(),
         format!("{} in {} steps", equal(found.identical_losses), found.concurrent.losses.len()),
@@ -247,7 +262,7 @@ fn to_json(found: &Comparison) -> Value {
         "steps": options.steps,
         "warmup": options.warmup,
         "seed": options.seed,
-        "schedules": [schedule_json(&found.serial), schedule_json(&found.concurrent)],
+        "schedules": found.schedules().map(schedule_json).collect::<Vec<_>>(),
         "speedup": found.speedup,
         "speedup_spread": quantiles_json(found.speedup_spread),
         "bound_ms": found.bound_ms,
@@ -286,6 +301,25 @@ fn schedule_json(schedule: &ScheduleReport) -> Value {
         "driver_allocations": schedule.driver_allocations,
         "ops": ops.collect::<Vec<_>>(),
         "losses": schedule.losses,
+        "captured": schedule.captured.as_ref().map(captured_json),
+    })
+}
+
+fn captured_json(captured: &CapturedReport) -> Value {
+    let plan = &captured.plan;
+    json!({
+        "commands": plan.commands,
+        "edges": plan.edges,
+        "critical_path": plan.critical_path,
+        "widest": plan.widest,
+        "gain": plan.gain,
+        "planned_bytes": plan.planned_bytes,
+        "needed_bytes": plan.needed_bytes,
+        "capture_ms": captured.capture_ms,
+        "speedup": captured.speedup,
+        "speedup_spread": quantiles_json(captured.speedup_spread),
+        "identical_losses": captured.identical_losses,
+        "identical_parameters": captured.identical_parameters,
     })
 }
 

@@ -81,7 +81,7 @@ const BAR: f64 = 22.0;
 const COLOURS: &[&str] = &["#5b8db8", "#7fb08a", "#c9a15a", "#b07a8c", "#8a86b8", "#aaaaaa"];
 
 fn lanes(page: &mut String, found: &Comparison) {
-    let steps = [middle_step(&found.serial), middle_step(&found.concurrent)];
+    let steps: Vec<_> = found.schedules().map(middle_step).collect();
     let longest = steps.iter().flatten().map(|step| step.wall_ns).max().unwrap_or(1).max(1);
     let ops: Vec<&str> = found.serial.profile.ops.iter().map(|op| op.op).take(COLOURS.len() - 1).collect();
     let colour = |op: &str| {
@@ -93,7 +93,7 @@ fn lanes(page: &mut String, found: &Comparison) {
         let _ = write!(page, "<span style=\"color:{}\">&#9632;</span> {} &nbsp; ", colour(op), escape(op));
     }
     page.push_str("</p>\n");
-    for (schedule, step) in [&found.serial, &found.concurrent].into_iter().zip(steps) {
+    for (schedule, step) in found.schedules().zip(steps) {
         if let Some(step) = step {
             drawing(page, schedule, step, longest, &colour);
         }
@@ -122,7 +122,8 @@ fn drawing(
         Some((row as f64 + 0.5) * ROW)
     };
     let height = ROW * streams.len() as f64 + 18.0;
-    let _ = writeln!(page, "<p>{}, {:.3} ms traced</p>", schedule.name, step.wall_ns as f64 / 1e6);
+    let replay = if schedule.captured.is_some() { "; a replay is one command" } else { "" };
+    let _ = writeln!(page, "<p>{}, {:.3} ms traced{replay}</p>", schedule.name, step.wall_ns as f64 / 1e6);
     let _ = writeln!(
         page,
         "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",

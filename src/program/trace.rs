@@ -7,11 +7,11 @@ use streamgrad::device::{CommandRecord, Recording};
 use streamgrad::workloads::compare::{Comparison, ScheduleReport};
 use streamgrad::{Moment, StreamId};
 
-/// One process a schedule, one thread a stream, an arrow for each wait and where the host joins lanes.
+/// One process a schedule, one thread a stream, an arrow for each wait and where the host joins lanes. A replay is one slice.
 pub(super) fn chrome(found: &Comparison) -> Value {
     let mut events = Vec::new();
     let mut arrows = 0;
-    for (index, schedule) in [&found.serial, &found.concurrent].into_iter().enumerate() {
+    for (index, schedule) in found.schedules().enumerate() {
         Process { pid: index + 1, schedule, events: &mut events, arrows: &mut arrows }.write();
     }
     json!({ "displayTimeUnit": "ns", "traceEvents": events })
@@ -34,7 +34,11 @@ fn us(ns: u64) -> f64 {
 
 impl Process<'_> {
     fn write(&mut self) {
-        let name = format!("{} ({} streams)", self.schedule.name, self.schedule.streams);
+        let ScheduleReport { name, streams, captured, .. } = self.schedule;
+        let name = match captured {
+            Some(found) => format!("{name} (a replay of {} commands is one slice)", found.plan.commands),
+            None => format!("{name} ({streams} streams)"),
+        };
         self.name("process_name", STEPS, &name);
         self.name("thread_name", STEPS, "steps");
         for (index, (id, name)) in self.schedule.streams_by_name.iter().enumerate() {

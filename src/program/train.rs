@@ -6,9 +6,10 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 use streamgrad::checkpoint::{self, Progress};
 use streamgrad::models::file;
-use streamgrad::workloads::{self, Evaluation, Model, Workload};
+use streamgrad::workloads::{self, CapturedStep, Evaluation, Model, Workload};
 use streamgrad::{
-    Batches, ConcurrentBatches, DType, Device, InMemory, Optimizer, StepBatches, Tensor, no_grad,
+    Batch, Batches, ConcurrentBatches, DType, Device, Error, GraphOptions, InMemory, Optimizer, StepBatches,
+    Tensor, no_grad,
 };
 
 use super::output::{Printer, is_stdout};
@@ -34,6 +35,9 @@ pub(super) struct Args {
     /// Batches of a step, each on a stream of its own [default: 2].
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
     lanes: Option<usize>,
+    /// Capture a step and replay it.
+    #[arg(long)]
+    graph: bool,
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]
     device: String,
@@ -60,6 +64,7 @@ struct Run {
     model: Box<dyn Model>,
     optimizer: Box<dyn Optimizer>,
     lanes: ConcurrentBatches,
+    captured: Option<CapturedStep>,
     progress: Progress,
     batches: Batches,
     steps_per_epoch: u64,
@@ -158,20 +163,42 @@ impl Run {
             )));
         }
         let lanes = ConcurrentBatches::new(&device, lanes)?;
-        Ok(Run { device, model, optimizer, lanes, progress, batches, steps_per_epoch, test })
+        let mut run =
+            Run { device, model, optimizer, lanes, captured: None, progress, batches, steps_per_epoch, test };
+        if args.graph {
+            run.captured = Some(run.capture().map_err(not_captured)?);
+        }
+        Ok(run)
+    }
+
+    /// A step on batches like the next ones.
+    fn capture(&mut self) -> streamgrad::Result<CapturedStep> {
+        let batches = self.steps()?.next().unwrap_or(Ok(Vec::new()))?;
+        let options = GraphOptions::default();
+        CapturedStep::new(&self.lanes, &*self.model, &mut *self.optimizer, batches, options)
+    }
+
+    /// The batches of the steps to come.
+    fn steps(&self) -> streamgrad::Result<StepBatches> {
+        StepBatches::new(self.batches.clone(), self.lanes.streams().len(), self.progress.step)
+    }
+
+    /// The losses of one step.
+    fn step(&mut self, batches: Vec<Batch>) -> Result<Vec<Tensor>, Failure> {
+        if let Some(captured) = &self.captured {
+            return captured.step(&*self.model, batches).map_err(not_captured);
+        }
+        let loss = |batch| self.model.batch_loss(&no_grad(|| self.model.prepare(batch))?);
+        let step = self.lanes.step(batches, loss)?;
+        self.optimizer.step(&step.gradients)?;
+        Ok(step.losses)
     }
 
     /// Trains one epoch and returns the mean loss over its batches.
     fn epoch(&mut self, bar: &ProgressBar) -> Result<f64, Failure> {
         let mut losses: Vec<Tensor> = Vec::new();
-        let lanes = self.lanes.streams().len();
-        let steps = StepBatches::new(self.batches.clone(), lanes, self.progress.step)?;
-        for batches in steps.take(self.steps_per_epoch as usize) {
-            let step = self
-                .lanes
-                .step(batches?, |batch| self.model.batch_loss(&no_grad(|| self.model.prepare(batch))?))?;
-            self.optimizer.step(&step.gradients)?;
-            losses.extend(step.losses);
+        for batches in self.steps()?.take(self.steps_per_epoch as usize) {
+            losses.extend(self.step(batches?)?);
             bar.inc(1);
         }
         self.progress.step += self.steps_per_epoch;
@@ -198,6 +225,16 @@ impl Run {
         let rate = self.optimizer.learning_rate() * self.lanes.streams().len() as f64;
         let epoch = self.progress.epoch;
         Err(Failure::Run(format!("epoch {epoch}: the {name} is {loss}; try an --lr below {rate}")))
+    }
+}
+
+/// Says what asked for what cannot be.
+fn not_captured(error: Error) -> Failure {
+    match error {
+        Error::Captured { .. } | Error::ShapeMismatch { .. } => {
+            Failure::Run(format!("--graph: the step cannot be replayed: {error}; train without it"))
+        }
+        error => error.into(),
     }
 }
 

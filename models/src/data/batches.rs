@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use device::{Device, Error, Result};
-use tensor::{Generator, Tensor};
+use tensor::{Generator, Tensor, Tensors};
 
 use super::{InMemory, RaggedBatch};
 use crate::random;
@@ -39,6 +39,17 @@ impl Batch {
     /// Runs `work` with random keys that follow from this batch alone, as [`tensor::with_generator`] does.
     pub fn seeded<R>(&self, work: impl FnOnce() -> R) -> R {
         tensor::with_generator(Generator::new(self.key), work)
+    }
+}
+
+/// Its key is a number of the host, and stays.
+impl Tensors for Batch {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let bag = |bag: &RaggedBatch| {
+            Ok(RaggedBatch { indices: bag.indices.map(f)?, offsets: bag.offsets.map(f)? })
+        };
+        let bags = self.bags.iter().map(bag).collect::<Result<_>>()?;
+        Ok(Batch { inputs: self.inputs.map(f)?, labels: self.labels.map(f)?, bags, key: self.key })
     }
 }
 

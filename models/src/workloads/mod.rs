@@ -3,6 +3,7 @@
 
 mod autoencoder;
 mod branches;
+mod captured;
 mod classify;
 mod clicks;
 pub mod compare;
@@ -21,6 +22,7 @@ use crate::{Batch, Batches, InMemory, Module, Optimizer, correct, cross_entropy}
 
 pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
 pub use branches::Branches;
+pub use captured::CapturedStep;
 pub use data::{ClickLog, ClickOptions, Images};
 pub use dlrm::{Dlrm, DlrmOptions};
 pub use gpt::{Gpt, GptBlock, GptOptions};

@@ -2,6 +2,7 @@
 
 use super::facts::Facts;
 use super::machine::Others;
+use super::{CapturedReport, ScheduleReport};
 
 /// One finding about a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -256,4 +257,42 @@ fn limit(facts: &Facts) -> Finding {
         share(facts.serial_ms, facts.bound_ms)
     );
     Finding::new("limit", message)
+}
+
+/// What a captured schedule gains, what its edges allow, and what a replay costs beside its commands.
+pub(super) fn captured(schedule: &ScheduleReport, found: &CapturedReport, on_host: bool) -> Finding {
+    let CapturedReport { plan, capture_ms, speedup, speedup_spread, .. } = found;
+    let step_ms = schedule.step_ms.median;
+    let saved_ms = step_ms * (speedup - 1.0);
+    let paid = if saved_ms > 0.0 {
+        format!(", as long as {:.0} steps save", (capture_ms / saved_ms).ceil())
+    } else {
+        String::new()
+    };
+    let profile = &schedule.profile;
+    let beside = if on_host {
+        format!(
+            "Of a traced step's {:.3} ms, {:.3} are the replay, the rest prepares and copies the batches",
+            profile.wall_ms,
+            profile.mean_ms("replay").unwrap_or(0.0)
+        )
+    } else {
+        format!(
+            "The host takes {:.3} of a step's {step_ms:.3} ms to copy the batches and to launch the replay",
+            schedule.launch_ms
+        )
+    };
+    let message = format!(
+        "{}: {speedup:.2}x the serial schedule (blocks of steps: {:.2} to {:.2}). A replay is one command, one slice of the \
+         trace, that runs {} commands with {} edges, {} on the longest way; these allow at most {:.2}x by running at once. \
+         {beside}. The capture took {capture_ms:.1} ms{paid}",
+        schedule.name,
+        speedup_spread.p10,
+        speedup_spread.p90,
+        plan.commands,
+        plan.edges,
+        plan.critical_path,
+        plan.gain,
+    );
+    Finding::new("captured", message)
 }

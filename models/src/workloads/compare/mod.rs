@@ -8,7 +8,12 @@
 //!
 //! Steps are timed untraced, in alternating blocks; a short traced phase afterwards says where the time goes. A third
 //! copy, with one lane's threads and nobody beside it, says how long the commands take undisturbed.
+//!
+//! If asked, two more copies replay the serial schedule's step, captured once in the order of its stream and once in that of
+//! its data ([`Order`]), in the same blocks. What a step replays reads its batches from tensors that are filled before, within
+//! the time of the step. A replay is one command of a recording.
 
+mod captured;
 mod diagnosis;
 mod facts;
 mod machine;
@@ -18,16 +23,18 @@ mod runner;
 #[cfg(test)]
 mod tests;
 
-use device::{Device, Error, Recording, Result, StreamId};
+use device::{Device, Error, Order, Recording, Result, StreamId};
 
+pub use captured::CapturedReport;
 pub use diagnosis::Finding;
 pub use profile::{LaneProfile, OpProfile, Profile};
 pub use quantiles::Quantiles;
 
 use super::{Overlap, Workload};
+use captured::{Captured, Differences};
 use facts::Facts;
 use machine::Ticks;
-use runner::Runner;
+use runner::{How, Runner};
 
 /// What a comparison runs on, and for how long.
 #[derive(Clone, Debug)]
@@ -47,6 +54,8 @@ pub struct CompareOptions {
     pub seed: u64,
     /// Steps that are traced afterwards.
     pub traced: usize,
+    /// Whether the serial schedule's step is captured and compared, too.
+    pub graph: bool,
 }
 
 /// Less than this part of a serial step is no room for lanes to use.
@@ -66,6 +75,7 @@ impl CompareOptions {
             warmup: 200,
             seed: 7,
             traced: 32,
+            graph: false,
         }
     }
 
@@ -111,6 +121,9 @@ pub struct Comparison {
     pub serial: ScheduleReport,
     /// The concurrent schedule.
     pub concurrent: ScheduleReport,
+    /// The captured schedules, in the order of the stream and in that of the data; those that cannot be captured are named by
+    /// the diagnosis instead.
+    pub captured: Vec<ScheduleReport>,
     /// Median serial step over median concurrent step.
     pub speedup: f64,
     /// The same of each pair of neighbouring blocks.
@@ -124,9 +137,9 @@ pub struct Comparison {
     pub inflation: f64,
     /// A step's time on one lane's threads with the batches one after the other.
     pub alone_ms: f64,
-    /// Whether every loss of every batch has the same bits in both schedules.
+    /// Whether every loss of every batch has the same bits in all schedules.
     pub identical_losses: bool,
-    /// Whether every parameter has the same bits at the end.
+    /// Whether every parameter has the same bits at the end of all schedules.
     pub identical_parameters: bool,
     /// The share of held-out rows that the concurrent model classifies correctly.
     pub accuracy: f64,
@@ -137,6 +150,11 @@ pub struct Comparison {
 }
 
 impl Comparison {
+    /// Every schedule, the serial one first.
+    pub fn schedules(&self) -> impl Iterator<Item = &ScheduleReport> {
+        [&self.serial, &self.concurrent].into_iter().chain(&self.captured)
+    }
+
     /// Whether other programs kept the machine so busy that the times say little: they had processors that the device's
     /// threads have work for, where the system says so, or a tenth of the serial steps, which all do the same, took much
     /// longer than the median.
@@ -149,7 +167,7 @@ impl Comparison {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ScheduleReport {
-    /// `serial` or `concurrent`.
+    /// `serial`, `concurrent`, or how it was captured.
     pub name: &'static str,
     /// Lanes.
     pub streams: usize,
@@ -182,6 +200,8 @@ pub struct ScheduleReport {
     pub streams_by_name: Vec<(StreamId, String)>,
     /// The traced steps.
     pub recordings: Vec<Recording>,
+    /// If steps are replays: of what, and how they compare.
+    pub captured: Option<CapturedReport>,
 }
 
 impl ScheduleReport {
@@ -217,11 +237,16 @@ pub fn compare(
     options.check(workload)?;
     let (train, test) = workload.data(options.seed, &options.device)?;
     let threads = options.device.threads();
-    let runner =
-        |lanes, threads| Runner::new(workload, &train, options, lanes, options.device.sibling(threads)?);
-    let mut serial = runner(1, threads)?;
-    let mut concurrent = runner(options.streams, threads)?;
-    let mut alone = runner(1, (threads / options.streams).max(1))?;
+    let runner = |name, how, threads| {
+        Runner::new(name, workload, &train, options, how, options.device.sibling(threads)?)
+    };
+    let mut serial = runner("serial", How::Eager { streams: 1 }, threads)?;
+    let mut concurrent = runner("concurrent", How::Eager { streams: options.streams }, threads)?;
+    let mut alone = runner("alone", How::Eager { streams: 1 }, (threads / options.streams).max(1))?;
+    let mut captured = Captured::default();
+    for (name, order) in CAPTURED.into_iter().filter(|_| options.graph) {
+        captured.add(runner(name, How::Captured(order), threads))?;
+    }
 
     let total = options.warmup + options.steps + options.traced;
     let mut done = 0;
@@ -229,50 +254,52 @@ pub fn compare(
     for steps in blocks(options.warmup) {
         serial.warm_up(steps)?;
         concurrent.warm_up(steps)?;
+        captured.each(|runner| runner.warm_up(steps))?;
         done += steps;
         progress(done, total);
     }
     let begin = Ticks::now();
     serial.begin();
     concurrent.begin();
+    captured.runners.iter_mut().for_each(Runner::begin);
     for steps in blocks(options.steps) {
         serial.measure(steps)?;
         concurrent.measure(steps)?;
+        captured.each(|runner| runner.measure(steps))?;
         done += steps;
         progress(done, total);
     }
     serial.end();
     concurrent.end();
+    captured.runners.iter_mut().for_each(Runner::end);
     let others = begin.zip(Ticks::now()).and_then(|(begin, end)| begin.others_until(end));
     alone.warm_up(options.warmup.min(8))?;
     for steps in blocks(options.traced) {
         alone.trace(steps)?;
         serial.trace(steps)?;
         concurrent.trace(steps)?;
+        captured.each(|runner| runner.trace(steps))?;
         done += steps;
         progress(done, total);
     }
 
-    let loss_difference = serial.first_difference_in_losses(&concurrent);
-    let parameter_difference = serial.first_difference_in_parameters(&concurrent)?;
+    let on_host = options.device.runs_on_host();
+    let mut differences = Differences::default();
+    differences.add(&serial, &concurrent)?;
+    let (captured, captured_findings) = captured.report(&serial, on_host, &mut differences)?;
     let held_out = concurrent.evaluate(&test)?;
-    let speedup_spread =
-        Quantiles::of(serial.block_medians().zip(concurrent.block_medians()).map(|(s, c)| s / c));
+    let speedup_spread = speedups(&serial, &concurrent);
     let alone = alone.profile();
-    let (serial, concurrent) = (serial.report("serial"), concurrent.report("concurrent"));
-    let mut facts =
-        Facts::new(&serial, &concurrent, &alone, options.device.runs_on_host().then_some(threads));
+    let (serial, concurrent) = (serial.report(), concurrent.report());
+    let mut facts = Facts::new(&serial, &concurrent, &alone, on_host.then_some(threads));
     facts.others = others;
     if workload.overlap() == Overlap::Branches {
         // What comes before and behind the branches is the default stream's.
         facts.intruders.clear();
     }
-    let mut diagnosis = Vec::new();
-    let differences = [("loss", &loss_difference), ("parameter", &parameter_difference)];
-    diagnosis.extend(differences.iter().filter_map(|(what, found)| {
-        found.as_ref().map(|found| Finding::new("not-equal", format!("a {what} differs: {found}")))
-    }));
+    let mut diagnosis = differences.findings();
     diagnosis.extend(diagnosis::diagnose(&facts));
+    diagnosis.extend(captured_findings);
     let (serial_ms, concurrent_ms) = (serial.step_ms.median, concurrent.step_ms.median);
     Ok(Comparison {
         workload: workload.name(),
@@ -286,14 +313,24 @@ pub fn compare(
         efficiency: efficiency(serial_ms, concurrent_ms, facts.bound_ms),
         inflation: facts.inflation,
         alone_ms: alone.wall_ms,
-        identical_losses: loss_difference.is_none(),
-        identical_parameters: parameter_difference.is_none(),
+        identical_losses: differences.losses.is_empty(),
+        identical_parameters: differences.parameters.is_empty(),
         accuracy: held_out.accuracy,
         held_out_loss: held_out.loss,
         diagnosis,
         serial,
         concurrent,
+        captured,
     })
+}
+
+/// How the step of the serial schedule is captured.
+const CAPTURED: [(&str, Order); 2] =
+    [("captured, serial order", Order::Streams), ("captured, data order", Order::Data)];
+
+/// How much faster than the serial schedule another one is, by pairs of neighbouring blocks.
+fn speedups(serial: &Runner, other: &Runner) -> Quantiles {
+    Quantiles::of(serial.block_medians().zip(other.block_medians()).map(|(serial, other)| serial / other))
 }
 
 /// The part of the room below the serial step that the concurrent one uses.

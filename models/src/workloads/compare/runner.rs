@@ -3,19 +3,29 @@
 use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
-use autograd::{ConcurrentBatches, Gradients, Step, no_grad};
+use autograd::{ConcurrentBatches, Gradients, GraphOptions, Order, Step, no_grad};
 use device::{
     DType, Device, Error, Placement, Recording, Result, Stream, StreamId, StreamOptions, SyncStats,
 };
-use tensor::Tensor;
+use tensor::{PlanReport, Tensor};
 
 use super::profile::Profile;
 use super::quantiles::{Quantiles, median};
 use super::{CompareOptions, ScheduleReport};
-use crate::workloads::{Evaluation, Model, Overlap, Workload};
+use crate::workloads::{CapturedStep, Evaluation, Model, Overlap, Workload};
 use crate::{Batch, Batches, InMemory, Optimizer, StepBatches};
 
+/// How a copy is run.
+#[derive(Clone, Copy)]
+pub(super) enum How {
+    /// Launched step by step, on so many streams; one is the serial schedule.
+    Eager { streams: usize },
+    /// The serial schedule, captured and replayed.
+    Captured(Order),
+}
+
 pub(super) struct Runner {
+    name: &'static str,
     device: Device,
     schedule: Schedule,
     /// What runs at once, with a name each.
@@ -46,6 +56,8 @@ enum Schedule {
     Lanes(ConcurrentBatches),
     /// The next step's batches are prepared while this step's train.
     Stages(Box<Stages>),
+    /// Batches are prepared and copied to where a captured step reads them.
+    Captured { step: Box<CapturedStep>, capture_ms: f64 },
 }
 
 struct Stages {
@@ -114,6 +126,7 @@ impl Schedule {
                 optimizer.step(&gradients)?;
                 Ok(losses)
             }
+            Schedule::Captured { step, .. } => step.step(model, batches),
             Schedule::Stages(stages) => {
                 let ahead = |batches: Vec<Batch>| -> Result<Vec<Batch>> {
                     stages.prepare.scope(|| batches.into_iter().map(prepare).collect())
@@ -157,21 +170,24 @@ const SETTLE: usize = 2;
 
 impl Runner {
     pub(super) fn new(
+        name: &'static str,
         workload: &dyn Workload,
         train: &InMemory,
         options: &CompareOptions,
-        streams: usize,
+        how: How,
         device: Device,
     ) -> Result<Runner> {
         let batches = Batches::new(train.clone(), options.batch, options.seed, &device)?.drop_last(true);
+        let streams = if let How::Eager { streams } = how { streams } else { 1 };
         let (schedule, model, streams) = Schedule::new(workload, options.seed, streams, &device)?;
         let per_step = workload.overlap().batches(options.streams);
         let mut runner = Runner {
+            name,
             optimizer: workload.optimizer(model.parameters(), per_step)?,
             schedule,
             streams,
             model,
-            batches: StepBatches::new(batches, per_step, 0)?,
+            batches: StepBatches::new(batches.clone(), per_step, 0)?,
             device,
             losses: Vec::new(),
             warm: 0,
@@ -187,7 +203,33 @@ impl Runner {
             // Every step has batches ready, the first one too.
             runner.step(false)?;
         }
+        if let How::Captured(order) = how {
+            let first = StepBatches::new(batches, per_step, 0)?.next().ok_or_else(no_batches)?;
+            runner.capture(first?, order)?;
+        }
         Ok(runner)
+    }
+
+    /// From now on each step is a replay of a step on batches like these.
+    fn capture(&mut self, batches: Vec<Batch>, order: Order) -> Result<()> {
+        let Schedule::Lanes(lanes) = &self.schedule else { return Ok(()) };
+        let options = GraphOptions { order, ..GraphOptions::default() };
+        let start = Instant::now();
+        let step = CapturedStep::new(lanes, &*self.model, &mut *self.optimizer, batches, options)?;
+        self.schedule = Schedule::Captured { step: Box::new(step), capture_ms: ms(start.elapsed()) };
+        Ok(())
+    }
+
+    /// What is captured, and how long that took.
+    pub(super) fn plan(&self) -> Option<(PlanReport, f64)> {
+        match &self.schedule {
+            Schedule::Captured { step, capture_ms } => Some((step.report(), *capture_ms)),
+            Schedule::Lanes(_) | Schedule::Stages(_) => None,
+        }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.name
     }
 
     /// One step, timed and counted from the first launch to the end of the last command. Batches are made before
@@ -268,6 +310,11 @@ impl Runner {
         Ok(())
     }
 
+    /// All step times.
+    pub(super) fn times_ms(&self) -> impl Iterator<Item = f64> {
+        self.times_ms.iter().flatten().copied()
+    }
+
     pub(super) fn block_medians(&self) -> impl Iterator<Item = f64> {
         self.times_ms.iter().map(|times| median(times.iter().copied()))
     }
@@ -280,9 +327,7 @@ impl Runner {
         let pairs = self.losses.iter().zip(&other.losses).enumerate();
         pairs
             .filter(|(_, (a, b))| a.to_bits() != b.to_bits())
-            .map(|(at, (a, b))| {
-                format!("step {}, batch {}: serial {a:e}, concurrent {b:e}", at / lanes, at % lanes)
-            })
+            .map(|(at, (a, b))| format!("step {}, batch {}: {a:e} against {b:e}", at / lanes, at % lanes))
             .next()
     }
 
@@ -316,14 +361,15 @@ impl Runner {
         Profile::of(&self.recordings, &lanes)
     }
 
-    pub(super) fn report(self, name: &'static str) -> ScheduleReport {
+    pub(super) fn report(self) -> ScheduleReport {
         let lanes = self.batches.lanes();
         let steps = (self.measured / lanes).max(1) as f64;
         let per_step = |count: u64| count as f64 / steps;
         ScheduleReport {
-            name,
+            name: self.name,
+            captured: None,
             streams: self.streams.len(),
-            step_ms: Quantiles::of(self.times_ms.iter().flatten().copied()),
+            step_ms: Quantiles::of(self.times_ms()),
             launch_ms: median(self.launch_ms.iter().copied()),
             profile: self.profile(),
             launches_per_step: per_step(self.counts.launches),

@@ -147,11 +147,17 @@ fn blocks_add_up() {
     }
 }
 
+fn quick_options(name: &str) -> CompareOptions {
+    let options = CompareOptions::new(workloads::find(name).unwrap(), &Device::cpu());
+    CompareOptions { batch: 16, steps: 9, warmup: 3, traced: 3, ..options }
+}
+
+fn quick_with(name: &str, options: CompareOptions) -> Comparison {
+    compare(workloads::find(name).unwrap(), &options, |_, _| ()).unwrap()
+}
+
 fn quick(name: &str, streams: usize) -> Comparison {
-    let workload = workloads::find(name).unwrap();
-    let options = CompareOptions::new(workload, &Device::cpu());
-    let options = CompareOptions { streams, batch: 16, steps: 9, warmup: 3, traced: 3, ..options };
-    compare(workload, &options, |_, _| ()).unwrap()
+    quick_with(name, CompareOptions { streams, ..quick_options(name) })
 }
 
 #[test]
@@ -176,15 +182,48 @@ fn lanes_give_what_the_serial_schedule_gives() {
     }
 }
 
-/// Steps of two parts that do not need each other, on small data.
-struct Small(&'static dyn Workload);
+/// Another workload on small data, with models that `change` makes of its own.
+struct Small {
+    of: &'static dyn Workload,
+    change: Change,
+}
+
+/// What a model's loss becomes.
+type Change = fn(autograd::Var, &crate::Batch) -> Result<autograd::Var>;
+
+/// A model with another loss.
+#[derive(crate::Module)]
+struct Changed {
+    #[module(flatten)]
+    model: Box<dyn workloads::Model>,
+    #[module(skip)]
+    change: Change,
+}
+
+impl workloads::Model for Changed {
+    fn prepare(&self, batch: crate::Batch) -> Result<crate::Batch> {
+        self.model.prepare(batch)
+    }
+    fn batch_loss(&self, batch: &crate::Batch) -> Result<autograd::Var> {
+        (self.change)(self.model.batch_loss(batch)?, batch)
+    }
+    fn evaluate(&self, data: &crate::InMemory, device: &Device) -> Result<workloads::Evaluation> {
+        self.model.evaluate(data, device)
+    }
+}
+
+fn small_options(workload: &Small) -> CompareOptions {
+    let cpu = Device::cpu_with(device::CpuConfig { threads: Some(2), ..Default::default() });
+    let options = CompareOptions::new(workload, &cpu);
+    CompareOptions { batch: 2, steps: 4, warmup: 1, traced: 2, graph: true, ..options }
+}
 
 impl Workload for Small {
     fn name(&self) -> &'static str {
-        self.0.name()
+        self.of.name()
     }
     fn about(&self) -> &'static str {
-        self.0.about()
+        self.of.about()
     }
     fn default_batch(&self) -> usize {
         2
@@ -193,10 +232,10 @@ impl Workload for Small {
         1
     }
     fn overlap(&self) -> Overlap {
-        self.0.overlap()
+        self.of.overlap()
     }
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn workloads::Model>> {
-        self.0.model(seed, device)
+        Ok(Box::new(Changed { model: self.of.model(seed, device)?, change: self.change }))
     }
     fn branched(
         &self,
@@ -204,14 +243,14 @@ impl Workload for Small {
         device: &Device,
         streams: [device::Stream; 2],
     ) -> Result<Box<dyn workloads::Model>> {
-        self.0.branched(seed, device, streams)
+        self.of.branched(seed, device, streams)
     }
     fn data(&self, seed: u64, device: &Device) -> Result<(crate::InMemory, crate::InMemory)> {
-        let (train, _) = self.0.data(seed, device)?;
+        let (train, _) = self.of.data(seed, device)?;
         Ok((train.select(&[0, 1, 2, 3, 4, 5])?, train.select(&[6])?))
     }
     fn optimizer(&self, parameters: Vec<autograd::Var>, lanes: usize) -> Result<Box<dyn crate::Optimizer>> {
-        self.0.optimizer(parameters, lanes)
+        self.of.optimizer(parameters, lanes)
     }
 }
 
@@ -222,11 +261,10 @@ fn stages_and_branches_give_what_the_serial_schedule_gives() {
         ("augment", 2, ["prepare", "train"]),
         ("branches", 2, ["first branch", "second branch"]),
     ] {
-        let workload = Small(workloads::find(name).unwrap());
-        let cpu = Device::cpu_with(device::CpuConfig { threads: Some(2), ..Default::default() });
-        let options = CompareOptions::new(&workload, &cpu);
-        let options = CompareOptions { streams, batch: 2, steps: 4, warmup: 1, traced: 2, ..options };
+        let workload = Small { of: workloads::find(name).unwrap(), change: |loss, _| Ok(loss) };
+        let options = CompareOptions { streams, ..small_options(&workload) };
         let found = compare(&workload, &options, |_, _| ()).unwrap();
+        check_captured(&found);
         assert!(found.identical_losses && found.identical_parameters, "{name}: {:?}", found.diagnosis);
         assert_eq!((found.batches_per_step, found.concurrent.losses.len()), (1, 4));
         assert_eq!(found.serial.losses, found.concurrent.losses);
@@ -240,6 +278,72 @@ fn stages_and_branches_give_what_the_serial_schedule_gives() {
         let error = compare(&workload, &three, |_, _| ()).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { argument: "streams", .. }), "{error}");
     }
+}
+
+fn check_captured(found: &Comparison) {
+    let names: Vec<_> = found.schedules().map(|schedule| schedule.name).collect();
+    assert_eq!(names, ["serial", "concurrent", "captured, serial order", "captured, data order"]);
+    for schedule in &found.captured {
+        let captured = schedule.captured.as_ref().unwrap();
+        assert!(captured.identical_losses && captured.identical_parameters, "{:?}", found.diagnosis);
+        assert_eq!(schedule.losses, found.serial.losses);
+        assert!(captured.plan.commands > 10 && captured.speedup > 0.0 && captured.capture_ms > 0.0);
+        for step in &schedule.recordings {
+            assert_eq!(step.commands.iter().filter(|command| command.op == "replay").count(), 1);
+        }
+        assert!(schedule.launches_per_step < found.serial.launches_per_step);
+    }
+    let gain = |at: usize| found.captured[at].captured.as_ref().unwrap().plan.gain;
+    assert!(gain(0) == 1.0 && gain(1) >= 1.0, "one stream is a chain");
+    assert_eq!(found.diagnosis.iter().filter(|finding| finding.code == "captured").count(), 2);
+}
+
+#[test]
+fn replays_give_what_the_serial_schedule_gives() {
+    for (name, streams) in [("two-batch", 1), ("two-batch", 2), ("mlp", 2), ("gpt", 2)] {
+        let found = quick_with(name, CompareOptions { streams, graph: true, ..quick_options(name) });
+        assert!(found.identical_losses && found.identical_parameters, "{name}: {:?}", found.diagnosis);
+        check_captured(&found);
+    }
+    assert!(quick("two-batch", 2).captured.is_empty(), "nobody asked for it");
+}
+
+#[test]
+fn a_step_that_cannot_be_replayed_is_compared_without() {
+    // Its rows have lists of any length.
+    let found = quick_with("dlrm", CompareOptions { graph: true, ..quick_options("dlrm") });
+    assert!(found.captured.is_empty() && found.identical_losses);
+    let last = found.diagnosis.last().unwrap();
+    assert_eq!(last.code, "not-captured");
+    assert!(last.message.contains("a capture of their own"), "{}", last.message);
+    let found = changed(|loss, _| {
+        loss.value().item::<f32>()?;
+        Ok(loss)
+    });
+    let last = found.diagnosis.last().unwrap();
+    assert_eq!((found.captured.len(), last.code), (0, "not-captured"));
+    assert!(last.message.contains("the host would read"), "{}", last.message);
+}
+
+/// The loss is multiplied by a number of the host, which the capture freezes.
+#[test]
+fn a_replay_that_differs_is_noticed() {
+    let found = changed(|loss, batch| loss.mul_scalar(1.0 + (batch.key % 8) as f64));
+    assert!(!found.identical_losses && !found.identical_parameters);
+    for schedule in &found.captured {
+        let captured = schedule.captured.as_ref().unwrap();
+        assert!(!captured.identical_losses && !captured.identical_parameters);
+    }
+    let different: Vec<_> = found.diagnosis.iter().filter(|finding| finding.code == "not-equal").collect();
+    assert_eq!(different.len(), 4, "{different:?}");
+    assert!(different[0].message.contains("a loss differs, captured, serial order: step "), "{different:?}");
+    assert_eq!(found.serial.losses, found.concurrent.losses);
+}
+
+/// The digits' small network with another loss.
+fn changed(change: Change) -> Comparison {
+    let workload = Small { of: workloads::find("two-batch").unwrap(), change };
+    compare(&workload, &small_options(&workload), |_, _| ()).unwrap()
 }
 
 #[test]

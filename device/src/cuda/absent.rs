@@ -144,13 +144,7 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(super) unsafe fn upload_constant(
-        &self,
-        _: *mut u8,
-        _: &[u8],
-        _: StreamId,
-        _: &Captured,
-    ) -> Result<()> {
+    pub(super) unsafe fn upload_constant(&self, _: *mut u8, _: &[u8], _: Moment, _: &Captured) -> Result<()> {
         match *self {}
     }
 

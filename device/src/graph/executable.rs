@@ -39,6 +39,8 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Node>,
     /// The commands that were bound anew since the last replay.
     changed: Vec<usize>,
+    /// On a CPU with several threads.
+    helpers: crew::Helpers,
     /// On a CUDA device.
     graph: Option<DriverGraph>,
 }
@@ -149,7 +151,7 @@ impl Plan {
             false => Some(DriverGraph::new(device.core(), &nodes)?),
         };
         nodes.iter_mut().for_each(|node| node.workspace = None);
-        let nodes = Mutex::new(Nodes { nodes, changed: Vec::new(), graph });
+        let nodes = Mutex::new(Nodes { nodes, changed: Vec::new(), helpers: Vec::new(), graph });
         Ok(Executable { device, report, used: Mutex::new(used), nodes })
     }
 
@@ -344,7 +346,8 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
         nodes.changed.clear();
-        crew::run(&nodes.nodes, self.executable.report.widest, cpu);
+        let Nodes { nodes, helpers, .. } = &mut *nodes;
+        crew::run(nodes, self.executable.report.widest, cpu, helpers);
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
@@ -362,7 +365,7 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
 impl Nodes {
     /// Tells the graph what has changed, and launches it. What it could not be told it is told the next time.
     fn enqueue(&mut self, queue: &Queue<'_>) -> Result<()> {
-        let Nodes { nodes, changed, graph } = self;
+        let Nodes { nodes, changed, graph, .. } = self;
         let Some(graph) = graph else { return Ok(()) };
         changed.sort_unstable();
         changed.dedup();

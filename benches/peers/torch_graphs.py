@@ -196,7 +196,8 @@ def replayed(training, step):
     with torch.cuda.graph(captured, stream=stream):
         losses = step()
 
-    def replay():
+    # The graph reads the batches and writes the weights without owning them.
+    def replay(_owner=training):
         captured.replay()
         return losses
 

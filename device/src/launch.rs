@@ -76,7 +76,8 @@ impl Stream {
             }
             Place::Driver => {
                 let driver = fifo.driver()?;
-                let queue = Queue::new(self.core(), driver, op, fifo.id, self.device().tf32());
+                let moment = Moment { stream: fifo.id, tick: tail.tick };
+                let queue = Queue::new(self.core(), driver, op, moment, self.device().tf32());
                 self.drive(driver, &mut tail, op, |_| work.enqueue(&queue))?;
             }
         }

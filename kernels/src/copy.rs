@@ -4,9 +4,8 @@ use device::{DType, Error, Result, Stream, bf16, f16};
 
 use crate::command::{Command, Raw};
 use crate::cpu::copy as cpu;
-use crate::cpu::half::{Half, odd_from_f64, odd_from_i64};
 use crate::cuda::copy as cuda;
-use crate::elementwise::elementwise;
+use crate::half::{Half, odd_from_f64, odd_from_i64};
 use crate::layout::View;
 use crate::loops::Places;
 
@@ -124,14 +123,14 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     let op = if from == to { "copy" } else { "cast" };
-    elementwise(
+    x.expect_shape(op, out.shape())?;
+    x.expect_no_partial_overlap(op, &out)?;
+    Command::new(op, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), 1).run(
         stream,
-        (op, 1),
-        [x],
-        out,
+        Places::of([out.layout, x.layout]),
         // SAFETY: the places are those of the operands.
-        move |places, workers, operands| unsafe { cpu::copy((to, from), places, workers, operands) },
-        move |places, queue, operands| cuda::copy(queue, (to, from), places, operands),
+        move |places, workers, (x, out)| unsafe { cpu::copy((to, from), places, workers, out, x) },
+        move |places, queue, (x, out)| cuda::copy(queue, (to, from), places, [out, x]),
     )
 }
 

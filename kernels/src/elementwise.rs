@@ -1,15 +1,13 @@
 //! Launchers of the elementwise kernels.
 
-use device::cuda::Queue;
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Address, Command, Raw};
+use crate::command::{Command, Raw};
 use crate::cpu::elementwise as cpu;
 use crate::cuda::{copy as copy_cuda, elementwise as cuda};
 use crate::functions::{BinaryOp, CompareOp, Gradient, UnaryOp};
-use crate::layout::{Dst, View};
+use crate::layout::View;
 use crate::loops::Places;
-use crate::par::Workers;
 
 impl UnaryOp {
     /// The powers that models use take no power function.
@@ -53,7 +51,15 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     }
     op.check_scalar(dtype)?;
     let op = op.simplified();
-    function(stream, (name, op.cost()), op, [x], out)
+    x.expect_dtype(name, dtype)?;
+    same_places(name, [&x], &out)?;
+    Command::new(name, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), op.cost()).run(
+        stream,
+        Places::of([out.layout, x.layout]),
+        // SAFETY: the places are those of the operands, whose types were checked.
+        move |places, workers, (x, out)| unsafe { cpu::unary(op, dtype, places, workers, out, x) },
+        move |places, queue, (x, out)| cuda::run(queue, op, dtype, places, [out, x]),
+    )
 }
 
 /// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
@@ -70,7 +76,22 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     if !dtype.is_float() {
         return Err(Error::DTypeUnsupported { op: name, dtype });
     }
-    function(stream, (name, op.grad_cost()), Gradient(op), [saved, g], out)
+    saved.expect_dtype(name, dtype)?;
+    g.expect_dtype(name, dtype)?;
+    same_places(name, [&saved, &g], &out)?;
+    Command::new(name, (saved.read::<Raw>(), g.read::<Raw>(), out.write::<Raw>()))
+        .cost(out.layout.elements(), op.grad_cost())
+        .run(
+            stream,
+            Places::of([out.layout, saved.layout, g.layout]),
+            // SAFETY: the places are those of the operands, whose types were checked.
+            move |places, workers, (saved, g, out)| unsafe {
+                cpu::unary_grad(op, dtype, places, workers, out, (saved, g));
+            },
+            move |places, queue, (saved, g, out)| {
+                cuda::run(queue, Gradient(op), dtype, places, [out, saved, g])
+            },
+        )
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -88,35 +109,30 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     if !op.supports(dtype) {
         return Err(Error::DTypeUnsupported { op: name, dtype });
     }
-    function(stream, (name, op.cost()), op, [lhs, rhs], out)
+    lhs.expect_dtype(name, dtype)?;
+    rhs.expect_dtype(name, dtype)?;
+    same_places(name, [&lhs, &rhs], &out)?;
+    Command::new(name, (lhs.read::<Raw>(), rhs.read::<Raw>(), out.write::<Raw>()))
+        .cost(out.layout.elements(), op.cost())
+        .run(
+            stream,
+            Places::of([out.layout, lhs.layout, rhs.layout]),
+            // SAFETY: the places are those of the operands, whose types were checked.
+            move |places, workers, (x, y, out)| unsafe {
+                cpu::binary(op, dtype, places, workers, out, (x, y));
+            },
+            move |places, queue, (x, y, out)| cuda::run(queue, op, dtype, places, [out, x, y]),
+        )
 }
 
-/// Launches a function on operands of one type, which it is defined for.
+/// That operands have the shape of the output, and share memory with it only element for element.
 #[inline(always)]
-#[track_caller]
-fn function<F, const N: usize, const M: usize>(
-    stream: &Stream,
-    what: (&'static str, usize),
-    function: F,
-    inputs: [View<'_>; N],
-    out: View<'_>,
-) -> Result<()>
-where
-    F: cpu::Function<M> + cuda::Function<M> + Send + Sync + 'static,
-{
-    let dtype = out.dtype;
-    for input in &inputs {
-        input.expect_dtype(what.0, dtype)?;
+fn same_places<const N: usize>(name: &'static str, inputs: [&View<'_>; N], out: &View<'_>) -> Result<()> {
+    for input in inputs {
+        input.expect_shape_of(name, out)?;
+        input.expect_no_partial_overlap(name, out)?;
     }
-    elementwise(
-        stream,
-        what,
-        inputs,
-        out,
-        // SAFETY: the places are those of the operands, whose types were checked.
-        move |places, workers, operands| unsafe { cpu::run(function, dtype, places, workers, operands) },
-        move |places, queue, operands| cuda::run(queue, function, dtype, places, operands),
-    )
+    Ok(())
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -130,15 +146,18 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    elementwise(
-        stream,
-        (name, 1),
-        [lhs, rhs],
-        out,
-        // SAFETY: the places are those of the operands, whose types were checked.
-        move |places, workers, operands| unsafe { cpu::compare(op, dtype, places, workers, operands) },
-        move |places, queue, operands| cuda::compare(queue, op, dtype, places, operands),
-    )
+    same_places(name, [&lhs, &rhs], &out)?;
+    Command::new(name, (lhs.read::<Raw>(), rhs.read::<Raw>(), out.write::<Raw>()))
+        .cost(out.layout.elements(), 1)
+        .run(
+            stream,
+            Places::of([out.layout, lhs.layout, rhs.layout]),
+            // SAFETY: the places are those of the operands, whose types were checked.
+            move |places, workers, (x, y, out)| unsafe {
+                cpu::compare(op, dtype, places, workers, out, (x, y));
+            },
+            move |places, queue, (x, y, out)| cuda::compare(queue, op, dtype, places, [out, x, y]),
+        )
 }
 
 /// `out = not x`, on truth values.
@@ -152,14 +171,13 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    elementwise(
+    same_places(OP, [&x], &out)?;
+    Command::new(OP, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), 1).run(
         stream,
-        (OP, 1),
-        [x],
-        out,
+        Places::of([out.layout, x.layout]),
         // SAFETY: the places are those of the operands, whose types were checked.
-        |places, workers, operands| unsafe { cpu::logical_not(places, workers, operands) },
-        |places, queue, operands| copy_cuda::logical_not(queue, places, operands),
+        |places, workers, (x, out)| unsafe { cpu::logical_not(places, workers, out, x) },
+        |places, queue, (x, out)| copy_cuda::logical_not(queue, places, [out, x]),
     )
 }
 
@@ -184,49 +202,20 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
+    same_places(OP, [&condition, &x, &y], &out)?;
     let size = out.dtype.size_bytes();
-    elementwise(
+    let operands = (condition.read::<Raw>(), x.read::<Raw>(), y.read::<Raw>(), out.write::<Raw>());
+    Command::new(OP, operands).cost(out.layout.elements(), 1).run(
         stream,
-        (OP, 1),
-        [condition, x, y],
-        out,
+        Places::of([out.layout, condition.layout, x.layout, y.layout]),
         // SAFETY: the places are those of the operands, whose types were checked.
-        move |places, workers, operands| unsafe { cpu::where_cond(size, places, workers, operands) },
-        move |places, queue, operands| copy_cuda::where_cond(queue, size, places, operands),
+        move |places, workers, (condition, x, y, out)| unsafe {
+            cpu::where_cond(size, places, workers, out, (condition, x, y));
+        },
+        move |places, queue, (condition, x, y, out)| {
+            copy_cuda::where_cond(queue, size, places, [out, condition, x, y])
+        },
     )
-}
-
-/// Launches what is done element by element, on operands that have the shape of the output and share memory with it only
-/// element for element. Its bodies get the `M` operands with the output first.
-#[inline(always)]
-#[track_caller]
-pub(crate) fn elementwise<const N: usize, const M: usize>(
-    stream: &Stream,
-    (name, cost): (&'static str, usize),
-    inputs: [View<'_>; N],
-    out: View<'_>,
-    cpu: impl Fn(&Places<M>, &Workers, [Dst<u8>; M]) + Send + Sync + 'static,
-    cuda: impl Fn(&Places<M>, &Queue<'_>, [Address; M]) -> Result<()> + Send + Sync + 'static,
-) -> Result<()> {
-    const { assert!(M == N + 1, "inputs and an output") };
-    for input in &inputs {
-        input.expect_shape_of(name, &out)?;
-        input.expect_no_partial_overlap(name, &out)?;
-    }
-    let layouts = std::array::from_fn(|k| if k == 0 { out.layout } else { inputs[k - 1].layout });
-    Command::new(name, (inputs.map(View::read::<Raw>), out.write::<Raw>()))
-        .cost(out.layout.elements(), cost)
-        .run(
-            stream,
-            Places::of(layouts),
-            move |places, workers, (inputs, out)| {
-                let at = |k: usize| if k == 0 { out } else { Dst(inputs[k - 1].0.cast_mut()) };
-                cpu(places, workers, std::array::from_fn(at));
-            },
-            move |places, queue, (inputs, out)| {
-                cuda(places, queue, std::array::from_fn(|k| if k == 0 { out } else { inputs[k - 1] }))
-            },
-        )
 }
 
 #[cfg(test)]

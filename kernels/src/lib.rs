@@ -39,6 +39,7 @@ mod elementwise;
 mod embedding_bag;
 mod functions;
 mod geometry;
+mod half;
 mod image;
 mod index;
 mod indexed;

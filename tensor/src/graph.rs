@@ -221,21 +221,20 @@ impl<R: Tensors> Graph<R> {
         for hook in &mut *hooks {
             steps.extend(hook.next()?);
         }
-        let mut replaced: Vec<(Shared<Buffer>, Shared<Buffer>)> = Vec::new();
-        for output in &mut *outputs {
-            // Somebody holds the last result.
-            if !output.is_unique() {
-                let fresh = Tensor::empty(output.shape(), output.dtype(), &self.device)?;
-                let held = std::mem::replace(output, fresh);
-                replaced.push((held.storage, output.storage.clone()));
-            }
+        // Results that somebody holds are left alone.
+        let mut fresh = Vec::new();
+        for (at, output) in outputs.iter().enumerate().filter(|(_, output)| !output.is_unique()) {
+            fresh.push((at, Tensor::empty(output.shape(), output.dtype(), &self.device)?));
         }
+        let pair = |(at, fresh): &(usize, Tensor)| (outputs[*at].storage.clone(), fresh.storage.clone());
+        let replaced: Vec<(Shared<Buffer>, Shared<Buffer>)> = fresh.iter().map(pair).collect();
         let now = Generator::current();
         let (keys, draws) = (Arc::clone(random), random.draws);
         Stream::with_current(&self.device, |stream| {
             let prepare = move |kept: &mut Kept<'_>| Prepare { random: &keys, now, steps: &steps }.run(kept);
             self.executable.replay(stream, &replaced, prepare)
         })?;
+        fresh.into_iter().for_each(|(at, fresh)| outputs[at] = fresh);
         skip_keys(draws);
         hooks.iter_mut().for_each(|hook| hook.done());
         let mut places = places.iter();
@@ -312,20 +311,24 @@ impl Prepare<'_> {
     fn run(&self, kept: &mut Kept<'_>) {
         for (command, captured) in &self.random.keys {
             let mut captured = captured.iter();
-            kept.scalars(*command, &mut |value| {
-                if let (Some(key), Some(&captured)) = (value.downcast_mut::<RandomKey>(), captured.next()) {
-                    *key = self.random.key(captured, self.now);
+            kept.scalars(*command, &mut |value| match (value.downcast_mut::<RandomKey>(), captured.next()) {
+                (Some(key), Some(&captured)) => {
+                    let next = self.random.key(captured, self.now);
+                    std::mem::replace(key, next) != next
                 }
+                _ => false,
             });
         }
         for command in &self.random.steps {
             kept.scalars(*command, &mut |value| {
                 let step = value.downcast_mut::<RuleStep>().filter(|step| step.slot() > 0);
                 let next = |slot| self.steps.iter().find(|next| next.slot() == slot);
-                if let Some(step) = step
-                    && let Some(next) = next(step.slot())
-                {
-                    *step = *next;
+                match step {
+                    Some(step) => next(step.slot()).is_some_and(|next| {
+                        let last = std::mem::replace(step, *next);
+                        last.numbers() != next.numbers()
+                    }),
+                    None => false,
                 }
             });
         }

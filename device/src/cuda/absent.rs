@@ -144,13 +144,7 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(super) unsafe fn upload_constant(
-        &self,
-        _: *mut u8,
-        _: &[u8],
-        _: StreamId,
-        _: &Captured,
-    ) -> Result<()> {
+    pub(super) unsafe fn upload_constant(&self, _: *mut u8, _: &[u8], _: Moment, _: &Captured) -> Result<()> {
         match *self {}
     }
 
@@ -183,7 +177,7 @@ impl DriverGraph {
         match *self {}
     }
 
-    pub(crate) fn launch(&self, _: &Queue<'_>) -> Result<()> {
+    pub(crate) fn launch(&mut self, _: &Queue<'_>) -> Result<()> {
         match *self {}
     }
 }

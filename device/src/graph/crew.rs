@@ -9,13 +9,16 @@ use smallvec::SmallVec;
 use super::executable::Node;
 use crate::{Cpu, Panicked, SpinLock, Team};
 
+/// For each thread that replays, the others as helpers of its kernels; made at a first replay.
+pub(super) type Helpers = Vec<Arc<Team>>;
+
 /// Runs `nodes`, each after what it needs, at most `widest` of them at once.
 ///
 /// # Panics
 /// As the first command that did, once all have ended.
-pub(super) fn run(nodes: &[Node], widest: usize, cpu: &Cpu<'_>) {
+pub(super) fn run(nodes: &[Node], widest: usize, cpu: &Cpu<'_>, helpers: &mut Helpers) {
     let panicked = match cpu.crew() {
-        Some(team) if widest > 1 => together(nodes, team),
+        Some(team) if widest > 1 => together(nodes, team, helpers),
         _ => in_order(nodes, cpu),
     };
     if let Some((op, panicked)) = panicked {
@@ -45,13 +48,13 @@ struct Crew<'a> {
     waiting: AtomicUsize,
     /// How many have not run.
     left: AtomicUsize,
-    /// For each thread, the others as helpers of its kernels.
-    teams: SmallVec<[Arc<Team>; 8]>,
+    helpers: &'a [Arc<Team>],
     first: SpinLock<First>,
 }
 
-fn together(nodes: &[Node], team: &Team) -> First {
+fn together(nodes: &[Node], team: &Team, helpers: &mut Helpers) -> First {
     let threads = team.helpers() + 1;
+    helpers.resize_with(threads, || Arc::new(Team::of_visitors(threads - 1)));
     let mut ready = SmallVec::new();
     for (at, node) in nodes.iter().enumerate() {
         node.left.store(node.needs.len() as u32, Ordering::Relaxed);
@@ -64,7 +67,7 @@ fn together(nodes: &[Node], team: &Team) -> First {
         waiting: AtomicUsize::new(ready.len()),
         ready: SpinLock::new(ready),
         left: AtomicUsize::new(nodes.len()),
-        teams: (0..threads).map(|_| Arc::new(Team::of_visitors(threads - 1))).collect(),
+        helpers,
         first: SpinLock::new(None),
     };
     // Who comes late takes what is left; where the team is at work for somebody else, this thread does all.
@@ -77,7 +80,7 @@ const LOOKS: u32 = 256;
 
 impl Crew<'_> {
     fn work(&self, thread: usize) {
-        let cpu = Cpu::of_crew(&self.teams[thread]);
+        let cpu = Cpu::of_crew(&self.helpers[thread]);
         let (mut next, mut looks) = (None, 0u32);
         while self.left.load(Ordering::Acquire) > 0 {
             if let Some(node) = next.take().or_else(|| self.take()) {
@@ -131,7 +134,11 @@ impl Crew<'_> {
 
     /// Does a part of another thread's kernel, if one is offered.
     fn assist(&self, thread: usize) -> bool {
-        let others = self.teams.iter().enumerate().filter(|(other, _)| *other != thread);
+        let others = self.helpers.iter().enumerate().filter(|(other, _)| *other != thread);
         others.into_iter().any(|(other, team)| team.assist(if thread < other { thread } else { thread - 1 }))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)]
+mod tests;

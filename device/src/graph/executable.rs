@@ -39,6 +39,8 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Node>,
     /// The commands that were bound anew since the last replay.
     changed: Vec<usize>,
+    /// On a CPU with several threads.
+    helpers: crew::Helpers,
     /// On a CUDA device.
     graph: Option<DriverGraph>,
 }
@@ -75,9 +77,14 @@ pub struct PlannedCommand {
 pub struct Kept<'a>(&'a mut Nodes);
 
 impl Kept<'_> {
-    /// Shows `change` the scalars of the command with this number.
-    pub fn scalars(&mut self, command: usize, change: &mut dyn FnMut(&mut dyn Any)) {
-        self.0.bind(command, &mut Scalars(change));
+    /// Shows `change` the scalars of the command with this number; it says of each whether it is another one now.
+    pub fn scalars(&mut self, command: usize, change: &mut dyn FnMut(&mut dyn Any) -> bool) {
+        let Some(node) = self.0.nodes.get_mut(command) else { return };
+        let mut changed = false;
+        node.work.bind(&mut Scalars(&mut |value| changed |= change(value)));
+        if changed {
+            self.0.changed.push(command);
+        }
     }
 }
 
@@ -144,7 +151,7 @@ impl Plan {
             false => Some(DriverGraph::new(device.core(), &nodes)?),
         };
         nodes.iter_mut().for_each(|node| node.workspace = None);
-        let nodes = Mutex::new(Nodes { nodes, changed: Vec::new(), graph });
+        let nodes = Mutex::new(Nodes { nodes, changed: Vec::new(), helpers: Vec::new(), graph });
         Ok(Executable { device, report, used: Mutex::new(used), nodes })
     }
 
@@ -250,7 +257,7 @@ impl Executable {
     ///
     /// # Errors
     /// As for [`Stream::launch`]; [`Error::DeviceMismatch`] for a stream of another device; [`Error::Captured`] within a
-    /// captured step; [`Error::InvalidArgument`] for a buffer that is smaller than the one it replaces.
+    /// captured step; [`Error::InvalidArgument`] for a buffer that is smaller than the one it replaces. Nothing is replaced then.
     #[track_caller]
     pub fn replay(
         self: &Arc<Self>,
@@ -264,86 +271,110 @@ impl Executable {
         if Capture::is_current() {
             return Err(refused(OP, "captures do not nest"));
         }
-        let mut used = self.used.lock();
-        let mut moves = Vec::new();
-        for (old, new) in replaced {
-            moves.extend(replace(&mut used, old, new)?);
-        }
-        let uses: SmallVec<[Use<'_>; 64]> =
-            used.iter().map(|used| Use { buffer: &used.buffer, write: used.write }).collect();
-        let prepare = move |nodes: &mut Nodes| {
-            for Move { commands, mut range } in moves {
-                commands.into_iter().for_each(|command| nodes.bind(command, &mut range));
+        let mut all = self.used.lock();
+        let moves = replaced.iter().map(|(old, new)| Move::of(&all, old, new)).collect::<Result<Vec<_>>>()?;
+        let new = |used: &Used| replaced.iter().find(|(old, _)| old.ptr_eq(&used.buffer)).map(|(_, new)| new);
+        let uses: SmallVec<[Use<'_>; 64]> = all
+            .iter()
+            .map(|used| Use { buffer: new(used).unwrap_or(&used.buffer), write: used.write })
+            .collect();
+        let prepare = SpinLock::new(Some(prepare));
+        stream.launch(OP, &uses, Replay { executable: Arc::clone(self), moves, prepare })?;
+        drop(uses);
+        for used in &mut *all {
+            if let Some(new) = new(used) {
+                used.buffer = new.clone();
             }
-            prepare(&mut Kept(nodes));
-        };
-        stream.launch(
-            OP,
-            &uses,
-            Replay { executable: Arc::clone(self), prepare: SpinLock::new(Some(prepare)) },
-        )?;
-        used.iter().filter(|used| used.write).for_each(|used| used.buffer.bump_version());
+            if used.write {
+                used.buffer.bump_version();
+            }
+        }
         Ok(())
     }
 }
 
-/// Commands that find a buffer elsewhere.
+/// Commands that find a buffer elsewhere from a replay on.
 struct Move {
     commands: Vec<usize>,
-    range: Moved,
+    from: usize,
+    to: usize,
+    bytes: usize,
 }
 
-/// Has `new` used instead of `old`.
-fn replace(used: &mut [Used], old: &Buffer, new: &Shared<Buffer>) -> Result<Option<Move>> {
-    let Some(used) = used.iter_mut().find(|used| std::ptr::eq(&*used.buffer, old)) else { return Ok(None) };
-    if new.len_bytes() < old.len_bytes() {
-        return Err(Error::InvalidArgument {
-            op: OP,
-            argument: "replaced",
-            expected: "a buffer as large as the one that it replaces",
-            value: format!("{} bytes for {}", new.len_bytes(), old.len_bytes()).into(),
-        });
+impl Move {
+    /// Has those that use `old` use `new`.
+    fn of(used: &[Used], old: &Shared<Buffer>, new: &Shared<Buffer>) -> Result<Move> {
+        if new.len_bytes() < old.len_bytes() {
+            let sizes = format_args!("{} bytes for {}", new.len_bytes(), old.len_bytes());
+            return Err(Error::invalid(
+                OP,
+                "replaced",
+                "a buffer as large as the one that it replaces",
+                sizes,
+            ));
+        }
+        let known = used.iter().find(|used| used.buffer.ptr_eq(old));
+        let commands = known.map(|used| used.commands.clone()).unwrap_or_default();
+        let [from, to] = [old, new].map(|buffer| buffer.ptr().expose_provenance());
+        Ok(Move { commands, from, to, bytes: old.len_bytes() })
     }
-    used.buffer = new.clone();
-    let from = old.ptr().addr();
-    let range = Moved { places: vec![(from, from + old.len_bytes(), new.ptr().expose_provenance())] };
-    Ok(Some(Move { commands: used.commands.clone(), range }))
+
+    fn apply(&self, nodes: &mut Nodes, (from, to): (usize, usize)) {
+        let mut moved = Moved { places: vec![(from, from + self.bytes, to)] };
+        self.commands.iter().for_each(|&command| nodes.bind(command, &mut moved));
+    }
 }
 
 /// A replay, as a command.
 struct Replay<F> {
     executable: Arc<Executable>,
+    moves: Vec<Move>,
     prepare: SpinLock<Option<F>>,
 }
 
-impl<F: FnOnce(&mut Nodes) + Send + 'static> Replay<F> {
+impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Replay<F> {
     fn prepare(&self, nodes: &mut Nodes) {
+        self.moves.iter().for_each(|to| to.apply(nodes, (to.from, to.to)));
         if let Some(prepare) = self.prepare.lock().take() {
-            prepare(nodes);
+            prepare(&mut Kept(nodes));
         }
     }
 }
 
-impl<F: FnOnce(&mut Nodes) + Send + 'static> Work for Replay<F> {
+impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
     fn run(&self, cpu: &Cpu<'_>) {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
         nodes.changed.clear();
-        crew::run(&nodes.nodes, self.executable.report.widest, cpu);
+        let Nodes { nodes, helpers, .. } = &mut *nodes;
+        crew::run(nodes, self.executable.report.widest, cpu, helpers);
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
-        let Nodes { nodes, changed, graph } = &mut *nodes;
-        let Some(graph) = graph else { return Ok(()) };
-        for command in changed.drain(..) {
-            graph.update(command, &nodes[command])?;
-        }
-        graph.launch(queue)
+        nodes.enqueue(queue).inspect_err(|_| {
+            // Whoever launches it hears that nothing was replaced.
+            self.moves.iter().for_each(|to| to.apply(&mut nodes, (to.to, to.from)));
+        })
     }
 
     fn bind(&mut self, _: &mut dyn Binder) {}
+}
+
+impl Nodes {
+    /// Tells the graph what has changed, and launches it. What it could not be told it is told the next time.
+    fn enqueue(&mut self, queue: &Queue<'_>) -> Result<()> {
+        let Nodes { nodes, changed, graph, .. } = self;
+        let Some(graph) = graph else { return Ok(()) };
+        changed.sort_unstable();
+        changed.dedup();
+        for &command in &*changed {
+            graph.update(command, &nodes[command])?;
+        }
+        changed.clear();
+        graph.launch(queue)
+    }
 }
 
 impl fmt::Debug for Executable {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use device::cuda::{PinnedMemory, Queue};
 use device::{
-    AddressSpace, BlockId, Buffer, Cpu, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment, Policy,
-    Pool, Result, Schedule, SpinLock, Stream, SyncStats, Use, Work,
+    AddressSpace, Binder, BlockId, Buffer, Cpu, CpuConfig, CudaConfig, Device, Error, MemoryDriver, Moment,
+    Policy, Pool, Result, Schedule, SpinLock, Stream, SyncStats, Use, Work,
 };
 
 /// How many words a buffer has that [`buffer`] makes.
@@ -222,6 +222,8 @@ pub(crate) struct Words(*mut u64);
 
 // SAFETY: an address; commands follow it in the order that the device gives them.
 unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
 
 impl Words {
     pub(crate) fn of(buffer: &Buffer) -> Self {
@@ -273,6 +275,11 @@ impl Work for Copy {
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         // SAFETY: both are buffers of the tests, of one size and apart, and the command's uses.
         unsafe { queue.copy(self.to.0.cast(), self.from.0.cast(), WORDS * size_of::<u64>()) }
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        self.from.0 = binder.address(self.from.0.cast()).cast();
+        self.to.0 = binder.address(self.to.0.cast()).cast();
     }
 }
 

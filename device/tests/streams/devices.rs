@@ -6,8 +6,8 @@ use std::sync::mpsc::{Sender, channel};
 
 use device::cuda::Queue;
 use device::{
-    Cpu, CudaConfig, Device, Error, Placement, Priority, Result, Schedule, Stream, StreamOptions, Team, Use,
-    Work,
+    Binder, Cpu, CudaConfig, Device, Error, Placement, Priority, Result, Schedule, Stream, StreamOptions,
+    Team, Use, Work,
 };
 
 use crate::common::{buffer, counted, each_schedule, fail, fresh, new_streams, set};
@@ -76,6 +76,8 @@ fn team(stream: &Stream, cost: usize) -> Result<Option<Arc<Team>>> {
             drop(self.1.send(None));
             Ok(())
         }
+
+        fn bind(&mut self, _: &mut dyn Binder) {}
     }
     let (sender, receiver) = channel();
     stream.launch("ask", &[], Ask(cost, sender))?;

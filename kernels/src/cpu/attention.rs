@@ -83,28 +83,22 @@ unsafe fn finish_scores<T: Lanes>(
     seen
 }
 
-/// The largest element of a row of padded length.
+/// The fold of a row of padded length.
 #[inline(always)]
-fn largest<T: Lanes>(row: &[T]) -> T {
-    let mut parts = [T::from_f64(f64::NEG_INFINITY); PAD];
+fn folded<T: Lanes>(row: &[T], empty: T, join: impl Fn(T, T) -> T) -> T {
+    let mut parts = [empty; PAD];
     for x in row.chunks_exact(PAD) {
         for (part, &x) in parts.iter_mut().zip(x) {
-            *part = part.maximum(x);
+            *part = join(*part, x);
         }
     }
-    join_tree(parts, T::maximum)
+    join_tree(parts, join)
 }
 
 /// The sum of a row of padded length.
 #[inline(always)]
 fn sum<T: Lanes>(row: &[T]) -> T {
-    let mut parts = [T::ZERO; PAD];
-    for x in row.chunks_exact(PAD) {
-        for (part, &x) in parts.iter_mut().zip(x) {
-            *part = part.add(x);
-        }
-    }
-    join_tree(parts, T::add)
+    folded(row, T::ZERO, T::add)
 }
 
 /// # Safety
@@ -174,7 +168,7 @@ unsafe fn forward_tile<T: Lanes>(
                         let row = &mut scores[r * KEYS..][..tile.padded()];
                         let seen = finish_scores(problem, tile, r, row, mask);
                         row[seen..].fill(nothing);
-                        let m = best[r].maximum(largest(row));
+                        let m = best[r].maximum(folded(row, nothing, T::maximum));
                         // Nothing was seen yet: the difference of infinities would be NaN.
                         let shift = if m == nothing { T::ZERO } else { m };
                         // What is not seen gets an exponential that costs nothing: those that underflow are slow.

@@ -2,9 +2,9 @@
 
 use device::{DType, bf16, f16};
 
-use super::half::{Half, odd_from_f64, odd_from_i64};
 use super::walk::{map0, map1};
 use super::{for_bits, simd_of};
+use crate::half::{Half, odd_from_f64, odd_from_i64};
 use crate::layout::{Dst, Src};
 use crate::loops::{Places, Tiles};
 use crate::par::{Workers, for_range};
@@ -26,9 +26,9 @@ pub(crate) unsafe fn copy(
     (to, from): (DType, DType),
     walk: &Places<2>,
     workers: &Workers,
-    [out, x]: [Dst<u8>; 2],
+    out: Dst<u8>,
+    x: Src<u8>,
 ) {
-    let x = x.src();
     // SAFETY: the contract is the same.
     unsafe {
         if to == from {

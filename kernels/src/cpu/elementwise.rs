@@ -6,44 +6,34 @@ use super::for_bits;
 use super::half::by_blocks;
 use super::number::{Number, Real};
 use super::walk::{map1, map2, map3};
-use crate::functions::{BinaryOp, CompareOp, Gradient, UnaryOp};
-use crate::layout::Dst;
+use crate::functions::{BinaryOp, CompareOp, UnaryOp};
+use crate::layout::{Dst, Src};
 use crate::loops::Places;
 use crate::par::Workers;
 use crate::{binary_functions, comparisons, unary_functions};
 
-/// A function of elements of any type that it is defined for.
-pub(crate) trait Function<const N: usize>: Copy + Sync {
-    /// # Safety
-    /// As for [`map1`] and its kind. The operands are the output and the inputs.
-    unsafe fn on_numbers<T: Number>(self, places: &Places<N>, workers: &Workers, operands: [Dst<T>; N]);
-
-    /// # Safety
-    /// As for [`on_numbers`](Self::on_numbers).
-    unsafe fn on_reals<T: Real>(self, places: &Places<N>, workers: &Workers, operands: [Dst<T>; N]);
-}
-
-/// Runs a function on operands of type `dtype`.
-///
 /// # Safety
-/// As for [`Function`]. The launcher has refused functions that the type lacks.
-pub(crate) unsafe fn run<F: Function<N>, const N: usize>(
-    function: F,
+/// As for [`map1`], with elements of type `dtype`. The launcher has refused ops that the type lacks.
+pub(crate) unsafe fn unary(
+    op: UnaryOp,
     dtype: DType,
-    places: &Places<N>,
+    walk: &Places<2>,
     workers: &Workers,
-    operands: [Dst<u8>; N],
+    out: Dst<u8>,
+    x: Src<u8>,
 ) {
-    // SAFETY: the elements are those of the places, which the contract covers.
+    // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            DType::F32 => function.on_reals::<f32>(places, workers, operands.map(Dst::cast)),
-            DType::F64 => function.on_reals::<f64>(places, workers, operands.map(Dst::cast)),
-            DType::I64 => function.on_numbers::<i64>(places, workers, operands.map(Dst::cast)),
-            DType::U8 => function.on_numbers::<u8>(places, workers, operands),
-            DType::BF16 | DType::F16 => by_blocks(dtype, places, workers, operands, |places, operands| {
-                function.on_reals::<f32>(places, &None, operands);
-            }),
+            DType::F32 => unary_real::<f32>(op, walk, workers, out.cast(), x.cast()),
+            DType::F64 => unary_real::<f64>(op, walk, workers, out.cast(), x.cast()),
+            DType::I64 => unary_number::<i64>(op, walk, workers, out.cast(), x.cast()),
+            DType::U8 => unary_number::<u8>(op, walk, workers, out.cast(), x.cast()),
+            DType::BF16 | DType::F16 => {
+                by_blocks(dtype, walk, workers, [out, Dst(x.0.cast_mut())], |walk, [out, x]| {
+                    unary_real::<f32>(op, walk, &None, out, x.src());
+                });
+            }
             _ => {}
         }
     }
@@ -52,26 +42,32 @@ pub(crate) unsafe fn run<F: Function<N>, const N: usize>(
 /// Makes the bodies of the functions of one element from their table.
 macro_rules! unary_bodies {
     (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
-        impl Function<2> for UnaryOp {
-            unary_bodies!(@function on_numbers Number $($numbers)*);
-            unary_bodies!(@function on_reals Real $($numbers)* $($floats)*);
-        }
+        unary_bodies!(@functions unary_number Number $($numbers)*);
+        unary_bodies!(@functions unary_real Real $($numbers)* $($floats)*);
         unary_bodies!(@gradients $($floats)*);
     };
-    (@function $function:ident $elements:ident $(
+    (@functions $function:ident $elements:ident $(
         $(#[$doc:meta])*
         $variant:ident $(($($from:ident $number:ident = $example:literal),+))?, $name:ident,
         $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
         $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
     )*) => {
-        unsafe fn $function<T: $elements>(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<T>; 2]) {
+        /// # Safety
+        /// As for [`map1`].
+        unsafe fn $function<T: $elements>(
+            op: UnaryOp,
+            places: &Places<2>,
+            workers: &Workers,
+            out: Dst<T>,
+            x: Src<T>,
+        ) {
             // SAFETY: the elements are those of the places, which the contract covers.
             #[allow(unreachable_patterns)]
             unsafe {
-                match self {
+                match op {
                     $(UnaryOp::$variant $(($($number),+))? => {
                         $($(let $number = T::$from($number);)+)?
-                        map1::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _>(places, workers, out, x.src(), $cpu);
+                        map1::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _>(places, workers, out, x, $cpu);
                     })*
                     _ => {}
                 }
@@ -84,29 +80,42 @@ macro_rules! unary_bodies {
         $cost:literal, $width:ident, $same:ident, $cpu:expr, $cuda:literal
         $(, $of:ident, $slope:expr, $slope_cuda:literal)?;
     )*) => {
-        impl Function<3> for Gradient {
-            unsafe fn on_numbers<T: Number>(self, _: &Places<3>, _: &Workers, _: [Dst<T>; 3]) {}
-
-            unsafe fn on_reals<T: Real>(self, places: &Places<3>, workers: &Workers, [out, saved, g]: [Dst<T>; 3]) {
-                let (op, operands) = (self.0, (saved.src(), g.src()));
-                $(gradient!(
-                    (op, places, workers, out, operands), (UnaryOp::$variant $(($($number),+))?)
-                    [$($($from $number),+)?] $width $($slope)?
-                );)*
-            }
+        /// # Safety
+        /// As for [`map2`].
+        unsafe fn unary_grad_real<T: Real>(
+            op: UnaryOp,
+            places: &Places<3>,
+            workers: &Workers,
+            out: Dst<T>,
+            saved_and_g: (Src<T>, Src<T>),
+        ) {
+            $(gradient!(
+                (op, places, workers, out, saved_and_g), $variant ($($($from $number),+)?) $width $($slope)?
+            );)*
         }
     };
 }
 
 /// One row of the gradients, if it has a derivative.
 macro_rules! gradient {
-    ($call:tt, $variant:tt $numbers:tt $width:ident) => {};
+    ($call:tt, $variant:ident ($($from:ident $number:ident),*) $width:ident) => {};
     (
         ($op:ident, $places:ident, $workers:ident, $out:ident, $operands:ident),
-        ($($variant:tt)*) [$($from:ident $number:ident),*] $width:ident $slope:expr
+        $variant:ident () $width:ident $slope:expr
     ) => {
-        if let $($variant)* = $op {
-            $(let $number = T::$from($number);)*
+        if $op == UnaryOp::$variant {
+            // SAFETY: the elements are those of the places, which the contract covers.
+            unsafe {
+                map2::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _, _>($places, $workers, $out, $operands, $slope);
+            }
+        }
+    };
+    (
+        ($op:ident, $places:ident, $workers:ident, $out:ident, $operands:ident),
+        $variant:ident ($($from:ident $number:ident),+) $width:ident $slope:expr
+    ) => {
+        if let UnaryOp::$variant($($number),+) = $op {
+            $(let $number = T::$from($number);)+
             // SAFETY: the elements are those of the places, which the contract covers.
             unsafe {
                 map2::<{ matches!(Vectors::$width, Vectors::Wide) }, _, _, _>($places, $workers, $out, $operands, $slope);
@@ -123,21 +132,74 @@ enum Vectors {
 
 unary_functions!(unary_bodies);
 
+/// # Safety
+/// As for [`map2`], with floats of type `dtype`.
+pub(crate) unsafe fn unary_grad(
+    op: UnaryOp,
+    dtype: DType,
+    places: &Places<3>,
+    workers: &Workers,
+    out: Dst<u8>,
+    (saved, g): (Src<u8>, Src<u8>),
+) {
+    // SAFETY: the elements are those of the places, which the contract covers.
+    unsafe {
+        match dtype {
+            DType::F32 => unary_grad_real::<f32>(op, places, workers, out.cast(), (saved.cast(), g.cast())),
+            DType::F64 => unary_grad_real::<f64>(op, places, workers, out.cast(), (saved.cast(), g.cast())),
+            _ => {
+                let operands = [out, Dst(saved.0.cast_mut()), Dst(g.0.cast_mut())];
+                by_blocks(dtype, places, workers, operands, |places, [out, saved, g]| {
+                    unary_grad_real::<f32>(op, places, &None, out, (saved.src(), g.src()));
+                });
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`map2`], with elements of type `dtype`. The launcher has refused ops that the type lacks.
+pub(crate) unsafe fn binary(
+    op: BinaryOp,
+    dtype: DType,
+    walk: &Places<3>,
+    workers: &Workers,
+    out: Dst<u8>,
+    (x, y): (Src<u8>, Src<u8>),
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => binary_number::<f32>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
+            DType::F64 => binary_number::<f64>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
+            DType::I64 => binary_number::<i64>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
+            DType::U8 => binary_number::<u8>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
+            DType::BF16 | DType::F16 => {
+                let operands = [out, Dst(x.0.cast_mut()), Dst(y.0.cast_mut())];
+                by_blocks(dtype, walk, workers, operands, |walk, [out, x, y]| {
+                    binary_number::<f32>(op, walk, &None, out, (x.src(), y.src()));
+                });
+            }
+            _ => {}
+        }
+    }
+}
+
 /// Makes the bodies of the functions of two elements from their table.
 macro_rules! binary_bodies {
     ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
-        impl Function<3> for BinaryOp {
-            unsafe fn on_numbers<T: Number>(self, places: &Places<3>, workers: &Workers, [out, x, y]: [Dst<T>; 3]) {
-                let xy = (x.src(), y.src());
-                // SAFETY: the elements are those of the places, which the contract covers.
-                unsafe {
-                    match self { $(BinaryOp::$variant => map2::<false, _, _, _>(places, workers, out, xy, $cpu),)* }
-                }
-            }
-
-            unsafe fn on_reals<T: Real>(self, places: &Places<3>, workers: &Workers, operands: [Dst<T>; 3]) {
-                // SAFETY: the contract is the same.
-                unsafe { self.on_numbers(places, workers, operands) }
+        /// # Safety
+        /// As for [`map2`].
+        unsafe fn binary_number<T: Number>(
+            op: BinaryOp,
+            places: &Places<3>,
+            workers: &Workers,
+            out: Dst<T>,
+            xy: (Src<T>, Src<T>),
+        ) {
+            // SAFETY: the elements are those of the places, which the contract covers.
+            unsafe {
+                match op { $(BinaryOp::$variant => map2::<false, _, _, _>(places, workers, out, xy, $cpu),)* }
             }
         }
     };
@@ -146,23 +208,24 @@ macro_rules! binary_bodies {
 binary_functions!(binary_bodies);
 
 /// # Safety
-/// As for [`map2`], with an output of truth values and inputs of type `dtype`. Truth values are compared as bytes.
+/// As for [`map2`], with inputs of type `dtype`. Truth values are compared as bytes.
 pub(crate) unsafe fn compare(
     op: CompareOp,
     dtype: DType,
-    places: &Places<3>,
+    walk: &Places<3>,
     workers: &Workers,
-    operands: [Dst<u8>; 3],
+    out: Dst<u8>,
+    (x, y): (Src<u8>, Src<u8>),
 ) {
-    // SAFETY: the contract is the same.
+    // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            DType::F32 => compare_as::<f32>(op, places, workers, operands),
-            DType::F64 => compare_as::<f64>(op, places, workers, operands),
-            DType::I64 => compare_as::<i64>(op, places, workers, operands),
-            DType::U8 | DType::Bool => compare_as::<u8>(op, places, workers, operands),
-            DType::BF16 => compare_as::<bf16>(op, places, workers, operands),
-            DType::F16 => compare_as::<f16>(op, places, workers, operands),
+            DType::F32 => compare_typed::<f32>(op, walk, workers, out, (x.cast(), y.cast())),
+            DType::F64 => compare_typed::<f64>(op, walk, workers, out, (x.cast(), y.cast())),
+            DType::I64 => compare_typed::<i64>(op, walk, workers, out, (x.cast(), y.cast())),
+            DType::U8 | DType::Bool => compare_typed::<u8>(op, walk, workers, out, (x, y)),
+            DType::BF16 => compare_typed::<bf16>(op, walk, workers, out, (x.cast(), y.cast())),
+            DType::F16 => compare_typed::<f16>(op, walk, workers, out, (x.cast(), y.cast())),
             _ => {}
         }
     }
@@ -172,14 +235,14 @@ pub(crate) unsafe fn compare(
 macro_rules! compare_bodies {
     ($($(#[$doc:meta])* $variant:ident, $name:ident, |$x:ident, $y:ident| $cpu:expr, $cuda:literal;)*) => {
         /// # Safety
-        /// As for [`map2`], with inputs of type `T`.
-        unsafe fn compare_as<T: Copy + PartialOrd>(
+        /// As for [`map2`].
+        unsafe fn compare_typed<T: Copy + PartialOrd>(
             op: CompareOp,
             places: &Places<3>,
             workers: &Workers,
-            [out, x, y]: [Dst<u8>; 3],
+            out: Dst<u8>,
+            xy: (Src<T>, Src<T>),
         ) {
-            let xy = (x.src().cast::<T>(), y.src().cast::<T>());
             // SAFETY: the elements are those of the places, which the contract covers.
             unsafe {
                 match op {
@@ -198,9 +261,9 @@ comparisons!(compare_bodies);
 ///
 /// # Safety
 /// As for [`map1`].
-pub(crate) unsafe fn logical_not(places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
-    // SAFETY: the contract is the same.
-    unsafe { map1::<false, _, _>(places, workers, out, x.src(), |x: u8| u8::from(x == 0)) }
+pub(crate) unsafe fn logical_not(walk: &Places<2>, workers: &Workers, out: Dst<u8>, x: Src<u8>) {
+    // SAFETY: the caller's promise.
+    unsafe { map1::<false, _, _>(walk, workers, out, x, |x: u8| u8::from(x == 0)) }
 }
 
 /// `out = if condition { x } else { y }`, on elements of `size` bytes.
@@ -209,15 +272,16 @@ pub(crate) unsafe fn logical_not(places: &Places<2>, workers: &Workers, [out, x]
 /// As for [`map3`].
 pub(crate) unsafe fn where_cond(
     size: usize,
-    places: &Places<4>,
+    walk: &Places<4>,
     workers: &Workers,
-    [out, condition, x, y]: [Dst<u8>; 4],
+    out: Dst<u8>,
+    (condition, x, y): (Src<u8>, Src<u8>, Src<u8>),
 ) {
     // SAFETY: the contract is the same.
     unsafe {
         for_bits!(size, B => {
-            let inputs = (condition.src(), x.src().cast::<B>(), y.src().cast::<B>());
-            map3(places, workers, out.cast(), inputs, |condition, x, y| if condition != 0 { x } else { y });
+            let inputs = (condition, x.cast::<B>(), y.cast::<B>());
+            map3(walk, workers, out.cast(), inputs, |condition, x, y| if condition != 0 { x } else { y });
         });
     }
 }

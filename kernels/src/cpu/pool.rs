@@ -236,10 +236,17 @@ pub(crate) unsafe fn follow<T: Lanes, I: Tap>(
     });
 }
 
-// What each place along an axis sees.
-fn seen(planes: &Planes, means: &Means, axis: usize) -> Vec<Seen> {
-    let (size, places) = (planes.image[axis], planes.places[axis]);
-    (0..places).map(|at| means.seen(axis, at, size, places)).collect()
+/// Calls `body(place, rows, columns, divisor)` for all places of a plane, with what they see.
+#[inline(always)]
+fn for_seen(planes: &Planes, means: &Means, mut body: impl FnMut(usize, Seen, Seen, f64)) {
+    let seen = |axis: usize, at: usize| means.seen(axis, at, planes.image[axis], planes.places[axis]);
+    let across: Vec<Seen> = (0..planes.places[1]).map(|x| seen(1, x)).collect();
+    for y in 0..planes.places[0] {
+        let rows = seen(0, y);
+        for (x, &columns) in across.iter().enumerate() {
+            body(y * across.len() + x, rows, columns, means.divisor(rows, columns));
+        }
+    }
 }
 
 /// # Safety
@@ -251,27 +258,21 @@ pub(crate) unsafe fn mean<T: Lanes>(
     x: Src<T>,
     out: Dst<T>,
 ) {
-    let (down, across) = (seen(planes, means, 0), seen(planes, means, 1));
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
     for_range(workers, planes.count, chunk(planes), &|range| {
         for plane in range {
             // SAFETY: there are as many planes, which one part has, with a result for each place.
-            unsafe {
-                let from = std::slice::from_raw_parts(x.at((plane * size) as isize), size);
-                let mut to = out.at((plane * places) as isize);
-                for &rows in &down {
-                    for &columns in &across {
-                        let mut sum = T::ZERO;
-                        for row in rows.start..rows.end {
-                            for &value in &from[row * width + columns.start..row * width + columns.end] {
-                                sum = sum.add(value);
-                            }
-                        }
-                        *to = sum.div(T::from_f64(means.divisor(rows, columns)));
-                        to = to.add(1);
+            let (from, to) = unsafe { (x.slice(plane * size, size), out.at((plane * places) as isize)) };
+            for_seen(planes, means, |place, rows, columns, divisor| {
+                let mut sum = T::ZERO;
+                for row in rows.start..rows.end {
+                    for &value in &from[row * width + columns.start..row * width + columns.end] {
+                        sum = sum.add(value);
                     }
                 }
-            }
+                // SAFETY: a place of the plane.
+                unsafe { *to.add(place) = sum.div(T::from_f64(divisor)) };
+            });
         }
     });
 }
@@ -285,27 +286,23 @@ pub(crate) unsafe fn mean_grad<T: Lanes>(
     g: Src<T>,
     out: Dst<T>,
 ) {
-    let (down, across) = (seen(planes, means, 0), seen(planes, means, 1));
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
     for_range(workers, planes.count, chunk(planes), &|range| {
         for plane in range {
             // SAFETY: as in `mean`.
-            unsafe {
+            let (g, to) = unsafe {
                 let to = std::slice::from_raw_parts_mut(out.at((plane * size) as isize), size);
-                let mut g = g.at((plane * places) as isize);
-                to.fill(T::ZERO);
-                for &rows in &down {
-                    for &columns in &across {
-                        let share = (*g).div(T::from_f64(means.divisor(rows, columns)));
-                        g = g.add(1);
-                        for row in rows.start..rows.end {
-                            for to in &mut to[row * width + columns.start..row * width + columns.end] {
-                                *to = to.add(share);
-                            }
-                        }
+                (g.slice(plane * places, places), to)
+            };
+            to.fill(T::ZERO);
+            for_seen(planes, means, |place, rows, columns, divisor| {
+                let share = g[place].div(T::from_f64(divisor));
+                for row in rows.start..rows.end {
+                    for to in &mut to[row * width + columns.start..row * width + columns.end] {
+                        *to = to.add(share);
                     }
                 }
-            }
+            });
         }
     });
 }

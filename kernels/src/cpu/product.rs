@@ -163,19 +163,16 @@ impl<T: Lanes> Product<T> {
                     } else {
                         Matrix { ptr: block, row: n as isize, col: 1 }
                     };
-                    match init {
-                        Init::Zero => (),
-                        Init::Existing => copy_matrix(arch, m, n, c, block),
-                        Init::Row(ptr, step) => {
-                            let from = Matrix { ptr: ptr.cast_mut(), row: 0, col: step };
-                            copy_matrix(arch, m, n, from, block);
-                        }
-                        Init::Column(ptr, step) => {
-                            let from = Matrix { ptr: ptr.cast_mut(), row: step, col: 0 };
-                            copy_matrix(arch, m, n, from, block);
-                        }
-                    }
-                    let init = if matches!(init, Init::Zero) { Init::Zero } else { Init::Existing };
+                    let from = match init {
+                        Init::Zero => None,
+                        Init::Existing => Some(c),
+                        Init::Row(ptr, step) => Some(Matrix { ptr: ptr.cast_mut(), row: 0, col: step }),
+                        Init::Column(ptr, step) => Some(Matrix { ptr: ptr.cast_mut(), row: step, col: 0 }),
+                    };
+                    let init = from.map_or(Init::Zero, |from| {
+                        copy_matrix(arch, m, n, from, block);
+                        Init::Existing
+                    });
                     if swap {
                         Product { m: n, n: m, k, a: b.t(), b: a.t(), c: block.t(), init }.run_rows(arch);
                     } else {

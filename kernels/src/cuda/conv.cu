@@ -1,46 +1,10 @@
-// Convolutions: patches as the columns of a matrix, for products by BLAS, and direct kernels for filters of one channel.
-// Places, pixels and elements of a window are counted in 32 bits; planes of them are blocks y, or go round in them. Operands
-// and patches are stored as S, sums that are not whole as what they are computed in.
+// Convolutions: patches as the columns of a matrix, for products by BLAS, and direct kernels for filters of one channel. Planes
+// are blocks y, or go round in them. Operands and patches are stored as S, sums that are not whole as what they are computed in.
 
-struct Conv {
-    u32 height, width;        // of a channel
-    u32 rows, columns;        // places
-    u32 kernel_h, kernel_w;
-    u32 stride_h, stride_w;
-    u32 padding_h, padding_w;
-    u32 dilation_h, dilation_w;
-    u32 each;                 // filters of a channel
+struct Conv : Window {
+    u32 each;  // filters of a channel
     u32 pad;
     u64 planes;
-
-    __device__ u32 pixels() const { return height * width; }
-    __device__ u32 places() const { return rows * columns; }
-    __device__ u32 taps() const { return kernel_h * kernel_w; }
-    // The pixel that element (i, j) of the window sees at place (y, x); -1 in the padding.
-    __device__ i64 seen(u32 y, u32 x, u32 i, u32 j) const {
-        i64 h = (i64)y * stride_h + (i64)i * dilation_h - padding_h;
-        i64 w = (i64)x * stride_w + (i64)j * dilation_w - padding_w;
-        bool inside = h >= 0 && h < height && w >= 0 && w < width;
-        return inside ? h * width + w : -1;
-    }
-    // The place along an axis at which element `tap` of the window sees `at`; -1 for none.
-    __device__ static i64 place(u32 at, u32 tap, u32 stride, u32 padding, u32 dilation, u32 places) {
-        i64 ahead = (i64)at + padding - (i64)tap * dilation;
-        if (stride == 1) {
-            return ahead >= 0 && ahead < places ? ahead : -1;
-        }
-        // What lies ahead of a pixel fits in 32 bits.
-        u32 steps = ahead >= 0 ? (u32)ahead / stride : 0;
-        return ahead >= 0 && steps * stride == (u32)ahead && steps < places ? (i64)steps : -1;
-    }
-    // The row, and the column, of the places at which element (i, j) sees pixel (h, w); -1 for none.
-    __device__ i64 row_of(u32 h, u32 i) const { return place(h, i, stride_h, padding_h, dilation_h, rows); }
-    __device__ i64 column_of(u32 w, u32 j) const { return place(w, j, stride_w, padding_w, dilation_w, columns); }
-    // The place at which element (i, j) sees pixel (h, w); -1 for none.
-    __device__ i64 place_of(u32 h, u32 w, u32 i, u32 j) const {
-        i64 y = row_of(h, i), x = column_of(w, j);
-        return y >= 0 && x >= 0 ? y * columns + x : -1;
-    }
 };
 
 // columns[plane, i, j, y, x] = what element (i, j) of the window sees in the plane at place (y, x)
@@ -51,7 +15,7 @@ extern "C" __global__ void NAMED(patches, DTYPE)(S* columns, const S* planes, co
         S* to = columns + plane * size;
         for (u32 e = (u32)thread_index(); e < size; e += (u32)thread_count()) {
             u32 place = e % conv.places(), tap = e / conv.places();
-            i64 pixel = conv.seen(place / conv.columns, place % conv.columns, tap / conv.kernel_w, tap % conv.kernel_w);
+            i64 pixel = conv.seen(place, tap);
             to[e] = pixel < 0 ? S{} : from[pixel];
         }
     }
@@ -65,12 +29,12 @@ extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns
         const T* from = columns + plane * size;
         T start = bias ? (T)bias[(first + plane) % channels] : (T)0;
         for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
-            u32 h = pixel / conv.width, w = pixel % conv.width;
             T sum = start;
+            u32 h = pixel / conv.width, w = pixel % conv.width;
             const T* tap = from;
             for (u32 i = 0; i < conv.kernel_h; ++i) {
                 i64 y = conv.row_of(h, i);
-                // Zeros are left out: added, they would change the sign of a zero.
+                // Several are read before the first of them is added.
 #pragma unroll 8
                 for (u32 j = 0; j < conv.kernel_w; ++j, tap += conv.places()) {
                     i64 x = conv.column_of(w, j);
@@ -105,7 +69,7 @@ extern "C" __global__ void NAMED(depthwise, DTYPE)(S* out, const S* x, const S* 
         for (u32 place = (u32)thread_index(); place < conv.places(); place += (u32)thread_count()) {
             T sum = bias ? (T)bias[filter] : (T)0;
             for (u32 tap = 0; tap < conv.taps(); ++tap) {
-                i64 pixel = conv.seen(place / conv.columns, place % conv.columns, tap / conv.kernel_w, tap % conv.kernel_w);
+                i64 pixel = conv.seen(place, tap);
                 if (pixel >= 0) {
                     sum += (T)weights[tap] * (T)from[pixel];
                 }
@@ -121,13 +85,12 @@ extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         u64 channel = plane % channels;
         for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
-            u32 h = pixel / conv.width, w = pixel % conv.width;
             T sum = bias ? (T)bias[channel] : (T)0;
             for (u32 f = 0; f < conv.each; ++f) {
                 const S* from = g + (plane * conv.each + f) * conv.places();
                 const S* weights = weight + (channel * conv.each + f) * conv.taps();
                 for (u32 tap = 0; tap < conv.taps(); ++tap) {
-                    i64 place = conv.place_of(h, w, tap / conv.kernel_w, tap % conv.kernel_w);
+                    i64 place = conv.place_of(pixel, tap);
                     if (place >= 0) {
                         sum += (T)weights[tap] * (T)from[place];
                     }
@@ -149,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad
         auto term = [&](u64 e) {
             u64 image = e / conv.places();
             u32 place = (u32)(e % conv.places());
-            i64 pixel = conv.seen(place / conv.columns, place % conv.columns, tap / conv.kernel_w, tap % conv.kernel_w);
+            i64 pixel = conv.seen(place, tap);
             if (pixel < 0) {
                 return (T)0;
             }

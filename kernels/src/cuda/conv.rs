@@ -17,7 +17,7 @@ use crate::loops::{LoopAxis, Loops, Places};
 use crate::matrices::{MatrixBatch, MatrixLayout};
 use crate::window::words;
 
-float_programs!("conv", "rows.cuh", "conv.cu");
+float_programs!("conv", "rows.cuh", "window.cuh", "conv.cu");
 
 /// Elements of a workspace, where one image does not need more.
 const WORKSPACE: usize = 1 << 24;

@@ -2,9 +2,9 @@
 //!
 //! The launchers of the crate check their operands and come here if the stream is a CUDA device's. `prelude.cuh` has what
 //! all programs share; a kernel is called `<op>_<dtype>`, with its group of threads between the two where there is a choice.
-//! Elements of 16 bits are only stored as such: loads widen them to F32 and stores round, so a kernel is one template for all
-//! floats, instantiated by a program for each type, and a result is rounded once. Sums that do not fit a kernel's registers
-//! are F32 in shared memory or in a workspace.
+//! Elements of 16 bits are only stored as such: loads widen them to F32 and stores round, so a kernel is written once for all
+//! floats and compiled by a program for each type, see `typed.cuh`, and a result is rounded once. Sums that do not fit a
+//! kernel's registers are F32 in shared memory or in a workspace.
 //!
 //! Programs are compiled with the compiler's defaults: accurate functions, and multiply-adds fused where the source does
 //! not forbid it. Results depend on the operands only, not on the size of the grid or on what runs beside.

@@ -1,38 +1,11 @@
-// Pooling of elements that are stored as S. Planes are blocks y, or go round in them; their elements are counted in 32 bits.
+// Pooling of elements that are stored as S. Planes are blocks y, or go round in them.
 
-struct Pool {
-    u32 height, width;
-    u32 rows, columns;
-    u32 kernel_h, kernel_w;
-    u32 stride_h, stride_w;
-    u32 padding_h, padding_w;
-    u32 dilation_h, dilation_w;
+struct Pool : Window {
     u32 adaptive;
     u32 count_padding;
     u32 divisor;  // 0 for the number of elements
     u32 pad;
     u64 planes;
-
-    __device__ u32 pixels() const { return height * width; }
-    __device__ u32 places() const { return rows * columns; }
-    __device__ u32 taps() const { return kernel_h * kernel_w; }
-    // The pixel that element `tap` of the window sees at a place; -1 in the padding.
-    __device__ i64 seen(u32 place, u64 tap) const {
-        i64 h = (i64)(place / columns) * stride_h + (i64)(tap / kernel_w) * dilation_h - padding_h;
-        i64 w = (i64)(place % columns) * stride_w + (i64)(tap % kernel_w) * dilation_w - padding_w;
-        bool inside = tap < taps() && h >= 0 && h < height && w >= 0 && w < width;
-        return inside ? h * width + w : -1;
-    }
-    __device__ static i64 place(u32 at, u32 tap, u32 stride, u32 padding, u32 dilation, u32 places) {
-        i64 ahead = (i64)at + padding - (i64)tap * dilation;
-        return ahead >= 0 && ahead % stride == 0 && ahead / stride < places ? ahead / stride : -1;
-    }
-    // The place at which element `tap` sees a pixel; -1 for none.
-    __device__ i64 place_of(u32 pixel, u32 tap) const {
-        i64 y = place(pixel / width, tap / kernel_w, stride_h, padding_h, dilation_h, rows);
-        i64 x = place(pixel % width, tap % kernel_w, stride_w, padding_w, dilation_w, columns);
-        return y >= 0 && x >= 0 ? y * columns + x : -1;
-    }
 };
 
 // Calls `body(plane, element)` for the elements of planes of `size` that are this thread's.
@@ -82,7 +55,8 @@ template <class I> __device__ inline void max_pool_grad(S* out, const S* g, cons
 template <class I> __device__ inline void max_pool_pick(S* out, const S* x, const I* index, const Pool& pool) {
     for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
         u64 at = plane * pool.places() + place;
-        i64 pixel = pool.seen(place, (u64)index[at]);
+        u64 tap = (u64)index[at];
+        i64 pixel = tap < pool.taps() ? pool.seen(place, (u32)tap) : -1;
         out[at] = pixel < 0 ? S{} : x[plane * pool.pixels() + pixel];
     });
 }

@@ -10,7 +10,7 @@ use crate::command::Address;
 use crate::geometry::{MaxPool, Means, Planes};
 use crate::window::{Window, words};
 
-float_programs!("pool", "pool.cu");
+float_programs!("pool", "window.cuh", "pool.cu");
 
 /// `Pool` of the program.
 #[repr(C)]

@@ -23,8 +23,11 @@ pub trait Work: Send + Sync + 'static {
     /// What the queue returns; what was enqueued until then runs.
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()>;
 
-    /// Shows every address that it holds, and every scalar that may be another one when it runs again, and keeps what it is
-    /// given for each. All that is between two calls of [`run`](Work::run) or [`enqueue`](Work::enqueue) may change by this.
+    /// Gives `binder` every address that it holds, and keeps the one that it answers with; and every scalar that may be another
+    /// one when it runs again, to be changed in place. Both in the same order each time.
+    ///
+    /// Called only for work that is kept, between two calls of [`run`](Work::run) or [`enqueue`](Work::enqueue): when its memory
+    /// is known, and before a replay that changes something. All else that it holds stays as it was at the capture.
     fn bind(&mut self, binder: &mut dyn Binder);
 
     /// About how many elementary operations a CPU needs, 0 if it is not known.
@@ -38,7 +41,7 @@ pub trait Work: Send + Sync + 'static {
     }
 }
 
-/// Gives a command that is kept other addresses and numbers.
+/// Gives a command that is kept other addresses and scalars; see [`Work::bind`].
 pub trait Binder {
     /// The address to use from now on instead of `at`.
     fn address(&mut self, at: *mut u8) -> *mut u8;

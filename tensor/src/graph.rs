@@ -18,7 +18,7 @@ use crate::{Generator, Tensor};
 
 /// What a captured step takes or gives: tensors, in a form that can be filled with others.
 pub trait Tensors: Sized {
-    /// The same with other tensors: those that `f` gives for its own, in one order always.
+    /// A copy with what `f` gives in place of each tensor. It is asked for them in the same order each time.
     ///
     /// # Errors
     /// Those of `f`.
@@ -56,7 +56,9 @@ pub trait Tensors: Sized {
 /// Control flow, shapes, numbers of the host (`mul_scalar(0.5)`), and what the host uploads within the step: they are what
 /// they were at the capture. What changes: the content of tensors, random numbers of the thread's generator, and the learning
 /// rate and step count of optimizers. A step that reads a value on the host, waits for the device, or keeps a tensor beyond its
-/// end is refused.
+/// end is refused. The chapter on captured steps in docs/streams.md lists each case.
+///
+/// A graph holds the tensors that its step uses, and memory for those that it makes, until it is dropped.
 pub struct Graph<R = ()> {
     executable: Arc<Executable>,
     device: Device,
@@ -73,7 +75,7 @@ struct State {
     places: Vec<Option<usize>>,
     random: Arc<Random>,
     hooks: Vec<Box<dyn EachReplay>>,
-    /// What the step reads, and what it writes of it.
+    /// The addresses of the buffers that were there before the step and that it uses.
     inputs: Vec<usize>,
 }
 
@@ -246,7 +248,7 @@ impl<R: Tensors> Graph<R> {
         })
     }
 
-    /// A tensor that the step reads, to be given other values before a replay.
+    /// A tensor that the step uses, to be given other values before a replay. A view counts as the tensor that it is of.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the step does not use it.

@@ -14,7 +14,7 @@ use super::plan::Plan;
 use crate::device::Core;
 use crate::{Buffer, Device, Error, Result, Shared, Stream, StreamId, Use, Work};
 
-/// A step that is being captured: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
+/// A step that is being captured, for which `tensor` has `Graph`: commands that are launched in its [`scope`](Capture::scope), on whatever streams of the
 /// device and by whatever threads of a [`Team`](crate::Team), are written down instead of run, and memory that is allocated
 /// there is planned instead of taken.
 pub struct Capture {
@@ -36,7 +36,7 @@ struct Recording {
     attached: Vec<Attached>,
 }
 
-/// What a step has for its replays.
+/// What a layer above device keeps with a captured step for its replays.
 pub type Attached = Box<dyn Any + Send>;
 
 /// A command that is kept.
@@ -147,7 +147,7 @@ impl Capture {
         }
     }
 
-    /// Ends the capture. Gives what was attached, too.
+    /// Ends the capture: the plan of what was written down, and what was [attached](Capture::attach).
     ///
     /// # Errors
     /// [`Error::Captured`] if memory of the step is still held, naming the command that wrote it first.

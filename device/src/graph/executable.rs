@@ -17,7 +17,7 @@ use crate::{Binder, Buffer, Cpu, Device, Error, Result, Shared, SpinLock, Stream
 /// The op of a replay in errors, profiles and audits.
 const OP: &str = "replay";
 
-/// A plan with memory: what [`replay`](Executable::replay) runs.
+/// A plan with memory: what [`replay`](Executable::replay) runs. It holds its memory, and the buffers that the step found.
 pub struct Executable {
     device: Device,
     report: PlanReport,
@@ -118,7 +118,7 @@ impl Plan {
         }
     }
 
-    /// The buffers that the step found.
+    /// The buffers that were there before the step and that it uses: what it reads, and the state that it changes.
     pub fn found(&self) -> impl Iterator<Item = &Buffer> {
         self.memories.iter().filter_map(|memory| match memory {
             Memory::Found(buffer) => Some(&**buffer),

@@ -24,7 +24,8 @@ pub enum Order {
 pub struct GraphOptions {
     /// Which commands are kept in order.
     pub order: Order,
-    /// The most memory that the step's own tensors may take, if it can be had by keeping more commands in order.
+    /// The most bytes for the step's own tensors. Where they would be more, commands are kept in the program's order so that
+    /// tensors can share memory; a step that needs more even so gets more.
     pub max_bytes: Option<usize>,
 }
 
@@ -36,9 +37,9 @@ pub struct PlanReport {
     pub commands: usize,
     /// Pairs of commands of which one waits for the other.
     pub edges: usize,
-    /// Commands on the longest way from the first to the last.
+    /// Commands on the longest way along the edges.
     pub critical_path: usize,
-    /// The most commands that are the same number of steps from the start.
+    /// The most commands whose longest ways from a start are of one length, about what could run at once.
     pub widest: usize,
     /// What all commands cost over what the costliest way costs: the gain that any number of threads or streams could bring.
     pub gain: f64,
@@ -59,7 +60,8 @@ impl fmt::Display for PlanReport {
     }
 }
 
-/// The commands of a captured step in the order of the program, and what has to come before each.
+/// The commands of a captured step in the order of the program, and the memory that they use. Nothing of it is the device's
+/// until it is [instantiated](Plan::instantiate); what has to come before what is worked out then.
 pub struct Plan {
     pub(super) device: Device,
     pub(super) commands: Vec<Command>,

@@ -2,13 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod captured;
 mod common;
 
 use common::devices::each_device;
 use streamgrad::prelude::*;
 
 use streamgrad::{
-    Adam, ConcurrentBatches, Generator, Graph, GraphOptions, Order, RandomKey, Result, Schedule, Sgd,
+    Adam, ConcurrentBatches, Generator, Graph, GraphOptions, Order, RandomKey, Result, Schedule,
     clip_grad_norm, mlp, with_generator,
 };
 

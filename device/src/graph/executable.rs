@@ -1,14 +1,16 @@
 //! Executables: plans with memory, ready to be replayed.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::capture::{Capture, Memory, refused};
+use super::check::PlannedCommand;
 use super::crew;
 use super::plan::{GraphOptions, Layout, Plan, PlanReport};
 use crate::cuda::{DriverGraph, Queue};
@@ -23,7 +25,13 @@ pub struct Executable {
     report: PlanReport,
     /// The buffers that a replay uses: those that the step found, and last its own memory.
     used: Mutex<Vec<Used>>,
-    nodes: Mutex<Nodes>,
+    /// Buffers that were replaced and whose commands do not know it yet, in the order of the replays from which on they were.
+    moves: SpinLock<VecDeque<Move>>,
+    replays: AtomicU64,
+    pub(super) nodes: Mutex<Nodes>,
+    pub(super) planned: Vec<PlannedCommand>,
+    /// Whether an order is picked by a seed, and twice that.
+    pub(super) shuffle: AtomicU64,
 }
 
 /// A buffer that a replay uses.
@@ -41,6 +49,7 @@ pub(crate) struct Nodes {
     changed: Vec<usize>,
     /// On a CUDA device.
     graph: Option<DriverGraph>,
+    ignored: Option<(usize, usize)>,
 }
 
 /// A command, and what comes after it.
@@ -70,6 +79,18 @@ impl Kept<'_> {
 }
 
 impl Nodes {
+    /// Leaves out this edge, and takes back the one before.
+    pub(super) fn ignore(&mut self, edge: Option<(usize, usize)>) {
+        if let Some((earlier, later)) = std::mem::replace(&mut self.ignored, edge) {
+            self.nodes[earlier].next.push(later as u32);
+            self.nodes[later].needs.push(earlier as u32);
+        }
+        if let Some((earlier, later)) = edge {
+            self.nodes[earlier].next.retain(|next| *next != later as u32);
+            self.nodes[later].needs.retain(|need| *need != earlier as u32);
+        }
+    }
+
     fn bind(&mut self, command: usize, binder: &mut dyn Binder) {
         if let Some(node) = self.nodes.get_mut(command) {
             node.work.bind(binder);
@@ -119,11 +140,9 @@ impl Plan {
         let layout = self.layout(options);
         let report = self.report(&layout);
         let arena = if layout.bytes > 0 { Some(allocate(layout.bytes)?) } else { None };
-        let mut moved = Moved::planned(
-            &self,
-            &layout,
-            arena.as_deref().map_or(0, |arena| arena.ptr().expose_provenance()),
-        );
+        let base = arena.as_deref().map_or(0, |arena| arena.ptr().expose_provenance());
+        let mut moved = Moved::planned(&self, &layout, base);
+        let planned = self.planned(&layout, base);
         let used = self.used(arena);
         let device = self.device.clone();
         let mut nodes = self.nodes(layout, &mut moved);
@@ -132,8 +151,10 @@ impl Plan {
             false => Some(DriverGraph::new(device.core(), &nodes)?),
         };
         nodes.iter_mut().for_each(|node| node.workspace = None);
-        let nodes = Mutex::new(Nodes { nodes, changed: Vec::new(), graph });
-        Ok(Executable { device, report, used: Mutex::new(used), nodes })
+        let nodes = Mutex::new(Nodes { nodes, changed: Vec::new(), graph, ignored: None });
+        let (used, moves) = (Mutex::new(used), SpinLock::new(VecDeque::new()));
+        let (replays, shuffle) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Executable { device, report, used, moves, replays, nodes, planned, shuffle })
     }
 
     /// The buffers that a replay uses.
@@ -149,6 +170,23 @@ impl Plan {
         }
         let arena = arena.map(|buffer| Used { buffer, write: true, commands: Vec::new() });
         used.into_iter().flatten().chain(arena).collect()
+    }
+
+    /// The commands with the addresses that they get.
+    fn planned(&self, layout: &Layout, base: usize) -> Vec<PlannedCommand> {
+        let place = |&(memory, write): &(usize, bool)| {
+            let start =
+                layout.offsets[memory].map_or_else(|| self.memories[memory].at(), |offset| base + offset);
+            (start..start + self.memories[memory].bytes(), write)
+        };
+        let commands = self.commands.iter().zip(&layout.needs);
+        let planned = commands.map(|(command, needs)| PlannedCommand {
+            op: command.op,
+            stream: command.stream,
+            needs: needs.iter().map(|&need| need as usize).collect(),
+            uses: command.uses.iter().map(place).collect(),
+        });
+        planned.collect()
     }
 
     fn nodes(self, layout: Layout, moved: &mut Moved) -> Vec<Node> {
@@ -224,7 +262,8 @@ impl Executable {
 
     /// Runs the commands on `stream`, as one command of it: after whatever used what they use, on whatever stream. From now on
     /// they use the second buffer of each pair in `replaced` instead of the first. `prepare` may change their scalars; it is
-    /// called before they run, and after all earlier replays were given to the device.
+    /// called before they run, and after all earlier replays were given to the device. Buffers stay replaced if the launch
+    /// fails.
     ///
     /// # Errors
     /// As for [`Stream::launch`]; [`Error::DeviceMismatch`] for a stream of another device; [`Error::Captured`] within a
@@ -243,23 +282,15 @@ impl Executable {
             return Err(refused(OP, "captures do not nest"));
         }
         let mut used = self.used.lock();
-        let mut moves = Vec::new();
+        replaced.iter().try_for_each(|(old, new)| large_enough(old, new))?;
+        let number = self.replays.fetch_add(1, Ordering::Relaxed);
         for (old, new) in replaced {
-            moves.extend(replace(&mut used, old, new)?);
+            self.moves.lock().extend(replace(&mut used, old, new, number));
         }
         let uses: SmallVec<[Use<'_>; 64]> =
             used.iter().map(|used| Use { buffer: &used.buffer, write: used.write }).collect();
-        let prepare = move |nodes: &mut Nodes| {
-            for Move { commands, mut range } in moves {
-                commands.into_iter().for_each(|command| nodes.bind(command, &mut range));
-            }
-            prepare(&mut Kept(nodes));
-        };
-        stream.launch(
-            OP,
-            &uses,
-            Replay { executable: Arc::clone(self), prepare: SpinLock::new(Some(prepare)) },
-        )?;
+        let prepare = SpinLock::new(Some(prepare));
+        stream.launch(OP, &uses, Replay { executable: Arc::clone(self), number, prepare })?;
         used.iter().filter(|used| used.write).for_each(|used| used.buffer.bump_version());
         Ok(())
     }
@@ -267,56 +298,77 @@ impl Executable {
 
 /// Commands that find a buffer elsewhere.
 struct Move {
+    /// From this replay on.
+    number: u64,
     commands: Vec<usize>,
     range: Moved,
 }
 
-/// Has `new` used instead of `old`.
-fn replace(used: &mut [Used], old: &Buffer, new: &Shared<Buffer>) -> Result<Option<Move>> {
-    let Some(used) = used.iter_mut().find(|used| std::ptr::eq(&*used.buffer, old)) else { return Ok(None) };
-    if new.len_bytes() < old.len_bytes() {
-        return Err(Error::InvalidArgument {
-            op: OP,
-            argument: "replaced",
-            expected: "a buffer as large as the one that it replaces",
-            value: format!("{} bytes for {}", new.len_bytes(), old.len_bytes()).into(),
-        });
+fn large_enough(old: &Buffer, new: &Buffer) -> Result<()> {
+    if new.len_bytes() >= old.len_bytes() {
+        return Ok(());
     }
+    Err(Error::InvalidArgument {
+        op: OP,
+        argument: "replaced",
+        expected: "a buffer as large as the one that it replaces",
+        value: format!("{} bytes for {}", new.len_bytes(), old.len_bytes()).into(),
+    })
+}
+
+/// Has `new` used instead of `old` from a replay on.
+fn replace(used: &mut [Used], old: &Buffer, new: &Shared<Buffer>, number: u64) -> Option<Move> {
+    let used = used.iter_mut().find(|used| std::ptr::eq(&*used.buffer, old))?;
     used.buffer = new.clone();
     let from = old.ptr().addr();
     let range = Moved { places: vec![(from, from + old.len_bytes(), new.ptr().expose_provenance())] };
-    Ok(Some(Move { commands: used.commands.clone(), range }))
+    Some(Move { number, commands: used.commands.clone(), range })
 }
 
 /// A replay, as a command.
 struct Replay<F> {
     executable: Arc<Executable>,
+    number: u64,
     prepare: SpinLock<Option<F>>,
 }
 
-impl<F: FnOnce(&mut Nodes) + Send + 'static> Replay<F> {
+impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Replay<F> {
+    /// Has the commands use the buffers and numbers of this replay.
     fn prepare(&self, nodes: &mut Nodes) {
+        let due = || {
+            let mut moves = self.executable.moves.lock();
+            let is_due = moves.front().is_some_and(|next| next.number <= self.number);
+            if is_due { moves.pop_front() } else { None }
+        };
+        while let Some(Move { commands, mut range, .. }) = due() {
+            commands.into_iter().for_each(|command| nodes.bind(command, &mut range));
+        }
         if let Some(prepare) = self.prepare.lock().take() {
-            prepare(nodes);
+            prepare(&mut Kept(nodes));
         }
     }
 }
 
-impl<F: FnOnce(&mut Nodes) + Send + 'static> Work for Replay<F> {
+impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
     fn run(&self, cpu: &Cpu<'_>) {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
         nodes.changed.clear();
-        crew::run(&nodes.nodes, self.executable.report.widest, cpu);
+        match self.executable.shuffle.load(Ordering::Relaxed) {
+            0 => crew::run(&nodes.nodes, self.executable.report.widest, cpu),
+            seed => crew::run_shuffled(&nodes.nodes, seed, cpu),
+        }
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
-        let Nodes { nodes, changed, graph } = &mut *nodes;
+        let Nodes { nodes, changed, graph, .. } = &mut *nodes;
         let Some(graph) = graph else { return Ok(()) };
-        for command in changed.drain(..) {
+        // What the driver does not know yet, it is told before the next launch.
+        while let Some(&command) = changed.last() {
             graph.update(command, &nodes[command])?;
+            changed.pop();
         }
         graph.launch(queue)
     }

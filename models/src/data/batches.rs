@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use device::{Device, Error, Result};
-use tensor::{Generator, Tensor};
+use tensor::{Generator, Tensor, Tensors};
 
 use super::{InMemory, RaggedBatch};
 use crate::random;
@@ -39,6 +39,22 @@ impl Batch {
     /// Runs `work` with random keys that follow from this batch alone, as [`tensor::with_generator`] does.
     pub fn seeded<R>(&self, work: impl FnOnce() -> R) -> R {
         tensor::with_generator(Generator::new(self.key), work)
+    }
+}
+
+/// A captured step gets each batch's tensors, bags and key; the key is followed where random ops take it.
+impl Tensors for Batch {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let (inputs, labels) = (f(&self.inputs)?, f(&self.labels)?);
+        Ok(Batch { inputs, labels, bags: self.bags.map(f)?, key: self.key })
+    }
+
+    fn form(&self, f: &mut dyn FnMut(u64)) {
+        self.bags.form(f);
+    }
+
+    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+        f(&mut self.key);
     }
 }
 

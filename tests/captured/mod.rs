@@ -1,5 +1,6 @@
 //! What captured steps refuse, what changes between replays, and what does not.
 
+mod failures;
 mod graphs;
 mod optimizers;
 mod outputs;

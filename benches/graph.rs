@@ -1,7 +1,7 @@
 //! Captured steps against the steps that they were captured from: two batches on one stream, on two lanes, and as a graph; and
 //! what a command of a replay costs beside its work. A step ends when the device has done it.
 //!
-//!     cargo bench --bench graph [-- --cuda] [WORKLOAD]
+//!     cargo bench --bench graph -- [--cuda] [--commands] [WORKLOAD]
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,7 +10,7 @@ mod common;
 use common::{Case, case, run};
 use streamgrad::prelude::*;
 use streamgrad::workloads;
-use streamgrad::{CpuConfig, CudaConfig, Graph, GraphOptions, Order, Result};
+use streamgrad::{CpuConfig, CudaConfig, Graph, GraphOptions, Order, RandomKey, Result};
 
 /// A device of its own, for two threads unless they are other ones.
 fn device(threads: usize) -> Device {
@@ -51,6 +51,11 @@ fn cases(name: &str, threads: usize, program: impl Fn(&Device, usize) -> Step) -
                 let options = GraphOptions { order, ..GraphOptions::default() };
                 let graph = Graph::capture_with(&device, options, program(&device, lanes)).unwrap();
                 println!("{name}: {}", graph.report());
+                if std::env::args().any(|word| word == "--commands") {
+                    for (at, command) in graph.commands().iter().enumerate() {
+                        println!("{at:4} {:28} after {:?}", command.op, command.needs);
+                    }
+                }
                 case(name, 1, move || {
                     graph.replay().unwrap();
                     device.synchronize().unwrap();
@@ -82,7 +87,36 @@ fn chain(device: &Device, _: usize) -> Step {
     Box::new(move || (0..1000).try_for_each(|_| x.add_scalar_(1.0)))
 }
 
+/// What launching an op costs, on matrices so small that a device has done it before the host launches the next.
+fn launches() -> Vec<Case<'static>> {
+    const OPS: usize = 200;
+    let device = device(1);
+    let square = |op| Tensor::randn(&[32, 32], DType::F32, RandomKey { seed: 1, op }, &device).unwrap();
+    let [x, y] = [square(1), square(2)];
+    let row = Tensor::zeros(&[32], DType::F32, &device).unwrap();
+    let (out, labels) = (square(3), Tensor::zeros(&[32], DType::I64, &device).unwrap());
+    let op = |name: &str, op: Box<dyn Fn() -> Result<()>>| {
+        let device = device.clone();
+        case(format!("launch of {name}"), OPS, move || {
+            (0..OPS).for_each(|_| op().unwrap());
+            device.synchronize().unwrap();
+        })
+    };
+    let (a, b, c) = (x.clone(), y.clone(), x.clone());
+    let (d, e, f) = (x.clone(), y.clone(), x.clone());
+    vec![
+        op("add_ in place", Box::new(move || out.add_(&a))),
+        op("add", Box::new(move || b.add(&c).map(drop))),
+        op("relu", Box::new(move || d.relu().map(drop))),
+        op("sum over rows", Box::new(move || e.sum(&[0], false).map(drop))),
+        op("matmul", Box::new(move || f.matmul(&y).map(drop))),
+        op("linear", Box::new(move || x.linear(&x, Some(&row)).map(drop))),
+        op("cast", Box::new(move || labels.to_dtype(DType::F32).map(drop))),
+    ]
+}
+
 fn main() {
+    run("200 ops of one kind, one op of them", launches());
     for threads in [1, 2] {
         run("1000 commands of one element", cases(&format!("chain, {threads} threads"), threads, chain));
     }

@@ -73,8 +73,8 @@ pub use models::{
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Graph, GraphOptions, Graphs,
-    Input, Layout, MaxPool, Order, PlanReport, RandomKey, Scalar, Tensor, Tensors, explore, explore_all,
-    next_key, seed, with_generator,
+    Input, Layout, MaxPool, Order, PlanReport, PlannedCommand, RandomKey, Scalar, Tensor, Tensors, explore,
+    explore_all, next_key, seed, with_generator,
 };
 
 #[cfg(doctest)]

@@ -79,17 +79,24 @@ const WORKLOADS: [(&str, Program); 4] = [
     ("a recommender", recommender),
 ];
 
-/// 40 schedules of each program, or as many as `STREAMGRAD_SCHEDULES=1000000` says.
+/// 40 schedules of each program, or as many as `STREAMGRAD_SCHEDULES=1000000` says, from seed `STREAMGRAD_FIRST=0` on, and
+/// of one program if `STREAMGRAD_PROGRAM=branches` names it: processes can share a long exploration (`tools/gpu`).
 #[test]
 fn every_small_workload_has_one_result() -> Result<()> {
-    let wanted = std::env::var("STREAMGRAD_SCHEDULES").map_or(40, |count| count.parse().unwrap());
+    let number = |name, default| std::env::var(name).map_or(default, |value| value.parse().unwrap());
+    let first: u64 = number("STREAMGRAD_FIRST", 0);
+    let wanted = number("STREAMGRAD_SCHEDULES", 40);
+    let only = std::env::var("STREAMGRAD_PROGRAM").ok();
+    let chosen = |(name, _): &(&str, Program)| only.as_deref().is_none_or(|only| only == *name);
+    let programs: Vec<_> = PROGRAMS.into_iter().chain(WORKLOADS).filter(chosen).collect();
+    assert!(!programs.is_empty(), "no program {only:?}");
     // What is known of the orders of a run is kept until its end.
     const RUN: u64 = 10_000;
-    for (name, program) in PROGRAMS.into_iter().chain(WORKLOADS) {
+    for (name, program) in programs {
         let start = std::time::Instant::now();
         let (mut schedules, mut commands) = (0, 0);
-        for first in (0..wanted).step_by(RUN as usize) {
-            let seeds = first..wanted.min(first + RUN);
+        for begin in (first..first + wanted).step_by(RUN as usize) {
+            let seeds = begin..(first + wanted).min(begin + RUN);
             let report = explore(Explore { seeds, ..Explore::default() }, program)?;
             assert_eq!(report.distinct_results, 1, "{name}");
             schedules += report.schedules as u64;

@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
 use common::devices::{Kind, each_device};
 use common::programs::train;
 use streamgrad::prelude::*;
@@ -107,6 +110,32 @@ fn a_step_within_a_batch_of_the_same_lanes_is_refused() {
         }
         let refused = ConcurrentBatches::new(device, usize::MAX);
         assert!(matches!(refused, Err(Error::InvalidArgument { argument: "lanes", .. })));
+        Ok(())
+    });
+}
+
+/// The batch waits for the command, which would wait for the step that the batch is of.
+#[test]
+fn a_step_within_a_command_of_a_batch_of_the_same_lanes_is_refused() {
+    each_device(&[Schedule::Inline, Schedule::Threads], |device| {
+        let w = Var::leaf(Tensor::ones(&[2], DType::F32, device)?);
+        for lanes in [1, 2] {
+            let lanes = Arc::new(ConcurrentBatches::new(device, lanes)?);
+            let (sender, receiver) = channel();
+            let outer = lanes.step([sender], |sender| {
+                let (lanes, value) = (Arc::clone(&lanes), w.clone());
+                let loss = move |()| value.sum(&[], false);
+                let nested = move || drop(sender.send(lanes.step([()], loss).err()));
+                Stream::with_current(device, |stream| {
+                    stream.launch_host("nested", &[], nested)?;
+                    stream.synchronize()
+                })?;
+                w.sum(&[], false)
+            });
+            let told = receiver.recv().unwrap();
+            assert!(matches!(told, Some(Error::Deadlock { .. })), "{told:?}");
+            drop(outer?);
+        }
         Ok(())
     });
 }

@@ -223,6 +223,8 @@ fn bad_files_get_one_clear_line_before_the_run() {
     }
     let twice = folder.file("twice");
     assert!(bad(&["compare", "--json", &twice, "--trace", &twice]).contains("two outputs"));
+    let within = |args: &[&str]| bad_output(args, command(args).current_dir(&folder.0).output().unwrap());
+    assert!(within(&["compare", "--json", "twice", "--report", "./twice"]).contains("two outputs"));
     assert!(bad(&["compare", "--batch", "5000", "--json", &twice]).contains("5000"));
     assert!(!Path::new(&twice).exists(), "a run that failed leaves no empty file");
     assert!(bad(&["train", "--epochs", "100000000", "--save", &nowhere]).contains("folder.json"));
@@ -345,6 +347,21 @@ fn a_thread_count_that_makes_no_sense_is_named() {
     assert!(one.status.success() && text(&one.stdout).contains("no-room"), "{}", text(&one.stdout));
 }
 
+/// The threads' stacks alone are more than the limits, at some of which a thread could be made and not be set up.
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_that_find_no_memory_are_an_error() {
+    for limit in ["600000", "900000", "1200000", "1500000"] {
+        let mut limited = Command::new("sh");
+        let script = format!("ulimit -v {limit}; exec \"$@\"");
+        limited.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_streamgrad"), "compare", "--device", "cpu"]);
+        let output = limited.args(SMALL).env("STREAMGRAD_THREADS", "1024").output().unwrap();
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{limit}: {message}");
+        assert!(message.contains("thread kernel "), "{limit}: {message}");
+    }
+}
+
 #[test]
 fn a_closed_standard_output_is_no_panic() {
     for args in [&["info"][..], &["--help"], &["gradcheck", "add"]] {
@@ -373,6 +390,27 @@ fn a_run_that_nobody_reads_ends_unless_it_saves() {
         assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
         assert!(fs::metadata(file).unwrap().len() > 0);
     }
+}
+
+/// The reader leaves when it has read what is said before the run.
+#[test]
+fn a_run_that_nobody_reads_to_the_end_fails_unless_it_saves() {
+    let folder = Folder::new("left");
+    let json = folder.file("out.json");
+    for save in [None, Some(&*json)] {
+        let args = ["compare", "--steps", "100", "--warmup", "10"]
+            .into_iter()
+            .chain(save.iter().flat_map(|path| ["--json", path]));
+        let mut child = command(&args.collect::<Vec<_>>());
+        let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut reader = BufReader::new(child.stdout.take().unwrap());
+        (0..3).for_each(|_| assert!(reader.read_line(&mut String::new()).unwrap() > 0));
+        drop(reader);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.success(), save.is_some(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stderr).contains("nobody reads standard output"), save.is_none());
+    }
+    assert!(fs::metadata(json).unwrap().len() > 0);
 }
 
 #[test]

@@ -11,9 +11,8 @@ use device::{BlockId, Device, Error, MemoryDriver, Moment, Pool, Result, SpinLoc
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
-use crate::block::NONE;
-use crate::classes::{UNIT, units_for};
-use crate::growth::give_back;
+use crate::block::{NONE, UNIT};
+use crate::classes::units_for;
 use crate::history::{Action, History, HistoryEntry};
 use crate::order::Order;
 use crate::{AllocatorConfig, MemoryStats, Snapshot};
@@ -400,7 +399,7 @@ impl Drop for CachingAllocator {
             let Some(arena) = arena.get_mut() else { continue };
             for segment in arena.get_mut().segments.drain(..).flatten() {
                 // SAFETY: the driver gave this range with this size, and nobody is left to use it.
-                unsafe { give_back(&*self.driver, &segment) };
+                unsafe { segment.give_back(&*self.driver) };
             }
         }
     }

@@ -7,16 +7,19 @@ mod segments;
 use std::num::NonZero;
 use std::ptr::NonNull;
 
-use device::{Device, Moment, StreamId};
+use device::{Device, MemoryDriver, Moment, StreamId};
 use smallvec::SmallVec;
 
-use crate::block::{Address, Block, Blocks, NONE, State, Tags};
-use crate::classes::{Bins, Stacks, UNIT, class_of};
+use crate::block::{Address, Block, Blocks, NONE, State, Tags, UNIT};
+use crate::classes::{Bins, Stacks, class_of};
 use crate::history::{Action, History};
 use crate::redzones;
 
 use growth::Budget;
 pub(crate) use growth::Growth;
+
+/// What an arena that grows in place starts with: all that a small program needs.
+pub(crate) const SMALLEST_ARENA: usize = 64 << 10;
 
 /// One range from the driver.
 #[derive(Debug)]
@@ -31,6 +34,22 @@ pub(crate) struct Segment {
     pub(crate) page: Option<NonZero<u32>>,
     /// The block at offset 0.
     pub(crate) first: u32,
+}
+
+impl Segment {
+    /// Returns it to the driver.
+    ///
+    /// # Safety
+    /// No arena knows the segment any more, and nobody uses its memory.
+    pub(crate) unsafe fn give_back(&self, driver: &dyn MemoryDriver) {
+        let (raw, bytes) = (self.raw.0, self.raw_bytes);
+        match driver.address_space() {
+            // SAFETY: the range came from `reserve` with this size; for the rest the caller answers.
+            Some(space) if self.page.is_some() => unsafe { space.release(raw, bytes) },
+            // SAFETY: the range came from `allocate` with this size; for the rest the caller answers.
+            _ => unsafe { driver.free(raw, bytes) },
+        }
+    }
 }
 
 /// What an arena counts, in units of [`UNIT`] bytes where it says so.

@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 use device::{Moment, StreamId};
 use smallvec::SmallVec;
 
-use crate::classes::UNIT;
+/// Sizes and offsets are counted in units of this many bytes, which is also the alignment of every block.
+pub(crate) const UNIT: usize = 256;
 
 /// No block.
 pub(crate) const NONE: u32 = u32::MAX;

@@ -1,9 +1,6 @@
 //! Size classes, and bitmaps over them: the smallest fitting free block in a constant number of steps.
 
-use crate::block::{Blocks, NONE};
-
-/// Sizes and offsets are counted in units of this many bytes, which is also the alignment of every block.
-pub(crate) const UNIT: usize = 256;
+use crate::block::{Blocks, NONE, UNIT};
 
 /// Classes of one power of two. A size is rounded up by less than one part in this many.
 const COLUMNS: u32 = 32;

@@ -3,12 +3,11 @@
 use std::num::NonZero;
 use std::sync::atomic::Ordering;
 
-use device::{AddressSpace, BlockId, MemoryDriver, Moment, SpinGuard, SpinLock};
+use device::{AddressSpace, BlockId, Moment, SpinGuard, SpinLock};
 
 use crate::allocator::{CachingAllocator, Counters, Grant};
-use crate::arena::{Arena, Counts, Growth, Obtained, Segment};
-use crate::block::{Address, NONE};
-use crate::classes::UNIT;
+use crate::arena::{Arena, Counts, Growth, Obtained, SMALLEST_ARENA, Segment};
+use crate::block::{Address, NONE, UNIT};
 use crate::order::{Frontier, Order};
 
 /// Addresses for one arena, few of what there is. An arena that fills them gets as many again.
@@ -16,9 +15,6 @@ const SPACE_BYTES: usize = (usize::MAX >> 28) + 1;
 /// An arena that grows in place does so by at least this part of what it has, so that its calls of the driver stay
 /// logarithmic in its size and what is reserved stays close to what is used.
 const GROWTH_PART: usize = 32;
-
-/// What an arena that grows in place starts with: all that a small program needs.
-pub(crate) const SMALLEST_ARENA: usize = 64 << 10;
 
 /// Pages beyond this size are not for requests of up to half of one in arenas of a few pages, whose last one would be
 /// much of what they have: those get segments, of which the driver puts several into a page.
@@ -214,7 +210,7 @@ impl CachingAllocator {
                 let Some((segment, bytes)) = removed else { break };
                 // SAFETY: the arena has forgotten the segment, no buffer is in it, and every command that used it has
                 // run.
-                unsafe { give_back(&*self.driver, &segment) };
+                unsafe { segment.give_back(&*self.driver) };
                 self.note_given_back(bytes);
                 freed += bytes;
             }
@@ -267,20 +263,6 @@ impl CachingAllocator {
             (counts.reserved_units - counts.live_units) as usize * UNIT
         };
         self.arenas().map(|(_, arena)| free(arena)).sum()
-    }
-}
-
-/// Returns a segment to the driver.
-///
-/// # Safety
-/// No arena knows the segment any more, and nobody uses its memory.
-pub(crate) unsafe fn give_back(driver: &dyn MemoryDriver, segment: &Segment) {
-    let (raw, bytes) = (segment.raw.0, segment.raw_bytes);
-    match driver.address_space() {
-        // SAFETY: the range came from `reserve` with this size; for the rest the caller answers.
-        Some(space) if segment.page.is_some() => unsafe { space.release(raw, bytes) },
-        // SAFETY: the range came from `allocate` with this size; for the rest the caller answers.
-        _ => unsafe { driver.free(raw, bytes) },
     }
 }
 

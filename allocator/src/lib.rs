@@ -140,12 +140,12 @@ impl<'a> Taken<'a> {
 
 #[cold]
 fn other_pool() -> Error {
-    Error::InvalidArgument {
-        op: "allocate",
-        argument: "stream",
-        expected: "of a device with a caching allocator",
-        value: "a device with another memory pool".into(),
-    }
+    Error::invalid(
+        "allocate",
+        "stream",
+        "of a device with a caching allocator",
+        "a device with another memory pool",
+    )
 }
 
 /// The memory of a device.

@@ -9,8 +9,8 @@
 
 use device::{Buffer, Result, Stream, Use};
 
-use crate::block::Block;
-use crate::classes::{UNIT, units_for};
+use crate::block::{Block, UNIT};
+use crate::classes::units_for;
 
 /// The least number of bytes behind a buffer that nobody may touch.
 const ZONE: usize = if cfg!(streamgrad_redzones) { UNIT } else { 0 };

@@ -4,7 +4,8 @@ use device::{Moment, Result, SpinLock};
 
 use crate::allocator::{CachingAllocator, Counters, Grant};
 use crate::arena::{Arena, Taken};
-use crate::classes::{UNIT, units_for};
+use crate::block::UNIT;
+use crate::classes::units_for;
 use crate::growth::tidy;
 use crate::order::{Frontier, Order};
 use crate::{AllocatorConfig, ReusePolicy};

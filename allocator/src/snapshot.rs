@@ -4,8 +4,7 @@ use device::{Moment, StreamId};
 
 use crate::MemoryStats;
 use crate::arena::{Arena, MergedBlock};
-use crate::block::State;
-use crate::classes::UNIT;
+use crate::block::{State, UNIT};
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,7 @@
 //! What the allocator counts.
 
 use crate::arena::Arena;
-use crate::block::State;
-use crate::classes::UNIT;
+use crate::block::{State, UNIT};
 
 /// The state of a device's memory.
 ///

@@ -390,12 +390,12 @@ fn check_root(op: &'static str, root: &Var, gradient: Option<&Var>) -> Result<()
     match gradient {
         Some(gradient) => check_like(op, root, gradient),
         None if root.value().elements() == 1 => Ok(()),
-        None => Err(Error::InvalidArgument {
+        None => Err(Error::invalid(
             op,
-            argument: "gradient",
-            expected: "given for a value of several elements",
-            value: format!("none for shape {:?}", root.shape()).into(),
-        }),
+            "gradient",
+            "given for a value of several elements",
+            format_args!("none for shape {:?}", root.shape()),
+        )),
     }
 }
 

@@ -148,9 +148,8 @@ impl Check<'_> {
     }
 
     fn validate(&self, inputs: &[Tensor]) -> Result<()> {
-        let invalid = |argument, expected, value: String| {
-            Err(Error::InvalidArgument { op: self.op, argument, expected, value: value.into() })
-        };
+        let invalid =
+            |argument, expected, value: String| Err(Error::invalid(self.op, argument, expected, value));
         let GradCheck { eps, atol, rtol, .. } = self.options;
         if !(eps > 0.0 && eps.is_finite()) {
             return invalid("eps", "a positive number", eps.to_string());

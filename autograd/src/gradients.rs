@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use device::Shared;
-use tensor::{DType, Device, Error, Result, Tensor, Tensors};
+use tensor::{DType, Device, Error, Result, Tensor, Tensors, accumulate};
 
 use crate::Var;
 use crate::mode::is_recording;
@@ -19,8 +19,9 @@ use crate::tape::Node;
 /// Each gradient has a storage of its own when a pass is done, with an element for each index: what was shared with
 /// another gradient, with the gradient that was given or with a tensor of the graph, or expanded, is a copy. So a change
 /// in place of what [`get`](Gradients::get) hands out is seen in this store, as by an optimizer's step, and nowhere else.
-/// A clone of the store shares the gradients, as a clone of a tensor does. Gradients are constants, unless the pass was
-/// recorded: with `create_graph` they have places on the tape, and a given gradient's graph is part of theirs.
+/// What [`map`](Gradients::map) puts here and [`merge`](Gradients::merge) takes over is copied in the same cases. A clone of
+/// the store shares the gradients, as a clone of a tensor does. Gradients are constants, unless the pass was recorded: with
+/// `create_graph` they have places on the tape, and a given gradient's graph is part of theirs.
 #[derive(Clone, Default)]
 pub struct Gradients {
     entries: Vec<Entry>,
@@ -70,21 +71,28 @@ impl Gradients {
     }
 
     /// Adds another store to this one, leaf by leaf: `self + other`. Leaves that only `other` has are taken over.
-    /// Asynchronous; runs on the current stream.
+    /// Asynchronous; runs on the current stream, as one command a device where gradients are this store's alone.
     ///
     /// # Errors
     /// Whatever adding two tensors may return.
     pub fn merge(&mut self, other: Gradients) -> Result<()> {
-        for entry in other.entries {
+        let mut pairs = Vec::new();
+        for mut entry in other.entries {
             match self.index.get(&entry.leaf.address()).and_then(|&at| self.entries.get_mut(at)) {
+                Some(mine) if adds_in_place(&mine.gradient, &entry.gradient) => {
+                    // Not recorded, it has no place on the tape.
+                    mine.gradient.node = None;
+                    pairs.push((mine.gradient.value.clone(), entry.gradient.value));
+                }
                 Some(mine) => add_gradients(&mut mine.gradient, &entry.gradient)?,
                 None => {
+                    separate(&entry.leaf.place, &mut entry.gradient, true)?;
                     self.index.insert(entry.leaf.address(), self.entries.len());
                     self.entries.push(entry);
                 }
             }
         }
-        Ok(())
+        accumulate(&pairs)
     }
 
     /// The gradients, in the order in which the leaves were made.
@@ -102,6 +110,7 @@ impl Gradients {
             let gradient = on(stream.as_ref(), || f(&entry.gradient))?;
             check_like("Gradients::map", &entry.gradient, &gradient)?;
             entry.gradient = gradient;
+            separate(&entry.leaf.place, &mut entry.gradient, true)?;
         }
         Ok(())
     }
@@ -182,10 +191,15 @@ pub(crate) fn check_place(
     Err(Error::DeviceMismatch { op, lhs, rhs: device.name().into() })
 }
 
+/// Whether `gradient` can be added where `sum` is: nobody else can see it, and nothing is recorded.
+fn adds_in_place(sum: &Var, gradient: &Var) -> bool {
+    let recorded = is_recording() && (sum.requires_grad() || gradient.requires_grad());
+    !recorded && sum.value.is_unique() && sum.value.is_contiguous()
+}
+
 /// `sum += gradient`, in place where nobody else can see it.
 pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
-    let recorded = is_recording() && (sum.requires_grad() || gradient.requires_grad());
-    if recorded || !sum.value.is_unique() || !sum.value.is_contiguous() {
+    if !adds_in_place(sum, gradient) {
         *sum = sum.add(gradient)?;
         return Ok(());
     }

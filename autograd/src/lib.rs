@@ -27,6 +27,7 @@ pub use ops::{PadMode, Reduction};
 pub use pipeline::{ConcurrentBatches, Step, defer};
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
 pub use tensor::{
-    DType, Device, Error, Graph, GraphOptions, Operand, Order, PlanReport, Result, Stream, Tensor, Tensors,
+    DType, Device, Error, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result, Stream,
+    Tensor, Tensors,
 };
 pub use var::Var;

@@ -13,6 +13,8 @@ import time
 
 import torch
 
+from torch_models import Gpt, lenet, mlp
+
 ROUNDS = 5
 
 
@@ -38,25 +40,12 @@ def timed(work, operations=1, seconds=0.3):
 
 def mlp_step(batch, threads):
     torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(784, 256), torch.nn.ReLU(),
-        torch.nn.Linear(256, 256), torch.nn.ReLU(),
-        torch.nn.Linear(256, 10),
-    )
-    return step_of(model, batch, threads)
+    return step_of(mlp(784, 256, 256, 10), batch, threads)
 
 
 def lenet_step(threads):
     torch.manual_seed(1)
-    nn = torch.nn
-    model = nn.Sequential(
-        nn.Unflatten(1, (1, 28, 28)),
-        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    )
-    return step_of(model, 32, threads)
+    return step_of(lenet(), 32, threads)
 
 
 def step_of(model, batch, threads):
@@ -75,38 +64,9 @@ def step_of(model, batch, threads):
     return run
 
 
-class GptBlock(torch.nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
-        self.mlp = torch.nn.Sequential(
-            torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x):
-        b, s, e = x.shape
-        q, k, v = self.qkv(self.ln_1(x)).view(b, s, 3, self.heads, e // self.heads).permute(2, 0, 3, 1, 4)
-        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(b, s, e))
-        return x + self.mlp(self.ln_2(x))
-
-
-class Gpt(torch.nn.Module):
-    def __init__(self, vocabulary=64, context=64, width=128, heads=4):
-        super().__init__()
-        self.wte, self.wpe = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(context, width)
-        self.block, self.ln_f = GptBlock(width, heads), torch.nn.LayerNorm(width)
-        self.head = torch.nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens):
-        return self.head(self.ln_f(self.block(self.wte(tokens) + self.wpe.weight)))
-
-
 def gpt_step(threads):
     torch.manual_seed(1)
-    model = Gpt()
+    model = Gpt(vocabulary=64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     tokens, targets = torch.randint(0, 64, (8, 64)), torch.randint(0, 64, (8, 64))
 

@@ -82,7 +82,8 @@ pub(crate) struct Parts {
     memory: Arc<dyn MemoryDriver>,
     /// Dropped when no stream, buffer or queued command is left, with the core or with another device's last copy.
     pool: OnceLock<Arc<dyn Pool>>,
-    workers: OnceLock<Option<Arc<Team>>>,
+    /// The threads that kernels split over, or why there are none.
+    workers: OnceLock<Result<Arc<Team>>>,
     streams: Mutex<Vec<Weak<Fifo>>>,
     /// Counts of streams that are gone.
     retired: Mutex<SyncStats>,
@@ -192,10 +193,10 @@ impl Device {
         Ok(Device::of(core))
     }
 
-    /// A device of the same make, with streams and memory of its own.
+    /// A device of the same make, with streams, memory and [started](Self::start_threads) threads of its own.
     ///
     /// # Errors
-    /// Those of making the device.
+    /// Those of making the device and of starting its threads.
     pub fn sibling(&self, threads: usize) -> Result<Device> {
         let memory = Some(Arc::clone(self.memory_driver()));
         match self.kind() {
@@ -207,7 +208,10 @@ impl Device {
             }
             DeviceKind::Cpu => {
                 let (threads, schedule) = (Some(threads), self.schedule());
-                Ok(Device::cpu_with(CpuConfig { threads, schedule, memory, ..CpuConfig::default() }))
+                let device =
+                    Device::cpu_with(CpuConfig { threads, schedule, memory, ..CpuConfig::default() });
+                device.start_threads()?;
+                Ok(device)
             }
         }
     }
@@ -362,7 +366,7 @@ impl Device {
 
     /// Whether products of F32 may round what they multiply.
     pub fn tf32(&self) -> bool {
-        self.core().tf32.load(Ordering::Relaxed)
+        self.core().tf32()
     }
 
     /// Counts of launches, events, waits and host synchronisations since the device was made.
@@ -387,6 +391,15 @@ impl Device {
     /// Threads that one kernel may be split over.
     pub fn threads(&self) -> usize {
         self.core().threads
+    }
+
+    /// Starts the threads that kernels are split over. Else the first large kernel does, and no kernel is split if the system
+    /// gives fewer.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives fewer.
+    pub fn start_threads(&self) -> Result<()> {
+        self.core().start_workers().map_or(Ok(()), |workers| workers.as_ref().map(drop).map_err(Error::clone))
     }
 
     /// Where the device's memory comes from.
@@ -572,10 +585,15 @@ impl Core {
         }
     }
 
-    /// The threads that kernels split over; `None` if there is one only.
+    /// The threads that kernels split over; `None` if there is one only, or the system gives no more.
     pub(crate) fn workers(&self) -> Option<&Arc<Team>> {
-        let build = || Team::new("kernel", self.threads - 1).ok().map(Arc::new);
-        if self.threads < 2 { None } else { self.workers.get_or_init(build).as_ref() }
+        self.start_workers()?.as_ref().ok()
+    }
+
+    /// As [`workers`](Self::workers), with the error.
+    fn start_workers(&self) -> Option<&Result<Arc<Team>>> {
+        let start = || Team::new("kernel", self.threads - 1).map(Arc::new);
+        (self.threads > 1).then(|| self.workers.get_or_init(start))
     }
 
     /// Keeps the counts of a stream whose last handle is gone.

@@ -151,3 +151,6 @@ impl Element for bf16 {
 impl Element for f16 {
     const DTYPE: DType = DType::F16;
 }
+
+#[cfg(test)]
+mod tests;

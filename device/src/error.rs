@@ -1,6 +1,7 @@
 //! The one error type. Every variant names the op and the values that were wrong.
 
 use std::any::Any;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -255,6 +256,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// An argument with a value that the op does not accept.
+    #[cold]
+    pub fn invalid(
+        op: &'static str,
+        argument: &'static str,
+        expected: &'static str,
+        value: impl fmt::Display,
+    ) -> Error {
+        Error::InvalidArgument { op, argument, expected, value: value.to_string().into() }
+    }
+
     /// Operands on two devices. Where their names are the same, their default streams tell them apart.
     #[cold]
     pub fn device_mismatch(op: &'static str, lhs: &Device, rhs: &Device) -> Error {

@@ -76,7 +76,8 @@ impl Stream {
             }
             Place::Driver => {
                 let driver = fifo.driver()?;
-                let queue = Queue::new(self.core(), driver, op, fifo.id, self.device().tf32());
+                let moment = Moment { stream: fifo.id, tick: tail.tick };
+                let queue = Queue::new(self.core(), driver, op, moment, self.device().tf32());
                 self.drive(driver, &mut tail, op, |_| work.enqueue(&queue))?;
             }
         }
@@ -112,6 +113,13 @@ impl Stream {
             true => Err(refused(op, reason)),
             false => Ok(()),
         }
+    }
+
+    /// Whether an op that is several kernels is better several commands: in a step that this thread captures for a CUDA device,
+    /// where one that needs less than the others can run before them.
+    #[inline]
+    pub fn prefers_parts(&self) -> bool {
+        self.core().is_capturing() && self.is_cuda() && Capture::of(self.core()).is_some()
     }
 
     /// Memory of `bytes` bytes for commands that this thread writes down, if it captures a step of the stream's device; else

@@ -11,6 +11,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{UnsafeCell, spin_loop, thread_local};
 use crate::threads::spawn;
+use crate::within::may_wait;
 use crate::{Error, Panicked, Result};
 
 /// Threads that wait close by for the next job: a hand-off takes well under a microsecond while they look around,
@@ -61,12 +62,7 @@ impl Team {
     /// no thread.
     pub fn new(name: &str, helpers: usize) -> Result<Team> {
         if helpers > Team::MAX_HELPERS {
-            return Err(Error::InvalidArgument {
-                op: "Team::new",
-                argument: "helpers",
-                expected: "at most 1023",
-                value: helpers.to_string().into(),
-            });
+            return Err(Error::invalid("Team::new", "helpers", "at most 1023", helpers));
         }
         let mut team = Team { members: Vec::with_capacity(helpers), running: Mutex::new(()) };
         for index in 1..=helpers {
@@ -105,16 +101,21 @@ impl Team {
     /// Returns when all have returned, with the panic of each that panicked.
     ///
     /// # Errors
-    /// [`Error::Deadlock`] from within a job of the same team, directly or by way of other teams' runs; `job` is not called.
+    /// [`Error::Deadlock`] from within a job of the same team, directly or by way of other teams' runs, and where the call
+    /// would wait within a command or a host read; `job` is not called.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
-        let id = std::ptr::from_ref(self).addr();
-        let mut runs = RUNS.with(|runs| runs.borrow().clone());
-        if runs.contains(&id) {
+        if RUNS.with(|runs| runs.borrow().contains(&self.id())) {
             return Err(Error::Deadlock { op: "Team::run", within: "a job of the same team".into() });
         }
-        runs.push(id);
-        let _running = self.running.lock();
-        let capture = capture::current();
+        let _running = match self.running.try_lock() {
+            Some(running) => running,
+            None => {
+                // What the team is at may wait for the command.
+                may_wait("Team::run")?;
+                self.running.lock()
+            }
+        };
+        let (runs, capture) = (self.runs(), capture::current());
         let job = |i| within(&runs, || capture::within(capture.clone(), || job(i)));
         Ok(call(&self.members, &job, Shared::wait))
     }
@@ -123,9 +124,20 @@ impl Team {
     /// before the caller has done its own: for work that whoever comes takes parts of. Nobody waits for a helper that
     /// sleeps, and where the team is at work for another caller, this one works alone. Returns as [`run`](Team::run).
     pub fn share(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) -> Vec<(usize, Panicked)> {
-        let running = self.running.try_lock();
-        let helpers = if running.is_some() { helpers.min(self.members.len()) } else { 0 };
-        call(&self.members[..helpers], job, Shared::take_back)
+        let Some(_running) = self.running.try_lock() else { return call(&[], job, Shared::take_back) };
+        let (helpers, runs) = (helpers.min(self.members.len()), self.runs());
+        call(&self.members[..helpers], &|i| within(&runs, || job(i)), Shared::take_back)
+    }
+
+    fn id(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// What the thread's job is part of, and a run of this team.
+    fn runs(&self) -> Runs {
+        let mut runs = RUNS.with(|runs| runs.borrow().clone());
+        runs.push(self.id());
+        runs
     }
 }
 
@@ -445,6 +457,9 @@ mod tests {
         // Through another team's threads, too.
         outer.run(&|_| count(inner.run(&|_| count(outer.run(&|_| ())))))?;
         assert_eq!(refused.load(Ordering::Relaxed), 6);
+        // A job that is shared has the team, too.
+        outer.share(0, &|_| count(outer.run(&|_| ())));
+        assert_eq!(refused.load(Ordering::Relaxed), 7);
         assert!(outer.run(&|_| ())?.is_empty());
         Ok(())
     }

@@ -2,16 +2,14 @@
 //!
 //! Each is the gradient of the two others. Operands are contiguous.
 
-#[cfg(doc)]
-use device::Error;
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 
 use crate::command::{Command, for_float};
 use crate::cpu::conv as cpu;
 use crate::cuda::conv as cuda;
 use crate::geometry::ConvGeometry;
 use crate::layout::{View, shape_mismatch};
-use crate::window::{Window, invalid};
+use crate::window::Window;
 
 /// From the shapes of images `[n, c, h, w]`, filters `[f, c / groups, kh, kw]` and results `[n, f, oh, ow]`.
 fn geometry(
@@ -172,7 +170,7 @@ fn launch(
     workspace.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
     if workspace.map_or(0, |memory| memory.layout.elements()) < needed {
         let value = format!("fewer than {needed} elements");
-        return Err(invalid(op, "workspace", "as large as `conv2d_workspace` says", value));
+        return Err(Error::invalid(op, "workspace", "as large as `conv2d_workspace` says", value));
     }
     // A multiply-add is a fraction of an elementary operation.
     let each = geometry.filter() * geometry.filters / 8 + 1;

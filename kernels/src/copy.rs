@@ -4,8 +4,8 @@ use device::{DType, Error, Result, Stream, bf16, f16};
 
 use crate::command::{Command, Raw};
 use crate::cpu::copy as cpu;
-use crate::cpu::half::{Half, odd_from_f64, odd_from_i64};
 use crate::cuda::copy as cuda;
+use crate::half::{Half, odd_from_f64, odd_from_i64};
 use crate::layout::View;
 use crate::loops::Places;
 
@@ -73,36 +73,21 @@ impl Scalar {
     }
 }
 
-impl From<f64> for Scalar {
-    fn from(value: f64) -> Self {
-        Scalar::Float(value)
-    }
+macro_rules! from {
+    ($number:ty, $scalar:ident) => {
+        impl From<$number> for Scalar {
+            fn from(value: $number) -> Self {
+                Scalar::$scalar(value.into())
+            }
+        }
+    };
 }
-impl From<f32> for Scalar {
-    fn from(value: f32) -> Self {
-        Scalar::Float(f64::from(value))
-    }
-}
-impl From<i64> for Scalar {
-    fn from(value: i64) -> Self {
-        Scalar::Int(value)
-    }
-}
-impl From<i32> for Scalar {
-    fn from(value: i32) -> Self {
-        Scalar::Int(i64::from(value))
-    }
-}
-impl From<u8> for Scalar {
-    fn from(value: u8) -> Self {
-        Scalar::Int(i64::from(value))
-    }
-}
-impl From<bool> for Scalar {
-    fn from(value: bool) -> Self {
-        Scalar::Bool(value)
-    }
-}
+from!(f64, Float);
+from!(f32, Float);
+from!(i64, Int);
+from!(i32, Int);
+from!(u8, Int);
+from!(bool, Bool);
 
 /// `out = value`, in every element; the value is converted as by [`copy`].
 ///

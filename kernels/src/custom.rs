@@ -146,10 +146,5 @@ impl KernelLaunch {
 
 #[cold]
 fn no_body(op: &'static str) -> Error {
-    Error::InvalidArgument {
-        op,
-        argument: "device",
-        expected: "a CPU device, as the kernel has no body for CUDA",
-        value: "cuda".into(),
-    }
+    Error::invalid(op, "device", "a CPU device, as the kernel has no body for CUDA", "cuda")
 }

@@ -5,7 +5,7 @@ use device::{DType, Error, Result, Stream};
 use crate::command::{Command, Raw};
 use crate::cpu::elementwise as cpu;
 use crate::cuda::{copy as copy_cuda, elementwise as cuda};
-use crate::functions::{BinaryOp, CompareOp, UnaryOp};
+use crate::functions::{BinaryOp, CompareOp, Gradient, UnaryOp};
 use crate::layout::View;
 use crate::loops::Places;
 
@@ -28,12 +28,7 @@ impl UnaryOp {
             UnaryOp::AddScalar(value) | UnaryOp::MulScalar(value)
                 if !dtype.is_float() && value.trunc() != value =>
             {
-                Err(Error::InvalidArgument {
-                    op: self.name(),
-                    argument: "value",
-                    expected: "an integer for integer elements",
-                    value: value.to_string().into(),
-                })
+                Err(Error::invalid(self.name(), "value", "an integer for integer elements", value))
             }
             _ => Ok(()),
         }
@@ -63,7 +58,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
         Places::of([out.layout, x.layout]),
         // SAFETY: the places are those of the operands, whose types were checked.
         move |places, workers, (x, out)| unsafe { cpu::unary(op, dtype, places, workers, out, x) },
-        move |places, queue, (x, out)| cuda::unary(queue, op, dtype, places, [out, x]),
+        move |places, queue, (x, out)| cuda::run(queue, op, dtype, places, [out, x]),
     )
 }
 
@@ -76,12 +71,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
 pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, out: View<'_>) -> Result<()> {
     let (name, dtype) = (op.grad_name(), out.dtype);
     if op.saves().is_none() {
-        return Err(Error::InvalidArgument {
-            op: name,
-            argument: "op",
-            expected: "a function whose derivative is known",
-            value: op.name().into(),
-        });
+        return Err(Error::invalid(name, "op", "a function whose derivative is known", op.name()));
     }
     if !dtype.is_float() {
         return Err(Error::DTypeUnsupported { op: name, dtype });
@@ -90,7 +80,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     g.expect_dtype(name, dtype)?;
     same_places(name, [&saved, &g], &out)?;
     Command::new(name, (saved.read::<Raw>(), g.read::<Raw>(), out.write::<Raw>()))
-        .cost(out.layout.elements(), 2 * op.cost())
+        .cost(out.layout.elements(), op.grad_cost())
         .run(
             stream,
             Places::of([out.layout, saved.layout, g.layout]),
@@ -98,7 +88,9 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
             move |places, workers, (saved, g, out)| unsafe {
                 cpu::unary_grad(op, dtype, places, workers, out, (saved, g));
             },
-            move |places, queue, (saved, g, out)| cuda::unary_grad(queue, op, dtype, places, [out, saved, g]),
+            move |places, queue, (saved, g, out)| {
+                cuda::run(queue, Gradient(op), dtype, places, [out, saved, g])
+            },
         )
 }
 
@@ -129,7 +121,7 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
             move |places, workers, (x, y, out)| unsafe {
                 cpu::binary(op, dtype, places, workers, out, (x, y));
             },
-            move |places, queue, (x, y, out)| cuda::binary(queue, op, dtype, places, [out, x, y]),
+            move |places, queue, (x, y, out)| cuda::run(queue, op, dtype, places, [out, x, y]),
         )
 }
 

@@ -188,12 +188,12 @@ impl<'a> Bags<'a> {
         if shared {
             return Ok(sizes);
         }
-        Err(Error::InvalidArgument {
+        Err(Error::invalid(
             op,
-            argument: "bags",
-            expected: "a part of the indices for each",
-            value: format!("{} for {len} indices", self.count).into(),
-        })
+            "bags",
+            "a part of the indices for each",
+            format_args!("{} for {len} indices", self.count),
+        ))
     }
 }
 

@@ -112,23 +112,20 @@ macro_rules! unary_functions {
 macro_rules! binary_functions {
     ($then:ident) => {
         $then! {
-            numbers {
-                /// `x + y`.
-                Add, add, 1, |x, y| x.add(y), "add(x, y)";
-                /// `x - y`.
-                Sub, sub, 1, |x, y| x.sub(y), "sub(x, y)";
-                /// `x * y`.
-                Mul, mul, 1, |x, y| x.mul(y), "mul(x, y)";
-                /// `x / y`; integers round towards 0, and give 0 where they are divided by 0.
-                Div, div, 4, |x, y| x.div(y), "divide(x, y)";
-                /// `x^y`; integers round negative powers towards 0.
-                Pow, pow, 30, |x, y| x.pow(y), "power(x, y)";
-                /// The larger one; NaN if either is NaN.
-                Maximum, maximum, 1, |x, y| x.maximum(y), "maximum(x, y)";
-                /// The smaller one; NaN if either is NaN.
-                Minimum, minimum, 1, |x, y| x.minimum(y), "minimum(x, y)";
-            }
-            floats {}
+            /// `x + y`.
+            Add, add, 1, |x, y| x.add(y), "add(x, y)";
+            /// `x - y`.
+            Sub, sub, 1, |x, y| x.sub(y), "sub(x, y)";
+            /// `x * y`.
+            Mul, mul, 1, |x, y| x.mul(y), "mul(x, y)";
+            /// `x / y`; integers round towards 0, and give 0 where they are divided by 0.
+            Div, div, 4, |x, y| x.div(y), "divide(x, y)";
+            /// `x^y`; integers round negative powers towards 0.
+            Pow, pow, 30, |x, y| x.pow(y), "power(x, y)";
+            /// The larger one; NaN if either is NaN.
+            Maximum, maximum, 1, |x, y| x.maximum(y), "maximum(x, y)";
+            /// The smaller one; NaN if either is NaN.
+            Minimum, minimum, 1, |x, y| x.minimum(y), "minimum(x, y)";
         }
     };
 }
@@ -256,25 +253,29 @@ unary_functions!(unary_op);
 impl UnaryOp {
     /// Whether the op is defined for elements of this type.
     pub const fn supports(self, dtype: DType) -> bool {
-        supports(self.is_of_numbers(), dtype)
+        match dtype {
+            DType::F32 | DType::F64 | DType::BF16 | DType::F16 => true,
+            DType::I64 | DType::U8 => self.is_of_numbers(),
+            _ => false,
+        }
+    }
+
+    /// About how many additions the gradient of one element costs: a derivative of the argument takes the function once more.
+    pub(crate) const fn grad_cost(self) -> usize {
+        match self.saves() {
+            Some(Saves::Argument) => 2 * self.cost(),
+            _ => 1,
+        }
     }
 }
 
-const fn supports(of_numbers: bool, dtype: DType) -> bool {
-    match dtype {
-        DType::F32 | DType::F64 | DType::BF16 | DType::F16 => true,
-        DType::I64 | DType::U8 => of_numbers,
-        _ => false,
-    }
-}
+/// The gradient of a function of one element: of what the function saves and of its result's gradient.
+#[derive(Clone, Copy)]
+pub(crate) struct Gradient(pub(crate) UnaryOp);
 
 /// Makes the enum of the functions of two elements from their table.
 macro_rules! binary_op {
-    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
-        binary_op!(@enum $($numbers)* $($floats)*);
-        binary_op!(@numbers $($numbers)*);
-    };
-    (@enum $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
         /// A function of two elements.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
@@ -296,17 +297,16 @@ macro_rules! binary_op {
             }
         }
     };
-    (@numbers $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
-        impl BinaryOp {
-            /// Whether the op is defined for elements of this type.
-            pub const fn supports(self, dtype: DType) -> bool {
-                supports(matches!(self, $(BinaryOp::$variant)|*), dtype)
-            }
-        }
-    };
 }
 
 binary_functions!(binary_op);
+
+impl BinaryOp {
+    /// Whether the op is defined for elements of this type.
+    pub const fn supports(self, dtype: DType) -> bool {
+        !matches!(dtype, DType::Bool)
+    }
+}
 
 /// Makes the enum of the comparisons from their table.
 macro_rules! compare_op {

@@ -15,13 +15,8 @@ fn images(op: &'static str, view: &View<'_>) -> Result<Images> {
     };
     view.expect_contiguous(op, "operands")?;
     if view.layout.elements() > i32::MAX as usize {
-        let value = format!("{:?}", view.shape()).into();
-        return Err(Error::InvalidArgument {
-            op,
-            argument: "images",
-            expected: "fewer than 2^31 pixels",
-            value,
-        });
+        let shape = format_args!("{:?}", view.shape());
+        return Err(Error::invalid(op, "images", "fewer than 2^31 pixels", shape));
     }
     Ok(Images { samples, channels, rows, columns })
 }
@@ -50,13 +45,8 @@ pub fn warp(
     matrices.expect_contiguous(OP, "operands")?;
     x.expect_apart(OP, &out)?;
     if from.pixels() == 0 && out.layout.elements() > 0 {
-        let value = format!("shape {:?}", x.shape()).into();
-        return Err(Error::InvalidArgument {
-            op: OP,
-            argument: "images",
-            expected: "at least one pixel",
-            value,
-        });
+        let shape = format_args!("shape {:?}", x.shape());
+        return Err(Error::invalid(OP, "images", "at least one pixel", shape));
     }
     Command::new(OP, (x.read::<f32>().exact(), matrices.read::<f32>().exact(), out.write::<f32>().exact()))
         .cost(out.layout.elements(), 8)
@@ -99,12 +89,12 @@ pub fn blur(
     x.expect_apart(OP, &out)?;
     let fits = taps % 2 == 1 && taps / 2 < sizes.rows.min(sizes.columns);
     if !fits && out.layout.elements() > 0 {
-        return Err(Error::InvalidArgument {
-            op: OP,
-            argument: "weights",
-            expected: "odd in number, and at most twice the image's side less one",
-            value: format!("{taps} for images of {} by {}", sizes.rows, sizes.columns).into(),
-        });
+        return Err(Error::invalid(
+            OP,
+            "weights",
+            "odd in number, and at most twice the image's side less one",
+            format_args!("{taps} for images of {} by {}", sizes.rows, sizes.columns),
+        ));
     }
     Command::new(OP, (x.read::<f32>().exact(), weights.read::<f32>().exact(), out.write::<f32>().exact()))
         .cost(out.layout.elements(), 2 * taps)

@@ -8,7 +8,7 @@ use device::Error;
 use device::{Result, Stream};
 
 use crate::command::{Command, Raw, for_number};
-use crate::cpu::index as cpu;
+use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
 use crate::indexed::{IndexedElements, IndexedRows};
 use crate::layout::{LoopAxis, Loops, View, normalize_axis, shape_mismatch};
@@ -39,7 +39,9 @@ pub fn index_select(
             stream,
             rows,
             // SAFETY: the rows are those of the operands, which are apart and of one type.
-            move |rows, workers, (out, x, index)| unsafe { cpu::select(size, rows, workers, out, x, index) },
+            move |rows, workers, (out, x, index)| unsafe {
+                for_bits!(size, B => cpu::select::<B>(rows, workers, out.cast(), x.cast(), index));
+            },
             move |rows, queue, (out, x, index)| cuda::select(queue, size, rows, [out, x, index]),
         )
 }
@@ -122,7 +124,7 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
             elements,
             // SAFETY: the elements are those of the operands, which are apart and of one type.
             move |elements, workers, (out, x, index)| unsafe {
-                cpu::gather(size, elements, workers, out, x, index);
+                for_bits!(size, B => cpu::gather::<B>(elements, workers, out.cast(), x.cast(), index));
             },
             move |elements, queue, (out, x, index)| cuda::gather(queue, size, elements, [out, x, index]),
         )

@@ -309,12 +309,12 @@ impl Layout {
         let axis = normalize_axis(op, axis, self.rank())?;
         let size = self.shape()[axis];
         if start.checked_add(len).is_none_or(|end| end > size) {
-            return Err(Error::InvalidArgument {
+            return Err(Error::invalid(
                 op,
-                argument: "start..start + len",
-                expected: "within the axis",
-                value: format!("{start}..{start} + {len} of an axis of size {size}").into(),
-            });
+                "start..start + len",
+                "within the axis",
+                format_args!("{start}..{start} + {len} of an axis of size {size}"),
+            ));
         }
         let mut shape = self.dims();
         shape[axis] = len;
@@ -466,7 +466,7 @@ pub(crate) fn shape_mismatch(op: &'static str, lhs: &[usize], rhs: &[usize]) -> 
 
 #[cold]
 fn invalid_axes(op: &'static str, expected: &'static str, axes: &dyn std::fmt::Debug) -> Error {
-    Error::InvalidArgument { op, argument: "axes", expected, value: format!("{axes:?}").into() }
+    Error::invalid(op, "axes", expected, format_args!("{axes:?}"))
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ mod elementwise;
 mod embedding_bag;
 mod functions;
 mod geometry;
+mod half;
 mod image;
 mod index;
 mod indexed;
@@ -90,7 +91,7 @@ pub use pool::{
 pub use random::{dropout, normal, philox, randint, uniform};
 pub use reduce::{argmax, argmin, logsumexp, reduce, var};
 pub use reduction::ReduceOp;
-pub use rules::{AdamStep, LionStep, RmsPropStep, Rule, RuleValue, SgdStep, StepNumbers};
+pub use rules::{Accumulated, AdamStep, LionStep, RmsPropStep, Rule, RuleValue, SgdStep, StepNumbers};
 pub use scores::AttentionKind;
 pub use sequence::{Rotation, cumsum, rotary};
 pub use softmax::{log_softmax, log_softmax_grad, softmax, softmax_grad};

@@ -13,6 +13,14 @@ pub(crate) struct LoopAxis<const N: usize> {
     pub(crate) strides: [isize; N],
 }
 
+impl<const N: usize> LoopAxis<N> {
+    /// Axis `i` of operands, of the first one's size.
+    #[inline]
+    pub(crate) fn of(layouts: [&Layout; N], i: usize) -> LoopAxis<N> {
+        LoopAxis { size: layouts[0].shape()[i], strides: layouts.map(|layout| layout.strides()[i]) }
+    }
+}
+
 /// A loop nest over `N` operands of one shape, with as few axes as serve all of them.
 ///
 /// Elements are counted in row-major order of `axes`; offsets are in elements, from each operand's first one.
@@ -26,19 +34,15 @@ pub(crate) struct Loops<const N: usize> {
 impl<const N: usize> Loops<N> {
     /// Loops in the operands' logical row-major order. All shapes must be equal.
     pub(crate) fn new(layouts: [&Layout; N]) -> Loops<N> {
-        let shape = layouts[0].shape();
-        debug_assert!(layouts.iter().all(|layout| layout.shape() == shape));
-        let axis = |i: usize| LoopAxis { size: shape[i], strides: layouts.map(|layout| layout.strides()[i]) };
-        Loops::from_axes((0..shape.len()).map(axis))
+        debug_assert!(layouts.iter().all(|layout| layout.shape() == layouts[0].shape()));
+        Loops::over(layouts, 0..layouts[0].rank())
     }
 
     /// Loops whose order follows operand 0's memory, for work that does not care about the order.
     pub(crate) fn in_memory_order(layouts: [&Layout; N]) -> Loops<N> {
-        let shape = layouts[0].shape();
-        debug_assert!(layouts.iter().all(|layout| layout.shape() == shape));
-        let axis = |i: usize| LoopAxis { size: shape[i], strides: layouts.map(|layout| layout.strides()[i]) };
-        let mut axes: SmallVec<[LoopAxis<N>; 4]> =
-            (0..shape.len()).map(axis).filter(|a| a.size != 1).collect();
+        debug_assert!(layouts.iter().all(|layout| layout.shape() == layouts[0].shape()));
+        let axes = (0..layouts[0].rank()).map(|i| LoopAxis::of(layouts, i));
+        let mut axes: SmallVec<[LoopAxis<N>; 4]> = axes.filter(|axis| axis.size != 1).collect();
         // The sort is stable: axes of equal strides keep their order.
         axes.sort_by_key(|axis| std::cmp::Reverse(axis.strides[0].unsigned_abs()));
         Loops::from_axes(axes)
@@ -46,10 +50,7 @@ impl<const N: usize> Loops<N> {
 
     /// Loops over some of the axes only; the shapes may differ elsewhere.
     pub(crate) fn over(layouts: [&Layout; N], axes: impl Iterator<Item = usize>) -> Loops<N> {
-        Loops::from_axes(axes.map(|i| LoopAxis {
-            size: layouts[0].shape()[i],
-            strides: layouts.map(|layout| layout.strides()[i]),
-        }))
+        Loops::from_axes(axes.map(|i| LoopAxis::of(layouts, i)))
     }
 
     /// Loops over the given axes, outermost first.
@@ -221,6 +222,28 @@ pub(crate) struct Classes {
     pub(crate) across: [isize; 4],
     /// Steps from one class to the next, in the first two.
     pub(crate) along: [isize; 2],
+}
+
+/// A copy that transposes: contiguous along one axis in the input, which is operand 1, and along another in the output.
+pub(crate) struct Tiles {
+    pub(crate) outer: Loops<2>,
+    /// Contiguous in the input.
+    pub(crate) rows: LoopAxis<2>,
+    /// Contiguous in the output.
+    pub(crate) columns: LoopAxis<2>,
+}
+
+impl Tiles {
+    /// Where both axes have `least` elements at least, and the input's columns are `apart` at least.
+    pub(crate) fn of(loops: &Loops<2>, least: usize, apart: isize) -> Option<Tiles> {
+        let (columns, others) = loops.axes.split_last()?;
+        let rows = others.iter().rposition(|axis| axis.strides[1] == 1 && axis.size >= least)?;
+        if columns.strides[0] != 1 || columns.strides[1] < apart || columns.size < least {
+            return None;
+        }
+        let outer = others.iter().enumerate().filter(|&(i, _)| i != rows).map(|(_, axis)| *axis);
+        Some(Tiles { outer: Loops::from_axes(outer), rows: others[rows], columns: *columns })
+    }
 }
 
 /// The runs of a loop nest, see [`Loops::runs`]. Not a closure's business: the loops over a run are large, so there

@@ -88,6 +88,12 @@ pub fn normalize_grad(
     (mean, rstd): (Option<View<'_>>, View<'_>),
     to: NormGrads<'_>,
 ) -> Result<()> {
+    if to.x.is_some() && (to.weight.is_some() || to.bias.is_some()) && stream.prefers_parts() {
+        // What comes next waits for the elements' gradient only.
+        let elements = NormGrads { x: to.x, ..NormGrads::default() };
+        normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), elements)?;
+        return normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), NormGrads { x: None, ..to });
+    }
     let (count, dtype) = (count_rows(op, rows, &x)?, g.dtype);
     let elements = count * rows.row();
     expect_elements(op, [Some(x), Some(g), to.x], elements)?;
@@ -118,12 +124,12 @@ fn count_rows(op: &'static str, rows: NormRows, x: &View<'_>) -> Result<usize> {
         Some(n) if n.saturating_mul(together) == elements => Ok(n * rows.groups),
         // Rows without elements: nothing can be said of their number, and nothing is done with them.
         None if elements == 0 => Ok(0),
-        _ => Err(Error::InvalidArgument {
+        _ => Err(Error::invalid(
             op,
-            argument: "rows",
-            expected: "a tensor of whole rows",
-            value: format!("{:?} of {rows:?}", x.shape()).into(),
-        }),
+            "rows",
+            "a tensor of whole rows",
+            format_args!("{:?} of {rows:?}", x.shape()),
+        )),
     }
 }
 
@@ -136,12 +142,12 @@ fn expect_elements<const N: usize>(
     for view in views.iter().flatten() {
         view.expect_contiguous(op, "operands")?;
         if view.layout.elements() != elements {
-            return Err(Error::InvalidArgument {
+            return Err(Error::invalid(
                 op,
-                argument: "operands",
-                expected: "an element for each row or weight",
-                value: format!("{:?} instead of {elements} elements", view.shape()).into(),
-            });
+                "operands",
+                "an element for each row or weight",
+                format_args!("{:?} instead of {elements} elements", view.shape()),
+            ));
         }
     }
     Ok(())

@@ -1,16 +1,14 @@
 //! Launchers of pooling: the largest element, or the mean, of each place of a window. Operands are contiguous and seen as
 //! planes `[h, w]`, of which all leading axes are counted as one.
 
-#[cfg(doc)]
-use device::Error;
-use device::{DType, Result, Stream};
+use device::{DType, Error, Result, Stream};
 
 use crate::command::{Command, Raw, for_float};
 use crate::cpu::pool as cpu;
 use crate::cuda::pool as cuda;
-use crate::geometry::{Means, Planes};
+use crate::geometry::{MaxPool, Means, Planes};
 use crate::layout::{View, shape_mismatch};
-use crate::window::{Window, invalid};
+use crate::window::Window;
 
 /// The planes of contiguous images, and of what is made of them, which lies apart.
 fn planes(op: &'static str, image: &View<'_>, pooled: &View<'_>) -> Result<Planes> {
@@ -51,7 +49,7 @@ fn fits(op: &'static str, window: &Window, planes: &Planes) -> Result<()> {
         let inside = last < size + window.padding[axis] && extent > window.padding[axis];
         if places > 0 && !inside {
             let value = format!("{places} places of {window:?} along {size} elements");
-            return Err(invalid(op, "window", "of places that see the image", value));
+            return Err(Error::invalid(op, "window", "of places that see the image", value));
         }
     }
     Ok(())
@@ -95,7 +93,7 @@ pub fn max_pool2d(
             }
         },
         move |(planes, window), queue, (x, out, index)| {
-            cuda::max(queue, [dtype, index_dtype], planes, window, [out, index, x])
+            cuda::max(queue, MaxPool::Forward, [dtype, index_dtype], planes, window, [out, index, x])
         },
     ))
 }
@@ -116,24 +114,7 @@ pub fn max_pool2d_grad(
 ) -> Result<()> {
     const OP: &str = "max_pool2d_grad";
     let planes = indexed_planes(OP, &out, &g, &index, &window)?;
-    index.expect_apart(OP, &out)?;
-    let (dtype, index_dtype) = (out.dtype, index.dtype);
-    for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read::<Raw>()))
-    .cost(out.layout.elements(), 1)
-    .run(
-        stream,
-        (planes, window),
-        // SAFETY: as in `max_pool2d`.
-        move |(planes, window), workers, (out, g, index)| unsafe {
-            match index_dtype {
-                DType::U8 => cpu::add_at::<T, u8>(planes, window, workers, g, index, out),
-                _ => cpu::add_at::<T, i64>(planes, window, workers, g, index.cast(), out),
-            }
-        },
-        move |(planes, window), queue, (out, g, index)| {
-            cuda::max_grad(queue, [dtype, index_dtype], planes, window, [out, g, index])
-        },
-    ))
+    follow_index(stream, OP, MaxPool::Gradient, (planes, window), g, index, out)
 }
 
 /// Gradient of [`max_pool2d_grad`] with respect to `g`: the elements of `x` that `index` names.
@@ -151,22 +132,36 @@ pub fn max_pool2d_pick(
 ) -> Result<()> {
     const OP: &str = "max_pool2d_pick";
     let planes = indexed_planes(OP, &x, &out, &index, &window)?;
-    index.expect_apart(OP, &out)?;
+    follow_index(stream, OP, MaxPool::Pick, (planes, window), x, index, out)
+}
+
+/// Launches what reads `from` and an index.
+fn follow_index(
+    stream: &Stream,
+    op: &'static str,
+    which: MaxPool,
+    planes: (Planes, Window),
+    from: View<'_>,
+    index: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    index.expect_apart(op, &out)?;
     let (dtype, index_dtype) = (out.dtype, index.dtype);
-    for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>(), index.read::<Raw>()))
-    .cost(x.layout.elements(), 1)
+    let cost = from.layout.elements().max(out.layout.elements());
+    for_float!(op, dtype, T => Command::new(op, (out.write::<T>(), from.read::<T>(), index.read::<Raw>()))
+    .cost(cost, 1)
     .run(
         stream,
-        (planes, window),
+        planes,
         // SAFETY: as in `max_pool2d`.
-        move |(planes, window), workers, (out, x, index)| unsafe {
+        move |(planes, window), workers, (out, from, index)| unsafe {
             match index_dtype {
-                DType::U8 => cpu::pick::<T, u8>(planes, window, workers, x, index, out),
-                _ => cpu::pick::<T, i64>(planes, window, workers, x, index.cast(), out),
+                DType::U8 => cpu::follow::<T, u8>(which, planes, window, workers, from, index, out),
+                _ => cpu::follow::<T, i64>(which, planes, window, workers, from, index.cast(), out),
             }
         },
-        move |(planes, window), queue, (out, x, index)| {
-            cuda::max_pick(queue, [dtype, index_dtype], planes, window, [out, x, index])
+        move |(planes, window), queue, (out, from, index)| {
+            cuda::max(queue, which, [dtype, index_dtype], planes, window, [out, from, index])
         },
     ))
 }
@@ -179,16 +174,8 @@ pub fn max_pool2d_pick(
 /// As for [`max_pool2d`]; [`Error::InvalidArgument`] for a divisor of 0.
 pub fn avg_pool2d(stream: &Stream, x: View<'_>, means: Means, out: View<'_>) -> Result<()> {
     const OP: &str = "avg_pool2d";
-    let (planes, dtype) = (mean_planes(OP, &x, &out, &means)?, out.dtype);
-    for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>()))
-    .cost(x.layout.elements(), 2)
-    .run(
-        stream,
-        (planes, means),
-        // SAFETY: the planes are those of the operands.
-        |(planes, means), workers, (out, x)| unsafe { cpu::mean(planes, means, workers, x, out) },
-        move |(planes, means), queue, (out, x)| cuda::mean(queue, dtype, planes, means, [out, x]),
-    ))
+    let planes = mean_planes(OP, &x, &out, &means)?;
+    mean(stream, OP, false, (planes, means), x, out)
 }
 
 /// Gradient of [`avg_pool2d`]: each element of `g` over its divisor, added to all that its place saw.
@@ -199,15 +186,32 @@ pub fn avg_pool2d(stream: &Stream, x: View<'_>, means: Means, out: View<'_>) -> 
 /// As for [`avg_pool2d`].
 pub fn avg_pool2d_grad(stream: &Stream, g: View<'_>, means: Means, out: View<'_>) -> Result<()> {
     const OP: &str = "avg_pool2d_grad";
-    let (planes, dtype) = (mean_planes(OP, &out, &g, &means)?, out.dtype);
-    for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>()))
-    .cost(out.layout.elements(), 2)
-    .run(
+    let planes = mean_planes(OP, &out, &g, &means)?;
+    mean(stream, OP, true, (planes, means), g, out)
+}
+
+fn mean(
+    stream: &Stream,
+    op: &'static str,
+    gradient: bool,
+    planes: (Planes, Means),
+    from: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    let (dtype, cost) = (out.dtype, from.layout.elements().max(out.layout.elements()));
+    for_float!(op, dtype, T => Command::new(op, (out.write::<T>(), from.read::<T>())).cost(cost, 2).run(
         stream,
-        (planes, means),
+        planes,
         // SAFETY: the planes are those of the operands.
-        |(planes, means), workers, (out, g)| unsafe { cpu::mean_grad(planes, means, workers, g, out) },
-        move |(planes, means), queue, (out, g)| cuda::mean_grad(queue, dtype, planes, means, [out, g]),
+        move |(planes, means), workers, (out, from)| unsafe {
+            match gradient {
+                true => cpu::mean_grad(planes, means, workers, from, out),
+                false => cpu::mean(planes, means, workers, from, out),
+            }
+        },
+        move |(planes, means), queue, (out, from)| {
+            cuda::mean(queue, (gradient, dtype), planes, means, [out, from])
+        },
     ))
 }
 
@@ -216,7 +220,7 @@ fn mean_planes(op: &'static str, image: &View<'_>, pooled: &View<'_>, means: &Me
     let planes = planes(op, image, pooled)?;
     match means {
         Means::Adaptive => {}
-        Means::Sliding { divisor: Some(0), .. } => return Err(invalid(op, "divisor", "not 0", "0".into())),
+        Means::Sliding { divisor: Some(0), .. } => return Err(Error::invalid(op, "divisor", "not 0", "0")),
         Means::Sliding { window, .. } => fits(op, window, &planes)?,
     }
     Ok(planes)

@@ -29,12 +29,12 @@ pub fn reduce(stream: &Stream, op: ReduceOp, x: View<'_>, axes: &[isize], out: V
     let name = op.name();
     let axes = split_axes(name, x.layout, axes, &out)?;
     if matches!(op, ReduceOp::Max | ReduceOp::Min) && axes.reduced.elements == 0 && axes.kept.elements > 0 {
-        return Err(Error::InvalidArgument {
-            op: name,
-            argument: "axes",
-            expected: "axes with elements",
-            value: format!("shape {:?}", x.shape()).into(),
-        });
+        return Err(Error::invalid(
+            name,
+            "axes",
+            "axes with elements",
+            format_args!("shape {:?}", x.shape()),
+        ));
     }
     let how = Reduction::Join(op);
     match op {
@@ -117,12 +117,12 @@ fn extreme(stream: &Stream, which: Extreme, x: View<'_>, axis: isize, out: View<
     let axes = split_axes(op, x.layout, &[axis as isize], &out)?;
     let (len, step, dtype) = (x.shape()[axis], x.layout.strides()[axis], x.dtype);
     if len == 0 && axes.kept.elements > 0 {
-        return Err(Error::InvalidArgument {
+        return Err(Error::invalid(
             op,
-            argument: "axis",
-            expected: "an axis with elements",
-            value: format!("axis {axis} of shape {:?}", x.shape()).into(),
-        });
+            "axis",
+            "an axis with elements",
+            format_args!("axis {axis} of shape {:?}", x.shape()),
+        ));
     }
     for_number!(op, dtype, T => Command::new(op, (x.read::<T>(), out.write::<i64>().exact()))
     .cost(x.layout.elements(), 2)
@@ -133,7 +133,7 @@ fn extreme(stream: &Stream, which: Extreme, x: View<'_>, axis: isize, out: View<
         move |axes, workers, (x, out)| unsafe {
             cpu::extreme(which, &axes.kept, workers, x, (len, step), out);
         },
-        move |axes, queue, (x, out)| cuda::extreme(queue, dtype, which, axes, [out, x]),
+        move |axes, queue, (x, out)| cuda::reduce(queue, dtype, Reduction::Index(which), axes, [out, x]),
     ))
 }
 

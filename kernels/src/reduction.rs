@@ -31,10 +31,12 @@ impl ReduceOp {
     }
 }
 
-/// A reduction to a value of the elements' type.
+/// What is made of the elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reduction {
     Join(ReduceOp),
+    /// The index of an element.
+    Index(Extreme),
     /// The sum of squared distances from the mean over `elements - correction`, or over 0 if that is negative.
     Var {
         correction: f64,
@@ -43,7 +45,7 @@ pub(crate) enum Reduction {
 }
 
 /// Which element an index is asked of.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Extreme {
     Largest,
     Smallest,

@@ -14,7 +14,7 @@ pub(crate) use lion::Lion;
 pub use lion::LionStep;
 pub(crate) use rmsprop::RmsProp;
 pub use rmsprop::RmsPropStep;
-pub use sgd::SgdStep;
+pub use sgd::{Accumulated, SgdStep};
 pub(crate) use sgd::{Sgd, SgdMomentum};
 
 /// What the formula of a [`Rule`] computes with: an element of a parameter, of its gradient or of a state, or a number of

@@ -66,10 +66,8 @@ fn unary(
         stream,
         rows,
         // SAFETY: the rows are those of the operands.
-        move |rows, workers, (out, x)| unsafe {
-            if log { cpu::log_softmax(rows, workers, out, x) } else { cpu::softmax(rows, workers, out, x) }
-        },
-        move |rows, queue, (out, x)| cuda::unary(queue, (log, dtype), rows, [out, x]),
+        move |rows, workers, (out, x)| unsafe { cpu::forward(log, rows, workers, out, x) },
+        move |rows, queue, (out, x)| cuda::forward(queue, (log, dtype), rows, [out, x]),
     ))
 }
 
@@ -89,13 +87,7 @@ fn gradient(
         stream,
         rows,
         // SAFETY: the rows are those of the operands.
-        move |rows, workers, (out, y, g)| unsafe {
-            if log {
-                cpu::log_softmax_grad(rows, workers, out, y, g);
-            } else {
-                cpu::softmax_grad(rows, workers, out, y, g);
-            }
-        },
+        move |rows, workers, (out, y, g)| unsafe { cpu::gradient(log, rows, workers, out, [y, g]) },
         move |rows, queue, (out, y, g)| cuda::gradient(queue, (log, dtype), rows, [out, y, g]),
     ))
 }
@@ -105,9 +97,9 @@ pub(crate) fn rows<const N: usize>(op: &'static str, views: [&View<'_>; N], axis
     let shape = views[0].shape();
     views.iter().try_for_each(|view| view.expect_shape(op, shape))?;
     let axis = normalize_axis(op, axis, shape.len())?;
-    let at = |i: usize| LoopAxis { size: shape[i], strides: views.map(|view| view.layout.strides()[i]) };
-    let kept = Loops::from_axes((0..shape.len()).filter(|&i| i != axis).map(at));
-    Ok(Rows { kept, len: shape[axis], steps: at(axis).strides })
+    let layouts = views.map(|view| view.layout);
+    let kept = Loops::over(layouts, (0..shape.len()).filter(|&i| i != axis));
+    Ok(Rows { kept, len: shape[axis], steps: LoopAxis::of(layouts, axis).strides })
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ impl Window {
             let padded = image[axis].saturating_add(self.padding[axis].saturating_mul(2));
             let Some(room) = padded.checked_sub(self.extent(axis)) else {
                 let value = format!("{self:?} in an image of {image:?}");
-                return Err(invalid(op, "window", "no larger than the padded image", value));
+                return Err(Error::invalid(op, "window", "no larger than the padded image", value));
             };
             places[axis] = room / self.stride[axis] + 1;
         }
@@ -52,31 +52,32 @@ impl Window {
         let Window { kernel, stride, padding, dilation } = self;
         for (argument, pair) in [("kernel", kernel), ("stride", stride), ("dilation", dilation)] {
             if pair.contains(&0) {
-                return Err(invalid(op, argument, "at least 1", format!("{pair:?}")));
+                return Err(Error::invalid(op, argument, "at least 1", format_args!("{pair:?}")));
             }
         }
         for (argument, pair) in
             [("kernel", kernel), ("stride", stride), ("padding", padding), ("dilation", dilation)]
         {
             if pair.iter().any(|&size| size > MOST) {
-                return Err(invalid(op, argument, "below 2^30", format!("{pair:?}")));
+                return Err(Error::invalid(op, argument, "below 2^30", format_args!("{pair:?}")));
             }
         }
         Ok(())
     }
 }
 
-const MOST: usize = (1 << 30) - 1;
-
-#[cold]
-pub(crate) fn invalid(
-    op: &'static str,
-    argument: &'static str,
-    expected: &'static str,
-    value: String,
-) -> Error {
-    Error::InvalidArgument { op, argument, expected, value: value.into() }
+/// A window as CUDA takes it: sizes of an image, places, and its own numbers; `None` if one is not below 2^31.
+pub(crate) fn words(image: [usize; 2], places: [usize; 2], window: &Window) -> Option<[u32; 12]> {
+    let Window { kernel, stride, padding, dilation } = *window;
+    let mut words = [0; 12];
+    for (to, &from) in words.iter_mut().zip([image, places, kernel, stride, padding, dilation].as_flattened())
+    {
+        *to = i32::try_from(from).ok()?.cast_unsigned();
+    }
+    Some(words)
 }
+
+const MOST: usize = (1 << 30) - 1;
 
 /// The places `first..end` along an axis at which element `tap` of the window is one of the image's `size`.
 pub(crate) fn inside(
@@ -93,47 +94,4 @@ pub(crate) fn inside(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_follow_the_formula() -> Result<()> {
-        let window = |kernel, stride, padding, dilation| Window {
-            kernel: [kernel; 2],
-            stride: [stride; 2],
-            padding: [padding; 2],
-            dilation: [dilation; 2],
-        };
-        for (window, size, places) in [
-            (window(3, 1, 1, 1), 28, 28),
-            (window(5, 1, 0, 1), 28, 24),
-            (window(3, 2, 1, 1), 7, 4),
-            (window(3, 1, 0, 2), 7, 3),
-            (window(2, 2, 0, 1), 7, 3),
-            (window(1, 1, 0, 1), 1, 1),
-        ] {
-            assert_eq!(window.places("test", [size; 2])?, [places; 2], "{window:?}");
-        }
-        assert!(window(4, 1, 0, 1).places("test", [3, 9]).is_err());
-        assert!(window(0, 1, 0, 1).places("test", [3, 9]).is_err());
-        assert!(window(2, 0, 0, 1).places("test", [3, 9]).is_err());
-        assert!(window(2, 1, usize::MAX, 1).places("test", [3, 9]).is_err());
-        Ok(())
-    }
-
-    #[test]
-    fn inside_is_where_the_tap_sees_the_image() {
-        for (size, places) in [(5, 7), (4, 3), (1, 9)] {
-            for (stride, padding, dilation) in [(1, 2, 1), (2, 1, 1), (3, 4, 2), (1, 0, 3)] {
-                for tap in 0..4 {
-                    let (first, end) = inside(tap, (stride, padding, dilation), size, places);
-                    for place in 0..places {
-                        let at = (place * stride + tap * dilation) as isize - padding as isize;
-                        let sees = (0..size as isize).contains(&at);
-                        assert_eq!((first..end).contains(&place), sees, "{size} {place} {tap}");
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

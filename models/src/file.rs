@@ -1,5 +1,6 @@
 //! Files that are read and written whole.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -31,13 +32,14 @@ pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
     Unfinished::beside(path).and_then(|file| file.finish(bytes)).map_err(|error| io_error(path, error))
 }
 
-/// Checks that [`write()`] could begin, and leaves nothing behind: for before a long computation.
+/// Checks that [`write()`] could begin, and leaves nothing behind: for before a long computation. Returns the file that would
+/// be written, the same path for all that lead to it.
 ///
 /// # Errors
 /// As [`write()`].
-pub fn check_writable(path: impl AsRef<Path>) -> Result<()> {
+pub fn check_writable(path: impl AsRef<Path>) -> Result<PathBuf> {
     let path = path.as_ref();
-    Unfinished::beside(path).map(drop).map_err(|error| io_error(path, error))
+    Unfinished::beside(path).map(|file| file.target.clone()).map_err(|error| io_error(path, error))
 }
 
 fn io_error(path: &Path, source: io::Error) -> Error {
@@ -55,11 +57,11 @@ impl Unfinished {
     fn beside(path: &Path) -> io::Result<Unfinished> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (target, permissions) = resolve(path)?;
-        let name = target.file_name().ok_or(ErrorKind::InvalidInput)?;
-        remove_abandoned(&target);
+        let stem = stem(&target).ok_or(ErrorKind::InvalidInput)?;
+        remove_abandoned(folder(&target), &stem);
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let mut name = name.to_owned();
+            let mut name = stem.clone();
             name.push(format!(".{}-{number}{SUFFIX}", std::process::id()));
             let path = target.with_file_name(name);
             let file = match File::create_new(&path) {
@@ -121,18 +123,35 @@ fn resolve(path: &Path) -> io::Result<(PathBuf, Option<Permissions>)> {
             {
                 return Err(ErrorKind::IsADirectory.into());
             }
-            Ok((target, None))
+            let name = target.file_name().ok_or(ErrorKind::InvalidInput)?;
+            Ok((fs::canonicalize(folder(&target))?.join(name), None))
         }
         Err(error) => Err(error),
     }
 }
 
-/// Removes unfinished files for `target` that nobody holds a lock on: their writers have ended.
-fn remove_abandoned(target: &Path) {
-    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+/// Where `target` is.
+fn folder(target: &Path) -> &Path {
+    target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// What the names of unfinished files for `target` begin with: its name, or as much of it as leaves room for the rest.
+fn stem(target: &Path) -> Option<OsString> {
+    const MOST: usize = 100;
+    let name = target.file_name()?;
+    if name.len() <= MOST {
+        return Some(name.to_owned());
+    }
+    let name = name.to_string_lossy();
+    let end = (0..=MOST).rfind(|&at| name.is_char_boundary(at))?;
+    Some(name[..end].into())
+}
+
+/// Removes unfinished files with this stem that nobody holds a lock on: their writers have ended.
+fn remove_abandoned(folder: &Path, stem: &OsStr) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        if !is_file || !is_unfinished(entry.file_name().as_encoded_bytes(), target) {
+        if !is_file || !is_unfinished(entry.file_name().as_encoded_bytes(), stem) {
             continue;
         }
         let path = entry.path();
@@ -145,12 +164,14 @@ fn remove_abandoned(target: &Path) {
     }
 }
 
-/// Whether a file of this name is one that [`Unfinished::beside`] makes for `target`.
-fn is_unfinished(name: &[u8], target: &Path) -> bool {
+/// Whether a file of this name is one that [`Unfinished::beside`] makes with this stem.
+fn is_unfinished(name: &[u8], stem: &OsStr) -> bool {
     let number = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let middle = || {
-        let target = target.file_name()?.as_encoded_bytes();
-        let middle = name.strip_prefix(target)?.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
+        let middle = name
+            .strip_prefix(stem.as_encoded_bytes())?
+            .strip_prefix(b".")?
+            .strip_suffix(SUFFIX.as_bytes())?;
         let dash = middle.iter().position(|&byte| byte == b'-')?;
         Some((&middle[..dash], &middle[dash + 1..]))
     };

@@ -52,12 +52,7 @@ pub fn correct(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 pub fn accuracy(logits: &Tensor, labels: &Tensor) -> Result<f64> {
     let count = correct(logits, labels)?.item::<i64>()?;
     match labels.elements() {
-        0 => Err(Error::InvalidArgument {
-            op: "accuracy",
-            argument: "rows",
-            expected: "at least 1",
-            value: "0".into(),
-        }),
+        0 => Err(Error::invalid("accuracy", "rows", "at least 1", "0")),
         rows => Ok(count as f64 / rows as f64),
     }
 }

@@ -82,6 +82,22 @@ fn what_killed_writers_left_is_removed_and_nothing_else() {
     }
 }
 
+/// File systems take 255 bytes.
+#[test]
+fn a_long_name_can_be_saved() {
+    let folder = Folder::new("long");
+    for name in ["x".repeat(250), "x".repeat(255), "\u{e4}".repeat(127)] {
+        let short: String = name.chars().take(100 / name.chars().next().unwrap().len_utf8()).collect();
+        for save in SAVERS {
+            let path = folder.0.join(&name);
+            fs::write(folder.0.join(format!("{short}.1-0.tmp")), "").unwrap();
+            save(&path).unwrap();
+            assert_eq!(folder.names(), [&*name]);
+            fs::remove_file(path).unwrap();
+        }
+    }
+}
+
 #[test]
 fn writers_of_one_file_leave_each_other_alone() {
     let folder = Folder::new("writers");
@@ -172,6 +188,24 @@ mod unix {
             assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
             assert!(fs::symlink_metadata(&null).unwrap().is_symlink());
             assert_eq!(folder.names(), ["null", "pipe"]);
+        }
+    }
+
+    /// Before the file is there and afterwards.
+    #[test]
+    fn all_paths_of_a_file_lead_to_one() {
+        let folder = Folder::new("paths");
+        fs::create_dir(folder.0.join("inner")).unwrap();
+        symlink("../new", folder.0.join("inner/link")).unwrap();
+        symlink("inner", folder.0.join("other")).unwrap();
+        let path = |path: &str| file::check_writable(folder.0.join(path)).unwrap();
+        for _ in 0..2 {
+            for same in ["./new", "inner/../new", "inner/link", "other/link", "other/../new"] {
+                assert_eq!(path(same), path("new"), "{same}");
+            }
+            assert_ne!(path("inner/new"), path("new"));
+            assert_eq!(path("inner/new"), path("other/new"));
+            file::write(folder.0.join("new"), b"").unwrap();
         }
     }
 

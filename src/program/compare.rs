@@ -68,10 +68,12 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         printer.use_stderr();
     }
     introduce(workload, &options, printer)?;
-    printer.check_read(outputs.iter().any(Option::is_some))?;
+    let saves = outputs.iter().any(Option::is_some);
+    printer.check_read(saves)?;
 
     let found = compare_with_bar(workload, &options)?;
     show(&found, printer)?;
+    printer.check_read(saves)?;
     let [json, trace, report] = outputs;
     if let Some(output) = json {
         output.write(&format!("{:#}\n", to_json(&found)))?;
@@ -86,12 +88,15 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
 }
 
 fn check_paths(args: &Args) -> Result<(), Failure> {
-    let mut paths: Vec<&PathBuf> = [&args.json, &args.trace, &args.report].into_iter().flatten().collect();
-    paths.sort();
-    match paths.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(Failure::Usage(format!("{} is named for two outputs", pair[0].display()))),
-        None => Ok(()),
+    let mut places = Vec::new();
+    for path in [&args.json, &args.trace, &args.report].into_iter().flatten() {
+        let place = Output::place(path)?;
+        if places.contains(&place) {
+            return Err(Failure::Usage(format!("{} is named for two outputs", path.display())));
+        }
+        places.push(place);
     }
+    Ok(())
 }
 
 fn compare_with_bar(workload: &dyn Workload, options: &CompareOptions) -> Result<Comparison, Failure> {

@@ -76,12 +76,24 @@ impl Output {
         if is_stdout(path) {
             return Ok(Output::Stdout);
         }
-        if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        if is_device(path) {
             let device = File::options().write(true).open(path);
             return Ok(Output::Device(path.into(), device.map_err(|error| Failure::file(path, error))?));
         }
         file::check_writable(path)?;
         Ok(Output::File(path.into()))
+    }
+
+    /// Where an argument leads to, the same for all that lead there.
+    pub(super) fn place(path: &Path) -> Result<PathBuf, Failure> {
+        if is_stdout(path) {
+            return Ok(path.into());
+        }
+        if is_device(path) {
+            // A pipe behind a link has no path.
+            return Ok(fs::canonicalize(path).unwrap_or(path.into()));
+        }
+        Ok(file::check_writable(path)?)
     }
 
     pub(super) fn write(self, text: &str) -> Result<(), Failure> {
@@ -95,6 +107,11 @@ impl Output {
         };
         written.map_err(|error| Failure::file(&path, error))
     }
+}
+
+/// Whether there is something that is neither a file nor a folder.
+fn is_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
 }
 
 /// Whether an option's argument means standard output.

@@ -1,10 +1,10 @@
 //! Scaled dot-product attention without a matrix of scores.
 
-use device::{DType, Result, Stream};
+use device::{DType, Error, Result, Stream};
 use kernels::{AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Dims, Layout};
 
 use crate::Tensor;
-use crate::check::{has_dtype, invalid, is_float, same_device, same_kind, shape_mismatch};
+use crate::check::{has_dtype, is_float, same_device, same_kind, shape_mismatch};
 use crate::elementwise::inverse;
 
 const OP: &str = "scaled_dot_product_attention";
@@ -84,7 +84,7 @@ impl Attention {
         same_kind(OP, q, k)?;
         same_kind(OP, q, v)?;
         if self.is_causal && self.mask.is_some() {
-            return Err(invalid(OP, "mask", "none, for a causal attention", "a mask"));
+            return Err(Error::invalid(OP, "mask", "none, for a causal attention", "a mask"));
         }
         let mask = self.added_mask(q, k)?;
         Stream::with_current(q.device(), |stream| {
@@ -183,7 +183,7 @@ fn unpack(qkv: &Tensor, heads: usize) -> Result<[Tensor; 3]> {
     let packed = qkv.shape().last().copied().unwrap_or(0);
     if qkv.rank() < 2 || heads == 0 || packed % (3 * heads) != 0 {
         let value = format_args!("shape {:?} for {heads} heads", qkv.shape());
-        return Err(invalid(OP, "qkv", "three times the heads' width", value));
+        return Err(Error::invalid(OP, "qkv", "three times the heads' width", value));
     }
     let part = |index: usize| split_heads(&qkv.narrow(-1, index * packed / 3, packed / 3)?, heads);
     Ok([part(0)?, part(1)?, part(2)?])

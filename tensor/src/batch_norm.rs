@@ -1,10 +1,10 @@
 //! Batch normalisation.
 
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 use kernels::{Layout, Norm};
 
 use crate::Tensor;
-use crate::check::{has_dtype, has_shape, invalid, is_float, same_device, same_kind};
+use crate::check::{has_dtype, has_shape, is_float, same_device, same_kind};
 
 /// Each channel's mean and variance, and whether they are those of the images that they normalise. For BF16 and F16
 /// images they are F32.
@@ -23,7 +23,7 @@ fn channels(op: &'static str, x: &Tensor) -> Result<usize> {
     is_float(op, x)?;
     match *x.shape() {
         [_, c, ..] => Ok(c),
-        ref shape => Err(invalid(op, "input", "[n, c, ..]", format_args!("shape {shape:?}"))),
+        ref shape => Err(Error::invalid(op, "input", "[n, c, ..]", format_args!("shape {shape:?}"))),
     }
 }
 
@@ -59,7 +59,7 @@ impl Tensor {
         let c = channels(OP, self)?;
         if c > 0 && self.elements() / c < 2 {
             let shape = format_args!("shape {:?}", self.shape());
-            return Err(invalid(OP, "input", "of several elements in a channel", shape));
+            return Err(Error::invalid(OP, "input", "of several elements in a channel", shape));
         }
         let statistics = Stream::with_current(self.device(), |stream| {
             let fresh = || Tensor::allocate(stream, Layout::contiguous(&[c]), self.dtype.compute_dtype());
@@ -101,33 +101,6 @@ impl Tensor {
             kernels::batch_norm(stream, x.view(), norm, out)
         })
     }
-
-    /// The gradients of [`Tensor::batch_norm`] for the gradient `g` of its value: for the images, the weight and the bias.
-    ///
-    /// # Errors
-    /// As for [`Tensor::batch_norm_with`].
-    pub fn batch_norm_grad(
-        &self,
-        g: &Tensor,
-        weight: Option<&Tensor>,
-        statistics: &BatchStatistics,
-        eps: f64,
-    ) -> Result<[Tensor; 3]> {
-        const OP: &str = "batch_norm_grad";
-        let c = channels(OP, self)?;
-        same_kind(OP, self, g)?;
-        has_shape(OP, self.shape(), g)?;
-        let weight = weight.map(|weight| vector(OP, self, weight)).transpose()?;
-        let (x, g) = (self.contiguous()?, g.contiguous()?);
-        let norm = norm(statistics, weight.as_ref(), None, eps);
-        Stream::with_current(self.device(), |stream| {
-            let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), self.dtype);
-            let grads = [fresh(self.shape())?, fresh(&[c])?, fresh(&[c])?];
-            let views = [grads[0].view(), grads[1].view(), grads[2].view()];
-            kernels::batch_norm_grad(stream, x.view(), g.view(), norm, views)?;
-            Ok(grads)
-        })
-    }
 }
 
 fn norm<'a>(
@@ -144,4 +117,31 @@ fn norm<'a>(
         eps,
         training: statistics.training,
     }
+}
+
+/// The gradients of [`Tensor::batch_norm`] for the gradient `g` of its value: for the images, the weight and the bias.
+///
+/// # Errors
+/// As for [`Tensor::batch_norm_with`].
+pub fn batch_norm_grad(
+    x: &Tensor,
+    g: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &BatchStatistics,
+    eps: f64,
+) -> Result<[Tensor; 3]> {
+    const OP: &str = "batch_norm_grad";
+    let c = channels(OP, x)?;
+    same_kind(OP, x, g)?;
+    has_shape(OP, x.shape(), g)?;
+    let weight = weight.map(|weight| vector(OP, x, weight)).transpose()?;
+    let (x, g) = (x.contiguous()?, g.contiguous()?);
+    let norm = norm(statistics, weight.as_ref(), None, eps);
+    Stream::with_current(x.device(), |stream| {
+        let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), x.dtype);
+        let grads = [fresh(x.shape())?, fresh(&[c])?, fresh(&[c])?];
+        let views = [grads[0].view(), grads[1].view(), grads[2].view()];
+        kernels::batch_norm_grad(stream, x.view(), g.view(), norm, views)?;
+        Ok(grads)
+    })
 }

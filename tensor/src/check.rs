@@ -1,7 +1,5 @@
 //! Argument checks that the ops share; the errors are built out of line, off the hot path.
 
-use std::fmt::Display;
-
 use device::{DType, Error, Result};
 
 use crate::Tensor;
@@ -25,18 +23,6 @@ pub(crate) fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> E
 #[inline(never)]
 pub(crate) fn dtype_unsupported(op: &'static str, dtype: DType) -> Error {
     Error::DTypeUnsupported { op, dtype }
-}
-
-/// An argument with a value that the op does not accept.
-#[cold]
-#[inline(never)]
-pub(crate) fn invalid(
-    op: &'static str,
-    argument: &'static str,
-    expected: &'static str,
-    value: impl Display,
-) -> Error {
-    Error::InvalidArgument { op, argument, expected, value: value.to_string().into() }
 }
 
 /// Same device and same element type.
@@ -103,6 +89,11 @@ pub(crate) fn elements_of(op: &'static str, shape: &[usize]) -> Result<usize> {
     let bytes = shape.iter().try_fold(8_usize, |n, &d| n.checked_mul(d.max(1)));
     match bytes {
         Some(bytes) if isize::try_from(bytes).is_ok() => Ok(if shape.contains(&0) { 0 } else { bytes / 8 }),
-        _ => Err(invalid(op, "shape", "a shape whose elements fit in memory", format_args!("{shape:?}"))),
+        _ => Err(Error::invalid(
+            op,
+            "shape",
+            "a shape whose elements fit in memory",
+            format_args!("{shape:?}"),
+        )),
     }
 }

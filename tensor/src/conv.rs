@@ -1,10 +1,10 @@
 //! Convolutions over the last two axes.
 
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 use kernels::{Layout, Window, conv2d_workspace};
 
 use crate::Tensor;
-use crate::check::{elements_of, invalid, is_float, same_kind, shape_mismatch};
+use crate::check::{elements_of, is_float, same_kind, shape_mismatch};
 
 /// How filters move over images; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +48,25 @@ impl ConvOptions {
         for axis in 0..2 {
             if output_padding[axis] >= self.stride[axis].max(self.dilation[axis]) {
                 let expected = "below the stride or the dilation";
-                return Err(invalid(OP, "output_padding", expected, format_args!("{output_padding:?}")));
+                return Err(Error::invalid(
+                    OP,
+                    "output_padding",
+                    expected,
+                    format_args!("{output_padding:?}"),
+                ));
             }
             let spread = size[axis].saturating_sub(1).saturating_mul(self.stride[axis]);
             let whole = spread.saturating_add(window.extent(axis)).saturating_add(output_padding[axis]);
             match whole.checked_sub(2 * self.padding[axis]) {
                 Some(size) if size > 0 => image[axis] = size,
-                _ => return Err(invalid(OP, "padding", "less than the result", format_args!("{self:?}"))),
+                _ => {
+                    return Err(Error::invalid(
+                        OP,
+                        "padding",
+                        "less than the result",
+                        format_args!("{self:?}"),
+                    ));
+                }
             }
         }
         Ok(image)
@@ -107,59 +119,6 @@ impl Tensor {
         })
     }
 
-    /// The gradient of [`Tensor::conv2d`] with respect to its images, of sizes `image`, for `self` the gradient of its
-    /// value; a bias is added to each channel.
-    ///
-    /// Shapes: `self [n, f, oh, ow]`, `weight [f, c / groups, kh, kw]`, `bias [c]` -> `[n, c, h, w]`. There may be fewer
-    /// places `oh`, `ow` than the convolution has: what would come from others is left out.
-    ///
-    /// # Errors
-    /// As for [`Tensor::conv2d`].
-    pub fn conv2d_input_grad(
-        &self,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        image: [usize; 2],
-        options: &ConvOptions,
-    ) -> Result<Tensor> {
-        const OP: &str = "conv2d_input_grad";
-        let (&[n, ..], &[_, per_group, ..]) = (rank_4(OP, self, weight)?, rank_4(OP, weight, self)?);
-        let window = options.window(kernel_of(OP, weight, self)?);
-        let shape = [n, per_group.saturating_mul(options.groups), image[0], image[1]];
-        let (g, weight, bias) = operands(OP, self, weight, bias)?;
-        let how = (window, options.groups);
-        let shapes = [&shape, weight.shape(), g.shape()];
-        with_workspace(&g, shapes, &shape, options.groups, |stream, workspace, out| {
-            let bias = bias.as_ref().map(Tensor::view);
-            kernels::conv2d_input_grad(stream, g.view(), weight.view(), bias, how, workspace, out)
-        })
-    }
-
-    /// The gradient of [`Tensor::conv2d`] with respect to its weight, for images `self` and the gradient `g` of its value.
-    ///
-    /// Shapes: `self [n, c, h, w]`, `g [n, f, oh, ow]` -> `[f, c / groups, kernel..]`; `oh` and `ow` as for
-    /// [`Tensor::conv2d_input_grad`].
-    ///
-    /// # Errors
-    /// As for [`Tensor::conv2d`].
-    pub fn conv2d_weight_grad(
-        &self,
-        g: &Tensor,
-        kernel: [usize; 2],
-        options: &ConvOptions,
-    ) -> Result<Tensor> {
-        const OP: &str = "conv2d_weight_grad";
-        let (&[_, c, ..], &[_, f, ..]) = (rank_4(OP, self, g)?, rank_4(OP, g, self)?);
-        let window = options.window(kernel);
-        let shape = [f, c / options.groups.max(1), kernel[0], kernel[1]];
-        let (x, g, _) = operands(OP, self, g, None)?;
-        let how = (window, options.groups);
-        let shapes = [x.shape(), &shape, g.shape()];
-        with_workspace(&x, shapes, &shape, options.groups, |stream, workspace, out| {
-            kernels::conv2d_weight_grad(stream, x.view(), g.view(), how, workspace, out)
-        })
-    }
-
     /// The transposed convolution: what [`Tensor::conv2d`] with the same weight would take to the shape of `self`, each
     /// element of which is added, times the filter, to all that the filter sees there.
     ///
@@ -178,7 +137,7 @@ impl Tensor {
         const OP: &str = "conv_transpose2d";
         let &[_, _, h, w] = rank_4(OP, self, weight)?;
         let image = options.transposed_size([h, w], kernel_of(OP, weight, self)?, output_padding)?;
-        self.conv2d_input_grad(weight, bias, image, options)
+        conv2d_input_grad(self, weight, bias, image, options)
     }
 }
 
@@ -219,5 +178,58 @@ fn with_workspace(
             launch(stream, Some(memory.view()), out.view())?;
         }
         Ok(out)
+    })
+}
+
+/// The gradient of [`Tensor::conv2d`] with respect to its images, of sizes `image`, for `g` the gradient of its
+/// value; a bias is added to each channel.
+///
+/// Shapes: `g [n, f, oh, ow]`, `weight [f, c / groups, kh, kw]`, `bias [c]` -> `[n, c, h, w]`. There may be fewer
+/// places `oh`, `ow` than the convolution has: what would come from others is left out.
+///
+/// # Errors
+/// As for [`Tensor::conv2d`].
+pub fn conv2d_input_grad(
+    g: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    image: [usize; 2],
+    options: &ConvOptions,
+) -> Result<Tensor> {
+    const OP: &str = "conv2d_input_grad";
+    let (&[n, ..], &[_, per_group, ..]) = (rank_4(OP, g, weight)?, rank_4(OP, weight, g)?);
+    let window = options.window(kernel_of(OP, weight, g)?);
+    let shape = [n, per_group.saturating_mul(options.groups), image[0], image[1]];
+    let (g, weight, bias) = operands(OP, g, weight, bias)?;
+    let how = (window, options.groups);
+    let shapes = [&shape, weight.shape(), g.shape()];
+    with_workspace(&g, shapes, &shape, options.groups, |stream, workspace, out| {
+        let bias = bias.as_ref().map(Tensor::view);
+        kernels::conv2d_input_grad(stream, g.view(), weight.view(), bias, how, workspace, out)
+    })
+}
+
+/// The gradient of [`Tensor::conv2d`] with respect to its weight, for images `x` and the gradient `g` of its value.
+///
+/// Shapes: `x [n, c, h, w]`, `g [n, f, oh, ow]` -> `[f, c / groups, kernel..]`; `oh` and `ow` as for
+/// [`conv2d_input_grad`].
+///
+/// # Errors
+/// As for [`Tensor::conv2d`].
+pub fn conv2d_weight_grad(
+    x: &Tensor,
+    g: &Tensor,
+    kernel: [usize; 2],
+    options: &ConvOptions,
+) -> Result<Tensor> {
+    const OP: &str = "conv2d_weight_grad";
+    let (&[_, c, ..], &[_, f, ..]) = (rank_4(OP, x, g)?, rank_4(OP, g, x)?);
+    let window = options.window(kernel);
+    let shape = [f, c / options.groups.max(1), kernel[0], kernel[1]];
+    let (x, g, _) = operands(OP, x, g, None)?;
+    let how = (window, options.groups);
+    let shapes = [x.shape(), &shape, g.shape()];
+    with_workspace(&x, shapes, &shape, options.groups, |stream, workspace, out| {
+        kernels::conv2d_weight_grad(stream, x.view(), g.view(), how, workspace, out)
     })
 }

@@ -4,7 +4,7 @@ use device::{DType, Device, Element, Error, Result, Stream, as_bytes};
 use kernels::{Layout, Scalar};
 
 use crate::Tensor;
-use crate::check::{elements_of, invalid, shape_mismatch};
+use crate::check::{elements_of, shape_mismatch};
 
 impl Tensor {
     /// A tensor whose elements are whatever the memory holds, to be written by the ops that follow.
@@ -114,17 +114,17 @@ impl Tensor {
         let (start, end, step) = (start.into(), end.into(), step.into());
         let (from, to, by) = (start.to_f64(), end.to_f64(), step.to_f64());
         if !(from.is_finite() && to.is_finite()) {
-            return Err(invalid(OP, "start..end", "finite", format_args!("{from}..{to}")));
+            return Err(Error::invalid(OP, "start..end", "finite", format_args!("{from}..{to}")));
         }
         // Also refuses NaN.
         if !(by > 0.0 && to >= from || by < 0.0 && to <= from) {
-            return Err(invalid(OP, "step", "not 0 and in the direction of `end`", by));
+            return Err(Error::invalid(OP, "step", "not 0 and in the direction of `end`", by));
         }
         match dtype {
             DType::I64 | DType::U8 => {
                 let (from, to, by) = (start.to_i64(), end.to_i64(), step.to_i64());
                 if by == 0 {
-                    return Err(invalid(OP, "step", "not 0 as an integer", step.to_f64()));
+                    return Err(Error::invalid(OP, "step", "not 0 as an integer", step.to_f64()));
                 }
                 let count =
                     (i128::from(to) - i128::from(from)).unsigned_abs().div_ceil(by.unsigned_abs().into());

@@ -1,10 +1,10 @@
 //! Kernels of one's own on tensors.
 
-use device::{Element, Result, Stream};
+use device::{Element, Error, Result, Stream};
 use kernels::{CustomKernel, Layout};
 
 use crate::Tensor;
-use crate::check::{elements_of, has_dtype, invalid, same_device};
+use crate::check::{elements_of, has_dtype, same_device};
 
 /// Runs a kernel of one's own on `inputs`, which are made contiguous, and gives its outputs, of these shapes. Asynchronous, on the
 /// current stream of the inputs' device.
@@ -51,7 +51,7 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
 ) -> Result<[Tensor; W]> {
     let op = kernel.name();
     let Some(first) = inputs.first() else {
-        return Err(invalid(op, "inputs", "at least one", 0));
+        return Err(Error::invalid(op, "inputs", "at least one", 0));
     };
     for input in inputs {
         same_device(op, first, input)?;
@@ -70,6 +70,6 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
         let reads = std::array::from_fn(|k| dense[k].view());
         let writes = std::array::from_fn(|k| outputs[k].view());
         kernels::custom(stream, kernel, reads, writes)?;
-        outputs.try_into().map_err(|_| invalid(op, "shapes", "one for each output", W))
+        outputs.try_into().map_err(|_| Error::invalid(op, "shapes", "one for each output", W))
     })
 }

@@ -1,10 +1,10 @@
 //! Sums and means over bags of rows of a table.
 
-use device::{DType, Result, Stream};
+use device::{DType, Error, Result, Stream};
 use kernels::Layout;
 
 use crate::Tensor;
-use crate::check::{has_dtype, has_shape, invalid, is_float, same_device, same_kind};
+use crate::check::{has_dtype, has_shape, is_float, same_device, same_kind};
 use crate::index::check_indices;
 
 /// Which rows of a table are in which bag.
@@ -32,12 +32,12 @@ impl Bags {
         let count = match (indices.shape(), offsets.map(Tensor::shape)) {
             (&[_], Some(&[count])) | (&[count, _], None) => count,
             (_, Some(shape)) if shape.len() != 1 => {
-                return Err(invalid(OP, "offsets", "of rank 1", format_args!("shape {shape:?}")));
+                return Err(Error::invalid(OP, "offsets", "of rank 1", format_args!("shape {shape:?}")));
             }
             (shape, offsets) => {
                 let given = if offsets.is_some() { "with" } else { "without" };
                 let expected = "of rank 1 with offsets, or of rank 2 without";
-                return Err(invalid(
+                return Err(Error::invalid(
                     OP,
                     "indices",
                     expected,
@@ -122,47 +122,47 @@ impl Tensor {
         })
     }
 
-    /// The gradient of [`Tensor::embedding_bag`] for a table of `rows` rows, for `self` that of the result; `members` are those
-    /// of a mean. Each row's sum has the order of the indices.
-    ///
-    /// Shapes: `self [b, d]`, `members [b]` -> `[v, d]`. Asynchronous, on the current stream; one command.
-    ///
-    /// # Errors
-    /// As [`Tensor::embedding_bag`].
-    pub fn embedding_bag_grad(&self, bags: &Bags, members: Option<&Tensor>, rows: usize) -> Result<Tensor> {
-        const OP: &str = "embedding_bag_grad";
-        let (_, width) = self.table(OP)?;
-        bags.check(OP, self, rows)?;
-        if let Some(members) = members {
-            same_device(OP, self, members)?;
-            has_dtype(OP, members, self.dtype.compute_dtype())?;
-        }
-        crate::check::elements_of(OP, &[rows, width])?;
-        Tensor::produce(self.device(), Layout::contiguous(&[rows, width]), self.dtype, |stream, out| {
-            kernels::embedding_bag_grad(stream, self.view(), &bags.view(), members.map(Tensor::view), out)
-        })
-    }
-
-    /// The gradient of the sums of [`Tensor::embedding_bag`] for the weights, for `self` that of the result.
-    ///
-    /// Shapes: `self [b, d]`, `table [v, d]` -> `[n]`. Asynchronous, on the current stream; one command.
-    ///
-    /// # Errors
-    /// As [`Tensor::embedding_bag`].
-    pub fn embedding_bag_weights_grad(&self, table: &Tensor, bags: &Bags) -> Result<Tensor> {
-        const OP: &str = "embedding_bag_weights_grad";
-        let (rows, _) = table.table(OP)?;
-        same_kind(OP, self, table)?;
-        bags.check(OP, self, rows)?;
-        Tensor::produce(self.device(), Layout::contiguous(bags.indices.shape()), self.dtype, |stream, out| {
-            kernels::embedding_bag_weights_grad(stream, self.view(), table.view(), &bags.view(), out)
-        })
-    }
-
     fn table(&self, op: &'static str) -> Result<(usize, usize)> {
         match *self.shape() {
             [rows, width] => Ok((rows, width)),
-            ref shape => Err(invalid(op, "table", "of rank 2", format_args!("shape {shape:?}"))),
+            ref shape => Err(Error::invalid(op, "table", "of rank 2", format_args!("shape {shape:?}"))),
         }
     }
+}
+
+/// The gradient of [`Tensor::embedding_bag`] for a table of `rows` rows, for `g` that of the result; `members` are those
+/// of a mean. Each row's sum has the order of the indices.
+///
+/// Shapes: `g [b, d]`, `members [b]` -> `[v, d]`. Asynchronous, on the current stream; one command.
+///
+/// # Errors
+/// As [`Tensor::embedding_bag`].
+pub fn embedding_bag_grad(g: &Tensor, bags: &Bags, members: Option<&Tensor>, rows: usize) -> Result<Tensor> {
+    const OP: &str = "embedding_bag_grad";
+    let (_, width) = g.table(OP)?;
+    bags.check(OP, g, rows)?;
+    if let Some(members) = members {
+        same_device(OP, g, members)?;
+        has_dtype(OP, members, g.dtype.compute_dtype())?;
+    }
+    crate::check::elements_of(OP, &[rows, width])?;
+    Tensor::produce(g.device(), Layout::contiguous(&[rows, width]), g.dtype, |stream, out| {
+        kernels::embedding_bag_grad(stream, g.view(), &bags.view(), members.map(Tensor::view), out)
+    })
+}
+
+/// The gradient of the sums of [`Tensor::embedding_bag`] for the weights, for `g` that of the result.
+///
+/// Shapes: `g [b, d]`, `table [v, d]` -> `[n]`. Asynchronous, on the current stream; one command.
+///
+/// # Errors
+/// As [`Tensor::embedding_bag`].
+pub fn embedding_bag_weights_grad(g: &Tensor, table: &Tensor, bags: &Bags) -> Result<Tensor> {
+    const OP: &str = "embedding_bag_weights_grad";
+    let (rows, _) = table.table(OP)?;
+    same_kind(OP, g, table)?;
+    bags.check(OP, g, rows)?;
+    Tensor::produce(g.device(), Layout::contiguous(bags.indices.shape()), g.dtype, |stream, out| {
+        kernels::embedding_bag_weights_grad(stream, g.view(), table.view(), &bags.view(), out)
+    })
 }

@@ -117,12 +117,7 @@ pub fn explore_all(limit: usize, program: impl Fn(&Device) -> Result<Vec<Tensor>
             return Ok(report);
         }
         if report.schedules >= limit {
-            return Err(Error::InvalidArgument {
-                op: "explore_all",
-                argument: "limit",
-                expected: "at least the number of schedules",
-                value: limit.to_string().into(),
-            });
+            return Err(Error::invalid("explore_all", "limit", "at least the number of schedules", limit));
         }
     }
 }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use device::{
-    Attached, Buffer, Capture, Device, Error, Executable, GraphOptions, Kept, PlanReport, Result, Shared,
-    Stream,
+    Attached, Buffer, Capture, Device, Error, Executable, GraphOptions, Kept, PlanReport, PlannedCommand,
+    Result, Shared, Stream,
 };
 use kernels::{RandomKey, RuleStep};
 use parking_lot::Mutex;
 
-use crate::check::{invalid, shape_mismatch};
+use crate::check::shape_mismatch;
 use crate::random::{Forked, skip_keys, with_generator_after};
 use crate::{Generator, Tensor};
 
@@ -276,7 +276,13 @@ impl<R: Tensors> Graph<R> {
         let State { outputs, places, random, hooks, .. } = &mut *state;
         let mut asked = Asked { hooks, count: 0 };
         let steps = asked.next()?;
-        let replaced = fresh_outputs(outputs)?;
+        // Results that somebody holds, besides the graph and its executable, are left alone.
+        let mut fresh = Vec::new();
+        for (at, output) in outputs.iter().enumerate().filter(|(_, output)| output.storage.owners() > 2) {
+            fresh.push((at, Tensor::empty(output.shape(), output.dtype(), &self.device)?));
+        }
+        let pair = |(at, fresh): &(usize, Tensor)| (outputs[*at].storage.clone(), fresh.storage.clone());
+        let replaced: Vec<(Shared<Buffer>, Shared<Buffer>)> = fresh.iter().map(pair).collect();
         now.push((random.root, Generator::current()));
         let (keys, draws) = (Arc::clone(random), random.draws);
         Stream::with_current(&self.device, |stream| {
@@ -284,8 +290,9 @@ impl<R: Tensors> Graph<R> {
                 move |kept: &mut Kept<'_>| Prepare { random: &keys, now: &now, steps: &steps }.run(kept);
             self.executable.replay(stream, &replaced, prepare)
         })?;
-        skip_keys(draws);
         asked.keep();
+        fresh.into_iter().for_each(|(at, fresh)| outputs[at] = fresh);
+        skip_keys(draws);
         let mut places = places.iter();
         self.template.map(&mut |tensor| {
             Ok(match places.next().copied().flatten() {
@@ -303,9 +310,14 @@ impl<R: Tensors> Graph<R> {
         let used = std::ptr::from_ref(tensor.buffer()).addr();
         if !self.state.lock().inputs.contains(&used) {
             let value = format_args!("one of shape {:?} that it does not use", tensor.shape());
-            return Err(invalid("Graph::input", "tensor", "a tensor that the step uses", value));
+            return Err(Error::invalid("Graph::input", "tensor", "a tensor that the step uses", value));
         }
         Ok(Input(tensor.clone()))
+    }
+
+    /// The commands, in the program's order.
+    pub fn commands(&self) -> Vec<PlannedCommand> {
+        self.executable.commands()
     }
 
     /// What replays run.
@@ -317,21 +329,6 @@ impl<R: Tensors> Graph<R> {
     pub fn report(&self) -> PlanReport {
         self.executable.report()
     }
-}
-
-/// Gives every output that somebody holds since the last replay memory of its own: all of them, or none. Names the buffers that
-/// went and came.
-fn fresh_outputs(outputs: &mut [Tensor]) -> Result<Vec<(Shared<Buffer>, Shared<Buffer>)>> {
-    // Besides the graph and its executable.
-    let held = outputs.iter_mut().filter(|output| output.storage.owners() > 2);
-    let fresh: Vec<_> = held
-        .map(|output| Ok((Tensor::empty(output.shape(), output.dtype(), output.device())?, output)))
-        .collect::<Result<_>>()?;
-    let replaced = fresh.into_iter().map(|(fresh, output)| {
-        let held = std::mem::replace(output, fresh);
-        (held.storage, output.storage.clone())
-    });
-    Ok(replaced.collect())
 }
 
 /// Puts what was attached to a capture where it belongs.
@@ -375,20 +372,24 @@ impl Prepare<'_> {
     fn run(&self, kept: &mut Kept<'_>) {
         for (command, captured) in &self.random.keys {
             let mut captured = captured.iter();
-            kept.scalars(*command, &mut |value| {
-                if let (Some(key), Some(&captured)) = (value.downcast_mut::<RandomKey>(), captured.next()) {
-                    *key = self.random.key(captured, self.now);
+            kept.scalars(*command, &mut |value| match (value.downcast_mut::<RandomKey>(), captured.next()) {
+                (Some(key), Some(&captured)) => {
+                    let next = self.random.key(captured, self.now);
+                    std::mem::replace(key, next) != next
                 }
+                _ => false,
             });
         }
         for command in &self.random.steps {
             kept.scalars(*command, &mut |value| {
                 let step = value.downcast_mut::<RuleStep>().filter(|step| step.slot() > 0);
                 let next = |slot| self.steps.iter().find(|next| next.slot() == slot);
-                if let Some(step) = step
-                    && let Some(next) = next(step.slot())
-                {
-                    *step = *next;
+                match step {
+                    Some(step) => next(step.slot()).is_some_and(|next| {
+                        let last = std::mem::replace(step, *next);
+                        last.numbers() != next.numbers()
+                    }),
+                    None => false,
                 }
             });
         }

@@ -1,10 +1,10 @@
 //! Images: warps and blurs of whole batches, without gradient.
 
-use device::Result;
+use device::{Error, Result};
 use kernels::{Layout, Sampling};
 
 use crate::Tensor;
-use crate::check::{invalid, same_device};
+use crate::check::same_device;
 
 impl Tensor {
     /// Samples each image at an affine map of the output's pixels: `out[n, c, i, j] = self[n, c, y, x]` with
@@ -31,7 +31,7 @@ impl Tensor {
         const OP: &str = "warp";
         same_device(OP, self, matrices)?;
         let &[samples, channels, ..] = self.shape() else {
-            return Err(invalid(OP, "images", "of rank 4", format_args!("shape {:?}", self.shape())));
+            return Err(Error::invalid(OP, "images", "of rank 4", format_args!("shape {:?}", self.shape())));
         };
         let (x, matrices) = (self.contiguous()?, matrices.contiguous()?);
         let layout = Layout::contiguous(&[samples, channels, size[0], size[1]]);

@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{Dims, Layout, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{dtype_mismatch, has_dtype, invalid, is_number, same_device, same_kind, shape_mismatch};
+use crate::check::{dtype_mismatch, has_dtype, is_number, same_device, same_kind, shape_mismatch};
 
 /// An index or label that the axis does not have.
 #[cold]
@@ -43,7 +43,7 @@ impl Tensor {
 
     fn join(op: &'static str, tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
         let Some((&first, rest)) = tensors.split_first() else {
-            return Err(invalid(op, "tensors", "at least one tensor", 0));
+            return Err(Error::invalid(op, "tensors", "at least one tensor", 0));
         };
         let at = normalize_axis(op, axis, first.rank())?;
         let mut shape = Dims::from_slice(first.shape());
@@ -81,7 +81,7 @@ impl Tensor {
     pub fn stack(tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
         const OP: &str = "stack";
         let Some(&first) = tensors.first() else {
-            return Err(invalid(OP, "tensors", "at least one tensor", 0));
+            return Err(Error::invalid(OP, "tensors", "at least one tensor", 0));
         };
         let mut raised = Vec::with_capacity(tensors.len());
         for &x in tensors {
@@ -100,7 +100,12 @@ impl Tensor {
         has_dtype(op, indices, DType::I64)?;
         let at = normalize_axis(op, axis, self.rank())?;
         if indices.rank() != 1 {
-            return Err(invalid(op, "indices", "of rank 1", format_args!("shape {:?}", indices.shape())));
+            return Err(Error::invalid(
+                op,
+                "indices",
+                "of rank 1",
+                format_args!("shape {:?}", indices.shape()),
+            ));
         }
         Ok(at)
     }
@@ -170,22 +175,6 @@ impl Tensor {
         self.index_add_with("index_add", at, indices, src, Tensor::copy)
     }
 
-    /// The gradient of [`Tensor::index_select`] from an axis of `size` places, for `self` the result's gradient.
-    ///
-    /// # Errors
-    /// As [`Tensor::index_add`].
-    pub fn index_select_grad(&self, axis: isize, indices: &Tensor, size: usize) -> Result<Tensor> {
-        const OP: &str = "index_select_grad";
-        let at = self.vector_index(OP, axis, indices)?;
-        let mut shape = Dims::from_slice(self.shape());
-        shape[at] = size;
-        crate::check::elements_of(OP, &shape)?;
-        // Stands for the zeros in the checks, without their memory.
-        let target = self.with_layout(Layout::contiguous(&shape));
-        let zeros = |_: &Tensor| Tensor::zeros(&shape, self.dtype, self.device());
-        target.index_add_with(OP, at, indices, self, zeros)
-    }
-
     fn index_add_with(
         &self,
         op: &'static str,
@@ -217,18 +206,6 @@ impl Tensor {
     /// As [`Tensor::gather`], and `DTypeUnsupported` for bool.
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Tensor) -> Result<Tensor> {
         self.scatter_add_with("scatter_add", axis, indices, src, Tensor::copy)
-    }
-
-    /// The gradient of [`Tensor::gather`] from a tensor of this shape, for `self` the result's gradient.
-    ///
-    /// # Errors
-    /// As [`Tensor::scatter_add`].
-    pub fn gather_grad(&self, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Tensor> {
-        const OP: &str = "gather_grad";
-        crate::check::elements_of(OP, shape)?;
-        let target = self.with_layout(Layout::contiguous(shape));
-        let zeros = |_: &Tensor| Tensor::zeros(shape, self.dtype, self.device());
-        target.scatter_add_with(OP, axis, indices, self, zeros)
     }
 
     fn scatter_add_with(
@@ -290,4 +267,32 @@ impl Tensor {
         }
         check_indices(op, self, classes)
     }
+}
+
+/// The gradient of [`Tensor::index_select`] from an axis of `size` places, for `g` the result's gradient.
+///
+/// # Errors
+/// As [`Tensor::index_add`].
+pub fn index_select_grad(g: &Tensor, axis: isize, indices: &Tensor, size: usize) -> Result<Tensor> {
+    const OP: &str = "index_select_grad";
+    let at = g.vector_index(OP, axis, indices)?;
+    let mut shape = Dims::from_slice(g.shape());
+    shape[at] = size;
+    crate::check::elements_of(OP, &shape)?;
+    // Stands for the zeros in the checks, without their memory.
+    let target = g.with_layout(Layout::contiguous(&shape));
+    let zeros = |_: &Tensor| Tensor::zeros(&shape, g.dtype, g.device());
+    target.index_add_with(OP, at, indices, g, zeros)
+}
+
+/// The gradient of [`Tensor::gather`] from a tensor of this shape, for `g` the result's gradient.
+///
+/// # Errors
+/// As [`Tensor::scatter_add`].
+pub fn gather_grad(g: &Tensor, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    const OP: &str = "gather_grad";
+    crate::check::elements_of(OP, shape)?;
+    let target = g.with_layout(Layout::contiguous(shape));
+    let zeros = |_: &Tensor| Tensor::zeros(shape, g.dtype, g.device());
+    target.scatter_add_with(OP, axis, indices, g, zeros)
 }

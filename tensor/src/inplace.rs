@@ -1,10 +1,10 @@
 //! Ops that write into a tensor's storage and count its version up.
 
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 use kernels::{BinaryOp, Scalar, UnaryOp};
 
 use crate::Tensor;
-use crate::check::{invalid, is_float, is_number, same_kind};
+use crate::check::{is_float, is_number, same_kind};
 use crate::elementwise::dense_order;
 
 impl Tensor {
@@ -12,7 +12,12 @@ impl Tensor {
     pub(crate) fn writable(&self, op: &'static str) -> Result<()> {
         if self.layout.overlaps_itself() {
             let strides = self.strides();
-            return Err(invalid(op, "self", "without expanded axes", format_args!("strides {strides:?}")));
+            return Err(Error::invalid(
+                op,
+                "self",
+                "without expanded axes",
+                format_args!("strides {strides:?}"),
+            ));
         }
         Ok(())
     }

@@ -36,6 +36,7 @@ mod display;
 mod elementwise;
 mod embedding_bag;
 mod explore;
+pub mod grad;
 mod graph;
 mod graphs;
 mod image;
@@ -64,7 +65,8 @@ pub use batch_norm::BatchStatistics;
 pub use conv::ConvOptions;
 pub use custom::custom;
 pub use device::{
-    Capture, DType, Device, Element, Error, GraphOptions, Order, PlanReport, Result, Stream, bf16, f16,
+    Capture, DType, Device, Element, Error, GraphOptions, Order, PlanReport, PlannedCommand, Result, Stream,
+    bf16, f16,
 };
 pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
@@ -77,7 +79,7 @@ pub use kernels::{
 };
 pub use normalize::{Norm, NormGradients, Normalized};
 pub use operators::Operand;
-pub use optim::{Update, optimizer_step};
+pub use optim::{Update, accumulate, optimizer_step};
 pub use pool::{AvgPool, MaxPool};
 pub use random::{Generator, next_key, seed, with_generator};
 pub use tensor::Tensor;

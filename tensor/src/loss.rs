@@ -1,10 +1,10 @@
 //! The fused cross-entropy.
 
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 use kernels::Layout;
 
 use crate::Tensor;
-use crate::check::{has_shape, invalid, is_float, same_device, same_kind};
+use crate::check::{has_shape, is_float, same_device, same_kind};
 
 impl Tensor {
     /// `-log_softmax(self)[label]` of each row, and the log-probabilities that the gradient needs.
@@ -41,30 +41,30 @@ impl Tensor {
         })
     }
 
-    /// `(e ^ self - one_hot(label)) * g` of each row, for `self` the log-probabilities of
-    /// [`Tensor::cross_entropy`] and `g` the gradient of its losses.
-    ///
-    /// Shapes: `self [n, c]`, `labels [n]` i64, `g [n]` -> `[n, c]`.
-    ///
-    /// # Errors
-    /// As [`Tensor::cross_entropy`].
-    pub fn cross_entropy_grad(&self, labels: &Tensor, g: &Tensor) -> Result<Tensor> {
-        const OP: &str = "cross_entropy_grad";
-        let (n, c) = self.rows(OP)?;
-        same_device(OP, self, labels)?;
-        labels.check_labels(OP, n, c)?;
-        same_kind(OP, self, g)?;
-        has_shape(OP, &[n], g)?;
-        Tensor::produce(self.device(), Layout::contiguous(&[n, c]), self.dtype, |stream, out| {
-            kernels::cross_entropy_grad(stream, self.view(), labels.view(), g.view(), out)
-        })
-    }
-
     fn rows(&self, op: &'static str) -> Result<(usize, usize)> {
         is_float(op, self)?;
         match *self.shape() {
             [n, c] => Ok((n, c)),
-            ref shape => Err(invalid(op, "logits", "of rank 2", format_args!("shape {shape:?}"))),
+            ref shape => Err(Error::invalid(op, "logits", "of rank 2", format_args!("shape {shape:?}"))),
         }
     }
+}
+
+/// `(e ^ log_probs - one_hot(label)) * g` of each row, for `log_probs` the log-probabilities of
+/// [`Tensor::cross_entropy`] and `g` the gradient of its losses.
+///
+/// Shapes: `log_probs [n, c]`, `labels [n]` i64, `g [n]` -> `[n, c]`.
+///
+/// # Errors
+/// As [`Tensor::cross_entropy`].
+pub fn cross_entropy_grad(log_probs: &Tensor, labels: &Tensor, g: &Tensor) -> Result<Tensor> {
+    const OP: &str = "cross_entropy_grad";
+    let (n, c) = log_probs.rows(OP)?;
+    same_device(OP, log_probs, labels)?;
+    labels.check_labels(OP, n, c)?;
+    same_kind(OP, log_probs, g)?;
+    has_shape(OP, &[n], g)?;
+    Tensor::produce(log_probs.device(), Layout::contiguous(&[n, c]), log_probs.dtype, |stream, out| {
+        kernels::cross_entropy_grad(stream, log_probs.view(), labels.view(), g.view(), out)
+    })
 }

@@ -1,10 +1,10 @@
 //! Products of matrices.
 
-use device::Result;
+use device::{Error, Result};
 use kernels::{Accumulate, Dims, Layout, broadcast_shapes};
 
 use crate::Tensor;
-use crate::check::{elements_of, invalid, is_float, same_kind, shape_mismatch};
+use crate::check::{elements_of, is_float, same_kind, shape_mismatch};
 
 impl Tensor {
     /// The matrix product, by torch's rules.
@@ -39,7 +39,7 @@ impl Tensor {
             }
             ([], _) | (_, []) => {
                 let shapes = format!("{:?} and {:?}", self.shape(), rhs.shape());
-                Err(invalid(OP, "operands", "of rank 1 at least", shapes))
+                Err(Error::invalid(OP, "operands", "of rank 1 at least", shapes))
             }
             (&[k], _) => {
                 if rhs.shape()[rhs.rank().saturating_sub(2)] != k {
@@ -124,7 +124,7 @@ impl Tensor {
         is_float(OP, self)?;
         same_kind(OP, self, weight)?;
         let Some((&k, lead)) = self.shape().split_last() else {
-            return Err(invalid(OP, "input", "of rank 1 at least", "a scalar"));
+            return Err(Error::invalid(OP, "input", "of rank 1 at least", "a scalar"));
         };
         let &[n, inner] = weight.shape() else {
             return Err(shape_mismatch(OP, self.shape(), weight.shape()));

@@ -4,7 +4,6 @@ use device::{Device, Element, Error, Result};
 use ndarray::{Array, ArrayBase, ArrayD, Data, Dimension, IxDyn};
 
 use crate::Tensor;
-use crate::check::invalid;
 
 impl Tensor {
     /// A copy of an array on a device; the array may be of any layout.
@@ -57,7 +56,8 @@ impl<T: Element, D: Dimension> TryFrom<&Tensor> for Array<T, D> {
 
     #[track_caller]
     fn try_from(tensor: &Tensor) -> Result<Array<T, D>> {
-        let wrong = |expected| invalid("to_ndarray", "shape", expected, format_args!("{:?}", tensor.shape()));
+        let wrong =
+            |expected| Error::invalid("to_ndarray", "shape", expected, format_args!("{:?}", tensor.shape()));
         let array = ArrayD::from_shape_vec(IxDyn(tensor.shape()), tensor.to_vec()?);
         let array = array.map_err(|_| wrong("one that ndarray can address"))?;
         array.into_dimensionality().map_err(|_| wrong("as many axes as the array's type has"))

@@ -1,10 +1,10 @@
 //! Normalization by rows: layer norm, RMS norm, group norm.
 
-use device::{DType, Result, Stream};
+use device::{DType, Error, Result, Stream};
 use kernels::{Layout, NormGrads, NormInput, NormRows};
 
 use crate::Tensor;
-use crate::check::{invalid, is_float, same_kind, shape_mismatch};
+use crate::check::{is_float, same_kind, shape_mismatch};
 
 /// Which elements of a tensor are normalized together: made for one shape by [`Norm::layer`], [`Norm::rms`] or
 /// [`Norm::group`].
@@ -68,11 +68,16 @@ impl Norm {
         const OP: &str = "group_norm";
         is_float(OP, x)?;
         let &[_, channels, ref inner @ ..] = x.shape() else {
-            return Err(invalid(OP, "input", "of rank 2 or more", format_args!("shape {:?}", x.shape())));
+            return Err(Error::invalid(
+                OP,
+                "input",
+                "of rank 2 or more",
+                format_args!("shape {:?}", x.shape()),
+            ));
         };
         if groups == 0 || channels % groups != 0 {
             let value = format_args!("{groups} for {channels} channels");
-            return Err(invalid(OP, "num_groups", "a divisor of the channels", value));
+            return Err(Error::invalid(OP, "num_groups", "a divisor of the channels", value));
         }
         let rows = NormRows { groups, channels: channels / groups, inner: inner.iter().product() };
         Ok(Norm { op: OP, rows, centred: true, eps })
@@ -182,7 +187,7 @@ impl Norm {
 fn trailing(op: &'static str, x: &Tensor, normalized_shape: &[usize]) -> Result<NormRows> {
     is_float(op, x)?;
     if normalized_shape.is_empty() {
-        return Err(invalid(op, "normalized_shape", "of one axis or more", "[]"));
+        return Err(Error::invalid(op, "normalized_shape", "of one axis or more", "[]"));
     }
     if !x.shape().ends_with(normalized_shape) {
         return Err(shape_mismatch(op, x.shape(), normalized_shape));

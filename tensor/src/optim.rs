@@ -1,7 +1,7 @@
 //! Steps of optimizers, fused: one command a device for all parameters.
 
-use device::{Result, Stream};
-use kernels::RuleStep;
+use device::{DType, Result, Stream};
+use kernels::{Accumulated, RuleStep};
 
 use crate::Tensor;
 use crate::check::same_device;
@@ -28,6 +28,24 @@ impl<'a> Update<'a> {
             step: self.step,
         }
     }
+}
+
+/// `sum += addend` for each pair, in place: one command a device for those of F32 and F64.
+///
+/// Shapes and types: alike in each pair. Asynchronous, on the current stream.
+///
+/// # Errors
+/// As for [`optimizer_step`].
+pub fn accumulate(pairs: &[(Tensor, Tensor)]) -> Result<()> {
+    let step = RuleStep::new(Accumulated, [], []);
+    let mut updates = Vec::with_capacity(pairs.len());
+    for (sum, addend) in pairs {
+        match sum.dtype {
+            DType::F32 | DType::F64 => updates.push(Update { param: sum, grad: addend, states: &[], step }),
+            _ => sum.add_(addend)?,
+        }
+    }
+    optimizer_step(&updates)
 }
 
 /// One step of optimizers' rules on several parameters, in one command a device.

@@ -1,10 +1,10 @@
 //! Borders around tensors.
 
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 use kernels::{Dims, Scalar};
 
 use crate::Tensor;
-use crate::check::{elements_of, invalid};
+use crate::check::elements_of;
 
 impl Tensor {
     /// This tensor with elements of one value around it: `borders` has how many come before and behind each axis.
@@ -14,7 +14,7 @@ impl Tensor {
     pub fn pad_constant(&self, borders: &[[usize; 2]], value: impl Into<Scalar>) -> Result<Tensor> {
         const OP: &str = "pad";
         if borders.len() != self.rank() {
-            return Err(invalid(OP, "borders", "a pair for each axis", format_args!("{borders:?}")));
+            return Err(Error::invalid(OP, "borders", "a pair for each axis", format_args!("{borders:?}")));
         }
         let sizes = self.shape().iter().zip(borders);
         let shape: Dims = sizes

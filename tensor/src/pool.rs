@@ -1,10 +1,10 @@
 //! Pooling over the last two axes.
 
-use device::{Result, Stream};
+use device::{Error, Result, Stream};
 use kernels::{Dims, Layout, Means, Window, max_pool2d_index_dtype};
 
 use crate::Tensor;
-use crate::check::{elements_of, has_shape, invalid, is_float, same_device};
+use crate::check::{elements_of, has_shape, is_float, same_device};
 
 /// How [`Tensor::max_pool2d`] moves its window; every pair is for the axes `[h, w]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,9 @@ fn image_of(op: &'static str, x: &Tensor) -> Result<[usize; 2]> {
     is_float(op, x)?;
     match *x.shape() {
         [.., h, w] if h > 0 && w > 0 => Ok([h, w]),
-        ref shape => Err(invalid(op, "input", "[.., h, w] with pixels", format_args!("shape {shape:?}"))),
+        ref shape => {
+            Err(Error::invalid(op, "input", "[.., h, w] with pixels", format_args!("shape {shape:?}")))
+        }
     }
 }
 
@@ -88,7 +90,7 @@ fn places(op: &'static str, window: &Window, image: [usize; 2], ceil: bool) -> R
     window.check(op)?;
     let too_wide = (0..2).any(|axis| window.padding[axis] > window.extent(axis) / 2);
     if too_wide {
-        return Err(invalid(op, "padding", "at most half of the window", format_args!("{window:?}")));
+        return Err(Error::invalid(op, "padding", "at most half of the window", format_args!("{window:?}")));
     }
     let mut places = window.places(op, image)?;
     for axis in 0..2 {
@@ -144,36 +146,6 @@ impl Tensor {
         })
     }
 
-    /// The gradient of [`Tensor::max_pool2d`] for images of sizes `image`: `self` added where the maxima came from.
-    ///
-    /// # Errors
-    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `InvalidArgument` as for [`Tensor::max_pool2d`].
-    pub fn max_pool2d_grad(&self, index: &Tensor, pool: &MaxPool, image: [usize; 2]) -> Result<Tensor> {
-        const OP: &str = "max_pool2d_grad";
-        image_of(OP, self)?;
-        same_device(OP, self, index)?;
-        let shape = resized(self, image);
-        elements_of(OP, &shape)?;
-        let (g, index) = (self.contiguous()?, index.contiguous()?);
-        Tensor::produce(self.device(), Layout::contiguous(&shape), self.dtype, |stream, out| {
-            kernels::max_pool2d_grad(stream, g.view(), index.view(), pool.window(), out)
-        })
-    }
-
-    /// The elements of `self` where the maxima of another tensor were, by the index that [`Tensor::max_pool2d`] gave.
-    ///
-    /// # Errors
-    /// As for [`Tensor::max_pool2d_grad`].
-    pub fn max_pool2d_pick(&self, index: &Tensor, pool: &MaxPool) -> Result<Tensor> {
-        const OP: &str = "max_pool2d_pick";
-        image_of(OP, self)?;
-        same_device(OP, self, index)?;
-        let (x, index) = (self.contiguous()?, index.contiguous()?);
-        Tensor::produce(self.device(), Layout::contiguous(index.shape()), self.dtype, |stream, out| {
-            kernels::max_pool2d_pick(stream, x.view(), index.view(), pool.window(), out)
-        })
-    }
-
     /// The mean at each place of a window.
     ///
     /// Shapes: `[.., h, w] -> [.., oh, ow]`.
@@ -184,17 +156,6 @@ impl Tensor {
         const OP: &str = "avg_pool2d";
         let shape = resized(self, places(OP, &pool.window(), image_of(OP, self)?, pool.ceil_mode)?);
         self.means(OP, pool.means(), &shape)
-    }
-
-    /// The gradient of [`Tensor::avg_pool2d`] for images of sizes `image`.
-    ///
-    /// # Errors
-    /// As for [`Tensor::avg_pool2d`]; `ShapeMismatch` unless `self` has the places of such an image.
-    pub fn avg_pool2d_grad(&self, pool: &AvgPool, image: [usize; 2]) -> Result<Tensor> {
-        const OP: &str = "avg_pool2d_grad";
-        image_of(OP, self)?;
-        has_shape(OP, &resized(self, places(OP, &pool.window(), image, pool.ceil_mode)?), self)?;
-        self.means_grad(OP, pool.means(), image)
     }
 
     /// The means over as many ranges along each of the last two axes as `size` says, range `i` being
@@ -208,19 +169,6 @@ impl Tensor {
         const OP: &str = "adaptive_avg_pool2d";
         image_of(OP, self)?;
         self.means(OP, Means::Adaptive, &resized(self, size))
-    }
-
-    /// The gradient of [`Tensor::adaptive_avg_pool2d`] for images of sizes `image`.
-    ///
-    /// # Errors
-    /// As for [`Tensor::adaptive_avg_pool2d`].
-    pub fn adaptive_avg_pool2d_grad(&self, image: [usize; 2]) -> Result<Tensor> {
-        const OP: &str = "adaptive_avg_pool2d_grad";
-        is_float(OP, self)?;
-        if self.rank() < 2 {
-            return Err(invalid(OP, "gradient", "[.., h, w]", format_args!("shape {:?}", self.shape())));
-        }
-        self.means_grad(OP, Means::Adaptive, image)
     }
 
     fn means(&self, op: &'static str, means: Means, shape: &[usize]) -> Result<Tensor> {
@@ -239,4 +187,58 @@ impl Tensor {
             kernels::avg_pool2d_grad(stream, g.view(), means, out)
         })
     }
+}
+
+/// The gradient of [`Tensor::max_pool2d`] for images of sizes `image`: `g` added where the maxima came from.
+///
+/// # Errors
+/// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `InvalidArgument` as for [`Tensor::max_pool2d`].
+pub fn max_pool2d_grad(g: &Tensor, index: &Tensor, pool: &MaxPool, image: [usize; 2]) -> Result<Tensor> {
+    const OP: &str = "max_pool2d_grad";
+    image_of(OP, g)?;
+    same_device(OP, g, index)?;
+    let shape = resized(g, image);
+    elements_of(OP, &shape)?;
+    let (g, index) = (g.contiguous()?, index.contiguous()?);
+    Tensor::produce(g.device(), Layout::contiguous(&shape), g.dtype, |stream, out| {
+        kernels::max_pool2d_grad(stream, g.view(), index.view(), pool.window(), out)
+    })
+}
+
+/// The elements of `x` where the maxima of another tensor were, by the index that [`Tensor::max_pool2d`] gave.
+///
+/// # Errors
+/// As for [`max_pool2d_grad`].
+pub fn max_pool2d_pick(x: &Tensor, index: &Tensor, pool: &MaxPool) -> Result<Tensor> {
+    const OP: &str = "max_pool2d_pick";
+    image_of(OP, x)?;
+    same_device(OP, x, index)?;
+    let (x, index) = (x.contiguous()?, index.contiguous()?);
+    Tensor::produce(x.device(), Layout::contiguous(index.shape()), x.dtype, |stream, out| {
+        kernels::max_pool2d_pick(stream, x.view(), index.view(), pool.window(), out)
+    })
+}
+
+/// The gradient of [`Tensor::avg_pool2d`] for images of sizes `image`.
+///
+/// # Errors
+/// As for [`Tensor::avg_pool2d`]; `ShapeMismatch` unless `g` has the places of such an image.
+pub fn avg_pool2d_grad(g: &Tensor, pool: &AvgPool, image: [usize; 2]) -> Result<Tensor> {
+    const OP: &str = "avg_pool2d_grad";
+    image_of(OP, g)?;
+    has_shape(OP, &resized(g, places(OP, &pool.window(), image, pool.ceil_mode)?), g)?;
+    g.means_grad(OP, pool.means(), image)
+}
+
+/// The gradient of [`Tensor::adaptive_avg_pool2d`] for images of sizes `image`.
+///
+/// # Errors
+/// As for [`Tensor::adaptive_avg_pool2d`].
+pub fn adaptive_avg_pool2d_grad(g: &Tensor, image: [usize; 2]) -> Result<Tensor> {
+    const OP: &str = "adaptive_avg_pool2d_grad";
+    is_float(OP, g)?;
+    if g.rank() < 2 {
+        return Err(Error::invalid(OP, "gradient", "[.., h, w]", format_args!("shape {:?}", g.shape())));
+    }
+    g.means_grad(OP, Means::Adaptive, image)
 }

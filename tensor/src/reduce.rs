@@ -1,10 +1,10 @@
 //! Reductions over axes, and the softmax family.
 
-use device::{DType, Result, Stream};
+use device::{DType, Error, Result, Stream};
 use kernels::{Dims, Layout, ReduceOp, Strides, View, normalize_axes, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{has_shape, invalid, is_float, is_number, same_kind, shape_mismatch};
+use crate::check::{has_shape, is_float, is_number, same_kind, shape_mismatch};
 
 /// `shape` with the reduced axes at size 1, or without them.
 fn reduced_shape(shape: &[usize], axes: &[usize], keepdim: bool) -> Dims {
@@ -38,7 +38,7 @@ impl Tensor {
     fn axes_not_empty(&self, op: &'static str, axes: &[usize]) -> Result<()> {
         if axes.iter().any(|&axis| self.shape()[axis] == 0) {
             let shape = self.shape();
-            return Err(invalid(
+            return Err(Error::invalid(
                 op,
                 "axes",
                 "axes that are not empty",
@@ -263,30 +263,30 @@ impl Tensor {
             kernels::log_softmax(stream, x.view(), axis as isize, out)
         })
     }
+}
 
-    /// `y * (g - sum(g * y))` along `axis`, for `self = y` the result of [`Tensor::softmax`].
-    ///
-    /// # Errors
-    /// As [`Tensor::softmax`], and `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
-    pub fn softmax_grad(&self, g: &Tensor, axis: isize) -> Result<Tensor> {
-        same_kind("softmax_grad", self, g)?;
-        has_shape("softmax_grad", self.shape(), g)?;
-        self.along("softmax_grad", axis, |stream, y, axis, out| {
-            let g = g.with_layout(g.layout.expand("softmax_grad", y.shape())?);
-            kernels::softmax_grad(stream, y.view(), g.view(), axis as isize, out)
-        })
-    }
+/// `y * (g - sum(g * y))` along `axis`, for the result `y` of [`Tensor::softmax`].
+///
+/// # Errors
+/// As [`Tensor::softmax`], and `DeviceMismatch`, `DTypeMismatch`, `ShapeMismatch`.
+pub fn softmax_grad(y: &Tensor, g: &Tensor, axis: isize) -> Result<Tensor> {
+    same_kind("softmax_grad", y, g)?;
+    has_shape("softmax_grad", y.shape(), g)?;
+    y.along("softmax_grad", axis, |stream, y, axis, out| {
+        let g = g.with_layout(g.layout.expand("softmax_grad", y.shape())?);
+        kernels::softmax_grad(stream, y.view(), g.view(), axis as isize, out)
+    })
+}
 
-    /// `g - e ^ y * sum(g)` along `axis`, for `self = y` the result of [`Tensor::log_softmax`].
-    ///
-    /// # Errors
-    /// As [`Tensor::softmax_grad`].
-    pub fn log_softmax_grad(&self, g: &Tensor, axis: isize) -> Result<Tensor> {
-        same_kind("log_softmax_grad", self, g)?;
-        has_shape("log_softmax_grad", self.shape(), g)?;
-        self.along("log_softmax_grad", axis, |stream, y, axis, out| {
-            let g = g.with_layout(g.layout.expand("log_softmax_grad", y.shape())?);
-            kernels::log_softmax_grad(stream, y.view(), g.view(), axis as isize, out)
-        })
-    }
+/// `g - e ^ y * sum(g)` along `axis`, for the result `y` of [`Tensor::log_softmax`].
+///
+/// # Errors
+/// As [`softmax_grad`].
+pub fn log_softmax_grad(y: &Tensor, g: &Tensor, axis: isize) -> Result<Tensor> {
+    same_kind("log_softmax_grad", y, g)?;
+    has_shape("log_softmax_grad", y.shape(), g)?;
+    y.along("log_softmax_grad", axis, |stream, y, axis, out| {
+        let g = g.with_layout(g.layout.expand("log_softmax_grad", y.shape())?);
+        kernels::log_softmax_grad(stream, y.view(), g.view(), axis as isize, out)
+    })
 }

@@ -1,10 +1,10 @@
 //! Cumulative sums, and rotation by place.
 
-use device::{DType, Result};
+use device::{DType, Error, Result};
 use kernels::{Dims, Layout, Rotation, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{invalid, is_float, same_kind};
+use crate::check::{is_float, same_kind};
 
 impl Tensor {
     /// The sums of the elements up to each place of `axis`; bool and u8 sum to i64.
@@ -69,7 +69,7 @@ impl Tensor {
         match shape.last_mut() {
             Some(width) if width.is_multiple_of(2) => *width /= 2,
             _ => {
-                return Err(invalid(
+                return Err(Error::invalid(
                     OP,
                     "input",
                     "an even last axis",

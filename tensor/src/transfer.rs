@@ -1,11 +1,11 @@
 //! Between host and device, between devices, between element types.
 
-use device::{DType, Device, Element, Result, from_bytes};
+use device::{DType, Device, Element, Error, Result, from_bytes};
 use kernels::Layout;
 
 use crate::Tensor;
 use crate::bytes::read;
-use crate::check::{has_dtype, invalid};
+use crate::check::has_dtype;
 
 impl Tensor {
     /// The elements in row-major order; waits for the last write of this tensor's storage, for nothing else.
@@ -36,7 +36,7 @@ impl Tensor {
         has_dtype(OP, self, T::DTYPE)?;
         let first = if self.elements() == 1 { read(self, from_bytes::<T>)?.first().copied() } else { None };
         first.ok_or_else(|| {
-            invalid(OP, "self", "exactly one element", format_args!("shape {:?}", self.shape()))
+            Error::invalid(OP, "self", "exactly one element", format_args!("shape {:?}", self.shape()))
         })
     }
 

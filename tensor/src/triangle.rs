@@ -1,9 +1,8 @@
 //! The lower and the upper triangle of matrices.
 
-use device::{DType, Result};
+use device::{DType, Error, Result};
 
 use crate::Tensor;
-use crate::check::invalid;
 
 impl Tensor {
     /// The lower triangle of matrices, up to the diagonal that lies `diagonal` to the right of the main one; 0 elsewhere.
@@ -25,7 +24,7 @@ impl Tensor {
     fn triangle(&self, op: &'static str, diagonal: i64, upper: bool) -> Result<Tensor> {
         let &[.., rows, columns] = self.shape() else {
             let shape = format_args!("shape {:?}", self.shape());
-            return Err(invalid(op, "input", "of two axes at least", shape));
+            return Err(Error::invalid(op, "input", "of two axes at least", shape));
         };
         let numbers = |len: usize, start: i64| {
             Tensor::arange(start, start.saturating_add(len as i64), 1, DType::I64, self.device())

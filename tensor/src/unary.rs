@@ -58,22 +58,6 @@ impl Tensor {
         self.map_to(op.name(), self.dtype, |stream, x, out| kernels::unary(stream, op, x, out))
     }
 
-    /// The gradient `g op'` of a function's argument, where `self` is what the function [saves](UnaryOp::saves).
-    ///
-    /// # Errors
-    /// `DeviceMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `ShapeMismatch`; `InvalidArgument` for a function whose
-    /// derivative is not known.
-    #[inline]
-    pub fn unary_grad(&self, op: UnaryOp, g: &Tensor) -> Result<Tensor> {
-        let name = op.grad_name();
-        is_float(name, self)?;
-        same_kind(name, self, g)?;
-        has_shape(name, self.shape(), g)?;
-        self.zip_to(name, g, self.dtype, |stream, saved, g, out| {
-            kernels::unary_grad(stream, op, saved, g, out)
-        })
-    }
-
     /// The Gaussian error linear unit, in either form.
     ///
     /// # Errors
@@ -84,4 +68,18 @@ impl Tensor {
             Gelu::Tanh => self.gelu_tanh(),
         }
     }
+}
+
+/// The gradient `g op'` of a function's argument, where `saved` is what the function [saves](UnaryOp::saves).
+///
+/// # Errors
+/// `DeviceMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `ShapeMismatch`; `InvalidArgument` for a function whose
+/// derivative is not known.
+#[inline]
+pub fn unary_grad(saved: &Tensor, op: UnaryOp, g: &Tensor) -> Result<Tensor> {
+    let name = op.grad_name();
+    is_float(name, saved)?;
+    same_kind(name, saved, g)?;
+    has_shape(name, saved.shape(), g)?;
+    saved.zip_to(name, g, saved.dtype, |stream, saved, g, out| kernels::unary_grad(stream, op, saved, g, out))
 }

@@ -1,10 +1,10 @@
 //! Views: other layouts over the same storage.
 
-use device::Result;
+use device::{Error, Result};
 use kernels::{Dims, normalize_axis};
 
 use crate::Tensor;
-use crate::check::{elements_of, invalid};
+use crate::check::elements_of;
 
 impl Tensor {
     /// The same elements in row-major order under another shape.
@@ -44,7 +44,8 @@ impl Tensor {
     /// `InvalidArgument` for a second -1 or another negative size, `ShapeMismatch` if the elements do not fit.
     pub fn reshape_infer(&self, shape: &[isize]) -> Result<Tensor> {
         const OP: &str = "reshape_infer";
-        let wrong = || invalid(OP, "shape", "sizes of which at most one is -1", format_args!("{shape:?}"));
+        let wrong =
+            || Error::invalid(OP, "shape", "sizes of which at most one is -1", format_args!("{shape:?}"));
         let mut dims = Dims::with_capacity(shape.len());
         let mut open = None;
         for (axis, &size) in shape.iter().enumerate() {
@@ -83,7 +84,7 @@ impl Tensor {
         let first = normalize_axis(OP, start, self.rank())?;
         let last = normalize_axis(OP, end, self.rank())?;
         if last < first {
-            return Err(invalid(OP, "end", "an axis not before `start`", end));
+            return Err(Error::invalid(OP, "end", "an axis not before `start`", end));
         }
         let shape = self.shape();
         let mut dims = Dims::from_slice(&shape[..first]);
@@ -108,7 +109,7 @@ impl Tensor {
         match self.rank() {
             0 | 1 => Ok(self.clone()),
             2 => Ok(self.with_layout(self.layout.transpose("t", 0, 1)?)),
-            rank => Err(invalid("t", "rank", "at most 2", rank)),
+            rank => Err(Error::invalid("t", "rank", "at most 2", rank)),
         }
     }
 
@@ -118,7 +119,7 @@ impl Tensor {
     /// `AxisOutOfRange`; `InvalidArgument` if `axes` does not name every axis once.
     pub fn permute(&self, axes: &[isize]) -> Result<Tensor> {
         const OP: &str = "permute";
-        let wrong = || invalid(OP, "axes", "every axis once", format_args!("{axes:?}"));
+        let wrong = || Error::invalid(OP, "axes", "every axis once", format_args!("{axes:?}"));
         if axes.len() != self.rank() {
             return Err(wrong());
         }
@@ -165,7 +166,12 @@ impl Tensor {
         let at = normalize_axis(OP, axis, self.rank())?;
         let total = sizes.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n));
         if total != Some(self.shape()[at]) {
-            return Err(invalid(OP, "sizes", "sizes that add up to the axis", format_args!("{sizes:?}")));
+            return Err(Error::invalid(
+                OP,
+                "sizes",
+                "sizes that add up to the axis",
+                format_args!("{sizes:?}"),
+            ));
         }
         let mut start = 0;
         let mut parts = Vec::with_capacity(sizes.len());

@@ -129,7 +129,7 @@ fn plans_order_all_that_shares_memory_and_no_more() {
             let name = format!("{}, {order:?}", workload.name());
             for max_bytes in [None, Some(least), Some(least * 5 / 4), Some(0)] {
                 let graph = plan(max_bytes)?;
-                let commands = graph.executable().commands();
+                let commands = &graph.commands()[..];
                 assert_eq!(unordered(commands), [], "{name}, {max_bytes:?}");
                 let same_stream = |&(a, b): &(usize, usize)| {
                     order == Order::Streams && commands[a].stream == commands[b].stream

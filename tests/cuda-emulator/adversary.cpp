@@ -69,6 +69,7 @@ static void plan_from_environment() {
     s.failures.clear();
     plan_failures(getenv("CUDA_EMULATOR_FAIL"));
     plan_drop(getenv("CUDA_EMULATOR_DROP_WAIT"));
+    s.drop_edge = int64_t(number("CUDA_EMULATOR_DROP_EDGE", 0));
     set_seed(number("CUDA_EMULATOR_SEED", 0));
 }
 
@@ -97,6 +98,8 @@ bool drops_this_wait(const Stream& stream) {
     return uint64_t(s.drop_wait) == (s.drop_stream ? stream.waits : s.calls["cuStreamWaitEvent"]);
 }
 
+bool drops_next_edge() { return ++state().edges == state().drop_edge; }
+
 // Seed 0 runs what is awaited and nothing else. The other seeds take one of four habits.
 enum class Habit { Late, Anything, OnlyNeeded, OthersFirst, Favourites };
 static Habit habit() {
@@ -114,7 +117,7 @@ bool considers_all_streams() { return habit() != Habit::Late && habit() != Habit
 size_t choose(const std::vector<Candidate>& candidates) {
     State& s = state();
     switch (habit()) {
-    case Habit::Late: return candidates.size() - 1; // the one that the most others wait for
+    case Habit::Late: return candidates.size() - 1; // the one that the most others wait for; a graph's newest node
     case Habit::Anything:
     case Habit::OnlyNeeded: return size_t(s.random.below(candidates.size()));
     case Habit::OthersFirst: {
@@ -128,7 +131,7 @@ size_t choose(const std::vector<Candidate>& candidates) {
         size_t best = 0;
         uint64_t weight = 0;
         for (size_t i = 0; i < candidates.size(); i++) {
-            Random mixed{s.seed * 0x632BE59BD9B4E019ull + candidates[i].stream->id};
+            Random mixed{s.seed * 0x632BE59BD9B4E019ull + candidates[i].stream->id + (uint64_t(candidates[i].node) << 32)};
             uint64_t drawn = mixed.next();
             if (i == 0 || drawn > weight) best = i, weight = drawn;
         }
@@ -148,6 +151,7 @@ EXPORT void cuEmulatorReset() {
     std::lock_guard<std::mutex> held(state().lock);
     read_environment();
     state().calls.clear();
+    state().edges = 0;
     for (auto& context : state().contexts) context->error = CUDA_SUCCESS;
     plan_from_environment();
 }
@@ -169,4 +173,10 @@ EXPORT void cuEmulatorDropWait(int64_t k) {
     read_environment();
     state().drop_wait = k;
     state().drop_stream = 0;
+}
+
+EXPORT void cuEmulatorDropEdge(int64_t k) {
+    std::lock_guard<std::mutex> held(state().lock);
+    read_environment();
+    state().drop_edge = k;
 }

@@ -37,6 +37,15 @@
     X(CUDA_ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                       \
     X(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted")                          \
     X(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                          \
+    X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing") \
+    X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture") \
+    X(CUDA_ERROR_STREAM_CAPTURE_MERGE, 902, "operation would result in a merge of separate capture sequences") \
+    X(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, 903, "capture was not ended in the same stream as it began") \
+    X(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, 904, "capturing stream has unjoined work")     \
+    X(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, 905, "dependency created on uncaptured work in another stream") \
+    X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906, "operation would make the legacy stream depend on a capturing blocking stream") \
+    X(CUDA_ERROR_CAPTURED_EVENT, 907, "operation not permitted on an event last recorded in a capturing stream") \
+    X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908, "attempt to terminate a thread-local capture sequence from another thread") \
     X(CUDA_ERROR_UNKNOWN, 999, "unknown error")
 
 enum CUresult : int {
@@ -52,7 +61,28 @@ typedef struct CUstreamHandle* CUstream;
 typedef struct CUeventHandle* CUevent;
 typedef struct CUmoduleHandle* CUmodule;
 typedef struct CUfunctionHandle* CUfunction;
+typedef struct CUgraphHandle* CUgraph;
+typedef struct CUgraphNodeHandle* CUgraphNode;
+typedef struct CUgraphExecHandle* CUgraphExec;
 typedef void (*CUhostFn)(void*);
+
+// CUDA_KERNEL_NODE_PARAMS, the second version.
+struct KernelParams {
+    CUfunction function;
+    unsigned grid[3], block[3], shared;
+    void** parameters;
+    void** extra;
+    void* kernel; // CUkernel
+    CUcontext context;
+};
+
+// CUgraphEdgeData: all zeros but for programmatic launches, which are not there.
+struct EdgeData {
+    unsigned char bytes[8];
+};
+
+enum : int { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1, CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
+enum : int { CU_STREAM_CAPTURE_STATUS_NONE = 0, CU_STREAM_CAPTURE_STATUS_ACTIVE = 1, CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2 };
 
 enum : unsigned { CU_STREAM_DEFAULT = 0, CU_STREAM_NON_BLOCKING = 1 };
 enum : uintptr_t { CU_STREAM_LEGACY = 1, CU_STREAM_PER_THREAD = 2 };
@@ -79,6 +109,7 @@ EXPORT void cuEmulatorReset();
 EXPORT void cuEmulatorSeed(uint64_t seed);
 EXPORT void cuEmulatorFail(const char* function, uint64_t k);
 EXPORT void cuEmulatorDropWait(int64_t k);
+EXPORT void cuEmulatorDropEdge(int64_t k);
 // Counts a call of another library's function, and says what it shall fail with: 0, or a code (-1: the library's usual one).
 EXPORT int cuEmulatorEnter(const char* function);
 EXPORT void cuEmulatorLog(const char* function, const char* details, int result);

@@ -1,5 +1,5 @@
 // Driver, devices, primary contexts.
-#include "state.hpp"
+#include "graphs.hpp"
 
 #include <cstdio>
 #include <cstring>
@@ -159,6 +159,9 @@ static void destroy(Context* context) {
     State& s = state();
     for (auto entry = s.functions.begin(); entry != s.functions.end();)
         entry = entry->second->module->context == context ? s.functions.erase(entry) : std::next(entry);
+    for (const StreamPtr& stream : context->streams) leave_capture(stream);
+    erase_of(s.execs, context);
+    erase_of(s.graphs, context);
     erase_of(s.streams, context);
     erase_of(s.events, context);
     erase_of(s.modules, context);
@@ -207,6 +210,8 @@ EXPORT CUresult cuCtxGetDevice(CUdevice* out) {
 
 EXPORT CUresult cuCtxSynchronize() {
     return call("cuCtxSynchronize", Needs::Context, [&](Call& call) {
+        CUresult allowed = look_at(call.context);
+        if (allowed != CUDA_SUCCESS) return allowed;
         drain(call.lock, call.context);
         return call.context->error;
     });

@@ -22,8 +22,9 @@ static CUresult check(const char* name, uint64_t stream, std::initializer_list<S
     return CUDA_SUCCESS;
 }
 
-static Command named(const char* name, uint64_t bytes) {
+static Command named(WorkType type, const char* name, uint64_t bytes) {
     Command command;
+    command.type = type;
     command.name = std::string(name) + " bytes=" + std::to_string(bytes);
     return command;
 }
@@ -36,15 +37,13 @@ static CUresult copy_known(Call& call, const char* name, uintptr_t to, uintptr_t
     if (bytes == 0) return CUDA_SUCCESS;
     Span target{to, bytes}, source{from, bytes};
     if (!target.valid() || !source.valid()) return CUDA_ERROR_INVALID_VALUE;
-    Command command = named(name, bytes);
-    uint64_t id = stream->id;
-    command.run = [=] {
+    Command command = named(WorkType::Copy, name, bytes);
+    command.run = [=](uint64_t id) {
         CUresult checked = check(name, id, {target, source});
         if (checked == CUDA_SUCCESS) memmove(target.data(), source.data(), bytes);
         return checked;
     };
-    enqueue(stream, std::move(command));
-    return CUDA_SUCCESS;
+    return submit(stream, std::move(command));
 }
 
 EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
@@ -72,7 +71,8 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
     });
 }
 
-// From the driver's own host memory the bytes are read when the command runs; from other memory before the call returns.
+// From the driver's own host memory the bytes are read when the command runs; from other memory before the call returns, but for
+// a graph's node, which reads both when it runs.
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream handle) {
     return call("cuMemcpyHtoDAsync_v2", Needs::Context, [&](Call& call) {
         auto address = reinterpret_cast<uintptr_t>(from);
@@ -84,17 +84,16 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t by
         Span target{to, bytes};
         if (!from || !target.valid()) return CUDA_ERROR_INVALID_VALUE;
         auto* begin = static_cast<const unsigned char*>(from);
-        auto staged = std::make_shared<std::vector<unsigned char>>(begin, begin + bytes);
-        Command command = named(call.name, bytes);
-        uint64_t id = stream->id;
+        auto staged = std::make_shared<std::vector<unsigned char>>();
+        if (!stream->capture) staged->assign(begin, begin + bytes);
+        Command command = named(WorkType::Copy, call.name, bytes);
         const char* name = call.name;
-        command.run = [=] {
+        command.run = [=](uint64_t id) {
             CUresult checked = check(name, id, {target});
-            if (checked == CUDA_SUCCESS) memcpy(target.data(), staged->data(), bytes);
+            if (checked == CUDA_SUCCESS) memcpy(target.data(), staged->empty() ? begin : staged->data(), bytes);
             return checked;
         };
-        enqueue(stream, std::move(command));
-        return CUDA_SUCCESS;
+        return submit(stream, std::move(command));
     });
 }
 
@@ -109,15 +108,17 @@ EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, C
         if (bytes == 0) return CUDA_SUCCESS;
         Span source{from, bytes};
         if (!to || !source.valid()) return CUDA_ERROR_INVALID_VALUE;
-        Command command = named(call.name, bytes);
-        uint64_t id = stream->id;
+        Command command = named(WorkType::Copy, call.name, bytes);
         const char* name = call.name;
-        command.run = [=] {
+        command.run = [=](uint64_t id) {
             CUresult checked = check(name, id, {source});
             if (checked == CUDA_SUCCESS) memcpy(to, source.data(), bytes);
             return checked;
         };
-        finish(call.lock, enqueue(stream, std::move(command)));
+        CUresult submitted = submit(stream, std::move(command));
+        if (submitted != CUDA_SUCCESS || stream->capture) return submitted;
+        MomentPtr moment = stream->last;
+        finish(call.lock, moment);
         return call.context->error;
     });
 }
@@ -130,17 +131,15 @@ template <class Word> static CUresult fill(Call& call, uintptr_t to, Word value,
     if (count == 0) return CUDA_SUCCESS;
     Span target{to, bytes};
     if (to % sizeof(Word) || !target.valid()) return CUDA_ERROR_INVALID_VALUE;
-    Command command = named(call.name, bytes);
-    uint64_t id = stream->id;
+    Command command = named(WorkType::Fill, call.name, bytes);
     const char* name = call.name;
-    command.run = [=] {
+    command.run = [=](uint64_t id) {
         CUresult checked = check(name, id, {target});
         if (checked != CUDA_SUCCESS) return checked;
         for (uint64_t i = 0; i < count; i++) static_cast<Word*>(target.data())[i] = value;
         return CUDA_SUCCESS;
     };
-    enqueue(stream, std::move(command));
-    return CUDA_SUCCESS;
+    return submit(stream, std::move(command));
 }
 
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {

@@ -1,6 +1,6 @@
 // Runs queued commands, on whichever host thread asks for their end. One at a time, under the lock; host functions run
 // on a thread of their own, without it.
-#include "state.hpp"
+#include "graphs.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -18,10 +18,21 @@ static void pass(Stream& stream) {
     done.moment->stream.reset();
 }
 
+// A command has run, or a node of the graph that it is.
+static void ended(Stream& stream, size_t node) {
+    GraphRun* graph = stream.queue.front().graph.get();
+    if (!graph || graph->finish(node)) pass(stream);
+}
+
+static const Work& next_work(const Stream& stream, size_t node) {
+    const Command& head = stream.queue.front();
+    return head.graph ? head.graph->steps[node].work : static_cast<const Work&>(head);
+}
+
 // Host functions, in the order in which the executor came to them. A function that does not return holds up the ones
 // after it, as the driver says it may.
 struct HostThread {
-    std::deque<StreamPtr> waiting;
+    std::deque<std::pair<StreamPtr, size_t>> waiting; // with the graph's node
     std::condition_variable wake;
     bool started = false;
 
@@ -29,16 +40,16 @@ struct HostThread {
         std::unique_lock<std::mutex> held(state().lock);
         for (;;) {
             wake.wait(held, [&] { return !waiting.empty(); });
-            StreamPtr stream = waiting.front();
+            auto [stream, node] = waiting.front();
             waiting.pop_front();
-            CUhostFn function = stream->queue.front().host;
-            void* data = stream->queue.front().host_data;
+            CUhostFn function = next_work(*stream, node).host;
+            void* data = next_work(*stream, node).host_data;
             held.unlock();
             in_host_function = true;
             function(data);
             in_host_function = false;
             held.lock();
-            pass(*stream);
+            ended(*stream, node);
             state().progress.notify_all();
         }
     }
@@ -49,10 +60,14 @@ static HostThread& host_thread() {
     return *the;
 }
 
-static void hand_over(Stream& stream) {
-    stream.queue.front().running = true;
+static void hand_over(Stream& stream, size_t node) {
+    Command& head = stream.queue.front();
+    if (head.graph)
+        head.graph->start(node);
+    else
+        head.running = true;
     HostThread& thread = host_thread();
-    thread.waiting.push_back(stream.shared_from_this());
+    thread.waiting.emplace_back(stream.shared_from_this(), node);
     if (!thread.started) {
         thread.started = true;
         std::thread([&thread] { thread.work(); }).detach();
@@ -60,13 +75,22 @@ static void hand_over(Stream& stream) {
     thread.wake.notify_one();
 }
 
-static bool may_run(const Stream& stream) {
-    if (stream.queue.empty()) return false;
-    const Command& head = stream.queue.front();
-    if (head.running) return false;
-    for (const MomentPtr& moment : head.after)
-        if (!moment->passed) return false;
-    return !head.condition || head.condition();
+static bool may_begin(const Stream& stream) {
+    if (stream.queue.empty() || stream.queue.front().running) return false;
+    const auto& after = stream.queue.front().after;
+    return std::all_of(after.begin(), after.end(), [](const MomentPtr& moment) { return moment->passed; });
+}
+
+// What may run now of a stream: its next command, or nodes of it.
+static void collect(Stream& stream, bool needed, std::vector<Candidate>& ready) {
+    if (!may_begin(stream)) return;
+    auto add = [&](size_t node) {
+        const Work& work = next_work(stream, node);
+        if (!work.condition || work.condition()) ready.push_back({&stream, needed, node});
+    };
+    const GraphRun* graph = stream.queue.front().graph.get();
+    if (!graph) return add(0);
+    for (size_t node : graph->ready) add(node);
 }
 
 // The streams whose next command the moment needs and that may run now.
@@ -74,7 +98,7 @@ static void collect_needed(const StreamPtr& stream, std::vector<Stream*>& visite
     if (!stream || stream->queue.empty()) return;
     if (std::find(visited.begin(), visited.end(), stream.get()) != visited.end()) return;
     visited.push_back(stream.get());
-    if (may_run(*stream)) ready.push_back({stream.get(), true});
+    collect(*stream, true, ready);
     for (const MomentPtr& moment : stream->queue.front().after)
         if (!moment->passed) collect_needed(moment->stream, visited, ready);
 }
@@ -83,17 +107,28 @@ static void collect_all(std::vector<Candidate>& ready) {
     for (auto& context : state().contexts)
         for (const StreamPtr& stream : context->streams) {
             bool known = std::any_of(ready.begin(), ready.end(), [&](const Candidate& c) { return c.stream == stream.get(); });
-            if (!known && may_run(*stream)) ready.push_back({stream.get(), false});
+            if (!known) collect(*stream, false, ready);
         }
 }
 
-static void run_head(Stream& stream) {
-    Command& head = stream.queue.front();
-    if (!head.name.empty()) log_line("run stream=%llu %s", (unsigned long long)stream.id, head.name.c_str());
-    if (head.host) return hand_over(stream);
-    CUresult result = head.run ? head.run() : CUDA_SUCCESS;
-    if (result != CUDA_SUCCESS) return fail_context(stream.context, result);
-    pass(stream);
+static void log_run(const Stream& stream, size_t node) {
+    const Command& head = stream.queue.front();
+    std::string what = next_work(stream, node).name;
+    if (head.graph) what = head.name + " node=" + std::to_string(node) + ' ' + what;
+    if (!what.empty()) log_line("run stream=%llu %s", (unsigned long long)stream.id, what.c_str());
+}
+
+static void run(const Candidate& chosen) {
+    Stream& stream = *chosen.stream;
+    log_run(stream, chosen.node);
+    const Work& work = next_work(stream, chosen.node);
+    if (work.host) return hand_over(stream, chosen.node);
+    CUresult result = work.run ? work.run(stream.id) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS) return ended(stream, chosen.node);
+    // A node's context may be another than its stream's: neither goes on.
+    Context* other = work.context;
+    fail_context(stream.context, result);
+    if (other && other != stream.context) fail_context(other, result);
 }
 
 // Runs one command, for the sake of a moment; false if nothing may run now.
@@ -103,7 +138,7 @@ static bool step(const MomentPtr& moment) {
     collect_needed(moment->stream, visited, ready);
     if (considers_all_streams()) collect_all(ready);
     if (ready.empty()) return false;
-    run_head(*ready[choose(ready)].stream);
+    run(ready[choose(ready)]);
     return true;
 }
 
@@ -149,24 +184,31 @@ void drain(std::unique_lock<std::mutex>& lock, Context* context) {
     forget_empty_streams(context);
 }
 
-// More commands than a driver would queue are waiting: some run. Never blocks.
-void keep_bound() {
+static size_t queued_commands() {
     size_t queued = 0;
     for (auto& context : state().contexts)
         for (const StreamPtr& stream : context->streams) queued += stream->queue.size();
-    for (; queued > state().bound; queued--) {
+    return queued;
+}
+
+// More commands than a driver would queue are waiting: some run. Never blocks.
+void keep_bound() {
+    while (queued_commands() > state().bound) {
         std::vector<Candidate> ready;
         collect_all(ready);
         if (ready.empty()) break;
-        run_head(*ready[choose(ready)].stream);
+        run(ready[choose(ready)]);
     }
     close_memory();
 }
 
+// Whether a host function of it runs now; what else a graph has is given up.
+static bool still_runs(Command& command) { return command.running || (command.graph && !command.graph->abandon()); }
+
 // The commands that are left do nothing; host functions are not called. One that runs is left to end.
 void discard(Context* context) {
     for (const StreamPtr& stream : context->streams)
-        while (!stream->queue.empty() && !stream->queue.back().running) {
+        while (!stream->queue.empty() && !still_runs(stream->queue.back())) {
             Command dropped = std::move(stream->queue.back());
             stream->queue.pop_back();
             dropped.moment->passed = true;
@@ -213,17 +255,15 @@ EXPORT CUresult cuEmulatorEnqueue(CUstream handle, const char* name, void (*run)
     Command command;
     command.name = name;
     std::string who = name;
-    uint64_t id = stream->id;
     Context* context = stream->context;
-    command.run = [owned, run, who, id, context] {
+    command.run = [owned, run, who, context](uint64_t id) {
         open_memory(context);
         Fault fault = run_guarded(run, owned.get());
         if (fault.code != CUDA_SUCCESS) report("%s %s; stream %llu", who.c_str(), fault.text.c_str(), (unsigned long long)id);
         check_slack(who);
         return fault.code;
     };
-    enqueue(stream, std::move(command));
-    return CUDA_SUCCESS;
+    return submit(stream, std::move(command));
 }
 
 EXPORT CUresult cuEmulatorCheckStream(CUstream handle) {

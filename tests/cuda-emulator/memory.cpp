@@ -232,7 +232,8 @@ static CUresult allocate(Context* context, uint64_t bytes, bool host, uintptr_t&
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
     return call("cuMemAlloc_v2", Needs::Context, [&](Call& call) {
         uintptr_t address = 0;
-        CUresult result = out ? allocate(call.context, bytes, false, address) : CUDA_ERROR_INVALID_VALUE;
+        CUresult result = unsafe_call();
+        if (result == CUDA_SUCCESS) result = out ? allocate(call.context, bytes, false, address) : CUDA_ERROR_INVALID_VALUE;
         if (result == CUDA_SUCCESS) *out = address;
         call.note("bytes=%zu ptr=0x%zx", bytes, address);
         return result;
@@ -242,6 +243,8 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
 static CUresult free_memory(Call& call, uintptr_t address, bool host) {
     call.note("ptr=0x%zx", address);
     if (address == 0) return CUDA_SUCCESS;
+    CUresult allowed = unsafe_call();
+    if (allowed != CUDA_SUCCESS) return allowed;
     auto found = state().allocations.find(address);
     if (found == state().allocations.end() || found->second.host != host) {
         report("%s of %s", call.name, describe_address(address).c_str());
@@ -269,7 +272,8 @@ EXPORT CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned flags) {
     return call("cuMemHostAlloc", Needs::Context, [&](Call& call) {
         if (!out || (flags & ~7u)) return CUDA_ERROR_INVALID_VALUE;
         uintptr_t address = 0;
-        CUresult result = allocate(call.context, bytes, true, address);
+        CUresult result = unsafe_call();
+        if (result == CUDA_SUCCESS) result = allocate(call.context, bytes, true, address);
         if (result == CUDA_SUCCESS) *out = reinterpret_cast<void*>(address);
         call.note("bytes=%zu ptr=0x%zx", bytes, address);
         return result;

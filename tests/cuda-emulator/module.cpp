@@ -201,36 +201,59 @@ static CUresult check_shape(const Launch& launch, const Function& function) {
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuLaunchKernel(CUfunction handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                               CUstream stream_handle, void** parameters, void** extra) {
+std::string kernel_name(CUfunction handle) {
+    auto function = find_function(handle);
+    return function ? function->kernel->name : "(none)";
+}
+
+// The arguments are copied.
+CUresult prepare_launch(const KernelParams& params, Context* context, std::shared_ptr<Launch>& out) {
+    auto function = find_function(params.function);
+    if (!function || function->module->context != context) return CUDA_ERROR_INVALID_HANDLE;
+    if (params.extra) return CUDA_ERROR_NOT_SUPPORTED;
+    const EmulatorKernel& kernel = *function->kernel;
+    auto launch = std::make_shared<Launch>();
+    launch->function = params.function;
+    launch->module = function->module;
+    launch->kernel = &kernel;
+    launch->grid = {params.grid[0], params.grid[1], params.grid[2]};
+    launch->block = {params.block[0], params.block[1], params.block[2]};
+    launch->dynamic_shared = params.shared;
+    launch->context = context;
+    CUresult shaped = check_shape(*launch, *function);
+    if (shaped != CUDA_SUCCESS) return shaped;
+    if (kernel.parameters > 256 || (kernel.parameters && !params.parameters)) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < kernel.parameters; i++) {
+        auto* bytes = static_cast<const unsigned char*>(params.parameters[i]);
+        if (!bytes) return CUDA_ERROR_INVALID_VALUE;
+        launch->arguments.insert(launch->arguments.end(), bytes, bytes + kernel.sizes[i]);
+        launch->arguments.resize((launch->arguments.size() + 15) / 16 * 16);
+    }
+    out = std::move(launch);
+    return CUDA_SUCCESS;
+}
+
+Work kernel_work(std::shared_ptr<const Launch> launch) {
+    Work work;
+    work.name = std::string("kernel=") + launch->kernel->name;
+    work.context = launch->context;
+    work.run = [launch](uint64_t stream) { return run_launch(*launch, stream); };
+    work.launch = std::move(launch);
+    return work;
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                               CUstream handle, void** parameters, void** extra) {
     return call("cuLaunchKernel", Needs::Context, [&](Call& call) {
-        auto function = find_function(handle);
-        StreamPtr stream = find_stream(stream_handle, call.context);
-        if (!function || !stream || function->module->context != call.context) return CUDA_ERROR_INVALID_HANDLE;
-        const EmulatorKernel& kernel = *function->kernel;
-        call.note("stream=%llu kernel=%s grid=%u,%u,%u block=%u,%u,%u shared=%u", (unsigned long long)stream->id, kernel.name, gx, gy, gz, bx, by, bz, shared);
-        if (extra) return CUDA_ERROR_NOT_SUPPORTED;
-        auto launch = std::make_shared<Launch>();
-        launch->module = function->module;
-        launch->kernel = &kernel;
-        launch->grid = {gx, gy, gz};
-        launch->block = {bx, by, bz};
-        launch->dynamic_shared = shared;
-        launch->context = call.context;
-        CUresult shaped = check_shape(*launch, *function);
-        if (shaped != CUDA_SUCCESS) return shaped;
-        if (kernel.parameters > 256 || (kernel.parameters && !parameters)) return CUDA_ERROR_INVALID_VALUE;
-        for (unsigned i = 0; i < kernel.parameters; i++) {
-            auto* bytes = static_cast<const unsigned char*>(parameters[i]);
-            if (!bytes) return CUDA_ERROR_INVALID_VALUE;
-            launch->arguments.insert(launch->arguments.end(), bytes, bytes + kernel.sizes[i]);
-            launch->arguments.resize((launch->arguments.size() + 15) / 16 * 16);
-        }
-        Command command;
-        command.name = std::string("kernel=") + kernel.name;
-        uint64_t id = stream->id;
-        command.run = [launch, id] { return run_launch(*launch, id); };
-        enqueue(stream, std::move(command));
-        return CUDA_SUCCESS;
+        StreamPtr stream = find_stream(handle, call.context);
+        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+        call.note("stream=%llu kernel=%s grid=%u,%u,%u block=%u,%u,%u shared=%u", (unsigned long long)stream->id, kernel_name(function).c_str(), gx, gy, gz,
+                  bx, by, bz, shared);
+        std::shared_ptr<Launch> launch;
+        CUresult prepared = prepare_launch({function, {gx, gy, gz}, {bx, by, bz}, shared, parameters, extra, nullptr, nullptr}, call.context, launch);
+        // Unlike a copy that is refused, a launch with a bad shape ends a capture.
+        if (prepared == CUDA_ERROR_INVALID_VALUE) invalidate(stream);
+        if (prepared != CUDA_SUCCESS) return prepared;
+        return submit(stream, Command{kernel_work(std::move(launch)), {}, false, {}, {}});
     });
 }

@@ -74,4 +74,4 @@ struct Test {
     const char* environment; // "A=1 B=2"
     void (*run)();
 };
-extern const std::vector<Test> STREAM_TESTS, MEMORY_TESTS, KERNEL_TESTS, ADVERSARY_TESTS, GEMM_TESTS;
+extern const std::vector<Test> STREAM_TESTS, GRAPH_TESTS, CAPTURE_TESTS, MEMORY_TESTS, KERNEL_TESTS, ADVERSARY_TESTS, GEMM_TESTS;

@@ -29,7 +29,7 @@ static void devices() {
     CHECK_EQUAL(cuda("cuGetErrorName", 2, &text), 0);
     CHECK_EQUAL(std::string(text), "CUDA_ERROR_OUT_OF_MEMORY");
     int status = 0;
-    CHECK_EQUAL(cuda("cuStreamIsCapturing", NONE, &status), int(CUDA_ERROR_NOT_SUPPORTED));
+    CHECK_EQUAL(cuda("cuStreamIsCapturing", NONE, &status), 0);
     std::thread([&] { // no context is current in a new thread
         Ptr stream = nullptr;
         CHECK_EQUAL(cuda("cuStreamCreateWithPriority", &stream, 1u, 0), int(CUDA_ERROR_INVALID_CONTEXT));

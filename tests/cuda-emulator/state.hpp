@@ -18,6 +18,12 @@
 
 struct Stream;
 struct Context;
+struct Launch;
+struct Capture; // this and those that follow: graphs.hpp
+struct Graph;
+struct GraphExec;
+struct GraphRun;
+struct Node;
 
 // Whether a command has run: what events, waits and the default stream's barriers refer to.
 struct Moment {
@@ -27,14 +33,25 @@ struct Moment {
 };
 using MomentPtr = std::shared_ptr<Moment>;
 
-struct Command {
+// As CUgraphNodeType.
+enum class WorkType : int { Kernel = 0, Copy = 1, Fill = 2, Host = 3, Empty = 5, Memory = 12 };
+
+// What a command does once, and a node of a graph whenever that runs.
+struct Work {
+    WorkType type = WorkType::Kernel;
     std::string name;
-    std::vector<MomentPtr> after;    // beside the commands before it in its stream
-    std::function<bool()> condition; // may be empty; for waits on memory
-    std::function<CUresult()> run;   // may be empty
+    Context* context = nullptr;                    // whose error a failure is
+    std::function<bool()> condition;               // may be empty; for waits on memory
+    std::function<CUresult(uint64_t stream)> run;  // may be empty
     CUhostFn host = nullptr;
     void* host_data = nullptr;
-    bool running = false; // a host function that has been handed to its thread
+    std::shared_ptr<const Launch> launch; // of a kernel
+};
+
+struct Command : Work {
+    std::vector<MomentPtr> after; // beside the commands before it in its stream
+    bool running = false;         // a host function that has been handed to its thread
+    std::shared_ptr<GraphRun> graph; // may be empty; the command has passed once all of the nodes have run
     MomentPtr moment;
 };
 
@@ -47,6 +64,9 @@ struct Stream : std::enable_shared_from_this<Stream> {
     std::deque<Command> queue;
     MomentPtr last; // of the newest command
     uint64_t waits = 0;
+    std::shared_ptr<Capture> capture; // empty: it does not capture
+    std::vector<Node*> tail;          // what its next node comes after
+    std::vector<void*> shown;         // that, as cuStreamGetCaptureInfo gives it
 };
 using StreamPtr = std::shared_ptr<Stream>;
 
@@ -55,6 +75,9 @@ struct Event {
     Context* context = nullptr;
     unsigned flags = 0;
     MomentPtr recorded; // empty until the first record
+    // If that was in a capture.
+    std::shared_ptr<Capture> capture;
+    std::vector<Node*> captured;
 };
 
 struct Allocation {
@@ -128,11 +151,14 @@ struct State {
     bool initialised = false;
     std::vector<std::unique_ptr<Context>> contexts; // one for each device
     uint64_t next_handle = 0x1000;
-    uint64_t next_stream = 1, next_event = 1;
+    uint64_t next_stream = 1, next_event = 1, next_graph = 1, next_capture = 1;
     std::unordered_map<void*, StreamPtr> streams;
     std::unordered_map<void*, std::shared_ptr<Event>> events;
     std::unordered_map<void*, std::shared_ptr<Module>> modules;
     std::unordered_map<void*, std::shared_ptr<Function>> functions;
+    std::unordered_map<void*, std::shared_ptr<Graph>> graphs;
+    std::unordered_map<void*, Node*> nodes;
+    std::unordered_map<void*, std::shared_ptr<GraphExec>> execs;
     std::map<uintptr_t, Allocation> allocations; // by first byte
     std::deque<Allocation> freed;                // mapped without access, oldest first
     std::map<uintptr_t, Range> ranges;           // by first byte
@@ -147,7 +173,8 @@ struct State {
     int version = 0;     // of CUDA, as the driver has it: 13000 is 13.0
     bool twice = false;
     bool hide = true; // device memory from the host
-    int64_t drop_wait = 0;
+    int64_t drop_wait = 0, drop_edge = 0;
+    int64_t edges = 0; // of graphs that were instantiated
     uint64_t drop_stream = 0; // whose waits are counted; 0: all are
     std::unordered_map<std::string, std::vector<Failure>> failures;
     std::unordered_map<std::string, uint64_t> calls;
@@ -190,10 +217,12 @@ template <class Body> CUresult call(const char* name, Needs needs, Body body) {
 // adversary.cpp
 void read_environment();
 bool drops_this_wait(const Stream& stream); // the newest of the stream
+bool drops_next_edge();
 // Which of the streams runs next. `needed`: whether the awaited command needs it.
 struct Candidate {
     Stream* stream;
     bool needed;
+    size_t node = 0; // of the graph that the stream's next command runs
 };
 size_t choose(const std::vector<Candidate>& candidates);
 bool considers_all_streams();
@@ -201,8 +230,14 @@ bool considers_all_streams();
 // context.cpp
 Context* known_context(CUcontext handle); // nullptr: no such context
 
+// module.cpp
+std::string kernel_name(CUfunction function);
+CUresult prepare_launch(const KernelParams& params, Context* context, std::shared_ptr<Launch>& out);
+Work kernel_work(std::shared_ptr<const Launch> launch);
+
 // executor.cpp
 StreamPtr find_stream(CUstream handle, Context* context); // empty: no such stream
+StreamPtr any_stream(CUstream handle, Context* current);  // of another context, too
 MomentPtr enqueue(const StreamPtr& stream, Command command);
 void finish(std::unique_lock<std::mutex>& lock, const MomentPtr& moment);
 // Runs at most one command that the moment needs.
@@ -212,6 +247,21 @@ void keep_bound();
 void fail_context(Context* context, CUresult error);
 void discard(Context* context);
 double now_milliseconds();
+
+// capture.cpp
+// Enqueues a command, or has it be a node if the stream captures.
+CUresult submit(const StreamPtr& stream, Command command);
+void invalidate(const StreamPtr& stream);
+// What calls that wait for something, or look at it, or allocate, may not do while streams capture; CUDA_SUCCESS if they may.
+CUresult look_at(const StreamPtr& stream);
+CUresult look_at(const Event& event);
+CUresult look_at(Context* context);
+CUresult unsafe_call();
+CUresult implicit_wait(const StreamPtr& stream); // of the legacy default stream for the blocking ones, if it is that
+// Whether a wait or a record is a capture's; its result if so.
+bool captures_wait(const StreamPtr& stream, const Event& event, CUresult& result);
+bool captures_record(const StreamPtr& stream, Event& event, CUresult& result);
+void leave_capture(const StreamPtr& stream); // for good
 
 // memory.cpp
 constexpr uintptr_t GUARD = 16 << 20; // addresses without access on either side of what is reserved; they cost nothing
@@ -250,6 +300,7 @@ void install_fault_handler();
 
 // grid.cpp
 struct Launch {
+    CUfunction function = nullptr;
     std::shared_ptr<Module> module;
     const EmulatorKernel* kernel = nullptr;
     EmulatorIndex grid{}, block{};

@@ -34,7 +34,7 @@ StreamPtr find_stream(CUstream handle, Context* context) {
 }
 
 // Waits may be given to streams of any context, and other calls to a stream whose context is not current.
-static StreamPtr any_stream(CUstream handle, Context* current) {
+StreamPtr any_stream(CUstream handle, Context* current) {
     if (StreamPtr own = find_stream(handle, current)) return own;
     auto found = state().streams.find(handle);
     return found == state().streams.end() ? nullptr : found->second;
@@ -73,6 +73,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
         StreamPtr stream = found->second;
         call.note("stream=%llu", number(stream));
         state().streams.erase(found);
+        leave_capture(stream);
         auto& streams = stream->context->streams;
         if (stream->queue.empty()) streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
         return CUDA_SUCCESS;
@@ -114,6 +115,8 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle) {
         StreamPtr stream = any_stream(handle, call.context);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         call.note("stream=%llu", number(stream));
+        CUresult allowed = look_at(stream);
+        if (allowed != CUDA_SUCCESS) return allowed;
         if (MomentPtr moment = newest(stream)) finish(call.lock, moment);
         return stream->context->error;
     });
@@ -124,6 +127,8 @@ EXPORT CUresult cuStreamQuery(CUstream handle) {
         StreamPtr stream = any_stream(handle, call.context);
         if (!stream) return CUDA_ERROR_INVALID_HANDLE;
         call.note("stream=%llu", number(stream));
+        CUresult allowed = look_at(stream);
+        if (allowed != CUDA_SUCCESS) return allowed;
         MomentPtr moment = newest(stream);
         if (!moment) return stream->context->error;
         nudge(moment); // what runs now is seen by the next query
@@ -143,13 +148,14 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent awaited, unsigned fla
             call.note("dropped");
             return CUDA_SUCCESS;
         }
+        CUresult captured = CUDA_SUCCESS;
+        if (captures_wait(stream, *event, captured)) return captured;
         // The record that is current now; an event without one is no reason to wait.
         if (!event->recorded || event->recorded->passed) return CUDA_SUCCESS;
         Command command;
         command.name = "wait event=" + std::to_string(event->id);
         command.after.push_back(event->recorded);
-        enqueue(stream, std::move(command));
-        return CUDA_SUCCESS;
+        return submit(stream, std::move(command));
     });
 }
 
@@ -171,6 +177,7 @@ EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uin
         if (how > CU_WAIT_NOR || address % 4 || !has_memory(address, 4)) return CUDA_ERROR_INVALID_VALUE;
         Context* context = stream->context;
         Command command;
+        command.type = WorkType::Memory;
         char name[64];
         snprintf(name, sizeof name, "wait value=%u at 0x%llx", value, address);
         command.name = name;
@@ -180,13 +187,12 @@ EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uin
             if (!allocation || !allocation->host) open_memory(context);
             return holds(__atomic_load_n(reinterpret_cast<uint32_t*>(address), __ATOMIC_ACQUIRE), value, how);
         };
-        command.run = [=] {
+        command.run = [=](uint64_t) {
             if (has_memory(address, 4)) return CUDA_SUCCESS;
             report("cuStreamWaitValue32 waits on %s", describe_address(address).c_str());
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         };
-        enqueue(stream, std::move(command));
-        return CUDA_SUCCESS;
+        return submit(stream, std::move(command));
     });
 }
 
@@ -197,11 +203,11 @@ EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data)
         if (!function) return CUDA_ERROR_INVALID_VALUE;
         call.note("stream=%llu", number(stream));
         Command command;
+        command.type = WorkType::Host;
         command.name = "host function";
         command.host = function;
         command.host_data = data;
-        enqueue(stream, std::move(command));
-        return CUDA_SUCCESS;
+        return submit(stream, std::move(command));
     });
 }
 
@@ -237,10 +243,13 @@ static CUresult record(Call& call, CUevent recorded, CUstream handle) {
     auto event = find_event(recorded);
     if (!stream || !event || event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
     call.note("event=%llu stream=%llu", (unsigned long long)event->id, number(stream));
+    CUresult captured = CUDA_SUCCESS;
+    if (captures_record(stream, *event, captured)) return captured;
     Command command;
     command.name = "record event=" + std::to_string(event->id);
-    event->recorded = enqueue(stream, std::move(command));
-    return CUDA_SUCCESS;
+    CUresult submitted = submit(stream, std::move(command));
+    if (submitted == CUDA_SUCCESS) event->recorded = stream->last;
+    return submitted;
 }
 
 EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
@@ -258,6 +267,8 @@ EXPORT CUresult cuEventQuery(CUevent handle) {
         auto event = find_event(handle);
         if (!event) return CUDA_ERROR_INVALID_HANDLE;
         call.note("event=%llu", (unsigned long long)event->id);
+        CUresult allowed = look_at(*event);
+        if (allowed != CUDA_SUCCESS) return allowed;
         if (!event->recorded || event->recorded->passed) return call.context->error;
         nudge(event->recorded);
         return call.context->error != CUDA_SUCCESS ? call.context->error : CUDA_ERROR_NOT_READY;
@@ -269,6 +280,8 @@ EXPORT CUresult cuEventSynchronize(CUevent handle) {
         auto event = find_event(handle);
         if (!event) return CUDA_ERROR_INVALID_HANDLE;
         call.note("event=%llu", (unsigned long long)event->id);
+        CUresult allowed = look_at(*event);
+        if (allowed != CUDA_SUCCESS) return allowed;
         MomentPtr moment = event->recorded; // a later record is not waited for
         if (moment) finish(call.lock, moment);
         return call.context->error;
@@ -295,24 +308,4 @@ EXPORT CUresult cuEventElapsedTime(float* out, CUevent first, CUevent second) {
 
 EXPORT CUresult cuEventElapsedTime_v2(float* out, CUevent first, CUevent second) {
     return call("cuEventElapsedTime_v2", Needs::Context, [&](Call&) { return elapsed(out, first, second); });
-}
-
-// Capture is not emulated.
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream, int) {
-    return call("cuStreamBeginCapture_v2", Needs::Context, [](Call&) { return CUDA_ERROR_NOT_SUPPORTED; });
-}
-EXPORT CUresult cuStreamEndCapture(CUstream, void**) {
-    return call("cuStreamEndCapture", Needs::Context, [](Call&) { return CUDA_ERROR_NOT_SUPPORTED; });
-}
-EXPORT CUresult cuStreamIsCapturing(CUstream, int*) {
-    return call("cuStreamIsCapturing", Needs::Context, [](Call&) { return CUDA_ERROR_NOT_SUPPORTED; });
-}
-EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream, int*, uint64_t*, void**, const void**, size_t*) {
-    return call("cuStreamGetCaptureInfo_v2", Needs::Context, [](Call&) { return CUDA_ERROR_NOT_SUPPORTED; });
-}
-EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream, int*, uint64_t*, void**, const void**, const void**, size_t*) {
-    return call("cuStreamGetCaptureInfo_v3", Needs::Context, [](Call&) { return CUDA_ERROR_NOT_SUPPORTED; });
-}
-EXPORT CUresult cuThreadExchangeStreamCaptureMode(int*) {
-    return call("cuThreadExchangeStreamCaptureMode", Needs::Context, [](Call&) { return CUDA_ERROR_NOT_SUPPORTED; });
 }

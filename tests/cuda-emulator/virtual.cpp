@@ -1,6 +1,6 @@
 // Reserved addresses, physical memory, and mappings of one to the other. The memory of all devices is one sparse file, of which a
 // handle is a stretch; so what is written stays there while a handle or a mapping is left, wherever it is mapped.
-#include "state.hpp"
+#include "graphs.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -177,6 +177,9 @@ void log_live(Context* context) {
     for (auto& allocation : s.allocations) allocations += allocation.second.context == context;
     log_line("live device=%d allocations=%zu handles=%zu mappings=%zu ranges=%zu", context->device, allocations, s.handles.size(), mappings,
              s.ranges.size());
+    auto of_context = [=](const auto& entry) { return entry.second->context == context; };
+    auto graphs = std::count_if(s.graphs.begin(), s.graphs.end(), of_context), execs = std::count_if(s.execs.begin(), s.execs.end(), of_context);
+    if (graphs || execs) log_line("live device=%d graphs=%td execs=%td", context->device, graphs, execs);
 }
 
 EXPORT CUresult cuMemGetAllocationGranularity(size_t* out, const Properties* properties, int option) {

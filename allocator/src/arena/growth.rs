@@ -3,10 +3,8 @@
 
 use device::StreamId;
 
-use super::{Arena, Segment, Taken};
-use crate::block::{Address, Block, NONE, State, Tags};
-use crate::classes::UNIT;
-use crate::growth::SMALLEST_ARENA;
+use super::{Arena, SMALLEST_ARENA, Segment, Taken};
+use crate::block::{Address, Block, NONE, State, Tags, UNIT};
 use crate::history::Action;
 use crate::order::Frontier;
 

@@ -3,8 +3,8 @@
 use device::{Moment, StreamId};
 
 use super::{Arena, MergedBlock, Obtained, Segment, Taken};
-use crate::block::{Block, NONE, State, Tags};
-use crate::classes::{UNIT, class_of};
+use crate::block::{Block, NONE, State, Tags, UNIT};
+use crate::classes::class_of;
 use crate::history::Action;
 use crate::order::Frontier;
 

@@ -3,7 +3,7 @@
 use device::Error;
 
 use super::model::{Bench, PAGE};
-use crate::classes::UNIT;
+use crate::block::UNIT;
 use crate::growth::segment_bytes;
 use crate::order::Order;
 use crate::{AllocatorConfig, ReusePolicy};

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::model::{Bench, PAGE, check_arenas, check_counters};
 use super::programs::{STREAMS, Setup, Step, apply, bench, program, run, setup, step, trim};
-use crate::classes::{UNIT, units_for};
+use crate::block::UNIT;
+use crate::classes::units_for;
 use crate::order::Order;
 use crate::{BlockState, ReusePolicy};
 

@@ -11,8 +11,8 @@ use device::{AddressSpace, Error, HostMemory, MemoryDriver, Moment, Result, Stre
 
 use crate::allocator::{CachingAllocator, Grant};
 use crate::arena::Arena;
-use crate::block::{NONE, State};
-use crate::classes::{UNIT, class_of};
+use crate::block::{NONE, State, UNIT};
+use crate::classes::class_of;
 use crate::order::Order;
 
 /// Host memory that counts, numbers its ranges, and refuses on demand.

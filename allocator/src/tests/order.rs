@@ -5,7 +5,8 @@ use proptest::prelude::*;
 
 use super::model::Bench;
 use super::programs::{STREAMS, Step, apply, program, run, setup, step};
-use crate::classes::{UNIT, units_for};
+use crate::block::UNIT;
+use crate::classes::units_for;
 use crate::order::Order;
 use crate::{AllocatorConfig, BlockState, ReusePolicy};
 

@@ -105,6 +105,50 @@ fn gradients_of_values_share_nothing_either() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn what_map_returns_is_each_gradients_own() -> Result<()> {
+    let (a, b) = (leaf(&[1.0, 2.0])?, leaf(&[3.0, 4.0])?);
+    let mut gradients = a.mul(&b)?.sum(&[], false)?.backward()?;
+    let same = Var::constant(Tensor::ones(&[2], DType::F64, &Device::cpu())?);
+    let one = Var::constant(Tensor::ones(&[], DType::F64, &Device::cpu())?);
+    let kept = gradients.get(&a);
+    for returned in [same.clone(), one.expand(&[2])?] {
+        gradients.map(|_| Ok(returned.clone()))?;
+        for (gradient, factor) in gradients.iter().zip([2.0, 3.0]) {
+            gradient.value().narrow(0, 0, 1)?.mul_scalar_(factor)?;
+        }
+        assert_eq!(
+            (values(gradients.get(&a))?, values(gradients.get(&b))?),
+            (vec![2.0, 1.0], vec![3.0, 1.0])
+        );
+    }
+    assert_eq!((same.value().to_vec()?, one.value().to_vec()?), (vec![1.0, 1.0], vec![1.0]));
+    assert_eq!(values(kept)?, [3.0, 4.0]);
+    Ok(())
+}
+
+#[test]
+fn what_merge_takes_over_is_each_stores_own() -> Result<()> {
+    let (a, b) = (leaf(&[1.0, 2.0])?, leaf(&[3.0, 4.0])?);
+    let mut sum = a.sum(&[], false)?.backward()?;
+    let both = a.mul(&b)?.sum(&[], false)?.backward()?;
+    sum.merge(both.clone())?;
+    for gradient in sum.iter() {
+        gradient.value().fill_(9.0)?;
+    }
+    assert_eq!((values(both.get(&a))?, values(both.get(&b))?), (vec![3.0, 4.0], vec![1.0, 2.0]));
+    let mut shared = a.neg()?.sum(&[], false)?.backward()?;
+    let Some(gradient) = shared.get_var(&a).cloned() else { unreachable!("it has one") };
+    let mut other = b.sum(&[], false)?.backward()?;
+    other.replace(&b, gradient)?;
+    shared.merge(other)?;
+    for (gradient, factor) in shared.iter().zip([2.0, 3.0]) {
+        gradient.value().mul_scalar_(factor)?;
+    }
+    assert_eq!((values(shared.get(&a))?, values(shared.get(&b))?), (vec![-2.0; 2], vec![-3.0; 2]));
+    Ok(())
+}
+
 /// What only the store holds is handed out as it is.
 #[test]
 fn an_own_gradient_is_not_copied() -> Result<()> {
@@ -118,6 +162,12 @@ fn an_own_gradient_is_not_copied() -> Result<()> {
     assert!(gradients.get(&x).is_some());
     let ops: Vec<_> = audit.commands().map(|command| command.op).collect();
     assert_eq!(ops, ["fill", "mul", "mul_scalar"]);
+    let mut other = gradients;
+    let mut merged = Gradients::default();
+    x.device().start_audit();
+    other.map(|gradient| Ok(gradient.clone()))?;
+    merged.merge(other)?;
+    assert_eq!(x.device().stop_audit().commands().count(), 0);
     Ok(())
 }
 

@@ -133,12 +133,12 @@ fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
 fn unpack(qkv: &Var, heads: usize) -> Result<[Var; 3]> {
     let packed = qkv.shape().last().copied().unwrap_or(0);
     if heads == 0 || !packed.is_multiple_of(3 * heads) {
-        return Err(Error::InvalidArgument {
-            op: "self_attention",
-            argument: "qkv",
-            expected: "three times the heads' width",
-            value: format!("shape {:?} for {heads} heads", qkv.shape()).into(),
-        });
+        return Err(Error::invalid(
+            "self_attention",
+            "qkv",
+            "three times the heads' width",
+            format_args!("shape {:?} for {heads} heads", qkv.shape()),
+        ));
     }
     let part = |index: usize| split_heads(&qkv.narrow(-1, index * packed / 3, packed / 3)?, heads);
     Ok([part(0)?, part(1)?, part(2)?])

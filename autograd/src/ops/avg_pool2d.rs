@@ -1,6 +1,6 @@
 //! `y` = the mean at each place of a window, or over a fixed number of ranges; the gradient is shared by what was seen.
 
-use tensor::{AvgPool, Device, Result};
+use tensor::{AvgPool, Device, Result, grad};
 
 use super::max_pool2d::last_two;
 use super::one;
@@ -37,12 +37,12 @@ impl Var {
 }
 
 fn shared(g: &Var, pool: AvgPool, image: [usize; 2]) -> Result<Var> {
-    let value = g.value().avg_pool2d_grad(&pool, image)?;
+    let value = grad::avg_pool2d(g.value(), &pool, image)?;
     Ok(record("avg_pool2d_grad", &[g], &[], value, move |_, h| Ok(one(h.avg_pool2d(&pool)?))))
 }
 
 fn shared_by_ranges(g: &Var, image: [usize; 2]) -> Result<Var> {
-    let value = g.value().adaptive_avg_pool2d_grad(image)?;
+    let value = grad::adaptive_avg_pool2d(g.value(), image)?;
     let size = last_two(g);
     Ok(record("adaptive_avg_pool2d_grad", &[g], &[], value, move |_, h| {
         Ok(one(h.adaptive_avg_pool2d(size)?))

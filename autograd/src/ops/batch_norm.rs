@@ -2,7 +2,7 @@
 //! in a channel: `weight' = Σ g x̂`, `bias' = Σ g`, `x' = weight / √(var + eps) · (g - (Σ g + x̂ Σ g x̂) / m)`; where
 //! mean and variance are given, the last bracket is `g` alone.
 
-use tensor::{BatchStatistics, Device, Result, Tensor};
+use tensor::{BatchStatistics, Device, Result, Tensor, grad};
 
 use super::samples::{Draw, Sample, sample};
 use crate::{Grads, Save, Var, Vjp, is_recording, record};
@@ -95,7 +95,7 @@ fn gradients(ctx: &Vjp<'_>, g: &Var, has_weight: bool, training: bool, eps: f64)
         return expressed(&x, g, weight.as_ref(), given.as_ref(), eps);
     }
     let statistics = BatchStatistics { mean: mean.value().clone(), var: var.value().clone(), training };
-    let grads = x.value().batch_norm_grad(g.value(), weight.as_ref().map(Var::value), &statistics, eps)?;
+    let grads = grad::batch_norm(x.value(), g.value(), weight.as_ref().map(Var::value), &statistics, eps)?;
     Ok(grads.map(Var::constant))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `Y = W * X + b`: `X' = transposed(W) * G`, `W' = G * X`, `b' = Σ G` over images and places.
 
-use tensor::{ConvOptions, Device, Error, Result, Tensor};
+use tensor::{ConvOptions, Device, Error, Result, Tensor, grad};
 
 use super::binary::{Crossed, if_needed};
 use super::samples::{Draw, Sample, sample};
@@ -68,12 +68,7 @@ pub(super) fn batched(x: &Var, f: impl FnOnce(&Var) -> Result<Var>) -> Result<Va
 fn last_two(op: &'static str, x: &Var) -> Result<[usize; 2]> {
     match *x.shape() {
         [_, _, h, w] => Ok([h, w]),
-        ref shape => Err(Error::InvalidArgument {
-            op,
-            argument: "operand",
-            expected: "of rank 4",
-            value: format!("shape {shape:?}").into(),
-        }),
+        ref shape => Err(Error::invalid(op, "operand", "of rank 4", format_args!("shape {shape:?}"))),
     }
 }
 
@@ -116,7 +111,7 @@ fn input_gradient(
     image: [usize; 2],
     options: ConvOptions,
 ) -> Result<Var> {
-    let value = g.value().conv2d_input_grad(weight.value(), bias.map(Var::value), image, &options)?;
+    let value = grad::conv2d_input(g.value(), weight.value(), bias.map(Var::value), image, &options)?;
     let crossed = Crossed::new(g, weight);
     let (places, kernel) = (last_two(op, g)?, last_two(op, weight)?);
     let has_bias = bias.is_some();
@@ -133,7 +128,7 @@ fn input_gradient(
 
 fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -> Result<Var> {
     const OP: &str = "conv2d_weight_grad";
-    let value = x.value().conv2d_weight_grad(g.value(), kernel, &options)?;
+    let value = grad::conv2d_weight(x.value(), g.value(), kernel, &options)?;
     let crossed = Crossed::new(x, g);
     let (image, places) = (last_two(OP, x)?, last_two(OP, g)?);
     Ok(recorded(OP, [x, g], None, value, move |ctx, h| {

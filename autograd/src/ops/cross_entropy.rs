@@ -1,6 +1,6 @@
 //! `loss = -log_softmax(x)[label]` of each row; `x' = g (softmax(x) - one_hot(label))`.
 
-use tensor::{Device, Error, Result, Tensor};
+use tensor::{Device, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::samples::{Draw, Sample, sample};
@@ -85,12 +85,7 @@ impl CrossEntropy {
         const OP: &str = "cross_entropy";
         let smoothing = self.label_smoothing;
         if !(0.0..=1.0).contains(&smoothing) {
-            return Err(Error::InvalidArgument {
-                op: OP,
-                argument: "label_smoothing",
-                expected: "between 0 and 1",
-                value: smoothing.to_string().into(),
-            });
+            return Err(Error::invalid(OP, "label_smoothing", "between 0 and 1", smoothing));
         }
         let (rows, flat) = rows(OP, logits, labels)?;
         let classes = rows.shape()[1];
@@ -156,8 +151,8 @@ pub(super) fn not_empty(
     reduction: Reduction,
 ) -> Result<()> {
     if reduction == Reduction::Mean && given.is_empty() {
-        let value = format!("shape {:?}", given.shape()).into();
-        return Err(Error::InvalidArgument { op, argument, expected: "not empty for a mean", value });
+        let shape = format_args!("shape {:?}", given.shape());
+        return Err(Error::invalid(op, argument, "not empty for a mean", shape));
     }
     Ok(())
 }
@@ -179,7 +174,7 @@ fn losses(logits: &Var, labels: &Tensor) -> Result<Var> {
 /// `g (e^l - one_hot(label))` of each row; `l' = h g e^l` and `g' = Σ h (e^l - one_hot(label))` for its own
 /// gradient `h`.
 fn cross_entropy_grad(log_probs: &Var, labels: &Tensor, g: &Var) -> Result<Var> {
-    let value = log_probs.value().cross_entropy_grad(labels, g.value())?;
+    let value = grad::cross_entropy(log_probs.value(), labels, g.value())?;
     let saved = [Save::Input(0), Save::Input(1), Save::Tensor(labels)];
     Ok(record("cross_entropy_grad", &[log_probs, g], &saved, value, |ctx, h| {
         let (log_probs, g, labels) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));

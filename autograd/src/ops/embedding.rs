@@ -1,7 +1,7 @@
 //! `embedding`: rows of a table by number; the gradient is added back there, in the order of the indices.
 
 use smallvec::SmallVec;
-use tensor::{CompareOp, Device, Error, Result, Tensor};
+use tensor::{CompareOp, Device, Error, Result, Tensor, grad};
 
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
@@ -33,7 +33,7 @@ impl Var {
 
 /// Zeros with `g` added at the rows that were taken, but for the padding.
 fn embedding_grad(g: &Var, indices: &Tensor, rows: usize, padding: Option<usize>) -> Result<Var> {
-    let value = g.value().index_select_grad(0, indices, rows)?;
+    let value = grad::index_select(g.value(), 0, indices, rows)?;
     if let Some(row) = padding {
         value.narrow(0, row, 1)?.zero_()?;
     }
@@ -56,7 +56,7 @@ fn kept(indices: &Tensor, padding: usize, like: &Var) -> Result<Var> {
 pub(super) fn table(weight: &Var) -> Result<(usize, usize)> {
     match *weight.shape() {
         [rows, width] => Ok((rows, width)),
-        ref shape => Err(invalid("weight", "of rank 2", format!("shape {shape:?}"))),
+        ref shape => Err(Error::invalid("embedding", "weight", "of rank 2", format_args!("shape {shape:?}"))),
     }
 }
 
@@ -65,13 +65,13 @@ pub(super) fn padding_row(index: isize, rows: usize) -> Result<usize> {
     let row = if index < 0 { index.checked_add_unsigned(rows) } else { Some(index) };
     match row.and_then(|row| usize::try_from(row).ok()).filter(|&row| row < rows) {
         Some(row) => Ok(row),
-        None => Err(invalid("padding_idx", "one of the rows", format!("{index} of {rows} rows"))),
+        None => Err(Error::invalid(
+            "embedding",
+            "padding_idx",
+            "one of the rows",
+            format_args!("{index} of {rows} rows"),
+        )),
     }
-}
-
-#[cold]
-pub(super) fn invalid(argument: &'static str, expected: &'static str, value: String) -> Error {
-    Error::InvalidArgument { op: "embedding", argument, expected, value: value.into() }
 }
 
 pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {

@@ -2,10 +2,10 @@
 //! and 1 for a sum; `t'[r] = Σ w[j] / m[i] g[i]` over the places with index `r`, `w'[j] = <g[i], t[index j]>`.
 
 use smallvec::SmallVec;
-use tensor::{Bags, Device, Error, Result, Tensor};
+use tensor::{Bags, Device, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
-use super::embedding::{invalid, padding_row, table};
+use super::embedding::{padding_row, table};
 use super::samples::{Draw, Sample, sample};
 use crate::{Grads, Save, Var, Vjp, record};
 
@@ -54,7 +54,7 @@ impl Var {
         bags.padding = options.padding_idx.map(|index| padding_row(index, rows)).transpose()?;
         let weights = match &options.per_sample_weights {
             Some(_) if mean => {
-                return Err(invalid("per_sample_weights", "none, for a mean", "weights".into()));
+                return Err(Error::invalid("embedding", "per_sample_weights", "none, for a mean", "weights"));
             }
             Some(weights) if weights.shape() != indices.shape() => {
                 let (lhs, rhs) = (indices.shape().into(), weights.shape().into());
@@ -152,7 +152,7 @@ fn bag(table: &Var, weights: Option<&Var>, form: Form) -> Result<Var> {
 fn bag_grad(g: &Var, weights: Option<&Var>, form: Form) -> Result<Var> {
     const OP: &str = "embedding_bag_grad";
     let bags = form.weighted(weights);
-    let value = g.value().embedding_bag_grad(&bags, form.members.as_ref(), form.rows)?;
+    let value = grad::embedding_bag(g.value(), &bags, form.members.as_ref(), form.rows)?;
     let outline = form.outline();
     let Some(weights) = weights else {
         return Ok(record(OP, &[g], &form.saved(&[]), value, move |ctx, h| {
@@ -171,7 +171,7 @@ fn bag_grad(g: &Var, weights: Option<&Var>, form: Form) -> Result<Var> {
 
 /// `w'` of a gradient and a table; of sums only.
 fn weights_grad(g: &Var, table: &Var, form: &Form) -> Result<Var> {
-    let value = g.value().embedding_bag_weights_grad(table.value(), &form.bags)?;
+    let value = grad::embedding_bag_weights(g.value(), table.value(), &form.bags)?;
     let (outline, saved) = (form.outline(), form.saved(&[Save::Input(0), Save::Input(1)]));
     Ok(record("embedding_bag_weights_grad", &[g, table], &saved, value, move |ctx, h| {
         let of_g = if_needed(ctx, 0, || {

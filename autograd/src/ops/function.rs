@@ -1,6 +1,6 @@
 //! Functions of one element whose gradient is one kernel: `x' = g f'`, with `f'` of what the function saves.
 
-use tensor::{Result, Saves, Tensor, UnaryOp};
+use tensor::{Result, Saves, Tensor, UnaryOp, grad};
 
 use super::binary::if_needed;
 use super::one;
@@ -27,7 +27,7 @@ fn slope<B>(saved: &Var, f: UnaryOp, bend: Option<B>, g: &Var) -> Result<Var>
 where
     B: Fn(&Var) -> Result<Var> + Copy + Send + Sync + 'static,
 {
-    let value = saved.value().unary_grad(f, g.value())?;
+    let value = grad::unary(saved.value(), f, g.value())?;
     let Some(bend) = bend else {
         let saved = [Save::Tensor(saved.value())];
         return Ok(record(f.grad_name(), &[g], &saved, value, move |ctx, h| {

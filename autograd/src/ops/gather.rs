@@ -1,7 +1,7 @@
 //! `gather`: one element of an axis for each index; the gradient is added back there. `scatter_add` adds to them.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result, Tensor};
+use tensor::{Device, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::samples::{Draw, Sample, sample};
@@ -44,7 +44,7 @@ impl Var {
 
 /// Zeros of `shape` with `g` added at the elements that were taken.
 fn gather_grad(g: &Var, axis: isize, indices: &Tensor, shape: &[usize]) -> Result<Var> {
-    let value = g.value().gather_grad(axis, indices, shape)?;
+    let value = grad::gather(g.value(), axis, indices, shape)?;
     Ok(record("gather_grad", &[g], &[Save::Tensor(indices)], value, move |ctx, h| {
         Ok(one(h.gather(axis, ctx.saved(0).value())?))
     }))

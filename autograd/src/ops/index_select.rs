@@ -1,6 +1,6 @@
 //! `index_select`: places of an axis by number; the gradient is added back there. `index_add` adds to places.
 
-use tensor::{Device, Result, Tensor};
+use tensor::{Device, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::samples::{Draw, Sample, sample};
@@ -42,7 +42,7 @@ impl Var {
 
 /// Zeros of `size` along `axis` with `g` added at the places that were picked.
 fn index_select_grad(g: &Var, axis: isize, indices: &Tensor, size: usize) -> Result<Var> {
-    let value = g.value().index_select_grad(axis, indices, size)?;
+    let value = grad::index_select(g.value(), axis, indices, size)?;
     Ok(record("index_select_grad", &[g], &[Save::Tensor(indices)], value, move |ctx, h| {
         Ok(one(h.index_select(axis, ctx.saved(0).value())?))
     }))

@@ -32,8 +32,7 @@ impl Var {
     pub fn smooth_l1_loss(&self, target: &Var, beta: f64, reduction: Reduction) -> Result<Var> {
         const OP: &str = "smooth_l1_loss";
         if beta.is_nan() || beta < 0.0 {
-            let value = beta.to_string().into();
-            return Err(Error::InvalidArgument { op: OP, argument: "beta", expected: "not negative", value });
+            return Err(Error::invalid(OP, "beta", "not negative", beta));
         }
         if beta == 0.0 {
             return self.l1_loss(target, reduction);

@@ -1,6 +1,6 @@
 //! `y` = the largest element at each place of a window; the gradient goes to the first of the largest.
 
-use tensor::{Device, MaxPool, Result, Tensor};
+use tensor::{Device, MaxPool, Result, Tensor, grad};
 
 use super::one;
 use super::samples::{Draw, Sample, sample};
@@ -34,14 +34,14 @@ pub(super) fn last_two(x: &Var) -> [usize; 2] {
 
 /// `g` at the pixels that the index names; its own gradient is read there.
 fn scattered(g: &Var, index: &Tensor, pool: MaxPool, image: [usize; 2]) -> Result<Var> {
-    let value = g.value().max_pool2d_grad(index, &pool, image)?;
+    let value = grad::max_pool2d(g.value(), index, &pool, image)?;
     Ok(record("max_pool2d_grad", &[g], &[Save::Tensor(index)], value, move |ctx, h| {
         Ok(one(picked(h, ctx.saved(0).value(), pool)?))
     }))
 }
 
 fn picked(x: &Var, index: &Tensor, pool: MaxPool) -> Result<Var> {
-    let value = x.value().max_pool2d_pick(index, &pool)?;
+    let value = grad::max_pool2d_pick(x.value(), index, &pool)?;
     let image = last_two(x);
     Ok(record("max_pool2d_pick", &[x], &[Save::Tensor(index)], value, move |ctx, g| {
         Ok(one(scattered(g, ctx.saved(0).value(), pool, image)?))

@@ -44,12 +44,12 @@ impl Var {
             rank,
         })?;
         if sizes.iter().try_fold(0_usize, |sum, &n| sum.checked_add(n)) != Some(size) {
-            return Err(Error::InvalidArgument {
-                op: "split",
-                argument: "sizes",
-                expected: "sizes that add up to the axis",
-                value: format!("{sizes:?} for {size}").into(),
-            });
+            return Err(Error::invalid(
+                "split",
+                "sizes",
+                "sizes that add up to the axis",
+                format_args!("{sizes:?} for {size}"),
+            ));
         }
         let mut start = 0;
         let part = |&len: &usize| {

@@ -45,7 +45,7 @@ const TAKEN: &str = "no more taken than there are";
 
 #[cold]
 fn refused(value: String, expected: &'static str) -> Error {
-    Error::InvalidArgument { op: "pad", argument: "borders", expected, value: value.into() }
+    Error::invalid("pad", "borders", expected, value)
 }
 
 fn bordered(x: &Var, axis: usize, [before, behind]: [isize; 2], mode: PadMode) -> Result<Var> {

@@ -53,8 +53,7 @@ pub fn rotary_angles(
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "rotary_angles";
     if !width.is_multiple_of(2) {
-        let value = width.to_string().into();
-        return Err(Error::InvalidArgument { op: OP, argument: "width", expected: "even", value });
+        return Err(Error::invalid(OP, "width", "even", width));
     }
     if !dtype.is_float() {
         return Err(Error::DTypeUnsupported { op: OP, dtype });

@@ -1,6 +1,6 @@
 //! `y = e^x / Σ e^x` along an axis, `x' = y (g - Σ g y)`; and its logarithm, `x' = g - e^y Σ g`.
 
-use tensor::{Device, Result, Tensor};
+use tensor::{Device, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::one;
@@ -40,7 +40,7 @@ pub(super) fn record_log_softmax(x: &Var, value: Tensor, axis: isize) -> Var {
 /// `y (g - Σ g y)` in one kernel; `y' = h (g - Σ g y) - g Σ h y` and `g' = y (h - Σ h y)` for its own
 /// gradient `h`.
 fn softmax_grad(y: &Var, g: &Var, axis: isize) -> Result<Var> {
-    let value = y.value().softmax_grad(g.value(), axis)?;
+    let value = grad::softmax(y.value(), g.value(), axis)?;
     Ok(record("softmax_grad", &[y, g], BOTH, value, move |ctx, h| {
         let (y, g) = (ctx.saved(0), ctx.saved(1));
         let weighted = |v: &Var| v.mul(&y)?.sum(&[axis], true);
@@ -53,7 +53,7 @@ fn softmax_grad(y: &Var, g: &Var, axis: isize) -> Result<Var> {
 
 /// `g - e^y Σ g` in one kernel; `y' = -h e^y Σ g` and `g' = h - Σ h e^y` for its own gradient `h`.
 fn log_softmax_grad(y: &Var, g: &Var, axis: isize) -> Result<Var> {
-    let value = y.value().log_softmax_grad(g.value(), axis)?;
+    let value = grad::log_softmax(y.value(), g.value(), axis)?;
     Ok(record("log_softmax_grad", &[y, g], BOTH, value, move |ctx, h| {
         let (y, g) = (ctx.saved(0), ctx.saved(1));
         let weighted = h.mul(&y.exp()?)?;

@@ -48,9 +48,7 @@ impl Var {
 }
 
 fn check(op: &'static str, x: &Var, size: [usize; 2]) -> Result<()> {
-    let refused = |argument, expected, value: String| {
-        Err(Error::InvalidArgument { op, argument, expected, value: value.into() })
-    };
+    let refused = |argument, expected, value: String| Err(Error::invalid(op, argument, expected, value));
     if x.shape().len() < 2 || last_two(x).contains(&0) {
         return refused("input", "[.., h, w] with pixels", format!("shape {:?}", x.shape()));
     }

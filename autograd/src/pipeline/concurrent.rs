@@ -46,12 +46,7 @@ impl ConcurrentBatches {
     /// [`Error::InvalidArgument`] for no lanes or more than a [`Team`] may have, [`Error::Io`] if the system gives no thread.
     pub fn new(device: &Device, lanes: usize) -> Result<ConcurrentBatches> {
         if !(1..=Team::MAX_HELPERS + 1).contains(&lanes) {
-            return Err(Error::InvalidArgument {
-                op: "ConcurrentBatches::new",
-                argument: "lanes",
-                expected: "1 to 1024",
-                value: lanes.to_string().into(),
-            });
+            return Err(Error::invalid("ConcurrentBatches::new", "lanes", "1 to 1024", lanes));
         }
         let streams = if lanes == 1 {
             vec![device.default_stream()]
@@ -61,6 +56,7 @@ impl ConcurrentBatches {
             (0..lanes).map(|_| device.new_stream_with(options)).collect::<Result<_>>()?
         };
         // What a lane would load at its first launches can hold up the others.
+        device.start_threads()?;
         streams.iter().try_for_each(preload)?;
         Ok(ConcurrentBatches { streams, team: Team::new("lane", lanes - 1)? })
     }
@@ -80,7 +76,7 @@ impl ConcurrentBatches {
     /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
     /// ([`Error::LanePanicked`]); the other batches were run to their end. Then that of the first update that was put off
     /// and returned one or panicked; those after it are not run. [`Error::InvalidArgument`] for no batches;
-    /// [`Error::Deadlock`] from within a batch of the same lanes.
+    /// [`Error::Deadlock`] from within a batch of the same lanes, and where it would wait for them within a command.
     pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
     where
         B: Send,
@@ -89,12 +85,7 @@ impl ConcurrentBatches {
         let lanes = self.streams.len();
         let work: Vec<Slot<B>> = batches.into_iter().map(|batch| SpinLock::new(Work::Given(batch))).collect();
         if work.is_empty() {
-            return Err(Error::InvalidArgument {
-                op: "ConcurrentBatches::step",
-                argument: "batches",
-                expected: "at least 1",
-                value: "0".into(),
-            });
+            return Err(Error::invalid("ConcurrentBatches::step", "batches", "at least 1", "0"));
         }
         // One draw a step, whatever the number of batches and lanes, so that steps differ.
         let generator = Generator::current();

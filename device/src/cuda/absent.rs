@@ -183,7 +183,7 @@ impl DriverGraph {
         match *self {}
     }
 
-    pub(crate) fn launch(&self, _: &Queue<'_>) -> Result<()> {
+    pub(crate) fn launch(&mut self, _: &Queue<'_>) -> Result<()> {
         match *self {}
     }
 }

@@ -14,7 +14,7 @@ use super::stream::DriverStream;
 use super::{Grid, Queue, Target};
 use crate::device::Core;
 use crate::graph::Node;
-use crate::{Error, Priority, Result, StreamId};
+use crate::{Error, Moment, Priority, Result, StreamId};
 
 /// A graph that the driver launches, and what its nodes use beside the memory of the plan.
 pub(crate) struct DriverGraph {
@@ -24,7 +24,7 @@ pub(crate) struct DriverGraph {
     /// Where commands were captured: it has the handle of their products, and reports what their kernels meet.
     stream: DriverStream,
     /// What uploads read.
-    _constants: Vec<Staged>,
+    constants: Vec<Staged>,
     core: std::sync::Weak<Core>,
 }
 
@@ -93,7 +93,7 @@ impl DriverGraph {
             });
         };
         let stream = DriverStream::new(&cuda.context, &cuda.fault, Priority::Normal)?;
-        let id = StreamId::fresh();
+        let never = Moment { stream: StreamId::fresh(), tick: 0 };
         stream.bind()?;
         let graph = Graph::new()?;
         let (mut kernels, mut constants) = (Vec::with_capacity(nodes.len()), Vec::new());
@@ -104,11 +104,16 @@ impl DriverGraph {
             let after: Kernels =
                 node.needs.iter().flat_map(|&need| ends[need as usize].iter().copied()).collect();
             let captured = Captured { workspace: node.workspace, ..Captured::default() };
-            let queue = Queue::to(core, &stream, node.op, id, tf32, Target::Graph(&captured));
+            let queue = Queue::to(core, &stream, node.op, never, tf32, Target::Graph(&captured));
             stream.begin_capture(graph.0, &after)?;
             let enqueued = node.work.enqueue(&queue);
             let last = stream.captured_nodes();
-            stream.end_capture()?;
+            if let Err(error) = stream.end_capture() {
+                // What ends a capture like this has destroyed the graph, too.
+                std::mem::forget(graph);
+                enqueued?;
+                return Err(error);
+            }
             enqueued?;
             let last = last?;
             // What enqueues nothing leaves those before it.
@@ -123,19 +128,27 @@ impl DriverGraph {
         let exec = Exec { raw, _graph: graph, context: Arc::clone(&cuda.context) };
         // SAFETY: the handles are live.
         unsafe { check("cuGraphUpload", sys::cuGraphUpload(exec.raw, stream.raw()))? };
-        Ok(DriverGraph { exec, kernels, stream, _constants: constants, core: Arc::downgrade(core) })
+        Ok(DriverGraph { exec, kernels, stream, constants, core: Arc::downgrade(core) })
     }
 
     /// Has later launches run the kernels of a command with the arguments that it has now.
     pub(crate) fn update(&self, command: usize, node: &Node) -> Result<()> {
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         let updated = Updated { graph: self, command, next: Cell::new(0) };
-        let id = self.stream.reporter();
-        node.work.enqueue(&Queue::to(&core, &self.stream, node.op, id, core.tf32(), Target::Update(&updated)))
+        let never = Moment { stream: self.stream.reporter(), tick: 0 };
+        node.work.enqueue(&Queue::to(
+            &core,
+            &self.stream,
+            node.op,
+            never,
+            core.tf32(),
+            Target::Update(&updated),
+        ))
     }
 
     /// Launches it on the queue's stream.
-    pub(crate) fn launch(&self, queue: &Queue<'_>) -> Result<()> {
+    pub(crate) fn launch(&mut self, queue: &Queue<'_>) -> Result<()> {
+        self.constants.iter_mut().for_each(|constant| constant.used_at(queue.moment));
         // SAFETY: the handles are live, and the launch was told of the memory that the nodes use.
         unsafe { check("cuGraphLaunch", sys::cuGraphLaunch(self.exec.raw, queue.stream.raw())) }
     }

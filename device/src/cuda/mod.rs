@@ -47,7 +47,7 @@ pub(crate) use pinned::Staged;
 pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 
 use crate::device::Core;
-use crate::{DType, MemoryDriver, Result, Stream, StreamId};
+use crate::{DType, MemoryDriver, Moment, Result, Stream};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -219,7 +219,8 @@ pub struct Queue<'a> {
     core: &'a Core,
     stream: &'a DriverStream,
     op: &'static str,
-    id: StreamId,
+    /// The command.
+    moment: Moment,
     /// Whether products of F32 may round what they multiply.
     tf32: bool,
     target: Target<'a>,
@@ -227,6 +228,7 @@ pub struct Queue<'a> {
 
 /// What becomes of what is put on a queue.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "made where there is a driver"))]
 pub(crate) enum Target<'a> {
     /// The stream runs it.
     Stream,
@@ -238,7 +240,10 @@ pub(crate) enum Target<'a> {
 
 impl fmt::Debug for Queue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("op", &self.op).field("stream", &self.id).finish_non_exhaustive()
+        f.debug_struct("Queue")
+            .field("op", &self.op)
+            .field("stream", &self.moment.stream)
+            .finish_non_exhaustive()
     }
 }
 
@@ -247,21 +252,21 @@ impl<'a> Queue<'a> {
         core: &'a Core,
         stream: &'a DriverStream,
         op: &'static str,
-        id: StreamId,
+        moment: Moment,
         tf32: bool,
     ) -> Self {
-        Queue::to(core, stream, op, id, tf32, Target::Stream)
+        Queue::to(core, stream, op, moment, tf32, Target::Stream)
     }
 
     pub(crate) fn to(
         core: &'a Core,
         stream: &'a DriverStream,
         op: &'static str,
-        id: StreamId,
+        moment: Moment,
         tf32: bool,
         target: Target<'a>,
     ) -> Self {
-        Queue { core, stream, op, id, tf32, target }
+        Queue { core, stream, op, moment, tf32, target }
     }
 
     /// The op whose command it is.
@@ -291,7 +296,7 @@ impl<'a> Queue<'a> {
         args: &[Arg<'_>],
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.stream.kernel((self.op, self.id), program, name, grid, args, self.target) }
+        unsafe { self.stream.kernel((self.op, self.moment.stream), program, name, grid, args, self.target) }
     }
 
     /// Enqueues a product by cuBLAS, with TF32 if the [device](crate::Device::set_tf32) allows that; each stream has a
@@ -329,7 +334,9 @@ impl<'a> Queue<'a> {
     pub(crate) unsafe fn constant(&self, to: *mut u8, bytes: &[u8]) -> Result<()> {
         match self.target {
             // SAFETY: the caller's promise.
-            Target::Graph(captured) => unsafe { self.stream.upload_constant(to, bytes, self.id, captured) },
+            Target::Graph(captured) => unsafe {
+                self.stream.upload_constant(to, bytes, self.moment, captured)
+            },
             Target::Stream | Target::Update(_) => Ok(()),
         }
     }

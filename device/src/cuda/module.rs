@@ -1,10 +1,10 @@
 //! Programs, compiled by NVRTC, kept on disk, and loaded.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_char, c_void};
-use std::fs;
-use std::io;
-use std::path::PathBuf;
+use std::ffi::{CString, OsStr, c_char, c_void};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys;
@@ -220,12 +220,33 @@ impl Kept {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;
         }
+        remove_abandoned(path);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let unfinished = path.with_extension(format!("{}-{number}.tmp", std::process::id()));
+        let mut file = File::create_new(&unfinished)?;
+        // One that another process removes before it is locked cannot be renamed.
+        let _ = file.lock();
         let content = [&self.origin[..], &fingerprint(image).to_le_bytes(), image].concat();
-        fs::write(&unfinished, content)
+        file.write_all(&content)
             .and_then(|()| fs::rename(&unfinished, path))
             .inspect_err(|_| drop(fs::remove_file(&unfinished)))
+    }
+}
+
+/// Removes unfinished files for `path` that nobody holds a lock on: their writers have ended.
+fn remove_abandoned(path: &Path) {
+    let (Some(folder), Some(stem)) = (path.parent(), path.file_stem().and_then(OsStr::to_str)) else {
+        return;
+    };
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = || name.to_str()?.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(".tmp");
+        if number().is_some()
+            && let Ok(file) = File::options().write(true).open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 
@@ -271,5 +292,26 @@ mod tests {
         fs::write(path, &whole)?;
         assert!(other.read().is_none());
         fs::remove_file(path)
+    }
+
+    #[test]
+    fn what_killed_writers_left_is_removed_and_nothing_else() -> io::Result<()> {
+        let folder = std::env::temp_dir().join(format!("streamgrad-{}-left", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let kept = Kept { path: Some(folder.join("kept-1f.bin")), origin: Vec::new() };
+        for name in
+            ["kept-1f.7-0.tmp", "kept-1f.8-0.tmp", "kept-2f.7-0.tmp", "kept-1f.tmp", "kept-1f.7-0.bin"]
+        {
+            fs::write(folder.join(name), "")?;
+        }
+        let working = File::options().write(true).open(folder.join("kept-1f.8-0.tmp"))?;
+        working.lock()?;
+        kept.write(b"image")?;
+        let entries = fs::read_dir(&folder)?;
+        let mut names: Vec<_> = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?;
+        names.sort();
+        let left = ["kept-1f.7-0.bin", "kept-1f.8-0.tmp", "kept-1f.bin", "kept-1f.tmp", "kept-2f.7-0.tmp"];
+        assert_eq!(names, left);
+        fs::remove_dir_all(folder)
     }
 }

@@ -82,6 +82,11 @@ impl Staged {
         Ok(staged)
     }
 
+    /// The command at `moment`, after all earlier ones, uses it too.
+    pub(super) fn used_at(&mut self, moment: Moment) {
+        self.last = moment;
+    }
+
     pub(super) fn context(&self) -> &Context {
         &self.context
     }

@@ -436,11 +436,10 @@ impl DriverStream {
         &self,
         to: *mut u8,
         bytes: &[u8],
-        id: StreamId,
+        moment: Moment,
         captured: &Captured,
     ) -> Result<()> {
-        // Kept as long as the graph, whose end waits for its last launch.
-        let staged = Staged::of(&self.context, bytes, Moment { stream: id, tick: 0 })?;
+        let staged = Staged::of(&self.context, bytes, moment)?;
         let from = staged.as_ptr().cast::<c_void>();
         // SAFETY: the context is current; the block is kept by the graph.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from, bytes.len(), self.raw) };

@@ -11,14 +11,16 @@ use crate::StreamId;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlannedCommand {
-    /// The op.
+    /// The op that launched it.
     pub op: &'static str,
     /// The stream that it was captured on.
     pub stream: StreamId,
-    /// The commands that it waits for, by their numbers.
+    /// Which commands it waits for, by their number: the fewest that imply all that it comes after.
     pub needs: Vec<usize>,
     /// The addresses that it uses, and whether it writes them.
     pub uses: Vec<(Range<usize>, bool)>,
+    /// About how many elementary operations a CPU needs for it, 0 if it is not known.
+    pub cost: usize,
 }
 
 impl PlannedCommand {
@@ -86,8 +88,8 @@ fn reached(after: &[Vec<usize>], from: usize) -> Vec<bool> {
 
 impl Executable {
     /// The commands in the program's order, as they were planned.
-    pub fn commands(&self) -> &[PlannedCommand] {
-        &self.planned
+    pub fn commands(&self) -> Vec<PlannedCommand> {
+        self.planned.clone()
     }
 
     /// Has later replays on a CPU run one command at a time in an order that the edges allow and `seed` picks; `None` for the

@@ -1,7 +1,6 @@
 //! Executables: plans with memory, ready to be replayed.
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -9,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::capture::{Capture, Memory, refused};
+use super::capture::{Capture, Command, Memory, refused};
 use super::check::PlannedCommand;
 use super::crew;
 use super::plan::{GraphOptions, Layout, Plan, PlanReport};
@@ -25,9 +24,6 @@ pub struct Executable {
     report: PlanReport,
     /// The buffers that a replay uses: those that the step found, and last its own memory.
     used: Mutex<Vec<Used>>,
-    /// Buffers that were replaced and whose commands do not know it yet, in the order of the replays from which on they were.
-    moves: SpinLock<VecDeque<Move>>,
-    replays: AtomicU64,
     pub(super) nodes: Mutex<Nodes>,
     pub(super) planned: Vec<PlannedCommand>,
     /// Whether an order is picked by a seed, and twice that.
@@ -72,9 +68,14 @@ pub(crate) struct Node {
 pub struct Kept<'a>(&'a mut Nodes);
 
 impl Kept<'_> {
-    /// Shows `change` the scalars of the command with this number.
-    pub fn scalars(&mut self, command: usize, change: &mut dyn FnMut(&mut dyn Any)) {
-        self.0.bind(command, &mut Scalars(change));
+    /// Shows `change` the scalars of the command with this number; it says of each whether it is another one now.
+    pub fn scalars(&mut self, command: usize, change: &mut dyn FnMut(&mut dyn Any) -> bool) {
+        let Some(node) = self.0.nodes.get_mut(command) else { return };
+        let mut changed = false;
+        node.work.bind(&mut Scalars(&mut |value| changed |= change(value)));
+        if changed {
+            self.0.changed.push(command);
+        }
     }
 }
 
@@ -152,9 +153,7 @@ impl Plan {
         };
         nodes.iter_mut().for_each(|node| node.workspace = None);
         let nodes = Mutex::new(Nodes { nodes, changed: Vec::new(), graph, ignored: None });
-        let (used, moves) = (Mutex::new(used), SpinLock::new(VecDeque::new()));
-        let (replays, shuffle) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Executable { device, report, used, moves, replays, nodes, planned, shuffle })
+        Ok(Executable { device, report, used: Mutex::new(used), nodes, planned, shuffle: AtomicU64::new(0) })
     }
 
     /// The buffers that a replay uses.
@@ -175,18 +174,18 @@ impl Plan {
     /// The commands with the addresses that they get.
     fn planned(&self, layout: &Layout, base: usize) -> Vec<PlannedCommand> {
         let place = |&(memory, write): &(usize, bool)| {
-            let start =
-                layout.offsets[memory].map_or_else(|| self.memories[memory].at(), |offset| base + offset);
-            (start..start + self.memories[memory].bytes(), write)
+            let known = &self.memories[memory];
+            let start = layout.offsets[memory].map_or_else(|| known.at(), |offset| base + offset);
+            (start..start + known.bytes(), write)
         };
-        let commands = self.commands.iter().zip(&layout.needs);
-        let planned = commands.map(|(command, needs)| PlannedCommand {
+        let planned = |(command, needs): (&Command, &SmallVec<[u32; 4]>)| PlannedCommand {
             op: command.op,
             stream: command.stream,
             needs: needs.iter().map(|&need| need as usize).collect(),
             uses: command.uses.iter().map(place).collect(),
-        });
-        planned.collect()
+            cost: command.work.cost(),
+        };
+        self.commands.iter().zip(&layout.needs).map(planned).collect()
     }
 
     fn nodes(self, layout: Layout, moved: &mut Moved) -> Vec<Node> {
@@ -262,12 +261,11 @@ impl Executable {
 
     /// Runs the commands on `stream`, as one command of it: after whatever used what they use, on whatever stream. From now on
     /// they use the second buffer of each pair in `replaced` instead of the first. `prepare` may change their scalars; it is
-    /// called before they run, and after all earlier replays were given to the device. Buffers stay replaced if the launch
-    /// fails.
+    /// called before they run, and after all earlier replays were given to the device.
     ///
     /// # Errors
     /// As for [`Stream::launch`]; [`Error::DeviceMismatch`] for a stream of another device; [`Error::Captured`] within a
-    /// captured step; [`Error::InvalidArgument`] for a buffer that is smaller than the one it replaces.
+    /// captured step; [`Error::InvalidArgument`] for a buffer that is smaller than the one it replaces. Nothing is replaced then.
     #[track_caller]
     pub fn replay(
         self: &Arc<Self>,
@@ -281,68 +279,70 @@ impl Executable {
         if Capture::is_current() {
             return Err(refused(OP, "captures do not nest"));
         }
-        let mut used = self.used.lock();
-        replaced.iter().try_for_each(|(old, new)| large_enough(old, new))?;
-        let number = self.replays.fetch_add(1, Ordering::Relaxed);
-        for (old, new) in replaced {
-            self.moves.lock().extend(replace(&mut used, old, new, number));
-        }
-        let uses: SmallVec<[Use<'_>; 64]> =
-            used.iter().map(|used| Use { buffer: &used.buffer, write: used.write }).collect();
+        let mut all = self.used.lock();
+        let moves = replaced.iter().map(|(old, new)| Move::of(&all, old, new)).collect::<Result<Vec<_>>>()?;
+        let new = |used: &Used| replaced.iter().find(|(old, _)| old.ptr_eq(&used.buffer)).map(|(_, new)| new);
+        let uses: SmallVec<[Use<'_>; 64]> = all
+            .iter()
+            .map(|used| Use { buffer: new(used).unwrap_or(&used.buffer), write: used.write })
+            .collect();
         let prepare = SpinLock::new(Some(prepare));
-        stream.launch(OP, &uses, Replay { executable: Arc::clone(self), number, prepare })?;
-        used.iter().filter(|used| used.write).for_each(|used| used.buffer.bump_version());
+        stream.launch(OP, &uses, Replay { executable: Arc::clone(self), moves, prepare })?;
+        drop(uses);
+        for used in &mut *all {
+            if let Some(new) = new(used) {
+                used.buffer = new.clone();
+            }
+            if used.write {
+                used.buffer.bump_version();
+            }
+        }
         Ok(())
     }
 }
 
-/// Commands that find a buffer elsewhere.
+/// Commands that find a buffer elsewhere from a replay on.
 struct Move {
-    /// From this replay on.
-    number: u64,
     commands: Vec<usize>,
-    range: Moved,
+    from: usize,
+    to: usize,
+    bytes: usize,
 }
 
-fn large_enough(old: &Buffer, new: &Buffer) -> Result<()> {
-    if new.len_bytes() >= old.len_bytes() {
-        return Ok(());
+impl Move {
+    /// Has those that use `old` use `new`.
+    fn of(used: &[Used], old: &Shared<Buffer>, new: &Shared<Buffer>) -> Result<Move> {
+        if new.len_bytes() < old.len_bytes() {
+            let sizes = format_args!("{} bytes for {}", new.len_bytes(), old.len_bytes());
+            return Err(Error::invalid(
+                OP,
+                "replaced",
+                "a buffer as large as the one that it replaces",
+                sizes,
+            ));
+        }
+        let known = used.iter().find(|used| used.buffer.ptr_eq(old));
+        let commands = known.map(|used| used.commands.clone()).unwrap_or_default();
+        let [from, to] = [old, new].map(|buffer| buffer.ptr().expose_provenance());
+        Ok(Move { commands, from, to, bytes: old.len_bytes() })
     }
-    Err(Error::InvalidArgument {
-        op: OP,
-        argument: "replaced",
-        expected: "a buffer as large as the one that it replaces",
-        value: format!("{} bytes for {}", new.len_bytes(), old.len_bytes()).into(),
-    })
-}
 
-/// Has `new` used instead of `old` from a replay on.
-fn replace(used: &mut [Used], old: &Buffer, new: &Shared<Buffer>, number: u64) -> Option<Move> {
-    let used = used.iter_mut().find(|used| std::ptr::eq(&*used.buffer, old))?;
-    used.buffer = new.clone();
-    let from = old.ptr().addr();
-    let range = Moved { places: vec![(from, from + old.len_bytes(), new.ptr().expose_provenance())] };
-    Some(Move { number, commands: used.commands.clone(), range })
+    fn apply(&self, nodes: &mut Nodes, (from, to): (usize, usize)) {
+        let mut moved = Moved { places: vec![(from, from + self.bytes, to)] };
+        self.commands.iter().for_each(|&command| nodes.bind(command, &mut moved));
+    }
 }
 
 /// A replay, as a command.
 struct Replay<F> {
     executable: Arc<Executable>,
-    number: u64,
+    moves: Vec<Move>,
     prepare: SpinLock<Option<F>>,
 }
 
 impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Replay<F> {
-    /// Has the commands use the buffers and numbers of this replay.
     fn prepare(&self, nodes: &mut Nodes) {
-        let due = || {
-            let mut moves = self.executable.moves.lock();
-            let is_due = moves.front().is_some_and(|next| next.number <= self.number);
-            if is_due { moves.pop_front() } else { None }
-        };
-        while let Some(Move { commands, mut range, .. }) = due() {
-            commands.into_iter().for_each(|command| nodes.bind(command, &mut range));
-        }
+        self.moves.iter().for_each(|to| to.apply(nodes, (to.from, to.to)));
         if let Some(prepare) = self.prepare.lock().take() {
             prepare(&mut Kept(nodes));
         }
@@ -363,17 +363,28 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
-        let Nodes { nodes, changed, graph, .. } = &mut *nodes;
-        let Some(graph) = graph else { return Ok(()) };
-        // What the driver does not know yet, it is told before the next launch.
-        while let Some(&command) = changed.last() {
-            graph.update(command, &nodes[command])?;
-            changed.pop();
-        }
-        graph.launch(queue)
+        nodes.enqueue(queue).inspect_err(|_| {
+            // Whoever launches it hears that nothing was replaced.
+            self.moves.iter().for_each(|to| to.apply(&mut nodes, (to.to, to.from)));
+        })
     }
 
     fn bind(&mut self, _: &mut dyn Binder) {}
+}
+
+impl Nodes {
+    /// Tells the graph what has changed, and launches it. What it could not be told it is told the next time.
+    fn enqueue(&mut self, queue: &Queue<'_>) -> Result<()> {
+        let Nodes { nodes, changed, graph, .. } = self;
+        let Some(graph) = graph else { return Ok(()) };
+        changed.sort_unstable();
+        changed.dedup();
+        for &command in &*changed {
+            graph.update(command, &nodes[command])?;
+        }
+        changed.clear();
+        graph.launch(queue)
+    }
 }
 
 impl fmt::Debug for Executable {

@@ -137,6 +137,7 @@ fn a_number_of_threads_that_no_system_gives_is_capped() -> Result<()> {
     }
     let (device, sum) = (many(20_000), AtomicUsize::new(0));
     let team = team(&device.default_stream(), usize::MAX)?;
+    assert_eq!(device.start_threads().is_ok(), team.is_some());
     let add = |i| {
         sum.fetch_add(i + 1, Ordering::Relaxed);
     };

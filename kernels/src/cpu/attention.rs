@@ -7,7 +7,7 @@
 
 use pulp::Arch;
 
-use super::lanes::{Lanes, simd_for, with_scratch};
+use super::lanes::{Lanes, join_tree, simd_for, with_scratch};
 use super::product::{Init, Matrix, Product, copy_matrix};
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
@@ -83,48 +83,22 @@ unsafe fn finish_scores<T: Lanes>(
     seen
 }
 
-/// The largest element of a row of padded length.
+/// The fold of a row of padded length.
 #[inline(always)]
-fn largest<T: Lanes>(row: &[T]) -> T {
-    let mut parts = [T::from_f64(f64::NEG_INFINITY); PAD];
+fn folded<T: Lanes>(row: &[T], empty: T, join: impl Fn(T, T) -> T) -> T {
+    let mut parts = [empty; PAD];
     for x in row.chunks_exact(PAD) {
         for (part, &x) in parts.iter_mut().zip(x) {
-            *part = part.maximum(x);
+            *part = join(*part, x);
         }
     }
-    join(
-        parts,
-        #[inline(always)]
-        |a, b| a.maximum(b),
-    )
+    join_tree(parts, join)
 }
 
 /// The sum of a row of padded length.
 #[inline(always)]
 fn sum<T: Lanes>(row: &[T]) -> T {
-    let mut parts = [T::ZERO; PAD];
-    for x in row.chunks_exact(PAD) {
-        for (part, &x) in parts.iter_mut().zip(x) {
-            *part = part.add(x);
-        }
-    }
-    join(
-        parts,
-        #[inline(always)]
-        |a, b| a.add(b),
-    )
-}
-
-#[inline(always)]
-fn join<T: Lanes>(mut parts: [T; PAD], f: impl Fn(T, T) -> T) -> T {
-    let mut half = PAD / 2;
-    while half > 0 {
-        for i in 0..half {
-            parts[i] = f(parts[i], parts[i + half]);
-        }
-        half /= 2;
-    }
-    parts[0]
+    folded(row, T::ZERO, T::add)
 }
 
 /// # Safety
@@ -194,7 +168,7 @@ unsafe fn forward_tile<T: Lanes>(
                         let row = &mut scores[r * KEYS..][..tile.padded()];
                         let seen = finish_scores(problem, tile, r, row, mask);
                         row[seen..].fill(nothing);
-                        let m = best[r].maximum(largest(row));
+                        let m = best[r].maximum(folded(row, nothing, T::maximum));
                         // Nothing was seen yet: the difference of infinities would be NaN.
                         let shift = if m == nothing { T::ZERO } else { m };
                         // What is not seen gets an exponential that costs nothing: those that underflow are slow.
@@ -416,11 +390,7 @@ unsafe fn dot<T: Lanes>(len: usize, a: Matrix<T>, b: Matrix<T>) -> T {
         let product = unsafe { (*a.at(0, j).ptr).mul(*b.at(0, j).ptr) };
         parts[j % PAD] = parts[j % PAD].add(product);
     }
-    join(
-        parts,
-        #[inline(always)]
-        |a, b| a.add(b),
-    )
+    join_tree(parts, T::add)
 }
 
 /// # Safety

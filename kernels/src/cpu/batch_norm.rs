@@ -1,9 +1,9 @@
 //! Batch normalisation, a channel at a time. A channel's elements are summed image by image, in lanes.
 
-use super::lanes::{Lanes, map, simd_for};
+use super::lanes::{Lanes, for_items, join_tree, map};
 use crate::layout::{Dst, Src};
 use crate::norms::Channels;
-use crate::par::{Workers, for_range};
+use crate::par::Workers;
 
 /// Independent parts of a sum.
 const LANES: usize = 32;
@@ -28,16 +28,7 @@ fn sums<T: Lanes, const N: usize>(len: usize, term: impl Fn(usize) -> [T; N]) ->
     }
     lanes.map(
         #[inline(always)]
-        |mut lanes| {
-            let mut half = LANES / 2;
-            while half > 0 {
-                for l in 0..half {
-                    lanes[l] = lanes[l].add(lanes[l + half]);
-                }
-                half /= 2;
-            }
-            lanes[0]
-        },
+        |lanes| join_tree(lanes, T::add),
     )
 }
 
@@ -85,47 +76,46 @@ pub(crate) unsafe fn forward<T: Lanes>(
     found: Option<[Dst<T>; 2]>,
 ) {
     let m = T::from_f64(channels.each() as f64);
-    for_range(workers, channels.channels, chunk(channels), &|range| {
-        simd_for::<T, _>(
-            #[inline(always)]
-            || {
-                for channel in range.clone() {
-                    let c = channel as isize;
-                    // SAFETY: elements of `channel` only, which is one part's.
-                    unsafe {
-                        let x = x.at(0);
-                        let (mean, var) = if let Some([mean, var]) = given {
-                            (*mean.at(c), *var.at(c))
-                        } else {
-                            let [sum] = channel_sums(channels, channel, |i| [*x.add(i)]);
-                            let mean = sum.div(m);
-                            let [squares] = channel_sums(channels, channel, |i| {
-                                let d = (*x.add(i)).sub(mean);
-                                [d.mul(d)]
-                            });
-                            (mean, squares.div(m))
-                        };
-                        if let Some([to_mean, to_var]) = found {
-                            (*to_mean.at(c), *to_var.at(c)) = (mean, var);
-                        }
-                        let scale = var.add(T::from_f64(eps)).sqrt().recip();
-                        let scale = weight.map_or(scale, |weight| scale.mul(*weight.at(c)));
-                        let shift = bias.map_or(T::ZERO, |bias| *bias.at(c));
-                        for image in 0..channels.images {
-                            let first = (image * channels.channels + channel) * channels.size;
-                            map(
-                                channels.size,
-                                out.at(first as isize),
-                                [x.add(first)],
-                                #[inline(always)]
-                                |[x]| x.sub(mean).mul(scale).add(shift),
-                            );
-                        }
-                    }
+    for_items(
+        workers,
+        (channels.channels, chunk(channels)),
+        0,
+        #[inline(always)]
+        |channel, _: *mut T| {
+            let c = channel as isize;
+            // SAFETY: elements of `channel` only, which is one part's.
+            unsafe {
+                let x = x.at(0);
+                let (mean, var) = if let Some([mean, var]) = given {
+                    (*mean.at(c), *var.at(c))
+                } else {
+                    let [sum] = channel_sums(channels, channel, |i| [*x.add(i)]);
+                    let mean = sum.div(m);
+                    let [squares] = channel_sums(channels, channel, |i| {
+                        let d = (*x.add(i)).sub(mean);
+                        [d.mul(d)]
+                    });
+                    (mean, squares.div(m))
+                };
+                if let Some([to_mean, to_var]) = found {
+                    (*to_mean.at(c), *to_var.at(c)) = (mean, var);
                 }
-            },
-        );
-    });
+                let scale = var.add(T::from_f64(eps)).sqrt().recip();
+                let scale = weight.map_or(scale, |weight| scale.mul(*weight.at(c)));
+                let shift = bias.map_or(T::ZERO, |bias| *bias.at(c));
+                for image in 0..channels.images {
+                    let first = (image * channels.channels + channel) * channels.size;
+                    map(
+                        channels.size,
+                        out.at(first as isize),
+                        [x.add(first)],
+                        #[inline(always)]
+                        |[x]| x.sub(mean).mul(scale).add(shift),
+                    );
+                }
+            }
+        },
+    );
 }
 
 /// # Safety
@@ -140,42 +130,40 @@ pub(crate) unsafe fn backward<T: Lanes>(
     [grad, grad_weight, grad_bias]: [Dst<T>; 3],
 ) {
     let m = T::from_f64(channels.each() as f64);
-    for_range(workers, channels.channels, chunk(channels), &|range| {
-        simd_for::<T, _>(
-            #[inline(always)]
-            || {
-                for channel in range.clone() {
-                    let c = channel as isize;
-                    // SAFETY: elements of `channel` only, which is one part's.
-                    unsafe {
-                        let (x, g) = (x.at(0), g.at(0));
-                        let centre = *mean.at(c);
-                        let inverse = (*var.at(c)).add(T::from_f64(eps)).sqrt().recip();
-                        let [sum, with_x] = channel_sums(channels, channel, |i| {
-                            let g = *g.add(i);
-                            [g, g.mul((*x.add(i)).sub(centre).mul(inverse))]
-                        });
-                        *grad_bias.at(c) = sum;
-                        *grad_weight.at(c) = with_x;
-                        let scale = weight.map_or(inverse, |weight| inverse.mul(*weight.at(c)));
-                        let (sum, with_x) =
-                            if training { (sum.div(m), with_x.div(m)) } else { (T::ZERO, T::ZERO) };
-                        for image in 0..channels.images {
-                            let first = (image * channels.channels + channel) * channels.size;
-                            map(
-                                channels.size,
-                                grad.at(first as isize),
-                                [x.add(first), g.add(first)],
-                                #[inline(always)]
-                                |[x, g]| {
-                                    let x = x.sub(centre).mul(inverse);
-                                    scale.mul(g.sub(sum).sub(x.mul(with_x)))
-                                },
-                            );
-                        }
-                    }
+    for_items(
+        workers,
+        (channels.channels, chunk(channels)),
+        0,
+        #[inline(always)]
+        |channel, _: *mut T| {
+            let c = channel as isize;
+            // SAFETY: elements of `channel` only, which is one part's.
+            unsafe {
+                let (x, g) = (x.at(0), g.at(0));
+                let centre = *mean.at(c);
+                let inverse = (*var.at(c)).add(T::from_f64(eps)).sqrt().recip();
+                let [sum, with_x] = channel_sums(channels, channel, |i| {
+                    let g = *g.add(i);
+                    [g, g.mul((*x.add(i)).sub(centre).mul(inverse))]
+                });
+                *grad_bias.at(c) = sum;
+                *grad_weight.at(c) = with_x;
+                let scale = weight.map_or(inverse, |weight| inverse.mul(*weight.at(c)));
+                let (sum, with_x) = if training { (sum.div(m), with_x.div(m)) } else { (T::ZERO, T::ZERO) };
+                for image in 0..channels.images {
+                    let first = (image * channels.channels + channel) * channels.size;
+                    map(
+                        channels.size,
+                        grad.at(first as isize),
+                        [x.add(first), g.add(first)],
+                        #[inline(always)]
+                        |[x, g]| {
+                            let x = x.sub(centre).mul(inverse);
+                            scale.mul(g.sub(sum).sub(x.mul(with_x)))
+                        },
+                    );
                 }
-            },
-        );
-    });
+            }
+        },
+    );
 }

@@ -2,11 +2,11 @@
 
 use device::{DType, bf16, f16};
 
-use super::half::{Half, odd_from_f64, odd_from_i64};
-use super::simd_of;
 use super::walk::{map0, map1};
-use crate::layout::{Dst, LoopAxis, Loops, Src};
-use crate::loops::Places;
+use super::{for_bits, simd_of};
+use crate::half::{Half, odd_from_f64, odd_from_i64};
+use crate::layout::{Dst, Src};
+use crate::loops::{Places, Tiles};
 use crate::par::{Workers, for_range};
 
 /// `out = bits`, in elements of `size` bytes.
@@ -14,15 +14,8 @@ use crate::par::{Workers, for_range};
 /// # Safety
 /// As for [`map0`].
 pub(crate) unsafe fn fill(size: usize, bits: u64, walk: &Places<1>, workers: &Workers, out: Dst<u8>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match size {
-            1 => map0(walk, workers, out, bits as u8),
-            2 => map0(walk, workers, out.cast(), bits as u16),
-            4 => map0(walk, workers, out.cast(), bits as u32),
-            _ => map0(walk, workers, out.cast(), bits),
-        }
-    }
+    // SAFETY: the contract is the same.
+    unsafe { for_bits!(size, B => map0(walk, workers, out.cast(), bits as B)) }
 }
 
 /// `out = x`, converted from the second type to the first.
@@ -36,15 +29,10 @@ pub(crate) unsafe fn copy(
     out: Dst<u8>,
     x: Src<u8>,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the contract is the same.
     unsafe {
         if to == from {
-            return match to.size_bytes() {
-                1 => copy_bits::<u8>(walk, workers, out, x),
-                2 => copy_bits::<u16>(walk, workers, out.cast(), x.cast()),
-                4 => copy_bits::<u32>(walk, workers, out.cast(), x.cast()),
-                _ => copy_bits::<u64>(walk, workers, out.cast(), x.cast()),
-            };
+            return for_bits!(to.size_bytes(), B => copy_bits::<B>(walk, workers, out.cast(), x.cast()));
         }
         match from {
             DType::F32 => convert::<f32>(to, walk, workers, out, x.cast()),
@@ -61,139 +49,73 @@ pub(crate) unsafe fn copy(
 
 /// An element that can be converted to every type.
 trait Convert: Copy {
+    type Number: Number;
+
+    /// The number that is converted in its place.
+    fn number(self) -> Self::Number;
+}
+
+/// What every type can be made of. Floats become integers by rounding towards 0 and saturating; integers wrap around.
+trait Number: Copy {
     fn to_f32(self) -> f32;
     fn to_f64(self) -> f64;
     fn to_i64(self) -> i64;
     fn to_u8(self) -> u8;
     fn to_truth(self) -> u8;
-
     /// Rounded once. Types that F32 cannot hold come by way of an odd number.
-    #[inline(always)]
-    fn to_half<H: Half>(self) -> H {
-        H::round(self.to_f32())
-    }
+    fn to_half<H: Half>(self) -> H;
 }
+
+macro_rules! number {
+    ($number:ty, $to_f32:expr) => {
+        impl Convert for $number {
+            type Number = Self;
+
+            #[inline(always)]
+            fn number(self) -> Self {
+                self
+            }
+        }
+
+        impl Number for $number {
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                self as f32
+            }
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            #[inline(always)]
+            fn to_i64(self) -> i64 {
+                self as i64
+            }
+            #[inline(always)]
+            fn to_u8(self) -> u8 {
+                self as u8
+            }
+            #[inline(always)]
+            fn to_truth(self) -> u8 {
+                u8::from(self != 0 as $number)
+            }
+            #[inline(always)]
+            fn to_half<H: Half>(self) -> H {
+                H::round($to_f32(self))
+            }
+        }
+    };
+}
+number!(f32, std::convert::identity);
+number!(f64, odd_from_f64);
+number!(i64, odd_from_i64);
+number!(u8, f32::from);
 
 impl<H: Half> Convert for H {
+    type Number = f32;
+
     #[inline(always)]
-    fn to_f32(self) -> f32 {
+    fn number(self) -> f32 {
         self.widen()
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(self.widen())
-    }
-    #[inline(always)]
-    fn to_i64(self) -> i64 {
-        self.widen() as i64
-    }
-    #[inline(always)]
-    fn to_u8(self) -> u8 {
-        self.widen() as u8
-    }
-    #[inline(always)]
-    fn to_truth(self) -> u8 {
-        u8::from(self.widen() != 0.0)
-    }
-}
-
-impl Convert for f32 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
-    #[inline(always)]
-    fn to_i64(self) -> i64 {
-        self as i64
-    }
-    #[inline(always)]
-    fn to_u8(self) -> u8 {
-        self as u8
-    }
-    #[inline(always)]
-    fn to_truth(self) -> u8 {
-        u8::from(self != 0.0)
-    }
-}
-
-impl Convert for f64 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self as f32
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self
-    }
-    #[inline(always)]
-    fn to_i64(self) -> i64 {
-        self as i64
-    }
-    #[inline(always)]
-    fn to_u8(self) -> u8 {
-        self as u8
-    }
-    #[inline(always)]
-    fn to_truth(self) -> u8 {
-        u8::from(self != 0.0)
-    }
-    #[inline(always)]
-    fn to_half<H: Half>(self) -> H {
-        H::round(odd_from_f64(self))
-    }
-}
-
-impl Convert for i64 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self as f32
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self as f64
-    }
-    #[inline(always)]
-    fn to_i64(self) -> i64 {
-        self
-    }
-    #[inline(always)]
-    fn to_u8(self) -> u8 {
-        self as u8
-    }
-    #[inline(always)]
-    fn to_truth(self) -> u8 {
-        u8::from(self != 0)
-    }
-    #[inline(always)]
-    fn to_half<H: Half>(self) -> H {
-        H::round(odd_from_i64(self))
-    }
-}
-
-impl Convert for u8 {
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f32::from(self)
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
-    #[inline(always)]
-    fn to_i64(self) -> i64 {
-        i64::from(self)
-    }
-    #[inline(always)]
-    fn to_u8(self) -> u8 {
-        self
-    }
-    #[inline(always)]
-    fn to_truth(self) -> u8 {
-        u8::from(self != 0)
     }
 }
 
@@ -203,24 +125,10 @@ impl Convert for u8 {
 struct Truth(u8);
 
 impl Convert for Truth {
+    type Number = u8;
+
     #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f32::from(self.to_truth())
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(self.to_truth())
-    }
-    #[inline(always)]
-    fn to_i64(self) -> i64 {
-        i64::from(self.to_truth())
-    }
-    #[inline(always)]
-    fn to_u8(self) -> u8 {
-        self.to_truth()
-    }
-    #[inline(always)]
-    fn to_truth(self) -> u8 {
+    fn number(self) -> u8 {
         u8::from(self.0 != 0)
     }
 }
@@ -228,16 +136,16 @@ impl Convert for Truth {
 /// # Safety
 /// As for [`map1`].
 unsafe fn convert<A: Convert>(to: DType, walk: &Places<2>, workers: &Workers, out: Dst<u8>, x: Src<A>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the contract is the same.
     unsafe {
         match to {
-            DType::F32 => map1::<false, _, _>(walk, workers, out.cast(), x, A::to_f32),
-            DType::F64 => map1::<false, _, _>(walk, workers, out.cast(), x, A::to_f64),
-            DType::I64 => map1::<false, _, _>(walk, workers, out.cast(), x, A::to_i64),
-            DType::U8 => map1::<false, _, _>(walk, workers, out, x, A::to_u8),
-            DType::Bool => map1::<false, _, _>(walk, workers, out, x, A::to_truth),
-            DType::BF16 => map1::<false, _, _>(walk, workers, out.cast(), x, A::to_half::<bf16>),
-            DType::F16 => map1::<false, _, _>(walk, workers, out.cast(), x, A::to_half::<f16>),
+            DType::F32 => map1::<false, _, _>(walk, workers, out.cast(), x, |x| x.number().to_f32()),
+            DType::F64 => map1::<false, _, _>(walk, workers, out.cast(), x, |x| x.number().to_f64()),
+            DType::I64 => map1::<false, _, _>(walk, workers, out.cast(), x, |x| x.number().to_i64()),
+            DType::U8 => map1::<false, _, _>(walk, workers, out, x, |x| x.number().to_u8()),
+            DType::Bool => map1::<false, _, _>(walk, workers, out, x, |x| x.number().to_truth()),
+            DType::BF16 => map1::<false, bf16, _>(walk, workers, out.cast(), x, |x| x.number().to_half()),
+            DType::F16 => map1::<false, f16, _>(walk, workers, out.cast(), x, |x| x.number().to_half()),
             _ => {}
         }
     }
@@ -259,7 +167,7 @@ unsafe fn copy_bits<T: Copy>(walk: &Places<2>, workers: &Workers, out: Dst<T>, x
                     std::ptr::copy(x.at(start), out.at(start), len);
                 });
             }
-            Places::Loops(loops) => match Tiles::of(loops) {
+            Places::Loops(loops) => match Tiles::of(loops, TILE, TILE as isize) {
                 Some(tiles) => tiles.copy(workers, out, x),
                 None => map1::<false, _, _>(walk, workers, out, x, std::convert::identity),
             },
@@ -268,31 +176,12 @@ unsafe fn copy_bits<T: Copy>(walk: &Places<2>, workers: &Workers, out: Dst<T>, x
     }
 }
 
-/// A copy that transposes: contiguous along one axis in `x` and along another in `out`. Going through it in small
-/// tiles uses every cache line that is loaded.
-struct Tiles {
-    outer: Loops<2>,
-    /// Contiguous in `x`.
-    rows: LoopAxis<2>,
-    /// Contiguous in `out`.
-    columns: LoopAxis<2>,
-}
-
+/// Going through a copy that transposes in small tiles uses every cache line that is loaded.
 const TILE: usize = 8;
 /// Rows of a part when a copy is split over threads.
 const STRIPE: usize = 64;
 
 impl Tiles {
-    fn of(loops: &Loops<2>) -> Option<Tiles> {
-        let (columns, others) = loops.axes.split_last()?;
-        let rows = others.iter().rposition(|axis| axis.strides[1] == 1 && axis.size >= TILE)?;
-        if columns.strides[0] != 1 || columns.strides[1] < TILE as isize || columns.size < TILE {
-            return None;
-        }
-        let outer = others.iter().enumerate().filter(|&(i, _)| i != rows).map(|(_, axis)| *axis);
-        Some(Tiles { outer: Loops::from_axes(outer), rows: others[rows], columns: *columns })
-    }
-
     /// # Safety
     /// As for [`map1`]; `out` does not overlap `x`.
     unsafe fn copy<T: Copy>(&self, workers: &Workers, out: Dst<T>, x: Src<T>) {

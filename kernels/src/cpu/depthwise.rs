@@ -1,11 +1,11 @@
 //! Convolutions whose filters see one channel each: there is nothing to gain from a product, so they are done directly, in
 //! runs of places along a row.
 
-use super::lanes::{Lanes, simd_for, with_scratch};
+use super::lanes::{Lanes, for_items, join_tree};
 use super::patches::pad;
 use crate::geometry::ConvGeometry;
 use crate::layout::{Dst, Src};
-use crate::par::{Workers, for_range};
+use crate::par::Workers;
 
 /// Places that are worked on at once. Channels have room behind them, so that a run need not end with its row.
 const RUN: usize = 16;
@@ -50,38 +50,35 @@ pub(super) unsafe fn forward<T: Lanes>(
     let ConvGeometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
-    for_range(workers, geometry.images * groups, 1, &|range| {
-        with_scratch(channel.room, |padded: *mut T| {
-            simd_for::<T, _>(
-                #[inline(always)]
-                || {
-                    for plane in range.clone() {
-                        // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
-                        // has room for a run from every place.
-                        unsafe {
-                            channel.copy(geometry, images.at((plane * size) as isize), padded);
-                            for f in 0..each {
-                                let filter = plane % groups * each + f;
-                                let weights = filters.at((filter * taps) as isize);
-                                let first = bias.map_or(T::ZERO, |bias| *bias.at(filter as isize));
-                                let to = results.at(((plane * each + f) * places) as isize);
-                                for y in 0..height {
-                                    let from = padded.add(y * window.stride[0] * channel.width);
-                                    let to = to.add(y * width);
-                                    for x in (0..width).step_by(RUN) {
-                                        let from = from.add(x * window.stride[1]);
-                                        let sums = run_of(geometry, &channel, from, weights, first);
-                                        let count = RUN.min(width - x);
-                                        std::ptr::copy_nonoverlapping(sums.as_ptr(), to.add(x), count);
-                                    }
-                                }
-                            }
+    for_items(
+        workers,
+        (geometry.images * groups, 1),
+        channel.room,
+        #[inline(always)]
+        |plane, padded: *mut T| {
+            // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
+            // has room for a run from every place.
+            unsafe {
+                channel.copy(geometry, images.at((plane * size) as isize), padded);
+                for f in 0..each {
+                    let filter = plane % groups * each + f;
+                    let weights = filters.at((filter * taps) as isize);
+                    let first = bias.map_or(T::ZERO, |bias| *bias.at(filter as isize));
+                    let to = results.at(((plane * each + f) * places) as isize);
+                    for y in 0..height {
+                        let from = padded.add(y * window.stride[0] * channel.width);
+                        let to = to.add(y * width);
+                        for x in (0..width).step_by(RUN) {
+                            let from = from.add(x * window.stride[1]);
+                            let sums = run_of(geometry, &channel, from, weights, first);
+                            let count = RUN.min(width - x);
+                            std::ptr::copy_nonoverlapping(sums.as_ptr(), to.add(x), count);
                         }
                     }
-                },
-            );
-        });
-    });
+                }
+            }
+        },
+    );
 }
 
 /// The results at [`RUN`] places from the one that sees `from` first.
@@ -132,42 +129,37 @@ pub(super) unsafe fn input_grad<T: Lanes>(
     let ConvGeometry { groups, filters: each, image, places: [height, width], window, .. } = *geometry;
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
-    for_range(workers, geometry.images * groups, 1, &|range| {
-        with_scratch(channel.size, |padded: *mut T| {
-            simd_for::<T, _>(
-                #[inline(always)]
-                || {
-                    for plane in range.clone() {
-                        // SAFETY: the operands have these planes and filters, of which a part writes its own, and the
-                        // window stays within the padded channel.
-                        unsafe {
-                            let group = plane % groups;
-                            let first = bias.map_or(T::ZERO, |bias| *bias.at(group as isize));
-                            std::slice::from_raw_parts_mut(padded, channel.size).fill(first);
-                            for tap in 0..each * taps {
-                                let (f, i, j) =
-                                    (tap / taps, tap % taps / window.kernel[1], tap % window.kernel[1]);
-                                let weight = *filters.at((group * each * taps + tap) as isize);
-                                let g = results.at(((plane * each + f) * places) as isize);
-                                let to = padded
-                                    .add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
-                                for y in 0..height {
-                                    let g = std::slice::from_raw_parts(g.add(y * width), width);
-                                    let to = to.add(y * window.stride[0] * channel.width);
-                                    add_weighted(weight, g, to, window.stride[1]);
-                                }
-                            }
-                            let inner = padded.add(window.padding[0] * channel.width + window.padding[1]);
-                            for r in 0..image[0] {
-                                let to = images.at((plane * size + r * image[1]) as isize);
-                                std::ptr::copy_nonoverlapping(inner.add(r * channel.width), to, image[1]);
-                            }
-                        }
+    for_items(
+        workers,
+        (geometry.images * groups, 1),
+        channel.size,
+        #[inline(always)]
+        |plane, padded: *mut T| {
+            // SAFETY: the operands have these planes and filters, of which a part writes its own, and the
+            // window stays within the padded channel.
+            unsafe {
+                let group = plane % groups;
+                let first = bias.map_or(T::ZERO, |bias| *bias.at(group as isize));
+                std::slice::from_raw_parts_mut(padded, channel.size).fill(first);
+                for tap in 0..each * taps {
+                    let (f, i, j) = (tap / taps, tap % taps / window.kernel[1], tap % window.kernel[1]);
+                    let weight = *filters.at((group * each * taps + tap) as isize);
+                    let g = results.at(((plane * each + f) * places) as isize);
+                    let to = padded.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
+                    for y in 0..height {
+                        let g = std::slice::from_raw_parts(g.add(y * width), width);
+                        let to = to.add(y * window.stride[0] * channel.width);
+                        add_weighted(weight, g, to, window.stride[1]);
                     }
-                },
-            );
-        });
-    });
+                }
+                let inner = padded.add(window.padding[0] * channel.width + window.padding[1]);
+                for r in 0..image[0] {
+                    let to = images.at((plane * size + r * image[1]) as isize);
+                    std::ptr::copy_nonoverlapping(inner.add(r * channel.width), to, image[1]);
+                }
+            }
+        },
+    );
 }
 
 /// Adds a row of g times a weight to every `step`-th element.
@@ -202,40 +194,37 @@ pub(super) unsafe fn weight_grad<T: Lanes>(
     let ConvGeometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
-    for_range(workers, groups, 1, &|range| {
+    for_items(
+        workers,
+        (groups, 1),
         // A run of sums for each element of the group's filters.
-        with_scratch(channel.room + each * taps * RUN, |padded: *mut T| {
+        channel.room + each * taps * RUN,
+        #[inline(always)]
+        |group, padded: *mut T| {
             let sums = padded.wrapping_add(channel.room);
-            simd_for::<T, _>(
-                #[inline(always)]
-                || {
-                    for group in range.clone() {
-                        // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
-                        // has room for a run from every place.
-                        unsafe {
-                            std::slice::from_raw_parts_mut(sums, each * taps * RUN).fill(T::ZERO);
-                            for image in 0..geometry.images {
-                                let plane = image * groups + group;
-                                channel.copy(geometry, images.at((plane * size) as isize), padded);
-                                for f in 0..each {
-                                    let g = results.at(((plane * each + f) * places) as isize);
-                                    for y in 0..height {
-                                        let from = padded.add(y * window.stride[0] * channel.width);
-                                        let sums = sums.add(f * taps * RUN);
-                                        add_row(geometry, &channel, from, g.add(y * width), sums);
-                                    }
-                                }
-                            }
-                            for tap in 0..each * taps {
-                                let sum = join(&*sums.add(tap * RUN).cast::<[T; RUN]>());
-                                *filters.at((group * each * taps + tap) as isize) = sum;
-                            }
+            // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
+            // has room for a run from every place.
+            unsafe {
+                std::slice::from_raw_parts_mut(sums, each * taps * RUN).fill(T::ZERO);
+                for image in 0..geometry.images {
+                    let plane = image * groups + group;
+                    channel.copy(geometry, images.at((plane * size) as isize), padded);
+                    for f in 0..each {
+                        let g = results.at(((plane * each + f) * places) as isize);
+                        for y in 0..height {
+                            let from = padded.add(y * window.stride[0] * channel.width);
+                            let sums = sums.add(f * taps * RUN);
+                            add_row(geometry, &channel, from, g.add(y * width), sums);
                         }
                     }
-                },
-            );
-        });
-    });
+                }
+                for tap in 0..each * taps {
+                    let sum = join_tree(*sums.add(tap * RUN).cast::<[T; RUN]>(), T::add);
+                    *filters.at((group * each * taps + tap) as isize) = sum;
+                }
+            }
+        },
+    );
 }
 
 /// Adds a row of g times what each element of the window sees at its places.
@@ -282,18 +271,4 @@ fn add_products<T: Lanes>(width: usize, sums: &mut [T; RUN], term: impl Fn(usize
     for (e, sum) in sums.iter_mut().enumerate().take(width - x) {
         *sum = sum.add(term(x + e));
     }
-}
-
-/// Joins a run of sums as a tree.
-#[inline(always)]
-fn join<T: Lanes>(sums: &[T; RUN]) -> T {
-    let mut sums = *sums;
-    let mut half = RUN / 2;
-    while half > 0 {
-        for e in 0..half {
-            sums[e] = sums[e].add(sums[e + half]);
-        }
-        half /= 2;
-    }
-    sums[0]
 }

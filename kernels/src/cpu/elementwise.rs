@@ -2,6 +2,7 @@
 
 use device::{DType, bf16, f16};
 
+use super::for_bits;
 use super::half::by_blocks;
 use super::number::{Number, Real};
 use super::walk::{map1, map2, map3};
@@ -169,14 +170,14 @@ pub(crate) unsafe fn binary(
     // SAFETY: the caller's promise.
     unsafe {
         match dtype {
-            DType::F32 => binary_real::<f32>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
-            DType::F64 => binary_real::<f64>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
+            DType::F32 => binary_number::<f32>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
+            DType::F64 => binary_number::<f64>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
             DType::I64 => binary_number::<i64>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
             DType::U8 => binary_number::<u8>(op, walk, workers, out.cast(), (x.cast(), y.cast())),
             DType::BF16 | DType::F16 => {
                 let operands = [out, Dst(x.0.cast_mut()), Dst(y.0.cast_mut())];
                 by_blocks(dtype, walk, workers, operands, |walk, [out, x, y]| {
-                    binary_real::<f32>(op, walk, &None, out, (x.src(), y.src()));
+                    binary_number::<f32>(op, walk, &None, out, (x.src(), y.src()));
                 });
             }
             _ => {}
@@ -186,16 +187,10 @@ pub(crate) unsafe fn binary(
 
 /// Makes the bodies of the functions of two elements from their table.
 macro_rules! binary_bodies {
-    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
-        binary_bodies!(@functions binary_number Number $($numbers)*);
-        binary_bodies!(@functions binary_real Real $($numbers)* $($floats)*);
-    };
-    (@functions $function:ident $elements:ident $(
-        $(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;
-    )*) => {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
         /// # Safety
         /// As for [`map2`].
-        unsafe fn $function<T: $elements>(
+        unsafe fn binary_number<T: Number>(
             op: BinaryOp,
             places: &Places<3>,
             workers: &Workers,
@@ -203,12 +198,8 @@ macro_rules! binary_bodies {
             xy: (Src<T>, Src<T>),
         ) {
             // SAFETY: the elements are those of the places, which the contract covers.
-            #[allow(unreachable_patterns)]
             unsafe {
-                match op {
-                    $(BinaryOp::$variant => map2::<false, _, _, _>(places, workers, out, xy, $cpu),)*
-                    _ => {}
-                }
+                match op { $(BinaryOp::$variant => map2::<false, _, _, _>(places, workers, out, xy, $cpu),)* }
             }
         }
     };
@@ -286,17 +277,11 @@ pub(crate) unsafe fn where_cond(
     out: Dst<u8>,
     (condition, x, y): (Src<u8>, Src<u8>, Src<u8>),
 ) {
-    #[inline(always)]
-    fn choose<T>(condition: u8, x: T, y: T) -> T {
-        if condition != 0 { x } else { y }
-    }
-    // SAFETY: the caller's promise.
+    // SAFETY: the contract is the same.
     unsafe {
-        match size {
-            1 => map3(walk, workers, out, (condition, x, y), choose::<u8>),
-            2 => map3(walk, workers, out.cast(), (condition, x.cast(), y.cast()), choose::<u16>),
-            4 => map3(walk, workers, out.cast(), (condition, x.cast(), y.cast()), choose::<u32>),
-            _ => map3(walk, workers, out.cast(), (condition, x.cast(), y.cast()), choose::<u64>),
-        }
+        for_bits!(size, B => {
+            let inputs = (condition, x.cast::<B>(), y.cast::<B>());
+            map3(walk, workers, out.cast(), inputs, |condition, x, y| if condition != 0 { x } else { y });
+        });
     }
 }

@@ -18,19 +18,25 @@ pub(crate) const LANES: usize = 64;
 /// Columns that are folded side by side. There is room for a block of one column in the lanes.
 pub(crate) const WIDTH: usize = BLOCK / LANES;
 
-/// What a fold does with the elements.
-pub(crate) trait Fold<T>: Copy + Send + Sync {
+/// What a fold does with the elements; a sum of them by default.
+pub(crate) trait Fold<T: Number>: Copy + Send + Sync {
     /// Whether `lift` does anything to an element.
     const LIFTS: bool = false;
     /// The value of no elements.
-    fn empty(self) -> T;
+    #[inline(always)]
+    fn empty(self) -> T {
+        T::ZERO
+    }
     /// What is folded for element `x`; `shift` is a value of its output, such as the mean.
     #[inline(always)]
     fn lift(self, x: T, _shift: T) -> T {
         x
     }
     /// The fold of two parts.
-    fn join(self, a: T, b: T) -> T;
+    #[inline(always)]
+    fn join(self, a: T, b: T) -> T {
+        a.add(b)
+    }
 }
 
 /// `a + b`
@@ -52,16 +58,7 @@ pub(crate) struct SumSquares;
 #[derive(Clone, Copy)]
 pub(crate) struct SumExp;
 
-impl<T: Number> Fold<T> for Sum {
-    #[inline(always)]
-    fn empty(self) -> T {
-        T::ZERO
-    }
-    #[inline(always)]
-    fn join(self, a: T, b: T) -> T {
-        a.add(b)
-    }
-}
+impl<T: Number> Fold<T> for Sum {}
 
 impl<T: Number> Fold<T> for Prod {
     #[inline(always)]
@@ -101,33 +98,17 @@ impl<T: Number> Fold<T> for Min {
 impl<T: Number> Fold<T> for SumSquares {
     const LIFTS: bool = true;
     #[inline(always)]
-    fn empty(self) -> T {
-        T::ZERO
-    }
-    #[inline(always)]
     fn lift(self, x: T, shift: T) -> T {
         let d = x.sub(shift);
         d.mul(d)
-    }
-    #[inline(always)]
-    fn join(self, a: T, b: T) -> T {
-        a.add(b)
     }
 }
 
 impl<T: Real> Fold<T> for SumExp {
     const LIFTS: bool = true;
     #[inline(always)]
-    fn empty(self) -> T {
-        T::ZERO
-    }
-    #[inline(always)]
     fn lift(self, x: T, shift: T) -> T {
         x.sub(shift).exp()
-    }
-    #[inline(always)]
-    fn join(self, a: T, b: T) -> T {
-        a.add(b)
     }
 }
 
@@ -139,7 +120,7 @@ fn lanes_for(len: usize) -> usize {
 
 // Joins `x[i]` into `acc[i]`.
 #[inline(always)]
-fn join_each<T: Copy, F: Fold<T>>(fold: F, acc: &mut [T], x: &[T]) {
+fn join_each<T: Number, F: Fold<T>>(fold: F, acc: &mut [T], x: &[T]) {
     for (a, &x) in acc.iter_mut().zip(x) {
         *a = fold.join(*a, x);
     }
@@ -147,7 +128,7 @@ fn join_each<T: Copy, F: Fold<T>>(fold: F, acc: &mut [T], x: &[T]) {
 
 // Joins `lanes` lanes of `width` columns each into the first lane.
 #[inline(always)]
-fn join_lanes<T: Copy, F: Fold<T>>(fold: F, lanes: usize, width: usize, acc: &mut [T]) {
+fn join_lanes<T: Number, F: Fold<T>>(fold: F, lanes: usize, width: usize, acc: &mut [T]) {
     let mut half = lanes / 2;
     while half > 0 {
         let (low, high) = acc.split_at_mut(half * width);
@@ -158,7 +139,7 @@ fn join_lanes<T: Copy, F: Fold<T>>(fold: F, lanes: usize, width: usize, acc: &mu
 
 /// Folds a block of at most [`BLOCK`] values.
 #[inline(always)]
-fn fold_block<T: Copy, F: Fold<T>>(fold: F, x: &[T]) -> T {
+fn fold_block<T: Number, F: Fold<T>>(fold: F, x: &[T]) -> T {
     let mut acc = [fold.empty(); LANES];
     // The lanes stay in memory: loops of unknown length become vector code at little cost to the compiler.
     let lanes = lanes_for(x.len());
@@ -171,7 +152,7 @@ fn fold_block<T: Copy, F: Fold<T>>(fold: F, x: &[T]) -> T {
 
 /// Folds a slice.
 #[inline(always)]
-pub(crate) fn fold_slice<T: Scratch, F: Fold<T>>(fold: F, x: &[T]) -> T {
+pub(crate) fn fold_slice<T: Number + Scratch, F: Fold<T>>(fold: F, x: &[T]) -> T {
     if x.len() <= BLOCK {
         return fold_block(fold, x);
     }
@@ -200,7 +181,7 @@ pub(crate) struct Columns<'a, T> {
     width: usize,
 }
 
-impl<'a, T: Copy> Columns<'a, T> {
+impl<'a, T: Number> Columns<'a, T> {
     /// Lanes for a block of `len` rows, in memory for [`Columns::SIZE`] elements.
     ///
     /// # Safety
@@ -241,7 +222,7 @@ impl<'a, T: Copy> Columns<'a, T> {
 }
 
 /// Folds `width <= WIDTH` columns of values; row after row they fill `x`. Calls `done(column, value)`.
-pub(crate) fn fold_partials<T: Scratch, F: Fold<T>>(
+pub(crate) fn fold_partials<T: Number + Scratch, F: Fold<T>>(
     fold: F,
     x: &[T],
     width: usize,
@@ -339,7 +320,7 @@ pub(crate) unsafe fn fold<T: Number + Scratch, F: Fold<T>>(
 
 // Runs `work` as vector code, with memory for lanes.
 #[inline(always)]
-fn with_lanes<T: Scratch>(work: impl FnOnce(*mut T)) {
+fn with_lanes<T: Number + Scratch>(work: impl FnOnce(*mut T)) {
     with_scratch(
         Columns::<T>::SIZE,
         #[inline(always)]

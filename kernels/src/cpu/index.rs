@@ -24,33 +24,12 @@ pub(super) fn checked(op: &str, index: i64, size: usize) -> isize {
 /// Elements of a part when a kernel is split over threads.
 const CHUNK: usize = 1 << 14;
 
-/// `part[i] = whole[index[i]]`, rows of elements of `size` bytes.
+/// `part[i] = whole[index[i]]`.
 ///
 /// # Safety
 /// The elements that `rows` and the indices in range reach lie in the memory of `part` and `whole`, and `rows.count`
 /// indices at their step in that of `index`; meanwhile nobody writes to the inputs or touches `part`.
-pub(crate) unsafe fn select(
-    size: usize,
-    rows: &IndexedRows,
-    workers: &Workers,
-    part: Dst<u8>,
-    whole: Src<u8>,
-    index: Src<i64>,
-) {
-    // SAFETY: elements of `size` bytes are those of a type as large, and the contract is the same.
-    unsafe {
-        match size {
-            1 => select_bits::<u8>(rows, workers, part, whole, index),
-            2 => select_bits::<u16>(rows, workers, part.cast(), whole.cast(), index),
-            4 => select_bits::<u32>(rows, workers, part.cast(), whole.cast(), index),
-            _ => select_bits::<u64>(rows, workers, part.cast(), whole.cast(), index),
-        }
-    }
-}
-
-/// # Safety
-/// As for [`select`].
-unsafe fn select_bits<T: Copy>(
+pub(crate) unsafe fn select<T: Copy>(
     rows: &IndexedRows,
     workers: &Workers,
     part: Dst<T>,
@@ -127,33 +106,12 @@ pub(crate) unsafe fn add<T: Number>(
     });
 }
 
-/// `part[p] = whole[p, index[p] along the axis]`, elements of `size` bytes.
+/// `part[p] = whole[p, index[p] along the axis]`.
 ///
 /// # Safety
 /// The elements that the loops reach, with the whole moved along the axis by indices in range, lie in the memory of the
 /// operands; meanwhile nobody writes to the inputs or touches `part`.
-pub(crate) unsafe fn gather(
-    size: usize,
-    elements: &IndexedElements,
-    workers: &Workers,
-    part: Dst<u8>,
-    whole: Src<u8>,
-    index: Src<i64>,
-) {
-    // SAFETY: as in `select`.
-    unsafe {
-        match size {
-            1 => gather_bits::<u8>(elements, workers, part, whole, index),
-            2 => gather_bits::<u16>(elements, workers, part.cast(), whole.cast(), index),
-            4 => gather_bits::<u32>(elements, workers, part.cast(), whole.cast(), index),
-            _ => gather_bits::<u64>(elements, workers, part.cast(), whole.cast(), index),
-        }
-    }
-}
-
-/// # Safety
-/// As for [`gather`].
-unsafe fn gather_bits<T: Copy>(
+pub(crate) unsafe fn gather<T: Copy>(
     elements: &IndexedElements,
     workers: &Workers,
     part: Dst<T>,
@@ -196,7 +154,7 @@ pub(crate) unsafe fn scatter_add<T: Number>(
         #[inline(always)]
         |[part_at, whole_at, index_at], len| {
             for k in 0..len as isize {
-                // SAFETY: as in `gather_bits`.
+                // SAFETY: as in `gather`.
                 unsafe {
                     let j = checked(op, *index.at(index_at + k * si), size);
                     let to = whole.at(whole_at + k * sw + j * step);

@@ -7,6 +7,7 @@ use pulp::{Arch, MemMask, Simd, WithSimd};
 
 use super::number::Real;
 use super::simd;
+use crate::par::{Workers, for_range};
 
 /// A float whose vectors a [`Simd`] instruction set can handle.
 pub(crate) trait Lanes: Real + Scratch {
@@ -48,10 +49,18 @@ pub(crate) trait Lanes: Real + Scratch {
     fn mask<S: Simd>(simd: S, n: usize) -> Self::Mask<S>;
     /// # Safety
     /// All elements at `from` can be read.
-    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> Self::Vector<S>;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(_: S, from: *const Self) -> Self::Vector<S> {
+        // SAFETY: a vector is its elements.
+        unsafe { from.cast::<Self::Vector<S>>().read_unaligned() }
+    }
     /// # Safety
     /// All elements at `to` can be written.
-    unsafe fn store<S: Simd>(simd: S, to: *mut Self, value: Self::Vector<S>);
+    #[inline(always)]
+    unsafe fn store<S: Simd>(_: S, to: *mut Self, value: Self::Vector<S>) {
+        // SAFETY: a vector is its elements.
+        unsafe { to.cast::<Self::Vector<S>>().write_unaligned(value) }
+    }
     /// # Safety
     /// The elements of the mask at `from` can be read.
     unsafe fn load_masked<S: Simd>(simd: S, mask: Self::Mask<S>, from: *const Self) -> Self::Vector<S>;
@@ -78,70 +87,77 @@ pub(crate) trait Lanes: Real + Scratch {
     }
 }
 
-impl Lanes for f32 {
-    type Vector<S: Simd> = S::f32s;
-    type Mask<S: Simd> = S::m32s;
-    const BLOCK: usize = 8;
+/// What [`Lanes`] asks of vectors, by the names that [`Simd`] has for those of a type.
+macro_rules! vectors {
+    (
+        $vector:ident, $mask:ident, $count:ident, $splat:ident, $add:ident, $sub:ident, $mul:ident, $div:ident, $sqrt:ident,
+        $less:ident, $select:ident, $mul_add:ident, $between:ident, $load:ident, $store:ident
+    ) => {
+        type Vector<S: Simd> = S::$vector;
+        type Mask<S: Simd> = S::$mask;
 
-    #[inline(always)]
-    fn lanes<S: Simd>() -> usize {
-        S::F32_LANES
-    }
-    #[inline(always)]
-    fn splat<S: Simd>(simd: S, x: f32) -> S::f32s {
-        simd.splat_f32s(x)
-    }
-    #[inline(always)]
-    fn v_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
-        simd.add_f32s(a, b)
-    }
-    #[inline(always)]
-    fn v_sub<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
-        simd.sub_f32s(a, b)
-    }
-    #[inline(always)]
-    fn v_mul<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
-        simd.mul_f32s(a, b)
-    }
-    #[inline(always)]
-    fn v_div<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
-        simd.div_f32s(a, b)
-    }
-    #[inline(always)]
-    fn v_sqrt<S: Simd>(simd: S, a: S::f32s) -> S::f32s {
-        simd.sqrt_f32s(a)
-    }
-    #[inline(always)]
-    fn v_select_less<S: Simd>(simd: S, [a, b]: [S::f32s; 2], [yes, no]: [S::f32s; 2]) -> S::f32s {
-        simd.select_f32s(simd.less_than_f32s(a, b), yes, no)
-    }
-    #[inline(always)]
-    fn mul_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {
-        simd.mul_add_f32s(a, b, c)
-    }
-    #[inline(always)]
-    fn mask<S: Simd>(simd: S, n: usize) -> S::m32s {
-        simd.mask_between_m32s(0, n as u32).mask()
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(_: S, from: *const f32) -> S::f32s {
-        // SAFETY: the caller's promise.
-        unsafe { from.cast::<S::f32s>().read_unaligned() }
-    }
-    #[inline(always)]
-    unsafe fn store<S: Simd>(_: S, to: *mut f32, value: S::f32s) {
-        // SAFETY: the caller's promise.
-        unsafe { to.cast::<S::f32s>().write_unaligned(value) }
-    }
-    #[inline(always)]
-    unsafe fn load_masked<S: Simd>(simd: S, mask: S::m32s, from: *const f32) -> S::f32s {
-        // SAFETY: the caller's promise.
-        unsafe { simd.mask_load_ptr_f32s(MemMask::new(mask), from) }
-    }
-    #[inline(always)]
-    unsafe fn store_masked<S: Simd>(simd: S, mask: S::m32s, to: *mut f32, value: S::f32s) {
-        // SAFETY: the caller's promise.
-        unsafe { simd.mask_store_ptr_f32s(MemMask::new(mask), to, value) }
+        #[inline(always)]
+        fn lanes<S: Simd>() -> usize {
+            S::$count
+        }
+        #[inline(always)]
+        fn splat<S: Simd>(simd: S, x: Self) -> S::$vector {
+            simd.$splat(x)
+        }
+        #[inline(always)]
+        fn v_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
+            simd.$add(a, b)
+        }
+        #[inline(always)]
+        fn v_sub<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
+            simd.$sub(a, b)
+        }
+        #[inline(always)]
+        fn v_mul<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
+            simd.$mul(a, b)
+        }
+        #[inline(always)]
+        fn v_div<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
+            simd.$div(a, b)
+        }
+        #[inline(always)]
+        fn v_sqrt<S: Simd>(simd: S, a: S::$vector) -> S::$vector {
+            simd.$sqrt(a)
+        }
+        #[inline(always)]
+        fn v_select_less<S: Simd>(
+            simd: S,
+            [a, b]: [S::$vector; 2],
+            [yes, no]: [S::$vector; 2],
+        ) -> S::$vector {
+            simd.$select(simd.$less(a, b), yes, no)
+        }
+        #[inline(always)]
+        fn mul_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
+            simd.$mul_add(a, b, c)
+        }
+        #[inline(always)]
+        fn mask<S: Simd>(simd: S, n: usize) -> S::$mask {
+            simd.$between(0, n as _).mask()
+        }
+        #[inline(always)]
+        unsafe fn load_masked<S: Simd>(simd: S, mask: S::$mask, from: *const Self) -> S::$vector {
+            // SAFETY: the elements of the mask can be read.
+            unsafe { simd.$load(MemMask::new(mask), from) }
+        }
+        #[inline(always)]
+        unsafe fn store_masked<S: Simd>(simd: S, mask: S::$mask, to: *mut Self, value: S::$vector) {
+            // SAFETY: the elements of the mask can be written.
+            unsafe { simd.$store(MemMask::new(mask), to, value) }
+        }
+    };
+}
+
+impl Lanes for f32 {
+    const BLOCK: usize = 8;
+    vectors! {
+        f32s, m32s, F32_LANES, splat_f32s, add_f32s, sub_f32s, mul_f32s, div_f32s, sqrt_f32s,
+        less_than_f32s, select_f32s, mul_add_f32s, mask_between_m32s, mask_load_ptr_f32s, mask_store_ptr_f32s
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -181,69 +197,10 @@ impl Lanes for f32 {
 }
 
 impl Lanes for f64 {
-    type Vector<S: Simd> = S::f64s;
-    type Mask<S: Simd> = S::m64s;
     const BLOCK: usize = 4;
-
-    #[inline(always)]
-    fn lanes<S: Simd>() -> usize {
-        S::F64_LANES
-    }
-    #[inline(always)]
-    fn splat<S: Simd>(simd: S, x: f64) -> S::f64s {
-        simd.splat_f64s(x)
-    }
-    #[inline(always)]
-    fn v_add<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
-        simd.add_f64s(a, b)
-    }
-    #[inline(always)]
-    fn v_sub<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
-        simd.sub_f64s(a, b)
-    }
-    #[inline(always)]
-    fn v_mul<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
-        simd.mul_f64s(a, b)
-    }
-    #[inline(always)]
-    fn v_div<S: Simd>(simd: S, a: S::f64s, b: S::f64s) -> S::f64s {
-        simd.div_f64s(a, b)
-    }
-    #[inline(always)]
-    fn v_sqrt<S: Simd>(simd: S, a: S::f64s) -> S::f64s {
-        simd.sqrt_f64s(a)
-    }
-    #[inline(always)]
-    fn v_select_less<S: Simd>(simd: S, [a, b]: [S::f64s; 2], [yes, no]: [S::f64s; 2]) -> S::f64s {
-        simd.select_f64s(simd.less_than_f64s(a, b), yes, no)
-    }
-    #[inline(always)]
-    fn mul_add<S: Simd>(simd: S, a: S::f64s, b: S::f64s, c: S::f64s) -> S::f64s {
-        simd.mul_add_f64s(a, b, c)
-    }
-    #[inline(always)]
-    fn mask<S: Simd>(simd: S, n: usize) -> S::m64s {
-        simd.mask_between_m64s(0, n as u64).mask()
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(_: S, from: *const f64) -> S::f64s {
-        // SAFETY: the caller's promise.
-        unsafe { from.cast::<S::f64s>().read_unaligned() }
-    }
-    #[inline(always)]
-    unsafe fn store<S: Simd>(_: S, to: *mut f64, value: S::f64s) {
-        // SAFETY: the caller's promise.
-        unsafe { to.cast::<S::f64s>().write_unaligned(value) }
-    }
-    #[inline(always)]
-    unsafe fn load_masked<S: Simd>(simd: S, mask: S::m64s, from: *const f64) -> S::f64s {
-        // SAFETY: the caller's promise.
-        unsafe { simd.mask_load_ptr_f64s(MemMask::new(mask), from) }
-    }
-    #[inline(always)]
-    unsafe fn store_masked<S: Simd>(simd: S, mask: S::m64s, to: *mut f64, value: S::f64s) {
-        // SAFETY: the caller's promise.
-        unsafe { simd.mask_store_ptr_f64s(MemMask::new(mask), to, value) }
+    vectors! {
+        f64s, m64s, F64_LANES, splat_f64s, add_f64s, sub_f64s, mul_f64s, div_f64s, sqrt_f64s,
+        less_than_f64s, select_f64s, mul_add_f64s, mask_between_m64s, mask_load_ptr_f64s, mask_store_ptr_f64s
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -325,6 +282,19 @@ unsafe fn transpose_plain<T: Copy>(
             unsafe { *to.offset(j as isize * to_row).add(i) = *from.offset(i as isize * from_row).add(j) }
         }
     }
+}
+
+/// Joins parts, a power of two of them, as a tree: each with the one half of them further.
+#[inline(always)]
+pub(crate) fn join_tree<T: Copy, const N: usize>(mut parts: [T; N], f: impl Fn(T, T) -> T) -> T {
+    let mut half = N / 2;
+    while half > 0 {
+        for i in 0..half {
+            parts[i] = f(parts[i], parts[i + half]);
+        }
+        half /= 2;
+    }
+    parts[0]
 }
 
 // Elements that are computed into memory of their own, so that the compiler need not ask what overlaps.
@@ -435,6 +405,29 @@ pub(crate) fn with_scratch<T: Scratch, R>(elements: usize, f: impl FnOnce(*mut T
         return f(std::ptr::dangling_mut());
     }
     f(ScratchMemory::new::<T>(elements).as_mut_ptr())
+}
+
+/// Calls `body(item, memory)` for each item of `0..len`, in vector code; chunks of items share room for `elements` elements
+/// of any value.
+#[inline(always)]
+pub(crate) fn for_items<T: Scratch>(
+    workers: &Workers,
+    (len, chunk): (usize, usize),
+    elements: usize,
+    body: impl Fn(usize, *mut T) + Sync,
+) {
+    for_range(workers, len, chunk, &|range| {
+        with_scratch(elements, |memory: *mut T| {
+            simd_for::<T, _>(
+                #[inline(always)]
+                || {
+                    for item in range.clone() {
+                        body(item, memory);
+                    }
+                },
+            );
+        });
+    });
 }
 
 /// Runs `work` as vector code if `T` is `f32`. Other types are not worth the code: `f64` is for gradient checks.

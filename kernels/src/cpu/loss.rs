@@ -1,7 +1,7 @@
 //! Cross-entropy.
 
 use super::lanes::{Lanes, map, simd_for};
-use super::softmax::log_softmax;
+use super::softmax;
 use crate::layout::{Dst, LoopAxis, Loops, Src};
 use crate::loops::{Classes, Rows};
 use crate::par::{Workers, for_range};
@@ -34,7 +34,7 @@ pub(crate) unsafe fn cross_entropy<T: Lanes>(
     let kept = Loops::from_axes([LoopAxis { size: c.rows, strides: [step, from_step] }]);
     // SAFETY: the caller's promise; labels are checked before they are followed.
     unsafe {
-        log_softmax(&Rows { kept, len: c.classes, steps: c.along }, workers, log_probs, logits);
+        softmax::forward(true, &Rows { kept, len: c.classes, steps: c.along }, workers, log_probs, logits);
         for i in 0..c.rows {
             let class = label((labels, label_step), i, c.classes) as isize;
             *losses.at(i as isize * loss_step) =

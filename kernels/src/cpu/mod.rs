@@ -29,6 +29,31 @@ pub(crate) mod softmax;
 pub(crate) mod stage;
 pub(crate) mod walk;
 
+/// Evaluates `$body` with `$t` as the type of so many bytes, for what does not look at the values.
+macro_rules! for_bits {
+    ($size:expr, $t:ident => $body:expr) => {
+        match $size {
+            1 => {
+                type $t = u8;
+                $body
+            }
+            2 => {
+                type $t = u16;
+                $body
+            }
+            4 => {
+                type $t = u32;
+                $body
+            }
+            _ => {
+                type $t = u64;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use for_bits;
+
 /// Runs `work` compiled for the best instruction set of this machine. What it calls has to be inlined to gain from
 /// it, hence the many `#[inline(always)]`.
 #[inline(always)]

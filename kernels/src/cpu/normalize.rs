@@ -4,10 +4,10 @@
 //! two sums and its part of the weights' gradients are taken in one pass. Gradients of weights are summed over blocks of
 //! rows first, and then over the blocks, in order.
 
-use super::lanes::{Lanes, map, simd_for, with_scratch};
+use super::lanes::{Lanes, for_items, join_tree, map, simd_for, with_scratch};
 use crate::layout::{Dst, Src};
 use crate::norms::NormRows;
-use crate::par::{Workers, for_chunks, for_range};
+use crate::par::{Workers, for_chunks};
 
 /// Independent parts of a sum, whose elements are worked on together.
 const PARTS: usize = 32;
@@ -77,7 +77,7 @@ fn sums<T: Lanes>(len: usize, mut terms: impl FnMut(usize, usize) -> [Block<T>; 
             add_terms(&mut sums, terms(whole, end - whole));
         }
         let [first, second] = sums;
-        total = [total[0].add(joined(first)), total[1].add(joined(second))];
+        total = [total[0].add(join_tree(first, T::add)), total[1].add(join_tree(second, T::add))];
     }
     total
 }
@@ -86,18 +86,6 @@ fn sums<T: Lanes>(len: usize, mut terms: impl FnMut(usize, usize) -> [Block<T>; 
 fn add_terms<T: Lanes>(sums: &mut [Block<T>; 2], [a, b]: [Block<T>; 2]) {
     sums[0] = zip(&sums[0], &a, T::add);
     sums[1] = zip(&sums[1], &b, T::add);
-}
-
-#[inline(always)]
-fn joined<T: Lanes>(mut parts: [T; PARTS]) -> T {
-    let mut half = PARTS / 2;
-    while half > 0 {
-        for part in 0..half {
-            parts[part] = parts[part].add(parts[part + half]);
-        }
-        half /= 2;
-    }
-    parts[0]
 }
 
 /// `(x - mean)^2` of `count` elements, and zeros behind them.
@@ -142,64 +130,63 @@ pub(crate) unsafe fn forward<T: Lanes>(
     let (scale, eps) = (T::from_f64(len as f64), T::from_f64(eps));
     or_constant(weight, weights, T::ONE, |weight| {
         or_constant(bias, weights, T::ZERO, |bias| {
-            for_range(workers, count, ((1 << 13) / len).max(1), &|range| {
-                simd_for::<T, _>(
-                    #[inline(always)]
-                    || {
-                        for row in range.clone() {
-                            let at = (row * len) as isize;
-                            // SAFETY: elements of row `row`, and what belongs to it; rows are disjoint.
-                            unsafe {
-                                let from = x.at(at);
-                                let mut mean = T::ZERO;
-                                if let Some(to) = mean_to {
-                                    mean = sums(
-                                        len,
-                                        #[inline(always)]
-                                        |i, count| [load(from.add(i), count), [T::ZERO; PARTS]],
-                                    )[0]
-                                    .div(scale);
-                                    *to.at(row as isize) = mean;
-                                }
-                                let squares = sums(
-                                    len,
-                                    #[inline(always)]
-                                    |i, count| [square_of(from.add(i), count, mean), [T::ZERO; PARTS]],
-                                )[0];
-                                let rstd = squares.div(scale).add(eps).rsqrt();
-                                *rstd_to.at(row as isize) = rstd;
-                                for_weights(
-                                    rows,
-                                    row,
-                                    #[inline(always)]
-                                    |weight_at, first, elements| {
-                                        let (w, b) = (weight.at(weight_at), bias.at(weight_at));
-                                        let (from, to) = (x.at(at + first), out.at(at + first));
-                                        if rows.inner == 1 {
-                                            map(
-                                                elements,
-                                                to,
-                                                [from, w, b],
-                                                #[inline(always)]
-                                                |[x, w, b]| x.sub(mean).mul(rstd).mul(w).add(b),
-                                            );
-                                        } else {
-                                            let (w, b) = (*w, *b);
-                                            map(
-                                                elements,
-                                                to,
-                                                [from],
-                                                #[inline(always)]
-                                                |[x]| x.sub(mean).mul(rstd).mul(w).add(b),
-                                            );
-                                        }
-                                    },
-                                );
-                            }
+            for_items(
+                workers,
+                (count, ((1 << 13) / len).max(1)),
+                0,
+                #[inline(always)]
+                |row, _: *mut T| {
+                    let at = (row * len) as isize;
+                    // SAFETY: elements of row `row`, and what belongs to it; rows are disjoint.
+                    unsafe {
+                        let from = x.at(at);
+                        let mut mean = T::ZERO;
+                        if let Some(to) = mean_to {
+                            mean = sums(
+                                len,
+                                #[inline(always)]
+                                |i, count| [load(from.add(i), count), [T::ZERO; PARTS]],
+                            )[0]
+                            .div(scale);
+                            *to.at(row as isize) = mean;
                         }
-                    },
-                );
-            });
+                        let squares = sums(
+                            len,
+                            #[inline(always)]
+                            |i, count| [square_of(from.add(i), count, mean), [T::ZERO; PARTS]],
+                        )[0];
+                        let rstd = squares.div(scale).add(eps).rsqrt();
+                        *rstd_to.at(row as isize) = rstd;
+                        for_weights(
+                            rows,
+                            row,
+                            #[inline(always)]
+                            |weight_at, first, elements| {
+                                let (w, b) = (weight.at(weight_at), bias.at(weight_at));
+                                let (from, to) = (x.at(at + first), out.at(at + first));
+                                if rows.inner == 1 {
+                                    map(
+                                        elements,
+                                        to,
+                                        [from, w, b],
+                                        #[inline(always)]
+                                        |[x, w, b]| x.sub(mean).mul(rstd).mul(w).add(b),
+                                    );
+                                } else {
+                                    let (w, b) = (*w, *b);
+                                    map(
+                                        elements,
+                                        to,
+                                        [from],
+                                        #[inline(always)]
+                                        |[x]| x.sub(mean).mul(rstd).mul(w).add(b),
+                                    );
+                                }
+                            },
+                        );
+                    }
+                },
+            );
         });
     });
 }

@@ -1,7 +1,7 @@
 //! Pooling, a plane at a time.
 
-use super::lanes::{Lanes, Scratch, simd_for};
-use crate::geometry::{Means, Planes, Seen};
+use super::lanes::{Lanes, Scratch, for_items};
+use crate::geometry::{MaxPool, Means, Planes, Seen};
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
 use crate::window::{Window, inside};
@@ -63,60 +63,61 @@ pub(crate) unsafe fn max<T: Lanes, I: Tap>(
     let Planes { count, image: [_, width], places: [rows, columns], .. } = *planes;
     let all = count * planes.pixels();
     let across: Vec<(usize, usize)> = (0..kw).map(|j| inside(j, along(window, 1), width, columns)).collect();
-    for_range(workers, count, chunk(planes), &|range| {
-        simd_for::<T, _>(
-            #[inline(always)]
-            || {
-                for (plane, y) in range.clone().flat_map(|plane| (0..rows).map(move |y| (plane, y))) {
-                    for first in (0..columns).step_by(RUN) {
-                        let count = RUN.min(columns - first);
-                        let mut best = [T::from_f64(f64::NEG_INFINITY); RUN];
-                        let mut taps = [0_u32; RUN];
-                        for i in 0..kh {
-                            let Some(line) = line(planes, window, y, i) else { continue };
-                            let line = plane * planes.pixels() + line * width;
-                            for (j, &(left, right)) in across.iter().enumerate() {
-                                let (left, right) = (left.max(first), right.min(first + count));
-                                if left >= right {
-                                    continue;
-                                }
-                                let tap = (i * kw + j) as u32;
-                                let at = line + left * window.stride[1] + j * window.dilation[1]
-                                    - window.padding[1];
-                                // Beyond the row, elements may be read that are not used.
-                                let whole = right - left == count && at + RUN * window.stride[1] <= all;
-                                let from = x.at(at as isize);
-                                // SAFETY: the elements are in the plane or, where a run is whole, in the operand.
-                                unsafe {
-                                    match (whole, window.stride[1]) {
-                                        (true, 1) => take(&mut best, &mut taps, tap, &*from.cast()),
-                                        (true, 2) => take(&mut best, &mut taps, tap, &every_other(from)),
-                                        (_, step) => {
-                                            for e in left - first..right - first {
-                                                let value = *from.add((e - (left - first)) * step);
-                                                take_one(&mut best[e], &mut taps[e], tap, value);
-                                            }
+    for_items(
+        workers,
+        (count, chunk(planes)),
+        0,
+        #[inline(always)]
+        |plane, _: *mut T| {
+            for y in 0..rows {
+                for first in (0..columns).step_by(RUN) {
+                    let count = RUN.min(columns - first);
+                    let mut best = [T::from_f64(f64::NEG_INFINITY); RUN];
+                    let mut taps = [0_u32; RUN];
+                    for i in 0..kh {
+                        let Some(line) = line(planes, window, y, i) else { continue };
+                        let line = plane * planes.pixels() + line * width;
+                        for (j, &(left, right)) in across.iter().enumerate() {
+                            let (left, right) = (left.max(first), right.min(first + count));
+                            if left >= right {
+                                continue;
+                            }
+                            let tap = (i * kw + j) as u32;
+                            let at =
+                                line + left * window.stride[1] + j * window.dilation[1] - window.padding[1];
+                            // Beyond the row, elements may be read that are not used.
+                            let whole = right - left == count && at + RUN * window.stride[1] <= all;
+                            let from = x.at(at as isize);
+                            // SAFETY: the elements are in the plane or, where a run is whole, in the operand.
+                            unsafe {
+                                match (whole, window.stride[1]) {
+                                    (true, 1) => take(&mut best, &mut taps, tap, &*from.cast()),
+                                    (true, 2) => take(&mut best, &mut taps, tap, &every_other(from)),
+                                    (_, step) => {
+                                        for e in left - first..right - first {
+                                            let value = *from.add((e - (left - first)) * step);
+                                            take_one(&mut best[e], &mut taps[e], tap, value);
                                         }
                                     }
                                 }
                             }
                         }
-                        let to = (plane * planes.all_places() + y * columns + first) as isize;
-                        for e in 0..count {
-                            if best[e] == T::from_f64(f64::NEG_INFINITY) {
-                                taps[e] = first_tap(planes, window, y, &across, first + e);
-                            }
-                            // SAFETY: place `first + e` of the plane exists.
-                            unsafe {
-                                *out.at(to + e as isize) = best[e];
-                                *index.at(to + e as isize) = I::of(taps[e]);
-                            }
+                    }
+                    let to = (plane * planes.all_places() + y * columns + first) as isize;
+                    for e in 0..count {
+                        if best[e] == T::from_f64(f64::NEG_INFINITY) {
+                            taps[e] = first_tap(planes, window, y, &across, first + e);
+                        }
+                        // SAFETY: place `first + e` of the plane exists.
+                        unsafe {
+                            *out.at(to + e as isize) = best[e];
+                            *index.at(to + e as isize) = I::of(taps[e]);
                         }
                     }
                 }
-            },
-        );
-    });
+            }
+        },
+    );
 }
 
 // The row of the plane that row `i` of the window sees at places in row `y`.
@@ -199,13 +200,16 @@ fn steps(planes: &Planes, window: &Window) -> Vec<isize> {
     (0..kh).flat_map(|i| (0..kw).map(move |j| step(i, j) as isize)).collect()
 }
 
+/// Adds each place's element to the pixel that the index names, or takes that pixel for the place.
+///
 /// # Safety
 /// As for [`max`].
-pub(crate) unsafe fn add_at<T: Lanes, I: Tap>(
+pub(crate) unsafe fn follow<T: Lanes, I: Tap>(
+    which: MaxPool,
     planes: &Planes,
     window: &Window,
     workers: &Workers,
-    g: Src<T>,
+    from: Src<T>,
     index: Src<I>,
     out: Dst<T>,
 ) {
@@ -213,48 +217,36 @@ pub(crate) unsafe fn add_at<T: Lanes, I: Tap>(
     let steps = steps(planes, window);
     for_range(workers, planes.count, chunk(planes), &|range| {
         for plane in range {
+            let (pixels, results) = ((plane * size) as isize, (plane * places) as isize);
+            let index = index.at(results);
             // SAFETY: there are as many planes, which one part has, and `for_taps` checks pixels.
             unsafe {
-                let to = std::slice::from_raw_parts_mut(out.at((plane * size) as isize), size);
-                let (g, index) = (g.at((plane * places) as isize), index.at((plane * places) as isize));
-                to.fill(T::ZERO);
-                for_taps(planes, window, &steps, index, |place, pixel| {
-                    to[pixel] = to[pixel].add(*g.add(place));
-                });
+                if let MaxPool::Gradient = which {
+                    let (g, to) = (from.at(results), std::slice::from_raw_parts_mut(out.at(pixels), size));
+                    to.fill(T::ZERO);
+                    for_taps(planes, window, &steps, index, |place, pixel| {
+                        to[pixel] = to[pixel].add(*g.add(place));
+                    });
+                } else {
+                    let (x, to) = (std::slice::from_raw_parts(from.at(pixels), size), out.at(results));
+                    for_taps(planes, window, &steps, index, |place, pixel| *to.add(place) = x[pixel]);
+                }
             }
         }
     });
 }
 
-/// # Safety
-/// As for [`max`].
-pub(crate) unsafe fn pick<T: Lanes, I: Tap>(
-    planes: &Planes,
-    window: &Window,
-    workers: &Workers,
-    x: Src<T>,
-    index: Src<I>,
-    out: Dst<T>,
-) {
-    let (size, places) = (planes.pixels(), planes.all_places());
-    let steps = steps(planes, window);
-    for_range(workers, planes.count, chunk(planes), &|range| {
-        for plane in range {
-            // SAFETY: as in `add_at`.
-            unsafe {
-                let from = std::slice::from_raw_parts(x.at((plane * size) as isize), size);
-                let to = out.at((plane * places) as isize);
-                let index = index.at((plane * places) as isize);
-                for_taps(planes, window, &steps, index, |place, pixel| *to.add(place) = from[pixel]);
-            }
+/// Calls `body(place, rows, columns, divisor)` for all places of a plane, with what they see.
+#[inline(always)]
+fn for_seen(planes: &Planes, means: &Means, mut body: impl FnMut(usize, Seen, Seen, f64)) {
+    let seen = |axis: usize, at: usize| means.seen(axis, at, planes.image[axis], planes.places[axis]);
+    let across: Vec<Seen> = (0..planes.places[1]).map(|x| seen(1, x)).collect();
+    for y in 0..planes.places[0] {
+        let rows = seen(0, y);
+        for (x, &columns) in across.iter().enumerate() {
+            body(y * across.len() + x, rows, columns, means.divisor(rows, columns));
         }
-    });
-}
-
-// What each place along an axis sees.
-fn seen(planes: &Planes, means: &Means, axis: usize) -> Vec<Seen> {
-    let (size, places) = (planes.image[axis], planes.places[axis]);
-    (0..places).map(|at| means.seen(axis, at, size, places)).collect()
+    }
 }
 
 /// # Safety
@@ -266,27 +258,21 @@ pub(crate) unsafe fn mean<T: Lanes>(
     x: Src<T>,
     out: Dst<T>,
 ) {
-    let (down, across) = (seen(planes, means, 0), seen(planes, means, 1));
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
     for_range(workers, planes.count, chunk(planes), &|range| {
         for plane in range {
             // SAFETY: there are as many planes, which one part has, with a result for each place.
-            unsafe {
-                let from = std::slice::from_raw_parts(x.at((plane * size) as isize), size);
-                let mut to = out.at((plane * places) as isize);
-                for &rows in &down {
-                    for &columns in &across {
-                        let mut sum = T::ZERO;
-                        for row in rows.start..rows.end {
-                            for &value in &from[row * width + columns.start..row * width + columns.end] {
-                                sum = sum.add(value);
-                            }
-                        }
-                        *to = sum.div(T::from_f64(means.divisor(rows, columns)));
-                        to = to.add(1);
+            let (from, to) = unsafe { (x.slice(plane * size, size), out.at((plane * places) as isize)) };
+            for_seen(planes, means, |place, rows, columns, divisor| {
+                let mut sum = T::ZERO;
+                for row in rows.start..rows.end {
+                    for &value in &from[row * width + columns.start..row * width + columns.end] {
+                        sum = sum.add(value);
                     }
                 }
-            }
+                // SAFETY: a place of the plane.
+                unsafe { *to.add(place) = sum.div(T::from_f64(divisor)) };
+            });
         }
     });
 }
@@ -300,27 +286,23 @@ pub(crate) unsafe fn mean_grad<T: Lanes>(
     g: Src<T>,
     out: Dst<T>,
 ) {
-    let (down, across) = (seen(planes, means, 0), seen(planes, means, 1));
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
     for_range(workers, planes.count, chunk(planes), &|range| {
         for plane in range {
             // SAFETY: as in `mean`.
-            unsafe {
+            let (g, to) = unsafe {
                 let to = std::slice::from_raw_parts_mut(out.at((plane * size) as isize), size);
-                let mut g = g.at((plane * places) as isize);
-                to.fill(T::ZERO);
-                for &rows in &down {
-                    for &columns in &across {
-                        let share = (*g).div(T::from_f64(means.divisor(rows, columns)));
-                        g = g.add(1);
-                        for row in rows.start..rows.end {
-                            for to in &mut to[row * width + columns.start..row * width + columns.end] {
-                                *to = to.add(share);
-                            }
-                        }
+                (g.slice(plane * places, places), to)
+            };
+            to.fill(T::ZERO);
+            for_seen(planes, means, |place, rows, columns, divisor| {
+                let share = g[place].div(T::from_f64(divisor));
+                for row in rows.start..rows.end {
+                    for to in &mut to[row * width + columns.start..row * width + columns.end] {
+                        *to = to.add(share);
                     }
                 }
-            }
+            });
         }
     });
 }

@@ -163,19 +163,16 @@ impl<T: Lanes> Product<T> {
                     } else {
                         Matrix { ptr: block, row: n as isize, col: 1 }
                     };
-                    match init {
-                        Init::Zero => (),
-                        Init::Existing => copy_matrix(arch, m, n, c, block),
-                        Init::Row(ptr, step) => {
-                            let from = Matrix { ptr: ptr.cast_mut(), row: 0, col: step };
-                            copy_matrix(arch, m, n, from, block);
-                        }
-                        Init::Column(ptr, step) => {
-                            let from = Matrix { ptr: ptr.cast_mut(), row: step, col: 0 };
-                            copy_matrix(arch, m, n, from, block);
-                        }
-                    }
-                    let init = if matches!(init, Init::Zero) { Init::Zero } else { Init::Existing };
+                    let from = match init {
+                        Init::Zero => None,
+                        Init::Existing => Some(c),
+                        Init::Row(ptr, step) => Some(Matrix { ptr: ptr.cast_mut(), row: 0, col: step }),
+                        Init::Column(ptr, step) => Some(Matrix { ptr: ptr.cast_mut(), row: step, col: 0 }),
+                    };
+                    let init = from.map_or(Init::Zero, |from| {
+                        copy_matrix(arch, m, n, from, block);
+                        Init::Existing
+                    });
                     if swap {
                         Product { m: n, n: m, k, a: b.t(), b: a.t(), c: block.t(), init }.run_rows(arch);
                     } else {
@@ -571,40 +568,12 @@ impl<T: Lanes, S: Simd, const WIDE: bool, const MASKED: bool> Panel<T, S, WIDE, 
 #[inline(always)]
 fn each<const N: usize>(mut f: impl FnMut(usize)) {
     const { assert!(N <= 12) };
-    if N > 0 {
-        f(0);
+    macro_rules! calls {
+        ($($i:literal)*) => {
+            $(if N > $i {
+                f($i);
+            })*
+        };
     }
-    if N > 1 {
-        f(1);
-    }
-    if N > 2 {
-        f(2);
-    }
-    if N > 3 {
-        f(3);
-    }
-    if N > 4 {
-        f(4);
-    }
-    if N > 5 {
-        f(5);
-    }
-    if N > 6 {
-        f(6);
-    }
-    if N > 7 {
-        f(7);
-    }
-    if N > 8 {
-        f(8);
-    }
-    if N > 9 {
-        f(9);
-    }
-    if N > 10 {
-        f(10);
-    }
-    if N > 11 {
-        f(11);
-    }
+    calls!(0 1 2 3 4 5 6 7 8 9 10 11);
 }

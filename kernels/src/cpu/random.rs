@@ -2,12 +2,12 @@
 
 use device::{DType, bf16, f16};
 
-use super::half::{Half, below};
 use super::math;
 use super::number::{Number, Real};
 use super::simd_of;
 use super::walk::mul_run;
 use crate::distribution::{Distribution, RandomKey};
+use crate::half::{Half, below};
 use crate::layout::{Dst, Src};
 use crate::loops::Loops;
 use crate::par::{Workers, for_range};

@@ -73,6 +73,8 @@ pub(crate) unsafe fn of_floats<T: Lanes>(
                     *out.at(k) = (*out.at(k)).log().add(*largest.at(k));
                 }
             }),
+            // `extreme`, whose results are no floats.
+            Reduction::Index(_) => {}
         }
     }
 }

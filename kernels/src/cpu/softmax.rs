@@ -16,13 +16,22 @@ use crate::par::{Workers, for_range};
 /// What is done to a row of `x`, beside a row of `y` in a gradient:
 /// `out = finish(t, y, scale(sum term(t, y)))` with `t = shift(x, max x)`.
 trait RowOp<T: Lanes>: Copy + Sync {
-    /// Whether there is a `shift`, which needs the largest element; it gives back `x` otherwise.
-    const MAX: bool;
+    /// Whether there is a `shift`, which needs the largest element.
+    const MAX: bool = false;
     /// Whether `term` is more than `t`.
-    const TERM: bool;
-    fn shift(self, x: T, largest: T) -> T;
-    fn term(self, t: T, y: T) -> T;
-    fn scale(self, sum: T) -> T;
+    const TERM: bool = false;
+    #[inline(always)]
+    fn shift(self, x: T, _largest: T) -> T {
+        x
+    }
+    #[inline(always)]
+    fn term(self, t: T, _y: T) -> T {
+        t
+    }
+    #[inline(always)]
+    fn scale(self, sum: T) -> T {
+        sum
+    }
     fn finish(self, t: T, y: T, scale: T) -> T;
 }
 
@@ -31,18 +40,9 @@ struct Softmax;
 
 impl<T: Lanes> RowOp<T> for Softmax {
     const MAX: bool = true;
-    const TERM: bool = false;
     #[inline(always)]
     fn shift(self, x: T, largest: T) -> T {
         x.sub(largest).exp()
-    }
-    #[inline(always)]
-    fn term(self, t: T, _: T) -> T {
-        t
-    }
-    #[inline(always)]
-    fn scale(self, sum: T) -> T {
-        sum
     }
     #[inline(always)]
     fn finish(self, t: T, _: T, sum: T) -> T {
@@ -80,19 +80,10 @@ impl<T: Lanes> RowOp<T> for LogSoftmax {
 struct SoftmaxGrad;
 
 impl<T: Lanes> RowOp<T> for SoftmaxGrad {
-    const MAX: bool = false;
     const TERM: bool = true;
-    #[inline(always)]
-    fn shift(self, g: T, _: T) -> T {
-        g
-    }
     #[inline(always)]
     fn term(self, g: T, y: T) -> T {
         g.mul(y)
-    }
-    #[inline(always)]
-    fn scale(self, sum: T) -> T {
-        sum
     }
     #[inline(always)]
     fn finish(self, g: T, y: T, sum: T) -> T {
@@ -104,64 +95,44 @@ impl<T: Lanes> RowOp<T> for SoftmaxGrad {
 struct LogSoftmaxGrad;
 
 impl<T: Lanes> RowOp<T> for LogSoftmaxGrad {
-    const MAX: bool = false;
-    const TERM: bool = false;
-    #[inline(always)]
-    fn shift(self, g: T, _: T) -> T {
-        g
-    }
-    #[inline(always)]
-    fn term(self, g: T, _: T) -> T {
-        g
-    }
-    #[inline(always)]
-    fn scale(self, sum: T) -> T {
-        sum
-    }
     #[inline(always)]
     fn finish(self, g: T, y: T, sum: T) -> T {
         g.sub(y.exp().mul(sum))
     }
 }
 
+/// Softmax or, with `log`, its logarithm.
+///
 /// # Safety
 /// The elements of `rows` can be read and, of the output, written, and nobody else uses them meanwhile.
-pub(crate) unsafe fn softmax<T: Lanes>(rows: &Rows<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
-    // SAFETY: the caller's promise.
-    unsafe { run(rows, workers, out, [x], Softmax) }
+pub(crate) unsafe fn forward<T: Lanes>(log: bool, rows: &Rows<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
+    // SAFETY: the contract is the same.
+    unsafe {
+        match log {
+            true => run(rows, workers, out, [x], LogSoftmax),
+            false => run(rows, workers, out, [x], Softmax),
+        }
+    }
 }
 
+/// The gradient of softmax or of its logarithm, from its output and the gradient of that.
+///
 /// # Safety
-/// As for [`softmax`].
-pub(crate) unsafe fn log_softmax<T: Lanes>(rows: &Rows<2>, workers: &Workers, out: Dst<T>, x: Src<T>) {
-    // SAFETY: the caller's promise.
-    unsafe { run(rows, workers, out, [x], LogSoftmax) }
-}
-
-/// # Safety
-/// As for [`softmax`].
-pub(crate) unsafe fn softmax_grad<T: Lanes>(
+/// As for [`forward`].
+pub(crate) unsafe fn gradient<T: Lanes>(
+    log: bool,
     rows: &Rows<3>,
     workers: &Workers,
     out: Dst<T>,
-    y: Src<T>,
-    g: Src<T>,
+    inputs: [Src<T>; 2],
 ) {
-    // SAFETY: the caller's promise.
-    unsafe { run(rows, workers, out, [y, g], SoftmaxGrad) }
-}
-
-/// # Safety
-/// As for [`softmax`].
-pub(crate) unsafe fn log_softmax_grad<T: Lanes>(
-    rows: &Rows<3>,
-    workers: &Workers,
-    out: Dst<T>,
-    y: Src<T>,
-    g: Src<T>,
-) {
-    // SAFETY: the caller's promise.
-    unsafe { run(rows, workers, out, [y, g], LogSoftmaxGrad) }
+    // SAFETY: the contract is the same.
+    unsafe {
+        match log {
+            true => run(rows, workers, out, inputs, LogSoftmaxGrad),
+            false => run(rows, workers, out, inputs, SoftmaxGrad),
+        }
+    }
 }
 
 // `I` inputs, the last of which is x; operand `i + 1` is input `i`.

@@ -26,9 +26,7 @@ struct Problem {
 };
 
 // The part of a matrix that begins somewhere: elements beyond `rows` and `columns` are 0.
-template <class S> struct Matrix {
-    using T = Opmath<S>;
-
+struct Matrix {
     const S* at;
     i64 row;
     i64 column;
@@ -41,11 +39,11 @@ template <class S> struct Matrix {
     }
 };
 
-template <class S> __device__ inline Matrix<S> matrix(const S* at, const Problem& problem, int operand, u64 rows, u64 columns) {
+__device__ inline Matrix matrix(const S* at, const Problem& problem, int operand, u64 rows, u64 columns) {
     return {at, problem.steps[operand][0], problem.steps[operand][1], rows, columns};
 }
 
-template <class T> struct Tiles {
+struct Tiles {
     T a[TILE][TILE + 1];
     T b[TILE][TILE + 1];
     T weights[TILE][TILE + 1];
@@ -56,7 +54,7 @@ __device__ inline u32 lane() { return threadIdx.x % LANES; }
 // Row `i` of this thread.
 __device__ inline u32 own(int i) { return threadIdx.x / LANES + i * WARPS; }
 
-template <class T, class S> __device__ inline void fill(T (&to)[TILE][TILE + 1], const Matrix<S>& from, u64 column) {
+__device__ inline void fill(T (&to)[TILE][TILE + 1], const Matrix& from, u64 column) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         to[own(i)][lane()] = from.get(own(i), column + lane());
@@ -64,8 +62,7 @@ template <class T, class S> __device__ inline void fill(T (&to)[TILE][TILE + 1],
 }
 
 // products[i] = sum of a[own(i)][p] b[lane][p] over `depth` columns
-template <class T, class S>
-__device__ inline void multiply(T (&products)[ROWS], const Matrix<S>& a, const Matrix<S>& b, u64 depth, Tiles<T>& tiles) {
+__device__ inline void multiply(T (&products)[ROWS], const Matrix& a, const Matrix& b, u64 depth, Tiles& tiles) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         products[i] = 0;
@@ -87,8 +84,7 @@ __device__ inline void multiply(T (&products)[ROWS], const Matrix<S>& a, const M
 }
 
 // sums[i][j] += sum of weights[own(i)][c] from[c][lane + 32 j] over the tile; `weights` were written by any thread
-template <class T, class S>
-__device__ inline void accumulate(T (&sums)[ROWS][COLUMNS], const Matrix<S>& from, Tiles<T>& tiles) {
+__device__ inline void accumulate(T (&sums)[ROWS][COLUMNS], const Matrix& from, Tiles& tiles) {
     __syncthreads();
     for (int i = 0; i < ROWS; ++i) {
 #pragma unroll
@@ -111,7 +107,6 @@ __device__ inline void accumulate(T (&sums)[ROWS][COLUMNS], const Matrix<S>& fro
     __syncthreads();
 }
 
-template <class S, class T>
 __device__ inline void write(S* to, const i64 (&steps)[2], u64 first, u64 rows, u64 column, u64 columns,
                              const T (&values)[ROWS][COLUMNS]) {
 #pragma unroll
@@ -131,7 +126,6 @@ __device__ inline bool sees(const Problem& problem, u64 query, u64 key) {
     return query < problem.queries && key < problem.keys && (!problem.causal || key <= query);
 }
 
-template <class S, class T = Opmath<S>>
 __device__ inline T score(const Problem& problem, T product, const S* mask, u64 query, u64 key) {
     T scaled = product * (T)problem.scale;
     return mask ? scaled + mask[(i64)query * problem.steps[MASK][0] + (i64)key * problem.steps[MASK][1]] : scaled;
@@ -145,18 +139,18 @@ template <class Body> __device__ inline void for_tiles(u64 pairs, u64 rows, u64 
     }
 }
 
-template <class S, class T = Opmath<S>>
-__device__ inline void attention(const S* q, const S* k, const S* v, const S* mask, S* out, T* log_sums,
-                                 const Walk<OPERANDS>& batch, const Problem& problem) {
-    __shared__ Tiles<T> tiles;
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention, DTYPE)(
+    const S* q, const S* k, const S* v, const S* mask, S* out, T* log_sums,
+    const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {
+    __shared__ Tiles tiles;
     // Without values there is still a sum for each query.
     u64 columns = problem.value_width ? problem.value_width : 1;
     for_tiles(batch.elements, problem.queries, columns, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
         const S* masked = mask ? mask + at.at[MASK] : mask;
-        Matrix<S> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
-        Matrix<S> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
-        Matrix<S> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
+        Matrix queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
+        Matrix keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
+        Matrix values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
         T best[ROWS], total[ROWS], sums[ROWS][COLUMNS];
         for (int i = 0; i < ROWS; ++i) {
             best[i] = lowest<T>();
@@ -203,33 +197,33 @@ __device__ inline void attention(const S* q, const S* k, const S* v, const S* ma
 }
 
 // products = sum(g out) of each query
-template <class S, class T = Opmath<S>>
-__device__ inline void products(const S* out, const S* g, T* products, const Walk<OPERANDS>& batch, const Problem& problem) {
-    for_rows<WarpTeam>(batch.elements * problem.queries, LANES, [&](const WarpTeam& team, u64 row, bool exists) {
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_products, DTYPE)(
+    const S* out, const S* g, T* products, const __grid_constant__ Walk<OPERANDS> batch,
+    const __grid_constant__ Problem problem) {
+    for_rows<WarpGroup>(batch.elements * problem.queries, LANES, [&](const WarpGroup& group, u64 row, bool exists) {
         u64 pair = exists ? row / problem.queries : 0;
         u64 query = exists ? row - pair * problem.queries : 0;
         Offsets<OPERANDS> at = offsets(batch, pair);
-        Matrix<S> a = matrix(out + at.at[OUT], problem, OUT, problem.queries, problem.value_width).from(query, 0);
-        Matrix<S> b = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(query, 0);
+        Matrix a = matrix(out + at.at[OUT], problem, OUT, problem.queries, problem.value_width).from(query, 0);
+        Matrix b = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(query, 0);
         T sum = 0;
-        for (u64 c = team.lane(); exists && c < problem.value_width; c += LANES) {
+        for (u64 c = group.lane(); exists && c < problem.value_width; c += LANES) {
             sum += a.get(0, c) * b.get(0, c);
         }
         sum = join_lanes<Sum<T>>(sum, LANES);
-        if (exists && team.leads()) {
+        if (exists && group.leads()) {
             products[row] = sum;
         }
     });
 }
 
 // What the gradient of a score is made from: its weight, and the gradient of that.
-template <class T> struct Slope {
+struct Slope {
     T weight;
     T slope;
 };
-template <class S, class T = Opmath<S>>
-__device__ inline Slope<T> slope_of(const Problem& problem, T product, T gradient, const S* mask, const T* log_sums,
-                                    const T* products, u64 query, u64 key) {
+__device__ inline Slope slope_of(const Problem& problem, T product, T gradient, const S* mask, const T* log_sums,
+                                 const T* products, u64 query, u64 key) {
     if (!sees(problem, query, key)) {
         return {0, 0};
     }
@@ -238,18 +232,17 @@ __device__ inline Slope<T> slope_of(const Problem& problem, T product, T gradien
 }
 
 // dq: a block owns queries and goes through the keys
-template <class S, class T = Opmath<S>>
-__device__ inline void gradient_of_queries(const S* q, const S* k, const S* v, const S* mask, const S* g,
-                                           const T* log_sums, const T* products, S* dq, const Walk<OPERANDS>& batch,
-                                           const Problem& problem) {
-    __shared__ Tiles<T> tiles;
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_q, DTYPE)(
+    const S* q, const S* k, const S* v, const S* mask, const S* g, const T* log_sums, const T* products, S* dq,
+    const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {
+    __shared__ Tiles tiles;
     for_tiles(batch.elements, problem.queries, problem.width, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
         const S* masked = mask ? mask + at.at[MASK] : mask;
-        Matrix<S> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
-        Matrix<S> gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(first, 0);
-        Matrix<S> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
-        Matrix<S> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
+        Matrix queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
+        Matrix gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(first, 0);
+        Matrix keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
+        Matrix values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
         const T* logs = log_sums + pair * problem.queries;
         const T* sums_of = products + pair * problem.queries;
         T sums[ROWS][COLUMNS] = {};
@@ -271,19 +264,18 @@ __device__ inline void gradient_of_queries(const S* q, const S* k, const S* v, c
 }
 
 // dk and dv: a block owns keys and goes through the queries
-template <class S, class T = Opmath<S>>
-__device__ inline void gradient_of_keys(const S* q, const S* k, const S* v, const S* mask, const S* g, const T* log_sums,
-                                        const T* products, S* dk, S* dv, const Walk<OPERANDS>& batch,
-                                        const Problem& problem) {
-    __shared__ Tiles<T> tiles;
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_kv, DTYPE)(
+    const S* q, const S* k, const S* v, const S* mask, const S* g, const T* log_sums, const T* products, S* dk, S* dv,
+    const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {
+    __shared__ Tiles tiles;
     u64 columns = problem.width > problem.value_width ? problem.width : problem.value_width;
     for_tiles(batch.elements, problem.keys, columns, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
         const S* masked = mask ? mask + at.at[MASK] : mask;
-        Matrix<S> queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width);
-        Matrix<S> gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width);
-        Matrix<S> keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width).from(first, 0);
-        Matrix<S> values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width).from(first, 0);
+        Matrix queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width);
+        Matrix gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width);
+        Matrix keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width).from(first, 0);
+        Matrix values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width).from(first, 0);
         const T* logs = log_sums + pair * problem.queries;
         const T* sums_of = products + pair * problem.queries;
         T key_sums[ROWS][COLUMNS] = {}, value_sums[ROWS][COLUMNS] = {};
@@ -293,7 +285,7 @@ __device__ inline void gradient_of_keys(const S* q, const S* k, const S* v, cons
             multiply(slopes, values, gradients.from(start, 0), problem.value_width, tiles);
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                Slope<T> found = slope_of(problem, scores[i], slopes[i], masked, logs, sums_of, start + lane(),
+                Slope found = slope_of(problem, scores[i], slopes[i], masked, logs, sums_of, start + lane(),
                                           first + own(i));
                 tiles.weights[own(i)][lane()] = found.weight;
                 slopes[i] = found.slope;
@@ -309,31 +301,3 @@ __device__ inline void gradient_of_keys(const S* q, const S* k, const S* v, cons
         write(dv + at.at[DV], problem.steps[DV], first, problem.keys, column, problem.value_width, value_sums);
     });
 }
-
-using Computed = Opmath<DTYPE>;
-
-#define ATTENTION(T)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_##T(                                \
-        const T* q, const T* k, const T* v, const T* mask, T* out, Computed* log_sums,                  \
-        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {        \
-        attention(q, k, v, mask, out, log_sums, batch, problem);                                        \
-    }                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_products_##T(                       \
-        const T* out, const T* g, Computed* to, const __grid_constant__ Walk<OPERANDS> batch,           \
-        const __grid_constant__ Problem problem) {                                                      \
-        products(out, g, to, batch, problem);                                                           \
-    }                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_q_##T(                         \
-        const T* q, const T* k, const T* v, const T* mask, const T* g, const Computed* log_sums,        \
-        const Computed* products, T* dq,                                                                \
-        const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {        \
-        gradient_of_queries(q, k, v, mask, g, log_sums, products, dq, batch, problem);                  \
-    }                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_grad_kv_##T(                        \
-        const T* q, const T* k, const T* v, const T* mask, const T* g, const Computed* log_sums,        \
-        const Computed* products, T* dk,                                                                \
-        T* dv, const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) { \
-        gradient_of_keys(q, k, v, mask, g, log_sums, products, dk, dv, batch, problem);                 \
-    }
-#define KERNELS(T) ATTENTION(T)
-KERNELS(DTYPE)

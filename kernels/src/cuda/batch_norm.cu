@@ -9,25 +9,25 @@ struct Channels {
     __device__ u64 at(u64 channel, u64 i) const { return (i / size * channels + channel) * size + i % size; }
 };
 
-// Calls `body(team, channel, exists, len)` for each channel.
+// Calls `body(group, channel, exists, len)` for each channel.
 template <class Body> __device__ inline void for_channels(const Channels& channels, Body body) {
     u64 len = channels.images * channels.size;
-    for_rows<BlockTeam>(channels.channels, LANES, [&](const BlockTeam& team, u64 channel, bool exists) {
-        body(team, exists ? channel : 0, exists, exists ? len : 0);
+    for_rows<BlockGroup>(channels.channels, LANES, [&](const BlockGroup& group, u64 channel, bool exists) {
+        body(group, exists ? channel : 0, exists, exists ? len : 0);
     });
 }
 
 // Mean and mean square deviation of each channel.
-template <class S, class T = Opmath<S>>
-__device__ inline void statistics(T* mean, T* var, const S* x, const Channels& channels) {
+extern "C" __global__ void __launch_bounds__(256, 1) NAMED(batch_statistics, DTYPE)(
+    T* mean, T* var, const S* x, const __grid_constant__ Channels channels) {
     u64 all = channels.images * channels.size;
-    for_channels(channels, [&](const BlockTeam& team, u64 channel, bool exists, u64 len) {
-        T centre = team.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return x[channels.at(channel, i)]; }) / (T)(f64)all;
-        T squares = team.template fold<Sum<T>>(all, len, [&](u64 i) {
+    for_channels(channels, [&](const BlockGroup& group, u64 channel, bool exists, u64 len) {
+        T centre = group.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return x[channels.at(channel, i)]; }) / (T)(f64)all;
+        T squares = group.template fold<Sum<T>>(all, len, [&](u64 i) {
             T d = x[channels.at(channel, i)] - centre;
             return mul_rounded(d, d);
         });
-        if (exists && team.leads()) {
+        if (exists && group.leads()) {
             mean[channel] = centre;
             var[channel] = squares / (T)(f64)all;
         }
@@ -35,18 +35,18 @@ __device__ inline void statistics(T* mean, T* var, const S* x, const Channels& c
 }
 
 // Sums of g times the normalised x, and of g, over each channel. Calls `then(channel, len, with_x, plain)` with them.
-template <class S, class Then, class T = Opmath<S>>
+template <class Then>
 __device__ inline void sums(S* with_x, S* plain, const S* x, const S* g, const T* mean, const T* var, const Channels& channels,
                             Then then) {
     u64 all = channels.images * channels.size;
-    for_channels(channels, [&](const BlockTeam& team, u64 channel, bool exists, u64 len) {
+    for_channels(channels, [&](const BlockGroup& group, u64 channel, bool exists, u64 len) {
         T centre = mean[channel], inverse = 1 / sqrt_of(var[channel] + (T)channels.eps);
-        T sum = team.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return g[channels.at(channel, i)]; });
-        T product = team.template fold<Sum<T>>(all, len, [&](u64 i) {
+        T sum = group.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return g[channels.at(channel, i)]; });
+        T product = group.template fold<Sum<T>>(all, len, [&](u64 i) {
             u64 at = channels.at(channel, i);
             return mul_rounded((T)g[at], mul_rounded(x[at] - centre, inverse));
         });
-        if (exists && team.leads()) {
+        if (exists && group.leads()) {
             plain[channel] = sum;
             with_x[channel] = product;
         }
@@ -55,28 +55,19 @@ __device__ inline void sums(S* with_x, S* plain, const S* x, const S* g, const T
 }
 
 // Operands of the walk: the element, and its channel.
-template <class S, class T = Opmath<S>> struct Normalise {
-    S* out;
-    const S* x;
-    const T* mean;
-    const T* var;
-    const S* weight;
-    const S* bias;
-    T eps;
-
-    template <int V> __device__ void at(const Offsets<2>& offsets) const {
+extern "C" __global__ void NAMED(batch_norm, DTYPE)(S* out, const S* x, const T* mean, const T* var, const S* weight,
+                                                    const S* bias, f64 eps, const __grid_constant__ Walk<2> walk) {
+    for_each(walk, [&](const Offsets<2>& offsets) {
         i64 c = offsets.at[1];
-        T scale = 1 / sqrt_of(var[c] + eps);
+        T scale = 1 / sqrt_of(var[c] + (T)eps);
         scale = weight ? mul_rounded(scale, (T)weight[c]) : scale;
         T value = mul_rounded(x[offsets.at[0]] - mean[c], scale);
         out[offsets.at[0]] = bias ? add_rounded(value, (T)bias[c]) : value;
-    }
-};
+    });
+}
 
 // The gradient of images, and what it depends on beside the sums over the channel.
-template <class S> struct Gradient {
-    using T = Opmath<S>;
-
+struct Gradient {
     S* out;
     const S* x;
     const S* g;
@@ -97,54 +88,31 @@ template <class S> struct Gradient {
         out[at] = scale * value;
     }
 };
-template <class S> struct GradientOfAll {
-    Gradient<S> gradient;
-    const S* with_x;
-    const S* plain;
 
-    template <int V> __device__ void at(const Offsets<2>& offsets) const {
-        i64 c = offsets.at[1];
-        gradient.write(offsets.at[0], c, with_x[c], plain[c]);
-    }
-};
-
-using Computed = Opmath<DTYPE>;
-
-#define FORWARD(T)                                                                                                            \
-    extern "C" __global__ void __launch_bounds__(256, 1) batch_statistics_##T(                                                \
-        Computed* mean, Computed* var, const T* x, const __grid_constant__ Channels channels) {                               \
-        statistics(mean, var, x, channels);                                                                                   \
-    }                                                                                                                         \
-    extern "C" __global__ void batch_norm_##T(T* out, const T* x, const Computed* mean, const Computed* var, const T* weight, \
-                                              const T* bias, f64 eps, const __grid_constant__ Walk<2> walk) {                 \
-        for_each<1>(walk, Normalise<T>{out, x, mean, var, weight, bias, (Computed)eps});                                      \
-    }
 #if HALF
 // The sums come into the gradient of the images before they are rounded, so that is made where they are.
-#define BACKWARD(T)                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, 1) batch_norm_grad_##T(                                            \
-        T* out, T* with_x, T* plain, const T* x, const T* g, const Computed* mean, const Computed* var, const T* weight, \
-        f64 count, const __grid_constant__ Channels channels) {                                                          \
-        Gradient<T> gradient = {out, x, g, mean, var, weight, (Computed)channels.eps, (Computed)count};                  \
-        sums(with_x, plain, x, g, mean, var, channels, [&](u64 channel, u64 len, Computed with_x, Computed plain) {      \
-            for (u64 i = threadIdx.x; i < len; i += blockDim.x) {                                                        \
-                gradient.write((i64)channels.at(channel, i), (i64)channel, with_x, plain);                               \
-            }                                                                                                            \
-        });                                                                                                              \
-    }
+extern "C" __global__ void __launch_bounds__(256, 1) NAMED(batch_norm_grad, DTYPE)(
+    S* out, S* with_x, S* plain, const S* x, const S* g, const T* mean, const T* var, const S* weight, f64 count,
+    const __grid_constant__ Channels channels) {
+    Gradient gradient = {out, x, g, mean, var, weight, (T)channels.eps, (T)count};
+    sums(with_x, plain, x, g, mean, var, channels, [&](u64 channel, u64 len, T with_x, T plain) {
+        for (u64 i = threadIdx.x; i < len; i += blockDim.x) {
+            gradient.write((i64)channels.at(channel, i), (i64)channel, with_x, plain);
+        }
+    });
+}
 #else
-#define BACKWARD(T)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256, 1) batch_norm_sums_##T(                                   \
-        T* with_x, T* plain, const T* x, const T* g, const T* mean, const T* var,                               \
-        const __grid_constant__ Channels channels) {                                                            \
-        sums(with_x, plain, x, g, mean, var, channels, [](u64, u64, T, T) {});                                  \
-    }                                                                                                           \
-    extern "C" __global__ void batch_norm_grad_##T(T* out, const T* x, const T* g, const T* mean, const T* var, \
-                                                   const T* weight, const T* with_x, const T* plain, f64 eps,   \
-                                                   f64 count, const __grid_constant__ Walk<2> walk) {           \
-        Gradient<T> gradient = {out, x, g, mean, var, weight, (T)eps, (T)count};                                \
-        for_each<1>(walk, GradientOfAll<T>{gradient, with_x, plain});                                           \
-    }
+extern "C" __global__ void __launch_bounds__(256, 1) NAMED(batch_norm_sums, DTYPE)(
+    S* with_x, S* plain, const S* x, const S* g, const T* mean, const T* var, const __grid_constant__ Channels channels) {
+    sums(with_x, plain, x, g, mean, var, channels, [](u64, u64, T, T) {});
+}
+extern "C" __global__ void NAMED(batch_norm_grad, DTYPE)(S* out, const S* x, const S* g, const T* mean, const T* var,
+                                                         const S* weight, const S* with_x, const S* plain, f64 eps,
+                                                         f64 count, const __grid_constant__ Walk<2> walk) {
+    Gradient gradient = {out, x, g, mean, var, weight, (T)eps, (T)count};
+    for_each(walk, [&](const Offsets<2>& offsets) {
+        i64 c = offsets.at[1];
+        gradient.write(offsets.at[0], c, with_x[c], plain[c]);
+    });
+}
 #endif
-#define KERNELS(T) FORWARD(T) BACKWARD(T)
-KERNELS(DTYPE)

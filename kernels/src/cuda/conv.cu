@@ -1,69 +1,46 @@
-// Convolutions: patches as the columns of a matrix, for products by BLAS, and direct kernels for filters of one channel.
-// Places, pixels and elements of a window are counted in 32 bits; planes of them are blocks y, or go round in them. Operands
-// and patches are stored as S, sums that are not whole as what they are computed in.
+// Convolutions: patches as the columns of a matrix, for products by BLAS, and direct kernels for filters of one channel. Planes
+// are blocks y, or go round in them. Operands and patches are stored as S, sums that are not whole as what they are computed in.
 
-struct Conv {
-    u32 height, width;        // of a channel
-    u32 rows, columns;        // places
-    u32 kernel_h, kernel_w;
-    u32 stride_h, stride_w;
-    u32 padding_h, padding_w;
-    u32 dilation_h, dilation_w;
-    u32 each;                 // filters of a channel
+struct Conv : Window {
+    u32 each;  // filters of a channel
     u32 pad;
     u64 planes;
-
-    __device__ u32 pixels() const { return height * width; }
-    __device__ u32 places() const { return rows * columns; }
-    __device__ u32 taps() const { return kernel_h * kernel_w; }
-    // The pixel that element (i, j) of the window sees at place (y, x); -1 in the padding.
-    __device__ i64 seen(u32 y, u32 x, u32 i, u32 j) const {
-        i64 h = (i64)y * stride_h + (i64)i * dilation_h - padding_h;
-        i64 w = (i64)x * stride_w + (i64)j * dilation_w - padding_w;
-        bool inside = h >= 0 && h < height && w >= 0 && w < width;
-        return inside ? h * width + w : -1;
-    }
-    // The place along an axis at which element `tap` of the window sees `at`; -1 for none.
-    __device__ static i64 place(u32 at, u32 tap, u32 stride, u32 padding, u32 dilation, u32 places) {
-        i64 ahead = (i64)at + padding - (i64)tap * dilation;
-        return ahead >= 0 && ahead % stride == 0 && ahead / stride < places ? ahead / stride : -1;
-    }
-    // The place at which element (i, j) sees pixel (h, w); -1 for none.
-    __device__ i64 place_of(u32 h, u32 w, u32 i, u32 j) const {
-        i64 y = place(h, i, stride_h, padding_h, dilation_h, rows);
-        i64 x = place(w, j, stride_w, padding_w, dilation_w, columns);
-        return y >= 0 && x >= 0 ? y * columns + x : -1;
-    }
 };
 
 // columns[plane, i, j, y, x] = what element (i, j) of the window sees in the plane at place (y, x)
-template <class S> __device__ inline void patches(S* columns, const S* planes, const Conv& conv) {
+extern "C" __global__ void NAMED(patches, DTYPE)(S* columns, const S* planes, const __grid_constant__ Conv conv) {
     u32 size = conv.taps() * conv.places();
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         const S* from = planes + plane * conv.pixels();
         S* to = columns + plane * size;
         for (u32 e = (u32)thread_index(); e < size; e += (u32)thread_count()) {
             u32 place = e % conv.places(), tap = e / conv.places();
-            i64 pixel = conv.seen(place / conv.columns, place % conv.columns, tap / conv.kernel_w, tap % conv.kernel_w);
+            i64 pixel = conv.seen(place, tap);
             to[e] = pixel < 0 ? S{} : from[pixel];
         }
     }
 }
 
 // planes[plane, h, w] = bias of its channel + sum of columns[plane, i, j, y, x] over all that see the pixel
-template <class S, class T = Opmath<S>>
-__device__ inline void add_patches(S* planes, const T* columns, const S* bias, u32 channels, u64 first, const Conv& conv) {
+extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns, const S* bias, u32 channels, u64 first,
+                                                     const __grid_constant__ Conv conv) {
     u32 size = conv.taps() * conv.places();
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         const T* from = columns + plane * size;
         T start = bias ? (T)bias[(first + plane) % channels] : (T)0;
         for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
-            u32 h = pixel / conv.width, w = pixel % conv.width;
             T sum = start;
-            for (u32 tap = 0; tap < conv.taps(); ++tap) {
-                i64 place = conv.place_of(h, w, tap / conv.kernel_w, tap % conv.kernel_w);
-                if (place >= 0) {
-                    sum += from[(u64)tap * conv.places() + place];
+            u32 h = pixel / conv.width, w = pixel % conv.width;
+            const T* tap = from;
+            for (u32 i = 0; i < conv.kernel_h; ++i) {
+                i64 y = conv.row_of(h, i);
+                // Several are read before the first of them is added.
+#pragma unroll 8
+                for (u32 j = 0; j < conv.kernel_w; ++j, tap += conv.places()) {
+                    i64 x = conv.column_of(w, j);
+                    bool seen = y >= 0 && x >= 0;
+                    T value = seen ? tap[y * conv.columns + x] : (T)0;
+                    sum = seen ? sum + value : sum;
                 }
             }
             planes[plane * conv.pixels() + pixel] = sum;
@@ -72,7 +49,7 @@ __device__ inline void add_patches(S* planes, const T* columns, const S* bias, u
 }
 
 // out[e] = sum of parts[n, e] in the order of n; `out` may be the first part
-template <class O, class T> __device__ inline void add_parts(O* out, const T* parts, u64 count, u64 size) {
+template <class O> __device__ inline void add_parts(O* out, const T* parts, u64 count, u64 size) {
     for (u64 e = thread_index(); e < size; e += thread_count()) {
         T sum = 0;
         for (u64 n = 0; n < count; ++n) {
@@ -83,9 +60,8 @@ template <class O, class T> __device__ inline void add_parts(O* out, const T* pa
 }
 
 // Planes are results here: image, channel, filter of the channel.
-template <class S>
-__device__ inline void depthwise(S* out, const S* x, const S* weight, const S* bias, u32 channels, const Conv& conv) {
-    using T = Opmath<S>;
+extern "C" __global__ void NAMED(depthwise, DTYPE)(S* out, const S* x, const S* weight, const S* bias, u32 channels,
+                                                   const __grid_constant__ Conv conv) {
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         const S* from = x + plane / conv.each * conv.pixels();
         u64 filter = plane % ((u64)channels * conv.each);
@@ -93,7 +69,7 @@ __device__ inline void depthwise(S* out, const S* x, const S* weight, const S* b
         for (u32 place = (u32)thread_index(); place < conv.places(); place += (u32)thread_count()) {
             T sum = bias ? (T)bias[filter] : (T)0;
             for (u32 tap = 0; tap < conv.taps(); ++tap) {
-                i64 pixel = conv.seen(place / conv.columns, place % conv.columns, tap / conv.kernel_w, tap % conv.kernel_w);
+                i64 pixel = conv.seen(place, tap);
                 if (pixel >= 0) {
                     sum += (T)weights[tap] * (T)from[pixel];
                 }
@@ -104,20 +80,17 @@ __device__ inline void depthwise(S* out, const S* x, const S* weight, const S* b
 }
 
 // Planes are channels of images.
-template <class S>
-__device__ inline void depthwise_input_grad(S* out, const S* g, const S* weight, const S* bias, u32 channels,
-                                            const Conv& conv) {
-    using T = Opmath<S>;
+extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g, const S* weight, const S* bias,
+                                                              u32 channels, const __grid_constant__ Conv conv) {
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         u64 channel = plane % channels;
         for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
-            u32 h = pixel / conv.width, w = pixel % conv.width;
             T sum = bias ? (T)bias[channel] : (T)0;
             for (u32 f = 0; f < conv.each; ++f) {
                 const S* from = g + (plane * conv.each + f) * conv.places();
                 const S* weights = weight + (channel * conv.each + f) * conv.taps();
                 for (u32 tap = 0; tap < conv.taps(); ++tap) {
-                    i64 place = conv.place_of(h, w, tap / conv.kernel_w, tap % conv.kernel_w);
+                    i64 place = conv.place_of(pixel, tap);
                     if (place >= 0) {
                         sum += (T)weights[tap] * (T)from[place];
                     }
@@ -129,59 +102,33 @@ __device__ inline void depthwise_input_grad(S* out, const S* g, const S* weight,
 }
 
 // One sum for each element of each filter, over all images and places.
-template <class S>
-__device__ inline void depthwise_weight_grad(S* out, const S* x, const S* g, u32 channels, u32 images, const Conv& conv) {
-    using T = Opmath<S>;
+extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad, DTYPE)(
+    S* out, const S* x, const S* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {
     u64 filters = (u64)channels * conv.each;
     u64 len = (u64)images * conv.places();
-    for_rows<BlockTeam>(filters * conv.taps(), LANES, [&](const BlockTeam& team, u64 row, bool exists) {
+    for_rows<BlockGroup>(filters * conv.taps(), LANES, [&](const BlockGroup& group, u64 row, bool exists) {
         u64 filter = exists ? row / conv.taps() : 0;
         u32 tap = exists ? (u32)(row % conv.taps()) : 0;
         auto term = [&](u64 e) {
             u64 image = e / conv.places();
             u32 place = (u32)(e % conv.places());
-            i64 pixel = conv.seen(place / conv.columns, place % conv.columns, tap / conv.kernel_w, tap % conv.kernel_w);
+            i64 pixel = conv.seen(place, tap);
             if (pixel < 0) {
                 return (T)0;
             }
             u64 channel = image * channels + filter / conv.each;
             return mul_rounded((T)x[channel * conv.pixels() + pixel], (T)g[(image * filters + filter) * conv.places() + place]);
         };
-        T sum = team.template fold<Sum<T>>(len, exists ? len : 0, term);
-        if (exists && team.leads()) {
+        T sum = group.template fold<Sum<T>>(len, exists ? len : 0, term);
+        if (exists && group.leads()) {
             out[row] = sum;
         }
     });
 }
 
-using Computed = Opmath<DTYPE>;
-
-#define CONV(T)                                                                                                            \
-    extern "C" __global__ void patches_##T(T* columns, const T* planes, const __grid_constant__ Conv conv) {               \
-        patches(columns, planes, conv);                                                                                    \
-    }                                                                                                                      \
-    extern "C" __global__ void add_patches_##T(T* planes, const Computed* columns, const T* bias, u32 channels, u64 first, \
-                                               const __grid_constant__ Conv conv) {                                        \
-        add_patches(planes, columns, bias, channels, first, conv);                                                         \
-    }                                                                                                                      \
-    extern "C" __global__ void depthwise_##T(T* out, const T* x, const T* weight, const T* bias, u32 channels,             \
-                                             const __grid_constant__ Conv conv) {                                          \
-        depthwise(out, x, weight, bias, channels, conv);                                                                   \
-    }                                                                                                                      \
-    extern "C" __global__ void depthwise_input_grad_##T(T* out, const T* g, const T* weight, const T* bias,                \
-                                                        u32 channels, const __grid_constant__ Conv conv) {                 \
-        depthwise_input_grad(out, g, weight, bias, channels, conv);                                                        \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, 1) depthwise_weight_grad_##T(                                        \
-        T* out, const T* x, const T* g, u32 channels, u32 images, const __grid_constant__ Conv conv) {                     \
-        depthwise_weight_grad(out, x, g, channels, images, conv);                                                          \
-    }
-#define KERNELS(T) CONV(T)
-KERNELS(DTYPE)
-
-#define ADD_PARTS(O)                                                                               \
-    extern "C" __global__ void add_parts_##O(O* out, const Computed* parts, u64 count, u64 size) { \
-        add_parts(out, parts, count, size);                                                        \
+#define ADD_PARTS(O)                                                                        \
+    extern "C" __global__ void add_parts_##O(O* out, const T* parts, u64 count, u64 size) { \
+        add_parts(out, parts, count, size);                                                 \
     }
 #define SUMS(O) ADD_PARTS(O)
 SUMS(DTYPE)

@@ -15,8 +15,9 @@ use crate::command::Address;
 use crate::geometry::ConvGeometry;
 use crate::loops::{LoopAxis, Loops, Places};
 use crate::matrices::{MatrixBatch, MatrixLayout};
+use crate::window::words;
 
-float_programs!("conv", "rows.cuh", "conv.cu");
+float_programs!("conv", "rows.cuh", "window.cuh", "conv.cu");
 
 /// Elements of a workspace, where one image does not need more.
 const WORKSPACE: usize = 1 << 24;
@@ -44,7 +45,7 @@ pub(crate) fn workspace(geometry: &ConvGeometry) -> usize {
 /// `Conv` of the program.
 #[repr(C)]
 struct Conv {
-    /// Of images, places and windows; strides, paddings and dilations.
+    /// See [`words`].
     pairs: [u32; 12],
     each: u32,
     pad: u32,
@@ -96,23 +97,13 @@ impl<'a> Convolution<'a> {
         dtype: DType,
         workspace: Option<Address>,
     ) -> Result<Convolution<'a>> {
-        let window = geometry.window;
-        let all =
-            [geometry.image, geometry.places, window.kernel, window.stride, window.padding, window.dilation];
+        let ConvGeometry { image, places, window, .. } = *geometry;
         let patches = geometry.taps().saturating_mul(geometry.all_places()).max(geometry.pixels());
-        let mut pairs = [0; 12];
-        let fits = pairs.iter_mut().zip(all.iter().flatten()).all(|(to, &from)| {
-            *to = from as u32;
-            from < 1 << 31
-        });
-        if !fits || patches >= 1 << 31 || geometry.all_channels() >= 1 << 31 {
-            return Err(Error::InvalidArgument {
-                op: queue.op(),
-                argument: "window",
-                expected: "of fewer than 2^31 patches' elements in a channel",
-                value: format!("{patches}").into(),
-            });
-        }
+        let fits = patches < 1 << 31 && geometry.all_channels() < 1 << 31;
+        let Some(pairs) = words(image, places, &window).filter(|_| fits) else {
+            let expected = "of fewer than 2^31 patches' elements in a channel";
+            return Err(Error::invalid(queue.op(), "window", expected, patches));
+        };
         Ok(Convolution { queue, geometry, dtype, pairs, columns: workspace.unwrap_or(Address::NULL) })
     }
 

@@ -60,7 +60,7 @@ template <class T> struct Choose {
 
 #define FOR_BITS(bits, T)                                                                                             \
     extern "C" __global__ void fill_##bits(T* out, u64 value, const __grid_constant__ Walk<1> walk) {                 \
-        for_each<lanes_of<T, T>>(walk, Fill<T>{out, (T)value});                                                       \
+        for_vectors<lanes_of<T, T>>(walk, Fill<T>{out, (T)value});                                                       \
     }                                                                                                                 \
     extern "C" __global__ void copy_##bits(T* out, const T* x, const __grid_constant__ Walk<2> walk) {                \
         map1(out, x, walk, [](T x) -> T { return x; });                                                               \
@@ -71,7 +71,7 @@ template <class T> struct Choose {
     }                                                                                                                 \
     extern "C" __global__ void where_cond_##bits(T* out, const u8* condition, const T* x, const T* y,                 \
                                                  const __grid_constant__ Walk<4> walk) {                              \
-        for_each<lanes_of<T, T>>(walk, Choose<T>{out, condition, x, y, walk});                                        \
+        for_vectors<lanes_of<T, T>>(walk, Choose<T>{out, condition, x, y, walk});                                        \
     }
 FOR_BITS(b8, u8)
 FOR_BITS(b16, u16)

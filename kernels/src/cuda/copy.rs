@@ -7,7 +7,7 @@ use super::elementwise::Map;
 use super::walk::{ByValue, MAX_Y, Walk, for_parts};
 use super::{by_size, program};
 use crate::command::Address;
-use crate::loops::{LoopAxis, Loops, Places};
+use crate::loops::{Loops, Places, Tiles};
 
 pub(super) static COPY: Program = Program::new(
     "copy",
@@ -75,6 +75,10 @@ pub(crate) fn copy(
         .enqueue(queue, places, operands)
 }
 
+/// Sides of a tile of a copy that transposes; as in the program.
+const TILE: usize = 32;
+const TILE_ROWS: u32 = 8;
+
 /// Enqueues a copy of elements of `size` bytes.
 ///
 /// # Safety
@@ -85,7 +89,8 @@ pub(super) unsafe fn enqueue_copy(
     loops: &Loops<2>,
     operands: [Address; 2],
 ) -> Result<()> {
-    let Some(tiles) = Tiles::of(loops) else {
+    let walks = |tiles: &Tiles| loops.elements <= i32::MAX as usize && Walk::of("copy", &tiles.outer).is_ok();
+    let Some(tiles) = Tiles::of(loops, TILE / 2, 2).filter(walks) else {
         let kernel = by_size!(size, "copy");
         return Map { program: &COPY, kernel, lanes: 16 / size, sizes: [size; 2], numbers: &[] }
             .enqueue_loops(queue, loops, operands);
@@ -101,8 +106,14 @@ pub(super) unsafe fn enqueue_copy(
         Arg::I64(tiles.columns.strides[1] as i64),
         outer.arg(),
     ];
+    let plane = tiles.rows.size.div_ceil(TILE) * tiles.columns.size.div_ceil(TILE);
+    let grid = Grid {
+        blocks: [plane as u32, tiles.outer.elements.min(MAX_Y) as u32, 1],
+        threads: [TILE as u32, TILE_ROWS, 1],
+        shared_bytes: 0,
+    };
     // SAFETY: the kernel takes these arguments; rows, columns and outer axes are those of the loops.
-    unsafe { queue.kernel(&COPY, by_size!(size, "transpose"), tiles.grid(), &args) }
+    unsafe { queue.kernel(&COPY, by_size!(size, "transpose"), grid, &args) }
 }
 
 /// Enqueues zeros.
@@ -141,42 +152,6 @@ fn cast_kernel(from: DType, to: DType) -> &'static str {
         DType::BF16 => to!("bf16"),
         DType::F16 => to!("f16"),
         _ => to!("bool"),
-    }
-}
-
-/// A copy that transposes: contiguous along one axis in `x` and along another in `out`.
-struct Tiles {
-    outer: Loops<2>,
-    /// Contiguous in `x`.
-    rows: LoopAxis<2>,
-    /// Contiguous in `out`.
-    columns: LoopAxis<2>,
-}
-
-/// As in the program.
-const TILE: usize = 32;
-const TILE_ROWS: u32 = 8;
-
-impl Tiles {
-    fn of(loops: &Loops<2>) -> Option<Tiles> {
-        let (columns, others) = loops.axes.split_last()?;
-        let rows = others.iter().rposition(|axis| axis.strides[1] == 1 && axis.size >= TILE / 2)?;
-        let across = columns.strides[0] == 1 && columns.strides[1] > 1 && columns.size >= TILE / 2;
-        if !across || loops.elements > i32::MAX as usize {
-            return None;
-        }
-        let outer = others.iter().enumerate().filter(|&(i, _)| i != rows).map(|(_, axis)| *axis);
-        let tiles = Tiles { outer: Loops::from_axes(outer), rows: others[rows], columns: *columns };
-        Walk::of("copy", &tiles.outer).is_ok().then_some(tiles)
-    }
-
-    fn grid(&self) -> Grid {
-        let plane = self.rows.size.div_ceil(TILE) * self.columns.size.div_ceil(TILE);
-        Grid {
-            blocks: [plane as u32, self.outer.elements.min(MAX_Y) as u32, 1],
-            threads: [TILE as u32, TILE_ROWS, 1],
-            shared_bytes: 0,
-        }
     }
 }
 

@@ -1,6 +1,5 @@
 // Elementwise functions of elements of the type DTYPE, one program a type: a program that computes in F32 compiles no other.
 // FLOATS is 1 for the floating-point types. Numbers that a function holds are of the type that it computes in.
-using Computed = Opmath<DTYPE>;
 
 __device__ inline f32 tanh_of(f32 x) { return tanhf(x); }
 __device__ inline f64 tanh_of(f64 x) { return tanh(x); }
@@ -81,8 +80,6 @@ template <class T> __device__ inline T mish_gate(T x) {
 #endif
 
 // The kernels: the program goes on with a line for each function, whose expression is of these names.
-#define JOINED(name, dtype) name##_##dtype
-#define NAMED(name, dtype) JOINED(name, dtype)
 // Functions of one element x; some hold one or two numbers.
 #define UNARY(name, expression)                                                                                      \
     template <class T> struct name##_function {                                                                      \
@@ -91,17 +88,17 @@ template <class T> __device__ inline T mish_gate(T x) {
     };                                                                                                               \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const __grid_constant__ Walk<2> walk, \
                                                   u64 a, u64 b) {                                                    \
-        map1(out, x, walk, name##_function<Computed>{from_bits<Computed>(a), from_bits<Computed>(b)});               \
+        map1(out, x, walk, name##_function<T>{from_bits<T>(a), from_bits<T>(b)});                                    \
     }
 // Their gradients, of what they saved and of the result's gradient g.
-#define UNARY_GRAD(name, saved, expression)                                                                       \
-    template <class T> struct name##_gradient {                                                                   \
-        T a, b;                                                                                                   \
-        __device__ T operator()(T saved, T g) const { return (expression); }                                      \
-    };                                                                                                            \
-    extern "C" __global__ void NAMED(name##_grad, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y,             \
-                                                         const __grid_constant__ Walk<3> walk, u64 a, u64 b) {    \
-        map2(out, x, y, walk, name##_gradient<Computed>{from_bits<Computed>(a), from_bits<Computed>(b)});         \
+#define UNARY_GRAD(name, saved, expression)                                                                    \
+    template <class T> struct name##_gradient {                                                                \
+        T a, b;                                                                                                \
+        __device__ T operator()(T saved, T g) const { return (expression); }                                   \
+    };                                                                                                         \
+    extern "C" __global__ void NAMED(name##_grad, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y,          \
+                                                         const __grid_constant__ Walk<3> walk, u64 a, u64 b) { \
+        map2(out, x, y, walk, name##_gradient<T>{from_bits<T>(a), from_bits<T>(b)});                           \
     }
 #define BINARY(name, expression)                                                               \
     template <class T> struct name##_function {                                                \
@@ -109,10 +106,10 @@ template <class T> __device__ inline T mish_gate(T x) {
     };                                                                                         \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y, \
                                                   const __grid_constant__ Walk<3> walk) {      \
-        map2(out, x, y, walk, name##_function<Computed>());                                    \
+        map2(out, x, y, walk, name##_function<T>());                                           \
     }
 #define COMPARE(name, comparison)                                                           \
     extern "C" __global__ void NAMED(name, DTYPE)(u8 * out, const DTYPE* x, const DTYPE* y, \
                                                   const __grid_constant__ Walk<3> walk) {   \
-        map2(out, x, y, walk, [](Computed x, Computed y) -> u8 { return x comparison y; }); \
+        map2(out, x, y, walk, [](T x, T y) -> u8 { return x comparison y; });               \
     }

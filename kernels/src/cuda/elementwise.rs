@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::walk::{ByValue, Walk, for_parts, number_bits};
 use super::{by_dtype, number_programs};
 use crate::command::Address;
-use crate::functions::{BinaryOp, CompareOp, UnaryOp};
+use crate::functions::{BinaryOp, CompareOp, Gradient, UnaryOp};
 use crate::loops::{Loops, Places};
 use crate::{binary_functions, comparisons, unary_functions};
 
@@ -35,15 +35,7 @@ macro_rules! unary_source {
 }
 
 macro_rules! binary_source {
-    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
-        concat!(
-            binary_source!(@rows $($numbers)*),
-            "#if FLOATS\n",
-            binary_source!(@rows $($floats)*),
-            "#endif\n"
-        )
-    };
-    (@rows $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
         concat!($("BINARY(", stringify!($name), ", ", $cuda, ")\n",)*)
     };
 }
@@ -104,25 +96,43 @@ impl<const N: usize> Map<'_, N> {
     }
 }
 
-/// The kernel of a function of elements of a type.
-fn map<'a, const N: usize>(
-    dtype: DType,
-    kernel: &'static str,
-    sizes: [usize; N],
-    numbers: &'a [u64],
-) -> Map<'a, N> {
-    Map { program: program_of(dtype), kernel, lanes: 16 / dtype.size_bytes(), sizes, numbers }
+/// A function of elements of any type that it is defined for.
+pub(crate) trait Function<const N: usize>: Copy {
+    /// Its kernel, and the numbers that it takes.
+    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>);
 }
 
-pub(crate) fn unary(
+impl Function<2> for UnaryOp {
+    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>) {
+        let ([kernel, _], numbers) = unary_kernel(self, dtype);
+        (kernel, numbers.into())
+    }
+}
+
+impl Function<3> for Gradient {
+    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>) {
+        let ([_, kernel], numbers) = unary_kernel(self.0, dtype);
+        (kernel, numbers.into())
+    }
+}
+
+impl Function<3> for BinaryOp {
+    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>) {
+        (binary_kernel(self, dtype), SmallVec::new())
+    }
+}
+
+/// Enqueues a function on operands of type `dtype`.
+pub(crate) fn run<F: Function<N>, const N: usize>(
     queue: &Queue<'_>,
-    op: UnaryOp,
+    function: F,
     dtype: DType,
-    places: &Places<2>,
-    operands: [Address; 2],
+    places: &Places<N>,
+    operands: [Address; N],
 ) -> Result<()> {
-    let ([kernel, _], numbers) = unary_kernel(op, dtype);
-    map(dtype, kernel, [dtype.size_bytes(); 2], &numbers).enqueue(queue, places, operands)
+    let ((kernel, numbers), size) = (function.kernel(dtype), dtype.size_bytes());
+    Map { program: program_of(dtype), kernel, lanes: 16 / size, sizes: [size; N], numbers: &numbers }
+        .enqueue(queue, places, operands)
 }
 
 /// Makes the kernels of the functions of one element, their names and the numbers that they take from their table.
@@ -165,23 +175,9 @@ fn wrap_f64(dtype: DType, value: f64) -> u64 {
 
 unary_functions!(unary_kernels);
 
-pub(crate) fn unary_grad(
-    queue: &Queue<'_>,
-    op: UnaryOp,
-    dtype: DType,
-    places: &Places<3>,
-    operands: [Address; 3],
-) -> Result<()> {
-    let ([_, kernel], numbers) = unary_kernel(op, dtype);
-    map(dtype, kernel, [dtype.size_bytes(); 3], &numbers).enqueue(queue, places, operands)
-}
-
 /// Makes the names of the kernels of functions of two elements from their tables.
 macro_rules! binary_kernels {
-    (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
-        binary_kernels!(@names $($numbers)* $($floats)*);
-    };
-    (@names $($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
         fn binary_kernel(op: BinaryOp, dtype: DType) -> &'static str {
             match op { $(BinaryOp::$variant => by_dtype!(dtype, stringify!($name)),)* }
         }
@@ -200,17 +196,6 @@ macro_rules! compare_kernels {
 
 comparisons!(compare_kernels);
 
-pub(crate) fn binary(
-    queue: &Queue<'_>,
-    op: BinaryOp,
-    dtype: DType,
-    places: &Places<3>,
-    operands: [Address; 3],
-) -> Result<()> {
-    let kernel = binary_kernel(op, dtype);
-    map(dtype, kernel, [dtype.size_bytes(); 3], &[]).enqueue(queue, places, operands)
-}
-
 /// Truth values are compared as bytes.
 pub(crate) fn compare(
     queue: &Queue<'_>,
@@ -219,32 +204,10 @@ pub(crate) fn compare(
     places: &Places<3>,
     operands: [Address; 3],
 ) -> Result<()> {
-    let kernel = compare_kernel(op, dtype);
-    let size = dtype.size_bytes();
-    map(dtype, kernel, [1, size, size], &[]).enqueue(queue, places, operands)
+    let (kernel, size) = (compare_kernel(op, dtype), dtype.size_bytes());
+    Map { program: program_of(dtype), kernel, lanes: 16 / size, sizes: [1, size, size], numbers: &[] }
+        .enqueue(queue, places, operands)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `tools/nvrtc-check` reads what it prints.
-    #[test]
-    fn every_function_has_a_kernel() {
-        const TABLE: &str = concat!(
-            unary_functions!(unary_source),
-            binary_functions!(binary_source),
-            comparisons!(compare_source)
-        );
-        println!("// table\n{TABLE}// end");
-        let has = |line: String| assert!(TABLE.contains(&line), "{line}");
-        for op in UnaryOp::ALL {
-            has(format!("UNARY({}, ", op.name()));
-            if op.saves().is_some() {
-                has(format!("UNARY_GRAD({}, ", op.name()));
-            }
-        }
-        BinaryOp::ALL.iter().for_each(|op| has(format!("BINARY({}, ", op.name())));
-        CompareOp::ALL.iter().for_each(|op| has(format!("COMPARE({}, ", op.name())));
-    }
-}
+mod tests;

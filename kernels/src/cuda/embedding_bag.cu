@@ -14,7 +14,7 @@ struct BagSizes {
     i64 member_step;
 };
 
-template <class S, class T = Opmath<S>> struct Bags {
+struct Bags {
     const i64* indices;
     const i64* offsets;  // none if all bags are of one size
     const S* weights;    // none if all are 1
@@ -75,10 +75,11 @@ struct Steps {
     i64 column;
 };
 
+#define BAGS const i64 *indices, const i64 *offsets
+
 // out[i] = sum of w[j] table[indices[j]], divided by the number of members where they are wanted. A thread has V columns of a
 // bag.
-template <int V, class S, class T = Opmath<S>>
-__device__ inline void sum(S* out, T* members, const S* table, const Bags<S>& bags, Steps to, Steps from) {
+template <int V> __device__ inline void sum(S* out, T* members, const S* table, const Bags& bags, Steps to, Steps from) {
     u64 vectors = (u64)bags.size.width / V;
     for (u64 t = thread_index(); t < bags.size.count * vectors; t += thread_count()) {
         u64 bag = t / vectors;
@@ -113,28 +114,31 @@ __device__ inline void sum(S* out, T* members, const S* table, const Bags<S>& ba
     }
 }
 
-struct OwnedRows {
-    u64 rows;   // of the table, that a block owns
-    u32 width;  // columns that a block works on at a time, a power of two up to THREADS
-    u32 pad;
-};
+#define SUM(name, V)                                                                                                       \
+    extern "C" __global__ void NAMED(name, DTYPE)(S * out, T * members, const S* table, BAGS, const S* weights,            \
+                                                  const __grid_constant__ BagSizes size, const __grid_constant__ Steps to, \
+                                                  const __grid_constant__ Steps from, Fault fault) {                       \
+        sum<V>(out, members, table, Bags{indices, offsets, weights, size, fault}, to, from);                               \
+    }
+SUM(embedding_bag, 1)
+SUM(embedding_bag_vector, 16 / sizeof(S))
 
-// out[indices[j]] = sum of w[j] / members[i] g[i], in ascending order of j. A block owns rows of the table and columns; it goes
-// through the indices once for each of its columns, a tile at a time, and all its threads follow the hits in their order. Each
-// element of `out` is one thread's, which begins with 0.
-template <class S, class T = Opmath<S>>
-__device__ inline void grad(S* out, const S* g, const T* members, const Bags<S>& bags, const OwnedRows& owned, Steps to,
-                            Steps from) {
+// out[indices[j]] = sum of w[j] / members[i] g[i], in ascending order of j. A block owns so many rows of the table, and works on
+// `width` columns at a time, a power of two up to THREADS; it goes through the indices once for each of its columns, a tile at a
+// time, and all its threads follow the hits in their order. Each element of `out` is one thread's, which begins with 0.
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(embedding_bag_grad, DTYPE)(
+    S* out, const S* g, const T* members, BAGS, const S* weights, const __grid_constant__ BagSizes size,
+    u64 owned, u32 width, const __grid_constant__ Steps to, const __grid_constant__ Steps from, Fault fault) {
+    Bags bags{indices, offsets, weights, size, fault};
     __shared__ u32 rows[THREADS];
     __shared__ i64 bag_at[THREADS];
     __shared__ T factors[THREADS];
-    const BagSizes& size = bags.size;
-    u32 groups = THREADS / owned.width, group = threadIdx.x / owned.width;
-    i64 first = (i64)(blockIdx.x * owned.rows);
+    u32 groups = THREADS / width, group = threadIdx.x / width;
+    i64 first = (i64)(blockIdx.x * owned);
     u64 left = (u64)(size.rows - first);
-    u32 mine = (u32)(left < owned.rows ? left : owned.rows);
-    for (u64 start = (u64)blockIdx.y * owned.width; start < (u64)size.width; start += (u64)gridDim.y * owned.width) {
-        i64 column = (i64)start + threadIdx.x % owned.width;
+    u32 mine = (u32)(left < owned ? left : owned);
+    for (u64 start = (u64)blockIdx.y * width; start < (u64)size.width; start += (u64)gridDim.y * width) {
+        i64 column = (i64)start + threadIdx.x % width;
         bool exists = column < size.width;
         S* block = out + first * to.row + column * to.column;
         Sums<S> sums(block, to.row, groups, group);
@@ -147,7 +151,7 @@ __device__ inline void grad(S* out, const S* g, const T* members, const Bags<S>&
             bool hit = row >= 0 && row < (i64)mine;
             i64 bag = hit ? bags.bag_of(place) : 0;
             if (bag < 0) {
-                raise(bags.fault, (i64)place, 0);
+                raise(fault, (i64)place, 0);
                 hit = false;
             }
             if (hit) {
@@ -156,30 +160,35 @@ __device__ inline void grad(S* out, const S* g, const T* members, const Bags<S>&
                 T weight = bags.weight(place);
                 factors[threadIdx.x] = members ? weight / members[bag * size.member_step] : weight;
             }
-            follow_hits(hit, exists, [&](u32 at) {
-                if ((rows[at] & (groups - 1)) == group) {
-                    T value = g[bag_at[at] * from.row + column * from.column];
-                    sums.take(rows[at], mul_rounded(value, factors[at]));
-                }
-            });
+            auto mine = [&](u32 at) { return (rows[at] & (groups - 1)) == group; };
+            follow_hits<T>(
+                hit, exists,
+                [&](u32 at) -> T { return mine(at) ? (T)g[bag_at[at] * from.row + column * from.column] : T{}; },
+                [&](u32 at, T value) {
+                    if (mine(at)) {
+                        sums.take(rows[at], mul_rounded(value, factors[at]));
+                    }
+                });
         }
         sums.finish();
     }
 }
 
 // out[j] = sum of g[i, c] table[indices[j], c]; 0 for the padding. A warp has a place.
-template <class S, class T = Opmath<S>>
-__device__ inline void weights_grad(S* out, const S* g, const S* table, const Bags<S>& bags, i64 to, Steps own, Steps from) {
+extern "C" __global__ void NAMED(embedding_bag_weights_grad, DTYPE)(
+    S* out, const S* g, const S* table, BAGS, const __grid_constant__ BagSizes size, i64 to,
+    const __grid_constant__ Steps own, const __grid_constant__ Steps from, Fault fault) {
+    Bags bags{indices, offsets, nullptr, size, fault};
     u64 warp = thread_index() / LANES, warps = thread_count() / LANES;
     u32 lane = threadIdx.x % LANES;
-    for (u64 place = warp; place < bags.size.len; place += warps) {
+    for (u64 place = warp; place < size.len; place += warps) {
         i64 row = bags.row(place), bag = bags.bag_of(place);
         if (bag < 0) {
-            raise(bags.fault, (i64)place, 0);
+            raise(fault, (i64)place, 0);
             row = -1;
         }
         T sum = 0;
-        for (i64 c = lane; row >= 0 && c < bags.size.width; c += LANES) {
+        for (i64 c = lane; row >= 0 && c < size.width; c += LANES) {
             T slope = g[bag * own.row + c * own.column], element = table[row * from.row + c * from.column];
             sum = add(sum, mul(slope, element));
         }
@@ -189,30 +198,3 @@ __device__ inline void weights_grad(S* out, const S* g, const S* table, const Ba
         }
     }
 }
-
-using Computed = Opmath<DTYPE>;
-
-#define BAGS const i64 *indices, const i64 *offsets
-#define SUM(name, T, V)                                                                                              \
-    extern "C" __global__ void name##_##T(T* out, Computed* members, const T* table, BAGS, const T* weights,         \
-                                          const __grid_constant__ BagSizes size, const __grid_constant__ Steps to,   \
-                                          const __grid_constant__ Steps from, Fault fault) {                         \
-        sum<V>(out, members, table, Bags<T>{indices, offsets, weights, size, fault}, to, from);                      \
-    }
-#define GRADS(T)                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS) embedding_bag_grad_##T(                                    \
-        T* out, const T* g, const Computed* members, BAGS, const T* weights, const __grid_constant__ BagSizes size,  \
-        const __grid_constant__ OwnedRows owned, const __grid_constant__ Steps to,                                   \
-        const __grid_constant__ Steps from, Fault fault) {                                                           \
-        grad(out, g, members, Bags<T>{indices, offsets, weights, size, fault}, owned, to, from);                     \
-    }                                                                                                                \
-    extern "C" __global__ void embedding_bag_weights_grad_##T(                                                       \
-        T* out, const T* g, const T* table, BAGS, const __grid_constant__ BagSizes size, i64 to,                     \
-        const __grid_constant__ Steps own, const __grid_constant__ Steps from, Fault fault) {                        \
-        weights_grad(out, g, table, Bags<T>{indices, offsets, nullptr, size, fault}, to, own, from);                 \
-    }
-#define KERNELS(T)                                \
-    SUM(embedding_bag, T, 1)                      \
-    SUM(embedding_bag_vector, T, 16 / sizeof(T))  \
-    GRADS(T)
-KERNELS(DTYPE)

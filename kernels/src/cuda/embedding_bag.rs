@@ -18,45 +18,18 @@ const WARP: u32 = 32;
 type BagMemory = (Address, Option<Address>, Option<Address>);
 
 /// `BagSizes` of the program, in its order.
-#[repr(C)]
-struct BagWords([i64; 9]);
-
-// SAFETY: words of 64 bits.
-unsafe impl ByValue for BagWords {}
-
-impl BagWords {
-    fn of(sizes: &BagSizes) -> BagWords {
-        let counts = [sizes.len, sizes.count, sizes.rows, sizes.width].map(|count| count as i64);
-        let steps = [sizes.index_step, sizes.offset_step, sizes.weight_step, sizes.member_step];
-        let ([len, count, rows, width], [index, offset, weight, member]) =
-            (counts, steps.map(|step| step as i64));
-        BagWords([len, count, rows, width, sizes.padding, index, offset, weight, member])
-    }
+fn words(sizes: &BagSizes) -> [i64; 9] {
+    let [len, count, rows, width] =
+        [sizes.len, sizes.count, sizes.rows, sizes.width].map(|count| count as i64);
+    let [index, offset] = steps([sizes.index_step, sizes.offset_step]);
+    let [weight, member] = steps([sizes.weight_step, sizes.member_step]);
+    [len, count, rows, width, sizes.padding, index, offset, weight, member]
 }
 
 /// `Steps` of the program.
-#[repr(C)]
-struct Steps([i64; 2]);
-
-// SAFETY: words of 64 bits.
-unsafe impl ByValue for Steps {}
-
-impl Steps {
-    fn of(steps: [isize; 2]) -> Steps {
-        Steps(steps.map(|step| step as i64))
-    }
+fn steps(steps: [isize; 2]) -> [i64; 2] {
+    steps.map(|step| step as i64)
 }
-
-/// `OwnedRows` of the program.
-#[repr(C)]
-struct OwnedRows {
-    rows: u64,
-    width: u32,
-    pad: u32,
-}
-
-// SAFETY: a word of 64 bits, and two of 32.
-unsafe impl ByValue for OwnedRows {}
 
 /// On sums and a table.
 pub(crate) fn sum(
@@ -79,7 +52,7 @@ pub(crate) fn sum(
         true => (by_dtype!(dtype, "embedding_bag_vector"), lanes),
         false => (by_dtype!(dtype, "embedding_bag"), 1),
     };
-    let (words, to, from) = (BagWords::of(sizes), Steps::of(sizes.sum_steps), Steps::of(sizes.table_steps));
+    let (words, to, from) = (words(sizes), steps(sizes.sum_steps), steps(sizes.table_steps));
     let args = [
         out.into(),
         members.into(),
@@ -109,8 +82,7 @@ pub(crate) fn grad(
     members: Option<Address>,
 ) -> Result<()> {
     let Owned { rows, width, grid } = Owned::of(queue, dtype, [sizes.rows, sizes.width]);
-    let owned = OwnedRows { rows: rows as u64, width: width as u32, pad: 0 };
-    let (words, to, from) = (BagWords::of(sizes), Steps::of(sizes.table_steps), Steps::of(sizes.sum_steps));
+    let (words, to, from) = (words(sizes), steps(sizes.table_steps), steps(sizes.sum_steps));
     let args = [
         out.into(),
         g.into(),
@@ -119,7 +91,8 @@ pub(crate) fn grad(
         offsets.into(),
         weights.into(),
         words.arg(),
-        owned.arg(),
+        Arg::U64(rows as u64),
+        Arg::U32(width as u32),
         to.arg(),
         from.arg(),
         Arg::Fault,
@@ -137,7 +110,7 @@ pub(crate) fn weights_grad(
     (out, out_step): (Address, isize),
     [g, table]: [Address; 2],
 ) -> Result<()> {
-    let (words, own, from) = (BagWords::of(sizes), Steps::of(sizes.sum_steps), Steps::of(sizes.table_steps));
+    let (words, own, from) = (words(sizes), steps(sizes.sum_steps), steps(sizes.table_steps));
     let args = [
         out.into(),
         g.into(),

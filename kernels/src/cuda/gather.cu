@@ -23,7 +23,7 @@ template <class T> struct Gather {
 #define GATHER(bits, T)                                                                                               \
     extern "C" __global__ void gather_##bits(T* out, const T* x, const i64* index,                                    \
                                              const __grid_constant__ Walk<3> walk, i64 step, i64 size, Fault fault) { \
-        for_each<lanes_of<T, T>>(walk, Gather<T>{out, x, index, walk, step, size, fault});                            \
+        for_vectors<lanes_of<T, T>>(walk, Gather<T>{out, x, index, walk, step, size, fault});                            \
     }
 GATHER(b8, u8)
 GATHER(b16, u16)

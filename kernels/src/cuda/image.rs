@@ -11,19 +11,10 @@ use crate::geometry::{Images, Sampling};
 pub(super) static IMAGE: Program =
     Program::new("image", concat!(include_str!("prelude.cuh"), include_str!("image.cu")));
 
-/// `Images` of the program.
-#[repr(C)]
-struct ImageSizes([u32; 4]);
-
-// SAFETY: four words of 32 bits.
-unsafe impl ByValue for ImageSizes {}
-
-impl ImageSizes {
-    /// The launchers have checked that pixels are counted in 31 bits.
-    fn of(images: &Images) -> ImageSizes {
-        let Images { samples, channels, rows, columns } = *images;
-        ImageSizes([samples, channels, rows, columns].map(|size| size as u32))
-    }
+/// `Images` of the program. The launchers have checked that pixels are counted in 31 bits.
+fn sizes_of(images: &Images) -> [u32; 4] {
+    let Images { samples, channels, rows, columns } = *images;
+    [samples, channels, rows, columns].map(|size| size as u32)
 }
 
 /// On images, matrices and output.
@@ -37,7 +28,7 @@ pub(crate) fn warp(
         Sampling::Nearest => "warp_nearest",
         Sampling::Bilinear => "warp_bilinear",
     };
-    let [from, to] = sizes.each_ref().map(ImageSizes::of);
+    let [from, to] = sizes.each_ref().map(sizes_of);
     enqueue(queue, kernel, &sizes[1], operands, &[from.arg(), to.arg()])
 }
 
@@ -49,7 +40,7 @@ pub(crate) fn blur(
     (mean, std): (f32, f32),
     operands: [Address; 3],
 ) -> Result<()> {
-    let sizes = ImageSizes::of(images);
+    let sizes = sizes_of(images);
     let numbers = [sizes.arg(), Arg::U32(taps as u32), Arg::F32(mean), Arg::F32(std)];
     enqueue(queue, "blur", images, operands, &numbers)
 }

@@ -14,9 +14,9 @@ struct IndexAdd {
 // out[index[i], c] += src[i, c], in ascending order of i. A block owns rows of `out` and columns; it goes through the
 // indices once for each of its columns, a tile at a time, and all its threads follow the hits in their order. Each
 // element of `out` is one thread's.
-template <class T>
-__device__ inline void index_add(T* out, const T* src, const i64* index, const Walk<2>& columns, const IndexAdd& what,
-                                 Fault fault) {
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(index_add, DTYPE)(
+    S* out, const S* src, const i64* index, const __grid_constant__ Walk<2> columns,
+    const __grid_constant__ IndexAdd what, Fault fault) {
     __shared__ u32 rows[THREADS];
     u32 width = what.width, groups = THREADS / width;
     u32 group = threadIdx.x / width;
@@ -25,8 +25,8 @@ __device__ inline void index_add(T* out, const T* src, const i64* index, const W
         u64 column = start + threadIdx.x % width;
         bool exists = column < columns.elements;
         Offsets<2> at = offsets(columns, exists ? column : 0);
-        const T* from = src + at.at[0];
-        Sums<T> sums(out + at.at[1] + first * what.out_step, what.out_step, groups, group);
+        const S* from = src + at.at[0];
+        Sums<S> sums(out + at.at[1] + first * what.out_step, what.out_step, groups, group);
         for (u64 tile = 0; tile < what.count; tile += THREADS) {
             bool hit = false;
             if (tile + threadIdx.x < what.count) {
@@ -38,12 +38,17 @@ __device__ inline void index_add(T* out, const T* src, const i64* index, const W
                     raise(fault, i, what.size);
                 }
             }
-            follow_hits(hit, exists, [&](u32 place) {
-                u32 row = rows[place];
-                if ((row & (groups - 1)) == group) {
-                    sums.take(row, from[(i64)(tile + place) * what.src_step]);
-                }
-            });
+            auto mine = [&](u32 place) { return (rows[place] & (groups - 1)) == group; };
+            follow_hits<Opmath<T>>(
+                hit, exists,
+                [&](u32 place) -> Opmath<T> {
+                    return mine(place) ? (Opmath<T>)from[(i64)(tile + place) * what.src_step] : Opmath<T>{};
+                },
+                [&](u32 place, Opmath<T> x) {
+                    if (mine(place)) {
+                        sums.take(rows[place], x);
+                    }
+                });
         }
         sums.finish();
     }
@@ -59,13 +64,13 @@ struct ScatterAdd {
 
 // out[p moved by index[p] along the axis] += src[p], in row-major order of p. Each thread goes through all indices of one line
 // along the axis, and follows those whose place is its own.
-template <class T>
-__device__ inline void scatter_add(T* out, const T* src, const i64* index, const Walk<3>& lines, const ScatterAdd& what,
-                                   Fault fault) {
+extern "C" __global__ void NAMED(scatter_add, DTYPE)(S* out, const S* src, const i64* index,
+                                                     const __grid_constant__ Walk<3> lines,
+                                                     const __grid_constant__ ScatterAdd what, Fault fault) {
     for (u64 t = thread_index(); t < lines.elements * what.groups; t += thread_count()) {
         u64 group = t / lines.elements;
         Offsets<3> at = offsets(lines, t % lines.elements);
-        Sums<T> sums(out + at.at[1], what.steps[1], what.groups, (u32)group);
+        Sums<S> sums(out + at.at[1], what.steps[1], what.groups, (u32)group);
         for (u64 p = 0; p < what.count; ++p) {
             i64 i = index[at.at[2] + (i64)p * what.steps[2]];
             if (!in_range(i, what.size)) {
@@ -79,17 +84,3 @@ __device__ inline void scatter_add(T* out, const T* src, const i64* index, const
         sums.finish();
     }
 }
-
-#define ADD(T)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS) index_add_##T(                               \
-        T* out, const T* src, const i64* index, const __grid_constant__ Walk<2> columns,               \
-        const __grid_constant__ IndexAdd what, Fault fault) {                                          \
-        index_add(out, src, index, columns, what, fault);                                              \
-    }                                                                                                  \
-    extern "C" __global__ void scatter_add_##T(T* out, const T* src, const i64* index,                 \
-                                               const __grid_constant__ Walk<3> lines,                  \
-                                               const __grid_constant__ ScatterAdd what, Fault fault) { \
-        scatter_add(out, src, index, lines, what, fault);                                              \
-    }
-#define KERNELS(T) ADD(T)
-KERNELS(DTYPE)

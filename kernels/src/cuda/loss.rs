@@ -4,7 +4,7 @@ use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
 use super::by_dtype;
-use super::rows::by_team;
+use super::rows::by_group;
 use super::softmax::{RowArgs, program_of};
 use super::walk::{ByValue, Walk};
 use crate::command::Address;
@@ -22,7 +22,7 @@ pub(crate) fn cross_entropy(
     let args = RowArgs::of(queue.op(), &kept, c.classes, &c.along, 1)?;
     let ([log_probs, logits, labels, losses], [kept, steps, lanes]) = (operands.map(Arg::from), args.args());
     let all = [log_probs, logits, labels, losses, kept, steps, lanes, Arg::Fault];
-    let kernel = by_team!(args.teams.team, dtype, "cross_entropy");
+    let kernel = by_group!(args.threads.group, dtype, "cross_entropy");
     // SAFETY: the kernel takes these arguments, the rows are those of the operands, and labels are checked before they are
     // followed.
     unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }

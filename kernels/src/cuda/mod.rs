@@ -1,10 +1,10 @@
 //! The kernels of CUDA devices: for each family of the CPU's kernels, a program in CUDA C++ and its launchers.
 //!
 //! The launchers of the crate check their operands and come here if the stream is a CUDA device's. `prelude.cuh` has what
-//! all programs share; a kernel is called `<op>_<dtype>`, with its team of threads between the two where there is a choice.
-//! Elements of 16 bits are only stored as such: loads widen them to F32 and stores round, so a kernel is one template for all
-//! floats, instantiated by a program for each type, and a result is rounded once. Sums that do not fit a kernel's registers
-//! are F32 in shared memory or in a workspace.
+//! all programs share; a kernel is called `<op>_<dtype>`, with its group of threads between the two where there is a choice.
+//! Elements of 16 bits are only stored as such: loads widen them to F32 and stores round, so a kernel is written once for all
+//! floats and compiled by a program for each type, see `typed.cuh`, and a result is rounded once. Sums that do not fit a
+//! kernel's registers are F32 in shared memory or in a workspace.
 //!
 //! Programs are compiled with the compiler's defaults: accurate functions, and multiply-adds fused where the source does
 //! not forbid it. Results depend on the operands only, not on the size of the grid or on what runs beside.
@@ -34,7 +34,7 @@ pub(crate) mod sums;
 pub(crate) mod walk;
 
 /// The program of a family for elements of a type: the prelude, the type as `DTYPE`, whether it is floating point and
-/// whether it has 16 bits, the family's own files, and text that follows them.
+/// whether it has 16 bits, `typed.cuh`, the family's own files, and text that follows them.
 macro_rules! program {
     ($family:literal, $dtype:literal, $floats:literal, $half:literal, $($part:literal),+ $(; $($text:expr),+)?) => {
         device::cuda::Program::new(
@@ -42,6 +42,7 @@ macro_rules! program {
             concat!(
                 include_str!("prelude.cuh"),
                 "#define DTYPE ", $dtype, "\n#define FLOATS ", $floats, "\n#define HALF ", $half, "\n",
+                include_str!("typed.cuh"),
                 $(include_str!($part),)+
                 $($($text),+)?
             ),

@@ -20,27 +20,27 @@ struct Norm {
 };
 
 // out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be missing
-template <class Team, class S, class T = Opmath<S>>
+template <class Group>
 __device__ inline void normalize(S* out, const S* x, const S* weight, const S* bias, T* mean, T* rstd, const Norm& norm,
                                  f64 eps, u32 lanes) {
-    for_rows<Team>(norm.rows, lanes, [&](const Team& team, u64 row, bool exists) {
+    for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
         const S* from = x + (exists ? row : 0) * all;
         S* to = out + (exists ? row : 0) * all;
         T held[EACH];
         auto skip = [](u64) {};
-        team.each(len, skip, [&](u64 i, int slot) { held[slot] = from[i]; });
+        group.each(len, skip, [&](u64 i, int slot) { held[slot] = from[i]; });
         T centre = 0;
         if (mean) {
-            centre = team.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return from[i]; },
+            centre = group.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return from[i]; },
                                                 [&](u64, int slot) { return held[slot]; }) /
                      (T)all;
         }
         auto square = [&](T x) { return mul_rounded(x - centre, x - centre); };
-        T squares = team.template fold<Sum<T>>(all, len, [&](u64 i) { return square(from[i]); },
+        T squares = group.template fold<Sum<T>>(all, len, [&](u64 i) { return square(from[i]); },
                                                [&](u64, int slot) { return square(held[slot]); });
         T scale = 1 / sqrt_of(squares / (T)all + (T)eps);
-        if (exists && team.leads()) {
+        if (exists && group.leads()) {
             rstd[row] = scale;
             if (mean) {
                 mean[row] = centre;
@@ -52,15 +52,15 @@ __device__ inline void normalize(S* out, const S* x, const S* weight, const S* b
             value = weight ? value * weight[w] : value;
             to[i] = bias ? value + bias[w] : value;
         };
-        team.each(len, [&](u64 i) { write(i, from[i]); }, [&](u64 i, int slot) { write(i, held[slot]); });
+        group.each(len, [&](u64 i) { write(i, from[i]); }, [&](u64 i, int slot) { write(i, held[slot]); });
     });
 }
 
 // dx = rstd (d - mean(d) - h mean(d h)), h = (x - mean) rstd, d = g weight; without a mean the first mean(d) is left out
-template <class Team, class S, class T = Opmath<S>>
+template <class Group>
 __device__ inline void gradient(S* dx, const S* g, const S* x, const S* weight, const T* mean, const T* rstd,
                                 const Norm& norm, u32 lanes) {
-    for_rows<Team>(norm.rows, lanes, [&](const Team& team, u64 row, bool exists) {
+    for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
         row = exists ? row : 0;
         const S* from_x = x + row * all;
@@ -70,57 +70,53 @@ __device__ inline void gradient(S* dx, const S* g, const S* x, const S* weight, 
         auto normal = [&](u64 i) { return (from_x[i] - centre) * scale; };
         auto weighted = [&](u64 i) -> T { return weight ? from_g[i] * weight[norm.weight(row, i)] : from_g[i]; };
         T hs[EACH], ds[EACH];
-        team.each(len, [](u64) {}, [&](u64 i, int slot) {
+        group.each(len, [](u64) {}, [&](u64 i, int slot) {
             hs[slot] = normal(i);
             ds[slot] = weighted(i);
         });
         T shift = 0;
         if (mean) {
-            shift = team.template fold<Sum<T>>(all, len, weighted, [&](u64, int slot) { return ds[slot]; }) / (T)all;
+            shift = group.template fold<Sum<T>>(all, len, weighted, [&](u64, int slot) { return ds[slot]; }) / (T)all;
         }
-        T slope = team.template fold<Sum<T>>(all, len, [&](u64 i) { return mul_rounded(weighted(i), normal(i)); },
+        T slope = group.template fold<Sum<T>>(all, len, [&](u64 i) { return mul_rounded(weighted(i), normal(i)); },
                                              [&](u64, int slot) { return mul_rounded(ds[slot], hs[slot]); }) /
                   (T)all;
         auto write = [&](u64 i, T h, T d) { to[i] = (d - shift - h * slope) * scale; };
-        team.each(len, [&](u64 i) { write(i, normal(i), weighted(i)); },
+        group.each(len, [&](u64 i) { write(i, normal(i), weighted(i)); },
                   [&](u64 i, int slot) { write(i, hs[slot], ds[slot]); });
     });
 }
 
 // Two sums at once.
-template <class T> struct Two {
+struct Two {
     T first;
     T second;
 };
-template <class T> __device__ inline Two<T> shuffle_down(Two<T> x, u32 by) {
-    return {shuffle_down(x.first, by), shuffle_down(x.second, by)};
-}
-template <class T> __device__ inline Two<T> shuffle(Two<T> x, u32 from) {
-    return {shuffle(x.first, from), shuffle(x.second, from)};
-}
-template <class T> struct TwoSums {
-    using State = Two<T>;
+__device__ inline Two shuffle_down(Two x, u32 by) { return {shuffle_down(x.first, by), shuffle_down(x.second, by)}; }
+__device__ inline Two shuffle(Two x, u32 from) { return {shuffle(x.first, from), shuffle(x.second, from)}; }
+struct TwoSums {
+    using State = Two;
     __device__ static State empty() { return {0, 0}; }
     __device__ static State join(State a, State b) { return {a.first + b.first, a.second + b.second}; }
 };
 
 // dweight = sum(g h), dbias = sum(g), over the rows and inner elements of each weight; either may be missing
-template <class Team, class S, class T = Opmath<S>>
+template <class Group>
 __device__ inline void weights(S* dweight, S* dbias, const S* g, const S* x, const T* mean, const T* rstd, const Norm& norm,
                                u32 lanes) {
-    for_rows<Team>(norm.groups * norm.channels, lanes, [&](const Team& team, u64 weight, bool exists) {
+    for_rows<Group>(norm.groups * norm.channels, lanes, [&](const Group& group, u64 weight, bool exists) {
         u64 all = norm.rows / norm.groups * norm.inner;
-        u64 group = norm.groups == 1 ? 0 : weight / norm.channels;
+        u64 own = norm.groups == 1 ? 0 : weight / norm.channels;
         auto term = [&](u64 i) {
             u64 n = norm.inner == 1 ? i : i / norm.inner;
-            u64 row = n * norm.groups + group;
+            u64 row = n * norm.groups + own;
             u64 at = (n * norm.groups * norm.channels + weight) * norm.inner + (i - n * norm.inner);
             T h = (x[at] - (mean ? mean[row] : 0)) * rstd[row];
             T slope = g[at];
-            return Two<T>{mul_rounded(slope, h), slope};
+            return Two{mul_rounded(slope, h), slope};
         };
-        Two<T> sums = team.template fold<TwoSums<T>>(all, exists ? all : 0, term);
-        if (exists && team.leads()) {
+        Two sums = group.template fold<TwoSums>(all, exists ? all : 0, term);
+        if (exists && group.leads()) {
             if (dweight) {
                 dweight[weight] = sums.first;
             }
@@ -131,30 +127,16 @@ __device__ inline void weights(S* dweight, S* dbias, const S* g, const S* x, con
     });
 }
 
-using Computed = Opmath<DTYPE>;
-
-#define ROW_TEAM(team, Team, T)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_##team##_##T(                                           \
-        T* out, const T* x, const T* weight, const T* bias, Computed* mean, Computed* rstd, const __grid_constant__ Norm norm, \
-        f64 eps, u32 lanes) {                                                                                                  \
-        normalize<Team>(out, x, weight, bias, mean, rstd, norm, eps, lanes);                                                   \
-    }                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_grad_##team##_##T(                                      \
-        T* dx, const T* g, const T* x, const T* weight, const Computed* mean, const Computed* rstd,                            \
-        const __grid_constant__ Norm norm, u32 lanes) {                                                                        \
-        gradient<Team>(dx, g, x, weight, mean, rstd, norm, lanes);                                                             \
-    }
-#define WEIGHT_TEAM(team, Team, T)                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) normalize_weights_##team##_##T(      \
-        T* dweight, T* dbias, const T* g, const T* x, const Computed* mean, const Computed* rstd, \
-        const __grid_constant__ Norm norm, u32 lanes) {                                           \
-        weights<Team>(dweight, dbias, g, x, mean, rstd, norm, lanes);                             \
-    }
 // Rows lie along memory; those of a weight may lie across it.
-#define TEAMS(T)                     \
-    ROW_TEAM(warp, WarpTeam, T)      \
-    ROW_TEAM(block, BlockTeam, T)    \
-    WEIGHT_TEAM(warp, WarpTeam, T)   \
-    WEIGHT_TEAM(block, BlockTeam, T) \
-    WEIGHT_TEAM(column, ColumnTeam, T)
-TEAMS(DTYPE)
+ROW_KERNELS(normalize,
+            (S* out, const S* x, const S* weight, const S* bias, T* mean, T* rstd, const __grid_constant__ Norm norm,
+             f64 eps, u32 lanes),
+            normalize<Group>(out, x, weight, bias, mean, rstd, norm, eps, lanes))
+ROW_KERNELS(normalize_grad,
+            (S* dx, const S* g, const S* x, const S* weight, const T* mean, const T* rstd,
+             const __grid_constant__ Norm norm, u32 lanes),
+            gradient<Group>(dx, g, x, weight, mean, rstd, norm, lanes))
+GROUP_KERNELS(normalize_weights,
+             (S* dweight, S* dbias, const S* g, const S* x, const T* mean, const T* rstd,
+              const __grid_constant__ Norm norm, u32 lanes),
+             weights<Group>(dweight, dbias, g, x, mean, rstd, norm, lanes))

@@ -4,7 +4,7 @@ use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
 use super::float_programs;
-use super::rows::{Teams, by_team};
+use super::rows::{RowThreads, by_group};
 use super::walk::ByValue;
 use crate::command::Address;
 use crate::norms::NormRows;
@@ -15,27 +15,9 @@ float_programs!("normalize", "rows.cuh", "normalize.cu");
 const THREADS: u32 = 256;
 
 /// `Norm` of the program.
-#[repr(C)]
-struct NormNumbers {
-    rows: u64,
-    groups: u64,
-    channels: u64,
-    inner: u64,
-}
-
-// SAFETY: words of 64 bits.
-unsafe impl ByValue for NormNumbers {}
-
-impl NormNumbers {
-    fn of((rows, count): (NormRows, usize)) -> NormNumbers {
-        let NormRows { groups, channels, inner } = rows;
-        NormNumbers {
-            rows: count as u64,
-            groups: groups as u64,
-            channels: channels as u64,
-            inner: inner as u64,
-        }
-    }
+fn numbers((rows, count): (NormRows, usize)) -> [i64; 4] {
+    let NormRows { groups, channels, inner } = rows;
+    [count, groups, channels, inner].map(|number| number as i64)
 }
 
 pub(crate) fn normalize(
@@ -47,14 +29,14 @@ pub(crate) fn normalize(
     affine: [Option<Address>; 2],
     (mean, rstd): (Option<Address>, Address),
 ) -> Result<()> {
-    let (norm, len) = (NormNumbers::of(rows), rows.0.row());
-    let teams = Teams::of(rows.1, len, 1, len as isize);
+    let (norm, len) = (numbers(rows), rows.0.row());
+    let threads = RowThreads::of(rows.1, len, 1, len as isize);
     let [weight, bias] = affine.map(Arg::from);
-    let (eps, lanes) = (Arg::F64(eps), Arg::U32(teams.lanes));
+    let (eps, lanes) = (Arg::F64(eps), Arg::U32(threads.lanes));
     let args = [out.into(), x.into(), weight, bias, mean.into(), rstd.into(), norm.arg(), eps, lanes];
-    let kernel = by_team!(teams.team, dtype, "normalize");
+    let kernel = by_group!(threads.group, dtype, "normalize");
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
-    unsafe { queue.kernel(program_of(dtype), kernel, teams.grid(queue, THREADS), &args) }
+    unsafe { queue.kernel(program_of(dtype), kernel, threads.grid(queue, THREADS), &args) }
 }
 
 pub(crate) fn gradient(
@@ -66,26 +48,26 @@ pub(crate) fn gradient(
     [dx, dweight, dbias]: [Option<Address>; 3],
 ) -> Result<()> {
     let NormRows { groups, inner, .. } = rows;
-    let (norm, len, weights) = (NormNumbers::of((rows, count)), rows.row(), rows.weights());
+    let (norm, len, weights) = (numbers((rows, count)), rows.row(), rows.weights());
     let (program, rstd) = (program_of(dtype), Arg::from(rstd));
     let [g, x] = [g, x].map(Arg::from);
     let [weight, mean] = [weight, mean].map(Arg::from);
     if let Some(dx) = dx.filter(|_| count * len > 0) {
-        let teams = Teams::of(count, len, 1, len as isize);
-        let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), Arg::U32(teams.lanes)];
-        let kernel = by_team!(teams.team, dtype, "normalize_grad");
+        let threads = RowThreads::of(count, len, 1, len as isize);
+        let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), Arg::U32(threads.lanes)];
+        let kernel = by_group!(threads.group, dtype, "normalize_grad");
         // SAFETY: as in `normalize`.
-        unsafe { queue.kernel(program, kernel, teams.grid(queue, THREADS), &args)? };
+        unsafe { queue.kernel(program, kernel, threads.grid(queue, THREADS), &args)? };
     }
     if weights > 0 && (dweight.is_some() || dbias.is_some()) {
         // Without inner elements, those of a weight lie across the rows.
         let along = if inner == 1 { weights as isize } else { 1 };
         let each = count.checked_div(groups).unwrap_or(0) * inner;
-        let teams = Teams::of(weights, each, along, inner as isize);
-        let args = [dweight.into(), dbias.into(), g, x, mean, rstd, norm.arg(), Arg::U32(teams.lanes)];
-        let kernel = by_team!(teams.team, dtype, "normalize_weights");
+        let threads = RowThreads::of(weights, each, along, inner as isize);
+        let args = [dweight.into(), dbias.into(), g, x, mean, rstd, norm.arg(), Arg::U32(threads.lanes)];
+        let kernel = by_group!(threads.group, dtype, "normalize_weights");
         // SAFETY: as in `normalize`.
-        unsafe { queue.kernel(program, kernel, teams.grid(queue, THREADS), &args)? };
+        unsafe { queue.kernel(program, kernel, threads.grid(queue, THREADS), &args)? };
     }
     Ok(())
 }

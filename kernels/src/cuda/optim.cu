@@ -79,11 +79,9 @@ template <class Rule, class T, int N> __device__ inline void step_all(const Tens
 }
 
 // One tensor whose operands lie in different orders.
-template <class Rule, class T, int N> struct StepEach {
-    T* const (&operands)[N];
-    const StepNumbers& step;
-
-    template <int V> __device__ void at(const Offsets<OPERANDS>& offsets) const {
+template <class Rule, class T, int N>
+__device__ inline void step_each(T* const (&operands)[N], const StepNumbers& step, const Walk<OPERANDS>& walk) {
+    for_each(walk, [&](const Offsets<OPERANDS>& offsets) {
         T values[N];
 #pragma unroll
         for (int k = 0; k < N; ++k) {
@@ -96,20 +94,20 @@ template <class Rule, class T, int N> struct StepEach {
                 operands[k][offsets.at[k]] = values[k];
             }
         }
-    }
-};
+    });
+}
 
 // The kernels of a rule with so many operands.
-#define STEP(name, N, T)                                                                                            \
-    extern "C" __global__ void name##_##T(const __grid_constant__ Tensors<T, N> tensors,                            \
-                                          const __grid_constant__ StepNumbers step) {                               \
-        step_all<name##_rule>(tensors, step);                                                                       \
-    }                                                                                                               \
-    extern "C" __global__ void name##_strided_##T(const __grid_constant__ Tensors<T, N> tensors,                    \
-                                                  const __grid_constant__ StepNumbers step,                         \
-                                                  const __grid_constant__ Walk<OPERANDS> walk) {                    \
-        for_each<1>(walk, StepEach<name##_rule, T, N>{tensors.operands[0], step});                                  \
+#define STEP(name, N, T)                                                                         \
+    extern "C" __global__ void name##_##T(const __grid_constant__ Tensors<T, N> tensors,         \
+                                          const __grid_constant__ StepNumbers step) {            \
+        step_all<name##_rule>(tensors, step);                                                    \
+    }                                                                                            \
+    extern "C" __global__ void name##_strided_##T(const __grid_constant__ Tensors<T, N> tensors, \
+                                                  const __grid_constant__ StepNumbers step,      \
+                                                  const __grid_constant__ Walk<OPERANDS> walk) { \
+        step_each<name##_rule>(tensors.operands[0], step, walk);                                 \
     }
-#define RULE(name, N) \
+#define RULE(name, N)  \
     STEP(name, N, f32) \
     STEP(name, N, f64)

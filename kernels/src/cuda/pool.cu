@@ -1,38 +1,11 @@
-// Pooling of elements that are stored as S. Planes are blocks y, or go round in them; their elements are counted in 32 bits.
+// Pooling of elements that are stored as S. Planes are blocks y, or go round in them.
 
-struct Pool {
-    u32 height, width;
-    u32 rows, columns;
-    u32 kernel_h, kernel_w;
-    u32 stride_h, stride_w;
-    u32 padding_h, padding_w;
-    u32 dilation_h, dilation_w;
+struct Pool : Window {
     u32 adaptive;
     u32 count_padding;
     u32 divisor;  // 0 for the number of elements
     u32 pad;
     u64 planes;
-
-    __device__ u32 pixels() const { return height * width; }
-    __device__ u32 places() const { return rows * columns; }
-    __device__ u32 taps() const { return kernel_h * kernel_w; }
-    // The pixel that element `tap` of the window sees at a place; -1 in the padding.
-    __device__ i64 seen(u32 place, u64 tap) const {
-        i64 h = (i64)(place / columns) * stride_h + (i64)(tap / kernel_w) * dilation_h - padding_h;
-        i64 w = (i64)(place % columns) * stride_w + (i64)(tap % kernel_w) * dilation_w - padding_w;
-        bool inside = tap < taps() && h >= 0 && h < height && w >= 0 && w < width;
-        return inside ? h * width + w : -1;
-    }
-    __device__ static i64 place(u32 at, u32 tap, u32 stride, u32 padding, u32 dilation, u32 places) {
-        i64 ahead = (i64)at + padding - (i64)tap * dilation;
-        return ahead >= 0 && ahead % stride == 0 && ahead / stride < places ? ahead / stride : -1;
-    }
-    // The place at which element `tap` sees a pixel; -1 for none.
-    __device__ i64 place_of(u32 pixel, u32 tap) const {
-        i64 y = place(pixel / width, tap / kernel_w, stride_h, padding_h, dilation_h, rows);
-        i64 x = place(pixel % width, tap % kernel_w, stride_w, padding_w, dilation_w, columns);
-        return y >= 0 && x >= 0 ? y * columns + x : -1;
-    }
 };
 
 // Calls `body(plane, element)` for the elements of planes of `size` that are this thread's.
@@ -45,8 +18,7 @@ template <class Body> __device__ inline void for_planes(const Pool& pool, u32 si
 }
 
 // The first of the largest elements, or the last NaN; and which element of the window it was.
-template <class S, class I> __device__ inline void max_pool(S* out, I* index, const S* x, const Pool& pool) {
-    using T = Opmath<S>;
+template <class I> __device__ inline void max_pool(S* out, I* index, const S* x, const Pool& pool) {
     for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
         const S* from = x + plane * pool.pixels();
         T best = lowest<T>();
@@ -66,9 +38,9 @@ template <class S, class I> __device__ inline void max_pool(S* out, I* index, co
     });
 }
 
-template <class S, class I> __device__ inline void max_pool_grad(S* out, const S* g, const I* index, const Pool& pool) {
+template <class I> __device__ inline void max_pool_grad(S* out, const S* g, const I* index, const Pool& pool) {
     for_planes(pool, pool.pixels(), [&](u64 plane, u32 pixel) {
-        Opmath<S> sum = 0;
+        T sum = 0;
         // The last element of the window sees a pixel at the first place.
         for (u32 tap = pool.taps(); tap-- > 0;) {
             i64 place = pool.place_of(pixel, tap);
@@ -80,10 +52,11 @@ template <class S, class I> __device__ inline void max_pool_grad(S* out, const S
     });
 }
 
-template <class S, class I> __device__ inline void max_pool_pick(S* out, const S* x, const I* index, const Pool& pool) {
+template <class I> __device__ inline void max_pool_pick(S* out, const S* x, const I* index, const Pool& pool) {
     for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
         u64 at = plane * pool.places() + place;
-        i64 pixel = pool.seen(place, (u64)index[at]);
+        u64 tap = (u64)index[at];
+        i64 pixel = tap < pool.taps() ? pool.seen(place, (u32)tap) : -1;
         out[at] = pixel < 0 ? S{} : x[plane * pool.pixels() + pixel];
     });
 }
@@ -110,12 +83,11 @@ __device__ inline Seen seen_rows(u32 y, const Pool& p) {
 __device__ inline Seen seen_columns(u32 x, const Pool& p) {
     return seen_along(x, p.width, p.columns, p.kernel_w, p.stride_w, p.padding_w, p);
 }
-template <class T> __device__ inline T divisor(Seen rows, Seen columns, const Pool& pool) {
+__device__ inline T divisor(Seen rows, Seen columns, const Pool& pool) {
     return pool.divisor ? (T)pool.divisor : (T)((u64)rows.counted * columns.counted);
 }
 
-template <class S> __device__ inline void avg_pool(S* out, const S* x, const Pool& pool) {
-    using T = Opmath<S>;
+extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __grid_constant__ Pool pool) {
     for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
         Seen rows = seen_rows(place / pool.columns, pool), columns = seen_columns(place % pool.columns, pool);
         const S* from = x + plane * pool.pixels();
@@ -125,7 +97,7 @@ template <class S> __device__ inline void avg_pool(S* out, const S* x, const Poo
                 sum += from[h * pool.width + w];
             }
         }
-        out[plane * pool.places() + place] = sum / divisor<T>(rows, columns, pool);
+        out[plane * pool.places() + place] = sum / divisor(rows, columns, pool);
     });
 }
 
@@ -142,8 +114,7 @@ __device__ inline Places places_of(u32 at, u32 size, u32 places, u32 kernel, u32
     return {(u32)(first < places ? first : places), (u32)(end < places ? end : places)};
 }
 
-template <class S> __device__ inline void avg_pool_grad(S* out, const S* g, const Pool& pool) {
-    using T = Opmath<S>;
+extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const __grid_constant__ Pool pool) {
     for_planes(pool, pool.pixels(), [&](u64 plane, u32 pixel) {
         Places ys = places_of(pixel / pool.width, pool.height, pool.rows, pool.kernel_h, pool.stride_h, pool.padding_h, pool);
         Places xs = places_of(pixel % pool.width, pool.width, pool.columns, pool.kernel_w, pool.stride_w, pool.padding_w, pool);
@@ -152,33 +123,25 @@ template <class S> __device__ inline void avg_pool_grad(S* out, const S* g, cons
         for (u32 y = ys.first; y < ys.end; ++y) {
             Seen rows = seen_rows(y, pool);
             for (u32 x = xs.first; x < xs.end; ++x) {
-                sum += from[y * pool.columns + x] / divisor<T>(rows, seen_columns(x, pool), pool);
+                sum += from[y * pool.columns + x] / divisor(rows, seen_columns(x, pool), pool);
             }
         }
         out[plane * pool.pixels() + pixel] = sum;
     });
 }
 
-#define MAX_POOL(T, I)                                                                                             \
-    extern "C" __global__ void max_pool_##I##_##T(T* out, I* index, const T* x, const __grid_constant__ Pool pool) { \
-        max_pool(out, index, x, pool);                                                                             \
-    }                                                                                                              \
-    extern "C" __global__ void max_pool_grad_##I##_##T(T* out, const T* g, const I* index,                         \
-                                                       const __grid_constant__ Pool pool) {                        \
-        max_pool_grad(out, g, index, pool);                                                                        \
-    }                                                                                                              \
-    extern "C" __global__ void max_pool_pick_##I##_##T(T* out, const T* x, const I* index,                         \
-                                                       const __grid_constant__ Pool pool) {                        \
-        max_pool_pick(out, x, index, pool);                                                                        \
+#define MAX_POOL(I)                                                                                 \
+    extern "C" __global__ void NAMED(max_pool_##I, DTYPE)(S * out, I * index, const S* x,           \
+                                                          const __grid_constant__ Pool pool) {      \
+        max_pool(out, index, x, pool);                                                              \
+    }                                                                                               \
+    extern "C" __global__ void NAMED(max_pool_grad_##I, DTYPE)(S * out, const S* g, const I* index, \
+                                                               const __grid_constant__ Pool pool) { \
+        max_pool_grad(out, g, index, pool);                                                         \
+    }                                                                                               \
+    extern "C" __global__ void NAMED(max_pool_pick_##I, DTYPE)(S * out, const S* x, const I* index, \
+                                                               const __grid_constant__ Pool pool) { \
+        max_pool_pick(out, x, index, pool);                                                         \
     }
-#define POOL(T)                                                                                                  \
-    MAX_POOL(T, u8)                                                                                              \
-    MAX_POOL(T, i64)                                                                                             \
-    extern "C" __global__ void avg_pool_##T(T* out, const T* x, const __grid_constant__ Pool pool) {               \
-        avg_pool(out, x, pool);                                                                                  \
-    }                                                                                                            \
-    extern "C" __global__ void avg_pool_grad_##T(T* out, const T* g, const __grid_constant__ Pool pool) {          \
-        avg_pool_grad(out, g, pool);                                                                             \
-    }
-#define KERNELS(T) POOL(T)
-KERNELS(DTYPE)
+MAX_POOL(u8)
+MAX_POOL(i64)

@@ -7,16 +7,16 @@ use smallvec::SmallVec;
 use super::walk::{ByValue, plane_blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
-use crate::geometry::{Means, Planes};
-use crate::window::Window;
+use crate::geometry::{MaxPool, Means, Planes};
+use crate::window::{Window, words};
 
-float_programs!("pool", "pool.cu");
+float_programs!("pool", "window.cuh", "pool.cu");
 
 /// `Pool` of the program.
 #[repr(C)]
 struct Pool {
-    sizes: [u32; 4],
-    window: [u32; 8],
+    /// See [`words`].
+    window: [u32; 12],
     adaptive: u32,
     count_padding: u32,
     divisor: u32,
@@ -31,29 +31,14 @@ impl Pool {
     /// # Errors
     /// [`Error::InvalidArgument`] for planes or windows that cannot be counted in 31 bits.
     fn of(op: &'static str, planes: &Planes, window: &Window) -> Result<Pool> {
-        let (Planes { image, places, .. }, Window { kernel, stride, padding, dilation }) = (planes, window);
-        let pairs = [kernel, stride, padding, dilation];
         let elements = planes.pixels().max(planes.all_places());
-        let taps = kernel[0].saturating_mul(kernel[1]);
-        if elements >= 1 << 31 || taps >= 1 << 31 {
-            return Err(Error::InvalidArgument {
-                op,
-                argument: "planes",
-                expected: "below 2^31 elements",
-                value: format!("{elements} for a window of {taps}").into(),
-            });
-        }
-        let mut numbers = [0; 8];
-        numbers.iter_mut().zip(pairs.into_iter().flatten()).for_each(|(to, &from)| *to = from as u32);
-        Ok(Pool {
-            sizes: [image[0], image[1], places[0], places[1]].map(|size| size as u32),
-            window: numbers,
-            adaptive: 0,
-            count_padding: 0,
-            divisor: 0,
-            pad: 0,
-            planes: planes.count as u64,
-        })
+        let taps = window.kernel[0].saturating_mul(window.kernel[1]);
+        let words = words(planes.image, planes.places, window);
+        let Some(window) = words.filter(|_| elements < 1 << 31 && taps < 1 << 31) else {
+            let value = format_args!("{elements} for a window of {taps}");
+            return Err(Error::invalid(op, "planes", "below 2^31 elements", value));
+        };
+        Ok(Pool { window, adaptive: 0, count_padding: 0, divisor: 0, pad: 0, planes: planes.count as u64 })
     }
 
     fn of_means(op: &'static str, planes: &Planes, means: &Means) -> Result<Pool> {
@@ -94,62 +79,34 @@ macro_rules! by_index {
     };
 }
 
-/// On values, indices and images.
+/// On values, indices and images; on the gradients of images and values, and indices; or on values, images and indices.
 pub(crate) fn max(
     queue: &Queue<'_>,
+    which: MaxPool,
     [dtype, index]: [DType; 2],
     planes: &Planes,
     window: &Window,
     operands: [Address; 3],
 ) -> Result<()> {
-    let kernel = by_index!(index, dtype, "max_pool");
-    Pool::of(queue.op(), planes, window)?.enqueue(queue, (dtype, kernel), planes.all_places(), operands)
+    let (kernel, size) = match which {
+        MaxPool::Forward => (by_index!(index, dtype, "max_pool"), planes.all_places()),
+        MaxPool::Gradient => (by_index!(index, dtype, "max_pool_grad"), planes.pixels()),
+        MaxPool::Pick => (by_index!(index, dtype, "max_pool_pick"), planes.all_places()),
+    };
+    Pool::of(queue.op(), planes, window)?.enqueue(queue, (dtype, kernel), size, operands)
 }
 
-/// On the gradients of images and values, and indices.
-pub(crate) fn max_grad(
-    queue: &Queue<'_>,
-    [dtype, index]: [DType; 2],
-    planes: &Planes,
-    window: &Window,
-    operands: [Address; 3],
-) -> Result<()> {
-    let kernel = by_index!(index, dtype, "max_pool_grad");
-    Pool::of(queue.op(), planes, window)?.enqueue(queue, (dtype, kernel), planes.pixels(), operands)
-}
-
-/// On values, images and indices.
-pub(crate) fn max_pick(
-    queue: &Queue<'_>,
-    [dtype, index]: [DType; 2],
-    planes: &Planes,
-    window: &Window,
-    operands: [Address; 3],
-) -> Result<()> {
-    let kernel = by_index!(index, dtype, "max_pool_pick");
-    Pool::of(queue.op(), planes, window)?.enqueue(queue, (dtype, kernel), planes.all_places(), operands)
-}
-
-/// On values and images.
+/// On values and images or, for the gradient, on the gradients of images and values.
 pub(crate) fn mean(
     queue: &Queue<'_>,
-    dtype: DType,
+    (gradient, dtype): (bool, DType),
     planes: &Planes,
     means: &Means,
     operands: [Address; 2],
 ) -> Result<()> {
-    let kernel = by_dtype!(dtype, "avg_pool");
-    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, (dtype, kernel), planes.all_places(), operands)
-}
-
-/// On the gradients of images and values.
-pub(crate) fn mean_grad(
-    queue: &Queue<'_>,
-    dtype: DType,
-    planes: &Planes,
-    means: &Means,
-    operands: [Address; 2],
-) -> Result<()> {
-    let kernel = by_dtype!(dtype, "avg_pool_grad");
-    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, (dtype, kernel), planes.pixels(), operands)
+    let (kernel, size) = match gradient {
+        true => (by_dtype!(dtype, "avg_pool_grad"), planes.pixels()),
+        false => (by_dtype!(dtype, "avg_pool"), planes.all_places()),
+    };
+    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, (dtype, kernel), size, operands)
 }

@@ -213,7 +213,7 @@ template <int N> __device__ inline Offsets<N> offsets(const Walk<N>& walk, u64 i
 
 // Calls `body.at<V>(offsets)` for the first of V elements of each vector of the walk, and `body.at<1>(offsets)` for single
 // elements. Shares them out over the threads of the grid; each element is one thread's.
-template <int V, int N, class Body> __device__ inline void for_each(const Walk<N>& walk, const Body& body) {
+template <int V, int N, class Body> __device__ inline void for_vectors(const Walk<N>& walk, const Body& body) {
     u64 first = 0;
     if (V > 1 && walk.vector) {
         first = walk.elements / V * V;
@@ -225,6 +225,14 @@ template <int V, int N, class Body> __device__ inline void for_each(const Walk<N
 #pragma unroll 1
     for (u64 i = first + thread_index(); i < walk.elements; i += thread_count()) {
         body.template at<1>(offsets(walk, i));
+    }
+}
+
+// Calls `body(offsets)` for each element of the walk, in the same way.
+template <int N, class Body> __device__ inline void for_each(const Walk<N>& walk, Body body) {
+#pragma unroll 1
+    for (u64 i = thread_index(); i < walk.elements; i += thread_count()) {
+        body(offsets(walk, i));
     }
 }
 
@@ -270,7 +278,7 @@ template <class O, class A, class F> struct Map1 {
 };
 template <class O, class A, class F>
 __device__ inline void map1(O* out, const A* x, const Walk<2>& walk, F f) {
-    for_each<lanes_of<O, A>>(walk, Map1<O, A, F>{out, x, walk, f});
+    for_vectors<lanes_of<O, A>>(walk, Map1<O, A, F>{out, x, walk, f});
 }
 
 // out = f(x, y)
@@ -294,5 +302,5 @@ template <class O, class A, class F> struct Map2 {
 };
 template <class O, class A, class F>
 __device__ inline void map2(O* out, const A* x, const A* y, const Walk<3>& walk, F f) {
-    for_each<lanes_of<O, A>>(walk, Map2<O, A, F>{out, x, y, walk, f});
+    for_vectors<lanes_of<O, A>>(walk, Map2<O, A, F>{out, x, y, walk, f});
 }

@@ -139,9 +139,9 @@ template <class Body> __device__ inline void for_fours(u64 elements, Body body) 
 // The elements of `four` in accesses of at most 16 bytes.
 template <class T> constexpr int at_once = sizeof(T) > 4 ? 2 : 4;
 
-template <class S, class D> __device__ inline void generate(S* out, const Key& key, const Walk<1>& walk, D distribution) {
+template <class D> __device__ inline void generate(S* out, const Key& key, const Walk<1>& walk, D distribution) {
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
-        Four<Opmath<S>> four;
+        Four<T> four;
         distribution.draw(key, b, four);
         if (walk.vector && len == 4) {
             S* to = out + offsets(walk, first).at[0];
@@ -165,9 +165,12 @@ template <class S, class D> __device__ inline void generate(S* out, const Key& k
     });
 }
 
+#if FLOATS
 // out = x m / (1 - p), m = 0 for words below `kept_from`, which are of 24 bits
-template <class S>
-__device__ inline void dropout(S* out, const S* x, const Key& key, const Walk<2>& walk, u32 kept_from, Opmath<S> scale) {
+extern "C" __global__ void NAMED(dropout, DTYPE)(S* out, const S* x, u64 seed, u64 op,
+                                                 const __grid_constant__ Walk<2> walk, u32 kept_from, u64 scale_bits) {
+    Key key{seed, op};
+    T scale = from_bits<T>(scale_bits);
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
         Words bits = words(key, b, false);
         auto factor = [&](int i) { return bits.at[i] >> 8 >= kept_from ? scale : 0; };
@@ -194,30 +197,17 @@ __device__ inline void dropout(S* out, const S* x, const Key& key, const Walk<2>
     });
 }
 
-#if FLOATS
-using Computed = Opmath<DTYPE>;
-#define RANDOM(T)                                                                                                    \
-    extern "C" __global__ void uniform_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,           \
-                                           u64 low, u64 span, u64 last) {                                            \
-        generate(out, Key{seed, op}, walk,                                                                           \
-                 Uniform<Computed>{from_bits<Computed>(low), from_bits<Computed>(span), from_bits<Computed>(last)}); \
-    }                                                                                                                \
-    extern "C" __global__ void normal_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk,            \
-                                          u64 mean, u64 std) {                                                       \
-        generate(out, Key{seed, op}, walk, Normal<Computed>{from_bits<Computed>(mean), from_bits<Computed>(std)});   \
-    }                                                                                                                \
-    extern "C" __global__ void dropout_##T(T* out, const T* x, u64 seed, u64 op,                                     \
-                                           const __grid_constant__ Walk<2> walk, u32 kept_from, u64 scale) {         \
-        dropout(out, x, Key{seed, op}, walk, kept_from, from_bits<Computed>(scale));                                 \
-    }
-#define KERNELS(T) RANDOM(T)
-KERNELS(DTYPE)
+extern "C" __global__ void NAMED(uniform, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, u64 low,
+                                                 u64 span, u64 last) {
+    generate(out, Key{seed, op}, walk, Uniform<T>{from_bits<T>(low), from_bits<T>(span), from_bits<T>(last)});
+}
+extern "C" __global__ void NAMED(normal, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, u64 mean,
+                                                u64 std) {
+    generate(out, Key{seed, op}, walk, Normal<T>{from_bits<T>(mean), from_bits<T>(std)});
+}
 #endif
 
-#define RANDINT(T)                                                                                         \
-    extern "C" __global__ void randint_##T(T* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, \
-                                           i64 low, u64 count) {                                           \
-        generate(out, Key{seed, op}, walk, Integers<Opmath<T>>{low, count});                               \
-    }
-#define INTEGERS(T) RANDINT(T)
-INTEGERS(DTYPE)
+extern "C" __global__ void NAMED(randint, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, i64 low,
+                                                 u64 count) {
+    generate(out, Key{seed, op}, walk, Integers<T>{low, count});
+}

@@ -8,6 +8,7 @@ use super::walk::{ByValue, Walk, blocks, number_bits};
 use super::{by_dtype, number_programs};
 use crate::command::Address;
 use crate::distribution::{Distribution, RandomKey};
+use crate::half::below;
 use crate::loops::Loops;
 
 number_programs!("random", "random.cu");
@@ -58,26 +59,10 @@ pub(crate) fn dropout(
 
 /// The largest number of the type below `high`, which rounding could lead to.
 fn last_below(dtype: DType, high: f64) -> f64 {
-    // The number before a half with such bits.
-    let before = |bits: u16| match bits {
-        0 | 0x8000 => 0x8001,
-        negative if bits >> 15 == 1 => negative + 1,
-        positive => positive - 1,
-    };
     match dtype {
         DType::F32 => f64::from((high as f32).next_down()),
-        DType::BF16 => {
-            let near = bf16::from_f64(high);
-            if near.to_f64() < high {
-                near.to_f64()
-            } else {
-                bf16::from_bits(before(near.to_bits())).to_f64()
-            }
-        }
-        DType::F16 => {
-            let near = f16::from_f64(high);
-            if near.to_f64() < high { near.to_f64() } else { f16::from_bits(before(near.to_bits())).to_f64() }
-        }
+        DType::BF16 => f64::from(below::<bf16>(high)),
+        DType::F16 => f64::from(below::<f16>(high)),
         _ => high.next_down(),
     }
 }

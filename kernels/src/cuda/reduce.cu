@@ -37,101 +37,97 @@ template <class T, bool LARGEST> struct FirstBest {
     }
 };
 
-// Bytes are folded in 32 bits: sums and products wrap around alike, and shuffles want words.
+// What elements are folded in. Bytes are in 32 bits: sums and products wrap around alike, and shuffles want words.
 template <class T> struct FoldedOf {
-    using Type = Opmath<T>;
+    using Type = T;
 };
 template <> struct FoldedOf<u8> {
     using Type = u32;
 };
-template <class T> using Folded = typename FoldedOf<T>::Type;
+using F = FoldedOf<T>::Type;
 template <> __device__ inline u32 lowest() { return 0; }
 template <> __device__ inline u32 highest() { return 255; }
 
 // A row's elements.
-template <class T> struct Row {
-    const T* from;
+struct Row {
+    const S* from;
     const Walk<1>& reduced;
 
-    __device__ Folded<T> operator()(u64 i) const { return from[offsets(reduced, i).at[0]]; }
+    __device__ F operator()(u64 i) const { return from[offsets(reduced, i).at[0]]; }
 };
 
 // What is made of a row; `all` is the length of every row, `len` is 0 for a row that does not exist.
-template <template <class> class F> struct Plain {
-    template <class Team, class T> __device__ static Folded<T> of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
-        return team.template fold<F<Folded<T>>>(all, len, x);
+template <class How> struct Plain {
+    template <class Group> __device__ static F of(const Group& group, Row x, u64 all, u64 len, f64) {
+        return group.template fold<How>(all, len, x);
     }
 };
+#if FLOATS
 struct Mean {
-    template <class Team, class T> __device__ static Opmath<T> of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
-        return Plain<Sum>::of(team, x, all, len, 0) / (Opmath<T>)(f64)all;
+    template <class Group> __device__ static T of(const Group& group, Row x, u64 all, u64 len, f64) {
+        return Plain<Sum<F>>::of(group, x, all, len, 0) / (T)(f64)all;
     }
 };
 // sum (x - mean)^2 / divisor
 struct Var {
-    template <class Team, class T>
-    __device__ static Opmath<T> of(const Team& team, Row<T> x, u64 all, u64 len, f64 divisor) {
-        using C = Opmath<T>;
-        C mean = Mean::of(team, x, all, len, 0);
+    template <class Group> __device__ static T of(const Group& group, Row x, u64 all, u64 len, f64 divisor) {
+        T mean = Mean::of(group, x, all, len, 0);
         auto square = [&](u64 i) {
-            C d = x(i) - mean;
+            T d = x(i) - mean;
             return mul_rounded(d, d);
         };
-        return team.template fold<Sum<C>>(all, len, square) / (C)divisor;
+        return group.template fold<Sum<T>>(all, len, square) / (T)divisor;
     }
 };
 // m + log(sum exp(x - m)), m = max x
 struct LogSumExp {
-    template <class Team, class T> __device__ static Opmath<T> of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
-        using C = Opmath<T>;
-        C m = Plain<Max>::of(team, x, all, len, 0);
+    template <class Group> __device__ static T of(const Group& group, Row x, u64 all, u64 len, f64) {
+        T m = Plain<Max<F>>::of(group, x, all, len, 0);
         // With an infinite one `x - m` would be NaN; without it the infinity comes through by itself.
-        C shift = is_nan(m - m) && !is_nan(m) ? (C)0 : m;
+        T shift = is_nan(m - m) && !is_nan(m) ? (T)0 : m;
         auto term = [&](u64 i) { return exp_of(x(i) - shift); };
-        C sum = team.template fold<Sum<C>>(all, len, term);
+        T sum = group.template fold<Sum<T>>(all, len, term);
         return log_of(sum) + shift;
     }
 };
+#endif
 template <bool LARGEST> struct IndexOfBest {
-    template <class Team, class T> __device__ static i64 of(const Team& team, Row<T> x, u64 all, u64 len, f64) {
-        using S = Folded<T>;
-        auto at = [&](u64 i) { return Best<S>{x(i), (i64)i}; };
-        return team.template fold<FirstBest<S, LARGEST>>(all, len, at).index;
+    template <class Group> __device__ static i64 of(const Group& group, Row x, u64 all, u64 len, f64) {
+        auto at = [&](u64 i) { return Best<F>{x(i), (i64)i}; };
+        return group.template fold<FirstBest<F, LARGEST>>(all, len, at).index;
     }
 };
 
-template <class Team, class What, class O, class T>
-__device__ inline void reduce(O* out, const T* x, const Walk<1>& kept, const Walk<1>& reduced, u32 lanes, f64 divisor) {
-    for_rows<Team>(kept.elements, lanes, [&](const Team& team, u64 row, bool exists) {
-        Row<T> elements = {exists ? x + offsets(kept, row).at[0] : x, reduced};
-        auto value = What::of(team, elements, reduced.elements, exists ? reduced.elements : 0, divisor);
-        if (exists && team.leads()) {
+template <class Group, class What, class O>
+__device__ inline void reduce(O* out, const S* x, const Walk<1>& kept, const Walk<1>& reduced, u32 lanes, f64 divisor) {
+    for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
+        Row elements = {exists ? x + offsets(kept, row).at[0] : x, reduced};
+        auto value = What::of(group, elements, reduced.elements, exists ? reduced.elements : 0, divisor);
+        if (exists && group.leads()) {
             out[row] = value;
         }
     });
 }
 
-#define TEAM(name, What, O, T, team, Team, bound)                                                                  \
-    extern "C" __global__ void __launch_bounds__(bound, 1) name##_##team##_##T(                                       \
-        O* out, const T* x, const __grid_constant__ Walk<1> kept, const __grid_constant__ Walk<1> reduced, u32 lanes, \
-        f64 divisor) {                                                                                             \
-        reduce<Team, What>(out, x, kept, reduced, lanes, divisor);                                                 \
+#define REDUCTION_BY(name, What, O, group, Group, bound)                                                               \
+    extern "C" __global__ void __launch_bounds__(bound, 1) NAMED(name##_##group, DTYPE)(                               \
+        O * out, const S* x, const __grid_constant__ Walk<1> kept, const __grid_constant__ Walk<1> reduced, u32 lanes, \
+        f64 divisor) {                                                                                                 \
+        reduce<Group, What>(out, x, kept, reduced, lanes, divisor);                                                    \
     }
-#define REDUCTION(name, What, O, T)                     \
-    TEAM(name, What, O, T, warp, WarpTeam, 256)         \
-    TEAM(name, What, O, T, block, BlockTeam, 1024)      \
-    TEAM(name, What, O, T, column, ColumnTeam, 1024)
+#define REDUCTION(name, What, O)                         \
+    REDUCTION_BY(name, What, O, warp, WarpGroup, 256)    \
+    REDUCTION_BY(name, What, O, block, BlockGroup, 1024) \
+    REDUCTION_BY(name, What, O, column, ColumnGroup, 1024)
 
-#define NUMBERS(T)                               \
-    REDUCTION(sum, Plain<Sum>, T, T)             \
-    REDUCTION(prod, Plain<Prod>, T, T)           \
-    REDUCTION(max, Plain<Max>, T, T)             \
-    REDUCTION(min, Plain<Min>, T, T)             \
-    REDUCTION(argmax, IndexOfBest<true>, i64, T) \
-    REDUCTION(argmin, IndexOfBest<false>, i64, T)
+REDUCTION(sum, Plain<Sum<F>>, S)
+REDUCTION(prod, Plain<Prod<F>>, S)
+REDUCTION(max, Plain<Max<F>>, S)
+REDUCTION(min, Plain<Min<F>>, S)
+REDUCTION(argmax, IndexOfBest<true>, i64)
+REDUCTION(argmin, IndexOfBest<false>, i64)
 #if FLOATS
-REDUCTION(mean, Mean, DTYPE, DTYPE)
-REDUCTION(var, Var, DTYPE, DTYPE)
-REDUCTION(logsumexp, LogSumExp, DTYPE, DTYPE)
+REDUCTION(mean, Mean, S)
+REDUCTION(var, Var, S)
+REDUCTION(logsumexp, LogSumExp, S)
 #endif
-NUMBERS(DTYPE)

@@ -4,7 +4,7 @@ use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
 use super::number_programs;
-use super::rows::{Teams, by_team};
+use super::rows::{RowThreads, by_group};
 use super::walk::{ByValue, Walk};
 use crate::command::Address;
 use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
@@ -22,52 +22,27 @@ pub(crate) fn reduce(
     axes: &Axes,
     operands: [Address; 2],
 ) -> Result<()> {
-    let (count, teams) = (axes.reduced.elements as f64, teams(axes));
-    let (kernel, divisor) = match how {
-        Reduction::Join(ReduceOp::Sum) => (by_team!(teams.team, dtype, "sum"), 0.0),
-        Reduction::Join(ReduceOp::Mean) => (by_team!(teams.team, dtype, "mean"), 0.0),
-        Reduction::Join(ReduceOp::Prod) => (by_team!(teams.team, dtype, "prod"), 0.0),
-        Reduction::Join(ReduceOp::Max) => (by_team!(teams.team, dtype, "max"), 0.0),
-        Reduction::Join(ReduceOp::Min) => (by_team!(teams.team, dtype, "min"), 0.0),
-        Reduction::Var { correction } => (by_team!(teams.team, dtype, "var"), (count - correction).max(0.0)),
-        Reduction::LogSumExp => (by_team!(teams.team, dtype, "logsumexp"), 0.0),
+    let (along, across) = (axes.reduced.inner().strides[0], axes.kept.inner().strides[0]);
+    let threads = RowThreads::of(axes.kept.elements, axes.reduced.elements, along, across);
+    let kernel = match how {
+        Reduction::Join(ReduceOp::Sum) => by_group!(threads.group, dtype, "sum"),
+        Reduction::Join(ReduceOp::Mean) => by_group!(threads.group, dtype, "mean"),
+        Reduction::Join(ReduceOp::Prod) => by_group!(threads.group, dtype, "prod"),
+        Reduction::Join(ReduceOp::Max) => by_group!(threads.group, dtype, "max"),
+        Reduction::Join(ReduceOp::Min) => by_group!(threads.group, dtype, "min"),
+        Reduction::Index(Extreme::Largest) => by_group!(threads.group, dtype, "argmax"),
+        Reduction::Index(Extreme::Smallest) => by_group!(threads.group, dtype, "argmin"),
+        Reduction::Var { .. } => by_group!(threads.group, dtype, "var"),
+        Reduction::LogSumExp => by_group!(threads.group, dtype, "logsumexp"),
     };
-    enqueue(queue, dtype, (kernel, teams), divisor, axes, operands)
-}
-
-/// On `(output, input)`.
-pub(crate) fn extreme(
-    queue: &Queue<'_>,
-    dtype: DType,
-    which: Extreme,
-    axes: &Axes,
-    operands: [Address; 2],
-) -> Result<()> {
-    let teams = teams(axes);
-    let kernel = match which {
-        Extreme::Largest => by_team!(teams.team, dtype, "argmax"),
-        Extreme::Smallest => by_team!(teams.team, dtype, "argmin"),
+    let divisor = match how {
+        Reduction::Var { correction } => (axes.reduced.elements as f64 - correction).max(0.0),
+        _ => 0.0,
     };
-    enqueue(queue, dtype, (kernel, teams), 0.0, axes, operands)
-}
-
-fn teams(Axes { kept, reduced }: &Axes) -> Teams {
-    let (along, across) = (reduced.inner().strides[0], kept.inner().strides[0]);
-    Teams::of(kept.elements, reduced.elements, along, across)
-}
-
-fn enqueue(
-    queue: &Queue<'_>,
-    dtype: DType,
-    (kernel, teams): (&'static str, Teams),
-    divisor: f64,
-    axes: &Axes,
-    operands: [Address; 2],
-) -> Result<()> {
     let (kept, reduced) = (Walk::of(queue.op(), &axes.kept)?, Walk::of(queue.op(), &axes.reduced)?);
     let [out, x] = operands.map(Arg::from);
-    let args = [out, x, kept.arg(), reduced.arg(), Arg::U32(teams.lanes), Arg::F64(divisor)];
+    let args = [out, x, kept.arg(), reduced.arg(), Arg::U32(threads.lanes), Arg::F64(divisor)];
     // SAFETY: the kernel takes these arguments; the walks go over the axes of the input, and the output has room for all kept
     // elements.
-    unsafe { queue.kernel(program_of(dtype), kernel, teams.grid(queue, THREADS), &args) }
+    unsafe { queue.kernel(program_of(dtype), kernel, threads.grid(queue, THREADS), &args) }
 }

@@ -1,4 +1,4 @@
-// Teams of threads that fold the elements of a row, in one order whatever the team.
+// Groups of threads that fold the elements of a row, in one order whatever the group.
 //
 // A row is cut into blocks of 512. In a block element i goes to lane i % 32; lanes are joined as a tree, lane l with
 // l + 16, then with l + 8, and so on. Several blocks' values go to lanes in turn, block b to b % 32, and are joined as the
@@ -59,8 +59,8 @@ template <class Body> __device__ inline void for_far(u64 first, u64 len, u32 lan
     }
 }
 
-// Teams. Rows `first()`, `first() + step()`, .. begin groups of rows, of which this thread's team has number `place()`. All
-// threads of a block go through all groups together, those whose row does not exist with `len` 0.
+// Groups. Rows `first()`, `first() + step()`, .. begin stretches of rows, of which this thread's group has number `place()`. All
+// threads of a block go through all stretches together, those whose row does not exist with `len` 0.
 //
 // `fold(all, len, far, near)` folds a row of `len` elements, `all` in every row that exists: `far(i)` gives element `i`. If
 // there is a `near`, `near(i, slot)` gives those of the first block that the thread sees, see `for_near`.
@@ -80,10 +80,10 @@ __device__ inline typename F::State fold_near(u64 first, u64 len, u32 lane, u32 
 }
 
 // Up to 32 neighbouring threads of a warp, for rows of one block.
-struct WarpTeam {
+struct WarpGroup {
     u32 lanes;
 
-    __device__ explicit WarpTeam(u32 lanes) : lanes(lanes) {}
+    __device__ explicit WarpGroup(u32 lanes) : lanes(lanes) {}
     __device__ u32 lane() const { return threadIdx.x & (lanes - 1); }
     __device__ u64 first() const { return (u64)blockIdx.x * (blockDim.x / lanes) + threadIdx.x / LANES * (LANES / lanes); }
     __device__ u64 step() const { return (u64)gridDim.x * (blockDim.x / lanes); }
@@ -100,8 +100,8 @@ struct WarpTeam {
 };
 
 // A block of threads for one row; warp w sees the row's blocks w, w + warps, ..
-struct BlockTeam {
-    __device__ explicit BlockTeam(u32) {}
+struct BlockGroup {
+    __device__ explicit BlockGroup(u32) {}
     __device__ u32 lane() const { return threadIdx.x % LANES; }
     __device__ u32 warp() const { return threadIdx.x / LANES; }
     __device__ u32 warps() const { return blockDim.x / LANES; }
@@ -142,8 +142,8 @@ struct BlockTeam {
 
 // Rows side by side, one to each threadIdx.x, for rows whose elements are far apart in memory but near those of other rows.
 // Lane l is threadIdx.y.
-struct ColumnTeam {
-    __device__ explicit ColumnTeam(u32) {}
+struct ColumnGroup {
+    __device__ explicit ColumnGroup(u32) {}
     __device__ u32 lane() const { return threadIdx.y; }
     __device__ u64 first() const { return (u64)blockIdx.x * blockDim.x; }
     __device__ u64 step() const { return (u64)gridDim.x * blockDim.x; }
@@ -188,11 +188,24 @@ struct ColumnTeam {
     }
 };
 
-// Calls `body(team, row, exists)` for the rows of this thread's team.
-template <class Team, class Body> __device__ inline void for_rows(u64 rows, u32 lanes, Body body) {
-    Team team(lanes);
-    for (u64 first = team.first(); first < rows; first += team.step()) {
-        u64 row = first + team.place();
-        body(team, row, row < rows);
+// Calls `body(group, row, exists)` for the rows of this thread's group.
+template <class Group, class Body> __device__ inline void for_rows(u64 rows, u32 lanes, Body body) {
+    Group group(lanes);
+    for (u64 first = group.first(); first < rows; first += group.step()) {
+        u64 row = first + group.place();
+        body(group, row, row < rows);
     }
 }
+
+// The kernels of an op for each group: NAME_<group>_<dtype>, whose body may name its `Group`.
+#define GROUP_KERNEL(name, group, GROUP, parameters, ...)                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(name##_##group, DTYPE) parameters { \
+        using Group = GROUP;                                                                           \
+        __VA_ARGS__;                                                                                   \
+    }
+#define ROW_KERNELS(name, parameters, ...)                       \
+    GROUP_KERNEL(name, warp, WarpGroup, parameters, __VA_ARGS__) \
+    GROUP_KERNEL(name, block, BlockGroup, parameters, __VA_ARGS__)
+#define GROUP_KERNELS(name, parameters, ...)   \
+    ROW_KERNELS(name, parameters, __VA_ARGS__) \
+    GROUP_KERNEL(name, column, ColumnGroup, parameters, __VA_ARGS__)

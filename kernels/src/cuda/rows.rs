@@ -1,4 +1,4 @@
-//! Which team of threads takes a row, see `rows.cuh`.
+//! Which group of threads takes a row, see `rows.cuh`.
 
 use device::cuda::{Grid, Queue};
 
@@ -11,7 +11,7 @@ const BLOCK: usize = 512;
 
 /// Threads that fold a row together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Team {
+pub(super) enum RowGroup {
     /// Up to a warp, for short rows along memory.
     Warp,
     /// A block, for long ones.
@@ -22,54 +22,54 @@ pub(super) enum Team {
 
 /// Rows that are worked on alike.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Teams {
-    pub(super) team: Team,
+pub(super) struct RowThreads {
+    pub(super) group: RowGroup,
     /// Threads along a row, a power of two.
     pub(super) lanes: u32,
     rows: usize,
     len: usize,
 }
 
-/// The kernel of an op for a team and an element type.
-macro_rules! by_team {
-    ($team:expr, $dtype:expr, $op:literal) => {
-        match $team {
-            $crate::cuda::rows::Team::Warp => $crate::cuda::by_dtype!($dtype, concat!($op, "_warp")),
-            $crate::cuda::rows::Team::Block => $crate::cuda::by_dtype!($dtype, concat!($op, "_block")),
-            $crate::cuda::rows::Team::Column => $crate::cuda::by_dtype!($dtype, concat!($op, "_column")),
+/// The kernel of an op for a group and an element type.
+macro_rules! by_group {
+    ($group:expr, $dtype:expr, $op:literal) => {
+        match $group {
+            $crate::cuda::rows::RowGroup::Warp => $crate::cuda::by_dtype!($dtype, concat!($op, "_warp")),
+            $crate::cuda::rows::RowGroup::Block => $crate::cuda::by_dtype!($dtype, concat!($op, "_block")),
+            $crate::cuda::rows::RowGroup::Column => $crate::cuda::by_dtype!($dtype, concat!($op, "_column")),
         }
     };
 }
-pub(super) use by_team;
+pub(super) use by_group;
 
-impl Teams {
+impl RowThreads {
     /// For `rows` rows of `len` elements that are `along` apart, the rows themselves `across`.
-    pub(super) fn of(rows: usize, len: usize, along: isize, across: isize) -> Teams {
+    pub(super) fn of(rows: usize, len: usize, along: isize, across: isize) -> RowThreads {
         let lanes = len.next_power_of_two().clamp(1, LANES) as u32;
-        let team = if rows > 1 && along != 1 && across < along {
-            Team::Column
+        let group = if rows > 1 && along != 1 && across < along {
+            RowGroup::Column
         } else if len <= BLOCK {
-            Team::Warp
+            RowGroup::Warp
         } else {
-            Team::Block
+            RowGroup::Block
         };
-        Teams { team, lanes, rows, len }
+        RowThreads { group, lanes, rows, len }
     }
 
     /// Blocks of at most `most` threads, 256 or more. The result does not depend on it.
     pub(super) fn grid(&self, queue: &Queue<'_>, most: u32) -> Grid {
         let rows = self.rows as u64;
-        match self.team {
-            Team::Warp => {
+        match self.group {
+            RowGroup::Warp => {
                 let threads = 256;
                 blocks(queue, rows.div_ceil(u64::from(threads / self.lanes)), threads)
             }
-            Team::Block => {
+            RowGroup::Block => {
                 let warps = self.len.div_ceil(BLOCK).next_power_of_two().min(LANES) as u32;
                 let threads = (warps * LANES as u32).min(most);
                 blocks(queue, rows, threads)
             }
-            Team::Column => {
+            RowGroup::Column => {
                 // Eight columns of four bytes fill what memory gives at once; more of them if there are many.
                 let many = rows >= u64::from(queue.multiprocessors()) * LANES as u64;
                 let threads = if many { most } else { 256 };

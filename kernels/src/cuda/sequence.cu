@@ -7,8 +7,8 @@ struct Scan {
     u64 reverse;
 };
 
-template <class S> __device__ inline void cumsum(S* out, const S* x, const Walk<2>& kept, const Scan& scan) {
-    using T = Opmath<S>;
+extern "C" __global__ void NAMED(cumsum, DTYPE)(S* out, const S* x, const __grid_constant__ Walk<2> kept,
+                                                const __grid_constant__ Scan scan) {
     u32 lane = threadIdx.x % LANES;
     u64 warps = thread_count() / LANES;
     for (u64 row = thread_index() / LANES; row < kept.elements; row += warps) {
@@ -32,42 +32,17 @@ template <class S> __device__ inline void cumsum(S* out, const S* x, const Walk<
     }
 }
 
-#define CUMSUM(T)                                                                                   \
-    extern "C" __global__ void cumsum_##T(T* out, const T* x, const __grid_constant__ Walk<2> kept, \
-                                          const __grid_constant__ Scan scan) {                      \
-        cumsum(out, x, kept, scan);                                                                 \
-    }
-#define KERNELS(T) CUMSUM(T)
-KERNELS(DTYPE)
-
 #if FLOATS
 // (a, b) -> (a cos - b sin, b cos + a sin) for pairs whose second element is `apart` from the first
-template <class S> struct Rotary {
-    using T = Opmath<S>;
-
-    S* out;
-    const S* x;
-    const S* cos;
-    const S* sin;
-    i64 out_apart;
-    i64 x_apart;
-    bool inverse;
-
-    template <int V> __device__ void at(const Offsets<4>& offsets) const {
+extern "C" __global__ void NAMED(rotary, DTYPE)(S* out, const S* x, const S* cos, const S* sin,
+                                                const __grid_constant__ Walk<4> pairs, i64 out_apart, i64 x_apart,
+                                                u32 inverse) {
+    for_each(pairs, [&](const Offsets<4>& offsets) {
         T a = x[offsets.at[1]], b = x[offsets.at[1] + x_apart];
         T c = cos[offsets.at[2]], s = sin[offsets.at[3]];
         s = inverse ? -s : s;
         out[offsets.at[0]] = a * c - b * s;
         out[offsets.at[0] + out_apart] = b * c + a * s;
-    }
-};
-
-#define ROTARY(T)                                                                                            \
-    extern "C" __global__ void rotary_##T(T* out, const T* x, const T* cos, const T* sin,                    \
-                                          const __grid_constant__ Walk<4> pairs, i64 out_apart, i64 x_apart, \
-                                          u32 inverse) {                                                     \
-        for_each<1>(pairs, Rotary<T>{out, x, cos, sin, out_apart, x_apart, inverse != 0});                   \
-    }
-#define ROTATIONS(T) ROTARY(T)
-ROTATIONS(DTYPE)
+    });
+}
 #endif

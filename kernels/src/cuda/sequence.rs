@@ -14,26 +14,16 @@ static I64: Program = program!("sequence", "i64", 0, 0, "rows.cuh", "sequence.cu
 /// Threads that take a row together.
 const WARP: u32 = 32;
 
-/// `Scan` of the program.
-#[repr(C)]
-struct Scan {
-    len: u64,
-    steps: [i64; 2],
-    reverse: u64,
-}
-
-// SAFETY: words of 64 bits.
-unsafe impl ByValue for Scan {}
-
 pub(crate) fn cumsum(
     queue: &Queue<'_>,
     dtype: DType,
-    Rows { kept, len, steps }: &Rows<2>,
+    &Rows { ref kept, len, steps: [out_step, x_step] }: &Rows<2>,
     reverse: bool,
     [out, x]: [Address; 2],
 ) -> Result<()> {
     let walk = Walk::of(queue.op(), kept)?;
-    let scan = Scan { len: *len as u64, steps: steps.map(|step| step as i64), reverse: u64::from(reverse) };
+    // `Scan` of the program.
+    let scan = [len as i64, out_step as i64, x_step as i64, i64::from(reverse)];
     let program = if dtype == DType::I64 { &I64 } else { program_of(dtype) };
     let args = [out.into(), x.into(), walk.arg(), scan.arg()];
     let grid = blocks(queue, kept.elements.div_ceil((THREADS / WARP) as usize) as u64, THREADS);

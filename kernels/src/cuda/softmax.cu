@@ -10,82 +10,80 @@ struct Rows {
 };
 
 // Calls `write(i, value)` for the elements of a row of softmax or, with LOG, of its logarithm.
-template <bool LOG, class Team, class S, class Write>
-__device__ inline void softmax_row(const Team& team, const S* x, i64 step, u64 all, u64 len, Write write) {
-    using T = Opmath<S>;
+template <bool LOG, class Group, class Write>
+__device__ inline void softmax_row(const Group& group, const S* x, i64 step, u64 all, u64 len, Write write) {
     T held[EACH];
     auto skip = [](u64) {};
-    team.each(len, skip, [&](u64 i, int slot) { held[slot] = x[i * step]; });
+    group.each(len, skip, [&](u64 i, int slot) { held[slot] = x[i * step]; });
     auto far = [&](u64 i) -> T { return x[i * step]; };
-    T largest = team.template fold<Max<T>>(all, len, far, [&](u64, int slot) { return held[slot]; });
-    team.each(len, skip, [&](u64, int slot) {
+    T largest = group.template fold<Max<T>>(all, len, far, [&](u64, int slot) { return held[slot]; });
+    group.each(len, skip, [&](u64, int slot) {
         T shifted = held[slot] - largest;
         held[slot] = LOG ? shifted : exp_of(shifted);
     });
     auto far_term = [&](u64 i) { return exp_of(x[i * step] - largest); };
-    T sum = team.template fold<Sum<T>>(all, len, far_term,
+    T sum = group.template fold<Sum<T>>(all, len, far_term,
                                        [&](u64, int slot) { return LOG ? exp_of(held[slot]) : held[slot]; });
     if (LOG) {
         T log_sum = log_of(sum);
-        team.each(len, [&](u64 i) { write(i, x[i * step] - largest - log_sum); },
+        group.each(len, [&](u64 i) { write(i, x[i * step] - largest - log_sum); },
                   [&](u64 i, int slot) { write(i, held[slot] - log_sum); });
     } else {
-        team.each(len, [&](u64 i) { write(i, exp_of(x[i * step] - largest) / sum); },
+        group.each(len, [&](u64 i) { write(i, exp_of(x[i * step] - largest) / sum); },
                   [&](u64 i, int slot) { write(i, held[slot] / sum); });
     }
 }
 
-template <bool LOG, class Team, class S>
+template <bool LOG, class Group>
 __device__ inline void softmax(S* out, const S* x, const Walk<2>& kept, const Rows& rows, u32 lanes) {
-    for_rows<Team>(kept.elements, lanes, [&](const Team& team, u64 row, bool exists) {
+    for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         Offsets<2> at = offsets(kept, exists ? row : 0);
         S* to = out + at.at[0];
-        softmax_row<LOG>(team, x + at.at[1], rows.steps[1], rows.len, exists ? rows.len : 0,
-                         [&](u64 i, Opmath<S> value) { to[i * rows.steps[0]] = value; });
+        softmax_row<LOG>(group, x + at.at[1], rows.steps[1], rows.len, exists ? rows.len : 0,
+                         [&](u64 i, T value) { to[i * rows.steps[0]] = value; });
     });
 }
 
 // out = y (g - sum(g y)) for softmax, g - exp(y) sum(g) for its logarithm
-template <bool LOG, class Team, class S>
+template <bool LOG, class Group>
 __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3>& kept, const Rows& rows, u32 lanes) {
-    using T = Opmath<S>;
-    for_rows<Team>(kept.elements, lanes, [&](const Team& team, u64 row, bool exists) {
+    for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         Offsets<3> at = offsets(kept, exists ? row : 0);
         S* to = out + at.at[0];
         const S* from_y = y + at.at[1];
         const S* from_g = g + at.at[2];
         u64 len = exists ? rows.len : 0;
         T ys[EACH], gs[EACH];
-        team.each(len, [](u64) {}, [&](u64 i, int slot) {
+        group.each(len, [](u64) {}, [&](u64 i, int slot) {
             ys[slot] = from_y[i * rows.steps[1]];
             gs[slot] = from_g[i * rows.steps[2]];
         });
         auto term = [](T y, T g) { return LOG ? g : mul_rounded(g, y); };
-        T sum = team.template fold<Sum<T>>(
+        T sum = group.template fold<Sum<T>>(
             rows.len, len, [&](u64 i) { return term(from_y[i * rows.steps[1]], from_g[i * rows.steps[2]]); },
             [&](u64, int slot) { return term(ys[slot], gs[slot]); });
         auto finish = [&](u64 i, T y, T g) {
             to[i * rows.steps[0]] = LOG ? g - mul_rounded(exp_of(y), sum) : y * (g - sum);
         };
-        team.each(len, [&](u64 i) { finish(i, from_y[i * rows.steps[1]], from_g[i * rows.steps[2]]); },
+        group.each(len, [&](u64 i) { finish(i, from_y[i * rows.steps[1]], from_g[i * rows.steps[2]]); },
                   [&](u64 i, int slot) { finish(i, ys[slot], gs[slot]); });
     });
 }
 
 // log_probs = log_softmax(logits), losses[row] = -log_probs[row, labels[row]]; operands of `kept` in this order. A label
 // that is no class is a fault, and its loss is not written.
-template <class Team, class S>
+template <class Group>
 __device__ inline void cross_entropy(S* log_probs, const S* logits, const i64* labels, S* losses, const Walk<4>& kept,
                                      const Rows& rows, u32 lanes, Fault fault) {
-    for_rows<Team>(kept.elements, lanes, [&](const Team& team, u64 row, bool exists) {
+    for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         Offsets<4> at = offsets(kept, exists ? row : 0);
         S* to = log_probs + at.at[0];
         i64 label = labels[at.at[2]];
-        if (exists && team.leads() && !in_range(label, (i64)rows.len)) {
+        if (exists && group.leads() && !in_range(label, (i64)rows.len)) {
             raise(fault, label, (i64)rows.len);
         }
-        softmax_row<true>(team, logits + at.at[1], rows.steps[1], rows.len, exists ? rows.len : 0,
-                          [&](u64 i, Opmath<S> value) {
+        softmax_row<true>(group, logits + at.at[1], rows.steps[1], rows.len, exists ? rows.len : 0,
+                          [&](u64 i, T value) {
                               to[i * rows.steps[0]] = value;
                               if ((i64)i == label) {
                                   losses[at.at[3]] = -value;
@@ -94,18 +92,23 @@ __device__ inline void cross_entropy(S* log_probs, const S* logits, const i64* l
     });
 }
 
+#define SOFTMAX_OPERANDS (S* out, const S* x, const __grid_constant__ Walk<2> kept, const __grid_constant__ Rows rows, u32 lanes)
+GROUP_KERNELS(softmax, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
+GROUP_KERNELS(log_softmax, SOFTMAX_OPERANDS, softmax<true, Group>(out, x, kept, rows, lanes))
+#define GRAD_OPERANDS \
+    (S* out, const S* y, const S* g, const __grid_constant__ Walk<3> kept, const __grid_constant__ Rows rows, u32 lanes)
+GROUP_KERNELS(softmax_grad, GRAD_OPERANDS, softmax_grad<false, Group>(out, y, g, kept, rows, lanes))
+GROUP_KERNELS(log_softmax_grad, GRAD_OPERANDS, softmax_grad<true, Group>(out, y, g, kept, rows, lanes))
+GROUP_KERNELS(cross_entropy,
+             (S* log_probs, const S* logits, const i64* labels, S* losses, const __grid_constant__ Walk<4> kept,
+              const __grid_constant__ Rows rows, u32 lanes, Fault fault),
+             cross_entropy<Group>(log_probs, logits, labels, losses, kept, rows, lanes, fault))
+
 // out[i, j] = (exp(log_probs[i, j]) - (j == labels[i])) g[i]. The fourth operand of the walk is the class j itself.
-template <class S> struct CrossEntropyGrad {
-    using T = Opmath<S>;
-
-    S* out;
-    const S* log_probs;
-    const S* g;
-    const i64* labels;
-    i64 classes;
-    Fault fault;
-
-    template <int V> __device__ void at(const Offsets<5>& offsets) const {
+extern "C" __global__ void NAMED(cross_entropy_grad, DTYPE)(S* out, const S* log_probs, const S* g, const i64* labels,
+                                                            const __grid_constant__ Walk<5> walk, i64 classes,
+                                                            Fault fault) {
+    for_each(walk, [&](const Offsets<5>& offsets) {
         i64 label = labels[offsets.at[4]];
         i64 j = offsets.at[3];
         if (j == 0 && !in_range(label, classes)) {
@@ -113,41 +116,5 @@ template <class S> struct CrossEntropyGrad {
         }
         T p = exp_of((T)log_probs[offsets.at[1]]);
         out[offsets.at[0]] = (j == label ? p - 1 : p) * g[offsets.at[2]];
-    }
-};
-
-#define TEAM(team, Team, T)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_##team##_##T(                                     \
-        T* out, const T* x, const __grid_constant__ Walk<2> kept, const __grid_constant__ Rows rows, u32 lanes) {    \
-        softmax<false, Team>(out, x, kept, rows, lanes);                                                             \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) log_softmax_##team##_##T(                                 \
-        T* out, const T* x, const __grid_constant__ Walk<2> kept, const __grid_constant__ Rows rows, u32 lanes) {    \
-        softmax<true, Team>(out, x, kept, rows, lanes);                                                              \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_grad_##team##_##T(                                \
-        T* out, const T* y, const T* g, const __grid_constant__ Walk<3> kept, const __grid_constant__ Rows rows,     \
-        u32 lanes) {                                                                                                 \
-        softmax_grad<false, Team>(out, y, g, kept, rows, lanes);                                                     \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) log_softmax_grad_##team##_##T(                            \
-        T* out, const T* y, const T* g, const __grid_constant__ Walk<3> kept, const __grid_constant__ Rows rows,     \
-        u32 lanes) {                                                                                                 \
-        softmax_grad<true, Team>(out, y, g, kept, rows, lanes);                                                      \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) cross_entropy_##team##_##T(                               \
-        T* log_probs, const T* logits, const i64* labels, T* losses, const __grid_constant__ Walk<4> kept,           \
-        const __grid_constant__ Rows rows, u32 lanes, Fault fault) {                                                 \
-        cross_entropy<Team>(log_probs, logits, labels, losses, kept, rows, lanes, fault);                            \
-    }
-#define TEAMS(T)                \
-    TEAM(warp, WarpTeam, T)     \
-    TEAM(block, BlockTeam, T)   \
-    TEAM(column, ColumnTeam, T)
-#define GRADIENT(T)                                                                                                     \
-    extern "C" __global__ void cross_entropy_grad_##T(T* out, const T* log_probs, const T* g, const i64* labels,        \
-                                                      const __grid_constant__ Walk<5> walk, i64 classes, Fault fault) { \
-        for_each<1>(walk, CrossEntropyGrad<T>{out, log_probs, g, labels, classes, fault});                              \
-    }
-#define KERNELS(T) TEAMS(T) GRADIENT(T)
-KERNELS(DTYPE)
+    });
+}

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::rules::Accumulated;
 use crate::rules::RuleValue;
 use crate::testing::{Array, bits, cpu, values, values_f32};
 
@@ -19,6 +20,7 @@ pub(crate) enum Known {
     Adam(AdamStep),
     RmsProp(RmsPropStep),
     Lion(LionStep),
+    Accumulated,
 }
 
 impl Known {
@@ -28,6 +30,7 @@ impl Known {
             Known::Adam(step) => step.try_into().unwrap(),
             Known::RmsProp(step) => step.into(),
             Known::Lion(step) => step.into(),
+            Known::Accumulated => RuleStep::new(Accumulated, [], []),
         }
     }
 
@@ -60,7 +63,8 @@ fn rules() -> Vec<Known> {
     ];
     let lion = [LION, LionStep { weight_decay: 0.1, beta1: 0.2, ..LION }];
     let rules = sgd.map(Known::Sgd).into_iter().chain(adam.map(Known::Adam));
-    rules.chain(rmsprop.map(Known::RmsProp)).chain(lion.map(Known::Lion)).collect()
+    let others = lion.map(Known::Lion).into_iter().chain([Known::Accumulated]);
+    rules.chain(rmsprop.map(Known::RmsProp)).chain(others).collect()
 }
 
 /// The step of one number as the papers write it; `states` in the rule's order.
@@ -101,6 +105,7 @@ fn reference(rule: Known, p: f64, g: f64, states: &mut [f64]) -> f64 {
             *mean = step.beta2 * *mean + (1.0 - step.beta2) * g;
             p * (1.0 - step.lr * step.weight_decay) - step.lr * mix.signum()
         }
+        (Known::Accumulated, []) => p + g,
         (rule, states) => unreachable!("{rule:?} with {} states", states.len()),
     }
 }

@@ -35,87 +35,50 @@ impl RmsPropStep {
 /// The rule of [`RmsPropStep`], which keeps a state more for momentum, and one for being centered.
 pub(crate) struct RmsProp<const MOMENTUM: bool, const CENTERED: bool>;
 
-/// The new parameter; the mean square and the states that there are become new, too.
+/// A rule by what it keeps: which of its states are the buffer and the mean gradient.
+macro_rules! rule {
+    ($momentum:literal, $centered:literal, $states:literal, $names:expr, $buffer:expr, $mean:expr) => {
+        impl Rule<$states, 6, 2> for RmsProp<$momentum, $centered> {
+            const OP: &'static str = "rmsprop";
+            const STATES: [&'static str; $states] = $names;
+
+            #[inline(always)]
+            fn step<V: RuleValue>(
+                numbers: [V; 6],
+                flags: [V::Flag; 2],
+                p: V,
+                g: V,
+                states: [V; $states],
+            ) -> (V, [V; $states]) {
+                step(numbers, flags, (p, g), states, $buffer, $mean)
+            }
+        }
+    };
+}
+rule!(false, false, 1, ["square_avg"], None, None);
+rule!(true, false, 2, ["square_avg", "momentum_buffer"], Some(1), None);
+rule!(false, true, 2, ["square_avg", "grad_avg"], None, Some(1));
+rule!(true, true, 3, ["square_avg", "momentum_buffer", "grad_avg"], Some(1), Some(2));
+
+/// The first state is the mean square; the numbers of others are given.
 #[inline(always)]
-fn step<V: RuleValue>(
+fn step<V: RuleValue, const N: usize>(
     [lr, alpha, fresh, eps, weight_decay, momentum]: [V; 6],
     [decays, near_end]: [V::Flag; 2],
     (p, g): (V, V),
-    square: &mut V,
-    buffer: Option<&mut V>,
-    mean: Option<&mut V>,
-) -> V {
+    mut states: [V; N],
+    buffer: Option<usize>,
+    mean: Option<usize>,
+) -> (V, [V; N]) {
     let g = decayed(decays, weight_decay, p, g);
-    *square = *square * alpha + fresh * g * g;
-    let mut variance = *square;
+    states[0] = states[0] * alpha + fresh * g * g;
+    let mut variance = states[0];
     if let Some(mean) = mean {
-        *mean = lerp(near_end, *mean, g, fresh);
-        variance = variance - *mean * *mean;
+        states[mean] = lerp(near_end, states[mean], g, fresh);
+        variance = variance - states[mean] * states[mean];
     }
     let divisor = variance.sqrt() + eps;
-    let Some(buffer) = buffer else { return p - lr * g / divisor };
-    *buffer = *buffer * momentum + g / divisor;
-    p - lr * *buffer
-}
-
-impl Rule<1, 6, 2> for RmsProp<false, false> {
-    const OP: &'static str = "rmsprop";
-    const STATES: [&'static str; 1] = ["square_avg"];
-
-    #[inline(always)]
-    fn step<V: RuleValue>(numbers: [V; 6], flags: [V::Flag; 2], p: V, g: V, [mut v]: [V; 1]) -> (V, [V; 1]) {
-        let p = step(numbers, flags, (p, g), &mut v, None, None);
-        (p, [v])
-    }
-}
-
-impl Rule<2, 6, 2> for RmsProp<true, false> {
-    const OP: &'static str = "rmsprop";
-    const STATES: [&'static str; 2] = ["square_avg", "momentum_buffer"];
-
-    #[inline(always)]
-    fn step<V: RuleValue>(
-        numbers: [V; 6],
-        flags: [V::Flag; 2],
-        p: V,
-        g: V,
-        [mut v, mut b]: [V; 2],
-    ) -> (V, [V; 2]) {
-        let p = step(numbers, flags, (p, g), &mut v, Some(&mut b), None);
-        (p, [v, b])
-    }
-}
-
-impl Rule<2, 6, 2> for RmsProp<false, true> {
-    const OP: &'static str = "rmsprop";
-    const STATES: [&'static str; 2] = ["square_avg", "grad_avg"];
-
-    #[inline(always)]
-    fn step<V: RuleValue>(
-        numbers: [V; 6],
-        flags: [V::Flag; 2],
-        p: V,
-        g: V,
-        [mut v, mut m]: [V; 2],
-    ) -> (V, [V; 2]) {
-        let p = step(numbers, flags, (p, g), &mut v, None, Some(&mut m));
-        (p, [v, m])
-    }
-}
-
-impl Rule<3, 6, 2> for RmsProp<true, true> {
-    const OP: &'static str = "rmsprop";
-    const STATES: [&'static str; 3] = ["square_avg", "momentum_buffer", "grad_avg"];
-
-    #[inline(always)]
-    fn step<V: RuleValue>(
-        numbers: [V; 6],
-        flags: [V::Flag; 2],
-        p: V,
-        g: V,
-        [mut v, mut b, mut m]: [V; 3],
-    ) -> (V, [V; 3]) {
-        let p = step(numbers, flags, (p, g), &mut v, Some(&mut b), Some(&mut m));
-        (p, [v, b, m])
-    }
+    let Some(buffer) = buffer else { return (p - lr * g / divisor, states) };
+    states[buffer] = states[buffer] * momentum + g / divisor;
+    (p - lr * states[buffer], states)
 }

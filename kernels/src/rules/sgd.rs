@@ -29,6 +29,20 @@ impl SgdStep {
     }
 }
 
+/// The rule `param = param + grad`, which adds gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct Accumulated;
+
+impl Rule<0, 0> for Accumulated {
+    const OP: &'static str = "accumulate";
+    const STATES: [&'static str; 0] = [];
+
+    #[inline(always)]
+    fn step<V: RuleValue>([]: [V; 0], []: [V::Flag; 0], p: V, g: V, []: [V; 0]) -> (V, [V; 0]) {
+        (p + g, [])
+    }
+}
+
 /// The rule of [`SgdStep`] without momentum.
 pub(crate) struct Sgd;
 

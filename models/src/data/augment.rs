@@ -57,7 +57,8 @@ impl Augment {
     pub fn apply(&self, images: &Tensor, first: u64) -> Result<Tensor> {
         let [height, width] = sides("augment", images)?;
         let room = |side: usize, crop: usize| {
-            let wrong = || invalid("augment", "crop", "within the images", format!("{crop} of {side}"));
+            let wrong =
+                || Error::invalid("augment", "crop", "within the images", format_args!("{crop} of {side}"));
             side.checked_sub(crop).ok_or_else(wrong)
         };
         let room = [room(height, self.crop[0])?, room(width, self.crop[1])?];
@@ -94,7 +95,7 @@ pub fn crop(images: &Tensor, corners: &[[usize; 2]], size: [usize; 2]) -> Result
     };
     if let Some(corner) = corners.iter().find(|corner| !inside(corner)) {
         let value = format!("{size:?} at {corner:?} of {sides:?}");
-        return Err(invalid(OP, "corners", "parts within the images", value));
+        return Err(Error::invalid(OP, "corners", "parts within the images", value));
     }
     let map = |&[top, left]: &[usize; 2]| [1.0, 0.0, top as f64, 0.0, 1.0, left as f64];
     warp(images, corners.iter().map(map), size, Sampling::Nearest)
@@ -178,7 +179,7 @@ fn warp(
 fn sides(op: &'static str, images: &Tensor) -> Result<[usize; 2]> {
     match *images.shape() {
         [_, _, height, width] => Ok([height, width]),
-        ref shape => Err(invalid(op, "images", "of rank 4", format!("shape {shape:?}"))),
+        ref shape => Err(Error::invalid(op, "images", "of rank 4", format_args!("shape {shape:?}"))),
     }
 }
 
@@ -189,11 +190,7 @@ fn finite(
     fits: impl Fn(f64) -> bool,
 ) -> Result<()> {
     match values.iter().find(|value| !(value.is_finite() && fits(**value))) {
-        Some(value) => Err(invalid(op, argument, "finite and in range", value.to_string())),
+        Some(value) => Err(Error::invalid(op, argument, "finite and in range", value)),
         None => Ok(()),
     }
-}
-
-fn invalid(op: &'static str, argument: &'static str, expected: &'static str, value: String) -> Error {
-    Error::InvalidArgument { op, argument, expected, value: value.into() }
 }

@@ -91,12 +91,12 @@ impl Batches {
     /// `InvalidArgument` if `batch_size` is 0 or larger than the data set.
     pub fn new(data: InMemory, batch_size: usize, seed: u64, device: &Device) -> Result<Self> {
         if batch_size == 0 || batch_size > data.len() {
-            return Err(Error::InvalidArgument {
-                op: "batches",
-                argument: "batch_size",
-                expected: "at least 1 and at most the number of rows",
-                value: format!("{batch_size} for {} rows", data.len()).into(),
-            });
+            return Err(Error::invalid(
+                "batches",
+                "batch_size",
+                "at least 1 and at most the number of rows",
+                format_args!("{batch_size} for {} rows", data.len()),
+            ));
         }
         Ok(Batches { data, batch_size, seed, shuffle: true, drop_last: false, device: device.clone() })
     }
@@ -202,12 +202,7 @@ impl StepBatches {
     /// `InvalidArgument` if `lanes` is 0.
     pub fn new(batches: Batches, lanes: usize, start_step: u64) -> Result<Self> {
         if lanes == 0 {
-            return Err(Error::InvalidArgument {
-                op: "batches",
-                argument: "lanes",
-                expected: "at least 1",
-                value: "0".into(),
-            });
+            return Err(Error::invalid("batches", "lanes", "at least 1", "0"));
         }
         Ok(StepBatches { batches, lanes, next: start_step.saturating_mul(lanes as u64), order: None })
     }

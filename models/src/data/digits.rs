@@ -40,12 +40,7 @@ impl Digits {
     /// As [`load`](Digits::load); `InvalidArgument` if `size` is below 2.
     pub fn enlarged(size: usize) -> Result<InMemory> {
         if size < 2 {
-            return Err(Error::InvalidArgument {
-                op: "digits",
-                argument: "size",
-                expected: "at least 2",
-                value: size.to_string().into(),
-            });
+            return Err(Error::invalid("digits", "size", "at least 2", size));
         }
         let small = Self::load()?;
         let mut inputs = Vec::with_capacity(small.len() * size * size);

@@ -42,7 +42,12 @@ impl InMemory {
     pub fn new(inputs: Vec<f32>, features: usize, labels: Vec<i64>, classes: usize) -> Result<Self> {
         if let Some(at) = inputs.iter().position(|value| !value.is_finite()) {
             let (row, column) = (at / features.max(1), at % features.max(1));
-            return Err(invalid("inputs", "finite", format!("{} at row {row}, column {column}", inputs[at])));
+            return Err(Error::invalid(
+                "data set",
+                "inputs",
+                "finite",
+                format_args!("{} at row {row}, column {column}", inputs[at]),
+            ));
         }
         Self::with_non_finite(inputs, features, labels, classes)
     }
@@ -79,7 +84,7 @@ impl InMemory {
         ];
         for (argument, count) in counts {
             if count == 0 {
-                return Err(invalid(argument, "at least 1", "0".into()));
+                return Err(Error::invalid("data set", argument, "at least 1", "0"));
             }
         }
         let rows = labels.len() / labels_per_row;
@@ -176,10 +181,15 @@ impl InMemory {
     /// `InvalidArgument` unless `0 < test_fraction < 1`, or if there are fewer than two rows.
     pub fn split(&self, test_fraction: f64, seed: u64) -> Result<(Self, Self)> {
         if !(test_fraction > 0.0 && test_fraction < 1.0) {
-            return Err(invalid("test_fraction", "between 0 and 1, exclusive", test_fraction.to_string()));
+            return Err(Error::invalid(
+                "data set",
+                "test_fraction",
+                "between 0 and 1, exclusive",
+                test_fraction,
+            ));
         }
         if self.len() < 2 {
-            return Err(invalid("rows", "at least 2 to split", self.len().to_string()));
+            return Err(Error::invalid("data set", "rows", "at least 2 to split", self.len()));
         }
         let order = random::permutation(self.len(), random::mix(&[seed, SPLIT]));
         let test = ((test_fraction * self.len() as f64).round() as usize).clamp(1, self.len() - 1);
@@ -227,10 +237,6 @@ impl InMemory {
 
 /// Keeps the split's random numbers apart from those of the shuffles.
 const SPLIT: u64 = 0x73_706c_6974;
-
-fn invalid(argument: &'static str, expected: &'static str, value: String) -> Error {
-    Error::InvalidArgument { op: "data set", argument, expected, value: value.into() }
-}
 
 #[cfg(test)]
 mod tests {

@@ -90,13 +90,8 @@ pub fn to_bytes(array: &Tensor) -> Result<Vec<u8>> {
     header.extend(std::iter::repeat_n(' ', 63 - (prelude + header.len()) % 64));
     header.push('\n');
     let Ok(length) = u16::try_from(header.len()) else {
-        let shape = format!("{} axes", array.shape().len()).into();
-        return Err(Error::InvalidArgument {
-            op: "npy",
-            argument: "shape",
-            expected: "few enough axes for a header of 64 KiB",
-            value: shape,
-        });
+        let shape = format!("{} axes", array.shape().len());
+        return Err(Error::invalid("npy", "shape", "few enough axes for a header of 64 KiB", shape));
     };
     let mut bytes = [MAGIC, &[1, 0], &length.to_le_bytes(), header.as_bytes()].concat();
     match array.dtype() {

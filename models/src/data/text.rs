@@ -79,7 +79,7 @@ impl Text {
         vocabulary.sort_unstable();
         vocabulary.dedup();
         if vocabulary.is_empty() {
-            return Err(invalid("text", "not empty", "no characters".into()));
+            return Err(Error::invalid("text", "text", "not empty", "no characters"));
         }
         let none = Text { tokens: [].into(), vocabulary: vocabulary.into() };
         Ok(Text { tokens: none.encode(text)?.into(), ..none })
@@ -125,7 +125,12 @@ impl Text {
     pub fn encode(&self, text: &str) -> Result<Vec<i64>> {
         let number = |c: char| match self.vocabulary.binary_search(&c) {
             Ok(place) => Ok(place as i64),
-            Err(_) => Err(invalid("text", "made of the vocabulary's characters", format!("{c:?}"))),
+            Err(_) => Err(Error::invalid(
+                "text",
+                "text",
+                "made of the vocabulary's characters",
+                format_args!("{c:?}"),
+            )),
         };
         text.chars().map(number).collect()
     }
@@ -150,10 +155,10 @@ impl Text {
     /// `InvalidArgument` unless `0 < fraction < 1`, or for less than two characters.
     pub fn split(&self, fraction: f64) -> Result<(Self, Self)> {
         if !(fraction > 0.0 && fraction < 1.0) {
-            return Err(invalid("fraction", "between 0 and 1, exclusive", fraction.to_string()));
+            return Err(Error::invalid("text", "fraction", "between 0 and 1, exclusive", fraction));
         }
         if self.len() < 2 {
-            return Err(invalid("text", "at least two characters to split", self.len().to_string()));
+            return Err(Error::invalid("text", "text", "at least two characters to split", self.len()));
         }
         let end = ((fraction * self.len() as f64).round() as usize).clamp(1, self.len() - 1);
         let (train, validation) = self.tokens.split_at(self.len() - end);
@@ -168,7 +173,7 @@ impl Text {
     pub fn windows(&self, length: usize, batch_size: usize, seed: u64) -> Result<Windows> {
         self.expect_windows(length)?;
         if batch_size == 0 {
-            return Err(invalid("batch_size", "at least 1", "0".into()));
+            return Err(Error::invalid("text", "batch_size", "at least 1", "0"));
         }
         Ok(Windows { text: self.clone(), length, batch_size, seed })
     }
@@ -181,7 +186,7 @@ impl Text {
     pub fn rows(&self, length: usize, stride: usize) -> Result<InMemory> {
         self.expect_windows(length)?;
         if stride == 0 {
-            return Err(invalid("stride", "at least 1", "0".into()));
+            return Err(Error::invalid("text", "stride", "at least 1", "0"));
         }
         let (mut inputs, mut labels) = (Vec::new(), Vec::new());
         for start in (0..self.len() - length).step_by(stride) {
@@ -194,7 +199,7 @@ impl Text {
     fn expect_windows(&self, length: usize) -> Result<()> {
         if length == 0 || length >= self.len() {
             let value = format!("{length} of {} characters", self.len());
-            return Err(invalid("length", "at least 1 and less than the text's", value));
+            return Err(Error::invalid("text", "length", "at least 1 and less than the text's", value));
         }
         Ok(())
     }
@@ -222,10 +227,6 @@ impl Windows {
 
 /// Keeps the windows' random numbers apart from those that batches key.
 const WINDOWS: u64 = 0x77_696e_646f_7773;
-
-fn invalid(argument: &'static str, expected: &'static str, value: String) -> Error {
-    Error::InvalidArgument { op: "text", argument, expected, value: value.into() }
-}
 
 #[cfg(test)]
 mod tests {

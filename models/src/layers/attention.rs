@@ -72,9 +72,7 @@ impl MultiheadAttention {
         const OP: &str = "multihead_attention";
         let MultiheadOptions { bias, dropout, is_causal, dtype, key } = options;
         expect_float(OP, dtype)?;
-        let invalid = |argument, expected, value: String| {
-            Err(Error::InvalidArgument { op: OP, argument, expected, value: value.into() })
-        };
+        let invalid = |argument, expected, value: String| Err(Error::invalid(OP, argument, expected, value));
         if num_heads == 0 || embed_dim == 0 || !embed_dim.is_multiple_of(num_heads) {
             return invalid("num_heads", "a divisor of the width", format!("{num_heads} of {embed_dim}"));
         }

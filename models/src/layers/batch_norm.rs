@@ -100,12 +100,7 @@ impl BatchNorm2d {
         let BatchNormOptions { momentum, affine, track_running_stats, dtype, .. } = options;
         expect_float(OP, dtype)?;
         if let Some(momentum) = momentum.filter(|momentum| !(0.0..=1.0).contains(momentum)) {
-            return Err(Error::InvalidArgument {
-                op: OP,
-                argument: "momentum",
-                expected: "between 0 and 1",
-                value: momentum.to_string().into(),
-            });
+            return Err(Error::invalid(OP, "momentum", "between 0 and 1", momentum));
         }
         let vector = |value: f64, dtype: DType| Tensor::full(&[channels], value, dtype, device);
         let running = if track_running_stats {
@@ -145,12 +140,12 @@ impl BatchNorm2d {
 impl Forward for BatchNorm2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         let &[n, _, h, w] = input.shape() else {
-            return Err(Error::InvalidArgument {
-                op: "batch_norm",
-                argument: "input",
-                expected: "[n, c, h, w]",
-                value: format!("shape {:?}", input.shape()).into(),
-            });
+            return Err(Error::invalid(
+                "batch_norm",
+                "input",
+                "[n, c, h, w]",
+                format_args!("shape {:?}", input.shape()),
+            ));
         };
         let (weight, bias, eps) = (self.weight.as_ref(), self.bias.as_ref(), self.options.eps);
         let training = self.training.is_on();

@@ -52,9 +52,7 @@ impl Conv2dOptions {
 
     fn check(&self, op: &'static str, channels: [usize; 2], kernel: [usize; 2]) -> Result<()> {
         expect_float(op, self.dtype)?;
-        let invalid = |argument, expected, value: String| {
-            Err(Error::InvalidArgument { op, argument, expected, value: value.into() })
-        };
+        let invalid = |argument, expected, value: String| Err(Error::invalid(op, argument, expected, value));
         if self.groups == 0 || channels.iter().any(|count| !count.is_multiple_of(self.groups)) {
             let value = format!("{} for {channels:?} channels", self.groups);
             return invalid("groups", "a divisor of both numbers of channels", value);
@@ -189,12 +187,12 @@ impl ConvTranspose2d {
         options.check(OP, [channels, filters], kernel)?;
         let Conv2dOptions { stride, dilation, output_padding, .. } = options;
         if (0..2).any(|axis| output_padding[axis] >= stride[axis].max(dilation[axis])) {
-            return Err(Error::InvalidArgument {
-                op: OP,
-                argument: "output_padding",
-                expected: "below the stride or the dilation",
-                value: format!("{output_padding:?}").into(),
-            });
+            return Err(Error::invalid(
+                OP,
+                "output_padding",
+                "below the stride or the dilation",
+                format_args!("{output_padding:?}"),
+            ));
         }
         let shape = [channels, filters / options.groups, kernel[0], kernel[1]];
         let (weight, bias) = options.parameters(shape, filters, device)?;

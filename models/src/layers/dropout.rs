@@ -24,12 +24,7 @@ impl Dropout {
     /// `InvalidArgument` if `p` is not in `0..=1`.
     pub fn new(p: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&p) {
-            return Err(Error::InvalidArgument {
-                op: "dropout",
-                argument: "p",
-                expected: "between 0 and 1",
-                value: p.to_string().into(),
-            });
+            return Err(Error::invalid("dropout", "p", "between 0 and 1", p));
         }
         Ok(Dropout { p, training: Training::default() })
     }

@@ -131,12 +131,12 @@ impl GroupNorm {
     ) -> Result<Self> {
         expect_float("group_norm", dtype)?;
         if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
-            return Err(Error::InvalidArgument {
-                op: "group_norm",
-                argument: "num_groups",
-                expected: "a divisor of the channels",
-                value: format!("{num_groups} for {num_channels} channels").into(),
-            });
+            return Err(Error::invalid(
+                "group_norm",
+                "num_groups",
+                "a divisor of the channels",
+                format_args!("{num_groups} for {num_channels} channels"),
+            ));
         }
         let of = |value| filled(&[num_channels], value, dtype, device);
         Ok(GroupNorm { num_groups, weight: of(1.0)?, bias: of(0.0)?, eps })

@@ -72,12 +72,7 @@ impl Forward for Sequential {
 /// `InvalidArgument` for fewer than two sizes or a size of 0, `OutOfMemory`.
 pub fn mlp(sizes: &[usize], seed: u64, device: &Device) -> Result<Sequential> {
     if sizes.len() < 2 || sizes.contains(&0) {
-        return Err(Error::InvalidArgument {
-            op: "mlp",
-            argument: "sizes",
-            expected: "at least two, all positive",
-            value: format!("{sizes:?}").into(),
-        });
+        return Err(Error::invalid("mlp", "sizes", "at least two, all positive", format_args!("{sizes:?}")));
     }
     let mut model = Sequential::new();
     for (layer, pair) in sizes.windows(2).enumerate() {

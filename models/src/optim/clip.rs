@@ -34,12 +34,7 @@ pub fn clip_grad_norm(gradients: &mut Gradients, max_norm: f64) -> Result<Tensor
         .map(|gradient| gradient.value().square()?.sum(&[], false))
         .collect::<Result<Vec<Tensor>>>()?;
     if squares.is_empty() {
-        return Err(Error::InvalidArgument {
-            op: OP,
-            argument: "gradients",
-            expected: "at least one",
-            value: "none".into(),
-        });
+        return Err(Error::invalid(OP, "gradients", "at least one", "none"));
     }
     let norm = Tensor::stack(&squares.iter().collect::<Vec<_>>(), 0)?.sum(&[], false)?.sqrt()?;
     let scale = norm.add_scalar(1e-6)?.reciprocal()?.mul_scalar(max_norm)?.clamp(0.0, 1.0)?;
@@ -75,8 +70,7 @@ fn check_limit(op: &'static str, argument: &'static str, value: f64) -> Result<(
     if value >= 0.0 && value.is_finite() {
         return Ok(());
     }
-    let expected = "at least 0 and finite";
-    Err(Error::InvalidArgument { op, argument, expected, value: value.to_string().into() })
+    Err(Error::invalid(op, argument, "at least 0 and finite", value))
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl Field<'_> {
         if value.is_finite() && fits {
             return Ok(());
         }
-        Err(Error::InvalidArgument { op, argument, expected, value: value.to_string().into() })
+        Err(Error::invalid(op, argument, expected, value))
     }
 }
 
@@ -216,17 +216,12 @@ impl<K: Kind> EachReplay for NextSteps<K> {
 impl<K: Kind> Optimizer for Fused<K> {
     fn step(&mut self, gradients: &Gradients) -> Result<()> {
         if !self.parameters.iter().any(|parameter| gradients.get_var(parameter).is_some()) {
-            return Err(Error::InvalidArgument {
-                op: K::NAME,
-                argument: "gradients",
-                expected: "of at least one parameter",
-                value: format!(
-                    "{} gradients of none of {} parameters",
-                    gradients.len(),
-                    self.parameters.len()
-                )
-                .into(),
-            });
+            return Err(Error::invalid(
+                K::NAME,
+                "gradients",
+                "of at least one parameter",
+                format_args!("{} gradients of none of {} parameters", gradients.len(), self.parameters.len()),
+            ));
         }
         let mut inner = self.inner.lock();
         let mut captured = NextSteps { inner: Arc::clone(&self.inner), alike: Vec::new() };

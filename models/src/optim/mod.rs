@@ -87,9 +87,7 @@ pub struct OptimizerState {
 
 /// Rejects a list of parameters that no optimizer can work on.
 fn check_parameters(op: &'static str, parameters: &[Var]) -> Result<()> {
-    let invalid = |expected, value: String| {
-        Err(Error::InvalidArgument { op, argument: "parameters", expected, value: value.into() })
-    };
+    let invalid = |expected, value: String| Err(Error::invalid(op, "parameters", expected, value));
     if parameters.is_empty() {
         return invalid("at least one", "none".into());
     }

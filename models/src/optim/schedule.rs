@@ -74,12 +74,12 @@ impl LrSchedule {
         let parts = parts.into();
         let starts: Vec<u64> = parts.iter().map(|(start, _)| *start).collect();
         if starts.first() != Some(&0) || starts.windows(2).any(|pair| pair[0] >= pair[1]) {
-            return Err(Error::InvalidArgument {
-                op: "sequence",
-                argument: "parts",
-                expected: "first steps that increase from 0",
-                value: format!("{starts:?}").into(),
-            });
+            return Err(Error::invalid(
+                "sequence",
+                "parts",
+                "first steps that increase from 0",
+                format_args!("{starts:?}"),
+            ));
         }
         Ok(LrSchedule::Sequence(parts))
     }

@@ -69,12 +69,12 @@ impl Kind for SgdOptions {
 
     fn check(&self) -> Result<()> {
         if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
-            return Err(Error::InvalidArgument {
-                op: Self::NAME,
-                argument: "nesterov",
-                expected: "used with positive momentum and without dampening",
-                value: format!("momentum {} and dampening {}", self.momentum, self.dampening).into(),
-            });
+            return Err(Error::invalid(
+                Self::NAME,
+                "nesterov",
+                "used with positive momentum and without dampening",
+                format_args!("momentum {} and dampening {}", self.momentum, self.dampening),
+            ));
         }
         Ok(())
     }

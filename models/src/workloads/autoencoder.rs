@@ -29,12 +29,12 @@ impl PyramidOptions {
         let wide = u32::try_from(level).ok().and_then(|level| self.width.checked_shl(level));
         match wide.filter(|&wide| wide > 0 && wide >> level == self.width) {
             Some(wide) => Ok(wide),
-            None => Err(Error::InvalidArgument {
-                op: "pyramid",
-                argument: "options",
-                expected: "a width of at least 1 that can be doubled at each level",
-                value: format!("{self:?}").into(),
-            }),
+            None => Err(Error::invalid(
+                "pyramid",
+                "options",
+                "a width of at least 1 that can be doubled at each level",
+                format_args!("{self:?}"),
+            )),
         }
     }
 

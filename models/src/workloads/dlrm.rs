@@ -48,7 +48,12 @@ impl Dlrm {
         let DlrmOptions { dense, categories, width, bottom, top } = options;
         let sizes = [*dense, *width].into_iter().chain(categories.iter().chain(bottom).chain(top).copied());
         if sizes.into_iter().any(|size| size == 0) {
-            return Err(invalid("options", "sizes of at least 1", format!("{options:?}")));
+            return Err(Error::invalid(
+                "dlrm",
+                "options",
+                "sizes of at least 1",
+                format_args!("{options:?}"),
+            ));
         }
         let mut op = 0;
         let mut key = || {
@@ -89,7 +94,7 @@ impl Dlrm {
     pub fn scores(&self, dense: &Var, bags: &[RaggedBatch]) -> Result<Var> {
         if bags.len() != self.tables.len() {
             let value = format!("{} for {} tables", bags.len(), self.tables.len());
-            return Err(invalid("bags", "one for each categorical feature", value));
+            return Err(Error::invalid("dlrm", "bags", "one for each categorical feature", value));
         }
         let embed = |(table, bags): (&EmbeddingBag, &RaggedBatch)| table.bags(&bags.indices, &bags.offsets);
         self.interact(dense, self.tables.iter().zip(bags).map(embed))
@@ -120,11 +125,6 @@ impl Forward for Dlrm {
         };
         self.interact(&dense, self.tables.iter().enumerate().map(embed))
     }
-}
-
-#[cold]
-fn invalid(argument: &'static str, expected: &'static str, value: String) -> Error {
-    Error::InvalidArgument { op: "dlrm", argument, expected, value: value.into() }
 }
 
 #[cfg(test)]

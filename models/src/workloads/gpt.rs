@@ -95,12 +95,7 @@ impl Gpt {
     pub fn new(options: GptOptions, seed: u64, device: &Device) -> Result<Self> {
         let GptOptions { vocabulary, context, width, heads, blocks, dropout } = options;
         if [vocabulary, context, width, heads].contains(&0) {
-            return Err(Error::InvalidArgument {
-                op: "gpt",
-                argument: "sizes",
-                expected: "all positive",
-                value: format!("{options:?}").into(),
-            });
+            return Err(Error::invalid("gpt", "sizes", "all positive", format_args!("{options:?}")));
         }
         let key = |op: u64| RandomKey { seed, op };
         let embedding = |rows, op| {
@@ -143,9 +138,8 @@ impl Gpt {
     /// # Errors
     /// `InvalidArgument` for an empty prompt or a negative temperature; those of the model's ops.
     pub fn generate(&self, prompt: &[i64], count: usize, temperature: f64, seed: u64) -> Result<Vec<i64>> {
-        let invalid = |argument, expected, value: String| {
-            Err(Error::InvalidArgument { op: "generate", argument, expected, value: value.into() })
-        };
+        let invalid =
+            |argument, expected, value: String| Err(Error::invalid("generate", argument, expected, value));
         if prompt.is_empty() {
             return invalid("prompt", "not empty", "no token".into());
         }
@@ -201,12 +195,12 @@ impl Forward for Gpt {
         let length = input.shape().last().copied().unwrap_or(0);
         let GptOptions { context, .. } = self.options;
         if length > context || length == 0 {
-            return Err(Error::InvalidArgument {
-                op: "gpt",
-                argument: "tokens",
-                expected: "a sequence of at least one place that fits the context",
-                value: format!("{length} places of {context}").into(),
-            });
+            return Err(Error::invalid(
+                "gpt",
+                "tokens",
+                "a sequence of at least one place that fits the context",
+                format_args!("{length} places of {context}"),
+            ));
         }
         let places = self.wpe.weight();
         let places = if length == context { places.clone() } else { places.narrow(0, 0, length)? };

@@ -170,8 +170,7 @@ fn expect_lanes(lanes: usize) -> Result<()> {
     if lanes > 0 {
         return Ok(());
     }
-    let (argument, expected, value) = ("lanes", "at least 1", "0".into());
-    Err(Error::InvalidArgument { op: "workload", argument, expected, value })
+    Err(Error::invalid("workload", "lanes", "at least 1", 0))
 }
 
 /// Every workload, the default first.
@@ -197,12 +196,10 @@ pub const ALL: &[&dyn Workload] = &[
 /// # Errors
 /// `InvalidArgument` with the name, if there is none.
 pub fn find(name: &str) -> Result<&'static dyn Workload> {
-    ALL.iter().copied().find(|workload| workload.name() == name).ok_or_else(|| Error::InvalidArgument {
-        op: "workload",
-        argument: "name",
-        expected: NAMES,
-        value: name.into(),
-    })
+    ALL.iter()
+        .copied()
+        .find(|workload| workload.name() == name)
+        .ok_or_else(|| Error::invalid("workload", "name", NAMES, name))
 }
 
 const NAMES: &str = "one of two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, branches";

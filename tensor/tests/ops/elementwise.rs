@@ -2,7 +2,7 @@
 
 use device::Result;
 use proptest::prelude::*;
-use tensor::{BinaryOp, CompareOp, DType, Gelu, Tensor, UnaryOp};
+use tensor::{BinaryOp, CompareOp, DType, Gelu, Tensor, UnaryOp, grad};
 
 use crate::on::device;
 use crate::reference::{Plain, broadcast_pairs, shapes};
@@ -182,7 +182,7 @@ fn gelu_and_its_gradient() -> Result<()> {
         let step = 1e-6;
         let slope =
             x.add_scalar(step)?.gelu(form)?.sub(&x.add_scalar(-step)?.gelu(form)?)?.mul_scalar(0.5 / step)?;
-        let g = x.unary_grad(op, &x.ones_like()?)?;
+        let g = grad::unary(&x, op, &x.ones_like()?)?;
         let far = g.sub(&slope)?.abs()?.max(&[], false)?.item::<f64>()?;
         assert!(far < 1e-7, "{form:?}: {far}");
     }
@@ -192,16 +192,16 @@ fn gelu_and_its_gradient() -> Result<()> {
 #[test]
 fn gradient_helpers_follow_their_formulas() -> Result<()> {
     let (x, g) = (floats(&[-1.5, 0.0, 0.25, 3.0])?, floats(&[1.0, 2.0, -3.0, 4.0])?);
-    assert_eq!(x.unary_grad(UnaryOp::Relu, &g)?.to_vec::<f64>()?, [0.0, 0.0, -3.0, 4.0]);
+    assert_eq!(grad::unary(&x, UnaryOp::Relu, &g)?.to_vec::<f64>()?, [0.0, 0.0, -3.0, 4.0]);
     let close = |a: Tensor, b: Tensor| -> Result<bool> {
         Ok(a.sub(&b)?.abs()?.max(&[], false)?.item::<f64>()? < 1e-12)
     };
     let one = x.ones_like()?;
     let y = x.tanh()?;
-    assert!(close(y.unary_grad(UnaryOp::Tanh, &g)?, one.sub(&y.square()?)?.mul(&g)?)?);
+    assert!(close(grad::unary(&y, UnaryOp::Tanh, &g)?, one.sub(&y.square()?)?.mul(&g)?)?);
     let y = x.sigmoid()?;
-    assert!(close(y.unary_grad(UnaryOp::Sigmoid, &g)?, y.mul(&one.sub(&y)?)?.mul(&g)?)?);
+    assert!(close(grad::unary(&y, UnaryOp::Sigmoid, &g)?, y.mul(&one.sub(&y)?)?.mul(&g)?)?);
     let silu = y.add(&x.mul(&y)?.mul(&one.sub(&y)?)?)?.mul(&g)?;
-    assert!(close(x.unary_grad(UnaryOp::Silu, &g)?, silu)?);
+    assert!(close(grad::unary(&x, UnaryOp::Silu, &g)?, silu)?);
     Ok(())
 }

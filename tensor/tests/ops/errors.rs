@@ -1,7 +1,7 @@
 //! Each bad input against the error that names it; nothing is launched for it.
 
 use device::{CpuConfig, Device, Error, Result};
-use tensor::{DType, Tensor, UnaryOp};
+use tensor::{DType, Tensor, UnaryOp, grad};
 
 use crate::on::device;
 
@@ -30,8 +30,8 @@ fn shapes_that_do_not_fit() -> Result<()> {
     refused!(a.expand(&[3, 3]), Error::ShapeMismatch { op: "expand", .. });
     refused!(a.sum_to(&[2, 2]), Error::ShapeMismatch { op: "sum_to", .. });
     refused!(a.sum_to(&[1, 2, 3]), Error::ShapeMismatch { op: "sum_to", .. });
-    refused!(a.unary_grad(UnaryOp::Relu, &b), Error::ShapeMismatch { op: "relu_grad", .. });
-    refused!(a.softmax_grad(&b, 0), Error::ShapeMismatch { op: "softmax_grad", .. });
+    refused!(grad::unary(&a, UnaryOp::Relu, &b), Error::ShapeMismatch { op: "relu_grad", .. });
+    refused!(grad::softmax(&a, &b, 0), Error::ShapeMismatch { op: "softmax_grad", .. });
     refused!(Tensor::cat(&[&a, &b], 0), Error::ShapeMismatch { op: "cat", .. });
     refused!(Tensor::cat(&[&a, &b.unsqueeze(0)?], 0), Error::ShapeMismatch { op: "cat", .. });
     refused!(Tensor::cat(&[], 0), Error::InvalidArgument { op: "cat", .. });
@@ -146,7 +146,7 @@ fn indices_out_of_range() -> Result<()> {
     let long = ints(&[0; 8])?.reshape(&[2, 4])?;
     refused!(x.gather(0, &long), Error::ShapeMismatch { op: "gather", .. });
     refused!(x.scatter_add(1, &long, &x), Error::ShapeMismatch { op: "scatter_add", .. });
-    refused!(x.gather_grad(1, &long, &[2, 9]), Error::ShapeMismatch { op: "gather_grad", .. });
+    refused!(grad::gather(&x, 1, &long, &[2, 9]), Error::ShapeMismatch { op: "gather_grad", .. });
     Ok(())
 }
 

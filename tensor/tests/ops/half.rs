@@ -2,7 +2,7 @@
 
 use device::{DType, Element, Error, Result};
 use kernels::{CompareOp, UnaryOp};
-use tensor::{Attention, AvgPool, ConvOptions, MaxPool, RandomKey, Tensor, bf16, f16};
+use tensor::{Attention, AvgPool, ConvOptions, MaxPool, RandomKey, Tensor, bf16, f16, grad};
 
 use crate::on::device;
 use crate::reference::Plain;
@@ -228,7 +228,7 @@ fn elementwise() -> Vec<Case> {
         case("compare", PAIR, |x| Ok(vec![x[0].lt(&x[1])?, x[0].eq(&x[0])?, x[0].ge(&x[1])?])),
         case("gradients", PAIR, |x| {
             let (x, g) = (&x[0], &x[1]);
-            UnaryOp::ALL.iter().filter(|op| op.saves().is_some()).map(|&op| x.unary_grad(op, g)).collect()
+            UnaryOp::ALL.iter().filter(|op| op.saves().is_some()).map(|&op| grad::unary(x, op, g)).collect()
         }),
         case("where", PAIR, |x| Ok(vec![Tensor::where_cond(&x[0].lt(&x[1])?, &x[0], &x[1])?])),
         case("triangle", PAIR, |x| Ok(vec![x[0].tril(2)?, x[1].triu(-1)?])),
@@ -265,8 +265,8 @@ fn elementwise() -> Vec<Case> {
             let pool = MaxPool { padding: [1; 2], ..MaxPool::new([3, 2]) };
             let (y, index) = x[0].max_pool2d(&pool)?;
             Ok(vec![
-                y.max_pool2d_grad(&index, &pool, [7, 6])?,
-                x[0].max_pool2d_pick(&index, &pool)?,
+                grad::max_pool2d(&y, &index, &pool, [7, 6])?,
+                grad::max_pool2d_pick(&x[0], &index, &pool)?,
                 y,
                 index,
             ])
@@ -294,7 +294,7 @@ fn sums() -> Vec<Case> {
         }),
         case("softmax", &[&[5, 40], &[5, 40]], |x| {
             let rows = [x[0].softmax(-1)?, x[0].log_softmax(-1)?, x[0].softmax(0)?];
-            let grads = [x[0].softmax_grad(&x[1], 1)?, x[0].log_softmax_grad(&x[1], 0)?];
+            let grads = [grad::softmax(&x[0], &x[1], 1)?, grad::log_softmax(&x[0], &x[1], 0)?];
             Ok(rows.into_iter().chain(grads).collect())
         }),
         case("cumsum", &[&[5, 40]], |x| Ok(vec![x[0].cumsum(1)?, x[0].cumsum_from_end(0)?])),
@@ -302,7 +302,7 @@ fn sums() -> Vec<Case> {
             let rows = indices(&x[0], &[3, 0, 0, 1, 0, 3])?;
             let each = rows.reshape(&[6, 1])?.expand(&[6, 3])?.contiguous()?;
             let added = [x[0].index_add(0, &rows, &x[1])?, x[0].scatter_add(0, &each, &x[1])?];
-            let grads = [x[1].index_select_grad(0, &rows, 4)?, x[1].gather_grad(0, &each, &[4, 3])?];
+            let grads = [grad::index_select(&x[1], 0, &rows, 4)?, grad::gather(&x[1], 0, &each, &[4, 3])?];
             Ok(added.into_iter().chain(grads).collect())
         }),
         case("layer_norm", &[&[6, 33], &[33], &[33], &[6, 33]], |x| {
@@ -317,7 +317,7 @@ fn sums() -> Vec<Case> {
         }),
         case("batch_norm", &[&[4, 3, 5, 2], &[3], &[3], &[4, 3, 5, 2]], |x| {
             let (y, statistics) = x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5)?;
-            let grads = x[0].batch_norm_grad(&x[3], Some(&x[1]), &statistics, 1e-5)?;
+            let grads = grad::batch_norm(&x[0], &x[3], Some(&x[1]), &statistics, 1e-5)?;
             let given = x[0].batch_norm_with(&statistics.mean, &statistics.var, Some(&x[1]), None, 1e-3)?;
             Ok([y, given, statistics.mean, statistics.var].into_iter().chain(grads).collect())
         }),
@@ -339,7 +339,7 @@ fn sums() -> Vec<Case> {
         case("cross_entropy", &[&[5, 11], &[5]], |x| {
             let labels = indices(&x[0], &[10, 0, 3, 3, 7])?;
             let (losses, log_probs) = x[0].cross_entropy(&labels)?;
-            Ok(vec![x[0].log_softmax(1)?.cross_entropy_grad(&labels, &x[1])?, losses, log_probs])
+            Ok(vec![grad::cross_entropy(&x[0].log_softmax(1)?, &labels, &x[1])?, losses, log_probs])
         }),
         case("matmul", &[&[3, 20, 300], &[300, 17], &[1, 300, 4]], |x| {
             let row = x[0].narrow(1, 3, 1)?.squeeze(1)?.narrow(0, 0, 1)?.squeeze(0)?;
@@ -354,8 +354,8 @@ fn sums() -> Vec<Case> {
             let by_channel = ConvOptions { groups: 4, ..ConvOptions::default() };
             Ok(vec![
                 x[0].conv2d(&x[1], Some(&x[2]), &options)?,
-                x[3].conv2d_input_grad(&x[1], None, [7, 6], &options)?,
-                x[0].conv2d_weight_grad(&x[3], [3; 2], &options)?,
+                grad::conv2d_input(&x[3], &x[1], None, [7, 6], &options)?,
+                grad::conv2d_weight(&x[0], &x[3], [3; 2], &options)?,
                 x[0].conv2d(&x[4], None, &by_channel)?,
             ])
         }),
@@ -364,8 +364,8 @@ fn sums() -> Vec<Case> {
             let y = x[0].avg_pool2d(&pool)?;
             let adaptive = x[0].adaptive_avg_pool2d([3, 4])?;
             Ok(vec![
-                y.avg_pool2d_grad(&pool, [7, 6])?,
-                adaptive.adaptive_avg_pool2d_grad([7, 6])?,
+                grad::avg_pool2d(&y, &pool, [7, 6])?,
+                grad::adaptive_avg_pool2d(&adaptive, [7, 6])?,
                 y,
                 adaptive,
             ])

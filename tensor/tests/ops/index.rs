@@ -2,7 +2,7 @@
 
 use device::Result;
 use proptest::prelude::*;
-use tensor::{DType, Tensor};
+use tensor::{DType, Tensor, grad};
 
 use crate::on::device;
 use crate::reference::{Plain, indices, shapes};
@@ -83,7 +83,7 @@ proptest! {
             let place = source(&index).iter().zip(&shape).fold(0, |place, (&i, &n)| place * n + i);
             grad.data[place] += g.at(&index);
         }
-        let got = g.f64(how)?.index_select_grad(axis as isize, &idx, shape[axis])?;
+        let got = grad::index_select(&g.f64(how)?, axis as isize, &idx, shape[axis])?;
         prop_assert!(grad.matches(&got, 1e-12)?);
         let mut added = grad.clone();
         added.data.iter_mut().zip(&x.data).for_each(|(a, b)| *a += b);
@@ -116,7 +116,7 @@ proptest! {
             let place = source(&index).iter().zip(&shape).fold(0, |place, (&i, &n)| place * n + i);
             grad.data[place] += g.at(&index);
         }
-        prop_assert!(grad.matches(&g.f64(how)?.gather_grad(axis as isize, &idx, &shape)?, 1e-12)?);
+        prop_assert!(grad.matches(&grad::gather(&g.f64(how)?, axis as isize, &idx, &shape)?, 1e-12)?);
         let mut added = grad.clone();
         added.data.iter_mut().zip(&x.data).for_each(|(a, b)| *a += b);
         prop_assert!(added.matches(&x.f64(how)?.scatter_add(axis as isize, &idx, &g.f64(how)?)?, 1e-12)?);
@@ -169,9 +169,9 @@ fn cross_entropy_against_the_composition() -> Result<()> {
         let g = Plain::numbered(&[5], 32).f64(0)?;
         let column = g.unsqueeze(1)?;
         let one_hot =
-            Tensor::ones(&[5, 1], DType::F64, x.device())?.gather_grad(1, &labels.unsqueeze(1)?, &[5, 7])?;
+            grad::gather(&Tensor::ones(&[5, 1], DType::F64, x.device())?, 1, &labels.unsqueeze(1)?, &[5, 7])?;
         let slope = expected.exp()?.sub(&one_hot)?.mul(&column)?;
-        assert!(far(&log_probs.cross_entropy_grad(&labels, &g)?, &slope)? < 1e-12);
+        assert!(far(&grad::cross_entropy(&log_probs, &labels, &g)?, &slope)? < 1e-12);
     }
     Ok(())
 }

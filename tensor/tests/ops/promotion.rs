@@ -7,27 +7,11 @@ use crate::on::device;
 
 const DTYPES: [DType; 7] = [F32, F64, I64, U8, Bool, BF16, F16];
 
-/// `torch.promote_types`, in the order of [`DTYPES`].
-const PROMOTED: [[DType; 7]; 7] = [
-    [F32, F64, F32, F32, F32, F32, F32],
-    [F64, F64, F64, F64, F64, F64, F64],
-    [F32, F64, I64, I64, I64, BF16, F16],
-    [F32, F64, I64, U8, U8, BF16, F16],
-    [F32, F64, I64, U8, Bool, BF16, F16],
-    [F32, F64, BF16, BF16, BF16, BF16, F32],
-    [F32, F64, F16, F16, F16, F32, F16],
-];
-
-fn promoted(a: DType, b: DType) -> DType {
-    let at = |dtype| DTYPES.iter().position(|&known| known == dtype).expect("a known type");
-    PROMOTED[at(a)][at(b)]
-}
-
 /// `torch.result_type` of tensors of these types and ranks: promoted among those with axes and among those of rank 0, and
 /// the two joined as `combine_categories` in ATen does.
 fn result_type(operands: [(DType, usize); 2]) -> DType {
     let of = |wanted: &dyn Fn(usize) -> bool| {
-        operands.iter().filter(|operand| wanted(operand.1)).map(|operand| operand.0).reduce(promoted)
+        operands.iter().filter(|operand| wanted(operand.1)).map(|operand| operand.0).reduce(DType::promote)
     };
     let (higher, lower) = match (of(&|rank| rank > 0), of(&|rank| rank == 0)) {
         (Some(higher), Some(lower)) => (higher, lower),
@@ -38,7 +22,7 @@ fn result_type(operands: [(DType, usize); 2]) -> DType {
         return higher;
     }
     if higher == Bool || floats.contains(&lower) {
-        return promoted(higher, lower);
+        return higher.promote(lower);
     }
     higher
 }

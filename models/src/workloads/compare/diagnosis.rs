@@ -1,6 +1,7 @@
 //! Why the lanes do not overlap better: rules over measured numbers.
 
 use super::facts::Facts;
+use super::machine::Others;
 
 /// One finding about a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,19 +60,31 @@ const DISTURBED: f64 = 1.5;
 /// Fewer steps have no tenth to speak of.
 const MANY: usize = 20;
 
-fn is_busy(facts: &Facts) -> bool {
-    facts.steps >= MANY && facts.serial_p90_ms > DISTURBED * facts.serial_ms
+/// Of the processors that the threads have work for, a part above this was others'.
+const CROWDED: f64 = 0.15;
+
+/// How other programs were noticed.
+fn disturbance(facts: &Facts) -> Option<String> {
+    let threads = facts.threads.unwrap_or(facts.lanes) as f64;
+    let crowded =
+        |others: &Others| others.taken > others.processors - (1.0 - CROWDED) * threads.min(others.processors);
+    if let Some(Others { processors, taken }) = facts.others.filter(crowded) {
+        return Some(format!("other programs have {taken:.1} of the {processors} processors"));
+    }
+    (facts.steps >= MANY && facts.serial_p90_ms > DISTURBED * facts.serial_ms).then(|| {
+        format!(
+            "a tenth of the serial steps take {:.3} ms or more, the median is {:.3} ms, as other programs have the cores \
+             meanwhile",
+            facts.serial_p90_ms, facts.serial_ms
+        )
+    })
 }
 
 fn busy(facts: &Facts) -> Option<Finding> {
-    is_busy(facts).then(|| {
-        let message = format!(
-            "the machine is busy: a tenth of the serial steps take {:.3} ms or more, the median is {:.3} ms; other programs \
-             have the cores meanwhile, so the speed-up says little: measure again on an idle machine",
-            facts.serial_p90_ms, facts.serial_ms
-        );
-        Finding::new(BUSY, message)
-    })
+    let seen = disturbance(facts)?;
+    let message =
+        format!("the machine is busy: {seen}; so the speed-up says little: measure again on an idle machine");
+    Some(Finding::new(BUSY, message))
 }
 
 fn hidden_synchronisation(facts: &Facts) -> Option<Finding> {
@@ -127,7 +140,7 @@ fn are_apart(facts: &Facts) -> bool {
 }
 
 fn lanes_apart(facts: &Facts) -> Option<Finding> {
-    let threads = facts.threads.filter(|_| are_apart(facts) && !is_busy(facts))?;
+    let threads = facts.threads.filter(|_| are_apart(facts) && disturbance(facts).is_none())?;
     let message = format!(
         "the lanes hardly ever run at once ({:.0} % of busy time) though there are {threads} threads: their threads share \
          a core, as they do when another program keeps one busy; measure again on an idle machine",

@@ -1,6 +1,7 @@
 //! The numbers that the diagnosis goes by, put together from both schedules.
 
 use super::ScheduleReport;
+use super::machine::Others;
 use super::profile::{Profile, critical_path_ms};
 use super::quantiles::median;
 
@@ -15,6 +16,8 @@ pub(super) struct Facts {
     pub(super) serial_ms: f64,
     /// What nine tenths of the serial steps stay below.
     pub(super) serial_p90_ms: f64,
+    /// What other programs had of the machine while steps were measured, if that is known.
+    pub(super) others: Option<Others>,
     pub(super) concurrent_ms: f64,
     /// The part of the concurrent step until the host has launched everything.
     pub(super) launch_ms: f64,
@@ -58,6 +61,7 @@ impl Facts {
             steps: serial.losses.len(),
             serial_ms: serial.step_ms.median,
             serial_p90_ms: serial.step_ms.p90,
+            others: None,
             concurrent_ms: concurrent.step_ms.median,
             launch_ms: concurrent.launch_ms,
             launches: concurrent.launches_per_step,

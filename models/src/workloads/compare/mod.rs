@@ -11,6 +11,7 @@
 
 mod diagnosis;
 mod facts;
+mod machine;
 mod profile;
 mod quantiles;
 mod runner;
@@ -25,6 +26,7 @@ pub use quantiles::Quantiles;
 
 use super::{Overlap, Workload};
 use facts::Facts;
+use machine::Ticks;
 use runner::Runner;
 
 /// What a comparison runs on, and for how long.
@@ -74,9 +76,8 @@ impl CompareOptions {
             ("steps", self.steps),
             ("traced", self.traced),
         ];
-        let invalid = |argument, expected, value: usize| {
-            Err(Error::InvalidArgument { op: "compare", argument, expected, value: value.to_string().into() })
-        };
+        let invalid =
+            |argument, expected, value: usize| Err(Error::invalid("compare", argument, expected, value));
         for (argument, count) in counts {
             if count == 0 {
                 return invalid(argument, "at least 1", 0);
@@ -136,8 +137,9 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Whether other programs kept the machine so busy that the times say little: a tenth of the serial steps, which all do
-    /// the same, took much longer than the median.
+    /// Whether other programs kept the machine so busy that the times say little: they had processors that the device's
+    /// threads have work for, where the system says so, or a tenth of the serial steps, which all do the same, took much
+    /// longer than the median.
     pub fn is_disturbed(&self) -> bool {
         self.diagnosis.iter().any(|finding| finding.code == diagnosis::BUSY)
     }
@@ -230,6 +232,7 @@ pub fn compare(
         done += steps;
         progress(done, total);
     }
+    let begin = Ticks::now();
     serial.begin();
     concurrent.begin();
     for steps in blocks(options.steps) {
@@ -240,6 +243,7 @@ pub fn compare(
     }
     serial.end();
     concurrent.end();
+    let others = begin.zip(Ticks::now()).and_then(|(begin, end)| begin.others_until(end));
     alone.warm_up(options.warmup.min(8))?;
     for steps in blocks(options.traced) {
         alone.trace(steps)?;
@@ -258,6 +262,7 @@ pub fn compare(
     let (serial, concurrent) = (serial.report("serial"), concurrent.report("concurrent"));
     let mut facts =
         Facts::new(&serial, &concurrent, &alone, options.device.runs_on_host().then_some(threads));
+    facts.others = others;
     if workload.overlap() == Overlap::Branches {
         // What comes before and behind the branches is the default stream's.
         facts.intruders.clear();

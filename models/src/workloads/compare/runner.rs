@@ -352,7 +352,7 @@ impl Runner {
 }
 
 fn no_batches() -> Error {
-    Error::InvalidArgument { op: "compare", argument: "data", expected: "endless", value: "no batch".into() }
+    Error::invalid("compare", "data", "endless", "no batch")
 }
 
 /// A loss, read by the host; a conversion to F64 keeps its value.

@@ -2,6 +2,7 @@ use approx::assert_abs_diff_eq;
 use device::{CommandRecord, Device, Error, Moment, Recording, StreamId, WaitRecord};
 
 use super::facts::Facts;
+use super::machine::Others;
 use super::profile::{activity, critical_path_ms};
 use super::*;
 use crate::workloads;
@@ -109,6 +110,12 @@ fn each_cause_has_its_finding() {
     assert_eq!(with(&disturbed), ["busy", "limit"]);
     assert_eq!(with(&|f| (f.overlap, f.serial_p90_ms) = (0.05, 4.0)), ["busy", "limit"]);
     assert_eq!(with(&|f| (f.steps, f.serial_p90_ms) = (19, 4.0)), ["limit"], "too few to tell");
+    let others = |taken| Some(Others { processors: 4.0, taken });
+    assert_eq!(with(&|f| f.others = others(2.0)), ["limit"], "there is room for both");
+    assert_eq!(with(&|f| f.others = others(3.0)), ["busy", "limit"]);
+    assert_eq!(with(&|f| (f.threads, f.others) = (Some(4), others(1.0))), ["busy", "limit"]);
+    assert_eq!(with(&|f| (f.threads, f.others) = (Some(4), others(0.5))), ["limit"]);
+    assert_eq!(with(&|f| (f.threads, f.others) = (Some(99), others(0.5))), ["limit"]);
     assert_eq!(with(&|f| f.lanes_ms = vec![1.0, 0.5]), ["imbalance", "limit"]);
     assert_eq!(with(&|f| f.inflation = 1.4), ["inflation", "limit"]);
     assert_eq!(with(&|f| f.chain_ms = 0.5), ["host-bound", "limit"]);

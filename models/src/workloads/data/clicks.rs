@@ -69,8 +69,7 @@ impl ClickLog {
             ("categories", categories.iter().copied().min().unwrap_or(1)),
         ] {
             if count == 0 {
-                let (expected, value) = ("at least 1", "0".into());
-                return Err(Error::InvalidArgument { op: "click log", argument, expected, value });
+                return Err(Error::invalid("click log", argument, "at least 1", 0));
             }
         }
         // Each part has numbers of its own, so that more of one leave the others as they are.

@@ -67,8 +67,7 @@ impl Images {
         let Images { rows, size, classes, seed } = *self;
         for (argument, count) in [("rows", rows), ("size", size), ("classes", classes)] {
             if count == 0 {
-                let (expected, value) = ("at least 1", "0".into());
-                return Err(Error::InvalidArgument { op: "images", argument, expected, value });
+                return Err(Error::invalid("images", argument, "at least 1", 0));
             }
         }
         let mut random = SplitMix(mix(&[seed, 0]));

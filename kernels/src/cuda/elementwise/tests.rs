@@ -1,0 +1,21 @@
+use super::*;
+
+/// `tools/nvrtc-check` reads what it prints.
+#[test]
+fn every_function_has_a_kernel() {
+    const TABLE: &str = concat!(
+        unary_functions!(unary_source),
+        binary_functions!(binary_source),
+        comparisons!(compare_source)
+    );
+    println!("// table\n{TABLE}// end");
+    let has = |line: String| assert!(TABLE.contains(&line), "{line}");
+    for op in UnaryOp::ALL {
+        has(format!("UNARY({}, ", op.name()));
+        if op.saves().is_some() {
+            has(format!("UNARY_GRAD({}, ", op.name()));
+        }
+    }
+    BinaryOp::ALL.iter().for_each(|op| has(format!("BINARY({}, ", op.name())));
+    CompareOp::ALL.iter().for_each(|op| has(format!("COMPARE({}, ", op.name())));
+}

@@ -73,7 +73,7 @@ fn train(device: &Device, steps: usize, captured: Option<GraphOptions>) -> Resul
 
 /// Another batch.
 fn between(at: usize, inputs: &[Tensor]) -> Result<()> {
-    inputs.iter().try_for_each(|input| input.mul_scalar_(if at % 2 == 0 { 1.25 } else { 0.75 }))
+    inputs.iter().try_for_each(|input| input.mul_scalar_(if at.is_multiple_of(2) { 1.25 } else { 0.75 }))
 }
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 4 }];

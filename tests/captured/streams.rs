@@ -170,10 +170,16 @@ fn lanes(device: &Device, captured: Option<Order>) -> Result<Vec<Vec<f32>>> {
     };
     let mut all = Vec::new();
     match captured {
-        None => (0..5).try_for_each(|_| Ok::<_, streamgrad::Error>(all.extend(step()?)))?,
+        None => {
+            for _ in 0..5 {
+                all.extend(step()?);
+            }
+        }
         Some(order) => {
             let graph = Graph::capture_with(device, GraphOptions { order, ..GraphOptions::default() }, step)?;
-            (0..5).try_for_each(|_| Ok::<_, streamgrad::Error>(all.extend(graph.replay()?)))?;
+            for _ in 0..5 {
+                all.extend(graph.replay()?);
+            }
         }
     }
     all.push(seen);

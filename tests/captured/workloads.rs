@@ -191,7 +191,7 @@ fn every_order_of_a_plan_gives_one_result() {
                     program.step(&batches)
                 })?;
                 let fresh = program.optimizer.borrow().state()?;
-                let run = |seed: Option<u64>| -> Result<(Vec<Vec<u32>>, Vec<Vec<u32>>)> {
+                let run = |seed: Option<u64>| -> Result<Seen> {
                     graph.executable().shuffle(seed);
                     program.optimizer.borrow_mut().load_state(&fresh)?;
                     program

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod captured;
 mod common;
 
 use common::devices::each_device;

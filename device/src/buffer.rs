@@ -307,10 +307,13 @@ impl Buffer {
     }
 
     /// Shows the content to the host if that takes no wait: `None` if the buffer's last write has not run, if the
-    /// host cannot read the device's memory, or if a command failed and that was not reported yet. Counts as no host
-    /// synchronisation. Otherwise as [`download`](Self::download).
+    /// host cannot read the device's memory, if a command failed and that was not reported yet, or within a captured step.
+    /// Counts as no host synchronisation. Otherwise as [`download`](Self::download).
     #[track_caller]
     pub fn peek<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        if self.device.core().is_capturing() && Capture::is_current() {
+            return None;
+        }
         self.read_if_sound(&mut Some(read))
     }
 

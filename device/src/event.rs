@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::cuda::TimedEvent;
 use crate::device::Core;
 use crate::fifo::Fifo;
+use crate::graph::capture::{Capture, refused};
 use crate::{Moment, Result};
 
 /// A marker in a stream, complete once every command before it has run.
@@ -55,6 +56,9 @@ impl Event {
     /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet;
     /// [`Error::Deadlock`](crate::Error::Deadlock) if it would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
+        if self.0.core.is_capturing() && Capture::is_current() {
+            return Err(refused("synchronize", "nothing has run that the host could wait for"));
+        }
         self.0.core.count_host_sync();
         let Marker { core, fifo, moment, timed, .. } = &*self.0;
         match timed {

@@ -49,7 +49,10 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Panicked, Result};
 pub use event::Event;
 pub use explorer::{Access, Candidate, Choice, Policy};
-pub use graph::{Attached, Capture, Executable, GraphOptions, Kept, Order, Plan, PlanReport, PlannedCommand};
+pub use graph::{
+    Attached, Capture, Executable, GraphOptions, Kept, Order, Plan, PlanReport, PlannedCommand, needless,
+    unordered,
+};
 pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};
 pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};

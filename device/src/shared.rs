@@ -59,8 +59,14 @@ impl<T> Shared<T> {
     /// Whether nobody else owns the value.
     #[inline]
     pub fn is_unique(&self) -> bool {
+        self.owners() == 1
+    }
+
+    /// How many owners the value has now.
+    #[inline]
+    pub fn owners(&self) -> usize {
         // Comes after everything that former owners did with the value.
-        self.record().owners.load(Ordering::Acquire) == 1
+        self.record().owners.load(Ordering::Acquire)
     }
 
     /// The value, if nobody else owns it.

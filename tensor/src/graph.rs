@@ -23,6 +23,17 @@ pub trait Tensors: Sized {
     /// # Errors
     /// Those of `f`.
     fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
+
+    /// Tells `f` what a step may depend on beside the tensors, such as how many there are: another one asks for another
+    /// capture.
+    fn form(&self, f: &mut dyn FnMut(u64)) {
+        let _ = f;
+    }
+
+    /// Shows `f` the seeds of random ops, which may differ from replay to replay.
+    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+        let _ = f;
+    }
 }
 
 /// A step that was captured: its commands run again at each [`replay`](Graph::replay), in the order that their data asks for,
@@ -56,7 +67,8 @@ pub trait Tensors: Sized {
 /// Control flow, shapes, numbers of the host (`mul_scalar(0.5)`), and what the host uploads within the step: they are what
 /// they were at the capture. What changes: the content of tensors, random numbers of the thread's generator, and the learning
 /// rate and step count of optimizers. A step that reads a value on the host, waits for the device, or keeps a tensor beyond its
-/// end is refused. The chapter on captured steps in docs/streams.md lists each case.
+/// end is refused; the chapter on captured steps in docs/streams.md lists each case. [`Graphs`](crate::Graphs) captures a step
+/// anew where a batch has other shapes.
 ///
 /// A graph holds the tensors that its step uses, and memory for those that it makes, until it is dropped.
 pub struct Graph<R = ()> {
@@ -87,8 +99,37 @@ pub trait EachReplay: Send {
     /// What keeps the replay from running.
     fn next(&mut self) -> Result<Vec<RuleStep>>;
 
+    /// The replay of the last [`next`](Self::next) did not run.
+    fn undo(&mut self);
+}
+
+/// What was asked of the hooks for a replay, which is undone unless that runs.
+struct Asked<'a> {
+    hooks: &'a mut [Box<dyn EachReplay>],
+    count: usize,
+}
+
+impl Asked<'_> {
+    /// The next values of all hooks' steps, in the order of the captured step.
+    fn next(&mut self) -> Result<Vec<RuleStep>> {
+        let mut steps = Vec::new();
+        while let Some(hook) = self.hooks.get_mut(self.count) {
+            steps.extend(hook.next()?);
+            self.count += 1;
+        }
+        Ok(steps)
+    }
+
     /// The replay was given to the device.
-    fn done(&mut self);
+    fn keep(mut self) {
+        self.count = 0;
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.hooks[..self.count].iter_mut().rev().for_each(|hook| hook.undo());
+    }
 }
 
 /// Has each replay of the step that this thread captures ask `hook` first.
@@ -102,6 +143,16 @@ pub fn fresh_slot() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
+
+/// A seed that no user has, to stand for one that a replay gets: a counter, mixed.
+pub(crate) fn stand_in() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0x5eed);
+    let counted = Generator::new(NEXT.fetch_add(1, Ordering::Relaxed));
+    Capture::suspended(|| counted.fork(0x6a09_e667_f3bc_c908)).seed()
+}
+
+/// The generators that stand-ins have in a replay.
+type Roots = Vec<(u64, Generator)>;
 
 /// How the keys of a captured step follow from the generator of the thread that replays it.
 struct Random {
@@ -118,10 +169,10 @@ struct Random {
 }
 
 impl Random {
-    /// The generator that `captured` stands for where the root is `now`.
-    fn generator(&self, captured: Generator, now: Generator) -> Generator {
-        if captured.seed() == self.root {
-            return now.skip(captured.drawn());
+    /// The generator that `captured` stands for where stand-ins have those of `now`.
+    fn generator(&self, captured: Generator, now: &Roots) -> Generator {
+        if let Some((_, root)) = now.iter().find(|(seed, _)| *seed == captured.seed()) {
+            return root.skip(captured.drawn());
         }
         match self.forks.get(&captured.seed()) {
             Some(&(parent, index)) => self.generator(parent, now).fork(index).skip(captured.drawn()),
@@ -129,7 +180,7 @@ impl Random {
         }
     }
 
-    fn key(&self, captured: RandomKey, now: Generator) -> RandomKey {
+    fn key(&self, captured: RandomKey, now: &Roots) -> RandomKey {
         self.generator(Generator::at(captured), now).key()
     }
 }
@@ -154,9 +205,7 @@ impl<R: Tensors> Graph<R> {
     ) -> Result<Graph<R>> {
         let capture = Capture::new(device)?;
         let (mut outputs, mut places) = (Vec::new(), Vec::new());
-        // No user's seed: a counter, mixed.
-        static NEXT: AtomicU64 = AtomicU64::new(0x5eed);
-        let root = Generator::new(NEXT.fetch_add(1, Ordering::Relaxed)).fork(0x6a09_e667_f3bc_c908);
+        let root = Generator::new(stand_in());
         let (captured, end) = with_generator_after(root, || {
             capture.scope(|| {
                 let result = step()?;
@@ -217,28 +266,36 @@ impl<R: Tensors> Graph<R> {
     /// has run then.
     #[track_caller]
     pub fn replay(&self) -> Result<R> {
+        self.replay_seeded(Vec::new())
+    }
+
+    /// [`replay`](Self::replay) with these generators for [stand-ins](stand_in).
+    #[track_caller]
+    pub(crate) fn replay_seeded(&self, mut now: Roots) -> Result<R> {
+        if Capture::is_current() {
+            return Err(Error::Captured { op: "replay", reason: "captures do not nest".into() });
+        }
         let mut state = self.state.lock();
         let State { outputs, places, random, hooks, .. } = &mut *state;
-        let mut steps = Vec::new();
-        for hook in &mut *hooks {
-            steps.extend(hook.next()?);
-        }
-        // Results that somebody holds are left alone.
+        let mut asked = Asked { hooks, count: 0 };
+        let steps = asked.next()?;
+        // Results that somebody holds, besides the graph and its executable, are left alone.
         let mut fresh = Vec::new();
-        for (at, output) in outputs.iter().enumerate().filter(|(_, output)| !output.is_unique()) {
+        for (at, output) in outputs.iter().enumerate().filter(|(_, output)| output.storage.owners() > 2) {
             fresh.push((at, Tensor::empty(output.shape(), output.dtype(), &self.device)?));
         }
         let pair = |(at, fresh): &(usize, Tensor)| (outputs[*at].storage.clone(), fresh.storage.clone());
         let replaced: Vec<(Shared<Buffer>, Shared<Buffer>)> = fresh.iter().map(pair).collect();
-        let now = Generator::current();
+        now.push((random.root, Generator::current()));
         let (keys, draws) = (Arc::clone(random), random.draws);
         Stream::with_current(&self.device, |stream| {
-            let prepare = move |kept: &mut Kept<'_>| Prepare { random: &keys, now, steps: &steps }.run(kept);
+            let prepare =
+                move |kept: &mut Kept<'_>| Prepare { random: &keys, now: &now, steps: &steps }.run(kept);
             self.executable.replay(stream, &replaced, prepare)
         })?;
+        asked.keep();
         fresh.into_iter().for_each(|(at, fresh)| outputs[at] = fresh);
         skip_keys(draws);
-        hooks.iter_mut().for_each(|hook| hook.done());
         let mut places = places.iter();
         self.template.map(&mut |tensor| {
             Ok(match places.next().copied().flatten() {
@@ -264,6 +321,11 @@ impl<R: Tensors> Graph<R> {
     /// The commands, in the program's order.
     pub fn commands(&self) -> Vec<PlannedCommand> {
         self.executable.commands()
+    }
+
+    /// What replays run.
+    pub fn executable(&self) -> &Executable {
+        &self.executable
     }
 
     /// Commands, edges, the critical path, memory, and the gain that the data allow.
@@ -305,7 +367,7 @@ impl Input {
 /// Gives commands the numbers of a replay.
 struct Prepare<'a> {
     random: &'a Random,
-    now: Generator,
+    now: &'a Roots,
     steps: &'a [RuleStep],
 }
 
@@ -362,11 +424,44 @@ impl<T: Tensors> Tensors for Option<T> {
     fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         self.as_ref().map(|value| value.map(f)).transpose()
     }
+
+    fn form(&self, f: &mut dyn FnMut(u64)) {
+        f(u64::from(self.is_some()));
+        self.iter().for_each(|value| value.form(f));
+    }
+
+    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+        self.iter_mut().for_each(|value| value.seeds(f));
+    }
 }
 
 impl<T: Tensors> Tensors for Vec<T> {
     fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         self.iter().map(|value| value.map(f)).collect()
+    }
+
+    fn form(&self, f: &mut dyn FnMut(u64)) {
+        f(self.len() as u64);
+        self.iter().for_each(|value| value.form(f));
+    }
+
+    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+        self.iter_mut().for_each(|value| value.seeds(f));
+    }
+}
+
+impl<T: Tensors, const N: usize> Tensors for [T; N] {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let values: Vec<T> = self.iter().map(|value| value.map(f)).collect::<Result<_>>()?;
+        Ok(values.try_into().unwrap_or_else(|_| unreachable!("one for each")))
+    }
+
+    fn form(&self, f: &mut dyn FnMut(u64)) {
+        self.iter().for_each(|value| value.form(f));
+    }
+
+    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+        self.iter_mut().for_each(|value| value.seeds(f));
     }
 }
 
@@ -374,10 +469,32 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
     fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok((self.0.map(f)?, self.1.map(f)?))
     }
+
+    fn form(&self, f: &mut dyn FnMut(u64)) {
+        self.0.form(f);
+        self.1.form(f);
+    }
+
+    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+        self.0.seeds(f);
+        self.1.seeds(f);
+    }
 }
 
 impl<A: Tensors, B: Tensors, C: Tensors> Tensors for (A, B, C) {
     fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok((self.0.map(f)?, self.1.map(f)?, self.2.map(f)?))
+    }
+
+    fn form(&self, f: &mut dyn FnMut(u64)) {
+        self.0.form(f);
+        self.1.form(f);
+        self.2.form(f);
+    }
+
+    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+        self.0.seeds(f);
+        self.1.seeds(f);
+        self.2.seeds(f);
     }
 }

@@ -17,16 +17,44 @@ pub(super) type Helpers = Vec<Arc<Team>>;
 /// # Panics
 /// As the first command that did, once all have ended.
 pub(super) fn run(nodes: &[Node], widest: usize, cpu: &Cpu<'_>, helpers: &mut Helpers) {
-    let panicked = match cpu.crew() {
+    report(match cpu.crew() {
         Some(team) if widest > 1 => together(nodes, team, helpers),
         _ => in_order(nodes, cpu),
-    };
-    if let Some((op, panicked)) = panicked {
-        std::panic::resume_unwind(Box::new(format!("{op}: {}", panicked.message)));
+    });
+}
+
+/// Runs `nodes` one at a time, each after what it needs, in an order that `seed` picks.
+///
+/// # Panics
+/// As [`run`].
+pub(super) fn run_shuffled(nodes: &[Node], mut seed: u64, cpu: &Cpu<'_>) {
+    let mut left: Vec<usize> = nodes.iter().map(|node| node.needs.len()).collect();
+    let mut ready: Vec<usize> = (0..nodes.len()).filter(|&at| left[at] == 0).collect();
+    let mut first = None;
+    while !ready.is_empty() {
+        // Knuth's linear congruential generator.
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let node = &nodes[ready.swap_remove((seed >> 33) as usize % ready.len())];
+        if let Err(panicked) = Panicked::catch(|| node.work.run(cpu)) {
+            first.get_or_insert((node.op, panicked));
+        }
+        for &next in &node.next {
+            left[next as usize] -= 1;
+            if left[next as usize] == 0 {
+                ready.push(next as usize);
+            }
+        }
     }
+    report(first);
 }
 
 type First = Option<(&'static str, Panicked)>;
+
+fn report(first: First) {
+    if let Some((op, panicked)) = first {
+        std::panic::resume_unwind(Box::new(format!("{op}: {}", panicked.message)));
+    }
+}
 
 /// The program's order is one that the needs allow.
 fn in_order(nodes: &[Node], cpu: &Cpu<'_>) -> First {

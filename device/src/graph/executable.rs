@@ -3,12 +3,13 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::capture::{Capture, Memory, refused};
+use super::capture::{Capture, Command, Memory, refused};
+use super::check::PlannedCommand;
 use super::crew;
 use super::plan::{GraphOptions, Layout, Plan, PlanReport};
 use crate::cuda::{DriverGraph, Queue};
@@ -23,7 +24,10 @@ pub struct Executable {
     report: PlanReport,
     /// The buffers that a replay uses: those that the step found, and last its own memory.
     used: Mutex<Vec<Used>>,
-    nodes: Mutex<Nodes>,
+    pub(super) nodes: Mutex<Nodes>,
+    pub(super) planned: Vec<PlannedCommand>,
+    /// Whether an order is picked by a seed, and twice that.
+    pub(super) shuffle: AtomicU64,
 }
 
 /// A buffer that a replay uses.
@@ -43,6 +47,7 @@ pub(crate) struct Nodes {
     helpers: crew::Helpers,
     /// On a CUDA device.
     graph: Option<DriverGraph>,
+    ignored: Option<(usize, usize)>,
 }
 
 /// A command, and what comes after it.
@@ -61,18 +66,6 @@ pub(crate) struct Node {
     pub(crate) workspace: Option<(usize, usize)>,
 }
 
-/// A command of a plan.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct PlannedCommand {
-    /// The op that launched it.
-    pub op: &'static str,
-    /// Which commands it waits for, by their number: the fewest that imply all that it comes after.
-    pub needs: Vec<usize>,
-    /// About how many elementary operations a CPU needs for it, 0 if it is not known.
-    pub cost: usize,
-}
-
 /// Commands whose scalars may change before they run again.
 pub struct Kept<'a>(&'a mut Nodes);
 
@@ -89,6 +82,18 @@ impl Kept<'_> {
 }
 
 impl Nodes {
+    /// Leaves out this edge, and takes back the one before.
+    pub(super) fn ignore(&mut self, edge: Option<(usize, usize)>) {
+        if let Some((earlier, later)) = std::mem::replace(&mut self.ignored, edge) {
+            self.nodes[earlier].next.push(later as u32);
+            self.nodes[later].needs.push(earlier as u32);
+        }
+        if let Some((earlier, later)) = edge {
+            self.nodes[earlier].next.retain(|next| *next != later as u32);
+            self.nodes[later].needs.retain(|need| *need != earlier as u32);
+        }
+    }
+
     fn bind(&mut self, command: usize, binder: &mut dyn Binder) {
         if let Some(node) = self.nodes.get_mut(command) {
             node.work.bind(binder);
@@ -138,11 +143,9 @@ impl Plan {
         let layout = self.layout(options);
         let report = self.report(&layout);
         let arena = if layout.bytes > 0 { Some(allocate(layout.bytes)?) } else { None };
-        let mut moved = Moved::planned(
-            &self,
-            &layout,
-            arena.as_deref().map_or(0, |arena| arena.ptr().expose_provenance()),
-        );
+        let base = arena.as_deref().map_or(0, |arena| arena.ptr().expose_provenance());
+        let mut moved = Moved::planned(&self, &layout, base);
+        let planned = self.planned(&layout, base);
         let used = self.used(arena);
         let device = self.device.clone();
         let mut nodes = self.nodes(layout, &mut moved);
@@ -151,8 +154,9 @@ impl Plan {
             false => Some(DriverGraph::new(device.core(), &nodes)?),
         };
         nodes.iter_mut().for_each(|node| node.workspace = None);
-        let nodes = Mutex::new(Nodes { nodes, changed: Vec::new(), helpers: Vec::new(), graph });
-        Ok(Executable { device, report, used: Mutex::new(used), nodes })
+        let (changed, helpers) = (Vec::new(), Vec::new());
+        let nodes = Mutex::new(Nodes { nodes, changed, helpers, graph, ignored: None });
+        Ok(Executable { device, report, used: Mutex::new(used), nodes, planned, shuffle: AtomicU64::new(0) })
     }
 
     /// The buffers that a replay uses.
@@ -168,6 +172,23 @@ impl Plan {
         }
         let arena = arena.map(|buffer| Used { buffer, write: true, commands: Vec::new() });
         used.into_iter().flatten().chain(arena).collect()
+    }
+
+    /// The commands with the addresses that they get.
+    fn planned(&self, layout: &Layout, base: usize) -> Vec<PlannedCommand> {
+        let place = |&(memory, write): &(usize, bool)| {
+            let known = &self.memories[memory];
+            let start = layout.offsets[memory].map_or_else(|| known.at(), |offset| base + offset);
+            (start..start + known.bytes(), write)
+        };
+        let planned = |(command, needs): (&Command, &SmallVec<[u32; 4]>)| PlannedCommand {
+            op: command.op,
+            stream: command.stream,
+            needs: needs.iter().map(|&need| need as usize).collect(),
+            uses: command.uses.iter().map(place).collect(),
+            cost: command.work.cost(),
+        };
+        self.commands.iter().zip(&layout.needs).map(planned).collect()
     }
 
     fn nodes(self, layout: Layout, moved: &mut Moved) -> Vec<Node> {
@@ -239,16 +260,6 @@ impl Executable {
     /// What was planned.
     pub fn report(&self) -> PlanReport {
         self.report
-    }
-
-    /// The commands, in the program's order.
-    pub fn commands(&self) -> Vec<PlannedCommand> {
-        let planned = |node: &Node| PlannedCommand {
-            op: node.op,
-            needs: node.needs.iter().map(|&need| need as usize).collect(),
-            cost: node.work.cost(),
-        };
-        self.nodes.lock().nodes.iter().map(planned).collect()
     }
 
     /// Runs the commands on `stream`, as one command of it: after whatever used what they use, on whatever stream. From now on
@@ -347,7 +358,10 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
         self.prepare(&mut nodes);
         nodes.changed.clear();
         let Nodes { nodes, helpers, .. } = &mut *nodes;
-        crew::run(nodes, self.executable.report.widest, cpu, helpers);
+        match self.executable.shuffle.load(Ordering::Relaxed) {
+            0 => crew::run(nodes, self.executable.report.widest, cpu, helpers),
+            seed => crew::run_shuffled(nodes, seed, cpu),
+        }
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::capture::{ALIGNMENT, Memory};
-use super::plan::Plan;
+use super::plan::{Layout, Plan};
 use super::reach::Reach;
 
 /// One range of memory for all that a plan allocates.
@@ -25,14 +25,48 @@ struct Gap {
 }
 
 impl Arena {
-    pub(super) fn new(plan: &Plan, limit: Option<usize>) -> Arena {
+    pub(super) fn new(plan: &Plan, limit: usize) -> Arena {
         Arena {
             offsets: vec![None; plan.memories.len()],
             users: users(plan),
             placed: Vec::new(),
             bytes: 0,
-            limit: limit.unwrap_or(usize::MAX),
+            limit,
         }
+    }
+
+    /// Places for all memory where it is known already which command `comes_before` which: the largest first, which fit worst.
+    pub(super) fn with_all(plan: &Plan, comes_before: impl Fn(usize, usize) -> bool) -> Arena {
+        let mut arena = Arena::new(plan, usize::MAX);
+        let planned = |memory: &usize| matches!(plan.memories[*memory], Memory::Planned { .. });
+        let mut all: Vec<usize> = (0..plan.memories.len()).filter(planned).collect();
+        all.retain(|&memory| !arena.users[memory].is_empty());
+        all.sort_by_key(|&memory| std::cmp::Reverse(plan.memories[memory].bytes()));
+        // All uses of a memory come after the first.
+        let over = |users: &[usize], by: &[usize]| users.iter().all(|&user| comes_before(user, by[0]));
+        for memory in all {
+            let (bytes, users) = (size(plan.memories[memory].bytes()), &arena.users[memory]);
+            let start = arena.gap(plan, bytes, |others| over(others, users) || over(users, others));
+            arena.put(memory, start, bytes);
+        }
+        arena
+    }
+
+    /// Who used the places before of what the command `at` is the first to use, beside what `reach` has before it.
+    pub(super) fn former(&self, plan: &Plan, at: usize, reach: &Reach) -> SmallVec<[usize; 8]> {
+        let own = plan.commands[at].uses.iter().map(|(memory, _)| *memory);
+        let first = own.filter(|&memory| self.users[memory].first() == Some(&at));
+        let places =
+            first.filter_map(|memory| Some((self.offsets[memory]?, size(plan.memories[memory].bytes()))));
+        let users = places.flat_map(|(start, bytes)| self.users_of(plan, start, bytes));
+        users.filter(|&user| user < at && !reach.has(user, at)).collect()
+    }
+
+    fn put(&mut self, memory: usize, start: usize, bytes: usize) {
+        self.offsets[memory] = Some(start);
+        let index = self.placed.partition_point(|&other| self.offsets[other] <= Some(start));
+        self.placed.insert(index, memory);
+        self.bytes = self.bytes.max(start + bytes);
     }
 
     /// Finds places for what the command `at` is the first to use. Names what it then has to come after, beside what `reach`
@@ -59,10 +93,7 @@ impl Arena {
             } else {
                 start
             };
-            self.offsets[memory] = Some(start);
-            let index = self.placed.partition_point(|&other| self.offsets[other] <= Some(start));
-            self.placed.insert(index, memory);
-            self.bytes = self.bytes.max(start + bytes);
+            self.put(memory, start, bytes);
         }
         more
     }
@@ -96,8 +127,8 @@ impl Arena {
         self.placed.iter().filter(shares).flat_map(|&memory| self.users[memory].iter().copied())
     }
 
-    pub(super) fn finish(self) -> (Vec<Option<usize>>, usize) {
-        (self.offsets, self.bytes)
+    pub(super) fn finish(self, needs: Vec<SmallVec<[u32; 4]>>) -> Layout {
+        Layout { needs, offsets: self.offsets, bytes: self.bytes }
     }
 
     /// The most bytes that are in use at once if the commands run in the program's order.

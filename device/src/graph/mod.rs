@@ -5,6 +5,7 @@
 //! replay is one command of a stream, which reads and writes what the step does, so it is ordered like any other.
 
 pub(crate) mod capture;
+mod check;
 mod crew;
 mod executable;
 mod memory;
@@ -12,6 +13,7 @@ mod plan;
 mod reach;
 
 pub use capture::{Attached, Capture};
+pub use check::{PlannedCommand, needless, unordered};
 pub(crate) use executable::Node;
-pub use executable::{Executable, Kept, PlannedCommand};
+pub use executable::{Executable, Kept};
 pub use plan::{GraphOptions, Order, Plan, PlanReport};

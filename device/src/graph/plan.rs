@@ -85,6 +85,10 @@ struct LastUses {
 }
 
 impl LastUses {
+    fn is_none(&self) -> bool {
+        self.write.is_none() && self.reads.is_empty()
+    }
+
     /// Logs a use by `command`, and names what it has to come after.
     fn record(&mut self, command: usize, write: bool, mut need: impl FnMut(usize)) {
         self.write.into_iter().for_each(&mut need);
@@ -112,33 +116,62 @@ impl Plan {
         self.commands.is_empty()
     }
 
-    /// Works out which commands wait for which, and where memory lies: in the program's order, since what comes before a
-    /// command is known when it is met.
+    /// Works out which commands wait for which, and where memory lies. Where that is too much, memory decides about the order,
+    /// too.
     pub(super) fn layout(&self, options: GraphOptions) -> Layout {
         let mut reach = Reach::new(self.len());
+        let needs = self.needs(options.order, &mut reach, |_, _| SmallVec::new());
+        let free = Arena::with_all(self, |earlier, later| reach.has(earlier, later)).finish(needs);
+        let Some(limit) = options.max_bytes.filter(|&limit| free.bytes > limit) else { return free };
+        let mut arena = Arena::new(self, limit);
+        let needs =
+            self.needs(options.order, &mut Reach::new(self.len()), |at, reach| arena.place(self, at, reach));
+        let tight = arena.finish(needs);
+        if tight.bytes <= limit {
+            return tight;
+        }
+        // As if the commands ran one after the other.
+        let arena = Arena::with_all(self, |earlier, later| earlier < later);
+        let needs =
+            self.needs(options.order, &mut Reach::new(self.len()), |at, reach| arena.former(self, at, reach));
+        let least = arena.finish(needs);
+        let smaller = |a: Layout, b: Layout| if b.bytes < a.bytes { b } else { a };
+        smaller(smaller(free, tight), least)
+    }
+
+    /// For each command the fewest that come before it: in the program's order, since what comes before a command is known when
+    /// it is met. `place` names what else it comes after.
+    fn needs(
+        &self,
+        order: Order,
+        reach: &mut Reach,
+        mut place: impl FnMut(usize, &Reach) -> SmallVec<[usize; 8]>,
+    ) -> Vec<SmallVec<[u32; 4]>> {
         let mut last = vec![LastUses::default(); self.memories.len()];
-        let mut arena = Arena::new(self, options.max_bytes);
         let mut newest: Vec<(StreamId, usize)> = Vec::new();
         let mut needs = Vec::with_capacity(self.len());
         for (at, command) in self.commands.iter().enumerate() {
             let mut all: SmallVec<[usize; 8]> = SmallVec::new();
             for &(memory, write) in &command.uses {
-                last[memory].record(at, write, |need| all.push(need));
+                // All uses of planned memory come after the first, also where that reads what nobody wrote.
+                let first = matches!(self.memories[memory], Memory::Planned { .. }) && last[memory].is_none();
+                last[memory].record(at, write || first, |need| all.push(need));
             }
-            if options.order == Order::Streams {
+            if order == Order::Streams {
                 match newest.iter_mut().find(|(stream, _)| *stream == command.stream) {
                     Some((_, previous)) => all.push(std::mem::replace(previous, at)),
                     None => newest.push((command.stream, at)),
                 }
             }
-            let mut fewest = fewest(&mut reach, at, &mut all);
-            // What memory is given to it decides what else it comes after.
-            let mut more = arena.place(self, at, &reach);
-            fewest.extend(self::fewest(&mut reach, at, &mut more));
+            let mut fewest = fewest(reach, at, &mut all);
+            let mut more = place(at, reach);
+            let more = self::fewest(reach, at, &mut more);
+            let implied = |need: u32| more.iter().any(|&later| reach.has(need as usize, later as usize));
+            fewest.retain(|need| !implied(*need));
+            fewest.extend(more);
             needs.push(fewest);
         }
-        let (offsets, bytes) = arena.finish();
-        Layout { needs, offsets, bytes }
+        needs
     }
 
     /// What the layout is like.

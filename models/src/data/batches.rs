@@ -42,14 +42,19 @@ impl Batch {
     }
 }
 
-/// Its key is a number of the host, and stays.
+/// A captured step gets each batch's tensors, bags and key; the key is followed where random ops take it.
 impl Tensors for Batch {
     fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let bag = |bag: &RaggedBatch| {
-            Ok(RaggedBatch { indices: bag.indices.map(f)?, offsets: bag.offsets.map(f)? })
-        };
-        let bags = self.bags.iter().map(bag).collect::<Result<_>>()?;
-        Ok(Batch { inputs: self.inputs.map(f)?, labels: self.labels.map(f)?, bags, key: self.key })
+        let (inputs, labels) = (f(&self.inputs)?, f(&self.labels)?);
+        Ok(Batch { inputs, labels, bags: self.bags.map(f)?, key: self.key })
+    }
+
+    fn form(&self, f: &mut dyn FnMut(u64)) {
+        self.bags.form(f);
+    }
+
+    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+        f(&mut self.key);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device::{Device, Error, Result};
-use tensor::Tensor;
+use tensor::{Tensor, Tensors};
 
 /// A categorical feature with any number of values in each row, as numbers of rows of a table; cheap to clone.
 ///
@@ -31,6 +31,12 @@ pub struct RaggedBatch {
     pub indices: Tensor,
     /// Where each row's values begin, `[b]`, I64.
     pub offsets: Tensor,
+}
+
+impl Tensors for RaggedBatch {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(RaggedBatch { indices: f(&self.indices)?, offsets: f(&self.offsets)? })
+    }
 }
 
 impl Ragged {

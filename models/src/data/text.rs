@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use device::{Device, Error, Result};
-use tensor::{Generator, Tensor};
+use tensor::{Generator, Tensor, Tensors};
 
 use super::InMemory;
 use crate::file;
@@ -55,6 +55,17 @@ impl TextBatch {
     /// Runs `work` with random keys that follow from this batch alone, as [`tensor::with_generator`] does.
     pub fn seeded<R>(&self, work: impl FnOnce() -> R) -> R {
         tensor::with_generator(Generator::new(self.key), work)
+    }
+}
+
+/// As for [`Batch`](crate::Batch).
+impl Tensors for TextBatch {
+    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(TextBatch { tokens: f(&self.tokens)?, targets: f(&self.targets)?, key: self.key })
+    }
+
+    fn seeds(&mut self, f: &mut dyn FnMut(&mut u64)) {
+        f(&mut self.key);
     }
 }
 

@@ -144,51 +144,72 @@ impl<K: Kind> Inner<K> {
         Ok(())
     }
 
-    fn count(&mut self, numbers: &[usize]) {
-        numbers.iter().for_each(|&number| self.states[number].step += 1);
+    fn count(&mut self, numbers: impl Iterator<Item = usize>) {
+        numbers.for_each(|number| self.states[number].step += 1);
     }
 }
 
 /// The steps of an optimizer in the replays of a captured step.
 struct NextSteps<K> {
     inner: Arc<Mutex<Inner<K>>>,
-    /// The parameters that have a gradient.
-    numbers: Vec<usize>,
-    /// Parameters that are at the same step share a name: one of them, and the step as it was captured.
-    steps: Vec<(usize, RuleStep)>,
+    /// The parameters that have a gradient, by the step that those share which are as far as each other.
+    alike: Vec<(RuleStep, Vec<usize>)>,
 }
 
 impl<K: Kind> NextSteps<K> {
     /// The captured step of a parameter, by the name of those that are as far as it is.
     fn add(&mut self, number: usize, inner: &Inner<K>) -> Result<RuleStep> {
         let at = inner.states[number].step;
-        self.numbers.push(number);
-        if let Some((_, known)) = self.steps.iter().find(|(other, _)| inner.states[*other].step == at) {
-            return Ok(*known);
+        let known = self.alike.iter_mut().find(|(_, numbers)| inner.states[numbers[0]].step == at);
+        if let Some((step, numbers)) = known {
+            numbers.push(number);
+            return Ok(*step);
         }
         let step = inner.options.rule(at + 1)?.named(fresh_slot());
-        self.steps.push((number, step));
+        self.alike.push((step, vec![number]));
         Ok(step)
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = usize> {
+        self.alike.iter().flat_map(|(_, numbers)| numbers.iter().copied())
+    }
+}
+
+impl<K: Kind> Inner<K> {
+    /// The next step of parameters that were at one step at the capture.
+    fn next(&self, captured: &RuleStep, numbers: &[usize]) -> Result<RuleStep> {
+        let refused = |reason: String| Error::Captured { op: captured.op(), reason: reason.into() };
+        let at = self.states[numbers[0]].step;
+        let next = self.options.rule(at + 1)?;
+        if !next.same_rule(captured) {
+            let reason =
+                format!("its options make it {} since the capture; capture the step again", next.op());
+            return Err(refused(reason));
+        }
+        for other in numbers.iter().map(|&number| self.states[number].step).filter(|&other| other != at) {
+            if self.options.rule(other + 1)? != next {
+                let reason = format!(
+                    "of parameters that were at one step, one has made {at} since and one {other}; capture the step again"
+                );
+                return Err(refused(reason));
+            }
+        }
+        Ok(next.named(captured.slot()))
     }
 }
 
 impl<K: Kind> EachReplay for NextSteps<K> {
     fn next(&mut self) -> Result<Vec<RuleStep>> {
-        let inner = self.inner.lock();
-        let next = |(number, captured): &(usize, RuleStep)| {
-            let next = inner.options.rule(inner.states[*number].step + 1)?;
-            if next.same_rule(captured) {
-                return Ok(next.named(captured.slot()));
-            }
-            let reason =
-                format!("its options make it {} since the capture; capture the step again", next.op());
-            Err(Error::Captured { op: captured.op(), reason: reason.into() })
-        };
-        self.steps.iter().map(next).collect()
+        let mut inner = self.inner.lock();
+        let next = self.alike.iter().map(|(captured, numbers)| inner.next(captured, numbers));
+        let next = next.collect::<Result<_>>()?;
+        inner.count(self.numbers());
+        Ok(next)
     }
 
-    fn done(&mut self) {
-        self.inner.lock().count(&self.numbers);
+    fn undo(&mut self) {
+        let mut inner = self.inner.lock();
+        self.numbers().for_each(|number| inner.states[number].step -= 1);
     }
 }
 
@@ -203,8 +224,7 @@ impl<K: Kind> Optimizer for Fused<K> {
             ));
         }
         let mut inner = self.inner.lock();
-        let mut captured =
-            NextSteps { inner: Arc::clone(&self.inner), numbers: Vec::new(), steps: Vec::new() };
+        let mut captured = NextSteps { inner: Arc::clone(&self.inner), alike: Vec::new() };
         let mut steps = Vec::with_capacity(self.parameters.len());
         for (number, parameter) in self.parameters.iter().enumerate() {
             let Some(gradient) = gradients.get_var(parameter) else { continue };
@@ -222,7 +242,7 @@ impl<K: Kind> Optimizer for Fused<K> {
         if is_captured {
             each_replay(captured);
         } else {
-            inner.count(&captured.numbers);
+            inner.count(captured.numbers());
         }
         Ok(())
     }

@@ -1,0 +1,167 @@
+//! Captured steps by the shapes of their batches.
+
+use std::fmt;
+
+use device::{Capture, DType, Device, Error, GraphOptions, Result};
+
+use crate::graph::stand_in;
+use crate::{Generator, Graph, Tensor, Tensors};
+
+/// A step with a batch, captured for each form of batch that it sees: at the first sight of the shapes and types of a batch's
+/// tensors, and replayed from then on.
+///
+/// The step sees tensors of its own, which each batch is copied into, so batches may come and go. Tensors that are one in a batch
+/// are several in the step. The seeds of a batch's random ops follow the batch. What else does not change between replays is
+/// said at [`Graph`]; what the step borrows, it keeps, so what changes between steps, such as an optimizer's learning rate, is
+/// best put behind a `RefCell`.
+///
+/// ```
+/// use tensor::{Device, Graphs, Tensor};
+/// # fn main() -> tensor::Result<()> {
+/// let dev = Device::cpu();
+/// let mut graphs = Graphs::new(&dev, |[x, y]: &[Tensor; 2]| x.mul(y)?.sum_to(&[]));
+/// for rows in [2, 3, 2] {
+///     let batch = [Tensor::from_slice(&vec![2.0f32; rows], &[rows], &dev)?, Tensor::scalar(0.5f32, &dev)?];
+///     assert_eq!(graphs.run(&batch)?.item::<f32>()?, rows as f32);
+/// }
+/// assert_eq!(graphs.len(), 2);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Graphs<B, R, F> {
+    device: Device,
+    step: F,
+    options: GraphOptions,
+    most: usize,
+    /// The one that was used last comes last.
+    kept: Vec<Kept<B, R>>,
+}
+
+/// A captured step, with the batch that it reads.
+struct Kept<B, R> {
+    form: Form,
+    tensors: Vec<Tensor>,
+    seeds: Vec<u64>,
+    graph: Graph<R>,
+    /// Who holds the tensors' other parts.
+    _batch: B,
+}
+
+/// What batches of one capture have in common.
+#[derive(PartialEq)]
+struct Form {
+    numbers: Vec<u64>,
+    tensors: Vec<(Vec<usize>, DType, Device)>,
+}
+
+impl Form {
+    fn of(batch: &impl Tensors, tensors: &[Tensor]) -> Form {
+        let mut numbers = Vec::new();
+        batch.form(&mut |number| numbers.push(number));
+        let form = |tensor: &Tensor| (tensor.shape().to_vec(), tensor.dtype(), tensor.device().clone());
+        Form { numbers, tensors: tensors.iter().map(form).collect() }
+    }
+}
+
+impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
+    /// No captured step yet, of as many as there will be.
+    pub fn new(device: &Device, step: F) -> Self {
+        let options = GraphOptions::default();
+        Graphs { device: device.clone(), step, options, most: usize::MAX, kept: Vec::new() }
+    }
+
+    /// How steps are planned that are captured from now on.
+    #[must_use]
+    pub fn options(mut self, options: GraphOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// At most `most` captured steps, and at least one: a further one takes the place of that which was not used for longest.
+    #[must_use]
+    pub fn at_most(mut self, most: usize) -> Self {
+        self.most = most.max(1);
+        self
+    }
+
+    /// How many steps are captured.
+    pub fn len(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    /// Runs the step on a batch: copies it into the tensors of its form, captures the step if there are none, and replays it.
+    ///
+    /// Asynchronous, on the current stream, and ordered like any command.
+    ///
+    /// # Errors
+    /// As for [`Graph::capture_with`] and [`Graph::replay`].
+    pub fn run(&mut self, batch: &B) -> Result<R> {
+        if Capture::is_current() {
+            return Err(Error::Captured { op: "replay", reason: "captures do not nest".into() });
+        }
+        let (batch, tensors, seeds) = parts(batch)?;
+        let form = Form::of(&batch, &tensors);
+        match self.kept.iter().position(|kept| kept.form == form) {
+            Some(known) => self.kept[known..].rotate_left(1),
+            None => {
+                let fresh = Kept::capture(&self.device, self.options, form, &batch, &mut self.step)?;
+                let too_many = (self.kept.len() + 1).saturating_sub(self.most);
+                self.kept.drain(..too_many);
+                self.kept.push(fresh);
+            }
+        }
+        match self.kept.last() {
+            Some(kept) => kept.replay(&tensors, &seeds),
+            None => unreachable!("it was put there"),
+        }
+    }
+}
+
+/// A copy of a batch that shares its tensors, these, and the seeds.
+fn parts<B: Tensors>(batch: &B) -> Result<(B, Vec<Tensor>, Vec<u64>)> {
+    let (mut tensors, mut seeds) = (Vec::new(), Vec::new());
+    let mut batch = batch.map(&mut |tensor| {
+        tensors.push(tensor.clone());
+        Ok(tensor.clone())
+    })?;
+    batch.seeds(&mut |seed| seeds.push(*seed));
+    Ok((batch, tensors, seeds))
+}
+
+impl<B: Tensors, R: Tensors> Kept<B, R> {
+    fn capture(
+        device: &Device,
+        options: GraphOptions,
+        form: Form,
+        batch: &B,
+        step: &mut impl FnMut(&B) -> Result<R>,
+    ) -> Result<Self> {
+        let own = batch.map(&mut |tensor| Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()))?;
+        let (mut own, tensors, _) = parts(&own)?;
+        let mut seeds = Vec::new();
+        own.seeds(&mut |seed| {
+            *seed = stand_in();
+            seeds.push(*seed);
+        });
+        let graph = Graph::capture_with(device, options, || step(&own))?;
+        Ok(Kept { form, tensors, seeds, graph, _batch: own })
+    }
+
+    fn replay(&self, tensors: &[Tensor], seeds: &[u64]) -> Result<R> {
+        self.tensors.iter().zip(tensors).try_for_each(|(own, tensor)| own.copy_(tensor))?;
+        let seeds = self.seeds.iter().zip(seeds);
+        self.graph.replay_seeded(seeds.map(|(own, seed)| (*own, Generator::new(*seed))).collect())
+    }
+}
+
+impl<B, R, F> fmt::Debug for Graphs<B, R, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let graphs: Vec<&Graph<R>> = self.kept.iter().map(|kept| &kept.graph).collect();
+        f.debug_struct("Graphs").field("device", &self.device).field("graphs", &graphs).finish()
+    }
+}

@@ -1,0 +1,99 @@
+//! Memory that is refused: at the capture, when it is made ready, at a replay.
+
+use std::sync::Arc;
+
+use super::{tensor, values};
+use streamgrad::device::FailingMemory;
+use streamgrad::prelude::*;
+use streamgrad::{CpuConfig, Error, Graph, Graphs, Result};
+
+/// Two replays whose results are held, and one of another shape.
+fn train(device: &Device) -> Result<Vec<Vec<f32>>> {
+    // Large enough for an arena each.
+    let n = 40 << 10;
+    let (x, state) = (Tensor::ones(&[n], DType::F32, device)?, Tensor::zeros(&[n], DType::F32, device)?);
+    let graph = Graph::capture(device, || {
+        state.add_(&x)?;
+        let parts = [state.mul_scalar(2.0)?, state.add_scalar(1.0)?.mul(&x)?];
+        Ok((parts[0].add(&parts[1])?, parts))
+    })?;
+    let mut graphs = Graphs::new(device, |x: &Tensor| x.mul_scalar(3.0)?.add_scalar(1.0));
+    let held = [graph.replay()?, graph.replay()?];
+    let others = [graphs.run(&x)?, graphs.run(&x.narrow(0, 0, n / 2)?)?];
+    let all = held.iter().flat_map(|(sum, [a, b])| [sum, a, b]).chain(&others).chain([&state]);
+    all.map(|tensor| values(&tensor.narrow(0, 0, 3)?)).collect()
+}
+
+#[test]
+fn any_memory_may_be_refused() {
+    for in_place in [false, true] {
+        let device = |memory: &Arc<FailingMemory>| {
+            Device::cpu_with(CpuConfig {
+                threads: Some(1),
+                memory: Some(memory.clone()),
+                ..CpuConfig::default()
+            })
+        };
+        let sound = Arc::new(FailingMemory::new(in_place, 0..0));
+        let expected = train(&device(&sound)).unwrap();
+        let calls = sound.calls();
+        assert!(calls >= 3, "{calls} calls");
+        let mut failed = 0;
+        for call in 1..=calls {
+            for last in [call + 1, u64::MAX] {
+                let memory = Arc::new(FailingMemory::new(in_place, call..last));
+                let device = device(&memory);
+                match train(&device) {
+                    Ok(found) => assert_eq!(found, expected, "call {call} to {last}"),
+                    Err(Error::OutOfMemory { .. }) => failed += 1,
+                    Err(error) => panic!("call {call} to {last}: {error}"),
+                }
+                device.synchronize().unwrap();
+                let stats = device.memory_stats();
+                assert_eq!((stats.allocated_bytes, stats.live_blocks), (0, 0), "call {call} to {last}");
+                if last != u64::MAX {
+                    assert_eq!(train(&device).unwrap(), expected, "the device is as good as new");
+                }
+            }
+        }
+        assert!(failed > 0);
+    }
+}
+
+/// At every limit of memory a replay either runs or has not begun: the state says how often, and what is held stays.
+#[test]
+fn a_refused_replay_is_no_replay() -> Result<()> {
+    let device = Device::cpu_with(CpuConfig::default());
+    let n = 256 << 10;
+    let (one, count) = (tensor(&[1.0], &device)?, Tensor::zeros(&[n], DType::F32, &device)?);
+    let graph = Graph::capture(&device, || {
+        count.add_(&one)?;
+        Ok([count.add_scalar(0.0)?, count.mul_scalar(2.0)?, count.mul_scalar(3.0)?])
+    })?;
+    let mut held: Vec<(f32, [Tensor; 3])> = Vec::new();
+    let first = |tensor: &Tensor| tensor.narrow(0, 0, 1)?.item::<f32>();
+    let (mut ran, mut refused) = (0.0, 0);
+    for round in 0..40 {
+        device.synchronize()?;
+        device.trim();
+        let reserved = device.memory_stats().reserved_bytes;
+        device.set_memory_limit(Some(reserved + (round % 7) * (512 << 10)));
+        match graph.replay() {
+            Ok(result) => {
+                ran += 1.0;
+                held.push((ran, result));
+            }
+            Err(Error::OutOfMemory { .. }) => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+        if round % 9 == 8 {
+            held.drain(..held.len() / 2);
+        }
+        assert_eq!(first(&count)?, ran);
+        for (at, [one, two, three]) in &held {
+            assert_eq!([first(one)?, first(two)?, first(three)?], [*at, 2.0 * at, 3.0 * at], "round {round}");
+        }
+    }
+    assert!(ran > 3.0 && refused > 3, "{ran} ran, {refused} were refused");
+    Ok(())
+}

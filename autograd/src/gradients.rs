@@ -140,8 +140,9 @@ pub(crate) fn separate(place: &Place, gradient: &mut Var, recorded: bool) -> Res
 }
 
 impl Tensors for Gradients {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let entry = |entry: &Entry| Ok(Entry { leaf: entry.leaf.clone(), gradient: entry.gradient.map(f)? });
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let entry =
+            |entry: &Entry| Ok(Entry { leaf: entry.leaf.clone(), gradient: entry.gradient.rebuild(f)? });
         Ok(Gradients {
             entries: self.entries.iter().map(entry).collect::<Result<_>>()?,
             index: self.index.clone(),

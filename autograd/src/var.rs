@@ -132,7 +132,7 @@ impl From<Tensor> for Var {
 
 /// The result of a captured step is a constant.
 impl Tensors for Var {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Var::constant(f(&self.value)?))
     }
 }

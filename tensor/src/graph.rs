@@ -18,11 +18,11 @@ use crate::{Generator, Tensor};
 
 /// What a captured step takes or gives: tensors, in a form that can be filled with others.
 pub trait Tensors: Sized {
-    /// A copy with what `f` gives in place of each tensor. It is asked for them in the same order each time.
+    /// The same with what `f` gives in place of each tensor. It is asked for them in the same order each time.
     ///
     /// # Errors
     /// Those of `f`.
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
 
     /// Tells `f` what a step may depend on beside the tensors, such as how many there are: another one asks for another
     /// capture.
@@ -210,7 +210,7 @@ impl<R: Tensors> Graph<R> {
             capture.scope(|| {
                 let result = step()?;
                 // Holds nothing of the step, so that what is held beyond it is seen.
-                result.map(&mut |tensor| {
+                result.rebuild(&mut |tensor| {
                     let output = tensor.buffer().is_planned();
                     places.push(output.then_some(outputs.len()));
                     if !output {
@@ -297,7 +297,7 @@ impl<R: Tensors> Graph<R> {
         fresh.into_iter().for_each(|(at, fresh)| outputs[at] = fresh);
         skip_keys(draws);
         let mut places = places.iter();
-        self.template.map(&mut |tensor| {
+        self.template.rebuild(&mut |tensor| {
             Ok(match places.next().copied().flatten() {
                 Some(output) => outputs[output].clone(),
                 None => tensor.clone(),
@@ -409,20 +409,20 @@ impl<R> fmt::Debug for Graph<R> {
 }
 
 impl Tensors for () {
-    fn map(&self, _: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<()> {
+    fn rebuild(&self, _: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<()> {
         Ok(())
     }
 }
 
 impl Tensors for Tensor {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
         f(self)
     }
 }
 
 impl<T: Tensors> Tensors for Option<T> {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        self.as_ref().map(|value| value.map(f)).transpose()
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        self.as_ref().map(|value| value.rebuild(f)).transpose()
     }
 
     fn form(&self, f: &mut dyn FnMut(u64)) {
@@ -436,8 +436,8 @@ impl<T: Tensors> Tensors for Option<T> {
 }
 
 impl<T: Tensors> Tensors for Vec<T> {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        self.iter().map(|value| value.map(f)).collect()
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        self.iter().map(|value| value.rebuild(f)).collect()
     }
 
     fn form(&self, f: &mut dyn FnMut(u64)) {
@@ -451,8 +451,8 @@ impl<T: Tensors> Tensors for Vec<T> {
 }
 
 impl<T: Tensors, const N: usize> Tensors for [T; N] {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let values: Vec<T> = self.iter().map(|value| value.map(f)).collect::<Result<_>>()?;
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let values: Vec<T> = self.iter().map(|value| value.rebuild(f)).collect::<Result<_>>()?;
         Ok(values.try_into().unwrap_or_else(|_| unreachable!("one for each")))
     }
 
@@ -466,8 +466,8 @@ impl<T: Tensors, const N: usize> Tensors for [T; N] {
 }
 
 impl<A: Tensors, B: Tensors> Tensors for (A, B) {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok((self.0.map(f)?, self.1.map(f)?))
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok((self.0.rebuild(f)?, self.1.rebuild(f)?))
     }
 
     fn form(&self, f: &mut dyn FnMut(u64)) {
@@ -482,8 +482,8 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
 }
 
 impl<A: Tensors, B: Tensors, C: Tensors> Tensors for (A, B, C) {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok((self.0.map(f)?, self.1.map(f)?, self.2.map(f)?))
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok((self.0.rebuild(f)?, self.1.rebuild(f)?, self.2.rebuild(f)?))
     }
 
     fn form(&self, f: &mut dyn FnMut(u64)) {

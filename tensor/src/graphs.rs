@@ -125,7 +125,7 @@ impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
 /// A copy of a batch that shares its tensors, these, and the seeds.
 fn parts<B: Tensors>(batch: &B) -> Result<(B, Vec<Tensor>, Vec<u64>)> {
     let (mut tensors, mut seeds) = (Vec::new(), Vec::new());
-    let mut batch = batch.map(&mut |tensor| {
+    let mut batch = batch.rebuild(&mut |tensor| {
         tensors.push(tensor.clone());
         Ok(tensor.clone())
     })?;
@@ -141,7 +141,8 @@ impl<B: Tensors, R: Tensors> Kept<B, R> {
         batch: &B,
         step: &mut impl FnMut(&B) -> Result<R>,
     ) -> Result<Self> {
-        let own = batch.map(&mut |tensor| Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()))?;
+        let own =
+            batch.rebuild(&mut |tensor| Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()))?;
         let (mut own, tensors, _) = parts(&own)?;
         let mut seeds = Vec::new();
         own.seeds(&mut |seed| {

@@ -117,8 +117,8 @@ impl ConcurrentBatches {
 }
 
 impl Tensors for Step {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Step { losses: self.losses.map(f)?, gradients: Tensors::map(&self.gradients, f)? })
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Step { losses: self.losses.rebuild(f)?, gradients: self.gradients.rebuild(f)? })
     }
 }
 

@@ -44,9 +44,9 @@ impl Batch {
 
 /// A captured step gets each batch's tensors, bags and key; the key is followed where random ops take it.
 impl Tensors for Batch {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let (inputs, labels) = (f(&self.inputs)?, f(&self.labels)?);
-        Ok(Batch { inputs, labels, bags: self.bags.map(f)?, key: self.key })
+        Ok(Batch { inputs, labels, bags: self.bags.rebuild(f)?, key: self.key })
     }
 
     fn form(&self, f: &mut dyn FnMut(u64)) {

@@ -34,7 +34,7 @@ pub struct RaggedBatch {
 }
 
 impl Tensors for RaggedBatch {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(RaggedBatch { indices: f(&self.indices)?, offsets: f(&self.offsets)? })
     }
 }

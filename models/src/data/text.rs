@@ -60,7 +60,7 @@ impl TextBatch {
 
 /// As for [`Batch`](crate::Batch).
 impl Tensors for TextBatch {
-    fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+    fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(TextBatch { tokens: f(&self.tokens)?, targets: f(&self.targets)?, key: self.key })
     }
 

@@ -32,7 +32,7 @@ impl CapturedStep {
         options: GraphOptions,
     ) -> Result<CapturedStep> {
         // Tensors that nobody else has.
-        let own = prepare(model, batches)?.map(&mut Tensor::copy)?;
+        let own = prepare(model, batches)?.rebuild(&mut Tensor::copy)?;
         let device = lanes.streams().first().map(Stream::device).cloned();
         let device = device.unwrap_or_else(|| own[0].labels.device().clone());
         let graph = Graph::capture_with(&device, options, || {
@@ -72,7 +72,7 @@ fn prepare(model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Batch>> {
 /// The tensors in their order.
 fn tensors(of: &impl Tensors) -> Result<Vec<Tensor>> {
     let mut all = Vec::new();
-    of.map(&mut |tensor| {
+    of.rebuild(&mut |tensor| {
         all.push(tensor.clone());
         Ok(tensor.clone())
     })?;

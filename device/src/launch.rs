@@ -57,7 +57,7 @@ impl Stream {
         match Capture::of(self.core()) {
             Some(capture) => {
                 self.owns(op, uses)?;
-                capture.record(self, op, uses, work, Location::caller())
+                capture.record(self, op, uses, work)
             }
             None => self.launch_now(op, uses, work),
         }

@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::panic::Location;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, Weak};
 
@@ -42,7 +41,6 @@ pub type Attached = Box<dyn Any + Send>;
 /// A command that is kept.
 pub(crate) struct Command {
     pub(crate) op: &'static str,
-    pub(crate) place: &'static Location<'static>,
     /// The stream that it was launched on.
     pub(crate) stream: StreamId,
     /// The memories that it uses, each once, and whether it writes them.
@@ -156,14 +154,10 @@ impl Capture {
         let kept = memories.iter().position(|memory| matches!(memory, Memory::Planned { alive: true, .. }));
         if let Some(kept) = kept {
             let uses = |command: &&Command| command.uses.iter().any(|(memory, _)| *memory == kept);
-            let (op, place) = match commands.iter().find(uses) {
-                Some(command) => (command.op, format!(" at {}", command.place)),
-                None => ("empty", String::new()),
-            };
-            let reason = format!(
-                "its result{place} is kept beyond the step and is not part of what the step returns; make state before the step"
-            );
-            return Err(refused(op, &reason));
+            let op = commands.iter().find(uses).map_or("empty", |command| command.op);
+            let reason = "its result is kept beyond the step and is not part of what the step returns; make state before the \
+                          step";
+            return Err(refused(op, reason));
         }
         Ok((Plan::new(self.device.clone(), commands, memories), attached))
     }
@@ -181,7 +175,6 @@ impl Capture {
         op: &'static str,
         uses: &[Use<'_>],
         work: impl Work,
-        place: &'static Location<'static>,
     ) -> Result<()> {
         let mut recording = self.recording.lock();
         let mut named: SmallVec<[(usize, bool); 4]> = SmallVec::new();
@@ -196,7 +189,7 @@ impl Capture {
         let workspace = (needed > 0).then(|| recording.plan(needed, false));
         named.extend(workspace.map(|memory| (memory, true)));
         let (stream, work) = (stream.id(), Box::new(work));
-        recording.commands.push(Command { op, place, stream, uses: named, workspace, work });
+        recording.commands.push(Command { op, stream, uses: named, workspace, work });
         Ok(())
     }
 

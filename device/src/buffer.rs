@@ -200,8 +200,9 @@ impl Buffer {
 
     /// One more owner; `None` unless the buffer was made by [`new_shared`](Self::new_shared).
     pub(crate) fn owner(&self) -> Option<Shared<Buffer>> {
-        // SAFETY: the buffer is borrowed from an owner.
-        self.home.as_ref().map(|home| unsafe { home.owner() })
+        let home = self.home.as_ref().filter(|home| home.is_of(self))?;
+        // SAFETY: the buffer lies there, and is borrowed from an owner.
+        Some(unsafe { home.owner() })
     }
 
     /// A buffer that stands for memory which a captured step will have.
@@ -311,7 +312,7 @@ impl Buffer {
     /// Counts as no host synchronisation. Otherwise as [`download`](Self::download).
     #[track_caller]
     pub fn peek<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        if self.device.core().is_capturing() && Capture::is_current() {
+        if Capture::of(self.device.core()).is_some() {
             return None;
         }
         self.read_if_sound(&mut Some(read))
@@ -387,7 +388,10 @@ impl Buffer {
                 audit.command(moment, "lend", place, [used.access()].into_iter().collect());
             }
         });
-        log.record(moment, write);
+        // Planned memory has no order yet, and its log says whose it is.
+        if !self.is_planned() {
+            log.record(moment, write);
+        }
         drop(log);
         Loan { host, moment, _device: self.device().clone() }
     }

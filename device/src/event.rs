@@ -56,7 +56,7 @@ impl Event {
     /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet;
     /// [`Error::Deadlock`](crate::Error::Deadlock) if it would wait within a command or a host read.
     pub fn synchronize(&self) -> Result<()> {
-        if self.0.core.is_capturing() && Capture::is_current() {
+        if Capture::of(&self.0.core).is_some() {
             return Err(refused("synchronize", "nothing has run that the host could wait for"));
         }
         self.0.core.count_host_sync();

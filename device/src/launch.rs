@@ -109,17 +109,14 @@ impl Stream {
 
     /// That this thread's commands run, where one of them cannot be kept.
     pub(crate) fn not_captured(&self, op: &'static str, reason: &str) -> Result<()> {
-        match self.core().is_capturing() && Capture::is_current() {
-            true => Err(refused(op, reason)),
-            false => Ok(()),
-        }
+        if Capture::of(self.core()).is_some() { Err(refused(op, reason)) } else { Ok(()) }
     }
 
     /// Whether an op that is several kernels is better several commands: in a step that this thread captures for a CUDA device,
     /// where one that needs less than the others can run before them.
     #[inline]
     pub fn prefers_parts(&self) -> bool {
-        self.core().is_capturing() && self.is_cuda() && Capture::of(self.core()).is_some()
+        self.is_cuda() && Capture::of(self.core()).is_some()
     }
 
     /// Memory of `bytes` bytes for commands that this thread writes down, if it captures a step of the stream's device; else
@@ -157,7 +154,7 @@ impl Stream {
             });
         }
         let to = Address(buffer.ptr().wrapping_add(offset));
-        if self.core().is_capturing() && Capture::is_current() {
+        if Capture::of(self.core()).is_some() {
             return self.launch(op, &[Use::write(buffer)], Constant::new(to.0, bytes));
         }
         // SAFETY: the range is inside the buffer, the launch below orders the write, and the source is a slice, which
@@ -246,7 +243,7 @@ impl Stream {
     /// As [`wait_for`](Self::wait_for); if the driver has an event at the only moment, it is the one to wait for.
     pub(crate) fn wait_exactly(&self, moments: &[Moment], event: Option<&TimedEvent>) -> Result<()> {
         // A plan has its own edges.
-        if self.core().is_capturing() && Capture::is_current() {
+        if Capture::of(self.core()).is_some() {
             return Ok(());
         }
         let fifo = self.fifo();

@@ -115,10 +115,15 @@ impl<T> Shared<T> {
 pub(crate) struct Home<T>(NonNull<Record<T>>);
 
 impl<T> Home<T> {
+    /// Whether `value` lies there, which it does unless it was moved out.
+    pub(crate) fn is_of(&self, value: &T) -> bool {
+        self.0.addr().get() + std::mem::offset_of!(Record<T>, value) == std::ptr::from_ref(value).addr()
+    }
+
     /// One more owner of the value.
     ///
     /// # Safety
-    /// The value has an owner as long as this call lasts.
+    /// The value lies there, and has an owner as long as this call lasts.
     pub(crate) unsafe fn owner(&self) -> Shared<T> {
         // SAFETY: the record lives as long as an owner; this handle does not count, so it is not dropped.
         let uncounted = ManuallyDrop::new(Shared { record: self.0, value: PhantomData });

@@ -246,7 +246,10 @@ impl<R: Tensors> Graph<R> {
         for value in attached {
             sort(value, &mut hooks, &mut forks);
         }
-        let inputs = plan.found().map(|buffer| std::ptr::from_ref(buffer).addr()).collect();
+        let is_output =
+            |buffer: &Buffer| outputs.iter().any(|output: &Tensor| std::ptr::eq(output.buffer(), buffer));
+        let found = plan.found().filter(|buffer| !is_output(buffer));
+        let inputs = found.map(|buffer| std::ptr::from_ref(buffer).addr()).collect();
         let random =
             Arc::new(Random { root: root.seed(), forks, draws: end.drawn() - root.drawn(), keys, steps });
         let executable = Stream::with_current(device, |stream| {

@@ -193,3 +193,19 @@ fn a_replay_without_memory_has_not_run() -> Result<()> {
     assert_eq!((c.narrow(0, 0, 1)?.item::<f32>()?, d.narrow(0, 0, 1)?.item::<f32>()?), (3.0, 4.0));
     Ok(())
 }
+
+/// Results are no inputs, also where other tensors lie where results did.
+#[test]
+fn a_result_is_no_input() {
+    each_device(&SCHEDULES, |device| {
+        let x = tensor(&[1.0, 2.0], device)?;
+        let graph = Graph::capture(device, || x.mul(&x))?;
+        let (first, second) = (graph.replay()?, graph.replay()?);
+        let is_refused = |result: &Tensor| matches!(graph.input(result), Err(Error::InvalidArgument { .. }));
+        assert!(is_refused(&first) && is_refused(&second));
+        drop((first, second));
+        let others: Vec<Tensor> = (0..8).map(|_| tensor(&[0.0, 0.0], device)).collect::<Result<_>>()?;
+        assert!(others.iter().all(is_refused) && graph.input(&x).is_ok());
+        Ok(())
+    });
+}

@@ -172,3 +172,35 @@ fn a_step_on_another_device_runs_there_at_once() {
         works(&other)
     });
 }
+
+/// Its step there would run once, at the capture, and be counted at each replay.
+#[test]
+fn an_optimizer_of_two_devices_refuses_its_step() {
+    each_device(&SCHEDULES, |device| {
+        let other = Device::cpu_with(streamgrad::CpuConfig::default());
+        let weights = [tensor(&[1.0], device)?, tensor(&[2.0], &other)?].map(Var::leaf);
+        let mut sgd = Sgd::new(weights.to_vec(), 0.5)?;
+        let gradients = || -> Result<_> {
+            let mut all = weights[0].square()?.sum(&[], false)?.backward()?;
+            all.merge(weights[1].square()?.sum(&[], false)?.backward()?)?;
+            Ok(all)
+        };
+        refused(Graph::capture(device, || sgd.step(&gradients()?)));
+        assert_eq!((values(weights[0].value())?, values(weights[1].value())?), (vec![1.0], vec![2.0]));
+        sgd.step(&gradients()?)?;
+        assert_eq!((values(weights[0].value())?, values(weights[1].value())?), (vec![0.0], vec![0.0]));
+        works(device)
+    });
+}
+
+/// A buffer that was moved from where it was made has no owners there.
+#[test]
+fn a_buffer_that_was_moved_out_cannot_be_kept() -> Result<()> {
+    let device = Device::cpu_with(streamgrad::CpuConfig::default());
+    let stream = device.default_stream();
+    let mut shared = streamgrad::allocator::allocate_shared(&stream, 64)?;
+    let moved = std::mem::replace(shared.get_mut().unwrap(), streamgrad::allocate(&stream, 64)?);
+    drop(shared);
+    refused(Graph::capture(&device, || stream.upload("upload", &moved, 0, &[0; 4])));
+    works(&device)
+}

@@ -101,8 +101,11 @@ impl DriverGraph {
         let mut ends: Vec<Kernels> = Vec::with_capacity(nodes.len());
         let tf32 = core.tf32();
         for node in nodes {
-            let after: Kernels =
+            let mut after: Kernels =
                 node.needs.iter().flat_map(|&need| ends[need as usize].iter().copied()).collect();
+            // Commands that enqueue nothing hand on what they come after.
+            after.sort_unstable();
+            after.dedup();
             let captured = Captured { workspace: node.workspace, ..Captured::default() };
             let queue = Queue::to(core, &stream, node.op, never, tf32, Target::Graph(&captured));
             stream.begin_capture(graph.0, &after)?;

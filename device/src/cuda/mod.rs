@@ -47,7 +47,8 @@ pub(crate) use pinned::Staged;
 pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 
 use crate::device::Core;
-use crate::{DType, MemoryDriver, Moment, Result, Stream};
+use crate::graph::capture::refused;
+use crate::{DType, Error, MemoryDriver, Moment, Result, Stream};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -310,6 +311,9 @@ impl<'a> Queue<'a> {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no room for the workspace,
     /// [`Error::CudaUnavailable`](crate::Error::CudaUnavailable) without cuBLAS, [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<()> {
+        if matches!(self.target, Target::Update(_)) {
+            return Err(self.stays("a product"));
+        }
         // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
         self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.tf32, self.target) })
@@ -323,6 +327,9 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
+        if matches!(self.target, Target::Update(_)) {
+            return Err(self.stays("a copy"));
+        }
         // SAFETY: the caller's promise.
         unsafe { self.stream.copy(dst, src, bytes) }
     }
@@ -337,8 +344,16 @@ impl<'a> Queue<'a> {
             Target::Graph(captured) => unsafe {
                 self.stream.upload_constant(to, bytes, self.moment, captured)
             },
-            Target::Stream | Target::Update(_) => Ok(()),
+            // SAFETY: the caller's promise.
+            Target::Stream => unsafe { self.stream.upload(to, bytes, self.moment) },
+            Target::Update(_) => Err(self.stays("an upload")),
         }
+    }
+
+    /// For what a command of a graph does beside kernels, where it is to do it elsewhere.
+    #[cold]
+    fn stays(&self, what: &str) -> Error {
+        refused(self.op, &format!("{what} of a graph stays where it is"))
     }
 
     /// Enqueues a fill with one byte.
@@ -349,6 +364,9 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
+        if matches!(self.target, Target::Update(_)) {
+            return Err(self.stays("a fill"));
+        }
         // SAFETY: the caller's promise.
         unsafe { self.stream.fill_bytes(dst, value, bytes) }
     }

@@ -361,11 +361,9 @@ impl DriverStream {
         target: Target<'_>,
     ) -> Result<()> {
         let blas = self.blas()?;
-        match target {
-            Target::Stream => {}
-            // Those of a graph may run at once.
-            Target::Graph(captured) => blas.work_in(op, captured.workspace)?,
-            Target::Update(_) => return Ok(()),
+        if let Target::Graph(captured) = target {
+            // Products of a graph may run at once.
+            blas.work_in(op, captured.workspace)?;
         }
         // SAFETY: the caller's promise.
         unsafe { blas.gemm(op, gemm, tf32) }

@@ -163,9 +163,19 @@ impl Capture {
     }
 
     /// The capture that a command of this thread on `core` belongs to.
-    #[cold]
+    #[inline]
     pub(crate) fn of(core: &Arc<Core>) -> Option<Arc<Capture>> {
+        if core.is_capturing() { Capture::of_this_thread(core) } else { None }
+    }
+
+    #[cold]
+    fn of_this_thread(core: &Arc<Core>) -> Option<Arc<Capture>> {
         current().filter(|capture| Arc::ptr_eq(capture.device.core(), core))
+    }
+
+    /// Whether this thread's commands on `device` are written down.
+    pub fn is_of(device: &Device) -> bool {
+        Capture::of(device.core()).is_some()
     }
 
     /// Writes a command down.

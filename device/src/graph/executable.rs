@@ -34,13 +34,21 @@ pub struct Executable {
 struct Used {
     buffer: Shared<Buffer>,
     write: bool,
-    /// The commands that hold its address; none for the step's own memory, which stays.
+}
+
+/// Where the commands that use a buffer find it.
+struct Bound {
+    at: usize,
+    bytes: usize,
+    /// None for the step's own memory, which stays.
     commands: Vec<usize>,
 }
 
 /// The commands, in the program's order.
 pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Node>,
+    /// For each buffer that is used, where it is.
+    bound: Vec<Bound>,
     /// The commands that were bound anew since the last replay.
     changed: Vec<usize>,
     /// On a CPU with several threads.
@@ -146,7 +154,7 @@ impl Plan {
         let base = arena.as_deref().map_or(0, |arena| arena.ptr().expose_provenance());
         let mut moved = Moved::planned(&self, &layout, base);
         let planned = self.planned(&layout, base);
-        let used = self.used(arena);
+        let (used, bound) = self.used(arena);
         let device = self.device.clone();
         let mut nodes = self.nodes(layout, &mut moved);
         let graph = match device.runs_on_host() {
@@ -155,23 +163,31 @@ impl Plan {
         };
         nodes.iter_mut().for_each(|node| node.workspace = None);
         let (changed, helpers) = (Vec::new(), Vec::new());
-        let nodes = Mutex::new(Nodes { nodes, changed, helpers, graph, ignored: None });
+        let nodes = Mutex::new(Nodes { nodes, bound, changed, helpers, graph, ignored: None });
         Ok(Executable { device, report, used: Mutex::new(used), nodes, planned, shuffle: AtomicU64::new(0) })
     }
 
-    /// The buffers that a replay uses.
-    fn used(&self, arena: Option<Shared<Buffer>>) -> Vec<Used> {
-        let mut used: Vec<Option<Used>> = self.memories.iter().map(Used::of).collect();
-        for (at, command) in self.commands.iter().enumerate() {
-            for &(memory, write) in &command.uses {
-                if let Some(used) = &mut used[memory] {
-                    used.write |= write;
-                    used.commands.push(at);
+    /// The buffers that a replay uses, and where commands find them.
+    fn used(&self, arena: Option<Shared<Buffer>>) -> (Vec<Used>, Vec<Bound>) {
+        let (mut used, mut bound) = (Vec::new(), Vec::new());
+        let mut add = |buffer: &Shared<Buffer>, write: bool, commands: Vec<usize>| {
+            let (at, bytes) = (buffer.ptr().expose_provenance(), buffer.len_bytes());
+            used.push(Used { buffer: buffer.clone(), write });
+            bound.push(Bound { at, bytes, commands });
+        };
+        for (number, memory) in self.memories.iter().enumerate() {
+            let Memory::Found(buffer) = memory else { continue };
+            let (mut write, mut commands) = (false, Vec::new());
+            for (at, command) in self.commands.iter().enumerate() {
+                if let Some((_, writes)) = command.uses.iter().find(|(used, _)| *used == number) {
+                    write |= writes;
+                    commands.push(at);
                 }
             }
+            add(buffer, write, commands);
         }
-        let arena = arena.map(|buffer| Used { buffer, write: true, commands: Vec::new() });
-        used.into_iter().flatten().chain(arena).collect()
+        arena.iter().for_each(|arena| add(arena, true, Vec::new()));
+        (used, bound)
     }
 
     /// The commands with the addresses that they get.
@@ -212,17 +228,6 @@ impl Plan {
             nodes[at].urgency = after + 1000 + nodes[at].work.cost() as u64;
         }
         nodes
-    }
-}
-
-impl Used {
-    fn of(memory: &Memory) -> Option<Used> {
-        match memory {
-            Memory::Found(buffer) => {
-                Some(Used { buffer: buffer.clone(), write: false, commands: Vec::new() })
-            }
-            Memory::Planned { .. } => None,
-        }
     }
 }
 
@@ -283,14 +288,15 @@ impl Executable {
             return Err(refused(OP, "captures do not nest"));
         }
         let mut all = self.used.lock();
-        let moves = replaced.iter().map(|(old, new)| Move::of(&all, old, new)).collect::<Result<Vec<_>>>()?;
+        replaced.iter().try_for_each(|(old, new)| replaces(&all, old, new))?;
         let new = |used: &Used| replaced.iter().find(|(old, _)| old.ptr_eq(&used.buffer)).map(|(_, new)| new);
         let uses: SmallVec<[Use<'_>; 64]> = all
             .iter()
             .map(|used| Use { buffer: new(used).unwrap_or(&used.buffer), write: used.write })
             .collect();
+        let places = uses.iter().map(|used| used.buffer.ptr().expose_provenance()).collect();
         let prepare = SpinLock::new(Some(prepare));
-        stream.launch(OP, &uses, Replay { executable: Arc::clone(self), moves, prepare })?;
+        stream.launch(OP, &uses, Replay { executable: Arc::clone(self), places, prepare })?;
         drop(uses);
         for used in &mut *all {
             if let Some(new) = new(used) {
@@ -304,48 +310,35 @@ impl Executable {
     }
 }
 
-/// Commands that find a buffer elsewhere from a replay on.
-struct Move {
-    commands: Vec<usize>,
-    from: usize,
-    to: usize,
-    bytes: usize,
-}
-
-impl Move {
-    /// Has those that use `old` use `new`.
-    fn of(used: &[Used], old: &Shared<Buffer>, new: &Shared<Buffer>) -> Result<Move> {
-        if new.len_bytes() < old.len_bytes() {
-            let sizes = format_args!("{} bytes for {}", new.len_bytes(), old.len_bytes());
-            return Err(Error::invalid(
-                OP,
-                "replaced",
-                "a buffer as large as the one that it replaces",
-                sizes,
-            ));
-        }
-        let known = used.iter().find(|used| used.buffer.ptr_eq(old));
-        let commands = known.map(|used| used.commands.clone()).unwrap_or_default();
-        let [from, to] = [old, new].map(|buffer| buffer.ptr().expose_provenance());
-        Ok(Move { commands, from, to, bytes: old.len_bytes() })
+/// That `new` can be used where `old` was: it is as large, and no other command uses it.
+fn replaces(used: &[Used], old: &Buffer, new: &Shared<Buffer>) -> Result<()> {
+    if new.len_bytes() < old.len_bytes() {
+        let sizes = format_args!("{} bytes for {}", new.len_bytes(), old.len_bytes());
+        return Err(Error::invalid(OP, "replaced", "a buffer as large as the one that it replaces", sizes));
     }
-
-    fn apply(&self, nodes: &mut Nodes, (from, to): (usize, usize)) {
-        let mut moved = Moved { places: vec![(from, from + self.bytes, to)] };
-        self.commands.iter().for_each(|&command| nodes.bind(command, &mut moved));
+    if used.iter().any(|used| used.buffer.ptr_eq(new)) {
+        return Err(Error::invalid(
+            OP,
+            "replaced",
+            "a buffer that the step does not use yet",
+            "one that it uses",
+        ));
     }
+    Ok(())
 }
 
 /// A replay, as a command.
 struct Replay<F> {
     executable: Arc<Executable>,
-    moves: Vec<Move>,
+    /// Where the buffers are that it uses.
+    places: SmallVec<[usize; 64]>,
     prepare: SpinLock<Option<F>>,
 }
 
 impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Replay<F> {
     fn prepare(&self, nodes: &mut Nodes) {
-        self.moves.iter().for_each(|to| to.apply(nodes, (to.from, to.to)));
+        // Whatever became of the replays before, commands find what this one was launched with.
+        self.places.iter().enumerate().for_each(|(buffer, &at)| nodes.place(buffer, at));
         if let Some(prepare) = self.prepare.lock().take() {
             prepare(&mut Kept(nodes));
         }
@@ -367,16 +360,25 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
-        nodes.enqueue(queue).inspect_err(|_| {
-            // Whoever launches it hears that nothing was replaced.
-            self.moves.iter().for_each(|to| to.apply(&mut nodes, (to.to, to.from)));
-        })
+        nodes.enqueue(queue)
     }
 
     fn bind(&mut self, _: &mut dyn Binder) {}
 }
 
 impl Nodes {
+    /// Has the commands that use a buffer find it at `at`.
+    fn place(&mut self, buffer: usize, at: usize) {
+        let Bound { at: was, bytes, ref mut commands } = self.bound[buffer];
+        if was == at {
+            return;
+        }
+        let commands = std::mem::take(commands);
+        let mut moved = Moved { places: vec![(was, was + bytes, at)] };
+        commands.iter().for_each(|&command| self.bind(command, &mut moved));
+        self.bound[buffer] = Bound { at, bytes, commands };
+    }
+
     /// Tells the graph what has changed, and launches it. What it could not be told it is told the next time.
     fn enqueue(&mut self, queue: &Queue<'_>) -> Result<()> {
         let Nodes { nodes, changed, graph, .. } = self;

@@ -223,6 +223,12 @@ impl<K: Kind> Optimizer for Fused<K> {
                 format_args!("{} gradients of none of {} parameters", gradients.len(), self.parameters.len()),
             ));
         }
+        let elsewhere = |parameter: &Var| !Capture::is_of(parameter.device());
+        if Capture::is_current() && self.parameters.iter().any(elsewhere) {
+            let reason =
+                "a parameter is on another device than the step, and would not be part of its replays";
+            return Err(Error::Captured { op: K::NAME, reason: reason.into() });
+        }
         let mut inner = self.inner.lock();
         let mut captured = NextSteps { inner: Arc::clone(&self.inner), alike: Vec::new() };
         let mut steps = Vec::with_capacity(self.parameters.len());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{tensor, values};
 use streamgrad::device::FailingMemory;
 use streamgrad::prelude::*;
-use streamgrad::{CpuConfig, Error, Graph, Graphs, Result};
+use streamgrad::{CpuConfig, CudaConfig, Error, Graph, Graphs, Result};
 
 /// Two replays whose results are held, and one of another shape.
 fn train(device: &Device) -> Result<Vec<Vec<f32>>> {
@@ -95,5 +95,32 @@ fn a_refused_replay_is_no_replay() -> Result<()> {
         }
     }
     assert!(ran > 3.0 && refused > 3, "{ran} ran, {refused} were refused");
+    Ok(())
+}
+
+/// A replay that ran and failed changes nothing for the next: no command goes on writing what it was launched with.
+#[test]
+fn a_replay_that_fails_on_the_device_leaves_no_address_behind() -> Result<()> {
+    let config = CudaConfig { blocking: Some(true), ..CudaConfig::default() };
+    let device = match Device::cuda_with(0, config) {
+        Ok(device) => device,
+        Err(Error::CudaUnavailable { reason }) => {
+            println!("skipped: {reason}");
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    let table = tensor(&[1.0, 2.0, 3.0], &device)?;
+    let [good, bad, index] = [[0i64, 2], [0, 7], [0, 2]].map(|at| Tensor::from_slice(&at, &[2], &device));
+    let (good, bad, index) = (good?, bad?, index?);
+    let graph = Graph::capture(&device, || table.index_select(0, &index))?;
+    let held = graph.replay()?;
+    graph.input(&index)?.set(&bad)?;
+    assert!(graph.replay().is_err());
+    let others: Vec<Tensor> = (0..4).map(|_| tensor(&[0.0, 0.0], &device)).collect::<Result<_>>()?;
+    graph.input(&index)?.set(&good)?;
+    assert_eq!(values(&graph.replay()?)?, [1.0, 3.0]);
+    assert_eq!(values(&held)?, [1.0, 3.0]);
+    assert!(others.iter().all(|other| values(other).is_ok_and(|values| values == [0.0, 0.0])));
     Ok(())
 }

@@ -3,8 +3,8 @@
 constexpr u32 THREADS = 256;
 constexpr u32 WARP = 32;
 
-// How many hits are read ahead.
-constexpr u32 AHEAD = 8;
+// How many hits are read ahead, as registers allow.
+constexpr u32 AHEAD = HALF ? 4 : 8;
 
 // Calls `take(n, read(n))` for the number `n` of each thread of the block that has a hit, in their order, on every thread that
 // `exists`; some are read before the first of them is taken. What the hits left in shared memory is there by then, and may be

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use crate::buffer::Log;
-use crate::cuda::{DriverStream, GateWord, Queue, TimedEvent};
+use crate::cuda::{DriverStream, GateWord, Queue, Target, TimedEvent};
 use crate::fifo::{Gate, Item, Job, Tail, bump, find};
-use crate::graph::capture::{Capture, of_another_step, plan_buffer, refused};
+use crate::graph::capture::{Capture, of_another_step, refused};
 use crate::needs::Moments;
 use crate::within::{Holds, Within};
 use crate::{Binder, Cpu, Error, Moment, Panicked, Placement, Result, Shared, SpinGuard, Stream, Use, Work};
@@ -77,7 +77,7 @@ impl Stream {
             Place::Driver => {
                 let driver = fifo.driver()?;
                 let moment = Moment { stream: fifo.id, tick: tail.tick };
-                let queue = Queue::new(self.core(), driver, op, moment, self.device().tf32());
+                let queue = Queue::new(self.core(), driver, op, moment, Target::Stream);
                 self.drive(driver, &mut tail, op, |_| work.enqueue(&queue))?;
             }
         }
@@ -123,7 +123,7 @@ impl Stream {
     /// memory is allocated.
     #[inline(always)]
     pub fn plan_buffer(&self, bytes: usize) -> Option<Shared<crate::Buffer>> {
-        if self.core().is_capturing() { plan_buffer(self.core(), bytes) } else { None }
+        Capture::of(self.core()).map(|capture| capture.buffer(bytes))
     }
 
     /// Whether the stream is a CUDA device's.

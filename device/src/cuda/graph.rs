@@ -99,7 +99,6 @@ impl DriverGraph {
         let (mut kernels, mut constants) = (Vec::with_capacity(nodes.len()), Vec::new());
         // The nodes that come last in each command.
         let mut ends: Vec<Kernels> = Vec::with_capacity(nodes.len());
-        let tf32 = core.tf32();
         for node in nodes {
             let mut after: Kernels =
                 node.needs.iter().flat_map(|&need| ends[need as usize].iter().copied()).collect();
@@ -107,7 +106,7 @@ impl DriverGraph {
             after.sort_unstable();
             after.dedup();
             let captured = Captured { workspace: node.workspace, ..Captured::default() };
-            let queue = Queue::to(core, &stream, node.op, never, tf32, Target::Graph(&captured));
+            let queue = Queue::new(core, &stream, node.op, never, Target::Graph(&captured));
             stream.begin_capture(graph.0, &after)?;
             let enqueued = node.work.enqueue(&queue);
             let last = stream.captured_nodes();
@@ -139,14 +138,7 @@ impl DriverGraph {
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         let updated = Updated { graph: self, command, next: Cell::new(0) };
         let never = Moment { stream: self.stream.reporter(), tick: 0 };
-        node.work.enqueue(&Queue::to(
-            &core,
-            &self.stream,
-            node.op,
-            never,
-            core.tf32(),
-            Target::Update(&updated),
-        ))
+        node.work.enqueue(&Queue::new(&core, &self.stream, node.op, never, Target::Update(&updated)))
     }
 
     /// Launches it on the queue's stream.

@@ -48,7 +48,7 @@ pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 
 use crate::device::Core;
 use crate::graph::capture::refused;
-use crate::{DType, Error, MemoryDriver, Moment, Result, Stream};
+use crate::{DType, MemoryDriver, Moment, Result, Stream};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -222,8 +222,6 @@ pub struct Queue<'a> {
     op: &'static str,
     /// The command.
     moment: Moment,
-    /// Whether products of F32 may round what they multiply.
-    tf32: bool,
     target: Target<'a>,
 }
 
@@ -254,20 +252,9 @@ impl<'a> Queue<'a> {
         stream: &'a DriverStream,
         op: &'static str,
         moment: Moment,
-        tf32: bool,
-    ) -> Self {
-        Queue::to(core, stream, op, moment, tf32, Target::Stream)
-    }
-
-    pub(crate) fn to(
-        core: &'a Core,
-        stream: &'a DriverStream,
-        op: &'static str,
-        moment: Moment,
-        tf32: bool,
         target: Target<'a>,
     ) -> Self {
-        Queue { core, stream, op, moment, tf32, target }
+        Queue { core, stream, op, moment, target }
     }
 
     /// The op whose command it is.
@@ -311,12 +298,10 @@ impl<'a> Queue<'a> {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no room for the workspace,
     /// [`Error::CudaUnavailable`](crate::Error::CudaUnavailable) without cuBLAS, [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<()> {
-        if matches!(self.target, Target::Update(_)) {
-            return Err(self.stays("a product"));
-        }
+        self.is_new("a product")?;
         // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
-        self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.tf32, self.target) })
+        self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.core.tf32(), self.target) })
     }
 
     /// Enqueues a copy within the device.
@@ -327,9 +312,7 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
-        if matches!(self.target, Target::Update(_)) {
-            return Err(self.stays("a copy"));
-        }
+        self.is_new("a copy")?;
         // SAFETY: the caller's promise.
         unsafe { self.stream.copy(dst, src, bytes) }
     }
@@ -346,14 +329,16 @@ impl<'a> Queue<'a> {
             },
             // SAFETY: the caller's promise.
             Target::Stream => unsafe { self.stream.upload(to, bytes, self.moment) },
-            Target::Update(_) => Err(self.stays("an upload")),
+            Target::Update(_) => self.is_new("an upload"),
         }
     }
 
-    /// For what a command of a graph does beside kernels, where it is to do it elsewhere.
-    #[cold]
-    fn stays(&self, what: &str) -> Error {
-        refused(self.op, &format!("{what} of a graph stays where it is"))
+    /// That `what` is not part of a graph already, where it stays as it is: only kernels get other arguments.
+    fn is_new(&self, what: &str) -> Result<()> {
+        match self.target {
+            Target::Stream | Target::Graph(_) => Ok(()),
+            Target::Update(_) => Err(refused(self.op, &format!("{what} of a graph stays where it is"))),
+        }
     }
 
     /// Enqueues a fill with one byte.
@@ -364,9 +349,7 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
-        if matches!(self.target, Target::Update(_)) {
-            return Err(self.stays("a fill"));
-        }
+        self.is_new("a fill")?;
         // SAFETY: the caller's promise.
         unsafe { self.stream.fill_bytes(dst, value, bytes) }
     }

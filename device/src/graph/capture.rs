@@ -204,7 +204,8 @@ impl Capture {
     }
 
     /// Memory that the plan will find a place for.
-    fn buffer(&self, bytes: usize) -> Shared<Buffer> {
+    #[cold]
+    pub(crate) fn buffer(&self, bytes: usize) -> Shared<Buffer> {
         let mut recording = self.recording.lock();
         let index = recording.plan(bytes, true);
         let at = recording.memories[index].at();
@@ -246,12 +247,6 @@ impl Drop for Capture {
         CAPTURES.lock().remove(&self.id);
         self.device.core().captures.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-/// Memory for a command of this thread, if that is written down.
-#[cold]
-pub(crate) fn plan_buffer(core: &Arc<Core>, bytes: usize) -> Option<Shared<Buffer>> {
-    Some(Capture::of(core)?.buffer(bytes))
 }
 
 /// The buffer of planned memory is gone.

@@ -5,7 +5,6 @@ use device::Error;
 use device::{Result, Stream};
 
 use crate::command::{Command, for_float};
-use crate::copy::copy;
 use crate::cpu::matmul as cpu;
 use crate::cuda::matmul as cuda;
 use crate::layout::{View, shape_mismatch};
@@ -49,14 +48,7 @@ pub fn matmul(
 /// # Errors
 /// As for [`matmul`].
 pub fn linear(stream: &Stream, x: View<'_>, w: View<'_>, bias: View<'_>, out: View<'_>) -> Result<()> {
-    const OP: &str = "linear";
-    if !stream.prefers_parts() {
-        return launch(stream, OP, (x, w), Some(bias), out, Accumulate::Overwrite);
-    }
-    // The bias can be in its place before `x` is there.
-    let rows = bias.layout.expand(OP, out.shape())?;
-    copy(stream, View { layout: &rows, ..bias }, out)?;
-    launch(stream, OP, (x, w), None, out, Accumulate::Add)
+    launch(stream, "linear", (x, w), Some(bias), out, Accumulate::Overwrite)
 }
 
 fn launch(
@@ -72,7 +64,7 @@ fn launch(
         return Err(shape_mismatch(op, left, right));
     };
     // The right operand of `linear` has no leading axes.
-    let shared = op == "linear" && right_leading.is_empty();
+    let shared = bias.is_some() && right_leading.is_empty();
     if k != right_k || !(shared || leading == right_leading) {
         return Err(shape_mismatch(op, left, right));
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use device::{
-    Attached, Buffer, Capture, Device, Error, Executable, GraphOptions, Kept, PlanReport, PlannedCommand,
-    Result, Shared, Stream,
+    Attached, Buffer, Capture, Device, Error, Executable, GraphOptions, Kept, Plan, PlanReport,
+    PlannedCommand, Result, Shared, Stream,
 };
 use kernels::{RandomKey, RuleStep};
 use parking_lot::Mutex;
@@ -231,17 +231,7 @@ impl<R: Tensors> Graph<R> {
             });
         }
         let (mut plan, attached) = capture.finish()?;
-        let (mut keys, mut steps): (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) = Default::default();
-        plan.scalars(&mut |command, value| {
-            if let Some(&key) = value.downcast_ref::<RandomKey>() {
-                match keys.last_mut().filter(|(last, _)| *last == command) {
-                    Some((_, keys)) => keys.push(key),
-                    None => keys.push((command, vec![key])),
-                }
-            } else if value.is::<RuleStep>() && steps.last() != Some(&command) {
-                steps.push(command);
-            }
-        });
+        let (keys, steps) = changing(&mut plan);
         let (mut hooks, mut forks) = (Vec::new(), HashMap::new());
         for value in attached {
             sort(value, &mut hooks, &mut forks);
@@ -275,9 +265,7 @@ impl<R: Tensors> Graph<R> {
     /// [`replay`](Self::replay) with these generators for [stand-ins](stand_in).
     #[track_caller]
     pub(crate) fn replay_seeded(&self, mut now: Roots) -> Result<R> {
-        if Capture::is_current() {
-            return Err(Error::Captured { op: "replay", reason: "captures do not nest".into() });
-        }
+        Capture::none("replay")?;
         let mut state = self.state.lock();
         let State { outputs, places, random, hooks, .. } = &mut *state;
         let mut asked = Asked { hooks, count: 0 };
@@ -335,6 +323,22 @@ impl<R: Tensors> Graph<R> {
     pub fn report(&self) -> PlanReport {
         self.executable.report()
     }
+}
+
+/// The keys of each command that has some, and the commands with steps of optimizers.
+fn changing(plan: &mut Plan) -> (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) {
+    let (mut keys, mut steps): (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) = Default::default();
+    plan.scalars(&mut |command, value| {
+        if let Some(&key) = value.downcast_ref::<RandomKey>() {
+            match keys.last_mut().filter(|(last, _)| *last == command) {
+                Some((_, keys)) => keys.push(key),
+                None => keys.push((command, vec![key])),
+            }
+        } else if value.is::<RuleStep>() && steps.last() != Some(&command) {
+            steps.push(command);
+        }
+    });
+    (keys, steps)
 }
 
 /// Puts what was attached to a capture where it belongs.

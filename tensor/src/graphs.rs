@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::{Capture, DType, Device, Error, GraphOptions, Result};
+use device::{Capture, DType, Device, GraphOptions, Result};
 
 use crate::graph::stand_in;
 use crate::{Generator, Graph, Tensor, Tensors};
@@ -34,11 +34,11 @@ pub struct Graphs<B, R, F> {
     options: GraphOptions,
     most: usize,
     /// The one that was used last comes last.
-    kept: Vec<Kept<B, R>>,
+    kept: Vec<FormGraph<B, R>>,
 }
 
 /// A captured step, with the batch that it reads.
-struct Kept<B, R> {
+struct FormGraph<B, R> {
     form: Form,
     tensors: Vec<Tensor>,
     seeds: Vec<u64>,
@@ -101,15 +101,13 @@ impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
     /// # Errors
     /// As for [`Graph::capture_with`] and [`Graph::replay`].
     pub fn run(&mut self, batch: &B) -> Result<R> {
-        if Capture::is_current() {
-            return Err(Error::Captured { op: "replay", reason: "captures do not nest".into() });
-        }
+        Capture::none("replay")?;
         let (batch, tensors, seeds) = parts(batch)?;
         let form = Form::of(&batch, &tensors);
         match self.kept.iter().position(|kept| kept.form == form) {
             Some(known) => self.kept[known..].rotate_left(1),
             None => {
-                let fresh = Kept::capture(&self.device, self.options, form, &batch, &mut self.step)?;
+                let fresh = FormGraph::capture(&self.device, self.options, form, &batch, &mut self.step)?;
                 let too_many = (self.kept.len() + 1).saturating_sub(self.most);
                 self.kept.drain(..too_many);
                 self.kept.push(fresh);
@@ -133,7 +131,15 @@ fn parts<B: Tensors>(batch: &B) -> Result<(B, Vec<Tensor>, Vec<u64>)> {
     Ok((batch, tensors, seeds))
 }
 
-impl<B: Tensors, R: Tensors> Kept<B, R> {
+/// The tensors of a batch or a result, in the order in which [`Tensors::rebuild`] asks for others.
+///
+/// # Errors
+/// Those of `rebuild`.
+pub fn tensors_of(of: &impl Tensors) -> Result<Vec<Tensor>> {
+    parts(of).map(|(_, tensors, _)| tensors)
+}
+
+impl<B: Tensors, R: Tensors> FormGraph<B, R> {
     fn capture(
         device: &Device,
         options: GraphOptions,
@@ -141,16 +147,16 @@ impl<B: Tensors, R: Tensors> Kept<B, R> {
         batch: &B,
         step: &mut impl FnMut(&B) -> Result<R>,
     ) -> Result<Self> {
-        let own =
+        let mut own =
             batch.rebuild(&mut |tensor| Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()))?;
-        let (mut own, tensors, _) = parts(&own)?;
+        let tensors = tensors_of(&own)?;
         let mut seeds = Vec::new();
         own.seeds(&mut |seed| {
             *seed = stand_in();
             seeds.push(*seed);
         });
         let graph = Graph::capture_with(device, options, || step(&own))?;
-        Ok(Kept { form, tensors, seeds, graph, _batch: own })
+        Ok(FormGraph { form, tensors, seeds, graph, _batch: own })
     }
 
     fn replay(&self, tensors: &[Tensor], seeds: &[u64]) -> Result<R> {

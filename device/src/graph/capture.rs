@@ -111,9 +111,7 @@ impl Capture {
     /// # Errors
     /// [`Error::Captured`] within another one.
     pub fn new(device: &Device) -> Result<Arc<Capture>> {
-        if Capture::is_current() {
-            return Err(refused("capture", "captures do not nest"));
-        }
+        Capture::none("capture")?;
         let id = StreamId::of_capture();
         let recording = Mutex::new(Recording { next: FIRST, ..Recording::default() });
         let capture = Arc::new(Capture { device: device.clone(), id, recording });
@@ -131,6 +129,14 @@ impl Capture {
     /// Calls `f` as if nothing was captured: for state that outlasts the step, such as an optimizer's.
     pub fn suspended<R>(f: impl FnOnce() -> R) -> R {
         within(None, f)
+    }
+
+    /// That this thread captures nothing, where `op` is no part of a step.
+    ///
+    /// # Errors
+    /// [`Error::Captured`] if it does.
+    pub fn none(op: &'static str) -> Result<()> {
+        if Capture::is_current() { Err(refused(op, "captures do not nest")) } else { Ok(()) }
     }
 
     /// Whether this thread's commands are written down.

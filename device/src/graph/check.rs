@@ -2,9 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
-use super::executable::Executable;
 use crate::StreamId;
 
 /// A command of a plan: what it waits for, and the memory that it uses.
@@ -84,24 +82,4 @@ fn reached(after: &[Vec<usize>], from: usize) -> Vec<bool> {
         }
     }
     reached
-}
-
-impl Executable {
-    /// The commands in the program's order, as they were planned.
-    pub fn commands(&self) -> Vec<PlannedCommand> {
-        self.planned.clone()
-    }
-
-    /// Has later replays on a CPU run one command at a time in an order that the edges allow and `seed` picks; `None` for the
-    /// device's own way. For tests.
-    #[doc(hidden)]
-    pub fn shuffle(&self, seed: Option<u64>) {
-        self.shuffle.store(seed.map_or(0, |seed| seed.wrapping_mul(2) | 1), Ordering::Relaxed);
-    }
-
-    /// Has later replays on a CPU ignore an edge, (earlier, later), until the next call. For tests.
-    #[doc(hidden)]
-    pub fn ignore(&self, edge: Option<(usize, usize)>) {
-        self.nodes.lock().ignore(edge);
-    }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 
-use super::executable::Node;
+use super::node::Node;
 use crate::{Cpu, Panicked, SpinLock, Team};
 
 /// For each thread that replays, the others as helpers of its kernels; made at a first replay.
@@ -35,8 +35,8 @@ pub(super) fn run_shuffled(nodes: &[Node], mut seed: u64, cpu: &Cpu<'_>) {
         // Knuth's linear congruential generator.
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let node = &nodes[ready.swap_remove((seed >> 33) as usize % ready.len())];
-        if let Err(panicked) = Panicked::catch(|| node.work.run(cpu)) {
-            first.get_or_insert((node.op, panicked));
+        if let Err(failed) = run_node(node, cpu) {
+            first.get_or_insert(failed);
         }
         for &next in &node.next {
             left[next as usize] -= 1;
@@ -48,7 +48,14 @@ pub(super) fn run_shuffled(nodes: &[Node], mut seed: u64, cpu: &Cpu<'_>) {
     report(first);
 }
 
-type First = Option<(&'static str, Panicked)>;
+/// An op whose command panicked.
+type Failed = (&'static str, Panicked);
+type First = Option<Failed>;
+
+#[inline(always)]
+fn run_node(node: &Node, cpu: &Cpu<'_>) -> Result<(), Failed> {
+    Panicked::catch(|| node.work.run(cpu)).map_err(|panicked| (node.op, panicked))
+}
 
 fn report(first: First) {
     if let Some((op, panicked)) = first {
@@ -60,8 +67,8 @@ fn report(first: First) {
 fn in_order(nodes: &[Node], cpu: &Cpu<'_>) -> First {
     let mut first = None;
     for node in nodes {
-        if let Err(panicked) = Panicked::catch(|| node.work.run(cpu)) {
-            first.get_or_insert((node.op, panicked));
+        if let Err(failed) = run_node(node, cpu) {
+            first.get_or_insert(failed);
         }
     }
     first
@@ -135,8 +142,8 @@ impl Crew<'_> {
     /// Runs a command. Gives the most urgent of those that may run now because of it, and leaves the others to all.
     fn run(&self, node: u32, cpu: &Cpu<'_>) -> Option<u32> {
         let node = &self.nodes[node as usize];
-        if let Err(panicked) = Panicked::catch(|| node.work.run(cpu)) {
-            self.first.lock().get_or_insert((node.op, panicked));
+        if let Err(failed) = run_node(node, cpu) {
+            self.first.lock().get_or_insert(failed);
         }
         let mut own: Option<u32> = None;
         for &next in &node.next {

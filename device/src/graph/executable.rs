@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::capture::{Capture, Command, Memory, refused};
+use super::capture::{Capture, Command, Memory};
 use super::check::PlannedCommand;
 use super::crew;
+use super::node::{Node, cost};
 use super::plan::{GraphOptions, Layout, Plan, PlanReport};
 use crate::cuda::{DriverGraph, Queue};
 use crate::{Binder, Buffer, Cpu, Device, Error, Result, Shared, SpinLock, Stream, Use, Work};
@@ -24,10 +25,10 @@ pub struct Executable {
     report: PlanReport,
     /// The buffers that a replay uses: those that the step found, and last its own memory.
     used: Mutex<Vec<Used>>,
-    pub(super) nodes: Mutex<Nodes>,
-    pub(super) planned: Vec<PlannedCommand>,
+    nodes: Mutex<Nodes>,
+    planned: Vec<PlannedCommand>,
     /// Whether an order is picked by a seed, and twice that.
-    pub(super) shuffle: AtomicU64,
+    shuffle: AtomicU64,
 }
 
 /// A buffer that a replay uses.
@@ -45,8 +46,8 @@ struct Bound {
 }
 
 /// The commands, in the program's order.
-pub(crate) struct Nodes {
-    pub(crate) nodes: Vec<Node>,
+struct Nodes {
+    nodes: Vec<Node>,
     /// For each buffer that is used, where it is.
     bound: Vec<Bound>,
     /// The commands that were bound anew since the last replay.
@@ -56,22 +57,6 @@ pub(crate) struct Nodes {
     /// On a CUDA device.
     graph: Option<DriverGraph>,
     ignored: Option<(usize, usize)>,
-}
-
-/// A command, and what comes after it.
-pub(crate) struct Node {
-    pub(crate) op: &'static str,
-    pub(crate) work: Box<dyn Work>,
-    /// What it waits for.
-    pub(crate) needs: SmallVec<[u32; 4]>,
-    /// What waits for it.
-    pub(crate) next: SmallVec<[u32; 4]>,
-    /// How many of its needs have not run in this replay.
-    pub(crate) left: AtomicU32,
-    /// What the costliest way from here to the end costs.
-    pub(crate) urgency: u64,
-    /// Memory for its products, on a CUDA device.
-    pub(crate) workspace: Option<(usize, usize)>,
 }
 
 /// Commands whose scalars may change before they run again.
@@ -91,7 +76,7 @@ impl Kept<'_> {
 
 impl Nodes {
     /// Leaves out this edge, and takes back the one before.
-    pub(super) fn ignore(&mut self, edge: Option<(usize, usize)>) {
+    fn ignore(&mut self, edge: Option<(usize, usize)>) {
         if let Some((earlier, later)) = std::mem::replace(&mut self.ignored, edge) {
             self.nodes[earlier].next.push(later as u32);
             self.nodes[later].needs.push(earlier as u32);
@@ -224,8 +209,7 @@ impl Plan {
         }
         for at in (0..nodes.len()).rev() {
             let after = nodes[at].next.iter().map(|&next| nodes[next as usize].urgency).max().unwrap_or(0);
-            // Starting a command is not for nothing.
-            nodes[at].urgency = after + 1000 + nodes[at].work.cost() as u64;
+            nodes[at].urgency = after + cost(&*nodes[at].work) as u64;
         }
         nodes
     }
@@ -267,6 +251,24 @@ impl Executable {
         self.report
     }
 
+    /// The commands in the program's order, as they were planned.
+    pub fn commands(&self) -> Vec<PlannedCommand> {
+        self.planned.clone()
+    }
+
+    /// Has later replays on a CPU run one command at a time in an order that the edges allow and `seed` picks; `None` for the
+    /// device's own way. For tests.
+    #[doc(hidden)]
+    pub fn shuffle(&self, seed: Option<u64>) {
+        self.shuffle.store(seed.map_or(0, |seed| seed.wrapping_mul(2) | 1), Ordering::Relaxed);
+    }
+
+    /// Has later replays on a CPU ignore an edge, (earlier, later), until the next call. For tests.
+    #[doc(hidden)]
+    pub fn ignore(&self, edge: Option<(usize, usize)>) {
+        self.nodes.lock().ignore(edge);
+    }
+
     /// Runs the commands on `stream`, as one command of it: after whatever used what they use, on whatever stream. From now on
     /// they use the second buffer of each pair in `replaced` instead of the first. `prepare` may change their scalars; it is
     /// called before they run, and after all earlier replays were given to the device.
@@ -284,9 +286,7 @@ impl Executable {
         if *stream.device() != self.device {
             return Err(Error::device_mismatch(OP, &self.device, stream.device()));
         }
-        if Capture::is_current() {
-            return Err(refused(OP, "captures do not nest"));
-        }
+        Capture::none(OP)?;
         let mut all = self.used.lock();
         replaced.iter().try_for_each(|(old, new)| replaces(&all, old, new))?;
         let new = |used: &Used| replaced.iter().find(|(old, _)| old.ptr_eq(&used.buffer)).map(|(_, new)| new);

@@ -9,11 +9,12 @@ mod check;
 mod crew;
 mod executable;
 mod memory;
+mod node;
 mod plan;
 mod reach;
 
 pub use capture::{Attached, Capture};
 pub use check::{PlannedCommand, needless, unordered};
-pub(crate) use executable::Node;
 pub use executable::{Executable, Kept};
+pub(crate) use node::Node;
 pub use plan::{GraphOptions, Order, Plan, PlanReport};

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::capture::{Command, Memory};
 use super::memory::Arena;
+use super::node::cost;
 use super::reach::Reach;
 use crate::{Device, StreamId};
 
@@ -180,8 +181,7 @@ impl Plan {
         let mut costs = vec![0.0f64; self.len()];
         let mut total = 0.0;
         for (at, needs) in layout.needs.iter().enumerate() {
-            // Starting a command is not for nothing.
-            let cost = 1000.0 + self.commands[at].work.cost() as f64;
+            let cost = cost(&*self.commands[at].work) as f64;
             total += cost;
             levels[at] = needs.iter().map(|&need| levels[need as usize] + 1).max().unwrap_or(0);
             costs[at] = cost + needs.iter().map(|&need| costs[need as usize]).fold(0.0, f64::max);

@@ -157,7 +157,7 @@ struct NextSteps<K> {
 }
 
 impl<K: Kind> NextSteps<K> {
-    /// The captured step of a parameter, by the name of those that are as far as it is.
+    /// The next step of a parameter, where a step is captured by the name of those that are as far as it is.
     fn add(&mut self, number: usize, inner: &Inner<K>) -> Result<RuleStep> {
         let at = inner.states[number].step;
         let known = self.alike.iter_mut().find(|(_, numbers)| inner.states[numbers[0]].step == at);
@@ -165,7 +165,8 @@ impl<K: Kind> NextSteps<K> {
             numbers.push(number);
             return Ok(*step);
         }
-        let step = inner.options.rule(at + 1)?.named(fresh_slot());
+        let step = inner.options.rule(at + 1)?;
+        let step = if Capture::is_current() { step.named(fresh_slot()) } else { step };
         self.alike.push((step, vec![number]));
         Ok(step)
     }
@@ -224,7 +225,8 @@ impl<K: Kind> Optimizer for Fused<K> {
             ));
         }
         let elsewhere = |parameter: &Var| !Capture::is_of(parameter.device());
-        if Capture::is_current() && self.parameters.iter().any(elsewhere) {
+        let is_captured = Capture::is_current();
+        if is_captured && self.parameters.iter().any(elsewhere) {
             let reason =
                 "a parameter is on another device than the step, and would not be part of its replays";
             return Err(Error::Captured { op: K::NAME, reason: reason.into() });
@@ -237,12 +239,11 @@ impl<K: Kind> Optimizer for Fused<K> {
             inner.prepare(number, parameter)?;
             steps.push((number, gradient, captured.add(number, &inner)?));
         }
-        let is_captured = Capture::is_current();
         let updates = steps.iter().map(|&(number, gradient, step)| Update {
             param: self.parameters[number].value(),
             grad: gradient.value(),
             states: &inner.states[number].tensors,
-            step: if is_captured { step } else { step.named(0) },
+            step,
         });
         optimizer_step(&updates.collect::<Vec<_>>())?;
         if is_captured {

@@ -2,7 +2,7 @@
 
 use autograd::{ConcurrentBatches, no_grad};
 use device::{Error, Result, Stream};
-use tensor::{Graph, GraphOptions, Input, PlanReport, Tensor, Tensors};
+use tensor::{Graph, GraphOptions, Input, PlanReport, Tensor, Tensors, tensors_of};
 
 use super::Model;
 use crate::{Batch, Optimizer};
@@ -40,7 +40,7 @@ impl CapturedStep {
             optimizer.step(&step.gradients)?;
             Ok(step.losses)
         })?;
-        let inputs = tensors(&own)?.iter().map(|tensor| graph.input(tensor)).collect::<Result<_>>()?;
+        let inputs = tensors_of(&own)?.iter().map(|tensor| graph.input(tensor)).collect::<Result<_>>()?;
         Ok(CapturedStep { graph, inputs })
     }
 
@@ -50,7 +50,7 @@ impl CapturedStep {
     /// [`Error::ShapeMismatch`] for batches of other shapes than the captured ones, [`Error::InvalidArgument`] for more or
     /// fewer of them; as [`Graph::replay`].
     pub fn step(&self, model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Tensor>> {
-        let next = tensors(&prepare(model, batches)?)?;
+        let next = tensors_of(&prepare(model, batches)?)?;
         if next.len() != self.inputs.len() {
             let value = format_args!("{} tensors for {}", next.len(), self.inputs.len());
             return Err(Error::invalid("step", "batches", "as many as were captured", value));
@@ -67,14 +67,4 @@ impl CapturedStep {
 
 fn prepare(model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Batch>> {
     no_grad(|| batches.into_iter().map(|batch| model.prepare(batch)).collect())
-}
-
-/// The tensors in their order.
-fn tensors(of: &impl Tensors) -> Result<Vec<Tensor>> {
-    let mut all = Vec::new();
-    of.rebuild(&mut |tensor| {
-        all.push(tensor.clone());
-        Ok(tensor.clone())
-    })?;
-    Ok(all)
 }

@@ -60,7 +60,7 @@ fn rule_02_a_backward_node_and_its_hooks_run_on_the_forward_stream() {
         let y = side.scope(|| x.exp())?;
         let seen = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&seen);
-        y.register_hook(move |gradient| {
+        let _hook = y.register_hook(move |gradient| {
             log.lock().unwrap().push(Stream::current(gradient.device()).id());
             Ok(None)
         })?;
@@ -239,7 +239,8 @@ fn rule_12_a_hook_may_read_any_tensor() {
         let x = Var::leaf(vector(&[2.0], device)?);
         let scale = b.scope(|| Tensor::full(&[1], 10.0, DType::F32, device))?;
         let y = a.scope(|| x.square())?;
-        y.register_hook(move |gradient| Ok(Some(Var::constant(gradient.value().mul(&scale)?))))?;
+        let _hook =
+            y.register_hook(move |gradient| Ok(Some(Var::constant(gradient.value().mul(&scale)?))))?;
         assert_eq!(y.sum(&[], false)?.backward()?.get(&x).unwrap().item::<f32>()?, 40.0);
         Ok(())
     });
@@ -428,7 +429,7 @@ fn rule_22_a_panic_in_a_hook_is_an_error_and_gives_no_partial_gradients() {
     on_each_schedule(|device| {
         let x = Var::leaf(vector(&[2.0], device)?);
         let y = x.square()?;
-        y.register_hook(|_| panic!("on purpose"))?;
+        let _hook = y.register_hook(|_| panic!("on purpose"))?;
         let error = y.exp()?.backward().err();
         assert!(matches!(error, Some(Error::Async { op: "square", .. })), "{error:?}");
         assert_eq!(x.exp()?.log()?.backward()?.get(&x).unwrap().item::<f32>()?, 1.0);

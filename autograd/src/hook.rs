@@ -3,63 +3,53 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use device::SpinLock;
 use tensor::Result;
 
 use crate::Var;
 
-type Function = Arc<dyn Fn(&Var) -> Result<Option<Var>> + Send + Sync>;
+type Function = dyn Fn(&Var) -> Result<Option<Var>> + Send + Sync;
 
-/// A hook; empty once it was removed.
-pub(crate) struct Hook(SpinLock<Option<Function>>);
+/// A hook as its value knows it: the handle owns it, so that one which holds the value keeps nothing alive by itself.
+#[derive(Clone)]
+pub(crate) struct Hook(Weak<Function>);
 
-/// Hooks in the order in which they were registered.
+/// Hooks in the order in which they were registered: a word where there are none, as few values have any.
 #[allow(clippy::box_collection)]
-pub(crate) type HookList = Box<Vec<Arc<Hook>>>;
-
-/// The hooks of a value: a word where there are none, as few values have any.
-pub(crate) type Hooks = Option<HookList>;
+pub(crate) type Hooks = Option<Box<Vec<Hook>>>;
 
 impl Hook {
-    pub(crate) fn new<F>(hook: F) -> Arc<Hook>
-    where
-        F: Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
-    {
-        Arc::new(Hook(SpinLock::new(Some(Arc::new(hook)))))
-    }
-
     pub(crate) fn is_removed(&self) -> bool {
-        self.0.lock().is_none()
+        self.0.strong_count() == 0
     }
 
     /// What the hook puts in the gradient's place.
     pub(crate) fn call(&self, gradient: &Var) -> Result<Option<Var>> {
-        let hook = self.0.lock().clone();
-        hook.map_or(Ok(None), |hook| hook(gradient))
+        self.0.upgrade().map_or(Ok(None), |hook| hook(gradient))
     }
 }
 
-/// A registered hook, which it can remove; see [`Var::register_hook`]. To drop it changes nothing.
-#[derive(Clone)]
-pub struct HookHandle(Weak<Hook>);
+/// A registered hook, which lives as long as this; see [`Var::register_hook`].
+#[must_use = "the hook is removed when its handle is dropped"]
+pub struct HookHandle(Arc<Function>);
 
 impl HookHandle {
-    pub(crate) fn new(hook: &Arc<Hook>) -> HookHandle {
-        HookHandle(Arc::downgrade(hook))
+    pub(crate) fn new<F>(hook: F) -> HookHandle
+    where
+        F: Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
+    {
+        HookHandle(Arc::new(hook))
     }
 
-    /// Removes the hook, and lets go what it holds. It is not called any more, unless it is being called now. Does nothing
-    /// if the hook is gone already.
-    pub fn remove(&self) {
-        let removed = self.0.upgrade().and_then(|hook| hook.0.lock().take());
-        // Dropped without the lock: what the hook holds may be anything.
-        drop(removed);
+    pub(crate) fn hook(&self) -> Hook {
+        Hook(Arc::downgrade(&self.0))
     }
+
+    /// Removes the hook, as dropping the handle does. It is not called any more, unless it is being called now.
+    pub fn remove(self) {}
 }
 
 impl fmt::Debug for HookHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let removed = self.0.upgrade().is_none_or(|hook| hook.is_removed());
-        f.debug_struct("HookHandle").field("removed", &removed).finish()
+        f.debug_struct("HookHandle").finish_non_exhaustive()
     }
 }

@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use device::{Shared, SpinLock, StreamId};
@@ -11,7 +10,7 @@ use smallvec::SmallVec;
 use tensor::{DType, Error, Result, Tensor};
 
 use crate::Var;
-use crate::hook::{Hook, HookList, Hooks};
+use crate::hook::{Hook, Hooks};
 use crate::mode::{is_recording, next_sequence};
 use crate::place::Place;
 
@@ -218,7 +217,7 @@ impl Node {
         self.inputs.is_empty()
     }
 
-    pub(crate) fn add_hook(&self, hook: Arc<Hook>) -> Result<()> {
+    pub(crate) fn add_hook(&self, hook: Hook) -> Result<()> {
         let mut state = self.state.lock();
         if state.consumed {
             return Err(Error::GraphConsumed { op: self.op });
@@ -230,8 +229,7 @@ impl Node {
         Ok(())
     }
 
-    /// The hooks, and the saved tensors, which are there and as they were saved. With `consume` both are gone afterwards
-    /// but for a leaf, which is of other graphs, too.
+    /// The hooks, and the saved tensors, which are there and as they were saved. With `consume` these are gone afterwards.
     pub(crate) fn claim(&self, consume: bool) -> Result<Claimed> {
         if self.is_leaf() {
             let hooked = self.hooked.load(Ordering::Acquire);
@@ -248,18 +246,16 @@ impl Node {
                 return Err(Error::VersionMismatch { op: self.op, saved: saved.version, now });
             }
         }
-        if !consume {
-            return Ok(Claimed { saved: state.saved.clone(), hooks: state.hooks.clone() });
-        }
-        state.consumed = true;
-        Ok(Claimed { saved: std::mem::take(&mut state.saved), hooks: state.hooks.take() })
+        state.consumed = consume;
+        let saved = if consume { std::mem::take(&mut state.saved) } else { state.saved.clone() };
+        Ok(Claimed { saved, hooks: state.hooks.clone() })
     }
 
     /// Gives back what a pass consumed that came to nothing.
-    pub(crate) fn unclaim(&self, Claimed { saved, hooks }: Claimed) {
+    pub(crate) fn unclaim(&self, Claimed { saved, .. }: Claimed) {
         if !self.is_leaf() {
             let mut state = self.state.lock();
-            (state.consumed, state.saved, state.hooks) = (false, saved, hooks);
+            (state.consumed, state.saved) = (false, saved);
         }
     }
 
@@ -278,7 +274,6 @@ fn no_rule(_: &Vjp<'_>, _: &Var) -> Result<Grads> {
 enum Remains {
     Input(Shared<Node>),
     Rule(Box<dyn Rule>),
-    Hooks(HookList),
 }
 
 thread_local! {
@@ -291,10 +286,9 @@ thread_local! {
 /// A graph is dropped in a loop, whatever its shape: by itself it would recurse once an op.
 impl Drop for Node {
     fn drop(&mut self) {
-        let hooks = if *self.hooked.get_mut() { self.state.get_mut().hooks.take() } else { None };
-        // The handle of a leaf may stay: it holds no more than hooks.
+        // The handle of a leaf may stay.
         let leads_on = |input: &Option<Shared<Node>>| input.as_ref().is_some_and(|input| !input.is_leaf());
-        if hooks.is_none() && !self.rule_owns && !self.inputs.iter().any(leads_on) {
+        if !self.rule_owns && !self.inputs.iter().any(leads_on) {
             return;
         }
         let outermost = REMAINS.with_borrow_mut(|remains| {
@@ -307,7 +301,6 @@ impl Drop for Node {
                 // No memory is needed for a rule that holds nothing.
                 remains.push(Remains::Rule(std::mem::replace(&mut self.rule, Box::new(no_rule))));
             }
-            remains.extend(hooks.map(Remains::Hooks));
             outermost
         });
         if outermost {

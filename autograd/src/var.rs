@@ -6,7 +6,6 @@ use device::Shared;
 use tensor::{DType, Device, Error, Result, Tensor, Tensors};
 
 use crate::HookHandle;
-use crate::hook::Hook;
 use crate::tape::Node;
 
 /// A tensor that gradients can flow through. A cheap handle: clones are the same value.
@@ -80,9 +79,8 @@ impl Var {
     /// own stream; what the hook returns, if anything, takes the gradient's place. It has the gradient's shape, type and
     /// device.
     ///
-    /// The hook lives until it is removed with the handle, until a pass consumes the graph (a leaf's outlives that), or as
-    /// long as the value. One that holds the value itself would keep both alive until then: let it hold
-    /// [`detach`](Self::detach), or remove it.
+    /// The handle owns the hook: when it is dropped or [removed](HookHandle::remove), the hook and what it holds are gone. So
+    /// a hook may hold the value itself.
     ///
     /// ```
     /// # use autograd::{Device, Result, Tensor, Var};
@@ -103,9 +101,8 @@ impl Var {
         F: Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
     {
         let node = self.node.as_ref().ok_or(Error::NoGradient { op: "register_hook" })?;
-        let hook = Hook::new(hook);
-        let handle = HookHandle::new(&hook);
-        node.add_hook(hook)?;
+        let handle = HookHandle::new(hook);
+        node.add_hook(handle.hook())?;
         Ok(handle)
     }
 }

@@ -46,7 +46,7 @@ fn a_hook_returns_the_type_and_device_of_its_value() -> Result<()> {
     let x = Var::leaf(Tensor::ones(&[2], DType::F64, &Device::cpu())?);
     for (wrong, of_dtype) in misfits()? {
         let y = x.square()?;
-        y.register_hook(move |_| Ok(Some(wrong.clone())))?;
+        let _hook = y.register_hook(move |_| Ok(Some(wrong.clone())))?;
         refused("register_hook", of_dtype, y.sum_all()?.backward());
     }
     Ok(())
@@ -75,7 +75,7 @@ fn a_panic_that_panics_when_dropped_is_an_error() -> Result<()> {
     }
     let x = Var::leaf(Tensor::ones(&[2], DType::F64, &Device::cpu())?);
     let y = x.square()?;
-    y.register_hook(|_| std::panic::panic_any(Bomb))?;
+    let _hook = y.register_hook(|_| std::panic::panic_any(Bomb))?;
     let error = y.sum_all()?.backward().err();
     assert!(matches!(error, Some(Error::Async { op: "square", .. })), "{error:?}");
     Ok(())

@@ -35,8 +35,8 @@ pub(super) type Kernels = SmallVec<[sys::CUgraphNode; 2]>;
 unsafe impl Send for DriverGraph {}
 
 /// What a command that is captured adds to the graph.
-#[derive(Default)]
 pub(crate) struct Captured {
+    graph: sys::CUgraph,
     kernels: RefCell<Kernels>,
     constants: RefCell<Vec<Staged>>,
     /// Where its products find room.
@@ -105,7 +105,12 @@ impl DriverGraph {
             // Commands that enqueue nothing hand on what they come after.
             after.sort_unstable();
             after.dedup();
-            let captured = Captured { workspace: node.workspace, ..Captured::default() };
+            let captured = Captured {
+                graph: graph.0,
+                kernels: RefCell::default(),
+                constants: RefCell::default(),
+                workspace: node.workspace,
+            };
             let queue = Queue::new(core, &stream, node.op, never, Target::Graph(&captured));
             stream.begin_capture(graph.0, &after)?;
             let enqueued = node.work.enqueue(&queue);
@@ -154,6 +159,26 @@ impl Captured {
     pub(super) fn add_kernel(&self, stream: &DriverStream) -> Result<()> {
         self.kernels.borrow_mut().extend(stream.captured_nodes()?);
         Ok(())
+    }
+
+    /// Captures `first` and `second` on `stream` after what was captured before, and what follows after both.
+    pub(super) fn beside(
+        &self,
+        stream: &DriverStream,
+        first: impl FnOnce() -> Result<()>,
+        second: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let before = stream.captured_nodes()?;
+        first()?;
+        let mut ends = stream.captured_nodes()?;
+        stream.end_capture()?;
+        stream.begin_capture(self.graph, &before)?;
+        second()?;
+        ends.extend(stream.captured_nodes()?);
+        ends.sort_unstable();
+        ends.dedup();
+        stream.end_capture()?;
+        stream.begin_capture(self.graph, &ends)
     }
 
     pub(super) fn keep(&self, constant: Staged) {

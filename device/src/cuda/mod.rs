@@ -304,6 +304,22 @@ impl<'a> Queue<'a> {
         self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.core.tf32(), self.target) })
     }
 
+    /// Enqueues two parts of a command of which neither needs the other: in a graph they run at once, on a stream one after
+    /// the other.
+    ///
+    /// # Errors
+    /// Theirs, and [`Error::Driver`](crate::Error::Driver).
+    pub fn beside(
+        &self,
+        first: impl FnOnce() -> Result<()>,
+        second: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        match self.target {
+            Target::Graph(captured) => captured.beside(self.stream, first, second),
+            Target::Stream | Target::Update(_) => first().and_then(|()| second()),
+        }
+    }
+
     /// Enqueues a copy within the device.
     ///
     /// # Safety

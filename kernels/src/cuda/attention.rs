@@ -72,22 +72,21 @@ pub(crate) fn gradient(
     let [batch, by_value, mask] = [batch.arg(), by_value.arg(), mask.into()];
     let [q, k, v, out, g, log_sums, products] = [q, k, v, out, g, log_sums, products].map(Arg::from);
     let [dq, dk, dv] = grads.map(Arg::from);
-    // SAFETY: the kernels take these arguments, and the batch and the steps are those of the operands; the sums of products
-    // are written before they are read.
-    unsafe {
-        if pairs * sizes.queries > 0 {
-            let grid = blocks(queue, (pairs * sizes.queries).div_ceil(8) as u64, THREADS);
-            let args = [out, g, products, batch, by_value];
-            queue.kernel(program, by_dtype!(dtype, "attention_products"), grid, &args)?;
-            let grid = tiles(queue, pairs, sizes.queries, sizes.width);
-            let args = [q, k, v, mask, g, log_sums, products, dq, batch, by_value];
-            queue.kernel(program, by_dtype!(dtype, "attention_grad_q"), grid, &args)?;
-        }
-        if pairs * sizes.keys > 0 {
-            let grid = tiles(queue, pairs, sizes.keys, sizes.width.max(sizes.value_width));
-            let args = [q, k, v, mask, g, log_sums, products, dk, dv, batch, by_value];
-            queue.kernel(program, by_dtype!(dtype, "attention_grad_kv"), grid, &args)?;
-        }
-    }
-    Ok(())
+    let enqueue = |kernel, grid, args: &[Arg<'_>]| {
+        // SAFETY: the kernels take these arguments, and the batch and the steps are those of the operands.
+        unsafe { queue.kernel(program, kernel, grid, args) }
+    };
+    let grid = blocks(queue, (pairs * sizes.queries).div_ceil(8) as u64, THREADS);
+    enqueue(by_dtype!(dtype, "attention_products"), grid, &[out, g, products, batch, by_value])?;
+    let of_queries = || {
+        let grid = tiles(queue, pairs, sizes.queries, sizes.width);
+        let args = [q, k, v, mask, g, log_sums, products, dq, batch, by_value];
+        enqueue(by_dtype!(dtype, "attention_grad_q"), grid, &args)
+    };
+    let of_keys = || {
+        let grid = tiles(queue, pairs, sizes.keys, sizes.width.max(sizes.value_width));
+        let args = [q, k, v, mask, g, log_sums, products, dk, dv, batch, by_value];
+        enqueue(by_dtype!(dtype, "attention_grad_kv"), grid, &args)
+    };
+    queue.beside(of_queries, of_keys)
 }

@@ -154,21 +154,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(embedding_bag_grad, 
                 raise(fault, (i64)place, 0);
                 hit = false;
             }
+            u32 owner = hit ? (u32)row & (groups - 1) : NONE;
             if (hit) {
                 rows[threadIdx.x] = (u32)row;
                 bag_at[threadIdx.x] = bag;
                 T weight = bags.weight(place);
                 factors[threadIdx.x] = members ? weight / members[bag * size.member_step] : weight;
             }
-            auto mine = [&](u32 at) { return (rows[at] & (groups - 1)) == group; };
             follow_hits<T>(
-                hit, exists,
-                [&](u32 at) -> T { return mine(at) ? (T)g[bag_at[at] * from.row + column * from.column] : T{}; },
-                [&](u32 at, T value) {
-                    if (mine(at)) {
-                        sums.take(rows[at], mul_rounded(value, factors[at]));
-                    }
-                });
+                owner, groups, exists, [&](u32 at) -> T { return g[bag_at[at] * from.row + column * from.column]; },
+                [&](u32 at, T value) { sums.take(rows[at], mul_rounded(value, factors[at])); });
         }
         sums.finish();
     }

@@ -12,8 +12,8 @@ struct IndexAdd {
 };
 
 // out[index[i], c] += src[i, c], in ascending order of i. A block owns rows of `out` and columns; it goes through the
-// indices once for each of its columns, a tile at a time, and all its threads follow the hits in their order. Each
-// element of `out` is one thread's.
+// indices once for each of its columns, a tile at a time, and its groups of threads follow the hits of their rows in
+// order. Each element of `out` is one thread's.
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(index_add, DTYPE)(
     S* out, const S* src, const i64* index, const __grid_constant__ Walk<2> columns,
     const __grid_constant__ IndexAdd what, Fault fault) {
@@ -28,27 +28,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(index_add, DTYPE)(
         const S* from = src + at.at[0];
         Sums<S> sums(out + at.at[1] + first * what.out_step, what.out_step, groups, group);
         for (u64 tile = 0; tile < what.count; tile += THREADS) {
-            bool hit = false;
+            u32 owner = NONE;
             if (tile + threadIdx.x < what.count) {
                 i64 i = index[(i64)(tile + threadIdx.x) * what.index_step];
-                if (in_range(i, what.size)) {
-                    hit = i >= first && (u64)(i - first) < what.rows;
+                if (!in_range(i, what.size)) {
+                    if (blockIdx.x == 0) {
+                        raise(fault, i, what.size);
+                    }
+                } else if (i >= first && (u64)(i - first) < what.rows) {
                     rows[threadIdx.x] = (u32)(i - first);
-                } else if (blockIdx.x == 0) {
-                    raise(fault, i, what.size);
+                    owner = (u32)(i - first) & (groups - 1);
                 }
             }
-            auto mine = [&](u32 place) { return (rows[place] & (groups - 1)) == group; };
             follow_hits<Opmath<T>>(
-                hit, exists,
-                [&](u32 place) -> Opmath<T> {
-                    return mine(place) ? (Opmath<T>)from[(i64)(tile + place) * what.src_step] : Opmath<T>{};
-                },
-                [&](u32 place, Opmath<T> x) {
-                    if (mine(place)) {
-                        sums.take(rows[place], x);
-                    }
-                });
+                owner, groups, exists,
+                [&](u32 place) -> Opmath<T> { return from[(i64)(tile + place) * what.src_step]; },
+                [&](u32 place, Opmath<T> x) { sums.take(rows[place], x); });
         }
         sums.finish();
     }

@@ -4,39 +4,64 @@ constexpr u32 THREADS = 256;
 constexpr u32 WARP = 32;
 
 // How many hits are read ahead, as registers allow.
-constexpr u32 AHEAD = HALF ? 4 : 8;
+constexpr u32 AHEAD = HALF ? 4 : 16;
+// No thread, no group.
+constexpr u32 NONE = 0xffffffff;
 
-// Calls `take(n, read(n))` for the number `n` of each thread of the block that has a hit, in their order, on every thread that
-// `exists`; some are read before the first of them is taken. What the hits left in shared memory is there by then, and may be
-// written again afterwards. All threads of the block come here.
+// Groups of neighbouring threads follow hits, one of which each thread of the block may have: `owner` is the group that it is for,
+// or NONE. Calls `take(n, read(n))` on every thread of a group that `exists` for the threads n whose hits are the group's, in
+// their order; some are read before the first of them is taken. What the hits left in shared memory is there by then, and may
+// be written again afterwards. All threads of the block come here.
 template <class T, class Read, class Take>
-__device__ inline void follow_hits(bool hit, bool exists, Read read, Take take) {
-    __shared__ u32 hits[THREADS / WARP];
-    u32 mask = __ballot_sync(0xffffffff, hit);
-    if (threadIdx.x % WARP == 0) {
-        hits[threadIdx.x / WARP] = mask;
-    }
+__device__ inline void follow_hits(u32 owner, u32 groups, bool exists, Read read, Take take) {
+    constexpr u32 WARPS = THREADS / WARP;
+    __shared__ u32 owners[THREADS];
+    // For each warp that may have hits, and each group, those of the warp that are the group's.
+    __shared__ u32 hits[WARPS][THREADS];
+    u32 width = THREADS / groups, group = threadIdx.x / width;
+    owners[threadIdx.x] = owner;
     __syncthreads();
-    for (u32 warp = 0; exists && warp < THREADS / WARP; ++warp) {
-        for (u32 mask = hits[warp]; mask != 0;) {
-            u32 numbers[AHEAD], count = 0;
-            T values[AHEAD];
-#pragma unroll
-            for (u32 k = 0; k < AHEAD; ++k) {
-                if (mask != 0) {
-                    numbers[k] = warp * WARP + (u32)__ffs((int)mask) - 1;
-                    mask &= mask - 1;
-                    values[k] = read(numbers[k]);
-                    count = k + 1;
-                }
-            }
-#pragma unroll
-            for (u32 k = 0; k < AHEAD; ++k) {
-                if (k < count) {
-                    take(numbers[k], values[k]);
-                }
+    u32 lane = threadIdx.x % WARP, first = (threadIdx.x - lane) / width;
+    for (u32 warp = 0; warp < WARPS; ++warp) {
+        u32 other = owners[warp * WARP + lane];
+        // A warp has several groups, or a part of one.
+        for (u32 g = first; g == first || g * width < threadIdx.x - lane + WARP; ++g) {
+            u32 mask = __ballot_sync(0xffffffff, other == g);
+            if (threadIdx.x == g * width) {
+                hits[warp][g] = mask;
             }
         }
+    }
+    __syncthreads();
+    u32 warp = 0, mask = hits[0][group];
+    auto next = [&]() -> u32 {
+        while (mask == 0) {
+            if (warp + 1 == WARPS) {
+                return NONE;
+            }
+            mask = hits[++warp][group];
+        }
+        u32 number = warp * WARP + (u32)__ffs((int)mask) - 1;
+        mask &= mask - 1;
+        return number;
+    };
+    for (bool more = exists; more;) {
+        u32 numbers[AHEAD];
+        T values[AHEAD];
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; ++k) {
+            numbers[k] = next();
+            if (numbers[k] != NONE) {
+                values[k] = read(numbers[k]);
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; ++k) {
+            if (numbers[k] != NONE) {
+                take(numbers[k], values[k]);
+            }
+        }
+        more = numbers[AHEAD - 1] != NONE;
     }
     __syncthreads();
 }

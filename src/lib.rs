@@ -72,9 +72,9 @@ pub use models::{
     workloads,
 };
 pub use tensor::{
-    AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Graph, GraphOptions, Graphs,
-    Input, Layout, MaxPool, Order, PlanReport, PlannedCommand, RandomKey, Scalar, Tensor, Tensors, explore,
-    explore_all, next_key, seed, with_generator,
+    AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Graph, GraphCache,
+    GraphOptions, Graphs, Input, Layout, MaxPool, Order, PlanReport, PlannedCommand, RandomKey, Scalar,
+    Tensor, Tensors, explore, explore_all, next_key, seed, with_generator,
 };
 
 #[cfg(doctest)]

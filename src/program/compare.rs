@@ -315,6 +315,7 @@ fn captured_json(captured: &CapturedReport) -> Value {
         "gain": plan.gain,
         "planned_bytes": plan.planned_bytes,
         "needed_bytes": plan.needed_bytes,
+        "captures": captured.captures,
         "capture_ms": captured.capture_ms,
         "speedup": captured.speedup,
         "speedup_spread": quantiles_json(captured.speedup_spread),

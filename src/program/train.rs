@@ -6,7 +6,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 use streamgrad::checkpoint::{self, Progress};
 use streamgrad::models::file;
-use streamgrad::workloads::{self, CapturedStep, Evaluation, Model, Workload};
+use streamgrad::workloads::{self, CapturedStep, Evaluation, Model, Training, Workload};
 use streamgrad::{
     Batch, Batches, ConcurrentBatches, DType, Device, Error, GraphOptions, InMemory, Optimizer, StepBatches,
     Tensor, no_grad,
@@ -163,19 +163,8 @@ impl Run {
             )));
         }
         let lanes = ConcurrentBatches::new(&device, lanes)?;
-        let mut run =
-            Run { device, model, optimizer, lanes, captured: None, progress, batches, steps_per_epoch, test };
-        if args.graph {
-            run.captured = Some(run.capture().map_err(not_captured)?);
-        }
-        Ok(run)
-    }
-
-    /// A step on batches like the next ones.
-    fn capture(&mut self) -> streamgrad::Result<CapturedStep> {
-        let batches = self.steps()?.next().unwrap_or(Ok(Vec::new()))?;
-        let options = GraphOptions::default();
-        CapturedStep::new(&self.lanes, &*self.model, &mut *self.optimizer, batches, options)
+        let captured = args.graph.then(|| CapturedStep::new(&device, GraphOptions::default()));
+        Ok(Run { device, model, optimizer, lanes, captured, progress, batches, steps_per_epoch, test })
     }
 
     /// The batches of the steps to come.
@@ -185,8 +174,10 @@ impl Run {
 
     /// The losses of one step.
     fn step(&mut self, batches: Vec<Batch>) -> Result<Vec<Tensor>, Failure> {
-        if let Some(captured) = &self.captured {
-            return captured.step(&*self.model, batches).map_err(not_captured);
+        if let Some(captured) = &mut self.captured {
+            let training =
+                Training { lanes: &self.lanes, model: &*self.model, optimizer: &mut *self.optimizer };
+            return captured.step(training, batches).map_err(not_captured);
         }
         let loss = |batch| self.model.batch_loss(&no_grad(|| self.model.prepare(batch))?);
         let step = self.lanes.step(batches, loss)?;
@@ -231,7 +222,7 @@ impl Run {
 /// Says what asked for what cannot be.
 fn not_captured(error: Error) -> Failure {
     match error {
-        Error::Captured { .. } | Error::ShapeMismatch { .. } => {
+        Error::Captured { .. } => {
             Failure::Run(format!("--graph: the step cannot be replayed: {error}; train without it"))
         }
         error => error.into(),

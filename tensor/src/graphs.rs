@@ -29,8 +29,13 @@ use crate::{Generator, Graph, Tensor, Tensors};
 /// # }
 /// ```
 pub struct Graphs<B, R, F> {
-    device: Device,
+    cache: GraphCache<B, R>,
     step: F,
+}
+
+/// The captured steps of [`Graphs`], for who has the step elsewhere: it is given each time, and called only to be captured.
+pub struct GraphCache<B, R> {
+    device: Device,
     options: GraphOptions,
     most: usize,
     /// The one that was used last comes last.
@@ -66,22 +71,63 @@ impl Form {
 impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
     /// No captured step yet, of as many as there will be.
     pub fn new(device: &Device, step: F) -> Self {
-        let options = GraphOptions::default();
-        Graphs { device: device.clone(), step, options, most: usize::MAX, kept: Vec::new() }
+        Graphs { cache: GraphCache::new(device), step }
     }
 
     /// How steps are planned that are captured from now on.
     #[must_use]
-    pub fn options(mut self, options: GraphOptions) -> Self {
-        self.options = options;
-        self
+    pub fn options(self, options: GraphOptions) -> Self {
+        Graphs { cache: self.cache.options(options), ..self }
     }
 
     /// At most `most` captured steps, and at least one: a further one takes the place of that which was not used for longest.
     #[must_use]
-    pub fn at_most(mut self, most: usize) -> Self {
-        self.most = most.max(1);
-        self
+    pub fn at_most(self, most: usize) -> Self {
+        Graphs { cache: self.cache.at_most(most), ..self }
+    }
+
+    /// How many steps are captured.
+    pub fn len(&self) -> usize {
+        self.cache.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.cache.is_empty()
+    }
+
+    /// Runs the step on a batch: copies it into the tensors of its form, captures the step if there are none, and replays it.
+    ///
+    /// Asynchronous, on the current stream, and ordered like any command.
+    ///
+    /// # Errors
+    /// As for [`Graph::capture_with`] and [`Graph::replay`].
+    pub fn run(&mut self, batch: &B) -> Result<R> {
+        self.cache.run(batch, &mut self.step)
+    }
+}
+
+impl<B: Tensors, R: Tensors> GraphCache<B, R> {
+    /// No captured step yet.
+    pub fn new(device: &Device) -> Self {
+        GraphCache {
+            device: device.clone(),
+            options: GraphOptions::default(),
+            most: usize::MAX,
+            kept: Vec::new(),
+        }
+    }
+
+    /// As [`Graphs::options`].
+    #[must_use]
+    pub fn options(self, options: GraphOptions) -> Self {
+        GraphCache { options, ..self }
+    }
+
+    /// As [`Graphs::at_most`].
+    #[must_use]
+    pub fn at_most(self, most: usize) -> Self {
+        GraphCache { most: most.max(1), ..self }
     }
 
     /// How many steps are captured.
@@ -94,29 +140,44 @@ impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
         self.kept.is_empty()
     }
 
-    /// Runs the step on a batch: copies it into the tensors of its form, captures the step if there are none, and replays it.
+    /// The captured step for batches of this one's form: `step`, which is captured now if there is none, and whether it was.
     ///
-    /// Asynchronous, on the current stream, and ordered like any command.
+    /// # Errors
+    /// As for [`Graph::capture_with`].
+    pub fn graph(&mut self, batch: &B, step: impl FnMut(&B) -> Result<R>) -> Result<(&Graph<R>, bool)> {
+        let (batch, tensors, _) = parts(batch)?;
+        self.of_form(&batch, &tensors, step).map(|(kept, fresh)| (&kept.graph, fresh))
+    }
+
+    /// As [`Graphs::run`].
     ///
     /// # Errors
     /// As for [`Graph::capture_with`] and [`Graph::replay`].
-    pub fn run(&mut self, batch: &B) -> Result<R> {
-        Capture::none("replay")?;
+    pub fn run(&mut self, batch: &B, step: impl FnMut(&B) -> Result<R>) -> Result<R> {
         let (batch, tensors, seeds) = parts(batch)?;
-        let form = Form::of(&batch, &tensors);
-        match self.kept.iter().position(|kept| kept.form == form) {
+        self.of_form(&batch, &tensors, step)?.0.replay(&tensors, &seeds)
+    }
+
+    /// The captured step for a batch with these tensors, and whether it was captured just now.
+    fn of_form(
+        &mut self,
+        batch: &B,
+        tensors: &[Tensor],
+        mut step: impl FnMut(&B) -> Result<R>,
+    ) -> Result<(&FormGraph<B, R>, bool)> {
+        Capture::none("replay")?;
+        let form = Form::of(batch, tensors);
+        let known = self.kept.iter().position(|kept| kept.form == form);
+        match known {
             Some(known) => self.kept[known..].rotate_left(1),
             None => {
-                let fresh = FormGraph::capture(&self.device, self.options, form, &batch, &mut self.step)?;
+                let fresh = FormGraph::capture(&self.device, self.options, form, batch, &mut step)?;
                 let too_many = (self.kept.len() + 1).saturating_sub(self.most);
                 self.kept.drain(..too_many);
                 self.kept.push(fresh);
             }
         }
-        match self.kept.last() {
-            Some(kept) => kept.replay(&tensors, &seeds),
-            None => unreachable!("it was put there"),
-        }
+        Ok((&self.kept[self.kept.len() - 1], known.is_none()))
     }
 }
 
@@ -131,14 +192,6 @@ fn parts<B: Tensors>(batch: &B) -> Result<(B, Vec<Tensor>, Vec<u64>)> {
     Ok((batch, tensors, seeds))
 }
 
-/// The tensors of a batch or a result, in the order in which [`Tensors::rebuild`] asks for others.
-///
-/// # Errors
-/// Those of `rebuild`.
-pub fn tensors_of(of: &impl Tensors) -> Result<Vec<Tensor>> {
-    parts(of).map(|(_, tensors, _)| tensors)
-}
-
 impl<B: Tensors, R: Tensors> FormGraph<B, R> {
     fn capture(
         device: &Device,
@@ -147,9 +200,9 @@ impl<B: Tensors, R: Tensors> FormGraph<B, R> {
         batch: &B,
         step: &mut impl FnMut(&B) -> Result<R>,
     ) -> Result<Self> {
-        let mut own =
+        let own =
             batch.rebuild(&mut |tensor| Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()))?;
-        let tensors = tensors_of(&own)?;
+        let (mut own, tensors, _) = parts(&own)?;
         let mut seeds = Vec::new();
         own.seeds(&mut |seed| {
             *seed = stand_in();
@@ -168,7 +221,13 @@ impl<B: Tensors, R: Tensors> FormGraph<B, R> {
 
 impl<B, R, F> fmt::Debug for Graphs<B, R, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graphs").field("cache", &self.cache).finish_non_exhaustive()
+    }
+}
+
+impl<B, R> fmt::Debug for GraphCache<B, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let graphs: Vec<&Graph<R>> = self.kept.iter().map(|kept| &kept.graph).collect();
-        f.debug_struct("Graphs").field("device", &self.device).field("graphs", &graphs).finish()
+        f.debug_struct("GraphCache").field("device", &self.device).field("graphs", &graphs).finish()
     }
 }

@@ -71,7 +71,7 @@ pub use device::{
 pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use graph::{EachReplay, Graph, Input, Tensors, each_replay, fresh_slot};
-pub use graphs::{Graphs, tensors_of};
+pub use graphs::{GraphCache, Graphs};
 pub use kernels::{
     AdamStep, Arg, BinaryOp, CompareOp, CustomKernel, Grid, KernelLaunch, Layout, LionStep, NormRows,
     Program, RandomKey, RmsPropStep, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar, SgdStep,

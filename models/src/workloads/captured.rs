@@ -1,70 +1,69 @@
 //! A workload's step, captured.
 
 use autograd::{ConcurrentBatches, no_grad};
-use device::{Error, Result, Stream};
-use tensor::{Graph, GraphOptions, Input, PlanReport, Tensor, Tensors, tensors_of};
+use device::{Device, Result};
+use tensor::{Graph, GraphCache, GraphOptions, Tensor};
 
 use super::Model;
 use crate::{Batch, Optimizer};
 
-/// A step of a training, captured once and replayed with other batches.
+/// Forms of batches that are kept: batches of click logs have one each.
+const FORMS: usize = 8;
+
+/// A training whose steps are captured for each form of batch that they meet, and replayed.
 ///
-/// What comes before the part that learns ([`Model::prepare`]) runs anew before each replay, since its random numbers follow
-/// from the batch. Those that the loss itself would draw by the [key of a batch](Batch::seeded) are a number of the host: they
-/// stay as they were at the capture. The model and the optimizer are held by what the step uses of them.
+/// What comes before the part that learns ([`Model::prepare`]) runs anew before each replay. All steps are given the same lanes,
+/// model and optimizer.
 #[derive(Debug)]
-pub struct CapturedStep {
-    graph: Graph<Vec<Tensor>>,
-    /// The tensors that the step reads its batches from.
-    inputs: Vec<Input>,
+pub struct CapturedStep(GraphCache<Vec<Batch>, Vec<Tensor>>);
+
+/// What a step trains, and on what.
+pub struct Training<'a> {
+    /// The streams of its batches.
+    pub lanes: &'a ConcurrentBatches,
+    /// The model.
+    pub model: &'a dyn Model,
+    /// The optimizer of the model's parameters.
+    pub optimizer: &'a mut dyn Optimizer,
+}
+
+impl Training<'_> {
+    fn prepare(&self, batches: Vec<Batch>) -> Result<Vec<Batch>> {
+        no_grad(|| batches.into_iter().map(|batch| self.model.prepare(batch)).collect())
+    }
+
+    fn step(&mut self, batches: &Vec<Batch>) -> Result<Vec<Tensor>> {
+        let step = self.lanes.step(batches, |batch| self.model.batch_loss(batch))?;
+        self.optimizer.step(&step.gradients)?;
+        Ok(step.losses)
+    }
 }
 
 impl CapturedStep {
-    /// Captures a step on batches like these, on `lanes`. Nothing is trained yet.
+    /// Nothing is captured yet.
+    pub fn new(device: &Device, options: GraphOptions) -> CapturedStep {
+        CapturedStep(GraphCache::new(device).options(options).at_most(FORMS))
+    }
+
+    /// The captured step for batches like these, which is captured now if there is none, and whether it was. Nothing is trained.
     ///
     /// # Errors
     /// As [`Graph::capture_with`]; those of the model's ops.
-    pub fn new(
-        lanes: &ConcurrentBatches,
-        model: &dyn Model,
-        optimizer: &mut dyn Optimizer,
+    pub fn graph(
+        &mut self,
+        mut training: Training<'_>,
         batches: Vec<Batch>,
-        options: GraphOptions,
-    ) -> Result<CapturedStep> {
-        // Tensors that nobody else has.
-        let own = prepare(model, batches)?.rebuild(&mut Tensor::copy)?;
-        let device = lanes.streams().first().map(Stream::device).cloned();
-        let device = device.unwrap_or_else(|| own[0].labels.device().clone());
-        let graph = Graph::capture_with(&device, options, || {
-            let step = lanes.step(&own, |batch| model.batch_loss(batch))?;
-            optimizer.step(&step.gradients)?;
-            Ok(step.losses)
-        })?;
-        let inputs = tensors_of(&own)?.iter().map(|tensor| graph.input(tensor)).collect::<Result<_>>()?;
-        Ok(CapturedStep { graph, inputs })
+    ) -> Result<(&Graph<Vec<Tensor>>, bool)> {
+        let batches = training.prepare(batches)?;
+        self.0.graph(&batches, |batches| training.step(batches))
     }
 
     /// One step on `batches`: the losses, in batch order.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] for batches of other shapes than the captured ones, [`Error::InvalidArgument`] for more or
-    /// fewer of them; as [`Graph::replay`].
-    pub fn step(&self, model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Tensor>> {
-        let next = tensors_of(&prepare(model, batches)?)?;
-        if next.len() != self.inputs.len() {
-            let value = format_args!("{} tensors for {}", next.len(), self.inputs.len());
-            return Err(Error::invalid("step", "batches", "as many as were captured", value));
-        }
-        self.inputs.iter().zip(&next).try_for_each(|(input, value)| input.set(value))?;
-        self.graph.replay()
+    /// As [`graph`](Self::graph) and [`Graph::replay`].
+    pub fn step(&mut self, mut training: Training<'_>, batches: Vec<Batch>) -> Result<Vec<Tensor>> {
+        let batches = training.prepare(batches)?;
+        self.0.run(&batches, |batches| training.step(batches))
     }
-
-    /// What the plan of the step is like.
-    pub fn report(&self) -> PlanReport {
-        self.graph.report()
-    }
-}
-
-fn prepare(model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Batch>> {
-    no_grad(|| batches.into_iter().map(|batch| model.prepare(batch)).collect())
 }

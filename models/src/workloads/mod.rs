@@ -22,7 +22,7 @@ use crate::{Batch, Batches, InMemory, Module, Optimizer, correct, cross_entropy}
 
 pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
 pub use branches::Branches;
-pub use captured::CapturedStep;
+pub use captured::{CapturedStep, Training};
 pub use data::{ClickLog, ClickOptions, Images};
 pub use dlrm::{Dlrm, DlrmOptions};
 pub use gpt::{Gpt, GptBlock, GptOptions};

@@ -11,9 +11,11 @@ use super::{ScheduleReport, speedups};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct CapturedReport {
-    /// What the plan of a step is like.
+    /// What the plan of a step is like; of the last form of batches, where there were several.
     pub plan: PlanReport,
-    /// How long the capture took, once.
+    /// How often a step was captured: once for each form of batches, not in the measured time.
+    pub captures: usize,
+    /// How long that took in all.
     pub capture_ms: f64,
     /// Median serial step over median replayed step.
     pub speedup: f64,
@@ -57,12 +59,10 @@ impl Captured {
     }
 
     fn refuse(&mut self, error: Error) -> Result<()> {
-        let reason = match &error {
-            Error::Captured { .. } => "",
-            Error::ShapeMismatch { .. } => "; batches of other shapes take a capture of their own",
-            _ => return Err(error),
-        };
-        let finding = Finding::new("not-captured", format!("the step cannot be replayed: {error}{reason}"));
+        if !matches!(error, Error::Captured { .. }) {
+            return Err(error);
+        }
+        let finding = Finding::new("not-captured", format!("the step cannot be replayed: {error}"));
         // Most often the same for every order.
         if !self.refused.contains(&finding) {
             self.refused.push(finding);
@@ -79,7 +79,7 @@ impl Captured {
     ) -> Result<(Vec<ScheduleReport>, Vec<Finding>)> {
         let (mut reports, mut findings) = (Vec::new(), self.refused);
         for runner in self.runners {
-            let Some((plan, capture_ms)) = runner.plan() else { continue };
+            let Some((plan, captures, capture_ms)) = runner.plan() else { continue };
             let [identical_losses, identical_parameters] = differences.add(serial, &runner)?;
             let speedup_spread = speedups(serial, &runner);
             let mut report = runner.report();
@@ -87,6 +87,7 @@ impl Captured {
             let speedup = serial_ms / report.step_ms.median;
             let captured = CapturedReport {
                 plan,
+                captures,
                 capture_ms,
                 speedup,
                 speedup_spread,

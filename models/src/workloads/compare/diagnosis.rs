@@ -261,13 +261,17 @@ fn limit(facts: &Facts) -> Finding {
 
 /// What a captured schedule gains, what its edges allow, and what a replay costs beside its commands.
 pub(super) fn captured(schedule: &ScheduleReport, found: &CapturedReport, on_host: bool) -> Finding {
-    let CapturedReport { plan, capture_ms, speedup, speedup_spread, .. } = found;
+    let CapturedReport { plan, captures, capture_ms, speedup, speedup_spread, .. } = found;
     let step_ms = schedule.step_ms.median;
     let saved_ms = step_ms * (speedup - 1.0);
     let paid = if saved_ms > 0.0 {
         format!(", as long as {:.0} steps save", (capture_ms / saved_ms).ceil())
     } else {
         String::new()
+    };
+    let taken = match captures {
+        1 => "The capture".to_owned(),
+        _ => format!("{captures} captures, one for each form of batches,"),
     };
     let profile = &schedule.profile;
     let beside = if on_host {
@@ -285,7 +289,7 @@ pub(super) fn captured(schedule: &ScheduleReport, found: &CapturedReport, on_hos
     let message = format!(
         "{}: {speedup:.2}x the serial schedule (blocks of steps: {:.2} to {:.2}). A replay is one command, one slice of the \
          trace, that runs {} commands with {} edges, {} on the longest way; these allow at most {:.2}x by running at once. \
-         {beside}. The capture took {capture_ms:.1} ms{paid}",
+         {beside}. {taken} took {capture_ms:.1} ms{paid}",
         schedule.name,
         speedup_spread.p10,
         speedup_spread.p90,

@@ -12,7 +12,7 @@ use tensor::{PlanReport, Tensor};
 use super::profile::Profile;
 use super::quantiles::{Quantiles, median};
 use super::{CompareOptions, ScheduleReport};
-use crate::workloads::{CapturedStep, Evaluation, Model, Overlap, Workload};
+use crate::workloads::{CapturedStep, Evaluation, Model, Overlap, Training, Workload};
 use crate::{Batch, Batches, InMemory, Optimizer, StepBatches};
 
 /// How a copy is run.
@@ -57,7 +57,23 @@ enum Schedule {
     /// The next step's batches are prepared while this step's train.
     Stages(Box<Stages>),
     /// Batches are prepared and copied to where a captured step reads them.
-    Captured { step: Box<CapturedStep>, capture_ms: f64 },
+    Captured(Box<Replays>),
+}
+
+struct Replays {
+    lanes: ConcurrentBatches,
+    step: CapturedStep,
+    /// What was captured last, how often, and how long that took in all.
+    plan: PlanReport,
+    captures: usize,
+    capture_ms: f64,
+}
+
+impl Replays {
+    fn new(lanes: ConcurrentBatches, device: &Device, order: Order) -> Replays {
+        let step = CapturedStep::new(device, GraphOptions { order, ..GraphOptions::default() });
+        Replays { lanes, step, plan: PlanReport::default(), captures: 0, capture_ms: 0.0 }
+    }
 }
 
 struct Stages {
@@ -126,7 +142,10 @@ impl Schedule {
                 optimizer.step(&gradients)?;
                 Ok(losses)
             }
-            Schedule::Captured { step, .. } => step.step(model, batches),
+            Schedule::Captured(replays) => {
+                let training = Training { lanes: &replays.lanes, model, optimizer };
+                replays.step.step(training, batches)
+            }
             Schedule::Stages(stages) => {
                 let ahead = |batches: Vec<Batch>| -> Result<Vec<Batch>> {
                     stages.prepare.scope(|| batches.into_iter().map(prepare).collect())
@@ -187,7 +206,7 @@ impl Runner {
             schedule,
             streams,
             model,
-            batches: StepBatches::new(batches.clone(), per_step, 0)?,
+            batches: StepBatches::new(batches, per_step, 0)?,
             device,
             losses: Vec::new(),
             warm: 0,
@@ -204,26 +223,35 @@ impl Runner {
             runner.step(false)?;
         }
         if let How::Captured(order) = how {
-            let first = StepBatches::new(batches, per_step, 0)?.next().ok_or_else(no_batches)?;
-            runner.capture(first?, order)?;
+            runner.schedule = match runner.schedule {
+                Schedule::Lanes(lanes) => {
+                    Schedule::Captured(Box::new(Replays::new(lanes, &runner.device, order)))
+                }
+                schedule => schedule,
+            };
         }
         Ok(runner)
     }
 
-    /// From now on each step is a replay of a step on batches like these.
-    fn capture(&mut self, batches: Vec<Batch>, order: Order) -> Result<()> {
-        let Schedule::Lanes(lanes) = &self.schedule else { return Ok(()) };
-        let options = GraphOptions { order, ..GraphOptions::default() };
+    /// Captures a step on batches like these, if there is none.
+    fn capture(&mut self, batches: &[Batch]) -> Result<()> {
+        let Schedule::Captured(replays) = &mut self.schedule else { return Ok(()) };
+        let Replays { lanes, step, plan, captures, capture_ms } = &mut **replays;
         let start = Instant::now();
-        let step = CapturedStep::new(lanes, &*self.model, &mut *self.optimizer, batches, options)?;
-        self.schedule = Schedule::Captured { step: Box::new(step), capture_ms: ms(start.elapsed()) };
+        let training = Training { lanes, model: &*self.model, optimizer: &mut *self.optimizer };
+        let (graph, fresh) = step.graph(training, batches.to_vec())?;
+        if fresh {
+            *plan = graph.report();
+            *captures += 1;
+            *capture_ms += ms(start.elapsed());
+        }
         Ok(())
     }
 
-    /// What is captured, and how long that took.
-    pub(super) fn plan(&self) -> Option<(PlanReport, f64)> {
+    /// What is captured, how often, and how long that took.
+    pub(super) fn plan(&self) -> Option<(PlanReport, usize, f64)> {
         match &self.schedule {
-            Schedule::Captured { step, capture_ms } => Some((step.report(), *capture_ms)),
+            Schedule::Captured(replays) => Some((replays.plan, replays.captures, replays.capture_ms)),
             Schedule::Lanes(_) | Schedule::Stages(_) => None,
         }
     }
@@ -237,6 +265,7 @@ impl Runner {
     fn step(&mut self, traced: bool) -> Result<Taken> {
         let Some(batches) = self.batches.next() else { return Err(no_batches()) };
         let batches = batches?;
+        self.capture(&batches)?;
         let before = self.device.sync_stats();
         if traced {
             self.device.start_recording();

@@ -4,7 +4,7 @@
 //! streams whose next command may run, and runs it on the calling thread. Any order that it can pick is one that a
 //! device with real concurrency could have chosen.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -87,6 +87,8 @@ pub struct Choice {
 
 pub(crate) struct Explorer {
     state: Mutex<State>,
+    /// Decides the order of a replay's commands, as the policy does that of streams'; 0 for the program's.
+    plan_order: AtomicU64,
     /// The device, for others whose streams wait for its own.
     pub(crate) core: OnceLock<Weak<Core>>,
 }
@@ -152,6 +154,7 @@ impl Explorer {
                 queued: 0,
                 choices: Vec::new(),
             }),
+            plan_order: AtomicU64::new(0),
             core: OnceLock::new(),
         }
     }
@@ -161,6 +164,11 @@ impl Explorer {
         state.fifos.push(Some(Arc::clone(fifo)));
         let priority = state.random.next();
         state.priorities.push(priority);
+    }
+
+    /// The seed of the order of the commands of the replay that runs now; `None` for the program's order.
+    pub(crate) fn plan_order(&self) -> Option<u64> {
+        Some(self.plan_order.load(Ordering::Relaxed)).filter(|&seed| seed != 0)
     }
 
     /// Counts a command that is about to be queued.
@@ -286,6 +294,9 @@ impl State {
         match fifo.with_queue(|items, _| items.pop_front()) {
             Some(Item::Run { tick, op, work, .. }) => {
                 self.queued -= 1;
+                if let Some(explorer) = &core.explorer {
+                    explorer.plan_order.store(self.plan_order(), Ordering::Relaxed);
+                }
                 fifo.run(core, op, tick, Holds::Launches, || work(core));
                 fifo.progress.complete(tick);
             }
@@ -293,6 +304,17 @@ impl State {
             Some(Item::Wait { .. }) | None => {}
         }
         Next::Ran
+    }
+
+    /// What decides the order of a replay that runs now. Draws none of the policy's random numbers.
+    fn plan_order(&self) -> u64 {
+        match self.policy {
+            Policy::OldestFirst => 0,
+            Policy::NewestFirst => 1,
+            Policy::Random { seed } | Policy::Priorities { seed } | Policy::Starve { seed, .. } => {
+                Random(seed ^ (self.choices.len() as u64) << 32).next() | 1
+            }
+        }
     }
 
     fn pick(&mut self, candidates: &[Candidate], ready: &[(Arc<Fifo>, u64)]) -> usize {

@@ -83,6 +83,14 @@ impl<'a> Cpu<'a> {
         }
     }
 
+    /// The seed of the order of a replay's commands, on an explored device that picks one.
+    pub(crate) fn plan_order(&self) -> Option<u64> {
+        match self.helpers {
+            Helpers::Device(core) => core.explorer.as_ref()?.plan_order(),
+            Helpers::Crew(_) => None,
+        }
+    }
+
     /// The threads to split a kernel over, if it is worth it: `cost` is about the number of its elementary operations.
     pub fn team(&self, cost: usize) -> Option<&'a Arc<Team>> {
         // Some times what a hand-off costs to threads that are awake, as those of a busy stream are.

@@ -43,7 +43,8 @@ pub struct ExploreReport {
 /// Runs a program under many schedules and compares its results bit for bit with those of its own order.
 ///
 /// Each run has a device of its own, on which commands run one at a time in an order that a policy picks, and fresh
-/// memory is filled with a pattern. The program must be the same each time: it may depend on nothing but the device.
+/// memory is filled with a pattern. The program must be the same each time: it may depend on nothing but the device. The
+/// commands of a replay run in an order that the seed picks among those that the plan's edges allow.
 ///
 /// ```
 /// use tensor::{Explore, Tensor, explore};
@@ -86,7 +87,7 @@ pub fn explore(options: Explore, program: impl Fn(&Device) -> Result<Vec<Tensor>
 }
 
 /// Runs a small program under every schedule that could make a difference and compares its results bit for bit. Orders
-/// that differ only in commands that do not touch the same memory are not told apart.
+/// that differ only in commands that do not touch the same memory are not told apart. A replay is one command here.
 ///
 /// # Errors
 /// As for [`explore`], with the number of the schedule for a seed; [`Error::InvalidArgument`] if there are more than

@@ -4,8 +4,8 @@ use super::{tensor, values, works};
 use crate::common::devices::each_device;
 use streamgrad::prelude::*;
 use streamgrad::{
-    ConcurrentBatches, Explore, Generator, Graph, GraphOptions, Order, Result, Schedule, defer, explore,
-    with_generator,
+    ConcurrentBatches, Error, Explore, Generator, Graph, GraphOptions, Order, Result, Schedule, defer,
+    explore, with_generator,
 };
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 2 }];
@@ -214,6 +214,39 @@ fn explored_schedules_of_replays_give_one_result() -> Result<()> {
         Ok(seen)
     })?;
     assert!(report.distinct_orders > 10, "{report:?}");
+    Ok(())
+}
+
+/// The commands of a replay are explored, too: an edge that is missing shows.
+#[test]
+fn an_exploration_picks_the_order_within_a_replay() -> Result<()> {
+    let capture = |device: &Device| -> Result<(Tensor, Graph<Tensor>)> {
+        let x = tensor(&[1.0, 2.0, 3.0], device)?;
+        let graph = Graph::capture(device, || {
+            let square = x.square()?;
+            x.copy_(&square)?;
+            x.sum(&[], false)
+        })?;
+        Ok((x, graph))
+    };
+    let explored = |missing: Option<(usize, usize)>| {
+        explore(Explore { seeds: 0..40, ..Explore::default() }, move |device| {
+            let (x, graph) = capture(device)?;
+            graph.executable().ignore(missing);
+            Ok(vec![graph.replay()?, graph.replay()?, x])
+        })
+    };
+    assert_eq!(explored(None)?.distinct_results, 1);
+    let commands = capture(&Device::cpu())?.1.commands();
+    let edges = commands
+        .iter()
+        .enumerate()
+        .flat_map(|(later, command)| command.needs.iter().map(move |&earlier| (earlier, later)));
+    for edge in edges {
+        let found = explored(Some(edge));
+        assert!(matches!(found, Err(Error::ScheduleDependent { .. })), "{edge:?}: {found:?}");
+    }
+    assert!(commands.len() > 2);
     Ok(())
 }
 

@@ -351,7 +351,7 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
         self.prepare(&mut nodes);
         nodes.changed.clear();
         let Nodes { nodes, helpers, .. } = &mut *nodes;
-        match self.executable.shuffle.load(Ordering::Relaxed) {
+        match cpu.plan_order().unwrap_or_else(|| self.executable.shuffle.load(Ordering::Relaxed)) {
             0 => crew::run(nodes, self.executable.report.widest, cpu, helpers),
             seed => crew::run_shuffled(nodes, seed, cpu),
         }

@@ -1,5 +1,5 @@
-//! A replay on a CPU: the device's threads take commands that may run, from one list, and help each other's kernels where
-//! there is none.
+//! A replay on a CPU: each of the device's threads runs the commands that follow from what it ran, or else takes one of
+//! another's, and helps the others' kernels where there is none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -77,34 +77,65 @@ fn in_order(nodes: &[Node], cpu: &Cpu<'_>) -> First {
 /// What the threads share.
 struct Crew<'a> {
     nodes: &'a [Node],
-    /// Commands that may run.
-    ready: SpinLock<SmallVec<[u32; 64]>>,
-    /// How many are in `ready`, for a look without the lock.
-    waiting: AtomicUsize,
+    /// For each thread, commands that may run and follow from what it ran: their operands are close to its core.
+    ready: SmallVec<[Ready; 4]>,
     /// How many have not run.
     left: AtomicUsize,
     helpers: &'a [Arc<Team>],
     first: SpinLock<First>,
 }
 
+/// Commands that may run.
+#[repr(align(64))]
+struct Ready {
+    list: SpinLock<SmallVec<[u32; 16]>>,
+    /// How many there are, for a look without the lock.
+    count: AtomicUsize,
+}
+
+impl Ready {
+    fn new() -> Ready {
+        Ready { list: SpinLock::new(SmallVec::new()), count: AtomicUsize::new(0) }
+    }
+
+    fn push(&self, node: u32) {
+        let mut list = self.list.lock();
+        list.push(node);
+        self.count.store(list.len(), Ordering::Relaxed);
+    }
+
+    /// The most urgent one.
+    fn take(&self, nodes: &[Node]) -> Option<u32> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut list = self.list.lock();
+        let best = (0..list.len()).max_by_key(|&at| nodes[list[at] as usize].urgency)?;
+        self.count.store(list.len() - 1, Ordering::Relaxed);
+        Some(list.swap_remove(best))
+    }
+}
+
 fn together(nodes: &[Node], team: &Team, helpers: &mut Helpers) -> First {
     let threads = team.helpers() + 1;
     helpers.resize_with(threads, || Arc::new(Team::of_visitors(threads - 1)));
-    let mut ready = SmallVec::new();
+    let mut starts: SmallVec<[u32; 16]> = SmallVec::new();
     for (at, node) in nodes.iter().enumerate() {
         node.left.store(node.needs.len() as u32, Ordering::Relaxed);
         if node.needs.is_empty() {
-            ready.push(at as u32);
+            starts.push(at as u32);
         }
     }
+    // The longest ways begin on threads of their own.
+    starts.sort_by_key(|&at| std::cmp::Reverse(nodes[at as usize].urgency));
     let crew = Crew {
         nodes,
-        waiting: AtomicUsize::new(ready.len()),
-        ready: SpinLock::new(ready),
+        ready: (0..threads).map(|_| Ready::new()).collect(),
         left: AtomicUsize::new(nodes.len()),
         helpers,
         first: SpinLock::new(None),
     };
+    starts.iter().enumerate().for_each(|(at, &start)| crew.ready[at % threads].push(start));
     // Who comes late takes what is left; where the team is at work for somebody else, this thread does all.
     team.share(threads - 1, &|thread| crew.work(thread));
     crew.first.into_inner()
@@ -118,8 +149,8 @@ impl Crew<'_> {
         let cpu = Cpu::of_crew(&self.helpers[thread]);
         let (mut next, mut looks) = (None, 0u32);
         while self.left.load(Ordering::Acquire) > 0 {
-            if let Some(node) = next.take().or_else(|| self.take()) {
-                next = self.run(node, &cpu);
+            if let Some(node) = next.take().or_else(|| self.take(thread)) {
+                next = self.run(node, thread, &cpu);
             } else if !self.assist(thread) {
                 looks += 1;
                 // Who it waits for may wait for this very core.
@@ -128,19 +159,14 @@ impl Crew<'_> {
         }
     }
 
-    /// The most urgent command that may run.
-    fn take(&self) -> Option<u32> {
-        if self.waiting.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        let mut ready = self.ready.lock();
-        let best = (0..ready.len()).max_by_key(|&at| self.nodes[ready[at] as usize].urgency)?;
-        self.waiting.store(ready.len() - 1, Ordering::Relaxed);
-        Some(ready.swap_remove(best))
+    /// The most urgent command that may run: of the thread's own, or else of the others'.
+    fn take(&self, thread: usize) -> Option<u32> {
+        let (before, from) = self.ready.split_at(thread);
+        from.iter().chain(before).find_map(|ready| ready.take(self.nodes))
     }
 
-    /// Runs a command. Gives the most urgent of those that may run now because of it, and leaves the others to all.
-    fn run(&self, node: u32, cpu: &Cpu<'_>) -> Option<u32> {
+    /// Runs a command. Gives the most urgent of those that may run now because of it, and keeps the others.
+    fn run(&self, node: u32, thread: usize, cpu: &Cpu<'_>) -> Option<u32> {
         let node = &self.nodes[node as usize];
         if let Err(failed) = run_node(node, cpu) {
             self.first.lock().get_or_insert(failed);
@@ -159,9 +185,7 @@ impl Crew<'_> {
                     None => continue,
                 },
             };
-            let mut ready = self.ready.lock();
-            ready.push(other);
-            self.waiting.store(ready.len(), Ordering::Relaxed);
+            self.ready[thread].push(other);
         }
         self.left.fetch_sub(1, Ordering::AcqRel);
         own

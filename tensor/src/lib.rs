@@ -29,6 +29,7 @@ mod attention;
 mod batch_norm;
 mod bytes;
 mod check;
+mod clip;
 mod conv;
 mod create;
 mod custom;
@@ -62,6 +63,7 @@ mod view;
 
 pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
+pub use clip::{scale_all, total_norm};
 pub use conv::ConvOptions;
 pub use custom::custom;
 pub use device::{

@@ -13,6 +13,7 @@ use device::{Result, Stream};
 
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
+pub(crate) mod clip;
 pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
@@ -31,6 +32,7 @@ pub(crate) mod rows;
 pub(crate) mod sequence;
 pub(crate) mod softmax;
 pub(crate) mod sums;
+mod tensors;
 pub(crate) mod walk;
 
 /// The program of a family for elements of a type: the prelude, the type as `DTYPE`, whether it is floating point and
@@ -129,6 +131,7 @@ pub fn preload(stream: &Stream) -> Result<()> {
     stream.preload(&[
         &attention::F32,
         &batch_norm::F32,
+        &clip::F32,
         &conv::F32,
         &copy::COPY,
         &elementwise::F32,

@@ -8,17 +8,7 @@ struct StepNumbers {
     u64 numbers[12];
 };
 
-// Tensors of one launch, each cut into parts; part b of the launch is that of the last tensor whose `first` is at most b.
 constexpr int OPERANDS = 5;  // at most
-constexpr u32 TENSORS = 64;
-constexpr u32 PART = 2048;
-template <class T, int N> struct Tensors {
-    T* operands[TENSORS][N];
-    u64 elements[TENSORS];
-    u32 first[TENSORS];
-    u32 count;
-    u32 parts;
-};
 
 template <int N, int V, class Rule, class T> __device__ inline void step_at(T* const (&operands)[N], u64 i, const StepNumbers& step) {
     Pack<T, V> packs[N];
@@ -50,19 +40,12 @@ template <int N, int V, class Rule, class T> __device__ inline void step_at(T* c
 // Tensors whose operands all lie in one order without gaps.
 template <class Rule, class T, int N> __device__ inline void step_all(const Tensors<T, N>& tensors, const StepNumbers& step) {
     constexpr int V = lanes_of<T, T>;
-    for (u32 part = blockIdx.x; part < tensors.parts; part += gridDim.x) {
-        u32 low = 0, high = tensors.count;
-        while (high - low > 1) {
-            u32 middle = (low + high) / 2;
-            (tensors.first[middle] <= part ? low : high) = middle;
-        }
-        u64 start = (u64)(part - tensors.first[low]) * PART;
-        u64 end = start + PART < tensors.elements[low] ? start + PART : tensors.elements[low];
+    for_parts(tensors, [&](u32, u32 tensor, u64 start, u64 end) {
         T* operands[N];
         u64 addresses = 0;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            operands[k] = tensors.operands[low][k];
+            operands[k] = tensors.operands[tensor][k];
             addresses |= (u64)operands[k];
         }
         u64 scalars = start;
@@ -75,7 +58,7 @@ template <class Rule, class T, int N> __device__ inline void step_all(const Tens
         for (u64 i = scalars + threadIdx.x; i < end; i += blockDim.x) {
             step_at<N, 1, Rule>(operands, i, step);
         }
-    }
+    });
 }
 
 // One tensor whose operands lie in different orders.

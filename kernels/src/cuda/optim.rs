@@ -8,6 +8,7 @@ use device::cuda::{Program, Queue};
 use device::{DType, Result};
 
 use super::formula::Formula;
+use super::tensors::Table;
 use super::walk::{ByValue, Walk, blocks, number_bits};
 use crate::command::Address;
 use crate::loops::Loops;
@@ -32,7 +33,8 @@ fn program(name: &'static str, formulas: &[Formula]) -> Program {
 }
 
 fn source(formulas: &[Formula]) -> String {
-    let kernels = concat!(include_str!("prelude.cuh"), include_str!("optim.cu")).to_owned();
+    let kernels = concat!(include_str!("prelude.cuh"), include_str!("tensors.cuh"), include_str!("optim.cu"))
+        .to_owned();
     formulas.iter().fold(kernels, |source, formula| source + &(formula.source)())
 }
 
@@ -48,42 +50,7 @@ fn program_of(formula: &Formula) -> &'static Program {
         .or_insert_with(|| Box::leak(Box::new(program((formula.name)().leak(), &[*formula]))))
 }
 
-/// Tensors of a launch, and elements of a part; as in the program.
-const TENSORS: usize = 64;
-const PART: usize = 2048;
 const THREADS: u32 = 256;
-
-/// `Tensors` of the program.
-#[repr(C)]
-struct Table<const N: usize> {
-    operands: [[u64; N]; TENSORS],
-    elements: [u64; TENSORS],
-    first: [u32; TENSORS],
-    count: u32,
-    parts: u32,
-}
-
-// SAFETY: words of 64 bits, and an even number of 32.
-unsafe impl<const N: usize> ByValue for Table<N> {}
-
-impl<const N: usize> Table<N> {
-    const EMPTY: Table<N> = Table {
-        operands: [[0; N]; TENSORS],
-        elements: [0; TENSORS],
-        first: [0; TENSORS],
-        count: 0,
-        parts: 0,
-    };
-
-    fn push(&mut self, operands: &[Address; OPERANDS], elements: usize) {
-        let i = self.count as usize;
-        self.operands[i] = std::array::from_fn(|k| operands[k].0.addr() as u64);
-        self.elements[i] = elements as u64;
-        self.first[i] = self.parts;
-        self.parts += elements.div_ceil(PART) as u32;
-        self.count += 1;
-    }
-}
 
 /// `StepNumbers` of the program, the numbers as bits of the type that is computed in.
 #[repr(C)]
@@ -138,24 +105,21 @@ impl Kernels {
         tensors: impl Iterator<Item = Tensor<'a>>,
     ) -> Result<()> {
         let strided = format!("{}_strided_{}", self.name, self.dtype);
-        let mut table = Table::<N>::EMPTY;
-        for (loops, operands) in tensors.filter(|(loops, _)| loops.elements > 0) {
-            if loops.axes.len() <= 1 && loops.inner().strides == [1; OPERANDS] || loops.elements == 1 {
-                table.push(&operands, loops.elements);
-                if table.count as usize == TENSORS {
-                    self.run_table(queue, &table)?;
-                    table = Table::EMPTY;
-                }
-                continue;
-            }
+        let alike = |loops: &Loops<OPERANDS>| {
+            loops.axes.len() <= 1 && loops.inner().strides == [1; OPERANDS] || loops.elements == 1
+        };
+        let first = |all: &[Address; OPERANDS]| -> [Address; N] { std::array::from_fn(|k| all[k]) };
+        let (dense, others): (Vec<_>, Vec<_>) = tensors.partition(|(loops, _)| alike(loops));
+        for (loops, operands) in others.iter().filter(|(loops, _)| loops.elements > 0) {
             let walk = Walk::of(queue.op(), loops)?;
             let mut one = Table::<N>::EMPTY;
-            one.push(&operands, loops.elements);
+            one.push(first(operands), loops.elements);
             let args = [one.arg(), self.numbers.arg(), walk.arg()];
             // SAFETY: the kernel takes these arguments, and the walk is that of the operands.
             unsafe { queue.kernel(self.program, &strided, walk.grid(queue, 1), &args)? };
         }
-        if table.count > 0 { self.run_table(queue, &table) } else { Ok(()) }
+        let tensors = dense.iter().map(|(loops, operands)| (first(operands), loops.elements));
+        Table::each(tensors, |table| self.run_table(queue, table))
     }
 
     fn run_table<const N: usize>(&self, queue: &Queue<'_>, table: &Table<N>) -> Result<()> {

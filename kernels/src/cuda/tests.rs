@@ -2,6 +2,7 @@
 #![allow(clippy::panic)]
 
 mod attention;
+mod clip;
 mod elementwise;
 mod embedding_bag;
 mod image;

@@ -1,0 +1,91 @@
+//! Launchers of clipping by the norm over many tensors, each one command for all of them.
+
+#[cfg(doc)]
+use device::Error;
+use device::{Result, Stream};
+
+use crate::command::{Command, for_float};
+use crate::cpu::clip as cpu;
+use crate::cuda::clip as cuda;
+use crate::layout::View;
+
+/// Elements whose squares are summed by themselves.
+pub(crate) const PART: usize = 2048;
+
+/// How many partial sums the [`total_norm`] of tensors with so many elements takes.
+pub fn norm_parts(elements: impl IntoIterator<Item = usize>) -> usize {
+    elements.into_iter().map(|elements| elements.div_ceil(PART)).sum()
+}
+
+/// What [`total_norm`] writes, all in what the tensors are computed in.
+#[derive(Clone, Copy, Debug)]
+pub struct TotalNorm<'a> {
+    /// Room for [`norm_parts`] sums, contiguous.
+    pub parts: View<'a>,
+    /// The norm, without axes.
+    pub norm: View<'a>,
+    /// The factor, without axes.
+    pub scale: View<'a>,
+}
+
+/// The Euclidean norm over all elements of all tensors, `norm = sqrt(sum x^2)`, and the factor that brings it down to
+/// `max_norm`, `scale = min(max_norm / (norm + 1e-6), 1)`. Both are NaN if an element is.
+///
+/// The tensors are contiguous floats of one type. The order of additions is fixed: the squares of each 2048 elements of a tensor
+/// are summed, then these sums in order, both as [`reduce`](crate::reduce) sums.
+///
+/// # Errors
+/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`]; [`Error::InvalidArgument`] for a tensor with
+/// gaps; those of [`Stream::launch`].
+pub fn total_norm(stream: &Stream, tensors: &[View<'_>], max_norm: f64, to: TotalNorm<'_>) -> Result<()> {
+    const OP: &str = "total_norm";
+    let TotalNorm { parts, norm, scale } = to;
+    let sizes: Vec<usize> = tensors.iter().map(|x| x.layout.elements()).collect();
+    tensors.iter().try_for_each(|x| x.expect_contiguous(OP, "tensors"))?;
+    parts.expect_contiguous(OP, "parts")?;
+    parts.expect_shape(OP, &[norm_parts(sizes.iter().copied())])?;
+    [norm, scale].iter().try_for_each(|view| view.expect_shape(OP, &[]))?;
+    let dtype = tensors.first().map_or(norm.dtype, |first| first.dtype);
+    let cost = sizes.iter().sum();
+    for_float!(OP, dtype, T => {
+        let read: Vec<_> = tensors.iter().map(|x| x.read::<T>()).collect();
+        let written = [parts, norm, scale].map(|view| view.write::<T>().exact());
+        Command::new(OP, (read, written)).cost(cost, 1).run(
+            stream,
+            sizes,
+            // SAFETY: the tensors are contiguous, there is a part for each of their pieces, and norm and scale have an element.
+            move |sizes, workers, (x, to)| unsafe { cpu::total_norm(sizes, workers, &x, max_norm, to) },
+            move |sizes, queue, (x, to)| cuda::total_norm(queue, dtype, sizes, &x, max_norm, to),
+        )
+    })
+}
+
+/// `out = x scale` for each pair `(out, x)`, with one `scale` of what they are computed in, for contiguous floats of one type.
+///
+/// # Errors
+/// As for [`total_norm`].
+pub fn scale_all(stream: &Stream, pairs: &[(View<'_>, View<'_>)], scale: View<'_>) -> Result<()> {
+    const OP: &str = "scale_all";
+    scale.expect_shape(OP, &[])?;
+    for (out, x) in pairs {
+        x.expect_shape_of(OP, out)?;
+        x.expect_contiguous(OP, "x")?;
+        out.expect_contiguous(OP, "out")?;
+    }
+    let dtype = pairs.first().map_or(scale.dtype, |(out, _)| out.dtype);
+    let sizes: Vec<usize> = pairs.iter().map(|(out, _)| out.layout.elements()).collect();
+    let cost = sizes.iter().sum();
+    for_float!(OP, dtype, T => {
+        let pairs: Vec<_> = pairs.iter().map(|(out, x)| (out.write::<T>(), x.read::<T>())).collect();
+        Command::new(OP, (pairs, scale.read::<T>().exact())).cost(cost, 1).run(
+            stream,
+            sizes,
+            // SAFETY: the pairs are contiguous and have as many elements.
+            |sizes, workers, (pairs, scale)| unsafe { cpu::scale_all(sizes, workers, &pairs, scale) },
+            move |sizes, queue, (pairs, scale)| cuda::scale_all(queue, dtype, sizes, &pairs, scale),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,76 @@
+#![allow(clippy::unwrap_used)]
+
+use device::{Error, Stream};
+
+use super::*;
+use crate::testing::{Array, bits, cpu, values};
+
+/// Sizes of tensors: small ones, one of several parts, none.
+const SIZES: [usize; 5] = [3, 2 * PART + 5, 0, PART, 1];
+
+fn tensors(stream: &Stream) -> Vec<Array<f64>> {
+    (1..).zip(SIZES).map(|(seed, size)| Array::new(stream, &values(seed, size), &[size])).collect()
+}
+
+fn clipped(threads: usize, max_norm: f64) -> (f64, f64, Vec<Vec<f64>>) {
+    let stream = cpu(threads).default_stream();
+    let tensors = tensors(&stream);
+    let views: Vec<View<'_>> = tensors.iter().map(Array::view).collect();
+    let parts = Array::full(&stream, 0.0, &[norm_parts(SIZES)]);
+    let [norm, scale] = [(); 2].map(|()| Array::full(&stream, 0.0, &[]));
+    let to = TotalNorm { parts: parts.view(), norm: norm.view(), scale: scale.view() };
+    total_norm(&stream, &views, max_norm, to).unwrap();
+    let scaled: Vec<Array<f64>> = SIZES.map(|size| Array::full(&stream, 0.0, &[size])).into();
+    let pairs: Vec<_> = scaled.iter().map(Array::view).zip(views).collect();
+    scale_all(&stream, &pairs, scale.view()).unwrap();
+    (norm.to_vec()[0], scale.to_vec()[0], scaled.iter().map(Array::to_vec).collect())
+}
+
+#[test]
+fn the_norm_is_over_all_tensors() {
+    let all: Vec<f64> = (1..).zip(SIZES).flat_map(|(seed, size)| values(seed, size)).collect();
+    let expected = all.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for (threads, max_norm) in [(1, 2.0), (3, 2.0), (1, 1e9)] {
+        let (norm, scale, scaled) = clipped(threads, max_norm);
+        assert!((norm - expected).abs() < 1e-12 * expected, "{norm} for {expected}");
+        assert_eq!(scale, (max_norm / (norm + 1e-6)).min(1.0));
+        assert_eq!(scaled.concat(), all.iter().map(|x| x * scale).collect::<Vec<_>>());
+    }
+    assert_eq!(clipped(1, 0.5), clipped(4, 0.5), "threads change nothing");
+}
+
+#[test]
+fn a_nan_makes_all_nan() {
+    let stream = cpu(1).default_stream();
+    let x = Array::new(&stream, &[1.0f32, f32::NAN], &[2]);
+    let [parts, out] = [1, 2].map(|size| Array::full(&stream, 0.0f32, &[size]));
+    let [norm, scale] = [(); 2].map(|()| Array::full(&stream, 0.0f32, &[]));
+    let to = TotalNorm { parts: parts.view(), norm: norm.view(), scale: scale.view() };
+    total_norm(&stream, &[x.view()], 1.0, to).unwrap();
+    scale_all(&stream, &[(out.view(), x.view())], scale.view()).unwrap();
+    assert!(
+        norm.to_vec()[0].is_nan() && out.to_vec().iter().all(|x| x.is_nan()),
+        "{:?}",
+        bits(&out.to_vec())
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() {
+    let stream = cpu(1).default_stream();
+    let x = Array::full(&stream, 1.0f32, &[2, 3]);
+    let columns =
+        Array::full(&stream, 1.0f32, &[3, 2]).with(|layout| layout.permute("test", &[1, 0]).unwrap());
+    let [one, two] = [1, 2].map(|size| Array::full(&stream, 0.0f32, &[size]));
+    let [norm, scale] = [(); 2].map(|()| Array::full(&stream, 0.0f32, &[]));
+    let to = |parts| TotalNorm { parts, norm: norm.view(), scale: scale.view() };
+    let found = total_norm(&stream, &[columns.view()], 1.0, to(one.view()));
+    assert!(matches!(found, Err(Error::InvalidArgument { op: "total_norm", argument: "tensors", .. })));
+    let found = total_norm(&stream, &[x.view()], 1.0, to(two.view()));
+    assert!(matches!(found, Err(Error::ShapeMismatch { op: "total_norm", .. })));
+    let found = scale_all(&stream, &[(two.view(), x.view())], scale.view());
+    assert!(matches!(found, Err(Error::ShapeMismatch { op: "scale_all", .. })));
+    let other = Array::full(&stream, 0.0f64, &[2, 3]);
+    let found = scale_all(&stream, &[(other.view(), x.view())], scale.view());
+    assert!(matches!(found, Err(Error::DTypeMismatch { op: "scale_all", .. })), "{found:?}");
+}

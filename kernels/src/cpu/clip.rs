@@ -1,0 +1,61 @@
+//! The norm over many tensors, and their scaling.
+
+use super::fold::{Sum, fold_slice};
+use super::lanes::{Lanes, with_scratch};
+use crate::clip::PART;
+use crate::layout::{Dst, Src};
+use crate::par::{Workers, for_chunks, for_range};
+
+/// # Safety
+/// As many elements as `sizes` says lie at each of `x`, the first of `to` has room for the sums of all parts, and the others for
+/// one element each.
+pub(crate) unsafe fn total_norm<T: Lanes>(
+    sizes: &[usize],
+    workers: &Workers,
+    x: &[Src<T>],
+    max_norm: f64,
+    [parts, norm, scale]: [Dst<T>; 3],
+) {
+    let mut first = 0;
+    for (&size, x) in sizes.iter().zip(x) {
+        for_chunks(workers, size, PART, &|part, range| {
+            with_scratch(range.len(), |squares: *mut T| {
+                // SAFETY: there is room for a square of each element of the part, and for the sum of the part.
+                unsafe {
+                    let elements = std::slice::from_raw_parts(x.at(range.start as isize), range.len());
+                    elements.iter().enumerate().for_each(|(i, &x)| squares.add(i).write(x.mul(x)));
+                    let squares = std::slice::from_raw_parts(squares, range.len());
+                    parts.at((first + part) as isize).write(fold_slice(Sum, squares));
+                }
+            });
+        });
+        first += size.div_ceil(PART);
+    }
+    // SAFETY: all of them were just written.
+    unsafe {
+        let sum = fold_slice(Sum, std::slice::from_raw_parts(parts.at(0), first)).sqrt();
+        let factor = T::from_f64(max_norm).div(sum.add(T::from_f64(1e-6)));
+        norm.at(0).write(sum);
+        scale.at(0).write(if factor > T::ONE { T::ONE } else { factor });
+    }
+}
+
+/// # Safety
+/// As many elements as `sizes` says lie at both of each of `pairs`, and one at `scale`.
+pub(crate) unsafe fn scale_all<T: Lanes>(
+    sizes: &[usize],
+    workers: &Workers,
+    pairs: &[(Dst<T>, Src<T>)],
+    scale: Src<T>,
+) {
+    // SAFETY: it is there.
+    let scale = unsafe { *scale.at(0) };
+    for (&size, (out, x)) in sizes.iter().zip(pairs) {
+        for_range(workers, size, 1 << 15, &|range| {
+            for i in range {
+                // SAFETY: an element of both.
+                unsafe { out.at(i as isize).write((*x.at(i as isize)).mul(scale)) };
+            }
+        });
+    }
+}

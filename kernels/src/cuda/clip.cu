@@ -1,0 +1,38 @@
+// The norm over many tensors, and their scaling.
+
+constexpr int THREADS = 256;
+
+// parts[b] = sum of the squares of part b
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(squares, DTYPE)(const __grid_constant__ Tensors<S, 1> tensors, T* parts) {
+    for_parts(tensors, [&](u32 part, u32 tensor, u64 start, u64 end) {
+        const S* x = tensors.operands[tensor][0] + start;
+        auto square = [&](u64 i) -> T { return mul_rounded((T)x[i], (T)x[i]); };
+        T sum = BlockGroup(LANES).fold<Sum<T>>(end - start, end - start, square);
+        if (threadIdx.x == 0) {
+            parts[part] = sum;
+        }
+    });
+}
+
+// norm = sqrt(sum of parts), scale = min(max_norm / (norm + 1e-6), 1); one block
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(norm_of, DTYPE)(const T* parts, u64 count, f64 max_norm, T* norm, T* scale) {
+    T sum = sqrt_of(BlockGroup(LANES).fold<Sum<T>>(count, count, [&](u64 i) -> T { return parts[i]; }));
+    if (threadIdx.x == 0) {
+        T factor = (T)max_norm / (sum + (T)1e-6);
+        *norm = sum;
+        *scale = factor > 1 ? (T)1 : factor;
+    }
+}
+
+// out = x scale
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(scale_all, DTYPE)(const __grid_constant__ Tensors<S, 2> tensors, const T* scale) {
+    T factor = *scale;
+    for_parts(tensors, [&](u32, u32 tensor, u64 start, u64 end) {
+        S* out = tensors.operands[tensor][0];
+        const S* x = tensors.operands[tensor][1];
+#pragma unroll 4
+        for (u64 i = start + threadIdx.x; i < end; i += THREADS) {
+            out[i] = mul_rounded((T)x[i], factor);
+        }
+    });
+}

@@ -1,0 +1,60 @@
+//! The norm over many tensors, and their scaling.
+
+use device::cuda::{Arg, Grid, Queue};
+use device::{DType, Result};
+
+use super::tensors::Table;
+use super::walk::{ByValue, blocks};
+use super::{by_dtype, float_programs};
+use crate::command::Address;
+
+float_programs!("clip", "rows.cuh", "tensors.cuh", "clip.cu");
+
+/// Threads of a block; as in the program.
+const THREADS: u32 = 256;
+
+/// Tensors of so many elements.
+fn tensors<'a, const N: usize>(
+    sizes: &'a [usize],
+    operands: impl Iterator<Item = [Address; N]> + 'a,
+) -> impl Iterator<Item = ([Address; N], usize)> + 'a {
+    operands.zip(sizes.iter().copied())
+}
+
+pub(crate) fn total_norm(
+    queue: &Queue<'_>,
+    dtype: DType,
+    sizes: &[usize],
+    x: &[Address],
+    max_norm: f64,
+    [parts, norm, scale]: [Address; 3],
+) -> Result<()> {
+    let program = program_of(dtype);
+    let mut first = 0;
+    Table::each(tensors(sizes, x.iter().map(|&x| [x])), |table| {
+        let grid = blocks(queue, u64::from(table.parts), THREADS);
+        let own = parts.offset(first, dtype.compute_dtype().size_bytes());
+        first += table.parts as isize;
+        // SAFETY: the kernel takes these arguments, and there is a sum for each part of the tensors.
+        unsafe { queue.kernel(program, by_dtype!(dtype, "squares"), grid, &[table.arg(), own.into()]) }
+    })?;
+    let args = [parts.into(), Arg::U64(first as u64), Arg::F64(max_norm), norm.into(), scale.into()];
+    // SAFETY: the kernel takes these arguments.
+    unsafe { queue.kernel(program, by_dtype!(dtype, "norm_of"), Grid::linear(1, THREADS), &args) }
+}
+
+pub(crate) fn scale_all(
+    queue: &Queue<'_>,
+    dtype: DType,
+    sizes: &[usize],
+    pairs: &[(Address, Address)],
+    scale: Address,
+) -> Result<()> {
+    Table::each(tensors(sizes, pairs.iter().map(|&(out, x)| [out, x])), |table| {
+        let grid = blocks(queue, u64::from(table.parts), THREADS);
+        // SAFETY: the kernel takes these arguments, and the table names the operands' elements.
+        unsafe {
+            queue.kernel(program_of(dtype), by_dtype!(dtype, "scale_all"), grid, &[table.arg(), scale.into()])
+        }
+    })
+}

@@ -1,0 +1,56 @@
+//! The norm over many tensors, and their scaling.
+
+#[cfg(doc)]
+use device::DType;
+use device::{Error, Result, Stream};
+use kernels::{Layout, TotalNorm};
+
+use crate::Tensor;
+use crate::check::same_device;
+
+/// The Euclidean norm over all elements of all tensors, `sqrt(sum x^2)`, and the factor that brings it down to `max_norm`,
+/// `min(max_norm / (norm + 1e-6), 1)`: both without axes, of [`DType::compute_dtype`], and NaN if an element is.
+///
+/// One command for all. Asynchronous, on the current stream of the tensors' device. The order of additions is fixed.
+///
+/// # Errors
+/// `InvalidArgument` if there are no tensors, `DTypeMismatch` and `DeviceMismatch` if they are not alike, `DTypeUnsupported` unless
+/// floating-point, `OutOfMemory`.
+pub fn total_norm(tensors: &[Tensor], max_norm: f64) -> Result<(Tensor, Tensor)> {
+    const OP: &str = "total_norm";
+    let Some(first) = tensors.first() else {
+        return Err(Error::invalid(OP, "tensors", "at least one", "none"));
+    };
+    tensors.iter().try_for_each(|tensor| same_device(OP, first, tensor))?;
+    let tensors = tensors.iter().map(Tensor::contiguous).collect::<Result<Vec<Tensor>>>()?;
+    Stream::with_current(first.device(), |stream| {
+        let dtype = first.dtype.compute_dtype();
+        let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), dtype);
+        let parts = fresh(&[kernels::norm_parts(tensors.iter().map(Tensor::elements))])?;
+        let (norm, scale) = (fresh(&[])?, fresh(&[])?);
+        let to = TotalNorm { parts: parts.view(), norm: norm.view(), scale: scale.view() };
+        let views: Vec<_> = tensors.iter().map(Tensor::view).collect();
+        kernels::total_norm(stream, &views, max_norm, to)?;
+        Ok((norm, scale))
+    })
+}
+
+/// `x scale` for each of `tensors`, floats of one type, with a `scale` without axes of what they are computed in, such as that of
+/// [`total_norm`].
+///
+/// One command for all. Asynchronous, on the current stream of the tensors' device.
+///
+/// # Errors
+/// `DTypeMismatch`, `ShapeMismatch`, `DeviceMismatch`, `DTypeUnsupported`, `OutOfMemory`.
+pub fn scale_all(tensors: &[Tensor], scale: &Tensor) -> Result<Vec<Tensor>> {
+    const OP: &str = "scale_all";
+    tensors.iter().try_for_each(|tensor| same_device(OP, scale, tensor))?;
+    let tensors = tensors.iter().map(Tensor::contiguous).collect::<Result<Vec<Tensor>>>()?;
+    Stream::with_current(scale.device(), |stream| {
+        let fresh = |x: &Tensor| Tensor::allocate(stream, Layout::contiguous(x.shape()), x.dtype);
+        let scaled = tensors.iter().map(fresh).collect::<Result<Vec<Tensor>>>()?;
+        let pairs: Vec<_> = scaled.iter().zip(&tensors).map(|(out, x)| (out.view(), x.view())).collect();
+        kernels::scale_all(stream, &pairs, scale.view())?;
+        Ok(scaled)
+    })
+}

@@ -18,6 +18,8 @@ mod cnn_digits;
 mod custom_kernel;
 #[path = "../examples/custom_op.rs"]
 mod custom_op;
+#[path = "../examples/custom_optimizer.rs"]
+mod custom_optimizer;
 #[path = "../examples/digits_mlp.rs"]
 mod digits_mlp;
 #[path = "../examples/two_lanes.rs"]
@@ -67,6 +69,11 @@ fn a_custom_kernel() -> Result<()> {
 #[test]
 fn a_custom_op() -> Result<()> {
     custom_op::main()
+}
+
+#[test]
+fn a_custom_optimizer() -> Result<()> {
+    custom_optimizer::main()
 }
 
 #[test]

@@ -18,7 +18,7 @@ use streamgrad::{CudaConfig, RandomKey, Result};
 
 const DRIVER: &str = "libcuda.so.1";
 const COMPILER: &str = "libnvrtc.so.13";
-const PRODUCTS: &str = "libcublas.so.13";
+const PRODUCTS: &str = "libcublasLt.so.13";
 const ALL: &[&str] = &[DRIVER, COMPILER, PRODUCTS];
 
 /// Where the emulated driver's libraries are, if it is in use.
@@ -99,7 +99,7 @@ fn a_library_that_is_missing_is_named() {
         ("nothing", &[][..], "no CUDA driver: the library libcuda was not found"),
         ("no-driver", &[COMPILER, PRODUCTS], "no CUDA driver: the library libcuda was not found"),
         ("no-compiler", &[DRIVER, PRODUCTS], "the library libnvrtc, was not found"),
-        ("no-products", &[DRIVER, COMPILER], "the library libcublas was not found"),
+        ("no-products", &[DRIVER, COMPILER], "the library libcublasLt was not found"),
     ] {
         Machine::new(name, &emulator, libraries, &[]).has_no_cuda(reason);
     }
@@ -112,7 +112,7 @@ fn a_library_that_is_missing_is_named() {
 #[test]
 fn a_library_that_lacks_a_function_is_named_with_it() {
     let Some(emulator) = emulator() else { return };
-    for (library, function) in [(COMPILER, "nvrtcCompileProgram"), (PRODUCTS, "cublasCreate_v2")] {
+    for (library, function) in [(COMPILER, "nvrtcCompileProgram"), (PRODUCTS, "cublasLtCreate")] {
         let others: Vec<&str> = ALL.iter().copied().filter(|&other| other != library).collect();
         let old = Machine::new(library, &emulator, &others, &[]);
         old.make_impostor(library);

@@ -161,7 +161,7 @@ impl Device {
     /// The CUDA device with this ordinal, one device for the whole process.
     ///
     /// # Errors
-    /// [`Error::CudaUnavailable`] with the reason: no driver or one that is too old, no such device, no libnvrtc or libcublas,
+    /// [`Error::CudaUnavailable`] with the reason: no driver or one that is too old, no such device, no libnvrtc or libcublasLt,
     /// or a build without CUDA; [`Error::OutOfMemory`] if the driver has no memory left, [`Error::Driver`] if it refuses.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());

@@ -26,7 +26,7 @@ pub enum Accumulate {
 ///
 /// The sum has a fixed order: `k` is cut into blocks of 256, a block is accumulated from 0 by fused multiply-adds in
 /// the order of `p`, and the blocks are added in order. The result therefore depends neither on strides and
-/// alignment, nor on the instruction set, nor on the number of threads. On CUDA the order is that of cuBLAS, or of
+/// alignment, nor on the instruction set, nor on the number of threads. On CUDA the order is that of cuBLASLt, or of
 /// `p` for operands that it cannot express. BF16 and F16 are summed in F32, and the sum is rounded.
 ///
 /// # Errors

@@ -62,7 +62,7 @@ void report(const char* format, ...) {
 // What a function's failure looks like on a real machine.
 static int usual_failure(const std::string& name) {
     if (name.rfind("nvrtc", 0) == 0) return name == "nvrtcCompileProgram" ? 6 /* COMPILATION */ : 1 /* OUT_OF_MEMORY */;
-    if (name.rfind("cublas", 0) == 0) return name == "cublasCreate_v2" ? 3 /* ALLOC_FAILED */ : 13 /* EXECUTION_FAILED */;
+    if (name.rfind("cublas", 0) == 0) return name == "cublasLtCreate" ? 3 /* ALLOC_FAILED */ : name == "cublasLtMatmulAlgoGetHeuristic" ? 15 /* NOT_SUPPORTED */ : 13 /* EXECUTION_FAILED */;
     if (name.find("Alloc") != std::string::npos || name.find("Create") != std::string::npos || name.find("Reserve") != std::string::npos || name.find("Load") != std::string::npos || name.find("Instantiate") != std::string::npos)
         return CUDA_ERROR_OUT_OF_MEMORY;
     return name == "cuLaunchKernel" ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES : CUDA_ERROR_UNKNOWN;

@@ -45,20 +45,31 @@ template <class T, class In> void pack(const View<In>& view, long long first, lo
 inline long long smaller(long long a, long long b) { return a < b ? a : b; }
 inline long long tiles(long long size, long long unit) { return (size + unit - 1) / unit; }
 
-template <class T, class Out> void store(const T* sums, Out* c, long long ldc, long long rows, long long columns, T alpha, T beta) {
-    for (long long column = 0; column < columns; column++)
-        for (long long row = 0; row < rows; row++) {
-            Out& out = c[column * ldc + row];
-            T value = alpha * sums[column * ROWS + row];
-            // With beta 0 the old content is not read: it may be anything.
-            out = Out(beta == T(0) ? value : value + beta * T(out));
-        }
-}
+// What becomes of sums.
+template <class T, class Out> struct Epilogue {
+    T alpha, beta;
+    const Out* bias; // nullptr: none
+    bool relu;
+    explicit Epilogue(const GemmJob& job) : alpha(T(job.alpha)), beta(T(job.beta)), bias(static_cast<const Out*>(job.bias)), relu(job.relu) {}
 
-template <class T, class In, class Out> void one_product(const GemmJob& job, const In* a, const In* b, Out* c, T alpha, T beta, T* scratch) {
+    // A block of C, whose first row is `first`; the columns of its sums have `ld` elements.
+    void store(const T* sums, long long ld, Out* c, long long ldc, long long first, long long rows, long long columns) const {
+        for (long long column = 0; column < columns; column++)
+            for (long long row = 0; row < rows; row++) {
+                Out& out = c[column * ldc + first + row];
+                T value = alpha * sums[column * ld + row];
+                // With beta 0 the old content is not read: it may be anything.
+                if (beta != T(0)) value += beta * T(out);
+                if (bias) value += T(bias[first + row]);
+                out = Out(relu && !(value > T(0)) ? T(0) : value);
+            }
+    }
+};
+
+template <class T, class In, class Out> void one_product(const GemmJob& job, const In* a, const In* b, Out* c, const Epilogue<T, Out>& epilogue, T* scratch) {
     View<In> left{a, job.transa ? job.lda : 1, job.transa ? 1 : job.lda};
     View<In> right{b, job.transb ? 1 : job.ldb, job.transb ? job.ldb : 1};
-    long long k = alpha == T(0) ? 0 : job.k; // A and B are not read then
+    long long k = epilogue.alpha == T(0) ? 0 : job.k; // A and B are not read then
     T* packed_a = scratch;
     T* packed_b = scratch + ROWS * k;
     for (long long tile = 0; tile < tiles(job.n, COLUMNS); tile++)
@@ -70,16 +81,22 @@ template <class T, class In, class Out> void one_product(const GemmJob& job, con
         for (long long tile = 0; tile < tiles(job.n, COLUMNS); tile++) {
             long long column = tile * COLUMNS;
             multiply(packed_a, packed_b + column * k, k, sums);
-            store(sums, c + column * job.ldc + row, job.ldc, rows, smaller(COLUMNS, job.n - column), alpha, beta);
+            epilogue.store(sums, ROWS, c + column * job.ldc, job.ldc, row, rows, smaller(COLUMNS, job.n - column));
         }
     }
 }
 
 template <class T, class In, class Out> void all_products(const GemmJob& job, void* scratch) {
-    T alpha = *static_cast<const T*>(job.alpha), beta = *static_cast<const T*>(job.beta);
+    Epilogue<T, Out> epilogue(job);
     for (long long i = 0; i < job.batch; i++)
         one_product<T, In, Out>(job, static_cast<const In*>(job.a) + i * job.stride_a, static_cast<const In*>(job.b) + i * job.stride_b,
-                                static_cast<Out*>(job.c) + i * job.stride_c, alpha, beta, static_cast<T*>(scratch));
+                                static_cast<Out*>(job.c) + i * job.stride_c, epilogue, static_cast<T*>(scratch));
+}
+
+template <class T, class Out> void all_finished(const GemmJob& job) {
+    Epilogue<T, Out> epilogue(job);
+    for (long long i = 0; i < job.batch; i++)
+        epilogue.store(static_cast<const T*>(job.sums) + i * job.m * job.n, job.m, static_cast<Out*>(job.c) + i * job.stride_c, job.ldc, 0, job.m, job.n);
 }
 
 } // namespace
@@ -99,5 +116,14 @@ void run_gemm(const GemmJob& job, void* scratch) {
     case GEMM_BF16:
         if (job.c_type == GEMM_F32) return all_products<float, __nv_bfloat16, float>(job, scratch);
         return all_products<float, __nv_bfloat16, __nv_bfloat16>(job, scratch);
+    }
+}
+
+void finish_gemm(const GemmJob& job) {
+    switch (job.c_type) {
+    case GEMM_F64: return all_finished<double, double>(job);
+    case GEMM_F16: return all_finished<float, __half>(job);
+    case GEMM_BF16: return all_finished<float, __nv_bfloat16>(job);
+    default: return all_finished<float, float>(job);
     }
 }

@@ -1,4 +1,4 @@
-// C = alpha op(A) op(B) + beta C, column-major, for a batch of matrices at fixed distances.
+// C = epilogue(alpha op(A) op(B) + beta C), column-major, for a batch of matrices at fixed distances.
 #pragma once
 
 // GEMM_TF32: F32, of which 10 bits of mantissa are multiplied. The others have the library's numbers.
@@ -12,9 +12,14 @@ struct GemmJob {
     void* c;
     GemmType a_type, c_type; // B has A's
     long long lda, ldb, ldc, stride_a, stride_b, stride_c, batch;
-    bool wide;                   // sums and scalars are F64
-    const void *alpha, *beta;    // read when the job runs
+    bool wide; // sums are F64
+    double alpha, beta;
+    const void* bias; // a row for each of C, of C's type; nullptr: none
+    bool relu;
+    const void* sums; // of `finish_gemm`: op(A) op(B), without gaps, as what sums are
 };
 
 unsigned long long gemm_scratch_bytes(const GemmJob& job);
 void run_gemm(const GemmJob& job, void* scratch);
+// Has the job's sums become its result.
+void finish_gemm(const GemmJob& job);

@@ -39,8 +39,8 @@ template <class... A> int cuda(const char* name, A... arguments) {
 template <class... A> int nvrtc(const char* name, A... arguments) {
     return reinterpret_cast<int (*)(A...)>(symbol("libnvrtc.so", name))(arguments...);
 }
-template <class... A> int cublas(const char* name, A... arguments) {
-    return reinterpret_cast<int (*)(A...)>(symbol("libcublas.so", name))(arguments...);
+template <class... A> int cublaslt(const char* name, A... arguments) {
+    return reinterpret_cast<int (*)(A...)>(symbol("libcublasLt.so", name))(arguments...);
 }
 
 typedef void* Ptr;
@@ -67,6 +67,40 @@ template <class T> std::vector<T> download(CUdeviceptr from, size_t count, Ptr s
     CHECK_EQUAL(cuda("cuMemcpyDtoHAsync_v2", static_cast<void*>(to.data()), from, count * sizeof(T), stream), 0);
     return to;
 }
+
+// A product as the library is told of it: C = A B of one batch, without gaps, unless more is said.
+struct Product {
+    int type, result_type, compute; // as the library numbers them
+    long long m, n, k;
+    int transa = 0, transb = 0;
+    long long lda = 0, ldb = 0, ldc = 0; // 0: no gaps
+    int batch = 1;
+    long long step_a = 0, step_b = 0, step_c = 0;
+    unsigned epilogue = 1;
+    CUdeviceptr bias = 0;
+    unsigned alignment = 16;
+    unsigned long long limit = 0; // of the workspace
+};
+// As the library's algorithms and results are stored.
+struct Choice {
+    unsigned long long algorithm[8];
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+// Descriptions of a product, and the library's choice for it.
+struct Described {
+    Ptr handle, operation = nullptr, a = nullptr, b = nullptr, c = nullptr;
+    Choice choice{};
+    int count = 0, status = 0; // of the question for an algorithm
+    Described(Ptr handle, const Product& product);
+    ~Described();
+    template <class T> int multiply(T alpha, CUdeviceptr at_a, CUdeviceptr at_b, T beta, CUdeviceptr at_c, CUdeviceptr workspace, Ptr stream) const {
+        return cublaslt("cublasLtMatmul", handle, operation, &alpha, at_a, a, at_b, b, &beta, at_c, c, at_c, c, &choice, workspace, choice.workspace, stream);
+    }
+};
+Ptr new_handle();
 
 // A test runs in a process of its own, with its own environment.
 struct Test {

@@ -89,8 +89,8 @@ static void failing_calls() {
     CHECK_EQUAL(start("nothing", 1, 1, 0, NONE), int(CUDA_ERROR_ECC_UNCORRECTABLE));
     CHECK_EQUAL(start("nothing", 1, 1, 0, NONE), 0);
     Ptr handle = nullptr;
-    CHECK_EQUAL(cublas("cublasCreate_v2", &handle), 3);
-    CHECK_EQUAL(cublas("cublasCreate_v2", &handle), 0);
+    CHECK_EQUAL(cublaslt("cublasLtCreate", &handle), 3);
+    CHECK_EQUAL(cublaslt("cublasLtCreate", &handle), 0);
     reinterpret_cast<void (*)(const char*, uint64_t)>(symbol("libcuda.so", "cuEmulatorFail"))("cuStreamQuery", 2);
     CHECK_EQUAL(cuda("cuStreamSynchronize", NONE), 0);
     CHECK_EQUAL(cuda("cuStreamQuery", NONE), 0);
@@ -146,7 +146,7 @@ const std::vector<Test> ADVERSARY_TESTS = {
     {"waits_hold", "", waits_hold},
     {"dropped_wait", "CUDA_EMULATOR_DROP_WAIT=2", dropped_wait},
     {"dropped_wait_of_a_stream", "CUDA_EMULATOR_DROP_WAIT=1:1", dropped_wait_of_a_stream},
-    {"failing_calls", "CUDA_EMULATOR_FAIL=cuMemAlloc_v2:2,cuLaunchKernel:1:214,cublasCreate_v2:1,nvrtcCompileProgram:1", failing_calls},
+    {"failing_calls", "CUDA_EMULATOR_FAIL=cuMemAlloc_v2:2,cuLaunchKernel:1:214,cublasLtCreate:1,nvrtcCompileProgram:1", failing_calls},
     {"small_memory", "CUDA_EMULATOR_MEMORY=64M", small_memory},
     {"bounded_queue", "CUDA_EMULATOR_QUEUE=8", bounded_queue},
     {"log_lines", "", log_lines},

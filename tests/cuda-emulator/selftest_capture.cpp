@@ -213,20 +213,18 @@ static void failed_forks() {
 // Host memory is read and written when the graph runs; the driver's own, and any other.
 static void copies_and_products() {
     open_device();
-    Ptr stream = new_stream(), graph = new_graph(), handle = nullptr;
+    Ptr stream = new_stream(), graph = new_graph();
     CUdeviceptr a = allocate(4), b = allocate(4), c = allocate(4);
     auto* pinned = static_cast<float*>(allocate_host(8));
-    float pageable[2] = {0, 0}, one = 1, zero = 0;
-    CHECK_EQUAL(cublas("cublasCreate_v2", &handle), 0);
-    CHECK_EQUAL(cublas("cublasSetStream_v2", handle, stream), 0);
+    float pageable[2] = {0, 0};
+    Described product(new_handle(), {0, 0, 68, 1, 1, 1});
     capture(stream, graph, {}, [&] {
         CHECK_EQUAL(cuda("cuMemcpyHtoDAsync_v2", a, static_cast<const void*>(pinned), size_t(4), stream), 0);
         CHECK_EQUAL(cuda("cuMemcpyHtoDAsync_v2", b, static_cast<const void*>(pageable), size_t(4), stream), 0);
-        CHECK_EQUAL(cublas("cublasSgemm_v2", handle, 0, 0, 1, 1, 1, &one, a, 1, b, 1, &zero, c, 1), 0);
+        CHECK_EQUAL(product.multiply(1.0f, a, b, 0.0f, c, 0, stream), 0);
         CHECK_EQUAL(cuda("cuMemcpyDtoHAsync_v2", static_cast<void*>(pinned + 1), c, size_t(4), stream), 0);
         CHECK_EQUAL(cuda("cuMemcpyDtoHAsync_v2", static_cast<void*>(pageable + 1), c, size_t(4), stream), 0);
     });
-    one = 100; // was copied
     Ptr exec = instantiate(graph);
     for (float x : {2.0f, 3.0f}) {
         pinned[0] = x;

@@ -148,7 +148,7 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(super) unsafe fn gemm(&self, _: &'static str, _: &Gemm, _: bool, _: Target<'_>) -> Result<()> {
+    pub(super) unsafe fn gemm(&self, _: &'static str, _: &Gemm, _: bool, _: Target<'_>) -> Result<bool> {
         match *self {}
     }
 

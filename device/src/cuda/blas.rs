@@ -1,30 +1,95 @@
-//! Products by cuBLAS.
+//! Products by cuBLASLt. An algorithm is chosen once for each form of product, and kept.
 
-use std::ffi::{c_int, c_void};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Arc;
 
-use cudarc::cublas::sys as blas;
+use cudarc::cublaslt::sys as blas;
 use cudarc::driver::sys;
+use parking_lot::{Mutex, RwLock};
 
-use super::Gemm;
-use super::memory::obtained;
-use crate::graph::capture::refused;
+use super::{Epilogue, Gemm};
 use crate::{DType, Error, Result};
 
-/// A handle with a workspace of its own, for one stream at a time: then a product's result does not depend on other streams.
-/// It goes from a stream that has ended to a new one, since destroying it waits for all that the device does.
-#[derive(Debug)]
+/// A device's handle, which all its streams share, and the algorithms that were chosen for it.
 pub(super) struct Blas {
-    handle: blas::cublasHandle_t,
-    workspace: sys::CUdeviceptr,
+    handle: blas::cublasLtHandle_t,
+    /// `None` for a form that the library has no algorithm for.
+    chosen: RwLock<HashMap<Form, Option<Arc<Algorithm>>>>,
 }
 
-// SAFETY: the handle may be used from any thread, one at a time, which the stream's tail sees to.
+// SAFETY: the library may be called from any thread with one handle, which holds nothing that a call changes.
 unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
 
-/// What the vendor recommends for architectures with large products.
-const WORKSPACE: usize = Gemm::WORKSPACE;
+/// How many forms are kept. Programs have some hundreds at most, unless their shapes keep changing: then all are forgotten
+/// now and then, and those still in use chosen again.
+const MAX_FORMS: usize = 2048;
+
+/// The largest alignment that forms tell apart, that of the widest loads.
+const MAX_ALIGNMENT: usize = 16;
+
+/// All that an algorithm is chosen by, so that products of one form give the same bits on every stream, and as part of a
+/// graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Form {
+    /// Of A and B.
+    dtype: DType,
+    c_dtype: DType,
+    tf32: bool,
+    transa: bool,
+    transb: bool,
+    /// m, n and k.
+    sizes: [usize; 3],
+    /// Leading dimensions of A, B and C, and those that follow likewise.
+    leading: [usize; 3],
+    steps: [i64; 3],
+    batch: usize,
+    /// Of the addresses.
+    alignment: [usize; 3],
+    /// Of the bias's address, if there is one.
+    bias: Option<usize>,
+}
+
+impl Form {
+    fn of(g: &Gemm, tf32: bool) -> Form {
+        let alignment = |at: *const u8| (1 << at.addr().trailing_zeros().min(31)).min(MAX_ALIGNMENT);
+        Form {
+            dtype: g.dtype,
+            c_dtype: g.c_dtype,
+            tf32: tf32 && g.dtype == DType::F32,
+            transa: g.transa,
+            transb: g.transb,
+            sizes: [g.m, g.n, g.k],
+            leading: [g.lda, g.ldb, g.ldc],
+            steps: if g.batch > 1 { [g.stride_a, g.stride_b, g.stride_c] } else { [0; 3] },
+            batch: g.batch,
+            alignment: [g.a, g.b, g.c.cast_const()].map(alignment),
+            bias: match g.epilogue {
+                Epilogue::None => None,
+                Epilogue::Bias(at) => Some(alignment(at)),
+            },
+        }
+    }
+}
+
+/// How products of a form are made.
+pub(super) struct Algorithm {
+    operation: blas::cublasLtMatmulDesc_t,
+    /// Of A, B and C.
+    layouts: [blas::cublasLtMatrixLayout_t; 3],
+    algorithm: blas::cublasLtMatmulAlgo_t,
+    /// Bytes of memory that a product works in.
+    pub(super) workspace: usize,
+    /// Held from when the operation is given the address of a bias until the product is enqueued.
+    bias: Mutex<()>,
+}
+
+// SAFETY: the descriptions may be read from any thread; what is written to one is written under a lock.
+unsafe impl Send for Algorithm {}
+// SAFETY: as above.
+unsafe impl Sync for Algorithm {}
 
 fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
     if status == blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
@@ -33,235 +98,267 @@ fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
     Err(Error::Driver { call, code: status as i32, name: format!("{status:?}").into() })
 }
 
-/// The sizes of a product as the library takes them.
-#[derive(Clone, Copy)]
-struct Sizes {
-    ta: blas::cublasOperation_t,
-    tb: blas::cublasOperation_t,
-    m: c_int,
-    n: c_int,
-    k: c_int,
-    lda: c_int,
-    ldb: c_int,
-    ldc: c_int,
-    batch: c_int,
-}
-
-impl Sizes {
-    /// # Errors
-    /// [`Error::InvalidArgument`] for one that 31 bits do not hold.
-    fn of(op: &'static str, g: &Gemm) -> Result<Sizes> {
-        let int = |argument: &'static str, value: usize| {
-            c_int::try_from(value).map_err(|_| Error::InvalidArgument {
-                op,
-                argument,
-                expected: "less than 2^31",
-                value: value.to_string().into(),
-            })
-        };
-        let transposed = |yes| {
-            if yes { blas::cublasOperation_t::CUBLAS_OP_T } else { blas::cublasOperation_t::CUBLAS_OP_N }
-        };
-        Ok(Sizes {
-            ta: transposed(g.transa),
-            tb: transposed(g.transb),
-            m: int("m", g.m)?,
-            n: int("n", g.n)?,
-            k: int("k", g.k)?,
-            lda: int("lda", g.lda)?,
-            ldb: int("ldb", g.ldb)?,
-            ldc: int("ldc", g.ldc)?,
-            batch: int("batch", g.batch)?,
-        })
-    }
-}
-
 /// The library's name of an element type.
 fn data_type(op: &'static str, dtype: DType) -> Result<blas::cudaDataType> {
     match dtype {
         DType::F32 => Ok(blas::cudaDataType::CUDA_R_32F),
+        DType::F64 => Ok(blas::cudaDataType::CUDA_R_64F),
         DType::BF16 => Ok(blas::cudaDataType::CUDA_R_16BF),
         DType::F16 => Ok(blas::cudaDataType::CUDA_R_16F),
         dtype => Err(Error::DTypeUnsupported { op, dtype }),
     }
 }
 
+/// The value of an attribute as the library takes it.
+fn value<T>(of: &T) -> (*const c_void, usize) {
+    (std::ptr::from_ref(of).cast(), size_of::<T>())
+}
+
 impl Blas {
-    /// A handle, of no stream yet; a context is current, so the library was found.
+    /// A context is current, so the library was found.
     pub(super) fn new() -> Result<Blas> {
-        let mut new = Blas { handle: std::ptr::null_mut(), workspace: 0 };
-        // SAFETY: the library is present and a context is current; the calls write handles and addresses, and what
-        // was made is destroyed by `drop`.
-        unsafe {
-            done("cublasCreate", blas::cublasCreate_v2(&mut new.handle))?;
-            obtained("cuMemAlloc", WORKSPACE, sys::cuMemAlloc_v2(&mut new.workspace, WORKSPACE))?;
-            // Parts of a product are added as what it is computed in, also if the result has 16 bits. Not TF32: calls ask
-            // for that.
-            let mode = blas::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-            done("cublasSetMathMode", blas::cublasSetMathMode(new.handle, mode))?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the library is present and a context is current; the call writes a handle.
+        unsafe { done("cublasLtCreate", blas::cublasLtCreate(&mut handle))? };
+        Ok(Blas { handle, chosen: RwLock::default() })
+    }
+
+    /// How this product is made; `None` if the library has no algorithm for it.
+    pub(super) fn algorithm(&self, op: &'static str, g: &Gemm, tf32: bool) -> Result<Option<Arc<Algorithm>>> {
+        let form = Form::of(g, tf32);
+        if let Some(known) = self.chosen.read().get(&form) {
+            return Ok(known.clone());
         }
+        let mut chosen = self.chosen.write();
+        if let Some(known) = chosen.get(&form) {
+            return Ok(known.clone());
+        }
+        let new = Algorithm::choose(op, self.handle, &form)?.map(Arc::new);
+        if chosen.len() >= MAX_FORMS {
+            chosen.clear();
+        }
+        chosen.insert(form, new.clone());
         Ok(new)
     }
 
-    /// Makes it the handle of `stream`, or of none; its context is current, and what it was asked for has run.
-    pub(super) fn serve(&self, stream: Option<sys::CUstream>) -> Result<()> {
-        let workspace = self.workspace as *mut c_void;
-        let stream = stream.map_or(std::ptr::null_mut(), |stream| stream.cast());
-        // SAFETY: the handle is live, and so is the stream; the workspace lives as long as the handle.
-        unsafe {
-            // Another stream takes the workspace away.
-            done("cublasSetStream", blas::cublasSetStream_v2(self.handle, stream))?;
-            done("cublasSetWorkspace", blas::cublasSetWorkspace_v2(self.handle, workspace, WORKSPACE))
-        }
-    }
-
-    /// Has later products work in this memory, an address and its size: those of a graph have each its own.
+    /// Enqueues a product on `stream` by the algorithm of its form.
     ///
-    /// # Errors
-    /// [`Error::Captured`] if there is none.
-    pub(super) fn work_in(&self, op: &'static str, workspace: Option<(usize, usize)>) -> Result<()> {
-        let Some((at, bytes)) = workspace else {
-            return Err(refused(op, "it makes a product and did not state that it needs memory for it"));
-        };
-        // SAFETY: the handle is live, and the memory is the command's.
-        let status = unsafe { blas::cublasSetWorkspace_v2(self.handle, at as *mut c_void, bytes) };
-        done("cublasSetWorkspace", status)
-    }
-
     /// # Safety
-    /// The operands are in bounds, and nothing writes them while the product runs.
-    pub(super) unsafe fn gemm(&self, op: &'static str, g: &Gemm, tf32: bool) -> Result<()> {
-        let sizes = Sizes::of(op, g)?;
-        let Sizes { ta, tb, m, n, k, lda, ldb, ldc, batch } = sizes;
-        if m == 0 || n == 0 || batch == 0 {
-            return Ok(());
-        }
+    /// The context is current and the stream its own. The operands are in bounds, and nothing writes them, nor uses the
+    /// workspace, of as many bytes as the algorithm needs, while the product runs.
+    pub(super) unsafe fn enqueue(
+        &self,
+        g: &Gemm,
+        algorithm: &Algorithm,
+        workspace: *mut u8,
+        stream: sys::CUstream,
+    ) -> Result<()> {
         let beta = if g.accumulate { 1.0 } else { 0.0 };
-        let (strides, handle) = ((g.stride_a, g.stride_b, g.stride_c), self.handle);
-        // SAFETY: the handle is live, the scalars are read before the calls return, and the caller answers for the
-        // operands.
-        unsafe {
-            match (g.dtype, g.batch) {
-                (DType::BF16 | DType::F16, _) => self.gemm_ex(op, g, sizes, false),
-                (DType::F32, _) if tf32 => self.gemm_ex(op, g, sizes, true),
-                (DType::F32, 1) => {
-                    let (one, beta) = (1.0f32, beta as f32);
-                    let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
-                    let status =
-                        blas::cublasSgemm_v2(handle, ta, tb, m, n, k, &one, a, lda, b, ldb, &beta, c, ldc);
-                    done("cublasSgemm", status)
-                }
-                (DType::F32, _) => {
-                    let (one, beta) = (1.0f32, beta as f32);
-                    let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
-                    let status = blas::cublasSgemmStridedBatched(
-                        handle, ta, tb, m, n, k, &one, a, lda, strides.0, b, ldb, strides.1, &beta, c, ldc,
-                        strides.2, batch,
-                    );
-                    done("cublasSgemmStridedBatched", status)
-                }
-                (DType::F64, 1) => {
-                    let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
-                    let status =
-                        blas::cublasDgemm_v2(handle, ta, tb, m, n, k, &1.0, a, lda, b, ldb, &beta, c, ldc);
-                    done("cublasDgemm", status)
-                }
-                (DType::F64, _) => {
-                    let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
-                    let status = blas::cublasDgemmStridedBatched(
-                        handle, ta, tb, m, n, k, &1.0, a, lda, strides.0, b, ldb, strides.1, &beta, c, ldc,
-                        strides.2, batch,
-                    );
-                    done("cublasDgemmStridedBatched", status)
-                }
-                (dtype, _) => Err(Error::DTypeUnsupported { op, dtype }),
-            }
-        }
-    }
-
-    /// Elements of 16 bits, or with `tf32` F32 whose products round them; sums are F32.
-    ///
-    /// # Safety
-    /// As for [`gemm`](Self::gemm).
-    unsafe fn gemm_ex(&self, op: &'static str, g: &Gemm, sizes: Sizes, tf32: bool) -> Result<()> {
-        let Sizes { ta, tb, m, n, k, lda, ldb, ldc, batch } = sizes;
-        let (of_ab, of_c) = (data_type(op, g.dtype)?, data_type(op, g.c_dtype)?);
-        let compute = match tf32 {
-            true => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
-            false => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        let (single, double) = ([1.0, beta as f32], [1.0, beta]);
+        let scalars = if g.dtype == DType::F64 {
+            double.each_ref().map(|x| value(x).0)
+        } else {
+            single.each_ref().map(|x| value(x).0)
         };
-        let algorithm = blas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT;
-        let scalars = [1.0f32, if g.accumulate { 1.0 } else { 0.0 }];
-        let [one, beta] =
-            [&scalars[0], &scalars[1]].map(|scalar| std::ptr::from_ref(scalar).cast::<c_void>());
-        let (a, b, c) = (g.a.cast(), g.b.cast(), g.c.cast());
-        let (sa, sb, sc) = (g.stride_a, g.stride_b, g.stride_c);
-        // SAFETY: as in `gemm`.
-        unsafe {
-            if g.batch == 1 {
-                let status = blas::cublasGemmEx(
-                    self.handle,
-                    ta,
-                    tb,
-                    m,
-                    n,
-                    k,
-                    one,
-                    a,
-                    of_ab,
-                    lda,
-                    b,
-                    of_ab,
-                    ldb,
-                    beta,
-                    c,
-                    of_c,
-                    ldc,
-                    compute,
-                    algorithm,
-                );
-                return done("cublasGemmEx", status);
+        let _one = match g.epilogue {
+            Epilogue::None => None,
+            Epilogue::Bias(at) => {
+                let one = algorithm.bias.lock();
+                algorithm
+                    .set(blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at)?;
+                Some(one)
             }
-            let status = blas::cublasGemmStridedBatchedEx(
+        };
+        let [a, b, c] = algorithm.layouts;
+        // SAFETY: handle and descriptions are live, the scalars are read before the call returns, and the caller answers for
+        // the rest.
+        let status = unsafe {
+            blas::cublasLtMatmul(
                 self.handle,
-                ta,
-                tb,
-                m,
-                n,
-                k,
-                one,
+                algorithm.operation,
+                scalars[0],
+                g.a.cast(),
                 a,
-                of_ab,
-                lda,
-                sa,
+                g.b.cast(),
                 b,
-                of_ab,
-                ldb,
-                sb,
-                beta,
+                scalars[1],
+                g.c.cast(),
                 c,
-                of_c,
-                ldc,
-                sc,
-                batch,
-                compute,
-                algorithm,
-            );
-            done("cublasGemmStridedBatchedEx", status)
-        }
+                g.c.cast(),
+                c,
+                &algorithm.algorithm,
+                workspace.cast(),
+                algorithm.workspace,
+                stream.cast(),
+            )
+        };
+        done("cublasLtMatmul", status)
     }
 }
 
 impl Drop for Blas {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once; whoever used it last has run.
+        unsafe { blas::cublasLtDestroy(self.handle) };
+    }
+}
+
+impl Algorithm {
+    /// The library's choice for a form; `None` if it has none.
+    fn choose(op: &'static str, handle: blas::cublasLtHandle_t, form: &Form) -> Result<Option<Algorithm>> {
+        use blas::cublasComputeType_t as Compute;
+        use blas::cublasLtMatmulDescAttributes_t as Of;
+        use blas::cublasLtMatmulPreferenceAttributes_t as Wanted;
+        let (of_ab, of_c) = (data_type(op, form.dtype)?, data_type(op, form.c_dtype)?);
+        let (compute, of_scalars) = match form.dtype {
+            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, blas::cudaDataType::CUDA_R_64F),
+            _ if form.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, blas::cudaDataType::CUDA_R_32F),
+            _ => (Compute::CUBLAS_COMPUTE_32F, blas::cudaDataType::CUDA_R_32F),
+        };
+        let Ok(batch) = i32::try_from(form.batch) else { return Ok(None) };
+        let mut new = Algorithm {
+            operation: std::ptr::null_mut(),
+            layouts: [std::ptr::null_mut(); 3],
+            algorithm: blas::cublasLtMatmulAlgo_t { data: [0; 8] },
+            workspace: 0,
+            bias: Mutex::new(()),
+        };
+        // SAFETY: the call writes a handle.
+        let made = unsafe { blas::cublasLtMatmulDescCreate(&mut new.operation, compute, of_scalars) };
+        done("cublasLtMatmulDescCreate", made)?;
+        // As `cublasOperation_t` has it: 0 for a matrix as it is, 1 for its transpose.
+        new.set(Of::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(form.transa))?;
+        new.set(Of::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(form.transb))?;
+        if let Some(alignment) = form.bias {
+            new.set(Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
+            // The choice is made for the alignment of the address that is there.
+            new.set(Of::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &alignment)?;
+        }
+        let ([m, n, k], turned) =
+            (form.sizes, |yes, (rows, columns)| if yes { (columns, rows) } else { (rows, columns) });
+        let shapes = [turned(form.transa, (m, k)), turned(form.transb, (k, n)), (m, n)];
+        for (i, (rows, columns)) in shapes.into_iter().enumerate() {
+            new.lay_out(
+                i,
+                [of_ab, of_ab, of_c][i],
+                [rows, columns, form.leading[i]],
+                (batch, form.steps[i]),
+            )?;
+        }
+        let wanted = Preference::new()?;
+        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(Gemm::WORKSPACE as u64))?;
+        // Parts of a sum are kept as what it is computed in, also if the result has 16 bits, and added in a fixed order.
+        let scheme = blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme)?;
+        let [a, b, c] = form.alignment.map(|bytes| bytes as u32);
+        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a)?;
+        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b)?;
+        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &c)?;
+        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &c)?;
+        let success = blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
+        let mut best = blas::cublasLtMatmulHeuristicResult_t {
+            algo: new.algorithm,
+            workspaceSize: 0,
+            state: success,
+            wavesCount: 0.0,
+            reserved: [0; 4],
+        };
+        let (mut count, [a, b, c]) = (0, new.layouts);
+        // SAFETY: handle and descriptions are live; the call writes one result, and how many there are.
+        let status = unsafe {
+            blas::cublasLtMatmulAlgoGetHeuristic(
+                handle,
+                new.operation,
+                a,
+                b,
+                c,
+                c,
+                wanted.0,
+                1,
+                &mut best,
+                &mut count,
+            )
+        };
+        if status == blas::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Ok(None);
+        }
+        done("cublasLtMatmulAlgoGetHeuristic", status)?;
+        (new.algorithm, new.workspace) = (best.algo, best.workspaceSize);
+        Ok((count > 0 && best.state == success).then_some(new))
+    }
+
+    /// Gives the operation's attribute a value, of the type that the attribute has.
+    fn set<T>(&self, attribute: blas::cublasLtMatmulDescAttributes_t, of: &T) -> Result<()> {
+        let (at, bytes) = value(of);
+        // SAFETY: the description is live, and the call reads the value.
+        let status = unsafe { blas::cublasLtMatmulDescSetAttribute(self.operation, attribute, at, bytes) };
+        done("cublasLtMatmulDescSetAttribute", status)
+    }
+
+    /// Says how a matrix is stored: its rows, columns and leading dimension, and how many of them follow at which step.
+    fn lay_out(
+        &mut self,
+        which: usize,
+        dtype: blas::cudaDataType,
+        [rows, columns, leading]: [usize; 3],
+        (batch, step): (i32, i64),
+    ) -> Result<()> {
+        use blas::cublasLtMatrixLayoutAttribute_t as Of;
+        let layout = &mut self.layouts[which];
+        // SAFETY: the call writes a handle.
+        let made = unsafe {
+            blas::cublasLtMatrixLayoutCreate(layout, dtype, rows as u64, columns as u64, leading as i64)
+        };
+        done("cublasLtMatrixLayoutCreate", made)?;
+        for (attribute, (at, bytes)) in [
+            (Of::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, value(&batch)),
+            (Of::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, value(&step)),
+        ] {
+            // SAFETY: the description is live, and the call reads the value.
+            let status = unsafe { blas::cublasLtMatrixLayoutSetAttribute(*layout, attribute, at, bytes) };
+            done("cublasLtMatrixLayoutSetAttribute", status)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Algorithm {
+    fn drop(&mut self) {
+        // SAFETY: what was made is destroyed once; the library keeps none of it.
         unsafe {
-            if !self.handle.is_null() {
-                blas::cublasDestroy_v2(self.handle);
+            if !self.operation.is_null() {
+                blas::cublasLtMatmulDescDestroy(self.operation);
             }
-            if self.workspace != 0 {
-                sys::cuMemFree_v2(self.workspace);
+            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+                blas::cublasLtMatrixLayoutDestroy(layout);
             }
         }
+    }
+}
+
+/// What an algorithm has to be like.
+struct Preference(blas::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new() -> Result<Preference> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the call writes a handle.
+        unsafe { done("cublasLtMatmulPreferenceCreate", blas::cublasLtMatmulPreferenceCreate(&mut raw))? };
+        Ok(Preference(raw))
+    }
+
+    /// As [`Algorithm::set`].
+    fn set<T>(&self, attribute: blas::cublasLtMatmulPreferenceAttributes_t, of: &T) -> Result<()> {
+        let (at, bytes) = value(of);
+        // SAFETY: the description is live, and the call reads the value.
+        let status = unsafe { blas::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, at, bytes) };
+        done("cublasLtMatmulPreferenceSetAttribute", status)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once.
+        unsafe { blas::cublasLtMatmulPreferenceDestroy(self.0) };
     }
 }

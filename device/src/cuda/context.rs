@@ -5,12 +5,11 @@ use std::ffi::c_char;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
 
-use super::Program;
 use super::blas::Blas;
 use super::call::check;
 use super::memory::{Pages, no_memory, obtained};
@@ -18,7 +17,8 @@ use super::module::Module;
 use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::stream::in_host_function;
-use crate::{Error, Result};
+use super::{Gemm, Program};
+use crate::{Error, MemoryDriver, Result};
 
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
 pub(crate) struct Context {
@@ -40,10 +40,12 @@ pub(crate) struct Context {
     pub(super) products: AtomicBool,
     /// Events that can be timed, between two uses.
     pub(super) events: Mutex<Vec<super::stream::RawEvent>>,
-    /// Handles for products, between two streams.
-    pub(super) spare_blas: Mutex<Vec<Blas>>,
+    /// Where streams' products work, between two streams.
+    pub(super) workspaces: Mutex<Vec<NonNull<u8>>>,
+    /// Made for the first product.
+    blas: OnceLock<Blas>,
     modules: RwLock<HashMap<usize, Arc<Module>>>,
-    /// One program is compiled at a time.
+    /// One program is compiled at a time, and the handle for products made by one.
     loading: Mutex<()>,
 }
 
@@ -86,7 +88,8 @@ impl Context {
             pages: Pages::of(device),
             products: AtomicBool::new(false),
             events: Mutex::default(),
-            spare_blas: Mutex::default(),
+            workspaces: Mutex::default(),
+            blas: OnceLock::new(),
             modules: RwLock::default(),
             loading: Mutex::new(()),
         };
@@ -199,6 +202,19 @@ impl Context {
         self.modules.write().insert(key, Arc::clone(&module));
         Ok(module)
     }
+
+    /// What makes products.
+    pub(super) fn blas(&self) -> Result<&Blas> {
+        if let Some(blas) = self.blas.get() {
+            return Ok(blas);
+        }
+        let _one = self.loading.lock();
+        if let Some(blas) = self.blas.get() {
+            return Ok(blas);
+        }
+        let new = Blas::new()?;
+        Ok(self.blas.get_or_init(|| new))
+    }
 }
 
 impl Drop for Context {
@@ -210,7 +226,11 @@ impl Drop for Context {
             self.pages = None;
             self.modules.get_mut().clear();
             self.events.get_mut().clear();
-            self.spare_blas.get_mut().clear();
+            drop(self.blas.take());
+            for workspace in std::mem::take(self.workspaces.get_mut()) {
+                // SAFETY: a stream had it from `allocate`, and none is left to use it.
+                unsafe { self.free(workspace, Gemm::WORKSPACE) };
+            }
             for block in self.pinned.drain() {
                 // SAFETY: they come from `allocate_pinned`, and no stream is left to use them.
                 unsafe { self.free_pinned(block) };

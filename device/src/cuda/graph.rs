@@ -14,6 +14,7 @@ use super::stream::DriverStream;
 use super::{Grid, Queue, Target};
 use crate::device::Core;
 use crate::graph::Node;
+use crate::graph::capture::refused;
 use crate::{Error, Moment, Priority, Result, StreamId};
 
 /// A graph that the driver launches, and what its nodes use beside the memory of the plan.
@@ -21,7 +22,7 @@ pub(crate) struct DriverGraph {
     exec: Exec,
     /// For each command, its kernels in the order in which it enqueues them.
     kernels: Vec<Kernels>,
-    /// Where commands were captured: it has the handle of their products, and reports what their kernels meet.
+    /// Where commands were captured: it reports what their kernels meet.
     stream: DriverStream,
     /// What uploads read.
     constants: Vec<Staged>,
@@ -39,8 +40,8 @@ pub(crate) struct Captured {
     graph: sys::CUgraph,
     kernels: RefCell<Kernels>,
     constants: RefCell<Vec<Staged>>,
-    /// Where its products find room.
-    pub(super) workspace: Option<(usize, usize)>,
+    /// Where its products work, an address and its size.
+    workspace: Option<(usize, usize)>,
 }
 
 /// The nodes of a command whose kernels get other arguments.
@@ -179,6 +180,18 @@ impl Captured {
         ends.dedup();
         stream.end_capture()?;
         stream.begin_capture(self.graph, &ends)
+    }
+
+    /// Memory for a product that needs so many bytes.
+    ///
+    /// # Errors
+    /// [`Error::Captured`] if there is less.
+    pub(super) fn workspace(&self, op: &'static str, needed: usize) -> Result<*mut u8> {
+        match self.workspace {
+            Some((at, bytes)) if bytes >= needed => Ok(at as *mut u8),
+            _ if needed == 0 => Ok(std::ptr::null_mut()),
+            _ => Err(refused(op, "it makes a product and did not state that it needs memory for it")),
+        }
     }
 
     pub(super) fn keep(&self, constant: Staged) {

@@ -162,7 +162,16 @@ impl<'a, T: Into<Arg<'a>>> From<Option<T>> for Arg<'a> {
     }
 }
 
-/// A matrix product as BLAS has it, column-major: `c = op(a) op(b)`, or `c + op(a) op(b)`.
+/// What is added to a product before it is rounded and stored.
+#[derive(Clone, Copy, Debug)]
+pub enum Epilogue {
+    /// Nothing.
+    None,
+    /// A vector of `m` elements of `c`'s type, to each column.
+    Bias(*const u8),
+}
+
+/// A matrix product as BLAS has it, column-major: `c = op(a) op(b)`, or `c + op(a) op(b)`, and the epilogue.
 ///
 /// `op(a)` is `m x k`, `op(b)` is `k x n`, `c` is `m x n`; the leading dimensions and the steps from one product of the
 /// batch to the next count elements.
@@ -192,16 +201,17 @@ pub struct Gemm {
     pub stride_c: i64,
     /// How many products.
     pub batch: usize,
+    pub epilogue: Epilogue,
 }
 
 impl Gemm {
-    /// Bytes of memory that a product works in, as the vendor recommends for architectures with large products.
+    /// The most bytes of memory that a product may work in, as the vendor recommends for architectures with large products.
     pub const WORKSPACE: usize = 32 << 20;
 }
 
 impl Stream {
-    /// Compiles and loads programs, and makes the stream's handle for products: what the first launch of each would do,
-    /// and the device might have to be idle for. Nothing on a stream of another device.
+    /// Compiles and loads programs, and takes memory for the stream's products to work in: what the first launch of each
+    /// would do, and the device might have to be idle for. Nothing on a stream of another device.
     ///
     /// # Errors
     /// As for [`Queue::kernel`] and [`Queue::gemm`].
@@ -287,8 +297,9 @@ impl<'a> Queue<'a> {
         unsafe { self.stream.kernel((self.op, self.moment.stream), program, name, grid, args, self.target) }
     }
 
-    /// Enqueues a product by cuBLAS, with TF32 if the [device](crate::Device::set_tf32) allows that; each stream has a
-    /// handle and a workspace of its own, so that its results depend on nothing that runs beside it.
+    /// Enqueues a product by cuBLASLt, with TF32 if the [device](crate::Device::set_tf32) allows that. Its algorithm
+    /// follows from types, sizes, steps and the addresses' alignment alone, so its result depends on nothing that runs
+    /// beside it. `false` if the library has no such product: then nothing was enqueued.
     ///
     /// # Safety
     /// The operands are in bounds, and the command's uses name them.
@@ -296,8 +307,8 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// [`Error::DTypeUnsupported`](crate::Error::DTypeUnsupported),
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no room for the workspace,
-    /// [`Error::CudaUnavailable`](crate::Error::CudaUnavailable) without cuBLAS, [`Error::Driver`](crate::Error::Driver).
-    pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<()> {
+    /// [`Error::Driver`](crate::Error::Driver).
+    pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<bool> {
         self.is_new("a product")?;
         // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.

@@ -1,6 +1,6 @@
 //! Probing for CUDA, without a panic where it is missing.
 
-use cudarc::cublas::sys as cublas;
+use cudarc::cublaslt::sys as blas;
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 
@@ -25,15 +25,15 @@ pub(super) fn probe(ordinal: usize) -> Result<sys::CUdevice> {
     }
     let device = find(ordinal)?;
     // SAFETY: only looks for the libraries and loads them.
-    match unsafe { (nvrtc::is_culib_present(), cublas::is_culib_present()) } {
+    match unsafe { (nvrtc::is_culib_present(), blas::is_culib_present()) } {
         (false, _) => return Err(unavailable("the kernels' compiler, the library libnvrtc, was not found")),
-        (_, false) => return Err(unavailable("the library libcublas was not found")),
+        (_, false) => return Err(unavailable("the library libcublasLt was not found")),
         _ => {}
     }
     // SAFETY: the libraries are there, and no symbol's address is followed.
     has_all("libnvrtc", COMPILER, |name| unsafe { nvrtc::culib().get::<*const u8>(name).is_ok() })?;
     // SAFETY: as above.
-    has_all("libcublas", PRODUCTS, |name| unsafe { cublas::culib().get::<*const u8>(name).is_ok() })?;
+    has_all("libcublasLt", PRODUCTS, |name| unsafe { blas::culib().get::<*const u8>(name).is_ok() })?;
     Ok(device)
 }
 
@@ -91,19 +91,21 @@ const COMPILER: &[&str] = &[
     "nvrtcVersion",
 ];
 
-/// The functions of libcublas that are called.
+/// The functions of libcublasLt that are called.
 const PRODUCTS: &[&str] = &[
-    "cublasCreate_v2",
-    "cublasDestroy_v2",
-    "cublasDgemmStridedBatched",
-    "cublasDgemm_v2",
-    "cublasGemmEx",
-    "cublasGemmStridedBatchedEx",
-    "cublasSetMathMode",
-    "cublasSetStream_v2",
-    "cublasSetWorkspace_v2",
-    "cublasSgemmStridedBatched",
-    "cublasSgemm_v2",
+    "cublasLtCreate",
+    "cublasLtDestroy",
+    "cublasLtMatmul",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatrixLayoutSetAttribute",
 ];
 
 #[cfg(test)]

@@ -3,19 +3,18 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 use parking_lot::Mutex;
 
-use super::blas::Blas;
 use super::call::{address, check};
 use super::context::Context;
 use super::fault::FaultWord;
-use super::probe::unavailable;
 use super::{Arg, Captured, Gemm, Grid, Program, Staged, Target};
-use crate::{Moment, Panicked, Priority, Result, StreamId};
+use crate::{MemoryDriver, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
 /// it or look at it, which any thread makes.
@@ -25,7 +24,8 @@ pub(crate) struct DriverStream {
     launched: AtomicU64,
     /// The one event that other streams and the host wait for: it marks the stream's end as of some tick.
     marker: Mutex<Marker>,
-    blas: OnceLock<Blas>,
+    /// Where its products work, once there were any.
+    workspace: OnceLock<NonNull<u8>>,
     /// Where its kernels report what they meet.
     fault: Arc<FaultWord>,
     /// As whom, once they may.
@@ -101,7 +101,7 @@ impl DriverStream {
             raw,
             launched: AtomicU64::new(0),
             marker: Mutex::new(Marker { event: None, tick: 0 }),
-            blas: OnceLock::new(),
+            workspace: OnceLock::new(),
             fault: Arc::clone(fault),
             reporter: OnceLock::new(),
             context: Arc::clone(context),
@@ -110,7 +110,7 @@ impl DriverStream {
 
     /// Makes what products need, if there have been any: made at a first product, it would wait for the device.
     pub(crate) fn make_ready(&self) -> Result<()> {
-        if self.context.products.load(Ordering::Relaxed) { self.blas().map(drop) } else { Ok(()) }
+        if self.context.products.load(Ordering::Relaxed) { self.workspace().map(drop) } else { Ok(()) }
     }
 
     pub(super) fn multiprocessors(&self) -> u32 {
@@ -359,14 +359,21 @@ impl DriverStream {
         gemm: &Gemm,
         tf32: bool,
         target: Target<'_>,
-    ) -> Result<()> {
-        let blas = self.blas()?;
-        if let Target::Graph(captured) = target {
-            // Products of a graph may run at once.
-            blas.work_in(op, captured.workspace)?;
+    ) -> Result<bool> {
+        if gemm.m == 0 || gemm.n == 0 || gemm.batch == 0 {
+            return Ok(true);
         }
-        // SAFETY: the caller's promise.
-        unsafe { blas.gemm(op, gemm, tf32) }
+        let blas = self.context.blas()?;
+        let Some(algorithm) = blas.algorithm(op, gemm, tf32)? else { return Ok(false) };
+        let workspace = match target {
+            // Products of a graph may run at once.
+            Target::Graph(captured) => captured.workspace(op, algorithm.workspace)?,
+            Target::Stream | Target::Update(_) => self.workspace()?.as_ptr(),
+        };
+        // SAFETY: the context is current. The workspace is the stream's, whose products run one after the other, or the
+        // captured command's; the caller answers for the operands.
+        unsafe { blas.enqueue(gemm, &algorithm, workspace, self.raw)? };
+        Ok(true)
     }
 
     /// Begins to add what is enqueued to `graph`, after the nodes `after`.
@@ -445,23 +452,22 @@ impl DriverStream {
         check("cuMemcpyHtoDAsync", code)
     }
 
-    /// The stream's handle for products. The caller has the tail of the stream, so nobody else makes it meanwhile.
-    fn blas(&self) -> Result<&Blas> {
-        if self.blas.get().is_none() {
-            let spare = self.context.spare_blas.lock().pop();
-            let blas = spare.map_or_else(Blas::new, Ok)?;
-            blas.serve(Some(self.raw))?;
-            // Who has the tail is alone.
-            let _ = self.blas.set(blas);
-            self.context.products.store(true, Ordering::Relaxed);
+    /// Where the stream's products work. The caller has the tail of the stream, so nobody else makes it meanwhile.
+    fn workspace(&self) -> Result<NonNull<u8>> {
+        if let Some(&workspace) = self.workspace.get() {
+            return Ok(workspace);
         }
-        self.blas.get().ok_or_else(|| unavailable("the library libcublas was not found"))
+        let spare = self.context.workspaces.lock().pop();
+        let new = spare.map_or_else(|| self.context.allocate(Gemm::WORKSPACE), Ok)?;
+        self.context.products.store(true, Ordering::Relaxed);
+        Ok(*self.workspace.get_or_init(|| new))
     }
 
-    /// Loads programs, and makes the handle for products.
+    /// Loads programs, and makes what products need.
     pub(super) fn preload(&self, programs: &[&'static Program]) -> Result<()> {
         programs.iter().try_for_each(|program| self.context.module(program).map(drop))?;
-        self.blas().map(drop)
+        self.context.blas()?;
+        self.workspace().map(drop)
     }
 
     /// # Safety
@@ -515,11 +521,7 @@ impl Drop for DriverStream {
         }
         if self.bind().is_ok() {
             // Whoever lets go of the stream has seen it run dry, so the next one may have its workspace.
-            if let Some(blas) = self.blas.take()
-                && blas.serve(None).is_ok()
-            {
-                self.context.spare_blas.lock().push(blas);
-            }
+            self.context.workspaces.lock().extend(self.workspace.take());
             // SAFETY: created once, destroyed once; the driver lets it run dry.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }

@@ -8,7 +8,7 @@ use device::{DType, Error, Result};
 use smallvec::SmallVec;
 
 use super::copy::{enqueue_copy, fill};
-use super::matmul::Product;
+use super::matmul::{Onto, Product};
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
@@ -254,7 +254,8 @@ impl<'a> Convolution<'a> {
         });
         let [c, a, b] = operands;
         let batch = MatrixBatch { c: c.each, a: a.each, b: b.each, axes };
-        let product = Product { batch: &batch, dtype: a.dtype, c_dtype: c.dtype, accumulate };
+        let onto = if accumulate { Onto::Held } else { Onto::Nothing };
+        let product = Product { batch: &batch, dtype: a.dtype, c_dtype: c.dtype, onto };
         // SAFETY: the matrices are parts of the operands and of the workspace, which has room for a turn.
         unsafe { product.enqueue(self.queue, at) }
     }

@@ -116,20 +116,6 @@ pub(super) unsafe fn enqueue_copy(
     unsafe { queue.kernel(&COPY, by_size!(size, "transpose"), grid, &args) }
 }
 
-/// Enqueues zeros.
-///
-/// # Safety
-/// The elements that `loops` reach from `out` are within a buffer that the command writes.
-pub(super) unsafe fn enqueue_zeros(
-    queue: &Queue<'_>,
-    size: usize,
-    loops: &Loops<1>,
-    out: Address,
-) -> Result<()> {
-    // SAFETY: the caller answers for the elements.
-    unsafe { enqueue_fill(queue, size, 0, loops, out) }
-}
-
 fn cast_kernel(from: DType, to: DType) -> &'static str {
     macro_rules! to {
         ($from:literal) => {

@@ -1,9 +1,9 @@
-//! Products of matrices: BLAS for operands that it can express, a plain kernel for the others.
+//! Products of matrices: BLAS for those that it has, a plain kernel for the others.
 
-use device::cuda::{Arg, Gemm, Grid, Queue};
+use device::cuda::{Arg, Epilogue, Gemm, Grid, Queue};
 use device::{DType, Result};
 
-use super::copy::{enqueue_copy, enqueue_zeros};
+use super::copy::enqueue_copy;
 use super::walk::{ByValue, MAX_Y, Walk};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
@@ -35,7 +35,17 @@ pub(super) struct Product<'a> {
     pub(super) dtype: DType,
     /// Of C: the same, or what that is computed in.
     pub(super) c_dtype: DType,
-    pub(super) accumulate: bool,
+    pub(super) onto: Onto,
+}
+
+/// What products are added to.
+#[derive(Clone, Copy)]
+pub(super) enum Onto {
+    Nothing,
+    /// What C holds.
+    Held,
+    /// A row for all rows of C, with the step from element to element.
+    Row(Address, isize),
 }
 
 /// `Product` of the program.
@@ -59,37 +69,16 @@ pub(crate) fn products(
     bias: Option<(Address, isize)>,
     add: bool,
 ) -> Result<()> {
-    let (size, c, accumulate) = (dtype.size_bytes(), &batch.c, add || bias.is_some());
-    // All elements of C, and a step of something else along its columns.
-    let outputs = |along: isize| {
-        let rows = [
-            LoopAxis { size: c.rows, strides: [c.row, 0] },
-            LoopAxis { size: c.columns, strides: [c.column, along] },
-        ];
-        let leading =
-            batch.axes.iter().map(|axis| LoopAxis { size: axis.size, strides: [axis.strides[0], 0] });
-        Loops::from_axes(leading.chain(rows))
-    };
-    if let Some((row, step)) = bias {
-        // SAFETY: the loops go over all of C and repeat the row, which is as long as C is wide.
-        unsafe { enqueue_copy(queue, size, &outputs(step), [at[0], row])? };
-    }
-    if batch.a.columns > 0 {
-        // SAFETY: the matrices are those of the operands.
-        return unsafe { Product { batch, dtype, c_dtype: dtype, accumulate }.enqueue(queue, at) };
-    }
-    if accumulate {
-        return Ok(());
-    }
-    let zeros =
-        outputs(0).axes.into_iter().map(|axis| LoopAxis { size: axis.size, strides: [axis.strides[0]] });
-    // SAFETY: the loops go over all of C.
-    unsafe { enqueue_zeros(queue, size, &Loops::from_axes(zeros), at[0]) }
+    let held = if add { Onto::Held } else { Onto::Nothing };
+    let onto = bias.map_or(held, |(row, step)| Onto::Row(row, step));
+    // SAFETY: the matrices are those of the operands, and the row is as long as C is wide.
+    unsafe { Product { batch, dtype, c_dtype: dtype, onto }.enqueue(queue, at) }
 }
 
 impl Product<'_> {
     /// # Safety
-    /// The matrices of the batch lie within buffers that the command writes and reads, at the addresses of C, A and B.
+    /// The matrices of the batch lie within buffers that the command writes and reads, at the addresses of C, A and B, and so
+    /// does the row.
     pub(super) unsafe fn enqueue(&self, queue: &Queue<'_>, at: [Address; 3]) -> Result<()> {
         // The largest axis becomes the batch of one call, the others are gone through here.
         let axes = Loops::from_axes(self.batch.axes.iter().copied()).axes;
@@ -99,17 +88,72 @@ impl Product<'_> {
         let calls = Loops::from_axes(others.map(|(_, axis)| *axis));
         let Some(gemm) = self.gemm(&inner).filter(|_| calls.elements <= MAX_CALLS) else {
             // SAFETY: the caller answers for the matrices.
-            return unsafe { self.enqueue_plain(queue, at) };
+            unsafe { self.start(queue, &axes, at[0])? };
+            if self.accumulates() && self.batch.a.columns == 0 {
+                return Ok(());
+            }
+            // SAFETY: as above.
+            return unsafe { self.enqueue_plain(queue, &axes, at) };
         };
         let sizes = [self.c_dtype, self.dtype, self.dtype].map(DType::size_bytes);
         for index in 0..calls.elements {
             let offsets = calls.offsets(index);
-            let [c, a, b] = std::array::from_fn(|k| at[k].offset(offsets[k], sizes[k]).0);
-            let (a, b) = if self.row_major() { (b, a) } else { (a, b) };
+            let at: [Address; 3] = std::array::from_fn(|k| at[k].offset(offsets[k], sizes[k]));
             // SAFETY: the caller answers for the matrices.
-            unsafe { queue.gemm(&Gemm { a, b, c, ..gemm })? };
+            unsafe { self.enqueue_call(queue, &gemm, &inner, at)? };
         }
         Ok(())
+    }
+
+    /// Enqueues the products of a batch along one axis by BLAS, or by the plain kernel where that has none.
+    ///
+    /// # Safety
+    /// As for [`enqueue`](Self::enqueue).
+    unsafe fn enqueue_call(
+        &self,
+        queue: &Queue<'_>,
+        gemm: &Gemm,
+        inner: &LoopAxis<3>,
+        at: [Address; 3],
+    ) -> Result<()> {
+        let [c, a, b] = at.map(|address| address.0);
+        let (a, b) = if self.row_major() { (b, a) } else { (a, b) };
+        let gemm = Gemm { a, b, c, ..*gemm };
+        // SAFETY: the caller answers for the matrices and the row.
+        unsafe {
+            if let Onto::Row(row, step) = self.onto
+                && self.row_major()
+                && (step == 1 || self.batch.c.columns == 1)
+                && queue.gemm(&Gemm { epilogue: Epilogue::Bias(row.0), ..gemm })?
+            {
+                return Ok(());
+            }
+            self.start(queue, &[*inner], at[0])?;
+            if queue.gemm(&Gemm { accumulate: self.accumulates(), ..gemm })? {
+                return Ok(());
+            }
+            self.enqueue_plain(queue, &[*inner], at)
+        }
+    }
+
+    /// Whether products are added to what C holds, once it was [started](Self::start).
+    fn accumulates(&self) -> bool {
+        !matches!(self.onto, Onto::Nothing)
+    }
+
+    /// Copies the row that products are added to, if it is one, to all rows of the matrices C of these axes.
+    ///
+    /// # Safety
+    /// As for [`enqueue`](Self::enqueue).
+    unsafe fn start(&self, queue: &Queue<'_>, axes: &[LoopAxis<3>], at: Address) -> Result<()> {
+        let (Onto::Row(row, step), c) = (self.onto, self.batch.c) else { return Ok(()) };
+        let leading = axes.iter().map(|axis| LoopAxis { size: axis.size, strides: [axis.strides[0], 0] });
+        let loops = Loops::from_axes(leading.chain([
+            LoopAxis { size: c.rows, strides: [c.row, 0] },
+            LoopAxis { size: c.columns, strides: [c.column, step] },
+        ]));
+        // SAFETY: the loops go over all of C and repeat the row, which is as long as C is wide.
+        unsafe { enqueue_copy(queue, self.c_dtype.size_bytes(), &loops, [at, row]) }
     }
 
     /// Whether BLAS, which is column-major, is asked for the transposed product.
@@ -130,7 +174,7 @@ impl Product<'_> {
         let (false, ldc) = leading(c)? else { return None };
         let ((transa, lda), (transb, ldb)) = (leading(a)?, leading(b)?);
         let (m, n, k) = (c.rows, c.columns, a.columns);
-        if [m, n, k, batch.size].iter().any(|&size| i32::try_from(size).is_err()) {
+        if k == 0 || [m, n, k, batch.size].iter().any(|&size| i32::try_from(size).is_err()) {
             return None;
         }
         let none = std::ptr::null_mut();
@@ -148,24 +192,25 @@ impl Product<'_> {
             b: none,
             ldb,
             stride_b,
-            accumulate: self.accumulate,
+            accumulate: false,
             c: none,
             ldc,
             stride_c,
             batch: batch.size,
+            epilogue: Epilogue::None,
         })
     }
 
     /// # Safety
     /// As for [`enqueue`](Self::enqueue).
-    unsafe fn enqueue_plain(&self, queue: &Queue<'_>, at: [Address; 3]) -> Result<()> {
-        let MatrixBatch { c, a, b, axes } = self.batch;
+    unsafe fn enqueue_plain(&self, queue: &Queue<'_>, axes: &[LoopAxis<3>], at: [Address; 3]) -> Result<()> {
+        let MatrixBatch { c, a, b, .. } = self.batch;
         let batch = Loops::from_axes(axes.iter().copied());
         let walk = Walk::of(queue.op(), &batch)?;
         let numbers = Numbers {
             sizes: [c.rows, c.columns, a.columns].map(|size| size as u64),
             steps: [a.row, a.column, b.row, b.column, c.row, c.column].map(|step| step as i64),
-            accumulate: u32::from(self.accumulate),
+            accumulate: u32::from(self.accumulates()),
             pad: 0,
         };
         let tiles = c.rows.div_ceil(SIDE) * c.columns.div_ceil(SIDE);

@@ -50,8 +50,8 @@ pub use error::{Error, Panicked, Result};
 pub use event::Event;
 pub use explorer::{Access, Candidate, Choice, Policy};
 pub use graph::{
-    Attached, Capture, Executable, GraphOptions, Kept, Order, Plan, PlanReport, PlannedCommand, needless,
-    unordered,
+    Attached, Capture, Executable, Fused, GraphOptions, Groups, Kept, Order, Plan, PlanReport,
+    PlannedCommand, needless, unordered,
 };
 pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};

@@ -35,6 +35,17 @@ pub trait Work: Send + Sync + 'static {
         0
     }
 
+    /// What it does, for a layer that makes one command of several that are kept; `None` where nobody knows more than this trait.
+    fn part(&self) -> Option<Box<dyn Any>> {
+        None
+    }
+
+    /// Whether it may fail by what it finds in memory, as with an index out of range: then it runs even if nobody uses what it
+    /// writes.
+    fn may_fail(&self) -> bool {
+        true
+    }
+
     /// Bytes of device memory that its products need beside what it uses, on a CUDA device.
     fn workspace(&self) -> usize {
         0

@@ -23,6 +23,7 @@ pub(crate) struct Command<O> {
     operands: O,
     cost: usize,
     products: bool,
+    may_fail: bool,
 }
 
 impl<O: Operands> Command<O> {
@@ -30,7 +31,7 @@ impl<O: Operands> Command<O> {
     /// type of storage, that of the first.
     #[inline(always)]
     pub(crate) fn new(op: &'static str, operands: O) -> Command<O> {
-        Command { op, operands, cost: 0, products: false }
+        Command { op, operands, cost: 0, products: false, may_fail: false }
     }
 
     /// About how many elementary operations a CPU needs, which decides over how many threads they are split.
@@ -43,6 +44,12 @@ impl<O: Operands> Command<O> {
     #[inline(always)]
     pub(crate) fn with_products(self) -> Command<O> {
         Command { products: true, ..self }
+    }
+
+    /// Elements that are read may be wrong, as with an index out of range, or the body may fail otherwise.
+    #[inline(always)]
+    pub(crate) fn may_fail(self) -> Command<O> {
+        Command { may_fail: true, ..self }
     }
 
     /// Checks the operands and launches the body of the stream's device, which gets `params` and the operands in the form of
@@ -59,7 +66,13 @@ impl<O: Operands> Command<O> {
         C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
         G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
     {
-        self.run_changing(stream, params, |_, _| (), cpu, cuda)
+        self.launch(
+            stream,
+            params,
+            (|_: &mut P, _: &mut dyn FnMut(&mut dyn Any)| (), |_: &P, _| None),
+            cpu,
+            cuda,
+        )
     }
 
     /// As [`run`](Self::run), where some of the parameters may change from step to step: `scalars` shows them.
@@ -82,7 +95,50 @@ impl<O: Operands> Command<O> {
         C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
         G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
     {
-        let Command { op, operands, cost, products } = self;
+        self.launch(stream, params, (scalars, |_: &P, _| None), cpu, cuda)
+    }
+
+    /// As [`run`](Self::run), where `part` says what the command does; see [`Work::part`].
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn run_part<P, D, C, G>(
+        self,
+        stream: &Stream,
+        params: P,
+        part: D,
+        cpu: C,
+        cuda: G,
+    ) -> Result<()>
+    where
+        P: Send + Sync + 'static,
+        D: Fn(&P, <O::Held as Held>::Cuda) -> Option<Box<dyn Any>> + Send + Sync + 'static,
+        C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
+        G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
+    {
+        self.launch(stream, params, (|_: &mut P, _: &mut dyn FnMut(&mut dyn Any)| (), part), cpu, cuda)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn launch<P, S, D, C, G>(
+        self,
+        stream: &Stream,
+        params: P,
+        (scalars, part): (S, D),
+        cpu: C,
+        cuda: G,
+    ) -> Result<()>
+    where
+        P: Send + Sync + 'static,
+        S: Fn(&mut P, &mut dyn FnMut(&mut dyn Any)) + Send + Sync + 'static,
+        D: Fn(&P, <O::Held as Held>::Cuda) -> Option<Box<dyn Any>> + Send + Sync + 'static,
+        C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
+        G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
+    {
+        let Command { op, operands, cost, products, may_fail } = self;
         let mut check = Check { op, dtype: None, written: 0 };
         operands.check(&mut check)?;
         if check.written == 0 {
@@ -90,26 +146,30 @@ impl<O: Operands> Command<O> {
         }
         let mut uses = Uses::new();
         operands.name_uses(&mut uses);
-        stream.launch(op, &uses, Bodies { held: operands.hold(), params, cost, products, scalars, cpu, cuda })
+        let held = operands.hold();
+        stream.launch(op, &uses, Bodies { held, params, cost, products, may_fail, scalars, part, cpu, cuda })
     }
 }
 
 /// What a command is made of once it was checked.
-struct Bodies<H, P, S, C, G> {
+struct Bodies<H, P, S, D, C, G> {
     held: H,
     params: P,
     cost: usize,
     products: bool,
+    may_fail: bool,
     scalars: S,
+    part: D,
     cpu: C,
     cuda: G,
 }
 
-impl<H, P, S, C, G> Work for Bodies<H, P, S, C, G>
+impl<H, P, S, D, C, G> Work for Bodies<H, P, S, D, C, G>
 where
     H: Held,
     P: Send + Sync + 'static,
     S: Fn(&mut P, &mut dyn FnMut(&mut dyn Any)) + Send + Sync + 'static,
+    D: Fn(&P, H::Cuda) -> Option<Box<dyn Any>> + Send + Sync + 'static,
     C: Fn(&P, &Workers, H::Cpu) + Send + Sync + 'static,
     G: Fn(&P, &Queue<'_>, H::Cuda) -> Result<()> + Send + Sync + 'static,
 {
@@ -138,6 +198,14 @@ where
 
     fn cost(&self) -> usize {
         self.cost
+    }
+
+    fn part(&self) -> Option<Box<dyn Any>> {
+        (self.part)(&self.params, self.held.on_cuda())
+    }
+
+    fn may_fail(&self) -> bool {
+        self.may_fail
     }
 
     fn workspace(&self) -> usize {

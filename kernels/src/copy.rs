@@ -1,13 +1,17 @@
 //! Launchers that fill and copy.
 
+use device::cuda::Queue;
 use device::{DType, Error, Result, Stream, bf16, f16};
 
-use crate::command::{Command, Raw};
+use crate::command::{Address, Command, Raw};
 use crate::cpu::copy as cpu;
 use crate::cuda::copy as cuda;
+use crate::elementwise::{Elements, launch};
+use crate::functions::Function;
 use crate::half::{Half, odd_from_f64, odd_from_i64};
-use crate::layout::View;
+use crate::layout::{Dst, View};
 use crate::loops::Places;
+use crate::par::Workers;
 
 /// One value of any element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -123,15 +127,30 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     let op = if from == to { "copy" } else { "cast" };
-    x.expect_shape(op, out.shape())?;
-    x.expect_no_partial_overlap(op, &out)?;
-    Command::new(op, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), 1).run(
-        stream,
-        Places::of([out.layout, x.layout]),
-        // SAFETY: the places are those of the operands.
-        move |places, workers, (x, out)| unsafe { cpu::copy((to, from), places, workers, out, x) },
-        move |places, queue, (x, out)| cuda::copy(queue, (to, from), places, [out, x]),
-    )
+    launch(stream, op, (Cast { to, from }, 1), [x], out)
+}
+
+/// A conversion, or a copy of one type.
+#[derive(Clone, Copy)]
+struct Cast {
+    to: DType,
+    from: DType,
+}
+
+impl Elements<2> for Cast {
+    #[inline(always)]
+    unsafe fn run(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
+        // SAFETY: the contract is the same.
+        unsafe { cpu::copy((self.to, self.from), places, workers, out, x.src()) }
+    }
+
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<2>, operands: [Address; 2]) -> Result<()> {
+        cuda::copy(queue, (self.to, self.from), places, operands)
+    }
+
+    fn function(self) -> Function {
+        Function::Copy { to: self.to, from: self.from }
+    }
 }
 
 #[cfg(test)]

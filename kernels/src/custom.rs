@@ -76,7 +76,7 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
         inputs.iter().chain(&outputs[..at]).try_for_each(|other| other.expect_apart(op, out))?;
     }
     let sizes = (inputs.map(|view| view.layout.elements()), outputs.map(|view| view.layout.elements()));
-    Command::new(op, (inputs.map(View::read::<Raw>), outputs.map(View::write::<Raw>))).run(
+    Command::new(op, (inputs.map(View::read::<Raw>), outputs.map(View::write::<Raw>))).may_fail().run(
         stream,
         (kernel, sizes),
         |(kernel, sizes), _, (inputs, outputs)| {

@@ -1,13 +1,62 @@
 //! Launchers of the elementwise kernels.
 
+use device::cuda::Queue;
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, Raw};
+use crate::command::{Address, Command, Raw};
 use crate::cpu::elementwise as cpu;
 use crate::cuda::{copy as copy_cuda, elementwise as cuda};
-use crate::functions::{BinaryOp, CompareOp, Gradient, UnaryOp};
-use crate::layout::View;
+use crate::functions::{BinaryOp, CompareOp, Function, Gradient, UnaryOp};
+use crate::fuse::Part;
+use crate::layout::{Dst, View};
 use crate::loops::Places;
+use crate::par::Workers;
+
+/// A function of elements as a command runs it, on operands of which the first is the result.
+pub(crate) trait Elements<const N: usize>: Copy + Send + Sync + 'static {
+    /// # Safety
+    /// As for [`map1`](crate::cpu::walk::map1), with elements of the function's types.
+    unsafe fn run(self, places: &Places<N>, workers: &Workers, operands: [Dst<u8>; N]);
+
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<N>, operands: [Address; N]) -> Result<()>;
+
+    fn function(self) -> Function;
+}
+
+/// Launches a function on inputs of its types, `N` operands in all.
+#[inline(always)]
+#[track_caller]
+pub(crate) fn launch<F: Elements<N>, const M: usize, const N: usize>(
+    stream: &Stream,
+    name: &'static str,
+    (function, cost): (F, usize),
+    inputs: [View<'_>; M],
+    out: View<'_>,
+) -> Result<()> {
+    for input in &inputs {
+        input.expect_shape_of(name, &out)?;
+        input.expect_no_partial_overlap(name, &out)?;
+    }
+    let layouts = std::array::from_fn(|k| if k == 0 { out.layout } else { inputs[k - 1].layout });
+    Command::new(name, (inputs.map(View::read::<Raw>), out.write::<Raw>()))
+        .cost(out.layout.elements(), cost)
+        .run_part(
+            stream,
+            (Places::of(layouts), function),
+            |(places, function), (inputs, out)| Part::of(function.function(), places, all(out, inputs)),
+            // SAFETY: the places are those of the operands, whose types were checked.
+            |(places, function), workers, (inputs, out)| unsafe {
+                function.run(places, workers, all(out, inputs.map(|input| Dst(input.0.cast_mut()))));
+            },
+            |(places, function), queue, (inputs, out)| function.enqueue(queue, places, all(out, inputs)),
+        )
+}
+
+/// The result and the arguments.
+#[inline(always)]
+fn all<T: Copy, const M: usize, const N: usize>(out: T, inputs: [T; M]) -> [T; N] {
+    std::array::from_fn(|k| if k == 0 { out } else { inputs[k - 1] })
+}
 
 impl UnaryOp {
     /// The powers that models use take no power function.
@@ -52,14 +101,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     op.check_scalar(dtype)?;
     let op = op.simplified();
     x.expect_dtype(name, dtype)?;
-    same_places(name, [&x], &out)?;
-    Command::new(name, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), op.cost()).run(
-        stream,
-        Places::of([out.layout, x.layout]),
-        // SAFETY: the places are those of the operands, whose types were checked.
-        move |places, workers, (x, out)| unsafe { cpu::unary(op, dtype, places, workers, out, x) },
-        move |places, queue, (x, out)| cuda::run(queue, op, dtype, places, [out, x]),
-    )
+    launch(stream, name, ((op, dtype), op.cost()), [x], out)
 }
 
 /// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
@@ -78,20 +120,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     }
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
-    same_places(name, [&saved, &g], &out)?;
-    Command::new(name, (saved.read::<Raw>(), g.read::<Raw>(), out.write::<Raw>()))
-        .cost(out.layout.elements(), op.grad_cost())
-        .run(
-            stream,
-            Places::of([out.layout, saved.layout, g.layout]),
-            // SAFETY: the places are those of the operands, whose types were checked.
-            move |places, workers, (saved, g, out)| unsafe {
-                cpu::unary_grad(op, dtype, places, workers, out, (saved, g));
-            },
-            move |places, queue, (saved, g, out)| {
-                cuda::run(queue, Gradient(op), dtype, places, [out, saved, g])
-            },
-        )
+    launch(stream, name, ((Gradient(op), dtype), op.grad_cost()), [saved, g], out)
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -111,28 +140,7 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
-    same_places(name, [&lhs, &rhs], &out)?;
-    Command::new(name, (lhs.read::<Raw>(), rhs.read::<Raw>(), out.write::<Raw>()))
-        .cost(out.layout.elements(), op.cost())
-        .run(
-            stream,
-            Places::of([out.layout, lhs.layout, rhs.layout]),
-            // SAFETY: the places are those of the operands, whose types were checked.
-            move |places, workers, (x, y, out)| unsafe {
-                cpu::binary(op, dtype, places, workers, out, (x, y));
-            },
-            move |places, queue, (x, y, out)| cuda::run(queue, op, dtype, places, [out, x, y]),
-        )
-}
-
-/// That operands have the shape of the output, and share memory with it only element for element.
-#[inline(always)]
-fn same_places<const N: usize>(name: &'static str, inputs: [&View<'_>; N], out: &View<'_>) -> Result<()> {
-    for input in inputs {
-        input.expect_shape_of(name, out)?;
-        input.expect_no_partial_overlap(name, out)?;
-    }
-    Ok(())
+    launch(stream, name, ((op, dtype), op.cost()), [lhs, rhs], out)
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -146,18 +154,7 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    same_places(name, [&lhs, &rhs], &out)?;
-    Command::new(name, (lhs.read::<Raw>(), rhs.read::<Raw>(), out.write::<Raw>()))
-        .cost(out.layout.elements(), 1)
-        .run(
-            stream,
-            Places::of([out.layout, lhs.layout, rhs.layout]),
-            // SAFETY: the places are those of the operands, whose types were checked.
-            move |places, workers, (x, y, out)| unsafe {
-                cpu::compare(op, dtype, places, workers, out, (x, y));
-            },
-            move |places, queue, (x, y, out)| cuda::compare(queue, op, dtype, places, [out, x, y]),
-        )
+    launch(stream, name, ((op, dtype), 1), [lhs, rhs], out)
 }
 
 /// `out = not x`, on truth values.
@@ -171,14 +168,7 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    same_places(OP, [&x], &out)?;
-    Command::new(OP, (x.read::<Raw>(), out.write::<Raw>())).cost(out.layout.elements(), 1).run(
-        stream,
-        Places::of([out.layout, x.layout]),
-        // SAFETY: the places are those of the operands, whose types were checked.
-        |places, workers, (x, out)| unsafe { cpu::logical_not(places, workers, out, x) },
-        |places, queue, (x, out)| copy_cuda::logical_not(queue, places, [out, x]),
-    )
+    launch(stream, OP, (Not, 1), [x], out)
 }
 
 /// `out = if condition { x } else { y }`, element by element.
@@ -202,20 +192,111 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
-    same_places(OP, [&condition, &x, &y], &out)?;
-    let size = out.dtype.size_bytes();
-    let operands = (condition.read::<Raw>(), x.read::<Raw>(), y.read::<Raw>(), out.write::<Raw>());
-    Command::new(OP, operands).cost(out.layout.elements(), 1).run(
-        stream,
-        Places::of([out.layout, condition.layout, x.layout, y.layout]),
-        // SAFETY: the places are those of the operands, whose types were checked.
-        move |places, workers, (condition, x, y, out)| unsafe {
-            cpu::where_cond(size, places, workers, out, (condition, x, y));
-        },
-        move |places, queue, (condition, x, y, out)| {
-            copy_cuda::where_cond(queue, size, places, [out, condition, x, y])
-        },
-    )
+    launch(stream, OP, (Where(out.dtype), 1), [condition, x, y], out)
+}
+
+impl Elements<2> for (UnaryOp, DType) {
+    #[inline(always)]
+    unsafe fn run(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
+        // SAFETY: the contract is the same.
+        unsafe { cpu::unary(self.0, self.1, places, workers, out, x.src()) }
+    }
+
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<2>, operands: [Address; 2]) -> Result<()> {
+        cuda::run(queue, self.0, self.1, places, operands)
+    }
+
+    fn function(self) -> Function {
+        Function::Unary(self.0, self.1)
+    }
+}
+
+impl Elements<3> for (Gradient, DType) {
+    #[inline(always)]
+    unsafe fn run(self, places: &Places<3>, workers: &Workers, [out, saved, g]: [Dst<u8>; 3]) {
+        // SAFETY: the contract is the same.
+        unsafe { cpu::unary_grad(self.0.0, self.1, places, workers, out, (saved.src(), g.src())) }
+    }
+
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<3>, operands: [Address; 3]) -> Result<()> {
+        cuda::run(queue, self.0, self.1, places, operands)
+    }
+
+    fn function(self) -> Function {
+        Function::Gradient(self.0.0, self.1)
+    }
+}
+
+impl Elements<3> for (BinaryOp, DType) {
+    #[inline(always)]
+    unsafe fn run(self, places: &Places<3>, workers: &Workers, [out, x, y]: [Dst<u8>; 3]) {
+        // SAFETY: the contract is the same.
+        unsafe { cpu::binary(self.0, self.1, places, workers, out, (x.src(), y.src())) }
+    }
+
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<3>, operands: [Address; 3]) -> Result<()> {
+        cuda::run(queue, self.0, self.1, places, operands)
+    }
+
+    fn function(self) -> Function {
+        Function::Binary(self.0, self.1)
+    }
+}
+
+impl Elements<3> for (CompareOp, DType) {
+    #[inline(always)]
+    unsafe fn run(self, places: &Places<3>, workers: &Workers, [out, x, y]: [Dst<u8>; 3]) {
+        // SAFETY: the contract is the same.
+        unsafe { cpu::compare(self.0, self.1, places, workers, out, (x.src(), y.src())) }
+    }
+
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<3>, operands: [Address; 3]) -> Result<()> {
+        cuda::compare(queue, self.0, self.1, places, operands)
+    }
+
+    fn function(self) -> Function {
+        Function::Compare(self.0, self.1)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Not;
+
+impl Elements<2> for Not {
+    #[inline(always)]
+    unsafe fn run(self, places: &Places<2>, workers: &Workers, [out, x]: [Dst<u8>; 2]) {
+        // SAFETY: the contract is the same.
+        unsafe { cpu::logical_not(places, workers, out, x.src()) }
+    }
+
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<2>, operands: [Address; 2]) -> Result<()> {
+        copy_cuda::logical_not(queue, places, operands)
+    }
+
+    fn function(self) -> Function {
+        Function::Not
+    }
+}
+
+/// Of elements of a type.
+#[derive(Clone, Copy)]
+struct Where(DType);
+
+impl Elements<4> for Where {
+    #[inline(always)]
+    unsafe fn run(self, places: &Places<4>, workers: &Workers, [out, condition, x, y]: [Dst<u8>; 4]) {
+        let inputs = (condition.src(), x.src(), y.src());
+        // SAFETY: the contract is the same.
+        unsafe { cpu::where_cond(self.0.size_bytes(), places, workers, out, inputs) }
+    }
+
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<4>, operands: [Address; 4]) -> Result<()> {
+        copy_cuda::where_cond(queue, self.0.size_bytes(), places, operands)
+    }
+
+    fn function(self) -> Function {
+        Function::Where(self.0)
+    }
 }
 
 #[cfg(test)]

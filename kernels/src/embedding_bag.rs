@@ -51,6 +51,7 @@ pub fn embedding_bag(
         let members = members.map(|members| members.write::<T>().exact());
         Command::new(OP, (out.write::<T>(), table.read::<T>(), bags.operands::<T>(), members))
             .cost(sizes.len * sizes.width + out.layout.elements(), 1)
+            .may_fail()
             .run(
                 stream,
                 sizes,
@@ -88,6 +89,7 @@ pub fn embedding_bag_grad(
         let members = members.map(|members| members.read::<T>().exact());
         Command::new(OP, (out.write::<T>(), g.read::<T>(), bags.operands::<T>(), members))
             .cost(sizes.len * sizes.width + out.layout.elements(), 1)
+            .may_fail()
             .run(
                 stream,
                 sizes,
@@ -125,6 +127,7 @@ pub fn embedding_bag_weights_grad(
         let out_step = out.layout.strides()[0];
         Command::new(OP, (out.write::<T>(), g.read::<T>(), table.read::<T>(), bags.operands::<T>()))
             .cost(sizes.len * sizes.width, 1)
+            .may_fail()
             .run(
                 stream,
                 sizes,

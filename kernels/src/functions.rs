@@ -7,6 +7,7 @@
 //! derivative: whether it is one of the function's argument or of its result, and the gradient `g` times it, in both bodies.
 
 use device::DType;
+use smallvec::{SmallVec, smallvec};
 
 /// Calls `$then!` with the functions of one element.
 #[doc(hidden)]
@@ -330,3 +331,56 @@ macro_rules! compare_op {
 }
 
 comparisons!(compare_op);
+
+/// A function of elements and the types that it is of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Function {
+    Unary(UnaryOp, DType),
+    Gradient(UnaryOp, DType),
+    Binary(BinaryOp, DType),
+    Compare(CompareOp, DType),
+    Not,
+    /// Of a truth value and two elements of the type.
+    Where(DType),
+    /// A conversion, or a copy of one type.
+    Copy {
+        to: DType,
+        from: DType,
+    },
+}
+
+impl Function {
+    /// The type of the result.
+    pub(crate) fn result(self) -> DType {
+        match self {
+            Function::Unary(_, dtype)
+            | Function::Gradient(_, dtype)
+            | Function::Binary(_, dtype)
+            | Function::Where(dtype)
+            | Function::Copy { to: dtype, .. } => dtype,
+            Function::Compare(..) | Function::Not => DType::Bool,
+        }
+    }
+
+    /// The types of the arguments.
+    pub(crate) fn arguments(self) -> SmallVec<[DType; 3]> {
+        match self {
+            Function::Unary(_, dtype) | Function::Copy { from: dtype, .. } => smallvec![dtype],
+            Function::Gradient(_, dtype) | Function::Binary(_, dtype) | Function::Compare(_, dtype) => {
+                smallvec![dtype; 2]
+            }
+            Function::Not => smallvec![DType::Bool],
+            Function::Where(dtype) => smallvec![DType::Bool, dtype, dtype],
+        }
+    }
+
+    /// About how many additions one element costs.
+    pub(crate) fn cost(self) -> usize {
+        match self {
+            Function::Unary(op, _) => op.cost(),
+            Function::Gradient(op, _) => op.grad_cost(),
+            Function::Binary(op, _) => op.cost(),
+            _ => 1,
+        }
+    }
+}

@@ -35,6 +35,7 @@ pub fn index_select(
     let size = out.dtype.size_bytes();
     Command::new(OP, (out.write::<Raw>(), x.read::<Raw>(), indices.read::<i64>().exact()))
         .cost(out.layout.elements(), 1)
+        .may_fail()
         .run(
             stream,
             rows,
@@ -70,6 +71,7 @@ pub fn index_add(
         (out.write::<T>().keep(true), src.read::<T>(), indices.read::<i64>().exact()),
     )
     .cost(src.layout.elements(), 1)
+    .may_fail()
     .run(
         stream,
         rows,
@@ -119,6 +121,7 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
     let size = out.dtype.size_bytes();
     Command::new(OP, (out.write::<Raw>(), x.read::<Raw>(), indices.read::<i64>().exact()))
         .cost(out.layout.elements(), 4)
+        .may_fail()
         .run(
             stream,
             elements,
@@ -153,6 +156,7 @@ pub fn scatter_add(
         OP,
         (out.write::<T>().keep(true), src.read::<T>(), indices.read::<i64>().exact()),
     )
+    .may_fail()
     .run(
         stream,
         elements,

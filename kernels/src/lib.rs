@@ -28,6 +28,7 @@
 
 mod attention;
 mod batch_norm;
+mod chain;
 mod clip;
 mod command;
 mod conv;
@@ -39,6 +40,7 @@ mod distribution;
 mod elementwise;
 mod embedding_bag;
 mod functions;
+mod fuse;
 mod geometry;
 mod half;
 mod image;
@@ -78,6 +80,7 @@ pub use distribution::RandomKey;
 pub use elementwise::{binary, compare, logical_not, unary, unary_grad, where_cond};
 pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
 pub use functions::{BinaryOp, CompareOp, Saves, UnaryOp};
+pub use fuse::fuse;
 pub use geometry::{Means, Sampling};
 pub use image::{blur, warp};
 pub use index::{gather, index_add, index_select, scatter_add};

@@ -24,7 +24,7 @@ impl<const N: usize> LoopAxis<N> {
 /// A loop nest over `N` operands of one shape, with as few axes as serve all of them.
 ///
 /// Elements are counted in row-major order of `axes`; offsets are in elements, from each operand's first one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Loops<const N: usize> {
     /// Outermost first.
     pub(crate) axes: SmallVec<[LoopAxis<N>; 4]>,
@@ -71,6 +71,37 @@ impl<const N: usize> Loops<N> {
             }
         }
         Loops { axes, elements }
+    }
+
+    /// Where the elements of operand `k` lie, in the same order.
+    pub(crate) fn operand(&self, k: usize) -> Loops<1> {
+        Loops::from_axes(
+            self.axes.iter().map(|axis| LoopAxis { size: axis.size, strides: [axis.strides[k]] }),
+        )
+    }
+
+    /// Loops over operands that are counted alike, each by itself: their axes are cut until all have the same. `None` if they
+    /// cannot be, or there are more than `N`; what is left of the `N` stands still.
+    pub(crate) fn together(operands: &[&Loops<1>]) -> Option<Loops<N>> {
+        let elements = operands.first()?.elements;
+        // Behind how many elements each axis moves.
+        let mut steps: SmallVec<[usize; 8]> = SmallVec::from_slice(&[1, elements]);
+        for operand in operands {
+            operand.axes.iter().rev().fold(1, |step, axis| {
+                steps.push(step * axis.size);
+                step * axis.size
+            });
+        }
+        steps.sort_unstable();
+        steps.dedup();
+        if operands.len() > N || steps.windows(2).any(|pair| !pair[1].is_multiple_of(pair[0])) {
+            return None;
+        }
+        let axes = steps.windows(2).rev().map(|pair| LoopAxis {
+            size: pair[1] / pair[0],
+            strides: std::array::from_fn(|k| operands.get(k).map_or(0, |operand| operand.stride_at(pair[0]))),
+        });
+        Some(Loops::from_axes(axes))
     }
 
     /// The innermost axis; one element if there is none.
@@ -126,6 +157,33 @@ impl<const N: usize> Loops<N> {
         while let Some((offsets, len)) = runs.next() {
             body(offsets, len);
         }
+    }
+}
+
+impl Loops<1> {
+    /// Whether the elements lie one after the other.
+    pub(crate) fn is_run(&self) -> bool {
+        self.elements == 1 || matches!(&self.axes[..], [LoopAxis { strides: [1], .. }])
+    }
+
+    /// How much further the element is that is counted `step` later, where an axis moves then.
+    fn stride_at(&self, step: usize) -> isize {
+        let mut inner = 1;
+        for axis in self.axes.iter().rev() {
+            if step < inner * axis.size {
+                return axis.strides[0] * (step / inner) as isize;
+            }
+            inner *= axis.size;
+        }
+        0
+    }
+
+    /// From the lowest to the highest element, both included, from the first one.
+    pub(crate) fn span(&self) -> (isize, isize) {
+        self.axes.iter().fold((0, 0), |(low, high), axis| {
+            let far = (axis.size as isize - 1) * axis.strides[0];
+            (low + far.min(0), high + far.max(0))
+        })
     }
 }
 

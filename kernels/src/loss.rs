@@ -33,6 +33,7 @@ pub fn cross_entropy(
         (logits.read::<T>(), log_probs.write::<T>(), labels.read::<i64>().exact(), losses.write::<T>()),
     )
     .cost(logits.layout.elements(), 8)
+    .may_fail()
     .run(
         stream,
         classes,
@@ -67,6 +68,7 @@ pub fn cross_entropy_grad(
         (out.write::<T>(), log_probs.read::<T>(), labels.read::<i64>().exact(), g.read::<T>()),
     )
     .cost(out.layout.elements(), 8)
+    .may_fail()
     .run(
         stream,
         classes,

@@ -231,6 +231,9 @@ impl<R: Tensors> Graph<R> {
             });
         }
         let (mut plan, attached) = capture.finish()?;
+        if options.fuse {
+            kernels::fuse(&mut plan, options.order);
+        }
         let (keys, steps) = changing(&mut plan);
         let (mut hooks, mut forks) = (Vec::new(), HashMap::new());
         for value in attached {

@@ -1,6 +1,7 @@
 //! What captured steps refuse, what changes between replays, and what does not.
 
 mod failures;
+mod fused;
 mod graphs;
 mod optimizers;
 mod outputs;

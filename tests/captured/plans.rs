@@ -30,10 +30,10 @@ const STEPS: [(&str, Step); 4] = [
 ];
 
 const OPTIONS: [GraphOptions; 4] = [
-    GraphOptions { order: Order::Data, max_bytes: None },
-    GraphOptions { order: Order::Data, max_bytes: Some(0) },
-    GraphOptions { order: Order::Streams, max_bytes: None },
-    GraphOptions { order: Order::Streams, max_bytes: Some(0) },
+    GraphOptions { order: Order::Data, max_bytes: None, fuse: false },
+    GraphOptions { order: Order::Data, max_bytes: Some(0), fuse: false },
+    GraphOptions { order: Order::Streams, max_bytes: None, fuse: false },
+    GraphOptions { order: Order::Streams, max_bytes: Some(0), fuse: false },
 ];
 
 fn without(commands: &[PlannedCommand], (earlier, later): (usize, usize)) -> Vec<PlannedCommand> {

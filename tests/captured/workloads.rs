@@ -121,7 +121,11 @@ fn plans_order_all_that_shares_memory_and_no_more() {
         let batches = batches(&program, data, 0)?;
         for order in [Order::Data, Order::Streams] {
             let plan = |max_bytes| {
-                Graph::capture_with(device, GraphOptions { order, max_bytes }, || program.step(&batches))
+                Graph::capture_with(
+                    device,
+                    GraphOptions { order, max_bytes, ..GraphOptions::default() },
+                    || program.step(&batches),
+                )
             };
             let free = plan(None)?;
             let report = free.report();
@@ -188,9 +192,11 @@ fn every_order_of_a_plan_gives_one_result() {
                 let start: Vec<Tensor> =
                     program.model.parameters().iter().map(|p| p.value().copy()).collect::<Result<_>>()?;
                 let max_bytes = tight.then_some(0);
-                let graph = Graph::capture_with(device, GraphOptions { order, max_bytes }, || {
-                    program.step(&batches)
-                })?;
+                let graph = Graph::capture_with(
+                    device,
+                    GraphOptions { order, max_bytes, ..GraphOptions::default() },
+                    || program.step(&batches),
+                )?;
                 let fresh = program.optimizer.borrow().state()?;
                 let run = |seed: Option<u64>| -> Result<Seen> {
                     graph.executable().shuffle(seed);

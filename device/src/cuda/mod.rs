@@ -104,12 +104,20 @@ pub struct Program {
     name: &'static str,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read where there is a compiler"))]
     source: &'static str,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "read where there is a compiler"))]
+    each_rounded: bool,
 }
 
 impl Program {
     /// A program with its source; `name` is for messages and for the file that keeps it.
     pub const fn new(name: &'static str, source: &'static str) -> Self {
-        Program { name, source }
+        Program { name, source, each_rounded: false }
+    }
+
+    /// The program with each product and each sum rounded by itself: they are not fused to multiply-adds, whatever stands next
+    /// to each other.
+    pub const fn each_rounded(self) -> Self {
+        Program { each_rounded: true, ..self }
     }
 }
 

@@ -36,7 +36,7 @@ unsafe impl Sync for Module {}
 impl Module {
     /// Loads a program for a device of this compute capability; the context is current.
     pub(super) fn load(program: &'static Program, capability: (i32, i32)) -> Result<Module> {
-        let options = options(capability);
+        let options = options(program, capability);
         let kept = Kept::new(program, &options);
         if let Some(image) = kept.read()
             && let Ok(module) = Module::from_image(&image)
@@ -110,8 +110,10 @@ fn c_string(text: &str) -> Result<CString> {
 }
 
 /// What the compiler is asked for: with its version, all that an image depends on besides the source.
-fn options((major, minor): (i32, i32)) -> [String; 2] {
-    [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into()]
+fn options(program: &Program, (major, minor): (i32, i32)) -> Vec<String> {
+    let mut options = vec![format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into()];
+    options.extend(program.each_rounded.then(|| "--fmad=false".into()));
+    options
 }
 
 fn compiler_version() -> (i32, i32) {

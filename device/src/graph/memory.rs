@@ -154,7 +154,8 @@ impl Arena {
     }
 }
 
-fn users(plan: &Plan) -> Vec<SmallVec<[usize; 4]>> {
+/// The commands that use each memory, in the program's order.
+pub(super) fn users(plan: &Plan) -> Vec<SmallVec<[usize; 4]>> {
     let mut users = vec![SmallVec::new(); plan.memories.len()];
     for (at, command) in plan.commands.iter().enumerate() {
         command.uses.iter().for_each(|(memory, _)| users[*memory].push(at));

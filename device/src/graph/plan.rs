@@ -21,21 +21,35 @@ pub enum Order {
 }
 
 /// How a captured step is planned.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphOptions {
     /// Which commands are kept in order.
     pub order: Order,
     /// The most bytes for the step's own tensors. Where they would be more, commands are kept in the program's order so that
     /// tensors can share memory; a step that needs more even so gets more.
     pub max_bytes: Option<usize>,
+    /// Whether chains of functions of elements become one command each, and commands are left out of which nobody uses what
+    /// they write. Results have the same bits.
+    pub fuse: bool,
+}
+
+impl Default for GraphOptions {
+    /// The order of the data, as much memory as that takes, and fused chains.
+    fn default() -> Self {
+        GraphOptions { order: Order::Data, max_bytes: None, fuse: true }
+    }
 }
 
 /// What a plan is like.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct PlanReport {
-    /// Commands.
+    /// Commands of a replay.
     pub commands: usize,
+    /// Commands that were captured and became a part of another one.
+    pub fused: usize,
+    /// Commands that were captured and left out, as nobody uses what they write.
+    pub unused: usize,
     /// Pairs of commands of which one waits for the other.
     pub edges: usize,
     /// Commands on the longest way along the edges.
@@ -52,11 +66,13 @@ pub struct PlanReport {
 
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PlanReport { commands, edges, critical_path, widest, gain, planned_bytes, .. } = self;
+        let PlanReport { commands, fused, unused, edges, critical_path, widest, gain, planned_bytes, .. } =
+            self;
         write!(
             f,
-            "{commands} commands, {edges} edges, {critical_path} on the critical path, {widest} at the widest place, at \
-             most {gain:.2}x by running at once, {planned_bytes} bytes"
+            "{commands} commands ({fused} others fused into them, {unused} left out as unused), {edges} edges, \
+             {critical_path} on the critical path, {widest} at the widest place, at most {gain:.2}x by running at once, \
+             {planned_bytes} bytes"
         )
     }
 }
@@ -67,6 +83,9 @@ pub struct Plan {
     pub(super) device: Device,
     pub(super) commands: Vec<Command>,
     pub(super) memories: Vec<Memory>,
+    /// Captured commands that became a part of another one, and those that were left out.
+    pub(super) fused: usize,
+    pub(super) unused: usize,
 }
 
 /// The order of a plan's commands, and the places of their memory.
@@ -104,7 +123,7 @@ impl LastUses {
 
 impl Plan {
     pub(super) fn new(device: Device, commands: Vec<Command>, memories: Vec<Memory>) -> Plan {
-        Plan { device, commands, memories }
+        Plan { device, commands, memories, fused: 0, unused: 0 }
     }
 
     /// How many commands there are.
@@ -142,7 +161,7 @@ impl Plan {
 
     /// For each command the fewest that come before it: in the program's order, since what comes before a command is known when
     /// it is met. `place` names what else it comes after.
-    fn needs(
+    pub(super) fn needs(
         &self,
         order: Order,
         reach: &mut Reach,
@@ -192,6 +211,8 @@ impl Plan {
         let longest = costs.iter().copied().fold(0.0, f64::max);
         PlanReport {
             commands: self.len(),
+            fused: self.fused,
+            unused: self.unused,
             edges: layout.needs.iter().map(SmallVec::len).sum(),
             critical_path,
             widest: widths.into_iter().max().unwrap_or(0),

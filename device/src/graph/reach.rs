@@ -25,4 +25,31 @@ impl Reach {
         }
         from[earlier / 64] |= 1 << (earlier % 64);
     }
+
+    /// Those that come before `later`.
+    pub(super) fn before(&self, later: usize) -> impl Iterator<Item = usize> + '_ {
+        let row = &self.bits[later * self.words..(later + 1) * self.words];
+        let places = |(at, &word): (usize, &u64)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * 64 + bit)
+        };
+        row.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(places)
+    }
+
+    /// `one` and `other` are one command from now on, which is called `one`: what comes before either comes before whatever
+    /// came after either.
+    pub(super) fn join(&mut self, one: usize, other: usize) {
+        let words = self.words;
+        let mut row: Vec<u64> =
+            (0..words).map(|at| self.bits[one * words + at] | self.bits[other * words + at]).collect();
+        [one, other].into_iter().for_each(|own| row[own / 64] &= !(1 << (own % 64)));
+        self.bits[one * words..(one + 1) * words].copy_from_slice(&row);
+        row[one / 64] |= 1 << (one % 64);
+        for later in 0..self.bits.len() / words {
+            if later != one && (self.has(one, later) || self.has(other, later)) {
+                let to = &mut self.bits[later * words..(later + 1) * words];
+                to.iter_mut().zip(&row).for_each(|(to, more)| *to |= more);
+                to[other / 64] &= !(1 << (other % 64));
+            }
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
+pub(crate) mod chain;
 pub(crate) mod clip;
 pub(crate) mod conv;
 pub(crate) mod copy;

@@ -1,115 +1,30 @@
-// Elementwise functions of elements of the type DTYPE, one program a type: a program that computes in F32 compiles no other.
-// FLOATS is 1 for the floating-point types. Numbers that a function holds are of the type that it computes in.
+// Elementwise kernels on elements of the type DTYPE, one program a type: a program that computes in F32 compiles no other.
+// Numbers that a function holds are of the type that it computes in.
 
-__device__ inline f32 tanh_of(f32 x) { return tanhf(x); }
-__device__ inline f64 tanh_of(f64 x) { return tanh(x); }
-__device__ inline f32 erf_of(f32 x) { return erff(x); }
-__device__ inline f64 erf_of(f64 x) { return erf(x); }
-__device__ inline f32 sin_of(f32 x) { return sinf(x); }
-__device__ inline f64 sin_of(f64 x) { return sin(x); }
-__device__ inline f32 cos_of(f32 x) { return cosf(x); }
-__device__ inline f64 cos_of(f64 x) { return cos(x); }
-__device__ inline f32 power(f32 x, f32 y) { return powf(x, y); }
-__device__ inline f64 power(f64 x, f64 y) { return pow(x, y); }
-
-// By squaring; wraps around.
-__device__ inline u64 whole_power(u64 base, u64 exponent) {
-    u64 result = 1;
-    for (; exponent > 0; exponent >>= 1) {
-        result = exponent & 1 ? result * base : result;
-        base *= base;
-    }
-    return result;
-}
-__device__ inline u8 power(u8 x, u8 y) { return (u8)whole_power(x, y); }
-// A negative power is that of the exact result rounded towards 0.
-__device__ inline i64 power(i64 x, i64 y) {
-    if (y >= 0) {
-        return (i64)whole_power((u64)x, (u64)y);
-    }
-    return x == 1 || (x == -1 && y % 2 == 0) ? 1 : x == -1 ? -1 : 0;
-}
-
-__device__ inline f32 divide(f32 x, f32 y) { return x / y; }
-__device__ inline f64 divide(f64 x, f64 y) { return x / y; }
-__device__ inline u8 divide(u8 x, u8 y) { return y == 0 ? 0 : x / y; }
-__device__ inline i64 divide(i64 x, i64 y) { return y == 0 ? 0 : y == -1 ? sub(0LL, x) : x / y; }
-
-__device__ inline f32 negate(f32 x) { return -x; }
-__device__ inline f64 negate(f64 x) { return -x; }
-__device__ inline u8 negate(u8 x) { return sub((u8)0, x); }
-__device__ inline i64 negate(i64 x) { return sub(0LL, x); }
-
-__device__ inline u8 abs_of(u8 x) { return x; }
-__device__ inline i64 abs_of(i64 x) { return x < 0 ? sub(0LL, x) : x; }
-
-template <class T> __device__ inline T clamp_of(T x, T low, T high) {
-    T raised = x < low ? low : x;
-    return raised > high ? high : raised;
-}
-
-#if FLOATS
-constexpr f64 INV_SQRT_2 = 0.70710678118654752;
-constexpr f64 INV_SQRT_TAU = 0.3989422804014327;
-constexpr f64 TWO_SQRT_2_OVER_PI = 1.5957691216057308;
-constexpr f64 GELU_CUBIC = 0.044715;
-
-template <class T> __device__ inline T sigmoid_of(T x) {
-    // e^-|x| never overflows, and keeps the precision of small results.
-    T e = exp_of(-abs_of(x));
-    return (x < 0 ? e : (T)1) / (1 + e);
-}
-template <class T> __device__ inline T normal_cdf(T x) { return (T)0.5 * (1 + erf_of(x * (T)INV_SQRT_2)); }
-// sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-template <class T> __device__ inline T gelu_gate(T x) {
-    return sigmoid_of((T)TWO_SQRT_2_OVER_PI * x * (1 + (T)GELU_CUBIC * x * x));
-}
-template <class T> __device__ inline T normal_density(T x) { return exp_of(x * x * (T)-0.5) * (T)INV_SQRT_TAU; }
-template <class T> __device__ inline T gelu_tanh_slope(T x) {
-    T s = gelu_gate(x);
-    T slope = (T)TWO_SQRT_2_OVER_PI * (1 + (T)(3 * GELU_CUBIC) * x * x);
-    return s + x * (s * (1 - s)) * slope;
-}
-template <class T> __device__ inline T hard_sigmoid_of(T x) { return clamp_of(x + 3, (T)0, (T)6) / 6; }
-// tanh(log(1 + e^x)) = n / (n + 2), n = e^x (e^x + 2), which is 1 where that overflows.
-template <class T> __device__ inline T mish_gate(T x) {
-    T e = exp_of(x > 20 ? (T)20 : x);
-    T n = e * (e + 2);
-    return n / (n + 2);
-}
-#endif
-
-// The kernels: the program goes on with a line for each function, whose expression is of these names.
+// The kernels: the program goes on with a line for each function, whose expression is of the names of elementwise.cuh.
 // Functions of one element x; some hold one or two numbers.
 #define UNARY(name, expression)                                                                                      \
-    template <class T> struct name##_function {                                                                      \
-        T a, b;                                                                                                      \
-        __device__ T operator()(T x) const { return (expression); }                                                  \
-    };                                                                                                               \
+    UNARY_FUNCTION(name, expression)                                                                                 \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const __grid_constant__ Walk<2> walk, \
                                                   u64 a, u64 b) {                                                    \
         map1(out, x, walk, name##_function<T>{from_bits<T>(a), from_bits<T>(b)});                                    \
     }
 // Their gradients, of what they saved and of the result's gradient g.
 #define UNARY_GRAD(name, saved, expression)                                                                    \
-    template <class T> struct name##_gradient {                                                                \
-        T a, b;                                                                                                \
-        __device__ T operator()(T saved, T g) const { return (expression); }                                   \
-    };                                                                                                         \
+    UNARY_GRADIENT(name, saved, expression)                                                                    \
     extern "C" __global__ void NAMED(name##_grad, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y,          \
                                                          const __grid_constant__ Walk<3> walk, u64 a, u64 b) { \
         map2(out, x, y, walk, name##_gradient<T>{from_bits<T>(a), from_bits<T>(b)});                           \
     }
 #define BINARY(name, expression)                                                               \
-    template <class T> struct name##_function {                                                \
-        __device__ T operator()(T x, T y) const { return (expression); }                       \
-    };                                                                                         \
+    BINARY_FUNCTION(name, expression)                                                          \
     extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y, \
                                                   const __grid_constant__ Walk<3> walk) {      \
         map2(out, x, y, walk, name##_function<T>());                                           \
     }
 #define COMPARE(name, comparison)                                                           \
+    COMPARISON(name, comparison)                                                            \
     extern "C" __global__ void NAMED(name, DTYPE)(u8 * out, const DTYPE* x, const DTYPE* y, \
                                                   const __grid_constant__ Walk<3> walk) {   \
-        map2(out, x, y, walk, [](T x, T y) -> u8 { return x comparison y; });               \
+        map2(out, x, y, walk, name##_function<T>());                                        \
     }

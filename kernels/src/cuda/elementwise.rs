@@ -47,11 +47,15 @@ macro_rules! compare_source {
 }
 
 number_programs!(
-    "elementwise", "elementwise.cu";
+    "elementwise", "elementwise.cuh", "elementwise.cu";
     crate::unary_functions!(unary_source),
     crate::binary_functions!(binary_source),
-    crate::comparisons!(compare_source)
+    crate::comparisons!(compare_source) => each_rounded
 );
+
+/// A line for each function.
+pub(super) const FUNCTIONS: &str =
+    concat!(unary_functions!(unary_source), binary_functions!(binary_source), comparisons!(compare_source));
 
 /// A kernel over operands of one shape, of which the first is the output.
 pub(super) struct Map<'a, const N: usize> {
@@ -158,6 +162,11 @@ macro_rules! unary_kernels {
             (names, numbers)
         }
     };
+}
+
+/// The numbers that a function and its gradient take.
+pub(super) fn unary_numbers(op: UnaryOp, dtype: DType) -> [u64; 2] {
+    unary_kernel(op, dtype).1
 }
 
 /// As `Number::from_f64` of the CPU.

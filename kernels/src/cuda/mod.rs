@@ -7,12 +7,13 @@
 //! kernel's registers are F32 in shared memory or in a workspace.
 //!
 //! Programs are compiled with the compiler's defaults: accurate functions, and multiply-adds fused where the source does
-//! not forbid it. Results depend on the operands only, not on the size of the grid or on what runs beside.
+//! not forbid it; those of functions of elements without, so that a function that is fused with others keeps its bits. Results depend on the operands only, not on the size of the grid or on what runs beside.
 
 use device::{Result, Stream};
 
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
+pub(crate) mod chain;
 pub(crate) mod clip;
 pub(crate) mod conv;
 pub(crate) mod copy;
@@ -36,9 +37,12 @@ mod tensors;
 pub(crate) mod walk;
 
 /// The program of a family for elements of a type: the prelude, the type as `DTYPE`, whether it is floating point and
-/// whether it has 16 bits, `typed.cuh`, the family's own files, and text that follows them.
+/// whether it has 16 bits, `typed.cuh`, the family's own files, text that follows them, and how it is compiled.
 macro_rules! program {
-    ($family:literal, $dtype:literal, $floats:literal, $half:literal, $($part:literal),+ $(; $($text:expr),+)?) => {
+    (
+        $family:literal, $dtype:literal, $floats:literal, $half:literal, $($part:literal),+
+        $(; $($text:expr),+ $(=> $compiled:ident)?)?
+    ) => {
         device::cuda::Program::new(
             concat!($family, "_", $dtype),
             concat!(
@@ -48,7 +52,7 @@ macro_rules! program {
                 $(include_str!($part),)+
                 $($($text),+)?
             ),
-        )
+        )$($(.$compiled())?)?
     };
 }
 

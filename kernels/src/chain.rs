@@ -1,0 +1,84 @@
+//! Chains: functions of elements of which some take what others give, computed together, element by element. Each result is
+//! rounded to its type, as if it went through memory.
+
+use device::DType;
+use smallvec::SmallVec;
+
+use crate::functions::Function;
+use crate::layout::Dst;
+use crate::loops::Loops;
+
+/// The most operands in memory.
+pub(crate) const OPERANDS: usize = 8;
+
+/// Functions in the order in which they are computed.
+#[derive(Clone, Debug)]
+pub(crate) struct Chain {
+    pub(crate) elements: usize,
+    /// What lies in memory: first what is written, one element after the other, and then what is read.
+    pub(crate) operands: Vec<Operand>,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// Elements in memory, which all operands count alike.
+#[derive(Clone, Debug)]
+pub(crate) struct Operand {
+    pub(crate) at: Dst<u8>,
+    pub(crate) dtype: DType,
+    pub(crate) places: Loops<1>,
+}
+
+/// One function.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub(crate) function: Function,
+    pub(crate) arguments: SmallVec<[Value; 3]>,
+    /// The operand that its result is written to.
+    pub(crate) output: Option<usize>,
+}
+
+/// What a function takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    Operand(usize),
+    /// The result of a step.
+    Step(usize),
+}
+
+impl Chain {
+    /// How many operands are written.
+    pub(crate) fn outputs(&self) -> usize {
+        self.steps.iter().filter(|step| step.output.is_some()).count()
+    }
+
+    /// One nest over all operands; `None` if there is none.
+    pub(crate) fn loops(&self) -> Option<Loops<OPERANDS>> {
+        Loops::together(
+            &self.operands.iter().map(|operand| &operand.places).collect::<SmallVec<[_; OPERANDS]>>(),
+        )
+    }
+}
+
+impl Operand {
+    /// Whether the elements are those of `other`, counted alike and stored alike.
+    pub(crate) fn is(&self, other: &Operand) -> bool {
+        self.at.0 == other.at.0 && stored(self.dtype) == stored(other.dtype) && self.places == other.places
+    }
+
+    /// Whether a byte belongs to both.
+    pub(crate) fn meets(&self, other: &Operand) -> bool {
+        let ((start, end), (other_start, other_end)) = (self.bytes(), other.bytes());
+        start < other_end && other_start < end
+    }
+
+    fn bytes(&self) -> (usize, usize) {
+        let ((low, high), size) = (self.places.span(), self.dtype.size_bytes() as isize);
+        let at = self.at.0.addr();
+        (at.wrapping_add_signed(low * size), at.wrapping_add_signed((high + 1) * size))
+    }
+}
+
+/// How a type is stored: truth values are bytes.
+pub(crate) fn stored(dtype: DType) -> DType {
+    if dtype == DType::Bool { DType::U8 } else { dtype }
+}

@@ -1,0 +1,204 @@
+//! Chains by blocks, which stay in the first cache: each function runs on a block as it would on all elements.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::{copy, elementwise, for_bits};
+use crate::chain::{Chain, OPERANDS, Operand, Value};
+use crate::functions::Function;
+use crate::layout::Dst;
+use crate::loops::{Loops, Places};
+use crate::par::{Workers, for_range};
+
+/// Memory of a thread for what is not kept, in words.
+const WORDS: usize = 1 << 12;
+/// The most elements of a block, and what their number is a multiple of.
+const BLOCK: usize = 1024;
+const MULTIPLE: usize = 32;
+/// Elements of a part when a chain is split over threads.
+const CHUNK: usize = 1 << 15;
+
+/// Which elements of a chain lie where while a block is computed.
+pub(crate) struct Blocks {
+    /// For each operand, the slot that its elements are copied to if they lie neither as a run nor at one place.
+    copied: Vec<Option<usize>>,
+    /// For each step, where its results are: an operand that is written, or a slot.
+    results: Vec<Room>,
+    elements: usize,
+    slot_bytes: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Room {
+    Operand(usize),
+    Slot(usize),
+}
+
+/// Slots that are free again.
+#[derive(Default)]
+struct Slots {
+    free: Vec<usize>,
+    count: usize,
+}
+
+impl Slots {
+    fn take(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.count += 1;
+            self.count - 1
+        })
+    }
+}
+
+impl Blocks {
+    pub(crate) fn of(chain: &Chain) -> Blocks {
+        let mut slots = Slots::default();
+        let lies = |operand: &Operand| operand.places.is_run() || operand.places.axes.is_empty();
+        let stands = |operand: &Operand| matches!(&operand.places.axes[..], [axis] if axis.strides == [0]);
+        let copied: Vec<Option<usize>> = chain
+            .operands
+            .iter()
+            .map(|operand| (!lies(operand) && !stands(operand)).then(|| slots.take()))
+            .collect();
+        let mut results: Vec<Room> = Vec::with_capacity(chain.steps.len());
+        for (at, step) in chain.steps.iter().enumerate() {
+            results.push(step.output.map_or_else(|| Room::Slot(slots.take()), Room::Operand));
+            // A result has a place of its own: its elements may be larger than an argument's.
+            let is_last =
+                |value: &Value| !chain.steps[at + 1..].iter().any(|later| later.arguments.contains(value));
+            let mut over: Vec<Value> = step.arguments.iter().copied().filter(is_last).collect();
+            over.extend(Some(Value::Step(at)).filter(is_last));
+            over.dedup();
+            for value in over {
+                slots.free.extend(match value {
+                    Value::Operand(operand) => copied[operand],
+                    Value::Step(step) => match results[step] {
+                        Room::Slot(slot) => Some(slot),
+                        Room::Operand(_) => None,
+                    },
+                });
+            }
+        }
+        let types = chain.steps.iter().map(|step| step.function.result());
+        let largest =
+            types.chain(chain.operands.iter().map(|operand| operand.dtype)).map(|dtype| dtype.size_bytes());
+        let size = largest.max().unwrap_or(1);
+        let room = WORDS * size_of::<u64>() / (slots.count.max(1) * size);
+        let elements = BLOCK.min(room / MULTIPLE * MULTIPLE);
+        Blocks { copied, results, elements, slot_bytes: elements * size }
+    }
+
+    /// Computes the chain.
+    ///
+    /// # Safety
+    /// The elements of the chain's operands may be read, and those that it writes be written, and meanwhile nobody else
+    /// touches these.
+    pub(crate) unsafe fn run(&self, chain: &Chain, workers: &Workers) {
+        for_range(workers, chain.elements, CHUNK, &|range| {
+            let mut memory = MaybeUninit::<[u64; WORDS]>::uninit();
+            let memory = Dst(memory.as_mut_ptr().cast::<u8>());
+            for start in range.clone().step_by(self.elements) {
+                // SAFETY: the caller's promise; the memory has room for all slots.
+                unsafe { self.block(chain, start..range.end.min(start + self.elements), memory) };
+            }
+        });
+    }
+
+    /// Computes the elements `part`, at most as many as a block has.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run); `memory` has room for all slots.
+    unsafe fn block(&self, chain: &Chain, part: Range<usize>, memory: Dst<u8>) {
+        let slot = |slot: usize| (Dst(memory.0.wrapping_add(slot * self.slot_bytes)), 1);
+        let mut operands = [(memory, 0); OPERANDS];
+        for ((place, operand), copied) in operands.iter_mut().zip(&chain.operands).zip(&self.copied) {
+            let size = operand.dtype.size_bytes();
+            *place = match *copied {
+                Some(to) => {
+                    let to = slot(to);
+                    // SAFETY: the elements may be read, and a slot has room for them.
+                    unsafe {
+                        for_bits!(size, B => gather::<B>(&operand.places, part.clone(), operand.at.cast(), to.0.cast()));
+                    }
+                    to
+                }
+                None => {
+                    let step = operand.places.inner().strides[0];
+                    (Dst(operand.at.0.wrapping_offset(part.start as isize * step * size as isize)), step)
+                }
+            };
+        }
+        let result = |step: usize| match self.results[step] {
+            Room::Operand(operand) => (operands[operand].0, 1),
+            Room::Slot(at) => slot(at),
+        };
+        for (at, step) in chain.steps.iter().enumerate() {
+            let mut places = [result(at); 4];
+            for (place, argument) in places[1..].iter_mut().zip(&step.arguments) {
+                *place = match *argument {
+                    Value::Operand(operand) => operands[operand],
+                    Value::Step(step) => result(step),
+                };
+            }
+            // SAFETY: the elements of a block are where the places say, of the function's types.
+            unsafe { apply(step.function, part.len(), places) };
+        }
+    }
+}
+
+/// Copies the elements `part` of an operand to a run.
+///
+/// # Safety
+/// They may be read, and `to` has room for them.
+unsafe fn gather<B: Copy>(places: &Loops<1>, part: Range<usize>, from: Dst<B>, to: Dst<B>) {
+    let mut done = 0;
+    let [step] = places.inner().strides;
+    places.for_runs(part, |[at], len| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (from, to) = (from.at(at), to.at(done));
+            match step {
+                0 => std::slice::from_raw_parts_mut(to.cast::<MaybeUninit<B>>(), len)
+                    .fill(MaybeUninit::new(*from)),
+                1 => std::ptr::copy_nonoverlapping(from, to, len),
+                _ => (0..len as isize).for_each(|j| *to.offset(j) = *from.offset(j * step)),
+            }
+        }
+        done += len as isize;
+    });
+}
+
+/// Runs a function on `elements` elements, from places and at steps of which the first are the result's.
+///
+/// # Safety
+/// They may be read, and the result's be written; they are of the function's types. The result may be an argument, element
+/// for element.
+unsafe fn apply(function: Function, elements: usize, places: [(Dst<u8>, isize); 4]) {
+    fn run<const N: usize>(elements: usize, places: [(Dst<u8>, isize); 4]) -> Places<N> {
+        Places::Run { elements, steps: std::array::from_fn(|k| places[k].1) }
+    }
+    let [out, x, y, z] = places.map(|(at, _)| at);
+    let (x, y, z) = (x.src(), y.src(), z.src());
+    // SAFETY: the caller's promise.
+    unsafe {
+        match function {
+            Function::Unary(op, dtype) => {
+                elementwise::unary(op, dtype, &run(elements, places), &None, out, x)
+            }
+            Function::Gradient(op, dtype) => {
+                elementwise::unary_grad(op, dtype, &run(elements, places), &None, out, (x, y));
+            }
+            Function::Binary(op, dtype) => {
+                elementwise::binary(op, dtype, &run(elements, places), &None, out, (x, y));
+            }
+            Function::Compare(op, dtype) => {
+                elementwise::compare(op, dtype, &run(elements, places), &None, out, (x, y));
+            }
+            Function::Not => elementwise::logical_not(&run(elements, places), &None, out, x),
+            Function::Where(dtype) => {
+                elementwise::where_cond(dtype.size_bytes(), &run(elements, places), &None, out, (x, y, z));
+            }
+            Function::Copy { to, from } => copy::copy((to, from), &run(elements, places), &None, out, x),
+        }
+    }
+}

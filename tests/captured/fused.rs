@@ -1,0 +1,334 @@
+//! Commands that are fused, and what must not be.
+
+use super::{tensor, values};
+use crate::common::devices::{Kind, each_device};
+use streamgrad::prelude::*;
+use streamgrad::tensor::{BinaryOp, CompareOp, UnaryOp};
+use streamgrad::{Element, Graph, GraphOptions, Order, PlanReport, Result, Schedule, bf16, f16};
+
+const SCHEDULES: [Schedule; 2] = [Schedule::Inline, Schedule::Threads];
+const UNFUSED: GraphOptions = GraphOptions { order: Order::Data, max_bytes: None, fuse: false };
+
+fn ops<R: streamgrad::Tensors>(graph: &Graph<R>) -> Vec<&'static str> {
+    graph.commands().iter().map(|command| command.op).collect()
+}
+
+/// Commands, and those that became a part of another one.
+fn counts(report: PlanReport) -> (usize, usize) {
+    (report.commands, report.fused)
+}
+
+#[test]
+fn a_chain_becomes_one_command_without_memory_of_its_own() {
+    each_device(&SCHEDULES, |device| {
+        let (x, row) = (
+            tensor(&[1.0, -2.0, 3.0, 4.0, -5.0, 6.0], device)?.reshape(&[2, 3])?,
+            tensor(&[1.0, 2.0, 3.0], device)?,
+        );
+        let step = || x.add(&row)?.relu()?.mul_scalar(0.5)?.sub(&x)?.square()?.maximum(&row);
+        let (plain, fused) = (Graph::capture_with(device, UNFUSED, step)?, Graph::capture(device, step)?);
+        // The result is copied to memory outside.
+        assert_eq!((counts(plain.report()), counts(fused.report())), ((7, 0), (1, 6)));
+        assert!(plain.report().planned_bytes > 0);
+        assert_eq!((fused.report().planned_bytes, ops(&fused)), (0, vec!["fused"]));
+        let expected = values(&step()?)?;
+        assert_eq!((values(&plain.replay()?)?, values(&fused.replay()?)?), (expected.clone(), expected));
+        Ok(())
+    });
+}
+
+/// A way from one function to another by way of something else.
+#[test]
+fn what_a_command_outside_comes_between_is_not_fused() {
+    each_device(&SCHEDULES, |device| {
+        let x = tensor(&[1.0, 2.0, 3.0, 4.0], device)?;
+        let step = || {
+            let y = x.add_scalar(1.0)?;
+            y.mul(&y.sum(&[], true)?)
+        };
+        let graph = Graph::capture(device, step)?;
+        assert_eq!(ops(&graph), ["add_scalar", "sum", "fused"]);
+        // What the sum reads is changed behind it.
+        let state = tensor(&[1.0, 2.0, 3.0, 4.0], device)?;
+        let other = Graph::capture(device, || {
+            let y = x.mul(&x)?;
+            let sum = y.sum(&[], true)?;
+            y.add_scalar_(1.0)?;
+            state.copy_(&y)?;
+            Ok(sum)
+        })?;
+        assert_eq!(counts(other.report()), (4, 1), "{:?}", ops(&other));
+        let expected = values(&step()?)?;
+        assert_eq!(values(&graph.replay()?)?, expected);
+        assert_eq!((values(&other.replay()?)?, values(&state)?), (vec![30.0], vec![2.0, 5.0, 10.0, 17.0]));
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_read_at_other_elements_is_not_fused() {
+    each_device(&SCHEDULES, |device| {
+        let x = tensor(&[1.0, 2.0, 3.0, 4.0], device)?.reshape(&[2, 2])?;
+        let square = || {
+            let y = x.add_scalar(1.0)?;
+            y.mul(&y.t()?)
+        };
+        let part = || x.add_scalar(1.0)?.narrow(0, 1, 1)?.mul_scalar(2.0);
+        let broadcast = || x.narrow(0, 0, 1)?.add_scalar(1.0)?.mul(&x);
+        // An element is replaced before another one's function has read it.
+        let row = x.narrow(0, 0, 1)?;
+        let replaced = || {
+            let y = x.add(&row)?;
+            x.copy_(&y)
+        };
+        let step = || Ok([square()?, part()?, broadcast()?]);
+        let expected: Vec<_> = step()?.iter().map(values).collect::<Result<_>>()?;
+        let graph = Graph::capture(device, step)?;
+        assert!(ops(&graph).iter().filter(|op| **op == "add_scalar").count() == 3, "{:?}", ops(&graph));
+        let found: Vec<_> = graph.replay()?.iter().map(values).collect::<Result<_>>()?;
+        assert_eq!(found, expected);
+        let graph = Graph::capture(device, replaced)?;
+        assert_eq!(counts(graph.report()), (2, 0));
+        graph.replay()?;
+        assert_eq!(values(&x)?, [2.0, 4.0, 4.0, 6.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_others_use_stays_in_memory() {
+    each_device(&SCHEDULES, |device| {
+        let (x, state) = (tensor(&[1.0, 2.0, 3.0, 4.0], device)?, tensor(&[0.0; 4], device)?);
+        let graph = Graph::capture(device, || {
+            let first = x.add_scalar(1.0)?;
+            let second = first.mul_scalar(2.0)?;
+            state.add_(&first)?;
+            Ok((first.sum(&[], false)?, second.square()?, second))
+        })?;
+        // The functions, with what they write: for the sum, the state, and two results.
+        let writes =
+            |command: &streamgrad::PlannedCommand| command.uses.iter().filter(|(_, write)| *write).count();
+        let fused: Vec<_> =
+            graph.commands().iter().filter(|command| command.op == "fused").map(writes).collect();
+        assert_eq!((fused, graph.report().commands), (vec![4], 3), "{:?}", ops(&graph));
+        for at in 1..3_u8 {
+            let (sum, square, second) = graph.replay()?;
+            assert_eq!(values(&sum)?, [14.0]);
+            assert_eq!(
+                (values(&second)?, values(&square)?),
+                (vec![4.0, 6.0, 8.0, 10.0], vec![16.0, 36.0, 64.0, 100.0])
+            );
+            assert_eq!(values(&state)?, [2.0, 3.0, 4.0, 5.0].map(|value| value * f32::from(at)));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn streams_that_are_kept_in_order_are_not_mixed() {
+    each_device(&SCHEDULES, |device| {
+        let x = tensor(&[1.0, 2.0], device)?;
+        let side = device.new_stream()?;
+        let step = || {
+            let y = side.scope(|| x.add_scalar(1.0)?.mul_scalar(3.0))?;
+            y.mul_scalar(2.0)?.add_scalar(1.0)
+        };
+        for (order, commands) in [(Order::Data, 1), (Order::Streams, 2)] {
+            let graph = Graph::capture_with(device, GraphOptions { order, ..GraphOptions::default() }, step)?;
+            assert_eq!(graph.report().commands, commands, "{order:?}");
+            assert_eq!(values(&graph.replay()?)?, [13.0, 19.0]);
+        }
+        // Neighbours only.
+        let graph = Graph::capture_with(
+            device,
+            GraphOptions { order: Order::Streams, ..GraphOptions::default() },
+            || {
+                let y = x.add_scalar(1.0)?;
+                let sum = x.sum(&[], false)?;
+                Ok((y.mul_scalar(2.0)?, sum))
+            },
+        )?;
+        assert!(ops(&graph).contains(&"add_scalar"), "{:?}", ops(&graph));
+        Ok(())
+    });
+}
+
+#[test]
+fn functions_that_could_run_at_once_for_long_are_not_joined() -> Result<()> {
+    let device =
+        Device::cpu_with(streamgrad::CpuConfig { threads: Some(2), ..streamgrad::CpuConfig::default() });
+    for (elements, commands) in [(1 << 18, 5), (1 << 6, 1)] {
+        let x = Tensor::ones(&[elements], DType::F32, &device)?;
+        let step = || {
+            let y = x.add_scalar(1.0)?;
+            Ok((y.exp()?.mul_scalar(2.0)?, y.sin()?.mul_scalar(2.0)?))
+        };
+        let graph = Graph::capture(&device, step)?;
+        assert!(graph.report().commands <= commands, "{:?}", ops(&graph));
+        assert_eq!(graph.report().commands == 1, elements < 1 << 10, "{:?}", ops(&graph));
+        let ((a, b), (c, d)) = (graph.replay()?, step()?);
+        assert_eq!((values(&a)?, values(&b)?), (values(&c)?, values(&d)?));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_nobody_uses_does_not_run_unless_it_may_fail() {
+    each_device(&SCHEDULES, |device| {
+        let (x, at) = (tensor(&[1.0, 2.0], device)?, Tensor::from_slice(&[1i64, 7], &[2], device)?);
+        let graph = Graph::capture(device, || {
+            let y = x.add_scalar(1.0)?;
+            drop(y.matmul(&y)?.add_scalar(1.0)?);
+            let scratch = Tensor::empty(&[2], DType::F32, device)?;
+            scratch.copy_(&y)?;
+            scratch.add_(&x)?;
+            y.mul_scalar(2.0)
+        })?;
+        assert_eq!((graph.report().commands, graph.report().unused), (1, 4), "{:?}", ops(&graph));
+        assert_eq!(values(&graph.replay()?)?, [4.0, 6.0]);
+        let graph = Graph::capture(device, || x.index_select(0, &at).map(drop))?;
+        assert_eq!((graph.report().commands, graph.report().unused), (1, 0));
+        let failed = graph.replay().and_then(|()| device.synchronize());
+        assert!(failed.is_err());
+        Ok(())
+    });
+}
+
+/// Random numbers (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % end as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        &of[self.below(of.len())]
+    }
+}
+
+const TYPES: [DType; 7] =
+    [DType::F32, DType::F32, DType::F64, DType::BF16, DType::F16, DType::I64, DType::U8];
+
+/// What a program finds: tensors of all types, in shapes that broadcast.
+fn states(random: &mut Random, device: &Device) -> Result<Vec<Tensor>> {
+    let (rows, columns) = *random.pick(&[(3, 5), (4, 8), (1, 16), (37, 61), (70, 64)]);
+    let shapes = [vec![rows, columns], vec![rows, columns], vec![columns], vec![rows, 1], vec![1]];
+    let state = |at: usize| {
+        let shape = &shapes[at % shapes.len()];
+        let count: usize = shape.iter().product();
+        let values: Vec<f32> = (0..count).map(|i| ((i * 37 + at * 11) % 23) as f32 * 0.375 - 3.0).collect();
+        Tensor::from_slice(&values, shape, device)?.to_dtype(TYPES[random.below(TYPES.len())])
+    };
+    (0..8).map(state).collect()
+}
+
+/// Runs a program that `random` decides about. What is refused is left out, which is the same each time.
+fn program(random: &mut Random, states: &[Tensor], side: &Stream) -> Result<Vec<Tensor>> {
+    let mut pool: Vec<Tensor> = states.to_vec();
+    for _ in 0..4 + random.below(24) {
+        let action = random.below(24);
+        // What was made last is used most.
+        let near = pool.len() - 1 - random.below(pool.len().min(3));
+        let (a, b) = (pool[near].clone(), pool[random.below(pool.len())].clone());
+        let (unary, binary) = (*random.pick(UnaryOp::ALL), *random.pick(BinaryOp::ALL));
+        let (compare, dtype, away) =
+            (*random.pick(CompareOp::ALL), *random.pick(&TYPES), random.below(5) == 0);
+        let act = || -> Result<Option<Tensor>> {
+            Ok(Some(match action {
+                0..6 => a.unary(unary)?,
+                6..12 => a.binary(binary, &b)?,
+                12 | 13 => Tensor::where_cond(&a.compare(compare, &b)?, &b, &b.square()?)?,
+                14 => a.compare(compare, &b)?.logical_not()?,
+                15 | 16 => a.to_dtype(dtype)?,
+                17 => a.mul_scalar_(2.0).map(|()| a)?,
+                18 => a.add_(&b.to_dtype(a.dtype())?).map(|()| a)?,
+                19 => a.copy_(&b).map(|()| a)?,
+                20 => a.transpose(0, -1)?,
+                21 => a.narrow(-1, a.shape().last().map_or(0, |&n| n / 2), 1)?,
+                22 => a.sum(&[0], true)?,
+                _ => return Ok(None),
+            }))
+        };
+        match if away { side.scope(act) } else { act() } {
+            Ok(Some(made)) => pool.push(made),
+            Ok(None) if pool.len() > states.len() => drop(pool.remove(near.max(states.len()))),
+            Ok(None) | Err(_) => {}
+        }
+    }
+    let made = &pool[states.len()..];
+    Ok(made.iter().rev().step_by(2).cloned().collect())
+}
+
+fn bytes(tensor: &Tensor) -> Result<Vec<u64>> {
+    fn all<T: Element>(tensor: &Tensor, bits: impl Fn(T) -> u64) -> Result<Vec<u64>> {
+        Ok(tensor.to_vec::<T>()?.into_iter().map(bits).collect())
+    }
+    match tensor.dtype() {
+        DType::F32 => all(tensor, |x: f32| x.to_bits().into()),
+        DType::F64 => all(tensor, f64::to_bits),
+        DType::BF16 => all(tensor, |x: bf16| x.to_bits().into()),
+        DType::F16 => all(tensor, |x: f16| x.to_bits().into()),
+        DType::I64 => all(tensor, |x: i64| x as u64),
+        DType::U8 => all(tensor, |x: u8| x.into()),
+        _ => all(tensor, |x: bool| x.into()),
+    }
+}
+
+/// What three steps give, and what they leave, and how many commands were fused.
+fn steps(device: &Device, seed: u64, options: Option<GraphOptions>) -> Result<(Vec<Vec<u64>>, usize)> {
+    let (states, side) = (states(&mut Random(seed), device)?, device.new_stream()?);
+    let step = || program(&mut Random(seed ^ 0x5eed), &states, &side);
+    let (mut seen, mut fused) = (Vec::new(), 0);
+    match options {
+        None => (0..3).try_for_each(|_| step().map(|results| seen.extend(results)))?,
+        Some(options) => {
+            let graph = Graph::capture_with(device, options, step)?;
+            assert_eq!(streamgrad::device::unordered(&graph.commands()), [], "{seed}, {options:?}");
+            fused = graph.report().fused;
+            for replay in 0..3 {
+                graph.executable().shuffle((replay > 0).then_some(seed + replay));
+                seen.extend(graph.replay()?);
+            }
+        }
+    }
+    Ok((seen.iter().chain(&states).map(bytes).collect::<Result<_>>()?, fused))
+}
+
+fn fused_programs_give_the_same_bits(kind: Kind, seeds: std::ops::Range<u64>) {
+    let mut fused = 0;
+    for seed in seeds.clone() {
+        let run = |options| {
+            steps(&kind.device(), seed, options).unwrap_or_else(|error| panic!("{kind:?}, {seed}: {error}"))
+        };
+        let (expected, _) = run(None);
+        for order in [Order::Data, Order::Streams] {
+            for (max_bytes, fuse) in [(None, false), (None, true), (Some(0), true)] {
+                let options = GraphOptions { order, max_bytes, fuse };
+                let (found, count) = run(Some(options));
+                assert!(found == expected, "{kind:?}, seed {seed}, {options:?}");
+                fused += count;
+            }
+        }
+    }
+    println!("{fused} commands were fused");
+    assert!(fused as u64 > 4 * (seeds.end - seeds.start), "{fused}");
+}
+
+#[test]
+fn fused_programs_give_the_same_bits_on_the_cpu() {
+    fused_programs_give_the_same_bits(Kind::Cpu(Schedule::Inline), 0..150);
+    fused_programs_give_the_same_bits(Kind::Cpu(Schedule::Threads), 150..200);
+}
+
+#[test]
+fn fused_programs_give_the_same_bits_on_cuda() {
+    if Kind::all(&[]).is_empty() {
+        return;
+    }
+    fused_programs_give_the_same_bits(Kind::Cuda, 0..12);
+}

@@ -17,7 +17,8 @@ pub trait Work: Send + Sync + 'static {
     /// synchronising call. Must not call the device.
     fn run(&self, cpu: &Cpu<'_>);
 
-    /// Enqueues it on a stream of a CUDA device, before the launch returns.
+    /// Enqueues it on a stream of a CUDA device, before the launch returns. In a capture it is called with a queue that only
+    /// notes how much memory products need, too.
     ///
     /// # Errors
     /// What the queue returns; what was enqueued until then runs.
@@ -32,11 +33,6 @@ pub trait Work: Send + Sync + 'static {
 
     /// About how many elementary operations a CPU needs, 0 if it is not known.
     fn cost(&self) -> usize {
-        0
-    }
-
-    /// Bytes of device memory that its products need beside what it uses, on a CUDA device.
-    fn workspace(&self) -> usize {
         0
     }
 }

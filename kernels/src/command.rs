@@ -9,7 +9,7 @@
 use std::any::Any;
 use std::marker::PhantomData;
 
-use device::cuda::{Arg, Gemm, Queue};
+use device::cuda::{Arg, Queue};
 use device::{Binder, Cpu, DType, Element, Error, Result, Stream, Use, Work};
 use smallvec::SmallVec;
 
@@ -22,7 +22,6 @@ pub(crate) struct Command<O> {
     op: &'static str,
     operands: O,
     cost: usize,
-    products: bool,
 }
 
 impl<O: Operands> Command<O> {
@@ -30,19 +29,13 @@ impl<O: Operands> Command<O> {
     /// type of storage, that of the first.
     #[inline(always)]
     pub(crate) fn new(op: &'static str, operands: O) -> Command<O> {
-        Command { op, operands, cost: 0, products: false }
+        Command { op, operands, cost: 0 }
     }
 
     /// About how many elementary operations a CPU needs, which decides over how many threads they are split.
     #[inline(always)]
     pub(crate) fn cost(self, elements: usize, each: usize) -> Command<O> {
         Command { cost: elements.saturating_mul(each), ..self }
-    }
-
-    /// The body for CUDA makes products of matrices, which take memory.
-    #[inline(always)]
-    pub(crate) fn with_products(self) -> Command<O> {
-        Command { products: true, ..self }
     }
 
     /// Checks the operands and launches the body of the stream's device, which gets `params` and the operands in the form of
@@ -82,7 +75,7 @@ impl<O: Operands> Command<O> {
         C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
         G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
     {
-        let Command { op, operands, cost, products } = self;
+        let Command { op, operands, cost } = self;
         let mut check = Check { op, dtype: None, written: 0 };
         operands.check(&mut check)?;
         if check.written == 0 {
@@ -90,7 +83,7 @@ impl<O: Operands> Command<O> {
         }
         let mut uses = Uses::new();
         operands.name_uses(&mut uses);
-        stream.launch(op, &uses, Bodies { held: operands.hold(), params, cost, products, scalars, cpu, cuda })
+        stream.launch(op, &uses, Bodies { held: operands.hold(), params, cost, scalars, cpu, cuda })
     }
 }
 
@@ -99,7 +92,6 @@ struct Bodies<H, P, S, C, G> {
     held: H,
     params: P,
     cost: usize,
-    products: bool,
     scalars: S,
     cpu: C,
     cuda: G,
@@ -138,10 +130,6 @@ where
 
     fn cost(&self) -> usize {
         self.cost
-    }
-
-    fn workspace(&self) -> usize {
-        if self.products { Gemm::WORKSPACE } else { 0 }
     }
 }
 

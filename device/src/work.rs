@@ -17,7 +17,8 @@ pub trait Work: Send + Sync + 'static {
     /// synchronising call. Must not call the device.
     fn run(&self, cpu: &Cpu<'_>);
 
-    /// Enqueues it on a stream of a CUDA device, before the launch returns.
+    /// Enqueues it on a stream of a CUDA device, before the launch returns. In a capture it is called with a queue that only
+    /// notes how much memory products need, too.
     ///
     /// # Errors
     /// What the queue returns; what was enqueued until then runs.
@@ -44,11 +45,6 @@ pub trait Work: Send + Sync + 'static {
     /// writes.
     fn may_fail(&self) -> bool {
         true
-    }
-
-    /// Bytes of device memory that its products need beside what it uses, on a CUDA device.
-    fn workspace(&self) -> usize {
-        0
     }
 }
 

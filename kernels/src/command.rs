@@ -9,7 +9,7 @@
 use std::any::Any;
 use std::marker::PhantomData;
 
-use device::cuda::{Arg, Gemm, Queue};
+use device::cuda::{Arg, Queue};
 use device::{Binder, Cpu, DType, Element, Error, Result, Stream, Use, Work};
 use smallvec::SmallVec;
 
@@ -22,7 +22,6 @@ pub(crate) struct Command<O> {
     op: &'static str,
     operands: O,
     cost: usize,
-    products: bool,
     may_fail: bool,
 }
 
@@ -31,19 +30,13 @@ impl<O: Operands> Command<O> {
     /// type of storage, that of the first.
     #[inline(always)]
     pub(crate) fn new(op: &'static str, operands: O) -> Command<O> {
-        Command { op, operands, cost: 0, products: false, may_fail: false }
+        Command { op, operands, cost: 0, may_fail: false }
     }
 
     /// About how many elementary operations a CPU needs, which decides over how many threads they are split.
     #[inline(always)]
     pub(crate) fn cost(self, elements: usize, each: usize) -> Command<O> {
         Command { cost: elements.saturating_mul(each), ..self }
-    }
-
-    /// The body for CUDA makes products of matrices, which take memory.
-    #[inline(always)]
-    pub(crate) fn with_products(self) -> Command<O> {
-        Command { products: true, ..self }
     }
 
     /// Elements that are read may be wrong, as with an index out of range, or the body may fail otherwise.
@@ -138,7 +131,7 @@ impl<O: Operands> Command<O> {
         C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
         G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
     {
-        let Command { op, operands, cost, products, may_fail } = self;
+        let Command { op, operands, cost, may_fail } = self;
         let mut check = Check { op, dtype: None, written: 0 };
         operands.check(&mut check)?;
         if check.written == 0 {
@@ -147,7 +140,7 @@ impl<O: Operands> Command<O> {
         let mut uses = Uses::new();
         operands.name_uses(&mut uses);
         let held = operands.hold();
-        stream.launch(op, &uses, Bodies { held, params, cost, products, may_fail, scalars, part, cpu, cuda })
+        stream.launch(op, &uses, Bodies { held, params, cost, may_fail, scalars, part, cpu, cuda })
     }
 }
 
@@ -156,7 +149,6 @@ struct Bodies<H, P, S, D, C, G> {
     held: H,
     params: P,
     cost: usize,
-    products: bool,
     may_fail: bool,
     scalars: S,
     part: D,
@@ -206,10 +198,6 @@ where
 
     fn may_fail(&self) -> bool {
         self.may_fail
-    }
-
-    fn workspace(&self) -> usize {
-        if self.products { Gemm::WORKSPACE } else { 0 }
     }
 }
 

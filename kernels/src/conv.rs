@@ -178,7 +178,6 @@ fn launch(
     for_float!(op, dtype, T => {
         let workspace = workspace.map(|memory| memory.write::<T>().exact());
         Command::new(op, (out.write::<T>(), read.map(View::read::<T>), bias.map(View::read::<T>), workspace))
-            .with_products()
             .cost(results.layout.elements(), each)
             .run(
                 stream,

@@ -80,7 +80,7 @@ fn launch(
     let cost = (out.layout.elements(), k / 8 + 1);
     for_float!(op, dtype, T => {
         let operands = (out.write::<T>().keep(add), lhs.read::<T>(), rhs.read::<T>(), bias.map(View::read::<T>));
-        Command::new(op, operands).with_products().cost(cost.0, cost.1).run(
+        Command::new(op, operands).cost(cost.0, cost.1).run(
             stream,
             batch,
             // SAFETY: the matrices are those of the operands.

@@ -18,10 +18,13 @@ pub(super) struct Blas {
     chosen: RwLock<HashMap<Form, Option<Arc<Algorithm>>>>,
 }
 
-// SAFETY: the library may be called from any thread with one handle, which holds nothing that a call changes.
+// SAFETY: the library's functions may be called from many threads at once with one handle, whose settings nobody changes.
 unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
+
+/// The most bytes of memory that a product works in, as the vendor recommends for architectures with large products.
+pub(super) const WORKSPACE: usize = 32 << 20;
 
 /// How many forms are kept. Programs have some hundreds at most, unless their shapes keep changing: then all are forgotten
 /// now and then, and those still in use chosen again.
@@ -86,7 +89,8 @@ pub(super) struct Algorithm {
     bias: Mutex<()>,
 }
 
-// SAFETY: the descriptions may be read from any thread; what is written to one is written under a lock.
+// SAFETY: the descriptions may be read from many threads at once. Only a bias's address is written to one that is shared, and
+// under a lock, which all hold who use a description with a bias.
 unsafe impl Send for Algorithm {}
 // SAFETY: as above.
 unsafe impl Sync for Algorithm {}
@@ -246,7 +250,7 @@ impl Algorithm {
             )?;
         }
         let wanted = Preference::new()?;
-        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(Gemm::WORKSPACE as u64))?;
+        wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE as u64))?;
         // Parts of a sum are kept as what it is computed in, also if the result has 16 bits, and added in a fixed order.
         let scheme = blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         wanted.set(Wanted::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme)?;

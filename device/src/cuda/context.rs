@@ -10,14 +10,14 @@ use std::sync::{Arc, OnceLock, Weak};
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
 
-use super::blas::Blas;
+use super::Program;
+use super::blas::{Blas, WORKSPACE};
 use super::call::check;
 use super::memory::{Pages, no_memory, obtained};
 use super::module::Module;
 use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::stream::in_host_function;
-use super::{Gemm, Program};
 use crate::{Error, MemoryDriver, Result};
 
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
@@ -229,7 +229,7 @@ impl Drop for Context {
             drop(self.blas.take());
             for workspace in std::mem::take(self.workspaces.get_mut()) {
                 // SAFETY: a stream had it from `allocate`, and none is left to use it.
-                unsafe { self.free(workspace, Gemm::WORKSPACE) };
+                unsafe { self.free(workspace, WORKSPACE) };
             }
             for block in self.pinned.drain() {
                 // SAFETY: they come from `allocate_pinned`, and no stream is left to use them.

@@ -190,7 +190,10 @@ impl Captured {
         match self.workspace {
             Some((at, bytes)) if bytes >= needed => Ok(at as *mut u8),
             _ if needed == 0 => Ok(std::ptr::null_mut()),
-            _ => Err(refused(op, "it makes a product and did not state that it needs memory for it")),
+            _ => Err(refused(
+                op,
+                "one of its products needs more memory than it did when the step was captured",
+            )),
         }
     }
 

@@ -26,6 +26,7 @@ mod probe;
 #[cfg(feature = "cuda")]
 mod stream;
 
+use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 
 use crate::device::Core;
 use crate::graph::capture::refused;
-use crate::{DType, MemoryDriver, Moment, Result, Stream};
+use crate::{DType, MemoryDriver, Moment, Result, Stream, Work};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -212,11 +213,6 @@ pub struct Gemm {
     pub epilogue: Epilogue,
 }
 
-impl Gemm {
-    /// The most bytes of memory that a product may work in, as the vendor recommends for architectures with large products.
-    pub const WORKSPACE: usize = 32 << 20;
-}
-
 impl Stream {
     /// Compiles and loads programs, and takes memory for the stream's products to work in: what the first launch of each
     /// would do, and the device might have to be idle for. Nothing on a stream of another device.
@@ -230,6 +226,16 @@ impl Stream {
         let _tail = fifo.lock_tail("preload")?;
         driver.bind()?;
         self.core().with_room(|| driver.preload(programs))
+    }
+
+    /// Bytes of memory that the products of a captured command work in. The most that one of them needs: they run one after
+    /// the other.
+    pub(crate) fn workspace(&self, op: &'static str, work: &impl Work) -> Result<usize> {
+        let Some(driver) = self.fifo().driver_stream() else { return Ok(0) };
+        driver.bind()?;
+        let (never, most) = (Moment { stream: self.id(), tick: 0 }, Cell::new(0));
+        work.enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(&most)))?;
+        Ok(most.get())
     }
 }
 
@@ -253,6 +259,8 @@ pub(crate) enum Target<'a> {
     Graph(&'a Captured),
     /// The kernels are in a graph already, and get these arguments.
     Update(&'a Updated<'a>),
+    /// Nothing: the most memory is noted that one of the products works in.
+    Measure(&'a Cell<usize>),
 }
 
 impl fmt::Debug for Queue<'_> {
@@ -301,6 +309,9 @@ impl<'a> Queue<'a> {
         grid: Grid,
         args: &[Arg<'_>],
     ) -> Result<()> {
+        if let Target::Measure(_) = self.target {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         unsafe { self.stream.kernel((self.op, self.moment.stream), program, name, grid, args, self.target) }
     }
@@ -317,7 +328,7 @@ impl<'a> Queue<'a> {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no room for the workspace,
     /// [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<bool> {
-        self.is_new("a product")?;
+        self.adds("a product")?;
         // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
         self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.core.tf32(), self.target) })
@@ -335,7 +346,7 @@ impl<'a> Queue<'a> {
     ) -> Result<()> {
         match self.target {
             Target::Graph(captured) => captured.beside(self.stream, first, second),
-            Target::Stream | Target::Update(_) => first().and_then(|()| second()),
+            Target::Stream | Target::Update(_) | Target::Measure(_) => first().and_then(|()| second()),
         }
     }
 
@@ -347,7 +358,9 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
-        self.is_new("a copy")?;
+        if !self.adds("a copy")? {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         unsafe { self.stream.copy(dst, src, bytes) }
     }
@@ -364,14 +377,16 @@ impl<'a> Queue<'a> {
             },
             // SAFETY: the caller's promise.
             Target::Stream => unsafe { self.stream.upload(to, bytes, self.moment) },
-            Target::Update(_) => self.is_new("an upload"),
+            Target::Update(_) | Target::Measure(_) => self.adds("an upload").map(drop),
         }
     }
 
-    /// That `what` is not part of a graph already, where it stays as it is: only kernels get other arguments.
-    fn is_new(&self, what: &str) -> Result<()> {
+    /// Whether `what` is enqueued. Not if it is part of a graph already, where it stays as it is: only kernels get other
+    /// arguments.
+    fn adds(&self, what: &str) -> Result<bool> {
         match self.target {
-            Target::Stream | Target::Graph(_) => Ok(()),
+            Target::Stream | Target::Graph(_) => Ok(true),
+            Target::Measure(_) => Ok(false),
             Target::Update(_) => Err(refused(self.op, &format!("{what} of a graph stays where it is"))),
         }
     }
@@ -384,7 +399,9 @@ impl<'a> Queue<'a> {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver).
     pub unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
-        self.is_new("a fill")?;
+        if !self.adds("a fill")? {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         unsafe { self.stream.fill_bytes(dst, value, bytes) }
     }

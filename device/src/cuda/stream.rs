@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys;
 use parking_lot::Mutex;
 
+use super::blas::WORKSPACE;
 use super::call::{address, check};
 use super::context::Context;
 use super::fault::FaultWord;
@@ -347,7 +348,7 @@ impl DriverStream {
         check("cuLaunchKernel", code)?;
         match target {
             Target::Graph(captured) => captured.add_kernel(self),
-            Target::Stream | Target::Update(_) => Ok(()),
+            Target::Stream | Target::Update(_) | Target::Measure(_) => Ok(()),
         }
     }
 
@@ -368,6 +369,10 @@ impl DriverStream {
         let workspace = match target {
             // Products of a graph may run at once.
             Target::Graph(captured) => captured.workspace(op, algorithm.workspace)?,
+            Target::Measure(most) => {
+                most.set(most.get().max(algorithm.workspace));
+                return Ok(true);
+            }
             Target::Stream | Target::Update(_) => self.workspace()?.as_ptr(),
         };
         // SAFETY: the context is current. The workspace is the stream's, whose products run one after the other, or the
@@ -458,7 +463,7 @@ impl DriverStream {
             return Ok(workspace);
         }
         let spare = self.context.workspaces.lock().pop();
-        let new = spare.map_or_else(|| self.context.allocate(Gemm::WORKSPACE), Ok)?;
+        let new = spare.map_or_else(|| self.context.allocate(WORKSPACE), Ok)?;
         self.context.products.store(true, Ordering::Relaxed);
         Ok(*self.workspace.get_or_init(|| new))
     }

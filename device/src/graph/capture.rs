@@ -192,6 +192,7 @@ impl Capture {
         uses: &[Use<'_>],
         work: impl Work,
     ) -> Result<()> {
+        let needed = stream.workspace(op, &work)?;
         let mut recording = self.recording.lock();
         let mut named: SmallVec<[(usize, bool); 4]> = SmallVec::new();
         for used in uses {
@@ -201,7 +202,6 @@ impl Capture {
                 None => named.push((memory, used.write)),
             }
         }
-        let needed = if stream.is_cuda() { work.workspace() } else { 0 };
         let workspace = (needed > 0).then(|| recording.plan(needed, false));
         named.extend(workspace.map(|memory| (memory, true)));
         let (stream, work) = (stream.id(), Box::new(work));

@@ -1,0 +1,164 @@
+//! Products on a CUDA device: an algorithm for each form, chosen once and the same everywhere. Without a device the tests say so
+//! and do nothing.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::devices::{cuda, each_device, emulated};
+use common::process::{calls, function, run_logged, say};
+use streamgrad::prelude::*;
+use streamgrad::{Graph, RandomKey, Result};
+
+/// Operands `[rows, width]`, `[width, columns]` and `[columns]`.
+fn operands([rows, width, columns]: [usize; 3], dtype: DType, device: &Device) -> Result<[Tensor; 3]> {
+    let tensor = |op: u64, shape: &[usize]| {
+        Tensor::randn(shape, DType::F32, RandomKey { seed: 1, op }, device)?.to_dtype(dtype)
+    };
+    Ok([tensor(1, &[rows, width])?, tensor(2, &[width, columns])?, tensor(3, &[columns])?])
+}
+
+/// Their elements, which F64 holds all of.
+fn values(tensors: &[Tensor]) -> Result<Vec<Vec<f64>>> {
+    tensors.iter().map(|tensor| tensor.to_dtype(DType::F64)?.to_vec()).collect()
+}
+
+/// Long sums and others, with a bias and without, some of which a graph runs at once.
+fn products([x, w, bias]: &[Tensor; 3]) -> Result<Vec<Tensor>> {
+    let y = x.linear(&w.t()?, Some(bias))?;
+    Ok(vec![x.matmul(w)?, x.square()?.matmul(w)?, y.matmul(&w.t()?)?, x.t()?.matmul(&y)?, y])
+}
+
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
+const SIZES: [[usize; 3]; 3] = [[33, 65, 17], [6, 700, 5], [256, 128, 64]];
+
+#[test]
+fn eager_and_captured_products_have_the_same_bits() {
+    each_device(&[], |device| {
+        for (sizes, dtype) in SIZES.into_iter().flat_map(|sizes| FLOATS.map(|dtype| (sizes, dtype))) {
+            let operands = operands(sizes, dtype, device)?;
+            let expected = values(&products(&operands)?)?;
+            let other = device.new_stream()?;
+            assert_eq!(values(&other.scope(|| products(&operands))?)?, expected, "{sizes:?} {dtype}");
+            let graph = Graph::capture(device, || products(&operands))?;
+            for _ in 0..2 {
+                assert_eq!(values(&graph.replay()?)?, expected, "{sizes:?} {dtype}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+#[ignore = "run by the tests below"]
+fn inner_forms() -> Result<()> {
+    let device = cuda(0).unwrap();
+    let operands = operands([6, 64, 5], DType::F32, &device)?;
+    let mut results = Vec::new();
+    for _ in 0..3 {
+        results.extend(products(&operands)?);
+    }
+    let other = device.new_stream()?;
+    results.extend(other.scope(|| products(&operands))?);
+    let graph = Graph::capture(&device, || products(&operands))?;
+    assert!(graph.report().planned_bytes < 1 << 16, "{}", graph.report());
+    results.extend(graph.replay()?);
+    say(0, &results.iter().map(common::bits).collect::<Result<Vec<_>>>()?);
+    Ok(())
+}
+
+/// The log of `inner_forms`, and its results, under a schedule and with calls that fail.
+fn forms(seed: usize, fail: &str) -> (String, Vec<String>) {
+    let environment = [("CUDA_EMULATOR_SEED", seed.to_string()), ("CUDA_EMULATOR_FAIL", fail.to_owned())];
+    let (output, log) = run_logged("inner_forms", &environment);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{fail}: {text}");
+    let results = text.lines().find_map(|line| line.strip_prefix("results ")).unwrap();
+    (log, results.split("], [").map(|result| result.trim_matches(['[', ']']).to_owned()).collect())
+}
+
+/// How often kernels with such a name were launched, or captured.
+fn kernels(log: &str, name: &str) -> usize {
+    let name = format!("kernel={name}_");
+    log.lines().filter(|line| function(line) == "cuLaunchKernel" && line.contains(&name)).count()
+}
+
+/// Of `products`; a captured step copies each out of its own memory.
+const RESULTS: usize = 5;
+const HEURISTIC: &str = "cublasLtMatmulAlgoGetHeuristic";
+
+#[test]
+fn an_algorithm_is_chosen_once_and_a_bias_is_added_in_the_product() {
+    if !emulated() {
+        println!("skipped: a real driver has no log");
+        return;
+    }
+    // A workspace that two products share shows under some of these.
+    for seed in 0..4 {
+        let (log, results) = forms(seed, "");
+        assert_eq!(calls(&log, HEURISTIC), 4);
+        assert_eq!(calls(&log, "cublasLtMatmul"), 5 * RESULTS);
+        assert_eq!(log.lines().filter(|line| line.contains("epilogue=4")).count(), 5);
+        assert_eq!(kernels(&log, "copy"), RESULTS);
+        assert_eq!(kernels(&log, "matmul"), 0);
+        for round in results.chunks(RESULTS) {
+            assert_eq!(round, &results[..RESULTS]);
+        }
+    }
+}
+
+/// Neither for any form, nor for those with a bias.
+#[test]
+fn products_without_an_algorithm_are_made_by_kernels() {
+    if !emulated() {
+        println!("skipped: a real driver refuses nothing on demand");
+        return;
+    }
+    let (_, expected) = forms(0, "");
+    let close = |results: &[String]| {
+        let value = |bits: &str| f64::from(f32::from_bits(bits.trim().parse().unwrap()));
+        let elements =
+            |all: &[String]| all.iter().flat_map(|one| one.split(',').map(value)).collect::<Vec<_>>();
+        elements(results).iter().zip(elements(&expected)).all(|(a, b)| (a - b).abs() < 1e-3 * (1.0 + b.abs()))
+    };
+    // A linear map without its bias has the form of the plain product.
+    let all: Vec<String> = (1..=4).map(|call| format!("{HEURISTIC}:{call}")).collect();
+    let (log, results) = forms(0, &all.join(","));
+    assert_eq!((calls(&log, HEURISTIC), calls(&log, "cublasLtMatmul")), (4, 0));
+    assert_eq!(kernels(&log, "matmul"), 5 * RESULTS);
+    assert!(close(&results) && results.len() == expected.len());
+    let (log, results) = forms(0, &format!("{HEURISTIC}:1"));
+    assert_eq!((calls(&log, HEURISTIC), calls(&log, "cublasLtMatmul")), (4, 5 * RESULTS));
+    assert_eq!(kernels(&log, "copy"), RESULTS + 5);
+    assert!(close(&results) && results.len() == expected.len());
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn inner_many_forms() -> Result<()> {
+    let device = cuda(0).unwrap();
+    let row = Tensor::ones(&[1, 3000], DType::F32, &device)?;
+    for width in 1..=3000 {
+        let x = row.narrow(1, 0, width)?;
+        x.matmul(&x.t()?)?;
+    }
+    device.synchronize()
+}
+
+#[test]
+fn algorithms_of_shapes_that_keep_changing_are_forgotten() {
+    if !emulated() {
+        println!("skipped: a real driver has no log");
+        return;
+    }
+    let (output, log) = run_logged("inner_many_forms", &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(calls(&log, HEURISTIC), 3000);
+    let (mut live, mut most) = (0, 0);
+    for line in log.lines() {
+        live += i64::from(line.starts_with("cublasLtMatmulDescCreate "));
+        live -= i64::from(line.starts_with("cublasLtMatmulDescDestroy "));
+        most = most.max(live);
+    }
+    assert!(live == 0 && most < 2500, "{most} at once, {live} left");
+}

@@ -48,7 +48,9 @@ fn cases(name: &str, threads: usize, program: impl Fn(&Device, usize) -> Step) -
                 })
             }
             How::Captured { lanes, order } => {
-                let options = GraphOptions { order, ..GraphOptions::default() };
+                // What a command costs is what is measured.
+                let options =
+                    GraphOptions { order, fuse: !name.contains("chain"), ..GraphOptions::default() };
                 let graph = Graph::capture_with(&device, options, program(&device, lanes)).unwrap();
                 println!("{name}: {}", graph.report());
                 if std::env::args().any(|word| word == "--commands") {
@@ -87,6 +89,28 @@ fn chain(device: &Device, _: usize) -> Step {
     Box::new(move || (0..1000).try_for_each(|_| x.add_scalar_(1.0)))
 }
 
+/// Ten functions of elements, of which one takes what the other gives, as commands of their own and as one.
+fn functions(elements: usize) -> Vec<Case<'static>> {
+    let device = device(2);
+    let tensor = |op| Tensor::randn(&[elements], DType::F32, RandomKey { seed: 1, op }, &device).unwrap();
+    let [x, y] = [tensor(1), tensor(2)];
+    let step = move || {
+        let scaled = x.mul_scalar(0.5)?.add(&y)?.relu()?.mul(&x)?.add_scalar(1.0)?;
+        scaled.abs()?.sqrt()?.sub(&y)?.square()?.maximum(&x)
+    };
+    let captured = |(way, fuse)| {
+        let options = GraphOptions { fuse, ..GraphOptions::default() };
+        let graph = Graph::capture_with(&device, options, &step).unwrap();
+        println!("ten functions of {elements}, {way}: {}", graph.report());
+        let device = device.clone();
+        case(format!("ten functions of {elements}, {way}"), 1, move || {
+            graph.replay().unwrap();
+            device.synchronize().unwrap();
+        })
+    };
+    [("unfused", false), ("fused", true)].map(captured).into()
+}
+
 /// What launching an op costs, on matrices so small that a device has done it before the host launches the next.
 fn launches() -> Vec<Case<'static>> {
     const OPS: usize = 200;
@@ -119,6 +143,9 @@ fn main() {
     run("200 ops of one kind, one op of them", launches());
     for threads in [1, 2] {
         run("1000 commands of one element", cases(&format!("chain, {threads} threads"), threads, chain));
+    }
+    for elements in [1 << 10, 1 << 20] {
+        run("ten functions of elements", functions(elements));
     }
     for (workload, rows) in
         [("two-batch", 256), ("mlp", 32), ("mlp", 256), ("cnn", 32), ("gpt", 0), ("dlrm", 0)]

@@ -50,10 +50,10 @@ template <class T> __device__ inline T clamp_of(T x, T low, T high) {
 }
 
 #if FLOATS
-constexpr f64 INV_SQRT_2 = 0.70710678118654752;
-constexpr f64 INV_SQRT_TAU = 0.3989422804014327;
-constexpr f64 TWO_SQRT_2_OVER_PI = 1.5957691216057308;
-constexpr f64 GELU_CUBIC = 0.044715;
+[[maybe_unused]] constexpr f64 INV_SQRT_2 = 0.70710678118654752;
+[[maybe_unused]] constexpr f64 INV_SQRT_TAU = 0.3989422804014327;
+[[maybe_unused]] constexpr f64 TWO_SQRT_2_OVER_PI = 1.5957691216057308;
+[[maybe_unused]] constexpr f64 GELU_CUBIC = 0.044715;
 
 template <class T> __device__ inline T sigmoid_of(T x) {
     // e^-|x| never overflows, and keeps the precision of small results.

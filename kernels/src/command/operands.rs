@@ -1,0 +1,506 @@
+//! Operands of commands: what is read and written, as it is stated, and as a command keeps it.
+//!
+//! On a CPU, operands of BF16 and F16 that were stated as F32 come widened, and are rounded when the body has ended. On
+//! CUDA, where kernels convert what they load and store, each is the address of what is stored.
+
+use std::marker::PhantomData;
+
+use device::cuda::Arg;
+use device::{DType, Element, Error, Result, Use};
+use smallvec::SmallVec;
+
+use crate::cpu::stage::{Operand, Stage};
+use crate::layout::{Dst, Src, View};
+
+/// The buffers of a command.
+pub(crate) type Uses<'a> = SmallVec<[Use<'a>; 4]>;
+
+/// What is known of a command while its operands are checked.
+pub(crate) struct Check {
+    op: &'static str,
+    /// The type of storage of operands that are stated in the type that is computed in.
+    dtype: Option<DType>,
+    /// Elements of what is written.
+    written: usize,
+}
+
+/// Operands as they are stated: one, or several as a tuple, an array, a list, or an option.
+pub(crate) trait Operands {
+    /// What is left of them in a command.
+    type Held: Held;
+
+    /// Checks types, bounds, and that no two elements that are written lie at one place.
+    fn check(&self, check: &mut Check) -> Result<()>;
+
+    /// What a command keeps of them, once they are checked.
+    fn hold(&self) -> Self::Held;
+
+    /// Appends their buffers.
+    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>);
+}
+
+/// Operands in a command, which outlives their views: frees are ordered after it.
+pub(crate) trait Held: Send + Sync + 'static {
+    /// Whether an operand may be widened on a CPU.
+    const STAGED: bool;
+    /// The operands of the body for a CPU.
+    type Cpu;
+    /// The operands of the body for CUDA.
+    type Cuda;
+
+    /// # Safety
+    /// This is the command that was launched with the operands' buffers.
+    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu;
+
+    fn on_cuda(&self) -> Self::Cuda;
+
+    /// Gives each operand the address that `moved` gives for its own.
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8);
+}
+
+/// Where an operand lies in a CUDA device's memory, as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Address(pub(crate) *mut u8);
+
+impl Address {
+    /// That of an optional operand which is left out.
+    pub(crate) const NULL: Address = Address(std::ptr::null_mut());
+
+    /// The address `elements` elements of `size` bytes further.
+    #[inline]
+    pub(crate) fn offset(self, elements: isize, size: usize) -> Address {
+        Address(self.0.wrapping_offset(elements * size as isize))
+    }
+}
+
+impl From<Address> for Arg<'_> {
+    fn from(at: Address) -> Self {
+        Arg::Ptr(at.0)
+    }
+}
+
+/// An operand that is read, as elements of type `T`.
+pub(crate) struct Read<'a, T> {
+    view: View<'a>,
+    exact: bool,
+    marker: PhantomData<T>,
+}
+
+/// An operand that is written, as elements of type `T`.
+pub(crate) struct Write<'a, T> {
+    view: View<'a>,
+    exact: bool,
+    /// Whether the body reads what is there.
+    keep: bool,
+    marker: PhantomData<T>,
+}
+
+/// Bytes of an operand whose type the body looks at.
+pub(crate) struct Raw;
+
+impl<'a> View<'a> {
+    /// To be read in the type that is computed in.
+    #[inline(always)]
+    pub(crate) fn read<T>(self) -> Read<'a, T> {
+        Read { view: self, exact: false, marker: PhantomData }
+    }
+
+    /// To be written in the type that is computed in: all elements, none of which is read.
+    #[inline(always)]
+    pub(crate) fn write<T>(self) -> Write<'a, T> {
+        Write { view: self, exact: false, keep: false, marker: PhantomData }
+    }
+}
+
+impl<T> Read<'_, T> {
+    /// Of type `T` and no other, whatever the command computes in.
+    #[inline(always)]
+    pub(crate) fn exact(self) -> Self {
+        Read { exact: true, ..self }
+    }
+}
+
+impl<T> Write<'_, T> {
+    /// Of type `T` and no other, whatever the command computes in.
+    #[inline(always)]
+    pub(crate) fn exact(self) -> Self {
+        Write { exact: true, ..self }
+    }
+
+    /// If `keep`, the elements may be read, and left as they are.
+    #[inline(always)]
+    pub(crate) fn keep(self, keep: bool) -> Self {
+        Write { keep, ..self }
+    }
+}
+
+impl Check {
+    #[inline(always)]
+    pub(super) fn of(op: &'static str) -> Check {
+        Check { op, dtype: None, written: 0 }
+    }
+
+    /// Whether there is nothing to write.
+    #[inline(always)]
+    pub(super) fn is_all_read(&self) -> bool {
+        self.written == 0
+    }
+
+    /// That the elements of a view that was stated as `T` can be computed with as such.
+    #[inline(always)]
+    fn storage<T: Element>(&mut self, view: &View<'_>, exact: bool) -> Result<()> {
+        let expected = if exact { T::DTYPE } else { *self.dtype.get_or_insert(view.dtype) };
+        view.expect_dtype(self.op, expected)?;
+        if expected.compute_dtype() == T::DTYPE {
+            Ok(())
+        } else {
+            Err(Error::DTypeUnsupported { op: self.op, dtype: expected })
+        }
+    }
+
+    #[inline(always)]
+    fn writes(&mut self, view: &View<'_>) -> Result<()> {
+        self.written += view.layout.elements();
+        view.check_bounds(self.op)?;
+        view.check_written_once(self.op)
+    }
+}
+
+/// An operand of a body that reads.
+pub(crate) struct HeldRead<T>(Operand<T>);
+
+impl<T: Element> Operands for Read<'_, T> {
+    type Held = HeldRead<T>;
+
+    #[inline(always)]
+    fn check(&self, check: &mut Check) -> Result<()> {
+        check.storage::<T>(&self.view, self.exact)?;
+        self.view.check_bounds(check.op)
+    }
+
+    #[inline(always)]
+    fn hold(&self) -> HeldRead<T> {
+        HeldRead(Operand::of(&self.view))
+    }
+
+    #[inline(always)]
+    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
+        uses.push(Use::read(self.view.buffer));
+    }
+}
+
+impl<T: Element> Held for HeldRead<T> {
+    const STAGED: bool = true;
+    type Cpu = Src<T>;
+    type Cuda = Address;
+
+    #[inline(always)]
+    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Src<T> {
+        // SAFETY: the command uses the operand.
+        unsafe { stage.read(&self.0) }
+    }
+
+    #[inline(always)]
+    fn on_cuda(&self) -> Address {
+        Address(self.0.at().0)
+    }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.0.bind(moved);
+    }
+}
+
+/// An operand of a body that writes.
+pub(crate) struct HeldWrite<T> {
+    operand: Operand<T>,
+    keep: bool,
+}
+
+impl<T: Element> Operands for Write<'_, T> {
+    type Held = HeldWrite<T>;
+
+    #[inline(always)]
+    fn check(&self, check: &mut Check) -> Result<()> {
+        check.storage::<T>(&self.view, self.exact)?;
+        check.writes(&self.view)
+    }
+
+    #[inline(always)]
+    fn hold(&self) -> HeldWrite<T> {
+        HeldWrite { operand: Operand::of(&self.view), keep: self.keep }
+    }
+
+    #[inline(always)]
+    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
+        uses.push(Use::write(self.view.buffer));
+    }
+}
+
+impl<T: Element> Held for HeldWrite<T> {
+    const STAGED: bool = true;
+    type Cpu = Dst<T>;
+    type Cuda = Address;
+
+    #[inline(always)]
+    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Dst<T> {
+        // SAFETY: the command uses the operand.
+        unsafe { if self.keep { stage.update(&self.operand) } else { stage.write(&self.operand) } }
+    }
+
+    #[inline(always)]
+    fn on_cuda(&self) -> Address {
+        Address(self.operand.at().0)
+    }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.operand.bind(moved);
+    }
+}
+
+impl Operands for Read<'_, Raw> {
+    type Held = Src<u8>;
+
+    #[inline(always)]
+    fn check(&self, check: &mut Check) -> Result<()> {
+        self.view.check_bounds(check.op)
+    }
+
+    #[inline(always)]
+    fn hold(&self) -> Src<u8> {
+        self.view.first().src()
+    }
+
+    #[inline(always)]
+    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
+        uses.push(Use::read(self.view.buffer));
+    }
+}
+
+impl Held for Src<u8> {
+    const STAGED: bool = false;
+    type Cpu = Src<u8>;
+    type Cuda = Address;
+
+    #[inline(always)]
+    unsafe fn on_cpu<'s>(&'s self, _: &Stage<'s>) -> Src<u8> {
+        *self
+    }
+
+    #[inline(always)]
+    fn on_cuda(&self) -> Address {
+        Address(self.0.cast_mut())
+    }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.0 = moved(self.0.cast_mut());
+    }
+}
+
+impl Operands for Write<'_, Raw> {
+    type Held = Dst<u8>;
+
+    #[inline(always)]
+    fn check(&self, check: &mut Check) -> Result<()> {
+        check.writes(&self.view)
+    }
+
+    #[inline(always)]
+    fn hold(&self) -> Dst<u8> {
+        self.view.first()
+    }
+
+    #[inline(always)]
+    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
+        uses.push(Use::write(self.view.buffer));
+    }
+}
+
+impl Held for Dst<u8> {
+    const STAGED: bool = false;
+    type Cpu = Dst<u8>;
+    type Cuda = Address;
+
+    #[inline(always)]
+    unsafe fn on_cpu<'s>(&'s self, _: &Stage<'s>) -> Dst<u8> {
+        *self
+    }
+
+    #[inline(always)]
+    fn on_cuda(&self) -> Address {
+        Address(self.0)
+    }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.0 = moved(self.0);
+    }
+}
+
+impl<O: Operands> Operands for Option<O> {
+    type Held = Option<O::Held>;
+
+    #[inline(always)]
+    fn check(&self, check: &mut Check) -> Result<()> {
+        self.iter().try_for_each(|operand| operand.check(check))
+    }
+
+    #[inline(always)]
+    fn hold(&self) -> Self::Held {
+        self.as_ref().map(O::hold)
+    }
+
+    #[inline(always)]
+    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
+        self.iter().for_each(|operand| operand.name_uses(uses));
+    }
+}
+
+impl<H: Held> Held for Option<H> {
+    const STAGED: bool = H::STAGED;
+    type Cpu = Option<H::Cpu>;
+    type Cuda = Option<H::Cuda>;
+
+    #[inline(always)]
+    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
+        // SAFETY: as the caller says of all operands.
+        self.as_ref().map(|held| unsafe { held.on_cpu(stage) })
+    }
+
+    #[inline(always)]
+    fn on_cuda(&self) -> Self::Cuda {
+        self.as_ref().map(H::on_cuda)
+    }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.iter_mut().for_each(|held| held.bind(moved));
+    }
+}
+
+impl<O: Operands, const N: usize> Operands for [O; N] {
+    type Held = [O::Held; N];
+
+    #[inline(always)]
+    fn check(&self, check: &mut Check) -> Result<()> {
+        self.iter().try_for_each(|operand| operand.check(check))
+    }
+
+    #[inline(always)]
+    fn hold(&self) -> Self::Held {
+        self.each_ref().map(O::hold)
+    }
+
+    #[inline(always)]
+    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
+        self.iter().for_each(|operand| operand.name_uses(uses));
+    }
+}
+
+impl<H: Held, const N: usize> Held for [H; N] {
+    const STAGED: bool = H::STAGED;
+    type Cpu = [H::Cpu; N];
+    type Cuda = [H::Cuda; N];
+
+    #[inline(always)]
+    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
+        // SAFETY: as the caller says of all operands.
+        self.each_ref().map(|held| unsafe { held.on_cpu(stage) })
+    }
+
+    #[inline(always)]
+    fn on_cuda(&self) -> Self::Cuda {
+        self.each_ref().map(H::on_cuda)
+    }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.iter_mut().for_each(|held| held.bind(moved));
+    }
+}
+
+impl<O: Operands> Operands for Vec<O> {
+    type Held = Vec<O::Held>;
+
+    fn check(&self, check: &mut Check) -> Result<()> {
+        self.iter().try_for_each(|operand| operand.check(check))
+    }
+
+    fn hold(&self) -> Self::Held {
+        self.iter().map(O::hold).collect()
+    }
+
+    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
+        self.iter().for_each(|operand| operand.name_uses(uses));
+    }
+}
+
+impl<H: Held> Held for Vec<H> {
+    const STAGED: bool = H::STAGED;
+    type Cpu = Vec<H::Cpu>;
+    type Cuda = Vec<H::Cuda>;
+
+    unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
+        // SAFETY: as the caller says of all operands.
+        self.iter().map(|held| unsafe { held.on_cpu(stage) }).collect()
+    }
+
+    fn on_cuda(&self) -> Self::Cuda {
+        self.iter().map(H::on_cuda).collect()
+    }
+
+    fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+        self.iter_mut().for_each(|held| held.bind(moved));
+    }
+}
+
+/// Operands next to each other: a tuple, whose length no function can be generic over.
+macro_rules! tuple {
+    ($($name:ident $at:tt),+) => {
+        impl<$($name: Operands),+> Operands for ($($name,)+) {
+            type Held = ($($name::Held,)+);
+
+            #[inline(always)]
+            fn check(&self, check: &mut Check) -> Result<()> {
+                $(self.$at.check(check)?;)+
+                Ok(())
+            }
+
+            #[inline(always)]
+            fn hold(&self) -> Self::Held {
+                ($(self.$at.hold(),)+)
+            }
+
+            #[inline(always)]
+            fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
+                $(self.$at.name_uses(uses);)+
+            }
+        }
+
+        impl<$($name: Held),+> Held for ($($name,)+) {
+            const STAGED: bool = $($name::STAGED)||+;
+            type Cpu = ($($name::Cpu,)+);
+            type Cuda = ($($name::Cuda,)+);
+
+            #[inline(always)]
+            unsafe fn on_cpu<'s>(&'s self, stage: &Stage<'s>) -> Self::Cpu {
+                // SAFETY: as the caller says of all operands.
+                unsafe { ($(self.$at.on_cpu(stage),)+) }
+            }
+
+            #[inline(always)]
+            fn on_cuda(&self) -> Self::Cuda {
+                ($(self.$at.on_cuda(),)+)
+            }
+
+            fn bind(&mut self, moved: &mut dyn FnMut(*mut u8) -> *mut u8) {
+                $(self.$at.bind(moved);)+
+            }
+        }
+    };
+}
+
+tuple!(A 0);
+tuple!(A 0, B 1);
+tuple!(A 0, B 1, C 2);
+tuple!(A 0, B 1, C 2, D 3);
+tuple!(A 0, B 1, C 2, D 3, E 4);
+tuple!(A 0, B 1, C 2, D 3, E 4, F 5);
+tuple!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+tuple!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);

@@ -44,6 +44,10 @@ template <class F> __device__ inline typename F::State join_lanes(typename F::St
 template <class Body> __device__ inline void for_near(u64 first, u64 len, u32 lane, u32 lanes, Body body) {
 #pragma unroll
     for (int slot = 0; slot < EACH; ++slot) {
+        // Short rows are over soon, and what is not run is not fetched.
+        if (first + slot * lanes >= len) {
+            break;
+        }
         u64 i = first + lane + slot * lanes;
         if (i < len) {
             body(i, slot);

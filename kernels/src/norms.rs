@@ -40,4 +40,10 @@ impl Channels {
     pub(crate) fn each(&self) -> usize {
         self.images * self.size
     }
+
+    /// Where the elements of a channel begin in each image.
+    pub(crate) fn starts(&self, channel: usize) -> impl Iterator<Item = usize> {
+        let Channels { images, channels, size } = *self;
+        (0..images).map(move |image| (image * channels + channel) * size)
+    }
 }

@@ -66,8 +66,8 @@ fn unary(
         stream,
         rows,
         // SAFETY: the rows are those of the operands.
-        move |rows, workers, (out, x)| unsafe { cpu::forward(log, rows, workers, out, x) },
-        move |rows, queue, (out, x)| cuda::forward(queue, (log, dtype), rows, [out, x]),
+        move |rows, workers, operands| unsafe { cpu::forward(log, rows, workers, operands) },
+        move |rows, queue, operands| cuda::softmax(queue, (log, dtype), rows, operands.into()),
     ))
 }
 
@@ -87,8 +87,8 @@ fn gradient(
         stream,
         rows,
         // SAFETY: the rows are those of the operands.
-        move |rows, workers, (out, y, g)| unsafe { cpu::gradient(log, rows, workers, out, [y, g]) },
-        move |rows, queue, (out, y, g)| cuda::gradient(queue, (log, dtype), rows, [out, y, g]),
+        move |rows, workers, operands| unsafe { cpu::gradient(log, rows, workers, operands) },
+        move |rows, queue, operands| cuda::softmax(queue, (log, dtype), rows, operands.into()),
     ))
 }
 

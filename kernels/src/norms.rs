@@ -41,9 +41,9 @@ impl Channels {
         self.images * self.size
     }
 
-    /// Where the elements of a channel begin in each image.
-    pub(crate) fn starts(&self, channel: usize) -> impl Iterator<Item = usize> {
-        let Channels { images, channels, size } = *self;
-        (0..images).map(move |image| (image * channels + channel) * size)
+    /// Where the elements of a channel begin in an image.
+    #[inline(always)]
+    pub(crate) fn start(&self, image: usize, channel: usize) -> usize {
+        (image * self.channels + channel) * self.size
     }
 }

@@ -5,7 +5,7 @@ use device::Error;
 use device::{Result, Stream};
 
 use crate::command::{Command, for_float};
-use crate::cpu::softmax as cpu;
+use crate::cpu::softmax::RowOp;
 use crate::cuda::softmax as cuda;
 use crate::layout::{LoopAxis, Loops, View, normalize_axis};
 use crate::loops::Rows;
@@ -66,7 +66,12 @@ fn unary(
         stream,
         rows,
         // SAFETY: the rows are those of the operands.
-        move |rows, workers, operands| unsafe { cpu::forward(log, rows, workers, operands) },
+        move |rows, workers, (out, x)| unsafe {
+            match log {
+                true => RowOp::<true, false>::run(rows, workers, out, [x]),
+                false => RowOp::<false, false>::run(rows, workers, out, [x]),
+            }
+        },
         move |rows, queue, operands| cuda::softmax(queue, (log, dtype), rows, operands.into()),
     ))
 }
@@ -87,7 +92,12 @@ fn gradient(
         stream,
         rows,
         // SAFETY: the rows are those of the operands.
-        move |rows, workers, operands| unsafe { cpu::gradient(log, rows, workers, operands) },
+        move |rows, workers, (out, y, g)| unsafe {
+            match log {
+                true => RowOp::<true, true>::run(rows, workers, out, [y, g]),
+                false => RowOp::<false, true>::run(rows, workers, out, [y, g]),
+            }
+        },
         move |rows, queue, operands| cuda::softmax(queue, (log, dtype), rows, operands.into()),
     ))
 }

@@ -19,7 +19,8 @@ fn channel_sums<T: Lanes, const N: usize>(
     terms: impl Fn(usize, usize) -> [Block<T>; N],
 ) -> [T; N] {
     let mut all = [T::ZERO; N];
-    for first in channels.starts(channel) {
+    for image in 0..channels.images {
+        let first = channels.start(image, channel);
         let part = sums(channels.size, usize::MAX, inlined!(|i, count| terms(first + i, count)));
         for k in 0..N {
             all[k] = all[k].add(part[k]);
@@ -61,9 +62,10 @@ pub(crate) unsafe fn forward<T: Lanes>(
             let scale = var.add(T::from_f64(eps)).sqrt().recip();
             let scale = weight.map_or(scale, |weight| scale.mul(*weight.at(c)));
             let shift = bias.map_or(T::ZERO, |bias| *bias.at(c));
-            for first in channels.starts(channel) {
-                let normal = inlined!(|[x]: [T; 1]| x.sub(mean).mul(scale).add(shift));
-                map(channels.size, out.at(first as isize), [x.add(first)], normal);
+            for image in 0..channels.images {
+                let first = channels.start(image, channel);
+                let (from, to) = ([x.add(first)], out.at(first as isize));
+                map(channels.size, to, from, inlined!(|[x]| x.sub(mean).mul(scale).add(shift)));
             }
         }
     }));
@@ -98,7 +100,8 @@ pub(crate) unsafe fn backward<T: Lanes>(
             *grad_weight.at(c) = with_x;
             let scale = weight.map_or(inverse, |weight| inverse.mul(*weight.at(c)));
             let (sum, with_x) = if training { (sum.div(m), with_x.div(m)) } else { (T::ZERO, T::ZERO) };
-            for first in channels.starts(channel) {
+            for image in 0..channels.images {
+                let first = channels.start(image, channel);
                 let gradient = inlined!(|[x, g]: [T; 2]| scale.mul(g.sub(sum).sub(normal(x).mul(with_x))));
                 map(channels.size, grad.at(first as isize), [x.add(first), g.add(first)], gradient);
             }

@@ -132,13 +132,12 @@ unsafe fn add_patches<T: Lanes>(
 ) {
     let ConvGeometry { image: [height, width], places, window, .. } = *geometry;
     let [kh, kw] = window.kernel;
-    let along = |axis: usize| (window.stride[axis], window.padding[axis], window.dilation[axis]);
     let mut row = columns;
     for c in 0..channels {
         for i in 0..kh {
-            let (top, bottom) = inside(i, along(0), height, places[0]);
+            let (top, bottom) = inside(i, window.along(0), height, places[0]);
             for j in 0..kw {
-                let (left, right) = inside(j, along(1), width, places[1]);
+                let (left, right) = inside(j, window.along(1), width, places[1]);
                 let at = (left * window.stride[1] + j * window.dilation[1]).saturating_sub(window.padding[1]);
                 let len = right - left;
                 for y in top.max(first)..bottom.min(first + rows) {

@@ -94,8 +94,15 @@ unsafe fn run_of<T: Lanes>(
             unsafe {
                 let weight = *weights.add(i * kw + j);
                 let from = from.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
-                let terms = (from, window.stride[1] as isize);
-                update((sums.as_mut_ptr(), 1), terms, RUN, inlined!(|sum, x| sum.add(weight.mul(x))));
+                if window.stride[1] == 1 {
+                    for (e, sum) in sums.iter_mut().enumerate() {
+                        *sum = sum.add(weight.mul(*from.add(e)));
+                    }
+                } else {
+                    for (e, sum) in sums.iter_mut().enumerate() {
+                        *sum = sum.add(weight.mul(*from.add(e * window.stride[1])));
+                    }
+                }
             }
         }
     }

@@ -338,14 +338,24 @@ pub(crate) unsafe fn update<T: Copy>(
         // SAFETY: `i` stays below `len`.
         unsafe { *to = f(*to, *from.wrapping_offset(i * from_step)) };
     });
-    // Steps that the compiler knows make vectors.
-    if to_step == 1 && from_step == 1 {
-        for i in 0..len as isize {
-            one(i, 1, 1);
+    match (to_step, from_step) {
+        (1, 1) => {
+            // SAFETY: there are `len` elements of each, which do not overlap.
+            let (to, from) =
+                unsafe { (std::slice::from_raw_parts_mut(to, len), std::slice::from_raw_parts(from, len)) };
+            for (to, &from) in to.iter_mut().zip(from) {
+                *to = f(*to, from);
+            }
         }
-    } else {
-        for i in 0..len as isize {
-            one(i, to_step, from_step);
+        (_, 1) => {
+            for i in 0..len as isize {
+                one(i, to_step, 1);
+            }
+        }
+        _ => {
+            for i in 0..len as isize {
+                one(i, to_step, from_step);
+            }
         }
     }
 }

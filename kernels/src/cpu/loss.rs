@@ -1,7 +1,8 @@
 //! Cross-entropy.
 
+use super::inlined;
 use super::lanes::{Lanes, map, simd_for};
-use super::{inlined, softmax};
+use super::softmax::RowOp;
 use crate::layout::{Dst, LoopAxis, Loops, Src};
 use crate::loops::{Classes, Rows};
 use crate::par::{Workers, for_range};
@@ -31,7 +32,7 @@ pub(crate) unsafe fn cross_entropy<T: Lanes>(
     let rows = Rows { kept, len: c.classes, steps: c.along };
     // SAFETY: the caller's promise; labels are checked before they are followed.
     unsafe {
-        softmax::forward(true, &rows, workers, (log_probs, logits));
+        RowOp::<true, false>::run(&rows, workers, log_probs, [logits]);
         for i in 0..c.rows {
             let class = label((labels, label_step), i, c.classes) as isize;
             let log_prob = *log_probs.at(i as isize * step + class * c.along[0]);
@@ -65,10 +66,10 @@ pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
                     map(range.len() * classes, out.at(to), from, inlined!(|[x]| x.exp().mul(g)));
                 } else {
                     for i in range.clone() {
-                        let g = scale(i);
+                        let ((to, from), g) = (place(i, 0), scale(i));
                         for j in 0..classes as isize {
-                            let (to, from) = place(i, j);
-                            *out.at(to) = (*log_probs.at(from)).exp().mul(g);
+                            let p = (*log_probs.at(from + j * from_step)).exp();
+                            *out.at(to + j * out_step) = p.mul(g);
                         }
                     }
                 }

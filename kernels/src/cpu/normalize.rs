@@ -120,14 +120,13 @@ fn or_constant<T: Lanes>(given: Option<Src<T>>, len: usize, otherwise: T) -> (Sr
     (Src(at), Some(memory))
 }
 
-/// The runs `(weight, first, elements)` of a row: the whole row if each element has a weight of its own, else the elements of
-/// each weight.
+/// The runs of a row: the whole row if each element has a weight of its own, else the elements of each weight. Their number,
+/// how many elements each has, and the weight of the first.
 #[inline(always)]
-fn runs(rows: NormRows, row: usize) -> impl Iterator<Item = (isize, isize, usize)> {
+fn runs(rows: NormRows, row: usize) -> (isize, usize, isize) {
     let NormRows { groups, channels, inner } = rows;
     let (count, elements) = if inner == 1 { (1, channels) } else { (channels, inner) };
-    let weight = row % groups * channels;
-    (0..count).map(move |run| ((weight + run) as isize, (run * elements) as isize, elements))
+    (count as isize, elements, (row % groups * channels) as isize)
 }
 
 pub(crate) unsafe fn forward<T: Lanes>(
@@ -157,15 +156,21 @@ pub(crate) unsafe fn forward<T: Lanes>(
             let [squares] = sums(len, BLOCK, inlined!(|i, n| [square_of(from.add(i), n, mean)]));
             let rstd = squares.div(scale).add(eps).rsqrt();
             *rstd_to.at(row as isize) = rstd;
-            let normal = inlined!(|x: T, w: T, b: T| x.sub(mean).mul(rstd).mul(w).add(b));
-            for (weight_at, first, elements) in runs(rows, row) {
-                let (w, b) = (weight.at(weight_at), bias.at(weight_at));
-                let (from, to) = (x.at(at + first), out.at(at + first));
+            let (count, elements, first) = runs(rows, row);
+            for run in 0..count {
+                let (w, b) = (weight.at(first + run), bias.at(first + run));
+                let at = at + run * elements as isize;
+                let (from, to) = (x.at(at), out.at(at));
                 if rows.inner == 1 {
-                    map(elements, to, [from, w, b], inlined!(|[x, w, b]| normal(x, w, b)));
+                    map(
+                        elements,
+                        to,
+                        [from, w, b],
+                        inlined!(|[x, w, b]| x.sub(mean).mul(rstd).mul(w).add(b)),
+                    );
                 } else {
                     let (w, b) = (*w, *b);
-                    map(elements, to, [from], inlined!(|[x]| normal(x, w, b)));
+                    map(elements, to, [from], inlined!(|[x]| x.sub(mean).mul(rstd).mul(w).add(b)));
                 }
             }
         }
@@ -235,9 +240,12 @@ unsafe fn backward_row<T: Lanes>(
     let begin = (row * len) as isize;
     let normal = inlined!(|x: T, rstd: T| x.sub(centre).mul(rstd));
     let mut total = [T::ZERO; 2];
-    for (weight_at, first, elements) in runs(rows, row) {
-        let (x, g, w) = (x.at(begin + first), g.at(begin + first), weight.at(weight_at));
-        let (dw, db) = (&mut dweight[weight_at as usize..], &mut dbias[weight_at as usize..]);
+    let (count, elements, first) = runs(rows, row);
+    for run in 0..count {
+        let at = begin + run * elements as isize;
+        let (x, g, w) = (x.at(at), g.at(at), weight.at(first + run));
+        let own = (first + run) as usize..;
+        let (dw, db) = (&mut dweight[own.clone()], &mut dbias[own]);
         // SAFETY: elements of the row, and its weights: as many as it has elements, or one.
         unsafe {
             if rows.inner == 1 {
@@ -267,9 +275,9 @@ unsafe fn backward_row<T: Lanes>(
     let shift = if mean.is_some() { total[0].div(scale) } else { T::ZERO };
     let slope = total[1].div(scale);
     let gradient = inlined!(|x: T, g: T, w: T| g.mul(w).sub(shift).sub(normal(x, rstd).mul(slope)).mul(rstd));
-    for (weight_at, first, elements) in runs(rows, row) {
-        let (x, g, w) = (x.at(begin + first), g.at(begin + first), weight.at(weight_at));
-        let to = to.at(begin + first);
+    for run in 0..count {
+        let at = begin + run * elements as isize;
+        let (x, g, w, to) = (x.at(at), g.at(at), weight.at(first + run), to.at(at));
         // SAFETY: elements of the row, and its weights.
         unsafe {
             if rows.inner == 1 {

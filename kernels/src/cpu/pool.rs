@@ -22,11 +22,6 @@ fn chunk(planes: &Planes) -> usize {
     (CHUNK / planes.pixels().max(1)).max(1)
 }
 
-/// The numbers of a window's element along an axis: step, padding, step between elements.
-fn along(window: &Window, axis: usize) -> (usize, usize, usize) {
-    (window.stride[axis], window.padding[axis], window.dilation[axis])
-}
-
 pub(crate) unsafe fn max<T: Lanes, I: Tap>(
     (planes, window): &(Planes, Window),
     workers: &Workers,
@@ -35,7 +30,7 @@ pub(crate) unsafe fn max<T: Lanes, I: Tap>(
     let [kh, kw] = window.kernel;
     let Planes { count, image: [_, width], places: [rows, columns], .. } = *planes;
     let all = count * planes.pixels();
-    let across: Vec<(usize, usize)> = (0..kw).map(|j| inside(j, along(window, 1), width, columns)).collect();
+    let across: Vec<(usize, usize)> = (0..kw).map(|j| inside(j, window.along(1), width, columns)).collect();
     let items = Items { workers, len: count, chunk: chunk(planes), room: 0 };
     items.for_each(inlined!(|plane, _: *mut T| {
         for y in 0..rows {

@@ -17,7 +17,7 @@ use crate::par::{Workers, for_range};
 /// What is done to a row of `x`, beside a row of `y` in a gradient:
 /// `out = finish(t, y, scale(sum term(t, y)))` with `t = shift(x, max x)`. In the gradients `x` is the gradient of the output
 /// and `y` the output.
-struct RowOp<const LOG: bool, const GRADIENT: bool>;
+pub(crate) struct RowOp<const LOG: bool, const GRADIENT: bool>;
 
 impl<const LOG: bool, const GRADIENT: bool> RowOp<LOG, GRADIENT> {
     /// Whether there is a `shift`, which needs the largest element.
@@ -51,10 +51,7 @@ impl<const LOG: bool, const GRADIENT: bool> RowOp<LOG, GRADIENT> {
     }
 
     /// `I` inputs, the last of which is x; operand `i + 1` is input `i`.
-    ///
-    /// # Safety
-    /// The elements of `rows` can be read and, of the output, written, and nobody else uses them meanwhile.
-    unsafe fn run<T: Lanes, const N: usize, const I: usize>(
+    pub(crate) unsafe fn run<T: Lanes, const N: usize, const I: usize>(
         rows: &Rows<N>,
         workers: &Workers,
         out: Dst<T>,
@@ -191,38 +188,6 @@ impl<const LOG: bool, const GRADIENT: bool> RowOp<LOG, GRADIENT> {
                 let (row, y) = (x.add(i * width), y.add(i * width));
                 map(width, row, [row, y, sums], inlined!(|[t, y, scale]| Self::finish(t, y, scale)));
             }
-        }
-    }
-}
-
-/// Softmax or, with `log`, its logarithm.
-pub(crate) unsafe fn forward<T: Lanes>(
-    log: bool,
-    rows: &Rows<2>,
-    workers: &Workers,
-    (out, x): (Dst<T>, Src<T>),
-) {
-    // SAFETY: the contract is the same.
-    unsafe {
-        match log {
-            true => RowOp::<true, false>::run(rows, workers, out, [x]),
-            false => RowOp::<false, false>::run(rows, workers, out, [x]),
-        }
-    }
-}
-
-/// The gradient of softmax or of its logarithm, from its output and the gradient of that.
-pub(crate) unsafe fn gradient<T: Lanes>(
-    log: bool,
-    rows: &Rows<3>,
-    workers: &Workers,
-    (out, y, g): (Dst<T>, Src<T>, Src<T>),
-) {
-    // SAFETY: the contract is the same.
-    unsafe {
-        match log {
-            true => RowOp::<true, true>::run(rows, workers, out, [y, g]),
-            false => RowOp::<false, true>::run(rows, workers, out, [y, g]),
         }
     }
 }

@@ -63,7 +63,7 @@ pub fn attention(
             stream,
             problem,
             // SAFETY: the problem is that of the operands.
-            |problem, workers, (read, written)| unsafe { cpu::forward(problem, workers, read, written) },
+            |problem, workers, operands| unsafe { cpu::forward(problem, workers, operands) },
             move |problem, queue, (read, written)| cuda::attention(queue, dtype, problem, read, written),
         )
     })

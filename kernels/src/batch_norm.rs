@@ -45,15 +45,15 @@ pub fn batch_norm(stream: &Stream, x: View<'_>, norm: Norm<'_>, out: View<'_>) -
         let affine = [weight, bias].map(|view| view.map(View::read::<T>));
         let given = (!training).then(|| statistics.map(|view| view.read::<T>().exact()));
         let found = training.then(|| statistics.map(|view| view.write::<T>().exact()));
-        Command::new(OP, (images, affine, given, found)).cost(out.layout.elements(), 4).run(
+        Command::new(OP, (images, affine, (given, found))).cost(out.layout.elements(), 4).run(
             stream,
             channels,
             // SAFETY: the channels are those of the operands.
-            move |channels, workers, (images, affine, given, found)| unsafe {
-                cpu::forward(channels, workers, eps, images, affine, given, found);
+            move |channels, workers, (images, affine, statistics)| unsafe {
+                cpu::forward(channels, workers, eps, images, affine, statistics);
             },
-            move |channels, queue, (images, affine, given, found)| {
-                cuda::forward(queue, dtype, channels, eps, images, affine, (given, found))
+            move |channels, queue, (images, affine, statistics)| {
+                cuda::forward(queue, dtype, channels, eps, images, affine, statistics)
             },
         )
     })

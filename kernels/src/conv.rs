@@ -5,7 +5,7 @@
 use device::{Error, Result, Stream};
 
 use crate::command::{Command, for_float};
-use crate::cpu::conv as cpu;
+use crate::cpu::{conv as cpu, depthwise};
 use crate::cuda::conv as cuda;
 use crate::geometry::ConvGeometry;
 use crate::layout::{View, shape_mismatch};
@@ -184,10 +184,13 @@ fn launch(
                 geometry,
                 // SAFETY: the geometry is that of the operands, which are contiguous and apart from the output.
                 move |geometry, workers, (out, read, bias, _)| unsafe {
-                    match written {
-                        Written::Images => cpu::input_grad(geometry, workers, out, read, bias),
-                        Written::Filters => cpu::weight_grad(geometry, workers, out, read),
-                        Written::Results => cpu::forward(geometry, workers, out, read, bias),
+                    match (written, geometry.is_depthwise()) {
+                        (Written::Images, false) => cpu::input_grad(geometry, workers, (out, read, bias)),
+                        (Written::Images, true) => depthwise::input_grad(geometry, workers, (out, read, bias)),
+                        (Written::Filters, false) => cpu::weight_grad(geometry, workers, (out, read)),
+                        (Written::Filters, true) => depthwise::weight_grad(geometry, workers, (out, read)),
+                        (Written::Results, false) => cpu::forward(geometry, workers, (out, read, bias)),
+                        (Written::Results, true) => depthwise::forward(geometry, workers, (out, read, bias)),
                     }
                 },
                 move |geometry, queue, (out, read, bias, workspace)| {

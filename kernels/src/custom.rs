@@ -97,12 +97,8 @@ pub fn custom<K: CustomKernel<R, W>, const R: usize, const W: usize>(
 /// So many elements lie at each address, and nobody writes them while the slices live.
 unsafe fn inputs_of<'a, T: Element, const R: usize>(at: [Src<u8>; R], sizes: [usize; R]) -> [&'a [T]; R] {
     std::array::from_fn(|k| {
-        if sizes[k] == 0 {
-            // An operand without elements may lie anywhere.
-            return &[][..];
-        }
-        // SAFETY: the contract is that of a slice.
-        unsafe { at[k].cast::<T>().slice(0, sizes[k]) }
+        // SAFETY: the contract is that of a slice. An operand without elements may lie anywhere.
+        if sizes[k] == 0 { &[] } else { unsafe { at[k].cast::<T>().slice(0, sizes[k]) } }
     })
 }
 
@@ -117,7 +113,7 @@ unsafe fn zeroed<'a, T: Element, const W: usize>(at: [Dst<u8>; W], sizes: [usize
         // SAFETY: there is room for the elements, of which zero bytes are a value.
         unsafe {
             std::ptr::write_bytes(first, 0, sizes[k]);
-            std::slice::from_raw_parts_mut(first, sizes[k])
+            Dst(first).slice_mut(0, sizes[k])
         }
     })
 }

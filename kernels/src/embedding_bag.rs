@@ -56,12 +56,8 @@ pub fn embedding_bag(
                 stream,
                 sizes,
                 // SAFETY: the sizes are those of the operands, and the output is apart from the table.
-                |sizes, workers, (out, table, bags, members)| unsafe {
-                    cpu::sum(sizes, workers, bags, out, table, members);
-                },
-                move |sizes, queue, (out, table, bags, members)| {
-                    cuda::sum(queue, dtype, sizes, bags, [out, table], members)
-                },
+                |sizes, workers, operands| unsafe { cpu::sum(sizes, workers, operands) },
+                move |sizes, queue, operands| cuda::sum(queue, dtype, sizes, operands),
             )
     })
 }
@@ -94,12 +90,8 @@ pub fn embedding_bag_grad(
                 stream,
                 sizes,
                 // SAFETY: the sizes are those of the operands, and the output is apart from `g`.
-                |sizes, workers, (out, g, bags, members)| unsafe {
-                    cpu::grad(sizes, workers, bags, out, g, members);
-                },
-                move |sizes, queue, (out, g, bags, members)| {
-                    cuda::grad(queue, dtype, sizes, bags, [out, g], members)
-                },
+                |sizes, workers, operands| unsafe { cpu::grad(sizes, workers, operands) },
+                move |sizes, queue, operands| cuda::grad(queue, dtype, sizes, operands),
             )
     })
 }
@@ -130,14 +122,10 @@ pub fn embedding_bag_weights_grad(
             .may_fail()
             .run(
                 stream,
-                sizes,
+                (sizes, out_step),
                 // SAFETY: the sizes are those of the operands, and the output is apart from the other two.
-                move |sizes, workers, (out, g, table, bags)| unsafe {
-                    cpu::weights_grad(sizes, workers, bags, (out, out_step), g, table);
-                },
-                move |sizes, queue, (out, g, table, bags)| {
-                    cuda::weights_grad(queue, dtype, sizes, bags, (out, out_step), [g, table])
-                },
+                |sizes, workers, operands| unsafe { cpu::weights_grad(sizes, workers, operands) },
+                move |sizes, queue, operands| cuda::weights_grad(queue, dtype, sizes, operands),
             )
     })
 }
@@ -191,12 +179,8 @@ impl<'a> Bags<'a> {
         if shared {
             return Ok(sizes);
         }
-        Err(Error::invalid(
-            op,
-            "bags",
-            "a part of the indices for each",
-            format_args!("{} for {len} indices", self.count),
-        ))
+        let value = format_args!("{} for {len} indices", self.count);
+        Err(Error::invalid(op, "bags", "a part of the indices for each", value))
     }
 }
 

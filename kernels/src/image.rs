@@ -54,10 +54,8 @@ pub fn warp(
             stream,
             [from, to],
             // SAFETY: the sizes are those of the operands, which are apart, and there are pixels.
-            move |sizes, workers, (x, matrices, out)| unsafe {
-                cpu::warp(sampling, sizes, workers, out, x, matrices);
-            },
-            move |sizes, queue, (x, matrices, out)| cuda::warp(queue, sampling, sizes, [x, matrices, out]),
+            move |sizes, workers, operands| unsafe { cpu::warp(sampling, sizes, workers, operands) },
+            move |sizes, queue, operands| cuda::warp(queue, sampling, sizes, operands.into()),
         )
 }
 
@@ -89,12 +87,9 @@ pub fn blur(
     x.expect_apart(OP, &out)?;
     let fits = taps % 2 == 1 && taps / 2 < sizes.rows.min(sizes.columns);
     if !fits && out.layout.elements() > 0 {
-        return Err(Error::invalid(
-            OP,
-            "weights",
-            "odd in number, and at most twice the image's side less one",
-            format_args!("{taps} for images of {} by {}", sizes.rows, sizes.columns),
-        ));
+        let value = format_args!("{taps} for images of {} by {}", sizes.rows, sizes.columns);
+        let expected = "odd in number, and at most twice the image's side less one";
+        return Err(Error::invalid(OP, "weights", expected, value));
     }
     Command::new(OP, (x.read::<f32>().exact(), weights.read::<f32>().exact(), out.write::<f32>().exact()))
         .cost(out.layout.elements(), 2 * taps)
@@ -102,12 +97,10 @@ pub fn blur(
             stream,
             sizes,
             // SAFETY: the sizes are those of the operands, which are apart, and half of the weights fit in a side.
-            move |sizes, workers, (x, weights, out)| unsafe {
-                cpu::blur(sizes, workers, out, x, (weights, taps), (mean, std));
+            move |sizes, workers, operands| unsafe {
+                cpu::blur(sizes, workers, taps, (mean, std), operands);
             },
-            move |sizes, queue, (x, weights, out)| {
-                cuda::blur(queue, sizes, taps, (mean, std), [x, weights, out])
-            },
+            move |sizes, queue, operands| cuda::blur(queue, sizes, taps, (mean, std), operands.into()),
         )
 }
 

@@ -41,9 +41,9 @@ pub fn index_select(
             rows,
             // SAFETY: the rows are those of the operands, which are apart and of one type.
             move |rows, workers, (out, x, index)| unsafe {
-                for_bits!(size, B => cpu::select::<B>(rows, workers, out.cast(), x.cast(), index));
+                for_bits!(size, B => cpu::select::<B>(rows, workers, (out.cast(), x.cast(), index)));
             },
-            move |rows, queue, (out, x, index)| cuda::select(queue, size, rows, [out, x, index]),
+            move |rows, queue, operands| cuda::select(queue, size, rows, operands.into()),
         )
 }
 
@@ -76,8 +76,8 @@ pub fn index_add(
         stream,
         rows,
         // SAFETY: the rows are those of the operands, which are apart.
-        |rows, workers, (out, src, index)| unsafe { cpu::add(rows, workers, out, src, index) },
-        move |rows, queue, (out, src, index)| cuda::index_add(queue, dtype, rows, [out, src, index]),
+        |rows, workers, operands| unsafe { cpu::add(rows, workers, operands) },
+        move |rows, queue, operands| cuda::index_add(queue, dtype, rows, operands.into()),
     ))
 }
 
@@ -127,9 +127,9 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
             elements,
             // SAFETY: the elements are those of the operands, which are apart and of one type.
             move |elements, workers, (out, x, index)| unsafe {
-                for_bits!(size, B => cpu::gather::<B>(elements, workers, out.cast(), x.cast(), index));
+                for_bits!(size, B => cpu::gather::<B>(elements, workers, (out.cast(), x.cast(), index)));
             },
-            move |elements, queue, (out, x, index)| cuda::gather(queue, size, elements, [out, x, index]),
+            move |elements, queue, operands| cuda::gather(queue, size, elements, operands.into()),
         )
 }
 
@@ -161,8 +161,8 @@ pub fn scatter_add(
         stream,
         elements,
         // SAFETY: the elements are those of the operands, which are apart.
-        |elements, _, (out, src, index)| unsafe { cpu::scatter_add(elements, out, src, index) },
-        move |elements, queue, (out, src, index)| cuda::scatter_add(queue, dtype, elements, [out, src, index]),
+        |elements, _, operands| unsafe { cpu::scatter_add(elements, operands) },
+        move |elements, queue, operands| cuda::scatter_add(queue, dtype, elements, operands.into()),
     ))
 }
 

@@ -309,12 +309,8 @@ impl Layout {
         let axis = normalize_axis(op, axis, self.rank())?;
         let size = self.shape()[axis];
         if start.checked_add(len).is_none_or(|end| end > size) {
-            return Err(Error::invalid(
-                op,
-                "start..start + len",
-                "within the axis",
-                format_args!("{start}..{start} + {len} of an axis of size {size}"),
-            ));
+            let value = format_args!("{start}..{start} + {len} of an axis of size {size}");
+            return Err(Error::invalid(op, "start..start + len", "within the axis", value));
         }
         let mut shape = self.dims();
         shape[axis] = len;
@@ -330,13 +326,9 @@ impl Layout {
     /// [`Error::ShapeMismatch`] if an axis is neither 1 nor the size asked for, or the sizes multiply to more than can be
     /// counted, a 0 left out.
     pub fn expand(&self, op: &'static str, shape: &[usize]) -> Result<Layout> {
+        let mut aligned = self.shape().iter().rev().zip(shape.iter().rev());
         let fits = shape.len() >= self.rank()
-            && self
-                .shape()
-                .iter()
-                .rev()
-                .zip(shape.iter().rev())
-                .all(|(&have, &want)| have == want || have == 1)
+            && aligned.all(|(&have, &want)| have == want || have == 1)
             && shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size.max(1))).is_some();
         if !fits {
             return Err(shape_mismatch(op, self.shape(), shape));
@@ -448,10 +440,8 @@ pub fn normalize_axes(op: &'static str, axes: &[isize], rank: usize) -> Result<S
     if axes.is_empty() {
         return Ok((0..rank).collect());
     }
-    let mut all = SmallVec::with_capacity(axes.len());
-    for &axis in axes {
-        all.push(normalize_axis(op, axis, rank)?);
-    }
+    let mut all: SmallVec<[usize; 4]> =
+        axes.iter().map(|&axis| normalize_axis(op, axis, rank)).collect::<Result<_>>()?;
     all.sort_unstable();
     if all.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err(invalid_axes(op, "without duplicates", &axes));

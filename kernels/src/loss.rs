@@ -38,12 +38,8 @@ pub fn cross_entropy(
         stream,
         classes,
         // SAFETY: the classes are those of the operands.
-        |classes, workers, (logits, log_probs, labels, losses)| unsafe {
-            cpu::cross_entropy(classes, workers, (log_probs, logits), labels, losses);
-        },
-        move |classes, queue, (logits, log_probs, labels, losses)| {
-            cuda::cross_entropy(queue, dtype, classes, [log_probs, logits, labels, losses])
-        },
+        |classes, workers, operands| unsafe { cpu::cross_entropy(classes, workers, operands) },
+        move |classes, queue, operands| cuda::cross_entropy(queue, dtype, classes, operands.into()),
     ))
 }
 
@@ -73,12 +69,8 @@ pub fn cross_entropy_grad(
         stream,
         classes,
         // SAFETY: the classes are those of the operands.
-        |classes, workers, (out, log_probs, labels, g)| unsafe {
-            cpu::cross_entropy_grad(classes, workers, (out, log_probs), labels, g);
-        },
-        move |classes, queue, (out, log_probs, labels, g)| {
-            cuda::cross_entropy_grad(queue, dtype, classes, [out, log_probs, labels, g])
-        },
+        |classes, workers, operands| unsafe { cpu::cross_entropy_grad(classes, workers, operands) },
+        move |classes, queue, operands| cuda::cross_entropy_grad(queue, dtype, classes, operands.into()),
     ))
 }
 

@@ -61,10 +61,10 @@ pub fn normalize(
             stream,
             (rows, count),
             // SAFETY: the rows are those of the operands.
-            move |&rows, workers, (out, x, affine, statistics)| unsafe {
+            move |rows, workers, (out, x, affine, statistics)| unsafe {
                 cpu::forward(rows, workers, eps, (out, x), affine, statistics);
             },
-            move |&rows, queue, (out, x, affine, statistics)| {
+            move |rows, queue, (out, x, affine, statistics)| {
                 cuda::normalize(queue, dtype, rows, eps, [out, x], affine, statistics)
             },
         )
@@ -107,11 +107,11 @@ pub fn normalize_grad(
             stream,
             (rows, count),
             // SAFETY: the rows are those of the operands.
-            |&rows, workers, (([g, x], weight), statistics, grads)| unsafe {
-                cpu::backward(rows, workers, (g, x, weight), statistics, grads);
+            |rows, workers, (read, statistics, grads)| unsafe {
+                cpu::backward(rows, workers, read, statistics, grads);
             },
-            move |&rows, queue, (([g, x], weight), statistics, grads)| {
-                cuda::gradient(queue, dtype, rows, (g, x, weight), statistics, grads)
+            move |rows, queue, (read, statistics, grads)| {
+                cuda::gradient(queue, dtype, rows, read, statistics, grads)
             },
         )
     })
@@ -124,12 +124,10 @@ fn count_rows(op: &'static str, rows: NormRows, x: &View<'_>) -> Result<usize> {
         Some(n) if n.saturating_mul(together) == elements => Ok(n * rows.groups),
         // Rows without elements: nothing can be said of their number, and nothing is done with them.
         None if elements == 0 => Ok(0),
-        _ => Err(Error::invalid(
-            op,
-            "rows",
-            "a tensor of whole rows",
-            format_args!("{:?} of {rows:?}", x.shape()),
-        )),
+        _ => {
+            let value = format_args!("{:?} of {rows:?}", x.shape());
+            Err(Error::invalid(op, "rows", "a tensor of whole rows", value))
+        }
     }
 }
 
@@ -142,12 +140,8 @@ fn expect_elements<const N: usize>(
     for view in views.iter().flatten() {
         view.expect_contiguous(op, "operands")?;
         if view.layout.elements() != elements {
-            return Err(Error::invalid(
-                op,
-                "operands",
-                "an element for each row or weight",
-                format_args!("{:?} instead of {elements} elements", view.shape()),
-            ));
+            let value = format_args!("{:?} instead of {elements} elements", view.shape());
+            return Err(Error::invalid(op, "operands", "an element for each row or weight", value));
         }
     }
     Ok(())

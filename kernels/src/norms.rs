@@ -40,4 +40,10 @@ impl Channels {
     pub(crate) fn each(&self) -> usize {
         self.images * self.size
     }
+
+    /// Where the elements of a channel begin in an image.
+    #[inline(always)]
+    pub(crate) fn start(&self, image: usize, channel: usize) -> usize {
+        (image * self.channels + channel) * self.size
+    }
 }

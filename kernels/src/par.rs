@@ -41,7 +41,7 @@ pub(crate) fn for_chunks(
     let chunks = len.div_ceil(chunk);
     match workers {
         Some(team) if chunks > 1 => share(team, Parts { len, chunk, chunks }, body),
-        _ => Parts { len, chunk, chunks }.in_order(body),
+        _ => (0..chunks).for_each(|index| body(index, Parts { len, chunk, chunks }.range(index))),
     }
 }
 
@@ -65,12 +65,6 @@ impl Parts {
     fn range(&self, index: usize) -> Range<usize> {
         let start = index * self.chunk;
         start..self.len.min(start + self.chunk)
-    }
-
-    fn in_order(&self, body: &dyn Fn(usize, Range<usize>)) {
-        for index in 0..self.chunks {
-            body(index, self.range(index));
-        }
     }
 }
 

@@ -86,14 +86,14 @@ pub fn max_pool2d(
         stream,
         (planes, window),
         // SAFETY: the planes are those of the operands, and the index is of its type.
-        move |(planes, window), workers, (x, out, index)| unsafe {
+        move |how, workers, (x, out, index)| unsafe {
             match index_dtype {
-                DType::U8 => cpu::max::<T, u8>(planes, window, workers, x, out, index),
-                _ => cpu::max::<T, i64>(planes, window, workers, x, out, index.cast()),
+                DType::U8 => cpu::max::<T, u8>(how, workers, (x, out, index)),
+                _ => cpu::max::<T, i64>(how, workers, (x, out, index.cast())),
             }
         },
-        move |(planes, window), queue, (x, out, index)| {
-            cuda::max(queue, MaxPool::Forward, [dtype, index_dtype], planes, window, [out, index, x])
+        move |how, queue, (x, out, index)| {
+            cuda::max(queue, MaxPool::Forward, [dtype, index_dtype], how, [out, index, x])
         },
     ))
 }
@@ -154,14 +154,14 @@ fn follow_index(
         stream,
         planes,
         // SAFETY: as in `max_pool2d`.
-        move |(planes, window), workers, (out, from, index)| unsafe {
+        move |how, workers, (out, from, index)| unsafe {
             match index_dtype {
-                DType::U8 => cpu::follow::<T, u8>(which, planes, window, workers, from, index, out),
-                _ => cpu::follow::<T, i64>(which, planes, window, workers, from, index.cast(), out),
+                DType::U8 => cpu::follow::<T, u8>(which, how, workers, (out, from, index)),
+                _ => cpu::follow::<T, i64>(which, how, workers, (out, from, index.cast())),
             }
         },
-        move |(planes, window), queue, (out, from, index)| {
-            cuda::max(queue, which, [dtype, index_dtype], planes, window, [out, from, index])
+        move |how, queue, (out, from, index)| {
+            cuda::max(queue, which, [dtype, index_dtype], how, [out, from, index])
         },
     ))
 }
@@ -203,15 +203,13 @@ fn mean(
         stream,
         planes,
         // SAFETY: the planes are those of the operands.
-        move |(planes, means), workers, (out, from)| unsafe {
+        move |how, workers, operands| unsafe {
             match gradient {
-                true => cpu::mean_grad(planes, means, workers, from, out),
-                false => cpu::mean(planes, means, workers, from, out),
+                true => cpu::mean_grad(how, workers, operands),
+                false => cpu::mean(how, workers, operands),
             }
         },
-        move |(planes, means), queue, (out, from)| {
-            cuda::mean(queue, (gradient, dtype), planes, means, [out, from])
-        },
+        move |how, queue, (out, from)| cuda::mean(queue, (gradient, dtype), how, [out, from]),
     ))
 }
 

@@ -4,6 +4,8 @@
 //! number of threads or the device. The generator is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random
 //! numbers: as easy as 1, 2, 3" (SC 2011).
 
+use std::fmt::Debug;
+
 use device::{DType, Error, Result, Stream};
 
 use crate::command::{Command, Raw, for_float};
@@ -131,19 +133,14 @@ pub fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'
         (key, loops),
         |(key, _), show| show(key),
         // SAFETY: the loops are those of the operands.
-        move |(key, loops), workers, (out, x)| unsafe { cpu::dropout(*key, p, loops, workers, out, x) },
-        move |(key, loops), queue, (out, x)| cuda::dropout(queue, *key, p, dtype, loops, [out, x]),
+        move |(key, loops), workers, operands| unsafe { cpu::dropout(*key, p, loops, workers, operands) },
+        move |(key, loops), queue, operands| cuda::dropout(queue, *key, p, dtype, loops, operands.into()),
     ))
 }
 
 #[cold]
-fn invalid(
-    op: &'static str,
-    argument: &'static str,
-    expected: &'static str,
-    value: &dyn std::fmt::Debug,
-) -> Error {
-    Error::InvalidArgument { op, argument, expected, value: format!("{value:?}").into() }
+fn invalid(op: &'static str, argument: &'static str, expected: &'static str, value: &dyn Debug) -> Error {
+    Error::invalid(op, argument, expected, format_args!("{value:?}"))
 }
 
 #[cfg(test)]

@@ -44,14 +44,13 @@ impl ScoreBatch {
         let [k, v, mask, out, g, dq, dk, dv] = others;
         let leading = q.layout.rank() - 2;
         let operands = [Some(q), k, v, mask, out, g, dq, dk, dv];
-        let step = |axis: usize| operands.map(|view| view.map_or(0, |view| view.layout.strides()[axis]));
-        let axis = |axis: usize| LoopAxis { size: q.shape()[axis], strides: step(axis) };
-        let (rows, columns) = (step(leading), step(leading + 1));
+        let step = |view: Option<View<'_>>, axis: usize| view.map_or(0, |view| view.layout.strides()[axis]);
+        let axis = |axis| LoopAxis { size: q.shape()[axis], strides: operands.map(|view| step(view, axis)) };
         ScoreBatch {
             batch: Loops::from_axes((0..leading).map(axis)),
             sizes,
             kind,
-            steps: std::array::from_fn(|k| [rows[k], columns[k]]),
+            steps: operands.map(|view| [step(view, leading), step(view, leading + 1)]),
         }
     }
 

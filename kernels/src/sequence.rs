@@ -29,8 +29,8 @@ pub fn cumsum(stream: &Stream, x: View<'_>, axis: isize, reverse: bool, out: Vie
         stream,
         rows,
         // SAFETY: the rows are those of the operands.
-        move |rows, workers, (out, x)| unsafe { cpu::cumsum(rows, workers, reverse, out, x) },
-        move |rows, queue, (out, x)| cuda::cumsum(queue, dtype, rows, reverse, [out, x]),
+        move |rows, workers, operands| unsafe { cpu::cumsum(rows, workers, reverse, operands) },
+        move |rows, queue, operands| cuda::cumsum(queue, dtype, rows, reverse, operands.into()),
     ))
 }
 
@@ -86,12 +86,8 @@ pub fn rotary(
                 stream,
                 pairs,
                 // SAFETY: the pairs are those of the operands.
-                move |pairs, workers, (out, x, cos, sin)| unsafe {
-                    cpu::rotary(pairs, workers, turn, out, (x, cos, sin));
-                },
-                move |pairs, queue, (out, x, cos, sin)| {
-                    cuda::rotary(queue, dtype, pairs, turn, [out, x, cos, sin])
-                },
+                move |pairs, workers, operands| unsafe { cpu::rotary(pairs, workers, turn, operands) },
+                move |pairs, queue, operands| cuda::rotary(queue, dtype, pairs, turn, operands.into()),
             )
     })
 }

@@ -5,7 +5,7 @@ use device::Error;
 use device::{Result, Stream};
 
 use crate::command::{Command, for_float};
-use crate::cpu::softmax as cpu;
+use crate::cpu::softmax::RowOp;
 use crate::cuda::softmax as cuda;
 use crate::layout::{LoopAxis, Loops, View, normalize_axis};
 use crate::loops::Rows;
@@ -66,8 +66,13 @@ fn unary(
         stream,
         rows,
         // SAFETY: the rows are those of the operands.
-        move |rows, workers, (out, x)| unsafe { cpu::forward(log, rows, workers, out, x) },
-        move |rows, queue, (out, x)| cuda::forward(queue, (log, dtype), rows, [out, x]),
+        move |rows, workers, (out, x)| unsafe {
+            match log {
+                true => RowOp::<true, false>::run(rows, workers, out, [x]),
+                false => RowOp::<false, false>::run(rows, workers, out, [x]),
+            }
+        },
+        move |rows, queue, operands| cuda::softmax(queue, (log, dtype), rows, operands.into()),
     ))
 }
 
@@ -87,8 +92,13 @@ fn gradient(
         stream,
         rows,
         // SAFETY: the rows are those of the operands.
-        move |rows, workers, (out, y, g)| unsafe { cpu::gradient(log, rows, workers, out, [y, g]) },
-        move |rows, queue, (out, y, g)| cuda::gradient(queue, (log, dtype), rows, [out, y, g]),
+        move |rows, workers, (out, y, g)| unsafe {
+            match log {
+                true => RowOp::<true, true>::run(rows, workers, out, [y, g]),
+                false => RowOp::<false, true>::run(rows, workers, out, [y, g]),
+            }
+        },
+        move |rows, queue, operands| cuda::softmax(queue, (log, dtype), rows, operands.into()),
     ))
 }
 

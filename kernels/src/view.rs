@@ -116,68 +116,35 @@ pub(crate) fn dtype_mismatch(op: &'static str, expected: DType, got: DType) -> E
 
 #[cold]
 fn not_contiguous(op: &'static str, argument: &'static str, view: &View<'_>) -> Error {
-    let value = format!("strides {:?}", view.layout.strides()).into();
-    Error::InvalidArgument { op, argument, expected: "contiguous", value }
+    Error::invalid(op, argument, "contiguous", format_args!("strides {:?}", view.layout.strides()))
 }
 
 #[cold]
 fn outside_buffer(op: &'static str, view: &View<'_>) -> Error {
-    Error::InvalidArgument {
-        op,
-        argument: "layout",
-        expected: "within the buffer",
-        value: format!(
-            "{} elements of {} in {} bytes",
-            view.layout.end(),
-            view.dtype,
-            view.buffer.len_bytes()
-        )
-        .into(),
-    }
+    let (end, bytes) = (view.layout.end(), view.buffer.len_bytes());
+    let value = format_args!("{end} elements of {} in {bytes} bytes", view.dtype);
+    Error::invalid(op, "layout", "within the buffer", value)
 }
 
 #[cold]
 fn written_twice(op: &'static str, view: &View<'_>) -> Error {
-    Error::InvalidArgument {
-        op,
-        argument: "out",
-        expected: "a layout without expanded axes",
-        value: format!("shape {:?} with strides {:?}", view.layout.shape(), view.layout.strides()).into(),
-    }
+    let value = format_args!("shape {:?} with strides {:?}", view.layout.shape(), view.layout.strides());
+    Error::invalid(op, "out", "a layout without expanded axes", value)
 }
 
 #[cold]
 fn partial_overlap(op: &'static str, input: &View<'_>, out: &View<'_>) -> Error {
-    Error::InvalidArgument {
-        op,
-        argument: "out",
-        expected: "apart from the inputs, or one of them element for element",
-        value: format!("{:?} over {:?}", out.layout, input.layout).into(),
-    }
+    let value = format_args!("{:?} over {:?}", out.layout, input.layout);
+    Error::invalid(op, "out", "apart from the inputs, or one of them element for element", value)
 }
 
 /// Elements that a command reads. It outlives the borrow of the buffer: frees are ordered after the command.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Src<T>(pub(crate) *const T);
 
 /// Elements that a command writes, and may read.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Dst<T>(pub(crate) *mut T);
-
-impl<T> Clone for Src<T> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Src<T> {}
-impl<T> Clone for Dst<T> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Dst<T> {}
 
 // SAFETY: only addresses travel between threads. Whoever follows them is inside a command, and the launch orders
 // commands that touch the same buffer; the parts of one command write disjoint elements.
@@ -224,6 +191,16 @@ impl<T> Dst<T> {
     #[inline(always)]
     pub(crate) fn at(self, index: isize) -> *mut T {
         self.0.wrapping_offset(index)
+    }
+
+    /// `len` elements from `start` on.
+    ///
+    /// # Safety
+    /// They lie within the buffer, hold valid values of `T`, and nothing else touches them while the slice lives.
+    #[inline(always)]
+    pub(crate) unsafe fn slice_mut<'a>(self, start: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
     }
 
     /// The same elements, to read.

@@ -50,19 +50,21 @@ impl Window {
     /// [`Error::InvalidArgument`].
     pub fn check(&self, op: &'static str) -> Result<()> {
         let Window { kernel, stride, padding, dilation } = self;
-        for (argument, pair) in [("kernel", kernel), ("stride", stride), ("dilation", dilation)] {
-            if pair.contains(&0) {
+        let pairs = [("kernel", kernel), ("stride", stride), ("dilation", dilation), ("padding", padding)];
+        for (argument, pair) in pairs {
+            if argument != "padding" && pair.contains(&0) {
                 return Err(Error::invalid(op, argument, "at least 1", format_args!("{pair:?}")));
             }
-        }
-        for (argument, pair) in
-            [("kernel", kernel), ("stride", stride), ("padding", padding), ("dilation", dilation)]
-        {
             if pair.iter().any(|&size| size > MOST) {
                 return Err(Error::invalid(op, argument, "below 2^30", format_args!("{pair:?}")));
             }
         }
         Ok(())
+    }
+
+    /// Its numbers along an axis: step, padding, step between elements.
+    pub(crate) fn along(&self, axis: usize) -> (usize, usize, usize) {
+        (self.stride[axis], self.padding[axis], self.dilation[axis])
     }
 }
 

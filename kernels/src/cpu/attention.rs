@@ -7,6 +7,7 @@
 
 use pulp::Arch;
 
+use super::inlined;
 use super::lanes::{Lanes, join_tree, simd_for, with_scratch};
 use super::product::{Init, Matrix, Product, copy_matrix};
 use crate::layout::{Dst, Src};
@@ -19,23 +20,6 @@ const QUERIES: usize = 32;
 const KEYS: usize = 128;
 /// Rows of a tile are padded to multiples of this, so that loops over them need no remainder.
 const PAD: usize = 16;
-
-/// Operands, in the order of [`ScoreBatch::steps`].
-const Q: usize = 0;
-const K: usize = 1;
-const V: usize = 2;
-const MASK: usize = 3;
-const OUT: usize = 4;
-const G: usize = 5;
-const DQ: usize = 6;
-const DK: usize = 7;
-const DV: usize = 8;
-
-/// The matrix of an operand at these offsets of a batch.
-fn matrix<T>(problem: &ScoreBatch, operand: usize, at: &[isize; 9], from: Src<T>) -> Matrix<T> {
-    let [row, col] = problem.steps[operand];
-    Matrix { ptr: from.at(at[operand]).cast_mut(), row, col }
-}
 
 /// The keys that any of the queries before `end` sees.
 fn visible(problem: &ScoreBatch, end: usize) -> usize {
@@ -57,7 +41,7 @@ impl Tile {
     }
 }
 
-/// Scales the scores of row `r` of a tile and adds the mask. Gives the number of keys that the row sees; behind them the
+/// Scales the scores of row `r` of a tile and adds the mask, if there is one. Gives the number of keys that the row sees; behind them the
 /// scores mean nothing.
 #[inline(always)]
 unsafe fn finish_scores<T: Lanes>(
@@ -65,7 +49,7 @@ unsafe fn finish_scores<T: Lanes>(
     tile: Tile,
     r: usize,
     row: &mut [T],
-    mask: Option<Matrix<T>>,
+    mask: Matrix<T>,
 ) -> usize {
     let scale = T::from_f64(problem.kind.scale);
     let seen = if problem.kind.causal { (tile.first + r + 1).saturating_sub(tile.start) } else { tile.cols };
@@ -73,7 +57,7 @@ unsafe fn finish_scores<T: Lanes>(
     for x in row.iter_mut() {
         *x = x.mul(scale);
     }
-    if let Some(mask) = mask {
+    if !mask.ptr.is_null() {
         let mask = mask.at(tile.first + r, tile.start);
         for (c, x) in row[..seen].iter_mut().enumerate() {
             // SAFETY: the mask has an element for each query and key.
@@ -101,69 +85,105 @@ fn sum<T: Lanes>(row: &[T]) -> T {
     folded(row, T::ZERO, T::add)
 }
 
-/// # Safety
-/// The operands of `problem` can be read, the results written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn forward<T: Lanes>(
     problem: &ScoreBatch,
     workers: &Workers,
-    ([q, k, v], mask): ([Src<T>; 3], Option<Src<T>>),
-    (out, log_sums): (Dst<T>, Dst<T>),
+    (([q, k, v], mask), (out, log_sums)): (Inputs<T, 3>, (Dst<T>, Dst<T>)),
 ) {
-    let from = [(Q, q), (K, k), (V, v)];
-    let arch = Arch::new();
+    let nowhere = Dst(std::ptr::null_mut());
+    let none = nowhere.src();
+    let operands = [q, k, v, mask.unwrap_or(none), out.src(), none, none, none, none];
     let ScoreSizes { queries, value_width, .. } = problem.sizes;
     let tiles = queries.div_ceil(QUERIES);
     for_range(workers, problem.batch.elements * tiles, 1, &|range| {
         with_scratch(QUERIES * (KEYS + value_width), |memory: *mut T| {
             for part in range {
-                let (pair, first) = (part / tiles, part % tiles * QUERIES);
-                let at = problem.batch.offsets(pair);
-                let operands = from.map(|(operand, from)| matrix(problem, operand, &at, from));
-                let mask = mask.map(|mask| matrix(problem, MASK, &at, mask));
-                let to = matrix(problem, OUT, &at, out.src()).at(first, 0);
-                let log_sums = log_sums.at((pair * queries + first) as isize);
+                let pair = Pair::of(problem, part / tiles, &operands, [log_sums, nowhere], memory);
                 // SAFETY: the matrices are the problem's; tiles of queries are disjoint, and there is room for a tile.
-                unsafe { forward_tile(arch, problem, first, operands, mask, memory, to, log_sums) };
+                unsafe { pair.forward_tile(part % tiles * QUERIES) };
             }
         });
     });
 }
 
-#[allow(clippy::too_many_arguments)]
-unsafe fn forward_tile<T: Lanes>(
-    arch: Arch,
+/// Writes the gradients of queries, keys and values, and the sums of `g out` of each query. Threads share the leading axes.
+pub(crate) unsafe fn backward<T: Lanes>(
     problem: &ScoreBatch,
-    first: usize,
-    [q, k, v]: [Matrix<T>; 3],
-    mask: Option<Matrix<T>>,
-    memory: *mut T,
-    out: Matrix<T>,
-    log_sums: *mut T,
+    workers: &Workers,
+    ([g, q, k, v, out], mask): Inputs<T, 5>,
+    (log_sums, products): (Src<T>, Dst<T>),
+    grads: [Dst<T>; 3],
 ) {
-    let ScoreSizes { queries, width, value_width, .. } = problem.sizes;
-    let rows = QUERIES.min(queries - first);
-    let nothing = T::from_f64(f64::NEG_INFINITY);
-    let (mut best, mut total) = ([nothing; QUERIES], [T::ZERO; QUERIES]);
-    let values = memory.wrapping_add(QUERIES * KEYS);
-    // SAFETY: the caller lent room for a tile of scores, and for its values behind them.
-    let (scores, sums) = unsafe {
-        (
-            std::slice::from_raw_parts_mut(memory, QUERIES * KEYS),
-            std::slice::from_raw_parts_mut(values, rows * value_width),
-        )
-    };
-    sums.fill(T::ZERO);
-    let end = visible(problem, first + rows);
-    for start in (0..end).step_by(KEYS) {
-        let tile = Tile { first, rows, start, cols: KEYS.min(end - start) };
-        let c = Matrix { ptr: scores.as_mut_ptr(), row: KEYS as isize, col: 1 };
-        let (a, b) = (q.at(first, 0), k.at(start, 0).t());
-        // SAFETY: the tile lies within the matrices, and the scores and sums have room for the products.
-        unsafe {
-            Product { m: rows, n: tile.cols, k: width, a, b, c, init: Init::Zero }.run(arch);
-            simd_for::<T, _>(
-                #[inline(always)]
-                || {
+    let [dq, dk, dv] = grads.map(Dst::src);
+    let operands = [q, k, v, mask.unwrap_or(Src(std::ptr::null())), out, g, dq, dk, dv];
+    let rows = [Dst(log_sums.0.cast_mut()), products];
+    for_range(workers, problem.batch.elements, 1, &|range| {
+        with_scratch(2 * QUERIES * KEYS, |memory: *mut T| {
+            for pair in range {
+                let pair = Pair::of(problem, pair, &operands, rows, memory);
+                // SAFETY: the matrices are the problem's; the leading axes of the outputs are disjoint.
+                unsafe { pair.backward() };
+            }
+        });
+    });
+}
+
+/// Operands that are read, and the mask.
+type Inputs<T, const N: usize> = ([Src<T>; N], Option<Src<T>>);
+
+/// One product of queries and keys.
+struct Pair<'a, T> {
+    arch: Arch,
+    problem: &'a ScoreBatch,
+    /// The operands in the order of [`ScoreBatch::steps`]; null where there is none.
+    operands: [Matrix<T>; 9],
+    log_sums: *mut T,
+    products: *mut T,
+    /// Room for a tile of scores and its values, or for two tiles.
+    memory: *mut T,
+}
+
+impl<'a, T: Lanes> Pair<'a, T> {
+    fn of(
+        problem: &'a ScoreBatch,
+        pair: usize,
+        operands: &[Src<T>; 9],
+        rows: [Dst<T>; 2],
+        memory: *mut T,
+    ) -> Pair<'a, T> {
+        let at = problem.batch.offsets(pair);
+        let operands = std::array::from_fn(|k| {
+            let [row, col] = problem.steps[k];
+            Matrix { ptr: operands[k].at(at[k]).cast_mut(), row, col }
+        });
+        let [log_sums, products] = rows.map(|rows| rows.at((pair * problem.sizes.queries) as isize));
+        Pair { arch: Arch::new(), problem, operands, log_sums, products, memory }
+    }
+
+    unsafe fn forward_tile(&self, first: usize) {
+        let Pair { arch, problem, operands: [q, k, v, mask, out, ..], log_sums, memory, .. } = *self;
+        let ScoreSizes { queries, width, value_width, .. } = problem.sizes;
+        let rows = QUERIES.min(queries - first);
+        let nothing = T::from_f64(f64::NEG_INFINITY);
+        let (mut best, mut total) = ([nothing; QUERIES], [T::ZERO; QUERIES]);
+        let values = memory.wrapping_add(QUERIES * KEYS);
+        // SAFETY: the caller lent room for a tile of scores, and for its values behind them.
+        let (scores, sums) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(memory, QUERIES * KEYS),
+                std::slice::from_raw_parts_mut(values, rows * value_width),
+            )
+        };
+        sums.fill(T::ZERO);
+        let end = visible(problem, first + rows);
+        for start in (0..end).step_by(KEYS) {
+            let tile = Tile { first, rows, start, cols: KEYS.min(end - start) };
+            let c = Matrix::row_major(scores.as_mut_ptr(), KEYS);
+            let (a, b) = (q.at(first, 0), k.at(start, 0).t());
+            // SAFETY: the tile lies within the matrices, and the scores and sums have room for the products.
+            unsafe {
+                Product { m: rows, n: tile.cols, k: width, a, b, c, init: Init::Zero }.run(arch);
+                simd_for::<T, _>(inlined!(|| {
                     for r in 0..rows {
                         let row = &mut scores[r * KEYS..][..tile.padded()];
                         let seen = finish_scores(problem, tile, r, row, mask);
@@ -188,17 +208,14 @@ unsafe fn forward_tile<T: Lanes>(
                         };
                         best[r] = m;
                     }
-                },
-            );
-            let c = Matrix { ptr: values, row: value_width as isize, col: 1 };
-            let a = Matrix { ptr: scores.as_mut_ptr(), row: KEYS as isize, col: 1 };
-            let b = v.at(start, 0);
-            Product { m: rows, n: value_width, k: tile.cols, a, b, c, init: Init::Existing }.run(arch);
+                }));
+                let c = Matrix::row_major(values, value_width);
+                let a = Matrix::row_major(scores.as_mut_ptr(), KEYS);
+                let b = v.at(start, 0);
+                Product { m: rows, n: value_width, k: tile.cols, a, b, c, init: Init::Existing }.run(arch);
+            }
         }
-    }
-    simd_for::<T, _>(
-        #[inline(always)]
-        || {
+        simd_for::<T, _>(inlined!(|| {
             for r in 0..rows {
                 let seen = total[r] != T::ZERO;
                 let scale = if seen { total[r].recip() } else { T::ZERO };
@@ -207,90 +224,27 @@ unsafe fn forward_tile<T: Lanes>(
                 }
                 let log_sum = if seen { best[r].add(total[r].log()) } else { T::from_f64(f64::INFINITY) };
                 // SAFETY: there is a sum for each row of the tile.
-                unsafe { *log_sums.add(r) = log_sum };
+                unsafe { *log_sums.add(first + r) = log_sum };
             }
-        },
-    );
-    let from = Matrix { ptr: values, row: value_width as isize, col: 1 };
-    // SAFETY: the rows of the output are those of the tile.
-    unsafe { copy_matrix(arch, rows, value_width, from, out) };
-}
+        }));
+        let from = Matrix::row_major(values, value_width);
+        // SAFETY: the rows of the output are those of the tile.
+        unsafe { copy_matrix(arch, rows, value_width, from, out.at(first, 0)) };
+    }
 
-/// Writes the gradients of queries, keys and values, and the sums of `g out` of each query. Threads share the leading axes.
-///
-/// # Safety
-/// As for [`forward`].
-pub(crate) unsafe fn backward<T: Lanes>(
-    problem: &ScoreBatch,
-    workers: &Workers,
-    ([g, q, k, v, out], mask): ([Src<T>; 5], Option<Src<T>>),
-    (log_sums, products): (Src<T>, Dst<T>),
-    [dq, dk, dv]: [Dst<T>; 3],
-) {
-    let arch = Arch::new();
-    let queries = problem.sizes.queries;
-    for_range(workers, problem.batch.elements, 1, &|range| {
-        with_scratch(2 * QUERIES * KEYS, |memory: *mut T| {
-            for pair in range {
-                let at = problem.batch.offsets(pair);
-                let pair = Pair {
-                    arch,
-                    problem,
-                    q: matrix(problem, Q, &at, q),
-                    k: matrix(problem, K, &at, k),
-                    v: matrix(problem, V, &at, v),
-                    mask: mask.map(|mask| matrix(problem, MASK, &at, mask)),
-                    out: matrix(problem, OUT, &at, out),
-                    g: matrix(problem, G, &at, g),
-                    dq: matrix(problem, DQ, &at, dq.src()),
-                    dk: matrix(problem, DK, &at, dk.src()),
-                    dv: matrix(problem, DV, &at, dv.src()),
-                    log_sums: log_sums.at((pair * queries) as isize),
-                    products: products.at((pair * queries) as isize),
-                    memory,
-                };
-                // SAFETY: the matrices are the problem's; the leading axes of the outputs are disjoint.
-                unsafe { pair.backward() };
-            }
-        });
-    });
-}
-
-/// One product of queries and keys, with all its operands.
-struct Pair<'a, T> {
-    arch: Arch,
-    problem: &'a ScoreBatch,
-    q: Matrix<T>,
-    k: Matrix<T>,
-    v: Matrix<T>,
-    mask: Option<Matrix<T>>,
-    out: Matrix<T>,
-    g: Matrix<T>,
-    dq: Matrix<T>,
-    dk: Matrix<T>,
-    dv: Matrix<T>,
-    log_sums: *const T,
-    products: *mut T,
-    /// Room for two tiles.
-    memory: *mut T,
-}
-
-impl<T: Lanes> Pair<'_, T> {
     unsafe fn backward(&self) {
         let ScoreSizes { queries, keys, width, value_width } = self.problem.sizes;
+        let [.., dq, dk, dv] = self.operands;
         // SAFETY: the tiles cover the matrices.
         unsafe {
-            fill_zero(keys, width, self.dk);
-            fill_zero(keys, value_width, self.dv);
+            fill_zero(keys, width, dk);
+            fill_zero(keys, value_width, dv);
             for first in (0..queries).step_by(QUERIES) {
                 let rows = QUERIES.min(queries - first);
-                simd_for::<T, _>(
-                    #[inline(always)]
-                    || self.sum_products(first, rows),
-                );
+                simd_for::<T, _>(inlined!(|| self.sum_products(first, rows)));
                 let end = visible(self.problem, first + rows);
                 if end == 0 {
-                    fill_zero(rows, width, self.dq.at(first, 0));
+                    fill_zero(rows, width, dq.at(first, 0));
                 }
                 for start in (0..end).step_by(KEYS) {
                     self.backward_tile(Tile { first, rows, start, cols: KEYS.min(end - start) });
@@ -302,12 +256,10 @@ impl<T: Lanes> Pair<'_, T> {
     /// The sums of `g out` of the queries from `first` on.
     #[inline(always)]
     unsafe fn sum_products(&self, first: usize, rows: usize) {
+        let [_, _, _, _, out, g, ..] = self.operands;
         for r in first..first + rows {
             // SAFETY: row `r` of the matrices, and its sum.
-            unsafe {
-                *self.products.add(r) =
-                    dot(self.problem.sizes.value_width, self.g.at(r, 0), self.out.at(r, 0));
-            }
+            unsafe { *self.products.add(r) = dot(self.problem.sizes.value_width, g.at(r, 0), out.at(r, 0)) };
         }
     }
 
@@ -315,14 +267,11 @@ impl<T: Lanes> Pair<'_, T> {
         let ScoreSizes { width, value_width, .. } = self.problem.sizes;
         let Tile { first, rows, start, cols } = tile;
         let scale = T::from_f64(self.problem.kind.scale);
-        let (q, k, g, v) =
-            (self.q.at(first, 0), self.k.at(start, 0), self.g.at(first, 0), self.v.at(start, 0));
-        let tile_at = |index: usize| Matrix {
-            ptr: self.memory.wrapping_add(index * QUERIES * KEYS),
-            row: KEYS as isize,
-            col: 1,
-        };
-        let (weights, slopes) = (tile_at(0), tile_at(1));
+        let [q, k, v, mask, _, g, dq, dk, dv] = self.operands;
+        let ([q, g, dq], [k, v, dk, dv]) =
+            ([q, g, dq].map(|m| m.at(first, 0)), [k, v, dk, dv].map(|m| m.at(start, 0)));
+        let [weights, slopes] =
+            [0, 1].map(|k| Matrix::row_major(self.memory.wrapping_add(k * QUERIES * KEYS), KEYS));
         let run = |m, n, k, a, b, c, init| {
             // SAFETY: the tile lies within the matrices, and there is room for two tiles.
             unsafe { Product { m, n, k, a, b, c, init }.run(self.arch) };
@@ -336,34 +285,31 @@ impl<T: Lanes> Pair<'_, T> {
                 std::slice::from_raw_parts_mut(slopes.ptr, QUERIES * KEYS),
             )
         };
-        simd_for::<T, _>(
-            #[inline(always)]
-            || {
-                for r in 0..rows {
-                    let (p, u) = (&mut p[r * KEYS..][..tile.padded()], &mut u[r * KEYS..][..tile.padded()]);
-                    // SAFETY: row `first + r` has a sum of both kinds, and the mask is the problem's.
-                    let (log_sum, product, seen) = unsafe {
-                        (
-                            *self.log_sums.add(first + r),
-                            *self.products.add(first + r),
-                            finish_scores(self.problem, tile, r, p, self.mask),
-                        )
-                    };
-                    // As in the forward pass.
-                    p[seen..].fill(log_sum);
-                    for (p, u) in p.iter_mut().zip(u.iter_mut()) {
-                        *p = p.sub(log_sum).exp();
-                        *u = p.mul(u.sub(product)).mul(scale);
-                    }
-                    p[seen..].fill(T::ZERO);
-                    u[seen..].fill(T::ZERO);
+        simd_for::<T, _>(inlined!(|| {
+            for r in 0..rows {
+                let (p, u) = (&mut p[r * KEYS..][..tile.padded()], &mut u[r * KEYS..][..tile.padded()]);
+                // SAFETY: row `first + r` has a sum of both kinds, and the mask is the problem's.
+                let (log_sum, product, seen) = unsafe {
+                    (
+                        *self.log_sums.add(first + r),
+                        *self.products.add(first + r),
+                        finish_scores(self.problem, tile, r, p, mask),
+                    )
+                };
+                // As in the forward pass.
+                p[seen..].fill(log_sum);
+                for (p, u) in p.iter_mut().zip(u.iter_mut()) {
+                    *p = p.sub(log_sum).exp();
+                    *u = p.mul(u.sub(product)).mul(scale);
                 }
-            },
-        );
-        run(cols, value_width, rows, weights.t(), g, self.dv.at(start, 0), Init::Existing);
+                p[seen..].fill(T::ZERO);
+                u[seen..].fill(T::ZERO);
+            }
+        }));
+        run(cols, value_width, rows, weights.t(), g, dv, Init::Existing);
         let init = if start == 0 { Init::Zero } else { Init::Existing };
-        run(rows, width, cols, slopes, k, self.dq.at(first, 0), init);
-        run(cols, width, rows, slopes.t(), q, self.dk.at(start, 0), Init::Existing);
+        run(rows, width, cols, slopes, k, dq, init);
+        run(cols, width, rows, slopes.t(), q, dk, Init::Existing);
     }
 }
 

@@ -1,125 +1,76 @@
-//! Batch normalisation, a channel at a time. A channel's elements are summed image by image, in lanes.
+//! Batch normalisation, a channel at a time. A channel's elements are summed image by image.
 
-use super::lanes::{Lanes, for_items, join_tree, map};
+use super::inlined;
+use super::lanes::{Items, Lanes, map};
+use super::normalize::{Block, load, square_of, sums, zip};
 use crate::layout::{Dst, Src};
 use crate::norms::Channels;
 use crate::par::Workers;
 
-/// Independent parts of a sum.
-const LANES: usize = 32;
-
-fn chunk(channels: &Channels) -> usize {
-    ((1 << 13) / channels.each().max(1)).max(1)
+fn items<'a>(channels: &Channels, workers: &'a Workers) -> Items<'a> {
+    Items { workers, len: channels.channels, chunk: ((1 << 13) / channels.each().max(1)).max(1), room: 0 }
 }
 
-// Sums of `N` terms over the elements `0..len`: element i goes to lane i % LANES, lanes are joined as a tree.
-#[inline(always)]
-fn sums<T: Lanes, const N: usize>(len: usize, term: impl Fn(usize) -> [T; N]) -> [T; N] {
-    let mut lanes = [[T::ZERO; LANES]; N];
-    let mut i = 0;
-    while i + LANES <= len {
-        for l in 0..LANES {
-            add_terms(&mut lanes, l, term(i + l));
-        }
-        i += LANES;
-    }
-    for l in 0..len - i {
-        add_terms(&mut lanes, l, term(i + l));
-    }
-    lanes.map(
-        #[inline(always)]
-        |lanes| join_tree(lanes, T::add),
-    )
-}
-
-// Adds a term to lane `l` of each sum.
-#[inline(always)]
-fn add_terms<T: Lanes, const N: usize>(lanes: &mut [[T; LANES]; N], l: usize, terms: [T; N]) {
-    for (lanes, term) in lanes.iter_mut().zip(terms) {
-        lanes[l] = lanes[l].add(term);
-    }
-}
-
-// Sums over a channel; `term` gets where its elements in an image begin, and the element.
+/// Sums over a channel; `terms` as for [`sums`], of elements of all images.
 #[inline(always)]
 fn channel_sums<T: Lanes, const N: usize>(
     channels: &Channels,
     channel: usize,
-    term: impl Fn(usize) -> [T; N],
+    terms: impl Fn(usize, usize) -> [Block<T>; N],
 ) -> [T; N] {
     let mut all = [T::ZERO; N];
     for image in 0..channels.images {
-        let first = (image * channels.channels + channel) * channels.size;
-        let part = sums(
-            channels.size,
-            #[inline(always)]
-            |i| term(first + i),
-        );
-        for (all, part) in all.iter_mut().zip(part) {
-            *all = all.add(part);
+        let first = channels.start(image, channel);
+        let part = sums(channels.size, usize::MAX, inlined!(|i, count| terms(first + i, count)));
+        for k in 0..N {
+            all[k] = all[k].add(part[k]);
         }
     }
     all
 }
 
+/// Means and variances: those that are given, or where those that are found go.
+type Statistics<T> = (Option<[Src<T>; 2]>, Option<[Dst<T>; 2]>);
+
 /// Normalizes with the statistics that are given, or else with those of the images, which are then found.
-///
-/// # Safety
-/// Images and vectors of `channels` can be read, outputs written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn forward<T: Lanes>(
     channels: &Channels,
     workers: &Workers,
     eps: f64,
     (x, out): (Src<T>, Dst<T>),
     [weight, bias]: [Option<Src<T>>; 2],
-    given: Option<[Src<T>; 2]>,
-    found: Option<[Dst<T>; 2]>,
+    (given, found): Statistics<T>,
 ) {
     let m = T::from_f64(channels.each() as f64);
-    for_items(
-        workers,
-        (channels.channels, chunk(channels)),
-        0,
-        #[inline(always)]
-        |channel, _: *mut T| {
-            let c = channel as isize;
-            // SAFETY: elements of `channel` only, which is one part's.
-            unsafe {
-                let x = x.at(0);
-                let (mean, var) = if let Some([mean, var]) = given {
-                    (*mean.at(c), *var.at(c))
-                } else {
-                    let [sum] = channel_sums(channels, channel, |i| [*x.add(i)]);
-                    let mean = sum.div(m);
-                    let [squares] = channel_sums(channels, channel, |i| {
-                        let d = (*x.add(i)).sub(mean);
-                        [d.mul(d)]
-                    });
-                    (mean, squares.div(m))
-                };
-                if let Some([to_mean, to_var]) = found {
-                    (*to_mean.at(c), *to_var.at(c)) = (mean, var);
-                }
-                let scale = var.add(T::from_f64(eps)).sqrt().recip();
-                let scale = weight.map_or(scale, |weight| scale.mul(*weight.at(c)));
-                let shift = bias.map_or(T::ZERO, |bias| *bias.at(c));
-                for image in 0..channels.images {
-                    let first = (image * channels.channels + channel) * channels.size;
-                    map(
-                        channels.size,
-                        out.at(first as isize),
-                        [x.add(first)],
-                        #[inline(always)]
-                        |[x]| x.sub(mean).mul(scale).add(shift),
-                    );
-                }
+    items(channels, workers).for_each(inlined!(|channel, _: *mut T| {
+        let c = channel as isize;
+        // SAFETY: elements of `channel` only, which is one part's.
+        unsafe {
+            let x = x.at(0);
+            let (mean, var) = if let Some([mean, var]) = given {
+                (*mean.at(c), *var.at(c))
+            } else {
+                let [sum] = channel_sums(channels, channel, inlined!(|i, n| [load(x.add(i), n)]));
+                let mean = sum.div(m);
+                let squares = inlined!(|i, n| [square_of(x.add(i), n, mean)]);
+                let [squares] = channel_sums(channels, channel, squares);
+                (mean, squares.div(m))
+            };
+            if let Some([to_mean, to_var]) = found {
+                (*to_mean.at(c), *to_var.at(c)) = (mean, var);
             }
-        },
-    );
+            let scale = var.add(T::from_f64(eps)).sqrt().recip();
+            let scale = weight.map_or(scale, |weight| scale.mul(*weight.at(c)));
+            let shift = bias.map_or(T::ZERO, |bias| *bias.at(c));
+            for image in 0..channels.images {
+                let first = channels.start(image, channel);
+                let (from, to) = ([x.add(first)], out.at(first as isize));
+                map(channels.size, to, from, inlined!(|[x]| x.sub(mean).mul(scale).add(shift)));
+            }
+        }
+    }));
 }
 
-/// # Safety
-/// As for [`forward`].
 pub(crate) unsafe fn backward<T: Lanes>(
     channels: &Channels,
     workers: &Workers,
@@ -130,40 +81,30 @@ pub(crate) unsafe fn backward<T: Lanes>(
     [grad, grad_weight, grad_bias]: [Dst<T>; 3],
 ) {
     let m = T::from_f64(channels.each() as f64);
-    for_items(
-        workers,
-        (channels.channels, chunk(channels)),
-        0,
-        #[inline(always)]
-        |channel, _: *mut T| {
-            let c = channel as isize;
-            // SAFETY: elements of `channel` only, which is one part's.
-            unsafe {
-                let (x, g) = (x.at(0), g.at(0));
-                let centre = *mean.at(c);
-                let inverse = (*var.at(c)).add(T::from_f64(eps)).sqrt().recip();
-                let [sum, with_x] = channel_sums(channels, channel, |i| {
-                    let g = *g.add(i);
-                    [g, g.mul((*x.add(i)).sub(centre).mul(inverse))]
-                });
-                *grad_bias.at(c) = sum;
-                *grad_weight.at(c) = with_x;
-                let scale = weight.map_or(inverse, |weight| inverse.mul(*weight.at(c)));
-                let (sum, with_x) = if training { (sum.div(m), with_x.div(m)) } else { (T::ZERO, T::ZERO) };
-                for image in 0..channels.images {
-                    let first = (image * channels.channels + channel) * channels.size;
-                    map(
-                        channels.size,
-                        grad.at(first as isize),
-                        [x.add(first), g.add(first)],
-                        #[inline(always)]
-                        |[x, g]| {
-                            let x = x.sub(centre).mul(inverse);
-                            scale.mul(g.sub(sum).sub(x.mul(with_x)))
-                        },
-                    );
-                }
+    items(channels, workers).for_each(inlined!(|channel, _: *mut T| {
+        let c = channel as isize;
+        // SAFETY: elements of `channel` only, which is one part's.
+        unsafe {
+            let (x, g) = (x.at(0), g.at(0));
+            let centre = *mean.at(c);
+            let inverse = (*var.at(c)).add(T::from_f64(eps)).sqrt().recip();
+            let normal = inlined!(|x: T| x.sub(centre).mul(inverse));
+            let terms = inlined!(|i: usize, n: usize| {
+                let g = load(g.add(i), n);
+                let mut with_x = zip(&g, &load(x.add(i), n), inlined!(|g, x| g.mul(normal(x))));
+                with_x[n..].fill(T::ZERO);
+                [g, with_x]
+            });
+            let [sum, with_x] = channel_sums(channels, channel, terms);
+            *grad_bias.at(c) = sum;
+            *grad_weight.at(c) = with_x;
+            let scale = weight.map_or(inverse, |weight| inverse.mul(*weight.at(c)));
+            let (sum, with_x) = if training { (sum.div(m), with_x.div(m)) } else { (T::ZERO, T::ZERO) };
+            for image in 0..channels.images {
+                let first = channels.start(image, channel);
+                let gradient = inlined!(|[x, g]: [T; 2]| scale.mul(g.sub(sum).sub(normal(x).mul(with_x))));
+                map(channels.size, grad.at(first as isize), [x.add(first), g.add(first)], gradient);
             }
-        },
-    );
+        }
+    }));
 }

@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use pulp::Arch;
 
-use super::depthwise;
-use super::lanes::{Lanes, simd_for, with_scratch};
+use super::inlined;
+use super::lanes::{Lanes, simd_for, update, with_scratch};
 use super::patches::with_patches;
-use super::product::{Init, Matrix, Product, Stored, run_between};
+use super::product::{Init, Matrix, Product, Stored, copy_matrix, run_between};
 use crate::geometry::ConvGeometry;
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_chunks, for_range, threads};
@@ -24,20 +24,11 @@ const COLUMNS: usize = 1 << 15;
 const PARTIALS: usize = 1 << 20;
 const MOST_PARTIALS: usize = 8;
 
-/// # Safety
-/// The operands are contiguous and of this geometry; they can be read, the output written, and nobody else uses them
-/// meanwhile.
 pub(crate) unsafe fn forward<T: Lanes>(
     geometry: &ConvGeometry,
     workers: &Workers,
-    results: Dst<T>,
-    [images, filters]: [Src<T>; 2],
-    bias: Option<Src<T>>,
+    (results, [images, filters], bias): (Dst<T>, [Src<T>; 2], Option<Src<T>>),
 ) {
-    if geometry.is_depthwise() {
-        // SAFETY: the contract is the same.
-        return unsafe { depthwise::forward(geometry, workers, results, [images, filters], bias) };
-    }
     let ConvGeometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
     let (size, places, k) = (geometry.pixels(), geometry.all_places(), geometry.filter());
     let blocks = geometry.images * groups;
@@ -52,14 +43,14 @@ pub(crate) unsafe fn forward<T: Lanes>(
             let rows = rows.min(height - first);
             let n = rows * width;
             let group = block % groups;
-            let a = matrix(filters.at((group * count * k) as isize).cast_mut(), k, 1);
-            let c = matrix(results.at((block * count * places + first * width) as isize), places, 1);
+            let a = Matrix::row_major(filters.at((group * count * k) as isize).cast_mut(), k);
+            let c = Matrix::row_major(results.at((block * count * places + first * width) as isize), places);
             let init = bias.map_or(Init::Zero, |bias| Init::Column(bias.at((group * count) as isize), 1));
             let image = images.at((block * channels * size) as isize);
             // SAFETY: the operands have these parts; those of the result are disjoint.
             unsafe {
                 if geometry.is_pointwise() {
-                    let b = matrix(image.add(first * width).cast_mut(), places, 1);
+                    let b = Matrix::row_major(image.add(first * width).cast_mut(), places);
                     Product { m: count, n, k, a, b, c, init }.run(arch);
                 } else {
                     let pack = n >= 256 && k >= 512;
@@ -72,33 +63,17 @@ pub(crate) unsafe fn forward<T: Lanes>(
     });
 }
 
-fn matrix<T>(ptr: *mut T, row: usize, col: usize) -> Matrix<T> {
-    Matrix { ptr, row: row as isize, col: col as isize }
-}
-
-/// # Safety
-/// As for [`forward`].
 pub(crate) unsafe fn input_grad<T: Lanes>(
     geometry: &ConvGeometry,
     workers: &Workers,
-    images: Dst<T>,
-    [results, filters]: [Src<T>; 2],
-    bias: Option<Src<T>>,
+    (images, [results, filters], bias): (Dst<T>, [Src<T>; 2], Option<Src<T>>),
 ) {
-    if geometry.is_depthwise() {
-        // SAFETY: the contract is the same.
-        return unsafe { depthwise::input_grad(geometry, workers, images, [results, filters], bias) };
-    }
     let ConvGeometry { groups, channels, filters: count, places: [height, width], .. } = *geometry;
     let (size, places, taps, k) =
         (geometry.pixels(), geometry.all_places(), geometry.taps(), geometry.filter());
-    if places == 0 {
-        // SAFETY: the images and their bias are of this geometry.
-        return unsafe { fill_images(geometry, images, bias) };
-    }
     // The order in which parts of the places are added to a channel shows in its sums: it depends on sizes only.
-    let rows = (COLUMNS / (taps * width)).clamp(1, height);
-    let together = (COLUMNS / (taps * rows * width)).clamp(1, channels);
+    let rows = (COLUMNS / (taps * width).max(1)).clamp(1, height.max(1));
+    let together = (COLUMNS / (taps * rows * width).max(1)).clamp(1, channels);
     let parts = channels.div_ceil(together);
     let arch = Arch::new();
     for_range(workers, geometry.images * groups * parts, 1, &|range| {
@@ -107,18 +82,20 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
             let some = together.min(channels - channel);
             let group = block % groups;
             let first = group * channels + channel;
-            let image = images.at(((block * channels + channel) * size) as isize);
+            let start = (block * channels + channel) * size;
+            let image = images.at(start as isize);
             let weights = filters.at((group * count * k + channel * taps) as isize).cast_mut();
             // SAFETY: the operands have these parts; those of the images are disjoint.
             unsafe {
                 for c in 0..some {
                     let value = bias.map_or(T::ZERO, |bias| *bias.at((first + c) as isize));
-                    std::slice::from_raw_parts_mut(image.add(c * size), size).fill(value);
+                    images.slice_mut(start + c * size, size).fill(value);
                 }
                 if geometry.is_pointwise() {
                     let init = if bias.is_some() { Init::Existing } else { Init::Zero };
-                    let b = matrix(results.at((block * count * places) as isize).cast_mut(), places, 1);
-                    let (a, c) = (matrix(weights, 1, k), matrix(image, places, 1));
+                    let b =
+                        Matrix::row_major(results.at((block * count * places) as isize).cast_mut(), places);
+                    let (a, c) = (Matrix::row_major(weights, k).t(), Matrix::row_major(image, places));
                     Product { m: some, n: places, k: count, a, b, c, init }.run(arch);
                     continue;
                 }
@@ -127,31 +104,18 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
                         let rows = rows.min(height - y);
                         let n = rows * width;
                         let from = results.at((block * count * places + y * width) as isize).cast_mut();
-                        let (a, b, c) =
-                            (matrix(weights, 1, k), matrix(from, places, 1), matrix(columns, n, 1));
-                        Product { m: some * taps, n, k: count, a, b, c, init: Init::Zero }.run(arch);
-                        simd_for::<T, _>(
-                            #[inline(always)]
-                            || add_patches(geometry, some, (y, rows), columns, image),
+                        let (a, b, c) = (
+                            Matrix::row_major(weights, k).t(),
+                            Matrix::row_major(from, places),
+                            Matrix::row_major(columns, n),
                         );
+                        Product { m: some * taps, n, k: count, a, b, c, init: Init::Zero }.run(arch);
+                        simd_for::<T, _>(inlined!(|| add_patches(geometry, some, (y, rows), columns, image)));
                     }
                 });
             }
         }
     });
-}
-
-/// # Safety
-/// The images can be written, the bias read.
-unsafe fn fill_images<T: Lanes>(geometry: &ConvGeometry, images: Dst<T>, bias: Option<Src<T>>) {
-    let (all, size) = (geometry.all_channels(), geometry.pixels());
-    for plane in 0..geometry.images * all {
-        // SAFETY: there are as many planes, and an element of the bias for each channel.
-        unsafe {
-            let value = bias.map_or(T::ZERO, |bias| *bias.at((plane % all) as isize));
-            std::slice::from_raw_parts_mut(images.at((plane * size) as isize), size).fill(value);
-        }
-    }
 }
 
 /// Adds patches, of which each element of the window has a row in `columns`, to the channels that they were seen in.
@@ -168,13 +132,12 @@ unsafe fn add_patches<T: Lanes>(
 ) {
     let ConvGeometry { image: [height, width], places, window, .. } = *geometry;
     let [kh, kw] = window.kernel;
-    let along = |axis: usize| (window.stride[axis], window.padding[axis], window.dilation[axis]);
     let mut row = columns;
     for c in 0..channels {
         for i in 0..kh {
-            let (top, bottom) = inside(i, along(0), height, places[0]);
+            let (top, bottom) = inside(i, window.along(0), height, places[0]);
             for j in 0..kw {
-                let (left, right) = inside(j, along(1), width, places[1]);
+                let (left, right) = inside(j, window.along(1), width, places[1]);
                 let at = (left * window.stride[1] + j * window.dilation[1]).saturating_sub(window.padding[1]);
                 let len = right - left;
                 for y in top.max(first)..bottom.min(first + rows) {
@@ -182,7 +145,8 @@ unsafe fn add_patches<T: Lanes>(
                     // SAFETY: `inside` gives places at which the element is in the image.
                     unsafe {
                         let from = row.add((y - first) * places[1] + left);
-                        add_run(len, from, image.add((c * height + line) * width + at), window.stride[1]);
+                        let to = image.add((c * height + line) * width + at);
+                        update((to, window.stride[1] as isize), (from, 1), len, T::add);
                     }
                 }
                 row = row.wrapping_add(rows * places[1]);
@@ -191,40 +155,11 @@ unsafe fn add_patches<T: Lanes>(
     }
 }
 
-/// Adds a row of `len` elements to every `step`-th one.
-///
-/// # Safety
-/// They can be read and written, and do not overlap.
-#[inline(always)]
-unsafe fn add_run<T: Lanes>(len: usize, from: *const T, to: *mut T, step: usize) {
-    // SAFETY: `e` stays below `len`.
-    unsafe {
-        if step == 1 {
-            let (from, to) = (std::slice::from_raw_parts(from, len), std::slice::from_raw_parts_mut(to, len));
-            for (to, &from) in to.iter_mut().zip(from) {
-                *to = to.add(from);
-            }
-        } else {
-            for e in 0..len {
-                let to = to.add(e * step);
-                *to = (*to).add(*from.add(e));
-            }
-        }
-    }
-}
-
-/// # Safety
-/// As for [`forward`].
 pub(crate) unsafe fn weight_grad<T: Lanes>(
     geometry: &ConvGeometry,
     workers: &Workers,
-    filters: Dst<T>,
-    [images, results]: [Src<T>; 2],
+    (filters, [images, results]): (Dst<T>, [Src<T>; 2]),
 ) {
-    if geometry.is_depthwise() {
-        // SAFETY: the contract is the same.
-        return unsafe { depthwise::weight_grad(geometry, workers, filters, [images, results]) };
-    }
     let ConvGeometry { groups, filters: count, .. } = *geometry;
     let k = geometry.filter();
     let all = groups * k * count;
@@ -269,7 +204,7 @@ unsafe fn add_images<T: Lanes>(
     let (size, places) = (geometry.pixels(), geometry.all_places());
     let arch = Arch::new();
     let m = rows.len();
-    let c = matrix(sums.wrapping_add(rows.start * count), count, 1);
+    let c = Matrix::row_major(sums.wrapping_add(rows.start * count), count);
     if these.is_empty() || places == 0 {
         // SAFETY: the rows are there.
         return unsafe { std::slice::from_raw_parts_mut(c.ptr, m * count).fill(T::ZERO) };
@@ -278,11 +213,11 @@ unsafe fn add_images<T: Lanes>(
     for image in these {
         let block = image * groups + group;
         let from = images.at((block * channels * size) as isize);
-        let g = matrix(results.at((block * count * places) as isize).cast_mut(), 1, places);
+        let g = Matrix::row_major(results.at((block * count * places) as isize).cast_mut(), places).t();
         // SAFETY: the operands have these parts.
         unsafe {
             if geometry.is_pointwise() {
-                let a = matrix(from.cast_mut(), places, 1).at(rows.start, 0);
+                let a = Matrix::row_major(from.cast_mut(), places).at(rows.start, 0);
                 Product { m, n: count, k: places, a, b: g, c, init }.run(arch);
             } else {
                 with_patches(geometry, from, (0, height), |patches| {
@@ -305,18 +240,15 @@ unsafe fn join_partials<T: Lanes>(geometry: &ConvGeometry, partials: usize, sums
     let all = groups * k * count;
     // SAFETY: the offsets stay below `partials * all` in the sums, and below `all` in the filters.
     unsafe {
-        simd_for::<T, _>(
-            #[inline(always)]
-            || {
-                for partial in 1..partials {
-                    add_run(all, sums.add(partial * all), sums, 1);
-                }
-            },
-        );
+        simd_for::<T, _>(inlined!(|| {
+            for partial in 1..partials {
+                update((sums, 1), (sums.add(partial * all), 1), all, T::add);
+            }
+        }));
         for group in 0..groups {
-            let from = matrix(sums.add(group * k * count), 1, count);
-            let to = matrix(filters.add(group * k * count), k, 1);
-            super::product::copy_matrix(Arch::new(), count, k, from, to);
+            let from = Matrix::row_major(sums.add(group * k * count), count).t();
+            let to = Matrix::row_major(filters.add(group * k * count), k);
+            copy_matrix(Arch::new(), count, k, from, to);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Convolutions whose filters see one channel each: there is nothing to gain from a product, so they are done directly, in
 //! runs of places along a row.
 
-use super::lanes::{Lanes, for_items, join_tree};
+use super::inlined;
+use super::lanes::{Items, Lanes, join_tree, update};
 use super::patches::pad;
 use crate::geometry::ConvGeometry;
 use crate::layout::{Dst, Src};
@@ -38,47 +39,38 @@ impl Channel {
     }
 }
 
-/// # Safety
-/// As for [`forward`](super::conv::forward).
-pub(super) unsafe fn forward<T: Lanes>(
+pub(crate) unsafe fn forward<T: Lanes>(
     geometry: &ConvGeometry,
     workers: &Workers,
-    results: Dst<T>,
-    [images, filters]: [Src<T>; 2],
-    bias: Option<Src<T>>,
+    (results, [images, filters], bias): (Dst<T>, [Src<T>; 2], Option<Src<T>>),
 ) {
     let ConvGeometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
-    for_items(
-        workers,
-        (geometry.images * groups, 1),
-        channel.room,
-        #[inline(always)]
-        |plane, padded: *mut T| {
-            // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
-            // has room for a run from every place.
-            unsafe {
-                channel.copy(geometry, images.at((plane * size) as isize), padded);
-                for f in 0..each {
-                    let filter = plane % groups * each + f;
-                    let weights = filters.at((filter * taps) as isize);
-                    let first = bias.map_or(T::ZERO, |bias| *bias.at(filter as isize));
-                    let to = results.at(((plane * each + f) * places) as isize);
-                    for y in 0..height {
-                        let from = padded.add(y * window.stride[0] * channel.width);
-                        let to = to.add(y * width);
-                        for x in (0..width).step_by(RUN) {
-                            let from = from.add(x * window.stride[1]);
-                            let sums = run_of(geometry, &channel, from, weights, first);
-                            let count = RUN.min(width - x);
-                            std::ptr::copy_nonoverlapping(sums.as_ptr(), to.add(x), count);
-                        }
+    let items = Items { workers, len: geometry.images * groups, chunk: 1, room: channel.room };
+    items.for_each(inlined!(|plane, padded: *mut T| {
+        // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
+        // has room for a run from every place.
+        unsafe {
+            channel.copy(geometry, images.at((plane * size) as isize), padded);
+            for f in 0..each {
+                let filter = plane % groups * each + f;
+                let weights = filters.at((filter * taps) as isize);
+                let first = bias.map_or(T::ZERO, |bias| *bias.at(filter as isize));
+                let to = results.at(((plane * each + f) * places) as isize);
+                for y in 0..height {
+                    let from = padded.add(y * window.stride[0] * channel.width);
+                    let to = to.add(y * width);
+                    for x in (0..width).step_by(RUN) {
+                        let from = from.add(x * window.stride[1]);
+                        let sums = run_of(geometry, &channel, from, weights, first);
+                        let count = RUN.min(width - x);
+                        std::ptr::copy_nonoverlapping(sums.as_ptr(), to.add(x), count);
                     }
                 }
             }
-        },
-    );
+        }
+    }));
 }
 
 /// The results at [`RUN`] places from the one that sees `from` first.
@@ -117,114 +109,76 @@ unsafe fn run_of<T: Lanes>(
     sums
 }
 
-/// # Safety
-/// As for [`forward`](super::conv::forward).
-pub(super) unsafe fn input_grad<T: Lanes>(
+pub(crate) unsafe fn input_grad<T: Lanes>(
     geometry: &ConvGeometry,
     workers: &Workers,
-    images: Dst<T>,
-    [results, filters]: [Src<T>; 2],
-    bias: Option<Src<T>>,
+    (images, [results, filters], bias): (Dst<T>, [Src<T>; 2], Option<Src<T>>),
 ) {
     let ConvGeometry { groups, filters: each, image, places: [height, width], window, .. } = *geometry;
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
-    for_items(
-        workers,
-        (geometry.images * groups, 1),
-        channel.size,
-        #[inline(always)]
-        |plane, padded: *mut T| {
-            // SAFETY: the operands have these planes and filters, of which a part writes its own, and the
-            // window stays within the padded channel.
-            unsafe {
-                let group = plane % groups;
-                let first = bias.map_or(T::ZERO, |bias| *bias.at(group as isize));
-                std::slice::from_raw_parts_mut(padded, channel.size).fill(first);
-                for tap in 0..each * taps {
-                    let (f, i, j) = (tap / taps, tap % taps / window.kernel[1], tap % window.kernel[1]);
-                    let weight = *filters.at((group * each * taps + tap) as isize);
-                    let g = results.at(((plane * each + f) * places) as isize);
-                    let to = padded.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
-                    for y in 0..height {
-                        let g = std::slice::from_raw_parts(g.add(y * width), width);
-                        let to = to.add(y * window.stride[0] * channel.width);
-                        add_weighted(weight, g, to, window.stride[1]);
-                    }
-                }
-                let inner = padded.add(window.padding[0] * channel.width + window.padding[1]);
-                for r in 0..image[0] {
-                    let to = images.at((plane * size + r * image[1]) as isize);
-                    std::ptr::copy_nonoverlapping(inner.add(r * channel.width), to, image[1]);
+    let items = Items { workers, len: geometry.images * groups, chunk: 1, room: channel.size };
+    items.for_each(inlined!(|plane, padded: *mut T| {
+        // SAFETY: the operands have these planes and filters, of which a part writes its own, and the
+        // window stays within the padded channel.
+        unsafe {
+            let group = plane % groups;
+            let first = bias.map_or(T::ZERO, |bias| *bias.at(group as isize));
+            std::slice::from_raw_parts_mut(padded, channel.size).fill(first);
+            for tap in 0..each * taps {
+                let (f, i, j) = (tap / taps, tap % taps / window.kernel[1], tap % window.kernel[1]);
+                let weight = *filters.at((group * each * taps + tap) as isize);
+                let g = results.at(((plane * each + f) * places) as isize);
+                let to = padded.add(i * window.dilation[0] * channel.width + j * window.dilation[1]);
+                for y in 0..height {
+                    let to = (to.add(y * window.stride[0] * channel.width), window.stride[1] as isize);
+                    update(to, (g.add(y * width), 1), width, inlined!(|to, g| to.add(weight.mul(g))));
                 }
             }
-        },
-    );
-}
-
-/// Adds a row of g times a weight to every `step`-th element.
-///
-/// # Safety
-/// There are as many elements at `to`, and nobody else uses them meanwhile.
-#[inline(always)]
-unsafe fn add_weighted<T: Lanes>(weight: T, g: &[T], to: *mut T, step: usize) {
-    // SAFETY: `e` stays below the length of the row.
-    unsafe {
-        if step == 1 {
-            for (to, &g) in std::slice::from_raw_parts_mut(to, g.len()).iter_mut().zip(g) {
-                *to = to.add(weight.mul(g));
-            }
-        } else {
-            for (e, &g) in g.iter().enumerate() {
-                let to = to.add(e * step);
-                *to = (*to).add(weight.mul(g));
+            let inner = padded.add(window.padding[0] * channel.width + window.padding[1]);
+            for r in 0..image[0] {
+                let to = images.at((plane * size + r * image[1]) as isize);
+                std::ptr::copy_nonoverlapping(inner.add(r * channel.width), to, image[1]);
             }
         }
-    }
+    }));
 }
 
-/// # Safety
-/// As for [`forward`](super::conv::forward).
-pub(super) unsafe fn weight_grad<T: Lanes>(
+pub(crate) unsafe fn weight_grad<T: Lanes>(
     geometry: &ConvGeometry,
     workers: &Workers,
-    filters: Dst<T>,
-    [images, results]: [Src<T>; 2],
+    (filters, [images, results]): (Dst<T>, [Src<T>; 2]),
 ) {
     let ConvGeometry { groups, filters: each, places: [height, width], window, .. } = *geometry;
     let (size, places, taps) = (geometry.pixels(), geometry.all_places(), geometry.taps());
     let channel = Channel::of(geometry);
-    for_items(
-        workers,
-        (groups, 1),
-        // A run of sums for each element of the group's filters.
-        channel.room + each * taps * RUN,
-        #[inline(always)]
-        |group, padded: *mut T| {
-            let sums = padded.wrapping_add(channel.room);
-            // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
-            // has room for a run from every place.
-            unsafe {
-                std::slice::from_raw_parts_mut(sums, each * taps * RUN).fill(T::ZERO);
-                for image in 0..geometry.images {
-                    let plane = image * groups + group;
-                    channel.copy(geometry, images.at((plane * size) as isize), padded);
-                    for f in 0..each {
-                        let g = results.at(((plane * each + f) * places) as isize);
-                        for y in 0..height {
-                            let from = padded.add(y * window.stride[0] * channel.width);
-                            let sums = sums.add(f * taps * RUN);
-                            add_row(geometry, &channel, from, g.add(y * width), sums);
-                        }
+    // There is a run of sums for each element of the group's filters.
+    let room = channel.room + each * taps * RUN;
+    let items = Items { workers, len: groups, chunk: 1, room };
+    items.for_each(inlined!(|group, padded: *mut T| {
+        let sums = padded.wrapping_add(channel.room);
+        // SAFETY: the operands have these planes and filters, of which a part writes its own, and `Channel`
+        // has room for a run from every place.
+        unsafe {
+            std::slice::from_raw_parts_mut(sums, each * taps * RUN).fill(T::ZERO);
+            for image in 0..geometry.images {
+                let plane = image * groups + group;
+                channel.copy(geometry, images.at((plane * size) as isize), padded);
+                for f in 0..each {
+                    let g = results.at(((plane * each + f) * places) as isize);
+                    for y in 0..height {
+                        let from = padded.add(y * window.stride[0] * channel.width);
+                        let sums = sums.add(f * taps * RUN);
+                        add_row(geometry, &channel, from, g.add(y * width), sums);
                     }
                 }
-                for tap in 0..each * taps {
-                    let sum = join_tree(*sums.add(tap * RUN).cast::<[T; RUN]>(), T::add);
-                    *filters.at((group * each * taps + tap) as isize) = sum;
-                }
             }
-        },
-    );
+            for tap in 0..each * taps {
+                let sum = join_tree(*sums.add(tap * RUN).cast::<[T; RUN]>(), T::add);
+                *filters.at((group * each * taps + tap) as isize) = sum;
+            }
+        }
+    }));
 }
 
 /// Adds a row of g times what each element of the window sees at its places.

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::index::checked;
+use super::lanes::update;
 use super::number::Real;
-use super::simd_of;
+use super::{inlined, simd_of};
 use crate::indexed::BagSizes;
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
@@ -68,130 +69,87 @@ impl<T: Real> BagReader<'_, T> {
 /// Elements of a part when a kernel is split over threads.
 const CHUNK: usize = 1 << 13;
 
-/// `to[c] += factor from[c]`, rounded twice.
-///
-/// # Safety
-/// `len` elements at these steps can be read and written, and do not overlap.
-#[inline(always)]
-unsafe fn add_scaled<T: Real>(
-    (to, to_step): (Dst<T>, isize),
-    (from, from_step): (Src<T>, isize),
-    factor: T,
-    len: usize,
-) {
-    // SAFETY: `c` stays below `len`. Steps that the compiler knows make vectors.
-    unsafe {
-        if to_step == 1 && from_step == 1 {
-            for c in 0..len as isize {
-                *to.at(c) = (*to.at(c)).add((*from.at(c)).mul(factor));
-            }
-        } else {
-            for c in 0..len as isize {
-                *to.at(c * to_step) = (*to.at(c * to_step)).add((*from.at(c * from_step)).mul(factor));
-            }
-        }
-    }
-}
-
-/// `out[i] = Σ w[j] table[indices[j]]`, divided by the number of members where they are wanted.
-///
-/// # Safety
-/// The operands are of these sizes; they can be read, the outputs written, and nobody else uses them meanwhile.
-pub(crate) unsafe fn sum<T: Real>(
-    sizes: &BagSizes,
-    workers: &Workers,
-    memory: BagMemory<T>,
-    out: Dst<T>,
-    table: Src<T>,
-    members: Option<Dst<T>>,
-) {
-    let BagSizes { width, table_steps, sum_steps, member_step, .. } = *sizes;
-    let bags = BagReader { sizes, memory };
-    for_range(workers, sizes.count, chunk(sizes), &|range| {
-        simd_of::<false, _>(
-            #[inline(always)]
-            || {
-                for bag in range.clone() {
-                    let to = Dst(out.at(bag as isize * sum_steps[0]));
-                    let each = |f: &dyn Fn(T) -> T| {
-                        for c in 0..width as isize {
-                            // SAFETY: the bag's sum has `width` elements.
-                            unsafe { *to.at(c * sum_steps[1]) = f(*to.at(c * sum_steps[1])) };
-                        }
-                    };
-                    each(&|_| T::ZERO);
-                    let mut count = 0;
-                    // SAFETY: places and rows are checked to be the operands'.
-                    unsafe {
-                        for place in bags.places(bag) {
-                            if let Some((row, factor)) = bags.member(place) {
-                                let from = (Src(table.at(row * table_steps[0])), table_steps[1]);
-                                add_scaled((to, sum_steps[1]), from, factor, width);
-                                count += 1;
-                            }
-                        }
-                        if let Some(members) = members {
-                            let divisor = T::from_i64(count.max(1));
-                            *members.at(bag as isize * member_step) = divisor;
-                            each(&|sum| sum.div(divisor));
-                        }
-                    }
-                }
-            },
-        );
-    });
-}
-
 /// Bags of a part when a kernel is split over threads.
 fn chunk(sizes: &BagSizes) -> usize {
     let BagSizes { len, count, width, .. } = *sizes;
     (CHUNK * count / (len + count).max(1) / width.max(1)).max(1)
 }
 
+/// `out[i] = Σ w[j] table[indices[j]]`, divided by the number of members where they are wanted.
+pub(crate) unsafe fn sum<T: Real>(
+    sizes: &BagSizes,
+    workers: &Workers,
+    (out, table, memory, members): (Dst<T>, Src<T>, BagMemory<T>, Option<Dst<T>>),
+) {
+    let BagSizes { width, table_steps, sum_steps, member_step, .. } = *sizes;
+    let bags = BagReader { sizes, memory };
+    for_range(workers, sizes.count, chunk(sizes), &|range| {
+        simd_of::<false, _>(inlined!(|| {
+            for bag in range.clone() {
+                let to = Dst(out.at(bag as isize * sum_steps[0]));
+                let each = |f: &dyn Fn(T) -> T| {
+                    for c in 0..width as isize {
+                        // SAFETY: the bag's sum has `width` elements.
+                        unsafe { *to.at(c * sum_steps[1]) = f(*to.at(c * sum_steps[1])) };
+                    }
+                };
+                each(&|_| T::ZERO);
+                let mut count = 0;
+                // SAFETY: places and rows are checked to be the operands'.
+                unsafe {
+                    for place in bags.places(bag) {
+                        if let Some((row, factor)) = bags.member(place) {
+                            let from = (table.at(row * table_steps[0]), table_steps[1]);
+                            let add = inlined!(|sum: T, x: T| sum.add(x.mul(factor)));
+                            update((to.0, sum_steps[1]), from, width, add);
+                            count += 1;
+                        }
+                    }
+                    if let Some(members) = members {
+                        let divisor = T::from_i64(count.max(1));
+                        *members.at(bag as isize * member_step) = divisor;
+                        each(&|sum| sum.div(divisor));
+                    }
+                }
+            }
+        }));
+    });
+}
+
 /// `out[indices[j]] += w[j] / members[i] g[i]` on zeros, in ascending order of `j`.
-///
-/// # Safety
-/// As for [`sum`].
 pub(crate) unsafe fn grad<T: Real>(
     sizes: &BagSizes,
     workers: &Workers,
-    memory: BagMemory<T>,
-    out: Dst<T>,
-    g: Src<T>,
-    members: Option<Src<T>>,
+    (out, g, memory, members): (Dst<T>, Src<T>, BagMemory<T>, Option<Src<T>>),
 ) {
     let BagSizes { width, table_steps, sum_steps, member_step, .. } = *sizes;
     let bags = BagReader { sizes, memory };
     // Threads share out the rows of the table, and each goes through all indices: every sum stays in one thread, in order.
     let chunk = sizes.rows.div_ceil(PARTS).max(CHUNK / width.max(1)).max(1);
     for_range(workers, sizes.rows, chunk, &|rows| {
-        let (first, last) = (rows.start as isize, rows.end as isize);
-        simd_of::<false, _>(
-            #[inline(always)]
-            || {
-                // SAFETY: these rows are this part's, and places and rows are checked to be the operands'.
-                unsafe {
-                    for row in first..last {
-                        for c in 0..width as isize {
-                            *out.at(row * table_steps[0] + c * table_steps[1]) = T::ZERO;
-                        }
+        let own = rows.start as isize..rows.end as isize;
+        simd_of::<false, _>(inlined!(|| {
+            // SAFETY: these rows are this part's, and places and rows are checked to be the operands'.
+            unsafe {
+                for row in own.clone() {
+                    for c in 0..width as isize {
+                        *out.at(row * table_steps[0] + c * table_steps[1]) = T::ZERO;
                     }
-                    for bag in 0..sizes.count {
-                        let i = bag as isize;
-                        let share = members.map_or(T::ONE, |members| *members.at(i * member_step));
-                        for place in bags.places(bag) {
-                            let Some((row, factor)) = bags.member(place) else { continue };
-                            if row < first || row >= last {
-                                continue;
-                            }
-                            let to = (Dst(out.at(row * table_steps[0])), table_steps[1]);
-                            let from = (Src(g.at(i * sum_steps[0])), sum_steps[1]);
-                            add_scaled(to, from, factor.div(share), width);
+                }
+                for bag in 0..sizes.count {
+                    let share = members.map_or(T::ONE, |members| *members.at(bag as isize * member_step));
+                    let from = (g.at(bag as isize * sum_steps[0]), sum_steps[1]);
+                    for place in bags.places(bag) {
+                        let Some((row, factor)) = bags.member(place) else { continue };
+                        if own.contains(&row) {
+                            let (to, factor) = (out.at(row * table_steps[0]), factor.div(share));
+                            let add = inlined!(|sum: T, x: T| sum.add(x.mul(factor)));
+                            update((to, table_steps[1]), from, width, add);
                         }
                     }
                 }
-            },
-        );
+            }
+        }));
     });
 }
 
@@ -199,16 +157,10 @@ pub(crate) unsafe fn grad<T: Real>(
 const PARTS: usize = 8;
 
 /// `out[j] = Σ_c g[i, c] table[indices[j], c]`; 0 for the padding.
-///
-/// # Safety
-/// As for [`sum`].
 pub(crate) unsafe fn weights_grad<T: Real>(
-    sizes: &BagSizes,
+    &(ref sizes, out_step): &(BagSizes, isize),
     workers: &Workers,
-    memory: BagMemory<T>,
-    (out, out_step): (Dst<T>, isize),
-    g: Src<T>,
-    table: Src<T>,
+    (out, g, table, memory): (Dst<T>, Src<T>, Src<T>, BagMemory<T>),
 ) {
     let BagSizes { width, table_steps, sum_steps, .. } = *sizes;
     let bags = BagReader { sizes, memory };

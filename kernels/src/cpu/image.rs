@@ -8,15 +8,12 @@ use crate::par::{Workers, for_range};
 const CHUNK: usize = 16;
 
 /// # Safety
-/// `x` and `out` have the elements of their images, `matrices` six for each sample; nobody writes them meanwhile, and
-/// nobody reads `out`. The images of `x` have pixels.
+/// The images of `x` have pixels.
 pub(crate) unsafe fn warp(
     sampling: Sampling,
     [from, to]: &[Images; 2],
     workers: &Workers,
-    out: Dst<f32>,
-    x: Src<f32>,
-    matrices: Src<f32>,
+    (x, matrices, out): (Src<f32>, Src<f32>, Dst<f32>),
 ) {
     for_range(workers, to.all_rows(), CHUNK, &|range| {
         for row in range {
@@ -26,7 +23,7 @@ pub(crate) unsafe fn warp(
                 (
                     x.slice(image * from.pixels(), from.pixels()),
                     matrices.slice(image / to.channels * 6, 6),
-                    std::slice::from_raw_parts_mut(out.at((row * to.columns).cast_signed()), to.columns),
+                    out.slice_mut(row * to.columns, to.columns),
                 )
             };
             let (y_start, x_start) = (m[0] * i + m[2], m[3] * i + m[5]);
@@ -72,15 +69,13 @@ fn between(at: f32, size: usize) -> (usize, usize, f32) {
 }
 
 /// # Safety
-/// As for [`warp`]: `x` and `out` have the elements of the images, `weights` so many for each sample. Half of them fit in
-/// both sides of an image.
+/// Half of the weights fit in both sides of an image.
 pub(crate) unsafe fn blur(
     images: &Images,
     workers: &Workers,
-    out: Dst<f32>,
-    x: Src<f32>,
-    (weights, taps): (Src<f32>, usize),
+    taps: usize,
     (mean, std): (f32, f32),
+    (x, weights, out): (Src<f32>, Src<f32>, Dst<f32>),
 ) {
     let Images { channels, rows, columns, .. } = *images;
     let reach = taps / 2;
@@ -94,33 +89,34 @@ pub(crate) unsafe fn blur(
                 (
                     x.slice(image * images.pixels(), images.pixels()),
                     weights.slice(image / channels * taps, taps),
-                    std::slice::from_raw_parts_mut(out.at((row * columns).cast_signed()), columns),
+                    out.slice_mut(row * columns, columns),
                 )
             };
             for (tap, &w) in w.iter().enumerate() {
                 let from = reflected((i + tap).cast_signed() - reach.cast_signed(), rows) * columns;
-                let line = wide[reach..].iter_mut().zip(&pixels[from..from + columns]);
-                match tap {
-                    0 => line.for_each(|(sum, &pixel)| *sum = w * pixel),
-                    _ => line.for_each(|(sum, &pixel)| *sum += w * pixel),
-                }
+                add_line(tap, w, &pixels[from..from + columns], &mut wide[reach..]);
             }
             for k in 1..=reach {
                 wide[reach - k] = wide[reach + k];
                 wide[reach + columns - 1 + k] = wide[reach + columns - 1 - k];
             }
             for (tap, &w) in w.iter().enumerate() {
-                let line = out.iter_mut().zip(&wide[tap..]);
-                match tap {
-                    0 => line.for_each(|(sum, &value)| *sum = w * value),
-                    _ => line.for_each(|(sum, &value)| *sum += w * value),
-                }
+                add_line(tap, w, &wide[tap..], out);
             }
             if (mean, std) != (0.0, 1.0) {
                 out.iter_mut().for_each(|pixel| *pixel = (*pixel - mean) / std);
             }
         }
     });
+}
+
+/// Begins or, behind the first tap, continues the sums of a filter with what a tap sees.
+fn add_line(tap: usize, weight: f32, line: &[f32], sums: &mut [f32]) {
+    let line = sums.iter_mut().zip(line);
+    match tap {
+        0 => line.for_each(|(sum, &value)| *sum = weight * value),
+        _ => line.for_each(|(sum, &value)| *sum += weight * value),
+    }
 }
 
 /// The place within `0..size` that one at most `size - 1` outside mirrors.

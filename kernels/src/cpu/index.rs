@@ -1,8 +1,8 @@
 //! Reading and adding at indices. Every index is checked before it is followed.
 
 use super::number::Number;
-use super::simd_of;
 use super::walk::{add_run, map1};
+use super::{inlined, simd_of};
 use crate::indexed::{IndexedElements, IndexedRows};
 use crate::layout::{Dst, Src};
 use crate::loops::Places;
@@ -25,16 +25,10 @@ pub(super) fn checked(op: &str, index: i64, size: usize) -> isize {
 const CHUNK: usize = 1 << 14;
 
 /// `part[i] = whole[index[i]]`.
-///
-/// # Safety
-/// The elements that `rows` and the indices in range reach lie in the memory of `part` and `whole`, and `rows.count`
-/// indices at their step in that of `index`; meanwhile nobody writes to the inputs or touches `part`.
 pub(crate) unsafe fn select<T: Copy>(
     rows: &IndexedRows,
     workers: &Workers,
-    part: Dst<T>,
-    whole: Src<T>,
-    index: Src<i64>,
+    (part, whole, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
     let chunk = (CHUNK / rows.inner.elements().max(1)).max(1);
     for_range(workers, rows.outer.elements * rows.count, chunk, &|range| {
@@ -64,15 +58,10 @@ pub(crate) unsafe fn select<T: Copy>(
 }
 
 /// `whole[index[i]] += part[i]`, in ascending order of `i`.
-///
-/// # Safety
-/// As for [`select`] with the roles of `part` and `whole` exchanged.
 pub(crate) unsafe fn add<T: Number>(
     rows: &IndexedRows,
     workers: &Workers,
-    whole: Dst<T>,
-    part: Src<T>,
-    index: Src<i64>,
+    (whole, part, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
     // Threads share out the elements of a row, or else the outer axes: every sum stays in one thread, in order.
     let (split_inner, elements) = (rows.outer.elements == 1, rows.inner.elements());
@@ -83,84 +72,66 @@ pub(crate) unsafe fn add<T: Number>(
     };
     for_range(workers, items, chunk, &|range| {
         let (outer, inner) = if split_inner { (0..1, range) } else { (range, 0..elements) };
-        simd_of::<false, _>(
-            #[inline(always)]
-            || {
-                for outer in outer.clone() {
-                    let base = rows.outer.offsets(outer);
-                    for i in 0..rows.count as isize {
-                        // SAFETY: there are `rows.count` indices.
-                        let j = checked(rows.op, unsafe { *index.at(i * rows.index_step) }, rows.size);
-                        let (from, to) = (base[0] + i * rows.steps[0], base[1] + j * rows.steps[1]);
-                        let mut runs = rows.inner.runs(inner.clone());
-                        let [part_step, whole_step] = runs.steps();
-                        while let Some(([part_at, whole_at], len)) = runs.next() {
-                            let (to, from) = (whole.at(to + whole_at), part.at(from + part_at));
-                            // SAFETY: rows `i` of the part and `j` of the whole, an index that is in range, have this run.
-                            unsafe { add_run((to, whole_step), (from, part_step), len) }
-                        }
+        simd_of::<false, _>(inlined!(|| {
+            for outer in outer.clone() {
+                let base = rows.outer.offsets(outer);
+                for i in 0..rows.count as isize {
+                    // SAFETY: there are `rows.count` indices.
+                    let j = checked(rows.op, unsafe { *index.at(i * rows.index_step) }, rows.size);
+                    let (from, to) = (base[0] + i * rows.steps[0], base[1] + j * rows.steps[1]);
+                    let mut runs = rows.inner.runs(inner.clone());
+                    let [part_step, whole_step] = runs.steps();
+                    while let Some(([part_at, whole_at], len)) = runs.next() {
+                        let (to, from) = (whole.at(to + whole_at), part.at(from + part_at));
+                        // SAFETY: rows `i` of the part and `j` of the whole, an index that is in range, have this run.
+                        unsafe { add_run((to, whole_step), (from, part_step), len) }
                     }
                 }
-            },
-        );
+            }
+        }));
     });
 }
 
 /// `part[p] = whole[p, index[p] along the axis]`.
-///
-/// # Safety
-/// The elements that the loops reach, with the whole moved along the axis by indices in range, lie in the memory of the
-/// operands; meanwhile nobody writes to the inputs or touches `part`.
 pub(crate) unsafe fn gather<T: Copy>(
     elements: &IndexedElements,
     workers: &Workers,
-    part: Dst<T>,
-    whole: Src<T>,
-    index: Src<i64>,
+    (part, whole, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
     let IndexedElements { op, ref loops, size, .. } = *elements;
-    let ([sp, sw, si], [_, step, _]) = (loops.inner().strides, elements.along.strides);
+    let [_, step, _] = elements.along.strides;
     for_range(workers, loops.elements, CHUNK, &|range| {
-        loops.for_runs(
-            range,
-            #[inline(always)]
-            |[part_at, whole_at, index_at], len| {
-                for k in 0..len as isize {
-                    // SAFETY: the loops reach these elements, and the index is checked before it is followed.
-                    unsafe {
-                        let j = checked(op, *index.at(index_at + k * si), size);
-                        *part.at(part_at + k * sp) = *whole.at(whole_at + k * sw + j * step);
-                    }
+        let mut runs = loops.runs(range);
+        let [sp, sw, si] = runs.steps();
+        while let Some(([part_at, whole_at, index_at], len)) = runs.next() {
+            for k in 0..len as isize {
+                // SAFETY: the loops reach these elements, and the index is checked before it is followed.
+                unsafe {
+                    let j = checked(op, *index.at(index_at + k * si), size);
+                    *part.at(part_at + k * sp) = *whole.at(whole_at + k * sw + j * step);
                 }
-            },
-        );
+            }
+        }
     });
 }
 
 /// `whole[p, index[p] along the axis] += part[p]`, in order of `p`.
-///
-/// # Safety
-/// As for [`gather`] with the roles of `part` and `whole` exchanged.
 pub(crate) unsafe fn scatter_add<T: Number>(
     elements: &IndexedElements,
-    whole: Dst<T>,
-    part: Src<T>,
-    index: Src<i64>,
+    (whole, part, index): (Dst<T>, Src<T>, Src<i64>),
 ) {
     let IndexedElements { op, ref loops, size, .. } = *elements;
-    let ([sp, sw, si], [_, step, _]) = (loops.inner().strides, elements.along.strides);
-    loops.for_runs(
-        0..loops.elements,
-        #[inline(always)]
-        |[part_at, whole_at, index_at], len| {
-            for k in 0..len as isize {
-                // SAFETY: as in `gather`.
-                unsafe {
-                    let j = checked(op, *index.at(index_at + k * si), size);
-                    let to = whole.at(whole_at + k * sw + j * step);
-                    *to = (*to).add(*part.at(part_at + k * sp));
-                }
+    let [_, step, _] = elements.along.strides;
+    let mut runs = loops.runs(0..loops.elements);
+    let [sp, sw, si] = runs.steps();
+    while let Some(([part_at, whole_at, index_at], len)) = runs.next() {
+        for k in 0..len as isize {
+            // SAFETY: as in `gather`.
+            unsafe {
+                let j = checked(op, *index.at(index_at + k * si), size);
+                let to = whole.at(whole_at + k * sw + j * step);
+                *to = (*to).add(*part.at(part_at + k * sp));
             }
-        },
-    );
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use pulp::{Arch, MemMask, Simd, WithSimd};
 
 use super::number::Real;
-use super::simd;
+use super::{inlined, simd};
 use crate::par::{Workers, for_range};
 
 /// A float whose vectors a [`Simd`] instruction set can handle.
@@ -71,7 +71,10 @@ pub(crate) trait Lanes: Real + Scratch {
     ///
     /// # Safety
     /// The blocks can be read and written, do not overlap, and on x86-64 the machine has AVX.
-    unsafe fn transpose_block(from: *const Self, from_row: isize, to: *mut Self, to_row: isize);
+    unsafe fn transpose_block(from: *const Self, from_row: isize, to: *mut Self, to_row: isize) {
+        // SAFETY: the blocks can be read and written, and do not overlap.
+        unsafe { transpose_plain(Self::BLOCK, Self::BLOCK, from, from_row, to, to_row) }
+    }
 
     /// Elements of a vector of the instruction set that `arch` has chosen.
     fn lanes_of(arch: Arch) -> usize {
@@ -90,8 +93,8 @@ pub(crate) trait Lanes: Real + Scratch {
 /// What [`Lanes`] asks of vectors, by the names that [`Simd`] has for those of a type.
 macro_rules! vectors {
     (
-        $vector:ident, $mask:ident, $count:ident, $splat:ident, $add:ident, $sub:ident, $mul:ident, $div:ident, $sqrt:ident,
-        $less:ident, $select:ident, $mul_add:ident, $between:ident, $load:ident, $store:ident
+        $vector:ident, $mask:ident, $count:ident, $splat:ident, $less:ident, $select:ident, $between:ident, $load:ident,
+        $store:ident, $($name:ident($($argument:ident),+) = $function:ident),+
     ) => {
         type Vector<S: Simd> = S::$vector;
         type Mask<S: Simd> = S::$mask;
@@ -104,26 +107,10 @@ macro_rules! vectors {
         fn splat<S: Simd>(simd: S, x: Self) -> S::$vector {
             simd.$splat(x)
         }
-        #[inline(always)]
-        fn v_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
-            simd.$add(a, b)
-        }
-        #[inline(always)]
-        fn v_sub<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
-            simd.$sub(a, b)
-        }
-        #[inline(always)]
-        fn v_mul<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
-            simd.$mul(a, b)
-        }
-        #[inline(always)]
-        fn v_div<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
-            simd.$div(a, b)
-        }
-        #[inline(always)]
-        fn v_sqrt<S: Simd>(simd: S, a: S::$vector) -> S::$vector {
-            simd.$sqrt(a)
-        }
+        $(#[inline(always)]
+        fn $name<S: Simd>(simd: S, $($argument: S::$vector),+) -> S::$vector {
+            simd.$function($($argument),+)
+        })+
         #[inline(always)]
         fn v_select_less<S: Simd>(
             simd: S,
@@ -131,10 +118,6 @@ macro_rules! vectors {
             [yes, no]: [S::$vector; 2],
         ) -> S::$vector {
             simd.$select(simd.$less(a, b), yes, no)
-        }
-        #[inline(always)]
-        fn mul_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
-            simd.$mul_add(a, b, c)
         }
         #[inline(always)]
         fn mask<S: Simd>(simd: S, n: usize) -> S::$mask {
@@ -156,8 +139,9 @@ macro_rules! vectors {
 impl Lanes for f32 {
     const BLOCK: usize = 8;
     vectors! {
-        f32s, m32s, F32_LANES, splat_f32s, add_f32s, sub_f32s, mul_f32s, div_f32s, sqrt_f32s,
-        less_than_f32s, select_f32s, mul_add_f32s, mask_between_m32s, mask_load_ptr_f32s, mask_store_ptr_f32s
+        f32s, m32s, F32_LANES, splat_f32s, less_than_f32s, select_f32s, mask_between_m32s, mask_load_ptr_f32s,
+        mask_store_ptr_f32s, v_add(a, b) = add_f32s, v_sub(a, b) = sub_f32s, v_mul(a, b) = mul_f32s,
+        v_div(a, b) = div_f32s, v_sqrt(a) = sqrt_f32s, mul_add(a, b, c) = mul_add_f32s
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -188,19 +172,14 @@ impl Lanes for f32 {
             }
         }
     }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    unsafe fn transpose_block(from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
-        // SAFETY: the caller's promise.
-        unsafe { transpose_plain(Self::BLOCK, Self::BLOCK, from, from_row, to, to_row) }
-    }
 }
 
 impl Lanes for f64 {
     const BLOCK: usize = 4;
     vectors! {
-        f64s, m64s, F64_LANES, splat_f64s, add_f64s, sub_f64s, mul_f64s, div_f64s, sqrt_f64s,
-        less_than_f64s, select_f64s, mul_add_f64s, mask_between_m64s, mask_load_ptr_f64s, mask_store_ptr_f64s
+        f64s, m64s, F64_LANES, splat_f64s, less_than_f64s, select_f64s, mask_between_m64s, mask_load_ptr_f64s,
+        mask_store_ptr_f64s, v_add(a, b) = add_f64s, v_sub(a, b) = sub_f64s, v_mul(a, b) = mul_f64s,
+        v_div(a, b) = div_f64s, v_sqrt(a) = sqrt_f64s, mul_add(a, b, c) = mul_add_f64s
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -225,12 +204,6 @@ impl Lanes for f64 {
                 _mm256_storeu_pd(to.offset((col + 1) * to_row), _mm256_unpackhi_pd(r0, r1));
             }
         }
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    unsafe fn transpose_block(from: *const f64, from_row: isize, to: *mut f64, to_row: isize) {
-        // SAFETY: the caller's promise.
-        unsafe { transpose_plain(Self::BLOCK, Self::BLOCK, from, from_row, to, to_row) }
     }
 }
 
@@ -310,10 +283,7 @@ unsafe fn map_block<T: Copy + Default, const N: usize>(
     let mut values = [T::default(); MAP];
     for (j, value) in values.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
-        *value = f(inputs.map(
-            #[inline(always)]
-            |from| unsafe { *from.add(j) },
-        ));
+        *value = f(inputs.map(inlined!(|from: *const T| unsafe { *from.add(j) })));
     }
     // SAFETY: as above.
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), out, MAP) };
@@ -348,6 +318,44 @@ pub(crate) unsafe fn map<T: Scratch + Default, const N: usize>(
             let mut values = [T::default(); MAP];
             map_block(values.as_mut_ptr(), copies.each_ref().map(|copy| copy.as_ptr()), &f);
             std::ptr::copy_nonoverlapping(values.as_ptr(), out.add(i), len - i);
+        }
+    }
+}
+
+/// `to[i] = f(to[i], from[i])` for `len` elements at the given steps.
+///
+/// # Safety
+/// They can be read and written, and `to` and `from` do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn update<T: Copy>(
+    (to, to_step): (*mut T, isize),
+    (from, from_step): (*const T, isize),
+    len: usize,
+    f: impl Fn(T, T) -> T,
+) {
+    let one = inlined!(|i: isize, to_step: isize, from_step: isize| {
+        let to = to.wrapping_offset(i * to_step);
+        // SAFETY: `i` stays below `len`.
+        unsafe { *to = f(*to, *from.wrapping_offset(i * from_step)) };
+    });
+    match (to_step, from_step) {
+        (1, 1) => {
+            // SAFETY: there are `len` elements of each, which do not overlap.
+            let (to, from) =
+                unsafe { (std::slice::from_raw_parts_mut(to, len), std::slice::from_raw_parts(from, len)) };
+            for (to, &from) in to.iter_mut().zip(from) {
+                *to = f(*to, from);
+            }
+        }
+        (_, 1) => {
+            for i in 0..len as isize {
+                one(i, to_step, 1);
+            }
+        }
+        _ => {
+            for i in 0..len as isize {
+                one(i, to_step, from_step);
+            }
         }
     }
 }
@@ -407,27 +415,30 @@ pub(crate) fn with_scratch<T: Scratch, R>(elements: usize, f: impl FnOnce(*mut T
     f(ScratchMemory::new::<T>(elements).as_mut_ptr())
 }
 
-/// Calls `body(item, memory)` for each item of `0..len`, in vector code; chunks of items share room for `elements` elements
-/// of any value.
-#[inline(always)]
-pub(crate) fn for_items<T: Scratch>(
-    workers: &Workers,
-    (len, chunk): (usize, usize),
-    elements: usize,
-    body: impl Fn(usize, *mut T) + Sync,
-) {
-    for_range(workers, len, chunk, &|range| {
-        with_scratch(elements, |memory: *mut T| {
-            simd_for::<T, _>(
-                #[inline(always)]
-                || {
+/// Items that threads share out, of which each is worked on by itself, in vector code.
+pub(crate) struct Items<'a> {
+    pub(crate) workers: &'a Workers,
+    pub(crate) len: usize,
+    /// Items of a part.
+    pub(crate) chunk: usize,
+    /// Elements of any value for which a part has room.
+    pub(crate) room: usize,
+}
+
+impl Items<'_> {
+    /// Calls `body(item, memory)` for each item, with the room of its part.
+    #[inline(always)]
+    pub(crate) fn for_each<T: Scratch>(self, body: impl Fn(usize, *mut T) + Sync) {
+        for_range(self.workers, self.len, self.chunk, &|range| {
+            with_scratch(self.room, |memory: *mut T| {
+                simd_for::<T, _>(inlined!(|| {
                     for item in range.clone() {
                         body(item, memory);
                     }
-                },
-            );
+                }));
+            });
         });
-    });
+    }
 }
 
 /// Runs `work` as vector code if `T` is `f32`. Other types are not worth the code: `f64` is for gradient checks.

@@ -1,5 +1,10 @@
 //! The kernels of the CPU device: plain loops over raw elements, compiled for several instruction sets and
 //! dispatched at run time.
+//!
+//! # Safety
+//! Kernels are unsafe. Who calls one vouches that its parameters are those of its operands, so that every element that they
+//! lead to lies in an operand's memory and is of its type; that inputs can be read and outputs written; and that meanwhile
+//! nobody else writes to either or reads the outputs. What a kernel asks besides is said where it is.
 
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
@@ -7,7 +12,7 @@ pub(crate) mod chain;
 pub(crate) mod clip;
 pub(crate) mod conv;
 pub(crate) mod copy;
-mod depthwise;
+pub(crate) mod depthwise;
 pub(crate) mod elementwise;
 pub(crate) mod embedding_bag;
 pub(crate) mod fold;
@@ -55,6 +60,15 @@ macro_rules! for_bits {
     };
 }
 pub(crate) use for_bits;
+
+/// A closure that is inlined wherever it is called, so that it is compiled for the caller's instruction set; see [`simd`].
+macro_rules! inlined {
+    ($closure:expr) => {{
+        #[inline(always)]
+        $closure
+    }};
+}
+pub(crate) use inlined;
 
 /// Runs `work` compiled for the best instruction set of this machine. What it calls has to be inlined to gain from
 /// it, hence the many `#[inline(always)]`.

@@ -130,60 +130,38 @@ const INV_SQRT_TAU: f64 = 0.398_942_280_401_432_7;
 const TWO_SQRT_2_OVER_PI: f64 = 1.595_769_121_605_730_8;
 const GELU_CUBIC: f64 = 0.044_715;
 
+/// Functions that are always inlined, each as an expression.
+macro_rules! functions {
+    ($(fn $name:ident($($arguments:tt)*) -> $result:ty = $value:expr;)+) => {$(
+        #[inline(always)]
+        fn $name($($arguments)*) -> $result {
+            $value
+        }
+    )+};
+}
+
 /// Parts of `Number` that are written alike for `f32` and `f64`, operators and all.
 macro_rules! float_arithmetic {
     ($float:ty) => {
         const ZERO: Self = 0.0;
         const ONE: Self = 1.0;
 
-        #[inline(always)]
-        fn add(self, other: Self) -> Self {
-            self + other
-        }
-        #[inline(always)]
-        fn sub(self, other: Self) -> Self {
-            self - other
-        }
-        #[inline(always)]
-        fn mul(self, other: Self) -> Self {
-            self * other
-        }
-        #[inline(always)]
-        fn div(self, other: Self) -> Self {
-            self / other
-        }
-        #[inline(always)]
-        fn pow(self, exponent: Self) -> Self {
-            self.powf(exponent)
-        }
-        #[inline(always)]
-        fn neg(self) -> Self {
-            -self
-        }
-        #[inline(always)]
-        fn abs(self) -> Self {
-            <$float>::abs(self)
-        }
-        #[inline(always)]
-        fn sign(self) -> Self {
-            let up = if self > 0.0 { 1.0 } else { 0.0 };
-            if self < 0.0 { -1.0 } else { up }
-        }
-        #[inline(always)]
-        fn is_nan(self) -> bool {
-            <$float>::is_nan(self)
-        }
-        #[inline(always)]
-        fn from_f64(value: f64) -> Self {
-            value as Self
-        }
-        #[inline(always)]
-        fn from_i64(value: i64) -> Self {
-            value as Self
-        }
-        #[inline(always)]
-        fn wrap_f64(value: f64) -> Self {
-            value as Self
+        functions! {
+            fn add(self, other: Self) -> Self = self + other;
+            fn sub(self, other: Self) -> Self = self - other;
+            fn mul(self, other: Self) -> Self = self * other;
+            fn div(self, other: Self) -> Self = self / other;
+            fn pow(self, exponent: Self) -> Self = self.powf(exponent);
+            fn neg(self) -> Self = -self;
+            fn abs(self) -> Self = <$float>::abs(self);
+            fn sign(self) -> Self = {
+                let up = if self > 0.0 { 1.0 } else { 0.0 };
+                if self < 0.0 { -1.0 } else { up }
+            };
+            fn is_nan(self) -> bool = <$float>::is_nan(self);
+            fn from_f64(value: f64) -> Self = value as Self;
+            fn from_i64(value: i64) -> Self = value as Self;
+            fn wrap_f64(value: f64) -> Self = value as Self;
         }
     };
 }
@@ -199,59 +177,30 @@ impl Number for f64 {
 impl Real for f32 {
     const HALF: Self = 0.5;
 
-    #[inline(always)]
-    fn exp(self) -> Self {
-        math::exp(self)
-    }
-    #[inline(always)]
-    fn log(self) -> Self {
-        math::log(self)
-    }
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        f32::sqrt(self)
-    }
-    #[inline(always)]
-    fn tanh(self) -> Self {
-        math::tanh(self)
-    }
-    #[inline(always)]
-    fn sigmoid(self) -> Self {
-        math::sigmoid(self)
-    }
-    #[inline(always)]
-    fn erf(self) -> Self {
-        math::erf(self)
-    }
-    #[inline(always)]
-    fn sin(self) -> Self {
-        f32::sin(self)
-    }
-    #[inline(always)]
-    fn cos(self) -> Self {
-        f32::cos(self)
+    functions! {
+        fn exp(self) -> Self = math::exp(self);
+        fn log(self) -> Self = math::log(self);
+        fn sqrt(self) -> Self = f32::sqrt(self);
+        fn tanh(self) -> Self = math::tanh(self);
+        fn sigmoid(self) -> Self = math::sigmoid(self);
+        fn erf(self) -> Self = math::erf(self);
+        fn sin(self) -> Self = f32::sin(self);
+        fn cos(self) -> Self = f32::cos(self);
     }
 }
 
 impl Real for f64 {
     const HALF: Self = 0.5;
 
-    #[inline(always)]
-    fn exp(self) -> Self {
-        f64::exp(self)
+    functions! {
+        fn exp(self) -> Self = f64::exp(self);
+        fn log(self) -> Self = f64::ln(self);
+        fn sqrt(self) -> Self = f64::sqrt(self);
+        fn tanh(self) -> Self = f64::tanh(self);
+        fn sin(self) -> Self = f64::sin(self);
+        fn cos(self) -> Self = f64::cos(self);
     }
-    #[inline(always)]
-    fn log(self) -> Self {
-        f64::ln(self)
-    }
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        f64::sqrt(self)
-    }
-    #[inline(always)]
-    fn tanh(self) -> Self {
-        f64::tanh(self)
-    }
+
     #[inline(always)]
     fn sigmoid(self) -> Self {
         let e = f64::exp(-f64::abs(self));
@@ -262,14 +211,6 @@ impl Real for f64 {
     fn erf(self) -> Self {
         libm::erf(self)
     }
-    #[inline(always)]
-    fn sin(self) -> Self {
-        f64::sin(self)
-    }
-    #[inline(always)]
-    fn cos(self) -> Self {
-        f64::cos(self)
-    }
 }
 
 /// Parts of `Number` that are written alike for `i64` and `u8`.
@@ -278,41 +219,16 @@ macro_rules! integer_arithmetic {
         const ZERO: Self = 0;
         const ONE: Self = 1;
 
-        #[inline(always)]
-        fn add(self, other: Self) -> Self {
-            self.wrapping_add(other)
-        }
-        #[inline(always)]
-        fn sub(self, other: Self) -> Self {
-            self.wrapping_sub(other)
-        }
-        #[inline(always)]
-        fn mul(self, other: Self) -> Self {
-            self.wrapping_mul(other)
-        }
-        #[inline(always)]
-        fn div(self, other: Self) -> Self {
-            if other == 0 { 0 } else { self.wrapping_div(other) }
-        }
-        #[inline(always)]
-        fn neg(self) -> Self {
-            self.wrapping_neg()
-        }
-        #[inline(always)]
-        fn is_nan(self) -> bool {
-            false
-        }
-        #[inline(always)]
-        fn from_f64(value: f64) -> Self {
-            value as Self
-        }
-        #[inline(always)]
-        fn from_i64(value: i64) -> Self {
-            value as Self
-        }
-        #[inline(always)]
-        fn wrap_f64(value: f64) -> Self {
-            value as i64 as Self
+        functions! {
+            fn add(self, other: Self) -> Self = self.wrapping_add(other);
+            fn sub(self, other: Self) -> Self = self.wrapping_sub(other);
+            fn mul(self, other: Self) -> Self = self.wrapping_mul(other);
+            fn div(self, other: Self) -> Self = if other == 0 { 0 } else { self.wrapping_div(other) };
+            fn neg(self) -> Self = self.wrapping_neg();
+            fn is_nan(self) -> bool = false;
+            fn from_f64(value: f64) -> Self = value as Self;
+            fn from_i64(value: i64) -> Self = value as Self;
+            fn wrap_f64(value: f64) -> Self = value as i64 as Self;
         }
     };
 }
@@ -320,10 +236,15 @@ macro_rules! integer_arithmetic {
 impl Number for i64 {
     integer_arithmetic!();
 
+    functions! {
+        fn abs(self) -> Self = self.wrapping_abs();
+        fn sign(self) -> Self = self.signum();
+    }
+
     #[inline(always)]
     fn pow(self, exponent: Self) -> Self {
         if exponent >= 0 {
-            return wrapping_power(self, exponent as u64, i64::wrapping_mul, 1);
+            return power(self, exponent as u64);
         }
         match self {
             1 => 1,
@@ -332,42 +253,27 @@ impl Number for i64 {
             _ => 0,
         }
     }
-    #[inline(always)]
-    fn abs(self) -> Self {
-        self.wrapping_abs()
-    }
-    #[inline(always)]
-    fn sign(self) -> Self {
-        self.signum()
-    }
 }
 
 impl Number for u8 {
     integer_arithmetic!();
 
-    #[inline(always)]
-    fn pow(self, exponent: Self) -> Self {
-        wrapping_power(self, u64::from(exponent), u8::wrapping_mul, 1)
-    }
-    #[inline(always)]
-    fn abs(self) -> Self {
-        self
-    }
-    #[inline(always)]
-    fn sign(self) -> Self {
-        self.min(1)
+    functions! {
+        fn pow(self, exponent: Self) -> Self = power(self, u64::from(exponent));
+        fn abs(self) -> Self = self;
+        fn sign(self) -> Self = self.min(1);
     }
 }
 
 /// `base^exponent` by squaring.
 #[inline(always)]
-fn wrapping_power<T: Copy>(base: T, mut exponent: u64, mul: impl Fn(T, T) -> T, one: T) -> T {
-    let (mut result, mut square) = (one, base);
+fn power<T: Number>(base: T, mut exponent: u64) -> T {
+    let (mut result, mut square) = (T::ONE, base);
     while exponent > 0 {
         if exponent & 1 == 1 {
-            result = mul(result, square);
+            result = result.mul(square);
         }
-        square = mul(square, square);
+        square = square.mul(square);
         exponent >>= 1;
     }
     result

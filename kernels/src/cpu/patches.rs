@@ -6,6 +6,7 @@ use pulp::Simd;
 use super::lanes::{Lanes, with_scratch};
 use super::product::{Matrix, Operand, ROW_PAD};
 use crate::geometry::ConvGeometry;
+use crate::window::Window;
 
 /// The patches of one image, which has its padding around it.
 #[derive(Clone, Copy)]
@@ -14,9 +15,7 @@ pub(crate) struct Patches<T> {
     /// Steps from one channel to the next, and from one row.
     channel: usize,
     row: usize,
-    kernel: [usize; 2],
-    dilation: [usize; 2],
-    stride: [usize; 2],
+    window: Window,
     /// Places along a row.
     width: usize,
     /// The row of the matrix that is its first one.
@@ -35,16 +34,7 @@ pub(crate) unsafe fn with_patches<T: Lanes, R>(
 ) -> R {
     let ConvGeometry { channels, image: [height, width], places, window, .. } = *geometry;
     let [stride, _] = window.stride;
-    let patches = |image, channel, row| Patches {
-        image,
-        channel,
-        row,
-        kernel: window.kernel,
-        dilation: window.dilation,
-        stride: window.stride,
-        width: places[1],
-        first: 0,
-    };
+    let patches = |image, channel, row| Patches { image, channel, row, window, width: places[1], first: 0 };
     if window.padding == [0; 2] {
         return work(patches(image.wrapping_add(first * stride * width), height * width, width));
     }
@@ -105,31 +95,31 @@ impl<T: Lanes> Patches<T> {
     /// The matrix has them, and `to` room for them.
     #[inline(always)]
     unsafe fn copy<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T, step: usize) {
-        let [kh, kw] = self.kernel;
+        let Window { kernel: [kh, kw], stride, dilation, .. } = self.window;
         let row = self.first + at[0];
         let (mut j, mut i, mut c) = (row % kw, row / kw % kh, row / (kw * kh));
         let (y, x) = (at[1] / self.width, at[1] % self.width);
-        let first = self.image.wrapping_add(y * self.stride[0] * self.row);
+        let first = self.image.wrapping_add(y * stride[0] * self.row);
         for k in 0..size[0] {
-            let tap = c * self.channel + i * self.dilation[0] * self.row + j * self.dilation[1];
+            let tap = c * self.channel + i * dilation[0] * self.row + j * dilation[1];
             let mut from = first.wrapping_add(tap);
             let (mut x, mut done) = (x, 0);
             while done < size[1] {
                 let run = (self.width - x).min(size[1] - done);
                 // SAFETY: the places exist, and what the window sees there is in the padded image; `to` has room.
                 unsafe {
-                    let (from, to) = (from.wrapping_add(x * self.stride[1]), to.add(k * step + done));
-                    if self.stride[1] == 1 {
+                    let (from, to) = (from.wrapping_add(x * stride[1]), to.add(k * step + done));
+                    if stride[1] == 1 {
                         copy_run(simd, run, from, to);
                     } else {
                         for e in 0..run {
-                            *to.add(e) = *from.add(e * self.stride[1]);
+                            *to.add(e) = *from.add(e * stride[1]);
                         }
                     }
                 }
                 done += run;
                 x = 0;
-                from = from.wrapping_add(self.stride[0] * self.row);
+                from = from.wrapping_add(stride[0] * self.row);
             }
             j += 1;
             if j == kw {
@@ -174,7 +164,7 @@ impl<T: Lanes> Operand<T> for Patches<T> {
         let step = size[1] + ROW_PAD;
         // SAFETY: the matrix has this part, and there is room for it.
         unsafe { self.copy(simd, at, size, to, step) };
-        Matrix { ptr: to, row: step as isize, col: 1 }
+        Matrix::row_major(to, step)
     }
 
     #[inline(always)]
@@ -182,6 +172,6 @@ impl<T: Lanes> Operand<T> for Patches<T> {
         let step = 2 * T::lanes::<S>();
         // SAFETY: the matrix has this part, and there is room for it.
         unsafe { self.copy(simd, at, size, to, step) };
-        Matrix { ptr: to, row: step as isize, col: 1 }
+        Matrix::row_major(to, step)
     }
 }

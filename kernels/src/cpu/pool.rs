@@ -1,6 +1,8 @@
 //! Pooling, a plane at a time.
 
-use super::lanes::{Lanes, Scratch, for_items};
+use super::inlined;
+use super::lanes::{Items, Lanes};
+use super::number::Number;
 use crate::geometry::{MaxPool, Means, Planes, Seen};
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
@@ -11,113 +13,73 @@ const RUN: usize = 16;
 /// Elements of a part when a kernel is split over threads.
 const CHUNK: usize = 1 << 14;
 
-/// The number of an element of a window.
-pub(crate) trait Tap: Scratch {
-    fn of(tap: u32) -> Self;
-    fn number(self) -> usize;
-}
-
-impl Tap for u8 {
-    #[inline(always)]
-    fn of(tap: u32) -> u8 {
-        tap as u8
-    }
-    #[inline(always)]
-    fn number(self) -> usize {
-        usize::from(self)
-    }
-}
-
-impl Tap for i64 {
-    #[inline(always)]
-    fn of(tap: u32) -> i64 {
-        i64::from(tap)
-    }
-    // One below 0 becomes one that no window has.
-    #[inline(always)]
-    fn number(self) -> usize {
-        self as usize
-    }
-}
+/// The number of an element of a window; one below 0 is none.
+pub(crate) trait Tap: Number + TryInto<usize> {}
+impl Tap for u8 {}
+impl Tap for i64 {}
 
 fn chunk(planes: &Planes) -> usize {
     (CHUNK / planes.pixels().max(1)).max(1)
 }
 
-/// The numbers of a window's element along an axis: step, padding, step between elements.
-fn along(window: &Window, axis: usize) -> (usize, usize, usize) {
-    (window.stride[axis], window.padding[axis], window.dilation[axis])
-}
-
-/// # Safety
-/// The operands of the launcher can be read and written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn max<T: Lanes, I: Tap>(
-    planes: &Planes,
-    window: &Window,
+    (planes, window): &(Planes, Window),
     workers: &Workers,
-    x: Src<T>,
-    out: Dst<T>,
-    index: Dst<I>,
+    (x, out, index): (Src<T>, Dst<T>, Dst<I>),
 ) {
     let [kh, kw] = window.kernel;
     let Planes { count, image: [_, width], places: [rows, columns], .. } = *planes;
     let all = count * planes.pixels();
-    let across: Vec<(usize, usize)> = (0..kw).map(|j| inside(j, along(window, 1), width, columns)).collect();
-    for_items(
-        workers,
-        (count, chunk(planes)),
-        0,
-        #[inline(always)]
-        |plane, _: *mut T| {
-            for y in 0..rows {
-                for first in (0..columns).step_by(RUN) {
-                    let count = RUN.min(columns - first);
-                    let mut best = [T::from_f64(f64::NEG_INFINITY); RUN];
-                    let mut taps = [0_u32; RUN];
-                    for i in 0..kh {
-                        let Some(line) = line(planes, window, y, i) else { continue };
-                        let line = plane * planes.pixels() + line * width;
-                        for (j, &(left, right)) in across.iter().enumerate() {
-                            let (left, right) = (left.max(first), right.min(first + count));
-                            if left >= right {
-                                continue;
-                            }
-                            let tap = (i * kw + j) as u32;
-                            let at =
-                                line + left * window.stride[1] + j * window.dilation[1] - window.padding[1];
-                            // Beyond the row, elements may be read that are not used.
-                            let whole = right - left == count && at + RUN * window.stride[1] <= all;
-                            let from = x.at(at as isize);
-                            // SAFETY: the elements are in the plane or, where a run is whole, in the operand.
-                            unsafe {
-                                match (whole, window.stride[1]) {
-                                    (true, 1) => take(&mut best, &mut taps, tap, &*from.cast()),
-                                    (true, 2) => take(&mut best, &mut taps, tap, &every_other(from)),
-                                    (_, step) => {
-                                        for e in left - first..right - first {
-                                            let value = *from.add((e - (left - first)) * step);
-                                            take_one(&mut best[e], &mut taps[e], tap, value);
-                                        }
+    let across: Vec<(usize, usize)> = (0..kw).map(|j| inside(j, window.along(1), width, columns)).collect();
+    let items = Items { workers, len: count, chunk: chunk(planes), room: 0 };
+    items.for_each(inlined!(|plane, _: *mut T| {
+        for y in 0..rows {
+            for first in (0..columns).step_by(RUN) {
+                let count = RUN.min(columns - first);
+                let mut best = [T::from_f64(f64::NEG_INFINITY); RUN];
+                let mut taps = [0_u32; RUN];
+                for i in 0..kh {
+                    let Some(line) = line(planes, window, y, i) else { continue };
+                    let line = plane * planes.pixels() + line * width;
+                    for (j, &(left, right)) in across.iter().enumerate() {
+                        let (left, right) = (left.max(first), right.min(first + count));
+                        if left >= right {
+                            continue;
+                        }
+                        let tap = (i * kw + j) as u32;
+                        let at = line + left * window.stride[1] + j * window.dilation[1] - window.padding[1];
+                        // Beyond the row, elements may be read that are not used.
+                        let whole = right - left == count && at + RUN * window.stride[1] <= all;
+                        let from = x.at(at as isize);
+                        // SAFETY: the elements are in the plane or, where a run is whole, in the operand.
+                        unsafe {
+                            match (whole, window.stride[1]) {
+                                (true, 1) => take(&mut best, &mut taps, tap, &*from.cast()),
+                                (true, 2) => take(&mut best, &mut taps, tap, &every_other(from)),
+                                (_, step) => {
+                                    for e in left - first..right - first {
+                                        let value = *from.add((e - (left - first)) * step);
+                                        take_one(&mut best[e], &mut taps[e], tap, value);
                                     }
                                 }
                             }
                         }
                     }
-                    let to = (plane * planes.all_places() + y * columns + first) as isize;
-                    for e in 0..count {
-                        if best[e] == T::from_f64(f64::NEG_INFINITY) {
-                            taps[e] = first_tap(planes, window, y, &across, first + e);
-                        }
-                        // SAFETY: place `first + e` of the plane exists.
-                        unsafe {
-                            *out.at(to + e as isize) = best[e];
-                            *index.at(to + e as isize) = I::of(taps[e]);
-                        }
+                }
+                let to = (plane * planes.all_places() + y * columns + first) as isize;
+                for e in 0..count {
+                    if best[e] == T::from_f64(f64::NEG_INFINITY) {
+                        taps[e] = first_tap(planes, window, y, &across, first + e);
+                    }
+                    // SAFETY: place `first + e` of the plane exists.
+                    unsafe {
+                        *out.at(to + e as isize) = best[e];
+                        *index.at(to + e as isize) = I::from_i64(i64::from(taps[e]));
                     }
                 }
             }
-        },
-    );
+        }
+    }));
 }
 
 // The row of the plane that row `i` of the window sees at places in row `y`.
@@ -150,10 +112,7 @@ fn take_one<T: Lanes>(best: &mut T, taken: &mut u32, tap: u32, value: T) {
 unsafe fn every_other<T: Lanes>(from: *const T) -> [T; RUN] {
     // SAFETY: an array has no other alignment than its elements.
     let both = unsafe { *from.cast::<[T; 2 * RUN]>() };
-    std::array::from_fn(
-        #[inline(always)]
-        |e| both[2 * e],
-    )
+    std::array::from_fn(inlined!(|e| both[2 * e]))
 }
 
 // The first element of the window that sees the plane.
@@ -165,15 +124,12 @@ fn first_tap(planes: &Planes, window: &Window, y: usize, across: &[(usize, usize
 }
 
 /// Calls `body(place, pixel)` for all places of a plane with the pixel that the index names, which is one of the plane.
-///
-/// # Safety
-/// The plane's index can be read.
 #[inline(always)]
-unsafe fn for_taps<I: Tap>(
+fn for_taps<I: Tap>(
     planes: &Planes,
     window: &Window,
     steps: &[isize],
-    index: *const I,
+    index: &[I],
     mut body: impl FnMut(usize, usize),
 ) {
     let [rows, columns] = planes.places;
@@ -183,8 +139,7 @@ unsafe fn for_taps<I: Tap>(
         let line = (y * window.stride[0]) as isize - window.padding[0] as isize;
         for x in 0..columns {
             let place = y * columns + x;
-            // SAFETY: `place` is below the number of places.
-            let tap = unsafe { *index.add(place) }.number();
+            let tap = index[place].try_into().unwrap_or(usize::MAX);
             let column = (x * window.stride[1]) as isize - window.padding[1] as isize;
             let pixel = (line * width + column + steps.get(tap).copied().unwrap_or(isize::MIN / 2)) as usize;
             assert!(pixel < size, "element {tap} of the window is not in the image");
@@ -200,37 +155,33 @@ fn steps(planes: &Planes, window: &Window) -> Vec<isize> {
     (0..kh).flat_map(|i| (0..kw).map(move |j| step(i, j) as isize)).collect()
 }
 
+/// Calls `body` with where each plane's pixels and its places begin.
+fn for_planes(planes: &Planes, workers: &Workers, body: impl Fn(usize, usize) + Sync) {
+    for_range(workers, planes.count, chunk(planes), &|range| {
+        range.for_each(|plane| body(plane * planes.pixels(), plane * planes.all_places()));
+    });
+}
+
 /// Adds each place's element to the pixel that the index names, or takes that pixel for the place.
-///
-/// # Safety
-/// As for [`max`].
 pub(crate) unsafe fn follow<T: Lanes, I: Tap>(
     which: MaxPool,
-    planes: &Planes,
-    window: &Window,
+    (planes, window): &(Planes, Window),
     workers: &Workers,
-    from: Src<T>,
-    index: Src<I>,
-    out: Dst<T>,
+    (out, from, index): (Dst<T>, Src<T>, Src<I>),
 ) {
     let (size, places) = (planes.pixels(), planes.all_places());
     let steps = steps(planes, window);
-    for_range(workers, planes.count, chunk(planes), &|range| {
-        for plane in range {
-            let (pixels, results) = ((plane * size) as isize, (plane * places) as isize);
-            let index = index.at(results);
-            // SAFETY: there are as many planes, which one part has, and `for_taps` checks pixels.
-            unsafe {
-                if let MaxPool::Gradient = which {
-                    let (g, to) = (from.at(results), std::slice::from_raw_parts_mut(out.at(pixels), size));
-                    to.fill(T::ZERO);
-                    for_taps(planes, window, &steps, index, |place, pixel| {
-                        to[pixel] = to[pixel].add(*g.add(place));
-                    });
-                } else {
-                    let (x, to) = (std::slice::from_raw_parts(from.at(pixels), size), out.at(results));
-                    for_taps(planes, window, &steps, index, |place, pixel| *to.add(place) = x[pixel]);
-                }
+    for_planes(planes, workers, |first_pixel, first_place| {
+        // SAFETY: there are as many planes, of which each is one part's.
+        unsafe {
+            let index = index.slice(first_place, places);
+            if let MaxPool::Gradient = which {
+                let (g, to) = (from.slice(first_place, places), out.slice_mut(first_pixel, size));
+                to.fill(T::ZERO);
+                for_taps(planes, window, &steps, index, |place, pixel| to[pixel] = to[pixel].add(g[place]));
+            } else {
+                let (x, to) = (from.slice(first_pixel, size), out.slice_mut(first_place, places));
+                for_taps(planes, window, &steps, index, |place, pixel| to[place] = x[pixel]);
             }
         }
     });
@@ -249,60 +200,44 @@ fn for_seen(planes: &Planes, means: &Means, mut body: impl FnMut(usize, Seen, Se
     }
 }
 
-/// # Safety
-/// As for [`max`].
 pub(crate) unsafe fn mean<T: Lanes>(
-    planes: &Planes,
-    means: &Means,
+    (planes, means): &(Planes, Means),
     workers: &Workers,
-    x: Src<T>,
-    out: Dst<T>,
+    (out, x): (Dst<T>, Src<T>),
 ) {
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
-    for_range(workers, planes.count, chunk(planes), &|range| {
-        for plane in range {
-            // SAFETY: there are as many planes, which one part has, with a result for each place.
-            let (from, to) = unsafe { (x.slice(plane * size, size), out.at((plane * places) as isize)) };
-            for_seen(planes, means, |place, rows, columns, divisor| {
-                let mut sum = T::ZERO;
-                for row in rows.start..rows.end {
-                    for &value in &from[row * width + columns.start..row * width + columns.end] {
-                        sum = sum.add(value);
-                    }
+    for_planes(planes, workers, |first_pixel, first_place| {
+        // SAFETY: there are as many planes, of which each is one part's, with a result for each place.
+        let (from, to) = unsafe { (x.slice(first_pixel, size), out.slice_mut(first_place, places)) };
+        for_seen(planes, means, |place, rows, columns, divisor| {
+            let mut sum = T::ZERO;
+            for row in rows.start..rows.end {
+                for &value in &from[row * width + columns.start..row * width + columns.end] {
+                    sum = sum.add(value);
                 }
-                // SAFETY: a place of the plane.
-                unsafe { *to.add(place) = sum.div(T::from_f64(divisor)) };
-            });
-        }
+            }
+            to[place] = sum.div(T::from_f64(divisor));
+        });
     });
 }
 
-/// # Safety
-/// As for [`max`].
 pub(crate) unsafe fn mean_grad<T: Lanes>(
-    planes: &Planes,
-    means: &Means,
+    (planes, means): &(Planes, Means),
     workers: &Workers,
-    g: Src<T>,
-    out: Dst<T>,
+    (out, g): (Dst<T>, Src<T>),
 ) {
     let (size, places, width) = (planes.pixels(), planes.all_places(), planes.image[1]);
-    for_range(workers, planes.count, chunk(planes), &|range| {
-        for plane in range {
-            // SAFETY: as in `mean`.
-            let (g, to) = unsafe {
-                let to = std::slice::from_raw_parts_mut(out.at((plane * size) as isize), size);
-                (g.slice(plane * places, places), to)
-            };
-            to.fill(T::ZERO);
-            for_seen(planes, means, |place, rows, columns, divisor| {
-                let share = g[place].div(T::from_f64(divisor));
-                for row in rows.start..rows.end {
-                    for to in &mut to[row * width + columns.start..row * width + columns.end] {
-                        *to = to.add(share);
-                    }
+    for_planes(planes, workers, |first_pixel, first_place| {
+        // SAFETY: as in `mean`.
+        let (g, to) = unsafe { (g.slice(first_place, places), out.slice_mut(first_pixel, size)) };
+        to.fill(T::ZERO);
+        for_seen(planes, means, |place, rows, columns, divisor| {
+            let share = g[place].div(T::from_f64(divisor));
+            for row in rows.start..rows.end {
+                for to in &mut to[row * width + columns.start..row * width + columns.end] {
+                    *to = to.add(share);
                 }
-            });
-        }
+            }
+        });
     });
 }

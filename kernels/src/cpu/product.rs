@@ -33,6 +33,12 @@ unsafe impl<T> Send for Matrix<T> {}
 unsafe impl<T> Sync for Matrix<T> {}
 
 impl<T> Matrix<T> {
+    /// A matrix whose rows are `row` elements apart, and whose columns lie next to each other.
+    #[inline(always)]
+    pub(crate) fn row_major(ptr: *mut T, row: usize) -> Self {
+        Matrix { ptr, row: row as isize, col: 1 }
+    }
+
     /// The part that begins at row `i` and column `j`.
     #[inline(always)]
     pub(crate) fn at(self, i: usize, j: usize) -> Self {
@@ -66,19 +72,11 @@ unsafe impl<T> Send for Init<T> {}
 unsafe impl<T> Sync for Init<T> {}
 
 impl<T> Init<T> {
-    /// The initial values of the part of C that begins at column `j`.
+    /// The initial values of the part of C that begins at row `i` and column `j`.
     #[inline(always)]
-    pub(crate) fn at_column(self, j: usize) -> Self {
+    pub(crate) fn at(self, i: usize, j: usize) -> Self {
         match self {
             Init::Row(ptr, step) => Init::Row(ptr.wrapping_offset(j as isize * step), step),
-            other => other,
-        }
-    }
-
-    /// The initial values of the part of C that begins at row `i`.
-    #[inline(always)]
-    pub(crate) fn at_row(self, i: usize) -> Self {
-        match self {
             Init::Column(ptr, step) => Init::Column(ptr.wrapping_offset(i as isize * step), step),
             other => other,
         }
@@ -101,7 +99,7 @@ impl<T: Lanes> Product<T> {
     /// The rows and columns of the product that begin at `(i, j)`.
     pub(crate) fn part(&self, i: usize, m: usize, j: usize, n: usize) -> Self {
         let Product { k, a, b, c, init, .. } = *self;
-        let init = init.at_row(i).at_column(j);
+        let init = init.at(i, j);
         Product { m, n, k, a: a.at(i, 0), b: b.at(0, j), c: c.at(i, j), init }
     }
 
@@ -158,11 +156,8 @@ impl<T: Lanes> Product<T> {
                 let Product { k, a, b, c, init, .. } = self.part(i, m, j, n);
                 // SAFETY: scratch holds m * n elements; the rest is the caller's promise.
                 with_scratch::<T, ()>(m * n, |block| unsafe {
-                    let block = if swap {
-                        Matrix { ptr: block, row: 1, col: m as isize }
-                    } else {
-                        Matrix { ptr: block, row: n as isize, col: 1 }
-                    };
+                    let block =
+                        if swap { Matrix::row_major(block, m).t() } else { Matrix::row_major(block, n) };
                     let from = match init {
                         Init::Zero => None,
                         Init::Existing => Some(c),
@@ -361,7 +356,7 @@ impl<T: Lanes, A: Operand<T>, B: Operand<T>> WithSimd for Rows<T, A, B> {
                     let cols = panel.min(n - j);
                     // SAFETY: as for A.
                     let b = unsafe { b.panel(simd, [p, j], [depth, cols], packed_b) };
-                    let init = if p == 0 { init.at_row(i).at_column(j) } else { Init::Existing };
+                    let init = if p == 0 { init.at(i, j) } else { Init::Existing };
                     let rest = T::mask(simd, if cols > lanes { cols - lanes } else { cols });
                     let part = Product { m: rows, n: cols, k: depth, a, b, c: c.at(i, j), init };
                     if cols == panel {
@@ -397,7 +392,7 @@ unsafe fn pack_rows<T: Lanes, S: Simd>(rows: usize, depth: usize, a: Matrix<T>, 
             }
         }
     }
-    Matrix { ptr: to, row: row as isize, col: 1 }
+    Matrix::row_major(to, row)
 }
 
 // Copies a panel of B with its columns next to each other, two vectors a row.
@@ -429,7 +424,7 @@ unsafe fn pack_panel<T: Lanes, S: Simd>(
             }
         }
     }
-    Matrix { ptr: to, row: row as isize, col: 1 }
+    Matrix::row_major(to, row)
 }
 
 // All rows of one panel of C: one vector wide, or two if WIDE; the last vector is partial if MASKED.

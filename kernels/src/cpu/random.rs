@@ -4,12 +4,12 @@ use device::{DType, bf16, f16};
 
 use super::math;
 use super::number::{Number, Real};
-use super::simd_of;
 use super::walk::mul_run;
+use super::{inlined, simd_of};
 use crate::distribution::{Distribution, RandomKey};
 use crate::half::{Half, below};
 use crate::layout::{Dst, Src};
-use crate::loops::Loops;
+use crate::loops::{Loops, Runs};
 use crate::par::{Workers, for_range};
 
 /// Counters that go through the rounds side by side.
@@ -59,29 +59,30 @@ fn words(key: RandomKey, first_element: usize, low_half: bool) -> Words<LANES> {
     philox_lanes(counter, [key.seed as u32, (key.seed >> 32) as u32])
 }
 
-/// Makes an element of each word, in the elements' order: the words of one counter are neighbours.
+/// The elements `make(lane, word)` in their order: the words of one counter are neighbours.
 #[inline(always)]
-fn from_words<T: Copy + Default>(words: Words<LANES>, make: impl Fn(u32) -> T) -> [T; BLOCK] {
+fn in_order<T: Copy + Default>(make: impl Fn(usize, usize) -> T) -> [T; BLOCK] {
     let mut values = [T::default(); BLOCK];
     for lane in 0..LANES {
         for word in 0..4 {
-            values[4 * lane + word] = make(words[word][lane]);
+            values[4 * lane + word] = make(lane, word);
         }
     }
     values
 }
 
-/// As [`from_words`], of both words of each element.
+/// Makes an element of each word.
+#[inline(always)]
+fn from_words<T: Copy + Default>(words: Words<LANES>, make: impl Fn(u32) -> T) -> [T; BLOCK] {
+    in_order(inlined!(|lane, word| make(words[word][lane])))
+}
+
+/// Makes an element of both words of each.
 #[inline(always)]
 fn from_pairs<T: Copy + Default>(key: RandomKey, first: usize, make: impl Fn(u64) -> T) -> [T; BLOCK] {
     let (high, low) = (words(key, first, false), words(key, first, true));
-    let mut values = [T::default(); BLOCK];
-    for lane in 0..LANES {
-        for word in 0..4 {
-            values[4 * lane + word] = make(u64::from(high[word][lane]) << 32 | u64::from(low[word][lane]));
-        }
-    }
-    values
+    let bits = inlined!(|of: &Words<LANES>, lane: usize, word: usize| u64::from(of[word][lane]));
+    in_order(inlined!(|lane, word| make(bits(&high, lane, word) << 32 | bits(&low, lane, word))))
 }
 
 /// A random element.
@@ -117,8 +118,7 @@ impl Random for f32 {
         // Through `i32`, which every vector unit can convert.
         from_words(
             words(key, first_element, false),
-            #[inline(always)]
-            |word| (word >> 8) as i32 as f32 / 16_777_216.0,
+            inlined!(|word| (word >> 8) as i32 as f32 / 16_777_216.0),
         )
     }
 
@@ -143,12 +143,7 @@ impl Random for f32 {
 impl Random for f64 {
     #[inline(always)]
     fn units(key: RandomKey, first_element: usize) -> [f64; BLOCK] {
-        from_pairs(
-            key,
-            first_element,
-            #[inline(always)]
-            |bits| (bits >> 11) as f64 / 9_007_199_254_740_992.0,
-        )
+        from_pairs(key, first_element, inlined!(|bits| (bits >> 11) as f64 / 9_007_199_254_740_992.0))
     }
 
     #[inline(always)]
@@ -165,11 +160,13 @@ impl Random for f64 {
     }
 }
 
+/// Where numbers go.
+type Target<'a, S> = (&'a Loops<1>, &'a Workers, Dst<S>);
+
 /// `out` drawn from `distribution`.
 ///
 /// # Safety
-/// The elements that `loops` reach lie in the memory of `out`, are of type `dtype`, and nobody else touches them
-/// meanwhile. The launcher has refused distributions that the type lacks.
+/// The launcher has refused distributions that the type lacks.
 pub(crate) unsafe fn generate(
     key: RandomKey,
     distribution: Distribution,
@@ -178,180 +175,133 @@ pub(crate) unsafe fn generate(
     workers: &Workers,
     out: Dst<u8>,
 ) {
+    let of = (key, distribution);
     // SAFETY: `out` is of the type that each arm names.
     unsafe {
         match dtype {
             DType::F32 => {
                 let below = |high: f64| (high as f32).next_down();
-                real::<f32, f32>(key, distribution, below, loops, workers, out.cast());
+                real::<f32, f32>(of, below, (loops, workers, out.cast()));
             }
-            DType::F64 => real::<f64, f64>(key, distribution, f64::next_down, loops, workers, out.cast()),
-            DType::BF16 => real::<f32, bf16>(key, distribution, below::<bf16>, loops, workers, out.cast()),
-            DType::F16 => real::<f32, f16>(key, distribution, below::<f16>, loops, workers, out.cast()),
-            DType::I64 => integers::<i64, i64>(key, distribution, loops, workers, out.cast()),
-            DType::U8 => integers::<u8, u8>(key, distribution, loops, workers, out),
+            DType::F64 => real::<f64, f64>(of, f64::next_down, (loops, workers, out.cast())),
+            DType::BF16 => real::<f32, bf16>(of, below::<bf16>, (loops, workers, out.cast())),
+            DType::F16 => real::<f32, f16>(of, below::<f16>, (loops, workers, out.cast())),
+            DType::I64 => integers::<i64, i64>(of, (loops, workers, out.cast())),
+            DType::U8 => integers::<u8, u8>(of, (loops, workers, out)),
             _ => {}
         }
     }
 }
 
 /// `below` gives the largest number of the stored type that is less than another one.
-///
-/// # Safety
-/// As for [`generate`].
 unsafe fn real<T: Random, S: Stored<T>>(
-    key: RandomKey,
-    distribution: Distribution,
+    (key, distribution): (RandomKey, Distribution),
     below: fn(f64) -> T,
-    loops: &Loops<1>,
-    workers: &Workers,
-    out: Dst<S>,
+    to: Target<'_, S>,
 ) {
-    match distribution {
-        Distribution::Uniform { low, high } => {
-            let (low, span) = (T::from_f64(low), T::from_f64(high - low));
-            // Rounding may lead to `high`, which is not in the range.
-            let last = below(high).maximum(low);
-            for_blocks(
-                loops.elements,
-                workers,
-                #[inline(always)]
-                |first, len| {
-                    let mut values = T::units(key, first);
-                    for value in &mut values {
-                        *value = value.mul(span).add(low).minimum(last);
-                    }
-                    // SAFETY: elements of the output; blocks do not overlap.
-                    unsafe { write(loops, out, first, &values[..len]) }
-                },
-            );
+    // SAFETY: the contract is the same; every float can be made of integers.
+    unsafe {
+        match distribution {
+            Distribution::Uniform { low, high } => {
+                let (low, span) = (T::from_f64(low), T::from_f64(high - low));
+                // Rounding may lead to `high`, which is not in the range.
+                let last = below(high).maximum(low);
+                let finish = inlined!(|unit: T| unit.mul(span).add(low).minimum(last));
+                draw(to, inlined!(|first| each(T::units(key, first), finish)));
+            }
+            Distribution::Normal { mean, std } => {
+                let (mean, std) = (T::from_f64(mean), T::from_f64(std));
+                let finish = inlined!(|normal: T| normal.mul(std).add(mean));
+                draw(to, inlined!(|first| each(T::normals(key, first), finish)));
+            }
+            Distribution::Integers { .. } => integers((key, distribution), to),
         }
-        Distribution::Normal { mean, std } => {
-            let (mean, std) = (T::from_f64(mean), T::from_f64(std));
-            for_blocks(
-                loops.elements,
-                workers,
-                #[inline(always)]
-                |first, len| {
-                    let mut values = T::normals(key, first);
-                    for value in &mut values {
-                        *value = value.mul(std).add(mean);
-                    }
-                    // SAFETY: elements of the output; blocks do not overlap.
-                    unsafe { write(loops, out, first, &values[..len]) }
-                },
-            );
-        }
-        // SAFETY: every float can be made of integers.
-        Distribution::Integers { .. } => unsafe { integers(key, distribution, loops, workers, out) },
     }
 }
 
-/// # Safety
-/// As for [`generate`].
+/// What `f` makes of each of a block's values. A loop of this kind becomes vector code, `array::map` does not.
+#[inline(always)]
+fn each<T: Copy>(mut values: [T; BLOCK], f: impl Fn(T) -> T) -> [T; BLOCK] {
+    for value in &mut values {
+        *value = f(*value);
+    }
+    values
+}
+
 unsafe fn integers<T: Number, S: Stored<T>>(
-    key: RandomKey,
-    distribution: Distribution,
-    loops: &Loops<1>,
-    workers: &Workers,
-    out: Dst<S>,
+    (key, distribution): (RandomKey, Distribution),
+    to: Target<'_, S>,
 ) {
     let Distribution::Integers { low, high } = distribution else { return };
     let count = high.wrapping_sub(low) as u64;
-    for_blocks(
-        loops.elements,
-        workers,
-        #[inline(always)]
-        |first, len| {
-            let values = from_pairs(
-                key,
-                first,
-                #[inline(always)]
-                |bits| {
-                    // The high half of a product maps 64 bits to the range almost evenly.
-                    let index = (u128::from(bits) * u128::from(count)) >> 64;
-                    T::from_i64(low.wrapping_add(index as i64))
-                },
-            );
-            // SAFETY: elements of the output; blocks do not overlap.
-            unsafe { write(loops, out, first, &values[..len]) }
-        },
-    );
+    let value = inlined!(|bits: u64| {
+        // The high half of a product maps 64 bits to the range almost evenly.
+        let index = (u128::from(bits) * u128::from(count)) >> 64;
+        T::from_i64(low.wrapping_add(index as i64))
+    });
+    // SAFETY: the contract is the same.
+    unsafe { draw(to, inlined!(|first| from_pairs(key, first, value))) }
 }
 
-/// `out = x m / (1 - p)`.
-///
-/// # Safety
-/// As for [`generate`], and `x` alike; `out` may be `x`, element for element.
+/// `out = x m / (1 - p)`; `out` may be `x`, element for element.
 pub(crate) unsafe fn dropout<T: Real>(
     key: RandomKey,
     p: f64,
     loops: &Loops<2>,
     workers: &Workers,
-    out: Dst<T>,
-    x: Src<T>,
+    (out, x): (Dst<T>, Src<T>),
 ) {
     // Both types keep the same elements.
     let kept_from = (p * 16_777_216.0).ceil() as u32;
     let scale = if p < 1.0 { T::from_f64(1.0 / (1.0 - p)) } else { T::ZERO };
-    let [so, sx] = loops.inner().strides;
-    for_blocks(
-        loops.elements,
-        workers,
-        #[inline(always)]
-        |first, len| {
-            let factors = from_words(
-                words(key, first, false),
-                #[inline(always)]
-                |word| if word >> 8 >= kept_from { scale } else { T::ZERO },
-            );
-            let mut done = 0;
-            loops.for_runs(
-                first..first + len,
-                #[inline(always)]
-                |[oo, ox], len| {
-                    // SAFETY: offsets come from `loops`.
-                    unsafe { mul_run((out.at(oo), so), (x.at(ox), sx), &factors[done..done + len]) }
-                    done += len;
-                },
-            );
-        },
-    );
+    let factor = inlined!(|word: u32| if word >> 8 >= kept_from { scale } else { T::ZERO });
+    let scale_kept = inlined!(|mut runs: Runs<'_, 2>, first: usize| {
+        let [so, sx] = runs.steps();
+        let factors = from_words(words(key, first, false), factor);
+        let mut rest = &factors[..];
+        while let Some(([oo, ox], len)) = runs.next() {
+            let (factors, behind) = rest.split_at(len);
+            // SAFETY: offsets come from `loops`.
+            unsafe { mul_run((out.at(oo), so), (x.at(ox), sx), factors) }
+            rest = behind;
+        }
+    });
+    for_blocks(loops, workers, scale_kept);
 }
 
-/// Calls `body(first, len)` for blocks of elements that start at multiples of `BLOCK`.
+/// Calls `body(runs, first)` for blocks of elements, the first of which are multiples of [`BLOCK`].
 #[inline(always)]
-fn for_blocks(elements: usize, workers: &Workers, body: impl Fn(usize, usize) + Sync) {
-    for_range(workers, elements, CHUNK, &|range| {
-        simd_of::<true, _>(
-            #[inline(always)]
-            || {
-                for first in range.clone().step_by(BLOCK) {
-                    body(first, BLOCK.min(range.end - first));
-                }
-            },
-        );
+fn for_blocks<const N: usize>(loops: &Loops<N>, workers: &Workers, body: impl Fn(Runs<'_, N>, usize) + Sync) {
+    for_range(workers, loops.elements, CHUNK, &|range| {
+        simd_of::<true, _>(inlined!(|| {
+            for first in range.clone().step_by(BLOCK) {
+                body(loops.runs(first..range.end.min(first + BLOCK)), first);
+            }
+        }));
     });
 }
 
-/// Stores `values` as the elements from `first` on.
+/// Stores as the elements of `out` what `values(first)` gives for each block.
 ///
 /// # Safety
 /// The elements that `loops` reach lie in the memory of `out`, and nobody else touches them meanwhile.
 #[inline(always)]
-unsafe fn write<T: Copy, S: Stored<T>>(loops: &Loops<1>, out: Dst<S>, first: usize, values: &[T]) {
-    let [step] = loops.inner().strides;
-    let mut values = values;
-    loops.for_runs(
-        first..first + values.len(),
-        #[inline(always)]
-        |[offset], len| {
-            let (run, rest) = values.split_at(len);
+unsafe fn draw<T: Copy, S: Stored<T>>(
+    (loops, workers, out): Target<'_, S>,
+    values: impl Fn(usize) -> [T; BLOCK] + Sync,
+) {
+    let store = inlined!(|mut runs: Runs<'_, 1>, first: usize| {
+        let [step] = runs.steps();
+        let values = values(first);
+        let mut rest = &values[..];
+        while let Some(([offset], len)) = runs.next() {
+            let (run, behind) = rest.split_at(len);
             for (i, value) in run.iter().enumerate() {
                 // SAFETY: offsets come from `loops`.
                 unsafe { *out.at(offset + i as isize * step) = S::of(*value) };
             }
-            values = rest;
-        },
-    );
+            rest = behind;
+        }
+    });
+    for_blocks(loops, workers, store);
 }

@@ -9,19 +9,16 @@ use crate::par::{Workers, for_range};
 const WIDTH: usize = 64;
 
 /// Sums along rows, from their begin or, if `reverse`, their end.
-///
-/// # Safety
-/// The elements of `rows` can be read and, of the output, written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn cumsum<T: Number>(
-    Rows { kept, len, steps }: &Rows<2>,
+    &Rows { ref kept, len, steps }: &Rows<2>,
     workers: &Workers,
     reverse: bool,
-    out: Dst<T>,
-    x: Src<T>,
+    (out, x): (Dst<T>, Src<T>),
 ) {
-    let (len, sides) = (*len, kept.inner().strides);
     for_range(workers, kept.elements, ((1 << 13) / len).max(1).next_multiple_of(WIDTH), &|range| {
-        kept.for_runs(range, |offsets, count| {
+        let mut runs = kept.runs(range);
+        let sides = runs.steps();
+        while let Some((offsets, count)) = runs.next() {
             for first in (0..count).step_by(WIDTH) {
                 let width = WIDTH.min(count - first);
                 let mut sums = [T::ZERO; WIDTH];
@@ -37,25 +34,22 @@ pub(crate) unsafe fn cumsum<T: Number>(
                     }
                 }
             }
-        });
+        }
     });
 }
 
 /// Turns pairs, the other way if `inverse`. Operands of `pairs` are output, input, cosine and sine, and the second element of
 /// a pair is `apart` from the first in output and input.
-///
-/// # Safety
-/// The pairs can be read and, in the output, written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn rotary<T: Real>(
     pairs: &Loops<4>,
     workers: &Workers,
     (apart, inverse): ([isize; 2], bool),
-    out: Dst<T>,
-    (x, cos, sin): (Src<T>, Src<T>, Src<T>),
+    (out, x, cos, sin): (Dst<T>, Src<T>, Src<T>, Src<T>),
 ) {
-    let steps = pairs.inner().strides;
     for_range(workers, pairs.elements, 1 << 13, &|range| {
-        pairs.for_runs(range, |offsets, count| {
+        let mut runs = pairs.runs(range);
+        let steps = runs.steps();
+        while let Some((offsets, count)) = runs.next() {
             for i in 0..count as isize {
                 let at = |k: usize| offsets[k] + i * steps[k];
                 // SAFETY: a pair of `pairs`.
@@ -67,6 +61,6 @@ pub(crate) unsafe fn rotary<T: Real>(
                     *out.at(at(0) + apart[0]) = b.mul(cos).add(a.mul(sin));
                 }
             }
-        });
+        }
     });
 }

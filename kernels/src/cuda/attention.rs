@@ -16,27 +16,12 @@ const TILE: usize = 32;
 const WIDE: usize = 64;
 
 /// `Problem` of the program.
-#[repr(C)]
-struct Problem {
-    sizes: [u64; 4],
-    causal: u64,
-    scale: f64,
-    steps: [[i64; 2]; 9],
-}
-
-// SAFETY: words of 64 bits.
-unsafe impl ByValue for Problem {}
-
-impl Problem {
-    fn of(problem: &ScoreBatch) -> Problem {
-        let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
-        Problem {
-            sizes: [queries, keys, width, value_width].map(|size| size as u64),
-            causal: u64::from(problem.kind.causal),
-            scale: problem.kind.scale,
-            steps: problem.steps.map(|steps| steps.map(|step| step as i64)),
-        }
-    }
+fn words(problem: &ScoreBatch) -> [i64; 24] {
+    let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
+    let numbers = [queries, keys, width, value_width, usize::from(problem.kind.causal)].map(|n| n as i64);
+    let steps = problem.steps.as_flattened().iter().map(|&step| step as i64);
+    let mut all = numbers.into_iter().chain([problem.kind.scale.to_bits() as i64]).chain(steps);
+    std::array::from_fn(|_| all.next().unwrap_or_default())
 }
 
 /// A block for each tile of `rows` rows and `columns` columns of each pair.
@@ -51,7 +36,7 @@ pub(crate) fn attention(
     ([q, k, v], mask): ([Address; 3], Option<Address>),
     (out, log_sums): (Address, Address),
 ) -> Result<()> {
-    let (batch, by_value) = (Walk::of(queue.op(), &problem.batch)?, Problem::of(problem));
+    let (batch, by_value) = (Walk::of(queue.op(), &problem.batch)?, words(problem));
     let args =
         [q.into(), k.into(), v.into(), mask.into(), out.into(), log_sums.into(), batch.arg(), by_value.arg()];
     let grid = tiles(queue, problem.batch.elements, problem.sizes.queries, problem.sizes.value_width);
@@ -67,7 +52,7 @@ pub(crate) fn gradient(
     (log_sums, products): (Address, Address),
     grads: [Address; 3],
 ) -> Result<()> {
-    let (batch, by_value) = (Walk::of(queue.op(), &problem.batch)?, Problem::of(problem));
+    let (batch, by_value) = (Walk::of(queue.op(), &problem.batch)?, words(problem));
     let (sizes, pairs, program) = (problem.sizes, problem.batch.elements, program_of(dtype));
     let [batch, by_value, mask] = [batch.arg(), by_value.arg(), mask.into()];
     let [q, k, v, out, g, log_sums, products] = [q, k, v, out, g, log_sums, products].map(Arg::from);

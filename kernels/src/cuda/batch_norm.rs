@@ -12,22 +12,9 @@ use crate::norms::Channels;
 float_programs!("batch_norm", "rows.cuh", "batch_norm.cu");
 
 /// `Channels` of the program.
-#[repr(C)]
-struct ChannelNumbers {
-    images: u64,
-    channels: u64,
-    size: u64,
-    eps: f64,
-}
-
-// SAFETY: four words of 64 bits.
-unsafe impl ByValue for ChannelNumbers {}
-
-impl ChannelNumbers {
-    fn new(channels: &Channels, eps: f64) -> ChannelNumbers {
-        let Channels { images, channels, size } = *channels;
-        ChannelNumbers { images: images as u64, channels: channels as u64, size: size as u64, eps }
-    }
+fn numbers(channels: &Channels, eps: f64) -> [i64; 4] {
+    let Channels { images, channels, size } = *channels;
+    [images as i64, channels as i64, size as i64, eps.to_bits() as i64]
 }
 
 /// All elements of the images, and the channel of each.
@@ -50,7 +37,7 @@ pub(crate) fn forward(
     [weight, bias]: [Option<Address>; 2],
     (given, found): (Option<[Address; 2]>, Option<[Address; 2]>),
 ) -> Result<()> {
-    let (numbers, walk) = (ChannelNumbers::new(channels, eps), elements(queue.op(), channels)?);
+    let (numbers, walk) = (numbers(channels, eps), elements(queue.op(), channels)?);
     let [mean, var] = [0, 1].map(|k| Arg::from(given.or(found).map(|statistics| statistics[k])));
     let program = program_of(dtype);
     // SAFETY: the kernels take these arguments, and the channels are those of the operands.
@@ -75,7 +62,7 @@ pub(crate) fn backward(
     weight: Option<Address>,
     grads: [Address; 3],
 ) -> Result<()> {
-    let (numbers, walk) = (ChannelNumbers::new(channels, eps), elements(queue.op(), channels)?);
+    let (numbers, walk) = (numbers(channels, eps), elements(queue.op(), channels)?);
     let program = program_of(dtype);
     let ([x, g], [mean, var]) = (images.map(Arg::from), statistics.map(Arg::from));
     let [grad, weight_sum, bias_sum] = grads.map(Arg::from);

@@ -1,5 +1,5 @@
-// Convolutions: patches as the columns of a matrix, for products by BLAS, and direct kernels for filters of one channel. Planes
-// are blocks y, or go round in them. Operands and patches are stored as S, sums that are not whole as what they are computed in.
+// Convolutions: patches as the columns of a matrix, for products by BLAS, and direct kernels for filters of one channel.
+// Operands and patches are stored as S, sums that are not whole as what they are computed in.
 
 struct Conv : Window {
     u32 each;  // filters of a channel
@@ -10,42 +10,32 @@ struct Conv : Window {
 // columns[plane, i, j, y, x] = what element (i, j) of the window sees in the plane at place (y, x)
 extern "C" __global__ void NAMED(patches, DTYPE)(S* columns, const S* planes, const __grid_constant__ Conv conv) {
     u32 size = conv.taps() * conv.places();
-    for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
-        const S* from = planes + plane * conv.pixels();
-        S* to = columns + plane * size;
-        for (u32 e = (u32)thread_index(); e < size; e += (u32)thread_count()) {
-            u32 place = e % conv.places(), tap = e / conv.places();
-            i64 pixel = conv.seen(place, tap);
-            to[e] = pixel < 0 ? S{} : from[pixel];
-        }
-    }
+    for_planes(conv.planes, size, [&](u64 plane, u32 e) {
+        i64 pixel = conv.seen(e % conv.places(), e / conv.places());
+        columns[plane * size + e] = pixel < 0 ? S{} : planes[plane * conv.pixels() + pixel];
+    });
 }
 
 // planes[plane, h, w] = bias of its channel + sum of columns[plane, i, j, y, x] over all that see the pixel
 extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns, const S* bias, u32 channels, u64 first,
                                                      const __grid_constant__ Conv conv) {
-    u32 size = conv.taps() * conv.places();
-    for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
-        const T* from = columns + plane * size;
-        T start = bias ? (T)bias[(first + plane) % channels] : (T)0;
-        for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
-            T sum = start;
-            u32 h = pixel / conv.width, w = pixel % conv.width;
-            const T* tap = from;
-            for (u32 i = 0; i < conv.kernel_h; ++i) {
-                i64 y = conv.row_of(h, i);
-                // Several are read before the first of them is added.
+    for_planes(conv.planes, conv.pixels(), [&](u64 plane, u32 pixel) {
+        T sum = bias ? (T)bias[(first + plane) % channels] : (T)0;
+        u32 h = pixel / conv.width, w = pixel % conv.width;
+        const T* tap = columns + plane * conv.taps() * conv.places();
+        for (u32 i = 0; i < conv.kernel_h; ++i) {
+            i64 y = conv.row_of(h, i);
+            // Several are read before the first of them is added.
 #pragma unroll 8
-                for (u32 j = 0; j < conv.kernel_w; ++j, tap += conv.places()) {
-                    i64 x = conv.column_of(w, j);
-                    bool seen = y >= 0 && x >= 0;
-                    T value = seen ? tap[y * conv.columns + x] : (T)0;
-                    sum = seen ? sum + value : sum;
-                }
+            for (u32 j = 0; j < conv.kernel_w; ++j, tap += conv.places()) {
+                i64 x = conv.column_of(w, j);
+                bool seen = y >= 0 && x >= 0;
+                T value = seen ? tap[y * conv.columns + x] : (T)0;
+                sum = seen ? sum + value : sum;
             }
-            planes[plane * conv.pixels() + pixel] = sum;
         }
-    }
+        planes[plane * conv.pixels() + pixel] = sum;
+    });
 }
 
 // out[e] = sum of parts[n, e] in the order of n; `out` may be the first part
@@ -62,43 +52,38 @@ template <class O> __device__ inline void add_parts(O* out, const T* parts, u64 
 // Planes are results here: image, channel, filter of the channel.
 extern "C" __global__ void NAMED(depthwise, DTYPE)(S* out, const S* x, const S* weight, const S* bias, u32 channels,
                                                    const __grid_constant__ Conv conv) {
-    for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
+    for_planes(conv.planes, conv.places(), [&](u64 plane, u32 place) {
         const S* from = x + plane / conv.each * conv.pixels();
         u64 filter = plane % ((u64)channels * conv.each);
-        const S* weights = weight + filter * conv.taps();
-        for (u32 place = (u32)thread_index(); place < conv.places(); place += (u32)thread_count()) {
-            T sum = bias ? (T)bias[filter] : (T)0;
-            for (u32 tap = 0; tap < conv.taps(); ++tap) {
-                i64 pixel = conv.seen(place, tap);
-                if (pixel >= 0) {
-                    sum += (T)weights[tap] * (T)from[pixel];
-                }
+        T sum = bias ? (T)bias[filter] : (T)0;
+        for (u32 tap = 0; tap < conv.taps(); ++tap) {
+            i64 pixel = conv.seen(place, tap);
+            if (pixel >= 0) {
+                sum += (T)weight[filter * conv.taps() + tap] * (T)from[pixel];
             }
-            out[plane * conv.places() + place] = sum;
         }
-    }
+        out[plane * conv.places() + place] = sum;
+    });
 }
 
 // Planes are channels of images.
 extern "C" __global__ void NAMED(depthwise_input_grad, DTYPE)(S* out, const S* g, const S* weight, const S* bias,
                                                               u32 channels, const __grid_constant__ Conv conv) {
-    for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
+    for_planes(conv.planes, conv.pixels(), [&](u64 plane, u32 pixel) {
         u64 channel = plane % channels;
-        for (u32 pixel = (u32)thread_index(); pixel < conv.pixels(); pixel += (u32)thread_count()) {
-            T sum = bias ? (T)bias[channel] : (T)0;
-            for (u32 f = 0; f < conv.each; ++f) {
-                const S* from = g + (plane * conv.each + f) * conv.places();
-                const S* weights = weight + (channel * conv.each + f) * conv.taps();
-                for (u32 tap = 0; tap < conv.taps(); ++tap) {
-                    i64 place = conv.place_of(pixel, tap);
-                    if (place >= 0) {
-                        sum += (T)weights[tap] * (T)from[place];
-                    }
+        T sum = bias ? (T)bias[channel] : (T)0;
+        for (u32 f = 0; f < conv.each; ++f) {
+            const S* from = g + (plane * conv.each + f) * conv.places();
+            const S* weights = weight + (channel * conv.each + f) * conv.taps();
+            for (u32 tap = 0; tap < conv.taps(); ++tap) {
+                i64 place = conv.place_of(pixel, tap);
+                if (place >= 0) {
+                    sum += (T)weights[tap] * (T)from[place];
                 }
             }
-            out[plane * conv.pixels() + pixel] = sum;
         }
-    }
+        out[plane * conv.pixels() + pixel] = sum;
+    });
 }
 
 // One sum for each element of each filter, over all images and places.

@@ -31,14 +31,12 @@ fn steps(steps: [isize; 2]) -> [i64; 2] {
     steps.map(|step| step as i64)
 }
 
-/// On sums and a table.
+/// On sums, a table, its bags and their numbers of members.
 pub(crate) fn sum(
     queue: &Queue<'_>,
     dtype: DType,
     sizes: &BagSizes,
-    (indices, offsets, weights): BagMemory,
-    [out, table]: [Address; 2],
-    members: Option<Address>,
+    (out, table, (indices, offsets, weights), members): (Address, Address, BagMemory, Option<Address>),
 ) -> Result<()> {
     // Whether rows can be read and written in accesses of 16 bytes.
     let lanes = 16 / dtype.size_bytes();
@@ -52,19 +50,11 @@ pub(crate) fn sum(
         true => (by_dtype!(dtype, "embedding_bag_vector"), lanes),
         false => (by_dtype!(dtype, "embedding_bag"), 1),
     };
+    let [out, table, indices] = [out, table, indices].map(Arg::from);
+    let [members, offsets, weights] = [members, offsets, weights].map(Arg::from);
     let (words, to, from) = (words(sizes), steps(sizes.sum_steps), steps(sizes.table_steps));
-    let args = [
-        out.into(),
-        members.into(),
-        table.into(),
-        indices.into(),
-        offsets.into(),
-        weights.into(),
-        words.arg(),
-        to.arg(),
-        from.arg(),
-        Arg::Fault,
-    ];
+    let (sizes_arg, to, from) = (words.arg(), to.arg(), from.arg());
+    let args = [out, members, table, indices, offsets, weights, sizes_arg, to, from, Arg::Fault];
     let items = (sizes.count * sizes.width / lanes) as u64;
     let grid = blocks(queue, items.div_ceil(u64::from(THREADS)), THREADS);
     // SAFETY: the kernel takes these arguments, sizes and steps are those of the operands, and an index is checked before it
@@ -72,57 +62,36 @@ pub(crate) fn sum(
     unsafe { queue.kernel(program_of(dtype), kernel, grid, &args) }
 }
 
-/// On the gradients of a table and of sums.
+/// On the gradients of a table and of sums, the bags and their numbers of members.
 pub(crate) fn grad(
     queue: &Queue<'_>,
     dtype: DType,
     sizes: &BagSizes,
-    (indices, offsets, weights): BagMemory,
-    [out, g]: [Address; 2],
-    members: Option<Address>,
+    (out, g, (indices, offsets, weights), members): (Address, Address, BagMemory, Option<Address>),
 ) -> Result<()> {
     let Owned { rows, width, grid } = Owned::of(queue, dtype, [sizes.rows, sizes.width]);
+    let [out, g, indices] = [out, g, indices].map(Arg::from);
+    let [members, offsets, weights] = [members, offsets, weights].map(Arg::from);
     let (words, to, from) = (words(sizes), steps(sizes.table_steps), steps(sizes.sum_steps));
-    let args = [
-        out.into(),
-        g.into(),
-        members.into(),
-        indices.into(),
-        offsets.into(),
-        weights.into(),
-        words.arg(),
-        Arg::U64(rows as u64),
-        Arg::U32(width as u32),
-        to.arg(),
-        from.arg(),
-        Arg::Fault,
-    ];
+    let (rows, width) = (Arg::U64(rows as u64), Arg::U32(width as u32));
+    let (sizes, to, from) = (words.arg(), to.arg(), from.arg());
+    let args = [out, g, members, indices, offsets, weights, sizes, rows, width, to, from, Arg::Fault];
     // SAFETY: as in `sum`.
     unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "embedding_bag_grad"), grid, &args) }
 }
 
-/// On the gradients of weights, with their step, and of sums, and a table.
+/// On the gradients of weights, with their step, and of sums, a table and its bags.
 pub(crate) fn weights_grad(
     queue: &Queue<'_>,
     dtype: DType,
-    sizes: &BagSizes,
-    (indices, offsets, _): BagMemory,
-    (out, out_step): (Address, isize),
-    [g, table]: [Address; 2],
+    &(ref sizes, out_step): &(BagSizes, isize),
+    (out, g, table, (indices, offsets, _)): (Address, Address, Address, BagMemory),
 ) -> Result<()> {
+    let [out, g, table, indices] = [out, g, table, indices].map(Arg::from);
     let (words, own, from) = (words(sizes), steps(sizes.sum_steps), steps(sizes.table_steps));
-    let args = [
-        out.into(),
-        g.into(),
-        table.into(),
-        indices.into(),
-        offsets.into(),
-        words.arg(),
-        Arg::I64(out_step as i64),
-        own.arg(),
-        from.arg(),
-        Arg::Fault,
-    ];
+    let (numbers, out_step) = (words.arg(), Arg::I64(out_step as i64));
+    let (own, from, offsets) = (own.arg(), from.arg(), offsets.into());
+    let args = [out, g, table, indices, offsets, numbers, out_step, own, from, Arg::Fault];
     let grid = blocks(queue, (sizes.len as u64).div_ceil(u64::from(THREADS / WARP)), THREADS);
     // SAFETY: as in `sum`.
     unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "embedding_bag_weights_grad"), grid, &args) }

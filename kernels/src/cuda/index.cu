@@ -7,8 +7,7 @@ struct IndexAdd {
     i64 out_step;
     i64 size;        // rows of `out`
     u64 rows;        // of them, those that a block owns
-    u32 width;       // columns that a block works on at a time, a power of two up to THREADS
-    u32 pad;
+    u64 width;       // columns that a block works on at a time, a power of two up to THREADS
 };
 
 // out[index[i], c] += src[i, c], in ascending order of i. A block owns rows of `out` and columns; it goes through the
@@ -18,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(index_add, DTYPE)(
     S* out, const S* src, const i64* index, const __grid_constant__ Walk<2> columns,
     const __grid_constant__ IndexAdd what, Fault fault) {
     __shared__ u32 rows[THREADS];
-    u32 width = what.width, groups = THREADS / width;
+    u32 width = (u32)what.width, groups = THREADS / width;
     u32 group = threadIdx.x / width;
     i64 first = (i64)(blockIdx.x * what.rows);
     for (u64 start = (u64)blockIdx.y * width; start < columns.elements; start += (u64)gridDim.y * width) {
@@ -53,8 +52,7 @@ struct ScatterAdd {
     u64 count;     // indices of a line
     i64 steps[3];  // along the axis, of src, out and index
     i64 size;      // places along the axis in `out`
-    u32 groups;    // threads of a line, a power of two
-    u32 pad;
+    u64 groups;    // threads of a line, a power of two
 };
 
 // out[p moved by index[p] along the axis] += src[p], in row-major order of p. Each thread goes through all indices of one line

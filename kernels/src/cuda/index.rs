@@ -65,22 +65,6 @@ fn gather_over(
     unsafe { queue.kernel(&GATHER, by_size!(size, "gather"), walk.grid(queue, lanes), &args) }
 }
 
-/// `IndexAdd` of the program.
-#[repr(C)]
-struct IndexAdd {
-    count: u64,
-    index_step: i64,
-    src_step: i64,
-    out_step: i64,
-    size: i64,
-    rows: u64,
-    width: u32,
-    pad: u32,
-}
-
-// SAFETY: words of 64 bits, and two of 32.
-unsafe impl ByValue for IndexAdd {}
-
 pub(crate) fn index_add(
     queue: &Queue<'_>,
     dtype: DType,
@@ -90,34 +74,15 @@ pub(crate) fn index_add(
     let columns = Loops::from_axes(rows.outer.axes.iter().chain(&rows.inner.loops().axes).copied());
     let walk = Walk::of(queue.op(), &columns)?;
     let owned = Owned::of(queue, dtype, [rows.size, columns.elements]);
-    let what = IndexAdd {
-        count: rows.count as u64,
-        index_step: rows.index_step as i64,
-        src_step: rows.steps[0] as i64,
-        out_step: rows.steps[1] as i64,
-        size: rows.size as i64,
-        rows: owned.rows as u64,
-        width: owned.width as u32,
-        pad: 0,
-    };
+    let [src_step, out_step] = rows.steps.map(|step| step as i64);
+    let [count, size, own, width] = [rows.count, rows.size, owned.rows, owned.width].map(|n| n as i64);
+    // `IndexAdd` of the program.
+    let what = [count, rows.index_step as i64, src_step, out_step, size, own, width];
     let args = [out.into(), src.into(), index.into(), walk.arg(), what.arg(), Arg::Fault];
     // SAFETY: the kernel takes these arguments, rows and columns are those of the operands, and an index is checked before it
     // is followed.
     unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "index_add"), owned.grid, &args) }
 }
-
-/// `ScatterAdd` of the program.
-#[repr(C)]
-struct ScatterAdd {
-    count: u64,
-    steps: [i64; 3],
-    size: i64,
-    groups: u32,
-    pad: u32,
-}
-
-// SAFETY: words of 64 bits, and two of 32.
-unsafe impl ByValue for ScatterAdd {}
 
 pub(crate) fn scatter_add(
     queue: &Queue<'_>,
@@ -134,10 +99,11 @@ pub(crate) fn scatter_add(
     let busy = queue.multiprocessors() as usize * 4 * THREADS as usize;
     let groups = (busy / lines.elements).min(size).min(count / 16).max(1);
     let needed = if dtype.is_half() { size.div_ceil(HELD).next_power_of_two() } else { 1 };
-    let groups = (1 << groups.ilog2()).max(needed) as u32;
-    let steps = strides.map(|step| step as i64);
-    let what = ScatterAdd { count: count as u64, steps, size: size as i64, groups, pad: 0 };
-    let threads = lines.elements as u64 * u64::from(groups);
+    let groups = (1 << groups.ilog2()).max(needed);
+    let [src_step, out_step, index_step] = strides.map(|step| step as i64);
+    // `ScatterAdd` of the program.
+    let what = [count as i64, src_step, out_step, index_step, size as i64, groups as i64];
+    let threads = (lines.elements * groups) as u64;
     let grid = blocks(queue, threads.div_ceil(u64::from(THREADS)), THREADS);
     let args = [out.into(), src.into(), index.into(), walk.arg(), what.arg(), Arg::Fault];
     // SAFETY: the kernel takes these arguments, the lines are those of the operands, and an index is checked before it is

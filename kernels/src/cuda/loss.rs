@@ -11,7 +11,7 @@ use crate::command::Address;
 use crate::layout::{LoopAxis, Loops};
 use crate::loops::Classes;
 
-/// On logarithms of probabilities, logits, labels and losses.
+/// On logits, logarithms of probabilities, labels and losses.
 pub(crate) fn cross_entropy(
     queue: &Queue<'_>,
     dtype: DType,
@@ -20,7 +20,7 @@ pub(crate) fn cross_entropy(
 ) -> Result<()> {
     let kept = Loops::from_axes([LoopAxis { size: c.rows, strides: c.across }]);
     let args = RowArgs::of(queue.op(), &kept, c.classes, &c.along, 1)?;
-    let ([log_probs, logits, labels, losses], [kept, steps, lanes]) = (operands.map(Arg::from), args.args());
+    let ([logits, log_probs, labels, losses], [kept, steps, lanes]) = (operands.map(Arg::from), args.args());
     let all = [log_probs, logits, labels, losses, kept, steps, lanes, Arg::Fault];
     let kernel = by_group!(args.threads.group, dtype, "cross_entropy");
     // SAFETY: the kernel takes these arguments, the rows are those of the operands, and labels are checked before they are
@@ -33,7 +33,7 @@ pub(crate) fn cross_entropy_grad(
     queue: &Queue<'_>,
     dtype: DType,
     c: &Classes,
-    [out, log_probs, labels, g]: [Address; 4],
+    operands: [Address; 4],
 ) -> Result<()> {
     let [out_step, log_probs_step, label_step, g_step] = c.across;
     // The fourth operand is the number of the class.
@@ -42,17 +42,9 @@ pub(crate) fn cross_entropy_grad(
         LoopAxis { size: c.classes, strides: [c.along[0], c.along[1], 0, 1, 0] },
     ]);
     let walk = Walk::of(queue.op(), &loops)?;
-    let all = [
-        out.into(),
-        log_probs.into(),
-        g.into(),
-        labels.into(),
-        walk.arg(),
-        Arg::I64(c.classes as i64),
-        Arg::Fault,
-    ];
+    let [out, log_probs, labels, g] = operands.map(Arg::from);
+    let args = [out, log_probs, g, labels, walk.arg(), Arg::I64(c.classes as i64), Arg::Fault];
+    let kernel = by_dtype!(dtype, "cross_entropy_grad");
     // SAFETY: as in `cross_entropy`.
-    unsafe {
-        queue.kernel(program_of(dtype), by_dtype!(dtype, "cross_entropy_grad"), walk.grid(queue, 1), &all)
-    }
+    unsafe { queue.kernel(program_of(dtype), kernel, walk.grid(queue, 1), &args) }
 }

@@ -15,7 +15,7 @@ float_programs!("normalize", "rows.cuh", "normalize.cu");
 const THREADS: u32 = 256;
 
 /// `Norm` of the program.
-fn numbers((rows, count): (NormRows, usize)) -> [i64; 4] {
+fn numbers(&(rows, count): &(NormRows, usize)) -> [i64; 4] {
     let NormRows { groups, channels, inner } = rows;
     [count, groups, channels, inner].map(|number| number as i64)
 }
@@ -23,7 +23,7 @@ fn numbers((rows, count): (NormRows, usize)) -> [i64; 4] {
 pub(crate) fn normalize(
     queue: &Queue<'_>,
     dtype: DType,
-    rows: (NormRows, usize),
+    rows: &(NormRows, usize),
     eps: f64,
     [out, x]: [Address; 2],
     affine: [Option<Address>; 2],
@@ -42,13 +42,13 @@ pub(crate) fn normalize(
 pub(crate) fn gradient(
     queue: &Queue<'_>,
     dtype: DType,
-    (rows, count): (NormRows, usize),
-    (g, x, weight): (Address, Address, Option<Address>),
+    all @ &(rows, count): &(NormRows, usize),
+    ([g, x], weight): ([Address; 2], Option<Address>),
     (mean, rstd): (Option<Address>, Address),
     [dx, dweight, dbias]: [Option<Address>; 3],
 ) -> Result<()> {
     let NormRows { groups, inner, .. } = rows;
-    let (norm, len, weights) = (numbers((rows, count)), rows.row(), rows.weights());
+    let (norm, len, weights) = (numbers(all), rows.row(), rows.weights());
     let (program, rstd) = (program_of(dtype), Arg::from(rstd));
     let [g, x] = [g, x].map(Arg::from);
     let [weight, mean] = [weight, mean].map(Arg::from);

@@ -1,4 +1,4 @@
-// Pooling of elements that are stored as S. Planes are blocks y, or go round in them.
+// Pooling of elements that are stored as S.
 
 struct Pool : Window {
     u32 adaptive;
@@ -8,18 +8,9 @@ struct Pool : Window {
     u64 planes;
 };
 
-// Calls `body(plane, element)` for the elements of planes of `size` that are this thread's.
-template <class Body> __device__ inline void for_planes(const Pool& pool, u32 size, Body body) {
-    for (u64 plane = blockIdx.y; plane < pool.planes; plane += gridDim.y) {
-        for (u32 e = (u32)thread_index(); e < size; e += (u32)thread_count()) {
-            body(plane, e);
-        }
-    }
-}
-
 // The first of the largest elements, or the last NaN; and which element of the window it was.
 template <class I> __device__ inline void max_pool(S* out, I* index, const S* x, const Pool& pool) {
-    for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
+    for_planes(pool.planes, pool.places(), [&](u64 plane, u32 place) {
         const S* from = x + plane * pool.pixels();
         T best = lowest<T>();
         i64 taken = -1;
@@ -39,7 +30,7 @@ template <class I> __device__ inline void max_pool(S* out, I* index, const S* x,
 }
 
 template <class I> __device__ inline void max_pool_grad(S* out, const S* g, const I* index, const Pool& pool) {
-    for_planes(pool, pool.pixels(), [&](u64 plane, u32 pixel) {
+    for_planes(pool.planes, pool.pixels(), [&](u64 plane, u32 pixel) {
         T sum = 0;
         // The last element of the window sees a pixel at the first place.
         for (u32 tap = pool.taps(); tap-- > 0;) {
@@ -53,7 +44,7 @@ template <class I> __device__ inline void max_pool_grad(S* out, const S* g, cons
 }
 
 template <class I> __device__ inline void max_pool_pick(S* out, const S* x, const I* index, const Pool& pool) {
-    for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
+    for_planes(pool.planes, pool.places(), [&](u64 plane, u32 place) {
         u64 at = plane * pool.places() + place;
         u64 tap = (u64)index[at];
         i64 pixel = tap < pool.taps() ? pool.seen(place, (u32)tap) : -1;
@@ -88,7 +79,7 @@ __device__ inline T divisor(Seen rows, Seen columns, const Pool& pool) {
 }
 
 extern "C" __global__ void NAMED(avg_pool, DTYPE)(S* out, const S* x, const __grid_constant__ Pool pool) {
-    for_planes(pool, pool.places(), [&](u64 plane, u32 place) {
+    for_planes(pool.planes, pool.places(), [&](u64 plane, u32 place) {
         Seen rows = seen_rows(place / pool.columns, pool), columns = seen_columns(place % pool.columns, pool);
         const S* from = x + plane * pool.pixels();
         T sum = 0;
@@ -115,7 +106,7 @@ __device__ inline Places places_of(u32 at, u32 size, u32 places, u32 kernel, u32
 }
 
 extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const __grid_constant__ Pool pool) {
-    for_planes(pool, pool.pixels(), [&](u64 plane, u32 pixel) {
+    for_planes(pool.planes, pool.pixels(), [&](u64 plane, u32 pixel) {
         Places ys = places_of(pixel / pool.width, pool.height, pool.rows, pool.kernel_h, pool.stride_h, pool.padding_h, pool);
         Places xs = places_of(pixel % pool.width, pool.width, pool.columns, pool.kernel_w, pool.stride_w, pool.padding_w, pool);
         const S* from = g + plane * pool.places();

@@ -84,8 +84,7 @@ pub(crate) fn max(
     queue: &Queue<'_>,
     which: MaxPool,
     [dtype, index]: [DType; 2],
-    planes: &Planes,
-    window: &Window,
+    (planes, window): &(Planes, Window),
     operands: [Address; 3],
 ) -> Result<()> {
     let (kernel, size) = match which {
@@ -100,8 +99,7 @@ pub(crate) fn max(
 pub(crate) fn mean(
     queue: &Queue<'_>,
     (gradient, dtype): (bool, DType),
-    planes: &Planes,
-    means: &Means,
+    (planes, means): &(Planes, Means),
     operands: [Address; 2],
 ) -> Result<()> {
     let (kernel, size) = match gradient {

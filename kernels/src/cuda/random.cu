@@ -6,12 +6,12 @@ struct Key {
     u64 seed;
     u64 op;
 };
-struct Words {
-    u32 at[4];
+template <class T> struct Four {
+    T at[4];
 };
 
 // The words of elements 4 b .. 4 b + 4; `low_half` gives the second word of each.
-__device__ inline Words words(const Key& key, u64 b, bool low_half) {
+__device__ inline Four<u32> words(const Key& key, u64 b, bool low_half) {
     u32 c0 = (u32)b, c1 = (u32)(b >> 32) | (low_half ? 1u << 31 : 0), c2 = (u32)key.op, c3 = (u32)(key.op >> 32);
     u32 k0 = (u32)key.seed, k1 = (u32)(key.seed >> 32);
 #pragma unroll
@@ -26,12 +26,9 @@ __device__ inline Words words(const Key& key, u64 b, bool low_half) {
     }
     return {{c0, c1, c2, c3}};
 }
-struct Pairs {
-    u64 at[4];
-};
-__device__ inline Pairs pairs(const Key& key, u64 b) {
-    Words high = words(key, b, false), low = words(key, b, true);
-    Pairs pairs;
+__device__ inline Four<u64> pairs(const Key& key, u64 b) {
+    Four<u32> high = words(key, b, false), low = words(key, b, true);
+    Four<u64> pairs;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         pairs.at[i] = (u64)high.at[i] << 32 | low.at[i];
@@ -40,18 +37,15 @@ __device__ inline Pairs pairs(const Key& key, u64 b) {
 }
 
 // Numbers in [0, 1).
-template <class T> struct Four {
-    T at[4];
-};
 __device__ inline void units(const Key& key, u64 b, Four<f32>& four) {
-    Words bits = words(key, b, false);
+    Four<u32> bits = words(key, b, false);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         four.at[i] = (f32)(bits.at[i] >> 8) / 16777216.0f;
     }
 }
 __device__ inline void units(const Key& key, u64 b, Four<f64>& four) {
-    Pairs bits = pairs(key, b);
+    Four<u64> bits = pairs(key, b);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         four.at[i] = (f64)(bits.at[i] >> 11) / 9007199254740992.0;
@@ -60,7 +54,7 @@ __device__ inline void units(const Key& key, u64 b, Four<f64>& four) {
 
 // Numbers of the standard normal distribution, by Box and Muller.
 __device__ inline void normals(const Key& key, u64 b, Four<f32>& four) {
-    Words bits = words(key, b, false);
+    Four<u32> bits = words(key, b, false);
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
         // In (0, 1], so that the logarithm is finite.
@@ -120,7 +114,7 @@ template <class T> struct Integers {
     i64 low;
     u64 count;
     __device__ void draw(const Key& key, u64 b, Four<T>& four) const {
-        Pairs bits = pairs(key, b);
+        Four<u64> bits = pairs(key, b);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             // The high half of a product maps 64 bits to the range almost evenly.
@@ -172,7 +166,7 @@ extern "C" __global__ void NAMED(dropout, DTYPE)(S* out, const S* x, u64 seed, u
     Key key{seed, op};
     T scale = from_bits<T>(scale_bits);
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
-        Words bits = words(key, b, false);
+        Four<u32> bits = words(key, b, false);
         auto factor = [&](int i) { return bits.at[i] >> 8 >= kept_from ? scale : 0; };
         if (walk.vector && len == 4) {
             Offsets<2> at = offsets(walk, first);

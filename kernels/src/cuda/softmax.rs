@@ -2,6 +2,7 @@
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
+use smallvec::SmallVec;
 
 use super::float_programs;
 use super::rows::{RowThreads, by_group};
@@ -51,38 +52,23 @@ impl<const N: usize> RowArgs<N> {
     }
 }
 
-/// Softmax or, with `log`, its logarithm, on output and input.
-pub(crate) fn forward(
+/// Softmax or, with `log`, its logarithm, on output and input; or their gradients, on the gradients of the input and the
+/// output, and the output between them.
+pub(crate) fn softmax<const N: usize>(
     queue: &Queue<'_>,
     (log, dtype): (bool, DType),
-    rows: &Rows<2>,
-    operands: [Address; 2],
+    rows: &Rows<N>,
+    operands: [Address; N],
 ) -> Result<()> {
     let args = RowArgs::of(queue.op(), &rows.kept, rows.len, &rows.steps, 1)?;
-    let kernel = match log {
-        true => by_group!(args.threads.group, dtype, "log_softmax"),
-        false => by_group!(args.threads.group, dtype, "softmax"),
+    let group = args.threads.group;
+    let kernel = match (N, log) {
+        (2, false) => by_group!(group, dtype, "softmax"),
+        (2, true) => by_group!(group, dtype, "log_softmax"),
+        (_, false) => by_group!(group, dtype, "softmax_grad"),
+        (_, true) => by_group!(group, dtype, "log_softmax_grad"),
     };
-    let ([out, x], [kept, steps, lanes]) = (operands.map(Arg::from), args.args());
-    let all = [out, x, kept, steps, lanes];
+    let all: SmallVec<[Arg<'_>; 6]> = operands.map(Arg::from).into_iter().chain(args.args()).collect();
     // SAFETY: the kernel takes these arguments, and the rows are those of the operands.
-    unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
-}
-
-/// Their gradients, on the gradients of the input and the output, and the output between them.
-pub(crate) fn gradient(
-    queue: &Queue<'_>,
-    (log, dtype): (bool, DType),
-    rows: &Rows<3>,
-    operands: [Address; 3],
-) -> Result<()> {
-    let args = RowArgs::of(queue.op(), &rows.kept, rows.len, &rows.steps, 1)?;
-    let kernel = match log {
-        true => by_group!(args.threads.group, dtype, "log_softmax_grad"),
-        false => by_group!(args.threads.group, dtype, "softmax_grad"),
-    };
-    let ([out, y, g], [kept, steps, lanes]) = (operands.map(Arg::from), args.args());
-    let all = [out, y, g, kept, steps, lanes];
-    // SAFETY: as in `forward`.
     unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
 }

@@ -143,12 +143,8 @@ fn fits<const N: usize>(loops: &Loops<N>, most: usize) -> bool {
 
 #[cold]
 fn too_large(op: &'static str, axes: usize, elements: usize) -> Error {
-    Error::invalid(
-        op,
-        "layouts",
-        "merged to 8 axes, and below 2^31 elements unless merged to one",
-        format_args!("{axes} axes of {elements} elements"),
-    )
+    let expected = "merged to 8 axes, and below 2^31 elements unless merged to one";
+    Error::invalid(op, "layouts", expected, format_args!("{axes} axes of {elements} elements"))
 }
 
 /// Cuts a nest along its outermost axes into parts that a [`Walk`] can take, and calls `body` with each, and with where

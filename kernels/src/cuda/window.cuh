@@ -37,3 +37,13 @@ struct Window {
         return y >= 0 && x >= 0 ? y * columns + x : -1;
     }
 };
+
+// Calls `body(plane, element)` for the elements of planes of `size` that are this thread's. Planes are blocks y, or go round in
+// them.
+template <class Body> __device__ inline void for_planes(u64 planes, u32 size, Body body) {
+    for (u64 plane = blockIdx.y; plane < planes; plane += gridDim.y) {
+        for (u32 e = (u32)thread_index(); e < size; e += (u32)thread_count()) {
+            body(plane, e);
+        }
+    }
+}

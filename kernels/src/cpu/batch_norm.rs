@@ -19,6 +19,13 @@ fn channel_sums<T: Lanes, const N: usize>(
     terms: impl Fn(usize, usize) -> [Block<T>; N],
 ) -> [T; N] {
     let mut all = [T::ZERO; N];
+    if channels.size == 1 {
+        for image in 0..channels.images {
+            let part = terms(channels.start(image, channel), 1);
+            all = std::array::from_fn(|k| all[k].add(part[k][0]));
+        }
+        return all;
+    }
     for image in 0..channels.images {
         let first = channels.start(image, channel);
         let part = sums(channels.size, usize::MAX, inlined!(|i, count| terms(first + i, count)));

@@ -302,6 +302,11 @@ pub(crate) unsafe fn map<T: Scratch + Default, const N: usize>(
     inputs: [*const T; N],
     f: impl Fn([T; N]) -> T,
 ) {
+    if len == 1 {
+        // SAFETY: there is one of each.
+        unsafe { *out = f(inputs.map(|from| *from)) };
+        return;
+    }
     let mut i = 0;
     // SAFETY: the caller's promise.
     unsafe {

@@ -13,7 +13,7 @@ use crate::par::{Workers, workers};
 
 mod operands;
 
-pub(crate) use operands::{Address, Raw, Read, Write};
+pub(crate) use operands::{Address, Raw, Read, Write, WriteRead};
 use operands::{Check, Held, Operands, Uses};
 
 /// A kernel's operands, before it is launched.

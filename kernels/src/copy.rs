@@ -127,7 +127,7 @@ pub fn fill(stream: &Stream, value: Scalar, out: View<'_>) -> Result<()> {
 pub fn copy(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     let (from, to) = (x.dtype, out.dtype);
     let op = if from == to { "copy" } else { "cast" };
-    launch(stream, op, (Cast { to, from }, 1), [x], out)
+    launch(stream, op, (Cast { to, from }, 1), [out, x])
 }
 
 /// A conversion, or a copy of one type.

@@ -3,7 +3,7 @@
 use device::cuda::Queue;
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Address, Command, Raw};
+use crate::command::{Address, Command, WriteRead};
 use crate::cpu::elementwise as cpu;
 use crate::cuda::{copy as copy_cuda, elementwise as cuda};
 use crate::functions::{BinaryOp, CompareOp, Function, Gradient, UnaryOp};
@@ -23,39 +23,29 @@ pub(crate) trait Elements<const N: usize>: Copy + Send + Sync + 'static {
     fn function(self) -> Function;
 }
 
-/// Launches a function on inputs of its types, `N` operands in all.
+/// Launches a function on operands of its types, of which the first is the result.
 #[inline(always)]
 #[track_caller]
-pub(crate) fn launch<F: Elements<N>, const M: usize, const N: usize>(
+pub(crate) fn launch<F: Elements<N>, const N: usize>(
     stream: &Stream,
     name: &'static str,
     (function, cost): (F, usize),
-    inputs: [View<'_>; M],
-    out: View<'_>,
+    operands: [View<'_>; N],
 ) -> Result<()> {
-    for input in &inputs {
+    let out = operands[0];
+    for input in &operands[1..] {
         input.expect_shape_of(name, &out)?;
         input.expect_no_partial_overlap(name, &out)?;
     }
-    let layouts = std::array::from_fn(|k| if k == 0 { out.layout } else { inputs[k - 1].layout });
-    Command::new(name, (inputs.map(View::read::<Raw>), out.write::<Raw>()))
-        .cost(out.layout.elements(), cost)
-        .run_part(
-            stream,
-            (Places::of(layouts), function),
-            |(places, function), (inputs, out)| Part::of(function.function(), places, all(out, inputs)),
-            // SAFETY: the places are those of the operands, whose types were checked.
-            |(places, function), workers, (inputs, out)| unsafe {
-                function.run(places, workers, all(out, inputs.map(|input| Dst(input.0.cast_mut()))));
-            },
-            |(places, function), queue, (inputs, out)| function.enqueue(queue, places, all(out, inputs)),
-        )
-}
-
-/// The result and the arguments.
-#[inline(always)]
-fn all<T: Copy, const M: usize, const N: usize>(out: T, inputs: [T; M]) -> [T; N] {
-    std::array::from_fn(|k| if k == 0 { out } else { inputs[k - 1] })
+    let places = Places::of(operands.each_ref().map(|operand| operand.layout));
+    Command::new(name, WriteRead(operands)).cost(out.layout.elements(), cost).run_part(
+        stream,
+        (places, function),
+        |(places, function), operands| Part::of(function.function(), places, operands),
+        // SAFETY: the places are those of the operands, whose types were checked.
+        |(places, function), workers, operands| unsafe { function.run(places, workers, operands) },
+        |(places, function), queue, operands| function.enqueue(queue, places, operands),
+    )
 }
 
 impl UnaryOp {
@@ -101,7 +91,7 @@ pub fn unary(stream: &Stream, op: UnaryOp, x: View<'_>, out: View<'_>) -> Result
     op.check_scalar(dtype)?;
     let op = op.simplified();
     x.expect_dtype(name, dtype)?;
-    launch(stream, name, ((op, dtype), op.cost()), [x], out)
+    launch(stream, name, ((op, dtype), op.cost()), [out, x])
 }
 
 /// `out = g op'(x)`, element by element, with the derivative from what the op [saves](UnaryOp::saves), for floats.
@@ -120,7 +110,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     }
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
-    launch(stream, name, ((Gradient(op), dtype), op.grad_cost()), [saved, g], out)
+    launch(stream, name, ((Gradient(op), dtype), op.grad_cost()), [out, saved, g])
 }
 
 /// `out = op(lhs, rhs)`, element by element.
@@ -140,7 +130,7 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     }
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
-    launch(stream, name, ((op, dtype), op.cost()), [lhs, rhs], out)
+    launch(stream, name, ((op, dtype), op.cost()), [out, lhs, rhs])
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -154,7 +144,7 @@ pub fn compare(stream: &Stream, op: CompareOp, lhs: View<'_>, rhs: View<'_>, out
     let (name, dtype) = (op.name(), lhs.dtype);
     rhs.expect_dtype(name, dtype)?;
     out.expect_dtype(name, DType::Bool)?;
-    launch(stream, name, ((op, dtype), 1), [lhs, rhs], out)
+    launch(stream, name, ((op, dtype), 1), [out, lhs, rhs])
 }
 
 /// `out = not x`, on truth values.
@@ -168,7 +158,7 @@ pub fn logical_not(stream: &Stream, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "logical_not";
     x.expect_dtype(OP, DType::Bool)?;
     out.expect_dtype(OP, DType::Bool)?;
-    launch(stream, OP, (Not, 1), [x], out)
+    launch(stream, OP, (Not, 1), [out, x])
 }
 
 /// `out = if condition { x } else { y }`, element by element.
@@ -192,7 +182,7 @@ pub fn where_cond(
     for input in [&x, &y] {
         input.expect_dtype(OP, out.dtype)?;
     }
-    launch(stream, OP, (Where(out.dtype), 1), [condition, x, y], out)
+    launch(stream, OP, (Where(out.dtype), 1), [out, condition, x, y])
 }
 
 impl Elements<2> for (UnaryOp, DType) {

@@ -164,7 +164,7 @@ impl<'a> Fuser<'a> {
         let cost = members.iter().map(|&command| self.plan.cost(command)).sum();
         let body = match self.plan.device().runs_on_host() {
             true => Body::Cpu(Blocks::of(&chain)),
-            false => Body::Cuda(Kernel::of(&chain)?),
+            false => Body::Cuda(Box::new(Kernel::of(&chain)?)),
         };
         Some(Fused { op: OP, uses, work: Box::new(Command { chain, cost, body }) })
     }
@@ -246,7 +246,7 @@ struct Command {
 /// What a device needs to know of a chain beside it.
 enum Body {
     Cpu(Blocks),
-    Cuda(Kernel),
+    Cuda(Box<Kernel>),
 }
 
 impl Work for Command {

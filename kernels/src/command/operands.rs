@@ -335,6 +335,30 @@ impl Held for Dst<u8> {
     }
 }
 
+/// Bytes of operands of which the first is written and the others are read.
+pub(crate) struct WriteRead<'a, const N: usize>(pub(crate) [View<'a>; N]);
+
+impl<const N: usize> Operands for WriteRead<'_, N> {
+    type Held = [Dst<u8>; N];
+
+    #[inline(always)]
+    fn check(&self, check: &mut Check) -> Result<()> {
+        self.0[1..].iter().try_for_each(|read| read.check_bounds(check.op))?;
+        check.writes(&self.0[0])
+    }
+
+    #[inline(always)]
+    fn hold(&self) -> [Dst<u8>; N] {
+        self.0.each_ref().map(View::first)
+    }
+
+    #[inline(always)]
+    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
+        self.0[1..].iter().for_each(|read| uses.push(Use::read(read.buffer)));
+        uses.push(Use::write(self.0[0].buffer));
+    }
+}
+
 impl<O: Operands> Operands for Option<O> {
     type Held = Option<O::Held>;
 

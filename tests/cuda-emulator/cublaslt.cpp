@@ -272,6 +272,19 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(Handle* handle, Operation* 
     });
 }
 
+// Kernels of one family, which cut a sum in two if they cut it.
+EXPORT cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* algorithm, int attribute, void* to, size_t bytes, size_t* written) {
+    return call("cublasLtMatmulAlgoConfigGetAttribute", [&](std::string&) {
+        if (!algorithm || !to || memcmp(algorithm->magic, ALGORITHM, sizeof ALGORITHM) != 0) return CUBLAS_STATUS_INVALID_VALUE;
+        const int values[] = {0, 15 /* tiles of 64 x 64 */, algorithm->workspace ? 2 : 1};
+        if (attribute < 0 || attribute > 2) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (bytes < sizeof(int)) return CUBLAS_STATUS_INVALID_VALUE;
+        memcpy(to, &values[attribute], sizeof(int));
+        if (written) *written = sizeof(int);
+        return CUBLAS_STATUS_SUCCESS;
+    });
+}
+
 // Jobs run one at a time. Kept from one to the next, since a job that faults does not unwind.
 static std::vector<unsigned char> scratch;
 

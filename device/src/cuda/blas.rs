@@ -8,6 +8,7 @@ use cudarc::cublaslt::sys as blas;
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
 
+use super::choice::{Traits, choose};
 use super::{Epilogue, Gemm};
 use crate::{DType, Error, Result};
 
@@ -29,6 +30,9 @@ pub(super) const WORKSPACE: usize = 32 << 20;
 /// How many forms are kept. Programs have some hundreds at most, unless their shapes keep changing: then all are forgotten
 /// now and then, and those still in use chosen again.
 const MAX_FORMS: usize = 2048;
+
+/// How many algorithms the library is asked for.
+const CANDIDATES: usize = 8;
 
 /// The largest alignment that forms tell apart, that of the widest loads.
 const MAX_ALIGNMENT: usize = 16;
@@ -260,15 +264,17 @@ impl Algorithm {
         wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &c)?;
         wanted.set(Wanted::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &c)?;
         let success = blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
-        let mut best = blas::cublasLtMatmulHeuristicResult_t {
+        let nothing = blas::cublasLtMatmulHeuristicResult_t {
             algo: new.algorithm,
             workspaceSize: 0,
             state: success,
             wavesCount: 0.0,
             reserved: [0; 4],
         };
+        let mut found = [nothing; CANDIDATES];
         let (mut count, [a, b, c]) = (0, new.layouts);
-        // SAFETY: handle and descriptions are live; the call writes one result, and how many there are.
+        // SAFETY: handle and descriptions are live; the call writes as many results as there is room for, and how many there
+        // are.
         let status = unsafe {
             blas::cublasLtMatmulAlgoGetHeuristic(
                 handle,
@@ -278,8 +284,8 @@ impl Algorithm {
                 c,
                 c,
                 wanted.0,
-                1,
-                &mut best,
+                CANDIDATES as i32,
+                found.as_mut_ptr(),
                 &mut count,
             )
         };
@@ -287,8 +293,18 @@ impl Algorithm {
             return Ok(None);
         }
         done("cublasLtMatmulAlgoGetHeuristic", status)?;
+        let count = usize::try_from(count).unwrap_or(0).min(CANDIDATES);
+        let usable: Vec<_> = found[..count].iter().filter(|result| result.state == success).collect();
+        let best = match form.dtype {
+            DType::F32 if !form.tf32 => {
+                let traits = usable.iter().map(|result| traits(result)).collect::<Result<Vec<_>>>()?;
+                choose(&traits, k)
+            }
+            _ => 0,
+        };
+        let Some(best) = usable.get(best) else { return Ok(None) };
         (new.algorithm, new.workspace) = (best.algo, best.workspaceSize);
-        Ok((count > 0 && best.state == success).then_some(new))
+        Ok(Some(new))
     }
 
     /// Gives the operation's attribute a value, of the type that the attribute has.
@@ -338,6 +354,33 @@ impl Drop for Algorithm {
             }
         }
     }
+}
+
+/// What the library says of an algorithm that it has found.
+fn traits(found: &blas::cublasLtMatmulHeuristicResult_t) -> Result<Traits> {
+    use blas::cublasLtMatmulAlgoConfigAttributes_t as Of;
+    let get = |attribute| {
+        let (mut to, mut written) = (0i32, 0);
+        // SAFETY: the call writes one number of 32 bits.
+        let status = unsafe {
+            let at = std::ptr::from_mut(&mut to).cast();
+            blas::cublasLtMatmulAlgoConfigGetAttribute(
+                &found.algo,
+                attribute,
+                at,
+                size_of::<i32>(),
+                &mut written,
+            )
+        };
+        done("cublasLtMatmulAlgoConfigGetAttribute", status).map(|()| to)
+    };
+    Ok(Traits {
+        id: get(Of::CUBLASLT_ALGO_CONFIG_ID)?,
+        tile: get(Of::CUBLASLT_ALGO_CONFIG_TILE_ID)?,
+        // Some kernels have no such number.
+        parts: get(Of::CUBLASLT_ALGO_CONFIG_SPLITK_NUM).unwrap_or(1),
+        waves: found.wavesCount,
+    })
 }
 
 /// What an algorithm has to be like.

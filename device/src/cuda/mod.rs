@@ -10,6 +10,8 @@ mod blas;
 #[cfg(feature = "cuda")]
 mod call;
 #[cfg(feature = "cuda")]
+mod choice;
+#[cfg(feature = "cuda")]
 mod context;
 #[cfg(feature = "cuda")]
 mod fault;

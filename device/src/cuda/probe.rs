@@ -96,6 +96,7 @@ const PRODUCTS: &[&str] = &[
     "cublasLtCreate",
     "cublasLtDestroy",
     "cublasLtMatmul",
+    "cublasLtMatmulAlgoConfigGetAttribute",
     "cublasLtMatmulAlgoGetHeuristic",
     "cublasLtMatmulDescCreate",
     "cublasLtMatmulDescDestroy",

@@ -9,7 +9,10 @@ fn sizes() -> Vec<usize> {
     (0..150).map(|i| [3, 0, 2048, 1][i % 4]).chain([10_000, 7]).collect()
 }
 
-fn clipped<T: Real>(stream: &Stream, max_norm: f64) -> Result<(Array<T>, [Array<T::Computed>; 2])> {
+/// What was scaled, and the norm and the factor.
+type Clipped<T> = (Array<T>, [Array<<T as Real>::Computed>; 2]);
+
+fn clipped<T: Real>(stream: &Stream, max_norm: f64) -> Result<Clipped<T>> {
     let tensors: Vec<Array<T>> = (1..)
         .zip(sizes())
         .map(|(seed, size)| Array::new(stream, &numbers::<T>(seed, size), &[size]))

@@ -276,6 +276,3 @@ impl Work for Command {
         false
     }
 }
-
-#[cfg(test)]
-mod tests;

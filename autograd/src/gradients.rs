@@ -195,7 +195,7 @@ pub(crate) fn check_place(
 /// Whether `gradient` can be added where `sum` is: nobody else can see it, and nothing is recorded.
 fn adds_in_place(sum: &Var, gradient: &Var) -> bool {
     let recorded = is_recording() && (sum.requires_grad() || gradient.requires_grad());
-    !recorded && sum.value.is_unique() && sum.value.is_contiguous()
+    !recorded && sum.value.is_unique() && !sum.value.layout().overlaps_itself()
 }
 
 /// `sum += gradient`, in place where nobody else can see it.

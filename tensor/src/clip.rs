@@ -22,7 +22,7 @@ pub fn total_norm(tensors: &[Tensor], max_norm: f64) -> Result<(Tensor, Tensor)>
         return Err(Error::invalid(OP, "tensors", "at least one", "none"));
     };
     tensors.iter().try_for_each(|tensor| same_device(OP, first, tensor))?;
-    let tensors = tensors.iter().map(Tensor::contiguous).collect::<Result<Vec<Tensor>>>()?;
+    let tensors = tensors.iter().map(in_memory_order).collect::<Result<Vec<Tensor>>>()?;
     Stream::with_current(first.device(), |stream| {
         let dtype = first.dtype.compute_dtype();
         let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), dtype);
@@ -35,22 +35,34 @@ pub fn total_norm(tensors: &[Tensor], max_norm: f64) -> Result<(Tensor, Tensor)>
     })
 }
 
-/// `x scale` for each of `tensors`, floats of one type, with a `scale` without axes of what they are computed in, such as that of
-/// [`total_norm`].
+/// Multiplies each of `tensors`, floats of one type without gaps in memory, in place with a `scale` without axes of what they are
+/// computed in, such as that of [`total_norm`].
 ///
 /// One command for all. Asynchronous, on the current stream of the tensors' device.
 ///
 /// # Errors
-/// `DTypeMismatch`, `ShapeMismatch`, `DeviceMismatch`, `DTypeUnsupported`, `OutOfMemory`.
-pub fn scale_all(tensors: &[Tensor], scale: &Tensor) -> Result<Vec<Tensor>> {
-    const OP: &str = "scale_all";
-    tensors.iter().try_for_each(|tensor| same_device(OP, scale, tensor))?;
-    let tensors = tensors.iter().map(Tensor::contiguous).collect::<Result<Vec<Tensor>>>()?;
+/// `DTypeMismatch`, `ShapeMismatch`, `DeviceMismatch`, `DTypeUnsupported`, `InvalidArgument` for a tensor with gaps.
+pub fn scale_all_(tensors: &[Tensor], scale: &Tensor) -> Result<()> {
+    tensors.iter().try_for_each(|tensor| same_device("scale_all", scale, tensor))?;
+    if let Some(gaps) = tensors.iter().find(|tensor| !tensor.layout().is_dense()) {
+        let strides = format_args!("shape {:?}, strides {:?}", gaps.shape(), gaps.strides());
+        return Err(Error::invalid("scale_all", "tensors", "tensors without gaps in memory", strides));
+    }
+    let ordered = tensors.iter().map(in_memory_order).collect::<Result<Vec<Tensor>>>()?;
     Stream::with_current(scale.device(), |stream| {
-        let fresh = |x: &Tensor| Tensor::allocate(stream, Layout::contiguous(x.shape()), x.dtype);
-        let scaled = tensors.iter().map(fresh).collect::<Result<Vec<Tensor>>>()?;
-        let pairs: Vec<_> = scaled.iter().zip(&tensors).map(|(out, x)| (out.view(), x.view())).collect();
-        kernels::scale_all(stream, &pairs, scale.view())?;
-        Ok(scaled)
-    })
+        let pairs: Vec<_> = ordered.iter().map(|x| (x.view(), x.view())).collect();
+        kernels::scale_all(stream, &pairs, scale.view())
+    })?;
+    tensors.iter().for_each(|tensor| tensor.storage.bump_version());
+    Ok(())
+}
+
+/// The same elements with the axes as they follow each other in memory, where they lie without gaps; a copy of others.
+fn in_memory_order(x: &Tensor) -> Result<Tensor> {
+    if !x.layout().is_dense() {
+        return x.contiguous();
+    }
+    let mut axes: Vec<isize> = (0..x.rank() as isize).collect();
+    axes.sort_by_key(|&axis| std::cmp::Reverse((x.strides()[axis as usize], x.shape()[axis as usize])));
+    x.permute(&axes)
 }

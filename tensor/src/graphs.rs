@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::{Capture, DType, Device, GraphOptions, Result};
+use device::{Capture, DType, Device, GraphOptions, PlanReport, Result};
 
 use crate::graph::stand_in;
 use crate::{Generator, Graph, Tensor, Tensors};
@@ -80,7 +80,8 @@ impl<B: Tensors, R: Tensors, F: FnMut(&B) -> Result<R>> Graphs<B, R, F> {
         Graphs { cache: self.cache.options(options), ..self }
     }
 
-    /// At most `most` captured steps, and at least one: a further one takes the place of that which was not used for longest.
+    /// At most `most` captured steps, and at least one: a further one takes the place of that which was not used for longest,
+    /// once it is captured.
     #[must_use]
     pub fn at_most(self, most: usize) -> Self {
         Graphs { cache: self.cache.at_most(most), ..self }
@@ -140,13 +141,14 @@ impl<B: Tensors, R: Tensors> GraphCache<B, R> {
         self.kept.is_empty()
     }
 
-    /// The captured step for batches of this one's form: `step`, which is captured now if there is none, and whether it was.
+    /// Captures `step` for batches of this one's form, if it is not yet; nothing runs. What the plan is like, and whether it was
+    /// captured just now.
     ///
     /// # Errors
     /// As for [`Graph::capture_with`].
-    pub fn graph(&mut self, batch: &B, step: impl FnMut(&B) -> Result<R>) -> Result<(&Graph<R>, bool)> {
+    pub fn capture(&mut self, batch: &B, step: impl FnMut(&B) -> Result<R>) -> Result<(PlanReport, bool)> {
         let (batch, tensors, _) = parts(batch)?;
-        self.of_form(&batch, &tensors, step).map(|(kept, fresh)| (&kept.graph, fresh))
+        self.of_form(&batch, &tensors, step).map(|(kept, fresh)| (kept.graph.report(), fresh))
     }
 
     /// As [`Graphs::run`].

@@ -74,6 +74,23 @@ fn parts_and_orders_of_a_memory_are_told_apart() {
 }
 
 /// A way from one function to another by way of something else.
+/// An argument that is there twice, with another one between, gives its room back once.
+#[test]
+fn repeated_arguments_are_let_go_once() -> Result<()> {
+    let device = Device::cpu();
+    let of = |values: &[f32]| tensor(values, &device);
+    let (a, b, u, v) = (of(&[1.0, 5.0])?, of(&[2.0, 4.0])?, of(&[10.0, 20.0])?, of(&[3.0, 4.0])?);
+    let d = a.compare(CompareOp::Ne, &b)?;
+    let step = || {
+        let c = a.compare(CompareOp::Lt, &b)?;
+        let r = Tensor::where_cond(&c, &d, &c)?;
+        let (x, y) = (Tensor::where_cond(&r, &u, &v)?, Tensor::where_cond(&r, &v, &u)?);
+        x.sub(&y)
+    };
+    assert_eq!(values(&Graph::capture(&device, step)?.replay()?)?, values(&step()?)?);
+    Ok(())
+}
+
 #[test]
 fn what_a_command_outside_comes_between_is_not_fused() {
     each_device(&SCHEDULES, |device| {
@@ -278,7 +295,12 @@ fn program(random: &mut Random, states: &[Tensor], side: &Stream) -> Result<Vec<
             Ok(Some(match action {
                 0..6 => a.unary(unary)?,
                 6..12 => a.binary(binary, &b)?,
-                12 | 13 => Tensor::where_cond(&a.compare(compare, &b)?, &b, &b.square()?)?,
+                12 => Tensor::where_cond(&a.compare(compare, &b)?, &b, &b.square()?)?,
+                13 => {
+                    // An argument twice, with another one between.
+                    let (less, same) = (a.compare(CompareOp::Lt, &b)?, a.compare(compare, &b)?);
+                    Tensor::where_cond(&Tensor::where_cond(&less, &same, &less)?, &a, &b)?
+                }
                 14 => a.compare(compare, &b)?.logical_not()?,
                 15 | 16 => a.to_dtype(dtype)?,
                 17 => a.mul_scalar_(2.0).map(|()| a)?,

@@ -217,6 +217,35 @@ fn explored_schedules_of_replays_give_one_result() -> Result<()> {
     Ok(())
 }
 
+/// Results of one command, of which one comes to lie where the other one was, while a replay before is held back.
+#[test]
+fn results_that_trade_places_stay_apart() {
+    each_device(&[Schedule::Threads, Schedule::Delay { seed: 2 }], |device| {
+        let x = tensor(&[1.0, 2.0, 3.0], device)?;
+        let graph = Graph::capture(device, || {
+            let y = x.add_scalar(1.0)?;
+            let z = y.mul_scalar(2.0)?;
+            Ok((y, z))
+        })?;
+        let side = device.new_stream()?;
+        let (y, z) = graph.replay()?;
+        device.synchronize()?;
+        let gate = side.hold();
+        let held = side.scope(|| graph.replay())?;
+        drop(z);
+        let later = graph.replay()?;
+        let expected = (vec![2.0, 3.0, 4.0], vec![4.0, 6.0, 8.0]);
+        assert_eq!((values(&later.0)?, values(&later.1)?), expected);
+        drop(gate);
+        let last = graph.replay()?;
+        for (y, z) in [held, last] {
+            assert_eq!((values(&y)?, values(&z)?), expected);
+        }
+        assert_eq!(values(&y)?, expected.0);
+        Ok(())
+    });
+}
+
 /// The commands of a replay are explored, too: an edge that is missing shows.
 #[test]
 fn an_exploration_picks_the_order_within_a_replay() -> Result<()> {

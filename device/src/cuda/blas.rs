@@ -297,8 +297,7 @@ impl Algorithm {
         let usable: Vec<_> = found[..count].iter().filter(|result| result.state == success).collect();
         let best = match form.dtype {
             DType::F32 if !form.tf32 => {
-                let traits = usable.iter().map(|result| traits(result)).collect::<Result<Vec<_>>>()?;
-                choose(&traits, k)
+                choose(&usable.iter().map(|result| traits(result)).collect::<Vec<_>>(), k)
             }
             _ => 0,
         };
@@ -357,9 +356,10 @@ impl Drop for Algorithm {
 }
 
 /// What the library says of an algorithm that it has found.
-fn traits(found: &blas::cublasLtMatmulHeuristicResult_t) -> Result<Traits> {
+fn traits(found: &blas::cublasLtMatmulHeuristicResult_t) -> Traits {
     use blas::cublasLtMatmulAlgoConfigAttributes_t as Of;
-    let get = |attribute| {
+    // Some kernels have no such number.
+    let get = |attribute, otherwise: i32| {
         let (mut to, mut written) = (0i32, 0);
         // SAFETY: the call writes one number of 32 bits.
         let status = unsafe {
@@ -372,15 +372,14 @@ fn traits(found: &blas::cublasLtMatmulHeuristicResult_t) -> Result<Traits> {
                 &mut written,
             )
         };
-        done("cublasLtMatmulAlgoConfigGetAttribute", status).map(|()| to)
+        if status == blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS { to } else { otherwise }
     };
-    Ok(Traits {
-        id: get(Of::CUBLASLT_ALGO_CONFIG_ID)?,
-        tile: get(Of::CUBLASLT_ALGO_CONFIG_TILE_ID)?,
-        // Some kernels have no such number.
-        parts: get(Of::CUBLASLT_ALGO_CONFIG_SPLITK_NUM).unwrap_or(1),
+    Traits {
+        id: get(Of::CUBLASLT_ALGO_CONFIG_ID, -1),
+        tile: get(Of::CUBLASLT_ALGO_CONFIG_TILE_ID, -1),
+        parts: get(Of::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 1),
         waves: found.wavesCount,
-    })
+    }
 }
 
 /// What an algorithm has to be like.

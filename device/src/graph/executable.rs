@@ -338,7 +338,7 @@ struct Replay<F> {
 impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Replay<F> {
     fn prepare(&self, nodes: &mut Nodes) {
         // Whatever became of the replays before, commands find what this one was launched with.
-        self.places.iter().enumerate().for_each(|(buffer, &at)| nodes.place(buffer, at));
+        nodes.place(&self.places);
         if let Some(prepare) = self.prepare.lock().take() {
             prepare(&mut Kept(nodes));
         }
@@ -367,16 +367,19 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
 }
 
 impl Nodes {
-    /// Has the commands that use a buffer find it at `at`.
-    fn place(&mut self, buffer: usize, at: usize) {
-        let Bound { at: was, bytes, ref mut commands } = self.bound[buffer];
-        if was == at {
-            return;
+    /// Has the commands find the buffers at `places`. All at once: a buffer may come to lie where another one was.
+    fn place(&mut self, places: &[usize]) {
+        let mut moved = Moved { places: Vec::new() };
+        let mut commands: Vec<usize> = Vec::new();
+        for (bound, &at) in self.bound.iter_mut().zip(places).filter(|(bound, at)| bound.at != **at) {
+            moved.places.push((bound.at, bound.at + bound.bytes, at));
+            commands.extend(&bound.commands);
+            bound.at = at;
         }
-        let commands = std::mem::take(commands);
-        let mut moved = Moved { places: vec![(was, was + bytes, at)] };
-        commands.iter().for_each(|&command| self.bind(command, &mut moved));
-        self.bound[buffer] = Bound { at, bytes, commands };
+        moved.places.sort_unstable();
+        commands.sort_unstable();
+        commands.dedup();
+        commands.into_iter().for_each(|command| self.bind(command, &mut moved));
     }
 
     /// Tells the graph what has changed, and launches it. What it could not be told it is told the next time.

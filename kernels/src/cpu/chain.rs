@@ -66,10 +66,10 @@ impl Blocks {
             // A result has a place of its own: its elements may be larger than an argument's.
             let is_last =
                 |value: &Value| !chain.steps[at + 1..].iter().any(|later| later.arguments.contains(value));
-            let mut over: Vec<Value> = step.arguments.iter().copied().filter(is_last).collect();
-            over.extend(Some(Value::Step(at)).filter(is_last));
-            over.dedup();
-            for value in over {
+            let used = step.arguments.iter().copied().chain([Value::Step(at)]).enumerate();
+            let once =
+                used.filter(|&(k, value)| !step.arguments[..k.min(step.arguments.len())].contains(&value));
+            for value in once.map(|(_, value)| value).filter(is_last) {
                 slots.free.extend(match value {
                     Value::Operand(operand) => copied[operand],
                     Value::Step(step) => match results[step] {

@@ -2,7 +2,7 @@
 
 use autograd::{Gradients, Var};
 use device::{Error, Result};
-use tensor::{Tensor, scale_all, total_norm};
+use tensor::{Tensor, scale_all_, total_norm};
 
 /// Scales all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is the Euclidean norm over all of
 /// them together, and returns `norm` as it was before.
@@ -33,9 +33,15 @@ pub fn clip_grad_norm(gradients: &mut Gradients, max_norm: f64) -> Result<Tensor
     if gradients.is_empty() {
         return Err(Error::invalid(OP, "gradients", "at least one", "none"));
     }
-    let all: Vec<Tensor> = gradients.iter().map(|gradient| gradient.value().clone()).collect();
+    // Those that nobody else has are scaled where they are.
+    let own = |gradient: &Var| match gradient.value() {
+        value if value.is_unique() && value.layout().is_dense() => Ok(value.clone()),
+        value => value.copy(),
+    };
+    let all = gradients.iter().map(own).collect::<Result<Vec<Tensor>>>()?;
     let (norm, scale) = total_norm(&all, max_norm)?;
-    let mut scaled = scale_all(&all, &scale)?.into_iter();
+    scale_all_(&all, &scale)?;
+    let mut scaled = all.into_iter();
     gradients.map(|gradient| Ok(scaled.next().map_or_else(|| gradient.clone(), Var::constant)))?;
     Ok(norm)
 }

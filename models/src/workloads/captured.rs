@@ -2,7 +2,7 @@
 
 use autograd::{ConcurrentBatches, no_grad};
 use device::{Device, Result};
-use tensor::{Graph, GraphCache, GraphOptions, Tensor};
+use tensor::{GraphCache, GraphOptions, PlanReport, Tensor};
 
 use super::Model;
 use crate::{Batch, Optimizer};
@@ -45,23 +45,20 @@ impl CapturedStep {
         CapturedStep(GraphCache::new(device).options(options).at_most(FORMS))
     }
 
-    /// The captured step for batches like these, which is captured now if there is none, and whether it was. Nothing is trained.
+    /// Captures the step for batches like these, if it is not yet; nothing is trained. What the plan is like, and whether it was
+    /// captured just now.
     ///
     /// # Errors
-    /// As [`Graph::capture_with`]; those of the model's ops.
-    pub fn graph(
-        &mut self,
-        mut training: Training<'_>,
-        batches: Vec<Batch>,
-    ) -> Result<(&Graph<Vec<Tensor>>, bool)> {
+    /// As [`Graph::capture_with`](tensor::Graph::capture_with); those of the model's ops.
+    pub fn capture(&mut self, mut training: Training<'_>, batches: Vec<Batch>) -> Result<(PlanReport, bool)> {
         let batches = training.prepare(batches)?;
-        self.0.graph(&batches, |batches| training.step(batches))
+        self.0.capture(&batches, |batches| training.step(batches))
     }
 
     /// One step on `batches`: the losses, in batch order.
     ///
     /// # Errors
-    /// As [`graph`](Self::graph) and [`Graph::replay`].
+    /// As [`capture`](Self::capture) and [`Graph::replay`](tensor::Graph::replay).
     pub fn step(&mut self, mut training: Training<'_>, batches: Vec<Batch>) -> Result<Vec<Tensor>> {
         let batches = training.prepare(batches)?;
         self.0.run(&batches, |batches| training.step(batches))

@@ -239,9 +239,11 @@ impl Runner {
         let Replays { lanes, step, plan, captures, capture_ms } = &mut **replays;
         let start = Instant::now();
         let training = Training { lanes, model: &*self.model, optimizer: &mut *self.optimizer };
-        let (graph, fresh) = step.graph(training, batches.to_vec())?;
+        let (report, fresh) = step.capture(training, batches.to_vec())?;
+        // What prepared the batches is not the step's.
+        self.device.synchronize()?;
         if fresh {
-            *plan = graph.report();
+            *plan = report;
             *captures += 1;
             *capture_ms += ms(start.elapsed());
         }

@@ -24,14 +24,14 @@ use crate::{Access, Device, Moment, Result, Shared, SpinLock, Stream, StreamId};
 /// Which block of its pool a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId {
-    /// The part of the pool.
+    /// The part of the pool; not `u32::MAX - 1`, which stands for memory of a captured step.
     pub arena: u32,
     /// The block in it.
     pub index: u32,
 }
 
-/// The arena of buffers that stand for memory of a captured step.
-const PLANNED: u32 = u32::MAX;
+/// The arena of buffers that stand for memory of a captured step. Pools have `u32::MAX` for blocks of no bytes.
+const PLANNED: u32 = u32::MAX - 1;
 
 /// Where buffers come from and go back to.
 pub trait Pool: Any + Send + Sync {

@@ -209,3 +209,17 @@ fn a_result_is_no_input() {
         Ok(())
     });
 }
+
+/// Such as the list of a batch whose bags are all empty.
+#[test]
+fn a_step_reads_tensors_without_elements() {
+    each_device(&[Schedule::Inline], |device| {
+        let none = |shape: [usize; 2]| Tensor::zeros(&shape, DType::F32, device);
+        let (x, y) = (none([2, 0])?, none([0, 1])?);
+        let graph = Graph::capture(device, || x.matmul(&y)?.add_scalar(1.0))?;
+        for _ in 0..2 {
+            assert_eq!(values(&graph.replay()?)?, [1.0, 1.0]);
+        }
+        Ok(())
+    });
+}

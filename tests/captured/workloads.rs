@@ -88,7 +88,10 @@ fn train(
 
 fn each(kinds: &[Kind], test: impl Fn(&dyn Workload, &Device, &Batches) -> Result<()>) {
     for kind in kinds {
-        for workload in workloads::ALL {
+        // One of them by hand: `STREAMGRAD_WORKLOAD=dlrm`.
+        let only = std::env::var("STREAMGRAD_WORKLOAD").ok();
+        let asked = |workload: &&&dyn Workload| only.as_ref().is_none_or(|name| name == workload.name());
+        for workload in workloads::ALL.iter().filter(asked) {
             let device = kind.device();
             let data = workload.data(1, &device).unwrap().0;
             let data = Batches::new(data, ROWS, 1, &device).unwrap().drop_last(true);

@@ -368,7 +368,15 @@ fn fused_programs_give_the_same_bits(kind: Kind, seeds: std::ops::Range<u64>) {
             for (max_bytes, fuse) in [(None, false), (None, true), (Some(0), true)] {
                 let options = GraphOptions { order, max_bytes, fuse };
                 let (found, count) = run(Some(options));
-                assert!(found == expected, "{kind:?}, seed {seed}, {options:?}");
+                for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    let differ = found.iter().zip(expected).position(|(a, b)| a != b);
+                    let values = differ.map(|k| format!("{k}: {:#x} for {:#x}", found[k], expected[k]));
+                    assert!(
+                        values.is_none(),
+                        "{kind:?}, seed {seed}, {options:?}, tensor {at}, element {values:?}"
+                    );
+                }
+                assert_eq!(found.len(), expected.len());
                 fused += count;
             }
         }

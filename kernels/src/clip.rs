@@ -8,14 +8,7 @@ use crate::command::{Command, for_float};
 use crate::cpu::clip as cpu;
 use crate::cuda::clip as cuda;
 use crate::layout::View;
-
-/// Elements whose squares are summed by themselves.
-pub(crate) const PART: usize = 2048;
-
-/// How many partial sums the [`total_norm`] of tensors with so many elements takes.
-pub fn norm_parts(elements: impl IntoIterator<Item = usize>) -> usize {
-    elements.into_iter().map(|elements| elements.div_ceil(PART)).sum()
-}
+use crate::norms::norm_parts;
 
 /// What [`total_norm`] writes, all in what the tensors are computed in.
 #[derive(Clone, Copy, Debug)]

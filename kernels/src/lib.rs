@@ -70,7 +70,7 @@ mod window;
 
 pub use attention::{AttentionGrads, AttentionInput, AttentionResult, attention, attention_grad};
 pub use batch_norm::{Norm, batch_norm, batch_norm_grad};
-pub use clip::{TotalNorm, norm_parts, scale_all, total_norm};
+pub use clip::{TotalNorm, scale_all, total_norm};
 pub use conv::{conv2d, conv2d_input_grad, conv2d_weight_grad, conv2d_workspace};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;
@@ -88,7 +88,7 @@ pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, 
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
 pub use normalize::{NormGrads, NormInput, normalize, normalize_grad};
-pub use norms::NormRows;
+pub use norms::{NormRows, norm_parts};
 pub use optim::{RuleStep, Update, optimizer_step};
 pub use pool::{
     avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,

@@ -1,4 +1,12 @@
-//! How tensors are cut into what is normalized.
+//! How tensors are cut into what is normalized, or what a norm is taken of.
+
+/// Elements of a tensor whose squares are summed by themselves, for the norm over many tensors.
+pub(crate) const PART: usize = 2048;
+
+/// How many partial sums the [`total_norm`](crate::total_norm) of tensors with so many elements takes.
+pub fn norm_parts(elements: impl IntoIterator<Item = usize>) -> usize {
+    elements.into_iter().map(|elements| elements.div_ceil(PART)).sum()
+}
 
 /// How a contiguous tensor is cut into rows that are normalized: as `[n, groups, channels, inner]`, with a row for each
 /// `(n, group)` and a weight and a bias for each `(group, channel)`.

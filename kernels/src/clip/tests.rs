@@ -3,6 +3,7 @@
 use device::{Error, Stream};
 
 use super::*;
+use crate::norms::PART;
 use crate::testing::{Array, bits, cpu, values};
 
 /// Sizes of tensors: small ones, one of several parts, none.

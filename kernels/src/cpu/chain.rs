@@ -67,8 +67,7 @@ impl Blocks {
             let is_last =
                 |value: &Value| !chain.steps[at + 1..].iter().any(|later| later.arguments.contains(value));
             let used = step.arguments.iter().copied().chain([Value::Step(at)]).enumerate();
-            let once =
-                used.filter(|&(k, value)| !step.arguments[..k.min(step.arguments.len())].contains(&value));
+            let once = used.filter(|&(k, value)| !step.arguments[..k].contains(&value));
             for value in once.map(|(_, value)| value).filter(is_last) {
                 slots.free.extend(match value {
                     Value::Operand(operand) => copied[operand],

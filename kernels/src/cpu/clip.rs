@@ -2,8 +2,8 @@
 
 use super::fold::{Sum, fold_slice};
 use super::lanes::{Lanes, with_scratch};
-use crate::clip::PART;
 use crate::layout::{Dst, Src};
+use crate::norms::PART;
 use crate::par::{Workers, for_chunks, for_range};
 
 /// # Safety

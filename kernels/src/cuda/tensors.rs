@@ -3,8 +3,8 @@
 use device::Result;
 
 use super::walk::ByValue;
-use crate::clip::PART;
 use crate::command::Address;
+use crate::norms::PART;
 
 /// Tensors of a launch; as in the program, as are the elements of a part.
 const TENSORS: usize = 64;

@@ -93,19 +93,12 @@ impl<'a> Fuser<'a> {
                 let (earlier, later) = (groups.of(producer), groups.of(command));
                 let mut members = [earlier, later].concat();
                 members.sort_unstable();
-                if self.is_exact(&members) && !self.delays(earlier, later) && self.chain(&members).is_some() {
+                if !self.delays(earlier, later) && self.chain(&members).is_some() {
                     groups.join(producer, command);
                 }
             }
         }
         groups
-    }
-
-    /// Whether results keep their bits: on CUDA, chains of 16 bits are left alone, where a zero was seen to change its sign.
-    fn is_exact(&self, members: &[usize]) -> bool {
-        let parts = members.iter().filter_map(|&member| self.parts[member].as_ref());
-        let mut operands = parts.flat_map(|part| &part.operands);
-        self.plan.device().runs_on_host() || operands.all(|operand| !operand.dtype.is_half())
     }
 
     /// The memory of a command in which an operand lies.

@@ -396,5 +396,5 @@ fn fused_programs_give_the_same_bits_on_cuda() {
     if Kind::all(&[]).is_empty() {
         return;
     }
-    fused_programs_give_the_same_bits(Kind::Cuda, 0..6);
+    fused_programs_give_the_same_bits(Kind::Cuda, 0..10);
 }

@@ -107,7 +107,8 @@ static std::string compiler() {
 static std::vector<std::string> code_flags(const CompileOptions& options) {
     std::vector<std::string> flags = {
         "-O2", "-fPIC", "-w", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-fno-stack-protector",
-        "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", "-U_FORTIFY_SOURCE",
+        // Traps count: without them GCC takes (float)(long long)x for trunc(x), and 0 becomes -0.
+        "-fno-strict-aliasing", "-fno-math-errno", "-U_FORTIFY_SOURCE",
         // Fixed arrays are checked, and variables that are not set hold nonsense.
         "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error", "-ftrivial-auto-var-init=pattern",
         options.contract ? "-ffp-contract=fast" : "-ffp-contract=off"};

@@ -104,6 +104,8 @@ KERNEL intrinsics(double* out) {
     out[8] = isnan(__int_as_float(0x7FFFFFFF)) + 2 * isinf(1.0f / 0.0f);
     out[9] = double(__float2int_rn(2.5f)) + __float2int_rz(3e10f);
     out[10] = double(__umul64hi(1ull << 63, 6ull));
+    // A number between -1 and 0 becomes the integer 0, which has no sign.
+    out[11] = __float_as_int(float((long long)float(out[11])));
 }
 
 // What the compiler must not see.

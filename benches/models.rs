@@ -1,0 +1,116 @@
+//! Steps of models that fill a GPU, eager and captured; `benches/peers/torch_large.py` has the same in PyTorch. A step is the
+//! forward and backward pass and the optimizer, and ends when the device has done it.
+//!
+//!     cargo bench --bench models -- [--cuda] [--tf32] [CASE]
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{Case, case, run};
+use streamgrad::prelude::*;
+use streamgrad::workloads::{Gpt, GptOptions, lenet};
+use streamgrad::{CudaConfig, Graph, RandomKey, Result};
+
+type Step = Box<dyn FnMut() -> Result<()>>;
+
+fn option(name: &str) -> bool {
+    std::env::args().any(|word| word == name)
+}
+
+fn device() -> Device {
+    if !option("--cuda") {
+        return Device::cpu();
+    }
+    let device = Device::cuda_with(0, CudaConfig::default()).unwrap();
+    device.set_tf32(option("--tf32"));
+    device
+}
+
+fn randn(shape: &[usize], op: u64, device: &Device) -> Result<Tensor> {
+    Tensor::randn(shape, DType::F32, RandomKey { seed: 1, op }, device)
+}
+
+fn labels(classes: i64, shape: &[usize], device: &Device) -> Result<Tensor> {
+    Tensor::randint(0, classes, shape, DType::I64, None, device)
+}
+
+/// A step of a model's loss and its optimizer.
+fn training<O: Optimizer + 'static>(mut optimizer: O, loss: impl Fn() -> Result<Var> + 'static) -> Step {
+    Box::new(move || optimizer.step(&loss()?.backward()?))
+}
+
+/// GPT-2 small: 12 blocks of width 768, 4 sequences of 1024 places, AdamW.
+fn gpt2(device: &Device) -> Result<Step> {
+    const VOCABULARY: usize = 50304;
+    let options =
+        GptOptions { vocabulary: VOCABULARY, context: 1024, width: 768, heads: 12, blocks: 12, dropout: 0.0 };
+    let model = Gpt::new(options, 1, device)?;
+    let [tokens, targets] = [1, 2].map(|_| labels(VOCABULARY as i64, &[4, 1024], device).unwrap());
+    let optimizer = AdamW::new(model.parameters(), AdamWOptions { lr: 1e-4, ..AdamWOptions::default() })?;
+    Ok(training(optimizer, move || model.loss(&tokens, &targets)))
+}
+
+/// An MLP of 4096-wide layers on a batch of 1024.
+fn wide(device: &Device) -> Result<Step> {
+    let model = mlp(&[4096; 5], 1, device)?;
+    let input = Var::constant(randn(&[1024, 4096], 1, device)?);
+    let optimizer = Sgd::new(model.parameters(), 1e-3)?;
+    Ok(training(optimizer, move || model.forward(&input)?.square()?.mean(&[], false)))
+}
+
+fn lenet_512(device: &Device) -> Result<Step> {
+    let model = lenet(1, device)?;
+    let input = Var::constant(randn(&[512, 784], 1, device)?);
+    let labels = labels(10, &[512], device)?;
+    let optimizer = Sgd::new(model.parameters(), 1e-3)?;
+    Ok(training(optimizer, move || cross_entropy(&model.forward(&input)?, &labels)))
+}
+
+/// Four convolutions of 3x3, each with a batch_norm and a ReLU.
+fn convolutions(device: &Device) -> Result<Step> {
+    let mut model = Sequential::new();
+    for op in 0..4 {
+        let options = Conv2dOptions {
+            padding: [1, 1],
+            bias: false,
+            key: Some(RandomKey { seed: 1, op }),
+            ..Conv2dOptions::default()
+        };
+        let conv = Conv2d::with_options(64, 64, [3, 3], options, device)?;
+        model = model.push(conv).push(BatchNorm2d::new(64, device)?).push(Relu);
+    }
+    let input = Var::constant(randn(&[32, 64, 56, 56], 9, device)?);
+    let optimizer = Sgd::new(model.parameters(), 1e-3)?;
+    Ok(training(optimizer, move || model.forward(&input)?.mean(&[], false)))
+}
+
+fn cases(name: &str, program: fn(&Device) -> Result<Step>) -> Vec<Case<'static>> {
+    let eager = {
+        let device = device();
+        let mut step = program(&device).unwrap();
+        case(format!("{name}, eager"), 1, move || {
+            step().unwrap();
+            device.synchronize().unwrap();
+        })
+    };
+    let device = device();
+    let graph = Graph::capture(&device, program(&device).unwrap()).unwrap();
+    println!("{name}: {}", graph.report());
+    let captured = case(format!("{name}, captured"), 1, move || {
+        graph.replay().unwrap();
+        device.synchronize().unwrap();
+    });
+    vec![eager, captured]
+}
+
+fn main() {
+    let programs: [(&str, fn(&Device) -> Result<Step>); 4] =
+        [("gpt2", gpt2), ("wide mlp", wide), ("lenet 512", lenet_512), ("convolutions", convolutions)];
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    for (name, program) in programs {
+        if wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str())) {
+            run(name, cases(name, program));
+        }
+    }
+}

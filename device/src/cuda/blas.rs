@@ -297,7 +297,7 @@ impl Algorithm {
         let usable: Vec<_> = found[..count].iter().filter(|result| result.state == success).collect();
         let best = match form.dtype {
             DType::F32 if !form.tf32 => {
-                choose(&usable.iter().map(|result| traits(result)).collect::<Vec<_>>(), k)
+                choose(&usable.iter().map(|result| traits(result)).collect::<Vec<_>>(), form.sizes)
             }
             _ => 0,
         };

@@ -42,9 +42,9 @@ const FIRST_TILE: i32 = 8;
 const MANY_PARTS: i32 = 20;
 
 impl Traits {
-    /// About how many microseconds an H200 needs for sums of `k` products in F32, if that fills no more than the device
-    /// (23 forms with 150 algorithms, `cublasLt` 13.1: the mean error is a tenth). `None` for other kernels.
-    fn expected(&self, k: usize) -> Option<f64> {
+    /// About how many microseconds an H200 needs for `m` by `n` sums of `k` products in F32, if that fills no more than the
+    /// device (23 forms with 150 algorithms, `cublasLt` 13.1: the mean error is a tenth). `None` for other kernels.
+    fn expected(&self, [m, n, k]: [usize; 3]) -> Option<f64> {
         let &(rows, columns) = TILES.get(usize::try_from(self.tile - FIRST_TILE).ok()?)?;
         let parts = f64::from(self.parts.max(1));
         let side = (f64::from(rows * columns) / 1024.0).sqrt();
@@ -53,16 +53,20 @@ impl Traits {
             _ if self.id == MANY_PARTS => 2.4 + 0.03 * parts,
             _ => 1.3 + 0.6 * parts,
         };
-        Some(1.8 + 0.3 * side + 0.0184 * side * (k as f64 / parts).ceil() + joined)
+        let alone = 1.8 + 0.3 * side + 0.0184 * side * (k as f64 / parts).ceil();
+        // Tiles that share a multiprocessor share its arithmetic, which small ones use the less well: 23, 36 and 41 TFLOP/s.
+        let rate = if side < 1.2 { 23e6 } else { 41e6_f64.min(25.5e6 * side) };
+        let shared = 2.0 * (m * n) as f64 * k as f64 / rate;
+        Some(alone.max(shared) + joined)
     }
 }
 
-/// The number of the algorithm for a product in F32 whose sums have `k` products: the library's first unless another one is
-/// expected to be faster by more than a tenth.
-pub(super) fn choose(all: &[Traits], k: usize) -> usize {
+/// The number of the algorithm for a product in F32 of these sizes, `m`, `n` and `k`: the library's first unless another one
+/// is expected to be faster by more than a tenth.
+pub(super) fn choose(all: &[Traits], sizes: [usize; 3]) -> usize {
     let small = |traits: &Traits| traits.waves <= 1.0;
     let expected =
-        |at: usize| all.get(at).filter(|traits| small(traits)).and_then(|traits| traits.expected(k));
+        |at: usize| all.get(at).filter(|traits| small(traits)).and_then(|traits| traits.expected(sizes));
     let Some(first) = expected(0) else { return 0 };
     let others = (1..all.len()).filter_map(|at| Some((at, expected(at)?)));
     match others.min_by(|a, b| a.1.total_cmp(&b.1)) {
@@ -83,22 +87,31 @@ mod tests {
     #[test]
     fn short_sums_stay_whole_and_long_ones_are_cut() {
         // [256, 64] x [64, 128]: 6.75, 3.43 and 5.69 us.
-        assert_eq!(choose(&[of(20, 18, 33), of(55, 11, 1), of(20, 15, 16)], 64), 1);
+        assert_eq!(choose(&[of(20, 18, 33), of(55, 11, 1), of(20, 15, 16)], [256, 128, 64]), 1);
         // [16, 150] x [150, 100]: 52, 5.8 and 4.9 us.
-        assert_eq!(choose(&[of(55, 16, 264), of(20, 16, 132), of(20, 15, 33)], 150), 2);
+        assert_eq!(choose(&[of(55, 16, 264), of(20, 16, 132), of(20, 15, 33)], [16, 100, 150]), 2);
         // [32, 400] x [400, 120]: 7.8, 9.3 and 5.9 us.
-        assert_eq!(choose(&[of(20, 15, 4), of(55, 11, 1), of(20, 15, 12)], 400), 2);
+        assert_eq!(choose(&[of(20, 15, 4), of(55, 11, 1), of(20, 15, 12)], [32, 120, 400]), 2);
         // [256, 256] x [256, 10]: 5.9 and 6.7 us.
-        assert_eq!(choose(&[of(20, 16, 18), of(55, 11, 1)], 256), 0);
+        assert_eq!(choose(&[of(20, 16, 18), of(55, 11, 1)], [256, 10, 256]), 0);
+    }
+
+    #[test]
+    fn tiles_that_share_a_multiprocessor_take_turns() {
+        // [768, 768] x [768, 4096]: 131 and 209 us.
+        assert_eq!(choose(&[of(55, 20, 1), of(55, 11, 1)], [768, 4096, 768]), 0);
+        // [768, 4096] x [4096, 768]: 105 us, and 120 with tiles of 64 by 64 and ten parts.
+        assert_eq!(choose(&[of(20, 24, 7), of(55, 15, 10)], [768, 768, 4096]), 0);
     }
 
     #[test]
     fn the_librarys_choice_stays_where_nothing_is_known() {
         let large = Traits { waves: 1.9, ..of(55, 18, 6) };
-        assert_eq!(choose(&[large, of(55, 11, 1)], 64), 0);
-        assert_eq!(choose(&[of(11, 0, 1), of(55, 11, 1)], 25), 0);
-        assert_eq!((choose(&[], 64), choose(&[of(55, 99, 1)], 64)), (0, 0));
+        let sizes = [256, 128, 64];
+        assert_eq!(choose(&[large, of(55, 11, 1)], sizes), 0);
+        assert_eq!(choose(&[of(11, 0, 1), of(55, 11, 1)], sizes), 0);
+        assert_eq!((choose(&[], sizes), choose(&[of(55, 99, 1)], sizes)), (0, 0));
         // Another one that is known is no reason.
-        assert_eq!(choose(&[of(55, 11, 1), of(55, -4, 1), of(55, 18, 33)], 64), 0);
+        assert_eq!(choose(&[of(55, 11, 1), of(55, -4, 1), of(55, 18, 33)], sizes), 0);
     }
 }

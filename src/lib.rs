@@ -30,6 +30,7 @@
 //! | data | [`Tensor`], [`tensor::Operand`] for `+`, `-`, `*` and `/` |
 //! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
 //! | batches at once | [`ConcurrentBatches`] |
+//! | stages at once | [`Pipeline`] |
 //! | layers and models of one's own | [`Linear`], [`Sequential`], [`Module`], [`Forward`] |
 //! | optimizers, data, checkpoints | [`Sgd`], [`Adam`], [`Batches`], [`checkpoint`] |
 //! | example programs, one stream against several | [`workloads`], [`workloads::compare`] |
@@ -53,8 +54,8 @@ pub use ::{allocator, autograd, device, kernels, models, tensor};
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
-    Reduction, Save, Step, TapeEntry, Var, Vjp, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad,
-    ops, record,
+    Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Reduction, Save, Step, TapeEntry, Var, Vjp,
+    defer, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
@@ -98,9 +99,9 @@ pub mod prelude {
         BatchNormOptions, Batches, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType, Device,
         DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event, Flatten, Forward,
         Gelu, GradCheck, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions,
-        LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer, Relu, RmsNorm,
-        RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Stream, Tanh,
-        Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, checkpoint, clip_grad_norm,
+        LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer, Pipeline, Relu,
+        RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches,
+        Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, checkpoint, clip_grad_norm,
         clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse, no_grad, record,
     };
 }

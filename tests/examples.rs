@@ -22,6 +22,8 @@ mod custom_op;
 mod custom_optimizer;
 #[path = "../examples/digits_mlp.rs"]
 mod digits_mlp;
+#[path = "../examples/pipeline.rs"]
+mod pipeline;
 #[path = "../examples/two_lanes.rs"]
 mod two_lanes;
 
@@ -54,6 +56,11 @@ fn a_gpt_learns_and_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() -> Resu
 #[test]
 fn a_captured_step_equals_the_eager_one() -> Result<()> {
     captured_step::main()
+}
+
+#[test]
+fn stages_at_once_give_what_they_give_one_after_the_other() -> Result<()> {
+    pipeline::main()
 }
 
 #[test]

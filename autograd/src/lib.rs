@@ -24,7 +24,9 @@ pub use gradients::Gradients;
 pub use hook::HookHandle;
 pub use mode::{is_recording, no_grad};
 pub use ops::{PadMode, Reduction};
-pub use pipeline::{ConcurrentBatches, Step, defer};
+pub use pipeline::{
+    ConcurrentBatches, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Step, defer,
+};
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
 pub use tensor::{
     DType, Device, Error, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result, Stream,

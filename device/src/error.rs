@@ -229,6 +229,16 @@ pub enum Error {
         /// The panic's message.
         message: Box<str>,
     },
+    /// A stage of a pipeline returned an error or panicked.
+    #[error("stage {stage} of batch {batch}: {source}")]
+    Stage {
+        /// The stage's name.
+        stage: Box<str>,
+        /// The number of the batch in its run.
+        batch: usize,
+        /// What happened.
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
     /// A file that could not be read or written.
     #[error("{path}: {source}")]
     Io {

@@ -2,6 +2,9 @@
 
 mod concurrent;
 mod deferred;
+mod lines;
+mod stages;
 
 pub use concurrent::{ConcurrentBatches, Step};
 pub use deferred::defer;
+pub use stages::{Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, StageReport};

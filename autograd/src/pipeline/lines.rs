@@ -1,0 +1,314 @@
+//! How a pipeline's stages run: groups of neighbours, each on a stream that a thread drives.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use device::{Event, Panicked, Placement, StreamOptions, Team};
+use tensor::{Device, Error, Generator, Result, Stream, preload, with_generator};
+
+use crate::is_recording;
+use crate::mode::with_recording;
+
+/// What goes from one stage to the next.
+pub(super) type Item = Box<dyn Any + Send>;
+
+/// Batches on which each stage is timed by itself.
+const TIMED: usize = 2;
+
+pub(super) struct Stage<'a> {
+    pub(super) name: Box<str>,
+    pub(super) body: Box<dyn FnMut(Item) -> Result<Item> + Send + 'a>,
+}
+
+/// Streams for groups of stages, and the threads that drive them: the last one is the caller's.
+pub(super) struct Lines {
+    pub(super) groups: Vec<Range<usize>>,
+    streams: Vec<Stream>,
+    team: Team,
+}
+
+impl Lines {
+    /// A single group is on the default stream, with all threads; several share them evenly.
+    pub(super) fn new(device: &Device, groups: Vec<Range<usize>>) -> Result<Lines> {
+        let streams: Vec<Stream> = if groups.len() == 1 {
+            vec![device.default_stream()]
+        } else {
+            let threads = Some((device.threads() / groups.len()).max(1));
+            let options = StreamOptions { placement: Placement::Caller, threads, ..StreamOptions::default() };
+            groups.iter().map(|_| device.new_stream_with(options)).collect::<Result<_>>()?
+        };
+        device.start_threads()?;
+        streams.iter().try_for_each(preload)?;
+        let team = Team::new("stage", groups.len() - 1)?;
+        Ok(Lines { groups, streams, team })
+    }
+}
+
+/// Batches on their way.
+pub(super) struct Run<'r> {
+    generator: Generator,
+    /// The number of the next batch.
+    next: usize,
+    batches: &'r mut (dyn Iterator<Item = Item> + Send),
+    pub(super) outputs: Vec<Item>,
+    /// There are no more batches.
+    pub(super) is_over: bool,
+    /// There were enough to decide how the stages run.
+    pub(super) is_decided: bool,
+}
+
+/// The first failure in the order of batches.
+type Failure = Mutex<Option<(usize, Error)>>;
+
+fn keep(failure: &Failure, batch: usize, error: Error) {
+    let mut first = failure.lock().unwrap_or_else(PoisonError::into_inner);
+    if first.as_ref().is_none_or(|(known, _)| batch < *known) {
+        *first = Some((batch, error));
+    }
+}
+
+/// A group of stages at work.
+struct Part<'p, 'a> {
+    stages: &'p mut [Stage<'a>],
+    /// The number of its first stage.
+    first: usize,
+    from: From<'p>,
+    to: To<'p>,
+}
+
+enum From<'p> {
+    /// The next of the run's batches, and how many more may be taken.
+    Batches {
+        next: &'p mut usize,
+        left: usize,
+        batches: &'p mut (dyn Iterator<Item = Item> + Send),
+        is_over: &'p mut bool,
+    },
+    Line(Receiver<(usize, Item)>),
+}
+
+enum To<'p> {
+    Line(SyncSender<(usize, Item)>),
+    /// Results, and the ends of batches that the host has not seen pass.
+    Outputs {
+        outputs: &'p mut Vec<Item>,
+        pending: VecDeque<Event>,
+        most: usize,
+    },
+}
+
+impl From<'_> {
+    /// The next batch with its number; `None` if there is none, or the iterator panicked.
+    fn next(&mut self, failure: &Failure) -> Option<(usize, Item)> {
+        match self {
+            From::Line(line) => line.recv().ok(),
+            From::Batches { left: 0, .. } => None,
+            From::Batches { next, left, batches, is_over } => {
+                let batch = **next;
+                match Panicked::catch(|| batches.next()) {
+                    Ok(Some(item)) => {
+                        **next += 1;
+                        *left -= 1;
+                        return Some((batch, item));
+                    }
+                    Ok(None) => **is_over = true,
+                    Err(panicked) => keep(failure, batch, failed("batches", batch, panicked)),
+                }
+                None
+            }
+        }
+    }
+}
+
+impl To<'_> {
+    /// Hands a batch over. `false` if nobody takes it any more.
+    fn give(&mut self, stream: &Stream, batch: usize, item: Item) -> Result<bool> {
+        match self {
+            To::Line(line) => Ok(line.send((batch, item)).is_ok()),
+            To::Outputs { outputs, pending, most } => {
+                outputs.push(item);
+                pending.push_back(stream.record()?);
+                if pending.len() > *most
+                    && let Some(oldest) = pending.pop_front()
+                {
+                    oldest.synchronize()?;
+                }
+                Ok(true)
+            }
+        }
+    }
+}
+
+fn failed(stage: &str, batch: usize, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::Stage { stage: stage.into(), batch, source: Arc::new(source) }
+}
+
+/// One stage of a batch, with a generator of its own.
+fn through(
+    stage: &mut Stage<'_>,
+    number: usize,
+    generator: &Generator,
+    batch: usize,
+    item: Item,
+) -> Result<Item> {
+    let generator = generator.fork(batch as u64).fork(number as u64);
+    let done = Panicked::catch(|| with_generator(generator, || (stage.body)(item)));
+    match done {
+        Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
+        Err(panicked) => Err(failed(&stage.name, batch, panicked)),
+    }
+}
+
+impl Part<'_, '_> {
+    /// Works until there is nothing left, or something failed.
+    fn work(&mut self, stream: &Stream, generator: &Generator, failure: &Failure) {
+        while let Some((batch, mut item)) = self.from.next(failure) {
+            for (at, stage) in self.stages.iter_mut().enumerate() {
+                match through(stage, self.first + at, generator, batch, item) {
+                    Ok(made) => item = made,
+                    Err(error) => return keep(failure, batch, error),
+                }
+            }
+            match self.to.give(stream, batch, item) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => return keep(failure, batch, error),
+            }
+        }
+    }
+}
+
+impl<'r> Run<'r> {
+    pub(super) fn new(generator: Generator, batches: &'r mut (dyn Iterator<Item = Item> + Send)) -> Run<'r> {
+        Run { generator, next: 0, batches, outputs: Vec::new(), is_over: false, is_decided: false }
+    }
+
+    /// Takes up to `count` more batches through the stages.
+    pub(super) fn go_on(
+        &mut self,
+        stages: &mut [Stage<'_>],
+        lines: &Lines,
+        depth: usize,
+        count: usize,
+    ) -> Result<()> {
+        let (groups, last) = (lines.groups.len(), lines.groups.len() - 1);
+        let (failure, recording) = (Failure::default(), is_recording());
+        let mut parts = Vec::with_capacity(groups);
+        let (mut rest, mut outputs) = (stages, Some(&mut self.outputs));
+        let mut from = From::Batches {
+            next: &mut self.next,
+            left: count,
+            batches: &mut *self.batches,
+            is_over: &mut self.is_over,
+        };
+        for group in &lines.groups {
+            let (own, others) = rest.split_at_mut(group.len());
+            rest = others;
+            let (to, next) = match outputs.take_if(|_| parts.len() == last) {
+                Some(outputs) => {
+                    let pending = VecDeque::new();
+                    (To::Outputs { outputs, pending, most: 2 * groups + depth }, None)
+                }
+                None => {
+                    let (to, next) = sync_channel(depth);
+                    (To::Line(to), Some(next))
+                }
+            };
+            let part = Part { stages: own, first: group.start, from, to };
+            parts.push(Mutex::new(Some(part)));
+            let Some(next) = next else { break };
+            from = From::Line(next);
+        }
+        let generator = &self.generator;
+        let panicked = lines.team.run(&|thread| {
+            // The caller's thread is number 0.
+            let group = (thread + last) % groups;
+            let part = parts[group].lock().unwrap_or_else(PoisonError::into_inner).take();
+            // Its ends of the lines go with it.
+            if let Some(mut part) = part {
+                let stream = &lines.streams[group];
+                with_recording(recording, || stream.scope(|| part.work(stream, generator, &failure)));
+            }
+        })?;
+        if let Some((_, error)) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        match panicked.into_iter().next() {
+            Some((thread, panicked)) => Err(failed("stages", thread, panicked)),
+            None => Ok(()),
+        }
+    }
+
+    /// The mean milliseconds of each stage on a few batches, each of which ends before the next one begins.
+    pub(super) fn time_stages(&mut self, stages: &mut [Stage<'_>], lines: &Lines) -> Result<Vec<f64>> {
+        let mut times = vec![0.0; stages.len()];
+        for _ in 0..TIMED {
+            let Some(mut item) = self.batches.next() else {
+                self.is_over = true;
+                break;
+            };
+            let batch = self.next;
+            self.next += 1;
+            for (number, stage) in stages.iter_mut().enumerate() {
+                let (stream, start) = (&lines.streams[0], Instant::now());
+                item = stream.scope(|| through(stage, number, &self.generator, batch, item))?;
+                stream.synchronize()?;
+                times[number] += start.elapsed().as_secs_f64() * 1e3 / TIMED as f64;
+            }
+            self.outputs.push(item);
+        }
+        Ok(times)
+    }
+
+    /// How many milliseconds `count` batches take.
+    pub(super) fn timed(
+        &mut self,
+        stages: &mut [Stage<'_>],
+        lines: &Lines,
+        depth: usize,
+        count: usize,
+    ) -> Result<f64> {
+        let start = Instant::now();
+        self.go_on(stages, lines, depth, count)?;
+        lines.streams[0].device().synchronize()?;
+        Ok(start.elapsed().as_secs_f64() * 1e3)
+    }
+}
+
+/// Groups of neighbours, at most so many, of which the slowest takes the least time; the fewest that are about as good, and a
+/// single one where several gain next to nothing.
+pub(super) fn even(times: &[f64], most: usize) -> Vec<Range<usize>> {
+    let groups = |limit: f64| {
+        let (mut groups, mut sum) = (all(0), 0.0);
+        for (at, time) in times.iter().enumerate() {
+            let last = groups.len() - 1;
+            if sum + time > limit && !groups[last].is_empty() {
+                groups.push(at..at + 1);
+                sum = *time;
+            } else {
+                groups[last].end = at + 1;
+                sum += time;
+            }
+        }
+        groups
+    };
+    let total: f64 = times.iter().sum();
+    let largest = times.iter().copied().fold(0.0, f64::max);
+    let sums = (0..times.len())
+        .flat_map(|from| (from + 1..=times.len()).map(move |to| times[from..to].iter().sum()));
+    let limits = sums.filter(|&sum: &f64| sum >= largest && groups(sum).len() <= most.max(1));
+    let best = limits.fold(total, f64::min);
+    if total < ALMOST * best { all(times.len()) } else { groups(ALMOST * best) }
+}
+
+/// Times that differ by no more than this factor are alike.
+const ALMOST: f64 = 1.05;
+
+/// All stages in one group.
+pub(super) fn all(stages: usize) -> Vec<Range<usize>> {
+    std::iter::once(0..stages).collect()
+}

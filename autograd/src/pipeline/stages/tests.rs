@@ -1,0 +1,183 @@
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use tensor::{DType, RandomKey, Tensor, with_generator};
+
+use super::*;
+use crate::Var;
+use crate::pipeline::lines::even;
+
+fn options(schedule: PipelineSchedule) -> PipelineOptions {
+    PipelineOptions { schedule, ..PipelineOptions::default() }
+}
+
+const SCHEDULES: [PipelineSchedule; 3] =
+    [PipelineSchedule::Serial, PipelineSchedule::Stages, PipelineSchedule::Measured];
+
+/// Losses and weights of a small training: rows are drawn, scaled with dropout, and trained on.
+fn train(schedule: PipelineSchedule, batches: usize) -> Result<(Vec<f64>, Vec<f64>)> {
+    let dev = Device::cpu();
+    let weights = Tensor::ones(&[5, 3], DType::F64, &dev)?;
+    let w = Var::leaf(weights.clone());
+    let mut pipeline = Pipeline::with_options(&dev, options(schedule))
+        .stage("load", |n: u64| Tensor::randn(&[4, 5], DType::F64, RandomKey { seed: 3, op: n }, &dev))
+        .stage("augment", |x| x.dropout(0.25, None)?.mul_scalar(1.5))
+        .stage("train", |x| {
+            let loss = Var::constant(x).matmul(&w)?.square()?.mean(&[], false)?;
+            let step = loss.backward()?;
+            if let Some(gradient) = step.get(&w) {
+                weights.sub_(&gradient.mul_scalar(0.01)?)?;
+            }
+            Ok(loss.value().clone())
+        });
+    let mut losses = Vec::new();
+    // The second run goes on with what the first one left.
+    with_generator(Generator::new(7), || -> Result<()> {
+        for run in [0..batches as u64, 50..60] {
+            for loss in pipeline.run(run)? {
+                losses.push(loss.item::<f64>()?);
+            }
+        }
+        Ok(())
+    })?;
+    drop(pipeline);
+    Ok((losses, weights.to_vec::<f64>()?))
+}
+
+#[test]
+fn every_schedule_gives_the_same_bits() -> Result<()> {
+    // Fewer than are measured on, and more.
+    for batches in [2, 80] {
+        let expected = train(PipelineSchedule::Serial, batches)?;
+        assert_eq!(expected.0.len(), batches + 10);
+        for schedule in SCHEDULES {
+            for _ in 0..3 {
+                assert_eq!(train(schedule, batches)?, expected, "{schedule:?}, {batches}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_stage_works_on_the_next_batch_while_another_one_trains() -> Result<()> {
+    const BATCHES: usize = 5;
+    let (loaded, seen) = channel();
+    let mut pipeline = Pipeline::with_options(&Device::cpu(), options(PipelineSchedule::Stages))
+        .stage("load", move |n: usize| {
+            loaded.send(n).unwrap();
+            Ok(n)
+        })
+        .stage("train", move |n| {
+            // Ends only when the next batch has been loaded.
+            while n + 1 < BATCHES && seen.recv_timeout(Duration::from_secs(60)).unwrap() <= n {}
+            Ok(n)
+        });
+    assert_eq!(pipeline.run(0..BATCHES)?, [0, 1, 2, 3, 4]);
+    assert_eq!(pipeline.report().streams, 2);
+    Ok(())
+}
+
+#[test]
+fn batches_that_wait_are_bounded() -> Result<()> {
+    let (loaded, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let options = PipelineOptions { depth: 2, schedule: PipelineSchedule::Stages };
+    let mut pipeline = Pipeline::with_options(&Device::cpu(), options)
+        .stage("load", |n: usize| {
+            loaded.fetch_add(1, Ordering::SeqCst);
+            Ok(n)
+        })
+        .stage("train", |n| {
+            std::thread::sleep(Duration::from_millis(2));
+            most.fetch_max(loaded.load(Ordering::SeqCst) - n, Ordering::SeqCst);
+            Ok(())
+        });
+    pipeline.run(0..20)?;
+    // One that trains, two that wait, and one that waits for room.
+    assert!((2..=4).contains(&most.load(Ordering::SeqCst)), "{most:?}");
+    Ok(())
+}
+
+#[test]
+fn an_error_names_its_stage_and_batch_and_the_next_run_works() -> Result<()> {
+    for schedule in SCHEDULES {
+        for panics in [false, true] {
+            let (trained, is_bad) = (AtomicUsize::new(0), AtomicUsize::new(1));
+            let mut pipeline = Pipeline::with_options(&Device::cpu(), options(schedule))
+                .stage("load", |n: usize| Ok(n))
+                .stage("augment", |n| {
+                    let bad = n == 3 && is_bad.load(Ordering::SeqCst) == 1;
+                    assert!(!(bad && panics), "three is bad");
+                    if bad { Err(Error::invalid("augment", "n", "not 3", n)) } else { Ok(n) }
+                })
+                .stage("train", |n| {
+                    trained.fetch_add(1, Ordering::SeqCst);
+                    Ok(n)
+                });
+            let error = pipeline.run(0..9);
+            let Err(Error::Stage { stage, batch, source }) = error else { panic!("{error:?}") };
+            assert_eq!((&*stage, batch), ("augment", 3), "{schedule:?}");
+            assert!(source.to_string().contains("three is bad") || source.to_string().contains("not 3"));
+            assert_eq!(trained.load(Ordering::SeqCst), 3, "the batches before were run to their end");
+            is_bad.store(0, Ordering::SeqCst);
+            assert_eq!(pipeline.run(0..9)?.len(), 9, "{schedule:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_iterator_that_panics_is_an_error_and_so_is_no_depth() -> Result<()> {
+    for schedule in SCHEDULES {
+        let mut pipeline = Pipeline::with_options(&Device::cpu(), options(schedule))
+            .stage("load", |n: usize| Ok(n))
+            .stage("train", |n| Ok(n));
+        let error = pipeline.run((0..9).inspect(|&n| assert_ne!(n, 4, "four is bad")));
+        assert!(
+            matches!(&error, Err(Error::Stage { batch: 4, stage, .. }) if &**stage == "batches"),
+            "{error:?}"
+        );
+        assert_eq!(pipeline.run(0..9)?.len(), 9);
+    }
+    let options = PipelineOptions { depth: 0, ..PipelineOptions::default() };
+    let mut none = Pipeline::<usize, usize>::with_options(&Device::cpu(), options);
+    assert!(matches!(none.run(0..2), Err(Error::InvalidArgument { argument: "depth", .. })));
+    assert_eq!(Pipeline::<usize, usize>::new(&Device::cpu()).run(0..2)?, [0, 1]);
+    Ok(())
+}
+
+#[test]
+fn several_streams_are_used_where_they_were_measured_to_be_faster() -> Result<()> {
+    let device = Device::cpu_with(device::CpuConfig { threads: Some(3), ..device::CpuConfig::default() });
+    let slow = |n: usize| {
+        std::thread::sleep(Duration::from_millis(4));
+        Ok(n)
+    };
+    let mut pipeline =
+        Pipeline::new(&device).stage("load", slow).stage("name", |n| Ok(n)).stage("train", slow);
+    assert_eq!(pipeline.run(0..3)?.len(), 3);
+    assert_eq!((pipeline.report().streams, pipeline.report().serial_ms), (1, None), "too few to measure");
+    assert_eq!(pipeline.run(0..60)?.len(), 60);
+    let report = pipeline.report();
+    let (Some(serial), Some(concurrent)) = (report.serial_ms, report.concurrent_ms) else {
+        panic!("{report}")
+    };
+    // A machine that is busy may hide the gain.
+    assert_eq!(report.streams, if concurrent < serial { report.stages[2].stream + 1 } else { 1 }, "{report}");
+    assert!(report.stages.iter().all(|stage| stage.alone_ms.is_some()), "{report}");
+    Ok(())
+}
+
+#[test]
+fn groups_are_as_even_as_neighbours_can_be() {
+    let groups = |times: &[f64], most| -> Vec<Range<usize>> { even(times, most) };
+    assert_eq!(groups(&[1.0, 1.0, 1.0], 3), [0..1, 1..2, 2..3]);
+    assert_eq!(groups(&[1.0, 1.0, 1.0], 2), [0..2, 2..3]);
+    assert_eq!(groups(&[1.0, 2.0, 3.0], 2), [0..2, 2..3]);
+    assert_eq!(groups(&[1.0, 0.5, 0.5, 2.0], 8), [0..3, 3..4]);
+    assert_eq!(groups(&[3.0, 0.01, 0.02], 3), [0..3]);
+    assert_eq!(groups(&[1.0, 1.0], 1), [0..2]);
+    assert_eq!(groups(&[0.0, 0.0], 2), [0..2]);
+}

@@ -13,6 +13,7 @@ use streamgrad::workloads::{Gpt, GptOptions, lenet};
 use streamgrad::{CudaConfig, Graph, RandomKey, Result};
 
 type Step = Box<dyn FnMut() -> Result<()>>;
+type Program = fn(&Device) -> Result<Step>;
 
 fn option(name: &str) -> bool {
     std::env::args().any(|word| word == name)
@@ -85,7 +86,7 @@ fn convolutions(device: &Device) -> Result<Step> {
     Ok(training(optimizer, move || model.forward(&input)?.mean(&[], false)))
 }
 
-fn cases(name: &str, program: fn(&Device) -> Result<Step>) -> Vec<Case<'static>> {
+fn cases(name: &str, program: Program) -> Vec<Case<'static>> {
     let eager = {
         let device = device();
         let mut step = program(&device).unwrap();
@@ -105,7 +106,7 @@ fn cases(name: &str, program: fn(&Device) -> Result<Step>) -> Vec<Case<'static>>
 }
 
 fn main() {
-    let programs: [(&str, fn(&Device) -> Result<Step>); 4] =
+    let programs: [(&str, Program); 4] =
         [("gpt2", gpt2), ("wide mlp", wide), ("lenet 512", lenet_512), ("convolutions", convolutions)];
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     for (name, program) in programs {

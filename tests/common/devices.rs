@@ -11,10 +11,13 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The CPU with these schedules, and CUDA if there is a device.
+    /// The CPU with these schedules, unless `STREAMGRAD_TEST_DEVICE` is `cuda`, and CUDA if there is a device.
     pub(crate) fn all(schedules: &[Schedule]) -> Vec<Kind> {
         let has_cuda = cuda(0).is_some();
-        schedules.iter().copied().map(Kind::Cpu).chain(has_cuda.then_some(Kind::Cuda)).collect()
+        let only_cuda =
+            has_cuda && std::env::var("STREAMGRAD_TEST_DEVICE").is_ok_and(|device| device == "cuda");
+        let cpu = schedules.iter().copied().map(Kind::Cpu).filter(|_| !only_cuda);
+        cpu.chain(has_cuda.then_some(Kind::Cuda)).collect()
     }
 
     pub(crate) fn device(self) -> Device {

@@ -190,17 +190,30 @@ impl Context {
 
     /// The loaded program; compiled first, or read from disk, if this is its first use.
     pub(super) fn module(&self, program: &'static Program) -> Result<Arc<Module>> {
-        let key = std::ptr::from_ref(program) as usize;
-        if let Some(module) = self.modules.read().get(&key) {
+        if let Some(module) = self.modules.read().get(&key(program)) {
             return Ok(Arc::clone(module));
         }
+        self.load(&[program])?;
+        let modules = self.modules.read();
+        // It is there: modules go with the context.
+        modules.get(&key(program)).map(Arc::clone).ok_or(Error::KernelCompile {
+            name: program.name.into(),
+            log: "the program is not loaded".into(),
+        })
+    }
+
+    /// Loads those of the programs that are not.
+    pub(super) fn load(&self, programs: &[&'static Program]) -> Result<()> {
         let _one = self.loading.lock();
-        if let Some(module) = self.modules.read().get(&key) {
-            return Ok(Arc::clone(module));
+        let mut missing = programs.to_vec();
+        missing.retain(|program| !self.modules.read().contains_key(&key(program)));
+        if missing.is_empty() {
+            return Ok(());
         }
-        let module = Arc::new(Module::load(program, self.capability)?);
-        self.modules.write().insert(key, Arc::clone(&module));
-        Ok(module)
+        let loaded = Module::load(&missing, self.capability)?;
+        let named = missing.into_iter().map(key).zip(loaded.into_iter().map(Arc::new));
+        self.modules.write().extend(named);
+        Ok(())
     }
 
     /// What makes products.
@@ -215,6 +228,11 @@ impl Context {
         let new = Blas::new()?;
         Ok(self.blas.get_or_init(|| new))
     }
+}
+
+/// What a program is known by.
+fn key(program: &'static Program) -> usize {
+    std::ptr::from_ref(program) as usize
 }
 
 impl Drop for Context {

@@ -4,16 +4,17 @@ use std::collections::HashMap;
 use std::ffi::{CString, OsStr, c_char, c_void};
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::Program;
 use super::call::check;
-use crate::{Error, Result};
+use crate::{Error, Result, Team};
 
 /// A program on a device.
 pub(super) struct Module {
@@ -34,20 +35,26 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads a program for a device of this compute capability; the context is current.
-    pub(super) fn load(program: &'static Program, capability: (i32, i32)) -> Result<Module> {
-        let options = options(program, capability);
-        let kept = Kept::new(program, &options);
-        if let Some(image) = kept.read()
-            && let Ok(module) = Module::from_image(&image)
-        {
-            return Ok(module);
-        }
-        let image = compile(program, &options)?;
-        let module = Module::from_image(&image)?;
-        // A program that cannot be kept is compiled again next time.
-        let _ = kept.write(&image);
-        Ok(module)
+    /// Loads programs for a device of this compute capability; the context is current. Those that have to be compiled are
+    /// compiled at once, on a thread each as far as there are cores.
+    pub(super) fn load(programs: &[&'static Program], capability: (i32, i32)) -> Result<Vec<Module>> {
+        let options: Vec<_> = programs.iter().map(|program| options(program, capability)).collect();
+        let images: Vec<_> = programs.iter().map(|_| Mutex::new(None)).collect();
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(programs.len());
+        let next = AtomicUsize::new(0);
+        Team::new("compiler", threads.clamp(1, Team::MAX_HELPERS) - 1)?.run(&|_| {
+            while let Some(at) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&at| at < programs.len())
+            {
+                *images[at].lock() = Some(image(programs[at], &options[at]));
+            }
+        })?;
+        let loaded = programs.iter().zip(options).zip(images).map(|((program, options), made)| {
+            // A thread that panicked made none.
+            let made = made.into_inner().unwrap_or_else(|| image(program, &options))?;
+            // A driver may refuse what was kept.
+            Module::from_image(&made).or_else(|_| Module::from_image(&compile(program, &options)?))
+        });
+        loaded.collect()
     }
 
     fn from_image(image: &[u8]) -> Result<Module> {
@@ -121,6 +128,18 @@ fn compiler_version() -> (i32, i32) {
     // SAFETY: the library is present; it writes two numbers.
     unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) };
     (major, minor)
+}
+
+/// The image of a program, which is compiled unless it was kept.
+fn image(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
+    let kept = Kept::new(program, options);
+    if let Some(image) = kept.read() {
+        return Ok(image);
+    }
+    let image = compile(program, options)?;
+    // A program that cannot be kept is compiled again next time.
+    let _ = kept.write(&image);
+    Ok(image)
 }
 
 /// Compiles a program to an image for the device's own architecture.

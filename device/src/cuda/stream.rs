@@ -470,7 +470,7 @@ impl DriverStream {
 
     /// Loads programs, and makes what products need.
     pub(super) fn preload(&self, programs: &[&'static Program]) -> Result<()> {
-        programs.iter().try_for_each(|program| self.context.module(program).map(drop))?;
+        self.context.load(programs)?;
         self.context.blas()?;
         self.workspace().map(drop)
     }

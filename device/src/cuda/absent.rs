@@ -84,6 +84,14 @@ impl DriverStream {
         match *self {}
     }
 
+    pub(super) fn shared_bytes(&self) -> u32 {
+        match *self {}
+    }
+
+    pub(super) fn capability(&self) -> (i32, i32) {
+        match *self {}
+    }
+
     pub(crate) fn bind(&self) -> Result<()> {
         match *self {}
     }

@@ -29,6 +29,8 @@ pub(crate) struct Context {
     /// Major and minor compute capability.
     pub(super) capability: (i32, i32),
     pub(super) multiprocessors: u32,
+    /// The most shared memory that a block may have.
+    pub(super) shared_bytes: u32,
     /// The driver's least and greatest priority; the greatest is the smallest number.
     pub(super) priorities: (i32, i32),
     pub(super) pinned: PinnedPool,
@@ -82,6 +84,7 @@ impl Context {
             name: "".into(),
             capability: (0, 0),
             multiprocessors: 1,
+            shared_bytes: 0,
             priorities: (0, 0),
             pinned: PinnedPool::default(),
             gates: AtomicUsize::new(0),
@@ -111,6 +114,8 @@ impl Context {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
         self.multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
+        let shared = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        self.shared_bytes = attribute(shared)?.max(0) as u32;
         let (mut least, mut greatest) = (0, 0);
         let mut name = [0 as c_char; 128];
         // SAFETY: the context is current; the driver writes within what it is given.

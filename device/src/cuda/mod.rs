@@ -296,6 +296,21 @@ impl<'a> Queue<'a> {
         self.stream.multiprocessors()
     }
 
+    /// The most shared memory that a block of threads may have, in bytes.
+    pub fn shared_bytes(&self) -> u32 {
+        self.stream.shared_bytes()
+    }
+
+    /// The device's compute capability: major and minor number.
+    pub fn capability(&self) -> (i32, i32) {
+        self.stream.capability()
+    }
+
+    /// Whether factors in F32 may be rounded to TF32, see [`Device::set_tf32`](crate::Device::set_tf32).
+    pub fn tf32(&self) -> bool {
+        self.core.tf32()
+    }
+
     /// Enqueues a kernel.
     ///
     /// # Safety

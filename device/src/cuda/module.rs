@@ -81,8 +81,9 @@ impl Module {
         }
     }
 
-    /// The kernel with this name; the context is current.
-    pub(super) fn function(&self, name: &str) -> Result<Function> {
+    /// The kernel with this name, of which a block may have up to `shared_bytes` of shared memory, those that the kernel
+    /// declares included; the context is current.
+    pub(super) fn function(&self, name: &str, shared_bytes: u32) -> Result<Function> {
         if let Some(&function) = self.functions.read().get(name) {
             return Ok(function);
         }
@@ -97,8 +98,23 @@ impl Module {
             });
         }
         check("cuModuleGetFunction", code)?;
+        allow_shared(raw, shared_bytes)?;
         self.functions.write().insert(name.into(), Function(raw));
         Ok(Function(raw))
+    }
+}
+
+/// Lets the blocks of a kernel have so much shared memory in all.
+fn allow_shared(function: sys::CUfunction, bytes: u32) -> Result<()> {
+    use sys::CUfunction_attribute_enum as Attribute;
+    let mut declared = 0;
+    // SAFETY: the handle is live; the driver writes a number to the address.
+    unsafe {
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        check("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut declared, attribute, function))?;
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let dynamic = (bytes as i32).saturating_sub(declared).max(0);
+        check("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, attribute, dynamic))
     }
 }
 

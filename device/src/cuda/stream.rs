@@ -118,6 +118,14 @@ impl DriverStream {
         self.context.multiprocessors
     }
 
+    pub(super) fn shared_bytes(&self) -> u32 {
+        self.context.shared_bytes
+    }
+
+    pub(super) fn capability(&self) -> (i32, i32) {
+        self.context.capability
+    }
+
     /// Makes the device current on this thread; before any other call.
     pub(crate) fn bind(&self) -> Result<()> {
         self.context.bind()
@@ -304,7 +312,7 @@ impl DriverStream {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let function = self.context.module(program)?.function(name)?;
+        let function = self.context.module(program)?.function(name, self.context.shared_bytes)?;
         let reports = args.iter().any(|arg| matches!(arg, Arg::Fault));
         let fault = reports.then(|| self.fault.argument(op, *self.reporter.get_or_init(|| id)));
         let mut params: smallvec::SmallVec<[*mut c_void; 16]> = args

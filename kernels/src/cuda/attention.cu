@@ -12,37 +12,6 @@ enum : int {
     COLUMNS = WIDE / TILE // for each thread
 };
 
-// Operands: q, k, v, mask, out, g, dq, dk, dv.
-enum : int { Q, K, V, MASK, OUT, G, DQ, DK, DV, OPERANDS };
-
-struct Problem {
-    u64 queries;
-    u64 keys;
-    u64 width;
-    u64 value_width;
-    u64 causal;
-    f64 scale;
-    i64 steps[OPERANDS][2];  // along the last two axes
-};
-
-// The part of a matrix that begins somewhere: elements beyond `rows` and `columns` are 0.
-struct Matrix {
-    const S* at;
-    i64 row;
-    i64 column;
-    u64 rows;
-    u64 columns;
-
-    __device__ T get(u64 i, u64 j) const { return i < rows && j < columns ? (T)at[(i64)i * row + (i64)j * column] : (T)0; }
-    __device__ Matrix from(u64 i, u64 j) const {
-        return {at + (i64)i * row + (i64)j * column, row, column, i < rows ? rows - i : 0, j < columns ? columns - j : 0};
-    }
-};
-
-__device__ inline Matrix matrix(const S* at, const Problem& problem, int operand, u64 rows, u64 columns) {
-    return {at, problem.steps[operand][0], problem.steps[operand][1], rows, columns};
-}
-
 struct Tiles {
     T a[TILE][TILE + 1];
     T b[TILE][TILE + 1];
@@ -121,16 +90,6 @@ __device__ inline void write(S* to, const i64 (&steps)[2], u64 first, u64 rows, 
     }
 }
 
-// Whether the query sees the key.
-__device__ inline bool sees(const Problem& problem, u64 query, u64 key) {
-    return query < problem.queries && key < problem.keys && (!problem.causal || key <= query);
-}
-
-__device__ inline T score(const Problem& problem, T product, const S* mask, u64 query, u64 key) {
-    T scaled = product * (T)problem.scale;
-    return mask ? scaled + mask[(i64)query * problem.steps[MASK][0] + (i64)key * problem.steps[MASK][1]] : scaled;
-}
-
 // Calls `body(pair, first, column)` for the tiles of this block: `rows` rows and `columns` columns of each pair.
 template <class Body> __device__ inline void for_tiles(u64 pairs, u64 rows, u64 columns, Body body) {
     u64 down = (rows + TILE - 1) / TILE, across = (columns + WIDE - 1) / WIDE;
@@ -148,9 +107,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention, DTYPE)(
     for_tiles(batch.elements, problem.queries, columns, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
         const S* masked = mask ? mask + at.at[MASK] : mask;
-        Matrix queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
-        Matrix keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
-        Matrix values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
+        Matrix queries = matrix(q + at.at[Q], problem, Q).from(first, 0);
+        Matrix keys = matrix(k + at.at[K], problem, K);
+        Matrix values = matrix(v + at.at[V], problem, V);
         T best[ROWS], total[ROWS], sums[ROWS][COLUMNS];
         for (int i = 0; i < ROWS; ++i) {
             best[i] = lowest<T>();
@@ -204,8 +163,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_products, 
         u64 pair = exists ? row / problem.queries : 0;
         u64 query = exists ? row - pair * problem.queries : 0;
         Offsets<OPERANDS> at = offsets(batch, pair);
-        Matrix a = matrix(out + at.at[OUT], problem, OUT, problem.queries, problem.value_width).from(query, 0);
-        Matrix b = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(query, 0);
+        Matrix a = matrix(out + at.at[OUT], problem, OUT).from(query, 0);
+        Matrix b = matrix(g + at.at[G], problem, G).from(query, 0);
         T sum = 0;
         for (u64 c = group.lane(); exists && c < problem.value_width; c += LANES) {
             sum += a.get(0, c) * b.get(0, c);
@@ -239,10 +198,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_q, DT
     for_tiles(batch.elements, problem.queries, problem.width, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
         const S* masked = mask ? mask + at.at[MASK] : mask;
-        Matrix queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width).from(first, 0);
-        Matrix gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width).from(first, 0);
-        Matrix keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width);
-        Matrix values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width);
+        Matrix queries = matrix(q + at.at[Q], problem, Q).from(first, 0);
+        Matrix gradients = matrix(g + at.at[G], problem, G).from(first, 0);
+        Matrix keys = matrix(k + at.at[K], problem, K);
+        Matrix values = matrix(v + at.at[V], problem, V);
         const T* logs = log_sums + pair * problem.queries;
         const T* sums_of = products + pair * problem.queries;
         T sums[ROWS][COLUMNS] = {};
@@ -272,10 +231,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_kv, D
     for_tiles(batch.elements, problem.keys, columns, [&](u64 pair, u64 first, u64 column) {
         Offsets<OPERANDS> at = offsets(batch, pair);
         const S* masked = mask ? mask + at.at[MASK] : mask;
-        Matrix queries = matrix(q + at.at[Q], problem, Q, problem.queries, problem.width);
-        Matrix gradients = matrix(g + at.at[G], problem, G, problem.queries, problem.value_width);
-        Matrix keys = matrix(k + at.at[K], problem, K, problem.keys, problem.width).from(first, 0);
-        Matrix values = matrix(v + at.at[V], problem, V, problem.keys, problem.value_width).from(first, 0);
+        Matrix queries = matrix(q + at.at[Q], problem, Q);
+        Matrix gradients = matrix(g + at.at[G], problem, G);
+        Matrix keys = matrix(k + at.at[K], problem, K).from(first, 0);
+        Matrix values = matrix(v + at.at[V], problem, V).from(first, 0);
         const T* logs = log_sums + pair * problem.queries;
         const T* sums_of = products + pair * problem.queries;
         T key_sums[ROWS][COLUMNS] = {}, value_sums[ROWS][COLUMNS] = {};

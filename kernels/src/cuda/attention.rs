@@ -1,32 +1,218 @@
-//! Attention and its gradient.
+//! Attention and its gradient: on tensor cores where there are such, else by plain kernels.
 
-use device::cuda::{Arg, Grid, Queue};
+use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Result};
 
 use super::walk::{ByValue, Walk, blocks};
-use super::{by_dtype, float_programs};
+use super::{by_dtype, float_programs, program};
 use crate::command::Address;
 use crate::scores::{ScoreBatch, ScoreSizes};
 
-float_programs!("attention", "rows.cuh", "attention.cu");
+float_programs!("attention", "rows.cuh", "attention.cuh", "attention.cu");
 
-/// Threads of a block, rows of a tile, and columns of the output that a block owns; as in the program.
+/// Threads of a block, rows of a tile, and columns of the output that a block owns, of the plain kernels; as in the program.
 const THREADS: u32 = 256;
 const TILE: usize = 32;
 const WIDE: usize = 64;
+/// Threads of a block on tensor cores, and rows that it owns in each strip of its warps.
+const TILED_THREADS: u32 = 128;
+const STRIP: usize = 64;
+/// Rows of all pairs that can be counted on tensor cores, with a block's beyond the last one.
+const MAX_ROWS: usize = 1 << 30;
 
-/// `Problem` of the program.
-fn words(problem: &ScoreBatch) -> [i64; 24] {
+/// How problems are cut for tensor cores.
+pub(in crate::cuda) struct Tiling {
+    /// For BF16 and F16, or for F32 and TF32.
+    pub(in crate::cuda) programs: [Program; 2],
+    /// The widest rows.
+    width: usize,
+    forward: Tiles,
+    grad_q: Tiles,
+    grad_kv: Tiles,
+    /// Columns of the gradients of keys and values that a block owns.
+    slice: usize,
+}
+
+/// Strips of a warp's own rows, and rows of the tiles that it goes through.
+#[derive(Clone, Copy)]
+struct Tiles {
+    strips: usize,
+    tile: usize,
+}
+
+impl Tiles {
+    /// Rows that a block owns.
+    const fn own(self) -> usize {
+        self.strips * STRIP
+    }
+
+    /// Shared memory of a block that owns rows of `own` matrices and has two tiles of two matrices, with numbers for their
+    /// rows.
+    const fn shared_bytes(self, own: usize, width: usize, dtype: DType) -> u32 {
+        let rows = own * self.own() + 4 * self.tile;
+        (rows * width * dtype.size_bytes() + 4 * self.tile * size_of::<f32>()) as u32
+    }
+}
+
+/// A tiling from its name, types and width, and from strips, tile, and blocks for a multiprocessor of each kernel.
+macro_rules! tiling {
+    (
+        $name:literal, [$first:literal, $second:literal], $half:literal, $width:literal,
+        $f_strips:literal $f_tile:literal $f_blocks:literal,
+        $q_strips:literal $q_tile:literal $q_blocks:literal,
+        $kv_strips:literal $kv_tile:literal $kv_blocks:literal, $slice:literal
+    ) => {{
+        macro_rules! of {
+            ($type:literal) => {
+                program!(
+                    $name, $type, 1, $half, "rows.cuh", "tensor_core.cuh", "attention.cuh", "attention_tiles.cuh",
+                    "attention_forward.cuh", "attention_backward.cuh", "attention_tiles.cu";
+                    "TILING(", $width, ", ", $f_strips, ", ", $f_tile, ", ", $f_blocks, ", ",
+                    $q_strips, ", ", $q_tile, ", ", $q_blocks, ", ",
+                    $kv_strips, ", ", $kv_tile, ", ", $kv_blocks, ", ", $slice, ")\n"
+                )
+            };
+        }
+        Tiling {
+            programs: [of!($first), of!($second)],
+            width: $width,
+            forward: Tiles { strips: $f_strips, tile: $f_tile },
+            grad_q: Tiles { strips: $q_strips, tile: $q_tile },
+            grad_kv: Tiles { strips: $kv_strips, tile: $kv_tile },
+            slice: $slice,
+        }
+    }};
+}
+
+/// From narrow to wide, and from few strips to many.
+static HALVES: [Tiling; 6] = [
+    tiling!("attention_32x1", ["bf16", "f16"], 1, 32, 1 64 3, 1 64 3, 1 64 3, 32),
+    tiling!("attention_64x1", ["bf16", "f16"], 1, 64, 1 64 3, 1 64 3, 1 64 2, 64),
+    tiling!("attention_64x2", ["bf16", "f16"], 1, 64, 2 64 2, 2 64 2, 2 32 2, 64),
+    tiling!("attention_128x1", ["bf16", "f16"], 1, 128, 1 32 2, 1 32 2, 1 32 2, 128),
+    tiling!("attention_128x2", ["bf16", "f16"], 1, 128, 2 32 2, 1 32 2, 1 32 2, 128),
+    tiling!("attention_256x1", ["bf16", "f16"], 1, 256, 1 32 2, 1 32 1, 1 32 1, 128),
+];
+pub(in crate::cuda) static FLOATS: [Tiling; 4] = [
+    tiling!("attention_32x1", ["f32", "tf32"], 0, 32, 1 64 2, 1 64 2, 1 64 2, 32),
+    tiling!("attention_64x1", ["f32", "tf32"], 0, 64, 1 64 2, 1 32 2, 1 32 2, 64),
+    tiling!("attention_64x2", ["f32", "tf32"], 0, 64, 2 64 2, 2 32 2, 1 32 2, 64),
+    tiling!("attention_128x1", ["f32", "tf32"], 0, 128, 1 32 2, 1 32 2, 1 32 1, 64),
+];
+/// Blocks for each multiprocessor beyond which more strips are worth it: they read a tile for more rows at a time, and fewer
+/// blocks have more to do.
+const FULL: usize = 4;
+
+/// `Problem` of the programs. Operands whose rows can be read in vectors are the bits of the last word.
+fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 26] {
     let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
+    let (lanes, size) = (16 / dtype.size_bytes(), dtype.size_bytes());
+    let in_vectors = |k: usize| {
+        let [row, column] = problem.steps[k];
+        let mut outer = problem.batch.axes.iter().map(|axis| axis.strides[k]).chain([row]);
+        column == 1
+            && operands[k].0.addr().is_multiple_of(lanes * size)
+            && outer.all(|step| step.unsigned_abs().is_multiple_of(lanes))
+    };
+    let vectors = (0..operands.len()).fold(0, |bits, k| bits | i64::from(in_vectors(k)) << k);
     let numbers = [queries, keys, width, value_width, usize::from(problem.kind.causal)].map(|n| n as i64);
     let steps = problem.steps.as_flattened().iter().map(|&step| step as i64);
-    let mut all = numbers.into_iter().chain([problem.kind.scale.to_bits() as i64]).chain(steps);
+    let scale = problem.kind.scale;
+    let mut all = numbers
+        .into_iter()
+        .chain([scale.to_bits() as i64])
+        .chain(steps)
+        .chain([vectors, i64::from(factor(problem).to_bits())]);
     std::array::from_fn(|_| all.next().unwrap_or_default())
 }
 
-/// A block for each tile of `rows` rows and `columns` columns of each pair.
-fn tiles(queue: &Queue<'_>, pairs: usize, rows: usize, columns: usize) -> Grid {
-    blocks(queue, (pairs * rows.div_ceil(TILE) * columns.div_ceil(WIDE).max(1)) as u64, THREADS)
+/// What products are multiplied with to be scores in powers of 2.
+fn factor(problem: &ScoreBatch) -> f32 {
+    (problem.kind.scale * std::f64::consts::LOG2_E) as f32
+}
+
+/// The tiling of a problem; `None` for one that tensor cores do not take. The results are the same with any.
+fn tiling_of(queue: &Queue<'_>, dtype: DType, problem: &ScoreBatch, masked: bool) -> Option<&'static Tiling> {
+    let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
+    let tilings = match dtype {
+        DType::BF16 | DType::F16 => &HALVES[..],
+        DType::F32 => &FLOATS,
+        _ => return None,
+    };
+    if queue.capability() < (8, 0) || problem.batch.elements.saturating_mul(queries.max(keys)) > MAX_ROWS {
+        return None;
+    }
+    let fits = |tiling: &&Tiling| {
+        let bytes = |tiles: Tiles, own| tiles.shared_bytes(own, tiling.width, dtype);
+        tiling.width >= width.max(value_width)
+            && [bytes(tiling.forward, 1), bytes(tiling.grad_q, 2), bytes(tiling.grad_kv, 2)]
+                .iter()
+                .all(|&bytes| bytes <= queue.shared_bytes())
+    };
+    let mut tilings = tilings.iter().filter(fits);
+    let least = tilings.next()?;
+    let fills = |tiling: &&Tiling| {
+        let blocks = problem.batch.elements * queries.min(keys).div_ceil(tiling.forward.own());
+        tiling.width == least.width && blocks >= FULL * queue.multiprocessors() as usize
+    };
+    // Several strips leave no registers for masks.
+    let direct = !masked && factor(problem) > 0.0;
+    Some(tilings.next().filter(|tiling| direct && fills(tiling)).unwrap_or(least))
+}
+
+/// The kernel of an op on tensor cores.
+macro_rules! tiled {
+    ($element:expr, $op:literal) => {
+        match $element {
+            (DType::BF16, _) => concat!($op, "_bf16"),
+            (DType::F16, _) => concat!($op, "_f16"),
+            (_, true) => concat!($op, "_tf32"),
+            (_, false) => concat!($op, "_f32"),
+        }
+    };
+}
+
+#[derive(Clone, Copy)]
+enum Pass {
+    Forward,
+    GradQ,
+    GradKv,
+}
+
+/// The program, the name and the grid of a kernel.
+fn kernel_of(
+    queue: &Queue<'_>,
+    dtype: DType,
+    problem: &ScoreBatch,
+    masked: bool,
+    pass: Pass,
+) -> (&'static Program, &'static str, Grid) {
+    let (pairs, ScoreSizes { queries, keys, width, value_width }) = (problem.batch.elements, problem.sizes);
+    let (rows, columns) = match pass {
+        Pass::Forward => (queries, value_width),
+        Pass::GradQ => (queries, width),
+        Pass::GradKv => (keys, width.max(value_width)),
+    };
+    let Some(tiling) = tiling_of(queue, dtype, problem, masked) else {
+        let name = match pass {
+            Pass::Forward => by_dtype!(dtype, "attention"),
+            Pass::GradQ => by_dtype!(dtype, "attention_grad_q"),
+            Pass::GradKv => by_dtype!(dtype, "attention_grad_kv"),
+        };
+        let tiles = pairs * rows.div_ceil(TILE) * columns.div_ceil(WIDE).max(1);
+        return (program_of(dtype), name, blocks(queue, tiles as u64, THREADS));
+    };
+    let element = (dtype, queue.tf32());
+    let (name, tiles, own, slice) = match pass {
+        Pass::Forward => (tiled!(element, "attention_tiles"), tiling.forward, 1, tiling.width),
+        Pass::GradQ => (tiled!(element, "attention_tiles_grad_q"), tiling.grad_q, 2, tiling.width),
+        Pass::GradKv => (tiled!(element, "attention_tiles_grad_kv"), tiling.grad_kv, 2, tiling.slice),
+    };
+    let blocks = pairs * rows.div_ceil(tiles.own()) * columns.div_ceil(slice).max(1);
+    let shared_bytes = tiles.shared_bytes(own, tiling.width, dtype);
+    let grid = Grid { shared_bytes, ..Grid::linear(blocks as u32, TILED_THREADS) };
+    let second = matches!(element, (DType::F16, _) | (DType::F32, true));
+    (&tiling.programs[usize::from(second)], name, grid)
 }
 
 pub(crate) fn attention(
@@ -36,12 +222,14 @@ pub(crate) fn attention(
     ([q, k, v], mask): ([Address; 3], Option<Address>),
     (out, log_sums): (Address, Address),
 ) -> Result<()> {
-    let (batch, by_value) = (Walk::of(queue.op(), &problem.batch)?, words(problem));
+    let none = Address::NULL;
+    let by_value = words(dtype, problem, [q, k, v, none, out, none, none, none, none]);
+    let batch = Walk::of(queue.op(), &problem.batch)?;
     let args =
         [q.into(), k.into(), v.into(), mask.into(), out.into(), log_sums.into(), batch.arg(), by_value.arg()];
-    let grid = tiles(queue, problem.batch.elements, problem.sizes.queries, problem.sizes.value_width);
+    let (program, name, grid) = kernel_of(queue, dtype, problem, mask.is_some(), Pass::Forward);
     // SAFETY: the kernel takes these arguments, and the batch and the steps are those of the operands.
-    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "attention"), grid, &args) }
+    unsafe { queue.kernel(program, name, grid, &args) }
 }
 
 pub(crate) fn gradient(
@@ -52,26 +240,28 @@ pub(crate) fn gradient(
     (log_sums, products): (Address, Address),
     grads: [Address; 3],
 ) -> Result<()> {
-    let (batch, by_value) = (Walk::of(queue.op(), &problem.batch)?, words(problem));
-    let (sizes, pairs, program) = (problem.sizes, problem.batch.elements, program_of(dtype));
+    let [dq, dk, dv] = grads;
+    let by_value = words(dtype, problem, [q, k, v, Address::NULL, out, g, dq, dk, dv]);
+    let batch = Walk::of(queue.op(), &problem.batch)?;
+    let masked = mask.is_some();
     let [batch, by_value, mask] = [batch.arg(), by_value.arg(), mask.into()];
     let [q, k, v, out, g, log_sums, products] = [q, k, v, out, g, log_sums, products].map(Arg::from);
     let [dq, dk, dv] = grads.map(Arg::from);
-    let enqueue = |kernel, grid, args: &[Arg<'_>]| {
+    let enqueue = |(program, name, grid), args: &[Arg<'_>]| {
         // SAFETY: the kernels take these arguments, and the batch and the steps are those of the operands.
-        unsafe { queue.kernel(program, kernel, grid, args) }
+        unsafe { queue.kernel(program, name, grid, args) }
     };
-    let grid = blocks(queue, (pairs * sizes.queries).div_ceil(8) as u64, THREADS);
-    enqueue(by_dtype!(dtype, "attention_products"), grid, &[out, g, products, batch, by_value])?;
+    let rows = (problem.batch.elements * problem.sizes.queries) as u64;
+    let of_rows =
+        (program_of(dtype), by_dtype!(dtype, "attention_products"), blocks(queue, rows.div_ceil(8), THREADS));
+    enqueue(of_rows, &[out, g, products, batch, by_value])?;
     let of_queries = || {
-        let grid = tiles(queue, pairs, sizes.queries, sizes.width);
         let args = [q, k, v, mask, g, log_sums, products, dq, batch, by_value];
-        enqueue(by_dtype!(dtype, "attention_grad_q"), grid, &args)
+        enqueue(kernel_of(queue, dtype, problem, masked, Pass::GradQ), &args)
     };
     let of_keys = || {
-        let grid = tiles(queue, pairs, sizes.keys, sizes.width.max(sizes.value_width));
         let args = [q, k, v, mask, g, log_sums, products, dk, dv, batch, by_value];
-        enqueue(by_dtype!(dtype, "attention_grad_kv"), grid, &args)
+        enqueue(kernel_of(queue, dtype, problem, masked, Pass::GradKv), &args)
     };
     queue.beside(of_queries, of_keys)
 }

@@ -134,6 +134,10 @@ use {by_dtype, by_size, float_programs, number_programs, program};
 pub fn preload(stream: &Stream) -> Result<()> {
     stream.preload(&[
         &attention::F32,
+        &attention::FLOATS[0].programs[0],
+        &attention::FLOATS[1].programs[0],
+        &attention::FLOATS[2].programs[0],
+        &attention::FLOATS[3].programs[0],
         &batch_norm::F32,
         &clip::F32,
         &conv::F32,

@@ -56,6 +56,17 @@ struct f16 {
     }
 };
 
+// F32 in memory, rounded when it is a factor of a product by tensor cores.
+struct tf32 {
+    f32 value;
+
+    __device__ operator f32() const { return value; }
+    __device__ tf32& operator=(f32 x) {
+        value = x;
+        return *this;
+    }
+};
+
 // What elements of a type are computed in; sums, too.
 template <class S> struct OpmathOf {
     using Type = S;
@@ -64,6 +75,9 @@ template <> struct OpmathOf<bf16> {
     using Type = f32;
 };
 template <> struct OpmathOf<f16> {
+    using Type = f32;
+};
+template <> struct OpmathOf<tf32> {
     using Type = f32;
 };
 template <class S> using Opmath = typename OpmathOf<S>::Type;

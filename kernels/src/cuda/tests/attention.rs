@@ -4,27 +4,49 @@ use super::*;
 use crate::{AttentionGrads, AttentionInput, AttentionKind, AttentionResult, attention, attention_grad};
 
 /// Leading axes, queries, keys, width, width of values: below, at and beyond tiles.
-const SHAPES: [(&[usize], [usize; 4]); 6] = [
+const SHAPES: [(&[usize], [usize; 4]); 7] = [
     (&[], [1, 1, 1, 1]),
     (&[2, 3], [32, 32, 32, 64]),
     (&[2], [33, 70, 9, 65]),
     (&[1], [70, 20, 40, 3]),
     (&[2], [5, 3, 130, 7]),
     (&[3], [4, 100, 16, 16]),
+    (&[2], [3, 0, 8, 8]),
+];
+/// The same for tensor cores.
+const TILED_SHAPES: [(&[usize], [usize; 4]); 7] = [
+    (&[1, 2], [65, 65, 32, 32]),
+    (&[1, 1], [31, 130, 40, 80]),
+    (&[1, 1], [65, 64, 256, 130]),
+    (&[2], [1, 65, 300, 16]),
+    // Several strips.
+    (&[2, 4], [130, 129, 48, 64]),
+    (&[4, 4], [70, 33, 128, 96]),
+    (&[4, 4], [130, 1, 33, 33]),
 ];
 
 #[derive(Clone, Copy, Debug)]
 struct Options {
     causal: bool,
     masked: bool,
-    transposed: bool,
+    stored: Stored,
+}
+
+/// The order of the axes in memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stored {
+    Dense,
+    /// Columns of a matrix are contiguous.
+    Transposed,
+    /// The last leading axis, of heads, lies within the rows.
+    Heads,
 }
 
 const OPTIONS: [Options; 4] = [
-    Options { causal: false, masked: false, transposed: false },
-    Options { causal: true, masked: false, transposed: true },
-    Options { causal: false, masked: true, transposed: true },
-    Options { causal: true, masked: true, transposed: false },
+    Options { causal: false, masked: false, stored: Stored::Dense },
+    Options { causal: true, masked: false, stored: Stored::Heads },
+    Options { causal: false, masked: true, stored: Stored::Transposed },
+    Options { causal: true, masked: true, stored: Stored::Dense },
 ];
 
 /// Results of one run.
@@ -44,8 +66,10 @@ fn run<T: Real>(
         let shape = shape(last);
         let elements: Vec<T> = values(seed, shape.iter().product()).into_iter().map(T::of).collect();
         let mut order: Vec<usize> = (0..shape.len()).collect();
-        if options.transposed {
-            order.swap(shape.len() - 2, shape.len() - 1);
+        match options.stored {
+            Stored::Transposed => order.swap(shape.len() - 2, shape.len() - 1),
+            Stored::Heads if shape.len() > 2 => order.swap(shape.len() - 3, shape.len() - 2),
+            Stored::Heads | Stored::Dense => {}
         }
         Array::stored_as(stream, &elements, &shape, &order)
     };
@@ -67,9 +91,9 @@ fn run<T: Real>(
     Ok(Results { arrays: [out, dq, dk, dv], log_sums })
 }
 
-fn attention_of<T: Real>(tolerance: f64) {
+fn attention_of<T: Real>(tolerance: f64, shapes: &[(&[usize], [usize; 4])]) {
     let Some(both) = both() else { return };
-    for (shape, options) in SHAPES.into_iter().flat_map(|shape| OPTIONS.map(|options| (shape, options))) {
+    for (shape, options) in shapes.iter().flat_map(|&shape| OPTIONS.map(|options| (shape, options))) {
         both.close(tolerance, ("log_sums", T::DTYPE, shape, options), |stream| {
             Ok(run::<T>(stream, shape, options)?.log_sums)
         });
@@ -80,17 +104,60 @@ fn attention_of<T: Real>(tolerance: f64) {
 
 #[test]
 fn attention_and_gradients_of_f32() {
-    attention_of::<f32>(2e-5);
+    attention_of::<f32>(2e-5, &SHAPES);
+    attention_of::<f32>(2e-5, &TILED_SHAPES);
 }
 
 #[test]
 fn attention_and_gradients_of_f64() {
-    attention_of::<f64>(1e-13);
+    attention_of::<f64>(1e-13, &SHAPES);
 }
 
-/// The gradients depend on results that were rounded, perhaps to neighbours.
+/// Weights, and the gradients of scores, are rounded before they are factors: that is half an epsilon of the sum of the terms'
+/// sizes, which comes to some eight here.
 #[test]
 fn attention_and_gradients_of_halves() {
-    attention_of::<bf16>(f64::from(bf16::EPSILON));
-    attention_of::<f16>(f64::from(f16::EPSILON));
+    for shapes in [&SHAPES[..], &TILED_SHAPES] {
+        attention_of::<bf16>(4.0 * f64::from(bf16::EPSILON), shapes);
+        attention_of::<f16>(4.0 * f64::from(f16::EPSILON), shapes);
+    }
+}
+
+/// Neither which other pairs there are, nor the cut that they lead to, shows in a pair's bits; nor does a second run.
+#[test]
+fn pairs_are_alone() {
+    fn check<T: Real>(stream: &Stream) {
+        let options = OPTIONS[1];
+        let results = |leading: &[usize]| {
+            run::<T>(stream, (leading, [130, 97, 48, 64]), options).expect("valid operands")
+        };
+        let (all, again, one) = (results(&[16]), results(&[16]), results(&[1]));
+        for ((all, again), one) in all.arrays.iter().zip(&again.arrays).zip(&one.arrays) {
+            let (all, one) = (all.to_vec(), one.to_vec());
+            assert!(all.iter().zip(again.to_vec()).all(|(&all, again)| again.agrees(all, 0.0)));
+            assert!(one.iter().zip(&all).all(|(one, &all)| one.agrees(all, 0.0)));
+        }
+    }
+    let Some(both) = both() else { return };
+    check::<f32>(&both.cuda);
+    check::<bf16>(&both.cuda);
+}
+
+/// Weights that are all the same give means of values: `1 + 2^-12` needs more bits than TF32 keeps.
+#[test]
+fn tf32_is_off_until_it_is_asked_for() {
+    let Some(Both { cuda, .. }) = both() else { return };
+    let value = 1.0 + 1.0 / 4096.0;
+    for (allowed, want) in [(None, value), (Some(true), 1.0), (Some(false), value)] {
+        if let Some(allowed) = allowed {
+            cuda.device().set_tf32(allowed);
+        }
+        let full = |value: f64| Array::full(&cuda, value as f32, &[64, 16]);
+        let (zero, v, out) = (full(0.0), full(value), full(9.0));
+        let log_sums = Array::full(&cuda, 9_f32, &[64]);
+        let input = AttentionInput { q: zero.view(), k: zero.view(), v: v.view(), mask: None };
+        let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
+        attention(&cuda, AttentionKind { causal: false, scale: 1.0 }, input, result).expect("valid operands");
+        assert!(out.to_vec().iter().all(|&got| f64::from(got) == want), "{allowed:?}");
+    }
 }

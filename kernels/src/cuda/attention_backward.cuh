@@ -1,0 +1,235 @@
+// The gradients on tensor cores. Weights are made anew from the logarithms of their sums.
+
+// Rows of a tile that are worked on at once.
+enum : int { PART = 32 };
+
+// What a block owns of a gradient pass, queries or keys with the other matrix that goes with them, and the products of their
+// rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of scores but for the scale.
+template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
+    const Problem& problem;
+    Scores<(STRIPS > 1)> kind;
+    Own<WIDTH, STRIPS, KEPT> left, right;
+    int first;  // row of the warp
+    Sums<STRIPS, PART / 8> scores, slopes;
+
+    __device__ Backward(const Problem& problem, const S* mask, Shared left, Shared right, int first)
+        : problem(problem), kind{problem, mask}, left(left), right(right), first(first) {}
+
+    // With rows of both matrices of a tile; `numbers(n)` gives those of the queries for eight columns. Without WHOLE some
+    // queries may not see some keys, see `seen(row, column)`, or the scores are not direct; `query` and `key` are those of a
+    // row and a column.
+    template <bool WHOLE, class Query, class Key, class Seen, class Numbers>
+    __device__ void multiply_both(Shared a, Shared b, Query query, Key key, Seen seen, Numbers numbers) {
+        multiply(scores, left, a);
+        f32 factor = WHOLE ? problem.factor : kind.factor();
+        if (!WHOLE) {
+            kind.prepare(scores, query, key);
+        }
+        multiply(slopes, right, b);
+#pragma unroll
+        for (int n = 0; n < PART / 8; ++n) {
+            auto each = numbers(n);
+#pragma unroll
+            for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    f32 weight = exp2_of(scores.at[m][n][i] * factor - each.log_sum(m, i));
+                    if (!WHOLE && !seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2)) {
+                        weight = 0;
+                    }
+                    scores.at[m][n][i] = weight;
+                    slopes.at[m][n][i] = weight * (slopes.at[m][n][i] - each.product(m, i));
+                }
+            }
+        }
+    }
+};
+
+// dq: a block owns queries and goes through the keys.
+template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, STRIPS == 1 && WIDTH * sizeof(S) <= 256> {
+    // Of each of this thread's rows: the logarithm of the sum, in powers of 2, and the product.
+    struct Numbers {
+        f32 log_sums[STRIPS][2], products[STRIPS][2];
+
+        __device__ f32 log_sum(int m, int i) const { return log_sums[m][i / 2]; }
+        __device__ f32 product(int m, int i) const { return products[m][i / 2]; }
+    };
+
+    Sums<STRIPS, WIDTH / 8> sums;
+    Numbers numbers;
+
+    using Base = Backward<WIDTH, STRIPS, STRIPS == 1 && WIDTH * sizeof(S) <= 256>;
+    using Base::Base, Base::problem, Base::kind, Base::first;
+
+    // Whether none of the queries sees a key from `start` on, and whether all see all keys of the part.
+    __device__ bool none(int start) const { return start >= seen_by(problem, first + STRIPS * 16 - 1); }
+    __device__ bool whole(int start) const { return kind.direct() && start + PART <= seen_by(problem, first); }
+
+    template <bool WHOLE> __device__ void add(Shared keys, Shared values, int start) {
+        this->template multiply_both<WHOLE>(
+            keys, values, [&](int row, int) { return first + row; }, [&](int, int column) { return start + column; },
+            [&](int row, int column) { return column < seen_by(problem, first + row) - start; },
+            [&](int) { return numbers; });
+        accumulate<WIDTH>(sums, this->slopes, keys, [](int) {});
+    }
+};
+
+template <int WIDTH, int STRIPS, int KEYS>
+__device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask, const S* g, const f32* log_sums,
+                              const f32* products, S* dq, const Walk<OPERANDS>& batch, const Problem& problem) {
+    constexpr int QUERIES = WARPS * STRIPS * 16;
+    extern __shared__ __align__(16) unsigned char memory[];
+    Shared own = shared_of(memory), tiles = own + 2 * QUERIES * ROW_BYTES<WIDTH>;
+    constexpr int TILE_BYTES = KEYS * ROW_BYTES<WIDTH>;
+    Item item(problem.queries, QUERIES, 0, WIDTH, problem.causal);
+    int first = item.first;
+    Offsets<OPERANDS> at = offsets(batch, item.pair);
+    Rows<WIDTH, Q> queries(q + at.at[Q], problem);
+    Rows<WIDTH, G> gradients(g + at.at[G], problem);
+    Rows<WIDTH, K> keys(k + at.at[K], problem);
+    Rows<WIDTH, V> values(v + at.at[V], problem);
+    // Keys and values, twice.
+    auto tile_of = [&](int start) { return tiles + start / KEYS % 2 * 2 * TILE_BYTES; };
+    auto fetch = [&](int start) {
+        keys.template stage<KEYS>(tile_of(start), start);
+        values.template stage<KEYS>(tile_of(start) + TILE_BYTES, start);
+    };
+    int end = seen_by(problem, first + QUERIES - 1);
+    queries.template stage<QUERIES>(own, first);
+    gradients.template stage<QUERIES>(own + QUERIES * ROW_BYTES<WIDTH>, first);
+    if (end > 0) {
+        fetch(0);
+    }
+    GradQ<WIDTH, STRIPS> pass(problem, mask ? mask + at.at[MASK] : mask, own,
+                              own + QUERIES * ROW_BYTES<WIDTH>, first + warp() * STRIPS * 16);
+    clear(pass.sums);
+#pragma unroll
+    for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int row = pass.first + m * 16 + own_row() + half * 8;
+            bool exists = row < (int)problem.queries;
+            pass.numbers.log_sums[m][half] = exists ? log_sums[item.pair * problem.queries + row] * LOG2_E : 0;
+            pass.numbers.products[m][half] = exists ? products[item.pair * problem.queries + row] : 0;
+        }
+    }
+#pragma unroll 1
+    for (int start = 0; start < end; start += KEYS) {
+        copies_arrive();
+        __syncthreads();
+        if (start + KEYS < end) {
+            fetch(start + KEYS);
+        }
+        if (start == 0) {
+            pass.left.keep();
+            pass.right.keep();
+        }
+        Shared tile = tile_of(start);
+#pragma unroll 1
+        for (int part = start; part < start + KEYS; part += PART, tile += PART * ROW_BYTES<WIDTH>) {
+            if (pass.whole(part)) {
+                pass.template add<true>(tile, tile + TILE_BYTES, part);
+            } else if (!pass.none(part)) {
+                pass.template add<false>(tile, tile + TILE_BYTES, part);
+            }
+        }
+    }
+    write<DQ>(dq + at.at[DQ], problem, pass.first, 0, pass.sums, problem.scale);
+}
+
+// dk and dv: a block owns keys, and SLICE columns of their gradients, and goes through the queries. Scores are transposed.
+template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRIPS, false> {
+    // Of this thread's two columns of eight.
+    struct Numbers {
+        f32 log_sums[2], products[2];
+
+        __device__ f32 log_sum(int, int i) const { return log_sums[i % 2]; }
+        __device__ f32 product(int, int i) const { return products[i % 2]; }
+    };
+
+    Sums<STRIPS, SLICE / 8> key_sums, value_sums;
+
+    using Base = Backward<WIDTH, STRIPS, false>;
+    using Base::Base, Base::problem, Base::kind, Base::first;
+
+    // Whether none of the queries from `start` on sees a key, and whether all see all keys. Queries beyond the last one are 0,
+    // and so is what they add.
+    __device__ bool none(int start) const { return problem.causal && start + PART <= first; }
+    __device__ bool whole(int start) const { return kind.direct() && (!problem.causal || start >= first + STRIPS * 16 - 1); }
+
+    template <bool WHOLE>
+    __device__ void add(Shared queries, Shared gradients, Shared log_sums, Shared products, int column, int start) {
+        this->template multiply_both<WHOLE>(
+            queries, gradients, [&](int, int column) { return start + column; }, [&](int row, int) { return first + row; },
+            [&](int row, int column) { return !problem.causal || row - column <= start - first; },
+            [&](int n) {
+                Numbers numbers;
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    int at = (n * 8 + own_column() + i) * (int)sizeof(f32);
+                    numbers.log_sums[i] = load_number(log_sums + at) * LOG2_E;
+                    numbers.products[i] = load_number(products + at);
+                }
+                return numbers;
+            });
+        accumulate<WIDTH>(value_sums, this->scores, gradients + column * (int)sizeof(S), [](int) {});
+        accumulate<WIDTH>(key_sums, this->slopes, queries + column * (int)sizeof(S), [](int) {});
+    }
+};
+
+template <int WIDTH, int STRIPS, int QUERIES, int SLICE>
+__device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask, const S* g, const f32* log_sums,
+                               const f32* products, S* dk, S* dv, const Walk<OPERANDS>& batch, const Problem& problem) {
+    constexpr int KEYS = WARPS * STRIPS * 16;
+    extern __shared__ __align__(16) unsigned char memory[];
+    Shared own = shared_of(memory), tiles = own + 2 * KEYS * ROW_BYTES<WIDTH>;
+    constexpr int TILE_BYTES = QUERIES * ROW_BYTES<WIDTH>, NUMBER_BYTES = QUERIES * (int)sizeof(f32);
+    u64 columns = problem.width > problem.value_width ? problem.width : problem.value_width;
+    Item item(problem.keys, KEYS, columns, SLICE, false);
+    int first = item.first, column = item.column;
+    Offsets<OPERANDS> at = offsets(batch, item.pair);
+    Rows<WIDTH, Q> queries(q + at.at[Q], problem);
+    Rows<WIDTH, G> gradients(g + at.at[G], problem);
+    Rows<WIDTH, K> keys(k + at.at[K], problem);
+    Rows<WIDTH, V> values(v + at.at[V], problem);
+    // Queries and gradients, twice, then their numbers.
+    auto tile_of = [&](int start) { return tiles + start / QUERIES % 2 * 2 * TILE_BYTES; };
+    auto numbers_of = [&](int start) { return tiles + 4 * TILE_BYTES + start / QUERIES % 2 * 2 * NUMBER_BYTES; };
+    auto fetch = [&](int start) {
+        queries.template stage<QUERIES>(tile_of(start), start);
+        gradients.template stage<QUERIES>(tile_of(start) + TILE_BYTES, start);
+        stage_numbers<QUERIES>(numbers_of(start), log_sums + item.pair * problem.queries, start, (int)problem.queries);
+        stage_numbers<QUERIES>(numbers_of(start) + NUMBER_BYTES, products + item.pair * problem.queries, start, (int)problem.queries);
+    };
+    int begin = problem.causal ? first / QUERIES * QUERIES : 0;
+    keys.template stage<KEYS>(own, first);
+    values.template stage<KEYS>(own + KEYS * ROW_BYTES<WIDTH>, first);
+    if (begin < (int)problem.queries) {
+        fetch(begin);
+    }
+    GradKv<WIDTH, STRIPS, SLICE> pass(problem, mask ? mask + at.at[MASK] : mask, own,
+                                      own + KEYS * ROW_BYTES<WIDTH>, first + warp() * STRIPS * 16);
+    clear(pass.key_sums);
+    clear(pass.value_sums);
+#pragma unroll 1
+    for (int start = begin; start < (int)problem.queries; start += QUERIES) {
+        copies_arrive();
+        __syncthreads();
+        if (start + QUERIES < (int)problem.queries) {
+            fetch(start + QUERIES);
+        }
+        Shared tile = tile_of(start), logs = numbers_of(start);
+#pragma unroll 1
+        for (int part = start; part < start + QUERIES; part += PART) {
+            if (pass.whole(part)) {
+                pass.template add<true>(tile, tile + TILE_BYTES, logs, logs + NUMBER_BYTES, column, part);
+            } else if (!pass.none(part)) {
+                pass.template add<false>(tile, tile + TILE_BYTES, logs, logs + NUMBER_BYTES, column, part);
+            }
+            tile += PART * ROW_BYTES<WIDTH>;
+            logs += PART * (int)sizeof(f32);
+        }
+    }
+    write<DK>(dk + at.at[DK], problem, pass.first, column, pass.key_sums, problem.scale);
+    write<DV>(dv + at.at[DV], problem, pass.first, column, pass.value_sums, 1);
+}

@@ -1,0 +1,157 @@
+// The forward pass on tensor cores: a block owns queries and goes through the keys. Weights are relative to the largest score so
+// far, and what was added up is scaled when that grows.
+
+template <int WIDTH, int STRIPS, int KEYS> struct Forward {
+    const Problem& problem;
+    Scores<(STRIPS > 1)> kind;
+    Own<WIDTH, STRIPS, STRIPS * WIDTH * sizeof(S) <= 256> queries;
+    int first;  // query of the warp
+    Sums<STRIPS, WIDTH / 8> sums;
+    f32 best[STRIPS][2];   // score of each of this thread's rows
+    f32 total[STRIPS][2];  // weight, of this thread's columns
+
+    __device__ Forward(const Problem& problem, const S* mask, Shared tile, int first)
+        : problem(problem), kind{problem, mask}, queries(tile), first(first) {
+        clear(sums);
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                best[m][half] = lowest<f32>();
+                total[m][half] = 0;
+            }
+        }
+    }
+
+    // Whether none of the queries sees a key from `start` on, and whether all see all keys of the tile.
+    __device__ bool none(int start) const { return start >= seen_by(problem, first + STRIPS * 16 - 1); }
+    __device__ bool whole(int start) const { return kind.direct() && start + KEYS <= seen_by(problem, first); }
+
+    // Finds the largest scores, gives what weights are relative to, and scales what was added up.
+    __device__ void grow(const Sums<STRIPS, KEYS / 8>& scores, f32 factor, f32 (&shift)[STRIPS][2]) {
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                f32 largest = best[m][half];
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; ++n) {
+                    largest = fmaxf(largest, fmaxf(scores.at[m][n][half * 2], scores.at[m][n][half * 2 + 1]));
+                }
+                largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 2));
+                // Nothing was seen yet: the difference of infinities would be NaN.
+                shift[m][half] = largest == lowest<f32>() ? 0 : largest * factor;
+                f32 before = exp2_of(best[m][half] * factor - shift[m][half]);
+                best[m][half] = largest;
+                total[m][half] *= before;
+#pragma unroll
+                for (int n = 0; n < WIDTH / 8; ++n) {
+                    sums.at[m][n][half * 2] *= before;
+                    sums.at[m][n][half * 2 + 1] *= before;
+                }
+            }
+        }
+    }
+
+    // Adds the keys and values of a tile.
+    template <bool WHOLE> __device__ void add(Shared tile, int start) {
+        Sums<STRIPS, KEYS / 8> scores;
+        multiply(scores, queries, tile);
+        f32 factor = WHOLE ? problem.factor : kind.factor();
+        if (!WHOLE) {
+            kind.prepare(scores, [&](int row, int) { return first + row; }, [&](int, int column) { return start + column; });
+            for_sums(scores, [&](f32& score, int, int row, int column) {
+                if (column >= seen_by(problem, first + row) - start) {
+                    score = lowest<f32>();
+                }
+            });
+        }
+        f32 shift[STRIPS][2];
+        grow(scores, factor, shift);
+        accumulate<WIDTH>(sums, scores, tile + KEYS * ROW_BYTES<WIDTH>, [&](int n) {
+#pragma unroll
+            for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    f32 weight = exp2_of(scores.at[m][n][i] * factor - shift[m][i / 2]);
+                    total[m][i / 2] += weight;
+                    scores.at[m][n][i] = weight;
+                }
+            }
+        });
+    }
+
+    // Sums become means; `log(row, value)` takes the logarithm of the sum of each row of this thread.
+    template <class Log> __device__ void finish(Log log) {
+        f32 factor = kind.factor();
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                f32 all = total[m][half];
+                all += __shfl_xor_sync(FULL, all, 1);
+                all += __shfl_xor_sync(FULL, all, 2);
+                bool seen = all != 0;
+                f32 share = seen ? 1 / all : 0;
+#pragma unroll
+                for (int n = 0; n < WIDTH / 8; ++n) {
+                    sums.at[m][n][half * 2] *= share;
+                    sums.at[m][n][half * 2 + 1] *= share;
+                }
+                log(first + m * 16 + own_row() + half * 8,
+                    seen ? best[m][half] * factor * LN_2 + log_of(all) : highest<f32>());
+            }
+        }
+    }
+};
+
+template <int WIDTH, int STRIPS, int KEYS>
+__device__ inline void forward(const S* q, const S* k, const S* v, const S* mask, S* out, f32* log_sums,
+                               const Walk<OPERANDS>& batch, const Problem& problem) {
+    constexpr int QUERIES = WARPS * STRIPS * 16;
+    extern __shared__ __align__(16) unsigned char memory[];
+    Shared own = shared_of(memory), tiles = own + QUERIES * ROW_BYTES<WIDTH>;
+    constexpr int TILE_BYTES = KEYS * ROW_BYTES<WIDTH>;
+    Item item(problem.queries, QUERIES, 0, WIDTH, problem.causal);
+    int first = item.first;
+    Offsets<OPERANDS> at = offsets(batch, item.pair);
+    Rows<WIDTH, Q> queries(q + at.at[Q], problem);
+    Rows<WIDTH, K> keys(k + at.at[K], problem);
+    Rows<WIDTH, V> values(v + at.at[V], problem);
+    // Keys and values, twice.
+    auto tile_of = [&](int start) { return tiles + start / KEYS % 2 * 2 * TILE_BYTES; };
+    auto fetch = [&](int start) {
+        keys.template stage<KEYS>(tile_of(start), start);
+        values.template stage<KEYS>(tile_of(start) + TILE_BYTES, start);
+    };
+    int end = seen_by(problem, first + QUERIES - 1);
+    queries.template stage<QUERIES>(own, first);
+    if (end > 0) {
+        fetch(0);
+    }
+    Forward<WIDTH, STRIPS, KEYS> pass(problem, mask ? mask + at.at[MASK] : mask, own,
+                                      first + warp() * STRIPS * 16);
+#pragma unroll 1
+    for (int start = 0; start < end; start += KEYS) {
+        copies_arrive();
+        __syncthreads();
+        if (start + KEYS < end) {
+            fetch(start + KEYS);
+        }
+        if (start == 0) {
+            pass.queries.keep();
+        }
+        if (pass.whole(start)) {
+            pass.template add<true>(tile_of(start), start);
+        } else if (!pass.none(start)) {
+            pass.template add<false>(tile_of(start), start);
+        }
+    }
+    pass.finish([&](int query, f32 log) {
+        if (lane() % 4 == 0 && query < (int)problem.queries) {
+            log_sums[item.pair * problem.queries + query] = log;
+        }
+    });
+    write<OUT>(out + at.at[OUT], problem, pass.first, 0, pass.sums, 1);
+}

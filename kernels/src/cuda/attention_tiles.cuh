@@ -1,0 +1,294 @@
+// Attention on tensor cores: tiles in shared memory, fragments of them, and what becomes of scores.
+//
+// A block of four warps owns rows of its output, of which each warp has STRIPS strips of 16, and goes through tiles of the
+// other matrices in order. A tile comes to shared memory while the one before it is worked on. WIDTH is a power of two that no
+// row exceeds; columns that do not exist are 0. Scores are F32, in units in which weights are powers of 2; weights and the
+// gradients of scores are rounded like elements for the products that they are factors of.
+
+enum : int { WARPS = 4, THREADS = WARPS * LANES };
+
+constexpr f32 LOG2_E = 1.4426950408889634f;
+constexpr f32 LN_2 = 0.6931471805599453f;
+
+__device__ inline int lane() { return (int)(threadIdx.x % LANES); }
+__device__ inline int warp() { return (int)(threadIdx.x / LANES); }
+// The first row and column of an accumulator that are this thread's.
+__device__ inline int own_row() { return lane() / 4; }
+__device__ inline int own_column() { return lane() % 4 * 2; }
+
+template <int WIDTH> constexpr int ROW_BYTES = WIDTH * (int)sizeof(S);
+
+// Where an element of a tile lies, in bytes: in a row, and `further` columns on from one of the first, by a number of whole such
+// steps. The sixteen bytes that it is in change places with others, so that those of eight rows, one below the other, lie in
+// different banks.
+template <int WIDTH> __device__ inline int place(int row, int column, int further = 0) {
+    int turned = column / SIXTEENTH ^ (WIDTH / SIXTEENTH == 4 ? row / 2 % 4 : row % 8), steps = further / SIXTEENTH;
+    return row * ROW_BYTES<WIDTH> + ((turned ^ steps % 8) + steps / 8 * 8) * 16 + column % SIXTEENTH * (int)sizeof(S);
+}
+
+// Rows of an operand, of which each thread copies sixteen bytes of every DOWN-th.
+template <int WIDTH, int OPERAND> struct Rows {
+    enum : int { EACH_ROW = WIDTH / SIXTEENTH, DOWN = THREADS / EACH_ROW };
+
+    const Problem& problem;
+    const S* at;  // what the thread copies of its first row
+    int columns;  // of the sixteen bytes that exist
+
+    __device__ static int own_row() { return (int)threadIdx.x / EACH_ROW; }
+    __device__ static int own_column() { return (int)threadIdx.x % EACH_ROW * SIXTEENTH; }
+
+    __device__ Rows(const S* from, const Problem& problem) : problem(problem), at(from) {
+        const i64(&steps)[2] = problem.steps[OPERAND];
+        int left = (int)columns_of(problem, OPERAND) - own_column();
+        columns = left < 0 ? 0 : left > SIXTEENTH ? SIXTEENTH : left;
+        if (columns > 0) {
+            at += own_row() * steps[0] + own_column() * steps[1];
+        }
+    }
+
+    // Begins to copy COUNT rows to a tile, from row `first` on. What does not exist is 0.
+    template <int COUNT> __device__ void stage(Shared tile, int first) const {
+        const i64(&steps)[2] = problem.steps[OPERAND];
+        const S* from = at + first * steps[0];
+        int left = (int)rows_of(problem, OPERAND) - first - own_row();
+        if (problem.vectors >> OPERAND & 1) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i += DOWN) {
+                copy_async<16>(tile + place<WIDTH>(own_row() + i, own_column()), from,
+                               i < left ? columns * (int)sizeof(S) : 0);
+                from += DOWN * steps[0];
+            }
+            return;
+        }
+#pragma unroll 1
+        for (int i = 0; i < COUNT; i += DOWN) {
+            Pack<S, SIXTEENTH> pack;
+#pragma unroll
+            for (int c = 0; c < SIXTEENTH; ++c) {
+                pack.at[c] = i < left && c < columns ? (f32)from[c * steps[1]] : 0.0f;
+            }
+            store(pointer_of<S>(tile + place<WIDTH>(own_row() + i, own_column())), pack);
+            from += DOWN * steps[0];
+        }
+    }
+};
+
+// Begins to copy numbers, one for each row.
+template <int COUNT> __device__ inline void stage_numbers(Shared to, const f32* from, int first, int rows) {
+    int row = (int)threadIdx.x;
+    if (row < COUNT) {
+        copy_async<4>(to + row * 4, from + first + row, first + row < rows ? 4 : 0);
+    }
+}
+__device__ inline f32 load_number(Shared at) { return __uint_as_float(load_word(at)); }
+
+// Rows of a tile, transposed, as right operands: 16 rows, STEP columns of them.
+template <int WIDTH> __device__ inline void rows_fragment(u32 (&to)[4], Shared rows, int column) {
+    load_matrices(to, rows + place<WIDTH>(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2 * SIXTEENTH, column));
+}
+// A tile as right operands: STEP rows in the order of `left_of`, 16 columns of them.
+template <int WIDTH> __device__ inline void columns_fragment(u32 (&to)[4], Shared rows, int column) {
+    if constexpr (EACH_WORD == 2) {
+        load_transposed(to, rows + place<WIDTH>(lane() % 16, lane() / 16 * 8, column));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            to[i] = load_word(rows + place<WIDTH>(own_column() + i % 2, i / 2 * 8 + own_row(), column));
+        }
+    }
+}
+
+// Strips of 16 rows of a tile as left operands: in registers if KEPT, else read each time.
+template <int WIDTH, int STRIPS, bool KEPT> struct Own {
+    Shared rows;
+    u32 kept[KEPT ? STRIPS : 1][KEPT ? WIDTH / STEP : 1][4];
+
+    __device__ explicit Own(Shared tile) : rows(tile + warp() * STRIPS * 16 * ROW_BYTES<WIDTH>) {}
+
+    __device__ void read(u32 (&to)[4], int strip, int step) const {
+        int at = place<WIDTH>(lane() % 16, lane() / 16 * SIXTEENTH, step * STEP);
+        load_matrices(to, rows + at + strip * 16 * ROW_BYTES<WIDTH>);
+    }
+    __device__ void keep() {
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+                for (int k = 0; k < WIDTH / STEP; ++k) {
+                    read(kept[m][k], m, k);
+                }
+            }
+        }
+    }
+    __device__ void get(u32 (&to)[4], int strip, int step) const {
+        if constexpr (KEPT) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                to[i] = kept[strip][step][i];
+            }
+        } else {
+            read(to, strip, step);
+        }
+    }
+};
+
+// A warp's part of a product: strips of 16 rows, columns in eights.
+template <int STRIPS, int EIGHTS> struct Sums {
+    f32 at[STRIPS][EIGHTS][4];
+};
+
+template <int STRIPS, int EIGHTS> __device__ inline void clear(Sums<STRIPS, EIGHTS>& sums) {
+#pragma unroll
+    for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sums.at[m][n][i] = 0;
+            }
+        }
+    }
+}
+
+// Calls `body(sum, strip, row, column)` for each sum of this thread, with its place in the warp's part.
+template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Sums<STRIPS, EIGHTS>& sums, Body body) {
+#pragma unroll
+    for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                body(sums.at[m][n][i], m, m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2);
+            }
+        }
+    }
+}
+
+// sums = own rows of a tile, times rows of another one
+template <int WIDTH, int STRIPS, int EIGHTS, bool KEPT>
+__device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, STRIPS, KEPT>& own, Shared rows) {
+    clear(sums);
+#pragma unroll
+    for (int k = 0; k < WIDTH / STEP; ++k) {
+        u32 a[STRIPS][4];
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+            own.get(a[m], m, k);
+        }
+#pragma unroll
+        for (int n = 0; n < EIGHTS; n += 2) {
+            u32 b[4];
+            rows_fragment<WIDTH>(b, rows + n * 8 * ROW_BYTES<WIDTH>, k * STEP);
+#pragma unroll
+            for (int m = 0; m < STRIPS; ++m) {
+                multiply_add(sums.at[m][n], a[m], b[0], b[1]);
+                multiply_add(sums.at[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// sums += rounded factors, of which there are as many columns, times rows of a tile. `prepare(n)` comes before the columns from
+// 8 n on are read.
+template <int WIDTH, int STRIPS, int COLUMNS, int EIGHTS, class Prepare>
+__device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS, COLUMNS>& factors, Shared rows,
+                                  Prepare prepare) {
+#pragma unroll
+    for (int k = 0; k < COLUMNS; k += STEP / 8) {
+        u32 a[STRIPS][4];
+#pragma unroll
+        for (int n = k; n < k + STEP / 8; ++n) {
+            prepare(n);
+        }
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+            left_of(a[m], factors.at[m][k], factors.at[m][k + STEP / 8 - 1]);
+        }
+#pragma unroll
+        for (int n = 0; n < EIGHTS; n += 2) {
+            u32 b[4];
+            columns_fragment<WIDTH>(b, rows + k * 8 * ROW_BYTES<WIDTH>, n * 8);
+#pragma unroll
+            for (int m = 0; m < STRIPS; ++m) {
+                multiply_add(sums.at[m][n], a[m], b[0], b[1]);
+                multiply_add(sums.at[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// Writes sums, times `scale`, to the warp's rows of an operand, from row `first` on, and to columns from `column` on.
+template <int OPERAND, int STRIPS, int EIGHTS>
+__device__ inline void write(S* to, const Problem& problem, int first, int column, const Sums<STRIPS, EIGHTS>& sums,
+                             f32 scale) {
+    const i64(&steps)[2] = problem.steps[OPERAND];
+    int rows = (int)rows_of(problem, OPERAND), columns = (int)columns_of(problem, OPERAND);
+#pragma unroll
+    for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int row = first + m * 16 + own_row() + half * 8;
+            if (row >= rows) {
+                return;
+            }
+            S* at = to + row * steps[0];
+#pragma unroll
+            for (int n = 0; n < EIGHTS; ++n) {
+                int c = column + n * 8 + own_column();
+                Pack<S, 2> pair;
+                pair.at[0] = sums.at[m][n][half * 2] * scale;
+                pair.at[1] = sums.at[m][n][half * 2 + 1] * scale;
+                if (problem.vectors >> OPERAND & 1 && c + 1 < columns) {
+                    store(at + c, pair);
+                    continue;
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    if (c + i < columns) {
+                        at[(c + i) * steps[1]] = pair.at[i];
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Products become scores, in powers of 2, by a factor: `problem.factor` if they are direct, 1 after `prepare` has dealt with a
+// mask or with a factor that would turn the order around. Kernels that are always DIRECT are not asked for others.
+template <bool DIRECT> struct Scores {
+    const Problem& problem;
+    const S* mask;
+
+    __device__ bool direct() const { return DIRECT || (!mask && problem.factor > 0); }
+    __device__ f32 factor() const { return direct() ? problem.factor : 1; }
+
+    // Of a tile of `query(row, column)` and `key(row, column)`.
+    template <int STRIPS, int EIGHTS, class Query, class Key>
+    __device__ void prepare(Sums<STRIPS, EIGHTS>& products, Query query, Key key) const {
+        if (direct()) {
+            return;
+        }
+        for_sums(products, [&](f32& product, int, int row, int column) {
+            product *= problem.factor;
+            int i = query(row, column), j = key(row, column);
+            if (mask && i < (int)problem.queries && j < (int)problem.keys) {
+                product += mask[i * problem.steps[MASK][0] + j * problem.steps[MASK][1]] * LOG2_E;
+            }
+        });
+    }
+};
+
+// What a block owns: rows of a pair from `first` on, and columns. What takes longest comes first: the last rows if `backwards`.
+struct Item {
+    u32 pair;
+    int first;
+    int column;
+
+    __device__ Item(u64 rows, int count, u64 columns, int slice, bool backwards) {
+        u32 down = ((u32)rows + count - 1) / count, across = columns > slice ? ((u32)columns + slice - 1) / slice : 1;
+        u32 each = gridDim.x / down, tile = blockIdx.x / each, rest = blockIdx.x - tile * each;
+        pair = rest / across;
+        first = (int)(backwards ? down - 1 - tile : tile) * count;
+        column = (int)(rest - pair * across) * slice;
+    }
+};

@@ -102,6 +102,8 @@ pub(crate) struct Parts {
     tf32: AtomicBool,
     /// Waits for each command of a driver's stream.
     pub(crate) blocking: bool,
+    /// Whether convolutions may be cuDNN's.
+    pub(crate) cudnn: bool,
     /// The stream on which the host reads what is not pending.
     reads: OnceLock<Arc<Fifo>>,
     /// Streams whose last handle is gone while the driver still runs their work.
@@ -185,11 +187,12 @@ impl Device {
         let cuda = Cuda { fault: FaultWord::new(&context)?, context: Arc::clone(&context) };
         let default = Fifo::new(Runner::Driver(cuda.stream(Priority::Normal)?), Placement::Caller, 1, &audit);
         let memory = config.memory.unwrap_or_else(|| Arc::clone(&context) as Arc<dyn MemoryDriver>);
-        let blocking = config.blocking.unwrap_or_else(blocking_from_environment);
+        let blocking = config.blocking.unwrap_or_else(|| is_set_to("STREAMGRAD_LAUNCH_BLOCKING", "1"));
         let mut core = Core::new(DeviceKind::Cuda(ordinal), default, memory, audit);
         core.fault = Arc::new(Fault::of_driver(&cuda.fault));
         core.cuda = Some(cuda);
         core.blocking = blocking;
+        core.cudnn = config.cudnn.unwrap_or_else(|| !is_set_to("STREAMGRAD_CUDNN", "0"));
         Ok(Device::of(core))
     }
 
@@ -201,8 +204,8 @@ impl Device {
         let memory = Some(Arc::clone(self.memory_driver()));
         match self.kind() {
             DeviceKind::Cuda(ordinal) => {
-                let blocking = Some(self.core().blocking);
-                let device = Device::cuda_with(ordinal, CudaConfig { memory, blocking })?;
+                let (blocking, cudnn) = (Some(self.core().blocking), Some(self.core().cudnn));
+                let device = Device::cuda_with(ordinal, CudaConfig { memory, blocking, cudnn })?;
                 device.set_tf32(self.tf32());
                 Ok(device)
             }
@@ -250,6 +253,17 @@ impl Device {
         match &self.core().cuda {
             Some(cuda) => cuda.context.describe(),
             None => format!("{} threads", self.threads()),
+        }
+    }
+
+    /// What makes the device's convolutions, as in `cuDNN 9.14.0, and kernels of its own for what that has not`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] and [`Error::Driver`] where cuDNN is found and answers so.
+    pub fn convolutions(&self) -> Result<String> {
+        match &self.core().cuda {
+            Some(cuda) if self.core().cudnn => cuda.context.convolutions(),
+            _ => Ok("kernels of its own".to_owned()),
         }
     }
 
@@ -485,6 +499,7 @@ impl Core {
             captures: AtomicUsize::new(0),
             tf32: AtomicBool::new(false),
             blocking: false,
+            cudnn: false,
             reads: OnceLock::new(),
             orphans: Mutex::default(),
             borrows: Borrows::default(),
@@ -669,6 +684,6 @@ fn threads_from_environment() -> Option<usize> {
     std::env::var("STREAMGRAD_THREADS").ok()?.trim().parse().ok().filter(|&threads| threads > 0)
 }
 
-fn blocking_from_environment() -> bool {
-    std::env::var("STREAMGRAD_LAUNCH_BLOCKING").is_ok_and(|value| value.trim() == "1")
+fn is_set_to(variable: &str, wanted: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| value.trim() == wanted)
 }

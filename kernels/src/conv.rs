@@ -2,6 +2,7 @@
 //!
 //! Each is the gradient of the two others. Operands are contiguous.
 
+use device::cuda::{ConvAlgorithm, ConvForm, ConvPass};
 use device::{Error, Result, Stream};
 
 use crate::command::{Command, for_float};
@@ -46,60 +47,43 @@ fn geometry(
     })
 }
 
-/// Elements of the workspace that a convolution of these shapes needs on `stream`'s device; the same for all three maps.
-///
-/// Shapes: as for [`conv2d`].
-pub fn conv2d_workspace(
-    stream: &Stream,
-    images: &[usize],
-    filters: &[usize],
-    places: [usize; 2],
-    groups: usize,
-) -> usize {
-    match (stream.is_cuda(), images, filters) {
-        (true, &[n, _, _, _], &[f, per_group, kh, kw]) => cuda::workspace(&ConvGeometry {
-            images: n,
-            groups: groups.max(1),
-            channels: per_group,
-            filters: f / groups.max(1),
-            image: [0; 2],
-            places,
-            window: Window::new([kh, kw]),
-        }),
-        _ => 0,
-    }
-}
-
-/// Which of images, filters and results is written.
-#[derive(Clone, Copy)]
-enum Written {
-    Images,
-    Filters,
-    Results,
+/// A convolution whose operands were checked, and how the device of its stream makes it.
+#[must_use = "it is not launched yet"]
+#[derive(Debug)]
+pub struct Conv2d<'a> {
+    stream: &'a Stream,
+    op: &'static str,
+    pass: ConvPass,
+    /// Images, filters and results.
+    operands: [View<'a>; 3],
+    bias: Option<View<'a>>,
+    geometry: ConvGeometry,
+    /// That of cuDNN, if it makes the convolution.
+    algorithm: Option<ConvAlgorithm>,
 }
 
 /// `out[n, f, y, x] = bias[f] + sum of weight[f, c, i, j] x[n, c, y sh + i dh - ph, x sw + j dw - pw]`, for floats;
 /// what lies outside of the image is 0.
 ///
 /// Shapes: `x [n, c, h, w]`, `weight [f, c / groups, kh, kw]`, `bias [f]`, `out [n, f, oh, ow]`, where `oh` and `ow` are
-/// [`Window::places`]. All contiguous. `workspace`, of the type that is computed in, has [`conv2d_workspace`] elements, and
-/// may be left out if those are none.
+/// [`Window::places`]. All contiguous.
 ///
-/// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits.
+/// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits. On
+/// CUDA, cuDNN makes it where that is found and has an algorithm that always gives the same bits; in F32 that may be one by
+/// Fourier transforms, whose errors go by the largest elements.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for
-/// operands that are not contiguous or a window that does not fit, those of [`Stream::launch`].
-pub fn conv2d(
-    stream: &Stream,
-    x: View<'_>,
-    weight: View<'_>,
-    bias: Option<View<'_>>,
-    (window, groups): (Window, usize),
-    workspace: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    launch(stream, "conv2d", Written::Results, [x, weight, out], bias, (window, groups), workspace)
+/// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,
+/// those of [`Stream::convolution`].
+pub fn conv2d<'a>(
+    stream: &'a Stream,
+    x: View<'a>,
+    weight: View<'a>,
+    bias: Option<View<'a>>,
+    how: (Window, usize),
+    out: View<'a>,
+) -> Result<Conv2d<'a>> {
+    Conv2d::new(stream, ("conv2d", ConvPass::Forward), [x, weight, out], bias, how)
 }
 
 /// `out[n, c, h, w] = bias[c] + sum of weight[f, c, i, j] g[n, f, y, x]` over all `f`, `i`, `j`, `y` and `x` that
@@ -110,16 +94,15 @@ pub fn conv2d(
 ///
 /// # Errors
 /// As for [`conv2d`].
-pub fn conv2d_input_grad(
-    stream: &Stream,
-    g: View<'_>,
-    weight: View<'_>,
-    bias: Option<View<'_>>,
-    (window, groups): (Window, usize),
-    workspace: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    launch(stream, "conv2d_input_grad", Written::Images, [out, weight, g], bias, (window, groups), workspace)
+pub fn conv2d_input_grad<'a>(
+    stream: &'a Stream,
+    g: View<'a>,
+    weight: View<'a>,
+    bias: Option<View<'a>>,
+    how: (Window, usize),
+    out: View<'a>,
+) -> Result<Conv2d<'a>> {
+    Conv2d::new(stream, ("conv2d_input_grad", ConvPass::InputGrad), [out, weight, g], bias, how)
 }
 
 /// `out[f, c, i, j] = sum of g[n, f, y, x] x[n, c, y sh + i dh - ph, x sw + j dw - pw]`: the gradient of [`conv2d`] with
@@ -130,79 +113,138 @@ pub fn conv2d_input_grad(
 ///
 /// # Errors
 /// As for [`conv2d`].
-pub fn conv2d_weight_grad(
-    stream: &Stream,
-    x: View<'_>,
-    g: View<'_>,
-    (window, groups): (Window, usize),
-    workspace: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
-    launch(stream, "conv2d_weight_grad", Written::Filters, [x, out, g], None, (window, groups), workspace)
+pub fn conv2d_weight_grad<'a>(
+    stream: &'a Stream,
+    x: View<'a>,
+    g: View<'a>,
+    how: (Window, usize),
+    out: View<'a>,
+) -> Result<Conv2d<'a>> {
+    Conv2d::new(stream, ("conv2d_weight_grad", ConvPass::WeightGrad), [x, out, g], None, how)
 }
 
-fn launch(
-    stream: &Stream,
-    op: &'static str,
-    written: Written,
-    [images, filters, results]: [View<'_>; 3],
-    bias: Option<View<'_>>,
-    how: (Window, usize),
-    workspace: Option<View<'_>>,
-) -> Result<()> {
-    let geometry = geometry(op, [&images, &filters, &results], how)?;
-    let (out, read) = match written {
-        Written::Images => (images, [results, filters]),
-        Written::Filters => (filters, [images, results]),
-        Written::Results => (results, [images, filters]),
-    };
-    [images, filters, results].iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
-    if let Some(bias) = bias {
-        bias.expect_shape(op, &out.shape()[1..2])?;
-        bias.expect_contiguous(op, "bias")?;
+impl<'a> Conv2d<'a> {
+    fn new(
+        stream: &'a Stream,
+        (op, pass): (&'static str, ConvPass),
+        operands: [View<'a>; 3],
+        bias: Option<View<'a>>,
+        how: (Window, usize),
+    ) -> Result<Conv2d<'a>> {
+        let geometry = geometry(op, operands.each_ref(), how)?;
+        operands.iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
+        let mut conv = Conv2d { stream, op, pass, operands, bias, geometry, algorithm: None };
+        let (out, read) = conv.parts();
+        if let Some(bias) = bias {
+            bias.expect_shape(op, &out.shape()[1..2])?;
+            bias.expect_contiguous(op, "bias")?;
+        }
+        read.iter().chain(&bias).try_for_each(|view| view.expect_apart(op, &out))?;
+        if stream.is_cuda() {
+            conv.algorithm = conv.find()?;
+        }
+        Ok(conv)
     }
-    read.iter().chain(&bias).try_for_each(|view| view.expect_apart(op, &out))?;
-    let needed = match out.layout.elements() {
-        0 => 0,
-        _ => conv2d_workspace(stream, images.shape(), filters.shape(), geometry.places, geometry.groups),
-    };
-    let workspace = workspace.filter(|_| needed > 0);
-    workspace.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
-    if workspace.map_or(0, |memory| memory.layout.elements()) < needed {
-        let value = format!("fewer than {needed} elements");
-        return Err(Error::invalid(op, "workspace", "as large as `conv2d_workspace` says", value));
+
+    /// What is written, and the two operands that are read.
+    fn parts(&self) -> (View<'a>, [View<'a>; 2]) {
+        let [images, filters, results] = self.operands;
+        match self.pass {
+            ConvPass::InputGrad => (images, [results, filters]),
+            ConvPass::WeightGrad => (filters, [images, results]),
+            ConvPass::Forward => (results, [images, filters]),
+        }
     }
-    // A multiply-add is a fraction of an elementary operation.
-    let each = geometry.filter() * geometry.filters / 8 + 1;
-    let dtype = out.dtype;
-    for_float!(op, dtype, T => {
-        let workspace = workspace.map(|memory| memory.write::<T>().exact());
-        Command::new(op, (out.write::<T>(), read.map(View::read::<T>), bias.map(View::read::<T>), workspace))
-            .cost(results.layout.elements(), each)
-            .run(
-                stream,
-                geometry,
-                // SAFETY: the geometry is that of the operands, which are contiguous and apart from the output.
-                move |geometry, workers, (out, read, bias, _)| unsafe {
-                    match (written, geometry.is_depthwise()) {
-                        (Written::Images, false) => cpu::input_grad(geometry, workers, (out, read, bias)),
-                        (Written::Images, true) => depthwise::input_grad(geometry, workers, (out, read, bias)),
-                        (Written::Filters, false) => cpu::weight_grad(geometry, workers, (out, read)),
-                        (Written::Filters, true) => depthwise::weight_grad(geometry, workers, (out, read)),
-                        (Written::Results, false) => cpu::forward(geometry, workers, (out, read, bias)),
-                        (Written::Results, true) => depthwise::forward(geometry, workers, (out, read, bias)),
-                    }
-                },
-                move |geometry, queue, (out, read, bias, workspace)| {
-                    let conv = cuda::Convolution::of(queue, geometry, dtype, workspace)?;
-                    match written {
-                        Written::Images => conv.input_grad(out, read, bias),
-                        Written::Filters => conv.weight_grad(out, read),
-                        Written::Results => conv.forward(out, read, bias),
-                    }
-                },
-            )
-    })
+
+    /// The algorithm of cuDNN, where that is found and has one which is of use.
+    fn find(&self) -> Result<Option<ConvAlgorithm>> {
+        let (g, dtype) = (&self.geometry, self.operands[0].dtype);
+        let all_places = g.places == g.window.places(self.op, g.image)?;
+        let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
+        let fit = self.operands.iter().chain(&self.bias).all(fits);
+        if !all_places || !fit || cuda::has_better(g, self.pass, dtype, self.stream.device().tf32()) {
+            return Ok(None);
+        }
+        let [kh, kw] = g.window.kernel;
+        let shapes = [
+            [g.images, g.all_channels(), g.image[0], g.image[1]],
+            [g.all_filters(), g.channels, kh, kw],
+            [g.images, g.all_filters(), g.places[0], g.places[1]],
+        ];
+        self.stream.convolution(&ConvForm {
+            pass: self.pass,
+            bias: self.bias.is_some(),
+            dtype,
+            shapes,
+            strides: shapes.map(|[_, b, c, d]| [b * c * d, c * d, d, 1]),
+            padding: g.window.padding,
+            stride: g.window.stride,
+            dilation: g.window.dilation,
+        })
+    }
+
+    /// Elements of the workspace, of the type that is computed in.
+    pub fn workspace(&self) -> usize {
+        let (out, _) = self.parts();
+        match &self.algorithm {
+            Some(algorithm) => algorithm.workspace().div_ceil(out.dtype.compute_dtype().size_bytes()),
+            None if self.stream.is_cuda() && out.layout.elements() > 0 => cuda::workspace(&self.geometry),
+            None => 0,
+        }
+    }
+
+    /// Launches it. `workspace`, of the type that is computed in, has [`workspace`](Self::workspace) elements, and may be left
+    /// out if those are none.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a workspace that is smaller,
+    /// those of [`Stream::launch`].
+    pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
+        let needed = self.workspace();
+        let workspace = workspace.filter(|_| needed > 0);
+        let (out, read) = self.parts();
+        let Conv2d { stream, op, pass, operands, bias, geometry, algorithm } = self;
+        workspace.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
+        if workspace.map_or(0, |memory| memory.layout.elements()) < needed {
+            let value = format!("fewer than {needed} elements");
+            return Err(Error::invalid(op, "workspace", "as large as `Conv2d::workspace` says", value));
+        }
+        // A multiply-add is a fraction of an elementary operation.
+        let each = geometry.filter() * geometry.filters / 8 + 1;
+        let dtype = out.dtype;
+        for_float!(op, dtype, T => {
+            let workspace = workspace.map(|memory| memory.write::<T>().exact());
+            Command::new(op, (out.write::<T>(), read.map(View::read::<T>), bias.map(View::read::<T>), workspace))
+                .cost(operands[2].layout.elements(), each)
+                .run(
+                    stream,
+                    (geometry, algorithm),
+                    // SAFETY: the geometry is that of the operands, which are contiguous and apart from the output.
+                    move |(geometry, _), workers, (out, read, bias, _)| unsafe {
+                        match (pass, geometry.is_depthwise()) {
+                            (ConvPass::InputGrad, false) => cpu::input_grad(geometry, workers, (out, read, bias)),
+                            (ConvPass::InputGrad, true) => depthwise::input_grad(geometry, workers, (out, read, bias)),
+                            (ConvPass::WeightGrad, false) => cpu::weight_grad(geometry, workers, (out, read)),
+                            (ConvPass::WeightGrad, true) => depthwise::weight_grad(geometry, workers, (out, read)),
+                            (ConvPass::Forward, false) => cpu::forward(geometry, workers, (out, read, bias)),
+                            (ConvPass::Forward, true) => depthwise::forward(geometry, workers, (out, read, bias)),
+                        }
+                    },
+                    move |(geometry, algorithm), queue, (out, read, bias, workspace)| {
+                        if let Some(algorithm) = algorithm {
+                            // SAFETY: the algorithm was found for these operands, and the workspace is as large as it says.
+                            return unsafe { cuda::by_library(queue, (algorithm, pass), (out, read), bias, workspace) };
+                        }
+                        let conv = cuda::Convolution::of(queue, geometry, dtype, workspace)?;
+                        match pass {
+                            ConvPass::InputGrad => conv.input_grad(out, read, bias),
+                            ConvPass::WeightGrad => conv.weight_grad(out, read),
+                            ConvPass::Forward => conv.forward(out, read, bias),
+                        }
+                    },
+                )
+        })
+    }
 }
 
 #[cfg(test)]

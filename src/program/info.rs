@@ -22,8 +22,14 @@ pub(super) fn run(printer: &mut Printer) -> Result<bool, Failure> {
         Some(Err(text)) => format!("{text:?} is ignored by the library: not a whole number of at least 1"),
     };
     table.row([THREADS, &threads]);
-    let cuda = Device::cuda(0).map_or_else(|error| error.to_string(), |device| device.description());
-    table.row(["device cuda:0", &cuda]);
+    match Device::cuda(0) {
+        Ok(cuda) => {
+            table.row(["device cuda:0", &cuda.description()]);
+            let convolutions = cuda.convolutions().unwrap_or_else(|error| error.to_string());
+            table.row(["convolutions", &convolutions]);
+        }
+        Err(error) => table.row(["device cuda:0", &error.to_string()]),
+    }
     table.row(["device auto", &Device::best().name()]);
     for workload in workloads::ALL {
         table.row([&format!("workload {}", workload.name()), workload.about()]);

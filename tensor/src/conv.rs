@@ -1,7 +1,7 @@
 //! Convolutions over the last two axes.
 
 use device::{Error, Result, Stream};
-use kernels::{Layout, Window, conv2d_workspace};
+use kernels::{Conv2d, Layout, View, Window};
 
 use crate::Tensor;
 use crate::check::{elements_of, is_float, same_kind, shape_mismatch};
@@ -112,10 +112,9 @@ impl Tensor {
         let shape = [n, f, oh, ow];
         let (x, weight, bias) = operands(OP, self, weight, bias)?;
         let how = (window, options.groups);
-        let shapes = [x.shape(), weight.shape(), &shape];
-        with_workspace(&x, shapes, &shape, options.groups, |stream, workspace, out| {
+        filled(&x, &shape, |stream, out| {
             let bias = bias.as_ref().map(Tensor::view);
-            kernels::conv2d(stream, x.view(), weight.view(), bias, how, workspace, out)
+            launch(stream, &x, kernels::conv2d(stream, x.view(), weight.view(), bias, how, out)?)
         })
     }
 
@@ -156,29 +155,29 @@ fn operands(
     Ok((x.contiguous()?, y.contiguous()?, bias.map(Tensor::contiguous).transpose()?))
 }
 
-/// A fresh tensor that one command fills, with memory for it to work in. `shapes` are those of images, filters and results.
-fn with_workspace(
+/// A fresh tensor of this shape that one command fills.
+fn filled(
     like: &Tensor,
-    [images, filters, results]: [&[usize]; 3],
     shape: &[usize],
-    groups: usize,
-    launch: impl FnOnce(&Stream, Option<kernels::View<'_>>, kernels::View<'_>) -> Result<()>,
+    fill: impl FnOnce(&Stream, View<'_>) -> Result<()>,
 ) -> Result<Tensor> {
     elements_of("conv2d", shape)?;
     Stream::with_current(like.device(), |stream| {
         let out = Tensor::allocate(stream, Layout::contiguous(shape), like.dtype)?;
-        let places = [results[2], results[3]];
-        let elements = conv2d_workspace(stream, images, filters, places, groups);
-        if elements == 0 {
-            launch(stream, None, out.view())?;
-        } else {
-            elements_of("conv2d", &[elements])?;
-            let memory =
-                Tensor::allocate(stream, Layout::contiguous(&[elements]), like.dtype.compute_dtype())?;
-            launch(stream, Some(memory.view()), out.view())?;
-        }
+        fill(stream, out.view())?;
         Ok(out)
     })
+}
+
+/// Launches a convolution of elements like those of `like`, with memory for it to work in.
+fn launch(stream: &Stream, like: &Tensor, conv: Conv2d<'_>) -> Result<()> {
+    let elements = conv.workspace();
+    if elements == 0 {
+        return conv.launch(None);
+    }
+    elements_of("conv2d", &[elements])?;
+    let memory = Tensor::allocate(stream, Layout::contiguous(&[elements]), like.dtype.compute_dtype())?;
+    conv.launch(Some(memory.view()))
 }
 
 /// The gradient of [`Tensor::conv2d`] with respect to its images, of sizes `image`, for `g` the gradient of its
@@ -202,10 +201,9 @@ pub fn conv2d_input_grad(
     let shape = [n, per_group.saturating_mul(options.groups), image[0], image[1]];
     let (g, weight, bias) = operands(OP, g, weight, bias)?;
     let how = (window, options.groups);
-    let shapes = [&shape, weight.shape(), g.shape()];
-    with_workspace(&g, shapes, &shape, options.groups, |stream, workspace, out| {
+    filled(&g, &shape, |stream, out| {
         let bias = bias.as_ref().map(Tensor::view);
-        kernels::conv2d_input_grad(stream, g.view(), weight.view(), bias, how, workspace, out)
+        launch(stream, &g, kernels::conv2d_input_grad(stream, g.view(), weight.view(), bias, how, out)?)
     })
 }
 
@@ -228,8 +226,7 @@ pub fn conv2d_weight_grad(
     let shape = [f, c / options.groups.max(1), kernel[0], kernel[1]];
     let (x, g, _) = operands(OP, x, g, None)?;
     let how = (window, options.groups);
-    let shapes = [x.shape(), &shape, g.shape()];
-    with_workspace(&x, shapes, &shape, options.groups, |stream, workspace, out| {
-        kernels::conv2d_weight_grad(stream, x.view(), g.view(), how, workspace, out)
+    filled(&x, &shape, |stream, out| {
+        launch(stream, &x, kernels::conv2d_weight_grad(stream, x.view(), g.view(), how, out)?)
     })
 }

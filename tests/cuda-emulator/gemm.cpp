@@ -6,6 +6,7 @@
 
 #include "gemm.hpp"
 #include "gemm_tile.hpp"
+#include "tf32.hpp"
 
 namespace {
 
@@ -19,15 +20,6 @@ const Tile& tile_functions() {
 }
 inline void multiply(const float* a, const float* b, long long k, float* sums) { tile_functions().f32(a, b, k, sums); }
 inline void multiply(const double* a, const double* b, long long k, double* sums) { tile_functions().f64(a, b, k, sums); }
-
-// Rounded when it is read: to nearest, and away from 0 in between.
-struct Tf32 {
-    unsigned bits;
-    operator float() const {
-        bool finite = (bits & 0x7F800000) != 0x7F800000;
-        return __uint_as_float(finite ? (bits + 0x1000) & ~0x1FFFu : bits);
-    }
-};
 
 // Element (row, k) of op(A), or (k, column) of op(B), with the way from one to the next in either direction.
 template <class In> struct View {

@@ -104,7 +104,7 @@ static int compile_kernels(const std::string& source_path) {
 }
 
 static const Test* find(const std::string& name) {
-    for (auto* tests : {&STREAM_TESTS, &GRAPH_TESTS, &CAPTURE_TESTS, &MEMORY_TESTS, &KERNEL_TESTS, &ADVERSARY_TESTS, &GEMM_TESTS})
+    for (auto* tests : {&STREAM_TESTS, &GRAPH_TESTS, &CAPTURE_TESTS, &MEMORY_TESTS, &KERNEL_TESTS, &ADVERSARY_TESTS, &GEMM_TESTS, &CONV_TESTS})
         for (const Test& test : *tests)
             if (name == test.name) return &test;
     return nullptr;
@@ -148,7 +148,7 @@ int main(int count, char** arguments) {
     char path[] = "/tmp/cuda-emulator-selftest-XXXXXX";
     folder = mkdtemp(path);
     bool all = passes(arguments[0], "compile", "", arguments[1]);
-    for (auto* tests : {&STREAM_TESTS, &GRAPH_TESTS, &CAPTURE_TESTS, &MEMORY_TESTS, &KERNEL_TESTS, &ADVERSARY_TESTS, &GEMM_TESTS})
+    for (auto* tests : {&STREAM_TESTS, &GRAPH_TESTS, &CAPTURE_TESTS, &MEMORY_TESTS, &KERNEL_TESTS, &ADVERSARY_TESTS, &GEMM_TESTS, &CONV_TESTS})
         for (const Test& test : *tests) {
             bool wanted = count == 2;
             for (int i = 2; i < count; i++) wanted = wanted || strcmp(arguments[i], test.name) == 0;

@@ -31,7 +31,7 @@ extern int failures;
         }                                                                                                                 \
     } while (0)
 
-// A function of one of the three libraries, found by name when it is called.
+// A function of one of the libraries, found by name when it is called.
 void* symbol(const char* library, const char* name);
 template <class... A> int cuda(const char* name, A... arguments) {
     return reinterpret_cast<int (*)(A...)>(symbol("libcuda.so", name))(arguments...);
@@ -108,4 +108,4 @@ struct Test {
     const char* environment; // "A=1 B=2"
     void (*run)();
 };
-extern const std::vector<Test> STREAM_TESTS, GRAPH_TESTS, CAPTURE_TESTS, MEMORY_TESTS, KERNEL_TESTS, ADVERSARY_TESTS, GEMM_TESTS;
+extern const std::vector<Test> STREAM_TESTS, GRAPH_TESTS, CAPTURE_TESTS, MEMORY_TESTS, KERNEL_TESTS, ADVERSARY_TESTS, GEMM_TESTS, CONV_TESTS;

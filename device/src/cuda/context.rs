@@ -13,6 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use super::Program;
 use super::blas::{Blas, WORKSPACE};
 use super::call::check;
+use super::dnn::Dnn;
 use super::memory::{Pages, no_memory, obtained};
 use super::module::Module;
 use super::pinned::PinnedPool;
@@ -46,6 +47,8 @@ pub(crate) struct Context {
     pub(super) workspaces: Mutex<Vec<NonNull<u8>>>,
     /// Made for the first product.
     blas: OnceLock<Blas>,
+    /// Made for the first convolution, or why there is none.
+    dnn: OnceLock<std::result::Result<Dnn, String>>,
     modules: RwLock<HashMap<usize, Arc<Module>>>,
     /// One program is compiled at a time, and the handle for products made by one.
     loading: Mutex<()>,
@@ -93,6 +96,7 @@ impl Context {
             events: Mutex::default(),
             workspaces: Mutex::default(),
             blas: OnceLock::new(),
+            dnn: OnceLock::new(),
             modules: RwLock::default(),
             loading: Mutex::new(()),
         };
@@ -223,15 +227,30 @@ impl Context {
 
     /// What makes products.
     pub(super) fn blas(&self) -> Result<&Blas> {
-        if let Some(blas) = self.blas.get() {
-            return Ok(blas);
+        self.made_once(&self.blas, Blas::new)
+    }
+
+    /// What makes convolutions, or why there is no such library.
+    pub(super) fn dnn(&self) -> Result<std::result::Result<&Dnn, &str>> {
+        Ok(self.made_once(&self.dnn, Dnn::new)?.as_ref().map_err(String::as_str))
+    }
+
+    /// What makes convolutions, in words.
+    pub(crate) fn convolutions(&self) -> Result<String> {
+        self.bind()?;
+        super::dnn::describe(self)
+    }
+
+    fn made_once<'a, T>(&self, place: &'a OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&'a T> {
+        if let Some(made) = place.get() {
+            return Ok(made);
         }
         let _one = self.loading.lock();
-        if let Some(blas) = self.blas.get() {
-            return Ok(blas);
+        if let Some(made) = place.get() {
+            return Ok(made);
         }
-        let new = Blas::new()?;
-        Ok(self.blas.get_or_init(|| new))
+        let new = make()?;
+        Ok(place.get_or_init(|| new))
     }
 }
 
@@ -249,7 +268,7 @@ impl Drop for Context {
             self.pages = None;
             self.modules.get_mut().clear();
             self.events.get_mut().clear();
-            drop(self.blas.take());
+            drop((self.blas.take(), self.dnn.take()));
             for workspace in std::mem::take(self.workspaces.get_mut()) {
                 // SAFETY: a stream had it from `allocate`, and none is left to use it.
                 unsafe { self.free(workspace, WORKSPACE) };

@@ -14,6 +14,8 @@ mod choice;
 #[cfg(feature = "cuda")]
 mod context;
 #[cfg(feature = "cuda")]
+mod dnn;
+#[cfg(feature = "cuda")]
 mod fault;
 #[cfg(feature = "cuda")]
 mod graph;
@@ -34,12 +36,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 #[cfg(not(feature = "cuda"))]
+pub use absent::ConvAlgorithm;
+#[cfg(not(feature = "cuda"))]
 pub(crate) use absent::{
     Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, Staged, TimedEvent, Updated,
     in_host_function,
 };
 #[cfg(feature = "cuda")]
 pub(crate) use context::Context;
+#[cfg(feature = "cuda")]
+pub use dnn::ConvAlgorithm;
 #[cfg(feature = "cuda")]
 pub(crate) use fault::FaultWord;
 #[cfg(feature = "cuda")]
@@ -61,11 +67,16 @@ pub struct CudaConfig {
     pub memory: Option<Arc<dyn MemoryDriver>>,
     /// Waits for each command and names the one at fault. By default whether `STREAMGRAD_LAUNCH_BLOCKING` is `1`.
     pub blocking: Option<bool>,
+    /// Whether convolutions are cuDNN's, where that is found. By default unless `STREAMGRAD_CUDNN` is `0`.
+    pub cudnn: Option<bool>,
 }
 
 impl fmt::Debug for CudaConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaConfig").field("blocking", &self.blocking).finish_non_exhaustive()
+        f.debug_struct("CudaConfig")
+            .field("blocking", &self.blocking)
+            .field("cudnn", &self.cudnn)
+            .finish_non_exhaustive()
     }
 }
 
@@ -215,7 +226,63 @@ pub struct Gemm {
     pub epilogue: Epilogue,
 }
 
+/// Which operand of a convolution is made of the two others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConvPass {
+    /// The results, of images and filters.
+    Forward,
+    /// The images' gradient, of filters and the results' gradient.
+    InputGrad,
+    /// The filters' gradient, of images and the results' gradient.
+    WeightGrad,
+}
+
+impl ConvPass {
+    /// The number of what is made, among images, filters and results.
+    pub fn made(self) -> usize {
+        match self {
+            ConvPass::InputGrad => 0,
+            ConvPass::WeightGrad => 1,
+            ConvPass::Forward => 2,
+        }
+    }
+}
+
+/// A convolution without addresses: images `[n, c, h, w]`, filters `[f, c / groups, kh, kw]` and results `[n, f, oh, ow]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConvForm {
+    /// What is made.
+    pub pass: ConvPass,
+    /// Whether a bias for each channel is added to what is made, before that is rounded; not to filters.
+    pub bias: bool,
+    /// Of all operands: F32, BF16 or F16. Sums are taken in F32.
+    pub dtype: DType,
+    /// Of images, filters and results. No size is 0, and the results have all places of the filters.
+    pub shapes: [[usize; 4]; 3],
+    /// Theirs, in elements.
+    pub strides: [[usize; 4]; 3],
+    /// On both sides of the images' last two axes.
+    pub padding: [usize; 2],
+    /// Steps from one place of a filter to the next.
+    pub stride: [usize; 2],
+    /// Steps between the elements that a filter sees.
+    pub dilation: [usize; 2],
+}
+
 impl Stream {
+    /// How cuDNN makes convolutions of this form, with TF32 if the [device](crate::Device::set_tf32) allows that; `None` on
+    /// a CPU, where cuDNN was not found or is not [wanted](CudaConfig::cudnn), and for forms of which it has no algorithm that always gives the same bits. The
+    /// algorithm follows from the form alone.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Driver`](crate::Error::Driver).
+    pub fn convolution(&self, form: &ConvForm) -> Result<Option<ConvAlgorithm>> {
+        let (core, fifo) = (self.core(), self.fifo());
+        let Some(driver) = fifo.driver_stream().filter(|_| core.cudnn) else { return Ok(None) };
+        driver.bind()?;
+        core.with_room(|| driver.convolution(form, core.tf32()))
+    }
+
     /// Compiles and loads programs, and takes memory for the stream's products to work in: what the first launch of each
     /// would do, and the device might have to be idle for. Nothing on a stream of another device.
     ///
@@ -349,6 +416,29 @@ impl<'a> Queue<'a> {
         // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
         self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.core.tf32(), self.target) })
+    }
+
+    /// Enqueues a convolution of images, filters and results, and a bias if its form has one. They lie where it
+    /// [fits](ConvAlgorithm::fits), and it works in as many bytes as it says.
+    ///
+    /// # Safety
+    /// The operands are of the convolution's form, they and the workspace are in bounds, and the command's uses name them.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Driver`](crate::Error::Driver).
+    pub unsafe fn convolution(
+        &self,
+        algorithm: &ConvAlgorithm,
+        operands: [*mut u8; 3],
+        bias: Option<*mut u8>,
+        workspace: *mut u8,
+    ) -> Result<()> {
+        if !self.adds("a convolution")? {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        self.core
+            .with_room(|| unsafe { self.stream.enqueue_convolution(algorithm, operands, bias, workspace) })
     }
 
     /// Enqueues two parts of a command of which neither needs the other: in a graph they run at once, on a stream one after

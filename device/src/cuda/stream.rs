@@ -14,7 +14,7 @@ use super::blas::WORKSPACE;
 use super::call::{address, check};
 use super::context::Context;
 use super::fault::FaultWord;
-use super::{Arg, Captured, Gemm, Grid, Program, Staged, Target};
+use super::{Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Program, Staged, Target};
 use crate::{MemoryDriver, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
@@ -387,6 +387,24 @@ impl DriverStream {
         // captured command's; the caller answers for the operands.
         unsafe { blas.enqueue(gemm, &algorithm, workspace, self.raw)? };
         Ok(true)
+    }
+
+    /// As [`Stream::convolution`](crate::Stream::convolution).
+    pub(super) fn convolution(&self, form: &ConvForm, tf32: bool) -> Result<Option<ConvAlgorithm>> {
+        ConvAlgorithm::of(&self.context, form, tf32)
+    }
+
+    /// # Safety
+    /// As for [`Queue::convolution`](super::Queue::convolution).
+    pub(super) unsafe fn enqueue_convolution(
+        &self,
+        algorithm: &ConvAlgorithm,
+        operands: [*mut u8; 3],
+        bias: Option<*mut u8>,
+        workspace: *mut u8,
+    ) -> Result<()> {
+        // SAFETY: the context is current; the caller answers for the rest.
+        unsafe { algorithm.enqueue(operands, bias, workspace, self.raw) }
     }
 
     /// Begins to add what is enqueued to `graph`, after the nodes `after`.

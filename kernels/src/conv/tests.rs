@@ -62,6 +62,11 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("no images", [0, 2, 5, 5], 3, window([3, 3], [1, 1], [1, 1], [1, 1])),
 ];
 
+/// Launches a convolution that needs no workspace.
+fn launch(conv: Result<Conv2d<'_>>) -> Result<()> {
+    conv?.launch(None)
+}
+
 /// Calls `body(result, filter, image)` with the elements that meet.
 fn for_products(case: &Case, mut body: impl FnMut(usize, usize, usize)) {
     let ([images, c, h, w], [_, filters, oh, ow]) = (case.images, case.results());
@@ -127,11 +132,10 @@ fn all_three_maps_are_the_sums_that_they_say() {
         let (out_y, out_x, out_w) = (out(results), out(images), out(filter));
         let biases = [case.filters, images[1]].map(|len| Array::new(&stream, &bias[..len], &[len]));
         let how = (case.window, case.groups);
-        conv2d(&stream, x.view(), w.view(), Some(biases[0].view()), how, None, out_y.view())
-            .expect("a launch");
-        conv2d_input_grad(&stream, g.view(), w.view(), Some(biases[1].view()), how, None, out_x.view())
-            .expect("a launch");
-        conv2d_weight_grad(&stream, x.view(), g.view(), how, None, out_w.view()).expect("a launch");
+        let [of_y, of_x] = biases.each_ref().map(|bias| Some(bias.view()));
+        launch(conv2d(&stream, x.view(), w.view(), of_y, how, out_y.view())).expect("a launch");
+        launch(conv2d_input_grad(&stream, g.view(), w.view(), of_x, how, out_x.view())).expect("a launch");
+        launch(conv2d_weight_grad(&stream, x.view(), g.view(), how, out_w.view())).expect("a launch");
         close(case.name, &out_y.to_vec(), &y);
         close(case.name, &out_x.to_vec(), &x_grad);
         close(case.name, &out_w.to_vec(), &w_grad);
@@ -152,9 +156,10 @@ fn threads_do_not_show() {
             let (x, w, g) = (array(1, images), array(2, filter), array(3, results));
             let (out_y, out_x, out_w) = (array(4, results), array(4, images), array(4, filter));
             let how = (case.window, case.groups);
-            conv2d(&stream, x.view(), w.view(), None, how, None, out_y.view()).expect("a launch");
-            conv2d_input_grad(&stream, g.view(), w.view(), None, how, None, out_x.view()).expect("a launch");
-            conv2d_weight_grad(&stream, x.view(), g.view(), how, None, out_w.view()).expect("a launch");
+            launch(conv2d(&stream, x.view(), w.view(), None, how, out_y.view())).expect("a launch");
+            launch(conv2d_input_grad(&stream, g.view(), w.view(), None, how, out_x.view()))
+                .expect("a launch");
+            launch(conv2d_weight_grad(&stream, x.view(), g.view(), how, out_w.view())).expect("a launch");
             [out_y, out_x, out_w].map(|out| bits(&out.to_vec()))
         };
         let one = run(1);
@@ -171,7 +176,7 @@ fn what_does_not_fit_is_refused() {
     let (x, w, y) = (array(&[2, 4, 5, 5]), array(&[6, 2, 3, 3]), array(&[2, 6, 3, 3]));
     let three = Window::new([3, 3]);
     let run = |x: &Array<f32>, w: &Array<f32>, y: &Array<f32>, window, groups| {
-        conv2d(&stream, x.view(), w.view(), None, (window, groups), None, y.view())
+        launch(conv2d(&stream, x.view(), w.view(), None, (window, groups), y.view()))
     };
     assert!(run(&x, &w, &y, three, 2).is_ok());
     assert!(matches!(run(&x, &w, &y, three, 1), Err(Error::ShapeMismatch { .. })));
@@ -183,6 +188,6 @@ fn what_does_not_fit_is_refused() {
     let turned = array(&[2, 4, 5, 5]).with(|layout| layout.transpose("test", 2, 3).expect("axes"));
     assert!(matches!(run(&turned, &w, &y, three, 2), Err(Error::InvalidArgument { .. })));
     let short = array(&[5]);
-    let result = conv2d(&stream, x.view(), w.view(), Some(short.view()), (three, 2), None, y.view());
+    let result = launch(conv2d(&stream, x.view(), w.view(), Some(short.view()), (three, 2), y.view()));
     assert!(matches!(result, Err(Error::ShapeMismatch { .. })));
 }

@@ -17,11 +17,12 @@ mod spatial;
 
 use std::fmt::Debug;
 
-use device::{Device, Element, Result, Stream, bf16, f16};
+use device::{CudaConfig, Device, Element, Result, Stream, bf16, f16};
 
 use crate::testing::{Array, cpu, values};
 
 /// The same work on both devices.
+#[derive(Clone)]
 struct Both {
     cpu: Stream,
     cuda: Stream,
@@ -29,7 +30,11 @@ struct Both {
 
 /// Both devices, if there is a CUDA device.
 fn both() -> Option<Both> {
-    match Device::cuda_with(0, device::CudaConfig::default()) {
+    both_with(CudaConfig::default())
+}
+
+fn both_with(config: CudaConfig) -> Option<Both> {
+    match Device::cuda_with(0, config) {
         Ok(device) => Some(Both { cpu: cpu(1).default_stream(), cuda: device.default_stream() }),
         Err(error) => {
             println!("skipped: {error}");

@@ -1,13 +1,14 @@
 //! Convolutions, pooling and batch normalisation.
 
+use device::cuda::ConvPass;
+
 use super::*;
 use crate::batch_norm::tests::SHAPES;
-use crate::conv::tests::CASES;
+use crate::conv::tests::{CASES, Case};
 use crate::pool::tests::{MAX, MEANS};
 use crate::{
-    Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, conv2d, conv2d_input_grad,
-    conv2d_weight_grad, conv2d_workspace, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype,
-    max_pool2d_pick,
+    Conv2d, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, conv2d, conv2d_input_grad,
+    conv2d_weight_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 
 /// Small integers, whose products and sums are exact in any order.
@@ -16,47 +17,47 @@ fn whole<T: Real>(stream: &Stream, seed: u64, shape: &[usize]) -> Array<T> {
     Array::new(stream, &values.collect::<Vec<_>>(), shape)
 }
 
+/// Launches a convolution with a workspace as large as it needs, of which nothing is known.
+fn launch<T: Real>(stream: &Stream, conv: Result<Conv2d<'_>>) -> Result<()> {
+    let conv = conv?;
+    let memory = match conv.workspace() {
+        0 => return conv.launch(None),
+        elements => Array::full(stream, T::Computed::of(7.0), &[elements]),
+    };
+    conv.launch(Some(memory.view()))
+}
+
+/// As [`both`], with cuDNN and without it.
+fn both_ways() -> impl Iterator<Item = Both> {
+    let without = CudaConfig { cudnn: Some(false), ..CudaConfig::default() };
+    [CudaConfig::default(), without].into_iter().filter_map(both_with)
+}
+
 fn convolutions_of<T: Real>() {
-    let Some(both) = both() else { return };
-    for case in CASES {
+    for (both, case) in both_ways().flat_map(|both| CASES.iter().map(move |case| (both.clone(), case))) {
         let (images, filter, results) = (case.images, case.filter(), case.results());
         let how = (case.window, case.groups);
-        let memory = |stream: &Stream| {
-            let places = [results[2], results[3]];
-            let elements = conv2d_workspace(stream, &images, &filter, places, case.groups);
-            (elements > 0).then(|| Array::full(stream, T::Computed::of(7.0), &[elements]))
-        };
         for bias in [false, true] {
             both.same(("conv2d", case.name, T::DTYPE, bias), |stream| {
                 let (x, w) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &filter));
-                let b = whole::<T>(stream, 3, &filter[..1]);
-                let (memory, out) = (memory(stream), whole::<T>(stream, 4, &results));
+                let (b, out) = (whole::<T>(stream, 3, &filter[..1]), whole::<T>(stream, 4, &results));
                 let bias = bias.then(|| b.view());
-                conv2d(stream, x.view(), w.view(), bias, how, memory.as_ref().map(Array::view), out.view())
-                    .map(|()| out)
+                let conv = conv2d(stream, x.view(), w.view(), bias, how, out.view());
+                launch::<T>(stream, conv).map(|()| out)
             });
             both.same(("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
                 let (g, w) = (whole::<T>(stream, 1, &results), whole::<T>(stream, 2, &filter));
-                let b = whole::<T>(stream, 3, &images[1..2]);
-                let (memory, out) = (memory(stream), whole::<T>(stream, 4, &images));
+                let (b, out) = (whole::<T>(stream, 3, &images[1..2]), whole::<T>(stream, 4, &images));
                 let bias = bias.then(|| b.view());
-                conv2d_input_grad(
-                    stream,
-                    g.view(),
-                    w.view(),
-                    bias,
-                    how,
-                    memory.as_ref().map(Array::view),
-                    out.view(),
-                )
-                .map(|()| out)
+                let conv = conv2d_input_grad(stream, g.view(), w.view(), bias, how, out.view());
+                launch::<T>(stream, conv).map(|()| out)
             });
         }
         both.same(("conv2d_weight_grad", case.name, T::DTYPE), |stream| {
             let (x, g) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &results));
-            let (memory, out) = (memory(stream), whole::<T>(stream, 4, &filter));
-            conv2d_weight_grad(stream, x.view(), g.view(), how, memory.as_ref().map(Array::view), out.view())
-                .map(|()| out)
+            let out = whole::<T>(stream, 4, &filter);
+            let conv = conv2d_weight_grad(stream, x.view(), g.view(), how, out.view());
+            launch::<T>(stream, conv).map(|()| out)
         });
     }
 }
@@ -71,18 +72,44 @@ fn convolutions() {
 
 /// So many filters that a workspace takes two of the three images at a time.
 fn turns_of<T: Real>() {
-    let Some(both) = both() else { return };
+    let Some(both) = both_ways().last() else { return };
     let (images, filter, results) = ([3, 1500, 2, 2], [1000, 1500, 2, 2], [3, 1000, 1, 1]);
     both.same(("conv2d_weight_grad in turns", T::DTYPE), |stream| {
-        let elements = conv2d_workspace(stream, &images, &filter, [1, 1], 1);
-        assert!(!stream.is_cuda() || (12_000_000..18_000_000).contains(&elements), "{elements} elements");
-        let memory = (elements > 0).then(|| Array::full(stream, T::Computed::of(7.0), &[elements]));
         let (x, g) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &results));
         let out = Array::full(stream, T::of(9.0), &filter);
         let how = (crate::Window::new([2, 2]), 1);
-        conv2d_weight_grad(stream, x.view(), g.view(), how, memory.as_ref().map(Array::view), out.view())
-            .map(|()| out)
+        let conv = conv2d_weight_grad(stream, x.view(), g.view(), how, out.view())?;
+        let elements = conv.workspace();
+        assert!(!stream.is_cuda() || (12_000_000..18_000_000).contains(&elements), "{elements} elements");
+        launch::<T>(stream, Ok(conv)).map(|()| out)
     });
+}
+
+#[test]
+fn cudnn_makes_what_it_can_where_it_is_found() {
+    let by_cudnn = |both: &Both, pass: ConvPass, case: &Case| {
+        let stream = &both.cuda;
+        let [x, w, y] =
+            [case.images, case.filter(), case.results()].map(|shape| whole::<bf16>(stream, 1, &shape));
+        let how = (case.window, case.groups);
+        let conv = match pass {
+            ConvPass::Forward => conv2d(stream, x.view(), w.view(), None, how, y.view()),
+            ConvPass::InputGrad => conv2d_input_grad(stream, y.view(), w.view(), None, how, x.view()),
+            ConvPass::WeightGrad => conv2d_weight_grad(stream, x.view(), y.view(), how, w.view()),
+        };
+        format!("{:?}", conv.expect("operands that fit")).contains("algorithm: Some")
+    };
+    for both in both_ways() {
+        let found = both.cuda.device().convolutions().expect("an answer").starts_with("cuDNN");
+        for pass in [ConvPass::Forward, ConvPass::InputGrad, ConvPass::WeightGrad] {
+            let makes = |name: &str| {
+                let case = CASES.iter().find(|case| case.name == name).expect("a case");
+                by_cudnn(&both, pass, case)
+            };
+            assert_eq!(makes("many channels"), found, "{pass:?}");
+            assert!(!makes("depthwise") && !makes("no images"), "{pass:?}");
+        }
+    }
 }
 
 #[test]
@@ -97,10 +124,14 @@ fn a_workspace_that_is_too_small_is_refused() {
     let case = &CASES[1];
     let (x, w) = (whole::<f32>(&cuda, 1, &case.images), whole::<f32>(&cuda, 2, &case.filter()));
     let (memory, out) = (Array::full(&cuda, 0_f32, &[8]), whole::<f32>(&cuda, 4, &case.results()));
-    let how = (case.window, case.groups);
     for memory in [None, Some(memory.view())] {
-        let result = conv2d(&cuda, x.view(), w.view(), None, how, memory, out.view());
-        assert!(matches!(result, Err(device::Error::InvalidArgument { argument: "workspace", .. })));
+        let conv = conv2d_input_grad(&cuda, out.view(), w.view(), None, (case.window, case.groups), x.view());
+        let conv = conv.expect("operands that fit");
+        // An algorithm of cuDNN may need none.
+        let needed = conv.workspace();
+        let result = conv.launch(memory);
+        let refused = matches!(result, Err(device::Error::InvalidArgument { argument: "workspace", .. }));
+        assert_eq!(refused, needed > memory.map_or(0, |memory| memory.layout.elements()));
     }
 }
 

@@ -29,6 +29,7 @@
 //! | memory: statistics, limits, snapshots | [`DeviceMemory`] |
 //! | data | [`Tensor`], [`tensor::Operand`] for `+`, `-`, `*` and `/` |
 //! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
+//! | mixed precision | [`autocast`] |
 //! | batches at once | [`ConcurrentBatches`] |
 //! | layers and models of one's own | [`Linear`], [`Sequential`], [`Module`], [`Forward`] |
 //! | optimizers, data, checkpoints | [`Sgd`], [`Adam`], [`Batches`], [`checkpoint`] |
@@ -53,8 +54,8 @@ pub use ::{allocator, autograd, device, kernels, models, tensor};
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
-    Reduction, Save, Step, TapeEntry, Var, Vjp, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad,
-    ops, record,
+    Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer, grad, gradcheck, gradgradcheck,
+    is_recording, no_grad, ops, record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
@@ -100,7 +101,7 @@ pub mod prelude {
         Gelu, GradCheck, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions,
         LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer, Relu, RmsNorm,
         RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Stream, Tanh,
-        Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, checkpoint, clip_grad_norm,
+        Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, autocast, checkpoint, clip_grad_norm,
         clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse, no_grad, record,
     };
 }

@@ -9,6 +9,7 @@ mod clip;
 mod fused;
 mod lion;
 mod rmsprop;
+mod scaler;
 mod schedule;
 mod sgd;
 
@@ -23,6 +24,7 @@ pub use clip::{clip_grad_norm, clip_grad_value};
 pub use fused::{Field, Fused, Kind};
 pub use lion::{Lion, LionOptions};
 pub use rmsprop::{RmsProp, RmsPropOptions};
+pub use scaler::{GradScaler, GradScalerOptions, GradScalerState, UnscaledGradients};
 pub use schedule::LrSchedule;
 pub use sgd::{Sgd, SgdOptions};
 

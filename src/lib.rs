@@ -87,6 +87,10 @@ struct Readme;
 struct StreamContract;
 
 #[cfg(doctest)]
+#[doc = include_str!("../docs/mixed-precision.md")]
+struct MixedPrecision;
+
+#[cfg(doctest)]
 #[doc = include_str!("../docs/adding-an-op.md")]
 struct AddingAnOp;
 

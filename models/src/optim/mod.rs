@@ -3,6 +3,10 @@
 //! A step only enqueues commands; it never waits. The engine orders each update after every command that
 //! still reads the parameter, on whatever stream, so a step does not disturb a batch in flight. A parameter
 //! without a gradient is left alone, with its state.
+//!
+//! A parameter of BF16 or F16 has its state in F32, and in it a master: the parameter in F32, which steps change. The parameter is
+//! its rounded value, so that steps below a rounding error add up. Where something else has written the parameter, the master is
+//! taken from it.
 
 mod adam;
 mod clip;
@@ -143,8 +147,9 @@ impl<'a> StateReader<'a> {
             let detail = format!("shape {:?}, the parameter has {:?}", tensor.shape(), parameter.shape());
             return Err(wrong(&name, detail));
         }
-        if tensor.dtype() != parameter.dtype() {
-            let detail = format!("type {}, the parameter has {}", tensor.dtype(), parameter.dtype());
+        let dtype = parameter.dtype().compute_dtype();
+        if tensor.dtype() != dtype {
+            let detail = format!("type {}, the parameter's has {dtype}", tensor.dtype());
             return Err(wrong(&name, detail));
         }
         let copy = zeros_in_order_of(parameter.value())?;

@@ -29,6 +29,7 @@
 //! | memory: statistics, limits, snapshots | [`DeviceMemory`] |
 //! | data | [`Tensor`], [`tensor::Operand`] for `+`, `-`, `*` and `/` |
 //! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
+//! | mixed precision | [`autocast`], [`GradScaler`] |
 //! | batches at once | [`ConcurrentBatches`] |
 //! | stages at once | [`Pipeline`] |
 //! | layers and models of one's own | [`Linear`], [`Sequential`], [`Module`], [`Forward`] |
@@ -55,7 +56,7 @@ pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Sna
 pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
     Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Reduction, Save, Step, TapeEntry, Var, Vjp,
-    defer, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record,
+    autocast, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
@@ -65,12 +66,12 @@ pub use device::{
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
     BatchNormOptions, Batches, Conv2d, Conv2dOptions, ConvTranspose2d, Digits, Dropout, Embedding,
-    EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GroupNorm, InMemory, LayerNorm, Linear,
-    LinearOptions, Lion, LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions,
-    Optimizer, OptimizerState, Parts, Ragged, RaggedBatch, Relu, RmsNorm, RmsProp, RmsPropOptions,
-    Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text, TextBatch, Training, Unflatten,
-    Windows, accuracy, checkpoint, clip_grad_norm, clip_grad_value, correct, cross_entropy, data, mlp, mse,
-    workloads,
+    EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GradScaler, GradScalerOptions, GradScalerState,
+    GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions, LrSchedule, MaxPool2d, Module,
+    MultiheadAttention, MultiheadOptions, Optimizer, OptimizerState, Parts, Ragged, RaggedBatch, Relu,
+    RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text,
+    TextBatch, Training, Unflatten, UnscaledGradients, Windows, accuracy, checkpoint, clip_grad_norm,
+    clip_grad_value, correct, cross_entropy, data, mlp, mse, workloads,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Graph, GraphCache,
@@ -87,6 +88,10 @@ struct Readme;
 struct StreamContract;
 
 #[cfg(doctest)]
+#[doc = include_str!("../docs/mixed-precision.md")]
+struct MixedPrecision;
+
+#[cfg(doctest)]
 #[doc = include_str!("../docs/adding-an-op.md")]
 struct AddingAnOp;
 
@@ -98,10 +103,11 @@ pub mod prelude {
         Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
         BatchNormOptions, Batches, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType, Device,
         DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event, Flatten, Forward,
-        Gelu, GradCheck, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions,
-        LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer, Pipeline, Relu,
-        RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches,
-        Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, checkpoint, clip_grad_norm,
-        clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse, no_grad, record,
+        Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion,
+        LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer,
+        Pipeline, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu,
+        StepBatches, Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, autocast,
+        checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse,
+        no_grad, record,
     };
 }

@@ -8,8 +8,8 @@ use common::bits;
 use common::devices::each_device;
 use streamgrad::prelude::*;
 use streamgrad::{
-    BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, CpuConfig, Error, Flatten, Linear, LinearOptions,
-    MaxPool2d, RandomKey, Reduction, Relu, Result, Schedule, Sequential, Sgd, SgdOptions, bf16,
+    BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, CpuConfig, Error, Flatten, Graph, Linear,
+    LinearOptions, MaxPool2d, RandomKey, Reduction, Relu, Result, Schedule, Sequential, Sgd, SgdOptions,
 };
 
 use DType::{BF16, Bool, F16, F32, F64, I64, U8};
@@ -155,7 +155,7 @@ fn model(dtype: DType, device: &Device) -> Result<Sequential> {
 }
 
 #[test]
-fn a_model_in_half_has_gradients_in_half_and_no_optimizer() {
+fn a_model_in_half_has_gradients_in_half() {
     each_device(&[Schedule::Inline], |device| {
         let (half, exact) = (model(BF16, device)?, model(F32, device)?);
         for (to, from) in exact.parameters().into_iter().zip(half.parameters()) {
@@ -183,12 +183,102 @@ fn a_model_in_half_has_gradients_in_half_and_no_optimizer() {
             let worst = half.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(worst <= 0.06 * largest, "{worst} of {largest}");
         }
-        let weight = Var::leaf(Tensor::ones(&[2], BF16, device)?);
-        let mut optimizer = Sgd::new(vec![weight.clone()], SgdOptions::default())?;
-        let gradients = weight.square()?.sum_all()?.backward()?;
-        assert_eq!(gradients.get(&weight).unwrap().to_vec::<bf16>()?, [bf16::from_f32(2.0); 2]);
-        let refused = optimizer.step(&gradients);
-        assert!(matches!(refused, Err(Error::DTypeUnsupported { op: "sgd", dtype: BF16 })), "{refused:?}");
         Ok(())
     });
+}
+
+/// Steps of a model in BF16 with masters are those of a model in F32 that is used in BF16, bit for bit.
+#[test]
+fn optimizers_keep_a_parameter_in_half_in_f32() {
+    each_device(&[Schedule::Inline], |device| {
+        let train = |dtype: DType, graph: bool| -> Result<(Vec<Vec<u32>>, Vec<Tensor>)> {
+            let weight = |shape: &[usize], op| -> Result<Var> {
+                let x = Tensor::normal(shape, 0.0, 0.3, BF16, RandomKey { seed: 7, op }, device)?;
+                Ok(Var::leaf(x.t()?.to_dtype(dtype)?))
+            };
+            let weights = [weight(&[12, 40], 0)?, weight(&[40, 5], 1)?];
+            let x = Var::constant(Tensor::randn(&[16, 12], BF16, RandomKey { seed: 8, op: 0 }, device)?);
+            let mut adam = AdamW::new(weights.to_vec(), 0.01)?;
+            let mut step = || -> Result<()> {
+                let [first, second] = weights.each_ref().map(|weight| weight.to_dtype(BF16));
+                let loss = x
+                    .linear(&first?, None)?
+                    .relu()?
+                    .linear(&second?, None)?
+                    .to_dtype(F32)?
+                    .square()?
+                    .mean_all()?;
+                adam.step(&loss.backward()?)
+            };
+            if graph {
+                let graph = Graph::capture(device, &mut step)?;
+                (0..5).try_for_each(|_| graph.replay())?;
+            } else {
+                (0..5).try_for_each(|_| step())?;
+            }
+            let rounded = weights.iter().map(|weight| bits(&weight.value().to_dtype(BF16)?.to_dtype(F32)?));
+            let state = adam.state()?.tensors;
+            let masters: Vec<Tensor> = state
+                .into_iter()
+                .filter(|(name, _)| name.ends_with("master"))
+                .map(|(_, tensor)| tensor)
+                .collect();
+            let exact = if masters.is_empty() {
+                weights.iter().map(|weight| weight.value().clone()).collect()
+            } else {
+                masters
+            };
+            Ok((rounded.collect::<Result<_>>()?, exact))
+        };
+        let (expected, exact) = train(F32, false)?;
+        for graph in [false, true] {
+            let (found, masters) = train(BF16, graph)?;
+            assert_eq!(found, expected);
+            for (master, exact) in masters.iter().zip(&exact) {
+                assert_eq!(master.dtype(), F32);
+                assert_eq!(bits(master)?, bits(exact)?);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_master_is_part_of_an_optimizers_state_and_follows_its_parameter() -> Result<()> {
+    let device = Device::cpu();
+    let new = || -> Result<(Var, Sgd)> {
+        let weight = Var::leaf(Tensor::ones(&[2], BF16, &device)?);
+        Ok((weight.clone(), Sgd::new(vec![weight], 2_f64.powi(-9))?))
+    };
+    // A quarter of what BF16 can tell below 1.
+    let step = |weight: &Var, sgd: &mut Sgd| sgd.step(&weight.mul_scalar(0.5)?.sum_all()?.backward()?);
+    let values = |weight: &Var| weight.value().to_dtype(F32)?.to_vec::<f32>();
+    let (weight, mut sgd) = new()?;
+    step(&weight, &mut sgd)?;
+    assert_eq!(values(&weight)?, [1.0; 2]);
+    let state = sgd.state()?;
+    assert_eq!(
+        (&state.tensors[0].0[..], state.tensors[0].1.to_vec::<f32>()?),
+        ("0.master", vec![1.0 - 2_f32.powi(-10); 2])
+    );
+    let (other, mut resumed) = new()?;
+    resumed.load_state(&state)?;
+    for _ in 0..3 {
+        step(&weight, &mut sgd)?;
+        step(&other, &mut resumed)?;
+    }
+    assert_eq!(values(&weight)?, [1.0 - 2_f32.powi(-8); 2]);
+    assert_eq!(values(&other)?, values(&weight)?);
+    // What is written beside the optimizer is what it goes on from.
+    weight.value().narrow(0, 0, 1)?.fill_(0.5)?;
+    for _ in 0..4 {
+        step(&weight, &mut sgd)?;
+    }
+    assert_eq!(values(&weight)?, [0.5 - 2_f32.powi(-8), 1.0 - 2_f32.powi(-7)]);
+    // A fresh state takes the parameter as it is.
+    sgd.load_state(&new()?.1.state()?)?;
+    weight.value().fill_(2.0)?;
+    (0..8).try_for_each(|_| step(&weight, &mut sgd))?;
+    assert_eq!(values(&weight)?, [2.0 - 2_f32.powi(-7); 2]);
+    Ok(())
 }

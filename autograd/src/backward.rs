@@ -8,6 +8,7 @@ use device::{Panicked, Shared};
 use smallvec::SmallVec;
 use tensor::{Error, Result, Tensor};
 
+use crate::autocast::suspended;
 use crate::gradients::{add_gradients, check_form, check_like, check_place, separate};
 use crate::mode::with_recording;
 use crate::place::on;
@@ -266,7 +267,7 @@ impl<'a> Sweep<'a> {
         mut found: impl FnMut(usize, &Shared<Node>, &Var),
     ) -> Result<()> {
         self.claim(!retain_graph && !create_graph)?;
-        with_recording(create_graph, || {
+        let pass = || {
             for &(root, gradient) in roots {
                 if let Some(at) = self.find(root).filter(|&at| self.stops[at].needed) {
                     let place = &self.stops[at].node.place;
@@ -287,7 +288,9 @@ impl<'a> Sweep<'a> {
                 }
             }
             Ok(())
-        })
+        };
+        // In the types that were recorded.
+        suspended(|| with_recording(create_graph, pass))
     }
 
     /// Checks every node before the first runs, and takes their saved tensors and hooks.

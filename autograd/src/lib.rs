@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod autocast;
 mod backward;
 mod gradcheck;
 mod gradients;
@@ -18,6 +19,7 @@ mod place;
 mod tape;
 mod var;
 
+pub use autocast::autocast;
 pub use backward::{BackwardOptions, GradOptions, grad};
 pub use gradcheck::{GradCheck, GradCheckReport, gradcheck, gradgradcheck};
 pub use gradients::Gradients;

@@ -61,6 +61,8 @@ pub(crate) struct Node {
 #[derive(Default)]
 struct State {
     consumed: bool,
+    /// Whether passes leave the node as it is.
+    outlasts: bool,
     /// Most ops save nothing or little: nodes stay small without room for it.
     saved: Vec<Saved>,
     hooks: Hooks,
@@ -187,6 +189,7 @@ where
         inputs: nodes,
         state: SpinLock::new(State {
             consumed: false,
+            outlasts: false,
             saved: if saved.is_empty() { Vec::new() } else { saved.iter().map(save).collect() },
             hooks: None,
         }),
@@ -246,9 +249,15 @@ impl Node {
                 return Err(Error::VersionMismatch { op: self.op, saved: saved.version, now });
             }
         }
+        let consume = consume && !state.outlasts;
         state.consumed = consume;
         let saved = if consume { std::mem::take(&mut state.saved) } else { state.saved.clone() };
         Ok(Claimed { saved, hooks: state.hooks.clone() })
+    }
+
+    /// Lets any number of passes go through the node, for values that several graphs share. It keeps what it saved.
+    pub(crate) fn outlast_passes(&self) {
+        self.state.lock().outlasts = true;
     }
 
     /// Gives back what a pass consumed that came to nothing.

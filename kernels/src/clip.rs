@@ -1,4 +1,5 @@
-//! Launchers of clipping by the norm over many tensors, each one command for all of them.
+//! Launchers over many tensors for gradients: the norm, scaling, and the search for what is not finite, each one command for all
+//! of them.
 
 #[cfg(doc)]
 use device::Error;
@@ -53,18 +54,24 @@ pub fn total_norm(stream: &Stream, tensors: &[View<'_>], max_norm: f64, to: Tota
     })
 }
 
+/// Outputs and inputs of one shape, contiguous, and a factor without axes.
+fn expect_pairs(op: &'static str, pairs: &[(View<'_>, View<'_>)], scale: View<'_>) -> Result<()> {
+    scale.expect_shape(op, &[])?;
+    for (out, x) in pairs {
+        x.expect_shape_of(op, out)?;
+        x.expect_contiguous(op, "x")?;
+        out.expect_contiguous(op, "out")?;
+    }
+    Ok(())
+}
+
 /// `out = x scale` for each pair `(out, x)`, with one `scale` of what they are computed in, for contiguous floats of one type.
 ///
 /// # Errors
 /// As for [`total_norm`].
 pub fn scale_all(stream: &Stream, pairs: &[(View<'_>, View<'_>)], scale: View<'_>) -> Result<()> {
     const OP: &str = "scale_all";
-    scale.expect_shape(OP, &[])?;
-    for (out, x) in pairs {
-        x.expect_shape_of(OP, out)?;
-        x.expect_contiguous(OP, "x")?;
-        out.expect_contiguous(OP, "out")?;
-    }
+    expect_pairs(OP, pairs, scale)?;
     let dtype = pairs.first().map_or(scale.dtype, |(out, _)| out.dtype);
     let sizes: Vec<usize> = pairs.iter().map(|(out, _)| out.layout.elements()).collect();
     let cost = sizes.iter().sum();
@@ -76,6 +83,40 @@ pub fn scale_all(stream: &Stream, pairs: &[(View<'_>, View<'_>)], scale: View<'_
             // SAFETY: the pairs are contiguous and have as many elements.
             |sizes, workers, (pairs, scale)| unsafe { cpu::scale_all(sizes, workers, &pairs, scale) },
             move |sizes, queue, (pairs, scale)| cuda::scale_all(queue, dtype, sizes, &pairs, scale),
+        )
+    })
+}
+
+/// `out = x / scale` as [`scale_all`] multiplies by `1 / scale`, and `found = 1` if an element of any `x` is not finite, else 0.
+///
+/// `parts` has room for [`norm_parts`] numbers; they, `scale` and `found` are of what the tensors are computed in.
+///
+/// # Errors
+/// As for [`total_norm`].
+pub fn unscale_all(
+    stream: &Stream,
+    pairs: &[(View<'_>, View<'_>)],
+    scale: View<'_>,
+    [parts, found]: [View<'_>; 2],
+) -> Result<()> {
+    const OP: &str = "unscale_all";
+    expect_pairs(OP, pairs, scale)?;
+    let sizes: Vec<usize> = pairs.iter().map(|(out, _)| out.layout.elements()).collect();
+    parts.expect_contiguous(OP, "parts")?;
+    parts.expect_shape(OP, &[norm_parts(sizes.iter().copied())])?;
+    found.expect_shape(OP, &[])?;
+    let dtype = pairs.first().map_or(found.dtype, |(out, _)| out.dtype);
+    let cost = sizes.iter().sum();
+    for_float!(OP, dtype, T => {
+        let pairs: Vec<_> = pairs.iter().map(|(out, x)| (out.write::<T>(), x.read::<T>())).collect();
+        let written = [parts, found].map(|view| view.write::<T>().exact());
+        Command::new(OP, (pairs, scale.read::<T>().exact(), written)).cost(cost, 1).run(
+            stream,
+            sizes,
+            // SAFETY: the pairs are contiguous and have as many elements, there is a part for each of their pieces, and scale and
+            // found have an element.
+            |sizes, workers, (pairs, scale, to)| unsafe { cpu::unscale_all(sizes, workers, &pairs, scale, to) },
+            move |sizes, queue, (pairs, scale, to)| cuda::unscale_all(queue, dtype, sizes, &pairs, scale, to),
         )
     })
 }

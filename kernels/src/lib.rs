@@ -70,7 +70,7 @@ mod window;
 
 pub use attention::{AttentionGrads, AttentionInput, AttentionResult, attention, attention_grad};
 pub use batch_norm::{Norm, batch_norm, batch_norm_grad};
-pub use clip::{TotalNorm, scale_all, total_norm};
+pub use clip::{TotalNorm, scale_all, total_norm, unscale_all};
 pub use conv::{Conv2d, conv2d, conv2d_input_grad, conv2d_weight_grad};
 pub use copy::{Scalar, copy, fill};
 pub use cuda::preload;

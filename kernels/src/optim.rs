@@ -17,8 +17,8 @@ use crate::layout::{Dst, View};
 use crate::loops::Loops;
 use crate::par::Workers;
 use crate::rules::{
-    Adam, AdamStep, Lion, LionStep, MAX_FLAGS, MAX_NUMBERS, MAX_STATES, OPERANDS, RmsProp, RmsPropStep, Rule,
-    Sgd, SgdMomentum, SgdStep, StepNumbers,
+    Adam, AdamStep, Lion, LionStep, MAX_FLAGS, MAX_NUMBERS, MAX_STATES, OPERANDS, ROUNDED, RmsProp,
+    RmsPropStep, Rule, Sgd, SgdMomentum, SgdStep, StepNumbers,
 };
 
 /// What a step does to one parameter: a [`Rule`], and its numbers.
@@ -181,13 +181,16 @@ impl From<LionStep> for RuleStep {
     }
 }
 
-/// One parameter's part in a step. All shapes and element types are the same.
+/// One parameter's part in a step. All shapes are the same, and all element types unless there is a master.
 #[derive(Clone, Debug)]
 pub struct Update<'a> {
     /// What is changed.
     pub param: View<'a>,
     /// Its gradient.
     pub grad: View<'a>,
+    /// The parameter in F32, of which a parameter of BF16 or F16 is the rounded value: this is what is stepped. Elements that do
+    /// not round to the parameter are taken from it first, so that a master of zeros is any parameter's.
+    pub master: Option<View<'a>>,
     /// What the rule remembers, and changes: one for each of [`RuleStep::states`].
     pub states: SmallVec<[View<'a>; 3]>,
     /// What is done.
@@ -199,15 +202,28 @@ struct Part {
     /// May be another one when the command is launched again.
     step: RuleStep,
     dtype: DType,
-    /// Over parameter, gradient and states; where there are fewer, over the parameter again.
+    /// Of the parameter, if that is not what is stepped.
+    stored: DType,
+    /// Over what is stepped, gradient, states and parameter; where there are fewer, over the first again.
     loops: Loops<OPERANDS>,
 }
 
-type Operands<'a> = (Write<'a, Raw>, Read<'a, Raw>, [Option<Write<'a, Raw>>; MAX_STATES]);
+/// What is stepped, its gradient and the states; a gradient in 16 bits and its parameter come behind them.
+type Operands<'a> = (
+    Write<'a, Raw>,
+    Option<Read<'a, Raw>>,
+    [Option<Write<'a, Raw>>; MAX_STATES],
+    Option<(Read<'a, f32>, Write<'a, f32>)>,
+);
 
 impl<'a> Update<'a> {
+    /// What the rule steps.
+    fn stepped(&self) -> &View<'a> {
+        self.master.as_ref().unwrap_or(&self.param)
+    }
+
     fn check(&self) -> Result<()> {
-        let (op, dtype, names) = (self.step.op(), self.param.dtype, self.step.states());
+        let (op, dtype, names) = (self.step.op(), self.stepped().dtype, self.step.states());
         if !matches!(dtype, DType::F32 | DType::F64) {
             return Err(Error::DTypeUnsupported { op, dtype });
         }
@@ -220,30 +236,42 @@ impl<'a> Update<'a> {
                 value,
             });
         }
-        for view in self.states.iter().chain([&self.grad]) {
+        for view in self.states.iter().chain([&self.grad]).chain(&self.master) {
             view.expect_shape(op, self.param.shape())?;
-            view.expect_dtype(op, dtype)?;
         }
-        Ok(())
+        self.states.iter().try_for_each(|state| state.expect_dtype(op, dtype))?;
+        self.grad.expect_dtype(op, self.param.dtype)?;
+        match self.master {
+            Some(master) if self.param.dtype.is_half() => master.expect_dtype(op, DType::F32),
+            Some(_) => Err(Error::DTypeUnsupported { op, dtype: self.param.dtype }),
+            None => Ok(()),
+        }
     }
 
     fn operands(&self) -> Operands<'a> {
         let states = std::array::from_fn(|k| self.states.get(k).map(|state| state.write()));
-        (self.param.write(), self.grad.read(), states)
+        match self.master {
+            Some(master) => {
+                (master.write(), None, states, Some((self.grad.read(), self.param.write().keep(true))))
+            }
+            None => (self.param.write(), Some(self.grad.read()), states, None),
+        }
     }
 
     fn part(&self) -> Part {
         let layout = |k: usize| match k {
-            0 => self.param.layout,
+            0 => self.stepped().layout,
             1 => self.grad.layout,
-            _ => self.states.get(k - 2).map_or(self.param.layout, |state| state.layout),
+            ROUNDED => self.param.layout,
+            _ => self.states.get(k - 2).map_or(self.stepped().layout, |state| state.layout),
         };
         let loops = Loops::in_memory_order(std::array::from_fn(layout));
-        Part { step: self.step, dtype: self.param.dtype, loops }
+        Part { step: self.step, dtype: self.stepped().dtype, stored: self.param.dtype, loops }
     }
 }
 
-/// One step of optimizers' rules, in place, for F32 and F64, in one command for all parameters.
+/// One step of optimizers' rules, in place, for F32 and F64, in one command for all parameters. Those with
+/// masters are of one type.
 ///
 /// It is fastest where the views of a parameter have the same strides without gaps, in whatever order. Asynchronous,
 /// ordered by the buffers.
@@ -262,24 +290,35 @@ pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
         updates.iter().map(Update::part).collect::<Vec<Part>>(),
         |parts, show| parts.iter_mut().for_each(|part| show(&mut part.step)),
         |parts, workers, operands| {
-            for (part, (param, grad, states)) in parts.iter().zip(operands) {
-                let [a, b, c] = states.map(|state| state.unwrap_or(param));
-                let operands = [param, Dst(grad.0.cast_mut()), a, b, c];
-                let Part { step, dtype, loops } = part;
+            for (part, (stepped, grad, states, stored)) in parts.iter().zip(operands) {
+                let Part { step, dtype, stored: half, loops } = part;
+                let [a, b, c] = states.map(|state| state.unwrap_or(stepped));
+                let (grad, param) = match stored {
+                    // SAFETY: what is stepped is F32 beside a parameter of this type, and the loops are theirs.
+                    Some((grad, param)) => unsafe {
+                        cpu::adopt(*half, loops, workers, stepped.cast(), param.src());
+                        (Dst(grad.0.cast_mut().cast()), param.cast())
+                    },
+                    None => (grad.map_or(stepped, |grad| Dst(grad.0.cast_mut())), stepped),
+                };
+                let operands = [stepped, grad, a, b, c, param];
                 // SAFETY: the operands are the rule's, of this type, and the loops are theirs.
                 unsafe { (step.rule.cpu)(&step.numbers, *dtype, loops, workers, operands) }
             }
         },
         |parts, queue, operands| {
-            let operands = operands.into_iter().map(|(param, grad, states)| -> [Address; OPERANDS] {
-                let [a, b, c] = states.map(|state| state.unwrap_or(param));
-                [param, grad, a, b, c]
-            });
+            let operands =
+                operands.into_iter().map(|(param, grad, states, rounded)| -> [Address; OPERANDS] {
+                    let [a, b, c] = states.map(|state| state.unwrap_or(param));
+                    let (grad, rounded) = rounded.unwrap_or((grad.unwrap_or(param), param));
+                    [param, grad, a, b, c, rounded]
+                });
             let all: Vec<_> = parts.iter().zip(operands).collect();
-            for alike in all.chunk_by(|(a, _), (b, _)| a.step == b.step && a.dtype == b.dtype) {
-                let Part { step, dtype, .. } = alike[0].0;
+            let form = |part: &Part| (part.dtype, part.stored);
+            for alike in all.chunk_by(|(a, _), (b, _)| a.step == b.step && form(a) == form(b)) {
+                let Part { step, dtype, stored, .. } = alike[0].0;
                 let tensors = alike.iter().map(|(part, operands)| (&part.loops, *operands));
-                cuda::step(queue, *dtype, &step.rule.cuda, &step.numbers, tensors)?;
+                cuda::step(queue, [*dtype, *stored], &step.rule.cuda, &step.numbers, tensors)?;
             }
             Ok(())
         },

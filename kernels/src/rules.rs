@@ -112,8 +112,9 @@ pub(crate) const MAX_STATES: usize = 3;
 pub(crate) const MAX_NUMBERS: usize = 12;
 pub(crate) const MAX_FLAGS: usize = 32;
 
-/// Parameter, gradient and states.
-pub(crate) const OPERANDS: usize = MAX_STATES + 2;
+/// What is stepped, its gradient and states, and last the parameter, if that is the rounded value of what is stepped.
+pub(crate) const OPERANDS: usize = MAX_STATES + 3;
+pub(crate) const ROUNDED: usize = OPERANDS - 1;
 
 /// What may change from one step of a rule to the next, as plain numbers: a command that is launched again with others is
 /// the same command.

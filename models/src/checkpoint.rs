@@ -30,10 +30,10 @@ use device::{DType, Device, Error, Result, bf16, f16};
 use safetensors::{Dtype, SafeTensors, View};
 use tensor::Tensor;
 
-use crate::{Module, Optimizer, OptimizerState, file};
+use crate::{GradScalerState, Module, Optimizer, OptimizerState, file};
 
 /// Where a training run is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     /// Epochs that are done.
     pub epoch: u64,
@@ -41,6 +41,8 @@ pub struct Progress {
     pub step: u64,
     /// The run's seed.
     pub seed: u64,
+    /// What its [`GradScaler`](crate::GradScaler) remembers, if it has one.
+    pub scaler: Option<GradScalerState>,
 }
 
 /// Writes the parameters and buffers of `model` to `path`.
@@ -81,8 +83,11 @@ pub fn save_training(
         bytes.check_finite(&name)?;
         tensors.push((name, bytes));
     }
-    let Progress { epoch, step, seed } = progress;
+    let Progress { epoch, step, seed, scaler } = progress;
     let mut text = format!("epoch={epoch} step={step} seed={seed} optimizer={}", state.kind);
+    if let Some(GradScalerState { scale, growth_tracker }) = scaler {
+        text.push_str(&format!(" scale={scale} growth_tracker={growth_tracker}"));
+    }
     for (name, value) in &state.options {
         // Rust prints a float with as many digits as bring the same bits back.
         text.push_str(&format!(" {OPTIMIZER}{name}={value}"));
@@ -279,6 +284,7 @@ impl Contents {
             self.text.as_deref().ok_or_else(|| wrong("optimizer", "no training state in the file".into()))?;
         let mut state = OptimizerState::default();
         let (mut epoch, mut step, mut seed, mut kind) = (None, None, None, None);
+        let (mut scale, mut growth_tracker) = (None, None);
         for entry in text.split_whitespace() {
             let malformed = || format_error(&self.path, &format!("metadata: {entry:?} is not understood"));
             let (name, value) = entry.split_once('=').ok_or_else(malformed)?;
@@ -292,6 +298,8 @@ impl Contents {
                     "epoch" => epoch.replace(number()?).is_some(),
                     "step" => step.replace(number()?).is_some(),
                     "seed" => seed.replace(number()?).is_some(),
+                    "scale" => scale.replace(value.parse().map_err(|_| malformed())?).is_some(),
+                    "growth_tracker" => growth_tracker.replace(number()?).is_some(),
                     "optimizer" => kind.replace(value.to_owned()).is_some(),
                     _ => return Err(malformed()),
                 }
@@ -305,6 +313,13 @@ impl Contents {
             epoch: epoch.ok_or_else(|| missing("epoch"))?,
             step: step.ok_or_else(|| missing("step"))?,
             seed: seed.ok_or_else(|| missing("seed"))?,
+            scaler: match (scale, growth_tracker) {
+                (None, None) => None,
+                (scale, growth_tracker) => Some(GradScalerState {
+                    scale: scale.ok_or_else(|| missing("scale"))?,
+                    growth_tracker: growth_tracker.ok_or_else(|| missing("growth_tracker"))?,
+                }),
+            },
         };
         state.kind = kind.ok_or_else(|| missing("optimizer"))?;
         for (name, bytes) in &self.tensors {

@@ -49,6 +49,7 @@ pub use layers::{
 pub use loss::{accuracy, correct, cross_entropy, mse};
 pub use module::{Forward, Module, Parts, Training};
 pub use optim::{
-    Adam, AdamOptions, AdamW, AdamWOptions, Lion, LionOptions, LrSchedule, Optimizer, OptimizerState,
-    RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm, clip_grad_value,
+    Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions, GradScalerState, Lion,
+    LionOptions, LrSchedule, Optimizer, OptimizerState, RmsProp, RmsPropOptions, Sgd, SgdOptions,
+    UnscaledGradients, clip_grad_norm, clip_grad_value,
 };

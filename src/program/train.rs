@@ -9,7 +9,7 @@ use streamgrad::models::file;
 use streamgrad::workloads::{self, CapturedStep, Evaluation, Model, Training, Workload};
 use streamgrad::{
     Batch, Batches, ConcurrentBatches, DType, Device, Error, GraphOptions, InMemory, Optimizer, StepBatches,
-    Tensor, no_grad,
+    Tensor, autocast, no_grad,
 };
 
 use super::output::{Printer, is_stdout};
@@ -38,6 +38,9 @@ pub(super) struct Args {
     /// Capture a step and replay it.
     #[arg(long)]
     graph: bool,
+    /// Train in mixed precision: products in bf16, weights in f32.
+    #[arg(long, value_name = "TYPE", value_parser = half)]
+    autocast: Option<DType>,
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]
     device: String,
@@ -65,6 +68,7 @@ struct Run {
     optimizer: Box<dyn Optimizer>,
     lanes: ConcurrentBatches,
     captured: Option<CapturedStep>,
+    autocast: Option<DType>,
     progress: Progress,
     batches: Batches,
     steps_per_epoch: u64,
@@ -164,7 +168,18 @@ impl Run {
         }
         let lanes = ConcurrentBatches::new(&device, lanes)?;
         let captured = args.graph.then(|| CapturedStep::new(&device, GraphOptions::default()));
-        Ok(Run { device, model, optimizer, lanes, captured, progress, batches, steps_per_epoch, test })
+        Ok(Run {
+            device,
+            model,
+            optimizer,
+            lanes,
+            captured,
+            autocast: args.autocast,
+            progress,
+            batches,
+            steps_per_epoch,
+            test,
+        })
     }
 
     /// The batches of the steps to come.
@@ -177,10 +192,10 @@ impl Run {
         if let Some(captured) = &mut self.captured {
             let training =
                 Training { lanes: &self.lanes, model: &*self.model, optimizer: &mut *self.optimizer };
-            return captured.step(training, batches).map_err(not_captured);
+            return autocast(self.autocast, || captured.step(training, batches)).map_err(not_captured);
         }
         let loss = |batch| self.model.batch_loss(&no_grad(|| self.model.prepare(batch))?);
-        let step = self.lanes.step(batches, loss)?;
+        let step = autocast(self.autocast, || self.lanes.step(batches, loss))?;
         self.optimizer.step(&step.gradients)?;
         Ok(step.losses)
     }
@@ -216,6 +231,14 @@ impl Run {
         let rate = self.optimizer.learning_rate() * self.lanes.streams().len() as f64;
         let epoch = self.progress.epoch;
         Err(Failure::Run(format!("epoch {epoch}: the {name} is {loss}; try an --lr below {rate}")))
+    }
+}
+
+/// F16 would need its losses scaled.
+fn half(name: &str) -> Result<DType, String> {
+    match name {
+        "bf16" => Ok(DType::BF16),
+        _ => Err("bf16 is the only one".into()),
     }
 }
 

@@ -1,9 +1,9 @@
-//! The norm over many tensors, and their scaling.
+//! The norm over many tensors, their scaling, and the search for what is not finite.
 
 #[cfg(doc)]
 use device::DType;
 use device::{Error, Result, Stream};
-use kernels::{Layout, TotalNorm};
+use kernels::{Layout, TotalNorm, View};
 
 use crate::Tensor;
 use crate::check::same_device;
@@ -43,18 +43,43 @@ pub fn total_norm(tensors: &[Tensor], max_norm: f64) -> Result<(Tensor, Tensor)>
 /// # Errors
 /// `DTypeMismatch`, `ShapeMismatch`, `DeviceMismatch`, `DTypeUnsupported`, `InvalidArgument` for a tensor with gaps.
 pub fn scale_all_(tensors: &[Tensor], scale: &Tensor) -> Result<()> {
-    tensors.iter().try_for_each(|tensor| same_device("scale_all", scale, tensor))?;
+    in_place("scale_all", tensors, scale, |stream, pairs| kernels::scale_all(stream, pairs, scale.view()))
+}
+
+/// Divides each of `tensors` in place by `scale`, both as for [`scale_all_`], and tells whether an element was not finite: gives 1
+/// if so, else 0, without axes, of [`DType::compute_dtype`].
+///
+/// One command for all. Asynchronous, on the current stream of the tensors' device.
+///
+/// # Errors
+/// As for [`scale_all_`]; `OutOfMemory`.
+pub fn unscale_all_(tensors: &[Tensor], scale: &Tensor) -> Result<Tensor> {
+    in_place("unscale_all", tensors, scale, |stream, pairs| {
+        let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), scale.dtype);
+        let parts = fresh(&[kernels::norm_parts(tensors.iter().map(Tensor::elements))])?;
+        let found = fresh(&[])?;
+        kernels::unscale_all(stream, pairs, scale.view(), [parts.view(), found.view()])?;
+        Ok(found)
+    })
+}
+
+/// Gives `launch` each of `tensors`, dense ones on the device of `scale`, as an output and an input; it writes all of them.
+fn in_place<R>(
+    op: &'static str,
+    tensors: &[Tensor],
+    scale: &Tensor,
+    launch: impl FnOnce(&Stream, &[(View<'_>, View<'_>)]) -> Result<R>,
+) -> Result<R> {
+    tensors.iter().try_for_each(|tensor| same_device(op, scale, tensor))?;
     if let Some(gaps) = tensors.iter().find(|tensor| !tensor.layout().is_dense()) {
         let strides = format_args!("shape {:?}, strides {:?}", gaps.shape(), gaps.strides());
-        return Err(Error::invalid("scale_all", "tensors", "tensors without gaps in memory", strides));
+        return Err(Error::invalid(op, "tensors", "tensors without gaps in memory", strides));
     }
     let ordered = tensors.iter().map(in_memory_order).collect::<Result<Vec<Tensor>>>()?;
-    Stream::with_current(scale.device(), |stream| {
-        let pairs: Vec<_> = ordered.iter().map(|x| (x.view(), x.view())).collect();
-        kernels::scale_all(stream, &pairs, scale.view())
-    })?;
+    let pairs: Vec<_> = ordered.iter().map(|x| (x.view(), x.view())).collect();
+    let result = Stream::with_current(scale.device(), |stream| launch(stream, &pairs))?;
     tensors.iter().for_each(|tensor| tensor.storage.bump_version());
-    Ok(())
+    Ok(result)
 }
 
 /// The same elements with the axes as they follow each other in memory, where they lie without gaps; a copy of others.

@@ -31,12 +31,13 @@ fn covers(op: &'static str, x: &Tensor, shape: &[usize], except: Option<usize>) 
 }
 
 impl Tensor {
-    /// Joins tensors along an axis that they have; the other axes must agree.
+    /// Joins tensors along an axis that they have; the other axes must agree. The result has the type that theirs
+    /// [promote](DType::promote) to.
     ///
     /// Shapes: `[a, n], [b, n], ..` along axis 0 give `[a + b + .., n]`.
     ///
     /// # Errors
-    /// `InvalidArgument` for no tensors; `AxisOutOfRange`, `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `InvalidArgument` for no tensors; `AxisOutOfRange`, `ShapeMismatch`, `DeviceMismatch`.
     pub fn cat(tensors: &[&Tensor], axis: isize) -> Result<Tensor> {
         Self::join("cat", tensors, axis)
     }
@@ -46,9 +47,10 @@ impl Tensor {
             return Err(Error::invalid(op, "tensors", "at least one tensor", 0));
         };
         let at = normalize_axis(op, axis, first.rank())?;
-        let mut shape = Dims::from_slice(first.shape());
+        let (mut shape, mut dtype) = (Dims::from_slice(first.shape()), first.dtype);
         for &x in rest {
-            same_kind(op, first, x)?;
+            same_device(op, first, x)?;
+            dtype = dtype.promote(x.dtype);
             let agree = |i: usize| i == at || x.shape()[i] == shape[i];
             if x.rank() != first.rank() || !(0..x.rank()).all(agree) {
                 return Err(shape_mismatch(op, first.shape(), x.shape()));
@@ -58,7 +60,7 @@ impl Tensor {
         }
         crate::check::elements_of(op, &shape)?;
         Stream::with_current(first.device(), |stream| {
-            let out = Tensor::allocate(stream, Layout::contiguous(&shape), first.dtype)?;
+            let out = Tensor::allocate(stream, Layout::contiguous(&shape), dtype)?;
             let mut start = 0;
             for &x in tensors {
                 let len = x.shape()[at];

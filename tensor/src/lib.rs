@@ -63,7 +63,7 @@ mod view;
 
 pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
-pub use clip::{scale_all_, total_norm};
+pub use clip::{scale_all_, total_norm, unscale_all_};
 pub use conv::ConvOptions;
 pub use custom::custom;
 pub use device::{

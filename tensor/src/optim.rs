@@ -1,6 +1,6 @@
 //! Steps of optimizers, fused: one command a device for all parameters.
 
-use device::{DType, Result, Stream};
+use device::{DType, Device, Result, Stream};
 use kernels::{Accumulated, RuleStep};
 
 use crate::Tensor;
@@ -13,6 +13,9 @@ pub struct Update<'a> {
     pub param: &'a Tensor,
     /// Its gradient.
     pub grad: &'a Tensor,
+    /// The parameter in F32, if it is BF16 or F16 itself: what is stepped, and then rounded to the parameter. Elements that do not
+    /// round to the parameter are taken from it first, so that it may be zeros before the first step.
+    pub master: Option<&'a Tensor>,
     /// What the rule remembers, and changes in place: one for each of [`RuleStep::states`], zeros before the first step.
     pub states: &'a [Tensor],
     /// What is done, with its numbers.
@@ -20,10 +23,16 @@ pub struct Update<'a> {
 }
 
 impl<'a> Update<'a> {
+    /// What it is launched with: those of one device and one type, if they have masters.
+    fn form(&self) -> (&'a Device, Option<DType>) {
+        (self.param.device(), self.master.map(|_| self.param.dtype))
+    }
+
     fn view(&self) -> kernels::Update<'a> {
         kernels::Update {
             param: self.param.view(),
             grad: self.grad.view(),
+            master: self.master.map(Tensor::view),
             states: self.states.iter().map(Tensor::view).collect(),
             step: self.step,
         }
@@ -41,16 +50,18 @@ pub fn accumulate(pairs: &[(Tensor, Tensor)]) -> Result<()> {
     let mut updates = Vec::with_capacity(pairs.len());
     for (sum, addend) in pairs {
         match sum.dtype {
-            DType::F32 | DType::F64 => updates.push(Update { param: sum, grad: addend, states: &[], step }),
+            DType::F32 | DType::F64 => {
+                updates.push(Update { param: sum, grad: addend, master: None, states: &[], step })
+            }
             _ => sum.add_(addend)?,
         }
     }
     optimizer_step(&updates)
 }
 
-/// One step of optimizers' rules on several parameters, in one command a device.
+/// One step of optimizers' rules on several parameters, in one command a device, and one for each type of those with masters.
 ///
-/// Shapes: gradient and states like their parameter. Asynchronous, on the current stream, ordered after every earlier
+/// Shapes: gradient, states and master like their parameter. Asynchronous, on the current stream, ordered after every earlier
 /// use of what it writes.
 ///
 /// ```
@@ -59,7 +70,7 @@ pub fn accumulate(pairs: &[(Tensor, Tensor)]) -> Result<()> {
 /// let [param, grad] = [3.0, 2.0].map(|value: f64| Tensor::scalar(value, &Device::cpu()));
 /// let (param, grad) = (param?, grad?);
 /// let step = SgdStep { lr: 0.5, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, first: true };
-/// optimizer_step(&[Update { param: &param, grad: &grad, states: &[], step: step.into() }])?;
+/// optimizer_step(&[Update { param: &param, grad: &grad, master: None, states: &[], step: step.into() }])?;
 /// assert_eq!(param.item::<f64>()?, 2.0);
 /// # Ok(())
 /// # }
@@ -69,18 +80,23 @@ pub fn accumulate(pairs: &[(Tensor, Tensor)]) -> Result<()> {
 /// `ShapeMismatch`, `DTypeMismatch`, `DTypeUnsupported`, `DeviceMismatch`; `InvalidArgument` if there are not as many
 /// states as the rule has, or for an expanded target. Nothing on that device is changed then.
 pub fn optimizer_step(updates: &[Update<'_>]) -> Result<()> {
-    for Update { param, grad, states, step } in updates {
-        states.iter().chain([*grad]).try_for_each(|other| same_device(step.op(), param, other))?;
+    for Update { param, grad, master, states, step } in updates {
+        states
+            .iter()
+            .chain([*grad])
+            .chain(*master)
+            .try_for_each(|other| same_device(step.op(), param, other))?;
     }
     let mut rest: Vec<&Update<'_>> = updates.iter().collect();
     while let Some(first) = rest.first() {
-        let device = first.param.device();
+        let form = first.form();
         let (here, others): (Vec<&Update<'_>>, _) =
-            rest.iter().copied().partition(|update| update.param.device() == device);
+            rest.iter().copied().partition(|update| update.form() == form);
         let views: Vec<_> = here.iter().map(|update| update.view()).collect();
-        Stream::with_current(device, |stream| kernels::optimizer_step(stream, &views))?;
+        Stream::with_current(form.0, |stream| kernels::optimizer_step(stream, &views))?;
         for update in here {
-            update.states.iter().chain([update.param]).for_each(|written| written.storage.bump_version());
+            let written = update.states.iter().chain([update.param]).chain(update.master);
+            written.for_each(|written| written.storage.bump_version());
         }
         rest = others;
     }

@@ -40,7 +40,8 @@ impl Tensor {
         })
     }
 
-    /// The same values in another element type; `self` if it has that type already.
+    /// The same values in another element type; `self` if it has that type already. Dense tensors keep the order in which
+    /// their elements lie.
     ///
     /// Floats become integers by truncation, NaN 0, and what does not fit the nearest that does; integers wrap
     /// around; numbers become bool by `x != 0`.
@@ -51,7 +52,7 @@ impl Tensor {
         if dtype == self.dtype {
             return Ok(self.clone());
         }
-        self.copy_as(dtype)
+        self.map_to("to_dtype", dtype, kernels::copy)
     }
 
     /// A contiguous copy with a storage of its own.
@@ -59,11 +60,7 @@ impl Tensor {
     /// # Errors
     /// `OutOfMemory`, or what the launch reports.
     pub fn copy(&self) -> Result<Tensor> {
-        self.copy_as(self.dtype)
-    }
-
-    fn copy_as(&self, dtype: DType) -> Result<Tensor> {
-        Tensor::produce(self.device(), Layout::contiguous(self.shape()), dtype, |stream, out| {
+        Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
             kernels::copy(stream, self.view(), out)
         })
     }

@@ -8,6 +8,7 @@ use super::bce_with_logits::log_one_plus;
 use super::function::{function, straight};
 use super::samples::{Draw, Sample, sample, unary};
 use super::{OpEntry, one, op, scalar_like};
+use crate::autocast::Cast;
 use crate::{Save, Var, record};
 
 pub(super) const OPS: &[OpEntry] = &[
@@ -115,6 +116,9 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Var> {
+        if let Some(cast) = Cast::of("softplus") {
+            return cast.run(|cast| cast.var(self)?.softplus(beta, threshold));
+        }
         let x = self.value();
         let scaled = x.mul_scalar(beta)?;
         let straight = scaled.compare_scalar(CompareOp::Gt, threshold)?;

@@ -6,6 +6,7 @@ use tensor::{Attended, Attention, CompareOp, DType, Device, Error, RandomKey, Re
 use super::Dims;
 use super::one;
 use super::samples::{Draw, Sample, sample};
+use crate::autocast::Cast;
 use crate::{Save, Var, is_recording, record};
 
 /// Options of [`Var::scaled_dot_product_attention`]: torch's, with torch's defaults.
@@ -25,6 +26,12 @@ pub struct AttentionOptions {
 impl AttentionOptions {
     fn attention(&self) -> Attention {
         Attention { is_causal: self.is_causal, scale: self.scale, mask: self.attn_mask.clone() }
+    }
+
+    /// With a mask of numbers in the op's type.
+    fn cast(&self, cast: &Cast) -> Result<AttentionOptions> {
+        let attn_mask = self.attn_mask.as_ref().map(|mask| cast.tensor(mask)).transpose()?;
+        Ok(AttentionOptions { attn_mask, ..self.clone() })
     }
 }
 
@@ -47,6 +54,12 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
     /// `InvalidArgument` for a mask beside `is_causal` and unless `0 <= dropout_p <= 1`.
     pub fn scaled_dot_product_attention(&self, k: &Var, v: &Var, options: &AttentionOptions) -> Result<Var> {
+        if let Some(cast) = Cast::of("scaled_dot_product_attention") {
+            return cast.run(|cast| {
+                let (q, k, v) = (cast.var(self)?, cast.var(k)?, cast.var(v)?);
+                q.scaled_dot_product_attention(&k, &v, &options.cast(cast)?)
+            });
+        }
         let [q, k, v] = broadcast([self, k, v])?;
         let attention = options.attention();
         if options.dropout_p != 0.0 {
@@ -75,6 +88,9 @@ impl Var {
     /// # Errors
     /// As [`Var::scaled_dot_product_attention`]; `InvalidArgument` if the last axis is not divided by three times the heads.
     pub fn self_attention(&self, heads: usize, options: &AttentionOptions) -> Result<Var> {
+        if let Some(cast) = Cast::of("self_attention") {
+            return cast.run(|cast| cast.var(self)?.self_attention(heads, &options.cast(cast)?));
+        }
         let attention = options.attention();
         if options.dropout_p != 0.0 {
             let [q, k, v] = unpack(self, heads)?;

@@ -5,6 +5,7 @@
 use tensor::{BatchStatistics, Device, Result, Tensor, grad};
 
 use super::samples::{Draw, Sample, sample};
+use crate::autocast::Cast;
 use crate::{Grads, Save, Var, Vjp, is_recording, record};
 
 impl Var {
@@ -32,6 +33,11 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<(Var, BatchStatistics)> {
+        if let Some(cast) = Cast::of("batch_norm") {
+            return cast.run(|cast| {
+                cast.var(self)?.batch_norm(cast.option(weight)?.as_ref(), cast.option(bias)?.as_ref(), eps)
+            });
+        }
         let (value, statistics) =
             self.value().batch_norm(weight.map(Var::value), bias.map(Var::value), eps)?;
         Ok((normalised(self, weight, bias, value, &statistics, eps), statistics))
@@ -51,6 +57,12 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<Var> {
+        if let Some(cast) = Cast::of("batch_norm") {
+            return cast.run(|cast| {
+                let (x, weight, bias) = (cast.var(self)?, cast.option(weight)?, cast.option(bias)?);
+                x.batch_norm_with(mean, var, weight.as_ref(), bias.as_ref(), eps)
+            });
+        }
         let value =
             self.value().batch_norm_with(mean, var, weight.map(Var::value), bias.map(Var::value), eps)?;
         let given = BatchStatistics { mean: mean.clone(), var: var.clone(), training: false };

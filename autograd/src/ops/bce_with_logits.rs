@@ -7,6 +7,7 @@ use super::binary::{computed, if_needed};
 use super::cross_entropy::not_empty;
 use super::mse_loss::{by_element, same_shape};
 use super::samples::Sample;
+use crate::autocast::Cast;
 use crate::{Grads, Save, Var, record};
 
 impl Var {
@@ -18,6 +19,9 @@ impl Var {
     /// # Errors
     /// `ShapeMismatch`, `DeviceMismatch`; `InvalidArgument` for the mean of no elements.
     pub fn bce_with_logits(&self, target: &Var, reduction: Reduction) -> Result<Var> {
+        if let Some(cast) = Cast::of("bce_with_logits") {
+            return cast.run(|cast| cast.var(self)?.bce_with_logits(&cast.var(target)?, reduction));
+        }
         const OP: &str = "bce_with_logits";
         same_shape(OP, self, target)?;
         not_empty(OP, "input", self.value(), reduction)?;

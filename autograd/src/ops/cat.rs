@@ -1,32 +1,33 @@
 //! `cat` and `stack`: values side by side; each gets its part of the gradient.
 
 use smallvec::SmallVec;
-use tensor::{Device, Result, Tensor};
+use tensor::{DType, Device, Result, Tensor};
 
 use super::binary::if_needed;
+use super::position;
 use super::samples::{Draw, Sample, sample};
-use super::{Dims, position};
 use crate::{Var, record};
 
 impl Var {
-    /// Joins values along an axis that they have; the other axes must agree.
+    /// Joins values along an axis that they have; the other axes must agree. The result has the type that theirs
+    /// [promote](tensor::DType::promote) to; the gradient of each has its own type.
     ///
     /// Shapes: `[a, n], [b, n], ..` along axis 0 give `[a + b + .., n]`.
     ///
     /// # Errors
-    /// `InvalidArgument` for no values; `AxisOutOfRange`, `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
+    /// `InvalidArgument` for no values; `AxisOutOfRange`, `ShapeMismatch`, `DeviceMismatch`.
     pub fn cat(vars: &[&Var], axis: isize) -> Result<Var> {
         let value = Tensor::cat(&tensors(vars), axis)?;
         let at = position(axis, value.rank());
-        let sizes: Dims = vars.iter().map(|v| v.shape()[at]).collect();
+        let parts: SmallVec<[(usize, DType); 4]> = vars.iter().map(|v| (v.shape()[at], v.dtype())).collect();
         Ok(record("cat", vars, &[], value, move |ctx, g| {
             let mut start = 0;
-            let mut part = |(index, &size): (usize, &usize)| {
+            let mut part = |(index, &(size, dtype)): (usize, &(usize, DType))| {
                 let from = start;
                 start += size;
-                if_needed(ctx, index, || g.narrow(axis, from, size))
+                if_needed(ctx, index, || g.narrow(axis, from, size)?.to_dtype(dtype))
             };
-            sizes.iter().enumerate().map(&mut part).collect()
+            parts.iter().enumerate().map(&mut part).collect()
         }))
     }
 
@@ -38,9 +39,10 @@ impl Var {
     /// As [`Var::cat`].
     pub fn stack(vars: &[&Var], axis: isize) -> Result<Var> {
         let value = Tensor::stack(&tensors(vars), axis)?;
-        let count = vars.len();
+        let dtypes: SmallVec<[DType; 4]> = vars.iter().map(|v| v.dtype()).collect();
         Ok(record("stack", vars, &[], value, move |ctx, g| {
-            (0..count).map(|index| if_needed(ctx, index, || g.select(axis, index))).collect()
+            let part = |(index, &dtype)| if_needed(ctx, index, || g.select(axis, index)?.to_dtype(dtype));
+            dtypes.iter().enumerate().map(part).collect()
         }))
     }
 }
@@ -84,6 +86,21 @@ pub(super) fn stack_samples(device: &Device) -> Result<Vec<Sample>> {
 mod tests {
     use super::super::testing::{close, close_values, gradient, leaf};
     use super::*;
+
+    #[test]
+    fn gradients_of_parts_have_their_types() -> Result<()> {
+        let (wide, narrow) =
+            (leaf(&[1.0, 2.0], &[2])?, Var::leaf(Tensor::ones(&[2], DType::BF16, &Device::cpu())?));
+        for join in [Var::cat, Var::stack] {
+            let y = join(&[&narrow, &wide], 0)?;
+            assert_eq!(y.dtype(), DType::F64);
+            close(&y.flatten(0, -1)?, &[1.0, 1.0, 1.0, 2.0])?;
+            let gradients = y.sum_all()?.backward()?;
+            let dtypes = [&narrow, &wide].map(|x| gradients.get(x).map(|g| g.dtype()));
+            assert_eq!(dtypes, [Some(DType::BF16), Some(DType::F64)]);
+        }
+        Ok(())
+    }
 
     #[test]
     fn side_by_side() -> Result<()> {

@@ -6,6 +6,7 @@ use tensor::{ConvOptions, Device, Error, Result, Tensor, grad};
 
 use super::binary::{Crossed, if_needed};
 use super::samples::{Draw, Sample, sample};
+use crate::autocast::Cast;
 use crate::{Grads, Var, record};
 
 impl Var {
@@ -32,6 +33,11 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
     /// `InvalidArgument` for a stride or dilation of 0, and for filters larger than the padded images.
     pub fn conv2d(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
+        if let Some(cast) = Cast::of("conv2d") {
+            return cast.run(|cast| {
+                cast.var(self)?.conv2d(&cast.var(weight)?, cast.option(bias)?.as_ref(), options)
+            });
+        }
         batched(self, |x| convolution(x, weight, bias, *options))
     }
 
@@ -50,6 +56,12 @@ impl Var {
         output_padding: [usize; 2],
         options: &ConvOptions,
     ) -> Result<Var> {
+        if let Some(cast) = Cast::of("conv_transpose2d") {
+            return cast.run(|cast| {
+                let (x, weight, bias) = (cast.var(self)?, cast.var(weight)?, cast.option(bias)?);
+                x.conv_transpose2d(&weight, bias.as_ref(), output_padding, options)
+            });
+        }
         const OP: &str = "conv_transpose2d";
         batched(self, |x| {
             let (size, kernel) = (last_two(OP, x)?, last_two(OP, weight)?);

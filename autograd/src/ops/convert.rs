@@ -1,6 +1,6 @@
 //! `contiguous`, `to_dtype`, `to_device`: the same numbers in another form; the gradient takes the old form.
 
-use tensor::{DType, Device, Result};
+use tensor::{DType, Device, Result, Tensor};
 
 use super::one;
 use super::samples::{Draw, Sample, sample};
@@ -24,12 +24,10 @@ impl Var {
     /// # Errors
     /// `OutOfMemory`.
     pub fn to_dtype(&self, dtype: DType) -> Result<Var> {
-        let from = self.dtype();
-        if from == dtype {
+        if self.dtype() == dtype {
             return Ok(self.clone());
         }
-        let value = self.value().to_dtype(dtype)?;
-        Ok(record("to_dtype", &[self], &[], value, move |_, g| Ok(one(g.to_dtype(from)?))))
+        Ok(record_conversion(self, self.value().to_dtype(dtype)?))
     }
 
     /// Copies to another device; the gradient is copied back.
@@ -44,6 +42,12 @@ impl Var {
         let value = self.value().to_device(device)?;
         Ok(record("to_device", &[self], &[], value, move |_, g| Ok(one(g.to_device(&from)?))))
     }
+}
+
+/// Records `value`, the elements of `x` in another type.
+pub(crate) fn record_conversion(x: &Var, value: Tensor) -> Var {
+    let from = x.dtype();
+    record("to_dtype", &[x], &[], value, move |_, g| Ok(one(g.to_dtype(from)?)))
 }
 
 pub(super) fn contiguous_samples(device: &Device) -> Result<Vec<Sample>> {

@@ -6,6 +6,7 @@ use super::binary::if_needed;
 use super::samples::{Draw, Sample, sample};
 use super::softmax::record_log_softmax;
 use super::{Dims, Reduction};
+use crate::autocast::Cast;
 use crate::{Grads, Save, Var, record};
 
 impl Var {
@@ -31,6 +32,9 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `IndexOutOfRange` for a label outside `0..c` (later, as
     /// `Async`, if the host does not know the labels yet); `InvalidArgument` for the mean of no rows.
     pub fn cross_entropy(&self, labels: &Tensor, reduction: Reduction) -> Result<Var> {
+        if let Some(cast) = Cast::of("cross_entropy") {
+            return cast.run(|cast| cast.var(self)?.cross_entropy(labels, reduction));
+        }
         const OP: &str = "cross_entropy";
         let (logits, flat) = rows(OP, self, labels)?;
         not_empty(OP, "labels", labels, reduction)?;
@@ -82,6 +86,12 @@ impl CrossEntropy {
     /// As [`Var::cross_entropy`]; `InvalidArgument` unless `0 <= label_smoothing <= 1`; `ShapeMismatch` unless there is a
     /// weight for each class.
     pub fn loss(&self, logits: &Var, labels: &Tensor) -> Result<Var> {
+        if let Some(cast) = Cast::of("cross_entropy") {
+            return cast.run(|cast| {
+                let weight = self.weight.as_ref().map(|weight| cast.tensor(weight)).transpose()?;
+                CrossEntropy { weight, ..self.clone() }.loss(&cast.var(logits)?, labels)
+            });
+        }
         const OP: &str = "cross_entropy";
         let smoothing = self.label_smoothing;
         if !(0.0..=1.0).contains(&smoothing) {

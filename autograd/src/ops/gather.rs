@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tensor::{Device, Result, Tensor, grad};
 
-use super::binary::if_needed;
+use super::binary::{if_needed, promoted};
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, one};
 use crate::{Grads, Save, Var, record};
@@ -31,6 +31,9 @@ impl Var {
     /// # Errors
     /// As [`Var::gather`].
     pub fn scatter_add(&self, axis: isize, indices: &Tensor, src: &Var) -> Result<Var> {
+        if self.dtype() != src.dtype() {
+            return promoted(self, src, |x, src| x.scatter_add(axis, indices, src));
+        }
         let value = self.value().scatter_add(axis, indices, src.value())?;
         let shape: Dims = SmallVec::from_slice(src.shape());
         Ok(record("scatter_add", &[self, src], &[Save::Tensor(indices)], value, move |ctx, g| {

@@ -6,6 +6,7 @@ use tensor::{Device, Result};
 use super::Dims;
 use super::binary::{Crossed, if_needed};
 use super::samples::{Draw, Sample, sample};
+use crate::autocast::Cast;
 use crate::{Grads, Var, Vjp, record};
 
 impl Var {
@@ -17,6 +18,9 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` if `x` is a scalar;
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        if let Some(cast) = Cast::of("linear") {
+            return cast.run(|cast| cast.var(self)?.linear(&cast.var(weight)?, cast.option(bias)?.as_ref()));
+        }
         let value = self.value().linear(weight.value(), bias.map(Var::value))?;
         let crossed = Crossed::new(self, weight);
         let shape: Dims = SmallVec::from_slice(self.shape());

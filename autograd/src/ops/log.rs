@@ -4,6 +4,7 @@ use tensor::{Device, Result};
 
 use super::one;
 use super::samples::{Draw, Sample, unary};
+use crate::autocast::Cast;
 use crate::{Save, Var, record};
 
 impl Var {
@@ -12,6 +13,9 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn log(&self) -> Result<Var> {
+        if let Some(cast) = Cast::of("log") {
+            return cast.run(|cast| cast.var(self)?.log());
+        }
         let value = self.value().log()?;
         Ok(record("log", &[self], &[Save::Input(0)], value, |ctx, g| Ok(one(g.div(&ctx.saved(0))?))))
     }

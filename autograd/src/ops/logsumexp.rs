@@ -5,6 +5,7 @@ use tensor::{Device, Result};
 use super::samples::{Draw, Sample};
 use super::sum::reductions;
 use super::{kept_shape, one};
+use crate::autocast::Cast;
 use crate::{Save, Var, record};
 
 impl Var {
@@ -16,6 +17,9 @@ impl Var {
     /// `AxisOutOfRange`; `InvalidArgument` for an axis given twice; `DTypeUnsupported` unless the elements are
     /// floats.
     pub fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
+        if let Some(cast) = Cast::of("logsumexp") {
+            return cast.run(|cast| cast.var(self)?.logsumexp(axes, keepdim));
+        }
         let value = self.value().logsumexp(axes, keepdim)?;
         let kept = kept_shape(self.shape(), axes);
         Ok(record("logsumexp", &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {

@@ -81,6 +81,7 @@ use smallvec::SmallVec;
 use tensor::{Device, Result, Tensor};
 
 pub use attention::AttentionOptions;
+pub(crate) use convert::record_conversion;
 pub use cross_entropy::CrossEntropy;
 pub use embedding_bag::{BagMode, BagOptions};
 pub use pad::PadMode;

@@ -5,6 +5,7 @@ use tensor::{CompareOp, Device, Result, Tensor};
 use super::binary::{if_needed, promoted, record_binary};
 use super::samples::{Draw, Sample, binary, sample, unary};
 use super::{one, scalar_like};
+use crate::autocast::Cast;
 use crate::{Save, Var, record};
 
 impl Var {
@@ -16,6 +17,9 @@ impl Var {
     /// # Errors
     /// `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` for truth values.
     pub fn pow(&self, exponent: &Var) -> Result<Var> {
+        if let Some(cast) = Cast::of("pow") {
+            return cast.run(|cast| cast.var(self)?.pow(&cast.var(exponent)?));
+        }
         if self.dtype() != exponent.dtype() {
             return promoted(self, exponent, Var::pow);
         }
@@ -39,6 +43,9 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn pow_scalar(&self, p: f64) -> Result<Var> {
+        if let Some(cast) = Cast::of("pow") {
+            return cast.run(|cast| cast.var(self)?.pow_scalar(p));
+        }
         let value = self.value().pow_scalar(p)?;
         Ok(record("pow_scalar", &[self], &[Save::Input(0)], value, move |ctx, g| {
             if p == 0.0 {

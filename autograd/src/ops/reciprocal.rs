@@ -4,6 +4,7 @@ use tensor::{Device, Result};
 
 use super::one;
 use super::samples::{Draw, Sample, unary};
+use crate::autocast::Cast;
 use crate::{Save, Var, record};
 
 impl Var {
@@ -12,6 +13,9 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn reciprocal(&self) -> Result<Var> {
+        if let Some(cast) = Cast::of("reciprocal") {
+            return cast.run(|cast| cast.var(self)?.reciprocal());
+        }
         let value = self.value().reciprocal()?;
         Ok(record("reciprocal", &[self], &[Save::Output], value, |ctx, g| {
             Ok(one(g.mul(&ctx.saved(0).square()?)?.neg()?))

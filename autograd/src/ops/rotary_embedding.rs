@@ -20,13 +20,14 @@ impl Var {
     /// Turns the pairs of the last axis by the angles whose cosines and sines are given, see [`rotary_angles`].
     ///
     /// Shapes: `[.., s, d]` with an even `d`; `cos` and `sin` broadcast to `[.., s, d / 2]`, and gradients do not flow to
-    /// them.
+    /// them. Values and angles of different types are turned in the type that they promote to.
     ///
     /// # Errors
-    /// `InvalidArgument` for an odd `d`; `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless
+    /// `InvalidArgument` for an odd `d`; `ShapeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless
     /// the elements are floats.
     pub fn rotary_embedding(&self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs) -> Result<Var> {
-        self.turned(cos, sin, pairs, false)
+        let dtype = self.value().result_type(cos);
+        self.to_dtype(dtype)?.turned(&cos.to_dtype(dtype)?, &sin.to_dtype(dtype)?, pairs, false)
     }
 
     fn turned(&self, cos: &Tensor, sin: &Tensor, pairs: RotaryPairs, back: bool) -> Result<Var> {

@@ -5,6 +5,7 @@ use tensor::{Device, Result, Tensor, grad};
 use super::binary::if_needed;
 use super::one;
 use super::samples::{Draw, Sample, sample};
+use crate::autocast::Cast;
 use crate::{Grads, Save, Var, record};
 
 const BOTH: &[Save<'static>] = &[Save::Input(0), Save::Input(1)];
@@ -15,6 +16,9 @@ impl Var {
     /// # Errors
     /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
     pub fn softmax(&self, axis: isize) -> Result<Var> {
+        if let Some(cast) = Cast::of("softmax") {
+            return cast.run(|cast| cast.var(self)?.softmax(axis));
+        }
         let value = self.value().softmax(axis)?;
         Ok(record("softmax", &[self], &[Save::Output], value, move |ctx, g| {
             Ok(one(softmax_grad(&ctx.saved(0), g, axis)?))
@@ -26,6 +30,9 @@ impl Var {
     /// # Errors
     /// `AxisOutOfRange`; `DTypeUnsupported` unless the elements are floats.
     pub fn log_softmax(&self, axis: isize) -> Result<Var> {
+        if let Some(cast) = Cast::of("log_softmax") {
+            return cast.run(|cast| cast.var(self)?.log_softmax(axis));
+        }
         Ok(record_log_softmax(self, self.value().log_softmax(axis)?, axis))
     }
 }

@@ -4,6 +4,7 @@ use tensor::{Device, Result};
 
 use super::one;
 use super::samples::{Draw, Sample, unary};
+use crate::autocast::Cast;
 use crate::{Save, Var, record};
 
 impl Var {
@@ -23,6 +24,9 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn rsqrt(&self) -> Result<Var> {
+        if let Some(cast) = Cast::of("rsqrt") {
+            return cast.run(|cast| cast.var(self)?.rsqrt());
+        }
         let value = self.value().rsqrt()?;
         Ok(record("rsqrt", &[self], &[Save::Output], value, |ctx, g| {
             Ok(one(g.mul(&ctx.saved(0).pow_scalar(3.0)?)?.mul_scalar(-0.5)?))

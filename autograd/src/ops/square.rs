@@ -4,6 +4,7 @@ use tensor::{Device, Result};
 
 use super::one;
 use super::samples::{Draw, Sample, unary};
+use crate::autocast::Cast;
 use crate::{Save, Var, record};
 
 impl Var {
@@ -12,6 +13,9 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` for truth values.
     pub fn square(&self) -> Result<Var> {
+        if let Some(cast) = Cast::of("square") {
+            return cast.run(|cast| cast.var(self)?.square());
+        }
         let value = self.value().square()?;
         Ok(record("square", &[self], &[Save::Input(0)], value, |ctx, g| {
             Ok(one(g.mul(&ctx.saved(0))?.mul_scalar(2.0)?))

@@ -4,6 +4,7 @@ use device::{Panicked, Placement, SpinLock, StreamOptions, Team};
 use tensor::{Device, Error, Generator, Result, Stream, Tensor, Tensors, next_key, preload, with_generator};
 
 use super::deferred::{Update, collect, defer};
+use crate::autocast::Inherited;
 use crate::{Gradients, Var};
 
 /// Lanes that run the forward and backward pass of a batch each, at once.
@@ -67,7 +68,8 @@ impl ConcurrentBatches {
     }
 
     /// Computes `loss` of each batch and its gradients, batch `i` on lane `i % lanes`, and merges the gradients in
-    /// batch order. Random ops draw from a generator of the batch's own, the same whatever the number of lanes. What the
+    /// batch order. Random ops draw from a generator of the batch's own, the same whatever the number of lanes. The batches are
+    /// under the [`autocast`](crate::autocast) that the call is under. What the
     /// batches put off with [`defer`] is done last, in batch order too.
     ///
     /// Returns once everything is launched, which for lanes that run inline means once it has run.
@@ -90,8 +92,9 @@ impl ConcurrentBatches {
         // One draw a step, whatever the number of batches and lanes, so that steps differ.
         let generator = Generator::current();
         next_key();
+        let autocast = Inherited::current();
         let run = |index: usize, batch: B| -> Result<Done> {
-            with_generator(generator.fork(index as u64), || {
+            let batch = || {
                 let (done, updates) = collect(|| {
                     let loss = loss(batch)?;
                     let gradients = loss.backward()?;
@@ -99,7 +102,8 @@ impl ConcurrentBatches {
                 });
                 let (loss, gradients) = done?;
                 Ok(Done { loss, gradients, updates })
-            })
+            };
+            with_generator(generator.fork(index as u64), || Inherited::scope(autocast.as_ref(), batch))
         };
         self.team.run(&|lane| {
             self.streams[lane].scope(|| {

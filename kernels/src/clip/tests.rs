@@ -56,6 +56,39 @@ fn a_nan_makes_all_nan() {
     );
 }
 
+/// What was unscaled, and whether something was not finite.
+fn unscaled(threads: usize, changed: Option<(usize, f64)>) -> (Vec<f64>, f64) {
+    let stream = cpu(threads).default_stream();
+    let mut all: Vec<f64> = (1..).zip(SIZES).flat_map(|(seed, size)| values(seed, size)).collect();
+    if let Some((at, value)) = changed {
+        all[at] = value;
+    }
+    let mut start = 0;
+    let tensors = SIZES.map(|size| {
+        start += size;
+        Array::new(&stream, &all[start - size..start], &[size])
+    });
+    let pairs: Vec<_> = tensors.iter().map(|x| (x.view(), x.view())).collect();
+    let (parts, scale) = (Array::full(&stream, 7.0, &[norm_parts(SIZES)]), Array::full(&stream, 8.0, &[]));
+    let found = Array::full(&stream, 7.0, &[]);
+    unscale_all(&stream, &pairs, scale.view(), [parts.view(), found.view()]).unwrap();
+    (tensors.iter().flat_map(Array::to_vec).collect(), found.to_vec()[0])
+}
+
+#[test]
+fn what_is_not_finite_is_found_wherever_it_is() {
+    let all: Vec<f64> = (1..).zip(SIZES).flat_map(|(seed, size)| values(seed, size)).collect();
+    let expected: Vec<f64> = all.iter().map(|x| x / 8.0).collect();
+    assert_eq!(unscaled(1, None), (expected.clone(), 0.0));
+    assert_eq!(unscaled(4, Some((5, f64::MAX))).1, 0.0, "the largest number is finite");
+    for (k, at) in [0, 3, PART + 3, all.len() - 1].into_iter().enumerate() {
+        let value = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY][k % 3];
+        let (found, flag) = unscaled(1 + k, Some((at, value)));
+        assert_eq!(flag, 1.0, "{value} at {at}");
+        assert!(found.iter().zip(&expected).enumerate().all(|(i, (a, b))| i == at || a == b));
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_an_error() {
     let stream = cpu(1).default_stream();

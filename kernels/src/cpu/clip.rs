@@ -1,4 +1,4 @@
-//! The norm over many tensors, and their scaling.
+//! The norm over many tensors, their scaling, and the search for what is not finite.
 
 use super::fold::{Sum, fold_slice};
 use super::lanes::{Lanes, with_scratch};
@@ -57,5 +57,41 @@ pub(crate) unsafe fn scale_all<T: Lanes>(
                 unsafe { out.at(i as isize).write((*x.at(i as isize)).mul(scale)) };
             }
         });
+    }
+}
+
+/// # Safety
+/// As many elements as `sizes` says lie at both of each of `pairs`, and one at `scale`; the first of `to` has room for a number
+/// for each part of the tensors, the second for one.
+pub(crate) unsafe fn unscale_all<T: Lanes>(
+    sizes: &[usize],
+    workers: &Workers,
+    pairs: &[(Dst<T>, Src<T>)],
+    scale: Src<T>,
+    [parts, found]: [Dst<T>; 2],
+) {
+    // SAFETY: it is there.
+    let factor = T::ONE.div(unsafe { *scale.at(0) });
+    let mut first = 0;
+    for (&size, (out, x)) in sizes.iter().zip(pairs) {
+        for_chunks(workers, size, PART, &|part, range| {
+            let mut finite = true;
+            for i in range {
+                // SAFETY: an element of both.
+                unsafe {
+                    let x = *x.at(i as isize);
+                    finite &= x.sub(x) == T::ZERO;
+                    out.at(i as isize).write(x.mul(factor));
+                }
+            }
+            // SAFETY: there is room for it.
+            unsafe { parts.at((first + part) as isize).write(if finite { T::ZERO } else { T::ONE }) };
+        });
+        first += size.div_ceil(PART);
+    }
+    // SAFETY: all parts were just written.
+    unsafe {
+        let parts = std::slice::from_raw_parts(parts.at(0), first);
+        found.at(0).write(if parts.contains(&T::ONE) { T::ONE } else { T::ZERO });
     }
 }

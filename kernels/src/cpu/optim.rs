@@ -4,13 +4,15 @@ use std::array::from_fn;
 use std::marker::PhantomData;
 use std::ops::{Add, Div, Mul, Sub};
 
+use device::{DType, bf16, f16};
 use pulp::{Arch, Scalar, Simd, WithSimd};
 
 use super::lanes::Lanes;
-use crate::layout::Dst;
+use crate::half::Half;
+use crate::layout::{Dst, Src};
 use crate::loops::Loops;
 use crate::par::{Workers, for_range};
-use crate::rules::{OPERANDS, Rule, RuleValue};
+use crate::rules::{OPERANDS, ROUNDED, Rule, RuleValue};
 
 // Elements of a part when a step is split over threads.
 const CHUNK: usize = 1 << 15;
@@ -91,7 +93,8 @@ impl<T: Lanes, S: Simd> RuleValue for Vector<T, S> {
 /// Steps each element by a rule with its numbers and choices.
 ///
 /// # Safety
-/// `operands` are parameter, gradient and as many states as the rule has. Their elements that `loops` reaches can be read and,
+/// `operands` are parameter, gradient and as many states as the rule has, and last what takes the new parameter, too, which
+/// may be the first one again. Their elements that `loops` reaches can be read and,
 /// but for the gradient's, written, and nobody else uses them meanwhile.
 pub(crate) unsafe fn step<T, R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize>(
     loops: &Loops<OPERANDS>,
@@ -121,6 +124,39 @@ pub(crate) unsafe fn step<T, R, const STATES: usize, const NUMBERS: usize, const
     });
 }
 
+/// Takes elements of a parameter of type `half`, widened, where those of its master do not round to them.
+///
+/// # Safety
+/// Elements that `loops` reaches in the first and the last operand can be read at `param`, and read and written at `master`, and
+/// nobody else uses these meanwhile.
+pub(crate) unsafe fn adopt(
+    half: DType,
+    loops: &Loops<OPERANDS>,
+    workers: &Workers,
+    master: Dst<f32>,
+    param: Src<f32>,
+) {
+    let rounded = match half {
+        DType::BF16 => |x: f32| bf16::round(x).widen(),
+        _ => |x: f32| f16::round(x).widen(),
+    };
+    let steps = loops.inner().strides;
+    for_range(workers, loops.elements, CHUNK, &|range| {
+        loops.for_runs(range, |offsets, len| {
+            for i in 0..len as isize {
+                // SAFETY: elements that the loops reach.
+                unsafe {
+                    let master = master.at(offsets[0] + i * steps[0]);
+                    let param = *param.at(offsets[ROUNDED] + i * steps[ROUNDED]);
+                    if rounded(*master) != param {
+                        master.write(param);
+                    }
+                }
+            }
+        });
+    });
+}
+
 // Steps the elements of a vector, of which a scalar has one.
 #[inline(always)]
 unsafe fn step_vector<S, T, R, const STATES: usize, const NUMBERS: usize, const FLAGS: usize>(
@@ -142,6 +178,9 @@ unsafe fn step_vector<S, T, R, const STATES: usize, const NUMBERS: usize, const 
         );
         let (p, states) = R::step(numbers, flags, p, g, states);
         T::store(simd, at[0], p.elements);
+        if at[ROUNDED] != at[0] {
+            T::store(simd, at[ROUNDED], p.elements);
+        }
         for k in 0..STATES {
             T::store(simd, at[k + 2], states[k].elements);
         }

@@ -1,4 +1,4 @@
-// The norm over many tensors, and their scaling.
+// The norm over many tensors, their scaling, and the search for what is not finite.
 
 constexpr int THREADS = 256;
 
@@ -35,4 +35,37 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(scale_all, DTYPE)(co
             out[i] = mul_rounded((T)x[i], factor);
         }
     });
+}
+
+// out = x / scale, parts[b] = 1 if an element of part b is not finite, else 0
+extern "C" __global__ void __launch_bounds__(THREADS)
+    NAMED(unscale_all, DTYPE)(const __grid_constant__ Tensors<S, 2> tensors, const T* scale, T* parts) {
+    T factor = (T)1 / *scale;
+    for_parts(tensors, [&](u32 part, u32 tensor, u64 start, u64 end) {
+        S* out = tensors.operands[tensor][0];
+        const S* x = tensors.operands[tensor][1];
+        bool finite = true;
+#pragma unroll 4
+        for (u64 i = start + threadIdx.x; i < end; i += THREADS) {
+            T value = (T)x[i];
+            finite &= value - value == 0;
+            out[i] = mul_rounded(value, factor);
+        }
+        bool any = __syncthreads_or(!finite);
+        if (threadIdx.x == 0) {
+            parts[part] = any ? (T)1 : (T)0;
+        }
+    });
+}
+
+// found = 1 if one of the parts is, else 0; one block
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(any_of, DTYPE)(const T* parts, u64 count, T* found) {
+    bool own = false;
+    for (u64 i = threadIdx.x; i < count; i += THREADS) {
+        own |= parts[i] != 0;
+    }
+    bool any = __syncthreads_or(own);
+    if (threadIdx.x == 0) {
+        *found = any ? (T)1 : (T)0;
+    }
 }

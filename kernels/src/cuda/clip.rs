@@ -1,4 +1,4 @@
-//! The norm over many tensors, and their scaling.
+//! The norm over many tensors, their scaling, and the search for what is not finite.
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
@@ -57,4 +57,27 @@ pub(crate) fn scale_all(
             queue.kernel(program_of(dtype), by_dtype!(dtype, "scale_all"), grid, &[table.arg(), scale.into()])
         }
     })
+}
+
+pub(crate) fn unscale_all(
+    queue: &Queue<'_>,
+    dtype: DType,
+    sizes: &[usize],
+    pairs: &[(Address, Address)],
+    scale: Address,
+    [parts, found]: [Address; 2],
+) -> Result<()> {
+    let program = program_of(dtype);
+    let mut first = 0;
+    Table::each(tensors(sizes, pairs.iter().map(|&(out, x)| [out, x])), |table| {
+        let grid = blocks(queue, u64::from(table.parts), THREADS);
+        let own = parts.offset(first, dtype.compute_dtype().size_bytes());
+        first += table.parts as isize;
+        let args = [table.arg(), scale.into(), own.into()];
+        // SAFETY: the kernel takes these arguments, and there is a number for each part of the tensors.
+        unsafe { queue.kernel(program, by_dtype!(dtype, "unscale_all"), grid, &args) }
+    })?;
+    let args = [parts.into(), Arg::U64(first as u64), found.into()];
+    // SAFETY: the kernel takes these arguments.
+    unsafe { queue.kernel(program, by_dtype!(dtype, "any_of"), Grid::linear(1, THREADS), &args) }
 }

@@ -65,6 +65,7 @@ where
     let (name, operands, body) = (name::<R, STATES, NUMBERS, FLAGS>(), STATES + 2, trace.body.into_inner().0);
     format!(
         "\nstruct {name}_rule {{\n\
+         \x20   static constexpr int OPERANDS = {operands};\n\
          \x20   template <class T> static __device__ void step(const StepNumbers& step, T (&values)[{operands}]) {{\n\
          {body}    }}\n}};\nRULE({name}, {operands})\n"
     )

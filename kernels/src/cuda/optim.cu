@@ -8,37 +8,64 @@ struct StepNumbers {
     u64 numbers[12];
 };
 
-constexpr int OPERANDS = 5;  // at most
+constexpr int OPERANDS = 6;  // at most
 
-template <int N, int V, class Rule, class T> __device__ inline void step_at(T* const (&operands)[N], u64 i, const StepNumbers& step) {
-    Pack<T, V> packs[N];
+// Operands of one tensor.
+template <class T, int N> struct Operands {
+    T* at[N];
+};
+
+// What is stepped is the master of a parameter if there is one operand more than the rule has: that parameter, of S, as gradients
+// are. It is what the master rounds to; where it is not, the master is taken from it.
+template <class S, class T> __device__ inline T master_of(T master, S stored) {
+    S rounded;
+    rounded = master;
+    return (T)rounded == (T)stored ? master : (T)stored;
+}
+
+template <class S, class Rule, int V, class T, int N> __device__ inline void step_at(T* const (&operands)[N], u64 i, const StepNumbers& step) {
+    constexpr int M = Rule::OPERANDS;
+    Pack<T, V> packs[M];
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-        packs[k] = load<V>(operands[k] + i, true);
+    for (int k = 0; k < M; ++k) {
+        if (k != 1) {
+            packs[k] = load<V>(operands[k] + i, true);
+        }
+    }
+    Pack<S, V> gradient = load<V>((const S*)operands[1] + i, true), stored;
+    if (M < N) {
+        stored = load<V>((const S*)operands[N - 1] + i, true);
     }
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-        T values[N];
+        T values[M];
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
-            values[k] = packs[k].at[v];
+        for (int k = 0; k < M; ++k) {
+            values[k] = k == 1 ? (T)gradient.at[v] : packs[k].at[v];
+        }
+        if (M < N) {
+            values[0] = master_of(values[0], stored.at[v]);
         }
         Rule::step(step, values);
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
+        for (int k = 0; k < M; ++k) {
             packs[k].at[v] = values[k];
         }
+        stored.at[v] = values[0];
     }
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
+    for (int k = 0; k < M; ++k) {
         if (k != 1) {
             store<V>(operands[k] + i, packs[k]);
         }
     }
+    if (M < N) {
+        store<V>((S*)operands[N - 1] + i, stored);
+    }
 }
 
 // Tensors whose operands all lie in one order without gaps.
-template <class Rule, class T, int N> __device__ inline void step_all(const Tensors<T, N>& tensors, const StepNumbers& step) {
+template <class S, class Rule, class T, int N> __device__ inline void step_all(const Tensors<T, N>& tensors, const StepNumbers& step) {
     constexpr int V = lanes_of<T, T>;
     for_parts(tensors, [&](u32, u32 tensor, u64 start, u64 end) {
         T* operands[N];
@@ -52,45 +79,58 @@ template <class Rule, class T, int N> __device__ inline void step_all(const Tens
         if (addresses % 16 == 0) {
             scalars = start + (end - start) / V * V;
             for (u64 i = start + threadIdx.x * V; i < scalars; i += blockDim.x * V) {
-                step_at<N, V, Rule>(operands, i, step);
+                step_at<S, Rule, V>(operands, i, step);
             }
         }
         for (u64 i = scalars + threadIdx.x; i < end; i += blockDim.x) {
-            step_at<N, 1, Rule>(operands, i, step);
+            step_at<S, Rule, 1>(operands, i, step);
         }
     });
 }
 
 // One tensor whose operands lie in different orders.
-template <class Rule, class T, int N>
-__device__ inline void step_each(T* const (&operands)[N], const StepNumbers& step, const Walk<OPERANDS>& walk) {
+template <class S, class Rule, class T, int N>
+__device__ inline void step_each(const Operands<T, N>& operands, const StepNumbers& step, const Walk<OPERANDS>& walk) {
+    constexpr int M = Rule::OPERANDS;
     for_each(walk, [&](const Offsets<OPERANDS>& offsets) {
-        T values[N];
+        T values[M];
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
-            values[k] = operands[k][offsets.at[k]];
+        for (int k = 0; k < M; ++k) {
+            values[k] = k == 1 ? (T)((const S*)operands.at[1])[offsets.at[1]] : operands.at[k][offsets.at[k]];
+        }
+        S* stored = (S*)operands.at[N - 1] + offsets.at[OPERANDS - 1];
+        if (M < N) {
+            values[0] = master_of(values[0], *stored);
         }
         Rule::step(step, values);
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
+        for (int k = 0; k < M; ++k) {
             if (k != 1) {
-                operands[k][offsets.at[k]] = values[k];
+                operands.at[k][offsets.at[k]] = values[k];
             }
+        }
+        if (M < N) {
+            *stored = values[0];
         }
     });
 }
 
-// The kernels of a rule with so many operands.
-#define STEP(name, N, T)                                                                         \
-    extern "C" __global__ void name##_##T(const __grid_constant__ Tensors<T, N> tensors,         \
+// The kernels of a rule with so many operands, computed in T, for parameters of S.
+#define STEP(name, N, S, T)                                                                      \
+    extern "C" __global__ void name##_##S(const __grid_constant__ Tensors<T, N> tensors,         \
                                           const __grid_constant__ StepNumbers step) {            \
-        step_all<name##_rule>(tensors, step);                                                    \
+        step_all<S, name##_rule>(tensors, step);                                                 \
     }                                                                                            \
-    extern "C" __global__ void name##_strided_##T(const __grid_constant__ Tensors<T, N> tensors, \
+    extern "C" __global__ void name##_strided_##S(const __grid_constant__ Operands<T, N> all,    \
                                                   const __grid_constant__ StepNumbers step,      \
                                                   const __grid_constant__ Walk<OPERANDS> walk) { \
-        step_each<name##_rule>(tensors.operands[0], step, walk);                                 \
+        step_each<S, name##_rule>(all, step, walk);                                              \
     }
-#define RULE(name, N)  \
-    STEP(name, N, f32) \
-    STEP(name, N, f64)
+#ifdef STORED
+#define EXPAND(name, N, S) STEP(name, N, S, f32)
+#define RULE(name, N) EXPAND(name, N + 1, STORED)
+#else
+#define RULE(name, N)       \
+    STEP(name, N, f32, f32) \
+    STEP(name, N, f64, f64)
+#endif

@@ -12,10 +12,12 @@ use super::tensors::Table;
 use super::walk::{ByValue, Walk, blocks, number_bits};
 use crate::command::Address;
 use crate::loops::Loops;
-use crate::rules::{Adam, Lion, MAX_NUMBERS, OPERANDS, RmsProp, Sgd, SgdMomentum, StepNumbers};
+use crate::rules::{Adam, Lion, MAX_NUMBERS, OPERANDS, ROUNDED, RmsProp, Sgd, SgdMomentum, StepNumbers};
 
-/// The program of the rules that are known beforehand.
-pub(super) static OPTIM: LazyLock<Program> = LazyLock::new(|| program("optim", &KNOWN));
+/// The programs of the rules that are known beforehand, by the type of parameters.
+pub(super) static OPTIM: LazyLock<Program> = LazyLock::new(|| program("optim", &KNOWN, None));
+static BF16: LazyLock<Program> = LazyLock::new(|| program("optim_bf16", &KNOWN, Some("bf16")));
+static F16: LazyLock<Program> = LazyLock::new(|| program("optim_f16", &KNOWN, Some("f16")));
 
 const KNOWN: [Formula; 8] = [
     Formula::of::<Sgd, _, _, _>(),
@@ -28,26 +30,34 @@ const KNOWN: [Formula; 8] = [
     Formula::of::<Lion, _, _, _>(),
 ];
 
-fn program(name: &'static str, formulas: &[Formula]) -> Program {
-    Program::new(name, source(formulas).leak())
+fn program(name: &'static str, formulas: &[Formula], half: Option<&str>) -> Program {
+    Program::new(name, source(formulas, half).leak())
 }
 
-fn source(formulas: &[Formula]) -> String {
-    let kernels = concat!(include_str!("prelude.cuh"), include_str!("tensors.cuh"), include_str!("optim.cu"))
-        .to_owned();
-    formulas.iter().fold(kernels, |source, formula| source + &(formula.source)())
+/// Kernels for F32 and F64, or for parameters of a half with masters.
+fn source(formulas: &[Formula], half: Option<&str>) -> String {
+    let half = half.map(|half| format!("#define STORED {half}\n")).unwrap_or_default();
+    let kernels = concat!(include_str!("prelude.cuh"), include_str!("tensors.cuh"), include_str!("optim.cu"));
+    formulas.iter().fold(half + kernels, |source, formula| source + &(formula.source)())
 }
 
 /// The program with a rule's kernels. Those of other rules are made when they are first used, and stay.
-fn program_of(formula: &Formula) -> &'static Program {
-    static OTHERS: LazyLock<Mutex<HashMap<TypeId, &'static Program>>> = LazyLock::new(Mutex::default);
+fn program_of(formula: &Formula, stored: DType) -> &'static Program {
+    static OTHERS: LazyLock<Mutex<HashMap<(TypeId, DType), &'static Program>>> =
+        LazyLock::new(Mutex::default);
+    let (known, half): (&'static Program, _) = match stored {
+        DType::BF16 => (&BF16, Some("bf16")),
+        DType::F16 => (&F16, Some("f16")),
+        _ => (&OPTIM, None),
+    };
     if KNOWN.iter().any(|known| known.is(formula)) {
-        return &OPTIM;
+        return known;
     }
+    let key = ((formula.id)(), if half.is_some() { stored } else { DType::F32 });
     let mut others = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
     others
-        .entry((formula.id)())
-        .or_insert_with(|| Box::leak(Box::new(program((formula.name)().leak(), &[*formula]))))
+        .entry(key)
+        .or_insert_with(|| Box::leak(Box::new(program((formula.name)().leak(), &[*formula], half))))
 }
 
 const THREADS: u32 = 256;
@@ -62,13 +72,21 @@ struct NumberBits {
 // SAFETY: words of 64 bits.
 unsafe impl ByValue for NumberBits {}
 
-/// Parameter, gradient and states of a tensor, and the loops over them.
+/// `Operands` of the program.
+#[repr(C)]
+struct One<const N: usize>([u64; N]);
+
+// SAFETY: words of 64 bits.
+unsafe impl<const N: usize> ByValue for One<N> {}
+
+/// The operands of a tensor, and the loops over them.
 pub(crate) type Tensor<'a> = (&'a Loops<OPERANDS>, [Address; OPERANDS]);
 
-/// Steps tensors of one type by a rule with the same numbers.
+/// Steps tensors of type `dtype` by a rule with the same numbers; `stored`, if it is another type, is that of the parameters of
+/// which these are masters, and of the gradients.
 pub(crate) fn step<'a>(
     queue: &Queue<'_>,
-    dtype: DType,
+    [dtype, stored]: [DType; 2],
     formula: &Formula,
     numbers: &StepNumbers,
     tensors: impl Iterator<Item = Tensor<'a>>,
@@ -76,15 +94,17 @@ pub(crate) fn step<'a>(
     let StepNumbers { numbers, flags } = *numbers;
     let numbers = numbers.map(|number| number_bits(dtype, number));
     let step = Kernels {
-        program: program_of(formula),
+        program: program_of(formula, stored),
         name: (formula.name)(),
-        dtype,
+        stored,
+        rounds: stored != dtype,
         numbers: NumberBits { flags: flags.into(), numbers },
     };
-    match formula.states {
+    match formula.states + usize::from(stored != dtype) {
         0 => step.run::<2>(queue, tensors),
         1 => step.run::<3>(queue, tensors),
         2 => step.run::<4>(queue, tensors),
+        3 => step.run::<5>(queue, tensors),
         _ => step.run::<OPERANDS>(queue, tensors),
     }
 }
@@ -93,7 +113,8 @@ pub(crate) fn step<'a>(
 struct Kernels {
     program: &'static Program,
     name: String,
-    dtype: DType,
+    stored: DType,
+    rounds: bool,
     numbers: NumberBits,
 }
 
@@ -104,16 +125,17 @@ impl Kernels {
         queue: &Queue<'_>,
         tensors: impl Iterator<Item = Tensor<'a>>,
     ) -> Result<()> {
-        let strided = format!("{}_strided_{}", self.name, self.dtype);
+        let strided = format!("{}_strided_{}", self.name, self.stored);
         let alike = |loops: &Loops<OPERANDS>| {
             loops.axes.len() <= 1 && loops.inner().strides == [1; OPERANDS] || loops.elements == 1
         };
-        let first = |all: &[Address; OPERANDS]| -> [Address; N] { std::array::from_fn(|k| all[k]) };
+        // A parameter that is not stepped follows the last state.
+        let place = |k| if self.rounds && k + 1 == N { ROUNDED } else { k };
+        let first = |all: &[Address; OPERANDS]| -> [Address; N] { std::array::from_fn(|k| all[place(k)]) };
         let (dense, others): (Vec<_>, Vec<_>) = tensors.partition(|(loops, _)| alike(loops));
         for (loops, operands) in others.iter().filter(|(loops, _)| loops.elements > 0) {
             let walk = Walk::of(queue.op(), loops)?;
-            let mut one = Table::<N>::EMPTY;
-            one.push(first(operands), loops.elements);
+            let one = One(first(operands).map(|at| at.0.addr() as u64));
             let args = [one.arg(), self.numbers.arg(), walk.arg()];
             // SAFETY: the kernel takes these arguments, and the walk is that of the operands.
             unsafe { queue.kernel(self.program, &strided, walk.grid(queue, 1), &args)? };
@@ -123,7 +145,7 @@ impl Kernels {
     }
 
     fn run_table<const N: usize>(&self, queue: &Queue<'_>, table: &Table<N>) -> Result<()> {
-        let kernel = format!("{}_{}", self.name, self.dtype);
+        let kernel = format!("{}_{}", self.name, self.stored);
         let grid = blocks(queue, u64::from(table.parts), THREADS);
         // SAFETY: the kernel takes these arguments, and the table names the operands' elements.
         unsafe { queue.kernel(self.program, &kernel, grid, &[table.arg(), self.numbers.arg()]) }

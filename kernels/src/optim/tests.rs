@@ -1,6 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
+use device::{bf16, f16};
+
 use super::*;
+use crate::half::Half;
 use crate::rules::Accumulated;
 use crate::rules::RuleValue;
 use crate::testing::{Array, bits, cpu, values, values_f32};
@@ -126,7 +129,13 @@ impl<T: device::Element> Parameter<T> {
 
     fn update(&self, rule: Known) -> Update<'_> {
         let [param, grad] = [&self.0[0], &self.0[1]].map(Array::view);
-        Update { param, grad, states: self.0[2..].iter().map(Array::view).collect(), step: rule.step() }
+        Update {
+            param,
+            grad,
+            master: None,
+            states: self.0[2..].iter().map(Array::view).collect(),
+            step: rule.step(),
+        }
     }
 
     fn values(&self) -> Vec<Vec<T>> {
@@ -204,6 +213,119 @@ fn bits_do_not_depend_on_strides_or_threads() {
     }
 }
 
+/// A parameter of a half, its gradient, the master, and the states of a rule.
+fn step_of_half<H: Half>(
+    threads: usize,
+    rule: Known,
+    [p, g, master]: [&[f32]; 3],
+) -> (Vec<f32>, Vec<Vec<u32>>) {
+    let s = cpu(threads).default_stream();
+    let halves = |values: &[f32]| values.iter().map(|&x| H::round(x)).collect::<Vec<H>>();
+    // All lie in another order than the gradient.
+    let shape = [2, p.len() / 2];
+    let [param, grad] =
+        [(p, [1, 0]), (g, [0, 1])].map(|(x, order)| Array::stored_as(&s, &halves(x), &shape, &order));
+    let wide = |x: &[f32]| Array::stored_as(&s, x, &shape, &[1, 0]);
+    let master = wide(master);
+    let states: Vec<_> = rule.states().iter().map(|_| wide(&vec![0.0; p.len()])).collect();
+    let update = Update {
+        param: param.view(),
+        grad: grad.view(),
+        master: Some(master.view()),
+        states: states.iter().map(Array::view).collect(),
+        step: rule.step(),
+    };
+    optimizer_step(&s, &[update]).unwrap();
+    let all = [&master].into_iter().chain(&states).map(|x| bits(&x.to_vec())).collect();
+    (param.to_vec().into_iter().map(H::widen).collect(), all)
+}
+
+/// The step of the master is that of a parameter of F32, and the parameter its rounded value; a master that does not round to the
+/// parameter counts as the parameter.
+fn steps_of_halves<H: Half>() {
+    let rounded = |x: &[f32]| x.iter().map(|&x| H::round(x).widen()).collect::<Vec<f32>>();
+    let of = |seed| values_f32(seed, 2 * 333);
+    let (master, g) = (of(1), rounded(&of(2)));
+    let mut p = rounded(&master);
+    p[7] = 0.25;
+    p[20] = f32::NAN;
+    let mut begin = master.clone();
+    (begin[7], begin[20]) = (p[7], p[20]);
+    for rule in rules() {
+        let s = cpu(1).default_stream();
+        let in_f32 = |x: &[f32]| Array::stored_as(&s, x, &[2, 333], &[1, 0]);
+        let mut operands = vec![in_f32(&begin), in_f32(&g)];
+        operands.extend(rule.states().iter().map(|_| in_f32(&vec![0.0; 2 * 333])));
+        let exact = Parameter(operands);
+        optimizer_step(&s, &[exact.update(rule)]).unwrap();
+        let mut expected = exact.values();
+        expected.remove(1);
+        let param = rounded(&expected[0]);
+        let expected: Vec<_> = expected.iter().map(|x| bits(x)).collect();
+        for threads in [1, 3] {
+            let (found, all) = step_of_half::<H>(threads, rule, [&p, &g, &master]);
+            assert!(bits(&found) == bits(&param) && all == expected, "{rule:?}");
+        }
+    }
+}
+
+#[test]
+fn a_half_is_the_rounded_value_of_its_master() {
+    steps_of_halves::<bf16>();
+    steps_of_halves::<f16>();
+}
+
+#[test]
+fn a_master_begins_with_zeros_and_small_steps_add_up() {
+    let s = cpu(1).default_stream();
+    let rule = Known::Sgd(SgdStep { lr: 2.0_f64.powi(-12), momentum: 0.0, ..SGD });
+    let half = |x: f32| Array::full(&s, bf16::from_f32(x), &[1]);
+    let (param, grad, master) = (half(1.0), half(1.0), Array::full(&s, 0.0_f32, &[1]));
+    for k in 1..=64 {
+        let (param, grad, master) = (param.view(), grad.view(), Some(master.view()));
+        optimizer_step(&s, &[Update { param, grad, master, states: SmallVec::new(), step: rule.step() }])
+            .unwrap();
+        if k == 1 {
+            assert_eq!(param.dtype, DType::BF16);
+        }
+    }
+    assert_eq!(
+        (master.to_vec()[0], param.to_vec()[0].to_f32()),
+        (1.0 - 2_f32.powi(-6), 1.0 - 2_f32.powi(-6))
+    );
+}
+
+#[test]
+fn masters_of_other_types_are_errors() {
+    let s = cpu(1).default_stream();
+    let step = Known::Sgd(SgdStep { momentum: 0.0, ..SGD }).step();
+    let (half, other) =
+        (Array::full(&s, bf16::from_f32(1.0), &[2]), Array::full(&s, f16::from_f32(1.0), &[2]));
+    let (single, double) = (Array::full(&s, 1.0_f32, &[2]), Array::full(&s, 1.0_f64, &[2]));
+    let of = |param: View<'_>, grad: View<'_>, master: Option<View<'_>>| {
+        optimizer_step(&s, &[Update { param, grad, master, states: SmallVec::new(), step }])
+    };
+    of(half.view(), half.view(), Some(single.view())).unwrap();
+    let found = of(half.view(), half.view(), None);
+    assert!(matches!(found, Err(Error::DTypeUnsupported { op: "sgd", dtype: DType::BF16 })), "{found:?}");
+    let found = of(single.view(), single.view(), Some(single.view()));
+    assert!(matches!(found, Err(Error::DTypeUnsupported { op: "sgd", dtype: DType::F32 })), "{found:?}");
+    for (grad, master) in
+        [(other.view(), single.view()), (single.view(), single.view()), (half.view(), double.view())]
+    {
+        let found = of(half.view(), grad, Some(master));
+        assert!(matches!(found, Err(Error::DTypeMismatch { op: "sgd", .. })), "{found:?}");
+    }
+    let mixed = |x: &Array<bf16>, y: &Array<f16>| {
+        let [a, b] = [x.view(), y.view()];
+        let update =
+            |param, grad| Update { param, grad, master: Some(single.view()), states: SmallVec::new(), step };
+        optimizer_step(&s, &[update(a, a), update(b, b)])
+    };
+    let found = mixed(&half, &other);
+    assert!(matches!(found, Err(Error::DTypeMismatch { op: "sgd", .. })), "{found:?}");
+}
+
 #[test]
 fn empty_parameters_scalars_and_wrong_operands() {
     let dev = cpu(1);
@@ -213,7 +335,10 @@ fn empty_parameters_scalars_and_wrong_operands() {
     let (p, g) = (Array::full(&s, 1.0_f32, &[]), Array::full(&s, 1.0_f32, &[]));
     let step = |param: View<'_>, grad: View<'_>, states: &[View<'_>], rule: Known| {
         let step = rule.step();
-        optimizer_step(&s, &[Update { param, grad, states: states.iter().copied().collect(), step }])
+        optimizer_step(
+            &s,
+            &[Update { param, grad, master: None, states: states.iter().copied().collect(), step }],
+        )
     };
     step(none.view(), none.view(), &[], plain).unwrap();
     step(p.view(), g.view(), &[], plain).unwrap();
@@ -310,7 +435,11 @@ fn a_rule_of_ones_own() {
         );
         let all = start.each_ref().map(|values| Array::new(&s, values, &[101]));
         let states = [all[2].view(), all[3].view()].into_iter().collect();
-        optimizer_step(&s, &[Update { param: all[0].view(), grad: all[1].view(), states, step }]).unwrap();
+        optimizer_step(
+            &s,
+            &[Update { param: all[0].view(), grad: all[1].view(), master: None, states, step }],
+        )
+        .unwrap();
         let found = all.each_ref().map(Array::to_vec);
         for i in 0..101 {
             let want = clipped(numbers, warm, start.each_ref().map(|values| values[i]));

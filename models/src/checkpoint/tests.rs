@@ -231,7 +231,8 @@ fn a_resumed_run_is_bit_equal_to_one_that_never_stopped() {
         let half = with_dropout(1);
         let mut optimizer = make(&half);
         train(&half, &mut *optimizer, 0, 20);
-        let progress = Progress { epoch: 0, step: 20, seed: u64::MAX };
+        let scaler = Some(GradScalerState { scale: 0.1, growth_tracker: 7 });
+        let progress = Progress { epoch: 0, step: 20, seed: u64::MAX, scaler };
         save_training(place.file(), &half, &*optimizer, progress).unwrap();
 
         let resumed = with_dropout(99);

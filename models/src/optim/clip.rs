@@ -33,17 +33,23 @@ pub fn clip_grad_norm(gradients: &mut Gradients, max_norm: f64) -> Result<Tensor
     if gradients.is_empty() {
         return Err(Error::invalid(OP, "gradients", "at least one", "none"));
     }
-    // Those that nobody else has are scaled where they are.
-    let own = |gradient: &Var| match gradient.value() {
-        value if value.is_unique() && value.layout().is_dense() => Ok(value.clone()),
-        value => value.copy(),
-    };
     let all = gradients.iter().map(own).collect::<Result<Vec<Tensor>>>()?;
     let (norm, scale) = total_norm(&all, max_norm)?;
     scale_all_(&all, &scale)?;
-    let mut scaled = all.into_iter();
-    gradients.map(|gradient| Ok(scaled.next().map_or_else(|| gradient.clone(), Var::constant)))?;
+    put(gradients, all)?;
     Ok(norm)
+}
+
+/// A gradient to be changed in place: itself if nobody else has it.
+pub(super) fn own(gradient: &Var) -> Result<Tensor> {
+    let value = gradient.value();
+    if value.is_unique() && value.layout().is_dense() { Ok(value.clone()) } else { value.copy() }
+}
+
+/// Puts other values in the places of all gradients, in their order.
+pub(super) fn put(gradients: &mut Gradients, values: Vec<Tensor>) -> Result<()> {
+    let mut values = values.into_iter();
+    gradients.map(|gradient| Ok(values.next().map_or_else(|| gradient.clone(), Var::constant)))
 }
 
 /// Clamps every element of all gradients to `-clip_value..=clip_value`; NaN stays NaN.

@@ -100,9 +100,12 @@ struct Inner<K> {
 struct State {
     /// Steps so far.
     step: u64,
-    /// As the rule names them.
+    /// As the rule names them, and last the master of a parameter of BF16 or F16.
     tensors: Vec<Tensor>,
 }
+
+/// The name of a master in states.
+const MASTER: &str = "master";
 
 fn check<K: Kind>(mut options: K) -> Result<()> {
     options.fields().iter().try_for_each(|(name, field)| field.check(K::NAME, name))?;
@@ -130,15 +133,18 @@ impl<K: Kind> Fused<K> {
 }
 
 impl<K: Kind> Inner<K> {
-    /// The names of the state's tensors.
-    fn names(&self) -> Result<&'static [&'static str]> {
-        Ok(self.options.rule(1)?.states())
+    /// The names of the tensors of a parameter's state.
+    fn names(&self, parameter: &Var) -> Result<Vec<&'static str>> {
+        let mut names = self.options.rule(1)?.states().to_vec();
+        names.extend(parameter.dtype().is_half().then_some(MASTER));
+        Ok(names)
     }
 
     /// Makes the tensors of a parameter's first step, beside any step that is being captured.
     fn prepare(&mut self, number: usize, parameter: &Var) -> Result<()> {
         if self.states[number].tensors.is_empty() {
-            let zeros = self.names()?.iter().map(|_| zeros_in_order_of(parameter.value()));
+            let names = self.names(parameter)?;
+            let zeros = names.iter().map(|_| zeros_in_order_of(parameter.value()));
             self.states[number].tensors = Capture::suspended(|| zeros.collect::<Result<_>>())?;
         }
         Ok(())
@@ -239,11 +245,10 @@ impl<K: Kind> Optimizer for Fused<K> {
             inner.prepare(number, parameter)?;
             steps.push((number, gradient, captured.add(number, &inner)?));
         }
-        let updates = steps.iter().map(|&(number, gradient, step)| Update {
-            param: self.parameters[number].value(),
-            grad: gradient.value(),
-            states: &inner.states[number].tensors,
-            step,
+        let updates = steps.iter().map(|&(number, gradient, step)| {
+            let (states, master) = inner.states[number].tensors.split_at(step.states().len());
+            let param = self.parameters[number].value();
+            Update { param, grad: gradient.value(), master: master.first(), states, step }
         });
         optimizer_step(&updates.collect::<Vec<_>>())?;
         if is_captured {
@@ -279,7 +284,7 @@ impl<K: Kind> Optimizer for Fused<K> {
         let mut options = inner.options;
         let options =
             options.fields().iter().map(|(name, field)| ((*name).to_owned(), field.get())).collect();
-        let (names, mut tensors) = (inner.names()?, Vec::new());
+        let mut tensors = Vec::new();
         for (number, state) in inner.states.iter().enumerate().filter(|(_, state)| state.step > 0) {
             if let (true, Some(like)) = (K::COUNTS_STEPS, state.tensors.first()) {
                 tensors.push((
@@ -287,7 +292,7 @@ impl<K: Kind> Optimizer for Fused<K> {
                     Tensor::scalar(state.step.cast_signed(), like.device())?,
                 ));
             }
-            for (name, tensor) in names.iter().zip(&state.tensors) {
+            for (name, tensor) in inner.names(&self.parameters[number])?.iter().zip(&state.tensors) {
                 tensors.push((format!("{number}.{name}"), tensor.copy()?));
             }
         }
@@ -301,9 +306,10 @@ impl<K: Kind> Optimizer for Fused<K> {
             field.set(reader.option(name)?);
         }
         check(options)?;
-        let names = options.rule(1)?.states();
+        let loaded = Inner { options, states: Vec::new() };
         let mut states = Vec::with_capacity(self.parameters.len());
         for (number, parameter) in self.parameters.iter().enumerate() {
+            let names = loaded.names(parameter)?;
             let step = match reader.entry(number, "step").filter(|_| K::COUNTS_STEPS) {
                 Some((name, tensor)) => Some(step_number(&name, tensor)?),
                 None => None,
@@ -355,13 +361,14 @@ fn step_number(name: &str, tensor: &Tensor) -> Result<u64> {
     number.ok_or_else(|| wrong(name, "must be one integer that is not negative".into()))
 }
 
-/// Zeros with the shape and, for a transposed matrix, the memory order of `like`: the fused kernels are
-/// fastest when all operands run through memory alike.
+/// Zeros with the shape and, for a transposed matrix, the memory order of `like`, in what it is computed in: the fused kernels
+/// are fastest when all operands run through memory alike.
 pub(super) fn zeros_in_order_of(like: &Tensor) -> Result<Tensor> {
+    let dtype = like.dtype().compute_dtype();
     if let ([rows, columns], false) = (like.shape(), like.is_contiguous())
         && like.t()?.is_contiguous()
     {
-        return Tensor::zeros(&[*columns, *rows], like.dtype(), like.device())?.t();
+        return Tensor::zeros(&[*columns, *rows], dtype, like.device())?.t();
     }
-    Tensor::zeros(like.shape(), like.dtype(), like.device())
+    Tensor::zeros(like.shape(), dtype, like.device())
 }

@@ -3,12 +3,17 @@
 //! A step only enqueues commands; it never waits. The engine orders each update after every command that
 //! still reads the parameter, on whatever stream, so a step does not disturb a batch in flight. A parameter
 //! without a gradient is left alone, with its state.
+//!
+//! A parameter of BF16 or F16 has its state in F32, and in it a master: the parameter in F32, which steps change. The parameter is
+//! its rounded value, so that steps below a rounding error add up. Where something else has written the parameter, the master is
+//! taken from it.
 
 mod adam;
 mod clip;
 mod fused;
 mod lion;
 mod rmsprop;
+mod scaler;
 mod schedule;
 mod sgd;
 
@@ -23,6 +28,7 @@ pub use clip::{clip_grad_norm, clip_grad_value};
 pub use fused::{Field, Fused, Kind};
 pub use lion::{Lion, LionOptions};
 pub use rmsprop::{RmsProp, RmsPropOptions};
+pub use scaler::{GradScaler, GradScalerOptions, GradScalerState, UnscaledGradients};
 pub use schedule::LrSchedule;
 pub use sgd::{Sgd, SgdOptions};
 
@@ -141,8 +147,9 @@ impl<'a> StateReader<'a> {
             let detail = format!("shape {:?}, the parameter has {:?}", tensor.shape(), parameter.shape());
             return Err(wrong(&name, detail));
         }
-        if tensor.dtype() != parameter.dtype() {
-            let detail = format!("type {}, the parameter has {}", tensor.dtype(), parameter.dtype());
+        let dtype = parameter.dtype().compute_dtype();
+        if tensor.dtype() != dtype {
+            let detail = format!("type {}, the parameter's has {dtype}", tensor.dtype());
             return Err(wrong(&name, detail));
         }
         let copy = zeros_in_order_of(parameter.value())?;

@@ -90,7 +90,7 @@ fn expanded_targets_are_refused() -> Result<()> {
 
 fn step(param: &Tensor, grad: &Tensor, states: &[&Tensor], step: RuleStep) -> Result<()> {
     let states: Vec<Tensor> = states.iter().map(|&state| state.clone()).collect();
-    optimizer_step(&[Update { param, grad, states: &states, step }])
+    optimizer_step(&[Update { param, grad, master: None, states: &states, step }])
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::layout::View;
-use crate::{TotalNorm, norm_parts, scale_all, total_norm};
+use crate::{TotalNorm, norm_parts, scale_all, total_norm, unscale_all};
 
 /// More tensors than a launch takes, among them one of several parts and an empty one.
 fn sizes() -> Vec<usize> {
@@ -28,6 +28,54 @@ fn clipped<T: Real>(stream: &Stream, max_norm: f64) -> Result<Clipped<T>> {
     scale_all(stream, &pairs, scale.view())?;
     let all: Vec<T> = scaled.iter().flat_map(Array::to_vec).collect();
     Ok((Array::new(stream, &all, &[all.len()]), [norm, scale]))
+}
+
+/// What was unscaled, and whether something was not finite.
+fn unscaled<T: Real>(stream: &Stream, changed: Option<(usize, f64)>) -> Result<(Array<T>, T::Computed)> {
+    let mut first = 0;
+    let tensors: Vec<Array<T>> = (1..)
+        .zip(sizes())
+        .map(|(seed, size)| {
+            let mut values = numbers::<T>(seed, size);
+            if let Some((at, value)) = changed.filter(|(at, _)| (first..first + size).contains(at)) {
+                values[at - first] = T::of(value);
+            }
+            first += size;
+            Array::new(stream, &values, &[size])
+        })
+        .collect();
+    let pairs: Vec<_> = tensors.iter().map(|x| (x.view(), x.view())).collect();
+    let number = |value, shape: &[usize]| Array::full(stream, T::Computed::of(value), shape);
+    let (parts, found, scale) = (number(7.0, &[norm_parts(sizes())]), number(7.0, &[]), number(8.0, &[]));
+    unscale_all(stream, &pairs, scale.view(), [parts.view(), found.view()])?;
+    let all: Vec<T> = tensors.iter().flat_map(Array::to_vec).collect();
+    Ok((Array::new(stream, &all, &[all.len()]), found.to_vec()[0]))
+}
+
+fn check_unscaled<T: Real>(both: &Both) {
+    both.close(0.0, ("unscaled", T::DTYPE), |stream| Ok(unscaled::<T>(stream, None)?.0));
+    let elements = sizes().iter().sum::<usize>();
+    for (changed, expected) in [
+        (None, 0.0),
+        (Some((0, f64::NAN)), 1.0),
+        (Some((3000, f64::INFINITY)), 1.0),
+        (Some((elements - 1, f64::NEG_INFINITY)), 1.0),
+    ] {
+        both.close(0.0, ("found", T::DTYPE, changed), |stream| {
+            let found = unscaled::<T>(stream, changed)?.1;
+            assert!(found == T::Computed::of(expected), "{:?}: {changed:?}", T::DTYPE);
+            Ok(Array::new(stream, &[found], &[1]))
+        });
+    }
+}
+
+#[test]
+fn what_is_not_finite() {
+    let Some(both) = both() else { return };
+    check_unscaled::<f32>(&both);
+    check_unscaled::<f64>(&both);
+    check_unscaled::<bf16>(&both);
+    check_unscaled::<f16>(&both);
 }
 
 fn check<T: Real>(both: &Both) {

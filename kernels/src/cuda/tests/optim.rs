@@ -1,6 +1,7 @@
 //! Optimizer steps: those of the CPU, bit for bit.
 
 use super::*;
+use crate::layout::View;
 
 use crate::optim::tests::{Clipped, Known};
 use crate::{AdamStep, LionStep, RmsPropStep, RuleStep, SgdStep, Update, optimizer_step};
@@ -55,7 +56,7 @@ fn operands<T: Real>(
 
 fn update<T: Element>(operands: &[Array<T>], step: RuleStep) -> Update<'_> {
     let [param, grad] = [&operands[0], &operands[1]].map(Array::view);
-    Update { param, grad, states: operands[2..].iter().map(Array::view).collect(), step }
+    Update { param, grad, master: None, states: operands[2..].iter().map(Array::view).collect(), step }
 }
 
 fn steps_of<T: Real>() {
@@ -84,6 +85,48 @@ fn steps_of<T: Real>() {
 fn steps_of_one_tensor() {
     steps_of::<f32>();
     steps_of::<f64>();
+}
+
+/// Steps of masters, of which some round to what their parameter was and some do not.
+fn steps_of_halves<H: Real>() {
+    let Some(both) = both() else { return };
+    for (shape, how) in [
+        ([33, 65], [Stored::Dense; 2]),
+        ([5, 3], [Stored::Dense, Stored::Transposed]),
+        ([40, 200], [Stored::Narrowed, Stored::Dense]),
+    ] {
+        for rule in rules() {
+            let run = |stream: &Stream| -> Result<_> {
+                let mut wide = operands::<f32>(stream, rule.states(), shape, how);
+                let [param, grad] =
+                    [(1, how[0]), (2, how[1])].map(|(seed, how)| stored::<H>(stream, seed, shape, how));
+                // The first rows are what the parameter is.
+                let [own, from] = [wide[0].view(), param.view()].map(|view| (view, view.layout.clone()));
+                let half = |layout: &crate::Layout| layout.narrow("test", 0, 0, shape[0] / 2);
+                let (to, from_half) = (half(&own.1)?, half(&from.1)?);
+                crate::copy(stream, View { layout: &from_half, ..from.0 }, View { layout: &to, ..own.0 })?;
+                let step = rule.step();
+                let master = Some(wide[0].view());
+                let states = wide[2..].iter().map(Array::view).collect();
+                optimizer_step(
+                    stream,
+                    &[Update { param: param.view(), grad: grad.view(), master, states, step }],
+                )?;
+                wide.remove(1);
+                Ok((param, wide))
+            };
+            both.same((rule, shape, how, "parameter"), |stream| Ok(run(stream)?.0));
+            for result in 0..=rule.states().len() {
+                both.same((rule, shape, how, result), |stream| Ok(run(stream)?.1.swap_remove(result)));
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_of_masters() {
+    steps_of_halves::<bf16>();
+    steps_of_halves::<f16>();
 }
 
 #[test]

@@ -1,0 +1,260 @@
+//! Autocast: products run in 16 bits, sums and what would overflow in F32, and a weight is converted once.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use device::{Capture, Shared};
+use parking_lot::Mutex;
+use tensor::{DType, Error, Result, Tensor};
+
+use crate::Var;
+use crate::mode::is_recording;
+use crate::ops::record_conversion;
+use crate::tape::Node;
+
+/// The type in which `op` runs under an autocast to `half`, by torch's lists; `None` for all ops that take operands as they
+/// are, those of several types in the type that these promote to.
+fn type_of(op: &str, half: DType) -> Option<DType> {
+    Some(match op {
+        "conv2d"
+        | "conv_transpose2d"
+        | "linear"
+        | "matmul"
+        | "scaled_dot_product_attention"
+        | "self_attention" => half,
+        "batch_norm" | "bce_with_logits" | "cross_entropy" | "cumsum" | "exp" | "group_norm" | "l1_loss"
+        | "layer_norm" | "log" | "log_softmax" | "logsumexp" | "mse_loss" | "nll_loss" | "pow"
+        | "reciprocal" | "rms_norm" | "rsqrt" | "smooth_l1_loss" | "softmax" | "softplus" | "square"
+        | "sum" => DType::F32,
+        _ => return None,
+    })
+}
+
+thread_local! {
+    /// What this thread's autocast is to; `None` where it is off.
+    static HALF: Cell<Option<DType>> = const { Cell::new(None) };
+    /// What the outermost autocast of this thread, or the batch that it runs, keeps.
+    static CACHE: RefCell<Option<Cache>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` with mixed precision: ops of this thread take F32 and 16-bit operands in the type that suits them. Nothing that
+/// `f` gives is converted, and so are no leaves: conversions are recorded, and the gradient of an F32 weight is F32.
+///
+/// | runs in | ops |
+/// |---|---|
+/// | `dtype` | `matmul`, `linear`, `conv2d`, `conv_transpose2d`, `scaled_dot_product_attention`, `self_attention` |
+/// | F32 | `sum`, `cumsum`, `exp`, `log`, `pow`, `square`, `reciprocal`, `rsqrt`, `softmax`, `log_softmax`, `logsumexp`, `softplus`, `layer_norm`, `rms_norm`, `group_norm`, `batch_norm`, and losses: `cross_entropy`, `nll_loss`, `mse_loss`, `l1_loss`, `smooth_l1_loss`, `bce_with_logits` |
+/// | the type of its operands | every other op; operands of several types promote as in [`Tensor::result_type`] |
+///
+/// Operands of F64 and integers are never converted. These are torch's lists; rules of gradients run outside of any
+/// autocast, in the types that were recorded.
+///
+/// A leaf that requires a gradient is converted at its first use and kept, until it is changed or the outermost autocast
+/// ends. All uses share the conversion: their gradients are added in `dtype`, then converted once. Batches of
+/// [`ConcurrentBatches`](crate::ConcurrentBatches) run under the autocast that the step is under. They share what is kept, and
+/// each has conversions of its own on the tape. A captured step keeps nothing that was converted before it.
+///
+/// `None` or F32 switch autocast off within another one.
+///
+/// ```
+/// use autograd::{DType, Device, Tensor, Var, autocast};
+/// let dev = Device::cpu();
+/// let w = Var::leaf(Tensor::ones(&[3, 2], DType::F32, &dev)?);
+/// let x = Var::constant(Tensor::ones(&[4, 2], DType::F32, &dev)?);
+/// let (y, loss) = autocast(DType::BF16, || {
+///     let y = x.linear(&w, None)?;
+///     let loss = y.sum_all()?;
+///     Ok((y, loss))
+/// })?;
+/// assert_eq!((y.dtype(), loss.dtype()), (DType::BF16, DType::F32));
+/// assert_eq!(loss.backward()?.get(&w).map(|g| g.dtype()), Some(DType::F32));
+/// # Ok::<(), autograd::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of `f`; [`Error::DTypeUnsupported`] for other types, and `f` is not called.
+pub fn autocast<R>(dtype: impl Into<Option<DType>>, f: impl FnOnce() -> Result<R>) -> Result<R> {
+    let half = match dtype.into() {
+        None | Some(DType::F32) => None,
+        Some(half) if half.is_half() => Some(half),
+        Some(dtype) => return Err(Error::DTypeUnsupported { op: "autocast", dtype }),
+    };
+    let outermost = !CACHE.with_borrow(|cache| cache.as_ref().is_some_and(Cache::is_valid));
+    if outermost { with_cache(Cache::new(), || with(half, f)) } else { with(half, f) }
+}
+
+/// Runs `f` in the types that its operands have.
+pub(crate) fn suspended<R>(f: impl FnOnce() -> R) -> R {
+    if HALF.get().is_none() { f() } else { with(None, f) }
+}
+
+fn with<R>(half: Option<DType>, f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<DType>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            HALF.set(self.0);
+        }
+    }
+    let _restore = Restore(HALF.replace(half));
+    f()
+}
+
+fn with_cache<R>(cache: Cache, f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Cache>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let inner = CACHE.replace(self.0.take());
+            drop(inner);
+        }
+    }
+    let _restore = Restore(CACHE.replace(Some(cache)));
+    f()
+}
+
+/// The autocast that a thread is under, for others that do a part of its work.
+pub(crate) struct Inherited {
+    half: DType,
+    cache: Cache,
+}
+
+impl Inherited {
+    /// That of this thread; `None` where it is off.
+    pub(crate) fn current() -> Option<Inherited> {
+        let half = HALF.get()?;
+        let valid = |cache: &Option<Cache>| cache.as_ref().filter(|cache| cache.is_valid()).map(Cache::fork);
+        Some(Inherited { half, cache: CACHE.with_borrow(valid).unwrap_or_else(Cache::new) })
+    }
+
+    /// Runs `f`, one batch, under it.
+    pub(crate) fn scope<R>(this: Option<&Inherited>, f: impl FnOnce() -> R) -> R {
+        match this {
+            Some(Inherited { half, cache }) => with_cache(cache.fork(), || with(Some(*half), f)),
+            None => f(),
+        }
+    }
+}
+
+/// A leaf, by the address of its node, and the type that it is converted to.
+type Key = (usize, DType);
+
+/// What leaves were converted to, for all threads that work at a step.
+type Values = Mutex<HashMap<Key, Value>>;
+
+struct Value {
+    /// Keeps the address from being used again.
+    _leaf: Shared<Node>,
+    /// The leaf's, when it was converted.
+    version: u32,
+    value: Tensor,
+}
+
+/// What is kept of leaves that were converted.
+struct Cache {
+    values: Arc<Values>,
+    /// The recorded conversions.
+    nodes: HashMap<Key, Var>,
+    /// Whether it belongs to a captured step. Such a step must not read what was converted before it, since replays would not
+    /// convert it anew, nor leave anything behind.
+    captured: bool,
+}
+
+impl Cache {
+    fn new() -> Cache {
+        Cache { values: Arc::default(), nodes: HashMap::new(), captured: Capture::is_current() }
+    }
+
+    fn is_valid(&self) -> bool {
+        self.captured == Capture::is_current()
+    }
+
+    /// The same values, nothing recorded.
+    fn fork(&self) -> Cache {
+        Cache { values: Arc::clone(&self.values), nodes: HashMap::new(), captured: self.captured }
+    }
+
+    /// `leaf`, which is the leaf of `node`, in another type.
+    fn converted(&mut self, leaf: &Var, node: &Shared<Node>, dtype: DType) -> Result<Var> {
+        let (key, version) = ((node.address(), dtype), leaf.value().version());
+        let value = {
+            let mut values = self.values.lock();
+            match values.get(&key) {
+                Some(known) if known.version == version => known.value.clone(),
+                _ => {
+                    let value = leaf.value().to_dtype(dtype)?;
+                    values.insert(key, Value { _leaf: node.clone(), version, value: value.clone() });
+                    value
+                }
+            }
+        };
+        if !is_recording() {
+            return Ok(Var::constant(value));
+        }
+        match self.nodes.get(&key) {
+            Some(known) if known.value().same_storage(&value) => Ok(known.clone()),
+            _ => {
+                let converted = record_conversion(leaf, value);
+                if let Some(node) = &converted.node {
+                    node.outlast_passes();
+                }
+                self.nodes.insert(key, converted.clone());
+                Ok(converted)
+            }
+        }
+    }
+}
+
+/// How autocast runs one op.
+pub(crate) struct Cast {
+    dtype: DType,
+}
+
+impl Cast {
+    /// `None` for an op that takes its operands as they are.
+    #[inline]
+    pub(crate) fn of(op: &'static str) -> Option<Cast> {
+        HALF.get().and_then(|half| Cast::to(op, half))
+    }
+
+    #[cold]
+    fn to(op: &'static str, half: DType) -> Option<Cast> {
+        type_of(op, half).map(|dtype| Cast { dtype })
+    }
+
+    /// Runs the op on what `f` converts; what it is made of takes operands as they are.
+    pub(crate) fn run<R>(&self, f: impl FnOnce(&Cast) -> Result<R>) -> Result<R> {
+        suspended(|| f(self))
+    }
+
+    fn converts(&self, dtype: DType) -> bool {
+        dtype != self.dtype && (dtype.is_half() || dtype == DType::F32)
+    }
+
+    /// An operand in the op's type.
+    pub(crate) fn var(&self, x: &Var) -> Result<Var> {
+        if !self.converts(x.dtype()) {
+            return Ok(x.clone());
+        }
+        let Some(node) = x.node.as_ref().filter(|node| node.is_leaf() && self.dtype.is_half()) else {
+            return x.to_dtype(self.dtype);
+        };
+        CACHE.with_borrow_mut(|cache| match cache.as_mut().filter(|cache| cache.is_valid()) {
+            Some(cache) => cache.converted(x, node, self.dtype),
+            None => x.to_dtype(self.dtype),
+        })
+    }
+
+    /// An operand that may be missing.
+    pub(crate) fn option(&self, x: Option<&Var>) -> Result<Option<Var>> {
+        x.map(|x| self.var(x)).transpose()
+    }
+
+    /// An operand that gradients do not flow to.
+    pub(crate) fn tensor(&self, x: &Tensor) -> Result<Tensor> {
+        if self.converts(x.dtype()) { x.to_dtype(self.dtype) } else { Ok(x.clone()) }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

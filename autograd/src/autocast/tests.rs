@@ -1,0 +1,278 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tensor::{ConvOptions, Device, bf16, f16};
+
+use super::*;
+use crate::ops::{AttentionOptions, CrossEntropy};
+use crate::{BackwardOptions, Reduction, no_grad};
+
+use DType::{BF16, F16, F32, F64, I64};
+
+fn ones(shape: &[usize], dtype: DType) -> Var {
+    Var::constant(Tensor::ones(shape, dtype, &Device::cpu()).unwrap())
+}
+
+fn weight(values: &[f32], shape: &[usize]) -> Var {
+    Var::leaf(Tensor::from_slice(values, shape, &Device::cpu()).unwrap())
+}
+
+/// How many conversions led to `y`.
+fn conversions(y: &Var) -> usize {
+    y.tape().iter().filter(|entry| entry.op == "to_dtype").count()
+}
+
+type Op = (&'static str, fn(&[Var; 3]) -> Result<Var>);
+
+/// Torch's list of ops that run in 16 bits.
+const PRODUCTS: [Op; 6] = [
+    ("conv2d", |x| images(&x[0])?.conv2d(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())),
+    ("conv_transpose2d", |x| {
+        images(&x[0])?.conv_transpose2d(&images(&x[1])?, None, [0; 2], &ConvOptions::default())
+    }),
+    ("linear", |x| x[0].linear(&x[1], Some(&one_of(&x[2])?.expand(&[6])?))),
+    ("matmul", |x| x[0].matmul(&x[1].t()?)),
+    ("scaled_dot_product_attention", |x| {
+        let mask = Some(x[0].matmul(&x[1].t()?)?.value().to_dtype(F32)?);
+        let options = AttentionOptions { attn_mask: mask, dropout_p: 0.1, ..AttentionOptions::default() };
+        x[0].scaled_dot_product_attention(&x[1], &x[2], &options)
+    }),
+    ("self_attention", |x| x[0].self_attention(2, &AttentionOptions::default())),
+];
+
+/// Torch's list of ops that run in F32, and what is made of them.
+const WIDE: [Op; 29] = [
+    ("bce_with_logits", |x| x[0].bce_with_logits(&x[1], Reduction::None)),
+    ("cross_entropy", |x| x[0].cross_entropy(&labels()?, Reduction::Mean)),
+    ("cross_entropy_with", |x| {
+        let weight = Some(one_of(&x[1])?.expand(&[6])?.value().to_dtype(F32)?);
+        CrossEntropy { weight, ..CrossEntropy::default() }.loss(&x[0], &labels()?)
+    }),
+    ("cumsum", |x| x[0].cumsum(0)),
+    ("exp", |x| x[0].exp()),
+    ("group_norm", |x| x[0].group_norm(2, Some(&row(&x[1])?), Some(&row(&x[2])?), 1e-5)),
+    ("l1_loss", |x| x[0].l1_loss(&x[1], Reduction::Mean)),
+    ("layer_norm", |x| x[0].layer_norm(&[6], Some(&row(&x[1])?), Some(&row(&x[2])?), 1e-5)),
+    ("log", |x| x[0].log()),
+    ("log_softmax", |x| x[0].log_softmax(1)),
+    ("logsumexp", |x| x[0].logsumexp(&[1], false)),
+    ("mse_loss", |x| x[0].mse_loss(&x[1], Reduction::None)),
+    ("nll_loss", |x| x[0].nll_loss(&labels()?, Reduction::Mean)),
+    ("pow", |x| x[0].pow(&x[1])),
+    ("pow_scalar", |x| x[0].pow_scalar(3.0)),
+    ("reciprocal", |x| x[0].reciprocal()),
+    ("rms_norm", |x| x[0].rms_norm(&[6], Some(&row(&x[1])?), None)),
+    ("rsqrt", |x| x[0].rsqrt()),
+    ("smooth_l1_loss", |x| x[0].smooth_l1_loss(&x[1], 1.0, Reduction::None)),
+    ("softmax", |x| x[0].softmax(0)),
+    ("softplus", |x| x[0].softplus(1.0, 20.0)),
+    ("square", |x| x[0].square()),
+    ("sum", |x| x[0].sum(&[0], true)),
+    ("sum_all", |x| x[0].sum_all()),
+    ("batch_norm", |x| Ok(x[0].batch_norm(Some(&row(&x[1])?), None, 1e-5)?.0)),
+    ("batch_norm_with", |x| {
+        let (mean, var) = (ones(&[6], F32), ones(&[6], F32));
+        x[0].batch_norm_with(mean.value(), var.value(), Some(&row(&x[1])?), None, 1e-5)
+    }),
+    ("sum of products", |x| x[0].linear(&x[1], None)?.sum(&[], false)),
+    ("loss of products", |x| x[0].linear(&x[1], None)?.cross_entropy(&labels()?, Reduction::Mean)),
+    ("norm of products", |x| x[0].linear(&x[1], None)?.layer_norm(&[6], None, None, 1e-5)),
+];
+
+/// Ops that take what they are given.
+const OTHERS: [Op; 12] = [
+    ("relu", |x| x[0].relu()),
+    ("gelu", |x| x[0].gelu(tensor::Gelu::Tanh)),
+    ("tanh", |x| x[0].tanh()),
+    ("mul_scalar", |x| x[0].mul_scalar(2.0)),
+    ("mean", |x| x[0].mean(&[0], false)),
+    ("max", |x| x[0].max(&[0], false)),
+    ("dropout", |x| x[0].dropout(0.5, None)),
+    ("transpose", |x| x[0].t()),
+    ("embedding", |x| x[0].embedding(&labels()?, None)),
+    ("add", |x| x[0].add(&x[1])),
+    ("cat", |x| Var::cat(&[&x[0], &x[1]], 0)),
+    ("stack", |x| Var::stack(&[&x[0], &x[1]], 0)),
+];
+
+fn images(x: &Var) -> Result<Var> {
+    x.reshape(&[6, 6, 1, 1])
+}
+
+fn row(x: &Var) -> Result<Var> {
+    x.select(0, 0)
+}
+
+fn one_of(x: &Var) -> Result<Var> {
+    x.narrow(0, 0, 1)?.narrow(1, 0, 1)?.reshape(&[1])?.expand(&[6])
+}
+
+fn labels() -> Result<Tensor> {
+    Tensor::from_slice(&[0_i64, 1, 2, 3, 4, 5], &[6], &Device::cpu())
+}
+
+#[test]
+fn each_op_runs_in_the_type_of_its_list() -> Result<()> {
+    for half in [BF16, F16] {
+        for mixed in [[F32; 3], [half; 3], [half, F32, half], [F32, half, F32]] {
+            let x = mixed.map(|dtype| ones(&[6, 6], dtype));
+            let found = |(name, op): &Op| {
+                let y =
+                    autocast(half, || op(&x)).unwrap_or_else(|error| panic!("{name} of {mixed:?}: {error}"));
+                (*name, y.dtype())
+            };
+            for op in &PRODUCTS {
+                assert_eq!(found(op), (op.0, half), "{mixed:?}");
+            }
+            for op in &WIDE {
+                assert_eq!(found(op), (op.0, F32), "{mixed:?}");
+            }
+            for op in &OTHERS[..9] {
+                assert_eq!(found(op), (op.0, mixed[0]), "{mixed:?}");
+            }
+            for op in &OTHERS[9..] {
+                assert_eq!(found(op), (op.0, mixed[0].promote(mixed[1])), "{mixed:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn other_types_are_left_alone_and_refused_as_a_target() -> Result<()> {
+    let x = ones(&[2, 2], F64);
+    assert_eq!(autocast(BF16, || x.matmul(&x))?.dtype(), F64);
+    assert_eq!(autocast(BF16, || x.exp())?.dtype(), F64);
+    assert_eq!(autocast(BF16, || ones(&[2], I64).sum_all())?.dtype(), I64);
+    for dtype in [F64, I64] {
+        let refused = autocast(dtype, || -> Result<()> { panic!("it is called") });
+        assert!(matches!(refused, Err(Error::DTypeUnsupported { op: "autocast", .. })));
+    }
+    Ok(())
+}
+
+#[test]
+fn it_nests_and_ends_with_its_closure() -> Result<()> {
+    let x = ones(&[2, 2], F32);
+    let dtype = || x.matmul(&x).map(|y| y.dtype());
+    autocast(BF16, || {
+        assert_eq!(dtype()?, BF16);
+        assert_eq!(autocast(F16, dtype)?, F16);
+        assert_eq!((autocast(None, dtype)?, autocast(F32, dtype)?), (F32, F32));
+        assert_eq!(autocast(None, || autocast(BF16, dtype))?, BF16);
+        assert_eq!(dtype()?, BF16);
+        let panicked =
+            catch_unwind(AssertUnwindSafe(|| autocast(F16, || -> Result<()> { panic!("a test") })));
+        assert!(panicked.is_err());
+        assert_eq!(dtype()?, BF16);
+        Ok(())
+    })?;
+    assert_eq!(dtype()?, F32);
+    assert!(
+        autocast(BF16, || ones(&[2], F32).matmul(&x.unsqueeze(0)?.select(0, 0)?.narrow(0, 0, 1)?)).is_err()
+    );
+    assert_eq!(dtype()?, F32);
+    Ok(())
+}
+
+#[test]
+fn a_weight_is_converted_once_and_its_gradients_are_added_in_16_bits() -> Result<()> {
+    // 1 + 2^-8 + 2^-8 is 1 + 2^-7 in F32; in BF16 each addition to 1 is rounded away.
+    let (w, small) = (weight(&[1.0], &[1, 1]), 2.0_f32.powi(-8));
+    let factors = [small, small, 1.0].map(|x| Var::constant(weight(&[x], &[1, 1]).value().clone()));
+    let loss = || {
+        let parts: Vec<Var> = factors.iter().map(|x| x.matmul(&w)).collect::<Result<_>>()?;
+        let parts: Vec<Var> = parts.iter().map(Var::sum_all).collect::<Result<_>>()?;
+        parts[0].add(&parts[1])?.add(&parts[2])
+    };
+    let y = autocast(BF16, loss)?;
+    // The weight, and each product for its sum.
+    assert_eq!(conversions(&y), 4);
+    let gradient = y.backward()?.get(&w).map(|g| g.to_vec::<f32>()).transpose()?;
+    assert_eq!(gradient, Some(vec![1.0]));
+    assert_eq!(
+        loss()?.backward()?.get(&w).map(|g| g.to_vec::<f32>()).transpose()?,
+        Some(vec![1.0 + 2.0 * small])
+    );
+    Ok(())
+}
+
+#[test]
+fn a_weight_that_was_changed_is_converted_anew() -> Result<()> {
+    let (w, x) = (weight(&[1.0, 2.0], &[2, 1]), ones(&[1, 1], F32));
+    autocast(BF16, || {
+        let y = || x.linear(&w, None)?.value().to_vec::<bf16>();
+        let [one, two, three] = [1.0, 2.0, 3.0].map(bf16::from_f32);
+        assert_eq!(y()?, [one, two]);
+        w.value().narrow(0, 0, 1)?.add_scalar_(2.0)?;
+        assert_eq!(y()?, [three, two]);
+        assert_eq!(
+            autocast(F16, || x.linear(&w, None))?.value().to_vec::<f16>()?,
+            [3.0, 2.0].map(f16::from_f32)
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn what_was_kept_without_a_tape_has_a_place_on_it_later() -> Result<()> {
+    let (w, x) = (weight(&[2.0], &[1, 1]), ones(&[1, 1], F32));
+    let loss = || x.linear(&w, None)?.sum_all();
+    autocast(BF16, || {
+        assert!(!no_grad(loss)?.requires_grad());
+        assert_eq!(loss()?.backward()?.len(), 1);
+        Ok(())
+    })
+}
+
+#[test]
+fn graphs_that_share_a_conversion_are_consumed_apart() -> Result<()> {
+    let (w, x) = (weight(&[2.0], &[1, 1]), ones(&[1, 1], F32));
+    autocast(BF16, || {
+        let loss = || x.linear(&w, None)?.sum_all();
+        let losses = [loss()?, loss()?];
+        for loss in &losses {
+            assert_eq!(loss.backward()?.get(&w).map(|g| g.item::<f32>()).transpose()?, Some(1.0));
+        }
+        assert!(matches!(losses[0].backward(), Err(Error::GraphConsumed { .. })));
+        assert_eq!(loss()?.backward()?.len(), 1);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_backward_pass_runs_in_the_recorded_types() -> Result<()> {
+    let (w, b) = (weight(&[0.5, -2.0], &[2, 1]), weight(&[0.25, 1.0], &[2]));
+    let x = Var::leaf(Tensor::from_slice(&[0.3_f32, 0.7], &[2, 1], &Device::cpu())?);
+    let loss = || x.linear(&w, Some(&b))?.gelu(tensor::Gelu::Erf)?.softmax(1)?.pow_scalar(3.0)?.mean_all();
+    let gradients = |inside: bool| -> Result<Vec<Vec<f32>>> {
+        let pass =
+            |loss: &Var| loss.backward_with(BackwardOptions { create_graph: true, ..Default::default() });
+        let found = if inside { autocast(BF16, || pass(&loss()?))? } else { pass(&autocast(BF16, loss)?)? };
+        [&w, &b, &x].map(|leaf| found.get(leaf).unwrap().to_vec::<f32>()).into_iter().collect()
+    };
+    assert_eq!(gradients(true)?, gradients(false)?);
+    Ok(())
+}
+
+#[test]
+fn a_copy_lies_in_memory_as_its_weight_does() -> Result<()> {
+    let w = Var::leaf(weight(&[1.0; 6], &[2, 3]).value().t()?);
+    let x = ones(&[4, 2], F32);
+    let gradients = autocast(BF16, || x.linear(&w, None)?.sum_all())?.backward()?;
+    assert_eq!(gradients.get(&w).map(|g| g.strides().to_vec()), Some(w.value().strides().to_vec()));
+    Ok(())
+}
+
+#[test]
+fn nothing_is_kept_beyond_the_outermost_autocast() -> Result<()> {
+    let w = weight(&[1.0; 4], &[2, 2]);
+    let kept = || CACHE.with_borrow(|cache| cache.as_ref().map(|cache| cache.values.lock().len()));
+    autocast(BF16, || {
+        autocast(None, || autocast(F16, || w.matmul(&w)))?;
+        w.matmul(&w)?;
+        assert_eq!(kept(), Some(2));
+        Ok(())
+    })?;
+    assert_eq!(kept(), None);
+    Ok(())
+}

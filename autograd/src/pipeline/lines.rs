@@ -10,6 +10,7 @@ use std::time::Instant;
 use device::{Event, Panicked, Placement, StreamOptions, Team};
 use tensor::{Device, Error, Generator, Result, Stream, preload, with_generator};
 
+use crate::autocast::Inherited;
 use crate::is_recording;
 use crate::mode::with_recording;
 
@@ -48,9 +49,30 @@ impl Lines {
     }
 }
 
+/// What the calling thread's modes are, and what random ops are keyed by.
+struct Around {
+    generator: Generator,
+    recording: bool,
+    autocast: Option<Inherited>,
+}
+
+impl Around {
+    /// One stage of a batch.
+    fn through(&self, stage: &mut Stage<'_>, number: usize, batch: usize, item: Item) -> Result<Item> {
+        let generator = self.generator.fork(batch as u64).fork(number as u64);
+        let body = || with_recording(self.recording, || (stage.body)(item));
+        let done =
+            Panicked::catch(|| with_generator(generator, || Inherited::scope(self.autocast.as_ref(), body)));
+        match done {
+            Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
+            Err(panicked) => Err(failed(&stage.name, batch, panicked)),
+        }
+    }
+}
+
 /// Batches on their way.
 pub(super) struct Run<'r> {
-    generator: Generator,
+    around: Around,
     /// The number of the next batch.
     next: usize,
     batches: &'r mut (dyn Iterator<Item = Item> + Send),
@@ -147,28 +169,12 @@ fn failed(stage: &str, batch: usize, source: impl std::error::Error + Send + Syn
     Error::Stage { stage: stage.into(), batch, source: Arc::new(source) }
 }
 
-/// One stage of a batch, with a generator of its own.
-fn through(
-    stage: &mut Stage<'_>,
-    number: usize,
-    generator: &Generator,
-    batch: usize,
-    item: Item,
-) -> Result<Item> {
-    let generator = generator.fork(batch as u64).fork(number as u64);
-    let done = Panicked::catch(|| with_generator(generator, || (stage.body)(item)));
-    match done {
-        Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
-        Err(panicked) => Err(failed(&stage.name, batch, panicked)),
-    }
-}
-
 impl Part<'_, '_> {
     /// Works until there is nothing left, or something failed.
-    fn work(&mut self, stream: &Stream, generator: &Generator, failure: &Failure) {
+    fn work(&mut self, stream: &Stream, around: &Around, failure: &Failure) {
         while let Some((batch, mut item)) = self.from.next(failure) {
             for (at, stage) in self.stages.iter_mut().enumerate() {
-                match through(stage, self.first + at, generator, batch, item) {
+                match around.through(stage, self.first + at, batch, item) {
                     Ok(made) => item = made,
                     Err(error) => return keep(failure, batch, error),
                 }
@@ -184,7 +190,8 @@ impl Part<'_, '_> {
 
 impl<'r> Run<'r> {
     pub(super) fn new(generator: Generator, batches: &'r mut (dyn Iterator<Item = Item> + Send)) -> Run<'r> {
-        Run { generator, next: 0, batches, outputs: Vec::new(), is_over: false, is_decided: false }
+        let around = Around { generator, recording: is_recording(), autocast: Inherited::current() };
+        Run { around, next: 0, batches, outputs: Vec::new(), is_over: false, is_decided: false }
     }
 
     /// Takes up to `count` more batches through the stages.
@@ -196,7 +203,7 @@ impl<'r> Run<'r> {
         count: usize,
     ) -> Result<()> {
         let (groups, last) = (lines.groups.len(), lines.groups.len() - 1);
-        let (failure, recording) = (Failure::default(), is_recording());
+        let failure = Failure::default();
         let mut parts = Vec::with_capacity(groups);
         let (mut rest, mut outputs) = (stages, Some(&mut self.outputs));
         let mut from = From::Batches {
@@ -223,7 +230,7 @@ impl<'r> Run<'r> {
             let Some(next) = next else { break };
             from = From::Line(next);
         }
-        let generator = &self.generator;
+        let around = &self.around;
         let panicked = lines.team.run(&|thread| {
             // The caller's thread is number 0.
             let group = (thread + last) % groups;
@@ -231,7 +238,7 @@ impl<'r> Run<'r> {
             // Its ends of the lines go with it.
             if let Some(mut part) = part {
                 let stream = &lines.streams[group];
-                with_recording(recording, || stream.scope(|| part.work(stream, generator, &failure)));
+                stream.scope(|| part.work(stream, around, &failure));
             }
         })?;
         if let Some((_, error)) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -255,7 +262,7 @@ impl<'r> Run<'r> {
             self.next += 1;
             for (number, stage) in stages.iter_mut().enumerate() {
                 let (stream, start) = (&lines.streams[0], Instant::now());
-                item = stream.scope(|| through(stage, number, &self.generator, batch, item))?;
+                item = stream.scope(|| self.around.through(stage, number, batch, item))?;
                 stream.synchronize()?;
                 times[number] += start.elapsed().as_secs_f64() * 1e3 / TIMED as f64;
             }

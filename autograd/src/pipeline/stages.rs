@@ -17,7 +17,8 @@ const LEAST_GAIN: f64 = 0.03;
 ///
 /// Values are handed over without a word about waits, which follow from what each command reads and writes. Every batch goes
 /// through the stages in order, and every stage sees the batches in order, so a run gives, bit for bit, what it gives with
-/// all stages on one stream. Random ops draw from a generator of the batch and the stage.
+/// all stages on one stream. Random ops draw from a generator of the batch and the stage, and
+/// stages are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the run is under.
 ///
 /// The first batches of the first run are used to measure: how long each stage takes, and whether several streams are faster
 /// than one. Neighbours share a stream where that is as fast, and all of them do where the gain is less than the noise;

@@ -170,6 +170,24 @@ fn several_streams_are_used_where_they_were_measured_to_be_faster() -> Result<()
 }
 
 #[test]
+fn stages_are_under_the_modes_of_the_run() -> Result<()> {
+    let dev = Device::cpu();
+    let w = Var::leaf(Tensor::ones(&[2, 2], DType::F32, &dev)?);
+    for schedule in SCHEDULES {
+        let mut pipeline = Pipeline::with_options(&dev, options(schedule))
+            .stage("load", |n: usize| Tensor::full(&[2, 2], n as f64, DType::F32, &dev))
+            .stage("product", |x| Var::constant(x).matmul(&w))
+            .stage("kind", |y| Ok((y.dtype(), y.requires_grad())));
+        let modes = |pipeline: &mut Pipeline<'_, usize, _>, half| {
+            crate::no_grad(|| crate::autocast(half, || pipeline.run(0..70)))
+        };
+        assert_eq!(pipeline.run(0..70)?, [(DType::F32, true); 70], "{schedule:?}");
+        assert_eq!(modes(&mut pipeline, DType::BF16)?, [(DType::BF16, false); 70], "{schedule:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn groups_are_as_even_as_neighbours_can_be() {
     let groups = |times: &[f64], most| -> Vec<Range<usize>> { even(times, most) };
     assert_eq!(groups(&[1.0, 1.0, 1.0], 3), [0..1, 1..2, 2..3]);

@@ -85,12 +85,11 @@ macro_rules! tiling {
 }
 
 /// From narrow to wide, and from few strips to many.
-static HALVES: [Tiling; 6] = [
+static HALVES: [Tiling; 5] = [
     tiling!("attention_32x1", ["bf16", "f16"], 1, 32, 1 64 3, 1 64 3, 1 64 3, 32),
     tiling!("attention_64x1", ["bf16", "f16"], 1, 64, 1 64 3, 1 64 3, 1 64 2, 64),
     tiling!("attention_64x2", ["bf16", "f16"], 1, 64, 2 64 2, 2 64 2, 2 32 2, 64),
-    tiling!("attention_128x1", ["bf16", "f16"], 1, 128, 1 32 2, 1 32 2, 1 32 2, 128),
-    tiling!("attention_128x2", ["bf16", "f16"], 1, 128, 2 32 2, 1 32 2, 1 32 2, 128),
+    tiling!("attention_128x1", ["bf16", "f16"], 1, 128, 1 64 2, 1 64 2, 1 32 2, 128),
     tiling!("attention_256x1", ["bf16", "f16"], 1, 256, 1 32 2, 1 32 1, 1 32 1, 128),
 ];
 pub(in crate::cuda) static FLOATS: [Tiling; 4] = [
@@ -99,10 +98,6 @@ pub(in crate::cuda) static FLOATS: [Tiling; 4] = [
     tiling!("attention_64x2", ["f32", "tf32"], 0, 64, 2 64 2, 2 32 2, 1 32 2, 64),
     tiling!("attention_128x1", ["f32", "tf32"], 0, 128, 1 32 2, 1 32 2, 1 32 1, 64),
 ];
-/// Blocks for each multiprocessor beyond which more strips are worth it: they read a tile for more rows at a time, and fewer
-/// blocks have more to do.
-const FULL: usize = 4;
-
 /// `Problem` of the programs. Operands whose rows can be read in vectors are the bits of the last word.
 fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 26] {
     let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
@@ -131,35 +126,6 @@ fn factor(problem: &ScoreBatch) -> f32 {
     (problem.kind.scale * std::f64::consts::LOG2_E) as f32
 }
 
-/// The tiling of a problem; `None` for one that tensor cores do not take. The results are the same with any.
-fn tiling_of(queue: &Queue<'_>, dtype: DType, problem: &ScoreBatch, masked: bool) -> Option<&'static Tiling> {
-    let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
-    let tilings = match dtype {
-        DType::BF16 | DType::F16 => &HALVES[..],
-        DType::F32 => &FLOATS,
-        _ => return None,
-    };
-    if queue.capability() < (8, 0) || problem.batch.elements.saturating_mul(queries.max(keys)) > MAX_ROWS {
-        return None;
-    }
-    let fits = |tiling: &&Tiling| {
-        let bytes = |tiles: Tiles, own| tiles.shared_bytes(own, tiling.width, dtype);
-        tiling.width >= width.max(value_width)
-            && [bytes(tiling.forward, 1), bytes(tiling.grad_q, 2), bytes(tiling.grad_kv, 2)]
-                .iter()
-                .all(|&bytes| bytes <= queue.shared_bytes())
-    };
-    let mut tilings = tilings.iter().filter(fits);
-    let least = tilings.next()?;
-    let fills = |tiling: &&Tiling| {
-        let blocks = problem.batch.elements * queries.min(keys).div_ceil(tiling.forward.own());
-        tiling.width == least.width && blocks >= FULL * queue.multiprocessors() as usize
-    };
-    // Several strips leave no registers for masks.
-    let direct = !masked && factor(problem) > 0.0;
-    Some(tilings.next().filter(|tiling| direct && fills(tiling)).unwrap_or(least))
-}
-
 /// The kernel of an op on tensor cores.
 macro_rules! tiled {
     ($element:expr, $op:literal) => {
@@ -175,44 +141,103 @@ macro_rules! tiled {
 #[derive(Clone, Copy)]
 enum Pass {
     Forward,
+    Products,
     GradQ,
     GradKv,
 }
 
-/// The program, the name and the grid of a kernel.
-fn kernel_of(
-    queue: &Queue<'_>,
+/// A problem on its way to the device.
+struct Launch<'a> {
+    queue: &'a Queue<'a>,
     dtype: DType,
-    problem: &ScoreBatch,
+    problem: &'a ScoreBatch,
     masked: bool,
-    pass: Pass,
-) -> (&'static Program, &'static str, Grid) {
-    let (pairs, ScoreSizes { queries, keys, width, value_width }) = (problem.batch.elements, problem.sizes);
-    let (rows, columns) = match pass {
-        Pass::Forward => (queries, value_width),
-        Pass::GradQ => (queries, width),
-        Pass::GradKv => (keys, width.max(value_width)),
-    };
-    let Some(tiling) = tiling_of(queue, dtype, problem, masked) else {
-        let name = match pass {
-            Pass::Forward => by_dtype!(dtype, "attention"),
-            Pass::GradQ => by_dtype!(dtype, "attention_grad_q"),
-            Pass::GradKv => by_dtype!(dtype, "attention_grad_kv"),
+}
+
+impl Launch<'_> {
+    /// Rows that the blocks of a kernel share out, and columns.
+    fn shape(&self, pass: Pass) -> (usize, usize) {
+        let ScoreSizes { queries, keys, width, value_width } = self.problem.sizes;
+        match pass {
+            Pass::Forward | Pass::Products => (queries, value_width),
+            Pass::GradQ => (queries, width),
+            Pass::GradKv => (keys, width.max(value_width)),
+        }
+    }
+
+    /// The tiling of a kernel; `None` if tensor cores do not take the problem. The results are the same with any.
+    fn tiling(&self, pass: Pass) -> Option<&'static Tiling> {
+        let (queue, dtype, problem) = (self.queue, self.dtype, self.problem);
+        let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
+        let tilings = match dtype {
+            DType::BF16 | DType::F16 => &HALVES[..],
+            DType::F32 => &FLOATS,
+            _ => return None,
         };
-        let tiles = pairs * rows.div_ceil(TILE) * columns.div_ceil(WIDE).max(1);
-        return (program_of(dtype), name, blocks(queue, tiles as u64, THREADS));
-    };
-    let element = (dtype, queue.tf32());
-    let (name, tiles, own, slice) = match pass {
-        Pass::Forward => (tiled!(element, "attention_tiles"), tiling.forward, 1, tiling.width),
-        Pass::GradQ => (tiled!(element, "attention_tiles_grad_q"), tiling.grad_q, 2, tiling.width),
-        Pass::GradKv => (tiled!(element, "attention_tiles_grad_kv"), tiling.grad_kv, 2, tiling.slice),
-    };
-    let blocks = pairs * rows.div_ceil(tiles.own()) * columns.div_ceil(slice).max(1);
-    let shared_bytes = tiles.shared_bytes(own, tiling.width, dtype);
-    let grid = Grid { shared_bytes, ..Grid::linear(blocks as u32, TILED_THREADS) };
-    let second = matches!(element, (DType::F16, _) | (DType::F32, true));
-    (&tiling.programs[usize::from(second)], name, grid)
+        let rows = problem.batch.elements.saturating_mul(queries.max(keys));
+        if queue.capability() < (8, 0) || rows > MAX_ROWS {
+            return None;
+        }
+        let fits = |tiling: &&Tiling| {
+            let all = [(tiling.forward, 1), (tiling.grad_q, 2), (tiling.grad_kv, 2)];
+            let bytes = all.map(|(tiles, own)| tiles.shared_bytes(own, tiling.width, dtype));
+            tiling.width >= width.max(value_width) && bytes.iter().all(|&bytes| bytes <= queue.shared_bytes())
+        };
+        let mut tilings = tilings.iter().filter(fits);
+        let least = tilings.next()?;
+        // Several strips read a tile for more rows at a time, but leave fewer blocks, and no registers for masks.
+        let wanted = if matches!(pass, Pass::Forward) { 4 } else { 1 } * queue.multiprocessors() as usize;
+        let blocks = problem.batch.elements * self.shape(pass).0.div_ceil(2 * STRIP);
+        let several = blocks >= wanted && !self.masked && factor(problem) > 0.0;
+        Some(tilings.next().filter(|tiling| several && tiling.width == least.width).unwrap_or(least))
+    }
+
+    /// # Safety
+    /// As for [`Queue::kernel`].
+    unsafe fn enqueue(&self, pass: Pass, args: &[Arg<'_>]) -> Result<()> {
+        let (dtype, pairs, (rows, columns)) = (self.dtype, self.problem.batch.elements, self.shape(pass));
+        let (program, name, grid) = if let Some(tiling) = self.tiling(pass) {
+            let element = (dtype, self.queue.tf32());
+            let (whole, bytes) =
+                (tiling.width, |tiles: Tiles, own| tiles.shared_bytes(own, tiling.width, dtype));
+            let (name, own, slice, shared_bytes) = match pass {
+                Pass::Forward => (
+                    tiled!(element, "attention_tiles"),
+                    tiling.forward.own(),
+                    whole,
+                    bytes(tiling.forward, 1),
+                ),
+                Pass::Products => (tiled!(element, "attention_tiles_products"), STRIP, whole, 0),
+                Pass::GradQ => (
+                    tiled!(element, "attention_tiles_grad_q"),
+                    tiling.grad_q.own(),
+                    whole,
+                    bytes(tiling.grad_q, 2),
+                ),
+                Pass::GradKv => (
+                    tiled!(element, "attention_tiles_grad_kv"),
+                    tiling.grad_kv.own(),
+                    tiling.slice,
+                    bytes(tiling.grad_kv, 2),
+                ),
+            };
+            let blocks = pairs * rows.div_ceil(own) * columns.div_ceil(slice).max(1);
+            let grid = Grid { shared_bytes, ..Grid::linear(blocks as u32, TILED_THREADS) };
+            let second = matches!(element, (DType::F16, _) | (DType::F32, true));
+            (&tiling.programs[usize::from(second)], name, grid)
+        } else {
+            let tiles = pairs * rows.div_ceil(TILE) * columns.div_ceil(WIDE).max(1);
+            let (name, wanted) = match pass {
+                Pass::Forward => (by_dtype!(dtype, "attention"), tiles),
+                Pass::Products => (by_dtype!(dtype, "attention_products"), (pairs * rows).div_ceil(8)),
+                Pass::GradQ => (by_dtype!(dtype, "attention_grad_q"), tiles),
+                Pass::GradKv => (by_dtype!(dtype, "attention_grad_kv"), tiles),
+            };
+            (program_of(dtype), name, blocks(self.queue, wanted as u64, THREADS))
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.queue.kernel(program, name, grid, args) }
+    }
 }
 
 pub(crate) fn attention(
@@ -225,11 +250,11 @@ pub(crate) fn attention(
     let none = Address::NULL;
     let by_value = words(dtype, problem, [q, k, v, none, out, none, none, none, none]);
     let batch = Walk::of(queue.op(), &problem.batch)?;
+    let launch = Launch { queue, dtype, problem, masked: mask.is_some() };
     let args =
         [q.into(), k.into(), v.into(), mask.into(), out.into(), log_sums.into(), batch.arg(), by_value.arg()];
-    let (program, name, grid) = kernel_of(queue, dtype, problem, mask.is_some(), Pass::Forward);
     // SAFETY: the kernel takes these arguments, and the batch and the steps are those of the operands.
-    unsafe { queue.kernel(program, name, grid, &args) }
+    unsafe { launch.enqueue(Pass::Forward, &args) }
 }
 
 pub(crate) fn gradient(
@@ -243,25 +268,17 @@ pub(crate) fn gradient(
     let [dq, dk, dv] = grads;
     let by_value = words(dtype, problem, [q, k, v, Address::NULL, out, g, dq, dk, dv]);
     let batch = Walk::of(queue.op(), &problem.batch)?;
-    let masked = mask.is_some();
+    let launch = Launch { queue, dtype, problem, masked: mask.is_some() };
     let [batch, by_value, mask] = [batch.arg(), by_value.arg(), mask.into()];
     let [q, k, v, out, g, log_sums, products] = [q, k, v, out, g, log_sums, products].map(Arg::from);
     let [dq, dk, dv] = grads.map(Arg::from);
-    let enqueue = |(program, name, grid), args: &[Arg<'_>]| {
+    let enqueue = |pass, args: &[Arg<'_>]| {
         // SAFETY: the kernels take these arguments, and the batch and the steps are those of the operands.
-        unsafe { queue.kernel(program, name, grid, args) }
+        unsafe { launch.enqueue(pass, args) }
     };
-    let rows = (problem.batch.elements * problem.sizes.queries) as u64;
-    let of_rows =
-        (program_of(dtype), by_dtype!(dtype, "attention_products"), blocks(queue, rows.div_ceil(8), THREADS));
-    enqueue(of_rows, &[out, g, products, batch, by_value])?;
-    let of_queries = || {
-        let args = [q, k, v, mask, g, log_sums, products, dq, batch, by_value];
-        enqueue(kernel_of(queue, dtype, problem, masked, Pass::GradQ), &args)
-    };
-    let of_keys = || {
-        let args = [q, k, v, mask, g, log_sums, products, dk, dv, batch, by_value];
-        enqueue(kernel_of(queue, dtype, problem, masked, Pass::GradKv), &args)
-    };
-    queue.beside(of_queries, of_keys)
+    enqueue(Pass::Products, &[out, g, products, batch, by_value])?;
+    queue.beside(
+        || enqueue(Pass::GradQ, &[q, k, v, mask, g, log_sums, products, dq, batch, by_value]),
+        || enqueue(Pass::GradKv, &[q, k, v, mask, g, log_sums, products, dk, dv, batch, by_value]),
+    )
 }

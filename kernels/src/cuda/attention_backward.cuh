@@ -1,5 +1,29 @@
 // The gradients on tensor cores. Weights are made anew from the logarithms of their sums.
 
+// products = sum(g out) of each query; a block has TILE of them
+template <int WIDTH, int TILE>
+__device__ inline void dot_rows(const S* out, const S* g, f32* products, const Walk<OPERANDS>& batch, const Problem& problem) {
+    Item item(problem.queries, TILE, 0, WIDTH, false);
+    Offsets<OPERANDS> at = offsets(batch, item.pair);
+    Rows<WIDTH, OUT> a(out + at.at[OUT], problem);
+    Rows<WIDTH, G> b(g + at.at[G], problem);
+    const S *from_a = a.from(item.first), *from_b = b.from(item.first);
+#pragma unroll
+    for (int i = 0; i < TILE; i += a.DOWN, from_a += a.step(), from_b += b.step()) {
+        bool exists = i < a.left(item.first);
+        Pack<S, SIXTEENTH> x = a.read(from_a, exists), y = b.read(from_b, exists);
+        f32 sum = 0;
+#pragma unroll
+        for (int c = 0; c < SIXTEENTH; ++c) {
+            sum += x.at[c] * y.at[c];
+        }
+        sum = join_lanes<Sum<f32>>(sum, a.EACH_ROW);
+        if (exists && a.own_column() == 0) {
+            products[item.pair * problem.queries + item.first + i + a.own_row()] = sum;
+        }
+    }
+}
+
 // Rows of a tile that are worked on at once.
 enum : int { PART = 32 };
 
@@ -186,7 +210,7 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
     constexpr int TILE_BYTES = QUERIES * ROW_BYTES<WIDTH>, NUMBER_BYTES = QUERIES * (int)sizeof(f32);
     u64 columns = problem.width > problem.value_width ? problem.width : problem.value_width;
     Item item(problem.keys, KEYS, columns, SLICE, false);
-    int first = item.first, column = item.column;
+    int first = item.first, column = SLICE < WIDTH ? item.column : 0;
     Offsets<OPERANDS> at = offsets(batch, item.pair);
     Rows<WIDTH, Q> queries(q + at.at[Q], problem);
     Rows<WIDTH, G> gradients(g + at.at[G], problem);

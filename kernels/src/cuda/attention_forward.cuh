@@ -153,5 +153,6 @@ __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask
             log_sums[item.pair * problem.queries + query] = log;
         }
     });
-    write<OUT>(out + at.at[OUT], problem, pass.first, 0, pass.sums, 1);
+    // Found anew: no register has kept it.
+    write<OUT>(out + offsets(batch, item.pair).at[OUT], problem, pass.first, 0, pass.sums, 1);
 }

@@ -46,29 +46,41 @@ template <int WIDTH, int OPERAND> struct Rows {
         }
     }
 
-    // Begins to copy COUNT rows to a tile, from row `first` on. What does not exist is 0.
-    template <int COUNT> __device__ void stage(Shared tile, int first) const {
-        const i64(&steps)[2] = problem.steps[OPERAND];
-        const S* from = at + first * steps[0];
-        int left = (int)rows_of(problem, OPERAND) - first - own_row();
-        if (problem.vectors >> OPERAND & 1) {
+    // Whether sixteen bytes can be read at once.
+    __device__ bool vectors() const { return problem.vectors >> OPERAND & 1; }
+    // How many rows from `first` on are this thread's or come after those.
+    __device__ int left(int first) const { return (int)rows_of(problem, OPERAND) - first - own_row(); }
+    __device__ const S* from(int first) const { return at + first * problem.steps[OPERAND][0]; }
+    __device__ i64 step() const { return DOWN * problem.steps[OPERAND][0]; }
+
+    // Sixteen bytes, one element after the other. What does not exist is 0.
+    __device__ Pack<S, SIXTEENTH> gather(const S* from, bool exists) const {
+        Pack<S, SIXTEENTH> pack;
 #pragma unroll
-            for (int i = 0; i < COUNT; i += DOWN) {
+        for (int c = 0; c < SIXTEENTH; ++c) {
+            pack.at[c] = exists && c < columns ? (f32)from[c * problem.steps[OPERAND][1]] : 0.0f;
+        }
+        return pack;
+    }
+    __device__ Pack<S, SIXTEENTH> read(const S* from, bool exists) const {
+        return vectors() && exists && columns == SIXTEENTH ? load<SIXTEENTH>(from, true) : gather(from, exists);
+    }
+
+    // Begins to copy COUNT rows to a tile, from row `first` on.
+    template <int COUNT> __device__ void stage(Shared tile, int first) const {
+        const S* from = this->from(first);
+        int left = this->left(first);
+        if (vectors()) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i += DOWN, from += step()) {
                 copy_async<16>(tile + place<WIDTH>(own_row() + i, own_column()), from,
                                i < left ? columns * (int)sizeof(S) : 0);
-                from += DOWN * steps[0];
             }
             return;
         }
 #pragma unroll 1
-        for (int i = 0; i < COUNT; i += DOWN) {
-            Pack<S, SIXTEENTH> pack;
-#pragma unroll
-            for (int c = 0; c < SIXTEENTH; ++c) {
-                pack.at[c] = i < left && c < columns ? (f32)from[c * steps[1]] : 0.0f;
-            }
-            store(pointer_of<S>(tile + place<WIDTH>(own_row() + i, own_column())), pack);
-            from += DOWN * steps[0];
+        for (int i = 0; i < COUNT; i += DOWN, from += step()) {
+            store(pointer_of<S>(tile + place<WIDTH>(own_row() + i, own_column())), gather(from, i < left));
         }
     }
 };

@@ -3,7 +3,7 @@
 //! Each is the gradient of the two others. Operands are contiguous.
 
 use device::cuda::{ConvAlgorithm, ConvForm, ConvPass};
-use device::{Error, Result, Stream};
+use device::{DType, Error, Result, Stream};
 
 use crate::command::{Command, for_float};
 use crate::cpu::{conv as cpu, depthwise};
@@ -70,7 +70,7 @@ pub struct Conv2d<'a> {
 ///
 /// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits. On
 /// CUDA, cuDNN makes it where that is found and has an algorithm that always gives the same bits; in F32 that may be one by
-/// Fourier transforms, whose errors go by the largest elements.
+/// Fourier transforms, whose errors are a few roundings of the largest element, not of each.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,
@@ -162,7 +162,8 @@ impl<'a> Conv2d<'a> {
         let all_places = g.places == g.window.places(self.op, g.image)?;
         let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
         let fit = self.operands.iter().chain(&self.bias).all(fits);
-        if !all_places || !fit || cuda::has_better(g, self.pass, dtype, self.stream.device().tf32()) {
+        let exact = dtype == DType::F32 && !self.stream.device().tf32();
+        if !all_places || !fit || cuda::has_better(g, self.pass, self.bias.is_some(), exact) {
             return Ok(None);
         }
         let [kh, kw] = g.window.kernel;

@@ -40,7 +40,7 @@ enum Name : int {
     GRAPH_HANDLE = 800, GRAPH_OPS,
     TENSOR_ALIGNMENT = 900, TENSOR_TYPE, TENSOR_SIZES, TENSOR_STEPS, TENSOR_ID = 906, TENSOR_IS_VIRTUAL,
     PACK_IDS = 1000, PACK_POINTERS, PACK_WORKSPACE = 1003,
-    ENGINE_NUMERICAL = 1303, ENGINE_BEHAVIOR = 1305,
+    ENGINE_INDEX = 1301, ENGINE_NUMERICAL = 1303, ENGINE_BEHAVIOR = 1305,
 };
 
 // What a graph's engines are like. The first two make nothing: whoever wants the same bits each time, at once, leaves them.
@@ -374,6 +374,7 @@ EXPORT int cudnnBackendGetAttribute(Descriptor* raw, int name, int type, int64_t
             if (count) *count = 1;
             return SUCCESS;
         }
+        if (one->kind == ENGINE && name == ENGINE_INDEX && type == INT64) return give(std::vector<int64_t>{one->engine}, room, count, to);
         if (one->kind == ENGINE && name == ENGINE_NUMERICAL && type == NUMERICAL_NOTE) {
             const std::vector<int> notes[ENGINES] = {{}, {4}, {0}, {}};
             return give(notes[one->engine], room, count, to);

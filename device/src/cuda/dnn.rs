@@ -105,11 +105,6 @@ struct Failure {
 type Outcome<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// Whether the library, the driver and the device do not fit each other.
-    fn is_unusable(&self) -> bool {
-        matches!(self.status, 1000..2000 | 3000..4000)
-    }
-
     /// Whether there is no such convolution, or not by this algorithm; and not that something is wrong at the moment.
     fn is_refusal(&self) -> bool {
         matches!(self.status, 2000..5000) && !self.is_no_memory()
@@ -144,8 +139,11 @@ pub(super) struct Dnn {
     library: &'static Library,
     handle: Mutex<Handle>,
     /// `None` for a form that the library has no algorithm for.
-    chosen: RwLock<HashMap<(ConvForm, bool), Option<Arc<Algorithm>>>>,
+    chosen: RwLock<Chosen>,
 }
+
+/// By form, and whether TF32 is allowed.
+type Chosen = HashMap<(ConvForm, bool), Option<Arc<Algorithm>>>;
 
 struct Handle(RawHandle);
 
@@ -163,10 +161,9 @@ impl Dnn {
         // SAFETY: a context is current; the call writes a handle.
         match library.done("cudnnCreate", unsafe { (library.create)(&mut raw) }) {
             Ok(()) => Ok(Ok(Dnn { library, handle: Mutex::new(Handle(raw)), chosen: RwLock::default() })),
-            Err(failure) if failure.is_unusable() => {
-                Ok(Err(format!("{library} cannot be used: {}", failure.name())))
-            }
-            Err(failure) => Err(failure.error()),
+            Err(failure) if failure.is_no_memory() => Err(failure.error()),
+            // It does not fit the driver or the device.
+            Err(failure) => Ok(Err(format!("{library} cannot be used: {}", failure.name()))),
         }
     }
 
@@ -199,7 +196,7 @@ impl Dnn {
         let graph = self.graph(&handle, form, dtype)?;
         for mode in [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBACK] {
             for config in self.configurations(&graph, mode)? {
-                if !is_wanted(&config, form.dtype == DType::F32 && !tf32)? {
+                if !is_wanted(&config, form.pass, form.dtype == DType::F32 && !tf32)? {
                     continue;
                 }
                 match Algorithm::new(&handle, config) {
@@ -437,9 +434,13 @@ impl Names {
     }
 }
 
-/// Whether an algorithm always gives the same bits, takes operands as they are and sums in F32, and is there without a
-/// compiler. With `exact`, whether it multiplies in F32, too.
-fn is_wanted(config: &Descriptor, exact: bool) -> Outcome<bool> {
+/// Filters' gradients by Winograd's transforms, of which the library does not say so (9.14, 9.19). With filters of 5 x 5 errors
+/// are 3e-3 of the largest element on an H200, which is more than TF32's.
+const WINOGRAD: i64 = 17;
+
+/// Whether an algorithm always gives the same bits, takes operands as they are, sums in F32, and is there without a compiler.
+/// With `exact`, whether it multiplies in F32, too, and its errors are those of F32.
+fn is_wanted(config: &Descriptor, pass: ConvPass, exact: bool) -> Outcome<bool> {
     use dnn::cudnnBackendBehaviorNote_t as Behavior;
     use dnn::cudnnBackendNumericalNote_t as Numerical;
     let engine = Descriptor::new(config.library, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
@@ -450,12 +451,23 @@ fn is_wanted(config: &Descriptor, exact: bool) -> Outcome<bool> {
     };
     let numerical = notes(Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, Type::CUDNN_TYPE_NUMERICAL_NOTE)?;
     let behavior = notes(Name::CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, Type::CUDNN_TYPE_BEHAVIOR_NOTE)?;
-    let unwanted = |note: Numerical| numerical.contains(&(note as i32));
-    Ok(!(unwanted(Numerical::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)
-        || unwanted(Numerical::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS)
-        || unwanted(Numerical::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)
-        || exact && unwanted(Numerical::CUDNN_NUMERICAL_NOTE_TENSOR_CORE)
-        || behavior.contains(&(Behavior::CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION as i32))))
+    let mut number = [-1_i64];
+    engine.get(Name::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, Type::CUDNN_TYPE_INT64, &mut number)?;
+    let any = |of: &[Numerical]| of.iter().any(|&note| numerical.contains(&(note as i32)));
+    let unwanted = any(&[
+        Numerical::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC,
+        Numerical::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS,
+        Numerical::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
+    ]);
+    let inexact = any(&[
+        Numerical::CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
+        Numerical::CUDNN_NUMERICAL_NOTE_WINOGRAD,
+        Numerical::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4,
+        Numerical::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,
+        Numerical::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13,
+    ]) || pass == ConvPass::WeightGrad && number[0] == WINOGRAD;
+    let compiled = behavior.contains(&(Behavior::CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION as i32));
+    Ok(!(unwanted || compiled || exact && inexact))
 }
 
 /// How convolutions of a form are made.

@@ -19,12 +19,16 @@ use crate::window::words;
 
 float_programs!("conv", "rows.cuh", "window.cuh", "conv.cu");
 
-/// Whether a convolution is made quicker here than by cuDNN (9.19, on an H200): with filters of one channel, for most of which
-/// cuDNN wants a compiler; and where it is one product for each image, for which cuDNN has none in F32 that is both quick and
-/// in a fixed order.
-pub(crate) fn has_better(geometry: &ConvGeometry, pass: ConvPass, dtype: DType, tf32: bool) -> bool {
-    let one_product = geometry.is_pointwise() && pass == ConvPass::WeightGrad && !tf32 && dtype == DType::F32;
-    geometry.is_depthwise() || one_product
+/// Whether a convolution is made quicker here than by cuDNN (9.14 and 9.19, on an H200): with few channels and filters, where
+/// cuDNN has kernels for many, and where it is one product for each image. With `exact`, it is one in F32 without TF32.
+pub(crate) fn has_better(geometry: &ConvGeometry, pass: ConvPass, bias: bool, exact: bool) -> bool {
+    let few = geometry.groups == 1 && geometry.channels.max(geometry.filters) < 32;
+    match pass {
+        ConvPass::Forward => geometry.is_pointwise() && bias && !exact,
+        ConvPass::InputGrad => few,
+        ConvPass::WeightGrad if exact => geometry.is_pointwise() || few && geometry.channels > 1,
+        ConvPass::WeightGrad => few && geometry.channels == 1,
+    }
 }
 
 /// Enqueues a convolution by an algorithm of cuDNN.

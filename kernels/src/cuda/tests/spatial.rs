@@ -1,5 +1,6 @@
 //! Convolutions, pooling and batch normalisation.
 
+use device::DType;
 use device::cuda::ConvPass;
 
 use super::*;
@@ -33,19 +34,25 @@ fn both_ways() -> impl Iterator<Item = Both> {
     [CudaConfig::default(), without].into_iter().filter_map(both_with)
 }
 
+fn is_cudnn(stream: &Stream) -> bool {
+    stream.device().convolutions().expect("an answer").starts_with("cuDNN")
+}
+
 fn convolutions_of<T: Real>() {
     for (both, case) in both_ways().flat_map(|both| CASES.iter().map(move |case| (both.clone(), case))) {
         let (images, filter, results) = (case.images, case.filter(), case.results());
         let how = (case.window, case.groups);
+        // All sums are whole numbers. A transform's are, but for their rounding.
+        let tolerance = if T::DTYPE == DType::F32 && is_cudnn(&both.cuda) { 1e-3 } else { 0.0 };
         for bias in [false, true] {
-            both.same(("conv2d", case.name, T::DTYPE, bias), |stream| {
+            both.close(tolerance, ("conv2d", case.name, T::DTYPE, bias), |stream| {
                 let (x, w) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &filter));
                 let (b, out) = (whole::<T>(stream, 3, &filter[..1]), whole::<T>(stream, 4, &results));
                 let bias = bias.then(|| b.view());
                 let conv = conv2d(stream, x.view(), w.view(), bias, how, out.view());
                 launch::<T>(stream, conv).map(|()| out)
             });
-            both.same(("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
+            both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
                 let (g, w) = (whole::<T>(stream, 1, &results), whole::<T>(stream, 2, &filter));
                 let (b, out) = (whole::<T>(stream, 3, &images[1..2]), whole::<T>(stream, 4, &images));
                 let bias = bias.then(|| b.view());
@@ -53,7 +60,7 @@ fn convolutions_of<T: Real>() {
                 launch::<T>(stream, conv).map(|()| out)
             });
         }
-        both.same(("conv2d_weight_grad", case.name, T::DTYPE), |stream| {
+        both.close(tolerance, ("conv2d_weight_grad", case.name, T::DTYPE), |stream| {
             let (x, g) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &results));
             let out = whole::<T>(stream, 4, &filter);
             let conv = conv2d_weight_grad(stream, x.view(), g.view(), how, out.view());
@@ -100,14 +107,18 @@ fn cudnn_makes_what_it_can_where_it_is_found() {
         format!("{:?}", conv.expect("operands that fit")).contains("algorithm: Some")
     };
     for both in both_ways() {
-        let found = both.cuda.device().convolutions().expect("an answer").starts_with("cuDNN");
+        let found = is_cudnn(&both.cuda);
         for pass in [ConvPass::Forward, ConvPass::InputGrad, ConvPass::WeightGrad] {
             let makes = |name: &str| {
                 let case = CASES.iter().find(|case| case.name == name).expect("a case");
                 by_cudnn(&both, pass, case)
             };
             assert_eq!(makes("many channels"), found, "{pass:?}");
-            assert!(!makes("depthwise") && !makes("no images"), "{pass:?}");
+            // As the library is slower, and as there is nothing to make.
+            assert!(
+                !makes("no images") && (pass != ConvPass::InputGrad || !makes("lenet first")),
+                "{pass:?}"
+            );
         }
     }
 }

@@ -448,7 +448,7 @@ fn made_of_rounded(case: &str, at: usize) -> bool {
     matches!(
         (case, at),
         ("attention", 2..) | ("packed_attention", 0) | ("cross_entropy", 0) | ("mean_pool", 0 | 1)
-    ) || case.ends_with("attention") && at == 0 && matches!(device().kind(), device::DeviceKind::Cuda(_))
+    ) || case.ends_with("attention") && matches!(device().kind(), device::DeviceKind::Cuda(_))
 }
 
 #[test]

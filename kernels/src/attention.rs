@@ -40,7 +40,7 @@ pub struct AttentionResult<'a> {
 ///
 /// The leading axes are equal, expanded ones may have stride 0; any strides are read in place. A query that sees no key
 /// gives 0. The order of all sums is fixed by the sizes. On a CUDA device with tensor cores weights are rounded to the type of
-/// the values before they are multiplied, and factors in F32 lose about 2^-21 of a product, or what TF32 does not keep if the
+/// the values before they are multiplied, and factors in F32 lose less than 2^-19 of a product, or what TF32 does not keep if the
 /// [device](device::Device::set_tf32) allows that.
 ///
 /// # Errors

@@ -39,7 +39,9 @@ pub struct AttentionResult<'a> {
 /// `out = softmax(scale q k^T + mask) v`, for floats. No matrix of scores is kept: rows of it are made by tiles.
 ///
 /// The leading axes are equal, expanded ones may have stride 0; any strides are read in place. A query that sees no key
-/// gives 0. The order of all sums is fixed by the sizes.
+/// gives 0. The order of all sums is fixed by the sizes. On a CUDA device with tensor cores weights are rounded to the type of
+/// the values before they are multiplied, and factors in F32 lose less than 2^-19 of a product, or what TF32 does not keep if the
+/// [device](device::Device::set_tf32) allows that.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of [`Stream::launch`].

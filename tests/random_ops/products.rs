@@ -334,11 +334,24 @@ pub(crate) fn attention(random: &mut Random) -> Case {
     });
     let like = q.array.like(0.0);
     let factor = like.with(scale.unwrap_or(1.0 / (d as f64).sqrt())).stored(like.precision);
+    // Tensor cores cut off what a sum has no bits for, and take F32 in two parts, of which the smallest products are left out.
+    // Their powers of 2 are those of the hardware, and weights are rounded to the type of the values.
+    let (lost, of_powers) = match dtype {
+        DType::F64 => (0.0, 0.0),
+        DType::F32 => (2_f64.powi(-19), 2_f64.powi(-21)),
+        _ => (0.0, 2_f64.powi(-21)),
+    };
+    let times = |x: Num, y: Num| Num { error: (x * y).error + lost * (x * y).value.abs(), ..x * y };
+    let total = |terms: &[Num]| {
+        let exact = sum(terms, like);
+        Num { error: 2.0 * exact.error, ..exact }
+    };
     let weights = |row: &[usize]| -> Vec<Num> {
         let (lead, at) = (&row[..row.len() - 1], row[row.len() - 1]);
         let score = |key: usize| {
-            let term = |i| q.array.num(&[lead, &[at, i]].concat()) * k.array.num(&[lead, &[key, i]].concat());
-            let product = factor * sum(&(0..d).map(term).collect::<Vec<_>>(), like);
+            let term =
+                |i| times(q.array.num(&[lead, &[at, i]].concat()), k.array.num(&[lead, &[key, i]].concat()));
+            let product = factor * total(&(0..d).map(term).collect::<Vec<_>>());
             match &mask {
                 _ if is_causal && key > at => like.with(f64::NEG_INFINITY),
                 None => product,
@@ -357,7 +370,8 @@ pub(crate) fn attention(random: &mut Random) -> Case {
             return vec![like; t];
         }
         // Block by block, with a factor for what came before: twice an exponential for each.
-        soft(&scores, like, false).into_iter().map(|p| Num { error: 2.0 * p.error, ..p }).collect()
+        let given = |p: Num| Num { error: 2.0 * p.error + of_powers * p.value, ..p };
+        soft(&scores, like, false).into_iter().map(|p| given(p).stored(precision(dtype))).collect()
     };
     let rows: Vec<Vec<Num>> = indices(&shape([s, 1])).map(|row| weights(&row[..row.len() - 1])).collect();
     let mut at = 0;
@@ -365,8 +379,8 @@ pub(crate) fn attention(random: &mut Random) -> Case {
         let (row, column) = (at / e, index[index.len() - 1]);
         at += 1;
         let lead = &index[..index.len() - 2];
-        let term = |key: usize| rows[row][key] * v.array.num(&[lead, &[key, column]].concat());
-        sum(&(0..t).map(term).collect::<Vec<_>>(), like)
+        let term = |key: usize| times(rows[row][key], v.array.num(&[lead, &[key, column]].concat()));
+        total(&(0..t).map(term).collect::<Vec<_>>())
     });
     let text = format!("scaled_dot_product_attention causal {is_causal} scale {scale:?}");
     let operands = [Some(q), Some(k), Some(v), mask].into_iter().flatten().collect();

@@ -6,7 +6,7 @@
 // l % 4 and l % 4 + 4. A word is two neighbours of 16 bits, or one element of 32.
 //
 // Factors of 32 bits are rounded to TF32 if S is tf32. If it is f32 they are the sum of two such numbers, of whose products the
-// smallest is left out: what is lost is some 2^-21 of a product.
+// smallest is left out: what is lost is less than 2^-19 of a product.
 
 // Elements in 16 bytes, and elements in the eight words of a product.
 enum : int { SIXTEENTH = 16 / sizeof(S), STEP = 2 * SIXTEENTH, EACH_WORD = 4 / sizeof(S) };

@@ -493,9 +493,11 @@ fn mixed_types_promote_or_are_refused() -> Result<()> {
     let cond = bf16.eq(&of(DType::I64)?)?;
     assert_eq!((cond.dtype(), cond.to_vec::<bool>()?), (DType::Bool, vec![true; 4]));
     assert_eq!(Tensor::where_cond(&cond, &bf16, &f32)?.dtype(), DType::F32);
+    let joined = Tensor::cat(&[&bf16, &f32, &f16], 0)?;
+    assert_eq!((joined.dtype(), joined.to_vec::<f32>()?), (DType::F32, vec![1.0; 12]));
+    assert_eq!(Tensor::stack(&[&bf16, &of(DType::I64)?], 0)?.dtype(), DType::BF16);
     let refused = |result: Result<Tensor>| matches!(result, Err(Error::DTypeMismatch { .. }));
     assert!(refused(bf16.matmul(&f32)) && refused(bf16.linear(&f16, None)));
-    assert!(refused(Tensor::cat(&[&bf16, &f32], 0)));
     assert!(matches!(bf16.add_(&f32), Err(Error::DTypeMismatch { .. })));
     Ok(())
 }

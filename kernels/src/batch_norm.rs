@@ -27,33 +27,51 @@ pub struct Norm<'a> {
     pub training: bool,
 }
 
+/// Bytes of the workspace that [`batch_norm`] and [`batch_norm_grad`] of images `[n, c, ..]` need on `stream`'s device.
+pub fn batch_norm_workspace(stream: &Stream, shape: &[usize]) -> usize {
+    match (stream.is_cuda(), shape) {
+        (true, &[images, channels, ref rest @ ..]) => {
+            cuda::workspace(&Channels { images, channels, size: rest.iter().product() })
+        }
+        _ => 0,
+    }
+}
+
 /// `out = (x - mean) / sqrt(var + eps) weight + bias` in each channel, for floats. In training, `mean` and `var` are
 /// those of `x`, and written.
 ///
-/// Shapes: `x` and `out` `[n, c, ..]`, the others `[c]`. All contiguous.
+/// Shapes: `x` and `out` `[n, c, ..]`, the others `[c]`. All contiguous. `workspace`, of type U8, has
+/// [`batch_norm_workspace`] elements, and may be left out if those are none.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for operands
 /// that are not contiguous, those of [`Stream::launch`].
-pub fn batch_norm(stream: &Stream, x: View<'_>, norm: Norm<'_>, out: View<'_>) -> Result<()> {
+pub fn batch_norm(
+    stream: &Stream,
+    x: View<'_>,
+    norm: Norm<'_>,
+    workspace: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
     const OP: &str = "batch_norm";
     let Norm { mean, var, weight, bias, eps, training } = norm;
     let channels = channels(OP, [&x, &out], [Some(&mean), Some(&var), weight.as_ref(), bias.as_ref()])?;
     let (dtype, statistics) = (x.dtype, [mean, var]);
+    let workspace = View::workspace(OP, workspace, batch_norm_workspace(stream, x.shape()))?;
     for_float!(OP, dtype, T => {
         let images = (x.read::<T>(), out.write::<T>());
         let affine = [weight, bias].map(|view| view.map(View::read::<T>));
         let given = (!training).then(|| statistics.map(|view| view.read::<T>().exact()));
         let found = training.then(|| statistics.map(|view| view.write::<T>().exact()));
-        Command::new(OP, (images, affine, (given, found))).cost(out.layout.elements(), 4).run(
+        Command::new(OP, (images, affine, (given, found), workspace)).cost(out.layout.elements(), 4).run(
             stream,
             channels,
             // SAFETY: the channels are those of the operands.
-            move |channels, workers, (images, affine, statistics)| unsafe {
+            move |channels, workers, (images, affine, statistics, _)| unsafe {
                 cpu::forward(channels, workers, eps, images, affine, statistics);
             },
-            move |channels, queue, (images, affine, statistics)| {
-                cuda::forward(queue, dtype, channels, eps, images, affine, statistics)
+            move |channels, queue, (images, affine, statistics, workspace)| {
+                cuda::forward(queue, dtype, channels, eps, images, affine, statistics, workspace)
             },
         )
     })
@@ -72,6 +90,7 @@ pub fn batch_norm_grad(
     x: View<'_>,
     g: View<'_>,
     norm: Norm<'_>,
+    workspace: Option<View<'_>>,
     grads: [View<'_>; 3],
 ) -> Result<()> {
     const OP: &str = "batch_norm_grad";
@@ -79,19 +98,69 @@ pub fn batch_norm_grad(
     let [grad, grad_weight, grad_bias] = grads;
     let vectors = [Some(&mean), Some(&var), weight.as_ref(), Some(&grad_weight), Some(&grad_bias)];
     let (channels, dtype) = (channels(OP, [&x, &g, &grad], vectors)?, x.dtype);
+    let workspace = View::workspace(OP, workspace, batch_norm_workspace(stream, x.shape()))?;
     for_float!(OP, dtype, T => {
         let images = [x, g].map(View::read::<T>);
         let statistics = [mean, var].map(|view| view.read::<T>().exact());
-        let operands = (images, statistics, weight.map(View::read::<T>), grads.map(View::write::<T>));
+        let operands =
+            (images, statistics, weight.map(View::read::<T>), grads.map(View::write::<T>), workspace);
         Command::new(OP, operands).cost(x.layout.elements(), 4).run(
             stream,
             channels,
             // SAFETY: the channels are those of the operands.
-            move |channels, workers, (images, statistics, weight, grads)| unsafe {
+            move |channels, workers, (images, statistics, weight, grads, _)| unsafe {
                 cpu::backward(channels, workers, (eps, training), images, statistics, weight, grads);
             },
-            move |channels, queue, (images, statistics, weight, grads)| {
-                cuda::backward(queue, (dtype, eps, training), channels, images, statistics, weight, grads)
+            move |channels, queue, (images, statistics, weight, grads, workspace)| {
+                let how = (dtype, eps, training);
+                cuda::backward(queue, how, channels, images, statistics, weight, grads, workspace)
+            },
+        )
+    })
+}
+
+/// Moves running statistics towards those of a batch, `running = (1 - momentum) running + momentum batch` with the variance
+/// multiplied with `unbiased` first, and counts the batch: `count += 1`. Without a momentum the running ones are means of all
+/// batches, `running += (batch - running) / count`.
+///
+/// Shapes: `running` and `batch`, means and variances, `[c]`, contiguous and of one float type; `count` is one I64.
+///
+/// # Errors
+/// As for [`batch_norm`].
+pub fn follow_statistics(
+    stream: &Stream,
+    running: [View<'_>; 2],
+    count: View<'_>,
+    batch: [View<'_>; 2],
+    unbiased: f64,
+    momentum: Option<f64>,
+) -> Result<()> {
+    const OP: &str = "follow_statistics";
+    let &[channels] = running[0].shape() else {
+        return Err(shape_mismatch(OP, running[0].shape(), &[]));
+    };
+    running.iter().chain(&batch).try_for_each(|view| {
+        view.expect_shape(OP, &[channels])?;
+        view.expect_contiguous(OP, "operands")
+    })?;
+    count.expect_shape(OP, &[])?;
+    let dtype = running[0].dtype;
+    for_float!(OP, dtype, T => {
+        let operands = (
+            running.map(|view| view.write::<T>().exact().keep(true)),
+            count.write::<i64>().exact().keep(true),
+            batch.map(|view| view.read::<T>().exact()),
+        );
+        Command::new(OP, operands).cost(channels, 4).run(
+            stream,
+            channels,
+            // SAFETY: all but the count have an element for each channel.
+            move |&channels, _, (running, count, batch)| unsafe {
+                cpu::follow(channels, (unbiased, momentum), running, count, batch);
+            },
+            move |&channels, queue, ([mean, var], count, [batch_mean, batch_var])| {
+                let operands = [mean, var, count, batch_mean, batch_var];
+                cuda::follow(queue, dtype, channels, unbiased, momentum, operands)
             },
         )
     })

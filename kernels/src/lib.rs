@@ -69,7 +69,7 @@ mod view;
 mod window;
 
 pub use attention::{AttentionGrads, AttentionInput, AttentionResult, attention, attention_grad};
-pub use batch_norm::{Norm, batch_norm, batch_norm_grad};
+pub use batch_norm::{Norm, batch_norm, batch_norm_grad, batch_norm_workspace, follow_statistics};
 pub use clip::{TotalNorm, scale_all, total_norm, unscale_all};
 pub use conv::{Conv2d, conv2d, conv2d_input_grad, conv2d_weight_grad};
 pub use copy::{Scalar, copy, fill};
@@ -87,14 +87,14 @@ pub use index::{gather, index_add, index_select, scatter_add};
 pub use layout::{Dims, Layout, Strides, View, broadcast_shapes, normalize_axes, normalize_axis};
 pub use loss::{cross_entropy, cross_entropy_grad};
 pub use matmul::{Accumulate, linear, matmul};
-pub use normalize::{NormGrads, NormInput, normalize, normalize_grad};
+pub use normalize::{NormGrads, NormInput, normalize, normalize_grad, normalize_workspace};
 pub use norms::{NormRows, norm_parts};
 pub use optim::{RuleStep, Update, optimizer_step};
 pub use pool::{
     avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{dropout, normal, philox, randint, uniform};
-pub use reduce::{argmax, argmin, logsumexp, reduce, var};
+pub use reduce::{argmax, argmin, logsumexp, reduce, reduce_workspace, var};
 pub use reduction::ReduceOp;
 pub use rules::{Accumulated, AdamStep, LionStep, RmsPropStep, Rule, RuleValue, SgdStep, StepNumbers};
 pub use scores::AttentionKind;

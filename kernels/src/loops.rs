@@ -272,14 +272,16 @@ pub(crate) struct Rows<const N: usize> {
     pub(crate) steps: [isize; N],
 }
 
-/// Rows of scores for classes, in two operands, and an element for each row in two others.
-pub(crate) struct Classes {
+/// Rows of scores for classes in `N` operands, and an element for each row in two others.
+pub(crate) struct Classes<const N: usize> {
     pub(crate) rows: usize,
     pub(crate) classes: usize,
-    /// Steps from one row to the next, in all four.
-    pub(crate) across: [isize; 4],
-    /// Steps from one class to the next, in the first two.
-    pub(crate) along: [isize; 2],
+    /// Steps from one row to the next.
+    pub(crate) across: [isize; N],
+    /// Steps from one class to the next.
+    pub(crate) along: [isize; N],
+    /// Steps from one row to the next, in the two others.
+    pub(crate) of_rows: [isize; 2],
 }
 
 /// A copy that transposes: contiguous along one axis in the input, which is operand 1, and along another in the output.

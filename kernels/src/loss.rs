@@ -10,27 +10,28 @@ use crate::cuda::loss as cuda;
 use crate::layout::{View, shape_mismatch};
 use crate::loops::Classes;
 
-/// Cross-entropy of class scores, `losses[i] = -log_probs[i, labels[i]]` with
-/// `log_probs = log_softmax(logits, axis 1)`, for floats.
+/// Cross-entropy of class scores, `losses[i] = log_sums[i] - logits[i, labels[i]]` with
+/// `log_sums = logsumexp(logits, axis 1)`, for floats.
 ///
-/// Shapes: `[n, c], [n] -> [n], [n, c]`; labels are I64. A label outside `0..c` is a failure of the command, which
-/// becomes [`Error::Async`].
+/// Shapes: `[n, c], [n] -> [n], [n]`; labels are I64, and `log_sums` is contiguous and of the type that is computed in. A label
+/// outside `0..c` is a failure of the command, which becomes [`Error::Async`].
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of [`Stream::launch`].
+/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for `log_sums`
+/// that are not contiguous, those of [`Stream::launch`].
 pub fn cross_entropy(
     stream: &Stream,
     logits: View<'_>,
     labels: View<'_>,
     losses: View<'_>,
-    log_probs: View<'_>,
+    log_sums: View<'_>,
 ) -> Result<()> {
     const OP: &str = "cross_entropy";
-    let classes = classes(OP, [&log_probs, &logits], [&labels, &losses])?;
+    let classes = classes(OP, [&logits], [&labels, &losses], &log_sums)?;
     let dtype = logits.dtype;
     for_float!(OP, dtype, T => Command::new(
         OP,
-        (logits.read::<T>(), log_probs.write::<T>(), labels.read::<i64>().exact(), losses.write::<T>()),
+        (logits.read::<T>(), labels.read::<i64>().exact(), losses.write::<T>(), log_sums.write::<T>().exact()),
     )
     .cost(logits.layout.elements(), 8)
     .may_fail()
@@ -43,25 +44,33 @@ pub fn cross_entropy(
     ))
 }
 
-/// Gradient of [`cross_entropy`] for the logits, `out[i, j] = (exp(log_probs[i, j]) - (j == labels[i])) g[i]`.
+/// Gradient of [`cross_entropy`] for the logits,
+/// `out[i, j] = (exp(logits[i, j] - log_sums[i]) - (j == labels[i])) g[i]`.
 ///
-/// Shapes: `[n, c], [n], [n] -> [n, c]`. Labels as for [`cross_entropy`].
+/// Shapes: `[n, c], [n], [n], [n] -> [n, c]`. Labels and `log_sums` as for [`cross_entropy`]; `out` may be `logits`.
 ///
 /// # Errors
 /// As for [`cross_entropy`].
 pub fn cross_entropy_grad(
     stream: &Stream,
-    log_probs: View<'_>,
+    logits: View<'_>,
+    log_sums: View<'_>,
     labels: View<'_>,
     g: View<'_>,
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "cross_entropy_grad";
-    let classes = classes(OP, [&out, &log_probs], [&labels, &g])?;
+    let classes = classes(OP, [&out, &logits], [&labels, &g], &log_sums)?;
     let dtype = out.dtype;
     for_float!(OP, dtype, T => Command::new(
         OP,
-        (out.write::<T>(), log_probs.read::<T>(), labels.read::<i64>().exact(), g.read::<T>()),
+        (
+            out.write::<T>(),
+            logits.read::<T>(),
+            labels.read::<i64>().exact(),
+            g.read::<T>(),
+            log_sums.read::<T>().exact(),
+        ),
     )
     .cost(out.layout.elements(), 8)
     .may_fail()
@@ -74,19 +83,26 @@ pub fn cross_entropy_grad(
     ))
 }
 
-/// The rows of operands `[n, c]`, and of others with an element `[n]` for each.
-fn classes(op: &'static str, scores: [&View<'_>; 2], of_rows: [&View<'_>; 2]) -> Result<Classes> {
+/// The rows of operands `[n, c]`, and of others with an element `[n]` for each; those of the last one lie next to each other.
+fn classes<const N: usize>(
+    op: &'static str,
+    scores: [&View<'_>; N],
+    of_rows: [&View<'_>; 2],
+    log_sums: &View<'_>,
+) -> Result<Classes<N>> {
     let &[rows, classes] = scores[0].shape() else {
         return Err(shape_mismatch(op, &[0, 0], scores[0].shape()));
     };
-    scores[1].expect_shape(op, &[rows, classes])?;
-    of_rows.iter().try_for_each(|view| view.expect_shape(op, &[rows]))?;
+    scores.iter().try_for_each(|view| view.expect_shape(op, &[rows, classes]))?;
+    of_rows.iter().chain([&log_sums]).try_for_each(|view| view.expect_shape(op, &[rows]))?;
+    log_sums.expect_contiguous(op, "log_sums")?;
     let step = |view: &View<'_>, axis: usize| view.layout.strides()[axis];
     Ok(Classes {
         rows,
         classes,
-        across: [step(scores[0], 0), step(scores[1], 0), step(of_rows[0], 0), step(of_rows[1], 0)],
+        across: scores.map(|view| step(view, 0)),
         along: scores.map(|view| step(view, 1)),
+        of_rows: of_rows.map(|view| step(view, 0)),
     })
 }
 

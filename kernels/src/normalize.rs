@@ -71,11 +71,21 @@ pub fn normalize(
     })
 }
 
+/// Bytes of the workspace that [`normalize_grad`] needs on `stream`'s device for the gradients of weight and bias, where `x` has
+/// so many elements.
+pub fn normalize_workspace(stream: &Stream, rows: NormRows, elements: usize) -> usize {
+    match elements.checked_div(rows.row()) {
+        Some(count) if stream.is_cuda() => cuda::workspace(&(rows, count)),
+        _ => 0,
+    }
+}
+
 /// The gradients of [`normalize`], whose `mean` and `rstd` are given; `mean` only if it had one.
 ///
 /// With `h = (x - mean) rstd` and `d = g weight` they are, of each row,
 /// `dx = rstd (d - mean(d) - h mean(d h))`, without the first mean if there is no `mean`; and, summed over the rows and the
-/// inner elements, `dweight = sum(g h)` and `dbias = sum(g)`.
+/// inner elements, `dweight = sum(g h)` and `dbias = sum(g)`. `workspace`, of type U8 and contiguous, has [`normalize_workspace`]
+/// elements, and may be left out if those are none, or neither `dweight` nor `dbias` is wanted.
 ///
 /// # Errors
 /// As for [`normalize`].
@@ -86,32 +96,37 @@ pub fn normalize_grad(
     g: View<'_>,
     (x, weight): (View<'_>, Option<View<'_>>),
     (mean, rstd): (Option<View<'_>>, View<'_>),
+    workspace: Option<View<'_>>,
     to: NormGrads<'_>,
 ) -> Result<()> {
     if to.x.is_some() && (to.weight.is_some() || to.bias.is_some()) && stream.prefers_parts() {
         // What comes next waits for the elements' gradient only.
         let elements = NormGrads { x: to.x, ..NormGrads::default() };
-        normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), elements)?;
-        return normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), NormGrads { x: None, ..to });
+        normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), None, elements)?;
+        let weights = NormGrads { x: None, ..to };
+        return normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), workspace, weights);
     }
     let (count, dtype) = (count_rows(op, rows, &x)?, g.dtype);
     let elements = count * rows.row();
     expect_elements(op, [Some(x), Some(g), to.x], elements)?;
     expect_elements(op, [weight, to.weight, to.bias], rows.weights())?;
     expect_elements(op, [mean, Some(rstd)], count)?;
+    let is_summed = to.weight.is_some() || to.bias.is_some();
+    let needed = if is_summed { normalize_workspace(stream, rows, elements) } else { 0 };
+    let workspace = View::workspace(op, workspace, needed)?;
     for_float!(op, dtype, T => {
         let statistics = (mean.map(|view| view.read::<T>().exact()), rstd.read::<T>().exact());
         let grads = [to.x, to.weight, to.bias].map(|view| view.map(View::write::<T>));
         let read = ([g, x].map(View::read::<T>), weight.map(View::read::<T>));
-        Command::new(op, (read, statistics, grads)).cost(elements, 8).run(
+        Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).run(
             stream,
             (rows, count),
             // SAFETY: the rows are those of the operands.
-            |rows, workers, (read, statistics, grads)| unsafe {
+            |rows, workers, (read, statistics, grads, _)| unsafe {
                 cpu::backward(rows, workers, read, statistics, grads);
             },
-            move |rows, queue, (read, statistics, grads)| {
-                cuda::gradient(queue, dtype, rows, read, statistics, grads)
+            move |rows, queue, (read, statistics, grads, workspace)| {
+                cuda::gradient(queue, dtype, rows, read, statistics, grads, workspace)
             },
         )
     })

@@ -3,7 +3,7 @@
 use device::{Error, Result, Stream};
 use smallvec::SmallVec;
 
-use crate::command::{Command, for_float, for_number};
+use crate::command::{Command, Write, for_float, for_number};
 use crate::cpu::number::Number;
 use crate::cpu::reduce as cpu;
 use crate::cuda::reduce as cuda;
@@ -12,6 +12,17 @@ use crate::loops::{LoopAxis, Loops};
 use crate::par::Workers;
 use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 
+/// Bytes of the workspace that a reduction of `x` along axes needs on `stream`'s device; the same for all reductions.
+///
+/// # Errors
+/// [`Error::AxisOutOfRange`]; [`Error::InvalidArgument`] for a doubled axis.
+pub fn reduce_workspace(stream: &Stream, x: &Layout, axes: &[isize]) -> Result<usize> {
+    if !stream.is_cuda() {
+        return Ok(0);
+    }
+    Ok(cuda::workspace(&axes_of(x, &is_reduced("reduce", x, axes)?)))
+}
+
 /// Joins elements along axes, `out[kept] = x[kept, r0] op x[kept, r1] op ..`. No axes at all mean all axes.
 ///
 /// Shapes: `out` has the axes of `x` without the reduced ones, or with size 1 in their place, and is contiguous. All
@@ -19,13 +30,22 @@ use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 ///
 /// The order is fixed. The reduced elements, in row-major order, are cut into blocks of 4096; in a block, element `i`
 /// goes to lane `i % 64`, and the lanes are joined as a tree, `l` with `l + 32`, then `l + 16`, and so on; several
-/// blocks' values are joined in the same way. BF16 and F16 are joined in F32, and the result is rounded. Strides and the number of threads do not matter. On CUDA it is blocks of
-/// 512 and 32 lanes, see `cuda/rows.cuh`.
+/// blocks' values are joined in the same way. BF16 and F16 are joined in F32, and the result is rounded. Strides and the number
+/// of threads do not matter. On CUDA it is blocks of 1024 and 32 lanes, see `cuda/rows.cuh`.
+///
+/// `workspace`, of type U8 and contiguous, has [`reduce_workspace`] elements, and may be left out if those are none.
 ///
 /// # Errors
 /// [`Error::AxisOutOfRange`], [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`];
 /// [`Error::InvalidArgument`] for a doubled axis, or for `Max` and `Min` of no elements; those of [`Stream::launch`].
-pub fn reduce(stream: &Stream, op: ReduceOp, x: View<'_>, axes: &[isize], out: View<'_>) -> Result<()> {
+pub fn reduce(
+    stream: &Stream,
+    op: ReduceOp,
+    x: View<'_>,
+    axes: &[isize],
+    workspace: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
     let name = op.name();
     let axes = split_axes(name, x.layout, axes, &out)?;
     if matches!(op, ReduceOp::Max | ReduceOp::Min) && axes.reduced.elements == 0 && axes.kept.elements > 0 {
@@ -39,35 +59,62 @@ pub fn reduce(stream: &Stream, op: ReduceOp, x: View<'_>, axes: &[isize], out: V
     let how = Reduction::Join(op);
     match op {
         ReduceOp::Mean => {
-            for_float!(name, x.dtype, T => launch(stream, name, how, x, axes, out, cpu::of_floats::<T>))
+            for_float!(name, x.dtype, T => launch(stream, name, how, x, axes, workspace, out, cpu::of_floats::<T>))
         }
-        _ => for_number!(name, x.dtype, T => launch(stream, name, how, x, axes, out, cpu::of_numbers::<T>)),
+        _ => {
+            for_number!(name, x.dtype, T => launch(stream, name, how, x, axes, workspace, out, cpu::of_numbers::<T>))
+        }
     }
 }
 
 /// Variance along axes, `out = sum (x - mean)^2 / (n - correction)`, for floats. No axes mean all axes.
 ///
-/// Shapes and order of both sums: as for [`reduce`]. With `n <= correction` the divisor is 0.
+/// Shapes, workspace and order of both sums: as for [`reduce`]; on CUDA it is one pass, whose lanes, blocks and parts are joined by
+/// their means and their squared distances from them. With `n <= correction` the divisor is 0.
 ///
 /// # Errors
 /// As for [`reduce`].
-pub fn var(stream: &Stream, x: View<'_>, axes: &[isize], correction: f64, out: View<'_>) -> Result<()> {
+pub fn var(
+    stream: &Stream,
+    x: View<'_>,
+    axes: &[isize],
+    correction: f64,
+    workspace: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
     const OP: &str = "var";
     let (axes, how) = (split_axes(OP, x.layout, axes, &out)?, Reduction::Var { correction });
-    for_float!(OP, x.dtype, T => launch(stream, OP, how, x, axes, out, cpu::of_floats::<T>))
+    for_float!(OP, x.dtype, T => launch(stream, OP, how, x, axes, workspace, out, cpu::of_floats::<T>))
 }
 
 /// Logarithm of a sum of exponentials, `out = m + log(sum exp(x - m))` with `m = max x`, for floats. No axes
 /// mean all axes. The result of no elements is -infinity.
 ///
-/// Shapes and order of the sum: as for [`reduce`].
+/// Shapes, workspace and order of the sum: as for [`reduce`].
 ///
 /// # Errors
 /// As for [`reduce`].
-pub fn logsumexp(stream: &Stream, x: View<'_>, axes: &[isize], out: View<'_>) -> Result<()> {
+pub fn logsumexp(
+    stream: &Stream,
+    x: View<'_>,
+    axes: &[isize],
+    workspace: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
     const OP: &str = "logsumexp";
     let axes = split_axes(OP, x.layout, axes, &out)?;
-    for_float!(OP, x.dtype, T => launch(stream, OP, Reduction::LogSumExp, x, axes, out, cpu::of_floats::<T>))
+    for_float!(OP, x.dtype, T => launch(stream, OP, Reduction::LogSumExp, x, axes, workspace, out, cpu::of_floats::<T>))
+}
+
+/// The workspace, if one is needed.
+fn expect_workspace<'a>(
+    op: &'static str,
+    stream: &Stream,
+    axes: &Axes,
+    given: Option<View<'a>>,
+) -> Result<Option<Write<'a, u8>>> {
+    let needed = if stream.is_cuda() { cuda::workspace(axes) } else { 0 };
+    View::workspace(op, given, needed)
 }
 
 /// Launches a reduction whose body for a CPU is `body`.
@@ -77,16 +124,18 @@ fn launch<T: Number>(
     how: Reduction,
     x: View<'_>,
     axes: Axes,
+    workspace: Option<View<'_>>,
     out: View<'_>,
     body: unsafe fn(Reduction, &Axes, &Workers, Src<T>, Dst<T>),
 ) -> Result<()> {
     let dtype = x.dtype;
-    Command::new(op, (x.read::<T>(), out.write::<T>())).cost(x.layout.elements(), 1).run(
+    let workspace = expect_workspace(op, stream, &axes, workspace)?;
+    Command::new(op, (x.read::<T>(), out.write::<T>(), workspace)).cost(x.layout.elements(), 1).run(
         stream,
         axes,
         // SAFETY: the axes are those of `x`, and `out` is contiguous and has an element for each that is kept.
-        move |axes, workers, (x, out)| unsafe { body(how, axes, workers, x, out) },
-        move |axes, queue, (x, out)| cuda::reduce(queue, dtype, how, axes, [out, x]),
+        move |axes, workers, (x, out, _)| unsafe { body(how, axes, workers, x, out) },
+        move |axes, queue, (x, out, workspace)| cuda::reduce(queue, dtype, how, axes, [out, x], workspace),
     )
 }
 
@@ -97,8 +146,14 @@ fn launch<T: Number>(
 ///
 /// # Errors
 /// As for [`reduce`]; [`Error::InvalidArgument`] if the axis has no elements.
-pub fn argmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
-    extreme(stream, Extreme::Largest, x, axis, out)
+pub fn argmax(
+    stream: &Stream,
+    x: View<'_>,
+    axis: isize,
+    workspace: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    extreme(stream, Extreme::Largest, x, axis, workspace, out)
 }
 
 /// Index of the smallest element along an axis, the first if there are several; NaN counts as smaller than all others.
@@ -107,11 +162,24 @@ pub fn argmax(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Resul
 ///
 /// # Errors
 /// As for [`argmax`].
-pub fn argmin(stream: &Stream, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
-    extreme(stream, Extreme::Smallest, x, axis, out)
+pub fn argmin(
+    stream: &Stream,
+    x: View<'_>,
+    axis: isize,
+    workspace: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    extreme(stream, Extreme::Smallest, x, axis, workspace, out)
 }
 
-fn extreme(stream: &Stream, which: Extreme, x: View<'_>, axis: isize, out: View<'_>) -> Result<()> {
+fn extreme(
+    stream: &Stream,
+    which: Extreme,
+    x: View<'_>,
+    axis: isize,
+    workspace: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
     let op = which.op();
     let axis = normalize_axis(op, axis, x.layout.rank())?;
     let axes = split_axes(op, x.layout, &[axis as isize], &out)?;
@@ -124,27 +192,38 @@ fn extreme(stream: &Stream, which: Extreme, x: View<'_>, axis: isize, out: View<
             format_args!("axis {axis} of shape {:?}", x.shape()),
         ));
     }
-    for_number!(op, dtype, T => Command::new(op, (x.read::<T>(), out.write::<i64>().exact()))
+    let workspace = expect_workspace(op, stream, &axes, workspace)?;
+    for_number!(op, dtype, T => Command::new(op, (x.read::<T>(), out.write::<i64>().exact(), workspace))
     .cost(x.layout.elements(), 2)
     .run(
         stream,
         axes,
         // SAFETY: as in `launch`; the axis has elements.
-        move |axes, workers, (x, out)| unsafe {
+        move |axes, workers, (x, out, _)| unsafe {
             cpu::extreme(which, &axes.kept, workers, x, (len, step), out);
         },
-        move |axes, queue, (x, out)| cuda::reduce(queue, dtype, Reduction::Index(which), axes, [out, x]),
+        move |axes, queue, (x, out, workspace)| {
+            cuda::reduce(queue, dtype, Reduction::Index(which), axes, [out, x], workspace)
+        },
     ))
+}
+
+/// Which axes are reduced; none named mean all.
+fn is_reduced(op: &'static str, x: &Layout, axes: &[isize]) -> Result<SmallVec<[bool; 8]>> {
+    let mut is_reduced = SmallVec::from_elem(false, x.rank());
+    normalize_axes(op, axes, x.rank())?.iter().for_each(|&axis| is_reduced[axis] = true);
+    Ok(is_reduced)
+}
+
+fn axes_of(x: &Layout, is_reduced: &[bool]) -> Axes {
+    let axis = |i: usize| LoopAxis { size: x.shape()[i], strides: [x.strides()[i]] };
+    let pick = |wanted: bool| Loops::from_axes((0..x.rank()).filter(|&i| is_reduced[i] == wanted).map(axis));
+    Axes { kept: pick(false), reduced: pick(true) }
 }
 
 // Separates kept from reduced axes, and checks the output's shape and layout.
 fn split_axes(op: &'static str, x: &Layout, axes: &[isize], out: &View<'_>) -> Result<Axes> {
-    let named = normalize_axes(op, axes, x.rank())?;
-    let mut is_reduced: SmallVec<[bool; 8]> = SmallVec::from_elem(false, x.rank());
-    named.iter().for_each(|&axis| is_reduced[axis] = true);
-    let axis = |i: usize| LoopAxis { size: x.shape()[i], strides: [x.strides()[i]] };
-    let pick = |wanted: bool| Loops::from_axes((0..x.rank()).filter(|&i| is_reduced[i] == wanted).map(axis));
-    let axes = Axes { kept: pick(false), reduced: pick(true) };
+    let is_reduced = is_reduced(op, x, axes)?;
     let kept = (0..x.rank()).filter(|&i| !is_reduced[i]).map(|i| x.shape()[i]);
     let with_ones = (0..x.rank()).map(|i| if is_reduced[i] { 1 } else { x.shape()[i] });
     let shape = out.shape().iter().copied();
@@ -152,7 +231,7 @@ fn split_axes(op: &'static str, x: &Layout, axes: &[isize], out: &View<'_>) -> R
         return Err(shape_mismatch(op, x.shape(), out.shape()));
     }
     out.expect_contiguous(op, "out")?;
-    Ok(axes)
+    Ok(axes_of(x, &is_reduced))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Batch normalisation.
 
 use device::{Error, Result, Stream};
-use kernels::{Layout, Norm};
+use kernels::{Layout, Norm, batch_norm_workspace};
 
 use crate::Tensor;
 use crate::check::{has_dtype, has_shape, is_float, same_device, same_kind};
@@ -16,6 +16,35 @@ pub struct BatchStatistics {
     pub var: Tensor,
     /// Whether they follow from the images, or are given.
     pub training: bool,
+}
+
+impl BatchStatistics {
+    /// Moves running statistics towards these, in place, and counts them: `running = (1 - momentum) running + momentum batch` or,
+    /// without a momentum, the mean over all batches, `running += (batch - running) / count`. The variance is multiplied with
+    /// `unbiased` first.
+    ///
+    /// Shapes: `mean` and `var` `[c]`, `count` one I64.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` unless all are contiguous.
+    pub fn followed_by(
+        &self,
+        [mean, var]: [&Tensor; 2],
+        count: &Tensor,
+        unbiased: f64,
+        momentum: Option<f64>,
+    ) -> Result<()> {
+        const OP: &str = "follow_statistics";
+        for other in [mean, var, count, &self.var] {
+            same_device(OP, &self.mean, other)?;
+        }
+        Stream::with_current(self.mean.device(), |stream| {
+            let (running, batch) = ([mean.view(), var.view()], [self.mean.view(), self.var.view()]);
+            kernels::follow_statistics(stream, running, count.view(), batch, unbiased, momentum)
+        })?;
+        [mean, var, count].iter().for_each(|changed| changed.storage.bump_version());
+        Ok(())
+    }
 }
 
 /// The channels of images `[n, c, ..]`.
@@ -98,7 +127,8 @@ impl Tensor {
         let (x, weight, bias) = (self.contiguous()?, contiguous(weight)?, contiguous(bias)?);
         let norm = norm(statistics, weight.as_ref(), bias.as_ref(), eps);
         Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
-            kernels::batch_norm(stream, x.view(), norm, out)
+            let memory = Tensor::workspace(stream, batch_norm_workspace(stream, self.shape()))?;
+            kernels::batch_norm(stream, x.view(), norm, memory.as_ref().map(Tensor::view), out)
         })
     }
 }
@@ -141,7 +171,8 @@ pub fn batch_norm_grad(
         let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), x.dtype);
         let grads = [fresh(x.shape())?, fresh(&[c])?, fresh(&[c])?];
         let views = [grads[0].view(), grads[1].view(), grads[2].view()];
-        kernels::batch_norm_grad(stream, x.view(), g.view(), norm, views)?;
+        let memory = Tensor::workspace(stream, batch_norm_workspace(stream, x.shape()))?;
+        kernels::batch_norm_grad(stream, x.view(), g.view(), norm, memory.as_ref().map(Tensor::view), views)?;
         Ok(grads)
     })
 }

@@ -7,9 +7,10 @@ use crate::Tensor;
 use crate::check::{has_shape, is_float, same_device, same_kind};
 
 impl Tensor {
-    /// `-log_softmax(self)[label]` of each row, and the log-probabilities that the gradient needs.
+    /// `-log_softmax(self)[label]` of each row, and `logsumexp(self)` of each, which the gradient needs, of
+    /// [`DType::compute_dtype`](crate::DType::compute_dtype).
     ///
-    /// Shapes: `self [n, c]`, `labels [n]` i64 -> `([n], [n, c])`.
+    /// Shapes: `self [n, c]`, `labels [n]` i64 -> `([n], [n])`.
     ///
     /// ```
     /// # use tensor::{DType, Device, Tensor};
@@ -17,9 +18,9 @@ impl Tensor {
     /// let device = Device::cpu();
     /// let logits = Tensor::zeros(&[2, 4], DType::F64, &device)?;
     /// let labels = Tensor::from_slice(&[0_i64, 3], &[2], &device)?;
-    /// let (losses, log_probs) = logits.cross_entropy(&labels)?;
+    /// let (losses, log_sums) = logits.cross_entropy(&labels)?;
     /// assert!((losses.to_vec::<f64>()?[1] - 4_f64.ln()).abs() < 1e-12);
-    /// assert_eq!(log_probs.shape(), [2, 4]);
+    /// assert!((log_sums.to_vec::<f64>()?[0] - 4_f64.ln()).abs() < 1e-12);
     /// # Ok(())
     /// # }
     /// ```
@@ -35,9 +36,9 @@ impl Tensor {
         labels.check_labels(OP, n, c)?;
         Stream::with_current(self.device(), |stream| {
             let losses = Tensor::allocate(stream, Layout::contiguous(&[n]), self.dtype)?;
-            let log_probs = Tensor::allocate(stream, Layout::contiguous(&[n, c]), self.dtype)?;
-            kernels::cross_entropy(stream, self.view(), labels.view(), losses.view(), log_probs.view())?;
-            Ok((losses, log_probs))
+            let log_sums = Tensor::allocate(stream, Layout::contiguous(&[n]), self.dtype.compute_dtype())?;
+            kernels::cross_entropy(stream, self.view(), labels.view(), losses.view(), log_sums.view())?;
+            Ok((losses, log_sums))
         })
     }
 
@@ -50,21 +51,24 @@ impl Tensor {
     }
 }
 
-/// `(e ^ log_probs - one_hot(label)) * g` of each row, for `log_probs` the log-probabilities of
-/// [`Tensor::cross_entropy`] and `g` the gradient of its losses.
+/// `(e ^ (logits - log_sums) - one_hot(label)) * g` of each row, for `log_sums` of [`Tensor::cross_entropy`] and `g` the gradient
+/// of its losses.
 ///
-/// Shapes: `log_probs [n, c]`, `labels [n]` i64, `g [n]` -> `[n, c]`.
+/// Shapes: `logits [n, c]`, `log_sums [n]`, `labels [n]` i64, `g [n]` -> `[n, c]`.
 ///
 /// # Errors
 /// As [`Tensor::cross_entropy`].
-pub fn cross_entropy_grad(log_probs: &Tensor, labels: &Tensor, g: &Tensor) -> Result<Tensor> {
+pub fn cross_entropy_grad(logits: &Tensor, log_sums: &Tensor, labels: &Tensor, g: &Tensor) -> Result<Tensor> {
     const OP: &str = "cross_entropy_grad";
-    let (n, c) = log_probs.rows(OP)?;
-    same_device(OP, log_probs, labels)?;
+    let (n, c) = logits.rows(OP)?;
+    same_device(OP, logits, labels)?;
     labels.check_labels(OP, n, c)?;
-    same_kind(OP, log_probs, g)?;
+    same_kind(OP, logits, g)?;
     has_shape(OP, &[n], g)?;
-    Tensor::produce(log_probs.device(), Layout::contiguous(&[n, c]), log_probs.dtype, |stream, out| {
-        kernels::cross_entropy_grad(stream, log_probs.view(), labels.view(), g.view(), out)
+    same_device(OP, logits, log_sums)?;
+    has_shape(OP, &[n], log_sums)?;
+    let log_sums = log_sums.contiguous()?;
+    Tensor::produce(logits.device(), Layout::contiguous(&[n, c]), logits.dtype, |stream, out| {
+        kernels::cross_entropy_grad(stream, logits.view(), log_sums.view(), labels.view(), g.view(), out)
     })
 }

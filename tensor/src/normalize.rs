@@ -1,7 +1,7 @@
 //! Normalization by rows: layer norm, RMS norm, group norm.
 
 use device::{DType, Error, Result, Stream};
-use kernels::{Layout, NormGrads, NormInput, NormRows};
+use kernels::{Layout, NormGrads, NormInput, NormRows, normalize_workspace};
 
 use crate::Tensor;
 use crate::check::{is_float, same_kind, shape_mismatch};
@@ -160,6 +160,11 @@ impl Norm {
             };
             let [dx, dweight, dbias] =
                 [&to.x, &to.weight, &to.bias].map(|target| target.as_ref().map(Tensor::view));
+            let bytes = match wanted {
+                [_, false, false] => 0,
+                _ => normalize_workspace(stream, self.rows, x.elements()),
+            };
+            let memory = Tensor::workspace(stream, bytes)?;
             kernels::normalize_grad(
                 stream,
                 self.op,
@@ -167,6 +172,7 @@ impl Norm {
                 g.view(),
                 (x.view(), weight.as_ref().map(Tensor::view)),
                 (mean.map(Tensor::view), rstd.view()),
+                memory.as_ref().map(Tensor::view),
                 NormGrads { x: dx, weight: dweight, bias: dbias },
             )?;
             Ok(to)

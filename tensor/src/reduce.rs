@@ -1,7 +1,7 @@
 //! Reductions over axes, and the softmax family.
 
 use device::{DType, Error, Result, Stream};
-use kernels::{Dims, Layout, ReduceOp, Strides, View, normalize_axes, normalize_axis};
+use kernels::{Dims, Layout, ReduceOp, Strides, View, normalize_axes, normalize_axis, reduce_workspace};
 
 use crate::Tensor;
 use crate::check::{has_shape, is_float, is_number, same_kind, shape_mismatch};
@@ -48,21 +48,25 @@ impl Tensor {
         Ok(())
     }
 
-    /// One command that reduces `axes` into a fresh tensor.
+    /// One command that reduces `axes` into a fresh tensor, with memory for it to work in.
     fn reduce_to(
         &self,
         axes: &[usize],
         keepdim: bool,
         dtype: DType,
-        launch: impl Fn(&Stream, View<'_>) -> Result<()>,
+        launch: impl Fn(&Stream, &[isize], Option<View<'_>>, View<'_>) -> Result<()>,
     ) -> Result<Tensor> {
-        let shape = reduced_shape(self.shape(), axes, keepdim);
-        Tensor::produce(self.device(), Layout::contiguous(&shape), dtype, launch)
+        let (shape, axes) = (reduced_shape(self.shape(), axes, keepdim), signed(axes));
+        Tensor::produce(self.device(), Layout::contiguous(&shape), dtype, |stream, out| {
+            let bytes = reduce_workspace(stream, &self.layout, &axes)?;
+            let memory = Tensor::workspace(stream, bytes)?;
+            launch(stream, &axes, memory.as_ref().map(Tensor::view), out)
+        })
     }
 
     fn reduce(&self, op: ReduceOp, axes: &[usize], keepdim: bool) -> Result<Tensor> {
-        self.reduce_to(axes, keepdim, self.dtype, |stream, out| {
-            kernels::reduce(stream, op, self.view(), &signed(axes), out)
+        self.reduce_to(axes, keepdim, self.dtype, |stream, axes, memory, out| {
+            kernels::reduce(stream, op, self.view(), axes, memory, out)
         })
     }
 
@@ -156,7 +160,7 @@ impl Tensor {
         op: &'static str,
         axis: isize,
         keepdim: bool,
-        launch: fn(&Stream, View<'_>, isize, View<'_>) -> Result<()>,
+        launch: fn(&Stream, View<'_>, isize, Option<View<'_>>, View<'_>) -> Result<()>,
     ) -> Result<Tensor> {
         is_number(op, self)?;
         if self.rank() == 0 {
@@ -165,8 +169,8 @@ impl Tensor {
         }
         let axis = normalize_axis(op, axis, self.rank())?;
         self.axes_not_empty(op, &[axis])?;
-        self.reduce_to(&[axis], keepdim, DType::I64, |stream, out| {
-            launch(stream, self.view(), axis as isize, out)
+        self.reduce_to(&[axis], keepdim, DType::I64, |stream, _, memory, out| {
+            launch(stream, self.view(), axis as isize, memory, out)
         })
     }
 
@@ -179,8 +183,8 @@ impl Tensor {
     pub fn var(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
         is_float("var", self)?;
         let axes = self.axes("var", axes)?;
-        self.reduce_to(&axes, keepdim, self.dtype, |stream, out| {
-            kernels::var(stream, self.view(), &signed(&axes), correction, out)
+        self.reduce_to(&axes, keepdim, self.dtype, |stream, axes, memory, out| {
+            kernels::var(stream, self.view(), axes, correction, memory, out)
         })
     }
 
@@ -191,8 +195,8 @@ impl Tensor {
     pub fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Tensor> {
         is_float("logsumexp", self)?;
         let axes = self.axes("logsumexp", axes)?;
-        self.reduce_to(&axes, keepdim, self.dtype, |stream, out| {
-            kernels::logsumexp(stream, self.view(), &signed(&axes), out)
+        self.reduce_to(&axes, keepdim, self.dtype, |stream, axes, memory, out| {
+            kernels::logsumexp(stream, self.view(), axes, memory, out)
         })
     }
 

@@ -56,6 +56,14 @@ impl Tensor {
         Ok(Tensor { storage, layout, dtype })
     }
 
+    /// Bytes for a command on `stream` to work in, if it needs some.
+    pub(crate) fn workspace(stream: &Stream, bytes: usize) -> Result<Option<Tensor>> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        Tensor::allocate(stream, Layout::contiguous(&[bytes]), DType::U8).map(Some)
+    }
+
     /// A fresh contiguous tensor for a command on `stream` to fill.
     #[inline]
     pub(crate) fn allocate(stream: &Stream, layout: Layout, dtype: DType) -> Result<Tensor> {

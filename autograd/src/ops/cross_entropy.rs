@@ -4,8 +4,7 @@ use tensor::{Device, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::samples::{Draw, Sample, sample};
-use super::softmax::record_log_softmax;
-use super::{Dims, Reduction};
+use super::{Dims, Reduction, one};
 use crate::autocast::Cast;
 use crate::{Grads, Save, Var, record};
 
@@ -167,33 +166,31 @@ pub(super) fn not_empty(
     Ok(())
 }
 
-/// One loss for each row. Log-probabilities and losses are made by one kernel, and so is the gradient.
+/// One loss for each row. Losses are made by one kernel, and so is the gradient; of the softmax in between, the logarithm of each
+/// row's sum is kept.
 fn losses(logits: &Var, labels: &Tensor) -> Result<Var> {
-    let (losses, log_probs) = logits.value().cross_entropy(labels)?;
-    // The log-probabilities are recorded so that a second derivative finds the logits through them; the first one
-    // goes to the logits at once and leaves them out.
-    let log_probs = record_log_softmax(logits, log_probs, 1);
-    let saved = [Save::Input(1), Save::Tensor(labels)];
-    Ok(record("cross_entropy", &[logits, &log_probs], &saved, losses, |ctx, g| {
-        let labels = ctx.saved(1);
-        let logits = if_needed(ctx, 0, || cross_entropy_grad(&ctx.saved(0), labels.value(), g))?;
-        Ok(Grads::from_buf([logits, None]))
+    let (losses, log_sums) = logits.value().cross_entropy(labels)?;
+    let saved = [Save::Input(0), Save::Tensor(&log_sums), Save::Tensor(labels)];
+    Ok(record("cross_entropy", &[logits], &saved, losses, |ctx, g| {
+        let (log_sums, labels) = (ctx.saved(1), ctx.saved(2));
+        Ok(one(cross_entropy_grad(&ctx.saved(0), log_sums.value(), labels.value(), g)?))
     }))
 }
 
-/// `g (e^l - one_hot(label))` of each row; `l' = h g e^l` and `g' = Σ h (e^l - one_hot(label))` for its own
-/// gradient `h`.
-fn cross_entropy_grad(log_probs: &Var, labels: &Tensor, g: &Var) -> Result<Var> {
-    let value = grad::cross_entropy(log_probs.value(), labels, g.value())?;
+/// `g (p - one_hot(label))` of each row with `p = softmax(x)`; `x' = g p (h - Σ h p)` and `g' = Σ h (p - one_hot(label))` for its
+/// own gradient `h`.
+fn cross_entropy_grad(logits: &Var, log_sums: &Tensor, labels: &Tensor, g: &Var) -> Result<Var> {
+    let value = grad::cross_entropy(logits.value(), log_sums, labels, g.value())?;
     let saved = [Save::Input(0), Save::Input(1), Save::Tensor(labels)];
-    Ok(record("cross_entropy_grad", &[log_probs, g], &saved, value, |ctx, h| {
-        let (log_probs, g, labels) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
-        let weighted = h.mul(&log_probs.exp()?)?;
+    Ok(record("cross_entropy_grad", &[logits, g], &saved, value, |ctx, h| {
+        let (logits, g, labels) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
+        let p = logits.softmax(1)?;
+        let mean = h.mul(&p)?.sum(&[1], true)?;
         Ok(Grads::from_buf([
-            if_needed(ctx, 0, || weighted.mul(&g.unsqueeze(1)?))?,
+            if_needed(ctx, 0, || h.sub(&mean)?.mul(&p)?.mul(&g.unsqueeze(1)?))?,
             if_needed(ctx, 1, || {
-                let own = h.gather(1, &labels.value().unsqueeze(1)?)?.squeeze(1)?;
-                weighted.sum(&[1], false)?.sub(&own)
+                let own = h.gather(1, &labels.value().unsqueeze(1)?)?;
+                mean.sub(&own)?.squeeze(1)
             })?,
         ]))
     }))

@@ -1,6 +1,6 @@
 //! `y = e^x / Σ e^x` along an axis, `x' = y (g - Σ g y)`; and its logarithm, `x' = g - e^y Σ g`.
 
-use tensor::{Device, Result, Tensor, grad};
+use tensor::{Device, Result, grad};
 
 use super::binary::if_needed;
 use super::one;
@@ -33,15 +33,11 @@ impl Var {
         if let Some(cast) = Cast::of("log_softmax") {
             return cast.run(|cast| cast.var(self)?.log_softmax(axis));
         }
-        Ok(record_log_softmax(self, self.value().log_softmax(axis)?, axis))
+        let value = self.value().log_softmax(axis)?;
+        Ok(record("log_softmax", &[self], &[Save::Output], value, move |ctx, g| {
+            Ok(one(log_softmax_grad(&ctx.saved(0), g, axis)?))
+        }))
     }
-}
-
-/// Records log-probabilities that a kernel has made already.
-pub(super) fn record_log_softmax(x: &Var, value: Tensor, axis: isize) -> Var {
-    record("log_softmax", &[x], &[Save::Output], value, move |ctx, g| {
-        Ok(one(log_softmax_grad(&ctx.saved(0), g, axis)?))
-    })
 }
 
 /// `y (g - Σ g y)` in one kernel; `y' = h (g - Σ g y) - g Σ h y` and `g' = y (h - Σ h y)` for its own

@@ -3,7 +3,8 @@
 use super::*;
 use crate::testing::{Array, bits, cpu, values, values_f32};
 
-pub(crate) const SHAPES: &[[usize; 3]] = &[[4, 3, 50], [2, 1, 1], [5, 2, 1], [3, 4, 200], [1, 2, 33]];
+pub(crate) const SHAPES: &[[usize; 3]] =
+    &[[4, 3, 50], [2, 1, 1], [5, 2, 1], [3, 4, 200], [1, 2, 33], [3, 2, 17_000], [2100, 5, 1]];
 
 const EPS: f64 = 1e-3;
 
@@ -54,9 +55,9 @@ fn values_and_gradients_follow_the_formulas() {
             eps: EPS,
             training: true,
         };
-        batch_norm(&stream, x.view(), norm, out.view()).expect("a launch");
+        batch_norm(&stream, x.view(), norm, None, out.view()).expect("a launch");
         let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
-        batch_norm_grad(&stream, x.view(), g.view(), norm, grads).expect("a launch");
+        batch_norm_grad(&stream, x.view(), g.view(), norm, None, grads).expect("a launch");
         let found = [&out, &mean, &var, &grad, &grad_weight, &grad_bias].map(Array::to_vec);
         for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let near = |(f, e): (&f64, &f64)| (f - e).abs() < 1e-11 * e.abs().max(1.0);
@@ -79,10 +80,10 @@ fn given_statistics_are_read_and_the_sums_stay_out() {
     );
     let norm =
         Norm { mean: mean.view(), var: var.view(), weight: None, bias: None, eps: 0.0, training: false };
-    batch_norm(&stream, x.view(), norm, out.view()).expect("a launch");
+    batch_norm(&stream, x.view(), norm, None, out.view()).expect("a launch");
     let (grad_weight, grad_bias) = (vector(0.0), vector(0.0));
     let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
-    batch_norm_grad(&stream, x.view(), g.view(), norm, grads).expect("a launch");
+    batch_norm_grad(&stream, x.view(), g.view(), norm, None, grads).expect("a launch");
     assert_eq!(out.to_vec(), [-2.0, 0.0, 2.0, 8.0]);
     assert_eq!(grad.to_vec(), [2.0, -4.0, 6.0, 8.0]);
     assert_eq!((grad_weight.to_vec(), grad_bias.to_vec()), (vec![36.0], vec![6.0]));
@@ -99,7 +100,7 @@ fn threads_do_not_show() {
         let out = Array::full(&stream, 0_f32, &shape);
         let norm =
             Norm { mean: mean.view(), var: var.view(), weight: None, bias: None, eps: 1e-5, training: true };
-        batch_norm(&stream, x.view(), norm, out.view()).expect("a launch");
+        batch_norm(&stream, x.view(), norm, None, out.view()).expect("a launch");
         [out.to_vec(), mean.to_vec(), var.to_vec()].map(|values| bits(&values))
     };
     assert_eq!(run(4), run(1));
@@ -116,8 +117,29 @@ fn shapes_and_types_are_checked() {
     );
     let out = Array::full(&stream, 0_f32, &[2, 3, 4]);
     let norm = |mean| Norm { mean, var: three.view(), weight: None, bias: None, eps: 0.0, training: false };
-    let run = |mean| batch_norm(&stream, x.view(), norm(mean), out.view());
+    let run = |mean| batch_norm(&stream, x.view(), norm(mean), None, out.view());
     assert!(run(three.view()).is_ok());
     assert!(matches!(run(two.view()), Err(Error::ShapeMismatch { .. })));
     assert!(matches!(run(wide.view()), Err(Error::DTypeMismatch { .. })));
+}
+
+#[test]
+fn running_statistics_move_towards_those_of_a_batch() {
+    let stream = cpu(1).default_stream();
+    for momentum in [Some(0.25), None] {
+        let vector = |values: &[f64]| Array::new(&stream, values, &[2]);
+        let (mean, var) = (vector(&[1.0, 2.0]), vector(&[3.0, 4.0]));
+        let batch = [vector(&[5.0, -2.0]), vector(&[2.0, 8.0])];
+        let count = Array::full(&stream, 3_i64, &[]);
+        let batch = batch.each_ref().map(Array::view);
+        follow_statistics(&stream, [mean.view(), var.view()], count.view(), batch, 1.5, momentum)
+            .expect("a launch");
+        // Three batches and one more are a share of a quarter.
+        assert_eq!((mean.to_vec(), var.to_vec()), (vec![2.0, 1.0], vec![3.0, 6.0]));
+        assert_eq!(count.to_vec(), [4]);
+    }
+    let (long, short) = (Array::full(&stream, 0_f32, &[3]), Array::full(&stream, 0_f32, &[2]));
+    let (count, views) = (Array::full(&stream, 0_i64, &[]), [long.view(), short.view()]);
+    let error = follow_statistics(&stream, views, count.view(), views, 1.0, None).expect_err("two shapes");
+    assert!(matches!(error, Error::ShapeMismatch { op: "follow_statistics", .. }), "{error}");
 }

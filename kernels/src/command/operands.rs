@@ -110,6 +110,26 @@ impl<'a> View<'a> {
     pub(crate) fn write<T>(self) -> Write<'a, T> {
         Write { view: self, exact: false, keep: false, marker: PhantomData }
     }
+
+    /// Bytes for a command to work in, if `needed`: contiguous, and as many at least.
+    pub(crate) fn workspace(
+        op: &'static str,
+        given: Option<View<'a>>,
+        needed: usize,
+    ) -> Result<Option<Write<'a, u8>>> {
+        let given = given.filter(|_| needed > 0);
+        given.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
+        if given.map_or(0, |memory| memory.layout.elements()) < needed {
+            let value = format_args!("fewer than {needed} bytes");
+            return Err(Error::invalid(
+                op,
+                "workspace",
+                "as large as the op's function for that says",
+                value,
+            ));
+        }
+        Ok(given.map(|memory| memory.write::<u8>().exact()))
+    }
 }
 
 impl<T> Read<'_, T> {

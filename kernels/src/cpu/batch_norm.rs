@@ -115,3 +115,31 @@ pub(crate) unsafe fn backward<T: Lanes>(
         }
     }));
 }
+
+/// Moves running means and variances towards those of a batch, and counts it.
+pub(crate) unsafe fn follow<T: Lanes>(
+    channels: usize,
+    (unbiased, momentum): (f64, Option<f64>),
+    running: [Dst<T>; 2],
+    count: Dst<i64>,
+    batch: [Src<T>; 2],
+) {
+    // SAFETY: the caller's promise: one count, and an element for each channel in all others.
+    unsafe {
+        let all = (*count.at(0)).wrapping_add(1);
+        *count.at(0) = all;
+        let share = T::from_f64(all as f64).recip();
+        for c in 0..channels as isize {
+            for (k, factor) in [T::ONE, T::from_f64(unbiased)].into_iter().enumerate() {
+                let (to, new) = (running[k].at(c), (*batch[k].at(c)).mul(factor));
+                *to = match momentum {
+                    Some(momentum) => {
+                        let kept = (*to).mul(T::from_f64(1.0 - momentum));
+                        kept.add(new.mul(T::from_f64(momentum)))
+                    }
+                    None => (*to).add(new.sub(*to).mul(share)),
+                };
+            }
+        }
+    }
+}

@@ -1,11 +1,17 @@
 //! Cross-entropy.
 
+use smallvec::SmallVec;
+
 use super::inlined;
-use super::lanes::{Lanes, map, simd_for};
-use super::softmax::RowOp;
+use super::lanes::{Lanes, map, simd_for, with_scratch};
+use super::reduce::log_sum_exp;
 use crate::layout::{Dst, LoopAxis, Loops, Src};
-use crate::loops::{Classes, Rows};
+use crate::loops::Classes;
 use crate::par::{Workers, for_range};
+use crate::reduction::Axes;
+
+/// Classes below which a row leaves vectors partly empty.
+const SHORT: usize = 64;
 
 // Reads label `i` and checks that it is a class.
 #[inline(always)]
@@ -23,59 +29,79 @@ fn bad_label(i: usize, label: i64, classes: usize) -> ! {
 }
 
 pub(crate) unsafe fn cross_entropy<T: Lanes>(
-    c: &Classes,
+    c: &Classes<1>,
     workers: &Workers,
-    (logits, log_probs, labels, losses): (Src<T>, Dst<T>, Src<i64>, Dst<T>),
+    (logits, labels, losses, log_sums): (Src<T>, Src<i64>, Dst<T>, Dst<T>),
 ) {
-    let [step, from_step, label_step, loss_step] = c.across;
-    let kept = Loops::from_axes([LoopAxis { size: c.rows, strides: [step, from_step] }]);
-    let rows = Rows { kept, len: c.classes, steps: c.along };
-    // SAFETY: the caller's promise; labels are checked before they are followed.
-    unsafe {
-        RowOp::<true, false>::run(&rows, workers, log_probs, [logits]);
-        for i in 0..c.rows {
-            let class = label((labels, label_step), i, c.classes) as isize;
-            let log_prob = *log_probs.at(i as isize * step + class * c.along[0]);
-            *losses.at(i as isize * loss_step) = log_prob.neg();
+    let ([row_step], [step], [label_step, loss_step]) = (c.across, c.along, c.of_rows);
+    let along = |size: usize, step: isize| Loops::from_axes([LoopAxis { size, strides: [step] }]);
+    let axes = Axes { kept: along(c.rows, row_step), reduced: along(c.classes, step) };
+    with_scratch(c.rows, |largest: *mut T| {
+        // SAFETY: the caller's promise, and there is room for the largest of each row; labels are checked before they are
+        // followed.
+        unsafe {
+            log_sum_exp(&axes, workers, logits, Dst(largest), log_sums);
+            for i in 0..c.rows {
+                let (m, log_sum) = (largest.add(i), log_sums.at(i as isize));
+                let class = label((labels, label_step), i, c.classes) as isize;
+                let own = *logits.at(i as isize * row_step + class * step);
+                // Not by way of the sum of both, whose error is that of a number as large as the largest logit.
+                *losses.at(i as isize * loss_step) = (*m).sub(own).add(*log_sum);
+                *log_sum = (*m).add(*log_sum);
+            }
         }
-    }
+    });
 }
 
 pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
-    c: &Classes,
+    c: &Classes<2>,
     workers: &Workers,
-    (out, log_probs, labels, g): (Dst<T>, Src<T>, Src<i64>, Src<T>),
+    (out, logits, labels, g, log_sums): (Dst<T>, Src<T>, Src<i64>, Src<T>, Src<T>),
 ) {
     let classes = c.classes;
-    let [out_row, from_row, label_step, g_step] = c.across;
-    let [out_step, from_step] = c.along;
-    let dense = [out_row, out_step, from_row, from_step] == [classes as isize, 1, classes as isize, 1];
+    let ([out_row, from_row], [out_step, from_step], [label_step, g_step]) = (c.across, c.along, c.of_rows);
     let chunk = ((1 << 13) / classes.max(1)).max(1);
     for_range(workers, c.rows, chunk, &|range| {
         simd_for::<T, _>(inlined!(|| {
             // SAFETY: the caller's promise.
             unsafe {
                 let scale = |i: usize| *g.at(i as isize * g_step);
-                let place = |i: usize, j: isize| {
-                    (i as isize * out_row + j * out_step, i as isize * from_row + j * from_step)
+                let rows = |i: usize| (out.at(i as isize * out_row), logits.at(i as isize * from_row));
+                let own = |i: usize| {
+                    let class = label((labels, label_step), i, classes) as isize;
+                    let x = *logits.at(i as isize * from_row + class * from_step);
+                    let slope = x.sub(*log_sums.at(i as isize)).exp().sub(T::ONE).mul(scale(i));
+                    (out.at(i as isize * out_row + class * out_step), slope)
                 };
-                if dense && g_step == 0 {
-                    // One gradient for all rows, as from a mean: rows need not be told apart.
-                    let ((to, from), g) = (place(range.start, 0), scale(0));
-                    let from = [log_probs.at(from)];
-                    map(range.len() * classes, out.at(to), from, inlined!(|[x]| x.exp().mul(g)));
-                } else {
+                if [out_step, from_step, out_row] == [1, 1, classes as isize]
+                    && classes < SHORT
+                    && g_step == 0
+                {
+                    // One gradient for all rows, as from a mean: rows need not be told apart once they are shifted.
+                    let (all, g) = (rows(range.start).0, scale(0));
+                    let own: SmallVec<[(*mut T, T); 64]> = range.clone().map(own).collect();
                     for i in range.clone() {
-                        let ((to, from), g) = (place(i, 0), scale(i));
-                        for j in 0..classes as isize {
-                            let p = (*log_probs.at(from + j * from_step)).exp();
-                            *out.at(to + j * out_step) = p.mul(g);
+                        let ((to, from), log_sum) = (rows(i), *log_sums.at(i as isize));
+                        for j in 0..classes {
+                            *to.add(j) = (*from.add(j)).sub(log_sum);
                         }
                     }
+                    map(range.len() * classes, all, [all.cast_const()], inlined!(|[x]| x.exp().mul(g)));
+                    own.into_iter().for_each(|(to, slope)| *to = slope);
+                    return;
                 }
                 for i in range.clone() {
-                    let (to, from) = place(i, label((labels, label_step), i, classes) as isize);
-                    *out.at(to) = (*log_probs.at(from)).exp().sub(T::ONE).mul(scale(i));
+                    let (((to, from), g), log_sum) = ((rows(i), scale(i)), *log_sums.at(i as isize));
+                    let (own, slope) = own(i);
+                    if [out_step, from_step] == [1, 1] {
+                        map(classes, to, [from], inlined!(|[x]| x.sub(log_sum).exp().mul(g)));
+                    } else {
+                        for j in 0..classes as isize {
+                            let x = *from.offset(j * from_step);
+                            *to.offset(j * out_step) = x.sub(log_sum).exp().mul(g);
+                        }
+                    }
+                    *own = slope;
                 }
             }
         }));

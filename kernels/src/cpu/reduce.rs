@@ -59,22 +59,41 @@ pub(crate) unsafe fn of_floats<T: Lanes>(
                 divide(axes, out, T::from_f64((count - correction).max(0.0)));
             }
             Reduction::LogSumExp => with_scratch(axes.kept.elements, |largest: *mut T| {
-                let largest = Dst(largest);
-                fold(axes, workers, x, None, largest, Max);
+                log_sum_exp(axes, workers, x, Dst(largest), out);
                 for k in 0..axes.kept.elements as isize {
-                    let m = largest.at(k);
-                    // With an infinite one `x - m` would be NaN; without it the infinity comes through by itself.
-                    if (*m).sub(*m).is_nan() && !(*m).is_nan() {
-                        *m = T::ZERO;
-                    }
-                }
-                fold(axes, workers, x, Some(largest.src()), out, SumExp);
-                for k in 0..axes.kept.elements as isize {
-                    *out.at(k) = (*out.at(k)).log().add(*largest.at(k));
+                    *out.at(k) = (*out.at(k)).add(*largest.offset(k));
                 }
             }),
             // `extreme`, whose results are no floats.
             Reduction::Index(_) => {}
+        }
+    }
+}
+
+/// `largest = max x`, or 0 if that is infinite, and `out = log(sum exp(x - largest))`.
+///
+/// # Safety
+/// As for [`of_numbers`], for both outputs.
+pub(super) unsafe fn log_sum_exp<T: Lanes>(
+    axes: &Axes,
+    workers: &Workers,
+    x: Src<T>,
+    largest: Dst<T>,
+    out: Dst<T>,
+) {
+    // SAFETY: the contract is that of `fold`.
+    unsafe {
+        fold(axes, workers, x, None, largest, Max);
+        for k in 0..axes.kept.elements as isize {
+            let m = largest.at(k);
+            // With an infinite one `x - m` would be NaN; without it the infinity comes through by itself.
+            if (*m).sub(*m).is_nan() && !(*m).is_nan() {
+                *m = T::ZERO;
+            }
+        }
+        fold(axes, workers, x, Some(largest.src()), out, SumExp);
+        for k in 0..axes.kept.elements as isize {
+            *out.at(k) = (*out.at(k)).log();
         }
     }
 }

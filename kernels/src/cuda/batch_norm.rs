@@ -1,9 +1,10 @@
-//! Batch normalisation: a block of threads sums over a channel, then all elements are normalised.
+//! Batch normalisation: channels are folded, cut in parts, then all elements are normalised.
 
-use device::cuda::{Arg, Queue};
+use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
 
-use super::walk::{ByValue, THREADS, Walk, blocks};
+use super::rows::{PACK, RowThreads, Units, by_group};
+use super::walk::{ByValue, THREADS, Walk};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::loops::{LoopAxis, Loops};
@@ -11,21 +12,46 @@ use crate::norms::Channels;
 
 float_programs!("batch_norm", "rows.cuh", "batch_norm.cu");
 
+/// Bytes of the two sums of a channel, at most.
+const SUMS: usize = 16;
+
 /// `Channels` of the program.
-fn numbers(channels: &Channels, eps: f64) -> [i64; 4] {
-    let Channels { images, channels, size } = *channels;
-    [images as i64, channels as i64, size as i64, eps.to_bits() as i64]
+fn numbers(channels: &Channels, dtype: DType, images: &[Address]) -> [i64; 4] {
+    let Channels { images: count, channels, size } = *channels;
+    let aligned = images.iter().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()));
+    [count, channels, size, usize::from(aligned && size.is_multiple_of(PACK))].map(|number| number as i64)
+}
+
+/// Threads and units for the folds over channels.
+fn threads(channels: &Channels) -> (RowThreads, Units) {
+    let Channels { channels: count, size, .. } = *channels;
+    // Images of one element: those of a channel lie across them.
+    let along = if size == 1 { count as isize } else { 1 };
+    let threads = RowThreads::of(count, channels.each(), along, size as isize);
+    (threads, threads.cut())
+}
+
+/// Bytes of the workspace of both directions.
+pub(crate) fn workspace(channels: &Channels) -> usize {
+    let count = channels.channels;
+    threads(channels).1.workspace(count).saturating_add(count.saturating_mul(SUMS))
 }
 
 /// All elements of the images, and the channel of each.
-fn elements(op: &'static str, channels: &Channels) -> Result<Walk<2>> {
-    let Channels { images, channels, size } = *channels;
+fn elements(queue: &Queue<'_>, channels: &Channels, dtype: DType, images: &[Address]) -> Result<Walk<2>> {
+    let Channels { images: count, channels, size } = *channels;
     let axis =
         |size: usize, step: usize, channel: isize| LoopAxis { size, strides: [step as isize, channel] };
-    Walk::of(
-        op,
-        &Loops::from_axes([axis(images, channels * size, 0), axis(channels, size, 1), axis(size, 1, 0)]),
-    )
+    let axes = [axis(count, channels * size, 0), axis(channels, size, 1), axis(size, 1, 0)];
+    let walk = Walk::of(queue.op(), &Loops::from_axes(axes))?;
+    let lanes = lanes(dtype);
+    let aligned = images.iter().all(|at| at.0.addr().is_multiple_of(16));
+    Ok(walk.vectors(if aligned { lanes } else { 1 }, [(std::ptr::null(), dtype.size_bytes()); 2]))
+}
+
+/// Elements of 16 bytes.
+fn lanes(dtype: DType) -> usize {
+    16 / dtype.size_bytes()
 }
 
 pub(crate) fn forward(
@@ -36,20 +62,29 @@ pub(crate) fn forward(
     (x, out): (Address, Address),
     [weight, bias]: [Option<Address>; 2],
     (given, found): (Option<[Address; 2]>, Option<[Address; 2]>),
+    workspace: Option<Address>,
 ) -> Result<()> {
-    let (numbers, walk) = (numbers(channels, eps), elements(queue.op(), channels)?);
+    let (numbers, walk) = (numbers(channels, dtype, &[x]), elements(queue, channels, dtype, &[x, out])?);
     let [mean, var] = [0, 1].map(|k| Arg::from(given.or(found).map(|statistics| statistics[k])));
     let program = program_of(dtype);
-    // SAFETY: the kernels take these arguments, and the channels are those of the operands.
+    // SAFETY: the kernels take these arguments, the channels are those of the operands, and the workspace has room for the
+    // states of all units.
     unsafe {
         if found.is_some() {
-            let grid = blocks(queue, channels.channels as u64, THREADS);
-            let args = [mean, var, x.into(), numbers.arg()];
-            queue.kernel(program, by_dtype!(dtype, "batch_statistics"), grid, &args)?;
+            let ((threads, cut), states) = (threads(channels), Arg::from(workspace));
+            let args = [mean, var, x.into(), numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)];
+            let kernel = by_group!(threads.group, dtype, "batch_statistics");
+            queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+            if cut.are_joined() {
+                let (grid, lanes) = cut.join(queue, channels.channels);
+                let count = Arg::U64(channels.channels as u64);
+                let args = [mean, var, states, count, cut.arg(), Arg::U32(lanes)];
+                queue.kernel(program, by_dtype!(dtype, "batch_statistics_join"), grid, &args)?;
+            }
         }
         let affine = [weight, bias].map(Arg::from);
         let args = [out.into(), x.into(), mean, var, affine[0], affine[1], Arg::F64(eps), walk.arg()];
-        queue.kernel(program, by_dtype!(dtype, "batch_norm"), walk.grid(queue, 1), &args)
+        queue.kernel(program, by_dtype!(dtype, "batch_norm"), walk.grid(queue, lanes(dtype)), &args)
     }
 }
 
@@ -57,31 +92,66 @@ pub(crate) fn backward(
     queue: &Queue<'_>,
     (dtype, eps, training): (DType, f64, bool),
     channels: &Channels,
-    images: [Address; 2],
+    [x, g]: [Address; 2],
     statistics: [Address; 2],
     weight: Option<Address>,
     grads: [Address; 3],
+    workspace: Option<Address>,
 ) -> Result<()> {
-    let (numbers, walk) = (numbers(channels, eps), elements(queue.op(), channels)?);
+    let numbers = numbers(channels, dtype, &[x, g]);
+    let walk = elements(queue, channels, dtype, &[x, g, grads[0]])?;
     let program = program_of(dtype);
-    let ([x, g], [mean, var]) = (images.map(Arg::from), statistics.map(Arg::from));
+    let ([x, g], [mean, var]) = ([x, g].map(Arg::from), statistics.map(Arg::from));
     let [grad, weight_sum, bias_sum] = grads.map(Arg::from);
-    let grid = blocks(queue, channels.channels as u64, THREADS);
+    // The sums of all channels come first, then the states of units.
+    let all = Arg::from(workspace);
+    let states = Arg::from(workspace.map(|at| at.offset(channels.channels as isize, SUMS)));
+    let (threads, cut) = threads(channels);
     // In evaluation the sums do not come into the gradient of the images.
     let count = if training { channels.each() as f64 } else { 0.0 };
     let (count, eps, weight) = (Arg::F64(count), Arg::F64(eps), Arg::from(weight));
-    // SAFETY: the kernels take these arguments, and the channels are those of the operands.
+    // SAFETY: as in `forward`, and the workspace has room for the sums of all channels.
     unsafe {
-        if dtype.is_half() {
-            let args = [grad, weight_sum, bias_sum, x, g, mean, var, weight, count, numbers.arg()];
-            return queue.kernel(program, by_dtype!(dtype, "batch_norm_grad"), grid, &args);
+        let lanes_of_row = Arg::U32(threads.lanes);
+        let numbers = numbers.arg();
+        let args =
+            [all, weight_sum, bias_sum, x, g, mean, var, eps, numbers, states, cut.arg(), lanes_of_row];
+        let kernel = by_group!(threads.group, dtype, "batch_norm_sums");
+        queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+        if cut.are_joined() {
+            let (grid, lanes) = cut.join(queue, channels.channels);
+            let channels = Arg::U64(channels.channels as u64);
+            let args = [all, weight_sum, bias_sum, states, channels, cut.arg(), Arg::U32(lanes)];
+            queue.kernel(program, by_dtype!(dtype, "batch_norm_sums_join"), grid, &args)?;
         }
-        let args = [weight_sum, bias_sum, x, g, mean, var, numbers.arg()];
-        queue.kernel(program, by_dtype!(dtype, "batch_norm_sums"), grid, &args)?;
         if channels.each() == 0 {
             return Ok(());
         }
-        let args = [grad, x, g, mean, var, weight, weight_sum, bias_sum, eps, count, walk.arg()];
-        queue.kernel(program, by_dtype!(dtype, "batch_norm_grad"), walk.grid(queue, 1), &args)
+        let args = [grad, x, g, mean, var, weight, all, eps, count, walk.arg()];
+        queue.kernel(program, by_dtype!(dtype, "batch_norm_grad"), walk.grid(queue, lanes(dtype)), &args)
+    }
+}
+
+/// On running mean and variance, the number of batches, and a batch's mean and variance.
+pub(crate) fn follow(
+    queue: &Queue<'_>,
+    dtype: DType,
+    channels: usize,
+    unbiased: f64,
+    momentum: Option<f64>,
+    operands: [Address; 5],
+) -> Result<()> {
+    let [mean, var, count, batch_mean, batch_var] = operands.map(Arg::from);
+    let [kept, moved] = momentum.map_or([0.0; 2], |momentum| [1.0 - momentum, momentum]).map(Arg::F64);
+    let args =
+        [mean, var, count, batch_mean, batch_var, Arg::U64(channels as u64), Arg::F64(unbiased), kept, moved];
+    // SAFETY: the kernel takes these arguments, and all but the count have an element for each channel.
+    unsafe {
+        queue.kernel(
+            program_of(dtype),
+            by_dtype!(dtype, "follow_statistics"),
+            Grid::linear(1, THREADS),
+            &args,
+        )
     }
 }

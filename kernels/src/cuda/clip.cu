@@ -2,12 +2,19 @@
 
 constexpr int THREADS = 256;
 
+// The sum of f(x) over elements next to each other, by all threads of the block.
+template <class O, class F> __device__ inline T sum_of(const O* x, u64 len, F f) {
+    Line<const O> line = {x, {1}, (u64)x % (PACK * sizeof(O)) == 0};
+    return BlockGroup(LANES).fold_blocks<Sum<T>>(len, len, [&](const BlockLane& block) {
+        Held<O> held = line.read(block);
+        return fold_slots<Sum<T>>(block.count, [&](int slot) { return f(held[slot]); });
+    });
+}
+
 // parts[b] = sum of the squares of part b
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(squares, DTYPE)(const __grid_constant__ Tensors<S, 1> tensors, T* parts) {
     for_parts(tensors, [&](u32 part, u32 tensor, u64 start, u64 end) {
-        const S* x = tensors.operands[tensor][0] + start;
-        auto square = [&](u64 i) -> T { return mul_rounded((T)x[i], (T)x[i]); };
-        T sum = BlockGroup(LANES).fold<Sum<T>>(end - start, end - start, square);
+        T sum = sum_of<S>(tensors.operands[tensor][0] + start, end - start, [](T x) { return mul_rounded(x, x); });
         if (threadIdx.x == 0) {
             parts[part] = sum;
         }
@@ -16,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(squares, DTYPE)(cons
 
 // norm = sqrt(sum of parts), scale = min(max_norm / (norm + 1e-6), 1); one block
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(norm_of, DTYPE)(const T* parts, u64 count, f64 max_norm, T* norm, T* scale) {
-    T sum = sqrt_of(BlockGroup(LANES).fold<Sum<T>>(count, count, [&](u64 i) -> T { return parts[i]; }));
+    T sum = sqrt_of(sum_of<T>(parts, count, [](T x) { return x; }));
     if (threadIdx.x == 0) {
         T factor = (T)max_norm / (sum + (T)1e-6);
         *norm = sum;

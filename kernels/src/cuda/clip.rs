@@ -3,15 +3,20 @@
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
 
+use super::rows::{BLOCK, LANES};
 use super::tensors::Table;
 use super::walk::{ByValue, blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
+use crate::norms::PART;
 
 float_programs!("clip", "rows.cuh", "tensors.cuh", "clip.cu");
 
 /// Threads of a block; as in the program.
 const THREADS: u32 = 256;
+
+/// Threads of a block that sums the squares of a part: a warp for each block of its elements.
+const SQUARES: u32 = (PART / BLOCK * LANES) as u32;
 
 /// Tensors of so many elements.
 fn tensors<'a, const N: usize>(
@@ -32,7 +37,7 @@ pub(crate) fn total_norm(
     let program = program_of(dtype);
     let mut first = 0;
     Table::each(tensors(sizes, x.iter().map(|&x| [x])), |table| {
-        let grid = blocks(queue, u64::from(table.parts), THREADS);
+        let grid = blocks(queue, u64::from(table.parts), SQUARES);
         let own = parts.offset(first, dtype.compute_dtype().size_bytes());
         first += table.parts as isize;
         // SAFETY: the kernel takes these arguments, and there is a sum for each part of the tensors.

@@ -11,11 +11,42 @@ struct Norm {
     u64 groups;
     u64 channels;
     u64 inner;
+    // Whether packs of elements can be read and written, and packs of weights read.
+    u64 packed;
 
     __device__ u64 len() const { return channels * inner; }
-    // Where the weight of element `i` of a row lies.
-    __device__ u64 weight(u64 row, u64 i) const {
-        return (groups == 1 ? 0 : row % groups * channels) + (inner == 1 ? i : i / inner);
+    template <class O> __device__ Line<O> line(O* at, u64 row) const { return {at + row * len(), {1}, packed != 0}; }
+    // The first weight of a row.
+    __device__ u64 weights(u64 row) const { return groups == 1 ? 0 : row % groups * channels; }
+};
+
+// Where the weight of an element of a row lies.
+struct Channel {
+    u64 inner;
+
+    __device__ i64 operator()(u64 i) const { return (i64)quotient(i, inner); }
+};
+// The weights of a row's elements, or the biases; `none` if there are none.
+struct Weights {
+    const S* at;
+    u64 inner;
+    bool packed;
+    T none;
+
+    __device__ Weights(const S* all, const Norm& norm, u64 row, T none)
+        : at(all ? all + norm.weights(row) : all), inner(norm.inner), packed(norm.packed != 0), none(none) {}
+    // Those of the pack of a slot.
+    __device__ Pack<T, PACK> read(const BlockLane& block, int slot) const {
+        Pack<T, PACK> weights = {none, none, none, none};
+        if (at) {
+            Pack<S, PACK> pack = inner == 1 ? Line<const S>{at, {1}, packed}.read(block, slot / PACK, S())
+                                            : Line<const S, Channel>{at, {inner}, false}.read(block, slot / PACK, S());
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                weights.at[v] = pack.at[v];
+            }
+        }
+        return weights;
     }
 };
 
@@ -25,20 +56,24 @@ __device__ inline void normalize(S* out, const S* x, const S* weight, const S* b
                                  f64 eps, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
-        const S* from = x + (exists ? row : 0) * all;
-        S* to = out + (exists ? row : 0) * all;
-        T held[EACH];
-        auto skip = [](u64) {};
-        group.each(len, skip, [&](u64 i, int slot) { held[slot] = from[i]; });
+        row = exists ? row : 0;
+        Line<const S> from = norm.line(x, row);
+        Line<S> to = norm.line(out, row);
+        RowOf<Group, S> xs(group, from, len);
         T centre = 0;
         if (mean) {
-            centre = group.template fold<Sum<T>>(all, len, [&](u64 i) -> T { return from[i]; },
-                                                [&](u64, int slot) { return held[slot]; }) /
-                     (T)all;
+            T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
+                const Held<S>& x = xs.read(block);
+                return fold_slots<Sum<T>>(block.count, [&](int slot) -> T { return x[slot]; });
+            });
+            centre = sum / (T)all;
         }
-        auto square = [&](T x) { return mul_rounded(x - centre, x - centre); };
-        T squares = group.template fold<Sum<T>>(all, len, [&](u64 i) { return square(from[i]); },
-                                               [&](u64, int slot) { return square(held[slot]); });
+        T squares = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
+            const Held<S>& x = xs.read(block);
+            return fold_slots<Sum<T>>(block.count, [&](int slot) {
+                return slot < block.count ? mul_rounded(x[slot] - centre, x[slot] - centre) : (T)0;
+            });
+        });
         T scale = 1 / sqrt_of(squares / (T)all + (T)eps);
         if (exists && group.leads()) {
             rstd[row] = scale;
@@ -46,13 +81,17 @@ __device__ inline void normalize(S* out, const S* x, const S* weight, const S* b
                 mean[row] = centre;
             }
         }
-        auto write = [&](u64 i, T x) {
-            u64 w = norm.weight(row, i);
-            T value = (x - centre) * scale;
-            value = weight ? value * weight[w] : value;
-            to[i] = bias ? value + bias[w] : value;
-        };
-        group.each(len, [&](u64 i) { write(i, from[i]); }, [&](u64 i, int slot) { write(i, held[slot]); });
+        Weights weights(weight, norm, row, 1), biases(bias, norm, row, 0);
+        group.each_block(len, [&](const BlockLane& block) {
+            const Held<S>& x = xs.read(block);
+            Pack<T, PACK> w, b;
+            to.write(block, [&](int slot) {
+                if (slot % PACK == 0) {
+                    w = weights.read(block, slot), b = biases.read(block, slot);
+                }
+                return (x[slot] - centre) * scale * w.at[slot % PACK] + b.at[slot % PACK];
+            });
+        });
     });
 }
 
@@ -63,68 +102,88 @@ __device__ inline void gradient(S* dx, const S* g, const S* x, const S* weight, 
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
         row = exists ? row : 0;
-        const S* from_x = x + row * all;
-        const S* from_g = g + row * all;
-        S* to = dx + row * all;
+        Line<const S> from_x = norm.line(x, row), from_g = norm.line(g, row);
+        Line<S> to = norm.line(dx, row);
         T centre = mean ? mean[row] : 0, scale = rstd[row];
-        auto normal = [&](u64 i) { return (from_x[i] - centre) * scale; };
-        auto weighted = [&](u64 i) -> T { return weight ? from_g[i] * weight[norm.weight(row, i)] : from_g[i]; };
-        T hs[EACH], ds[EACH];
-        group.each(len, [](u64) {}, [&](u64 i, int slot) {
-            hs[slot] = normal(i);
-            ds[slot] = weighted(i);
+        Weights weights(weight, norm, row, 1);
+        RowOf<Group, S> row_x(group, from_x, len), row_g(group, from_g, len);
+        Two<T> sums = group.template fold_blocks<TwoSums<T>>(all, len, [&](const BlockLane& block) {
+            const Held<S>&x = row_x.read(block), &g = row_g.read(block);
+            Pack<T, PACK> w;
+            return fold_slots<TwoSums<T>>(block.count, [&](int slot) {
+                if (slot % PACK == 0) {
+                    w = weights.read(block, slot);
+                }
+                T d = g[slot] * w.at[slot % PACK];
+                return Two<T>{d, mul_rounded(d, (x[slot] - centre) * scale)};
+            });
         });
-        T shift = 0;
-        if (mean) {
-            shift = group.template fold<Sum<T>>(all, len, weighted, [&](u64, int slot) { return ds[slot]; }) / (T)all;
-        }
-        T slope = group.template fold<Sum<T>>(all, len, [&](u64 i) { return mul_rounded(weighted(i), normal(i)); },
-                                             [&](u64, int slot) { return mul_rounded(ds[slot], hs[slot]); }) /
-                  (T)all;
-        auto write = [&](u64 i, T h, T d) { to[i] = (d - shift - h * slope) * scale; };
-        group.each(len, [&](u64 i) { write(i, normal(i), weighted(i)); },
-                  [&](u64 i, int slot) { write(i, hs[slot], ds[slot]); });
+        T shift = mean ? sums.first / (T)all : 0, slope = sums.second / (T)all;
+        group.each_block(len, [&](const BlockLane& block) {
+            const Held<S>&x = row_x.read(block), &g = row_g.read(block);
+            Pack<T, PACK> w;
+            to.write(block, [&](int slot) {
+                if (slot % PACK == 0) {
+                    w = weights.read(block, slot);
+                }
+                return (g[slot] * w.at[slot % PACK] - shift - (x[slot] - centre) * scale * slope) * scale;
+            });
+        });
     });
 }
 
-// Two sums at once.
-struct Two {
-    T first;
-    T second;
+// Where element `i` of those that share a weight lies, and in which of all `[rows / groups]` stretches of rows: side by side in
+// each stretch, or, across them, one in each.
+template <class Group> struct Shared {
+    u64 weight, weights, inner;
+
+    __device__ Shared(const Norm& norm, u64 weight) : weight(weight), weights(norm.groups * norm.channels), inner(norm.inner) {}
+    __device__ u64 stretch(u64 i) const { return quotient(i, inner); }
+    __device__ i64 operator()(u64 i) const {
+        u64 n = stretch(i);
+        return (i64)((n * weights + weight) * inner + (i - n * inner));
+    }
 };
-__device__ inline Two shuffle_down(Two x, u32 by) { return {shuffle_down(x.first, by), shuffle_down(x.second, by)}; }
-__device__ inline Two shuffle(Two x, u32 from) { return {shuffle(x.first, from), shuffle(x.second, from)}; }
-struct TwoSums {
-    using State = Two;
-    __device__ static State empty() { return {0, 0}; }
-    __device__ static State join(State a, State b) { return {a.first + b.first, a.second + b.second}; }
+template <> struct Shared<ColumnGroup> {
+    u64 weight, weights;
+
+    __device__ Shared(const Norm& norm, u64 weight) : weight(weight), weights(norm.groups * norm.channels) {}
+    __device__ u64 stretch(u64 i) const { return i; }
+    __device__ i64 operator()(u64 i) const { return (i64)(i * weights + weight); }
 };
 
-// dweight = sum(g h), dbias = sum(g), over the rows and inner elements of each weight; either may be missing
-template <class Group>
-__device__ inline void weights(S* dweight, S* dbias, const S* g, const S* x, const T* mean, const T* rstd, const Norm& norm,
-                               u32 lanes) {
-    for_rows<Group>(norm.groups * norm.channels, lanes, [&](const Group& group, u64 weight, bool exists) {
-        u64 all = norm.rows / norm.groups * norm.inner;
-        u64 own = norm.groups == 1 ? 0 : weight / norm.channels;
-        auto term = [&](u64 i) {
-            u64 n = norm.inner == 1 ? i : i / norm.inner;
-            u64 row = n * norm.groups + own;
-            u64 at = (n * norm.groups * norm.channels + weight) * norm.inner + (i - n * norm.inner);
-            T h = (x[at] - (mean ? mean[row] : 0)) * rstd[row];
-            T slope = g[at];
-            return Two{mul_rounded(slope, h), slope};
-        };
-        Two sums = group.template fold<TwoSums>(all, exists ? all : 0, term);
-        if (exists && group.leads()) {
-            if (dweight) {
-                dweight[weight] = sums.first;
-            }
-            if (dbias) {
-                dbias[weight] = sums.second;
-            }
+// dweight = sum(g h), dbias = sum(g), over the rows and inner elements of each weight; either may be missing.
+struct ToWeights {
+    S* dweight;
+    S* dbias;
+
+    __device__ void operator()(u64 weight, Two<T> sums) const {
+        if (dweight) {
+            dweight[weight] = sums.first;
         }
-    });
+        if (dbias) {
+            dbias[weight] = sums.second;
+        }
+    }
+};
+template <class Group>
+__device__ inline void weights(ToWeights to, const S* g, const S* x, const T* mean, const T* rstd, const Norm& norm,
+                               Two<T>* states, const Units& cut, u32 lanes) {
+    u64 all = norm.rows / norm.groups * norm.inner;
+    auto of = [&](u64 weight, const BlockLane& block) {
+        u64 own = norm.groups == 1 ? 0 : weight / norm.channels;
+        Shared<Group> place(norm, weight);
+        bool packed = norm.packed != 0 && norm.inner % PACK == 0;
+        Held<S> xs = Line<const S, Shared<Group>>{x, place, packed}.read(block);
+        Held<S> gs = Line<const S, Shared<Group>>{g, place, packed}.read(block);
+        return fold_slots<TwoSums<T>>(block.count, [&](int slot) {
+            // What is behind the last element has a gradient of 0.
+            u64 row = place.stretch(block.at(slot < block.count ? slot : 0)) * norm.groups + own;
+            T h = (xs[slot] - (mean ? mean[row] : 0)) * rstd[row];
+            return Two<T>{mul_rounded(gs[slot], h), gs[slot]};
+        });
+    };
+    fold_units<Group, TwoSums<T>>(norm.groups * norm.channels, all, cut, lanes, states, of, to);
 }
 
 // Rows lie along memory; those of a weight may lie across it.
@@ -136,7 +195,11 @@ ROW_KERNELS(normalize_grad,
             (S* dx, const S* g, const S* x, const S* weight, const T* mean, const T* rstd,
              const __grid_constant__ Norm norm, u32 lanes),
             gradient<Group>(dx, g, x, weight, mean, rstd, norm, lanes))
-GROUP_KERNELS(normalize_weights,
+WEIGHT_KERNELS(normalize_weights,
              (S* dweight, S* dbias, const S* g, const S* x, const T* mean, const T* rstd,
-              const __grid_constant__ Norm norm, u32 lanes),
-             weights<Group>(dweight, dbias, g, x, mean, rstd, norm, lanes))
+              const __grid_constant__ Norm norm, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
+             weights<Group>({dweight, dbias}, g, x, mean, rstd, norm, states, cut, lanes))
+extern "C" __global__ void NAMED(normalize_weights_join, DTYPE)(S* dweight, S* dbias, const Two<T>* states, u64 weights,
+                                                                const __grid_constant__ Units cut, u32 lanes) {
+    join_units<TwoSums<T>>(weights, cut, lanes, states, ToWeights{dweight, dbias});
+}

@@ -3,9 +3,9 @@
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
-use super::float_programs;
-use super::rows::{RowThreads, by_group};
+use super::rows::{PACK, RowThreads, Units, by_group};
 use super::walk::ByValue;
+use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::norms::NormRows;
 
@@ -15,9 +15,26 @@ float_programs!("normalize", "rows.cuh", "normalize.cu");
 const THREADS: u32 = 256;
 
 /// `Norm` of the program.
-fn numbers(&(rows, count): &(NormRows, usize)) -> [i64; 4] {
+fn numbers(&(rows, count): &(NormRows, usize), dtype: DType, operands: &[Option<Address>]) -> [i64; 5] {
     let NormRows { groups, channels, inner } = rows;
-    [count, groups, channels, inner].map(|number| number as i64)
+    let aligned = |at: &Address| at.0.addr().is_multiple_of(PACK * dtype.size_bytes());
+    let packed = usize::from(rows.row().is_multiple_of(PACK) && operands.iter().flatten().all(aligned));
+    [count, groups, channels, inner, packed].map(|number| number as i64)
+}
+
+/// Threads and units for the gradients of weights.
+fn weight_threads(&(rows, count): &(NormRows, usize)) -> (RowThreads, Units) {
+    let NormRows { groups, inner, .. } = rows;
+    // Without inner elements, those of a weight lie across the rows.
+    let along = if inner == 1 { rows.weights() as isize } else { 1 };
+    let each = count.checked_div(groups).unwrap_or(0) * inner;
+    let threads = RowThreads::of(rows.weights(), each, along, inner as isize);
+    (threads, threads.cut())
+}
+
+/// Bytes of the workspace for the gradients of weights.
+pub(crate) fn workspace(rows: &(NormRows, usize)) -> usize {
+    weight_threads(rows).1.workspace(rows.0.weights())
 }
 
 pub(crate) fn normalize(
@@ -29,8 +46,8 @@ pub(crate) fn normalize(
     affine: [Option<Address>; 2],
     (mean, rstd): (Option<Address>, Address),
 ) -> Result<()> {
-    let (norm, len) = (numbers(rows), rows.0.row());
-    let threads = RowThreads::of(rows.1, len, 1, len as isize);
+    let (norm, len) = (numbers(rows, dtype, &[Some(out), Some(x), affine[0], affine[1]]), rows.0.row());
+    let threads = RowThreads::holding(rows.1, len, 1, len as isize, THREADS);
     let [weight, bias] = affine.map(Arg::from);
     let (eps, lanes) = (Arg::F64(eps), Arg::U32(threads.lanes));
     let args = [out.into(), x.into(), weight, bias, mean.into(), rstd.into(), norm.arg(), eps, lanes];
@@ -46,28 +63,34 @@ pub(crate) fn gradient(
     ([g, x], weight): ([Address; 2], Option<Address>),
     (mean, rstd): (Option<Address>, Address),
     [dx, dweight, dbias]: [Option<Address>; 3],
+    workspace: Option<Address>,
 ) -> Result<()> {
-    let NormRows { groups, inner, .. } = rows;
-    let (norm, len, weights) = (numbers(all), rows.row(), rows.weights());
+    let norm = numbers(all, dtype, &[dx, Some(g), Some(x), weight]);
+    let (len, weights) = (rows.row(), rows.weights());
     let (program, rstd) = (program_of(dtype), Arg::from(rstd));
     let [g, x] = [g, x].map(Arg::from);
     let [weight, mean] = [weight, mean].map(Arg::from);
     if let Some(dx) = dx.filter(|_| count * len > 0) {
-        let threads = RowThreads::of(count, len, 1, len as isize);
+        let threads = RowThreads::holding(count, len, 1, len as isize, THREADS);
         let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), Arg::U32(threads.lanes)];
         let kernel = by_group!(threads.group, dtype, "normalize_grad");
         // SAFETY: as in `normalize`.
         unsafe { queue.kernel(program, kernel, threads.grid(queue, THREADS), &args)? };
     }
     if weights > 0 && (dweight.is_some() || dbias.is_some()) {
-        // Without inner elements, those of a weight lie across the rows.
-        let along = if inner == 1 { weights as isize } else { 1 };
-        let each = count.checked_div(groups).unwrap_or(0) * inner;
-        let threads = RowThreads::of(weights, each, along, inner as isize);
-        let args = [dweight.into(), dbias.into(), g, x, mean, rstd, norm.arg(), Arg::U32(threads.lanes)];
+        let ((threads, cut), states) = (weight_threads(all), Arg::from(workspace));
+        let [dweight, dbias] = [dweight, dbias].map(Arg::from);
+        let args = [dweight, dbias, g, x, mean, rstd, norm.arg(), states, cut.arg(), Arg::U32(threads.lanes)];
         let kernel = by_group!(threads.group, dtype, "normalize_weights");
-        // SAFETY: as in `normalize`.
-        unsafe { queue.kernel(program, kernel, threads.grid(queue, THREADS), &args)? };
+        // SAFETY: as in `normalize`, and the workspace has room for the states of all units.
+        unsafe {
+            queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+            if cut.are_joined() {
+                let (grid, lanes) = cut.join(queue, weights);
+                let args = [dweight, dbias, states, Arg::U64(weights as u64), cut.arg(), Arg::U32(lanes)];
+                queue.kernel(program, by_dtype!(dtype, "normalize_weights_join"), grid, &args)?;
+            }
+        }
     }
     Ok(())
 }

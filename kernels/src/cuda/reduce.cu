@@ -48,77 +48,103 @@ using F = FoldedOf<T>::Type;
 template <> __device__ inline u32 lowest() { return 0; }
 template <> __device__ inline u32 highest() { return 255; }
 
-// A row's elements.
-struct Row {
-    const S* from;
-    const Walk<1>& reduced;
-
-    __device__ F operator()(u64 i) const { return from[offsets(reduced, i).at[0]]; }
-};
-
-// What is made of a row; `all` is the length of every row, `len` is 0 for a row that does not exist.
+// Reductions: `Fold` joins states, `of(block, x)` makes a lane's state of its elements of a block, with `none` behind the last
+// one, and `value` is what becomes of the state of all.
 template <class How> struct Plain {
-    template <class Group> __device__ static F of(const Group& group, Row x, u64 all, u64 len, f64) {
-        return group.template fold<How>(all, len, x);
+    using Fold = How;
+    __device__ static F none() { return How::empty(); }
+    template <class X> __device__ static F of(const BlockLane& block, const X& x) {
+        return fold_slots<How>(block.count, [&](int slot) -> F { return x[slot]; });
     }
+    __device__ static F value(F state, u64, f64) { return state; }
+};
+template <bool LARGEST> struct IndexOfBest {
+    using Fold = FirstBest<F, LARGEST>;
+    // Not before an element that is there, which comes first.
+    __device__ static F none() { return LARGEST ? lowest<F>() : highest<F>(); }
+    template <class X> __device__ static Best<F> of(const BlockLane& block, const X& x) {
+        return fold_slots<Fold>(block.count, [&](int slot) { return Best<F>{x[slot], (i64)block.at(slot)}; });
+    }
+    __device__ static i64 value(Best<F> state, u64, f64) { return state.index; }
 };
 #if FLOATS
-struct Mean {
-    template <class Group> __device__ static T of(const Group& group, Row x, u64 all, u64 len, f64) {
-        return Plain<Sum<F>>::of(group, x, all, len, 0) / (T)(f64)all;
-    }
+struct Mean : Plain<Sum<T>> {
+    __device__ static T value(T state, u64 all, f64) { return state / (T)(f64)all; }
 };
-// sum (x - mean)^2 / divisor
-struct Var {
-    template <class Group> __device__ static T of(const Group& group, Row x, u64 all, u64 len, f64 divisor) {
-        T mean = Mean::of(group, x, all, len, 0);
-        auto square = [&](u64 i) {
-            T d = x(i) - mean;
-            return mul_rounded(d, d);
-        };
-        return group.template fold<Sum<T>>(all, len, square) / (T)divisor;
-    }
-};
-// m + log(sum exp(x - m)), m = max x
 struct LogSumExp {
-    template <class Group> __device__ static T of(const Group& group, Row x, u64 all, u64 len, f64) {
-        T m = Plain<Max<F>>::of(group, x, all, len, 0);
-        // With an infinite one `x - m` would be NaN; without it the infinity comes through by itself.
-        T shift = is_nan(m - m) && !is_nan(m) ? (T)0 : m;
-        auto term = [&](u64 i) { return exp_of(x(i) - shift); };
-        T sum = group.template fold<Sum<T>>(all, len, term);
-        return log_of(sum) + shift;
+    using Fold = LogSum<T>;
+    __device__ static T none() { return lowest<T>(); }
+    template <class X> __device__ static Two<T> of(const BlockLane& block, const X& x) {
+        return log_sum_slots<T>(block.count, [&](int slot) -> T { return x[slot]; });
     }
+    __device__ static T value(Two<T> state, u64, f64) { return Fold::value(state); }
+};
+struct Var {
+    using Fold = Deviations<T>;
+    __device__ static T none() { return 0; }
+    template <class X> __device__ static Deviation<T> of(const BlockLane& block, const X& x) {
+        return deviation_of<T>(block.count, [&](int slot) -> T { return x[slot]; });
+    }
+    __device__ static T value(Deviation<T> state, u64, f64 divisor) { return state.squares / (T)divisor; }
 };
 #endif
-template <bool LARGEST> struct IndexOfBest {
-    template <class Group> __device__ static i64 of(const Group& group, Row x, u64 all, u64 len, f64) {
-        auto at = [&](u64 i) { return Best<F>{x(i), (i64)i}; };
-        return group.template fold<FirstBest<F, LARGEST>>(all, len, at).index;
-    }
+
+__device__ inline S stored(F x) {
+    S element;
+    element = x;
+    return element;
+}
+// Where the elements of a row lie.
+struct Reduced {
+    const Walk<1>& walk;
+
+    __device__ i64 operator()(u64 i) const { return offsets(walk, i).at[0]; }
 };
 
 template <class Group, class What, class O>
-__device__ inline void reduce(O* out, const S* x, const Walk<1>& kept, const Walk<1>& reduced, u32 lanes, f64 divisor) {
-    for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
-        Row elements = {exists ? x + offsets(kept, row).at[0] : x, reduced};
-        auto value = What::of(group, elements, reduced.elements, exists ? reduced.elements : 0, divisor);
-        if (exists && group.leads()) {
-            out[row] = value;
-        }
-    });
+__device__ inline void reduce(O* out, const S* x, typename What::Fold::State* states, const Walk<1>& kept,
+                              const Walk<1>& reduced, const Units& cut, u32 lanes, f64 divisor) {
+    using Fold = typename What::Fold;
+    u64 all = reduced.elements;
+    fold_units<Group, Fold>(
+        kept.elements, all, cut, lanes, states,
+        [&](u64 row, const BlockLane& block) {
+            const S* at = x + offsets(kept, row).at[0];
+            S none = stored(What::none());
+            Line<const S, Reduced> line = {at, {reduced}, reduced.vector != 0};
+            if (Group::ACROSS) {
+                return What::of(block, line.read(block, none));
+            }
+            // Along one axis, nothing decides anything between loads.
+            Line<const S> straight = {at, {reduced.axis[0].strides[0]}, line.packed};
+            return What::of(block, reduced.axes == 1 ? straight.template read<true>(block, none)
+                                                     : line.template read<true>(block, none));
+        },
+        [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
+}
+template <class What, class O>
+__device__ inline void join(O* out, const typename What::Fold::State* states, u64 rows, u64 all, const Units& cut, u32 lanes,
+                            f64 divisor) {
+    using Fold = typename What::Fold;
+    join_units<Fold>(rows, cut, lanes, states,
+                     [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
 }
 
-#define REDUCTION_BY(name, What, O, group, Group, bound)                                                               \
-    extern "C" __global__ void __launch_bounds__(bound, 1) NAMED(name##_##group, DTYPE)(                               \
-        O * out, const S* x, const __grid_constant__ Walk<1> kept, const __grid_constant__ Walk<1> reduced, u32 lanes, \
-        f64 divisor) {                                                                                                 \
-        reduce<Group, What>(out, x, kept, reduced, lanes, divisor);                                                    \
+#define REDUCTION_BY(name, What, O, group, Group)                                                             \
+    extern "C" __global__ void __launch_bounds__(512, 1) NAMED(name##_##group, DTYPE)(                        \
+        O * out, const S* x, What::Fold::State* states, const __grid_constant__ Walk<1> kept,                 \
+        const __grid_constant__ Walk<1> reduced, const __grid_constant__ Units cut, u32 lanes, f64 divisor) { \
+        reduce<Group, What>(out, x, states, kept, reduced, cut, lanes, divisor);                              \
     }
-#define REDUCTION(name, What, O)                         \
-    REDUCTION_BY(name, What, O, warp, WarpGroup, 256)    \
-    REDUCTION_BY(name, What, O, block, BlockGroup, 1024) \
-    REDUCTION_BY(name, What, O, column, ColumnGroup, 1024)
+#define REDUCTION(name, What, O)                                                                              \
+    REDUCTION_BY(name, What, O, warp, WarpGroup)                                                              \
+    REDUCTION_BY(name, What, O, block, BlockGroup)                                                            \
+    REDUCTION_BY(name, What, O, column, ColumnGroup)                                                          \
+    extern "C" __global__ void NAMED(name##_join, DTYPE)(O * out, const What::Fold::State* states, u64 rows,  \
+                                                         u64 all, const __grid_constant__ Units cut,          \
+                                                         u32 lanes, f64 divisor) {                            \
+        join<What>(out, states, rows, all, cut, lanes, divisor);                                              \
+    }
 
 REDUCTION(sum, Plain<Sum<F>>, S)
 REDUCTION(prod, Plain<Prod<F>>, S)

@@ -3,16 +3,28 @@
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
-use super::number_programs;
-use super::rows::{RowThreads, by_group};
+use super::rows::{PACK, RowThreads, Units, by_group};
 use super::walk::{ByValue, Walk};
+use super::{by_dtype, number_programs};
 use crate::command::Address;
 use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 
 number_programs!("reduce", "rows.cuh", "reduce.cu");
 
 /// Threads of a block, at most; as in the program.
-const THREADS: u32 = 1024;
+const THREADS: u32 = 512;
+
+/// Threads and units for the axes of a reduction.
+fn threads(axes: &Axes) -> (RowThreads, Units) {
+    let (along, across) = (axes.reduced.inner().strides[0], axes.kept.inner().strides[0]);
+    let threads = RowThreads::of(axes.kept.elements, axes.reduced.elements, along, across);
+    (threads, threads.cut())
+}
+
+/// Bytes of the workspace.
+pub(crate) fn workspace(axes: &Axes) -> usize {
+    threads(axes).1.workspace(axes.kept.elements)
+}
 
 /// On `(output, input)`.
 pub(crate) fn reduce(
@@ -21,28 +33,47 @@ pub(crate) fn reduce(
     how: Reduction,
     axes: &Axes,
     operands: [Address; 2],
+    workspace: Option<Address>,
 ) -> Result<()> {
-    let (along, across) = (axes.reduced.inner().strides[0], axes.kept.inner().strides[0]);
-    let threads = RowThreads::of(axes.kept.elements, axes.reduced.elements, along, across);
-    let kernel = match how {
-        Reduction::Join(ReduceOp::Sum) => by_group!(threads.group, dtype, "sum"),
-        Reduction::Join(ReduceOp::Mean) => by_group!(threads.group, dtype, "mean"),
-        Reduction::Join(ReduceOp::Prod) => by_group!(threads.group, dtype, "prod"),
-        Reduction::Join(ReduceOp::Max) => by_group!(threads.group, dtype, "max"),
-        Reduction::Join(ReduceOp::Min) => by_group!(threads.group, dtype, "min"),
-        Reduction::Index(Extreme::Largest) => by_group!(threads.group, dtype, "argmax"),
-        Reduction::Index(Extreme::Smallest) => by_group!(threads.group, dtype, "argmin"),
-        Reduction::Var { .. } => by_group!(threads.group, dtype, "var"),
-        Reduction::LogSumExp => by_group!(threads.group, dtype, "logsumexp"),
+    let (threads, cut) = threads(axes);
+    macro_rules! kernels {
+        ($op:literal) => {
+            (by_group!(threads.group, dtype, $op), by_dtype!(dtype, concat!($op, "_join")))
+        };
+    }
+    let (kernel, join) = match how {
+        Reduction::Join(ReduceOp::Sum) => kernels!("sum"),
+        Reduction::Join(ReduceOp::Mean) => kernels!("mean"),
+        Reduction::Join(ReduceOp::Prod) => kernels!("prod"),
+        Reduction::Join(ReduceOp::Max) => kernels!("max"),
+        Reduction::Join(ReduceOp::Min) => kernels!("min"),
+        Reduction::Index(Extreme::Largest) => kernels!("argmax"),
+        Reduction::Index(Extreme::Smallest) => kernels!("argmin"),
+        Reduction::Var { .. } => kernels!("var"),
+        Reduction::LogSumExp => kernels!("logsumexp"),
     };
     let divisor = match how {
         Reduction::Var { correction } => (axes.reduced.elements as f64 - correction).max(0.0),
         _ => 0.0,
     };
-    let (kept, reduced) = (Walk::of(queue.op(), &axes.kept)?, Walk::of(queue.op(), &axes.reduced)?);
-    let [out, x] = operands.map(Arg::from);
-    let args = [out, x, kept.arg(), reduced.arg(), Arg::U32(threads.lanes), Arg::F64(divisor)];
-    // SAFETY: the kernel takes these arguments; the walks go over the axes of the input, and the output has room for all kept
-    // elements.
-    unsafe { queue.kernel(program_of(dtype), kernel, threads.grid(queue, THREADS), &args) }
+    let packed = axes.kept.axes.iter().all(|axis| axis.strides[0] % PACK as isize == 0);
+    let lanes = if packed { PACK } else { 1 };
+    let reduced = Walk::of(queue.op(), &axes.reduced)?;
+    let reduced = reduced.vectors(lanes, [(operands[1].0.cast_const(), dtype.size_bytes())]);
+    let kept = Walk::of(queue.op(), &axes.kept)?;
+    let ([out, x], states) = (operands.map(Arg::from), Arg::from(workspace));
+    let (program, divisor) = (program_of(dtype), Arg::F64(divisor));
+    let args = [out, x, states, kept.arg(), reduced.arg(), cut.arg(), Arg::U32(threads.lanes), divisor];
+    // SAFETY: the kernels take these arguments; the walks go over the axes of the input, the output has room for all kept
+    // elements, and the workspace for the states of all units.
+    unsafe {
+        queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+        if cut.are_joined() {
+            let (grid, lanes) = cut.join(queue, axes.kept.elements);
+            let (rows, all) = (axes.kept.elements as i64, axes.reduced.elements as i64);
+            let args = [out, states, Arg::I64(rows), Arg::I64(all), cut.arg(), Arg::U32(lanes), divisor];
+            queue.kernel(program, join, grid, &args)?;
+        }
+    }
+    Ok(())
 }

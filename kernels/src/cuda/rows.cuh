@@ -1,14 +1,17 @@
 // Groups of threads that fold the elements of a row, in one order whatever the group.
 //
-// A row is cut into blocks of 512. In a block element i goes to lane i % 32; lanes are joined as a tree, lane l with
-// l + 16, then with l + 8, and so on. Several blocks' values go to lanes in turn, block b to b % 32, and are joined as the
-// same tree. Neither strides, nor the number of threads, nor what else runs shows in the result.
+// A row is cut into blocks of 1024. In a block element i goes to lane i / 4 % 32, so that a lane reads four neighbours at once;
+// lanes are joined as a tree, lane l with l + 16, then with l + 8, and so on. 32 neighbouring blocks are a part, and are joined
+// as the same tree. Several parts' values go to lanes in turn, part p to p % 32, and are joined as that tree again. Neither
+// strides, nor the number of threads, nor what else runs shows in the result.
 
 constexpr u32 FULL = 0xffffffff;
 constexpr u32 LANES = 32;
-constexpr u32 BLOCK = 512;
-// Elements of a block that are one lane's.
-enum : int { EACH = BLOCK / LANES };
+constexpr u32 BLOCK = 1024;
+// Blocks of a part.
+constexpr u32 PART_BLOCKS = 32;
+// Neighbours that a lane reads at once, a pack; packs and elements of a block that are one lane's.
+enum : int { PACK = 4, EACH = BLOCK / LANES, PACKS = EACH / PACK };
 
 __device__ inline u32 shuffle_down(u32 x, u32 by) { return __shfl_down_sync(FULL, x, by); }
 __device__ inline f32 shuffle_down(f32 x, u32 by) { return __shfl_down_sync(FULL, x, by); }
@@ -31,6 +34,65 @@ template <class S> struct Max {
     __device__ static S join(S a, S b) { return maximum(a, b); }
 };
 
+// Two sums at once.
+template <class T> struct Two {
+    T first;
+    T second;
+};
+template <class T> __device__ inline Two<T> shuffle_down(Two<T> x, u32 by) {
+    return {shuffle_down(x.first, by), shuffle_down(x.second, by)};
+}
+template <class T> __device__ inline Two<T> shuffle(Two<T> x, u32 from) {
+    return {shuffle(x.first, from), shuffle(x.second, from)};
+}
+template <class T> struct TwoSums {
+    using State = Two<T>;
+    __device__ static State empty() { return {0, 0}; }
+    __device__ static State join(State a, State b) { return {a.first + b.first, a.second + b.second}; }
+};
+
+// The logarithm of a sum of exponentials: `first` is the largest element m, `second` the sum of exp(x - m).
+template <class T> struct LogSum {
+    using State = Two<T>;
+    __device__ static State empty() { return {lowest<T>(), 0}; }
+    // exp(x - m), also where both are the same infinity.
+    __device__ static T term(T x, T m) { return x == m ? (T)1 : exp_of(x - m); }
+    __device__ static State join(State a, State b) {
+        T m = maximum(a.first, b.first);
+        return {m, mul_rounded(a.second, term(a.first, m)) + mul_rounded(b.second, term(b.first, m))};
+    }
+    __device__ static T value(State state) { return state.first + log_of(state.second); }
+};
+
+// How many elements there are, their mean, and the sum of squared distances from it.
+template <class T> struct Deviation {
+    T count;
+    T mean;
+    T squares;
+};
+template <class T> __device__ inline Deviation<T> shuffle_down(Deviation<T> x, u32 by) {
+    return {shuffle_down(x.count, by), shuffle_down(x.mean, by), shuffle_down(x.squares, by)};
+}
+template <class T> __device__ inline Deviation<T> shuffle(Deviation<T> x, u32 from) {
+    return {shuffle(x.count, from), shuffle(x.mean, from), shuffle(x.squares, from)};
+}
+template <class T> struct Deviations {
+    using State = Deviation<T>;
+    __device__ static State empty() { return {0, 0, 0}; }
+    // Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    __device__ static State join(State a, State b) {
+        if (a.count == 0 || b.count == 0) {
+            return a.count == 0 ? b : a;
+        }
+        T all = a.count + b.count, share = b.count / all, between = b.mean - a.mean;
+        return {all, a.mean + mul_rounded(between, share),
+                a.squares + b.squares + mul_rounded(mul_rounded(between, between), mul_rounded(a.count, share))};
+    }
+};
+
+// a / b, in 32 bits where that is possible, which takes a fraction of the time
+__device__ inline u64 quotient(u64 a, u64 b) { return (a | b) >> 32 ? a / b : (u32)a / (u32)b; }
+
 // Joins the states of `lanes` neighbouring threads, a power of two; each of them gets the result.
 template <class F> __device__ inline typename F::State join_lanes(typename F::State state, u32 lanes) {
     for (u32 half = lanes / 2; half > 0; half /= 2) {
@@ -39,123 +101,306 @@ template <class F> __device__ inline typename F::State join_lanes(typename F::St
     return shuffle(state, threadIdx.x % LANES & ~(lanes - 1));
 }
 
-// A block of a row, of which the thread has up to EACH elements: calls `body(i, slot)` for them, with slots that the
-// compiler knows, so that a value for each can be kept in registers.
-template <class Body> __device__ inline void for_near(u64 first, u64 len, u32 lane, u32 lanes, Body body) {
+// Calls `body(slot)` for the slots of the packs of a block that are one lane's, where `count` elements are some: slots are known
+// to the compiler, so that a value for each can be kept in registers. Short rows are over soon: what is not run is not fetched.
+template <class Body> __device__ inline void for_slots(u32 count, Body body) {
 #pragma unroll
-    for (int slot = 0; slot < EACH; ++slot) {
-        // Short rows are over soon, and what is not run is not fetched.
-        if (first + slot * lanes >= len) {
+    for (int slot = 0; slot < EACH; slot += PACK) {
+        if (slot >= count) {
             break;
         }
-        u64 i = first + lane + slot * lanes;
-        if (i < len) {
-            body(i, slot);
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            body(slot + v);
         }
     }
 }
-// The same without slots, in less code.
-template <class Body> __device__ inline void for_far(u64 first, u64 len, u32 lane, u32 lanes, Body body) {
-    u64 end = first + BLOCK < len ? first + BLOCK : len;
-#pragma unroll 4
-    for (u64 i = first + lane; i < end; i += lanes) {
-        body(i);
-    }
+// The fold of a lane's values `at(slot)`, one after the other. In a pack that is not whole there are others behind them, which
+// must not show.
+template <class F, class At> __device__ inline typename F::State fold_slots(u32 count, At at) {
+    typename F::State state = F::empty();
+    for_slots(count, [&](int slot) { state = F::join(state, at(slot)); });
+    return state;
+}
+// The same of exponentials: one for each element, and none for what was summed before.
+template <class T, class At> __device__ inline Two<T> log_sum_slots(u32 count, At at) {
+    T m = fold_slots<Max<T>>(count, at);
+    return {m, fold_slots<Sum<T>>(count, [&](int slot) { return LogSum<T>::term(at(slot), m); })};
+}
+template <class T, class At> __device__ inline Deviation<T> deviation_of(u32 count, At at) {
+    T mean = count == 0 ? (T)0 : fold_slots<Sum<T>>(count, at) / (T)count;
+    T squares = fold_slots<Sum<T>>(
+        count, [&](int slot) { return slot < count ? mul_rounded(at(slot) - mean, at(slot) - mean) : (T)0; });
+    return {(T)count, mean, squares};
 }
 
-// Groups. Rows `first()`, `first() + step()`, .. begin stretches of rows, of which this thread's group has number `place()`. All
-// threads of a block go through all stretches together, those whose row does not exist with `len` 0.
+// A block as a thread sees it that is lane `lane` of `lanes`, a power of two. Fewer than 32 lanes have four elements each at most.
+struct BlockLane {
+    u32 lane;
+    u32 lanes;
+    // The block's first element.
+    u64 first;
+    // The thread's elements.
+    u32 count;
+
+    __device__ BlockLane(u32 lane, u32 lanes, u64 first, u64 len) : lane(lane), lanes(lanes), first(first), count(0) {
+        u32 step = lanes * PACK, own = lane * PACK;
+        u32 rest = first >= len ? 0 : len - first < BLOCK ? (u32)(len - first) : BLOCK;
+        if (rest > own) {
+            u32 behind = (rest - own) & (step - 1);
+            count = (rest - own) >> __ffs((int)step) - 1;
+            count = count * PACK + (behind < PACK ? behind : PACK);
+        }
+    }
+    // The element in a slot.
+    __device__ u64 at(int slot) const { return first + (slot / PACK * lanes + lane) * PACK + slot % PACK; }
+};
+
+// What a lane holds of a block, as it is stored.
+template <class S> struct Held {
+    Pack<S, PACK> packs[PACKS];
+
+    __device__ Opmath<S> operator[](int slot) const { return packs[slot / PACK].at[slot % PACK]; }
+};
+
+// Elements a step apart.
+struct Step {
+    i64 step;
+
+    __device__ i64 operator()(u64 i) const { return (i64)i * step; }
+};
+template <class S> struct ElementOf {
+    using Type = S;
+};
+template <class S> struct ElementOf<const S> {
+    using Type = S;
+};
+template <class S> using Element = typename ElementOf<S>::Type;
+// A row in memory, of which element `i` lies at `place(i)`. If it is `packed`, four that a lane has next to each other lie so in
+// memory, too, and can be read at once.
+template <class S, class Place = Step> struct Line {
+    S* at;
+    Place place;
+    bool packed;
+
+    __device__ S* pack(const BlockLane& block, int k) const { return at + place(block.at(k * PACK)); }
+    __device__ S& one(const BlockLane& block, int k, int v) const { return at[place(block.at(k * PACK) + v)]; }
+
+    // Pack `k` of a lane's; `none` where there is no element.
+    __device__ Pack<Element<S>, PACK> read(const BlockLane& block, int k, Element<S> none) const {
+        Pack<Element<S>, PACK> values;
+        if (packed && k * PACK + PACK <= block.count) {
+            return *(const Pack<Element<S>, PACK>*)pack(block, k);
+        }
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            values.at[v] = k * PACK + v < block.count ? one(block, k, v) : none;
+        }
+        return values;
+    }
+    // All packs with elements; `none` is what follows the last element. Nothing stands between the loads: what a lane does not
+    // have, it reads from elsewhere in the row; but SPARING of registers, it reads single elements pack by pack.
+    template <bool SPARING = false>
+    __device__ Held<Element<S>> read(const BlockLane& block, Element<S> none = Element<S>()) const {
+        Held<Element<S>> held = {};
+        if (block.count == 0) {
+            return held;
+        }
+        if (packed && block.count % PACK == 0) {
+#pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                if (k > 0 && block.lanes < LANES) {
+                    break;
+                }
+                held.packs[k] = *(const Pack<Element<S>, PACK>*)pack(block, k * PACK < block.count ? k : 0);
+            }
+            return held;
+        }
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            if (SPARING ? k * PACK >= block.count : k > 0 && block.lanes < LANES) {
+                break;
+            }
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                bool exists = k * PACK + v < block.count;
+                Element<S> value = at[place(block.at(exists ? k * PACK + v : 0))];
+                held.packs[k].at[v] = exists ? value : none;
+            }
+        }
+        return held;
+    }
+    // Writes `of(slot)` to each element.
+    template <class Of> __device__ void write(const BlockLane& block, Of of) const {
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            if (k * PACK >= block.count) {
+                break;
+            }
+            Pack<S, PACK> values;
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                values.at[v] = of(k * PACK + v);
+            }
+            if (packed && k * PACK + PACK <= block.count) {
+                *(Pack<S, PACK>*)pack(block, k) = values;
+                continue;
+            }
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                if (k * PACK + v < block.count) {
+                    one(block, k, v) = values.at[v];
+                }
+            }
+        }
+    }
+};
+
+// Groups: a block of threads has `width()` rows at a time, and of these the thread's group has number `place()`. All threads of a
+// block go on to the next rows together, those whose row does not exist with `len` 0.
 //
-// `fold(all, len, far, near)` folds a row of `len` elements, `all` in every row that exists: `far(i)` gives element `i`. If
-// there is a `near`, `near(i, slot)` gives those of the first block that the thread sees, see `for_near`.
-// `each(len, far, near)` visits the thread's elements in the same way.
-struct NoNear {};
-template <class F, class Far, class Near>
-__device__ inline typename F::State fold_near(u64 first, u64 len, u32 lane, u32 lanes, Far, Near near) {
-    typename F::State state = F::empty();
-    for_near(first, len, lane, lanes, [&](u64 i, int slot) { state = F::join(state, near(i, slot)); });
-    return state;
-}
-template <class F, class Far>
-__device__ inline typename F::State fold_near(u64 first, u64 len, u32 lane, u32 lanes, Far far, NoNear) {
-    typename F::State state = F::empty();
-    for_far(first, len, lane, lanes, [&](u64 i) { state = F::join(state, far(i)); });
-    return state;
+// `fold_blocks(all, len, of)` folds a row of `len` elements, `all` in every row that exists: `of(block)` is the fold of a lane's
+// elements of a block; `fold_part(start, most, all, len, of)` folds blocks from `start` on, at most `most`, which are up to a part.
+// `each_block(len, body)` visits the thread's blocks. `fold(all, len, at)` folds `at(i)` of each element `i`. With HOLDS a thread has
+// one block of each row, `near(len)`, whose elements can be kept in registers. ACROSS, rows lie side by side.
+template <class Group> struct Folds {
+    template <class F, class At> __device__ typename F::State fold(u64 all, u64 len, At at) const {
+        return ((const Group*)this)->template fold_blocks<F>(all, len, [&](const BlockLane& block) {
+            typename F::State state = F::empty();
+#pragma unroll 4
+            for (u32 slot = 0; slot < block.count; ++slot) {
+                state = F::join(state, at(block.at((int)slot)));
+            }
+            return state;
+        });
+    }
+};
+
+// How many blocks there are from `start` on, at most `most`.
+__device__ inline u32 blocks_from(u64 start, u32 most, u64 all) {
+    u64 left = (all + BLOCK - 1) / BLOCK - start;
+    return left < most ? (u32)left : most;
 }
 
 // Up to 32 neighbouring threads of a warp, for rows of one block.
-struct WarpGroup {
+struct WarpGroup : Folds<WarpGroup> {
+    static constexpr bool HOLDS = true, ACROSS = false;
     u32 lanes;
 
     __device__ explicit WarpGroup(u32 lanes) : lanes(lanes) {}
     __device__ u32 lane() const { return threadIdx.x & (lanes - 1); }
-    __device__ u64 first() const { return (u64)blockIdx.x * (blockDim.x / lanes) + threadIdx.x / LANES * (LANES / lanes); }
-    __device__ u64 step() const { return (u64)gridDim.x * (blockDim.x / lanes); }
-    __device__ u64 place() const { return threadIdx.x % LANES / lanes; }
+    __device__ u32 width() const { return blockDim.x / lanes; }
+    __device__ u32 place() const { return threadIdx.x / lanes; }
     __device__ bool leads() const { return lane() == 0; }
 
-    template <class F, class Far, class Near = NoNear>
-    __device__ typename F::State fold(u64, u64 len, Far far, Near near = Near()) const {
-        return join_lanes<F>(fold_near<F>(0, len, lane(), lanes, far, near), lanes);
+    __device__ BlockLane near(u64 len) const { return BlockLane(lane(), lanes, 0, len); }
+    template <class F, class Of> __device__ typename F::State fold_blocks(u64, u64 len, Of of) const {
+        return join_lanes<F>(of(near(len)), lanes);
     }
-    template <class Far, class Near> __device__ void each(u64 len, Far, Near near) const {
-        for_near(0, len, lane(), lanes, near);
+    template <class F, class Of> __device__ typename F::State fold_part(u64, u32, u64 all, u64 len, Of of) const {
+        return fold_blocks<F>(all, len, of);
     }
+    template <class Body> __device__ void each_block(u64 len, Body body) const { body(near(len)); }
 };
 
-// A block of threads for one row; warp w sees the row's blocks w, w + warps, ..
-struct BlockGroup {
+// A block of threads for one row; warp w sees blocks w, w + warps, .. of each part.
+struct BlockGroup : Folds<BlockGroup> {
+    static constexpr bool HOLDS = false, ACROSS = false;
+
     __device__ explicit BlockGroup(u32) {}
     __device__ u32 lane() const { return threadIdx.x % LANES; }
     __device__ u32 warp() const { return threadIdx.x / LANES; }
     __device__ u32 warps() const { return blockDim.x / LANES; }
-    __device__ u64 first() const { return blockIdx.x; }
-    __device__ u64 step() const { return gridDim.x; }
-    __device__ u64 place() const { return 0; }
+    __device__ u32 width() const { return 1; }
+    __device__ u32 place() const { return 0; }
     __device__ bool leads() const { return threadIdx.x == 0; }
 
-    template <class F, class Far, class Near = NoNear>
-    __device__ typename F::State fold(u64 all, u64 len, Far far, Near near = Near()) const {
-        __shared__ typename F::State states[LANES];
-        u32 lane = this->lane();
-        // States of the second level, one a turn.
-        for (u32 turn = warp(); turn < LANES; turn += warps()) {
-            typename F::State joined = F::empty();
-            for (u64 block = turn; block * BLOCK < all; block += LANES) {
-                typename F::State state = block == warp()
-                                              ? fold_near<F>(block * BLOCK, len, lane, LANES, far, near)
-                                              : fold_near<F>(block * BLOCK, len, lane, LANES, far, NoNear());
-                joined = F::join(joined, join_lanes<F>(state, LANES));
-            }
-            if (lane == 0) {
-                states[turn] = joined;
+    __device__ BlockLane block(u64 number, u64 len) const { return BlockLane(lane(), LANES, number * BLOCK, len); }
+    template <class F, class Of> __device__ typename F::State fold_part(u64 start, u32 most, u64 all, u64 len, Of of) const {
+        __shared__ typename F::State states[PART_BLOCKS];
+        u32 blocks = blocks_from(start, most, all);
+        for (u32 turn = warp(); turn < blocks; turn += warps()) {
+            typename F::State state = join_lanes<F>(of(block(start + turn, len)), LANES);
+            if (lane() == 0) {
+                states[turn] = state;
             }
         }
         __syncthreads();
-        typename F::State state = join_lanes<F>(states[lane], LANES);
+        typename F::State state = join_lanes<F>(lane() < blocks ? states[lane()] : F::empty(), LANES);
         __syncthreads();
         return state;
     }
-    template <class Far, class Near> __device__ void each(u64 len, Far far, Near near) const {
-        for_near((u64)warp() * BLOCK, len, lane(), LANES, near);
-        for (u64 block = warp() + warps(); block * BLOCK < len; block += warps()) {
-            for_far(block * BLOCK, len, lane(), LANES, far);
+    template <class F, class Of> __device__ typename F::State fold_blocks(u64 all, u64 len, Of of) const {
+        typename F::State joined = F::empty();
+        for (u64 part = 0; part * PART_BLOCKS * BLOCK < all; ++part) {
+            typename F::State state = fold_part<F>(part * PART_BLOCKS, PART_BLOCKS, all, len, of);
+            if (all <= PART_BLOCKS * BLOCK) {
+                return state;
+            }
+            if (lane() == part % LANES) {
+                joined = F::join(joined, state);
+            }
+        }
+        return join_lanes<F>(joined, LANES);
+    }
+    template <class Body> __device__ void each_block(u64 len, Body body) const {
+        for (u64 number = warp(); number * BLOCK < len; number += warps()) {
+            body(block(number, len));
         }
     }
 };
 
+// A block of threads for one row, with a warp for each of its blocks.
+struct WideGroup : BlockGroup {
+    static constexpr bool HOLDS = true;
+
+    __device__ explicit WideGroup(u32 lanes) : BlockGroup(lanes) {}
+    __device__ BlockLane near(u64 len) const { return block(warp(), len); }
+    template <class F, class Of> __device__ typename F::State fold_blocks(u64, u64 len, Of of) const {
+        __shared__ typename F::State states[PART_BLOCKS];
+        typename F::State state = join_lanes<F>(of(near(len)), LANES);
+        if (lane() == 0) {
+            states[warp()] = state;
+        }
+        __syncthreads();
+        state = join_lanes<F>(lane() < warps() ? states[lane()] : F::empty(), LANES);
+        __syncthreads();
+        return state;
+    }
+    template <class Body> __device__ void each_block(u64 len, Body body) const { body(near(len)); }
+};
+
+// A block of the row `line` as a thread that has several reads it, and what a thread keeps that has one.
+template <class Group, class S, bool HOLDS = Group::HOLDS> struct RowOf {
+    const Line<const S>& line;
+    S none;
+
+    __device__ RowOf(const Group&, const Line<const S>& line, u64, S none = S()) : line(line), none(none) {}
+    __device__ Held<S> read(const BlockLane& block) const { return line.template read<!Group::ACROSS>(block, none); }
+};
+template <class Group, class S> struct RowOf<Group, S, true> {
+    Held<S> held;
+
+    __device__ RowOf(const Group& group, const Line<const S>& line, u64 len, S none = S())
+        : held(line.template read<true>(group.near(len), none)) {}
+    __device__ const Held<S>& read(const BlockLane&) const { return held; }
+};
+
 // Rows side by side, one to each threadIdx.x, for rows whose elements are far apart in memory but near those of other rows.
-// Lane l is threadIdx.y.
-struct ColumnGroup {
-    __device__ explicit ColumnGroup(u32) {}
+// Thread threadIdx.y is lane threadIdx.y and, of 32 lanes, the one that is joined with it first.
+struct ColumnGroup : Folds<ColumnGroup> {
+    static constexpr bool HOLDS = false, ACROSS = true;
+    u32 lanes;
+
+    __device__ explicit ColumnGroup(u32 lanes) : lanes(lanes) {}
     __device__ u32 lane() const { return threadIdx.y; }
-    __device__ u64 first() const { return (u64)blockIdx.x * blockDim.x; }
-    __device__ u64 step() const { return (u64)gridDim.x * blockDim.x; }
-    __device__ u64 place() const { return threadIdx.x; }
+    __device__ u32 width() const { return blockDim.x; }
+    __device__ u32 place() const { return threadIdx.x; }
     __device__ bool leads() const { return threadIdx.y == 0; }
 
+    // The tree over the threads of a row.
     template <class F> __device__ static typename F::State join_columns(typename F::State state) {
-        __shared__ typename F::State states[LANES * LANES];
+        __shared__ typename F::State states[LANES * LANES / 2];
         u32 mine = threadIdx.y * blockDim.x + threadIdx.x;
         states[mine] = state;
         __syncthreads();
@@ -169,47 +414,141 @@ struct ColumnGroup {
         __syncthreads();
         return state;
     }
-    template <class F, class Far, class Near = NoNear>
-    __device__ typename F::State fold(u64 all, u64 len, Far far, Near near = Near()) const {
-        typename F::State state = join_columns<F>(fold_near<F>(0, len, lane(), blockDim.y, far, near));
-        if (all <= BLOCK) {
-            return state;
-        }
-        typename F::State joined = lane() == 0 ? F::join(F::empty(), state) : F::empty();
-        for (u64 block = 1; block * BLOCK < all; ++block) {
-            state = join_columns<F>(fold_near<F>(block * BLOCK, len, lane(), LANES, far, NoNear()));
-            if (lane() == block % LANES) {
-                joined = F::join(joined, state);
+    __device__ BlockLane block(u64 number, u64 len, u32 lane) const { return BlockLane(lane, lanes, number * BLOCK, len); }
+    template <class F, class Of> __device__ typename F::State fold_part(u64 start, u32 most, u64 all, u64 len, Of of) const {
+        // Of the tree over the part's blocks, what this thread's lanes have.
+        typename F::State own[2] = {F::empty(), F::empty()};
+        u32 blocks = blocks_from(start, most, all);
+        for (u32 turn = 0; turn < blocks; ++turn) {
+            typename F::State state = F::empty();
+#pragma unroll 1
+            for (u32 lane = threadIdx.y; lane < lanes; lane += blockDim.y) {
+                state = F::join(state, of(block(start + turn, len, lane)));
+            }
+            state = join_columns<F>(state);
+            if (blocks == 1) {
+                return state;
+            }
+            if (turn % blockDim.y == threadIdx.y) {
+                (turn < blockDim.y ? own[0] : own[1]) = state;
             }
         }
-        return join_columns<F>(joined);
+        return join_columns<F>(F::join(own[0], own[1]));
     }
-    template <class Far, class Near> __device__ void each(u64 len, Far far, Near near) const {
-        for_near(0, len, lane(), blockDim.y, near);
-        for (u64 block = 1; block * BLOCK < len; ++block) {
-            for_far(block * BLOCK, len, lane(), LANES, far);
+    template <class F, class Of> __device__ typename F::State fold_blocks(u64 all, u64 len, Of of) const {
+        typename F::State own[2] = {F::empty(), F::empty()};
+        for (u64 part = 0; part * PART_BLOCKS * BLOCK < all; ++part) {
+            typename F::State state = fold_part<F>(part * PART_BLOCKS, PART_BLOCKS, all, len, of);
+            if (all <= PART_BLOCKS * BLOCK) {
+                return state;
+            }
+            u32 lane = (u32)(part % LANES);
+            if (lane % blockDim.y == threadIdx.y) {
+                typename F::State& to = lane < blockDim.y ? own[0] : own[1];
+                to = F::join(to, state);
+            }
+        }
+        return join_columns<F>(F::join(own[0], own[1]));
+    }
+    template <class Body> __device__ void each_block(u64 len, Body body) const {
+        for (u64 number = 0; number * BLOCK < len; ++number) {
+#pragma unroll 1
+            for (u32 lane = threadIdx.y; lane < lanes; lane += blockDim.y) {
+                body(block(number, len, lane));
+            }
         }
     }
 };
 
-// Calls `body(group, row, exists)` for the rows of this thread's group.
-template <class Group, class Body> __device__ inline void for_rows(u64 rows, u32 lanes, Body body) {
+// Calls `body(group, row, exists, unit)` for the units, `units` of each row, that are this thread's group's.
+template <class Group, class Body> __device__ inline void for_units(u64 rows, u32 units, u32 lanes, Body body) {
     Group group(lanes);
-    for (u64 first = group.first(); first < rows; first += group.step()) {
-        u64 row = first + group.place();
-        body(group, row, row < rows);
+    u64 all = quotient(rows + group.width() - 1, group.width()) * units;
+    for (u64 i = blockIdx.x; i < all; i += gridDim.x) {
+        u64 rows_before = units == 1 ? i : quotient(i, units);
+        u64 row = rows_before * group.width() + group.place();
+        body(group, row, row < rows, (u32)(i - rows_before * units));
     }
 }
+// Calls `body(group, row, exists)` for the rows of this thread's group.
+template <class Group, class Body> __device__ inline void for_rows(u64 rows, u32 lanes, Body body) {
+    for_units<Group>(rows, 1, lanes, [&](const Group& group, u64 row, bool exists, u32) { body(group, row, exists); });
+}
+
+// How the rows of a fold are cut in units, which are folded by themselves if there are several: each of `blocks` blocks, 1 or
+// those of a part.
+struct Units {
+    u32 units;
+    u32 blocks;
+};
+// Folds each unit of rows of `all` elements, `of(row, block)` a lane's elements of a block, and calls `done(row, state)` with a
+// row's fold; if rows have several units, their states go to `states`, and `join_units` goes on.
+template <class Group, class F, class Of, class Done>
+__device__ inline void fold_units(u64 rows, u64 all, const Units& cut, u32 lanes, typename F::State* states, Of of, Done done) {
+    for_units<Group>(rows, cut.units, lanes, [&](const Group& group, u64 row, bool exists, u32 unit) {
+        auto state = group.template fold_part<F>((u64)unit * cut.blocks, cut.blocks, all, exists ? all : 0,
+                                                 [&](const BlockLane& block) { return of(exists ? row : 0, block); });
+        if (exists && group.leads()) {
+            if (cut.units > 1) {
+                states[row * cut.units + unit] = state;
+            } else {
+                done(row, state);
+            }
+        }
+    });
+}
+// How many states of a lane are read ahead.
+enum : int { AHEAD = 16 };
+// Joins the states of each row's units, in the order of `fold_blocks`, and calls `done(row, state)`.
+template <class F, class Done>
+__device__ inline void join_units(u64 rows, const Units& cut, u32 lanes, const typename F::State* states, Done done) {
+    for_rows<WarpGroup>(rows, lanes, [&](const WarpGroup& group, u64 row, bool exists) {
+        const typename F::State* own = states + (exists ? row : 0) * cut.units;
+        typename F::State joined = F::empty();
+        for (u32 start = 0; start < cut.units; start += lanes * AHEAD) {
+            typename F::State states[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+                u32 unit = start + k * lanes + group.lane();
+                states[k] = unit < cut.units ? own[unit] : F::empty();
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+                u32 first = start + k * lanes;
+                if (first >= cut.units) {
+                    break;
+                }
+                if (cut.blocks == 1 && cut.units > PART_BLOCKS) {
+                    states[k] = join_lanes<F>(states[k], lanes);
+                    states[k] = group.lane() == first / PART_BLOCKS % LANES ? states[k] : F::empty();
+                }
+                joined = F::join(joined, states[k]);
+            }
+        }
+        joined = join_lanes<F>(joined, lanes);
+        if (exists && group.leads()) {
+            done(row, joined);
+        }
+    });
+}
+
+// Blocks of threads that a multiprocessor holds at least, for kernels that keep a row's elements in registers.
+template <class T> constexpr int blocks_of = sizeof(T) == 8 ? 1 : 2;
 
 // The kernels of an op for each group: NAME_<group>_<dtype>, whose body may name its `Group`.
-#define GROUP_KERNEL(name, group, GROUP, parameters, ...)                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(name##_##group, DTYPE) parameters { \
-        using Group = GROUP;                                                                           \
-        __VA_ARGS__;                                                                                   \
+#define GROUP_KERNEL(blocks, name, group, GROUP, parameters, ...)                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks) NAMED(name##_##group, DTYPE) parameters { \
+        using Group = GROUP;                                                                                \
+        __VA_ARGS__;                                                                                        \
     }
-#define ROW_KERNELS(name, parameters, ...)                       \
-    GROUP_KERNEL(name, warp, WarpGroup, parameters, __VA_ARGS__) \
-    GROUP_KERNEL(name, block, BlockGroup, parameters, __VA_ARGS__)
+#define WEIGHT_KERNELS(name, parameters, ...)                         \
+    GROUP_KERNEL(1, name, warp, WarpGroup, parameters, __VA_ARGS__)   \
+    GROUP_KERNEL(1, name, block, BlockGroup, parameters, __VA_ARGS__) \
+    GROUP_KERNEL(1, name, column, ColumnGroup, parameters, __VA_ARGS__)
+#define ROW_KERNELS(name, parameters, ...)                                     \
+    GROUP_KERNEL(blocks_of<T>, name, warp, WarpGroup, parameters, __VA_ARGS__) \
+    GROUP_KERNEL(blocks_of<T>, name, wide, WideGroup, parameters, __VA_ARGS__) \
+    GROUP_KERNEL(blocks_of<T>, name, block, BlockGroup, parameters, __VA_ARGS__)
 #define GROUP_KERNELS(name, parameters, ...)   \
     ROW_KERNELS(name, parameters, __VA_ARGS__) \
-    GROUP_KERNEL(name, column, ColumnGroup, parameters, __VA_ARGS__)
+    GROUP_KERNEL(blocks_of<T>, name, column, ColumnGroup, parameters, __VA_ARGS__)

@@ -2,19 +2,31 @@
 
 use device::cuda::{Grid, Queue};
 
-use super::walk::blocks;
+use super::walk::{ByValue, blocks};
 
 /// Lanes of a row's block, and threads of a warp.
-const LANES: usize = 32;
+pub(super) const LANES: usize = 32;
+/// Elements that lie next to each other in a lane.
+pub(super) const PACK: usize = 4;
 /// Elements that are folded before blocks are joined.
-const BLOCK: usize = 512;
+pub(super) const BLOCK: usize = 1024;
+/// Blocks of a part.
+const PART: usize = 32;
+/// Columns of long rows that a block of threads takes.
+const COLUMNS: usize = 32;
+/// Blocks of threads that leave a device idle.
+const FEW: usize = 128;
+/// Bytes of the state of a fold, at most.
+const STATE: usize = 24;
 
 /// Threads that fold a row together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowGroup {
     /// Up to a warp, for short rows along memory.
     Warp,
-    /// A block, for long ones.
+    /// A block with a warp for each 1024 elements, which are kept in registers.
+    Wide,
+    /// A block, for longer ones, and where nothing is kept.
     Block,
     /// One row beside the other, for rows across memory.
     Column,
@@ -35,6 +47,7 @@ macro_rules! by_group {
     ($group:expr, $dtype:expr, $op:literal) => {
         match $group {
             $crate::cuda::rows::RowGroup::Warp => $crate::cuda::by_dtype!($dtype, concat!($op, "_warp")),
+            $crate::cuda::rows::RowGroup::Wide => $crate::cuda::by_dtype!($dtype, concat!($op, "_wide")),
             $crate::cuda::rows::RowGroup::Block => $crate::cuda::by_dtype!($dtype, concat!($op, "_block")),
             $crate::cuda::rows::RowGroup::Column => $crate::cuda::by_dtype!($dtype, concat!($op, "_column")),
         }
@@ -45,7 +58,6 @@ pub(super) use by_group;
 impl RowThreads {
     /// For `rows` rows of `len` elements that are `along` apart, the rows themselves `across`.
     pub(super) fn of(rows: usize, len: usize, along: isize, across: isize) -> RowThreads {
-        let lanes = len.next_power_of_two().clamp(1, LANES) as u32;
         let group = if rows > 1 && along != 1 && across < along {
             RowGroup::Column
         } else if len <= BLOCK {
@@ -53,31 +65,93 @@ impl RowThreads {
         } else {
             RowGroup::Block
         };
-        RowThreads { group, lanes, rows, len }
+        RowThreads { group, lanes: lanes(len.div_ceil(PACK)), rows, len }
+    }
+
+    /// As [`of`](Self::of), for kernels that go over a row several times, in blocks of at most `most` threads.
+    pub(super) fn holding(rows: usize, len: usize, along: isize, across: isize, most: u32) -> RowThreads {
+        let threads = RowThreads::of(rows, len, along, across);
+        match threads.group {
+            RowGroup::Block if len <= most as usize / LANES * BLOCK => {
+                RowThreads { group: RowGroup::Wide, ..threads }
+            }
+            _ => threads,
+        }
     }
 
     /// Blocks of at most `most` threads, 256 or more. The result does not depend on it.
     pub(super) fn grid(&self, queue: &Queue<'_>, most: u32) -> Grid {
-        let rows = self.rows as u64;
+        self.grid_of(queue, most, Units::WHOLE)
+    }
+
+    /// The same for rows that are cut.
+    pub(super) fn grid_of(&self, queue: &Queue<'_>, most: u32, cut: Units) -> Grid {
+        let (rows, units) = (self.rows as u64, u64::from(cut.units));
         match self.group {
             RowGroup::Warp => {
                 let threads = 256;
                 blocks(queue, rows.div_ceil(u64::from(threads / self.lanes)), threads)
             }
-            RowGroup::Block => {
+            RowGroup::Wide | RowGroup::Block => {
                 let warps = self.len.div_ceil(BLOCK).next_power_of_two().min(LANES) as u32;
-                let threads = (warps * LANES as u32).min(most);
-                blocks(queue, rows, threads)
+                blocks(queue, rows * units, (warps * LANES as u32).min(most))
             }
             RowGroup::Column => {
-                // Eight columns of four bytes fill what memory gives at once; more of them if there are many.
-                let many = rows >= u64::from(queue.multiprocessors()) * LANES as u64;
-                let threads = if many { most } else { 256 };
-                let width = threads / self.lanes;
-                let mut grid = blocks(queue, rows.div_ceil(u64::from(width)), threads);
-                grid.threads = [width, self.lanes, 1];
+                let down = self.lanes.min(LANES as u32 / 2);
+                let width = (most / down).min(rows.next_power_of_two().min(LANES as u64) as u32);
+                let mut grid = blocks(queue, rows.div_ceil(u64::from(width)) * units, width * down);
+                grid.threads = [width, down, 1];
                 grid
             }
         }
     }
+
+    /// How rows are cut so that they fill a device, even if there are few.
+    pub(super) fn cut(&self) -> Units {
+        let blocks = self.len.div_ceil(BLOCK);
+        let parts = blocks.div_ceil(PART);
+        let each = match self.group {
+            RowGroup::Warp => return Units::WHOLE,
+            RowGroup::Column if self.rows.div_ceil(COLUMNS) * parts < FEW => 1,
+            _ => PART,
+        };
+        Units { units: blocks.div_ceil(each).max(1) as u32, blocks: each as u32 }
+    }
+}
+
+/// `Units` of the program: how many units a row is cut in, and the blocks of each.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Units {
+    units: u32,
+    blocks: u32,
+}
+
+// SAFETY: two words.
+unsafe impl ByValue for Units {}
+
+impl Units {
+    /// Rows that are not cut.
+    const WHOLE: Units = Units { units: 1, blocks: PART as u32 };
+
+    /// Bytes of the workspace for the states of `rows` rows' units.
+    pub(super) fn workspace(self, rows: usize) -> usize {
+        if self.are_joined() { rows.saturating_mul(self.units as usize).saturating_mul(STATE) } else { 0 }
+    }
+
+    /// Whether a second kernel joins the units.
+    pub(super) fn are_joined(self) -> bool {
+        self.units > 1
+    }
+
+    /// The grid of that kernel, and its lanes of a row.
+    pub(super) fn join(self, queue: &Queue<'_>, rows: usize) -> (Grid, u32) {
+        let lanes = lanes(self.units as usize);
+        (blocks(queue, (rows as u64).div_ceil(u64::from(256 / lanes)), 256), lanes)
+    }
+}
+
+/// The lanes for so many packs, or states, up to a warp.
+fn lanes(wanted: usize) -> u32 {
+    wanted.next_power_of_two().clamp(1, LANES) as u32
 }

@@ -7,40 +7,51 @@ constexpr int THREADS = 256;
 struct Rows {
     u64 len;
     i64 steps[3];  // from one element of a row to the next, in each operand
+    u64 packed;    // whether packs can be read and written in all of them
+
+    template <class O> __device__ Line<O> line(O* at, int operand) const { return {at, {steps[operand]}, packed != 0}; }
 };
 
-// Calls `write(i, value)` for the elements of a row of softmax or, with LOG, of its logarithm.
-template <bool LOG, class Group, class Write>
-__device__ inline void softmax_row(const Group& group, const S* x, i64 step, u64 all, u64 len, Write write) {
-    T held[EACH];
-    auto skip = [](u64) {};
-    group.each(len, skip, [&](u64 i, int slot) { held[slot] = x[i * step]; });
-    auto far = [&](u64 i) -> T { return x[i * step]; };
-    T largest = group.template fold<Max<T>>(all, len, far, [&](u64, int slot) { return held[slot]; });
-    group.each(len, skip, [&](u64, int slot) {
-        T shifted = held[slot] - largest;
-        held[slot] = LOG ? shifted : exp_of(shifted);
-    });
-    auto far_term = [&](u64 i) { return exp_of(x[i * step] - largest); };
-    T sum = group.template fold<Sum<T>>(all, len, far_term,
-                                       [&](u64, int slot) { return LOG ? exp_of(held[slot]) : held[slot]; });
-    if (LOG) {
-        T log_sum = log_of(sum);
-        group.each(len, [&](u64 i) { write(i, x[i * step] - largest - log_sum); },
-                  [&](u64 i, int slot) { write(i, held[slot] - log_sum); });
-    } else {
-        group.each(len, [&](u64 i) { write(i, exp_of(x[i * step] - largest) / sum); },
-                  [&](u64 i, int slot) { write(i, held[slot] / sum); });
-    }
+// What comes into no maximum, and whose exponential into no sum.
+__device__ inline S least() {
+    S element;
+    element = lowest<T>();
+    return element;
 }
 
+// out = exp(x - max x) / sum exp(x - max x) or, with LOG, its logarithm
 template <bool LOG, class Group>
 __device__ inline void softmax(S* out, const S* x, const Walk<2>& kept, const Rows& rows, u32 lanes) {
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         Offsets<2> at = offsets(kept, exists ? row : 0);
-        S* to = out + at.at[0];
-        softmax_row<LOG>(group, x + at.at[1], rows.steps[1], rows.len, exists ? rows.len : 0,
-                         [&](u64 i, T value) { to[i * rows.steps[0]] = value; });
+        auto to = rows.line(out + at.at[0], 0);
+        auto from = rows.line(x + at.at[1], 1);
+        u64 all = rows.len, len = exists ? all : 0;
+        RowOf<Group, S> row_x(group, from, len, least());
+        T largest = group.template fold_blocks<Max<T>>(all, len, [&](const BlockLane& block) {
+            const Held<S>& x = row_x.read(block);
+            return fold_slots<Max<T>>(block.count, [&](int slot) -> T { return x[slot]; });
+        });
+        // What is summed is made once for a row that is held.
+        T terms[EACH];
+        auto shifted = [&](const BlockLane& block) {
+            const Held<S>& x = row_x.read(block);
+            for_slots(block.count, [&](int slot) {
+                T value = x[slot] - largest;
+                terms[slot] = LOG ? value : exp_of(value);
+            });
+        };
+        T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
+            shifted(block);
+            return fold_slots<Sum<T>>(block.count, [&](int slot) { return LOG ? exp_of(terms[slot]) : terms[slot]; });
+        });
+        T log_sum = LOG ? log_of(sum) : 0;
+        group.each_block(len, [&](const BlockLane& block) {
+            if (!Group::HOLDS) {
+                shifted(block);
+            }
+            to.write(block, [&](int slot) { return LOG ? terms[slot] - log_sum : terms[slot] / sum; });
+        });
     });
 }
 
@@ -49,46 +60,71 @@ template <bool LOG, class Group>
 __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3>& kept, const Rows& rows, u32 lanes) {
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         Offsets<3> at = offsets(kept, exists ? row : 0);
-        S* to = out + at.at[0];
-        const S* from_y = y + at.at[1];
-        const S* from_g = g + at.at[2];
+        auto to = rows.line(out + at.at[0], 0);
+        auto from_y = rows.line(y + at.at[1], 1);
+        auto from_g = rows.line(g + at.at[2], 2);
         u64 len = exists ? rows.len : 0;
-        T ys[EACH], gs[EACH];
-        group.each(len, [](u64) {}, [&](u64 i, int slot) {
-            ys[slot] = from_y[i * rows.steps[1]];
-            gs[slot] = from_g[i * rows.steps[2]];
+        RowOf<Group, S> row_y(group, from_y, len), row_g(group, from_g, len);
+        T sum = group.template fold_blocks<Sum<T>>(rows.len, len, [&](const BlockLane& block) {
+            const Held<S>&ys = row_y.read(block), &gs = row_g.read(block);
+            return fold_slots<Sum<T>>(block.count, [&](int slot) { return LOG ? gs[slot] : mul_rounded(gs[slot], ys[slot]); });
         });
-        auto term = [](T y, T g) { return LOG ? g : mul_rounded(g, y); };
-        T sum = group.template fold<Sum<T>>(
-            rows.len, len, [&](u64 i) { return term(from_y[i * rows.steps[1]], from_g[i * rows.steps[2]]); },
-            [&](u64, int slot) { return term(ys[slot], gs[slot]); });
-        auto finish = [&](u64 i, T y, T g) {
-            to[i * rows.steps[0]] = LOG ? g - mul_rounded(exp_of(y), sum) : y * (g - sum);
-        };
-        group.each(len, [&](u64 i) { finish(i, from_y[i * rows.steps[1]], from_g[i * rows.steps[2]]); },
-                  [&](u64 i, int slot) { finish(i, ys[slot], gs[slot]); });
+        group.each_block(len, [&](const BlockLane& block) {
+            const Held<S>&ys = row_y.read(block), &gs = row_g.read(block);
+            to.write(block, [&](int slot) {
+                return LOG ? gs[slot] - mul_rounded(exp_of(ys[slot]), sum) : ys[slot] * (gs[slot] - sum);
+            });
+        });
     });
 }
 
-// log_probs = log_softmax(logits), losses[row] = -log_probs[row, labels[row]]; operands of `kept` in this order. A label
+// log_sums = log(sum exp(x)), losses = log_sums - x[label] of each row; operands of `kept` are logits, labels, losses. A label
 // that is no class is a fault, and its loss is not written.
 template <class Group>
-__device__ inline void cross_entropy(S* log_probs, const S* logits, const i64* labels, S* losses, const Walk<4>& kept,
+__device__ inline void cross_entropy(const S* logits, const i64* labels, S* losses, T* log_sums, const Walk<3>& kept,
                                      const Rows& rows, u32 lanes, Fault fault) {
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
-        Offsets<4> at = offsets(kept, exists ? row : 0);
-        S* to = log_probs + at.at[0];
+        Offsets<3> at = offsets(kept, exists ? row : 0);
+        auto from = rows.line(logits + at.at[0], 0);
+        Two<T> state = group.template fold_blocks<LogSum<T>>(rows.len, exists ? rows.len : 0, [&](const BlockLane& block) {
+            Held<S> x = from.read(block, least());
+            return log_sum_slots<T>(block.count, [&](int slot) -> T { return x[slot]; });
+        });
+        if (!exists || !group.leads()) {
+            return;
+        }
+        log_sums[row] = LogSum<T>::value(state);
+        i64 label = labels[at.at[1]];
+        if (in_range(label, (i64)rows.len)) {
+            // Not by way of the sum, whose error is that of a number as large as the largest logit.
+            losses[at.at[2]] = state.first - logits[at.at[0] + label * rows.steps[0]] + log_of(state.second);
+        } else {
+            raise(fault, label, (i64)rows.len);
+        }
+    });
+}
+
+// out[i, j] = (exp(logits[i, j] - log_sums[i]) - (j == labels[i])) g[i]; operands of `kept` are out, logits, labels, g.
+template <class Group>
+__device__ inline void cross_entropy_grad(S* out, const S* logits, const i64* labels, const S* g, const T* log_sums,
+                                          const Walk<4>& kept, const Rows& rows, u32 lanes, Fault fault) {
+    for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
+        row = exists ? row : 0;
+        Offsets<4> at = offsets(kept, row);
+        auto to = rows.line(out + at.at[0], 0);
+        auto from = rows.line(logits + at.at[1], 1);
         i64 label = labels[at.at[2]];
+        T slope = g[at.at[3]], log_sum = log_sums[row];
         if (exists && group.leads() && !in_range(label, (i64)rows.len)) {
             raise(fault, label, (i64)rows.len);
         }
-        softmax_row<true>(group, logits + at.at[1], rows.steps[1], rows.len, exists ? rows.len : 0,
-                          [&](u64 i, T value) {
-                              to[i * rows.steps[0]] = value;
-                              if ((i64)i == label) {
-                                  losses[at.at[3]] = -value;
-                              }
-                          });
+        group.each_block(exists ? rows.len : 0, [&](const BlockLane& block) {
+            Held<S> x = from.read(block);
+            to.write(block, [&](int slot) {
+                T p = exp_of(x[slot] - log_sum);
+                return ((i64)block.at(slot) == label ? p - 1 : p) * slope;
+            });
+        });
     });
 }
 
@@ -100,21 +136,10 @@ GROUP_KERNELS(log_softmax, SOFTMAX_OPERANDS, softmax<true, Group>(out, x, kept, 
 GROUP_KERNELS(softmax_grad, GRAD_OPERANDS, softmax_grad<false, Group>(out, y, g, kept, rows, lanes))
 GROUP_KERNELS(log_softmax_grad, GRAD_OPERANDS, softmax_grad<true, Group>(out, y, g, kept, rows, lanes))
 GROUP_KERNELS(cross_entropy,
-             (S* log_probs, const S* logits, const i64* labels, S* losses, const __grid_constant__ Walk<4> kept,
+             (const S* logits, const i64* labels, S* losses, T* log_sums, const __grid_constant__ Walk<3> kept,
               const __grid_constant__ Rows rows, u32 lanes, Fault fault),
-             cross_entropy<Group>(log_probs, logits, labels, losses, kept, rows, lanes, fault))
-
-// out[i, j] = (exp(log_probs[i, j]) - (j == labels[i])) g[i]. The fourth operand of the walk is the class j itself.
-extern "C" __global__ void NAMED(cross_entropy_grad, DTYPE)(S* out, const S* log_probs, const S* g, const i64* labels,
-                                                            const __grid_constant__ Walk<5> walk, i64 classes,
-                                                            Fault fault) {
-    for_each(walk, [&](const Offsets<5>& offsets) {
-        i64 label = labels[offsets.at[4]];
-        i64 j = offsets.at[3];
-        if (j == 0 && !in_range(label, classes)) {
-            raise(fault, label, classes);
-        }
-        T p = exp_of((T)log_probs[offsets.at[1]]);
-        out[offsets.at[0]] = (j == label ? p - 1 : p) * g[offsets.at[2]];
-    });
-}
+             cross_entropy<Group>(logits, labels, losses, log_sums, kept, rows, lanes, fault))
+GROUP_KERNELS(cross_entropy_grad,
+             (S* out, const S* logits, const i64* labels, const S* g, const T* log_sums, const __grid_constant__ Walk<4> kept,
+              const __grid_constant__ Rows rows, u32 lanes, Fault fault),
+             cross_entropy_grad<Group>(out, logits, labels, g, log_sums, kept, rows, lanes, fault))

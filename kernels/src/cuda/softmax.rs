@@ -5,7 +5,7 @@ use device::{DType, Result};
 use smallvec::SmallVec;
 
 use super::float_programs;
-use super::rows::{RowThreads, by_group};
+use super::rows::{PACK, RowThreads, by_group};
 use super::walk::{ByValue, Walk};
 use crate::command::Address;
 use crate::layout::Loops;
@@ -19,26 +19,33 @@ const THREADS: u32 = 256;
 /// Rows as the kernels take them.
 pub(super) struct RowArgs<const N: usize> {
     kept: Walk<N>,
-    /// `Rows` of the program: length, and steps along a row.
-    rows: [i64; 4],
+    /// `Rows` of the program: length, steps along a row, and whether it can be taken in packs.
+    rows: [i64; 5],
     pub(super) threads: RowThreads,
 }
 
 impl<const N: usize> RowArgs<N> {
-    /// Rows of `len` elements at `steps` in up to three operands; `x` is the operand that decides about the group.
+    /// Rows of `len` elements at `steps` in up to three operands, the first ones; `x` is the one that decides about the group.
     pub(super) fn of(
         op: &'static str,
+        dtype: DType,
         kept: &Loops<N>,
-        len: usize,
-        steps: &[isize],
-        x: usize,
+        (len, steps): (usize, &[isize]),
+        (operands, x): (&[Address], usize),
     ) -> Result<RowArgs<N>> {
-        let mut rows = [len as i64, 0, 0, 0];
-        rows[1..].iter_mut().zip(steps).for_each(|(to, &step)| *to = step as i64);
+        let aligned = |at: &Address| at.0.addr().is_multiple_of(PACK * dtype.size_bytes());
+        let packed = steps.iter().all(|&step| step == 1)
+            && operands[..steps.len()].iter().all(aligned)
+            && kept
+                .axes
+                .iter()
+                .all(|axis| axis.strides[..steps.len()].iter().all(|step| step % PACK as isize == 0));
+        let mut rows = [len as i64, 0, 0, 0, i64::from(packed)];
+        rows[1..4].iter_mut().zip(steps).for_each(|(to, &step)| *to = step as i64);
         Ok(RowArgs {
             kept: Walk::of(op, kept)?,
             rows,
-            threads: RowThreads::of(kept.elements, len, steps[x], kept.inner().strides[x]),
+            threads: RowThreads::holding(kept.elements, len, steps[x], kept.inner().strides[x], THREADS),
         })
     }
 
@@ -60,7 +67,7 @@ pub(crate) fn softmax<const N: usize>(
     rows: &Rows<N>,
     operands: [Address; N],
 ) -> Result<()> {
-    let args = RowArgs::of(queue.op(), &rows.kept, rows.len, &rows.steps, 1)?;
+    let args = RowArgs::of(queue.op(), dtype, &rows.kept, (rows.len, &rows.steps), (&operands, 1))?;
     let group = args.threads.group;
     let kernel = match (N, log) {
         (2, false) => by_group!(group, dtype, "softmax"),

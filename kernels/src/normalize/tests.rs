@@ -80,7 +80,7 @@ fn run(threads: usize, rows: NormRows, n: usize, centred: bool) -> [Vec<f32>; 4]
     let db = Array::full(&stream, 7_f32, &[rows.weights()]);
     let to = NormGrads { x: Some(dx.view()), weight: Some(dw.view()), bias: Some(db.view()) };
     let statistics = (mean, rstd.view());
-    normalize_grad(&stream, "norm_grad", rows, g.view(), (x.view(), Some(w.view())), statistics, to)
+    normalize_grad(&stream, "norm_grad", rows, g.view(), (x.view(), Some(w.view())), statistics, None, to)
         .expect("a launch");
     [out.to_vec(), dx.to_vec(), dw.to_vec(), db.to_vec()]
 }
@@ -134,7 +134,7 @@ fn no_rows_have_gradients_of_zero() {
     let none = Array::<f32>::new(&stream, &[], &[0]);
     let dw = Array::full(&stream, 7_f32, &[4]);
     let to = NormGrads { weight: Some(dw.view()), ..NormGrads::default() };
-    normalize_grad(&stream, "norm_grad", rows, x.view(), (x.view(), None), (None, none.view()), to)
+    normalize_grad(&stream, "norm_grad", rows, x.view(), (x.view(), None), (None, none.view()), None, to)
         .expect("a launch");
     assert_eq!(dw.to_vec(), [0.0; 4]);
 }

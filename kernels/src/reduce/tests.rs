@@ -76,7 +76,7 @@ fn sums_follow_the_documented_order_for_all_strides_and_threads() {
             for order in [&forward, &backward, &rotated] {
                 let from = Array::stored_as(&s, &x, shape, order);
                 let out = Array::full(&s, f32::NAN, &kept);
-                reduce(&s, ReduceOp::Sum, from.view(), &named, out.view()).unwrap();
+                reduce(&s, ReduceOp::Sum, from.view(), &named, None, out.view()).unwrap();
                 assert!(
                     bits(&out.to_vec()) == want,
                     "{shape:?} over {axes:?} stored as {order:?}, {threads} threads"
@@ -99,7 +99,7 @@ fn large_sums_are_split_and_keep_their_bits() {
             let kept = (1 << 21) / shape[axes[0] as usize];
             let out =
                 Array::full(&s, 0.0_f32, if shape.len() == 1 { &[] } else { std::slice::from_ref(&kept) });
-            reduce(&s, ReduceOp::Sum, from.view(), &axes, out.view()).unwrap();
+            reduce(&s, ReduceOp::Sum, from.view(), &axes, None, out.view()).unwrap();
             bits(&out.to_vec())
         };
         assert!(run(1) == run(2), "{shape:?}");
@@ -128,7 +128,9 @@ fn all_ops_match_a_reference() {
             }
         };
         let plain = |op: ReduceOp| {
-            move |from: View<'_>, out: View<'_>, s: &Stream, axes: &[isize]| reduce(s, op, from, axes, out)
+            move |from: View<'_>, out: View<'_>, s: &Stream, axes: &[isize]| {
+                reduce(s, op, from, axes, None, out)
+            }
         };
         let mean = |g: &[f64]| g.iter().sum::<f64>() / g.len() as f64;
         check("mean", &|out| plain(ReduceOp::Mean)(from.view(), out, &s, &named), &mean);
@@ -139,11 +141,11 @@ fn all_ops_match_a_reference() {
         check("min", &|out| plain(ReduceOp::Min)(from.view(), out, &s, &named), &|g| {
             g.iter().copied().fold(9.0, f64::min)
         });
-        check("var", &|out| var(&s, from.view(), &named, 1.0, out), &|g| {
+        check("var", &|out| var(&s, from.view(), &named, 1.0, None, out), &|g| {
             let m = mean(g);
             g.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / (g.len() as f64 - 1.0)
         });
-        check("logsumexp", &|out| logsumexp(&s, from.view(), &named, out), &|g| {
+        check("logsumexp", &|out| logsumexp(&s, from.view(), &named, None, out), &|g| {
             g.iter().map(|x| x.exp()).sum::<f64>().ln()
         });
     }
@@ -156,7 +158,7 @@ fn logsumexp_is_exact_for_extreme_values() {
     let inf = f32::INFINITY;
     let x = Array::new(&s, &[1000.0, 1000.0, -inf, -inf, inf, 0.0, f32::NAN, 1.0, -1000.0, -1000.0], &[5, 2]);
     let out = Array::full(&s, 0.0_f32, &[5]);
-    logsumexp(&s, x.view(), &[1], out.view()).unwrap();
+    logsumexp(&s, x.view(), &[1], None, out.view()).unwrap();
     let got = out.to_vec();
     assert!((got[0] - (1000.0 + LN_2)).abs() < 1e-4 && (got[4] + (1000.0 - LN_2)).abs() < 1e-4, "{got:?}");
     assert!(got[1] == -inf && got[2] == inf && got[3].is_nan(), "{got:?}");
@@ -171,12 +173,12 @@ fn nan_wins() {
         x[place] = f32::NAN;
         let out = Array::full(&s, 0.0_f32, &[]);
         for op in [ReduceOp::Max, ReduceOp::Min] {
-            reduce(&s, op, Array::new(&s, &x, &[100]).view(), &[], out.view()).unwrap();
+            reduce(&s, op, Array::new(&s, &x, &[100]).view(), &[], None, out.view()).unwrap();
             assert!(out.to_vec()[0].is_nan(), "{op:?} with NaN at {place}");
         }
         let index = Array::full(&s, -1_i64, &[1]);
         x[99] = f32::NAN;
-        argmax(&s, Array::new(&s, &x, &[100]).view(), 0, index.view()).unwrap();
+        argmax(&s, Array::new(&s, &x, &[100]).view(), 0, None, index.view()).unwrap();
         assert_eq!(index.to_vec(), [place as i64]);
     }
 }
@@ -187,12 +189,12 @@ fn argmax_finds_the_first() {
     let s = dev.default_stream();
     let x = [1_i64, 5, 5, 2, 0, 0, 7, 3, 7];
     let out = Array::full(&s, 0_i64, &[3]);
-    argmax(&s, Array::new(&s, &x, &[3, 3]).view(), 1, out.view()).unwrap();
+    argmax(&s, Array::new(&s, &x, &[3, 3]).view(), 1, None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [1, 0, 0]);
-    argmax(&s, Array::new(&s, &x, &[3, 3]).view(), -2, out.view()).unwrap();
+    argmax(&s, Array::new(&s, &x, &[3, 3]).view(), -2, None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [2, 0, 2]);
     let t = Array::new(&s, &x, &[3, 3]).with(|l| l.transpose("test", 0, 1).unwrap());
-    argmax(&s, t.view(), 0, out.view()).unwrap();
+    argmax(&s, t.view(), 0, None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [1, 0, 0]);
 }
 
@@ -202,12 +204,12 @@ fn argmin_finds_the_first() {
     let s = dev.default_stream();
     let out = Array::full(&s, 0_i64, &[2]);
     let x = [0, i64::MIN, i64::MIN, i64::MAX, -1, -1];
-    argmin(&s, Array::new(&s, &x, &[2, 3]).view(), 1, out.view()).unwrap();
+    argmin(&s, Array::new(&s, &x, &[2, 3]).view(), 1, None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [1, 1]);
-    argmin(&s, Array::new(&s, &[3_u8, 0, 0, 255, 255, 254], &[2, 3]).view(), 1, out.view()).unwrap();
+    argmin(&s, Array::new(&s, &[3_u8, 0, 0, 255, 255, 254], &[2, 3]).view(), 1, None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [1, 2]);
     let x = [-1.0_f32, f32::NAN, f32::NAN, 0.0, -0.0, 1.0];
-    argmin(&s, Array::new(&s, &x, &[2, 3]).view(), 1, out.view()).unwrap();
+    argmin(&s, Array::new(&s, &x, &[2, 3]).view(), 1, None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [1, 0]);
 }
 
@@ -217,22 +219,22 @@ fn integers_and_empty_axes() {
     let s = dev.default_stream();
     let x = Array::new(&s, &[200_u8, 100, 3, 4], &[2, 2]);
     let out = Array::full(&s, 0_u8, &[2]);
-    reduce(&s, ReduceOp::Sum, x.view(), &[1], out.view()).unwrap();
+    reduce(&s, ReduceOp::Sum, x.view(), &[1], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [44, 7]);
-    reduce(&s, ReduceOp::Max, x.view(), &[0], out.view()).unwrap();
+    reduce(&s, ReduceOp::Max, x.view(), &[0], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [200, 100]);
     let none = Array::<f32>::new(&s, &[], &[2, 0]);
     let out = Array::full(&s, f32::NAN, &[2]);
     let of_none = |op| {
-        reduce(&s, op, none.view(), &[1], out.view())?;
+        reduce(&s, op, none.view(), &[1], None, out.view())?;
         Ok::<_, Error>(out.to_vec())
     };
     assert_eq!(of_none(ReduceOp::Sum).unwrap(), [0.0, 0.0]);
     assert_eq!(of_none(ReduceOp::Prod).unwrap(), [1.0, 1.0]);
     assert!(of_none(ReduceOp::Mean).unwrap()[0].is_nan());
     assert!(matches!(of_none(ReduceOp::Max).unwrap_err(), Error::InvalidArgument { op: "max", .. }));
-    reduce(&s, ReduceOp::Max, none.view(), &[0], Array::<f32>::new(&s, &[], &[0]).view()).unwrap();
-    logsumexp(&s, none.view(), &[1], out.view()).unwrap();
+    reduce(&s, ReduceOp::Max, none.view(), &[0], None, Array::<f32>::new(&s, &[], &[0]).view()).unwrap();
+    logsumexp(&s, none.view(), &[1], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [f32::NEG_INFINITY; 2]);
 }
 
@@ -242,16 +244,17 @@ fn expanded_inputs_and_wrong_outputs() {
     let s = dev.default_stream();
     let x = Array::new(&s, &[1.0_f32, 2.0], &[2, 1]).with(|l| l.expand("test", &[2, 100]).unwrap());
     let out = Array::full(&s, 0.0_f32, &[2]);
-    reduce(&s, ReduceOp::Sum, x.view(), &[-1], out.view()).unwrap();
+    reduce(&s, ReduceOp::Sum, x.view(), &[-1], None, out.view()).unwrap();
     assert_eq!(out.to_vec(), [100.0, 200.0]);
     let row = Array::full(&s, 0.0_f32, &[100]);
-    reduce(&s, ReduceOp::Sum, x.view(), &[0], row.view()).unwrap();
+    reduce(&s, ReduceOp::Sum, x.view(), &[0], None, row.view()).unwrap();
     assert_eq!(row.to_vec(), [3.0; 100]);
-    let error = reduce(&s, ReduceOp::Sum, x.view(), &[0], out.view()).unwrap_err();
+    let error = reduce(&s, ReduceOp::Sum, x.view(), &[0], None, out.view()).unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { op: "sum", .. }), "{error}");
-    let error = reduce(&s, ReduceOp::Sum, x.view(), &[2], out.view()).unwrap_err();
+    let error = reduce(&s, ReduceOp::Sum, x.view(), &[2], None, out.view()).unwrap_err();
     assert!(matches!(error, Error::AxisOutOfRange { op: "sum", axis: 2, rank: 2 }), "{error}");
     let bools = Array::full(&s, true, &[2]);
-    let error = reduce(&s, ReduceOp::Sum, bools.view(), &[], Array::full(&s, true, &[]).view()).unwrap_err();
+    let error =
+        reduce(&s, ReduceOp::Sum, bools.view(), &[], None, Array::full(&s, true, &[]).view()).unwrap_err();
     assert!(matches!(error, Error::DTypeUnsupported { .. }), "{error}");
 }

@@ -64,21 +64,9 @@ struct Running {
 impl Running {
     /// Moves towards a batch of `elements` elements in a channel.
     fn follow(&self, batch: &BatchStatistics, elements: usize, momentum: Option<f64>) -> Result<()> {
-        self.num_batches_tracked.add_scalar_(1.0)?;
-        let unbiased = batch.var.mul_scalar(elements as f64 / (elements as f64 - 1.0))?;
-        for (running, new) in [(&self.running_mean, &batch.mean), (&self.running_var, &unbiased)] {
-            match momentum {
-                Some(momentum) => {
-                    running.mul_scalar_(1.0 - momentum)?;
-                    running.add_(&new.mul_scalar(momentum)?)?;
-                }
-                None => {
-                    let share = self.num_batches_tracked.to_dtype(running.dtype())?.reciprocal()?;
-                    running.add_(&new.sub(running)?.mul(&share)?)?;
-                }
-            }
-        }
-        Ok(())
+        let unbiased = elements as f64 / (elements as f64 - 1.0);
+        let running = [&self.running_mean, &self.running_var];
+        batch.followed_by(running, &self.num_batches_tracked, unbiased, momentum)
     }
 }
 

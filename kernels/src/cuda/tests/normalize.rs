@@ -1,10 +1,10 @@
 //! Normalization by rows and its gradients.
 
 use super::*;
-use crate::{NormGrads, NormInput, NormRows, normalize, normalize_grad};
+use crate::{NormGrads, NormInput, NormRows, normalize, normalize_grad, normalize_workspace};
 
 /// Rows that are short and long, few and many, and those of groups.
-const ROWS: [(NormRows, usize); 8] = [
+const ROWS: [(NormRows, usize); 11] = [
     (NormRows { groups: 1, channels: 5, inner: 1 }, 3),
     (NormRows { groups: 1, channels: 128, inner: 1 }, 40),
     (NormRows { groups: 1, channels: 33, inner: 1 }, 1100),
@@ -13,6 +13,9 @@ const ROWS: [(NormRows, usize); 8] = [
     (NormRows { groups: 2, channels: 3, inner: 7 }, 4),
     (NormRows { groups: 3, channels: 2, inner: 600 }, 3),
     (NormRows { groups: 4, channels: 9, inner: 1 }, 60),
+    (NormRows { groups: 1, channels: 36, inner: 1 }, 3000),
+    (NormRows { groups: 2, channels: 4, inner: 64 }, 700),
+    (NormRows { groups: 1, channels: 9000, inner: 1 }, 2),
 ];
 
 struct Operands<T: Real> {
@@ -63,7 +66,18 @@ fn backward<T: Real>(stream: &Stream, at: (NormRows, usize), options: Options) -
     let to = NormGrads { x: Some(dx.view()), weight: Some(dweight.view()), bias: Some(dbias.view()) };
     let weight = options.affine.then(|| weight.view());
     let statistics = (options.centred.then(|| mean.view()), rstd.view());
-    normalize_grad(stream, "norm_grad", at.0, g.view(), (x.view(), weight), statistics, to)?;
+    let bytes = normalize_workspace(stream, at.0, x.layout.elements());
+    let space = Array::full(stream, 0xff_u8, &[bytes]);
+    normalize_grad(
+        stream,
+        "norm_grad",
+        at.0,
+        g.view(),
+        (x.view(), weight),
+        statistics,
+        Some(space.view()),
+        to,
+    )?;
     Ok([dx, dweight, dbias])
 }
 

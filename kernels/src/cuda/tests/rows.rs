@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::{
-    ReduceOp, argmax, argmin, cross_entropy, cross_entropy_grad, log_softmax, log_softmax_grad, logsumexp,
-    reduce, softmax, softmax_grad, var,
+    ReduceOp, View, argmax, argmin, cross_entropy, cross_entropy_grad, log_softmax, log_softmax_grad,
+    logsumexp, reduce, reduce_workspace, softmax, softmax_grad, var,
 };
 
 /// Rows along memory and across it, of one block and of several, few and many.
-const ROWS: [[usize; 2]; 12] = [
+const ROWS: [[usize; 2]; 17] = [
     [1, 1],
     [4, 3],
     [7, 10],
@@ -20,6 +20,11 @@ const ROWS: [[usize; 2]; 12] = [
     [40, 700],
     [2, 20_000],
     [700, 2],
+    [5000, 3],
+    [70_000, 1],
+    [2, 40_000],
+    [1, 34_817],
+    [1025, 32],
 ];
 const ORDERS: [Stored; 3] = [Stored::Dense, Stored::Transposed, Stored::Narrowed];
 
@@ -28,10 +33,16 @@ fn tolerance<T: Real>(len: usize) -> f64 {
     T::UNIT * (len as f64).sqrt().max(1.0)
 }
 
+/// Memory for a reduction to work in.
+fn workspace<T: Real>(stream: &Stream, x: &Array<T>, axes: &[isize]) -> Result<Option<Array<u8>>> {
+    let bytes = reduce_workspace(stream, &x.layout, axes)?;
+    Ok((bytes > 0).then(|| Array::full(stream, 0xff_u8, &[bytes])))
+}
+
 /// Folds along either axis and along both: on the CPU, and in every order of storage with the same bits.
 fn folds<T: Real, O: Real>(
     what: impl Debug,
-    fold: impl Fn(&Stream, &Array<T>, &[isize], &Array<O>) -> Result<()>,
+    fold: impl Fn(&Stream, &Array<T>, &[isize], Option<View<'_>>, &Array<O>) -> Result<()>,
 ) {
     let Some(both) = both() else { return };
     for shape in ROWS {
@@ -58,7 +69,8 @@ fn folds<T: Real, O: Real>(
                     }
                 };
                 let out = Array::full(stream, O::default(), &kept);
-                fold(stream, &x, axes, &out).map(|()| out)
+                let workspace = workspace(stream, &x, axes)?;
+                fold(stream, &x, axes, workspace.as_ref().map(Array::view), &out).map(|()| out)
             };
             let len = shape[0] * shape[1] / kept.iter().product::<usize>();
             both.close(tolerance::<T>(len), (&what, T::DTYPE, shape, axes), |stream| {
@@ -76,7 +88,9 @@ fn folds<T: Real, O: Real>(
 
 fn reductions_of<T: Real>(ops: &[ReduceOp]) {
     for &op in ops {
-        folds::<T, T>(op, |stream, x, axes, out| reduce(stream, op, x.view(), axes, out.view()));
+        folds::<T, T>(op, |stream, x, axes, space, out| {
+            reduce(stream, op, x.view(), axes, space, out.view())
+        });
     }
 }
 
@@ -103,7 +117,7 @@ fn products_of_floats() {
     both.close(1e-5, "prod", |stream| {
         let x = Array::new(stream, &numbers::<f32>(1, 4000), &[400, 10]);
         let out = Array::full(stream, 0_f32, &[400]);
-        reduce(stream, ReduceOp::Prod, x.view(), &[1], out.view()).map(|()| out)
+        reduce(stream, ReduceOp::Prod, x.view(), &[1], None, out.view()).map(|()| out)
     });
 }
 
@@ -117,9 +131,13 @@ fn variances_and_logsumexps() {
 
 fn variances_and_logsumexps_of<T: Real>() {
     for correction in [0.0, 1.0] {
-        folds::<T, T>("var", |stream, x, axes, out| var(stream, x.view(), axes, correction, out.view()));
+        folds::<T, T>("var", |stream, x, axes, space, out| {
+            var(stream, x.view(), axes, correction, space, out.view())
+        });
     }
-    folds::<T, T>("logsumexp", |stream, x, axes, out| logsumexp(stream, x.view(), axes, out.view()));
+    folds::<T, T>("logsumexp", |stream, x, axes, space, out| {
+        logsumexp(stream, x.view(), axes, space, out.view())
+    });
 }
 
 #[test]
@@ -132,7 +150,7 @@ fn reductions_over_several_axes() {
         both.close(1e-4, axes, |stream| {
             let x = Array::new(stream, &numbers::<f32>(1, shape.iter().product()), &shape);
             let out = Array::full(stream, 0_f32, &kept);
-            reduce(stream, ReduceOp::Sum, x.view(), axes, out.view()).map(|()| out)
+            reduce(stream, ReduceOp::Sum, x.view(), axes, None, out.view()).map(|()| out)
         });
     }
 }
@@ -145,7 +163,7 @@ fn folds_of_nothing_and_of_special_values() {
         both.same((op, "nothing"), |stream| {
             let x = Array::<f32>::new(stream, &[], &[3, 0]);
             let out = Array::full(stream, 5_f32, &[3]);
-            reduce(stream, op, x.view(), &[1], out.view()).map(|()| out)
+            reduce(stream, op, x.view(), &[1], None, out.view()).map(|()| out)
         });
     }
     let rows = [[1.0, nan, 3.0], [nan, nan, inf], [-inf, -inf, -inf], [inf, 1.0, inf], [-0.0, -0.0, -0.0]];
@@ -154,37 +172,37 @@ fn folds_of_nothing_and_of_special_values() {
         both.same((op, "special"), |stream| {
             let x = Array::new(stream, &elements, &[5, 3]);
             let out = Array::full(stream, 5_f32, &[5]);
-            reduce(stream, op, x.view(), &[1], out.view()).map(|()| out)
+            reduce(stream, op, x.view(), &[1], None, out.view()).map(|()| out)
         });
     }
     both.close(1e-6, "logsumexp", |stream| {
         let x = Array::new(stream, &elements, &[5, 3]);
         let out = Array::full(stream, 5_f32, &[5]);
-        logsumexp(stream, x.view(), &[1], out.view()).map(|()| out)
+        logsumexp(stream, x.view(), &[1], None, out.view()).map(|()| out)
     });
     for (name, index) in INDICES {
         both.same(name, |stream| {
             let x = Array::new(stream, &elements, &[5, 3]);
             let out = Array::full(stream, 5_i64, &[5]);
-            index(stream, x.view(), 1, out.view()).map(|()| out)
+            index(stream, x.view(), 1, None, out.view()).map(|()| out)
         });
         both.same((name, "bounds"), |stream| {
             let x = Array::new(stream, &[0, i64::MIN, i64::MAX, i64::MIN], &[4]);
             let out = Array::full(stream, 5_i64, &[]);
-            index(stream, x.view(), 0, out.view()).map(|()| out)
+            index(stream, x.view(), 0, None, out.view()).map(|()| out)
         });
     }
 }
 
-type Index = fn(&Stream, crate::View<'_>, isize, crate::View<'_>) -> Result<()>;
+type Index = fn(&Stream, View<'_>, isize, Option<View<'_>>, View<'_>) -> Result<()>;
 
 const INDICES: [(&str, Index); 2] = [("argmax", argmax), ("argmin", argmin)];
 
 fn index_of<T: Real>() {
     for (name, index) in INDICES {
-        folds::<T, i64>(name, |stream, x, axes, out| {
+        folds::<T, i64>(name, |stream, x, axes, space, out| {
             let axis = axes.first().copied().unwrap_or(0);
-            if axes.is_empty() { Ok(()) } else { index(stream, x.view(), axis, out.view()) }
+            if axes.is_empty() { Ok(()) } else { index(stream, x.view(), axis, space, out.view()) }
         });
     }
 }
@@ -253,7 +271,7 @@ fn softmax_and_gradients_of_halves() {
 
 fn cross_entropy_of<T: Real>() {
     let Some(both) = both() else { return };
-    for [n, c] in [[1, 1], [1, 10], [64, 10], [33, 600], [5, 5000]] {
+    for [n, c] in [[1, 1], [1, 10], [64, 10], [33, 600], [5, 5000], [2, 33_000]] {
         let labels: Vec<i64> = (0..n).map(|i| (i * 7 % c) as i64).collect();
         for how in ORDERS {
             let tolerance = tolerance::<T>(c);
@@ -261,20 +279,21 @@ fn cross_entropy_of<T: Real>() {
                 let logits = stored::<T>(stream, 1, [n, c], how);
                 let labels = Array::new(stream, &labels, &[n]);
                 let losses = Array::full(stream, T::default(), &[n]);
-                let log_probs = stored::<T>(stream, 2, [n, c], Stored::Dense);
-                cross_entropy(stream, logits.view(), labels.view(), losses.view(), log_probs.view())?;
-                Ok((labels, losses, log_probs))
+                let log_sums = Array::full(stream, T::Computed::default(), &[n]);
+                cross_entropy(stream, logits.view(), labels.view(), losses.view(), log_sums.view())?;
+                Ok((logits, labels, losses, log_sums))
             };
-            both.close(tolerance, ("losses", n, c, how), |stream| run(stream).map(|results| results.1));
-            both.close(tolerance, ("log_probs", n, c, how), |stream| run(stream).map(|results| results.2));
+            both.close(tolerance, ("losses", n, c, how), |stream| run(stream).map(|results| results.2));
+            both.close(tolerance, ("log_sums", n, c, how), |stream| run(stream).map(|results| results.3));
             for expanded in [false, true] {
                 both.close(tolerance, ("gradient", n, c, how, expanded), |stream| {
-                    let (labels, _, log_probs) = run(stream)?;
+                    let (logits, labels, _, log_sums) = run(stream)?;
                     let g = numbers::<T>(3, if expanded { 1 } else { n });
                     let g = Array::new(stream, &g, &[g.len()])
                         .with(|layout| layout.expand("test", &[n]).expect("one or all"));
                     let out = stored::<T>(stream, 4, [n, c], how);
-                    cross_entropy_grad(stream, log_probs.view(), labels.view(), g.view(), out.view())?;
+                    let (x, sums) = (logits.view(), log_sums.view());
+                    cross_entropy_grad(stream, x, sums, labels.view(), g.view(), out.view())?;
                     Ok(out)
                 });
             }
@@ -296,13 +315,12 @@ fn a_label_that_is_no_class_is_an_error() {
     for label in [10, -1, i64::MAX] {
         let logits = Array::full(&cuda, 0_f32, &[2, 10]);
         let labels = Array::new(&cuda, &[3, label], &[2]);
-        let (losses, log_probs) = (Array::full(&cuda, 0_f32, &[2]), Array::full(&cuda, 0_f32, &[2, 10]));
-        cross_entropy(&cuda, logits.view(), labels.view(), losses.view(), log_probs.view())
-            .expect("a launch");
+        let (losses, log_sums) = (Array::full(&cuda, 0_f32, &[2]), Array::full(&cuda, 0_f32, &[2]));
+        cross_entropy(&cuda, logits.view(), labels.view(), losses.view(), log_sums.view()).expect("a launch");
         let error = cuda.synchronize().expect_err("a fault").to_string();
         assert!(error.contains("cross_entropy") && error.contains(&label.to_string()), "{error}");
         let g = Array::full(&cuda, 1_f32, &[2]);
-        cross_entropy_grad(&cuda, log_probs.view(), labels.view(), g.view(), logits.view())
+        cross_entropy_grad(&cuda, logits.view(), log_sums.view(), labels.view(), g.view(), logits.view())
             .expect("a launch");
         let error = cuda.synchronize().expect_err("a fault").to_string();
         assert!(error.contains("cross_entropy_grad") && error.contains(&label.to_string()), "{error}");

@@ -8,8 +8,9 @@ use crate::batch_norm::tests::SHAPES;
 use crate::conv::tests::{CASES, Case};
 use crate::pool::tests::{MAX, MEANS};
 use crate::{
-    Conv2d, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, conv2d, conv2d_input_grad,
-    conv2d_weight_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
+    Conv2d, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, batch_norm_workspace, conv2d,
+    conv2d_input_grad, conv2d_weight_grad, follow_statistics, max_pool2d, max_pool2d_grad,
+    max_pool2d_index_dtype, max_pool2d_pick,
 };
 
 /// Small integers, whose products and sums are exact in any order.
@@ -225,6 +226,26 @@ fn means() {
     means_of::<f16>();
 }
 
+#[test]
+fn running_statistics_have_the_bits_of_the_cpu() {
+    let Some(both) = both() else { return };
+    for momentum in [Some(0.1), Some(1.0), None] {
+        for which in 0..2 {
+            both.same((momentum, which), |stream| {
+                let vector = |seed| Array::new(stream, &numbers::<f32>(seed, 700), &[700]);
+                let (running, batch) = ([vector(1), vector(2)], [vector(3), vector(4)]);
+                let count = Array::full(stream, 2_i64, &[]);
+                let moved = running.each_ref().map(Array::view);
+                let batch = batch.each_ref().map(Array::view);
+                follow_statistics(stream, moved, count.view(), batch, 1.25, momentum)?;
+                assert_eq!(count.try_vec()?, [3]);
+                let [mean, var] = running;
+                Ok(if which == 0 { mean } else { var })
+            });
+        }
+    }
+}
+
 fn normal_of<T: Real>() {
     let Some(both) = both() else { return };
     let tolerance = 10.0 * T::UNIT;
@@ -250,9 +271,11 @@ fn normal_of<T: Real>() {
                     eps: 1e-2,
                     training,
                 };
-                batch_norm(stream, x.view(), norm, out.view())?;
+                let bytes = batch_norm_workspace(stream, &shape);
+                let space = Array::full(stream, 0xff_u8, &[bytes]);
+                batch_norm(stream, x.view(), norm, Some(space.view()), out.view())?;
                 let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
-                batch_norm_grad(stream, x.view(), g.view(), norm, grads)?;
+                batch_norm_grad(stream, x.view(), g.view(), norm, Some(space.view()), grads)?;
                 Ok((vec![mean, var], vec![out, grad, grad_weight, grad_bias]))
             };
             for part in 0..2 {

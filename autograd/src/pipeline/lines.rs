@@ -131,16 +131,15 @@ impl From<'_> {
             From::Batches { left: 0, .. } => None,
             From::Batches { next, left, batches, is_over } => {
                 let batch = **next;
-                match Panicked::catch(|| batches.next()) {
-                    Ok(Some(item)) => {
-                        **next += 1;
-                        *left -= 1;
-                        return Some((batch, item));
-                    }
-                    Ok(None) => **is_over = true,
-                    Err(panicked) => keep(failure, batch, failed("batches", batch, panicked)),
+                let item = taken(&mut **batches, batch).unwrap_or_else(|error| {
+                    keep(failure, batch, error);
+                    None
+                });
+                match item {
+                    Some(_) => (**next, *left) = (batch + 1, *left - 1),
+                    None => **is_over = true,
                 }
-                None
+                item.map(|item| (batch, item))
             }
         }
     }
@@ -163,6 +162,11 @@ impl To<'_> {
             }
         }
     }
+}
+
+/// The next of the batches; what asking for it panicked with.
+fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Result<Option<Item>> {
+    Panicked::catch(|| batches.next()).map_err(|panicked| failed("batches", batch, panicked))
 }
 
 fn failed(stage: &str, batch: usize, source: impl std::error::Error + Send + Sync + 'static) -> Error {
@@ -245,7 +249,7 @@ impl<'r> Run<'r> {
             return Err(error);
         }
         match panicked.into_iter().next() {
-            Some((thread, panicked)) => Err(failed("stages", thread, panicked)),
+            Some((_, panicked)) => Err(failed("pipeline", self.next, panicked)),
             None => Ok(()),
         }
     }
@@ -254,16 +258,16 @@ impl<'r> Run<'r> {
     pub(super) fn time_stages(&mut self, stages: &mut [Stage<'_>], lines: &Lines) -> Result<Vec<f64>> {
         let mut times = vec![0.0; stages.len()];
         for _ in 0..TIMED {
-            let Some(mut item) = self.batches.next() else {
+            let batch = self.next;
+            let Some(mut item) = taken(&mut *self.batches, batch)? else {
                 self.is_over = true;
                 break;
             };
-            let batch = self.next;
             self.next += 1;
             for (number, stage) in stages.iter_mut().enumerate() {
                 let (stream, start) = (&lines.streams[0], Instant::now());
                 item = stream.scope(|| self.around.through(stage, number, batch, item))?;
-                stream.synchronize()?;
+                stream.synchronize().map_err(|error| failed(&stage.name, batch, error))?;
                 times[number] += start.elapsed().as_secs_f64() * 1e3 / TIMED as f64;
             }
             self.outputs.push(item);
@@ -281,7 +285,7 @@ impl<'r> Run<'r> {
     ) -> Result<f64> {
         let start = Instant::now();
         self.go_on(stages, lines, depth, count)?;
-        lines.streams[0].device().synchronize()?;
+        lines.streams.iter().try_for_each(Stream::synchronize)?;
         Ok(start.elapsed().as_secs_f64() * 1e3)
     }
 }

@@ -10,14 +10,18 @@ use super::lines::{Item, Lines, Run, Stage, all, even};
 /// Batches of which the time is taken at once, and how often that is done.
 const BLOCK: usize = 4;
 const ROUNDS: usize = 3;
+/// The most batches that may wait between two streams.
+const MOST_DEPTH: usize = 1024;
 /// The least gain, as a part of the time on one stream, for which several are used.
 const LEAST_GAIN: f64 = 0.03;
 
 /// Work on batches in stages, of which each has its stream: while one trains on a batch, the one before it prepares the next.
 ///
 /// Values are handed over without a word about waits, which follow from what each command reads and writes. Every batch goes
-/// through the stages in order, and every stage sees the batches in order, so a run gives, bit for bit, what it gives with
-/// all stages on one stream. Random ops draw from a generator of the batch and the stage, and
+/// through the stages in order, and every stage sees the batches in order. So a run gives, bit for bit, what it gives with
+/// all stages on one stream, if what a stage changes (parameters, statistics, counters) is used by that stage alone: a
+/// forward pass belongs into the stage of its backward pass and optimizer. What stages share otherwise is used in an order
+/// that the schedule decides. Random ops draw from a generator of the batch and the stage, and
 /// stages are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the run is under.
 ///
 /// The first batches of the first run are used to measure: how long each stage takes, and whether several streams are faster
@@ -175,20 +179,21 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
     ///
     /// # Errors
     /// [`Error::Stage`] with what the first batch to fail, in order, was refused by: the batches before it were run to their
-    /// end, later ones may have been through some stages. Panics are caught. [`Error::InvalidArgument`] for a depth of 0;
+    /// end, later ones may have been through some stages. Panics are caught. [`Error::InvalidArgument`] for a depth of 0 or more than 1024;
     /// [`Error::Deadlock`] from within a stage; [`Error::Io`] if the system gives no thread.
     pub fn run<I>(&mut self, batches: I) -> Result<Vec<Out>>
     where
         I: IntoIterator<Item = In>,
         I::IntoIter: Send,
     {
-        if self.options.depth == 0 {
-            return Err(Error::invalid("Pipeline::run", "depth", "at least 1", 0));
+        let depth = self.options.depth;
+        if !(1..=MOST_DEPTH).contains(&depth) {
+            return Err(Error::invalid("Pipeline::run", "depth", "1 to 1024", depth));
         }
         let generator = Generator::current();
         // One draw a run, so that runs differ.
         next_key();
-        let mut batches = batches.into_iter().map(|batch| -> Item { Box::new(batch) });
+        let mut batches = batches.into_iter().fuse().map(|batch| -> Item { Box::new(batch) });
         let mut run = Run::new(generator, &mut batches);
         let lines = match self.lines.take() {
             Some(lines) => lines,
@@ -272,11 +277,18 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
             }
         }
         [&mut one, &mut many].into_iter().for_each(|times| times.sort_by(f64::total_cmp));
-        let (serial_ms, concurrent_ms) = (one[ROUNDS / 2], many[ROUNDS / 2]);
-        (self.report.serial_ms, self.report.concurrent_ms) = (Some(serial_ms), Some(concurrent_ms));
-        let noise = (one[ROUNDS - 1] - one[0]).max(LEAST_GAIN * serial_ms);
-        Ok(if concurrent_ms + noise < serial_ms { several } else { serial })
+        (self.report.serial_ms, self.report.concurrent_ms) = (Some(one[ROUNDS / 2]), Some(many[ROUNDS / 2]));
+        Ok(if pays(&one, &many) { several } else { serial })
     }
+}
+
+/// Whether the times on several streams are less than those on one by more than the noise of these; both are sorted.
+fn pays(one: &[f64], several: &[f64]) -> bool {
+    let (Some(&serial), Some(&concurrent)) = (one.get(one.len() / 2), several.get(several.len() / 2)) else {
+        return false;
+    };
+    let noise = (one[one.len() - 1] - one[0]).max(LEAST_GAIN * serial);
+    concurrent + noise < serial
 }
 
 #[cfg(test)]

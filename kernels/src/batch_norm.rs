@@ -71,7 +71,7 @@ pub fn batch_norm(
                 cpu::forward(channels, workers, eps, images, affine, statistics);
             },
             move |channels, queue, (images, affine, statistics, workspace)| {
-                cuda::forward(queue, dtype, channels, eps, images, affine, statistics, workspace)
+                cuda::forward(queue, (dtype, eps), channels, images, affine, statistics, workspace)
             },
         )
     })
@@ -113,7 +113,7 @@ pub fn batch_norm_grad(
             },
             move |channels, queue, (images, statistics, weight, grads, workspace)| {
                 let how = (dtype, eps, training);
-                cuda::backward(queue, how, channels, images, statistics, weight, grads, workspace)
+                cuda::backward(queue, how, channels, images, (statistics, weight), grads, workspace)
             },
         )
     })

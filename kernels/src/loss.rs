@@ -66,10 +66,8 @@ pub fn cross_entropy_grad(
         OP,
         (
             out.write::<T>(),
-            logits.read::<T>(),
+            [logits.read::<T>(), g.read::<T>(), log_sums.read::<T>().exact()],
             labels.read::<i64>().exact(),
-            g.read::<T>(),
-            log_sums.read::<T>().exact(),
         ),
     )
     .cost(out.layout.elements(), 8)
@@ -79,7 +77,7 @@ pub fn cross_entropy_grad(
         classes,
         // SAFETY: the classes are those of the operands.
         |classes, workers, operands| unsafe { cpu::cross_entropy_grad(classes, workers, operands) },
-        move |classes, queue, operands| cuda::cross_entropy_grad(queue, dtype, classes, operands.into()),
+        move |classes, queue, operands| cuda::cross_entropy_grad(queue, dtype, classes, operands),
     ))
 }
 

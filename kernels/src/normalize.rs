@@ -28,6 +28,9 @@ pub struct NormGrads<'a> {
     pub weight: Option<View<'a>>,
     /// The gradient of the bias.
     pub bias: Option<View<'a>>,
+    /// What the sums of the last two are made in: of type U8, contiguous, of [`normalize_workspace`] elements. It may be left
+    /// out if those are none, or neither is wanted.
+    pub workspace: Option<View<'a>>,
 }
 
 /// `out = (x - mean) rstd weight + bias` with `rstd = 1 / sqrt(mean((x - mean)^2) + eps)` of each row, for floats.
@@ -84,8 +87,7 @@ pub fn normalize_workspace(stream: &Stream, rows: NormRows, elements: usize) -> 
 ///
 /// With `h = (x - mean) rstd` and `d = g weight` they are, of each row,
 /// `dx = rstd (d - mean(d) - h mean(d h))`, without the first mean if there is no `mean`; and, summed over the rows and the
-/// inner elements, `dweight = sum(g h)` and `dbias = sum(g)`. `workspace`, of type U8 and contiguous, has [`normalize_workspace`]
-/// elements, and may be left out if those are none, or neither `dweight` nor `dbias` is wanted.
+/// inner elements, `dweight = sum(g h)` and `dbias = sum(g)`.
 ///
 /// # Errors
 /// As for [`normalize`].
@@ -96,15 +98,14 @@ pub fn normalize_grad(
     g: View<'_>,
     (x, weight): (View<'_>, Option<View<'_>>),
     (mean, rstd): (Option<View<'_>>, View<'_>),
-    workspace: Option<View<'_>>,
     to: NormGrads<'_>,
 ) -> Result<()> {
     if to.x.is_some() && (to.weight.is_some() || to.bias.is_some()) && stream.prefers_parts() {
         // What comes next waits for the elements' gradient only.
         let elements = NormGrads { x: to.x, ..NormGrads::default() };
-        normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), None, elements)?;
+        normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), elements)?;
         let weights = NormGrads { x: None, ..to };
-        return normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), workspace, weights);
+        return normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), weights);
     }
     let (count, dtype) = (count_rows(op, rows, &x)?, g.dtype);
     let elements = count * rows.row();
@@ -113,7 +114,7 @@ pub fn normalize_grad(
     expect_elements(op, [mean, Some(rstd)], count)?;
     let is_summed = to.weight.is_some() || to.bias.is_some();
     let needed = if is_summed { normalize_workspace(stream, rows, elements) } else { 0 };
-    let workspace = View::workspace(op, workspace, needed)?;
+    let workspace = View::workspace(op, to.workspace, needed)?;
     for_float!(op, dtype, T => {
         let statistics = (mean.map(|view| view.read::<T>().exact()), rstd.read::<T>().exact());
         let grads = [to.x, to.weight, to.bias].map(|view| view.map(View::write::<T>));

@@ -59,10 +59,10 @@ pub fn reduce(
     let how = Reduction::Join(op);
     match op {
         ReduceOp::Mean => {
-            for_float!(name, x.dtype, T => launch(stream, name, how, x, axes, workspace, out, cpu::of_floats::<T>))
+            for_float!(name, x.dtype, T => launch(stream, name, how, x, axes, (workspace, out), cpu::of_floats::<T>))
         }
         _ => {
-            for_number!(name, x.dtype, T => launch(stream, name, how, x, axes, workspace, out, cpu::of_numbers::<T>))
+            for_number!(name, x.dtype, T => launch(stream, name, how, x, axes, (workspace, out), cpu::of_numbers::<T>))
         }
     }
 }
@@ -84,7 +84,7 @@ pub fn var(
 ) -> Result<()> {
     const OP: &str = "var";
     let (axes, how) = (split_axes(OP, x.layout, axes, &out)?, Reduction::Var { correction });
-    for_float!(OP, x.dtype, T => launch(stream, OP, how, x, axes, workspace, out, cpu::of_floats::<T>))
+    for_float!(OP, x.dtype, T => launch(stream, OP, how, x, axes, (workspace, out), cpu::of_floats::<T>))
 }
 
 /// Logarithm of a sum of exponentials, `out = m + log(sum exp(x - m))` with `m = max x`, for floats. No axes
@@ -103,7 +103,7 @@ pub fn logsumexp(
 ) -> Result<()> {
     const OP: &str = "logsumexp";
     let axes = split_axes(OP, x.layout, axes, &out)?;
-    for_float!(OP, x.dtype, T => launch(stream, OP, Reduction::LogSumExp, x, axes, workspace, out, cpu::of_floats::<T>))
+    for_float!(OP, x.dtype, T => launch(stream, OP, Reduction::LogSumExp, x, axes, (workspace, out), cpu::of_floats::<T>))
 }
 
 /// The workspace, if one is needed.
@@ -124,8 +124,7 @@ fn launch<T: Number>(
     how: Reduction,
     x: View<'_>,
     axes: Axes,
-    workspace: Option<View<'_>>,
-    out: View<'_>,
+    (workspace, out): (Option<View<'_>>, View<'_>),
     body: unsafe fn(Reduction, &Axes, &Workers, Src<T>, Dst<T>),
 ) -> Result<()> {
     let dtype = x.dtype;

@@ -172,8 +172,12 @@ impl Norm {
                 g.view(),
                 (x.view(), weight.as_ref().map(Tensor::view)),
                 (mean.map(Tensor::view), rstd.view()),
-                memory.as_ref().map(Tensor::view),
-                NormGrads { x: dx, weight: dweight, bias: dbias },
+                NormGrads {
+                    x: dx,
+                    weight: dweight,
+                    bias: dbias,
+                    workspace: memory.as_ref().map(Tensor::view),
+                },
             )?;
             Ok(to)
         })

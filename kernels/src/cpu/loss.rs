@@ -56,7 +56,7 @@ pub(crate) unsafe fn cross_entropy<T: Lanes>(
 pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
     c: &Classes<2>,
     workers: &Workers,
-    (out, logits, labels, g, log_sums): (Dst<T>, Src<T>, Src<i64>, Src<T>, Src<T>),
+    (out, [logits, g, log_sums], labels): (Dst<T>, [Src<T>; 3], Src<i64>),
 ) {
     let classes = c.classes;
     let ([out_row, from_row], [out_step, from_step], [label_step, g_step]) = (c.across, c.along, c.of_rows);

@@ -56,9 +56,8 @@ fn lanes(dtype: DType) -> usize {
 
 pub(crate) fn forward(
     queue: &Queue<'_>,
-    dtype: DType,
+    (dtype, eps): (DType, f64),
     channels: &Channels,
-    eps: f64,
     (x, out): (Address, Address),
     [weight, bias]: [Option<Address>; 2],
     (given, found): (Option<[Address; 2]>, Option<[Address; 2]>),
@@ -93,8 +92,7 @@ pub(crate) fn backward(
     (dtype, eps, training): (DType, f64, bool),
     channels: &Channels,
     [x, g]: [Address; 2],
-    statistics: [Address; 2],
-    weight: Option<Address>,
+    (statistics, weight): ([Address; 2], Option<Address>),
     grads: [Address; 3],
     workspace: Option<Address>,
 ) -> Result<()> {

@@ -27,15 +27,16 @@ pub(crate) fn cross_entropy(
     unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
 }
 
-/// On the gradient of the logits, the logits, labels, the gradient of the losses, and the logarithms of sums.
+/// On the gradient of the logits; the logits, the gradient of the losses and the logarithms of sums; and labels.
 pub(crate) fn cross_entropy_grad(
     queue: &Queue<'_>,
     dtype: DType,
     c: &Classes<2>,
-    operands: [Address; 5],
+    (out, [logits, g, log_sums], labels): (Address, [Address; 3], Address),
 ) -> Result<()> {
     let strides = [c.across[0], c.across[1], c.of_rows[0], c.of_rows[1]];
     let kept = Loops::from_axes([LoopAxis { size: c.rows, strides }]);
+    let operands = [out, logits, labels, g, log_sums];
     let args = RowArgs::of(queue.op(), dtype, &kept, (c.classes, &c.along), (&operands, 1))?;
     let ([out, logits, labels, g, log_sums], [kept, rows, lanes]) = (operands.map(Arg::from), args.args());
     let all = [out, logits, labels, g, log_sums, kept, rows, lanes, Arg::Fault];

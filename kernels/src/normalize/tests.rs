@@ -78,9 +78,14 @@ fn run(threads: usize, rows: NormRows, n: usize, centred: bool) -> [Vec<f32>; 4]
     let dx = Array::full(&stream, 7_f32, &shape);
     let dw = Array::full(&stream, 7_f32, &[rows.weights()]);
     let db = Array::full(&stream, 7_f32, &[rows.weights()]);
-    let to = NormGrads { x: Some(dx.view()), weight: Some(dw.view()), bias: Some(db.view()) };
+    let to = NormGrads {
+        x: Some(dx.view()),
+        weight: Some(dw.view()),
+        bias: Some(db.view()),
+        ..NormGrads::default()
+    };
     let statistics = (mean, rstd.view());
-    normalize_grad(&stream, "norm_grad", rows, g.view(), (x.view(), Some(w.view())), statistics, None, to)
+    normalize_grad(&stream, "norm_grad", rows, g.view(), (x.view(), Some(w.view())), statistics, to)
         .expect("a launch");
     [out.to_vec(), dx.to_vec(), dw.to_vec(), db.to_vec()]
 }
@@ -134,7 +139,7 @@ fn no_rows_have_gradients_of_zero() {
     let none = Array::<f32>::new(&stream, &[], &[0]);
     let dw = Array::full(&stream, 7_f32, &[4]);
     let to = NormGrads { weight: Some(dw.view()), ..NormGrads::default() };
-    normalize_grad(&stream, "norm_grad", rows, x.view(), (x.view(), None), (None, none.view()), None, to)
+    normalize_grad(&stream, "norm_grad", rows, x.view(), (x.view(), None), (None, none.view()), to)
         .expect("a launch");
     assert_eq!(dw.to_vec(), [0.0; 4]);
 }

@@ -63,21 +63,17 @@ fn backward<T: Real>(stream: &Stream, at: (NormRows, usize), options: Options) -
     let g = Array::new(stream, &numbers::<T>(7, shape.iter().product()), &shape);
     let dx = Array::full(stream, T::of(9.0), &shape);
     let [dweight, dbias] = [(); 2].map(|()| Array::full(stream, T::of(9.0), &[weights]));
-    let to = NormGrads { x: Some(dx.view()), weight: Some(dweight.view()), bias: Some(dbias.view()) };
     let weight = options.affine.then(|| weight.view());
     let statistics = (options.centred.then(|| mean.view()), rstd.view());
     let bytes = normalize_workspace(stream, at.0, x.layout.elements());
     let space = Array::full(stream, 0xff_u8, &[bytes]);
-    normalize_grad(
-        stream,
-        "norm_grad",
-        at.0,
-        g.view(),
-        (x.view(), weight),
-        statistics,
-        Some(space.view()),
-        to,
-    )?;
+    let to = NormGrads {
+        x: Some(dx.view()),
+        weight: Some(dweight.view()),
+        bias: Some(dbias.view()),
+        workspace: Some(space.view()),
+    };
+    normalize_grad(stream, "norm_grad", at.0, g.view(), (x.view(), weight), statistics, to)?;
     Ok([dx, dweight, dbias])
 }
 

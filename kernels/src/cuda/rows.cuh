@@ -498,22 +498,22 @@ __device__ inline void fold_units(u64 rows, u64 all, const Units& cut, u32 lanes
     });
 }
 // How many states of a lane are read ahead.
-enum : int { AHEAD = 16 };
+enum : int { STATES_AHEAD = 16 };
 // Joins the states of each row's units, in the order of `fold_blocks`, and calls `done(row, state)`.
 template <class F, class Done>
 __device__ inline void join_units(u64 rows, const Units& cut, u32 lanes, const typename F::State* states, Done done) {
     for_rows<WarpGroup>(rows, lanes, [&](const WarpGroup& group, u64 row, bool exists) {
         const typename F::State* own = states + (exists ? row : 0) * cut.units;
         typename F::State joined = F::empty();
-        for (u32 start = 0; start < cut.units; start += lanes * AHEAD) {
-            typename F::State states[AHEAD];
+        for (u32 start = 0; start < cut.units; start += lanes * STATES_AHEAD) {
+            typename F::State states[STATES_AHEAD];
 #pragma unroll
-            for (int k = 0; k < AHEAD; ++k) {
+            for (int k = 0; k < STATES_AHEAD; ++k) {
                 u32 unit = start + k * lanes + group.lane();
                 states[k] = unit < cut.units ? own[unit] : F::empty();
             }
 #pragma unroll
-            for (int k = 0; k < AHEAD; ++k) {
+            for (int k = 0; k < STATES_AHEAD; ++k) {
                 u32 first = start + k * lanes;
                 if (first >= cut.units) {
                     break;

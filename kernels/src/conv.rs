@@ -69,8 +69,9 @@ pub struct Conv2d<'a> {
 /// [`Window::places`]. All contiguous.
 ///
 /// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits. On
-/// CUDA, cuDNN makes it where that is found and has an algorithm that always gives the same bits; in F32 that may be one by
-/// Fourier transforms, whose errors are a few roundings of the largest element, not of each.
+/// CUDA, cuDNN makes it where that is found and has an algorithm that always gives the same bits. In F32 where
+/// [TF32 is allowed](device::Device::set_tf32) that may be one by transforms: its errors are relative to the largest element, and
+/// an infinity or NaN spreads over elements whose sums do not have it.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,

@@ -43,8 +43,9 @@ enum Name : int {
     ENGINE_INDEX = 1301, ENGINE_NUMERICAL = 1303, ENGINE_BEHAVIOR = 1305,
 };
 
-// What a graph's engines are like. The first two make nothing: whoever wants the same bits each time, at once, leaves them.
-enum Engine : int { COMPILED, UNORDERED, TENSOR_CORES, PLAIN, ENGINES };
+// What a graph's engines are like. Those that vary, want a compiler or transform make nothing: whoever wants the same bits each
+// time, at once, and exact, leaves them.
+enum Engine : int { COMPILED, UNORDERED, TENSOR_CORES, TRANSFORMS, PLAIN, ENGINES };
 
 struct Descriptor {
     Kind kind;
@@ -376,7 +377,7 @@ EXPORT int cudnnBackendGetAttribute(Descriptor* raw, int name, int type, int64_t
         }
         if (one->kind == ENGINE && name == ENGINE_INDEX && type == INT64) return give(std::vector<int64_t>{one->engine}, room, count, to);
         if (one->kind == ENGINE && name == ENGINE_NUMERICAL && type == NUMERICAL_NOTE) {
-            const std::vector<int> notes[ENGINES] = {{}, {4}, {0}, {}};
+            const std::vector<int> notes[ENGINES] = {{}, {4}, {0}, {3}, {}};
             return give(notes[one->engine], room, count, to);
         }
         if (one->kind == ENGINE && name == ENGINE_BEHAVIOR && type == BEHAVIOR_NOTE) return give(one->engine == COMPILED ? std::vector<int>{0} : std::vector<int>{}, room, count, to);
@@ -401,7 +402,7 @@ EXPORT int cudnnBackendExecute(Handle* handle, Descriptor* raw_plan, Descriptor*
         Computation of;
         int known = compute(graph_of(*plan), of);
         if (known != SUCCESS) return known;
-        if (plan->engine < TENSOR_CORES) return EXECUTION_FAILED;
+        if (plan->engine != TENSOR_CORES && plan->engine != PLAIN) return EXECUTION_FAILED;
         details = "pass=" + std::to_string(int(of.job.pass)) + " type=" + std::to_string(of.job.type) + " engine=" + std::to_string(plan->engine) + " bias=" + std::to_string(of.has_bias);
         std::vector<int64_t> ids = pack->values<int64_t>(PACK_IDS);
         std::vector<void*> pointers = pack->values<void*>(PACK_POINTERS);

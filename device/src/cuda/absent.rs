@@ -143,7 +143,7 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(super) fn preload(&self, _: &[&'static Program]) -> Result<()> {
+    pub(super) fn preload(&self, _: &[&'static Program], _: bool) -> Result<()> {
         match *self {}
     }
 

@@ -105,9 +105,14 @@ struct Failure {
 type Outcome<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// Whether there is no such convolution, or not by this algorithm; and not that something is wrong at the moment.
+    /// Whether there is no such convolution, or not by this algorithm.
     fn is_refusal(&self) -> bool {
-        matches!(self.status, 2000..5000) && !self.is_no_memory()
+        matches!(self.status, 3000..4000)
+    }
+
+    /// Whether the library does not work here, as where a part of it is missing.
+    fn is_unusable(&self) -> bool {
+        matches!(self.status, 1000..2000)
     }
 
     /// Whether memory of the host or the device was missing.
@@ -122,9 +127,22 @@ impl Failure {
         Error::Driver { call: self.call, code: self.status, name: self.name() }
     }
 
+    /// Why the library is not used.
+    fn reason(&self) -> String {
+        format!("{} cannot be used: {}", self.library, self.name())
+    }
+
     fn name(&self) -> Box<str> {
         // SAFETY: the library answers any number with a constant string that ends with 0.
         unsafe { CStr::from_ptr((self.library.error_string)(self.status)) }.to_string_lossy().into()
+    }
+}
+
+/// `None` for what the library has not.
+fn if_any<T>(outcome: Outcome<T>) -> Outcome<Option<T>> {
+    match outcome {
+        Err(failure) if failure.is_refusal() => Ok(None),
+        outcome => outcome.map(Some),
     }
 }
 
@@ -137,9 +155,14 @@ impl Library {
 /// A device's handle, which all its streams share, and the algorithms that were chosen for it.
 pub(super) struct Dnn {
     library: &'static Library,
+    /// Of the null stream between two uses.
     handle: Mutex<Handle>,
     /// `None` for a form that the library has no algorithm for.
     chosen: RwLock<Chosen>,
+    /// One algorithm is chosen at a time, and those that are known are found meanwhile.
+    choosing: Mutex<()>,
+    /// Why no more convolutions are made by the library, once it has failed for good.
+    unusable: OnceLock<String>,
 }
 
 /// By form, and whether TF32 is allowed.
@@ -160,28 +183,42 @@ impl Dnn {
         let mut raw = std::ptr::null_mut();
         // SAFETY: a context is current; the call writes a handle.
         match library.done("cudnnCreate", unsafe { (library.create)(&mut raw) }) {
-            Ok(()) => Ok(Ok(Dnn { library, handle: Mutex::new(Handle(raw)), chosen: RwLock::default() })),
+            Ok(()) => Ok(Ok(Dnn {
+                library,
+                handle: Mutex::new(Handle(raw)),
+                chosen: RwLock::default(),
+                choosing: Mutex::default(),
+                unusable: OnceLock::new(),
+            })),
             Err(failure) if failure.is_no_memory() => Err(failure.error()),
             // It does not fit the driver or the device.
-            Err(failure) => Ok(Err(format!("{library} cannot be used: {}", failure.name()))),
+            Err(failure) => Ok(Err(failure.reason())),
         }
     }
 
     /// How convolutions of this form are made; `None` if the library has no algorithm for them that always gives the same
-    /// bits.
+    /// bits, or cannot be used. What fails otherwise is tried again by the next one.
     fn algorithm(&self, form: &ConvForm, tf32: bool) -> Result<Option<Arc<Algorithm>>> {
         let key = (*form, tf32 && form.dtype == DType::F32);
-        if let Some(known) = self.chosen.read().get(&key) {
-            return Ok(known.clone());
+        let known = || match self.unusable.get() {
+            Some(_) => Some(None),
+            None => self.chosen.read().get(&key).cloned(),
+        };
+        if let Some(known) = known() {
+            return Ok(known);
         }
-        let mut chosen = self.chosen.write();
-        if let Some(known) = chosen.get(&key) {
-            return Ok(known.clone());
+        let _one = self.choosing.lock();
+        if let Some(known) = known() {
+            return Ok(known);
         }
         let new = match self.choose(form, key.1) {
-            Err(failure) if failure.is_refusal() => None,
+            Err(failure) if failure.is_unusable() => {
+                self.unusable.get_or_init(|| failure.reason());
+                return Ok(None);
+            }
             outcome => outcome.map_err(Failure::error)?.map(Arc::new),
         };
+        let mut chosen = self.chosen.write();
         if chosen.len() >= MAX_FORMS {
             chosen.clear();
         }
@@ -189,20 +226,21 @@ impl Dnn {
         Ok(new)
     }
 
-    /// The first algorithm in the library's own order that is wanted.
+    /// The first algorithm in the library's own order that is wanted. Between two calls that take long the handle is free for
+    /// convolutions of other streams.
     fn choose(&self, form: &ConvForm, tf32: bool) -> Outcome<Option<Algorithm>> {
         let Some(dtype) = data_type(form.dtype) else { return Ok(None) };
-        let handle = self.handle.lock();
-        let graph = self.graph(&handle, form, dtype)?;
+        let exact = form.dtype == DType::F32 && !tf32;
+        let Some(graph) = if_any(self.graph(&self.handle.lock(), form, dtype))? else { return Ok(None) };
         for mode in [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBACK] {
-            for config in self.configurations(&graph, mode)? {
-                if !is_wanted(&config, form.pass, form.dtype == DType::F32 && !tf32)? {
-                    continue;
-                }
-                match Algorithm::new(&handle, config) {
-                    Ok(new) if new.workspace <= WORKSPACE => return Ok(Some(new)),
-                    Err(failure) if !failure.is_refusal() => return Err(failure),
-                    _ => {}
+            let configurations = if_any(self.configurations(&self.handle.lock(), &graph, mode))?;
+            for config in configurations.into_iter().flatten() {
+                let handle = self.handle.lock();
+                if if_any(is_wanted(&config, form.pass, exact))? == Some(true)
+                    && let Some(new) = if_any(Algorithm::new(&handle, config))?
+                    && new.workspace <= WORKSPACE
+                {
+                    return Ok(Some(new));
                 }
             }
         }
@@ -312,8 +350,8 @@ impl Dnn {
         Ok(tensor)
     }
 
-    /// The algorithms for a graph that the library recommends, the best one first.
-    fn configurations(&self, graph: &Descriptor, mode: Mode) -> Outcome<Vec<Descriptor>> {
+    /// The algorithms for a graph of this handle that the library recommends, the best one first.
+    fn configurations(&self, _: &Handle, graph: &Descriptor, mode: Mode) -> Outcome<Vec<Descriptor>> {
         let heuristic = self.descriptor(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
         heuristic.set(
             Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH,
@@ -357,7 +395,10 @@ impl Dnn {
         unsafe {
             self.library.done("cudnnSetStream", (self.library.set_stream)(handle.0, stream))?;
             let status = (self.library.execute)(handle.0, algorithm.plan.raw, pack.raw);
-            self.library.done("cudnnBackendExecute", status)
+            // The stream may be destroyed, or captured, before the next use.
+            let left = (self.library.set_stream)(handle.0, std::ptr::null_mut());
+            self.library.done("cudnnBackendExecute", status)?;
+            self.library.done("cudnnSetStream", left)
         }
     }
 
@@ -439,7 +480,8 @@ impl Names {
 const WINOGRAD: i64 = 17;
 
 /// Whether an algorithm always gives the same bits, takes operands as they are, sums in F32, and is there without a compiler.
-/// With `exact`, whether it multiplies in F32, too, and its errors are those of F32.
+/// With `exact`, whether it multiplies in F32, too, and each element's errors, infinities and NaN are those of its own sum:
+/// a Fourier transform's are those of the whole plane.
 fn is_wanted(config: &Descriptor, pass: ConvPass, exact: bool) -> Outcome<bool> {
     use dnn::cudnnBackendBehaviorNote_t as Behavior;
     use dnn::cudnnBackendNumericalNote_t as Numerical;
@@ -461,6 +503,7 @@ fn is_wanted(config: &Descriptor, pass: ConvPass, exact: bool) -> Outcome<bool> 
     ]);
     let inexact = any(&[
         Numerical::CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
+        Numerical::CUDNN_NUMERICAL_NOTE_FFT,
         Numerical::CUDNN_NUMERICAL_NOTE_WINOGRAD,
         Numerical::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4,
         Numerical::CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,
@@ -599,7 +642,9 @@ impl fmt::Debug for ConvAlgorithm {
 
 /// What makes a device's convolutions.
 pub(super) fn describe(context: &Context) -> Result<String> {
-    Ok(match context.dnn()? {
+    let dnn = context.dnn()?;
+    let usable = dnn.and_then(|dnn| dnn.unusable.get().map_or(Ok(dnn), |reason| Err(reason)));
+    Ok(match usable {
         Ok(dnn) => format!("{}, and kernels of its own for what that has not", dnn.library),
         Err(reason) => format!("kernels of its own: {reason}"),
     })

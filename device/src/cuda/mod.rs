@@ -283,8 +283,8 @@ impl Stream {
         core.with_room(|| driver.convolution(form, core.tf32()))
     }
 
-    /// Compiles and loads programs, and takes memory for the stream's products to work in: what the first launch of each
-    /// would do, and the device might have to be idle for. Nothing on a stream of another device.
+    /// Compiles and loads programs, takes memory for the stream's products to work in, and starts cuDNN where that is
+    /// [wanted](CudaConfig::cudnn) and found: what the first launch of each would do, and the device might have to be idle for. Nothing on a stream of another device.
     ///
     /// # Errors
     /// As for [`Queue::kernel`] and [`Queue::gemm`].
@@ -294,7 +294,8 @@ impl Stream {
         // As for a launch: one thread at a time.
         let _tail = fifo.lock_tail("preload")?;
         driver.bind()?;
-        self.core().with_room(|| driver.preload(programs))
+        let core = self.core();
+        core.with_room(|| driver.preload(programs, core.cudnn))
     }
 
     /// Bytes of memory that the products of a captured command work in. The most that one of them needs: they run one after

@@ -14,6 +14,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::Program;
 use super::call::check;
+use super::memory::obtained;
 use crate::{Error, Result, Team};
 
 /// A program on a device.
@@ -42,7 +43,9 @@ impl Module {
         let images: Vec<_> = programs.iter().map(|_| Mutex::new(None)).collect();
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(programs.len());
         let next = AtomicUsize::new(0);
-        Team::new("compiler", threads.clamp(1, Team::MAX_HELPERS) - 1)?.run(&|_| {
+        let team = Team::new("compiler", threads.clamp(1, Team::MAX_HELPERS) - 1);
+        // Where threads are scarce, this one compiles all.
+        team.or_else(|_| Team::new("compiler", 0))?.run(&|_| {
             while let Some(at) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&at| at < programs.len())
             {
                 *images[at].lock() = Some(image(programs[at], &options[at]));
@@ -50,9 +53,14 @@ impl Module {
         })?;
         let loaded = programs.iter().zip(options).zip(images).map(|((program, options), made)| {
             // A thread that panicked made none.
-            let made = made.into_inner().unwrap_or_else(|| image(program, &options))?;
-            // A driver may refuse what was kept.
-            Module::from_image(&made).or_else(|_| Module::from_image(&compile(program, &options)?))
+            let (made, was_kept) = made.into_inner().unwrap_or_else(|| image(program, &options))?;
+            match Module::from_image(&made) {
+                // A driver may refuse what was kept.
+                Err(error) if was_kept && !matches!(error, Error::OutOfMemory { .. }) => {
+                    Module::from_image(&compile_and_keep(program, &options)?)
+                }
+                outcome => outcome,
+            }
         });
         loaded.collect()
     }
@@ -61,8 +69,9 @@ impl Module {
         let mut raw = std::ptr::null_mut();
         // SAFETY: a context is current; the image is whole, as the compiler gave it, and is only read.
         unsafe {
-            check("cuModuleLoadData", sys::cuModuleLoadData(&mut raw, image.as_ptr().cast::<c_void>()))?
-        };
+            let code = sys::cuModuleLoadData(&mut raw, image.as_ptr().cast::<c_void>());
+            obtained("cuModuleLoadData", image.len(), code)?;
+        }
         let module = Module { raw, functions: RwLock::default() };
         module.load_functions()?;
         Ok(module)
@@ -77,7 +86,9 @@ impl Module {
             let mut functions = vec![std::ptr::null_mut(); count as usize];
             let code = sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw);
             check("cuModuleEnumerateFunctions", code)?;
-            functions.into_iter().try_for_each(|function| check("cuFuncLoad", sys::cuFuncLoad(function)))
+            functions
+                .into_iter()
+                .try_for_each(|function| obtained("cuFuncLoad", 0, sys::cuFuncLoad(function)))
         }
     }
 
@@ -146,15 +157,18 @@ fn compiler_version() -> (i32, i32) {
     (major, minor)
 }
 
-/// The image of a program, which is compiled unless it was kept.
-fn image(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
-    let kept = Kept::new(program, options);
-    if let Some(image) = kept.read() {
-        return Ok(image);
+/// The image of a program, and whether it was kept: else it is compiled.
+fn image(program: &'static Program, options: &[String]) -> Result<(Vec<u8>, bool)> {
+    match Kept::new(program, options).read() {
+        Some(image) => Ok((image, true)),
+        None => compile_and_keep(program, options).map(|image| (image, false)),
     }
+}
+
+fn compile_and_keep(program: &'static Program, options: &[String]) -> Result<Vec<u8>> {
     let image = compile(program, options)?;
     // A program that cannot be kept is compiled again next time.
-    let _ = kept.write(&image);
+    let _ = Kept::new(program, options).write(&image);
     Ok(image)
 }
 

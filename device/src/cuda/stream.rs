@@ -494,10 +494,13 @@ impl DriverStream {
         Ok(*self.workspace.get_or_init(|| new))
     }
 
-    /// Loads programs, and makes what products need.
-    pub(super) fn preload(&self, programs: &[&'static Program]) -> Result<()> {
+    /// Loads programs, and makes what products need, and what cuDNN does if that is wanted.
+    pub(super) fn preload(&self, programs: &[&'static Program], cudnn: bool) -> Result<()> {
         self.context.load(programs)?;
         self.context.blas()?;
+        if cudnn {
+            let _found = self.context.dnn()?;
+        }
         self.workspace().map(drop)
     }
 

@@ -13,8 +13,8 @@ use crate::mode::is_recording;
 use crate::ops::record_conversion;
 use crate::tape::Node;
 
-/// The type in which `op` runs under an autocast to `half`, by torch's lists; `None` for all ops that take operands as they
-/// are, those of several types in the type that these promote to.
+/// The type in which `op` runs under an autocast to `half`, by torch's lists and with `batch_norm`; `None` for all ops that take
+/// operands as they are, those of several types in the type that these promote to.
 fn type_of(op: &str, half: DType) -> Option<DType> {
     Some(match op {
         "conv2d"
@@ -47,13 +47,15 @@ thread_local! {
 /// | F32 | `sum`, `cumsum`, `exp`, `log`, `pow`, `square`, `reciprocal`, `rsqrt`, `softmax`, `log_softmax`, `logsumexp`, `softplus`, `layer_norm`, `rms_norm`, `group_norm`, `batch_norm`, and losses: `cross_entropy`, `nll_loss`, `mse_loss`, `l1_loss`, `smooth_l1_loss`, `bce_with_logits` |
 /// | the type of its operands | every other op; operands of several types promote as in [`Tensor::result_type`] |
 ///
-/// Operands of F64 and integers are never converted. These are torch's lists; rules of gradients run outside of any
+/// Operands of F64 and integers are never converted. These are torch's lists, with one difference: torch's do not name
+/// `batch_norm`, which gives 16 bits there for an operand of 16 bits, and F32 here. Rules of gradients run outside of any
 /// autocast, in the types that were recorded.
 ///
 /// A leaf that requires a gradient is converted at its first use and kept, until it is changed or the outermost autocast
 /// ends. All uses share the conversion: their gradients are added in `dtype`, then converted once. Batches of
 /// [`ConcurrentBatches`](crate::ConcurrentBatches) run under the autocast that the step is under. They share what is kept, and
-/// each has conversions of its own on the tape. A captured step keeps nothing that was converted before it.
+/// each has conversions of its own on the tape. A captured step uses nothing that was converted before it, and replays run in
+/// the types of the capture, whatever autocast they are under.
 ///
 /// `None` or F32 switch autocast off within another one.
 ///

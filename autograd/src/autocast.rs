@@ -13,8 +13,8 @@ use crate::mode::is_recording;
 use crate::ops::record_conversion;
 use crate::tape::Node;
 
-/// The type in which `op` runs under an autocast to `half`, by torch's lists; `None` for all ops that take operands as they
-/// are, those of several types in the type that these promote to.
+/// The type in which `op` runs under an autocast to `half`, by torch's lists and with `batch_norm`; `None` for all ops that take
+/// operands as they are, those of several types in the type that these promote to.
 fn type_of(op: &str, half: DType) -> Option<DType> {
     Some(match op {
         "conv2d"
@@ -34,7 +34,7 @@ fn type_of(op: &str, half: DType) -> Option<DType> {
 thread_local! {
     /// What this thread's autocast is to; `None` where it is off.
     static HALF: Cell<Option<DType>> = const { Cell::new(None) };
-    /// What the outermost autocast of this thread, or the batch that it runs, keeps.
+    /// What the outermost autocast of this thread, or the batch that it runs, keeps outside of steps that are captured within it.
     static CACHE: RefCell<Option<Cache>> = const { RefCell::new(None) };
 }
 
@@ -47,13 +47,15 @@ thread_local! {
 /// | F32 | `sum`, `cumsum`, `exp`, `log`, `pow`, `square`, `reciprocal`, `rsqrt`, `softmax`, `log_softmax`, `logsumexp`, `softplus`, `layer_norm`, `rms_norm`, `group_norm`, `batch_norm`, and losses: `cross_entropy`, `nll_loss`, `mse_loss`, `l1_loss`, `smooth_l1_loss`, `bce_with_logits` |
 /// | the type of its operands | every other op; operands of several types promote as in [`Tensor::result_type`] |
 ///
-/// Operands of F64 and integers are never converted. These are torch's lists; rules of gradients run outside of any
+/// Operands of F64 and integers are never converted. These are torch's lists, with one difference: torch's do not name
+/// `batch_norm`, which gives 16 bits there for an operand of 16 bits, and F32 here. Rules of gradients run outside of any
 /// autocast, in the types that were recorded.
 ///
-/// A leaf that requires a gradient is converted at its first use and kept, until it is changed or the outermost autocast
-/// ends. All uses share the conversion: their gradients are added in `dtype`, then converted once. Batches of
-/// [`ConcurrentBatches`](crate::ConcurrentBatches) run under the autocast that the step is under. They share what is kept, and
-/// each has conversions of its own on the tape. A captured step keeps nothing that was converted before it.
+/// A leaf that requires a gradient is converted at its first use and kept, until it is changed or the outermost autocast ends, or
+/// the step that is captured within it. All uses share the conversion: their gradients are added in `dtype`, then converted once.
+/// Batches of [`ConcurrentBatches`](crate::ConcurrentBatches) run under the autocast that the step is under. They share what is
+/// kept, and each has conversions of its own on the tape. A captured step uses nothing that was converted before it, and replays
+/// run in the types of the capture, whatever autocast they are under.
 ///
 /// `None` or F32 switch autocast off within another one.
 ///
@@ -80,8 +82,8 @@ pub fn autocast<R>(dtype: impl Into<Option<DType>>, f: impl FnOnce() -> Result<R
         Some(half) if half.is_half() => Some(half),
         Some(dtype) => return Err(Error::DTypeUnsupported { op: "autocast", dtype }),
     };
-    let outermost = !CACHE.with_borrow(|cache| cache.as_ref().is_some_and(Cache::is_valid));
-    if outermost { with_cache(Cache::new(), || with(half, f)) } else { with(half, f) }
+    let outermost = current_cache(|cache| cache.is_none());
+    if outermost { with_cache(Cache::default(), || with(half, f)) } else { with(half, f) }
 }
 
 /// Runs `f` in the types that its operands have.
@@ -112,24 +114,34 @@ fn with_cache<R>(cache: Cache, f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Shows `f` what this thread keeps now, if it keeps anything: a step that is captured within an autocast has a cache of its own.
+fn current_cache<R>(f: impl FnOnce(Option<&mut Cache>) -> R) -> R {
+    CACHE.with_borrow_mut(|cache| match cache {
+        Some(cache) if !cache.is_valid() => {
+            f(Capture::scratch::<Mutex<Cache>>().as_ref().map(|own| own.lock()).as_deref_mut())
+        }
+        cache => f(cache.as_mut()),
+    })
+}
+
 /// The autocast that a thread is under, for others that do a part of its work.
 pub(crate) struct Inherited {
-    half: DType,
+    half: Option<DType>,
     cache: Cache,
 }
 
 impl Inherited {
-    /// That of this thread; `None` where it is off.
+    /// That of this thread, which may be switched off for now; `None` where there is none.
     pub(crate) fn current() -> Option<Inherited> {
-        let half = HALF.get()?;
-        let valid = |cache: &Option<Cache>| cache.as_ref().filter(|cache| cache.is_valid()).map(Cache::fork);
-        Some(Inherited { half, cache: CACHE.with_borrow(valid).unwrap_or_else(Cache::new) })
+        let (half, cache) = (HALF.get(), current_cache(|cache| cache.map(|cache| cache.fork())));
+        let cache = cache.or_else(|| half.map(|_| Cache::default()))?;
+        Some(Inherited { half, cache })
     }
 
     /// Runs `f`, one batch, under it.
     pub(crate) fn scope<R>(this: Option<&Inherited>, f: impl FnOnce() -> R) -> R {
         match this {
-            Some(Inherited { half, cache }) => with_cache(cache.fork(), || with(Some(*half), f)),
+            Some(Inherited { half, cache }) => with_cache(cache.fork(), || with(*half, f)),
             None => f(),
         }
     }
@@ -159,11 +171,13 @@ struct Cache {
     captured: bool,
 }
 
-impl Cache {
-    fn new() -> Cache {
+impl Default for Cache {
+    fn default() -> Cache {
         Cache { values: Arc::default(), nodes: HashMap::new(), captured: Capture::is_current() }
     }
+}
 
+impl Cache {
     fn is_valid(&self) -> bool {
         self.captured == Capture::is_current()
     }
@@ -238,7 +252,7 @@ impl Cast {
         let Some(node) = x.node.as_ref().filter(|node| node.is_leaf() && self.dtype.is_half()) else {
             return x.to_dtype(self.dtype);
         };
-        CACHE.with_borrow_mut(|cache| match cache.as_mut().filter(|cache| cache.is_valid()) {
+        current_cache(|cache| match cache {
             Some(cache) => cache.converted(x, node, self.dtype),
             None => x.to_dtype(self.dtype),
         })

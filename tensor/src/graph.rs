@@ -64,11 +64,11 @@ pub trait Tensors: Sized {
 /// ```
 ///
 /// # What does not change between replays
-/// Control flow, shapes, numbers of the host (`mul_scalar(0.5)`), and what the host uploads within the step: they are what
-/// they were at the capture. What changes: the content of tensors, random numbers of the thread's generator, and the learning
-/// rate and step count of optimizers. A step that reads a value on the host, waits for the device, or keeps a tensor beyond its
-/// end is refused; the chapter on captured steps in docs/streams.md lists each case. [`Graphs`](crate::Graphs) captures a step
-/// anew where a batch has other shapes.
+/// Control flow, shapes, types, numbers of the host (`mul_scalar(0.5)`), what the host uploads within the step, and the modes
+/// that the step is under, such as autograd's `autocast` and `no_grad`: they are what they were at the capture. What changes: the
+/// content of tensors, random numbers of the thread's generator, and the learning rate and step count of optimizers. A step that
+/// reads a value on the host, waits for the device, or keeps a tensor beyond its end is refused; the chapter on captured steps in
+/// docs/streams.md lists each case. [`Graphs`](crate::Graphs) captures a step anew where a batch has other shapes.
 ///
 /// A graph holds the tensors that its step uses, and memory for those that it makes, until it is dropped.
 pub struct Graph<R = ()> {

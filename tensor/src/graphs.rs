@@ -11,9 +11,10 @@ use crate::{Generator, Graph, Tensor, Tensors};
 /// tensors, and replayed from then on.
 ///
 /// The step sees tensors of its own, which each batch is copied into, so batches may come and go. Tensors that are one in a batch
-/// are several in the step. The seeds of a batch's random ops follow the batch. What else does not change between replays is
-/// said at [`Graph`]; what the step borrows, it keeps, so what changes between steps, such as an optimizer's learning rate, is
-/// best put behind a `RefCell`.
+/// are several in the step. The seeds of a batch's random ops follow the batch. The modes that [`run`](Graphs::run) is called
+/// under are no part of the form: each capture keeps those of its first call. What else does not change between replays is said
+/// at [`Graph`]; what the step borrows, it keeps, so what changes between steps, such as an optimizer's learning rate, is best
+/// put behind a `RefCell`.
 ///
 /// ```
 /// use tensor::{Device, Graphs, Tensor};

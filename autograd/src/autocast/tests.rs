@@ -1,10 +1,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tensor::{ConvOptions, Device, bf16, f16};
+use tensor::{ConvOptions, Device, Graph, bf16, f16};
 
 use super::*;
 use crate::ops::{AttentionOptions, CrossEntropy};
-use crate::{BackwardOptions, Reduction, no_grad};
+use crate::{BackwardOptions, ConcurrentBatches, Reduction, no_grad};
 
 use DType::{BF16, F16, F32, F64, I64};
 
@@ -171,6 +171,72 @@ fn it_nests_and_ends_with_its_closure() -> Result<()> {
         autocast(BF16, || ones(&[2], F32).matmul(&x.unsqueeze(0)?.select(0, 0)?.narrow(0, 0, 1)?)).is_err()
     );
     assert_eq!(dtype()?, F32);
+    Ok(())
+}
+
+/// A loss whose gradient is 1 where three uses of `w` share a conversion, as additions to 1 are rounded away in BF16; with one
+/// conversion for each it is 1 + 2^-7. With `each` every use is under an autocast of its own.
+fn loss_in_parts(w: &Var, each: bool) -> Result<Var> {
+    let part = |factor: f64| {
+        let factor = Var::constant(Tensor::full(&[1, 1], factor, F32, &Device::cpu())?);
+        let product = || factor.matmul(w);
+        if each { autocast(BF16, product)?.sum_all() } else { product()?.sum_all() }
+    };
+    let small = 2.0_f64.powi(-8);
+    part(small)?.add(&part(small)?)?.add(&part(1.0)?)
+}
+
+#[test]
+fn a_step_that_is_captured_within_an_autocast_shares_its_conversions() -> Result<()> {
+    let (w, dev) = (weight(&[1.0], &[1, 1]), Device::cpu());
+    for each in [false, true] {
+        let step = || Ok(loss_in_parts(&w, each)?.backward()?.get(&w));
+        let item = |gradient: Option<Tensor>| gradient.map(|gradient| gradient.item::<f32>()).transpose();
+        let steps = || -> Result<()> {
+            for _ in 0..2 {
+                assert_eq!(item(step()?)?, Some(1.0), "eager, {each}");
+                assert_eq!(item(Graph::capture(&dev, step)?.replay()?)?, Some(1.0), "captured, {each}");
+            }
+            // What is converted between replays is not theirs.
+            let graph = Graph::capture(&dev, || Ok(ones(&[1, 1], F32).matmul(&w)?.value().clone()))?;
+            for value in [3.0, 1.0] {
+                w.value().fill_(value)?;
+                assert_eq!(graph.replay()?.item::<bf16>()?.to_f64(), value);
+            }
+            Ok(())
+        };
+        autocast(BF16, steps)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_step_that_fails_within_an_autocast_leaves_nothing_behind() -> Result<()> {
+    let (w, dev) = (weight(&[1.0], &[1, 1]), Device::cpu());
+    autocast(BF16, || {
+        let failed = Graph::capture(&dev, || {
+            w.matmul(&w)?;
+            Err::<Tensor, _>(Error::invalid("test", "step", "one that does not fail", "this"))
+        });
+        assert!(matches!(failed, Err(Error::InvalidArgument { op: "test", .. })));
+        assert_eq!(w.matmul(&w)?.value().item::<bf16>()?, bf16::from_f32(1.0));
+        let graph = Graph::capture(&dev, || Ok(w.matmul(&w)?.value().clone()))?;
+        assert_eq!(graph.replay()?.item::<bf16>()?, bf16::from_f32(1.0));
+        Ok(())
+    })
+}
+
+/// Batches on other threads than the step's keep what they converted as those on its own do.
+#[test]
+fn each_batch_shares_its_conversions_where_autocast_is_off_around_the_step() -> Result<()> {
+    let w = weight(&[1.0], &[1, 1]);
+    let gradient = |lanes: usize| -> Result<f32> {
+        let lanes = ConcurrentBatches::new(&Device::cpu(), lanes)?;
+        let step = || lanes.step([(), ()], |()| loss_in_parts(&w, true));
+        let step = autocast(BF16, || autocast(None, step))?;
+        step.gradients.get(&w).map_or(Ok(f32::NAN), |gradient| gradient.item())
+    };
+    assert_eq!((gradient(1)?, gradient(2)?), (2.0, 2.0));
     Ok(())
 }
 

@@ -21,6 +21,7 @@ pub struct Capture {
     /// What the log of its memory names, so that nobody else uses it.
     id: StreamId,
     recording: Mutex<Recording>,
+    scratch: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// What was written down so far.
@@ -114,7 +115,7 @@ impl Capture {
         Capture::none("capture")?;
         let id = StreamId::of_capture();
         let recording = Mutex::new(Recording { next: FIRST, ..Recording::default() });
-        let capture = Arc::new(Capture { device: device.clone(), id, recording });
+        let capture = Arc::new(Capture { device: device.clone(), id, recording, scratch: Mutex::default() });
         CAPTURES.lock().insert(id, Arc::downgrade(&capture));
         device.core().captures.fetch_add(1, Ordering::AcqRel);
         Ok(capture)
@@ -151,11 +152,25 @@ impl Capture {
         }
     }
 
+    /// What layers above device keep in a `T` until the capture that this thread is in ends; `None` if there is none.
+    pub fn scratch<T: Any + Send + Sync + Default>() -> Option<Arc<T>> {
+        let capture = current()?;
+        let mut scratch = capture.scratch.lock();
+        let known = scratch.iter().find_map(|known| Arc::clone(known).downcast().ok());
+        Some(known.unwrap_or_else(|| {
+            let fresh = Arc::<T>::default();
+            scratch.push(fresh.clone());
+            fresh
+        }))
+    }
+
     /// Ends the capture: the plan of what was written down, and what was [attached](Capture::attach).
     ///
     /// # Errors
     /// [`Error::Captured`] if memory of the step is still held, naming the command that wrote it first.
     pub fn finish(self: Arc<Self>) -> Result<(Plan, Vec<Attached>)> {
+        let scratch = std::mem::take(&mut *self.scratch.lock());
+        drop(scratch);
         let Recording { commands, memories, attached, .. } = std::mem::take(&mut *self.recording.lock());
         let kept = memories.iter().position(|memory| matches!(memory, Memory::Planned { alive: true, .. }));
         if let Some(kept) = kept {

@@ -93,6 +93,8 @@ struct Inner<K> {
     options: K,
     /// One for each parameter.
     states: Vec<State>,
+    /// How often a state of another rule was loaded, whose tensors captured steps do not know.
+    replaced: u64,
 }
 
 /// What is remembered of one parameter: nothing before its first gradient.
@@ -123,7 +125,7 @@ impl<K: Kind> Fused<K> {
         check_parameters(K::NAME, &parameters)?;
         check(options)?;
         let states = vec![State::default(); parameters.len()];
-        Ok(Fused { parameters, inner: Arc::new(Mutex::new(Inner { options, states })) })
+        Ok(Fused { parameters, inner: Arc::new(Mutex::new(Inner { options, states, replaced: 0 })) })
     }
 
     /// The options as they are now.
@@ -158,6 +160,8 @@ impl<K: Kind> Inner<K> {
 /// The steps of an optimizer in the replays of a captured step.
 struct NextSteps<K> {
     inner: Arc<Mutex<Inner<K>>>,
+    /// [`Inner::replaced`] at the capture.
+    replaced: u64,
     /// The parameters that have a gradient, by the step that those share which are as far as each other.
     alike: Vec<(RuleStep, Vec<usize>)>,
 }
@@ -210,6 +214,10 @@ impl<K: Kind> EachReplay for NextSteps<K> {
         let mut inner = self.inner.lock();
         let next = self.alike.iter().map(|(captured, numbers)| inner.next(captured, numbers));
         let next = next.collect::<Result<_>>()?;
+        if inner.replaced != self.replaced {
+            let reason = "a state of another rule was loaded since the capture; capture the step again";
+            return Err(Error::Captured { op: K::NAME, reason: reason.into() });
+        }
         inner.count(self.numbers());
         Ok(next)
     }
@@ -238,7 +246,8 @@ impl<K: Kind> Optimizer for Fused<K> {
             return Err(Error::Captured { op: K::NAME, reason: reason.into() });
         }
         let mut inner = self.inner.lock();
-        let mut captured = NextSteps { inner: Arc::clone(&self.inner), alike: Vec::new() };
+        let mut captured =
+            NextSteps { inner: Arc::clone(&self.inner), replaced: inner.replaced, alike: Vec::new() };
         let mut steps = Vec::with_capacity(self.parameters.len());
         for (number, parameter) in self.parameters.iter().enumerate() {
             let Some(gradient) = gradients.get_var(parameter) else { continue };
@@ -306,7 +315,7 @@ impl<K: Kind> Optimizer for Fused<K> {
             field.set(reader.option(name)?);
         }
         check(options)?;
-        let loaded = Inner { options, states: Vec::new() };
+        let loaded = Inner { options, states: Vec::new(), replaced: 0 };
         let mut states = Vec::with_capacity(self.parameters.len());
         for (number, parameter) in self.parameters.iter().enumerate() {
             let names = loaded.names(parameter)?;
@@ -332,26 +341,28 @@ impl<K: Kind> Optimizer for Fused<K> {
         }
         reader.finish()?;
         let mut inner = self.inner.lock();
-        for (own, loaded) in inner.states.iter_mut().zip(states) {
-            own.load(loaded)?;
+        let mut replaced = false;
+        for ((own, state), parameter) in inner.states.iter().zip(&mut states).zip(&self.parameters) {
+            replaced |= state.keep(own, loaded.names(parameter)?.len())?;
         }
-        inner.options = options;
+        let replaced = inner.replaced + u64::from(replaced);
+        *inner = Inner { options, states, replaced };
         Ok(())
     }
 }
 
 impl State {
-    /// Takes over what was loaded, in the tensors that captured steps know if there are any. Before the first step they are zeros.
-    fn load(&mut self, loaded: State) -> Result<()> {
-        self.step = loaded.step;
-        if self.tensors.is_empty() {
-            self.tensors = loaded.tensors;
-            return Ok(());
+    /// Has the tensors that captured steps know from `own` hold what was loaded, which are zeros before the first step. Returns
+    /// whether there are some that do not fit, since the rule asks for `count`.
+    fn keep(&mut self, own: &State, count: usize) -> Result<bool> {
+        if own.tensors.len() != count {
+            return Ok(!own.tensors.is_empty());
         }
-        for (at, own) in self.tensors.iter().enumerate() {
-            loaded.tensors.get(at).map_or_else(|| own.zero_(), |loaded| own.copy_(loaded))?;
+        for (at, own) in own.tensors.iter().enumerate() {
+            self.tensors.get(at).map_or_else(|| own.zero_(), |loaded| own.copy_(loaded))?;
         }
-        Ok(())
+        self.tensors.clone_from(&own.tensors);
+        Ok(false)
     }
 }
 

@@ -137,8 +137,8 @@ impl GradScaler {
     /// A scaler as `options` say.
     ///
     /// # Errors
-    /// `InvalidArgument` unless `init_scale > 0`, `growth_factor > 1`, `0 < backoff_factor < 1` and `growth_interval > 0`, all
-    /// finite; `OutOfMemory`.
+    /// `InvalidArgument` unless `init_scale` is a normal number of F32 above 0, `growth_factor` finite and above 1,
+    /// `0 < backoff_factor < 1` and `growth_interval > 0`; `OutOfMemory`.
     pub fn with_options(options: GradScalerOptions, device: &Device) -> Result<GradScaler> {
         let GradScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } = options;
         let invalid = |argument, expected, value: f64| Err(Error::invalid(OP, argument, expected, value));
@@ -218,7 +218,7 @@ impl GradScaler {
             // Neither to 0, nor beyond what F32 holds.
             let scale = (scale * backoff_factor).max(f64::from(f32::MIN_POSITIVE));
             GradScalerState { scale, growth_tracker: 0 }
-        } else if growth_tracker + 1 < growth_interval {
+        } else if growth_tracker.saturating_add(1) < growth_interval {
             GradScalerState { scale, growth_tracker: growth_tracker + 1 }
         } else {
             let grown = scale * growth_factor;
@@ -238,7 +238,7 @@ impl GradScaler {
     /// Takes over a state.
     ///
     /// # Errors
-    /// `InvalidArgument` for a factor that is not positive and finite in F32; `Captured` within a captured step.
+    /// `InvalidArgument` for a factor that is not a normal number of F32 above 0; `Captured` within a captured step.
     pub fn load_state(&mut self, state: GradScalerState) -> Result<()> {
         refuse_captured()?;
         check_scale("scale", state)?;
@@ -258,10 +258,11 @@ impl GradScaler {
 const OP: &str = "grad_scaler";
 
 fn check_scale(argument: &'static str, GradScalerState { scale, .. }: GradScalerState) -> Result<()> {
-    if scale as f32 > 0.0 && (scale as f32).is_finite() {
+    // The inverse of a smaller one is not finite.
+    if (f32::MIN_POSITIVE..=f32::MAX).contains(&(scale as f32)) {
         return Ok(());
     }
-    Err(Error::invalid(OP, argument, "above 0 and finite", scale))
+    Err(Error::invalid(OP, argument, "a normal number of F32 above 0", scale))
 }
 
 fn refuse_captured() -> Result<()> {

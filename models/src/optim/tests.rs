@@ -2,7 +2,8 @@
 
 use std::slice::from_ref;
 
-use device::Device;
+use device::{DType, Device};
+use tensor::Graph;
 
 use super::*;
 
@@ -241,5 +242,98 @@ fn half_a_state_is_an_error() {
         }
         optimizer.load_state(&OptimizerState { tensors: Vec::new(), ..state }).unwrap();
         assert!(optimizer.state().unwrap().tensors.is_empty());
+    }
+}
+
+type Make = fn(&Var, bool) -> Box<dyn Optimizer>;
+
+/// Optimizers that remember more or less of a parameter.
+const OF_TWO_RULES: [Make; 2] = [
+    |w, more| {
+        let momentum = if more { 0.9 } else { 0.0 };
+        Box::new(
+            Sgd::new(vec![w.clone()], SgdOptions { lr: 0.1, momentum, ..SgdOptions::default() }).unwrap(),
+        )
+    },
+    |w, more| {
+        let momentum = if more { 0.9 } else { 0.0 };
+        let options = RmsPropOptions { momentum, centered: more, ..RmsPropOptions::default() };
+        Box::new(RmsProp::new(vec![w.clone()], options).unwrap())
+    },
+];
+
+fn of_dtype(dtype: DType) -> Var {
+    Var::leaf(parameter(false).value().to_dtype(dtype).unwrap())
+}
+
+fn train(w: &Var, optimizer: &mut dyn Optimizer, steps: std::ops::Range<usize>) {
+    for step in steps {
+        let c = Tensor::from_slice(&gradient(step), &SHAPE, &Device::cpu()).unwrap();
+        let c = Var::constant(c.to_dtype(w.dtype()).unwrap());
+        let loss = w.mul(&c).unwrap().sum(&[], false).unwrap();
+        optimizer.step(&loss.backward().unwrap()).unwrap();
+    }
+}
+
+/// All numbers of a state and its parameter.
+fn everything(w: &Var, optimizer: &dyn Optimizer) -> Vec<(String, Vec<f64>)> {
+    let value = ("w".to_owned(), w.value().clone());
+    let tensors = optimizer.state().unwrap().tensors.into_iter().chain([value]);
+    tensors.map(|(name, tensor)| (name, tensor.to_dtype(DType::F64).unwrap().to_vec().unwrap())).collect()
+}
+
+#[test]
+fn a_state_of_another_rule_is_taken_over() {
+    for make in OF_TWO_RULES {
+        for (dtype, more, fresh) in [DType::F32, DType::BF16, DType::F16]
+            .into_iter()
+            .flat_map(|dtype| [(dtype, false), (dtype, true)])
+            .flat_map(|(dtype, more)| [(dtype, more, false), (dtype, more, true)])
+        {
+            let (w, twin) = (of_dtype(dtype), of_dtype(dtype));
+            let (mut own, mut other) = (make(&w, !more), make(&twin, more));
+            train(&w, &mut *own, 0..2);
+            train(&twin, &mut *other, 2..if fresh { 2 } else { 5 });
+            own.load_state(&other.state().unwrap()).unwrap();
+            w.value().copy_(twin.value()).unwrap();
+            assert_eq!(everything(&w, &*own), everything(&twin, &*other), "{dtype}, {more}, {fresh}");
+            train(&w, &mut *own, 5..7);
+            train(&twin, &mut *other, 5..7);
+            assert_eq!(everything(&w, &*own), everything(&twin, &*other), "{dtype}, {more}, {fresh}");
+        }
+    }
+}
+
+/// A captured step knows tensors that are no longer the optimizer's, also once its rule is the former one again.
+#[test]
+fn a_captured_step_does_not_outlive_a_state_of_another_rule() {
+    for make in OF_TWO_RULES {
+        for dtype in [DType::F32, DType::BF16] {
+            let w = of_dtype(dtype);
+            let (mut own, mut other) = (make(&w, true), make(&w, false));
+            let mut step = || {
+                train(&w, &mut *own, 0..1);
+                Ok(())
+            };
+            let graph = Graph::capture(&Device::cpu(), &mut step).unwrap();
+            graph.replay().unwrap();
+            let former = own.state().unwrap();
+            own.load_state(&former).unwrap();
+            graph.replay().unwrap();
+            train(&w, &mut *other, 0..1);
+            own.load_state(&other.state().unwrap()).unwrap();
+            for _ in 0..2 {
+                let before = everything(&w, &*own);
+                let refused = graph.replay().unwrap_err();
+                assert!(refused.to_string().contains("capture the step again"), "{refused}");
+                assert_eq!(everything(&w, &*own), before);
+                own.load_state(&former).unwrap();
+            }
+            let graph = Graph::capture(&Device::cpu(), || {
+                train(&w, &mut *own, 0..1);
+                Ok(())
+            });
+            graph.unwrap().replay().unwrap();
+        }
     }
 }

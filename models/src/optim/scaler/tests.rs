@@ -80,6 +80,18 @@ fn the_factor_stays_a_number_of_f32() {
     }
 }
 
+#[test]
+fn any_number_of_steps_may_have_been_made() {
+    let dev = Device::cpu();
+    let w = leaf(&[1.0], &dev);
+    let mut sgd = Sgd::new(vec![w.clone()], 1.0).unwrap();
+    let mut scaler = GradScaler::new(&dev).unwrap();
+    scaler.load_state(GradScalerState { scale: 4.0, growth_tracker: u64::MAX }).unwrap();
+    scaler.step(&mut sgd, &gradients(&scaler, &w, &[1.0])).unwrap();
+    scaler.update().unwrap();
+    assert_eq!(scaler.state(), GradScalerState { scale: 8.0, growth_tracker: 0 });
+}
+
 /// A loss whose gradients are below what F16 can hold.
 #[test]
 fn small_gradients_survive_f16_with_it_only() {
@@ -151,6 +163,8 @@ fn what_does_not_fit_is_an_error() {
     for options in [
         GradScalerOptions { init_scale: 0.0, ..default },
         GradScalerOptions { init_scale: 1e40, ..default },
+        // Its inverse is not finite in F32.
+        GradScalerOptions { init_scale: 1e-39, ..default },
         GradScalerOptions { init_scale: f64::NAN, ..default },
         GradScalerOptions { growth_factor: 1.0, ..default },
         GradScalerOptions { backoff_factor: 1.0, ..default },
@@ -160,7 +174,10 @@ fn what_does_not_fit_is_an_error() {
         assert!(matches!(found, Err(Error::InvalidArgument { op: "grad_scaler", .. })), "{options:?}");
     }
     let mut scaler = GradScaler::new(&dev).unwrap();
-    assert!(scaler.load_state(GradScalerState { scale: -1.0, growth_tracker: 0 }).is_err());
+    for scale in [-1.0, 1e-39] {
+        let refused = scaler.load_state(GradScalerState { scale, growth_tracker: 0 });
+        assert!(matches!(refused, Err(Error::InvalidArgument { argument: "scale", .. })), "{scale}");
+    }
     assert!(matches!(
         scaler.unscale(Gradients::default()),
         Err(Error::InvalidArgument { argument: "gradients", .. })

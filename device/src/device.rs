@@ -362,10 +362,10 @@ impl Device {
         if self.core().manual.load(Ordering::Acquire) { SyncMode::Manual } else { SyncMode::Auto }
     }
 
-    /// Whether products of F32 on a CUDA device may use TF32, from the next launch on: matrix products, linear maps and
-    /// convolutions. What they multiply is then rounded to 10 bits of mantissa, a relative error of up to 2^-11 for each
-    /// factor, and they are several times as fast; sums stay F32, and elements of other types are left alone. Attention
-    /// cuts off what is beyond those bits instead. Off at first.
+    /// Whether products of F32 on a CUDA device may use TF32, from the next launch on: matrix products, linear maps,
+    /// convolutions and attention. What they multiply is then rounded to 10 bits of mantissa, a relative error of up to
+    /// 2^-11 for each factor, and they are several times as fast; sums stay F32, and elements of other types are left
+    /// alone. Off at first.
     ///
     /// A CPU has no TF32: there this does nothing, and [`tf32`](Self::tf32) stays `false`.
     ///

@@ -13,7 +13,7 @@ struct Problem {
     i64 steps[OPERANDS][2];  // along the last two axes
     u64 vectors;             // a bit for each operand: its rows are without gaps and begin at multiples of 16 bytes
     f32 factor;              // of the products as powers of 2: the scale over ln 2
-    u32 pad;
+    f32 rounded_scale;       // the scale in F32
 };
 
 // Rows and columns of an operand.

@@ -117,7 +117,7 @@ fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 26
         .into_iter()
         .chain([scale.to_bits() as i64])
         .chain(steps)
-        .chain([vectors, i64::from(factor(problem).to_bits())]);
+        .chain([vectors, i64::from(factor(problem).to_bits()) | i64::from((scale as f32).to_bits()) << 32]);
     std::array::from_fn(|_| all.next().unwrap_or_default())
 }
 

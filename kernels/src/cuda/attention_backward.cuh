@@ -28,7 +28,7 @@ __device__ inline void dot_rows(const S* out, const S* g, f32* products, const W
 enum : int { PART = 32 };
 
 // What a block owns of a gradient pass, queries or keys with the other matrix that goes with them, and the products of their
-// rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of scores but for the scale.
+// rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of products.
 template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
     const Problem& problem;
     Scores<(STRIPS > 1)> kind;
@@ -45,7 +45,7 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
     template <bool WHOLE, class Query, class Key, class Seen, class Numbers>
     __device__ void multiply_both(Shared a, Shared b, Query query, Key key, Seen seen, Numbers numbers) {
         multiply(scores, left, a);
-        f32 factor = WHOLE ? problem.factor : kind.factor();
+        f32 scale = WHOLE ? problem.rounded_scale : kind.scale();
         if (!WHOLE) {
             kind.prepare(scores, query, key);
         }
@@ -57,12 +57,13 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
             for (int m = 0; m < STRIPS; ++m) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    f32 weight = exp2_of(scores.at[m][n][i] * factor - each.log_sum(m, i));
-                    if (!WHOLE && !seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2)) {
-                        weight = 0;
-                    }
-                    scores.at[m][n][i] = weight;
-                    slopes.at[m][n][i] = weight * (slopes.at[m][n][i] - each.product(m, i));
+                    // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
+                    f32 below = mul_rounded(scores.at[m][n][i], scale) - each.log_sum(m, i);
+                    f32 weight = exp2_of(below * LOG2_E);
+                    f32 slope = weight * (slopes.at[m][n][i] - each.product(m, i)) * problem.rounded_scale;
+                    bool sees = WHOLE || seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2);
+                    scores.at[m][n][i] = sees ? weight : 0;
+                    slopes.at[m][n][i] = sees ? slope : 0;
                 }
             }
         }
@@ -71,7 +72,7 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
 
 // dq: a block owns queries and goes through the keys.
 template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, STRIPS == 1 && WIDTH * sizeof(S) <= 256> {
-    // Of each of this thread's rows: the logarithm of the sum, in powers of 2, and the product.
+    // Of each of this thread's rows: the logarithm of the sum, and the product.
     struct Numbers {
         f32 log_sums[STRIPS][2], products[STRIPS][2];
 
@@ -133,7 +134,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
         for (int half = 0; half < 2; ++half) {
             int row = pass.first + m * 16 + own_row() + half * 8;
             bool exists = row < (int)problem.queries;
-            pass.numbers.log_sums[m][half] = exists ? log_sums[item.pair * problem.queries + row] * LOG2_E : 0;
+            pass.numbers.log_sums[m][half] = exists ? log_sums[item.pair * problem.queries + row] : 0;
             pass.numbers.products[m][half] = exists ? products[item.pair * problem.queries + row] : 0;
         }
     }
@@ -158,7 +159,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
             }
         }
     }
-    write<DQ>(dq + at.at[DQ], problem, pass.first, 0, pass.sums, problem.scale);
+    write<DQ>(dq + at.at[DQ], problem, pass.first, 0, pass.sums);
 }
 
 // dk and dv: a block owns keys, and SLICE columns of their gradients, and goes through the queries. Scores are transposed.
@@ -176,22 +177,26 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
     using Base = Backward<WIDTH, STRIPS, false>;
     using Base::Base, Base::problem, Base::kind, Base::first;
 
-    // Whether none of the queries from `start` on sees a key, and whether all see all keys. Queries beyond the last one are 0,
-    // and so is what they add.
+    // Whether none of the queries from `start` on sees a key, and whether all exist and see all keys.
     __device__ bool none(int start) const { return problem.causal && start + PART <= first; }
-    __device__ bool whole(int start) const { return kind.direct() && (!problem.causal || start >= first + STRIPS * 16 - 1); }
+    __device__ bool whole(int start) const {
+        return kind.direct() && start + PART <= (int)problem.queries &&
+               (!problem.causal || start >= first + STRIPS * 16 - 1);
+    }
 
     template <bool WHOLE>
     __device__ void add(Shared queries, Shared gradients, Shared log_sums, Shared products, int column, int start) {
         this->template multiply_both<WHOLE>(
             queries, gradients, [&](int, int column) { return start + column; }, [&](int row, int) { return first + row; },
-            [&](int row, int column) { return !problem.causal || row - column <= start - first; },
+            [&](int row, int column) {
+                return column < (int)problem.queries - start && (!problem.causal || row - column <= start - first);
+            },
             [&](int n) {
                 Numbers numbers;
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     int at = (n * 8 + own_column() + i) * (int)sizeof(f32);
-                    numbers.log_sums[i] = load_number(log_sums + at) * LOG2_E;
+                    numbers.log_sums[i] = load_number(log_sums + at);
                     numbers.products[i] = load_number(products + at);
                 }
                 return numbers;
@@ -254,6 +259,6 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
             logs += PART * (int)sizeof(f32);
         }
     }
-    write<DK>(dk + at.at[DK], problem, pass.first, column, pass.key_sums, problem.scale);
-    write<DV>(dv + at.at[DV], problem, pass.first, column, pass.value_sums, 1);
+    write<DK>(dk + at.at[DK], problem, pass.first, column, pass.key_sums);
+    write<DV>(dv + at.at[DV], problem, pass.first, column, pass.value_sums);
 }

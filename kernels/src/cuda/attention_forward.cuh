@@ -27,7 +27,8 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
     __device__ bool none(int start) const { return start >= seen_by(problem, first + STRIPS * 16 - 1); }
     __device__ bool whole(int start) const { return kind.direct() && start + KEYS <= seen_by(problem, first); }
 
-    // Finds the largest scores, gives what weights are relative to, and scales what was added up.
+    // Finds the largest scores, gives what weights are relative to, and scales what was added up: by 1 to the bit where the
+    // largest score stays.
     __device__ void grow(const Sums<STRIPS, KEYS / 8>& scores, f32 factor, f32 (&shift)[STRIPS][2]) {
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
@@ -41,8 +42,8 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
                 largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 1));
                 largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, 2));
                 // Nothing was seen yet: the difference of infinities would be NaN.
-                shift[m][half] = largest == lowest<f32>() ? 0 : largest * factor;
-                f32 before = exp2_of(best[m][half] * factor - shift[m][half]);
+                shift[m][half] = largest == lowest<f32>() ? 0 : largest;
+                f32 before = exp2_of((best[m][half] - shift[m][half]) * factor);
                 best[m][half] = largest;
                 total[m][half] *= before;
 #pragma unroll
@@ -74,7 +75,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
             for (int m = 0; m < STRIPS; ++m) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    f32 weight = exp2_of(scores.at[m][n][i] * factor - shift[m][i / 2]);
+                    f32 weight = exp2_of((scores.at[m][n][i] - shift[m][i / 2]) * factor);
                     total[m][i / 2] += weight;
                     scores.at[m][n][i] = weight;
                 }
@@ -84,7 +85,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
 
     // Sums become means; `log(row, value)` takes the logarithm of the sum of each row of this thread.
     template <class Log> __device__ void finish(Log log) {
-        f32 factor = kind.factor();
+        f32 scale = kind.scale();
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
 #pragma unroll
@@ -100,7 +101,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
                     sums.at[m][n][half * 2 + 1] *= share;
                 }
                 log(first + m * 16 + own_row() + half * 8,
-                    seen ? best[m][half] * factor * LN_2 + log_of(all) : highest<f32>());
+                    seen ? mul_rounded(best[m][half], scale) + log_of(all) : highest<f32>());
             }
         }
     }
@@ -154,5 +155,5 @@ __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask
         }
     });
     // Found anew: no register has kept it.
-    write<OUT>(out + offsets(batch, item.pair).at[OUT], problem, pass.first, 0, pass.sums, 1);
+    write<OUT>(out + offsets(batch, item.pair).at[OUT], problem, pass.first, 0, pass.sums);
 }

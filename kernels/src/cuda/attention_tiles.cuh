@@ -2,13 +2,12 @@
 //
 // A block of four warps owns rows of its output, of which each warp has STRIPS strips of 16, and goes through tiles of the
 // other matrices in order. A tile comes to shared memory while the one before it is worked on. WIDTH is a power of two that no
-// row exceeds; columns that do not exist are 0. Scores are F32, in units in which weights are powers of 2; weights and the
-// gradients of scores are rounded like elements for the products that they are factors of.
+// row exceeds; columns that do not exist are 0. Scores are F32, of which only differences become
+// powers of 2; weights and the gradients of scores are rounded like elements for the products that they are factors of.
 
 enum : int { WARPS = 4, THREADS = WARPS * LANES };
 
 constexpr f32 LOG2_E = 1.4426950408889634f;
-constexpr f32 LN_2 = 0.6931471805599453f;
 
 __device__ inline int lane() { return (int)(threadIdx.x % LANES); }
 __device__ inline int warp() { return (int)(threadIdx.x / LANES); }
@@ -229,10 +228,9 @@ __device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS,
     }
 }
 
-// Writes sums, times `scale`, to the warp's rows of an operand, from row `first` on, and to columns from `column` on.
+// Writes sums to the warp's rows of an operand, from row `first` on, and to columns from `column` on.
 template <int OPERAND, int STRIPS, int EIGHTS>
-__device__ inline void write(S* to, const Problem& problem, int first, int column, const Sums<STRIPS, EIGHTS>& sums,
-                             f32 scale) {
+__device__ inline void write(S* to, const Problem& problem, int first, int column, const Sums<STRIPS, EIGHTS>& sums) {
     const i64(&steps)[2] = problem.steps[OPERAND];
     int rows = (int)rows_of(problem, OPERAND), columns = (int)columns_of(problem, OPERAND);
 #pragma unroll
@@ -248,8 +246,8 @@ __device__ inline void write(S* to, const Problem& problem, int first, int colum
             for (int n = 0; n < EIGHTS; ++n) {
                 int c = column + n * 8 + own_column();
                 Pack<S, 2> pair;
-                pair.at[0] = sums.at[m][n][half * 2] * scale;
-                pair.at[1] = sums.at[m][n][half * 2 + 1] * scale;
+                pair.at[0] = sums.at[m][n][half * 2];
+                pair.at[1] = sums.at[m][n][half * 2 + 1];
                 if (problem.vectors >> OPERAND & 1 && c + 1 < columns) {
                     store(at + c, pair);
                     continue;
@@ -265,14 +263,16 @@ __device__ inline void write(S* to, const Problem& problem, int first, int colum
     }
 }
 
-// Products become scores, in powers of 2, by a factor: `problem.factor` if they are direct, 1 after `prepare` has dealt with a
-// mask or with a factor that would turn the order around. Kernels that are always DIRECT are not asked for others.
+// Products become scores by a scale: the problem's if they are direct, 1 after `prepare` has dealt with a mask or with a scale
+// that would turn the order around; and their differences powers of 2 by a factor. Kernels that are always DIRECT are not asked
+// for others.
 template <bool DIRECT> struct Scores {
     const Problem& problem;
     const S* mask;
 
     __device__ bool direct() const { return DIRECT || (!mask && problem.factor > 0); }
-    __device__ f32 factor() const { return direct() ? problem.factor : 1; }
+    __device__ f32 factor() const { return direct() ? problem.factor : LOG2_E; }
+    __device__ f32 scale() const { return direct() ? problem.rounded_scale : 1; }
 
     // Of a tile of `query(row, column)` and `key(row, column)`.
     template <int STRIPS, int EIGHTS, class Query, class Key>
@@ -281,10 +281,10 @@ template <bool DIRECT> struct Scores {
             return;
         }
         for_sums(products, [&](f32& product, int, int row, int column) {
-            product *= problem.factor;
+            product = mul_rounded(product, problem.rounded_scale);
             int i = query(row, column), j = key(row, column);
             if (mask && i < (int)problem.queries && j < (int)problem.keys) {
-                product += mask[i * problem.steps[MASK][0] + j * problem.steps[MASK][1]] * LOG2_E;
+                product += mask[i * problem.steps[MASK][0] + j * problem.steps[MASK][1]];
             }
         });
     }

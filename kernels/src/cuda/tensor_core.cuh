@@ -37,8 +37,8 @@ __device__ inline u32 packed(f32 low, f32 high) {
 
 // Element `i` of a word, as a factor.
 __device__ inline f32 factor_of(u32 word, int i) {
-    if (IS_SAME<S, tf32>) {
-        word &= 0xffffe000;
+    if (IS_SAME<S, tf32> && !is_nan(__uint_as_float(word))) {
+        word = word + 0x1000 & 0xffffe000;
     }
     return ((const S*)&word)[i];
 }
@@ -130,8 +130,15 @@ __device__ inline u32 packed(f32 low, f32 high) {
     return word;
 }
 
-// The part of a number that TF32 has, and the rest.
-__device__ inline u32 upper_of(u32 x) { return x & 0xffffe000; }
+// To the nearest, halves away from 0; the product alone would cut bits off.
+__device__ inline u32 rounded(u32 x) {
+    u32 y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
+    return y;
+}
+
+// The part of a number that TF32 has, and the rest. All of an infinity is the rest: the other part of it would meet a 0.
+__device__ inline u32 upper_of(u32 x) { return abs_of(__uint_as_float(x)) == highest<f32>() ? 0 : x & 0xffffe000; }
 __device__ inline u32 lower_of(u32 x) { return __float_as_uint(__uint_as_float(x) - __uint_as_float(upper_of(x))); }
 
 __device__ inline void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -140,7 +147,9 @@ __device__ inline void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 
     } else if constexpr (IS_SAME<S, f16>) {
         MULTIPLY_ADD("m16n8k16", "f16", a, b0, b1);
     } else if constexpr (IS_SAME<S, tf32>) {
-        MULTIPLY_ADD("m16n8k8", "tf32", a, b0, b1);
+        u32 left[4] = {rounded(a[0]), rounded(a[1]), rounded(a[2]), rounded(a[3])};
+        u32 right0 = rounded(b0), right1 = rounded(b1);
+        MULTIPLY_ADD("m16n8k8", "tf32", left, right0, right1);
     } else {
         u32 upper[4], lower[4];
 #pragma unroll

@@ -122,7 +122,14 @@ fn attention_and_gradients_of_halves() {
     attention_of::<bf16>(4.0 * f64::from(bf16::EPSILON), &TILED_SHAPES);
 }
 
-/// Neither which other pairs there are, nor the cut that they lead to, shows in a pair's bits; nor does a second run.
+/// As its description ends: `.., 132 multiprocessors`.
+fn multiprocessors(stream: &Stream) -> usize {
+    let description = stream.device().description();
+    let number = description.split(' ').rev().nth(1).and_then(|number| number.parse().ok());
+    number.unwrap_or_else(|| panic!("{description}"))
+}
+
+/// Neither which other pairs there are, nor the cut that they lead to, of one strip or two, shows in a pair's bits; nor does a second run.
 #[test]
 fn pairs_are_alone() {
     fn check<T: Real>(stream: &Stream) {
@@ -130,7 +137,8 @@ fn pairs_are_alone() {
         let results = |leading: &[usize]| {
             run::<T>(stream, (leading, [130, 97, 48, 64]), options).expect("valid operands")
         };
-        let (all, again, one) = (results(&[16]), results(&[16]), results(&[1]));
+        let many = 2 * multiprocessors(stream);
+        let (all, again, one) = (results(&[many]), results(&[many]), results(&[1]));
         for ((all, again), one) in all.arrays.iter().zip(&again.arrays).zip(&one.arrays) {
             let (all, one) = (all.to_vec(), one.to_vec());
             assert!(all.iter().zip(again.to_vec()).all(|(&all, again)| again.agrees(all, 0.0)));
@@ -142,12 +150,17 @@ fn pairs_are_alone() {
     check::<bf16>(&both.cuda);
 }
 
-/// Weights that are all the same give means of values: `1 + 2^-12` needs more bits than TF32 keeps.
+/// Weights that are all the same give means of values: these need more bits than TF32 keeps, and are rounded to the nearest.
 #[test]
 fn tf32_is_off_until_it_is_asked_for() {
     let Some(Both { cuda, .. }) = both() else { return };
-    let value = 1.0 + 1.0 / 4096.0;
-    for (allowed, want) in [(None, value), (Some(true), 1.0), (Some(false), value)] {
+    let unit = 1.0 / 1024.0;
+    for (allowed, value, want) in [
+        (None, 1.0 + 0.25 * unit, 1.0 + 0.25 * unit),
+        (Some(true), 1.0 + 0.25 * unit, 1.0),
+        (Some(true), 1.0 + 0.75 * unit, 1.0 + unit),
+        (Some(false), 1.0 + 0.75 * unit, 1.0 + 0.75 * unit),
+    ] {
         if let Some(allowed) = allowed {
             cuda.device().set_tf32(allowed);
         }
@@ -157,6 +170,79 @@ fn tf32_is_off_until_it_is_asked_for() {
         let input = AttentionInput { q: zero.view(), k: zero.view(), v: v.view(), mask: None };
         let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
         attention(&cuda, AttentionKind { causal: false, scale: 1.0 }, input, result).expect("valid operands");
-        assert!(out.to_vec().iter().all(|&got| f64::from(got) == want), "{allowed:?}");
+        assert!(out.to_vec().iter().all(|&got| f64::from(got) == want), "{allowed:?}, {value}");
     }
+}
+
+/// The mean of half ones and half zeros, where all scores are `score`, on both devices.
+#[test]
+fn weights_are_shares_however_large_the_scores_are() {
+    fn check<T: Real>(stream: &Stream, score: f64, keys: usize) {
+        let (queries, width) = (64, 16);
+        let full = |value: f64, shape: &[usize]| Array::full(stream, T::of(value), shape);
+        let (q, k) = (full(score / width as f64, &[queries, width]), full(1.0, &[keys, width]));
+        let halves: Vec<T> = (0..keys * width)
+            .map(|i| T::of(if i * 2 < keys * width || keys == 1 { 1.0 } else { 0.0 }))
+            .collect();
+        let (v, g) = (Array::new(stream, &halves, &[keys, width]), full(1.0, &[queries, width]));
+        let sums = || Array::full(stream, T::Computed::of(9.0), &[queries]);
+        let (out, log_sums, products) = (full(9.0, &[queries, width]), sums(), sums());
+        let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: None };
+        let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
+        let kind = AttentionKind { causal: false, scale: 1.0 };
+        attention(stream, kind, input, result).expect("valid operands");
+        let [dq, dk, dv] = [queries, keys, keys].map(|rows| full(9.0, &[rows, width]));
+        let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };
+        attention_grad(stream, kind, input, result, (g.view(), products.view()), to).expect("valid operands");
+        let mean = if keys == 1 { 1.0 } else { 0.5 };
+        let agree = |got: Array<T>, want: f64, tolerance: f64| {
+            let got = got.to_vec();
+            assert!(
+                got.iter().all(|got| got.agrees(T::of(want), tolerance)),
+                "{score}: {:?}, not {want}",
+                got[0]
+            );
+        };
+        agree(out, mean, 1e-6);
+        let want = T::Computed::of(score + (keys as f64).ln());
+        assert!(log_sums.to_vec().iter().all(|got| got.agrees(want, 3e-7)), "{score}");
+        agree(dv, queries as f64 / keys as f64, 1e-4);
+    }
+    let Some(both) = both() else { return };
+    for stream in [&both.cpu, &both.cuda] {
+        for (score, keys) in [(1000.0, 1024), (3.0 * 8_589_934_592.0, 1)] {
+            check::<f32>(stream, score, keys);
+            check::<bf16>(stream, score, keys);
+        }
+    }
+}
+
+/// Queries beyond the last one add nothing to the gradients of keys and values that are not finite: of two keys, one of which
+/// has an infinite value that no query sees.
+#[test]
+fn rows_that_do_not_exist_meet_no_infinity() {
+    fn check<T: Real>(stream: &Stream) {
+        let (queries, keys, width) = (1, 2, 16);
+        let full = |value: f64, rows: usize| Array::full(stream, T::of(value), &[rows, width]);
+        let values: Vec<T> =
+            (0..keys * width).map(|i| T::of(if i < width { 1.0 } else { f64::INFINITY })).collect();
+        let (q, k, g) = (full(1.0, queries), full(1.0, keys), full(1.0, queries));
+        let v = Array::new(stream, &values, &[keys, width]);
+        let sums = || Array::full(stream, T::Computed::of(0.0), &[queries]);
+        // As the forward pass gives them for a query that sees the first key alone.
+        let (out, log_sums, products) = (full(1.0, queries), sums(), sums());
+        let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: None };
+        let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
+        let kind = AttentionKind { causal: true, scale: 1.0 };
+        let [dq, dk, dv] = [queries, keys, keys].map(|rows| full(9.0, rows));
+        let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };
+        attention_grad(stream, kind, input, result, (g.view(), products.view()), to).expect("valid operands");
+        assert!(dq.to_vec().iter().all(|got| got.agrees(T::of(0.0), 0.0)), "{:?}", T::DTYPE);
+        for grad in [dk, dv] {
+            assert!(grad.to_vec()[width..].iter().all(|got| got.agrees(T::of(0.0), 0.0)), "{:?}", T::DTYPE);
+        }
+    }
+    let Some(both) = both() else { return };
+    check::<f32>(&both.cuda);
+    check::<bf16>(&both.cuda);
 }

@@ -97,8 +97,8 @@ static void convolutions() {
     CHECK_EQUAL(forward.status, 0);
     CHECK_EQUAL(cudnn("cudnnSetStream", forward.handle, stream), 0);
     std::vector<Ptr> all = forward.configurations();
-    CHECK_EQUAL(all.size(), size_t(4));
-    Ptr plain = forward.plan(all[3]);
+    CHECK_EQUAL(all.size(), size_t(5));
+    Ptr plain = forward.plan(all[4]);
     int64_t workspace = 0, count = 0;
     CHECK_EQUAL(cudnn("cudnnBackendGetAttribute", plain, 402, int(INT64), int64_t(1), &count, static_cast<void*>(&workspace)), 0);
     CHECK_EQUAL(workspace, int64_t(3 * 4 * 4 * 4));
@@ -118,8 +118,8 @@ static void convolutions() {
     CHECK(download<float>(dy, 48, stream) == expected);
     CHECK_EQUAL(forward.execute(plain, {dx, dw, dy + 4}, room), 2003); // misaligned
     CHECK_EQUAL(forward.execute(plain, {dx, dw, dy}, 0), 2000);        // no workspace
-    // One that wants a compiler, and one whose results vary.
-    for (size_t i = 0; i < 2; i++) CHECK_EQUAL(forward.execute(forward.plan(all[i]), {dx, dw, dy}, room), 5000);
+    // One that wants a compiler, one whose results vary, and one by transforms.
+    for (size_t i : {0, 1, 3}) CHECK_EQUAL(forward.execute(forward.plan(all[i]), {dx, dw, dy}, room), 5000);
     Ptr engine = describe(ENGINE);
     int note = -1;
     CHECK_EQUAL(cudnn("cudnnBackendGetAttribute", all[1], 300, int(DESCRIPTOR), int64_t(1), &count, static_cast<void*>(&engine)), 0);

@@ -4,6 +4,7 @@ mod common;
 mod devices;
 mod faults;
 mod host;
+mod libraries;
 mod lifetime;
 mod order;
 mod pages;

@@ -1,6 +1,5 @@
 //! Convolutions, pooling and batch normalisation.
 
-use device::DType;
 use device::cuda::ConvPass;
 
 use super::*;
@@ -43,17 +42,16 @@ fn convolutions_of<T: Real>() {
     for (both, case) in both_ways().flat_map(|both| CASES.iter().map(move |case| (both.clone(), case))) {
         let (images, filter, results) = (case.images, case.filter(), case.results());
         let how = (case.window, case.groups);
-        // All sums are whole numbers. A transform's are, but for their rounding.
-        let tolerance = if T::DTYPE == DType::F32 && is_cudnn(&both.cuda) { 1e-3 } else { 0.0 };
+        // All sums are whole numbers.
         for bias in [false, true] {
-            both.close(tolerance, ("conv2d", case.name, T::DTYPE, bias), |stream| {
+            both.same(("conv2d", case.name, T::DTYPE, bias), |stream| {
                 let (x, w) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &filter));
                 let (b, out) = (whole::<T>(stream, 3, &filter[..1]), whole::<T>(stream, 4, &results));
                 let bias = bias.then(|| b.view());
                 let conv = conv2d(stream, x.view(), w.view(), bias, how, out.view());
                 launch::<T>(stream, conv).map(|()| out)
             });
-            both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
+            both.same(("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
                 let (g, w) = (whole::<T>(stream, 1, &results), whole::<T>(stream, 2, &filter));
                 let (b, out) = (whole::<T>(stream, 3, &images[1..2]), whole::<T>(stream, 4, &images));
                 let bias = bias.then(|| b.view());
@@ -61,7 +59,7 @@ fn convolutions_of<T: Real>() {
                 launch::<T>(stream, conv).map(|()| out)
             });
         }
-        both.close(tolerance, ("conv2d_weight_grad", case.name, T::DTYPE), |stream| {
+        both.same(("conv2d_weight_grad", case.name, T::DTYPE), |stream| {
             let (x, g) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &results));
             let out = whole::<T>(stream, 4, &filter);
             let conv = conv2d_weight_grad(stream, x.view(), g.view(), how, out.view());

@@ -1,0 +1,150 @@
+//! What CUDA's libraries answer: refusals, failures, and programs that were kept. Each in a process of its own, on the emulated
+//! driver.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use device::cuda::{ConvForm, ConvPass, Program};
+use device::{CudaConfig, DType, Device, Error, Result};
+
+use super::common::emulated;
+
+static PROGRAM: Program = Program::new("none", "extern \"C\" __global__ void none() {}");
+
+/// A folder that goes with this.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("streamgrad-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap_or_else(|error| unreachable!("{error}"));
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a test below prints where these calls fail, with cuDNN, and the driver's log.
+fn run(test: &str, folder: &Path, fail: &str) -> (String, String) {
+    let libraries = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders: Vec<_> = std::env::split_paths(&libraries).collect();
+    let cudnn = folders.iter().map(|folder| folder.join("cudnn")).filter(|folder| folder.exists());
+    let libraries = std::env::join_paths(cudnn.chain(folders.clone())).unwrap_or_default();
+    let log = folder.join("log");
+    let mut command = Command::new(std::env::current_exe().unwrap_or_default());
+    command.args(["--exact", &format!("libraries::{test}"), "--ignored", "--nocapture"]);
+    command.env("LD_LIBRARY_PATH", libraries).env("STREAMGRAD_CACHE", folder.join("cache"));
+    command.env("CUDA_EMULATOR_LOG", &log).env("CUDA_EMULATOR_FAIL", fail);
+    let output = command.output().unwrap_or_else(|error| unreachable!("{error}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{fail}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    let calls = fs::read_to_string(&log).unwrap_or_default();
+    let _ = fs::remove_file(&log);
+    let printed = text.lines().filter_map(|line| line.split_once("found: ")).map(|(_, found)| found);
+    (printed.collect::<Vec<_>>().join(", "), calls)
+}
+
+/// Looks for the same algorithm twice, and says what makes convolutions.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_algorithms() -> Result<()> {
+    let device = Device::cuda_with(0, CudaConfig::default())?;
+    let form = ConvForm {
+        pass: ConvPass::Forward,
+        bias: false,
+        dtype: DType::F32,
+        shapes: [[1, 2, 4, 4], [3, 2, 3, 3], [1, 3, 4, 4]],
+        strides: [[32, 16, 4, 1], [18, 9, 3, 1], [48, 16, 4, 1]],
+        padding: [1, 1],
+        stride: [1, 1],
+        dilation: [1, 1],
+    };
+    for _ in 0..2 {
+        let found = match device.default_stream().convolution(&form) {
+            Ok(Some(_)) => "one".into(),
+            Ok(None) => "none".into(),
+            Err(Error::Driver { code, .. }) => code.to_string(),
+            Err(error) => error.to_string(),
+        };
+        println!("found: {found}");
+    }
+    println!("found: {}", device.convolutions()?);
+    Ok(())
+}
+
+#[test]
+fn an_algorithm_that_is_refused_is_told_from_a_library_that_fails() {
+    if !emulated() {
+        println!("skipped: only the emulated driver fails on demand");
+        return;
+    }
+    let folder = Folder::new("algorithms");
+    let uses = "cuDNN 9.10.0, and kernels of its own for what that has not";
+    let unusable = |name: &str| format!("kernels of its own: cuDNN 9.10.0 cannot be used: {name}");
+    let (finalize, get) = ("cudnnBackendFinalize", "cudnnBackendGetAttribute");
+    // The sixth that is finalized is the graph, the seventh asks for algorithms, and the eighth is a plan. Attributes are first
+    // those algorithms, and then each one's.
+    for (call, found) in [
+        ("".to_owned(), format!("one, one, {uses}")),
+        (format!("{finalize}:6:3000"), format!("none, none, {uses}")),
+        (format!("{finalize}:7:3000"), format!("one, one, {uses}")),
+        (format!("{get}:3:3000"), format!("one, one, {uses}")),
+        (format!("{finalize}:8:3007"), format!("one, one, {uses}")),
+        (format!("{finalize}:6:2002"), format!("2002, one, {uses}")),
+        (format!("{finalize}:8:4000"), format!("4000, one, {uses}")),
+        (format!("{get}:3:4002"), format!("4002, one, {uses}")),
+        (format!("{finalize}:7:1008"), format!("none, none, {}", unusable("CUDNN_STATUS_INTERNAL_ERROR"))),
+        ("cudnnCreate:1:1001".into(), format!("none, none, {}", unusable("CUDNN_STATUS_NOT_INITIALIZED"))),
+    ] {
+        assert_eq!(run("inner_algorithms", &folder.0, &call).0, found, "{call}");
+    }
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn inner_preload() -> Result<()> {
+    let device = Device::cuda_with(0, CudaConfig::default())?;
+    match device.default_stream().preload(&[&PROGRAM]) {
+        Ok(()) => println!("found: loaded"),
+        Err(Error::Driver { code, .. }) => println!("found: {code}"),
+        Err(error) => println!("found: {error}"),
+    }
+    Ok(())
+}
+
+#[test]
+fn a_kept_program_that_is_refused_is_replaced() {
+    if !emulated() {
+        println!("skipped: only the emulated driver fails on demand");
+        return;
+    }
+    let folder = Folder::new("kept");
+    let preload = |fail| {
+        let (found, log) = run("inner_preload", &folder.0, fail);
+        let compiled = log.lines().filter(|line| line.starts_with("nvrtcCompileProgram ")).count();
+        let file = fs::read_dir(folder.0.join("cache")).ok().and_then(|mut files| files.next()?.ok());
+        let file = file.and_then(|file| Some(file.metadata().ok()?.ino())).unwrap_or_default();
+        let started = log.lines().filter(|line| line.starts_with("cudnnCreate ")).count();
+        assert_eq!(started, usize::from(found == "loaded"), "{log}");
+        (found, compiled, file)
+    };
+    let refused = "cuModuleLoadData:1:209";
+    // One that is new is not made again.
+    let (found, compiled, _) = preload("cuModuleLoadData:1:209,cuModuleLoadData:2:209");
+    assert_eq!((&found[..], compiled), ("209", 1));
+    let (found, compiled, first) = preload("");
+    assert_eq!((&found[..], compiled), ("loaded", 0));
+    // Memory that is missing says nothing of what was kept.
+    let (_, compiled, file) = preload("cuModuleLoadData:1:2");
+    assert_eq!((compiled, file), (0, first));
+    let (found, compiled, file) = preload(refused);
+    assert_eq!((&found[..], compiled), ("loaded", 1));
+    assert_ne!(file, first);
+    assert_eq!(preload(""), ("loaded".into(), 0, file));
+}

@@ -61,9 +61,11 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
                     f32 below = mul_rounded(scores.at[m][n][i], scale) - each.log_sum(m, i);
                     f32 weight = exp2_of(below * LOG2_E);
                     f32 slope = weight * (slopes.at[m][n][i] - each.product(m, i)) * problem.rounded_scale;
-                    bool sees = WHOLE || seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2);
-                    scores.at[m][n][i] = sees ? weight : 0;
-                    slopes.at[m][n][i] = sees ? slope : 0;
+                    if (!WHOLE && !seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2)) {
+                        weight = slope = 0;
+                    }
+                    scores.at[m][n][i] = weight;
+                    slopes.at[m][n][i] = slope;
                 }
             }
         }
@@ -188,9 +190,7 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
     __device__ void add(Shared queries, Shared gradients, Shared log_sums, Shared products, int column, int start) {
         this->template multiply_both<WHOLE>(
             queries, gradients, [&](int, int column) { return start + column; }, [&](int row, int) { return first + row; },
-            [&](int row, int column) {
-                return column < (int)problem.queries - start && (!problem.causal || row - column <= start - first);
-            },
+            [&](int row, int column) { return !problem.causal || row - column <= start - first; },
             [&](int n) {
                 Numbers numbers;
 #pragma unroll

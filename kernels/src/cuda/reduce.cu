@@ -130,8 +130,11 @@ __device__ inline void join(O* out, const typename What::Fold::State* states, u6
                      [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
 }
 
+// Threads of a block, at most: a thread that folds F64 takes twice the registers.
+constexpr int THREADS = FLOATS && sizeof(F) == 8 ? 256 : 512;
+
 #define REDUCTION_BY(name, What, O, group, Group)                                                             \
-    extern "C" __global__ void __launch_bounds__(512, 1) NAMED(name##_##group, DTYPE)(                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(name##_##group, DTYPE)(                    \
         O * out, const S* x, What::Fold::State* states, const __grid_constant__ Walk<1> kept,                 \
         const __grid_constant__ Walk<1> reduced, const __grid_constant__ Units cut, u32 lanes, f64 divisor) { \
         reduce<Group, What>(out, x, states, kept, reduced, cut, lanes, divisor);                              \

@@ -12,7 +12,9 @@ use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 number_programs!("reduce", "rows.cuh", "reduce.cu");
 
 /// Threads of a block, at most; as in the program.
-const THREADS: u32 = 512;
+fn most_threads(dtype: DType) -> u32 {
+    if dtype == DType::F64 { 256 } else { 512 }
+}
 
 /// Threads and units for the axes of a reduction.
 fn threads(axes: &Axes) -> (RowThreads, Units) {
@@ -67,7 +69,7 @@ pub(crate) fn reduce(
     // SAFETY: the kernels take these arguments; the walks go over the axes of the input, the output has room for all kept
     // elements, and the workspace for the states of all units.
     unsafe {
-        queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+        queue.kernel(program, kernel, threads.grid_of(queue, most_threads(dtype), cut), &args)?;
         if cut.are_joined() {
             let (grid, lanes) = cut.join(queue, axes.kept.elements);
             let (rows, all) = (axes.kept.elements as i64, axes.reduced.elements as i64);

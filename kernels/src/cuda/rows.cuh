@@ -9,7 +9,7 @@ constexpr u32 FULL = 0xffffffff;
 constexpr u32 LANES = 32;
 constexpr u32 BLOCK = 1024;
 // Blocks of a part.
-constexpr u32 PART_BLOCKS = 32;
+enum : u32 { PART_BLOCKS = 32 };
 // Neighbours that a lane reads at once, a pack; packs and elements of a block that are one lane's.
 enum : int { PACK = 4, EACH = BLOCK / LANES, PACKS = EACH / PACK };
 
@@ -551,4 +551,4 @@ template <class T> constexpr int blocks_of = sizeof(T) == 8 ? 1 : 2;
     GROUP_KERNEL(blocks_of<T>, name, block, BlockGroup, parameters, __VA_ARGS__)
 #define GROUP_KERNELS(name, parameters, ...)   \
     ROW_KERNELS(name, parameters, __VA_ARGS__) \
-    GROUP_KERNEL(blocks_of<T>, name, column, ColumnGroup, parameters, __VA_ARGS__)
+    GROUP_KERNEL(1, name, column, ColumnGroup, parameters, __VA_ARGS__)

@@ -129,7 +129,11 @@ __device__ inline void cross_entropy_grad(S* out, const S* logits, const i64* la
 }
 
 #define SOFTMAX_OPERANDS (S* out, const S* x, const __grid_constant__ Walk<2> kept, const __grid_constant__ Rows rows, u32 lanes)
-GROUP_KERNELS(softmax, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
+// A warp's threads hold elements and exponentials at once, for which half of the registers are too few.
+GROUP_KERNEL(1, softmax, warp, WarpGroup, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
+GROUP_KERNEL(blocks_of<T>, softmax, wide, WideGroup, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
+GROUP_KERNEL(blocks_of<T>, softmax, block, BlockGroup, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
+GROUP_KERNEL(1, softmax, column, ColumnGroup, SOFTMAX_OPERANDS, softmax<false, Group>(out, x, kept, rows, lanes))
 GROUP_KERNELS(log_softmax, SOFTMAX_OPERANDS, softmax<true, Group>(out, x, kept, rows, lanes))
 #define GRAD_OPERANDS \
     (S* out, const S* y, const S* g, const __grid_constant__ Walk<3> kept, const __grid_constant__ Rows rows, u32 lanes)

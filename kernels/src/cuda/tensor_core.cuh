@@ -137,8 +137,8 @@ __device__ inline u32 rounded(u32 x) {
     return y;
 }
 
-// The part of a number that TF32 has, and the rest. All of an infinity is the rest: the other part of it would meet a 0.
-__device__ inline u32 upper_of(u32 x) { return abs_of(__uint_as_float(x)) == highest<f32>() ? 0 : x & 0xffffe000; }
+// The part of a number that TF32 has, and the rest, which is NaN for an infinity.
+__device__ inline u32 upper_of(u32 x) { return x & 0xffffe000; }
 __device__ inline u32 lower_of(u32 x) { return __float_as_uint(__uint_as_float(x) - __uint_as_float(upper_of(x))); }
 
 __device__ inline void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {

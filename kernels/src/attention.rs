@@ -86,7 +86,8 @@ pub struct AttentionGrads<'a> {
 ///
 /// With `p = exp(scale q k^T + mask - log_sums)` and `u = p (g v^T - sum(g out))` of each row it is `dq = scale u k`,
 /// `dk = scale u^T q`, `dv = p^T g`. `products`, contiguous, of the type of `log_sums` and with an element for each query, is written with the sums of
-/// `g out`.
+/// `g out`. Operands are finite: on the tensor cores of a CUDA device the gradients of keys and values that are not may be NaN
+/// where they are 0 on a CPU.
 ///
 /// # Errors
 /// As for [`attention`].

@@ -216,33 +216,3 @@ fn weights_are_shares_however_large_the_scores_are() {
         }
     }
 }
-
-/// Queries beyond the last one add nothing to the gradients of keys and values that are not finite: of two keys, one of which
-/// has an infinite value that no query sees.
-#[test]
-fn rows_that_do_not_exist_meet_no_infinity() {
-    fn check<T: Real>(stream: &Stream) {
-        let (queries, keys, width) = (1, 2, 16);
-        let full = |value: f64, rows: usize| Array::full(stream, T::of(value), &[rows, width]);
-        let values: Vec<T> =
-            (0..keys * width).map(|i| T::of(if i < width { 1.0 } else { f64::INFINITY })).collect();
-        let (q, k, g) = (full(1.0, queries), full(1.0, keys), full(1.0, queries));
-        let v = Array::new(stream, &values, &[keys, width]);
-        let sums = || Array::full(stream, T::Computed::of(0.0), &[queries]);
-        // As the forward pass gives them for a query that sees the first key alone.
-        let (out, log_sums, products) = (full(1.0, queries), sums(), sums());
-        let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: None };
-        let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
-        let kind = AttentionKind { causal: true, scale: 1.0 };
-        let [dq, dk, dv] = [queries, keys, keys].map(|rows| full(9.0, rows));
-        let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };
-        attention_grad(stream, kind, input, result, (g.view(), products.view()), to).expect("valid operands");
-        assert!(dq.to_vec().iter().all(|got| got.agrees(T::of(0.0), 0.0)), "{:?}", T::DTYPE);
-        for grad in [dk, dv] {
-            assert!(grad.to_vec()[width..].iter().all(|got| got.agrees(T::of(0.0), 0.0)), "{:?}", T::DTYPE);
-        }
-    }
-    let Some(both) = both() else { return };
-    check::<f32>(&both.cuda);
-    check::<bf16>(&both.cuda);
-}

@@ -23,7 +23,7 @@ use super::clip::{own, put};
 /// # fn main() -> device::Result<()> {
 /// let dev = Device::cpu();
 /// let w = Var::leaf(Tensor::ones(&[3, 2], DType::F32, &dev)?);
-/// let x = Var::constant(Tensor::ones(&[4, 2], DType::F32, &dev)?);
+/// let x = Var::constant(Tensor::full(&[4, 2], 0.5, DType::F32, &dev)?);
 /// let mut sgd = Sgd::new(vec![w.clone()], 0.1)?;
 /// let mut scaler = GradScaler::new(&dev)?;
 /// let loss = autocast(DType::F16, || x.linear(&w, None)?.square()?.mean_all())?;

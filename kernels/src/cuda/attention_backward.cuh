@@ -24,8 +24,8 @@ __device__ inline void dot_rows(const S* out, const S* g, f32* products, const W
     }
 }
 
-// Rows of a tile that are worked on at once.
-enum : int { PART = 32 };
+// Rows of a tile that are worked on at once: TF32 has registers for fewer.
+enum : int { PART = IS_SAME<S, tf32> ? 16 : 32 };
 
 // What a block owns of a gradient pass, queries or keys with the other matrix that goes with them, and the products of their
 // rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of products.

@@ -179,7 +179,7 @@ template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Su
 template <int WIDTH, int STRIPS, int EIGHTS, bool KEPT>
 __device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, STRIPS, KEPT>& own, Shared rows) {
     clear(sums);
-#pragma unroll
+#pragma unroll 8  // all at once would take more registers than there are
     for (int k = 0; k < WIDTH / STEP; ++k) {
         u32 a[STRIPS][4];
 #pragma unroll

@@ -57,8 +57,8 @@ impl Arena {
     }
 
     /// Chooses pages that make a free block of `units` units for `stream`, fewest first: those behind a block that is
-    /// ready for it add to that one. The last page reaches to a multiple of `step` bytes if there is room in the range
-    /// and the budget. `None` if no range has them.
+    /// ready for it add to that one. The last page reaches to a multiple of `step` bytes from the range's start if there is
+    /// room in the range and the budget. `None` if no range has them.
     pub(crate) fn begin_growth(
         &mut self,
         stream: StreamId,
@@ -78,7 +78,7 @@ impl Arena {
             self.holes.iter().map(|&index| (lack(&self.blocks[index]), self.blocks[index].units, index));
         let (lack, _, hole) = candidates.filter(|&(lack, size, _)| lack <= size).min()?;
         let block = &self.blocks[hole];
-        let start = block.address.0.as_ptr().addr();
+        let start = self.offset(block.address);
         let end = (start + lack as usize * UNIT).next_multiple_of(step);
         let usual = (((end - start) / UNIT) as u32).min(block.units);
         let live = self.counts.live_units + u64::from(units);
@@ -104,6 +104,13 @@ impl Arena {
             hole
         };
         Some(Growth { index, address, units })
+    }
+
+    /// How far from the start of its range an address lies, in bytes: where ranges are differs from run to run.
+    fn offset(&self, address: Address) -> usize {
+        let at = address.0.as_ptr().addr();
+        let from_start = |segment: &Segment| at.checked_sub(segment.base.0.as_ptr().addr());
+        self.segments.iter().flatten().filter_map(from_start).min().unwrap_or(at)
     }
 
     /// The pages have memory: takes `units` units of the block that they are the end of, or what there is.

@@ -56,7 +56,7 @@ pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Sna
 pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
     Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Reduction, Save, Step, TapeEntry, Var, Vjp,
-    autocast, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record,
+    autocast, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record, report,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,

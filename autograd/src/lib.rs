@@ -16,6 +16,7 @@ mod mode;
 pub mod ops;
 pub mod pipeline;
 mod place;
+pub mod report;
 mod tape;
 mod var;
 

@@ -86,7 +86,8 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         output.write(&trace::chrome(&found).to_string())?;
     }
     if let Some(output) = report {
-        output.write(&report::page(&found, workload.about(), &figures(&found)))?;
+        let page = report::of(&found, workload.about(), &figures(&found), &verdicts(&found));
+        output.write(&page.html())?;
     }
     Ok(found.identical_losses && found.identical_parameters)
 }

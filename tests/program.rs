@@ -262,6 +262,31 @@ fn compare_runs_stages_and_branches() {
 }
 
 #[test]
+fn several_batches_and_streams_are_one_table_and_one_page() {
+    let folder = Folder::new("sweep");
+    let [path, report] = ["sweep.json", "sweep.html"].map(|name| folder.file(name));
+    let args = ["compare", "--batch", "8,16", "--streams", "1,2", "--steps", "3", "--warmup", "1"];
+    let printed = good(&[&args[..], &["--json", &path, "--report", &report]].concat());
+    let lines: Vec<Vec<&str>> = printed.lines().map(|line| line.split_whitespace().collect()).collect();
+    let head = lines.iter().position(|line| line.first() == Some(&"batch")).unwrap();
+    let sizes: Vec<&[&str]> = lines[head + 1..].iter().map(|line| &line[..2]).collect();
+    assert_eq!(sizes, [["8", "1"], ["16", "1"], ["8", "2"], ["16", "2"]]);
+    assert!(lines[head + 1..].iter().all(|line| line.last() == Some(&"equal")), "{printed}");
+    let all = json(&path);
+    let found: Vec<_> =
+        all.as_array().unwrap().iter().map(|one| (one["batch"].as_u64(), one["streams"].as_u64())).collect();
+    assert_eq!(
+        found,
+        [(8, 1), (16, 1), (8, 2), (16, 2)].map(|(batch, streams)| (Some(batch), Some(streams)))
+    );
+    assert!(fs::read_to_string(report).unwrap().contains("concurrent, 2 streams"));
+    assert!(bad(&["compare", "--batch", "8,0"]).contains("at least 1"));
+    assert!(bad(&["compare", "--batch", "8,16", "--trace", &path]).contains("one comparison"));
+    // Before the first comparison, which would take too long.
+    assert!(bad(&["compare", "--streams", "2,1000", "--steps", "100000000"]).contains("at most 256"));
+}
+
+#[test]
 fn bad_arguments_get_one_clear_line() {
     let unknown = "unknown workload \"two_batch\"; there are: two-batch, mlp, cnn, gpt, dlrm, ";
     assert!(bad(&["compare", "two_batch"]).contains(unknown));

@@ -12,7 +12,7 @@ use streamgrad::workloads::{self, Workload};
 
 use super::output::{Output, Printer};
 use super::table::Table;
-use super::{Failure, device, positive, report, trace, workload};
+use super::{Failure, device, positive, report, sweep, trace, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -21,12 +21,13 @@ pub(super) struct Args {
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]
     device: String,
-    /// Streams of the concurrent schedule [default: 2]; where they are lanes, also the batches of a step.
-    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
-    streams: Option<usize>,
-    /// Rows of one batch [default: the workload's].
-    #[arg(long, allow_negative_numbers = true, value_name = "B", value_parser = positive)]
-    batch: Option<usize>,
+    /// Streams of the concurrent schedule [default: 2]; where they are lanes, also the batches of a step. Several numbers, with
+    /// commas between them, are compared one after the other.
+    #[arg(long, allow_negative_numbers = true, value_name = "N,..", value_parser = positive, value_delimiter = ',')]
+    streams: Vec<usize>,
+    /// Rows of one batch [default: the workload's]; several numbers as for streams.
+    #[arg(long, allow_negative_numbers = true, value_name = "B,..", value_parser = positive, value_delimiter = ',')]
+    batch: Vec<usize>,
     /// Steps to measure.
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
     steps: Option<usize>,
@@ -55,41 +56,72 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let workload = workload(args.workload.as_deref().unwrap_or(default))?;
     let defaults = CompareOptions::new(workload, &device(&args.device)?);
     let steps = args.steps.unwrap_or(defaults.steps);
-    let options = CompareOptions {
-        streams: args.streams.unwrap_or(defaults.streams),
-        batch: args.batch.unwrap_or(defaults.batch),
+    let of = |streams, batch| CompareOptions {
+        streams,
+        batch,
         steps,
         traced: defaults.traced.min(steps),
         warmup: args.warmup.unwrap_or(defaults.warmup),
         seed: args.seed.unwrap_or(defaults.seed),
         graph: args.graph,
-        ..defaults
+        ..defaults.clone()
     };
+    let (streams, batches) = (or(&args.streams, defaults.streams), or(&args.batch, defaults.batch));
+    let all: Vec<CompareOptions> = streams
+        .iter()
+        .flat_map(|&streams| batches.iter().map(move |&batch| (streams, batch)))
+        .map(|(streams, batch)| of(streams, batch))
+        .collect();
+    all.iter().try_for_each(|options| options.check(workload))?;
+    if all.len() > 1 && args.trace.is_some() {
+        return Err(Failure::Usage("--trace takes one comparison, not several batches or streams".into()));
+    }
     check_paths(args)?;
     let output = |path: &Option<PathBuf>| path.as_deref().map(Output::new).transpose();
     let outputs = [output(&args.json)?, output(&args.trace)?, output(&args.report)?];
     if outputs.iter().flatten().any(|output| matches!(output, Output::Stdout)) {
         printer.use_stderr();
     }
-    introduce(workload, &options, printer)?;
     let saves = outputs.iter().any(Option::is_some);
-    printer.check_read(saves)?;
-
-    let found = compare_with_bar(workload, &options)?;
-    show(&found, printer)?;
-    printer.check_read(saves)?;
+    let mut found = Vec::with_capacity(all.len());
+    for options in &all {
+        introduce(workload, options, printer)?;
+        printer.check_read(saves)?;
+        let one = compare_with_bar(workload, options)?;
+        show(&one, printer)?;
+        printer.check_read(saves)?;
+        found.push(one);
+    }
+    if let [_, _, ..] = &found[..] {
+        printer.empty_line()?;
+        for line in sweep::table(&found).lines() {
+            printer.line(format_args!("{line}"))?;
+        }
+    }
     let [json, trace, report] = outputs;
     if let Some(output) = json {
-        output.write(&format!("{:#}\n", to_json(&found)))?;
+        let value = match &found[..] {
+            [one] => to_json(one),
+            several => several.iter().map(to_json).collect(),
+        };
+        output.write(&format!("{value:#}\n"))?;
     }
-    if let Some(output) = trace {
-        output.write(&trace::chrome(&found).to_string())?;
+    if let (Some(output), [one]) = (trace, &found[..]) {
+        output.write(&trace::chrome(one).to_string())?;
     }
     if let Some(output) = report {
-        let page = report::of(&found, workload.about(), &figures(&found), &verdicts(&found));
+        let page = match &found[..] {
+            [one] => report::of(one, workload.about(), &figures(one), &verdicts(one)),
+            several => sweep::report(several, workload.about()),
+        };
         output.write(&page.html())?;
     }
-    Ok(found.identical_losses && found.identical_parameters)
+    Ok(found.iter().all(|one| one.identical_losses && one.identical_parameters))
+}
+
+/// What was asked for, or the one default.
+fn or(asked: &[usize], default: usize) -> Vec<usize> {
+    if asked.is_empty() { vec![default] } else { asked.to_vec() }
 }
 
 fn check_paths(args: &Args) -> Result<(), Failure> {

@@ -6,6 +6,7 @@ mod gradcheck;
 mod info;
 mod output;
 mod report;
+mod sweep;
 mod table;
 mod trace;
 mod train;

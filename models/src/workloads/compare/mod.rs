@@ -79,7 +79,12 @@ impl CompareOptions {
         }
     }
 
-    fn check(&self, workload: &dyn Workload) -> Result<()> {
+    /// Whether a comparison can begin; [`compare`] asks, too.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no streams, batch, steps or traced steps, and for more streams than 256, or than 2 where a
+    /// workload has two parts.
+    pub fn check(&self, workload: &dyn Workload) -> Result<()> {
         let counts = [
             ("streams", self.streams),
             ("batch", self.batch),

@@ -385,7 +385,13 @@ pub(crate) fn attention(random: &mut Random) -> Case {
     let text = format!("scaled_dot_product_attention causal {is_causal} scale {scale:?}");
     let operands = [Some(q), Some(k), Some(v), mask].into_iter().flatten().collect();
     Case::new(text, operands, want, move |x| {
-        let options = AttentionOptions { attn_mask: x.get(3).cloned(), dropout_p: 0.0, is_causal, scale };
+        let options = AttentionOptions {
+            attn_mask: x.get(3).cloned(),
+            dropout_p: 0.0,
+            is_causal,
+            scale,
+            enable_gqa: false,
+        };
         of_vars(x, |x| x[0].scaled_dot_product_attention(&x[1], &x[2], &options))
     })
 }

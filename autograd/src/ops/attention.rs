@@ -9,6 +9,8 @@ use super::samples::{Draw, Sample, sample};
 use crate::autocast::Cast;
 use crate::{Save, Var, is_recording, record};
 
+const OP: &str = "scaled_dot_product_attention";
+
 /// Options of [`Var::scaled_dot_product_attention`]: torch's, with torch's defaults.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
@@ -21,6 +23,9 @@ pub struct AttentionOptions {
     pub is_causal: bool,
     /// What products of queries and keys are multiplied with; `1 / √d` if not given.
     pub scale: Option<f64>,
+    /// Whether keys and values may have fewer heads, `[.., h / r, t, d]`, than queries, `[.., h, s, d]`: heads `r i` to
+    /// `r i + r - 1` of the queries share head `i` of these (grouped queries).
+    pub enable_gqa: bool,
 }
 
 impl AttentionOptions {
@@ -52,13 +57,17 @@ impl Var {
     ///
     /// # Errors
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
-    /// `InvalidArgument` for a mask beside `is_causal` and unless `0 <= dropout_p <= 1`.
+    /// `InvalidArgument` for a mask beside `is_causal`, unless `0 <= dropout_p <= 1`, and for `enable_gqa` unless keys and
+    /// values have equally many heads, by which the queries' can be divided.
     pub fn scaled_dot_product_attention(&self, k: &Var, v: &Var, options: &AttentionOptions) -> Result<Var> {
-        if let Some(cast) = Cast::of("scaled_dot_product_attention") {
+        if let Some(cast) = Cast::of(OP) {
             return cast.run(|cast| {
                 let (q, k, v) = (cast.var(self)?, cast.var(k)?, cast.var(v)?);
                 q.scaled_dot_product_attention(&k, &v, &options.cast(cast)?)
             });
+        }
+        if options.enable_gqa {
+            return grouped([self, k, v], options);
         }
         let [q, k, v] = broadcast([self, k, v])?;
         let attention = options.attention();
@@ -116,12 +125,62 @@ impl Var {
     }
 }
 
+/// Attention of queries `[.., h, s, d]` in groups of heads, as attention of `[.., h / r, r, s, d]` to keys and values that lie in
+/// memory once for each group.
+fn grouped([q, k, v]: [&Var; 3], options: &AttentionOptions) -> Result<Var> {
+    let heads = |x: &Var| x.shape().iter().rev().nth(2).copied();
+    let (all, groups) = (heads(q), heads(k));
+    let (Some(all), Some(groups), true) = (all, groups, groups == heads(v)) else {
+        return Err(ungrouped([q, k, v]));
+    };
+    if groups == 0 || !all.is_multiple_of(groups) {
+        return Err(ungrouped([q, k, v]));
+    }
+    // The axis of heads, of which there are `each` in a group, as two.
+    let split = |shape: &[usize], each: usize| -> Dims {
+        let (leading, rows) = shape.split_at(shape.len() - 3);
+        let pair = [rows[0] / each, each];
+        leading.iter().copied().chain(pair).chain(rows[1..].iter().copied()).collect()
+    };
+    let attn_mask = match &options.attn_mask {
+        Some(mask) if mask.rank() > 2 => {
+            let each = match mask.shape()[mask.rank() - 3] {
+                1 => 1,
+                heads if heads == all => all / groups,
+                _ => {
+                    return Err(Error::ShapeMismatch {
+                        op: OP,
+                        lhs: q.shape().into(),
+                        rhs: mask.shape().into(),
+                    });
+                }
+            };
+            Some(mask.reshape(&split(mask.shape(), each))?)
+        }
+        mask => mask.clone(),
+    };
+    let options = AttentionOptions { attn_mask, enable_gqa: false, ..options.clone() };
+    let [k, v] = [k.unsqueeze(-3)?, v.unsqueeze(-3)?];
+    let y = q.reshape(&split(q.shape(), all / groups))?.scaled_dot_product_attention(&k, &v, &options)?;
+    let mut shape = Dims::from_slice(q.shape());
+    if let (Some(last), Some(width)) = (shape.last_mut(), v.shape().last()) {
+        *last = *width;
+    }
+    y.reshape(&shape)
+}
+
+fn ungrouped(operands: [&Var; 3]) -> Error {
+    let shapes = operands.map(Var::shape);
+    let expected = "keys and values with equally many heads, by which the queries' can be divided";
+    Error::invalid(OP, "enable_gqa", expected, format_args!("{shapes:?}"))
+}
+
 /// Queries, keys and values with the same leading axes.
 fn broadcast([q, k, v]: [&Var; 3]) -> Result<[Var; 3]> {
     let leading = |x: &Var| x.shape().len().checked_sub(2);
     let (Some(of_q), Some(of_k), Some(of_v)) = (leading(q), leading(k), leading(v)) else {
         let (lhs, rhs) = (q.shape().into(), k.shape().into());
-        return Err(Error::ShapeMismatch { op: "scaled_dot_product_attention", lhs, rhs });
+        return Err(Error::ShapeMismatch { op: OP, lhs, rhs });
     };
     let (q_axes, k_axes, v_axes) = (&q.shape()[..of_q], &k.shape()[..of_k], &v.shape()[..of_v]);
     if q_axes == k_axes && k_axes == v_axes {
@@ -253,7 +312,11 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     let masked = |mask: &Tensor| AttentionOptions { attn_mask: Some(mask.clone()), ..plain() };
     let still = Var::constant(d.normal(&[3, 2])?);
     let key = RandomKey { seed: 5, op: 1 };
+    let in_groups = |options| AttentionOptions { enable_gqa: true, ..options };
+    let of_heads = d.normal(&[4, 3, 5])?.compare_scalar(CompareOp::Gt, -0.5)?;
     Ok(vec![
+        of("groups", [&[2, 4, 3, 2], &[2, 2, 5, 2], &[2, 2, 5, 3]], in_groups(causal()))?,
+        of("groups_masked", [&[2, 4, 3, 2], &[1, 2, 5, 2], &[2, 2, 5, 2]], in_groups(masked(&of_heads)))?,
         of("one_head", [&[3, 2], &[4, 2], &[4, 3]], plain())?,
         of("heads", [&[2, 2, 3, 2], &[2, 2, 4, 2], &[2, 2, 4, 3]], plain())?,
         of("causal", [&[2, 5, 3], &[2, 5, 3], &[2, 5, 2]], causal())?,
@@ -347,6 +410,45 @@ mod tests {
         let single = merge_heads(&q.scaled_dot_product_attention(&k, &v, &causal)?)?;
         assert_eq!(packed.value().to_vec::<f64>()?, single.value().to_vec::<f64>()?);
         assert_eq!(gradient(&packed.square()?, &qkv)?, gradient(&single.square()?, &qkv)?);
+        Ok(())
+    }
+
+    #[test]
+    fn groups_of_heads_share_keys_and_values() -> Result<()> {
+        let (q, k, v) = (drawn(&[2, 6, 5, 4], 1)?, drawn(&[2, 3, 7, 4], 2)?, drawn(&[2, 3, 7, 3], 3)?);
+        let repeated = |x: &Var| -> Result<Var> {
+            let shape: Vec<usize> = [2, 3, 2].iter().chain(&x.shape()[2..]).copied().collect();
+            x.unsqueeze(2)?.expand(&shape)?.reshape(&[2, 6, 7, shape[4]])
+        };
+        let masks =
+            [None, Some(vec![5, 7]), Some(vec![1, 5, 7]), Some(vec![6, 5, 7]), Some(vec![2, 6, 5, 7])];
+        for shape in masks {
+            let mask = shape.map(|shape| drawn(&shape, 4)).transpose()?;
+            let plain = AttentionOptions {
+                attn_mask: mask.map(|mask| mask.value().clone()),
+                ..AttentionOptions::default()
+            };
+            let in_groups = AttentionOptions { enable_gqa: true, ..plain.clone() };
+            let y = q.scaled_dot_product_attention(&k, &v, &in_groups)?;
+            let expected = q.scaled_dot_product_attention(&repeated(&k)?, &repeated(&v)?, &plain)?;
+            assert_eq!(y.value().to_vec::<f64>()?, expected.value().to_vec::<f64>()?);
+            for x in [&q, &k, &v] {
+                close_values(&gradient(&y.square()?, x)?, &gradient(&expected.square()?, x)?);
+            }
+        }
+        let four = drawn(&[2, 4, 7, 4], 5)?;
+        let in_groups = AttentionOptions { enable_gqa: true, ..AttentionOptions::default() };
+        let of_groups =
+            AttentionOptions { attn_mask: Some(drawn(&[3, 5, 7], 6)?.value().clone()), ..in_groups.clone() };
+        let refused = q.scaled_dot_product_attention(&k, &v, &of_groups);
+        assert!(matches!(refused, Err(Error::ShapeMismatch { .. })), "{refused:?}");
+        for (k, v) in [(&four, &four), (&k, &four), (&leaf(&[0.0; 8], &[2, 4])?, &v)] {
+            let refused = q.scaled_dot_product_attention(k, v, &in_groups);
+            assert!(
+                matches!(refused, Err(Error::InvalidArgument { argument: "enable_gqa", .. })),
+                "{refused:?}"
+            );
+        }
         Ok(())
     }
 

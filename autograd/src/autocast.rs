@@ -13,8 +13,8 @@ use crate::mode::is_recording;
 use crate::ops::record_conversion;
 use crate::tape::Node;
 
-/// The type in which `op` runs under an autocast to `half`, by torch's lists and with `batch_norm`; `None` for all ops that take
-/// operands as they are, those of several types in the type that these promote to.
+/// The type in which `op` runs under an autocast to `half`, by torch's lists; `None` for all ops that take operands as they are, those
+/// of several types in the type that these promote to.
 fn type_of(op: &str, half: DType) -> Option<DType> {
     Some(match op {
         "conv2d"
@@ -23,10 +23,9 @@ fn type_of(op: &str, half: DType) -> Option<DType> {
         | "matmul"
         | "scaled_dot_product_attention"
         | "self_attention" => half,
-        "batch_norm" | "bce_with_logits" | "cross_entropy" | "cumsum" | "exp" | "group_norm" | "l1_loss"
-        | "layer_norm" | "log" | "log_softmax" | "logsumexp" | "mse_loss" | "nll_loss" | "pow"
-        | "reciprocal" | "rms_norm" | "rsqrt" | "smooth_l1_loss" | "softmax" | "softplus" | "square"
-        | "sum" => DType::F32,
+        "bce_with_logits" | "cross_entropy" | "cumsum" | "exp" | "group_norm" | "l1_loss" | "layer_norm"
+        | "log" | "log_softmax" | "logsumexp" | "mse_loss" | "nll_loss" | "pow" | "reciprocal"
+        | "rms_norm" | "rsqrt" | "smooth_l1_loss" | "softmax" | "softplus" | "square" | "sum" => DType::F32,
         _ => return None,
     })
 }
@@ -44,12 +43,11 @@ thread_local! {
 /// | runs in | ops |
 /// |---|---|
 /// | `dtype` | `matmul`, `linear`, `conv2d`, `conv_transpose2d`, `scaled_dot_product_attention`, `self_attention` |
-/// | F32 | `sum`, `cumsum`, `exp`, `log`, `pow`, `square`, `reciprocal`, `rsqrt`, `softmax`, `log_softmax`, `logsumexp`, `softplus`, `layer_norm`, `rms_norm`, `group_norm`, `batch_norm`, and losses: `cross_entropy`, `nll_loss`, `mse_loss`, `l1_loss`, `smooth_l1_loss`, `bce_with_logits` |
+/// | F32 | `sum`, `cumsum`, `exp`, `log`, `pow`, `square`, `reciprocal`, `rsqrt`, `softmax`, `log_softmax`, `logsumexp`, `softplus`, `layer_norm`, `rms_norm`, `group_norm`, and losses: `cross_entropy`, `nll_loss`, `mse_loss`, `l1_loss`, `smooth_l1_loss`, `bce_with_logits` |
 /// | the type of its operands | every other op; operands of several types promote as in [`Tensor::result_type`] |
 ///
-/// Operands of F64 and integers are never converted. These are torch's lists, with one difference: torch's do not name
-/// `batch_norm`, which gives 16 bits there for an operand of 16 bits, and F32 here. Rules of gradients run outside of any
-/// autocast, in the types that were recorded.
+/// Operands of F64 and integers are never converted. These are torch's lists. `batch_norm` is on neither: it takes images of
+/// 16 bits with weights of F32. Rules of gradients run outside of any autocast, in the types that were recorded.
 ///
 /// A leaf that requires a gradient is converted at its first use and kept, until it is changed or the outermost autocast ends, or
 /// the step that is captured within it. All uses share the conversion: their gradients are added in `dtype`, then converted once.

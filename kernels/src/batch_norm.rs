@@ -17,9 +17,9 @@ pub struct Norm<'a> {
     pub mean: View<'a>,
     /// Its variance, divided by the number of elements; of the same type.
     pub var: View<'a>,
-    /// The scale; 1 if there is none.
+    /// The scale, of the same type; 1 if there is none.
     pub weight: Option<View<'a>>,
-    /// The shift; 0 if there is none.
+    /// The shift, of the same type; 0 if there is none.
     pub bias: Option<View<'a>>,
     /// Added to the variance.
     pub eps: f64,
@@ -60,7 +60,7 @@ pub fn batch_norm(
     let workspace = View::workspace(OP, workspace, batch_norm_workspace(stream, x.shape()))?;
     for_float!(OP, dtype, T => {
         let images = (x.read::<T>(), out.write::<T>());
-        let affine = [weight, bias].map(|view| view.map(View::read::<T>));
+        let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact()));
         let given = (!training).then(|| statistics.map(|view| view.read::<T>().exact()));
         let found = training.then(|| statistics.map(|view| view.write::<T>().exact()));
         Command::new(OP, (images, affine, (given, found), workspace)).cost(out.layout.elements(), 4).run(
@@ -81,7 +81,8 @@ pub fn batch_norm(
 /// `bias = sum g`, `weight = sum g x'`, and `x = weight / sqrt(var + eps) (g - [sum g + x' sum g x'] / m)`, where the part
 /// in brackets, over the number `m` of elements, is there in training only.
 ///
-/// Shapes: `x`, `g` and `grads[0]` `[n, c, ..]`; `grads[1]`, for the weight, and `grads[2]`, for the bias, `[c]`.
+/// Shapes: `x`, `g` and `grads[0]` `[n, c, ..]`; `grads[1]`, for the weight, and `grads[2]`, for the bias, `[c]`, of the type
+/// that is computed in.
 ///
 /// # Errors
 /// As for [`batch_norm`].
@@ -102,8 +103,9 @@ pub fn batch_norm_grad(
     for_float!(OP, dtype, T => {
         let images = [x, g].map(View::read::<T>);
         let statistics = [mean, var].map(|view| view.read::<T>().exact());
-        let operands =
-            (images, statistics, weight.map(View::read::<T>), grads.map(View::write::<T>), workspace);
+        let weight = weight.map(|view| view.read::<T>().exact());
+        let sums = [grad_weight, grad_bias].map(|view| view.write::<T>().exact());
+        let operands = (images, statistics, weight, (grad.write::<T>(), sums), workspace);
         Command::new(OP, operands).cost(x.layout.elements(), 4).run(
             stream,
             channels,

@@ -13,9 +13,9 @@ use crate::norms::NormRows;
 pub struct NormInput<'a> {
     /// The elements.
     pub x: View<'a>,
-    /// What a normalized element is multiplied with; 1 if there is none.
+    /// What a normalized element is multiplied with, of the type that is computed in; 1 if there is none.
     pub weight: Option<View<'a>>,
-    /// What is then added; 0 if there is none.
+    /// What is then added, of the same type; 0 if there is none.
     pub bias: Option<View<'a>>,
 }
 
@@ -24,9 +24,9 @@ pub struct NormInput<'a> {
 pub struct NormGrads<'a> {
     /// The gradient of the elements.
     pub x: Option<View<'a>>,
-    /// The gradient of the weight.
+    /// The gradient of the weight, of the type that is computed in.
     pub weight: Option<View<'a>>,
-    /// The gradient of the bias.
+    /// The gradient of the bias, of the same type.
     pub bias: Option<View<'a>>,
     /// What the sums of the last two are made in: of type U8, contiguous, of [`normalize_workspace`] elements. It may be left
     /// out if those are none, or neither is wanted.
@@ -58,7 +58,7 @@ pub fn normalize(
     expect_elements(op, [weight, bias], rows.weights())?;
     expect_elements(op, [mean, Some(rstd)], count)?;
     for_float!(op, dtype, T => {
-        let affine = [weight, bias].map(|view| view.map(View::read::<T>));
+        let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact()));
         let statistics = (mean.map(|view| view.write::<T>().exact()), rstd.write::<T>().exact());
         Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).run(
             stream,
@@ -117,8 +117,9 @@ pub fn normalize_grad(
     let workspace = View::workspace(op, to.workspace, needed)?;
     for_float!(op, dtype, T => {
         let statistics = (mean.map(|view| view.read::<T>().exact()), rstd.read::<T>().exact());
-        let grads = [to.x, to.weight, to.bias].map(|view| view.map(View::write::<T>));
-        let read = ([g, x].map(View::read::<T>), weight.map(View::read::<T>));
+        let sums = [to.weight, to.bias].map(|view| view.map(|view| view.write::<T>().exact()));
+        let grads = (to.x.map(View::write::<T>), sums);
+        let read = ([g, x].map(View::read::<T>), weight.map(|view| view.read::<T>().exact()));
         Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).run(
             stream,
             (rows, count),

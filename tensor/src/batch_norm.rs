@@ -4,7 +4,7 @@ use device::{Error, Result, Stream};
 use kernels::{Layout, Norm, batch_norm_workspace};
 
 use crate::Tensor;
-use crate::check::{has_dtype, has_shape, is_float, same_device, same_kind};
+use crate::check::{has_dtype, has_shape, in_compute_dtype, is_float, same_device, same_kind};
 
 /// Each channel's mean and variance, and whether they are those of the images that they normalise. For BF16 and F16
 /// images they are F32.
@@ -57,9 +57,8 @@ fn channels(op: &'static str, x: &Tensor) -> Result<usize> {
 }
 
 fn vector(op: &'static str, x: &Tensor, vector: &Tensor) -> Result<Tensor> {
-    same_kind(op, x, vector)?;
     has_shape(op, &x.shape()[1..2], vector)?;
-    vector.contiguous()
+    in_compute_dtype(op, x, vector)?.contiguous()
 }
 
 fn statistic(op: &'static str, x: &Tensor, given: &Tensor) -> Result<Tensor> {
@@ -73,7 +72,8 @@ impl Tensor {
     /// `(x - mean) / sqrt(var + eps) weight + bias` in each channel, with the channel's own mean and variance over all
     /// other axes, which are given back, too.
     ///
-    /// Shapes: `[n, c, ..]`, weight and bias `[c]` -> `[n, c, ..]`.
+    /// Shapes: `[n, c, ..]`, weight and bias `[c]`, of the elements' type or of its
+    /// [`DType::compute_dtype`](crate::DType::compute_dtype) -> `[n, c, ..]`.
     ///
     /// # Errors
     /// `InvalidArgument` for fewer than two axes, or fewer than two elements in a channel; `ShapeMismatch`,
@@ -149,7 +149,8 @@ fn norm<'a>(
     }
 }
 
-/// The gradients of [`Tensor::batch_norm`] for the gradient `g` of its value: for the images, the weight and the bias.
+/// The gradients of [`Tensor::batch_norm`] for the gradient `g` of its value: for the images and, of
+/// [`DType::compute_dtype`](crate::DType::compute_dtype), for the weight and the bias.
 ///
 /// # Errors
 /// As for [`Tensor::batch_norm_with`].
@@ -168,8 +169,9 @@ pub fn batch_norm_grad(
     let (x, g) = (x.contiguous()?, g.contiguous()?);
     let norm = norm(statistics, weight.as_ref(), None, eps);
     Stream::with_current(x.device(), |stream| {
-        let fresh = |shape: &[usize]| Tensor::allocate(stream, Layout::contiguous(shape), x.dtype);
-        let grads = [fresh(x.shape())?, fresh(&[c])?, fresh(&[c])?];
+        let fresh = |shape: &[usize], dtype| Tensor::allocate(stream, Layout::contiguous(shape), dtype);
+        let sum = || fresh(&[c], x.dtype.compute_dtype());
+        let grads = [fresh(x.shape(), x.dtype)?, sum()?, sum()?];
         let views = [grads[0].view(), grads[1].view(), grads[2].view()];
         let memory = Tensor::workspace(stream, batch_norm_workspace(stream, x.shape()))?;
         kernels::batch_norm_grad(stream, x.view(), g.view(), norm, memory.as_ref().map(Tensor::view), views)?;

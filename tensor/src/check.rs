@@ -32,6 +32,16 @@ pub(crate) fn same_kind(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<
     has_dtype(op, rhs, lhs.dtype())
 }
 
+/// A parameter of an op on `x` in the type that is computed in; it may be of the elements' type, too.
+pub(crate) fn in_compute_dtype(op: &'static str, x: &Tensor, parameter: &Tensor) -> Result<Tensor> {
+    let wanted = x.dtype().compute_dtype();
+    if parameter.dtype() != wanted {
+        same_kind(op, x, parameter)?;
+    }
+    same_device(op, x, parameter)?;
+    parameter.to_dtype(wanted)
+}
+
 /// Same device.
 #[inline]
 pub(crate) fn same_device(op: &'static str, lhs: &Tensor, rhs: &Tensor) -> Result<()> {

@@ -4,7 +4,7 @@ use device::{DType, Error, Result, Stream};
 use kernels::{Layout, NormGrads, NormInput, NormRows, normalize_workspace};
 
 use crate::Tensor;
-use crate::check::{is_float, same_kind, shape_mismatch};
+use crate::check::{in_compute_dtype, is_float, same_kind, shape_mismatch};
 
 /// Which elements of a tensor are normalized together: made for one shape by [`Norm::layer`], [`Norm::rms`] or
 /// [`Norm::group`].
@@ -105,7 +105,8 @@ impl Norm {
 
     /// Normalizes, multiplies with the weight and adds the bias.
     ///
-    /// Shapes: weight and bias have an element for each place of a row (layer norm, RMS norm) or for each channel.
+    /// Shapes: weight and bias have an element for each place of a row (layer norm, RMS norm) or for each channel. They are of
+    /// the elements' type, or of its [`DType::compute_dtype`].
     ///
     /// # Errors
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`.
@@ -130,7 +131,7 @@ impl Norm {
 
     /// The gradients for elements, weight and bias, as `wanted`, from the gradient `g` of the result.
     ///
-    /// Gradients of weight and bias are vectors with an element for each weight.
+    /// Gradients of weight and bias are vectors with an element for each weight, of [`DType::compute_dtype`].
     ///
     /// # Errors
     /// As [`Norm::forward`].
@@ -148,15 +149,15 @@ impl Norm {
         }
         let (g, x, weight) = (g.contiguous()?, x.contiguous()?, self.parameter(x, weight)?);
         Stream::with_current(x.device(), |stream| {
-            let allocate = |wanted: bool, shape: &[usize]| {
-                let fresh = || Tensor::allocate(stream, Layout::contiguous(shape), x.dtype);
+            let allocate = |wanted: bool, shape: &[usize], dtype| {
+                let fresh = || Tensor::allocate(stream, Layout::contiguous(shape), dtype);
                 wanted.then(fresh).transpose()
             };
-            let weights = [self.rows.weights()];
+            let (weights, of_sums) = ([self.rows.weights()], x.dtype.compute_dtype());
             let to = NormGradients {
-                x: allocate(wanted[0], x.shape())?,
-                weight: allocate(wanted[1], &weights)?,
-                bias: allocate(wanted[2], &weights)?,
+                x: allocate(wanted[0], x.shape(), x.dtype)?,
+                weight: allocate(wanted[1], &weights, of_sums)?,
+                bias: allocate(wanted[2], &weights, of_sums)?,
             };
             let [dx, dweight, dbias] =
                 [&to.x, &to.weight, &to.bias].map(|target| target.as_ref().map(Tensor::view));
@@ -185,7 +186,7 @@ impl Norm {
 
     fn parameter(&self, x: &Tensor, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
         let Some(parameter) = parameter else { return Ok(None) };
-        same_kind(self.op, x, parameter)?;
+        let parameter = in_compute_dtype(self.op, x, parameter)?;
         if parameter.elements() != self.rows.weights() {
             return Err(shape_mismatch(self.op, x.shape(), parameter.shape()));
         }

@@ -4,14 +4,14 @@
 
 use tensor::{BatchStatistics, Device, Result, Tensor, grad};
 
+use super::normalize::parameter;
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
 use crate::{Grads, Save, Var, Vjp, is_recording, record};
 
 impl Var {
     /// Normalises each channel by its own mean and variance, divided by the number of its elements, which are given back.
     ///
-    /// Shapes: `[n, c, ..]`, weight and bias `[c]` -> `[n, c, ..]`.
+    /// Shapes: `[n, c, ..]`, weight and bias `[c]` -> `[n, c, ..]`. For images of 16 bits these may be F32, and stay so.
     ///
     /// ```
     /// # use autograd::{Device, Result, Tensor, Var};
@@ -33,14 +33,10 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<(Var, BatchStatistics)> {
-        if let Some(cast) = Cast::of("batch_norm") {
-            return cast.run(|cast| {
-                cast.var(self)?.batch_norm(cast.option(weight)?.as_ref(), cast.option(bias)?.as_ref(), eps)
-            });
-        }
-        let (value, statistics) =
-            self.value().batch_norm(weight.map(Var::value), bias.map(Var::value), eps)?;
-        Ok((normalised(self, weight, bias, value, &statistics, eps), statistics))
+        let affine = [parameter(self, weight)?, parameter(self, bias)?];
+        let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
+        let (value, statistics) = self.value().batch_norm(weight, bias, eps)?;
+        Ok((normalised(self, &affine, value, &statistics, eps), statistics))
     }
 
     /// Normalises each channel by a given mean and variance, which gradients do not flow through.
@@ -57,23 +53,17 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<Var> {
-        if let Some(cast) = Cast::of("batch_norm") {
-            return cast.run(|cast| {
-                let (x, weight, bias) = (cast.var(self)?, cast.option(weight)?, cast.option(bias)?);
-                x.batch_norm_with(mean, var, weight.as_ref(), bias.as_ref(), eps)
-            });
-        }
-        let value =
-            self.value().batch_norm_with(mean, var, weight.map(Var::value), bias.map(Var::value), eps)?;
+        let affine = [parameter(self, weight)?, parameter(self, bias)?];
+        let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
+        let value = self.value().batch_norm_with(mean, var, weight, bias, eps)?;
         let given = BatchStatistics { mean: mean.clone(), var: var.clone(), training: false };
-        Ok(normalised(self, weight, bias, value, &given, eps))
+        Ok(normalised(self, &affine, value, &given, eps))
     }
 }
 
 fn normalised(
     x: &Var,
-    weight: Option<&Var>,
-    bias: Option<&Var>,
+    [weight, bias]: &[Option<Var>; 2],
     value: Tensor,
     statistics: &BatchStatistics,
     eps: f64,
@@ -82,7 +72,7 @@ fn normalised(
     inputs.extend(weight);
     inputs.extend(bias);
     let mut saved = vec![Save::Tensor(&statistics.mean), Save::Tensor(&statistics.var), Save::Input(0)];
-    saved.extend(weight.map(|_| Save::Input(1)));
+    saved.extend(weight.as_ref().map(|_| Save::Input(1)));
     let (has_weight, has_bias, training) = (weight.is_some(), bias.is_some(), statistics.training);
     record("batch_norm", &inputs, &saved, value, move |ctx, g| {
         let [x_grad, weight_grad, bias_grad] = gradients(ctx, g, has_weight, training, eps)?;
@@ -103,7 +93,7 @@ fn gradients(ctx: &Vjp<'_>, g: &Var, has_weight: bool, training: bool, eps: f64)
     let (mean, var, x) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
     let weight = has_weight.then(|| ctx.saved(3));
     if is_recording() {
-        let given = if training { None } else { Some((mean.to_dtype(x.dtype())?, var.to_dtype(x.dtype())?)) };
+        let given = if training { None } else { Some((mean, var)) };
         return expressed(&x, g, weight.as_ref(), given.as_ref(), eps);
     }
     let statistics = BatchStatistics { mean: mean.value().clone(), var: var.value().clone(), training };
@@ -120,7 +110,7 @@ fn expressed(
 ) -> Result<[Var; 3]> {
     let (n, c) = (x.shape()[0], x.shape()[1]);
     let rest: usize = x.shape()[2..].iter().product();
-    let planes = |v: &Var| v.reshape(&[n, c, rest]);
+    let planes = |v: &Var| v.to_dtype(v.dtype().compute_dtype())?.reshape(&[n, c, rest]);
     let channel = |v: &Var| v.reshape(&[1, c, 1]);
     let (x3, g3) = (planes(x)?, planes(g)?);
     let centred = x3.sub(&match given {
@@ -146,7 +136,8 @@ fn expressed(
         Some(weight) => inverse.mul(&channel(weight)?)?,
         None => inverse,
     };
-    Ok([inner.mul(&scale)?.reshape(x.shape())?, with_x.reshape(&[c])?, sum.reshape(&[c])?])
+    let x_grad = inner.mul(&scale)?.reshape(x.shape())?.to_dtype(x.dtype())?;
+    Ok([x_grad, with_x.reshape(&[c])?, sum.reshape(&[c])?])
 }
 
 pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {

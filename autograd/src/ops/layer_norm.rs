@@ -11,7 +11,8 @@ impl Var {
     /// `(x - mean) / √(variance + eps) · weight + bias` of each row over the last axes, whose sizes are `normalized_shape`.
     /// The variance is the mean square deviation.
     ///
-    /// Shapes: `weight` and `bias` have `normalized_shape`; the result has the shape of the input.
+    /// Shapes: `weight` and `bias` have `normalized_shape`; the result has the shape of the input. For an input of 16 bits
+    /// weight and bias may be F32, and stay so.
     ///
     /// # Errors
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` for an empty `normalized_shape`;

@@ -85,7 +85,7 @@ pub(crate) unsafe fn backward<T: Lanes>(
     [x, g]: [Src<T>; 2],
     [mean, var]: [Src<T>; 2],
     weight: Option<Src<T>>,
-    [grad, grad_weight, grad_bias]: [Dst<T>; 3],
+    (grad, [grad_weight, grad_bias]): (Dst<T>, [Dst<T>; 2]),
 ) {
     let m = T::from_f64(channels.each() as f64);
     items(channels, workers).for_each(inlined!(|channel, _: *mut T| {

@@ -182,7 +182,7 @@ pub(crate) unsafe fn backward<T: Lanes>(
     workers: &Workers,
     ([g, x], weight): ([Src<T>; 2], Option<Src<T>>),
     (mean, rstd): (Option<Src<T>>, Src<T>),
-    [to_x, to_weight, to_bias]: [Option<Dst<T>>; 3],
+    (to_x, [to_weight, to_bias]): (Option<Dst<T>>, [Option<Dst<T>>; 2]),
 ) {
     let weights = rows.weights();
     let chunk = count.div_ceil(ROW_BLOCKS).max(16);

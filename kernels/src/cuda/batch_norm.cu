@@ -1,5 +1,4 @@
-// Batch normalisation of images [n, c, ..]. They are stored as S like weights and biases; means and variances as what they
-// are computed in.
+// Batch normalisation of images [n, c, ..]. They are stored as S, and all that there is for a channel as what is computed in.
 
 constexpr int THREADS = 256;
 
@@ -52,11 +51,11 @@ extern "C" __global__ void NAMED(batch_statistics_join, DTYPE)(T* mean, T* var, 
     join_units<Deviations<T>>(channels, cut, lanes, states, ToStatistics{mean, var});
 }
 
-// Sums of g times the normalised x, and of g, over each channel: as they are, and as they are stored.
+// Sums of g times the normalised x, and of g, over each channel: side by side, and apart.
 struct ToSums {
     Two<T>* sums;
-    S* with_x;
-    S* plain;
+    T* with_x;
+    T* plain;
 
     __device__ void operator()(u64 channel, Two<T> state) const {
         sums[channel] = state;
@@ -77,10 +76,10 @@ __device__ inline void sums(ToSums to, const S* x, const S* g, const T* mean, co
     fold_units<Group, TwoSums<T>>(channels.channels, channels.each(), cut, lanes, states, of, to);
 }
 WEIGHT_KERNELS(batch_norm_sums,
-               (Two<T>* all, S* with_x, S* plain, const S* x, const S* g, const T* mean, const T* var, f64 eps,
+               (Two<T>* all, T* with_x, T* plain, const S* x, const S* g, const T* mean, const T* var, f64 eps,
                 const __grid_constant__ Channels channels, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
                sums<Group>({all, with_x, plain}, x, g, mean, var, eps, channels, states, cut, lanes))
-extern "C" __global__ void NAMED(batch_norm_sums_join, DTYPE)(Two<T>* all, S* with_x, S* plain, const Two<T>* states,
+extern "C" __global__ void NAMED(batch_norm_sums_join, DTYPE)(Two<T>* all, T* with_x, T* plain, const Two<T>* states,
                                                               u64 channels, const __grid_constant__ Units cut, u32 lanes) {
     join_units<TwoSums<T>>(channels, cut, lanes, states, ToSums{all, with_x, plain});
 }
@@ -91,8 +90,8 @@ struct Normalised {
     const S* x;
     const T* mean;
     const T* var;
-    const S* weight;
-    const S* bias;
+    const T* weight;
+    const T* bias;
     T eps;
     const Walk<2>& walk;
 
@@ -103,17 +102,17 @@ struct Normalised {
         for (int v = 0; v < V; ++v) {
             if (v == 0 || walk.moves(1)) {
                 i64 c = offsets.at[1] + v;
-                centre = mean[c], shift = bias ? (T)bias[c] : (T)0;
+                centre = mean[c], shift = bias ? bias[c] : (T)0;
                 scale = 1 / sqrt_of(var[c] + eps);
-                scale = weight ? mul_rounded(scale, (T)weight[c]) : scale;
+                scale = weight ? mul_rounded(scale, weight[c]) : scale;
             }
             result.at[v] = add_rounded(mul_rounded(xs.at[v] - centre, scale), shift);
         }
         store<V>(out + offsets.at[0], result);
     }
 };
-extern "C" __global__ void NAMED(batch_norm, DTYPE)(S* out, const S* x, const T* mean, const T* var, const S* weight,
-                                                    const S* bias, f64 eps, const __grid_constant__ Walk<2> walk) {
+extern "C" __global__ void NAMED(batch_norm, DTYPE)(S* out, const S* x, const T* mean, const T* var, const T* weight,
+                                                    const T* bias, f64 eps, const __grid_constant__ Walk<2> walk) {
     for_vectors<lanes_of<S, S>>(walk, Normalised{out, x, mean, var, weight, bias, (T)eps, walk});
 }
 
@@ -124,7 +123,7 @@ struct Gradient {
     const S* g;
     const T* mean;
     const T* var;
-    const S* weight;
+    const T* weight;
     const Two<T>* sums;
     T eps;
     T count;
@@ -139,7 +138,7 @@ struct Gradient {
             if (v == 0 || walk.moves(1)) {
                 i64 c = offsets.at[1] + v;
                 centre = mean[c], inverse = 1 / sqrt_of(var[c] + eps);
-                scale = weight ? mul_rounded(inverse, (T)weight[c]) : inverse;
+                scale = weight ? mul_rounded(inverse, weight[c]) : inverse;
                 if (count > 0) {
                     mean_of = {sums[c].first / count, sums[c].second / count};
                 }
@@ -155,7 +154,7 @@ struct Gradient {
     }
 };
 extern "C" __global__ void NAMED(batch_norm_grad, DTYPE)(S* out, const S* x, const S* g, const T* mean, const T* var,
-                                                         const S* weight, const Two<T>* sums, f64 eps, f64 count,
+                                                         const T* weight, const Two<T>* sums, f64 eps, f64 count,
                                                          const __grid_constant__ Walk<2> walk) {
     for_vectors<lanes_of<S, S>>(walk, Gradient{out, x, g, mean, var, weight, sums, (T)eps, (T)count, walk});
 }

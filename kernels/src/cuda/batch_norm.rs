@@ -93,14 +93,14 @@ pub(crate) fn backward(
     channels: &Channels,
     [x, g]: [Address; 2],
     (statistics, weight): ([Address; 2], Option<Address>),
-    grads: [Address; 3],
+    (grad, sums): (Address, [Address; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
     let numbers = numbers(channels, dtype, &[x, g]);
-    let walk = elements(queue, channels, dtype, &[x, g, grads[0]])?;
+    let walk = elements(queue, channels, dtype, &[x, g, grad])?;
     let program = program_of(dtype);
     let ([x, g], [mean, var]) = ([x, g].map(Arg::from), statistics.map(Arg::from));
-    let [grad, weight_sum, bias_sum] = grads.map(Arg::from);
+    let (grad, [weight_sum, bias_sum]) = (Arg::from(grad), sums.map(Arg::from));
     // The sums of all channels come first, then the states of units.
     let all = Arg::from(workspace);
     let states = Arg::from(workspace.map(|at| at.offset(channels.channels as isize, SUMS)));

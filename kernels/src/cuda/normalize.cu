@@ -1,6 +1,6 @@
 // Normalization of contiguous rows and its gradients: each row is read once, kept in registers as far as it fits, folded, and
-// written. The gradients of weights and biases are folds along the other axes. Elements are stored as S; means and inverse
-// deviations as what they are computed in.
+// written. The gradients of weights and biases are folds along the other axes. Elements are stored as S, and all else as what is
+// computed in.
 
 // Threads of a block, at most: few enough that the elements they hold stay in registers.
 constexpr int THREADS = 256;
@@ -28,23 +28,19 @@ struct Channel {
 };
 // The weights of a row's elements, or the biases; `none` if there are none.
 struct Weights {
-    const S* at;
+    const T* at;
     u64 inner;
     bool packed;
     T none;
 
-    __device__ Weights(const S* all, const Norm& norm, u64 row, T none)
+    __device__ Weights(const T* all, const Norm& norm, u64 row, T none)
         : at(all ? all + norm.weights(row) : all), inner(norm.inner), packed(norm.packed != 0), none(none) {}
     // Those of the pack of a slot.
     __device__ Pack<T, PACK> read(const BlockLane& block, int slot) const {
         Pack<T, PACK> weights = {none, none, none, none};
         if (at) {
-            Pack<S, PACK> pack = inner == 1 ? Line<const S>{at, {1}, packed}.read(block, slot / PACK, S())
-                                            : Line<const S, Channel>{at, {inner}, false}.read(block, slot / PACK, S());
-#pragma unroll
-            for (int v = 0; v < PACK; ++v) {
-                weights.at[v] = pack.at[v];
-            }
+            weights = inner == 1 ? Line<const T>{at, {1}, packed}.read(block, slot / PACK, T())
+                                 : Line<const T, Channel>{at, {inner}, false}.read(block, slot / PACK, T());
         }
         return weights;
     }
@@ -52,7 +48,7 @@ struct Weights {
 
 // out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be missing
 template <class Group>
-__device__ inline void normalize(S* out, const S* x, const S* weight, const S* bias, T* mean, T* rstd, const Norm& norm,
+__device__ inline void normalize(S* out, const S* x, const T* weight, const T* bias, T* mean, T* rstd, const Norm& norm,
                                  f64 eps, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
@@ -97,7 +93,7 @@ __device__ inline void normalize(S* out, const S* x, const S* weight, const S* b
 
 // dx = rstd (d - mean(d) - h mean(d h)), h = (x - mean) rstd, d = g weight; without a mean the first mean(d) is left out
 template <class Group>
-__device__ inline void gradient(S* dx, const S* g, const S* x, const S* weight, const T* mean, const T* rstd,
+__device__ inline void gradient(S* dx, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
                                 const Norm& norm, u32 lanes) {
     for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
         u64 all = norm.len(), len = exists ? all : 0;
@@ -154,8 +150,8 @@ template <> struct Shared<ColumnGroup> {
 
 // dweight = sum(g h), dbias = sum(g), over the rows and inner elements of each weight; either may be missing.
 struct ToWeights {
-    S* dweight;
-    S* dbias;
+    T* dweight;
+    T* dbias;
 
     __device__ void operator()(u64 weight, Two<T> sums) const {
         if (dweight) {
@@ -188,18 +184,18 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
 
 // Rows lie along memory; those of a weight may lie across it.
 ROW_KERNELS(normalize,
-            (S* out, const S* x, const S* weight, const S* bias, T* mean, T* rstd, const __grid_constant__ Norm norm,
+            (S* out, const S* x, const T* weight, const T* bias, T* mean, T* rstd, const __grid_constant__ Norm norm,
              f64 eps, u32 lanes),
             normalize<Group>(out, x, weight, bias, mean, rstd, norm, eps, lanes))
 ROW_KERNELS(normalize_grad,
-            (S* dx, const S* g, const S* x, const S* weight, const T* mean, const T* rstd,
+            (S* dx, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
              const __grid_constant__ Norm norm, u32 lanes),
             gradient<Group>(dx, g, x, weight, mean, rstd, norm, lanes))
 WEIGHT_KERNELS(normalize_weights,
-             (S* dweight, S* dbias, const S* g, const S* x, const T* mean, const T* rstd,
+             (T* dweight, T* dbias, const S* g, const S* x, const T* mean, const T* rstd,
               const __grid_constant__ Norm norm, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
              weights<Group>({dweight, dbias}, g, x, mean, rstd, norm, states, cut, lanes))
-extern "C" __global__ void NAMED(normalize_weights_join, DTYPE)(S* dweight, S* dbias, const Two<T>* states, u64 weights,
+extern "C" __global__ void NAMED(normalize_weights_join, DTYPE)(T* dweight, T* dbias, const Two<T>* states, u64 weights,
                                                                 const __grid_constant__ Units cut, u32 lanes) {
     join_units<TwoSums<T>>(weights, cut, lanes, states, ToWeights{dweight, dbias});
 }

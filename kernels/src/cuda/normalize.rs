@@ -15,10 +15,18 @@ float_programs!("normalize", "rows.cuh", "normalize.cu");
 const THREADS: u32 = 256;
 
 /// `Norm` of the program.
-fn numbers(&(rows, count): &(NormRows, usize), dtype: DType, operands: &[Option<Address>]) -> [i64; 5] {
+fn numbers(
+    &(rows, count): &(NormRows, usize),
+    dtype: DType,
+    elements: &[Option<Address>],
+    weights: &[Option<Address>],
+) -> [i64; 5] {
     let NormRows { groups, channels, inner } = rows;
-    let aligned = |at: &Address| at.0.addr().is_multiple_of(PACK * dtype.size_bytes());
-    let packed = usize::from(rows.row().is_multiple_of(PACK) && operands.iter().flatten().all(aligned));
+    let aligned = |operands: &[Option<Address>], dtype: DType| {
+        operands.iter().flatten().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()))
+    };
+    let aligned = aligned(elements, dtype) && aligned(weights, dtype.compute_dtype());
+    let packed = usize::from(rows.row().is_multiple_of(PACK) && aligned);
     [count, groups, channels, inner, packed].map(|number| number as i64)
 }
 
@@ -46,7 +54,7 @@ pub(crate) fn normalize(
     affine: [Option<Address>; 2],
     (mean, rstd): (Option<Address>, Address),
 ) -> Result<()> {
-    let (norm, len) = (numbers(rows, dtype, &[Some(out), Some(x), affine[0], affine[1]]), rows.0.row());
+    let (norm, len) = (numbers(rows, dtype, &[Some(out), Some(x)], &affine), rows.0.row());
     let threads = RowThreads::holding(rows.1, len, 1, len as isize, THREADS);
     let [weight, bias] = affine.map(Arg::from);
     let (eps, lanes) = (Arg::F64(eps), Arg::U32(threads.lanes));
@@ -62,10 +70,10 @@ pub(crate) fn gradient(
     all @ &(rows, count): &(NormRows, usize),
     ([g, x], weight): ([Address; 2], Option<Address>),
     (mean, rstd): (Option<Address>, Address),
-    [dx, dweight, dbias]: [Option<Address>; 3],
+    (dx, [dweight, dbias]): (Option<Address>, [Option<Address>; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
-    let norm = numbers(all, dtype, &[dx, Some(g), Some(x), weight]);
+    let norm = numbers(all, dtype, &[dx, Some(g), Some(x)], &[weight]);
     let (len, weights) = (rows.row(), rows.weights());
     let (program, rstd) = (program_of(dtype), Arg::from(rstd));
     let [g, x] = [g, x].map(Arg::from);

@@ -256,11 +256,12 @@ fn normal_of<T: Real>() {
                     Array::new(stream, &elements, shape)
                 };
                 let (x, g) = (array(1, &shape), array(2, &shape));
-                let mean = Array::new(stream, &numbers::<T::Computed>(3, c), &[c]);
+                let vector = |seed| Array::new(stream, &numbers::<T::Computed>(seed, c), &[c]);
+                let mean = vector(3);
                 let var = Array::full(stream, T::Computed::of(2.0), &[c]);
-                let (weight, bias) = (array(4, &[c]), array(5, &[c]));
+                let (weight, bias) = (vector(4), vector(5));
                 let (out, grad) = (array(6, &shape), array(6, &shape));
-                let (grad_weight, grad_bias) = (array(6, &[c]), array(6, &[c]));
+                let (grad_weight, grad_bias) = (vector(6), vector(6));
                 let norm = Norm {
                     mean: mean.view(),
                     var: var.view(),
@@ -274,15 +275,15 @@ fn normal_of<T: Real>() {
                 batch_norm(stream, x.view(), norm, Some(space.view()), out.view())?;
                 let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
                 batch_norm_grad(stream, x.view(), g.view(), norm, Some(space.view()), grads)?;
-                Ok((vec![mean, var], vec![out, grad, grad_weight, grad_bias]))
+                Ok((vec![mean, var, grad_weight, grad_bias], vec![out, grad]))
             };
-            for part in 0..2 {
-                both.close(tolerance, ("statistics", shape, training, affine, part, T::DTYPE), |stream| {
+            for part in 0..4 {
+                both.close(tolerance, ("of channels", shape, training, affine, part, T::DTYPE), |stream| {
                     Ok(run(stream)?.0.swap_remove(part))
                 });
             }
-            // The value, and the three gradients.
-            for part in 0..4 {
+            // The value, and its gradient.
+            for part in 0..2 {
                 both.close(tolerance, (shape, training, affine, part, T::DTYPE), |stream| {
                     Ok(run(stream)?.1.swap_remove(part))
                 });

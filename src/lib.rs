@@ -32,6 +32,7 @@
 //! | mixed precision | [`autocast`], [`GradScaler`] |
 //! | batches at once | [`ConcurrentBatches`] |
 //! | stages at once | [`Pipeline`] |
+//! | where the time goes | [`Profile`], [`diagnose`], [`autograd::profile`] |
 //! | layers and models of one's own | [`Linear`], [`Sequential`], [`Module`], [`Forward`] |
 //! | optimizers, data, checkpoints | [`Sgd`], [`Adam`], [`Batches`], [`checkpoint`] |
 //! | example programs, one stream against several | [`workloads`], [`workloads::compare`] |
@@ -55,8 +56,9 @@ pub use ::{allocator, autograd, device, kernels, models, tensor};
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
-    Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Reduction, Save, Step, TapeEntry, Var, Vjp,
-    autocast, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record, report,
+    Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Profile, ProfileOptions, ProfileSchedule,
+    Profiler, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer, diagnose, grad, gradcheck,
+    gradgradcheck, is_recording, no_grad, ops, record, report,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
@@ -105,9 +107,9 @@ pub mod prelude {
         DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event, Flatten, Forward,
         Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion,
         LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer,
-        Pipeline, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu,
-        StepBatches, Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, autocast,
-        checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse,
-        no_grad, record,
+        Pipeline, Profile, ProfileOptions, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd,
+        SgdOptions, Sigmoid, Silu, StepBatches, Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var,
+        Windows, accuracy, autocast, checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad,
+        gradcheck, gradgradcheck, mlp, mse, no_grad, record,
     };
 }

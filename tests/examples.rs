@@ -24,6 +24,8 @@ mod custom_optimizer;
 mod digits_mlp;
 #[path = "../examples/pipeline.rs"]
 mod pipeline;
+#[path = "../examples/profile.rs"]
+mod profile;
 #[path = "../examples/two_lanes.rs"]
 mod two_lanes;
 
@@ -61,6 +63,11 @@ fn a_captured_step_equals_the_eager_one() -> Result<()> {
 #[test]
 fn stages_at_once_give_what_they_give_one_after_the_other() -> Result<()> {
     pipeline::main()
+}
+
+#[test]
+fn a_training_loop_is_profiled() -> Result<()> {
+    profile::main()
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl CachingAllocator {
         let most = page.map_or(usize::MAX, |page| need.max(page / 2)).min(u32::MAX as usize * UNIT);
         let usual = segment_bytes(need, reserved).min(most);
         let attempt = |bytes| {
-            let segment = self.obtain(bytes)?;
+            let segment = order.record_driver_call(bytes, || self.obtain(bytes))?;
             Ok(put(&mut arena.lock(), Obtained::Segment(segment)))
         };
         match attempt(usual) {
@@ -122,7 +122,10 @@ impl CachingAllocator {
         };
         let asked = first.units;
         self.keep_budget(order, arena, page);
-        let attempt = |growth: Growth| match self.commit(space, &growth) {
+        let commit = |growth: &Growth| {
+            order.record_driver_call(growth.units as usize * UNIT, || self.commit(space, growth))
+        };
+        let attempt = |growth: Growth| match commit(&growth) {
             Ok(()) => Ok(put(&mut arena.lock(), Obtained::Pages(&growth))),
             Err(refusal) => {
                 arena.lock().abort_growth(&growth);

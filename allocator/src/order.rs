@@ -16,6 +16,10 @@ pub(crate) trait Order {
     fn wait_for(&self, moments: &[Moment]) -> Result<()>;
     /// A handle of the stream's device, for buffers that live on.
     fn device(&self) -> Option<Device>;
+    /// Makes a call that gets `bytes` bytes of the driver, which a recording is told of.
+    fn record_driver_call<R>(&self, _bytes: usize, call: impl FnOnce() -> R) -> R {
+        call()
+    }
 }
 
 impl Order for Stream {
@@ -42,6 +46,10 @@ impl Order for Stream {
 
     fn device(&self) -> Option<Device> {
         Some(self.device().clone())
+    }
+
+    fn record_driver_call<R>(&self, bytes: usize, call: impl FnOnce() -> R) -> R {
+        self.record_driver_call(bytes, call)
     }
 }
 

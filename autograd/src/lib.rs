@@ -16,6 +16,7 @@ mod mode;
 pub mod ops;
 pub mod pipeline;
 mod place;
+pub mod profile;
 pub mod report;
 mod tape;
 mod var;
@@ -30,6 +31,7 @@ pub use ops::{PadMode, Reduction};
 pub use pipeline::{
     ConcurrentBatches, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Step, defer,
 };
+pub use profile::{Profile, ProfileOptions, ProfileSchedule, Profiler, diagnose};
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
 pub use tensor::{
     DType, Device, Error, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result, Stream,

@@ -17,6 +17,7 @@ use crate::cuda::Staged;
 use crate::fifo::{Fifo, find, reached};
 use crate::graph::capture::{Capture, forget, refused};
 use crate::host::Host;
+use crate::recorder::{CommandKind, Label, Syncing};
 use crate::shared::Home;
 use crate::within::{Holds, Within};
 use crate::{Access, Device, Moment, Result, Shared, SpinLock, Stream, StreamId};
@@ -290,9 +291,9 @@ impl Buffer {
             ));
         }
         core.hidden.meet()?;
-        core.count_host_sync();
+        let mut syncing = core.host_sync("download", [self.last_write()]);
         if core.cuda.is_some() {
-            return self.download_staged(read);
+            return self.download_staged(read, &mut syncing);
         }
         let mut read = Some(read);
         loop {
@@ -321,7 +322,11 @@ impl Buffer {
     /// Reads through a copy in host memory. If the last write is still pending, the copy is a command of the stream that
     /// wrote, so that no stream waits for another; else it runs beside all of them.
     #[track_caller]
-    fn download_staged<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    fn download_staged<R>(
+        &self,
+        read: impl FnOnce(&[u8]) -> R,
+        syncing: &mut Option<Syncing<'_>>,
+    ) -> Result<R> {
         let core = self.device.core();
         let (fifo, staged, moment) = loop {
             let write = self.last_write();
@@ -333,6 +338,7 @@ impl Buffer {
                 break (fifo, staged, moment);
             }
         };
+        syncing.iter_mut().for_each(|syncing| syncing.awaits(moment));
         fifo.may_wait("download", moment.tick)?;
         fifo.wait_until(moment.tick).map_err(|error| error.met_by("download", moment.stream))?;
         self.log.lock().forget_read(moment);
@@ -344,7 +350,9 @@ impl Buffer {
     /// Launches a copy to the host on `fifo`, which made the last `write` if it is still that; else does nothing.
     #[track_caller]
     fn stage(&self, fifo: &Fifo, write: Moment) -> Result<Option<(Staged, Moment)>> {
-        let driver = fifo.driver()?;
+        let (driver, recorder) = (fifo.driver()?, &self.device.core().recorder);
+        let label = Label::of(CommandKind::Download { bytes: self.len_bytes });
+        let noted = recorder.launching("download", &[Use::read(self)], &label);
         let mut tail = fifo.lock_tail("download")?;
         let moment = {
             let mut log = self.log.lock();
@@ -359,9 +367,16 @@ impl Buffer {
             log.record(moment, false);
             moment
         };
-        // SAFETY: the buffer has that many bytes, and the command reads them.
-        let staged =
-            driver.bind().and_then(|()| unsafe { driver.download(self.ptr(), self.len_bytes, moment) });
+        let staged = driver.bind().and_then(|()| {
+            let start = noted.as_ref().map(|_| driver.record_timed()).transpose()?;
+            // SAFETY: the buffer has that many bytes, and the command reads them.
+            let staged = unsafe { driver.download(self.ptr(), self.len_bytes, moment)? };
+            if let (Some(start), Some(noted)) = (start, noted) {
+                recorder.timed(moment, start, driver.record_timed()?);
+                recorder.launched(noted, moment);
+            }
+            Ok(staged)
+        });
         driver.set_launched(moment.tick);
         staged.map(|staged| Some((staged, moment))).map_err(|error| error.met_by("download", moment.stream))
     }

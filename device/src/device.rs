@@ -17,7 +17,7 @@ use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, PATIENCE, Runner, drop_outside, reached};
 use crate::hidden::HiddenSyncs;
 use crate::host::Host;
-use crate::recorder::Recorder;
+use crate::recorder::{Recorder, Syncing};
 use crate::stream::{Handle, Side, Stream};
 use crate::{
     CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
@@ -75,7 +75,7 @@ pub(crate) struct Core(ManuallyDrop<Parts>);
 pub(crate) struct Parts {
     kind: DeviceKind,
     schedule: Schedule,
-    threads: usize,
+    pub(crate) threads: usize,
     pub(crate) default: Arc<Fifo>,
     /// Where the host's reads are ordered among the device's writes.
     pub(crate) host: Host,
@@ -334,13 +334,24 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         self.0.not_captured("synchronize", "nothing has run that the host could wait for")?;
         let core = self.core();
-        let streams: Vec<_> = core.streams.lock().iter().filter_map(Weak::upgrade).collect();
-        core.count_host_sync();
+        let streams = core.live_streams();
+        let newest = |fifo: &Arc<Fifo>| fifo.enqueued.load(Ordering::Acquire);
+        let awaited = streams.iter().map(|fifo| Moment { stream: fifo.id, tick: newest(fifo) });
+        let _syncing = core.host_sync("synchronize", awaited);
         for fifo in streams {
-            fifo.host_wait("synchronize", core, fifo.enqueued.load(Ordering::Acquire))?;
+            fifo.host_wait("synchronize", core, newest(&fifo))?;
         }
         core.sweep();
         core.take_fault()
+    }
+
+    /// Blocks until every command launched so far has run, where the thread may wait. Errors are left to those who
+    /// synchronise.
+    pub(crate) fn await_streams(&self) {
+        let core = self.core();
+        for fifo in core.live_streams() {
+            let _refused = fifo.host_wait("synchronize", core, fifo.enqueued.load(Ordering::Acquire));
+        }
     }
 
     /// Who keeps commands of different streams in order, from the next launch on.
@@ -581,8 +592,18 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn count_host_sync(&self) {
+    /// The host waits from now on for `awaited`, until the value drops.
+    pub(crate) fn host_sync(
+        &self,
+        op: &'static str,
+        awaited: impl IntoIterator<Item = Moment>,
+    ) -> Option<Syncing<'_>> {
         self.host_syncs.fetch_add(1, Ordering::Relaxed);
+        self.recorder.syncing(op, awaited)
+    }
+
+    fn live_streams(&self) -> Vec<Arc<Fifo>> {
+        self.streams.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn pool(&self) -> Option<&dyn Pool> {

@@ -59,8 +59,8 @@ impl Event {
         if Capture::of(&self.0.core).is_some() {
             return Err(refused("synchronize", "nothing has run that the host could wait for"));
         }
-        self.0.core.count_host_sync();
         let Marker { core, fifo, moment, timed, .. } = &*self.0;
+        let _syncing = core.host_sync("synchronize", [*moment]);
         match timed {
             Some(timed) => {
                 fifo.may_wait("synchronize", moment.tick)?;

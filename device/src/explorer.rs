@@ -297,7 +297,7 @@ impl State {
                 if let Some(explorer) = &core.explorer {
                     explorer.plan_order.store(self.plan_order(), Ordering::Relaxed);
                 }
-                fifo.run(core, op, tick, Holds::Launches, || work(core));
+                fifo.run(core, op, tick, Holds::Launches, core.recorder.is_on(), || work(core));
                 fifo.progress.complete(tick);
             }
             Some(Item::Gate { tick, .. }) => fifo.progress.complete(tick),

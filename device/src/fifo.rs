@@ -284,7 +284,8 @@ impl Fifo {
                         self.pause(Before::Run, tick);
                         match core {
                             Some(core) if self.is_in_order(&mut failed, &core, op) => {
-                                self.run(&core, op, tick, Holds::Nothing, || work(&core));
+                                let recorded = core.recorder.is_on();
+                                self.run(&core, op, tick, Holds::Nothing, recorded, || work(&core));
                             }
                             // What it was to do is told already, and what it drops has nobody to tell.
                             _ => drop(Panicked::catch(|| drop(work))),
@@ -342,9 +343,17 @@ impl Fifo {
 
     /// Runs one command on a thread that `holds` locks. A panic becomes the device's error and goes no further.
     #[inline]
-    pub(crate) fn run(&self, core: &Core, op: &'static str, tick: u64, holds: Holds, work: impl FnOnce()) {
+    pub(crate) fn run(
+        &self,
+        core: &Core,
+        op: &'static str,
+        tick: u64,
+        holds: Holds,
+        recorded: bool,
+        work: impl FnOnce(),
+    ) {
         let within = Within::enter(self.id, holds);
-        let start = core.recorder.start();
+        let start = recorded.then(Instant::now);
         // Runs where it lies: a closure of many words is not moved once more.
         let mut work = ManuallyDrop::new(work);
         // SAFETY: taken once, here.

@@ -1,8 +1,10 @@
 //! The one place where the order of commands is decided.
 
+use std::cell::RefCell;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -11,6 +13,7 @@ use crate::cuda::{DriverStream, GateWord, Queue, Target, TimedEvent};
 use crate::fifo::{Gate, Item, Job, Tail, bump, find};
 use crate::graph::capture::{Capture, of_another_step, refused};
 use crate::needs::Moments;
+use crate::recorder::{CommandKind, Kernels, Label, Launching, OperandRecord};
 use crate::within::{Holds, Within};
 use crate::{Binder, Cpu, Error, Moment, Panicked, Placement, Result, Shared, SpinGuard, Stream, Use, Work};
 
@@ -43,46 +46,89 @@ impl Stream {
     #[inline]
     #[track_caller]
     pub fn launch<W: Work>(&self, op: &'static str, uses: &[Use<'_>], work: W) -> Result<()> {
+        self.launch_described(op, uses, &Vec::new, work)
+    }
+
+    /// As [`launch`](Self::launch); a recording asks `operands` what the command is launched on.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch).
+    #[inline]
+    #[track_caller]
+    pub fn launch_described<W: Work>(
+        &self,
+        op: &'static str,
+        uses: &[Use<'_>],
+        operands: &dyn Fn() -> Vec<OperandRecord>,
+        work: W,
+    ) -> Result<()> {
         if self.core().is_capturing() {
-            return self.launch_or_record(op, uses, work);
+            return self.launch_or_record(op, uses, operands, work);
         }
-        self.launch_now(op, uses, work)
+        self.launch_now(op, uses, operands, work)
     }
 
     /// Some thread captures a step, perhaps this one.
     #[cold]
     #[inline(never)]
     #[track_caller]
-    fn launch_or_record<W: Work>(&self, op: &'static str, uses: &[Use<'_>], work: W) -> Result<()> {
+    fn launch_or_record<W: Work>(
+        &self,
+        op: &'static str,
+        uses: &[Use<'_>],
+        operands: &dyn Fn() -> Vec<OperandRecord>,
+        work: W,
+    ) -> Result<()> {
         match Capture::of(self.core()) {
             Some(capture) => {
                 self.owns(op, uses)?;
                 capture.record(self, op, uses, work)
             }
-            None => self.launch_now(op, uses, work),
+            None => self.launch_now(op, uses, operands, work),
         }
     }
 
     #[inline(always)]
     #[track_caller]
-    fn launch_now<W: Work>(&self, op: &'static str, uses: &[Use<'_>], work: W) -> Result<()> {
+    fn launch_now<W: Work>(
+        &self,
+        op: &'static str,
+        uses: &[Use<'_>],
+        operands: &dyn Fn() -> Vec<OperandRecord>,
+        work: W,
+    ) -> Result<()> {
         let fifo = self.fifo();
+        let label = Label { kind: CommandKind::Compute, operands };
+        let mut noted = self.core().recorder.launching(op, uses, &label);
         let mut tail = fifo.lock_tail(op)?;
         let threads = fifo.threads;
         match self.order(&mut tail, op, uses, true)? {
-            Place::Here => self.run_inline(&tail, op, || work.run(&Cpu::new(self.core(), threads))),
+            Place::Here => self.run_inline(&tail, op, noted, || work.run(&Cpu::new(self.core(), threads))),
             Place::Worker => {
-                self.enqueue(&mut tail, op, uses, Box::new(move |core| work.run(&Cpu::new(core, threads))));
+                let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));
+                self.enqueue(&mut tail, op, uses, noted, job);
             }
             Place::Driver => {
                 let driver = fifo.driver()?;
                 let moment = Moment { stream: fifo.id, tick: tail.tick };
-                let queue = Queue::new(self.core(), driver, op, moment, Target::Stream);
-                self.drive(driver, &mut tail, op, |_| work.enqueue(&queue))?;
+                let kernels = noted.is_some().then(RefCell::default);
+                let queue =
+                    Queue::new(self.core(), driver, op, moment, Target::Stream).noting(kernels.as_ref());
+                self.drive(driver, &mut tail, op, &mut noted, |_| work.enqueue(&queue))?;
+                self.note_launched(noted, &tail, kernels);
             }
         }
         bump(&fifo.counters.launches, 1);
         Ok(())
+    }
+
+    /// Tells a recording of the newest command.
+    #[inline]
+    fn note_launched(&self, noted: Option<Box<Launching>>, tail: &Tail, kernels: Option<RefCell<Kernels>>) {
+        if let Some(mut noted) = noted {
+            noted.set_kernels(kernels);
+            self.core().recorder.launched(noted, Moment { stream: self.id(), tick: tail.tick });
+        }
     }
 
     /// As [`launch`](Self::launch), for a function of the host, which a CUDA device's driver calls when its turn has come, on
@@ -97,11 +143,15 @@ impl Stream {
     {
         self.not_captured(op, "a function of the host runs once")?;
         let fifo = self.fifo();
+        let mut noted = self.core().recorder.launching(op, uses, &Label::of(CommandKind::Host));
         let mut tail = fifo.lock_tail(op)?;
         match self.order(&mut tail, op, uses, true)? {
-            Place::Here => self.run_inline(&tail, op, work),
-            Place::Worker => self.enqueue(&mut tail, op, uses, Box::new(|_| work())),
-            Place::Driver => self.host_command(&mut tail, op, Box::new(work))?,
+            Place::Here => self.run_inline(&tail, op, noted, work),
+            Place::Worker => self.enqueue(&mut tail, op, uses, noted, Box::new(|_| work())),
+            Place::Driver => {
+                self.host_command(&mut tail, op, &mut noted, Box::new(work))?;
+                self.note_launched(noted, &tail, None);
+            }
         }
         bump(&fifo.counters.launches, 1);
         Ok(())
@@ -161,18 +211,23 @@ impl Stream {
         // cannot overlap memory that only commands use.
         let copy = move |bytes: &[u8]| unsafe { to.copy_from(bytes) };
         let fifo = self.fifo();
-        let mut tail = fifo.lock_tail(op)?;
         let uses = [Use::write(buffer)];
+        let label = Label::of(CommandKind::Upload { bytes: bytes.len(), pinned: false });
+        let mut noted = self.core().recorder.launching(op, &uses, &label);
+        let mut tail = fifo.lock_tail(op)?;
         match self.order(&mut tail, op, &uses, true)? {
-            Place::Here => self.run_inline(&tail, op, || copy(bytes)),
+            Place::Here => self.run_inline(&tail, op, noted, || copy(bytes)),
             Place::Worker => {
                 let kept: Box<[u8]> = bytes.into();
-                self.enqueue(&mut tail, op, &uses, Box::new(move |_| copy(&kept)));
+                self.enqueue(&mut tail, op, &uses, noted, Box::new(move |_| copy(&kept)));
             }
             Place::Driver => {
                 let driver = fifo.driver()?;
-                // SAFETY: the range is inside the buffer, and the command writes it.
-                self.drive(driver, &mut tail, op, |moment| unsafe { driver.upload(to.0, bytes, moment) })?;
+                self.drive(driver, &mut tail, op, &mut noted, |moment| {
+                    // SAFETY: the range is inside the buffer, and the command writes it.
+                    unsafe { driver.upload(to.0, bytes, moment) }
+                })?;
+                self.note_launched(noted, &tail, None);
             }
         }
         bump(&fifo.counters.launches, 1);
@@ -220,14 +275,17 @@ impl Stream {
             });
         }
         self.owns(op, &[Use::write(to)])?;
+        let uses = [Use::write(to), Use::read(from)];
+        let mut noted = self.core().recorder.launching(op, &uses, &Label::of(CommandKind::Across { bytes }));
         let mut tail = fifo.lock_tail(op)?;
-        self.order_uses(&mut tail, op, &[Use::write(to), Use::read(from)], false)?;
+        self.order_uses(&mut tail, op, &uses, false)?;
         // Before it is given to the driver: the other device's memory outlives the copy.
         self.core().borrow_until(Moment { stream: fifo.id, tick: tail.tick }, theirs, &cuda.context);
-        self.drive(driver, &mut tail, op, |_| {
+        self.drive(driver, &mut tail, op, &mut noted, |_| {
             // SAFETY: both ranges are inside their buffers, which the command uses.
             unsafe { driver.copy_across(to.ptr(), &cuda.context, from.ptr().wrapping_add(offset), bytes) }
         })?;
+        self.note_launched(noted, &tail, None);
         bump(&fifo.counters.launches, 1);
         Ok(())
     }
@@ -247,6 +305,7 @@ impl Stream {
             return Ok(());
         }
         let fifo = self.fifo();
+        let mut noted = self.core().recorder.launching("wait", &[], &Label::of(CommandKind::Wait));
         let mut tail = fifo.lock_tail("wait")?;
         let mut needs: Moments = moments.iter().copied().filter(|need| need.stream != fifo.id).collect();
         fifo.drop_met(&mut tail, &mut needs);
@@ -267,7 +326,7 @@ impl Stream {
             None => {
                 fifo.commit(&mut tail, needs, None)?;
                 audit(&tail);
-                self.enqueue(&mut tail, "wait", &[], Box::new(|_| ()));
+                self.enqueue(&mut tail, "wait", &[], noted, Box::new(|_| ()));
                 Ok(())
             }
             Some(driver) => {
@@ -275,7 +334,9 @@ impl Stream {
                 if committed.is_ok() {
                     audit(&tail);
                 }
-                self.drive(driver, &mut tail, "wait", |_| committed)
+                self.drive(driver, &mut tail, "wait", &mut noted, |_| committed)?;
+                self.note_launched(noted, &tail, None);
+                Ok(())
             }
         }
     }
@@ -283,14 +344,16 @@ impl Stream {
     /// Takes a tick for a marker, which runs `work` when the stream passes it. A driver's stream has an event instead.
     pub(crate) fn mark(&self, work: impl FnOnce() + Send + 'static) -> Result<(Moment, Option<TimedEvent>)> {
         let fifo = self.fifo();
+        let mut noted = self.core().recorder.launching("record", &[], &Label::of(CommandKind::Marker));
         let mut tail = fifo.lock_tail("record")?;
         let mut event = None;
         match self.order(&mut tail, "record", &[], true)? {
-            Place::Here => self.run_inline(&tail, "record", work),
-            Place::Worker => self.enqueue(&mut tail, "record", &[], Box::new(|_| work())),
+            Place::Here => self.run_inline(&tail, "record", noted, work),
+            Place::Worker => self.enqueue(&mut tail, "record", &[], noted, Box::new(|_| work())),
             Place::Driver => {
                 let driver = fifo.driver()?;
-                event = Some(self.drive(driver, &mut tail, "record", |_| driver.record_timed())?);
+                event = Some(self.drive(driver, &mut tail, "record", &mut noted, |_| driver.record_timed())?);
+                self.note_launched(noted, &tail, None);
             }
         }
         bump(&fifo.counters.events_recorded, 1);
@@ -305,7 +368,7 @@ impl Stream {
         match self.order(&mut tail, "hold", &[], false)? {
             Place::Driver => {
                 let driver = fifo.driver()?;
-                self.drive(driver, &mut tail, "hold", |moment| driver.gate(moment)).map(Some)
+                self.drive(driver, &mut tail, "hold", &mut None, |moment| driver.gate(moment)).map(Some)
             }
             Place::Here | Place::Worker => {
                 fifo.push([Item::Gate { tick: tail.tick, gate }]);
@@ -316,7 +379,13 @@ impl Stream {
 
     /// Hands a closure to the driver, which runs it on a thread of its own. It keeps the device, as a worker's queue does.
     #[cold]
-    fn host_command(&self, tail: &mut Tail, op: &'static str, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+    fn host_command(
+        &self,
+        tail: &mut Tail,
+        op: &'static str,
+        noted: &mut Option<Box<Launching>>,
+        work: Box<dyn FnOnce() + Send>,
+    ) -> Result<()> {
         let (fifo, driver) = (self.fifo(), self.fifo().driver()?);
         let (stream, core) = (fifo.id, Arc::clone(self.core()));
         let guarded = Box::new(move || {
@@ -325,7 +394,7 @@ impl Stream {
                 core.fail(Error::Async { op, stream, source: Arc::new(panicked) });
             }
         });
-        self.drive(driver, tail, op, |_| driver.host_call(guarded))
+        self.drive(driver, tail, op, noted, |_| driver.host_call(guarded))
     }
 
     /// Has the driver do the newest command's work: recorded where commands are, waited for where that is asked.
@@ -334,6 +403,7 @@ impl Stream {
         driver: &DriverStream,
         tail: &mut Tail,
         op: &'static str,
+        noted: &mut Option<Box<Launching>>,
         work: impl FnOnce(Moment) -> Result<R>,
     ) -> Result<R> {
         /// Who waits for the command shall not wait for ever, whatever becomes of it.
@@ -346,13 +416,16 @@ impl Stream {
         let core = self.core();
         let moment = Moment { stream: self.id(), tick: tail.tick };
         let launched = Launched(driver, tail.tick);
-        self.note_waits(tail, op);
+        if noted.is_some() {
+            self.note_waits(tail, op);
+        }
         tail.waits.clear();
         driver.bind()?;
-        let start = if core.recorder.is_on() { Some(driver.record_timed()?) } else { None };
+        let start = noted.as_ref().map(|_| driver.record_timed()).transpose()?;
         let done = work(moment).map_err(|error| error.met_by(op, moment.stream))?;
-        if let Some(start) = start {
-            core.recorder.timed(op, moment, start, driver.record_timed()?);
+        if let (Some(start), Some(noted)) = (start, noted) {
+            noted.given = Some(Instant::now());
+            core.recorder.timed(moment, start, driver.record_timed()?);
         }
         drop(launched);
         if core.blocking {
@@ -364,13 +437,11 @@ impl Stream {
     }
 
     /// Tells a recording what the newest command waits for.
+    #[cold]
     fn note_waits(&self, tail: &Tail, op: &'static str) {
-        let recorder = &self.core().recorder;
-        if recorder.is_on() {
-            let waiter = Moment { stream: self.id(), tick: tail.tick };
-            for &(ref fifo, tick) in &tail.waits {
-                recorder.waited(op, waiter, Moment { stream: fifo.id, tick });
-            }
+        let waiter = Moment { stream: self.id(), tick: tail.tick };
+        for &(ref fifo, tick) in &tail.waits {
+            self.core().recorder.waited(op, waiter, Moment { stream: fifo.id, tick });
         }
     }
 
@@ -532,18 +603,28 @@ impl Stream {
 
     /// Runs the newest command on the calling thread, which holds the tail.
     #[inline]
-    fn run_inline(&self, tail: &Tail, op: &'static str, work: impl FnOnce()) {
+    fn run_inline(&self, tail: &Tail, op: &'static str, noted: Option<Box<Launching>>, work: impl FnOnce()) {
         let fifo = self.fifo();
-        fifo.run(self.core(), op, tail.tick, Holds::Launches, work);
+        fifo.run(self.core(), op, tail.tick, Holds::Launches, noted.is_some(), work);
         // Whoever waits for this tick takes the tail first, so nobody has to be woken.
         fifo.progress.complete_unawaited(tail.tick);
+        self.note_launched(noted, tail, None);
     }
 
     /// Hands the newest command to the worker, behind its waits.
     #[cold]
-    fn enqueue(&self, tail: &mut Tail, op: &'static str, uses: &[Use<'_>], work: Job) {
+    fn enqueue(
+        &self,
+        tail: &mut Tail,
+        op: &'static str,
+        uses: &[Use<'_>],
+        mut noted: Option<Box<Launching>>,
+        work: Job,
+    ) {
         let core = self.core();
-        self.note_waits(tail, op);
+        if noted.is_some() {
+            self.note_waits(tail, op);
+        }
         let explorer = self.fifo().explorer();
         let kept = |_: &_| explorer.is_none_or(|explorer| explorer.keeps_wait());
         let waits = tail.waits.drain(..).filter(kept).map(|(fifo, tick)| Item::Wait { fifo, tick });
@@ -556,7 +637,12 @@ impl Stream {
         };
         // Before the queue is locked: the explorer locks queues under its own lock.
         let items: SmallVec<[Item; 2]> = waits.chain([run]).collect();
+        // The worker may begin before the call is over.
+        if let Some(noted) = &mut noted {
+            noted.given = Some(Instant::now());
+        }
         self.fifo().push(items);
+        self.note_launched(noted, tail, None);
         if let Some(explorer) = explorer {
             explorer.make_room(core);
         }

@@ -56,7 +56,10 @@ pub use graph::{
 pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};
 pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
-pub use recorder::{CommandRecord, Recording, WaitRecord};
+pub use recorder::{
+    CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, KernelRecord, LaunchRecord, OperandRecord,
+    Place, RangeRecord, Recording, SyncRecord, WaitRecord,
+};
 pub use shared::Shared;
 pub use spin::{SpinGuard, SpinLock};
 pub use stream::{Hold, Stream};

@@ -164,8 +164,9 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         self.not_captured("synchronize", "nothing has run that the host could wait for")?;
         let core = self.core();
-        core.count_host_sync();
-        self.fifo().host_wait("synchronize", core, self.now().tick)?;
+        let now = self.now();
+        let _syncing = core.host_sync("synchronize", [now]);
+        self.fifo().host_wait("synchronize", core, now.tick)?;
         core.take_fault()
     }
 

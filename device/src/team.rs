@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::graph::capture;
+use crate::recorder::CurrentRange;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{UnsafeCell, spin_loop, thread_local};
@@ -97,7 +98,7 @@ impl Team {
     }
 
     /// Calls `job(i)` for `i` in `0..=helpers`: 0 on the calling thread, the others on one helper each, all at once, and in
-    /// the [`Capture`](crate::Capture) that the caller is in.
+    /// the [`Capture`](crate::Capture) and the [range](crate::Device::range) that the caller is in.
     /// Returns when all have returned, with the panic of each that panicked.
     ///
     /// # Errors
@@ -115,8 +116,8 @@ impl Team {
                 self.running.lock()
             }
         };
-        let (runs, capture) = (self.runs(), capture::current());
-        let job = |i| within(&runs, || capture::within(capture.clone(), || job(i)));
+        let (runs, capture, range) = (self.runs(), capture::current(), CurrentRange::get());
+        let job = |i| within(&runs, || capture::within(capture.clone(), || range.within(|| job(i))));
         Ok(call(&self.members, &job, Shared::wait))
     }
 

@@ -6,7 +6,7 @@
 use std::any::Any;
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, Result, Stream, Work};
+use device::{Binder, Cpu, OperandRecord, Result, Stream, Use, Work};
 
 use crate::cpu::stage::Stage;
 use crate::par::{Workers, workers};
@@ -137,10 +137,23 @@ impl<O: Operands> Command<O> {
             return Ok(());
         }
         let mut uses = Uses::new();
-        operands.name_uses(&mut uses);
+        operands.each(&mut |view, write| {
+            uses.push(if write { Use::write(view.buffer) } else { Use::read(view.buffer) });
+        });
         let held = operands.hold();
-        stream.launch(op, &uses, Bodies { held, params, cost, may_fail, scalars, part, cpu, cuda })
+        let work = Bodies { held, params, cost, may_fail, scalars, part, cpu, cuda };
+        stream.launch_described(op, &uses, &|| described(&operands), work)
     }
+}
+
+/// What a recording is told of operands.
+#[cold]
+fn described(operands: &impl Operands) -> Vec<OperandRecord> {
+    let mut records = Vec::new();
+    operands.each(&mut |view, write| {
+        records.push(OperandRecord { shape: view.layout.shape().into(), dtype: view.dtype, write });
+    });
+    records
 }
 
 /// What a command is made of once it was checked.

@@ -105,16 +105,19 @@ impl ConcurrentBatches {
             };
             with_generator(generator.fork(index as u64), || Inherited::scope(autocast.as_ref(), batch))
         };
-        self.team.run(&|lane| {
-            self.streams[lane].scope(|| {
-                for (index, slot) in work.iter().enumerate().skip(lane).step_by(lanes) {
-                    let taken = std::mem::replace(&mut *slot.lock(), Work::Running);
-                    if let Work::Given(batch) = taken {
-                        let done = caught(lane, || run(index, batch));
-                        *slot.lock() = Work::Done(Box::new(done));
-                    }
+        let drive = |lane: usize| {
+            for (index, slot) in work.iter().enumerate().skip(lane).step_by(lanes) {
+                let taken = std::mem::replace(&mut *slot.lock(), Work::Running);
+                if let Work::Given(batch) = taken {
+                    let done = caught(lane, || run(index, batch));
+                    *slot.lock() = Work::Done(Box::new(done));
                 }
-            });
+            }
+        };
+        // A profile learns from the ranges which thread waits for which.
+        let device = self.streams[0].device();
+        device.range("ConcurrentBatches::step", || {
+            self.team.run(&|lane| self.streams[lane].scope(|| device.range("lane", || drive(lane))))
         })?;
         finish(work, lanes)
     }

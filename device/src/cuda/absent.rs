@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Arg, ConvForm, Gemm, Grid, Program, Queue, Target};
 use crate::device::Core;
 use crate::graph::Node;
-use crate::{Error, MemoryDriver, Moment, Priority, Result, StreamId};
+use crate::{DeviceFacts, Error, KernelRecord, MemoryDriver, Moment, Priority, Result, StreamId};
 
 #[derive(Debug)]
 pub(crate) enum Context {}
@@ -34,6 +34,10 @@ impl Context {
     }
 
     pub(crate) fn describe(&self) -> String {
+        match *self {}
+    }
+
+    pub(crate) fn facts(&self, _: DeviceFacts) -> DeviceFacts {
         match *self {}
     }
 
@@ -156,6 +160,10 @@ impl DriverStream {
         _: &[Arg<'_>],
         _: Target<'_>,
     ) -> Result<()> {
+        match *self {}
+    }
+
+    pub(super) fn describe(&self, _: &'static Program, _: &str, _: Grid) -> Result<KernelRecord> {
         match *self {}
     }
 

@@ -19,7 +19,7 @@ use super::module::Module;
 use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::stream::in_host_function;
-use crate::{Error, MemoryDriver, Result};
+use crate::{DeviceFacts, Error, MemoryDriver, Result};
 
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
 pub(crate) struct Context {
@@ -30,6 +30,9 @@ pub(crate) struct Context {
     /// Major and minor compute capability.
     pub(super) capability: (i32, i32),
     pub(super) multiprocessors: u32,
+    /// Threads for which one of them has room.
+    multiprocessor_threads: u32,
+    copy_engines: u32,
     /// The most shared memory that a block may have.
     pub(super) shared_bytes: u32,
     /// The driver's least and greatest priority; the greatest is the smallest number.
@@ -87,6 +90,8 @@ impl Context {
             name: "".into(),
             capability: (0, 0),
             multiprocessors: 1,
+            multiprocessor_threads: 0,
+            copy_engines: 0,
             shared_bytes: 0,
             priorities: (0, 0),
             pinned: PinnedPool::default(),
@@ -118,6 +123,9 @@ impl Context {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
         self.multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
+        let threads = Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR;
+        self.multiprocessor_threads = attribute(threads)?.max(0) as u32;
+        self.copy_engines = attribute(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?.max(0) as u32;
         let shared = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         self.shared_bytes = attribute(shared)?.max(0) as u32;
         let (mut least, mut greatest) = (0, 0);
@@ -145,6 +153,16 @@ impl Context {
                 return Ok(());
             }
             check("cuCtxSetCurrent", sys::cuCtxSetCurrent(self.raw))
+        }
+    }
+
+    /// What a recording says of the device.
+    pub(crate) fn facts(&self, facts: DeviceFacts) -> DeviceFacts {
+        DeviceFacts {
+            multiprocessors: self.multiprocessors,
+            multiprocessor_threads: self.multiprocessor_threads,
+            copy_engines: self.copy_engines,
+            ..facts
         }
     }
 

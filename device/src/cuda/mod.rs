@@ -30,7 +30,7 @@ mod probe;
 #[cfg(feature = "cuda")]
 mod stream;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -57,6 +57,7 @@ pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 
 use crate::device::Core;
 use crate::graph::capture::refused;
+use crate::recorder::Kernels;
 use crate::{DType, MemoryDriver, Moment, Result, Stream, Work};
 
 /// What a CUDA device is made of.
@@ -317,6 +318,8 @@ pub struct Queue<'a> {
     /// The command.
     moment: Moment,
     target: Target<'a>,
+    /// Where kernels are noted, if the command is recorded.
+    noted: Option<&'a RefCell<Kernels>>,
 }
 
 /// What becomes of what is put on a queue.
@@ -350,7 +353,12 @@ impl<'a> Queue<'a> {
         moment: Moment,
         target: Target<'a>,
     ) -> Self {
-        Queue { core, stream, op, moment, target }
+        Queue { core, stream, op, moment, target, noted: None }
+    }
+
+    /// Notes the kernels, too.
+    pub(crate) fn noting(self, noted: Option<&'a RefCell<Kernels>>) -> Self {
+        Queue { noted, ..self }
     }
 
     /// The op whose command it is.
@@ -398,7 +406,11 @@ impl<'a> Queue<'a> {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.stream.kernel((self.op, self.moment.stream), program, name, grid, args, self.target) }
+        unsafe { self.stream.kernel((self.op, self.moment.stream), program, name, grid, args, self.target)? };
+        if let Some(noted) = self.noted.filter(|_| !grid.blocks.contains(&0)) {
+            noted.borrow_mut().push(self.stream.describe(program, name, grid)?);
+        }
+        Ok(())
     }
 
     /// Enqueues a product by cuBLASLt, with TF32 if the [device](crate::Device::set_tf32) allows that. Its algorithm

@@ -12,10 +12,10 @@ use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 use parking_lot::{Mutex, RwLock};
 
-use super::Program;
 use super::call::check;
 use super::memory::obtained;
-use crate::{Error, Result, Team};
+use super::{Grid, Program};
+use crate::{Error, KernelRecord, Result, Team};
 
 /// A program on a device.
 pub(super) struct Module {
@@ -112,6 +112,35 @@ impl Module {
         allow_shared(raw, shared_bytes)?;
         self.functions.write().insert(name.into(), Function(raw));
         Ok(Function(raw))
+    }
+}
+
+impl Function {
+    /// The kernel with such a grid: what it takes of a multiprocessor, and how many of its blocks have room there.
+    pub(super) fn describe(self, name: &str, grid: Grid) -> Result<KernelRecord> {
+        use sys::CUfunction_attribute_enum as Attribute;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: the handle is live; the driver writes a number to the address.
+            let code = unsafe { sys::cuFuncGetAttribute(&mut value, attribute, self.0) };
+            check("cuFuncGetAttribute", code).map(|()| value.max(0) as u32)
+        };
+        let threads = grid.threads.iter().product::<u32>() as i32;
+        let mut blocks = 0;
+        // SAFETY: as above.
+        let code = unsafe {
+            let shared = grid.shared_bytes as usize;
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads, shared)
+        };
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
+        Ok(KernelRecord {
+            name: name.into(),
+            blocks: grid.blocks,
+            threads: grid.threads,
+            shared_bytes: grid.shared_bytes + attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            registers: attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            blocks_per_multiprocessor: blocks.max(0) as u32,
+        })
     }
 }
 

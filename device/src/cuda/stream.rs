@@ -15,7 +15,7 @@ use super::call::{address, check};
 use super::context::Context;
 use super::fault::FaultWord;
 use super::{Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Program, Staged, Target};
-use crate::{MemoryDriver, Moment, Panicked, Priority, Result, StreamId};
+use crate::{KernelRecord, MemoryDriver, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
 /// it or look at it, which any thread makes.
@@ -358,6 +358,12 @@ impl DriverStream {
             Target::Graph(captured) => captured.add_kernel(self),
             Target::Stream | Target::Update(_) | Target::Measure(_) => Ok(()),
         }
+    }
+
+    /// A kernel of such a grid, and what the driver says of it; the context is current.
+    pub(super) fn describe(&self, program: &'static Program, name: &str, grid: Grid) -> Result<KernelRecord> {
+        let function = self.context.module(program)?.function(name, self.context.shared_bytes)?;
+        function.describe(name, grid)
     }
 
     /// # Safety

@@ -35,8 +35,8 @@ pub(crate) trait Operands {
     /// What a command keeps of them, once they are checked.
     fn hold(&self) -> Self::Held;
 
-    /// Appends their buffers.
-    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>);
+    /// Shows each, and whether it is written.
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool));
 }
 
 /// Operands in a command, which outlives their views: frees are ordered after it.
@@ -204,8 +204,8 @@ impl<T: Element> Operands for Read<'_, T> {
     }
 
     #[inline(always)]
-    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
-        uses.push(Use::read(self.view.buffer));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+        show(&self.view, false);
     }
 }
 
@@ -251,8 +251,8 @@ impl<T: Element> Operands for Write<'_, T> {
     }
 
     #[inline(always)]
-    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
-        uses.push(Use::write(self.view.buffer));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+        show(&self.view, true);
     }
 }
 
@@ -291,8 +291,8 @@ impl Operands for Read<'_, Raw> {
     }
 
     #[inline(always)]
-    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
-        uses.push(Use::read(self.view.buffer));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+        show(&self.view, false);
     }
 }
 
@@ -330,8 +330,8 @@ impl Operands for Write<'_, Raw> {
     }
 
     #[inline(always)]
-    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
-        uses.push(Use::write(self.view.buffer));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+        show(&self.view, true);
     }
 }
 
@@ -373,9 +373,9 @@ impl<const N: usize> Operands for WriteRead<'_, N> {
     }
 
     #[inline(always)]
-    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
-        self.0[1..].iter().for_each(|read| uses.push(Use::read(read.buffer)));
-        uses.push(Use::write(self.0[0].buffer));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+        self.0[1..].iter().for_each(|read| show(read, false));
+        show(&self.0[0], true);
     }
 }
 
@@ -393,8 +393,8 @@ impl<O: Operands> Operands for Option<O> {
     }
 
     #[inline(always)]
-    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
-        self.iter().for_each(|operand| operand.name_uses(uses));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+        self.iter().for_each(|operand| operand.each(show));
     }
 }
 
@@ -433,8 +433,8 @@ impl<O: Operands, const N: usize> Operands for [O; N] {
     }
 
     #[inline(always)]
-    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
-        self.iter().for_each(|operand| operand.name_uses(uses));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+        self.iter().for_each(|operand| operand.each(show));
     }
 }
 
@@ -470,8 +470,8 @@ impl<O: Operands> Operands for Vec<O> {
         self.iter().map(O::hold).collect()
     }
 
-    fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
-        self.iter().for_each(|operand| operand.name_uses(uses));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+        self.iter().for_each(|operand| operand.each(show));
     }
 }
 
@@ -512,8 +512,8 @@ macro_rules! tuple {
             }
 
             #[inline(always)]
-            fn name_uses<'a>(&'a self, uses: &mut Uses<'a>) {
-                $(self.$at.name_uses(uses);)+
+            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+                $(self.$at.each(show);)+
             }
         }
 

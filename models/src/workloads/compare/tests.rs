@@ -12,7 +12,7 @@ const A: StreamId = StreamId::from_raw(2);
 const B: StreamId = StreamId::from_raw(3);
 
 fn command(op: &'static str, stream: StreamId, tick: u64, start_ns: u64, end_ns: u64) -> CommandRecord {
-    CommandRecord { op, moment: Moment { stream, tick }, start_ns, end_ns }
+    CommandRecord::new(op, Moment { stream, tick }, start_ns, end_ns)
 }
 
 /// Two lanes side by side, then a join: `A` 0-40 and 50-80, `B` 20-60, the default stream 90-100.
@@ -24,8 +24,8 @@ fn two_lanes() -> Recording {
             command("relu", A, 2, 50, 80),
             command("sgd", DEFAULT, 1, 90, 100),
         ],
-        waits: Vec::new(),
         wall_ns: 120,
+        ..Recording::default()
     }
 }
 

@@ -1,0 +1,96 @@
+//! Causes in copies between memories.
+
+use device::{CommandKind, CommandRecord, Place};
+
+use super::super::averages::launch_ns;
+use super::{Facts, Finding, at, common_ns, mib, ms, sums};
+
+fn is_copy(command: &CommandRecord) -> bool {
+    command.kind.copied_bytes().is_some()
+}
+
+pub(super) fn exposed(facts: &Facts<'_>) -> Vec<Finding> {
+    let (mut exposed_ns, mut exposed) = (0, Vec::new());
+    for window in &facts.windows {
+        let all = window.timeline.busy(CommandRecord::is_work).any_ns;
+        exposed_ns += all - window.timeline.busy(|command| command.is_work() && !is_copy(command)).any_ns;
+        let copies = window.commands().filter(|(_, command)| is_copy(command));
+        exposed.extend(copies.map(|(_, command)| {
+            let computes = window.commands().any(|(_, other)| {
+                other.moment.stream == command.moment.stream && other.is_work() && !is_copy(other)
+            });
+            ((command.op, window.place(command.launch.place), computes), command.duration_ns())
+        }));
+    }
+    if !facts.is_notable(ms(exposed_ns)) {
+        return Vec::new();
+    }
+    let Some(((op, place, computes), ..)) = sums(exposed).into_iter().next() else { return Vec::new() };
+    let where_to = if computes {
+        "it is on a stream that computes: copy the next batch on a stream of its own, as a stage of a `Pipeline` does"
+    } else {
+        "copy one batch ahead, so that another one is computed meanwhile"
+    };
+    let message = format!(
+        "nothing computes for {:.3} ms a step while bytes are copied, mostly by {op}{}; {where_to}",
+        ms(exposed_ns) / facts.steps,
+        at(place.as_ref())
+    );
+    vec![Finding { place, cost_ms: ms(exposed_ns), ..Finding::new("exposed-copy", message) }]
+}
+
+/// Only where a device reads the host's memory by itself does it make a difference where that lies.
+pub(super) fn pageable(facts: &Facts<'_>) -> Vec<Finding> {
+    if facts.device().is_none_or(|device| device.host_threads.is_some()) {
+        return Vec::new();
+    }
+    let uploads = facts.windows.iter().flat_map(|window| {
+        window.commands().filter_map(move |(_, command)| match command.kind {
+            CommandKind::Upload { bytes, pinned: false } => {
+                Some(((window.place(command.launch.place), bytes), launch_ns(command)))
+            }
+            _ => None,
+        })
+    });
+    let notable = sums(uploads).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
+    let finding = |((place, bytes), ns, count): ((Option<Place>, usize), u64, usize)| {
+        let message = format!(
+            "the host copies {:.1} MiB{} to pinned memory first, which blocks it for {:.0} us each time, and so cannot overlap with \
+             what it would launch; have the bytes in pinned memory, or upload on another thread, as a stage of a `Pipeline`",
+            mib(bytes),
+            at(place.as_ref()),
+            ns as f64 / 1e3 / count as f64
+        );
+        Finding { place, cost_ms: ms(ns), ..Finding::new("pageable-copy", message) }
+    };
+    notable.map(finding).collect()
+}
+
+pub(super) fn one_engine(facts: &Facts<'_>) -> Vec<Finding> {
+    if facts.device().is_none_or(|device| device.copy_engines != 1) {
+        return Vec::new();
+    }
+    let mut shared = Vec::new();
+    for window in &facts.windows {
+        let copies: Vec<&CommandRecord> =
+            window.commands().map(|(_, command)| command).filter(|command| is_copy(command)).collect();
+        for (number, copy) in copies.iter().enumerate() {
+            let others = copies[..number].iter().filter(|other| other.moment.stream != copy.moment.stream);
+            let times = (copy.start_ns, copy.end_ns);
+            let ns: u64 = others.map(|other| common_ns(times, (other.start_ns, other.end_ns))).sum();
+            shared.push(((copy.op, window.place(copy.launch.place)), ns));
+        }
+    }
+    let ns: u64 = shared.iter().map(|(_, ns)| ns).sum();
+    if !facts.is_notable(ms(ns)) {
+        return Vec::new();
+    }
+    let place = sums(shared).into_iter().next().and_then(|((_, place), ..)| place);
+    let message = format!(
+        "copies on two streams share the device's one copy engine for {:.3} ms a step{}: one waits for the other there, whatever \
+         the streams",
+        ms(ns) / facts.steps,
+        at(place.as_ref())
+    );
+    vec![Finding { place, cost_ms: ms(ns), ..Finding::new("one-copy-engine", message) }]
+}

@@ -1,0 +1,168 @@
+//! Causes on the host: waits for the device, calls of the driver, launches, and whatever else it does.
+
+use std::collections::BTreeMap;
+
+use device::Place;
+
+use super::super::averages::launch_ns;
+use super::super::timeline::Timeline;
+use super::{Facts, Finding, Link, Stretch, at, mib, ms, sums};
+
+/// Time in which nothing ran after a wait of the host: until it had launched something anew.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bubble {
+    pub(super) start_ns: u64,
+    pub(super) end_ns: u64,
+    /// The wait, as an index in the recording.
+    sync: usize,
+}
+
+/// The bubbles of a recording, in order. After the last command there is none: somebody has to wait for the result.
+pub(super) fn bubbles(timeline: &Timeline<'_>) -> Vec<Bubble> {
+    let commands = &timeline.recording.commands;
+    let mut starts: Vec<u64> =
+        commands.iter().filter(|command| command.is_work()).map(|command| command.start_ns).collect();
+    starts.sort_unstable();
+    let mut bubbles: Vec<Bubble> = Vec::new();
+    for (sync, record) in timeline.recording.syncs.iter().enumerate() {
+        let awaited = record.awaited.iter().filter_map(|&moment| timeline.newest(moment));
+        let Some(drained) = awaited.map(|at| commands[at].end_ns).max() else { continue };
+        // The host did not wait, or something else ran on.
+        let runs_on =
+            commands.iter().any(|c| c.is_work() && c.start_ns <= drained && c.end_ns > record.end_ns);
+        let next = starts.partition_point(|&start| start < record.end_ns);
+        if let Some(&end_ns) = starts.get(next)
+            && drained > record.start_ns
+            && !runs_on
+        {
+            let start_ns = drained.min(record.end_ns).max(bubbles.last().map_or(0, |last| last.end_ns));
+            if start_ns < end_ns {
+                bubbles.push(Bubble { start_ns, end_ns, sync });
+            }
+        }
+    }
+    bubbles
+}
+
+pub(super) fn synchronisation(facts: &Facts<'_>) -> Vec<Finding> {
+    let found = facts.windows.iter().flat_map(|window| {
+        window.bubbles.iter().map(|bubble| {
+            let sync = &window.timeline.recording.syncs[bubble.sync];
+            ((sync.op, window.place(sync.place)), bubble.end_ns - bubble.start_ns)
+        })
+    });
+    let notable = sums(found).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
+    let finding = |((op, place), ns, count): ((&str, Option<Place>), u64, usize)| {
+        let per_step = count as f64 / facts.steps;
+        let idle = ms(ns) / facts.steps;
+        let (code, what) = match op {
+            "download" => (
+                "hidden-sync",
+                "reads a value of the device; read results after the step, or every so many steps",
+            ),
+            _ => ("synchronize", "waits for the device; leave it out: whoever uses a result waits by itself"),
+        };
+        let message = format!(
+            "the host{} {what}. That happens {per_step:.1} times a step, and each time the device runs dry until the host has \
+             launched anew: {idle:.3} ms a step",
+            at(place.as_ref())
+        );
+        Finding { place, cost_ms: ms(ns), ..Finding::new(code, message) }
+    };
+    notable.map(finding).collect()
+}
+
+pub(super) fn driver_calls(facts: &Facts<'_>) -> Vec<Finding> {
+    let late = facts.windows.iter().enumerate().flat_map(|(number, window)| {
+        let calls = window.timeline.recording.driver_calls.iter();
+        calls.filter(|call| window.step_at(call.start_ns) > 0).map(move |call| (number, window, call))
+    });
+    let late: Vec<_> = late.collect();
+    // Of what one stream asks for in a step, the most.
+    let mut asked: BTreeMap<_, usize> = BTreeMap::new();
+    for &(number, window, call) in &late {
+        *asked.entry((call.stream, number, window.step_at(call.start_ns))).or_default() += call.bytes;
+    }
+    let most = asked.values().copied().max().unwrap_or(0);
+    let calls = late.iter().map(|(_, window, call)| (window.place(call.place), call.end_ns - call.start_ns));
+    let by_place = sums(calls);
+    let Some((place, ..)) = by_place.first().cloned() else { return Vec::new() };
+    let ns: u64 = by_place.iter().map(|&(_, ns, _)| ns).sum();
+    let message = format!(
+        "the driver is asked for memory {:.1} times a step after the first one, {:.3} ms, mostly{}; keep what was freed, or have it \
+         before: `dev.reserve({})` ({:.1} MiB, in the scope of the stream that allocates) before the first step",
+        late.len() as f64 / facts.steps,
+        ms(ns) / facts.steps,
+        at(place.as_ref()),
+        most.next_multiple_of(1 << 20),
+        mib(most)
+    );
+    vec![Finding { place, cost_ms: ms(ns), ..Finding::new("driver-allocation", message) }]
+}
+
+/// The part of the wall time from which on the host is what a program waits for.
+const HOST_BOUND: f64 = 0.2;
+
+pub(super) fn launch_bound(facts: &Facts<'_>) -> Vec<Finding> {
+    let is_launch = |link: &Link| matches!(link, Link::Launch { .. } | Link::Latency { .. });
+    let links = |window: &Stretch<'_>| -> Vec<(Option<Place>, u64)> {
+        let place = |link: &Link| match link {
+            Link::Launch { index, .. } | Link::Latency { index, .. } => {
+                window.place(window.timeline.command(*index).launch.place)
+            }
+            _ => None,
+        };
+        window.links(is_launch).map(|(segment, ns)| (place(&segment.link), ns)).collect()
+    };
+    let by_place = sums(facts.windows.iter().flat_map(links));
+    let ns: u64 = by_place.iter().map(|&(_, ns, _)| ns).sum();
+    if ms(ns) < HOST_BOUND * facts.wall_ms {
+        return Vec::new();
+    }
+    let commands = facts.windows.iter().flat_map(Stretch::commands).filter(|(_, command)| command.is_work());
+    let mut launches: Vec<u64> = commands.map(|(_, command)| launch_ns(command)).collect();
+    launches.sort_unstable();
+    let us = |at: usize| launches.get(at).map_or(0.0, |&ns| ns as f64 / 1e3);
+    let place = by_place.into_iter().next().and_then(|(place, ..)| place);
+    let message = format!(
+        "a step launches {:.0} commands, and the device waits {:.3} ms for that, mostly{}. A launch takes {:.1} us, and on this \
+         machine not less than {:.1}: capture the step (`Graph::capture`), or give each command more to do",
+        launches.len() as f64 / facts.steps,
+        ms(ns) / facts.steps,
+        at(place.as_ref()),
+        us(launches.len() / 2),
+        us(launches.len() / 20)
+    );
+    vec![Finding { place, cost_ms: ms(ns), ..Finding::new("launch-bound", message) }]
+}
+
+pub(super) fn host_bound(facts: &Facts<'_>) -> Vec<Finding> {
+    let links = facts.windows.iter().flat_map(|window| {
+        let is_host = |link: &Link| matches!(link, Link::Host { .. });
+        window.links(is_host).map(move |(segment, ns)| {
+            let range = match segment.link {
+                Link::Host { range: Some(range) } => Some(window.range(range)),
+                _ => None,
+            };
+            let named = range.map(|range| (range.name.clone(), window.place(range.place)));
+            (named, ns)
+        })
+    });
+    let by_range = sums(links);
+    let notable = by_range.into_iter().filter(|&(_, ns, _)| ms(ns) > HOST_BOUND * facts.wall_ms);
+    let finding = |(range, ns, _): (Option<(Box<str>, Option<Place>)>, u64, usize)| {
+        let (name, place) = range.unzip();
+        let place = place.flatten();
+        let what = match name {
+            Some(name) => format!("in the range `{name}`{}", at(place.as_ref())),
+            None => "outside of all ranges".to_owned(),
+        };
+        let message = format!(
+            "the device waits {:.3} ms a step for what the host does {what}, other than launching; do it on another thread, one \
+             batch ahead, as the stages of a `Pipeline` do",
+            ms(ns) / facts.steps
+        );
+        Finding { place, cost_ms: ms(ns), ..Finding::new("host-bound", message) }
+    };
+    notable.map(finding).collect()
+}

@@ -1,0 +1,275 @@
+//! Causes in how work is spread over streams.
+
+use device::{CommandKind, CommandRecord, KernelRecord, StreamId};
+
+use super::super::idle::{HostActivity, IdleCause};
+use super::super::share;
+use super::{Facts, Finding, Stretch, at, common_ns, ms, sums};
+
+/// An op on the default stream while side streams are at work: in the same step one of them was launched before, one after.
+pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Finding> {
+    let sides = facts.side_streams();
+    let Some(default) = facts.device().and_then(|device| device.default_stream).filter(|_| sides.len() > 1)
+    else {
+        return Vec::new();
+    };
+    let mut between = Vec::new();
+    for window in &facts.windows {
+        let step = |command: &CommandRecord| window.step_at(command.launch.start_ns);
+        let launches: Vec<(usize, u64)> = window
+            .commands()
+            .filter(|(_, command)| sides.contains(&command.moment.stream) && command.is_work())
+            .map(|(_, command)| (step(command), command.launch.start_ns))
+            .collect();
+        let of_default =
+            window.commands().filter(|(_, command)| command.moment.stream == default && command.is_work());
+        for (index, command) in of_default {
+            let (step, launch) = (step(command), command.launch.start_ns);
+            let is_before = |&(other, at): &(usize, u64)| other == step && at < launch;
+            let is_after = |&(other, at): &(usize, u64)| other == step && at > launch;
+            if launches.iter().any(is_before) && launches.iter().any(is_after) {
+                between
+                    .push(((command.op, window.place(command.launch.place)), held_up(window, index, &sides)));
+            }
+        }
+    }
+    let by_place = sums(between).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
+    let finding = |((op, place), ns, count): ((&str, _), u64, usize)| {
+        let place: Option<device::Place> = place;
+        let message = format!(
+            "{op}{} runs on the default stream {:.1} times a step while other streams are at work, and they wait {:.3} ms a step for \
+             it; put it in the scope of one of them",
+            at(place.as_ref()),
+            count as f64 / facts.steps,
+            ms(ns) / facts.steps
+        );
+        Finding { place, cost_ms: ms(ns), ..Finding::new("default-stream", message) }
+    };
+    by_place.map(finding).collect()
+}
+
+/// How long streams of `sides` waited for a command, and it for them.
+fn held_up(window: &Stretch<'_>, index: usize, sides: &[StreamId]) -> u64 {
+    let timeline = &window.timeline;
+    let waited = |waiter: usize, awaited: usize| {
+        let since = timeline.before(waiter).map_or(0, |before| timeline.command(before).end_ns);
+        timeline.command(awaited).end_ns.saturating_sub(since.max(timeline.launched_ns(waiter)))
+    };
+    let followers = window.commands().filter(|(at, command)| {
+        sides.contains(&command.moment.stream) && timeline.awaited(*at).contains(&index)
+    });
+    followers.map(|(at, _)| waited(at, index)).sum()
+}
+
+/// Waits between streams beside the default one: for memory that both write, or that the program asked for and no data need.
+pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Finding> {
+    let sides = facts.side_streams();
+    let mut found = Vec::new();
+    for window in &facts.windows {
+        for (at, command) in window.commands().filter(|(_, command)| sides.contains(&command.moment.stream)) {
+            for &awaited in window.timeline.awaited(at) {
+                let other = window.timeline.command(awaited);
+                let why = match command.kind {
+                    CommandKind::Wait if !is_needed(window, at, awaited) => "no data need that",
+                    CommandKind::Wait => continue,
+                    _ if sides.contains(&other.moment.stream) && shares_only_writes(command, other) => {
+                        "both write the same memory: give each its own"
+                    }
+                    _ => continue,
+                };
+                let since =
+                    window.timeline.before(at).map_or(0, |before| window.timeline.command(before).end_ns);
+                let ns = other.end_ns.saturating_sub(since.max(window.timeline.launched_ns(at)));
+                let place = window.place(command.launch.place);
+                found.push(((command.op, other.op, why, place), ns));
+            }
+        }
+    }
+    let notable = sums(found).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
+    let finding =
+        |((op, awaited, why, place), ns, count): ((&str, &str, &str, Option<device::Place>), u64, usize)| {
+            let message = format!(
+                "{op}{} waits for another stream's {awaited}, {:.1} times and {:.3} ms a step, and {why}",
+                at(place.as_ref()),
+                count as f64 / facts.steps,
+                ms(ns) / facts.steps
+            );
+            Finding { place, cost_ms: ms(ns), ..Finding::new("over-synchronised", message) }
+        };
+    notable.map(finding).collect()
+}
+
+fn conflict(a: &CommandRecord, b: &CommandRecord) -> bool {
+    a.accesses
+        .iter()
+        .any(|a| b.accesses.iter().any(|b| (a.write || b.write) && a.start < b.end && b.start < a.end))
+}
+
+/// Whether something behind the wait uses what was done before the awaited command, it included.
+fn is_needed(window: &Stretch<'_>, wait: usize, awaited: usize) -> bool {
+    let (timeline, waiter) = (&window.timeline, window.timeline.command(wait).moment);
+    let until = timeline.command(awaited).moment;
+    let behind =
+        window.commands().filter(|(_, c)| c.moment.stream == waiter.stream && c.moment.tick > waiter.tick);
+    let earlier: Vec<&CommandRecord> = window
+        .commands()
+        .map(|(_, command)| command)
+        .filter(|c| c.moment.stream == until.stream && c.moment.tick <= until.tick)
+        .collect();
+    behind.map(|(_, command)| command).any(|command| earlier.iter().any(|other| conflict(command, other)))
+}
+
+/// Whether two commands are in order only because of memory that the later one writes, not for what it reads.
+fn shares_only_writes(command: &CommandRecord, earlier: &CommandRecord) -> bool {
+    let reads_result = command.accesses.iter().filter(|access| !access.write).any(|read| {
+        earlier.accesses.iter().any(|other| other.write && read.start < other.end && other.start < read.end)
+    });
+    conflict(command, earlier) && !reads_result
+}
+
+/// Streams that have more to do than others, and those that got their work after others had theirs.
+pub(super) fn uneven(facts: &Facts<'_>) -> Vec<Finding> {
+    let sides = facts.side_streams();
+    if sides.len() < 2 {
+        return Vec::new();
+    }
+    depth_first(facts, &sides).into_iter().chain(imbalance(facts, &sides)).collect()
+}
+
+fn depth_first(facts: &Facts<'_>, sides: &[StreamId]) -> Option<Finding> {
+    let of_other = |own: StreamId, cause: &IdleCause| match cause {
+        IdleCause::NotLaunched {
+            op,
+            host: HostActivity::Launching { stream, .. } | HostActivity::Running { stream, .. },
+        } if sides.contains(&own) && sides.contains(stream) && *stream != own => Some((*op, own, *stream)),
+        _ => None,
+    };
+    let mut found = Vec::new();
+    for stream in facts.profile.idle() {
+        found.extend(stream.idle.into_iter().filter_map(|idle| {
+            Some((idle.recording, of_other(stream.stream, &idle.cause)?, (idle.start_ns, idle.end_ns)))
+        }));
+    }
+    let ns: u64 = found.iter().map(|(_, _, times)| times.1 - times.0).sum();
+    if !facts.is_notable(ms(ns)) {
+        return None;
+    }
+    let first = found.iter().max_by_key(|(_, _, times)| times.1 - times.0)?;
+    let (recording, (op, own, other), times) = first;
+    let window = &facts.windows[*recording];
+    let next = window.commands().filter(|(_, c)| c.moment.stream == *own && c.start_ns >= times.1);
+    let place =
+        next.min_by_key(|(_, command)| command.start_ns).and_then(|(_, c)| window.place(c.launch.place));
+    let message = format!(
+        "{} has nothing to do for {:.3} ms a step while the same thread launches or runs what is on {}; its {op}{} could have been \
+         launched before: take turns, or launch each stream's work on a thread of its own, as `ConcurrentBatches` does",
+        facts.name(*own),
+        ms(ns) / facts.steps,
+        facts.name(*other),
+        at(place.as_ref())
+    );
+    Some(Finding { place, cost_ms: ms(ns), ..Finding::new("depth-first", message) })
+}
+
+fn imbalance(facts: &Facts<'_>, sides: &[StreamId]) -> Option<Finding> {
+    let busy_ns = |stream: StreamId| -> u64 {
+        let of_stream = |window: &Stretch<'_>| -> u64 {
+            let commands = window.commands().filter(|(_, command)| command.moment.stream == stream);
+            commands.map(|(_, command)| command.duration_ns()).sum()
+        };
+        facts.windows.iter().map(of_stream).sum()
+    };
+    let times: Vec<(u64, StreamId)> = sides.iter().map(|&stream| (busy_ns(stream), stream)).collect();
+    let (longest, busiest) = times.iter().copied().max()?;
+    let total: u64 = times.iter().map(|(ns, _)| ns).sum();
+    let mean = total / times.len() as u64;
+    if !facts.is_notable(ms(longest - mean)) {
+        return None;
+    }
+    let ops = facts.windows.iter().flat_map(|window| {
+        let commands = window.commands().filter(|(_, command)| command.moment.stream == busiest);
+        commands.map(|(_, command)| ((command.op, window.place(command.launch.place)), command.duration_ns()))
+    });
+    let ((op, place), ..) = sums(ops).into_iter().next()?;
+    let message = format!(
+        "the streams are uneven: {} has {:.3} ms of a step, the mean is {:.3} ms; its longest is {op}{}. All of them at once are at most \
+         {:.2}x as fast as one after the other",
+        facts.name(busiest),
+        ms(longest) / facts.steps,
+        ms(mean) / facts.steps,
+        at(place.as_ref()),
+        share(total as f64, longest as f64)
+    );
+    Some(Finding { place, cost_ms: ms(longest - mean), ..Finding::new("imbalance", message) })
+}
+
+/// Kernels that fill the device while another stream has work, and more streams than threads.
+pub(super) fn no_room(facts: &Facts<'_>) -> Vec<Finding> {
+    let Some(device) = facts.device() else { return Vec::new() };
+    let fills = |kernel: &KernelRecord| {
+        let room = u64::from(device.multiprocessors) * u64::from(kernel.blocks_per_multiprocessor);
+        kernel.block_count() >= room.max(1)
+    };
+    let mut beside = Vec::new();
+    for window in &facts.windows {
+        for (_, command) in window.commands() {
+            let Some(kernel) = command.kernels.iter().find(|kernel| fills(kernel)) else { continue };
+            let others = window.commands().filter(|(_, other)| {
+                other.is_work()
+                    && other.kind == CommandKind::Compute
+                    && other.moment.stream != command.moment.stream
+            });
+            let times = (command.start_ns, command.end_ns);
+            let ns: u64 = others.map(|(_, other)| common_ns(times, (other.start_ns, other.end_ns))).sum();
+            let ns = ns.min(command.duration_ns());
+            beside.push(((command.op, kernel.clone(), window.place(command.launch.place)), ns));
+        }
+    }
+    let mut notable = sums(beside).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
+    let filled = notable.next().map(|((op, kernel, place), ns, _)| {
+        let message = format!(
+            "the kernel {} of {op}{} leaves no room beside it, and {:.3} ms a step other streams run while it does: it has {} blocks of {} \
+             threads; the device's {} multiprocessors hold {} each, limited by {} ({} registers a thread, {} bytes of shared memory a \
+             block). Streams gain nothing beside it; smaller batches would",
+            kernel.name,
+            at(place.as_ref()),
+            ms(ns) / facts.steps,
+            kernel.block_count(),
+            kernel.block_threads(),
+            device.multiprocessors,
+            kernel.blocks_per_multiprocessor,
+            limit(&kernel, device.multiprocessor_threads),
+            kernel.registers,
+            kernel.shared_bytes
+        );
+        Finding { place, cost_ms: ms(ns), ..Finding::new("no-room", message) }
+    });
+    filled.into_iter().chain(more_streams_than_threads(facts)).collect()
+}
+
+/// What keeps a multiprocessor from holding more blocks, as far as the numbers tell.
+fn limit(kernel: &KernelRecord, threads: u32) -> &'static str {
+    let by_threads = threads / kernel.block_threads().max(1);
+    if kernel.blocks_per_multiprocessor >= by_threads {
+        "threads"
+    } else if kernel.shared_bytes > kernel.registers * kernel.block_threads() * 4 {
+        "shared memory"
+    } else {
+        "registers"
+    }
+}
+
+fn more_streams_than_threads(facts: &Facts<'_>) -> Option<Finding> {
+    let threads = facts.device()?.host_threads?;
+    let streams = facts.side_streams().len();
+    let crowded: u64 =
+        facts.windows.iter().map(|window| window.timeline.busy(CommandRecord::is_work).overlap_ns).sum();
+    (streams > threads && facts.is_notable(ms(crowded))).then(|| {
+        let message = format!(
+            "{streams} streams share {threads} thread{}: at most that many run at once",
+            if threads == 1 { "" } else { "s" }
+        );
+        let cost_ms = ms(crowded) * (1.0 - threads as f64 / streams as f64);
+        Finding { cost_ms, ..Finding::new("no-room", message) }
+    })
+}

@@ -1,0 +1,204 @@
+//! Profiles: where the time of a program goes, on the host and on every stream.
+//!
+//! A [`Profiler`] records a device. What it gives, a [`Profile`], is the recordings as they are, and everything else is
+//! computed from them: tables, the critical path, idle times with their causes, a trace, a diagnosis.
+
+mod averages;
+mod diagnosis;
+mod idle;
+mod options;
+mod path;
+mod timeline;
+mod trace;
+//W mod what_if;
+
+use device::{Device, Recording, Result, StreamId};
+
+pub use averages::{Average, Averages, Key, Sort};
+pub use diagnosis::{Finding, diagnose};
+pub use idle::{HostActivity, Idle, IdleCause, StreamIdle};
+pub use options::{ProfileOptions, ProfileSchedule};
+pub use path::{CriticalPath, Link, PathSegment, PathShare};
+pub use trace::{MemorySample, Trace};
+//W pub use what_if::WhatIf;
+
+use options::Phase;
+use parking_lot::Mutex;
+use timeline::Timeline;
+
+/// What a device did while a [`Profiler`] recorded it.
+///
+/// ```
+/// use autograd::{Device, DType, Profile, ProfileOptions, Tensor};
+/// # fn main() -> autograd::Result<()> {
+/// let dev = Device::cpu_with(Default::default());
+/// let profiler = Profile::start(&dev, ProfileOptions::default());
+/// for _ in 0..3 {
+///     let x = profiler.range("make", || Tensor::ones(&[64, 64], DType::F32, &dev))?;
+///     profiler.range("product", || x.matmul(&x))?;
+///     profiler.step();
+/// }
+/// let profile = profiler.stop()?;
+/// println!("{}", profile.key_averages()); // matmul: 3 calls, ..
+/// println!("{}", profile.critical_path());
+/// assert_eq!(profile.steps(), 3);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    windows: Vec<Window>,
+    names: Vec<(StreamId, String)>,
+}
+
+/// One stretch of steps without a gap.
+#[derive(Clone, Debug, Default)]
+struct Window {
+    recording: Recording,
+    memory: Vec<MemorySample>,
+}
+
+impl Profile {
+    /// Records `dev` from now on, until the [`Profiler`] is stopped.
+    ///
+    /// Waits for what was launched before. While it records, each command takes about a microsecond more of the host, and two
+    /// events of a CUDA device; see docs/profiling.md. One profiler at a time records a device.
+    pub fn start(dev: &Device, options: ProfileOptions) -> Profiler {
+        let profiler = Profiler { device: dev.clone(), options, state: Mutex::default() };
+        profiler.enter(Phase::Off, options.schedule.phase(0));
+        profiler
+    }
+
+    /// A profile of recordings that were made in another way, one after the other.
+    pub fn of(recordings: impl IntoIterator<Item = Recording>) -> Profile {
+        let window = |recording| Window { recording, memory: Vec::new() };
+        Profile { windows: recordings.into_iter().map(window).collect(), names: Vec::new() }
+    }
+
+    /// Gives a stream a name, which tables and traces show.
+    pub fn name_stream(&mut self, stream: StreamId, name: impl Into<String>) {
+        self.names.retain(|(known, _)| *known != stream);
+        self.names.push((stream, name.into()));
+    }
+
+    /// The recordings: one for each time that the schedule had recorded steps.
+    pub fn recordings(&self) -> impl Iterator<Item = &Recording> {
+        self.windows.iter().map(|window| &window.recording)
+    }
+
+    /// Steps that were recorded; a program that marks none is one step.
+    pub fn steps(&self) -> usize {
+        self.recordings().map(|recording| recording.steps.len().max(1)).sum()
+    }
+
+    /// Milliseconds from the beginning to the end of what was recorded.
+    pub fn wall_ms(&self) -> f64 {
+        self.timelines().map(|timeline| ms(timeline.end_ns)).sum()
+    }
+
+    fn timelines(&self) -> impl Iterator<Item = Timeline<'_>> {
+        self.recordings().map(Timeline::new)
+    }
+
+    /// What a stream is called.
+    fn stream_name(&self, stream: StreamId) -> String {
+        if let Some((_, name)) = self.names.iter().find(|(known, _)| *known == stream) {
+            return name.clone();
+        }
+        let is_default = |recording: &Recording| recording.device.default_stream == Some(stream);
+        if self.recordings().any(is_default) {
+            "default stream".to_owned()
+        } else {
+            format!("stream {stream}")
+        }
+    }
+}
+
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+/// Records a device; see [`Profile::start`].
+///
+/// Dropped without [`stop`](Self::stop), it ends the recording.
+#[derive(Debug)]
+pub struct Profiler {
+    device: Device,
+    options: ProfileOptions,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Steps so far.
+    steps: usize,
+    windows: Vec<Window>,
+    memory: Option<trace::MemoryClock>,
+}
+
+impl Profiler {
+    /// Ends a step of the program, and begins the next one.
+    ///
+    /// At the ends of the schedule's phases the host waits for the device; errors of commands are left to who synchronises.
+    pub fn step(&self) {
+        self.device.mark_step();
+        let before = {
+            let mut state = self.state.lock();
+            state.steps += 1;
+            state.steps - 1
+        };
+        let schedule = self.options.schedule;
+        if schedule.is_boundary(before) {
+            self.enter(schedule.phase(before), schedule.phase(before + 1));
+        }
+    }
+
+    /// Calls `f`, and gives a name to what it does. Ranges nest, and reach the lanes of
+    /// [`ConcurrentBatches`](crate::ConcurrentBatches) and the threads of a [`Team`](device::Team).
+    pub fn range<R>(&self, name: &str, f: impl FnOnce() -> R) -> R {
+        self.device.range(name, f)
+    }
+
+    /// Waits for the device, and gives what was recorded.
+    ///
+    /// # Errors
+    /// [`Error::Async`](crate::Error::Async) if a command failed and that was not reported yet.
+    pub fn stop(self) -> Result<Profile> {
+        let steps = self.state.lock().steps;
+        self.enter(self.options.schedule.phase(steps), Phase::Off);
+        let windows = std::mem::take(&mut self.state.lock().windows);
+        self.device.synchronize()?;
+        Ok(Profile { windows, names: Vec::new() })
+    }
+
+    /// Goes from one phase to the next.
+    fn enter(&self, from: Phase, to: Phase) {
+        let mut state = self.state.lock();
+        if from != Phase::Off {
+            let recording = self.device.stop_recording();
+            let memory = state.memory.take().map(|clock| clock.samples(&self.device)).unwrap_or_default();
+            // A step that nobody finished after the last one has nothing but the end of the program.
+            if from == Phase::Active && (recording.steps.is_empty() || !recording.commands.is_empty()) {
+                state.windows.push(Window { recording, memory });
+            }
+        }
+        if to != Phase::Off {
+            state.memory = self.options.memory.then(|| trace::MemoryClock::start(&self.device));
+            self.device.start_recording();
+        }
+    }
+}
+
+impl Drop for Profiler {
+    fn drop(&mut self) {
+        let _ended = self.device.stop_recording();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

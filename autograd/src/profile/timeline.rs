@@ -1,0 +1,293 @@
+//! A recording with its parts found by stream and by thread, as all that is computed from it needs them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use device::{CommandRecord, Moment, Recording, StreamId};
+
+/// A recording and its order.
+pub(super) struct Timeline<'a> {
+    pub(super) recording: &'a Recording,
+    /// When the last step ended, or the last command if that was later.
+    pub(super) end_ns: u64,
+    /// The commands of each stream by tick, as indices.
+    pub(super) streams: BTreeMap<StreamId, Vec<usize>>,
+    /// What each command waited for, as indices.
+    waits: HashMap<Moment, Vec<usize>>,
+    /// What each thread did, in order, without overlap.
+    threads: Vec<Vec<Span<HostWork>>>,
+    /// The innermost range that each thread was in, in order, without overlap.
+    ranges: Vec<Vec<Span<usize>>>,
+    /// For each thread, when it came after something of another one.
+    handoffs: Vec<Vec<Handoff>>,
+}
+
+/// A stretch of a thread's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span<T> {
+    pub(super) start_ns: u64,
+    pub(super) end_ns: u64,
+    pub(super) what: T,
+}
+
+/// A thread came at `at_ns` after what another one did until `since_ns`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Handoff {
+    at_ns: u64,
+    pub(super) since_ns: u64,
+    pub(super) from: u32,
+}
+
+/// What a span is, with its index in the recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostWork {
+    Launch(usize),
+    Sync(usize),
+    DriverCall(usize),
+}
+
+/// What made a command start when it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// This one ended, on its own stream or on one that it waited for.
+    Command(usize),
+    /// The host had launched it.
+    Launch,
+    /// Nothing in the recording.
+    Unknown,
+}
+
+impl<'a> Timeline<'a> {
+    pub(super) fn new(recording: &'a Recording) -> Timeline<'a> {
+        let mut streams: BTreeMap<StreamId, Vec<usize>> = BTreeMap::new();
+        for (at, command) in recording.commands.iter().enumerate() {
+            streams.entry(command.moment.stream).or_default().push(at);
+        }
+        let commands = &recording.commands;
+        streams.values_mut().for_each(|list| list.sort_unstable_by_key(|&at| commands[at].moment.tick));
+        let last_end = commands.iter().map(|command| command.end_ns).max();
+        let end_ns = match (recording.steps.last().copied(), last_end) {
+            (None, None) => recording.wall_ns,
+            (None, Some(end)) => end.max(recording.syncs.iter().map(|sync| sync.end_ns).max().unwrap_or(0)),
+            (Some(step), end) => step.max(end.unwrap_or(0)),
+        };
+        let mut timeline = Timeline {
+            recording,
+            end_ns,
+            streams,
+            waits: HashMap::new(),
+            threads: host_spans(recording),
+            ranges: innermost_ranges(recording),
+            handoffs: handoffs(recording),
+        };
+        for wait in &recording.waits {
+            if let Some(awaited) = timeline.newest(wait.awaited) {
+                timeline.waits.entry(wait.waiter).or_default().push(awaited);
+            }
+        }
+        timeline
+    }
+
+    pub(super) fn command(&self, at: usize) -> &'a CommandRecord {
+        &self.recording.commands[at]
+    }
+
+    /// The last command of the moment's stream that was launched by then.
+    pub(super) fn newest(&self, moment: Moment) -> Option<usize> {
+        let list = self.streams.get(&moment.stream)?;
+        let count = list.partition_point(|&at| self.command(at).moment.tick <= moment.tick);
+        count.checked_sub(1).map(|last| list[last])
+    }
+
+    /// The command before this one in its stream.
+    pub(super) fn before(&self, at: usize) -> Option<usize> {
+        let Moment { stream, tick } = self.command(at).moment;
+        self.newest(Moment { stream, tick: tick.checked_sub(1)? })
+    }
+
+    /// What this command waited for.
+    pub(super) fn awaited(&self, at: usize) -> &[usize] {
+        self.waits.get(&self.command(at).moment).map_or(&[], Vec::as_slice)
+    }
+
+    /// When the host had given the command away.
+    pub(super) fn launched_ns(&self, at: usize) -> u64 {
+        let command = self.command(at);
+        command.launch.end_ns.min(command.start_ns)
+    }
+
+    /// What was the last of all that the command came after, and when that was.
+    pub(super) fn cause(&self, at: usize) -> (Cause, u64) {
+        let start = self.command(at).start_ns;
+        let earlier = self.before(at).into_iter().chain(self.awaited(at).iter().copied());
+        let ends = earlier.map(|earlier| (self.command(earlier).end_ns.min(start), earlier));
+        let launched = self.launched_ns(at);
+        match ends.max() {
+            Some((end, earlier)) if end > launched => (Cause::Command(earlier), end),
+            _ if self.is_known(at) => (Cause::Launch, launched),
+            Some((end, earlier)) => (Cause::Command(earlier), end),
+            None => (Cause::Unknown, start),
+        }
+    }
+
+    /// Whether the launch of the command is in the recording.
+    fn is_known(&self, at: usize) -> bool {
+        (self.command(at).launch.thread as usize) < self.threads.len()
+    }
+
+    /// Whether the command ran within the call that launched it.
+    pub(super) fn is_inline(&self, at: usize) -> bool {
+        let command = self.command(at);
+        command.launch.start_ns <= command.start_ns && command.end_ns <= command.launch.end_ns
+    }
+
+    /// The last span of a thread that began before `ns`.
+    pub(super) fn span_before(&self, thread: u32, ns: u64) -> Option<Span<HostWork>> {
+        let spans = self.spans(thread);
+        let count = spans.partition_point(|span| span.start_ns < ns);
+        count.checked_sub(1).map(|last| spans[last])
+    }
+
+    /// The spans of a thread, in order.
+    pub(super) fn spans(&self, thread: u32) -> &[Span<HostWork>] {
+        self.threads.get(thread as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// A thread's time cut where ranges begin and end, each piece with the innermost range.
+    pub(super) fn pieces(&self, thread: u32, from: u64, to: u64) -> Vec<Span<Option<usize>>> {
+        let ranges = self.ranges.get(thread as usize).map_or(&[][..], Vec::as_slice);
+        let first = ranges.partition_point(|range| range.end_ns <= from);
+        let (mut pieces, mut now) = (Vec::new(), from);
+        let mut put = |now: &mut u64, end_ns: u64, what| {
+            if end_ns > *now {
+                pieces.push(Span { start_ns: *now, end_ns, what });
+                *now = end_ns;
+            }
+        };
+        for range in ranges[first..].iter().take_while(|range| range.start_ns < to) {
+            put(&mut now, range.start_ns, None);
+            put(&mut now, range.end_ns.min(to), Some(range.what));
+        }
+        put(&mut now, to, None);
+        pieces
+    }
+
+    /// The last that a thread came after between `since` and `now` that happened in that time on another one.
+    pub(super) fn handoff(&self, thread: u32, since: u64, now: u64) -> Option<Handoff> {
+        let handoffs = self.handoffs.get(thread as usize)?;
+        let first = handoffs.partition_point(|handoff| handoff.at_ns <= since);
+        let later = handoffs[first..].iter().take_while(|handoff| handoff.at_ns <= now);
+        later.filter(|handoff| handoff.since_ns > since).max_by_key(|handoff| handoff.since_ns).copied()
+    }
+
+    /// The thread that the program begins and ends on: the one that named the first range, or launched or waited first.
+    pub(super) fn main_thread(&self) -> u32 {
+        let first = |thread: usize| self.threads[thread].first().map_or(u64::MAX, |span| span.start_ns);
+        (0..self.threads.len()).min_by_key(|&thread| first(thread)).unwrap_or(0) as u32
+    }
+
+    /// The time in which at least one command runs that `of` names, and in which two or more streams do.
+    pub(super) fn busy(&self, of: impl Fn(&CommandRecord) -> bool) -> Busy {
+        let mut edges: Vec<(u64, i32)> = Vec::new();
+        for command in self.recording.commands.iter().filter(|command| of(command)) {
+            edges.push((command.start_ns, 1));
+            edges.push((command.end_ns.max(command.start_ns), -1));
+        }
+        // At one time, ends come before starts.
+        edges.sort_unstable();
+        let (mut busy, mut active, mut since) = (Busy::default(), 0, 0);
+        for (at, change) in edges {
+            busy.any_ns += if active >= 1 { at - since } else { 0 };
+            busy.overlap_ns += if active >= 2 { at - since } else { 0 };
+            active += change;
+            since = at;
+        }
+        busy
+    }
+}
+
+/// How long streams were active. A stream runs one command at a time, so commands at once are streams at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Busy {
+    pub(super) any_ns: u64,
+    pub(super) overlap_ns: u64,
+}
+
+/// What each thread did: where one span lies within another, as a launch in a wait, the outer one is cut.
+fn host_spans(recording: &Recording) -> Vec<Vec<Span<HostWork>>> {
+    let mut threads = vec![Vec::new(); recording.threads.len()];
+    let mut add = |thread: u32, start_ns, end_ns, what| {
+        if let Some(spans) = threads.get_mut(thread as usize) {
+            spans.push(Span { start_ns, end_ns, what });
+        }
+    };
+    for (at, command) in recording.commands.iter().enumerate() {
+        let launch = &command.launch;
+        add(launch.thread, launch.start_ns, launch.end_ns, HostWork::Launch(at));
+    }
+    for (at, sync) in recording.syncs.iter().enumerate() {
+        add(sync.thread, sync.start_ns, sync.end_ns, HostWork::Sync(at));
+    }
+    for (at, call) in recording.driver_calls.iter().enumerate() {
+        add(call.thread, call.start_ns, call.end_ns, HostWork::DriverCall(at));
+    }
+    threads.into_iter().map(flattened).collect()
+}
+
+fn innermost_ranges(recording: &Recording) -> Vec<Vec<Span<usize>>> {
+    let mut threads = vec![Vec::new(); recording.threads.len()];
+    for (at, range) in recording.ranges.iter().enumerate() {
+        if let Some(spans) = threads.get_mut(range.thread as usize) {
+            spans.push(Span { start_ns: range.start_ns, end_ns: range.end_ns, what: at });
+        }
+    }
+    threads.into_iter().map(flattened).collect()
+}
+
+/// A range with its parent on another thread begins after that thread asked for it, and that thread goes on after it ended.
+fn handoffs(recording: &Recording) -> Vec<Vec<Handoff>> {
+    let mut threads = vec![Vec::new(); recording.threads.len()];
+    for range in &recording.ranges {
+        let parent = range.parent.and_then(|parent| recording.ranges.get(parent as usize));
+        let Some(parent) = parent.filter(|parent| parent.thread != range.thread) else { continue };
+        let mut add = |thread: u32, at_ns, since_ns, from| {
+            if let Some(handoffs) = threads.get_mut(thread as usize) {
+                handoffs.push(Handoff { at_ns, since_ns, from });
+            }
+        };
+        add(range.thread, range.start_ns, range.start_ns, parent.thread);
+        add(parent.thread, parent.end_ns, range.end_ns, range.thread);
+    }
+    threads.iter_mut().for_each(|handoffs| handoffs.sort_unstable());
+    threads
+}
+
+/// Each piece of time once, as the innermost span that it is in.
+fn flattened<T: Copy>(mut spans: Vec<Span<T>>) -> Vec<Span<T>> {
+    spans.sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.end_ns)));
+    let mut flat = Vec::with_capacity(spans.len());
+    let mut open: Vec<Span<T>> = Vec::new();
+    let mut at = 0;
+    let mut put = |what, from: u64, to: u64| {
+        if to > from {
+            flat.push(Span { start_ns: from, end_ns: to, what });
+        }
+    };
+    let mut close_until = |open: &mut Vec<Span<T>>, at: &mut u64, until: u64| {
+        while let Some(top) = open.last().copied() {
+            let end = top.end_ns.min(until);
+            put(top.what, (*at).max(top.start_ns), end);
+            *at = (*at).max(end);
+            if top.end_ns > until {
+                break;
+            }
+            open.pop();
+        }
+        *at = (*at).max(until);
+    };
+    for span in spans {
+        close_until(&mut open, &mut at, span.start_ns);
+        open.push(span);
+    }
+    close_until(&mut open, &mut at, u64::MAX);
+    flat
+}

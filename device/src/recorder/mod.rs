@@ -1,0 +1,461 @@
+//! The recorder that profiles read: what was launched, from where, when it ran, and what waited for what.
+
+mod records;
+mod stack;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+pub use records::{
+    CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, KernelRecord, LaunchRecord, OperandRecord,
+    Place, RangeRecord, Recording, SyncRecord, WaitRecord,
+};
+
+use crate::cuda::TimedEvent;
+use crate::device::Core;
+use crate::{Device, Moment, Stream, StreamId, Use};
+use stack::Stacks;
+
+/// Off, it costs one load a command.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    on: AtomicBool,
+    log: Mutex<Option<Log>>,
+}
+
+/// A recording that is under way.
+struct Log {
+    origin: Instant,
+    recording: Recording,
+    /// Commands as they were launched, not yet with the times at which they ran.
+    launched: Vec<CommandRecord>,
+    /// When commands ran on threads of the host.
+    ran: Vec<(&'static str, Moment, Instant, Instant)>,
+    /// The commands of driver's streams between two events, and the event at which the recording began.
+    timed: Vec<(Moment, TimedEvent, TimedEvent)>,
+    began: Option<TimedEvent>,
+    stacks: Stacks,
+    /// The numbers of threads and ranges here, by those in the process.
+    threads: HashMap<u32, u32>,
+    ranges: HashMap<u32, u32>,
+}
+
+/// A launch that is under way.
+pub(crate) struct Launching {
+    record: CommandRecord,
+    start: Instant,
+    /// When the command was given away, if that is not when the launch ends.
+    pub(crate) given: Option<Instant>,
+}
+
+/// The kernels that a command enqueues, where it is recorded.
+pub(crate) type Kernels = SmallVec<[KernelRecord; 2]>;
+
+impl Launching {
+    pub(crate) fn set_kernels(&mut self, kernels: Option<RefCell<Kernels>>) {
+        self.record.kernels = kernels.map_or_else(Vec::new, |kernels| kernels.into_inner().into_vec());
+    }
+}
+
+/// What a launch tells of itself if it is recorded.
+pub(crate) struct Label<'a> {
+    pub(crate) kind: CommandKind,
+    pub(crate) operands: &'a dyn Fn() -> Vec<OperandRecord>,
+}
+
+impl Label<'_> {
+    pub(crate) const fn of(kind: CommandKind) -> Label<'static> {
+        Label { kind, operands: &Vec::new }
+    }
+}
+
+/// A wait of the host that is under way. It is recorded when it drops.
+pub(crate) struct Syncing<'a> {
+    recorder: &'a Recorder,
+    op: &'static str,
+    awaited: Vec<Moment>,
+    start: Instant,
+}
+
+thread_local! {
+    /// The thread's number in the process, once it has one.
+    static THREAD: Cell<Option<u32>> = const { Cell::new(None) };
+    /// The innermost range that the thread is in, by its number in the process.
+    static RANGE: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+fn next(counter: &AtomicU32) -> u32 {
+    counter.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The calling thread's number in the process.
+fn thread_number() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    THREAD.get().unwrap_or_else(|| {
+        let number = next(&NEXT);
+        THREAD.set(Some(number));
+        number
+    })
+}
+
+/// The range that the calling thread is in.
+#[derive(Clone, Copy)]
+pub(crate) struct CurrentRange(Option<u32>);
+
+impl CurrentRange {
+    #[inline]
+    pub(crate) fn get() -> CurrentRange {
+        CurrentRange(RANGE.get())
+    }
+
+    /// Calls `f` in this range, on whichever thread.
+    #[inline]
+    pub(crate) fn within<R>(self, f: impl FnOnce() -> R) -> R {
+        struct Outer(Option<u32>);
+        impl Drop for Outer {
+            fn drop(&mut self) {
+                RANGE.set(self.0);
+            }
+        }
+        let _outer = Outer(RANGE.replace(self.0));
+        f()
+    }
+}
+
+impl Log {
+    fn new(began: Option<TimedEvent>) -> Log {
+        Log {
+            origin: Instant::now(),
+            recording: Recording::default(),
+            launched: Vec::new(),
+            ran: Vec::new(),
+            timed: Vec::new(),
+            began,
+            stacks: Stacks::default(),
+            threads: HashMap::new(),
+            ranges: HashMap::new(),
+        }
+    }
+
+    fn ns(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.origin).as_nanos() as u64
+    }
+
+    /// The calling thread's number in the recording.
+    fn thread(&mut self) -> u32 {
+        let Log { threads, recording, .. } = self;
+        *threads.entry(thread_number()).or_insert_with(|| {
+            let name = std::thread::current().name().unwrap_or("a thread").into();
+            recording.threads.push(name);
+            recording.threads.len() as u32 - 1
+        })
+    }
+
+    /// The number in the recording of the range that the calling thread is in.
+    fn range(&self) -> Option<u32> {
+        self.ranges.get(&RANGE.get()?).copied()
+    }
+
+    fn finish(mut self, facts: DeviceFacts) -> Recording {
+        let wall_ns = self.ns(Instant::now());
+        let (places, numbers) = distinct(self.stacks.places());
+        let place = |stack: &mut Option<u32>| *stack = stack.and_then(|stack| numbers[stack as usize]);
+        let mut times: HashMap<Moment, (&'static str, u64, u64)> = HashMap::new();
+        for &(op, moment, start, end) in &self.ran {
+            times.insert(moment, (op, self.ns(start), self.ns(end)));
+        }
+        times.extend(self.timed_on_driver());
+        let mut recording = std::mem::take(&mut self.recording);
+        for mut command in std::mem::take(&mut self.launched) {
+            // What has not run is not in the recording.
+            let Some((_, start_ns, end_ns)) = times.remove(&command.moment) else { continue };
+            (command.start_ns, command.end_ns) = (start_ns, end_ns);
+            recording.commands.push(command);
+        }
+        // What was launched before the recording began.
+        recording.commands.extend(
+            times.into_iter().map(|(moment, (op, start, end))| CommandRecord::new(op, moment, start, end)),
+        );
+        recording
+            .commands
+            .sort_by_key(|command| (command.end_ns, command.moment.stream, command.moment.tick));
+        recording.commands.iter_mut().for_each(|command| place(&mut command.launch.place));
+        recording.syncs.iter_mut().for_each(|sync| place(&mut sync.place));
+        recording.ranges.iter_mut().for_each(|range| place(&mut range.place));
+        recording.driver_calls.iter_mut().for_each(|call| place(&mut call.place));
+        for range in recording.ranges.iter_mut().filter(|range| range.end_ns == OPEN) {
+            range.end_ns = wall_ns;
+        }
+        Recording { places, device: facts, wall_ns, ..recording }
+    }
+
+    /// When the commands between events ran, which they have.
+    fn timed_on_driver(&self) -> Vec<(Moment, (&'static str, u64, u64))> {
+        let Some(began) = &self.began else { return Vec::new() };
+        let ns = |event: &TimedEvent| began.elapsed_ms(event).map(|ms| (ms * 1e6).max(0.0) as u64);
+        let times = self.timed.iter();
+        times
+            .filter_map(|(moment, start, end)| Some((*moment, ("", ns(start).ok()?, ns(end).ok()?))))
+            .collect()
+    }
+}
+
+/// A range that has not ended.
+const OPEN: u64 = u64::MAX;
+
+/// Each place once, and for each stack the number of its place.
+fn distinct(of_stacks: Vec<Option<Place>>) -> (Vec<Place>, Vec<Option<u32>>) {
+    let (mut places, mut known) = (Vec::new(), HashMap::new());
+    let numbers = of_stacks
+        .into_iter()
+        .map(|place| {
+            let place = place?;
+            Some(*known.entry(place.clone()).or_insert_with(|| {
+                places.push(place);
+                places.len() as u32 - 1
+            }))
+        })
+        .collect();
+    (places, numbers)
+}
+
+impl Recorder {
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Log) -> R) -> Option<R> {
+        self.log.lock().as_mut().map(f)
+    }
+
+    /// A command is about to be launched.
+    #[inline]
+    pub(crate) fn launching(
+        &self,
+        op: &'static str,
+        uses: &[Use<'_>],
+        label: &Label<'_>,
+    ) -> Option<Box<Launching>> {
+        if self.is_on() { self.begin(op, uses, label) } else { None }
+    }
+
+    #[cold]
+    fn begin(&self, op: &'static str, uses: &[Use<'_>], label: &Label<'_>) -> Option<Box<Launching>> {
+        let never = Moment { stream: StreamId::from_raw(0), tick: 0 };
+        let mut record = CommandRecord::new(op, never, 0, 0);
+        record.kind = label.kind;
+        record.operands = (label.operands)();
+        record.accesses = uses.iter().map(Use::access).collect();
+        let start = Instant::now();
+        self.with(|log| {
+            let place = Some(log.stacks.number());
+            record.launch = LaunchRecord {
+                start_ns: log.ns(start),
+                end_ns: 0,
+                thread: log.thread(),
+                range: log.range(),
+                place,
+            };
+        })?;
+        Some(Box::new(Launching { record, start, given: None }))
+    }
+
+    /// A command was launched.
+    #[cold]
+    pub(crate) fn launched(&self, launching: Box<Launching>, moment: Moment) {
+        let end = Instant::now();
+        self.with(|log| {
+            let Launching { mut record, start, given } = *launching;
+            // A recording may have begun anew meanwhile.
+            if start >= log.origin {
+                record.moment = moment;
+                record.launch.end_ns = log.ns(given.unwrap_or(end));
+                log.launched.push(record);
+            }
+        });
+    }
+
+    /// A command ran on a thread of the host.
+    #[cold]
+    pub(crate) fn ran(&self, op: &'static str, moment: Moment, start: Instant) {
+        let end = Instant::now();
+        self.with(|log| log.ran.push((op, moment, start, end)));
+    }
+
+    /// A command of a driver's stream runs between two events.
+    #[cold]
+    pub(crate) fn timed(&self, moment: Moment, start: TimedEvent, end: TimedEvent) {
+        self.with(|log| log.timed.push((moment, start, end)));
+    }
+
+    #[cold]
+    pub(crate) fn waited(&self, op: &'static str, waiter: Moment, awaited: Moment) {
+        self.with(|log| log.recording.waits.push(WaitRecord { op, waiter, awaited }));
+    }
+
+    /// The host waits from now on until the value drops.
+    pub(crate) fn syncing(
+        &self,
+        op: &'static str,
+        awaited: impl IntoIterator<Item = Moment>,
+    ) -> Option<Syncing<'_>> {
+        self.is_on().then(|| Syncing {
+            recorder: self,
+            op,
+            awaited: awaited.into_iter().collect(),
+            start: Instant::now(),
+        })
+    }
+}
+
+impl Syncing<'_> {
+    /// It is for another command.
+    pub(crate) fn awaits(&mut self, awaited: Moment) {
+        self.awaited = vec![awaited];
+    }
+}
+
+impl Drop for Syncing<'_> {
+    fn drop(&mut self) {
+        let end = Instant::now();
+        self.recorder.with(|log| {
+            let (start_ns, end_ns) = (log.ns(self.start), log.ns(end));
+            let (thread, range, place) = (log.thread(), log.range(), Some(log.stacks.number()));
+            let awaited = std::mem::take(&mut self.awaited);
+            let sync = SyncRecord { op: self.op, awaited, start_ns, end_ns, thread, range, place };
+            log.recording.syncs.push(sync);
+        });
+    }
+}
+
+impl Core {
+    fn facts(&self, name: String) -> DeviceFacts {
+        let of_host = DeviceFacts {
+            name: name.into(),
+            default_stream: Some(self.default.id),
+            host_threads: self.cuda.is_none().then_some(self.threads),
+            ..DeviceFacts::default()
+        };
+        self.cuda.as_ref().map_or(of_host.clone(), |cuda| cuda.context.facts(of_host))
+    }
+}
+
+impl Device {
+    /// Records every command that runs from now on. A recording that is under way starts anew. Waits for what was launched
+    /// before, so that it is not in the recording.
+    pub fn start_recording(&self) {
+        let recorder = &self.core().recorder;
+        recorder.on.store(false, Ordering::Release);
+        // Errors are for those who synchronise.
+        self.await_streams();
+        let origin = self.core().default.driver_stream().and_then(|driver| {
+            // Without an origin the recording has no commands.
+            driver.bind().and_then(|()| driver.record_timed()).ok()
+        });
+        if let Some(origin) = &origin {
+            // The host's clock starts when the device's does.
+            let _ = origin.synchronize();
+        }
+        *recorder.log.lock() = Some(Log::new(origin));
+        recorder.on.store(true, Ordering::Release);
+    }
+
+    /// Waits for what was launched, ends the recording and returns it; empty if none was under way. Errors of commands are left
+    /// to those who synchronise.
+    pub fn stop_recording(&self) -> Recording {
+        let recorder = &self.core().recorder;
+        self.await_streams();
+        recorder.on.store(false, Ordering::Release);
+        let log = recorder.log.lock().take();
+        log.map_or_else(Recording::default, |log| log.finish(self.core().facts(self.name())))
+    }
+
+    /// Whether a recording is under way.
+    #[inline]
+    pub fn is_recording(&self) -> bool {
+        self.core().recorder.is_on()
+    }
+
+    /// Calls `f`, and gives what it does a name in the recording that is under way, if there is one. Ranges nest; what `f`
+    /// has a [`Team`](crate::Team) do is in the range, too.
+    ///
+    /// ```
+    /// let dev = device::Device::cpu_with(device::CpuConfig::default());
+    /// dev.start_recording();
+    /// dev.range("outer", || dev.range("inner", || ()));
+    /// let recording = dev.stop_recording();
+    /// assert_eq!((&*recording.ranges[1].name, recording.ranges[1].parent), ("inner", Some(0)));
+    /// ```
+    pub fn range<R>(&self, name: &str, f: impl FnOnce() -> R) -> R {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        if !self.is_recording() {
+            return f();
+        }
+        let (recorder, number) = (&self.core().recorder, next(&NEXT));
+        let _ended = EndRange { recorder, number };
+        recorder.with(|log| {
+            let (thread, parent, start_ns) = (log.thread(), log.range(), log.ns(Instant::now()));
+            log.ranges.insert(number, log.recording.ranges.len() as u32);
+            let place = Some(log.stacks.number());
+            let range = RangeRecord { name: name.into(), thread, parent, start_ns, end_ns: OPEN, place };
+            log.recording.ranges.push(range);
+        });
+        CurrentRange(Some(number)).within(f)
+    }
+
+    /// Notes in the recording that is under way, if there is one, that a step of the program ends here.
+    pub fn mark_step(&self) {
+        self.core().recorder.with(|log| {
+            let now = log.ns(Instant::now());
+            log.recording.steps.push(now);
+        });
+    }
+}
+
+struct EndRange<'a> {
+    recorder: &'a Recorder,
+    number: u32,
+}
+
+impl Drop for EndRange<'_> {
+    fn drop(&mut self) {
+        self.recorder.with(|log| {
+            let now = log.ns(Instant::now());
+            if let Some(&at) = log.ranges.get(&self.number) {
+                log.recording.ranges[at as usize].end_ns = now;
+            }
+        });
+    }
+}
+
+impl Stream {
+    /// Makes a call that gets `bytes` of the driver for commands of this stream, and notes it in the recording that is under
+    /// way, if there is one. For allocators.
+    pub fn record_driver_call<R>(&self, bytes: usize, call: impl FnOnce() -> R) -> R {
+        let recorder = &self.core().recorder;
+        let start = recorder.is_on().then(Instant::now);
+        let result = call();
+        if let Some(start) = start {
+            recorder.with(|log| {
+                let (start_ns, end_ns) = (log.ns(start), log.ns(Instant::now()));
+                let (thread, place) = (log.thread(), Some(log.stacks.number()));
+                let stream = self.id();
+                log.recording.driver_calls.push(DriverCallRecord {
+                    bytes,
+                    stream,
+                    start_ns,
+                    end_ns,
+                    thread,
+                    place,
+                });
+            });
+        }
+        result
+    }
+}

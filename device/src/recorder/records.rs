@@ -1,0 +1,279 @@
+//! What a recording holds.
+
+use std::borrow::Cow;
+
+use crate::{Access, DType, Moment, StreamId};
+
+/// What a device did while it was recorded. Times are nanoseconds since the recording began.
+#[derive(Clone, Debug, Default)]
+pub struct Recording {
+    /// The commands that ran, in the order in which they ended.
+    pub commands: Vec<CommandRecord>,
+    /// The waits that were inserted.
+    pub waits: Vec<WaitRecord>,
+    /// Where the host waited for the device.
+    pub syncs: Vec<SyncRecord>,
+    /// What the program named, by [`Device::range`](crate::Device::range), in the order in which it began.
+    pub ranges: Vec<RangeRecord>,
+    /// When the driver was asked for memory.
+    pub driver_calls: Vec<DriverCallRecord>,
+    /// When [`Device::mark_step`](crate::Device::mark_step) was called.
+    pub steps: Vec<u64>,
+    /// The host's threads that appear; a thread's number is its index.
+    pub threads: Vec<Box<str>>,
+    /// Places in the program; a place's number is its index.
+    pub places: Vec<Place>,
+    /// What the device is made of.
+    pub device: DeviceFacts,
+    /// How long the recording took.
+    pub wall_ns: u64,
+}
+
+/// One command that ran.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CommandRecord {
+    /// The op that launched it.
+    pub op: &'static str,
+    /// Its stream and tick.
+    pub moment: Moment,
+    /// When it started.
+    pub start_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+    /// What it is.
+    pub kind: CommandKind,
+    /// The call that launched it.
+    pub launch: LaunchRecord,
+    /// What it was launched on, where the op says so: what it reads and writes, in its own order.
+    pub operands: Vec<OperandRecord>,
+    /// The memory that it uses.
+    pub accesses: Vec<Access>,
+    /// On CUDA, the kernels that it enqueued, those of libraries left out.
+    pub kernels: Vec<KernelRecord>,
+}
+
+impl CommandRecord {
+    /// A command that was launched when it started, of which nothing else is known.
+    pub fn new(op: &'static str, moment: Moment, start_ns: u64, end_ns: u64) -> CommandRecord {
+        CommandRecord {
+            op,
+            moment,
+            start_ns,
+            end_ns,
+            kind: CommandKind::Compute,
+            launch: LaunchRecord { start_ns, end_ns: start_ns, ..LaunchRecord::default() },
+            operands: Vec::new(),
+            accesses: Vec::new(),
+            kernels: Vec::new(),
+        }
+    }
+
+    /// Whether it does something, other than waits and events.
+    pub fn is_work(&self) -> bool {
+        !matches!(self.kind, CommandKind::Wait | CommandKind::Marker)
+    }
+
+    /// How long it ran.
+    pub fn duration_ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.start_ns)
+    }
+}
+
+/// What a command is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CommandKind {
+    /// An op's work: kernels, products, and copies within the device.
+    #[default]
+    Compute,
+    /// Bytes from the host's memory.
+    Upload {
+        /// How many.
+        bytes: usize,
+        /// Whether the device read them where they were; else they were first copied to pinned memory.
+        pinned: bool,
+    },
+    /// So many bytes to the host's memory.
+    Download {
+        /// How many.
+        bytes: usize,
+    },
+    /// So many bytes from another device.
+    Across {
+        /// How many.
+        bytes: usize,
+    },
+    /// A function of the host.
+    Host,
+    /// A wait that the program asked for.
+    Wait,
+    /// An event, or a gate for tests.
+    Marker,
+}
+
+impl CommandKind {
+    /// Bytes that are copied between memories.
+    pub fn copied_bytes(self) -> Option<usize> {
+        match self {
+            CommandKind::Upload { bytes, .. }
+            | CommandKind::Download { bytes }
+            | CommandKind::Across { bytes } => Some(bytes),
+            CommandKind::Compute | CommandKind::Host | CommandKind::Wait | CommandKind::Marker => None,
+        }
+    }
+}
+
+/// The host's side of a command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaunchRecord {
+    /// When the call began.
+    pub start_ns: u64,
+    /// When the command was given away; of one that ran on the calling thread, when it had run.
+    pub end_ns: u64,
+    /// The calling thread.
+    pub thread: u32,
+    /// The innermost range that the thread was in.
+    pub range: Option<u32>,
+    /// The line of the program that led here.
+    pub place: Option<u32>,
+}
+
+/// An operand of a command.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OperandRecord {
+    /// Its shape.
+    pub shape: Box<[usize]>,
+    /// Its elements.
+    pub dtype: DType,
+    /// Whether it is written.
+    pub write: bool,
+}
+
+/// A kernel as it was launched, and what the driver says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelRecord {
+    /// Its name.
+    pub name: Box<str>,
+    /// Blocks along x, y and z.
+    pub blocks: [u32; 3],
+    /// Threads of a block along x, y and z.
+    pub threads: [u32; 3],
+    /// Shared memory of a block in bytes, declared and dynamic.
+    pub shared_bytes: u32,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// How many blocks a multiprocessor has room for at once.
+    pub blocks_per_multiprocessor: u32,
+}
+
+impl KernelRecord {
+    /// How many blocks there are.
+    pub fn block_count(&self) -> u64 {
+        self.blocks.iter().map(|&count| u64::from(count)).product()
+    }
+
+    /// How many threads a block has.
+    pub fn block_threads(&self) -> u32 {
+        self.threads.iter().product()
+    }
+}
+
+/// One wait of a stream for another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WaitRecord {
+    /// The op whose command waited.
+    pub op: &'static str,
+    /// The command that waited.
+    pub waiter: Moment,
+    /// What it waited for.
+    pub awaited: Moment,
+}
+
+/// A wait of the host for the device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SyncRecord {
+    /// `synchronize`, or `download` where a value is read.
+    pub op: &'static str,
+    /// What it waited for.
+    pub awaited: Vec<Moment>,
+    /// When it began.
+    pub start_ns: u64,
+    /// When the host went on.
+    pub end_ns: u64,
+    /// The thread that waited.
+    pub thread: u32,
+    /// The innermost range that the thread was in.
+    pub range: Option<u32>,
+    /// The line of the program that led here.
+    pub place: Option<u32>,
+}
+
+/// A part of the program with a name, on one thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeRecord {
+    /// The name.
+    pub name: Box<str>,
+    /// The thread.
+    pub thread: u32,
+    /// The range around it.
+    pub parent: Option<u32>,
+    /// When it began.
+    pub start_ns: u64,
+    /// When it ended; of one that had not, the end of the recording.
+    pub end_ns: u64,
+    /// The line of the program that named it.
+    pub place: Option<u32>,
+}
+
+/// A call that got memory of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverCallRecord {
+    /// What was asked for, in bytes.
+    pub bytes: usize,
+    /// The stream for which it was.
+    pub stream: StreamId,
+    /// When the call began.
+    pub start_ns: u64,
+    /// When it returned.
+    pub end_ns: u64,
+    /// The calling thread.
+    pub thread: u32,
+    /// The line of the program that led here.
+    pub place: Option<u32>,
+}
+
+/// A line of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The function.
+    pub function: Box<str>,
+    /// The file, empty in a build without debug information.
+    pub file: Box<str>,
+    /// The line, 0 in a build without debug information.
+    pub line: u32,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.line {
+            0 => f.write_str(&self.function),
+            line => write!(f, "{}:{line}", self.file),
+        }
+    }
+}
+
+/// What a device is made of, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Its [name](crate::Device::name).
+    pub name: Cow<'static, str>,
+    /// The stream that ops run on by themselves.
+    pub default_stream: Option<StreamId>,
+    /// Threads that run kernels, where that is the host.
+    pub host_threads: Option<usize>,
+    /// Multiprocessors of a CUDA device.
+    pub multiprocessors: u32,
+    /// Threads for which a multiprocessor has room.
+    pub multiprocessor_threads: u32,
+    /// How many copies run at once beside kernels.
+    pub copy_engines: u32,
+}

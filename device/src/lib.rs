@@ -61,5 +61,6 @@ pub use shared::Shared;
 pub use spin::{SpinGuard, SpinLock};
 pub use stream::{Hold, Stream};
 pub use team::Team;
+pub use threads::Thread;
 pub use time::{Clock, Moment, StreamId};
 pub use work::{Binder, Cpu, Work};

@@ -75,9 +75,11 @@ fn train(workload: &str, rows: usize) -> impl Fn(&Device, usize) -> Step {
         let model = workload.model(1, device).unwrap();
         let mut optimizer = workload.optimizer(model.parameters(), 2).unwrap();
         let (data, _) = workload.data(1, device).unwrap();
-        let batches = Batches::new(data, rows, 1, device).unwrap();
+        let options =
+            LoaderOptions { batch: rows, seed: 1, device: device.clone(), ..LoaderOptions::default() };
+        let loader = DataLoader::new(data, options).unwrap();
         let batches: Vec<Batch> =
-            batches.epoch(0).take(2).map(|batch| model.prepare(batch.unwrap()).unwrap()).collect();
+            loader.epoch(0).take(2).map(|batch| model.prepare(batch.unwrap()).unwrap()).collect();
         let lanes = ConcurrentBatches::new(device, lanes).unwrap();
         Box::new(move || optimizer.step(&lanes.step(&batches, |batch| model.batch_loss(batch))?.gradients))
     }

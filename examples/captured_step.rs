@@ -26,8 +26,15 @@ fn train(captured: bool, device: &Device) -> Result<Bits> {
     let mut adam = Adam::new(model.parameters(), LR)?;
     let (data, _) = Digits::load()?.split(0.2, SEED)?;
     // A last batch of fewer rows would be another step.
-    let batches = Batches::new(data, ROWS, SEED, device)?.drop_last(true);
-    let steps = EPOCHS * batches.per_epoch() as u64;
+    let options = LoaderOptions {
+        batch: ROWS,
+        seed: SEED,
+        drop_last: true,
+        device: device.clone(),
+        ..LoaderOptions::default()
+    };
+    let loader = DataLoader::new(data, options)?;
+    let steps = EPOCHS * loader.per_epoch() as u64;
     let schedule = LrSchedule::Cosine { t_max: steps, eta_min: 0.0 };
 
     let step = |inputs: &Tensor, labels: &Tensor, adam: &mut Adam| -> Result<Tensor> {
@@ -37,7 +44,7 @@ fn train(captured: bool, device: &Device) -> Result<Bits> {
     };
 
     let mut losses = Vec::new();
-    let batches = (0..EPOCHS).flat_map(|epoch| batches.epoch(epoch)).zip(0..);
+    let batches = loader.iter_from(Position::default()).zip(0..steps);
     if captured {
         // Where replays read their batches.
         let inputs = Tensor::zeros(&[ROWS, 64], DType::F32, device)?;

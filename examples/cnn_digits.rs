@@ -32,9 +32,16 @@ fn train(device: &Device) -> Result<f64> {
     let options = SgdOptions { lr: 0.1 / LANES as f64, momentum: 0.9, ..SgdOptions::default() };
     let mut sgd = Sgd::new(model.parameters(), options)?;
     let lanes = ConcurrentBatches::new(device, LANES)?;
-    let batches = Batches::new(train, BATCH, 7, device)?.drop_last(true);
-    let steps = batches.per_epoch() / LANES;
-    let all = StepBatches::new(batches, LANES, 0)?;
+    let options = LoaderOptions {
+        batch: BATCH,
+        seed: 7,
+        drop_last: true,
+        device: device.clone(),
+        ..LoaderOptions::default()
+    };
+    let loader = DataLoader::new(train, options)?;
+    let steps = loader.per_epoch() / LANES;
+    let all = loader.steps(LANES, Position::default())?;
     for (number, pair) in all.take(EPOCHS * steps).enumerate() {
         let step =
             lanes.step(pair?, |batch| cross_entropy(&model.forward(&batch.input())?, &batch.labels))?;
@@ -45,17 +52,8 @@ fn train(device: &Device) -> Result<f64> {
     }
     // Evaluation takes the running statistics, which the lanes moved in batch order.
     model.set_training(false);
-    no_grad(|| {
-        let rows = test.len();
-        let held_out = Batches::new(test, rows, 7, device)?.epoch(0).next();
-        match held_out {
-            Some(batch) => {
-                let batch = batch?;
-                accuracy(model.forward(&batch.input())?.value(), &batch.labels)
-            }
-            None => Ok(0.0),
-        }
-    })
+    let held_out = test.tensors(device)?;
+    no_grad(|| accuracy(model.forward(&held_out.input())?.value(), &held_out.labels))
 }
 
 pub(crate) fn main() -> Result<()> {

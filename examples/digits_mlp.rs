@@ -15,8 +15,9 @@ pub(crate) fn main() -> streamgrad::Result<()> {
     let model = mlp(&[64, 128, 10], SEED, &device)?;
     let (train, test) = Digits::load()?.split(0.2, SEED)?;
     let test = test.tensors(&device)?;
-    let batches = Batches::new(train, 64, SEED, &device)?;
-    let steps = EPOCHS * batches.per_epoch() as u64;
+    let options = LoaderOptions { batch: 64, seed: SEED, device: device.clone(), ..LoaderOptions::default() };
+    let loader = DataLoader::new(train, options)?;
+    let steps = EPOCHS * loader.per_epoch() as u64;
 
     let mut adamw = AdamW::new(model.parameters(), LR)?;
     let warm_up = LrSchedule::Linear { start_factor: 0.1, end_factor: 1.0, total_iters: 20 };
@@ -26,7 +27,7 @@ pub(crate) fn main() -> streamgrad::Result<()> {
     let mut step = 0;
     let mut share = 0.0;
     for epoch in 0..EPOCHS {
-        for batch in batches.epoch(epoch) {
+        for batch in loader.epoch(epoch) {
             let batch = batch?;
             schedule.apply(&mut adamw, LR, step)?;
             let mut gradients = cross_entropy(&model.forward(&batch.input())?, &batch.labels)?.backward()?;

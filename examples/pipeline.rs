@@ -15,7 +15,9 @@ const SEED: u64 = 7;
 fn train(schedule: PipelineSchedule, device: &Device) -> streamgrad::Result<Vec<u32>> {
     let model = mlp(&[64, 128, 10], SEED, device)?;
     let mut sgd = Sgd::new(model.parameters(), 0.05)?;
-    let batches = Batches::new(Digits::load()?, 256, SEED, device)?;
+    let options =
+        LoaderOptions { batch: 256, seed: SEED, device: device.clone(), ..LoaderOptions::default() };
+    let loader = DataLoader::new(Digits::load()?, options)?;
     let options = PipelineOptions { schedule, ..PipelineOptions::default() };
     let mut pipeline = Pipeline::with_options(device, options)
         .stage("load", |batch: streamgrad::Result<Batch>| batch)
@@ -28,7 +30,7 @@ fn train(schedule: PipelineSchedule, device: &Device) -> streamgrad::Result<Vec<
             sgd.step(&loss.backward()?)?;
             Ok(loss.value().clone())
         });
-    let losses = pipeline.run((0..).flat_map(|epoch| batches.epoch(epoch)).take(BATCHES))?;
+    let losses = pipeline.run(loader.iter_from(Position::default()).take(BATCHES))?;
     if let Some(last) = losses.last() {
         println!("loss {:.3}; {}", last.item::<f32>()?, pipeline.report());
     }

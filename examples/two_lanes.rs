@@ -17,18 +17,18 @@ fn train(lanes: Option<&ConcurrentBatches>, device: &Device) -> streamgrad::Resu
     let mut sgd =
         Sgd::new(model.parameters(), SgdOptions { lr: 0.05, momentum: 0.9, ..SgdOptions::default() })?;
     let (data, _) = Digits::load()?.split(0.2, SEED)?;
-    let batches = Batches::new(data, 64, SEED, device)?;
-    let mut batches = (0..).flat_map(|epoch| batches.epoch(epoch));
-    let mut next = || batches.next().transpose();
-    for _ in 0..STEPS {
-        let (Some(even), Some(odd)) = (next()?, next()?) else { break };
+    let options = LoaderOptions { batch: 64, seed: SEED, device: device.clone(), ..LoaderOptions::default() };
+    for pair in DataLoader::new(data, options)?.steps(2, Position::default())?.take(STEPS) {
+        let pair = pair?;
         let loss = |batch: Batch| cross_entropy(&model.forward(&batch.input())?, &batch.labels);
         let gradients = match lanes {
             // Each batch on a stream of its own; where one has to wait for the other, the engine sees to it.
-            Some(lanes) => lanes.step([even, odd], loss)?.gradients,
+            Some(lanes) => lanes.step(pair, loss)?.gradients,
             None => {
-                let mut gradients = loss(even)?.backward()?;
-                gradients.merge(loss(odd)?.backward()?)?;
+                let mut gradients = Gradients::default();
+                for batch in pair {
+                    gradients.merge(loss(batch)?.backward()?)?;
+                }
                 gradients
             }
         };

@@ -11,9 +11,10 @@
 //! let dev = Device::best();
 //! let model = mlp(&[64, 128, 10], 7, &dev)?;
 //! let mut sgd = Sgd::new(model.parameters(), 0.05)?;
-//! let batches = Batches::new(Digits::load()?, 64, 7, &dev)?;
+//! let options = LoaderOptions { batch: 64, device: dev.clone(), ..LoaderOptions::default() };
+//! let loader = DataLoader::new(Digits::load()?, options)?;
 //! let lanes = ConcurrentBatches::new(&dev, 2)?;
-//! for pair in StepBatches::new(batches, 2, 0)?.take(20) {
+//! for pair in loader.steps(2, Position::default())?.take(20) {
 //!     // Forward and backward of an even and an odd batch, each on a stream of its own.
 //!     let step = lanes.step(pair?, |batch| cross_entropy(&model.forward(&batch.input())?, &batch.labels))?;
 //!     sgd.step(&step.gradients)?;
@@ -31,10 +32,10 @@
 //! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
 //! | mixed precision | [`autocast`], [`GradScaler`] |
 //! | batches at once | [`ConcurrentBatches`] |
-//! | stages at once | [`Pipeline`] |
+//! | stages at once, batches made ahead | [`Pipeline`], [`Prefetch`] |
 //! | where the time goes | [`Profile`], [`diagnose`], [`autograd::profile`] |
 //! | layers and models of one's own | [`Linear`], [`Sequential`], [`Module`], [`Forward`] |
-//! | optimizers, data, checkpoints | [`Sgd`], [`Adam`], [`Batches`], [`checkpoint`] |
+//! | optimizers, data, checkpoints | [`Sgd`], [`Adam`], [`DataLoader`], [`checkpoint`] |
 //! | example programs, one stream against several | [`workloads`], [`workloads::compare`] |
 //!
 //! Each crate below is there under its own name, too, as in [`mod@tensor`], with all that its items mention. Examples beside
@@ -56,29 +57,30 @@ pub use ::{allocator, autograd, device, kernels, models, tensor};
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
-    Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Profile, ProfileOptions, ProfileSchedule,
-    Profiler, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer, diagnose, grad, gradcheck,
-    gradgradcheck, is_recording, no_grad, ops, record, report,
+    Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport,
+    Profile, ProfileOptions, ProfileSchedule, Profiler, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast,
+    defer, diagnose, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record, report,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
     Moment, Placement, Policy, Priority, Recording, Result, Schedule, Stream, StreamId, StreamOptions,
     SyncDebug, SyncMode, SyncStats, Team, bf16, f16,
 };
+pub use models::data::Position;
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
-    BatchNormOptions, Batches, Conv2d, Conv2dOptions, ConvTranspose2d, Digits, Dropout, Embedding,
-    EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GradScaler, GradScalerOptions, GradScalerState,
-    GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions, LrSchedule, MaxPool2d, Module,
-    MultiheadAttention, MultiheadOptions, Optimizer, OptimizerState, Parts, Ragged, RaggedBatch, Relu,
-    RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text,
-    TextBatch, Training, Unflatten, UnscaledGradients, Windows, accuracy, checkpoint, clip_grad_norm,
-    clip_grad_value, correct, cross_entropy, data, mlp, mse, workloads,
+    BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d, DataLoader, Dataset, Digits, Dropout,
+    Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GradScaler, GradScalerOptions,
+    GradScalerState, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions, LoaderOptions,
+    LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer, OptimizerState, Parts,
+    Ragged, RaggedBatch, Relu, RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu,
+    Tanh, TensorDataset, Text, TextBatch, Training, Unflatten, UnscaledGradients, Windows, accuracy,
+    checkpoint, clip_grad_norm, clip_grad_value, correct, cross_entropy, data, mlp, mse, workloads,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Graph, GraphCache,
-    GraphOptions, Graphs, Input, Layout, MaxPool, Order, PlanReport, PlannedCommand, RandomKey, Scalar,
-    Tensor, Tensors, explore, explore_all, next_key, seed, with_generator,
+    GraphOptions, Graphs, HostCopy, Input, Layout, MaxPool, Order, PlanReport, PlannedCommand, RandomKey,
+    Scalar, Tensor, Tensors, explore, explore_all, next_key, seed, with_generator,
 };
 
 #[cfg(doctest)]
@@ -103,13 +105,14 @@ struct AddingAnOp;
 pub mod prelude {
     pub use crate::{
         Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
-        BatchNormOptions, Batches, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType, Device,
-        DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event, Flatten, Forward,
-        Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion,
-        LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer,
-        Pipeline, Profile, ProfileOptions, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd,
-        SgdOptions, Sigmoid, Silu, StepBatches, Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var,
-        Windows, accuracy, autocast, checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad,
-        gradcheck, gradgradcheck, mlp, mse, no_grad, record,
+        BatchNormOptions, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType, DataLoader,
+        Dataset, Device, DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event,
+        Flatten, Forward, Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, LayerNorm, Linear,
+        LinearOptions, Lion, LionOptions, LoaderOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention,
+        MultiheadOptions, Optimizer, Pipeline, Position, Prefetch, Profile, ProfileOptions, Relu, RmsNorm,
+        RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu, Stream, Tanh, Tensor,
+        TensorDataset, Text, TextBatch, Unflatten, Var, Windows, accuracy, autocast, checkpoint,
+        clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse, no_grad,
+        record,
     };
 }

@@ -33,7 +33,7 @@ struct Program {
     model: Box<dyn Model>,
     optimizer: RefCell<Box<dyn Optimizer>>,
     lanes: ConcurrentBatches,
-    data: Batches,
+    data: DataLoader<InMemory>,
 }
 
 impl Program {
@@ -44,7 +44,16 @@ impl Program {
             optimizer: RefCell::new(workload.optimizer(model.parameters(), 2)?),
             model,
             lanes: ConcurrentBatches::new(device, lanes)?,
-            data: Batches::new(data, rows, 1, device)?.drop_last(true),
+            data: DataLoader::new(
+                data,
+                LoaderOptions {
+                    batch: rows,
+                    seed: 1,
+                    drop_last: true,
+                    device: device.clone(),
+                    ..LoaderOptions::default()
+                },
+            )?,
         })
     }
 

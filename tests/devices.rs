@@ -280,14 +280,13 @@ fn a_copy_across_devices_that_cannot_be_is_an_error_by_name() -> Result<()> {
     let [x, y] = [vector(&[1.0, 2.0], &devices[0])?, vector(&[3.0, 4.0], &devices[1])?];
     let host = vector(&[5.0, 6.0], &cpu)?;
     let stream = devices[1].default_stream();
-    let copy =
-        |to: &Tensor, from: &Tensor, offset| stream.copy_across("c", to.buffer(), from.buffer(), offset);
+    let copy = |to: &Tensor, from: &Tensor, at| stream.copy_across("c", to.buffer(), at, from.buffer(), 0..8);
     assert!(matches!(copy(&y, &x, 4), Err(Error::InvalidArgument { op: "c", .. })));
     assert!(matches!(copy(&y, &x, usize::MAX), Err(Error::InvalidArgument { op: "c", .. })));
     assert!(matches!(copy(&y, &y, 0), Err(Error::InvalidArgument { op: "c", argument: "from", .. })));
     assert!(matches!(copy(&x, &y, 0), Err(Error::DeviceMismatch { op: "c", .. })));
     assert!(matches!(copy(&y, &host, 0), Err(Error::CudaUnavailable { .. })));
-    let elsewhere = cpu.default_stream().copy_across("c", host.buffer(), x.buffer(), 0);
+    let elsewhere = cpu.default_stream().copy_across("c", host.buffer(), 0, x.buffer(), 0..8);
     assert!(matches!(elsewhere, Err(Error::CudaUnavailable { .. })));
     assert!(matches!(x.add(&y), Err(Error::DeviceMismatch { op: "add", .. })));
     copy(&y, &x, 0)?;

@@ -29,7 +29,8 @@ pub use hook::HookHandle;
 pub use mode::{is_recording, no_grad};
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{
-    ConcurrentBatches, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Step, defer,
+    ConcurrentBatches, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Prefetch,
+    PrefetchOptions, PrefetchReport, Step, defer,
 };
 pub use profile::{Profile, ProfileOptions, ProfileSchedule, Profiler, diagnose};
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};

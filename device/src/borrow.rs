@@ -1,4 +1,4 @@
-//! What a device has of others: memory that its copies read, and failures that may have led to what they read.
+//! What a device has of others: memory that its copies use, and failures that may have led to what they read.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ struct Borrow {
     fault: Arc<Fault>,
 }
 
-/// What a copy reads: the memory without its device, so that devices that copy from each other keep no circle alive.
+/// What a copy uses: the memory without its device, so that devices that copy from each other keep no circle alive.
 pub(crate) struct Source {
     /// Before the context, which its memory is of.
     pub(crate) _pool: Option<Arc<dyn Pool>>,
@@ -60,12 +60,18 @@ impl Borrows {
         lists.pending.iter().map(|borrow| &borrow.fault).chain(&lists.failed).cloned().collect()
     }
 
+    /// Whether one of them has failed.
+    pub(crate) fn has_fault(&self) -> bool {
+        let lists = self.0.lock();
+        lists.pending.iter().map(|borrow| &borrow.fault).chain(&lists.failed).any(|fault| fault.is_set())
+    }
+
     /// Reports a failure that may have led to what was copied. That of a copy that is pending may not have happened yet.
     pub(crate) fn take_fault(&self) -> Result<()> {
         self.faults().iter().try_for_each(|fault| fault.take())
     }
 
-    /// Lets go of what copies that have passed read.
+    /// Lets go of what copies that have passed used.
     pub(crate) fn sweep(&self) {
         let mut lists = self.0.lock();
         let Lists { pending, failed } = &mut *lists;

@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 
-#[cfg(doc)]
-use crate::Error;
 use crate::cuda::Staged;
 use crate::fifo::{Fifo, find, reached};
 use crate::graph::capture::{Capture, forget, refused};
@@ -20,7 +18,7 @@ use crate::host::Host;
 use crate::recorder::{CommandKind, Label, Syncing};
 use crate::shared::Home;
 use crate::within::{Holds, Within};
-use crate::{Access, Device, Moment, Result, Shared, SpinLock, Stream, StreamId};
+use crate::{Access, Device, Error, Moment, Result, Shared, SpinLock, Stream, StreamId};
 
 /// Which block of its pool a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,6 +107,11 @@ impl Log {
             }
             self.reads.push(moment);
         }
+    }
+
+    /// A use that the host cannot see to have passed.
+    fn pending(&self) -> Option<Moment> {
+        std::iter::once(&self.write).chain(&self.reads).copied().find(|&moment| !reached(moment))
     }
 
     fn begin_host_read(&mut self, moment: Moment) {
@@ -317,6 +320,69 @@ impl Buffer {
             return None;
         }
         self.read_if_sound(&mut Some(read))
+    }
+
+    /// Lets the host write the content, in place. Blocks until every use of the buffer that was launched has run; a command
+    /// that is launched meanwhile and uses the buffer waits until `write` returns. `write` must not wait for the device. It
+    /// finds what was there; bytes that it leaves alone stay.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the memory is a CUDA device's; [`Error::Async`] with the device's first failed command not
+    /// reported yet; [`Error::Deadlock`] if it would wait within a command or a host read; [`Error::Captured`] within a
+    /// captured step.
+    #[track_caller]
+    pub fn update<R>(&self, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        const OP: &str = "update";
+        let core = self.device.core();
+        if Capture::is_current() || self.is_planned() {
+            return Err(refused(OP, "the host would write once what each replay reads"));
+        }
+        if core.cuda.is_some() {
+            let value = self.device.name();
+            return Err(Error::invalid(OP, "self", "in the host's memory, as `Device::host` has it", value));
+        }
+        let moment = loop {
+            match self.begin_update() {
+                Ok(moment) => break moment,
+                Err(pending) => {
+                    let _syncing = core.host_sync(OP, [pending]);
+                    if let Some(fifo) = find(pending.stream) {
+                        fifo.host_wait(OP, core, pending.tick)?;
+                    }
+                    core.take_fault()?;
+                }
+            }
+        };
+        let _within = Within::enter(moment.stream, Holds::Nothing);
+        let _ended = OnDrop(|| core.host.end(moment));
+        // SAFETY: `from_block` promised the range. All its uses have run, and the write logged above keeps later ones away
+        // until `_ended` drops.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len_bytes) };
+        Ok(write(bytes))
+    }
+
+    /// Logs a write of the host that begins now; else a use that has not run yet.
+    #[track_caller]
+    fn begin_update(&self) -> Result<Moment, Moment> {
+        let core = self.device.core();
+        let mut log = self.log.lock();
+        if let Some(pending) = log.pending() {
+            return Err(pending);
+        }
+        let place = Location::caller();
+        let moment = core.host.begin(|moment| {
+            if core.audit.is_on() {
+                let accesses = [Use::write(self).access()].into_iter().collect();
+                core.audit.command(moment, "host write", place, accesses);
+            }
+        });
+        log.record(moment, true);
+        Ok(moment)
+    }
+
+    /// Whether every use of the buffer that was launched has run, as far as the host can see without waiting.
+    pub fn is_idle(&self) -> bool {
+        self.log.lock().pending().is_none()
     }
 
     /// Reads through a copy in host memory. If the last write is still pending, the copy is a command of the stream that

@@ -26,6 +26,18 @@ pub fn from_bytes<T: Element>(bytes: &[u8]) -> Vec<T> {
     elements
 }
 
+/// The elements whose bytes these are, in place; a rest shorter than an element is left out. A truth value becomes whether its
+/// byte differs from 0. `None` for bytes that do not begin where an element may.
+pub fn from_bytes_mut<T: Element>(bytes: &mut [u8]) -> Option<&mut [T]> {
+    if T::DTYPE == crate::DType::Bool {
+        bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+    }
+    let (count, start) = (bytes.len() / size_of::<T>(), bytes.as_mut_ptr().cast::<T>());
+    // SAFETY: the bytes are borrowed exclusively, begin where an element may, and are those of `count` elements; any are valid
+    // for a number, and truth values were made valid above.
+    start.is_aligned().then(|| unsafe { std::slice::from_raw_parts_mut(start, count) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,5 +48,14 @@ mod tests {
         assert_eq!(from_bytes::<i64>(as_bytes(&[i64::MIN, 7])), [i64::MIN, 7]);
         assert_eq!(from_bytes::<bool>(&[0, 1, 7]), [false, true, true]);
         assert_eq!(from_bytes::<f32>(&[0; 7]).len(), 1);
+        let mut bytes = [0, 1, 7];
+        from_bytes_mut::<bool>(&mut bytes).into_iter().flatten().for_each(|truth| *truth = !*truth);
+        assert_eq!(bytes, [1, 0, 0]);
+        let mut words = [0u64; 2];
+        // SAFETY: any bytes are valid words.
+        let (_, bytes, _) = unsafe { words.align_to_mut::<u8>() };
+        from_bytes_mut::<i64>(bytes).into_iter().flatten().for_each(|word| *word = -1);
+        assert!(from_bytes_mut::<i64>(&mut bytes[1..]).is_none());
+        assert_eq!(words, [u64::MAX; 2]);
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::audit::AuditLog;
 use crate::borrow::{Borrows, Source};
-use crate::cuda::{Context, DriverStream, FaultWord, in_host_function};
+use crate::cuda::{Context, DriverStream, FaultWord, PinnedMemory, in_host_function};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, PATIENCE, Runner, drop_outside, reached};
@@ -90,6 +90,10 @@ pub(crate) struct Parts {
     host_syncs: AtomicU64,
     pub(crate) fault: Arc<Fault>,
     pub(crate) cuda: Option<Cuda>,
+    /// Of a CPU device whose memory is pinned: where that is known.
+    pub(crate) pinned: Option<Arc<Context>>,
+    /// The device of pinned memory that belongs to this CUDA device.
+    host_side: OnceLock<Device>,
     pub(crate) audit: Arc<AuditLog>,
     pub(crate) hidden: HiddenSyncs,
     /// Whether the user's own waits have to do.
@@ -234,15 +238,41 @@ impl Device {
         self.core().cuda.is_none()
     }
 
-    /// Whether commands of this device can copy from `other`'s memory, as [`Stream::copy_across`] does. If not, copies go by
-    /// way of the host.
+    /// The host as this device sees it: a CPU device whose memory is pinned, so that copies between the two run beside the
+    /// host's work; the device itself if it runs on the host.
+    ///
+    /// ```
+    /// use device::Device;
+    /// assert_eq!(Device::cpu().host(), Device::cpu());
+    /// ```
+    pub fn host(&self) -> Device {
+        let Some(cuda) = &self.core().cuda else { return self.clone() };
+        let pinned = || {
+            let memory: Arc<dyn MemoryDriver> = Arc::new(PinnedMemory::of(&cuda.context));
+            let audit = Arc::default();
+            let default = Fifo::new(Runner::Thread(None), Placement::Caller, 1, &audit);
+            let mut core = Core::new(DeviceKind::Cpu, default, memory, audit);
+            core.pinned = Some(Arc::clone(&cuda.context));
+            Device::of(core)
+        };
+        self.core().host_side.get_or_init(pinned).clone()
+    }
+
+    /// Whether what is in `other`'s memory can be copied to this device's by a command, as [`Stream::copy_across`] does:
+    /// between CUDA devices, and between these and pinned memory. If not, copies go by way of the host.
     pub fn copies_from(&self, other: &Device) -> bool {
-        self.core().cuda.is_some() && other.core().cuda.is_some()
+        let (ours, theirs) = (self.core(), other.core());
+        match (&ours.cuda, &theirs.cuda) {
+            (Some(_), _) => theirs.cuda.is_some() || theirs.pinned.is_some(),
+            (None, Some(_)) => ours.pinned.is_some(),
+            (None, None) => false,
+        }
     }
 
     /// A short name, as in `cpu`.
     pub fn name(&self) -> String {
         match self.kind() {
+            DeviceKind::Cpu if self.core().pinned.is_some() => "cpu (pinned)".to_owned(),
             DeviceKind::Cpu => "cpu".to_owned(),
             DeviceKind::Cuda(ordinal) => format!("cuda:{ordinal}"),
         }
@@ -504,6 +534,8 @@ impl Core {
             host_syncs: AtomicU64::new(0),
             fault: Arc::default(),
             cuda: None,
+            pinned: None,
+            host_side: OnceLock::new(),
             audit,
             hidden: HiddenSyncs::default(),
             manual: AtomicBool::new(false),
@@ -546,11 +578,15 @@ impl Core {
         }
     }
 
-    /// The memory of `source`, with its context, stays until the copy of it at `moment` has passed, and failures there
-    /// are reported here, too.
-    pub(crate) fn borrow_until(&self, moment: Moment, source: &Core, context: &Arc<Context>) {
-        let memory = Source { _pool: source.pool.get().cloned(), _context: Arc::clone(context) };
-        self.borrows.keep(moment, Some(memory), &source.fault);
+    /// The memory of `other`, with its context, stays until the copy at `moment` that uses it has passed.
+    pub(crate) fn borrow_until(&self, moment: Moment, other: &Core, context: &Arc<Context>) {
+        let memory = Source { _pool: other.pool.get().cloned(), _context: Arc::clone(context) };
+        self.borrows.keep(moment, Some(memory), &self.fault);
+    }
+
+    /// Failures of `source` are reported here, too, since the copy at `moment` may bring what they led to.
+    pub(crate) fn inherit_faults(&self, moment: Moment, source: &Core) {
+        self.borrows.keep(moment, None, &source.fault);
         for fault in source.borrows.faults() {
             self.borrows.keep(moment, None, &fault);
         }
@@ -559,7 +595,7 @@ impl Core {
     /// Lets go of streams without handles that have run dry, and of what other devices' memory was kept for.
     fn sweep(&self) {
         // A host function may drop a stream, but not ask the driver about it.
-        if self.cuda.is_some() && !in_host_function() {
+        if (self.cuda.is_some() || self.pinned.is_some()) && !in_host_function() {
             self.orphans.lock().retain(|fifo| !fifo.has_run(fifo.enqueued.load(Ordering::Acquire)));
             self.borrows.sweep();
         }
@@ -580,12 +616,12 @@ impl Core {
     }
 
     pub(crate) fn has_fault(&self) -> bool {
-        self.fault.is_set()
+        self.fault.is_set() || self.pinned.is_some() && self.borrows.has_fault()
     }
 
     pub(crate) fn take_fault(&self) -> Result<()> {
         self.fault.take()?;
-        if self.cuda.is_some() {
+        if self.cuda.is_some() || self.pinned.is_some() {
             self.borrows.take_fault()?;
             self.borrows.sweep();
         }

@@ -1,6 +1,7 @@
 //! The one place where the order of commands is decided.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -234,36 +235,52 @@ impl Stream {
         Ok(())
     }
 
-    /// Copies `to.len_bytes()` bytes from byte `offset` of `from`, whichever CUDA device's that is, to `to`. A command of
-    /// this stream like any other: it comes after what wrote `from`, wherever that runs, and `from` is not written or
-    /// given to anybody else before it has run. The host waits for nothing; where the devices cannot reach each other's
-    /// memory, the driver takes the way through the host's.
+    /// Copies the bytes `range` of `from` into `to` from byte `at` on, between this stream's CUDA device and another one or
+    /// pinned host memory: `to` is this device's, or pinned. A command of this stream like any other: it comes after what
+    /// wrote `from`, wherever that runs, and neither buffer is written or given to anybody else before it has run. The host
+    /// waits for nothing; where devices cannot reach each other's memory, the driver takes the way through the host's.
     ///
     /// # Errors
-    /// As for [`launch`](Self::launch); [`Error::CudaUnavailable`] if `from` is no CUDA device's,
-    /// [`Error::InvalidArgument`] if the range is not inside it or `from` is `to`.
+    /// As for [`launch`](Self::launch); [`Error::CudaUnavailable`] if the other buffer is neither, [`Error::DeviceMismatch`] if
+    /// `to` is another CUDA device's, [`Error::InvalidArgument`] for a range that is not inside its buffer or if `from` is
+    /// `to`.
     #[track_caller]
     pub fn copy_across(
         &self,
         op: &'static str,
         to: &crate::Buffer,
+        at: usize,
         from: &crate::Buffer,
-        offset: usize,
+        range: Range<usize>,
     ) -> Result<()> {
-        self.not_captured(op, "a copy from another device is not part of one device's step")?;
-        let (fifo, bytes) = (self.fifo(), to.len_bytes());
+        self.not_captured(op, "a copy between devices is not part of one device's step")?;
+        let (fifo, ours) = (self.fifo(), self.core());
         let driver = fifo.driver()?;
-        let theirs = from.device().core();
-        let Some(cuda) = &theirs.cuda else {
-            let reason = format!("{op} copies from {}, which is no CUDA device", from.device()).into();
-            return Err(Error::CudaUnavailable { reason });
+        let is_ours = |buffer: &crate::Buffer| Arc::ptr_eq(buffer.device().core(), ours);
+        let other = if is_ours(to) { from } else { to };
+        let theirs = other.device().core();
+        let context = match (&theirs.cuda, &theirs.pinned) {
+            (Some(_), _) if !is_ours(to) => return self.owns(op, &[Use::write(to)]),
+            (Some(cuda), _) => &cuda.context,
+            (None, Some(context)) => context,
+            (None, None) => {
+                let reason = format!("{op} copies between {} and {}", self.device(), other.device()).into();
+                return Err(Error::CudaUnavailable { reason });
+            }
         };
-        if offset.checked_add(bytes).is_none_or(|end| end > from.len_bytes()) {
+        if !is_ours(to) {
+            self.owns(op, &[Use::read(from)])?;
+        }
+        let bytes = range.len();
+        let fits = |start: usize, buffer: &crate::Buffer| {
+            start.checked_add(bytes).is_some_and(|end| end <= buffer.len_bytes())
+        };
+        if !fits(at, to) || !fits(range.start, from) {
             return Err(Error::InvalidArgument {
                 op,
                 argument: "range",
-                expected: "inside the buffer",
-                value: format!("{offset}+{bytes} of {}", from.len_bytes()).into(),
+                expected: "inside the buffers",
+                value: format!("{range:?} of {} to {at} of {}", from.len_bytes(), to.len_bytes()).into(),
             });
         }
         if std::ptr::eq(to, from) {
@@ -274,16 +291,29 @@ impl Stream {
                 value: format!("{:p} twice", to.ptr()).into(),
             });
         }
-        self.owns(op, &[Use::write(to)])?;
         let uses = [Use::write(to), Use::read(from)];
-        let mut noted = self.core().recorder.launching(op, &uses, &Label::of(CommandKind::Across { bytes }));
+        let kind = match &theirs.cuda {
+            Some(_) => CommandKind::Across { bytes },
+            None if is_ours(to) => CommandKind::Upload { bytes, pinned: true },
+            None => CommandKind::Download { bytes },
+        };
+        let mut noted = ours.recorder.launching(op, &uses, &Label::of(kind));
         let mut tail = fifo.lock_tail(op)?;
         self.order_uses(&mut tail, op, &uses, false)?;
+        let moment = Moment { stream: fifo.id, tick: tail.tick };
         // Before it is given to the driver: the other device's memory outlives the copy.
-        self.core().borrow_until(Moment { stream: fifo.id, tick: tail.tick }, theirs, &cuda.context);
+        ours.borrow_until(moment, theirs, context);
+        to.device().core().inherit_faults(moment, from.device().core());
+        let (to_ptr, from_ptr) = (to.ptr().wrapping_add(at), from.ptr().wrapping_add(range.start));
         self.drive(driver, &mut tail, op, &mut noted, |_| {
-            // SAFETY: both ranges are inside their buffers, which the command uses.
-            unsafe { driver.copy_across(to.ptr(), &cuda.context, from.ptr().wrapping_add(offset), bytes) }
+            // SAFETY: both ranges are inside their buffers, which the command uses, and which are where `theirs` says.
+            unsafe {
+                match &theirs.cuda {
+                    Some(_) => driver.copy_across(to_ptr, context, from_ptr, bytes),
+                    None if is_ours(to) => driver.copy_from_pinned(to_ptr, from_ptr, bytes),
+                    None => driver.copy_to_pinned(to_ptr, from_ptr, bytes),
+                }
+            }
         })?;
         self.note_launched(noted, &tail, None);
         bump(&fifo.counters.launches, 1);

@@ -41,7 +41,7 @@ mod work;
 
 pub use audit::{Audit, AuditedCommand, AuditedWait, Hazard};
 pub use buffer::{BlockId, Buffer, Loan, Pool, Use};
-pub use bytes::{as_bytes, from_bytes};
+pub use bytes::{as_bytes, from_bytes, from_bytes_mut};
 pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncMode, SyncStats};
 pub use cuda::CudaConfig;
 pub use device::{Device, DeviceKind};
@@ -64,5 +64,6 @@ pub use shared::Shared;
 pub use spin::{SpinGuard, SpinLock};
 pub use stream::{Hold, Stream};
 pub use team::Team;
+pub use threads::Thread;
 pub use time::{Clock, Moment, StreamId};
 pub use work::{Binder, Cpu, Work};

@@ -1,13 +1,14 @@
 //! The threads that the library starts, all of them here.
 
+use std::fmt;
 use std::hint::black_box;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use crate::sync::thread::{Builder, JoinHandle};
-use crate::{Error, Result};
+use crate::sync::thread::{Builder, JoinHandle, current};
+use crate::{Error, Panicked, Result};
 
 // A thread that the system gives and then cannot set up ends the process, so the library stays well below what systems give.
 
@@ -67,4 +68,42 @@ pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Resul
         let _ = start.recv();
     }
     spawned.map_err(|error| Error::Io { path: path.into(), source: Arc::new(error) })
+}
+
+/// A thread that works for its owner, who waits for its end when dropped.
+///
+/// ```
+/// use std::sync::mpsc::channel;
+/// let (sender, receiver) = channel();
+/// let thread = device::Thread::new("adder", move || drop(sender.send(1 + 1)))?;
+/// drop(thread);
+/// assert_eq!(receiver.recv(), Ok(2));
+/// # Ok::<(), device::Error>(())
+/// ```
+pub struct Thread(Option<JoinHandle<()>>);
+
+impl Thread {
+    /// Starts `work` on a thread of this name. A panic in it goes no further.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread.
+    pub fn new(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Thread> {
+        // Whoever has something to tell of a panic catches it in `work`.
+        spawn(name.to_owned(), || drop(Panicked::catch(work))).map(|thread| Thread(Some(thread)))
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // A thread that drops its own handle ends without anybody's waiting.
+        if let Some(thread) = self.0.take().filter(|thread| thread.thread().id() != current().id()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Thread").finish()
+    }
 }

@@ -30,6 +30,7 @@ use device::{DType, Device, Error, Result, bf16, f16};
 use safetensors::{Dtype, SafeTensors, View};
 use tensor::Tensor;
 
+use crate::data::Position;
 use crate::{GradScalerState, Module, Optimizer, OptimizerState, file};
 
 /// Where a training run is.
@@ -43,6 +44,8 @@ pub struct Progress {
     pub seed: u64,
     /// What its [`GradScaler`](crate::GradScaler) remembers, if it has one.
     pub scaler: Option<GradScalerState>,
+    /// Where its [`DataLoader`](crate::DataLoader) is, if it has one.
+    pub loader: Option<Position>,
 }
 
 /// Writes the parameters and buffers of `model` to `path`.
@@ -83,10 +86,13 @@ pub fn save_training(
         bytes.check_finite(&name)?;
         tensors.push((name, bytes));
     }
-    let Progress { epoch, step, seed, scaler } = progress;
+    let Progress { epoch, step, seed, scaler, loader } = progress;
     let mut text = format!("epoch={epoch} step={step} seed={seed} optimizer={}", state.kind);
     if let Some(GradScalerState { scale, growth_tracker }) = scaler {
         text.push_str(&format!(" scale={scale} growth_tracker={growth_tracker}"));
+    }
+    if let Some(Position { epoch, batch }) = loader {
+        text.push_str(&format!(" loader_epoch={epoch} loader_batch={batch}"));
     }
     for (name, value) in &state.options {
         // Rust prints a float with as many digits as bring the same bits back.
@@ -285,6 +291,7 @@ impl Contents {
         let mut state = OptimizerState::default();
         let (mut epoch, mut step, mut seed, mut kind) = (None, None, None, None);
         let (mut scale, mut growth_tracker) = (None, None);
+        let (mut loader_epoch, mut loader_batch) = (None, None);
         for entry in text.split_whitespace() {
             let malformed = || format_error(&self.path, &format!("metadata: {entry:?} is not understood"));
             let (name, value) = entry.split_once('=').ok_or_else(malformed)?;
@@ -300,6 +307,8 @@ impl Contents {
                     "seed" => seed.replace(number()?).is_some(),
                     "scale" => scale.replace(value.parse().map_err(|_| malformed())?).is_some(),
                     "growth_tracker" => growth_tracker.replace(number()?).is_some(),
+                    "loader_epoch" => loader_epoch.replace(number()?).is_some(),
+                    "loader_batch" => loader_batch.replace(number()?).is_some(),
                     "optimizer" => kind.replace(value.to_owned()).is_some(),
                     _ => return Err(malformed()),
                 }
@@ -318,6 +327,13 @@ impl Contents {
                 (scale, growth_tracker) => Some(GradScalerState {
                     scale: scale.ok_or_else(|| missing("scale"))?,
                     growth_tracker: growth_tracker.ok_or_else(|| missing("growth_tracker"))?,
+                }),
+            },
+            loader: match (loader_epoch, loader_batch) {
+                (None, None) => None,
+                (epoch, batch) => Some(Position {
+                    epoch: epoch.ok_or_else(|| missing("loader_epoch"))?,
+                    batch: batch.ok_or_else(|| missing("loader_batch"))?,
                 }),
             },
         };

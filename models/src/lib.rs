@@ -5,13 +5,14 @@
 //! update answers `VersionMismatch` instead of a wrong gradient.
 //!
 //! ```
-//! use models::{Batches, Digits, Forward, Module, Optimizer, Sgd, cross_entropy, mlp};
+//! use models::{DataLoader, Digits, Forward, LoaderOptions, Module, Optimizer, Sgd, cross_entropy, mlp};
 //! # fn main() -> device::Result<()> {
 //! let device = device::Device::cpu();
 //! let model = mlp(&[64, 128, 10], 7, &device)?;
 //! let mut sgd = Sgd::new(model.parameters(), 0.1)?;
 //! let (train, _test) = Digits::load()?.split(0.2, 7)?;
-//! for batch in Batches::new(train, 64, 7, &device)?.epoch(0).take(3) {
+//! let loader = DataLoader::new(train, LoaderOptions { batch: 64, seed: 7, ..LoaderOptions::default() })?;
+//! for batch in loader.epoch(0).take(3) {
 //!     let batch = batch?;
 //!     let logits = model.forward(&batch.input())?;
 //!     let gradients = cross_entropy(&logits, &batch.labels)?.backward()?;
@@ -37,7 +38,8 @@ mod random;
 pub mod workloads;
 
 pub use data::{
-    Batch, Batches, Digits, InMemory, Ragged, RaggedBatch, StepBatches, Text, TextBatch, Windows,
+    Batch, DataLoader, Dataset, Digits, InMemory, LoaderOptions, Ragged, RaggedBatch, TensorDataset, Text,
+    TextBatch, Windows,
 };
 pub use derive::Module;
 pub use layers::{

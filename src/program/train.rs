@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use streamgrad::checkpoint::{self, Progress};
+use streamgrad::models::data::LoaderSteps;
 use streamgrad::models::file;
 use streamgrad::workloads::{self, CapturedStep, Evaluation, Model, Training, Workload};
 use streamgrad::{
-    Batch, Batches, ConcurrentBatches, DType, Device, Error, GraphOptions, InMemory, Optimizer, StepBatches,
-    Tensor, autocast, no_grad,
+    Batch, ConcurrentBatches, DType, DataLoader, Device, Error, GraphOptions, InMemory, LoaderOptions,
+    Optimizer, Tensor, autocast, no_grad,
 };
 
 use super::output::{Printer, is_stdout};
@@ -35,6 +36,9 @@ pub(super) struct Args {
     /// Batches of a step, each on a stream of its own [default: 2].
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
     lanes: Option<usize>,
+    /// Threads that make batches ahead, where that is measured to be faster; 0 for none.
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1)]
+    workers: usize,
     /// Capture a step and replay it.
     #[arg(long)]
     graph: bool,
@@ -70,7 +74,7 @@ struct Run {
     captured: Option<CapturedStep>,
     autocast: Option<DType>,
     progress: Progress,
-    batches: Batches,
+    batches: LoaderSteps<InMemory>,
     steps_per_epoch: u64,
     test: InMemory,
 }
@@ -150,8 +154,16 @@ impl Run {
         }
         let (train, test) = data(args, workload, progress.seed, &device)?;
         let batch = args.batch.unwrap_or(workload.default_batch());
-        let batches = Batches::new(train, batch, progress.seed, &device)?.drop_last(true);
-        let steps_per_epoch = (batches.per_epoch() / lanes).max(1) as u64;
+        let options = LoaderOptions {
+            batch,
+            seed: progress.seed,
+            drop_last: true,
+            workers: args.workers,
+            device: device.clone(),
+            ..LoaderOptions::default()
+        };
+        let loader = DataLoader::new(train, options)?;
+        let steps_per_epoch = (loader.per_epoch() / lanes).max(1) as u64;
         // Batches are numbered through, and there is room for as many again.
         let countable = |steps: &u64| steps.checked_mul(2 * lanes as u64).is_some();
         let Some(steps) = progress.epoch.checked_mul(steps_per_epoch).filter(countable) else {
@@ -160,12 +172,14 @@ impl Run {
                 progress.epoch
             )));
         };
-        if progress.step != steps {
+        let position = loader.position(steps * lanes as u64);
+        if progress.step != steps || progress.loader.is_some_and(|known| known != position) {
             return Err(Failure::Usage(format!(
                 "the checkpoint has {} steps in {} epochs, this run would have {steps}: give the same --batch, --lanes and --data",
                 progress.step, progress.epoch
             )));
         }
+        let batches = loader.steps(lanes, position)?;
         let lanes = ConcurrentBatches::new(&device, lanes)?;
         let captured = args.graph.then(|| CapturedStep::new(&device, GraphOptions::default()));
         Ok(Run {
@@ -180,11 +194,6 @@ impl Run {
             steps_per_epoch,
             test,
         })
-    }
-
-    /// The batches of the steps to come.
-    fn steps(&self) -> streamgrad::Result<StepBatches> {
-        StepBatches::new(self.batches.clone(), self.lanes.streams().len(), self.progress.step)
     }
 
     /// The losses of one step.
@@ -203,12 +212,14 @@ impl Run {
     /// Trains one epoch and returns the mean loss over its batches.
     fn epoch(&mut self, bar: &ProgressBar) -> Result<f64, Failure> {
         let mut losses: Vec<Tensor> = Vec::new();
-        for batches in self.steps()?.take(self.steps_per_epoch as usize) {
+        for _ in 0..self.steps_per_epoch {
+            let Some(batches) = self.batches.next() else { break };
             losses.extend(self.step(batches?)?);
             bar.inc(1);
         }
         self.progress.step += self.steps_per_epoch;
         self.progress.epoch += 1;
+        self.progress.loader = Some(self.batches.position());
         self.device.synchronize()?;
         let mut total = 0.0;
         for loss in &losses {

@@ -141,7 +141,7 @@ impl Tensor {
     }
 
     /// Overwrites the elements with those of `src`, which broadcasts to this shape and may have another type. From another
-    /// device they come as by [`Tensor::to_device`].
+    /// device they come as by [`Tensor::to_device`], straight into a contiguous tensor of the same shape and type.
     ///
     /// # Errors
     /// `ShapeMismatch`; `InvalidArgument` if `self` is expanded; for another device's, as [`Tensor::to_device`].
@@ -151,7 +151,7 @@ impl Tensor {
         if self.device() != src.device() {
             // Nothing moves that does not fit.
             self.layout_of(OP, src)?;
-            return self.copy_(&src.to_device(self.device())?);
+            return self.copy_from_afar(OP, src);
         }
         if self.same_storage(src) && self.layout == src.layout {
             return Ok(());

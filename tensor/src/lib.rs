@@ -85,4 +85,5 @@ pub use optim::{Update, accumulate, optimizer_step};
 pub use pool::{AvgPool, MaxPool};
 pub use random::{Generator, next_key, seed, with_generator};
 pub use tensor::Tensor;
+pub use transfer::HostCopy;
 pub use unary::Gelu;

@@ -1,6 +1,6 @@
 //! Between host and device, between devices, between element types.
 
-use device::{DType, Device, Element, Error, Result, from_bytes};
+use device::{Capture, DType, Device, Element, Error, Result, Stream, from_bytes, from_bytes_mut};
 use kernels::Layout;
 
 use crate::Tensor;
@@ -67,8 +67,10 @@ impl Tensor {
 
     /// The same elements on another device; `self` if they are there already.
     ///
-    /// Where one device [copies from](Device::copies_from) the other, as CUDA devices do, this is a command of the target's
-    /// current stream, and the host waits for nothing. Otherwise it waits for the last write of this tensor's storage.
+    /// Where the device [copies from](Device::copies_from) the other, as CUDA devices do from each other and from pinned
+    /// memory, this is a command of its current stream, and the host waits for nothing; so it is from a CUDA device to its
+    /// [host](Device::host), on the CUDA device's current stream. Otherwise the host waits for the last write of this tensor's
+    /// storage.
     ///
     /// # Errors
     /// `OutOfMemory`; `Async` if a command that led here failed.
@@ -78,14 +80,151 @@ impl Tensor {
         }
         let x = self.contiguous()?;
         if device.copies_from(x.device()) {
-            let start = x.layout.offset() * x.dtype.size_bytes();
-            return Tensor::produce(device, Layout::contiguous(x.shape()), x.dtype, |stream, out| {
-                stream.copy_across("to_device", out.buffer, &x.storage, start)
-            });
+            let copy = Tensor::empty(x.shape(), x.dtype, device)?;
+            copy.copy_across("to_device", &x)?;
+            return Ok(copy);
         }
         // The bytes are kept: a device must not be called from within another's read.
         let bytes = read(&x, <[u8]>::to_vec)?;
         Tensor::from_bytes(&bytes, x.shape(), x.dtype, device)
+    }
+
+    /// Launches a copy of a tensor of another device into this one, of the same shape and type, both contiguous.
+    fn copy_across(&self, op: &'static str, src: &Tensor) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        // The CUDA device makes the copy, the target's if both are.
+        let device = if self.device().runs_on_host() { src.device() } else { self.device() };
+        let start = |x: &Tensor| x.layout.offset() * x.dtype.size_bytes();
+        let range = start(src)..start(src) + src.elements() * src.dtype.size_bytes();
+        Stream::with_current(device, |stream| {
+            stream.copy_across(op, &self.storage, start(self), &src.storage, range)
+        })
+    }
+
+    /// Overwrites the elements with those of another device's tensor.
+    pub(crate) fn copy_from_afar(&self, op: &'static str, src: &Tensor) -> Result<()> {
+        let fits = self.dtype == src.dtype && self.layout.same_shape(&src.layout);
+        if !(fits && self.is_contiguous()) {
+            return self.copy_(&src.to_device(self.device())?);
+        }
+        let src = src.contiguous()?;
+        if self.device().copies_from(src.device()) {
+            self.copy_across(op, &src)?;
+        } else if !self.is_empty() {
+            // The bytes are kept: a device must not be called from within another's read.
+            let (bytes, start) =
+                (read(&src, <[u8]>::to_vec)?, self.layout.offset() * self.dtype.size_bytes());
+            Stream::with_current(self.device(), |stream| stream.upload(op, &self.storage, start, &bytes))?;
+        }
+        self.storage.bump_version();
+        Ok(())
+    }
+
+    /// A tensor in memory of the host that `device` copies from and to beside the host's work, see [`Device::host`]: of
+    /// whatever the memory holds. For batches that the host puts together ([`update_`](Self::update_)) and a stream uploads
+    /// ([`copy_`](Self::copy_), [`to_device`](Self::to_device)): refilling it waits until the copies have run, and nothing
+    /// else. On a CPU it is a tensor like any other.
+    ///
+    /// ```
+    /// # use tensor::{DType, Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let dev = Device::best();
+    /// let (staging, x) = (Tensor::pinned(&[3], DType::F32, &dev)?, Tensor::zeros(&[3], DType::F32, &dev)?);
+    /// for n in 0..4 {
+    ///     staging.update_(|values: &mut [f32]| values.fill(n as f32))?;
+    ///     x.copy_(&staging)?;
+    /// }
+    /// assert_eq!(x.to_vec::<f32>()?, [3.0; 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn pinned(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+        Tensor::empty(shape, dtype, &device.host())
+    }
+
+    /// Shows the host the elements, in row-major order, to be changed in place. Waits until every use of the storage that was
+    /// launched has run; commands that are launched meanwhile and use it wait until `update` returns, which must not wait
+    /// for a device.
+    ///
+    /// # Errors
+    /// `DTypeMismatch` unless `T` is the tensor's type; `InvalidArgument` for a tensor that is not contiguous or not in the
+    /// host's memory, see [`pinned`](Self::pinned); `Async` if a command that led here failed; `Captured` within a captured
+    /// step.
+    #[track_caller]
+    pub fn update_<T: Element, R>(&self, update: impl FnOnce(&mut [T]) -> R) -> Result<R> {
+        const OP: &str = "update_";
+        has_dtype(OP, self, T::DTYPE)?;
+        if !self.is_contiguous() {
+            let strides = format!("strides {:?}", self.strides());
+            return Err(Error::invalid(OP, "self", "contiguous", strides));
+        }
+        let start = self.layout.offset() * self.dtype.size_bytes();
+        let range = start..start + self.elements() * self.dtype.size_bytes();
+        let elements = |bytes: &mut [u8]| {
+            // Storages begin where an element of any type may.
+            update(bytes.get_mut(range).and_then(from_bytes_mut).unwrap_or_default())
+        };
+        let updated = self.storage.update(elements)?;
+        self.storage.bump_version();
+        Ok(updated)
+    }
+
+    /// A fresh tensor whose elements `fill` writes, in row-major order, over whatever the memory holds: in place on a CPU that
+    /// has nothing else to do, and in [pinned](Self::pinned) memory for a CUDA device, whose current stream uploads it.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let x = Tensor::from_fill(&[2, 2], &Device::best(), |values: &mut [u8]| {
+    ///     values.copy_from_slice(&[1, 2, 3, 4]);
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(x.to_vec::<u8>()?, [1, 2, 3, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// That of `fill`; as [`Tensor::empty`].
+    pub fn from_fill<T: Element>(
+        shape: &[usize],
+        device: &Device,
+        fill: impl FnOnce(&mut [T]) -> Result<()>,
+    ) -> Result<Tensor> {
+        let host = Tensor::pinned(shape, T::DTYPE, device)?;
+        if Capture::is_current() || !host.storage.is_idle() {
+            // What runs on the stream is not waited for.
+            let mut values = vec![T::default(); host.elements()];
+            fill(&mut values)?;
+            return Tensor::from_slice(&values, shape, device);
+        }
+        host.update_(fill)??;
+        host.to_device(device)
+    }
+
+    /// Starts a copy to memory of the host, on the current stream: the host goes on, and reads it when it is there.
+    ///
+    /// ```
+    /// # use tensor::{Device, Tensor};
+    /// # fn main() -> tensor::Result<()> {
+    /// let loss = Tensor::scalar(2.5_f32, &Device::best())?;
+    /// let copy = loss.to_host_async()?;
+    /// loss.zero_()?; // comes after the copy
+    /// assert_eq!(copy.item::<f32>()?, 2.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or what the launch reports; `Captured` within a captured step.
+    pub fn to_host_async(&self) -> Result<HostCopy> {
+        let on_host = self.device().runs_on_host();
+        Ok(HostCopy(if on_host { self.copy()? } else { self.to_device(&self.device().host())? }))
     }
 
     /// A fresh tensor with these bytes; the host may reuse them at once.
@@ -93,5 +232,39 @@ impl Tensor {
         Tensor::produce(device, Layout::contiguous(shape), dtype, |stream, out| {
             if bytes.is_empty() { Ok(()) } else { stream.upload("upload", out.buffer, 0, bytes) }
         })
+    }
+}
+
+/// A copy of a tensor that is on its way to the host; see [`Tensor::to_host_async`].
+#[derive(Clone, Debug)]
+pub struct HostCopy(Tensor);
+
+impl HostCopy {
+    /// Whether it is there: reading it takes no wait.
+    pub fn is_ready(&self) -> bool {
+        self.0.device().reached(self.0.storage.last_write())
+    }
+
+    /// The elements in row-major order; waits for the copy, and for nothing else.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_vec`].
+    #[track_caller]
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.0.to_vec()
+    }
+
+    /// The only element; waits as [`to_vec`](Self::to_vec).
+    ///
+    /// # Errors
+    /// As [`Tensor::item`].
+    #[track_caller]
+    pub fn item<T: Element>(&self) -> Result<T> {
+        self.0.item()
+    }
+
+    /// The copy as a tensor of the [host](Device::host).
+    pub fn into_tensor(self) -> Tensor {
+        self.0
     }
 }

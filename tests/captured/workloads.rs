@@ -65,9 +65,9 @@ impl Program {
 }
 
 /// The batches of step number `step`, prepared.
-fn batches(program: &Program, batches: &Batches, step: usize) -> Result<Vec<Batch>> {
-    let first = 2 * step % (batches.per_epoch() - 1);
-    let taken = batches.epoch(step as u64).skip(first).take(2);
+fn batches(program: &Program, data: &DataLoader<InMemory>, step: usize) -> Result<Vec<Batch>> {
+    let first = 2 * step % (data.per_epoch() - 1);
+    let taken = data.epoch(step as u64).skip(first).take(2);
     taken.map(|batch| no_grad(|| program.model.prepare(batch?))).collect()
 }
 
@@ -75,7 +75,7 @@ type Seen = (Vec<Vec<u32>>, Vec<Vec<u32>>);
 
 fn train(
     program: &Program,
-    data: &Batches,
+    data: &DataLoader<InMemory>,
     step: &mut dyn FnMut(&Vec<Batch>) -> Result<Vec<Tensor>>,
 ) -> Result<Seen> {
     let mut losses = Vec::new();
@@ -86,7 +86,7 @@ fn train(
     Ok((losses.iter().map(bits).collect::<Result<_>>()?, program.state()?))
 }
 
-fn each(kinds: &[Kind], test: impl Fn(&dyn Workload, &Device, &Batches) -> Result<()>) {
+fn each(kinds: &[Kind], test: impl Fn(&dyn Workload, &Device, &DataLoader<InMemory>) -> Result<()>) {
     for kind in kinds {
         // One of them by hand: `STREAMGRAD_WORKLOAD=dlrm`.
         let only = std::env::var("STREAMGRAD_WORKLOAD").ok();
@@ -94,7 +94,17 @@ fn each(kinds: &[Kind], test: impl Fn(&dyn Workload, &Device, &Batches) -> Resul
         for workload in workloads::ALL.iter().filter(asked) {
             let device = kind.device();
             let data = workload.data(1, &device).unwrap().0;
-            let data = Batches::new(data, ROWS, 1, &device).unwrap().drop_last(true);
+            let data = DataLoader::new(
+                data,
+                LoaderOptions {
+                    batch: ROWS,
+                    seed: 1,
+                    drop_last: true,
+                    device: device.clone(),
+                    ..LoaderOptions::default()
+                },
+            )
+            .unwrap();
             test(*workload, &device, &data)
                 .unwrap_or_else(|error| panic!("{}, {kind:?}: {error}", workload.name()));
         }

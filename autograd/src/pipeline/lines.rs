@@ -4,15 +4,13 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use device::{Event, Panicked, Placement, StreamOptions, Team};
-use tensor::{Device, Error, Generator, Result, Stream, preload, with_generator};
+use tensor::{Device, Error, Generator, Result, Stream, preload};
 
-use crate::autocast::Inherited;
-use crate::is_recording;
-use crate::mode::with_recording;
+use super::around::{Around, failed};
 
 /// What goes from one stage to the next.
 pub(super) type Item = Box<dyn Any + Send>;
@@ -49,24 +47,12 @@ impl Lines {
     }
 }
 
-/// What the calling thread's modes are, and what random ops are keyed by.
-struct Around {
-    generator: Generator,
-    recording: bool,
-    autocast: Option<Inherited>,
-}
-
-impl Around {
-    /// One stage of a batch.
-    fn through(&self, stage: &mut Stage<'_>, number: usize, batch: usize, item: Item) -> Result<Item> {
-        let generator = self.generator.fork(batch as u64).fork(number as u64);
-        let body = || with_recording(self.recording, || (stage.body)(item));
-        let done =
-            Panicked::catch(|| with_generator(generator, || Inherited::scope(self.autocast.as_ref(), body)));
-        match done {
-            Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
-            Err(panicked) => Err(failed(&stage.name, batch, panicked)),
-        }
+/// One stage of a batch.
+fn through(around: &Around, stage: &mut Stage<'_>, number: usize, batch: usize, item: Item) -> Result<Item> {
+    let generator = around.generator(batch).fork(number as u64);
+    match around.run(generator, || (stage.body)(item)) {
+        Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
+        Err(panicked) => Err(failed(&stage.name, batch, panicked)),
     }
 }
 
@@ -169,16 +155,12 @@ fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Result<Option
     Panicked::catch(|| batches.next()).map_err(|panicked| failed("batches", batch, panicked))
 }
 
-fn failed(stage: &str, batch: usize, source: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::Stage { stage: stage.into(), batch, source: Arc::new(source) }
-}
-
 impl Part<'_, '_> {
     /// Works until there is nothing left, or something failed.
     fn work(&mut self, stream: &Stream, around: &Around, failure: &Failure) {
         while let Some((batch, mut item)) = self.from.next(failure) {
             for (at, stage) in self.stages.iter_mut().enumerate() {
-                match around.through(stage, self.first + at, batch, item) {
+                match through(around, stage, self.first + at, batch, item) {
                     Ok(made) => item = made,
                     Err(error) => return keep(failure, batch, error),
                 }
@@ -194,8 +176,14 @@ impl Part<'_, '_> {
 
 impl<'r> Run<'r> {
     pub(super) fn new(generator: Generator, batches: &'r mut (dyn Iterator<Item = Item> + Send)) -> Run<'r> {
-        let around = Around { generator, recording: is_recording(), autocast: Inherited::current() };
-        Run { around, next: 0, batches, outputs: Vec::new(), is_over: false, is_decided: false }
+        Run {
+            around: Around::new(generator),
+            next: 0,
+            batches,
+            outputs: Vec::new(),
+            is_over: false,
+            is_decided: false,
+        }
     }
 
     /// Takes up to `count` more batches through the stages.
@@ -266,7 +254,7 @@ impl<'r> Run<'r> {
             self.next += 1;
             for (number, stage) in stages.iter_mut().enumerate() {
                 let (stream, start) = (&lines.streams[0], Instant::now());
-                item = stream.scope(|| self.around.through(stage, number, batch, item))?;
+                item = stream.scope(|| through(&self.around, stage, number, batch, item))?;
                 stream.synchronize().map_err(|error| failed(&stage.name, batch, error))?;
                 times[number] += start.elapsed().as_secs_f64() * 1e3 / TIMED as f64;
             }

@@ -11,7 +11,7 @@ use super::lines::{Item, Lines, Run, Stage, all, even};
 const BLOCK: usize = 4;
 const ROUNDS: usize = 3;
 /// The most batches that may wait between two streams.
-const MOST_DEPTH: usize = 1024;
+pub(super) const MOST_DEPTH: usize = 1024;
 /// The least gain, as a part of the time on one stream, for which several are used.
 const LEAST_GAIN: f64 = 0.03;
 
@@ -283,7 +283,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
 }
 
 /// Whether the times on several streams are less than those on one by more than the noise of these; both are sorted.
-fn pays(one: &[f64], several: &[f64]) -> bool {
+pub(super) fn pays(one: &[f64], several: &[f64]) -> bool {
     let (Some(&serial), Some(&concurrent)) = (one.get(one.len() / 2), several.get(several.len() / 2)) else {
         return false;
     };

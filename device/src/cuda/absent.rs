@@ -197,6 +197,14 @@ impl DriverStream {
         match *self {}
     }
 
+    pub(crate) unsafe fn copy_from_pinned(&self, _: *mut u8, _: *const u8, _: usize) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) unsafe fn copy_to_pinned(&self, _: *mut u8, _: *const u8, _: usize) -> Result<()> {
+        match *self {}
+    }
+
     pub(super) unsafe fn fill_bytes(&self, _: *mut u8, _: u8, _: usize) -> Result<()> {
         match *self {}
     }

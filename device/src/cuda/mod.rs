@@ -94,6 +94,10 @@ impl PinnedMemory {
     pub fn new(ordinal: usize) -> Result<PinnedMemory> {
         Context::open(ordinal).map(PinnedMemory)
     }
+
+    pub(crate) fn of(context: &Arc<Context>) -> PinnedMemory {
+        PinnedMemory(Arc::clone(context))
+    }
 }
 
 impl MemoryDriver for PinnedMemory {

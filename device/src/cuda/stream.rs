@@ -265,10 +265,8 @@ impl DriverStream {
             return Ok(());
         }
         let staged = Staged::of(&self.context, bytes, moment)?;
-        let from = staged.as_ptr().cast::<c_void>();
         // SAFETY: the context is current; the block is not used again before the command at `moment` has run.
-        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from, bytes.len(), self.raw) };
-        check("cuMemcpyHtoDAsync", code)
+        unsafe { self.copy_from_pinned(to, staged.as_ptr(), bytes.len()) }
     }
 
     /// Enqueues a copy to the host, to be read once the command at `moment` has run.
@@ -277,12 +275,8 @@ impl DriverStream {
     /// `from` is in bounds, and the command at `moment` reads it.
     pub(crate) unsafe fn download(&self, from: *const u8, len: usize, moment: Moment) -> Result<Staged> {
         let staged = Staged::new(&self.context, len, moment)?;
-        if len > 0 {
-            let to = staged.as_ptr().cast::<c_void>();
-            // SAFETY: as for `upload`.
-            let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to, address(from), len, self.raw) };
-            check("cuMemcpyDtoHAsync", code)?;
-        }
+        // SAFETY: the context is current; the block is not used again before the command at `moment` has run.
+        unsafe { self.copy_to_pinned(staged.as_ptr(), from, len)? };
         Ok(staged)
     }
 
@@ -540,6 +534,32 @@ impl DriverStream {
         let code =
             unsafe { sys::cuMemcpyPeerAsync(address(to), ours, address(from), theirs, bytes, self.raw) };
         check("cuMemcpyPeerAsync", code)
+    }
+
+    /// Enqueues a copy from pinned host memory, which is read when it runs.
+    ///
+    /// # Safety
+    /// As for [`Queue::copy`](super::Queue::copy); `from` is pinned memory.
+    pub(crate) unsafe fn copy_from_pinned(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the context is current; the caller answers for the ranges.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from.cast(), bytes, self.raw) };
+        check("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Enqueues a copy to pinned host memory.
+    ///
+    /// # Safety
+    /// As for [`Queue::copy`](super::Queue::copy); `to` is pinned memory.
+    pub(crate) unsafe fn copy_to_pinned(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the context is current; the caller answers for the ranges.
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), address(from), bytes, self.raw) };
+        check("cuMemcpyDtoHAsync", code)
     }
 
     /// # Safety

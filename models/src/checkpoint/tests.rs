@@ -1,7 +1,10 @@
 use autograd::Var;
 
 use super::*;
-use crate::{AdamW, Batches, Digits, Forward, Linear, Sequential, Sgd, SgdOptions, cross_entropy, mlp};
+use crate::{
+    AdamW, DataLoader, Digits, Forward, Linear, LoaderOptions, Sequential, Sgd, SgdOptions, cross_entropy,
+    mlp,
+};
 
 /// A file name in the temporary directory that is removed in the end.
 struct Temporary(PathBuf);
@@ -194,10 +197,11 @@ fn two_parameters_of_one_name_cannot_be_saved() {
     assert!(matches!(&error, Error::Checkpoint { name, .. } if &**name == "layer.weight"), "{error}");
 }
 
-/// Trains from `from` to `to`; the model has dropout, so random keys matter too.
-fn train(model: &dyn Forward, optimizer: &mut dyn Optimizer, from: u64, to: u64) {
-    let batches = Batches::new(Digits::load().unwrap(), 32, 7, &Device::cpu()).unwrap();
-    for step in crate::StepBatches::new(batches, 2, from).unwrap().take((to - from) as usize) {
+/// Takes steps of two batches from a position on; the model has dropout, so random keys matter too. Where it ends.
+fn train(model: &dyn Forward, optimizer: &mut dyn Optimizer, from: Position, steps: usize) -> Position {
+    let options = LoaderOptions { batch: 32, seed: 7, ..LoaderOptions::default() };
+    let mut batches = DataLoader::new(Digits::load().unwrap(), options).unwrap().steps(2, from).unwrap();
+    for step in batches.by_ref().take(steps) {
         for batch in step.unwrap() {
             let loss = batch
                 .seeded(|| cross_entropy(&model.forward(&batch.input()).unwrap(), &batch.labels))
@@ -205,6 +209,7 @@ fn train(model: &dyn Forward, optimizer: &mut dyn Optimizer, from: u64, to: u64)
             optimizer.step(&loss.backward().unwrap()).unwrap();
         }
     }
+    batches.position()
 }
 
 fn with_dropout(seed: u64) -> Sequential {
@@ -226,20 +231,21 @@ fn a_resumed_run_is_bit_equal_to_one_that_never_stopped() {
     for make in makers {
         let whole = with_dropout(1);
         let mut optimizer = make(&whole);
-        train(&whole, &mut *optimizer, 0, 40);
+        train(&whole, &mut *optimizer, Position::default(), 40);
 
         let half = with_dropout(1);
         let mut optimizer = make(&half);
-        train(&half, &mut *optimizer, 0, 20);
+        let position = train(&half, &mut *optimizer, Position::default(), 20);
+        assert_eq!((position.epoch, position.batch), (0, 40), "in the middle of an epoch");
         let scaler = Some(GradScalerState { scale: 0.1, growth_tracker: 7 });
-        let progress = Progress { epoch: 0, step: 20, seed: u64::MAX, scaler };
+        let progress = Progress { epoch: 0, step: 20, seed: u64::MAX, scaler, loader: Some(position) };
         save_training(place.file(), &half, &*optimizer, progress).unwrap();
 
         let resumed = with_dropout(99);
         let mut optimizer = make(&resumed);
         optimizer.set_learning_rate(0.5).unwrap();
         assert_eq!(load_training(place.file(), &resumed, &mut *optimizer).unwrap(), progress);
-        train(&resumed, &mut *optimizer, progress.step, 40);
+        train(&resumed, &mut *optimizer, position, 20);
         assert_eq!(bits(&whole), bits(&resumed));
         assert_ne!(bits(&whole), bits(&half));
         load(place.file(), &resumed).unwrap();
@@ -258,7 +264,7 @@ fn a_training_state_of_another_kind_changes_nothing() {
     save(place.file(), &saved).unwrap();
     let error = load_training(place.file(), &other, &mut adamw).unwrap_err();
     assert!(error.to_string().contains("no training state"), "{error}");
-    train(&saved, &mut sgd, 0, 1);
+    train(&saved, &mut sgd, Position::default(), 1);
     save_training(place.file(), &saved, &sgd, Progress::default()).unwrap();
     let error = load_training(place.file(), &other, &mut adamw).unwrap_err();
     assert!(error.to_string().contains("\"sgd\" in the state, \"adamw\" expected"), "{error}");
@@ -299,7 +305,7 @@ fn values_that_are_not_finite_are_neither_saved_nor_loaded() {
     let (good, other) = (model(1), model(2));
     let options = SgdOptions { momentum: 0.9, ..SgdOptions::default() };
     let mut sgd = Sgd::new(good.parameters(), options).unwrap();
-    train(&good, &mut sgd, 0, 1);
+    train(&good, &mut sgd, Position::default(), 1);
     save_training(place.file(), &good, &sgd, Progress::default()).unwrap();
     let text = Contents::read(&place.file()).unwrap().text;
     let before = bits(&other);

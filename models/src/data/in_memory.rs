@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use device::{Device, Error, Result};
-use tensor::Tensor;
 
-use super::{Batch, Ragged, csv};
+use super::rows::Rows;
+use super::{Batch, Dataset, Ragged, csv};
 use crate::{file, random};
 
 /// Rows of features, each with the number of its class; cheap to clone.
@@ -24,10 +24,8 @@ use crate::{file, random};
 /// ```
 #[derive(Clone, Debug)]
 pub struct InMemory {
-    inputs: Arc<[f32]>,
-    features: usize,
-    labels: Arc<[i64]>,
-    labels_per_row: usize,
+    inputs: Rows<f32>,
+    labels: Rows<i64>,
     classes: usize,
     bags: Arc<[Ragged]>,
 }
@@ -98,8 +96,10 @@ impl InMemory {
         if let Some(&index) = labels.iter().find(|&&l| usize::try_from(l).map_or(true, |l| l >= classes)) {
             return Err(Error::IndexOutOfRange { op: "data set: labels", index, size: classes });
         }
-        let (inputs, labels) = (inputs.into(), labels.into());
-        Ok(InMemory { inputs, features, labels, labels_per_row, classes, bags: Arc::new([]) })
+        let shape = [labels_per_row];
+        let shape = if labels_per_row == 1 { &[][..] } else { &shape };
+        let (inputs, labels) = (Rows::new(inputs, rows, &[features]), Rows::new(labels, rows, shape));
+        Ok(InMemory { inputs, labels, classes, bags: Arc::new([]) })
     }
 
     /// The same rows with categorical features beside their values.
@@ -130,17 +130,17 @@ impl InMemory {
 
     /// The number of rows; never 0.
     pub fn len(&self) -> usize {
-        self.labels.len() / self.labels_per_row
+        self.labels.len()
     }
 
     /// Whether there are no rows: never, by construction.
     pub fn is_empty(&self) -> bool {
-        self.labels.is_empty()
+        self.len() == 0
     }
 
     /// Values in a row.
     pub fn features(&self) -> usize {
-        self.features
+        self.inputs.width()
     }
 
     /// The number of classes.
@@ -150,7 +150,7 @@ impl InMemory {
 
     /// One row's values, if there is such a row.
     pub fn row(&self, index: usize) -> Option<&[f32]> {
-        self.inputs.chunks_exact(self.features).nth(index)
+        self.inputs.row(index)
     }
 
     /// The categorical features.
@@ -160,7 +160,7 @@ impl InMemory {
 
     /// Every row's class, or classes one row after the other.
     pub fn labels(&self) -> &[i64] {
-        &self.labels
+        self.labels.values()
     }
 
     /// The rows at `indices`, in that order, as a data set of their own.
@@ -168,9 +168,10 @@ impl InMemory {
     /// # Errors
     /// `IndexOutOfRange` for a row that is not there; `InvalidArgument` for no rows.
     pub fn select(&self, indices: &[usize]) -> Result<Self> {
-        let (inputs, labels) = self.gather(indices)?;
+        let (inputs, labels) = (self.inputs.select(indices)?, self.labels.select(indices)?);
         let bags = self.bags.iter().map(|bags| bags.select(indices)).collect::<Result<_>>()?;
-        Self::with_labels(inputs, self.features, labels, self.labels_per_row, self.classes)?.with_bags(bags)
+        let data = Self::with_labels(inputs, self.features(), labels, self.labels.width(), self.classes)?;
+        data.with_bags(bags)
     }
 
     /// Splits into a training and a test set; which row goes where depends on `seed` alone.
@@ -204,34 +205,22 @@ impl InMemory {
     pub fn tensors(&self, device: &Device) -> Result<Batch> {
         self.batch(&(0..self.len()).collect::<Vec<_>>(), 0, device)
     }
+}
 
-    /// The rows at `indices` as a batch.
-    pub(crate) fn batch(&self, indices: &[usize], key: u64, device: &Device) -> Result<Batch> {
-        let (inputs, labels) = self.gather(indices)?;
-        let rows = indices.len();
-        let shape = [rows, self.labels_per_row];
-        let shape = if self.labels_per_row == 1 { &shape[..1] } else { &shape };
-        Ok(Batch {
-            inputs: Tensor::from_slice(&inputs, &[rows, self.features], device)?,
-            labels: Tensor::from_slice(&labels, shape, device)?,
-            bags: self.bags.iter().map(|bags| bags.batch(indices, device)).collect::<Result<_>>()?,
-            key,
-        })
+impl Dataset for InMemory {
+    type Batch = Batch;
+
+    fn len(&self) -> usize {
+        InMemory::len(self)
     }
 
-    /// The values and labels of some rows.
-    fn gather(&self, indices: &[usize]) -> Result<(Vec<f32>, Vec<i64>)> {
-        let mut inputs = Vec::with_capacity(indices.len() * self.features);
-        let mut labels = Vec::with_capacity(indices.len() * self.labels_per_row);
-        for &index in indices {
-            if index >= self.len() {
-                let index = i64::try_from(index).unwrap_or(i64::MAX);
-                return Err(Error::IndexOutOfRange { op: "data set: rows", index, size: self.len() });
-            }
-            inputs.extend_from_slice(&self.inputs[index * self.features..][..self.features]);
-            labels.extend_from_slice(&self.labels[index * self.labels_per_row..][..self.labels_per_row]);
-        }
-        Ok((inputs, labels))
+    fn batch(&self, rows: &[usize], key: u64, device: &Device) -> Result<Batch> {
+        Ok(Batch {
+            inputs: self.inputs.batch(rows, device)?,
+            labels: self.labels.batch(rows, device)?,
+            bags: self.bags.iter().map(|bags| bags.batch(rows, device)).collect::<Result<_>>()?,
+            key,
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use autograd::{Var, no_grad};
 use device::{DType, Device, Error, Result, Stream};
 use tensor::Tensor;
 
-use crate::{Batch, Batches, InMemory, Module, Optimizer, correct, cross_entropy};
+use crate::{Batch, DataLoader, InMemory, LoaderOptions, Module, Optimizer, correct, cross_entropy};
 
 pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
 pub use branches::Branches;
@@ -147,10 +147,12 @@ fn evaluate(
     device: &Device,
     part: impl Fn(&Batch) -> Result<(Tensor, Tensor, usize)>,
 ) -> Result<Evaluation> {
-    let batches = Batches::new(data.clone(), rows.min(data.len()), 0, device)?.shuffle(false);
+    let batch = rows.min(data.len());
+    let options = LoaderOptions { batch, shuffle: false, device: device.clone(), ..LoaderOptions::default() };
+    let loader = DataLoader::new(data.clone(), options)?;
     model.set_training(false);
     // All batches are enqueued before the first result is read.
-    let parts = no_grad(|| batches.epoch(0).map(|batch| part(&batch?)).collect::<Result<Vec<_>>>());
+    let parts = no_grad(|| loader.epoch(0).map(|batch| part(&batch?)).collect::<Result<Vec<_>>>());
     model.set_training(true);
     let (mut loss, mut right, mut all) = (0.0, 0, 0);
     for (mean, count, of) in parts? {

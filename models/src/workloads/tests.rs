@@ -1,5 +1,15 @@
 use super::*;
-use crate::{Batches, StepBatches};
+use crate::data::{LoaderSteps, Position};
+use crate::{DataLoader, LoaderOptions};
+
+fn loader(data: InMemory, batch: usize) -> DataLoader<InMemory> {
+    let options = LoaderOptions { batch, seed: 7, drop_last: true, ..LoaderOptions::default() };
+    DataLoader::new(data, options).unwrap()
+}
+
+fn steps(loader: &DataLoader<InMemory>, lanes: usize) -> LoaderSteps<InMemory> {
+    loader.steps(lanes, Position::default()).unwrap()
+}
 
 /// Trains as a serial run does: `lanes` batches a step, their gradients added.
 fn train(workload: &dyn Workload, epochs: u64, lanes: usize) -> (Vec<f64>, Evaluation) {
@@ -7,10 +17,9 @@ fn train(workload: &dyn Workload, epochs: u64, lanes: usize) -> (Vec<f64>, Evalu
     let (train, test) = workload.data(7, &dev).unwrap();
     let model = workload.model(7, &dev).unwrap();
     let mut optimizer = workload.optimizer(model.parameters(), lanes).unwrap();
-    let batches = Batches::new(train, workload.default_batch(), 7, &dev).unwrap().drop_last(true);
-    let steps = epochs as usize * batches.per_epoch() / lanes;
+    let loader = loader(train, workload.default_batch());
     let mut losses = Vec::new();
-    for step in StepBatches::new(batches, lanes, 0).unwrap().take(steps) {
+    for step in steps(&loader, lanes).take(epochs as usize * loader.per_epoch() / lanes) {
         let mut total: Option<autograd::Gradients> = None;
         for batch in step.unwrap() {
             let loss = model.batch_loss(&model.prepare(batch).unwrap()).unwrap();
@@ -69,7 +78,7 @@ fn gpt_learns_to_tell_characters() {
         "an untrained model guesses: {guessed:?}"
     );
     let mut optimizer = workload.optimizer(model.parameters(), 1).unwrap();
-    for batch in Batches::new(train, 8, 7, &dev).unwrap().epoch(0).take(60) {
+    for batch in loader(train, 8).epoch(0).take(60) {
         optimizer.step(&model.batch_loss(&batch.unwrap()).unwrap().backward().unwrap()).unwrap();
     }
     let learnt = model.evaluate(&test, &dev).unwrap();
@@ -87,19 +96,17 @@ fn dlrm_learns_the_chances_of_clicks() {
 }
 
 /// Trains on batches of 8 with Adam, and gives the mean of the first and of the last 8 losses.
-fn learns(model: &dyn Model, data: InMemory, steps: usize) -> (f64, f64) {
-    let dev = Device::cpu();
+fn learns(model: &dyn Model, data: InMemory, count: usize) -> (f64, f64) {
     let mut adam = crate::Adam::new(model.parameters(), 1e-2).unwrap();
-    let batches = Batches::new(data, 8, 7, &dev).unwrap().drop_last(true);
     let mut losses = Vec::new();
-    for step in StepBatches::new(batches, 1, 0).unwrap().take(steps) {
+    for step in steps(&loader(data, 8), 1).take(count) {
         let batch = step.unwrap().remove(0);
         let loss = model.batch_loss(&model.prepare(batch).unwrap()).unwrap();
         losses.push(f64::from(loss.value().item::<f32>().unwrap()));
         adam.step(&loss.backward().unwrap()).unwrap();
     }
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-    (mean(&losses[..8]), mean(&losses[steps - 8..]))
+    (mean(&losses[..8]), mean(&losses[count - 8..]))
 }
 
 #[test]

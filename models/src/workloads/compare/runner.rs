@@ -12,8 +12,9 @@ use tensor::{PlanReport, Tensor};
 use super::profile::Profile;
 use super::quantiles::{Quantiles, median};
 use super::{CompareOptions, ScheduleReport};
+use crate::data::{LoaderSteps, Position};
 use crate::workloads::{CapturedStep, Evaluation, Model, Overlap, Training, Workload};
-use crate::{Batch, Batches, InMemory, Optimizer, StepBatches};
+use crate::{Batch, DataLoader, InMemory, LoaderOptions, Optimizer};
 
 /// How a copy is run.
 #[derive(Clone, Copy)]
@@ -32,7 +33,7 @@ pub(super) struct Runner {
     streams: Vec<(Stream, String)>,
     model: Box<dyn Model>,
     optimizer: Box<dyn Optimizer>,
-    batches: StepBatches,
+    batches: LoaderSteps<InMemory>,
     /// The loss of every batch so far.
     losses: Vec<f64>,
     /// Batches before the measured steps, and in them.
@@ -196,7 +197,14 @@ impl Runner {
         how: How,
         device: Device,
     ) -> Result<Runner> {
-        let batches = Batches::new(train.clone(), options.batch, options.seed, &device)?.drop_last(true);
+        let loader = LoaderOptions {
+            batch: options.batch,
+            seed: options.seed,
+            drop_last: true,
+            device: device.clone(),
+            ..LoaderOptions::default()
+        };
+        let loader = DataLoader::new(train.clone(), loader)?;
         let streams = if let How::Eager { streams } = how { streams } else { 1 };
         let (schedule, model, streams) = Schedule::new(workload, options.seed, streams, &device)?;
         let per_step = workload.overlap().batches(options.streams);
@@ -206,7 +214,7 @@ impl Runner {
             schedule,
             streams,
             model,
-            batches: StepBatches::new(batches, per_step, 0)?,
+            batches: loader.steps(per_step, Position::default())?,
             device,
             losses: Vec::new(),
             warm: 0,

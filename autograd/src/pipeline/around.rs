@@ -1,0 +1,43 @@
+//! What work for another thread, or for later, runs under.
+
+use std::sync::Arc;
+
+use device::Panicked;
+use tensor::{Error, Generator, with_generator};
+
+use crate::autocast::Inherited;
+use crate::is_recording;
+use crate::mode::with_recording;
+
+/// The modes of the thread that asks for the work, and what its random ops are keyed by.
+pub(super) struct Around {
+    generator: Generator,
+    recording: bool,
+    autocast: Option<Inherited>,
+}
+
+impl Around {
+    /// The modes of the calling thread.
+    pub(super) fn new(generator: Generator) -> Around {
+        Around { generator, recording: is_recording(), autocast: Inherited::current() }
+    }
+
+    /// The generator of a batch, the same whoever works on it.
+    pub(super) fn generator(&self, batch: usize) -> Generator {
+        self.generator.fork(batch as u64)
+    }
+
+    /// Runs `work`; a panic in it goes no further.
+    pub(super) fn run<R>(&self, generator: Generator, work: impl FnOnce() -> R) -> Result<R, Panicked> {
+        let work = || with_recording(self.recording, work);
+        Panicked::catch(|| with_generator(generator, || Inherited::scope(self.autocast.as_ref(), work)))
+    }
+}
+
+pub(super) fn failed(
+    stage: &str,
+    batch: usize,
+    source: impl std::error::Error + Send + Sync + 'static,
+) -> Error {
+    Error::Stage { stage: stage.into(), batch, source: Arc::new(source) }
+}

@@ -1,0 +1,367 @@
+//! Items that are made ahead of who takes them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use device::{Placement, StreamOptions, Thread};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use tensor::{Device, Error, Generator, Result, Stream, next_key};
+
+use super::around::{Around, failed};
+use super::stages::{MOST_DEPTH, PipelineSchedule, pays};
+
+/// Items of which the time is taken at once, and how often that is done.
+const BLOCK: usize = 4;
+const ROUNDS: usize = 3;
+
+/// The items of an iterator, made ahead on a thread and a stream of its own: while a step runs, the next batch is read,
+/// put together and uploaded.
+///
+/// Items come in the iterator's order and with its bits, whoever makes them: random ops draw from a generator of the item,
+/// and are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the prefetch was made under. What
+/// its stream writes is used without a word about waits. An error takes its place in the order, and so does a panic, which is
+/// [`Error::Stage`] and the last item. Dropping a prefetch ends its thread once that has made the item it is at.
+///
+/// At first items are made by turns ahead and when they are asked for, and the time from item to item is taken. Where the
+/// thread gains less than the noise, the iterator is asked by who takes the items from then on, and the thread sleeps;
+/// [`report`](Self::report) says so.
+///
+/// ```
+/// use autograd::{Device, Prefetch, Tensor};
+/// # fn main() -> autograd::Result<()> {
+/// let dev = Device::cpu();
+/// let on = dev.clone();
+/// let batches = (0..3).map(move |n| Tensor::from_slice(&[n as f32, 1.0], &[2], &on));
+/// let mut sum = 0.0;
+/// for batch in Prefetch::new(&dev, batches)? {
+///     sum += batch?.sum(&[], false)?.item::<f32>()?;
+/// }
+/// assert_eq!(sum, 6.0);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Prefetch<T> {
+    lines: Vec<Line<T>>,
+    /// The number of the next item, which the line takes that is as far along the list.
+    next: usize,
+    /// While it is not decided who asks the iterators.
+    trial: Option<Trial>,
+    report: PrefetchReport,
+}
+
+/// Options of a [`Prefetch`].
+#[derive(Clone, Copy, Debug)]
+pub struct PrefetchOptions {
+    /// Items that may wait, those of all threads together.
+    pub depth: usize,
+    /// Whether items are made by who takes them (`Serial`), on threads (`Stages`), or by whom it is faster.
+    pub schedule: PipelineSchedule,
+}
+
+impl Default for PrefetchOptions {
+    fn default() -> Self {
+        PrefetchOptions { depth: 2, schedule: PipelineSchedule::Measured }
+    }
+}
+
+/// Who makes the items of a [`Prefetch`], and what was measured.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct PrefetchReport {
+    /// Threads that make items; 0 if who takes them does.
+    pub threads: usize,
+    /// Milliseconds from item to item if who takes them makes them, if that was measured.
+    pub serial_ms: Option<f64>,
+    /// Milliseconds from item to item if threads make them, if that was measured.
+    pub concurrent_ms: Option<f64>,
+}
+
+impl fmt::Display for PrefetchReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(serial), Some(concurrent)) = (self.serial_ms, self.concurrent_ms) {
+            write!(f, "an item takes {serial:.3} ms made when it is asked for, {concurrent:.3} ms ahead: ")?;
+        }
+        match self.threads {
+            0 => f.write_str("made when they are asked for"),
+            1 => f.write_str("made ahead on a thread"),
+            threads => write!(f, "made ahead on {threads} threads"),
+        }
+    }
+}
+
+impl<T: Send + 'static> Prefetch<T> {
+    /// The items of `items`, at most two ahead; see [`PrefetchOptions`]. What they launch on `device` goes to a stream of
+    /// the prefetch's own.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread.
+    pub fn new<I>(device: &Device, items: I) -> Result<Self>
+    where
+        I: IntoIterator<Item = Result<T>>,
+        I::IntoIter: Send + 'static,
+    {
+        Prefetch::interleaved(device, [items], PrefetchOptions::default())
+    }
+
+    /// The items of several iterators by turns, the first of each, then the second, until one has none left: each iterator
+    /// has a thread and a stream.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no iterators and for a depth of 0 or more than 1024; [`Error::Io`] if the system gives
+    /// no thread.
+    pub fn interleaved<I>(
+        device: &Device,
+        sources: impl IntoIterator<Item = I>,
+        options: PrefetchOptions,
+    ) -> Result<Self>
+    where
+        I: IntoIterator<Item = Result<T>>,
+        I::IntoIter: Send + 'static,
+    {
+        const OP: &str = "Prefetch::interleaved";
+        let PrefetchOptions { depth, schedule } = options;
+        if !(1..=MOST_DEPTH).contains(&depth) {
+            return Err(Error::invalid(OP, "depth", "1 to 1024", depth));
+        }
+        let sources: Vec<I> = sources.into_iter().collect();
+        let count = sources.len();
+        if count == 0 {
+            return Err(Error::invalid(OP, "sources", "at least one", 0));
+        }
+        let around = Arc::new(Around::new(Generator::current()));
+        // One draw, so that prefetches differ.
+        next_key();
+        let is_ahead = schedule == PipelineSchedule::Stages;
+        let line = |(first, items): (usize, I)| {
+            let options = StreamOptions { placement: Placement::Caller, ..StreamOptions::default() };
+            let source = Source {
+                items: Some(Box::new(items.into_iter())),
+                number: first,
+                step: count,
+                stream: device.new_stream_with(options)?,
+                around: Arc::clone(&around),
+            };
+            Line::new(source, depth.div_ceil(count), is_ahead, schedule != PipelineSchedule::Serial)
+        };
+        Ok(Prefetch {
+            lines: sources.into_iter().enumerate().map(line).collect::<Result<_>>()?,
+            next: 0,
+            trial: (schedule == PipelineSchedule::Measured).then(|| Trial::new(depth)),
+            report: PrefetchReport { threads: if is_ahead { count } else { 0 }, ..PrefetchReport::default() },
+        })
+    }
+
+    /// Who makes the items now, and what was measured to decide that.
+    pub fn report(&self) -> PrefetchReport {
+        self.report
+    }
+
+    /// Takes the time at which an item came, and decides once there were enough.
+    fn came(&mut self) {
+        let Some(trial) = &mut self.trial else { return };
+        let Some(is_ahead) = trial.came() else { return };
+        let is_ahead = match trial.verdict() {
+            None => is_ahead,
+            Some([serial, concurrent]) => {
+                self.report.serial_ms = Some(serial[ROUNDS / 2]);
+                self.report.concurrent_ms = Some(concurrent[ROUNDS / 2]);
+                self.trial = None;
+                pays(&serial, &concurrent)
+            }
+        };
+        self.report.threads = if is_ahead { self.lines.len() } else { 0 };
+        self.lines.iter().for_each(|line| line.shared.change(|state| state.is_ahead = is_ahead));
+    }
+}
+
+impl<T: Send + 'static> Iterator for Prefetch<T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        let item = self.lines[self.next % self.lines.len()].shared.take()?;
+        self.next += 1;
+        self.came();
+        Some(item)
+    }
+}
+
+impl<T> Drop for Prefetch<T> {
+    fn drop(&mut self) {
+        // All are told before any is waited for.
+        self.lines.iter().for_each(|line| line.shared.change(|state| state.is_ended = true));
+    }
+}
+
+impl<T> fmt::Debug for Prefetch<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prefetch").field("next", &self.next).field("report", &self.report).finish()
+    }
+}
+
+/// An iterator, and the thread that may ask it.
+struct Line<T> {
+    shared: Arc<Shared<T>>,
+    /// Waited for when it drops.
+    _thread: Option<Thread>,
+}
+
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+struct State<T> {
+    /// In order.
+    ready: VecDeque<Result<T>>,
+    /// Items that may be ready.
+    depth: usize,
+    /// `None` while somebody asks it, and once there are no more items.
+    source: Option<Source<T>>,
+    /// Whether there are no more items.
+    is_over: bool,
+    /// Whether the thread asks the source, before anybody takes the item.
+    is_ahead: bool,
+    /// Whether the thread is to end.
+    is_ended: bool,
+}
+
+impl<T: Send + 'static> Line<T> {
+    fn new(source: Source<T>, depth: usize, is_ahead: bool, has_thread: bool) -> Result<Line<T>> {
+        let (ready, source) = (VecDeque::with_capacity(depth + 1), Some(source));
+        let state = State { ready, depth, source, is_over: false, is_ahead, is_ended: false };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let own = Arc::clone(&shared);
+        let thread = has_thread.then(|| Thread::new("prefetch", move || own.serve())).transpose()?;
+        Ok(Line { shared, _thread: thread })
+    }
+}
+
+impl<T> Shared<T> {
+    fn change(&self, change: impl FnOnce(&mut State<T>)) {
+        change(&mut self.state.lock());
+        self.changed.notify_all();
+    }
+
+    /// The next item: one that is ready, or that the thread is at, or else made here.
+    fn take(&self) -> Option<Result<T>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(item) = state.ready.pop_front() {
+                // The thread is woken for several items rather than for each.
+                if state.ready.len() <= state.depth / 2 {
+                    self.changed.notify_all();
+                }
+                return Some(item);
+            }
+            if state.is_over {
+                return None;
+            }
+            match if state.is_ahead { None } else { state.source.take() } {
+                Some(source) => self.ask(&mut state, source),
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Keeps items ready, for as long as that is asked for.
+    fn serve(&self) {
+        let mut state = self.state.lock();
+        while !(state.is_ended || state.is_over) {
+            let has_room = state.is_ahead && state.ready.len() < state.depth;
+            match if has_room { state.source.take() } else { None } {
+                Some(source) => self.ask(&mut state, source),
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Asks the source for an item, and lets go of the lock meanwhile.
+    fn ask(&self, state: &mut MutexGuard<'_, State<T>>, mut source: Source<T>) {
+        let (item, source) = MutexGuard::unlocked(state, || {
+            let item = source.next();
+            // What is over goes here, not under the lock.
+            (item, source.items.is_some().then_some(source))
+        });
+        state.ready.extend(item);
+        state.is_over = source.is_none();
+        state.source = source;
+        self.changed.notify_all();
+    }
+}
+
+/// An iterator, with what it is asked under.
+struct Source<T> {
+    /// `None` once there are no more.
+    items: Option<Box<dyn Iterator<Item = Result<T>> + Send>>,
+    /// The number of the next item among those of all sources, and how far it is to the one after.
+    number: usize,
+    step: usize,
+    stream: Stream,
+    around: Arc<Around>,
+}
+
+impl<T> Source<T> {
+    fn next(&mut self) -> Option<Result<T>> {
+        let Source { items, number, stream, around, .. } = self;
+        let generator = around.generator(*number);
+        let asked = around.run(generator, || stream.scope(|| items.as_mut().and_then(|items| items.next())));
+        let (item, is_over) = match asked {
+            Ok(item) => (item, false),
+            Err(panicked) => (Some(Err(failed("prefetch", self.number, panicked))), true),
+        };
+        if is_over || item.is_none() {
+            self.items = None;
+        }
+        self.number += self.step;
+        item
+    }
+}
+
+/// The time from item to item, by turns with and without the threads.
+struct Trial {
+    is_ahead: bool,
+    /// Items since the last turn, and how many are passed over: those that were made before it, and what comes first.
+    count: usize,
+    settle: usize,
+    since: Instant,
+    /// Milliseconds, without and with the threads.
+    times: [Vec<f64>; 2],
+}
+
+impl Trial {
+    fn new(depth: usize) -> Trial {
+        let times = [Vec::with_capacity(ROUNDS), Vec::with_capacity(ROUNDS)];
+        Trial { is_ahead: false, count: 0, settle: depth + 2, since: Instant::now(), times }
+    }
+
+    /// An item came: who makes the next ones, if that changes.
+    fn came(&mut self) -> Option<bool> {
+        self.count += 1;
+        if self.count == self.settle {
+            self.since = Instant::now();
+        }
+        if self.count < self.settle + BLOCK {
+            return None;
+        }
+        self.times[usize::from(self.is_ahead)].push(self.since.elapsed().as_secs_f64() * 1e3 / BLOCK as f64);
+        self.is_ahead = !self.is_ahead;
+        self.count = 0;
+        Some(self.is_ahead)
+    }
+
+    /// All times, sorted, once there are enough.
+    fn verdict(&mut self) -> Option<[Vec<f64>; 2]> {
+        let is_over = self.times.iter().all(|times| times.len() == ROUNDS);
+        is_over.then(|| {
+            let mut times = std::mem::take(&mut self.times);
+            times.iter_mut().for_each(|times| times.sort_by(f64::total_cmp));
+            times
+        })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

@@ -1,0 +1,419 @@
+//! Batches of a data set, in an order that depends on the seed alone.
+
+use std::sync::Arc;
+
+use autograd::{PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport};
+use device::{Device, Error, Panicked, Result, Team};
+use parking_lot::Mutex;
+use tensor::{Generator, with_generator};
+
+use crate::random;
+
+/// Rows that batches are made of.
+///
+/// ```
+/// use models::data::Dataset;
+/// use tensor::{Device, Result, Tensor};
+///
+/// /// Each row is its number.
+/// struct Numbers(usize);
+///
+/// impl Dataset for Numbers {
+///     type Batch = Tensor;
+///     fn len(&self) -> usize {
+///         self.0
+///     }
+///     fn batch(&self, rows: &[usize], _key: u64, device: &Device) -> Result<Tensor> {
+///         let values: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+///         Tensor::from_slice(&values, &[rows.len()], device)
+///     }
+/// }
+/// assert_eq!(Numbers(5).batch(&[4, 2], 0, &Device::cpu())?.to_vec::<i64>()?, [4, 2]);
+/// # Ok::<(), tensor::Error>(())
+/// ```
+pub trait Dataset: Send + Sync {
+    /// What a batch is.
+    type Batch: Send + 'static;
+
+    /// The number of rows.
+    fn len(&self) -> usize;
+
+    /// Whether there are no rows.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The rows of these numbers, in this order, on `device`. What the batch itself is keyed by is `key`; random ops on this
+    /// thread draw numbers of their own, which follow from it.
+    ///
+    /// # Errors
+    /// `IndexOutOfRange` for a row that is not there; what the data set cannot read.
+    fn batch(&self, rows: &[usize], key: u64, device: &Device) -> Result<Self::Batch>;
+}
+
+/// Options of a [`DataLoader`].
+#[derive(Clone, Debug)]
+pub struct LoaderOptions {
+    /// Rows of a batch.
+    pub batch: usize,
+    /// Where batches go.
+    pub device: Device,
+    /// Whether each epoch has an order of its own; else it is that of the data set.
+    pub shuffle: bool,
+    /// Decides the orders, and the keys of batches.
+    pub seed: u64,
+    /// Whether a smaller last batch is left out.
+    pub drop_last: bool,
+    /// Threads that make batches ahead, by turns; with 0 each batch is made when it is asked for.
+    pub workers: usize,
+    /// Batches that may wait, those of all workers together.
+    pub prefetch: usize,
+    /// Whether the workers are used at all events (`Stages`), or where they are measured to be faster.
+    pub schedule: PipelineSchedule,
+    /// Which part of the batches this loader has, counted from 0. Each epoch is dealt out batch by batch.
+    pub rank: usize,
+    /// Into how many parts they are dealt out. All get as many; up to `ranks - 1` at the end of an epoch go to nobody.
+    pub ranks: usize,
+}
+
+/// Single rows, shuffled, on the CPU; no workers, two batches that wait once there are some, and one rank.
+impl Default for LoaderOptions {
+    fn default() -> Self {
+        LoaderOptions {
+            batch: 1,
+            device: Device::cpu(),
+            shuffle: true,
+            seed: 0,
+            drop_last: false,
+            workers: 0,
+            prefetch: 2,
+            schedule: PipelineSchedule::Measured,
+            rank: 0,
+            ranks: 1,
+        }
+    }
+}
+
+/// Where a loader is: everything before this batch was taken. Kept in checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// The epoch, counted from 0.
+    pub epoch: u64,
+    /// The batch of the epoch, counted from 0.
+    pub batch: u64,
+}
+
+/// Cuts a data set into batches, shuffled anew in each epoch; cheap to clone.
+///
+/// What batch `i` of epoch `n` is depends on the seed and these two alone, whatever the workers and whoever asks: training can
+/// stop and go on at any [`Position`]. With `ranks`, rank `r` has the batches `r`, `r + ranks`, .. of the one loader that has
+/// them all, with their keys.
+///
+/// ```
+/// use models::{DataLoader, Digits, LoaderOptions};
+/// # fn main() -> device::Result<()> {
+/// let options = LoaderOptions { batch: 64, seed: 7, workers: 2, ..LoaderOptions::default() };
+/// let loader = DataLoader::new(Digits::load()?, options)?;
+/// assert_eq!(loader.per_epoch(), 29);
+/// for batch in loader.epoch(0) {
+///     let batch = batch?;
+///     assert_eq!(batch.inputs.shape()[1], 64);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct DataLoader<D: Dataset> {
+    plan: Arc<Plan<D>>,
+    /// What came to the end of an epoch, and may go on with the next one.
+    kept: Arc<Mutex<Option<Running<D::Batch>>>>,
+}
+
+/// The batches of a [`DataLoader`] from a position on, of one epoch or of all.
+///
+/// An error names its batch by its number in the epoch, and the next one comes after it.
+pub struct LoaderIter<D: Dataset> {
+    loader: DataLoader<D>,
+    running: Option<Running<D::Batch>>,
+    /// The number of the next batch, counted from the start of epoch 0.
+    next: u64,
+    end: u64,
+}
+
+/// Endless steps of several batches each; see [`DataLoader::steps`].
+pub struct LoaderSteps<D: Dataset> {
+    batches: LoaderIter<D>,
+    lanes: usize,
+}
+
+/// Workers, and the number of the batch that they give next.
+struct Running<B> {
+    next: u64,
+    batches: Prefetch<B>,
+}
+
+/// What batches follow from.
+struct Plan<D> {
+    data: D,
+    options: LoaderOptions,
+    per_epoch: u64,
+    /// The orders of an even and of an odd epoch: workers may be at the end of one and at the start of the next.
+    orders: [Mutex<Option<Order>>; 2],
+}
+
+/// The rows of an epoch.
+#[derive(Clone)]
+struct Order {
+    epoch: u64,
+    rows: Arc<[usize]>,
+}
+
+/// Keeps the shuffles' random numbers apart from the batches' keys.
+const SHUFFLE: u64 = 0x73_6875_6666_6c65;
+/// Keeps the random numbers that a data set draws for a batch apart from those that the batch's key gives.
+const LOAD: u64 = 0x6c_6f61_64;
+
+impl<D: Dataset> Plan<D> {
+    fn new(data: D, options: LoaderOptions) -> Result<Self> {
+        const OP: &str = "data loader";
+        let LoaderOptions { batch, workers, prefetch, rank, ranks, drop_last, .. } = options;
+        let rows = data.len();
+        if batch == 0 || batch > rows {
+            let value = format!("{batch} for {rows} rows");
+            return Err(Error::invalid(OP, "batch", "at least 1 and at most the number of rows", value));
+        }
+        if workers > Team::MAX_HELPERS {
+            return Err(Error::invalid(OP, "workers", "at most 1023", workers));
+        }
+        if workers > 0 && !(1..=1024).contains(&prefetch) {
+            return Err(Error::invalid(OP, "prefetch", "1 to 1024", prefetch));
+        }
+        if rank >= ranks {
+            return Err(Error::invalid(
+                OP,
+                "rank",
+                "below the number of ranks",
+                format!("{rank} of {ranks}"),
+            ));
+        }
+        let all = if drop_last { rows / batch } else { rows.div_ceil(batch) };
+        if all < ranks {
+            let value = format!("{all} batches for {ranks} ranks");
+            return Err(Error::invalid(OP, "ranks", "at most the number of batches", value));
+        }
+        let per_epoch = (all / ranks) as u64;
+        Ok(Plan { data, options, per_epoch, orders: [Mutex::new(None), Mutex::new(None)] })
+    }
+
+    fn position(&self, number: u64) -> Position {
+        Position { epoch: number / self.per_epoch, batch: number % self.per_epoch }
+    }
+
+    fn order(&self, epoch: u64) -> Arc<[usize]> {
+        let mut known = self.orders[(epoch % 2) as usize].lock();
+        if let Some(order) = known.as_ref().filter(|order| order.epoch == epoch) {
+            return Arc::clone(&order.rows);
+        }
+        let rows: Arc<[usize]> = if self.options.shuffle {
+            let seed = random::mix(&[self.options.seed, epoch, SHUFFLE]);
+            random::permutation(self.data.len(), seed).into()
+        } else {
+            (0..self.data.len()).collect()
+        };
+        *known = Some(Order { epoch, rows: Arc::clone(&rows) });
+        rows
+    }
+
+    /// The batch of this number, counted from the start of epoch 0.
+    fn load(&self, number: u64) -> Result<D::Batch> {
+        let LoaderOptions { batch, seed, rank, ranks, device, .. } = &self.options;
+        let Position { epoch, batch: index } = self.position(number);
+        let among_all = index as usize * ranks + rank;
+        let order = self.order(epoch);
+        let start = among_all * batch;
+        let rows = &order[start..(start + batch).min(order.len())];
+        let key = random::mix(&[*seed, epoch, among_all as u64]);
+        let generator = Generator::new(random::mix(&[key, LOAD]));
+        let load = || with_generator(generator, || self.data.batch(rows, key, device));
+        let failed = |source| {
+            let stage = format!("load, epoch {epoch}").into();
+            Error::Stage { stage, batch: index as usize, source }
+        };
+        match Panicked::catch(load) {
+            Ok(loaded) => loaded.map_err(|error| failed(Arc::new(error))),
+            Err(panicked) => Err(failed(Arc::new(panicked))),
+        }
+    }
+}
+
+impl<D: Dataset + 'static> DataLoader<D> {
+    /// A loader of `data`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a batch has no rows or more than the data set, for a rank that is not below `ranks` and more ranks
+    /// than batches, for more than 1023 workers, and for workers with a `prefetch` of 0 or more than 1024.
+    pub fn new(data: D, options: LoaderOptions) -> Result<Self> {
+        Ok(DataLoader { plan: Arc::new(Plan::new(data, options)?), kept: Arc::default() })
+    }
+
+    /// The data set.
+    pub fn dataset(&self) -> &D {
+        &self.plan.data
+    }
+
+    /// The options.
+    pub fn options(&self) -> &LoaderOptions {
+        &self.plan.options
+    }
+
+    /// Batches in an epoch, those of other ranks not counted; never 0.
+    pub fn per_epoch(&self) -> usize {
+        self.plan.per_epoch as usize
+    }
+
+    /// Where a loader is that gave so many batches.
+    pub fn position(&self, batches: u64) -> Position {
+        self.plan.position(batches)
+    }
+
+    /// The batches of epoch `number`.
+    ///
+    /// Workers go on with the next epoch before it is asked for.
+    pub fn epoch(&self, number: u64) -> LoaderIter<D> {
+        let start = number.saturating_mul(self.plan.per_epoch);
+        self.between(start, start.saturating_add(self.plan.per_epoch))
+    }
+
+    /// The batches from `position` on, without end.
+    pub fn iter_from(&self, position: Position) -> LoaderIter<D> {
+        let start = position.epoch.saturating_mul(self.plan.per_epoch).saturating_add(position.batch);
+        self.between(start, u64::MAX)
+    }
+
+    /// Endless steps of `lanes` batches each, from `position` on. With two lanes from the start, lane 0 of every step has the
+    /// batches of even number and lane 1 those of odd number.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if `lanes` is 0.
+    pub fn steps(&self, lanes: usize, position: Position) -> Result<LoaderSteps<D>> {
+        if lanes == 0 {
+            return Err(Error::invalid("data loader", "lanes", "at least 1", "0"));
+        }
+        Ok(LoaderSteps { batches: self.iter_from(position), lanes })
+    }
+
+    fn between(&self, next: u64, end: u64) -> LoaderIter<D> {
+        LoaderIter { loader: self.clone(), running: None, next, end }
+    }
+
+    /// Workers whose next batch has this number: those that are kept, or new ones.
+    fn start(&self, next: u64) -> Result<Running<D::Batch>> {
+        if let Some(kept) = self.kept.lock().take_if(|kept| kept.next == next) {
+            return Ok(kept);
+        }
+        let LoaderOptions { workers, prefetch: depth, schedule, device, .. } = &self.plan.options;
+        let source = |worker| {
+            let plan = Arc::clone(&self.plan);
+            (next.saturating_add(worker)..).step_by(*workers).map(move |number| plan.load(number))
+        };
+        let options = PrefetchOptions { depth: *depth, schedule: *schedule };
+        let sources = (0..*workers as u64).map(source);
+        // The caller's random numbers are the same with and without workers.
+        let batches = with_generator(Generator::new(0), || Prefetch::interleaved(device, sources, options))?;
+        Ok(Running { next, batches })
+    }
+}
+
+impl<D: Dataset> LoaderIter<D> {
+    /// Where it is.
+    pub fn position(&self) -> Position {
+        self.loader.plan.position(self.next)
+    }
+
+    /// Who makes the batches, and what was measured to decide that; `None` if there are no workers, or before the first batch.
+    pub fn report(&self) -> Option<PrefetchReport> {
+        self.running.as_ref().map(|running| running.batches.report())
+    }
+}
+
+impl<D: Dataset + 'static> LoaderIter<D> {
+    fn load(&mut self) -> Option<Result<D::Batch>> {
+        if self.loader.plan.options.workers == 0 {
+            return Some(self.loader.plan.load(self.next));
+        }
+        if self.running.is_none() {
+            match self.loader.start(self.next) {
+                Ok(running) => self.running = Some(running),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        self.running.as_mut().and_then(|running| {
+            running.next += 1;
+            running.batches.next()
+        })
+    }
+}
+
+impl<D: Dataset + 'static> Iterator for LoaderIter<D> {
+    type Item = Result<D::Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next >= self.end {
+            return None;
+        }
+        let batch = self.load();
+        self.next += 1;
+        batch
+    }
+
+    /// Skips without making the batches that are skipped.
+    fn nth(&mut self, skip: usize) -> Option<Self::Item> {
+        if skip > 0 {
+            self.running = None;
+            self.next = self.next.saturating_add(skip as u64).min(self.end);
+        }
+        self.next()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = usize::try_from(self.end - self.next).unwrap_or(usize::MAX);
+        (left, Some(left))
+    }
+}
+
+impl<D: Dataset> Drop for LoaderIter<D> {
+    fn drop(&mut self) {
+        let kept = self.running.take().filter(|_| self.next == self.end);
+        // What was kept before ends without the lock.
+        let former = kept.and_then(|kept| self.loader.kept.lock().replace(kept));
+        drop(former);
+    }
+}
+
+impl<D: Dataset> LoaderSteps<D> {
+    /// The number of batches in a step.
+    pub fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// Where it is.
+    pub fn position(&self) -> Position {
+        self.batches.position()
+    }
+}
+
+impl<D: Dataset + 'static> Iterator for LoaderSteps<D> {
+    type Item = Result<Vec<D::Batch>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Some(self.batches.by_ref().take(self.lanes).collect())
+    }
+}
+
+impl<D: Dataset> Clone for DataLoader<D> {
+    fn clone(&self) -> Self {
+        DataLoader { plan: Arc::clone(&self.plan), kept: Arc::clone(&self.kept) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,16 +1,20 @@
 //! Profiles a small training loop: where its time goes, what it waits for, and what would help.
 //!
-//! `cargo run --release --example profile` prints tables and writes `profile.json` to the folder for temporary files, for <https://ui.perfetto.dev>.
+//! `cargo run --release --example profile` prints tables and writes to the folder for temporary files `profile.html`, a page for
+//! any browser, and `profile.json` for <https://ui.perfetto.dev>.
 
 use streamgrad::autograd::profile::Key;
 use streamgrad::prelude::*;
+use streamgrad::report::Report;
 use streamgrad::{ProfileSchedule, Result, diagnose};
 
 /// The profile of some steps, and the last loss.
 fn train(dev: &Device) -> Result<(Profile, f32)> {
     let model = mlp(&[64, 256, 10], 7, dev)?;
     let mut sgd = Sgd::new(model.parameters(), 0.1)?;
-    let mut batches = Batches::new(Digits::load()?, 64, 7, dev)?;
+    let options = LoaderOptions { batch: 64, seed: 7, device: dev.clone(), ..LoaderOptions::default() };
+    let loader = DataLoader::new(Digits::load()?, options)?;
+    let mut batches = loader.epoch(0);
     // Two steps are left out and one is forgotten; then six are kept.
     let schedule = ProfileSchedule { wait: 2, warmup: 1, active: 6, repeat: 1 };
     let profiler = Profile::start(dev, ProfileOptions { schedule, ..ProfileOptions::default() });
@@ -51,6 +55,8 @@ pub fn main() -> Result<()> {
     show(&profile);
     println!("loss {loss:.3} after 9 steps");
     profile.write_trace(std::env::temp_dir().join("profile.json"))?;
+    let page = Report::new("Six steps").about("Digits, 64-256-10").profile("train", &profile);
+    page.write(std::env::temp_dir().join("profile.html"))?;
     assert_eq!(profile.steps(), 6);
     let ranges = profile.key_averages_by(Key::Range);
     assert!(ranges.get("backward").is_some_and(|backward| backward.calls == 6));

@@ -1,10 +1,8 @@
 //! A comparison as one page of HTML.
 
-use std::collections::HashMap;
-
-use streamgrad::Moment;
-use streamgrad::device::{CommandRecord, Recording};
-use streamgrad::report::{Bars, Line, Plot, Report, Slice, Timeline};
+use streamgrad::Profile;
+use streamgrad::device::Recording;
+use streamgrad::report::{Bars, Line, Plot, Report, Timeline};
 use streamgrad::workloads::compare::{Comparison, Finding, ScheduleReport};
 
 use super::table::Table;
@@ -40,54 +38,27 @@ fn middle_step(schedule: &ScheduleReport) -> Option<&Recording> {
     steps.get(steps.len() / 2).copied()
 }
 
-/// The streams that a step uses, with their names.
-fn streams<'a>(schedule: &'a ScheduleReport, step: &'a Recording) -> Vec<&'a (streamgrad::StreamId, String)> {
-    let used = |id| step.commands.iter().any(|command| command.moment.stream == id);
-    schedule.streams_by_name.iter().filter(|(id, _)| used(*id)).collect()
+/// That step with the streams' names.
+fn profile(schedule: &ScheduleReport) -> Option<Profile> {
+    let mut profile = Profile::of([middle_step(schedule)?.clone()]);
+    for (stream, name) in &schedule.streams_by_name {
+        profile.name_stream(*stream, name.clone());
+    }
+    Some(profile)
 }
 
 fn timeline(schedule: &ScheduleReport) -> Option<Timeline> {
-    let step = middle_step(schedule)?;
-    let streams = streams(schedule, step);
     let replay = if schedule.captured.is_some() { "; a replay is one command" } else { "" };
-    let row = |command: &CommandRecord| {
-        streams.iter().position(|(id, _)| *id == command.moment.stream).unwrap_or(streams.len())
-    };
-    let slice = |command: &CommandRecord| Slice {
-        row: row(command),
-        start_ns: command.start_ns,
-        end_ns: command.end_ns,
-        name: command.op.to_owned(),
-        ..Slice::default()
-    };
-    let places: HashMap<Moment, usize> =
-        step.commands.iter().enumerate().map(|(place, command)| (command.moment, place)).collect();
-    let arrows = step.waits.iter().filter_map(|wait| {
-        // What an earlier step launched is not in this one.
-        Some((*places.get(&wait.awaited)?, *places.get(&wait.waiter)?))
-    });
-    Some(Timeline {
-        title: format!("{}, {:.3} ms traced{replay}", schedule.name, step.wall_ns as f64 / 1e6),
-        wall_ns: step.wall_ns,
-        rows: streams.iter().map(|(_, name)| name.clone()).collect(),
-        slices: step.commands.iter().map(slice).collect(),
-        arrows: arrows.collect(),
-    })
+    let profile = profile(schedule)?;
+    Some(profile.drawing(&format!("{}, {:.3} ms traced{replay}", schedule.name, profile.wall_ms())))
 }
 
-/// How long each stream of each schedule ran commands in a step.
+/// How long each stream of each schedule ran commands in a step, and why it ran none.
 fn shares(found: &Comparison) -> Bars {
-    let mut rows = Vec::new();
-    for schedule in found.schedules() {
-        let Some(step) = middle_step(schedule) else { continue };
-        for (id, name) in streams(schedule, step) {
-            let ns = |command: &CommandRecord| command.end_ns.saturating_sub(command.start_ns);
-            let busy: u64 = step.commands.iter().filter(|command| command.moment.stream == *id).map(ns).sum();
-            let idle = step.wall_ns.saturating_sub(busy);
-            let parts = [("busy", busy), ("idle", idle)].map(|(what, ns)| (what.to_owned(), ns as f64 / 1e6));
-            rows.push((format!("{}, {name}", schedule.name), parts.into()));
-        }
-    }
+    let rows = |schedule: &ScheduleReport| {
+        profile(schedule).map(|profile| profile.idle_rows(&format!("{}, ", schedule.name)))
+    };
+    let rows = found.schedules().filter_map(rows).flatten().collect();
     Bars { title: "Streams".into(), unit: "ms".into(), rows }
 }
 

@@ -8,6 +8,7 @@ mod diagnosis;
 mod idle;
 mod options;
 mod path;
+mod report;
 mod timeline;
 mod trace;
 //W mod what_if;

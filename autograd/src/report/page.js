@@ -76,11 +76,14 @@ class Timelines {
     }
   }
 
-  /** The names, by the time that they take. */
+  /** The names, by the time that they take of streams. What only the host does has no colour of its own. */
   order() {
     const totals = new Map();
-    for (const { names, slices } of this.lines) {
-      for (const [, start, end, name] of slices) totals.set(names[name], (totals.get(names[name]) ?? 0) + end - start);
+    for (const { names, rows, slices } of this.lines) {
+      for (const [row, start, end, name] of slices) {
+        const counted = rows[row].startsWith("host") ? 0 : end - start;
+        totals.set(names[name], (totals.get(names[name]) ?? 0) + counted);
+      }
     }
     return [...totals].sort((a, b) => b[1] - a[1]).map(([name]) => name);
   }

@@ -42,24 +42,19 @@ pub(crate) fn two_lanes(device: &Device) -> Result<Vec<Tensor>> {
     Ok(results)
 }
 
-/// A model with branches on three streams, trained for two steps.
+/// A model with three branches at once, trained for two steps.
 pub(crate) fn branches(device: &Device) -> Result<Vec<Tensor>> {
-    let streams = [device.new_stream()?, device.new_stream()?, device.new_stream()?];
     let models = [mlp(&[3, 4], 1, device)?, mlp(&[3, 4], 2, device)?, mlp(&[3, 4], 3, device)?];
     let every = models.iter().flat_map(|model| model.parameters()).collect();
     let mut sgd = Sgd::new(every, SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
     let mut results = Vec::new();
     for step in 0..2 {
         let x = Var::constant(input(2, step, device)?);
-        let mut sum: Option<Var> = None;
-        for (stream, model) in streams.iter().zip(&models) {
-            let branch = stream.scope(|| model.forward(&x)?.tanh())?;
-            sum = Some(match sum {
-                Some(sum) => sum.add(&branch)?,
-                None => branch,
-            });
-        }
-        let loss = sum.unwrap().square()?.sum(&[], false)?;
+        let branch = |model: &Sequential| model.forward(&x)?.tanh();
+        let (f, g, h) =
+            device.concurrent((|| branch(&models[0]), || branch(&models[1]), || branch(&models[2])))?;
+        let sum = f.add(&g)?.add(&h)?;
+        let loss = sum.square()?.sum(&[], false)?;
         sgd.step(&loss.backward()?)?;
         results.push(loss.value().clone());
     }

@@ -29,6 +29,7 @@
 //! | memory: statistics, limits, snapshots | [`DeviceMemory`] |
 //! | data | [`Tensor`], [`tensor::Operand`] for `+`, `-`, `*` and `/` |
 //! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
+//! | activation checkpointing | [`recompute`], [`Recompute`] |
 //! | mixed precision | [`autocast`], [`GradScaler`] |
 //! | batches at once | [`ConcurrentBatches`] |
 //! | stages at once | [`Pipeline`] |
@@ -56,7 +57,7 @@ pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Sna
 pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
     Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Reduction, Save, Step, TapeEntry, Var, Vjp,
-    autocast, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record,
+    autocast, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, recompute, record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
@@ -68,9 +69,9 @@ pub use models::{
     BatchNormOptions, Batches, Conv2d, Conv2dOptions, ConvTranspose2d, Digits, Dropout, Embedding,
     EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GradScaler, GradScalerOptions, GradScalerState,
     GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions, LrSchedule, MaxPool2d, Module,
-    MultiheadAttention, MultiheadOptions, Optimizer, OptimizerState, Parts, Ragged, RaggedBatch, Relu,
-    RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh, Text,
-    TextBatch, Training, Unflatten, UnscaledGradients, Windows, accuracy, checkpoint, clip_grad_norm,
+    MultiheadAttention, MultiheadOptions, Optimizer, OptimizerState, Parts, Ragged, RaggedBatch, Recompute,
+    Relu, RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu, StepBatches, Tanh,
+    Text, TextBatch, Training, Unflatten, UnscaledGradients, Windows, accuracy, checkpoint, clip_grad_norm,
     clip_grad_value, correct, cross_entropy, data, mlp, mse, workloads,
 };
 pub use tensor::{
@@ -105,9 +106,9 @@ pub mod prelude {
         DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event, Flatten, Forward,
         Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion,
         LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer,
-        Pipeline, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu,
-        StepBatches, Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, autocast,
-        checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse,
-        no_grad, record,
+        Pipeline, Recompute, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions,
+        Sigmoid, Silu, StepBatches, Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy,
+        autocast, checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck,
+        mlp, mse, no_grad, recompute, record,
     };
 }

@@ -16,6 +16,7 @@ mod mode;
 pub mod ops;
 pub mod pipeline;
 mod place;
+mod recompute;
 mod tape;
 mod var;
 
@@ -29,6 +30,7 @@ pub use ops::{PadMode, Reduction};
 pub use pipeline::{
     ConcurrentBatches, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Step, defer,
 };
+pub use recompute::recompute;
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
 pub use tensor::{
     DType, Device, Error, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result, Stream,

@@ -60,7 +60,7 @@ impl Around {
     /// One stage of a batch.
     fn through(&self, stage: &mut Stage<'_>, number: usize, batch: usize, item: Item) -> Result<Item> {
         let generator = self.generator.fork(batch as u64).fork(number as u64);
-        let body = || with_recording(self.recording, || (stage.body)(item));
+        let body = || with_recording(self.recording.into(), || (stage.body)(item));
         let done =
             Panicked::catch(|| with_generator(generator, || Inherited::scope(self.autocast.as_ref(), body)));
         match done {

@@ -78,7 +78,7 @@ fn train(workload: &str, rows: usize) -> impl Fn(&Device, usize) -> Step {
         let batches = Batches::new(data, rows, 1, device).unwrap();
         let batches: Vec<Batch> =
             batches.epoch(0).take(2).map(|batch| model.prepare(batch.unwrap()).unwrap()).collect();
-        let lanes = ConcurrentBatches::new(device, lanes).unwrap();
+        let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always).unwrap();
         Box::new(move || optimizer.step(&lanes.step(&batches, |batch| model.batch_loss(batch))?.gradients))
     }
 }

@@ -55,9 +55,10 @@ pub use ::{allocator, autograd, device, kernels, models, tensor};
 
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
-    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
-    Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Reduction, Save, Step, TapeEntry, Var, Vjp,
-    autocast, defer, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, recompute, record,
+    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads,
+    LaneOptions, LaneReport, Lanes, PadMode, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule,
+    Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer, grad, gradcheck, gradgradcheck,
+    is_recording, no_grad, ops, recompute, record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
@@ -104,8 +105,8 @@ pub mod prelude {
         Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
         BatchNormOptions, Batches, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType, Device,
         DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event, Flatten, Forward,
-        Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion,
-        LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer,
+        Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, Lanes, LayerNorm, Linear, LinearOptions,
+        Lion, LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer,
         Pipeline, Recompute, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions,
         Sigmoid, Silu, StepBatches, Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy,
         autocast, checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck,

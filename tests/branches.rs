@@ -101,7 +101,8 @@ fn branches_within_lanes_and_autocast_equal_the_serial_program_bit_for_bit() -> 
             let device = kind.device();
             seed(12);
             let (model, x) = (Model::new(&device)?, inputs(&device)?);
-            let lanes = ConcurrentBatches::new(&device, if concurrent { 2 } else { 1 })?;
+            let lanes =
+                ConcurrentBatches::with_options(&device, if concurrent { 2 } else { 1 }, Lanes::Always)?;
             let step = autocast(DType::BF16, || {
                 lanes.step([1.0, 2.0, 3.0], |factor| model.loss(&x.mul_scalar(factor)?, concurrent))
             })?;

@@ -38,7 +38,7 @@ fn train(device: &Device, again: bool, lanes: usize, captured: bool) -> Result<V
     let model = model(device, again)?;
     let mut sgd =
         Sgd::new(model.parameters(), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })?;
-    let lanes = ConcurrentBatches::new(device, lanes)?;
+    let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
     let inputs = |batch: usize| {
         let values: Vec<f32> =
             (0..2 * 2 * 4 * 4).map(|i| ((i * 7 + batch * 5) % 11) as f32 * 0.1 - 0.4).collect();

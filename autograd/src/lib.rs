@@ -28,7 +28,8 @@ pub use hook::HookHandle;
 pub use mode::{is_recording, no_grad};
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{
-    ConcurrentBatches, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Step, defer,
+    ConcurrentBatches, LaneOptions, LaneReport, Lanes, Pipeline, PipelineOptions, PipelineReport,
+    PipelineSchedule, Step, defer,
 };
 pub use recompute::recompute;
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};

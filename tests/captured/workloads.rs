@@ -35,7 +35,7 @@ impl Program {
         Ok(Program {
             model,
             optimizer: RefCell::new(optimizer),
-            lanes: ConcurrentBatches::new(device, lanes)?,
+            lanes: ConcurrentBatches::with_options(device, lanes, Lanes::Always)?,
             lr,
         })
     }

@@ -3,9 +3,11 @@
 mod concurrent;
 mod deferred;
 mod lines;
+mod measured;
 mod stages;
 
-pub use concurrent::{ConcurrentBatches, Step};
+pub use concurrent::{ConcurrentBatches, LaneOptions, Lanes, Step};
 pub use deferred::defer;
 pub(crate) use deferred::discard_deferred;
+pub use measured::LaneReport;
 pub use stages::{Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, StageReport};

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
-use autograd::{ConcurrentBatches, Gradients, GraphOptions, Order, Step, no_grad};
+use autograd::{ConcurrentBatches, Gradients, GraphOptions, Lanes, Order, Step, no_grad};
 use device::{
     DType, Device, Error, Placement, Recording, Result, Stream, StreamId, StreamOptions, SyncStats,
 };
@@ -101,7 +101,7 @@ impl Schedule {
         let share = |placement| stream(device, streams, placement);
         match overlap {
             Overlap::Batches => {
-                let lanes = ConcurrentBatches::new(device, streams)?;
+                let lanes = ConcurrentBatches::with_options(device, streams, Lanes::Always)?;
                 let named = lanes.streams().iter().enumerate();
                 let named = named.map(|(lane, stream)| (stream.clone(), format!("lane {lane}"))).collect();
                 Ok((Schedule::Lanes(lanes), workload.model(seed, device)?, named))

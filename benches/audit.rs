@@ -21,7 +21,7 @@ fn step(device: &Device, sizes: &[usize], batch: usize) -> impl FnMut() + use<> 
         (Var::constant(inputs), labels)
     };
     let batches = [batch(), batch()];
-    let lanes = ConcurrentBatches::new(device, 2).unwrap();
+    let lanes = ConcurrentBatches::with_options(device, 2, Lanes::Always).unwrap();
     move || {
         let loss = |(inputs, labels): &(Var, Tensor)| cross_entropy(&model.forward(inputs)?, labels);
         sgd.step(&lanes.step(&batches, loss).unwrap().gradients).unwrap();

@@ -80,7 +80,7 @@ fn train(workload: &str, rows: usize) -> impl Fn(&Device, usize) -> Step {
         let loader = DataLoader::new(data, options).unwrap();
         let batches: Vec<Batch> =
             loader.epoch(0).take(2).map(|batch| model.prepare(batch.unwrap()).unwrap()).collect();
-        let lanes = ConcurrentBatches::new(device, lanes).unwrap();
+        let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always).unwrap();
         Box::new(move || optimizer.step(&lanes.step(&batches, |batch| model.batch_loss(batch))?.gradients))
     }
 }

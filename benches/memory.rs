@@ -180,7 +180,7 @@ fn train(name: &str, device: &Device, sizes: &[usize], batch: usize, lanes: usiz
     let model = mlp(sizes, 1, device).unwrap();
     let options = SgdOptions { lr: 1e-3, momentum: 0.9, ..SgdOptions::default() };
     let mut sgd = Sgd::new(model.parameters(), options).unwrap();
-    let pipeline = ConcurrentBatches::new(device, lanes).unwrap();
+    let pipeline = ConcurrentBatches::with_options(device, lanes, Lanes::Always).unwrap();
     let mut warm = 0;
     for step in 0..steps {
         if step == steps / 2 {

@@ -1,4 +1,5 @@
-//! Training steps: forward, backward and SGD or AdamW, on one thread and on two, and two lanes against the serial schedule.
+//! Training steps: forward, backward and SGD or AdamW, on one thread and on two, two lanes against the serial schedule, two
+//! branches at once, and a model whose parts are recomputed.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -7,7 +8,7 @@ mod common;
 use common::{Case, case, run};
 use streamgrad::CpuConfig;
 use streamgrad::prelude::*;
-use streamgrad::workloads::{Gpt, GptOptions, lenet};
+use streamgrad::workloads::{Branches, Gpt, GptOptions, lenet};
 
 fn device(threads: usize) -> Device {
     Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })
@@ -46,7 +47,7 @@ fn step_of(
             (Var::constant(inputs), labels)
         })
         .collect();
-    let lanes = ConcurrentBatches::new(device, lanes).unwrap();
+    let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always).unwrap();
     case(name, 1, move || {
         let loss = |(inputs, labels): &(Var, Tensor)| cross_entropy(&model.forward(inputs)?, labels);
         let step = lanes.step(&data, loss).unwrap();
@@ -71,6 +72,50 @@ fn gpt_step(threads: usize) -> Case<'static> {
     case(name, 1, move || {
         let loss = model.loss(&tokens, &targets).unwrap();
         adam.step(&loss.backward().unwrap()).unwrap();
+    })
+}
+
+/// The forum's model without ranks, a step of two batches of 20: Linear(10, 20), ReLU, Linear(20, 2), the mean square error,
+/// and SGD.
+fn forum_step(name: &str, lanes: usize, schedule: Lanes) -> Case<'static> {
+    let device = device(2);
+    let model = mlp(&[10, 20, 2], 1, &device).unwrap();
+    let mut sgd = Sgd::new(model.parameters(), 1e-3).unwrap();
+    let drawn = |columns| Var::constant(Tensor::randn(&[20, columns], DType::F32, None, &device).unwrap());
+    let batches = [(drawn(10), drawn(2)), (drawn(10), drawn(2))];
+    let lanes = ConcurrentBatches::with_options(&device, lanes, schedule).unwrap();
+    case(name, 1, move || {
+        let loss = |(inputs, targets): &(Var, Var)| mse(&model.forward(inputs)?, targets);
+        let step = lanes.step(&batches, loss).unwrap();
+        sgd.step(&step.gradients).unwrap();
+    })
+}
+
+/// Two convolutions of 3x3 of one image, forward and backward, one after the other or at once.
+fn branches_step(name: &str, size: usize, concurrent: bool) -> Case<'static> {
+    let device = device(2);
+    let model = Branches::new(64, 10, 1, concurrent, &device).unwrap();
+    let images = Var::constant(Tensor::randn(&[1, 3, size, size], DType::F32, None, &device).unwrap());
+    let labels = Tensor::from_slice(&[3i64], &[1], &device).unwrap();
+    let mut sgd = Sgd::new(model.parameters(), 1e-3).unwrap();
+    case(name, 1, move || {
+        let loss = cross_entropy(&model.forward(&images).unwrap(), &labels).unwrap();
+        sgd.step(&loss.backward().unwrap()).unwrap();
+        device.synchronize().unwrap();
+    })
+}
+
+/// Four layers of width 256 with a tanh each, forward and backward.
+fn recomputed_step(name: &str, again: bool) -> Case<'static> {
+    let device = device(2);
+    let model = (0..4).fold(Sequential::new(), |model, _| {
+        let layer = Sequential::new().push(Linear::new(256, 256, &device).unwrap()).push(Tanh);
+        if again { model.push(Recompute::new(layer)) } else { model.push(layer) }
+    });
+    let inputs = Var::constant(Tensor::randn(&[128, 256], DType::F32, None, &device).unwrap());
+    case(name, 1, move || {
+        let loss = model.forward(&inputs).unwrap().square().unwrap().mean(&[], false).unwrap();
+        drop(loss.backward().unwrap());
     })
 }
 
@@ -101,4 +146,25 @@ fn main() {
             ],
         );
     }
+    run(
+        "the forum's model, a step of two batches of 20",
+        vec![
+            forum_step("forum, serial", 1, Lanes::Always),
+            forum_step("forum, two lanes, measured", 2, Lanes::Measured),
+            forum_step("forum, two lanes, always", 2, Lanes::Always),
+        ],
+    );
+    for size in [64, 256] {
+        run(
+            &format!("two branches of a convolution each, an image of {size}x{size}"),
+            vec![
+                branches_step(&format!("branches {size}, serial"), size, false),
+                branches_step(&format!("branches {size}, at once"), size, true),
+            ],
+        );
+    }
+    run(
+        "four layers of 256 with a tanh, batch 128, forward and backward",
+        vec![recomputed_step("layers, kept", false), recomputed_step("layers, recomputed", true)],
+    );
 }

@@ -30,6 +30,7 @@
 //! | memory: statistics, limits, snapshots | [`DeviceMemory`] |
 //! | data | [`Tensor`], [`tensor::Operand`] for `+`, `-`, `*` and `/` |
 //! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
+//! | activation checkpointing | [`recompute`], [`Recompute`] |
 //! | mixed precision | [`autocast`], [`GradScaler`] |
 //! | batches at once | [`ConcurrentBatches`] |
 //! | stages at once, batches made ahead | [`Pipeline`], [`Prefetch`] |
@@ -56,10 +57,11 @@ pub use ::{allocator, autograd, device, kernels, models, tensor};
 
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
-    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
-    Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport,
-    Profile, ProfileOptions, ProfileSchedule, Profiler, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast,
-    defer, diagnose, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record, report,
+    BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads,
+    LaneOptions, LaneReport, Lanes, PadMode, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule,
+    Prefetch, PrefetchOptions, PrefetchReport, Profile, ProfileOptions, ProfileSchedule, Profiler, Reduction,
+    Save, Step, TapeEntry, Var, Vjp, autocast, defer, diagnose, grad, gradcheck, gradgradcheck, is_recording,
+    no_grad, ops, recompute, record, report,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
@@ -73,9 +75,9 @@ pub use models::{
     Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GradScaler, GradScalerOptions,
     GradScalerState, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions, LoaderOptions,
     LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer, OptimizerState, Parts,
-    Ragged, RaggedBatch, Relu, RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions, Sigmoid, Silu,
-    Tanh, TensorDataset, Text, TextBatch, Training, Unflatten, UnscaledGradients, Windows, accuracy,
-    checkpoint, clip_grad_norm, clip_grad_value, correct, cross_entropy, data, mlp, mse, workloads,
+    Ragged, RaggedBatch, Recompute, Relu, RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions,
+    Sigmoid, Silu, Tanh, TensorDataset, Text, TextBatch, Training, Unflatten, UnscaledGradients, Windows,
+    accuracy, checkpoint, clip_grad_norm, clip_grad_value, correct, cross_entropy, data, mlp, mse, workloads,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Graph, GraphCache,
@@ -107,12 +109,12 @@ pub mod prelude {
         Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
         BatchNormOptions, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType, DataLoader,
         Dataset, Device, DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event,
-        Flatten, Forward, Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, LayerNorm, Linear,
-        LinearOptions, Lion, LionOptions, LoaderOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention,
-        MultiheadOptions, Optimizer, Pipeline, Position, Prefetch, Profile, ProfileOptions, Relu, RmsNorm,
-        RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu, Stream, Tanh, Tensor,
-        TensorDataset, Text, TextBatch, Unflatten, Var, Windows, accuracy, autocast, checkpoint,
-        clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse, no_grad,
-        record,
+        Flatten, Forward, Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, Lanes, LayerNorm,
+        Linear, LinearOptions, Lion, LionOptions, LoaderOptions, LrSchedule, MaxPool2d, Module,
+        MultiheadAttention, MultiheadOptions, Optimizer, Pipeline, Position, Prefetch, Profile,
+        ProfileOptions, Recompute, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions,
+        Sigmoid, Silu, Stream, Tanh, Tensor, TensorDataset, Text, TextBatch, Unflatten, Var, Windows,
+        accuracy, autocast, checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck,
+        gradgradcheck, mlp, mse, no_grad, recompute, record,
     };
 }

@@ -43,7 +43,7 @@ impl Program {
         Ok(Program {
             optimizer: RefCell::new(workload.optimizer(model.parameters(), 2)?),
             model,
-            lanes: ConcurrentBatches::new(device, lanes)?,
+            lanes: ConcurrentBatches::with_options(device, lanes, Lanes::Always)?,
             data: DataLoader::new(
                 data,
                 LoaderOptions {
@@ -186,7 +186,7 @@ fn a_step_converts_each_weight_once_and_each_activation_at_its_borders() {
         let labels = Tensor::from_slice(&[0_i64, 1, 2, 0], &[4], device)?;
         let loss = |_: usize| cross_entropy(&model.forward(&Var::constant(x.clone()))?, &labels);
         for (lanes, batches) in [(1, 1), (1, 3), (3, 3)] {
-            let lanes = ConcurrentBatches::new(device, lanes)?;
+            let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
             let found = casts(device, || autocast(BF16, || lanes.step(0..batches, loss).map(drop)))?;
             // Two weights and two biases, and of each batch: the input, the scores, their gradient and those of the weights.
             assert_eq!(found, 4 + batches * (1 + 1 + 1 + 4), "{batches} batches");

@@ -74,7 +74,7 @@ fn driver_log() -> String {
 fn steady(device: &Device, lanes: usize) -> Result<(streamgrad::SyncStats, u64, String)> {
     let model = mlp(&[6, 16, 3], 1, device)?;
     let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
-    let lanes = ConcurrentBatches::new(device, lanes)?;
+    let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
     let input = Tensor::ones(&[7, 6], DType::F32, device)?;
     let loss = |_| model.forward(&Var::constant(input.clone()))?.square()?.mean(&[], false);
     let mut step = || -> Result<()> { sgd.step(&lanes.step([0, 1], loss)?.gradients) };

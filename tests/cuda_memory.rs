@@ -158,7 +158,7 @@ fn train(device: &Device, sizes: &[usize], rows: usize, lanes: usize, steps: u64
     let model = mlp(sizes, 1, device)?;
     let options = SgdOptions { lr: 0.01, momentum: 0.9, ..SgdOptions::default() };
     let mut sgd = Sgd::new(model.parameters(), options)?;
-    let lanes = ConcurrentBatches::new(device, lanes)?;
+    let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
     for step in 0..steps {
         let batches = batches(device, step, rows, sizes[0])?;
         let step = lanes.step(&batches, |(inputs, labels)| cross_entropy(&model.forward(inputs)?, labels))?;

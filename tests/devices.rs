@@ -418,7 +418,7 @@ fn a_replica_on_each_device_equals_one_model_on_one_device() -> Result<()> {
     // The same with one model, and the merge that the engine makes.
     let model = mlp(&FEATURES, 1, &devices[0])?;
     let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.5, ..SgdOptions::default() })?;
-    let lane = ConcurrentBatches::new(&devices[0], 1)?;
+    let lane = ConcurrentBatches::with_options(&devices[0], 1, Lanes::Always)?;
     let mut expected = Vec::new();
     for step in 0..2 {
         let batches = [input(2, 2 * step, &devices[0])?, input(2, 2 * step + 1, &devices[0])?];

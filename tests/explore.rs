@@ -16,7 +16,7 @@ fn two_steps(
     input: impl Fn(u32) -> Result<Tensor>,
 ) -> Result<Vec<Tensor>> {
     let mut adam = Adam::new(model.parameters(), AdamOptions::default())?;
-    let lanes = ConcurrentBatches::new(device, 2)?;
+    let lanes = ConcurrentBatches::with_options(device, 2, Lanes::Always)?;
     let mut results = Vec::new();
     for step in 0..2 {
         let inputs = [input(2 * step)?, input(2 * step + 1)?];

@@ -31,7 +31,7 @@ fn state(model: &dyn Module, optimizer: &dyn Optimizer) -> Result<Vec<Vec<u32>>>
 fn train(device: &Device, steps: usize, captured: Option<GraphOptions>) -> Result<(Vec<u32>, Vec<Vec<u32>>)> {
     let model = mlp(&[12, 16, 4], 7, device)?;
     let mut optimizer = Adam::new(model.parameters(), 0.01)?;
-    let lanes = ConcurrentBatches::new(device, 2)?;
+    let lanes = ConcurrentBatches::with_options(device, 2, Lanes::Always)?;
     let inputs =
         [3, 4].map(|op| Tensor::randn(&[6, 12], DType::F32, RandomKey { seed: 1, op }, device).unwrap());
     let labels = Tensor::from_slice(&[0i64, 1, 2, 3, 0, 1], &[6], device)?;

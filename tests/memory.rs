@@ -23,7 +23,7 @@ fn train_on(device: &Device, sizes: &[usize], lanes: usize, steps: u64) -> Resul
     let model = mlp(sizes, 1, device)?;
     let mut sgd =
         Sgd::new(model.parameters(), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })?;
-    let lanes = ConcurrentBatches::new(device, lanes)?;
+    let lanes = ConcurrentBatches::with_options(device, lanes, Lanes::Always)?;
     for step in 0..steps {
         let batches = (0..2)
             .map(|batch| {

@@ -11,7 +11,7 @@ use common::devices::each_device;
 use streamgrad::prelude::*;
 use streamgrad::{
     BackwardOptions, CpuConfig, DeviceKind, Error, GradOptions, Policy, Result, Schedule, SgdOptions,
-    TapeEntry, grad, no_grad,
+    TapeEntry, grad, is_recording, no_grad, seed,
 };
 
 /// Runs a test on a device of its own for each schedule, and on a CUDA device if there is one.
@@ -261,6 +261,40 @@ fn rule_13_recorded_gradients_inherit_the_stream_and_double_backward_is_right() 
         assert!(tape.iter().filter(elsewhere).all(|entry| ["leaf", "add"].contains(&entry.op)), "{tape:?}");
         let second = first.backward()?.get(&x).unwrap();
         assert_eq!(second.item::<f32>()?, 12.0);
+        Ok(())
+    });
+}
+
+#[test]
+fn rule_14_recomputation_restores_stream_device_generator_and_modes() {
+    on_each_schedule(|device| {
+        let (side, other) = (device.new_stream()?, device.new_stream()?);
+        let x = Var::leaf(vector(&[0.5, -1.0, 2.0, 0.25], device)?);
+        let w = Var::leaf(Tensor::ones(&[4, 4], DType::F32, device)?);
+        // What each run is within.
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (log, weight, inner) = (Arc::clone(&seen), w.clone(), other.clone());
+        let part = move |x: &Var| {
+            let product = x.reshape(&[1, 4])?.matmul(&weight)?;
+            let noise = inner.scope(|| product.dropout(0.5, None))?;
+            let stream = Stream::current(x.device()).id();
+            log.lock().unwrap().push((stream, is_recording(), product.dtype(), noise.value().clone()));
+            noise.to_dtype(DType::F32)?.square()
+        };
+        seed(9);
+        let run = || side.scope(|| autocast(DType::BF16, || recompute(part, &x)));
+        let loss = run()?.sum(&[], false)?;
+        // Another thread has another stream, generator and mode.
+        let pass = || other.scope(|| autocast(DType::F16, || no_grad(|| loss.backward())));
+        let gradients = std::thread::scope(|scope| scope.spawn(pass).join()).unwrap()?;
+        assert_eq!(gradients.len(), 2);
+        let seen = seen.lock().unwrap();
+        let bits = |noise: &Tensor| noise.to_dtype(DType::F32)?.to_vec::<f32>();
+        let expected = (side.id(), true, DType::BF16, bits(&seen[0].3)?);
+        for (stream, recording, dtype, noise) in seen.iter() {
+            assert_eq!((*stream, *recording, *dtype, bits(noise)?), expected);
+        }
+        assert_eq!(seen.len(), 2);
         Ok(())
     });
 }

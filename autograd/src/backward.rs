@@ -62,7 +62,7 @@ impl Var {
         let BackwardOptions { retain_graph, create_graph, gradient } = options;
         let roots = [(self, gradient.as_ref())];
         let mut leaves = Vec::new();
-        Sweep::plan("backward", &roots, None)?.run(
+        Sweep::plan("backward", &roots, Targets::Leaves)?.run(
             &roots,
             retain_graph,
             create_graph,
@@ -91,7 +91,7 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
     let given = |at: usize| gradients.get(at).and_then(Option::as_ref);
     let roots: SmallVec<[Root<'_>; 2]> =
         outputs.iter().enumerate().map(|(at, output)| (output, given(at))).collect();
-    let mut sweep = Sweep::plan("grad", &roots, Some(inputs))?;
+    let mut sweep = Sweep::plan("grad", &roots, Targets::Values(inputs))?;
     let targets: Vec<_> = inputs.iter().map(|input| sweep.find(input)).collect();
     let mut found: Vec<Option<Var>> = vec![None; inputs.len()];
     sweep.run(&roots, retain_graph, create_graph, |at, _, gradient| {
@@ -112,6 +112,41 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
     Ok(found)
 }
 
+/// The gradients of `output` with respect to each of `inputs` that is `needed`, for the rule of an op that is made of others:
+/// neither what led to the inputs nor their hooks are part of the pass. Inputs are given once each.
+pub(crate) fn grad_within(
+    op: &'static str,
+    output: &Var,
+    gradient: &Var,
+    inputs: &[Var],
+    needed: &[bool],
+    create_graph: bool,
+) -> Result<Grads> {
+    let roots = [(output, Some(gradient))];
+    let mut grads: Grads = inputs.iter().map(|_| None).collect();
+    if output.node.is_none() {
+        return Ok(grads);
+    }
+    let mut sweep = Sweep::plan(op, &roots, Targets::Ends { inputs, needed })?;
+    let at: Vec<_> = inputs.iter().map(|input| sweep.find(input)).collect();
+    sweep.run(&roots, create_graph, create_graph, |found, _, gradient| {
+        if let Some(input) = at.iter().position(|at| *at == Some(found)) {
+            grads[input] = Some(gradient.clone());
+        }
+    })?;
+    Ok(grads)
+}
+
+/// What a pass leads to.
+enum Targets<'t> {
+    /// All leaves.
+    Leaves,
+    /// These values, with all that is on the way from them.
+    Values(&'t [Var]),
+    /// These values, at which it ends.
+    Ends { inputs: &'t [Var], needed: &'t [bool] },
+}
+
 /// A value that a pass starts from, and its gradient if it is not one.
 type Root<'a> = (&'a Var, Option<&'a Var>);
 
@@ -122,10 +157,19 @@ struct Stop<'a> {
     first_edge: usize,
     /// Whether it leads to what is asked for.
     needed: bool,
+    /// Whether the pass ends here.
+    is_end: bool,
     /// What the node had, from the claim until its gradient has run.
     claimed: Claimed,
     /// Where among the gradients under way its own is; `NONE` if there is none yet.
     gradient: usize,
+}
+
+impl<'a> Stop<'a> {
+    /// The inputs to which the pass goes on.
+    fn inputs(&self) -> &'a [Option<Shared<Node>>] {
+        if self.is_end { &[] } else { &self.node.inputs }
+    }
 }
 
 /// The nodes that a pass will visit, found before anything runs. The roots keep them.
@@ -172,8 +216,8 @@ impl UnderWay {
 }
 
 impl<'a> Sweep<'a> {
-    /// Finds the nodes between `roots` and `targets`, or the leaves if there are none. Launches nothing.
-    fn plan(op: &'static str, roots: &[Root<'a>], targets: Option<&[Var]>) -> Result<Sweep<'a>> {
+    /// Finds the nodes between `roots` and `targets`. Launches nothing.
+    fn plan(op: &'static str, roots: &[Root<'a>], targets: Targets<'a>) -> Result<Sweep<'a>> {
         let mut sweep = Sweep {
             stops: Vec::new(),
             index: HashMap::default(),
@@ -181,6 +225,12 @@ impl<'a> Sweep<'a> {
             order: Vec::new(),
             gradients: UnderWay::default(),
         };
+        if let Targets::Ends { inputs, .. } = &targets {
+            for node in inputs.iter().filter_map(|input| input.node.as_ref()) {
+                let at = sweep.visit_again(node);
+                sweep.stops[at].is_end = true;
+            }
+        }
         for &(root, gradient) in roots {
             check_root(op, root, gradient)?;
             if let Some(node) = &root.node {
@@ -193,8 +243,7 @@ impl<'a> Sweep<'a> {
         let mut at = 0;
         while let Some(stop) = sweep.stops.get_mut(at) {
             stop.first_edge = sweep.edges.len();
-            let node = stop.node;
-            for input in &node.inputs {
+            for input in stop.inputs() {
                 let input = input.as_ref().map_or(NONE, |input| sweep.visit(input));
                 sweep.edges.push(input);
             }
@@ -203,8 +252,14 @@ impl<'a> Sweep<'a> {
         sweep.order = (0..sweep.stops.len()).collect();
         // Equal sequences are of different threads and independent; the order in which they were found decides.
         sweep.order.sort_by_key(|&at| std::cmp::Reverse(sweep.stops[at].node.sequence));
-        if let Some(targets) = targets {
-            sweep.need_only(targets);
+        match targets {
+            Targets::Leaves => {}
+            Targets::Values(values) => sweep.need_only(values),
+            Targets::Ends { inputs, needed } => {
+                sweep.need_only(
+                    inputs.iter().zip(needed).filter(|(_, needed)| **needed).map(|(input, _)| input),
+                );
+            }
         }
         Ok(sweep)
     }
@@ -227,6 +282,7 @@ impl<'a> Sweep<'a> {
             node,
             first_edge: 0,
             needed: true,
+            is_end: false,
             claimed: Claimed::default(),
             gradient: NONE,
         });
@@ -239,12 +295,12 @@ impl<'a> Sweep<'a> {
     }
 
     fn edges(&self, at: usize) -> &[usize] {
-        let Stop { node, first_edge, .. } = &self.stops[at];
-        &self.edges[*first_edge..first_edge + node.inputs.len()]
+        let stop = &self.stops[at];
+        &self.edges[stop.first_edge..stop.first_edge + stop.inputs().len()]
     }
 
     /// Leaves out what does not lead to `targets`.
-    fn need_only(&mut self, targets: &[Var]) {
+    fn need_only<'t>(&mut self, targets: impl IntoIterator<Item = &'t Var>) {
         self.stops.iter_mut().for_each(|stop| stop.needed = false);
         for target in targets {
             if let Some(at) = self.find(target) {
@@ -290,14 +346,14 @@ impl<'a> Sweep<'a> {
             Ok(())
         };
         // In the types that were recorded.
-        suspended(|| with_recording(create_graph, pass))
+        suspended(|| with_recording(create_graph.into(), pass))
     }
 
     /// Checks every node before the first runs, and takes their saved tensors and hooks.
     fn claim(&mut self, consume: bool) -> Result<()> {
         for step in 0..self.order.len() {
             let stop = &mut self.stops[self.order[step]];
-            if !stop.needed {
+            if !stop.needed || stop.is_end {
                 continue;
             }
             match stop.node.claim(consume) {
@@ -317,7 +373,7 @@ impl<'a> Sweep<'a> {
     fn unclaim(&mut self, claimed: usize) {
         for &at in &self.order[..claimed] {
             let stop = &mut self.stops[at];
-            if stop.needed {
+            if stop.needed && !stop.is_end {
                 stop.node.unclaim(std::mem::take(&mut stop.claimed));
             }
         }

@@ -41,9 +41,7 @@ impl Gradients {
         for (leaf, gradient) in &mut leaves {
             separate(&leaf.place, gradient, recorded)?;
         }
-        let entries: Vec<_> = leaves.into_iter().map(|(leaf, gradient)| Entry { leaf, gradient }).collect();
-        let index = entries.iter().enumerate().map(|(at, entry)| (entry.leaf.address(), at)).collect();
-        Ok(Gradients { entries, index })
+        Ok(Gradients::of(leaves.into_iter().map(|(leaf, gradient)| Entry { leaf, gradient }).collect()))
     }
 
     /// The gradient of a leaf, of the leaf's shape; `None` if the pass did not reach it.
@@ -68,6 +66,22 @@ impl Gradients {
         check_like("Gradients::replace", leaf, &gradient)?;
         entry.gradient = gradient;
         Ok(true)
+    }
+
+    /// Takes the gradients of these leaves out of the store; `None` for one that it has none of.
+    pub(crate) fn take(&mut self, leaves: &[Var]) -> Vec<Option<Var>> {
+        let at = |leaf: &Var| self.index.get(&leaf.node.as_ref()?.address()).copied();
+        let places: Vec<Option<usize>> = leaves.iter().map(at).collect();
+        let mut entries: Vec<Option<Entry>> = self.entries.drain(..).map(Some).collect();
+        let taken =
+            places.into_iter().map(|place| entries[place?].take().map(|entry| entry.gradient)).collect();
+        *self = Gradients::of(entries.into_iter().flatten().collect());
+        taken
+    }
+
+    fn of(entries: Vec<Entry>) -> Gradients {
+        let index = entries.iter().enumerate().map(|(at, entry)| (entry.leaf.address(), at)).collect();
+        Gradients { entries, index }
     }
 
     /// Adds another store to this one, leaf by leaf: `self + other`. Leaves that only `other` has are taken over.

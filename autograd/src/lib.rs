@@ -17,6 +17,7 @@ pub mod ops;
 pub mod pipeline;
 mod place;
 pub mod profile;
+mod recompute;
 pub mod report;
 mod tape;
 mod var;
@@ -29,10 +30,11 @@ pub use hook::HookHandle;
 pub use mode::{is_recording, no_grad};
 pub use ops::{PadMode, Reduction};
 pub use pipeline::{
-    ConcurrentBatches, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Prefetch,
-    PrefetchOptions, PrefetchReport, Step, defer,
+    ConcurrentBatches, LaneOptions, LaneReport, Lanes, Pipeline, PipelineOptions, PipelineReport,
+    PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, Step, defer,
 };
 pub use profile::{Profile, ProfileOptions, ProfileSchedule, Profiler, diagnose};
+pub use recompute::recompute;
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
 pub use tensor::{
     DType, Device, Error, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result, Stream,

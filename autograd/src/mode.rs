@@ -3,18 +3,39 @@
 use std::cell::Cell;
 
 struct Mode {
-    recording: Cell<bool>,
+    recording: Cell<Recording>,
     sequence: Cell<u64>,
 }
 
-thread_local! {
-    static MODE: Mode = const { Mode { recording: Cell::new(true), sequence: Cell::new(0) } };
+/// What is done about an op that has a gradient.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recording {
+    Off,
+    /// It is recorded on the tape.
+    On,
+    /// What it uses of the tape is noticed: [`recompute`](crate::recompute) records the whole as one op.
+    Noticed,
 }
 
-/// Whether ops of this thread are recorded on the tape.
+thread_local! {
+    static MODE: Mode = const { Mode { recording: Cell::new(Recording::On), sequence: Cell::new(0) } };
+}
+
+/// Whether ops of this thread are recorded on the tape, by themselves or as parts of what is [recomputed](crate::recompute).
 #[inline]
 pub fn is_recording() -> bool {
+    recording() != Recording::Off
+}
+
+#[inline]
+pub(crate) fn recording() -> Recording {
     MODE.with(|mode| mode.recording.get())
+}
+
+impl From<bool> for Recording {
+    fn from(on: bool) -> Recording {
+        if on { Recording::On } else { Recording::Off }
+    }
 }
 
 /// Runs `f` without recording; the former state is restored on return and on panic.
@@ -25,18 +46,18 @@ pub fn is_recording() -> bool {
 /// assert!(is_recording());
 /// ```
 pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
-    with_recording(false, f)
+    with_recording(Recording::Off, f)
 }
 
-/// Runs `f` with recording on or off; the former state is restored on return and on panic.
-pub(crate) fn with_recording<R>(on: bool, f: impl FnOnce() -> R) -> R {
-    struct Restore(bool);
+/// Runs `f` in another state; the former one is restored on return and on panic.
+pub(crate) fn with_recording<R>(recording: Recording, f: impl FnOnce() -> R) -> R {
+    struct Restore(Recording);
     impl Drop for Restore {
         fn drop(&mut self) {
             MODE.with(|mode| mode.recording.set(self.0));
         }
     }
-    let _restore = Restore(MODE.with(|mode| mode.recording.replace(on)));
+    let _restore = Restore(MODE.with(|mode| mode.recording.replace(recording)));
     f()
 }
 

@@ -11,8 +11,9 @@ use tensor::{DType, Error, Result, Tensor};
 
 use crate::Var;
 use crate::hook::{Hook, Hooks};
-use crate::mode::{is_recording, next_sequence};
+use crate::mode::{Recording, next_sequence, recording};
 use crate::place::Place;
+use crate::recompute::notice;
 
 /// One gradient for each input of an op; `None` where no gradient flows or none is needed.
 pub type Grads = SmallVec<[Option<Var>; 2]>;
@@ -124,6 +125,21 @@ impl<'a> Vjp<'a> {
         Var { value: saved.tensor.clone(), node }
     }
 
+    /// The input with this index, which the op saved as the tensor with the same index, with its place on the tape.
+    pub(crate) fn input(&self, index: usize) -> Var {
+        Var { value: self.saved[index].tensor.clone(), node: self.node.inputs[index].clone() }
+    }
+
+    /// How many inputs the op has.
+    pub(crate) fn inputs(&self) -> usize {
+        self.node.inputs.len()
+    }
+
+    /// Whether the pass is recorded itself.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.create_graph
+    }
+
     /// Whether the gradient of this input is of use.
     #[inline]
     pub fn needs(&self, input: usize) -> bool {
@@ -163,7 +179,15 @@ pub fn record<F>(op: &'static str, inputs: &[&Var], saved: &[Save<'_>], value: T
 where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
 {
-    if inputs.iter().all(|input| input.node.is_none()) || !is_recording() || !value.dtype().is_float() {
+    let recording = recording();
+    if inputs.iter().all(|input| input.node.is_none())
+        || recording == Recording::Off
+        || !value.dtype().is_float()
+    {
+        return Var::constant(value);
+    }
+    if recording == Recording::Noticed {
+        notice(inputs);
         return Var::constant(value);
     }
     let save = |save: &Save<'_>| {

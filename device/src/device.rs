@@ -328,12 +328,18 @@ impl Device {
     /// # Errors
     /// [`Error::Io`] if the system gives no thread for it.
     pub fn new_stream_with(&self, options: StreamOptions) -> Result<Stream> {
+        let (fifo, priority) = (self.new_fifo(options)?, options.priority);
+        Ok(Stream(Handle::Side(Arc::new(Side { device: self.clone(), fifo, priority, branch_of: None }))))
+    }
+
+    /// What a new stream is made of.
+    pub(crate) fn new_fifo(&self, options: StreamOptions) -> Result<Arc<Fifo>> {
         let core = self.core();
         core.sweep();
         if let Some(cuda) = &core.cuda {
             let stream = core.with_room(|| cuda.stream(options.priority))?;
             let fifo = Fifo::new(Runner::Driver(stream), Placement::Caller, 1, &core.audit);
-            return Ok(self.add(fifo, options.priority));
+            return Ok(self.add(fifo));
         }
         let threads = options.threads.unwrap_or(core.threads).clamp(1, core.threads);
         let placement = match core.schedule {
@@ -345,15 +351,15 @@ impl Device {
         if placement == Placement::Worker {
             fifo.ensure_worker("new_stream")?;
         }
-        Ok(self.add(fifo, options.priority))
+        Ok(self.add(fifo))
     }
 
-    fn add(&self, fifo: Arc<Fifo>, priority: Priority) -> Stream {
+    /// Has the device know of a stream.
+    fn add(&self, fifo: Arc<Fifo>) -> Arc<Fifo> {
         let mut streams = self.core().streams.lock();
         streams.retain(|weak| weak.strong_count() > 0);
         streams.push(Arc::downgrade(&fifo));
-        drop(streams);
-        Stream(Handle::Side(Arc::new(Side { device: self.clone(), fifo, priority })))
+        fifo
     }
 
     /// Blocks until every command launched so far has run.
@@ -707,7 +713,9 @@ impl Drop for Core {
 impl Drop for Parts {
     fn drop(&mut self) {
         let mut fifos = std::mem::take(self.orphans.get_mut());
-        fifos.extend(self.reads.get().into_iter().chain([&self.default]).cloned());
+        fifos.extend(self.reads.get().cloned());
+        let own = self.default.with_branches();
+        fifos.extend(own.iter().cloned());
         fifos.retain(|fifo| fifo.driver_stream().is_some());
         // Memory goes with the device, so its work has to be done; a failure has nobody left to tell.
         let mut done = true;
@@ -722,7 +730,7 @@ impl Drop for Parts {
             let memory = (self.pool.take(), Arc::clone(&self.memory), std::mem::take(&mut self.borrows));
             std::mem::forget((fifos, memory, context));
         }
-        self.default.close();
+        own.iter().for_each(|fifo| fifo.close());
     }
 }
 

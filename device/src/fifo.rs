@@ -92,6 +92,8 @@ pub(crate) struct Fifo {
     /// The newest tick of an explored stream that the host waited for.
     pub(crate) seen: AtomicU64,
     retired: AtomicBool,
+    /// The FIFOs of the stream's branches, for each number of them. They end with the stream.
+    pub(crate) branches: Mutex<Vec<Vec<Arc<Fifo>>>>,
 }
 
 /// Counts of one stream; written under the tail only, read by anybody.
@@ -172,6 +174,7 @@ impl Fifo {
             runner,
             seen: AtomicU64::new(0),
             retired: AtomicBool::new(false),
+            branches: Mutex::default(),
         });
         if let Some(explorer) = fifo.explorer() {
             explorer.adopt(&fifo);
@@ -255,6 +258,13 @@ impl Fifo {
     /// Whether the counts were taken over by the device.
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
+    }
+
+    /// This FIFO, those of its branches, and those of theirs.
+    pub(crate) fn with_branches(self: &Arc<Self>) -> Vec<Arc<Fifo>> {
+        let branches = self.branches.lock();
+        let below = branches.iter().flatten().flat_map(Fifo::with_branches);
+        std::iter::once(Arc::clone(self)).chain(below).collect()
     }
 
     /// No more items will come: the worker ends once the queue is empty.

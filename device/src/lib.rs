@@ -10,6 +10,7 @@
 
 mod audit;
 mod borrow;
+mod branches;
 mod buffer;
 mod bytes;
 mod config;
@@ -40,6 +41,7 @@ mod within;
 mod work;
 
 pub use audit::{Audit, AuditedCommand, AuditedWait, Hazard};
+pub use branches::Branches;
 pub use buffer::{BlockId, Buffer, Loan, Pool, Use};
 pub use bytes::{as_bytes, from_bytes, from_bytes_mut};
 pub use config::{CpuConfig, Placement, Priority, Schedule, StreamOptions, SyncMode, SyncStats};

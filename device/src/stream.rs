@@ -41,14 +41,21 @@ pub(crate) struct Side {
     pub(crate) device: Device,
     pub(crate) fifo: Arc<Fifo>,
     pub(crate) priority: Priority,
+    /// The stream that keeps this one; `None` for one that ends with its last handle.
+    pub(crate) branch_of: Option<Stream>,
 }
 
 impl Drop for Side {
     fn drop(&mut self) {
+        if self.branch_of.is_some() {
+            return;
+        }
         let core = self.device.core();
-        core.retire(&self.fifo);
-        core.adopt(&self.fifo);
-        self.fifo.close();
+        for fifo in self.fifo.with_branches() {
+            core.retire(&fifo);
+            core.adopt(&fifo);
+            fifo.close();
+        }
     }
 }
 

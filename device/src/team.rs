@@ -105,6 +105,14 @@ impl Team {
     /// [`Error::Deadlock`] from within a job of the same team, directly or by way of other teams' runs, and where the call
     /// would wait within a command or a host read; `job` is not called.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
+        self.run_some(self.members.len(), job)
+    }
+
+    /// As [`run`](Team::run), on the calling thread and the first `helpers` helpers; the others are left asleep.
+    ///
+    /// # Errors
+    /// As [`run`](Team::run).
+    pub fn run_some(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
         if RUNS.with(|runs| runs.borrow().contains(&self.id())) {
             return Err(Error::Deadlock { op: "Team::run", within: "a job of the same team".into() });
         }
@@ -118,7 +126,7 @@ impl Team {
         };
         let (runs, capture, range) = (self.runs(), capture::current(), CurrentRange::get());
         let job = |i| within(&runs, || capture::within(capture.clone(), || range.within(|| job(i))));
-        Ok(call(&self.members, &job, Shared::wait))
+        Ok(call(&self.members[..helpers.min(self.members.len())], &job, Shared::wait))
     }
 
     /// Calls `job(0)` on the calling thread and, meanwhile, `job(i)` on those of the first `helpers` helpers that come

@@ -70,7 +70,7 @@ fn generators_that_were_forked_are_forked_again() {
             first.add(&inner)
         })?;
         both(device, |device, x| {
-            let lanes = ConcurrentBatches::new(device, 2)?;
+            let lanes = ConcurrentBatches::with_options(device, 2, Lanes::Always)?;
             let w = Var::leaf(x.copy()?);
             let step = lanes.step(0..4, |_: usize| w.dropout(0.5, None)?.sum(&[], false))?;
             step.gradients.get_var(&w).unwrap().value().mul(&step.losses[3])

@@ -147,7 +147,7 @@ fn others_use_the_device_while_a_step_is_captured() {
 fn lanes(device: &Device, captured: Option<Order>) -> Result<Vec<Vec<f32>>> {
     let norm = BatchNorm2d::new(3, device)?;
     let conv = with_generator(Generator::new(1), || Conv2d::new(2, 3, [3, 3], device))?;
-    let lanes = ConcurrentBatches::new(device, 2)?;
+    let lanes = ConcurrentBatches::with_options(device, 2, Lanes::Always)?;
     let side = device.new_stream()?;
     let seen = Tensor::zeros(&[], DType::F32, device)?;
     let mut sgd = Sgd::new([conv.parameters(), norm.parameters()].concat(), 0.05)?;

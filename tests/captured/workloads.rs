@@ -27,9 +27,7 @@ struct Program {
 impl Program {
     fn new(workload: &dyn Workload, lanes: usize, device: &Device) -> Result<Program> {
         let model = match workload.overlap() {
-            Overlap::Branches if lanes > 1 => {
-                workload.branched(1, device, [device.new_stream()?, device.new_stream()?])?
-            }
+            Overlap::Branches if lanes > 1 => workload.branched(1, device)?,
             _ => workload.model(1, device)?,
         };
         let optimizer = workload.optimizer(model.parameters(), 2)?;
@@ -37,7 +35,7 @@ impl Program {
         Ok(Program {
             model,
             optimizer: RefCell::new(optimizer),
-            lanes: ConcurrentBatches::new(device, lanes)?,
+            lanes: ConcurrentBatches::with_options(device, lanes, Lanes::Always)?,
             lr,
         })
     }

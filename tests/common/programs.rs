@@ -29,7 +29,7 @@ pub(crate) fn two_lanes(device: &Device) -> Result<Vec<Tensor>> {
     let model = mlp(&[3, 4, 2], 1, device)?;
     let mut sgd =
         Sgd::new(model.parameters(), SgdOptions { lr: 0.5, momentum: 0.9, ..SgdOptions::default() })?;
-    let lanes = ConcurrentBatches::new(device, 2)?;
+    let lanes = ConcurrentBatches::with_options(device, 2, Lanes::Always)?;
     let mut results = Vec::new();
     for batch in 0..2 {
         let inputs = [input(2, 2 * batch, device)?, input(2, 2 * batch + 1, device)?];
@@ -42,24 +42,19 @@ pub(crate) fn two_lanes(device: &Device) -> Result<Vec<Tensor>> {
     Ok(results)
 }
 
-/// A model with branches on three streams, trained for two steps.
+/// A model with three branches at once, trained for two steps.
 pub(crate) fn branches(device: &Device) -> Result<Vec<Tensor>> {
-    let streams = [device.new_stream()?, device.new_stream()?, device.new_stream()?];
     let models = [mlp(&[3, 4], 1, device)?, mlp(&[3, 4], 2, device)?, mlp(&[3, 4], 3, device)?];
     let every = models.iter().flat_map(|model| model.parameters()).collect();
     let mut sgd = Sgd::new(every, SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
     let mut results = Vec::new();
     for step in 0..2 {
         let x = Var::constant(input(2, step, device)?);
-        let mut sum: Option<Var> = None;
-        for (stream, model) in streams.iter().zip(&models) {
-            let branch = stream.scope(|| model.forward(&x)?.tanh())?;
-            sum = Some(match sum {
-                Some(sum) => sum.add(&branch)?,
-                None => branch,
-            });
-        }
-        let loss = sum.unwrap().square()?.sum(&[], false)?;
+        let branch = |model: &Sequential| model.forward(&x)?.tanh();
+        let (f, g, h) =
+            device.concurrent((|| branch(&models[0]), || branch(&models[1]), || branch(&models[2])))?;
+        let sum = f.add(&g)?.add(&h)?;
+        let loss = sum.square()?.sum(&[], false)?;
         sgd.step(&loss.backward()?)?;
         results.push(loss.value().clone());
     }
@@ -86,13 +81,22 @@ pub(crate) fn optimizer_beside_a_batch(device: &Device) -> Result<Vec<Tensor>> {
 
 /// Trains a small model with dropout for a few steps and returns every loss and every parameter.
 pub(crate) fn train(device: &Device, lanes: usize, batches: usize) -> Result<Vec<Vec<u32>>> {
+    train_on(&ConcurrentBatches::with_options(device, lanes, Lanes::Always)?, device, batches, 4)
+}
+
+/// [`train`] on given lanes, for so many steps.
+pub(crate) fn train_on(
+    lanes: &ConcurrentBatches,
+    device: &Device,
+    batches: usize,
+    steps: usize,
+) -> Result<Vec<Vec<u32>>> {
     let model = mlp(&[6, 16, 3], 1, device)?;
     let parameters = model.parameters();
     let mut adam = Adam::new(parameters.clone(), AdamOptions::default())?;
-    let lanes = ConcurrentBatches::new(device, lanes)?;
     streamgrad::seed(5);
     let mut results = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..steps {
         let inputs: Vec<Tensor> =
             (0..batches).map(|_| Tensor::randn(&[7, 6], DType::F32, None, device)).collect::<Result<_>>()?;
         let step = lanes.step(inputs, |input| {

@@ -4,7 +4,7 @@ use tensor::{ConvOptions, Device, Graph, bf16, f16};
 
 use super::*;
 use crate::ops::{AttentionOptions, CrossEntropy};
-use crate::{BackwardOptions, ConcurrentBatches, Reduction, no_grad};
+use crate::{BackwardOptions, ConcurrentBatches, Lanes, Reduction, no_grad};
 
 use DType::{BF16, F16, F32, F64, I64};
 
@@ -231,7 +231,7 @@ fn a_step_that_fails_within_an_autocast_leaves_nothing_behind() -> Result<()> {
 fn each_batch_shares_its_conversions_where_autocast_is_off_around_the_step() -> Result<()> {
     let w = weight(&[1.0], &[1, 1]);
     let gradient = |lanes: usize| -> Result<f32> {
-        let lanes = ConcurrentBatches::new(&Device::cpu(), lanes)?;
+        let lanes = ConcurrentBatches::with_options(&Device::cpu(), lanes, Lanes::Always)?;
         let step = || lanes.step([(), ()], |()| loss_in_parts(&w, true));
         let step = autocast(BF16, || autocast(None, step))?;
         step.gradients.get(&w).map_or(Ok(f32::NAN), |gradient| gradient.item())

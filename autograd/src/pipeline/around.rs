@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device::Panicked;
-use tensor::{Error, Generator, with_generator};
+use tensor::{Error, Generator, next_key, with_generator};
 
 use crate::autocast::Inherited;
 use crate::is_recording;
@@ -22,6 +22,13 @@ impl Around {
         Around { generator, recording: is_recording(), autocast: Inherited::current() }
     }
 
+    /// The modes of now, for a step of many batches. One draw a step, whatever their number, so that steps differ.
+    pub(super) fn next() -> Around {
+        let around = Around::new(Generator::current());
+        next_key();
+        around
+    }
+
     /// The generator of a batch, the same whoever works on it.
     pub(super) fn generator(&self, batch: usize) -> Generator {
         self.generator.fork(batch as u64)
@@ -29,8 +36,13 @@ impl Around {
 
     /// Runs `work`; a panic in it goes no further.
     pub(super) fn run<R>(&self, generator: Generator, work: impl FnOnce() -> R) -> Result<R, Panicked> {
-        let work = || with_recording(self.recording, work);
-        Panicked::catch(|| with_generator(generator, || Inherited::scope(self.autocast.as_ref(), work)))
+        Panicked::catch(|| self.scope(generator, work))
+    }
+
+    /// Runs `work`.
+    pub(super) fn scope<R>(&self, generator: Generator, work: impl FnOnce() -> R) -> R {
+        let work = || with_recording(self.recording.into(), work);
+        with_generator(generator, || Inherited::scope(self.autocast.as_ref(), work))
     }
 }
 

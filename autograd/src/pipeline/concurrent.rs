@@ -1,11 +1,15 @@
 //! Several batches forward and backward at once, on shared weights.
 
-use device::{Panicked, Placement, SpinLock, StreamOptions, Team};
-use tensor::{Device, Error, Generator, Result, Stream, Tensor, Tensors, next_key, preload, with_generator};
+use std::time::Instant;
 
+use device::{Capture, Panicked, Placement, Priority, Schedule, SpinLock, StreamOptions, SyncMode, Team};
+use parking_lot::Mutex;
+use tensor::{Device, Error, Result, Stream, Tensor, Tensors, preload};
+
+use super::around::Around;
 use super::deferred::{Update, collect, defer};
-use crate::autocast::Inherited;
-use crate::{Gradients, Var};
+use super::measured::{LaneReport, Trial};
+use crate::{BackwardOptions, Gradients, Var};
 
 /// Lanes that run the forward and backward pass of a batch each, at once.
 ///
@@ -13,6 +17,11 @@ use crate::{Gradients, Var};
 /// what the same batches give one after the other, bit for bit: each batch's ops run in its own order, and gradients
 /// are merged in batch order. One lane is the serial schedule: the default stream of the device, with all its threads
 /// for one kernel.
+///
+/// Small steps are faster on one stream: what lanes gain is less than the hand-off, and than what a kernel has of all
+/// threads. So the first two dozen steps of several batches are measured, in turn on the lanes and in serial order, and lanes are
+/// used from then on if they gain more than the noise; [`report`](Self::report) says so. Results are the same either way.
+/// [`Lanes::Always`] leaves this out.
 ///
 /// ```
 /// use autograd::{ConcurrentBatches, Device, Tensor, Var};
@@ -27,7 +36,39 @@ use crate::{Gradients, Var};
 #[derive(Debug)]
 pub struct ConcurrentBatches {
     streams: Vec<Stream>,
+    /// Where batches run in serial order.
+    serial: Stream,
     team: Team,
+    /// `None` where lanes are always used.
+    trial: Option<Mutex<Trial>>,
+}
+
+/// Options of [`ConcurrentBatches`].
+#[derive(Clone, Debug, Default)]
+pub struct LaneOptions {
+    /// When lanes are used.
+    pub lanes: Lanes,
+    /// How urgent the work of each lane is, in order; [`Priority::Normal`] for lanes beyond. A single lane has the default
+    /// stream, which has that priority.
+    pub priorities: Vec<Priority>,
+}
+
+impl From<Lanes> for LaneOptions {
+    fn from(lanes: Lanes) -> LaneOptions {
+        LaneOptions { lanes, ..LaneOptions::default() }
+    }
+}
+
+/// When [`ConcurrentBatches`] use their lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lanes {
+    /// In steps of several batches, if they are measured to be faster there. On devices that try out orders
+    /// ([`Schedule::Explore`] and [`Schedule::Delay`]) and in captured steps, where times say nothing, and under
+    /// [`SyncMode::Manual`], where the user waits for the lanes, in every step.
+    #[default]
+    Measured,
+    /// In every step.
+    Always,
 }
 
 /// What a step of several batches gave.
@@ -41,25 +82,40 @@ pub struct Step {
 }
 
 impl ConcurrentBatches {
-    /// Lanes on `device`, which share its threads evenly.
+    /// Lanes on `device`, which share its threads evenly. They are used where they are faster: [`Lanes::Measured`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no lanes or more than a [`Team`] may have, [`Error::Io`] if the system gives no thread.
     pub fn new(device: &Device, lanes: usize) -> Result<ConcurrentBatches> {
+        ConcurrentBatches::with_options(device, lanes, LaneOptions::default())
+    }
+
+    /// [`new`](Self::new) with options, or with [`Lanes`] alone.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new); [`Error::InvalidArgument`] for more priorities than lanes.
+    pub fn with_options(
+        device: &Device,
+        lanes: usize,
+        options: impl Into<LaneOptions>,
+    ) -> Result<ConcurrentBatches> {
+        let LaneOptions { lanes: schedule, mut priorities } = options.into();
         if !(1..=Team::MAX_HELPERS + 1).contains(&lanes) {
             return Err(Error::invalid("ConcurrentBatches::new", "lanes", "1 to 1024", lanes));
         }
-        let streams = if lanes == 1 {
-            vec![device.default_stream()]
-        } else {
-            let threads = Some((device.threads() / lanes).max(1));
-            let options = StreamOptions { placement: Placement::Caller, threads, ..StreamOptions::default() };
-            (0..lanes).map(|_| device.new_stream_with(options)).collect::<Result<_>>()?
-        };
-        // What a lane would load at its first launches can hold up the others.
-        device.start_threads()?;
-        streams.iter().try_for_each(preload)?;
-        Ok(ConcurrentBatches { streams, team: Team::new("lane", lanes - 1)? })
+        if priorities.len() > lanes {
+            let expected = "one for each lane at most";
+            return Err(Error::invalid("ConcurrentBatches::new", "priorities", expected, priorities.len()));
+        }
+        priorities.resize(lanes, Priority::Normal);
+        let tries_orders = matches!(device.schedule(), Schedule::Explore(_) | Schedule::Delay { .. });
+        let measured = schedule == Lanes::Measured && lanes > 1 && !tries_orders;
+        Ok(ConcurrentBatches {
+            streams: streams(device, &priorities)?,
+            serial: device.default_stream(),
+            team: Team::new("lane", lanes - 1)?,
+            trial: measured.then(Mutex::default),
+        })
     }
 
     /// The lanes' streams.
@@ -67,59 +123,308 @@ impl ConcurrentBatches {
         &self.streams
     }
 
+    /// Whether the lanes are used, and what was measured to decide that.
+    pub fn report(&self) -> LaneReport {
+        let lanes = self.streams.len();
+        match &self.trial {
+            Some(trial) => trial.lock().report(lanes),
+            None => LaneReport { lanes, used: Some(lanes), serial_ms: None, concurrent_ms: None },
+        }
+    }
+
     /// Computes `loss` of each batch and its gradients, batch `i` on lane `i % lanes`, and merges the gradients in
     /// batch order. Random ops draw from a generator of the batch's own, the same whatever the number of lanes. The batches are
     /// under the [`autocast`](crate::autocast) that the call is under. What the
     /// batches put off with [`defer`] is done last, in batch order too.
     ///
-    /// Returns once everything is launched, which for lanes that run inline means once it has run.
+    /// More batches than lanes are taken in rounds of one for each lane, whose gradients are merged before the next one: many
+    /// small batches take the memory of a few.
+    ///
+    /// Returns once everything is launched, which for lanes that run inline means once it has run; a step that is measured
+    /// waits for the device.
     ///
     /// # Errors
     /// That of the first batch, in batch order, whose loss or backward pass returned one or panicked
     /// ([`Error::LanePanicked`]); the other batches were run to their end. Then that of the first update that was put off
     /// and returned one or panicked; those after it are not run. [`Error::InvalidArgument`] for no batches;
     /// [`Error::Deadlock`] from within a batch of the same lanes, and where it would wait for them within a command.
+    /// A step that is measured returns what the device met before it, too.
     pub fn step<B, F>(&self, batches: impl IntoIterator<Item = B>, loss: F) -> Result<Step>
     where
         B: Send,
         F: Fn(B) -> Result<Var> + Sync,
     {
-        let lanes = self.streams.len();
-        let work: Vec<Slot<B>> = batches.into_iter().map(|batch| SpinLock::new(Work::Given(batch))).collect();
-        if work.is_empty() {
-            return Err(Error::invalid("ConcurrentBatches::step", "batches", "at least 1", "0"));
-        }
-        // One draw a step, whatever the number of batches and lanes, so that steps differ.
-        let generator = Generator::current();
-        next_key();
-        let autocast = Inherited::current();
-        let run = |index: usize, batch: B| -> Result<Done> {
-            let batch = || {
-                let (done, updates) = collect(|| {
-                    let loss = loss(batch)?;
-                    let gradients = loss.backward()?;
-                    Ok((loss.value().clone(), gradients))
-                });
-                let (loss, gradients) = done?;
-                Ok(Done { loss, gradients, updates })
-            };
-            with_generator(generator.fork(index as u64), || Inherited::scope(autocast.as_ref(), batch))
+        let (first, later) = self.first("ConcurrentBatches::step", batches)?;
+        let around = Around::next();
+        let run = |index: usize, batch: B| {
+            as_batch(&around, index, || {
+                let loss = loss(batch)?;
+                let gradients = loss.backward()?;
+                Ok((loss.value().clone(), gradients))
+            })
         };
+        let (mut sum, at_least) = (Sum::default(), first.len());
+        let mut batches = first.into_iter().chain(later);
+        self.timed(at_least, |width| {
+            loop {
+                let round: Vec<B> = batches.by_ref().take(width).collect();
+                if round.is_empty() {
+                    return Ok(());
+                }
+                for done in self.each(width, sum.batches, round, &run)? {
+                    sum.add(done);
+                }
+            }
+        })?;
+        if let Some(error) = sum.error {
+            return Err(error);
+        }
+        self.update(sum.updates)?;
+        Ok(Step { losses: sum.losses, gradients: sum.gradients.unwrap_or_default() })
+    }
+
+    /// Computes `forward` of each batch, on lanes as [`step`](Self::step) does, one `loss` of all of them, and the gradients of
+    /// that, each batch's part of the backward pass on its lane. What is given has that one loss.
+    ///
+    /// `loss` runs on the current stream, when all batches are through their forward pass, and may use other values of the
+    /// tape, too. It gets each batch's result as a leaf of its own, in batch order. Gradients are added
+    /// in the order of one backward pass, newest first: those of `loss`, then those of the last batch, and so on. They have the
+    /// bits of that pass where a batch uses no parameter twice.
+    ///
+    /// ```
+    /// use autograd::{ConcurrentBatches, DType, Device, Tensor, Var};
+    /// let dev = Device::cpu();
+    /// let w = Var::leaf(Tensor::from_slice(&[1.0f32, 2.0], &[2, 1], &dev)?);
+    /// let lanes = ConcurrentBatches::new(&dev, 2)?;
+    /// let batch = |value| Tensor::full(&[3, 2], value, DType::F32, &dev);
+    /// let forward = |x| Var::constant(x).matmul(&w);
+    /// let step = lanes.merged_step([batch(1.0)?, batch(2.0)?], forward, |y| Var::cat(&[&y[0], &y[1]], 1)?.square()?.mean(&[], false))?;
+    /// assert_eq!(step.losses[0].item::<f32>()?, 22.5);
+    /// assert_eq!(step.gradients.get(&w).map(|g| g.to_vec::<f32>()).transpose()?, Some(vec![15.0, 15.0]));
+    /// # Ok::<(), autograd::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`step`](Self::step), and those of `loss` and its backward pass.
+    pub fn merged_step<B, F, L>(
+        &self,
+        batches: impl IntoIterator<Item = B>,
+        forward: F,
+        loss: L,
+    ) -> Result<Step>
+    where
+        B: Send,
+        F: Fn(B) -> Result<Var> + Sync,
+        L: FnOnce(&[Var]) -> Result<Var>,
+    {
+        let (mut batches, later) = self.first("ConcurrentBatches::merged_step", batches)?;
+        batches.extend(later);
+        let (around, count) = (Around::next(), batches.len());
+        let forward = |index, item| as_batch(&around, index, || Ok(Cut::new(forward(item)?)));
+        let back = |_, (cut, gradient): (Cut, Option<Var>)| cut.backward(gradient);
+        let merged = |width| {
+            let forward: Result<Vec<(Cut, Updates)>> =
+                self.each(width, 0, batches, &forward)?.into_iter().collect();
+            let (cuts, mut updates): (Vec<Cut>, Vec<Updates>) = forward?.into_iter().unzip();
+            let leaves: Vec<Var> = cuts.iter().map(|cut| cut.leaf.clone()).collect();
+            let (loss, own) = as_batch(&around, count, || loss(&leaves))?;
+            updates.push(own);
+            let mut gradients = loss.backward()?;
+            let parts = gradients.take(&leaves);
+            drop(leaves);
+            let parts = self.each(width, 0, cuts.into_iter().zip(parts).collect(), &back)?;
+            for part in parts.into_iter().collect::<Result<Vec<_>>>()?.into_iter().rev() {
+                gradients.merge(part)?;
+            }
+            Ok((Step { losses: vec![loss.value().clone()], gradients }, updates))
+        };
+        let (step, updates) = self.timed(count, merged)?;
+        self.update(updates)?;
+        Ok(step)
+    }
+
+    /// The first batches, at most one for each lane, and those after them.
+    fn first<I: IntoIterator>(&self, op: &'static str, batches: I) -> Result<(Vec<I::Item>, I::IntoIter)> {
+        let mut batches = batches.into_iter();
+        let first: Vec<I::Item> = batches.by_ref().take(self.streams.len()).collect();
+        if first.is_empty() {
+            return Err(Error::invalid(op, "batches", "at least 1", "0"));
+        }
+        Ok((first, batches))
+    }
+
+    /// Runs a step of so many batches, at least, which is told how many lanes it has; takes the time of it while that is to
+    /// be decided.
+    fn timed<R>(&self, batches: usize, step: impl FnOnce(usize) -> Result<R>) -> Result<R> {
+        let lanes = self.streams.len();
+        let is_tried = !Capture::is_current() && self.serial.device().sync_mode() == SyncMode::Auto;
+        let Some(trial) = self.trial.as_ref().filter(|_| is_tried) else { return step(lanes) };
+        if batches < 2 {
+            return step(1);
+        }
+        let (on_lanes, is_decided) = {
+            let trial = trial.lock();
+            (trial.next(), trial.pays.is_some())
+        };
+        let width = if on_lanes { lanes } else { 1 };
+        if is_decided {
+            return step(width);
+        }
+        self.synchronize()?;
+        let start = Instant::now();
+        let done = step(width)?;
+        self.synchronize()?;
+        trial.lock().add(on_lanes, start.elapsed().as_secs_f64() * 1e3);
+        Ok(done)
+    }
+
+    /// Waits for all that a step uses.
+    fn synchronize(&self) -> Result<()> {
+        let current = Stream::current(self.serial.device());
+        self.streams.iter().chain([&self.serial, &current]).try_for_each(Stream::synchronize)
+    }
+
+    /// Does `work` on each item, of which the first has the number `from`, on so many lanes; one is the serial order.
+    fn each<I: Send, T: Send>(
+        &self,
+        width: usize,
+        from: usize,
+        items: Vec<I>,
+        work: &(impl Fn(usize, I) -> Result<T> + Sync),
+    ) -> Result<Vec<Result<T>>> {
+        let streams =
+            if width == self.streams.len() { &self.streams[..] } else { std::slice::from_ref(&self.serial) };
+        let lanes = width.min(items.len()).max(1);
+        let slots: Vec<SpinLock<Slot<I, T>>> =
+            items.into_iter().map(|item| SpinLock::new(Slot::Given(item))).collect();
         let drive = |lane: usize| {
-            for (index, slot) in work.iter().enumerate().skip(lane).step_by(lanes) {
-                let taken = std::mem::replace(&mut *slot.lock(), Work::Running);
-                if let Work::Given(batch) = taken {
-                    let done = caught(lane, || run(index, batch));
-                    *slot.lock() = Work::Done(Box::new(done));
+            for (at, slot) in slots.iter().enumerate().skip(lane).step_by(lanes) {
+                let taken = std::mem::replace(&mut *slot.lock(), Slot::Running);
+                if let Slot::Given(item) = taken {
+                    let done = self.caught(from + at, || work(from + at, item));
+                    *slot.lock() = Slot::Done(Box::new(done));
                 }
             }
         };
         // A profile learns from the ranges which thread waits for which.
-        let device = self.streams[0].device();
+        let device = self.serial.device();
         device.range("ConcurrentBatches::step", || {
-            self.team.run(&|lane| self.streams[lane].scope(|| device.range("lane", || drive(lane))))
+            self.team
+                .run_some(lanes - 1, &|lane| streams[lane].scope(|| device.range("lane", || drive(lane))))
         })?;
-        finish(work, lanes)
+        let done = slots.into_iter().enumerate().map(|(at, slot)| match slot.into_inner() {
+            Slot::Done(done) => *done,
+            _ => Err(Error::LanePanicked {
+                lane: self.lane(from + at),
+                message: "the batch did not run".into(),
+            }),
+        });
+        Ok(done.collect())
+    }
+
+    /// Turns a panic of what batch `index` does into an error that names its lane.
+    fn caught<R>(&self, index: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
+        let named =
+            |panicked: Panicked| Error::LanePanicked { lane: self.lane(index), message: panicked.message };
+        Panicked::catch(f).unwrap_or_else(|panicked| Err(named(panicked)))
+    }
+
+    /// The lane of a batch, whatever lanes are used.
+    fn lane(&self, index: usize) -> usize {
+        index % self.streams.len()
+    }
+
+    /// Does what each batch put off; none of them failed. A step within a batch of other lanes leaves it to that batch.
+    fn update(&self, updates: Vec<Updates>) -> Result<()> {
+        let updates = updates.into_iter().enumerate();
+        let mut updates =
+            updates.flat_map(|(index, updates)| updates.into_iter().map(move |update| (index, update)));
+        updates.try_for_each(|(index, update)| self.caught(index, || defer(update)))
+    }
+}
+
+/// Streams for the threads that launch on them. A single one is the default stream, with all threads; several share them evenly.
+pub(super) fn streams(device: &Device, priorities: &[Priority]) -> Result<Vec<Stream>> {
+    let threads = Some((device.threads() / priorities.len()).max(1));
+    let stream = |&priority: &Priority| {
+        device.new_stream_with(StreamOptions { priority, placement: Placement::Caller, threads })
+    };
+    let streams = match priorities {
+        [_] => vec![device.default_stream()],
+        several => several.iter().map(stream).collect::<Result<_>>()?,
+    };
+    // What a stream would load at its first launches can hold up the others.
+    device.start_threads()?;
+    streams.iter().try_for_each(preload)?;
+    Ok(streams)
+}
+
+/// Runs `f` as the batch with this number. Gives what it put off, too.
+fn as_batch<R>(around: &Around, index: usize, f: impl FnOnce() -> Result<R>) -> Result<(R, Updates)> {
+    let (done, updates) = around.scope(around.generator(index), || collect(f));
+    Ok((done?, updates))
+}
+
+/// What a batch put off.
+type Updates = Vec<Update>;
+
+enum Slot<I, T> {
+    Given(I),
+    Running,
+    Done(Box<Result<T>>),
+}
+
+/// What the batches so far gave, in batch order.
+#[derive(Default)]
+struct Sum {
+    batches: usize,
+    losses: Vec<Tensor>,
+    gradients: Option<Gradients>,
+    updates: Vec<Updates>,
+    /// The first one.
+    error: Option<Error>,
+}
+
+impl Sum {
+    fn add(&mut self, done: Result<((Tensor, Gradients), Updates)>) {
+        self.batches += 1;
+        if self.error.is_none() {
+            self.error = done.and_then(|done| self.take(done)).err();
+        }
+    }
+
+    fn take(&mut self, ((loss, gradients), updates): ((Tensor, Gradients), Updates)) -> Result<()> {
+        self.losses.push(loss);
+        self.updates.push(updates);
+        match &mut self.gradients {
+            Some(sum) => sum.merge(gradients),
+            None => {
+                self.gradients = Some(gradients);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A value at which the tape is cut: the pass from a loss ends at the leaf, and goes on from the value elsewhere.
+struct Cut {
+    value: Var,
+    leaf: Var,
+}
+
+impl Cut {
+    fn new(value: Var) -> Cut {
+        let tensor = value.value().clone();
+        let leaf = if value.requires_grad() { Var::leaf(tensor) } else { Var::constant(tensor) };
+        Cut { value, leaf }
+    }
+
+    /// The rest of the pass.
+    fn backward(self, gradient: Option<Var>) -> Result<Gradients> {
+        match gradient {
+            Some(_) => self.value.backward_with(BackwardOptions { gradient, ..BackwardOptions::default() }),
+            None => Ok(Gradients::default()),
+        }
     }
 }
 
@@ -127,49 +432,6 @@ impl Tensors for Step {
     fn rebuild(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Step { losses: self.losses.rebuild(f)?, gradients: self.gradients.rebuild(f)? })
     }
-}
-
-/// What a batch gave.
-struct Done {
-    loss: Tensor,
-    gradients: Gradients,
-    updates: Vec<Update>,
-}
-
-type Slot<B> = SpinLock<Work<B>>;
-
-enum Work<B> {
-    Given(B),
-    Running,
-    Done(Box<Result<Done>>),
-}
-
-/// Turns a panic of what a batch does into an error that names its lane.
-fn caught<R>(lane: usize, f: impl FnOnce() -> Result<R>) -> Result<R> {
-    Panicked::catch(f).unwrap_or_else(|panicked| Err(Error::LanePanicked { lane, message: panicked.message }))
-}
-
-/// Collects results in batch order.
-fn finish<B>(work: Vec<Slot<B>>, lanes: usize) -> Result<Step> {
-    let mut losses = Vec::with_capacity(work.len());
-    let mut gradients: Option<Gradients> = None;
-    let mut updates = Vec::new();
-    for (index, slot) in work.into_iter().enumerate() {
-        let lane = index % lanes;
-        let Work::Done(done) = slot.into_inner() else {
-            return Err(Error::LanePanicked { lane, message: "the batch did not run".into() });
-        };
-        let done = (*done)?;
-        losses.push(done.loss);
-        match &mut gradients {
-            Some(sum) => sum.merge(done.gradients)?,
-            None => gradients = Some(done.gradients),
-        }
-        updates.extend(done.updates.into_iter().map(|update| (lane, update)));
-    }
-    // No batch failed. A step within a batch of other lanes leaves them to that batch.
-    updates.into_iter().try_for_each(|(lane, update)| caught(lane, || defer(update)))?;
-    Ok(Step { losses, gradients: gradients.unwrap_or_default() })
 }
 
 #[cfg(test)]

@@ -55,6 +55,11 @@ pub(super) fn collect<R>(f: impl FnOnce() -> R) -> (R, Vec<Update>) {
     (result, updates)
 }
 
+/// Runs `f` for the second time: what it puts off was done for the first one.
+pub(crate) fn discard_deferred<R>(f: impl FnOnce() -> R) -> R {
+    collect(f).0
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {

@@ -7,10 +7,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use device::{Event, Panicked, Placement, StreamOptions, Team};
-use tensor::{Device, Error, Generator, Result, Stream, preload};
+use device::{Event, Panicked, Priority, Team};
+use tensor::{Device, Error, Generator, Result, Stream};
 
 use super::around::{Around, failed};
+use super::concurrent::streams;
 
 /// What goes from one stage to the next.
 pub(super) type Item = Box<dyn Any + Send>;
@@ -31,17 +32,9 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// A single group is on the default stream, with all threads; several share them evenly.
+    /// A stream for each group.
     pub(super) fn new(device: &Device, groups: Vec<Range<usize>>) -> Result<Lines> {
-        let streams: Vec<Stream> = if groups.len() == 1 {
-            vec![device.default_stream()]
-        } else {
-            let threads = Some((device.threads() / groups.len()).max(1));
-            let options = StreamOptions { placement: Placement::Caller, threads, ..StreamOptions::default() };
-            groups.iter().map(|_| device.new_stream_with(options)).collect::<Result<_>>()?
-        };
-        device.start_threads()?;
-        streams.iter().try_for_each(preload)?;
+        let streams = streams(device, &vec![Priority::Normal; groups.len()])?;
         let team = Team::new("stage", groups.len() - 1)?;
         Ok(Lines { groups, streams, team })
     }

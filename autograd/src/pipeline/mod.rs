@@ -4,10 +4,13 @@ mod around;
 mod concurrent;
 mod deferred;
 mod lines;
+mod measured;
 mod prefetch;
 mod stages;
 
-pub use concurrent::{ConcurrentBatches, Step};
+pub use concurrent::{ConcurrentBatches, LaneOptions, Lanes, Step};
 pub use deferred::defer;
+pub(crate) use deferred::discard_deferred;
+pub use measured::LaneReport;
 pub use prefetch::{Prefetch, PrefetchOptions, PrefetchReport};
 pub use stages::{Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, StageReport};

@@ -10,7 +10,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensor::{Device, Error, Generator, Result, Stream, next_key};
 
 use super::around::{Around, failed};
-use super::stages::{MOST_DEPTH, PipelineSchedule, pays};
+use super::measured::pays;
+use super::stages::{MOST_DEPTH, PipelineSchedule};
 
 /// Items of which the time is taken at once, and how often that is done.
 const BLOCK: usize = 4;
@@ -164,11 +165,11 @@ impl<T: Send + 'static> Prefetch<T> {
         let Some(is_ahead) = trial.came() else { return };
         let is_ahead = match trial.verdict() {
             None => is_ahead,
-            Some([serial, concurrent]) => {
+            Some([mut serial, mut concurrent]) => {
                 self.report.serial_ms = Some(serial[ROUNDS / 2]);
                 self.report.concurrent_ms = Some(concurrent[ROUNDS / 2]);
                 self.trial = None;
-                pays(&serial, &concurrent)
+                pays(&mut serial, &mut concurrent)
             }
         };
         self.report.threads = if is_ahead { self.lines.len() } else { 0 };

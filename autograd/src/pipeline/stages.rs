@@ -6,14 +6,13 @@ use std::marker::PhantomData;
 use tensor::{Device, Error, Generator, Result, next_key};
 
 use super::lines::{Item, Lines, Run, Stage, all, even};
+use super::measured::{median, pays};
 
 /// Batches of which the time is taken at once, and how often that is done.
 const BLOCK: usize = 4;
 const ROUNDS: usize = 3;
 /// The most batches that may wait between two streams.
 pub(super) const MOST_DEPTH: usize = 1024;
-/// The least gain, as a part of the time on one stream, for which several are used.
-const LEAST_GAIN: f64 = 0.03;
 
 /// Work on batches in stages, of which each has its stream: while one trains on a batch, the one before it prepares the next.
 ///
@@ -276,19 +275,10 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
                 return Ok(serial);
             }
         }
-        [&mut one, &mut many].into_iter().for_each(|times| times.sort_by(f64::total_cmp));
-        (self.report.serial_ms, self.report.concurrent_ms) = (Some(one[ROUNDS / 2]), Some(many[ROUNDS / 2]));
-        Ok(if pays(&one, &many) { several } else { serial })
+        let pays = pays(&mut one, &mut many);
+        (self.report.serial_ms, self.report.concurrent_ms) = (median(&mut one), median(&mut many));
+        Ok(if pays { several } else { serial })
     }
-}
-
-/// Whether the times on several streams are less than those on one by more than the noise of these; both are sorted.
-pub(super) fn pays(one: &[f64], several: &[f64]) -> bool {
-    let (Some(&serial), Some(&concurrent)) = (one.get(one.len() / 2), several.get(several.len() / 2)) else {
-        return false;
-    };
-    let noise = (one[one.len() - 1] - one[0]).max(LEAST_GAIN * serial);
-    concurrent + noise < serial
 }
 
 #[cfg(test)]

@@ -277,7 +277,7 @@ fn has_thread(id: StreamId) -> bool {
 }
 
 /// Whether list after list is without such a thread: one alone may have missed it.
-fn has_no_thread(id: StreamId) -> bool {
+pub(crate) fn has_no_thread(id: StreamId) -> bool {
     (0..8).all(|_| {
         std::thread::sleep(Duration::from_millis(1));
         !has_thread(id)

@@ -1,5 +1,6 @@
 //! Streams, hazards, events, host transfers and lifetimes, on every way of running a CPU device.
 
+mod branches;
 mod common;
 mod devices;
 mod faults;

@@ -1,7 +1,7 @@
 //! Layers for images: first values, names, running statistics, and lanes.
 
 use approx::assert_abs_diff_eq;
-use autograd::{ConcurrentBatches, Var, no_grad};
+use autograd::{ConcurrentBatches, Lanes, Var, no_grad};
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
@@ -150,7 +150,7 @@ fn trained(lanes: usize, fails: bool) -> (Vec<Vec<f32>>, Named) {
     let dev = Device::cpu();
     let model = network(&dev);
     let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.1, ..SgdOptions::default() }).unwrap();
-    let lanes = ConcurrentBatches::new(&dev, lanes).unwrap();
+    let lanes = ConcurrentBatches::with_options(&dev, lanes, Lanes::Always).unwrap();
     let labels = Tensor::from_slice(&[0_i64, 1, 2, 1], &[4], &dev).unwrap();
     for step in 0..5 {
         let batches = (0..3).map(|batch| {

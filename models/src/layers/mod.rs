@@ -10,6 +10,7 @@ mod linear;
 mod norms;
 mod parameters;
 mod pool;
+mod recompute;
 mod sequential;
 mod shape;
 
@@ -23,6 +24,7 @@ pub use linear::{Linear, LinearOptions};
 pub use norms::{GroupNorm, LayerNorm, RmsNorm};
 pub(crate) use parameters::part_of;
 pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
+pub use recompute::Recompute;
 pub use sequential::{Sequential, mlp};
 pub use shape::{Flatten, Unflatten};
 

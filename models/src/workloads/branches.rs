@@ -1,13 +1,13 @@
 //! A model of two branches that do not need each other.
 
 use autograd::Var;
-use device::{Device, Result, Stream};
+use device::{Device, Result};
 use tensor::RandomKey;
 
 use crate::{Conv2d, Conv2dOptions, Forward, Linear, Module};
 
 /// Two convolutions of 3x3 over the same images, each with a ReLU and the mean over all pixels; their sum goes through a linear
-/// layer. The branches run on two streams if there are some, and so do their gradients; the engine inserts the waits.
+/// layer. Concurrent branches run on streams of their own ([`Device::concurrent`]), and so do their gradients.
 ///
 /// Shapes: `[n, 3, h, w] -> [n, classes]`.
 ///
@@ -16,8 +16,7 @@ use crate::{Conv2d, Conv2dOptions, Forward, Linear, Module};
 /// use models::workloads::Branches;
 /// # fn main() -> device::Result<()> {
 /// let device = device::Device::cpu();
-/// let streams = [device.new_stream()?, device.new_stream()?];
-/// let (one, two) = (Branches::new(8, 10, 7, None, &device)?, Branches::new(8, 10, 7, Some(streams), &device)?);
+/// let (one, two) = (Branches::new(8, 10, 7, false, &device)?, Branches::new(8, 10, 7, true, &device)?);
 /// let images = tensor::Tensor::ones(&[1, 3, 16, 16], device::DType::F32, &device)?;
 /// let scores = |model: &Branches| model.forward(&images.clone().into())?.value().to_vec::<f32>();
 /// assert_eq!(scores(&one)?, scores(&two)?);
@@ -28,7 +27,7 @@ use crate::{Conv2d, Conv2dOptions, Forward, Linear, Module};
 pub struct Branches {
     branches: [Conv2d; 2],
     #[module(skip)]
-    streams: Option<[Stream; 2]>,
+    concurrent: bool,
     head: Linear,
 }
 
@@ -41,7 +40,7 @@ impl Branches {
         filters: usize,
         classes: usize,
         seed: u64,
-        streams: Option<[Stream; 2]>,
+        concurrent: bool,
         device: &Device,
     ) -> Result<Branches> {
         let conv = |op| {
@@ -50,22 +49,19 @@ impl Branches {
             Conv2d::with_options(3, filters, [3, 3], same, device)
         };
         let head = Linear::keyed(filters, classes, RandomKey { seed, op: 2 }, device)?;
-        Ok(Branches { branches: [conv(0)?, conv(1)?], streams, head })
+        Ok(Branches { branches: [conv(0)?, conv(1)?], concurrent, head })
     }
 
     fn branch(&self, number: usize, images: &Var) -> Result<Var> {
-        let work = || self.branches[number].forward(images)?.relu()?.mean(&[2, 3], false);
-        match &self.streams {
-            Some(streams) => streams[number].scope(work),
-            None => work(),
-        }
+        self.branches[number].forward(images)?.relu()?.mean(&[2, 3], false)
     }
 }
 
 impl Forward for Branches {
     fn forward(&self, input: &Var) -> Result<Var> {
-        // Both are launched before either is waited for.
-        let (first, second) = (self.branch(0, input)?, self.branch(1, input)?);
+        let (first, second) = (|| self.branch(0, input), || self.branch(1, input));
+        let (first, second) =
+            if self.concurrent { input.device().concurrent((first, second))? } else { (first()?, second()?) };
         self.head.forward(&first.add(&second)?)
     }
 }
@@ -80,9 +76,9 @@ mod tests {
     #[test]
     fn forward_and_backward_run_on_the_branches_streams() {
         let device = Device::cpu();
-        let streams = [device.new_stream().unwrap(), device.new_stream().unwrap()];
+        let streams = device.default_stream().branches(2).unwrap();
         let ids = [streams[0].id(), streams[1].id()];
-        let model = Branches::new(4, 10, 7, Some(streams), &device).unwrap();
+        let model = Branches::new(4, 10, 7, true, &device).unwrap();
         let images = Tensor::rand(&[2, 3, 9, 8], DType::F32, RandomKey { seed: 1, op: 0 }, &device).unwrap();
         let loss = model.forward(&Var::constant(images)).unwrap().square().unwrap().sum(&[], false).unwrap();
         for id in ids {

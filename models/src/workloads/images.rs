@@ -3,7 +3,7 @@
 //! A CPU gets smaller images than a GPU: those of the published measurements take it seconds a step.
 
 use autograd::Var;
-use device::{DType, Device, DeviceKind, Result, Stream};
+use device::{DType, Device, DeviceKind, Result};
 use tensor::{RandomKey, Tensor};
 
 use super::{
@@ -219,11 +219,11 @@ impl Workload for Branched {
     }
 
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, None, device)?))
+        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, false, device)?))
     }
 
-    fn branched(&self, seed: u64, device: &Device, streams: [Stream; 2]) -> Result<Box<dyn Model>> {
-        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, Some(streams), device)?))
+    fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
+        Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, true, device)?))
     }
 
     fn data(&self, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {

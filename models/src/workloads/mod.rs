@@ -15,7 +15,7 @@ mod language;
 mod lenet;
 
 use autograd::{Var, no_grad};
-use device::{DType, Device, Error, Result, Stream};
+use device::{DType, Device, Error, Result};
 use tensor::Tensor;
 
 use crate::{Batch, DataLoader, InMemory, LoaderOptions, Module, Optimizer, correct, cross_entropy};
@@ -64,12 +64,11 @@ pub trait Workload: Sync {
     /// `OutOfMemory`.
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>>;
 
-    /// The same model with its branches on these streams, for [`Overlap::Branches`].
+    /// The same model with its branches at once ([`Device::concurrent`]), for [`Overlap::Branches`].
     ///
     /// # Errors
     /// As for [`model`](Workload::model).
-    fn branched(&self, seed: u64, device: &Device, streams: [Stream; 2]) -> Result<Box<dyn Model>> {
-        let _ = streams;
+    fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
         self.model(seed, device)
     }
 

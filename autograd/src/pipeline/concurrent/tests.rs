@@ -21,7 +21,7 @@ impl Drop for Bomb {
 fn a_panic_in_an_update_that_was_put_off_is_that_of_its_lane() -> Result<()> {
     let w = leaf()?;
     for count in [1, 2] {
-        let lanes = ConcurrentBatches::new(w.device(), count)?;
+        let lanes = ConcurrentBatches::with_options(w.device(), count, Lanes::Always)?;
         let error = lanes.step(0..3, |index| {
             defer(move || {
                 assert_ne!(index, 1, "update one is bad");
@@ -41,7 +41,7 @@ fn a_panic_in_an_update_that_was_put_off_is_that_of_its_lane() -> Result<()> {
 fn a_panic_that_panics_when_dropped_is_that_of_its_lane() -> Result<()> {
     let w = leaf()?;
     for count in [1, 2] {
-        let lanes = ConcurrentBatches::new(w.device(), count)?;
+        let lanes = ConcurrentBatches::with_options(w.device(), count, Lanes::Always)?;
         for bad in 0..2 {
             let done = AtomicUsize::new(0);
             let error = lanes.step(0..4, |index| {

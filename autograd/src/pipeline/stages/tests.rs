@@ -170,14 +170,6 @@ fn several_streams_are_used_where_they_were_measured_to_be_faster() -> Result<()
 }
 
 #[test]
-fn several_streams_pay_if_they_gain_more_than_the_noise() {
-    assert!(pays(&[9.9, 10.0, 10.1], &[4.0, 5.0, 30.0]));
-    assert!(!pays(&[9.9, 10.0, 10.1], &[9.6, 9.8, 9.9]), "3 % are nothing");
-    assert!(!pays(&[6.0, 10.0, 11.0], &[5.0, 5.5, 6.0]), "as much as the times on one stream differ");
-    assert!(!pays(&[9.9, 10.0, 10.1], &[11.0, 12.0, 13.0]));
-}
-
-#[test]
 fn stages_are_under_the_modes_of_the_run() -> Result<()> {
     let dev = Device::cpu();
     let w = Var::leaf(Tensor::ones(&[2, 2], DType::F32, &dev)?);

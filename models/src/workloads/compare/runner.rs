@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
-use autograd::{ConcurrentBatches, Gradients, GraphOptions, Order, Step, no_grad};
+use autograd::{ConcurrentBatches, Gradients, GraphOptions, Lanes, Order, Step, no_grad};
 use device::{
     DType, Device, Error, Placement, Recording, Result, Stream, StreamId, StreamOptions, SyncStats,
 };
@@ -102,18 +102,16 @@ impl Schedule {
         let share = |placement| stream(device, streams, placement);
         match overlap {
             Overlap::Batches => {
-                let lanes = ConcurrentBatches::new(device, streams)?;
+                let lanes = ConcurrentBatches::with_options(device, streams, Lanes::Always)?;
                 let named = lanes.streams().iter().enumerate();
                 let named = named.map(|(lane, stream)| (stream.clone(), format!("lane {lane}"))).collect();
                 Ok((Schedule::Lanes(lanes), workload.model(seed, device)?, named))
             }
             Overlap::Branches => {
-                // Each has a worker: the host launches one while the other runs.
-                let streams = [share(Placement::Worker)?, share(Placement::Worker)?];
-                let named = streams.iter().zip(["first branch", "second branch"]);
-                let named = named.map(|(stream, name)| (stream.clone(), name.to_owned())).collect();
-                let model = workload.branched(seed, device, streams)?;
-                Ok((Schedule::Lanes(ConcurrentBatches::new(device, 1)?), model, named))
+                let branches = device.default_stream().branches(2)?;
+                let named = branches.into_iter().zip(["first branch", "second branch"].map(str::to_owned));
+                let model = workload.branched(seed, device)?;
+                Ok((Schedule::Lanes(ConcurrentBatches::new(device, 1)?), model, named.collect()))
             }
             Overlap::Stages => {
                 // The host drives the part that trains, and a worker the one that prepares.

@@ -237,13 +237,8 @@ impl Workload for Small {
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn workloads::Model>> {
         Ok(Box::new(Changed { model: self.of.model(seed, device)?, change: self.change }))
     }
-    fn branched(
-        &self,
-        seed: u64,
-        device: &Device,
-        streams: [device::Stream; 2],
-    ) -> Result<Box<dyn workloads::Model>> {
-        self.of.branched(seed, device, streams)
+    fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn workloads::Model>> {
+        self.of.branched(seed, device)
     }
     fn data(&self, seed: u64, device: &Device) -> Result<(crate::InMemory, crate::InMemory)> {
         let (train, _) = self.of.data(seed, device)?;

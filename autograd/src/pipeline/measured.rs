@@ -1,0 +1,145 @@
+//! Whether streams beside each other are worth it, found out by trying both.
+
+use std::fmt;
+
+/// The least gain, as a part of the time on one stream, for which several are used.
+const LEAST_GAIN: f64 = 0.03;
+
+/// Whether the times on several streams are less than those on one by more than the noise of these: by more than they differ
+/// among themselves, the outermost quarters left out.
+pub(super) fn pays(one: &mut [f64], several: &mut [f64]) -> bool {
+    let (Some(serial), Some(concurrent)) = (median(one), median(several)) else { return false };
+    let outer = one.len() / 4;
+    let noise = (one[one.len() - 1 - outer] - one[outer]).max(LEAST_GAIN * serial);
+    concurrent + noise < serial
+}
+
+/// The median, with the times sorted afterwards.
+pub(super) fn median(times: &mut [f64]) -> Option<f64> {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied()
+}
+
+/// Steps of one kind before the other one has its turn. Only the last of them counts: threads that slept meanwhile are
+/// awake, and caches hold what the step uses.
+const TURN: usize = 2;
+/// Turns of either kind: the first one does what is done once, such as taking memory.
+const TURNS: usize = 6;
+
+/// The steps on which lanes and the serial order are tried in turn.
+#[derive(Debug, Default)]
+pub(super) struct Trial {
+    steps: usize,
+    /// Milliseconds of the steps that count.
+    serial_ms: Vec<f64>,
+    concurrent_ms: Vec<f64>,
+    /// Whether lanes pay, once that is known.
+    pub(super) pays: Option<bool>,
+}
+
+impl Trial {
+    /// Whether the next step is to run on lanes.
+    pub(super) fn next(&self) -> bool {
+        self.pays.unwrap_or((self.steps / TURN) % 2 == 1)
+    }
+
+    /// Takes in how long a step took.
+    pub(super) fn add(&mut self, on_lanes: bool, ms: f64) {
+        let (turn, last) = (self.steps / TURN, self.steps % TURN == TURN - 1);
+        self.steps += 1;
+        if last && turn >= 2 {
+            let times = if on_lanes { &mut self.concurrent_ms } else { &mut self.serial_ms };
+            times.push(ms);
+        }
+        if self.steps == 2 * TURN * TURNS {
+            self.pays = Some(pays(&mut self.serial_ms, &mut self.concurrent_ms));
+        }
+    }
+
+    pub(super) fn report(&self, lanes: usize) -> LaneReport {
+        let decided = self.pays.is_some();
+        let median = |times: &[f64]| median(&mut times.to_vec()).filter(|_| decided);
+        LaneReport {
+            lanes,
+            used: self.pays.map(|pays| if pays { lanes } else { 1 }),
+            serial_ms: median(&self.serial_ms),
+            concurrent_ms: median(&self.concurrent_ms),
+        }
+    }
+}
+
+/// How [`ConcurrentBatches`](crate::ConcurrentBatches) run their steps, and what was measured.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct LaneReport {
+    /// Lanes that there are.
+    pub lanes: usize,
+    /// Lanes that are used, 1 for the serial order; `None` while that is being measured.
+    pub used: Option<usize>,
+    /// Milliseconds of a step in serial order, once that is measured.
+    pub serial_ms: Option<f64>,
+    /// Milliseconds of a step on the lanes, once that is measured.
+    pub concurrent_ms: Option<f64>,
+}
+
+impl fmt::Display for LaneReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LaneReport { lanes, used, .. } = self;
+        if let (Some(serial), Some(concurrent)) = (self.serial_ms, self.concurrent_ms) {
+            write!(f, "a step takes {serial:.3} ms in serial order, {concurrent:.3} ms on {lanes} lanes: ")?;
+        }
+        match used {
+            None => write!(f, "whether {lanes} lanes pay is being measured"),
+            Some(1) => f.write_str("batches run one after the other"),
+            Some(_) => write!(f, "batches run on {lanes} lanes"),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_streams_pay_if_they_gain_more_than_the_noise() {
+        let pays = |one: &[f64], several: &[f64]| pays(&mut one.to_vec(), &mut several.to_vec());
+        assert!(pays(&[10.1, 9.9, 10.0], &[30.0, 4.0, 5.0]));
+        assert!(!pays(&[9.9, 10.0, 10.1], &[9.6, 9.8, 9.9]), "3 % are nothing");
+        assert!(!pays(&[6.0, 10.0, 11.0], &[5.0, 5.5, 6.0]), "as much as the times on one stream differ");
+        assert!(!pays(&[9.9, 10.0, 10.1], &[11.0, 12.0, 13.0]));
+        assert!(
+            pays(&[10.0, 10.1, 9.9, 80.0, 1.0], &[5.0, 5.0, 5.0, 5.0, 70.0]),
+            "one that is far out is left out"
+        );
+        assert!(!pays(&[], &[1.0]) && !pays(&[1.0], &[]));
+    }
+
+    /// Steps that take `serial` and `lanes` milliseconds, with the first turn of either ten times as long.
+    fn tried(serial: f64, lanes: f64) -> (Trial, usize) {
+        let (mut trial, mut steps) = (Trial::default(), 0);
+        while trial.pays.is_none() {
+            let on_lanes = trial.next();
+            assert!(trial.report(3).used.is_none());
+            let ms = if on_lanes { lanes } else { serial };
+            trial.add(on_lanes, if steps < 2 * TURN { 10.0 * ms } else { ms });
+            steps += 1;
+        }
+        (trial, steps)
+    }
+
+    #[test]
+    fn both_are_tried_in_turn_and_the_faster_one_stays() {
+        let (trial, steps) = tried(4.0, 2.0);
+        assert_eq!((steps, trial.next()), (24, true));
+        let report = trial.report(3);
+        assert_eq!((report.used, report.serial_ms, report.concurrent_ms), (Some(3), Some(4.0), Some(2.0)));
+        assert_eq!(
+            report.to_string(),
+            "a step takes 4.000 ms in serial order, 2.000 ms on 3 lanes: batches run on 3 lanes"
+        );
+        let (trial, _) = tried(1.0, 4.0);
+        assert!(!trial.next());
+        assert_eq!(trial.report(3).used, Some(1));
+    }
+}

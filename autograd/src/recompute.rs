@@ -1,0 +1,121 @@
+//! Activation checkpointing: what a part of a model saves is made again when the backward pass needs it.
+
+use std::cell::RefCell;
+
+use tensor::{Generator, Result, with_generator};
+
+use crate::autocast::Inherited;
+use crate::backward::grad_within;
+use crate::mode::{Recording, is_recording, with_recording};
+use crate::pipeline::discard_deferred;
+use crate::{Grads, Save, Var, Vjp, record};
+
+/// Computes `f(x)`, keeps none of what its ops save, and computes it once more in the backward pass: memory for time.
+///
+/// What stays from the forward to the backward pass is `x`, the result, and what `f` itself holds. Where a model is a chain
+/// of such parts, the activations of one of them at a time are in memory, for about a third more time.
+///
+/// `f` owns what it uses, since the tape keeps it: handles of parameters, or an `Arc` of a module. All values of the tape
+/// that its ops use get their gradients, whether they are arguments or not. The whole is one op on the tape, on the current stream.
+/// The second run is on that stream, draws the same random numbers, is under the same [`autocast`](crate::autocast), and
+/// leaves out what `f` [defers](crate::defer), so that running statistics are moved once. What `f` changes otherwise it
+/// would change twice. It works with `create_graph`, in lanes and in captured steps; within another `recompute`, too.
+///
+/// Gradients are those of `f(x)` without `recompute`, bit for bit, as long as `f` uses no value more than once that is used
+/// outside, too: uses within `f` are added among themselves first. `f` is called with constants the first time: its values are
+/// not on a tape that it could look at.
+///
+/// A captured step in [`Order::Data`](crate::Order) may run the second computation as early as the first one, as far as memory
+/// goes; [`GraphOptions::max_bytes`](crate::GraphOptions) or `Order::Streams` keep it late.
+///
+/// ```
+/// use autograd::{DType, Device, Tensor, Var, recompute};
+/// let dev = Device::cpu();
+/// let w = Var::leaf(Tensor::ones(&[4, 4], DType::F32, &dev)?);
+/// let x = Var::leaf(Tensor::ones(&[2, 4], DType::F32, &dev)?);
+/// let weight = w.clone();
+/// let y = recompute(move |x| x.matmul(&weight)?.tanh()?.matmul(&weight)?.tanh(), &x)?;
+/// assert_eq!(y.tape().len(), 3); // x, w, and the whole
+/// let gradients = y.sum_all()?.backward()?;
+/// assert!(gradients.get(&w).is_some() && gradients.get(&x).is_some());
+/// # Ok::<(), autograd::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of `f`, now or in the backward pass; there also [`Error::ShapeMismatch`](crate::Error) and the like if `f` gives another form than the first
+/// time, and [`Error::VersionMismatch`](crate::Error) if `x` or another value that `f` uses was changed in place meanwhile.
+pub fn recompute<F>(f: F, x: &Var) -> Result<Var>
+where
+    F: Fn(&Var) -> Result<Var> + Send + Sync + 'static,
+{
+    if !is_recording() {
+        return f(x);
+    }
+    let around = Around { generator: Generator::current(), autocast: Inherited::current() };
+    let (y, noticed) = noticing(|| Inherited::scope(around.autocast.as_ref(), || f(&x.detach())));
+    let y = y?;
+    let mut inputs = vec![x];
+    // It may have given a value of the tape as it is.
+    for var in noticed.iter().chain([&y]) {
+        if var.node.is_some() && !inputs.iter().any(|input| is_same(input, var)) {
+            inputs.push(var);
+        }
+    }
+    let saved: Vec<Save<'_>> = (0..inputs.len()).map(Save::Input).collect();
+    Ok(record(OP, &inputs, &saved, y.value.clone(), move |cx, grad| around.again(&f, cx, grad)))
+}
+
+const OP: &str = "recompute";
+
+/// What the first run was surrounded by, beside its stream, which the tape knows.
+struct Around {
+    generator: Generator,
+    autocast: Option<Inherited>,
+}
+
+impl Around {
+    /// Runs `f` again, this time on the tape, and goes back through it as far as its inputs.
+    fn again<F: Fn(&Var) -> Result<Var>>(&self, f: &F, cx: &Vjp<'_>, grad: &Var) -> Result<Grads> {
+        let inputs: Vec<Var> = (0..cx.inputs()).map(|index| cx.input(index)).collect();
+        let needed: Vec<bool> = (0..inputs.len()).map(|index| cx.needs(index)).collect();
+        let run = || with_recording(Recording::On, || discard_deferred(|| f(&inputs[0])));
+        let y = with_generator(self.generator, || Inherited::scope(self.autocast.as_ref(), run))?;
+        grad_within(OP, &y, grad, &inputs, &needed, cx.is_recorded())
+    }
+}
+
+fn is_same(a: &Var, b: &Var) -> bool {
+    match (&a.node, &b.node) {
+        (Some(a), Some(b)) => a.address() == b.address(),
+        _ => false,
+    }
+}
+
+thread_local! {
+    /// The values of the tape that ops have used since the innermost [`noticing`] began.
+    static NOTICED: RefCell<Vec<Var>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `f` without recording, and gives the values of the tape that its ops used, each at least once.
+fn noticing<R>(f: impl FnOnce() -> R) -> (R, Vec<Var>) {
+    struct Restore(Vec<Var>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NOTICED.with_borrow_mut(|noticed| std::mem::swap(noticed, &mut self.0));
+        }
+    }
+    let _outer = Restore(NOTICED.take());
+    let result = with_recording(Recording::Noticed, f);
+    (result, NOTICED.take())
+}
+
+/// Takes note of what an op uses.
+#[cold]
+pub(crate) fn notice(inputs: &[&Var]) {
+    let on_tape = inputs.iter().filter(|input| input.node.is_some());
+    NOTICED.with_borrow_mut(|noticed| noticed.extend(on_tape.map(|&input| input.clone())));
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

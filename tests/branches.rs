@@ -1,0 +1,148 @@
+//! Branches of a model at once: what runs where, and that it is the serial program bit for bit.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::bits;
+use common::devices::{Kind, each_device};
+use streamgrad::prelude::*;
+use streamgrad::{Graph, Policy, Result, Schedule, next_key, seed};
+
+/// Two layers with dropout that both use `shared`, and their parameters.
+struct Model {
+    left: Linear,
+    right: Linear,
+    shared: Var,
+}
+
+impl Model {
+    fn new(device: &Device) -> Result<Model> {
+        let shared = Var::leaf(Tensor::from_slice(&[0.5f32, -0.25, 1.5], &[3], device)?);
+        Ok(Model { left: Linear::new(4, 3, device)?, right: Linear::new(4, 3, device)?, shared })
+    }
+
+    fn branch(&self, layer: &Linear, x: &Var) -> Result<Var> {
+        layer.forward(x)?.mul(&self.shared)?.dropout(0.25, None)?.tanh()
+    }
+
+    fn loss(&self, x: &Var, concurrent: bool) -> Result<Var> {
+        let (left, right) = (|| self.branch(&self.left, x), || self.branch(&self.right, x));
+        let (left, right) =
+            if concurrent { x.device().concurrent((left, right))? } else { (left()?, right()?) };
+        left.mul(&right)?.mean(&[0, 1], false)
+    }
+
+    fn gradients(&self, loss: &Var) -> Result<Vec<Tensor>> {
+        let gradients = loss.backward()?;
+        let leaves = [self.left.weight(), self.right.weight(), &self.shared];
+        Ok(leaves.into_iter().filter_map(|leaf| gradients.get(leaf)).collect())
+    }
+}
+
+fn inputs(device: &Device) -> Result<Var> {
+    Ok(Var::constant(Tensor::from_slice(&[0.5f32, -1.0, 2.0, 0.25, -0.5, 1.0, -2.0, 0.75], &[2, 4], device)?))
+}
+
+fn all_bits(tensors: &[Tensor]) -> Result<Vec<Vec<u32>>> {
+    tensors.iter().map(bits).collect()
+}
+
+/// Loss and gradients, as `run` has them made, and the key of what comes next.
+fn results(
+    kind: Kind,
+    run: impl Fn(&Device, &dyn Fn() -> Result<Vec<Tensor>>) -> Result<Vec<Tensor>>,
+    concurrent: bool,
+) -> Result<(Vec<Vec<u32>>, String)> {
+    let device = kind.device();
+    seed(11);
+    let (model, x) = (Model::new(&device)?, inputs(&device)?);
+    let step = || {
+        let loss = model.loss(&x, concurrent)?;
+        Ok([vec![loss.value().clone()], model.gradients(&loss)?].concat())
+    };
+    let found = all_bits(&run(&device, &step)?)?;
+    assert_eq!(found.len(), 4);
+    Ok((found, format!("{:?}", next_key())))
+}
+
+fn kinds() -> Vec<Kind> {
+    let explored = Schedule::Explore(Policy::Random { seed: 5 });
+    Kind::all(&[Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 5 }, explored])
+}
+
+#[test]
+fn branches_equal_the_serial_program_bit_for_bit() -> Result<()> {
+    for kind in kinds() {
+        let run = |_: &Device, step: &dyn Fn() -> Result<Vec<Tensor>>| step();
+        assert_eq!(results(kind, run, true)?, results(kind.plain(), run, false)?, "{kind:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn branches_of_a_captured_step_equal_the_serial_program_bit_for_bit() -> Result<()> {
+    for kind in Kind::all(&[Schedule::Inline, Schedule::Threads]) {
+        let run = |device: &Device, step: &dyn Fn() -> Result<Vec<Tensor>>| {
+            let graph = Graph::capture(device, step)?;
+            graph.replay()?;
+            graph.replay()
+        };
+        let twice = |_: &Device, step: &dyn Fn() -> Result<Vec<Tensor>>| step().and_then(|_| step());
+        assert_eq!(results(kind, run, true)?, results(kind.plain(), twice, false)?, "{kind:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn branches_within_lanes_and_autocast_equal_the_serial_program_bit_for_bit() -> Result<()> {
+    for kind in kinds() {
+        let run = |concurrent: bool| -> Result<_> {
+            let device = kind.device();
+            seed(12);
+            let (model, x) = (Model::new(&device)?, inputs(&device)?);
+            let lanes =
+                ConcurrentBatches::with_options(&device, if concurrent { 2 } else { 1 }, Lanes::Always)?;
+            let step = autocast(DType::BF16, || {
+                lanes.step([1.0, 2.0, 3.0], |factor| model.loss(&x.mul_scalar(factor)?, concurrent))
+            })?;
+            let gradients: Vec<Tensor> =
+                step.gradients.iter().map(|gradient| gradient.value().clone()).collect();
+            Ok((all_bits(&step.losses)?, all_bits(&gradients)?))
+        };
+        assert_eq!(run(true)?, run(false)?, "{kind:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_backward_pass_of_each_branch_runs_on_its_stream() {
+    each_device(&[Schedule::Inline, Schedule::Threads], |device| {
+        let (model, x) = (Model::new(device)?, inputs(device)?);
+        let streams = device.default_stream().branches(2)?;
+        let loss = model.loss(&x, true)?;
+        let tape = loss.tape();
+        device.synchronize()?;
+        device.start_recording();
+        let gradients = model.gradients(&loss)?;
+        device.synchronize()?;
+        let recording = device.stop_recording();
+        for stream in &streams {
+            let forward = tape.iter().filter(|entry| entry.stream == stream.id()).map(|entry| entry.op);
+            assert_eq!(forward.collect::<Vec<_>>(), ["linear", "mul", "dropout", "tanh"]);
+            let own = recording.commands.iter().filter(|command| command.moment.stream == stream.id());
+            assert!(own.count() >= 4, "the branch's gradients run on its stream");
+        }
+        assert_eq!(gradients.len(), 3);
+        Ok(())
+    });
+}
+
+#[test]
+fn branches_record_nothing_where_nothing_is_recorded() {
+    each_device(&[Schedule::Inline], |device| {
+        let (model, x) = (Model::new(device)?, inputs(device)?);
+        assert!(!no_grad(|| model.loss(&x, true))?.requires_grad());
+        Ok(())
+    });
+}

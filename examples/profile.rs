@@ -10,7 +10,8 @@ use streamgrad::{ProfileSchedule, Result, diagnose};
 fn train(dev: &Device) -> Result<(Profile, f32)> {
     let model = mlp(&[64, 256, 10], 7, dev)?;
     let mut sgd = Sgd::new(model.parameters(), 0.1)?;
-    let mut batches = Batches::new(Digits::load()?, 64, 7, dev)?;
+    let batches = Batches::new(Digits::load()?, 64, 7, dev)?;
+    let mut batches = batches.epoch(0);
     // Two steps are left out and one is forgotten; then six are kept.
     let schedule = ProfileSchedule { wait: 2, warmup: 1, active: 6, repeat: 1 };
     let profiler = Profile::start(dev, ProfileOptions { schedule, ..ProfileOptions::default() });
@@ -46,7 +47,7 @@ fn show(profile: &Profile) {
 ///
 /// # Errors
 /// What training answers, and `Error::Io` if the trace cannot be written.
-pub fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let (profile, loss) = train(&Device::best())?;
     show(&profile);
     println!("loss {loss:.3} after 9 steps");

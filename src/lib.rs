@@ -57,7 +57,8 @@ pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Sna
 pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads, PadMode,
     Pipeline, PipelineOptions, PipelineReport, PipelineSchedule, Profile, ProfileOptions, ProfileSchedule,
-    Profiler, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer, diagnose, grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, record,
+    Profiler, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer, diagnose, grad, gradcheck,
+    gradgradcheck, is_recording, no_grad, ops, record,
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
@@ -93,6 +94,10 @@ struct StreamContract;
 struct MixedPrecision;
 
 #[cfg(doctest)]
+#[doc = include_str!("../docs/profiling.md")]
+struct Profiling;
+
+#[cfg(doctest)]
 #[doc = include_str!("../docs/adding-an-op.md")]
 struct AddingAnOp;
 
@@ -106,9 +111,9 @@ pub mod prelude {
         DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event, Flatten, Forward,
         Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion,
         LionOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer,
-        Pipeline, Profile, ProfileOptions, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu,
-        StepBatches, Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var, Windows, accuracy, autocast,
-        checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse,
-        no_grad, record,
+        Pipeline, Profile, ProfileOptions, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd,
+        SgdOptions, Sigmoid, Silu, StepBatches, Stream, Tanh, Tensor, Text, TextBatch, Unflatten, Var,
+        Windows, accuracy, autocast, checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad,
+        gradcheck, gradgradcheck, mlp, mse, no_grad, record,
     };
 }

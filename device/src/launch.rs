@@ -112,7 +112,8 @@ impl Stream {
                 let driver = fifo.driver()?;
                 let moment = Moment { stream: fifo.id, tick: tail.tick };
                 let kernels = noted.is_some().then(RefCell::default);
-                let queue = Queue::new(self.core(), driver, op, moment, Target::Stream).noting(kernels.as_ref());
+                let queue =
+                    Queue::new(self.core(), driver, op, moment, Target::Stream).noting(kernels.as_ref());
                 self.drive(driver, &mut tail, op, &mut noted, |_| work.enqueue(&queue))?;
                 self.note_launched(noted, &tail, kernels);
             }

@@ -57,8 +57,8 @@ pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};
 pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
 pub use recorder::{
-    CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, KernelRecord, LaunchRecord, OperandRecord, Place,
-    RangeRecord, Recording, SyncRecord, WaitRecord,
+    CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, KernelRecord, LaunchRecord, OperandRecord,
+    Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,
 };
 pub use shared::Shared;
 pub use spin::{SpinGuard, SpinLock};

@@ -4,15 +4,16 @@ use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use streamgrad::DeviceKind;
+use streamgrad::autograd::profile::Trace;
 use streamgrad::workloads::compare::{
     CapturedReport, CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare,
 };
 use streamgrad::workloads::{self, Workload};
+use streamgrad::{DeviceKind, Profile};
 
 use super::output::{Output, Printer};
 use super::table::Table;
-use super::{Failure, device, positive, report, trace, workload};
+use super::{Failure, device, positive, report, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -83,12 +84,30 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         output.write(&format!("{:#}\n", to_json(&found)))?;
     }
     if let Some(output) = trace {
-        output.write(&trace::chrome(&found).to_string())?;
+        output.write(&traced(&found).to_json().to_string())?;
     }
     if let Some(output) = report {
         output.write(&report::page(&found, workload.about(), &figures(&found)))?;
     }
     Ok(found.identical_losses && found.identical_parameters)
+}
+
+/// The traced steps, a process for each schedule. A replay is one slice.
+fn traced(found: &Comparison) -> Trace {
+    let mut trace = Trace::new();
+    for schedule in found.schedules() {
+        let ScheduleReport { name, streams, captured, .. } = schedule;
+        let name = match captured {
+            Some(found) => format!("{name} (a replay of {} commands is one slice)", found.plan.commands),
+            None => format!("{name} ({streams} streams)"),
+        };
+        let mut profile = Profile::of(schedule.recordings.iter().cloned());
+        for (stream, name) in &schedule.streams_by_name {
+            profile.name_stream(*stream, name);
+        }
+        trace.add(&name, &profile);
+    }
+    trace
 }
 
 fn check_paths(args: &Args) -> Result<(), Failure> {

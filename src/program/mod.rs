@@ -7,7 +7,6 @@ mod info;
 mod output;
 mod report;
 mod table;
-mod trace;
 mod train;
 
 use std::process::ExitCode;

@@ -106,7 +106,8 @@ impl Profile {
     /// Waits of one stream for another, of the host for the device, and of the host for lanes are known exactly. What the host
     /// waits for otherwise, as for a lock or a file, is its own time here.
     pub fn critical_path(&self) -> CriticalPath {
-        let mut path = CriticalPath { steps: self.steps(), wall_ms: self.wall_ms(), ..CriticalPath::default() };
+        let mut path =
+            CriticalPath { steps: self.steps(), wall_ms: self.wall_ms(), ..CriticalPath::default() };
         let mut totals: HashMap<(String, bool), (usize, u64)> = HashMap::new();
         for (recording, timeline) in self.timelines().enumerate() {
             for segment in walk(&timeline) {
@@ -140,7 +141,8 @@ impl Link {
             Link::Launch { op, .. } => format!("launching {op}"),
             Link::Sync { index } => {
                 let sync = &timeline.recording.syncs[*index];
-                let place = sync.place.map(|place| format!(" at {}", timeline.recording.places[place as usize]));
+                let place =
+                    sync.place.map(|place| format!(" at {}", timeline.recording.places[place as usize]));
                 format!("{}{}", sync.op, place.unwrap_or_default())
             }
             Link::DriverCall { .. } => "memory from the driver".to_owned(),
@@ -172,7 +174,8 @@ pub(super) fn walk(timeline: &Timeline<'_>) -> Vec<PathSegment> {
         _ => At::Host(timeline.main_thread()),
     };
     // Each turn goes back in time, or to another place that does at the next turn.
-    let records = timeline.recording.commands.len() + timeline.recording.syncs.len() + timeline.recording.ranges.len();
+    let records =
+        timeline.recording.commands.len() + timeline.recording.syncs.len() + timeline.recording.ranges.len();
     for _ in 0..8 * (records + 2) {
         if walk.now == 0 {
             break;
@@ -231,7 +234,8 @@ impl Walk<'_, '_> {
         match what {
             HostWork::Launch(index) => {
                 let command = timeline.command(index);
-                let ran_here = timeline.is_inline(index) && command.end_ns > start_ns && command.start_ns < self.now;
+                let ran_here =
+                    timeline.is_inline(index) && command.end_ns > start_ns && command.start_ns < self.now;
                 let until = if ran_here { command.end_ns.min(self.now) } else { start_ns };
                 self.link(self.now, until, Link::Launch { op: command.op, index });
                 if ran_here { At::Command(index) } else { At::Host(thread) }

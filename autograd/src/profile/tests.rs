@@ -1,5 +1,6 @@
 use device::{
-    CommandKind, CommandRecord, LaunchRecord, Moment, Place, RangeRecord, Recording, StreamId, SyncRecord, WaitRecord,
+    CommandKind, CommandRecord, LaunchRecord, Moment, Place, RangeRecord, Recording, StreamId, SyncRecord,
+    WaitRecord,
 };
 
 use super::*;
@@ -15,7 +16,7 @@ fn at(stream: StreamId, tick: u64) -> Moment {
 /// A command on a stream, which a thread launched from `launch.0` to `launch.1`.
 fn command(op: &'static str, moment: Moment, launch: (u32, u64, u64), start: u64, end: u64) -> CommandRecord {
     let (thread, start_ns, end_ns) = launch;
-    let launch = LaunchRecord { start_ns, end_ns, thread, ..LaunchRecord::default() };
+    let launch = LaunchRecord { start_ns, given_ns: end_ns, end_ns, thread, ..LaunchRecord::default() };
     CommandRecord { launch, ..CommandRecord::new(op, moment, start, end) }
 }
 
@@ -112,7 +113,8 @@ fn each_stream_is_idle_for_a_reason() {
         let host = HostActivity::Launching { op: other, stream };
         IdleCause::NotLaunched { op, host }
     };
-    let expected = [(launching("load", "load", A), 10), (IdleCause::Starting { op: "load" }, 12), (IdleCause::End, 100)];
+    let expected =
+        [(launching("load", "load", A), 10), (IdleCause::Starting { op: "load" }, 12), (IdleCause::End, 100)];
     assert_eq!(causes(0), expected);
     let waits = IdleCause::WaitsFor { op: "product", stream: A, awaited: "load" };
     let expected = [
@@ -125,10 +127,9 @@ fn each_stream_is_idle_for_a_reason() {
     assert_eq!(causes(1), expected);
 }
 
-/// A stream that is never out of work hides the host; one that is, does not.
-#[test]
-fn a_command_that_was_launched_long_before_hides_its_launch() {
-    let recording = Recording {
+/// The third command is launched when the first two are over.
+fn late_launch() -> Recording {
+    Recording {
         commands: vec![
             command("first", at(A, 1), (0, 0, 5), 5, 50),
             command("second", at(A, 2), (0, 5, 10), 50, 60),
@@ -136,22 +137,30 @@ fn a_command_that_was_launched_long_before_hides_its_launch() {
         ],
         threads: vec!["main".into()],
         ..Recording::default()
-    };
-    let expected =
-        [("launching first", 5), ("launching second", 10), ("host", 80), ("launching late", 90), ("starting late", 91), ("late", 95)];
+    }
+}
+
+/// A stream that is never out of work hides the host; one that is, does not.
+#[test]
+fn a_command_that_was_launched_long_before_hides_its_launch() {
+    let recording = late_launch();
+    let expected = [
+        ("launching first", 5),
+        ("launching second", 10),
+        ("host", 80),
+        ("launching late", 90),
+        ("starting late", 91),
+        ("late", 95),
+    ];
     let profile = Profile::of([recording.clone()]);
     expect(&profile, &expected);
     check_idle(&profile);
-    let early = Recording {
-        commands: recording.commands.iter().take(2).cloned().collect(),
-        ..recording
-    };
+    let early = Recording { commands: recording.commands.iter().take(2).cloned().collect(), ..recording };
     expect(&Profile::of([early]), &[("launching first", 5), ("first", 50), ("second", 60)]);
 }
 
 /// Lane 1 is a thread of its own that ends after lane 0; commands run within their launches.
-#[test]
-fn the_path_goes_to_the_lane_that_was_last_and_back_to_who_started_it() {
+fn two_lanes() -> Recording {
     let range = |name: &str, thread, parent, start_ns, end_ns| RangeRecord {
         name: name.into(),
         thread,
@@ -160,18 +169,26 @@ fn the_path_goes_to_the_lane_that_was_last_and_back_to_who_started_it() {
         end_ns,
         place: None,
     };
-    let recording = Recording {
+    Recording {
         commands: vec![
             command("short", at(A, 1), (0, 12, 32), 14, 30),
             command("long", at(B, 1), (1, 20, 82), 21, 80),
             command("merge", at(A, 2), (0, 95, 110), 96, 108),
         ],
-        ranges: vec![range("step", 0, None, 5, 90), range("lane", 0, Some(0), 10, 34), range("lane", 1, Some(0), 15, 85)],
+        ranges: vec![
+            range("step", 0, None, 5, 90),
+            range("lane", 0, Some(0), 10, 34),
+            range("lane", 1, Some(0), 15, 85),
+        ],
         steps: vec![112],
         threads: vec!["main".into(), "lane 1".into()],
         ..Recording::default()
-    };
-    let profile = Profile::of([recording]);
+    }
+}
+
+#[test]
+fn the_path_goes_to_the_lane_that_was_last_and_back_to_who_started_it() {
+    let profile = Profile::of([two_lanes()]);
     let expected = [
         ("host", 5),
         ("host in 0", 10),
@@ -192,6 +209,52 @@ fn the_path_goes_to_the_lane_that_was_last_and_back_to_who_started_it() {
     ];
     expect(&profile, &expected);
     check_idle(&profile);
+}
+
+fn us(profile: &Profile, change: Change<'_>) -> u64 {
+    (1e6 * profile.what_if(change)).round() as u64
+}
+
+#[test]
+fn a_recording_that_is_run_again_is_the_recording() {
+    for recording in [producer_and_consumer(), two_lanes(), late_launch()] {
+        let profile = Profile::of([recording]);
+        assert_eq!(us(&profile, Change::Nothing), (1e6 * profile.wall_ms()).round() as u64);
+    }
+}
+
+#[test]
+fn what_does_not_take_time_any_more_moves_what_comes_after_it() {
+    let profile = Profile::of([producer_and_consumer()]);
+    // `product` starts 5 after its data and launch, at 20, and the host ends 10 after it.
+    assert_eq!(us(&profile, Change::Free("load")), 20 + 5 + 35 + 10);
+    assert_eq!(us(&profile, Change::Free("product")), 55 + 10);
+    assert_eq!(us(&profile, Change::Graph), 38 + 35 + 10);
+    let lanes = Profile::of([two_lanes()]);
+    // Lane 0 ends at 34 then, so the step waits for nobody after 34, as it did for 5 after 85.
+    assert_eq!(us(&lanes, Change::Free("long")), 112 - 51);
+    assert_eq!(us(&lanes, Change::Free("merge")), 100);
+}
+
+#[test]
+fn one_more_stream_helps_what_has_no_data_in_common() {
+    let access = |start, write| device::Access { start, end: start + 8, write };
+    let mut recording = Recording {
+        commands: (1..=4)
+            .map(|tick| command("op", at(A, tick), (0, 0, 0), 25 * (tick - 1), 25 * tick))
+            .collect(),
+        threads: vec!["main".into()],
+        ..Recording::default()
+    };
+    for (at, c) in recording.commands.iter_mut().enumerate() {
+        c.accesses = vec![access(8 * at, true)];
+    }
+    assert_eq!(us(&Profile::of([recording.clone()]), Change::OneMoreStream), 50);
+    // A chain stays one.
+    for (at, c) in recording.commands.iter_mut().enumerate().skip(1) {
+        c.accesses.push(access(8 * (at - 1), false));
+    }
+    assert_eq!(us(&Profile::of([recording]), Change::OneMoreStream), 100);
 }
 
 #[test]
@@ -229,7 +292,11 @@ fn rows_add_up_by_op_range_shape_and_line() {
     recording.commands[1].launch.range = Some(1);
     recording.commands[2].kind = CommandKind::Upload { bytes: 64, pinned: false };
     recording.commands[3].kind = CommandKind::Wait;
-    let shape = |shape: &[usize], write| device::OperandRecord { shape: shape.into(), dtype: crate::DType::F32, write };
+    let shape = |shape: &[usize], write| device::OperandRecord {
+        shape: shape.into(),
+        dtype: crate::DType::F32,
+        write,
+    };
     recording.commands[0].operands = vec![shape(&[2, 4], true), shape(&[2, 3], false), shape(&[3, 4], false)];
     let profile = Profile::of([recording]);
 
@@ -269,7 +336,9 @@ fn a_trace_is_what_perfetto_reads() {
     // The second recording begins where the first one ends.
     let times: Vec<f64> = named("load").iter().map(|event| event["ts"].as_f64().unwrap()).collect();
     assert_eq!(times, [0.012, 0.132]);
-    let ahead: Vec<i64> =
-        named("launched, not ended").iter().map(|event| event["args"]["commands"].as_i64().unwrap()).collect();
+    let ahead: Vec<i64> = named("launched, not ended")
+        .iter()
+        .map(|event| event["args"]["commands"].as_i64().unwrap())
+        .collect();
     assert_eq!(ahead, [1, 2, 1, 0, 1, 2, 1, 0]);
 }

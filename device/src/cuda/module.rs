@@ -12,9 +12,9 @@ use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 use parking_lot::{Mutex, RwLock};
 
-use super::{Grid, Program};
 use super::call::check;
 use super::memory::obtained;
+use super::{Grid, Program};
 use crate::{Error, KernelRecord, Result, Team};
 
 /// A program on a device.

@@ -138,9 +138,7 @@ fn is_engine_file(path: &str) -> bool {
     }
     let first = relative.split('/').next().unwrap_or("");
     let is_crate = CRATES.contains(&first) && relative[first.len()..].starts_with("/src/");
-    let packaged = || {
-        CRATES.iter().any(|name| relative.contains(&format!("/streamgrad-{name}-")))
-    };
+    let packaged = || CRATES.iter().any(|name| relative.contains(&format!("/streamgrad-{name}-")));
     is_crate || packaged()
 }
 
@@ -176,7 +174,11 @@ mod tests {
 
     #[test]
     fn without_debug_information_there_is_the_function() {
-        let bare: String = TRACE.lines().filter(|line| !line.trim().starts_with("at ")).map(|line| format!("{line}\n")).collect();
+        let bare: String = TRACE
+            .lines()
+            .filter(|line| !line.trim().starts_with("at "))
+            .map(|line| format!("{line}\n"))
+            .collect();
         let place = place_in(&bare).expect("there is one");
         assert_eq!((place.line, place.to_string().as_str()), (0, "program::train::{{closure}}"));
     }
@@ -185,7 +187,10 @@ mod tests {
     fn the_crates_are_known_wherever_they_lie() {
         assert!(is_engine_file("/x/registry/src/y/streamgrad-kernels-0.1.0/src/lib.rs"));
         let beside = |path: &str| env!("CARGO_MANIFEST_DIR").replace("/device", &format!("/{path}"));
-        assert!(is_engine_file(&beside("device/src/launch.rs")) && is_engine_file(&beside("autograd/src/ops/add.rs")));
+        assert!(
+            is_engine_file(&beside("device/src/launch.rs"))
+                && is_engine_file(&beside("autograd/src/ops/add.rs"))
+        );
         for path in ["autograd/tests/profile.rs", "models/src/workloads/gpt.rs", "src/main.rs"] {
             assert!(!is_engine_file(&beside(path)), "{path}");
         }
@@ -201,6 +206,9 @@ mod tests {
             numbers.push(stacks.number());
         }
         let other = stacks.number();
-        assert!(numbers.iter().all(|&number| number == numbers[0]) && other != numbers[0], "{numbers:?} {other}");
+        assert!(
+            numbers.iter().all(|&number| number == numbers[0]) && other != numbers[0],
+            "{numbers:?} {other}"
+        );
     }
 }

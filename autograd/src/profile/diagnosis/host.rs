@@ -6,7 +6,7 @@ use device::Place;
 
 use super::super::averages::launch_ns;
 use super::super::timeline::Timeline;
-use super::{Facts, Finding, Link, Stretch, at, mib, ms, sums};
+use super::{Facts, Finding, Link, PathSegment, Stretch, at, mib, ms, sums};
 
 /// Time in which nothing ran after a wait of the host: until it had launched something anew.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,8 @@ pub(super) fn bubbles(timeline: &Timeline<'_>) -> Vec<Bubble> {
         let awaited = record.awaited.iter().filter_map(|&moment| timeline.newest(moment));
         let Some(drained) = awaited.map(|at| commands[at].end_ns).max() else { continue };
         // The host did not wait, or something else ran on.
-        let runs_on = commands.iter().any(|c| c.is_work() && c.start_ns <= drained && c.end_ns > record.end_ns);
+        let runs_on =
+            commands.iter().any(|c| c.is_work() && c.start_ns <= drained && c.end_ns > record.end_ns);
         let next = starts.partition_point(|&start| start < record.end_ns);
         if let Some(&end_ns) = starts.get(next)
             && drained > record.start_ns
@@ -55,7 +56,10 @@ pub(super) fn synchronisation(facts: &Facts<'_>) -> Vec<Finding> {
         let per_step = count as f64 / facts.steps;
         let idle = ms(ns) / facts.steps;
         let (code, what) = match op {
-            "download" => ("hidden-sync", "reads a value of the device; read results after the step, or every so many steps"),
+            "download" => (
+                "hidden-sync",
+                "reads a value of the device; read results after the step, or every so many steps",
+            ),
             _ => ("synchronize", "waits for the device; leave it out: whoever uses a result waits by itself"),
         };
         let message = format!(
@@ -108,7 +112,14 @@ pub(super) fn launch_bound(facts: &Facts<'_>) -> Vec<Finding> {
             }
             _ => None,
         };
-        window.links(is_launch).map(|(segment, ns)| (place(&segment.link), ns)).collect()
+        let own = |link: &Link| match link {
+            Link::Launch { index, .. } => window.timeline.command(*index).launch.recorder_ns,
+            _ => 0,
+        };
+        let outside = |(segment, ns): (&PathSegment, u64)| {
+            (place(&segment.link), ns.saturating_sub(own(&segment.link)))
+        };
+        window.links(is_launch).map(outside).collect()
     };
     let by_place = sums(facts.windows.iter().flat_map(links));
     let ns: u64 = by_place.iter().map(|&(_, ns, _)| ns).sum();

@@ -101,7 +101,12 @@ impl<'a> Facts<'a> {
             let (path, bubbles) = (walk(&timeline), host::bubbles(&timeline));
             Stretch { timeline, path, bubbles }
         });
-        Facts { profile, windows: windows.collect(), steps: profile.steps().max(1) as f64, wall_ms: profile.wall_ms() }
+        Facts {
+            profile,
+            windows: windows.collect(),
+            steps: profile.steps().max(1) as f64,
+            wall_ms: profile.wall_ms(),
+        }
     }
 
     fn is_notable(&self, cost_ms: f64) -> bool {
@@ -133,7 +138,10 @@ impl<'a> Stretch<'a> {
     }
 
     fn working_streams(&self) -> Vec<StreamId> {
-        self.commands().filter(|(_, command)| command.is_work()).map(|(_, command)| command.moment.stream).collect()
+        self.commands()
+            .filter(|(_, command)| command.is_work())
+            .map(|(_, command)| command.moment.stream)
+            .collect()
     }
 
     fn place(&self, place: Option<u32>) -> Option<Place> {

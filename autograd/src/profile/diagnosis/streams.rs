@@ -9,7 +9,8 @@ use super::{Facts, Finding, Stretch, at, common_ns, ms, sums};
 /// An op on the default stream while side streams are at work: in the same step one of them was launched before, one after.
 pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Finding> {
     let sides = facts.side_streams();
-    let Some(default) = facts.device().and_then(|device| device.default_stream).filter(|_| sides.len() > 1) else {
+    let Some(default) = facts.device().and_then(|device| device.default_stream).filter(|_| sides.len() > 1)
+    else {
         return Vec::new();
     };
     let mut between = Vec::new();
@@ -27,7 +28,8 @@ pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Finding> {
             let is_before = |&(other, at): &(usize, u64)| other == step && at < launch;
             let is_after = |&(other, at): &(usize, u64)| other == step && at > launch;
             if launches.iter().any(is_before) && launches.iter().any(is_after) {
-                between.push(((command.op, window.place(command.launch.place)), held_up(window, index, &sides)));
+                between
+                    .push(((command.op, window.place(command.launch.place)), held_up(window, index, &sides)));
             }
         }
     }
@@ -75,7 +77,8 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Finding> {
                     }
                     _ => continue,
                 };
-                let since = window.timeline.before(at).map_or(0, |before| window.timeline.command(before).end_ns);
+                let since =
+                    window.timeline.before(at).map_or(0, |before| window.timeline.command(before).end_ns);
                 let ns = other.end_ns.saturating_sub(since.max(window.timeline.launched_ns(at)));
                 let place = window.place(command.launch.place);
                 found.push(((command.op, other.op, why, place), ns));
@@ -83,29 +86,31 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Finding> {
         }
     }
     let notable = sums(found).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
-    let finding = |((op, awaited, why, place), ns, count): ((&str, &str, &str, Option<device::Place>), u64, usize)| {
-        let message = format!(
-            "{op}{} waits for another stream's {awaited}, {:.1} times and {:.3} ms a step, and {why}",
-            at(place.as_ref()),
-            count as f64 / facts.steps,
-            ms(ns) / facts.steps
-        );
-        Finding { place, cost_ms: ms(ns), ..Finding::new("over-synchronised", message) }
-    };
+    let finding =
+        |((op, awaited, why, place), ns, count): ((&str, &str, &str, Option<device::Place>), u64, usize)| {
+            let message = format!(
+                "{op}{} waits for another stream's {awaited}, {:.1} times and {:.3} ms a step, and {why}",
+                at(place.as_ref()),
+                count as f64 / facts.steps,
+                ms(ns) / facts.steps
+            );
+            Finding { place, cost_ms: ms(ns), ..Finding::new("over-synchronised", message) }
+        };
     notable.map(finding).collect()
 }
 
 fn conflict(a: &CommandRecord, b: &CommandRecord) -> bool {
-    a.accesses.iter().any(|a| {
-        b.accesses.iter().any(|b| (a.write || b.write) && a.start < b.end && b.start < a.end)
-    })
+    a.accesses
+        .iter()
+        .any(|a| b.accesses.iter().any(|b| (a.write || b.write) && a.start < b.end && b.start < a.end))
 }
 
 /// Whether something behind the wait uses what was done before the awaited command, it included.
 fn is_needed(window: &Stretch<'_>, wait: usize, awaited: usize) -> bool {
     let (timeline, waiter) = (&window.timeline, window.timeline.command(wait).moment);
     let until = timeline.command(awaited).moment;
-    let behind = window.commands().filter(|(_, c)| c.moment.stream == waiter.stream && c.moment.tick > waiter.tick);
+    let behind =
+        window.commands().filter(|(_, c)| c.moment.stream == waiter.stream && c.moment.tick > waiter.tick);
     let earlier: Vec<&CommandRecord> = window
         .commands()
         .map(|(_, command)| command)
@@ -153,7 +158,8 @@ fn depth_first(facts: &Facts<'_>, sides: &[StreamId]) -> Option<Finding> {
     let (recording, (op, own, other), times) = first;
     let window = &facts.windows[*recording];
     let next = window.commands().filter(|(_, c)| c.moment.stream == *own && c.start_ns >= times.1);
-    let place = next.min_by_key(|(_, command)| command.start_ns).and_then(|(_, c)| window.place(c.launch.place));
+    let place =
+        next.min_by_key(|(_, command)| command.start_ns).and_then(|(_, c)| window.place(c.launch.place));
     let message = format!(
         "{} has nothing to do for {:.3} ms a step while the same thread launches or runs what is on {}; its {op}{} could have been \
          launched before: take turns, or launch each stream's work on a thread of its own, as `ConcurrentBatches` does",
@@ -209,7 +215,9 @@ pub(super) fn no_room(facts: &Facts<'_>) -> Vec<Finding> {
         for (_, command) in window.commands() {
             let Some(kernel) = command.kernels.iter().find(|kernel| fills(kernel)) else { continue };
             let others = window.commands().filter(|(_, other)| {
-                other.is_work() && other.kind == CommandKind::Compute && other.moment.stream != command.moment.stream
+                other.is_work()
+                    && other.kind == CommandKind::Compute
+                    && other.moment.stream != command.moment.stream
             });
             let times = (command.start_ns, command.end_ns);
             let ns: u64 = others.map(|(_, other)| common_ns(times, (other.start_ns, other.end_ns))).sum();
@@ -254,7 +262,8 @@ fn limit(kernel: &KernelRecord, threads: u32) -> &'static str {
 fn more_streams_than_threads(facts: &Facts<'_>) -> Option<Finding> {
     let threads = facts.device()?.host_threads?;
     let streams = facts.side_streams().len();
-    let crowded: u64 = facts.windows.iter().map(|window| window.timeline.busy(CommandRecord::is_work).overlap_ns).sum();
+    let crowded: u64 =
+        facts.windows.iter().map(|window| window.timeline.busy(CommandRecord::is_work).overlap_ns).sum();
     (streams > threads && facts.is_notable(ms(crowded))).then(|| {
         let message = format!(
             "{streams} streams share {threads} thread{}: at most that many run at once",

@@ -50,7 +50,7 @@ fn show(profile: &Profile) {
 ///
 /// # Errors
 /// What training answers, and `Error::Io` if the trace cannot be written.
-pub fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let (profile, loss) = train(&Device::best())?;
     show(&profile);
     println!("loss {loss:.3} after 9 steps");

@@ -98,6 +98,10 @@ struct StreamContract;
 struct MixedPrecision;
 
 #[cfg(doctest)]
+#[doc = include_str!("../docs/profiling.md")]
+struct Profiling;
+
+#[cfg(doctest)]
 #[doc = include_str!("../docs/adding-an-op.md")]
 struct AddingAnOp;
 

@@ -237,7 +237,7 @@ fn the_trace_has_a_named_lane_for_each_stream() {
         assert!(of_phase("X").any(|event| event["pid"] == 2 && event["tid"] == lane), "lane {lane} is empty");
     }
     let ids = |phase| of_phase(phase).map(|event| event["id"].as_u64().unwrap()).collect::<Vec<_>>();
-    assert!(!ids("s").is_empty(), "the join of the lanes is an arrow");
+    assert!(!ids("s").is_empty(), "a launch is an arrow");
     assert_eq!(ids("s"), ids("f"), "each arrow has two ends");
     let page = fs::read_to_string(report).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("\"lane 1\"") && page.contains("Diagnosis"));

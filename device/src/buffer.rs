@@ -294,7 +294,7 @@ impl Buffer {
             ));
         }
         core.hidden.meet()?;
-        let mut syncing = core.host_sync("download", [self.last_write()]);
+        let mut syncing = core.host_sync("download", std::iter::once_with(|| self.last_write()));
         if core.cuda.is_some() {
             return self.download_staged(read, &mut syncing);
         }

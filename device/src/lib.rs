@@ -60,7 +60,7 @@ pub use hidden::{HiddenSync, SyncDebug};
 pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
 pub use recorder::{
     CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, KernelRecord, LaunchRecord, OperandRecord,
-    Place, RangeRecord, Recording, SyncRecord, WaitRecord,
+    Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,
 };
 pub use shared::Shared;
 pub use spin::{SpinGuard, SpinLock};

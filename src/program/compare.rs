@@ -4,15 +4,16 @@ use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use streamgrad::DeviceKind;
+use streamgrad::autograd::profile::Trace;
 use streamgrad::workloads::compare::{
     CapturedReport, CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare,
 };
 use streamgrad::workloads::{self, Workload};
+use streamgrad::{DeviceKind, Profile};
 
 use super::output::{Output, Printer};
 use super::table::Table;
-use super::{Failure, device, positive, report, sweep, trace, workload};
+use super::{Failure, device, positive, report, sweep, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -107,7 +108,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         output.write(&format!("{value:#}\n"))?;
     }
     if let (Some(output), [one]) = (trace, &found[..]) {
-        output.write(&trace::chrome(one).to_string())?;
+        output.write(&traced(one).to_json().to_string())?;
     }
     if let Some(output) = report {
         let page = match &found[..] {
@@ -122,6 +123,24 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
 /// What was asked for, or the one default.
 fn or(asked: &[usize], default: usize) -> Vec<usize> {
     if asked.is_empty() { vec![default] } else { asked.to_vec() }
+}
+
+/// The traced steps, a process for each schedule. A replay is one slice.
+fn traced(found: &Comparison) -> Trace {
+    let mut trace = Trace::new();
+    for schedule in found.schedules() {
+        let ScheduleReport { name, streams, captured, .. } = schedule;
+        let name = match captured {
+            Some(found) => format!("{name} (a replay of {} commands is one slice)", found.plan.commands),
+            None => format!("{name} ({streams} streams)"),
+        };
+        let mut profile = Profile::of(schedule.recordings.iter().cloned());
+        for (stream, name) in &schedule.streams_by_name {
+            profile.name_stream(*stream, name);
+        }
+        trace.add(&name, &profile);
+    }
+    trace
 }
 
 fn check_paths(args: &Args) -> Result<(), Failure> {

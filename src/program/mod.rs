@@ -8,7 +8,6 @@ mod output;
 mod report;
 mod sweep;
 mod table;
-mod trace;
 mod train;
 
 use std::process::ExitCode;

@@ -184,12 +184,13 @@ impl Rows {
     }
 }
 
-/// How long the host took to launch a command, without running it.
+/// How long the host took to launch a command, without running and recording it.
 pub(super) fn launch_ns(command: &CommandRecord) -> u64 {
     let launch = &command.launch;
     let whole = launch.end_ns.saturating_sub(launch.start_ns);
     let ran_within = launch.start_ns <= command.start_ns && command.end_ns <= launch.end_ns;
-    if ran_within { whole - command.duration_ns() } else { whole }
+    let ran_ns = if ran_within { command.duration_ns() } else { 0 };
+    whole.saturating_sub(ran_ns + launch.recorder_ns)
 }
 
 /// The shapes of a command's operands, what is written behind an arrow: `[2, 3] [3, 4] -> [2, 4]`.

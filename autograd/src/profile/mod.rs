@@ -11,9 +11,9 @@ mod path;
 mod report;
 mod timeline;
 mod trace;
-//W mod what_if;
+mod what_if;
 
-use device::{Device, Recording, Result, StreamId};
+use device::{Device, Recording, RecordingOptions, Result, StreamId};
 
 pub use averages::{Average, Averages, Key, Sort};
 pub use diagnosis::{Finding, diagnose};
@@ -21,7 +21,7 @@ pub use idle::{HostActivity, Idle, IdleCause, StreamIdle};
 pub use options::{ProfileOptions, ProfileSchedule};
 pub use path::{CriticalPath, Link, PathSegment, PathShare};
 pub use trace::{MemorySample, Trace};
-//W pub use what_if::WhatIf;
+pub use what_if::Change;
 
 use options::Phase;
 use parking_lot::Mutex;
@@ -62,8 +62,8 @@ struct Window {
 impl Profile {
     /// Records `dev` from now on, until the [`Profiler`] is stopped.
     ///
-    /// Waits for what was launched before. While it records, each command takes about a microsecond more of the host, and two
-    /// events of a CUDA device; see docs/profiling.md. One profiler at a time records a device.
+    /// Waits for what was launched before. While it records, each command takes more of the host, and two events of a CUDA device;
+    /// see docs/profiling.md. One profiler at a time records a device.
     pub fn start(dev: &Device, options: ProfileOptions) -> Profiler {
         let profiler = Profiler { device: dev.clone(), options, state: Mutex::default() };
         profiler.enter(Phase::Off, options.schedule.phase(0));
@@ -139,6 +139,7 @@ struct State {
     steps: usize,
     windows: Vec<Window>,
     memory: Option<trace::MemoryClock>,
+    has_ended: bool,
 }
 
 impl Profiler {
@@ -169,11 +170,21 @@ impl Profiler {
     /// # Errors
     /// [`Error::Async`](crate::Error::Async) if a command failed and that was not reported yet.
     pub fn stop(self) -> Result<Profile> {
-        let steps = self.state.lock().steps;
-        self.enter(self.options.schedule.phase(steps), Phase::Off);
+        self.end();
         let windows = std::mem::take(&mut self.state.lock().windows);
         self.device.synchronize()?;
         Ok(Profile { windows, names: Vec::new() })
+    }
+
+    /// Records no more.
+    fn end(&self) {
+        let (steps, has_ended) = {
+            let mut state = self.state.lock();
+            (state.steps, std::mem::replace(&mut state.has_ended, true))
+        };
+        if !has_ended {
+            self.enter(self.options.schedule.phase(steps), Phase::Off);
+        }
     }
 
     /// Goes from one phase to the next.
@@ -189,14 +200,14 @@ impl Profiler {
         }
         if to != Phase::Off {
             state.memory = self.options.memory.then(|| trace::MemoryClock::start(&self.device));
-            self.device.start_recording();
+            self.device.start_recording_with(RecordingOptions { places: self.options.places });
         }
     }
 }
 
 impl Drop for Profiler {
     fn drop(&mut self) {
-        let _ended = self.device.stop_recording();
+        self.end();
     }
 }
 

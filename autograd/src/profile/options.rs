@@ -8,11 +8,14 @@ pub struct ProfileOptions {
     /// Whether the memory that is allocated is followed, too. It takes over the device's
     /// [memory history](allocator::DeviceMemory::record_memory_history).
     pub memory: bool,
+    /// Whether the lines of the program that lead to launches and waits are kept, which tables, traces and the diagnosis then name.
+    /// It takes some microseconds of the host for each.
+    pub places: bool,
 }
 
 impl Default for ProfileOptions {
     fn default() -> Self {
-        ProfileOptions { schedule: ProfileSchedule::default(), memory: true }
+        ProfileOptions { schedule: ProfileSchedule::default(), memory: true, places: true }
     }
 }
 

@@ -67,7 +67,7 @@ impl Profile {
             if (launch.thread as usize) < recording.threads.len() {
                 let row = hosts + launch.thread as usize;
                 *launched =
-                    drawing.slice(row, "launch", (launch.start_ns, launch.end_ns), command.op.to_owned());
+                    drawing.slice(row, "launch", (launch.start_ns, launch.given_ns), command.op.to_owned());
             }
         }
         let mut waits = Vec::with_capacity(recording.syncs.len());

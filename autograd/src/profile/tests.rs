@@ -16,7 +16,7 @@ fn at(stream: StreamId, tick: u64) -> Moment {
 /// A command on a stream, which a thread launched from `launch.0` to `launch.1`.
 fn command(op: &'static str, moment: Moment, launch: (u32, u64, u64), start: u64, end: u64) -> CommandRecord {
     let (thread, start_ns, end_ns) = launch;
-    let launch = LaunchRecord { start_ns, end_ns, thread, ..LaunchRecord::default() };
+    let launch = LaunchRecord { start_ns, given_ns: end_ns, end_ns, thread, ..LaunchRecord::default() };
     CommandRecord { launch, ..CommandRecord::new(op, moment, start, end) }
 }
 
@@ -127,10 +127,9 @@ fn each_stream_is_idle_for_a_reason() {
     assert_eq!(causes(1), expected);
 }
 
-/// A stream that is never out of work hides the host; one that is, does not.
-#[test]
-fn a_command_that_was_launched_long_before_hides_its_launch() {
-    let recording = Recording {
+/// The third command is launched when the first two are over.
+fn late_launch() -> Recording {
+    Recording {
         commands: vec![
             command("first", at(A, 1), (0, 0, 5), 5, 50),
             command("second", at(A, 2), (0, 5, 10), 50, 60),
@@ -138,7 +137,13 @@ fn a_command_that_was_launched_long_before_hides_its_launch() {
         ],
         threads: vec!["main".into()],
         ..Recording::default()
-    };
+    }
+}
+
+/// A stream that is never out of work hides the host; one that is, does not.
+#[test]
+fn a_command_that_was_launched_long_before_hides_its_launch() {
+    let recording = late_launch();
     let expected = [
         ("launching first", 5),
         ("launching second", 10),
@@ -155,8 +160,7 @@ fn a_command_that_was_launched_long_before_hides_its_launch() {
 }
 
 /// Lane 1 is a thread of its own that ends after lane 0; commands run within their launches.
-#[test]
-fn the_path_goes_to_the_lane_that_was_last_and_back_to_who_started_it() {
+fn two_lanes() -> Recording {
     let range = |name: &str, thread, parent, start_ns, end_ns| RangeRecord {
         name: name.into(),
         thread,
@@ -165,7 +169,7 @@ fn the_path_goes_to_the_lane_that_was_last_and_back_to_who_started_it() {
         end_ns,
         place: None,
     };
-    let recording = Recording {
+    Recording {
         commands: vec![
             command("short", at(A, 1), (0, 12, 32), 14, 30),
             command("long", at(B, 1), (1, 20, 82), 21, 80),
@@ -179,8 +183,12 @@ fn the_path_goes_to_the_lane_that_was_last_and_back_to_who_started_it() {
         steps: vec![112],
         threads: vec!["main".into(), "lane 1".into()],
         ..Recording::default()
-    };
-    let profile = Profile::of([recording]);
+    }
+}
+
+#[test]
+fn the_path_goes_to_the_lane_that_was_last_and_back_to_who_started_it() {
+    let profile = Profile::of([two_lanes()]);
     let expected = [
         ("host", 5),
         ("host in 0", 10),
@@ -201,6 +209,52 @@ fn the_path_goes_to_the_lane_that_was_last_and_back_to_who_started_it() {
     ];
     expect(&profile, &expected);
     check_idle(&profile);
+}
+
+fn us(profile: &Profile, change: Change<'_>) -> u64 {
+    (1e6 * profile.what_if(change)).round() as u64
+}
+
+#[test]
+fn a_recording_that_is_run_again_is_the_recording() {
+    for recording in [producer_and_consumer(), two_lanes(), late_launch()] {
+        let profile = Profile::of([recording]);
+        assert_eq!(us(&profile, Change::Nothing), (1e6 * profile.wall_ms()).round() as u64);
+    }
+}
+
+#[test]
+fn what_does_not_take_time_any_more_moves_what_comes_after_it() {
+    let profile = Profile::of([producer_and_consumer()]);
+    // `product` starts 5 after its data and launch, at 20, and the host ends 10 after it.
+    assert_eq!(us(&profile, Change::Free("load")), 20 + 5 + 35 + 10);
+    assert_eq!(us(&profile, Change::Free("product")), 55 + 10);
+    assert_eq!(us(&profile, Change::Graph), 38 + 35 + 10);
+    let lanes = Profile::of([two_lanes()]);
+    // Lane 0 ends at 34 then, so the step waits for nobody after 34, as it did for 5 after 85.
+    assert_eq!(us(&lanes, Change::Free("long")), 112 - 51);
+    assert_eq!(us(&lanes, Change::Free("merge")), 100);
+}
+
+#[test]
+fn one_more_stream_helps_what_has_no_data_in_common() {
+    let access = |start, write| device::Access { start, end: start + 8, write };
+    let mut recording = Recording {
+        commands: (1..=4)
+            .map(|tick| command("op", at(A, tick), (0, 0, 0), 25 * (tick - 1), 25 * tick))
+            .collect(),
+        threads: vec!["main".into()],
+        ..Recording::default()
+    };
+    for (at, c) in recording.commands.iter_mut().enumerate() {
+        c.accesses = vec![access(8 * at, true)];
+    }
+    assert_eq!(us(&Profile::of([recording.clone()]), Change::OneMoreStream), 50);
+    // A chain stays one.
+    for (at, c) in recording.commands.iter_mut().enumerate().skip(1) {
+        c.accesses.push(access(8 * (at - 1), false));
+    }
+    assert_eq!(us(&Profile::of([recording]), Change::OneMoreStream), 100);
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub(super) struct Span<T> {
 /// A thread came at `at_ns` after what another one did until `since_ns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Handoff {
-    at_ns: u64,
+    pub(super) at_ns: u64,
     pub(super) since_ns: u64,
     pub(super) from: u32,
 }
@@ -112,7 +112,7 @@ impl<'a> Timeline<'a> {
     /// When the host had given the command away.
     pub(super) fn launched_ns(&self, at: usize) -> u64 {
         let command = self.command(at);
-        command.launch.end_ns.min(command.start_ns)
+        command.launch.given_ns.min(command.start_ns)
     }
 
     /// What was the last of all that the command came after, and when that was.
@@ -171,12 +171,28 @@ impl<'a> Timeline<'a> {
         pieces
     }
 
+    /// When a thread came after something of another one, in order.
+    pub(super) fn handoffs_of(&self, thread: u32) -> &[Handoff] {
+        self.handoffs.get(thread as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// When a thread entered the innermost range, or went on in it, that it was in until `ns`; 0 if in none.
+    pub(super) fn entered_ns(&self, thread: u32, ns: u64) -> u64 {
+        let ranges = self.ranges.get(thread as usize).map_or(&[][..], Vec::as_slice);
+        let first = ranges.partition_point(|range| range.end_ns < ns);
+        ranges.get(first).filter(|range| range.start_ns < ns).map_or(0, |range| range.start_ns)
+    }
+
     /// The last that a thread came after between `since` and `now` that happened in that time on another one.
     pub(super) fn handoff(&self, thread: u32, since: u64, now: u64) -> Option<Handoff> {
-        let handoffs = self.handoffs.get(thread as usize)?;
+        let handoffs = self.handoffs_of(thread);
         let first = handoffs.partition_point(|handoff| handoff.at_ns <= since);
         let later = handoffs[first..].iter().take_while(|handoff| handoff.at_ns <= now);
-        later.filter(|handoff| handoff.since_ns > since).max_by_key(|handoff| handoff.since_ns).copied()
+        let own = |handoff: &&Handoff| since.max(self.entered_ns(thread, handoff.at_ns));
+        later
+            .filter(|handoff| handoff.since_ns > own(handoff))
+            .max_by_key(|handoff| handoff.since_ns)
+            .copied()
     }
 
     /// The thread that the program begins and ends on: the one that named the first range, or launched or waited first.

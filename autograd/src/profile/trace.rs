@@ -117,7 +117,7 @@ impl Trace {
     pub fn add(&mut self, name: &str, profile: &Profile) {
         self.processes += 1;
         let mut process =
-            Process { pid: self.processes, profile, streams: Vec::new(), origin: 0, trace: self };
+            Process { pid: self.processes, profile, streams: Vec::new(), origin: 0, steps: 0, trace: self };
         process.name("process_name", STEPS, name);
         process.name("thread_name", STEPS, "steps");
         for window in &profile.windows {
@@ -138,6 +138,8 @@ struct Process<'a> {
     streams: Vec<StreamId>,
     /// When the recording began, on the trace's clock.
     origin: u64,
+    /// Steps so far.
+    steps: usize,
     trace: &'a mut Trace,
 }
 
@@ -200,8 +202,9 @@ impl Process<'_> {
         let whole = [end_ns];
         let ends = if recording.steps.is_empty() { &whole[..] } else { &recording.steps };
         let mut start = 0;
-        for (number, &end) in ends.iter().enumerate() {
-            self.slice(STEPS, &format!("step {number}"), (start, end), Map::new());
+        for &end in ends {
+            self.slice(STEPS, &format!("step {}", self.steps), (start, end), Map::new());
+            self.steps += 1;
             start = end;
         }
     }

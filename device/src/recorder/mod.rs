@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 pub use records::{
     CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, KernelRecord, LaunchRecord, OperandRecord,
-    Place, RangeRecord, Recording, SyncRecord, WaitRecord,
+    Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,
 };
 
 use crate::cuda::TimedEvent;
@@ -39,7 +39,8 @@ struct Log {
     /// The commands of driver's streams between two events, and the event at which the recording began.
     timed: Vec<(Moment, TimedEvent, TimedEvent)>,
     began: Option<TimedEvent>,
-    stacks: Stacks,
+    /// None where nobody wants to know the lines of the program.
+    stacks: Option<Stacks>,
     /// The numbers of threads and ranges here, by those in the process.
     threads: HashMap<u32, u32>,
     ranges: HashMap<u32, u32>,
@@ -49,7 +50,7 @@ struct Log {
 pub(crate) struct Launching {
     record: CommandRecord,
     start: Instant,
-    /// When the command was given away, if that is not when the launch ends.
+    /// From when on the command could start, if that was before the launch ended.
     pub(crate) given: Option<Instant>,
 }
 
@@ -128,7 +129,7 @@ impl CurrentRange {
 }
 
 impl Log {
-    fn new(began: Option<TimedEvent>) -> Log {
+    fn new(began: Option<TimedEvent>, places: bool) -> Log {
         Log {
             origin: Instant::now(),
             recording: Recording::default(),
@@ -136,7 +137,7 @@ impl Log {
             ran: Vec::new(),
             timed: Vec::new(),
             began,
-            stacks: Stacks::default(),
+            stacks: places.then(Stacks::default),
             threads: HashMap::new(),
             ranges: HashMap::new(),
         }
@@ -156,6 +157,11 @@ impl Log {
         })
     }
 
+    /// The number of the calling thread's stack, which becomes that of a place when the recording ends.
+    fn place(&mut self) -> Option<u32> {
+        self.stacks.as_mut().map(Stacks::number)
+    }
+
     /// The number in the recording of the range that the calling thread is in.
     fn range(&self) -> Option<u32> {
         self.ranges.get(&RANGE.get()?).copied()
@@ -163,7 +169,7 @@ impl Log {
 
     fn finish(mut self, facts: DeviceFacts) -> Recording {
         let wall_ns = self.ns(Instant::now());
-        let (places, numbers) = distinct(self.stacks.places());
+        let (places, numbers) = distinct(self.stacks.as_ref().map(Stacks::places).unwrap_or_default());
         let place = |stack: &mut Option<u32>| *stack = stack.and_then(|stack| numbers[stack as usize]);
         let mut times: HashMap<Moment, (&'static str, u64, u64)> = HashMap::new();
         for &(op, moment, start, end) in &self.ran {
@@ -254,15 +260,11 @@ impl Recorder {
         record.accesses = uses.iter().map(Use::access).collect();
         let start = Instant::now();
         self.with(|log| {
-            let place = Some(log.stacks.number());
-            record.launch = LaunchRecord {
-                start_ns: log.ns(start),
-                end_ns: 0,
-                thread: log.thread(),
-                range: log.range(),
-                place,
-            };
+            let place = log.place();
+            let (start_ns, thread, range) = (log.ns(start), log.thread(), log.range());
+            record.launch = LaunchRecord { start_ns, thread, range, place, ..LaunchRecord::default() };
         })?;
+        record.launch.recorder_ns = start.elapsed().as_nanos() as u64;
         Some(Box::new(Launching { record, start, given: None }))
     }
 
@@ -275,7 +277,7 @@ impl Recorder {
             // A recording may have begun anew meanwhile.
             if start >= log.origin {
                 record.moment = moment;
-                record.launch.end_ns = log.ns(given.unwrap_or(end));
+                (record.launch.given_ns, record.launch.end_ns) = (log.ns(given.unwrap_or(end)), log.ns(end));
                 log.launched.push(record);
             }
         });
@@ -326,7 +328,7 @@ impl Drop for Syncing<'_> {
         let end = Instant::now();
         self.recorder.with(|log| {
             let (start_ns, end_ns) = (log.ns(self.start), log.ns(end));
-            let (thread, range, place) = (log.thread(), log.range(), Some(log.stacks.number()));
+            let (thread, range, place) = (log.thread(), log.range(), log.place());
             let awaited = std::mem::take(&mut self.awaited);
             let sync = SyncRecord { op: self.op, awaited, start_ns, end_ns, thread, range, place };
             log.recording.syncs.push(sync);
@@ -347,9 +349,14 @@ impl Core {
 }
 
 impl Device {
-    /// Records every command that runs from now on. A recording that is under way starts anew. Waits for what was launched
-    /// before, so that it is not in the recording.
+    /// Records every command that runs from now on, without the lines of the program. A recording that is under way starts anew.
+    /// Waits for what was launched before, so that it is not in the recording.
     pub fn start_recording(&self) {
+        self.start_recording_with(RecordingOptions::default());
+    }
+
+    /// [`start_recording`](Self::start_recording) with options.
+    pub fn start_recording_with(&self, options: RecordingOptions) {
         let recorder = &self.core().recorder;
         recorder.on.store(false, Ordering::Release);
         // Errors are for those who synchronise.
@@ -362,7 +369,7 @@ impl Device {
             // The host's clock starts when the device's does.
             let _ = origin.synchronize();
         }
-        *recorder.log.lock() = Some(Log::new(origin));
+        *recorder.log.lock() = Some(Log::new(origin, options.places));
         recorder.on.store(true, Ordering::Release);
     }
 
@@ -402,7 +409,7 @@ impl Device {
         recorder.with(|log| {
             let (thread, parent, start_ns) = (log.thread(), log.range(), log.ns(Instant::now()));
             log.ranges.insert(number, log.recording.ranges.len() as u32);
-            let place = Some(log.stacks.number());
+            let place = log.place();
             let range = RangeRecord { name: name.into(), thread, parent, start_ns, end_ns: OPEN, place };
             log.recording.ranges.push(range);
         });
@@ -444,7 +451,7 @@ impl Stream {
         if let Some(start) = start {
             recorder.with(|log| {
                 let (start_ns, end_ns) = (log.ns(start), log.ns(Instant::now()));
-                let (thread, place) = (log.thread(), Some(log.stacks.number()));
+                let (thread, place) = (log.thread(), log.place());
                 let stream = self.id();
                 log.recording.driver_calls.push(DriverCallRecord {
                     bytes,

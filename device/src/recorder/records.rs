@@ -4,6 +4,14 @@ use std::borrow::Cow;
 
 use crate::{Access, DType, Moment, StreamId};
 
+/// What is recorded beside commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordingOptions {
+    /// The lines of the program that lead to launches and waits. It takes some microseconds of the host for each, and some tenths
+    /// of a second at the end, when they are named.
+    pub places: bool,
+}
+
 /// What a device did while it was recorded. Times are nanoseconds since the recording began.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
@@ -61,7 +69,12 @@ impl CommandRecord {
             start_ns,
             end_ns,
             kind: CommandKind::Compute,
-            launch: LaunchRecord { start_ns, end_ns: start_ns, ..LaunchRecord::default() },
+            launch: LaunchRecord {
+                start_ns,
+                given_ns: start_ns,
+                end_ns: start_ns,
+                ..LaunchRecord::default()
+            },
             operands: Vec::new(),
             accesses: Vec::new(),
             kernels: Vec::new(),
@@ -127,8 +140,12 @@ impl CommandKind {
 pub struct LaunchRecord {
     /// When the call began.
     pub start_ns: u64,
-    /// When the command was given away; of one that ran on the calling thread, when it had run.
+    /// From when on the command could start.
+    pub given_ns: u64,
+    /// When the call returned; of a command that ran within it, after that.
     pub end_ns: u64,
+    /// What of the call the recorder took.
+    pub recorder_ns: u64,
     /// The calling thread.
     pub thread: u32,
     /// The innermost range that the thread was in.

@@ -6,7 +6,7 @@ use device::Place;
 
 use super::super::averages::launch_ns;
 use super::super::timeline::Timeline;
-use super::{Facts, Finding, Link, Stretch, at, mib, ms, sums};
+use super::{Facts, Finding, Link, PathSegment, Stretch, at, mib, ms, sums};
 
 /// Time in which nothing ran after a wait of the host: until it had launched something anew.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +112,14 @@ pub(super) fn launch_bound(facts: &Facts<'_>) -> Vec<Finding> {
             }
             _ => None,
         };
-        window.links(is_launch).map(|(segment, ns)| (place(&segment.link), ns)).collect()
+        let own = |link: &Link| match link {
+            Link::Launch { index, .. } => window.timeline.command(*index).launch.recorder_ns,
+            _ => 0,
+        };
+        let outside = |(segment, ns): (&PathSegment, u64)| {
+            (place(&segment.link), ns.saturating_sub(own(&segment.link)))
+        };
+        window.links(is_launch).map(outside).collect()
     };
     let by_place = sums(facts.windows.iter().flat_map(links));
     let ns: u64 = by_place.iter().map(|&(_, ns, _)| ns).sum();

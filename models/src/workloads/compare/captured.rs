@@ -2,10 +2,9 @@
 
 use device::{Error, PlanReport, Result};
 
-use super::diagnosis::{self, Finding};
 use super::quantiles::{Quantiles, median};
 use super::runner::Runner;
-use super::{ScheduleReport, speedups};
+use super::{Finding, ScheduleReport, diagnosis, speedups};
 
 /// What a schedule replays, and how it compares with the serial one.
 #[derive(Clone, Copy, Debug)]

@@ -1,27 +1,13 @@
 //! Why the lanes do not overlap better: rules over measured numbers.
 
+use autograd::profile::Finding;
+
 use super::facts::Facts;
 use super::machine::Others;
 use super::{CapturedReport, ScheduleReport};
 
-/// One finding about a comparison.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Finding {
-    /// What kind of finding, as in `host-bound`.
-    pub code: &'static str,
-    /// What was measured and what follows from it.
-    pub message: String,
-}
-
 /// The code of the finding that other programs disturbed the measurement.
 pub(super) const BUSY: &str = "busy";
-
-impl Finding {
-    pub(super) fn new(code: &'static str, message: String) -> Finding {
-        Finding { code, message }
-    }
-}
 
 /// Part of a step below which a cause is not worth a word.
 const NOTABLE: f64 = 0.08;
@@ -143,8 +129,8 @@ fn are_apart(facts: &Facts) -> bool {
 fn lanes_apart(facts: &Facts) -> Option<Finding> {
     let threads = facts.threads.filter(|_| are_apart(facts) && disturbance(facts).is_none())?;
     let message = format!(
-        "the lanes hardly ever run at once ({:.0} % of busy time) though there are {threads} threads: their threads share \
-         a core, as they do when another program keeps one busy; measure again on an idle machine",
+        "the lanes hardly ever run at once ({:.0} % of busy time) though there are {threads} threads. Why is not known here; it is so \
+         where their threads share a core, as they do when another program keeps one busy: measure again on an idle machine",
         100.0 * facts.overlap
     );
     Some(Finding::new("lanes-apart", message))

@@ -25,8 +25,8 @@ mod tests;
 
 use device::{Device, Error, Order, Recording, Result, StreamId};
 
+pub use autograd::profile::Finding;
 pub use captured::CapturedReport;
-pub use diagnosis::Finding;
 pub use profile::{LaneProfile, OpProfile, Profile};
 pub use quantiles::Quantiles;
 

@@ -1,0 +1,349 @@
+//! Programs with one planted mistake each, which is the first that a diagnosis of their profile finds, at its line.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::devices::{cuda, emulated};
+use streamgrad::autograd::profile::{Finding, Key};
+use streamgrad::device::Use;
+use streamgrad::prelude::*;
+use streamgrad::{
+    CpuConfig, Placement, ProfileSchedule, Profiler, Result, Schedule, Stream, StreamOptions, allocate,
+    diagnose,
+};
+
+/// Steps of a program. What a mistake takes is larger than what a busy machine adds.
+const STEPS: usize = 4;
+
+/// A CPU whose streams have a thread each.
+fn workers() -> Device {
+    Device::cpu_with(CpuConfig { schedule: Schedule::Threads, threads: Some(2), ..CpuConfig::default() })
+}
+
+/// A CPU that runs commands on the calling thread.
+fn inline() -> Device {
+    Device::cpu_with(CpuConfig { threads: Some(2), ..CpuConfig::default() })
+}
+
+/// Work of so many milliseconds, which takes no processor.
+fn nap(ms: u64) -> impl FnOnce() + Send + 'static {
+    move || std::thread::sleep(Duration::from_millis(ms))
+}
+
+/// Programs that are measured at once would be each other's reason to wait.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The profile of a program of some steps. A step gives the line of its mistake.
+fn profile(dev: &Device, steps: usize, mut step: impl FnMut(&Profiler) -> Result<u32>) -> (Profile, u32) {
+    let _alone = alone();
+    let profiler = Profile::start(dev, ProfileOptions::default());
+    let mut line = 0;
+    for _ in 0..steps {
+        line = step(&profiler).unwrap();
+        profiler.step();
+    }
+    (profiler.stop().unwrap(), line)
+}
+
+fn first_finding(dev: &Device, steps: usize, step: impl FnMut(&Profiler) -> Result<u32>) -> (Finding, u32) {
+    let (profile, line) = profile(dev, steps, step);
+    let findings = diagnose(&profile);
+    assert!(!findings.is_empty(), "nothing was found\n{}", profile.critical_path());
+    println!("{}", profile.critical_path());
+    for finding in &findings {
+        println!("{}: {:.3} ms: {}", finding.code, finding.cost_ms, finding.message);
+    }
+    (findings[0].clone(), line)
+}
+
+/// That the first finding is of this kind and at the line that the program gives.
+#[track_caller]
+fn expect(code: &str, dev: &Device, steps: usize, step: impl FnMut(&Profiler) -> Result<u32>) {
+    let (finding, line) = first_finding(dev, steps, step);
+    assert_eq!(finding.code, code, "{}", finding.message);
+    let place = finding.place.expect("the line is known");
+    assert!(place.file.ends_with("tests/profile.rs"), "{place}");
+    assert_eq!(place.line, line, "{}", finding.message);
+    assert!(finding.message.contains(&place.to_string()), "{}", finding.message);
+}
+
+/// A step that reads back or waits between its work and the host's preparation of the next one, which could overlap.
+fn waits_in_the_step(code: &str, mistake: impl Fn(&Device, &Stream, &Tensor) -> Result<u32>) {
+    let dev = workers();
+    let stream = dev.new_stream().unwrap();
+    let x = Tensor::ones(&[4], DType::F32, &dev).unwrap();
+    expect(code, &dev, STEPS, |profiler| {
+        stream.launch_host("train", &[], nap(6))?;
+        let loss = stream.scope(|| x.sum(&[], false))?;
+        let line = mistake(&dev, &stream, &loss)?;
+        profiler.range("prepare", nap(5));
+        Ok(line)
+    });
+}
+
+#[test]
+fn an_item_in_each_step() {
+    waits_in_the_step("hidden-sync", |_, _, loss| {
+        loss.item::<f32>()?;
+        Ok(line!() - 1)
+    });
+}
+
+#[test]
+fn a_loss_printed_in_each_step() {
+    waits_in_the_step("hidden-sync", |_, _, loss| {
+        let _text = loss.to_string();
+        Ok(line!() - 1)
+    });
+}
+
+#[test]
+fn a_device_synchronised_in_each_step() {
+    waits_in_the_step("synchronize", |dev, _, _| {
+        dev.synchronize()?;
+        Ok(line!() - 1)
+    });
+}
+
+#[test]
+fn an_event_waited_for_in_each_step() {
+    waits_in_the_step("synchronize", |_, stream, _| {
+        let event = stream.record()?;
+        event.synchronize()?;
+        Ok(line!() - 1)
+    });
+}
+
+#[test]
+fn an_op_on_the_default_stream_between_two_others() {
+    let dev = workers();
+    let streams = [dev.new_stream().unwrap(), dev.new_stream().unwrap()];
+    let shared = allocate(&streams[0], 64).unwrap();
+    expect("default-stream", &dev, STEPS, |_| {
+        streams[0].launch_host("left", &[], nap(3))?;
+        dev.default_stream().launch_host("stray", &[Use::write(&shared)], nap(6))?;
+        let line = line!() - 1;
+        streams[1].launch_host("right", &[Use::read(&shared)], nap(3))?;
+        Ok(line)
+    });
+}
+
+#[test]
+fn a_wait_that_no_data_need() {
+    let dev = workers();
+    let (a, b) = (dev.new_stream().unwrap(), dev.new_stream().unwrap());
+    expect("over-synchronised", &dev, 1, |_| {
+        a.launch_host("first", &[], nap(20))?;
+        b.wait_stream(&a)?;
+        let line = line!() - 1;
+        b.launch_host("second", &[], nap(20))?;
+        Ok(line)
+    });
+}
+
+#[test]
+fn two_streams_that_write_the_same_memory() {
+    let dev = workers();
+    let streams = [dev.new_stream().unwrap(), dev.new_stream().unwrap()];
+    let shared = allocate(&streams[0], 64).unwrap();
+    expect("over-synchronised", &dev, STEPS, |_| {
+        for stream in &streams {
+            stream.launch_host("scratch", &[Use::write(&shared)], nap(5))?;
+        }
+        Ok(line!() - 2)
+    });
+}
+
+#[test]
+fn streams_of_uneven_work() {
+    let dev = workers();
+    let (a, b) = (dev.new_stream().unwrap(), dev.new_stream().unwrap());
+    expect("imbalance", &dev, STEPS, |_| {
+        a.launch_host("short", &[], nap(2))?;
+        b.launch_host("long", &[], nap(10))?;
+        Ok(line!() - 1)
+    });
+}
+
+#[test]
+fn one_stream_launched_after_the_other_is_done() {
+    let dev = inline();
+    let placed =
+        |placement| dev.new_stream_with(StreamOptions { placement, ..StreamOptions::default() }).unwrap();
+    let (a, b) = (placed(Placement::Caller), placed(Placement::Worker));
+    expect("depth-first", &dev, 1, |_| {
+        for _ in 0..4 {
+            a.launch_host("left", &[], nap(5))?;
+        }
+        for _ in 0..4 {
+            b.launch_host("right", &[], nap(5))?;
+        }
+        Ok(line!() - 2)
+    });
+}
+
+#[test]
+fn a_copy_that_nothing_overlaps() {
+    let dev = inline();
+    let bytes = vec![1.0f32; 16 << 20];
+    expect("exposed-copy", &dev, STEPS, |_| {
+        let _batch = Tensor::from_slice(&bytes, &[bytes.len()], &dev)?;
+        let line = line!() - 1;
+        dev.default_stream().launch_host("train", &[], nap(2))?;
+        Ok(line)
+    });
+}
+
+#[test]
+fn memory_that_goes_back_to_the_driver_in_each_step() {
+    let dev = inline();
+    expect("driver-allocation", &dev, STEPS, |_| {
+        let batch = Tensor::zeros(&[4 << 20], DType::F32, &dev)?;
+        let line = line!() - 1;
+        drop(batch);
+        dev.trim();
+        Ok(line)
+    });
+}
+
+#[test]
+fn commands_too_small_for_their_launches() {
+    let dev = workers();
+    let stream = dev.new_stream().unwrap();
+    expect("launch-bound", &dev, STEPS, |_| {
+        for _ in 0..2000 {
+            stream.launch_host("tiny", &[], || ())?;
+        }
+        Ok(line!() - 2)
+    });
+}
+
+#[test]
+fn a_host_that_loads_while_the_device_waits() {
+    let dev = workers();
+    let stream = dev.new_stream().unwrap();
+    expect("host-bound", &dev, STEPS, |profiler| {
+        profiler.range("load", nap(8));
+        let line = line!() - 1;
+        stream.launch_host("train", &[], nap(2))?;
+        Ok(line)
+    });
+}
+
+/// As a GPU sees it: the bytes are not where it can read them.
+#[test]
+fn bytes_that_a_gpu_cannot_read_where_they_are() {
+    let Some(dev) = cuda(0) else { return };
+    let bytes = vec![1.0f32; 4 << 20];
+    let (profile, line) = profile(&dev, STEPS, |_| {
+        let _batch = Tensor::from_slice(&bytes, &[bytes.len()], &dev)?;
+        Ok(line!() - 1)
+    });
+    let found =
+        diagnose(&profile).into_iter().find(|finding| finding.code == "pageable-copy").expect("found");
+    assert_eq!(found.place.map(|place| place.line), Some(line));
+    assert!(found.message.contains("16.0 MiB"), "{}", found.message);
+}
+
+/// Kernels that fill the device, on two streams.
+#[test]
+fn kernels_that_leave_no_room() {
+    let Some(dev) = cuda(0) else { return };
+    let streams = [dev.new_stream().unwrap(), dev.new_stream().unwrap()];
+    let x = Tensor::ones(&[if emulated() { 1 << 20 } else { 1 << 26 }], DType::F32, &dev).unwrap();
+    let run = |_: &Profiler| {
+        let _kept: Vec<Tensor> =
+            streams.iter().map(|stream| stream.scope(|| x.exp())).collect::<Result<_>>()?;
+        Ok(line!() - 1)
+    };
+    let (profile, line) = profile(&dev, STEPS, run);
+    let recording = profile.recordings().next().unwrap();
+    let exp = recording.commands.iter().find(|command| command.op == "exp").unwrap();
+    let kernel = &exp.kernels[0];
+    assert!(
+        kernel.block_count() > 1 && kernel.registers > 0 && kernel.blocks_per_multiprocessor > 0,
+        "{kernel:?}"
+    );
+    assert_eq!(&*exp.operands[0].shape, x.shape());
+    let filling = u64::from(recording.device.multiprocessors) * u64::from(kernel.blocks_per_multiprocessor);
+    if kernel.block_count() >= filling && !emulated() {
+        let found = diagnose(&profile).into_iter().find(|finding| finding.code == "no-room").expect("found");
+        assert_eq!(found.place.map(|place| place.line), Some(line));
+    }
+}
+
+#[test]
+fn a_program_without_a_mistake_is_told_nothing() {
+    let dev = workers();
+    let streams = [dev.new_stream().unwrap(), dev.new_stream().unwrap()];
+    let (profile, _) = profile(&dev, STEPS, |_| {
+        for stream in &streams {
+            stream.launch_host("train", &[], nap(5))?;
+        }
+        Ok(0)
+    });
+    // On a busy machine the host may come late.
+    let mut findings = diagnose(&profile);
+    findings.retain(|finding| !["host-bound", "launch-bound"].contains(&finding.code));
+    assert_eq!(findings, []);
+}
+
+#[test]
+fn a_profile_has_the_steps_of_its_schedule() {
+    let (dev, _alone) = (workers(), alone());
+    let schedule = ProfileSchedule { wait: 1, warmup: 1, active: 2, repeat: 2 };
+    let profiler = Profile::start(&dev, ProfileOptions { schedule, ..ProfileOptions::default() });
+    for _ in 0..12 {
+        profiler.range("step", || dev.default_stream().launch_host("work", &[], || ())).unwrap();
+        profiler.step();
+    }
+    let profile = profiler.stop().unwrap();
+    assert_eq!((profile.recordings().count(), profile.steps()), (2, 4));
+    let (by_op, by_range) = (profile.key_averages(), profile.key_averages_by(Key::Range));
+    assert_eq!((by_op.get("work").unwrap().calls, by_range.get("step").unwrap().calls), (4, 4));
+}
+
+/// Everything that a training step does, on one stream and on lanes, is on the path or idle for a reason, to the nanosecond.
+#[test]
+fn path_and_causes_add_up_on_real_programs() -> Result<()> {
+    let _alone = alone();
+    for lanes in [1, 2] {
+        let dev = inline();
+        let model = mlp(&[64, 32, 10], 7, &dev)?;
+        let mut sgd = Sgd::new(model.parameters(), 0.05)?;
+        let runner = ConcurrentBatches::with_options(&dev, lanes, Lanes::Always)?;
+        let options = LoaderOptions { batch: 32, seed: 7, device: dev.clone(), ..LoaderOptions::default() };
+        let loader = DataLoader::new(Digits::load()?, options)?;
+        let profiler = Profile::start(&dev, ProfileOptions::default());
+        for pair in loader.steps(2, Position::default())?.take(5) {
+            let step =
+                runner.step(pair?, |batch| cross_entropy(&model.forward(&batch.input())?, &batch.labels))?;
+            profiler.range("optimizer", || sgd.step(&step.gradients))?;
+            profiler.step();
+        }
+        let profile = profiler.stop()?;
+        let path = profile.critical_path();
+        let mut now = 0;
+        for segment in &path.segments {
+            assert_eq!(segment.start_ns, now);
+            now = segment.end_ns;
+        }
+        assert!((now as f64 / 1e6 - profile.wall_ms()).abs() < 1e-9);
+        for stream in profile.idle() {
+            let causes: u64 = stream.idle.iter().map(|idle| idle.end_ns - idle.start_ns).sum();
+            assert!((causes as f64 / 1e6 - stream.idle_ms).abs() < 1e-9);
+            assert!((stream.busy_ms + stream.idle_ms - profile.wall_ms()).abs() < 1e-9);
+        }
+        let recording = profile.recordings().next().unwrap();
+        assert!(recording.ranges.iter().filter(|range| &*range.name == "lane").count() == 5 * lanes);
+        let samples = profile.memory().next().unwrap();
+        assert!(samples.len() > 10 && samples.iter().any(|sample| sample.allocated_bytes > 0));
+    }
+    Ok(())
+}

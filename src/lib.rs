@@ -37,6 +37,7 @@
 //! | where the time goes | [`Profile`], [`diagnose`], [`autograd::profile`] |
 //! | layers and models of one's own | [`Linear`], [`Sequential`], [`Module`], [`Forward`] |
 //! | optimizers, data, checkpoints | [`Sgd`], [`Adam`], [`DataLoader`], [`checkpoint`] |
+//! | how long something takes, and how fast the device is | [`benchmark`], [`MeasuredPeaks`] |
 //! | example programs, one stream against several | [`workloads`], [`workloads::compare`] |
 //!
 //! Each crate below is there under its own name, too, as in [`mod@tensor`], with all that its items mention. Examples beside
@@ -65,7 +66,7 @@ pub use autograd::{
 };
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
-    Moment, Placement, Policy, Priority, Recording, Result, Schedule, Stream, StreamId, StreamOptions,
+    Moment, Peaks, Placement, Policy, Priority, Recording, Result, Schedule, Stream, StreamId, StreamOptions,
     SyncDebug, SyncMode, SyncStats, Team, bf16, f16,
 };
 pub use models::data::Position;
@@ -81,8 +82,9 @@ pub use models::{
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Graph, GraphCache,
-    GraphOptions, Graphs, HostCopy, Input, Layout, MaxPool, Order, PlanReport, PlannedCommand, RandomKey,
-    Scalar, Tensor, Tensors, explore, explore_all, next_key, seed, with_generator,
+    GraphOptions, Graphs, HostCopy, Input, Layout, MaxPool, MeasuredPeaks, Order, PlanReport, PlannedCommand,
+    RandomKey, Scalar, Tensor, Tensors, Timing, benchmark, explore, explore_all, next_key, seed,
+    with_generator,
 };
 
 #[cfg(doctest)]
@@ -114,11 +116,11 @@ pub mod prelude {
         BatchNormOptions, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType, DataLoader,
         Dataset, Device, DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event,
         Flatten, Forward, Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, Lanes, LayerNorm,
-        Linear, LinearOptions, Lion, LionOptions, LoaderOptions, LrSchedule, MaxPool2d, Module,
-        MultiheadAttention, MultiheadOptions, Optimizer, Pipeline, Position, Prefetch, Profile,
+        Linear, LinearOptions, Lion, LionOptions, LoaderOptions, LrSchedule, MaxPool2d, MeasuredPeaks,
+        Module, MultiheadAttention, MultiheadOptions, Optimizer, Pipeline, Position, Prefetch, Profile,
         ProfileOptions, Recompute, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions,
         Sigmoid, Silu, Stream, Tanh, Tensor, TensorDataset, Text, TextBatch, Unflatten, Var, Windows,
-        accuracy, autocast, checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck,
-        gradgradcheck, mlp, mse, no_grad, recompute, record,
+        accuracy, autocast, benchmark, checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad,
+        gradcheck, gradgradcheck, mlp, mse, no_grad, recompute, record,
     };
 }

@@ -20,7 +20,7 @@ use crate::host::Host;
 use crate::recorder::{Recorder, Syncing};
 use crate::stream::{Handle, Side, Stream};
 use crate::{
-    CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Placement, Pool, Priority, Result,
+    CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Peaks, Placement, Pool, Priority, Result,
     Schedule, StreamOptions, SyncMode, SyncStats, Team,
 };
 
@@ -82,6 +82,8 @@ pub(crate) struct Parts {
     memory: Arc<dyn MemoryDriver>,
     /// Dropped when no stream, buffer or queued command is left, with the core or with another device's last copy.
     pool: OnceLock<Arc<dyn Pool>>,
+    /// What it does at best, once that is measured.
+    pub(crate) peaks: Mutex<Option<Peaks>>,
     /// The threads that kernels split over, or why there are none.
     workers: OnceLock<Result<Arc<Team>>>,
     streams: Mutex<Vec<Weak<Fifo>>>,
@@ -535,6 +537,7 @@ impl Core {
             host: Host::new(&audit),
             memory,
             pool: OnceLock::new(),
+            peaks: Mutex::default(),
             workers: OnceLock::new(),
             retired: Mutex::default(),
             host_syncs: AtomicU64::new(0),

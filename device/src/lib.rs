@@ -28,6 +28,7 @@ mod host;
 mod launch;
 mod memory;
 mod needs;
+mod peaks;
 mod progress;
 mod recorder;
 mod shared;
@@ -58,6 +59,7 @@ pub use graph::{
 pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};
 pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
+pub use peaks::Peaks;
 pub use recorder::{
     CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, KernelRecord, LaunchRecord, OperandRecord,
     Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,

@@ -27,6 +27,7 @@
 
 mod attention;
 mod batch_norm;
+mod benchmark;
 mod bytes;
 mod check;
 mod clip;
@@ -63,6 +64,7 @@ mod view;
 
 pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
+pub use benchmark::{MeasuredPeaks, Timing, benchmark};
 pub use clip::{scale_all_, total_norm, unscale_all_};
 pub use conv::ConvOptions;
 pub use custom::custom;

@@ -252,8 +252,9 @@ impl DeviceMemory for Device {
 
     fn trim(&self) -> usize {
         self.trim_pinned();
-        CachingAllocator::of(self)
-            .map_or(0, |allocator| allocator.release_cached(0, |moment| self.reached(moment)))
+        let Some(allocator) = CachingAllocator::of(self) else { return 0 };
+        let release = || allocator.release_cached(0, |moment| self.reached(moment));
+        Stream::current(self).record_driver_call(0, release)
     }
 
     fn allocator_config(&self) -> AllocatorConfig {

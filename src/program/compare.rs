@@ -17,7 +17,7 @@ use super::{Failure, device, positive, report, sweep, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment or branches.
+    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch or branches.
     workload: Option<String>,
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]

@@ -18,7 +18,7 @@ use super::{Failure, device, positive, rate, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment or branches.
+    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch or branches.
     #[arg(long)]
     workload: Option<String>,
     /// Epochs in all, those of a checkpoint included [default: the workload's].
@@ -159,7 +159,7 @@ impl Run {
             seed: progress.seed,
             drop_last: true,
             workers: args.workers,
-            device: device.clone(),
+            device: workload.source(&device),
             ..LoaderOptions::default()
         };
         let loader = DataLoader::new(train, options)?;

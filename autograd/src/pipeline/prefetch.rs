@@ -13,9 +13,12 @@ use super::around::{Around, failed};
 use super::measured::pays;
 use super::stages::{MOST_DEPTH, PipelineSchedule};
 
-/// Items of which the time is taken at once, and how often that is done.
+/// The least number of items of which the time is taken at once, and the least milliseconds; how often that is done, and how
+/// often before it counts: what a program does first takes longer.
 const BLOCK: usize = 4;
+const BLOCK_MS: f64 = if cfg!(test) { 0.0 } else { 4.0 };
 const ROUNDS: usize = 3;
+const WARM_UP: usize = 1;
 
 /// The items of an iterator, made ahead on a thread and a stream of its own: while a step runs, the next batch is read,
 /// put together and uploaded.
@@ -260,7 +263,7 @@ impl<T> Shared<T> {
                 return None;
             }
             match if state.is_ahead { None } else { state.source.take() } {
-                Some(source) => self.ask(&mut state, source),
+                Some(source) => self.ask(&mut state, source, Source::asked_here),
                 None => self.changed.wait(&mut state),
             }
         }
@@ -272,16 +275,21 @@ impl<T> Shared<T> {
         while !(state.is_ended || state.is_over) {
             let has_room = state.is_ahead && state.ready.len() < state.depth;
             match if has_room { state.source.take() } else { None } {
-                Some(source) => self.ask(&mut state, source),
+                Some(source) => self.ask(&mut state, source, Source::asked_ahead),
                 None => self.changed.wait(&mut state),
             }
         }
     }
 
     /// Asks the source for an item, and lets go of the lock meanwhile.
-    fn ask(&self, state: &mut MutexGuard<'_, State<T>>, mut source: Source<T>) {
+    fn ask(
+        &self,
+        state: &mut MutexGuard<'_, State<T>>,
+        mut source: Source<T>,
+        next: impl FnOnce(&mut Source<T>) -> Option<Result<T>>,
+    ) {
         let (item, source) = MutexGuard::unlocked(state, || {
-            let item = source.next();
+            let item = next(&mut source);
             // What is over goes here, not under the lock.
             (item, source.items.is_some().then_some(source))
         });
@@ -304,10 +312,20 @@ struct Source<T> {
 }
 
 impl<T> Source<T> {
+    /// The next item, made on the source's stream.
+    fn asked_ahead(&mut self) -> Option<Result<T>> {
+        self.stream.clone().scope(|| self.next())
+    }
+
+    /// The next item, made by who takes it. A device that runs on the host makes it at once, so the taker's stream does; on
+    /// another one the source's stream goes on beside the taker's.
+    fn asked_here(&mut self) -> Option<Result<T>> {
+        if self.stream.device().runs_on_host() { self.next() } else { self.asked_ahead() }
+    }
+
     fn next(&mut self) -> Option<Result<T>> {
-        let Source { items, number, stream, around, .. } = self;
-        let generator = around.generator(*number);
-        let asked = around.run(generator, || stream.scope(|| items.as_mut().and_then(|items| items.next())));
+        let Source { items, number, around, .. } = self;
+        let asked = around.run(around.generator(*number), || items.as_mut().and_then(|items| items.next()));
         let (item, is_over) = match asked {
             Ok(item) => (item, false),
             Err(panicked) => (Some(Err(failed("prefetch", self.number, panicked))), true),
@@ -327,14 +345,19 @@ struct Trial {
     count: usize,
     settle: usize,
     since: Instant,
-    /// Milliseconds, without and with the threads.
+    /// Milliseconds of an item in each block, without and with the threads.
     times: [Vec<f64>; 2],
 }
 
 impl Trial {
     fn new(depth: usize) -> Trial {
-        let times = [Vec::with_capacity(ROUNDS), Vec::with_capacity(ROUNDS)];
-        Trial { is_ahead: false, count: 0, settle: depth + 2, since: Instant::now(), times }
+        Trial {
+            is_ahead: false,
+            count: 0,
+            settle: depth + 2,
+            since: Instant::now(),
+            times: Default::default(),
+        }
     }
 
     /// An item came: who makes the next ones, if that changes.
@@ -346,7 +369,11 @@ impl Trial {
         if self.count < self.settle + BLOCK {
             return None;
         }
-        self.times[usize::from(self.is_ahead)].push(self.since.elapsed().as_secs_f64() * 1e3 / BLOCK as f64);
+        let ms = self.since.elapsed().as_secs_f64() * 1e3;
+        if ms < BLOCK_MS {
+            return None;
+        }
+        self.times[usize::from(self.is_ahead)].push(ms / (self.count - self.settle) as f64);
         self.is_ahead = !self.is_ahead;
         self.count = 0;
         Some(self.is_ahead)
@@ -354,11 +381,13 @@ impl Trial {
 
     /// All times, sorted, once there are enough.
     fn verdict(&mut self) -> Option<[Vec<f64>; 2]> {
-        let is_over = self.times.iter().all(|times| times.len() == ROUNDS);
+        let is_over = self.times.iter().all(|times| times.len() == WARM_UP + ROUNDS);
         is_over.then(|| {
-            let mut times = std::mem::take(&mut self.times);
-            times.iter_mut().for_each(|times| times.sort_by(f64::total_cmp));
-            times
+            std::mem::take(&mut self.times).map(|mut times| {
+                times.drain(..WARM_UP);
+                times.sort_by(f64::total_cmp);
+                times
+            })
         })
     }
 }

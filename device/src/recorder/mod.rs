@@ -442,7 +442,7 @@ impl Drop for EndRange<'_> {
 }
 
 impl Stream {
-    /// Makes a call that gets `bytes` of the driver for commands of this stream, and notes it in the recording that is under
+    /// Makes a call that gets `bytes` of the driver for commands of this stream, or gives some back if they are 0, and notes it in the recording that is under
     /// way, if there is one. For allocators.
     pub fn record_driver_call<R>(&self, bytes: usize, call: impl FnOnce() -> R) -> R {
         let recorder = &self.core().recorder;

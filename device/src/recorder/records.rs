@@ -241,10 +241,10 @@ pub struct RangeRecord {
     pub place: Option<u32>,
 }
 
-/// A call that got memory of the driver.
+/// A call that got memory of the driver, or gave some back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverCallRecord {
-    /// What was asked for, in bytes.
+    /// What was asked for, in bytes; 0 where memory went back.
     pub bytes: usize,
     /// The stream for which it was.
     pub stream: StreamId,

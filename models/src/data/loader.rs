@@ -170,7 +170,7 @@ struct Order {
 /// Keeps the shuffles' random numbers apart from the batches' keys.
 const SHUFFLE: u64 = 0x73_6875_6666_6c65;
 /// Keeps the random numbers that a data set draws for a batch apart from those that the batch's key gives.
-const LOAD: u64 = 0x6c_6f61_64;
+const LOAD: u64 = 0x6c6f_6164;
 
 impl<D: Dataset> Plan<D> {
     fn new(data: D, options: LoaderOptions) -> Result<Self> {

@@ -11,7 +11,9 @@ use super::{
     pixel_cross_entropy,
 };
 use crate::data::augment::Augment;
-use crate::{Batch, Flatten, Forward, InMemory, Linear, Module, Optimizer, Sequential, Sgd, cross_entropy};
+use crate::{
+    Batch, Flatten, Forward, InMemory, Linear, Module, Optimizer, Sequential, Sgd, cross_entropy, mlp,
+};
 
 const CLASSES: usize = 10;
 /// The share of the images that is held out.
@@ -171,6 +173,90 @@ impl Workload for Augmented {
 
     fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
         sgd(parameters, 1e-3, lanes)
+    }
+}
+
+/// Images that wait on the host: a batch is copied to the device while the model trains on the one before.
+pub(super) struct Prefetched;
+
+/// Height and width of images that are copied.
+const COPIED_SIZE: usize = 64;
+/// Units of the layer that reads them: its products take about as long on a GPU as the copy.
+const HIDDEN: usize = 64;
+
+/// A perceptron, and the device that batches are copied to.
+#[derive(Module)]
+struct Copied {
+    #[module(flatten)]
+    network: Sequential,
+    #[module(skip)]
+    device: Device,
+}
+
+impl Copied {
+    /// On a CPU the copy is one within its memory.
+    fn upload(&self, x: &Tensor) -> Result<Tensor> {
+        if *x.device() == self.device { x.copy() } else { x.to_device(&self.device) }
+    }
+}
+
+impl Model for Copied {
+    /// Copies the batch to the device.
+    fn prepare(&self, batch: Batch) -> Result<Batch> {
+        Ok(Batch { inputs: self.upload(&batch.inputs)?, labels: self.upload(&batch.labels)?, ..batch })
+    }
+
+    fn batch_loss(&self, batch: &Batch) -> Result<Var> {
+        cross_entropy(&self.network.forward(&batch.input())?, &batch.labels)
+    }
+
+    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
+        let part = |batch: &Batch| super::by_class(&self.network.forward(&batch.input())?, batch);
+        super::evaluate(self, data, EVALUATION_ROWS, device, part)
+    }
+}
+
+impl Workload for Prefetched {
+    fn name(&self) -> &'static str {
+        "prefetch"
+    }
+
+    fn about(&self) -> &'static str {
+        "images in pinned memory of the host, copied to the device a batch ahead of the perceptron that trains"
+    }
+
+    fn default_batch(&self) -> usize {
+        32
+    }
+
+    fn compared_batch(&self) -> usize {
+        64
+    }
+
+    fn default_epochs(&self) -> u64 {
+        4
+    }
+
+    fn overlap(&self) -> Overlap {
+        Overlap::Stages
+    }
+
+    fn source(&self, device: &Device) -> Device {
+        device.host()
+    }
+
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
+        let network = mlp(&[3 * COPIED_SIZE * COPIED_SIZE, HIDDEN, CLASSES], seed, device)?;
+        Ok(Box::new(Copied { network, device: device.clone() }))
+    }
+
+    fn data(&self, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
+        let images = Images { rows: 2 * ROWS, size: COPIED_SIZE, classes: CLASSES, seed };
+        images.labelled()?.split(TEST_FRACTION, seed)
+    }
+
+    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>> {
+        sgd(parameters, 1e-2, lanes)
     }
 }
 

@@ -58,6 +58,12 @@ pub trait Workload: Sync {
         Overlap::Batches
     }
 
+    /// Where its batches are before [`Model::prepare`] sees them: the device, or its [host](Device::host), from which that
+    /// copies them.
+    fn source(&self, device: &Device) -> Device {
+        device.clone()
+    }
+
     /// A new model with its first values keyed by `seed`.
     ///
     /// # Errors
@@ -185,6 +191,7 @@ pub const ALL: &[&dyn Workload] = &[
     &clicks::Clicks,
     &images::EncodeDecode,
     &images::Augmented,
+    &images::Prefetched,
     &images::Branched,
 ];
 
@@ -205,7 +212,7 @@ pub fn find(name: &str) -> Result<&'static dyn Workload> {
         .ok_or_else(|| Error::invalid("workload", "name", NAMES, name))
 }
 
-const NAMES: &str = "one of two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, branches";
+const NAMES: &str = "one of two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch, branches";
 
 #[cfg(test)]
 mod tests;

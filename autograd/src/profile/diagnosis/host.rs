@@ -84,10 +84,11 @@ pub(super) fn driver_calls(facts: &Facts<'_>) -> Vec<Finding> {
         *asked.entry((call.stream, number, window.step_at(call.start_ns))).or_default() += call.bytes;
     }
     let most = asked.values().copied().max().unwrap_or(0);
+    let ns: u64 = late.iter().map(|(.., call)| call.end_ns - call.start_ns).sum();
+    // What went back has to be asked for again.
+    let late: Vec<_> = late.into_iter().filter(|(.., call)| call.bytes > 0).collect();
     let calls = late.iter().map(|(_, window, call)| (window.place(call.place), call.end_ns - call.start_ns));
-    let by_place = sums(calls);
-    let Some((place, ..)) = by_place.first().cloned() else { return Vec::new() };
-    let ns: u64 = by_place.iter().map(|&(_, ns, _)| ns).sum();
+    let Some((place, ..)) = sums(calls).into_iter().next() else { return Vec::new() };
     let message = format!(
         "the driver is asked for memory {:.1} times a step after the first one, {:.3} ms, mostly{}; keep what was freed, or have it \
          before: `dev.reserve({})` ({:.1} MiB, in the scope of the stream that allocates) before the first step",

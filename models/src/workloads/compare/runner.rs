@@ -199,7 +199,7 @@ impl Runner {
             batch: options.batch,
             seed: options.seed,
             drop_last: true,
-            device: device.clone(),
+            device: workload.source(&device),
             ..LoaderOptions::default()
         };
         let loader = DataLoader::new(train.clone(), loader)?;

@@ -237,6 +237,9 @@ impl Workload for Small {
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn workloads::Model>> {
         Ok(Box::new(Changed { model: self.of.model(seed, device)?, change: self.change }))
     }
+    fn source(&self, device: &Device) -> Device {
+        self.of.source(device)
+    }
     fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn workloads::Model>> {
         self.of.branched(seed, device)
     }
@@ -254,6 +257,7 @@ fn stages_and_branches_give_what_the_serial_schedule_gives() {
     for (name, streams, names) in [
         ("encoder-decoder", 2, ["prepare", "train"]),
         ("augment", 2, ["prepare", "train"]),
+        ("prefetch", 2, ["prepare", "train"]),
         ("branches", 2, ["first branch", "second branch"]),
     ] {
         let workload = Small { of: workloads::find(name).unwrap(), change: |loss, _| Ok(loss) };

@@ -47,9 +47,8 @@ impl ProfileSchedule {
     pub(super) fn phase(self, step: usize) -> Phase {
         let cycle = self.wait + self.warmup + self.active;
         let within = if self.active == 0 { step } else { step % cycle };
-        if self.active > 0 && self.repeat > 0 && step / cycle >= self.repeat {
-            Phase::Off
-        } else if within < self.wait {
+        let is_over = self.active > 0 && self.repeat > 0 && step / cycle >= self.repeat;
+        if is_over || within < self.wait {
             Phase::Off
         } else if within < self.wait + self.warmup {
             Phase::Warmup

@@ -101,6 +101,9 @@ pub(super) fn driver_calls(facts: &Facts<'_>) -> Vec<Finding> {
     vec![Finding { place, cost_ms: ms(ns), ..Finding::new("driver-allocation", message) }]
 }
 
+/// A range's name, and where it got it.
+type NamedRange = (Box<str>, Option<Place>);
+
 /// The part of the wall time from which on the host is what a program waits for.
 const HOST_BOUND: f64 = 0.2;
 
@@ -158,7 +161,7 @@ pub(super) fn host_bound(facts: &Facts<'_>) -> Vec<Finding> {
     });
     let by_range = sums(links);
     let notable = by_range.into_iter().filter(|&(_, ns, _)| ms(ns) > HOST_BOUND * facts.wall_ms);
-    let finding = |(range, ns, _): (Option<(Box<str>, Option<Place>)>, u64, usize)| {
+    let finding = |(range, ns, _): (Option<NamedRange>, u64, usize)| {
         let (name, place) = range.unzip();
         let place = place.flatten();
         let what = match name {

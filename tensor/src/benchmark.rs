@@ -11,8 +11,8 @@ use crate::{RandomKey, Tensor};
 const ROUNDS: usize = 15;
 const LEAST_ROUNDS: usize = 5;
 /// Milliseconds after which no further rounds are begun, and of a round at least.
-const ENOUGH_MS: f64 = 2000.0;
-const ROUND_MS: f64 = 10.0;
+const ENOUGH_MS: f64 = 500.0;
+const ROUND_MS: f64 = 5.0;
 
 /// How long a call takes, by [`benchmark`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,7 +69,7 @@ pub fn benchmark<R>(device: &Device, mut work: impl FnMut() -> Result<R>) -> Res
 /// What a device does at best.
 pub trait MeasuredPeaks {
     /// The best rates of the device: of copies, of products, and of launches. Measured at the first call, on a device of the same
-    /// make of its own, which takes up to some seconds; kept from then on.
+    /// make of its own, which takes about a second; kept from then on.
     ///
     /// # Errors
     /// Those of making a device; `OutOfMemory` where there is no room for large tensors.
@@ -99,7 +99,7 @@ fn copy_rate(device: &Device) -> Result<f64> {
 
 /// The first product that takes a millisecond tells.
 fn product_flops(device: &Device, dtype: DType) -> Result<f64> {
-    let mut size = 256;
+    let mut size = 128;
     loop {
         let drawn =
             |op| Tensor::randn(&[size, size], DType::F32, RandomKey { seed: 0, op }, device)?.to_dtype(dtype);

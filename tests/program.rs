@@ -290,6 +290,22 @@ fn several_batches_and_streams_are_one_table_and_one_page() {
 }
 
 #[test]
+fn training_writes_a_page_with_losses_and_a_profile() {
+    let folder = Folder::new("page");
+    let page = folder.file("train.html");
+    good(&["train", "--epochs", "3", "--report", &page]);
+    let page = fs::read_to_string(&page).unwrap();
+    for part in ["Loss of each batch", "Held-out accuracy", "Timeline", "cross_entropy"] {
+        assert!(page.contains(part), "{part}");
+    }
+    let short = folder.file("short.html");
+    good(&["train", "--epochs", "1", "--batch", "256", "--report", &short]);
+    let short = fs::read_to_string(&short).unwrap();
+    assert!(short.contains("Epochs") && !short.contains("Timeline"), "no step was recorded");
+    assert!(bad(&["train", "--report", &folder.file("no/such/folder.html")]).contains("folder.html"));
+}
+
+#[test]
 fn bad_arguments_get_one_clear_line() {
     let unknown = "unknown workload \"two_batch\"; there are: two-batch, mlp, cnn, gpt, dlrm, ";
     assert!(bad(&["compare", "two_batch"]).contains(unknown));

@@ -7,13 +7,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use streamgrad::checkpoint::{self, Progress};
 use streamgrad::models::data::LoaderSteps;
 use streamgrad::models::file;
+use streamgrad::report::{Line, Plot, Report};
 use streamgrad::workloads::{self, CapturedStep, Evaluation, Model, Training, Workload};
 use streamgrad::{
     Batch, ConcurrentBatches, DType, DataLoader, Device, Error, GraphOptions, InMemory, LoaderOptions,
-    Optimizer, Tensor, autocast, no_grad,
+    Optimizer, Profile, ProfileOptions, ProfileSchedule, Profiler, Tensor, autocast, no_grad,
 };
 
-use super::output::{Printer, is_stdout};
+use super::output::{Output, Printer, is_stdout};
 use super::{Failure, device, positive, rate, workload};
 
 #[derive(clap::Args)]
@@ -51,6 +52,9 @@ pub(super) struct Args {
     /// Write a checkpoint after each epoch.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
+    /// Write a page with the losses and a profile of some steps.
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
     /// Go on from a checkpoint.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
@@ -77,6 +81,21 @@ struct Run {
     batches: LoaderSteps<InMemory>,
     steps_per_epoch: u64,
     test: InMemory,
+    /// The loss of each batch of this run.
+    losses: Vec<f64>,
+    /// What records some steps, for the page.
+    profiler: Option<Profiler>,
+}
+
+/// The steps that are recorded: those in which lanes, workers and memory are tried out are over.
+const RECORDED: ProfileSchedule = ProfileSchedule { wait: 30, warmup: 2, active: 6, repeat: 1 };
+
+/// What is said of an epoch.
+struct Epoch {
+    number: u64,
+    loss: f64,
+    accuracy: f64,
+    seconds: f64,
 }
 
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
@@ -90,6 +109,10 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         }
         file::check_writable(path)?;
     }
+    let report = args.report.as_deref().map(Output::new).transpose()?;
+    if matches!(report, Some(Output::Stdout)) {
+        printer.use_stderr();
+    }
     let mut run = Run::new(args, workload)?;
     let epochs = args.epochs.map_or(workload.default_epochs(), |epochs| epochs as u64);
     printer.line(format_args!("{}: {}", workload.name(), workload.about()))?;
@@ -98,35 +121,40 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
             .line(format_args!("resumed after epoch {}, seed {}", run.progress.epoch, run.progress.seed))?;
     }
     let bar = bar(epochs.saturating_sub(run.progress.epoch).saturating_mul(run.steps_per_epoch));
-    let mut loss = None;
+    let mut done: Vec<Epoch> = Vec::new();
     while run.progress.epoch < epochs {
-        printer.check_read(args.save.is_some())?;
+        printer.check_read(args.save.is_some() || report.is_some())?;
         let start = Instant::now();
-        let mean = run.epoch(&bar)?;
-        loss = Some(mean);
+        let loss = run.epoch(&bar)?;
         // Says so if the parameters are not finite any more, and the last good checkpoint stays.
         let accuracy = 100.0 * run.evaluate()?.accuracy;
         if let Some(path) = &args.save {
             checkpoint::save_training(path, &*run.model, &*run.optimizer, run.progress)?;
         }
         let seconds = start.elapsed().as_secs_f64();
-        let epoch = run.progress.epoch;
+        let number = run.progress.epoch;
         bar.suspend(|| {
             printer.line(format_args!(
-                "epoch {epoch:>3}  loss {mean:.6}  held-out accuracy {accuracy:.2} %  {seconds:.2} s"
+                "epoch {number:>3}  loss {loss:.6}  held-out accuracy {accuracy:.2} %  {seconds:.2} s"
             ))
         })?;
+        done.push(Epoch { number, loss, accuracy, seconds });
     }
     bar.finish_and_clear();
     let held_out = run.evaluate()?;
-    let trained =
-        loss.map_or_else(|| "no epoch was left to train".to_owned(), |loss| format!("loss {loss:.6}"));
+    let trained = match done.last() {
+        Some(Epoch { loss, .. }) => format!("loss {loss:.6}"),
+        None => "no epoch was left to train".to_owned(),
+    };
     printer.line(format_args!(
         "final: {trained}, held-out loss {:.6}, held-out accuracy {:.2} % of {} rows",
         held_out.loss,
         100.0 * held_out.accuracy,
         run.test.len()
     ))?;
+    if let Some(output) = report {
+        output.write(&run.page(workload, &done)?.html())?;
+    }
     Ok(true)
 }
 
@@ -181,6 +209,8 @@ impl Run {
         }
         let batches = loader.steps(lanes, position)?;
         let lanes = ConcurrentBatches::new(&device, lanes)?;
+        let options = ProfileOptions { schedule: RECORDED, ..ProfileOptions::default() };
+        let profiler = args.report.as_ref().map(|_| Profile::start(&device, options));
         let captured = args.graph.then(|| CapturedStep::new(&device, GraphOptions::default()));
         Ok(Run {
             device,
@@ -193,6 +223,8 @@ impl Run {
             batches,
             steps_per_epoch,
             test,
+            losses: Vec::new(),
+            profiler,
         })
     }
 
@@ -215,17 +247,54 @@ impl Run {
         for _ in 0..self.steps_per_epoch {
             let Some(batches) = self.batches.next() else { break };
             losses.extend(self.step(batches?)?);
+            self.profiler.iter().for_each(Profiler::step);
             bar.inc(1);
         }
         self.progress.step += self.steps_per_epoch;
         self.progress.epoch += 1;
         self.progress.loader = Some(self.batches.position());
         self.device.synchronize()?;
-        let mut total = 0.0;
-        for loss in &losses {
-            total += loss.to_dtype(DType::F64)?.item::<f64>()?;
-        }
-        self.check_finite("loss", total / losses.len() as f64)
+        let losses: Vec<f64> = losses
+            .iter()
+            .map(|loss| loss.to_dtype(DType::F64)?.item::<f64>())
+            .collect::<Result<_, Error>>()?;
+        let mean = losses.iter().sum::<f64>() / losses.len() as f64;
+        self.losses.extend(losses);
+        self.check_finite("loss", mean)
+    }
+
+    /// The page of a run that is over.
+    fn page(&mut self, workload: &dyn Workload, done: &[Epoch]) -> Result<Report, Failure> {
+        let about =
+            format!("{}. Device {}, seed {}.", workload.about(), self.device.name(), self.progress.seed);
+        let points = |of: &mut dyn Iterator<Item = (f64, f64)>, name: &str| {
+            vec![Line { name: name.to_owned(), points: of.collect() }]
+        };
+        let plot = |title: &str, x: &str, y: &str, lines| Plot {
+            title: title.into(),
+            x: x.into(),
+            y: y.into(),
+            lines,
+        };
+        let losses =
+            points(&mut self.losses.iter().enumerate().map(|(batch, &loss)| (batch as f64, loss)), "loss");
+        let accuracies =
+            points(&mut done.iter().map(|epoch| (epoch.number as f64, epoch.accuracy)), "accuracy");
+        let head = ["epoch", "loss", "held-out accuracy (%)", "seconds"].map(str::to_owned).to_vec();
+        let row = |Epoch { number, loss, accuracy, seconds }: &Epoch| {
+            vec![number.to_string(), format!("{loss:.6}"), format!("{accuracy:.2}"), format!("{seconds:.2}")]
+        };
+        let report = Report::new(format!("Training: {}", workload.name()))
+            .about(about)
+            .plot(plot("Loss of each batch", "batch", "loss", losses))
+            .plot(plot("Held-out accuracy", "epoch", "%", accuracies))
+            .table("Epochs", std::iter::once(head).chain(done.iter().map(row)).collect());
+        let profile = self.profiler.take().map(Profiler::stop).transpose()?;
+        // A short run has no step that was recorded.
+        Ok(match profile.filter(|profile| profile.recordings().next().is_some()) {
+            Some(profile) => report.profile("some steps", &profile),
+            None => report,
+        })
     }
 
     /// How the model does on the held-out data; an error if its loss is not finite.

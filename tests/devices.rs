@@ -221,6 +221,35 @@ fn inner_devices_that_go() -> Result<()> {
     Ok(())
 }
 
+/// As above.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_sources_that_go() -> Result<()> {
+    let [from, to] = cuda_pair().unwrap();
+    let memory = Arc::downgrade(from.memory_driver());
+    let (pinned, x) = (vector(&[3.0], &to.host())?, vector(&[1.0], &from)?);
+    from.synchronize()?;
+    let hold = to.default_stream().hold();
+    // The newer copy is of another memory than the one before it.
+    let copies = [pinned.to_device(&to)?, x.to_device(&to)?];
+    drop((x, from));
+    assert!(memory.strong_count() > 0, "a copy reads the memory");
+    drop(hold);
+    assert_eq!((copies[0].item::<f32>()?, copies[1].item::<f32>()?), (3.0, 1.0));
+    to.synchronize()?;
+    assert_eq!(memory.strong_count(), 0, "who has read keeps the source no longer");
+    Ok(())
+}
+
+#[test]
+fn copies_of_several_memories_keep_each() {
+    if cuda_pair().is_none() {
+        return;
+    }
+    let output = run_ignored("inner_sources_that_go", &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
 #[test]
 fn devices_that_copied_from_each_other_both_go() {
     if cuda_pair().is_none() {

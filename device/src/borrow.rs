@@ -29,8 +29,19 @@ struct Borrow {
 /// What a copy uses: the memory without its device, so that devices that copy from each other keep no circle alive.
 pub(crate) struct Source {
     /// Before the context, which its memory is of.
-    pub(crate) _pool: Option<Arc<dyn Pool>>,
-    pub(crate) _context: Arc<Context>,
+    pub(crate) pool: Option<Arc<dyn Pool>>,
+    pub(crate) context: Arc<Context>,
+}
+
+impl Source {
+    fn is_same(&self, other: &Source) -> bool {
+        let is_same_pool = match (&self.pool, &other.pool) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            (None, None) => true,
+            _ => false,
+        };
+        is_same_pool && Arc::ptr_eq(&self.context, &other.context)
+    }
 }
 
 impl Borrows {
@@ -38,10 +49,13 @@ impl Borrows {
     /// known not to have happened or was reported.
     pub(crate) fn keep(&self, until: Moment, memory: Option<Source>, fault: &Arc<Fault>) {
         let mut lists = self.0.lock();
+        let same_memory = |kept: &Borrow| match (&kept.memory, &memory) {
+            (Some(kept), Some(memory)) => kept.is_same(memory),
+            (None, None) => true,
+            _ => false,
+        };
         let same = |kept: &&mut Borrow| {
-            kept.until.stream == until.stream
-                && Arc::ptr_eq(&kept.fault, fault)
-                && kept.memory.is_some() == memory.is_some()
+            kept.until.stream == until.stream && Arc::ptr_eq(&kept.fault, fault) && same_memory(kept)
         };
         match lists.pending.iter_mut().find(same) {
             Some(kept) => kept.until.tick = kept.until.tick.max(until.tick),

@@ -127,6 +127,13 @@ impl Log {
         }
     }
 
+    /// Forgets a write of the host, which has ended: nobody waits for it, whatever else the host is at.
+    fn end_host_write(&mut self, moment: Moment) {
+        if self.write == moment {
+            self.write.tick = 0;
+        }
+    }
+
     /// Forgets a read that has passed; a newer one of its stream stays.
     fn forget_read(&mut self, passed: Moment) {
         self.reads.retain(|read| *read != passed);
@@ -342,6 +349,7 @@ impl Buffer {
             return Err(Error::invalid(OP, "self", "in the host's memory, as `Device::host` has it", value));
         }
         let moment = loop {
+            core.take_fault()?;
             match self.begin_update() {
                 Ok(moment) => break moment,
                 Err(pending) => {
@@ -349,12 +357,14 @@ impl Buffer {
                     if let Some(fifo) = find(pending.stream) {
                         fifo.host_wait(OP, core, pending.tick)?;
                     }
-                    core.take_fault()?;
                 }
             }
         };
         let _within = Within::enter(moment.stream, Holds::Nothing);
-        let _ended = OnDrop(|| core.host.end(moment));
+        let _ended = OnDrop(|| {
+            core.host.end(moment);
+            self.log.lock().end_host_write(moment);
+        });
         // SAFETY: `from_block` promised the range. All its uses have run, and the write logged above keeps later ones away
         // until `_ended` drops.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len_bytes) };

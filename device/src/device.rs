@@ -589,7 +589,7 @@ impl Core {
 
     /// The memory of `other`, with its context, stays until the copy at `moment` that uses it has passed.
     pub(crate) fn borrow_until(&self, moment: Moment, other: &Core, context: &Arc<Context>) {
-        let memory = Source { _pool: other.pool.get().cloned(), _context: Arc::clone(context) };
+        let memory = Source { pool: other.pool.get().cloned(), context: Arc::clone(context) };
         self.borrows.keep(moment, Some(memory), &self.fault);
     }
 

@@ -166,12 +166,12 @@ impl Tensor {
         let start = self.layout.offset() * self.dtype.size_bytes();
         let range = start..start + self.elements() * self.dtype.size_bytes();
         let elements = |bytes: &mut [u8]| {
+            // What a closure that panics has written counts, too.
+            self.storage.bump_version();
             // Storages begin where an element of any type may.
             update(bytes.get_mut(range).and_then(from_bytes_mut).unwrap_or_default())
         };
-        let updated = self.storage.update(elements)?;
-        self.storage.bump_version();
-        Ok(updated)
+        self.storage.update(elements)
     }
 
     /// A fresh tensor whose elements `fill` writes, in row-major order, over whatever the memory holds: in place on a CPU that
@@ -221,7 +221,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `OutOfMemory`, or what the launch reports; `Captured` within a captured step.
+    /// `OutOfMemory`, or what the launch reports; `Captured` within a captured step of a CUDA device.
     pub fn to_host_async(&self) -> Result<HostCopy> {
         let on_host = self.device().runs_on_host();
         Ok(HostCopy(if on_host { self.copy()? } else { self.to_device(&self.device().host())? }))

@@ -58,7 +58,7 @@ pub struct Prefetch<T> {
 /// Options of a [`Prefetch`].
 #[derive(Clone, Copy, Debug)]
 pub struct PrefetchOptions {
-    /// Items that may wait, those of all threads together.
+    /// Items that may wait, those of all threads together, but at least one for each.
     pub depth: usize,
     /// Whether items are made by who takes them (`Serial`), on threads (`Stages`), or by whom it is faster.
     pub schedule: PipelineSchedule,
@@ -152,7 +152,8 @@ impl<T: Send + 'static> Prefetch<T> {
         Ok(Prefetch {
             lines: sources.into_iter().enumerate().map(line).collect::<Result<_>>()?,
             next: 0,
-            trial: (schedule == PipelineSchedule::Measured).then(|| Trial::new(depth)),
+            trial: (schedule == PipelineSchedule::Measured)
+                .then(|| Trial::new(count * depth.div_ceil(count))),
             report: PrefetchReport { threads: if is_ahead { count } else { 0 }, ..PrefetchReport::default() },
         })
     }
@@ -229,6 +230,13 @@ struct State<T> {
     is_ahead: bool,
     /// Whether the thread is to end.
     is_ended: bool,
+}
+
+/// A line that is alone, since another one was refused, ends too.
+impl<T> Drop for Line<T> {
+    fn drop(&mut self) {
+        self.shared.change(|state| state.is_ended = true);
+    }
 }
 
 impl<T: Send + 'static> Line<T> {

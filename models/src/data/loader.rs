@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use autograd::{PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport};
+use autograd::{PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, autocast, no_grad};
 use device::{Device, Error, Panicked, Result, Team};
 use parking_lot::Mutex;
 use tensor::{Generator, with_generator};
@@ -66,7 +66,7 @@ pub struct LoaderOptions {
     pub drop_last: bool,
     /// Threads that make batches ahead, by turns; with 0 each batch is made when it is asked for.
     pub workers: usize,
-    /// Batches that may wait, those of all workers together.
+    /// Batches that may wait, those of all workers together, but at least one for each.
     pub prefetch: usize,
     /// Whether the workers are used at all events (`Stages`), or where they are measured to be faster.
     pub schedule: PipelineSchedule,
@@ -228,12 +228,15 @@ impl<D: Dataset> Plan<D> {
         let LoaderOptions { batch, seed, rank, ranks, device, .. } = &self.options;
         let Position { epoch, batch: index } = self.position(number);
         let among_all = index as usize * ranks + rank;
-        let order = self.order(epoch);
-        let start = among_all * batch;
-        let rows = &order[start..(start + batch).min(order.len())];
         let key = random::mix(&[*seed, epoch, among_all as u64]);
         let generator = Generator::new(random::mix(&[key, LOAD]));
-        let load = || with_generator(generator, || self.data.batch(rows, key, device));
+        let load = || {
+            let order = self.order(epoch);
+            let start = among_all * batch;
+            let rows = &order[start..(start + batch).min(order.len())];
+            // Nothing of who asks is around it: it may be a worker.
+            with_generator(generator, || autocast(None, || no_grad(|| self.data.batch(rows, key, device))))
+        };
         let failed = |source| {
             let stage = format!("load, epoch {epoch}").into();
             Error::Stage { stage, batch: index as usize, source }
@@ -307,8 +310,11 @@ impl<D: Dataset + 'static> DataLoader<D> {
 
     /// Workers whose next batch has this number: those that are kept, or new ones.
     fn start(&self, next: u64) -> Result<Running<D::Batch>> {
-        if let Some(kept) = self.kept.lock().take_if(|kept| kept.next == next) {
-            return Ok(kept);
+        let kept = self.kept.lock().take();
+        match kept {
+            Some(kept) if kept.next == next => return Ok(kept),
+            // What is elsewhere ends before others begin.
+            elsewhere => drop(elsewhere),
         }
         let LoaderOptions { workers, prefetch: depth, schedule, device, .. } = &self.plan.options;
         let source = |worker| {
@@ -318,7 +324,8 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let options = PrefetchOptions { depth: *depth, schedule: *schedule };
         let sources = (0..*workers as u64).map(source);
         // The caller's random numbers are the same with and without workers.
-        let batches = with_generator(Generator::new(0), || Prefetch::interleaved(device, sources, options))?;
+        let start = || autocast(None, || Prefetch::interleaved(device, sources, options));
+        let batches = with_generator(Generator::new(0), start)?;
         Ok(Running { next, batches })
     }
 }
@@ -336,20 +343,22 @@ impl<D: Dataset> LoaderIter<D> {
 }
 
 impl<D: Dataset + 'static> LoaderIter<D> {
-    fn load(&mut self) -> Option<Result<D::Batch>> {
-        if self.loader.plan.options.workers == 0 {
-            return Some(self.loader.plan.load(self.next));
+    /// Starts the workers, if there are to be any.
+    fn start(&mut self) -> Result<()> {
+        if self.loader.plan.options.workers > 0 && self.running.is_none() {
+            self.running = Some(self.loader.start(self.next)?);
         }
-        if self.running.is_none() {
-            match self.loader.start(self.next) {
-                Ok(running) => self.running = Some(running),
-                Err(error) => return Some(Err(error)),
+        Ok(())
+    }
+
+    fn load(&mut self) -> Option<Result<D::Batch>> {
+        match &mut self.running {
+            None => Some(self.loader.plan.load(self.next)),
+            Some(running) => {
+                running.next += 1;
+                running.batches.next()
             }
         }
-        self.running.as_mut().and_then(|running| {
-            running.next += 1;
-            running.batches.next()
-        })
     }
 }
 
@@ -359,6 +368,10 @@ impl<D: Dataset + 'static> Iterator for LoaderIter<D> {
     fn next(&mut self) -> Option<Self::Item> {
         if self.next >= self.end {
             return None;
+        }
+        // Without workers no batch was asked for: the next try is for the same one.
+        if let Err(error) = self.start() {
+            return Some(Err(error));
         }
         let batch = self.load();
         self.next += 1;
@@ -405,7 +418,9 @@ impl<D: Dataset + 'static> Iterator for LoaderSteps<D> {
     type Item = Result<Vec<D::Batch>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        Some(self.batches.by_ref().take(self.lanes).collect())
+        // All of a step's, those behind one that failed too: the next step's lanes are the same.
+        let step: Vec<_> = self.batches.by_ref().take(self.lanes).collect();
+        (!step.is_empty()).then(|| step.into_iter().collect())
     }
 }
 

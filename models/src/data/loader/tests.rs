@@ -183,6 +183,51 @@ fn errors_and_panics_name_their_batch_and_the_others_come() {
 }
 
 #[test]
+fn a_batch_that_fails_leaves_the_steps_behind_it_as_they_are() {
+    for workers in [0, 2] {
+        let options = LoaderOptions { workers, shuffle: false, ..options(1) };
+        let loader = DataLoader::new(Odd { made: Arc::default() }, options).unwrap();
+        let mut steps = loader.steps(3, Position::default()).unwrap();
+        // Batch 7 is in the middle of the third step, 9 at the start of the fourth.
+        let numbers = |step: Result<Vec<(usize, Vec<f32>)>>| {
+            step.ok().map(|step| step.into_iter().map(|(number, _)| number).collect::<Vec<_>>())
+        };
+        let found: Vec<_> = steps.by_ref().take(5).map(numbers).collect();
+        let expected = [Some(vec![0, 1, 2]), Some(vec![3, 4, 5]), None, None, Some(vec![12, 13, 14])];
+        assert_eq!(found, expected, "{workers}");
+        assert_eq!(steps.position(), loader.position(15));
+    }
+}
+
+/// What is around the one who asks.
+struct Modes;
+
+impl Dataset for Modes {
+    type Batch = (bool, DType);
+
+    fn len(&self) -> usize {
+        4
+    }
+
+    fn batch(&self, _: &[usize], _: u64, device: &Device) -> Result<Self::Batch> {
+        let x = autograd::Var::constant(Tensor::ones(&[2, 2], DType::F32, device)?);
+        Ok((autograd::is_recording(), x.matmul(&x)?.dtype()))
+    }
+}
+
+#[test]
+fn the_modes_of_who_asks_are_not_those_of_the_data_set() {
+    for workers in [0, 1] {
+        let options = LoaderOptions { workers, schedule: PipelineSchedule::Stages, ..options(1) };
+        let loader = DataLoader::new(Modes, options).unwrap();
+        let all = |epoch| loader.epoch(epoch).collect::<Result<Vec<_>>>();
+        let expected = vec![(false, DType::F32); 4];
+        assert_eq!(autograd::autocast(DType::BF16, || all(0)).unwrap(), expected, "{workers}");
+        assert_eq!(all(1).unwrap(), expected, "{workers}");
+    }
+}
+
+#[test]
 fn workers_end_with_the_batches_that_they_are_asked_for() {
     let made = Arc::new(AtomicUsize::new(0));
     let options = LoaderOptions {

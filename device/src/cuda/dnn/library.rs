@@ -86,9 +86,9 @@ pub(super) struct Failure {
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// Whether there is no such convolution, or not by this algorithm; some say so of its parameters.
+    /// Whether there is no such convolution, or not by this algorithm.
     pub(super) fn is_refusal(&self) -> bool {
-        matches!(self.status, 2000..4000)
+        matches!(self.status, 3000..4000)
     }
 
     /// Whether the library does not work here, as where a part of it is missing.

@@ -276,7 +276,7 @@ fn stages_and_branches_give_what_the_serial_schedule_gives() {
         assert_eq!(named.iter().skip(1).map(|(_, name)| name.as_str()).collect::<Vec<_>>(), names);
         // Both streams have work; whether at the same time is the machine's affair.
         let lanes = &found.concurrent.profile.lanes;
-        assert!(lanes.len() == 2 && lanes.iter().all(|lane| lane.commands >= 3.0), "{name}: {lanes:?}");
+        assert!(lanes.len() == 2 && lanes.iter().all(|lane| lane.commands >= 2.0), "{name}: {lanes:?}");
         assert_eq!(found.serial.profile.overlap, 0.0, "{name}");
         let three = CompareOptions { streams: 3, ..options.clone() };
         let error = compare(&workload, &three, |_, _| ()).unwrap_err();

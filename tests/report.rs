@@ -1,4 +1,4 @@
-//! Reports as a browser shows them. Without Chromium the tests say so and do nothing.
+//! Reports as a browser shows them. Without a Chromium that starts the tests say so and do nothing.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -48,10 +48,18 @@ fn shown(name: &str, html: &str, width: u32) -> Option<impl Fn(&str) -> String +
         .replace("</html>", &format!("{AFTER}</html>"));
     std::fs::write(&path, html).unwrap();
     let mut command = Command::new("chromium");
-    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]);
+    command.args([
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--virtual-time-budget=2000",
+        "--dump-dom",
+    ]);
     command.arg(format!("--window-size={width},2000")).arg(format!("file://{path}"));
-    let Ok(output) = command.stderr(Stdio::null()).output() else {
-        println!("skipped: there is no chromium");
+    let output = command.stderr(Stdio::null()).output().ok().filter(|output| output.status.success());
+    let Some(output) = output.filter(|output| !output.stdout.is_empty()) else {
+        println!("skipped: there is no chromium that starts here");
         return None;
     };
     let page = String::from_utf8(output.stdout).unwrap();

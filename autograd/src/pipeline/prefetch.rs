@@ -214,7 +214,11 @@ struct Line<T> {
 
 struct Shared<T> {
     state: Mutex<State<T>>,
-    changed: Condvar,
+    /// What the thread waits for: that it may ask, or is to end. It is not told of items that are taken while it may not, since
+    /// waking it costs more than a small item.
+    room: Condvar,
+    /// What the taker waits for.
+    made: Condvar,
 }
 
 struct State<T> {
@@ -243,7 +247,8 @@ impl<T: Send + 'static> Line<T> {
     fn new(source: Source<T>, depth: usize, is_ahead: bool, has_thread: bool) -> Result<Line<T>> {
         let (ready, source) = (VecDeque::with_capacity(depth + 1), Some(source));
         let state = State { ready, depth, source, is_over: false, is_ahead, is_ended: false };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let shared =
+            Arc::new(Shared { state: Mutex::new(state), room: Condvar::new(), made: Condvar::new() });
         let own = Arc::clone(&shared);
         let thread = has_thread.then(|| Thread::new("prefetch", move || own.serve())).transpose()?;
         Ok(Line { shared, _thread: thread })
@@ -253,7 +258,7 @@ impl<T: Send + 'static> Line<T> {
 impl<T> Shared<T> {
     fn change(&self, change: impl FnOnce(&mut State<T>)) {
         change(&mut self.state.lock());
-        self.changed.notify_all();
+        self.room.notify_one();
     }
 
     /// The next item: one that is ready, or that the thread is at, or else made here.
@@ -262,8 +267,8 @@ impl<T> Shared<T> {
         loop {
             if let Some(item) = state.ready.pop_front() {
                 // The thread is woken for several items rather than for each.
-                if state.ready.len() <= state.depth / 2 {
-                    self.changed.notify_all();
+                if state.is_ahead && state.ready.len() <= state.depth / 2 {
+                    self.room.notify_one();
                 }
                 return Some(item);
             }
@@ -272,7 +277,7 @@ impl<T> Shared<T> {
             }
             match if state.is_ahead { None } else { state.source.take() } {
                 Some(source) => self.ask(&mut state, source, Source::asked_here),
-                None => self.changed.wait(&mut state),
+                None => self.made.wait(&mut state),
             }
         }
     }
@@ -283,8 +288,11 @@ impl<T> Shared<T> {
         while !(state.is_ended || state.is_over) {
             let has_room = state.is_ahead && state.ready.len() < state.depth;
             match if has_room { state.source.take() } else { None } {
-                Some(source) => self.ask(&mut state, source, Source::asked_ahead),
-                None => self.changed.wait(&mut state),
+                Some(source) => {
+                    self.ask(&mut state, source, Source::asked_ahead);
+                    self.made.notify_one();
+                }
+                None => self.room.wait(&mut state),
             }
         }
     }
@@ -304,7 +312,6 @@ impl<T> Shared<T> {
         state.ready.extend(item);
         state.is_over = source.is_none();
         state.source = source;
-        self.changed.notify_all();
     }
 }
 

@@ -1,7 +1,9 @@
 //! Steps of models that fill a GPU, eager and captured; `benches/peers/torch_large.py` has the same in PyTorch. A step is the
 //! forward and backward pass and the optimizer, and ends when the device has done it.
 //!
-//!     cargo bench --bench models -- [--cuda] [--tf32] [CASE]
+//!     cargo bench --bench models -- [--cuda] [--tf32] [--bf16] [--profile] [CASE]
+//!
+//! `--tf32` allows it in products; `--bf16` is autocast; `--profile` prints the ops of three eager steps instead of times.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,7 +12,7 @@ mod common;
 use common::{Case, case, run};
 use streamgrad::prelude::*;
 use streamgrad::workloads::{Gpt, GptOptions, lenet};
-use streamgrad::{CudaConfig, Graph, RandomKey, Result};
+use streamgrad::{CudaConfig, DeviceMemory, Graph, RandomKey, Result, autocast};
 
 type Step = Box<dyn FnMut() -> Result<()>>;
 type Program = fn(&Device) -> Result<Step>;
@@ -38,7 +40,8 @@ fn labels(classes: i64, shape: &[usize], device: &Device) -> Result<Tensor> {
 
 /// A step of a model's loss and its optimizer.
 fn training<O: Optimizer + 'static>(mut optimizer: O, loss: impl Fn() -> Result<Var> + 'static) -> Step {
-    Box::new(move || optimizer.step(&loss()?.backward()?))
+    let dtype = option("--bf16").then_some(DType::BF16);
+    Box::new(move || optimizer.step(&autocast(dtype, &loss)?.backward()?))
 }
 
 /// GPT-2 small: 12 blocks of width 768, 4 sequences of 1024 places, AdamW.
@@ -86,6 +89,33 @@ fn convolutions(device: &Device) -> Result<Step> {
     Ok(training(optimizer, move || model.forward(&input)?.mean(&[], false)))
 }
 
+/// Where three steps spend their time, after two that nobody looks at.
+fn profile(program: Program) -> Result<()> {
+    let device = device();
+    let mut step = program(&device)?;
+    (0..2).try_for_each(|_| step())?;
+    device.synchronize()?;
+    let profiler = Profile::start(&device, ProfileOptions::default());
+    for _ in 0..3 {
+        step()?;
+        profiler.step();
+    }
+    println!("{}", profiler.stop()?.key_averages());
+    Ok(())
+}
+
+/// The most bytes that live tensors need in a step, in MiB, eagerly.
+fn peak(program: Program) -> Result<usize> {
+    let device = device();
+    let mut step = program(&device)?;
+    step()?;
+    device.synchronize()?;
+    device.reset_peak_memory_stats();
+    step()?;
+    device.synchronize()?;
+    Ok(device.memory_stats().peak_allocated_bytes >> 20)
+}
+
 fn cases(name: &str, program: Program) -> Vec<Case<'static>> {
     let eager = {
         let device = device();
@@ -111,7 +141,13 @@ fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     for (name, program) in programs {
         if wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str())) {
-            run(name, cases(name, program));
+            if option("--profile") {
+                println!("{name}");
+                profile(program).unwrap();
+            } else {
+                run(name, cases(name, program));
+                println!("{name}: peak {} MiB", peak(program).unwrap());
+            }
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::loops::Classes;
 /// Cross-entropy of class scores, `losses[i] = log_sums[i] - logits[i, labels[i]]` with
 /// `log_sums = logsumexp(logits, axis 1)`, for floats.
 ///
-/// Shapes: `[n, c], [n] -> [n], [n]`; labels are I64, and `log_sums` is contiguous and of the type that is computed in. A label
-/// outside `0..c` is a failure of the command, which becomes [`Error::Async`].
+/// Shapes: `[n, c], [n] -> [n], [n]`; labels are I64, `losses` and `log_sums` of the type that is computed in, and `log_sums` is
+/// contiguous. A label outside `0..c` is a failure of the command, which becomes [`Error::Async`].
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for `log_sums`
@@ -31,7 +31,7 @@ pub fn cross_entropy(
     let dtype = logits.dtype;
     for_float!(OP, dtype, T => Command::new(
         OP,
-        (logits.read::<T>(), labels.read::<i64>().exact(), losses.write::<T>(), log_sums.write::<T>().exact()),
+        (logits.read::<T>(), labels.read::<i64>().exact(), losses.write::<T>().exact(), log_sums.write::<T>().exact()),
     )
     .cost(logits.layout.elements(), 8)
     .may_fail()
@@ -47,7 +47,8 @@ pub fn cross_entropy(
 /// Gradient of [`cross_entropy`] for the logits,
 /// `out[i, j] = (exp(logits[i, j] - log_sums[i]) - (j == labels[i])) g[i]`.
 ///
-/// Shapes: `[n, c], [n], [n], [n] -> [n, c]`. Labels and `log_sums` as for [`cross_entropy`]; `out` may be `logits`.
+/// Shapes: `[n, c], [n], [n], [n] -> [n, c]`. Labels, `log_sums` and `g`, as losses, as for [`cross_entropy`]; `out` may be
+/// `logits`.
 ///
 /// # Errors
 /// As for [`cross_entropy`].
@@ -66,7 +67,7 @@ pub fn cross_entropy_grad(
         OP,
         (
             out.write::<T>(),
-            [logits.read::<T>(), g.read::<T>(), log_sums.read::<T>().exact()],
+            [logits.read::<T>(), g.read::<T>().exact(), log_sums.read::<T>().exact()],
             labels.read::<i64>().exact(),
         ),
     )

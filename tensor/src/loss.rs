@@ -7,7 +7,7 @@ use crate::Tensor;
 use crate::check::{has_shape, is_float, same_device, same_kind};
 
 impl Tensor {
-    /// `-log_softmax(self)[label]` of each row, and `logsumexp(self)` of each, which the gradient needs, of
+    /// `-log_softmax(self)[label]` of each row, and `logsumexp(self)` of each, which the gradient needs; both of
     /// [`DType::compute_dtype`](crate::DType::compute_dtype).
     ///
     /// Shapes: `self [n, c]`, `labels [n]` i64 -> `([n], [n])`.
@@ -35,8 +35,8 @@ impl Tensor {
         same_device(OP, self, labels)?;
         labels.check_labels(OP, n, c)?;
         Stream::with_current(self.device(), |stream| {
-            let losses = Tensor::allocate(stream, Layout::contiguous(&[n]), self.dtype)?;
-            let log_sums = Tensor::allocate(stream, Layout::contiguous(&[n]), self.dtype.compute_dtype())?;
+            let of_rows = || Tensor::allocate(stream, Layout::contiguous(&[n]), self.dtype.compute_dtype());
+            let (losses, log_sums) = (of_rows()?, of_rows()?);
             kernels::cross_entropy(stream, self.view(), labels.view(), losses.view(), log_sums.view())?;
             Ok((losses, log_sums))
         })
@@ -63,9 +63,9 @@ pub fn cross_entropy_grad(logits: &Tensor, log_sums: &Tensor, labels: &Tensor, g
     let (n, c) = logits.rows(OP)?;
     same_device(OP, logits, labels)?;
     labels.check_labels(OP, n, c)?;
-    same_kind(OP, logits, g)?;
+    same_device(OP, logits, g)?;
     has_shape(OP, &[n], g)?;
-    same_device(OP, logits, log_sums)?;
+    same_kind(OP, g, log_sums)?;
     has_shape(OP, &[n], log_sums)?;
     let log_sums = log_sums.contiguous()?;
     Tensor::produce(logits.device(), Layout::contiguous(&[n, c]), logits.dtype, |stream, out| {

@@ -263,6 +263,28 @@ fn a_weight_is_converted_once_and_its_gradients_are_added_in_16_bits() -> Result
 }
 
 #[test]
+fn logits_of_16_bits_are_not_copied_and_give_the_bits_of_the_copy() -> Result<()> {
+    let (x, labels) = (weight(&[0.3, -1.7, 2.1, 0.9, -0.2, 1.3], &[2, 3]), [2_i64, 0]);
+    let labels = Tensor::from_slice(&labels, &[2], &Device::cpu())?;
+    for half in [BF16, F16] {
+        for reduction in [Reduction::Mean, Reduction::None] {
+            let logits = Var::leaf(x.value().to_dtype(half)?);
+            let bits = |loss: Var| -> Result<_> {
+                let gradient =
+                    loss.sum_all()?.backward()?.get(&logits).map(|g| g.to_dtype(F64)?.to_vec::<f64>());
+                Ok((loss.value().to_vec::<f32>()?, gradient.transpose()?))
+            };
+            let loss = autocast(half, || logits.cross_entropy(&labels, reduction))?;
+            assert_eq!(conversions(&loss), 0);
+            let copied = logits.to_dtype(F32)?.cross_entropy(&labels, reduction)?;
+            assert_eq!(bits(loss)?, bits(copied)?, "{half}, {reduction:?}");
+            assert_eq!(logits.cross_entropy(&labels, reduction)?.dtype(), half);
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn a_weight_that_was_changed_is_converted_anew() -> Result<()> {
     let (w, x) = (weight(&[1.0, 2.0], &[2, 1]), ones(&[1, 1], F32));
     autocast(BF16, || {

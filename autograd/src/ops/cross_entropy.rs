@@ -13,7 +13,8 @@ impl Var {
     ///
     /// `-x[label] + ln Σ e^x` of each row, then the reduction. Shapes: logits `[n, c]` and labels `[n]` of I64, or
     /// `[c]` and `[]`, or `[n, c, ..]` and `[n, ..]`; the result is a scalar, or has the labels' shape with
-    /// [`Reduction::None`].
+    /// [`Reduction::None`]. Logits of 16 bits are computed with in F32 where they are; their losses are rounded, but under
+    /// [`autocast`](crate::autocast()), where they stay F32.
     ///
     /// ```
     /// # use autograd::{Device, Result, Tensor, Var, ops::Reduction};
@@ -31,14 +32,14 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `IndexOutOfRange` for a label outside `0..c` (later, as
     /// `Async`, if the host does not know the labels yet); `InvalidArgument` for the mean of no rows.
     pub fn cross_entropy(&self, labels: &Tensor, reduction: Reduction) -> Result<Var> {
-        if let Some(cast) = Cast::of("cross_entropy") {
-            return cast.run(|cast| cast.var(self)?.cross_entropy(labels, reduction));
-        }
         const OP: &str = "cross_entropy";
-        let (logits, flat) = rows(OP, self, labels)?;
-        not_empty(OP, "labels", labels, reduction)?;
-        let losses = losses(&logits, &flat)?.reshape(labels.shape())?;
-        reduction.apply(losses)
+        let loss = |rounded: bool| {
+            let (logits, flat) = rows(OP, self, labels)?;
+            not_empty(OP, "labels", labels, reduction)?;
+            let losses = losses(&logits, &flat)?.reshape(labels.shape())?;
+            reduction.apply(if rounded { losses.to_dtype(self.dtype())? } else { losses })
+        };
+        Cast::of(OP).map_or_else(|| loss(true), |cast| cast.run(|_| loss(false)))
     }
 }
 
@@ -166,8 +167,8 @@ pub(super) fn not_empty(
     Ok(())
 }
 
-/// One loss for each row. Losses are made by one kernel, and so is the gradient; of the softmax in between, the logarithm of each
-/// row's sum is kept.
+/// One loss for each row, of the type that is computed in. Losses are made by one kernel, and so is the gradient; of the softmax
+/// in between, the logarithm of each row's sum is kept.
 fn losses(logits: &Var, labels: &Tensor) -> Result<Var> {
     let (losses, log_sums) = logits.value().cross_entropy(labels)?;
     let saved = [Save::Input(0), Save::Tensor(&log_sums), Save::Tensor(labels)];
@@ -184,10 +185,10 @@ fn cross_entropy_grad(logits: &Var, log_sums: &Tensor, labels: &Tensor, g: &Var)
     let saved = [Save::Input(0), Save::Input(1), Save::Tensor(labels)];
     Ok(record("cross_entropy_grad", &[logits, g], &saved, value, |ctx, h| {
         let (logits, g, labels) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
-        let p = logits.softmax(1)?;
+        let (p, h) = (logits.to_dtype(g.dtype())?.softmax(1)?, h.to_dtype(g.dtype())?);
         let mean = h.mul(&p)?.sum(&[1], true)?;
         Ok(Grads::from_buf([
-            if_needed(ctx, 0, || h.sub(&mean)?.mul(&p)?.mul(&g.unsqueeze(1)?))?,
+            if_needed(ctx, 0, || h.sub(&mean)?.mul(&p)?.mul(&g.unsqueeze(1)?)?.to_dtype(logits.dtype()))?,
             if_needed(ctx, 1, || {
                 let own = h.gather(1, &labels.value().unsqueeze(1)?)?;
                 mean.sub(&own)?.squeeze(1)

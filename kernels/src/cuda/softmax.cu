@@ -81,7 +81,7 @@ __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3
 // log_sums = log(sum exp(x)), losses = log_sums - x[label] of each row; operands of `kept` are logits, labels, losses. A label
 // that is no class is a fault, and its loss is not written.
 template <class Group>
-__device__ inline void cross_entropy(const S* logits, const i64* labels, S* losses, T* log_sums, const Walk<3>& kept,
+__device__ inline void cross_entropy(const S* logits, const i64* labels, T* losses, T* log_sums, const Walk<3>& kept,
                                      const Rows& rows, u32 lanes, Fault fault) {
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         Offsets<3> at = offsets(kept, exists ? row : 0);
@@ -106,7 +106,7 @@ __device__ inline void cross_entropy(const S* logits, const i64* labels, S* loss
 
 // out[i, j] = (exp(logits[i, j] - log_sums[i]) - (j == labels[i])) g[i]; operands of `kept` are out, logits, labels, g.
 template <class Group>
-__device__ inline void cross_entropy_grad(S* out, const S* logits, const i64* labels, const S* g, const T* log_sums,
+__device__ inline void cross_entropy_grad(S* out, const S* logits, const i64* labels, const T* g, const T* log_sums,
                                           const Walk<4>& kept, const Rows& rows, u32 lanes, Fault fault) {
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         row = exists ? row : 0;
@@ -140,10 +140,10 @@ GROUP_KERNELS(log_softmax, SOFTMAX_OPERANDS, softmax<true, Group>(out, x, kept, 
 GROUP_KERNELS(softmax_grad, GRAD_OPERANDS, softmax_grad<false, Group>(out, y, g, kept, rows, lanes))
 GROUP_KERNELS(log_softmax_grad, GRAD_OPERANDS, softmax_grad<true, Group>(out, y, g, kept, rows, lanes))
 GROUP_KERNELS(cross_entropy,
-             (const S* logits, const i64* labels, S* losses, T* log_sums, const __grid_constant__ Walk<3> kept,
+             (const S* logits, const i64* labels, T* losses, T* log_sums, const __grid_constant__ Walk<3> kept,
               const __grid_constant__ Rows rows, u32 lanes, Fault fault),
              cross_entropy<Group>(logits, labels, losses, log_sums, kept, rows, lanes, fault))
 GROUP_KERNELS(cross_entropy_grad,
-             (S* out, const S* logits, const i64* labels, const S* g, const T* log_sums, const __grid_constant__ Walk<4> kept,
+             (S* out, const S* logits, const i64* labels, const T* g, const T* log_sums, const __grid_constant__ Walk<4> kept,
               const __grid_constant__ Rows rows, u32 lanes, Fault fault),
              cross_entropy_grad<Group>(out, logits, labels, g, log_sums, kept, rows, lanes, fault))

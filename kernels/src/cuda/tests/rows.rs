@@ -278,7 +278,7 @@ fn cross_entropy_of<T: Real>() {
             let run = |stream: &Stream| {
                 let logits = stored::<T>(stream, 1, [n, c], how);
                 let labels = Array::new(stream, &labels, &[n]);
-                let losses = Array::full(stream, T::default(), &[n]);
+                let losses = Array::full(stream, T::Computed::default(), &[n]);
                 let log_sums = Array::full(stream, T::Computed::default(), &[n]);
                 cross_entropy(stream, logits.view(), labels.view(), losses.view(), log_sums.view())?;
                 Ok((logits, labels, losses, log_sums))
@@ -288,7 +288,7 @@ fn cross_entropy_of<T: Real>() {
             for expanded in [false, true] {
                 both.close(tolerance, ("gradient", n, c, how, expanded), |stream| {
                     let (logits, labels, _, log_sums) = run(stream)?;
-                    let g = numbers::<T>(3, if expanded { 1 } else { n });
+                    let g = numbers::<T::Computed>(3, if expanded { 1 } else { n });
                     let g = Array::new(stream, &g, &[g.len()])
                         .with(|layout| layout.expand("test", &[n]).expect("one or all"));
                     let out = stored::<T>(stream, 4, [n, c], how);

@@ -26,8 +26,7 @@ pub(crate) fn has_better(geometry: &ConvGeometry, pass: ConvPass, bias: bool, ex
     match pass {
         ConvPass::Forward => geometry.is_pointwise() && bias && !exact,
         ConvPass::InputGrad => few,
-        ConvPass::WeightGrad if exact => geometry.is_pointwise() || few && geometry.channels > 1,
-        ConvPass::WeightGrad => few && geometry.channels == 1,
+        ConvPass::WeightGrad => few && (exact || geometry.channels == 1) || exact && geometry.is_pointwise(),
     }
 }
 

@@ -131,6 +131,11 @@ template <> __device__ inline u8 mul(u8 a, u8 b) { return (u8)((u32)a * (u32)b);
 template <class T> __device__ inline T maximum(T a, T b) { return a > b || is_nan(a) ? a : b; }
 template <class T> __device__ inline T minimum(T a, T b) { return a < b || is_nan(a) ? a : b; }
 
+template <class T> __device__ inline bool is_finite(T x) { return lowest<T>() < x && x < highest<T>(); }
+// The larger number; that which is one if the other is NaN.
+__device__ inline f32 larger_of(f32 a, f32 b) { return fmaxf(a, b); }
+__device__ inline f64 larger_of(f64 a, f64 b) { return fmax(a, b); }
+
 __device__ inline f32 exp_of(f32 x) { return expf(x); }
 __device__ inline f64 exp_of(f64 x) { return exp(x); }
 __device__ inline f32 log_of(f32 x) { return logf(x); }

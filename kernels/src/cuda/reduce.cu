@@ -63,7 +63,17 @@ template <bool LARGEST> struct IndexOfBest {
     // Not before an element that is there, which comes first.
     __device__ static F none() { return LARGEST ? lowest<F>() : highest<F>(); }
     template <class X> __device__ static Best<F> of(const BlockLane& block, const X& x) {
-        return fold_slots<Fold>(block.count, [&](int slot) { return Best<F>{x[slot], (i64)block.at(slot)}; });
+        // Slots come in the order of elements, so that a later one has to be better.
+        F best = x[0];
+        int at = 0;
+        for_slots(block.count, [&](int slot) {
+            F value = x[slot];
+            if (!(LARGEST ? value <= best : value >= best) && !is_nan(best)) {
+                best = value;
+                at = slot;
+            }
+        });
+        return block.count == 0 ? Fold::empty() : Best<F>{best, (i64)block.at(at)};
     }
     __device__ static i64 value(Best<F> state, u64, f64) { return state.index; }
 };
@@ -130,11 +140,15 @@ __device__ inline void join(O* out, const typename What::Fold::State* states, u6
                      [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
 }
 
-// Threads of a block, at most: a thread that folds F64 takes twice the registers.
+// Threads of a block, at most: a thread that folds F64 takes twice the registers. Side by side they read more at once in one
+// block, along a row while others of several blocks join what they have.
 constexpr int THREADS = FLOATS && sizeof(F) == 8 ? 256 : 512;
+template <class Group> constexpr int threads_of = Group::ACROSS ? THREADS : 256;
+template <class Group> constexpr int blocks_at_once = Group::ACROSS || sizeof(F) == 8 ? 1 : 4;
 
 #define REDUCTION_BY(name, What, O, group, Group)                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(name##_##group, DTYPE)(                    \
+    extern "C" __global__ void __launch_bounds__(threads_of<Group>, blocks_at_once<Group>) NAMED(             \
+        name##_##group, DTYPE)(                                                                               \
         O * out, const S* x, What::Fold::State* states, const __grid_constant__ Walk<1> kept,                 \
         const __grid_constant__ Walk<1> reduced, const __grid_constant__ Units cut, u32 lanes, f64 divisor) { \
         reduce<Group, What>(out, x, states, kept, reduced, cut, lanes, divisor);                              \

@@ -3,7 +3,7 @@
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
 
-use super::rows::{PACK, RowThreads, Units, by_group};
+use super::rows::{PACK, RowGroup, RowThreads, Units, by_group};
 use super::walk::{ByValue, Walk};
 use super::{by_dtype, number_programs};
 use crate::command::Address;
@@ -12,8 +12,8 @@ use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 number_programs!("reduce", "rows.cuh", "reduce.cu");
 
 /// Threads of a block, at most; as in the program.
-fn most_threads(dtype: DType) -> u32 {
-    if dtype == DType::F64 { 256 } else { 512 }
+fn most_threads(dtype: DType, group: RowGroup) -> u32 {
+    if dtype == DType::F64 || group != RowGroup::Column { 256 } else { 512 }
 }
 
 /// Threads and units for the axes of a reduction.
@@ -69,7 +69,12 @@ pub(crate) fn reduce(
     // SAFETY: the kernels take these arguments; the walks go over the axes of the input, the output has room for all kept
     // elements, and the workspace for the states of all units.
     unsafe {
-        queue.kernel(program, kernel, threads.grid_of(queue, most_threads(dtype), cut), &args)?;
+        queue.kernel(
+            program,
+            kernel,
+            threads.grid_of(queue, most_threads(dtype, threads.group), cut),
+            &args,
+        )?;
         if cut.are_joined() {
             let (grid, lanes) = cut.join(queue, axes.kept.elements);
             let (rows, all) = (axes.kept.elements as i64, axes.reduced.elements as i64);

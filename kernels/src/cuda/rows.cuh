@@ -51,14 +51,21 @@ template <class T> struct TwoSums {
     __device__ static State join(State a, State b) { return {a.first + b.first, a.second + b.second}; }
 };
 
-// The logarithm of a sum of exponentials: `first` is the largest element m, `second` the sum of exp(x - m).
+// The logarithm of a sum of exponentials: `first` is the largest element m that is not NaN, `second` the sum of exp(x - m), or of
+// exp(x) where m is infinite.
 template <class T> struct LogSum {
     using State = Two<T>;
+    // The largest of numbers, whatever the sign of a zero.
+    struct Largest {
+        using State = T;
+        __device__ static T empty() { return lowest<T>(); }
+        __device__ static T join(T a, T b) { return larger_of(a, b); }
+    };
     __device__ static State empty() { return {lowest<T>(), 0}; }
     // exp(x - m), also where both are the same infinity.
     __device__ static T term(T x, T m) { return x == m ? (T)1 : exp_of(x - m); }
     __device__ static State join(State a, State b) {
-        T m = maximum(a.first, b.first);
+        T m = larger_of(a.first, b.first);
         return {m, mul_rounded(a.second, term(a.first, m)) + mul_rounded(b.second, term(b.first, m))};
     }
     __device__ static T value(State state) { return state.first + log_of(state.second); }
@@ -124,8 +131,8 @@ template <class F, class At> __device__ inline typename F::State fold_slots(u32 
 }
 // The same of exponentials: one for each element, and none for what was summed before.
 template <class T, class At> __device__ inline Two<T> log_sum_slots(u32 count, At at) {
-    T m = fold_slots<Max<T>>(count, at);
-    return {m, fold_slots<Sum<T>>(count, [&](int slot) { return LogSum<T>::term(at(slot), m); })};
+    T m = fold_slots<typename LogSum<T>::Largest>(count, at), shift = is_finite(m) ? m : (T)0;
+    return {m, fold_slots<Sum<T>>(count, [&](int slot) { return exp_of(at(slot) - shift); })};
 }
 template <class T, class At> __device__ inline Deviation<T> deviation_of(u32 count, At at) {
     T mean = count == 0 ? (T)0 : fold_slots<Sum<T>>(count, at) / (T)count;
@@ -154,6 +161,12 @@ struct BlockLane {
     }
     // The element in a slot.
     __device__ u64 at(int slot) const { return first + (slot / PACK * lanes + lane) * PACK + slot % PACK; }
+    // The slot of an element, -1 if it is not the thread's.
+    __device__ int slot_of(u64 i) const {
+        u32 behind = (u32)(i - first), pack = behind / PACK;
+        bool own = i >= first && i - first < BLOCK && pack % lanes == lane;
+        return own ? (int)(pack / lanes * PACK + behind % PACK) : -1;
+    }
 };
 
 // What a lane holds of a block, as it is stored.

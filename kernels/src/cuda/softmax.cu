@@ -120,9 +120,10 @@ __device__ inline void cross_entropy_grad(S* out, const S* logits, const i64* la
         }
         group.each_block(exists ? rows.len : 0, [&](const BlockLane& block) {
             Held<S> x = from.read(block);
+            int own = block.slot_of((u64)label);
             to.write(block, [&](int slot) {
                 T p = exp_of(x[slot] - log_sum);
-                return ((i64)block.at(slot) == label ? p - 1 : p) * slope;
+                return (slot == own ? p - 1 : p) * slope;
             });
         });
     });

@@ -12,11 +12,11 @@ use crate::{
     max_pool2d_index_dtype, max_pool2d_pick,
 };
 
-/// Small integers, whose products and sums are exact in any order; in 16 bits so small that results are, too: cuDNN does not
+/// Small integers, whose products and sums are exact in any order, without -0; in 16 bits so small that results are, too: cuDNN does not
 /// round halfway cases to even.
 fn whole<T: Real>(stream: &Stream, seed: u64, shape: &[usize]) -> Array<T> {
     let scale = if T::DTYPE.is_half() { 1.0 } else { 5.0 };
-    let values = values(seed, shape.iter().product()).into_iter().map(|v| T::of((v * scale).round()));
+    let values = values(seed, shape.iter().product()).into_iter().map(|v| T::of((v * scale).round() + 0.0));
     Array::new(stream, &values.collect::<Vec<_>>(), shape)
 }
 

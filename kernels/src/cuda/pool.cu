@@ -4,7 +4,7 @@ struct Pool : Window {
     u32 adaptive;
     u32 count_padding;
     u32 divisor;  // 0 for the number of elements
-    u32 pad;
+    u32 apart;    // whether no pixel is seen from two places, and a window is what lies between two steps, or less
     u64 planes;
 };
 
@@ -12,15 +12,21 @@ struct Pool : Window {
 template <class I> __device__ inline void max_pool(S* out, I* index, const S* x, const Pool& pool) {
     for_planes(pool.planes, pool.places(), [&](u64 plane, u32 place) {
         const S* from = x + plane * pool.pixels();
+        u32 row = place / pool.columns;
+        i64 top = (i64)row * pool.stride_h - pool.padding_h;
+        i64 left = (i64)(place - row * pool.columns) * pool.stride_w - pool.padding_w;
         T best = lowest<T>();
         i64 taken = -1;
-        for (u32 tap = 0; tap < pool.taps(); ++tap) {
-            i64 pixel = pool.seen(place, tap);
-            if (pixel >= 0) {
-                T value = from[pixel];
-                if (taken < 0 || value > best || is_nan(value)) {
-                    best = value;
-                    taken = tap;
+        for (u32 i = 0, tap = 0; i < pool.kernel_h; ++i) {
+            i64 h = top + (i64)i * pool.dilation_h;
+            for (u32 j = 0; j < pool.kernel_w; ++j, ++tap) {
+                i64 w = left + (i64)j * pool.dilation_w;
+                if (h >= 0 && h < pool.height && w >= 0 && w < pool.width) {
+                    T value = from[h * pool.width + w];
+                    if (taken < 0 || value > best || is_nan(value)) {
+                        best = value;
+                        taken = tap;
+                    }
                 }
             }
         }
@@ -29,14 +35,43 @@ template <class I> __device__ inline void max_pool(S* out, I* index, const S* x,
     });
 }
 
+// With windows apart a thread makes all pixels from one step to the next.
+template <class I> __device__ inline void max_pool_grad_apart(S* out, const S* g, const I* index, const Pool& pool) {
+    u32 across = (pool.width + pool.stride_w - 1) / pool.stride_w, down = (pool.height + pool.stride_h - 1) / pool.stride_h;
+    for_planes(pool.planes, across * down, [&](u64 plane, u32 tile) {
+        u32 y = tile / across, x = tile - y * across;
+        bool is_place = y < pool.rows && x < pool.columns;
+        u64 place = plane * pool.places() + y * pool.columns + x;
+        u64 taken = is_place ? (u64)index[place] : 0;
+        T slope = is_place ? 0 + (T)g[place] : (T)0;
+        S* to = out + plane * pool.pixels();
+        u32 top = y * pool.stride_h, left = x * pool.stride_w;
+        u32 high = min(pool.stride_h, pool.height - top), wide = min(pool.stride_w, pool.width - left);
+        for (u32 i = 0; i < high; ++i) {
+            for (u32 j = 0; j < wide; ++j) {
+                bool is_taken = i < pool.kernel_h && j < pool.kernel_w && taken == i * pool.kernel_w + j;
+                to[(top + i) * pool.width + left + j] = is_taken ? slope : (T)0;
+            }
+        }
+    });
+}
 template <class I> __device__ inline void max_pool_grad(S* out, const S* g, const I* index, const Pool& pool) {
+    if (pool.apart) {
+        max_pool_grad_apart(out, g, index, pool);
+        return;
+    }
     for_planes(pool.planes, pool.pixels(), [&](u64 plane, u32 pixel) {
+        u32 h = pixel / pool.width, w = pixel - h * pool.width;
         T sum = 0;
         // The last element of the window sees a pixel at the first place.
-        for (u32 tap = pool.taps(); tap-- > 0;) {
-            i64 place = pool.place_of(pixel, tap);
-            if (place >= 0 && (u64)index[plane * pool.places() + place] == tap) {
-                sum += g[plane * pool.places() + place];
+        for (u32 i = pool.kernel_h; i-- > 0;) {
+            i64 y = pool.row_of(h, i);
+            for (u32 j = pool.kernel_w; j-- > 0;) {
+                i64 x = pool.column_of(w, j);
+                u64 place = plane * pool.places() + y * pool.columns + x;
+                if (y >= 0 && x >= 0 && (u64)index[place] == i * pool.kernel_w + j) {
+                    sum += g[place];
+                }
             }
         }
         out[plane * pool.pixels() + pixel] = sum;

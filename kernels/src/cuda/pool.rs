@@ -20,7 +20,7 @@ struct Pool {
     adaptive: u32,
     count_padding: u32,
     divisor: u32,
-    pad: u32,
+    apart: u32,
     planes: u64,
 }
 
@@ -38,7 +38,7 @@ impl Pool {
             let value = format_args!("{elements} for a window of {taps}");
             return Err(Error::invalid(op, "planes", "below 2^31 elements", value));
         };
-        Ok(Pool { window, adaptive: 0, count_padding: 0, divisor: 0, pad: 0, planes: planes.count as u64 })
+        Ok(Pool { window, adaptive: 0, count_padding: 0, divisor: 0, apart: 0, planes: planes.count as u64 })
     }
 
     fn of_means(op: &'static str, planes: &Planes, means: &Means) -> Result<Pool> {
@@ -79,6 +79,15 @@ macro_rules! by_index {
     };
 }
 
+/// Whether each pixel is seen from one place at most, that of its row and column by the stride.
+fn is_apart(window: &Window) -> bool {
+    let along = |axis: usize| {
+        let dense = window.dilation[axis] == 1 || window.kernel[axis] == 1;
+        dense && window.padding[axis] == 0 && window.kernel[axis] <= window.stride[axis]
+    };
+    along(0) && along(1)
+}
+
 /// On values, indices and images; on the gradients of images and values, and indices; or on values, images and indices.
 pub(crate) fn max(
     queue: &Queue<'_>,
@@ -87,12 +96,16 @@ pub(crate) fn max(
     (planes, window): &(Planes, Window),
     operands: [Address; 3],
 ) -> Result<()> {
+    let tiles = is_apart(window)
+        .then(|| [0, 1].map(|axis| planes.image[axis].div_ceil(window.stride[axis])))
+        .map(|[down, across]| down * across);
     let (kernel, size) = match which {
         MaxPool::Forward => (by_index!(index, dtype, "max_pool"), planes.all_places()),
-        MaxPool::Gradient => (by_index!(index, dtype, "max_pool_grad"), planes.pixels()),
+        MaxPool::Gradient => (by_index!(index, dtype, "max_pool_grad"), tiles.unwrap_or(planes.pixels())),
         MaxPool::Pick => (by_index!(index, dtype, "max_pool_pick"), planes.all_places()),
     };
-    Pool::of(queue.op(), planes, window)?.enqueue(queue, (dtype, kernel), size, operands)
+    let pool = Pool { apart: u32::from(tiles.is_some()), ..Pool::of(queue.op(), planes, window)? };
+    pool.enqueue(queue, (dtype, kernel), size, operands)
 }
 
 /// On values and images or, for the gradient, on the gradients of images and values.

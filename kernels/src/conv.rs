@@ -190,7 +190,9 @@ impl<'a> Conv2d<'a> {
         let (out, _) = self.parts();
         match &self.algorithm {
             Some(algorithm) => algorithm.workspace().div_ceil(out.dtype.compute_dtype().size_bytes()),
-            None if self.stream.is_cuda() && out.layout.elements() > 0 => cuda::workspace(&self.geometry),
+            None if self.stream.is_cuda() && out.layout.elements() > 0 => {
+                cuda::workspace(&self.geometry, self.pass)
+            }
             None => 0,
         }
     }

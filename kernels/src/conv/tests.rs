@@ -59,6 +59,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("depthwise strided", [2, 3, 11, 10], 3, window([5, 3], [2, 2], [2, 1], [1, 2])).groups(3),
     Case::new("depthwise, several filters", [2, 3, 7, 18], 6, window([3, 2], [1, 1], [0, 1], [1, 1]))
         .groups(3),
+    Case::new("many images", [300, 2, 5, 4], 3, window([3, 2], [1, 1], [1, 1], [1, 1])),
     Case::new("no images", [0, 2, 5, 5], 3, window([3, 3], [1, 1], [1, 1], [1, 1])),
 ];
 

@@ -111,6 +111,96 @@ extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad
     });
 }
 
+// The pitch of planes in shared memory: odd, so that neighbouring rows are in different banks.
+__device__ inline u32 pitch(u32 columns) { return columns | 1; }
+
+// Filters' gradients where channels and filters are few, steps and dilations 1: parts[e, block] is the sum for element e over the
+// block's images, `each` of them. Images and gradients lie in shared memory; a thread has one row of the filter, of at most W
+// elements, for one filter and channel, and of the places every `splits`th row.
+template <u32 W>
+__device__ inline void few_weight_grad(T* parts, const S* x, const S* g, u32 images, u32 channels, u32 each, u32 splits,
+                                       const Conv& conv) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    u32 high = conv.rows + conv.kernel_h - 1, seen = conv.columns + conv.kernel_w - 1;
+    u32 wide = pitch(seen), across = pitch(conv.columns), pairs = conv.each * channels * conv.kernel_h;
+    T* image = (T*)memory;
+    T* slopes = image + channels * high * wide + W;
+    u32 pair = threadIdx.x % pairs, split = threadIdx.x / pairs;
+    u32 row = pair % conv.kernel_h, channel = pair / conv.kernel_h % channels, filter = pair / conv.kernel_h / channels;
+    T sums[W] = {};
+    for (u32 n = blockIdx.x * each; n < images && n < (blockIdx.x + 1) * each; ++n) {
+        for (u32 e = threadIdx.x; e < channels * high * seen; e += blockDim.x) {
+            u32 line = e / seen, w = e - line * seen, plane = line / high;
+            i64 h = (i64)(line - plane * high) - conv.padding_h, at = (i64)w - conv.padding_w;
+            bool inside = h >= 0 && h < conv.height && at >= 0 && at < conv.width;
+            image[line * wide + w] =
+                inside ? (T)x[((u64)n * channels + plane) * conv.pixels() + h * conv.width + at] : (T)0;
+        }
+        for (u32 e = threadIdx.x; e < conv.each * conv.places(); e += blockDim.x) {
+            u32 line = e / conv.columns;
+            slopes[line * across + (e - line * conv.columns)] = g[(u64)n * conv.each * conv.places() + e];
+        }
+        __syncthreads();
+        for (u32 y = split; y < conv.rows; y += splits) {
+            const T* from = image + (channel * high + y + row) * wide;
+            const T* slope = slopes + (filter * conv.rows + y) * across;
+            T window[W];
+#pragma unroll
+            for (u32 j = 0; j + 1 < W; ++j) {
+                window[j + 1] = from[j];
+            }
+#pragma unroll 4
+            for (u32 x = 0; x < conv.columns; ++x) {
+#pragma unroll
+                for (u32 j = 0; j + 1 < W; ++j) {
+                    window[j] = window[j + 1];
+                }
+                window[W - 1] = from[x + W - 1];
+#pragma unroll
+                for (u32 j = 0; j < W; ++j) {
+                    sums[j] += slope[x] * window[j];
+                }
+            }
+        }
+        __syncthreads();
+    }
+    T* shared = (T*)memory;
+    u32 size = pairs * conv.kernel_w;
+#pragma unroll
+    for (u32 j = 0; j < W; ++j) {
+        if (j < conv.kernel_w) {
+            shared[split * size + pair * conv.kernel_w + j] = sums[j];
+        }
+    }
+    __syncthreads();
+    for (u32 e = threadIdx.x; e < size; e += blockDim.x) {
+        T sum = shared[e];
+        for (u32 s = 1; s < splits; ++s) {
+            sum += shared[s * size + e];
+        }
+        parts[(u64)e * gridDim.x + blockIdx.x] = sum;
+    }
+}
+#define FEW_WEIGHT_GRAD(W)                                                                                \
+    extern "C" __global__ void __launch_bounds__(1024) NAMED(few_weight_grad_##W, DTYPE)(                 \
+        T * parts, const S* x, const S* g, u32 images, u32 channels, u32 each, u32 splits,                \
+        const __grid_constant__ Conv conv) {                                                              \
+        few_weight_grad<W>(parts, x, g, images, channels, each, splits, conv);                            \
+    }
+FEW_WEIGHT_GRAD(3)
+FEW_WEIGHT_GRAD(5)
+FEW_WEIGHT_GRAD(8)
+// The sum of each element's parts.
+extern "C" __global__ void NAMED(few_weight_grad_join, DTYPE)(S* out, const T* parts, u64 count, u64 size, u32 lanes) {
+    for_rows<WarpGroup>(size, lanes, [&](const WarpGroup& group, u64 row, bool exists) {
+        const T* own = parts + (exists ? row : 0) * count;
+        T sum = group.template fold<Sum<T>>(count, exists ? count : 0, [&](u64 n) { return own[n]; });
+        if (exists && group.leads()) {
+            out[row] = sum;
+        }
+    });
+}
+
 #define ADD_PARTS(O)                                                                        \
     extern "C" __global__ void add_parts_##O(O* out, const T* parts, u64 count, u64 size) { \
         add_parts(out, parts, count, size);                                                 \

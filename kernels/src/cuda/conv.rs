@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::copy::{enqueue_copy, fill};
 use super::matmul::{Onto, Product};
+use super::rows::RowThreads;
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
@@ -26,7 +27,8 @@ pub(crate) fn has_better(geometry: &ConvGeometry, pass: ConvPass, bias: bool, ex
     match pass {
         ConvPass::Forward => geometry.is_pointwise() && bias && !exact,
         ConvPass::InputGrad => few,
-        ConvPass::WeightGrad => few && (exact || geometry.channels == 1) || exact && geometry.is_pointwise(),
+        ConvPass::WeightGrad if geometry.is_pointwise() => exact,
+        ConvPass::WeightGrad => few && (exact || geometry.channels == 1) || Few::of(geometry).is_some(),
     }
 }
 
@@ -70,8 +72,58 @@ fn together(geometry: &ConvGeometry) -> usize {
 }
 
 /// Elements of the workspace.
-pub(crate) fn workspace(geometry: &ConvGeometry) -> usize {
-    of_one_image(geometry).saturating_mul(together(geometry))
+pub(crate) fn workspace(geometry: &ConvGeometry, pass: ConvPass) -> usize {
+    match Few::of(geometry).filter(|_| pass == ConvPass::WeightGrad) {
+        Some(few) => few.blocks as usize * geometry.filters * geometry.filter(),
+        None => of_one_image(geometry).saturating_mul(together(geometry)),
+    }
+}
+
+/// How filters' gradients are summed where channels and filters are few: all that a thread block needs of an image lies in shared
+/// memory, and a thread has a row of a filter's channel. See the program.
+struct Few {
+    /// Thread blocks, each of which has `each` images. The number is part of the order of additions.
+    blocks: u32,
+    each: u32,
+    /// Threads of a block: one for each row of a filter's channel, or `splits`, which share out the rows of places.
+    threads: u32,
+    splits: u32,
+    /// Elements in shared memory.
+    elements: u32,
+}
+
+impl Few {
+    const BLOCKS: usize = 256;
+    const THREADS: usize = 1024;
+    /// Elements of a filter's row, at most.
+    const WIDEST: usize = 8;
+    /// Threads of a block that has fewer rows of filters.
+    const ENOUGH: usize = 256;
+    /// Elements that fit in a block's shared memory, whatever their type.
+    const SHARED: usize = (48 << 10) / 8;
+
+    /// `None` where they are not few, or there are none.
+    fn of(g: &ConvGeometry) -> Option<Few> {
+        let ConvGeometry { images, channels, filters, places: [rows, columns], window, .. } = *g;
+        let [kh, kw] = window.kernel;
+        let dense = g.groups == 1 && window.stride == [1; 2] && window.dilation == [1; 2];
+        let pairs = filters.saturating_mul(channels).saturating_mul(kh);
+        let small = pairs <= Few::THREADS && kw <= Few::WIDEST && rows.max(columns) <= Few::SHARED;
+        if !dense || !small || images >= 1 << 31 || images.min(pairs).min(kw).min(g.all_places()) == 0 {
+            return None;
+        }
+        let splits = (Few::ENOUGH / pairs).clamp(1, rows);
+        let tiles = channels * (rows + kh) * (columns + kw) + filters * rows * (columns + 1) + Few::WIDEST;
+        let elements = tiles.max(pairs * splits * kw);
+        let each = images.div_ceil(Few::BLOCKS);
+        (elements <= Few::SHARED).then(|| Few {
+            blocks: images.div_ceil(each) as u32,
+            each: each as u32,
+            threads: (pairs * splits) as u32,
+            splits: splits as u32,
+            elements: elements as u32,
+        })
+    }
 }
 
 /// `Conv` of the program.
@@ -201,6 +253,9 @@ impl<'a> Convolution<'a> {
             let args = [w.into(), x.into(), y.into(), groups, images];
             return self.kernel(by_dtype!(dtype, "depthwise_weight_grad"), grid, args, 0);
         }
+        if let Some(few) = Few::of(g) {
+            return self.few_weight_grad(&few, w, [x, y]);
+        }
         // The parts of the sum lie behind the patches.
         let patches = together(g) * g.groups * g.filter() * g.all_places();
         let parts = MatrixStack {
@@ -224,6 +279,27 @@ impl<'a> Convolution<'a> {
             unsafe { self.queue.kernel(program_of(dtype), by_dtype!(stored, "add_parts"), grid, &args)? };
         }
         Ok(())
+    }
+
+    fn few_weight_grad(&self, few: &Few, w: Address, [x, y]: [Address; 2]) -> Result<()> {
+        let (g, dtype, parts) = (self.geometry, self.dtype, self.columns);
+        let kernel = match g.window.kernel[1] {
+            0..=3 => by_dtype!(dtype, "few_weight_grad_3"),
+            4..=5 => by_dtype!(dtype, "few_weight_grad_5"),
+            _ => by_dtype!(dtype, "few_weight_grad_8"),
+        };
+        let shared_bytes = few.elements * dtype.compute_dtype().size_bytes() as u32;
+        let grid = Grid { shared_bytes, ..Grid::linear(few.blocks, few.threads) };
+        let [images, channels] = [g.images, g.channels].map(|count| Arg::U32(count as u32));
+        let [each, splits] = [few.each, few.splits].map(Arg::U32);
+        self.kernel(kernel, grid, [parts.into(), x.into(), y.into(), images, channels, each, splits], 0)?;
+        let (count, size) = (few.blocks as usize, g.filters * g.filter());
+        let threads = RowThreads::of(size, count, 1, count as isize);
+        let args =
+            [w.into(), parts.into(), Arg::U64(count as u64), Arg::U64(size as u64), Arg::U32(threads.lanes)];
+        let grid = threads.grid(self.queue, THREADS);
+        // SAFETY: the kernel takes these arguments, and there are as many parts.
+        unsafe { self.queue.kernel(program_of(dtype), by_dtype!(dtype, "few_weight_grad_join"), grid, &args) }
     }
 
     /// The images that a workspace takes at a time: the first of them, and their number.

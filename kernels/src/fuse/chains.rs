@@ -1,0 +1,167 @@
+//! Functions of elements of which one takes what another one gives, as one command.
+
+use device::cuda::Queue;
+use device::{Binder, Cpu, Fused, Groups, Order, Plan, Result, Work};
+
+use super::draft::Draft;
+use super::{Mapped, Part, Parts};
+use crate::chain::{Chain, Operand};
+use crate::cpu::chain::Blocks;
+use crate::cuda::chain::Kernel;
+use crate::layout::Dst;
+use crate::par::workers;
+
+/// The op of commands that are several in one.
+const OP: &str = "fused";
+/// The most functions of one command.
+const STEPS: usize = 24;
+/// From this cost on a command of a CPU is worth a thread of its own, and one that others can help with.
+const LONG: usize = 1 << 17;
+
+/// Makes one command of functions of which one takes what another one gives.
+pub(super) fn fuse(plan: &mut Plan, order: Order) {
+    let fuser = Fuser { parts: Parts::of(plan), order, single: plan.groups(order) };
+    let groups = fuser.groups();
+    let fused = groups.several().filter_map(|members| fuser.fused(members)).collect();
+    plan.fuse(&groups, fused);
+}
+
+/// A plan whose functions are fused.
+struct Fuser<'a> {
+    parts: Parts<'a>,
+    order: Order,
+    /// The commands by themselves.
+    single: Groups,
+}
+
+impl Fuser<'_> {
+    /// Groups that are worth it: each command joins those that gave it its arguments, if it may.
+    fn groups(&self) -> Groups {
+        let mut groups = self.parts.plan.groups(self.order);
+        for command in 0..self.parts.all.len() {
+            for argument in self.function(command).iter().flat_map(|part| &part.operands[1..]) {
+                let Some(producer) = self.producer(command, argument) else { continue };
+                if !groups.may_join(producer, command) {
+                    continue;
+                }
+                let (earlier, later) = (groups.of(producer), groups.of(command));
+                let mut members = [earlier, later].concat();
+                members.sort_unstable();
+                if !self.delays(earlier, later) && self.chain(&members).is_some() {
+                    groups.join(producer, command);
+                }
+            }
+        }
+        groups
+    }
+
+    fn function(&self, command: usize) -> Option<&Mapped> {
+        match self.parts.all[command].as_ref()? {
+            Part::Function(mapped) => Some(mapped),
+            _ => None,
+        }
+    }
+
+    /// The function that wrote an argument last.
+    fn producer(&self, command: usize, argument: &Operand) -> Option<usize> {
+        let memory = self.parts.memory(command, argument.at)?;
+        self.parts.writer(memory, command).filter(|&writer| self.function(writer).is_some())
+    }
+
+    /// Whether commands that could run at once on a CPU, each for long, would come one after the other: those of the two
+    /// groups, and what else waits for the first.
+    fn delays(&self, earlier: &[usize], later: &[usize]) -> bool {
+        let device = self.parts.plan.device();
+        if !device.runs_on_host() || device.threads() == 1 {
+            return false;
+        }
+        let is_long = |command: &usize| self.parts.plan.cost(*command) >= LONG;
+        let written =
+            earlier.iter().flat_map(|&command| self.parts.plan.uses(command)).filter(|(_, write)| *write);
+        let waiting = written.flat_map(|&(memory, _)| &self.parts.users[memory]);
+        let mut others = earlier.iter().chain(waiting).filter(|other| is_long(other));
+        others.any(|&other| later.iter().any(|at| is_long(at) && self.single.are_unordered(other, *at)))
+    }
+
+    /// The commands as one chain; `None` if they are none that keeps the bits, or too large a one.
+    fn chain(&self, members: &[usize]) -> Option<Chain> {
+        let stream = self.parts.plan.stream(members[0]);
+        let apart =
+            self.order == Order::Streams && members.iter().any(|&at| self.parts.plan.stream(at) != stream);
+        if apart || members.len() > STEPS {
+            return None;
+        }
+        let mut draft = Draft::default();
+        for &command in members {
+            draft.push(command, self.function(command)?)?;
+        }
+        draft.finish(|command, result| {
+            let memory = self.parts.memory(command, result.at);
+            memory.is_none_or(|memory| {
+                let inner = self.parts.users[memory].iter().all(|user| members.contains(user));
+                !(self.parts.plan.is_planned(memory) && inner)
+            })
+        })
+    }
+
+    /// The command that takes the place of a group.
+    fn fused(&self, members: &[usize]) -> Option<Fused> {
+        let chain = self.chain(members)?;
+        let mut uses: Vec<(usize, bool)> = Vec::new();
+        let outputs = chain.outputs();
+        for (at, operand) in chain.operands.iter().enumerate() {
+            let memory = members.iter().find_map(|&command| self.parts.memory(command, operand.at))?;
+            match uses.iter_mut().find(|(known, _)| *known == memory) {
+                Some((_, write)) => *write |= at < outputs,
+                None => uses.push((memory, at < outputs)),
+            }
+        }
+        let cost = members.iter().map(|&command| self.parts.plan.cost(command)).sum();
+        let body = match self.parts.plan.device().runs_on_host() {
+            true => Body::Cpu(Blocks::of(&chain)),
+            false => Body::Cuda(Box::new(Kernel::of(&chain)?)),
+        };
+        Some(Fused { op: OP, uses, work: Box::new(Command { chain, cost, body }) })
+    }
+}
+
+/// A chain as a command.
+struct Command {
+    chain: Chain,
+    cost: usize,
+    body: Body,
+}
+
+/// What a device needs to know of a chain beside it.
+enum Body {
+    Cpu(Blocks),
+    Cuda(Box<Kernel>),
+}
+
+impl Work for Command {
+    fn run(&self, cpu: &Cpu<'_>) {
+        if let Body::Cpu(blocks) = &self.body {
+            // SAFETY: the plan orders the command by the memory of its operands.
+            unsafe { blocks.run(&self.chain, &workers(cpu, self.cost)) };
+        }
+    }
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        match &self.body {
+            Body::Cpu(_) => Ok(()),
+            Body::Cuda(kernel) => kernel.enqueue(queue, &self.chain),
+        }
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        self.chain.operands.iter_mut().for_each(|operand| operand.at = Dst(binder.address(operand.at.0)));
+    }
+
+    fn cost(&self) -> usize {
+        self.cost
+    }
+
+    fn may_fail(&self) -> bool {
+        false
+    }
+}

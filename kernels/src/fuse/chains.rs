@@ -3,10 +3,13 @@
 use device::cuda::Queue;
 use device::{Binder, Cpu, Fused, Groups, Order, Plan, Result, Work};
 
+use smallvec::{SmallVec, smallvec};
+
 use super::draft::Draft;
-use super::{Mapped, Part, Parts};
-use crate::chain::{Chain, Operand};
+use super::{Folded, Mapped, Part, Parts};
+use crate::chain::{Chain, Fold, Operand};
 use crate::cpu::chain::Blocks;
+use crate::cpu::reduce;
 use crate::cuda::chain::Kernel;
 use crate::layout::Dst;
 use crate::par::workers;
@@ -17,6 +20,8 @@ const OP: &str = "fused";
 const STEPS: usize = 24;
 /// From this cost on a command of a CPU is worth a thread of its own, and one that others can help with.
 const LONG: usize = 1 << 17;
+/// Elements up to which a reduction takes about as long as a function of them.
+const WIDE: usize = 1 << 18;
 
 /// Makes one command of functions of which one takes what another one gives.
 pub(super) fn fuse(plan: &mut Plan, order: Order) {
@@ -39,7 +44,7 @@ impl Fuser<'_> {
     fn groups(&self) -> Groups {
         let mut groups = self.parts.plan.groups(self.order);
         for command in 0..self.parts.all.len() {
-            for argument in self.function(command).iter().flat_map(|part| &part.operands[1..]) {
+            for argument in self.arguments(command) {
                 let Some(producer) = self.producer(command, argument) else { continue };
                 if !groups.may_join(producer, command) {
                     continue;
@@ -47,7 +52,8 @@ impl Fuser<'_> {
                 let (earlier, later) = (groups.of(producer), groups.of(command));
                 let mut members = [earlier, later].concat();
                 members.sort_unstable();
-                if !self.delays(earlier, later) && self.chain(&members).is_some() {
+                let delays = self.delays(earlier, later) || self.is_wide(producer, command);
+                if !delays && self.chain(&members).is_some() {
                     groups.join(producer, command);
                 }
             }
@@ -62,9 +68,25 @@ impl Fuser<'_> {
         }
     }
 
+    fn fold(&self, command: usize) -> Option<&Folded> {
+        match self.parts.all[command].as_ref()? {
+            Part::Fold(folded) => Some(folded),
+            _ => None,
+        }
+    }
+
+    /// Where what a function or a reduction takes begins.
+    fn arguments(&self, command: usize) -> SmallVec<[Dst<u8>; 3]> {
+        match (self.function(command), self.fold(command)) {
+            (Some(function), _) => function.operands[1..].iter().map(|argument| argument.at).collect(),
+            (_, Some(fold)) => smallvec![fold.x],
+            _ => SmallVec::new(),
+        }
+    }
+
     /// The function that wrote an argument last.
-    fn producer(&self, command: usize, argument: &Operand) -> Option<usize> {
-        let memory = self.parts.memory(command, argument.at)?;
+    fn producer(&self, command: usize, argument: Dst<u8>) -> Option<usize> {
+        let memory = self.parts.memory(command, argument)?;
         self.parts.writer(memory, command).filter(|&writer| self.function(writer).is_some())
     }
 
@@ -83,6 +105,17 @@ impl Fuser<'_> {
         others.any(|&other| later.iter().any(|at| is_long(at) && self.single.are_unordered(other, *at)))
     }
 
+    /// Whether others that take what a reduction takes would wait for that of a CUDA device, which has few threads for many
+    /// elements.
+    fn is_wide(&self, producer: usize, command: usize) -> bool {
+        let Some(fold) = self.fold(command) else { return false };
+        let memory = self.parts.memory(command, fold.x);
+        let others = memory.is_some_and(|memory| {
+            self.parts.users[memory].iter().any(|user| *user != producer && *user != command)
+        });
+        others && fold.axes.elements() > WIDE && !self.parts.plan.device().runs_on_host()
+    }
+
     /// The commands as one chain; `None` if they are none that keeps the bits, or too large a one.
     fn chain(&self, members: &[usize]) -> Option<Chain> {
         let stream = self.parts.plan.stream(members[0]);
@@ -93,15 +126,30 @@ impl Fuser<'_> {
         }
         let mut draft = Draft::default();
         for &command in members {
-            draft.push(command, self.function(command)?)?;
+            match self.fold(command) {
+                Some(fold) => draft.fold(fold)?,
+                None => draft.push(command, self.function(command)?)?,
+            }
         }
-        draft.finish(|command, result| {
+        let on_host = self.parts.plan.device().runs_on_host();
+        let folded = members.iter().find_map(|&command| self.fold(command));
+        if folded.is_some_and(|fold| on_host && fold.dtype.is_half()) {
+            return None;
+        }
+        let chain = draft.finish(|command, result| {
+            // A CPU folds what is in memory.
+            if folded.is_some_and(|fold| on_host && fold.x.0 == result.at.0) {
+                return true;
+            }
             let memory = self.parts.memory(command, result.at);
             memory.is_none_or(|memory| {
                 let inner = self.parts.users[memory].iter().all(|user| members.contains(user));
                 !(self.parts.plan.is_planned(memory) && inner)
             })
-        })
+        })?;
+        let is_near = |operand: &Operand| operand.places.is_run() || operand.stands();
+        let fits = folded.is_none() || on_host || chain.operands.iter().all(is_near);
+        fits.then_some(chain)
     }
 
     /// The command that takes the place of a group.
@@ -109,11 +157,13 @@ impl Fuser<'_> {
         let chain = self.chain(members)?;
         let mut uses: Vec<(usize, bool)> = Vec::new();
         let outputs = chain.outputs();
-        for (at, operand) in chain.operands.iter().enumerate() {
+        let operands = chain.operands.iter().enumerate().map(|(at, operand)| (operand, at < outputs));
+        let folded = chain.fold.iter().flat_map(Fold::written).map(|operand| (operand, true));
+        for (operand, writes) in operands.chain(folded) {
             let memory = members.iter().find_map(|&command| self.parts.memory(command, operand.at))?;
             match uses.iter_mut().find(|(known, _)| *known == memory) {
-                Some((_, write)) => *write |= at < outputs,
-                None => uses.push((memory, at < outputs)),
+                Some((_, write)) => *write |= writes,
+                None => uses.push((memory, writes)),
             }
         }
         let cost = members.iter().map(|&command| self.parts.plan.cost(command)).sum();
@@ -141,8 +191,12 @@ enum Body {
 impl Work for Command {
     fn run(&self, cpu: &Cpu<'_>) {
         if let Body::Cpu(blocks) = &self.body {
-            // SAFETY: the plan orders the command by the memory of its operands.
-            unsafe { blocks.run(&self.chain, &workers(cpu, self.cost)) };
+            let workers = workers(cpu, self.cost);
+            // SAFETY: the plan orders the command by the memory of its operands, among which is what is folded.
+            unsafe {
+                blocks.run(&self.chain, &workers);
+                reduce::fold_chain(&self.chain, &workers);
+            }
         }
     }
 
@@ -154,7 +208,9 @@ impl Work for Command {
     }
 
     fn bind(&mut self, binder: &mut dyn Binder) {
-        self.chain.operands.iter_mut().for_each(|operand| operand.at = Dst(binder.address(operand.at.0)));
+        let Chain { operands, fold, .. } = &mut self.chain;
+        let written = fold.iter_mut().flat_map(|fold| [&mut fold.out].into_iter().chain(&mut fold.workspace));
+        operands.iter_mut().chain(written).for_each(|operand| operand.at = Dst(binder.address(operand.at.0)));
     }
 
     fn cost(&self) -> usize {

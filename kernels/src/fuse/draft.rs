@@ -1,8 +1,7 @@
 //! Chains as they are put together: which function takes what from where.
 
-use crate::chain::{Chain, OPERANDS, Operand, Step, Value};
-
-use super::Mapped;
+use super::{Folded, Mapped};
+use crate::chain::{Chain, Fold, OPERANDS, Operand, Step, Value};
 
 /// What the functions of one command may cost for one element: a kernel's code grows with them.
 const STEPS_COST: usize = 128;
@@ -14,6 +13,8 @@ pub(super) struct Draft {
     /// What is in memory once the steps are done: which command wrote it, by which step.
     written: Vec<(Operand, usize, usize)>,
     steps: Vec<Step>,
+    /// What is folded, and how.
+    fold: Option<(Operand, Fold)>,
 }
 
 impl Draft {
@@ -22,6 +23,9 @@ impl Draft {
         let [result, arguments @ ..] = &part.operands[..] else { return None };
         let elements = |draft: &Draft| draft.written.first().map(|(written, ..)| written.places.elements);
         if elements(self).is_some_and(|elements| elements != result.places.elements) {
+            return None;
+        }
+        if self.fold.as_ref().is_some_and(|(x, fold)| result.meets(x) || fold.meets(result)) {
             return None;
         }
         let arguments = arguments.iter().map(|argument| self.argument(argument)).collect::<Option<_>>()?;
@@ -37,7 +41,27 @@ impl Draft {
         Some(())
     }
 
+    /// Adds a reduction of what a function gave; `None` if that is not the result as it is, or there is a reduction already.
+    pub(super) fn fold(&mut self, part: &Folded) -> Option<()> {
+        let Folded { op, dtype, axes, x, out, workspace } = part;
+        let is_folded = |(written, ..): &&(Operand, usize, usize)| {
+            written.at.0 == x.0 && written.dtype == *dtype && written.places.elements == axes.elements()
+        };
+        let (x, _, of) = self.written.iter().find(is_folded)?;
+        let (op, dtype, axes) = (*op, *dtype, axes.clone());
+        let fold = Fold { of: *of, op, dtype, axes, out: out.clone(), workspace: workspace.clone() };
+        let mut known = self.written.iter().map(|(written, ..)| written).chain(&self.inputs);
+        if self.fold.is_some() || known.any(|known| fold.meets(known)) {
+            return None;
+        }
+        self.fold = Some((x.clone(), fold));
+        Some(())
+    }
+
     fn argument(&mut self, argument: &Operand) -> Option<Value> {
+        if self.fold.as_ref().is_some_and(|(_, fold)| fold.meets(argument)) {
+            return None;
+        }
         if let Some((written, _, step)) = self.written.iter().find(|(written, ..)| written.meets(argument)) {
             return written.is(argument).then_some(Value::Step(*step));
         }
@@ -50,7 +74,7 @@ impl Draft {
 
     /// The chain, which writes those results of commands that are `needed` in memory.
     pub(super) fn finish(self, needed: impl Fn(usize, &Operand) -> bool) -> Option<Chain> {
-        let Draft { inputs, written, mut steps } = self;
+        let Draft { inputs, written, mut steps, fold } = self;
         let elements = written.first()?.0.places.elements;
         let mut operands = Vec::with_capacity(OPERANDS);
         for (result, command, step) in written {
@@ -66,9 +90,10 @@ impl Draft {
                 *input += outputs;
             }
         }
-        let chain = Chain { elements, operands, steps };
+        let chain = Chain { elements, operands, steps, fold: fold.map(|(_, fold)| fold) };
         let cost: usize = chain.steps.iter().map(|step| step.function.cost()).sum();
-        let fits = outputs > 0 && chain.operands.len() <= OPERANDS && cost <= STEPS_COST;
+        let fits =
+            (outputs > 0 || chain.fold.is_some()) && chain.operands.len() <= OPERANDS && cost <= STEPS_COST;
         (fits && chain.loops().is_some()).then_some(chain)
     }
 }

@@ -16,14 +16,15 @@ use crate::functions::Function;
 use crate::layout::Dst;
 use crate::loops::Places;
 use crate::optim::Stepped;
+use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rules::OPERANDS;
 pub(crate) use merge::RuleUpdate;
 
 /// Makes a captured step one of fewer commands, which computes the same, bit for bit:
 /// - commands whose results nobody uses are left out;
 /// - those that always write the same few bytes run now, on `stream`, in memory by `allocate`;
-/// - functions of elements become one command with those that take what they give, and what only they use is not written any
-///   more;
+/// - functions of elements become one command with those that take what they give, and with a reduction of it; what only they
+///   use is not written any more;
 /// - what adds up the gradients of several batches becomes a part of the optimizer's step.
 ///
 /// With [`Order::Streams`] commands are fused that follow each other in their stream.
@@ -50,6 +51,8 @@ pub(crate) enum Part {
     Fill,
     /// A function of elements.
     Function(Box<Mapped>),
+    /// What is made of all elements, or of those along some axes.
+    Fold(Box<Folded>),
     /// Steps of optimizers' rules.
     Steps(Vec<RuleUpdate>),
 }
@@ -59,6 +62,17 @@ pub(crate) enum Part {
 pub(crate) struct Mapped {
     function: Function,
     operands: SmallVec<[Operand; 4]>,
+}
+
+/// A reduction of elements that fill a range of memory.
+#[derive(Debug)]
+pub(crate) struct Folded {
+    op: ReduceOp,
+    dtype: DType,
+    axes: Axes,
+    x: Dst<u8>,
+    out: Operand,
+    workspace: Option<Operand>,
 }
 
 impl Part {
@@ -77,6 +91,25 @@ impl Part {
         let is_near = |operand: &Operand| matches!(operand.places.inner().strides, [0 | 1]);
         let fits = operands[0].places.is_run() && operands.iter().all(is_near);
         fits.then(|| Part::Function(Box::new(Mapped { function, operands })).boxed())
+    }
+
+    /// A reduction of floats as its command says of itself.
+    pub(crate) fn fold(
+        how: Reduction,
+        dtype: DType,
+        axes: &Axes,
+        [x, out]: [Address; 2],
+        workspace: Option<Address>,
+    ) -> Option<Box<dyn Any>> {
+        let Reduction::Join(op) = how else { return None };
+        if !(dtype.is_float() && axes.are_dense()) {
+            return None;
+        }
+        let out = Operand::run(Dst(out.0), dtype, axes.kept.elements);
+        // Its size is not known here, and nobody else uses it.
+        let workspace = workspace.map(|at| Operand::run(Dst(at.0), DType::U8, 1));
+        let axes = axes.clone();
+        Some(Part::Fold(Box::new(Folded { op, dtype, axes, x: Dst(x.0), out, workspace })).boxed())
     }
 
     /// Steps of parameters, as their command says of itself; `None` if there are masters, whose parameters are converted on a

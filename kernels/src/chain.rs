@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use crate::functions::Function;
 use crate::layout::Dst;
-use crate::loops::Loops;
+use crate::loops::{LoopAxis, Loops};
+use crate::reduction::{Axes, ReduceOp};
 
 /// The most operands in memory.
 pub(crate) const OPERANDS: usize = 8;
@@ -18,6 +19,22 @@ pub(crate) struct Chain {
     /// What lies in memory: first what is written, one element after the other, and then what is read.
     pub(crate) operands: Vec<Operand>,
     pub(crate) steps: Vec<Step>,
+    /// What is made of all elements of a result.
+    pub(crate) fold: Option<Fold>,
+}
+
+/// A reduction of a step's results, in the order in which it would be one of memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Fold {
+    /// The step.
+    pub(crate) of: usize,
+    pub(crate) op: ReduceOp,
+    pub(crate) dtype: DType,
+    /// Over the elements as a result would lie.
+    pub(crate) axes: Axes,
+    pub(crate) out: Operand,
+    /// Memory for the states of parts.
+    pub(crate) workspace: Option<Operand>,
 }
 
 /// Elements in memory, which all operands count alike.
@@ -59,7 +76,30 @@ impl Chain {
     }
 }
 
+impl Fold {
+    /// Whether it writes a byte of an operand.
+    pub(crate) fn meets(&self, other: &Operand) -> bool {
+        self.written().any(|written| written.meets(other))
+    }
+
+    /// What it writes.
+    pub(crate) fn written(&self) -> impl Iterator<Item = &Operand> {
+        [&self.out].into_iter().chain(&self.workspace)
+    }
+}
+
 impl Operand {
+    /// Elements one after the other.
+    pub(crate) fn run(at: Dst<u8>, dtype: DType, elements: usize) -> Operand {
+        let places = Loops::from_axes([LoopAxis { size: elements, strides: [1] }]);
+        Operand { at, dtype, places }
+    }
+
+    /// Whether it is one element, again and again.
+    pub(crate) fn stands(&self) -> bool {
+        self.places.axes.iter().all(|axis| axis.strides == [0])
+    }
+
     /// Whether the elements are those of `other`, counted alike and stored alike.
     pub(crate) fn is(&self, other: &Operand) -> bool {
         self.at.0 == other.at.0 && stored(self.dtype) == stored(other.dtype) && self.places == other.places

@@ -113,9 +113,13 @@ impl<O: Operands> Command<O> {
         self.launch(stream, params, (|_: &mut P, _: &mut dyn FnMut(&mut dyn Any)| (), part), cpu, cuda)
     }
 
+    /// As [`run_changing`](Self::run_changing) and [`run_part`](Self::run_part) at once.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
     #[inline(always)]
     #[track_caller]
-    fn launch<P, S, D, C, G>(
+    pub(crate) fn launch<P, S, D, C, G>(
         self,
         stream: &Stream,
         params: P,

@@ -41,7 +41,7 @@ pub(crate) fn launch<F: Elements<N>, const N: usize>(
     Command::new(name, WriteRead(operands)).cost(out.layout.elements(), cost).run_part(
         stream,
         (places, function),
-        |(places, function), operands| Part::of(function.function(), places, operands),
+        |(places, function), operands| Part::function(function.function(), places, operands),
         // SAFETY: the places are those of the operands, whose types were checked.
         |(places, function), workers, operands| unsafe { function.run(places, workers, operands) },
         |(places, function), queue, operands| function.enqueue(queue, places, operands),

@@ -3,8 +3,10 @@
 //! An optimizer is a [`Rule`], whose formula is all that it adds: memory, vectors, threads, kernels and the command for all
 //! parameters are written once for all rules.
 
+use std::any::Any;
 use std::fmt;
 
+use device::cuda::Queue;
 use device::{DType, Error, Result, Stream};
 use smallvec::SmallVec;
 
@@ -13,6 +15,7 @@ use crate::cpu::lanes::Lanes;
 use crate::cpu::optim as cpu;
 use crate::cuda::formula::Formula;
 use crate::cuda::optim as cuda;
+use crate::fuse::Part;
 use crate::layout::{Dst, View};
 use crate::loops::Loops;
 use crate::par::Workers;
@@ -100,6 +103,21 @@ impl RuleStep {
     /// Whether both are steps of one rule.
     pub fn same_rule(&self, other: &RuleStep) -> bool {
         self.rule.cuda.is(&other.rule.cuda)
+    }
+
+    /// Runs it on a CPU.
+    ///
+    /// # Safety
+    /// As for [`cpu::step`]; the operands are of type `dtype`.
+    pub(crate) unsafe fn run(
+        &self,
+        dtype: DType,
+        loops: &Loops<OPERANDS>,
+        workers: &Workers,
+        operands: [Dst<u8>; OPERANDS],
+    ) {
+        // SAFETY: the contract is the same.
+        unsafe { (self.rule.cpu)(&self.numbers, dtype, loops, workers, operands) }
     }
 
     /// Its numbers and choices.
@@ -198,14 +216,23 @@ pub struct Update<'a> {
 }
 
 /// What a command does to one parameter.
-struct Part {
+#[derive(Clone)]
+pub(crate) struct Stepped {
     /// May be another one when the command is launched again.
-    step: RuleStep,
-    dtype: DType,
+    pub(crate) step: RuleStep,
+    pub(crate) dtype: DType,
     /// Of the parameter, if that is not what is stepped.
-    stored: DType,
+    pub(crate) stored: DType,
     /// Over what is stepped, gradient, states and parameter; where there are fewer, over the first again.
-    loops: Loops<OPERANDS>,
+    pub(crate) loops: Loops<OPERANDS>,
+}
+
+impl Stepped {
+    /// Whether all operands lie in one order without gaps.
+    pub(crate) fn is_dense(&self) -> bool {
+        let Loops { axes, elements } = &self.loops;
+        axes.len() <= 1 && self.loops.inner().strides == [1; OPERANDS] || *elements == 1
+    }
 }
 
 /// What is stepped, its gradient and the states; a gradient in 16 bits and its parameter come behind them.
@@ -258,7 +285,7 @@ impl<'a> Update<'a> {
         }
     }
 
-    fn part(&self) -> Part {
+    fn stepping(&self) -> Stepped {
         let layout = |k: usize| match k {
             0 => self.stepped().layout,
             1 => self.grad.layout,
@@ -266,7 +293,7 @@ impl<'a> Update<'a> {
             _ => self.states.get(k - 2).map_or(self.stepped().layout, |state| state.layout),
         };
         let loops = Loops::in_memory_order(std::array::from_fn(layout));
-        Part { step: self.step, dtype: self.stepped().dtype, stored: self.param.dtype, loops }
+        Stepped { step: self.step, dtype: self.stepped().dtype, stored: self.param.dtype, loops }
     }
 }
 
@@ -285,44 +312,67 @@ pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
     updates.iter().try_for_each(Update::check)?;
     let elements = |update: &Update<'_>| update.param.layout.elements() * (2 + update.states.len());
     let operands: Vec<Operands<'_>> = updates.iter().map(Update::operands).collect();
-    Command::new(first.step.op(), operands).cost(updates.iter().map(elements).sum(), 1).run_changing(
+    Command::new(first.step.op(), operands).cost(updates.iter().map(elements).sum(), 1).launch(
         stream,
-        updates.iter().map(Update::part).collect::<Vec<Part>>(),
-        |parts, show| parts.iter_mut().for_each(|part| show(&mut part.step)),
-        |parts, workers, operands| {
-            for (part, (stepped, grad, states, stored)) in parts.iter().zip(operands) {
-                let Part { step, dtype, stored: half, loops } = part;
-                let [a, b, c] = states.map(|state| state.unwrap_or(stepped));
-                let (grad, param) = match stored {
+        updates.iter().map(Update::stepping).collect::<Vec<Stepped>>(),
+        (
+            |all: &mut Vec<Stepped>, show: &mut dyn FnMut(&mut dyn Any)| {
+                all.iter_mut().for_each(|stepped| show(&mut stepped.step));
+            },
+            |all: &Vec<Stepped>, operands| Part::steps(all, addresses(operands)),
+        ),
+        |all, workers, operands| {
+            for (stepped, (param, grad, states, stored)) in all.iter().zip(operands) {
+                let Stepped { dtype, stored: half, loops, .. } = stepped;
+                let [a, b, c] = states.map(|state| state.unwrap_or(param));
+                let (grad, rounded) = match stored {
                     // SAFETY: what is stepped is F32 beside a parameter of this type, and the loops are theirs.
-                    Some((grad, param)) => unsafe {
-                        cpu::adopt(*half, loops, workers, stepped.cast(), param.src());
-                        (Dst(grad.0.cast_mut().cast()), param.cast())
+                    Some((grad, rounded)) => unsafe {
+                        cpu::adopt(*half, loops, workers, param.cast(), rounded.src());
+                        (Dst(grad.0.cast_mut().cast()), rounded.cast())
                     },
-                    None => (grad.map_or(stepped, |grad| Dst(grad.0.cast_mut())), stepped),
+                    None => (grad.map_or(param, |grad| Dst(grad.0.cast_mut())), param),
                 };
-                let operands = [stepped, grad, a, b, c, param];
                 // SAFETY: the operands are the rule's, of this type, and the loops are theirs.
-                unsafe { (step.rule.cpu)(&step.numbers, *dtype, loops, workers, operands) }
+                unsafe { stepped.step.run(*dtype, loops, workers, [param, grad, a, b, c, rounded]) }
             }
         },
-        |parts, queue, operands| {
-            let operands =
-                operands.into_iter().map(|(param, grad, states, rounded)| -> [Address; OPERANDS] {
-                    let [a, b, c] = states.map(|state| state.unwrap_or(param));
-                    let (grad, rounded) = rounded.unwrap_or((grad.unwrap_or(param), param));
-                    [param, grad, a, b, c, rounded]
-                });
-            let all: Vec<_> = parts.iter().zip(operands).collect();
-            let form = |part: &Part| (part.dtype, part.stored);
+        |all, queue, operands| {
+            let all: Vec<_> = all.iter().zip(addresses(operands)).collect();
+            let form = |stepped: &Stepped| (stepped.dtype, stepped.stored);
             for alike in all.chunk_by(|(a, _), (b, _)| a.step == b.step && form(a) == form(b)) {
-                let Part { step, dtype, stored, .. } = alike[0].0;
-                let tensors = alike.iter().map(|(part, operands)| (&part.loops, *operands));
-                cuda::step(queue, [*dtype, *stored], &step.rule.cuda, &step.numbers, tensors)?;
+                let tensors = alike.iter().map(|(stepped, operands)| (*stepped, *operands));
+                enqueue(queue, alike[0].0, false, tensors)?;
             }
             Ok(())
         },
     )
+}
+
+/// The operands of each parameter of a command, as they were stated.
+type Addresses = Vec<(Address, Option<Address>, [Option<Address>; MAX_STATES], Option<(Address, Address)>)>;
+
+/// The same as a rule has them.
+fn addresses(operands: Addresses) -> Vec<[Address; OPERANDS]> {
+    let all = operands.into_iter().map(|(param, grad, states, rounded)| {
+        let [a, b, c] = states.map(|state| state.unwrap_or(param));
+        let (grad, rounded) = rounded.unwrap_or((grad.unwrap_or(param), param));
+        [param, grad, a, b, c, rounded]
+    });
+    all.collect()
+}
+
+/// Enqueues steps that are all like `first`. With `adds`, the last operand of each is what is added to the gradient first, and
+/// all are [dense](Stepped::is_dense).
+pub(crate) fn enqueue<'a>(
+    queue: &Queue<'_>,
+    first: &Stepped,
+    adds: bool,
+    tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])>,
+) -> Result<()> {
+    let Stepped { step, dtype, stored, .. } = first;
+    let form = cuda::Form { dtype: *dtype, stored: *stored, adds };
+    cuda::step(queue, form, &step.rule.cuda, &step.numbers, tensors)
 }
 
 /// # Safety

@@ -7,6 +7,7 @@ use crate::command::{Command, Write, for_float, for_number};
 use crate::cpu::number::Number;
 use crate::cpu::reduce as cpu;
 use crate::cuda::reduce as cuda;
+use crate::fuse::Part;
 use crate::layout::{Dst, Layout, Src, View, normalize_axes, normalize_axis, shape_mismatch};
 use crate::loops::{LoopAxis, Loops};
 use crate::par::Workers;
@@ -129,9 +130,10 @@ fn launch<T: Number>(
 ) -> Result<()> {
     let dtype = x.dtype;
     let workspace = expect_workspace(op, stream, &axes, workspace)?;
-    Command::new(op, (x.read::<T>(), out.write::<T>(), workspace)).cost(x.layout.elements(), 1).run(
+    Command::new(op, (x.read::<T>(), out.write::<T>(), workspace)).cost(x.layout.elements(), 1).run_part(
         stream,
         axes,
+        move |axes, (x, out, workspace)| Part::fold(how, dtype, axes, [x, out], workspace),
         // SAFETY: the axes are those of `x`, and `out` is contiguous and has an element for each that is kept.
         move |axes, workers, (x, out, _)| unsafe { body(how, axes, workers, x, out) },
         move |axes, queue, (x, out, workspace)| cuda::reduce(queue, dtype, how, axes, [out, x], workspace),

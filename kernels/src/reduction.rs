@@ -1,5 +1,7 @@
 //! What reductions join, how, and along which axes.
 
+use smallvec::SmallVec;
+
 use crate::loops::Loops;
 
 /// How elements are joined.
@@ -61,7 +63,27 @@ impl Extreme {
 }
 
 /// The axes of a reduction: one output for each element of `kept`, folded over `reduced`.
+#[derive(Clone, Debug)]
 pub(crate) struct Axes {
     pub(crate) kept: Loops<1>,
     pub(crate) reduced: Loops<1>,
+}
+
+impl Axes {
+    /// Whether the elements fill a range of memory, in whatever order.
+    pub(crate) fn are_dense(&self) -> bool {
+        let mut axes: SmallVec<[_; 8]> = self.kept.axes.iter().chain(&self.reduced.axes).collect();
+        axes.sort_unstable_by_key(|axis| axis.strides[0]);
+        let mut next = 1;
+        axes.iter().all(|axis| {
+            let follows = axis.strides[0] == next;
+            next *= axis.size as isize;
+            follows
+        })
+    }
+
+    /// How many elements there are.
+    pub(crate) fn elements(&self) -> usize {
+        self.kept.elements * self.reduced.elements
+    }
 }

@@ -232,7 +232,11 @@ impl<R: Tensors> Graph<R> {
         }
         let (mut plan, attached) = capture.finish()?;
         if options.fuse {
-            kernels::fuse(&mut plan, options.order);
+            Stream::with_current(device, |stream| {
+                kernels::fuse(&mut plan, options.order, stream, |bytes| {
+                    allocator::allocate_shared(stream, bytes)
+                })
+            })?;
         }
         let (keys, steps) = changing(&mut plan);
         let (mut hooks, mut forks) = (Vec::new(), HashMap::new());

@@ -1,8 +1,10 @@
 //! What captured steps refuse, what changes between replays, and what does not.
 
+mod counts;
 mod failures;
 mod fused;
 mod graphs;
+mod merged;
 mod optimizers;
 mod outputs;
 mod plans;

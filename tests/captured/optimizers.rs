@@ -8,9 +8,9 @@ use streamgrad::{Generator, Graph, Result, Schedule, with_generator};
 
 const SCHEDULES: [Schedule; 2] = [Schedule::Inline, Schedule::Threads];
 
-type Optimize = Box<dyn Optimizer>;
+pub(super) type Optimize = Box<dyn Optimizer>;
 
-fn optimizers() -> Vec<fn(Vec<Var>) -> Result<Optimize>> {
+pub(super) fn optimizers() -> Vec<fn(Vec<Var>) -> Result<Optimize>> {
     vec![
         |w| Ok(Box::new(Sgd::new(w, 0.1)?)),
         |w| {

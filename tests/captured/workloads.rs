@@ -17,15 +17,15 @@ fn replays() -> usize {
 const ROWS: usize = 3;
 
 /// A workload in small: its model, its optimizer, and lanes for a step of two batches.
-struct Program {
-    model: Box<dyn Model>,
-    optimizer: RefCell<Box<dyn Optimizer>>,
-    lanes: ConcurrentBatches,
+pub(super) struct Program {
+    pub(super) model: Box<dyn Model>,
+    pub(super) optimizer: RefCell<Box<dyn Optimizer>>,
+    pub(super) lanes: ConcurrentBatches,
     lr: f64,
 }
 
 impl Program {
-    fn new(workload: &dyn Workload, lanes: usize, device: &Device) -> Result<Program> {
+    pub(super) fn new(workload: &dyn Workload, lanes: usize, device: &Device) -> Result<Program> {
         let model = match workload.overlap() {
             Overlap::Branches if lanes > 1 => workload.branched(1, device)?,
             _ => workload.model(1, device)?,
@@ -63,7 +63,7 @@ impl Program {
 }
 
 /// The batches of step number `step`, prepared.
-fn batches(program: &Program, data: &DataLoader<InMemory>, step: usize) -> Result<Vec<Batch>> {
+pub(super) fn batches(program: &Program, data: &DataLoader<InMemory>, step: usize) -> Result<Vec<Batch>> {
     let first = 2 * step % (data.per_epoch() - 1);
     let taken = data.epoch(step as u64).skip(first).take(2);
     taken.map(|batch| no_grad(|| program.model.prepare(batch?))).collect()
@@ -84,7 +84,10 @@ fn train(
     Ok((losses.iter().map(bits).collect::<Result<_>>()?, program.state()?))
 }
 
-fn each(kinds: &[Kind], test: impl Fn(&dyn Workload, &Device, &DataLoader<InMemory>) -> Result<()>) {
+pub(super) fn each(
+    kinds: &[Kind],
+    test: impl Fn(&dyn Workload, &Device, &DataLoader<InMemory>) -> Result<()>,
+) {
     for kind in kinds {
         // One of them by hand: `STREAMGRAD_WORKLOAD=dlrm`.
         let only = std::env::var("STREAMGRAD_WORKLOAD").ok();

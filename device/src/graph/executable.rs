@@ -216,7 +216,8 @@ impl Plan {
 }
 
 /// Gives memory another place.
-struct Moved {
+#[derive(Default)]
+pub(super) struct Moved {
     /// From where to where memory lies, and where it will start, in the order of the first.
     places: Vec<(usize, usize, usize)>,
 }
@@ -228,6 +229,11 @@ impl Moved {
             Some((memory.at(), memory.at() + memory.bytes(), base + (*offset)?))
         };
         Moved { places: plan.memories.iter().zip(&layout.offsets).filter_map(place).collect() }
+    }
+
+    /// Moves `bytes` bytes from one address to another. What is added later lies behind.
+    pub(super) fn add(&mut self, from: usize, bytes: usize, to: usize) {
+        self.places.push((from, from + bytes, to));
     }
 }
 

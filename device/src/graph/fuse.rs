@@ -8,10 +8,12 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::capture::{Command, Memory};
+use super::executable::Moved;
 use super::memory;
 use super::plan::{Order, Plan};
 use super::reach::Reach;
-use crate::{Device, StreamId, Work};
+use crate::cuda::Queue;
+use crate::{Binder, Buffer, Cpu, Device, Result, Shared, Stream, StreamId, Use, Work};
 
 /// Commands of a plan, each in a group that can run as one command: no way along the edges leaves a group and comes back,
 /// also where groups count as one. Each begins alone.
@@ -23,6 +25,27 @@ pub struct Groups {
     first: Vec<usize>,
     /// For the first commands, their groups in the program's order.
     members: Vec<Vec<usize>>,
+}
+
+/// A command of a plan that runs outside of it.
+struct Once(Box<dyn Work>);
+
+impl Work for Once {
+    fn run(&self, cpu: &Cpu<'_>) {
+        self.0.run(cpu);
+    }
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        self.0.enqueue(queue)
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        self.0.bind(binder);
+    }
+
+    fn cost(&self) -> usize {
+        self.0.cost()
+    }
 }
 
 /// A command that takes the place of several.
@@ -96,6 +119,49 @@ impl Plan {
         commands.reverse();
         self.unused += before - commands.len();
         self.commands = commands;
+    }
+
+    /// Runs commands on `stream` now, and in no replay: those that always write the same, and all that write the step's own
+    /// memories which they use. These get buffers of their own by `allocate`, which is told how many bytes.
+    ///
+    /// # Errors
+    /// Those of `allocate`, and as for [`Stream::launch`].
+    pub fn settle(
+        &mut self,
+        commands: &[usize],
+        stream: &Stream,
+        mut allocate: impl FnMut(usize) -> Result<Shared<Buffer>>,
+    ) -> Result<()> {
+        let mut used: Vec<usize> =
+            commands.iter().flat_map(|&at| &self.commands[at].uses).map(|&(memory, _)| memory).collect();
+        used.sort_unstable();
+        used.dedup();
+        let mut moved = Moved::default();
+        for memory in used {
+            let (start, bytes) = (self.memories[memory].at(), self.memories[memory].bytes());
+            let buffer = allocate(bytes)?;
+            moved.add(start, bytes, buffer.ptr().expose_provenance());
+            self.memories[memory] = Memory::Found(buffer);
+        }
+        let mut at = 0..;
+        let all = std::mem::take(&mut self.commands);
+        let (settled, mut rest): (Vec<Command>, Vec<Command>) =
+            all.into_iter().partition(|_| at.next().is_some_and(|at| commands.contains(&at)));
+        rest.iter_mut().for_each(|command| command.work.bind(&mut moved));
+        self.commands = rest;
+        self.settled += settled.len();
+        for Command { op, uses, mut work, .. } in settled {
+            work.bind(&mut moved);
+            let uses: SmallVec<[Use<'_>; 4]> = uses
+                .iter()
+                .filter_map(|&(memory, write)| match &self.memories[memory] {
+                    Memory::Found(buffer) => Some(Use { buffer, write }),
+                    Memory::Planned { .. } => None,
+                })
+                .collect();
+            stream.launch(op, &uses, Once(work))?;
+        }
+        Ok(())
     }
 
     /// Its commands, each in a group of its own, with the edges that `order` asks for.

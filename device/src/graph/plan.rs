@@ -50,6 +50,8 @@ pub struct PlanReport {
     pub fused: usize,
     /// Commands that were captured and left out, as nobody uses what they write.
     pub unused: usize,
+    /// Commands that were captured and always write the same, so that they ran once and for all.
+    pub settled: usize,
     /// Pairs of commands of which one waits for the other.
     pub edges: usize,
     /// Commands on the longest way along the edges.
@@ -66,11 +68,11 @@ pub struct PlanReport {
 
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PlanReport { commands, fused, unused, edges, critical_path, widest, gain, planned_bytes, .. } =
-            self;
+        let PlanReport { commands, fused, unused, settled, edges, critical_path, widest, .. } = self;
+        let PlanReport { gain, planned_bytes, .. } = self;
         write!(
             f,
-            "{commands} commands ({fused} others fused into them, {unused} left out as unused), {edges} edges, \
+            "{commands} commands ({fused} others fused into them, {unused} left out as unused, {settled} run once), {edges} edges, \
              {critical_path} on the critical path, {widest} at the widest place, at most {gain:.2}x by running at once, \
              {planned_bytes} bytes"
         )
@@ -83,9 +85,10 @@ pub struct Plan {
     pub(super) device: Device,
     pub(super) commands: Vec<Command>,
     pub(super) memories: Vec<Memory>,
-    /// Captured commands that became a part of another one, and those that were left out.
+    /// Captured commands that became a part of another one, those that were left out, and those that ran already.
     pub(super) fused: usize,
     pub(super) unused: usize,
+    pub(super) settled: usize,
 }
 
 /// The order of a plan's commands, and the places of their memory.
@@ -123,7 +126,7 @@ impl LastUses {
 
 impl Plan {
     pub(super) fn new(device: Device, commands: Vec<Command>, memories: Vec<Memory>) -> Plan {
-        Plan { device, commands, memories, fused: 0, unused: 0 }
+        Plan { device, commands, memories, fused: 0, unused: 0, settled: 0 }
     }
 
     /// How many commands there are.
@@ -213,6 +216,7 @@ impl Plan {
             commands: self.len(),
             fused: self.fused,
             unused: self.unused,
+            settled: self.settled,
             edges: layout.needs.iter().map(SmallVec::len).sum(),
             critical_path,
             widest: widths.into_iter().max().unwrap_or(0),

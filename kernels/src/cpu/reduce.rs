@@ -1,8 +1,11 @@
 //! Reductions: folds, and what is made of them.
 
+use device::DType;
+
 use super::fold::{Max, Min, Prod, Sum, SumExp, SumSquares, fold};
 use super::lanes::{Lanes, Scratch, with_scratch};
 use super::number::{Number, Real};
+use crate::chain::{Chain, Fold};
 use crate::layout::{Dst, Loops, Src};
 use crate::par::{Workers, for_range};
 use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
@@ -66,6 +69,23 @@ pub(crate) unsafe fn of_floats<T: Lanes>(
             }),
             // `extreme`, whose results are no floats.
             Reduction::Index(_) => {}
+        }
+    }
+}
+
+/// The reduction of a chain, of what its functions have written.
+///
+/// # Safety
+/// A step's results that are folded were written to memory; as for [`of_numbers`].
+pub(crate) unsafe fn fold_chain(chain: &Chain, workers: &Workers) {
+    let Some(Fold { of, op, dtype, axes, out, .. }) = &chain.fold else { return };
+    let Some(written) = chain.steps[*of].output else { return };
+    let (how, x, out) = (Reduction::Join(*op), chain.operands[written].at.src(), out.at);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F64 => of_floats::<f64>(how, axes, workers, x.cast(), out.cast()),
+            _ => of_floats::<f32>(how, axes, workers, x.cast(), out.cast()),
         }
     }
 }

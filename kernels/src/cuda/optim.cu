@@ -23,8 +23,10 @@ template <class S, class T> __device__ inline T master_of(T master, S stored) {
     return (T)rounded == (T)stored ? master : (T)stored;
 }
 
-template <class S, class Rule, int V, class T, int N> __device__ inline void step_at(T* const (&operands)[N], u64 i, const StepNumbers& step) {
+// With ADDS it is what is added to the gradient first, which is of T.
+template <class S, class Rule, bool ADDS, int V, class T, int N> __device__ inline void step_at(T* const (&operands)[N], u64 i, const StepNumbers& step) {
     constexpr int M = Rule::OPERANDS;
+    constexpr bool ROUNDS = M < N && !ADDS;
     Pack<T, V> packs[M];
 #pragma unroll
     for (int k = 0; k < M; ++k) {
@@ -32,9 +34,9 @@ template <class S, class Rule, int V, class T, int N> __device__ inline void ste
             packs[k] = load<V>(operands[k] + i, true);
         }
     }
-    Pack<S, V> gradient = load<V>((const S*)operands[1] + i, true), stored;
+    Pack<S, V> gradient = load<V>((const S*)operands[1] + i, true), last;
     if (M < N) {
-        stored = load<V>((const S*)operands[N - 1] + i, true);
+        last = load<V>((const S*)operands[N - 1] + i, true);
     }
 #pragma unroll
     for (int v = 0; v < V; ++v) {
@@ -43,15 +45,18 @@ template <class S, class Rule, int V, class T, int N> __device__ inline void ste
         for (int k = 0; k < M; ++k) {
             values[k] = k == 1 ? (T)gradient.at[v] : packs[k].at[v];
         }
-        if (M < N) {
-            values[0] = master_of(values[0], stored.at[v]);
+        if (ADDS) {
+            values[1] = add_rounded(values[1], (T)last.at[v]);
+        }
+        if (ROUNDS) {
+            values[0] = master_of(values[0], last.at[v]);
         }
         Rule::step(step, values);
 #pragma unroll
         for (int k = 0; k < M; ++k) {
             packs[k].at[v] = values[k];
         }
-        stored.at[v] = values[0];
+        last.at[v] = values[0];
     }
 #pragma unroll
     for (int k = 0; k < M; ++k) {
@@ -59,13 +64,13 @@ template <class S, class Rule, int V, class T, int N> __device__ inline void ste
             store<V>(operands[k] + i, packs[k]);
         }
     }
-    if (M < N) {
-        store<V>((S*)operands[N - 1] + i, stored);
+    if (ROUNDS) {
+        store<V>((S*)operands[N - 1] + i, last);
     }
 }
 
 // Tensors whose operands all lie in one order without gaps.
-template <class S, class Rule, class T, int N> __device__ inline void step_all(const Tensors<T, N>& tensors, const StepNumbers& step) {
+template <class S, class Rule, bool ADDS, class T, int N> __device__ inline void step_all(const Tensors<T, N>& tensors, const StepNumbers& step) {
     constexpr int V = lanes_of<T, T>;
     for_parts(tensors, [&](u32, u32 tensor, u64 start, u64 end) {
         T* operands[N];
@@ -79,11 +84,11 @@ template <class S, class Rule, class T, int N> __device__ inline void step_all(c
         if (addresses % 16 == 0) {
             scalars = start + (end - start) / V * V;
             for (u64 i = start + threadIdx.x * V; i < scalars; i += blockDim.x * V) {
-                step_at<S, Rule, V>(operands, i, step);
+                step_at<S, Rule, ADDS, V>(operands, i, step);
             }
         }
         for (u64 i = scalars + threadIdx.x; i < end; i += blockDim.x) {
-            step_at<S, Rule, 1>(operands, i, step);
+            step_at<S, Rule, ADDS, 1>(operands, i, step);
         }
     });
 }
@@ -119,7 +124,7 @@ __device__ inline void step_each(const Operands<T, N>& operands, const StepNumbe
 #define STEP(name, N, S, T)                                                                      \
     extern "C" __global__ void name##_##S(const __grid_constant__ Tensors<T, N> tensors,         \
                                           const __grid_constant__ StepNumbers step) {            \
-        step_all<S, name##_rule>(tensors, step);                                                 \
+        step_all<S, name##_rule, false>(tensors, step);                                          \
     }                                                                                            \
     extern "C" __global__ void name##_strided_##S(const __grid_constant__ Operands<T, N> all,    \
                                                   const __grid_constant__ StepNumbers step,      \
@@ -130,7 +135,14 @@ __device__ inline void step_each(const Operands<T, N>& operands, const StepNumbe
 #define EXPAND(name, N, S) STEP(name, N, S, f32)
 #define RULE(name, N) EXPAND(name, N + 1, STORED)
 #else
-#define RULE(name, N)       \
-    STEP(name, N, f32, f32) \
-    STEP(name, N, f64, f64)
+#define SUM_STEP(name, N, T)                                                              \
+    extern "C" __global__ void name##_sum_##T(const __grid_constant__ Tensors<T, N> tensors, \
+                                              const __grid_constant__ StepNumbers step) {    \
+        step_all<T, name##_rule, true>(tensors, step);                                       \
+    }
+#define RULE(name, N)         \
+    STEP(name, N, f32, f32)   \
+    STEP(name, N, f64, f64)   \
+    SUM_STEP(name, N + 1, f32) \
+    SUM_STEP(name, N + 1, f64)
 #endif

@@ -11,7 +11,7 @@ use super::formula::Formula;
 use super::tensors::Table;
 use super::walk::{ByValue, Walk, blocks, number_bits};
 use crate::command::Address;
-use crate::loops::Loops;
+use crate::optim::Stepped;
 use crate::rules::{Adam, Lion, MAX_NUMBERS, OPERANDS, ROUNDED, RmsProp, Sgd, SgdMomentum, StepNumbers};
 
 /// The programs of the rules that are known beforehand, by the type of parameters.
@@ -79,28 +79,34 @@ struct One<const N: usize>([u64; N]);
 // SAFETY: words of 64 bits.
 unsafe impl<const N: usize> ByValue for One<N> {}
 
-/// The operands of a tensor, and the loops over them.
-pub(crate) type Tensor<'a> = (&'a Loops<OPERANDS>, [Address; OPERANDS]);
+/// What the kernels of a step are like.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    /// Of what is stepped.
+    pub(crate) dtype: DType,
+    /// Of the parameters and their gradients, if what is stepped are their masters.
+    pub(crate) stored: DType,
+    /// Whether the last operand is added to the gradient.
+    pub(crate) adds: bool,
+}
 
-/// Steps tensors of type `dtype` by a rule with the same numbers; `stored`, if it is another type, is that of the parameters of
-/// which these are masters, and of the gradients.
+/// Steps tensors by a rule with the same numbers.
 pub(crate) fn step<'a>(
     queue: &Queue<'_>,
-    [dtype, stored]: [DType; 2],
+    form: Form,
     formula: &Formula,
     numbers: &StepNumbers,
-    tensors: impl Iterator<Item = Tensor<'a>>,
+    tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])>,
 ) -> Result<()> {
     let StepNumbers { numbers, flags } = *numbers;
-    let numbers = numbers.map(|number| number_bits(dtype, number));
+    let numbers = numbers.map(|number| number_bits(form.dtype, number));
     let step = Kernels {
-        program: program_of(formula, stored),
+        program: program_of(formula, form.stored),
         name: (formula.name)(),
-        stored,
-        rounds: stored != dtype,
+        form,
         numbers: NumberBits { flags: flags.into(), numbers },
     };
-    match formula.states + usize::from(stored != dtype) {
+    match formula.states + usize::from(form.has_last()) {
         0 => step.run::<2>(queue, tensors),
         1 => step.run::<3>(queue, tensors),
         2 => step.run::<4>(queue, tensors),
@@ -109,12 +115,18 @@ pub(crate) fn step<'a>(
     }
 }
 
+impl Form {
+    /// Whether the last operand is another one than what is stepped.
+    fn has_last(self) -> bool {
+        self.stored != self.dtype || self.adds
+    }
+}
+
 /// The kernels of a step.
 struct Kernels {
     program: &'static Program,
     name: String,
-    stored: DType,
-    rounds: bool,
+    form: Form,
     numbers: NumberBits,
 }
 
@@ -123,29 +135,29 @@ impl Kernels {
     fn run<'a, const N: usize>(
         &self,
         queue: &Queue<'_>,
-        tensors: impl Iterator<Item = Tensor<'a>>,
+        tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])>,
     ) -> Result<()> {
-        let strided = format!("{}_strided_{}", self.name, self.stored);
-        let alike = |loops: &Loops<OPERANDS>| {
-            loops.axes.len() <= 1 && loops.inner().strides == [1; OPERANDS] || loops.elements == 1
-        };
-        // A parameter that is not stepped follows the last state.
-        let place = |k| if self.rounds && k + 1 == N { ROUNDED } else { k };
+        let strided = format!("{}_strided_{}", self.name, self.form.stored);
+        // It follows the last state.
+        let place = |k| if self.form.has_last() && k + 1 == N { ROUNDED } else { k };
         let first = |all: &[Address; OPERANDS]| -> [Address; N] { std::array::from_fn(|k| all[place(k)]) };
-        let (dense, others): (Vec<_>, Vec<_>) = tensors.partition(|(loops, _)| alike(loops));
-        for (loops, operands) in others.iter().filter(|(loops, _)| loops.elements > 0) {
+        let (dense, others): (Vec<_>, Vec<_>) = tensors.partition(|(stepped, _)| stepped.is_dense());
+        for (Stepped { loops, .. }, operands) in
+            others.iter().filter(|(stepped, _)| stepped.loops.elements > 0)
+        {
             let walk = Walk::of(queue.op(), loops)?;
             let one = One(first(operands).map(|at| at.0.addr() as u64));
             let args = [one.arg(), self.numbers.arg(), walk.arg()];
             // SAFETY: the kernel takes these arguments, and the walk is that of the operands.
             unsafe { queue.kernel(self.program, &strided, walk.grid(queue, 1), &args)? };
         }
-        let tensors = dense.iter().map(|(loops, operands)| (first(operands), loops.elements));
+        let tensors = dense.iter().map(|(stepped, operands)| (first(operands), stepped.loops.elements));
         Table::each(tensors, |table| self.run_table(queue, table))
     }
 
     fn run_table<const N: usize>(&self, queue: &Queue<'_>, table: &Table<N>) -> Result<()> {
-        let kernel = format!("{}_{}", self.name, self.stored);
+        let kernel =
+            format!("{}{}_{}", self.name, if self.form.adds { "_sum" } else { "" }, self.form.stored);
         let grid = blocks(queue, u64::from(table.parts), THREADS);
         // SAFETY: the kernel takes these arguments, and the table names the operands' elements.
         unsafe { queue.kernel(self.program, &kernel, grid, &[table.arg(), self.numbers.arg()]) }

@@ -1,7 +1,8 @@
 //! Reductions.
 
-use device::cuda::{Arg, Queue};
+use device::cuda::{Arg, Program, Queue};
 use device::{DType, Result};
+use smallvec::SmallVec;
 
 use super::rows::{PACK, RowGroup, RowThreads, Units, by_group};
 use super::walk::{ByValue, Walk};
@@ -9,7 +10,7 @@ use super::{by_dtype, number_programs};
 use crate::command::Address;
 use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
 
-number_programs!("reduce", "rows.cuh", "reduce.cu");
+number_programs!("reduce", "rows.cuh", "reduce.cuh", "reduce.cu");
 
 /// Threads of a block, at most; as in the program.
 fn most_threads(dtype: DType, group: RowGroup) -> u32 {
@@ -28,22 +29,14 @@ pub(crate) fn workspace(axes: &Axes) -> usize {
     threads(axes).1.workspace(axes.kept.elements)
 }
 
-/// On `(output, input)`.
-pub(crate) fn reduce(
-    queue: &Queue<'_>,
-    dtype: DType,
-    how: Reduction,
-    axes: &Axes,
-    operands: [Address; 2],
-    workspace: Option<Address>,
-) -> Result<()> {
-    let (threads, cut) = threads(axes);
+/// The kernel of a reduction by a group of threads, and the one that joins parts.
+fn kernels(how: Reduction, group: RowGroup, dtype: DType) -> (&'static str, &'static str) {
     macro_rules! kernels {
         ($op:literal) => {
-            (by_group!(threads.group, dtype, $op), by_dtype!(dtype, concat!($op, "_join")))
+            (by_group!(group, dtype, $op), by_dtype!(dtype, concat!($op, "_join")))
         };
     }
-    let (kernel, join) = match how {
+    match how {
         Reduction::Join(ReduceOp::Sum) => kernels!("sum"),
         Reduction::Join(ReduceOp::Mean) => kernels!("mean"),
         Reduction::Join(ReduceOp::Prod) => kernels!("prod"),
@@ -53,34 +46,91 @@ pub(crate) fn reduce(
         Reduction::Index(Extreme::Smallest) => kernels!("argmin"),
         Reduction::Var { .. } => kernels!("var"),
         Reduction::LogSumExp => kernels!("logsumexp"),
-    };
-    let divisor = match how {
-        Reduction::Var { correction } => (axes.reduced.elements as f64 - correction).max(0.0),
-        _ => 0.0,
-    };
-    let packed = axes.kept.axes.iter().all(|axis| axis.strides[0] % PACK as isize == 0);
-    let lanes = if packed { PACK } else { 1 };
-    let reduced = Walk::of(queue.op(), &axes.reduced)?;
-    let reduced = reduced.vectors(lanes, [(operands[1].0.cast_const(), dtype.size_bytes())]);
-    let kept = Walk::of(queue.op(), &axes.kept)?;
-    let ([out, x], states) = (operands.map(Arg::from), Arg::from(workspace));
-    let (program, divisor) = (program_of(dtype), Arg::F64(divisor));
-    let args = [out, x, states, kept.arg(), reduced.arg(), cut.arg(), Arg::U32(threads.lanes), divisor];
-    // SAFETY: the kernels take these arguments; the walks go over the axes of the input, the output has room for all kept
-    // elements, and the workspace for the states of all units.
-    unsafe {
-        queue.kernel(
-            program,
-            kernel,
-            threads.grid_of(queue, most_threads(dtype, threads.group), cut),
-            &args,
-        )?;
-        if cut.are_joined() {
-            let (grid, lanes) = cut.join(queue, axes.kept.elements);
-            let (rows, all) = (axes.kept.elements as i64, axes.reduced.elements as i64);
-            let args = [out, states, Arg::I64(rows), Arg::I64(all), cut.arg(), Arg::U32(lanes), divisor];
-            queue.kernel(program, join, grid, &args)?;
-        }
     }
-    Ok(())
+}
+
+/// A reduction, and how threads share it out.
+pub(super) struct Sharing<'a> {
+    how: Reduction,
+    dtype: DType,
+    axes: &'a Axes,
+    pub(super) threads: RowThreads,
+    cut: Units,
+    divisor: f64,
+}
+
+impl<'a> Sharing<'a> {
+    pub(super) fn of(how: Reduction, dtype: DType, axes: &'a Axes) -> Sharing<'a> {
+        let (threads, cut) = threads(axes);
+        let divisor = match how {
+            Reduction::Var { correction } => (axes.reduced.elements as f64 - correction).max(0.0),
+            _ => 0.0,
+        };
+        Sharing { how, dtype, axes, threads, cut, divisor }
+    }
+
+    /// Enqueues a kernel that takes what is `given`, and what all reductions do; then the one that joins parts. `from` are the
+    /// addresses that are read along the axes, with the bytes of an element.
+    ///
+    /// # Safety
+    /// The kernel takes these arguments and reads what it reads at the elements of the axes; the output has room for all kept
+    /// elements, and the workspace for the states of all units.
+    pub(super) unsafe fn enqueue(
+        &self,
+        queue: &Queue<'_>,
+        (program, kernel): (&'static Program, &str),
+        given: &[Arg<'_>],
+        from: &[(*const u8, usize)],
+        [out, states]: [Arg<'_>; 2],
+    ) -> Result<()> {
+        let &Sharing { axes, threads, cut, dtype, divisor, .. } = self;
+        let packed = axes.kept.axes.iter().all(|axis| axis.strides[0] % PACK as isize == 0);
+        let lanes = if packed { PACK } else { 1 };
+        let mut reduced = Walk::of(queue.op(), &axes.reduced)?;
+        let is_packed = |&one: &(*const u8, usize)| reduced.vectors(lanes, [one]).is_vector();
+        if from.iter().all(is_packed) {
+            reduced = reduced.vectors(lanes, [(std::ptr::null(), 1)]);
+        }
+        let kept = Walk::of(queue.op(), &axes.kept)?;
+        let grid = threads.grid_of(queue, most_threads(dtype, threads.group), cut);
+        let mut args: SmallVec<[Arg<'_>; 24]> = SmallVec::from_slice(given);
+        args.extend([
+            out,
+            states,
+            kept.arg(),
+            reduced.arg(),
+            cut.arg(),
+            Arg::U32(threads.lanes),
+            Arg::F64(divisor),
+        ]);
+        // SAFETY: the caller's promise.
+        unsafe { queue.kernel(program, kernel, grid, &args)? };
+        if !cut.are_joined() {
+            return Ok(());
+        }
+        let (grid, lanes) = cut.join(queue, axes.kept.elements);
+        let (rows, all) = (axes.kept.elements as i64, axes.reduced.elements as i64);
+        let args =
+            [out, states, Arg::I64(rows), Arg::I64(all), cut.arg(), Arg::U32(lanes), Arg::F64(divisor)];
+        let join = kernels(self.how, threads.group, dtype).1;
+        // SAFETY: the kernel takes these arguments; the caller answers for the memory.
+        unsafe { queue.kernel(program_of(dtype), join, grid, &args) }
+    }
+}
+
+/// On `(output, input)`.
+pub(crate) fn reduce(
+    queue: &Queue<'_>,
+    dtype: DType,
+    how: Reduction,
+    axes: &Axes,
+    [out, x]: [Address; 2],
+    workspace: Option<Address>,
+) -> Result<()> {
+    let sharing = Sharing::of(how, dtype, axes);
+    let kernel = (program_of(dtype), kernels(how, sharing.threads.group, dtype).0);
+    let from = [(x.0.cast_const(), dtype.size_bytes())];
+    // SAFETY: the kernels take these arguments; the axes are those of the input, the output has room for all kept elements, and
+    // the workspace for the states of all units.
+    unsafe { sharing.enqueue(queue, kernel, &[x.into()], &from, [out.into(), workspace.into()]) }
 }

@@ -98,6 +98,11 @@ impl<const N: usize> Walk<N> {
         self.axis[0].strides[k] == 0
     }
 
+    /// Whether it goes in vectors.
+    pub(super) fn is_vector(&self) -> bool {
+        self.vector != 0
+    }
+
     /// Takes back [`vectors`](Self::vectors).
     pub(super) fn single(mut self) -> Walk<N> {
         self.vector = 0;

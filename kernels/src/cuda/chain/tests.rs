@@ -4,6 +4,8 @@ use super::*;
 use crate::chain::{Operand, Step};
 use crate::functions::{BinaryOp, CompareOp, UnaryOp};
 use crate::layout::Dst;
+use crate::loops::LoopAxis;
+use crate::reduction::Axes;
 
 /// A chain of `functions` of elements of `dtype`: each takes the result before it, and those of two elements one of `inputs`
 /// operands as well. The last result is written, and so are `outputs` more.
@@ -20,7 +22,17 @@ fn chain(dtype: DType, inputs: usize, outputs: usize, functions: &[Function]) ->
     }
     let written = (0..outputs).map(|output| operand(steps[steps.len() - 1 - output].function.result()));
     let operands = written.chain((0..inputs).map(|_| operand(dtype))).collect();
-    Chain { elements: 64, operands, steps }
+    Chain { elements: 64, operands, steps, fold: None }
+}
+
+/// The same, whose last result, of 64 elements in rows of 16, is folded along rows, along columns, or whole.
+fn folded(op: ReduceOp, [kept, reduced]: [&[(usize, isize)]; 2], chain: Chain) -> Chain {
+    let axis = |&(size, stride): &(usize, isize)| LoopAxis { size, strides: [stride] };
+    let [kept, reduced] = [kept, reduced].map(|axes| Loops::from_axes(axes.iter().map(axis)));
+    let (of, null) = (chain.steps.len() - 1, Dst(std::ptr::null_mut()));
+    let dtype = chain.steps[of].function.result();
+    let out = Operand::run(null, dtype, kept.elements);
+    Chain { fold: Some(Fold { of, op, dtype, axes: Axes { kept, reduced }, out, workspace: None }), ..chain }
 }
 
 /// Chains of all kinds: as many operands as there may be, long ones, of costly functions, and of several types.
@@ -57,6 +69,10 @@ fn chains() -> Vec<(&'static str, Chain)> {
         ("costly_f32", chain(f32, 1, 2, &costly(f32))),
         ("costly_f64", chain(f64, 1, 1, &costly(f64))),
         ("costly_bf16", chain(bf16, 1, 2, &costly(bf16))),
+        ("sum_f32", folded(ReduceOp::Sum, [&[(4, 16)], &[(16, 1)]], chain(f32, 6, 1, &arithmetic(f32)))),
+        ("sum_f64", folded(ReduceOp::Sum, [&[(16, 1)], &[(4, 16)]], chain(f64, 4, 2, &arithmetic(f64)))),
+        ("mean_bf16", folded(ReduceOp::Mean, [&[], &[(64, 1)]], chain(bf16, 6, 1, &arithmetic(bf16)))),
+        ("max_f32", folded(ReduceOp::Max, [&[(16, 1)], &[(4, 16)]], chain(f32, 1, 0, &costly(f32)))),
         ("mixed", {
             let mut mixed = chain(f32, 1, 1, &mixed);
             // What the comparison is with.

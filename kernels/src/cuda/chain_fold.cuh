@@ -1,0 +1,34 @@
+// Reductions of what a chain gives for each element: `at<V>(i)` computes the results of V elements from element i of memory on,
+// and writes what is kept of them. Each element is asked for once.
+
+template <class Group, class What, class O, class Chain>
+__device__ inline void reduce_chain(const Chain& chain, O* out, typename What::Fold::State* states, const Walk<1>& kept,
+                                    const Walk<1>& reduced, const Units& cut, u32 lanes, f64 divisor) {
+    using Fold = typename What::Fold;
+    u64 all = reduced.elements;
+    Reduced place = {reduced};
+    fold_units<Group, Fold>(
+        kept.elements, all, cut, lanes, states,
+        [&](u64 row, const BlockLane& block) {
+            i64 start = offsets(kept, row).at[0];
+            Held<S> held = {};
+#pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                if (k * PACK >= block.count) {
+                    break;
+                }
+                if (reduced.vector != 0 && k * PACK + PACK <= block.count) {
+                    held.packs[k] = chain.template at<PACK>(start + place(block.at(k * PACK)));
+                    continue;
+                }
+#pragma unroll
+                for (int v = 0; v < PACK; ++v) {
+                    held.packs[k].at[v] = k * PACK + v < block.count
+                                              ? chain.template at<1>(start + place(block.at(k * PACK + v))).at[0]
+                                              : stored(What::none());
+                }
+            }
+            return What::of(block, held);
+        },
+        [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
+}

@@ -1,0 +1,223 @@
+//! Functions of elements of which one takes what another one gives, as one command.
+
+use device::cuda::Queue;
+use device::{Binder, Cpu, Fused, Groups, Order, Plan, Result, Work};
+
+use smallvec::{SmallVec, smallvec};
+
+use super::draft::Draft;
+use super::{Folded, Mapped, Part, Parts};
+use crate::chain::{Chain, Fold, Operand};
+use crate::cpu::chain::Blocks;
+use crate::cpu::reduce;
+use crate::cuda::chain::Kernel;
+use crate::layout::Dst;
+use crate::par::workers;
+
+/// The op of commands that are several in one.
+const OP: &str = "fused";
+/// The most functions of one command.
+const STEPS: usize = 24;
+/// From this cost on a command of a CPU is worth a thread of its own, and one that others can help with.
+const LONG: usize = 1 << 17;
+/// Elements up to which a reduction takes about as long as a function of them.
+const WIDE: usize = 1 << 18;
+
+/// Makes one command of functions of which one takes what another one gives.
+pub(super) fn fuse(plan: &mut Plan, order: Order) {
+    let fuser = Fuser { parts: Parts::of(plan), order, single: plan.groups(order) };
+    let groups = fuser.groups();
+    let fused = groups.several().filter_map(|members| fuser.fused(members)).collect();
+    plan.fuse(&groups, fused);
+}
+
+/// A plan whose functions are fused.
+struct Fuser<'a> {
+    parts: Parts<'a>,
+    order: Order,
+    /// The commands by themselves.
+    single: Groups,
+}
+
+impl Fuser<'_> {
+    /// Groups that are worth it: each command joins those that gave it its arguments, if it may.
+    fn groups(&self) -> Groups {
+        let mut groups = self.parts.plan.groups(self.order);
+        for command in 0..self.parts.all.len() {
+            for argument in self.arguments(command) {
+                let Some(producer) = self.producer(command, argument) else { continue };
+                if !groups.may_join(producer, command) {
+                    continue;
+                }
+                let (earlier, later) = (groups.of(producer), groups.of(command));
+                let mut members = [earlier, later].concat();
+                members.sort_unstable();
+                let delays = self.delays(earlier, later) || self.is_wide(producer, command);
+                if !delays && self.chain(&members).is_some() {
+                    groups.join(producer, command);
+                }
+            }
+        }
+        groups
+    }
+
+    fn function(&self, command: usize) -> Option<&Mapped> {
+        match self.parts.all[command].as_ref()? {
+            Part::Function(mapped) => Some(mapped),
+            _ => None,
+        }
+    }
+
+    fn fold(&self, command: usize) -> Option<&Folded> {
+        match self.parts.all[command].as_ref()? {
+            Part::Fold(folded) => Some(folded),
+            _ => None,
+        }
+    }
+
+    /// Where what a function or a reduction takes begins.
+    fn arguments(&self, command: usize) -> SmallVec<[Dst<u8>; 3]> {
+        match (self.function(command), self.fold(command)) {
+            (Some(function), _) => function.operands[1..].iter().map(|argument| argument.at).collect(),
+            (_, Some(fold)) => smallvec![fold.x],
+            _ => SmallVec::new(),
+        }
+    }
+
+    /// The function that wrote an argument last.
+    fn producer(&self, command: usize, argument: Dst<u8>) -> Option<usize> {
+        let memory = self.parts.memory(command, argument)?;
+        self.parts.writer(memory, command).filter(|&writer| self.function(writer).is_some())
+    }
+
+    /// Whether commands that could run at once on a CPU, each for long, would come one after the other: those of the two
+    /// groups, and what else waits for the first.
+    fn delays(&self, earlier: &[usize], later: &[usize]) -> bool {
+        let device = self.parts.plan.device();
+        if !device.runs_on_host() || device.threads() == 1 {
+            return false;
+        }
+        let is_long = |command: &usize| self.parts.plan.cost(*command) >= LONG;
+        let written =
+            earlier.iter().flat_map(|&command| self.parts.plan.uses(command)).filter(|(_, write)| *write);
+        let waiting = written.flat_map(|&(memory, _)| &self.parts.users[memory]);
+        let mut others = earlier.iter().chain(waiting).filter(|other| is_long(other));
+        others.any(|&other| later.iter().any(|at| is_long(at) && self.single.are_unordered(other, *at)))
+    }
+
+    /// Whether others that take what a reduction takes would wait for that of a CUDA device, which has few threads for many
+    /// elements.
+    fn is_wide(&self, producer: usize, command: usize) -> bool {
+        let Some(fold) = self.fold(command) else { return false };
+        let memory = self.parts.memory(command, fold.x);
+        let others = memory.is_some_and(|memory| {
+            self.parts.users[memory].iter().any(|user| *user != producer && *user != command)
+        });
+        others && fold.axes.elements() > WIDE && !self.parts.plan.device().runs_on_host()
+    }
+
+    /// The commands as one chain; `None` if they are none that keeps the bits, or too large a one.
+    fn chain(&self, members: &[usize]) -> Option<Chain> {
+        let stream = self.parts.plan.stream(members[0]);
+        let apart =
+            self.order == Order::Streams && members.iter().any(|&at| self.parts.plan.stream(at) != stream);
+        if apart || members.len() > STEPS {
+            return None;
+        }
+        let mut draft = Draft::default();
+        for &command in members {
+            match self.fold(command) {
+                Some(fold) => draft.fold(fold)?,
+                None => draft.push(command, self.function(command)?)?,
+            }
+        }
+        let on_host = self.parts.plan.device().runs_on_host();
+        let folded = members.iter().find_map(|&command| self.fold(command));
+        if folded.is_some_and(|fold| on_host && fold.dtype.is_half()) {
+            return None;
+        }
+        let chain = draft.finish(|command, result| {
+            // A CPU folds what is in memory.
+            if folded.is_some_and(|fold| on_host && fold.x.0 == result.at.0) {
+                return true;
+            }
+            let memory = self.parts.memory(command, result.at);
+            memory.is_none_or(|memory| {
+                let inner = self.parts.users[memory].iter().all(|user| members.contains(user));
+                !(self.parts.plan.is_planned(memory) && inner)
+            })
+        })?;
+        let is_near = |operand: &Operand| operand.places.is_run() || operand.stands();
+        let fits = folded.is_none() || on_host || chain.operands.iter().all(is_near);
+        fits.then_some(chain)
+    }
+
+    /// The command that takes the place of a group.
+    fn fused(&self, members: &[usize]) -> Option<Fused> {
+        let chain = self.chain(members)?;
+        let mut uses: Vec<(usize, bool)> = Vec::new();
+        let outputs = chain.outputs();
+        let operands = chain.operands.iter().enumerate().map(|(at, operand)| (operand, at < outputs));
+        let folded = chain.fold.iter().flat_map(Fold::written).map(|operand| (operand, true));
+        for (operand, writes) in operands.chain(folded) {
+            let memory = members.iter().find_map(|&command| self.parts.memory(command, operand.at))?;
+            match uses.iter_mut().find(|(known, _)| *known == memory) {
+                Some((_, write)) => *write |= writes,
+                None => uses.push((memory, writes)),
+            }
+        }
+        let cost = members.iter().map(|&command| self.parts.plan.cost(command)).sum();
+        let body = match self.parts.plan.device().runs_on_host() {
+            true => Body::Cpu(Blocks::of(&chain)),
+            false => Body::Cuda(Box::new(Kernel::of(&chain)?)),
+        };
+        Some(Fused { op: OP, uses, work: Box::new(Command { chain, cost, body }) })
+    }
+}
+
+/// A chain as a command.
+struct Command {
+    chain: Chain,
+    cost: usize,
+    body: Body,
+}
+
+/// What a device needs to know of a chain beside it.
+enum Body {
+    Cpu(Blocks),
+    Cuda(Box<Kernel>),
+}
+
+impl Work for Command {
+    fn run(&self, cpu: &Cpu<'_>) {
+        if let Body::Cpu(blocks) = &self.body {
+            let workers = workers(cpu, self.cost);
+            // SAFETY: the plan orders the command by the memory of its operands, among which is what is folded.
+            unsafe {
+                blocks.run(&self.chain, &workers);
+                reduce::fold_chain(&self.chain, &workers);
+            }
+        }
+    }
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        match &self.body {
+            Body::Cpu(_) => Ok(()),
+            Body::Cuda(kernel) => kernel.enqueue(queue, &self.chain),
+        }
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        let Chain { operands, fold, .. } = &mut self.chain;
+        let written = fold.iter_mut().flat_map(|fold| [&mut fold.out].into_iter().chain(&mut fold.workspace));
+        operands.iter_mut().chain(written).for_each(|operand| operand.at = Dst(binder.address(operand.at.0)));
+    }
+
+    fn cost(&self) -> usize {
+        self.cost
+    }
+
+    fn may_fail(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,198 @@
+//! The gradients of several batches, added up by the optimizer that takes their sum.
+
+use std::mem::MaybeUninit;
+
+use device::cuda::Queue;
+use device::{Binder, Cpu, Fused, Order, Plan, Result, Work};
+
+use super::{Part, Parts};
+use crate::command::Address;
+use crate::cpu::elementwise;
+use crate::functions::BinaryOp;
+use crate::layout::Dst;
+use crate::loops::{LoopAxis, Loops, Places};
+use crate::optim::{RuleStep, Stepped, enqueue};
+use crate::par::{Workers, for_range, workers};
+use crate::rules::{Accumulated, OPERANDS, ROUNDED};
+
+/// Elements of a part when a step is split over threads, and of the sums that a thread makes at a time.
+const CHUNK: usize = 1 << 15;
+const BLOCK: usize = 1 << 10;
+/// The operand of a rule that is its gradient.
+const GRADIENT: usize = 1;
+
+/// A step of one parameter.
+#[derive(Clone)]
+pub(crate) struct RuleUpdate {
+    stepped: Stepped,
+    operands: [Dst<u8>; OPERANDS],
+    /// What is added to the gradient before.
+    addend: Option<Dst<u8>>,
+}
+
+/// Lets the steps of optimizers add the gradients that nobody else takes the sum of.
+pub(super) fn fuse(plan: &mut Plan, order: Order) {
+    let (mut groups, mut fused) = (plan.groups(order), Vec::new());
+    let parts = Parts::of(plan);
+    for command in 0..plan.len() {
+        let Some(adder) = adder(&parts, command) else { continue };
+        let apart = order == Order::Streams && plan.stream(adder) != plan.stream(command);
+        if apart || !groups.may_join(adder, command) {
+            continue;
+        }
+        let Some(merged) = merged(&parts, adder, command) else { continue };
+        groups.join(adder, command);
+        fused.push((adder, merged));
+    }
+    // Groups are gone through by their first commands.
+    fused.sort_by_key(|(adder, _)| *adder);
+    let fused = fused.into_iter().map(|(_, fused)| fused).collect();
+    plan.fuse(&groups, fused);
+}
+
+fn steps<'a>(parts: &'a Parts<'_>, command: usize) -> Option<&'a [RuleUpdate]> {
+    match parts.all[command].as_ref()? {
+        Part::Steps(updates) => Some(updates),
+        _ => None,
+    }
+}
+
+/// The command that added up a gradient which `command` takes, if it is a step of an optimizer.
+fn adder(parts: &Parts<'_>, command: usize) -> Option<usize> {
+    let updates = steps(parts, command)?;
+    let adds = |&adder: &usize| steps(parts, adder).is_some_and(|all| all.iter().all(RuleUpdate::adds));
+    let mut gradients = updates.iter().map(|update| update.operands[GRADIENT]);
+    gradients.find_map(|at| parts.writer(parts.memory(command, at)?, command).filter(adds))
+}
+
+/// What the steps of `command` are with the additions of `adder`; `None` if somebody else needs a sum.
+fn merged(parts: &Parts<'_>, adder: usize, command: usize) -> Option<Fused> {
+    let mut updates = steps(parts, command)?.to_vec();
+    let (adds, steps) = (parts.plan.uses(adder), parts.plan.uses(command));
+    let mut uses = steps.to_vec();
+    for add in self::steps(parts, adder)? {
+        let [sum, addend, ..] = add.operands;
+        let (memory, other) = (parts.memory(adder, sum)?, parts.memory(adder, addend)?);
+        let lies_there = |at: &Dst<u8>| parts.plan.addresses(memory).contains(&at.0.addr());
+        let mut later = parts.users[memory].iter().filter(|&&user| user > adder);
+        let alone = parts.plan.is_planned(memory) && later.all(|&user| user == command);
+        let mut takers = updates.iter_mut().filter(|update| update.operands.iter().any(lies_there));
+        let (taker, None) = (takers.next()?, takers.next()) else { return None };
+        // What is added must not be what a step of another parameter writes, or another sum.
+        if !alone || !taker.takes(add) || adds.contains(&(other, true)) || steps.contains(&(other, true)) {
+            return None;
+        }
+        taker.addend = Some(addend);
+        if !uses.contains(&(other, false)) {
+            uses.push((other, false));
+        }
+    }
+    let cost = parts.plan.cost(adder) + parts.plan.cost(command);
+    let op = updates.first()?.stepped.step.op();
+    Some(Fused { op, uses, work: Box::new(Command { updates, cost }) })
+}
+
+impl RuleUpdate {
+    pub(super) fn new(stepped: Stepped, operands: [Dst<u8>; OPERANDS]) -> RuleUpdate {
+        RuleUpdate { stepped, operands, addend: None }
+    }
+
+    /// Whether it adds a gradient to another one, element by element.
+    fn adds(&self) -> bool {
+        self.stepped.step.same_rule(&RuleStep::new(Accumulated, [], [])) && self.stepped.is_dense()
+    }
+
+    /// Whether its gradient is the sum that `add` makes.
+    fn takes(&self, add: &RuleUpdate) -> bool {
+        let (own, other) = (&self.stepped, &add.stepped);
+        self.operands[GRADIENT].0 == add.operands[0].0
+            && self.addend.is_none()
+            && own.dtype == other.dtype
+            && own.is_dense()
+            && own.loops.elements == other.loops.elements
+    }
+
+    /// The operands of a kernel, the addend last.
+    fn addresses(&self) -> [Address; OPERANDS] {
+        let mut all = self.operands;
+        if let Some(addend) = self.addend {
+            all[ROUNDED] = addend;
+        }
+        all.map(|at| Address(at.0))
+    }
+
+    /// Runs it on a CPU.
+    ///
+    /// # Safety
+    /// The elements of the operands may be read, and all but those of gradient and addend written; nobody else uses them
+    /// meanwhile.
+    unsafe fn run(&self, workers: &Workers) {
+        let RuleUpdate { stepped: Stepped { step, dtype, loops, .. }, operands, addend } = self;
+        let Some(addend) = *addend else {
+            // SAFETY: the caller's promise; the loops are those of the operands.
+            return unsafe { step.run(*dtype, loops, workers, *operands) };
+        };
+        let size = dtype.size_bytes();
+        for_range(workers, loops.elements, CHUNK, &|range| {
+            let mut sums = MaybeUninit::<[u64; BLOCK]>::uninit();
+            let sums = Dst(sums.as_mut_ptr().cast::<u8>());
+            for start in range.clone().step_by(BLOCK) {
+                let elements = BLOCK.min(range.end - start);
+                let offset = (start * size) as isize;
+                let mut operands = operands.map(|at| Dst(at.at(offset)));
+                let addend = Dst(addend.at(offset));
+                let (places, terms) =
+                    (Places::Run { elements, steps: [1; 3] }, (operands[GRADIENT].src(), addend.src()));
+                operands[GRADIENT] = sums;
+                let loops = Loops::from_axes([LoopAxis { size: elements, strides: [1; OPERANDS] }]);
+                // SAFETY: all operands are dense, so these are their elements from `start` on; there is room for the sums of a
+                // block of any type.
+                unsafe {
+                    elementwise::binary(BinaryOp::Add, *dtype, &places, &None, sums, terms);
+                    step.run(*dtype, &loops, &None, operands);
+                }
+            }
+        });
+    }
+}
+
+/// Steps of parameters, of which some add gradients first.
+struct Command {
+    updates: Vec<RuleUpdate>,
+    cost: usize,
+}
+
+impl Work for Command {
+    fn run(&self, cpu: &Cpu<'_>) {
+        let workers = workers(cpu, self.cost);
+        // SAFETY: the plan orders the command by the memory of its operands.
+        self.updates.iter().for_each(|update| unsafe { update.run(&workers) });
+    }
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        let form = |update: &RuleUpdate| (update.stepped.dtype, update.addend.is_some());
+        let alike = |a: &RuleUpdate, b: &RuleUpdate| a.stepped.step == b.stepped.step && form(a) == form(b);
+        for alike in self.updates.chunk_by(alike) {
+            let tensors = alike.iter().map(|update| (&update.stepped, update.addresses()));
+            enqueue(queue, &alike[0].stepped, alike[0].addend.is_some(), tensors)?;
+        }
+        Ok(())
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        for RuleUpdate { stepped, operands, addend } in &mut self.updates {
+            for at in operands.iter_mut().chain(addend) {
+                at.0 = binder.address(at.0);
+            }
+            binder.scalar(&mut stepped.step);
+        }
+    }
+
+    fn cost(&self) -> usize {
+        self.cost
+    }
+
+    fn may_fail(&self) -> bool {
+        false
+    }
+}

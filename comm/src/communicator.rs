@@ -35,7 +35,9 @@ impl Communicator {
     /// # Errors
     /// Those of allocating a few bytes on the device.
     pub fn new(backend: Arc<dyn Backend>, device: &Device, options: CommOptions) -> Result<Communicator> {
-        let token = allocator::allocate_shared(&device.default_stream(), 1)?;
+        let stream = device.default_stream();
+        // It outlasts a step that is captured.
+        let token = device::Capture::suspended(|| allocator::allocate_shared(&stream, 1))?;
         Ok(Communicator(Arc::new(Rank { backend, device: device.clone(), options, token })))
     }
 

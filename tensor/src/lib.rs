@@ -63,10 +63,10 @@ mod triangle;
 mod unary;
 mod view;
 
+pub use ::comm::{CommModel, CommOptions, Communicator, Reduce, ReduceOrder};
 pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
 pub use benchmark::{MeasuredPeaks, Timing, benchmark};
-pub use ::comm::{CommModel, CommOptions, Communicator, Reduce, ReduceOrder};
 pub use clip::{scale_all_, total_norm, unscale_all_};
 pub use conv::ConvOptions;
 pub use custom::custom;

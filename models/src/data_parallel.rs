@@ -250,6 +250,9 @@ fn grouped(parameters: &[(String, Var)], order: &[usize], bucket_bytes: usize) -
     buckets.into()
 }
 
+/// Leaves with their averaged gradients.
+type Averaged = Vec<(Var, Var)>;
+
 /// The gradients of one pass on their way.
 struct Pass<'a, M> {
     parallel: &'a DataParallel<M>,
@@ -304,7 +307,7 @@ impl<'a, M: Module> Pass<'a, M> {
     }
 
     /// The averaged gradients with their leaves, and the order of arrival.
-    fn finish(mut self, op: &'static str) -> Result<(Vec<(Var, Var)>, Vec<usize>)> {
+    fn finish(mut self, op: &'static str) -> Result<(Averaged, Vec<usize>)> {
         let parallel = self.parallel;
         let mut here = vec![false; parallel.parameters.len()];
         self.arrived.iter().for_each(|&parameter| here[parameter] = true);

@@ -36,6 +36,7 @@
 //! | stages at once, batches made ahead | [`Pipeline`], [`Prefetch`] |
 //! | where the time goes | [`Profile`], [`diagnose`], [`autograd::profile`] |
 //! | layers and models of one's own | [`Linear`], [`Sequential`], [`Module`], [`Forward`] |
+//! | ranks, collectives, data parallel training | [`Communicator`], [`DataParallel`] |
 //! | optimizers, data, checkpoints | [`Sgd`], [`Adam`], [`DataLoader`], [`checkpoint`] |
 //! | how long something takes, and how fast the device is | [`benchmark`], [`MeasuredPeaks`] |
 //! | example programs, one stream against several | [`workloads`], [`workloads::compare`] |
@@ -54,7 +55,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub use ::{allocator, autograd, device, kernels, models, tensor};
+pub use ::{allocator, autograd, comm, device, kernels, models, tensor};
 
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
@@ -64,6 +65,7 @@ pub use autograd::{
     Save, Step, TapeEntry, Var, Vjp, autocast, defer, diagnose, grad, gradcheck, gradgradcheck, is_recording,
     no_grad, ops, recompute, record, report,
 };
+pub use comm::{CommModel, CommOptions, Communicator, Reduce, ReduceOrder};
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
     Moment, Peaks, Placement, Policy, Priority, Recording, Result, Schedule, Stream, StreamId, StreamOptions,
@@ -72,13 +74,14 @@ pub use device::{
 pub use models::data::Position;
 pub use models::{
     Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
-    BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d, DataLoader, Dataset, Digits, Dropout,
-    Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GradScaler, GradScalerOptions,
-    GradScalerState, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion, LionOptions, LoaderOptions,
-    LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions, Optimizer, OptimizerState, Parts,
-    Ragged, RaggedBatch, Recompute, Relu, RmsNorm, RmsProp, RmsPropOptions, Sequential, Sgd, SgdOptions,
-    Sigmoid, Silu, Tanh, TensorDataset, Text, TextBatch, Training, Unflatten, UnscaledGradients, Windows,
-    accuracy, checkpoint, clip_grad_norm, clip_grad_value, correct, cross_entropy, data, mlp, mse, workloads,
+    BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d, DataLoader, DataParallel, DataParallelOptions,
+    Dataset, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GradScaler,
+    GradScalerOptions, GradScalerState, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion,
+    LionOptions, LoaderOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions,
+    Optimizer, OptimizerState, Parts, Ragged, RaggedBatch, Recompute, Relu, RmsNorm, RmsProp, RmsPropOptions,
+    Sequential, Sgd, SgdOptions, Sigmoid, Silu, Tanh, TensorDataset, Text, TextBatch, Training, Unflatten,
+    UnscaledGradients, Windows, accuracy, checkpoint, clip_grad_norm, clip_grad_value, correct,
+    cross_entropy, data, mlp, mse, workloads,
 };
 pub use tensor::{
     AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Graph, GraphCache,
@@ -113,14 +116,15 @@ struct AddingAnOp;
 pub mod prelude {
     pub use crate::{
         Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
-        BatchNormOptions, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType, DataLoader,
-        Dataset, Device, DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Event,
-        Flatten, Forward, Gelu, GradCheck, GradScaler, Gradients, GroupNorm, InMemory, Lanes, LayerNorm,
-        Linear, LinearOptions, Lion, LionOptions, LoaderOptions, LrSchedule, MaxPool2d, MeasuredPeaks,
-        Module, MultiheadAttention, MultiheadOptions, Optimizer, Pipeline, Position, Prefetch, Profile,
-        ProfileOptions, Recompute, Relu, RmsNorm, RmsProp, RmsPropOptions, Save, Sequential, Sgd, SgdOptions,
-        Sigmoid, Silu, Stream, Tanh, Tensor, TensorDataset, Text, TextBatch, Unflatten, Var, Windows,
-        accuracy, autocast, benchmark, checkpoint, clip_grad_norm, clip_grad_value, cross_entropy, grad,
-        gradcheck, gradgradcheck, mlp, mse, no_grad, recompute, record,
+        BatchNormOptions, Communicator, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType,
+        DataLoader, DataParallel, Dataset, Device, DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag,
+        EmbeddingOptions, Event, Flatten, Forward, Gelu, GradCheck, GradScaler, Gradients, GroupNorm,
+        InMemory, Lanes, LayerNorm, Linear, LinearOptions, Lion, LionOptions, LoaderOptions, LrSchedule,
+        MaxPool2d, MeasuredPeaks, Module, MultiheadAttention, MultiheadOptions, Optimizer, Pipeline,
+        Position, Prefetch, Profile, ProfileOptions, Recompute, Reduce, Relu, RmsNorm, RmsProp,
+        RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu, Stream, Tanh, Tensor,
+        TensorDataset, Text, TextBatch, Unflatten, Var, Windows, accuracy, autocast, benchmark, checkpoint,
+        clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse, no_grad,
+        recompute, record,
     };
 }

@@ -13,7 +13,7 @@ use crate::gradients::{add_gradients, check_form, check_like, check_place, separ
 use crate::mode::with_recording;
 use crate::place::on;
 use crate::tape::{Claimed, Node, Vjp};
-use crate::{Gradients, Grads, Var};
+use crate::{Gradients, Grads, Var, VarId};
 
 /// How to run [`Var::backward_with`].
 #[derive(Clone, Debug, Default)]
@@ -59,6 +59,36 @@ impl Var {
     /// As for [`backward`](Self::backward); [`Error::ShapeMismatch`], [`Error::DTypeMismatch`] or [`Error::DeviceMismatch`] if
     /// the given gradient, or that of a hook or a rule, does not fit its value.
     pub fn backward_with(&self, options: BackwardOptions) -> Result<Gradients> {
+        self.backward_each(options, |_, gradient| Ok(Some(gradient.clone())))
+    }
+
+    /// [`backward_with`](Self::backward_with), in which `arrived` gets the gradient of each leaf as soon as it is complete, while
+    /// the pass goes on, on the leaf's stream; what it gives is in the [`Gradients`], if anything.
+    ///
+    /// In which order gradients are complete follows from the recorded ops alone.
+    ///
+    /// ```
+    /// # use autograd::{BackwardOptions, Device, Tensor, Var};
+    /// let leaf = |x: f64| Ok::<_, device::Error>(Var::leaf(Tensor::from_slice(&[x], &[1], &Device::cpu())?));
+    /// let (x, y) = (leaf(2.0)?, leaf(3.0)?);
+    /// let loss = x.mul(&y)?.mul(&y)?;
+    /// let mut order = Vec::new();
+    /// let gradients = loss.backward_each(BackwardOptions::default(), |leaf, gradient| {
+    ///     order.push(leaf);
+    ///     gradient.mul_scalar(10.0).map(Some)
+    /// })?;
+    /// assert_eq!(gradients.get(&x).map(|g| g.item::<f64>()).transpose()?, Some(90.0));
+    /// assert_eq!(order, [x.id(), y.id()].map(Option::unwrap));
+    /// # Ok::<(), device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`backward_with`](Self::backward_with), and what `arrived` returns.
+    pub fn backward_each(
+        &self,
+        options: BackwardOptions,
+        mut arrived: impl FnMut(VarId, &Var) -> Result<Option<Var>>,
+    ) -> Result<Gradients> {
         let BackwardOptions { retain_graph, create_graph, gradient } = options;
         let roots = [(self, gradient.as_ref())];
         let mut leaves = Vec::new();
@@ -67,9 +97,12 @@ impl Var {
             retain_graph,
             create_graph,
             |_, node, gradient| {
-                if node.is_leaf() {
-                    leaves.push((node.clone(), gradient.clone()));
+                if node.is_leaf()
+                    && let Some(gradient) = arrived(VarId(node.address()), gradient)?
+                {
+                    leaves.push((node.clone(), gradient));
                 }
+                Ok(())
             },
         )?;
         // It is not the caller's alone while it is held here.
@@ -100,6 +133,7 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
                 *slot = Some(gradient.clone());
             }
         }
+        Ok(())
     })?;
     // The given gradients are not the caller's alone while they are held here.
     drop((sweep, roots));
@@ -133,6 +167,7 @@ pub(crate) fn grad_within(
         if let Some(input) = at.iter().position(|at| *at == Some(found)) {
             grads[input] = Some(gradient.clone());
         }
+        Ok(())
     })?;
     Ok(grads)
 }
@@ -320,8 +355,9 @@ impl<'a> Sweep<'a> {
         roots: &[Root<'_>],
         retain_graph: bool,
         create_graph: bool,
-        mut found: impl FnMut(usize, &Shared<Node>, &Var),
+        mut found: impl FnMut(usize, &Shared<Node>, &Var) -> Result<()>,
     ) -> Result<()> {
+        let mut coming = self.coming();
         self.claim(!retain_graph && !create_graph)?;
         let pass = || {
             for &(root, gradient) in roots {
@@ -339,14 +375,34 @@ impl<'a> Sweep<'a> {
             }
             for step in 0..self.order.len() {
                 let at = self.order[step];
-                if self.stops[at].needed {
-                    self.step(at, create_graph, &mut found)?;
+                if !self.stops[at].needed {
+                    continue;
+                }
+                self.step(at, create_graph, &mut found)?;
+                // A leaf is older than what was made of it, and would be the last of all.
+                for edge in 0..self.edges(at).len() {
+                    let input = self.edges(at)[edge];
+                    if let Some(left) = coming.get_mut(input) {
+                        *left -= 1;
+                        if *left == 0 && self.stops[input].node.is_leaf() {
+                            self.step(input, create_graph, &mut found)?;
+                        }
+                    }
                 }
             }
             Ok(())
         };
         // In the types that were recorded.
         suspended(|| with_recording(create_graph.into(), pass))
+    }
+
+    /// For each stop, how many edges of the pass lead to it.
+    fn coming(&self) -> SmallVec<[u32; 64]> {
+        let mut coming = SmallVec::from_elem(0, self.stops.len());
+        for at in (0..self.stops.len()).filter(|&at| self.stops[at].needed) {
+            self.edges(at).iter().filter(|&&input| input != NONE).for_each(|&input| coming[input] += 1);
+        }
+        coming
     }
 
     /// Checks every node before the first runs, and takes their saved tensors and hooks.
@@ -384,7 +440,7 @@ impl<'a> Sweep<'a> {
         &mut self,
         at: usize,
         create_graph: bool,
-        found: &mut impl FnMut(usize, &Shared<Node>, &Var),
+        found: &mut impl FnMut(usize, &Shared<Node>, &Var) -> Result<()>,
     ) -> Result<()> {
         let stop = &mut self.stops[at];
         let (node, Claimed { saved, hooks }) = (stop.node, std::mem::take(&mut stop.claimed));
@@ -404,7 +460,7 @@ impl<'a> Sweep<'a> {
                         gradient = changed;
                     }
                 }
-                found(at, node, &gradient);
+                found(at, node, &gradient)?;
                 if needed.contains(&true) {
                     grads = node.vjp(&Vjp::new(node, &saved, create_graph, &needed), &gradient)?;
                 }

@@ -68,6 +68,28 @@ impl Gradients {
         Ok(true)
     }
 
+    /// Puts gradients into the store, in the place of those that their leaves have there. The store shares their storages with
+    /// whoever else holds them.
+    ///
+    /// # Errors
+    /// `NoGradient` for a value that is no leaf; `ShapeMismatch`, `DTypeMismatch` or `DeviceMismatch` for a gradient that does not
+    /// fit its leaf. Nothing is changed then.
+    pub fn insert(&mut self, gradients: impl IntoIterator<Item = (Var, Var)>) -> Result<()> {
+        const OP: &str = "Gradients::insert";
+        let entry = |(leaf, gradient): (Var, Var)| {
+            check_like(OP, &leaf, &gradient)?;
+            let leaf = leaf.node.filter(|node| node.is_leaf()).ok_or(Error::NoGradient { op: OP })?;
+            Ok(Entry { leaf, gradient })
+        };
+        let fresh = Gradients::of(gradients.into_iter().map(entry).collect::<Result<_>>()?);
+        let mut entries = std::mem::take(self).entries;
+        entries.retain(|entry| !fresh.index.contains_key(&entry.leaf.address()));
+        entries.extend(fresh.entries);
+        entries.sort_by_key(|entry| entry.leaf.sequence);
+        *self = Gradients::of(entries);
+        Ok(())
+    }
+
     /// Takes the gradients of these leaves out of the store; `None` for one that it has none of.
     pub(crate) fn take(&mut self, leaves: &[Var]) -> Vec<Option<Var>> {
         let at = |leaf: &Var| self.index.get(&leaf.node.as_ref()?.address()).copied();

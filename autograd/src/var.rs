@@ -24,6 +24,10 @@ pub struct Var {
     pub(crate) node: Option<Shared<Node>>,
 }
 
+/// A place on the tape; see [`Var::id`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VarId(pub(crate) usize);
+
 impl Var {
     /// A value that gradients are wanted for: a parameter, or an input under study. Elements that are not floating
     /// point have no gradient; such a leaf is a constant.
@@ -73,6 +77,12 @@ impl Var {
     /// Whether this value is a leaf: gradients of it are collected.
     pub fn is_leaf(&self) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_leaf())
+    }
+
+    /// Which place on the tape this value has, the same for all of its handles; `None` for a constant. Another value may have it
+    /// once the last handle is gone.
+    pub fn id(&self) -> Option<VarId> {
+        self.node.as_ref().map(|node| VarId(node.address()))
     }
 
     /// Calls `hook` with the gradient of this value in each backward pass, once it is complete and on the value's

@@ -221,6 +221,46 @@ pub enum Error {
         /// The commands of the shortest start of the schedule that gives another result.
         found: Box<str>,
     },
+    /// A rank of a communicator that is gone while others need it.
+    #[error("{op}: rank {rank} has gone: {reason}")]
+    RankLost {
+        /// The collective that it is missing from.
+        op: &'static str,
+        /// The rank, as the first communicator of its group counts.
+        rank: usize,
+        /// What is known of its end.
+        reason: Box<str>,
+    },
+    /// Ranks of a communicator whose collectives with one number differ.
+    #[error("collective {number}: rank {rank} calls {call}, but rank {other} calls {other_call}")]
+    CollectiveMismatch {
+        /// The number of the collective among those of the communicator, from 0.
+        number: u64,
+        /// A rank, as the first communicator of its group counts.
+        rank: usize,
+        /// What it calls, on what.
+        call: Box<str>,
+        /// The first rank that calls something else.
+        other: usize,
+        /// What that one calls.
+        other_call: Box<str>,
+    },
+    /// Ranks that did not come to a collective in time.
+    #[error("{op}: waited {waited_ms} ms for ranks {missing:?}")]
+    CollectiveTimeout {
+        /// The collective.
+        op: &'static str,
+        /// How long the communicator waits.
+        waited_ms: u64,
+        /// The ranks that are missing, as the first communicator of their group counts.
+        missing: Box<[usize]>,
+    },
+    /// A library, a variable or a peer that ranks need to find each other.
+    #[error("ranks cannot communicate: {reason}")]
+    CommUnavailable {
+        /// What is missing.
+        reason: Box<str>,
+    },
     /// A host thread of a pipeline panicked.
     #[error("lane {lane} panicked: {message}")]
     LanePanicked {
@@ -304,6 +344,8 @@ impl Error {
 pub struct Panicked {
     /// The panic's message.
     pub message: Box<str>,
+    /// The error of a command that ended with [`Cpu::fail`](crate::Cpu::fail).
+    pub(crate) error: Option<Box<Error>>,
 }
 
 impl Panicked {
@@ -327,6 +369,10 @@ impl Panicked {
     /// with, which may do the same, is leaked.
     #[cold]
     fn of(payload: Box<dyn Any + Send>) -> Panicked {
+        let payload = match payload.downcast::<Error>() {
+            Ok(error) => return Panicked { message: error.to_string().into(), error: Some(error) },
+            Err(payload) => payload,
+        };
         let message = payload
             .downcast_ref::<&str>()
             .map(|s| (*s).into())
@@ -335,6 +381,14 @@ impl Panicked {
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
             std::mem::forget(again);
         }
-        Panicked { message }
+        Panicked { message, error: None }
+    }
+
+    /// As the source of [`Error::Async`]: the error that the command failed with, or else the panic.
+    pub(crate) fn into_source(self) -> Arc<dyn std::error::Error + Send + Sync> {
+        match self.error {
+            Some(error) => Arc::new(*error),
+            None => Arc::new(self),
+        }
     }
 }

@@ -369,7 +369,7 @@ impl Fifo {
         // SAFETY: taken once, here.
         let work = || unsafe { ManuallyDrop::take(&mut work) }();
         if let Err(panicked) = Panicked::catch(work) {
-            core.fail(Error::Async { op, stream: self.id, source: Arc::new(panicked) });
+            core.fail(Error::Async { op, stream: self.id, source: panicked.into_source() });
         }
         drop(within);
         if let Some(start) = start {

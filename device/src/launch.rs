@@ -103,7 +103,19 @@ impl Stream {
         let mut noted = self.core().recorder.launching(op, uses, &label);
         let mut tail = fifo.lock_tail(op)?;
         let threads = fifo.threads;
+        let waits = work.waits();
+        if waits && fifo.driver_stream().is_none() {
+            fifo.ensure_worker(op)?;
+        }
         match self.order(&mut tail, op, uses, true)? {
+            Place::Here if waits && !self.tried(&tail, op, &work) => {
+                let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));
+                self.enqueue(&mut tail, op, uses, noted, job);
+            }
+            Place::Here if waits => {
+                fifo.progress.complete_unawaited(tail.tick);
+                self.note_launched(noted, &tail, None);
+            }
             Place::Here => self.run_inline(&tail, op, noted, || work.run(&Cpu::new(self.core(), threads))),
             Place::Worker => {
                 let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));
@@ -121,6 +133,21 @@ impl Stream {
         }
         bump(&fifo.counters.launches, 1);
         Ok(())
+    }
+
+    /// Whether the newest command, which may wait, could be done at once.
+    #[cold]
+    fn tried(&self, tail: &Tail, op: &'static str, work: &impl Work) -> bool {
+        let (fifo, core) = (self.fifo(), self.core());
+        let start = core.recorder.is_on().then(Instant::now);
+        let mut done = true;
+        fifo.run(core, op, tail.tick, Holds::Launches, false, || {
+            done = work.try_run(&Cpu::new(core, fifo.threads));
+        });
+        if let Some(start) = start.filter(|_| done) {
+            core.recorder.ran(op, Moment { stream: fifo.id, tick: tail.tick }, start);
+        }
+        done
     }
 
     /// Tells a recording of the newest command.
@@ -421,7 +448,7 @@ impl Stream {
         let guarded = Box::new(move || {
             let _within = Within::enter(stream, Holds::Nothing);
             if let Err(panicked) = Panicked::catch(work) {
-                core.fail(Error::Async { op, stream, source: Arc::new(panicked) });
+                core.fail(Error::Async { op, stream, source: panicked.into_source() });
             }
         });
         self.drive(driver, tail, op, noted, |_| driver.host_call(guarded))

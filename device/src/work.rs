@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::cuda::Queue;
 use crate::device::Core;
-use crate::{Result, Team};
+use crate::{Error, Result, Team};
 
 /// A command's work: a value, which [`Stream::launch`](crate::Stream::launch) runs on the stream's device, once or, where it is
 /// kept, again.
@@ -39,6 +39,20 @@ pub trait Work: Send + Sync + 'static {
     /// What it does, for a layer that makes one command of several that are kept; `None` where nobody knows more than this trait.
     fn part(&self) -> Option<Box<dyn Any>> {
         None
+    }
+
+    /// Whether it may wait for something that no stream of its device does, as a collective waits for other ranks. It then has a
+    /// thread of the stream's own, whatever the stream's placement, unless [`try_run`](Work::try_run) does it; and in a
+    /// captured step such commands keep the program's order among themselves, so that all ranks wait in the same order.
+    fn waits(&self) -> bool {
+        false
+    }
+
+    /// Does work that [waits](Work::waits) at once, on the launching thread, if that takes but a moment: whether it is done. What
+    /// it began otherwise, [`run`](Work::run) ends.
+    fn try_run(&self, cpu: &Cpu<'_>) -> bool {
+        let _ = cpu;
+        false
     }
 
     /// Whether it may fail by what it finds in memory, as with an index out of range: then it runs even if nobody uses what it
@@ -96,6 +110,13 @@ impl<'a> Cpu<'a> {
             Helpers::Device(core) => core.explorer.as_ref()?.plan_order(),
             Helpers::Crew(_) => None,
         }
+    }
+
+    /// Ends the command that runs on the calling thread: `error` is the source of the [`Error::Async`](crate::Error::Async) of
+    /// the next synchronising call. What the command writes is whatever is there.
+    #[cold]
+    pub fn fail(&self, error: Error) -> ! {
+        std::panic::resume_unwind(Box::new(error))
     }
 
     /// The threads to split a kernel over, if it is worth it: `cost` is about the number of its elementary operations.

@@ -29,6 +29,7 @@ extern crate self as streamgrad;
 
 pub mod checkpoint;
 pub mod data;
+mod data_parallel;
 pub mod file;
 pub mod layers;
 mod loss;
@@ -41,6 +42,7 @@ pub use data::{
     Batch, DataLoader, Dataset, Digits, InMemory, LoaderOptions, Ragged, RaggedBatch, TensorDataset, Text,
     TextBatch, Windows,
 };
+pub use data_parallel::{DataParallel, DataParallelOptions};
 pub use derive::Module;
 pub use layers::{
     AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,

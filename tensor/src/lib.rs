@@ -31,6 +31,7 @@ mod benchmark;
 mod bytes;
 mod check;
 mod clip;
+mod collective;
 mod conv;
 mod create;
 mod custom;
@@ -62,6 +63,7 @@ mod triangle;
 mod unary;
 mod view;
 
+pub use ::comm::{CommModel, CommOptions, Communicator, Reduce, ReduceOrder};
 pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
 pub use benchmark::{MeasuredPeaks, Timing, benchmark};

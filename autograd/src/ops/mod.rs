@@ -19,6 +19,7 @@ mod bce_with_logits;
 mod binary;
 mod cat;
 mod clamp;
+mod collective;
 mod conv2d;
 mod convert;
 mod cross_entropy;

@@ -145,7 +145,7 @@ impl FaultWord {
         let (value, bound) = (record.value.load(Ordering::Relaxed), record.bound.load(Ordering::Relaxed));
         record.set.store(0, Ordering::Release);
         let message = format!("index {value} is out of range for size {bound}").into();
-        Some(Error::Async { op, stream, source: Arc::new(Panicked { message }) })
+        Some(Error::Async { op, stream, source: Arc::new(Panicked { message, error: None }) })
     }
 }
 

@@ -59,7 +59,10 @@ fn run_node(node: &Node, cpu: &Cpu<'_>) -> Result<(), Failed> {
 
 fn report(first: First) {
     if let Some((op, panicked)) = first {
-        std::panic::resume_unwind(Box::new(format!("{op}: {}", panicked.message)));
+        match panicked.error {
+            Some(error) => std::panic::resume_unwind(error),
+            None => std::panic::resume_unwind(Box::new(format!("{op}: {}", panicked.message))),
+        }
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Executable {
     used: Mutex<Vec<Used>>,
     nodes: Mutex<Nodes>,
     planned: Vec<PlannedCommand>,
+    /// Whether one of the commands may wait for something else than the device.
+    waits: bool,
     /// Whether an order is picked by a seed, and twice that.
     shuffle: AtomicU64,
 }
@@ -142,6 +144,7 @@ impl Plan {
         let (used, bound) = self.used(arena);
         let device = self.device.clone();
         let mut nodes = self.nodes(layout, &mut moved);
+        let waits = nodes.iter().any(|node| node.work.waits());
         let graph = match device.runs_on_host() {
             true => None,
             false => Some(DriverGraph::new(device.core(), &nodes)?),
@@ -149,7 +152,8 @@ impl Plan {
         nodes.iter_mut().for_each(|node| node.workspace = None);
         let (changed, helpers) = (Vec::new(), Vec::new());
         let nodes = Mutex::new(Nodes { nodes, bound, changed, helpers, graph, ignored: None });
-        Ok(Executable { device, report, used: Mutex::new(used), nodes, planned, shuffle: AtomicU64::new(0) })
+        let (used, shuffle) = (Mutex::new(used), AtomicU64::new(0));
+        Ok(Executable { device, report, used, nodes, planned, waits, shuffle })
     }
 
     /// The buffers that a replay uses, and where commands find them.
@@ -370,6 +374,10 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
     }
 
     fn bind(&mut self, _: &mut dyn Binder) {}
+
+    fn waits(&self) -> bool {
+        self.executable.waits
+    }
 }
 
 impl Nodes {

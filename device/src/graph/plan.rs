@@ -172,6 +172,8 @@ impl Plan {
     ) -> Vec<SmallVec<[u32; 4]>> {
         let mut last = vec![LastUses::default(); self.memories.len()];
         let mut newest: Vec<(StreamId, usize)> = Vec::new();
+        // What waits for other ranks waits in the program's order on all of them, whichever thread takes it.
+        let mut waiting: Option<usize> = None;
         let mut needs = Vec::with_capacity(self.len());
         for (at, command) in self.commands.iter().enumerate() {
             let mut all: SmallVec<[usize; 8]> = SmallVec::new();
@@ -185,6 +187,9 @@ impl Plan {
                     Some((_, previous)) => all.push(std::mem::replace(previous, at)),
                     None => newest.push((command.stream, at)),
                 }
+            }
+            if command.work.waits() {
+                all.extend(waiting.replace(at));
             }
             let mut fewest = fewest(reach, at, &mut all);
             let mut more = place(at, reach);

@@ -1,0 +1,64 @@
+//! What moves bytes between ranks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use device::Device;
+use device::cuda::Queue;
+
+use crate::{Call, Memory, Result};
+
+/// One rank's end of a group, which moves the bytes: of threads, of NCCL, of MPI.
+///
+/// A backend is given one call at a time, in the order of the launches, and its memory is ready then. It goes when the last
+/// handle of its communicator and the last command have gone: the others are then told that this rank is lost, where they
+/// wait for it.
+///
+/// # Safety
+/// [`run`](Self::run) and [`enqueue`](Self::enqueue) touch nothing but the operands, whose sizes follow from the call, while the
+/// call runs, and have other ranks touch them then only.
+pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// How many ranks there are.
+    fn size(&self) -> usize;
+
+    /// Why the group is of no use any more, if it is not: what every later launch returns.
+    fn failure(&self) -> Option<crate::Error>;
+
+    /// How much memory a call needs besides its operands, on `device`.
+    fn workspace_bytes(&self, call: &Call, device: &Device) -> usize {
+        let _ = (call, device);
+        0
+    }
+
+    /// Does a call, on a thread of the stream's own; waits for the other ranks.
+    ///
+    /// # Errors
+    /// [`Error::RankLost`](crate::Error::RankLost), [`Error::CollectiveMismatch`](crate::Error::CollectiveMismatch),
+    /// [`Error::CollectiveTimeout`](crate::Error::CollectiveTimeout), and those of the library behind it.
+    fn run(&self, call: &Call, memory: Memory) -> Result<()>;
+
+    /// Does a call if that takes but a moment: `false` if not. What it began then, [`run`](Self::run), which is called next, ends.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    fn try_run(&self, call: &Call, memory: Memory) -> Result<bool> {
+        let _ = (call, memory);
+        Ok(false)
+    }
+
+    /// Enqueues a call on a stream of a CUDA device.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run), and what the queue returns.
+    fn enqueue(&self, call: &Call, memory: Memory, queue: &Queue<'_>) -> Result<()>;
+
+    /// The rank's end of a group of those ranks that give the same `color`, in the order of `key`, those with equal ones in the
+    /// order of their ranks. `None` gives none. Every rank calls it; waits for them.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>>;
+}

@@ -1,0 +1,53 @@
+//! Ranks and their collectives, as commands of streams.
+//!
+//! A [`Communicator`] is one rank of a group. What it launches is a command of a stream like any kernel, with what it reads and
+//! writes stated: waits, memory, captured steps, profiles and errors follow from that. Besides, each command writes a few bytes
+//! of the communicator's own, so the engine keeps a rank's collectives in the order of their launches, on whatever streams; all
+//! ranks must launch theirs in the same order. Collectives that shall overlap have a communicator each, see
+//! [`Communicator::duplicate`].
+//!
+//! What moves the bytes is a [`Backend`]. [`Communicator::threads`] makes ranks that are threads of this process.
+//!
+//! Sums are made in rank order by default ([`ReduceOrder::Ranks`]): `((x0 + x1) + x2) + ..`, whatever the backend, so a
+//! program on ranks gives the same bits as one that adds in that order by itself. BF16 and F16 are summed in F32 and rounded
+//! once.
+//!
+//! An error that ranks find when they meet, such as [`Error::RankLost`], is what the next synchronising call of each rank
+//! returns, as the source of an [`Error::Async`]; the communicator is of no use from then on, and says so at each launch.
+//!
+//! ```
+//! use comm::Communicator;
+//! let ranks = Communicator::threads(2)?;
+//! let threads: Vec<_> = ranks.into_iter().map(|comm| std::thread::spawn(move || {
+//!     let stream = comm.device().default_stream();
+//!     comm.barrier(&stream)?;
+//!     stream.synchronize()?;
+//!     Ok::<_, device::Error>(comm.rank())
+//! })).collect();
+//! for (rank, thread) in threads.into_iter().enumerate() {
+//!     assert_eq!(thread.join().expect("no panic")?, rank);
+//! }
+//! # Ok::<(), device::Error>(())
+//! ```
+
+mod backend;
+mod call;
+mod communicator;
+mod options;
+mod threads;
+mod work;
+
+use device::{Error, Result};
+
+pub use backend::Backend;
+pub use call::{Call, Collective, Memory};
+pub use communicator::Communicator;
+pub use options::{CommModel, CommOptions, Reduce, ReduceOrder};
+
+/// What a group failed with, as `op` meets it.
+fn met_by(op: &'static str, failure: Error) -> Error {
+    match failure {
+        Error::RankLost { rank, reason, .. } => Error::RankLost { op, rank, reason },
+        other => other,
+    }
+}

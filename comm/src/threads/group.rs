@@ -1,0 +1,215 @@
+//! Where the ranks of a group meet.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use device::SpinLock;
+use parking_lot::{Condvar, Mutex};
+
+use super::mail::Mail;
+use super::split::Splits;
+use crate::{Call, CommOptions, Error, Memory, Result, met_by};
+
+/// What the ranks share.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// The ranks as the first communicator counts them.
+    pub(super) members: Box<[usize]>,
+    pub(super) options: CommOptions,
+    /// The group that this one was split from.
+    parent: Option<Arc<Group>>,
+    /// How many meetings have begun, times 2, and 1 more once the group has failed. A meeting begins when the last rank arrives,
+    /// unless the group failed before, and never without all: what a rank shows to the others stays until the meeting ends.
+    state: AtomicU64,
+    /// How often a rank arrived.
+    arrivals: AtomicU64,
+    /// How often a rank ended a step of a meeting.
+    steps: AtomicU64,
+    posts: Box<[Post]>,
+    failure: Mutex<Option<Error>>,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    changed: Condvar,
+    pub(super) mail: Mail,
+    pub(super) splits: Splits,
+}
+
+/// What a rank shows to the others, on a line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Post {
+    /// The meetings that the rank has arrived at.
+    arrived: AtomicU64,
+    shown: SpinLock<Option<(Call, Memory)>>,
+}
+
+impl Post {
+    fn new() -> Post {
+        Post { arrived: AtomicU64::new(0), shown: SpinLock::new(None) }
+    }
+}
+
+const FAILED: u64 = 1;
+
+/// How often to look around before sleeping; a yield each.
+const LOOKS: usize = 64;
+
+impl Group {
+    pub(super) fn new(members: Box<[usize]>, options: CommOptions, parent: Option<Arc<Group>>) -> Arc<Group> {
+        let posts = members.iter().map(|_| Post::new()).collect();
+        Arc::new(Group {
+            members,
+            options,
+            parent,
+            state: AtomicU64::new(0),
+            arrivals: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
+            posts,
+            failure: Mutex::default(),
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::default(),
+            changed: Condvar::new(),
+            mail: Mail::default(),
+            splits: Splits::default(),
+        })
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Why the group is of no use any more.
+    pub(super) fn failure(&self) -> Option<Error> {
+        if self.state.load(Ordering::Acquire) & FAILED == 0 { None } else { self.failure.lock().clone() }
+    }
+
+    /// The group is of no use any more, because of `error` if nothing else came first. Meetings that have begun go on.
+    pub(super) fn fail(&self, error: Error) -> Error {
+        let first = self.failure.lock().get_or_insert(error).clone();
+        self.state.fetch_or(FAILED, Ordering::SeqCst);
+        self.tell();
+        first
+    }
+
+    /// What a group that this one was split from failed with.
+    pub(super) fn inherited_failure(&self) -> Option<Error> {
+        let parent = self.parent.as_deref()?;
+        parent.failure().or_else(|| parent.inherited_failure())
+    }
+
+    /// Shows `call` and `memory` to the others as those of `rank` in meeting `number`.
+    pub(super) fn arrive(&self, rank: usize, number: u64, call: &Call, memory: Memory) {
+        *self.posts[rank].shown.lock() = Some((call.clone(), memory));
+        self.posts[rank].arrived.store(number + 1, Ordering::Release);
+        let all = (number + 1) * self.size() as u64;
+        if self.arrivals.fetch_add(1, Ordering::AcqRel) + 1 == all {
+            let (before, begun) = (number * 2, (number + 1) * 2);
+            // Not if the group has failed.
+            let _ = self.state.compare_exchange(before, begun, Ordering::SeqCst, Ordering::Relaxed);
+            self.tell();
+        }
+    }
+
+    /// Whether meeting `number` has begun, or why it never will.
+    pub(super) fn has_begun(&self, number: u64) -> Option<Result<()>> {
+        let state = self.state.load(Ordering::Acquire);
+        if state >> 1 > number {
+            return Some(Ok(()));
+        }
+        self.failure().map(Err)
+    }
+
+    /// Blocks until meeting `number`, of `op`, has begun.
+    pub(super) fn begin(&self, op: &'static str, number: u64) -> Result<()> {
+        let begun = self.wait(|| self.has_begun(number)).unwrap_or_else(|| {
+            let late = |rank: &usize| self.posts[*rank].arrived.load(Ordering::Acquire) <= number;
+            let missing = (0..self.size()).filter(late).map(|rank| self.members[rank]).collect();
+            let failure = self.fail(self.late(op, missing));
+            // Somebody may have come meanwhile.
+            self.has_begun(number).unwrap_or(Err(failure))
+        });
+        begun.map_err(|error| met_by(op, error))
+    }
+
+    /// The error for ranks that did not come in time.
+    pub(super) fn late(&self, op: &'static str, missing: Box<[usize]>) -> Error {
+        Error::CollectiveTimeout { op, waited_ms: self.options.timeout.as_millis() as u64, missing }
+    }
+
+    /// What each rank shows in meeting `number`, which has begun, to the rank that shows `call`.
+    pub(super) fn shown<R: FromIterator<Memory>>(&self, number: u64) -> Result<R> {
+        let mut first: Option<Call> = None;
+        let shown = |(rank, post): (usize, &Post)| {
+            let shown = post.shown.lock();
+            let (call, memory) = shown.as_ref().unwrap_or_else(|| unreachable!("the rank has arrived"));
+            match &first {
+                None => first = Some(call.clone()),
+                Some(first) if first == call => {}
+                Some(first) => {
+                    return Err(Error::CollectiveMismatch {
+                        number,
+                        rank: self.members[0],
+                        call: first.to_string().into(),
+                        other: self.members[rank],
+                        other_call: call.to_string().into(),
+                    });
+                }
+            }
+            Ok(*memory)
+        };
+        self.posts.iter().enumerate().map(shown).collect()
+    }
+
+    /// Blocks until every rank has ended `step` steps of meetings, which takes them no other wait.
+    pub(super) fn meet(&self, step: u64) {
+        let all = step * self.size() as u64;
+        if self.steps.fetch_add(1, Ordering::SeqCst) + 1 == all {
+            return self.tell();
+        }
+        let met = || (self.steps.load(Ordering::Acquire) >= all).then_some(());
+        // Nobody may leave: the others look at this rank's memory.
+        while self.wait(met).is_none() {}
+    }
+
+    /// Something has changed: wakes those who wait.
+    pub(super) fn tell(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.lock.lock());
+            self.changed.notify_all();
+        }
+    }
+
+    /// Blocks until `look` finds something; `None` after the time-out.
+    pub(super) fn wait<T>(&self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        for _ in 0..LOOKS {
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            std::thread::yield_now();
+        }
+        let deadline = Instant::now().checked_add(self.options.timeout);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut lock = self.lock.lock();
+        let found = loop {
+            std::sync::atomic::fence(Ordering::SeqCst);
+            if let Some(found) = look() {
+                break Some(found);
+            }
+            match deadline {
+                None => self.changed.wait(&mut lock),
+                Some(deadline) if Instant::now() >= deadline => break None,
+                Some(deadline) => drop(self.changed.wait_until(&mut lock, deadline)),
+            }
+        };
+        drop(lock);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        found
+    }
+
+    /// How long a call takes on the modelled network.
+    pub(super) fn modelled(&self, call: &Call) -> Option<Duration> {
+        self.options.model.map(|model| model.time(call, self.size()))
+    }
+}

@@ -1,0 +1,80 @@
+//! Messages from rank to rank.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use super::member::Member;
+use crate::{Call, Error, Memory, Result, met_by};
+
+/// What was sent and not received, by sender and receiver.
+#[derive(Debug, Default)]
+pub(super) struct Mail(Mutex<HashMap<(usize, usize), Lane>>);
+
+#[derive(Debug, Default)]
+struct Lane {
+    messages: VecDeque<Message>,
+    received: u64,
+}
+
+#[derive(Debug)]
+struct Message {
+    call: Call,
+    bytes: Box<[u8]>,
+    sent: Instant,
+}
+
+impl Mail {
+    fn put(&self, from: usize, to: usize, message: Message) {
+        self.0.lock().entry((from, to)).or_default().messages.push_back(message);
+    }
+
+    /// The next message, and its number.
+    fn take(&self, from: usize, to: usize) -> Option<(u64, Message)> {
+        let mut lanes = self.0.lock();
+        let lane = lanes.get_mut(&(from, to))?;
+        let message = lane.messages.pop_front()?;
+        lane.received += 1;
+        Some((lane.received - 1, message))
+    }
+}
+
+impl Member {
+    pub(super) fn send(&self, call: &Call, memory: Memory, to: usize) -> Result<()> {
+        if let Some(failure) = self.group.failure() {
+            return Err(failure);
+        }
+        let mut bytes = vec![0; call.bytes()].into_boxed_slice();
+        // SAFETY: the call's input, which is dense, has that many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(memory.input, bytes.as_mut_ptr(), bytes.len()) };
+        self.group.mail.put(self.rank, to, Message { call: call.clone(), bytes, sent: Instant::now() });
+        self.group.tell();
+        Ok(())
+    }
+
+    pub(super) fn recv(&self, call: &Call, memory: Memory, from: usize) -> Result<()> {
+        let group = &self.group;
+        // What was sent before its sender left is there.
+        let come = || match group.mail.take(from, self.rank) {
+            Some(message) => Some(Ok(message)),
+            None => group.failure().map(|failure| Err(met_by(call.op(), failure))),
+        };
+        let (number, message) = group
+            .wait(come)
+            .unwrap_or_else(|| Err(group.fail(group.late(call.op(), [group.members[from]].into()))))?;
+        if (message.call.dtype, &message.call.shape) != (call.dtype, &call.shape) {
+            return Err(group.fail(Error::CollectiveMismatch {
+                number,
+                rank: group.members[from],
+                call: message.call.to_string().into(),
+                other: group.members[self.rank],
+                other_call: call.to_string().into(),
+            }));
+        }
+        // SAFETY: the call's output, which is dense, has as many bytes as the message, which is of the same type and shape.
+        unsafe { std::ptr::copy_nonoverlapping(message.bytes.as_ptr(), memory.output, message.bytes.len()) };
+        self.stay(message.sent, call);
+        Ok(())
+    }
+}

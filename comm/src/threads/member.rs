@@ -1,0 +1,146 @@
+//! A rank of a group of threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use device::cuda::Queue;
+use smallvec::SmallVec;
+
+use super::elements::Elements;
+use super::group::Group;
+use crate::{Backend, Call, Collective, Error, Memory, Result};
+
+/// One rank's end of a group.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) group: Arc<Group>,
+    pub(super) rank: usize,
+    /// The meetings that it has been at, or is.
+    meetings: AtomicU64,
+    /// The steps of meetings that it has ended.
+    steps: AtomicU64,
+    /// Whether it has arrived at a meeting that has not begun.
+    has_arrived: AtomicBool,
+    /// How often it split the group.
+    pub(super) splits: AtomicU64,
+}
+
+/// What the ranks show at a meeting, by rank.
+pub(super) type Shown = SmallVec<[Memory; 8]>;
+
+/// How long a launching thread looks out for the others.
+const MOMENT: Duration = Duration::from_micros(20);
+
+impl Member {
+    pub(super) fn new(group: Arc<Group>, rank: usize) -> Member {
+        Member {
+            group,
+            rank,
+            meetings: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
+            has_arrived: AtomicBool::new(false),
+            splits: AtomicU64::new(0),
+        }
+    }
+
+    /// The number of the meeting that it arrives at, or has arrived at.
+    fn arrive(&self, call: &Call, memory: Memory) -> u64 {
+        if self.has_arrived.swap(false, Ordering::Relaxed) {
+            return self.meetings.load(Ordering::Relaxed) - 1;
+        }
+        let number = self.meetings.fetch_add(1, Ordering::Relaxed);
+        self.group.arrive(self.rank, number, call, memory);
+        number
+    }
+
+    /// Does this rank's part of meeting `number`, which has begun.
+    fn take_part(&self, number: u64, call: &Call) -> Result<()> {
+        let begin = Instant::now();
+        let shown: Shown = self.group.shown(number).map_err(|error| self.group.fail(error))?;
+        let elements = Elements { call, rank: self.rank, shown: &shown };
+        // SAFETY: all ranks show memory for the same call, and leave the meeting when all have ended their last step.
+        unsafe { elements.exchange(&|| self.meet()) };
+        self.stay(begin, call);
+        Ok(())
+    }
+
+    fn meet(&self) {
+        self.group.meet(self.steps.fetch_add(1, Ordering::Relaxed) + 1);
+    }
+
+    /// Waits until `call` would have ended on the modelled network.
+    pub(super) fn stay(&self, begin: Instant, call: &Call) {
+        if let Some(time) = self.group.modelled(call) {
+            std::thread::sleep(time.saturating_sub(begin.elapsed()));
+        }
+    }
+}
+
+// SAFETY: memory is touched in a meeting that has begun, which every rank of it stays in until nobody touches its memory; and by
+// messages, which this rank copies.
+unsafe impl Backend for Member {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.group.failure()
+    }
+
+    fn run(&self, call: &Call, memory: Memory) -> Result<()> {
+        match call.collective {
+            Collective::Send { to } => self.send(call, memory, to),
+            Collective::Recv { from } => self.recv(call, memory, from),
+            _ => {
+                let number = self.arrive(call, memory);
+                self.group.begin(call.op(), number)?;
+                self.take_part(number, call)
+            }
+        }
+    }
+
+    fn try_run(&self, call: &Call, memory: Memory) -> Result<bool> {
+        match call.collective {
+            Collective::Send { to } => return self.send(call, memory, to).map(|()| true),
+            Collective::Recv { .. } => return Ok(false),
+            _ if self.group.options.model.is_some() => return Ok(false),
+            _ => {}
+        }
+        let number = self.arrive(call, memory);
+        let start = Instant::now();
+        while start.elapsed() < MOMENT {
+            if let Some(begun) = self.group.has_begun(number) {
+                return begun.and_then(|()| self.take_part(number, call)).map(|()| true);
+            }
+            std::thread::yield_now();
+        }
+        self.has_arrived.store(true, Ordering::Relaxed);
+        Ok(false)
+    }
+
+    fn enqueue(&self, call: &Call, _: Memory, _: &Queue<'_>) -> Result<()> {
+        let reason = format!("{} between threads is on CPU devices", call.op());
+        Err(Error::CommUnavailable { reason: reason.into() })
+    }
+
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
+        let made = self.split_group(color, key)?;
+        Ok(made.map(|member| Arc::new(member) as Arc<dyn Backend>))
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let reason =
+            if std::thread::panicking() { "its thread panicked" } else { "its communicator was dropped" };
+        let rank = self.group.members[self.rank];
+        let lost = Error::RankLost { op: "collective", rank, reason: reason.into() };
+        // Who leaves because of another rank is not the one to name.
+        self.group.fail(self.group.inherited_failure().unwrap_or(lost));
+    }
+}

@@ -1,0 +1,225 @@
+//! Collectives of values: gradients over ranks, streams, captured steps.
+
+use std::sync::Mutex;
+
+use streamgrad::autograd::{BackwardOptions, GradOptions};
+use streamgrad::prelude::*;
+use streamgrad::{Graph, RandomKey, Result};
+
+use crate::{on_ranks, on_threads};
+
+/// A program of one rank, from its input to a value of any shape.
+type Function = fn(&Communicator, &Var) -> Result<Var>;
+
+/// Every collective with a gradient, on an input of `[4 size, 2]`, and none that is linear alone.
+const FUNCTIONS: &[(&str, Function)] = &[
+    ("all_reduce", |comm, x| x.square()?.all_reduce(comm, Reduce::Sum)?.square()),
+    ("all_reduce mean", |comm, x| x.exp()?.all_reduce(comm, Reduce::Mean)?.square()),
+    ("all_gather", |comm, x| x.square()?.all_gather(comm)?.square()),
+    ("all_gather of a number", |comm, x| x.square()?.sum(&[], false)?.all_gather(comm)?.square()),
+    ("reduce_scatter", |comm, x| x.square()?.reduce_scatter(comm, Reduce::Sum)?.square()),
+    ("reduce_scatter mean", |comm, x| x.exp()?.reduce_scatter(comm, Reduce::Mean)?.square()),
+    ("broadcast", |comm, x| x.square()?.broadcast(comm, comm.size() - 1)?.mul(x)),
+    ("reduce", |comm, x| x.square()?.reduce(comm, 0)?.mul(x)),
+    ("all_to_all", |comm, x| x.square()?.all_to_all(comm)?.mul(x)),
+];
+
+fn input(comm: &Communicator, rows: usize) -> Result<Var> {
+    let key = RandomKey { seed: 5, op: comm.rank() as u64 };
+    Ok(Var::leaf(Tensor::uniform(&[rows, 2], -1.0, 1.0, DType::F64, key, comm.device())?))
+}
+
+/// A number of this rank, with a weight of its own for each element of `y`.
+fn loss(comm: &Communicator, y: &Var) -> Result<Var> {
+    let key = RandomKey { seed: 6, op: comm.rank() as u64 };
+    let weights = Tensor::uniform(y.shape(), 0.5, 1.5, DType::F64, key, comm.device())?;
+    y.mul(&Var::constant(weights))?.sum(&[], false)
+}
+
+/// Compares the gradient of the sum of all ranks' `f` with central differences: of each element of each rank's input in turn,
+/// while the other ranks' inputs stay.
+fn check(comm: &Communicator, name: &str, x: &Var, f: &dyn Fn(&Var) -> Result<Var>) -> Result<()> {
+    const STEP: f64 = 1e-5;
+    let gradient = match f(x)?.backward()?.get(x) {
+        Some(gradient) => gradient.to_vec::<f64>()?,
+        None => panic!("{name}: rank {} has no gradient", comm.rank()),
+    };
+    let values = x.value().to_vec::<f64>()?;
+    let total = |rank: usize, element: usize, step: f64| -> Result<f64> {
+        let mut values = values.clone();
+        if rank == comm.rank() {
+            values[element] += step;
+        }
+        let x = Var::leaf(Tensor::from_slice(&values, x.shape(), comm.device())?);
+        f(&x)?.value().all_reduce(comm, Reduce::Sum)?.item::<f64>()
+    };
+    for rank in 0..comm.size() {
+        for element in 0..values.len() {
+            let numeric = (total(rank, element, STEP)? - total(rank, element, -STEP)?) / (2.0 * STEP);
+            let analytic = gradient[element];
+            let close = (numeric - analytic).abs() <= 1e-6 + 1e-5 * analytic.abs();
+            assert!(
+                rank != comm.rank() || close,
+                "{name}, rank {rank}, element {element}: {analytic} {numeric}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_of_collectives_agree_with_differences_on_every_rank() {
+    for ranks in [1, 2, 3] {
+        for result in on_ranks(ranks, |comm| {
+            for (name, f) in FUNCTIONS {
+                check(comm, name, &input(comm, ranks)?, &|x| loss(comm, &f(comm, x)?))?;
+            }
+            Ok(())
+        }) {
+            result.unwrap();
+        }
+    }
+}
+
+#[test]
+fn gradients_of_collectives_have_gradients() {
+    for result in on_ranks(2, |comm| {
+        for (name, f) in FUNCTIONS {
+            let slope = |x: &Var| -> Result<Var> {
+                let options = GradOptions { create_graph: true, ..GradOptions::default() };
+                let gradient = streamgrad::grad(&[loss(comm, &f(comm, x)?)?], &[x.clone()], options)?;
+                loss(comm, &gradient[0].as_ref().unwrap().sin()?)
+            };
+            check(comm, name, &input(comm, 2)?, &slope)?;
+        }
+        Ok(())
+    }) {
+        result.unwrap();
+    }
+}
+
+#[test]
+fn messages_have_gradients() {
+    let results = on_ranks(2, |comm| {
+        let other = 1 - comm.rank();
+        let x = input(comm, 2)?;
+        let sent = x.square()?.send(comm, other)?;
+        let got = Var::recv(&[2, 2], DType::F64, comm, other)?;
+        let weight = 2.0 + comm.rank() as f64;
+        let loss = got.mul_scalar(weight)?.sum(&[], false)?.add(&sent)?;
+        let gradient = loss.backward()?.get(&x).unwrap().to_vec::<f64>()?;
+        Ok((x.value().to_vec::<f64>()?, gradient))
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let (x, gradient) = result.unwrap();
+        // The weight of the rank that has received it.
+        let weight = 3.0 - rank as f64;
+        assert_eq!(gradient, x.iter().map(|x| weight * 2.0 * x).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn gradients_of_collectives_run_on_the_stream_of_the_forward_pass() {
+    for result in on_ranks(2, |comm| {
+        let side = comm.device().new_stream()?;
+        let x = input(comm, 2)?;
+        comm.device().start_audit();
+        let y = side.scope(|| x.all_reduce(comm, Reduce::Sum))?;
+        loss(comm, &y)?.backward()?;
+        let audit = comm.device().stop_audit();
+        let streams: Vec<_> = audit
+            .commands()
+            .filter(|command| command.op == "all_reduce")
+            .map(|command| command.moment.stream)
+            .collect();
+        assert_eq!(streams, [side.id(); 2]);
+        assert_eq!(audit.hazards(), []);
+        Ok(())
+    }) {
+        result.unwrap();
+    }
+}
+
+#[test]
+fn largest_and_smallest_have_no_gradient() {
+    let ranks = Communicator::threads(1).unwrap();
+    let x = input(&ranks[0], 1).unwrap();
+    assert!(x.all_reduce(&ranks[0], Reduce::Max).is_err());
+    assert!(x.detach().all_reduce(&ranks[0], Reduce::Max).is_ok());
+}
+
+/// A step with every collective, on the current stream and on another one.
+fn step(comm: &Communicator, pair: &Communicator, x: &Tensor, w: &Var, side: &Stream) -> Result<Tensor> {
+    let y = Var::constant(x.clone()).mul(w)?;
+    let gathered = y.all_gather(comm)?;
+    let part = side.scope(|| y.exp()?.reduce_scatter(pair, Reduce::Mean))?;
+    let loss = gathered.square()?.mean(&[], false)?.add(&part.sum(&[], false)?)?;
+    let gradients = loss.backward_with(BackwardOptions::default())?;
+    let gradient = gradients.get(w).unwrap();
+    gradient.all_reduce_(comm, Reduce::Mean)?;
+    w.value().sub_(&gradient.mul_scalar(0.1)?)?;
+    loss.value().all_reduce(comm, Reduce::Sum)
+}
+
+#[test]
+fn captured_collectives_equal_eager_ones() {
+    for ranks in [2, 4] {
+        let run = |captured: bool| -> Vec<Vec<u64>> {
+            let results = on_ranks(ranks, |comm| {
+                let (pair, side) = (comm.duplicate()?, comm.device().new_stream()?);
+                let (x, w) = (input(comm, ranks)?.value().clone(), input(comm, ranks)?);
+                let graph = match captured {
+                    true => Some(Graph::capture(comm.device(), || step(comm, &pair, &x, &w, &side))?),
+                    false => None,
+                };
+                let mut bits = Vec::new();
+                for _ in 0..5 {
+                    let loss = match &graph {
+                        Some(graph) => graph.replay()?,
+                        None => step(comm, &pair, &x, &w, &side)?,
+                    };
+                    bits.push(loss.item::<f64>()?.to_bits());
+                }
+                bits.extend(w.value().to_vec::<f64>()?.iter().map(|value| value.to_bits()));
+                Ok(bits)
+            });
+            results.into_iter().map(Result::unwrap).collect()
+        };
+        let eager = run(false);
+        assert_eq!(run(true), eager, "{ranks} ranks");
+        assert!(eager.iter().all(|bits| bits[..5] == eager[0][..5]));
+    }
+}
+
+/// On ranks whose devices have several threads, which take a replay's commands from one another.
+#[test]
+fn replays_on_several_threads_keep_collectives_in_order() {
+    let config = || streamgrad::CpuConfig { threads: Some(3), ..Default::default() };
+    let devices: Vec<Device> = (0..2).map(|_| Device::cpu_with(config())).collect();
+    let ranks = Communicator::threads_with(&devices, Default::default()).unwrap();
+    let losses = Mutex::new(Vec::new());
+    for result in on_threads(ranks, |comm| {
+        let pairs = [comm.duplicate()?, comm.duplicate()?, comm.duplicate()?];
+        let x = Tensor::full(&[300, 300], 1.0 + comm.rank() as f64, DType::F32, comm.device())?;
+        let graph = Graph::capture(comm.device(), || {
+            // Independent but for their waiting: each may be the first to run.
+            let sums: Vec<Tensor> = pairs
+                .iter()
+                .enumerate()
+                .map(|(at, pair)| {
+                    x.matmul(&x)?.mul_scalar(at as f64)?.all_reduce(pair, Reduce::Sum)?.sum(&[], false)
+                })
+                .collect::<Result<_>>()?;
+            sums[0].add(&sums[1])?.add(&sums[2])
+        })?;
+        for _ in 0..50 {
+            let loss = graph.replay()?.item::<f32>()?;
+            losses.lock().unwrap().push(loss);
+        }
+        Ok(())
+    }) {
+        result.unwrap();
+    }
+    let losses = losses.into_inner().unwrap();
+    assert!(losses.len() == 100 && losses.iter().all(|loss| *loss == losses[0]));
+}

@@ -1,0 +1,246 @@
+//! Data parallel training: parameters equal those of one process with the same global batch, bit for bit.
+
+use streamgrad::data::Position;
+use streamgrad::models::DataParallelOptions;
+use streamgrad::models::workloads::{Gpt, GptOptions, lenet};
+use streamgrad::prelude::*;
+use streamgrad::{Adam, Error, Graph, RandomKey, Result};
+
+use crate::on_ranks;
+
+const STEPS: u64 = 3;
+
+/// A model, and the loss of a rank's part of a step's batch.
+trait Task: Sync {
+    type Model: Module;
+    fn model(&self, seed: u64, device: &Device) -> Result<Self::Model>;
+    fn loss(&self, model: &Self::Model, step: u64, part: usize) -> Result<Var>;
+}
+
+struct Language;
+
+impl Task for Language {
+    type Model = Gpt;
+
+    fn model(&self, seed: u64, device: &Device) -> Result<Gpt> {
+        let options = GptOptions { vocabulary: 17, context: 8, width: 16, heads: 2, blocks: 2, dropout: 0.0 };
+        Gpt::new(options, seed, device)
+    }
+
+    fn loss(&self, model: &Gpt, step: u64, part: usize) -> Result<Var> {
+        let device = model.parameters()[0].device().clone();
+        let tokens = |shift: u64| {
+            let at = |place: u64| ((place * 7 + step * 5 + part as u64 * 3 + shift) % 17) as i64;
+            Tensor::from_slice(&(0..24).map(at).collect::<Vec<_>>(), &[3, 8], &device)
+        };
+        model.loss(&tokens(0)?, &tokens(1)?)
+    }
+}
+
+struct Images;
+
+impl Task for Images {
+    type Model = Sequential;
+
+    fn model(&self, seed: u64, device: &Device) -> Result<Sequential> {
+        lenet(seed, device)
+    }
+
+    fn loss(&self, model: &Sequential, step: u64, part: usize) -> Result<Var> {
+        let device = model.parameters()[0].device().clone();
+        let key = RandomKey { seed: step, op: part as u64 };
+        let images = Tensor::uniform(&[4, 784], 0.0, 1.0, DType::F32, key, &device)?;
+        let labels = [0, 1, 2, 3].map(|at| (at + step as i64 + part as i64) % 10);
+        cross_entropy(&model.forward(&Var::constant(images))?, &Tensor::from_slice(&labels, &[4], &device)?)
+    }
+}
+
+fn parameters(model: &impl Module) -> Result<Vec<Vec<u32>>> {
+    model.parameters().iter().map(|parameter| crate::common::bits(parameter.value())).collect()
+}
+
+/// One process: the parts' gradients in rank order, divided by the number of parts.
+fn serial<T: Task>(task: &T, parts: usize) -> Result<Vec<Vec<u32>>> {
+    let device = Device::cpu_with(Default::default());
+    let model = task.model(1, &device)?;
+    let mut adam = Adam::new(model.parameters(), 0.01)?;
+    for step in 0..STEPS {
+        let mut gradients = streamgrad::Gradients::default();
+        for part in 0..parts {
+            gradients.merge(task.loss(&model, step, part)?.backward()?)?;
+        }
+        gradients.map(|gradient| gradient.div_scalar(parts as f64))?;
+        adam.step(&gradients)?;
+    }
+    parameters(&model)
+}
+
+/// A rank, which begins with other parameters than rank 0.
+fn parallel<T: Task>(
+    task: &T,
+    comm: &Communicator,
+    bucket_bytes: usize,
+    captured: bool,
+) -> Result<Vec<Vec<u32>>> {
+    let options = DataParallelOptions::default().bucket_bytes(bucket_bytes);
+    let model = task.model(1 + comm.rank() as u64, comm.device())?;
+    let model = DataParallel::with_options(model, comm, options)?;
+    let mut adam = Adam::new(model.parameters(), 0.01)?;
+    for step in 0..STEPS {
+        let mut run = || -> Result<()> {
+            let loss = task.loss(model.model(), step, comm.rank())?;
+            adam.step(&model.backward(&loss)?)
+        };
+        if captured {
+            Graph::capture(comm.device(), run)?.replay()?;
+        } else {
+            run()?;
+        }
+    }
+    parameters(&model)
+}
+
+fn equal_to_serial<T: Task>(task: &T, ranks: usize, bucket_bytes: usize, captured: bool) {
+    let expected = serial(task, ranks).unwrap();
+    for result in on_ranks(ranks, |comm| parallel(task, comm, bucket_bytes, captured)) {
+        assert!(result.unwrap() == expected, "{ranks} ranks, buckets of {bucket_bytes} bytes, {captured}");
+    }
+}
+
+#[test]
+fn a_gpt_on_ranks_equals_one_process() {
+    for (ranks, bucket_bytes) in [(1, 25 << 20), (2, 25 << 20), (3, 4096), (4, 1)] {
+        equal_to_serial(&Language, ranks, bucket_bytes, false);
+    }
+}
+
+#[test]
+fn a_cnn_on_ranks_equals_one_process() {
+    for (ranks, bucket_bytes) in [(2, 25 << 20), (3, 65_536), (4, 1 << 20)] {
+        equal_to_serial(&Images, ranks, bucket_bytes, false);
+    }
+}
+
+#[test]
+fn captured_steps_on_ranks_equal_one_process() {
+    equal_to_serial(&Language, 2, 4096, true);
+    equal_to_serial(&Images, 4, 65_536, true);
+}
+
+/// Two batches a rank, on lanes; gradients are averaged once they are merged.
+#[test]
+fn lanes_on_ranks_equal_one_process() {
+    let expected = {
+        let device = Device::cpu_with(Default::default());
+        let model = Language.model(1, &device).unwrap();
+        let mut adam = Adam::new(model.parameters(), 0.01).unwrap();
+        for step in 0..STEPS {
+            let mut gradients = streamgrad::Gradients::default();
+            for rank in 0..2 {
+                let mut merged = Language.loss(&model, step, 2 * rank).unwrap().backward().unwrap();
+                merged.merge(Language.loss(&model, step, 2 * rank + 1).unwrap().backward().unwrap()).unwrap();
+                gradients.merge(merged).unwrap();
+            }
+            gradients.map(|gradient| gradient.div_scalar(2.0)).unwrap();
+            adam.step(&gradients).unwrap();
+        }
+        parameters(&model).unwrap()
+    };
+    for result in on_ranks(2, |comm| {
+        let model = DataParallel::new(Language.model(1, comm.device())?, comm)?;
+        let lanes = ConcurrentBatches::with_options(comm.device(), 2, Lanes::Always)?;
+        let mut adam = Adam::new(model.parameters(), 0.01)?;
+        for step in 0..STEPS {
+            let parts = [2 * comm.rank(), 2 * comm.rank() + 1];
+            let mut merged = lanes.step(parts, |part| Language.loss(model.model(), step, part))?.gradients;
+            model.average(&mut merged)?;
+            adam.step(&merged)?;
+        }
+        parameters(&model)
+    }) {
+        assert!(result.unwrap() == expected);
+    }
+}
+
+/// Gradients are averaged on a stream of their own while the pass goes on, in the order in which they arrived.
+#[test]
+fn buckets_are_in_the_order_of_arrival() {
+    let results = on_ranks(2, |comm| {
+        let model = mlp(&[4, 4, 4], 7, comm.device())?;
+        let model = DataParallel::with_options(model, comm, DataParallelOptions::default().bucket_bytes(1))?;
+        let before = model.buckets();
+        // The last layer's parameters are of no use to the first's gradient, and used once more, first of all.
+        let extra = model.parameters()[2].square()?.sum(&[], false)?;
+        let x = Var::constant(Tensor::ones(&[2, 4], DType::F32, comm.device())?);
+        model.backward(&model.forward(&x)?.square()?.sum(&[], false)?.add(&extra)?)?;
+        Ok((before, model.buckets()))
+    });
+    for result in results {
+        let (before, after) = result.unwrap();
+        assert_eq!(before, [[3], [2], [1], [0]]);
+        assert_eq!(after, [[3], [0], [1], [2]].map(Vec::from));
+    }
+}
+
+/// Some ranks leave out a parameter, and all leave out another one.
+#[test]
+fn parameters_that_ranks_leave_out() {
+    let step = |comm: &Communicator, find_unused: bool| -> Result<Vec<Option<Vec<f32>>>> {
+        let linear = |op| Linear::keyed(2, 1, RandomKey { seed: 1, op }, comm.device());
+        let layers = vec![linear(1)?, linear(2)?, linear(3)?];
+        let model = DataParallel::with_options(
+            Layers(layers),
+            comm,
+            DataParallelOptions::default().find_unused(find_unused),
+        )?;
+        let x = Var::constant(Tensor::ones(&[1, 2], DType::F32, comm.device())?);
+        let mut y = model.model().0[0].forward(&x)?;
+        if comm.rank() == 1 {
+            y = y.add(&model.model().0[1].forward(&x)?)?;
+        }
+        let gradients = model.backward(&y.sum(&[], false)?)?;
+        model.parameters().iter().map(|p| gradients.get(p).map(|g| g.to_vec::<f32>()).transpose()).collect()
+    };
+    for result in on_ranks(2, |comm| step(comm, true)) {
+        let found = result.unwrap();
+        let (whole, half) = (Some(vec![1.0; 2]), Some(vec![0.5; 2]));
+        assert_eq!([&found[0], &found[2], &found[4]], [&whole, &half, &None]);
+    }
+    let results = on_ranks(1, |comm| step(comm, false));
+    let Err(Error::InvalidArgument { value, .. }) = &results[0] else { panic!("{results:?}") };
+    assert_eq!(&**value, "1.weight");
+}
+
+/// Layers by number.
+struct Layers(Vec<Linear>);
+
+impl Module for Layers {
+    fn parts<'a>(&'a self, parts: &mut streamgrad::Parts<'a>) {
+        for (number, layer) in self.0.iter().enumerate() {
+            parts.child(number.to_string(), layer);
+        }
+    }
+}
+
+/// Ranks that read parts of the digits.
+#[test]
+fn training_on_digits_learns_alike_on_all_ranks() {
+    let results = on_ranks(2, |comm| {
+        let model = DataParallel::new(mlp(&[64, 32, 10], 3, comm.device())?, comm)?;
+        let mut sgd = Sgd::new(model.parameters(), 0.5)?;
+        let options = LoaderOptions { batch: 16, device: comm.device().clone(), ..LoaderOptions::default() };
+        let loader = DataLoader::new(Digits::load()?, options)?;
+        let (mut first, mut last) = (0.0, 0.0);
+        for (step, batches) in loader.steps(comm.size(), Position::default())?.take(60).enumerate() {
+            let batch = batches?.swap_remove(comm.rank());
+            let loss = cross_entropy(&model.forward(&batch.input())?, &batch.labels)?;
+            sgd.step(&model.backward(&loss)?)?;
+            last = loss.value().all_reduce(comm, Reduce::Mean)?.item::<f32>()?;
+            first = if step == 0 { last } else { first };
+        }
+        Ok((first, last, parameters(&model)?))
+    });
+    let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+    assert!(results[0] == results[1]);
+    assert!(results[0].1 < 0.5 * results[0].0);
+}

@@ -99,6 +99,10 @@ struct Readme;
 struct StreamContract;
 
 #[cfg(doctest)]
+#[doc = include_str!("../docs/distributed.md")]
+struct Distributed;
+
+#[cfg(doctest)]
 #[doc = include_str!("../docs/mixed-precision.md")]
 struct MixedPrecision;
 

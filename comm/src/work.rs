@@ -5,7 +5,7 @@ use std::sync::Arc;
 use device::cuda::Queue;
 use device::{Binder, Cpu, Work};
 
-use crate::{Backend, Call, Memory, Result};
+use crate::{Backend, Call, Memory, Result, met_by};
 
 /// One rank's part of a collective.
 pub(crate) struct Meeting {
@@ -14,13 +14,19 @@ pub(crate) struct Meeting {
     pub(crate) memory: Memory,
 }
 
+impl Meeting {
+    fn ended<R>(&self, cpu: &Cpu<'_>, result: Result<R>) -> R {
+        result.unwrap_or_else(|error| cpu.fail(met_by(self.call.op(), error)))
+    }
+}
+
 impl Work for Meeting {
     fn run(&self, cpu: &Cpu<'_>) {
-        self.backend.run(&self.call, self.memory).unwrap_or_else(|error| cpu.fail(error));
+        self.ended(cpu, self.backend.run(&self.call, self.memory));
     }
 
     fn try_run(&self, cpu: &Cpu<'_>) -> bool {
-        self.backend.try_run(&self.call, self.memory).unwrap_or_else(|error| cpu.fail(error))
+        self.ended(cpu, self.backend.try_run(&self.call, self.memory))
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {

@@ -44,7 +44,7 @@ impl DataParallelOptions {
 /// mean of the ranks' ones.
 ///
 /// [`backward`](Self::backward) averages while the pass goes on: gradients are collected in buckets, in the order in which they
-/// became complete in the first step, and each full bucket is one all-reduce on a stream of its own. With
+/// became complete in the first step, and each full bucket but the last is one all-reduce on a stream of its own. With
 /// [`ReduceOrder::Ranks`](autograd::ReduceOrder) a mean has the bits of `(g0 + g1 + ..) / ranks`.
 ///
 /// A pass by [`Var::backward`] is the rank's alone, and so is a step on lanes; [`average`](Self::average) averages what was merged of
@@ -193,9 +193,9 @@ impl<M: Module> DataParallel<M> {
         Ok(())
     }
 
-    /// Launches the mean of these gradients as one collective, of which each gets its part.
-    fn mean(&self, gradients: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.stream.scope(|| {
+    /// Launches the mean of these gradients on `stream` as one collective, of which each gets its part.
+    fn mean(&self, gradients: &[Tensor], stream: &Stream) -> Result<Vec<Tensor>> {
+        stream.scope(|| {
             let flat: Vec<Tensor> = gradients
                 .iter()
                 .map(|gradient| gradient.reshape(&[gradient.elements()]))
@@ -300,7 +300,10 @@ impl<'a, M: Module> Pass<'a, M> {
             None => Tensor::zeros_like(self.parallel.parameters[parameter].1.value()),
         };
         let gradients: Vec<Tensor> = bucket.iter().map(gradient).collect::<Result<_>>()?;
-        let averaged = self.parallel.mean(&gradients)?;
+        let is_last = self.next + 1 == self.buckets.len();
+        let here = is_last.then(|| Stream::current(self.parallel.comm.device()));
+        // Nothing of the pass is left to go on beside the last one, and a hand-off costs more than a small one.
+        let averaged = self.parallel.mean(&gradients, here.as_ref().unwrap_or(&self.parallel.stream))?;
         self.averaged.extend(bucket.iter().copied().zip(averaged));
         self.next += 1;
         Ok(())

@@ -1,10 +1,11 @@
 //! Collectives of values: gradients over ranks, streams, captured steps.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use streamgrad::autograd::{BackwardOptions, GradOptions};
 use streamgrad::prelude::*;
-use streamgrad::{Graph, RandomKey, Result};
+use streamgrad::{CommOptions, Graph, RandomKey, Result};
 
 use crate::{on_ranks, on_threads};
 
@@ -194,12 +195,13 @@ fn captured_collectives_equal_eager_ones() {
 /// On ranks whose devices have several threads, which take a replay's commands from one another.
 #[test]
 fn replays_on_several_threads_keep_collectives_in_order() {
-    let config = || streamgrad::CpuConfig { threads: Some(3), ..Default::default() };
+    let config = || streamgrad::CpuConfig { threads: Some(2), ..Default::default() };
     let devices: Vec<Device> = (0..2).map(|_| Device::cpu_with(config())).collect();
-    let ranks = Communicator::threads_with(&devices, Default::default()).unwrap();
+    let options = CommOptions::default().timeout(Duration::from_secs(20));
+    let ranks = Communicator::threads_with(&devices, options).unwrap();
     let losses = Mutex::new(Vec::new());
     for result in on_threads(ranks, |comm| {
-        let pairs = [comm.duplicate()?, comm.duplicate()?, comm.duplicate()?];
+        let pairs: Vec<Communicator> = (0..6).map(|_| comm.duplicate()).collect::<Result<_>>()?;
         let x = Tensor::full(&[300, 300], 1.0 + comm.rank() as f64, DType::F32, comm.device())?;
         let graph = Graph::capture(comm.device(), || {
             // Independent but for their waiting: each may be the first to run.
@@ -207,10 +209,13 @@ fn replays_on_several_threads_keep_collectives_in_order() {
                 .iter()
                 .enumerate()
                 .map(|(at, pair)| {
-                    x.matmul(&x)?.mul_scalar(at as f64)?.all_reduce(pair, Reduce::Sum)?.sum(&[], false)
+                    // The ranks' threads come to them in another order.
+                    let rows = if at % 2 == comm.rank() { 300 } else { 20 };
+                    let y = x.narrow(0, 0, rows)?.matmul(&x)?.narrow(0, 0, 20)?;
+                    y.all_reduce(pair, Reduce::Sum)?.sum(&[], false)
                 })
                 .collect::<Result<_>>()?;
-            sums[0].add(&sums[1])?.add(&sums[2])
+            Tensor::stack(&sums.iter().collect::<Vec<_>>(), 0)?.sum(&[], false)
         })?;
         for _ in 0..50 {
             let loss = graph.replay()?.item::<f32>()?;

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::mail::Mail;
 use super::split::Splits;
-use crate::{Call, CommOptions, Error, Memory, Result, met_by};
+use crate::{Call, CommOptions, Error, Memory, Result};
 
 /// What the ranks share.
 #[derive(Debug)]
@@ -122,14 +122,13 @@ impl Group {
 
     /// Blocks until meeting `number`, of `op`, has begun.
     pub(super) fn begin(&self, op: &'static str, number: u64) -> Result<()> {
-        let begun = self.wait(|| self.has_begun(number)).unwrap_or_else(|| {
+        self.wait(|| self.has_begun(number)).unwrap_or_else(|| {
             let late = |rank: &usize| self.posts[*rank].arrived.load(Ordering::Acquire) <= number;
             let missing = (0..self.size()).filter(late).map(|rank| self.members[rank]).collect();
             let failure = self.fail(self.late(op, missing));
             // Somebody may have come meanwhile.
             self.has_begun(number).unwrap_or(Err(failure))
-        });
-        begun.map_err(|error| met_by(op, error))
+        })
     }
 
     /// The error for ranks that did not come in time.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::member::Member;
-use crate::{Call, Error, Memory, Result, met_by};
+use crate::{Call, Error, Memory, Result};
 
 /// What was sent and not received, by sender and receiver.
 #[derive(Debug, Default)]
@@ -58,7 +58,7 @@ impl Member {
         // What was sent before its sender left is there.
         let come = || match group.mail.take(from, self.rank) {
             Some(message) => Some(Ok(message)),
-            None => group.failure().map(|failure| Err(met_by(call.op(), failure))),
+            None => group.failure().map(Err),
         };
         let (number, message) = group
             .wait(come)

@@ -35,6 +35,12 @@ impl Values {
     }
 }
 
+/// Ranks that do not wait for ever where a test fails.
+fn impatient(ranks: usize) -> Vec<Communicator> {
+    let devices: Vec<Device> = (0..ranks).map(|_| Device::cpu_with(device::CpuConfig::default())).collect();
+    Communicator::threads_with(&devices, CommOptions::default().timeout(Duration::from_secs(10))).unwrap()
+}
+
 /// Runs `rank` on a thread for each communicator.
 fn run<R: Send>(ranks: Vec<Communicator>, rank: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
@@ -176,10 +182,25 @@ fn messages_keep_their_order_and_senders_wait_for_nobody() {
     assert_eq!(results[1].as_ref().unwrap(), &[0.0, 1.0, 2.0]);
 }
 
+#[test]
+fn what_a_rank_sent_before_it_left_is_received() {
+    let mut ranks = impatient(2);
+    let (first, stream) = (ranks.remove(0), ranks[0].device().default_stream());
+    let x = Values::new(&first.device().default_stream(), &[1], &[7.0f32]).unwrap();
+    first.send(&first.device().default_stream(), x.view(), 1).unwrap();
+    drop(first);
+    let out = Values::zeros::<f32>(&stream, &[1]).unwrap();
+    ranks[0].recv(&stream, out.view(), 0).unwrap();
+    assert_eq!(out.get::<f32>().unwrap(), [7.0]);
+    ranks[0].recv(&stream, out.view(), 0).unwrap();
+    let error = stream.synchronize().unwrap_err();
+    assert!(matches!(source(&error), Error::RankLost { op: "recv", rank: 0, .. }), "{error:?}");
+}
+
 /// One thread can drive all ranks: a launch waits for nobody.
 #[test]
 fn a_launch_does_not_wait_for_other_ranks() {
-    let ranks = Communicator::threads(3).unwrap();
+    let ranks = impatient(3);
     let values: Vec<Values> = ranks
         .iter()
         .map(|comm| {
@@ -195,7 +216,7 @@ fn a_launch_does_not_wait_for_other_ranks() {
 /// While a collective waits, the rank's other streams go on.
 #[test]
 fn other_streams_of_a_rank_go_on() {
-    let ranks = Communicator::threads(2).unwrap();
+    let ranks = impatient(2);
     let (first, second) = (&ranks[0], &ranks[1]);
     let side = first.device().new_stream().unwrap();
     first.barrier(&first.device().default_stream()).unwrap();
@@ -212,7 +233,7 @@ fn other_streams_of_a_rank_go_on() {
 /// The communicator's own order holds across streams.
 #[test]
 fn collectives_of_one_communicator_keep_their_order_on_several_streams() {
-    let results = run(Communicator::threads(2).unwrap(), |comm| -> Result<Vec<f32>> {
+    let results = run(impatient(2), |comm| -> Result<Vec<f32>> {
         let (one, two) = (comm.device().new_stream()?, comm.device().new_stream()?);
         let mut all = Vec::new();
         for step in 0..50 {
@@ -233,7 +254,7 @@ fn collectives_of_one_communicator_keep_their_order_on_several_streams() {
 #[test]
 fn ranks_that_differ_are_told_both_sides() {
     for other in 0..3 {
-        let results = run(Communicator::threads(3).unwrap(), |comm| -> Result<()> {
+        let results = run(impatient(3), |comm| -> Result<()> {
             let stream = comm.device().default_stream();
             let shape = if comm.rank() == 2 && other == 0 { [3] } else { [2] };
             let x = match comm.rank() == 2 && other == 1 {
@@ -419,7 +440,7 @@ fn operands_are_ordered_and_audited() {
 
 #[test]
 fn a_use_of_the_operand_waits_for_the_collective() {
-    let ranks = Communicator::threads(2).unwrap();
+    let ranks = impatient(2);
     let stream = ranks[0].device().new_stream().unwrap();
     let side = ranks[0].device().new_stream().unwrap();
     let x = Values::zeros::<f32>(&stream, &[1]).unwrap();

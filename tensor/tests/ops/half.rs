@@ -339,7 +339,8 @@ fn sums() -> Vec<Case> {
         case("cross_entropy", &[&[5, 11], &[5]], |x| {
             let labels = indices(&x[0], &[10, 0, 3, 3, 7])?;
             let (losses, log_sums) = x[0].cross_entropy(&labels)?;
-            Ok(vec![grad::cross_entropy(&x[0], &log_sums, &labels, &x[1])?, losses, log_sums])
+            let g = x[1].to_dtype(losses.dtype())?;
+            Ok(vec![grad::cross_entropy(&x[0], &log_sums, &labels, &g)?, losses, log_sums])
         }),
         case("matmul", &[&[3, 20, 300], &[300, 17], &[1, 300, 4]], |x| {
             let row = x[0].narrow(1, 3, 1)?.squeeze(1)?.narrow(0, 0, 1)?.squeeze(0)?;

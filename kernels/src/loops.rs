@@ -273,6 +273,7 @@ pub(crate) struct Rows<const N: usize> {
 }
 
 /// Rows of scores for classes in `N` operands, and an element for each row in two others.
+#[derive(Clone, Debug)]
 pub(crate) struct Classes<const N: usize> {
     pub(crate) rows: usize,
     pub(crate) classes: usize,

@@ -7,6 +7,7 @@ use device::{Result, Stream};
 use crate::command::{Command, for_float};
 use crate::cpu::loss as cpu;
 use crate::cuda::loss as cuda;
+use crate::fuse::{LossSlopes, Losses, Part};
 use crate::layout::{View, shape_mismatch};
 use crate::loops::Classes;
 
@@ -35,9 +36,10 @@ pub fn cross_entropy(
     )
     .cost(logits.layout.elements(), 8)
     .may_fail()
-    .run(
+    .run_part(
         stream,
         classes,
+        move |classes, operands| Some(Part::Loss(Box::new(Losses::new(dtype, classes, operands))).boxed()),
         // SAFETY: the classes are those of the operands.
         |classes, workers, operands| unsafe { cpu::cross_entropy(classes, workers, operands) },
         move |classes, queue, operands| cuda::cross_entropy(queue, dtype, classes, operands.into()),
@@ -73,9 +75,10 @@ pub fn cross_entropy_grad(
     )
     .cost(out.layout.elements(), 8)
     .may_fail()
-    .run(
+    .run_part(
         stream,
         classes,
+        move |classes, operands| Some(Part::LossGrad(Box::new(LossSlopes::new(dtype, classes, operands))).boxed()),
         // SAFETY: the classes are those of the operands.
         |classes, workers, operands| unsafe { cpu::cross_entropy_grad(classes, workers, operands) },
         move |classes, queue, operands| cuda::cross_entropy_grad(queue, dtype, classes, operands),

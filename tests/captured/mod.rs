@@ -4,6 +4,7 @@ mod counts;
 mod failures;
 mod fused;
 mod graphs;
+mod losses;
 mod merged;
 mod optimizers;
 mod outputs;

@@ -2,6 +2,7 @@
 
 use device::cuda::{Arg, Queue};
 use device::{DType, Result};
+use smallvec::SmallVec;
 
 use super::rows::by_group;
 use super::softmax::{RowArgs, program_of};
@@ -41,6 +42,24 @@ pub(crate) fn cross_entropy_grad(
     let ([out, logits, labels, g, log_sums], [kept, rows, lanes]) = (operands.map(Arg::from), args.args());
     let all = [out, logits, labels, g, log_sums, kept, rows, lanes, Arg::Fault];
     let kernel = by_group!(args.threads.group, dtype, "cross_entropy_grad");
+    // SAFETY: as in `cross_entropy`.
+    unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
+}
+
+/// Both at once, on the gradient of the logits, the logits, labels, the gradient of the losses, the losses, whose step follows
+/// the classes of the gradient, and the logarithms of sums.
+pub(crate) fn cross_entropy_both(
+    queue: &Queue<'_>,
+    dtype: DType,
+    (c, loss_step): (&Classes<2>, isize),
+    operands: [Address; 6],
+) -> Result<()> {
+    let strides = [c.across[0], c.across[1], c.of_rows[0], c.of_rows[1], loss_step];
+    let kept = Loops::from_axes([LoopAxis { size: c.rows, strides }]);
+    let args = RowArgs::of(queue.op(), dtype, &kept, (c.classes, &c.along), (&operands, 1))?;
+    let all: SmallVec<[Arg<'_>; 10]> =
+        operands.map(Arg::from).into_iter().chain(args.args()).chain([Arg::Fault]).collect();
+    let kernel = by_group!(args.threads.group, dtype, "cross_entropy_both");
     // SAFETY: as in `cross_entropy`.
     unsafe { queue.kernel(program_of(dtype), kernel, args.grid(queue), &all) }
 }

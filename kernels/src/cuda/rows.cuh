@@ -68,7 +68,8 @@ template <class T> struct LogSum {
         T m = larger_of(a.first, b.first);
         return {m, mul_rounded(a.second, term(a.first, m)) + mul_rounded(b.second, term(b.first, m))};
     }
-    __device__ static T value(State state) { return state.first + log_of(state.second); }
+    // Rounded by itself, whatever is done with it.
+    __device__ static T value(State state) { return add_rounded(state.first, log_of(state.second)); }
 };
 
 // How many elements there are, their mean, and the sum of squared distances from it.

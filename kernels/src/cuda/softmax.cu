@@ -78,6 +78,36 @@ __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3
     });
 }
 
+// The fold of a row's exponentials.
+template <class Group, class Line>
+__device__ inline Two<T> log_sum_of(const Group& group, const Line& from, u64 all, u64 len) {
+    return group.template fold_blocks<LogSum<T>>(all, len, [&](const BlockLane& block) {
+        Held<S> x = from.read(block, least());
+        return log_sum_slots<T>(block.count, [&](int slot) -> T { return x[slot]; });
+    });
+}
+// The loss of a row, by one of its threads, from the fold and the logit of its label.
+__device__ inline void write_loss(T* loss, const Two<T>& state, const S* logits, i64 step, i64 label, u64 classes, Fault fault) {
+    if (in_range(label, (i64)classes)) {
+        // Not by way of the sum, whose error is that of a number as large as the largest logit.
+        *loss = add_rounded(state.first - logits[label * step], log_of(state.second));
+    } else {
+        raise(fault, label, (i64)classes);
+    }
+}
+// The gradient of a row's logits.
+template <class Group, class To, class From>
+__device__ inline void write_slopes(const Group& group, const To& to, const From& from, u64 len, T log_sum, i64 label, T slope) {
+    group.each_block(len, [&](const BlockLane& block) {
+        Held<S> x = from.read(block);
+        int own = block.slot_of((u64)label);
+        to.write(block, [&](int slot) {
+            T p = exp_of(x[slot] - log_sum);
+            return (slot == own ? add_rounded(p, (T)-1) : p) * slope;
+        });
+    });
+}
+
 // log_sums = log(sum exp(x)), losses = log_sums - x[label] of each row; operands of `kept` are logits, labels, losses. A label
 // that is no class is a fault, and its loss is not written.
 template <class Group>
@@ -85,21 +115,11 @@ __device__ inline void cross_entropy(const S* logits, const i64* labels, T* loss
                                      const Rows& rows, u32 lanes, Fault fault) {
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         Offsets<3> at = offsets(kept, exists ? row : 0);
-        auto from = rows.line(logits + at.at[0], 0);
-        Two<T> state = group.template fold_blocks<LogSum<T>>(rows.len, exists ? rows.len : 0, [&](const BlockLane& block) {
-            Held<S> x = from.read(block, least());
-            return log_sum_slots<T>(block.count, [&](int slot) -> T { return x[slot]; });
-        });
-        if (!exists || !group.leads()) {
-            return;
-        }
-        log_sums[row] = LogSum<T>::value(state);
-        i64 label = labels[at.at[1]];
-        if (in_range(label, (i64)rows.len)) {
-            // Not by way of the sum, whose error is that of a number as large as the largest logit.
-            losses[at.at[2]] = state.first - logits[at.at[0] + label * rows.steps[0]] + log_of(state.second);
-        } else {
-            raise(fault, label, (i64)rows.len);
+        const S* x = logits + at.at[0];
+        Two<T> state = log_sum_of(group, rows.line(x, 0), rows.len, exists ? rows.len : 0);
+        if (exists && group.leads()) {
+            log_sums[row] = LogSum<T>::value(state);
+            write_loss(losses + at.at[2], state, x, rows.steps[0], labels[at.at[1]], rows.len, fault);
         }
     });
 }
@@ -111,21 +131,32 @@ __device__ inline void cross_entropy_grad(S* out, const S* logits, const i64* la
     for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
         row = exists ? row : 0;
         Offsets<4> at = offsets(kept, row);
-        auto to = rows.line(out + at.at[0], 0);
-        auto from = rows.line(logits + at.at[1], 1);
         i64 label = labels[at.at[2]];
-        T slope = g[at.at[3]], log_sum = log_sums[row];
         if (exists && group.leads() && !in_range(label, (i64)rows.len)) {
             raise(fault, label, (i64)rows.len);
         }
-        group.each_block(exists ? rows.len : 0, [&](const BlockLane& block) {
-            Held<S> x = from.read(block);
-            int own = block.slot_of((u64)label);
-            to.write(block, [&](int slot) {
-                T p = exp_of(x[slot] - log_sum);
-                return (slot == own ? p - 1 : p) * slope;
-            });
-        });
+        write_slopes(group, rows.line(out + at.at[0], 0), rows.line(logits + at.at[1], 1), exists ? rows.len : 0,
+                     log_sums[row], label, g[at.at[3]]);
+    });
+}
+
+// Both; operands of `kept` are out, logits, labels, g, losses. The gradient lies apart from all others.
+template <class Group>
+__device__ inline void cross_entropy_both(S* out, const S* logits, const i64* labels, const T* g, T* losses, T* log_sums,
+                                          const Walk<5>& kept, const Rows& rows, u32 lanes, Fault fault) {
+    for_rows<Group>(kept.elements, lanes, [&](const Group& group, u64 row, bool exists) {
+        Offsets<5> at = offsets(kept, exists ? row : 0);
+        const S* x = logits + at.at[1];
+        auto from = rows.line(x, 1);
+        i64 label = labels[at.at[2]];
+        u64 len = exists ? rows.len : 0;
+        Two<T> state = log_sum_of(group, from, rows.len, len);
+        T log_sum = LogSum<T>::value(state);
+        if (exists && group.leads()) {
+            log_sums[row] = log_sum;
+            write_loss(losses + at.at[4], state, x, rows.steps[1], label, rows.len, fault);
+        }
+        write_slopes(group, rows.line(out + at.at[0], 0), from, len, log_sum, label, g[at.at[3]]);
     });
 }
 
@@ -148,3 +179,7 @@ GROUP_KERNELS(cross_entropy_grad,
              (S* out, const S* logits, const i64* labels, const T* g, const T* log_sums, const __grid_constant__ Walk<4> kept,
               const __grid_constant__ Rows rows, u32 lanes, Fault fault),
              cross_entropy_grad<Group>(out, logits, labels, g, log_sums, kept, rows, lanes, fault))
+GROUP_KERNELS(cross_entropy_both,
+             (S* out, const S* logits, const i64* labels, const T* g, T* losses, T* log_sums,
+              const __grid_constant__ Walk<5> kept, const __grid_constant__ Rows rows, u32 lanes, Fault fault),
+             cross_entropy_both<Group>(out, logits, labels, g, losses, log_sums, kept, rows, lanes, fault))

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use device::cuda::Queue;
 use device::{Binder, Cpu, Fused, Order, Plan, Result, Work};
 
-use super::{Part, Parts};
+use super::{Part, Parts, fuse_pairs};
 use crate::command::Address;
 use crate::cpu::elementwise;
 use crate::functions::BinaryOp;
@@ -32,22 +32,10 @@ pub(crate) struct RuleUpdate {
 
 /// Lets the steps of optimizers add the gradients that nobody else takes the sum of.
 pub(super) fn fuse(plan: &mut Plan, order: Order) {
-    let (mut groups, mut fused) = (plan.groups(order), Vec::new());
-    let parts = Parts::of(plan);
-    for command in 0..plan.len() {
-        let Some(adder) = adder(&parts, command) else { continue };
-        let apart = order == Order::Streams && plan.stream(adder) != plan.stream(command);
-        if apart || !groups.may_join(adder, command) {
-            continue;
-        }
-        let Some(merged) = merged(&parts, adder, command) else { continue };
-        groups.join(adder, command);
-        fused.push((adder, merged));
-    }
-    // Groups are gone through by their first commands.
-    fused.sort_by_key(|(adder, _)| *adder);
-    let fused = fused.into_iter().map(|(_, fused)| fused).collect();
-    plan.fuse(&groups, fused);
+    fuse_pairs(plan, order, |parts, command| {
+        let adder = adder(parts, command)?;
+        Some((adder, merged(parts, adder, command)?))
+    });
 }
 
 fn steps<'a>(parts: &'a Parts<'_>, command: usize) -> Option<&'a [RuleUpdate]> {

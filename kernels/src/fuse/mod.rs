@@ -3,11 +3,12 @@
 mod chains;
 mod constants;
 mod draft;
+mod loss;
 mod merge;
 
 use std::any::Any;
 
-use device::{Buffer, DType, Order, Plan, Result, Shared, Stream};
+use device::{Buffer, DType, Fused, Order, Plan, Result, Shared, Stream};
 use smallvec::SmallVec;
 
 use crate::chain::Operand;
@@ -18,6 +19,7 @@ use crate::loops::Places;
 use crate::optim::Stepped;
 use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rules::OPERANDS;
+pub(crate) use loss::{LossSlopes, Losses};
 pub(crate) use merge::RuleUpdate;
 
 /// Makes a captured step one of fewer commands, which computes the same, bit for bit:
@@ -25,6 +27,7 @@ pub(crate) use merge::RuleUpdate;
 /// - those that always write the same few bytes run now, on `stream`, in memory by `allocate`;
 /// - functions of elements become one command with those that take what they give, and with a reduction of it; what only they
 ///   use is not written any more;
+/// - cross-entropy and its gradient become one command, if the gradient of the losses is known by then;
 /// - what adds up the gradients of several batches becomes a part of the optimizer's step.
 ///
 /// With [`Order::Streams`] commands are fused that follow each other in their stream.
@@ -41,6 +44,7 @@ pub fn fuse(
     let constants = constants::of(&Parts::of(plan));
     plan.settle(&constants, stream, allocate)?;
     chains::fuse(plan, order);
+    loss::fuse(plan, order);
     merge::fuse(plan, order);
     Ok(())
 }
@@ -53,6 +57,9 @@ pub(crate) enum Part {
     Function(Box<Mapped>),
     /// What is made of all elements, or of those along some axes.
     Fold(Box<Folded>),
+    /// Cross-entropy, and its gradient.
+    Loss(Box<Losses>),
+    LossGrad(Box<LossSlopes>),
     /// Steps of optimizers' rules.
     Steps(Vec<RuleUpdate>),
 }
@@ -155,4 +162,22 @@ impl<'a> Parts<'a> {
         let mut earlier = self.users[memory].iter().rev().filter(|&&user| user < before);
         earlier.find(|&&user| self.plan.uses(user).contains(&(memory, true))).copied()
     }
+}
+
+/// Makes one command of two where `pair` has one for a command and an earlier one, which it names.
+fn fuse_pairs(plan: &mut Plan, order: Order, pair: impl Fn(&Parts<'_>, usize) -> Option<(usize, Fused)>) {
+    let (parts, mut groups) = (Parts::of(plan), plan.groups(order));
+    let mut all = Vec::new();
+    for second in 0..plan.len() {
+        let Some((first, fused)) = pair(&parts, second) else { continue };
+        let apart = order == Order::Streams && plan.stream(first) != plan.stream(second);
+        let alone = [first, second].iter().all(|&at| groups.of(at).len() == 1);
+        if !apart && alone && groups.may_join(first, second) {
+            groups.join(first, second);
+            all.push((first, fused));
+        }
+    }
+    // As groups are gone through.
+    all.sort_by_key(|(first, _)| *first);
+    plan.fuse(&groups, all.into_iter().map(|(_, fused)| fused).collect());
 }

@@ -87,7 +87,8 @@ fn gradients_of_collectives_have_gradients() {
         for (name, f) in FUNCTIONS {
             let slope = |x: &Var| -> Result<Var> {
                 let options = GradOptions { create_graph: true, ..GradOptions::default() };
-                let gradient = streamgrad::grad(&[loss(comm, &f(comm, x)?)?], std::slice::from_ref(x), options)?;
+                let gradient =
+                    streamgrad::grad(&[loss(comm, &f(comm, x)?)?], std::slice::from_ref(x), options)?;
                 loss(comm, &gradient[0].as_ref().unwrap().sin()?)
             };
             check(comm, name, &input(comm, 2)?, &slope)?;

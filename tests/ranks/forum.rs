@@ -76,13 +76,13 @@ fn single_process(ranks: usize) -> Result<Vec<Vec<u32>>> {
     let models = |_| -> Result<Vec<Forum>> { (0..ranks).map(|_| Forum::new(&device)).collect() };
     let models: Vec<Vec<Forum>> = (0..2).map(models).collect::<Result<_>>()?;
     let mut outputs: Vec<Vec<Var>> = vec![Vec::new(); ranks];
-    for batch in 0..2 {
-        let hidden = |rank: usize| models[batch][rank].hidden(&input(rank, batch, &device)?);
+    for (batch, models) in models.iter().enumerate() {
+        let hidden = |rank: usize| models[rank].hidden(&input(rank, batch, &device)?);
         let hidden: Vec<Var> = (0..ranks).map(hidden).collect::<Result<_>>()?;
         // Gradients are added newest first: that of rank 0 shall be the first.
         for rank in (0..ranks).rev() {
             let gathered = Var::cat(&hidden.iter().collect::<Vec<_>>(), 0)?;
-            outputs[rank].push(models[batch][rank].rest(&gathered, ranks)?);
+            outputs[rank].push(models[rank].rest(&gathered, ranks)?);
         }
     }
     let mut total: Option<Var> = None;

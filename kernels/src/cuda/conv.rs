@@ -94,7 +94,7 @@ struct Few {
 
 impl Few {
     const BLOCKS: usize = 256;
-    const THREADS: usize = 1024;
+    const THREADS: usize = 512;
     /// Elements of a filter's row, at most.
     const WIDEST: usize = 8;
     /// Threads of a block that has fewer rows of filters.

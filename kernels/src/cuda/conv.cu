@@ -182,7 +182,7 @@ __device__ inline void few_weight_grad(T* parts, const S* x, const S* g, u32 ima
     }
 }
 #define FEW_WEIGHT_GRAD(W)                                                                                \
-    extern "C" __global__ void __launch_bounds__(512) NAMED(few_weight_grad_##W, DTYPE)(                  \
+    extern "C" __global__ void __launch_bounds__(512, 1) NAMED(few_weight_grad_##W, DTYPE)(               \
         T * parts, const S* x, const S* g, u32 images, u32 channels, u32 each, u32 splits,                \
         const __grid_constant__ Conv conv) {                                                              \
         few_weight_grad<W>(parts, x, g, images, channels, each, splits, conv);                            \

@@ -33,6 +33,7 @@
 mod backend;
 mod call;
 mod communicator;
+mod launch;
 mod options;
 mod threads;
 mod work;
@@ -42,6 +43,7 @@ use device::{Error, Result};
 pub use backend::Backend;
 pub use call::{Call, Collective, Memory};
 pub use communicator::Communicator;
+pub use launch::{Launch, Rendezvous};
 pub use options::{CommModel, CommOptions, Reduce, ReduceOrder};
 
 /// What a group failed with, as `op` meets it.

@@ -1,0 +1,7 @@
+//! Who a process is among those that a launcher has started, and where they meet.
+
+mod rendezvous;
+mod variables;
+
+pub use rendezvous::Rendezvous;
+pub use variables::Launch;

@@ -1,0 +1,134 @@
+//! Ranks that meet, and what keeps them from it.
+
+use std::thread::JoinHandle;
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// A port that nobody has at the moment.
+fn place() -> SocketAddr {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap()
+}
+
+fn rank(
+    at: SocketAddr,
+    rank: usize,
+    size: usize,
+    token: &'static str,
+    timeout: Duration,
+) -> JoinHandle<Result<Rendezvous>> {
+    std::thread::spawn(move || Rendezvous::meet(at, rank, size, token, timeout))
+}
+
+fn group(size: usize, timeout: Duration) -> Vec<Rendezvous> {
+    let at = place();
+    let ranks: Vec<_> = (0..size).rev().map(|i| rank(at, i, size, "secret", timeout)).collect();
+    ranks.into_iter().rev().map(|rank| rank.join().unwrap().unwrap()).collect()
+}
+
+/// Connects as soon as somebody listens.
+fn stranger(at: SocketAddr) -> TcpStream {
+    loop {
+        if let Ok(stream) = TcpStream::connect(at) {
+            return stream;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+#[test]
+fn every_rank_gets_what_each_gives() {
+    let ranks = group(4, LONG).into_iter().map(|mut met| {
+        std::thread::spawn(move || {
+            let all = met.all_gather(&vec![met.rank as u8; met.rank * 1000]).unwrap();
+            let id = met.broadcast(format!("id {}", met.rank).as_bytes()).unwrap();
+            met.barrier().unwrap();
+            (all, id)
+        })
+    });
+    for rank in ranks.collect::<Vec<_>>() {
+        let (all, id) = rank.join().unwrap();
+        assert_eq!(all, (0..4).map(|r| vec![r as u8; r * 1000]).collect::<Vec<_>>());
+        assert_eq!(id, b"id 0");
+    }
+}
+
+#[test]
+fn who_has_another_token_another_size_or_comes_twice_is_sent_away() {
+    let at = place();
+    let first = rank(at, 0, 3, "secret", LONG);
+    let second = rank(at, 1, 3, "secret", LONG).join().unwrap().unwrap();
+    for (rank, size, token, says) in
+        [(2, 3, "guess!", "token"), (2, 4, "secret", "rank 2 of 4"), (1, 3, "secret", "already")]
+    {
+        let error = Rendezvous::meet(at, rank, size, token, LONG).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    let third = Rendezvous::meet(at, 2, 3, "secret", LONG).unwrap();
+    first.join().unwrap().unwrap();
+    drop((second, third));
+}
+
+#[test]
+fn noise_from_the_network_keeps_nobody_from_meeting() {
+    let at = place();
+    let first = rank(at, 0, 2, "secret", LONG);
+    let mut state = 7_u64;
+    for len in (0..60).map(|i| i * 7 % 64) {
+        let mut noise: Vec<u8> = (0..len)
+            .map(|_| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                (state >> 56) as u8
+            })
+            .collect();
+        if len % 2 == 1 {
+            // As far as a token of four gigabytes.
+            noise.splice(..0, MAGIC.iter().copied().chain([0, 0, 0, 1, 0, 0, 0, 2, 255, 255, 255, 255]));
+        }
+        let _ = stranger(at).write_all(&noise);
+    }
+    let silent = stranger(at);
+    let second = Rendezvous::meet(at, 1, 2, "secret", LONG).unwrap();
+    first.join().unwrap().unwrap();
+    drop((silent, second));
+}
+
+#[test]
+fn who_does_not_come_is_named() {
+    let short = Duration::from_millis(300);
+    let at = place();
+    let first = rank(at, 0, 3, "secret", short);
+    let second = rank(at, 1, 3, "secret", short).join().unwrap();
+    let error = first.join().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::CollectiveTimeout { missing, .. } if **missing == [2]), "{error}");
+    drop(second);
+    let error = Rendezvous::meet(place(), 1, 2, "secret", short).unwrap_err();
+    assert!(matches!(&error, Error::CollectiveTimeout { missing, .. } if **missing == [0]), "{error}");
+}
+
+#[test]
+fn who_goes_or_is_late_is_named_to_all() {
+    let mut ranks = group(3, LONG);
+    drop(ranks.remove(2));
+    let ranks: Vec<_> = ranks
+        .into_iter()
+        .map(|mut met| std::thread::spawn(move || met.all_gather(b"x").unwrap_err()))
+        .collect();
+    for rank in ranks {
+        let error = rank.join().unwrap();
+        assert!(matches!(error, Error::RankLost { rank: 2, .. }), "{error}");
+    }
+
+    let mut ranks = group(3, Duration::from_millis(300));
+    let slow = ranks.remove(2);
+    let ranks: Vec<_> = ranks
+        .into_iter()
+        .map(|mut met| std::thread::spawn(move || met.all_gather(b"x").unwrap_err()))
+        .collect();
+    for rank in ranks {
+        let error = rank.join().unwrap();
+        assert!(matches!(&error, Error::CollectiveTimeout { missing, .. } if **missing == [2]), "{error}");
+    }
+    drop(slow);
+}

@@ -44,14 +44,18 @@ impl Member {
         }
     }
 
-    /// The number of the meeting that it arrives at, or has arrived at.
-    fn arrive(&self, call: &Call, memory: Memory) -> u64 {
+    /// The number of the meeting that it arrives at, or has arrived at. At none once the group has failed: others may still be
+    /// looking at what this rank showed at the last one.
+    fn arrive(&self, call: &Call, memory: Memory) -> Result<u64> {
         if self.has_arrived.swap(false, Ordering::Relaxed) {
-            return self.meetings.load(Ordering::Relaxed) - 1;
+            return Ok(self.meetings.load(Ordering::Relaxed) - 1);
+        }
+        if let Some(failure) = self.group.failure() {
+            return Err(failure);
         }
         let number = self.meetings.fetch_add(1, Ordering::Relaxed);
         self.group.arrive(self.rank, number, call, memory);
-        number
+        Ok(number)
     }
 
     /// Does this rank's part of meeting `number`, which has begun.
@@ -97,7 +101,7 @@ unsafe impl Backend for Member {
             Collective::Send { to } => self.send(call, memory, to),
             Collective::Recv { from } => self.recv(call, memory, from),
             _ => {
-                let number = self.arrive(call, memory);
+                let number = self.arrive(call, memory)?;
                 self.group.begin(call.op(), number)?;
                 self.take_part(number, call)
             }
@@ -111,7 +115,7 @@ unsafe impl Backend for Member {
             _ if self.group.options.model.is_some() => return Ok(false),
             _ => {}
         }
-        let number = self.arrive(call, memory);
+        let number = self.arrive(call, memory)?;
         let start = Instant::now();
         while start.elapsed() < MOMENT {
             if let Some(begun) = self.group.has_begun(number) {
@@ -142,5 +146,39 @@ impl Drop for Member {
         let lost = Error::RankLost { op: "collective", rank, reason: reason.into() };
         // Who leaves because of another rank is not the one to name.
         self.group.fail(self.group.inherited_failure().unwrap_or(lost));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use device::DType;
+    use kernels::Dims;
+
+    use super::*;
+    use crate::{CommOptions, Reduce, ReduceOrder};
+
+    /// A rank whose next call is launched already goes on before another one has looked at what all showed.
+    #[test]
+    fn what_a_rank_showed_stays_for_those_who_look_later() {
+        let group = Group::new(Box::new([0, 1]), CommOptions::default(), None);
+        let [first, second] = [0, 1].map(|rank| Member::new(Arc::clone(&group), rank));
+        let sum = |elements: usize| Call {
+            collective: Collective::AllReduce(Reduce::Sum),
+            dtype: DType::F32,
+            shape: Dims::from_slice(&[elements]),
+            order: ReduceOrder::default(),
+        };
+        let mut values = [[1.0_f32; 2]; 2];
+        let [one, other] = values.each_mut().map(|values| {
+            let output = values.as_mut_ptr().cast::<u8>();
+            Memory { input: output, output, workspace: std::ptr::null_mut() }
+        });
+        let numbers = [first.arrive(&sum(2), one).unwrap(), second.arrive(&sum(1), other).unwrap()];
+        let is_mismatch = |result| matches!(result, Err(Error::CollectiveMismatch { .. }));
+        assert!(is_mismatch(first.take_part(numbers[0], &sum(2))));
+        assert!(is_mismatch(first.run(&sum(1), one)));
+        assert!(is_mismatch(second.take_part(numbers[1], &sum(1))));
+        assert_eq!(values, [[1.0; 2]; 2]);
     }
 }

@@ -45,12 +45,12 @@ pub(super) enum Phase {
 impl ProfileSchedule {
     /// The phase of the step with this number.
     pub(super) fn phase(self, step: usize) -> Phase {
-        let cycle = self.wait + self.warmup + self.active;
+        let cycle = self.wait.saturating_add(self.warmup).saturating_add(self.active);
         let within = if self.active == 0 { step } else { step % cycle };
         let is_over = self.active > 0 && self.repeat > 0 && step / cycle >= self.repeat;
         if is_over || within < self.wait {
             Phase::Off
-        } else if within < self.wait + self.warmup {
+        } else if within < self.wait.saturating_add(self.warmup) {
             Phase::Warmup
         } else {
             Phase::Active
@@ -59,7 +59,7 @@ impl ProfileSchedule {
 
     /// Whether another phase, or the same one anew, begins after the step with this number.
     pub(super) fn is_boundary(self, step: usize) -> bool {
-        let cycle = self.wait + self.warmup + self.active;
+        let cycle = self.wait.saturating_add(self.warmup).saturating_add(self.active);
         self.phase(step) != self.phase(step + 1)
             || (self.active > 0 && self.phase(step) == Phase::Active && (step + 1).is_multiple_of(cycle))
     }

@@ -34,8 +34,9 @@ function ticks(low, high, count) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((n) => n * power).find((step) => step >= raw);
   const found = [];
-  // Not -0.
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step || 0);
+  // Counted, since numbers far from 0 may be further apart than a step. Not -0.
+  const first = Math.ceil(low / step - 1e-9);
+  for (let n = 0; n <= 2 * count + 2 && (first + n) * step <= high + step * 1e-9; n++) found.push((first + n) * step || 0);
   return found;
 }
 

@@ -110,7 +110,7 @@ fn split_place(at: &str) -> Option<(&str, u32)> {
 }
 
 /// The crates whose lines are no line of the program. The example programs in `models` are.
-const CRATES: [&str; 6] = ["device", "allocator", "kernels", "tensor", "autograd", "models"];
+const CRATES: [&str; 7] = ["device", "allocator", "kernels", "comm", "tensor", "autograd", "models"];
 const PROGRAMS: &str = "models/src/workloads/";
 
 /// Whether a call is of this library or of the standard one.

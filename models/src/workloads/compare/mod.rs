@@ -253,7 +253,7 @@ pub fn compare(
         captured.add(runner(name, How::Captured(order), threads))?;
     }
 
-    let total = options.warmup + options.steps + options.traced;
+    let total = options.warmup.saturating_add(options.steps).saturating_add(options.traced);
     let mut done = 0;
     progress(done, total);
     for steps in blocks(options.warmup) {

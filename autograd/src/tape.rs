@@ -180,14 +180,13 @@ where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
 {
     let recording = recording();
+    if recording == Recording::Noticed {
+        notice(inputs, saved);
+    }
     if inputs.iter().all(|input| input.node.is_none())
-        || recording == Recording::Off
+        || recording != Recording::On
         || !value.dtype().is_float()
     {
-        return Var::constant(value);
-    }
-    if recording == Recording::Noticed {
-        notice(inputs);
         return Var::constant(value);
     }
     let save = |save: &Save<'_>| {

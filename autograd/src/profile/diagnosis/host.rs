@@ -101,6 +101,24 @@ pub(super) fn driver_calls(facts: &Facts<'_>) -> Vec<Finding> {
     vec![Finding { place, cost_ms: ms(ns), ..Finding::new("driver-allocation", message) }]
 }
 
+/// The path with the host's way from one launch to the next as part of the latter, where it is no longer than the two themselves:
+/// it is what a command costs the host, not something else that it does.
+pub(super) fn join_launches(mut path: Vec<PathSegment>) -> Vec<PathSegment> {
+    let launch = |segment: &PathSegment| {
+        matches!(segment.link, Link::Launch { .. }).then_some(segment.end_ns - segment.start_ns)
+    };
+    for at in (1..path.len().saturating_sub(1)).rev() {
+        let (gap, around) = (&path[at], launch(&path[at - 1]).zip(launch(&path[at + 1])));
+        let is_way = matches!(gap.link, Link::Host { .. })
+            && around.is_some_and(|(a, b)| gap.end_ns - gap.start_ns <= a + b);
+        if is_way {
+            path[at + 1].start_ns = path[at].start_ns;
+            path[at].end_ns = path[at].start_ns;
+        }
+    }
+    path
+}
+
 /// A range's name, and where it got it.
 type NamedRange = (Box<str>, Option<Place>);
 
@@ -116,12 +134,8 @@ pub(super) fn launch_bound(facts: &Facts<'_>) -> Vec<Finding> {
             }
             _ => None,
         };
-        let own = |link: &Link| match link {
-            Link::Launch { index, .. } => window.timeline.command(*index).launch.recorder_ns,
-            _ => 0,
-        };
         let outside = |(segment, ns): (&PathSegment, u64)| {
-            (place(&segment.link), ns.saturating_sub(own(&segment.link)))
+            (place(&segment.link), ns.saturating_sub(window.recorder_ns_of(segment)))
         };
         window.links(is_launch).map(outside).collect()
     };

@@ -84,6 +84,7 @@ struct Facts<'a> {
     profile: &'a Profile,
     windows: Vec<Stretch<'a>>,
     steps: f64,
+    /// The wall time without what recording took of it.
     wall_ms: f64,
 }
 
@@ -98,15 +99,13 @@ struct Stretch<'a> {
 impl<'a> Facts<'a> {
     fn new(profile: &'a Profile) -> Facts<'a> {
         let windows = profile.timelines().map(|timeline| {
-            let (path, bubbles) = (walk(&timeline), host::bubbles(&timeline));
+            let (path, bubbles) = (host::join_launches(walk(&timeline)), host::bubbles(&timeline));
             Stretch { timeline, path, bubbles }
         });
-        Facts {
-            profile,
-            windows: windows.collect(),
-            steps: profile.steps().max(1) as f64,
-            wall_ms: profile.wall_ms(),
-        }
+        let windows: Vec<Stretch<'_>> = windows.collect();
+        let recorder_ms = ms(windows.iter().map(Stretch::recorder_ns).sum());
+        let wall_ms = profile.wall_ms() - recorder_ms;
+        Facts { profile, windows, steps: profile.steps().max(1) as f64, wall_ms }
     }
 
     fn is_notable(&self, cost_ms: f64) -> bool {
@@ -155,6 +154,21 @@ impl<'a> Stretch<'a> {
     /// Which step a time is in.
     fn step_at(&self, ns: u64) -> usize {
         self.timeline.recording.steps.partition_point(|&end| end <= ns)
+    }
+
+    /// What recording itself took of the path.
+    fn recorder_ns(&self) -> u64 {
+        self.path.iter().map(|segment| self.recorder_ns_of(segment)).sum()
+    }
+
+    fn recorder_ns_of(&self, segment: &PathSegment) -> u64 {
+        match segment.link {
+            Link::Launch { index, .. } => {
+                let launch = &self.timeline.command(index).launch;
+                launch.recorder_ns.min(segment.end_ns - segment.start_ns)
+            }
+            _ => 0,
+        }
     }
 
     /// The links of the path that `of` names, as far as they lie in no bubble, with how long they are.

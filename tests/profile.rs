@@ -42,7 +42,7 @@ fn alone() -> MutexGuard<'static, ()> {
 /// The profile of a program of some steps. A step gives the line of its mistake.
 fn profile(dev: &Device, steps: usize, mut step: impl FnMut(&Profiler) -> Result<u32>) -> (Profile, u32) {
     let _alone = alone();
-    let profiler = Profile::start(dev, ProfileOptions::default());
+    let profiler = Profile::start(dev, ProfileOptions::default()).unwrap();
     let mut line = 0;
     for _ in 0..steps {
         line = step(&profiler).unwrap();
@@ -298,7 +298,7 @@ fn a_program_without_a_mistake_is_told_nothing() {
 fn a_profile_has_the_steps_of_its_schedule() {
     let (dev, _alone) = (workers(), alone());
     let schedule = ProfileSchedule { wait: 1, warmup: 1, active: 2, repeat: 2 };
-    let profiler = Profile::start(&dev, ProfileOptions { schedule, ..ProfileOptions::default() });
+    let profiler = Profile::start(&dev, ProfileOptions { schedule, ..ProfileOptions::default() }).unwrap();
     for _ in 0..12 {
         profiler.range("step", || dev.default_stream().launch_host("work", &[], || ())).unwrap();
         profiler.step();
@@ -320,7 +320,7 @@ fn path_and_causes_add_up_on_real_programs() -> Result<()> {
         let runner = ConcurrentBatches::with_options(&dev, lanes, Lanes::Always)?;
         let options = LoaderOptions { batch: 32, seed: 7, device: dev.clone(), ..LoaderOptions::default() };
         let loader = DataLoader::new(Digits::load()?, options)?;
-        let profiler = Profile::start(&dev, ProfileOptions::default());
+        let profiler = Profile::start(&dev, ProfileOptions::default())?;
         for pair in loader.steps(2, Position::default())?.take(5) {
             let step =
                 runner.step(pair?, |batch| cross_entropy(&model.forward(&batch.input())?, &batch.labels))?;

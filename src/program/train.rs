@@ -210,7 +210,7 @@ impl Run {
         let batches = loader.steps(lanes, position)?;
         let lanes = ConcurrentBatches::new(&device, lanes)?;
         let options = ProfileOptions { schedule: RECORDED, ..ProfileOptions::default() };
-        let profiler = args.report.as_ref().map(|_| Profile::start(&device, options));
+        let profiler = args.report.as_ref().map(|_| Profile::start(&device, options)).transpose()?;
         let captured = args.graph.then(|| CapturedStep::new(&device, GraphOptions::default()));
         Ok(Run {
             device,

@@ -64,7 +64,8 @@ impl From<Lanes> for LaneOptions {
 pub enum Lanes {
     /// In steps of several batches, if they are measured to be faster there. On devices that try out orders
     /// ([`Schedule::Explore`] and [`Schedule::Delay`]) and in captured steps, where times say nothing, and under
-    /// [`SyncMode::Manual`], where the user waits for the lanes, in every step.
+    /// [`SyncMode::Manual`], where the user waits for the lanes, in every step. Steps that a profile records are not measured:
+    /// they use the lanes as long as nothing is decided.
     #[default]
     Measured,
     /// In every step.
@@ -257,22 +258,27 @@ impl ConcurrentBatches {
     /// be decided.
     fn timed<R>(&self, batches: usize, step: impl FnOnce(usize) -> Result<R>) -> Result<R> {
         let lanes = self.streams.len();
-        let is_tried = !Capture::is_current() && self.serial.device().sync_mode() == SyncMode::Auto;
+        let device = self.serial.device();
+        let is_tried = !Capture::is_current() && device.sync_mode() == SyncMode::Auto;
         let Some(trial) = self.trial.as_ref().filter(|_| is_tried) else { return step(lanes) };
         if batches < 2 {
             return step(1);
         }
-        let (on_lanes, is_decided) = {
+        let width = |on_lanes| if on_lanes { lanes } else { 1 };
+        let on_lanes = {
             let trial = trial.lock();
-            (trial.next(), trial.pays.is_some())
+            match trial.pays {
+                Some(pays) => return step(width(pays)),
+                None => trial.next(),
+            }
         };
-        let width = if on_lanes { lanes } else { 1 };
-        if is_decided {
-            return step(width);
+        // The recorder takes time, too, and its reader would be told of the waits.
+        if device.is_recording() {
+            return step(lanes);
         }
         self.synchronize()?;
         let start = Instant::now();
-        let done = step(width)?;
+        let done = step(width(on_lanes))?;
         self.synchronize()?;
         trial.lock().add(on_lanes, start.elapsed().as_secs_f64() * 1e3);
         Ok(done)

@@ -23,7 +23,7 @@ pub(super) const MOST_DEPTH: usize = 1024;
 /// that the schedule decides. Random ops draw from a generator of the batch and the stage, and
 /// stages are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the run is under.
 ///
-/// The first batches of the first run are used to measure: how long each stage takes, and whether several streams are faster
+/// The first batches of the first run that is not profiled are used to measure: how long each stage takes, and whether several streams are faster
 /// than one. Neighbours share a stream where that is as fast, and all of them do where the gain is less than the noise;
 /// [`report`](Self::report) says so.
 ///
@@ -159,7 +159,8 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
             };
             Ok(Box::new(body(*item)?))
         };
-        self.stages.push(Stage { name: name.into(), body: Box::new(erased) });
+        let device = self.device.clone();
+        self.stages.push(Stage { name: name.into(), body: Box::new(erased), device });
         let Pipeline { device, options, stages, .. } = self;
         Pipeline {
             device,
@@ -231,10 +232,11 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         let count = self.stages.len();
         let serial = Lines::new(&self.device, all(count))?;
         match self.options.schedule {
-            PipelineSchedule::Stages if count > 1 => {
+            // The recorder takes time, too, and its reader would be told of the waits: it is for a later run to measure.
+            PipelineSchedule::Measured if count > 1 && !self.device.is_recording() => self.measure(run, serial),
+            PipelineSchedule::Stages | PipelineSchedule::Measured if count > 1 => {
                 Lines::new(&self.device, (0..count).map(|stage| stage..stage + 1).collect())
             }
-            PipelineSchedule::Measured if count > 1 => self.measure(run, serial),
             _ => {
                 run.is_decided = true;
                 Ok(serial)

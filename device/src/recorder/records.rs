@@ -23,6 +23,8 @@ pub struct Recording {
     pub syncs: Vec<SyncRecord>,
     /// What the program named, by [`Device::range`](crate::Device::range), in the order in which it began.
     pub ranges: Vec<RangeRecord>,
+    /// Where threads took what others had made, by [`Device::take_over`](crate::Device::take_over).
+    pub handoffs: Vec<HandOffRecord>,
     /// When the driver was asked for memory.
     pub driver_calls: Vec<DriverCallRecord>,
     /// When [`Device::mark_step`](crate::Device::mark_step) was called.
@@ -239,6 +241,19 @@ pub struct RangeRecord {
     pub end_ns: u64,
     /// The line of the program that named it.
     pub place: Option<u32>,
+}
+
+/// A thread went on after another one had handed something over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandOffRecord {
+    /// The thread that handed it over.
+    pub from: u32,
+    /// When it did.
+    pub since_ns: u64,
+    /// The thread that took it.
+    pub thread: u32,
+    /// When it did.
+    pub at_ns: u64,
 }
 
 /// A call that got memory of the driver, or gave some back.

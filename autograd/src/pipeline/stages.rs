@@ -233,7 +233,9 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         let serial = Lines::new(&self.device, all(count))?;
         match self.options.schedule {
             // The recorder takes time, too, and its reader would be told of the waits: it is for a later run to measure.
-            PipelineSchedule::Measured if count > 1 && !self.device.is_recording() => self.measure(run, serial),
+            PipelineSchedule::Measured if count > 1 && !self.device.is_recording() => {
+                self.measure(run, serial)
+            }
             PipelineSchedule::Stages | PipelineSchedule::Measured if count > 1 => {
                 Lines::new(&self.device, (0..count).map(|stage| stage..stage + 1).collect())
             }

@@ -1,9 +1,11 @@
 //! Causes in copies between memories.
 
-use device::{CommandKind, CommandRecord, Place};
+use std::collections::HashSet;
+
+use device::{CommandKind, CommandRecord, Place, StreamId};
 
 use super::super::averages::launch_ns;
-use super::{Facts, Finding, at, common_ns, mib, ms, sums};
+use super::{Facts, Finding, at, mib, ms, sums};
 
 fn is_copy(command: &CommandRecord) -> bool {
     command.kind.copied_bytes().is_some()
@@ -14,11 +16,14 @@ pub(super) fn exposed(facts: &Facts<'_>) -> Vec<Finding> {
     for window in &facts.windows {
         let all = window.timeline.busy(CommandRecord::is_work).any_ns;
         exposed_ns += all - window.timeline.busy(|command| command.is_work() && !is_copy(command)).any_ns;
+        let computing = window.commands().map(|(_, command)| command);
+        let computing: HashSet<StreamId> = computing
+            .filter(|command| command.is_work() && !is_copy(command))
+            .map(|command| command.moment.stream)
+            .collect();
         let copies = window.commands().filter(|(_, command)| is_copy(command));
         exposed.extend(copies.map(|(_, command)| {
-            let computes = window.commands().any(|(_, other)| {
-                other.moment.stream == command.moment.stream && other.is_work() && !is_copy(other)
-            });
+            let computes = computing.contains(&command.moment.stream);
             ((command.op, window.place(command.launch.place), computes), command.duration_ns())
         }));
     }
@@ -72,12 +77,10 @@ pub(super) fn one_engine(facts: &Facts<'_>) -> Vec<Finding> {
     }
     let mut shared = Vec::new();
     for window in &facts.windows {
-        let copies: Vec<&CommandRecord> =
-            window.commands().map(|(_, command)| command).filter(|command| is_copy(command)).collect();
-        for (number, copy) in copies.iter().enumerate() {
-            let others = copies[..number].iter().filter(|other| other.moment.stream != copy.moment.stream);
-            let times = (copy.start_ns, copy.end_ns);
-            let ns: u64 = others.map(|other| common_ns(times, (other.start_ns, other.end_ns))).sum();
+        for (_, copy) in window.commands().filter(|(_, command)| is_copy(command)) {
+            // Each pair once.
+            let counts = |other: &CommandRecord| is_copy(other) && other.moment.stream < copy.moment.stream;
+            let ns = window.beside_ns(copy, counts);
             shared.push(((copy.op, window.place(copy.launch.place)), ns));
         }
     }

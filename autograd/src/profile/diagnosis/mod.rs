@@ -136,6 +136,23 @@ impl<'a> Stretch<'a> {
         self.timeline.recording.commands.iter().enumerate()
     }
 
+    /// How long commands of other streams that count ran while this one did, each by itself.
+    fn beside_ns(&self, command: &CommandRecord, counts: impl Fn(&CommandRecord) -> bool) -> u64 {
+        let times = (command.start_ns, command.end_ns);
+        let others = self.timeline.streams.iter().filter(|(stream, _)| **stream != command.moment.stream);
+        let of_stream = |(_, list): (_, &Vec<usize>)| -> u64 {
+            // Commands of a stream run one after the other.
+            let first = list.partition_point(|&at| self.timeline.command(at).end_ns <= times.0);
+            let beside = list[first..].iter().map(|&at| self.timeline.command(at));
+            beside
+                .take_while(|other| other.start_ns < times.1)
+                .filter(|other| counts(other))
+                .map(|other| common_ns(times, (other.start_ns, other.end_ns)))
+                .sum()
+        };
+        others.map(of_stream).sum()
+    }
+
     fn working_streams(&self) -> Vec<StreamId> {
         self.commands()
             .filter(|(_, command)| command.is_work())
@@ -208,6 +225,40 @@ fn common_ns(a: (u64, u64), b: (u64, u64)) -> u64 {
     a.1.min(b.1).saturating_sub(a.0.max(b.0))
 }
 
+/// Stretches of time or of memory, to be asked often.
+struct Extents {
+    /// By start, with the last end of those up to there.
+    extents: Vec<(u64, u64)>,
+}
+
+impl Extents {
+    fn new(extents: impl IntoIterator<Item = (u64, u64)>) -> Extents {
+        let mut extents: Vec<(u64, u64)> = extents.into_iter().collect();
+        extents.sort_unstable();
+        let mut last = 0;
+        for (_, end) in &mut extents {
+            last = last.max(*end);
+            *end = last;
+        }
+        Extents { extents }
+    }
+
+    /// The last end of those that start before; 0 if none does.
+    fn last_end(&self, before: u64) -> u64 {
+        let count = self.extents.partition_point(|&(start, _)| start < before);
+        count.checked_sub(1).map_or(0, |last| self.extents[last].1)
+    }
+
+    /// Whether one of them has something in common with this one.
+    fn meets(&self, (start, end): (u64, u64)) -> bool {
+        self.last_end(end) > start
+    }
+}
+
 fn mib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

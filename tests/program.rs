@@ -287,6 +287,7 @@ fn several_batches_and_streams_are_one_table_and_one_page() {
     assert!(bad(&["compare", "--batch", "8,16", "--trace", &path]).contains("one comparison"));
     // Before the first comparison, which would take too long.
     assert!(bad(&["compare", "--streams", "2,1000", "--steps", "100000000"]).contains("at most 256"));
+    assert!(bad(&["compare", "--batch", "8,5000", "--steps", "100000000"]).contains("5000"));
 }
 
 #[test]
@@ -302,6 +303,26 @@ fn training_writes_a_page_with_losses_and_a_profile() {
     good(&["train", "--epochs", "1", "--batch", "256", "--report", &short]);
     let short = fs::read_to_string(&short).unwrap();
     assert!(short.contains("Epochs") && !short.contains("<h2>Timeline<"), "no step was recorded");
+    // A run that fails says so there, too.
+    let failed = folder.file("failed.html");
+    assert!(
+        bad(&["train", "--epochs", "2", "--lr", "1e38", "--report", &failed]).contains("try an --lr below")
+    );
+    let failed = fs::read_to_string(&failed).unwrap();
+    assert!(failed.contains("It ended early: epoch") && failed.contains("Loss of each batch"));
+    // No file that a run reads or writes otherwise is written over.
+    let saved = folder.file("saved");
+    good(&["train", "--epochs", "1", "--save", &saved]);
+    for [option, name] in
+        [["--save", "two outputs"], ["--resume", "written over"], ["--data", "written over"]]
+    {
+        assert!(
+            bad(&["train", "--epochs", "2", option, &saved, "--report", &saved]).contains(name),
+            "{option}"
+        );
+    }
+    assert!(bad(&["train", "--data", &saved, "--save", &saved]).contains("written over"));
+    good(&["train", "--epochs", "2", "--resume", &saved, "--save", &saved]);
     assert!(bad(&["train", "--report", &folder.file("no/such/folder.html")]).contains("folder.html"));
 }
 

@@ -74,10 +74,13 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         .map(|(streams, batch)| of(streams, batch))
         .collect();
     all.iter().try_for_each(|options| options.check(workload))?;
+    if let Some(largest) = all.iter().max_by_key(|options| options.batch).filter(|_| all.len() > 1) {
+        largest.check_rows(workload)?;
+    }
     if all.len() > 1 && args.trace.is_some() {
         return Err(Failure::Usage("--trace takes one comparison, not several batches or streams".into()));
     }
-    check_paths(args)?;
+    Output::distinct([&args.json, &args.trace, &args.report])?;
     let output = |path: &Option<PathBuf>| path.as_deref().map(Output::new).transpose();
     let outputs = [output(&args.json)?, output(&args.trace)?, output(&args.report)?];
     if outputs.iter().flatten().any(|output| matches!(output, Output::Stdout)) {
@@ -141,18 +144,6 @@ fn traced(found: &Comparison) -> Trace {
         trace.add(&name, &profile);
     }
     trace
-}
-
-fn check_paths(args: &Args) -> Result<(), Failure> {
-    let mut places = Vec::new();
-    for path in [&args.json, &args.trace, &args.report].into_iter().flatten() {
-        let place = Output::place(path)?;
-        if places.contains(&place) {
-            return Err(Failure::Usage(format!("{} is named for two outputs", path.display())));
-        }
-        places.push(place);
-    }
-    Ok(())
 }
 
 fn compare_with_bar(workload: &dyn Workload, options: &CompareOptions) -> Result<Comparison, Failure> {

@@ -106,6 +106,18 @@ impl CompareOptions {
         }
         Ok(())
     }
+
+    /// Whether the workload's data have a batch's rows, before a long run of other options.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if they do not, and what making the data fails with.
+    pub fn check_rows(&self, workload: &dyn Workload) -> Result<()> {
+        let (train, _) = workload.data(self.seed, &self.device)?;
+        if self.batch > train.len() {
+            return Err(Error::invalid("compare", "batch", "at most the number of rows", self.batch));
+        }
+        Ok(())
+    }
 }
 
 /// What [`compare`] found.

@@ -243,6 +243,11 @@ impl Node {
         self.inputs.is_empty()
     }
 
+    /// Whether there are hooks, or were once.
+    pub(crate) fn has_hooks(&self) -> bool {
+        self.hooked.load(Ordering::Acquire)
+    }
+
     pub(crate) fn add_hook(&self, hook: Hook) -> Result<()> {
         let mut state = self.state.lock();
         if state.consumed {

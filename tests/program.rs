@@ -291,6 +291,42 @@ fn several_batches_and_streams_are_one_table_and_one_page() {
 }
 
 #[test]
+fn ranks_are_compared_on_a_network_that_is_not_there() {
+    let folder = Folder::new("ranks");
+    let [json, trace, page] = ["ranks.json", "trace.json", "ranks.html"].map(|name| folder.file(name));
+    let sizes =
+        ["--ranks", "3", "--batch", "8", "--steps", "5", "--warmup", "2", "--latency", "300", "--average"];
+    let outputs = ["--json", &json, "--trace", &trace, "--report", &page];
+    let printed = good(&[&["compare", "forum"], &sizes[..], &outputs].concat());
+    assert_eq!(printed.matches("bit-equal, on every rank").count(), 2, "{printed}");
+    assert!(printed.contains("300.0 us a message") && printed.contains("exposed-communication"), "{printed}");
+    let found: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let of = |schedule: &str, op: &str| {
+        let all = found[schedule]["communication"].as_array().unwrap();
+        all.iter().find(|of| of["op"] == op).cloned().unwrap()
+    };
+    for schedule in ["serial", "overlapped"] {
+        let steps = found[schedule]["traced_steps"].as_u64().unwrap();
+        // Two messages one after the other, for each batch; an all-reduce has four.
+        for (op, calls, least_ms) in
+            [("all_gather", 2, 1.2), ("reduce_scatter", 2, 1.2), ("all_reduce", 1, 1.2)]
+        {
+            let of = of(schedule, op);
+            assert_eq!(of["calls"].as_u64().unwrap(), calls * steps, "{schedule}, {op}");
+            assert!(of["total_ms"].as_f64().unwrap() >= least_ms * steps as f64, "{schedule}: {of}");
+        }
+        // What one stream does, it does alone.
+        let gathers = of(schedule, "all_gather");
+        assert!(schedule != "serial" || gathers["exposed_ms"] == gathers["total_ms"], "{gathers}");
+    }
+    assert!(fs::read_to_string(&trace).unwrap().contains("all_gather"));
+    assert!(fs::read_to_string(&page).unwrap().contains("<h2>Timeline<"));
+    assert!(bad(&["compare", "mlp", "--ranks", "2"]).contains("--ranks is for forum alone"));
+    assert!(bad(&["compare", "forum", "--streams", "2"]).contains("--streams is not for forum"));
+    assert!(bad(&["compare", "forum", "--latency", "-1"]).contains("positive"));
+}
+
+#[test]
 fn training_writes_a_page_with_losses_and_a_profile() {
     let folder = Folder::new("page");
     let page = folder.file("train.html");

@@ -5,6 +5,7 @@ mod failure;
 mod gradcheck;
 mod info;
 mod output;
+mod ranks;
 mod report;
 mod sweep;
 mod table;

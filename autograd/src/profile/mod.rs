@@ -4,6 +4,7 @@
 //! computed from them: tables, the critical path, idle times with their causes, a trace, a diagnosis.
 
 mod averages;
+mod communication;
 mod diagnosis;
 mod idle;
 mod options;
@@ -16,6 +17,7 @@ mod what_if;
 use device::{Device, Error, Recording, RecordingOptions, Result, StreamId};
 
 pub use averages::{Average, Averages, Key, Sort};
+pub use communication::Communication;
 pub use diagnosis::{Finding, diagnose};
 pub use idle::{HostActivity, Idle, IdleCause, StreamIdle};
 pub use options::{ProfileOptions, ProfileSchedule};

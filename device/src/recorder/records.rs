@@ -88,6 +88,12 @@ impl CommandRecord {
         !matches!(self.kind, CommandKind::Wait | CommandKind::Marker)
     }
 
+    /// Whether it works on the device itself: neither moves bytes between memories nor exchanges them with ranks.
+    pub fn computes(&self) -> bool {
+        let is_collective = matches!(self.kind, CommandKind::Collective { .. });
+        self.is_work() && !is_collective && self.kind.copied_bytes().is_none()
+    }
+
     /// How long it ran.
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
@@ -117,6 +123,11 @@ pub enum CommandKind {
         /// How many.
         bytes: usize,
     },
+    /// A collective of ranks, which may wait for the others.
+    Collective {
+        /// The bytes of this rank's tensor.
+        bytes: usize,
+    },
     /// A function of the host.
     Host,
     /// A wait that the program asked for.
@@ -132,7 +143,11 @@ impl CommandKind {
             CommandKind::Upload { bytes, .. }
             | CommandKind::Download { bytes }
             | CommandKind::Across { bytes } => Some(bytes),
-            CommandKind::Compute | CommandKind::Host | CommandKind::Wait | CommandKind::Marker => None,
+            CommandKind::Compute
+            | CommandKind::Collective { .. }
+            | CommandKind::Host
+            | CommandKind::Wait
+            | CommandKind::Marker => None,
         }
     }
 }

@@ -9,6 +9,7 @@ mod clicks;
 pub mod compare;
 mod data;
 mod dlrm;
+mod forum;
 mod gpt;
 mod images;
 mod language;
@@ -25,6 +26,7 @@ pub use branches::Branches;
 pub use captured::{CapturedStep, Training};
 pub use data::{ClickLog, ClickOptions, Images};
 pub use dlrm::{Dlrm, DlrmOptions};
+pub use forum::Forum;
 pub use gpt::{Gpt, GptBlock, GptOptions};
 pub use lenet::lenet;
 

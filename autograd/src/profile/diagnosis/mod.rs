@@ -48,6 +48,7 @@ const NOTABLE: f64 = 0.05;
 /// | `host-bound` | The device waits for what else the host does. |
 /// | `exposed-copy` | Nothing computes while bytes are copied. |
 /// | `pageable-copy` | The host copies bytes to where a CUDA device can read them. |
+/// | `exposed-communication` | Nothing else runs while ranks exchange tensors. |
 /// | `one-copy-engine` | Copies wait for each other, since the device has one engine for them. |
 /// | `default-stream` | Streams beside each other wait for an op on the default stream. |
 /// | `over-synchronised` | A wait that no data need, or two streams that write the same memory. |
@@ -58,7 +59,7 @@ const NOTABLE: f64 = 0.05;
 /// Costs are of one step. They are estimates, and two findings may be about the same time.
 pub fn diagnose(profile: &Profile) -> Vec<Finding> {
     let facts = Facts::new(profile);
-    let rules: [fn(&Facts<'_>) -> Vec<Finding>; 11] = [
+    let rules: [fn(&Facts<'_>) -> Vec<Finding>; 12] = [
         host::synchronisation,
         host::driver_calls,
         host::launch_bound,
@@ -66,6 +67,7 @@ pub fn diagnose(profile: &Profile) -> Vec<Finding> {
         copies::exposed,
         copies::pageable,
         copies::one_engine,
+        copies::communication,
         streams::default_stream,
         streams::over_synchronised,
         streams::uneven,

@@ -187,7 +187,7 @@ fn imbalance(facts: &Facts<'_>, sides: &[StreamId]) -> Option<Finding> {
     // A stream of copies has nothing to give to others.
     let computes = |stream: &StreamId| {
         let mut commands = facts.windows.iter().flat_map(Stretch::commands);
-        commands.any(|(_, c)| c.moment.stream == *stream && c.is_work() && c.kind.copied_bytes().is_none())
+        commands.any(|(_, c)| c.moment.stream == *stream && c.computes())
     };
     let sides = sides.iter().copied().filter(computes);
     let times: Vec<(u64, StreamId)> = sides.map(|stream| (busy_ns(stream), stream)).collect();

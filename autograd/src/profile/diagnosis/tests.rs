@@ -146,6 +146,30 @@ fn who_waits_for_a_stage_is_told_of_the_stage() {
     assert!(found(nobody_said_so)[0].message.contains("outside of all ranges"));
 }
 
+/// Of two collectives the second one runs beside an op for a while; the first one's end is the second one's beginning.
+#[test]
+fn communication_is_exposed_where_nothing_runs_beside_it() {
+    let collective = |op, tick, start, end| {
+        let mut collective = command(op, at(B, tick), (0, 0, 0), start, end);
+        collective.kind = CommandKind::Collective { bytes: 8 };
+        collective
+    };
+    let commands = vec![
+        command("op", at(A, 1), (0, 0, 0), 1, 4 * MS),
+        collective("all_gather", 1, 2 * MS, 6 * MS),
+        command("op", at(A, 2), (0, 0, 0), 7 * MS, 9 * MS),
+        collective("all_reduce", 2, 5 * MS, 10 * MS),
+    ];
+    let recording = Recording { commands, ..Recording::default() };
+    let found = Profile::of([recording.clone()]).communication();
+    let figures: Vec<_> = found.iter().map(|of| (of.op, of.calls, of.total_ms, of.exposed_ms)).collect();
+    assert_eq!(figures, [("all_gather", 1, 4.0, 2.0), ("all_reduce", 1, 5.0, 2.0)]);
+    let all = self::found(recording);
+    let found = all.iter().find(|finding| finding.code == "exposed-communication").unwrap();
+    assert_eq!((found.code, found.cost_ms), ("exposed-communication", 4.0));
+    assert!(found.message.contains("mostly by all_gather"), "{}", found.message);
+}
+
 #[test]
 fn extents_that_are_asked_often_are_those_that_were_given() {
     let given = [(10, 20), (5, 30), (40, 41), (12, 13)];

@@ -19,6 +19,7 @@ mod facts;
 mod machine;
 mod profile;
 mod quantiles;
+mod ranks;
 mod runner;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ pub use autograd::profile::Finding;
 pub use captured::CapturedReport;
 pub use profile::{LaneProfile, OpProfile, Profile};
 pub use quantiles::Quantiles;
+pub use ranks::{RankComparison, RankOptions, RankSchedule, compare_ranks};
 
 use super::{Overlap, Workload};
 use captured::{Captured, Differences};

@@ -326,6 +326,51 @@ fn ranks_are_compared_on_a_network_that_is_not_there() {
     assert!(bad(&["compare", "forum", "--latency", "-1"]).contains("positive"));
 }
 
+/// Gradients that are averaged as one, at the end of the pass, are exposed as a whole; in parts, the first ones run beside the rest.
+#[test]
+fn ranks_that_are_not_there_are_planned_for() {
+    let folder = Folder::new("plan");
+    let file = folder.file("plan.json");
+    let plan = |more: &[&str]| -> Value {
+        let sizes = [
+            "plan",
+            "--model",
+            "mlp",
+            "--ranks",
+            "1,2,8",
+            "--steps",
+            "3",
+            "--latency",
+            "1000",
+            "--json",
+            &file,
+        ];
+        let printed = good(&[&sizes[..], more].concat());
+        assert!(printed.contains("efficiency") && printed.contains("MiB of memory"), "{printed}");
+        serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap()
+    };
+    let of = |plan: &Value, at: usize, what: &str| plan["steps"][at][what].as_f64().unwrap();
+    let whole = plan(&[]);
+    assert_eq!(whole["bucket_bytes"].as_array().unwrap().len(), 1);
+    assert_eq!(whole["bucket_bytes"][0], whole["parameter_bytes"]);
+    assert!(whole["peak_bytes"].as_u64() > whole["parameter_bytes"].as_u64());
+    assert_eq!((of(&whole, 0, "exposed_ms"), of(&whole, 0, "efficiency")), (0.0, 1.0));
+    for (at, ranks) in [(1, 2.0), (2, 8.0)] {
+        let bytes = whole["parameter_bytes"].as_f64().unwrap();
+        let expected = 2.0 * (ranks - 1.0) * (1.0 + 1e3 * bytes / ranks / 50e9);
+        for what in ["communication_ms", "exposed_ms"] {
+            let found = of(&whole, at, what);
+            assert!((found - expected).abs() < 1e-3, "{what} on {ranks} ranks: {found} and {expected}");
+        }
+    }
+    let parts = plan(&["--bucket", "0.1"]);
+    assert!(parts["bucket_bytes"].as_array().unwrap().len() > 1);
+    assert!(of(&parts, 2, "exposed_ms") < of(&parts, 2, "communication_ms"));
+    assert!(bad(&["plan", "--ranks", "8..4"]).contains("larger"));
+    assert!(bad(&["plan", "--ranks", "0"]).contains("at least 1"));
+    assert!(bad(&["plan", "--batch", "5000", "--model", "mlp"]).contains("5000"));
+}
+
 #[test]
 fn training_writes_a_page_with_losses_and_a_profile() {
     let folder = Folder::new("page");

@@ -5,6 +5,7 @@ mod failure;
 mod gradcheck;
 mod info;
 mod output;
+mod plan;
 mod ranks;
 mod report;
 mod sweep;
@@ -35,6 +36,8 @@ enum Command {
     Compare(compare::Args),
     /// Train on the digits, with checkpoints.
     Train(train::Args),
+    /// Predict data parallel training on more ranks than there are, from a measured step and a modelled network.
+    Plan(plan::Args),
     /// Check the gradients of every op against finite differences.
     Gradcheck(gradcheck::Args),
     /// Say what devices there are, and why one is missing.
@@ -69,6 +72,7 @@ fn run(command: Command, printer: &mut Printer) -> Result<bool, Failure> {
     match command {
         Command::Compare(args) => compare::run(&args, printer),
         Command::Train(args) => train::run(&args, printer),
+        Command::Plan(args) => plan::run(&args, printer),
         Command::Gradcheck(args) => gradcheck::run(&args, printer),
         Command::Info => info::run(printer),
     }
@@ -83,7 +87,7 @@ fn usage(error: &clap::Error, printer: &mut Printer) -> Result<bool, Failure> {
             Ok(true)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(Failure::Usage("a command is missing: compare, train, gradcheck or info".into()))
+            Err(Failure::Usage("a command is missing: compare, train, plan, gradcheck or info".into()))
         }
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();

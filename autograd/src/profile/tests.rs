@@ -236,6 +236,8 @@ fn what_does_not_take_time_any_more_moves_what_comes_after_it() {
     assert_eq!(us(&profile, Change::Free("load")), 20 + 5 + 35 + 10);
     assert_eq!(us(&profile, Change::Free("product")), 55 + 10);
     assert_eq!(us(&profile, Change::Graph), 38 + 35 + 10);
+    let longer = profile.what_if_took(|command| (command.op == "load").then_some(1.0));
+    assert_eq!((1e6 * longer).round() as u64, 12 + 1_000_000 + 5 + 35 + 10);
     let lanes = Profile::of([two_lanes()]);
     // Lane 0 ends at 34 then, so the step waits for nobody after 34, as it did for 5 after 85.
     assert_eq!(us(&lanes, Change::Free("long")), 112 - 51);

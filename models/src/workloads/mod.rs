@@ -14,6 +14,7 @@ mod gpt;
 mod images;
 mod language;
 mod lenet;
+mod plan;
 
 use autograd::{Var, no_grad};
 use device::{DType, Device, Error, Result};
@@ -29,6 +30,7 @@ pub use dlrm::{Dlrm, DlrmOptions};
 pub use forum::Forum;
 pub use gpt::{Gpt, GptBlock, GptOptions};
 pub use lenet::lenet;
+pub use plan::{Plan, PlanOptions, PlannedStep, plan};
 
 /// A model with its data and optimizer.
 pub trait Workload: Sync {

@@ -96,13 +96,13 @@ fn the_first_failure_ends_the_others_and_is_named() {
 fn who_does_not_end_when_asked_is_killed() {
     let folder = Folder::new("launch-grace");
     let deaf = folder.file("deaf");
-    // Fails once the other one does not hear any more.
+    // Fails once the other one ends no more when it is asked.
     let script = format!(
-        "if [ $RANK = 0 ]; then trap '' TERM; touch {deaf}; echo $$; while :; do sleep 0.1; done; fi
+        "if [ $RANK = 0 ]; then trap 'echo asked' TERM; touch {deaf}; echo $$; while :; do sleep 0.1; done; fi
          while [ ! -e {deaf} ]; do sleep 0.01; done; exit 5"
     );
     let (status, lines, _) = output(2, &["--grace", "1"], &script);
-    assert_eq!(status, Some(5));
+    assert_eq!((status, &*lines[1]), (Some(5), "[0] asked"));
     assert_gone(&[lines[0].split_once("] ").unwrap().1.to_owned()]);
 }
 

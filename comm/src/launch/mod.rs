@@ -5,3 +5,4 @@ mod variables;
 
 pub use rendezvous::Rendezvous;
 pub use variables::Launch;
+pub(crate) use variables::unavailable;

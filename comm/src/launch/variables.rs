@@ -158,7 +158,7 @@ fn token(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<String>> {
     Ok(Some(token.trim().to_owned()))
 }
 
-pub(super) fn unavailable(reason: impl fmt::Display) -> Error {
+pub(crate) fn unavailable(reason: impl fmt::Display) -> Error {
     Error::CommUnavailable { reason: reason.to_string().into() }
 }
 

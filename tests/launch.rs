@@ -137,6 +137,35 @@ fn ranks_end_with_a_launch_that_is_killed() {
     assert_gone(&processes);
 }
 
+/// What a rank of this binary says of its environment.
+#[test]
+#[ignore = "a rank"]
+fn rank_of_the_environment() {
+    match streamgrad::Communicator::from_env() {
+        Ok(comm) => println!("{comm:?}"),
+        Err(error) => println!("{error}"),
+    }
+}
+
+#[test]
+fn the_environment_without_mpi_or_nccl_is_refused_with_what_is_missing() {
+    let binary = std::env::current_exe().unwrap();
+    let test = ["--exact", "rank_of_the_environment", "--ignored", "--nocapture"];
+    let alone = Command::new(&binary).args(test).output().unwrap();
+    let alone = String::from_utf8(alone.stdout).unwrap();
+    assert!(alone.contains("no launcher has started this process, as none of RANK, "), "{alone}");
+    let mut launch = Command::new(env!("CARGO_BIN_EXE_streamgrad"));
+    launch.args(["launch", "--ranks", "2", "--"]).arg(&binary).args(test);
+    // No GPU is seen.
+    let launched = launch.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let launched = String::from_utf8(launched.stdout).unwrap();
+    for rank in 0..2 {
+        let expected =
+            format!("[{rank}] ranks cannot communicate: Launch(rank {rank} of 2, {rank} on its machine)");
+        assert!(launched.contains(&format!("{expected} was not started by MPI")), "{launched}");
+    }
+}
+
 #[test]
 fn what_cannot_be_started_is_said() {
     let run = |args: &[&str]| {

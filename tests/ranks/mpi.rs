@@ -9,6 +9,9 @@ use streamgrad::device::as_bytes;
 use streamgrad::prelude::*;
 use streamgrad::{CommOptions, Element, Error, Result};
 
+#[path = "../../examples/ranks.rs"]
+mod example;
+
 use crate::common::folder::Folder;
 use crate::faults::source;
 use crate::training::{Images, Language, parallel, serial};
@@ -246,6 +249,26 @@ fn training_by_mpi_equals_one_process() {
     for launcher in launchers() {
         assert_eq!(launcher.said(2, "rank_training"), ["equal"; 2]);
         assert_eq!(launcher.said(4, "rank_training"), ["equal"; 4]);
+    }
+}
+
+#[test]
+#[ignore = "a rank of MPI"]
+fn rank_example() {
+    let launch = streamgrad::comm::Launch::from_env().unwrap().unwrap();
+    if Device::cuda(0).is_ok() {
+        return say(launch.rank, "skipped: ranks on a GPU use NCCL");
+    }
+    example::main().unwrap();
+    say(launch.rank, "trained");
+}
+
+#[test]
+fn the_environment_leads_to_mpi() {
+    for launcher in launchers() {
+        for said in launcher.said(3, "rank_example") {
+            assert!(said == "trained" || said.starts_with("skipped"), "{said}");
+        }
     }
 }
 

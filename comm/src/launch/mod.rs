@@ -1,6 +1,7 @@
 //! Who a process is among those that a launcher has started, and where they meet.
 
 mod rendezvous;
+mod start;
 mod variables;
 
 pub use rendezvous::Rendezvous;

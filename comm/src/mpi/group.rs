@@ -1,6 +1,5 @@
 //! Where ranks that are processes of MPI meet.
 
-use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::abi::Word;
 use super::mail::{Kind, MOST, Post, Record};
-use super::process::{Mpi, Pending, look};
+use super::process::{Mpi, Pending, TAG_RECORD, look};
 use crate::{CommOptions, Error, Result};
 
 /// One rank's end of a group.
@@ -42,10 +41,6 @@ pub(super) struct Failure {
     parent: Option<Arc<Failure>>,
 }
 
-/// What ranks tell each other.
-const TAG_RECORD: c_int = 1;
-/// The elements of messages.
-pub(super) const TAG_MESSAGE: c_int = 2;
 /// How long to look who is there, when a collective does not end.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -74,6 +69,7 @@ impl Group {
         options: CommOptions,
         failure: Arc<Failure>,
     ) -> Group {
+        mpi.listen(control);
         let posts = members.iter().map(|_| Post::default()).collect();
         let received = members.iter().map(|_| AtomicU64::new(0)).collect();
         Group {

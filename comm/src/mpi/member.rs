@@ -10,9 +10,9 @@ use device::cuda::Queue;
 use parking_lot::Mutex;
 
 use super::exchange::{Exchange, Staging};
-use super::group::{Failure, Group, OP, TAG_MESSAGE, blame};
+use super::group::{Failure, Group, OP, blame};
 use super::mail::Kind;
-use super::process::Mpi;
+use super::process::{Mpi, TAG_MESSAGE};
 use crate::launch::unavailable;
 use crate::{Backend, Call, Collective, CommOptions, Error, Memory, Result};
 
@@ -106,7 +106,8 @@ impl Member {
         }
         let members = ranks.iter().map(|&(_, rank)| group.members[rank]).collect();
         let failure = Failure::of_part(&group.failure);
-        Ok(color.map(|_| Member::new(Group::new(group.mpi, comms, rank, members, group.options, failure))))
+        let made = |_| Group::new(group.mpi, comms, rank, members, group.options, failure);
+        Ok(color.map(made).map(Member::new))
     }
 }
 

@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::abi::{Family, Names, Word};
 use super::library::{Code, Functions, Loaded, Started, load};
+use super::mail::MOST;
 use crate::launch::{Launch, unavailable};
 use crate::{Error, Result};
 
@@ -29,6 +30,8 @@ pub(super) struct Mpi {
     /// Whether ranks may still wait for each other at the end.
     is_whole: AtomicBool,
     outbox: Outbox,
+    /// Communicators on which records may come that nobody reads any more.
+    controls: Mutex<Vec<Word>>,
 }
 
 /// What was sent and may not have gone yet.
@@ -41,7 +44,11 @@ struct Outbox {
 
 static PROCESS: OnceLock<std::result::Result<Mpi, Box<str>>> = OnceLock::new();
 
-/// What the ranks tell each other last.
+/// What ranks tell each other in a group.
+pub(super) const TAG_RECORD: c_int = 1;
+/// The elements of messages.
+pub(super) const TAG_MESSAGE: c_int = 2;
+/// What all ranks tell each other last.
 const TAG_END: c_int = 3;
 /// How often to look around before sleeping; a yield each.
 const LOOKS: usize = 1000;
@@ -99,7 +106,13 @@ impl Mpi {
             multiple,
             is_whole: AtomicBool::new(true),
             outbox: Outbox::default(),
+            controls: Mutex::default(),
         })
+    }
+
+    /// Records may come on this communicator until the process ends.
+    pub(super) fn listen(&self, control: Word) {
+        self.controls.lock().push(control);
     }
 
     /// The ranks have lost each other: none waits for another one at its end.
@@ -204,6 +217,11 @@ impl Mpi {
         };
         let _ = look(None, all_ended);
         if all_whole {
+            // The library would complain of what nobody has received.
+            let mut record = [0; MOST];
+            for &control in &*self.controls.lock() {
+                while let Ok(true) = self.poll(&mut record, TAG_RECORD, control) {}
+            }
             let _turn = self.lock.lock();
             // SAFETY: nothing is under way any more, and no call follows.
             let _ = unsafe { self.functions.finalize() };

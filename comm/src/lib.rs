@@ -34,7 +34,9 @@ mod backend;
 mod call;
 mod communicator;
 mod launch;
+mod mpi;
 mod options;
+mod sums;
 mod threads;
 mod work;
 

@@ -4,6 +4,8 @@ mod compare;
 mod failure;
 mod gradcheck;
 mod info;
+#[cfg(unix)]
+mod launch;
 mod output;
 mod plan;
 mod ranks;
@@ -19,7 +21,7 @@ use clap::{Parser, Subcommand};
 use streamgrad::Device;
 use streamgrad::workloads::{self, Workload};
 
-use failure::Failure;
+use failure::{FAILED, Failure};
 use output::Printer;
 
 /// A tensor and autograd engine in which streams are first-class.
@@ -40,14 +42,16 @@ enum Command {
     Plan(plan::Args),
     /// Check the gradients of every op against finite differences.
     Gradcheck(gradcheck::Args),
+    /// Run a program as several ranks on this machine.
+    #[cfg(unix)]
+    Launch(launch::Args),
+    /// What `launch` starts: one rank, which ends with it.
+    #[cfg(unix)]
+    #[command(hide = true)]
+    Rank(launch::Rank),
     /// Say what devices there are, and why one is missing.
     Info,
 }
-
-/// What was checked does not hold, or a run failed.
-const FAILED: u8 = 1;
-/// The arguments make no sense.
-const USAGE: u8 = 2;
 
 pub(crate) fn main() -> ExitCode {
     let mut printer = Printer::stdout();
@@ -60,7 +64,7 @@ pub(crate) fn main() -> ExitCode {
         Ok(false) => ExitCode::from(FAILED),
         Err(failure) => {
             output::complain(&failure.to_string());
-            ExitCode::from(if matches!(failure, Failure::Usage(_)) { USAGE } else { FAILED })
+            ExitCode::from(failure.status())
         }
     }
 }
@@ -74,6 +78,10 @@ fn run(command: Command, printer: &mut Printer) -> Result<bool, Failure> {
         Command::Train(args) => train::run(&args, printer),
         Command::Plan(args) => plan::run(&args, printer),
         Command::Gradcheck(args) => gradcheck::run(&args, printer),
+        #[cfg(unix)]
+        Command::Launch(args) => launch::run(args),
+        #[cfg(unix)]
+        Command::Rank(rank) => rank.run(),
         Command::Info => info::run(printer),
     }
 }
@@ -87,7 +95,7 @@ fn usage(error: &clap::Error, printer: &mut Printer) -> Result<bool, Failure> {
             Ok(true)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(Failure::Usage("a command is missing: compare, train, plan, gradcheck or info".into()))
+            Err(Failure::Usage("a command is missing: compare, train, plan, gradcheck, launch or info".into()))
         }
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();

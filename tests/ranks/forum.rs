@@ -29,7 +29,7 @@ fn bits(gradients: &Gradients, parameters: &[Var]) -> Result<Vec<Vec<u32>>> {
 }
 
 /// One rank: its two batches run at once, each with a communicator of its own.
-fn rank(comm: &Communicator) -> Result<Vec<Vec<u32>>> {
+pub(crate) fn rank(comm: &Communicator) -> Result<Vec<Vec<u32>>> {
     let device = comm.device();
     let model = DataParallel::new(forum(device)?, comm)?;
     let lanes = ConcurrentBatches::with_options(device, 2, Lanes::Always)?;
@@ -46,7 +46,7 @@ fn rank(comm: &Communicator) -> Result<Vec<Vec<u32>>> {
 }
 
 /// All ranks in one process: a model for each rank and batch, with the same parameters.
-fn single_process(ranks: usize) -> Result<Vec<Vec<u32>>> {
+pub(crate) fn single_process(ranks: usize) -> Result<Vec<Vec<u32>>> {
     let device = Device::cpu_with(Default::default());
     let models = |_| -> Result<Vec<Forum>> { (0..ranks).map(|_| forum(&device)).collect() };
     let models: Vec<Vec<Forum>> = (0..2).map(models).collect::<Result<_>>()?;

@@ -11,13 +11,13 @@ use crate::on_ranks;
 const STEPS: u64 = 3;
 
 /// A model, and the loss of a rank's part of a step's batch.
-trait Task: Sync {
+pub(crate) trait Task: Sync {
     type Model: Module;
     fn model(&self, seed: u64, device: &Device) -> Result<Self::Model>;
     fn loss(&self, model: &Self::Model, step: u64, part: usize) -> Result<Var>;
 }
 
-struct Language;
+pub(crate) struct Language;
 
 impl Task for Language {
     type Model = Gpt;
@@ -37,7 +37,7 @@ impl Task for Language {
     }
 }
 
-struct Images;
+pub(crate) struct Images;
 
 impl Task for Images {
     type Model = Sequential;
@@ -60,7 +60,7 @@ fn parameters(model: &impl Module) -> Result<Vec<Vec<u32>>> {
 }
 
 /// One process: the parts' gradients in rank order, divided by the number of parts.
-fn serial<T: Task>(task: &T, parts: usize) -> Result<Vec<Vec<u32>>> {
+pub(crate) fn serial<T: Task>(task: &T, parts: usize) -> Result<Vec<Vec<u32>>> {
     let device = Device::cpu_with(Default::default());
     let model = task.model(1, &device)?;
     let mut adam = Adam::new(model.parameters(), 0.01)?;
@@ -76,7 +76,7 @@ fn serial<T: Task>(task: &T, parts: usize) -> Result<Vec<Vec<u32>>> {
 }
 
 /// A rank, which begins with other parameters than rank 0.
-fn parallel<T: Task>(
+pub(crate) fn parallel<T: Task>(
     task: &T,
     comm: &Communicator,
     bucket_bytes: usize,

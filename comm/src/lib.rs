@@ -34,6 +34,7 @@ mod backend;
 mod call;
 mod communicator;
 mod launch;
+mod nccl;
 mod options;
 mod threads;
 mod work;
@@ -44,6 +45,7 @@ pub use backend::Backend;
 pub use call::{Call, Collective, Memory};
 pub use communicator::Communicator;
 pub use launch::{Launch, Rendezvous};
+pub use nccl::NcclId;
 pub use options::{CommModel, CommOptions, Reduce, ReduceOrder};
 
 /// What a group failed with, as `op` meets it.

@@ -70,7 +70,7 @@ fn program(comm: &Communicator, collectives: &mut Collectives) -> Result<()> {
 }
 
 /// What ended a rank, at the bottom.
-fn source(error: &Error) -> &Error {
+pub(crate) fn source(error: &Error) -> &Error {
     match error {
         Error::Async { source, .. } => source.downcast_ref().map_or(error, crate::faults::source),
         other => other,

@@ -6,6 +6,7 @@
 mod common;
 
 mod collectives;
+mod cuda;
 mod faults;
 mod forum;
 mod training;

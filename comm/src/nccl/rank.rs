@@ -66,6 +66,10 @@ impl Rank {
         let _ = self.token.set(token.clone());
     }
 
+    fn op(&self) -> &'static str {
+        *self.op.lock()
+    }
+
     /// The newest command of the communicator, if it has not run.
     fn pending(&self) -> Option<Moment> {
         let newest = self.token.get()?.last_write();
@@ -112,8 +116,7 @@ impl Rank {
         let failure = self.group.fail(error);
         if !self.aborted.swap(true, Ordering::AcqRel) {
             if let Some(pending) = self.pending() {
-                let op = *self.op.lock();
-                self.device.fail(op, pending.stream, met_by(op, failure.clone()));
+                self.device.fail(self.op(), pending.stream, met_by(self.op(), failure.clone()));
             }
             self.handle.abort();
         }
@@ -135,7 +138,7 @@ impl Rank {
         {
             self.end(failure);
         } else if self.waited(newest) >= self.options.timeout {
-            self.end(self.late(*self.op.lock()));
+            self.end(self.late(self.op()));
         }
     }
 

@@ -38,6 +38,7 @@ impl Communicator {
         let stream = device.default_stream();
         // It outlasts a step that is captured.
         let token = device::Capture::suspended(|| allocator::allocate_shared(&stream, 1))?;
+        backend.follow(&token);
         Ok(Communicator(Arc::new(Rank { backend, device: device.clone(), options, token })))
     }
 

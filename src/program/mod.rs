@@ -94,9 +94,9 @@ fn usage(error: &clap::Error, printer: &mut Printer) -> Result<bool, Failure> {
             printer.line(format_args!("{}", text.trim_end()))?;
             Ok(true)
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(Failure::Usage("a command is missing: compare, train, plan, gradcheck, launch or info".into()))
-        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::Usage(
+            "a command is missing: compare, train, plan, gradcheck, launch or info".into(),
+        )),
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();
             let words: Vec<&str> = first.split_whitespace().collect();

@@ -166,6 +166,20 @@ fn the_environment_without_mpi_or_nccl_is_refused_with_what_is_missing() {
     }
 }
 
+/// Where there is a GPU, a rank that was launched meets the others, and communicates by NCCL.
+#[test]
+fn a_rank_on_a_gpu_communicates_by_nccl() {
+    if common::devices::cuda(0).is_none() {
+        return;
+    }
+    let binary = std::env::current_exe().unwrap();
+    let test = ["--exact", "rank_of_the_environment", "--ignored", "--nocapture"];
+    let mut launch = Command::new(env!("CARGO_BIN_EXE_streamgrad"));
+    let launched = launch.args(["launch", "--ranks", "1", "--"]).arg(&binary).args(test).output().unwrap();
+    let launched = String::from_utf8(launched.stdout).unwrap();
+    assert!(launched.contains("[0] Communicator(rank 0 of 1 on cuda:0"), "{launched}");
+}
+
 #[test]
 fn what_cannot_be_started_is_said() {
     let run = |args: &[&str]| {

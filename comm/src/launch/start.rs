@@ -3,7 +3,7 @@
 use device::Device;
 
 use super::variables::{Launch, Launcher, unavailable};
-use crate::{CommOptions, Communicator, Error, Result};
+use crate::{CommOptions, Communicator, NcclId, Result};
 
 impl Communicator {
     /// This process among those that a launcher has started, as the environment says: `mpirun`, `srun`, `torchrun` or
@@ -45,7 +45,7 @@ impl Communicator {
 }
 
 /// A rank on the device of its place.
-fn nccl(launch: &Launch, first: &Device, _: CommOptions) -> Result<Communicator> {
+fn nccl(launch: &Launch, first: &Device, options: CommOptions) -> Result<Communicator> {
     let device = match launch.local_rank {
         0 => Ok(first.clone()),
         place => Device::cuda(place),
@@ -55,7 +55,13 @@ fn nccl(launch: &Launch, first: &Device, _: CommOptions) -> Result<Communicator>
             "{launch:?} has no CUDA device of its own, though this machine has some: {error}"
         ))
     })?;
-    Err(Error::CommUnavailable {
-        reason: format!("{launch:?} on {device} communicates by NCCL, which this build does not have").into(),
-    })
+    let mut rendezvous = launch.meet(options.timeout)?;
+    let own = if launch.rank == 0 { NcclId::new().map(|id| id.to_bytes().to_vec()) } else { Ok(Vec::new()) };
+    // The others are told that there is none rather than left waiting.
+    let told = rendezvous.broadcast(own.as_deref().unwrap_or_default())?;
+    own?;
+    if told.is_empty() {
+        return Err(unavailable(format_args!("{launch:?}: rank 0 has no NCCL")));
+    }
+    Communicator::nccl(&device, launch.rank, launch.size, NcclId::from_bytes(&told)?, options)
 }

@@ -8,10 +8,12 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
+#[path = "common/gpt2.rs"]
+mod gpt2;
 
 use common::{Case, case, run};
 use streamgrad::prelude::*;
-use streamgrad::workloads::{Gpt, GptOptions, lenet};
+use streamgrad::workloads::lenet;
 use streamgrad::{CudaConfig, DeviceMemory, Graph, RandomKey, Result, autocast};
 
 type Step = Box<dyn FnMut() -> Result<()>>;
@@ -44,15 +46,10 @@ fn training<O: Optimizer + 'static>(mut optimizer: O, loss: impl Fn() -> Result<
     Box::new(move || optimizer.step(&autocast(dtype, &loss)?.backward()?))
 }
 
-/// GPT-2 small: 12 blocks of width 768, 4 sequences of 1024 places, AdamW.
+/// GPT-2 small, AdamW.
 fn gpt2(device: &Device) -> Result<Step> {
-    const VOCABULARY: usize = 50304;
-    let options =
-        GptOptions { vocabulary: VOCABULARY, context: 1024, width: 768, heads: 12, blocks: 12, dropout: 0.0 };
-    let model = Gpt::new(options, 1, device)?;
-    let [tokens, targets] = [1, 2].map(|_| labels(VOCABULARY as i64, &[4, 1024], device).unwrap());
-    let optimizer = AdamW::new(model.parameters(), AdamWOptions { lr: 1e-4, ..AdamWOptions::default() })?;
-    Ok(training(optimizer, move || model.loss(&tokens, &targets)))
+    let (model, [tokens, targets]) = gpt2::gpt2(gpt2::OPTIONS, device)?;
+    Ok(training(gpt2::adamw(&model)?, move || model.loss(&tokens, &targets)))
 }
 
 /// An MLP of 4096-wide layers on a batch of 1024.
@@ -95,7 +92,7 @@ fn profile(program: Program) -> Result<()> {
     let mut step = program(&device)?;
     (0..2).try_for_each(|_| step())?;
     device.synchronize()?;
-    let profiler = Profile::start(&device, ProfileOptions::default());
+    let profiler = Profile::start(&device, ProfileOptions::default())?;
     for _ in 0..3 {
         step()?;
         profiler.step();

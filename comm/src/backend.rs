@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use device::Device;
 use device::cuda::Queue;
+use device::{Buffer, Device, Shared};
 
 use crate::{Call, Memory, Result};
 
@@ -36,6 +36,11 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     fn workspace_bytes(&self, call: &Call, device: &Device) -> usize {
         let _ = (call, device);
         0
+    }
+
+    /// Called once, with what every command of its communicator writes: whether one is under way is in its log.
+    fn follow(&self, token: &Shared<Buffer>) {
+        let _ = token;
     }
 
     /// Does a call, on a thread of the stream's own; waits for the other ranks.

@@ -43,6 +43,7 @@ impl Communicator {
         let stream = staging.clone().unwrap_or_else(|| device.default_stream());
         // It outlasts a step that is captured.
         let token = device::Capture::suspended(|| allocator::allocate_shared(&stream, 1))?;
+        backend.follow(&token);
         Ok(Communicator(Arc::new(Rank { backend, device: device.clone(), options, staging, token })))
     }
 

@@ -35,6 +35,7 @@ mod call;
 mod communicator;
 mod launch;
 mod mpi;
+mod nccl;
 mod options;
 mod sums;
 mod threads;
@@ -46,6 +47,7 @@ pub use backend::Backend;
 pub use call::{Call, Collective, Memory};
 pub use communicator::Communicator;
 pub use launch::{Launch, Rendezvous};
+pub use nccl::NcclId;
 pub use options::{CommModel, CommOptions, Reduce, ReduceOrder};
 
 /// What a group failed with, as `op` meets it.

@@ -21,7 +21,7 @@ use crate::recorder::{Recorder, Syncing};
 use crate::stream::{Handle, Side, Stream};
 use crate::{
     CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Peaks, Placement, Pool, Priority, Result,
-    Schedule, StreamOptions, SyncMode, SyncStats, Team,
+    Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team,
 };
 
 /// What a device is made of.
@@ -487,6 +487,12 @@ impl Device {
     /// Whether the host can see that `moment` has passed.
     pub fn reached(&self, moment: Moment) -> bool {
         reached(moment)
+    }
+
+    /// A command of `stream` has failed, as a library that the device works with found out later: `error` is the source of the
+    /// [`Error::Async`] of the next synchronising call, unless another command failed before.
+    pub fn fail(&self, op: &'static str, stream: StreamId, error: Error) {
+        self.core().fail(Error::Async { op, stream, source: Arc::new(error) });
     }
 
     #[inline]

@@ -7,6 +7,8 @@ mod info;
 #[cfg(unix)]
 mod launch;
 mod output;
+mod plan;
+mod ranks;
 mod report;
 mod sweep;
 mod table;
@@ -36,6 +38,8 @@ enum Command {
     Compare(compare::Args),
     /// Train on the digits, with checkpoints.
     Train(train::Args),
+    /// Predict data parallel training on more ranks than there are, from a measured step and a modelled network.
+    Plan(plan::Args),
     /// Check the gradients of every op against finite differences.
     Gradcheck(gradcheck::Args),
     /// Run a program as several ranks on this machine.
@@ -72,6 +76,7 @@ fn run(command: Command, printer: &mut Printer) -> Result<bool, Failure> {
     match command {
         Command::Compare(args) => compare::run(&args, printer),
         Command::Train(args) => train::run(&args, printer),
+        Command::Plan(args) => plan::run(&args, printer),
         Command::Gradcheck(args) => gradcheck::run(&args, printer),
         #[cfg(unix)]
         Command::Launch(args) => launch::run(args),
@@ -89,9 +94,9 @@ fn usage(error: &clap::Error, printer: &mut Printer) -> Result<bool, Failure> {
             printer.line(format_args!("{}", text.trim_end()))?;
             Ok(true)
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(Failure::Usage("a command is missing: compare, train, gradcheck, launch or info".into()))
-        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::Usage(
+            "a command is missing: compare, train, plan, gradcheck, launch or info".into(),
+        )),
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();
             let words: Vec<&str> = first.split_whitespace().collect();

@@ -115,5 +115,10 @@ EXPORT int cuEmulatorEnter(const char* function);
 EXPORT void cuEmulatorLog(const char* function, const char* details, int result);
 // Enqueues work like a kernel's; `drop` frees `data` once it ran or was discarded.
 EXPORT CUresult cuEmulatorEnqueue(CUstream stream, const char* name, void (*run)(void*), void* data, void (*drop)(void*));
+// As cuEmulatorEnter, from a command that runs.
+EXPORT int cuEmulatorEnterHeld(const char* function);
+// As cuEmulatorEnqueue, for work that reaches all devices' memory. It runs once `ready`, which may be missing, says so; who waits
+// for it has other streams' commands run meanwhile, whatever their devices.
+EXPORT CUresult cuEmulatorMeet(CUstream stream, const char* name, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*));
 // The current context's, or INVALID_CONTEXT; INVALID_HANDLE for a stream that is not one of its own.
 EXPORT CUresult cuEmulatorCheckStream(CUstream stream);

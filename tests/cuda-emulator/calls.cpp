@@ -64,6 +64,7 @@ static int usual_failure(const std::string& name) {
     if (name.rfind("nvrtc", 0) == 0) return name == "nvrtcCompileProgram" ? 6 /* COMPILATION */ : 1 /* OUT_OF_MEMORY */;
     if (name.rfind("cublas", 0) == 0) return name == "cublasLtCreate" ? 3 /* ALLOC_FAILED */ : name == "cublasLtMatmulAlgoGetHeuristic" ? 15 /* NOT_SUPPORTED */ : 13 /* EXECUTION_FAILED */;
     if (name.rfind("cudnn", 0) == 0) return name == "cudnnCreate" ? 1001 /* NOT_INITIALIZED */ : name == "cudnnBackendFinalize" ? 3000 /* NOT_SUPPORTED */ : 5000 /* EXECUTION_FAILED */;
+    if (name.rfind("nccl", 0) == 0) return name == "ncclRun" ? 6 /* REMOTE_ERROR */ : 2 /* SYSTEM_ERROR */;
     if (name.find("Alloc") != std::string::npos || name.find("Create") != std::string::npos || name.find("Reserve") != std::string::npos || name.find("Load") != std::string::npos || name.find("Instantiate") != std::string::npos)
         return CUDA_ERROR_OUT_OF_MEMORY;
     return name == "cuLaunchKernel" ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES : CUDA_ERROR_UNKNOWN;
@@ -103,6 +104,8 @@ EXPORT int cuEmulatorEnter(const char* function) {
     std::lock_guard<std::mutex> held(state().lock);
     return count_call(function);
 }
+
+EXPORT int cuEmulatorEnterHeld(const char* function) { return count_call(function); }
 
 EXPORT void cuEmulatorLog(const char* function, const char* details, int result) {
     std::lock_guard<std::mutex> held(state().lock);

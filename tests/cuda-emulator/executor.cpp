@@ -81,26 +81,34 @@ static bool may_begin(const Stream& stream) {
     return std::all_of(after.begin(), after.end(), [](const MomentPtr& moment) { return moment->passed; });
 }
 
-// What may run now of a stream: its next command, or nodes of it.
-static void collect(Stream& stream, bool needed, std::vector<Candidate>& ready) {
-    if (!may_begin(stream)) return;
+// What may run now of a stream: its next command, or nodes of it. Whether something of it waits for other streams.
+static bool collect(Stream& stream, bool needed, std::vector<Candidate>& ready) {
+    if (!may_begin(stream)) return false;
+    bool meets = false;
     auto add = [&](size_t node) {
         const Work& work = next_work(stream, node);
-        if (!work.condition || work.condition()) ready.push_back({&stream, needed, node});
+        if (!work.condition || work.condition())
+            ready.push_back({&stream, needed, node});
+        else
+            meets |= work.meets;
     };
     const GraphRun* graph = stream.queue.front().graph.get();
-    if (!graph) return add(0);
-    for (size_t node : graph->ready) add(node);
+    if (!graph)
+        add(0);
+    else
+        for (size_t node : graph->ready) add(node);
+    return meets;
 }
 
-// The streams whose next command the moment needs and that may run now.
-static void collect_needed(const StreamPtr& stream, std::vector<Stream*>& visited, std::vector<Candidate>& ready) {
-    if (!stream || stream->queue.empty()) return;
-    if (std::find(visited.begin(), visited.end(), stream.get()) != visited.end()) return;
+// The streams whose next command the moment needs and that may run now. Whether one of them waits for others.
+static bool collect_needed(const StreamPtr& stream, std::vector<Stream*>& visited, std::vector<Candidate>& ready) {
+    if (!stream || stream->queue.empty()) return false;
+    if (std::find(visited.begin(), visited.end(), stream.get()) != visited.end()) return false;
     visited.push_back(stream.get());
-    collect(*stream, true, ready);
+    bool meets = collect(*stream, true, ready);
     for (const MomentPtr& moment : stream->queue.front().after)
-        if (!moment->passed) collect_needed(moment->stream, visited, ready);
+        if (!moment->passed) meets |= collect_needed(moment->stream, visited, ready);
+    return meets;
 }
 
 static void collect_all(std::vector<Candidate>& ready) {
@@ -135,8 +143,9 @@ static void run(const Candidate& chosen) {
 static bool step(const MomentPtr& moment) {
     std::vector<Candidate> ready;
     std::vector<Stream*> visited;
-    collect_needed(moment->stream, visited, ready);
-    if (considers_all_streams()) collect_all(ready);
+    bool meets = collect_needed(moment->stream, visited, ready);
+    // A collective needs what other ranks have put before theirs.
+    if (considers_all_streams() || (meets && ready.empty())) collect_all(ready);
     if (ready.empty()) return false;
     run(ready[choose(ready)]);
     return true;
@@ -244,7 +253,7 @@ static void release(void (*drop)(void*), void* data) {
     if (drop) drop(data);
 }
 
-EXPORT CUresult cuEmulatorEnqueue(CUstream handle, const char* name, void (*run)(void*), void* data, void (*drop)(void*)) {
+static CUresult enqueue_for(CUstream handle, const char* name, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*), bool everywhere) {
     std::lock_guard<std::mutex> held(state().lock);
     StreamPtr stream = current_context ? find_stream(handle, current_context) : nullptr;
     if (!stream || stream->context->error != CUDA_SUCCESS) {
@@ -255,7 +264,9 @@ EXPORT CUresult cuEmulatorEnqueue(CUstream handle, const char* name, void (*run)
     Command command;
     command.name = name;
     std::string who = name;
-    Context* context = stream->context;
+    Context* context = everywhere ? nullptr : stream->context;
+    command.meets = everywhere;
+    if (ready) command.condition = [owned, ready] { return ready(owned.get()); };
     command.run = [owned, run, who, context](uint64_t id) {
         open_memory(context);
         Fault fault = run_guarded(run, owned.get());
@@ -264,6 +275,14 @@ EXPORT CUresult cuEmulatorEnqueue(CUstream handle, const char* name, void (*run)
         return fault.code;
     };
     return submit(stream, std::move(command));
+}
+
+EXPORT CUresult cuEmulatorEnqueue(CUstream stream, const char* name, void (*run)(void*), void* data, void (*drop)(void*)) {
+    return enqueue_for(stream, name, nullptr, run, data, drop, false);
+}
+
+EXPORT CUresult cuEmulatorMeet(CUstream stream, const char* name, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*)) {
+    return enqueue_for(stream, name, ready, run, data, drop, true);
 }
 
 EXPORT CUresult cuEmulatorCheckStream(CUstream handle) {

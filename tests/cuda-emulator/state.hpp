@@ -42,6 +42,7 @@ struct Work {
     std::string name;
     Context* context = nullptr;                    // whose error a failure is
     std::function<bool()> condition;               // may be empty; for waits on memory
+    bool meets = false;                            // the condition is that other streams have come so far
     std::function<CUresult(uint64_t stream)> run;  // may be empty
     CUhostFn host = nullptr;
     void* host_data = nullptr;

@@ -67,17 +67,22 @@ pub(crate) fn check(comm: &Communicator, name: &str, x: &Var, f: &dyn Fn(&Var) -
     Ok(())
 }
 
+/// That the gradient of every collective agrees with differences.
+pub(crate) fn gradients_agree(ranks: Vec<Communicator>) {
+    for result in on_threads(ranks, |comm| {
+        for (name, f) in FUNCTIONS {
+            check(comm, name, &input(comm, comm.size())?, &|x| loss(comm, &f(comm, x)?))?;
+        }
+        Ok(())
+    }) {
+        result.unwrap();
+    }
+}
+
 #[test]
 fn gradients_of_collectives_agree_with_differences_on_every_rank() {
     for ranks in [1, 2, 3] {
-        for result in on_ranks(ranks, |comm| {
-            for (name, f) in FUNCTIONS {
-                check(comm, name, &input(comm, ranks)?, &|x| loss(comm, &f(comm, x)?))?;
-            }
-            Ok(())
-        }) {
-            result.unwrap();
-        }
+        gradients_agree(Communicator::threads(ranks).unwrap());
     }
 }
 
@@ -162,33 +167,40 @@ fn step(comm: &Communicator, pair: &Communicator, x: &Tensor, w: &Var, side: &St
     loss.value().all_reduce(comm, Reduce::Sum)
 }
 
+/// What five steps give on each rank, in bits.
+fn steps(ranks: Vec<Communicator>, captured: bool) -> Vec<Vec<u64>> {
+    let results = on_threads(ranks, |comm| {
+        let (pair, side) = (comm.duplicate()?, comm.device().new_stream()?);
+        let (x, w) = (input(comm, comm.size())?.value().clone(), input(comm, comm.size())?);
+        let graph = match captured {
+            true => Some(Graph::capture(comm.device(), || step(comm, &pair, &x, &w, &side))?),
+            false => None,
+        };
+        let mut bits = Vec::new();
+        for _ in 0..5 {
+            let loss = match &graph {
+                Some(graph) => graph.replay()?,
+                None => step(comm, &pair, &x, &w, &side)?,
+            };
+            bits.push(loss.item::<f64>()?.to_bits());
+        }
+        bits.extend(w.value().to_vec::<f64>()?.iter().map(|value| value.to_bits()));
+        Ok(bits)
+    });
+    results.into_iter().map(Result::unwrap).collect()
+}
+
+/// Captured steps on ranks that `make` makes equal eager ones.
+pub(crate) fn captured_equals_eager(make: impl Fn() -> Vec<Communicator>) {
+    let eager = steps(make(), false);
+    assert_eq!(steps(make(), true), eager, "{} ranks", eager.len());
+    assert!(eager.iter().all(|bits| bits[..5] == eager[0][..5]));
+}
+
 #[test]
 fn captured_collectives_equal_eager_ones() {
     for ranks in [2, 4] {
-        let run = |captured: bool| -> Vec<Vec<u64>> {
-            let results = on_ranks(ranks, |comm| {
-                let (pair, side) = (comm.duplicate()?, comm.device().new_stream()?);
-                let (x, w) = (input(comm, ranks)?.value().clone(), input(comm, ranks)?);
-                let graph = match captured {
-                    true => Some(Graph::capture(comm.device(), || step(comm, &pair, &x, &w, &side))?),
-                    false => None,
-                };
-                let mut bits = Vec::new();
-                for _ in 0..5 {
-                    let loss = match &graph {
-                        Some(graph) => graph.replay()?,
-                        None => step(comm, &pair, &x, &w, &side)?,
-                    };
-                    bits.push(loss.item::<f64>()?.to_bits());
-                }
-                bits.extend(w.value().to_vec::<f64>()?.iter().map(|value| value.to_bits()));
-                Ok(bits)
-            });
-            results.into_iter().map(Result::unwrap).collect()
-        };
-        let eager = run(false);
-        assert_eq!(run(true), eager, "{ranks} ranks");
-        assert!(eager.iter().all(|bits| bits[..5] == eager[0][..5]));
+        captured_equals_eager(|| Communicator::threads(ranks).unwrap());
     }
 }
 

@@ -7,6 +7,7 @@
 mod common;
 
 mod collectives;
+mod cuda;
 mod faults;
 mod forum;
 mod mpi;

@@ -232,11 +232,13 @@ fn rank_training() {
     let comm = mpi(ReduceOrder::Ranks, 60);
     let size = comm.size();
     assert!(forum::rank(&comm).unwrap() == forum::single_process(size).unwrap());
-    let expected = serial(&Language, size).unwrap();
+    let expected = serial(&Language, size, comm.device()).unwrap();
     for (bucket_bytes, captured) in [(25 << 20, false), (1, false), (4096, true)] {
         assert!(parallel(&Language, &comm, bucket_bytes, captured).unwrap() == expected);
     }
-    assert!(parallel(&Images, &comm, 65_536, false).unwrap() == serial(&Images, size).unwrap());
+    assert!(
+        parallel(&Images, &comm, 65_536, false).unwrap() == serial(&Images, size, comm.device()).unwrap()
+    );
     for (name, f) in collectives::FUNCTIONS {
         let x = collectives::input(&comm, size).unwrap();
         collectives::check(&comm, name, &x, &|x| collectives::loss(&comm, &f(&comm, x)?)).unwrap();

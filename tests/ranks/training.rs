@@ -6,7 +6,7 @@ use streamgrad::models::workloads::{Gpt, GptOptions, lenet};
 use streamgrad::prelude::*;
 use streamgrad::{Adam, Error, Graph, RandomKey, Result};
 
-use crate::on_ranks;
+use crate::{on_ranks, on_threads};
 
 const STEPS: u64 = 3;
 
@@ -60,9 +60,8 @@ fn parameters(model: &impl Module) -> Result<Vec<Vec<u32>>> {
 }
 
 /// One process: the parts' gradients in rank order, divided by the number of parts.
-pub(crate) fn serial<T: Task>(task: &T, parts: usize) -> Result<Vec<Vec<u32>>> {
-    let device = Device::cpu_with(Default::default());
-    let model = task.model(1, &device)?;
+pub(crate) fn serial<T: Task>(task: &T, parts: usize, device: &Device) -> Result<Vec<Vec<u32>>> {
+    let model = task.model(1, device)?;
     let mut adam = Adam::new(model.parameters(), 0.01)?;
     for step in 0..STEPS {
         let mut gradients = streamgrad::Gradients::default();
@@ -101,10 +100,30 @@ pub(crate) fn parallel<T: Task>(
 }
 
 fn equal_to_serial<T: Task>(task: &T, ranks: usize, bucket_bytes: usize, captured: bool) {
-    let expected = serial(task, ranks).unwrap();
-    for result in on_ranks(ranks, |comm| parallel(task, comm, bucket_bytes, captured)) {
-        assert!(result.unwrap() == expected, "{ranks} ranks, buckets of {bucket_bytes} bytes, {captured}");
+    let device = Device::cpu_with(Default::default());
+    equal_to_serial_on(task, Communicator::threads(ranks).unwrap(), bucket_bytes, captured, &device);
+}
+
+/// That training on `ranks` gives what one process gives on `device`.
+fn equal_to_serial_on<T: Task>(
+    task: &T,
+    ranks: Vec<Communicator>,
+    bucket_bytes: usize,
+    captured: bool,
+    device: &Device,
+) {
+    let (size, expected) = (ranks.len(), serial(task, ranks.len(), device).unwrap());
+    for result in on_threads(ranks, |comm| parallel(task, comm, bucket_bytes, captured)) {
+        assert!(result.unwrap() == expected, "{size} ranks, buckets of {bucket_bytes} bytes, {captured}");
     }
+}
+
+/// Training on ranks that `make` makes equals training on `device`, which is one of theirs.
+pub(crate) fn training_equals_one_process(make: impl Fn() -> Vec<Communicator>, device: &Device) {
+    for (bucket_bytes, captured) in [(25 << 20, false), (4096, false), (4096, true)] {
+        equal_to_serial_on(&Language, make(), bucket_bytes, captured, device);
+    }
+    equal_to_serial_on(&Images, make(), 65_536, false, device);
 }
 
 #[test]

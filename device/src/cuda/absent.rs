@@ -208,6 +208,10 @@ impl DriverStream {
     pub(super) unsafe fn fill_bytes(&self, _: *mut u8, _: u8, _: usize) -> Result<()> {
         match *self {}
     }
+
+    pub(super) fn raw(&self) -> *mut std::ffi::c_void {
+        match *self {}
+    }
 }
 
 impl ConvAlgorithm {

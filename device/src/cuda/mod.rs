@@ -58,7 +58,7 @@ pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 use crate::device::Core;
 use crate::graph::capture::refused;
 use crate::recorder::Kernels;
-use crate::{DType, MemoryDriver, Moment, Result, Stream, Work};
+use crate::{DType, Device, Error, MemoryDriver, Moment, Result, Stream, Work};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -274,6 +274,19 @@ pub struct ConvForm {
     pub dilation: [usize; 2],
 }
 
+impl Device {
+    /// Makes a CUDA device current on this thread, for libraries that ask the driver which one they work on.
+    ///
+    /// # Errors
+    /// [`Error::CudaUnavailable`] for a device that is none; [`Error::Driver`](crate::Error::Driver).
+    pub fn make_current(&self) -> Result<()> {
+        match self.default_stream().fifo().driver_stream() {
+            Some(driver) => driver.bind(),
+            None => Err(Error::CudaUnavailable { reason: format!("{self} is no CUDA device").into() }),
+        }
+    }
+}
+
 impl Stream {
     /// How cuDNN makes convolutions of this form, with TF32 if the [device](crate::Device::set_tf32) allows that; `None` on
     /// a CPU, where cuDNN was not found or is not [wanted](CudaConfig::cudnn), and for forms of which it has no algorithm that always gives the same bits. The
@@ -456,6 +469,22 @@ impl<'a> Queue<'a> {
         // SAFETY: the caller's promise.
         self.core
             .with_room(|| unsafe { self.stream.enqueue_convolution(algorithm, operands, bias, workspace) })
+    }
+
+    /// Has a library of another crate enqueue `what` on the driver's stream that it is given, a `CUstream`, whose device is
+    /// current. `enqueue` is not called where nothing is to be enqueued.
+    ///
+    /// # Safety
+    /// What is enqueued touches only memory that the command's uses name, in bounds, and has all its work in that stream's order.
+    ///
+    /// # Errors
+    /// Those of `enqueue`; [`Error::Captured`](crate::Error::Captured) where it is part of a graph and stays as it was.
+    pub unsafe fn library(
+        &self,
+        what: &str,
+        enqueue: impl FnOnce(*mut std::ffi::c_void) -> Result<()>,
+    ) -> Result<()> {
+        if self.adds(what)? { enqueue(self.stream.raw().cast()) } else { Ok(()) }
     }
 
     /// Enqueues two parts of a command of which neither needs the other: in a graph they run at once, on a stream one after

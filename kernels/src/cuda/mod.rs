@@ -26,6 +26,7 @@ pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod normalize;
 pub(crate) mod optim;
+pub(crate) mod parts;
 pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod reduce;
@@ -150,6 +151,7 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &matmul::F32,
         &normalize::F32,
         &*optim::OPTIM,
+        &parts::F32,
         &pool::F32,
         &random::F32,
         &reduce::F32,

@@ -1,0 +1,219 @@
+//! A communicator of the library, of which no call blocks.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::library::{Config, Library, RawComm, RawId};
+use crate::{Error, Result};
+
+const SUCCESS: c_int = 0;
+const IN_PROGRESS: c_int = 7;
+
+/// How often to look before sleeping between two looks.
+const LOOKS: usize = 64;
+const NAP: Duration = Duration::from_micros(50);
+
+/// A communicator, used by one thread at a time, which anybody may abort meanwhile.
+pub(super) struct Handle {
+    library: &'static Library,
+    /// Held over a call and what it began.
+    calls: Mutex<()>,
+    /// `None` once it is gone. Held over a function of the library, each of which returns at once.
+    raw: Mutex<Option<RawComm>>,
+}
+
+// SAFETY: the library's communicators may be used from any thread, by one at a time, which the lock sees to.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
+/// How long to wait for what a call began.
+pub(super) struct Patience<'a> {
+    /// Until when; `None` for ever.
+    pub(super) deadline: Option<Instant>,
+    /// What the group failed with meanwhile.
+    pub(super) failure: &'a dyn Fn() -> Option<Error>,
+    /// The error once the deadline has passed.
+    pub(super) late: &'a dyn Fn() -> Error,
+}
+
+impl Patience<'_> {
+    /// Waits until `look` finds something.
+    pub(super) fn wait<T>(&self, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        for looks in 0.. {
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+            if let Some(failure) = (self.failure)() {
+                return Err(failure);
+            }
+            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err((self.late)());
+            }
+            if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+        }
+        unreachable!("it looks for ever")
+    }
+}
+
+impl Handle {
+    /// Rank `rank` of `size`, on the device that is current; waits for the others.
+    pub(super) fn init(rank: usize, size: usize, id: RawId, patience: &Patience<'_>) -> Result<Handle> {
+        const CALL: &str = "ncclCommInitRankConfig";
+        let library = Library::find()?;
+        let (mut raw, mut config) = (std::ptr::null_mut(), Config::non_blocking());
+        let (rank, size) = (number("rank", rank)?, number("size", size)?);
+        // SAFETY: the function reads the configuration and writes a handle before it returns.
+        let code = unsafe { (library.init)(&mut raw, size, id, rank, &mut config) };
+        if code != SUCCESS && code != IN_PROGRESS {
+            return Err(library.error(CALL, code, None));
+        }
+        let handle = Handle { library, calls: Mutex::default(), raw: Mutex::new(Some(raw)) };
+        handle.settle(CALL, patience).inspect_err(|_| handle.abort())?;
+        Ok(handle)
+    }
+
+    /// Calls the library, once it has ended what it did before, and waits until it has ended this; for what a call begins.
+    pub(super) fn call(
+        &self,
+        name: &'static str,
+        patience: &Patience<'_>,
+        call: impl FnOnce(&'static Library, RawComm) -> c_int,
+    ) -> Result<()> {
+        let _one = self.calls.lock();
+        let code = self.with(name, |raw| Ok(call(self.library, raw)))?;
+        match code {
+            SUCCESS => Ok(()),
+            IN_PROGRESS => self.settle(name, patience),
+            code => self.with(name, |raw| Err(self.library.error(name, code, Some(raw)))),
+        }
+    }
+
+    /// Waits until what was begun has ended.
+    fn settle(&self, call: &'static str, patience: &Patience<'_>) -> Result<()> {
+        patience.wait(|| Ok(self.is_settled(call)?.then_some(())))
+    }
+
+    /// Whether nothing is under way.
+    ///
+    /// # Errors
+    /// What failed since.
+    pub(super) fn is_settled(&self, call: &'static str) -> Result<bool> {
+        self.with(call, |raw| {
+            let mut state = SUCCESS;
+            // SAFETY: the communicator is live; the function writes a number.
+            let code = unsafe { (self.library.async_error)(raw, &mut state) };
+            match (code, state) {
+                (SUCCESS, SUCCESS) => Ok(true),
+                (SUCCESS, IN_PROGRESS) => Ok(false),
+                (SUCCESS, failed) => Err(self.library.error(call, failed, Some(raw))),
+                (code, _) => Err(self.library.error("ncclCommGetAsyncError", code, None)),
+            }
+        })
+    }
+
+    /// One of those ranks that give the same color, with the rank and the size that it has there.
+    pub(super) fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+        patience: &Patience<'_>,
+    ) -> Result<Option<Handle>> {
+        const CALL: &str = "ncclCommSplit";
+        let color = color.map_or(Ok(-1), |color| number("color", color))?;
+        let key = number("key", key)?;
+        /// What the library may write to for as long as it is under way.
+        struct Places {
+            raw: RawComm,
+            config: Config,
+        }
+        let places =
+            Box::into_raw(Box::new(Places { raw: std::ptr::null_mut(), config: Config::non_blocking() }));
+        self.call(CALL, patience, |library, raw| {
+            // SAFETY: the communicator is live, and both places stay until the library has done with them.
+            unsafe { (library.split)(raw, color, key, &raw mut (*places).raw, &raw mut (*places).config) }
+        })?;
+        // SAFETY: it was boxed above, and the library has done with it; after an error it is leaked.
+        let raw = unsafe { Box::from_raw(places) }.raw;
+        if raw.is_null() {
+            return Ok(None);
+        }
+        let made = Handle { library: self.library, calls: Mutex::default(), raw: Mutex::new(Some(raw)) };
+        made.settle(CALL, patience).inspect_err(|_| made.abort())?;
+        Ok(Some(made))
+    }
+
+    /// Which rank it is, and how many there are.
+    pub(super) fn place(&self) -> Result<(usize, usize)> {
+        let ask = |call, function: unsafe extern "C" fn(RawComm, *mut c_int) -> c_int| {
+            self.with(call, |raw| {
+                let mut number = 0;
+                // SAFETY: the communicator is live; the function writes a number.
+                let code = unsafe { function(raw, &mut number) };
+                match (code, usize::try_from(number)) {
+                    (SUCCESS, Ok(number)) => Ok(number),
+                    _ => Err(self.library.error(call, code, Some(raw))),
+                }
+            })
+        };
+        Ok((ask("ncclCommUserRank", self.library.rank)?, ask("ncclCommCount", self.library.count)?))
+    }
+
+    /// Begins to let go of it: what it has under way on the device has run.
+    pub(super) fn finalize(&self) -> Result<()> {
+        const CALL: &str = "ncclCommFinalize";
+        self.with(CALL, |raw| {
+            // SAFETY: the communicator is live.
+            match unsafe { (self.library.finalize)(raw) } {
+                SUCCESS | IN_PROGRESS => Ok(()),
+                code => Err(self.library.error(CALL, code, Some(raw))),
+            }
+        })
+    }
+
+    /// Lets go of it, which is finalized.
+    pub(super) fn destroy(&self) {
+        if let Some(raw) = self.raw.lock().take() {
+            // SAFETY: it was live until now. What the library says then is of use to nobody.
+            unsafe { (self.library.destroy)(raw) };
+        }
+    }
+
+    /// Ends what is under way, on the device, too, and lets go of it.
+    pub(super) fn abort(&self) {
+        if let Some(raw) = self.raw.lock().take() {
+            // SAFETY: it was live until now. What the library says then is of use to nobody.
+            unsafe { (self.library.abort)(raw) };
+        }
+    }
+
+    fn with<R>(&self, call: &'static str, f: impl FnOnce(RawComm) -> Result<R>) -> Result<R> {
+        match *self.raw.lock() {
+            Some(raw) => f(raw),
+            None => {
+                Err(Error::CommUnavailable { reason: format!("{call} of ranks that have failed").into() })
+            }
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+/// As the library counts.
+pub(super) fn number(argument: &'static str, value: usize) -> Result<c_int> {
+    c_int::try_from(value)
+        .map_err(|_| Error::invalid("nccl", argument, "at most 2147483647", format_args!("{value}")))
+}

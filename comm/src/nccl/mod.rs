@@ -1,0 +1,172 @@
+//! NCCL between CUDA devices, of one process or of many.
+
+mod group;
+mod handle;
+mod library;
+mod member;
+mod rank;
+mod watch;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use device::Device;
+
+use crate::{CommOptions, Communicator, Error, Result};
+use group::Group;
+use handle::{Handle, Patience};
+use library::{Library, RawId};
+use member::Member;
+
+/// What the ranks of a group of NCCL find each other by. One rank makes it, and gives it to all others.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NcclId(RawId);
+
+impl NcclId {
+    /// How many bytes it has.
+    pub const BYTES: usize = 128;
+
+    /// A new one. This process answers the other ranks' from now on.
+    ///
+    /// # Errors
+    /// [`Error::CommUnavailable`] without NCCL 2.18 or later; [`Error::Driver`] as NCCL says.
+    pub fn new() -> Result<NcclId> {
+        let library = Library::find()?;
+        let mut id = RawId([0; NcclId::BYTES]);
+        // SAFETY: the function writes that many bytes.
+        match unsafe { (library.unique_id)(&mut id) } {
+            0 => Ok(NcclId(id)),
+            code => Err(library.error("ncclGetUniqueId", code, None)),
+        }
+    }
+
+    /// As it travels.
+    pub fn to_bytes(self) -> [u8; NcclId::BYTES] {
+        self.0.0
+    }
+
+    /// What has come.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number of bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<NcclId> {
+        match bytes.try_into() {
+            Ok(bytes) => Ok(NcclId(RawId(bytes))),
+            Err(_) => Err(Error::invalid("nccl", "id", "128 bytes", format_args!("{} bytes", bytes.len()))),
+        }
+    }
+}
+
+impl fmt::Debug for NcclId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NcclId").finish_non_exhaustive()
+    }
+}
+
+impl Communicator {
+    /// Rank `rank` of `size` ranks on CUDA devices, by NCCL: one process a device, all with the `id` that one of them made. The
+    /// host waits for the others.
+    ///
+    /// NCCL 2.18 or later is looked for as `libnccl.so.2`, in the folders of the dynamic linker, as `LD_LIBRARY_PATH` names that
+    /// of PyTorch's package. Unless the environment has `NCCL_NVLS_ENABLE`, it is set to 0 there when the library is loaded, before
+    /// the first communicator of the process is made: no other thread may read the environment by C's functions meanwhile.
+    ///
+    /// Launches never wait but for the first collective, at which ranks connect; a first message between two ranks waits for the
+    /// other one, too.
+    ///
+    /// # Errors
+    /// [`Error::CommUnavailable`] without the library, or for a device that is no CUDA device; [`Error::InvalidArgument`] for a
+    /// rank that there is not; [`Error::CollectiveTimeout`] if not all come in time; [`Error::Driver`] as NCCL says; those of
+    /// allocating a few bytes on the device.
+    pub fn nccl(
+        device: &Device,
+        rank: usize,
+        size: usize,
+        id: NcclId,
+        options: CommOptions,
+    ) -> Result<Communicator> {
+        join(Group::alone(size), device, (rank, size), id, options)
+    }
+
+    /// Ranks of this process, one on each of `devices`, by NCCL; rank `i` is entry `i`, to be moved to the thread that is that
+    /// rank. Each needs a thread of its own: a first collective waits for all.
+    ///
+    /// Besides what processes are told, a rank that is dropped, and calls that differ, are errors at once.
+    ///
+    /// # Errors
+    /// As for [`nccl`](Self::nccl); [`Error::InvalidArgument`] for no devices, or one that is there twice.
+    pub fn nccl_devices(devices: &[Device], options: CommOptions) -> Result<Vec<Communicator>> {
+        expect_different("nccl_devices", devices)?;
+        let (id, group) = (NcclId::new()?, Group::local(devices.len()));
+        // Each waits for the others, so each has a thread.
+        std::thread::scope(|scope| {
+            let begin = |(rank, device): (usize, &Device)| {
+                let (group, device) = (Arc::clone(&group), device.clone());
+                let place = (rank, devices.len());
+                let rank = move || join(group, &device, place, id, options);
+                std::thread::Builder::new().spawn_scoped(scope, rank).map_err(no_thread)
+            };
+            let threads: Vec<_> = devices.iter().enumerate().map(begin).collect();
+            // A rank that never began fails the others.
+            if let Some(Err(error)) = threads.iter().find(|thread| thread.is_err()) {
+                group.fail(error.clone());
+            }
+            let end = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<Communicator>>>| {
+                thread?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            let made: Vec<_> = threads.into_iter().map(end).collect();
+            made.into_iter().collect()
+        })
+    }
+}
+
+fn no_thread(error: std::io::Error) -> Error {
+    Error::CommUnavailable { reason: format!("no thread for a rank: {error}").into() }
+}
+
+/// A device for each rank.
+fn expect_different(op: &'static str, devices: &[Device]) -> Result<()> {
+    if devices.is_empty() {
+        return Err(Error::invalid(op, "devices", "at least 1", 0));
+    }
+    match (0..devices.len()).find(|&rank| devices[..rank].contains(&devices[rank])) {
+        Some(rank) => Err(Error::invalid(
+            op,
+            "devices",
+            "a device for each rank",
+            format_args!("that of rank {rank} twice"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Joins the ranks that have `id`.
+fn join(
+    group: Arc<Group>,
+    device: &Device,
+    (rank, size): (usize, usize),
+    id: NcclId,
+    options: CommOptions,
+) -> Result<Communicator> {
+    if rank >= size {
+        return Err(Error::invalid("nccl", "rank", "less than the size", format_args!("{rank} of {size}")));
+    }
+    if device.make_current().is_err() {
+        let reason = format!("ranks of NCCL have CUDA devices; rank {rank} has {device}");
+        return Err(Error::CommUnavailable { reason: reason.into() });
+    }
+    let late = || Error::CollectiveTimeout {
+        op: "nccl",
+        waited_ms: options.timeout.as_millis() as u64,
+        missing: group.missing(rank),
+    };
+    let deadline = Instant::now().checked_add(options.timeout);
+    let patience = Patience { deadline, failure: &|| group.failure(), late: &late };
+    let handle = Handle::init(rank, size, id.0, &patience).map_err(|error| group.fail(error))?;
+    Communicator::new(
+        Arc::new(Member::new(handle, Arc::clone(&group), (rank, size), device, options)?),
+        device,
+        options,
+    )
+}

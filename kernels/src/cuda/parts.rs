@@ -1,0 +1,47 @@
+//! Parts of one shape, joined in their order.
+
+use device::cuda::{Arg, Queue};
+use device::{DType, Result};
+
+use super::walk::blocks;
+use super::{by_dtype, number_programs};
+use crate::reduction::ReduceOp;
+
+number_programs!("parts", "parts.cu");
+
+/// Threads of a block; as in the program.
+const THREADS: u32 = 256;
+
+/// Enqueues `out = ((part 0 + part 1) + part 2) + ..`, or as `how` says: `count` parts of `elements` elements each, which lie one
+/// behind the other from `parts` on. Halves are joined in F32 and rounded once. The bits are those of a CPU that joins in this
+/// order. For commands of another crate that enqueue several things.
+///
+/// # Safety
+/// The command reads as many elements of this type at `parts`, and writes them at `out`, which may be part 0.
+///
+/// # Errors
+/// As for [`Queue::kernel`].
+pub unsafe fn join_parts(
+    queue: &Queue<'_>,
+    how: ReduceOp,
+    dtype: DType,
+    parts: *const u8,
+    count: usize,
+    elements: usize,
+    out: *mut u8,
+) -> Result<()> {
+    if elements == 0 || count == 0 {
+        return Ok(());
+    }
+    let name = match how {
+        ReduceOp::Sum => by_dtype!(dtype, "sum_parts"),
+        ReduceOp::Mean => by_dtype!(dtype, "mean_parts"),
+        ReduceOp::Prod => by_dtype!(dtype, "prod_parts"),
+        ReduceOp::Max => by_dtype!(dtype, "max_parts"),
+        ReduceOp::Min => by_dtype!(dtype, "min_parts"),
+    };
+    let grid = blocks(queue, (elements as u64).div_ceil(u64::from(THREADS)), THREADS);
+    let args = [Arg::Ptr(parts), Arg::U32(count as u32), Arg::U64(elements as u64), Arg::Ptr(out)];
+    // SAFETY: the kernel takes these arguments; the caller answers for what lies there.
+    unsafe { queue.kernel(program_of(dtype), name, grid, &args) }
+}

@@ -27,6 +27,11 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Why the group is of no use any more, if it is not: what every later launch returns.
     fn failure(&self) -> Option<crate::Error>;
 
+    /// Whether it knows the host's memory only: operands of a CUDA device are then copied to pinned memory and back.
+    fn runs_on_host(&self) -> bool {
+        false
+    }
+
     /// How much memory a call needs besides its operands, on `device`.
     fn workspace_bytes(&self, call: &Call, device: &Device) -> usize {
         let _ = (call, device);

@@ -25,6 +25,8 @@ struct Rank {
     backend: Arc<dyn Backend>,
     device: Device,
     options: CommOptions,
+    /// Where its commands run that are not on streams of the device: in pinned memory, for a backend that knows the host's only.
+    staging: Option<Stream>,
     /// What every command of this communicator writes, so that they stay in order.
     token: Shared<Buffer>,
 }
@@ -35,11 +37,14 @@ impl Communicator {
     /// # Errors
     /// Those of allocating a few bytes on the device.
     pub fn new(backend: Arc<dyn Backend>, device: &Device, options: CommOptions) -> Result<Communicator> {
-        let stream = device.default_stream();
+        let is_staged = backend.runs_on_host() && !device.runs_on_host();
+        // One of its own: it waits for other ranks.
+        let staging = if is_staged { Some(device.host().new_stream()?) } else { None };
+        let stream = staging.clone().unwrap_or_else(|| device.default_stream());
         // It outlasts a step that is captured.
         let token = device::Capture::suspended(|| allocator::allocate_shared(&stream, 1))?;
         backend.follow(&token);
-        Ok(Communicator(Arc::new(Rank { backend, device: device.clone(), options, token })))
+        Ok(Communicator(Arc::new(Rank { backend, device: device.clone(), options, staging, token })))
     }
 
     /// This rank, from 0 on.
@@ -234,7 +239,7 @@ impl Communicator {
         x: Option<View<'_>>,
         out: Option<View<'_>>,
     ) -> Result<()> {
-        let Rank { backend, device, options, token } = &*self.0;
+        let Rank { backend, device, options, staging, .. } = &*self.0;
         let op = collective.name();
         // What was sent before its sender left is there to be received.
         let needs_all = !matches!(collective, Collective::Recv { .. });
@@ -246,11 +251,22 @@ impl Communicator {
         }
         let (dtype, shape) = operand(op, collective, x, out)?;
         let call = Call { collective, dtype, shape, order: options.order };
-        let workspace = match backend.workspace_bytes(&call, device) {
+        let [x, out] = [x, out].map(|view| view.map(Place::of));
+        match staging {
+            None => self.meet(stream, call, x, out),
+            Some(staging) => self.meet_staged(stream, staging, call, x, out),
+        }
+    }
+
+    /// Launches a collective on a stream that its operands are within reach of.
+    #[track_caller]
+    fn meet(&self, stream: &Stream, call: Call, x: Option<Place<'_>>, out: Option<Place<'_>>) -> Result<()> {
+        let Rank { backend, token, .. } = &*self.0;
+        let workspace = match backend.workspace_bytes(&call, stream.device()) {
             0 => None,
             bytes => Some(allocator::allocate_shared(stream, bytes)?),
         };
-        let at = |view: Option<View<'_>>| view.map_or(std::ptr::null_mut(), |view| first(&view));
+        let at = |place: Option<Place<'_>>| place.map_or(std::ptr::null_mut(), |place| place.address());
         let memory = Memory {
             input: at(x),
             output: at(out),
@@ -261,7 +277,58 @@ impl Communicator {
         uses.extend(out.map(|out| Use::write(out.buffer)));
         uses.extend(workspace.as_deref().map(Use::write));
         uses.push(Use::write(token));
-        stream.launch(op, &uses, Meeting { backend: Arc::clone(backend), call, memory })
+        stream.launch(call.op(), &uses, Meeting { backend: Arc::clone(backend), call, memory })
+    }
+
+    /// Launches a collective on the host, between a copy of its input to pinned memory, which the host waits for, and one of its
+    /// output back.
+    #[track_caller]
+    fn meet_staged(
+        &self,
+        stream: &Stream,
+        staging: &Stream,
+        call: Call,
+        x: Option<Place<'_>>,
+        out: Option<Place<'_>>,
+    ) -> Result<()> {
+        let op = call.op();
+        let pinned = |place: Place<'_>| allocator::allocate_shared(staging, place.bytes.max(1));
+        let (input, output) = (x.map(pinned).transpose()?, out.map(pinned).transpose()?);
+        if let (Some(x), Some(input)) = (x.filter(Place::has_any), &input) {
+            stream.copy_across(op, input, 0, x.buffer, x.start..x.start + x.bytes)?;
+            // A stream of the host would ask the driver late, when it has work that waits for this collective.
+            stream.synchronize()?;
+        }
+        let staged = |buffer| Place { buffer, start: 0, bytes: 0 };
+        self.meet(staging, call, input.as_deref().map(staged), output.as_deref().map(staged))?;
+        if let (Some(out), Some(output)) = (out.filter(Place::has_any), &output) {
+            stream.copy_across(op, out.buffer, out.start, output, 0..out.bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where an operand lies, which is dense.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    buffer: &'a Buffer,
+    start: usize,
+    bytes: usize,
+}
+
+impl<'a> Place<'a> {
+    fn of(view: View<'a>) -> Place<'a> {
+        let each = view.dtype.size_bytes();
+        let bytes = view.shape().iter().product::<usize>() * each;
+        Place { buffer: view.buffer, start: view.layout.offset() * each, bytes }
+    }
+
+    fn has_any(&self) -> bool {
+        self.bytes > 0
+    }
+
+    fn address(self) -> *mut u8 {
+        self.buffer.ptr().wrapping_add(self.start)
     }
 }
 
@@ -311,9 +378,4 @@ fn expect_shape(op: &'static str, view: View<'_>, shape: &[usize]) -> Result<()>
         return Ok(());
     }
     Err(Error::ShapeMismatch { op, lhs: shape.into(), rhs: view.shape().into() })
-}
-
-/// The address of the first element.
-fn first(view: &View<'_>) -> *mut u8 {
-    view.buffer.ptr().wrapping_add(view.layout.offset() * view.dtype.size_bytes())
 }

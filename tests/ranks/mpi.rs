@@ -274,6 +274,44 @@ fn the_environment_leads_to_mpi() {
     }
 }
 
+#[test]
+#[ignore = "a rank of MPI"]
+fn rank_cuda() {
+    let options = CommOptions::default().timeout(Duration::from_secs(60));
+    let cuda = Device::cuda(0).unwrap();
+    let comm = Communicator::mpi_with(&cuda, options).unwrap();
+    assert!(every_collective::<f32>(&comm).unwrap() == on_threads(&comm, every_collective::<f32>));
+    let side = cuda.new_stream().unwrap();
+    cuda.start_audit();
+    let x = given(&comm, 9, DType::F32).unwrap();
+    let sum = side.scope(|| x.all_reduce(&comm, Reduce::Sum)).unwrap();
+    let sum = crate::common::bits(&sum).unwrap();
+    assert_eq!(cuda.stop_audit().hazards(), []);
+    assert_eq!(
+        sum,
+        on_threads(&comm, |comm| {
+            crate::common::bits(&given(comm, 9, DType::F32)?.all_reduce(comm, Reduce::Sum)?)
+        })
+    );
+    say(comm.rank(), "equal");
+    // An error of the host's is the device's.
+    if comm.rank() == 0 {
+        end(&comm, x.all_reduce(&comm, Reduce::Sum).map(drop));
+    }
+}
+
+#[test]
+fn elements_of_a_cuda_device_go_through_the_host() {
+    if Device::cuda(0).is_err() {
+        return eprintln!("skipped: no CUDA device");
+    }
+    for launcher in launchers() {
+        let said = launcher.survivors(2, &[], "rank_cuda", &[0, 1]);
+        assert!(said[0].contains("RankLost") && said[0].contains("rank: 1"), "{said:?}");
+        assert_eq!(said[1], "equal");
+    }
+}
+
 /// What ended a rank.
 fn end(comm: &Communicator, result: Result<()>) {
     let error = result.and_then(|()| comm.device().synchronize()).unwrap_err();

@@ -130,6 +130,10 @@ unsafe impl Backend for Member {
         self.group.failure.get()
     }
 
+    fn runs_on_host(&self) -> bool {
+        true
+    }
+
     fn run(&self, call: &Call, memory: Memory) -> Result<()> {
         match call.collective {
             Collective::Send { to } => return self.send(call, memory, to),
@@ -152,7 +156,7 @@ unsafe impl Backend for Member {
     }
 
     fn enqueue(&self, call: &Call, _: Memory, _: &Queue<'_>) -> Result<()> {
-        Err(unavailable(format_args!("{} by MPI is on CPU devices", call.op())))
+        Err(unavailable(format_args!("{} by MPI is on the host", call.op())))
     }
 
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {

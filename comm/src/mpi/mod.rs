@@ -1,4 +1,4 @@
-//! Ranks that are processes which MPI has started, each with a CPU device.
+//! Ranks that are processes which MPI has started, mostly with a CPU device each.
 
 mod abi;
 mod exchange;
@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use device::Device;
 
-use crate::launch::unavailable;
 use crate::{CommOptions, Communicator, Result};
 use member::Member;
 use process::Mpi;
@@ -32,16 +31,13 @@ impl Communicator {
         Communicator::mpi_with(&Device::cpu(), CommOptions::default())
     }
 
-    /// As [`mpi`](Self::mpi), on `device`.
+    /// As [`mpi`](Self::mpi), on `device`. On a CUDA device a collective is a copy to pinned memory, for which the launching thread
+    /// waits, one on the host, and a copy back; it cannot be captured.
     ///
     /// # Errors
-    /// As for [`mpi`](Self::mpi); [`Error::CommUnavailable`](crate::Error::CommUnavailable) for a device that is not a CPU device;
-    /// [`Error::CollectiveTimeout`](crate::Error::CollectiveTimeout) if not all processes call it in time; those of allocating a
-    /// few bytes.
+    /// As for [`mpi`](Self::mpi); [`Error::CollectiveTimeout`](crate::Error::CollectiveTimeout) if not all processes call it in
+    /// time; those of allocating a few bytes.
     pub fn mpi_with(device: &Device, options: CommOptions) -> Result<Communicator> {
-        if !device.runs_on_host() {
-            return Err(unavailable(format_args!("ranks of MPI have CPU devices, not {device}")));
-        }
         let member = Member::of_all(Mpi::get()?, options)?;
         Communicator::new(Arc::new(member), device, options)
     }

@@ -246,6 +246,9 @@ impl Communicator {
         }
         let (dtype, shape) = operand(op, collective, x, out)?;
         let call = Call { collective, dtype, shape, order: options.order };
+        if let Some(launched) = backend.launch(&call, stream, x, out) {
+            return launched.map_err(|error| met_by(op, error));
+        }
         let workspace = match backend.workspace_bytes(&call, device) {
             0 => None,
             bytes => Some(allocator::allocate_shared(stream, bytes)?),

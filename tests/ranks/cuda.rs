@@ -124,19 +124,24 @@ fn all_results(ranks: Vec<Communicator>, input: Input) -> Vec<Vec<(String, Vec<f
     results.into_iter().map(Result::unwrap).collect()
 }
 
+fn assert_equal_to_threads(ranks: Vec<Communicator>, input: Input) {
+    let order = ranks[0].options().order;
+    let expected = all_results(Communicator::threads(ranks.len()).unwrap(), input);
+    let found = all_results(ranks, input);
+    for (rank, (expected, found)) in expected.iter().zip(&found).enumerate() {
+        assert_eq!(expected.len(), found.len());
+        for ((name, expected), (_, found)) in expected.iter().zip(found) {
+            let same = expected.iter().zip(found).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same && expected.len() == found.len(), "rank {rank}, {order:?}: {name}");
+        }
+    }
+}
+
 #[test]
 fn collectives_equal_those_of_threads() {
     for devices in each_size(&devices()) {
         for (order, input) in [(ReduceOrder::Ranks, uneven as Input), (ReduceOrder::Fast, given as Input)] {
-            let expected = all_results(Communicator::threads(devices.len()).unwrap(), input);
-            let found = all_results(ranks(devices, options().order(order)), input);
-            for (rank, (expected, found)) in expected.iter().zip(&found).enumerate() {
-                assert_eq!(expected.len(), found.len());
-                for ((name, expected), (_, found)) in expected.iter().zip(found) {
-                    let same = expected.iter().zip(found).all(|(a, b)| a.to_bits() == b.to_bits());
-                    assert!(same && expected.len() == found.len(), "rank {rank}, {order:?}: {name}");
-                }
-            }
+            assert_equal_to_threads(ranks(devices, options().order(order)), input);
         }
     }
 }
@@ -192,7 +197,9 @@ fn captured_collectives_equal_eager_ones() {
 #[test]
 fn training_equals_that_of_one_process() {
     for devices in each_size(&devices()) {
-        training_equals_one_process(|| ranks(devices, options()), &devices[0]);
+        for captured in [false, true] {
+            training_equals_one_process(|| ranks(devices, options()), captured, &devices[0]);
+        }
     }
 }
 
@@ -372,6 +379,45 @@ fn calls_that_differ_name_both_sides() {
                 "{call} {other_call}"
             );
         }
+    }
+}
+
+/// Ranks that copy from each other's devices, without NCCL.
+fn copying(devices: &[Device]) -> Vec<Communicator> {
+    Communicator::threads_with(devices, options()).unwrap()
+}
+
+#[test]
+fn copies_between_devices_are_collectives_too() {
+    for devices in each_size(&devices()) {
+        assert_equal_to_threads(copying(devices), uneven);
+        gradients_agree(copying(devices));
+        training_equals_one_process(|| copying(devices), false, &devices[0]);
+    }
+}
+
+#[test]
+fn copies_between_devices_tell_of_failures() {
+    for devices in each_size(&devices()) {
+        let mut ranks = copying(devices);
+        let lost = ranks.len() - 1;
+        drop(ranks.pop());
+        for result in
+            on_threads(ranks, |comm| Tensor::ones(&[2], DType::F32, comm.device())?.all_gather(comm))
+        {
+            assert!(matches!(result, Err(Error::RankLost { rank, .. }) if rank == lost), "{result:?}");
+        }
+        for result in on_threads(copying(devices), |comm| {
+            Tensor::ones(&[2 + comm.rank()], DType::F32, comm.device())?.all_reduce(comm, Reduce::Sum)
+        }) {
+            assert!(matches!(result, Err(Error::CollectiveMismatch { .. })), "{result:?}");
+        }
+        let captured = streamgrad::Graph::capture(&devices[0], || {
+            Tensor::ones(&[2], DType::F32, &devices[0])?.all_gather(&copying(devices)[0])
+        });
+        assert!(matches!(captured, Err(Error::Captured { .. })), "{:?}", captured.err());
+        let mixed = Communicator::threads_with(&[devices[0].clone(), Device::cpu()], options());
+        assert!(matches!(mixed, Err(Error::CommUnavailable { .. })), "{mixed:?}");
     }
 }
 

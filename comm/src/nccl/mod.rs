@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use device::Device;
 
-use crate::{CommOptions, Communicator, Error, Result};
+use crate::{CommOptions, Communicator, Error, Result, expect_different};
 use group::Group;
 use handle::{Handle, Patience};
 use library::{Library, RawId};
@@ -123,22 +123,6 @@ impl Communicator {
 
 fn no_thread(error: std::io::Error) -> Error {
     Error::CommUnavailable { reason: format!("no thread for a rank: {error}").into() }
-}
-
-/// A device for each rank.
-fn expect_different(op: &'static str, devices: &[Device]) -> Result<()> {
-    if devices.is_empty() {
-        return Err(Error::invalid(op, "devices", "at least 1", 0));
-    }
-    match (0..devices.len()).find(|&rank| devices[..rank].contains(&devices[rank])) {
-        Some(rank) => Err(Error::invalid(
-            op,
-            "devices",
-            "a device for each rank",
-            format_args!("that of rank {rank} twice"),
-        )),
-        None => Ok(()),
-    }
 }
 
 /// Joins the ranks that have `id`.

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use common::{case, run};
 use streamgrad::prelude::*;
+use streamgrad::workloads::Forum;
 use streamgrad::{CommOptions, CpuConfig, Result};
 
 /// Operations of a round: starting the other rank's is not what is timed.
@@ -39,17 +40,10 @@ struct Rank {
     target: Var,
 }
 
-#[derive(Module)]
-struct Forum {
-    first: Linear,
-    second: Linear,
-}
-
 impl Rank {
     fn new(comm: Communicator) -> Result<Rank> {
         let device = comm.device().clone();
-        let forum = Forum { first: Linear::new(10, 20, &device)?, second: Linear::new(20, 2, &device)? };
-        let model = DataParallel::new(forum, &comm)?;
+        let model = DataParallel::new(Forum::new([10, 20, 2], 7, &device)?, &comm)?;
         let sgd = RefCell::new(Sgd::new(model.parameters(), 1e-3)?);
         let random = |shape: &[usize]| Tensor::rand(shape, DType::F32, None, &device);
         let (x, input, target) = (random(&[256])?, random(&[BATCH, 10])?, random(&[BATCH, 4])?);
@@ -57,14 +51,13 @@ impl Rank {
     }
 
     fn step(&self, measured: Measured) -> Result<()> {
-        let Forum { first, second } = self.model.model();
-        let hidden = first.forward(&self.input)?.relu()?;
+        let model = self.model.model();
+        let hidden = model.hidden(&self.input)?;
         let gathered = match measured {
             Measured::Alone => Var::cat(&[&hidden, &hidden], 0)?,
             _ => hidden.all_gather(&self.comm)?,
         };
-        let halves = gathered.split(&[BATCH, BATCH], 0)?;
-        let output = Var::cat(&[&second.forward(&halves[0])?, &second.forward(&halves[1])?], 1)?;
+        let output = model.outputs(&gathered, 2)?;
         let loss = mse(&output, &self.target)?;
         let gradients = match measured {
             Measured::Parallel => self.model.backward(&loss)?,

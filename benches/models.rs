@@ -92,7 +92,7 @@ fn profile(program: Program) -> Result<()> {
     let mut step = program(&device)?;
     (0..2).try_for_each(|_| step())?;
     device.synchronize()?;
-    let profiler = Profile::start(&device, ProfileOptions::default());
+    let profiler = Profile::start(&device, ProfileOptions::default())?;
     for _ in 0..3 {
         step()?;
         profiler.step();

@@ -17,7 +17,7 @@ fn train(dev: &Device) -> Result<(Profile, f32)> {
     let mut batches = loader.epoch(0);
     // Two steps are left out and one is forgotten; then six are kept.
     let schedule = ProfileSchedule { wait: 2, warmup: 1, active: 6, repeat: 1 };
-    let profiler = Profile::start(dev, ProfileOptions { schedule, ..ProfileOptions::default() });
+    let profiler = Profile::start(dev, ProfileOptions { schedule, ..ProfileOptions::default() })?;
     let mut last = None;
     for _ in 0..9 {
         let Some(batch) = profiler.range("load", || batches.next()).transpose()? else { break };

@@ -1,4 +1,4 @@
-//! The `streamgrad` program: `compare`, `train`, `gradcheck`, `info`.
+//! The `streamgrad` program: `compare`, `train`, `gradcheck`, `launch`, `info`.
 #![forbid(unsafe_code)]
 
 mod program;

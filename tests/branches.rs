@@ -7,7 +7,7 @@ mod common;
 use common::bits;
 use common::devices::{Kind, each_device};
 use streamgrad::prelude::*;
-use streamgrad::{Graph, Policy, Result, Schedule, next_key, seed};
+use streamgrad::{CpuConfig, Error, Graph, Policy, Result, Schedule, Stream, SyncMode, next_key, seed};
 
 /// Two layers with dropout that both use `shared`, and their parameters.
 struct Model {
@@ -136,6 +136,38 @@ fn the_backward_pass_of_each_branch_runs_on_its_stream() {
         assert_eq!(gradients.len(), 3);
         Ok(())
     });
+}
+
+/// Under `Manual` nobody else would order what comes next after what a branch launched before another one failed.
+#[test]
+fn branches_that_fail_are_waited_for_too() -> Result<()> {
+    for panics in [false, true] {
+        let device = Device::cpu_with(CpuConfig { schedule: Schedule::Threads, ..CpuConfig::default() });
+        device.set_sync_mode(SyncMode::Manual);
+        let (open, gate) = std::sync::mpsc::channel();
+        let (log, seen) = std::sync::mpsc::channel();
+        let (first, second) = (log.clone(), log);
+        let launched = || {
+            Stream::current(&device).launch_host("branch", &[], move || {
+                gate.recv().unwrap();
+                first.send("branch").unwrap();
+            })
+        };
+        let fails = || -> Result<()> {
+            assert!(!panics, "a branch panics");
+            Err(Error::invalid("a branch", "it", "good", "bad"))
+        };
+        let done =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| device.concurrent((launched, fails))));
+        assert!(!matches!(done, Ok(Ok(_))));
+        device.default_stream().launch_host("after", &[], move || second.send("after").unwrap())?;
+        // What does not wait has time to run.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        open.send(()).unwrap();
+        device.synchronize()?;
+        assert_eq!(seen.iter().collect::<Vec<_>>(), ["branch", "after"], "{panics}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -26,6 +26,8 @@ mod digits_mlp;
 mod pipeline;
 #[path = "../examples/profile.rs"]
 mod profile;
+#[path = "../examples/ranks.rs"]
+mod ranks;
 #[path = "../examples/two_lanes.rs"]
 mod two_lanes;
 
@@ -93,6 +95,11 @@ fn a_custom_optimizer() -> Result<()> {
 #[test]
 fn the_digits() -> Result<()> {
     digits_mlp::main()
+}
+
+#[test]
+fn ranks_equal_one_process() -> Result<()> {
+    ranks::main()
 }
 
 #[test]

@@ -342,6 +342,52 @@ fn one_loss_over_several_batches_equals_one_pass_over_one_tape() -> Result<()> {
     Ok(())
 }
 
+/// A weight that is computed once for all batches, and used by the loss, too: its part of the pass runs once, as in one pass over
+/// one tape, and so do hooks of what batches share.
+#[test]
+fn what_batches_share_is_gone_through_once() -> Result<()> {
+    let explored = Schedule::Explore(Policy::Random { seed: 3 });
+    for kind in Kind::all(&[Schedule::Inline, Schedule::Threads, explored]) {
+        let run = |lanes: usize| -> Result<_> {
+            let device = kind.device();
+            let values = |op| Tensor::randn(&[4, 4], DType::F32, RandomKey { seed: 6, op }, &device);
+            let (v, w) = (Var::leaf(values(0)?), Var::leaf(values(1)?));
+            let calls = Arc::new(Mutex::new(Vec::new()));
+            let counted = |name: &'static str, var: &Var| {
+                let calls = Arc::clone(&calls);
+                var.register_hook(move |gradient| {
+                    calls.lock().unwrap().push(name);
+                    gradient.mul_scalar(2.0).map(Some)
+                })
+            };
+            let inner = v.exp()?;
+            let shared = inner.div(&inner.sum(&[0], true)?)?;
+            let _hooks = [counted("v", &v)?, counted("w", &w)?, counted("shared", &shared)?];
+            let forward = |x: &Tensor| Var::constant(x.clone()).matmul(&shared)?.matmul(&w)?.tanh();
+            let loss = |y: &[Var]| y[0].mul(&y[1])?.mul(&shared)?.sum(&[], false);
+            let batches = [values(2)?, values(3)?];
+            let (loss, gradients) = if lanes == 0 {
+                let loss = loss(&[forward(&batches[0])?, forward(&batches[1])?])?;
+                (loss.value().clone(), loss.backward()?)
+            } else {
+                let lanes = ConcurrentBatches::with_options(&device, lanes, Lanes::Always)?;
+                let step = lanes.merged_step(&batches, |x| forward(x), loss)?;
+                (step.losses[0].clone(), step.gradients)
+            };
+            let mut calls = calls.lock().unwrap().clone();
+            calls.sort_unstable();
+            assert_eq!(calls, ["shared", "v", "w"], "{kind:?}");
+            let all = [&loss, &gradients.get(&v).unwrap(), &gradients.get(&w).unwrap()];
+            all.into_iter().map(bits).collect::<Result<Vec<_>>>()
+        };
+        let expected = run(0)?;
+        for lanes in [1, 2] {
+            assert_eq!(run(lanes)?, expected, "{kind:?}, {lanes} lanes");
+        }
+    }
+    Ok(())
+}
+
 /// The lanes meet in each pass, which they can only if they run at once.
 #[test]
 fn both_passes_of_a_merged_step_run_on_the_lanes_at_once() {

@@ -287,6 +287,88 @@ fn several_batches_and_streams_are_one_table_and_one_page() {
     assert!(bad(&["compare", "--batch", "8,16", "--trace", &path]).contains("one comparison"));
     // Before the first comparison, which would take too long.
     assert!(bad(&["compare", "--streams", "2,1000", "--steps", "100000000"]).contains("at most 256"));
+    assert!(bad(&["compare", "--batch", "8,5000", "--steps", "100000000"]).contains("5000"));
+}
+
+#[test]
+fn ranks_are_compared_on_a_network_that_is_not_there() {
+    let folder = Folder::new("ranks");
+    let [json, trace, page] = ["ranks.json", "trace.json", "ranks.html"].map(|name| folder.file(name));
+    let sizes =
+        ["--ranks", "3", "--batch", "8", "--steps", "5", "--warmup", "2", "--latency", "300", "--average"];
+    let outputs = ["--json", &json, "--trace", &trace, "--report", &page];
+    let printed = good(&[&["compare", "forum"], &sizes[..], &outputs].concat());
+    assert_eq!(printed.matches("bit-equal, on every rank").count(), 2, "{printed}");
+    assert!(printed.contains("300.0 us a message") && printed.contains("exposed-communication"), "{printed}");
+    let found: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let of = |schedule: &str, op: &str| {
+        let all = found[schedule]["communication"].as_array().unwrap();
+        all.iter().find(|of| of["op"] == op).cloned().unwrap()
+    };
+    for schedule in ["serial", "overlapped"] {
+        let steps = found[schedule]["traced_steps"].as_u64().unwrap();
+        // Two messages one after the other, for each batch; an all-reduce has four.
+        for (op, calls, least_ms) in
+            [("all_gather", 2, 1.2), ("reduce_scatter", 2, 1.2), ("all_reduce", 1, 1.2)]
+        {
+            let of = of(schedule, op);
+            assert_eq!(of["calls"].as_u64().unwrap(), calls * steps, "{schedule}, {op}");
+            assert!(of["total_ms"].as_f64().unwrap() >= least_ms * steps as f64, "{schedule}: {of}");
+        }
+        // What one stream does, it does alone.
+        let gathers = of(schedule, "all_gather");
+        assert!(schedule != "serial" || gathers["exposed_ms"] == gathers["total_ms"], "{gathers}");
+    }
+    assert!(fs::read_to_string(&trace).unwrap().contains("all_gather"));
+    assert!(fs::read_to_string(&page).unwrap().contains("<h2>Timeline<"));
+    assert!(bad(&["compare", "mlp", "--ranks", "2"]).contains("--ranks is for forum alone"));
+    assert!(bad(&["compare", "forum", "--streams", "2"]).contains("--streams is not for forum"));
+    assert!(bad(&["compare", "forum", "--latency", "-1"]).contains("positive"));
+}
+
+/// Gradients that are averaged as one, at the end of the pass, are exposed as a whole; in parts, the first ones run beside the rest.
+#[test]
+fn ranks_that_are_not_there_are_planned_for() {
+    let folder = Folder::new("plan");
+    let file = folder.file("plan.json");
+    let plan = |more: &[&str]| -> Value {
+        let sizes = [
+            "plan",
+            "--model",
+            "mlp",
+            "--ranks",
+            "1,2,8",
+            "--steps",
+            "3",
+            "--latency",
+            "1000",
+            "--json",
+            &file,
+        ];
+        let printed = good(&[&sizes[..], more].concat());
+        assert!(printed.contains("efficiency") && printed.contains("MiB of memory"), "{printed}");
+        serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap()
+    };
+    let of = |plan: &Value, at: usize, what: &str| plan["steps"][at][what].as_f64().unwrap();
+    let whole = plan(&[]);
+    assert_eq!(whole["bucket_bytes"].as_array().unwrap().len(), 1);
+    assert_eq!(whole["bucket_bytes"][0], whole["parameter_bytes"]);
+    assert!(whole["peak_bytes"].as_u64() > whole["parameter_bytes"].as_u64());
+    assert_eq!((of(&whole, 0, "exposed_ms"), of(&whole, 0, "efficiency")), (0.0, 1.0));
+    for (at, ranks) in [(1, 2.0), (2, 8.0)] {
+        let bytes = whole["parameter_bytes"].as_f64().unwrap();
+        let expected = 2.0 * (ranks - 1.0) * (1.0 + 1e3 * bytes / ranks / 50e9);
+        for what in ["communication_ms", "exposed_ms"] {
+            let found = of(&whole, at, what);
+            assert!((found - expected).abs() < 1e-3, "{what} on {ranks} ranks: {found} and {expected}");
+        }
+    }
+    let parts = plan(&["--bucket", "0.1"]);
+    assert!(parts["bucket_bytes"].as_array().unwrap().len() > 1);
+    assert!(of(&parts, 2, "exposed_ms") < of(&parts, 2, "communication_ms"));
+    assert!(bad(&["plan", "--ranks", "8..4"]).contains("larger"));
+    assert!(bad(&["plan", "--ranks", "0"]).contains("at least 1"));
+    assert!(bad(&["plan", "--batch", "5000", "--model", "mlp"]).contains("5000"));
 }
 
 #[test]
@@ -302,6 +384,26 @@ fn training_writes_a_page_with_losses_and_a_profile() {
     good(&["train", "--epochs", "1", "--batch", "256", "--report", &short]);
     let short = fs::read_to_string(&short).unwrap();
     assert!(short.contains("Epochs") && !short.contains("<h2>Timeline<"), "no step was recorded");
+    // A run that fails says so there, too.
+    let failed = folder.file("failed.html");
+    assert!(
+        bad(&["train", "--epochs", "2", "--lr", "1e38", "--report", &failed]).contains("try an --lr below")
+    );
+    let failed = fs::read_to_string(&failed).unwrap();
+    assert!(failed.contains("It ended early: epoch") && failed.contains("Loss of each batch"));
+    // No file that a run reads or writes otherwise is written over.
+    let saved = folder.file("saved");
+    good(&["train", "--epochs", "1", "--save", &saved]);
+    for [option, name] in
+        [["--save", "two outputs"], ["--resume", "written over"], ["--data", "written over"]]
+    {
+        assert!(
+            bad(&["train", "--epochs", "2", option, &saved, "--report", &saved]).contains(name),
+            "{option}"
+        );
+    }
+    assert!(bad(&["train", "--data", &saved, "--save", &saved]).contains("written over"));
+    good(&["train", "--epochs", "2", "--resume", &saved, "--save", &saved]);
     assert!(bad(&["train", "--report", &folder.file("no/such/folder.html")]).contains("folder.html"));
 }
 

@@ -1,6 +1,6 @@
 //! The backward pass.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
@@ -146,6 +146,89 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
     Ok(found)
 }
 
+/// Nodes that several parts of one backward pass lead to: each part ends there, and one more goes on from there. Leaves without
+/// hooks are left to the parts, whose gradients are added anyway.
+#[derive(Default)]
+pub(crate) struct Ends(HashSet<usize, BuildHasherDefault<AddressHasher>>);
+
+impl Ends {
+    /// The nodes that led to more than one of the values.
+    pub(crate) fn shared_by<'v>(values: impl IntoIterator<Item = &'v Var>) -> Ends {
+        /// Instead of the number of the one value.
+        const SEVERAL: usize = usize::MAX;
+        let mut reached: HashMap<usize, usize, BuildHasherDefault<AddressHasher>> = HashMap::default();
+        let mut ends = Ends::default();
+        let mut open: Vec<&Shared<Node>> = Vec::new();
+        for (value, var) in values.into_iter().enumerate() {
+            open.extend(&var.node);
+            while let Some(node) = open.pop() {
+                // The only way to a node is the one that it was reached by, but for the value itself.
+                let known = if node.is_unique() { None } else { reached.insert(node.address(), value) };
+                match known {
+                    Some(known) if known == SEVERAL => {
+                        reached.insert(node.address(), SEVERAL);
+                        continue;
+                    }
+                    Some(known) if known == value => continue,
+                    Some(_) => {
+                        reached.insert(node.address(), SEVERAL);
+                        if !node.is_leaf() || node.has_hooks() {
+                            ends.0.insert(node.address());
+                        }
+                    }
+                    None => {}
+                }
+                open.extend(node.inputs.iter().flatten());
+            }
+        }
+        ends
+    }
+
+    fn contains(&self, node: &Shared<Node>) -> bool {
+        self.0.contains(&node.address())
+    }
+}
+
+/// The gradients of leaves, and those of the [`Ends`], in a part of a backward pass from `root`.
+pub(crate) fn backward_until(
+    root: &Var,
+    gradient: Option<Var>,
+    ends: &Ends,
+) -> Result<(Gradients, Gradients)> {
+    let roots = [(root, gradient.as_ref())];
+    let (mut leaves, mut at_ends) = (Vec::new(), Vec::new());
+    Sweep::plan("backward", &roots, Targets::Until(ends))?.run(
+        &roots,
+        false,
+        false,
+        |_, node, gradient| {
+            if ends.contains(node) {
+                at_ends.push((node.clone(), gradient.clone()));
+            } else if node.is_leaf() {
+                leaves.push((node.clone(), gradient.clone()));
+            }
+            Ok(())
+        },
+    )?;
+    drop(gradient);
+    Ok((Gradients::collect(leaves, false)?, Gradients::collect(at_ends, false)?))
+}
+
+/// The rest of the pass: the gradients of the leaves that led to the ends, from the sums of all parts.
+pub(crate) fn backward_from(ends: Gradients) -> Result<Gradients> {
+    let roots: Vec<(Var, Var)> = ends.into_nodes().collect();
+    let roots: SmallVec<[Root<'_>; 2]> =
+        roots.iter().map(|(root, gradient)| (root, Some(gradient))).collect();
+    let mut leaves = Vec::new();
+    Sweep::plan("backward", &roots, Targets::Leaves)?.run(&roots, false, false, |_, node, gradient| {
+        if node.is_leaf() {
+            leaves.push((node.clone(), gradient.clone()));
+        }
+        Ok(())
+    })?;
+    Gradients::collect(leaves, false)
+}
+
 /// The gradients of `output` with respect to each of `inputs` that is `needed`, for the rule of an op that is made of others:
 /// neither what led to the inputs nor their hooks are part of the pass. Inputs are given once each.
 pub(crate) fn grad_within(
@@ -176,6 +259,8 @@ pub(crate) fn grad_within(
 enum Targets<'t> {
     /// All leaves.
     Leaves,
+    /// All leaves, and these nodes, at which it ends.
+    Until(&'t Ends),
     /// These values, with all that is on the way from them.
     Values(&'t [Var]),
     /// These values, at which it ends.
@@ -218,6 +303,8 @@ struct Sweep<'a> {
     /// The order of the pass: newest first.
     order: Vec<usize>,
     gradients: UnderWay,
+    /// Where it ends, beside the leaves.
+    ends: Option<&'a Ends>,
 }
 
 const NONE: usize = usize::MAX;
@@ -259,6 +346,10 @@ impl<'a> Sweep<'a> {
             edges: Vec::new(),
             order: Vec::new(),
             gradients: UnderWay::default(),
+            ends: match targets {
+                Targets::Until(ends) => Some(ends),
+                _ => None,
+            },
         };
         if let Targets::Ends { inputs, .. } = &targets {
             for node in inputs.iter().filter_map(|input| input.node.as_ref()) {
@@ -288,7 +379,7 @@ impl<'a> Sweep<'a> {
         // Equal sequences are of different threads and independent; the order in which they were found decides.
         sweep.order.sort_by_key(|&at| std::cmp::Reverse(sweep.stops[at].node.sequence));
         match targets {
-            Targets::Leaves => {}
+            Targets::Leaves | Targets::Until(_) => {}
             Targets::Values(values) => sweep.need_only(values),
             Targets::Ends { inputs, needed } => {
                 sweep.need_only(
@@ -309,7 +400,11 @@ impl<'a> Sweep<'a> {
     fn visit_again(&mut self, node: &'a Shared<Node>) -> usize {
         let next = self.stops.len();
         let at = *self.index.entry(node.address()).or_insert(next);
-        if at == next { self.stop_at(node) } else { at }
+        if at == next {
+            self.stop_at(node);
+            self.stops[at].is_end = self.ends.is_some_and(|ends| ends.contains(node));
+        }
+        at
     }
 
     fn stop_at(&mut self, node: &'a Shared<Node>) -> usize {

@@ -151,6 +151,13 @@ impl Gradients {
         Ok(())
     }
 
+    /// The gradients with what they are of, each as a value of its form that has its place on the tape.
+    pub(crate) fn into_nodes(self) -> impl Iterator<Item = (Var, Var)> {
+        let stand_in =
+            |Entry { leaf, gradient }| (Var { value: gradient.value.clone(), node: Some(leaf) }, gradient);
+        self.entries.into_iter().map(stand_in)
+    }
+
     /// How many leaves have a gradient.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -37,7 +37,7 @@ pub use profile::{Profile, ProfileOptions, ProfileSchedule, Profiler, diagnose};
 pub use recompute::recompute;
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
 pub use tensor::{
-    CommModel, CommOptions, Communicator, DType, Device, Error, Graph, GraphOptions, Operand, Order,
-    PlanReport, PlannedCommand, Reduce, ReduceOrder, Result, Stream, Tensor, Tensors,
+    Collective, CommModel, CommOptions, Communicator, DType, Device, Error, Graph, GraphOptions, Operand,
+    Order, PlanReport, PlannedCommand, Reduce, ReduceOrder, Result, Stream, Tensor, Tensors,
 };
 pub use var::{Var, VarId};

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use tensor::{Generator, Result, with_generator};
+use tensor::{Generator, Result, Tensor, with_generator};
 
 use crate::autocast::Inherited;
 use crate::backward::grad_within;
@@ -43,7 +43,8 @@ use crate::{Grads, Save, Var, Vjp, record};
 ///
 /// # Errors
 /// Those of `f`, now or in the backward pass; there also [`Error::ShapeMismatch`](crate::Error) and the like if `f` gives another form than the first
-/// time, and [`Error::VersionMismatch`](crate::Error) if `x` or another value that `f` uses was changed in place meanwhile.
+/// time, and [`Error::VersionMismatch`](crate::Error) if `x` or another value, parameter or constant, that an op on a [`Var`] in `f` uses was
+/// changed in place meanwhile.
 pub fn recompute<F>(f: F, x: &Var) -> Result<Var>
 where
     F: Fn(&Var) -> Result<Var> + Send + Sync + 'static,
@@ -56,12 +57,16 @@ where
     let y = y?;
     let mut inputs = vec![x];
     // It may have given a value of the tape as it is.
-    for var in noticed.iter().chain([&y]) {
+    for var in noticed.on_tape.iter().chain([&y]) {
         if var.node.is_some() && !inputs.iter().any(|input| is_same(input, var)) {
             inputs.push(var);
         }
     }
-    let saved: Vec<Save<'_>> = (0..inputs.len()).map(Save::Input).collect();
+    // The result is made again, whatever happens to it.
+    let is_known =
+        |tensor: &&Tensor| inputs.iter().copied().chain([&y]).any(|var| var.value.same_storage(tensor));
+    let constants = noticed.constants.iter().filter(|tensor| !is_known(tensor)).map(Save::Tensor);
+    let saved: Vec<Save<'_>> = (0..inputs.len()).map(Save::Input).chain(constants).collect();
     Ok(record(OP, &inputs, &saved, y.value.clone(), move |cx, grad| around.again(&f, cx, grad)))
 }
 
@@ -91,14 +96,44 @@ fn is_same(a: &Var, b: &Var) -> bool {
     }
 }
 
-thread_local! {
-    /// The values of the tape that ops have used since the innermost [`noticing`] began.
-    static NOTICED: RefCell<Vec<Var>> = const { RefCell::new(Vec::new()) };
+/// What ops have used since the innermost [`noticing`] began, each at least once.
+#[derive(Default)]
+struct Noticed {
+    on_tape: Vec<Var>,
+    /// What is on no tape, but for what has no other owner: an activation is not kept for having been used.
+    constants: Vec<Tensor>,
 }
 
-/// Runs `f` without recording, and gives the values of the tape that its ops used, each at least once.
-fn noticing<R>(f: impl FnOnce() -> R) -> (R, Vec<Var>) {
-    struct Restore(Vec<Var>);
+impl Noticed {
+    fn add(&mut self, inputs: &[&Var], saved: &[Save<'_>]) {
+        self.constants.retain(|tensor| !tensor.is_unique());
+        for &input in inputs {
+            match input.node {
+                Some(_) => self.on_tape.push(input.clone()),
+                None => self.add_constant(&input.value),
+            }
+        }
+        for save in saved {
+            if let Save::Tensor(tensor) = save {
+                self.add_constant(tensor);
+            }
+        }
+    }
+
+    fn add_constant(&mut self, tensor: &Tensor) {
+        if !self.constants.iter().any(|known| known.same_storage(tensor)) {
+            self.constants.push(tensor.clone());
+        }
+    }
+}
+
+thread_local! {
+    static NOTICED: RefCell<Noticed> = RefCell::default();
+}
+
+/// Runs `f` without recording, and gives what its ops used and somebody still has.
+fn noticing<R>(f: impl FnOnce() -> R) -> (R, Noticed) {
+    struct Restore(Noticed);
     impl Drop for Restore {
         fn drop(&mut self) {
             NOTICED.with_borrow_mut(|noticed| std::mem::swap(noticed, &mut self.0));
@@ -106,14 +141,15 @@ fn noticing<R>(f: impl FnOnce() -> R) -> (R, Vec<Var>) {
     }
     let _outer = Restore(NOTICED.take());
     let result = with_recording(Recording::Noticed, f);
-    (result, NOTICED.take())
+    let mut noticed = NOTICED.take();
+    noticed.constants.retain(|tensor| !tensor.is_unique());
+    (result, noticed)
 }
 
 /// Takes note of what an op uses.
 #[cold]
-pub(crate) fn notice(inputs: &[&Var]) {
-    let on_tape = inputs.iter().filter(|input| input.node.is_some());
-    NOTICED.with_borrow_mut(|noticed| noticed.extend(on_tape.map(|&input| input.clone())));
+pub(crate) fn notice(inputs: &[&Var], saved: &[Save<'_>]) {
+    NOTICED.with_borrow_mut(|noticed| noticed.add(inputs, saved));
 }
 
 #[cfg(test)]

@@ -180,14 +180,13 @@ where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
 {
     let recording = recording();
+    if recording == Recording::Noticed {
+        notice(inputs, saved);
+    }
     if inputs.iter().all(|input| input.node.is_none())
-        || recording == Recording::Off
+        || recording != Recording::On
         || !value.dtype().is_float()
     {
-        return Var::constant(value);
-    }
-    if recording == Recording::Noticed {
-        notice(inputs);
         return Var::constant(value);
     }
     let save = |save: &Save<'_>| {
@@ -242,6 +241,11 @@ impl Node {
 
     pub(crate) fn is_leaf(&self) -> bool {
         self.inputs.is_empty()
+    }
+
+    /// Whether there are hooks, or were once.
+    pub(crate) fn has_hooks(&self) -> bool {
+        self.hooked.load(Ordering::Acquire)
     }
 
     pub(crate) fn add_hook(&self, hook: Hook) -> Result<()> {

@@ -34,8 +34,10 @@ mod backend;
 mod call;
 mod communicator;
 mod launch;
+mod mpi;
 mod nccl;
 mod options;
+mod sums;
 mod threads;
 mod work;
 

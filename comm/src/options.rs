@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kernels::ReduceOp;
 
-use crate::{Call, Collective};
+use crate::Collective;
 
 /// How the elements of all ranks become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -115,13 +115,13 @@ pub struct CommModel {
 }
 
 impl CommModel {
-    /// How long `call` takes with that many ranks, as the table says.
-    pub fn time(&self, call: &Call, ranks: usize) -> Duration {
+    /// How long a collective of that many bytes of one rank takes with that many ranks, as the table says.
+    pub fn time(&self, collective: Collective, bytes: usize, ranks: usize) -> Duration {
         let others = ranks.saturating_sub(1) as f64;
         let levels = f64::from(ranks.next_power_of_two().trailing_zeros());
-        let bytes = call.bytes() as f64;
+        let bytes = bytes as f64;
         let part = bytes / ranks.max(1) as f64;
-        let (messages, each) = match call.collective {
+        let (messages, each) = match collective {
             Collective::AllReduce(_) => (2.0 * others, part),
             Collective::AllGather => (others, bytes),
             Collective::ReduceScatter(_) | Collective::AllToAll => (others, part),

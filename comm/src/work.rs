@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, Work};
+use device::{Binder, CommandKind, Cpu, Work};
 
 use crate::{Backend, Call, Memory, Result, met_by};
 
@@ -35,6 +35,10 @@ impl Work for Meeting {
 
     fn bind(&mut self, binder: &mut dyn Binder) {
         self.memory.bind(binder);
+    }
+
+    fn kind(&self) -> CommandKind {
+        CommandKind::Collective { bytes: self.call.bytes() }
     }
 
     fn waits(&self) -> bool {

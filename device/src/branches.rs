@@ -73,14 +73,34 @@ impl Device {
         let streams = current.branches(B::COUNT)?;
         // Nobody else would order them after what came before, and what comes next after them.
         let is_manual = self.sync_mode() == SyncMode::Manual;
-        if is_manual {
-            streams.iter().try_for_each(|stream| stream.wait_stream(&current))?;
+        if !is_manual {
+            return branches.run_on(&streams);
         }
+        streams.iter().try_for_each(|stream| stream.wait_stream(&current))?;
+        let mut join = Join { current: &current, streams: &streams };
         let done = branches.run_on(&streams)?;
-        if is_manual {
-            streams.iter().try_for_each(|stream| current.wait_stream(stream))?;
-        }
+        join.now()?;
         Ok(done)
+    }
+}
+
+/// The current stream waits for its branches at the end, whether they succeed, fail or panic.
+struct Join<'a> {
+    current: &'a Stream,
+    streams: &'a [Stream],
+}
+
+impl Join<'_> {
+    fn now(&mut self) -> Result<()> {
+        let streams = std::mem::take(&mut self.streams);
+        streams.iter().try_for_each(|stream| self.current.wait_stream(stream))
+    }
+}
+
+impl Drop for Join<'_> {
+    fn drop(&mut self) {
+        // What the branch failed with comes first.
+        let _ = self.now();
     }
 }
 

@@ -99,7 +99,7 @@ impl Stream {
         work: W,
     ) -> Result<()> {
         let fifo = self.fifo();
-        let label = Label { kind: CommandKind::Compute, operands };
+        let label = Label { kind: work.kind(), operands };
         let mut noted = self.core().recorder.launching(op, uses, &label);
         let mut tail = fifo.lock_tail(op)?;
         let threads = fifo.threads;

@@ -61,8 +61,8 @@ pub use hidden::{HiddenSync, SyncDebug};
 pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
 pub use peaks::Peaks;
 pub use recorder::{
-    CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, KernelRecord, LaunchRecord, OperandRecord,
-    Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,
+    CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, HandOff, HandOffRecord, KernelRecord,
+    LaunchRecord, OperandRecord, Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,
 };
 pub use shared::Shared;
 pub use spin::{SpinGuard, SpinLock};

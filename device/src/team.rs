@@ -52,6 +52,47 @@ const TAKEN: u32 = 2;
 // `state` order the accesses; everything else is `Sync` by itself.
 unsafe impl Sync for Shared {}
 
+/// A thread waits for a team to be free, within runs of others that end only after it.
+struct Waiting {
+    runs: Runs,
+    team: usize,
+}
+
+/// Which team's run waits for which team.
+static WAITING: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+
+impl Waiting {
+    /// Refuses to wait for a team that waits, perhaps by way of others, for the end of a run that the thread is within.
+    fn new(team: usize) -> Result<Waiting> {
+        let runs = RUNS.with(|runs| runs.borrow().clone());
+        let mut waiting = WAITING.lock();
+        let (mut reached, mut next) = (vec![team], 0);
+        while let Some(&from) = reached.get(next) {
+            next += 1;
+            let to = waiting.iter().filter(|(waits, _)| *waits == from).map(|&(_, to)| to);
+            let new: Vec<usize> = to.filter(|to| !reached.contains(to)).collect();
+            reached.extend(new);
+        }
+        if reached.iter().any(|team| runs.contains(team)) {
+            let within = "a job of a team that it waits for".into();
+            return Err(Error::Deadlock { op: "Team::run", within });
+        }
+        waiting.extend(runs.iter().map(|&run| (run, team)));
+        Ok(Waiting { runs, team })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut waiting = WAITING.lock();
+        for &run in &self.runs {
+            if let Some(at) = waiting.iter().position(|&pair| pair == (run, self.team)) {
+                waiting.swap_remove(at);
+            }
+        }
+    }
+}
+
 impl Team {
     /// The most helpers that a team may have.
     pub const MAX_HELPERS: usize = 1023;
@@ -102,8 +143,8 @@ impl Team {
     /// Returns when all have returned, with the panic of each that panicked.
     ///
     /// # Errors
-    /// [`Error::Deadlock`] from within a job of the same team, directly or by way of other teams' runs, and where the call
-    /// would wait within a command or a host read; `job` is not called.
+    /// [`Error::Deadlock`] from within a job of the same team, directly or by way of other teams' runs, from within one of a team
+    /// that this one's job waits for, and where the call would wait within a command or a host read; `job` is not called.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
         self.run_some(self.members.len(), job)
     }
@@ -121,6 +162,7 @@ impl Team {
             None => {
                 // What the team is at may wait for the command.
                 may_wait("Team::run")?;
+                let _waiting = Waiting::new(self.id())?;
                 self.running.lock()
             }
         };
@@ -451,6 +493,35 @@ mod tests {
             let panics = team.run(&|_| std::panic::resume_unwind(Box::new(Bomb)))?;
             assert_eq!(panics.iter().map(|panic| panic.0).collect::<Vec<_>>(), [0, 1, 2]);
         }
+        Ok(())
+    }
+
+    /// Two teams whose jobs run each other: one of them is told, and nobody waits for ever.
+    #[test]
+    fn teams_that_wait_for_each_other_are_told() -> Result<()> {
+        let teams = [Team::new("one", 1)?, Team::new("other", 1)?];
+        for _ in 0..20 {
+            let (both, refused) = (std::sync::Barrier::new(2), AtomicUsize::new(0));
+            let cross = |outer: &Team, inner: &Team| {
+                let run = |i: usize| {
+                    if i == 0 {
+                        both.wait();
+                        if let Err(error) = inner.run(&|_| ()) {
+                            assert!(matches!(error, Error::Deadlock { .. }), "{error}");
+                            refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                };
+                outer.run(&run).map(|panics| assert!(panics.is_empty()))
+            };
+            std::thread::scope(|scope| {
+                let crosswise = scope.spawn(|| cross(&teams[1], &teams[0]));
+                cross(&teams[0], &teams[1])?;
+                crosswise.join().expect("it does not panic")
+            })?;
+            assert_eq!(refused.load(Ordering::Relaxed), 1);
+        }
+        assert!(WAITING.lock().is_empty());
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::cuda::Queue;
 use crate::device::Core;
-use crate::{Error, Result, Team};
+use crate::{CommandKind, Error, Result, Team};
 
 /// A command's work: a value, which [`Stream::launch`](crate::Stream::launch) runs on the stream's device, once or, where it is
 /// kept, again.
@@ -39,6 +39,11 @@ pub trait Work: Send + Sync + 'static {
     /// What it does, for a layer that makes one command of several that are kept; `None` where nobody knows more than this trait.
     fn part(&self) -> Option<Box<dyn Any>> {
         None
+    }
+
+    /// What recordings say that it is.
+    fn kind(&self) -> CommandKind {
+        CommandKind::Compute
     }
 
     /// Whether it may wait for something that no stream of its device does, as a collective waits for other ranks. It then has a

@@ -12,47 +12,56 @@ use streamgrad::workloads::{self, Workload};
 use streamgrad::{DeviceKind, Profile};
 
 use super::output::{Output, Printer};
+use super::ranks::{self, RankArgs};
 use super::table::Table;
 use super::{Failure, device, positive, report, sweep, workload};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch or branches.
+    /// What to train: two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch, branches or, on ranks, forum.
     workload: Option<String>,
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]
-    device: String,
+    pub(super) device: String,
     /// Streams of the concurrent schedule [default: 2]; where they are lanes, also the batches of a step. Several numbers, with
     /// commas between them, are compared one after the other.
     #[arg(long, allow_negative_numbers = true, value_name = "N,..", value_parser = positive, value_delimiter = ',')]
-    streams: Vec<usize>,
+    pub(super) streams: Vec<usize>,
     /// Rows of one batch [default: the workload's]; several numbers as for streams.
     #[arg(long, allow_negative_numbers = true, value_name = "B,..", value_parser = positive, value_delimiter = ',')]
-    batch: Vec<usize>,
+    pub(super) batch: Vec<usize>,
     /// Steps to measure.
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
-    steps: Option<usize>,
+    pub(super) steps: Option<usize>,
     /// Steps before them.
     #[arg(long, allow_negative_numbers = true, value_name = "N")]
-    warmup: Option<usize>,
+    pub(super) warmup: Option<usize>,
     /// Seed of parameters, split and shuffles.
     #[arg(long, allow_negative_numbers = true, value_name = "S")]
-    seed: Option<u64>,
+    pub(super) seed: Option<u64>,
     /// Capture the serial schedule's step, too, and replay it in the order of its stream and in that of its data.
     #[arg(long)]
-    graph: bool,
+    pub(super) graph: bool,
     /// Write every figure as JSON; - is standard output, here and below.
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub(super) json: Option<PathBuf>,
     /// Write a trace for Perfetto or chrome://tracing.
     #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
+    pub(super) trace: Option<PathBuf>,
     /// Write a page with the lanes drawn.
     #[arg(long, value_name = "FILE.html")]
-    report: Option<PathBuf>,
+    pub(super) report: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) ranks: RankArgs,
 }
 
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
+    if args.workload.as_deref() == Some(ranks::FORUM) {
+        return ranks::run(args, printer);
+    }
+    if let Some(name) = args.ranks.given() {
+        return Err(Failure::Usage(format!("{name} is for {} alone", ranks::FORUM)));
+    }
     let default = workloads::ALL.first().map_or("", |first| first.name());
     let workload = workload(args.workload.as_deref().unwrap_or(default))?;
     let defaults = CompareOptions::new(workload, &device(&args.device)?);
@@ -74,10 +83,13 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         .map(|(streams, batch)| of(streams, batch))
         .collect();
     all.iter().try_for_each(|options| options.check(workload))?;
+    if let Some(largest) = all.iter().max_by_key(|options| options.batch).filter(|_| all.len() > 1) {
+        largest.check_rows(workload)?;
+    }
     if all.len() > 1 && args.trace.is_some() {
         return Err(Failure::Usage("--trace takes one comparison, not several batches or streams".into()));
     }
-    check_paths(args)?;
+    Output::distinct([&args.json, &args.trace, &args.report])?;
     let output = |path: &Option<PathBuf>| path.as_deref().map(Output::new).transpose();
     let outputs = [output(&args.json)?, output(&args.trace)?, output(&args.report)?];
     if outputs.iter().flatten().any(|output| matches!(output, Output::Stdout)) {
@@ -143,18 +155,6 @@ fn traced(found: &Comparison) -> Trace {
     trace
 }
 
-fn check_paths(args: &Args) -> Result<(), Failure> {
-    let mut places = Vec::new();
-    for path in [&args.json, &args.trace, &args.report].into_iter().flatten() {
-        let place = Output::place(path)?;
-        if places.contains(&place) {
-            return Err(Failure::Usage(format!("{} is named for two outputs", path.display())));
-        }
-        places.push(place);
-    }
-    Ok(())
-}
-
 fn compare_with_bar(workload: &dyn Workload, options: &CompareOptions) -> Result<Comparison, Failure> {
     // Hidden unless standard error is a terminal.
     let bar = ProgressBar::new(0);
@@ -205,12 +205,20 @@ fn show(found: &Comparison, printer: &mut Printer) -> Result<(), Failure> {
     printer.empty_line()?;
     printer.line(format_args!("diagnosis"))?;
     for Finding { code, message, .. } in &found.diagnosis {
-        for (number, line) in wrap(message, TEXT_WIDTH).iter().enumerate() {
-            let label = if number == 0 { format!("{code}:") } else { String::new() };
-            printer.line(format_args!("  {label:<20} {line}"))?;
+        for line in wrapped(code, message) {
+            printer.line(format_args!("{line}"))?;
         }
     }
     Ok(())
+}
+
+/// A finding's lines.
+pub(super) fn wrapped(code: &str, message: &str) -> Vec<String> {
+    let line = |(number, line): (usize, String)| {
+        let label = if number == 0 { format!("{code}:") } else { String::new() };
+        format!("  {label:<23} {line}")
+    };
+    wrap(message, TEXT_WIDTH).into_iter().enumerate().map(line).collect()
 }
 
 const TEXT_WIDTH: usize = 84;
@@ -376,6 +384,6 @@ fn captured_json(captured: &CapturedReport) -> Value {
     })
 }
 
-fn quantiles_json(Quantiles { median, p10, p90 }: Quantiles) -> Value {
+pub(super) fn quantiles_json(Quantiles { median, p10, p90 }: Quantiles) -> Value {
     json!({ "median": median, "p10": p10, "p90": p90 })
 }

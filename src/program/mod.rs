@@ -4,7 +4,11 @@ mod compare;
 mod failure;
 mod gradcheck;
 mod info;
+#[cfg(unix)]
+mod launch;
 mod output;
+mod plan;
+mod ranks;
 mod report;
 mod sweep;
 mod table;
@@ -17,7 +21,7 @@ use clap::{Parser, Subcommand};
 use streamgrad::Device;
 use streamgrad::workloads::{self, Workload};
 
-use failure::Failure;
+use failure::{FAILED, Failure};
 use output::Printer;
 
 /// A tensor and autograd engine in which streams are first-class.
@@ -34,16 +38,20 @@ enum Command {
     Compare(compare::Args),
     /// Train on the digits, with checkpoints.
     Train(train::Args),
+    /// Predict data parallel training on more ranks than there are, from a measured step and a modelled network.
+    Plan(plan::Args),
     /// Check the gradients of every op against finite differences.
     Gradcheck(gradcheck::Args),
+    /// Run a program as several ranks on this machine.
+    #[cfg(unix)]
+    Launch(launch::Args),
+    /// What `launch` starts: one rank, which ends with it.
+    #[cfg(unix)]
+    #[command(hide = true)]
+    Rank(launch::Rank),
     /// Say what devices there are, and why one is missing.
     Info,
 }
-
-/// What was checked does not hold, or a run failed.
-const FAILED: u8 = 1;
-/// The arguments make no sense.
-const USAGE: u8 = 2;
 
 pub(crate) fn main() -> ExitCode {
     let mut printer = Printer::stdout();
@@ -56,7 +64,7 @@ pub(crate) fn main() -> ExitCode {
         Ok(false) => ExitCode::from(FAILED),
         Err(failure) => {
             output::complain(&failure.to_string());
-            ExitCode::from(if matches!(failure, Failure::Usage(_)) { USAGE } else { FAILED })
+            ExitCode::from(failure.status())
         }
     }
 }
@@ -68,7 +76,12 @@ fn run(command: Command, printer: &mut Printer) -> Result<bool, Failure> {
     match command {
         Command::Compare(args) => compare::run(&args, printer),
         Command::Train(args) => train::run(&args, printer),
+        Command::Plan(args) => plan::run(&args, printer),
         Command::Gradcheck(args) => gradcheck::run(&args, printer),
+        #[cfg(unix)]
+        Command::Launch(args) => launch::run(args),
+        #[cfg(unix)]
+        Command::Rank(rank) => rank.run(),
         Command::Info => info::run(printer),
     }
 }
@@ -81,9 +94,9 @@ fn usage(error: &clap::Error, printer: &mut Printer) -> Result<bool, Failure> {
             printer.line(format_args!("{}", text.trim_end()))?;
             Ok(true)
         }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(Failure::Usage("a command is missing: compare, train, gradcheck or info".into()))
-        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Failure::Usage(
+            "a command is missing: compare, train, plan, gradcheck, launch or info".into(),
+        )),
         _ => {
             let first = text.split("\n\n").next().unwrap_or_default();
             let words: Vec<&str> = first.split_whitespace().collect();

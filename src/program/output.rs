@@ -84,8 +84,36 @@ impl Output {
         Ok(Output::File(path.into()))
     }
 
+    /// That no two of the arguments lead to the same place.
+    pub(super) fn distinct<const N: usize>(paths: [&Option<PathBuf>; N]) -> Result<(), Failure> {
+        let mut places = Vec::new();
+        for path in paths.into_iter().flatten() {
+            let place = Output::place(path)?;
+            if places.contains(&place) {
+                return Err(Failure::Usage(format!("{} is named for two outputs", path.display())));
+            }
+            places.push(place);
+        }
+        Ok(())
+    }
+
+    /// That none of the arguments leads to a file that is read.
+    pub(super) fn spares<const N: usize>(
+        paths: [&Option<PathBuf>; N],
+        read: &Option<PathBuf>,
+    ) -> Result<(), Failure> {
+        // What is not there is said by who reads it.
+        let Some(read) = read.as_ref().and_then(|path| fs::canonicalize(path).ok()) else { return Ok(()) };
+        for path in paths.into_iter().flatten() {
+            if Output::place(path)? == read {
+                return Err(Failure::Usage(format!("{} is read, and would be written over", path.display())));
+            }
+        }
+        Ok(())
+    }
+
     /// Where an argument leads to, the same for all that lead there.
-    pub(super) fn place(path: &Path) -> Result<PathBuf, Failure> {
+    fn place(path: &Path) -> Result<PathBuf, Failure> {
         if is_stdout(path) {
             return Ok(path.into());
         }

@@ -5,7 +5,7 @@ use streamgrad::device::Recording;
 use streamgrad::report::{Bars, Line, Plot, Report, Timeline};
 use streamgrad::workloads::compare::{Comparison, Finding, ScheduleReport};
 
-use super::table::Table;
+use super::table::{Table, pairs};
 
 /// The page. `figures` and `verdicts` are the tables that the terminal shows.
 pub(super) fn of(found: &Comparison, about: &str, figures: &Table, verdicts: &Table) -> Report {
@@ -16,11 +16,7 @@ pub(super) fn of(found: &Comparison, about: &str, figures: &Table, verdicts: &Ta
         found.device, found.threads, options.batch, options.steps, options.seed
     );
     let report = Report::new(title).about(about);
-    let pair = |row: &Vec<String>| match &row[..] {
-        [term, text @ ..] => (term.clone(), text.concat()),
-        [] => Default::default(),
-    };
-    let report = report.notes("Result", verdicts.rows().iter().map(pair).collect());
+    let report = report.notes("Result", pairs(verdicts));
     let report = found.schedules().filter_map(timeline).fold(report, Report::timeline);
     let note = |Finding { code, message, .. }: &Finding| ((*code).to_owned(), message.clone());
     report

@@ -43,6 +43,15 @@ impl Table {
     }
 }
 
+/// What rows of a term and a text say.
+pub(super) fn pairs(table: &Table) -> Vec<(String, String)> {
+    let pair = |row: &Vec<String>| match &row[..] {
+        [term, text @ ..] => (term.clone(), text.concat()),
+        [] => Default::default(),
+    };
+    table.rows().iter().map(pair).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -109,11 +109,32 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         }
         file::check_writable(path)?;
     }
+    Output::distinct([&args.save, &args.report])?;
+    Output::spares([&args.save, &args.report], &args.data)?;
+    Output::spares([&args.report], &args.resume)?;
     let report = args.report.as_deref().map(Output::new).transpose()?;
     if matches!(report, Some(Output::Stdout)) {
         printer.use_stderr();
     }
     let mut run = Run::new(args, workload)?;
+    let mut done: Vec<Epoch> = Vec::new();
+    let trained = train(args, workload, &mut run, &mut done, printer);
+    // Of a run that failed, too: its losses say why. What it failed with comes first.
+    let written = report.map_or(Ok(()), |output| {
+        let why = trained.as_ref().err().map(ToString::to_string);
+        output.write(&run.page(workload, &done, why)?.html())
+    });
+    trained.and(written).map(|()| true)
+}
+
+/// Trains what is left of the epochs, and says how each went.
+fn train(
+    args: &Args,
+    workload: &dyn Workload,
+    run: &mut Run,
+    done: &mut Vec<Epoch>,
+    printer: &mut Printer,
+) -> Result<(), Failure> {
     let epochs = args.epochs.map_or(workload.default_epochs(), |epochs| epochs as u64);
     printer.line(format_args!("{}: {}", workload.name(), workload.about()))?;
     if run.progress.epoch > 0 {
@@ -121,9 +142,8 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
             .line(format_args!("resumed after epoch {}, seed {}", run.progress.epoch, run.progress.seed))?;
     }
     let bar = bar(epochs.saturating_sub(run.progress.epoch).saturating_mul(run.steps_per_epoch));
-    let mut done: Vec<Epoch> = Vec::new();
     while run.progress.epoch < epochs {
-        printer.check_read(args.save.is_some() || report.is_some())?;
+        printer.check_read(args.save.is_some() || args.report.is_some())?;
         let start = Instant::now();
         let loss = run.epoch(&bar)?;
         // Says so if the parameters are not finite any more, and the last good checkpoint stays.
@@ -151,11 +171,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         held_out.loss,
         100.0 * held_out.accuracy,
         run.test.len()
-    ))?;
-    if let Some(output) = report {
-        output.write(&run.page(workload, &done)?.html())?;
-    }
-    Ok(true)
+    ))
 }
 
 impl Run {
@@ -210,7 +226,7 @@ impl Run {
         let batches = loader.steps(lanes, position)?;
         let lanes = ConcurrentBatches::new(&device, lanes)?;
         let options = ProfileOptions { schedule: RECORDED, ..ProfileOptions::default() };
-        let profiler = args.report.as_ref().map(|_| Profile::start(&device, options));
+        let profiler = args.report.as_ref().map(|_| Profile::start(&device, options)).transpose()?;
         let captured = args.graph.then(|| CapturedStep::new(&device, GraphOptions::default()));
         Ok(Run {
             device,
@@ -263,10 +279,18 @@ impl Run {
         self.check_finite("loss", mean)
     }
 
-    /// The page of a run that is over.
-    fn page(&mut self, workload: &dyn Workload, done: &[Epoch]) -> Result<Report, Failure> {
-        let about =
+    /// The page of a run that is over, by itself or for a reason.
+    fn page(
+        &mut self,
+        workload: &dyn Workload,
+        done: &[Epoch],
+        why: Option<String>,
+    ) -> Result<Report, Failure> {
+        let mut about =
             format!("{}. Device {}, seed {}.", workload.about(), self.device.name(), self.progress.seed);
+        if let Some(why) = why {
+            about += &format!(" It ended early: {why}.");
+        }
         let points = |of: &mut dyn Iterator<Item = (f64, f64)>, name: &str| {
             vec![Line { name: name.to_owned(), points: of.collect() }]
         };

@@ -63,7 +63,7 @@ mod triangle;
 mod unary;
 mod view;
 
-pub use ::comm::{CommModel, CommOptions, Communicator, Reduce, ReduceOrder};
+pub use ::comm::{Collective, CommModel, CommOptions, Communicator, Reduce, ReduceOrder};
 pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
 pub use benchmark::{MeasuredPeaks, Timing, benchmark};

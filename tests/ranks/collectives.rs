@@ -10,10 +10,10 @@ use streamgrad::{CommOptions, Graph, RandomKey, Result};
 use crate::{on_ranks, on_threads};
 
 /// A program of one rank, from its input to a value of any shape.
-type Function = fn(&Communicator, &Var) -> Result<Var>;
+pub(crate) type Function = fn(&Communicator, &Var) -> Result<Var>;
 
 /// Every collective with a gradient, on an input of `[4 size, 2]`, and none that is linear alone.
-const FUNCTIONS: &[(&str, Function)] = &[
+pub(crate) const FUNCTIONS: &[(&str, Function)] = &[
     ("all_reduce", |comm, x| x.square()?.all_reduce(comm, Reduce::Sum)?.square()),
     ("all_reduce mean", |comm, x| x.exp()?.all_reduce(comm, Reduce::Mean)?.square()),
     ("all_gather", |comm, x| x.square()?.all_gather(comm)?.square()),
@@ -25,13 +25,13 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("all_to_all", |comm, x| x.square()?.all_to_all(comm)?.mul(x)),
 ];
 
-fn input(comm: &Communicator, rows: usize) -> Result<Var> {
+pub(crate) fn input(comm: &Communicator, rows: usize) -> Result<Var> {
     let key = RandomKey { seed: 5, op: comm.rank() as u64 };
     Ok(Var::leaf(Tensor::uniform(&[rows, 2], -1.0, 1.0, DType::F64, key, comm.device())?))
 }
 
 /// A number of this rank, with a weight of its own for each element of `y`.
-fn loss(comm: &Communicator, y: &Var) -> Result<Var> {
+pub(crate) fn loss(comm: &Communicator, y: &Var) -> Result<Var> {
     let key = RandomKey { seed: 6, op: comm.rank() as u64 };
     let weights = Tensor::uniform(y.shape(), 0.5, 1.5, DType::F64, key, comm.device())?;
     y.mul(&Var::constant(weights))?.sum(&[], false)
@@ -39,7 +39,7 @@ fn loss(comm: &Communicator, y: &Var) -> Result<Var> {
 
 /// Compares the gradient of the sum of all ranks' `f` with central differences: of each element of each rank's input in turn,
 /// while the other ranks' inputs stay.
-fn check(comm: &Communicator, name: &str, x: &Var, f: &dyn Fn(&Var) -> Result<Var>) -> Result<()> {
+pub(crate) fn check(comm: &Communicator, name: &str, x: &Var, f: &dyn Fn(&Var) -> Result<Var>) -> Result<()> {
     const STEP: f64 = 1e-5;
     let gradient = match f(x)?.backward()?.get(x) {
         Some(gradient) => gradient.to_vec::<f64>()?,

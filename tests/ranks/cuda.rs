@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use streamgrad::prelude::*;
-use streamgrad::{CommOptions, Error, NcclId, ReduceOrder, Result};
+use streamgrad::{CommOptions, Error, NcclId, ReduceOrder, Rendezvous, Result};
 
 use crate::collectives::{captured_equals_eager, gradients_agree};
 use crate::common::devices::cuda;
@@ -245,6 +245,28 @@ fn ranks_find_each_other_by_an_id() {
         for sum in sums {
             assert_eq!(sum.unwrap(), [devices.len() as f32; 2]);
         }
+    }
+}
+
+/// As processes do that a launcher has started.
+#[test]
+fn ranks_that_meet_over_tcp_have_one_id() {
+    for devices in each_size(&devices()) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        std::thread::scope(|scope| {
+            for (rank, device) in devices.iter().enumerate() {
+                scope.spawn(move || {
+                    let timeout = Duration::from_secs(20);
+                    let mut place = Rendezvous::meet(address, rank, devices.len(), "", timeout).unwrap();
+                    let comm = Communicator::nccl_met(device, &mut place, options()).unwrap();
+                    let x = Tensor::full(&[1], comm.rank() as f64, DType::F32, device).unwrap();
+                    let all: Vec<f32> = (0..devices.len()).map(|rank| rank as f32).collect();
+                    assert_eq!(x.all_gather(&comm).unwrap().to_vec::<f32>().unwrap(), all);
+                });
+            }
+        });
     }
 }
 

@@ -1,37 +1,15 @@
 //! The forum's model: two batches a rank on lanes, an all-gather in the middle of each, one loss of both, one backward pass.
 
 use streamgrad::prelude::*;
+use streamgrad::workloads::Forum;
 use streamgrad::{Gradients, RandomKey, Result};
 
 use crate::on_ranks;
 
 const BATCH: usize = 20;
 
-#[derive(Module)]
-struct Forum {
-    first: Linear,
-    second: Linear,
-}
-
-impl Forum {
-    fn new(device: &Device) -> Result<Forum> {
-        let key = |op| RandomKey { seed: 2, op };
-        Ok(Forum {
-            first: Linear::keyed(10, 20, key(1), device)?,
-            second: Linear::keyed(20, 2, key(2), device)?,
-        })
-    }
-
-    fn hidden(&self, x: &Tensor) -> Result<Var> {
-        self.first.forward(&Var::constant(x.clone()))?.relu()
-    }
-
-    /// The second layer on each rank's part, side by side.
-    fn rest(&self, gathered: &Var, ranks: usize) -> Result<Var> {
-        let parts = gathered.split(&vec![BATCH; ranks], 0)?;
-        let outputs: Vec<Var> = parts.iter().map(|part| self.second.forward(part)).collect::<Result<_>>()?;
-        Var::cat(&outputs.iter().collect::<Vec<_>>(), 1)
-    }
+fn forum(device: &Device) -> Result<Forum> {
+    Forum::new([10, 20, 2], 2, device)
 }
 
 fn input(rank: usize, batch: usize, device: &Device) -> Result<Tensor> {
@@ -51,16 +29,13 @@ fn bits(gradients: &Gradients, parameters: &[Var]) -> Result<Vec<Vec<u32>>> {
 }
 
 /// One rank: its two batches run at once, each with a communicator of its own.
-fn rank(comm: &Communicator) -> Result<Vec<Vec<u32>>> {
+pub(crate) fn rank(comm: &Communicator) -> Result<Vec<Vec<u32>>> {
     let device = comm.device();
-    let model = DataParallel::new(Forum::new(device)?, comm)?;
+    let model = DataParallel::new(forum(device)?, comm)?;
     let lanes = ConcurrentBatches::with_options(device, 2, Lanes::Always)?;
     let comms = [comm.duplicate()?, comm.duplicate()?];
-    let forward = |batch: usize| {
-        let gathered =
-            model.model().hidden(&input(comm.rank(), batch, device)?)?.all_gather(&comms[batch])?;
-        model.model().rest(&gathered, comm.size())
-    };
+    let forward =
+        |batch: usize| model.model().forward(&input(comm.rank(), batch, device)?.into(), &comms[batch]);
     let loss = |outputs: &[Var]| merged_loss(outputs, comm.rank());
     let mut gradients = Gradients::default();
     for _ in 0..20 {
@@ -71,18 +46,18 @@ fn rank(comm: &Communicator) -> Result<Vec<Vec<u32>>> {
 }
 
 /// All ranks in one process: a model for each rank and batch, with the same parameters.
-fn single_process(ranks: usize) -> Result<Vec<Vec<u32>>> {
+pub(crate) fn single_process(ranks: usize) -> Result<Vec<Vec<u32>>> {
     let device = Device::cpu_with(Default::default());
-    let models = |_| -> Result<Vec<Forum>> { (0..ranks).map(|_| Forum::new(&device)).collect() };
+    let models = |_| -> Result<Vec<Forum>> { (0..ranks).map(|_| forum(&device)).collect() };
     let models: Vec<Vec<Forum>> = (0..2).map(models).collect::<Result<_>>()?;
     let mut outputs: Vec<Vec<Var>> = vec![Vec::new(); ranks];
     for (batch, models) in models.iter().enumerate() {
-        let hidden = |rank: usize| models[rank].hidden(&input(rank, batch, &device)?);
+        let hidden = |rank: usize| models[rank].hidden(&input(rank, batch, &device)?.into());
         let hidden: Vec<Var> = (0..ranks).map(hidden).collect::<Result<_>>()?;
         // Gradients are added newest first: that of rank 0 shall be the first.
         for rank in (0..ranks).rev() {
             let gathered = Var::cat(&hidden.iter().collect::<Vec<_>>(), 0)?;
-            outputs[rank].push(models[rank].rest(&gathered, ranks)?);
+            outputs[rank].push(models[rank].outputs(&gathered, ranks)?);
         }
     }
     let mut total: Option<Var> = None;

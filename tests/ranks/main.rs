@@ -1,4 +1,5 @@
-//! Ranks that are threads: what they give is what one process gives, bit for bit, and none waits for one that has gone.
+//! Ranks that are threads, or processes of MPI: what they give is what one process gives, bit for bit, and none waits for one
+//! that has gone.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -9,6 +10,7 @@ mod collectives;
 mod cuda;
 mod faults;
 mod forum;
+mod mpi;
 mod training;
 
 use streamgrad::Result;

@@ -11,13 +11,13 @@ use crate::{on_ranks, on_threads};
 const STEPS: u64 = 3;
 
 /// A model, and the loss of a rank's part of a step's batch.
-trait Task: Sync {
+pub(crate) trait Task: Sync {
     type Model: Module;
     fn model(&self, seed: u64, device: &Device) -> Result<Self::Model>;
     fn loss(&self, model: &Self::Model, step: u64, part: usize) -> Result<Var>;
 }
 
-struct Language;
+pub(crate) struct Language;
 
 impl Task for Language {
     type Model = Gpt;
@@ -37,7 +37,7 @@ impl Task for Language {
     }
 }
 
-struct Images;
+pub(crate) struct Images;
 
 impl Task for Images {
     type Model = Sequential;
@@ -60,7 +60,7 @@ fn parameters(model: &impl Module) -> Result<Vec<Vec<u32>>> {
 }
 
 /// One process: the parts' gradients in rank order, divided by the number of parts.
-fn serial<T: Task>(task: &T, parts: usize, device: &Device) -> Result<Vec<Vec<u32>>> {
+pub(crate) fn serial<T: Task>(task: &T, parts: usize, device: &Device) -> Result<Vec<Vec<u32>>> {
     let model = task.model(1, device)?;
     let mut adam = Adam::new(model.parameters(), 0.01)?;
     for step in 0..STEPS {
@@ -75,7 +75,7 @@ fn serial<T: Task>(task: &T, parts: usize, device: &Device) -> Result<Vec<Vec<u3
 }
 
 /// A rank, which begins with other parameters than rank 0.
-fn parallel<T: Task>(
+pub(crate) fn parallel<T: Task>(
     task: &T,
     comm: &Communicator,
     bucket_bytes: usize,

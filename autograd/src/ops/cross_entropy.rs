@@ -180,7 +180,7 @@ fn losses(logits: &Var, labels: &Tensor) -> Result<Var> {
 
 /// `g (p - one_hot(label))` of each row with `p = softmax(x)`; `x' = g p (h - Σ h p)` and `g' = Σ h (p - one_hot(label))` for its
 /// own gradient `h`.
-fn cross_entropy_grad(logits: &Var, log_sums: &Tensor, labels: &Tensor, g: &Var) -> Result<Var> {
+pub(super) fn cross_entropy_grad(logits: &Var, log_sums: &Tensor, labels: &Tensor, g: &Var) -> Result<Var> {
     let value = grad::cross_entropy(logits.value(), log_sums, labels, g.value())?;
     let saved = [Save::Input(0), Save::Input(1), Save::Tensor(labels)];
     Ok(record("cross_entropy_grad", &[logits, g], &saved, value, |ctx, h| {

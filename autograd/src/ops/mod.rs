@@ -38,6 +38,7 @@ mod index_select;
 mod l1_loss;
 mod layer_norm;
 mod linear;
+mod linear_cross_entropy;
 mod log;
 mod logsumexp;
 mod matmul;
@@ -148,6 +149,7 @@ const OPS: &[OpEntry] = &[
     op("cos", trigonometry::cos_samples),
     op("cross_entropy", cross_entropy::samples),
     op("cross_entropy_with", cross_entropy::option_samples),
+    op("linear_cross_entropy", linear_cross_entropy::samples),
     op("cumsum", cumsum::samples),
     op("div", div::samples),
     op("div_scalar", div::scalar_samples),

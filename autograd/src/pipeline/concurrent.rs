@@ -9,7 +9,8 @@ use tensor::{Device, Error, Result, Stream, Tensor, Tensors, preload};
 use super::around::Around;
 use super::deferred::{Update, collect, defer};
 use super::measured::{LaneReport, Trial};
-use crate::{BackwardOptions, Gradients, Var};
+use crate::backward::{Ends, backward_from, backward_until};
+use crate::{Gradients, Var};
 
 /// Lanes that run the forward and backward pass of a batch each, at once.
 ///
@@ -64,7 +65,8 @@ impl From<Lanes> for LaneOptions {
 pub enum Lanes {
     /// In steps of several batches, if they are measured to be faster there. On devices that try out orders
     /// ([`Schedule::Explore`] and [`Schedule::Delay`]) and in captured steps, where times say nothing, and under
-    /// [`SyncMode::Manual`], where the user waits for the lanes, in every step.
+    /// [`SyncMode::Manual`], where the user waits for the lanes, in every step. Steps that a profile records are not measured:
+    /// they use the lanes as long as nothing is decided.
     #[default]
     Measured,
     /// In every step.
@@ -187,7 +189,8 @@ impl ConcurrentBatches {
     /// that, each batch's part of the backward pass on its lane. What is given has that one loss.
     ///
     /// `loss` runs on the current stream, when all batches are through their forward pass, and may use other values of the
-    /// tape, too. It gets each batch's result as a leaf of its own, in batch order. Gradients are added
+    /// tape, too. What several batches use and was computed before goes through its part of the backward pass once, after theirs,
+    /// and so do hooks of parameters. It gets each batch's result as a leaf of its own, in batch order. Gradients are added
     /// in the order of one backward pass, newest first: those of `loss`, then those of the last batch, and so on. They have the
     /// bits of that pass where a batch uses no parameter twice.
     ///
@@ -221,7 +224,6 @@ impl ConcurrentBatches {
         batches.extend(later);
         let (around, count) = (Around::next(), batches.len());
         let forward = |index, item| as_batch(&around, index, || Ok(Cut::new(forward(item)?)));
-        let back = |_, (cut, gradient): (Cut, Option<Var>)| cut.backward(gradient);
         let merged = |width| {
             let forward: Result<Vec<(Cut, Updates)>> =
                 self.each(width, 0, batches, &forward)?.into_iter().collect();
@@ -229,12 +231,18 @@ impl ConcurrentBatches {
             let leaves: Vec<Var> = cuts.iter().map(|cut| cut.leaf.clone()).collect();
             let (loss, own) = as_batch(&around, count, || loss(&leaves))?;
             updates.push(own);
-            let mut gradients = loss.backward()?;
+            let ends = Ends::shared_by(cuts.iter().map(|cut| &cut.value).chain([&loss]));
+            let (mut gradients, mut at_ends) = backward_until(&loss, None, &ends)?;
             let parts = gradients.take(&leaves);
             drop(leaves);
+            let back = |_, (cut, gradient): (Cut, Option<Var>)| cut.backward(gradient, &ends);
             let parts = self.each(width, 0, cuts.into_iter().zip(parts).collect(), &back)?;
-            for part in parts.into_iter().collect::<Result<Vec<_>>>()?.into_iter().rev() {
-                gradients.merge(part)?;
+            for (of_leaves, of_ends) in parts.into_iter().collect::<Result<Vec<_>>>()?.into_iter().rev() {
+                gradients.merge(of_leaves)?;
+                at_ends.merge(of_ends)?;
+            }
+            if !at_ends.is_empty() {
+                gradients.merge(backward_from(at_ends)?)?;
             }
             Ok((Step { losses: vec![loss.value().clone()], gradients }, updates))
         };
@@ -257,22 +265,27 @@ impl ConcurrentBatches {
     /// be decided.
     fn timed<R>(&self, batches: usize, step: impl FnOnce(usize) -> Result<R>) -> Result<R> {
         let lanes = self.streams.len();
-        let is_tried = !Capture::is_current() && self.serial.device().sync_mode() == SyncMode::Auto;
+        let device = self.serial.device();
+        let is_tried = !Capture::is_current() && device.sync_mode() == SyncMode::Auto;
         let Some(trial) = self.trial.as_ref().filter(|_| is_tried) else { return step(lanes) };
         if batches < 2 {
             return step(1);
         }
-        let (on_lanes, is_decided) = {
+        let width = |on_lanes| if on_lanes { lanes } else { 1 };
+        let on_lanes = {
             let trial = trial.lock();
-            (trial.next(), trial.pays.is_some())
+            match trial.pays {
+                Some(pays) => return step(width(pays)),
+                None => trial.next(),
+            }
         };
-        let width = if on_lanes { lanes } else { 1 };
-        if is_decided {
-            return step(width);
+        // The recorder takes time, too, and its reader would be told of the waits.
+        if device.is_recording() {
+            return step(lanes);
         }
         self.synchronize()?;
         let start = Instant::now();
-        let done = step(width)?;
+        let done = step(width(on_lanes))?;
         self.synchronize()?;
         trial.lock().add(on_lanes, start.elapsed().as_secs_f64() * 1e3);
         Ok(done)
@@ -419,11 +432,11 @@ impl Cut {
         Cut { value, leaf }
     }
 
-    /// The rest of the pass.
-    fn backward(self, gradient: Option<Var>) -> Result<Gradients> {
+    /// The rest of the pass, as far as no other batch takes part in it.
+    fn backward(self, gradient: Option<Var>, ends: &Ends) -> Result<(Gradients, Gradients)> {
         match gradient {
-            Some(_) => self.value.backward_with(BackwardOptions { gradient, ..BackwardOptions::default() }),
-            None => Ok(Gradients::default()),
+            Some(_) => backward_until(&self.value, gradient, ends),
+            None => Ok(Default::default()),
         }
     }
 }

@@ -39,6 +39,11 @@ pub fn defer(update: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()>
     update.map_or(Ok(()), |update| update())
 }
 
+/// Whether this thread runs a batch.
+pub(super) fn is_in_batch() -> bool {
+    BATCH.with_borrow(Option::is_some)
+}
+
 /// Runs `f` as a batch, and gives what it put off.
 pub(super) fn collect<R>(f: impl FnOnce() -> R) -> (R, Vec<Update>) {
     struct Restore(Option<Option<Vec<Update>>>);

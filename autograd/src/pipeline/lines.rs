@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use device::{Event, Panicked, Priority, Team};
+use device::{Event, HandOff, Panicked, Priority, Team};
 use tensor::{Device, Error, Generator, Result, Stream};
 
 use super::around::{Around, failed};
@@ -22,6 +22,7 @@ const TIMED: usize = 2;
 pub(super) struct Stage<'a> {
     pub(super) name: Box<str>,
     pub(super) body: Box<dyn FnMut(Item) -> Result<Item> + Send + 'a>,
+    pub(super) device: Device,
 }
 
 /// Streams for groups of stages, and the threads that drive them: the last one is the caller's.
@@ -40,10 +41,11 @@ impl Lines {
     }
 }
 
-/// One stage of a batch.
+/// One stage of a batch, which is a range of a profile.
 fn through(around: &Around, stage: &mut Stage<'_>, number: usize, batch: usize, item: Item) -> Result<Item> {
     let generator = around.generator(batch).fork(number as u64);
-    match around.run(generator, || (stage.body)(item)) {
+    let Stage { name, body, device } = stage;
+    match around.run(generator, || device.range(name, || body(item))) {
         Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
         Err(panicked) => Err(failed(&stage.name, batch, panicked)),
     }
@@ -72,6 +74,9 @@ fn keep(failure: &Failure, batch: usize, error: Error) {
     }
 }
 
+/// A batch with its number, and what a profile makes of who handed it over.
+type Given = (usize, Item, Option<HandOff>);
+
 /// A group of stages at work.
 struct Part<'p, 'a> {
     stages: &'p mut [Stage<'a>],
@@ -89,11 +94,11 @@ enum From<'p> {
         batches: &'p mut (dyn Iterator<Item = Item> + Send),
         is_over: &'p mut bool,
     },
-    Line(Receiver<(usize, Item)>),
+    Line(Receiver<Given>),
 }
 
 enum To<'p> {
-    Line(SyncSender<(usize, Item)>),
+    Line(SyncSender<Given>),
     /// Results, and the ends of batches that the host has not seen pass.
     Outputs {
         outputs: &'p mut Vec<Item>,
@@ -104,9 +109,13 @@ enum To<'p> {
 
 impl From<'_> {
     /// The next batch with its number; `None` if there is none, or the iterator panicked.
-    fn next(&mut self, failure: &Failure) -> Option<(usize, Item)> {
+    fn next(&mut self, device: &Device, failure: &Failure) -> Option<(usize, Item)> {
         match self {
-            From::Line(line) => line.recv().ok(),
+            From::Line(line) => {
+                let (batch, item, from) = line.recv().ok()?;
+                device.take_over(from);
+                Some((batch, item))
+            }
             From::Batches { left: 0, .. } => None,
             From::Batches { next, left, batches, is_over } => {
                 let batch = **next;
@@ -128,7 +137,7 @@ impl To<'_> {
     /// Hands a batch over. `false` if nobody takes it any more.
     fn give(&mut self, stream: &Stream, batch: usize, item: Item) -> Result<bool> {
         match self {
-            To::Line(line) => Ok(line.send((batch, item)).is_ok()),
+            To::Line(line) => Ok(line.send((batch, item, stream.device().hand_off())).is_ok()),
             To::Outputs { outputs, pending, most } => {
                 outputs.push(item);
                 pending.push_back(stream.record()?);
@@ -151,7 +160,7 @@ fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Result<Option
 impl Part<'_, '_> {
     /// Works until there is nothing left, or something failed.
     fn work(&mut self, stream: &Stream, around: &Around, failure: &Failure) {
-        while let Some((batch, mut item)) = self.from.next(failure) {
+        while let Some((batch, mut item)) = self.from.next(stream.device(), failure) {
             for (at, stage) in self.stages.iter_mut().enumerate() {
                 match through(around, stage, self.first + at, batch, item) {
                     Ok(made) => item = made,

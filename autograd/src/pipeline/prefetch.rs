@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{Placement, StreamOptions, Thread};
+use device::{HandOff, Placement, StreamOptions, Thread};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensor::{Device, Error, Generator, Result, Stream, next_key};
 
@@ -47,9 +47,12 @@ const WARM_UP: usize = 1;
 /// # }
 /// ```
 pub struct Prefetch<T> {
+    device: Device,
     lines: Vec<Line<T>>,
     /// The number of the next item, which the line takes that is as far along the list.
     next: usize,
+    /// Asking for an item panicked.
+    is_over: bool,
     /// While it is not decided who asks the iterators.
     trial: Option<Trial>,
     report: PrefetchReport,
@@ -150,8 +153,10 @@ impl<T: Send + 'static> Prefetch<T> {
             Line::new(source, depth.div_ceil(count), is_ahead, schedule != PipelineSchedule::Serial)
         };
         Ok(Prefetch {
+            device: device.clone(),
             lines: sources.into_iter().enumerate().map(line).collect::<Result<_>>()?,
             next: 0,
+            is_over: false,
             trial: (schedule == PipelineSchedule::Measured)
                 .then(|| Trial::new(count * depth.div_ceil(count))),
             report: PrefetchReport { threads: if is_ahead { count } else { 0 }, ..PrefetchReport::default() },
@@ -185,7 +190,12 @@ impl<T: Send + 'static> Iterator for Prefetch<T> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Result<T>> {
-        let item = self.lines[self.next % self.lines.len()].shared.take()?;
+        if self.is_over {
+            return None;
+        }
+        let Made { item, from, is_last } = self.lines[self.next % self.lines.len()].shared.take()?;
+        self.device.take_over(from);
+        self.is_over = is_last;
         self.next += 1;
         self.came();
         Some(item)
@@ -223,7 +233,7 @@ struct Shared<T> {
 
 struct State<T> {
     /// In order.
-    ready: VecDeque<Result<T>>,
+    ready: VecDeque<Made<T>>,
     /// Items that may be ready.
     depth: usize,
     /// `None` while somebody asks it, and once there are no more items.
@@ -262,7 +272,7 @@ impl<T> Shared<T> {
     }
 
     /// The next item: one that is ready, or that the thread is at, or else made here.
-    fn take(&self) -> Option<Result<T>> {
+    fn take(&self) -> Option<Made<T>> {
         let mut state = self.state.lock();
         loop {
             if let Some(item) = state.ready.pop_front() {
@@ -302,7 +312,7 @@ impl<T> Shared<T> {
         &self,
         state: &mut MutexGuard<'_, State<T>>,
         mut source: Source<T>,
-        next: impl FnOnce(&mut Source<T>) -> Option<Result<T>>,
+        next: impl FnOnce(&mut Source<T>) -> Option<Made<T>>,
     ) {
         let (item, source) = MutexGuard::unlocked(state, || {
             let item = next(&mut source);
@@ -313,6 +323,15 @@ impl<T> Shared<T> {
         state.is_over = source.is_none();
         state.source = source;
     }
+}
+
+/// An item, or what asking for it failed with.
+struct Made<T> {
+    item: Result<T>,
+    /// What a profile makes of who made it.
+    from: Option<HandOff>,
+    /// Whether it is a panic, after which there are no more items.
+    is_last: bool,
 }
 
 /// An iterator, with what it is asked under.
@@ -328,28 +347,30 @@ struct Source<T> {
 
 impl<T> Source<T> {
     /// The next item, made on the source's stream.
-    fn asked_ahead(&mut self) -> Option<Result<T>> {
+    fn asked_ahead(&mut self) -> Option<Made<T>> {
         self.stream.clone().scope(|| self.next())
     }
 
     /// The next item, made by who takes it. A device that runs on the host makes it at once, so the taker's stream does; on
     /// another one the source's stream goes on beside the taker's.
-    fn asked_here(&mut self) -> Option<Result<T>> {
+    fn asked_here(&mut self) -> Option<Made<T>> {
         if self.stream.device().runs_on_host() { self.next() } else { self.asked_ahead() }
     }
 
-    fn next(&mut self) -> Option<Result<T>> {
-        let Source { items, number, around, .. } = self;
-        let asked = around.run(around.generator(*number), || items.as_mut().and_then(|items| items.next()));
-        let (item, is_over) = match asked {
-            Ok(item) => (item, false),
-            Err(panicked) => (Some(Err(failed("prefetch", self.number, panicked))), true),
+    fn next(&mut self) -> Option<Made<T>> {
+        let Source { items, number, stream, around, step } = self;
+        let ask = || items.as_mut().and_then(|items| items.next());
+        let asked = around.run(around.generator(*number), || stream.device().range("prefetch", ask));
+        let made = |item, is_last| Some(Made { item, from: stream.device().hand_off(), is_last });
+        let made = match asked {
+            Ok(item) => item.and_then(|item| made(item, false)),
+            Err(panicked) => made(Err(failed("prefetch", *number, panicked)), true),
         };
-        if is_over || item.is_none() {
-            self.items = None;
+        if made.as_ref().is_none_or(|made| made.is_last) {
+            *items = None;
         }
-        self.number += self.step;
-        item
+        *number += *step;
+        made
     }
 }
 

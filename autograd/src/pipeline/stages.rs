@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 
 use tensor::{Device, Error, Generator, Result, next_key};
 
+use super::deferred::is_in_batch;
 use super::lines::{Item, Lines, Run, Stage, all, even};
 use super::measured::{median, pays};
 
@@ -21,9 +22,10 @@ pub(super) const MOST_DEPTH: usize = 1024;
 /// all stages on one stream, if what a stage changes (parameters, statistics, counters) is used by that stage alone: a
 /// forward pass belongs into the stage of its backward pass and optimizer. What stages share otherwise is used in an order
 /// that the schedule decides. Random ops draw from a generator of the batch and the stage, and
-/// stages are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the run is under.
+/// stages are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the run is under. Within a batch of
+/// [`ConcurrentBatches`](crate::ConcurrentBatches), which takes what is put off with [`defer`](crate::defer), all stages are on one stream.
 ///
-/// The first batches of the first run are used to measure: how long each stage takes, and whether several streams are faster
+/// The first batches of the first run that is not profiled are used to measure: how long each stage takes, and whether several streams are faster
 /// than one. Neighbours share a stream where that is as fast, and all of them do where the gain is less than the noise;
 /// [`report`](Self::report) says so.
 ///
@@ -159,7 +161,8 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
             };
             Ok(Box::new(body(*item)?))
         };
-        self.stages.push(Stage { name: name.into(), body: Box::new(erased) });
+        let device = self.device.clone();
+        self.stages.push(Stage { name: name.into(), body: Box::new(erased), device });
         let Pipeline { device, options, stages, .. } = self;
         Pipeline {
             device,
@@ -194,14 +197,16 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         next_key();
         let mut batches = batches.into_iter().fuse().map(|batch| -> Item { Box::new(batch) });
         let mut run = Run::new(generator, &mut batches);
-        let lines = match self.lines.take() {
+        let in_batch = is_in_batch();
+        let lines = match self.lines.take_if(|_| !in_batch) {
             Some(lines) => lines,
+            None if in_batch => Lines::new(&self.device, all(self.stages.len()))?,
             None => self.decide(&mut run)?,
         };
         self.report_on(&lines);
         let done = run.go_on(&mut self.stages, &lines, self.options.depth, usize::MAX);
         // Too few batches to measure decide nothing.
-        if self.options.schedule != PipelineSchedule::Measured || run.is_decided {
+        if !in_batch && (self.options.schedule != PipelineSchedule::Measured || run.is_decided) {
             self.lines = Some(lines);
         }
         done?;
@@ -231,10 +236,13 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         let count = self.stages.len();
         let serial = Lines::new(&self.device, all(count))?;
         match self.options.schedule {
-            PipelineSchedule::Stages if count > 1 => {
+            // The recorder takes time, too, and its reader would be told of the waits: it is for a later run to measure.
+            PipelineSchedule::Measured if count > 1 && !self.device.is_recording() => {
+                self.measure(run, serial)
+            }
+            PipelineSchedule::Stages | PipelineSchedule::Measured if count > 1 => {
                 Lines::new(&self.device, (0..count).map(|stage| stage..stage + 1).collect())
             }
-            PipelineSchedule::Measured if count > 1 => self.measure(run, serial),
             _ => {
                 run.is_decided = true;
                 Ok(serial)

@@ -139,11 +139,14 @@ impl Rows {
         let ranges = &recording.ranges;
         let around =
             |at: u32| std::iter::successors(Some(at as usize), |&at| Some(ranges[at].parent? as usize));
-        for range in ranges {
+        for (at, range) in ranges.iter().enumerate() {
             let ns = range.end_ns.saturating_sub(range.start_ns) as f64;
+            let mut outer = around(at as u32).skip(1).map(|at| &ranges[at]);
+            let is_within_itself =
+                outer.any(|outer| outer.thread == range.thread && outer.name == range.name);
             let row = self.row(range.name.to_string());
             row.calls += 1;
-            row.host_total_ms += ns;
+            row.host_total_ms += if is_within_itself { 0.0 } else { ns };
             row.host_self_ms += ns;
             let parent = range.parent.map(|parent| &ranges[parent as usize]);
             if let Some(parent) = parent.filter(|parent| parent.thread == range.thread) {
@@ -154,7 +157,7 @@ impl Rows {
             let Some(innermost) = command.launch.range else { continue };
             let (device, copied) = (command.duration_ns() as f64, command.kind.copied_bytes().unwrap_or(0));
             self.row(ranges[innermost as usize].name.to_string()).device_self_ms += device;
-            // A range within one of its own name counts once.
+            // As above, a range within one of its own name counts once.
             let mut names: Vec<&str> = around(innermost).map(|at| &*ranges[at].name).collect();
             names.sort_unstable();
             names.dedup();

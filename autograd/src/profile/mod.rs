@@ -4,6 +4,7 @@
 //! computed from them: tables, the critical path, idle times with their causes, a trace, a diagnosis.
 
 mod averages;
+mod communication;
 mod diagnosis;
 mod idle;
 mod options;
@@ -13,9 +14,10 @@ mod timeline;
 mod trace;
 mod what_if;
 
-use device::{Device, Recording, RecordingOptions, Result, StreamId};
+use device::{Device, Error, Recording, RecordingOptions, Result, StreamId};
 
 pub use averages::{Average, Averages, Key, Sort};
+pub use communication::Communication;
 pub use diagnosis::{Finding, diagnose};
 pub use idle::{HostActivity, Idle, IdleCause, StreamIdle};
 pub use options::{ProfileOptions, ProfileSchedule};
@@ -33,7 +35,7 @@ use timeline::Timeline;
 /// use autograd::{Device, DType, Profile, ProfileOptions, Tensor};
 /// # fn main() -> autograd::Result<()> {
 /// let dev = Device::cpu_with(Default::default());
-/// let profiler = Profile::start(&dev, ProfileOptions::default());
+/// let profiler = Profile::start(&dev, ProfileOptions::default())?;
 /// for _ in 0..3 {
 ///     let x = profiler.range("make", || Tensor::ones(&[64, 64], DType::F32, &dev))?;
 ///     profiler.range("product", || x.matmul(&x))?;
@@ -63,11 +65,18 @@ impl Profile {
     /// Records `dev` from now on, until the [`Profiler`] is stopped.
     ///
     /// Waits for what was launched before. While it records, each command takes more of the host, and two events of a CUDA device;
-    /// see docs/profiling.md. One profiler at a time records a device.
-    pub fn start(dev: &Device, options: ProfileOptions) -> Profiler {
+    /// see docs/profiling.md. Once there are steps, what follows the last one is left out.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if another profiler records the device: one at a time does.
+    pub fn start(dev: &Device, options: ProfileOptions) -> Result<Profiler> {
+        if !dev.claim_recordings() {
+            let expected = "a device that no other profiler records";
+            return Err(Error::invalid("Profile::start", "dev", expected, dev.name()));
+        }
         let profiler = Profiler { device: dev.clone(), options, state: Mutex::default() };
         profiler.enter(Phase::Off, options.schedule.phase(0));
-        profiler
+        Ok(profiler)
     }
 
     /// A profile of recordings that were made in another way, one after the other.
@@ -184,6 +193,7 @@ impl Profiler {
         };
         if !has_ended {
             self.enter(self.options.schedule.phase(steps), Phase::Off);
+            self.device.give_recordings_back();
         }
     }
 
@@ -193,9 +203,10 @@ impl Profiler {
         if from != Phase::Off {
             let recording = self.device.stop_recording();
             let memory = state.memory.take().map(|clock| clock.samples(&self.device)).unwrap_or_default();
-            // A step that nobody finished after the last one has nothing but the end of the program.
-            if from == Phase::Active && (recording.steps.is_empty() || !recording.commands.is_empty()) {
-                state.windows.push(Window { recording, memory });
+            // A program that marks no step is one.
+            let has_step = !recording.steps.is_empty() || state.steps == 0;
+            if from == Phase::Active && has_step {
+                state.windows.push(Window { recording: up_to_last_step(recording), memory });
             }
         }
         if to != Phase::Off {
@@ -203,6 +214,20 @@ impl Profiler {
             self.device.start_recording_with(RecordingOptions { places: self.options.places });
         }
     }
+}
+
+/// Without what began after the last step had ended.
+fn up_to_last_step(mut recording: Recording) -> Recording {
+    if let Some(&end) = recording.steps.last() {
+        recording.commands.retain(|command| command.launch.start_ns <= end);
+        recording.syncs.retain(|sync| sync.start_ns <= end);
+        recording.driver_calls.retain(|call| call.start_ns <= end);
+        recording.handoffs.retain(|handoff| handoff.at_ns <= end);
+        // In the order in which they began, so that the numbers of the others stay.
+        recording.ranges.retain(|range| range.start_ns <= end);
+        recording.ranges.iter_mut().for_each(|range| range.end_ns = range.end_ns.min(end));
+    }
+    recording
 }
 
 impl Drop for Profiler {

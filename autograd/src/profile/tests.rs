@@ -6,25 +6,31 @@ use device::{
 use super::*;
 use crate::profile::idle::{HostActivity, IdleCause};
 
-const A: StreamId = StreamId::from_raw(1);
-const B: StreamId = StreamId::from_raw(2);
+pub(super) const A: StreamId = StreamId::from_raw(1);
+pub(super) const B: StreamId = StreamId::from_raw(2);
 
-fn at(stream: StreamId, tick: u64) -> Moment {
+pub(super) fn at(stream: StreamId, tick: u64) -> Moment {
     Moment { stream, tick }
 }
 
 /// A command on a stream, which a thread launched from `launch.0` to `launch.1`.
-fn command(op: &'static str, moment: Moment, launch: (u32, u64, u64), start: u64, end: u64) -> CommandRecord {
+pub(super) fn command(
+    op: &'static str,
+    moment: Moment,
+    launch: (u32, u64, u64),
+    start: u64,
+    end: u64,
+) -> CommandRecord {
     let (thread, start_ns, end_ns) = launch;
     let launch = LaunchRecord { start_ns, given_ns: end_ns, end_ns, thread, ..LaunchRecord::default() };
     CommandRecord { launch, ..CommandRecord::new(op, moment, start, end) }
 }
 
-fn wait(op: &'static str, waiter: Moment, awaited: Moment) -> WaitRecord {
+pub(super) fn wait(op: &'static str, waiter: Moment, awaited: Moment) -> WaitRecord {
     WaitRecord { op, waiter, awaited }
 }
 
-fn sync(awaited: Vec<Moment>, start_ns: u64, end_ns: u64) -> SyncRecord {
+pub(super) fn sync(awaited: Vec<Moment>, start_ns: u64, end_ns: u64) -> SyncRecord {
     SyncRecord { op: "synchronize", awaited, start_ns, end_ns, thread: 0, range: None, place: None }
 }
 
@@ -230,6 +236,8 @@ fn what_does_not_take_time_any_more_moves_what_comes_after_it() {
     assert_eq!(us(&profile, Change::Free("load")), 20 + 5 + 35 + 10);
     assert_eq!(us(&profile, Change::Free("product")), 55 + 10);
     assert_eq!(us(&profile, Change::Graph), 38 + 35 + 10);
+    let longer = profile.what_if_took(|command| (command.op == "load").then_some(1.0));
+    assert_eq!((1e6 * longer).round() as u64, 12 + 1_000_000 + 5 + 35 + 10);
     let lanes = Profile::of([two_lanes()]);
     // Lane 0 ends at 34 then, so the step waits for nobody after 34, as it did for 5 after 85.
     assert_eq!(us(&lanes, Change::Free("long")), 112 - 51);
@@ -317,6 +325,30 @@ fn rows_add_up_by_op_range_shape_and_line() {
     assert!(profile.key_averages_by(Key::Shape).get("matmul [2, 3] [3, 4] -> [2, 4]").is_some());
     assert!(profile.key_averages_by(Key::Place).get("matmul at a.rs:3").is_some());
     assert_eq!(ops.to_string().lines().count(), 3);
+}
+
+#[test]
+fn a_range_within_one_of_its_name_counts_once() {
+    let range = |name: &str, parent, start_ns, end_ns| RangeRecord {
+        name: name.into(),
+        thread: 0,
+        parent,
+        start_ns,
+        end_ns,
+        place: None,
+    };
+    let mut recording = Recording {
+        commands: vec![command("op", at(A, 1), (0, 30, 31), 35, 45)],
+        ranges: vec![range("f", None, 0, 100), range("g", Some(0), 10, 90), range("f", Some(1), 20, 50)],
+        threads: vec!["main".into()],
+        ..Recording::default()
+    };
+    recording.commands[0].launch.range = Some(2);
+    let rows = Profile::of([recording]).key_averages_by(Key::Range);
+    let of = |name| rows.get(name).unwrap();
+    assert_eq!((of("f").host_total_ms, of("g").host_total_ms), (ms(100), ms(80)));
+    assert_eq!((of("f").host_self_ms, of("g").host_self_ms), (ms(50), ms(50)));
+    assert_eq!((of("f").device_total_ms, of("g").device_total_ms, of("f").calls), (ms(10), ms(10), 2));
 }
 
 /// A trace has a slice for each command, within its step, and an arrow for each wait.

@@ -1,8 +1,8 @@
 //! A recording with its parts found by stream and by thread, as all that is computed from it needs them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use device::{CommandRecord, Moment, Recording, StreamId};
+use device::{CommandRecord, HandOffRecord, Moment, Recording, StreamId};
 
 /// A recording and its order.
 pub(super) struct Timeline<'a> {
@@ -259,18 +259,30 @@ fn innermost_ranges(recording: &Recording) -> Vec<Vec<Span<usize>>> {
     threads.into_iter().map(flattened).collect()
 }
 
-/// A range with its parent on another thread begins after that thread asked for it, and that thread goes on after it ended.
+/// What a recording says of them. Also, the first range of a thread with its parent on another one begins after that thread asked
+/// for it, and that thread goes on after the last one ended.
 fn handoffs(recording: &Recording) -> Vec<Vec<Handoff>> {
     let mut threads = vec![Vec::new(); recording.threads.len()];
+    let mut add = |thread: u32, at_ns, since_ns, from| {
+        if let Some(handoffs) = threads.get_mut(thread as usize) {
+            handoffs.push(Handoff { at_ns, since_ns, from });
+        }
+    };
+    for handoff in &recording.handoffs {
+        add(handoff.thread, handoff.at_ns, handoff.since_ns, handoff.from);
+    }
+    let mut begun = HashSet::new();
     for range in &recording.ranges {
-        let parent = range.parent.and_then(|parent| recording.ranges.get(parent as usize));
-        let Some(parent) = parent.filter(|parent| parent.thread != range.thread) else { continue };
-        let mut add = |thread: u32, at_ns, since_ns, from| {
-            if let Some(handoffs) = threads.get_mut(thread as usize) {
-                handoffs.push(Handoff { at_ns, since_ns, from });
-            }
+        let of = |parent: u32| Some((parent, recording.ranges.get(parent as usize)?));
+        let Some((at, parent)) = range.parent.and_then(of).filter(|(_, p)| p.thread != range.thread) else {
+            continue;
         };
-        add(range.thread, range.start_ns, range.start_ns, parent.thread);
+        let took = |handoff: &HandOffRecord| {
+            handoff.thread == range.thread && (parent.start_ns..=range.start_ns).contains(&handoff.at_ns)
+        };
+        if begun.insert((at, range.thread)) && !recording.handoffs.iter().any(took) {
+            add(range.thread, range.start_ns, range.start_ns, parent.thread);
+        }
         add(parent.thread, parent.end_ns, range.end_ns, range.thread);
     }
     threads.iter_mut().for_each(|handoffs| handoffs.sort_unstable());

@@ -49,21 +49,30 @@ impl MemoryClock {
     /// What happened since, a sample each.
     pub(super) fn samples(self, device: &Device) -> Vec<MemorySample> {
         let history = device.memory_report().map(|report| report.history).unwrap_or_default();
+        let stats = device.memory_stats();
         device.record_memory_history(0);
-        let mut samples = vec![self.now];
-        let mut now = self.now;
-        for entry in history {
-            let (allocated, reserved) = (&mut now.allocated_bytes, &mut now.reserved_bytes);
+        let mut now = MemorySample {
+            at_ns: 0,
+            allocated_bytes: stats.allocated_bytes,
+            reserved_bytes: stats.reserved_bytes,
+        };
+        // From the end, which is known whatever the history has forgotten.
+        let mut samples = Vec::with_capacity(history.len() + 1);
+        for entry in history.iter().rev() {
+            let (mut allocated, mut reserved) = (now.allocated_bytes, now.reserved_bytes);
             match entry.action {
-                Action::Allocate => *allocated += entry.bytes,
-                Action::Free => *allocated = allocated.saturating_sub(entry.bytes),
-                Action::Obtain => *reserved += entry.bytes,
-                Action::Release => *reserved = reserved.saturating_sub(entry.bytes),
+                Action::Allocate => allocated = allocated.saturating_sub(entry.bytes),
+                Action::Free => allocated += entry.bytes,
+                Action::Obtain => reserved = reserved.saturating_sub(entry.bytes),
+                Action::Release => reserved += entry.bytes,
                 _ => continue,
             }
-            now.at_ns = 1000 * entry.time_us.saturating_sub(self.start_us);
-            samples.push(now);
+            let at_ns = 1000 * entry.time_us.saturating_sub(self.start_us);
+            samples.push(MemorySample { at_ns, ..now });
+            (now.allocated_bytes, now.reserved_bytes) = (allocated, reserved);
         }
+        samples.push(self.now);
+        samples.reverse();
         samples
     }
 }

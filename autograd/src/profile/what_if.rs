@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use device::Access;
+use device::{Access, CommandRecord};
 
 use super::timeline::{HostWork, Timeline};
 use super::{Profile, ms};
@@ -43,14 +43,25 @@ impl Profile {
             let gain = if more > 0.0 { (now / more).max(1.0) } else { 1.0 };
             return self.wall_ms() / gain / steps;
         }
-        of_all(&|timeline| ms(Rerun::new(timeline, change).end_ns())) / steps
+        of_all(&|timeline| ms(Rerun::new(timeline, change, &|_| None).end_ns())) / steps
+    }
+
+    /// Milliseconds of a step if commands took as long as `took` says, in milliseconds; `None` for what they took.
+    pub fn what_if_took(&self, took: impl Fn(&CommandRecord) -> Option<f64>) -> f64 {
+        let took = |command: &CommandRecord| took(command).map(|ms| (1e6 * ms.max(0.0)) as u64);
+        let end_ms = |timeline: Timeline<'_>| ms(Rerun::new(&timeline, Change::Nothing, &took).end_ns());
+        self.timelines().map(end_ms).sum::<f64>() / self.steps().max(1) as f64
     }
 }
+
+type Took<'a> = dyn Fn(&CommandRecord) -> Option<u64> + 'a;
 
 /// A recording run again.
 struct Rerun<'a, 'b> {
     timeline: &'a Timeline<'b>,
     change: Change<'a>,
+    /// How long commands take, where that is not what they took.
+    took: &'a Took<'a>,
     /// When each command ends now.
     ends: Vec<u64>,
     /// By how much each thread is later than it was, from some time on.
@@ -76,10 +87,10 @@ fn later(now: u64, then: u64) -> i64 {
 }
 
 impl<'a, 'b> Rerun<'a, 'b> {
-    fn new(timeline: &'a Timeline<'b>, change: Change<'a>) -> Self {
+    fn new(timeline: &'a Timeline<'b>, change: Change<'a>, took: &'a Took<'a>) -> Self {
         let threads = timeline.recording.threads.len();
         let ends = timeline.recording.commands.iter().map(|command| command.end_ns).collect();
-        let mut rerun = Rerun { timeline, change, ends, shifts: vec![vec![(0, 0)]; threads] };
+        let mut rerun = Rerun { timeline, change, took, ends, shifts: vec![vec![(0, 0)]; threads] };
         for (at, event) in rerun.events() {
             match event {
                 Event::Command(index) => rerun.command(index),
@@ -130,7 +141,7 @@ impl<'a, 'b> Rerun<'a, 'b> {
         let latency = if self.change == Change::Graph { 0 } else { command.start_ns - then };
         let duration = match self.change {
             Change::Free(op) if op == command.op => 0,
-            _ => command.duration_ns(),
+            _ => (self.took)(command).unwrap_or_else(|| command.duration_ns()),
         };
         self.ends[index] = now + latency + duration;
         if timeline.is_inline(index) && (command.launch.thread as usize) < self.shifts.len() {

@@ -152,6 +152,58 @@ fn a_parameter_that_was_changed_meanwhile_is_found_before_anything_runs() -> Res
     Ok(())
 }
 
+/// A constant that only `f` knows, one that the user changes later, and what an op saves beside its inputs.
+#[test]
+fn constants_are_guarded_as_without() -> Result<()> {
+    let x = leaf(&[5.0, 3.0]);
+    let scale = Tensor::from_slice(&[2.0, 4.0], &[2], &Device::cpu())?;
+    let condition = Tensor::from_slice(&[true, false], &[2], &Device::cpu())?;
+    let part: Part = {
+        let (scale, condition) = (Var::constant(scale.clone()), condition.clone());
+        Arc::new(move |x| Var::where_cond(&condition, &x.mul(&scale.square()?)?.exp()?, x))
+    };
+    let gradients: Vec<_> = [true, false]
+        .iter()
+        .map(|&again| Ok(values(&run(&part, &x, again)?.sum_all()?.backward()?, &x)))
+        .collect::<Result<_>>()?;
+    assert_eq!(gradients[0], gradients[1]);
+    for change in 0..2 {
+        let y = run(&part, &x, true)?.sum_all()?;
+        match change {
+            0 => scale.add_scalar_(1.0)?,
+            _ => condition.zero_()?,
+        }
+        let error = y.backward().unwrap_err();
+        assert!(matches!(error, Error::VersionMismatch { op: "recompute", .. }), "{change}: {error}");
+    }
+    Ok(())
+}
+
+/// What an op used is kept no longer than without having been noticed.
+#[test]
+fn activations_are_not_kept() -> Result<()> {
+    let x = leaf(&[5.0; 64]);
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let uses = Arc::clone(&seen);
+    let y = recompute(
+        move |x| {
+            let made = x.value().square()?;
+            uses.lock().unwrap().push(made.clone());
+            Var::constant(made).exp()?.add(x)
+        },
+        &x,
+    )?;
+    let made = seen.lock().unwrap().pop().unwrap();
+    drop(seen);
+    assert!(!made.is_unique(), "somebody had it when the part was over, so it is guarded");
+    drop(y);
+    assert!(made.is_unique());
+    let y = recompute(|x| x.exp()?.square()?.add(x), &x)?;
+    let saved = y.node.as_ref().unwrap().claim(false)?.saved.len();
+    assert_eq!(saved, 1, "the argument alone");
+    Ok(())
+}
+
 #[test]
 fn a_part_that_gives_another_form_the_second_time_is_refused() -> Result<()> {
     let (x, calls) = (leaf(&[2.0, 1.0]), Arc::new(AtomicUsize::new(0)));

@@ -180,7 +180,7 @@ class Timelines {
 
   /** Where time begins, right of the names of rows if there is room. */
   start(width) {
-    const label = Math.max(...this.lines.flatMap(({ rows }) => rows.map(textWidth)));
+    const label = Math.max(0, ...this.lines.flatMap(({ rows }) => rows.map(textWidth)));
     return label > width / 4 ? 0 : label;
   }
 

@@ -1,7 +1,9 @@
 //! Who a process is among those that a launcher has started, and where they meet.
 
 mod rendezvous;
+mod start;
 mod variables;
 
 pub use rendezvous::Rendezvous;
 pub use variables::Launch;
+pub(crate) use variables::unavailable;

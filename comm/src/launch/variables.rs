@@ -25,25 +25,12 @@ pub struct Launch {
 }
 
 /// The names that a launcher gives to what it says.
-struct Names {
-    rank: &'static str,
+pub(super) struct Launcher {
+    pub(super) rank: &'static str,
     size: &'static str,
     local_rank: &'static str,
     by_mpi: bool,
 }
-
-/// The innermost launcher first: within an allocation of Slurm, `mpirun` and `torchrun` count for themselves.
-const LAUNCHERS: [Names; 4] = [
-    Names { rank: "RANK", size: "WORLD_SIZE", local_rank: "LOCAL_RANK", by_mpi: false },
-    Names {
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        by_mpi: true,
-    },
-    Names { rank: "PMI_RANK", size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID", by_mpi: true },
-    Names { rank: "SLURM_PROCID", size: "SLURM_NTASKS", local_rank: "SLURM_LOCALID", by_mpi: false },
-];
 
 impl Launch {
     /// What the environment says: that of `streamgrad launch` and `torchrun` (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`), of Open MPI
@@ -60,8 +47,8 @@ impl Launch {
 
     pub(super) fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
         let there =
-            |names: &&Names| get(names.rank).is_some() || (!names.by_slurm() && get(names.size).is_some());
-        let Some(names) = LAUNCHERS.iter().find(there) else { return Ok(None) };
+            |names: &&Launcher| get(names.rank).is_some() || (!names.by_slurm() && get(names.size).is_some());
+        let Some(names) = Launcher::ALL.iter().find(there) else { return Ok(None) };
         let rank: usize = needed(get, names.rank, names.size)?;
         let size: usize = needed(get, names.size, names.rank)?;
         if rank >= size {
@@ -77,7 +64,9 @@ impl Launch {
         }
         let address = address(get)?;
         let token = token(get)?;
-        Ok(Some(Launch { rank, size, local_rank, by_mpi: names.by_mpi, address, token }))
+        // As `srun --mpi=pmix` does.
+        let by_mpi = names.by_mpi || (names.by_slurm() && get("PMIX_RANK").is_some());
+        Ok(Some(Launch { rank, size, local_rank, by_mpi, address, token }))
     }
 
     /// Meets the other processes, over TCP: rank 0 listens where [`address`](Self::address) says, and nowhere else. They show
@@ -107,7 +96,20 @@ impl Launch {
     }
 }
 
-impl Names {
+impl Launcher {
+    /// The innermost launcher first: within an allocation of Slurm, `mpirun` and `torchrun` count for themselves.
+    pub(super) const ALL: [Launcher; 4] = [
+        Launcher { rank: "RANK", size: "WORLD_SIZE", local_rank: "LOCAL_RANK", by_mpi: false },
+        Launcher {
+            rank: "OMPI_COMM_WORLD_RANK",
+            size: "OMPI_COMM_WORLD_SIZE",
+            local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+            by_mpi: true,
+        },
+        Launcher { rank: "PMI_RANK", size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID", by_mpi: true },
+        Launcher { rank: "SLURM_PROCID", size: "SLURM_NTASKS", local_rank: "SLURM_LOCALID", by_mpi: false },
+    ];
+
     /// Slurm sets the size for a shell, too, which is no rank.
     fn by_slurm(&self) -> bool {
         self.rank == "SLURM_PROCID"
@@ -158,7 +160,7 @@ fn token(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<String>> {
     Ok(Some(token.trim().to_owned()))
 }
 
-pub(super) fn unavailable(reason: impl fmt::Display) -> Error {
+pub(crate) fn unavailable(reason: impl fmt::Display) -> Error {
     Error::CommUnavailable { reason: reason.to_string().into() }
 }
 
@@ -207,6 +209,8 @@ mod tests {
             ("MASTER_PORT", "1"),
         ];
         assert_eq!(read(&slurm).unwrap().unwrap().address, Some(("10.0.0.1".into(), 1)));
+        assert!(!read(&slurm).unwrap().unwrap().by_mpi);
+        assert!(read(&[&slurm[..], &[("PMIX_RANK", "5")]].concat()).unwrap().unwrap().by_mpi);
         // The innermost counts.
         assert_eq!(read(&[&slurm[..], &openmpi].concat()).unwrap().unwrap().size, 2);
         assert!(read(&[]).unwrap().is_none());

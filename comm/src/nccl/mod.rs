@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use device::Device;
 
-use crate::{CommOptions, Communicator, Error, Result, expect_different};
+use crate::{CommOptions, Communicator, Error, Rendezvous, Result, expect_different};
 use group::Group;
 use handle::{Handle, Patience};
 use library::{Library, RawId};
@@ -87,6 +87,16 @@ impl Communicator {
         options: CommOptions,
     ) -> Result<Communicator> {
         join(Group::alone(size), device, (rank, size), id, options)
+    }
+
+    /// This process's rank among those that have met at `place`, on a CUDA device, by NCCL.
+    ///
+    /// # Errors
+    /// As for [`nccl`](Self::nccl) and [`Rendezvous::broadcast`].
+    pub fn nccl_met(device: &Device, place: &mut Rendezvous, options: CommOptions) -> Result<Communicator> {
+        let id = if place.rank() == 0 { NcclId::new()?.to_bytes().to_vec() } else { Vec::new() };
+        let id = NcclId::from_bytes(&place.broadcast(&id)?)?;
+        Communicator::nccl(device, place.rank(), place.size(), id, options)
     }
 
     /// Ranks of this process, one on each of `devices`, by NCCL; rank `i` is entry `i`, to be moved to the thread that is that

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use device::{DType, bf16, f16};
-
+use crate::sums::{self, Inputs};
 use crate::{Call, Collective, Memory, Reduce};
 
 /// A meeting as one of its ranks sees it.
@@ -116,158 +115,9 @@ impl Elements<'_> {
     /// # Safety
     /// The inputs have these elements, and `out` has room for them; it may be where they are in one of the inputs.
     unsafe fn reduce(&self, reduce: Reduce, range: Range<usize>, out: *mut u8) {
-        // SAFETY: the caller's promise, with the type that the elements have.
-        unsafe {
-            match self.call.dtype {
-                DType::F32 => self.reduce_as::<f32>(reduce, range, out.cast()),
-                DType::F64 => self.reduce_as::<f64>(reduce, range, out.cast()),
-                DType::I64 => self.reduce_as::<i64>(reduce, range, out.cast()),
-                DType::BF16 => self.reduce_as::<bf16>(reduce, range, out.cast()),
-                DType::F16 => self.reduce_as::<f16>(reduce, range, out.cast()),
-                // Of truth values the largest and the smallest are asked for, of which 0 and 1 are right.
-                _ => self.reduce_as::<u8>(reduce, range, out.cast()),
-            }
-        }
-    }
-
-    /// As [`reduce`](Self::reduce).
-    unsafe fn reduce_as<T: Stored>(&self, reduce: Reduce, range: Range<usize>, out: *mut T) {
-        let same = |x: T::Number| x;
-        let size = self.size();
-        // SAFETY: the caller's promise.
-        unsafe {
-            match reduce {
-                Reduce::Sum => self.fold(range, out, T::Number::plus, same),
-                Reduce::Mean => self.fold(range, out, T::Number::plus, |x| x.over(size)),
-                Reduce::Max => self.fold(range, out, T::Number::larger, same),
-                Reduce::Min => self.fold(range, out, T::Number::smaller, same),
-                Reduce::Prod => self.fold(range, out, T::Number::times, same),
-            }
-        }
-    }
-
-    /// Folds in rank order, a block of elements at a time, in the type that is computed in.
-    #[inline(always)]
-    unsafe fn fold<T: Stored>(
-        &self,
-        range: Range<usize>,
-        out: *mut T,
-        both: impl Fn(T::Number, T::Number) -> T::Number,
-        end: impl Fn(T::Number) -> T::Number,
-    ) {
-        const BLOCK: usize = 512;
-        let mut sums = [T::Number::default(); BLOCK];
-        let (first, others) = self.shown.split_at(1);
-        for start in range.clone().step_by(BLOCK) {
-            let len = BLOCK.min(range.end - start);
-            let sums = &mut sums[..len];
-            // SAFETY: the elements lie in the input, as the caller says. Nobody writes them in this step: only this rank writes
-            // these of its own, below.
-            let block = |memory: &Memory| unsafe {
-                std::slice::from_raw_parts(memory.input.cast::<T>().add(start), len)
-            };
-            sums.iter_mut().zip(block(&first[0])).for_each(|(sum, x)| *sum = x.widen());
-            for other in others {
-                sums.iter_mut().zip(block(other)).for_each(|(sum, x)| *sum = both(*sum, x.widen()));
-            }
-            // SAFETY: there is room, as the caller says, and no slice of the inputs is alive.
-            let out = unsafe { std::slice::from_raw_parts_mut(out.add(start - range.start), len) };
-            out.iter_mut().zip(&*sums).for_each(|(out, sum)| *out = T::narrow(end(*sum)));
-        }
+        let start = range.start * self.call.dtype.size_bytes();
+        let inputs: Inputs = self.shown.iter().map(|memory| memory.input.wrapping_add(start)).collect();
+        // SAFETY: the caller's promise. Nobody writes these elements in this step: only this rank writes these of its own.
+        unsafe { sums::reduce(self.call.dtype, reduce, &inputs, range.len(), out, self.size()) };
     }
 }
-
-/// An element as it is stored.
-trait Stored: Copy {
-    /// What is computed with.
-    type Number: Number;
-    fn widen(self) -> Self::Number;
-    fn narrow(number: Self::Number) -> Self;
-}
-
-/// A number that is computed with.
-trait Number: Copy + Default {
-    fn plus(self, other: Self) -> Self;
-    fn times(self, other: Self) -> Self;
-    fn larger(self, other: Self) -> Self;
-    fn smaller(self, other: Self) -> Self;
-    fn over(self, count: usize) -> Self;
-}
-
-macro_rules! floats {
-    ($($t:ty),*) => {$(
-        impl Number for $t {
-            fn plus(self, other: Self) -> Self {
-                self + other
-            }
-            fn times(self, other: Self) -> Self {
-                self * other
-            }
-            fn larger(self, other: Self) -> Self {
-                if self > other || self.is_nan() { self } else { other }
-            }
-            fn smaller(self, other: Self) -> Self {
-                if self < other || self.is_nan() { self } else { other }
-            }
-            fn over(self, count: usize) -> Self {
-                self / count as $t
-            }
-        }
-    )*};
-}
-
-macro_rules! integers {
-    ($($t:ty),*) => {$(
-        impl Number for $t {
-            fn plus(self, other: Self) -> Self {
-                self.wrapping_add(other)
-            }
-            fn times(self, other: Self) -> Self {
-                self.wrapping_mul(other)
-            }
-            fn larger(self, other: Self) -> Self {
-                self.max(other)
-            }
-            fn smaller(self, other: Self) -> Self {
-                self.min(other)
-            }
-            fn over(self, _: usize) -> Self {
-                // Refused at the launch.
-                self
-            }
-        }
-    )*};
-}
-
-macro_rules! stored_as_computed {
-    ($($t:ty),*) => {$(
-        impl Stored for $t {
-            type Number = $t;
-            fn widen(self) -> $t {
-                self
-            }
-            fn narrow(number: $t) -> $t {
-                number
-            }
-        }
-    )*};
-}
-
-macro_rules! halves {
-    ($($t:ty),*) => {$(
-        impl Stored for $t {
-            type Number = f32;
-            fn widen(self) -> f32 {
-                self.to_f32()
-            }
-            fn narrow(number: f32) -> $t {
-                <$t>::from_f32(number)
-            }
-        }
-    )*};
-}
-
-floats!(f32, f64);
-integers!(i64, u8);
-stored_as_computed!(f32, f64, i64, u8);
-halves!(bf16, f16);

@@ -209,6 +209,6 @@ impl Group {
 
     /// How long a call takes on the modelled network.
     pub(super) fn modelled(&self, call: &Call) -> Option<Duration> {
-        self.options.model.map(|model| model.time(call, self.size()))
+        self.options.model.map(|model| model.time(call.collective, call.bytes(), self.size()))
     }
 }

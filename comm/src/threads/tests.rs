@@ -403,13 +403,7 @@ fn the_modelled_network_delays_the_stream_and_not_the_host() {
     // 2 (n - 1) messages.
     assert!(start.elapsed() >= 2 * latency);
     let model = CommModel { latency: Duration::from_millis(20), bandwidth: 1e9 };
-    let call = |collective| crate::Call {
-        collective,
-        dtype: DType::F32,
-        shape: kernels::Dims::from_slice(&[1_000_000]),
-        order: crate::ReduceOrder::Ranks,
-    };
-    let time = |collective| model.time(&call(collective), 4).as_secs_f64();
+    let time = |collective| model.time(collective, 4_000_000, 4).as_secs_f64();
     let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-9, "{found} {expected}");
     close(time(crate::Collective::AllReduce(Reduce::Sum)), 6.0 * (0.02 + 0.001));
     close(time(crate::Collective::AllGather), 3.0 * (0.02 + 0.004));

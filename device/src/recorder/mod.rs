@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 pub use records::{
-    CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, KernelRecord, LaunchRecord, OperandRecord,
-    Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,
+    CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, HandOffRecord, KernelRecord, LaunchRecord,
+    OperandRecord, Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,
 };
 
 use crate::cuda::TimedEvent;
@@ -25,6 +25,8 @@ use stack::Stacks;
 #[derive(Default)]
 pub(crate) struct Recorder {
     on: AtomicBool,
+    /// Whether somebody has it for themselves.
+    claimed: AtomicBool,
     log: Mutex<Option<Log>>,
 }
 
@@ -81,6 +83,14 @@ pub(crate) struct Syncing<'a> {
     op: &'static str,
     awaited: Vec<Moment>,
     start: Instant,
+}
+
+/// A moment at which a thread handed something over to another one.
+#[derive(Clone, Copy, Debug)]
+pub struct HandOff {
+    /// The thread's number in the recording.
+    thread: u32,
+    at: Instant,
 }
 
 thread_local! {
@@ -383,6 +393,17 @@ impl Device {
         log.map_or_else(Recording::default, |log| log.finish(self.core().facts(self.name())))
     }
 
+    /// Takes recordings of this device for oneself, until [`give_recordings_back`](Self::give_recordings_back): for profilers, of
+    /// which a second one would end what the first one records. `false` if somebody else has them.
+    pub fn claim_recordings(&self) -> bool {
+        !self.core().recorder.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Lets others have recordings of this device.
+    pub fn give_recordings_back(&self) {
+        self.core().recorder.claimed.store(false, Ordering::Release);
+    }
+
     /// Whether a recording is under way.
     #[inline]
     pub fn is_recording(&self) -> bool {
@@ -414,6 +435,29 @@ impl Device {
             log.recording.ranges.push(range);
         });
         CurrentRange(Some(number)).within(f)
+    }
+
+    /// That the calling thread hands something over to another one, for its [`take_over`](Self::take_over). `None` where nothing
+    /// is recorded.
+    #[inline]
+    pub fn hand_off(&self) -> Option<HandOff> {
+        let hand_off = |log: &mut Log| HandOff { thread: log.thread(), at: Instant::now() };
+        if self.is_recording() { self.core().recorder.with(hand_off) } else { None }
+    }
+
+    /// Notes in the recording that is under way that the calling thread goes on from there: profiles show what a thread waited for,
+    /// rather than that it waited.
+    #[inline]
+    pub fn take_over(&self, from: Option<HandOff>) {
+        let Some(HandOff { thread: from, at }) = from else { return };
+        self.core().recorder.with(|log| {
+            let thread = log.thread();
+            // A recording may have begun anew meanwhile.
+            if at >= log.origin && from != thread {
+                let (since_ns, at_ns) = (log.ns(at), log.ns(Instant::now()));
+                log.recording.handoffs.push(HandOffRecord { from, since_ns, thread, at_ns });
+            }
+        });
     }
 
     /// Notes in the recording that is under way, if there is one, that a step of the program ends here.

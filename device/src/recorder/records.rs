@@ -23,6 +23,8 @@ pub struct Recording {
     pub syncs: Vec<SyncRecord>,
     /// What the program named, by [`Device::range`](crate::Device::range), in the order in which it began.
     pub ranges: Vec<RangeRecord>,
+    /// Where threads took what others had made, by [`Device::take_over`](crate::Device::take_over).
+    pub handoffs: Vec<HandOffRecord>,
     /// When the driver was asked for memory.
     pub driver_calls: Vec<DriverCallRecord>,
     /// When [`Device::mark_step`](crate::Device::mark_step) was called.
@@ -86,6 +88,12 @@ impl CommandRecord {
         !matches!(self.kind, CommandKind::Wait | CommandKind::Marker)
     }
 
+    /// Whether it works on the device itself: neither moves bytes between memories nor exchanges them with ranks.
+    pub fn computes(&self) -> bool {
+        let is_collective = matches!(self.kind, CommandKind::Collective { .. });
+        self.is_work() && !is_collective && self.kind.copied_bytes().is_none()
+    }
+
     /// How long it ran.
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
@@ -115,6 +123,11 @@ pub enum CommandKind {
         /// How many.
         bytes: usize,
     },
+    /// A collective of ranks, which may wait for the others.
+    Collective {
+        /// The bytes of this rank's tensor.
+        bytes: usize,
+    },
     /// A function of the host.
     Host,
     /// A wait that the program asked for.
@@ -130,7 +143,11 @@ impl CommandKind {
             CommandKind::Upload { bytes, .. }
             | CommandKind::Download { bytes }
             | CommandKind::Across { bytes } => Some(bytes),
-            CommandKind::Compute | CommandKind::Host | CommandKind::Wait | CommandKind::Marker => None,
+            CommandKind::Compute
+            | CommandKind::Collective { .. }
+            | CommandKind::Host
+            | CommandKind::Wait
+            | CommandKind::Marker => None,
         }
     }
 }
@@ -239,6 +256,19 @@ pub struct RangeRecord {
     pub end_ns: u64,
     /// The line of the program that named it.
     pub place: Option<u32>,
+}
+
+/// A thread went on after another one had handed something over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandOffRecord {
+    /// The thread that handed it over.
+    pub from: u32,
+    /// When it did.
+    pub since_ns: u64,
+    /// The thread that took it.
+    pub thread: u32,
+    /// When it did.
+    pub at_ns: u64,
 }
 
 /// A call that got memory of the driver, or gave some back.

@@ -13,10 +13,10 @@ use smallvec::SmallVec;
 use super::records::Place;
 
 /// Return addresses, innermost first.
-pub(super) type Stack = SmallVec<[usize; DEPTH]>;
+pub(super) type Stack = SmallVec<[usize; 64]>;
 
-/// Calls that are looked at. The program is seldom so far from a launch.
-const DEPTH: usize = 40;
+/// Calls that are looked at. Without optimisation an op alone is dozens of calls.
+const DEPTH: usize = 512;
 
 /// The stacks that were seen.
 #[derive(Default)]
@@ -138,8 +138,18 @@ fn is_engine_file(path: &str) -> bool {
     }
     let first = relative.split('/').next().unwrap_or("");
     let is_crate = CRATES.contains(&first) && relative[first.len()..].starts_with("/src/");
-    let packaged = || CRATES.iter().any(|name| relative.contains(&format!("/streamgrad-{name}-")));
-    is_crate || packaged()
+    is_crate || CRATES.iter().any(|name| is_packaged(relative, name))
+}
+
+/// Whether a path is in the folder of a package that came from a registry: `streamgrad-kernels-1.2.3/src/..`.
+fn is_packaged(path: &str, name: &str) -> bool {
+    let folder = format!("/streamgrad-{name}-");
+    let versions = path.match_indices(&folder).map(|(at, _)| path[at + folder.len()..].split_once('/'));
+    versions.flatten().any(|(version, rest)| {
+        version.starts_with(|first: char| first.is_ascii_digit())
+            && rest.starts_with("src/")
+            && !(name == "models" && rest.starts_with("src/workloads/"))
+    })
 }
 
 #[cfg(test)]
@@ -194,7 +204,29 @@ mod tests {
         for path in ["autograd/tests/profile.rs", "models/src/workloads/gpt.rs", "src/main.rs"] {
             assert!(!is_engine_file(&beside(path)), "{path}");
         }
-        assert!(!is_engine_file("/home/me/tensor/src/lib.rs"));
+        for path in [
+            "/home/me/tensor/src/lib.rs",
+            "/home/me/streamgrad-models-of-mine/src/main.rs",
+            "/x/streamgrad-models-0.1.0/src/workloads/gpt.rs",
+        ] {
+            assert!(!is_engine_file(path), "{path}");
+        }
+    }
+
+    /// As an op far below the line that called it, in a build without optimisation.
+    #[cfg(all(unix, not(miri)))]
+    fn deep(stacks: &mut Stacks, calls: usize) -> u32 {
+        let number = if calls == 0 { stacks.number() } else { deep(stacks, calls - 1) };
+        std::hint::black_box(number)
+    }
+
+    #[test]
+    #[cfg(all(unix, not(miri)))]
+    fn lines_are_told_apart_below_many_calls() {
+        let mut stacks = Stacks::default();
+        let first = deep(&mut stacks, 100);
+        let second = deep(&mut stacks, 100);
+        assert_ne!(first, second);
     }
 
     #[test]

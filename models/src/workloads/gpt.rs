@@ -1,6 +1,6 @@
 //! A decoder-only transformer, as GPT-2 has it.
 
-use autograd::{Var, no_grad};
+use autograd::{Reduction, Var, no_grad};
 use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
@@ -130,6 +130,37 @@ impl Gpt {
         token_loss(&self.forward(&Var::constant(tokens.clone()))?, targets)
     }
 
+    /// [`loss`](Self::loss) with the scores of `chunk` places at a time ([`Var::linear_cross_entropy`]): for large vocabularies, whose
+    /// scores and their gradient would take most of the memory.
+    ///
+    /// # Errors
+    /// As for [`loss`](Self::loss); `InvalidArgument` for a chunk of 0.
+    pub fn chunked_loss(&self, tokens: &Tensor, targets: &Tensor, chunk: usize) -> Result<Var> {
+        let states = self.states(&Var::constant(tokens.clone()))?;
+        states.linear_cross_entropy(self.head.weight(), None, targets, Reduction::Mean, chunk)
+    }
+
+    /// What the head makes scores of.
+    fn states(&self, input: &Var) -> Result<Var> {
+        let length = input.shape().last().copied().unwrap_or(0);
+        let GptOptions { context, .. } = self.options;
+        if length > context || length == 0 {
+            return Err(Error::invalid(
+                "gpt",
+                "tokens",
+                "a sequence of at least one place that fits the context",
+                format_args!("{length} places of {context}"),
+            ));
+        }
+        let places = self.wpe.weight();
+        let places = if length == context { places.clone() } else { places.narrow(0, 0, length)? };
+        let mut x = self.drop.forward(&(self.wte.forward(input) + &places)?)?;
+        for block in &self.h {
+            x = block.forward(&x)?;
+        }
+        self.ln_f.forward(&x)
+    }
+
     /// Goes on with a text: draws `count` tokens one by one, each with the probability that the model gives it; lower
     /// temperatures prefer likely tokens, and 0 takes the likeliest. The draw depends on the arguments alone.
     ///
@@ -192,23 +223,7 @@ pub(super) fn token_loss(scores: &Var, targets: &Tensor) -> Result<Var> {
 
 impl Forward for Gpt {
     fn forward(&self, input: &Var) -> Result<Var> {
-        let length = input.shape().last().copied().unwrap_or(0);
-        let GptOptions { context, .. } = self.options;
-        if length > context || length == 0 {
-            return Err(Error::invalid(
-                "gpt",
-                "tokens",
-                "a sequence of at least one place that fits the context",
-                format_args!("{length} places of {context}"),
-            ));
-        }
-        let places = self.wpe.weight();
-        let places = if length == context { places.clone() } else { places.narrow(0, 0, length)? };
-        let mut x = self.drop.forward(&(self.wte.forward(input) + &places)?)?;
-        for block in &self.h {
-            x = block.forward(&x)?;
-        }
-        self.head.forward(&self.ln_f.forward(&x)?)
+        self.head.forward(&self.states(input)?)
     }
 }
 
@@ -271,6 +286,30 @@ mod tests {
             .chain(ends)
             .collect();
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn a_loss_in_chunks_is_the_loss() {
+        let model = tiny(0.0);
+        let tokens = |first: i64| {
+            let values: Vec<i64> = (first..first + 12).map(|token| token % 5).collect();
+            Tensor::from_slice(&values, &[2, 6], &Device::cpu()).unwrap()
+        };
+        let (tokens, targets) = (tokens(0), tokens(1));
+        let found = |loss: Var| -> Vec<Vec<f32>> {
+            let gradients = loss.backward().unwrap();
+            let parameters = model.parameters();
+            let of = parameters.iter().map(|parameter| gradients.get(parameter).unwrap());
+            std::iter::once(loss.value().clone()).chain(of).map(|tensor| tensor.to_vec().unwrap()).collect()
+        };
+        let whole = found(model.loss(&tokens, &targets).unwrap());
+        for chunk in [5, 12] {
+            let chunked = found(model.chunked_loss(&tokens, &targets, chunk).unwrap());
+            for (chunked, whole) in chunked.iter().zip(&whole) {
+                assert_abs_diff_eq!(chunked[..], whole[..], epsilon = 1e-6);
+            }
+        }
+        assert!(model.chunked_loss(&tokens, &targets, 0).is_err());
     }
 
     #[test]

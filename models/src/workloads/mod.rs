@@ -9,10 +9,12 @@ mod clicks;
 pub mod compare;
 mod data;
 mod dlrm;
+mod forum;
 mod gpt;
 mod images;
 mod language;
 mod lenet;
+mod plan;
 
 use autograd::{Var, no_grad};
 use device::{DType, Device, Error, Result};
@@ -25,8 +27,10 @@ pub use branches::Branches;
 pub use captured::{CapturedStep, Training};
 pub use data::{ClickLog, ClickOptions, Images};
 pub use dlrm::{Dlrm, DlrmOptions};
+pub use forum::Forum;
 pub use gpt::{Gpt, GptBlock, GptOptions};
 pub use lenet::lenet;
+pub use plan::{Plan, PlanOptions, PlannedStep, plan};
 
 /// A model with its data and optimizer.
 pub trait Workload: Sync {

@@ -198,3 +198,34 @@ fn groups_are_as_even_as_neighbours_can_be() {
     assert_eq!(groups(&[1.0, 1.0], 1), all(2));
     assert_eq!(groups(&[0.0, 0.0], 2), all(2));
 }
+
+/// What stages put off within a batch of lanes is done when the batch is, not by the thread of a stage.
+#[test]
+fn a_batch_keeps_what_its_stages_put_off() -> Result<()> {
+    use crate::{ConcurrentBatches, defer};
+    use std::sync::{Arc, Mutex};
+
+    let dev = Device::cpu();
+    let w = Var::leaf(Tensor::ones(&[1], DType::F64, &dev)?);
+    let done = Arc::new(Mutex::new(Vec::new()));
+    let lanes = ConcurrentBatches::new(&dev, 2)?;
+    lanes.step([0, 1], |batch| {
+        let first = |n: usize| {
+            let done = Arc::clone(&done);
+            defer(move || {
+                done.lock().unwrap().push((batch, n));
+                Ok(())
+            })?;
+            Ok(n)
+        };
+        let mut pipeline = Pipeline::with_options(&dev, options(PipelineSchedule::Stages))
+            .stage("first", first)
+            .stage("second", |n| Ok(n + 1));
+        assert_eq!(pipeline.run(0..3)?, [1, 2, 3]);
+        assert!(done.lock().unwrap().is_empty(), "the batch is not done");
+        w.square()?.sum_all()
+    })?;
+    let expected: Vec<_> = (0..2).flat_map(|batch| (0..3).map(move |n| (batch, n))).collect();
+    assert_eq!(*done.lock().unwrap(), expected);
+    Ok(())
+}

@@ -1,9 +1,11 @@
-//! Causes in copies between memories.
+//! Causes in copies between memories and between ranks.
 
-use device::{CommandKind, CommandRecord, Place};
+use std::collections::HashSet;
+
+use device::{CommandKind, CommandRecord, Place, StreamId};
 
 use super::super::averages::launch_ns;
-use super::{Facts, Finding, at, common_ns, mib, ms, sums};
+use super::{Facts, Finding, at, mib, ms, sums};
 
 fn is_copy(command: &CommandRecord) -> bool {
     command.kind.copied_bytes().is_some()
@@ -12,13 +14,14 @@ fn is_copy(command: &CommandRecord) -> bool {
 pub(super) fn exposed(facts: &Facts<'_>) -> Vec<Finding> {
     let (mut exposed_ns, mut exposed) = (0, Vec::new());
     for window in &facts.windows {
-        let all = window.timeline.busy(CommandRecord::is_work).any_ns;
-        exposed_ns += all - window.timeline.busy(|command| command.is_work() && !is_copy(command)).any_ns;
+        let all = window.timeline.busy(|command| command.computes() || is_copy(command)).any_ns;
+        exposed_ns += all - window.timeline.busy(CommandRecord::computes).any_ns;
+        let computing = window.commands().map(|(_, command)| command);
+        let computing: HashSet<StreamId> =
+            computing.filter(|command| command.computes()).map(|command| command.moment.stream).collect();
         let copies = window.commands().filter(|(_, command)| is_copy(command));
         exposed.extend(copies.map(|(_, command)| {
-            let computes = window.commands().any(|(_, other)| {
-                other.moment.stream == command.moment.stream && other.is_work() && !is_copy(other)
-            });
+            let computes = computing.contains(&command.moment.stream);
             ((command.op, window.place(command.launch.place), computes), command.duration_ns())
         }));
     }
@@ -37,6 +40,23 @@ pub(super) fn exposed(facts: &Facts<'_>) -> Vec<Finding> {
         at(place.as_ref())
     );
     vec![Finding { place, cost_ms: ms(exposed_ns), ..Finding::new("exposed-copy", message) }]
+}
+
+/// Collectives beside which nothing runs.
+pub(super) fn communication(facts: &Facts<'_>) -> Vec<Finding> {
+    let found = facts.profile.communication();
+    let exposed_ms: f64 = found.iter().map(|of_op| of_op.exposed_ms).sum();
+    let Some(most) = found.into_iter().next().filter(|_| facts.is_notable(exposed_ms)) else {
+        return Vec::new();
+    };
+    let message = format!(
+        "nothing else runs for {:.3} ms a step while ranks exchange tensors, mostly by {}{}; have another batch computed meanwhile, on \
+         lanes with a communicator each, or gradients averaged while the backward pass goes on, as `DataParallel::backward` does",
+        exposed_ms / facts.steps,
+        most.op,
+        at(most.place.as_ref())
+    );
+    vec![Finding { place: most.place, cost_ms: exposed_ms, ..Finding::new("exposed-communication", message) }]
 }
 
 /// Only where a device reads the host's memory by itself does it make a difference where that lies.
@@ -72,12 +92,10 @@ pub(super) fn one_engine(facts: &Facts<'_>) -> Vec<Finding> {
     }
     let mut shared = Vec::new();
     for window in &facts.windows {
-        let copies: Vec<&CommandRecord> =
-            window.commands().map(|(_, command)| command).filter(|command| is_copy(command)).collect();
-        for (number, copy) in copies.iter().enumerate() {
-            let others = copies[..number].iter().filter(|other| other.moment.stream != copy.moment.stream);
-            let times = (copy.start_ns, copy.end_ns);
-            let ns: u64 = others.map(|other| common_ns(times, (other.start_ns, other.end_ns))).sum();
+        for (_, copy) in window.commands().filter(|(_, command)| is_copy(command)) {
+            // Each pair once.
+            let counts = |other: &CommandRecord| is_copy(other) && other.moment.stream < copy.moment.stream;
+            let ns = window.beside_ns(copy, counts);
             shared.push(((copy.op, window.place(copy.launch.place)), ns));
         }
     }

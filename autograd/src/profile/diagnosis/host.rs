@@ -6,7 +6,7 @@ use device::Place;
 
 use super::super::averages::launch_ns;
 use super::super::timeline::Timeline;
-use super::{Facts, Finding, Link, PathSegment, Stretch, at, mib, ms, sums};
+use super::{Extents, Facts, Finding, Link, PathSegment, Stretch, at, mib, ms, sums};
 
 /// Time in which nothing ran after a wait of the host: until it had launched something anew.
 #[derive(Clone, Copy, Debug)]
@@ -23,13 +23,13 @@ pub(super) fn bubbles(timeline: &Timeline<'_>) -> Vec<Bubble> {
     let mut starts: Vec<u64> =
         commands.iter().filter(|command| command.is_work()).map(|command| command.start_ns).collect();
     starts.sort_unstable();
+    let work = Extents::new(commands.iter().filter(|c| c.is_work()).map(|c| (c.start_ns, c.end_ns)));
     let mut bubbles: Vec<Bubble> = Vec::new();
     for (sync, record) in timeline.recording.syncs.iter().enumerate() {
         let awaited = record.awaited.iter().filter_map(|&moment| timeline.newest(moment));
         let Some(drained) = awaited.map(|at| commands[at].end_ns).max() else { continue };
         // The host did not wait, or something else ran on.
-        let runs_on =
-            commands.iter().any(|c| c.is_work() && c.start_ns <= drained && c.end_ns > record.end_ns);
+        let runs_on = work.last_end(drained + 1) > record.end_ns;
         let next = starts.partition_point(|&start| start < record.end_ns);
         if let Some(&end_ns) = starts.get(next)
             && drained > record.start_ns
@@ -101,8 +101,26 @@ pub(super) fn driver_calls(facts: &Facts<'_>) -> Vec<Finding> {
     vec![Finding { place, cost_ms: ms(ns), ..Finding::new("driver-allocation", message) }]
 }
 
-/// A range's name, and where it got it.
-type NamedRange = (Box<str>, Option<Place>);
+/// The path with the host's way from one launch to the next as part of the latter, where it is no longer than the two themselves:
+/// it is what a command costs the host, not something else that it does.
+pub(super) fn join_launches(mut path: Vec<PathSegment>) -> Vec<PathSegment> {
+    let launch = |segment: &PathSegment| {
+        matches!(segment.link, Link::Launch { .. }).then_some(segment.end_ns - segment.start_ns)
+    };
+    for at in (1..path.len().saturating_sub(1)).rev() {
+        let (gap, around) = (&path[at], launch(&path[at - 1]).zip(launch(&path[at + 1])));
+        let is_way = matches!(gap.link, Link::Host { .. })
+            && around.is_some_and(|(a, b)| gap.end_ns - gap.start_ns <= a + b);
+        if is_way {
+            path[at + 1].start_ns = path[at].start_ns;
+            path[at].end_ns = path[at].start_ns;
+        }
+    }
+    path
+}
+
+/// A range's name, where it got it, and whether it is on another thread than the program.
+type NamedRange = (Box<str>, Option<Place>, bool);
 
 /// The part of the wall time from which on the host is what a program waits for.
 const HOST_BOUND: f64 = 0.2;
@@ -116,12 +134,8 @@ pub(super) fn launch_bound(facts: &Facts<'_>) -> Vec<Finding> {
             }
             _ => None,
         };
-        let own = |link: &Link| match link {
-            Link::Launch { index, .. } => window.timeline.command(*index).launch.recorder_ns,
-            _ => 0,
-        };
         let outside = |(segment, ns): (&PathSegment, u64)| {
-            (place(&segment.link), ns.saturating_sub(own(&segment.link)))
+            (place(&segment.link), ns.saturating_sub(window.recorder_ns_of(segment)))
         };
         window.links(is_launch).map(outside).collect()
     };
@@ -155,22 +169,28 @@ pub(super) fn host_bound(facts: &Facts<'_>) -> Vec<Finding> {
                 Link::Host { range: Some(range) } => Some(window.range(range)),
                 _ => None,
             };
-            let named = range.map(|range| (range.name.clone(), window.place(range.place)));
+            let main = window.timeline.main_thread();
+            let named =
+                range.map(|range| (range.name.clone(), window.place(range.place), range.thread != main));
             (named, ns)
         })
     });
     let by_range = sums(links);
     let notable = by_range.into_iter().filter(|&(_, ns, _)| ms(ns) > HOST_BOUND * facts.wall_ms);
     let finding = |(range, ns, _): (Option<NamedRange>, u64, usize)| {
-        let (name, place) = range.unzip();
-        let place = place.flatten();
+        let (name, place, beside) = range.map_or((None, None, false), |(n, p, beside)| (Some(n), p, beside));
         let what = match name {
             Some(name) => format!("in the range `{name}`{}", at(place.as_ref())),
             None => "outside of all ranges".to_owned(),
         };
+        let advice = match beside {
+            true => {
+                "that is a thread of its own already: it takes longer than the others, so do less there, or share it among more"
+            }
+            false => "do it on another thread, one batch ahead, as the stages of a `Pipeline` do",
+        };
         let message = format!(
-            "the device waits {:.3} ms a step for what the host does {what}, other than launching; do it on another thread, one \
-             batch ahead, as the stages of a `Pipeline` do",
+            "the device waits {:.3} ms a step for what the host does {what}, other than launching; {advice}",
             ms(ns) / facts.steps
         );
         Finding { place, cost_ms: ms(ns), ..Finding::new("host-bound", message) }

@@ -48,6 +48,7 @@ const NOTABLE: f64 = 0.05;
 /// | `host-bound` | The device waits for what else the host does. |
 /// | `exposed-copy` | Nothing computes while bytes are copied. |
 /// | `pageable-copy` | The host copies bytes to where a CUDA device can read them. |
+/// | `exposed-communication` | Nothing else runs while ranks exchange tensors. |
 /// | `one-copy-engine` | Copies wait for each other, since the device has one engine for them. |
 /// | `default-stream` | Streams beside each other wait for an op on the default stream. |
 /// | `over-synchronised` | A wait that no data need, or two streams that write the same memory. |
@@ -58,7 +59,7 @@ const NOTABLE: f64 = 0.05;
 /// Costs are of one step. They are estimates, and two findings may be about the same time.
 pub fn diagnose(profile: &Profile) -> Vec<Finding> {
     let facts = Facts::new(profile);
-    let rules: [fn(&Facts<'_>) -> Vec<Finding>; 11] = [
+    let rules: [fn(&Facts<'_>) -> Vec<Finding>; 12] = [
         host::synchronisation,
         host::driver_calls,
         host::launch_bound,
@@ -66,6 +67,7 @@ pub fn diagnose(profile: &Profile) -> Vec<Finding> {
         copies::exposed,
         copies::pageable,
         copies::one_engine,
+        copies::communication,
         streams::default_stream,
         streams::over_synchronised,
         streams::uneven,
@@ -84,6 +86,7 @@ struct Facts<'a> {
     profile: &'a Profile,
     windows: Vec<Stretch<'a>>,
     steps: f64,
+    /// The wall time without what recording took of it.
     wall_ms: f64,
 }
 
@@ -98,15 +101,13 @@ struct Stretch<'a> {
 impl<'a> Facts<'a> {
     fn new(profile: &'a Profile) -> Facts<'a> {
         let windows = profile.timelines().map(|timeline| {
-            let (path, bubbles) = (walk(&timeline), host::bubbles(&timeline));
+            let (path, bubbles) = (host::join_launches(walk(&timeline)), host::bubbles(&timeline));
             Stretch { timeline, path, bubbles }
         });
-        Facts {
-            profile,
-            windows: windows.collect(),
-            steps: profile.steps().max(1) as f64,
-            wall_ms: profile.wall_ms(),
-        }
+        let windows: Vec<Stretch<'_>> = windows.collect();
+        let recorder_ms = ms(windows.iter().map(Stretch::recorder_ns).sum());
+        let wall_ms = profile.wall_ms() - recorder_ms;
+        Facts { profile, windows, steps: profile.steps().max(1) as f64, wall_ms }
     }
 
     fn is_notable(&self, cost_ms: f64) -> bool {
@@ -137,6 +138,23 @@ impl<'a> Stretch<'a> {
         self.timeline.recording.commands.iter().enumerate()
     }
 
+    /// How long commands of other streams that count ran while this one did, each by itself.
+    fn beside_ns(&self, command: &CommandRecord, counts: impl Fn(&CommandRecord) -> bool) -> u64 {
+        let times = (command.start_ns, command.end_ns);
+        let others = self.timeline.streams.iter().filter(|(stream, _)| **stream != command.moment.stream);
+        let of_stream = |(_, list): (_, &Vec<usize>)| -> u64 {
+            // Commands of a stream run one after the other.
+            let first = list.partition_point(|&at| self.timeline.command(at).end_ns <= times.0);
+            let beside = list[first..].iter().map(|&at| self.timeline.command(at));
+            beside
+                .take_while(|other| other.start_ns < times.1)
+                .filter(|other| counts(other))
+                .map(|other| common_ns(times, (other.start_ns, other.end_ns)))
+                .sum()
+        };
+        others.map(of_stream).sum()
+    }
+
     fn working_streams(&self) -> Vec<StreamId> {
         self.commands()
             .filter(|(_, command)| command.is_work())
@@ -155,6 +173,21 @@ impl<'a> Stretch<'a> {
     /// Which step a time is in.
     fn step_at(&self, ns: u64) -> usize {
         self.timeline.recording.steps.partition_point(|&end| end <= ns)
+    }
+
+    /// What recording itself took of the path.
+    fn recorder_ns(&self) -> u64 {
+        self.path.iter().map(|segment| self.recorder_ns_of(segment)).sum()
+    }
+
+    fn recorder_ns_of(&self, segment: &PathSegment) -> u64 {
+        match segment.link {
+            Link::Launch { index, .. } => {
+                let launch = &self.timeline.command(index).launch;
+                launch.recorder_ns.min(segment.end_ns - segment.start_ns)
+            }
+            _ => 0,
+        }
     }
 
     /// The links of the path that `of` names, as far as they lie in no bubble, with how long they are.
@@ -194,6 +227,40 @@ fn common_ns(a: (u64, u64), b: (u64, u64)) -> u64 {
     a.1.min(b.1).saturating_sub(a.0.max(b.0))
 }
 
+/// Stretches of time or of memory, to be asked often.
+struct Extents {
+    /// By start, with the last end of those up to there.
+    extents: Vec<(u64, u64)>,
+}
+
+impl Extents {
+    fn new(extents: impl IntoIterator<Item = (u64, u64)>) -> Extents {
+        let mut extents: Vec<(u64, u64)> = extents.into_iter().collect();
+        extents.sort_unstable();
+        let mut last = 0;
+        for (_, end) in &mut extents {
+            last = last.max(*end);
+            *end = last;
+        }
+        Extents { extents }
+    }
+
+    /// The last end of those that start before; 0 if none does.
+    fn last_end(&self, before: u64) -> u64 {
+        let count = self.extents.partition_point(|&(start, _)| start < before);
+        count.checked_sub(1).map_or(0, |last| self.extents[last].1)
+    }
+
+    /// Whether one of them has something in common with this one.
+    fn meets(&self, (start, end): (u64, u64)) -> bool {
+        self.last_end(end) > start
+    }
+}
+
 fn mib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

@@ -1,10 +1,12 @@
 //! Causes in how work is spread over streams.
 
-use device::{CommandKind, CommandRecord, KernelRecord, StreamId};
+use std::collections::HashMap;
+
+use device::{Access, CommandKind, CommandRecord, KernelRecord, Moment, StreamId};
 
 use super::super::idle::{HostActivity, IdleCause};
 use super::super::share;
-use super::{Facts, Finding, Stretch, at, common_ns, ms, sums};
+use super::{Extents, Facts, Finding, Stretch, at, ms, sums};
 
 /// An op on the default stream while side streams are at work: in the same step one of them was launched before, one after.
 pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Finding> {
@@ -16,18 +18,20 @@ pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Finding> {
     let mut between = Vec::new();
     for window in &facts.windows {
         let step = |command: &CommandRecord| window.step_at(command.launch.start_ns);
-        let launches: Vec<(usize, u64)> = window
-            .commands()
-            .filter(|(_, command)| sides.contains(&command.moment.stream) && command.is_work())
-            .map(|(_, command)| (step(command), command.launch.start_ns))
-            .collect();
+        // The first and the last launch on the others in each step.
+        let mut launches: HashMap<usize, (u64, u64)> = HashMap::new();
+        for (_, command) in window.commands() {
+            if sides.contains(&command.moment.stream) && command.is_work() {
+                let at = command.launch.start_ns;
+                let (first, last) = launches.entry(step(command)).or_insert((at, at));
+                (*first, *last) = ((*first).min(at), (*last).max(at));
+            }
+        }
         let of_default =
             window.commands().filter(|(_, command)| command.moment.stream == default && command.is_work());
         for (index, command) in of_default {
             let (step, launch) = (step(command), command.launch.start_ns);
-            let is_before = |&(other, at): &(usize, u64)| other == step && at < launch;
-            let is_after = |&(other, at): &(usize, u64)| other == step && at > launch;
-            if launches.iter().any(is_before) && launches.iter().any(is_after) {
+            if launches.get(&step).is_some_and(|&(first, last)| first < launch && launch < last) {
                 between
                     .push(((command.op, window.place(command.launch.place)), held_up(window, index, &sides)));
             }
@@ -72,7 +76,7 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Finding> {
                 let why = match command.kind {
                     CommandKind::Wait if !is_needed(window, at, awaited) => "no data need that",
                     CommandKind::Wait => continue,
-                    _ if sides.contains(&other.moment.stream) && shares_only_writes(command, other) => {
+                    _ if sides.contains(&other.moment.stream) && only_both_write(command, other) => {
                         "both write the same memory: give each its own"
                     }
                     _ => continue,
@@ -99,32 +103,33 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Finding> {
     notable.map(finding).collect()
 }
 
-fn conflict(a: &CommandRecord, b: &CommandRecord) -> bool {
-    a.accesses
-        .iter()
-        .any(|a| b.accesses.iter().any(|b| (a.write || b.write) && a.start < b.end && b.start < a.end))
-}
-
 /// Whether something behind the wait uses what was done before the awaited command, it included.
 fn is_needed(window: &Stretch<'_>, wait: usize, awaited: usize) -> bool {
     let (timeline, waiter) = (&window.timeline, window.timeline.command(wait).moment);
     let until = timeline.command(awaited).moment;
-    let behind =
-        window.commands().filter(|(_, c)| c.moment.stream == waiter.stream && c.moment.tick > waiter.tick);
-    let earlier: Vec<&CommandRecord> = window
-        .commands()
-        .map(|(_, command)| command)
-        .filter(|c| c.moment.stream == until.stream && c.moment.tick <= until.tick)
-        .collect();
-    behind.map(|(_, command)| command).any(|command| earlier.iter().any(|other| conflict(command, other)))
+    let accesses = |keep: &dyn Fn(Moment) -> bool| -> Vec<Access> {
+        let commands = window.commands().filter(|(_, command)| keep(command.moment));
+        commands.flat_map(|(_, command)| command.accesses.iter().copied()).collect()
+    };
+    let earlier = accesses(&|moment| moment.stream == until.stream && moment.tick <= until.tick);
+    let behind = accesses(&|moment| moment.stream == waiter.stream && moment.tick > waiter.tick);
+    let bytes = |access: &Access| (access.start as u64, access.end as u64);
+    let written = Extents::new(earlier.iter().filter(|access| access.write).map(bytes));
+    let used = Extents::new(earlier.iter().map(bytes));
+    behind.iter().any(|access| if access.write { &used } else { &written }.meets(bytes(access)))
 }
 
-/// Whether two commands are in order only because of memory that the later one writes, not for what it reads.
-fn shares_only_writes(command: &CommandRecord, earlier: &CommandRecord) -> bool {
-    let reads_result = command.accesses.iter().filter(|access| !access.write).any(|read| {
-        earlier.accesses.iter().any(|other| other.write && read.start < other.end && other.start < read.end)
-    });
-    conflict(command, earlier) && !reads_result
+/// Whether two commands are in order only because of memory that both write, not for what the later one reads, or reads and writes,
+/// of the earlier one's results, nor for what the earlier one reads.
+fn only_both_write(command: &CommandRecord, earlier: &CommandRecord) -> bool {
+    let meet = |later_writes: bool, earlier_writes: bool| {
+        let of = |command: &'_ CommandRecord, write| -> Vec<Access> {
+            command.accesses.iter().filter(|access| access.write == write).copied().collect()
+        };
+        let others = of(earlier, earlier_writes);
+        of(command, later_writes).iter().any(|a| others.iter().any(|b| a.start < b.end && b.start < a.end))
+    };
+    meet(true, true) && !meet(false, true) && !meet(true, false)
 }
 
 /// Streams that have more to do than others, and those that got their work after others had theirs.
@@ -179,7 +184,13 @@ fn imbalance(facts: &Facts<'_>, sides: &[StreamId]) -> Option<Finding> {
         };
         facts.windows.iter().map(of_stream).sum()
     };
-    let times: Vec<(u64, StreamId)> = sides.iter().map(|&stream| (busy_ns(stream), stream)).collect();
+    // A stream of copies has nothing to give to others.
+    let computes = |stream: &StreamId| {
+        let mut commands = facts.windows.iter().flat_map(Stretch::commands);
+        commands.any(|(_, c)| c.moment.stream == *stream && c.computes())
+    };
+    let sides = sides.iter().copied().filter(computes);
+    let times: Vec<(u64, StreamId)> = sides.map(|stream| (busy_ns(stream), stream)).collect();
     let (longest, busiest) = times.iter().copied().max()?;
     let total: u64 = times.iter().map(|(ns, _)| ns).sum();
     let mean = total / times.len() as u64;
@@ -214,13 +225,7 @@ pub(super) fn no_room(facts: &Facts<'_>) -> Vec<Finding> {
     for window in &facts.windows {
         for (_, command) in window.commands() {
             let Some(kernel) = command.kernels.iter().find(|kernel| fills(kernel)) else { continue };
-            let others = window.commands().filter(|(_, other)| {
-                other.is_work()
-                    && other.kind == CommandKind::Compute
-                    && other.moment.stream != command.moment.stream
-            });
-            let times = (command.start_ns, command.end_ns);
-            let ns: u64 = others.map(|(_, other)| common_ns(times, (other.start_ns, other.end_ns))).sum();
+            let ns = window.beside_ns(command, |other| other.kind == CommandKind::Compute);
             let ns = ns.min(command.duration_ns());
             beside.push(((command.op, kernel.clone(), window.place(command.launch.place)), ns));
         }

@@ -19,6 +19,7 @@ mod facts;
 mod machine;
 mod profile;
 mod quantiles;
+mod ranks;
 mod runner;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ pub use autograd::profile::Finding;
 pub use captured::CapturedReport;
 pub use profile::{LaneProfile, OpProfile, Profile};
 pub use quantiles::Quantiles;
+pub use ranks::{RankComparison, RankOptions, RankSchedule, compare_ranks};
 
 use super::{Overlap, Workload};
 use captured::{Captured, Differences};
@@ -103,6 +105,18 @@ impl CompareOptions {
         }
         if workload.overlap() != Overlap::Batches && self.streams > 2 {
             return invalid("streams", "at most 2 for a workload of two parts", self.streams);
+        }
+        Ok(())
+    }
+
+    /// Whether the workload's data have a batch's rows, before a long run of other options.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if they do not, and what making the data fails with.
+    pub fn check_rows(&self, workload: &dyn Workload) -> Result<()> {
+        let (train, _) = workload.data(self.seed, &self.device)?;
+        if self.batch > train.len() {
+            return Err(Error::invalid("compare", "batch", "at most the number of rows", self.batch));
         }
         Ok(())
     }

@@ -1,0 +1,265 @@
+//! Where ranks that are processes of MPI meet.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::abi::Word;
+use super::mail::{Kind, MOST, Post, Record};
+use super::process::{Mpi, Pending, TAG_RECORD, look};
+use crate::{CommOptions, Error, Result};
+
+/// One rank's end of a group.
+pub(super) struct Group {
+    pub(super) mpi: &'static Mpi,
+    /// What moves elements, in the order of the collectives.
+    pub(super) data: Word,
+    /// What moves records, and is split: by the host, while collectives may be under way.
+    pub(super) control: Word,
+    pub(super) rank: usize,
+    /// The ranks as the first communicator counts them.
+    pub(super) members: Box<[usize]>,
+    pub(super) options: CommOptions,
+    pub(super) failure: Arc<Failure>,
+    posts: Mutex<Vec<Post>>,
+    /// How often the ranks met.
+    calls: AtomicU64,
+    splits: AtomicU64,
+    /// How many messages of each rank were received.
+    pub(super) received: Box<[AtomicU64]>,
+    pub(super) splitting: Mutex<()>,
+}
+
+/// Why a group is of no use any more.
+#[derive(Debug, Default)]
+pub(super) struct Failure {
+    first: Mutex<Option<Error>>,
+    is_told: AtomicBool,
+    /// That of the group which this one was split from.
+    parent: Option<Arc<Failure>>,
+}
+
+/// How long to look who is there, when a collective does not end.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Failure {
+    pub(super) fn of_part(parent: &Arc<Failure>) -> Arc<Failure> {
+        Arc::new(Failure { parent: Some(Arc::clone(parent)), ..Failure::default() })
+    }
+
+    pub(super) fn get(&self) -> Option<Error> {
+        self.first.lock().clone()
+    }
+
+    /// What a group failed with that this one was split from.
+    pub(super) fn inherited(&self) -> Option<Error> {
+        let parent = self.parent.as_deref()?;
+        parent.get().or_else(|| parent.inherited())
+    }
+}
+
+impl Group {
+    pub(super) fn new(
+        mpi: &'static Mpi,
+        [data, control]: [Word; 2],
+        rank: usize,
+        members: Box<[usize]>,
+        options: CommOptions,
+        failure: Arc<Failure>,
+    ) -> Group {
+        mpi.listen(control);
+        let posts = members.iter().map(|_| Post::default()).collect();
+        let received = members.iter().map(|_| AtomicU64::new(0)).collect();
+        Group {
+            mpi,
+            data,
+            control,
+            rank,
+            members,
+            options,
+            failure,
+            posts: Mutex::new(posts),
+            calls: AtomicU64::new(0),
+            splits: AtomicU64::new(0),
+            received,
+            splitting: Mutex::default(),
+        }
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The group is of no use any more, because of `error` if nothing else came first. The others are told.
+    pub(super) fn fail(&self, error: Error) -> Error {
+        let first = self.failure.first.lock().get_or_insert(error).clone();
+        self.mpi.part();
+        if !self.failure.is_told.swap(true, Ordering::Relaxed) {
+            let (rank, reason) = blame(&first, self.members[self.rank]);
+            self.tell(Kind::Failed, rank, &reason);
+        }
+        first
+    }
+
+    /// Tells the others, as far as they are there.
+    pub(super) fn tell(&self, kind: Kind, number: usize, text: &str) {
+        let others = (0..self.size()).filter(|&to| to != self.rank);
+        others.for_each(|to| drop(self.tell_one(to, kind, number, text)));
+    }
+
+    pub(super) fn tell_one(&self, to: usize, kind: Kind, number: usize, text: &str) -> Result<()> {
+        let record = Record::new(kind, self.rank, number, text).encode();
+        self.mpi.post(&record, to, TAG_RECORD, self.control)
+    }
+
+    /// Takes what has come.
+    fn read(&self) -> Result<()> {
+        let mut posts = self.posts.lock();
+        let mut bytes = [0; MOST];
+        while self.mpi.poll(&mut bytes, TAG_RECORD, self.control)? {
+            let record = Record::decode(&bytes).filter(|record| record.from < posts.len());
+            bytes.fill(0);
+            let Some(record) = record else { continue };
+            let post = &mut posts[record.from];
+            match record.kind {
+                Kind::Stuck => post.is_stuck = true,
+                Kind::Left => post.left = Some((record.number, record.text)),
+                Kind::Failed => {
+                    let lost = Error::RankLost { op: OP, rank: record.number, reason: record.text.into() };
+                    self.failure.first.lock().get_or_insert(lost);
+                    // Who failed has told all.
+                    self.failure.is_told.store(true, Ordering::Relaxed);
+                    self.mpi.part();
+                }
+                kind => post.of(kind).push_back(record),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every other rank has come to the same, of a kind that `text` says more about, and gives each rank's number.
+    pub(super) fn meet(&self, op: &'static str, kind: Kind, number: usize, text: &str) -> Result<Vec<usize>> {
+        if let Some(failure) = self.failure.get() {
+            return Err(failure);
+        }
+        let count = if kind == Kind::Split { &self.splits } else { &self.calls };
+        let meeting = count.fetch_add(1, Ordering::Relaxed);
+        self.tell(kind, number, text);
+        let own = Record::new(kind, self.rank, number, text);
+        let come = |posts: &mut Vec<Post>| -> Option<Vec<Record>> {
+            let all = (0..posts.len()).all(|rank| rank == self.rank || !posts[rank].of(kind).is_empty());
+            let take = |(rank, post): (usize, &mut Post)| match rank == self.rank {
+                true => Some(own.clone()),
+                false => post.of(kind).pop_front(),
+            };
+            if all { posts.iter_mut().enumerate().map(take).collect() } else { None }
+        };
+        let missing =
+            |posts: &mut Vec<Post>, rank: usize| rank != self.rank && posts[rank].of(kind).is_empty();
+        let records = self.wait(op, come, missing)?;
+        let first = &records[0];
+        if let Some(other) = records.iter().find(|record| !record.agrees(first)) {
+            // Every rank finds it by itself.
+            self.failure.is_told.store(true, Ordering::Relaxed);
+            return Err(self.fail(Error::CollectiveMismatch {
+                number: meeting,
+                rank: self.members[0],
+                call: first.text.as_str().into(),
+                other: self.members[other.from],
+                other_call: other.text.as_str().into(),
+            }));
+        }
+        Ok(records.into_iter().map(|record| record.number).collect())
+    }
+
+    /// The next message that `from` has sent.
+    pub(super) fn message(&self, op: &'static str, from: usize) -> Result<Record> {
+        let come = |posts: &mut Vec<Post>| posts[from].messages.pop_front();
+        let missing = |posts: &mut Vec<Post>, rank: usize| rank == from && posts[rank].messages.is_empty();
+        self.wait(op, come, missing)
+    }
+
+    /// Waits until something has come, of ranks of which none may have left that is `missing`.
+    fn wait<T>(
+        &self,
+        op: &'static str,
+        mut come: impl FnMut(&mut Vec<Post>) -> Option<T>,
+        missing: impl Fn(&mut Vec<Post>, usize) -> bool,
+    ) -> Result<T> {
+        let found = look(self.deadline(), || {
+            if let Err(error) = self.read() {
+                return Some(Err(error));
+            }
+            let posts = &mut *self.posts.lock();
+            if let Some(come) = come(posts) {
+                return Some(Ok(come));
+            }
+            if let Some(failure) = self.failure.get() {
+                return Some(Err(failure));
+            }
+            let mut ranks = 0..self.size();
+            let left = ranks.find_map(|rank| posts[rank].left.clone().filter(|_| missing(posts, rank)));
+            left.map(|(rank, reason)| Err(Error::RankLost { op, rank, reason: reason.into() }))
+        });
+        let found = found.unwrap_or_else(|| {
+            let posts = &mut *self.posts.lock();
+            let late = (0..self.size()).filter(|&rank| missing(posts, rank));
+            Err(self.late(op, late.map(|rank| self.members[rank]).collect()))
+        });
+        found.map_err(|error| self.fail(error))
+    }
+
+    /// Waits for the end of an operation of a collective at which all ranks are.
+    pub(super) fn end<M>(&self, op: &'static str, mut pending: Pending<M>) -> Result<M> {
+        let ended = look(self.deadline(), || match pending.ended() {
+            Ok(Some(memory)) => Some(Ok(memory)),
+            Err(error) => Some(Err(error)),
+            Ok(None) => match self.read() {
+                Err(error) => Some(Err(error)),
+                Ok(()) => self.failure.get().map(Err),
+            },
+        });
+        ended.unwrap_or_else(|| Err(self.stuck(op))).map_err(|error| self.fail(error))
+    }
+
+    /// The error for a collective that does not end: names the ranks that say nothing.
+    pub(super) fn stuck(&self, op: &'static str) -> Error {
+        self.tell(Kind::Stuck, 0, "");
+        let silent = |posts: &[Post]| -> Vec<usize> {
+            (0..posts.len()).filter(|&rank| rank != self.rank && !posts[rank].is_alive()).collect()
+        };
+        let grace = Instant::now() + GRACE.min(self.options.timeout);
+        let _ = look(Some(grace), || {
+            let read = self.read().is_err() || self.failure.get().is_some();
+            (read || silent(&self.posts.lock()).is_empty()).then_some(())
+        });
+        let silent = silent(&self.posts.lock());
+        self.late(op, silent.into_iter().map(|rank| self.members[rank]).collect())
+    }
+
+    /// The error for ranks that did not come in time.
+    pub(super) fn late(&self, op: &'static str, missing: Box<[usize]>) -> Error {
+        Error::CollectiveTimeout { op, waited_ms: self.options.timeout.as_millis() as u64, missing }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        Instant::now().checked_add(self.options.timeout)
+    }
+}
+
+/// Where the collective is not known.
+pub(super) const OP: &str = "collective";
+
+/// The rank whose fault an error is, as far as it says, and why.
+pub(super) fn blame(error: &Error, own: usize) -> (usize, String) {
+    match error {
+        Error::RankLost { rank, reason, .. } => (*rank, reason.to_string()),
+        Error::CollectiveTimeout { missing, .. } => {
+            (missing.first().copied().unwrap_or(own), format!("rank {own}: {error}"))
+        }
+        Error::CollectiveMismatch { other, .. } => (*other, format!("rank {own}: {error}")),
+        other => (own, other.to_string()),
+    }
+}

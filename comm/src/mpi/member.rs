@@ -1,0 +1,188 @@
+//! A rank that is a process of MPI.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use device::cuda::Queue;
+use parking_lot::Mutex;
+
+use super::exchange::{Exchange, Staging};
+use super::group::{Failure, Group, OP, blame};
+use super::mail::Kind;
+use super::process::{Mpi, TAG_MESSAGE};
+use crate::launch::unavailable;
+use crate::{Backend, Call, Collective, CommOptions, Error, Memory, Result};
+
+/// One rank's end of a group.
+pub(super) struct Member {
+    group: Group,
+    staging: Mutex<Staging>,
+}
+
+/// The most bytes of a message that the library is given at once.
+const MESSAGE: usize = 1 << 30;
+
+impl Member {
+    /// All ranks of MPI.
+    pub(super) fn of_all(mpi: &'static Mpi, options: CommOptions) -> Result<Member> {
+        let made = || mpi.split(mpi.names.world, Some(0), mpi.rank, options.timeout);
+        let late = || {
+            let missing = (0..mpi.size).filter(|&rank| rank != mpi.rank).collect();
+            let waited_ms = options.timeout.as_millis() as u64;
+            Error::CollectiveTimeout { op: "mpi", waited_ms, missing }
+        };
+        let comms = [made()?.ok_or_else(late)?, made()?.ok_or_else(late)?];
+        let members = (0..mpi.size).collect();
+        Ok(Member::new(Group::new(mpi, comms, mpi.rank, members, options, Arc::default())))
+    }
+
+    fn new(group: Group) -> Member {
+        Member { group, staging: Mutex::default() }
+    }
+
+    fn send(&self, call: &Call, memory: Memory, to: usize) -> Result<()> {
+        let group = &self.group;
+        // SAFETY: the call's input, which is dense, has that many bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.input, call.bytes()) };
+        group.tell_one(to, Kind::Message, call.bytes(), &elements(call))?;
+        bytes.chunks(MESSAGE).try_for_each(|bytes| group.mpi.post(bytes, to, TAG_MESSAGE, group.data))
+    }
+
+    fn recv(&self, call: &Call, memory: Memory, from: usize) -> Result<()> {
+        let group = &self.group;
+        let sent = group.message(call.op(), from)?;
+        let number = group.received[from].fetch_add(1, Ordering::Relaxed);
+        if sent.text != elements(call) {
+            return Err(group.fail(Error::CollectiveMismatch {
+                number,
+                rank: group.members[from],
+                call: format!("send(to {}) of {}", group.rank, sent.text).into(),
+                other: group.members[group.rank],
+                other_call: call.to_string().into(),
+            }));
+        }
+        for start in (0..call.bytes()).step_by(MESSAGE) {
+            let len = MESSAGE.min(call.bytes() - start);
+            // SAFETY: the library writes so many bytes of the memory that it is given.
+            let pending = unsafe {
+                group.mpi.start(vec![0_u8; len], |functions, bytes| {
+                    functions.irecv(bytes.as_mut_ptr(), len as c_int, from as c_int, TAG_MESSAGE, group.data)
+                })
+            };
+            let bytes = group.end(call.op(), pending.map_err(|error| group.fail(error))?)?;
+            // SAFETY: the call's output has these bytes, too.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.output.add(start), len) };
+        }
+        Ok(())
+    }
+
+    fn split_group(&self, color: Option<usize>, key: usize) -> Result<Option<Member>> {
+        const SPLIT: &str = "split";
+        let group = &self.group;
+        let _one = group.splitting.lock();
+        // What each rank asks for: two numbers.
+        let asked = [color.map_or(0, |color| color.saturating_add(1)), key];
+        let mut told = Vec::new();
+        for number in asked {
+            told.push(group.meet(SPLIT, Kind::Split, number, SPLIT)?);
+        }
+        let mut colors: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
+        for (rank, (&color, &key)) in told[0].iter().zip(&told[1]).enumerate() {
+            colors.entry(color).or_default().push((key, rank));
+        }
+        colors.values_mut().for_each(|ranks| ranks.sort_unstable());
+        let place = colors.iter().enumerate().find(|(_, (color, _))| **color == asked[0]);
+        let Some((index, (_, ranks))) = place else { return Ok(None) };
+        let rank = ranks.iter().position(|&(_, rank)| rank == group.rank).unwrap_or_default();
+        let mut comms = [0; 2];
+        for comm in &mut comms {
+            let timeout = group.options.timeout;
+            let made = group.mpi.split(group.control, color.map(|_| index), rank, timeout);
+            let made = made.and_then(|made| made.ok_or_else(|| group.stuck(SPLIT)));
+            *comm = made.map_err(|error| group.fail(error))?;
+        }
+        let members = ranks.iter().map(|&(_, rank)| group.members[rank]).collect();
+        let failure = Failure::of_part(&group.failure);
+        let made = |_| Group::new(group.mpi, comms, rank, members, group.options, failure);
+        Ok(color.map(made).map(Member::new))
+    }
+}
+
+/// What is sent, as a receiver has to agree.
+fn elements(call: &Call) -> String {
+    format!("{} {:?}", call.dtype, &call.shape[..])
+}
+
+// SAFETY: operands are read and written by this rank only, which copies them from and to memory of its own while the call runs.
+unsafe impl Backend for Member {
+    fn rank(&self) -> usize {
+        self.group.rank
+    }
+
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.group.failure.get()
+    }
+
+    fn run(&self, call: &Call, memory: Memory) -> Result<()> {
+        match call.collective {
+            Collective::Send { to } => return self.send(call, memory, to),
+            Collective::Recv { from } => return self.recv(call, memory, from),
+            _ => self.group.meet(call.op(), Kind::Call, 0, &call.to_string())?,
+        };
+        let staging = std::mem::take(&mut *self.staging.lock());
+        let mut exchange = Exchange { group: &self.group, call, memory, staging };
+        // SAFETY: the memory is that of the call, by the contract of the trait.
+        let moved = unsafe { exchange.run() };
+        *self.staging.lock() = exchange.staging;
+        moved
+    }
+
+    fn try_run(&self, call: &Call, memory: Memory) -> Result<bool> {
+        match call.collective {
+            Collective::Send { to } => self.send(call, memory, to).map(|()| true),
+            _ => Ok(false),
+        }
+    }
+
+    fn enqueue(&self, call: &Call, _: Memory, _: &Queue<'_>) -> Result<()> {
+        Err(unavailable(format_args!("{} by MPI is on CPU devices", call.op())))
+    }
+
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Backend>>> {
+        let made = self.split_group(color, key)?;
+        Ok(made.map(|member| Arc::new(member) as Arc<dyn Backend>))
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let group = &self.group;
+        let panics = std::thread::panicking();
+        if panics {
+            group.mpi.part();
+        }
+        if group.failure.get().is_some() {
+            // The others know.
+            return;
+        }
+        let reason = if panics { "its thread panicked" } else { "its communicator was dropped" };
+        let own = group.members[group.rank];
+        let lost = Error::RankLost { op: OP, rank: own, reason: reason.into() };
+        // Who leaves because of another rank is not the one to name.
+        let (rank, reason) = blame(&group.failure.inherited().unwrap_or(lost), own);
+        group.tell(Kind::Left, rank, &reason);
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mpi(rank {} of {})", self.group.rank, self.group.size())
+    }
+}

@@ -503,3 +503,36 @@ fn failures_of_the_library_end_all_ranks() {
         }
     }
 }
+
+#[test]
+#[ignore = "of another test"]
+fn library_of_this_process() {
+    println!("{:?}", NcclId::new());
+}
+
+/// What is no library, and a library that is another one.
+#[test]
+fn a_library_that_will_not_do_is_named() {
+    let folder = std::env::temp_dir().join(format!("streamgrad-nccl-{}", std::process::id()));
+    let library = folder.join("libnccl.so.2");
+    std::fs::create_dir_all(&folder).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let other = maps
+        .lines()
+        .find_map(|line| line.split(' ').next_back().filter(|path| path.contains("libc.so")))
+        .unwrap();
+    for expected in ["was not found", "has no ncclGetVersion"] {
+        match expected {
+            "was not found" => std::fs::write(&library, "no library").unwrap(),
+            _ => {
+                std::fs::remove_file(&library).unwrap();
+                std::os::unix::fs::symlink(other, &library).unwrap();
+            }
+        }
+        let environment = [("LD_LIBRARY_PATH", folder.to_str().unwrap().to_owned())];
+        let output = run_ignored("cuda::library_of_this_process", &environment);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.contains("CommUnavailable") && said.contains(expected), "{expected}: {said}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -65,7 +65,7 @@ pub use autograd::{
     Save, Step, TapeEntry, Var, Vjp, autocast, defer, diagnose, grad, gradcheck, gradgradcheck, is_recording,
     no_grad, ops, recompute, record, report,
 };
-pub use comm::{CommModel, CommOptions, Communicator, NcclId, Reduce, ReduceOrder};
+pub use comm::{CommModel, CommOptions, Communicator, NcclId, Reduce, ReduceOrder, Rendezvous};
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
     Moment, Peaks, Placement, Policy, Priority, Recording, Result, Schedule, Stream, StreamId, StreamOptions,

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use device::cuda::Queue;
-use device::{Buffer, Device, Shared};
+use device::{Buffer, Device, Shared, Stream};
+use kernels::View;
 
 use crate::{Call, Memory, Result};
 
@@ -57,6 +58,19 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     fn try_run(&self, call: &Call, memory: Memory) -> Result<bool> {
         let _ = (call, memory);
         Ok(false)
+    }
+
+    /// Launches a call as commands of its own on a CUDA device's `stream`, where a rank has one and its backend does not enqueue
+    /// calls; `None` where it does, and on a CPU.
+    fn launch(
+        &self,
+        call: &Call,
+        stream: &Stream,
+        x: Option<View<'_>>,
+        out: Option<View<'_>>,
+    ) -> Option<Result<()>> {
+        let _ = (call, stream, x, out);
+        None
     }
 
     /// Enqueues a call on a stream of a CUDA device.

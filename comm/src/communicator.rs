@@ -251,6 +251,9 @@ impl Communicator {
         }
         let (dtype, shape) = operand(op, collective, x, out)?;
         let call = Call { collective, dtype, shape, order: options.order };
+        if let Some(launched) = backend.launch(&call, stream, x, out) {
+            return launched.map_err(|error| met_by(op, error));
+        }
         let [x, out] = [x, out].map(|view| view.map(Place::of));
         match staging {
             None => self.meet(stream, call, x, out),

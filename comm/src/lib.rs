@@ -41,7 +41,7 @@ mod sums;
 mod threads;
 mod work;
 
-use device::{Error, Result};
+use device::{Device, Error, Result};
 
 pub use backend::Backend;
 pub use call::{Call, Collective, Memory};
@@ -55,5 +55,21 @@ fn met_by(op: &'static str, failure: Error) -> Error {
     match failure {
         Error::RankLost { rank, reason, .. } => Error::RankLost { op, rank, reason },
         other => other,
+    }
+}
+
+/// A device for each rank.
+fn expect_different(op: &'static str, devices: &[Device]) -> Result<()> {
+    if devices.is_empty() {
+        return Err(Error::invalid(op, "devices", "at least 1", 0));
+    }
+    match (0..devices.len()).find(|&rank| devices[..rank].contains(&devices[rank])) {
+        Some(rank) => Err(Error::invalid(
+            op,
+            "devices",
+            "a device for each rank",
+            format_args!("that of rank {rank} twice"),
+        )),
+        None => Ok(()),
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use kernels::ReduceOp;
+
 use crate::Collective;
 
 /// How the elements of all ranks become one.
@@ -19,6 +21,19 @@ pub enum Reduce {
     Min,
     /// `x0 * x1 * ..`.
     Prod,
+}
+
+impl Reduce {
+    /// What elements are joined by.
+    pub(crate) fn op(self) -> ReduceOp {
+        match self {
+            Reduce::Sum => ReduceOp::Sum,
+            Reduce::Mean => ReduceOp::Mean,
+            Reduce::Max => ReduceOp::Max,
+            Reduce::Min => ReduceOp::Min,
+            Reduce::Prod => ReduceOp::Prod,
+        }
+    }
 }
 
 impl fmt::Display for Reduce {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use streamgrad::prelude::*;
-use streamgrad::{CommOptions, Error, NcclId, ReduceOrder, Result};
+use streamgrad::{CommOptions, Error, NcclId, ReduceOrder, Rendezvous, Result};
 
 use crate::collectives::{captured_equals_eager, gradients_agree};
 use crate::common::devices::cuda;
@@ -124,19 +124,24 @@ fn all_results(ranks: Vec<Communicator>, input: Input) -> Vec<Vec<(String, Vec<f
     results.into_iter().map(Result::unwrap).collect()
 }
 
+fn assert_equal_to_threads(ranks: Vec<Communicator>, input: Input) {
+    let order = ranks[0].options().order;
+    let expected = all_results(Communicator::threads(ranks.len()).unwrap(), input);
+    let found = all_results(ranks, input);
+    for (rank, (expected, found)) in expected.iter().zip(&found).enumerate() {
+        assert_eq!(expected.len(), found.len());
+        for ((name, expected), (_, found)) in expected.iter().zip(found) {
+            let same = expected.iter().zip(found).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same && expected.len() == found.len(), "rank {rank}, {order:?}: {name}");
+        }
+    }
+}
+
 #[test]
 fn collectives_equal_those_of_threads() {
     for devices in each_size(&devices()) {
         for (order, input) in [(ReduceOrder::Ranks, uneven as Input), (ReduceOrder::Fast, given as Input)] {
-            let expected = all_results(Communicator::threads(devices.len()).unwrap(), input);
-            let found = all_results(ranks(devices, options().order(order)), input);
-            for (rank, (expected, found)) in expected.iter().zip(&found).enumerate() {
-                assert_eq!(expected.len(), found.len());
-                for ((name, expected), (_, found)) in expected.iter().zip(found) {
-                    let same = expected.iter().zip(found).all(|(a, b)| a.to_bits() == b.to_bits());
-                    assert!(same && expected.len() == found.len(), "rank {rank}, {order:?}: {name}");
-                }
-            }
+            assert_equal_to_threads(ranks(devices, options().order(order)), input);
         }
     }
 }
@@ -192,7 +197,9 @@ fn captured_collectives_equal_eager_ones() {
 #[test]
 fn training_equals_that_of_one_process() {
     for devices in each_size(&devices()) {
-        training_equals_one_process(|| ranks(devices, options()), &devices[0]);
+        for captured in [false, true] {
+            training_equals_one_process(|| ranks(devices, options()), captured, &devices[0]);
+        }
     }
 }
 
@@ -238,6 +245,28 @@ fn ranks_find_each_other_by_an_id() {
         for sum in sums {
             assert_eq!(sum.unwrap(), [devices.len() as f32; 2]);
         }
+    }
+}
+
+/// As processes do that a launcher has started.
+#[test]
+fn ranks_that_meet_over_tcp_have_one_id() {
+    for devices in each_size(&devices()) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        std::thread::scope(|scope| {
+            for (rank, device) in devices.iter().enumerate() {
+                scope.spawn(move || {
+                    let timeout = Duration::from_secs(20);
+                    let mut place = Rendezvous::meet(address, rank, devices.len(), "", timeout).unwrap();
+                    let comm = Communicator::nccl_met(device, &mut place, options()).unwrap();
+                    let x = Tensor::full(&[1], comm.rank() as f64, DType::F32, device).unwrap();
+                    let all: Vec<f32> = (0..devices.len()).map(|rank| rank as f32).collect();
+                    assert_eq!(x.all_gather(&comm).unwrap().to_vec::<f32>().unwrap(), all);
+                });
+            }
+        });
     }
 }
 
@@ -375,6 +404,45 @@ fn calls_that_differ_name_both_sides() {
     }
 }
 
+/// Ranks that copy from each other's devices, without NCCL.
+fn copying(devices: &[Device]) -> Vec<Communicator> {
+    Communicator::threads_with(devices, options()).unwrap()
+}
+
+#[test]
+fn copies_between_devices_are_collectives_too() {
+    for devices in each_size(&devices()) {
+        assert_equal_to_threads(copying(devices), uneven);
+        gradients_agree(copying(devices));
+        training_equals_one_process(|| copying(devices), false, &devices[0]);
+    }
+}
+
+#[test]
+fn copies_between_devices_tell_of_failures() {
+    for devices in each_size(&devices()) {
+        let mut ranks = copying(devices);
+        let lost = ranks.len() - 1;
+        drop(ranks.pop());
+        for result in
+            on_threads(ranks, |comm| Tensor::ones(&[2], DType::F32, comm.device())?.all_gather(comm))
+        {
+            assert!(matches!(result, Err(Error::RankLost { rank, .. }) if rank == lost), "{result:?}");
+        }
+        for result in on_threads(copying(devices), |comm| {
+            Tensor::ones(&[2 + comm.rank()], DType::F32, comm.device())?.all_reduce(comm, Reduce::Sum)
+        }) {
+            assert!(matches!(result, Err(Error::CollectiveMismatch { .. })), "{result:?}");
+        }
+        let captured = streamgrad::Graph::capture(&devices[0], || {
+            Tensor::ones(&[2], DType::F32, &devices[0])?.all_gather(&copying(devices)[0])
+        });
+        assert!(matches!(captured, Err(Error::Captured { .. })), "{:?}", captured.err());
+        let mixed = Communicator::threads_with(&[devices[0].clone(), Device::cpu()], options());
+        assert!(matches!(mixed, Err(Error::CommUnavailable { .. })), "{mixed:?}");
+    }
+}
+
 /// What ranks say in [`failing_ranks`] with such a failure of the emulated library.
 fn said(failure: &str) -> String {
     let output = run_ignored("cuda::failing_ranks", &[("CUDA_EMULATOR_FAIL", failure.to_owned())]);
@@ -434,4 +502,37 @@ fn failures_of_the_library_end_all_ranks() {
             assert!(!said.contains("Ok(())"), "{failure}: {said}");
         }
     }
+}
+
+#[test]
+#[ignore = "of another test"]
+fn library_of_this_process() {
+    println!("{:?}", NcclId::new());
+}
+
+/// What is no library, and a library that is another one.
+#[test]
+fn a_library_that_will_not_do_is_named() {
+    let folder = std::env::temp_dir().join(format!("streamgrad-nccl-{}", std::process::id()));
+    let library = folder.join("libnccl.so.2");
+    std::fs::create_dir_all(&folder).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let other = maps
+        .lines()
+        .find_map(|line| line.split(' ').next_back().filter(|path| path.contains("libc.so")))
+        .unwrap();
+    for expected in ["was not found", "has no ncclGetVersion"] {
+        match expected {
+            "was not found" => std::fs::write(&library, "no library").unwrap(),
+            _ => {
+                std::fs::remove_file(&library).unwrap();
+                std::os::unix::fs::symlink(other, &library).unwrap();
+            }
+        }
+        let environment = [("LD_LIBRARY_PATH", folder.to_str().unwrap().to_owned())];
+        let output = run_ignored("cuda::library_of_this_process", &environment);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.contains("CommUnavailable") && said.contains(expected), "{expected}: {said}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
 }

@@ -72,6 +72,16 @@ impl Rendezvous {
         Ok(Rendezvous { rank, size, timeout, peers })
     }
 
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many have met.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
     /// What each rank gives, by rank. Every rank calls it, with at most 1 MiB.
     ///
     /// # Errors

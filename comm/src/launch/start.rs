@@ -3,7 +3,7 @@
 use device::Device;
 
 use super::variables::{Launch, Launcher, unavailable};
-use crate::{CommOptions, Communicator, NcclId, Result};
+use crate::{CommOptions, Communicator, Result};
 
 impl Communicator {
     /// This process among those that a launcher has started, as the environment says: `mpirun`, `srun`, `torchrun` or
@@ -14,7 +14,7 @@ impl Communicator {
     /// itself is [`mpi_with`](Self::mpi_with) or, as threads, [`threads`](Self::threads).
     ///
     /// # Errors
-    /// [`Error::CommUnavailable`], which says what was found and what is missing: without a launcher, for variables that make no
+    /// [`CommUnavailable`](crate::Error::CommUnavailable), which says what was found and what is missing: without a launcher, for variables that make no
     /// sense, without a CUDA device for a rank of a machine that has some, or without MPI where there are none; those of the
     /// backend.
     pub fn from_env() -> Result<Communicator> {
@@ -55,13 +55,5 @@ fn nccl(launch: &Launch, first: &Device, options: CommOptions) -> Result<Communi
             "{launch:?} has no CUDA device of its own, though this machine has some: {error}"
         ))
     })?;
-    let mut rendezvous = launch.meet(options.timeout)?;
-    let own = if launch.rank == 0 { NcclId::new().map(|id| id.to_bytes().to_vec()) } else { Ok(Vec::new()) };
-    // The others are told that there is none rather than left waiting.
-    let told = rendezvous.broadcast(own.as_deref().unwrap_or_default())?;
-    own?;
-    if told.is_empty() {
-        return Err(unavailable(format_args!("{launch:?}: rank 0 has no NCCL")));
-    }
-    Communicator::nccl(&device, launch.rank, launch.size, NcclId::from_bytes(&told)?, options)
+    Communicator::nccl_met(&device, &mut launch.meet(options.timeout)?, options)
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use device::cuda::Queue;
 use device::{Buffer, DType, Device, Shared};
-use kernels::{ReduceOp, join_parts};
+use kernels::join_parts;
 
 use super::group::Group;
 use super::handle::{Handle, Patience, number};
@@ -212,17 +212,6 @@ fn reduction_of(reduce: Reduce) -> c_int {
     }
 }
 
-/// What the elements of all ranks are joined by.
-fn joined_by(reduce: Reduce) -> ReduceOp {
-    match reduce {
-        Reduce::Sum => ReduceOp::Sum,
-        Reduce::Mean => ReduceOp::Mean,
-        Reduce::Max => ReduceOp::Max,
-        Reduce::Min => ReduceOp::Min,
-        Reduce::Prod => ReduceOp::Prod,
-    }
-}
-
 /// The library's calls of which a collective is made.
 struct Calls<'a> {
     rank: &'a Rank,
@@ -383,9 +372,7 @@ impl Calls<'_> {
     fn join(&self, reduce: Reduce, elements: usize, to: *mut u8) -> Result<()> {
         let (call, ranks) = (self.call, self.rank.size);
         // SAFETY: the workspace has that many elements of each rank, and there is room for as many.
-        unsafe {
-            join_parts(self.queue, joined_by(reduce), call.dtype, self.memory.workspace, ranks, elements, to)
-        }
+        unsafe { join_parts(self.queue, reduce.op(), call.dtype, self.memory.workspace, ranks, elements, to) }
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use device::Device;
 
-use crate::{CommOptions, Communicator, Error, Result};
+use crate::{CommOptions, Communicator, Error, Rendezvous, Result, expect_different};
 use group::Group;
 use handle::{Handle, Patience};
 use library::{Library, RawId};
@@ -89,6 +89,16 @@ impl Communicator {
         join(Group::alone(size), device, (rank, size), id, options)
     }
 
+    /// This process's rank among those that have met at `place`, on a CUDA device, by NCCL.
+    ///
+    /// # Errors
+    /// As for [`nccl`](Self::nccl) and [`Rendezvous::broadcast`].
+    pub fn nccl_met(device: &Device, place: &mut Rendezvous, options: CommOptions) -> Result<Communicator> {
+        let id = if place.rank() == 0 { NcclId::new()?.to_bytes().to_vec() } else { Vec::new() };
+        let id = NcclId::from_bytes(&place.broadcast(&id)?)?;
+        Communicator::nccl(device, place.rank(), place.size(), id, options)
+    }
+
     /// Ranks of this process, one on each of `devices`, by NCCL; rank `i` is entry `i`, to be moved to the thread that is that
     /// rank. Each needs a thread of its own: a first collective waits for all.
     ///
@@ -123,22 +133,6 @@ impl Communicator {
 
 fn no_thread(error: std::io::Error) -> Error {
     Error::CommUnavailable { reason: format!("no thread for a rank: {error}").into() }
-}
-
-/// A device for each rank.
-fn expect_different(op: &'static str, devices: &[Device]) -> Result<()> {
-    if devices.is_empty() {
-        return Err(Error::invalid(op, "devices", "at least 1", 0));
-    }
-    match (0..devices.len()).find(|&rank| devices[..rank].contains(&devices[rank])) {
-        Some(rank) => Err(Error::invalid(
-            op,
-            "devices",
-            "a device for each rank",
-            format_args!("that of rank {rank} twice"),
-        )),
-        None => Ok(()),
-    }
 }
 
 /// Joins the ranks that have `id`.

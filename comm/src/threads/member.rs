@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use device::Stream;
 use device::cuda::Queue;
+use kernels::View;
 use smallvec::SmallVec;
 
+use super::across::Operands;
 use super::elements::Elements;
 use super::group::Group;
 use crate::{Backend, Call, Collective, Error, Memory, Result};
@@ -46,7 +49,7 @@ impl Member {
 
     /// The number of the meeting that it arrives at, or has arrived at. At none once the group has failed: others may still be
     /// looking at what this rank showed at the last one.
-    fn arrive(&self, call: &Call, memory: Memory) -> Result<u64> {
+    pub(super) fn arrive(&self, call: &Call, memory: Memory) -> Result<u64> {
         if self.has_arrived.swap(false, Ordering::Relaxed) {
             return Ok(self.meetings.load(Ordering::Relaxed) - 1);
         }
@@ -69,7 +72,7 @@ impl Member {
         Ok(())
     }
 
-    fn meet(&self) {
+    pub(super) fn meet(&self) {
         self.group.meet(self.steps.fetch_add(1, Ordering::Relaxed) + 1);
     }
 
@@ -127,8 +130,18 @@ unsafe impl Backend for Member {
         Ok(false)
     }
 
+    fn launch(
+        &self,
+        call: &Call,
+        stream: &Stream,
+        x: Option<View<'_>>,
+        out: Option<View<'_>>,
+    ) -> Option<Result<()>> {
+        stream.is_cuda().then(|| self.launch_copies(call, Operands { stream, x, out }))
+    }
+
     fn enqueue(&self, call: &Call, _: Memory, _: &Queue<'_>) -> Result<()> {
-        let reason = format!("{} between threads is on CPU devices", call.op());
+        let reason = format!("{} between threads is launched as copies", call.op());
         Err(Error::CommUnavailable { reason: reason.into() })
     }
 

@@ -1,5 +1,6 @@
 //! Ranks that are threads of this process, each with a CPU device of its own.
 
+mod across;
 mod elements;
 mod group;
 mod mail;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 use device::{CpuConfig, Device};
 
-use crate::{CommOptions, Communicator, Error, Result};
+use crate::{CommOptions, Communicator, Error, Result, expect_different};
 use group::Group;
 use member::Member;
 
@@ -33,23 +34,27 @@ impl Communicator {
 
     /// As [`threads`](Self::threads), with a rank on each of `devices`.
     ///
+    /// Between CUDA devices collectives are copies and additions, commands of the current stream. The threads, not the streams,
+    /// wait for each other at each launch, whose error says what became of the group; a message goes by way of the host; and
+    /// none of it can be captured. [`nccl_devices`](Self::nccl_devices) has none of these limits.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no devices, or one that is there twice: its default stream would wait for itself;
-    /// [`Error::CommUnavailable`] for devices that are not CPU devices; those of allocating a few bytes on each device.
+    /// [`Error::CommUnavailable`] for CUDA devices beside others, or with a modelled network; those of allocating a few bytes on each device.
     pub fn threads_with(devices: &[Device], options: CommOptions) -> Result<Vec<Communicator>> {
         const OP: &str = "threads";
-        if devices.is_empty() {
-            return Err(Error::invalid(OP, "ranks", "at least 1", 0));
-        }
-        for (rank, device) in devices.iter().enumerate() {
-            if !device.runs_on_host() {
-                let reason = format!("ranks that are threads have CPU devices; rank {rank} has {device}");
-                return Err(Error::CommUnavailable { reason: reason.into() });
+        expect_different(OP, devices)?;
+        let is_cuda = |device: &Device| !device.runs_on_host();
+        let some_are_cuda = devices.iter().any(is_cuda);
+        let refused = match options.model {
+            Some(_) if some_are_cuda => Some("a modelled network is one of CPU devices"),
+            _ if some_are_cuda && !devices.iter().all(is_cuda) => {
+                Some("some devices are CUDA devices, not all")
             }
-            if devices[..rank].contains(device) {
-                let value = format_args!("that of rank {rank} twice");
-                return Err(Error::invalid(OP, "devices", "a device for each rank", value));
-            }
+            _ => None,
+        };
+        if let Some(reason) = refused {
+            return Err(Error::CommUnavailable { reason: reason.into() });
         }
         let group = Group::new((0..devices.len()).collect(), options, None);
         let rank = |(rank, device)| {

@@ -167,6 +167,19 @@ fn the_environment_without_mpi_or_nccl_is_refused_with_what_is_missing() {
 }
 
 #[test]
+fn a_rank_on_a_machine_with_a_gpu_is_one_of_nccl() {
+    if streamgrad::Device::cuda(0).is_err() {
+        return eprintln!("skipped: no CUDA device");
+    }
+    let mut launch = Command::new(env!("CARGO_BIN_EXE_streamgrad"));
+    launch.args(["launch", "--ranks", "1", "--"]).arg(std::env::current_exe().unwrap());
+    let output =
+        launch.args(["--exact", "rank_of_the_environment", "--ignored", "--nocapture"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("[0] Communicator(rank 0 of 1 on cuda:0)") || text.contains("libnccl"), "{text}");
+}
+
+#[test]
 fn what_cannot_be_started_is_said() {
     let run = |args: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_streamgrad")).args(args).output().unwrap();

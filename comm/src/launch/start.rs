@@ -3,7 +3,7 @@
 use device::Device;
 
 use super::variables::{Launch, Launcher, unavailable};
-use crate::{CommOptions, Communicator, Error, Result};
+use crate::{CommOptions, Communicator, NcclId, Result};
 
 impl Communicator {
     /// This process among those that a launcher has started, as the environment says: `mpirun`, `srun`, `torchrun` or
@@ -44,8 +44,8 @@ impl Communicator {
     }
 }
 
-/// A rank on the device of its place.
-fn nccl(launch: &Launch, first: &Device, _: CommOptions) -> Result<Communicator> {
+/// A rank of NCCL on the device of its place. Rank 0 tells the others by what to find each other.
+fn nccl(launch: &Launch, first: &Device, options: CommOptions) -> Result<Communicator> {
     let device = match launch.local_rank {
         0 => Ok(first.clone()),
         place => Device::cuda(place),
@@ -55,7 +55,17 @@ fn nccl(launch: &Launch, first: &Device, _: CommOptions) -> Result<Communicator>
             "{launch:?} has no CUDA device of its own, though this machine has some: {error}"
         ))
     })?;
-    Err(Error::CommUnavailable {
-        reason: format!("{launch:?} on {device} communicates by NCCL, which this build does not have").into(),
-    })
+    let mut met = launch.meet(options.timeout)?;
+    // The others are told if there is none.
+    let own = if launch.rank == 0 { Some(NcclId::new()) } else { None };
+    let bytes = own.as_ref().and_then(|id| id.as_ref().ok()).map(|id| id.to_bytes());
+    let told = met.broadcast(bytes.as_ref().map_or(&[], |bytes| &bytes[..]));
+    let id = match own {
+        Some(own) => own.and_then(|id| told.map(|_| id))?,
+        None => match &told?[..] {
+            [] => return Err(unavailable("rank 0 has no NCCL")),
+            bytes => NcclId::from_bytes(bytes)?,
+        },
+    };
+    Communicator::nccl(&device, launch.rank, launch.size, id, options)
 }

@@ -371,7 +371,7 @@ fn what_batches_share_is_gone_through_once() -> Result<()> {
                 (loss.value().clone(), loss.backward()?)
             } else {
                 let lanes = ConcurrentBatches::with_options(&device, lanes, Lanes::Always)?;
-                let step = lanes.merged_step(&batches, |x| forward(x), loss)?;
+                let step = lanes.merged_step(&batches, forward, loss)?;
                 (step.losses[0].clone(), step.gradients)
             };
             let mut calls = calls.lock().unwrap().clone();

@@ -1,5 +1,5 @@
 //! Programs with one planted mistake each, which is the first that a diagnosis of their profile finds, at its line.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 

@@ -94,8 +94,15 @@ impl Communicator {
     /// # Errors
     /// As for [`nccl`](Self::nccl) and [`Rendezvous::broadcast`].
     pub fn nccl_met(device: &Device, place: &mut Rendezvous, options: CommOptions) -> Result<Communicator> {
-        let id = if place.rank() == 0 { NcclId::new()?.to_bytes().to_vec() } else { Vec::new() };
-        let id = NcclId::from_bytes(&place.broadcast(&id)?)?;
+        let own =
+            if place.rank() == 0 { NcclId::new().map(|id| id.to_bytes().to_vec()) } else { Ok(Vec::new()) };
+        // The others are told if there is none.
+        let told = place.broadcast(own.as_deref().unwrap_or_default());
+        own?;
+        let id = match &told?[..] {
+            [] => return Err(Error::CommUnavailable { reason: "rank 0 has no NCCL".into() }),
+            bytes => NcclId::from_bytes(bytes)?,
+        };
         Communicator::nccl(device, place.rank(), place.size(), id, options)
     }
 

@@ -410,8 +410,8 @@ impl<'a> Queue<'a> {
     /// The kernel takes exactly these arguments, and touches only memory that the command's uses name, in bounds.
     ///
     /// # Errors
-    /// [`Error::KernelCompile`](crate::Error::KernelCompile) if the program does not compile,
-    /// [`Error::Driver`](crate::Error::Driver) if the driver refuses.
+    /// [`Error::KernelCompile`] if the program does not compile,
+    /// [`Error::Driver`] if the driver refuses.
     pub unsafe fn kernel(
         &self,
         program: &'static Program,
@@ -438,9 +438,9 @@ impl<'a> Queue<'a> {
     /// The operands are in bounds, and the command's uses name them.
     ///
     /// # Errors
-    /// [`Error::DTypeUnsupported`](crate::Error::DTypeUnsupported),
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no room for the workspace,
-    /// [`Error::Driver`](crate::Error::Driver).
+    /// [`Error::DTypeUnsupported`],
+    /// [`Error::OutOfMemory`] if there is no room for the workspace,
+    /// [`Error::Driver`].
     pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<bool> {
         self.adds("a product")?;
         // A stream's first product takes a workspace.
@@ -455,7 +455,7 @@ impl<'a> Queue<'a> {
     /// The operands are of the convolution's form, they and the workspace are in bounds, and the command's uses name them.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Driver`](crate::Error::Driver).
+    /// [`Error::OutOfMemory`], [`Error::Driver`].
     pub unsafe fn convolution(
         &self,
         algorithm: &ConvAlgorithm,
@@ -478,7 +478,7 @@ impl<'a> Queue<'a> {
     /// What is enqueued touches only memory that the command's uses name, in bounds, and has all its work in that stream's order.
     ///
     /// # Errors
-    /// Those of `enqueue`; [`Error::Captured`](crate::Error::Captured) where it is part of a graph and stays as it was.
+    /// Those of `enqueue`; [`Error::Captured`] where it is part of a graph and stays as it was.
     pub unsafe fn library(
         &self,
         what: &str,
@@ -491,7 +491,7 @@ impl<'a> Queue<'a> {
     /// the other.
     ///
     /// # Errors
-    /// Theirs, and [`Error::Driver`](crate::Error::Driver).
+    /// Theirs, and [`Error::Driver`].
     pub fn beside(
         &self,
         first: impl FnOnce() -> Result<()>,
@@ -509,7 +509,7 @@ impl<'a> Queue<'a> {
     /// Both ranges are in bounds and apart, and the command's uses name them.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver).
+    /// [`Error::Driver`].
     pub unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
         if !self.adds("a copy")? {
             return Ok(());
@@ -550,7 +550,7 @@ impl<'a> Queue<'a> {
     /// The range is in bounds, and the command's uses name it.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver).
+    /// [`Error::Driver`].
     pub unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
         if !self.adds("a fill")? {
             return Ok(());

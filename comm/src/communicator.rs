@@ -355,6 +355,9 @@ fn operand(
     if let Some(out) = out.filter(|out| out.dtype != view.dtype) {
         return Err(Error::DTypeMismatch { op, expected: view.dtype, got: out.dtype });
     }
+    if let (Some(x), Some(out)) = (x, out) {
+        expect_apart(op, collective, x, out)?;
+    }
     let refused = match collective.reduce() {
         Some(Reduce::Mean) => !view.dtype.is_float(),
         Some(Reduce::Sum | Reduce::Prod) => view.dtype == device::DType::Bool,
@@ -364,6 +367,20 @@ fn operand(
         return Err(Error::DTypeUnsupported { op, dtype: view.dtype });
     }
     Ok((view.dtype, Dims::from_slice(view.shape())))
+}
+
+/// That operands have no byte in common, unless they are the same ones of a collective that works in place.
+fn expect_apart(op: &'static str, collective: Collective, x: View<'_>, out: View<'_>) -> Result<()> {
+    let ([x_at, out_at], same) = ([x, out].map(Place::of), std::ptr::eq(x.buffer, out.buffer));
+    let is_same = x_at.start == out_at.start && x_at.bytes == out_at.bytes;
+    let works_in_place = matches!(collective, Collective::AllReduce(_) | Collective::Broadcast { .. });
+    let overlap = x_at.start < out_at.start + out_at.bytes && out_at.start < x_at.start + x_at.bytes;
+    if !same || !overlap || (is_same && works_in_place) {
+        return Ok(());
+    }
+    let bytes = |place: Place<'_>| place.start..place.start + place.bytes;
+    let value = format_args!("bytes {:?} and {:?} of one buffer", bytes(x_at), bytes(out_at));
+    Err(Error::invalid(op, "out", "apart from the input", value))
 }
 
 fn expect_dense(op: &'static str, view: &View<'_>) -> Result<()> {

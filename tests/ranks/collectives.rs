@@ -16,6 +16,8 @@ pub(crate) type Function = fn(&Communicator, &Var) -> Result<Var>;
 pub(crate) const FUNCTIONS: &[(&str, Function)] = &[
     ("all_reduce", |comm, x| x.square()?.all_reduce(comm, Reduce::Sum)?.square()),
     ("all_reduce mean", |comm, x| x.exp()?.all_reduce(comm, Reduce::Mean)?.square()),
+    ("all_reduce max", |comm, x| x.square()?.all_reduce(comm, Reduce::Max)?.mul(x)),
+    ("all_reduce min", |comm, x| x.exp()?.all_reduce(comm, Reduce::Min)?.mul(x)),
     ("all_gather", |comm, x| x.square()?.all_gather(comm)?.square()),
     ("all_gather of a number", |comm, x| x.square()?.sum(&[], false)?.all_gather(comm)?.square()),
     ("reduce_scatter", |comm, x| x.square()?.reduce_scatter(comm, Reduce::Sum)?.square()),
@@ -147,11 +149,27 @@ fn gradients_of_collectives_run_on_the_stream_of_the_forward_pass() {
 }
 
 #[test]
-fn largest_and_smallest_have_no_gradient() {
+fn products_have_no_gradient() {
     let ranks = Communicator::threads(1).unwrap();
     let x = input(&ranks[0], 1).unwrap();
-    assert!(x.all_reduce(&ranks[0], Reduce::Max).is_err());
-    assert!(x.detach().all_reduce(&ranks[0], Reduce::Max).is_ok());
+    assert!(x.all_reduce(&ranks[0], Reduce::Prod).is_err());
+    assert!(x.detach().all_reduce(&ranks[0], Reduce::Prod).is_ok());
+    assert!(x.reduce_scatter(&ranks[0], Reduce::Max).is_err());
+}
+
+#[test]
+fn ranks_of_the_same_largest_value_share_its_gradient() {
+    let results = on_ranks(3, |comm| {
+        let values = [1.0, comm.rank() as f64, if comm.rank() == 0 { 5.0 } else { 7.0 }];
+        let x = Var::leaf(Tensor::from_slice(&values, &[3], comm.device())?);
+        let weight = 1.0 + comm.rank() as f64;
+        let loss = x.all_reduce(comm, Reduce::Max)?.mul_scalar(weight)?.sum(&[], false)?;
+        loss.backward()?.get(&x).unwrap().to_vec::<f64>()
+    });
+    let expected = [[2.0, 0.0, 0.0], [2.0, 0.0, 3.0], [2.0, 6.0, 3.0]];
+    for (result, expected) in results.into_iter().zip(expected) {
+        assert_eq!(result.unwrap(), expected);
+    }
 }
 
 /// A step with every collective, on the current stream and on another one.

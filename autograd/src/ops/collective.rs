@@ -6,20 +6,31 @@
 use tensor::{Communicator, DType, Error, Reduce, Result, Tensor};
 
 use super::one;
-use crate::{Grads, Var, record};
+use crate::{Grads, Save, Var, record};
 
 impl Var {
-    /// The sum or the mean of all ranks' values, on every rank.
+    /// The sum, the mean, the largest or the smallest of all ranks' values, on every rank.
     ///
     /// `y = x of rank 0 + x of rank 1 + ..`; `x' = y' of rank 0 + y' of rank 1 + ..`, and both divided by the number of ranks for a
-    /// mean. Shapes: `[..] -> [..]`.
+    /// mean. Where `y` is the largest or the smallest, those ranks share the sum of the `y'` whose `x` it is. Shapes: `[..] -> [..]`.
     ///
     /// # Errors
-    /// As for [`Tensor::all_reduce`]; `InvalidArgument` for another reduction of a value that requires a gradient.
+    /// As for [`Tensor::all_reduce`]; `InvalidArgument` for the product of a value that requires a gradient.
     pub fn all_reduce(&self, comm: &Communicator, reduce: Reduce) -> Result<Var> {
         const OP: &str = "all_reduce";
-        linear(OP, self, reduce)?;
+        let is_extreme = matches!(reduce, Reduce::Max | Reduce::Min);
+        if !is_extreme {
+            linear(OP, self, reduce)?;
+        }
         let (value, comm) = (self.value().all_reduce(comm, reduce)?, comm.clone());
+        if is_extreme {
+            return Ok(record(OP, &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {
+                let (x, y) = (ctx.saved(0), ctx.saved(1));
+                let extreme = x.value().eq(y.value())?.to_dtype(x.dtype())?;
+                let shares = extreme.div(&extreme.all_reduce(&comm, Reduce::Sum)?)?;
+                Ok(one(g.all_reduce(&comm, Reduce::Sum)?.mul(&Var::constant(shares))?))
+            }));
+        }
         Ok(record(OP, &[self], &[], value, move |_, g| Ok(one(g.all_reduce(&comm, reduce)?))))
     }
 

@@ -446,3 +446,25 @@ fn a_use_of_the_operand_waits_for_the_collective() {
     other.all_reduce(&stream, y.view(), y.view(), Reduce::Sum).unwrap();
     side.synchronize().unwrap();
 }
+
+/// What a rank reads while another one, or itself, writes it, would have any bits.
+#[test]
+fn operands_that_overlap_are_refused() {
+    let comm = &Communicator::threads(1).unwrap()[0];
+    let stream = comm.device().default_stream();
+    let both = Values::zeros::<f32>(&stream, &[6]).unwrap();
+    let part =
+        |start: usize, elements: usize| Layout::contiguous(&[6]).narrow("part", 0, start, elements).unwrap();
+    let (first, second, all) = (part(0, 4), part(2, 4), part(0, 6));
+    let view = |layout| View::new(&both.buffer, DType::F32, layout);
+    let overlaps = |result: Result<()>| {
+        assert!(matches!(&result, Err(Error::InvalidArgument { argument: "out", .. })), "{result:?}");
+    };
+    overlaps(comm.all_reduce(&stream, view(&first), view(&second), Reduce::Sum));
+    overlaps(comm.broadcast(&stream, view(&second), view(&first), 0));
+    overlaps(comm.all_gather(&stream, view(&all), view(&all)));
+    overlaps(comm.all_to_all(&stream, view(&all), view(&all)));
+    comm.all_reduce(&stream, view(&first), view(&first), Reduce::Sum).unwrap();
+    let (low, high) = (part(0, 3), part(3, 3));
+    comm.all_gather(&stream, view(&low), view(&high)).unwrap();
+}

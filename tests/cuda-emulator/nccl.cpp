@@ -70,6 +70,7 @@ struct Operation {
 struct Split {
     std::map<int, std::pair<int, int>> asked; // by rank: color and key
     std::map<int, CommPtr> made;
+    std::map<int, Comm**> out; // where each rank's is shown once all have come
 };
 
 struct World {
@@ -391,7 +392,7 @@ EXPORT int ncclCommInitRankConfig(Comm** out, int size, UniqueId id, int rank, C
 }
 
 // The ranks with one color, in the order of their keys.
-static void finish_split(World& parent, Split& split) {
+static void finish_split(Split& split) {
     std::map<int, std::map<std::pair<int, int>, int>> colors;
     for (auto& [rank, asked] : split.asked)
         if (asked.first >= 0) colors[asked.first][{asked.second, rank}] = rank;
@@ -403,11 +404,12 @@ static void finish_split(World& parent, Split& split) {
             comm->world = world;
             comm->rank = int(world->joined.size());
             world->joined[comm->rank] = comm;
+            *split.out[rank] = comm.get();
         }
     }
-    (void)parent;
 }
 
+// As the library does it: the answer is success at once, and the new communicator is shown when all ranks have come.
 EXPORT int ncclCommSplit(Comm* handle, int color, int key, Comm** out, Config* config) {
     return call("ncclCommSplit", [&](std::string&) -> int {
         CommPtr comm = find(handle);
@@ -421,10 +423,10 @@ EXPORT int ncclCommSplit(Comm* handle, int color, int key, Comm** out, Config* c
         if (color >= 0) {
             auto made = std::make_shared<Comm>();
             comms[made.get()] = split.made[comm->rank] = made;
-            *out = made.get();
+            split.out[comm->rank] = out;
         }
-        if (int(split.asked.size()) == world.size) finish_split(world, split);
-        return IN_PROGRESS;
+        if (int(split.asked.size()) == world.size) finish_split(split);
+        return SUCCESS;
     });
 }
 

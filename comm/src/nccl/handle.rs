@@ -12,8 +12,8 @@ use crate::{Error, Result};
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
 
-/// How often to look before sleeping between two looks.
-const LOOKS: usize = 64;
+/// How long to look all the time, before sleeping between two looks: a launch takes some tens of microseconds.
+const SPIN: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
 
 /// A communicator, used by one thread at a time, which anybody may abort meanwhile.
@@ -49,19 +49,20 @@ pub(super) struct Patience<'a> {
 impl Patience<'_> {
     /// Waits until `look` finds something.
     pub(super) fn wait<T>(&self, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-        for looks in 0.. {
+        let begin = Instant::now();
+        loop {
             if let Some(found) = look()? {
                 return Ok(found);
             }
             if let Some(failure) = (self.failure)() {
                 return Err(failure);
             }
-            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let now = Instant::now();
+            if self.deadline.is_some_and(|deadline| now >= deadline) {
                 return Err((self.late)());
             }
-            if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+            if now - begin < SPIN { std::thread::yield_now() } else { std::thread::sleep(NAP) }
         }
-        unreachable!("it looks for ever")
     }
 }
 
@@ -92,8 +93,8 @@ impl Handle {
         let _one = self.calls.lock();
         let code = self.with(name, |raw| Ok(call(self.library, raw)))?;
         match code {
-            SUCCESS => Ok(()),
-            IN_PROGRESS => self.settle(name, patience),
+            // A split says that it has succeeded when it has begun.
+            SUCCESS | IN_PROGRESS => self.settle(name, patience),
             code => self.with(name, |raw| Err(self.library.error(name, code, Some(raw)))),
         }
     }

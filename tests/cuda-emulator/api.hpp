@@ -120,5 +120,7 @@ EXPORT int cuEmulatorEnterHeld(const char* function);
 // As cuEmulatorEnqueue, for work that reaches all devices' memory. It runs once `ready`, which may be missing, says so; who waits
 // for it has other streams' commands run meanwhile, whatever their devices.
 EXPORT CUresult cuEmulatorMeet(CUstream stream, const char* name, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*));
+// Which capture it is of all that a stream of the current context ever began, and its number; 0 without one.
+EXPORT uint64_t cuEmulatorCapture(CUstream stream, uint64_t* id);
 // The current context's, or INVALID_CONTEXT; INVALID_HANDLE for a stream that is not one of its own.
 EXPORT CUresult cuEmulatorCheckStream(CUstream stream);

@@ -170,7 +170,11 @@ static CUresult begin_capture(const StreamPtr& stream, const GraphPtr& graph, st
     if (stream->id == 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (stream->capture || graph->capturing) return CUDA_ERROR_ILLEGAL_STATE;
     auto capture = std::make_shared<Capture>();
-    capture->id = state().next_capture++;
+    // All captures into one graph have its number.
+    if (!graph->capture_id) graph->capture_id = state().next_capture++;
+    capture->id = graph->capture_id;
+    static uint64_t begun = 0;
+    capture->turn = ++begun;
     capture->mode = mode;
     capture->thread = std::this_thread::get_id();
     capture->origin = stream.get();
@@ -221,6 +225,14 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
         end(capture, result != CUDA_SUCCESS);
         return result;
     });
+}
+
+EXPORT uint64_t cuEmulatorCapture(CUstream handle, uint64_t* id) {
+    std::lock_guard<std::mutex> held(state().lock);
+    StreamPtr stream = find_stream(handle, current_context);
+    if (!stream || !stream->capture) return 0;
+    *id = stream->capture->id;
+    return stream->capture->turn;
 }
 
 // Asking ends no capture.

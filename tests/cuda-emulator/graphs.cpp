@@ -196,6 +196,27 @@ EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode* out, CUgraph graph, const CUgra
     });
 }
 
+// The nodes of the child as nodes of the graph, and one behind all of them, which is the child's.
+EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph handle, const CUgraphNode* after, size_t count, CUgraph child_handle) {
+    return call("cuGraphAddChildGraphNode", Needs::Context, [&](Call&) {
+        GraphPtr graph = find_graph(handle), child = find_graph(child_handle);
+        std::vector<Node*> before, ends;
+        if (!out || !graph || !child || child == graph || child->capturing || !find_nodes(after, count, *graph, before)) return CUDA_ERROR_INVALID_VALUE;
+        std::unordered_map<Node*, Node*> copies;
+        for (auto& node : child->nodes) {
+            std::vector<Node*> needs;
+            for (Node* need : node->after) needs.push_back(copies.at(need));
+            copies[node.get()] = graph->add(node->work, needs.empty() ? before : needs);
+            ends.push_back(copies[node.get()]);
+        }
+        Work nothing;
+        nothing.type = WorkType::Empty;
+        nothing.name = "a graph's end";
+        *out = static_cast<CUgraphNode>(graph->add(nothing, ends.empty() ? before : ends)->handle);
+        return CUDA_SUCCESS;
+    });
+}
+
 // The parameters' own context, or the one that is current.
 static CUresult work_of(Call& call, const KernelParams* params, Work& out) {
     if (!params) return CUDA_ERROR_INVALID_VALUE;

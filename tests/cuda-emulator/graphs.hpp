@@ -18,6 +18,7 @@ struct Graph {
     Context* context = nullptr;
     std::vector<std::unique_ptr<Node>> nodes;
     bool capturing = false;
+    uint64_t capture_id = 0; // 0 before the first capture
     Node* add(Work work, const std::vector<Node*>& after);
     ~Graph();
 };
@@ -25,7 +26,7 @@ using GraphPtr = std::shared_ptr<Graph>;
 
 // One for all streams that capture together.
 struct Capture {
-    uint64_t id = 0;
+    uint64_t id = 0, turn = 0; // of its graph; of its own
     int mode = 0;
     std::thread::id thread; // that began it
     Stream* origin = nullptr;

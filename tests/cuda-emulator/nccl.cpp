@@ -44,6 +44,7 @@ struct Comm {
     uint64_t splits = 0, collectives = 0;
     std::vector<std::shared_ptr<struct Item>> running; // what was shown and is not done
     std::vector<struct Operation> waiting;             // what was called before all ranks were connected
+    std::map<uint64_t, uint64_t> captures;             // by number: which one it was
 };
 using CommPtr = std::shared_ptr<Comm>;
 
@@ -278,10 +279,21 @@ static void end(void* data) {
 
 static void drop(void* data) { delete static_cast<Operation*>(data); }
 
+// The library keeps a stream for each number of a capture, which is in that capture until it ends.
+static bool knows_capture(Comm& comm, CUstream stream) {
+    uint64_t id = 0, turn = cuEmulatorCapture(stream, &id);
+    return turn == 0 || comm.captures.emplace(id, turn).first->second == turn;
+}
+
 static int enqueue(const Operation& operation) {
     CUcontext current = nullptr;
     cuCtxGetCurrent(&current);
     cuCtxSetCurrent(operation.context);
+    if (!knows_capture(*operation.comm, operation.stream)) {
+        complain("another capture has this one's number");
+        cuCtxSetCurrent(current);
+        return CUDA_FAILED;
+    }
     CUresult first = cuEmulatorMeet(operation.stream, "nccl", nullptr, show, new Operation(operation), drop);
     CUresult second = first == CUDA_SUCCESS ? cuEmulatorMeet(operation.stream, "nccl end", is_done, end, new Operation(operation), drop) : first;
     cuCtxSetCurrent(current);

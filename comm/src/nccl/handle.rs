@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::library::{Config, Library, RawComm, RawId};
+use super::watch;
 use crate::{Error, Result};
 
 const SUCCESS: c_int = 0;
@@ -189,11 +190,20 @@ impl Handle {
         }
     }
 
-    /// Ends what is under way, on the device, too, and lets go of it.
+    /// Ends what is under way, on the device, too, and lets go of it. The library waits for graphs that have its work to go, so
+    /// nobody waits for the library.
     pub(super) fn abort(&self) {
+        /// The only one who has it.
+        struct Last(RawComm);
+        // SAFETY: any thread may use a communicator, one at a time.
+        unsafe impl Send for Last {}
         if let Some(raw) = self.raw.lock().take() {
-            // SAFETY: it was live until now. What the library says then is of use to nobody.
-            unsafe { (self.library.abort)(raw) };
+            let (library, last) = (self.library, Last(raw));
+            watch::apart("nccl abort", move || {
+                let Last(raw) = { last };
+                // SAFETY: it was live until now. What the library says then is of use to nobody.
+                unsafe { (library.abort)(raw) };
+            });
         }
     }
 

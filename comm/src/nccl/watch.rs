@@ -1,7 +1,8 @@
 //! A thread that looks after all ranks of the process: what never ends is aborted, and who has gone is let go of.
 
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::ffi::c_int;
+use std::sync::{Arc, Once, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -11,24 +12,32 @@ use crate::{Error, Result};
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(5);
 
+/// How long the process's end waits for what it has let go of. The library must not be in use when its memory goes.
+const END: Duration = Duration::from_secs(5);
+
 /// Who is looked after.
-#[derive(Default)]
 struct Watched {
     /// Whether there is a thread.
     runs: bool,
     ranks: Vec<Weak<Rank>>,
     /// Ranks whose members have gone, why, and whether something of theirs may be under way.
     leaving: Vec<(Arc<Rank>, &'static str)>,
+    /// How many threads use the library, besides those of members.
+    busy: usize,
+    /// Whether the process ends.
+    ends: bool,
 }
 
-static WATCHED: Mutex<Watched> = Mutex::new(Watched { runs: false, ranks: Vec::new(), leaving: Vec::new() });
-static CAME: Condvar = Condvar::new();
+static WATCHED: Mutex<Watched> =
+    Mutex::new(Watched { runs: false, ranks: Vec::new(), leaving: Vec::new(), busy: 0, ends: false });
+/// Somebody came, or went.
+static CHANGED: Condvar = Condvar::new();
 
 /// Looks after `rank` from now on.
 pub(super) fn join(rank: &Arc<Rank>) -> Result<()> {
     start()?;
     WATCHED.lock().ranks.push(Arc::downgrade(rank));
-    CAME.notify_all();
+    CHANGED.notify_all();
     Ok(())
 }
 
@@ -38,7 +47,23 @@ pub(super) fn leave(rank: Arc<Rank>, reason: &'static str) {
         rank.group.leave(rank.rank, reason);
     }
     WATCHED.lock().leaving.push((rank, reason));
-    CAME.notify_all();
+    CHANGED.notify_all();
+}
+
+/// Calls `f` on a thread of its own: the library frees memory, for which the driver waits for all that any device does, and for
+/// graphs to go.
+pub(super) fn apart(name: &str, f: impl FnOnce() + Send + 'static) {
+    await_end();
+    WATCHED.lock().busy += 1;
+    let f = move || {
+        f();
+        WATCHED.lock().busy -= 1;
+        CHANGED.notify_all();
+    };
+    // What there is no thread for is not done: it would hold up who asks.
+    if std::thread::Builder::new().name(name.into()).spawn(f).is_err() {
+        WATCHED.lock().busy -= 1;
+    }
 }
 
 fn start() -> Result<()> {
@@ -49,8 +74,34 @@ fn start() -> Result<()> {
             .spawn(watch)
             .map_err(|error| Error::CommUnavailable { reason: format!("no thread: {error}").into() })?;
         watched.runs = true;
+        await_end();
     }
     Ok(())
+}
+
+/// Has the process's end wait for threads that use the library.
+fn await_end() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: C's function takes any function, which it calls when the process ends: before those of the library and the
+        // driver, which were there before. Without room for it nobody waits.
+        let _ = unsafe { atexit(end) };
+    });
+}
+
+unsafe extern "C" {
+    fn atexit(call: extern "C" fn()) -> c_int;
+}
+
+/// The process ends: nobody uses the library from now on, and who does has a while to have done with it.
+extern "C" fn end() {
+    let (mut watched, deadline) = (WATCHED.lock(), Instant::now() + END);
+    while !watched.leaving.is_empty() || watched.busy > 0 {
+        if CHANGED.wait_until(&mut watched, deadline).timed_out() {
+            break;
+        }
+    }
+    watched.ends = true;
 }
 
 fn watch() {
@@ -58,16 +109,22 @@ fn watch() {
         let (ranks, leaving) = {
             let mut watched = WATCHED.lock();
             watched.ranks.retain(|rank| rank.strong_count() > 0);
-            if watched.ranks.is_empty() && watched.leaving.is_empty() {
-                CAME.wait(&mut watched);
+            while watched.ends || (watched.ranks.is_empty() && watched.leaving.is_empty()) {
+                CHANGED.wait(&mut watched);
             }
+            watched.busy += 1;
             (watched.ranks.clone(), std::mem::take(&mut watched.leaving))
         };
         for rank in ranks.iter().filter_map(Weak::upgrade) {
             rank.look();
         }
-        let busy: Vec<_> = leaving.into_iter().filter(|(rank, reason)| !let_go(rank, reason)).collect();
-        WATCHED.lock().leaving.extend(busy);
+        let left: Vec<_> = leaving.into_iter().filter(|(rank, reason)| !let_go(rank, reason)).collect();
+        {
+            let mut watched = WATCHED.lock();
+            watched.leaving.extend(left);
+            watched.busy -= 1;
+        }
+        CHANGED.notify_all();
         std::thread::sleep(INTERVAL);
     }
 }
@@ -79,7 +136,8 @@ fn let_go(rank: &Arc<Rank>, reason: &str) -> bool {
         return false;
     }
     rank.group.leave(rank.rank, reason);
+    let rank = Arc::clone(rank);
     // What fails here has nobody left to tell; the handle aborts what is left.
-    let _ = rank.close();
+    apart("nccl close", move || drop(rank.close()));
     true
 }

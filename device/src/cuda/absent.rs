@@ -227,6 +227,14 @@ impl ConvAlgorithm {
 }
 
 impl Captured {
+    pub(super) fn library(
+        &self,
+        _: &DriverStream,
+        _: impl FnOnce(*mut std::ffi::c_void) -> Result<()>,
+    ) -> Result<()> {
+        match *self {}
+    }
+
     pub(super) fn beside(
         &self,
         _: &DriverStream,

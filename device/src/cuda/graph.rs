@@ -182,6 +182,32 @@ impl Captured {
         stream.begin_capture(self.graph, &ends)
     }
 
+    /// Captures what `enqueue` has a library enqueue on `stream` as a graph of its own, which becomes one node. A library that
+    /// keeps something for each capture tells them apart by their numbers, and all captures into one graph have the same.
+    pub(super) fn library(
+        &self,
+        stream: &DriverStream,
+        enqueue: impl FnOnce(sys::CUstream) -> Result<()>,
+    ) -> Result<()> {
+        let before = stream.captured_nodes()?;
+        stream.end_capture()?;
+        let node = stream.capture(enqueue).and_then(|inner| self.add(Graph(inner), &before));
+        // What comes next finds a capture, whatever has failed.
+        stream.begin_capture(self.graph, node.as_ref().map_or(&before[..], std::slice::from_ref))?;
+        node.map(drop)
+    }
+
+    /// A node that runs `inner`.
+    fn add(&self, inner: Graph, after: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode> {
+        let mut node = std::ptr::null_mut();
+        // SAFETY: the handles are live; the driver copies the list and the graph, and writes a handle.
+        let code = unsafe {
+            sys::cuGraphAddChildGraphNode(&mut node, self.graph, after.as_ptr(), after.len(), inner.0)
+        };
+        check("cuGraphAddChildGraphNode", code)?;
+        Ok(node)
+    }
+
     /// Memory for a product that needs so many bytes.
     ///
     /// # Errors

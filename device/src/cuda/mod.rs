@@ -484,7 +484,13 @@ impl<'a> Queue<'a> {
         what: &str,
         enqueue: impl FnOnce(*mut std::ffi::c_void) -> Result<()>,
     ) -> Result<()> {
-        if self.adds(what)? { enqueue(self.stream.raw().cast()) } else { Ok(()) }
+        if !self.adds(what)? {
+            return Ok(());
+        }
+        match self.target {
+            Target::Graph(captured) => captured.library(self.stream, |raw| enqueue(raw.cast())),
+            _ => enqueue(self.stream.raw().cast()),
+        }
     }
 
     /// Enqueues two parts of a command of which neither needs the other: in a graph they run at once, on a stream one after

@@ -424,10 +424,31 @@ impl DriverStream {
         check("cuStreamBeginCaptureToGraph", code)
     }
 
-    pub(super) fn end_capture(&self) -> Result<()> {
+    /// Gives the graph that was captured into: the caller's, if it was given one.
+    pub(super) fn end_capture(&self) -> Result<sys::CUgraph> {
         let mut graph = std::ptr::null_mut();
-        // SAFETY: the stream is live; the driver writes the handle of the graph that it was given.
-        unsafe { check("cuStreamEndCapture", sys::cuStreamEndCapture(self.raw, &mut graph)) }
+        // SAFETY: the stream is live; the driver writes the handle of a graph.
+        unsafe { check("cuStreamEndCapture", sys::cuStreamEndCapture(self.raw, &mut graph))? };
+        Ok(graph)
+    }
+
+    /// A new graph of what `enqueue` enqueues, which is the caller's.
+    pub(super) fn capture(&self, enqueue: impl FnOnce(sys::CUstream) -> Result<()>) -> Result<sys::CUgraph> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is live.
+        unsafe { check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.raw, mode))? };
+        let enqueued = enqueue(self.raw);
+        let ended = self.end_capture();
+        match enqueued {
+            Ok(()) => ended,
+            Err(error) => {
+                if let Ok(graph) = ended {
+                    // SAFETY: it was made by this capture, and nobody else has it.
+                    unsafe { sys::cuGraphDestroy(graph) };
+                }
+                Err(error)
+            }
+        }
     }
 
     /// The nodes that come last in what was captured so far.

@@ -1,4 +1,4 @@
-//! Ops of the sizes of large models on a CUDA device, eagerly: `name ms` a line, the median of repeats, as
+//! Ops of the sizes of large models on a CUDA device: `name eager captured` in ms a line, the medians of repeats, as
 //! `peers/torch_kernels.py` prints PyTorch's. A repeat is as many calls as take some time, between two events.
 //!
 //!     cargo bench --bench cuda_kernels -- [PART OF A NAME ..]
@@ -7,12 +7,12 @@
 
 use streamgrad::prelude::*;
 use streamgrad::tensor::Gelu;
-use streamgrad::{BackwardOptions, RandomKey, Reduction, Result};
+use streamgrad::{BackwardOptions, Graph, RandomKey, Reduction, Result};
 
 const REPEATS: usize = 15;
 
 /// A step, and its name.
-type Case = (String, Box<dyn Fn() -> Result<()>>);
+type Case = (String, Box<dyn Fn() -> Result<Vec<Tensor>>>);
 
 /// Values that are made when a case is chosen: its step is made from them.
 struct Cases {
@@ -43,7 +43,7 @@ impl Cases {
         let name = format!("{name} {dtype}");
         if self.is_chosen(&name) {
             let values = self.values(dtype, shapes);
-            self.time((name, Box::new(move || op(&values).map(drop))));
+            self.time((name, Box::new(move || Ok(vec![op(&values)?]))));
         }
     }
 
@@ -62,17 +62,25 @@ impl Cases {
             let step = move || {
                 let options =
                     BackwardOptions { gradient: Some(gradient.clone()), ..BackwardOptions::default() };
-                op(&values)?.backward_with(options).map(drop)
+                let gradients = op(&values)?.backward_with(options)?;
+                Ok(values.iter().filter_map(|value| gradients.get(value)).collect())
             };
             self.time((name, Box::new(step)));
         }
     }
 
     fn time(&self, (name, step): Case) {
+        let eager = self.median_ms(&step);
+        let graph = Graph::capture(&self.device, &step).unwrap();
+        let captured = self.median_ms(&|| graph.replay());
+        println!("{name} {eager:.4} {captured:.4}");
+    }
+
+    fn median_ms<T>(&self, step: &dyn Fn() -> Result<T>) -> f64 {
         let stream = self.device.default_stream();
         let repeat = |calls: usize| {
             let start = stream.record().unwrap();
-            (0..calls).for_each(|_| step().unwrap());
+            (0..calls).for_each(|_| drop(step().unwrap()));
             let end = stream.record().unwrap();
             self.device.synchronize().unwrap();
             start.elapsed_ms(&end).unwrap() / calls as f64
@@ -81,7 +89,7 @@ impl Cases {
         let calls = (20.0 / once).ceil().clamp(3.0, 1000.0) as usize;
         let mut times: Vec<f64> = (0..REPEATS).map(|_| repeat(calls)).collect();
         times.sort_by(f64::total_cmp);
-        println!("{name} {:.4}", times[REPEATS / 2]);
+        times[REPEATS / 2]
     }
 }
 

@@ -15,8 +15,8 @@ use std::process::{Child, Command};
 use std::time::Instant;
 
 use streamgrad::prelude::*;
-use streamgrad::workloads::GptOptions;
-use streamgrad::{CommOptions, NcclId, ReduceOrder, Result, autocast};
+use streamgrad::workloads::{Gpt, GptOptions};
+use streamgrad::{CommOptions, Graph, NcclId, ReduceOrder, Result, autocast};
 
 fn option(name: &str) -> bool {
     std::env::args().any(|word| word == name)
@@ -82,25 +82,28 @@ fn model() -> GptOptions {
     if option("--small") { small } else { gpt2::OPTIONS }
 }
 
-/// Seconds of a step of one device, with nobody beside it, and of one rank.
-fn training(comm: &Communicator) -> Result<[f64; 2]> {
+/// Median seconds of a step of one device, with nobody beside it, and of one rank.
+fn training(comm: &Communicator, captured: bool) -> Result<[f64; 2]> {
     let dtype = option("--bf16").then_some(DType::BF16);
-    let steps = if option("--small") { 3 } else { 20 };
-    let alone = {
-        let (model, [tokens, targets]) = gpt2::gpt2(model(), comm.device())?;
-        let mut optimizer = gpt2::adamw(&model)?;
-        times(comm.device(), steps, || {
-            optimizer.step(&autocast(dtype, || model.loss(&tokens, &targets))?.backward()?)
-        })?
+    let count = if option("--small") { 3 } else { 20 };
+    let (device, loss) = (comm.device(), |model: &Gpt, [tokens, targets]: &[Tensor; 2]| {
+        autocast(dtype, || model.loss(tokens, targets))
+    });
+    let median = |mut step: Box<dyn FnMut() -> Result<()> + '_>| {
+        let graph = if captured { Some(Graph::capture(device, &mut step)?) } else { None };
+        let times = times(device, count, || match &graph {
+            Some(graph) => graph.replay(),
+            None => step(),
+        })?;
+        Ok(times[times.len() / 2])
     };
-    let (model, [tokens, targets]) = gpt2::gpt2(model(), comm.device())?;
+    let (model, data) = gpt2::gpt2(model(), device)?;
+    let mut optimizer = gpt2::adamw(&model)?;
+    let alone = median(Box::new(|| optimizer.step(&loss(&model, &data)?.backward()?)))?;
     let model = DataParallel::new(model, comm)?;
     let mut optimizer = gpt2::adamw(model.model())?;
-    let together = times(comm.device(), steps, || {
-        let loss = autocast(dtype, || model.model().loss(&tokens, &targets))?;
-        optimizer.step(&model.backward(&loss)?)
-    })?;
-    Ok([alone, together].map(|times| times[times.len() / 2]))
+    let together = median(Box::new(|| optimizer.step(&model.backward(&loss(model.model(), &data)?)?)))?;
+    Ok([alone, together])
 }
 
 /// What a rank does, with communicators for both orders.
@@ -109,13 +112,15 @@ fn rank(comms: [Communicator; 2]) -> Result<()> {
     all_reduce(&fast, ReduceOrder::Fast)?;
     all_reduce(&ordered, ReduceOrder::Ranks)?;
     for (comm, order) in [(&fast, ReduceOrder::Fast), (&ordered, ReduceOrder::Ranks)] {
-        let [alone, together] = training(comm)?;
-        if comm.rank() == 0 {
-            let (alone, together, scaling) = (alone * 1e3, together * 1e3, alone / together);
-            let size = comm.size();
-            println!(
-                "gpt2 {order:?}: 1 rank {alone:.3} ms, {size} ranks {together:.3} ms a step, scaling {scaling:.3}"
-            );
+        for (how, captured) in [("eager", false), ("captured", true)] {
+            let [alone, together] = training(comm, captured)?;
+            if comm.rank() == 0 {
+                let (alone, together, scaling) = (alone * 1e3, together * 1e3, alone / together);
+                let size = comm.size();
+                println!(
+                    "gpt2 {order:?} {how}: 1 rank {alone:.3} ms, {size} ranks {together:.3} ms a step, scaling {scaling:.3}"
+                );
+            }
         }
     }
     Ok(())

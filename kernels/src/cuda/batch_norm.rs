@@ -27,8 +27,7 @@ fn threads(channels: &Channels) -> (RowThreads, Units) {
     let Channels { channels: count, size, .. } = *channels;
     // Images of one element: those of a channel lie across them.
     let along = if size == 1 { count as isize } else { 1 };
-    let threads = RowThreads::of(count, channels.each(), along, size as isize);
-    (threads, threads.cut())
+    RowThreads::folding(count, channels.each(), along, size as isize)
 }
 
 /// Bytes of the workspace of both directions.

@@ -36,8 +36,7 @@ fn weight_threads(&(rows, count): &(NormRows, usize)) -> (RowThreads, Units) {
     // Without inner elements, those of a weight lie across the rows.
     let along = if inner == 1 { rows.weights() as isize } else { 1 };
     let each = count.checked_div(groups).unwrap_or(0) * inner;
-    let threads = RowThreads::of(rows.weights(), each, along, inner as isize);
-    (threads, threads.cut())
+    RowThreads::folding(rows.weights(), each, along, inner as isize)
 }
 
 /// Bytes of the workspace for the gradients of weights.

@@ -17,14 +17,29 @@
         join<What>(out, states, rows, all, cut, lanes, divisor);                                              \
     }
 
-REDUCTION(sum, Plain<Sum<F>>, S)
-REDUCTION(prod, Plain<Prod<F>>, S)
-REDUCTION(max, Plain<Max<F>>, S)
-REDUCTION(min, Plain<Min<F>>, S)
+// The same for what is joined element by element, of columns that lie side by side.
+#define BY_ELEMENT(name, What)                                                                                             \
+    REDUCTION(name, What, S) \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(name##_columns, DTYPE)( \
+        const S* x, S* out, Each<What::Fold>::State* states, u64 columns, u64 all, i64 along, \
+        const __grid_constant__ Units cut, f64 divisor) { \
+        reduce_columns<What>(out, x, states, columns, all, along, cut, divisor); \
+    } \
+    extern "C" __global__ void NAMED(name##_columns_join, DTYPE)(S * out, const Each<What::Fold>::State* states, \
+                                                                 u64 columns, u64 all, \
+                                                                 const __grid_constant__ Units cut, u32 lanes, \
+                                                                 f64 divisor) { \
+        join_units<Each<What::Fold>>(columns / PACK, cut, lanes, states, ToColumns<What, S>{out, all, divisor}); \
+    }
+
+BY_ELEMENT(sum, Plain<Sum<F>>)
+BY_ELEMENT(prod, Plain<Prod<F>>)
+BY_ELEMENT(max, Plain<Max<F>>)
+BY_ELEMENT(min, Plain<Min<F>>)
 REDUCTION(argmax, IndexOfBest<true>, i64)
 REDUCTION(argmin, IndexOfBest<false>, i64)
 #if FLOATS
-REDUCTION(mean, Mean, S)
+BY_ELEMENT(mean, Mean)
 REDUCTION(var, Var, S)
 REDUCTION(logsumexp, LogSumExp, S)
 #endif

@@ -111,6 +111,20 @@ struct Reduced {
     __device__ i64 operator()(u64 i) const { return offsets(walk, i).at[0]; }
 };
 
+// What becomes of neighbouring columns.
+template <class What, class O> struct ToColumns {
+    O* out;
+    u64 all;
+    f64 divisor;
+
+    __device__ void operator()(u64 pack, typename Each<typename What::Fold>::State state) const {
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            out[pack * PACK + v] = What::value(state.at[v], all, divisor);
+        }
+    }
+};
+
 template <class Group, class What, class O>
 __device__ inline void reduce(O* out, const S* x, typename What::Fold::State* states, const Walk<1>& kept,
                               const Walk<1>& reduced, const Units& cut, u32 lanes, f64 divisor) {
@@ -138,6 +152,39 @@ __device__ inline void join(O* out, const typename What::Fold::State* states, u6
     using Fold = typename What::Fold;
     join_units<Fold>(rows, cut, lanes, states,
                      [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
+}
+
+// How many elements of a column are read ahead.
+constexpr int AHEAD = 8;
+// Folds of columns of elements `along` apart, of which those of a thread lie side by side.
+template <class What, class O>
+__device__ inline void reduce_columns(O* out, const S* x, typename Each<typename What::Fold>::State* states, u64 columns, u64 all,
+                                      i64 along, const Units& cut, f64 divisor) {
+    using Fold = typename What::Fold;
+    auto of = [&](u64 pack, const BlockLane& block) {
+        const S* at = x + pack * PACK;
+        typename Each<Fold>::State state = Each<Fold>::empty();
+        for (int start = 0; start < EACH && start < block.count; start += AHEAD) {
+            Pack<S, PACK> values[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+                // What there is not, is read where something is.
+                int slot = start + k < block.count ? start + k : 0;
+                values[k] = *(const Pack<S, PACK>*)(at + (i64)block.at(slot) * along);
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+#pragma unroll
+                for (int v = 0; v < PACK; ++v) {
+                    F value = start + k < block.count ? (F)values[k].at[v] : What::none();
+                    state.at[v] = Fold::join(state.at[v], value);
+                }
+            }
+        }
+        return state;
+    };
+    fold_units<ColumnGroup, Each<Fold>>(columns / PACK, all, cut, LANES, states, of,
+                                        ToColumns<What, O>{out, all, divisor});
 }
 
 // Threads of a block, at most: a thread that folds F64 takes twice the registers. Side by side they read more at once in one

@@ -5,7 +5,7 @@ use device::{DType, Result};
 use smallvec::SmallVec;
 
 use super::rows::{PACK, RowGroup, RowThreads, Units, by_group};
-use super::walk::{ByValue, Walk};
+use super::walk::{ByValue, Walk, blocks};
 use super::{by_dtype, number_programs};
 use crate::command::Address;
 use crate::reduction::{Axes, Extreme, ReduceOp, Reduction};
@@ -20,13 +20,88 @@ fn most_threads(dtype: DType, group: RowGroup) -> u32 {
 /// Threads and units for the axes of a reduction.
 fn threads(axes: &Axes) -> (RowThreads, Units) {
     let (along, across) = (axes.reduced.inner().strides[0], axes.kept.inner().strides[0]);
-    let threads = RowThreads::of(axes.kept.elements, axes.reduced.elements, along, across);
-    (threads, threads.cut())
+    RowThreads::folding(axes.kept.elements, axes.reduced.elements, along, across)
 }
 
 /// Bytes of the workspace.
 pub(crate) fn workspace(axes: &Axes) -> usize {
-    threads(axes).1.workspace(axes.kept.elements)
+    let columns = Columns::of(axes).map_or(0, |columns| columns.cut.workspace(axes.kept.elements));
+    threads(axes).1.workspace(axes.kept.elements).max(columns)
+}
+
+/// Columns that lie side by side in memory, of which a thread reads several at once.
+struct Columns {
+    /// Elements from one row to the next.
+    along: isize,
+    cut: Units,
+}
+
+impl Columns {
+    /// Neighbours that a block of threads has at once, in packs, and threads for a column.
+    const WIDTH: usize = 16;
+    const DOWN: usize = 32;
+    /// Rows and columns that fill blocks of threads.
+    const ROWS: usize = 1024;
+    const COLUMNS: usize = 2048;
+
+    /// `None` for other axes, and where there are few.
+    fn of(axes: &Axes) -> Option<Columns> {
+        let ([reduced], [kept]) = (&axes.reduced.axes[..], &axes.kept.axes[..]) else { return None };
+        let (columns, along) = (axes.kept.elements, reduced.strides[0]);
+        let packed = columns.is_multiple_of(PACK) && along % PACK as isize == 0;
+        let large = columns >= Columns::COLUMNS && axes.reduced.elements >= Columns::ROWS;
+        (packed && large && kept.strides[0] == 1).then(|| Columns {
+            along,
+            cut: Units::filling(columns, Columns::WIDTH * PACK, axes.reduced.elements),
+        })
+    }
+
+    /// Enqueues a reduction.
+    ///
+    /// # Safety
+    /// As for [`Sharing::enqueue`]; `x` is aligned to packs.
+    unsafe fn enqueue(
+        &self,
+        queue: &Queue<'_>,
+        (dtype, kernels): (DType, (&'static str, &'static str)),
+        axes: &Axes,
+        [x, out, states]: [Arg<'_>; 3],
+    ) -> Result<()> {
+        let (program, cut) = (program_of(dtype), self.cut);
+        let (columns, all) = (axes.kept.elements, axes.reduced.elements);
+        let [columns_arg, all] = [columns, all].map(|count| Arg::U64(count as u64));
+        let down = if dtype == DType::F64 { Columns::DOWN / 2 } else { Columns::DOWN };
+        let count = columns.div_ceil(Columns::WIDTH * PACK) as u64 * cut.count();
+        let mut grid = blocks(queue, count, (Columns::WIDTH * down) as u32);
+        grid.threads = [Columns::WIDTH as u32, down as u32, 1];
+        let along = Arg::I64(self.along as i64);
+        let args = [x, out, states, columns_arg, all, along, cut.arg(), Arg::F64(0.0)];
+        // SAFETY: the kernels take these arguments; the caller answers for the memory.
+        unsafe { queue.kernel(program, kernels.0, grid, &args)? };
+        if !cut.are_joined() {
+            return Ok(());
+        }
+        let (grid, lanes) = cut.join(queue, columns / PACK);
+        let args = [out, states, columns_arg, all, cut.arg(), Arg::U32(lanes), Arg::F64(0.0)];
+        // SAFETY: as above.
+        unsafe { queue.kernel(program, kernels.1, grid, &args) }
+    }
+}
+
+/// The kernel for columns, and the one that joins their parts, of a reduction that joins elements.
+fn column_kernels(op: ReduceOp, dtype: DType) -> (&'static str, &'static str) {
+    macro_rules! kernels {
+        ($op:literal) => {
+            (by_dtype!(dtype, concat!($op, "_columns")), by_dtype!(dtype, concat!($op, "_columns_join")))
+        };
+    }
+    match op {
+        ReduceOp::Sum => kernels!("sum"),
+        ReduceOp::Mean => kernels!("mean"),
+        ReduceOp::Prod => kernels!("prod"),
+        ReduceOp::Max => kernels!("max"),
+        ReduceOp::Min => kernels!("min"),
+    }
 }
 
 /// The kernel of a reduction by a group of threads, and the one that joins parts.
@@ -127,6 +202,12 @@ pub(crate) fn reduce(
     [out, x]: [Address; 2],
     workspace: Option<Address>,
 ) -> Result<()> {
+    let aligned = x.0.addr().is_multiple_of(PACK * dtype.size_bytes());
+    if let (Reduction::Join(op), Some(columns), true) = (how, Columns::of(axes), aligned) {
+        let operands = [x.into(), out.into(), workspace.into()];
+        // SAFETY: the axes are those of the input, the output has room for all kept elements, and the workspace for all units.
+        return unsafe { columns.enqueue(queue, (dtype, column_kernels(op, dtype)), axes, operands) };
+    }
     let sharing = Sharing::of(how, dtype, axes);
     let kernel = (program_of(dtype), kernels(how, sharing.threads.group, dtype).0);
     let from = [(x.0.cast_const(), dtype.size_bytes())];

@@ -34,6 +34,40 @@ template <class S> struct Max {
     __device__ static S join(S a, S b) { return maximum(a, b); }
 };
 
+// A fold of each of a pack's elements.
+template <class F> struct Each {
+    using State = Pack<typename F::State, PACK>;
+    __device__ static State empty() {
+        State all;
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            all.at[v] = F::empty();
+        }
+        return all;
+    }
+    __device__ static State join(State a, State b) {
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            a.at[v] = F::join(a.at[v], b.at[v]);
+        }
+        return a;
+    }
+};
+template <class S> __device__ inline Pack<S, PACK> shuffle_down(Pack<S, PACK> x, u32 by) {
+#pragma unroll
+    for (int v = 0; v < PACK; ++v) {
+        x.at[v] = shuffle_down(x.at[v], by);
+    }
+    return x;
+}
+template <class S> __device__ inline Pack<S, PACK> shuffle(Pack<S, PACK> x, u32 from) {
+#pragma unroll
+    for (int v = 0; v < PACK; ++v) {
+        x.at[v] = shuffle(x.at[v], from);
+    }
+    return x;
+}
+
 // Two sums at once.
 template <class T> struct Two {
     T first;
@@ -296,7 +330,7 @@ __device__ inline u32 blocks_from(u64 start, u32 most, u64 all) {
     return left < most ? (u32)left : most;
 }
 
-// Up to 32 neighbouring threads of a warp, for rows of one block.
+// Up to 32 neighbouring threads of a warp, for rows of one block, and for parts of one.
 struct WarpGroup : Folds<WarpGroup> {
     static constexpr bool HOLDS = true, ACROSS = false;
     u32 lanes;
@@ -311,8 +345,8 @@ struct WarpGroup : Folds<WarpGroup> {
     template <class F, class Of> __device__ typename F::State fold_blocks(u64, u64 len, Of of) const {
         return join_lanes<F>(of(near(len)), lanes);
     }
-    template <class F, class Of> __device__ typename F::State fold_part(u64, u32, u64 all, u64 len, Of of) const {
-        return fold_blocks<F>(all, len, of);
+    template <class F, class Of> __device__ typename F::State fold_part(u64 start, u32, u64, u64 len, Of of) const {
+        return join_lanes<F>(of(BlockLane(lane(), lanes, start * BLOCK, len)), lanes);
     }
     template <class Body> __device__ void each_block(u64 len, Body body) const { body(near(len)); }
 };

@@ -14,8 +14,11 @@ pub(super) const BLOCK: usize = 1024;
 const PART: usize = 32;
 /// Columns of long rows that a block of threads takes.
 const COLUMNS: usize = 32;
-/// Blocks of threads that leave a device idle.
+/// Blocks of threads that leave a device idle, and as many as there may be at once.
 const FEW: usize = 128;
+const SOME: usize = 512;
+/// States of a row that are joined quickly.
+const JOINED: usize = 1024;
 /// Bytes of the state of a fold, at most.
 const STATE: usize = 24;
 
@@ -90,7 +93,7 @@ impl RowThreads {
         match self.group {
             RowGroup::Warp => {
                 let threads = 256;
-                blocks(queue, rows.div_ceil(u64::from(threads / self.lanes)), threads)
+                blocks(queue, rows.div_ceil(u64::from(threads / self.lanes)) * units, threads)
             }
             RowGroup::Wide | RowGroup::Block => {
                 let warps = self.len.div_ceil(BLOCK).next_power_of_two().min(LANES) as u32;
@@ -106,16 +109,21 @@ impl RowThreads {
         }
     }
 
-    /// How rows are cut so that they fill a device, even if there are few.
-    pub(super) fn cut(&self) -> Units {
-        let blocks = self.len.div_ceil(BLOCK);
+    /// As [`of`](Self::of), for folds, with how rows are cut so that they fill a device, even if there are few.
+    pub(super) fn folding(rows: usize, len: usize, along: isize, across: isize) -> (RowThreads, Units) {
+        let threads = RowThreads::of(rows, len, along, across);
+        let blocks = len.div_ceil(BLOCK);
         let parts = blocks.div_ceil(PART);
-        let each = match self.group {
-            RowGroup::Warp => return Units::WHOLE,
-            RowGroup::Column if self.rows.div_ceil(COLUMNS) * parts < FEW => 1,
-            _ => PART,
+        let (group, each) = match threads.group {
+            RowGroup::Warp => return (threads, Units::WHOLE),
+            RowGroup::Column => return (threads, Units::filling(rows, COLUMNS, len)),
+            // A warp for each block, where a few threads would join what is left of many.
+            _ if along == 1 && parts > 1 && rows.saturating_mul(parts) < SOME && blocks <= JOINED => {
+                (RowGroup::Warp, 1)
+            }
+            group => (group, PART),
         };
-        Units { units: blocks.div_ceil(each).max(1) as u32, blocks: each as u32 }
+        (RowThreads { group, ..threads }, Units::of(blocks, each))
     }
 }
 
@@ -134,6 +142,18 @@ impl Units {
     /// Rows that are not cut.
     const WHOLE: Units = Units { units: 1, blocks: PART as u32 };
 
+    /// Rows of so many blocks in units of `each`, which is 1 or those of a part.
+    fn of(blocks: usize, each: usize) -> Units {
+        Units { units: blocks.div_ceil(each).max(1) as u32, blocks: each as u32 }
+    }
+
+    /// For rows of which a block of threads has so many at a time.
+    pub(super) fn filling(rows: usize, width: usize, len: usize) -> Units {
+        let blocks = len.div_ceil(BLOCK);
+        let few = rows.div_ceil(width) * blocks.div_ceil(PART) < FEW;
+        Units::of(blocks, if few { 1 } else { PART })
+    }
+
     /// Bytes of the workspace for the states of `rows` rows' units.
     pub(super) fn workspace(self, rows: usize) -> usize {
         if self.are_joined() { rows.saturating_mul(self.units as usize).saturating_mul(STATE) } else { 0 }
@@ -142,6 +162,11 @@ impl Units {
     /// Whether a second kernel joins the units.
     pub(super) fn are_joined(self) -> bool {
         self.units > 1
+    }
+
+    /// How many units a row has.
+    pub(super) fn count(self) -> u64 {
+        u64::from(self.units)
     }
 
     /// The grid of that kernel, and its lanes of a row.

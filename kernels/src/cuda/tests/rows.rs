@@ -44,8 +44,16 @@ fn folds<T: Real, O: Real>(
     what: impl Debug,
     fold: impl Fn(&Stream, &Array<T>, &[isize], Option<View<'_>>, &Array<O>) -> Result<()>,
 ) {
+    folds_of(&ROWS, what, fold);
+}
+
+fn folds_of<T: Real, O: Real>(
+    shapes: &[[usize; 2]],
+    what: impl Debug,
+    fold: impl Fn(&Stream, &Array<T>, &[isize], Option<View<'_>>, &Array<O>) -> Result<()>,
+) {
     let Some(both) = both() else { return };
-    for shape in ROWS {
+    for &shape in shapes {
         for axes in [&[0_isize][..], &[1], &[]] {
             let kept = match axes {
                 [0] => vec![shape[1]],
@@ -92,6 +100,22 @@ fn reductions_of<T: Real>(ops: &[ReduceOp]) {
             reduce(stream, op, x.view(), axes, space, out.view())
         });
     }
+}
+
+/// Of which a thread reads several columns at once.
+#[test]
+fn reductions_of_many_columns() {
+    fn of<T: Real>(ops: &[ReduceOp]) {
+        for &op in ops {
+            folds_of::<T, T>(&[[1030, 2052]], op, |stream, x, axes, space, out| {
+                reduce(stream, op, x.view(), axes, space, out.view())
+            });
+        }
+    }
+    of::<f32>(&[ReduceOp::Mean, ReduceOp::Max]);
+    of::<bf16>(&[ReduceOp::Sum, ReduceOp::Min]);
+    of::<f64>(&[ReduceOp::Sum]);
+    of::<i64>(&[ReduceOp::Prod]);
 }
 
 #[test]

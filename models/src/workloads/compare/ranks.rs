@@ -48,10 +48,10 @@ impl Default for RankOptions {
     fn default() -> RankOptions {
         RankOptions {
             ranks: 2,
-            batch: 512,
+            batch: 8192,
             features: [10, 256, 2],
-            steps: 200,
-            warmup: 40,
+            steps: 100,
+            warmup: 20,
             traced: 10,
             seed: 7,
             average: false,

@@ -40,7 +40,8 @@ impl Communicator {
         let is_staged = backend.runs_on_host() && !device.runs_on_host();
         // One of its own: it waits for other ranks.
         let staging = if is_staged { Some(device.host().new_stream()?) } else { None };
-        let stream = staging.clone().unwrap_or_else(|| device.default_stream());
+        // The token counts as written when the stream that it is allocated on was last used: one that nobody uses.
+        let stream = staging.clone().map_or_else(|| device.new_stream(), Ok)?;
         // It outlasts a step that is captured.
         let token = device::Capture::suspended(|| allocator::allocate_shared(&stream, 1))?;
         backend.follow(&token);

@@ -344,6 +344,37 @@ fn groups_of_some_ranks() {
     assert_eq!(results, expected);
 }
 
+/// A group that has failed is not split, though all ranks come to that at last.
+#[test]
+fn a_split_that_a_rank_has_given_up_is_none() {
+    let devices: Vec<Device> = (0..2).map(|_| Device::cpu_with(device::CpuConfig::default())).collect();
+    let options = CommOptions::default().timeout(Duration::from_millis(50));
+    let ranks = Communicator::threads_with(&devices, options).unwrap();
+    for rank in &ranks {
+        let error = rank.duplicate().map(drop).unwrap_err();
+        assert!(matches!(&error, Error::CollectiveTimeout { missing, .. } if **missing == [1]), "{error:?}");
+    }
+}
+
+/// What one rank has launched before it made a communicator keeps it from nothing that this one does.
+#[test]
+fn a_new_communicator_waits_for_nothing_that_is_under_way() {
+    let results = run(impatient(2), |comm| -> Result<()> {
+        let (first, side) = (comm.device().default_stream(), comm.device().new_stream()?);
+        if comm.rank() == 0 {
+            comm.barrier(&first)?;
+        }
+        let second = comm.duplicate()?;
+        second.barrier(&side)?;
+        side.synchronize()?;
+        if comm.rank() == 1 {
+            comm.barrier(&first)?;
+        }
+        first.synchronize()
+    });
+    results.into_iter().for_each(Result::unwrap);
+}
+
 /// A rank that leaves because another one has is not named by those that only share a smaller group with it.
 #[test]
 fn the_first_rank_that_is_lost_is_named_in_every_group() {

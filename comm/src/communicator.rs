@@ -242,9 +242,7 @@ impl Communicator {
     ) -> Result<()> {
         let Rank { backend, device, options, staging, .. } = &*self.0;
         let op = collective.name();
-        // What was sent before its sender left is there to be received.
-        let needs_all = !matches!(collective, Collective::Recv { .. });
-        if let Some(failure) = backend.failure().filter(|_| needs_all) {
+        if let Some(failure) = backend.failure(collective) {
             return Err(met_by(op, failure));
         }
         if stream.device() != device {

@@ -114,6 +114,13 @@ impl Group {
         if self.failed.load(Ordering::Acquire) { self.failure.lock().clone() } else { None }
     }
 
+    /// Why nothing can be sent to `rank` any more.
+    pub(super) fn message_failure(&self, rank: usize) -> Option<Error> {
+        let reaches =
+            |failure: &Error| matches!(failure, Error::RankLost { .. }) && !self.left.lock().contains(&rank);
+        self.failure().filter(|failure| !reaches(failure))
+    }
+
     /// The group is of no use any more, because of `error` if nothing else came first.
     pub(super) fn fail(&self, error: Error) -> Error {
         let first = self.failure.lock().get_or_insert(error).clone();

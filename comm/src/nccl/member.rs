@@ -122,8 +122,12 @@ unsafe impl Backend for Member {
         self.0.size
     }
 
-    fn failure(&self) -> Option<Error> {
-        self.0.group.failure()
+    fn failure(&self, collective: Collective) -> Option<Error> {
+        match collective {
+            Collective::Recv { .. } => None,
+            Collective::Send { to } => self.0.group.message_failure(to),
+            _ => self.0.group.failure(),
+        }
     }
 
     fn workspace_bytes(&self, call: &Call, _: &Device) -> usize {

@@ -198,6 +198,23 @@ fn what_a_rank_sent_before_it_left_is_received() {
 }
 
 /// One thread can drive all ranks: a launch waits for nobody.
+/// A rank that has gone is needed by none of the others' messages.
+#[test]
+fn messages_go_on_without_a_rank_that_they_do_not_need() {
+    let mut ranks = impatient(3);
+    drop(ranks.remove(1));
+    let results = run(ranks, |comm| -> Result<f32> {
+        let stream = comm.device().default_stream();
+        let x = Values::new(&stream, &[1], &[comm.rank() as f32])?;
+        let other = 2 - comm.rank();
+        comm.send(&stream, x.view(), other)?;
+        comm.recv(&stream, x.view(), other)?;
+        assert!(matches!(comm.send(&stream, x.view(), 1), Err(Error::RankLost { rank: 1, .. })));
+        x.get::<f32>().map(|values| values[0])
+    });
+    assert_eq!(results.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [2.0, 0.0]);
+}
+
 #[test]
 fn a_launch_does_not_wait_for_other_ranks() {
     let ranks = impatient(3);

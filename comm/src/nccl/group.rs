@@ -39,11 +39,17 @@ struct Calls {
     counts: HashMap<(Channel, usize), u64>,
     /// The calls that not all who take part have launched: the first rank that has, its call, and how many have.
     open: HashMap<(Channel, u64), (usize, Call, usize)>,
+    /// How often a rank has split the group.
+    splits: HashMap<usize, u64>,
 }
 
 impl Calls {
     fn count(&self, channel: Channel, rank: usize) -> u64 {
         self.counts.get(&(channel, rank)).copied().unwrap_or(0)
+    }
+
+    fn splits(&self, rank: usize) -> u64 {
+        self.splits.get(&rank).copied().unwrap_or(0)
     }
 }
 
@@ -177,6 +183,11 @@ impl Group {
         Ok(())
     }
 
+    /// `rank` splits the group, which takes all ranks.
+    pub(super) fn split_by(&self, rank: usize) {
+        *self.calls.lock().splits.entry(rank).or_default() += 1;
+    }
+
     /// The ranks of this process that have not launched what `rank` has.
     fn behind(&self, rank: usize) -> Vec<usize> {
         if !self.is_local {
@@ -184,9 +195,10 @@ impl Group {
         }
         let calls = self.calls.lock();
         let is_behind = |other: usize| {
-            [None, Some((rank, other)), Some((other, rank))]
-                .into_iter()
-                .any(|channel| calls.count(channel, rank) > calls.count(channel, other))
+            calls.splits(rank) > calls.splits(other)
+                || [None, Some((rank, other)), Some((other, rank))]
+                    .into_iter()
+                    .any(|channel| calls.count(channel, rank) > calls.count(channel, other))
         };
         (0..self.size).filter(|&other| other != rank && is_behind(other)).collect()
     }

@@ -114,6 +114,22 @@ fn what_a_rank_leaves_running_ends_with_it() {
     assert_gone(&processes);
 }
 
+/// What has a session of its own is not killed, and keeps the rank's output open.
+#[test]
+fn what_has_gone_elsewhere_keeps_no_launch_from_its_end() {
+    let folder = Folder::new("launch-elsewhere");
+    let there = folder.file("there");
+    let script = format!(
+        "setsid sh -c 'echo $$; touch {there}; exec sleep 1000' & while [ ! -e {there} ]; do sleep 0.01; done; echo end"
+    );
+    let mut child = launch(1, &[], &script).spawn().unwrap();
+    let lines = first_lines(&mut child, 2);
+    soon("the launch did not end", || !is_running(&child.id().to_string()));
+    assert!(child.wait().unwrap().success());
+    assert_eq!(lines[1], "end");
+    kill("-KILL", lines[0].parse().unwrap());
+}
+
 #[test]
 fn a_signal_to_the_launch_ends_all_ranks() {
     for (signal, code, name) in [("-INT", 130, "SIGINT"), ("-TERM", 143, "SIGTERM")] {

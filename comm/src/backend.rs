@@ -7,7 +7,7 @@ use device::cuda::Queue;
 use device::{Buffer, Device, Shared, Stream};
 use kernels::View;
 
-use crate::{Call, Memory, Result};
+use crate::{Call, Collective, Memory, Result};
 
 /// One rank's end of a group, which moves the bytes: of threads, of NCCL, of MPI.
 ///
@@ -25,8 +25,9 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// How many ranks there are.
     fn size(&self) -> usize;
 
-    /// Why the group is of no use any more, if it is not: what every later launch returns.
-    fn failure(&self) -> Option<crate::Error>;
+    /// Why the group is of no use any more to a collective that is about to be launched, if it is not. A rank that has left is of
+    /// none to collectives of all ranks, and to messages to it: what it sent is there to be received, and the others' go on.
+    fn failure(&self, collective: Collective) -> Option<crate::Error>;
 
     /// Whether it knows the host's memory only: operands of a CUDA device are then copied to pinned memory and back.
     fn runs_on_host(&self) -> bool {

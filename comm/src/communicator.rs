@@ -40,7 +40,8 @@ impl Communicator {
         let is_staged = backend.runs_on_host() && !device.runs_on_host();
         // One of its own: it waits for other ranks.
         let staging = if is_staged { Some(device.host().new_stream()?) } else { None };
-        let stream = staging.clone().unwrap_or_else(|| device.default_stream());
+        // The token counts as written when the stream that it is allocated on was last used: one that nobody uses.
+        let stream = staging.clone().map_or_else(|| device.new_stream(), Ok)?;
         // It outlasts a step that is captured.
         let token = device::Capture::suspended(|| allocator::allocate_shared(&stream, 1))?;
         backend.follow(&token);
@@ -241,9 +242,7 @@ impl Communicator {
     ) -> Result<()> {
         let Rank { backend, device, options, staging, .. } = &*self.0;
         let op = collective.name();
-        // What was sent before its sender left is there to be received.
-        let needs_all = !matches!(collective, Collective::Recv { .. });
-        if let Some(failure) = backend.failure().filter(|_| needs_all) {
+        if let Some(failure) = backend.failure(collective) {
             return Err(met_by(op, failure));
         }
         if stream.device() != device {

@@ -47,6 +47,8 @@ impl DataParallelOptions {
 /// became complete in the first step, and each full bucket but the last is one all-reduce on a stream of its own. With
 /// [`ReduceOrder::Ranks`](autograd::ReduceOrder) a mean has the bits of `(g0 + g1 + ..) / ranks`.
 ///
+/// A parameter that requires no gradient, as a constant, takes part in none of this.
+///
 /// A pass by [`Var::backward`] is the rank's alone, and so is a step on lanes; [`average`](Self::average) averages what was merged of
 /// several passes. Every rank makes the same calls in the same order.
 ///
@@ -119,8 +121,7 @@ impl<M: Module> DataParallel<M> {
         let stream = comm.device().new_stream()?;
         let index = parameters.iter().enumerate();
         let index = index.filter_map(|(at, (_, parameter))| Some((parameter.id()?, at))).collect();
-        let backwards: Vec<usize> = (0..parameters.len()).rev().collect();
-        let lists = grouped(&parameters, &backwards, options.bucket_bytes);
+        let lists = grouped(&parameters, &trained(&parameters), options.bucket_bytes);
         let buckets = Mutex::new(Buckets { lists, settled: false });
         Ok(DataParallel { model, comm, stream, options, parameters, index, buckets })
     }
@@ -182,7 +183,7 @@ impl<M: Module> DataParallel<M> {
             return Ok(());
         }
         let known: std::collections::HashSet<usize> = arrived.iter().copied().collect();
-        arrived.extend((0..self.parameters.len()).rev().filter(|parameter| !known.contains(parameter)));
+        arrived.extend(trained(&self.parameters).into_iter().filter(|parameter| !known.contains(parameter)));
         let order: Vec<i64> = arrived.iter().map(|&parameter| parameter as i64).collect();
         let order = self.stream.scope(|| -> Result<Vec<i64>> {
             Tensor::from_slice(&order, &[order.len()], self.comm.device())?.broadcast(&self.comm, 0)?.to_vec()
@@ -225,6 +226,11 @@ impl<M: Module> DataParallel<M> {
             here.all_reduce(&self.comm, Reduce::Max)?.to_vec()
         })
     }
+}
+
+/// The parameters that get gradients, the last one first.
+fn trained(parameters: &[(String, Var)]) -> Vec<usize> {
+    (0..parameters.len()).rev().filter(|&parameter| parameters[parameter].1.requires_grad()).collect()
 }
 
 /// Parameters in this order, in buckets of about that many bytes and of one type each.
@@ -314,7 +320,7 @@ impl<'a, M: Module> Pass<'a, M> {
         let parallel = self.parallel;
         let mut here = vec![false; parallel.parameters.len()];
         self.arrived.iter().for_each(|&parameter| here[parameter] = true);
-        let unused = here.iter().position(|here| !here);
+        let unused = trained(&parallel.parameters).into_iter().rfind(|&parameter| !here[parameter]);
         if let (Some(unused), false) = (unused, parallel.options.find_unused) {
             let name = &parallel.parameters[unused].0;
             return Err(Error::invalid(

@@ -348,7 +348,8 @@ static int add(const char* name, Comm* handle, CUstream stream, Item item) {
             group.operations.back().items.push_back(item);
         else
             group.operations.push_back({comm, {item}, stream, context});
-        return group.depth > 0 ? int(SUCCESS) : close_group();
+        // It may be in progress until the group has ended.
+        return group.depth > 0 ? int(IN_PROGRESS) : close_group();
     });
 }
 

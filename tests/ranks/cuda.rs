@@ -360,6 +360,60 @@ fn a_rank_that_has_gone_is_named() {
     }
 }
 
+/// A communicator that is to be made of ranks of which one has gone, or does not come.
+#[test]
+fn a_split_without_all_ranks_is_an_error() {
+    let devices = devices();
+    for devices in each_size(&devices) {
+        let begin = Instant::now();
+        let lost = devices.len() - 1;
+        for result in &on_threads(ranks(devices, options()), |comm| {
+            if comm.rank() == lost { Ok(()) } else { comm.duplicate().map(drop) }
+        })[..lost]
+        {
+            assert!(matches!(result, Err(Error::RankLost { rank, .. }) if *rank == lost), "{result:?}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        let late = on_threads(ranks(devices, options().timeout(Duration::from_millis(300))), |comm| {
+            if comm.rank() > 0 {
+                return comm.duplicate().map(drop);
+            }
+            std::thread::sleep(Duration::from_millis(1500));
+            // The others have given up.
+            Tensor::ones(&[2], DType::F32, comm.device())?.all_gather(comm).map(drop)
+        });
+        for error in late.iter().map(|result| result.as_ref().unwrap_err()) {
+            assert!(matches!(source(error), Error::CollectiveTimeout { op: "split", .. }), "{error:?}");
+        }
+    }
+}
+
+/// Between two ranks, of which a third one has gone.
+#[test]
+fn messages_go_on_without_a_rank_that_they_do_not_need() {
+    let devices = devices();
+    if devices.len() < 3 {
+        return println!("skipped: needs three CUDA devices");
+    }
+    let mut ranks = ranks(&devices[..3], options());
+    drop(ranks.remove(1));
+    std::thread::sleep(Duration::from_millis(100));
+    for result in on_threads(ranks, |comm| {
+        let (x, other) = (Tensor::ones(&[2], DType::F32, comm.device())?, 2 - comm.rank());
+        if comm.rank() == 0 {
+            x.send(comm, other)?;
+        }
+        let got = Tensor::recv(&[2], DType::F32, comm, other)?;
+        if comm.rank() == 2 {
+            got.add(&x)?.send(comm, other)?;
+        }
+        Ok((got.to_vec::<f32>()?, x.send(comm, 1).is_err()))
+    }) {
+        let (got, refused) = result.unwrap();
+        assert!(refused && (got == [1.0; 2] || got == [2.0; 2]), "{got:?}");
+    }
+}
+
 /// What was sent is there to be received, also if its sender has gone.
 #[test]
 fn what_was_sent_before_its_sender_went_is_received() {

@@ -9,15 +9,17 @@ use crate::on_threads;
 
 /// How a rank ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum End {
+pub(crate) enum End {
     Return,
     Panic,
+    /// Its process dies.
+    Abort,
 }
 
 /// Counts the collectives of a rank, and ends it before one of them.
-struct Collectives {
-    left: Option<usize>,
-    end: End,
+pub(crate) struct Collectives {
+    pub(crate) left: Option<usize>,
+    pub(crate) end: End,
 }
 
 impl Collectives {
@@ -25,8 +27,11 @@ impl Collectives {
     fn next(&mut self) -> bool {
         match &mut self.left {
             None => true,
-            Some(0) if self.end == End::Panic => std::panic::resume_unwind(Box::new("on purpose")),
-            Some(0) => false,
+            Some(0) => match self.end {
+                End::Return => false,
+                End::Panic => std::panic::resume_unwind(Box::new("on purpose")),
+                End::Abort => std::process::abort(),
+            },
             Some(left) => {
                 *left -= 1;
                 true
@@ -35,10 +40,10 @@ impl Collectives {
     }
 }
 
-const COLLECTIVES: usize = 12;
+pub(crate) const COLLECTIVES: usize = 12;
 
 /// A program of that many collectives, of two communicators and two streams. Ends early where its rank does.
-fn program(comm: &Communicator, collectives: &mut Collectives) -> Result<()> {
+pub(crate) fn program(comm: &Communicator, collectives: &mut Collectives) -> Result<()> {
     let (device, side) = (comm.device(), comm.device().new_stream()?);
     if !collectives.next() {
         return Ok(());
@@ -90,10 +95,10 @@ fn ranks(count: usize) -> Vec<Communicator> {
 }
 
 /// A generator for the choice of victims, Knuth's.
-struct Choice(u64);
+pub(crate) struct Choice(pub(crate) u64);
 
 impl Choice {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % bound
     }

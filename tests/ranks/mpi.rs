@@ -14,7 +14,7 @@ use streamgrad::{CommOptions, Element, Error, Result};
 mod example;
 
 use crate::common::folder::Folder;
-use crate::faults::source;
+use crate::faults::{COLLECTIVES, Choice, Collectives, End, program, source};
 use crate::training::{Images, Language, parallel, serial};
 use crate::{collectives, forum, on_ranks};
 
@@ -467,5 +467,41 @@ fn a_process_that_is_killed_is_named_where_the_launcher_spares_the_others() {
         // By default it ends all.
         let folder = Folder::new("rank_killed");
         assert!(!launcher.run(3, &[], "rank_killed", &folder.file(".")).status.success());
+    }
+}
+
+/// Which rank dies, of `VICTIM`, and before which of its collectives.
+const VICTIM: &str = "STREAMGRAD_TEST_VICTIM";
+
+#[test]
+#[ignore = "a rank of MPI"]
+fn rank_dies() {
+    let text = std::env::var(VICTIM).unwrap();
+    let (victim, at) = text.split_once(',').unwrap();
+    let (victim, at): (usize, usize) = (victim.parse().unwrap(), at.parse().unwrap());
+    let comm = mpi(ReduceOrder::Ranks, 2);
+    let left = (comm.rank() == victim).then_some(at);
+    end(&comm, program(&comm, &mut Collectives { left, end: End::Abort }));
+    until_said(&(0..comm.size()).filter(|&rank| rank != victim).collect::<Vec<_>>());
+}
+
+/// A process that dies at any collective is named by all others, where their launcher spares them. `RUNS=100` for as many.
+#[test]
+fn every_process_names_one_that_dies_at_a_random_collective() {
+    let number = |name: &str, default: u64| std::env::var(name).map_or(default, |it| it.parse().unwrap());
+    let (runs, mut choice) = (number("RUNS", 4), Choice(number("SEED", 23)));
+    for launcher in launchers() {
+        let Some(lenient) = launcher.lenient else { continue };
+        for run in 0..runs {
+            let ranks = 2 + choice.below(3);
+            let (victim, at) = (choice.below(ranks), choice.below(COLLECTIVES));
+            let survivors: Vec<usize> = (0..ranks).filter(|&rank| rank != victim).collect();
+            let options = [lenient, "-x", &format!("{VICTIM}={victim},{at}")];
+            for error in launcher.survivors(ranks, &options, "rank_dies", &survivors) {
+                let names = error.contains(&format!("missing: [{victim}]"))
+                    || error.contains("RankLost") && error.contains(&format!("rank: {victim},"));
+                assert!(names, "run {run}: rank {victim} of {ranks} at {at}: {error}");
+            }
+        }
     }
 }

@@ -234,6 +234,31 @@ fn parameters_that_ranks_leave_out() {
     assert_eq!(&**value, "1.weight");
 }
 
+/// A parameter that is a constant is the same on all ranks, and has no gradient to wait for.
+#[test]
+fn parameters_that_are_not_trained() {
+    for find_unused in [false, true] {
+        for result in on_ranks(2, |comm| {
+            let value =
+                |factor: f64| Tensor::full(&[2], factor + comm.rank() as f64, DType::F32, comm.device());
+            let model = vec![Var::leaf(value(2.0)?), Var::leaf(value(3.0)?).detach(), Var::leaf(value(4.0)?)];
+            let options = DataParallelOptions::default().bucket_bytes(1).find_unused(find_unused);
+            let model = DataParallel::with_options(model, comm, options)?;
+            let [a, fixed, b] = &model.parameters()[..] else { panic!("three parameters") };
+            let mut found = Vec::new();
+            for _ in 0..2 {
+                let loss = a.mul(fixed)?.mul(b)?.mul_scalar(comm.rank() as f64)?.sum(&[], false)?;
+                let gradients = model.backward(&loss)?;
+                assert!(gradients.get(fixed).is_none());
+                found.push([a, b].map(|parameter| gradients.get(parameter).unwrap()));
+            }
+            found.iter().flatten().map(Tensor::to_vec::<f32>).collect::<Result<Vec<_>>>()
+        }) {
+            assert_eq!(result.unwrap(), [[6.0; 2], [3.0; 2]].repeat(2));
+        }
+    }
+}
+
 /// Layers by number.
 struct Layers(Vec<Linear>);
 

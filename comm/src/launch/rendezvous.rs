@@ -27,6 +27,10 @@ const MAX_RANKS: usize = 1 << 16;
 /// How long a stranger may take to say who it is.
 const GREETING: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
+/// How long a rank is read from, whatever the time: what it has sent is there, though others were late.
+const MOMENT: Duration = Duration::from_millis(20);
+/// As good as for ever, and far from what an `Instant` can hold.
+const LONGEST: Duration = Duration::from_secs(1 << 32);
 
 /// What rank 0 answers.
 const WELCOME: u8 = 0;
@@ -63,6 +67,7 @@ impl Rendezvous {
         if token.len() > MAX_TOKEN {
             return Err(Error::invalid(OP, "token", "at most 256 bytes", token.len()));
         }
+        let timeout = timeout.min(LONGEST);
         let deadline = Instant::now() + timeout;
         let peers = if rank == 0 {
             accept(address, size, token, deadline, timeout)?
@@ -117,7 +122,7 @@ impl Rendezvous {
         let mut all = vec![bytes.to_vec()];
         let mut ended = Vec::new();
         for (index, peer) in self.peers.iter_mut().enumerate() {
-            match read_block(peer, deadline, MAX_BYTES) {
+            match read_block(peer, deadline.max(Instant::now() + MOMENT), MAX_BYTES) {
                 Ok(block) => all.push(block),
                 Err(error) => ended.push((index + 1, error)),
             }

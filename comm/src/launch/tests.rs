@@ -120,15 +120,27 @@ fn who_goes_or_is_late_is_named_to_all() {
         assert!(matches!(error, Error::RankLost { rank: 2, .. }), "{error}");
     }
 
-    let mut ranks = group(3, Duration::from_millis(300));
-    let slow = ranks.remove(2);
+    // The others have come, those that are asked after the slow one as well.
+    let mut ranks = group(4, Duration::from_millis(300));
+    let slow = ranks.remove(1);
     let ranks: Vec<_> = ranks
         .into_iter()
         .map(|mut met| std::thread::spawn(move || met.all_gather(b"x").unwrap_err()))
         .collect();
     for rank in ranks {
         let error = rank.join().unwrap();
-        assert!(matches!(&error, Error::CollectiveTimeout { missing, .. } if **missing == [2]), "{error}");
+        assert!(matches!(&error, Error::CollectiveTimeout { missing, .. } if **missing == [1]), "{error}");
     }
     drop(slow);
+}
+
+#[test]
+fn a_time_out_may_be_as_long_as_there_is() {
+    for mut rank in group(2, Duration::MAX).into_iter().rev() {
+        if rank.rank == 0 {
+            assert_eq!(rank.all_gather(b"0").unwrap(), [b"0", b"1"]);
+        } else {
+            std::thread::spawn(move || rank.all_gather(b"1").unwrap());
+        }
+    }
 }

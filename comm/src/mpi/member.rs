@@ -126,8 +126,11 @@ unsafe impl Backend for Member {
         self.group.size()
     }
 
-    fn failure(&self) -> Option<Error> {
-        self.group.failure.get()
+    fn failure(&self, collective: Collective) -> Option<Error> {
+        match collective {
+            Collective::Recv { .. } => None,
+            _ => self.group.failure.get(),
+        }
     }
 
     fn runs_on_host(&self) -> bool {

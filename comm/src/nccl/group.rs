@@ -39,11 +39,17 @@ struct Calls {
     counts: HashMap<(Channel, usize), u64>,
     /// The calls that not all who take part have launched: the first rank that has, its call, and how many have.
     open: HashMap<(Channel, u64), (usize, Call, usize)>,
+    /// How often a rank has split the group.
+    splits: HashMap<usize, u64>,
 }
 
 impl Calls {
     fn count(&self, channel: Channel, rank: usize) -> u64 {
         self.counts.get(&(channel, rank)).copied().unwrap_or(0)
+    }
+
+    fn splits(&self, rank: usize) -> u64 {
+        self.splits.get(&rank).copied().unwrap_or(0)
     }
 }
 
@@ -114,6 +120,13 @@ impl Group {
         if self.failed.load(Ordering::Acquire) { self.failure.lock().clone() } else { None }
     }
 
+    /// Why nothing can be sent to `rank` any more.
+    pub(super) fn message_failure(&self, rank: usize) -> Option<Error> {
+        let reaches =
+            |failure: &Error| matches!(failure, Error::RankLost { .. }) && !self.left.lock().contains(&rank);
+        self.failure().filter(|failure| !reaches(failure))
+    }
+
     /// The group is of no use any more, because of `error` if nothing else came first.
     pub(super) fn fail(&self, error: Error) -> Error {
         let first = self.failure.lock().get_or_insert(error).clone();
@@ -170,6 +183,11 @@ impl Group {
         Ok(())
     }
 
+    /// `rank` splits the group, which takes all ranks.
+    pub(super) fn split_by(&self, rank: usize) {
+        *self.calls.lock().splits.entry(rank).or_default() += 1;
+    }
+
     /// The ranks of this process that have not launched what `rank` has.
     fn behind(&self, rank: usize) -> Vec<usize> {
         if !self.is_local {
@@ -177,9 +195,10 @@ impl Group {
         }
         let calls = self.calls.lock();
         let is_behind = |other: usize| {
-            [None, Some((rank, other)), Some((other, rank))]
-                .into_iter()
-                .any(|channel| calls.count(channel, rank) > calls.count(channel, other))
+            calls.splits(rank) > calls.splits(other)
+                || [None, Some((rank, other)), Some((other, rank))]
+                    .into_iter()
+                    .any(|channel| calls.count(channel, rank) > calls.count(channel, other))
         };
         (0..self.size).filter(|&other| other != rank && is_behind(other)).collect()
     }

@@ -76,7 +76,7 @@ impl Handle {
         let (rank, size) = (number("rank", rank)?, number("size", size)?);
         // SAFETY: the function reads the configuration and writes a handle before it returns.
         let code = unsafe { (library.init)(&mut raw, size, id, rank, &mut config) };
-        if code != SUCCESS && code != IN_PROGRESS {
+        if !has_begun(code) {
             return Err(library.error(CALL, code, None));
         }
         let handle = Handle { library, calls: Mutex::default(), raw: Mutex::new(Some(raw)) };
@@ -176,7 +176,7 @@ impl Handle {
         self.with(CALL, |raw| {
             // SAFETY: the communicator is live.
             match unsafe { (self.library.finalize)(raw) } {
-                SUCCESS | IN_PROGRESS => Ok(()),
+                code if has_begun(code) => Ok(()),
                 code => Err(self.library.error(CALL, code, Some(raw))),
             }
         })
@@ -221,6 +221,11 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.abort();
     }
+}
+
+/// Whether an answer is that of a call that was understood, and may not have ended.
+pub(super) fn has_begun(code: c_int) -> bool {
+    code == SUCCESS || code == IN_PROGRESS
 }
 
 /// As the library counts.

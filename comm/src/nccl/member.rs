@@ -11,7 +11,7 @@ use device::{Buffer, DType, Device, Shared};
 use kernels::join_parts;
 
 use super::group::Group;
-use super::handle::{Handle, Patience, number};
+use super::handle::{Handle, Patience, has_begun, number};
 use super::library::{Library, RawComm, RawStream};
 use super::rank::Rank;
 use super::watch;
@@ -122,8 +122,12 @@ unsafe impl Backend for Member {
         self.0.size
     }
 
-    fn failure(&self) -> Option<Error> {
-        self.0.group.failure()
+    fn failure(&self, collective: Collective) -> Option<Error> {
+        match collective {
+            Collective::Recv { .. } => None,
+            Collective::Send { to } => self.0.group.message_failure(to),
+            _ => self.0.group.failure(),
+        }
     }
 
     fn workspace_bytes(&self, call: &Call, _: &Device) -> usize {
@@ -158,7 +162,7 @@ unsafe impl Backend for Member {
         rank.settle("split")?;
         rank.device.make_current()?;
         let number = rank.splits.fetch_add(1, Ordering::Relaxed);
-        let made = rank.patiently("split", |patience| rank.handle.split(color, key, patience))?;
+        let made = rank.split(color, key)?;
         let (Some(handle), Some(color)) = (made, color) else { return Ok(None) };
         let place = handle.place()?;
         let group = rank.group.split((number, color), rank.rank, place);
@@ -355,15 +359,15 @@ impl Calls<'_> {
                 let mut code = (library.group_start)();
                 for Message { rank, from, sent, to, received } in all {
                     let peer = rank as c_int;
-                    if code == 0 && sent > 0 {
+                    if has_begun(code) && sent > 0 {
                         code = (library.send)(from, sent, dtype, peer, comm, stream);
                     }
-                    if code == 0 && received > 0 {
+                    if has_begun(code) && received > 0 {
                         code = (library.recv)(to, received, dtype, peer, comm, stream);
                     }
                 }
                 let end = (library.group_end)();
-                if code == 0 { end } else { code }
+                if has_begun(code) { end } else { code }
             })
         }
     }

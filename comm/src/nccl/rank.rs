@@ -110,6 +110,13 @@ impl Rank {
             .map_err(|error| self.end(error))
     }
 
+    /// Splits the library's communicator, for which it needs all ranks.
+    pub(super) fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Handle>> {
+        self.group.split_by(self.rank);
+        self.patiently("split", |patience| self.handle.split(color, key, patience))
+            .map_err(|error| self.end(error))
+    }
+
     /// The group has failed, with `error` if nothing else came first: what this rank has under way ends, which the next
     /// synchronising call is told.
     fn end(&self, error: Error) -> Error {

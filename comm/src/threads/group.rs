@@ -1,7 +1,7 @@
 //! Where the ranks of a group meet.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use device::SpinLock;
@@ -28,6 +28,8 @@ pub(super) struct Group {
     steps: AtomicU64,
     posts: Box<[Post]>,
     failure: Mutex<Option<Error>>,
+    /// Whether it failed by more than that ranks have gone.
+    is_broken: AtomicBool,
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     changed: Condvar,
@@ -41,12 +43,14 @@ pub(super) struct Group {
 struct Post {
     /// The meetings that the rank has arrived at.
     arrived: AtomicU64,
+    /// Whether the rank has gone.
+    left: AtomicBool,
     shown: SpinLock<Option<(Call, Memory)>>,
 }
 
 impl Post {
     fn new() -> Post {
-        Post { arrived: AtomicU64::new(0), shown: SpinLock::new(None) }
+        Post { arrived: AtomicU64::new(0), left: AtomicBool::new(false), shown: SpinLock::new(None) }
     }
 }
 
@@ -67,6 +71,7 @@ impl Group {
             steps: AtomicU64::new(0),
             posts,
             failure: Mutex::default(),
+            is_broken: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
             lock: Mutex::default(),
             changed: Condvar::new(),
@@ -84,8 +89,26 @@ impl Group {
         if self.state.load(Ordering::Acquire) & FAILED == 0 { None } else { self.failure.lock().clone() }
     }
 
+    /// Why `peer` and another rank can send each other nothing any more.
+    pub(super) fn message_failure(&self, peer: usize) -> Option<Error> {
+        let failure = self.failure()?;
+        let is_over = self.is_broken.load(Ordering::Acquire) || self.posts[peer].left.load(Ordering::Acquire);
+        is_over.then_some(failure)
+    }
+
     /// The group is of no use any more, because of `error` if nothing else came first. Meetings that have begun go on.
     pub(super) fn fail(&self, error: Error) -> Error {
+        self.is_broken.store(true, Ordering::Release);
+        self.end(error)
+    }
+
+    /// `rank` goes, which is `error` to who needs it.
+    pub(super) fn leave(&self, rank: usize, error: Error) {
+        self.posts[rank].left.store(true, Ordering::Release);
+        self.end(error);
+    }
+
+    fn end(&self, error: Error) -> Error {
         let first = self.failure.lock().get_or_insert(error).clone();
         self.state.fetch_or(FAILED, Ordering::SeqCst);
         self.tell();
@@ -113,11 +136,12 @@ impl Group {
 
     /// Whether meeting `number` has begun, or why it never will.
     pub(super) fn has_begun(&self, number: u64) -> Option<Result<()>> {
+        // One look: a group that has failed by then begins no meeting any more.
         let state = self.state.load(Ordering::Acquire);
         if state >> 1 > number {
             return Some(Ok(()));
         }
-        self.failure().map(Err)
+        if state & FAILED == 0 { None } else { self.failure.lock().clone().map(Err) }
     }
 
     /// Blocks until meeting `number`, of `op`, has begun.
@@ -210,5 +234,40 @@ impl Group {
     /// How long a call takes on the modelled network.
     pub(super) fn modelled(&self, call: &Call) -> Option<Duration> {
         self.options.model.map(|model| model.time(call.collective, call.bytes(), self.size()))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use device::DType;
+    use kernels::Dims;
+
+    use super::*;
+    use crate::{Collective, ReduceOrder};
+
+    /// Who is told that a meeting never begins stays away from it, and the others would wait for it for ever.
+    #[test]
+    fn a_meeting_that_is_given_up_never_begins() {
+        let (order, shape) = (ReduceOrder::default(), Dims::new());
+        let call = Call { collective: Collective::Barrier, dtype: DType::U8, shape, order };
+        let (input, output) = (std::ptr::null(), std::ptr::null_mut());
+        let memory = Memory { input, output, workspace: std::ptr::null_mut() };
+        for _ in 0..100_000 {
+            let group = Group::new(Box::new([0, 1]), CommOptions::default(), None);
+            group.arrive(0, 0, &call, memory);
+            std::thread::scope(|scope| {
+                let told = scope.spawn(|| {
+                    loop {
+                        if let Some(told) = group.has_begun(0) {
+                            break told.is_ok();
+                        }
+                    }
+                });
+                group.arrive(1, 0, &call, memory);
+                group.fail(group.late("barrier", [1].into()));
+                assert!(told.join().unwrap());
+            });
+        }
     }
 }

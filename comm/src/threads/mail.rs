@@ -42,7 +42,7 @@ impl Mail {
 
 impl Member {
     pub(super) fn send(&self, call: &Call, memory: Memory, to: usize) -> Result<()> {
-        if let Some(failure) = self.group.failure() {
+        if let Some(failure) = self.group.message_failure(to) {
             return Err(failure);
         }
         let mut bytes = vec![0; call.bytes()].into_boxed_slice();
@@ -55,10 +55,10 @@ impl Member {
 
     pub(super) fn recv(&self, call: &Call, memory: Memory, from: usize) -> Result<()> {
         let group = &self.group;
-        // What was sent before its sender left is there.
-        let come = || match group.mail.take(from, self.rank) {
-            Some(message) => Some(Ok(message)),
-            None => group.failure().map(Err),
+        let come = || {
+            // Looked at first: what was sent before its sender left is there.
+            let failure = group.message_failure(from);
+            group.mail.take(from, self.rank).map(Ok).or(failure.map(Err))
         };
         let (number, message) = group
             .wait(come)

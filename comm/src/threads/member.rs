@@ -95,8 +95,12 @@ unsafe impl Backend for Member {
         self.group.size()
     }
 
-    fn failure(&self) -> Option<Error> {
-        self.group.failure()
+    fn failure(&self, collective: Collective) -> Option<Error> {
+        match collective {
+            Collective::Recv { .. } => None,
+            Collective::Send { to } => self.group.message_failure(to),
+            _ => self.group.failure(),
+        }
     }
 
     fn run(&self, call: &Call, memory: Memory) -> Result<()> {
@@ -158,7 +162,7 @@ impl Drop for Member {
         let rank = self.group.members[self.rank];
         let lost = Error::RankLost { op: "collective", rank, reason: reason.into() };
         // Who leaves because of another rank is not the one to name.
-        self.group.fail(self.group.inherited_failure().unwrap_or(lost));
+        self.group.leave(self.rank, self.group.inherited_failure().unwrap_or(lost));
     }
 }
 

@@ -44,6 +44,9 @@ impl Split {
 impl Member {
     pub(super) fn split_group(&self, color: Option<usize>, key: usize) -> Result<Option<Member>> {
         let group = &self.group;
+        if let Some(failure) = group.failure() {
+            return Err(failure);
+        }
         let number = self.splits.fetch_add(1, Ordering::Relaxed);
         {
             let mut splits = group.splits.0.lock();
@@ -59,12 +62,14 @@ impl Member {
                 group.splits.0.lock().get(&number).is_some_and(|split| split.asked.len() == group.size());
             if here { Some(Ok(())) } else { group.failure().map(Err) }
         };
-        group.wait(all_here).unwrap_or_else(|| {
-            let here =
-                group.splits.0.lock().get(&number).map(|split| split.asked.clone()).unwrap_or_default();
-            let missing = (0..group.size()).filter(|rank| !here.contains_key(rank));
-            Err(group.fail(group.late("split", missing.map(|rank| group.members[rank]).collect())))
-        })?;
+        let came = group.wait(all_here);
+        if !matches!(came, Some(Ok(())))
+            && let Some(missing) = self.withdraw(number)
+        {
+            return Err(came
+                .and_then(Result::err)
+                .unwrap_or_else(|| group.fail(group.late("split", missing))));
+        }
         let mut splits = group.splits.0.lock();
         let Some(split) = splits.get_mut(&number) else { return Ok(None) };
         let member = color.and_then(|color| split.made.get(&color)).and_then(|(made, ranks)| {
@@ -76,5 +81,21 @@ impl Member {
             splits.remove(&number);
         }
         Ok(member)
+    }
+
+    /// Has the others go without what this rank asked for, and gives those that have not come; `None` once all have.
+    fn withdraw(&self, number: u64) -> Option<Box<[usize]>> {
+        let group = &self.group;
+        let mut splits = group.splits.0.lock();
+        let asked = &mut splits.get_mut(&number)?.asked;
+        let missing: Box<[usize]> = (0..group.size())
+            .filter(|rank| !asked.contains_key(rank))
+            .map(|rank| group.members[rank])
+            .collect();
+        if missing.is_empty() {
+            return None;
+        }
+        asked.remove(&self.rank);
+        Some(missing)
     }
 }

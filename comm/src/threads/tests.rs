@@ -198,6 +198,23 @@ fn what_a_rank_sent_before_it_left_is_received() {
 }
 
 /// One thread can drive all ranks: a launch waits for nobody.
+/// A rank that has gone is needed by none of the others' messages.
+#[test]
+fn messages_go_on_without_a_rank_that_they_do_not_need() {
+    let mut ranks = impatient(3);
+    drop(ranks.remove(1));
+    let results = run(ranks, |comm| -> Result<f32> {
+        let stream = comm.device().default_stream();
+        let x = Values::new(&stream, &[1], &[comm.rank() as f32])?;
+        let other = 2 - comm.rank();
+        comm.send(&stream, x.view(), other)?;
+        comm.recv(&stream, x.view(), other)?;
+        assert!(matches!(comm.send(&stream, x.view(), 1), Err(Error::RankLost { rank: 1, .. })));
+        x.get::<f32>().map(|values| values[0])
+    });
+    assert_eq!(results.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [2.0, 0.0]);
+}
+
 #[test]
 fn a_launch_does_not_wait_for_other_ranks() {
     let ranks = impatient(3);
@@ -342,6 +359,37 @@ fn groups_of_some_ranks() {
     // Rank 3 has left, so nobody can duplicate.
     let expected = [Some((1, 2, 2.0, true)), Some((0, 1, 1.0, true)), Some((0, 2, 2.0, true)), None];
     assert_eq!(results, expected);
+}
+
+/// A group that has failed is not split, though all ranks come to that at last.
+#[test]
+fn a_split_that_a_rank_has_given_up_is_none() {
+    let devices: Vec<Device> = (0..2).map(|_| Device::cpu_with(device::CpuConfig::default())).collect();
+    let options = CommOptions::default().timeout(Duration::from_millis(50));
+    let ranks = Communicator::threads_with(&devices, options).unwrap();
+    for rank in &ranks {
+        let error = rank.duplicate().map(drop).unwrap_err();
+        assert!(matches!(&error, Error::CollectiveTimeout { missing, .. } if **missing == [1]), "{error:?}");
+    }
+}
+
+/// What one rank has launched before it made a communicator keeps it from nothing that this one does.
+#[test]
+fn a_new_communicator_waits_for_nothing_that_is_under_way() {
+    let results = run(impatient(2), |comm| -> Result<()> {
+        let (first, side) = (comm.device().default_stream(), comm.device().new_stream()?);
+        if comm.rank() == 0 {
+            comm.barrier(&first)?;
+        }
+        let second = comm.duplicate()?;
+        second.barrier(&side)?;
+        side.synchronize()?;
+        if comm.rank() == 1 {
+            comm.barrier(&first)?;
+        }
+        first.synchronize()
+    });
+    results.into_iter().for_each(Result::unwrap);
 }
 
 /// A rank that leaves because another one has is not named by those that only share a smaller group with it.

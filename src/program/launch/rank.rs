@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -17,6 +19,8 @@ pub(super) struct Process {
     child: Child,
     group: Pid,
     relays: Vec<JoinHandle<()>>,
+    /// Whether it has been waited for, which its relays are told.
+    ended: Arc<AtomicBool>,
 }
 
 /// How a process has ended.
@@ -43,10 +47,11 @@ impl Process {
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let group = Pid::from_child(&child);
-        let mut relays = Vec::new();
-        relays.extend(child.stdout.take().map(|output| relay::start(rank, output, io::stdout())));
-        relays.extend(child.stderr.take().map(|output| relay::start(rank, output, io::stderr())));
-        Ok(Process { rank, child, group, relays })
+        let (mut relays, ended) = (Vec::new(), Arc::new(AtomicBool::new(false)));
+        let end = || Arc::clone(&ended);
+        relays.extend(child.stdout.take().map(|output| relay::start(rank, output, io::stdout(), end())));
+        relays.extend(child.stderr.take().map(|output| relay::start(rank, output, io::stderr(), end())));
+        Ok(Process { rank, child, group, relays, ended })
     }
 
     /// Sends a signal to the whole group.
@@ -79,6 +84,7 @@ impl Drop for Process {
             self.signal(Signal::KILL);
             let _ = self.child.wait();
         }
+        self.ended.store(true, Ordering::Release);
         for relay in self.relays.drain(..) {
             let _ = relay.join();
         }

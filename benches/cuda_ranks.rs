@@ -12,11 +12,15 @@
 mod gpt2;
 
 use std::process::{Child, Command};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use streamgrad::autograd::Collective;
+use streamgrad::device::{CommandKind, CommandRecord};
 use streamgrad::prelude::*;
 use streamgrad::workloads::{Gpt, GptOptions};
-use streamgrad::{CommOptions, Graph, NcclId, ReduceOrder, Result, autocast};
+use streamgrad::{
+    CommModel, CommOptions, Graph, NcclId, Profile, ProfileOptions, ReduceOrder, Result, autocast,
+};
 
 fn option(name: &str) -> bool {
     std::env::args().any(|word| word == name)
@@ -53,12 +57,13 @@ fn check(comm: &Communicator, elements: usize) -> Result<()> {
     Ok(())
 }
 
-/// As many calls in a row as take some time, of which the median is printed.
-fn all_reduce(comm: &Communicator, order: ReduceOrder) -> Result<()> {
+/// As many calls in a row as take some time, of which the median is printed. Gives the network that they show.
+fn all_reduce(comm: &Communicator, order: ReduceOrder) -> Result<CommModel> {
     const CALLS: usize = 10;
     let largest = if option("--small") { 1 << 16 } else { 256 << 20 };
     let sizes =
         std::iter::successors(Some(1 << 10), |bytes| Some(bytes * 4)).take_while(|bytes| *bytes <= largest);
+    let mut network = CommModel { latency: Duration::ZERO, bandwidth: f64::INFINITY };
     for bytes in sizes {
         check(comm, bytes / 4)?;
         let x = Tensor::zeros(&[bytes / 4], DType::F32, comm.device())?;
@@ -67,6 +72,10 @@ fn all_reduce(comm: &Communicator, order: ReduceOrder) -> Result<()> {
             times(comm.device(), runs, || (0..CALLS).try_for_each(|_| x.all_reduce_(comm, Reduce::Sum)))?;
         let (seconds, ranks) = (times[times.len() / 2] / CALLS as f64, comm.size() as f64);
         let bandwidth = 2.0 * (ranks - 1.0) / ranks * bytes as f64 / seconds / 1e9;
+        if network.latency.is_zero() {
+            network.latency = Duration::from_secs_f64(seconds / (2.0 * (ranks - 1.0).max(1.0)));
+        }
+        network.bandwidth = bandwidth * 1e9;
         if comm.rank() == 0 {
             println!(
                 "all_reduce {order:?} {bytes:>10} bytes {:>10.1} us {bandwidth:>8.2} GB/s",
@@ -74,7 +83,7 @@ fn all_reduce(comm: &Communicator, order: ReduceOrder) -> Result<()> {
             );
         }
     }
-    Ok(())
+    Ok(network)
 }
 
 fn model() -> GptOptions {
@@ -106,10 +115,41 @@ fn training(comm: &Communicator, captured: bool) -> Result<[f64; 2]> {
     Ok([alone, together])
 }
 
+/// Milliseconds of a step of `ranks` ranks on a network, as they follow from a rank that is alone.
+fn predicted_ms(device: &Device, ranks: usize, network: CommModel) -> Result<f64> {
+    let dtype = option("--bf16").then_some(DType::BF16);
+    let comm = Communicator::threads_with(std::slice::from_ref(device), CommOptions::default())?.remove(0);
+    let (model, [tokens, targets]) = gpt2::gpt2(model(), device)?;
+    let model = DataParallel::new(model, &comm)?;
+    let mut optimizer = gpt2::adamw(model.model())?;
+    let mut step = || {
+        let loss = autocast(dtype, || model.model().loss(&tokens, &targets))?;
+        optimizer.step(&model.backward(&loss)?)
+    };
+    (0..3).try_for_each(|_| step())?;
+    device.synchronize()?;
+    let profiler = Profile::start(device, ProfileOptions { places: false, ..ProfileOptions::default() })?;
+    for _ in 0..5 {
+        step()?;
+        profiler.step();
+    }
+    let took = |command: &CommandRecord| match command.kind {
+        CommandKind::Collective { bytes } => {
+            Some(1e3 * network.time(Collective::AllReduce(Reduce::Mean), bytes, ranks).as_secs_f64())
+        }
+        _ => None,
+    };
+    Ok(profiler.stop()?.what_if_took(took))
+}
+
 /// What a rank does, with communicators for both orders.
 fn rank(comms: [Communicator; 2]) -> Result<()> {
     let [fast, ordered] = comms;
-    all_reduce(&fast, ReduceOrder::Fast)?;
+    let network = all_reduce(&fast, ReduceOrder::Fast)?;
+    if fast.rank() == 0 {
+        let (ranks, predicted) = (fast.size(), predicted_ms(fast.device(), fast.size(), network)?);
+        println!("gpt2 {ranks} ranks: {predicted:.3} ms a step predicted from one rank and {network:?}");
+    }
     all_reduce(&ordered, ReduceOrder::Ranks)?;
     for (comm, order) in [(&fast, ReduceOrder::Fast), (&ordered, ReduceOrder::Ranks)] {
         for (how, captured) in [("eager", false), ("captured", true)] {

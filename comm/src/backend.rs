@@ -52,6 +52,13 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// [`Error::CollectiveTimeout`](crate::Error::CollectiveTimeout), and those of the library behind it.
     fn run(&self, call: &Call, memory: Memory) -> Result<()>;
 
+    /// Whether a call has what it waits for, or this rank is to wait for the others, and not they for it: where ranks choose among
+    /// calls of several groups, all choose the same.
+    fn is_ready(&self, call: &Call) -> bool {
+        let _ = call;
+        true
+    }
+
     /// Does a call if that takes but a moment: `false` if not. What it began then, [`run`](Self::run), which is called next, ends.
     ///
     /// # Errors

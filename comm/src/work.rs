@@ -44,4 +44,8 @@ impl Work for Meeting {
     fn waits(&self) -> bool {
         true
     }
+
+    fn is_ready(&self) -> bool {
+        self.backend.is_ready(&self.call)
+    }
 }

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -106,7 +107,18 @@ struct State {
     drop_wait: Option<usize>,
     queued: usize,
     choices: Vec<Choice>,
+    /// Since when there is nothing to run but what waits for others.
+    waiting: Option<Instant>,
 }
+
+/// How long a command that waits for others is put off where there is nothing else to run. It then waits for them by itself, which
+/// keeps all others from running.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often to ask it meanwhile.
+const NAP: Duration = Duration::from_micros(20);
+
+/// Whether a command that waits for others is to run now.
+pub(crate) type Ready = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// More queued commands than this make room by running some.
 const QUEUE_BOUND: usize = 4096;
@@ -116,6 +128,8 @@ const QUEUE_BOUND: usize = 4096;
 pub(crate) struct Explored {
     launched: u64,
     accesses: SmallVec<[Access; 4]>,
+    /// Where it waits for others.
+    ready: Option<Ready>,
 }
 
 /// What a stream could do next.
@@ -132,6 +146,8 @@ enum Next {
     Held(Arc<Gate>),
     /// Every stream that has work waits, one of them for another device's stream.
     Foreign(Arc<Fifo>, u64),
+    /// Every stream that has work waits for what others do.
+    Later,
     Nothing,
 }
 
@@ -153,6 +169,7 @@ impl Explorer {
                 drop_wait,
                 queued: 0,
                 choices: Vec::new(),
+                waiting: None,
             }),
             plan_order: AtomicU64::new(0),
             core: OnceLock::new(),
@@ -172,11 +189,11 @@ impl Explorer {
     }
 
     /// Counts a command that is about to be queued.
-    pub(crate) fn launched(&self, accesses: SmallVec<[Access; 4]>) -> Explored {
+    pub(crate) fn launched(&self, accesses: SmallVec<[Access; 4]>, ready: Option<Ready>) -> Explored {
         let mut state = self.state.lock();
         state.launched += 1;
         state.queued += 1;
-        Explored { launched: state.launched, accesses }
+        Explored { launched: state.launched, accesses, ready }
     }
 
     /// Whether the next wait is kept, as all are but one that a test asked to leave out.
@@ -189,24 +206,24 @@ impl Explorer {
     /// Runs commands while too many are queued.
     pub(crate) fn make_room(&self, core: &Core) {
         let mut state = self.state.lock();
-        while state.queued > QUEUE_BOUND && matches!(state.step(core), Next::Ran) {}
+        while state.queued > QUEUE_BOUND && matches!(state.step(core, PATIENCE), Next::Ran) {}
     }
 
     /// Runs commands until `done`, which will be: what there is nothing to run for now, somebody else brings about.
     pub(crate) fn run_until(&self, core: &Core, done: impl Fn() -> bool) {
         while !done() {
-            if !self.advance(core, &done) {
+            if !self.advance(core, PATIENCE, &done) {
                 std::thread::yield_now();
             }
         }
     }
 
     /// Runs one command, or waits for what keeps all of them, unless `done`; false if there is nothing to do.
-    fn advance(&self, core: &Core, done: &impl Fn() -> bool) -> bool {
+    fn advance(&self, core: &Core, patience: Duration, done: &impl Fn() -> bool) -> bool {
         let next = {
             let mut state = self.state.lock();
             // Another thread may have run what was asked for.
-            if done() { Next::Ran } else { state.step(core) }
+            if done() { Next::Ran } else { state.step(core, patience) }
         };
         match next {
             Next::Ran => true,
@@ -223,13 +240,17 @@ impl Explorer {
                 }
                 true
             }
+            Next::Later => {
+                std::thread::sleep(NAP);
+                true
+            }
             Next::Nothing => false,
         }
     }
 
     /// Runs everything that is left and forgets the streams. Nobody else uses the device any more.
     pub(crate) fn finish(&self, core: &Core) {
-        while self.advance(core, &|| false) {}
+        while self.advance(core, Duration::ZERO, &|| false) {}
         self.state.lock().fifos.clear();
     }
 
@@ -241,9 +262,11 @@ impl Explorer {
 
 impl State {
     /// Runs the command that the policy picks.
-    fn step(&mut self, core: &Core) -> Next {
+    fn step(&mut self, core: &Core, patience: Duration) -> Next {
         let mut ready: SmallVec<[(Arc<Fifo>, u64); 8]> = SmallVec::new();
         let mut candidates = Vec::new();
+        // Those that wait for others.
+        let mut later = (ready.clone(), Vec::new());
         let (mut held, mut foreign) = (None, None);
         let known: SmallVec<[StreamId; 8]> = self.fifos.iter().flatten().map(|fifo| fifo.id).collect();
         for (stream, slot) in self.fifos.iter_mut().enumerate() {
@@ -273,14 +296,24 @@ impl State {
                 }
             });
             match head {
-                Head::Ready(tick, op, Explored { launched, accesses }) => {
-                    ready.push((Arc::clone(fifo), launched));
-                    candidates.push(Candidate { stream, tick, op, accesses });
+                Head::Ready(tick, op, Explored { launched, accesses, ready: asked }) => {
+                    let is_ready = asked.is_none_or(|ready| ready());
+                    let (fifos, commands) =
+                        if is_ready { (&mut ready, &mut candidates) } else { (&mut later.0, &mut later.1) };
+                    fifos.push((Arc::clone(fifo), launched));
+                    commands.push(Candidate { stream, tick, op, accesses });
                 }
                 Head::Waits => {}
                 Head::Over => *slot = None,
             }
         }
+        if candidates.is_empty() && !later.1.is_empty() {
+            if self.waiting.get_or_insert_with(Instant::now).elapsed() < patience {
+                return Next::Later;
+            }
+            (ready, candidates) = later;
+        }
+        self.waiting = None;
         if candidates.is_empty() {
             return match (held, foreign) {
                 (Some(gate), _) => Next::Held(gate),

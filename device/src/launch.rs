@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::buffer::Log;
 use crate::cuda::{DriverStream, GateWord, Queue, Target, TimedEvent};
+use crate::explorer::Ready;
 use crate::fifo::{Gate, Item, Job, Tail, bump, find};
 use crate::graph::capture::{Capture, of_another_step, refused};
 use crate::needs::Moments;
@@ -117,6 +118,13 @@ impl Stream {
                 self.note_launched(noted, &tail, None);
             }
             Place::Here => self.run_inline(&tail, op, noted, || work.run(&Cpu::new(self.core(), threads))),
+            Place::Worker if waits && fifo.explorer().is_some() => {
+                let work = Arc::new(work);
+                let looked = Arc::clone(&work);
+                let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));
+                let ready: Ready = Arc::new(move || looked.is_ready());
+                self.enqueue_when(&mut tail, op, uses, noted, job, Some(ready));
+            }
             Place::Worker => {
                 let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));
                 self.enqueue(&mut tail, op, uses, noted, job);
@@ -675,8 +683,22 @@ impl Stream {
         tail: &mut Tail,
         op: &'static str,
         uses: &[Use<'_>],
+        noted: Option<Box<Launching>>,
+        work: Job,
+    ) {
+        self.enqueue_when(tail, op, uses, noted, work, None);
+    }
+
+    /// As [`enqueue`](Self::enqueue), of a command that an explorer asks whether it is `ready`.
+    #[cold]
+    fn enqueue_when(
+        &self,
+        tail: &mut Tail,
+        op: &'static str,
+        uses: &[Use<'_>],
         mut noted: Option<Box<Launching>>,
         work: Job,
+        ready: Option<Ready>,
     ) {
         let core = self.core();
         if noted.is_some() {
@@ -690,7 +712,8 @@ impl Stream {
             op,
             work,
             core: explorer.is_none().then(|| Arc::clone(core)),
-            explored: explorer.map(|explorer| explorer.launched(uses.iter().map(Use::access).collect())),
+            explored: explorer
+                .map(|explorer| explorer.launched(uses.iter().map(Use::access).collect(), ready)),
         };
         // Before the queue is locked: the explorer locks queues under its own lock.
         let items: SmallVec<[Item; 2]> = waits.chain([run]).collect();

@@ -53,6 +53,12 @@ pub trait Work: Send + Sync + 'static {
         false
     }
 
+    /// Whether work that [waits](Work::waits) has what it waits for, or is to wait first, so that others can follow: an explored
+    /// device runs what else there is before it.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
     /// Does work that [waits](Work::waits) at once, on the launching thread, if that takes but a moment: whether it is done. What
     /// it began otherwise, [`run`](Work::run) ends.
     fn try_run(&self, cpu: &Cpu<'_>) -> bool {

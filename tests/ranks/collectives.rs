@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use streamgrad::autograd::{BackwardOptions, GradOptions};
 use streamgrad::prelude::*;
-use streamgrad::{CommOptions, Graph, RandomKey, Result};
+use streamgrad::{CommOptions, Graph, Policy, RandomKey, Result, Schedule};
 
 use crate::{on_ranks, on_threads};
 
@@ -219,6 +219,32 @@ pub(crate) fn captured_equals_eager(make: impl Fn() -> Vec<Communicator>) {
 fn captured_collectives_equal_eager_ones() {
     for ranks in [2, 4] {
         captured_equals_eager(|| Communicator::threads(ranks).unwrap());
+    }
+}
+
+/// Ranks whose explored devices would run the collectives of two communicators in another order.
+#[test]
+fn explored_ranks_agree_on_an_order() {
+    let policies = [Policy::OldestFirst, Policy::NewestFirst, Policy::Random { seed: 3 }];
+    let device = |policy| {
+        Device::cpu_with(streamgrad::CpuConfig { schedule: Schedule::Explore(policy), ..Default::default() })
+    };
+    let devices = policies.map(device);
+    let options = CommOptions::default().timeout(Duration::from_secs(60));
+    let ranks = Communicator::threads_with(&devices, options).unwrap();
+    for result in on_threads(ranks, |comm| {
+        let (second, side) = (comm.duplicate()?, comm.device().new_stream()?);
+        let x = Tensor::full(&[3], comm.rank() as f64, DType::F32, comm.device())?;
+        for _ in 0..10 {
+            let sums = [x.all_reduce(comm, Reduce::Sum)?, side.scope(|| x.all_reduce(&second, Reduce::Sum))?];
+            x.send(comm, (comm.rank() + 2) % 3)?;
+            let got = Tensor::recv(&[3], DType::F32, comm, (comm.rank() + 1) % 3)?;
+            assert_eq!(sums[0].add(&sums[1])?.to_vec::<f32>()?, [6.0; 3]);
+            assert_eq!(got.to_vec::<f32>()?, [((comm.rank() + 1) % 3) as f32; 3]);
+        }
+        Ok(())
+    }) {
+        result.unwrap();
     }
 }
 

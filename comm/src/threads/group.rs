@@ -1,5 +1,6 @@
 //! Where the ranks of a group meet.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -142,6 +143,11 @@ impl Group {
             return Some(Ok(()));
         }
         if state & FAILED == 0 { None } else { self.failure.lock().clone().map(Err) }
+    }
+
+    /// Whether these ranks have arrived at meeting `number`.
+    pub(super) fn has_come(&self, mut ranks: Range<usize>, number: u64) -> bool {
+        ranks.all(|rank| self.posts[rank].arrived.load(Ordering::Acquire) > number)
     }
 
     /// Blocks until meeting `number`, of `op`, has begun.

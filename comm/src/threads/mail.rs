@@ -53,6 +53,13 @@ impl Member {
         Ok(())
     }
 
+    /// Whether there is something to be received, or never will be.
+    pub(super) fn has_mail(&self, from: usize) -> bool {
+        let has_any = |lane: &Lane| !lane.messages.is_empty();
+        self.group.message_failure(from).is_some()
+            || self.group.mail.0.lock().get(&(from, self.rank)).is_some_and(has_any)
+    }
+
     pub(super) fn recv(&self, call: &Call, memory: Memory, from: usize) -> Result<()> {
         let group = &self.group;
         let come = || {

@@ -115,6 +115,18 @@ unsafe impl Backend for Member {
         }
     }
 
+    fn is_ready(&self, call: &Call) -> bool {
+        match call.collective {
+            Collective::Send { .. } => true,
+            Collective::Recv { from } => self.has_mail(from),
+            // Rank 0 chooses, and the others follow.
+            _ => {
+                let number = self.meetings.load(Ordering::Relaxed);
+                self.group.failure().is_some() || self.group.has_come(0..self.rank, number)
+            }
+        }
+    }
+
     fn try_run(&self, call: &Call, memory: Memory) -> Result<bool> {
         match call.collective {
             Collective::Send { to } => return self.send(call, memory, to).map(|()| true),

@@ -39,11 +39,15 @@ impl Communicator {
     /// none of it can be captured. [`nccl_devices`](Self::nccl_devices) has none of these limits.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no devices, or one that is there twice: its default stream would wait for itself;
-    /// [`Error::CommUnavailable`] for CUDA devices beside others, or with a modelled network; those of allocating a few bytes on each device.
+    /// [`Error::InvalidArgument`] for no devices, or one that is there twice: its default stream would wait for itself; for a
+    /// modelled network whose bandwidth is not positive; [`Error::CommUnavailable`] for CUDA devices beside others, or with a modelled network; those of allocating a few bytes on each device.
     pub fn threads_with(devices: &[Device], options: CommOptions) -> Result<Vec<Communicator>> {
         const OP: &str = "threads";
         expect_different(OP, devices)?;
+        if let Some(model) = options.model.filter(|model| model.bandwidth.is_nan() || model.bandwidth <= 0.0)
+        {
+            return Err(Error::invalid(OP, "bandwidth", "positive", model.bandwidth));
+        }
         let is_cuda = |device: &Device| !device.runs_on_host();
         let some_are_cuda = devices.iter().any(is_cuda);
         let refused = match options.model {

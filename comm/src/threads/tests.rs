@@ -461,6 +461,15 @@ fn the_modelled_network_delays_the_stream_and_not_the_host() {
 
 /// What a collective reads and writes is ordered like any command's operands.
 #[test]
+fn a_network_without_bandwidth_is_none() {
+    for bandwidth in [0.0, -1.0, f64::NAN] {
+        let network = CommModel { latency: Duration::ZERO, bandwidth };
+        let ranks = Communicator::threads_with(&[Device::cpu()], CommOptions::default().model(network));
+        assert!(matches!(ranks, Err(Error::InvalidArgument { argument: "bandwidth", .. })), "{ranks:?}");
+    }
+}
+
+#[test]
 fn operands_are_ordered_and_audited() {
     let results = run(Communicator::threads(2).unwrap(), |comm| -> Result<_> {
         let (one, two) = (comm.device().new_stream()?, comm.device().new_stream()?);

@@ -154,8 +154,8 @@ __device__ inline void join(O* out, const typename What::Fold::State* states, u6
                      [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
 }
 
-// How many elements of a column are read ahead.
-constexpr int AHEAD = 8;
+// How many elements of a column are read ahead: blocks of threads that a multiprocessor has two of read while others join.
+constexpr int AHEAD = sizeof(S) <= 2 ? 8 : 4;
 // Folds of columns of elements `along` apart, of which those of a thread lie side by side.
 template <class What, class O>
 __device__ inline void reduce_columns(O* out, const S* x, typename Each<typename What::Fold>::State* states, u64 columns, u64 all,

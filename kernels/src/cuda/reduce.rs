@@ -4,7 +4,7 @@ use device::cuda::{Arg, Program, Queue};
 use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::rows::{PACK, RowGroup, RowThreads, Units, by_group};
+use super::rows::{PACK, RowGroup, RowThreads, SOME, Units, by_group};
 use super::walk::{ByValue, Walk, blocks};
 use super::{by_dtype, number_programs};
 use crate::command::Address;
@@ -52,7 +52,7 @@ impl Columns {
         let large = columns >= Columns::COLUMNS && axes.reduced.elements >= Columns::ROWS;
         (packed && large && kept.strides[0] == 1).then(|| Columns {
             along,
-            cut: Units::filling(columns, Columns::WIDTH * PACK, axes.reduced.elements),
+            cut: Units::filling(columns, Columns::WIDTH * PACK, axes.reduced.elements, SOME),
         })
     }
 

@@ -16,7 +16,7 @@ const PART: usize = 32;
 const COLUMNS: usize = 32;
 /// Blocks of threads that leave a device idle, and as many as there may be at once.
 const FEW: usize = 128;
-const SOME: usize = 512;
+pub(super) const SOME: usize = 512;
 /// States of a row that are joined quickly.
 const JOINED: usize = 1024;
 /// Bytes of the state of a fold, at most.
@@ -116,7 +116,7 @@ impl RowThreads {
         let parts = blocks.div_ceil(PART);
         let (group, each) = match threads.group {
             RowGroup::Warp => return (threads, Units::WHOLE),
-            RowGroup::Column => return (threads, Units::filling(rows, COLUMNS, len)),
+            RowGroup::Column => return (threads, Units::filling(rows, COLUMNS, len, FEW)),
             // A warp for each block, where a few threads would join what is left of many.
             _ if along == 1 && parts > 1 && rows.saturating_mul(parts) < SOME && blocks <= JOINED => {
                 (RowGroup::Warp, 1)
@@ -147,11 +147,11 @@ impl Units {
         Units { units: blocks.div_ceil(each).max(1) as u32, blocks: each as u32 }
     }
 
-    /// For rows of which a block of threads has so many at a time.
-    pub(super) fn filling(rows: usize, width: usize, len: usize) -> Units {
+    /// For rows of which a block of threads has `width` at a time, where fewer blocks than `few` leave a device idle.
+    pub(super) fn filling(rows: usize, width: usize, len: usize, few: usize) -> Units {
         let blocks = len.div_ceil(BLOCK);
-        let few = rows.div_ceil(width) * blocks.div_ceil(PART) < FEW;
-        Units::of(blocks, if few { 1 } else { PART })
+        let are_few = rows.div_ceil(width) * blocks.div_ceil(PART) < few;
+        Units::of(blocks, if are_few { 1 } else { PART })
     }
 
     /// Bytes of the workspace for the states of `rows` rows' units.

@@ -154,13 +154,13 @@ __device__ inline void join(O* out, const typename What::Fold::State* states, u6
                      [&](u64 row, typename Fold::State state) { out[row] = What::value(state, all, divisor); });
 }
 
-// How many elements of a column are read ahead: blocks of threads that a multiprocessor has two of read while others join.
-constexpr int AHEAD = sizeof(S) <= 2 ? 8 : 4;
 // Folds of columns of elements `along` apart, of which those of a thread lie side by side.
 template <class What, class O>
 __device__ inline void reduce_columns(O* out, const S* x, typename Each<typename What::Fold>::State* states, u64 columns, u64 all,
                                       i64 along, const Units& cut, f64 divisor) {
     using Fold = typename What::Fold;
+    // How many elements of a column are read ahead: of two blocks of threads one reads while the other joins.
+    constexpr int AHEAD = sizeof(S) <= 2 ? 8 : 4;
     auto of = [&](u64 pack, const BlockLane& block) {
         const S* at = x + pack * PACK;
         typename Each<Fold>::State state = Each<Fold>::empty();

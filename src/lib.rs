@@ -68,8 +68,8 @@ pub use autograd::{
 pub use comm::{CommModel, CommOptions, Communicator, NcclId, Reduce, ReduceOrder, Rendezvous};
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
-    Moment, Peaks, Placement, Policy, Priority, Recording, Result, Schedule, Stream, StreamId, StreamOptions,
-    SyncDebug, SyncMode, SyncStats, Team, bf16, f16,
+    IpcEvent, IpcHandle, Moment, Peaks, Placement, Policy, Priority, Recording, Result, Schedule, Stream,
+    StreamId, StreamOptions, SyncDebug, SyncMode, SyncStats, Team, bf16, f16,
 };
 pub use models::data::Position;
 pub use models::{

@@ -25,6 +25,7 @@ mod fifo;
 mod graph;
 mod hidden;
 mod host;
+mod ipc;
 mod launch;
 mod memory;
 mod needs;
@@ -58,6 +59,7 @@ pub use graph::{
 };
 pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};
+pub use ipc::{IpcEvent, IpcHandle, shared_copy};
 pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
 pub use peaks::Peaks;
 pub use recorder::{

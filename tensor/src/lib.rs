@@ -45,6 +45,7 @@ mod graphs;
 mod image;
 mod index;
 mod inplace;
+mod ipc;
 mod loss;
 mod matmul;
 #[cfg(feature = "ndarray")]
@@ -71,8 +72,8 @@ pub use clip::{scale_all_, total_norm, unscale_all_};
 pub use conv::ConvOptions;
 pub use custom::custom;
 pub use device::{
-    Capture, DType, Device, Element, Error, GraphOptions, Order, PlanReport, PlannedCommand, Result, Stream,
-    bf16, f16,
+    Capture, DType, Device, Element, Error, GraphOptions, IpcHandle, Order, PlanReport, PlannedCommand,
+    Result, Stream, bf16, f16,
 };
 pub use embedding_bag::Bags;
 pub use explore::{Explore, ExploreReport, explore, explore_all};

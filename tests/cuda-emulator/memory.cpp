@@ -192,9 +192,15 @@ void check_slack(const std::string& command) {
 
 static void release(std::map<uintptr_t, Allocation>::iterator entry) {
     Allocation allocation = entry->second;
+    if (allocation.file >= 0) {
+        // Who still has it open elsewhere sees that it is gone.
+        protect(allocation, true);
+        memset(reinterpret_cast<void*>(allocation.begin), POISON, allocation.bytes);
+        close(allocation.file);
+    }
     state().allocations.erase(entry);
     on_devices.erase(allocation.begin);
-    if (!allocation.host) allocation.context->used -= round_up(allocation.bytes, ALIGNMENT);
+    if (!allocation.host && !allocation.elsewhere) allocation.context->used -= round_up(allocation.bytes, ALIGNMENT);
     put_out_of_reach(allocation);
 }
 
@@ -229,6 +235,46 @@ static CUresult allocate(Context* context, uint64_t bytes, bool host, uintptr_t&
     return CUDA_SUCCESS;
 }
 
+// Its pages become those of a file, with their content.
+bool share_allocation(Allocation& allocation) {
+    if (allocation.file >= 0) return true;
+    bool was_open = allocation.open;
+    uint64_t bytes = allocation.map_bytes - 2 * GUARD;
+    auto* begin = reinterpret_cast<unsigned char*>(allocation.map + GUARD);
+    int file = memfd_create("memory", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, off_t(bytes)) != 0 || !protect(allocation, true) || pwrite(file, begin, bytes, 0) != ssize_t(bytes) ||
+        mmap(begin, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+        if (file >= 0) close(file);
+        return false;
+    }
+    allocation.file = file;
+    return was_open || protect(allocation, false);
+}
+
+uintptr_t open_allocation(Context* context, uint64_t bytes, int file) {
+    Allocation allocation;
+    allocation.bytes = bytes;
+    allocation.context = context;
+    allocation.elsewhere = true;
+    if (!map_guarded(allocation)) return 0;
+    auto* begin = reinterpret_cast<void*>(allocation.map + GUARD);
+    if (mmap(begin, allocation.map_bytes - 2 * GUARD, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+        unmap(allocation);
+        return 0;
+    }
+    if (state().hide) protect(allocation, false);
+    on_devices.insert(allocation.begin);
+    state().allocations[allocation.begin] = allocation;
+    return allocation.begin;
+}
+
+bool close_allocation(uintptr_t address) {
+    auto found = state().allocations.find(address);
+    if (found == state().allocations.end() || !found->second.elsewhere) return false;
+    release(found);
+    return true;
+}
+
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
     return call("cuMemAlloc_v2", Needs::Context, [&](Call& call) {
         uintptr_t address = 0;
@@ -246,7 +292,7 @@ static CUresult free_memory(Call& call, uintptr_t address, bool host) {
     CUresult allowed = unsafe_call();
     if (allowed != CUDA_SUCCESS) return allowed;
     auto found = state().allocations.find(address);
-    if (found == state().allocations.end() || found->second.host != host) {
+    if (found == state().allocations.end() || found->second.host != host || found->second.elsewhere) {
         report("%s of %s", call.name, describe_address(address).c_str());
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -264,6 +310,16 @@ EXPORT CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
         if (!free || !total) return CUDA_ERROR_INVALID_VALUE;
         *total = state().memory;
         *free = state().memory - call.context->used;
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
+    return call("cuMemGetAddressRange_v2", Needs::Context, [&](Call&) {
+        const Allocation* allocation = find_allocation(address, 1);
+        if (!allocation) return CUDA_ERROR_INVALID_VALUE;
+        if (begin) *begin = allocation->begin;
+        if (bytes) *bytes = allocation->bytes;
         return CUDA_SUCCESS;
     });
 }

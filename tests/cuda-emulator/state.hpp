@@ -79,6 +79,11 @@ struct Event {
     // If that was in a capture.
     std::shared_ptr<Capture> capture;
     std::vector<Node*> captured;
+    // Of an interprocess event: what it shares with other processes, and the file that they open; no file if it is theirs.
+    struct SharedEvent* shared = nullptr;
+    int file = -1;
+    bool elsewhere = false; // it is another process that records it
+    ~Event();
 };
 
 struct Allocation {
@@ -88,6 +93,8 @@ struct Allocation {
     Context* context = nullptr;
     bool host = false;
     bool open = true; // readable and writable now
+    int file = -1;          // that holds it, once other processes may open it
+    bool elsewhere = false; // another process's, opened here
 };
 
 // Memory of a device without an address of its own: a stretch of one file. It is there while a handle or a mapping is.
@@ -281,6 +288,20 @@ constexpr unsigned char POISON = 0xFF;
 // Device memory is out of the host's reach except while commands run: of one device, or of all (nullptr).
 void open_memory(Context* context);
 void close_memory();
+
+// For interprocess handles.
+bool share_allocation(Allocation& allocation);
+uintptr_t open_allocation(Context* context, uint64_t bytes, int file); // 0: no
+bool close_allocation(uintptr_t address);
+
+// ipc.cpp
+struct IpcHandle {
+    unsigned char reserved[64];
+};
+bool make_interprocess(Event& event);
+void record_interprocess(const Event& event, Command& command);
+bool passed_elsewhere(const Event& event);
+void await_elsewhere(const Event& event, Command& command);
 
 // virtual.cpp
 bool is_mapped(uintptr_t address, uint64_t bytes);

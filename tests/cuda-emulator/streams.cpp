@@ -2,6 +2,7 @@
 #include "state.hpp"
 
 #include <algorithm>
+#include <chrono>
 
 // The stream that each thread's CU_STREAM_PER_THREAD names, one for each context.
 static thread_local std::map<Context*, void*> per_thread;
@@ -150,6 +151,12 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent awaited, unsigned fla
         }
         CUresult captured = CUDA_SUCCESS;
         if (captures_wait(stream, *event, captured)) return captured;
+        if (event->elsewhere) {
+            Command command;
+            command.name = "wait event=" + std::to_string(event->id) + " of another process";
+            await_elsewhere(*event, command);
+            return submit(stream, std::move(command));
+        }
         // The record that is current now; an event without one is no reason to wait.
         if (!event->recorded || event->recorded->passed) return CUDA_SUCCESS;
         Command command;
@@ -219,6 +226,7 @@ EXPORT CUresult cuEventCreate(CUevent* out, unsigned flags) {
         event->id = state().next_event++;
         event->context = call.context;
         event->flags = flags;
+        if ((flags & CU_EVENT_INTERPROCESS) && !make_interprocess(*event)) return CUDA_ERROR_OUT_OF_MEMORY;
         void* handle = state().handle();
         state().events[handle] = event;
         *out = static_cast<CUevent>(handle);
@@ -247,6 +255,7 @@ static CUresult record(Call& call, CUevent recorded, CUstream handle) {
     if (captures_record(stream, *event, captured)) return captured;
     Command command;
     command.name = "record event=" + std::to_string(event->id);
+    if (event->shared) record_interprocess(*event, command);
     CUresult submitted = submit(stream, std::move(command));
     if (submitted == CUDA_SUCCESS) event->recorded = stream->last;
     return submitted;
@@ -269,6 +278,7 @@ EXPORT CUresult cuEventQuery(CUevent handle) {
         call.note("event=%llu", (unsigned long long)event->id);
         CUresult allowed = look_at(*event);
         if (allowed != CUDA_SUCCESS) return allowed;
+        if (event->elsewhere) return passed_elsewhere(*event) ? call.context->error : CUDA_ERROR_NOT_READY;
         if (!event->recorded || event->recorded->passed) return call.context->error;
         nudge(event->recorded);
         return call.context->error != CUDA_SUCCESS ? call.context->error : CUDA_ERROR_NOT_READY;
@@ -282,6 +292,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle) {
         call.note("event=%llu", (unsigned long long)event->id);
         CUresult allowed = look_at(*event);
         if (allowed != CUDA_SUCCESS) return allowed;
+        while (event->elsewhere && !passed_elsewhere(*event)) state().progress.wait_for(call.lock, std::chrono::microseconds(50));
         MomentPtr moment = event->recorded; // a later record is not waited for
         if (moment) finish(call.lock, moment);
         return call.context->error;

@@ -24,7 +24,7 @@ use crate::{DeviceFacts, Error, MemoryDriver, Result};
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
 pub(crate) struct Context {
     pub(super) raw: sys::CUcontext,
-    device: sys::CUdevice,
+    pub(super) device: sys::CUdevice,
     pub(super) ordinal: usize,
     name: Box<str>,
     /// Major and minor compute capability.

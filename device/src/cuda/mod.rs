@@ -20,6 +20,8 @@ mod fault;
 #[cfg(feature = "cuda")]
 mod graph;
 #[cfg(feature = "cuda")]
+mod ipc;
+#[cfg(feature = "cuda")]
 mod memory;
 #[cfg(feature = "cuda")]
 mod module;
@@ -39,8 +41,8 @@ use std::sync::Arc;
 pub use absent::ConvAlgorithm;
 #[cfg(not(feature = "cuda"))]
 pub(crate) use absent::{
-    Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, Staged, TimedEvent, Updated,
-    in_host_function,
+    Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, IpcCopy, IpcMemory, IpcWait,
+    SharedEvent, Staged, TimedEvent, Updated, in_host_function,
 };
 #[cfg(feature = "cuda")]
 pub(crate) use context::Context;
@@ -50,6 +52,8 @@ pub use dnn::ConvAlgorithm;
 pub(crate) use fault::FaultWord;
 #[cfg(feature = "cuda")]
 pub(crate) use graph::{Captured, DriverGraph, Updated};
+#[cfg(feature = "cuda")]
+pub(crate) use ipc::{IpcCopy, IpcMemory, IpcWait, SharedEvent};
 #[cfg(feature = "cuda")]
 pub(crate) use pinned::Staged;
 #[cfg(feature = "cuda")]

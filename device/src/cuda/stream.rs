@@ -56,10 +56,24 @@ unsafe impl Sync for RawEvent {}
 impl RawEvent {
     /// The context is current.
     fn new(flags: sys::CUevent_flags_enum) -> Result<RawEvent> {
+        RawEvent::with_flags(flags as u32)
+    }
+
+    /// The context is current.
+    pub(super) fn with_flags(flags: u32) -> Result<RawEvent> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the driver writes a handle.
-        unsafe { check("cuEventCreate", sys::cuEventCreate(&mut raw, flags as u32))? };
+        unsafe { check("cuEventCreate", sys::cuEventCreate(&mut raw, flags))? };
         Ok(RawEvent(raw))
+    }
+
+    /// The event that the driver just opened.
+    pub(super) fn owning(raw: sys::CUevent) -> RawEvent {
+        RawEvent(raw)
+    }
+
+    pub(super) fn raw(&self) -> sys::CUevent {
+        self.0
     }
 }
 
@@ -622,7 +636,11 @@ pub(crate) struct TimedEvent {
 }
 
 impl TimedEvent {
-    fn raw(&self) -> Option<sys::CUevent> {
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(super) fn raw(&self) -> Option<sys::CUevent> {
         self.event.as_ref().map(|event| event.0)
     }
 

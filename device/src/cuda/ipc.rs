@@ -1,0 +1,273 @@
+//! Events and memory that other processes open.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::call::{address, check};
+use super::stream::{RawEvent, TimedEvent};
+use super::{Context, Queue};
+use crate::ipc::DRIVER_HANDLE;
+use crate::{Binder, Buffer, Cpu, Device, Error, MemoryDriver, Result, Work};
+
+/// Memory that other processes open takes whole units of this: what is smaller may share its unit, all of which they would see.
+const UNIT: usize = 2 << 20;
+
+/// The driver's handles as bytes.
+fn to_bytes(handle: [std::ffi::c_char; DRIVER_HANDLE]) -> [u8; DRIVER_HANDLE] {
+    handle.map(|byte| byte as u8)
+}
+
+fn from_bytes(bytes: [u8; DRIVER_HANDLE]) -> [std::ffi::c_char; DRIVER_HANDLE] {
+    bytes.map(|byte| byte as std::ffi::c_char)
+}
+
+impl Context {
+    /// What tells the GPU, or the part of one, from all others.
+    pub(crate) fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: the device exists; the driver writes 16 bytes.
+        unsafe { check("cuDeviceGetUuid", sys::cuDeviceGetUuid_v2(&mut uuid, self.device))? };
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+}
+
+/// An event that several processes share.
+pub(crate) struct SharedEvent {
+    raw: RawEvent,
+    context: Arc<Context>,
+}
+
+impl SharedEvent {
+    /// One of this process, not recorded yet.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<SharedEvent> {
+        context.bind()?;
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32
+            | sys::CUevent_flags_enum::CU_EVENT_INTERPROCESS as u32;
+        Ok(SharedEvent { raw: RawEvent::with_flags(flags)?, context: Arc::clone(context) })
+    }
+
+    /// One of another process.
+    pub(crate) fn open(context: &Arc<Context>, bytes: [u8; DRIVER_HANDLE]) -> Result<SharedEvent> {
+        context.bind()?;
+        let (mut raw, handle) = (std::ptr::null_mut(), sys::CUipcEventHandle { reserved: from_bytes(bytes) });
+        // SAFETY: the context is current; the driver writes a handle, and looks at the bytes before it believes them.
+        unsafe { check("cuIpcOpenEventHandle", sys::cuIpcOpenEventHandle(&mut raw, handle))? };
+        Ok(SharedEvent { raw: RawEvent::owning(raw), context: Arc::clone(context) })
+    }
+
+    pub(crate) fn handle(&self) -> Result<[u8; DRIVER_HANDLE]> {
+        self.context.bind()?;
+        let mut handle = sys::CUipcEventHandle { reserved: [0; DRIVER_HANDLE] };
+        // SAFETY: the context is current, the event is live, and the driver writes 64 bytes.
+        unsafe { check("cuIpcGetEventHandle", sys::cuIpcGetEventHandle(&mut handle, self.raw.raw()))? };
+        Ok(to_bytes(handle.reserved))
+    }
+
+    pub(crate) fn gpu(&self) -> Result<[u8; 16]> {
+        self.context.uuid()
+    }
+
+    pub(crate) fn check_device(&self, op: &'static str, device: &Device) -> Result<()> {
+        let same = device.core().cuda.as_ref().is_some_and(|cuda| Arc::ptr_eq(&cuda.context, &self.context));
+        if same {
+            return Ok(());
+        }
+        let lhs = format!("cuda:{}", self.context.ordinal).into();
+        Err(Error::DeviceMismatch { op, lhs, rhs: device.to_string().into() })
+    }
+
+    pub(crate) fn is_complete(&self) -> Result<bool> {
+        self.context.bind()?;
+        // SAFETY: the context is current, and the event is live.
+        match unsafe { sys::cuEventQuery(self.raw.raw()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: the context is current, and the event is live.
+        unsafe { check("cuEventSynchronize", sys::cuEventSynchronize(self.raw.raw())) }
+    }
+}
+
+impl TimedEvent {
+    /// An event for other processes that comes when this one has.
+    pub(crate) fn shared(&self) -> Result<SharedEvent> {
+        let shared = SharedEvent::new(self.context())?;
+        let Some(event) = self.raw() else { return Ok(shared) };
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current, and all handles are live. A stream that is destroyed still runs what it was given.
+        unsafe {
+            check("cuStreamCreate", sys::cuStreamCreate(&mut stream, flags))?;
+            let waits = check("cuStreamWaitEvent", sys::cuStreamWaitEvent(stream, event, 0));
+            let recorded =
+                waits.and_then(|()| check("cuEventRecord", sys::cuEventRecord(shared.raw.raw(), stream)));
+            sys::cuStreamDestroy_v2(stream);
+            recorded.map(|()| shared)
+        }
+    }
+}
+
+/// Memory that two processes have.
+pub(crate) struct IpcMemory {
+    ptr: NonNull<u8>,
+    len: usize,
+    /// Whether it is another process's.
+    opened: bool,
+    /// Comes after its only use here.
+    used: Arc<SharedEvent>,
+}
+
+// SAFETY: an address that only launched commands follow.
+unsafe impl Send for IpcMemory {}
+// SAFETY: as above.
+unsafe impl Sync for IpcMemory {}
+
+impl IpcMemory {
+    /// Of this process.
+    pub(crate) fn allocate(context: &Arc<Context>, len: usize) -> Result<IpcMemory> {
+        let used = Arc::new(SharedEvent::new(context)?);
+        let ptr = context.allocate(rounded(len))?;
+        Ok(IpcMemory { ptr, len, opened: false, used })
+    }
+
+    /// Another process's.
+    pub(crate) fn open(context: &Arc<Context>, bytes: [u8; DRIVER_HANDLE], len: usize) -> Result<IpcMemory> {
+        let used = Arc::new(SharedEvent::new(context)?);
+        let (mut ptr, handle) = (0, sys::CUipcMemHandle { reserved: from_bytes(bytes) });
+        let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        // SAFETY: the context is current; the driver writes an address, and looks at the bytes before it believes them.
+        unsafe { check("cuIpcOpenMemHandle", sys::cuIpcOpenMemHandle_v2(&mut ptr, handle, flags))? };
+        let ptr = NonNull::new(ptr as *mut u8).ok_or_else(|| super::memory::no_memory(len))?;
+        let memory = IpcMemory { ptr, len, opened: true, used };
+        memory.check_len().map(|()| memory)
+    }
+
+    /// The event that comes after its use, for other processes.
+    pub(crate) fn used(&self) -> &Arc<SharedEvent> {
+        &self.used
+    }
+
+    /// That the memory has the length that the handle says.
+    fn check_len(&self) -> Result<()> {
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: the context is current; the driver writes an address and a size.
+        let code = unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut bytes, address(self.ptr.as_ptr())) };
+        check("cuMemGetAddressRange", code)?;
+        if base == address(self.ptr.as_ptr()) && self.len <= bytes {
+            return Ok(());
+        }
+        let value = format_args!("{} of {bytes} bytes", self.len);
+        Err(Error::invalid("from_ipc_handle", "handle", "no longer than its memory", value))
+    }
+
+    pub(crate) fn handle(&self) -> Result<[u8; DRIVER_HANDLE]> {
+        self.used.context.bind()?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; DRIVER_HANDLE] };
+        let ptr = address(self.ptr.as_ptr());
+        // SAFETY: the context is current, the memory is live, and the driver writes 64 bytes.
+        unsafe { check("cuIpcGetMemHandle", sys::cuIpcGetMemHandle(&mut handle, ptr))? };
+        Ok(to_bytes(handle.reserved))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+fn rounded(len: usize) -> usize {
+    len.max(1).checked_next_multiple_of(UNIT).unwrap_or(len)
+}
+
+impl Drop for IpcMemory {
+    fn drop(&mut self) {
+        // What fails here has nobody left to tell. Memory whose use is not known to have run stays.
+        if self.used.synchronize().is_err() {
+            return;
+        }
+        // SAFETY: it came from `open` or from `allocate` with these bytes, is returned once, and its use has run.
+        unsafe {
+            if self.opened {
+                sys::cuIpcCloseMemHandle(address(self.ptr.as_ptr()));
+            } else {
+                self.used.context.free(self.ptr, rounded(self.len));
+            }
+        }
+    }
+}
+
+/// Makes a stream wait for an event of another process.
+pub(crate) struct IpcWait(pub(crate) Arc<SharedEvent>);
+
+impl Work for IpcWait {
+    fn run(&self, _: &Cpu<'_>) {}
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        // SAFETY: the context is current, and both handles are live.
+        let code = unsafe { sys::cuStreamWaitEvent(queue.stream.raw(), self.0.raw.raw(), 0) };
+        check("cuStreamWaitEvent", code)
+    }
+
+    fn bind(&mut self, _: &mut dyn Binder) {}
+}
+
+/// The one use of memory that two processes have: a copy to it, or from there.
+pub(crate) struct IpcCopy {
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+    /// What the copy comes after.
+    filled: Option<IpcWait>,
+    /// What comes after it.
+    used: Arc<SharedEvent>,
+}
+
+// SAFETY: addresses that only the launched command follows.
+unsafe impl Send for IpcCopy {}
+// SAFETY: as above.
+unsafe impl Sync for IpcCopy {}
+
+impl IpcCopy {
+    /// Of a range of `buffer`, inside of it and as long as `memory`.
+    pub(crate) fn out_of(buffer: &Buffer, range: Range<usize>, memory: &IpcMemory) -> Self {
+        let from = buffer.ptr().wrapping_add(range.start);
+        let (to, used) = (memory.ptr.as_ptr(), Arc::clone(&memory.used));
+        IpcCopy { from, to, bytes: range.len(), filled: None, used }
+    }
+
+    /// To the start of `buffer`, which is no shorter, once `filled` has come.
+    pub(crate) fn into(buffer: &Buffer, memory: &IpcMemory, filled: Arc<SharedEvent>) -> Self {
+        let (from, used) = (memory.ptr.as_ptr(), Arc::clone(&memory.used));
+        IpcCopy { from, to: buffer.ptr(), bytes: memory.len, filled: Some(IpcWait(filled)), used }
+    }
+}
+
+impl Work for IpcCopy {
+    fn run(&self, _: &Cpu<'_>) {}
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        if let Some(filled) = &self.filled {
+            filled.enqueue(queue)?;
+        }
+        let stream = queue.stream.raw();
+        // SAFETY: who launches it has looked at the lengths and names the buffer; nobody else uses the memory meanwhile. The
+        // context is current, and the handles are live.
+        unsafe {
+            if self.bytes > 0 {
+                queue.copy(self.to, self.from, self.bytes)?;
+            }
+            check("cuEventRecord", sys::cuEventRecord(self.used.raw.raw(), stream)).inspect_err(|_| {
+                // Nothing else would say when the memory may go.
+                sys::cuStreamSynchronize(stream);
+            })
+        }
+    }
+
+    fn bind(&mut self, _: &mut dyn Binder) {}
+}

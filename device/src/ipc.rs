@@ -1,0 +1,247 @@
+//! Handles by which other processes of the machine open a CUDA device's events, and copies of its memory.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use crate::cuda::{Context, IpcCopy, IpcMemory, IpcWait, SharedEvent};
+use crate::graph::capture::{Capture, refused};
+use crate::{Buffer, Device, Error, Event, Result, Stream, Use};
+
+/// What another process of the machine opens an event or a copy of device memory by: bytes to be sent there, whichever way.
+///
+/// Whoever made the handle keeps it until the other process has no more need of it: the event, or the copied memory, goes with
+/// it.
+pub struct IpcHandle {
+    bytes: Vec<u8>,
+    // What goes with it.
+    _event: Option<SharedEvent>,
+    _memory: Option<IpcMemory>,
+}
+
+impl IpcHandle {
+    /// What to send.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl fmt::Debug for IpcHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IpcHandle").field("bytes", &self.bytes.len()).finish_non_exhaustive()
+    }
+}
+
+/// An event that another process recorded.
+#[derive(Clone)]
+pub struct IpcEvent(Arc<SharedEvent>);
+
+impl IpcEvent {
+    /// Opens what [`Event::ipc_handle`] of another process made, on the same GPU.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a device that is no CUDA device, bytes that are no event's handle, one of this very
+    /// process, or one of another GPU; [`Error::Driver`].
+    pub fn from_ipc_handle(bytes: &[u8], device: &Device) -> Result<IpcEvent> {
+        let parsed = Parsed::of("from_ipc_handle", bytes, device)?;
+        if parsed.memory.is_some() {
+            return Err(malformed("from_ipc_handle", bytes));
+        }
+        open_event("from_ipc_handle", device, &parsed).map(IpcEvent)
+    }
+
+    /// Whether the other process's stream has passed the event. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn is_complete(&self) -> Result<bool> {
+        self.0.is_complete()
+    }
+
+    /// Blocks until the other process's stream has passed the event.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.synchronize()
+    }
+}
+
+impl fmt::Debug for IpcEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IpcEvent").finish_non_exhaustive()
+    }
+}
+
+impl Event {
+    /// A handle by which another process waits for this event, see [`IpcEvent::from_ipc_handle`]. Keep it until that
+    /// process has waited. The host waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an event that is no CUDA device's, [`Error::Captured`] within a captured step,
+    /// [`Error::Driver`].
+    pub fn ipc_handle(&self) -> Result<IpcHandle> {
+        const OP: &str = "ipc_handle";
+        if Capture::of(&self.0.core).is_some() {
+            return Err(refused(OP, "nothing has run that another process could wait for"));
+        }
+        let Some(timed) = &self.0.timed else {
+            return Err(Error::invalid(OP, "self", "an event of a CUDA device", format_args!("{self:?}")));
+        };
+        let event = timed.shared()?;
+        Ok(IpcHandle { bytes: write(&event, None, &[])?, _event: Some(event), _memory: None })
+    }
+}
+
+impl Stream {
+    /// Makes later commands of this stream come after another process's event. Does not block the host.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`] for an event that was opened on another device, [`Error::Captured`] within a captured
+    /// step, [`Error::Driver`].
+    pub fn wait_ipc(&self, event: &IpcEvent) -> Result<()> {
+        const OP: &str = "wait_ipc";
+        self.not_captured(OP, "another process's event is waited for once")?;
+        event.0.check_device(OP, self.device())?;
+        self.launch(OP, &[], IpcWait(Arc::clone(&event.0)))
+    }
+
+    /// A handle of what these bytes of `buffer` are at this point of the stream: they are copied to memory of their own,
+    /// in whole 2 MiB, which goes with the handle. `note` is any word to who opens it. The host waits for nothing; dropping the handle
+    /// waits for the copy.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on a device that is no CUDA device, [`Error::Captured`] within a captured step,
+    /// [`Error::OutOfMemory`], [`Error::Driver`].
+    pub fn share_copy(
+        &self,
+        op: &'static str,
+        buffer: &Buffer,
+        range: Range<usize>,
+        note: &[u8],
+    ) -> Result<IpcHandle> {
+        self.not_captured(op, "another process opens a handle once")?;
+        in_bounds(op, buffer, &range)?;
+        let context = cuda_context(op, self.device())?;
+        let memory = self.core().with_room(|| IpcMemory::allocate(context, range.len()))?;
+        let bytes = write(memory.used(), Some(&memory), note)?;
+        self.launch(op, &[Use::read(buffer)], IpcCopy::out_of(buffer, range, &memory))?;
+        Ok(IpcHandle { bytes, _event: None, _memory: Some(memory) })
+    }
+
+    /// Overwrites the start of `buffer` with what another process [shared](Self::share_copy), once that process's stream has come
+    /// so far. Blocks until that is done: the other process may drop its handle then.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] as for [`IpcEvent::from_ipc_handle`] and if `buffer` is too small, [`Error::Captured`] within a captured step,
+    /// [`Error::Driver`], [`Error::Async`] with the device's first failed command not reported yet.
+    pub fn copy_shared(&self, op: &'static str, buffer: &Buffer, handle: &[u8]) -> Result<()> {
+        self.not_captured(op, "another process's memory is copied once")?;
+        let parsed = Parsed::of(op, handle, self.device())?;
+        let Some((memory, len)) = parsed.memory else { return Err(malformed(op, handle)) };
+        in_bounds(op, buffer, &(0..len))?;
+        let event = open_event(op, self.device(), &parsed)?;
+        let memory = IpcMemory::open(cuda_context(op, self.device())?, memory, len)?;
+        self.launch(op, &[Use::write(buffer)], IpcCopy::into(buffer, &memory, event))?;
+        // Closing waits for the copy anyway, and the other process may free the memory once this returns.
+        self.synchronize()
+    }
+}
+
+/// How many bytes another process [shared](Stream::share_copy), and its note.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for bytes that are no such handle.
+pub fn shared_copy<'a>(op: &'static str, handle: &'a [u8]) -> Result<(usize, &'a [u8])> {
+    let parsed = Parsed::read(handle).ok_or_else(|| malformed(op, handle))?;
+    let (_, len) = parsed.memory.ok_or_else(|| malformed(op, handle))?;
+    Ok((len, parsed.note))
+}
+
+fn in_bounds(op: &'static str, buffer: &Buffer, range: &Range<usize>) -> Result<()> {
+    if range.start <= range.end && range.end <= buffer.len_bytes() {
+        return Ok(());
+    }
+    let value = format_args!("{range:?} of {}", buffer.len_bytes());
+    Err(Error::invalid(op, "range", "inside the buffer", value))
+}
+
+fn cuda_context<'a>(op: &'static str, device: &'a Device) -> Result<&'a Arc<Context>> {
+    let cuda = device.core().cuda.as_ref();
+    cuda.map(|cuda| &cuda.context).ok_or_else(|| Error::invalid(op, "device", "a CUDA device", device))
+}
+
+fn open_event(op: &'static str, device: &Device, parsed: &Parsed<'_>) -> Result<Arc<SharedEvent>> {
+    SharedEvent::open(cuda_context(op, device)?, parsed.event).map(Arc::new)
+}
+
+/// The driver's handles are so many bytes.
+pub(crate) const DRIVER_HANDLE: usize = 64;
+const MAGIC: &[u8; 8] = b"strgipc1";
+
+/// A handle's parts: the word above, the process, its GPU, the event, whether there is memory, its handle and its length, and the
+/// note.
+struct Parsed<'a> {
+    process: u64,
+    gpu: [u8; 16],
+    event: [u8; DRIVER_HANDLE],
+    memory: Option<([u8; DRIVER_HANDLE], usize)>,
+    note: &'a [u8],
+}
+
+fn write(event: &SharedEvent, memory: Option<&IpcMemory>, note: &[u8]) -> Result<Vec<u8>> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(this_process().to_le_bytes());
+    bytes.extend(event.gpu()?);
+    bytes.extend(event.handle()?);
+    bytes.push(u8::from(memory.is_some()));
+    if let Some(memory) = memory {
+        bytes.extend(memory.handle()?);
+        bytes.extend((memory.len() as u64).to_le_bytes());
+    }
+    bytes.extend(note);
+    Ok(bytes)
+}
+
+impl<'a> Parsed<'a> {
+    fn read(bytes: &'a [u8]) -> Option<Parsed<'a>> {
+        let (magic, rest) = bytes.split_first_chunk::<8>()?;
+        let (process, rest) = rest.split_first_chunk()?;
+        let (&gpu, rest) = rest.split_first_chunk()?;
+        let (&event, rest) = rest.split_first_chunk()?;
+        let (&has_memory, mut note) = rest.split_first()?;
+        let mut memory = None;
+        if has_memory == 1 {
+            let (&handle, rest) = note.split_first_chunk()?;
+            let (len, rest) = rest.split_first_chunk()?;
+            memory = Some((handle, usize::try_from(u64::from_le_bytes(*len)).ok()?));
+            note = rest;
+        }
+        let process = u64::from_le_bytes(*process);
+        (magic == MAGIC && has_memory <= 1).then_some(Parsed { process, gpu, event, memory, note })
+    }
+
+    /// As [`read`](Self::read), for who opens it on `device`.
+    fn of(op: &'static str, bytes: &'a [u8], device: &Device) -> Result<Parsed<'a>> {
+        let context = cuda_context(op, device)?;
+        let parsed = Parsed::read(bytes).ok_or_else(|| malformed(op, bytes))?;
+        if parsed.process == this_process() {
+            return Err(Error::invalid(op, "handle", "another process's", "one of this process"));
+        }
+        if parsed.gpu != context.uuid()? {
+            return Err(Error::invalid(op, "handle", "of the device's GPU", "one of another GPU"));
+        }
+        Ok(parsed)
+    }
+}
+
+fn malformed(op: &'static str, bytes: &[u8]) -> Error {
+    Error::invalid(op, "handle", "the bytes of such an `IpcHandle`", format_args!("{} bytes", bytes.len()))
+}
+
+/// A number that no other process has; process ids are unique within a container only.
+fn this_process() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    *NUMBER.get_or_init(|| RandomState::new().hash_one(std::process::id()))
+}

@@ -3,7 +3,7 @@
     python3 benches/peers/torch_pipeline.py [--batch 8,32,128] [--steps 60] [encoder-decoder] [augment]
 
 `compare` has the same sizes on a GPU: images 3x256x256, an encoder from 16 to 4096 channels, and its decoder or a linear layer. Prints
-the milliseconds of a step: the median of runs of ten steps, each of which ends when the device has done them.
+the median milliseconds of a step that ends when the device has done it. Images are on the device, as `compare` has them.
 """
 
 import argparse
@@ -86,43 +86,54 @@ class Augment:
         self.optimizer.step()
 
 
-def serial(workload, batches):
-    for images, labels in batches:
-        workload.train(workload.prepare(images), labels)
+class Serial:
+    def __init__(self, workload, batches):
+        self.workload, self.batches = workload, batches
+
+    def step(self, at):
+        images, labels = self.batches[at % len(self.batches)]
+        self.workload.train(self.workload.prepare(images), labels)
 
 
-def two_streams(workload, batches):
+class TwoStreams(Serial):
     """Batch n + 1 is prepared beside the training of batch n, with the waits and the `record_stream` that this takes."""
-    ahead, main = torch.cuda.Stream(), torch.cuda.current_stream()
 
-    def prepare(images):
-        ahead.wait_stream(main)
-        with torch.cuda.stream(ahead):
-            prepared = workload.prepare(images)
+    def __init__(self, workload, batches):
+        super().__init__(workload, batches)
+        self.ahead, self.waiting = torch.cuda.Stream(), None
+
+    def prepare(self, at):
+        main, images = torch.cuda.current_stream(), self.batches[at % len(self.batches)][0]
+        self.ahead.wait_stream(main)
+        with torch.cuda.stream(self.ahead):
+            prepared = self.workload.prepare(images)
+        images.record_stream(self.ahead)
         done = torch.cuda.Event()
-        done.record(ahead)
+        done.record(self.ahead)
         return prepared, done
 
-    waiting = prepare(batches[0][0])
-    for at, (_, labels) in enumerate(batches):
-        prepared, done = waiting
+    def step(self, at):
+        main = torch.cuda.current_stream()
+        prepared, done = self.waiting or self.prepare(at)
         main.wait_event(done)
         prepared.record_stream(main)
-        if at + 1 < len(batches):
-            waiting = prepare(batches[at + 1][0])
-        workload.train(prepared, labels)
+        self.waiting = self.prepare(at + 1)
+        self.workload.train(prepared, self.batches[at % len(self.batches)][1])
 
 
-def median_ms(schedule, workload, batches, steps):
-    times = []
-    for at in range(2 + steps // len(batches)):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        schedule(workload, batches)
-        torch.cuda.synchronize()
-        if at >= 2:
-            times.append((time.perf_counter() - begin) * 1e3 / len(batches))
-    return statistics.median(times)
+def medians_ms(schedules, steps, block=10, warmup=20):
+    """Steps of each schedule in turn, block by block, each until the device has done it, as `compare` times its own."""
+    times = [[] for _ in schedules]
+    for start in range(0, warmup + steps, block):
+        for schedule, found in zip(schedules, times):
+            for at in range(start, start + block):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                schedule.step(at)
+                torch.cuda.synchronize()
+                if at >= warmup:
+                    found.append((time.perf_counter() - begin) * 1e3)
+    return [statistics.median(found) for found in times]
 
 
 WORKLOADS = {"encoder-decoder": EncoderDecoder, "augment": Augment}
@@ -135,14 +146,15 @@ def main():
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS))
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
     for name in options.workloads:
+        torch.manual_seed(1)
         workload = WORKLOADS[name]()
         for batch in map(int, options.batch.split(",")):
-            torch.manual_seed(1)
             pool = torch.rand(min(ROWS, 4 * batch), 3, SIZE, SIZE, device="cuda")
             parts = pool.split(batch)
             batches = [(parts[at % len(parts)], workload.labels(batch)) for at in range(10)]
-            found = [median_ms(schedule, workload, batches, options.steps) for schedule in (serial, two_streams)]
+            found = medians_ms([schedule(workload, batches) for schedule in (Serial, TwoStreams)], options.steps)
             print(f"{name} batch {batch}: serial {found[0]:.3f} ms, two streams {found[1]:.3f} ms a step, {found[0] / found[1]:.2f}x", flush=True)
 
 

@@ -23,10 +23,11 @@ fn devices() -> Vec<Device> {
     found
 }
 
-/// What a test does with so many ranks, for two, and for all that there are.
-fn each_size(devices: &[Device]) -> impl Iterator<Item = &[Device]> {
-    let all = devices.len();
-    (all >= 2).then(|| &devices[..2]).into_iter().chain((all > 2).then_some(devices))
+/// For two ranks, and for as many as there may be, devices of their own: none is told later what ranks before it have met.
+fn each_size() -> Vec<Vec<Device>> {
+    let all = devices().len();
+    let sizes = (all >= 2).then_some(2).into_iter().chain((all > 2).then_some(all));
+    sizes.map(|size| (0..size).filter_map(cuda).collect()).collect()
 }
 
 fn options() -> CommOptions {
@@ -139,7 +140,7 @@ fn assert_equal_to_threads(ranks: Vec<Communicator>, input: Input) {
 
 #[test]
 fn collectives_equal_those_of_threads() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         for (order, input) in [(ReduceOrder::Ranks, uneven as Input), (ReduceOrder::Fast, given as Input)] {
             assert_equal_to_threads(ranks(devices, options().order(order)), input);
         }
@@ -149,7 +150,7 @@ fn collectives_equal_those_of_threads() {
 /// What NCCL adds in an order of its own is the same on all ranks, though not what ranks give that add in theirs.
 #[test]
 fn fast_sums_are_alike_on_all_ranks() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         let sums = on_threads(ranks(devices, options().order(ReduceOrder::Fast)), |comm| {
             uneven(comm, &[5000], DType::F32)?.all_reduce(comm, Reduce::Sum)?.to_vec::<f32>()
         });
@@ -160,7 +161,7 @@ fn fast_sums_are_alike_on_all_ranks() {
 
 #[test]
 fn the_largest_and_the_smallest_are_nan_if_one_is() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         for order in [ReduceOrder::Ranks, ReduceOrder::Fast] {
             for result in on_threads(ranks(devices, options().order(order)), |comm| {
                 let value = if comm.rank() == 1 { f32::NAN } else { 1.0 };
@@ -182,21 +183,21 @@ fn the_largest_and_the_smallest_are_nan_if_one_is() {
 
 #[test]
 fn gradients_of_collectives_agree_with_differences() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         gradients_agree(ranks(devices, options()));
     }
 }
 
 #[test]
 fn captured_collectives_equal_eager_ones() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         captured_equals_eager(|| ranks(devices, options()));
     }
 }
 
 #[test]
 fn training_equals_that_of_one_process() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         for captured in [false, true] {
             training_equals_one_process(|| ranks(devices, options()), captured, &devices[0]);
         }
@@ -206,7 +207,7 @@ fn training_equals_that_of_one_process() {
 /// Halves of the ranks, and a group in the other order.
 #[test]
 fn split_ranks_are_ranks() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         for result in on_threads(ranks(devices, options()), |comm| {
             let (rank, size) = (comm.rank(), comm.size());
             let x = Tensor::full(&[1], rank as f64, DType::F32, comm.device())?;
@@ -229,7 +230,7 @@ fn split_ranks_are_ranks() {
 /// Each rank by itself, as processes do it, with an id that one of them has sent to the others.
 #[test]
 fn ranks_find_each_other_by_an_id() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         let id = NcclId::from_bytes(&NcclId::new().unwrap().to_bytes()).unwrap();
         let sums = std::thread::scope(|scope| {
             let rank = |(rank, device): (usize, &Device)| {
@@ -251,7 +252,7 @@ fn ranks_find_each_other_by_an_id() {
 /// As processes do that a launcher has started.
 #[test]
 fn ranks_that_meet_over_tcp_have_one_id() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
@@ -290,9 +291,9 @@ fn assert_timed_out(error: &Error, missing: &[usize]) {
 #[test]
 fn a_rank_that_does_not_come_in_time_is_an_error() {
     for connected in [false, true] {
-        for devices in each_size(&devices()) {
+        for devices in &each_size() {
             let (begin, ended) = (Instant::now(), std::sync::Barrier::new(devices.len()));
-            let results = on_threads(ranks(devices, options().timeout(Duration::from_secs(4))), |comm| {
+            let results = on_threads(ranks(devices, options().timeout(Duration::from_secs(3))), |comm| {
                 let x = Tensor::ones(&[2], DType::F32, comm.device())?;
                 if connected {
                     x.all_reduce(comm, Reduce::Sum)?;
@@ -328,7 +329,7 @@ fn who_comes_to_no_group_in_time_is_told_so() {
 #[test]
 fn a_rank_that_has_gone_is_named() {
     for (connected, panics) in [(false, false), (true, false), (true, true)] {
-        for devices in each_size(&devices()) {
+        for devices in &each_size() {
             let begin = Instant::now();
             let lost = devices.len() - 1;
             let rank = |comm: Communicator| -> Result<()> {
@@ -363,8 +364,7 @@ fn a_rank_that_has_gone_is_named() {
 /// A communicator that is to be made of ranks of which one has gone, or does not come.
 #[test]
 fn a_split_without_all_ranks_is_an_error() {
-    let devices = devices();
-    for devices in each_size(&devices) {
+    for devices in &each_size() {
         let begin = Instant::now();
         let lost = devices.len() - 1;
         for result in &on_threads(ranks(devices, options()), |comm| {
@@ -417,8 +417,7 @@ fn messages_go_on_without_a_rank_that_they_do_not_need() {
 /// What was sent is there to be received, also if its sender has gone.
 #[test]
 fn what_was_sent_before_its_sender_went_is_received() {
-    let devices = devices();
-    for devices in each_size(&devices).take(1) {
+    for devices in each_size().iter().take(1) {
         for result in on_threads(ranks(devices, options()), |comm| {
             if comm.rank() == 0 {
                 return Tensor::ones(&[4], DType::F32, comm.device())?.send(comm, 1);
@@ -435,7 +434,7 @@ fn what_was_sent_before_its_sender_went_is_received() {
 
 #[test]
 fn calls_that_differ_name_both_sides() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         let results = on_threads(ranks(devices, options()), |comm| {
             let rows = if comm.rank() == 1 { 3 } else { 2 };
             let x = Tensor::ones(&[rows], DType::F32, comm.device())?;
@@ -464,7 +463,7 @@ fn copying(devices: &[Device]) -> Vec<Communicator> {
 
 #[test]
 fn copies_between_devices_are_collectives_too() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         assert_equal_to_threads(copying(devices), uneven);
         gradients_agree(copying(devices));
         training_equals_one_process(|| copying(devices), false, &devices[0]);
@@ -473,7 +472,7 @@ fn copies_between_devices_are_collectives_too() {
 
 #[test]
 fn copies_between_devices_tell_of_failures() {
-    for devices in each_size(&devices()) {
+    for devices in &each_size() {
         let mut ranks = copying(devices);
         let lost = ranks.len() - 1;
         drop(ranks.pop());

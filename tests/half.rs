@@ -8,8 +8,9 @@ use common::bits;
 use common::devices::each_device;
 use streamgrad::prelude::*;
 use streamgrad::{
-    BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, CpuConfig, Error, Flatten, Graph, Linear,
-    LinearOptions, MaxPool2d, RandomKey, Reduction, Relu, Result, Schedule, Sequential, Sgd, SgdOptions,
+    BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvOptions, CpuConfig, Error, Flatten, Graph,
+    Linear, LinearOptions, MaxPool2d, RandomKey, Reduction, Relu, Result, Schedule, Sequential, Sgd,
+    SgdOptions,
 };
 
 use DType::{BF16, Bool, F16, F32, F64, I64, U8};
@@ -281,4 +282,56 @@ fn a_master_is_part_of_an_optimizers_state_and_follows_its_parameter() -> Result
     (0..8).try_for_each(|_| step(&weight, &mut sgd))?;
     assert_eq!(values(&weight)?, [2.0 - 2_f32.powi(-7); 2]);
     Ok(())
+}
+
+/// A convolution, batch normalisation, relu and another convolution: the value, and all gradients. Filters are of the images' type,
+/// rounded to another.
+fn convolved(x: &Tensor, rounded: DType) -> Result<Vec<Tensor>> {
+    let device = x.device();
+    let normal = |shape: &[usize], op| {
+        let exact = Tensor::normal(shape, 0.0, 0.3, F32, RandomKey { seed: 3, op }, device)?;
+        exact.to_dtype(rounded)?.to_dtype(x.dtype())
+    };
+    let leaves =
+        [Var::leaf(x.clone()), Var::leaf(normal(&[24, 16, 3, 3], 1)?), Var::leaf(normal(&[8, 24, 3, 3], 2)?)];
+    let scales =
+        [Tensor::full(&[24], 1.5, F32, device)?, Tensor::full(&[24], 0.25, F32, device)?].map(Var::leaf);
+    let [x, first, second] = &leaves;
+    let same = ConvOptions { padding: [1; 2], ..ConvOptions::default() };
+    let (normalised, _) =
+        x.conv2d(first, None, &same)?.batch_norm(Some(&scales[0]), Some(&scales[1]), 1e-5)?;
+    let y = normalised.relu()?.conv2d(second, None, &same)?;
+    let gradients = y.mul(&y)?.sum_all()?.backward()?;
+    let of = |leaf: &Var| gradients.get(leaf).cloned().unwrap();
+    Ok([y.value().clone()].into_iter().chain(leaves.iter().chain(&scales).map(of)).collect())
+}
+
+/// Where a library's kernels want it, what convolutions make has its channels last; how the images lay does not show.
+#[test]
+fn convolutions_pass_on_channels_that_lie_last() {
+    each_device(&[Schedule::Inline], |device| {
+        for dtype in [BF16, F16, F32] {
+            device.set_tf32(true);
+            let x = Tensor::randn(&[3, 16, 6, 7], dtype, RandomKey { seed: 3, op: 0 }, device)?;
+            let last = x.channels_last()?;
+            assert_eq!(last.strides(), [16 * 42, 1, 16 * 7, 16]);
+            let (found, again) = (convolved(&x, dtype)?, convolved(&last, dtype)?);
+            for (a, b) in found.iter().zip(&again) {
+                assert_eq!(bits(&a.to_dtype(F32)?)?, bits(&b.to_dtype(F32)?)?, "{dtype}");
+            }
+            let by_library = device.convolutions()?.starts_with("cuDNN");
+            assert_eq!(found[0].strides()[1] == 1, by_library, "{dtype}");
+            assert_eq!(found[1].strides()[1] == 1, by_library, "{dtype}");
+            assert!(found[2].is_contiguous() && found[3].is_contiguous());
+            // The same in F64, of the same numbers.
+            let exact = convolved(&x.to_dtype(F64)?, dtype)?;
+            for (i, (a, b)) in found.iter().zip(&exact).enumerate() {
+                let (a, b) = (a.to_dtype(F64)?.to_vec::<f64>()?, b.to_vec::<f64>()?);
+                let largest = b.iter().fold(0.0_f64, |most, v| most.max(v.abs()));
+                let far = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0_f64, f64::max);
+                assert!(far <= 0.03 * largest, "{dtype} result {i}: {far} of {largest}");
+            }
+        }
+        Ok(())
+    });
 }

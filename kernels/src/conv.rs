@@ -1,8 +1,9 @@
 //! Launchers of convolutions: three bilinear maps between images, their filters, and what the filters make of them.
 //!
-//! Each is the gradient of the two others. Operands are contiguous.
+//! Each is the gradient of the two others. Operands are contiguous, or lie with their channels last, all three of them.
 
-use device::cuda::{ConvAlgorithm, ConvForm, ConvPass};
+pub use device::cuda::ConvPass;
+use device::cuda::{ConvAlgorithm, ConvForm};
 use device::{DType, Error, Result, Stream};
 
 use crate::command::{Command, for_float};
@@ -15,14 +16,14 @@ use crate::window::Window;
 /// From the shapes of images `[n, c, h, w]`, filters `[f, c / groups, kh, kw]` and results `[n, f, oh, ow]`.
 fn geometry(
     op: &'static str,
-    [images, filters, results]: [&View<'_>; 3],
+    [images, filters, results]: [&[usize]; 3],
     (window, groups): (Window, usize),
 ) -> Result<ConvGeometry> {
-    let (&[n, c, h, w], &[f, per_group, kh, kw]) = (images.shape(), filters.shape()) else {
-        return Err(shape_mismatch(op, images.shape(), filters.shape()));
+    let (&[n, c, h, w], &[f, per_group, kh, kw]) = (images, filters) else {
+        return Err(shape_mismatch(op, images, filters));
     };
-    let &[results_n, results_f, oh, ow] = results.shape() else {
-        return Err(shape_mismatch(op, images.shape(), results.shape()));
+    let &[results_n, results_f, oh, ow] = results else {
+        return Err(shape_mismatch(op, images, results));
     };
     if groups == 0
         || c % groups != 0
@@ -30,11 +31,11 @@ fn geometry(
         || c / groups != per_group
         || window.kernel != [kh, kw]
     {
-        return Err(shape_mismatch(op, images.shape(), filters.shape()));
+        return Err(shape_mismatch(op, images, filters));
     }
     let all = window.places(op, [h, w])?;
     if results_n != n || results_f != f || oh > all[0] || ow > all[1] {
-        return Err(shape_mismatch(op, &[n, f, all[0], all[1]], results.shape()));
+        return Err(shape_mismatch(op, &[n, f, all[0], all[1]], results));
     }
     Ok(ConvGeometry {
         images: n,
@@ -45,6 +46,69 @@ fn geometry(
         places: [oh, ow],
         window,
     })
+}
+
+/// Whether a convolution of floats `dtype` is made quicker of operands with their [channels last](crate::Layout::is_channels_last): by
+/// cuDNN's kernels for tensor cores, which would copy contiguous ones into that order. `shapes` are those of images, filters and
+/// results.
+///
+/// # Errors
+/// As for [`conv2d`].
+pub fn conv2d_wants_channels_last(
+    stream: &Stream,
+    (op, pass): (&'static str, ConvPass),
+    dtype: DType,
+    shapes: [[usize; 4]; 3],
+    (how, bias): ((Window, usize), bool),
+) -> Result<bool> {
+    let lanes = match dtype {
+        DType::BF16 | DType::F16 => 8,
+        DType::F32 if stream.device().tf32() => 4,
+        _ => return Ok(false),
+    };
+    let [[_, channels, ..], [filters, ..], _] = shapes;
+    if !stream.is_cuda() || how.1 != 1 || channels % lanes != 0 || filters % lanes != 0 {
+        return Ok(false);
+    }
+    let form =
+        Form { pass, geometry: geometry(op, shapes.each_ref().map(|shape| &shape[..]), how)?, dtype, bias };
+    Ok(form.find(op, stream, true)?.is_some())
+}
+
+/// What a device needs to know to choose how a convolution is made.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    pass: ConvPass,
+    geometry: ConvGeometry,
+    dtype: DType,
+    bias: bool,
+}
+
+impl Form {
+    /// The algorithm of cuDNN, where that is found and has one which is of use; for contiguous operands, or for such with their
+    /// channels last.
+    fn find(&self, op: &'static str, stream: &Stream, channels_last: bool) -> Result<Option<ConvAlgorithm>> {
+        let Form { pass, ref geometry, dtype, bias } = *self;
+        let g = geometry;
+        let all_places = g.places == g.window.places(op, g.image)?;
+        let exact = dtype == DType::F32 && !stream.device().tf32();
+        let [kh, kw] = g.window.kernel;
+        let shapes = [
+            [g.images, g.all_channels(), g.image[0], g.image[1]],
+            [g.all_filters(), g.channels, kh, kw],
+            [g.images, g.all_filters(), g.places[0], g.places[1]],
+        ];
+        let empty = shapes.as_flattened().contains(&0);
+        if !all_places || empty || cuda::has_better(g, pass, bias, exact) {
+            return Ok(None);
+        }
+        let strides = shapes.map(|[_, b, c, d]| match channels_last {
+            true => [b * c * d, 1, b * d, b],
+            false => [b * c * d, c * d, d, 1],
+        });
+        let Window { padding, stride, dilation, .. } = g.window;
+        stream.convolution(&ConvForm { pass, bias, dtype, shapes, strides, padding, stride, dilation })
+    }
 }
 
 /// A convolution whose operands were checked, and how the device of its stream makes it.
@@ -66,7 +130,8 @@ pub struct Conv2d<'a> {
 /// what lies outside of the image is 0.
 ///
 /// Shapes: `x [n, c, h, w]`, `weight [f, c / groups, kh, kw]`, `bias [f]`, `out [n, f, oh, ow]`, where `oh` and `ow` are
-/// [`Window::places`]. All contiguous.
+/// [`Window::places`]. All contiguous, or all but the bias with their channels last where
+/// [that is wanted](conv2d_wants_channels_last).
 ///
 /// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits. On
 /// CUDA, cuDNN makes it where that is found and has an algorithm that always gives the same bits. In F32 where
@@ -132,8 +197,12 @@ impl<'a> Conv2d<'a> {
         bias: Option<View<'a>>,
         how: (Window, usize),
     ) -> Result<Conv2d<'a>> {
-        let geometry = geometry(op, operands.each_ref(), how)?;
-        operands.iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
+        let geometry = geometry(op, operands.each_ref().map(View::shape), how)?;
+        let contiguous = operands.iter().all(|view| view.layout.is_contiguous());
+        let channels_last = !contiguous && operands.iter().all(|view| view.layout.is_channels_last());
+        if !channels_last {
+            operands.iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
+        }
         let mut conv = Conv2d { stream, op, pass, operands, bias, geometry, algorithm: None };
         let (out, read) = conv.parts();
         if let Some(bias) = bias {
@@ -141,8 +210,13 @@ impl<'a> Conv2d<'a> {
             bias.expect_contiguous(op, "bias")?;
         }
         read.iter().chain(&bias).try_for_each(|view| view.expect_apart(op, &out))?;
-        if stream.is_cuda() {
-            conv.algorithm = conv.find()?;
+        let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
+        if stream.is_cuda() && conv.operands.iter().chain(&conv.bias).all(fits) {
+            let form = Form { pass, geometry, dtype: operands[0].dtype, bias: bias.is_some() };
+            conv.algorithm = form.find(op, stream, channels_last)?;
+        }
+        if channels_last && conv.algorithm.is_none() {
+            return Err(Error::invalid(op, "operands", "contiguous", "such with their channels last"));
         }
         Ok(conv)
     }
@@ -155,34 +229,6 @@ impl<'a> Conv2d<'a> {
             ConvPass::WeightGrad => (filters, [images, results]),
             ConvPass::Forward => (results, [images, filters]),
         }
-    }
-
-    /// The algorithm of cuDNN, where that is found and has one which is of use.
-    fn find(&self) -> Result<Option<ConvAlgorithm>> {
-        let (g, dtype) = (&self.geometry, self.operands[0].dtype);
-        let all_places = g.places == g.window.places(self.op, g.image)?;
-        let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
-        let fit = self.operands.iter().chain(&self.bias).all(fits);
-        let exact = dtype == DType::F32 && !self.stream.device().tf32();
-        if !all_places || !fit || cuda::has_better(g, self.pass, self.bias.is_some(), exact) {
-            return Ok(None);
-        }
-        let [kh, kw] = g.window.kernel;
-        let shapes = [
-            [g.images, g.all_channels(), g.image[0], g.image[1]],
-            [g.all_filters(), g.channels, kh, kw],
-            [g.images, g.all_filters(), g.places[0], g.places[1]],
-        ];
-        self.stream.convolution(&ConvForm {
-            pass: self.pass,
-            bias: self.bias.is_some(),
-            dtype,
-            shapes,
-            strides: shapes.map(|[_, b, c, d]| [b * c * d, c * d, d, 1]),
-            padding: g.window.padding,
-            stride: g.window.stride,
-            dilation: g.window.dilation,
-        })
     }
 
     /// Elements of the workspace, of the type that is computed in.

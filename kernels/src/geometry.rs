@@ -59,6 +59,17 @@ impl ConvGeometry {
         let Window { kernel, stride, padding, .. } = self.window;
         kernel == [1; 2] && stride == [1; 2] && padding == [0; 2] && self.image == self.places
     }
+
+    /// Whether all channels are seen by windows of several pixels that lie side by side and cover the image.
+    pub(crate) fn is_tiled(&self) -> bool {
+        let Window { kernel, stride, padding, dilation } = self.window;
+        let covered = |axis: usize| {
+            self.image[axis] == self.places[axis] * kernel[axis]
+                && (self.places[axis] == 1 || stride[axis] == kernel[axis])
+                && (kernel[axis] == 1 || dilation[axis] == 1)
+        };
+        self.groups == 1 && padding == [0; 2] && kernel != [1; 2] && covered(0) && covered(1)
+    }
 }
 
 /// Planes, and the places of a window in each.

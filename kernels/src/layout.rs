@@ -96,6 +96,14 @@ impl Layout {
         Layout { form, shape: sizes, strides: few, offset: 0, elements, many: None }
     }
 
+    /// The layout without gaps of images `[n, c, h, w]` in which the channels of a pixel are neighbours, at offset 0.
+    pub fn channels_last([n, c, h, w]: [usize; 4]) -> Layout {
+        let mut strides = [0; 4];
+        row_major(&[n, h, w, c], &mut strides);
+        let [image, row, pixel, channel] = strides;
+        Layout::from_parts(&[n, c, h, w], &[image, channel, row, pixel], 0)
+    }
+
     fn from_parts(shape: &[usize], strides: &[isize], offset: usize) -> Layout {
         let mut elements = 1_usize;
         let mut contiguous = true;
@@ -192,6 +200,16 @@ impl Layout {
     #[inline]
     pub fn is_contiguous(&self) -> bool {
         self.form.is_contiguous()
+    }
+
+    /// Whether the elements of images `[n, c, h, w]` lie without gaps in the order of `[n, h, w, c]`: the channels of a pixel are
+    /// neighbours. The offset may be anything.
+    pub fn is_channels_last(&self) -> bool {
+        let (&[_, c, h, w], &[image, channel, row, pixel]) = (self.shape(), self.strides()) else {
+            return false;
+        };
+        let steps = [(self.shape()[0], image, h * w * c), (c, channel, 1), (h, row, w * c), (w, pixel, c)];
+        steps.iter().all(|&(size, step, dense)| size <= 1 || usize::try_from(step) == Ok(dense))
     }
 
     /// Whether every index leads to the same element: one element, or all strides 0.

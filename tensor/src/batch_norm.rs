@@ -1,6 +1,6 @@
 //! Batch normalisation.
 
-use device::{Error, Result, Stream};
+use device::{DeviceKind, Error, Result, Stream};
 use kernels::{Layout, Norm, batch_norm_workspace};
 
 use crate::Tensor;
@@ -45,6 +45,19 @@ impl BatchStatistics {
         [mean, var, count].iter().for_each(|changed| changed.storage.bump_version());
         Ok(())
     }
+}
+
+/// The pixels of images with their channels last as images of one element, `[n h w, c]`, where kernels read those as fast.
+fn pixels(x: &Tensor) -> Result<Option<Tensor>> {
+    if x.is_contiguous() || x.device().kind() == DeviceKind::Cpu || !x.layout.is_channels_last() {
+        return Ok(None);
+    }
+    x.permute(&[0, 2, 3, 1])?.reshape(&[x.elements() / x.shape()[1], x.shape()[1]]).map(Some)
+}
+
+/// Such pixels as the images, of this shape, that they are of.
+fn images(pixels: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    pixels.reshape(&[shape[0], shape[2], shape[3], shape[1]])?.permute(&[0, 3, 1, 2])
 }
 
 /// The channels of images `[n, c, ..]`.
@@ -123,6 +136,9 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         const OP: &str = "batch_norm";
+        if let Some(pixels) = pixels(self)? {
+            return images(&pixels.normalised(weight, bias, statistics, eps)?, self.shape());
+        }
         let contiguous = |given: Option<&Tensor>| given.map(|given| vector(OP, self, given)).transpose();
         let (x, weight, bias) = (self.contiguous()?, contiguous(weight)?, contiguous(bias)?);
         let norm = norm(statistics, weight.as_ref(), bias.as_ref(), eps);
@@ -165,6 +181,11 @@ pub fn batch_norm_grad(
     let c = channels(OP, x)?;
     same_kind(OP, x, g)?;
     has_shape(OP, x.shape(), g)?;
+    if let Some(x_pixels) = pixels(x)? {
+        let g = g.channels_last()?.permute(&[0, 2, 3, 1])?.reshape(x_pixels.shape())?;
+        let [grad, weight, bias] = batch_norm_grad(&x_pixels, &g, weight, statistics, eps)?;
+        return Ok([images(&grad, x.shape())?, weight, bias]);
+    }
     let weight = weight.map(|weight| vector(OP, x, weight)).transpose()?;
     let (x, g) = (x.contiguous()?, g.contiguous()?);
     let norm = norm(statistics, weight.as_ref(), None, eps);

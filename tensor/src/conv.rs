@@ -1,7 +1,7 @@
 //! Convolutions over the last two axes.
 
 use device::{Error, Result, Stream};
-use kernels::{Conv2d, Layout, View, Window};
+use kernels::{Conv2d, ConvPass, Layout, View, Window, conv2d_wants_channels_last};
 
 use crate::Tensor;
 use crate::check::{elements_of, is_float, same_kind, shape_mismatch};
@@ -109,12 +109,10 @@ impl Tensor {
         let (&[n, _, h, w], &[f, ..]) = (rank_4(OP, self, weight)?, rank_4(OP, weight, self)?);
         let window = options.window(kernel_of(OP, weight, self)?);
         let [oh, ow] = window.places(OP, [h, w])?;
-        let shape = [n, f, oh, ow];
-        let (x, weight, bias) = operands(OP, self, weight, bias)?;
         let how = (window, options.groups);
-        filled(&x, &shape, |stream, out| {
-            let bias = bias.as_ref().map(Tensor::view);
-            launch(stream, &x, kernels::conv2d(stream, x.view(), weight.view(), bias, how, out)?)
+        let form = Form { op: OP, pass: ConvPass::Forward, how };
+        form.make([n, f, oh, ow], [self, weight], bias, |stream, [x, weight], bias, out| {
+            kernels::conv2d(stream, x, weight, bias, how, out)
         })
     }
 
@@ -140,33 +138,61 @@ impl Tensor {
     }
 }
 
-/// The operands, checked and without gaps.
-fn operands(
+/// One of the three maps between images, filters and results.
+struct Form {
     op: &'static str,
-    x: &Tensor,
-    y: &Tensor,
-    bias: Option<&Tensor>,
-) -> Result<(Tensor, Tensor, Option<Tensor>)> {
-    is_float(op, x)?;
-    same_kind(op, x, y)?;
-    if let Some(bias) = bias {
-        same_kind(op, x, bias)?;
-    }
-    Ok((x.contiguous()?, y.contiguous()?, bias.map(Tensor::contiguous).transpose()?))
+    pass: ConvPass,
+    how: (Window, usize),
 }
 
-/// A fresh tensor of this shape that one command fills.
-fn filled(
-    like: &Tensor,
-    shape: &[usize],
-    fill: impl FnOnce(&Stream, View<'_>) -> Result<()>,
-) -> Result<Tensor> {
-    elements_of("conv2d", shape)?;
-    Stream::with_current(like.device(), |stream| {
-        let out = Tensor::allocate(stream, Layout::contiguous(shape), like.dtype)?;
-        fill(stream, out.view())?;
-        Ok(out)
-    })
+impl Form {
+    /// What one command makes of two operands: a fresh tensor, with its channels last where that is quicker. Filters' gradients
+    /// become contiguous again, as the filters are.
+    fn make(
+        &self,
+        shape: [usize; 4],
+        operands: [&Tensor; 2],
+        bias: Option<&Tensor>,
+        conv: impl for<'v> FnOnce(&'v Stream, [View<'v>; 2], Option<View<'v>>, View<'v>) -> Result<Conv2d<'v>>,
+    ) -> Result<Tensor> {
+        let Form { op, pass, how } = *self;
+        let [x, y] = operands;
+        is_float(op, x)?;
+        same_kind(op, x, y)?;
+        bias.map_or(Ok(()), |bias| same_kind(op, x, bias))?;
+        elements_of(op, &shape)?;
+        let (a, b) = (*rank_4(op, x, y)?, *rank_4(op, y, x)?);
+        let shapes = match pass {
+            ConvPass::InputGrad => [shape, a, b],
+            ConvPass::WeightGrad => [a, shape, b],
+            ConvPass::Forward => [a, b, shape],
+        };
+        let last = Stream::with_current(x.device(), |stream| {
+            conv2d_wants_channels_last(stream, (op, pass), x.dtype, shapes, (how, bias.is_some()))
+        })?;
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        let [x, y] = [stored(x, last)?, stored(y, last)?];
+        let made = Stream::with_current(x.device(), |stream| {
+            let layout = if last { Layout::channels_last(shape) } else { Layout::contiguous(&shape) };
+            let out = Tensor::allocate(stream, layout, x.dtype)?;
+            launch(
+                stream,
+                &x,
+                conv(stream, [x.view(), y.view()], bias.as_ref().map(Tensor::view), out.view())?,
+            )?;
+            Ok(out)
+        })?;
+        if pass == ConvPass::WeightGrad { made.contiguous() } else { Ok(made) }
+    }
+}
+
+/// An operand without gaps, in row-major order or with its channels last, and then where a library's vectors may begin.
+fn stored(x: &Tensor, channels_last: bool) -> Result<Tensor> {
+    match channels_last {
+        false => x.contiguous(),
+        true if x.layout.offset() * x.dtype.size_bytes() % 16 == 0 => x.channels_last(),
+        true => x.copy()?.channels_last(),
+    }
 }
 
 /// Launches a convolution of elements like those of `like`, with memory for it to work in.
@@ -199,11 +225,10 @@ pub fn conv2d_input_grad(
     let (&[n, ..], &[_, per_group, ..]) = (rank_4(OP, g, weight)?, rank_4(OP, weight, g)?);
     let window = options.window(kernel_of(OP, weight, g)?);
     let shape = [n, per_group.saturating_mul(options.groups), image[0], image[1]];
-    let (g, weight, bias) = operands(OP, g, weight, bias)?;
     let how = (window, options.groups);
-    filled(&g, &shape, |stream, out| {
-        let bias = bias.as_ref().map(Tensor::view);
-        launch(stream, &g, kernels::conv2d_input_grad(stream, g.view(), weight.view(), bias, how, out)?)
+    let form = Form { op: OP, pass: ConvPass::InputGrad, how };
+    form.make(shape, [weight, g], bias, |stream, [weight, g], bias, out| {
+        kernels::conv2d_input_grad(stream, g, weight, bias, how, out)
     })
 }
 
@@ -222,11 +247,10 @@ pub fn conv2d_weight_grad(
 ) -> Result<Tensor> {
     const OP: &str = "conv2d_weight_grad";
     let (&[_, c, ..], &[_, f, ..]) = (rank_4(OP, x, g)?, rank_4(OP, g, x)?);
-    let window = options.window(kernel);
     let shape = [f, c / options.groups.max(1), kernel[0], kernel[1]];
-    let (x, g, _) = operands(OP, x, g, None)?;
-    let how = (window, options.groups);
-    filled(&x, &shape, |stream, out| {
-        launch(stream, &x, kernels::conv2d_weight_grad(stream, x.view(), g.view(), how, out)?)
+    let how = (options.window(kernel), options.groups);
+    let form = Form { op: OP, pass: ConvPass::WeightGrad, how };
+    form.make(shape, [x, g], None, |stream, [x, g], _, out| {
+        kernels::conv2d_weight_grad(stream, x, g, how, out)
     })
 }

@@ -229,4 +229,37 @@ impl Tensor {
     pub fn contiguous(&self) -> Result<Tensor> {
         if self.is_contiguous() { Ok(self.clone()) } else { self.copy() }
     }
+
+    /// Images `[n, c, h, w]` with the elements in the order of `[n, h, w, c]`, in which the channels of a pixel are neighbours:
+    /// `self` if they lie so already, otherwise a copy. The shape stays as it is. Convolutions on tensor cores keep this order,
+    /// and so do elementwise ops and batch normalisation.
+    ///
+    /// ```
+    /// # use tensor::{Device, Result, Tensor};
+    /// # fn main() -> Result<()> {
+    /// let images = Tensor::from_vec(vec![1.0_f32, 2.0, 3.0, 4.0], &[1, 2, 1, 2], &Device::cpu())?;
+    /// let last = images.channels_last()?;
+    /// assert_eq!((last.shape(), last.strides()), (&[1, 2, 1, 2][..], &[4, 1, 4, 2][..]));
+    /// assert_eq!(last.to_vec::<f32>()?, images.to_vec::<f32>()?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidArgument` unless there are four axes; `OutOfMemory`, or what the launch reports.
+    pub fn channels_last(&self) -> Result<Tensor> {
+        const OP: &str = "channels_last";
+        if self.layout.rank() != 4 {
+            return Err(Error::invalid(
+                OP,
+                "input",
+                "[n, c, h, w]",
+                format_args!("shape {:?}", self.shape()),
+            ));
+        }
+        if self.layout.is_channels_last() {
+            return Ok(self.clone());
+        }
+        self.permute(&[0, 2, 3, 1])?.copy()?.permute(&[0, 3, 1, 2])
+    }
 }

@@ -38,6 +38,60 @@ extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns
     });
 }
 
+// What windows that lie side by side see of images, as the rows of a matrix, or the images of such rows:
+//     rows[n, y, x, c, i, j] = images[n, c, y kh + i, x kw + j]
+// Planes are rows of places. Tiles go through shared memory: 32 rows of pixels, of as many places as 64 columns have.
+enum : u32 { TILE_LINES = 32, TILE_WIDTH = 64 };
+template <bool TO_ROWS> __device__ inline void tiles(S* to, const S* from, u32 channels, const Conv& conv) {
+    __shared__ S tile[TILE_LINES][TILE_WIDTH + 1];
+    u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES, wide = conv.kernel_w;
+    u32 lines = channels * conv.kernel_h, places = TILE_WIDTH / wide, across = (conv.columns + places - 1) / places;
+    u32 first_line = blockIdx.x / across * TILE_LINES, first_place = blockIdx.x % across * places;
+    u32 own_lines = min((u32)TILE_LINES, lines - first_line), own_places = min(places, conv.columns - first_place);
+    for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
+        u64 image = plane / conv.rows;
+        u32 y = (u32)(plane % conv.rows);
+        auto by_pixels = [&](auto access) {
+            for (u32 i = warp; i < own_lines; i += warps) {
+                u32 line = first_line + i, channel = line / conv.kernel_h, row = y * conv.kernel_h + line % conv.kernel_h;
+                u64 at = (image * channels + channel) * conv.pixels() + (u64)row * conv.width + first_place * wide;
+                for (u32 w = lane; w < own_places * wide; w += LANES) {
+                    access(at + w, tile[i][w]);
+                }
+            }
+        };
+        auto by_places = [&](auto access) {
+            for (u32 x = warp; x < own_places; x += warps) {
+                u64 at = (plane * conv.columns + first_place + x) * lines * wide + (u64)first_line * wide;
+                for (u32 e = lane; e < own_lines * wide; e += LANES) {
+                    u32 i = wide == 2 ? e / 2 : e / wide;
+                    access(at + e, tile[i][x * wide + (e - i * wide)]);
+                }
+            }
+        };
+        auto load = [&](u64 at, S& element) { element = from[at]; };
+        auto store = [&](u64 at, S& element) { to[at] = element; };
+        if constexpr (TO_ROWS) {
+            by_pixels(load);
+            __syncthreads();
+            by_places(store);
+        } else {
+            by_places(load);
+            __syncthreads();
+            by_pixels(store);
+        }
+        __syncthreads();
+    }
+}
+extern "C" __global__ void NAMED(rows_of_tiles, DTYPE)(S* rows, const S* images, u32 channels,
+                                                       const __grid_constant__ Conv conv) {
+    tiles<true>(rows, images, channels, conv);
+}
+extern "C" __global__ void NAMED(tiles_of_rows, DTYPE)(S* images, const S* rows, u32 channels,
+                                                       const __grid_constant__ Conv conv) {
+    tiles<false>(images, rows, channels, conv);
+}
+
 // out[e] = sum of parts[n, e] in the order of n; `out` may be the first part
 template <class O> __device__ inline void add_parts(O* out, const T* parts, u64 count, u64 size) {
     for (u64 e = thread_index(); e < size; e += thread_count()) {

@@ -1,6 +1,8 @@
 //! Convolutions: patches in the workspace and products by BLAS, or direct kernels for filters of one channel. A workspace
 //! holds the patches of some images, which are gone through in as many turns as it takes.
 
+mod tiled;
+
 use std::ops::Range;
 
 use device::cuda::{Arg, ConvAlgorithm, ConvPass, Grid, Queue};
@@ -18,13 +20,17 @@ use crate::loops::{LoopAxis, Loops, Places};
 use crate::matrices::{MatrixBatch, MatrixLayout};
 use crate::window::words;
 
+use tiled::Tiled;
+
 float_programs!("conv", "rows.cuh", "window.cuh", "conv.cu");
 
 /// Whether a convolution is made quicker here than by cuDNN (9.14 and 9.19, on an H200): with few channels and filters, where
-/// cuDNN has kernels for many, and where it is one product for each image. With `exact`, it is one in F32 without TF32.
+/// cuDNN has kernels for many, and where it is one product for each image, or one of all of them. With `exact`, it is one in F32
+/// without TF32.
 pub(crate) fn has_better(geometry: &ConvGeometry, pass: ConvPass, bias: bool, exact: bool) -> bool {
     let few = geometry.groups == 1 && geometry.channels.max(geometry.filters) < 32;
     match pass {
+        _ if Tiled::of(geometry, pass).is_some() => true,
         ConvPass::Forward => geometry.is_pointwise() && bias && !exact,
         ConvPass::InputGrad => few,
         ConvPass::WeightGrad if geometry.is_pointwise() => exact,
@@ -73,6 +79,9 @@ fn together(geometry: &ConvGeometry) -> usize {
 
 /// Elements of the workspace.
 pub(crate) fn workspace(geometry: &ConvGeometry, pass: ConvPass) -> usize {
+    if let Some(tiled) = Tiled::of(geometry, pass) {
+        return tiled.workspace();
+    }
     match Few::of(geometry).filter(|_| pass == ConvPass::WeightGrad) {
         Some(few) => few.blocks as usize * geometry.filters * geometry.filter(),
         None => of_one_image(geometry).saturating_mul(together(geometry)),
@@ -199,6 +208,9 @@ impl<'a> Convolution<'a> {
             let kernel = by_dtype!(self.dtype, "depthwise");
             return self.depthwise(kernel, [y, x, w], (bias, g.groups), places, planes);
         }
+        if let Some(tiled) = Tiled::of(g, ConvPass::Forward) {
+            return self.tiled_forward(&tiled, y, [x, w], bias);
+        }
         if bias.is_some() || k == 0 {
             self.start(y, [g.images, g.all_filters(), places], bias)?;
         }
@@ -221,6 +233,9 @@ impl<'a> Convolution<'a> {
         }
         if g.filters == 0 || g.all_places() == 0 {
             return self.start(x, [g.images, channels, pixels], bias);
+        }
+        if let Some(tiled) = Tiled::of(g, ConvPass::InputGrad) {
+            return self.tiled_input_grad(&tiled, x, [y, w], bias);
         }
         for (first, count) in self.turns() {
             let columns = self.columns_of(self.columns, self.dtype.compute_dtype());
@@ -253,6 +268,9 @@ impl<'a> Convolution<'a> {
             let args = [w.into(), x.into(), y.into(), groups, images];
             return self.kernel(by_dtype!(dtype, "depthwise_weight_grad"), grid, args, 0);
         }
+        if let Some(tiled) = Tiled::of(g, ConvPass::WeightGrad) {
+            return self.tiled_weight_grad(&tiled, w, [x, y]);
+        }
         if let Some(few) = Few::of(g) {
             return self.few_weight_grad(&few, w, [x, y]);
         }
@@ -273,12 +291,18 @@ impl<'a> Convolution<'a> {
             self.products(continued..count, operands, false)?;
             let last = first + count == g.images;
             let (to, stored) = if last { (w, dtype) } else { (parts.at, computed) };
-            let args = [to.into(), parts.at.into(), Arg::U64(count as u64), Arg::U64(size as u64)];
-            let grid = blocks(self.queue, (size as u64).div_ceil(u64::from(THREADS)), THREADS);
-            // SAFETY: the kernel takes these arguments, and there are as many parts.
-            unsafe { self.queue.kernel(program_of(dtype), by_dtype!(stored, "add_parts"), grid, &args)? };
+            self.add_parts((to, stored), parts.at, count)?;
         }
         Ok(())
+    }
+
+    /// Enqueues the sum of `count` parts of the filters' gradient, of the type that is computed in.
+    fn add_parts(&self, (to, stored): (Address, DType), parts: Address, count: usize) -> Result<()> {
+        let (dtype, size) = (self.dtype, self.geometry.all_filters() * self.geometry.filter());
+        let args = [to.into(), parts.into(), Arg::U64(count as u64), Arg::U64(size as u64)];
+        let grid = blocks(self.queue, (size as u64).div_ceil(u64::from(THREADS)), THREADS);
+        // SAFETY: the kernel takes these arguments, and there are as many parts.
+        unsafe { self.queue.kernel(program_of(dtype), by_dtype!(stored, "add_parts"), grid, &args) }
     }
 
     fn few_weight_grad(&self, few: &Few, w: Address, [x, y]: [Address; 2]) -> Result<()> {

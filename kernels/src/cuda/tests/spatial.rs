@@ -79,19 +79,35 @@ fn convolutions() {
     convolutions_of::<f16>();
 }
 
-/// So many filters that a workspace takes two of the three images at a time.
+/// So many filters, or so large patches, that a workspace takes two of the three images at a time.
 fn turns_of<T: Real>() {
     let Some(both) = both_ways().last() else { return };
-    let (images, filter, results) = ([3, 1500, 2, 2], [1000, 1500, 2, 2], [3, 1000, 1, 1]);
-    both.same(("conv2d_weight_grad in turns", T::DTYPE), |stream| {
-        let (x, g) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &results));
-        let out = Array::full(stream, T::of(9.0), &filter);
-        let how = (crate::Window::new([2, 2]), 1);
-        let conv = conv2d_weight_grad(stream, x.view(), g.view(), how, out.view())?;
-        let elements = conv.workspace();
-        assert!(!stream.is_cuda() || (12_000_000..18_000_000).contains(&elements), "{elements} elements");
-        launch::<T>(stream, Ok(conv)).map(|()| out)
-    });
+    let dense = ([3, 1500, 3, 2], [1000, 1500, 2, 2], [3, 1000, 2, 1], crate::Window::new([2, 2]));
+    let tiles = crate::Window { stride: [50; 2], ..crate::Window::new([50; 2]) };
+    let tiled = ([3, 2, 1750, 1750], [2, 2, 50, 50], [3, 2, 35, 35], tiles);
+    for (images, filter, results, window) in [dense, tiled] {
+        let (how, with_memory) = ((window, 1), |stream: &Stream, conv: Result<Conv2d<'_>>| {
+            let elements = conv.as_ref().map_or(0, Conv2d::workspace);
+            assert!(!stream.is_cuda() || (12_000_000..18_000_000).contains(&elements), "{elements} elements");
+            launch::<T>(stream, conv)
+        });
+        both.same(("conv2d in turns", T::DTYPE, window), |stream| {
+            let (x, w) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &filter));
+            let out = whole::<T>(stream, 4, &results);
+            with_memory(stream, conv2d(stream, x.view(), w.view(), None, how, out.view())).map(|()| out)
+        });
+        both.same(("conv2d_input_grad in turns", T::DTYPE, window), |stream| {
+            let (g, w) = (whole::<T>(stream, 1, &results), whole::<T>(stream, 2, &filter));
+            let out = whole::<T>(stream, 4, &images);
+            with_memory(stream, conv2d_input_grad(stream, g.view(), w.view(), None, how, out.view()))
+                .map(|()| out)
+        });
+        both.same(("conv2d_weight_grad in turns", T::DTYPE, window), |stream| {
+            let (x, g) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &results));
+            let out = Array::full(stream, T::of(9.0), &filter);
+            with_memory(stream, conv2d_weight_grad(stream, x.view(), g.view(), how, out.view())).map(|()| out)
+        });
+    }
 }
 
 #[test]
@@ -126,7 +142,7 @@ fn cudnn_makes_what_it_can_where_it_is_found() {
 }
 
 #[test]
-fn gradients_of_filters_in_several_turns() {
+fn convolutions_in_several_turns() {
     turns_of::<f32>();
     turns_of::<bf16>();
 }

@@ -302,7 +302,7 @@ fn convolved(x: &Tensor, rounded: DType) -> Result<Vec<Tensor>> {
         x.conv2d(first, None, &same)?.batch_norm(Some(&scales[0]), Some(&scales[1]), 1e-5)?;
     let y = normalised.relu()?.conv2d(second, None, &same)?;
     let gradients = y.mul(&y)?.sum_all()?.backward()?;
-    let of = |leaf: &Var| gradients.get(leaf).cloned().unwrap();
+    let of = |leaf: &Var| gradients.get(leaf).unwrap();
     Ok([y.value().clone()].into_iter().chain(leaves.iter().chain(&scales).map(of)).collect())
 }
 

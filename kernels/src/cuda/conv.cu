@@ -1,12 +1,6 @@
 // Convolutions: patches as the columns of a matrix, for products by BLAS, and direct kernels for filters of one channel.
 // Operands and patches are stored as S, sums that are not whole as what they are computed in.
 
-struct Conv : Window {
-    u32 each;  // filters of a channel
-    u32 pad;
-    u64 planes;
-};
-
 // columns[plane, i, j, y, x] = what element (i, j) of the window sees in the plane at place (y, x)
 extern "C" __global__ void NAMED(patches, DTYPE)(S* columns, const S* planes, const __grid_constant__ Conv conv) {
     u32 size = conv.taps() * conv.places();
@@ -42,6 +36,13 @@ extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns
 //     rows[n, y, x, c, i, j] = images[n, c, y kh + i, x kw + j]
 // Planes are rows of places. Tiles go through shared memory: 32 rows of pixels, of as many places as 64 columns have.
 enum : u32 { TILE_LINES = 32, TILE_WIDTH = 64 };
+template <bool IN> __device__ inline void move(S& held, S* to, const S* from, u64 at) {
+    if (IN) {
+        held = from[at];
+    } else {
+        to[at] = held;
+    }
+}
 template <bool TO_ROWS> __device__ inline void tiles(S* to, const S* from, u32 channels, const Conv& conv) {
     __shared__ S tile[TILE_LINES][TILE_WIDTH + 1];
     u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES, wide = conv.kernel_w;
@@ -51,34 +52,32 @@ template <bool TO_ROWS> __device__ inline void tiles(S* to, const S* from, u32 c
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         u64 image = plane / conv.rows;
         u32 y = (u32)(plane % conv.rows);
-        auto by_pixels = [&](auto access) {
+        auto by_pixels = [&] {
             for (u32 i = warp; i < own_lines; i += warps) {
                 u32 line = first_line + i, channel = line / conv.kernel_h, row = y * conv.kernel_h + line % conv.kernel_h;
                 u64 at = (image * channels + channel) * conv.pixels() + (u64)row * conv.width + first_place * wide;
                 for (u32 w = lane; w < own_places * wide; w += LANES) {
-                    access(at + w, tile[i][w]);
+                    move<TO_ROWS>(tile[i][w], to, from, at + w);
                 }
             }
         };
-        auto by_places = [&](auto access) {
+        auto by_places = [&] {
             for (u32 x = warp; x < own_places; x += warps) {
                 u64 at = (plane * conv.columns + first_place + x) * lines * wide + (u64)first_line * wide;
                 for (u32 e = lane; e < own_lines * wide; e += LANES) {
                     u32 i = wide == 2 ? e / 2 : e / wide;
-                    access(at + e, tile[i][x * wide + (e - i * wide)]);
+                    move<!TO_ROWS>(tile[i][x * wide + (e - i * wide)], to, from, at + e);
                 }
             }
         };
-        auto load = [&](u64 at, S& element) { element = from[at]; };
-        auto store = [&](u64 at, S& element) { to[at] = element; };
-        if constexpr (TO_ROWS) {
-            by_pixels(load);
+        if (TO_ROWS) {
+            by_pixels();
             __syncthreads();
-            by_places(store);
+            by_places();
         } else {
-            by_places(load);
+            by_places();
             __syncthreads();
-            by_pixels(store);
+            by_pixels();
         }
         __syncthreads();
     }
@@ -159,96 +158,6 @@ extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad
             return mul_rounded((T)x[channel * conv.pixels() + pixel], (T)g[(image * filters + filter) * conv.places() + place]);
         };
         T sum = group.template fold<Sum<T>>(len, exists ? len : 0, term);
-        if (exists && group.leads()) {
-            out[row] = sum;
-        }
-    });
-}
-
-// The pitch of planes in shared memory: odd, so that neighbouring rows are in different banks.
-__device__ inline u32 pitch(u32 columns) { return columns | 1; }
-
-// Filters' gradients where channels and filters are few, steps and dilations 1: parts[e, block] is the sum for element e over the
-// block's images, `each` of them. Images and gradients lie in shared memory; a thread has one row of the filter, of at most W
-// elements, for one filter and channel, and of the places every `splits`th row.
-template <u32 W>
-__device__ inline void few_weight_grad(T* parts, const S* x, const S* g, u32 images, u32 channels, u32 each, u32 splits,
-                                       const Conv& conv) {
-    extern __shared__ __align__(16) unsigned char memory[];
-    u32 high = conv.rows + conv.kernel_h - 1, seen = conv.columns + conv.kernel_w - 1;
-    u32 wide = pitch(seen), across = pitch(conv.columns), pairs = conv.each * channels * conv.kernel_h;
-    T* image = (T*)memory;
-    T* slopes = image + channels * high * wide + W;
-    u32 pair = threadIdx.x % pairs, split = threadIdx.x / pairs;
-    u32 row = pair % conv.kernel_h, channel = pair / conv.kernel_h % channels, filter = pair / conv.kernel_h / channels;
-    T sums[W] = {};
-    for (u32 n = blockIdx.x * each; n < images && n < (blockIdx.x + 1) * each; ++n) {
-        for (u32 e = threadIdx.x; e < channels * high * seen; e += blockDim.x) {
-            u32 line = e / seen, w = e - line * seen, plane = line / high;
-            i64 h = (i64)(line - plane * high) - conv.padding_h, at = (i64)w - conv.padding_w;
-            bool inside = h >= 0 && h < conv.height && at >= 0 && at < conv.width;
-            image[line * wide + w] =
-                inside ? (T)x[((u64)n * channels + plane) * conv.pixels() + h * conv.width + at] : (T)0;
-        }
-        for (u32 e = threadIdx.x; e < conv.each * conv.places(); e += blockDim.x) {
-            u32 line = e / conv.columns;
-            slopes[line * across + (e - line * conv.columns)] = g[(u64)n * conv.each * conv.places() + e];
-        }
-        __syncthreads();
-        for (u32 y = split; y < conv.rows; y += splits) {
-            const T* from = image + (channel * high + y + row) * wide;
-            const T* slope = slopes + (filter * conv.rows + y) * across;
-            T window[W];
-#pragma unroll
-            for (u32 j = 0; j + 1 < W; ++j) {
-                window[j + 1] = from[j];
-            }
-#pragma unroll 4
-            for (u32 x = 0; x < conv.columns; ++x) {
-#pragma unroll
-                for (u32 j = 0; j + 1 < W; ++j) {
-                    window[j] = window[j + 1];
-                }
-                window[W - 1] = from[x + W - 1];
-#pragma unroll
-                for (u32 j = 0; j < W; ++j) {
-                    sums[j] += slope[x] * window[j];
-                }
-            }
-        }
-        __syncthreads();
-    }
-    T* shared = (T*)memory;
-    u32 size = pairs * conv.kernel_w;
-#pragma unroll
-    for (u32 j = 0; j < W; ++j) {
-        if (j < conv.kernel_w) {
-            shared[split * size + pair * conv.kernel_w + j] = sums[j];
-        }
-    }
-    __syncthreads();
-    for (u32 e = threadIdx.x; e < size; e += blockDim.x) {
-        T sum = shared[e];
-        for (u32 s = 1; s < splits; ++s) {
-            sum += shared[s * size + e];
-        }
-        parts[(u64)e * gridDim.x + blockIdx.x] = sum;
-    }
-}
-#define FEW_WEIGHT_GRAD(W)                                                                                \
-    extern "C" __global__ void __launch_bounds__(512, 1) NAMED(few_weight_grad_##W, DTYPE)(               \
-        T * parts, const S* x, const S* g, u32 images, u32 channels, u32 each, u32 splits,                \
-        const __grid_constant__ Conv conv) {                                                              \
-        few_weight_grad<W>(parts, x, g, images, channels, each, splits, conv);                            \
-    }
-FEW_WEIGHT_GRAD(3)
-FEW_WEIGHT_GRAD(5)
-FEW_WEIGHT_GRAD(8)
-// The sum of each element's parts.
-extern "C" __global__ void NAMED(few_weight_grad_join, DTYPE)(S* out, const T* parts, u64 count, u64 size, u32 lanes) {
-    for_rows<WarpGroup>(size, lanes, [&](const WarpGroup& group, u64 row, bool exists) {
-        const T* own = parts + (exists ? row : 0) * count;
-        T sum = group.template fold<Sum<T>>(count, exists ? count : 0, [&](u64 n) { return own[n]; });
         if (exists && group.leads()) {
             out[row] = sum;
         }

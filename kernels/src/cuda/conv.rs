@@ -1,17 +1,17 @@
 //! Convolutions: patches in the workspace and products by BLAS, or direct kernels for filters of one channel. A workspace
 //! holds the patches of some images, which are gone through in as many turns as it takes.
 
+mod few;
 mod tiled;
 
 use std::ops::Range;
 
-use device::cuda::{Arg, ConvAlgorithm, ConvPass, Grid, Queue};
+use device::cuda::{Arg, ConvAlgorithm, ConvPass, Grid, Program, Queue};
 use device::{DType, Error, Result};
 use smallvec::SmallVec;
 
 use super::copy::{enqueue_copy, fill};
 use super::matmul::{Onto, Product};
-use super::rows::RowThreads;
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
@@ -20,9 +20,16 @@ use crate::loops::{LoopAxis, Loops, Places};
 use crate::matrices::{MatrixBatch, MatrixLayout};
 use crate::window::words;
 
+use few::{Direct, Few};
 use tiled::Tiled;
 
-float_programs!("conv", "rows.cuh", "window.cuh", "conv.cu");
+mod direct_programs {
+    super::float_programs!("direct", "rows.cuh", "window.cuh", "conv.cuh", "direct.cu");
+}
+mod few_programs {
+    super::float_programs!("few", "rows.cuh", "window.cuh", "conv.cuh", "few.cu");
+}
+float_programs!("conv", "rows.cuh", "window.cuh", "conv.cuh", "conv.cu");
 
 /// Whether a convolution is made quicker here than by cuDNN (9.14 and 9.19, on an H200): with few channels and filters, where
 /// cuDNN has kernels for many, and where it is one product for each image, or one of all of them. With `exact`, it is one in F32
@@ -31,10 +38,14 @@ pub(crate) fn has_better(geometry: &ConvGeometry, pass: ConvPass, bias: bool, ex
     let few = geometry.groups == 1 && geometry.channels.max(geometry.filters) < 32;
     match pass {
         _ if Tiled::of(geometry, pass).is_some() => true,
-        ConvPass::Forward => geometry.is_pointwise() && bias && !exact,
+        ConvPass::Forward if exact => Direct::of(geometry, pass).is_some(),
+        ConvPass::Forward => geometry.is_pointwise() && bias,
         ConvPass::InputGrad => few,
         ConvPass::WeightGrad if geometry.is_pointwise() => exact,
-        ConvPass::WeightGrad => few && (exact || geometry.channels == 1) || Few::of(geometry).is_some(),
+        ConvPass::WeightGrad => {
+            let summed = Few::of(geometry).is_some_and(|few| exact || few.is_whole());
+            few && (exact || geometry.channels == 1) || summed
+        }
     }
 }
 
@@ -82,56 +93,12 @@ pub(crate) fn workspace(geometry: &ConvGeometry, pass: ConvPass) -> usize {
     if let Some(tiled) = Tiled::of(geometry, pass) {
         return tiled.workspace();
     }
-    match Few::of(geometry).filter(|_| pass == ConvPass::WeightGrad) {
-        Some(few) => few.blocks as usize * geometry.filters * geometry.filter(),
-        None => of_one_image(geometry).saturating_mul(together(geometry)),
+    if Direct::of(geometry, pass).is_some() {
+        return 0;
     }
-}
-
-/// How filters' gradients are summed where channels and filters are few: all that a thread block needs of an image lies in shared
-/// memory, and a thread has a row of a filter's channel. See the program.
-struct Few {
-    /// Thread blocks, each of which has `each` images. The number is part of the order of additions.
-    blocks: u32,
-    each: u32,
-    /// Threads of a block: one for each row of a filter's channel, or `splits`, which share out the rows of places.
-    threads: u32,
-    splits: u32,
-    /// Elements in shared memory.
-    elements: u32,
-}
-
-impl Few {
-    const BLOCKS: usize = 256;
-    const THREADS: usize = 512;
-    /// Elements of a filter's row, at most.
-    const WIDEST: usize = 8;
-    /// Threads of a block that has fewer rows of filters.
-    const ENOUGH: usize = 256;
-    /// Elements that fit in a block's shared memory, whatever their type.
-    const SHARED: usize = (48 << 10) / 8;
-
-    /// `None` where they are not few, or there are none.
-    fn of(g: &ConvGeometry) -> Option<Few> {
-        let ConvGeometry { images, channels, filters, places: [rows, columns], window, .. } = *g;
-        let [kh, kw] = window.kernel;
-        let dense = g.groups == 1 && window.stride == [1; 2] && window.dilation == [1; 2];
-        let pairs = filters.saturating_mul(channels).saturating_mul(kh);
-        let small = pairs <= Few::THREADS && kw <= Few::WIDEST && rows.max(columns) <= Few::SHARED;
-        if !dense || !small || images >= 1 << 31 || images.min(pairs).min(kw).min(g.all_places()) == 0 {
-            return None;
-        }
-        let splits = (Few::ENOUGH / pairs).clamp(1, rows);
-        let tiles = channels * (rows + kh) * (columns + kw) + filters * rows * (columns + 1) + Few::WIDEST;
-        let elements = tiles.max(pairs * splits * kw);
-        let each = images.div_ceil(Few::BLOCKS);
-        (elements <= Few::SHARED).then(|| Few {
-            blocks: images.div_ceil(each) as u32,
-            each: each as u32,
-            threads: (pairs * splits) as u32,
-            splits: splits as u32,
-            elements: elements as u32,
-        })
+    match Few::of(geometry).filter(|_| pass == ConvPass::WeightGrad) {
+        Some(few) => few.parts() * geometry.filters * geometry.filter(),
+        None => of_one_image(geometry).saturating_mul(together(geometry)),
     }
 }
 
@@ -211,6 +178,9 @@ impl<'a> Convolution<'a> {
         if let Some(tiled) = Tiled::of(g, ConvPass::Forward) {
             return self.tiled_forward(&tiled, y, [x, w], bias);
         }
+        if let Some(direct) = Direct::of(g, ConvPass::Forward) {
+            return self.direct(&direct, y, [x, w], bias, ConvPass::Forward);
+        }
         if bias.is_some() || k == 0 {
             self.start(y, [g.images, g.all_filters(), places], bias)?;
         }
@@ -236,6 +206,9 @@ impl<'a> Convolution<'a> {
         }
         if let Some(tiled) = Tiled::of(g, ConvPass::InputGrad) {
             return self.tiled_input_grad(&tiled, x, [y, w], bias);
+        }
+        if let Some(direct) = Direct::of(g, ConvPass::InputGrad) {
+            return self.direct(&direct, x, [y, w], bias, ConvPass::InputGrad);
         }
         for (first, count) in self.turns() {
             let columns = self.columns_of(self.columns, self.dtype.compute_dtype());
@@ -303,27 +276,6 @@ impl<'a> Convolution<'a> {
         let grid = blocks(self.queue, (size as u64).div_ceil(u64::from(THREADS)), THREADS);
         // SAFETY: the kernel takes these arguments, and there are as many parts.
         unsafe { self.queue.kernel(program_of(dtype), by_dtype!(stored, "add_parts"), grid, &args) }
-    }
-
-    fn few_weight_grad(&self, few: &Few, w: Address, [x, y]: [Address; 2]) -> Result<()> {
-        let (g, dtype, parts) = (self.geometry, self.dtype, self.columns);
-        let kernel = match g.window.kernel[1] {
-            0..=3 => by_dtype!(dtype, "few_weight_grad_3"),
-            4..=5 => by_dtype!(dtype, "few_weight_grad_5"),
-            _ => by_dtype!(dtype, "few_weight_grad_8"),
-        };
-        let shared_bytes = few.elements * dtype.compute_dtype().size_bytes() as u32;
-        let grid = Grid { shared_bytes, ..Grid::linear(few.blocks, few.threads) };
-        let [images, channels] = [g.images, g.channels].map(|count| Arg::U32(count as u32));
-        let [each, splits] = [few.each, few.splits].map(Arg::U32);
-        self.kernel(kernel, grid, [parts.into(), x.into(), y.into(), images, channels, each, splits], 0)?;
-        let (count, size) = (few.blocks as usize, g.filters * g.filter());
-        let threads = RowThreads::of(size, count, 1, count as isize);
-        let args =
-            [w.into(), parts.into(), Arg::U64(count as u64), Arg::U64(size as u64), Arg::U32(threads.lanes)];
-        let grid = threads.grid(self.queue, THREADS);
-        // SAFETY: the kernel takes these arguments, and there are as many parts.
-        unsafe { self.queue.kernel(program_of(dtype), by_dtype!(dtype, "few_weight_grad_join"), grid, &args) }
     }
 
     /// The images that a workspace takes at a time: the first of them, and their number.
@@ -415,11 +367,22 @@ impl<'a> Convolution<'a> {
         args: [Arg<'_>; N],
         planes: usize,
     ) -> Result<()> {
+        self.kernel_of(program_of(self.dtype), name, grid, args, planes)
+    }
+
+    fn kernel_of<const N: usize>(
+        &self,
+        program: &'static Program,
+        name: &str,
+        grid: Grid,
+        args: [Arg<'_>; N],
+        planes: usize,
+    ) -> Result<()> {
         let numbers =
             Conv { pairs: self.pairs, each: self.geometry.filters as u32, pad: 0, planes: planes as u64 };
-        let args: SmallVec<[Arg<'_>; 6]> = args.into_iter().chain([numbers.arg()]).collect();
+        let args: SmallVec<[Arg<'_>; 10]> = args.into_iter().chain([numbers.arg()]).collect();
         // SAFETY: the kernel takes these arguments, operands of the geometry and a workspace with room for a turn.
-        unsafe { self.queue.kernel(program_of(self.dtype), name, grid, &args) }
+        unsafe { self.queue.kernel(program, name, grid, &args) }
     }
 
     /// Enqueues the bias of each channel as its elements, or zeros: `[images, channels, elements]`.

@@ -1,0 +1,7 @@
+// A convolution as its kernels get it.
+
+struct Conv : Window {
+    u32 each;  // filters of a channel
+    u32 pad;
+    u64 planes;
+};

@@ -1,0 +1,211 @@
+//! Convolutions of few channels and filters, with steps and dilations of 1: all that a thread block needs lies in its shared memory.
+
+use device::Result;
+use device::cuda::{Arg, ConvPass, Grid};
+
+use super::Convolution;
+use super::{direct_programs, few_programs};
+use crate::command::Address;
+use crate::cuda::by_dtype;
+use crate::cuda::rows::RowThreads;
+use crate::cuda::walk::{ByValue, MAX_Y, THREADS};
+use crate::geometry::ConvGeometry;
+
+/// Whether filters see all channels, at all places, without steps.
+fn is_dense(g: &ConvGeometry) -> bool {
+    g.groups == 1 && g.window.stride == [1; 2] && g.window.dilation == [1; 2]
+}
+
+/// A convolution, or its images' gradient, without patches: a thread block has a tile of an image and a group of filters.
+pub(super) struct Direct {
+    /// Filters of a group, and groups.
+    filters: usize,
+    groups: usize,
+}
+
+/// Rows and columns of a tile, and threads of a block; as in the program.
+const TILE: [usize; 2] = [8, 64];
+const TILE_THREADS: u32 = 128;
+
+impl Direct {
+    /// Channels and filters, at most.
+    const FEW: usize = 32;
+    /// Filters of a group, at most.
+    const WIDEST: usize = 16;
+    /// Results of a filter, at least: smaller ones leave a tile empty.
+    const LARGE: usize = 64 * 64;
+
+    /// `None` where something else is made, or is made quicker.
+    pub(super) fn of(g: &ConvGeometry, pass: ConvPass) -> Option<Direct> {
+        let (made, size) = match pass {
+            ConvPass::Forward => (g.filters, g.all_places()),
+            ConvPass::InputGrad => (g.channels, g.pixels()),
+            ConvPass::WeightGrad => return None,
+        };
+        let [kh, kw] = g.window.kernel;
+        let few = (1..Direct::FEW).contains(&g.channels) && (1..Direct::FEW).contains(&g.filters);
+        if !is_dense(g)
+            || !few
+            || size < Direct::LARGE
+            || !matches!(kw, 1 | 3 | 5)
+            || kh > kw
+            || g.images == 0
+        {
+            return None;
+        }
+        let groups = made.div_ceil(Direct::WIDEST);
+        Some(Direct { filters: made.div_ceil(groups).next_multiple_of(4), groups })
+    }
+}
+
+/// How filters' gradients are summed where channels and filters are few: a thread has a row of a filter's channel. See the program.
+pub(super) struct Few {
+    /// Thread blocks; their number is part of the order of additions.
+    blocks: u32,
+    /// Threads of a block: one for each row of a filter's channel, or as many times that as share out the rows of places.
+    threads: u32,
+    /// Elements in shared memory.
+    elements: u32,
+    cut: Cut,
+    is_whole: bool,
+}
+
+/// `Cut` of the program.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Cut {
+    rows: u32,
+    columns: u32,
+    each: u32,
+    splits: u32,
+}
+
+// SAFETY: four words of 32 bits.
+unsafe impl ByValue for Cut {}
+
+impl Few {
+    const BLOCKS: usize = 256;
+    const THREADS: usize = 512;
+    /// Elements of a filter's row, at most.
+    const WIDEST: usize = 8;
+    /// Threads of a block that has fewer rows of filters.
+    const ENOUGH: usize = 256;
+    /// Elements that fit in a block's shared memory, whatever their type.
+    const SHARED: usize = (48 << 10) / 8;
+
+    /// `None` where they are not few, or there are none.
+    pub(super) fn of(g: &ConvGeometry) -> Option<Few> {
+        let ConvGeometry { images, channels, filters, places, window, .. } = *g;
+        let [kh, kw] = window.kernel;
+        let pairs = filters.saturating_mul(channels).saturating_mul(kh);
+        if !is_dense(g)
+            || pairs > Few::THREADS
+            || kw > Few::WIDEST
+            || images.min(pairs).min(g.all_places()) == 0
+        {
+            return None;
+        }
+        let elements = |[rows, columns]: [usize; 2]| {
+            let image = channels.saturating_mul(rows + kh).saturating_mul(columns + kw);
+            image.saturating_add(filters.saturating_mul(rows).saturating_mul(columns + 1)) + Few::WIDEST
+        };
+        // Halves of the longer side, until a tile fits.
+        let mut tile = places;
+        while elements(tile) > Few::SHARED {
+            let longer = usize::from(tile[1] > tile[0]);
+            if tile[longer] == 1 {
+                return None;
+            }
+            tile[longer] = tile[longer].div_ceil(2);
+        }
+        let splits = (Few::ENOUGH / pairs).clamp(1, tile[0]);
+        let elements = elements(tile).max(pairs * splits * kw);
+        let tiles = images.saturating_mul(places[0].div_ceil(tile[0]) * places[1].div_ceil(tile[1]));
+        let each = tiles.div_ceil(Few::BLOCKS);
+        (elements <= Few::SHARED && tiles < 1 << 31).then(|| Few {
+            blocks: tiles.div_ceil(each) as u32,
+            threads: (pairs * splits) as u32,
+            elements: elements as u32,
+            cut: Cut {
+                rows: tile[0] as u32,
+                columns: tile[1] as u32,
+                each: each as u32,
+                splits: splits as u32,
+            },
+            is_whole: tile == places,
+        })
+    }
+
+    /// Whether a tile is an image.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Parts of the gradient, each of its size.
+    pub(super) fn parts(&self) -> usize {
+        self.blocks as usize
+    }
+}
+
+impl Convolution<'_> {
+    /// The results or the images' gradient, of what is read for that and of filters.
+    pub(super) fn direct(
+        &self,
+        direct: &Direct,
+        out: Address,
+        [read, filters]: [Address; 2],
+        bias: Option<Address>,
+        pass: ConvPass,
+    ) -> Result<()> {
+        let (g, is_grad) = (self.geometry, pass == ConvPass::InputGrad);
+        let (sizes, numbers) = match is_grad {
+            true => (g.image, [g.filters, g.channels]),
+            false => (g.places, [g.channels, g.filters]),
+        };
+        macro_rules! kernel {
+            ($wide:literal) => {
+                match direct.filters {
+                    4 => by_dtype!(self.dtype, concat!("direct_", $wide, "_4")),
+                    8 => by_dtype!(self.dtype, concat!("direct_", $wide, "_8")),
+                    12 => by_dtype!(self.dtype, concat!("direct_", $wide, "_12")),
+                    _ => by_dtype!(self.dtype, concat!("direct_", $wide, "_16")),
+                }
+            };
+        }
+        let kernel = match g.window.kernel[1] {
+            1 => kernel!("1"),
+            3 => kernel!("3"),
+            _ => kernel!("5"),
+        };
+        let planes = g.images * direct.groups;
+        let tiles = sizes[0].div_ceil(TILE[0]) * sizes[1].div_ceil(TILE[1]);
+        let grid =
+            Grid { blocks: [tiles as u32, planes.min(MAX_Y) as u32, 1], ..Grid::linear(1, TILE_THREADS) };
+        let [from, to] = numbers.map(|count| Arg::U32(count as u32));
+        let [groups, is_grad] = [Arg::U32(direct.groups as u32), Arg::U32(u32::from(is_grad))];
+        let args = [out.into(), read.into(), filters.into(), bias.into(), from, to, groups, is_grad];
+        self.kernel_of(direct_programs::program_of(self.dtype), kernel, grid, args, planes)
+    }
+
+    pub(super) fn few_weight_grad(&self, few: &Few, w: Address, [x, y]: [Address; 2]) -> Result<()> {
+        let (g, dtype, parts) = (self.geometry, self.dtype, self.columns);
+        let kernel = match g.window.kernel[1] {
+            0..=3 => by_dtype!(dtype, "few_weight_grad_3"),
+            4..=5 => by_dtype!(dtype, "few_weight_grad_5"),
+            _ => by_dtype!(dtype, "few_weight_grad_8"),
+        };
+        let shared_bytes = few.elements * dtype.compute_dtype().size_bytes() as u32;
+        let grid = Grid { shared_bytes, ..Grid::linear(few.blocks, few.threads) };
+        let [images, channels] = [g.images, g.channels].map(|count| Arg::U32(count as u32));
+        let args = [parts.into(), x.into(), y.into(), images, channels, few.cut.arg()];
+        let program = few_programs::program_of(dtype);
+        self.kernel_of(program, kernel, grid, args, 0)?;
+        let (count, size) = (few.parts(), g.filters * g.filter());
+        let threads = RowThreads::of(size, count, 1, count as isize);
+        let args =
+            [w.into(), parts.into(), Arg::U64(count as u64), Arg::U64(size as u64), Arg::U32(threads.lanes)];
+        let grid = threads.grid(self.queue, THREADS);
+        // SAFETY: the kernel takes these arguments, and there are as many parts.
+        unsafe { self.queue.kernel(program, by_dtype!(dtype, "few_weight_grad_join"), grid, &args) }
+    }
+}

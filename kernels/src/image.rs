@@ -67,7 +67,8 @@ pub fn warp(
 /// buffers. The result has the same bits on every device.
 ///
 /// # Errors
-/// As for [`warp`]; [`Error::InvalidArgument`] also if `k` is even, or `r` not below height and width.
+/// As for [`warp`]; [`Error::InvalidArgument`] also if `k` is even, or `r` not below height and width, and on CUDA for a `k` above
+/// 12000.
 pub fn blur(
     stream: &Stream,
     x: View<'_>,

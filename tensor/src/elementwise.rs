@@ -97,10 +97,13 @@ impl Tensor {
         launch: &dyn Fn(&Stream, View<'_>, View<'_>, View<'_>) -> Result<()>,
     ) -> Result<Tensor> {
         let shape = broadcast_shapes(op, self.shape(), rhs.shape())?;
-        // Operands that lie in the same order give a result in that order, on the contiguous path.
-        let alike = rhs.elements() == 1 || (rhs.shape() == &shape[..] && rhs.strides() == self.strides());
-        let order = if alike && self.shape() == &shape[..] && !self.is_contiguous() {
-            dense_order(&self.layout)
+        // Operands that lie in the same order give a result in that order, on the contiguous path; one that is the same everywhere
+        // lies in any.
+        let [all, even] = if self.layout.is_uniform() { [rhs, self] } else { [self, rhs] };
+        let alike =
+            even.layout.is_uniform() || (even.shape() == &shape[..] && even.strides() == all.strides());
+        let order = if alike && all.shape() == &shape[..] && !all.is_contiguous() {
+            dense_order(&all.layout)
         } else {
             None
         };

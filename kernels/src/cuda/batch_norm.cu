@@ -42,6 +42,98 @@ __device__ inline void statistics(ToStatistics to, const S* x, const Channels& c
     };
     fold_units<Group, Deviations<T>>(channels.channels, channels.each(), cut, lanes, states, of, to);
 }
+// A fold of each of PACK neighbouring channels.
+template <class F> struct Beside {
+    struct State {
+        typename F::State at[PACK];
+    };
+    __device__ static State empty() {
+        State all;
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            all.at[v] = F::empty();
+        }
+        return all;
+    }
+    __device__ static State join(State a, const State& b) {
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            a.at[v] = F::join(a.at[v], b.at[v]);
+        }
+        return a;
+    }
+};
+// Of images of one element, whose channels lie side by side: a thread has PACK neighbours. `of(first, block)` is the fold of a lane's
+// elements of a block for the channels from `first` on.
+template <class F, class Of, class Done>
+__device__ inline void fold_pixels(u64 channels, u64 pixels, typename F::State* states, const Units& cut, Of of, Done done) {
+    for_units<ColumnGroup>(channels / PACK, cut.units, LANES, [&](const ColumnGroup& group, u64 pack, bool exists, u32 unit) {
+        auto all = group.template fold_part<Beside<F>>((u64)unit * cut.blocks, cut.blocks, pixels, exists ? pixels : 0,
+                                                     [&](const BlockLane& block) { return of(exists ? pack * PACK : 0, block); });
+        if (!exists || !group.leads()) {
+            return;
+        }
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            u64 channel = pack * PACK + v;
+            if (cut.units > 1) {
+                states[channel * cut.units + unit] = all.at[v];
+            } else {
+                done(channel, all.at[v]);
+            }
+        }
+    });
+}
+// Calls `body(packs)` for each pixel of a lane's of a block, with the packs of N images there. Several are read ahead.
+template <int N, class Body>
+__device__ inline void for_pixels(const S* const (&images)[N], u64 channels, const BlockLane& block, Body body) {
+    constexpr int AHEAD = sizeof(S) <= 2 ? 8 : 4;
+    for (int start = 0; start < EACH && start < block.count; start += AHEAD) {
+        Pack<S, PACK> packs[AHEAD][N];
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+            // What there is not, is read where something is.
+            u64 at = block.at(start + k < block.count ? start + k : 0) * channels;
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                packs[k][n] = *(const Pack<S, PACK>*)(images[n] + at);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+            if (start + k < block.count) {
+                body(packs[k]);
+            }
+        }
+    }
+}
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_statistics_columns, DTYPE)(
+    T* mean, T* var, const S* x, u64 channels, u64 pixels, Deviation<T>* states, const __grid_constant__ Units cut) {
+    auto of = [&](u64 first, const BlockLane& block) {
+        const S* images[1] = {x + first};
+        auto all = Beside<Deviations<T>>::empty();
+        T sums[PACK] = {};
+        for_pixels<1>(images, channels, block, [&](const Pack<S, PACK>* packs) {
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                sums[v] += packs[0].at[v];
+            }
+        });
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            all.at[v] = {(T)block.count, block.count == 0 ? (T)0 : sums[v] / (T)block.count, 0};
+        }
+        for_pixels<1>(images, channels, block, [&](const Pack<S, PACK>* packs) {
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                T away = (T)packs[0].at[v] - all.at[v].mean;
+                all.at[v].squares += mul_rounded(away, away);
+            }
+        });
+        return all;
+    };
+    fold_pixels<Deviations<T>>(channels, pixels, states, cut, of, ToStatistics{mean, var});
+}
 WEIGHT_KERNELS(batch_statistics,
                (T* mean, T* var, const S* x, const __grid_constant__ Channels channels, Deviation<T>* states,
                 const __grid_constant__ Units cut, u32 lanes),
@@ -75,6 +167,29 @@ __device__ inline void sums(ToSums to, const S* x, const S* g, const T* mean, co
     };
     fold_units<Group, TwoSums<T>>(channels.channels, channels.each(), cut, lanes, states, of, to);
 }
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_norm_sums_columns, DTYPE)(
+    Two<T>* all, T* with_x, T* plain, const S* x, const S* g, const T* mean, const T* var, f64 eps, u64 channels, u64 pixels,
+    Two<T>* states, const __grid_constant__ Units cut) {
+    auto of = [&](u64 first, const BlockLane& block) {
+        const S* images[2] = {x + first, g + first};
+        auto sums = Beside<TwoSums<T>>::empty();
+        T centre[PACK], inverse[PACK];
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            centre[v] = mean[first + v], inverse[v] = 1 / sqrt_of(var[first + v] + (T)eps);
+        }
+        for_pixels<2>(images, channels, block, [&](const Pack<S, PACK>* packs) {
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                T slope = packs[1].at[v];
+                T normal = mul_rounded((T)packs[0].at[v] - centre[v], inverse[v]);
+                sums.at[v] = TwoSums<T>::join(sums.at[v], {mul_rounded(slope, normal), slope});
+            }
+        });
+        return sums;
+    };
+    fold_pixels<TwoSums<T>>(channels, pixels, states, cut, of, ToSums{all, with_x, plain});
+}
 WEIGHT_KERNELS(batch_norm_sums,
                (Two<T>* all, T* with_x, T* plain, const S* x, const S* g, const T* mean, const T* var, f64 eps,
                 const __grid_constant__ Channels channels, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
@@ -84,71 +199,95 @@ extern "C" __global__ void NAMED(batch_norm_sums_join, DTYPE)(Two<T>* all, T* wi
     join_units<TwoSums<T>>(channels, cut, lanes, states, ToSums{all, with_x, plain});
 }
 
-// Operands of the walks: the element, and its channel, which is the same for all elements of a vector or the next one for each.
-struct Normalised {
-    S* out;
-    const S* x;
+// What all elements of a channel are normalised with.
+struct Affine {
+    T centre, scale, shift;
+};
+// Where that is.
+struct Norm {
     const T* mean;
     const T* var;
     const T* weight;
     const T* bias;
     T eps;
-    const Walk<2>& walk;
 
-    template <int V> __device__ void at(const Offsets<2>& offsets) const {
-        Pack<S, V> xs = load<V>(x + offsets.at[0], true), result;
-        T centre = 0, scale = 0, shift = 0;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            if (v == 0 || walk.moves(1)) {
-                i64 c = offsets.at[1] + v;
-                centre = mean[c], shift = bias ? bias[c] : (T)0;
-                scale = 1 / sqrt_of(var[c] + eps);
-                scale = weight ? mul_rounded(scale, weight[c]) : scale;
-            }
-            result.at[v] = add_rounded(mul_rounded(xs.at[v] - centre, scale), shift);
-        }
-        store<V>(out + offsets.at[0], result);
+    __device__ Affine of(u64 c) const {
+        T inverse = 1 / sqrt_of(var[c] + eps);
+        return {mean[c], weight ? mul_rounded(inverse, weight[c]) : inverse, bias ? bias[c] : (T)0};
+    }
+    __device__ static T value(T x, const Affine& affine) {
+        return add_rounded(mul_rounded(x - affine.centre, affine.scale), affine.shift);
     }
 };
-extern "C" __global__ void NAMED(batch_norm, DTYPE)(S* out, const S* x, const T* mean, const T* var, const T* weight,
-                                                    const T* bias, f64 eps, const __grid_constant__ Walk<2> walk) {
-    for_vectors<lanes_of<S, S>>(walk, Normalised{out, x, mean, var, weight, bias, (T)eps, walk});
-}
-
-// The gradient of images; `sums` do not come in without a count.
-struct Gradient {
-    S* out;
-    const S* x;
-    const S* g;
+// What the gradient of all elements of a channel is made with.
+struct Slope {
+    T centre, inverse, scale;
+    Two<T> mean;
+};
+// Where that is; `sums` do not come in without a count.
+struct Slopes {
     const T* mean;
     const T* var;
     const T* weight;
     const Two<T>* sums;
     T eps;
     T count;
+
+    __device__ Slope of(u64 c) const {
+        T inverse = 1 / sqrt_of(var[c] + eps);
+        Two<T> means = count > 0 ? Two<T>{sums[c].first / count, sums[c].second / count} : Two<T>{0, 0};
+        return {mean[c], inverse, weight ? mul_rounded(inverse, weight[c]) : inverse, means};
+    }
+    __device__ T value(T x, T g, const Slope& slope) const {
+        if (count > 0) {
+            T normal = mul_rounded(x - slope.centre, slope.inverse);
+            g = g - slope.mean.second - mul_rounded(normal, slope.mean.first);
+        }
+        return slope.scale * g;
+    }
+};
+
+// Operands of the walks: the element, and its channel, which is the same for all elements of a vector or the next one for each.
+struct Normalised {
+    S* out;
+    const S* x;
+    const Norm& norm;
+    const Walk<2>& walk;
+
+    template <int V> __device__ void at(const Offsets<2>& offsets) const {
+        Pack<S, V> xs = load<V>(x + offsets.at[0], true), result;
+        Affine affine = {};
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            if (v == 0 || walk.moves(1)) {
+                affine = norm.of(offsets.at[1] + v);
+            }
+            result.at[v] = Norm::value(xs.at[v], affine);
+        }
+        store<V>(out + offsets.at[0], result);
+    }
+};
+extern "C" __global__ void NAMED(batch_norm, DTYPE)(S* out, const S* x, const T* mean, const T* var, const T* weight,
+                                                    const T* bias, f64 eps, const __grid_constant__ Walk<2> walk) {
+    for_vectors<lanes_of<S, S>>(walk, Normalised{out, x, {mean, var, weight, bias, (T)eps}, walk});
+}
+
+struct Gradient {
+    S* out;
+    const S* x;
+    const S* g;
+    const Slopes& slopes;
     const Walk<2>& walk;
 
     template <int V> __device__ void at(const Offsets<2>& offsets) const {
         Pack<S, V> xs = load<V>(x + offsets.at[0], true), gs = load<V>(g + offsets.at[0], true), result;
-        T centre = 0, inverse = 0, scale = 0;
-        Two<T> mean_of = {0, 0};
+        Slope slope = {};
 #pragma unroll
         for (int v = 0; v < V; ++v) {
             if (v == 0 || walk.moves(1)) {
-                i64 c = offsets.at[1] + v;
-                centre = mean[c], inverse = 1 / sqrt_of(var[c] + eps);
-                scale = weight ? mul_rounded(inverse, weight[c]) : inverse;
-                if (count > 0) {
-                    mean_of = {sums[c].first / count, sums[c].second / count};
-                }
+                slope = slopes.of(offsets.at[1] + v);
             }
-            T value = gs.at[v];
-            if (count > 0) {
-                T normal = mul_rounded(xs.at[v] - centre, inverse);
-                value = value - mean_of.second - mul_rounded(normal, mean_of.first);
-            }
-            result.at[v] = scale * value;
+            result.at[v] = slopes.value(xs.at[v], gs.at[v], slope);
         }
         store<V>(out + offsets.at[0], result);
     }
@@ -156,7 +295,60 @@ struct Gradient {
 extern "C" __global__ void NAMED(batch_norm_grad, DTYPE)(S* out, const S* x, const S* g, const T* mean, const T* var,
                                                          const T* weight, const Two<T>* sums, f64 eps, f64 count,
                                                          const __grid_constant__ Walk<2> walk) {
-    for_vectors<lanes_of<S, S>>(walk, Gradient{out, x, g, mean, var, weight, sums, (T)eps, (T)count, walk});
+    for_vectors<lanes_of<S, S>>(walk, Gradient{out, x, g, {mean, var, weight, sums, (T)eps, (T)count}, walk});
+}
+
+// The same for images of one element, with channels side by side: threads x have V of them each, for which they look up what they
+// need once, and go over the pixels that are theirs.
+template <int V, class Body> __device__ inline void for_own_pixels(u64 channels, u64 pixels, Body body) {
+    for (u64 p = (u64)blockIdx.y * blockDim.y + threadIdx.y; p < pixels; p += (u64)gridDim.y * blockDim.y) {
+        body(p * channels + ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V);
+    }
+}
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(batch_norm_columns, DTYPE)(
+    S* out, const S* x, const T* mean, const T* var, const T* weight, const T* bias, f64 eps, u64 channels, u64 pixels) {
+    constexpr int V = lanes_of<S, S>;
+    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V;
+    if (first >= channels) {
+        return;
+    }
+    Norm norm = {mean, var, weight, bias, (T)eps};
+    Affine affine[V];
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        affine[v] = norm.of(first + v);
+    }
+    for_own_pixels<V>(channels, pixels, [&](u64 at) {
+        Pack<S, V> xs = load<V>(x + at, true), result;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            result.at[v] = Norm::value(xs.at[v], affine[v]);
+        }
+        store<V>(out + at, result);
+    });
+}
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(batch_norm_grad_columns, DTYPE)(
+    S* out, const S* x, const S* g, const T* mean, const T* var, const T* weight, const Two<T>* sums, f64 eps, f64 count,
+    u64 channels, u64 pixels) {
+    constexpr int V = lanes_of<S, S>;
+    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V;
+    if (first >= channels) {
+        return;
+    }
+    Slopes slopes = {mean, var, weight, sums, (T)eps, (T)count};
+    Slope slope[V];
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        slope[v] = slopes.of(first + v);
+    }
+    for_own_pixels<V>(channels, pixels, [&](u64 at) {
+        Pack<S, V> xs = load<V>(x + at, true), gs = load<V>(g + at, true), result;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            result.at[v] = slopes.value(xs.at[v], gs.at[v], slope[v]);
+        }
+        store<V>(out + at, result);
+    });
 }
 
 // Statistics of all batches so far, moved towards those of one: running = running kept + batch moved or, without `kept` and

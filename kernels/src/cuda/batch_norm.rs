@@ -2,9 +2,10 @@
 
 use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
+use smallvec::SmallVec;
 
-use super::rows::{PACK, RowThreads, Units, by_group};
-use super::walk::{ByValue, THREADS, Walk};
+use super::rows::{FEW, PACK, RowThreads, Units, by_group};
+use super::walk::{ByValue, MAX_Y, THREADS, Walk, blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::loops::{LoopAxis, Loops};
@@ -30,10 +31,68 @@ fn threads(channels: &Channels) -> (RowThreads, Units) {
     RowThreads::folding(count, channels.each(), along, size as isize)
 }
 
+/// Images of one element, whose channels lie side by side: a thread has neighbours.
+struct Columns {
+    cut: Units,
+    channels: Channels,
+}
+
+impl Columns {
+    /// Packs that a block of threads has at once in folds, and threads for one.
+    const WIDTH: usize = 16;
+    const DOWN: usize = 16;
+    /// Packs that a block has at once otherwise.
+    const ACROSS: usize = 32;
+
+    /// `None` for larger images, and where channels are not whole packs.
+    fn of(channels: &Channels) -> Option<Columns> {
+        let Channels { images: pixels, channels: count, size } = *channels;
+        let packed = count.is_multiple_of(16 / size_of::<u16>());
+        let cut = Units::filling(count, Columns::WIDTH * PACK, pixels, FEW);
+        (size == 1 && packed && pixels > 0 && count > 0).then_some(Columns { cut, channels: *channels })
+    }
+
+    /// The same, where all of these addresses are aligned.
+    fn aligned(channels: &Channels, images: &[Address]) -> Option<Columns> {
+        let aligned = images.iter().all(|at| at.0.addr().is_multiple_of(16));
+        Columns::of(channels).filter(|_| aligned)
+    }
+
+    /// Channels and pixels.
+    fn numbers(&self) -> [Arg<'static>; 2] {
+        [self.channels.channels, self.channels.images].map(|count| Arg::U64(count as u64))
+    }
+
+    /// For a fold over each channel.
+    fn folding(&self, queue: &Queue<'_>) -> Grid {
+        let packs = self.channels.channels.div_ceil(Columns::WIDTH * PACK) as u64;
+        let mut grid = blocks(queue, packs * self.cut.count(), (Columns::WIDTH * Columns::DOWN) as u32);
+        grid.threads = [Columns::WIDTH as u32, Columns::DOWN as u32, 1];
+        grid
+    }
+
+    /// For all elements.
+    fn grid(&self, queue: &Queue<'_>, dtype: DType) -> Grid {
+        let Channels { images: pixels, channels, .. } = self.channels;
+        let packs = channels / lanes(dtype);
+        let across = packs.next_power_of_two().min(Columns::ACROSS) as u32;
+        let down = THREADS / across;
+        let beside = packs.div_ceil(across as usize) as u32;
+        let all =
+            blocks(queue, u64::from(beside) * (pixels as u64).div_ceil(u64::from(down)), THREADS).blocks[0];
+        Grid {
+            blocks: [beside, (all / beside).clamp(1, MAX_Y as u32), 1],
+            threads: [across, down, 1],
+            shared_bytes: 0,
+        }
+    }
+}
+
 /// Bytes of the workspace of both directions.
 pub(crate) fn workspace(channels: &Channels) -> usize {
     let count = channels.channels;
-    threads(channels).1.workspace(count).saturating_add(count.saturating_mul(SUMS))
+    let columns = Columns::of(channels).map_or(0, |columns| columns.cut.workspace(count));
+    threads(channels).1.workspace(count).max(columns).saturating_add(count.saturating_mul(SUMS))
 }
 
 /// All elements of the images, and the channel of each.
@@ -62,26 +121,41 @@ pub(crate) fn forward(
     (given, found): (Option<[Address; 2]>, Option<[Address; 2]>),
     workspace: Option<Address>,
 ) -> Result<()> {
-    let (numbers, walk) = (numbers(channels, dtype, &[x]), elements(queue, channels, dtype, &[x, out])?);
     let [mean, var] = [0, 1].map(|k| Arg::from(given.or(found).map(|statistics| statistics[k])));
-    let program = program_of(dtype);
+    let (program, columns) = (program_of(dtype), Columns::aligned(channels, &[x, out]));
+    let (states, count) = (Arg::from(workspace), Arg::U64(channels.channels as u64));
+    let [weight, bias] = [weight, bias].map(Arg::from);
     // SAFETY: the kernels take these arguments, the channels are those of the operands, and the workspace has room for the
     // states of all units.
     unsafe {
         if found.is_some() {
-            let ((threads, cut), states) = (threads(channels), Arg::from(workspace));
-            let args = [mean, var, x.into(), numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)];
-            let kernel = by_group!(threads.group, dtype, "batch_statistics");
-            queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+            let (threads, mut cut) = threads(channels);
+            if let Some(columns) = &columns {
+                cut = columns.cut;
+                let [channels, pixels] = columns.numbers();
+                let args = [mean, var, x.into(), channels, pixels, states, cut.arg()];
+                let kernel = by_dtype!(dtype, "batch_statistics_columns");
+                queue.kernel(program, kernel, columns.folding(queue), &args)?;
+            } else {
+                let numbers = numbers(channels, dtype, &[x]);
+                let args = [mean, var, x.into(), numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)];
+                let kernel = by_group!(threads.group, dtype, "batch_statistics");
+                queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+            }
             if cut.are_joined() {
                 let (grid, lanes) = cut.join(queue, channels.channels);
-                let count = Arg::U64(channels.channels as u64);
                 let args = [mean, var, states, count, cut.arg(), Arg::U32(lanes)];
                 queue.kernel(program, by_dtype!(dtype, "batch_statistics_join"), grid, &args)?;
             }
         }
-        let affine = [weight, bias].map(Arg::from);
-        let args = [out.into(), x.into(), mean, var, affine[0], affine[1], Arg::F64(eps), walk.arg()];
+        let norm = [out.into(), x.into(), mean, var, weight, bias, Arg::F64(eps)];
+        if let Some(columns) = columns {
+            let kernel = by_dtype!(dtype, "batch_norm_columns");
+            let args: SmallVec<[Arg<'_>; 12]> = norm.into_iter().chain(columns.numbers()).collect();
+            return queue.kernel(program, kernel, columns.grid(queue, dtype), &args);
+        }
+        let walk = elements(queue, channels, dtype, &[x, out])?;
+        let args: SmallVec<[Arg<'_>; 12]> = norm.into_iter().chain([walk.arg()]).collect();
         queue.kernel(program, by_dtype!(dtype, "batch_norm"), walk.grid(queue, lanes(dtype)), &args)
     }
 }
@@ -95,26 +169,32 @@ pub(crate) fn backward(
     (grad, sums): (Address, [Address; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
-    let numbers = numbers(channels, dtype, &[x, g]);
-    let walk = elements(queue, channels, dtype, &[x, g, grad])?;
-    let program = program_of(dtype);
-    let ([x, g], [mean, var]) = ([x, g].map(Arg::from), statistics.map(Arg::from));
-    let (grad, [weight_sum, bias_sum]) = (Arg::from(grad), sums.map(Arg::from));
+    let (program, columns) = (program_of(dtype), Columns::aligned(channels, &[x, g, grad]));
+    let (images, [mean, var]) = ([x, g], statistics.map(Arg::from));
+    let ([x, g], [weight_sum, bias_sum]) = (images.map(Arg::from), sums.map(Arg::from));
     // The sums of all channels come first, then the states of units.
     let all = Arg::from(workspace);
     let states = Arg::from(workspace.map(|at| at.offset(channels.channels as isize, SUMS)));
-    let (threads, cut) = threads(channels);
+    let (threads, mut cut) = threads(channels);
     // In evaluation the sums do not come into the gradient of the images.
     let count = if training { channels.each() as f64 } else { 0.0 };
     let (count, eps, weight) = (Arg::F64(count), Arg::F64(eps), Arg::from(weight));
     // SAFETY: as in `forward`, and the workspace has room for the sums of all channels.
     unsafe {
-        let lanes_of_row = Arg::U32(threads.lanes);
-        let numbers = numbers.arg();
-        let args =
-            [all, weight_sum, bias_sum, x, g, mean, var, eps, numbers, states, cut.arg(), lanes_of_row];
-        let kernel = by_group!(threads.group, dtype, "batch_norm_sums");
-        queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+        let summed = [all, weight_sum, bias_sum, x, g, mean, var, eps];
+        if let Some(columns) = &columns {
+            cut = columns.cut;
+            let rest = columns.numbers().into_iter().chain([states, cut.arg()]);
+            let args: SmallVec<[Arg<'_>; 16]> = summed.into_iter().chain(rest).collect();
+            let kernel = by_dtype!(dtype, "batch_norm_sums_columns");
+            queue.kernel(program, kernel, columns.folding(queue), &args)?;
+        } else {
+            let numbers = numbers(channels, dtype, &images);
+            let rest = [numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)];
+            let args: SmallVec<[Arg<'_>; 16]> = summed.into_iter().chain(rest).collect();
+            let kernel = by_group!(threads.group, dtype, "batch_norm_sums");
+            queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+        }
         if cut.are_joined() {
             let (grid, lanes) = cut.join(queue, channels.channels);
             let channels = Arg::U64(channels.channels as u64);
@@ -124,7 +204,14 @@ pub(crate) fn backward(
         if channels.each() == 0 {
             return Ok(());
         }
-        let args = [grad, x, g, mean, var, weight, all, eps, count, walk.arg()];
+        let slopes = [grad.into(), x, g, mean, var, weight, all, eps, count];
+        if let Some(columns) = columns {
+            let kernel = by_dtype!(dtype, "batch_norm_grad_columns");
+            let args: SmallVec<[Arg<'_>; 12]> = slopes.into_iter().chain(columns.numbers()).collect();
+            return queue.kernel(program, kernel, columns.grid(queue, dtype), &args);
+        }
+        let walk = elements(queue, channels, dtype, &[images[0], images[1], grad])?;
+        let args: SmallVec<[Arg<'_>; 12]> = slopes.into_iter().chain([walk.arg()]).collect();
         queue.kernel(program, by_dtype!(dtype, "batch_norm_grad"), walk.grid(queue, lanes(dtype)), &args)
     }
 }

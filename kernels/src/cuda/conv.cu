@@ -36,48 +36,54 @@ extern "C" __global__ void NAMED(add_patches, DTYPE)(S* planes, const T* columns
 //     rows[n, y, x, c, i, j] = images[n, c, y kh + i, x kw + j]
 // Planes are rows of places. Tiles go through shared memory: 32 rows of pixels, of as many places as 64 columns have.
 enum : u32 { TILE_LINES = 32, TILE_WIDTH = 64 };
-template <bool IN> __device__ inline void move(S& held, S* to, const S* from, u64 at) {
-    if (IN) {
-        held = from[at];
-    } else {
-        to[at] = held;
-    }
-}
 template <bool TO_ROWS> __device__ inline void tiles(S* to, const S* from, u32 channels, const Conv& conv) {
+    constexpr u32 WARPS = 256 / LANES, EACH = TILE_LINES * TILE_WIDTH / 256;
     __shared__ S tile[TILE_LINES][TILE_WIDTH + 1];
-    u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES, wide = conv.kernel_w;
+    u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, wide = conv.kernel_w;
     u32 lines = channels * conv.kernel_h, places = TILE_WIDTH / wide, across = (conv.columns + places - 1) / places;
     u32 first_line = blockIdx.x / across * TILE_LINES, first_place = blockIdx.x % across * places;
     u32 own_lines = min((u32)TILE_LINES, lines - first_line), own_places = min(places, conv.columns - first_place);
+    u32 run = own_lines * wide;
     for (u64 plane = blockIdx.y; plane < conv.planes; plane += gridDim.y) {
         u64 image = plane / conv.rows;
         u32 y = (u32)(plane % conv.rows);
-        auto by_pixels = [&] {
-            for (u32 i = warp; i < own_lines; i += warps) {
-                u32 line = first_line + i, channel = line / conv.kernel_h, row = y * conv.kernel_h + line % conv.kernel_h;
-                u64 at = (image * channels + channel) * conv.pixels() + (u64)row * conv.width + first_place * wide;
-                for (u32 w = lane; w < own_places * wide; w += LANES) {
-                    move<TO_ROWS>(tile[i][w], to, from, at + w);
-                }
-            }
+        S held[EACH];
+        // A thread's element k as images have it: lines by warps, pixels by lanes. Returns its place in memory.
+        auto pixel = [&](u32 k, u32& i, u32& w) {
+            i = warp + k / (TILE_WIDTH / LANES) * WARPS, w = lane + k % (TILE_WIDTH / LANES) * LANES;
+            u32 line = first_line + i, channel = line / conv.kernel_h, row = y * conv.kernel_h + line % conv.kernel_h;
+            return (image * channels + channel) * conv.pixels() + (u64)row * conv.width + first_place * wide + w;
         };
-        auto by_places = [&] {
-            for (u32 x = warp; x < own_places; x += warps) {
-                u64 at = (plane * conv.columns + first_place + x) * lines * wide + (u64)first_line * wide;
-                for (u32 e = lane; e < own_lines * wide; e += LANES) {
-                    u32 i = wide == 2 ? e / 2 : e / wide;
-                    move<!TO_ROWS>(tile[i][x * wide + (e - i * wide)], to, from, at + e);
-                }
-            }
+        // The same as rows have it: one place after the other, all that it sees of the tile's lines.
+        auto element = [&](u32 k, u32& i, u32& w) {
+            u32 e = threadIdx.x + k * 256, x = e / run, rest = e - x * run;
+            i = wide == 2 ? rest / 2 : rest / wide;
+            w = x * wide + (rest - i * wide);
+            return (plane * conv.columns + first_place + x) * lines * wide + (u64)first_line * wide + rest;
         };
-        if (TO_ROWS) {
-            by_pixels();
-            __syncthreads();
-            by_places();
-        } else {
-            by_places();
-            __syncthreads();
-            by_pixels();
+        // All are read before the first is written.
+#pragma unroll
+        for (u32 k = 0; k < EACH; ++k) {
+            u32 i, w;
+            u64 at = TO_ROWS ? pixel(k, i, w) : element(k, i, w);
+            held[k] = i < own_lines && w < own_places * wide ? from[at] : S{};
+        }
+#pragma unroll
+        for (u32 k = 0; k < EACH; ++k) {
+            u32 i, w;
+            TO_ROWS ? pixel(k, i, w) : element(k, i, w);
+            if (i < own_lines && w < own_places * wide) {
+                tile[i][w] = held[k];
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (u32 k = 0; k < EACH; ++k) {
+            u32 i, w;
+            u64 at = TO_ROWS ? element(k, i, w) : pixel(k, i, w);
+            if (i < own_lines && w < own_places * wide) {
+                to[at] = tile[i][w];
+            }
         }
         __syncthreads();
     }

@@ -64,26 +64,42 @@ __device__ inline u32 reflected(int at, u32 size) {
     return (u32)(at > last ? 2 * last - at : at);
 }
 
-extern "C" __global__ void blur(const f32* x, const f32* weights, f32* out, const __grid_constant__ Images images,
-                                u32 taps, f32 mean, f32 std) {
-    u32 all = images.samples * images.channels * images.rows * images.columns;
+// Columns of a block's tile, and threads.
+constexpr u32 BLUR_COLUMNS = 64;
+// A tile has `high` rows. Each column of it, and those that its first and last ones see, is summed along the rows, then rows are.
+extern "C" __global__ void __launch_bounds__(256) blur(const f32* x, const f32* weights, f32* out,
+                                                       const __grid_constant__ Images images, u32 taps, u32 high, f32 mean,
+                                                       f32 std) {
+    extern __shared__ f32 lines[];
+    u32 pitch = BLUR_COLUMNS + taps - 1, across = (images.columns + BLUR_COLUMNS - 1) / BLUR_COLUMNS;
+    u32 down = (images.rows + high - 1) / high, tiles = images.samples * images.channels * down * across;
     int reach = (int)taps / 2;
-    for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < all; at += gridDim.x * blockDim.x) {
-        u32 row = at / images.columns, image = row / images.rows;
-        int i = (int)(row % images.rows) - reach, j = (int)(at % images.columns) - reach;
+    for (u32 t = blockIdx.x; t < tiles; t += gridDim.x) {
+        u32 image = t / (down * across), top = t / across % down * high, left = t % across * BLUR_COLUMNS;
+        u32 rows = min(high, images.rows - top), columns = min(BLUR_COLUMNS, images.columns - left), wide = columns + taps - 1;
         const f32* w = weights + image / images.channels * taps;
         const f32* pixels = x + (u64)image * images.rows * images.columns;
-        f32 sum = 0;
-        for (u32 b = 0; b < taps; ++b) {
-            const f32* column = pixels + reflected(j + (int)b, images.columns);
+        for (u32 e = threadIdx.x; e < rows * wide; e += blockDim.x) {
+            u32 row = e / wide, at = e - row * wide;
+            int i = (int)(top + row) - reach;
+            const f32* column = pixels + reflected((int)(left + at) - reach, images.columns);
             f32 line = 0;
             for (u32 a = 0; a < taps; ++a) {
                 f32 term = mul_rounded(w[a], column[(u64)reflected(i + (int)a, images.rows) * images.columns]);
                 line = a == 0 ? term : add_rounded(line, term);
             }
-            f32 term = mul_rounded(w[b], line);
-            sum = b == 0 ? term : add_rounded(sum, term);
+            lines[row * pitch + at] = line;
         }
-        out[at] = add_rounded(sum, -mean) / std;
+        __syncthreads();
+        for (u32 e = threadIdx.x; e < rows * columns; e += blockDim.x) {
+            u32 row = e / columns, at = e - row * columns;
+            f32 sum = 0;
+            for (u32 b = 0; b < taps; ++b) {
+                f32 term = mul_rounded(w[b], lines[row * pitch + at + b]);
+                sum = b == 0 ? term : add_rounded(sum, term);
+            }
+            out[((u64)image * images.rows + top + row) * images.columns + left + at] = add_rounded(sum, -mean) / std;
+        }
+        __syncthreads();
     }
 }

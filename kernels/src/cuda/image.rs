@@ -1,7 +1,7 @@
 //! Image kernels.
 
-use device::Result;
-use device::cuda::{Arg, Program, Queue};
+use device::cuda::{Arg, Grid, Program, Queue};
+use device::{Error, Result};
 use smallvec::SmallVec;
 
 use super::walk::{ByValue, THREADS, blocks};
@@ -29,7 +29,9 @@ pub(crate) fn warp(
         Sampling::Bilinear => "warp_bilinear",
     };
     let [from, to] = sizes.each_ref().map(sizes_of);
-    enqueue(queue, kernel, &sizes[1], operands, &[from.arg(), to.arg()])
+    let pixels = (sizes[1].all_rows() * sizes[1].columns) as u64;
+    let grid = blocks(queue, pixels.div_ceil(u64::from(THREADS)), THREADS);
+    enqueue(queue, (kernel, grid), operands, &[from.arg(), to.arg()])
 }
 
 /// On images, weights and output.
@@ -40,21 +42,33 @@ pub(crate) fn blur(
     (mean, std): (f32, f32),
     operands: [Address; 3],
 ) -> Result<()> {
+    let pitch = BLUR_COLUMNS + taps - 1;
+    let high = (BLUR_SHARED / pitch).min(BLUR_ROWS);
+    if high == 0 {
+        let expected = "that a thread block can hold the sums of";
+        return Err(Error::invalid(queue.op(), "weights", expected, taps));
+    }
+    let tiles =
+        images.samples * images.channels * images.rows.div_ceil(high) * images.columns.div_ceil(BLUR_COLUMNS);
+    let shared_bytes = (high * pitch * size_of::<f32>()) as u32;
+    let grid = Grid { shared_bytes, ..blocks(queue, tiles as u64, THREADS) };
     let sizes = sizes_of(images);
-    let numbers = [sizes.arg(), Arg::U32(taps as u32), Arg::F32(mean), Arg::F32(std)];
-    enqueue(queue, "blur", images, operands, &numbers)
+    let [taps, high] = [taps, high].map(|count| Arg::U32(count as u32));
+    enqueue(queue, ("blur", grid), operands, &[sizes.arg(), taps, high, Arg::F32(mean), Arg::F32(std)])
 }
+
+/// Columns of a tile of [`blur`], as in the program; its rows, at most, and the elements of its sums.
+const BLUR_COLUMNS: usize = 64;
+const BLUR_ROWS: usize = 16;
+const BLUR_SHARED: usize = (48 << 10) / size_of::<f32>();
 
 /// Enqueues a kernel on operands, the last of which is written, and numbers.
 fn enqueue(
     queue: &Queue<'_>,
-    kernel: &str,
-    written: &Images,
+    (kernel, grid): (&str, Grid),
     operands: [Address; 3],
     numbers: &[Arg<'_>],
 ) -> Result<()> {
-    let pixels = (written.all_rows() * written.columns) as u64;
-    let grid = blocks(queue, pixels.div_ceil(u64::from(THREADS)), THREADS);
     let operands = operands.map(Arg::from);
     let args: SmallVec<[Arg<'_>; 8]> = operands.iter().chain(numbers).copied().collect();
     // SAFETY: the kernel takes these arguments, and the operands are as large as the sizes say.

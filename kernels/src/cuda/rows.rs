@@ -15,7 +15,7 @@ const PART: usize = 32;
 /// Columns of long rows that a block of threads takes.
 const COLUMNS: usize = 32;
 /// Blocks of threads that leave a device idle, and as many as there may be at once.
-const FEW: usize = 128;
+pub(super) const FEW: usize = 128;
 pub(super) const SOME: usize = 512;
 /// States of a row that are joined quickly.
 const JOINED: usize = 1024;

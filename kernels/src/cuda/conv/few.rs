@@ -85,6 +85,8 @@ unsafe impl ByValue for Cut {}
 
 impl Few {
     const BLOCKS: usize = 256;
+    /// Of those that have parts of images.
+    const MORE_BLOCKS: usize = 1024;
     const THREADS: usize = 512;
     /// Elements of a filter's row, at most.
     const WIDEST: usize = 8;
@@ -121,7 +123,7 @@ impl Few {
         let splits = (Few::ENOUGH / pairs).clamp(1, tile[0]);
         let elements = elements(tile).max(pairs * splits * kw);
         let tiles = images.saturating_mul(places[0].div_ceil(tile[0]) * places[1].div_ceil(tile[1]));
-        let each = tiles.div_ceil(Few::BLOCKS);
+        let each = tiles.div_ceil(if tile == places { Few::BLOCKS } else { Few::MORE_BLOCKS });
         (elements <= Few::SHARED && tiles < 1 << 31).then(|| Few {
             blocks: tiles.div_ceil(each) as u32,
             threads: (pairs * splits) as u32,

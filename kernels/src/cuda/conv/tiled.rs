@@ -34,8 +34,8 @@ pub(super) struct Tiled {
 }
 
 impl Tiled {
-    /// Tiles of a product that occupy a device, and their sides.
-    const ENOUGH: usize = 256;
+    /// Tiles of the products of a turn that occupy a device, and their sides.
+    const ENOUGH: usize = 512;
     const SIDE: usize = 64;
     /// Rows that make a part worth the sum with the others.
     const LEAST_CHUNK: usize = 256;
@@ -51,7 +51,7 @@ impl Tiled {
         let together = (WORKSPACE / (of_rows + of_results).max(1)).clamp(1, g.images);
         let tiles = filters.div_ceil(Tiled::SIDE) * k.div_ceil(Tiled::SIDE);
         let all = g.images.saturating_mul(places);
-        let chunk = all.div_ceil((Tiled::ENOUGH / tiles).max(1)).max(Tiled::LEAST_CHUNK);
+        let chunk = (together * places).div_ceil((Tiled::ENOUGH / tiles).max(1)).max(Tiled::LEAST_CHUNK);
         let kept = match pass {
             ConvPass::Forward => 0,
             ConvPass::InputGrad => k,
@@ -208,11 +208,14 @@ impl Convolution<'_> {
             return Ok(());
         }
         let each = (places * filters) as isize;
-        let axes = [(count, [each, each]), (places, [1, filters as isize]), (filters, [places as isize, 1])];
-        let loops = Loops::from_axes(axes.map(|(size, [image, row])| {
-            let strides = if way == Way::ToImages { [image, row] } else { [row, image] };
-            LoopAxis { size, strides }
-        }));
+        let image = LoopAxis { size: count, strides: [each; 2] };
+        let place = |strides| LoopAxis { size: places, strides };
+        let filter = |strides| LoopAxis { size: filters, strides };
+        // What is written follows the innermost axis.
+        let loops = Loops::from_axes(match way {
+            Way::ToImages => [image, filter([places as isize, 1]), place([1, filters as isize])],
+            Way::ToRows => [image, place([filters as isize, 1]), filter([1, places as isize])],
+        });
         // SAFETY: both sides have a place and a filter for each element of the loops.
         unsafe { enqueue_copy(self.queue, self.dtype.size_bytes(), &loops, at) }
     }

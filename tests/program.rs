@@ -265,6 +265,48 @@ fn compare_runs_stages_and_branches() {
 }
 
 #[test]
+fn images_have_the_scale_that_is_asked_for_and_enough_rows_for_large_batches() {
+    let folder = Folder::new("scale");
+    let path = folder.file("out.json");
+    let found = |more: &[&str]| {
+        let small =
+            ["compare", "augment", "--device", "cpu", "--batch", "2", "--steps", "1", "--warmup", "0"];
+        let printed = good(&[&small[..], &["--json", &path], more].concat());
+        assert!(printed.contains("1 batch of 2 rows a step at scale small"), "{printed}");
+        json(&path)
+    };
+    let (own, small) = (found(&[]), found(&["--scale", "small"]));
+    assert_eq!((&own["scale"], &small["scale"]), (&"small".into(), &"small".into()));
+    assert_eq!(own["schedules"][0]["losses"], small["schedules"][0]["losses"]);
+    // One more than the images that smaller batches are drawn from.
+    good(&[
+        "train",
+        "--workload",
+        "augment",
+        "--device",
+        "cpu",
+        "--batch",
+        "129",
+        "--lanes",
+        "1",
+        "--epochs",
+        "1",
+    ]);
+    for command in [&["compare"][..], &["train", "--workload"]] {
+        let fails = |name: &str, more: &[&str]| bad(&[command, &[name], more].concat());
+        assert!(fails("mlp", &["--scale", "small"]).contains("--scale is not for mlp"));
+        assert!(fails("augment", &["--scale", "huge"]).contains("must be small or article, got huge"));
+    }
+    assert!(bad(&["compare", "forum", "--scale", "small"]).contains("--scale is not for forum"));
+    // Before any are made.
+    let large = program(&["compare", "augment", "--device", "cpu", "--scale", "article", "--batch", "5000"]);
+    assert!(text(&large.stdout).contains("5000 rows a step at scale article"), "{}", text(&large.stdout));
+    assert!(bad_output(&["compare"], large).contains("5000 for 1024 rows"));
+    assert!(bad(&["compare", "branches", "--batch", "1,5000"]).contains("5000 for 1024 rows"));
+    assert!(bad(&["compare", "--batch", "8,5000"]).contains("5000 for 1438 rows"));
+}
+
+#[test]
 fn several_batches_and_streams_are_one_table_and_one_page() {
     let folder = Folder::new("sweep");
     let [path, report] = ["sweep.json", "sweep.html"].map(|name| folder.file(name));

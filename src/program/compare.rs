@@ -8,7 +8,7 @@ use streamgrad::autograd::profile::Trace;
 use streamgrad::workloads::compare::{
     CapturedReport, CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare,
 };
-use streamgrad::workloads::{self, Workload};
+use streamgrad::workloads::{self, Scale, Workload};
 use streamgrad::{DeviceKind, Profile};
 
 use super::output::{Output, Printer};
@@ -30,6 +30,10 @@ pub(super) struct Args {
     /// Rows of one batch [default: the workload's]; several numbers as for streams.
     #[arg(long, allow_negative_numbers = true, value_name = "B,..", value_parser = positive, value_delimiter = ',')]
     pub(super) batch: Vec<usize>,
+    /// Size of the images of encoder-decoder and augment: small, 64 by 64, or article, 256 by 256 [default: small on a CPU, else
+    /// article].
+    #[arg(long, value_name = "SCALE")]
+    pub(super) scale: Option<Scale>,
     /// Steps to measure.
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
     pub(super) steps: Option<usize>,
@@ -63,7 +67,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         return Err(Failure::Usage(format!("{name} is for {} alone", ranks::FORUM)));
     }
     let default = workloads::ALL.first().map_or("", |first| first.name());
-    let workload = workload(args.workload.as_deref().unwrap_or(default))?;
+    let workload = workload(args.workload.as_deref().unwrap_or(default), args.scale)?;
     let defaults = CompareOptions::new(workload, &device(&args.device)?);
     let steps = args.steps.unwrap_or(defaults.steps);
     let of = |streams, batch| CompareOptions {
@@ -181,9 +185,10 @@ fn introduce(
         _ => String::new(),
     };
     let batches = workload.overlap().batches(options.streams);
+    let scale = report::at_scale(workload.scale(device));
     printer.line(format_args!("{}: {}", workload.name(), workload.about()))?;
     printer.line(format_args!(
-        "device {}{threads}, {batches} batch{} of {} rows a step, {} steps after {} of warm-up, seed {}",
+        "device {}{threads}, {batches} batch{} of {} rows a step{scale}, {} steps after {} of warm-up, seed {}",
         device.name(),
         if batches == 1 { "" } else { "es" },
         options.batch,
@@ -319,6 +324,7 @@ fn to_json(found: &Comparison) -> Value {
         "threads": found.threads,
         "streams": options.streams,
         "batch": options.batch,
+        "scale": found.scale.map(|scale| scale.to_string()),
         "steps": options.steps,
         "warmup": options.warmup,
         "seed": options.seed,

@@ -32,7 +32,7 @@ pub use profile::{LaneProfile, OpProfile, Profile};
 pub use quantiles::Quantiles;
 pub use ranks::{RankComparison, RankOptions, RankSchedule, compare_ranks};
 
-use super::{Overlap, Workload};
+use super::{Overlap, Scale, Workload};
 use captured::{Captured, Differences};
 use facts::Facts;
 use machine::Ticks;
@@ -114,9 +114,10 @@ impl CompareOptions {
     /// # Errors
     /// [`Error::InvalidArgument`] if they do not, and what making the data fails with.
     pub fn check_rows(&self, workload: &dyn Workload) -> Result<()> {
-        let (train, _) = workload.data(self.seed, &self.device)?;
+        let (train, _) = workload.data_for(self.batch, self.seed, &self.device)?;
         if self.batch > train.len() {
-            return Err(Error::invalid("compare", "batch", "at most the number of rows", self.batch));
+            let value = format_args!("{} for {} rows", self.batch, train.len());
+            return Err(Error::invalid("compare", "batch", "at most the number of rows to train on", value));
         }
         Ok(())
     }
@@ -134,6 +135,8 @@ pub struct Comparison {
     pub threads: usize,
     /// What was asked for.
     pub options: CompareOptions,
+    /// The scale of its images, if they have more than one.
+    pub scale: Option<Scale>,
     /// Batches of a step.
     pub batches_per_step: usize,
     /// The serial schedule.
@@ -254,7 +257,7 @@ pub fn compare(
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Comparison> {
     options.check(workload)?;
-    let (train, test) = workload.data(options.seed, &options.device)?;
+    let (train, test) = workload.data_for(options.batch, options.seed, &options.device)?;
     let threads = options.device.threads();
     let runner = |name, how, threads| {
         Runner::new(name, workload, &train, options, how, options.device.sibling(threads)?)
@@ -325,6 +328,7 @@ pub fn compare(
         device: options.device.name(),
         threads,
         options: options.clone(),
+        scale: workload.scale(&options.device),
         batches_per_step: workload.overlap().batches(options.streams),
         speedup: serial_ms / concurrent_ms,
         speedup_spread,

@@ -140,10 +140,8 @@ fn there_are_images_for_every_batch() {
     for name in ["encoder-decoder", "augment", "prefetch", "branches"] {
         let workload = find(name).unwrap();
         let rows = |batch| workload.data_for(batch, 7, &dev).map(|(train, _)| train.len());
-        assert_eq!(rows(1).unwrap(), workload.data(7, &dev).unwrap().0.len());
-        for batch in [254, 256, 257] {
-            assert!((batch..batch + 4).contains(&rows(batch).unwrap()), "{name}: {batch}");
-        }
+        assert!(rows(1).unwrap() <= 256, "{name}");
+        assert_eq!(rows(257).unwrap(), 257, "{name}");
         let error = rows(1025).unwrap_err().to_string();
         assert!(error.contains("1025 for 1024 rows"), "{name}: {error}");
     }

@@ -188,6 +188,10 @@ impl Workload for Augmented {
         Overlap::Stages
     }
 
+    fn prepares_on_host(&self) -> bool {
+        true
+    }
+
     fn scale(&self, device: &Device) -> Option<Scale> {
         Some(self.0.unwrap_or(Scale::of(device)))
     }

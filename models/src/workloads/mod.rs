@@ -70,6 +70,11 @@ pub trait Workload: Sync {
         device.clone()
     }
 
+    /// Whether [`Model::prepare`] works wherever the batch is, so that the host can do it before the batch is copied to the device.
+    fn prepares_on_host(&self) -> bool {
+        false
+    }
+
     /// The scale of its images on `device`; `None` if they have one size, or if it has none.
     fn scale(&self, _: &Device) -> Option<Scale> {
         None

@@ -9,6 +9,10 @@
 //! Steps are timed untraced, in alternating blocks; a short traced phase afterwards says where the time goes. A third
 //! copy, with one lane's threads and nobody beside it, says how long the commands take undisturbed.
 //!
+//! Where the host can do what comes before the part that learns ([`Workload::prepares_on_host`]), one more copy has it do that, and
+//! then copies the batch to the device and trains as the serial one does. The time of its steps has both in it; the batches of
+//! the other schedules are on the device before a step begins.
+//!
 //! If asked, two more copies replay the serial schedule's step, captured once in the order of its stream and once in that of
 //! its data ([`Order`]), in the same blocks. What a step replays reads its batches from tensors that are filled before, within
 //! the time of the step. A replay is one command of a recording.
@@ -16,6 +20,7 @@
 mod captured;
 mod diagnosis;
 mod facts;
+mod hosted;
 mod machine;
 mod profile;
 mod quantiles;
@@ -28,6 +33,7 @@ use device::{Device, Error, Order, Recording, Result, StreamId};
 
 pub use autograd::profile::Finding;
 pub use captured::CapturedReport;
+pub use hosted::HostedReport;
 pub use profile::{LaneProfile, OpProfile, Profile};
 pub use quantiles::Quantiles;
 pub use ranks::{RankComparison, RankOptions, RankSchedule, compare_ranks};
@@ -143,6 +149,8 @@ pub struct Comparison {
     pub serial: ScheduleReport,
     /// The concurrent schedule.
     pub concurrent: ScheduleReport,
+    /// The schedule whose batches the host prepares, for a workload that has one.
+    pub hosted: Option<ScheduleReport>,
     /// The captured schedules, in the order of the stream and in that of the data; those that cannot be captured are named by
     /// the diagnosis instead.
     pub captured: Vec<ScheduleReport>,
@@ -159,9 +167,10 @@ pub struct Comparison {
     pub inflation: f64,
     /// A step's time on one lane's threads with the batches one after the other.
     pub alone_ms: f64,
-    /// Whether every loss of every batch has the same bits in all schedules.
+    /// Whether every loss of every batch has the same bits in all schedules; in those whose batches another device prepares, they
+    /// have their [own](HostedReport::loss_difference).
     pub identical_losses: bool,
-    /// Whether every parameter has the same bits at the end of all schedules.
+    /// Whether every parameter has the same bits at the end of these schedules.
     pub identical_parameters: bool,
     /// The share of held-out rows that the concurrent model classifies correctly.
     pub accuracy: f64,
@@ -174,7 +183,7 @@ pub struct Comparison {
 impl Comparison {
     /// Every schedule, the serial one first.
     pub fn schedules(&self) -> impl Iterator<Item = &ScheduleReport> {
-        [&self.serial, &self.concurrent].into_iter().chain(&self.captured)
+        [&self.serial, &self.concurrent].into_iter().chain(&self.hosted).chain(&self.captured)
     }
 
     /// Whether other programs kept the machine so busy that the times say little: they had processors that the device's
@@ -189,7 +198,7 @@ impl Comparison {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ScheduleReport {
-    /// `serial`, `concurrent`, or how it was captured.
+    /// `serial`, `concurrent`, `host-prepared`, or how it was captured.
     pub name: &'static str,
     /// Lanes.
     pub streams: usize,
@@ -224,6 +233,8 @@ pub struct ScheduleReport {
     pub recordings: Vec<Recording>,
     /// If steps are replays: of what, and how they compare.
     pub captured: Option<CapturedReport>,
+    /// If the host prepares the batches: how that compares.
+    pub hosted: Option<HostedReport>,
 }
 
 impl ScheduleReport {
@@ -265,6 +276,8 @@ pub fn compare(
     let mut serial = runner("serial", How::Eager { streams: 1 }, threads)?;
     let mut concurrent = runner("concurrent", How::Eager { streams: options.streams }, threads)?;
     let mut alone = runner("alone", How::Eager { streams: 1 }, (threads / options.streams).max(1))?;
+    let hosted = || runner("host-prepared", How::Hosted, threads);
+    let mut hosted = workload.prepares_on_host().then(hosted).transpose()?;
     let mut captured = Captured::default();
     for (name, order) in CAPTURED.into_iter().filter(|_| options.graph) {
         captured.add(runner(name, How::Captured(order), threads))?;
@@ -276,6 +289,7 @@ pub fn compare(
     for steps in blocks(options.warmup) {
         serial.warm_up(steps)?;
         concurrent.warm_up(steps)?;
+        hosted.iter_mut().try_for_each(|runner| runner.warm_up(steps))?;
         captured.each(|runner| runner.warm_up(steps))?;
         done += steps;
         progress(done, total);
@@ -283,16 +297,19 @@ pub fn compare(
     let begin = Ticks::now();
     serial.begin();
     concurrent.begin();
+    hosted.iter_mut().for_each(Runner::begin);
     captured.runners.iter_mut().for_each(Runner::begin);
     for steps in blocks(options.steps) {
         serial.measure(steps)?;
         concurrent.measure(steps)?;
+        hosted.iter_mut().try_for_each(|runner| runner.measure(steps))?;
         captured.each(|runner| runner.measure(steps))?;
         done += steps;
         progress(done, total);
     }
     serial.end();
     concurrent.end();
+    hosted.iter_mut().for_each(Runner::end);
     captured.runners.iter_mut().for_each(Runner::end);
     let others = begin.zip(Ticks::now()).and_then(|(begin, end)| begin.others_until(end));
     alone.warm_up(options.warmup.min(8))?;
@@ -300,6 +317,7 @@ pub fn compare(
         alone.trace(steps)?;
         serial.trace(steps)?;
         concurrent.trace(steps)?;
+        hosted.iter_mut().try_for_each(|runner| runner.trace(steps))?;
         captured.each(|runner| runner.trace(steps))?;
         done += steps;
         progress(done, total);
@@ -308,6 +326,8 @@ pub fn compare(
     let on_host = options.device.runs_on_host();
     let mut differences = Differences::default();
     differences.add(&serial, &concurrent)?;
+    let hosted =
+        hosted.map(|runner| hosted::report(&serial, runner, on_host, &mut differences)).transpose()?;
     let (captured, captured_findings) = captured.report(&serial, on_host, &mut differences)?;
     let held_out = concurrent.evaluate(&test)?;
     let speedup_spread = speedups(&serial, &concurrent);
@@ -343,6 +363,7 @@ pub fn compare(
         diagnosis,
         serial,
         concurrent,
+        hosted,
         captured,
     })
 }

@@ -105,7 +105,7 @@ pub trait Workload: Sync {
     /// `Format` if the data are damaged.
     fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)>;
 
-    /// [`data`](Workload::data), with as many rows as a batch has where they are made up.
+    /// [`data`](Workload::data), with at least as many rows as a batch has where they are made up.
     ///
     /// # Errors
     /// As for [`data`](Workload::data); `InvalidArgument` with both numbers for a batch of more rows than are made.

@@ -265,6 +265,74 @@ fn compare_runs_stages_and_branches() {
 }
 
 #[test]
+fn compare_has_the_host_prepare_batches_where_it_can() {
+    let folder = Folder::new("hosted");
+    let [path, trace, report] = ["out.json", "trace.json", "report.html"].map(|name| folder.file(name));
+    let args = ["--device", "cpu", "--batch", "2", "--steps", "6", "--warmup", "1", "--graph"];
+    let outputs = ["--json", &path, "--trace", &trace, "--report", &report];
+    let printed = good(&[&["compare", "augment"], &args[..], &outputs].concat());
+    let found = json(&path);
+    let schedules = found["schedules"].as_array().unwrap();
+    let names: Vec<_> = schedules.iter().map(|schedule| schedule["name"].as_str().unwrap()).collect();
+    let captured = ["captured, serial order", "captured, data order"];
+    assert_eq!(names, [&["serial", "concurrent", "host-prepared"], &captured[..]].concat());
+    check_schedule(&schedules[2]);
+    assert_eq!(schedules[2]["losses"], schedules[0]["losses"]);
+    let hosted = &schedules[2]["hosted"];
+    assert!(hosted["speedup"].as_f64().is_some_and(|speedup| speedup > 0.0), "{hosted}");
+    let same = [&hosted["identical_losses"], &hosted["identical_parameters"]];
+    assert!(same.iter().all(|same| **same == true) && hosted["loss_difference"] == 0.0, "{hosted}");
+    assert!(schedules.iter().all(|schedule| schedule["hosted"].is_null() != (schedule == &schedules[2])));
+    assert!(printed.lines().any(|line| line.starts_with("host-prepared") && line.ends_with("bit-equal")));
+    assert!(fs::read_to_string(trace).unwrap().contains("host-prepared (1 streams)"));
+    assert!(fs::read_to_string(report).unwrap().contains("host-prepared"));
+    // An encoder's numbers are the device's.
+    assert!(!good(&[&["compare", "encoder-decoder"], &args[..]].concat()).contains("host-prepared"));
+}
+
+#[test]
+fn images_have_the_scale_that_is_asked_for_and_enough_rows_for_large_batches() {
+    let folder = Folder::new("scale");
+    let path = folder.file("out.json");
+    let found = |more: &[&str]| {
+        let small =
+            ["compare", "augment", "--device", "cpu", "--batch", "2", "--steps", "1", "--warmup", "0"];
+        let printed = good(&[&small[..], &["--json", &path], more].concat());
+        assert!(printed.contains("1 batch of 2 rows a step at scale small"), "{printed}");
+        json(&path)
+    };
+    let (own, small) = (found(&[]), found(&["--scale", "small"]));
+    assert_eq!((&own["scale"], &small["scale"]), (&"small".into(), &"small".into()));
+    assert_eq!(own["schedules"][0]["losses"], small["schedules"][0]["losses"]);
+    // One more than the images that smaller batches are drawn from.
+    good(&[
+        "train",
+        "--workload",
+        "augment",
+        "--device",
+        "cpu",
+        "--batch",
+        "129",
+        "--lanes",
+        "1",
+        "--epochs",
+        "1",
+    ]);
+    for command in [&["compare"][..], &["train", "--workload"]] {
+        let fails = |name: &str, more: &[&str]| bad(&[command, &[name], more].concat());
+        assert!(fails("mlp", &["--scale", "small"]).contains("--scale is not for mlp"));
+        assert!(fails("augment", &["--scale", "huge"]).contains("must be small or article, got huge"));
+    }
+    assert!(bad(&["compare", "forum", "--scale", "small"]).contains("--scale is not for forum"));
+    // Before any are made.
+    let large = program(&["compare", "augment", "--device", "cpu", "--scale", "article", "--batch", "5000"]);
+    assert!(text(&large.stdout).contains("5000 rows a step at scale article"), "{}", text(&large.stdout));
+    assert!(bad_output(&["compare"], large).contains("5000 for 1024 rows"));
+    assert!(bad(&["compare", "branches", "--batch", "1,5000"]).contains("5000 for 1024 rows"));
+    assert!(bad(&["compare", "--batch", "8,5000"]).contains("5000 for 1438 rows"));
+}
+
+#[test]
 fn several_batches_and_streams_are_one_table_and_one_page() {
     let folder = Folder::new("sweep");
     let [path, report] = ["sweep.json", "sweep.html"].map(|name| folder.file(name));

@@ -8,7 +8,7 @@ use streamgrad::autograd::profile::Trace;
 use streamgrad::workloads::compare::{
     CapturedReport, CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare,
 };
-use streamgrad::workloads::{self, Workload};
+use streamgrad::workloads::{self, Scale, Workload};
 use streamgrad::{DeviceKind, Profile};
 
 use super::output::{Output, Printer};
@@ -30,6 +30,10 @@ pub(super) struct Args {
     /// Rows of one batch [default: the workload's]; several numbers as for streams.
     #[arg(long, allow_negative_numbers = true, value_name = "B,..", value_parser = positive, value_delimiter = ',')]
     pub(super) batch: Vec<usize>,
+    /// Size of the images of encoder-decoder and augment: small, 64 by 64, or article, 256 by 256 [default: small on a CPU, else
+    /// article].
+    #[arg(long, value_name = "SCALE")]
+    pub(super) scale: Option<Scale>,
     /// Steps to measure.
     #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = positive)]
     pub(super) steps: Option<usize>,
@@ -63,7 +67,7 @@ pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
         return Err(Failure::Usage(format!("{name} is for {} alone", ranks::FORUM)));
     }
     let default = workloads::ALL.first().map_or("", |first| first.name());
-    let workload = workload(args.workload.as_deref().unwrap_or(default))?;
+    let workload = workload(args.workload.as_deref().unwrap_or(default), args.scale)?;
     let defaults = CompareOptions::new(workload, &device(&args.device)?);
     let steps = args.steps.unwrap_or(defaults.steps);
     let of = |streams, batch| CompareOptions {
@@ -181,9 +185,10 @@ fn introduce(
         _ => String::new(),
     };
     let batches = workload.overlap().batches(options.streams);
+    let scale = report::at_scale(workload.scale(device));
     printer.line(format_args!("{}: {}", workload.name(), workload.about()))?;
     printer.line(format_args!(
-        "device {}{threads}, {batches} batch{} of {} rows a step, {} steps after {} of warm-up, seed {}",
+        "device {}{threads}, {batches} batch{} of {} rows a step{scale}, {} steps after {} of warm-up, seed {}",
         device.name(),
         if batches == 1 { "" } else { "es" },
         options.batch,
@@ -292,10 +297,15 @@ fn verdicts(found: &Comparison) -> Table {
         }
     };
     table.row(["efficiency".to_owned(), efficiency]);
-    for schedule in &found.captured {
-        if let Some(captured) = &schedule.captured {
-            let CapturedReport { speedup, speedup_spread: spread, .. } = captured;
-            let bits = equal(captured.identical_losses && captured.identical_parameters);
+    for schedule in found.schedules() {
+        if let Some((speedup, spread)) = compared(schedule) {
+            let bits = match (&schedule.captured, &schedule.hosted) {
+                (Some(one), _) => equal(one.identical_losses && one.identical_parameters).to_owned(),
+                (_, Some(one)) if !(one.identical_losses && one.identical_parameters) => {
+                    format!("losses differ by {:.0e} of themselves at most", one.loss_difference)
+                }
+                _ => equal(true).to_owned(),
+            };
             let verdict =
                 format!("{speedup:.2}x (blocks of steps: {:.2} to {:.2}), {bits}", spread.p10, spread.p90);
             table.row([schedule.name.to_owned(), verdict]);
@@ -310,6 +320,12 @@ fn verdicts(found: &Comparison) -> Table {
     table
 }
 
+/// How much faster than the serial schedule one is that is neither that nor the concurrent one.
+pub(super) fn compared(schedule: &ScheduleReport) -> Option<(f64, Quantiles)> {
+    let captured = schedule.captured.map(|one| (one.speedup, one.speedup_spread));
+    captured.or(schedule.hosted.map(|one| (one.speedup, one.speedup_spread)))
+}
+
 fn to_json(found: &Comparison) -> Value {
     let options = &found.options;
     let findings = found.diagnosis.iter().map(|f| json!({ "code": f.code, "message": f.message }));
@@ -319,6 +335,7 @@ fn to_json(found: &Comparison) -> Value {
         "threads": found.threads,
         "streams": options.streams,
         "batch": options.batch,
+        "scale": found.scale.map(|scale| scale.to_string()),
         "steps": options.steps,
         "warmup": options.warmup,
         "seed": options.seed,
@@ -362,6 +379,15 @@ fn schedule_json(schedule: &ScheduleReport) -> Value {
         "ops": ops.collect::<Vec<_>>(),
         "losses": schedule.losses,
         "captured": schedule.captured.as_ref().map(captured_json),
+        "hosted": schedule.hosted.map(|hosted| {
+            json!({
+                "speedup": hosted.speedup,
+                "speedup_spread": quantiles_json(hosted.speedup_spread),
+                "identical_losses": hosted.identical_losses,
+                "identical_parameters": hosted.identical_parameters,
+                "loss_difference": hosted.loss_difference,
+            })
+        }),
     })
 }
 

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use streamgrad::Device;
-use streamgrad::workloads::{self, Workload};
+use streamgrad::workloads::{self, Scale, Workload};
 
 use failure::{FAILED, Failure};
 use output::Printer;
@@ -134,9 +134,12 @@ fn device(name: &str) -> Result<Device, Failure> {
     Ok(Device::cuda(ordinal)?)
 }
 
-fn workload(name: &str) -> Result<&'static dyn Workload, Failure> {
-    workloads::find(name).map_err(|_| {
+/// The workload of that name, at a scale if one is asked for.
+fn workload(name: &str, scale: Option<Scale>) -> Result<&'static dyn Workload, Failure> {
+    let found = workloads::find(name).map_err(|_| {
         let known: Vec<&str> = workloads::ALL.iter().map(|workload| workload.name()).collect();
         Failure::Usage(format!("unknown workload {name:?}; there are: {}", known.join(", ")))
-    })
+    })?;
+    workloads::scaled(found, scale)
+        .map_err(|_| Failure::Usage(format!("--scale is not for {name}, which has one size")))
 }

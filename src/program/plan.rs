@@ -62,7 +62,7 @@ fn ranks(text: &str) -> Result<Ranks, String> {
 }
 
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
-    let workload = workload(&args.model)?;
+    let workload = workload(&args.model, None)?;
     let network = CommModel {
         latency: Duration::try_from_secs_f64(args.latency / 1e6).map_err(|_| {
             Failure::Usage(format!("--latency {} us is longer than can be counted", args.latency))

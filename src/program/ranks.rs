@@ -61,6 +61,7 @@ impl RankArgs {
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let elsewhere = [
         ("--streams", !args.streams.is_empty()),
+        ("--scale", args.scale.is_some()),
         ("--graph", args.graph),
         ("several of --batch", args.batch.len() > 1),
         ("--device", !["auto", "cpu"].contains(&args.device.as_str())),

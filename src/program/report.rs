@@ -3,6 +3,7 @@
 use streamgrad::Profile;
 use streamgrad::device::Recording;
 use streamgrad::report::{Bars, Line, Plot, Report, Timeline};
+use streamgrad::workloads::Scale;
 use streamgrad::workloads::compare::{Comparison, Finding, ScheduleReport};
 
 use super::table::{Table, pairs};
@@ -12,8 +13,13 @@ pub(super) fn of(found: &Comparison, about: &str, figures: &Table, verdicts: &Ta
     let options = &found.options;
     let title = format!("{}: {:.2}x on {} streams", found.workload, found.speedup, options.streams);
     let about = format!(
-        "{about}. Device {}, {} threads, batches of {} rows, {} steps, seed {}.",
-        found.device, found.threads, options.batch, options.steps, options.seed
+        "{about}. Device {}, {} threads, batches of {} rows{}, {} steps, seed {}.",
+        found.device,
+        found.threads,
+        options.batch,
+        at_scale(found.scale),
+        options.steps,
+        options.seed
     );
     let report = Report::new(title).about(about);
     let report = report.notes("Result", pairs(verdicts));
@@ -25,6 +31,11 @@ pub(super) fn of(found: &Comparison, about: &str, figures: &Table, verdicts: &Ta
         .table("Figures", figures.rows().to_vec())
         .plot(losses(found))
         .table("Ops", ops(found))
+}
+
+/// The words for a scale, if there is one.
+pub(super) fn at_scale(scale: Option<Scale>) -> String {
+    scale.map_or(String::new(), |scale| format!(" at scale {scale}"))
 }
 
 /// The traced step of median length.

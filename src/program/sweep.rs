@@ -3,16 +3,21 @@
 use streamgrad::report::{Line, Plot, Report};
 use streamgrad::workloads::compare::{Comparison, ScheduleReport};
 
+use super::compare::compared;
 use super::table::Table;
+
+/// The schedules beside the serial and the concurrent one, and how much faster than the serial one they are.
+fn more(found: &Comparison) -> impl Iterator<Item = (&'static str, f64)> {
+    found.schedules().filter_map(|schedule| Some((schedule.name, compared(schedule)?.0)))
+}
 
 /// A line for each comparison.
 pub(super) fn table(all: &[Comparison]) -> Table {
     let mut table = Table::new(0);
-    let captured = all.iter().flat_map(|found| &found.captured).map(|schedule| schedule.name);
     let mut head =
         vec!["batch", "streams", "serial (ms)", "concurrent (ms)", "speed-up", "p10 to p90", "bits"];
     let before = head.len();
-    captured.for_each(|name| {
+    all.iter().flat_map(more).for_each(|(name, _)| {
         if !head[before..].contains(&name) {
             head.push(name);
         }
@@ -30,8 +35,7 @@ pub(super) fn table(all: &[Comparison]) -> Table {
             format!("{:.2} to {:.2}", spread.p10, spread.p90),
             if equal { "equal" } else { "NOT EQUAL" }.to_owned(),
         ];
-        let captured = found.captured.iter().filter_map(|schedule| schedule.captured.as_ref());
-        table.row(row.into_iter().chain(captured.map(|captured| format!("{:.2}x", captured.speedup))));
+        table.row(row.into_iter().chain(more(found).map(|(_, speedup)| format!("{speedup:.2}x"))));
     }
     table
 }

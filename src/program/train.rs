@@ -8,7 +8,7 @@ use streamgrad::checkpoint::{self, Progress};
 use streamgrad::models::data::LoaderSteps;
 use streamgrad::models::file;
 use streamgrad::report::{Line, Plot, Report};
-use streamgrad::workloads::{self, CapturedStep, Evaluation, Model, Training, Workload};
+use streamgrad::workloads::{self, CapturedStep, Evaluation, Model, Scale, Training, Workload};
 use streamgrad::{
     Batch, ConcurrentBatches, DType, DataLoader, Device, Error, GraphOptions, InMemory, LoaderOptions,
     Optimizer, Profile, ProfileOptions, ProfileSchedule, Profiler, Tensor, autocast, no_grad,
@@ -28,6 +28,10 @@ pub(super) struct Args {
     /// Rows of one batch [default: the workload's].
     #[arg(long, allow_negative_numbers = true, value_name = "B", value_parser = positive)]
     batch: Option<usize>,
+    /// Size of the images of encoder-decoder and augment: small, 64 by 64, or article, 256 by 256 [default: small on a CPU, else
+    /// article].
+    #[arg(long, value_name = "SCALE")]
+    scale: Option<Scale>,
     /// Learning rate for the mean over a step's batches [default: the workload's].
     #[arg(long, allow_negative_numbers = true, value_parser = rate)]
     lr: Option<f64>,
@@ -63,7 +67,7 @@ pub(super) struct Args {
     data: Option<PathBuf>,
     /// What values of --data are multiplied by [default: 1/16, for pixels of 0 to 16].
     #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = 1.0 / 16.0, hide_default_value = true, value_parser = rate)]
-    scale: f64,
+    data_scale: f64,
 }
 
 const SEED: u64 = 7;
@@ -100,7 +104,7 @@ struct Epoch {
 
 pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
     let default = workloads::ALL.first().map_or("", |first| first.name());
-    let workload = workload(args.workload.as_deref().unwrap_or(default))?;
+    let workload = workload(args.workload.as_deref().unwrap_or(default), args.scale)?;
     if let Some(path) = &args.save {
         if is_stdout(path) {
             return Err(Failure::Usage(
@@ -196,8 +200,8 @@ impl Run {
             // The gradients of the lanes are added.
             optimizer.set_learning_rate(lr / lanes as f64)?;
         }
-        let (train, test) = data(args, workload, progress.seed, &device)?;
         let batch = args.batch.unwrap_or(workload.default_batch());
+        let (train, test) = data(args, workload, batch, progress.seed, &device)?;
         let options = LoaderOptions {
             batch,
             seed: progress.seed,
@@ -362,12 +366,15 @@ const TEST_FRACTION: f64 = 0.2;
 fn data(
     args: &Args,
     workload: &dyn Workload,
+    batch: usize,
     seed: u64,
     device: &Device,
 ) -> Result<(InMemory, InMemory), Failure> {
-    let (train, test) = workload.data(seed, device)?;
+    // Beside a file, they only say how long a row is.
+    let batch = if args.data.is_some() { 1 } else { batch };
+    let (train, test) = workload.data_for(batch, seed, device)?;
     let Some(path) = &args.data else { return Ok((train, test)) };
-    let data = InMemory::read_csv(path, train.classes(), args.scale as f32)?;
+    let data = InMemory::read_csv(path, train.classes(), args.data_scale as f32)?;
     if data.features() != train.features() {
         return Err(Failure::Run(format!(
             "{}: {} values in a row, {} takes {}",

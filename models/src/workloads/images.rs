@@ -1,13 +1,11 @@
 //! Models of synthetic images whose steps have parts that do not need each other.
-//!
-//! A CPU gets smaller images than a GPU: those of the published measurements take it seconds a step.
 
 use autograd::Var;
-use device::{DType, Device, DeviceKind, Result};
+use device::{DType, Device, Error, Result};
 use tensor::{RandomKey, Tensor};
 
 use super::{
-    Branches, EncoderDecoder, Evaluation, Images, Model, Overlap, PyramidOptions, Workload, encoder,
+    Branches, EncoderDecoder, Evaluation, Images, Model, Overlap, PyramidOptions, Scale, Workload, encoder,
     pixel_cross_entropy,
 };
 use crate::data::augment::Augment;
@@ -22,11 +20,17 @@ const TEST_FRACTION: f64 = 0.2;
 const EVALUATION_ROWS: usize = 8;
 /// Images, the held-out ones included.
 const ROWS: usize = 160;
+/// The most images to train on that are made: of 256 by 256 they take a gigabyte.
+const MOST_ROWS: usize = 1024;
 
-/// Height and width of the images of an encoder: on a CPU a step of 64 by 64 takes tens of milliseconds, and one of 256 by 256
-/// most of a second.
-fn size(device: &Device) -> usize {
-    if device.kind() == DeviceKind::Cpu { 64 } else { 256 }
+/// Images, the held-out ones included: `least`, or enough for a larger batch.
+fn rows(least: usize, batch: usize) -> Result<usize> {
+    if batch > MOST_ROWS {
+        let value = format_args!("{batch} for {MOST_ROWS} rows");
+        return Err(Error::invalid("workload", "batch", "at most the number of images that are made", value));
+    }
+    // A fifth is held out.
+    Ok(least.max(batch + batch.div_ceil(4)))
 }
 
 /// The images of a batch, `[n, 3, s, s]`.
@@ -41,8 +45,14 @@ fn sgd(parameters: Vec<Var>, lr: f64, lanes: usize) -> Result<Box<dyn Optimizer>
     Ok(Box::new(Sgd::new(parameters, lr / lanes as f64)?))
 }
 
-/// A frozen encoder on one stream and a decoder that learns on another.
-pub(super) struct EncodeDecode;
+/// A frozen encoder on one stream and a decoder that learns on another, at the device's scale or another one.
+pub(super) struct EncodeDecode(pub(super) Option<Scale>);
+
+impl EncodeDecode {
+    fn size(&self, device: &Device) -> usize {
+        self.0.unwrap_or(Scale::of(device)).size()
+    }
+}
 
 impl Model for EncoderDecoder {
     /// Encodes the images.
@@ -89,13 +99,28 @@ impl Workload for EncodeDecode {
         Overlap::Stages
     }
 
+    fn scale(&self, device: &Device) -> Option<Scale> {
+        Some(self.0.unwrap_or(Scale::of(device)))
+    }
+
+    fn at_scale(&self, scale: Scale) -> Option<&'static dyn Workload> {
+        Some(match scale {
+            Scale::Small => &EncodeDecode(Some(Scale::Small)),
+            Scale::Article => &EncodeDecode(Some(Scale::Article)),
+        })
+    }
+
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        let options = PyramidOptions::of_size(size(device));
+        let options = PyramidOptions::of_size(self.size(device));
         Ok(Box::new(EncoderDecoder::new(options, CLASSES, seed, device)?))
     }
 
     fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
-        let images = Images { rows: ROWS, size: size(device), classes: CLASSES, seed };
+        self.data_for(1, seed, device)
+    }
+
+    fn data_for(&self, batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        let images = Images { rows: rows(ROWS, batch)?, size: self.size(device), classes: CLASSES, seed };
         images.segmented()?.split(TEST_FRACTION, seed)
     }
 
@@ -104,8 +129,14 @@ impl Workload for EncodeDecode {
     }
 }
 
-/// Augmentation on one stream and a classifier that learns on another.
-pub(super) struct Augmented;
+/// Augmentation on one stream and a classifier that learns on another, at the device's scale or another one.
+pub(super) struct Augmented(pub(super) Option<Scale>);
+
+impl Augmented {
+    fn size(&self, device: &Device) -> usize {
+        self.0.unwrap_or(Scale::of(device)).size()
+    }
+}
 
 /// The encoder with a linear layer behind it, on augmented images.
 #[derive(Module)]
@@ -157,8 +188,23 @@ impl Workload for Augmented {
         Overlap::Stages
     }
 
+    fn prepares_on_host(&self) -> bool {
+        true
+    }
+
+    fn scale(&self, device: &Device) -> Option<Scale> {
+        Some(self.0.unwrap_or(Scale::of(device)))
+    }
+
+    fn at_scale(&self, scale: Scale) -> Option<&'static dyn Workload> {
+        Some(match scale {
+            Scale::Small => &Augmented(Some(Scale::Small)),
+            Scale::Article => &Augmented(Some(Scale::Article)),
+        })
+    }
+
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
-        let size = size(device);
+        let size = self.size(device);
         let options = PyramidOptions::of_size(size);
         let head = Linear::keyed(options.features()?, CLASSES, RandomKey { seed, op: 2000 }, device)?;
         let network = encoder(options, seed, device)?.push(Flatten).push(head);
@@ -167,7 +213,11 @@ impl Workload for Augmented {
     }
 
     fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
-        let images = Images { rows: ROWS, size: size(device), classes: CLASSES, seed };
+        self.data_for(1, seed, device)
+    }
+
+    fn data_for(&self, batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        let images = Images { rows: rows(ROWS, batch)?, size: self.size(device), classes: CLASSES, seed };
         images.labelled()?.split(TEST_FRACTION, seed)
     }
 
@@ -250,8 +300,12 @@ impl Workload for Prefetched {
         Ok(Box::new(Copied { network, device: device.clone() }))
     }
 
-    fn data(&self, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
-        let images = Images { rows: 2 * ROWS, size: COPIED_SIZE, classes: CLASSES, seed };
+    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        self.data_for(1, seed, device)
+    }
+
+    fn data_for(&self, batch: usize, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
+        let images = Images { rows: rows(2 * ROWS, batch)?, size: COPIED_SIZE, classes: CLASSES, seed };
         images.labelled()?.split(TEST_FRACTION, seed)
     }
 
@@ -312,8 +366,12 @@ impl Workload for Branched {
         Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, true, device)?))
     }
 
-    fn data(&self, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
-        let images = Images { rows: ROWS / 4, size: BRANCHED_SIZE, classes: CLASSES, seed };
+    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        self.data_for(1, seed, device)
+    }
+
+    fn data_for(&self, batch: usize, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
+        let images = Images { rows: rows(ROWS / 4, batch)?, size: BRANCHED_SIZE, classes: CLASSES, seed };
         images.labelled()?.split(TEST_FRACTION, seed)
     }
 

@@ -15,6 +15,7 @@ mod images;
 mod language;
 mod lenet;
 mod plan;
+mod scale;
 
 use autograd::{Var, no_grad};
 use device::{DType, Device, Error, Result};
@@ -31,6 +32,7 @@ pub use forum::Forum;
 pub use gpt::{Gpt, GptBlock, GptOptions};
 pub use lenet::lenet;
 pub use plan::{Plan, PlanOptions, PlannedStep, plan};
+pub use scale::Scale;
 
 /// A model with its data and optimizer.
 pub trait Workload: Sync {
@@ -68,6 +70,21 @@ pub trait Workload: Sync {
         device.clone()
     }
 
+    /// Whether [`Model::prepare`] works wherever the batch is, so that the host can do it before the batch is copied to the device.
+    fn prepares_on_host(&self) -> bool {
+        false
+    }
+
+    /// The scale of its images on `device`; `None` if they have one size, or if it has none.
+    fn scale(&self, _: &Device) -> Option<Scale> {
+        None
+    }
+
+    /// The same at another scale than the device's own; `None` if it has one size. See [`scaled`].
+    fn at_scale(&self, _: Scale) -> Option<&'static dyn Workload> {
+        None
+    }
+
     /// A new model with its first values keyed by `seed`.
     ///
     /// # Errors
@@ -87,6 +104,14 @@ pub trait Workload: Sync {
     /// # Errors
     /// `Format` if the data are damaged.
     fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)>;
+
+    /// [`data`](Workload::data), with at least as many rows as a batch has where they are made up.
+    ///
+    /// # Errors
+    /// As for [`data`](Workload::data); `InvalidArgument` with both numbers for a batch of more rows than are made.
+    fn data_for(&self, _batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        self.data(seed, device)
+    }
 
     /// The optimizer, for steps in which the gradients of `lanes` batches are added.
     ///
@@ -193,8 +218,8 @@ pub const ALL: &[&dyn Workload] = &[
     &classify::CNN,
     &language::CharGpt,
     &clicks::Clicks,
-    &images::EncodeDecode,
-    &images::Augmented,
+    &images::EncodeDecode(None),
+    &images::Augmented(None),
     &images::Prefetched,
     &images::Branched,
 ];
@@ -214,6 +239,16 @@ pub fn find(name: &str) -> Result<&'static dyn Workload> {
         .copied()
         .find(|workload| workload.name() == name)
         .ok_or_else(|| Error::invalid("workload", "name", NAMES, name))
+}
+
+/// The workload at a scale, if one is asked for.
+///
+/// # Errors
+/// `InvalidArgument` with the scale, if the workload has one size.
+pub fn scaled(workload: &'static dyn Workload, scale: Option<Scale>) -> Result<&'static dyn Workload> {
+    let Some(scale) = scale else { return Ok(workload) };
+    let one_size = || Error::invalid(workload.name(), "scale", "none, as it has one size", scale);
+    workload.at_scale(scale).ok_or_else(one_size)
 }
 
 const NAMES: &str = "one of two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch, branches";

@@ -95,7 +95,7 @@ pub fn plan(workload: &dyn Workload, options: &PlanOptions) -> Result<Plan> {
     let comms = Communicator::threads_with(std::slice::from_ref(device), CommOptions::default())?;
     let model = DataParallel::with_options(workload.model(*seed, device)?, &comms[0], *parallel)?;
     let mut optimizer = workload.optimizer(model.parameters(), 1)?;
-    let (train, _) = workload.data(*seed, device)?;
+    let (train, _) = workload.data_for(*batch, *seed, device)?;
     let source = workload.source(device);
     let loader = LoaderOptions {
         batch: *batch,

@@ -123,6 +123,31 @@ fn image_models_learn() {
 }
 
 #[test]
+fn images_of_the_article_make_its_model() {
+    let dev = Device::cpu();
+    let article = scaled(find("encoder-decoder").unwrap(), Some(Scale::Article)).unwrap();
+    let (train, _) = article.data(7, &dev).unwrap();
+    assert_eq!((train.len(), train.features()), (128, 3 * 256 * 256));
+    let model = article.model(7, &dev).unwrap();
+    let count = |tensors: &mut dyn Iterator<Item = usize>| tensors.sum::<usize>();
+    assert_eq!(count(&mut model.parameters().iter().map(|one| one.value().elements())), 44_744_090);
+    assert_eq!(count(&mut model.named_buffers().iter().map(|(_, one)| one.elements())), 44_746_784);
+}
+
+#[test]
+fn there_are_images_for_every_batch() {
+    let dev = Device::cpu();
+    for name in ["encoder-decoder", "augment", "prefetch", "branches"] {
+        let workload = find(name).unwrap();
+        let rows = |batch| workload.data_for(batch, 7, &dev).map(|(train, _)| train.len());
+        assert!(rows(1).unwrap() <= 256, "{name}");
+        assert_eq!(rows(260).unwrap(), 260, "{name}");
+        let error = rows(1025).unwrap_err().to_string();
+        assert!(error.contains("1025 for 1024 rows"), "{name}: {error}");
+    }
+}
+
+#[test]
 fn the_message_lists_every_name() {
     let names: Vec<_> = ALL.iter().map(|workload| workload.name()).collect();
     let Err(Error::InvalidArgument { expected, value, .. }) = find("two_batch") else { panic!("found") };

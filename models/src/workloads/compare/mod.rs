@@ -9,6 +9,10 @@
 //! Steps are timed untraced, in alternating blocks; a short traced phase afterwards says where the time goes. A third
 //! copy, with one lane's threads and nobody beside it, says how long the commands take undisturbed.
 //!
+//! Where the host can do what comes before the part that learns ([`Workload::prepares_on_host`]), one more copy has it do that, and
+//! then copies the batch to the device and trains as the serial one does. The time of its steps has both in it; the batches of
+//! the other schedules are on the device before a step begins.
+//!
 //! If asked, two more copies replay the serial schedule's step, captured once in the order of its stream and once in that of
 //! its data ([`Order`]), in the same blocks. What a step replays reads its batches from tensors that are filled before, within
 //! the time of the step. A replay is one command of a recording.
@@ -16,6 +20,7 @@
 mod captured;
 mod diagnosis;
 mod facts;
+mod hosted;
 mod machine;
 mod profile;
 mod quantiles;
@@ -28,11 +33,12 @@ use device::{Device, Error, Order, Recording, Result, StreamId};
 
 pub use autograd::profile::Finding;
 pub use captured::CapturedReport;
+pub use hosted::HostedReport;
 pub use profile::{LaneProfile, OpProfile, Profile};
 pub use quantiles::Quantiles;
 pub use ranks::{RankComparison, RankOptions, RankSchedule, compare_ranks};
 
-use super::{Overlap, Workload};
+use super::{Overlap, Scale, Workload};
 use captured::{Captured, Differences};
 use facts::Facts;
 use machine::Ticks;
@@ -114,9 +120,10 @@ impl CompareOptions {
     /// # Errors
     /// [`Error::InvalidArgument`] if they do not, and what making the data fails with.
     pub fn check_rows(&self, workload: &dyn Workload) -> Result<()> {
-        let (train, _) = workload.data(self.seed, &self.device)?;
+        let (train, _) = workload.data_for(self.batch, self.seed, &self.device)?;
         if self.batch > train.len() {
-            return Err(Error::invalid("compare", "batch", "at most the number of rows", self.batch));
+            let value = format_args!("{} for {} rows", self.batch, train.len());
+            return Err(Error::invalid("compare", "batch", "at most the number of rows to train on", value));
         }
         Ok(())
     }
@@ -134,12 +141,16 @@ pub struct Comparison {
     pub threads: usize,
     /// What was asked for.
     pub options: CompareOptions,
+    /// The scale of its images, if they have more than one.
+    pub scale: Option<Scale>,
     /// Batches of a step.
     pub batches_per_step: usize,
     /// The serial schedule.
     pub serial: ScheduleReport,
     /// The concurrent schedule.
     pub concurrent: ScheduleReport,
+    /// The schedule whose batches the host prepares, for a workload that has one.
+    pub hosted: Option<ScheduleReport>,
     /// The captured schedules, in the order of the stream and in that of the data; those that cannot be captured are named by
     /// the diagnosis instead.
     pub captured: Vec<ScheduleReport>,
@@ -156,9 +167,10 @@ pub struct Comparison {
     pub inflation: f64,
     /// A step's time on one lane's threads with the batches one after the other.
     pub alone_ms: f64,
-    /// Whether every loss of every batch has the same bits in all schedules.
+    /// Whether every loss of every batch has the same bits in all schedules; in those whose batches another device prepares, they
+    /// have their [own](HostedReport::loss_difference).
     pub identical_losses: bool,
-    /// Whether every parameter has the same bits at the end of all schedules.
+    /// Whether every parameter has the same bits at the end of these schedules.
     pub identical_parameters: bool,
     /// The share of held-out rows that the concurrent model classifies correctly.
     pub accuracy: f64,
@@ -171,7 +183,7 @@ pub struct Comparison {
 impl Comparison {
     /// Every schedule, the serial one first.
     pub fn schedules(&self) -> impl Iterator<Item = &ScheduleReport> {
-        [&self.serial, &self.concurrent].into_iter().chain(&self.captured)
+        [&self.serial, &self.concurrent].into_iter().chain(&self.hosted).chain(&self.captured)
     }
 
     /// Whether other programs kept the machine so busy that the times say little: they had processors that the device's
@@ -186,7 +198,7 @@ impl Comparison {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ScheduleReport {
-    /// `serial`, `concurrent`, or how it was captured.
+    /// `serial`, `concurrent`, `host-prepared`, or how it was captured.
     pub name: &'static str,
     /// Lanes.
     pub streams: usize,
@@ -221,6 +233,8 @@ pub struct ScheduleReport {
     pub recordings: Vec<Recording>,
     /// If steps are replays: of what, and how they compare.
     pub captured: Option<CapturedReport>,
+    /// If the host prepares the batches: how that compares.
+    pub hosted: Option<HostedReport>,
 }
 
 impl ScheduleReport {
@@ -254,7 +268,7 @@ pub fn compare(
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Comparison> {
     options.check(workload)?;
-    let (train, test) = workload.data(options.seed, &options.device)?;
+    let (train, test) = workload.data_for(options.batch, options.seed, &options.device)?;
     let threads = options.device.threads();
     let runner = |name, how, threads| {
         Runner::new(name, workload, &train, options, how, options.device.sibling(threads)?)
@@ -262,6 +276,8 @@ pub fn compare(
     let mut serial = runner("serial", How::Eager { streams: 1 }, threads)?;
     let mut concurrent = runner("concurrent", How::Eager { streams: options.streams }, threads)?;
     let mut alone = runner("alone", How::Eager { streams: 1 }, (threads / options.streams).max(1))?;
+    let hosted = || runner("host-prepared", How::Hosted, threads);
+    let mut hosted = workload.prepares_on_host().then(hosted).transpose()?;
     let mut captured = Captured::default();
     for (name, order) in CAPTURED.into_iter().filter(|_| options.graph) {
         captured.add(runner(name, How::Captured(order), threads))?;
@@ -273,6 +289,7 @@ pub fn compare(
     for steps in blocks(options.warmup) {
         serial.warm_up(steps)?;
         concurrent.warm_up(steps)?;
+        hosted.iter_mut().try_for_each(|runner| runner.warm_up(steps))?;
         captured.each(|runner| runner.warm_up(steps))?;
         done += steps;
         progress(done, total);
@@ -280,16 +297,19 @@ pub fn compare(
     let begin = Ticks::now();
     serial.begin();
     concurrent.begin();
+    hosted.iter_mut().for_each(Runner::begin);
     captured.runners.iter_mut().for_each(Runner::begin);
     for steps in blocks(options.steps) {
         serial.measure(steps)?;
         concurrent.measure(steps)?;
+        hosted.iter_mut().try_for_each(|runner| runner.measure(steps))?;
         captured.each(|runner| runner.measure(steps))?;
         done += steps;
         progress(done, total);
     }
     serial.end();
     concurrent.end();
+    hosted.iter_mut().for_each(Runner::end);
     captured.runners.iter_mut().for_each(Runner::end);
     let others = begin.zip(Ticks::now()).and_then(|(begin, end)| begin.others_until(end));
     alone.warm_up(options.warmup.min(8))?;
@@ -297,6 +317,7 @@ pub fn compare(
         alone.trace(steps)?;
         serial.trace(steps)?;
         concurrent.trace(steps)?;
+        hosted.iter_mut().try_for_each(|runner| runner.trace(steps))?;
         captured.each(|runner| runner.trace(steps))?;
         done += steps;
         progress(done, total);
@@ -305,6 +326,8 @@ pub fn compare(
     let on_host = options.device.runs_on_host();
     let mut differences = Differences::default();
     differences.add(&serial, &concurrent)?;
+    let hosted =
+        hosted.map(|runner| hosted::report(&serial, runner, on_host, &mut differences)).transpose()?;
     let (captured, captured_findings) = captured.report(&serial, on_host, &mut differences)?;
     let held_out = concurrent.evaluate(&test)?;
     let speedup_spread = speedups(&serial, &concurrent);
@@ -325,6 +348,7 @@ pub fn compare(
         device: options.device.name(),
         threads,
         options: options.clone(),
+        scale: workload.scale(&options.device),
         batches_per_step: workload.overlap().batches(options.streams),
         speedup: serial_ms / concurrent_ms,
         speedup_spread,
@@ -339,6 +363,7 @@ pub fn compare(
         diagnosis,
         serial,
         concurrent,
+        hosted,
         captured,
     })
 }

@@ -7,8 +7,9 @@ use autograd::{ConcurrentBatches, Gradients, GraphOptions, Lanes, Order, Step, n
 use device::{
     DType, Device, Error, Placement, Recording, Result, Stream, StreamId, StreamOptions, SyncStats,
 };
-use tensor::{PlanReport, Tensor};
+use tensor::{PlanReport, Tensor, Tensors};
 
+use super::hosted::host_of;
 use super::profile::Profile;
 use super::quantiles::{Quantiles, median};
 use super::{CompareOptions, ScheduleReport};
@@ -21,6 +22,8 @@ use crate::{Batch, DataLoader, InMemory, LoaderOptions, Optimizer};
 pub(super) enum How {
     /// Launched step by step, on so many streams; one is the serial schedule.
     Eager { streams: usize },
+    /// The serial schedule, on batches that the host prepares before they are copied to the device.
+    Hosted,
     /// The serial schedule, captured and replayed.
     Captured(Order),
 }
@@ -132,12 +135,13 @@ impl Schedule {
         model: &dyn Model,
         optimizer: &mut dyn Optimizer,
         batches: Vec<Batch>,
+        device: &Device,
     ) -> Result<Vec<Tensor>> {
         let prepare = |batch| no_grad(|| model.prepare(batch));
         match self {
             Schedule::Lanes(lanes) => {
                 let Step { losses, gradients, .. } =
-                    lanes.step(batches, |batch| model.batch_loss(&prepare(batch)?))?;
+                    lanes.step(batches, |batch| model.batch_loss(&uploaded(prepare(batch)?, device)?))?;
                 optimizer.step(&gradients)?;
                 Ok(losses)
             }
@@ -167,6 +171,11 @@ impl Schedule {
             }
         }
     }
+}
+
+/// A batch on the device, where it is already unless the host has prepared it.
+fn uploaded(batch: Batch, device: &Device) -> Result<Batch> {
+    batch.rebuild(&mut |tensor| tensor.to_device(device))
 }
 
 /// What a step took.
@@ -199,7 +208,7 @@ impl Runner {
             batch: options.batch,
             seed: options.seed,
             drop_last: true,
-            device: workload.source(&device),
+            device: if let How::Hosted = how { host_of(&device) } else { workload.source(&device) },
             ..LoaderOptions::default()
         };
         let loader = DataLoader::new(train.clone(), loader)?;
@@ -279,7 +288,7 @@ impl Runner {
             self.device.start_recording();
         }
         let start = Instant::now();
-        let losses = self.schedule.step(&*self.model, &mut *self.optimizer, batches)?;
+        let losses = self.schedule.step(&*self.model, &mut *self.optimizer, batches, &self.device)?;
         let launched = start.elapsed();
         self.device.synchronize()?;
         let took = start.elapsed();
@@ -368,6 +377,12 @@ impl Runner {
             .next()
     }
 
+    /// As a part of the loss here.
+    pub(super) fn largest_difference_in_losses(&self, other: &Runner) -> f64 {
+        let pairs = self.losses.iter().zip(&other.losses).filter(|(a, b)| a.to_bits() != b.to_bits());
+        pairs.map(|(a, b)| ((a - b) / a).abs()).fold(0.0, |most, next| if next <= most { most } else { next })
+    }
+
     /// Parameters and buffers.
     pub(super) fn first_difference_in_parameters(&self, other: &Runner) -> Result<Option<String>> {
         let state = |runner: &Runner| -> Vec<(String, Tensor)> {
@@ -405,6 +420,7 @@ impl Runner {
         ScheduleReport {
             name: self.name,
             captured: None,
+            hosted: None,
             streams: self.streams.len(),
             step_ms: Quantiles::of(self.times_ms()),
             launch_ms: median(self.launch_ms.iter().copied()),

@@ -240,6 +240,9 @@ impl Workload for Small {
     fn source(&self, device: &Device) -> Device {
         self.of.source(device)
     }
+    fn prepares_on_host(&self) -> bool {
+        self.of.prepares_on_host()
+    }
     fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn workloads::Model>> {
         self.of.branched(seed, device)
     }
@@ -280,7 +283,7 @@ fn stages_and_branches_give_what_the_serial_schedule_gives() {
 }
 
 fn check_captured(found: &Comparison) {
-    let names: Vec<_> = found.schedules().map(|schedule| schedule.name).collect();
+    let names: Vec<_> = found.schedules().filter(|one| one.hosted.is_none()).map(|one| one.name).collect();
     assert_eq!(names, ["serial", "concurrent", "captured, serial order", "captured, data order"]);
     for schedule in &found.captured {
         let captured = schedule.captured.as_ref().unwrap();
@@ -338,6 +341,20 @@ fn a_replay_that_differs_is_noticed() {
     assert_eq!(different.len(), 4, "{different:?}");
     assert!(different[0].message.contains("a loss differs, captured, serial order: step "), "{different:?}");
     assert_eq!(found.serial.losses, found.concurrent.losses);
+}
+
+#[test]
+fn a_host_that_prepares_gives_what_the_serial_schedule_gives() {
+    let workload = Small { of: workloads::find("augment").unwrap(), change: |loss, _| Ok(loss) };
+    let options = CompareOptions { graph: false, ..small_options(&workload) };
+    let found = compare(&workload, &options, |_, _| ()).unwrap();
+    assert!(found.identical_losses && found.identical_parameters, "{:?}", found.diagnosis);
+    let hosted = found.hosted.as_ref().unwrap();
+    assert_eq!((hosted.name, hosted.streams, &hosted.losses), ("host-prepared", 1, &found.serial.losses));
+    let report = hosted.hosted.unwrap();
+    assert!(report.identical_losses && report.identical_parameters && report.loss_difference == 0.0);
+    assert!(report.speedup > 0.0 && hosted.recordings.len() == 2);
+    assert!(quick("two-batch", 2).hosted.is_none());
 }
 
 /// The digits' small network with another loss.

@@ -1,0 +1,64 @@
+//! How large made-up images are.
+
+use std::fmt;
+use std::str::FromStr;
+
+use device::{Device, DeviceKind, Error, Result};
+
+/// Height and width of a workload's images, and with them how many levels its model has.
+///
+/// ```
+/// use models::workloads::{Scale, find, scaled};
+/// # fn main() -> device::Result<()> {
+/// let device = device::Device::cpu();
+/// assert_eq!(Scale::of(&device), Scale::Small);
+/// let article = scaled(find("augment")?, Some("article".parse()?))?;
+/// assert_eq!(article.scale(&device), Some(Scale::Article));
+/// assert!(scaled(find("mlp")?, Some(Scale::Small)).is_err());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// 64 by 64: a step takes tens of milliseconds on a CPU.
+    Small,
+    /// 256 by 256, as in the published measurements: a step takes most of a second on a CPU.
+    Article,
+}
+
+impl Scale {
+    /// What a device gets unless told otherwise: small on a CPU.
+    pub fn of(device: &Device) -> Scale {
+        if device.kind() == DeviceKind::Cpu { Scale::Small } else { Scale::Article }
+    }
+
+    /// Height and width of an image.
+    pub fn size(self) -> usize {
+        match self {
+            Scale::Small => 64,
+            Scale::Article => 256,
+        }
+    }
+}
+
+impl fmt::Display for Scale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Scale::Small => "small",
+            Scale::Article => "article",
+        })
+    }
+}
+
+impl FromStr for Scale {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the text, for another one.
+    fn from_str(text: &str) -> Result<Scale> {
+        [Scale::Small, Scale::Article]
+            .into_iter()
+            .find(|scale| scale.to_string() == text)
+            .ok_or_else(|| Error::invalid("workload", "scale", "small or article", text))
+    }
+}

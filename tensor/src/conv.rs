@@ -190,7 +190,7 @@ impl Form {
 fn stored(x: &Tensor, channels_last: bool) -> Result<Tensor> {
     match channels_last {
         false => x.contiguous(),
-        true if x.layout.offset() * x.dtype.size_bytes() % 16 == 0 => x.channels_last(),
+        true if (x.layout.offset() * x.dtype.size_bytes()).is_multiple_of(16) => x.channels_last(),
         true => x.copy()?.channels_last(),
     }
 }

@@ -48,7 +48,12 @@ impl Training {
         let mut step = self.lanes.step(&self.batches, |x| {
             let loss = |w: &Var| {
                 let x = Var::constant(x.clone()).to_dtype(w.dtype())?;
-                w.mul(&x)?.sin()?.square()?.sum(&[], false)?.to_dtype(DType::F32)
+                w.reshape(&[w.shape().iter().product()])?
+                    .mul(&x)?
+                    .sin()?
+                    .square()?
+                    .sum(&[], false)?
+                    .to_dtype(DType::F32)
             };
             let first = loss(&self.parameters[0])?;
             self.parameters[1..].iter().try_fold(first, |sum, w| sum.add(&loss(w)?))
@@ -129,7 +134,7 @@ fn sums_that_others_need_are_made_before() {
             let new = || -> Result<Training> {
                 let mut training = Training::new(optimizers()[3], batches, 1, device)?;
                 if transposed {
-                    // Its gradient lies in another order.
+                    // Its gradient lies in another order, that of the reshaped copy.
                     training.parameters[0] = Var::leaf(training.parameters[0].value().t()?);
                 }
                 if clip {

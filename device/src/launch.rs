@@ -218,6 +218,11 @@ impl Stream {
         self.fifo().driver_stream().is_some()
     }
 
+    /// Whether the device has units for products of matrices of BF16, F16 and TF32 (compute capability 8.0).
+    pub fn has_tensor_cores(&self) -> bool {
+        self.fifo().driver_stream().is_some_and(|stream| stream.has_tensor_cores())
+    }
+
     /// Copies `bytes` into `buffer` from its byte `offset` on. If the stream cannot run the copy at once, the bytes
     /// are kept for it.
     ///

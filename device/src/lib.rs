@@ -64,7 +64,8 @@ pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
 pub use peaks::Peaks;
 pub use recorder::{
     CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, HandOff, HandOffRecord, KernelRecord,
-    LaunchRecord, OperandRecord, Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,
+    LaunchRecord, OperandRecord, Place, RangeRecord, Recording, RecordingOptions, ReplayedRecord, SyncRecord,
+    WaitRecord,
 };
 pub use shared::Shared;
 pub use spin::{SpinGuard, SpinLock};

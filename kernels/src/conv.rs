@@ -99,7 +99,7 @@ impl Form {
             [g.images, g.all_filters(), g.places[0], g.places[1]],
         ];
         let empty = shapes.as_flattened().contains(&0);
-        if !all_places || empty || cuda::has_better(g, pass, bias, exact) {
+        if !all_places || empty || cuda::has_better(stream, g, (pass, bias), exact) {
             return Ok(None);
         }
         let strides = shapes.map(|[_, b, c, d]| match channels_last {
@@ -136,7 +136,8 @@ pub struct Conv2d<'a> {
 /// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits. On
 /// CUDA, cuDNN makes it where that is found and has an algorithm that always gives the same bits. In F32 where
 /// [TF32 is allowed](device::Device::set_tf32) that may be one by transforms: its errors are relative to the largest element, and
-/// an infinity or NaN spreads over elements whose sums do not have it.
+/// an infinity or NaN spreads over elements whose sums do not have it. Where tensor cores make it here, factors of F32 are sums of two
+/// of TF32: a product is off by less than 2^-19 of itself, and an infinity times anything is NaN.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,
@@ -237,7 +238,7 @@ impl<'a> Conv2d<'a> {
         match &self.algorithm {
             Some(algorithm) => algorithm.workspace().div_ceil(out.dtype.compute_dtype().size_bytes()),
             None if self.stream.is_cuda() && out.layout.elements() > 0 => {
-                cuda::workspace(&self.geometry, self.pass)
+                cuda::workspace(self.stream, &self.geometry, self.pass, out.dtype)
             }
             None => 0,
         }

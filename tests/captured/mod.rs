@@ -10,6 +10,7 @@ mod optimizers;
 mod outputs;
 mod plans;
 mod random;
+mod recorded;
 mod refused;
 mod streams;
 mod workloads;

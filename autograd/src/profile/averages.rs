@@ -75,7 +75,8 @@ impl Profile {
         self.key_averages_by(Key::Op)
     }
 
-    /// What was called how often and took how long, put together by `key`. Waits and events are left out.
+    /// What was called how often and took how long, put together by `key`. Waits and events are left out. On a CPU, the commands
+    /// of captured steps have rows of their own, `replay: ` and their op; the replay's own time is what is left.
     pub fn key_averages_by(&self, key: Key) -> Averages {
         let mut rows = Rows::default();
         for recording in self.recordings() {
@@ -130,8 +131,14 @@ impl Rows {
             row.host_total_ms += host;
             row.host_self_ms += host;
             row.device_total_ms += device;
-            row.device_self_ms += device;
+            row.device_self_ms += device - command.replayed_ns() as f64;
             row.copied_bytes += command.kind.copied_bytes().unwrap_or(0);
+            for part in &command.replayed {
+                let row = self.row(format!("replay: {}", part.op));
+                row.calls += 1;
+                row.device_total_ms += part.duration_ns() as f64;
+                row.device_self_ms += part.duration_ns() as f64;
+            }
         }
     }
 

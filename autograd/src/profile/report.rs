@@ -1,9 +1,11 @@
 //! Profiles on a [`Report`].
 
-use device::{CommandRecord, Recording};
+use device::{CommandRecord, Recording, StreamId};
 
 use super::averages::{place, shapes};
 use super::path::Link;
+use super::timeline;
+use super::trace::replay_row;
 use super::{IdleCause, Profile, diagnose, ms};
 use crate::report::{Bars, Line, Plot, Report, Slice, Timeline};
 
@@ -33,8 +35,22 @@ impl Report {
     }
 }
 
+/// A row for each stream, and for each thread that replayed captured steps for it.
+fn drawn_rows(timeline: &timeline::Timeline<'_>) -> Vec<(StreamId, Option<u32>)> {
+    let mut rows = Vec::new();
+    for (&stream, commands) in &timeline.streams {
+        let replayed = commands.iter().flat_map(|&at| &timeline.command(at).replayed);
+        let mut threads: Vec<_> = replayed.map(|part| Some(part.thread)).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        rows.extend(std::iter::once(None).chain(threads).map(|thread| (stream, thread)));
+    }
+    rows
+}
+
 impl Profile {
-    /// What ran when, in the last recording: a row for each stream and each thread of the host, and the critical path.
+    /// What ran when, in the last recording: a row for each stream, each thread that replayed captured steps and each thread of
+    /// the host, and the critical path.
     pub fn drawing(&self, title: &str) -> Timeline {
         let Some((number, recording)) = self.recordings().enumerate().last() else {
             return Timeline::default();
@@ -42,21 +58,26 @@ impl Profile {
         let origin = drawn_from(recording);
         let mut drawing =
             Drawing { origin, timeline: Timeline { title: title.to_owned(), ..Timeline::default() } };
-        let streams: Vec<_> = self
-            .timelines()
-            .nth(number)
-            .into_iter()
-            .flat_map(|timeline| timeline.streams.into_keys())
-            .collect();
-        drawing.timeline.rows = streams.iter().map(|&stream| self.stream_name(stream)).collect();
+        let rows = self.timelines().nth(number).map_or_else(Vec::new, |timeline| drawn_rows(&timeline));
+        let row_of = |stream, thread| rows.iter().position(|row| *row == (stream, thread));
+        let name = |&(stream, thread): &(StreamId, Option<u32>)| {
+            let name = self.stream_name(stream);
+            thread.map_or_else(|| name.clone(), |thread| replay_row(&name, thread))
+        };
+        drawing.timeline.rows = rows.iter().map(name).collect();
         let hosts = drawing.timeline.rows.len();
         drawing.timeline.rows.extend(recording.threads.iter().map(|name| format!("host: {name}")));
         // The place of each command's slice, and of that of its launch.
         let mut places = vec![(None, None); recording.commands.len()];
         for (command, (ran, launched)) in recording.commands.iter().zip(&mut places) {
-            let Some(row) = streams.iter().position(|stream| *stream == command.moment.stream) else {
-                continue;
-            };
+            let stream = command.moment.stream;
+            let Some(row) = row_of(stream, None) else { continue };
+            for part in &command.replayed {
+                let detail = format!("command {} of the step", part.command);
+                if let Some(row) = row_of(stream, Some(part.thread)) {
+                    drawing.slice(row, part.op, (part.start_ns, part.end_ns), detail);
+                }
+            }
             *ran = drawing.slice(
                 row,
                 command.op,

@@ -98,7 +98,7 @@ impl Profile {
 
 /// Profiles to be looked at side by side, for Perfetto or chrome://tracing.
 ///
-/// Each is a process with a track for each stream and each thread of the host. Arrows lead from a launch to its command, and from
+/// Each is a process with a track for each stream, for each thread that replayed captured steps, and for each thread of the host. Arrows lead from a launch to its command, and from
 /// what a stream waited for to what waited. Counters show the memory, and how many commands were launched and had not ended.
 /// A slice's arguments are what is known of it: shapes, bytes, the line of the program, the grid of its kernels.
 #[derive(Clone, Debug, Default)]
@@ -126,7 +126,7 @@ impl Trace {
     pub fn add(&mut self, name: &str, profile: &Profile) {
         self.processes += 1;
         let mut process =
-            Process { pid: self.processes, profile, streams: Vec::new(), origin: 0, steps: 0, trace: self };
+            Process { pid: self.processes, profile, tracks: Vec::new(), origin: 0, steps: 0, trace: self };
         process.name("process_name", STEPS, name);
         process.name("thread_name", STEPS, "steps");
         for window in &profile.windows {
@@ -143,8 +143,8 @@ impl Trace {
 struct Process<'a> {
     pid: usize,
     profile: &'a Profile,
-    /// The streams that have a track.
-    streams: Vec<StreamId>,
+    /// The streams that have a track, and the threads that replayed captured steps for them.
+    tracks: Vec<(StreamId, Option<u32>)>,
     /// When the recording began, on the trace's clock.
     origin: u64,
     /// Steps so far.
@@ -158,7 +158,7 @@ impl Process<'_> {
         let recording = &window.recording;
         self.steps(recording, timeline.end_ns);
         for &stream in timeline.streams.keys() {
-            self.track(stream);
+            self.track(stream, None);
         }
         for command in &recording.commands {
             self.command(recording, command);
@@ -173,17 +173,18 @@ impl Process<'_> {
         self.origin += timeline.end_ns.max(recording.wall_ns);
     }
 
-    /// The track of a stream, which gets its name when it is seen first.
-    fn track(&mut self, stream: StreamId) -> usize {
-        let known = self.streams.iter().position(|known| *known == stream);
+    /// The track of a stream, or of a thread that replays for it; it gets its name when it is seen first.
+    fn track(&mut self, stream: StreamId, thread: Option<u32>) -> usize {
+        let known = self.tracks.iter().position(|known| *known == (stream, thread));
         1 + known.unwrap_or_else(|| {
-            self.streams.push(stream);
+            self.tracks.push((stream, thread));
             let name = match self.profile.stream_name(stream) {
                 name if name.ends_with(&stream.to_string()) => name,
                 name => format!("{name} {stream}"),
             };
-            self.name("thread_name", self.streams.len(), &name);
-            self.streams.len() - 1
+            let name = thread.map_or_else(|| name.clone(), |thread| replay_row(&name, thread));
+            self.name("thread_name", self.tracks.len(), &name);
+            self.tracks.len() - 1
         })
     }
 
@@ -219,9 +220,14 @@ impl Process<'_> {
     }
 
     fn command(&mut self, recording: &Recording, command: &CommandRecord) {
-        let tid = self.track(command.moment.stream);
+        let tid = self.track(command.moment.stream, None);
         let times = (command.start_ns, command.end_ns);
         self.slice(tid, command.op, times, arguments(recording, command));
+        for part in &command.replayed {
+            let tid = self.track(command.moment.stream, Some(part.thread));
+            let args = [("command".to_owned(), json!(part.command))].into_iter().collect();
+            self.slice(tid, part.op, (part.start_ns, part.end_ns), args);
+        }
         if (command.launch.thread as usize) < recording.threads.len() {
             let (thread, launch) = (THREADS + command.launch.thread as usize, command.launch);
             let times = (launch.start_ns, launch.end_ns);
@@ -261,8 +267,8 @@ impl Process<'_> {
                 let (from, to) = (timeline.command(awaited), timeline.command(at));
                 // An arrow's ends must lie inside their slices.
                 let middle = from.start_ns + from.duration_ns() / 2;
-                let from = (self.track(from.moment.stream), middle);
-                let to = (self.track(to.moment.stream), to.start_ns);
+                let from = (self.track(from.moment.stream, None), middle);
+                let to = (self.track(to.moment.stream, None), to.start_ns);
                 self.arrow("wait", from, to);
             }
         }
@@ -287,6 +293,11 @@ impl Process<'_> {
         self.event(json!({ "ph": "s", "cat": name, "name": name, "id": id }), from.0, from.1);
         self.event(json!({ "ph": "f", "bp": "e", "cat": name, "name": name, "id": id }), to.0, to.1);
     }
+}
+
+/// The name of the row of a thread that replays captured steps for a stream.
+pub(super) fn replay_row(stream: &str, thread: u32) -> String {
+    format!("{stream}, replay thread {thread}")
 }
 
 /// What is known of a command.

@@ -106,7 +106,7 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(super) fn capability(&self) -> (i32, i32) {
+    pub(crate) fn has_tensor_cores(&self) -> bool {
         match *self {}
     }
 

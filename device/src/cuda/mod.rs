@@ -398,9 +398,9 @@ impl<'a> Queue<'a> {
         self.stream.shared_bytes()
     }
 
-    /// The device's compute capability: major and minor number.
-    pub fn capability(&self) -> (i32, i32) {
-        self.stream.capability()
+    /// See [`Stream::has_tensor_cores`](crate::Stream::has_tensor_cores).
+    pub fn has_tensor_cores(&self) -> bool {
+        self.stream.has_tensor_cores()
     }
 
     /// Whether factors in F32 may be rounded to TF32, see [`Device::set_tf32`](crate::Device::set_tf32).

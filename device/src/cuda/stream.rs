@@ -136,8 +136,8 @@ impl DriverStream {
         self.context.shared_bytes
     }
 
-    pub(super) fn capability(&self) -> (i32, i32) {
-        self.context.capability
+    pub(crate) fn has_tensor_cores(&self) -> bool {
+        self.context.capability >= (8, 0)
     }
 
     /// Makes the device current on this thread; before any other call.

@@ -3,59 +3,117 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
 use super::node::Node;
+use crate::recorder::Replayed;
 use crate::{Cpu, Panicked, SpinLock, Team};
 
 /// For each thread that replays, the others as helpers of its kernels; made at a first replay.
 pub(super) type Helpers = Vec<Arc<Team>>;
 
-/// Runs `nodes`, each after what it needs, at most `widest` of them at once.
-///
-/// # Panics
-/// As the first command that did, once all have ended.
-pub(super) fn run(nodes: &[Node], widest: usize, cpu: &Cpu<'_>, helpers: &mut Helpers) {
-    report(match cpu.crew() {
-        Some(team) if widest > 1 => together(nodes, team, helpers),
-        _ => in_order(nodes, cpu),
-    });
+/// A captured step's commands, in the program's order.
+#[derive(Clone, Copy)]
+pub(super) struct Step<'a> {
+    pub(super) nodes: &'a [Node],
+    /// Where the replay is recorded.
+    pub(super) times: Option<&'a SpinLock<Vec<Replayed>>>,
 }
 
-/// Runs `nodes` one at a time, each after what it needs, in an order that `seed` picks.
-///
-/// # Panics
-/// As [`run`].
-pub(super) fn run_shuffled(nodes: &[Node], mut seed: u64, cpu: &Cpu<'_>) {
-    let mut left: Vec<usize> = nodes.iter().map(|node| node.needs.len()).collect();
-    let mut ready: Vec<usize> = (0..nodes.len()).filter(|&at| left[at] == 0).collect();
-    let mut first = None;
-    while !ready.is_empty() {
-        // Knuth's linear congruential generator.
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let node = &nodes[ready.swap_remove((seed >> 33) as usize % ready.len())];
-        if let Err(failed) = run_node(node, cpu) {
-            first.get_or_insert(failed);
-        }
-        for &next in &node.next {
-            left[next as usize] -= 1;
-            if left[next as usize] == 0 {
-                ready.push(next as usize);
+impl Step<'_> {
+    /// Runs the commands, each after what it needs, at most `widest` of them at once.
+    ///
+    /// # Panics
+    /// As the first command that did, once all have ended.
+    pub(super) fn run(self, widest: usize, cpu: &Cpu<'_>, helpers: &mut Helpers) {
+        report(match cpu.crew() {
+            Some(team) if widest > 1 => self.together(team, helpers),
+            _ => self.in_order(cpu),
+        });
+    }
+
+    /// Runs the commands one at a time, each after what it needs, in an order that `seed` picks.
+    ///
+    /// # Panics
+    /// As [`run`](Self::run).
+    pub(super) fn run_shuffled(self, mut seed: u64, cpu: &Cpu<'_>) {
+        let nodes = self.nodes;
+        let mut left: Vec<usize> = nodes.iter().map(|node| node.needs.len()).collect();
+        let mut ready: Vec<usize> = (0..nodes.len()).filter(|&at| left[at] == 0).collect();
+        let mut first = None;
+        while !ready.is_empty() {
+            // Knuth's linear congruential generator.
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let at = ready.swap_remove((seed >> 33) as usize % ready.len());
+            if let Err(failed) = self.run_node(at, 0, cpu) {
+                first.get_or_insert(failed);
+            }
+            for &next in &nodes[at].next {
+                left[next as usize] -= 1;
+                if left[next as usize] == 0 {
+                    ready.push(next as usize);
+                }
             }
         }
+        report(first);
     }
-    report(first);
+
+    /// Runs a command on one of the replay's threads.
+    #[inline(always)]
+    fn run_node(self, at: usize, thread: usize, cpu: &Cpu<'_>) -> Result<(), Failed> {
+        let node = &self.nodes[at];
+        let start = self.times.map(|times| (times, Instant::now()));
+        let done = Panicked::catch(|| node.work.run(cpu)).map_err(|panicked| (node.op, panicked));
+        if let Some((times, start)) = start {
+            let (command, thread, end) = (at as u32, thread as u32, Instant::now());
+            times.lock().push(Replayed { op: node.op, command, thread, start, end });
+        }
+        done
+    }
+
+    /// The program's order is one that the needs allow.
+    fn in_order(self, cpu: &Cpu<'_>) -> First {
+        let mut first = None;
+        for at in 0..self.nodes.len() {
+            if let Err(failed) = self.run_node(at, 0, cpu) {
+                first.get_or_insert(failed);
+            }
+        }
+        first
+    }
+
+    fn together(self, team: &Team, helpers: &mut Helpers) -> First {
+        let nodes = self.nodes;
+        let threads = team.helpers() + 1;
+        helpers.resize_with(threads, || Arc::new(Team::of_visitors(threads - 1)));
+        let mut starts: SmallVec<[u32; 16]> = SmallVec::new();
+        for (at, node) in nodes.iter().enumerate() {
+            node.left.store(node.needs.len() as u32, Ordering::Relaxed);
+            if node.needs.is_empty() {
+                starts.push(at as u32);
+            }
+        }
+        // The longest ways begin on threads of their own.
+        starts.sort_by_key(|&at| std::cmp::Reverse(nodes[at as usize].urgency));
+        let crew = Crew {
+            step: self,
+            ready: (0..threads).map(|_| Ready::new()).collect(),
+            left: AtomicUsize::new(nodes.len()),
+            helpers,
+            first: SpinLock::new(None),
+        };
+        starts.iter().enumerate().for_each(|(at, &start)| crew.ready[at % threads].push(start));
+        // Who comes late takes what is left; where the team is at work for somebody else, this thread does all.
+        team.share(threads - 1, &|thread| crew.work(thread));
+        crew.first.into_inner()
+    }
 }
 
 /// An op whose command panicked.
 type Failed = (&'static str, Panicked);
 type First = Option<Failed>;
-
-#[inline(always)]
-fn run_node(node: &Node, cpu: &Cpu<'_>) -> Result<(), Failed> {
-    Panicked::catch(|| node.work.run(cpu)).map_err(|panicked| (node.op, panicked))
-}
 
 fn report(first: First) {
     if let Some((op, panicked)) = first {
@@ -66,20 +124,9 @@ fn report(first: First) {
     }
 }
 
-/// The program's order is one that the needs allow.
-fn in_order(nodes: &[Node], cpu: &Cpu<'_>) -> First {
-    let mut first = None;
-    for node in nodes {
-        if let Err(failed) = run_node(node, cpu) {
-            first.get_or_insert(failed);
-        }
-    }
-    first
-}
-
 /// What the threads share.
 struct Crew<'a> {
-    nodes: &'a [Node],
+    step: Step<'a>,
     /// For each thread, commands that may run and follow from what it ran: their operands are close to its core.
     ready: SmallVec<[Ready; 4]>,
     /// How many have not run.
@@ -119,31 +166,6 @@ impl Ready {
     }
 }
 
-fn together(nodes: &[Node], team: &Team, helpers: &mut Helpers) -> First {
-    let threads = team.helpers() + 1;
-    helpers.resize_with(threads, || Arc::new(Team::of_visitors(threads - 1)));
-    let mut starts: SmallVec<[u32; 16]> = SmallVec::new();
-    for (at, node) in nodes.iter().enumerate() {
-        node.left.store(node.needs.len() as u32, Ordering::Relaxed);
-        if node.needs.is_empty() {
-            starts.push(at as u32);
-        }
-    }
-    // The longest ways begin on threads of their own.
-    starts.sort_by_key(|&at| std::cmp::Reverse(nodes[at as usize].urgency));
-    let crew = Crew {
-        nodes,
-        ready: (0..threads).map(|_| Ready::new()).collect(),
-        left: AtomicUsize::new(nodes.len()),
-        helpers,
-        first: SpinLock::new(None),
-    };
-    starts.iter().enumerate().for_each(|(at, &start)| crew.ready[at % threads].push(start));
-    // Who comes late takes what is left; where the team is at work for somebody else, this thread does all.
-    team.share(threads - 1, &|thread| crew.work(thread));
-    crew.first.into_inner()
-}
-
 /// How often to look for work before the core is offered to others.
 const LOOKS: u32 = 256;
 
@@ -165,22 +187,22 @@ impl Crew<'_> {
     /// The most urgent command that may run: of the thread's own, or else of the others'.
     fn take(&self, thread: usize) -> Option<u32> {
         let (before, from) = self.ready.split_at(thread);
-        from.iter().chain(before).find_map(|ready| ready.take(self.nodes))
+        from.iter().chain(before).find_map(|ready| ready.take(self.step.nodes))
     }
 
     /// Runs a command. Gives the most urgent of those that may run now because of it, and keeps the others.
     fn run(&self, node: u32, thread: usize, cpu: &Cpu<'_>) -> Option<u32> {
-        let node = &self.nodes[node as usize];
-        if let Err(failed) = run_node(node, cpu) {
+        let nodes = self.step.nodes;
+        if let Err(failed) = self.step.run_node(node as usize, thread, cpu) {
             self.first.lock().get_or_insert(failed);
         }
         let mut own: Option<u32> = None;
-        for &next in &node.next {
+        for &next in &nodes[node as usize].next {
             // Comes after all that it needs, whoever ran that.
-            if self.nodes[next as usize].left.fetch_sub(1, Ordering::AcqRel) != 1 {
+            if nodes[next as usize].left.fetch_sub(1, Ordering::AcqRel) != 1 {
                 continue;
             }
-            let urgency = |at: u32| self.nodes[at as usize].urgency;
+            let urgency = |at: u32| nodes[at as usize].urgency;
             let other = match own {
                 Some(known) if urgency(known) >= urgency(next) => next,
                 _ => match own.replace(next) {

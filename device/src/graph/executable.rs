@@ -361,9 +361,15 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
         self.prepare(&mut nodes);
         nodes.changed.clear();
         let Nodes { nodes, helpers, .. } = &mut *nodes;
+        let recorder = &self.executable.device.core().recorder;
+        let times = recorder.is_on().then(|| SpinLock::new(Vec::new()));
+        let step = crew::Step { nodes, times: times.as_ref() };
         match cpu.plan_order().unwrap_or_else(|| self.executable.shuffle.load(Ordering::Relaxed)) {
-            0 => crew::run(nodes, self.executable.report.widest, cpu, helpers),
-            seed => crew::run_shuffled(nodes, seed, cpu),
+            0 => step.run(self.executable.report.widest, cpu, helpers),
+            seed => step.run_shuffled(seed, cpu),
+        }
+        if let Some(times) = times {
+            recorder.replayed(times.into_inner());
         }
     }
 

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 pub use records::{
     CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, HandOffRecord, KernelRecord, LaunchRecord,
-    OperandRecord, Place, RangeRecord, Recording, RecordingOptions, SyncRecord, WaitRecord,
+    OperandRecord, Place, RangeRecord, Recording, RecordingOptions, ReplayedRecord, SyncRecord, WaitRecord,
 };
 
 use crate::cuda::TimedEvent;
@@ -37,7 +37,7 @@ struct Log {
     /// Commands as they were launched, not yet with the times at which they ran.
     launched: Vec<CommandRecord>,
     /// When commands ran on threads of the host.
-    ran: Vec<(&'static str, Moment, Instant, Instant)>,
+    ran: Vec<Ran>,
     /// The commands of driver's streams between two events, and the event at which the recording began.
     timed: Vec<(Moment, TimedEvent, TimedEvent)>,
     began: Option<TimedEvent>,
@@ -46,6 +46,24 @@ struct Log {
     /// The numbers of threads and ranges here, by those in the process.
     threads: HashMap<u32, u32>,
     ranges: HashMap<u32, u32>,
+}
+
+/// When a command ran on a thread of the host.
+struct Ran {
+    op: &'static str,
+    moment: Moment,
+    start: Instant,
+    end: Instant,
+    replayed: Vec<Replayed>,
+}
+
+/// When a replay ran a command of its step.
+pub(crate) struct Replayed {
+    pub(crate) op: &'static str,
+    pub(crate) command: u32,
+    pub(crate) thread: u32,
+    pub(crate) start: Instant,
+    pub(crate) end: Instant,
 }
 
 /// A launch that is under way.
@@ -96,6 +114,8 @@ pub struct HandOff {
 thread_local! {
     /// The thread's number in the process, once it has one.
     static THREAD: Cell<Option<u32>> = const { Cell::new(None) };
+    /// What the thread's command replayed, until it ends.
+    static REPLAYED: RefCell<Vec<Replayed>> = const { RefCell::new(Vec::new()) };
     /// The innermost range that the thread is in, by its number in the process.
     static RANGE: Cell<Option<u32>> = const { Cell::new(None) };
 }
@@ -182,8 +202,10 @@ impl Log {
         let (places, numbers) = distinct(self.stacks.as_ref().map(Stacks::places).unwrap_or_default());
         let place = |stack: &mut Option<u32>| *stack = stack.and_then(|stack| numbers[stack as usize]);
         let mut times: HashMap<Moment, (&'static str, u64, u64)> = HashMap::new();
-        for &(op, moment, start, end) in &self.ran {
-            times.insert(moment, (op, self.ns(start), self.ns(end)));
+        let mut replayed = HashMap::new();
+        for ran in std::mem::take(&mut self.ran) {
+            times.insert(ran.moment, (ran.op, self.ns(ran.start), self.ns(ran.end)));
+            replayed.insert(ran.moment, ran.replayed);
         }
         times.extend(self.timed_on_driver());
         let mut recording = std::mem::take(&mut self.recording);
@@ -191,6 +213,8 @@ impl Log {
             // What has not run is not in the recording.
             let Some((_, start_ns, end_ns)) = times.remove(&command.moment) else { continue };
             (command.start_ns, command.end_ns) = (start_ns, end_ns);
+            let replayed = replayed.remove(&command.moment).unwrap_or_default().into_iter();
+            command.replayed = replayed.map(|part| self.replayed(&part)).collect();
             recording.commands.push(command);
         }
         // What was launched before the recording began.
@@ -208,6 +232,11 @@ impl Log {
             range.end_ns = wall_ns;
         }
         Recording { places, device: facts, wall_ns, ..recording }
+    }
+
+    fn replayed(&self, part: &Replayed) -> ReplayedRecord {
+        let Replayed { op, command, thread, start, end } = *part;
+        ReplayedRecord { op, command, thread, start_ns: self.ns(start), end_ns: self.ns(end) }
     }
 
     /// When the commands between events ran, which they have.
@@ -297,7 +326,16 @@ impl Recorder {
     #[cold]
     pub(crate) fn ran(&self, op: &'static str, moment: Moment, start: Instant) {
         let end = Instant::now();
-        self.with(|log| log.ran.push((op, moment, start, end)));
+        let mut replayed = REPLAYED.take();
+        // A replay that began when nothing was recorded has not told the end of its own.
+        replayed.retain(|command| command.start >= start);
+        self.with(|log| log.ran.push(Ran { op, moment, start, end, replayed }));
+    }
+
+    /// The command that runs on this thread replayed these, and will have [`ran`](Self::ran).
+    #[cold]
+    pub(crate) fn replayed(&self, commands: Vec<Replayed>) {
+        REPLAYED.set(commands);
     }
 
     /// A command of a driver's stream runs between two events.

@@ -60,6 +60,8 @@ pub struct CommandRecord {
     pub accesses: Vec<Access>,
     /// On CUDA, the kernels that it enqueued, those of libraries left out.
     pub kernels: Vec<KernelRecord>,
+    /// On a CPU, the commands of the captured step that it replayed, in the order in which they ended.
+    pub replayed: Vec<ReplayedRecord>,
 }
 
 impl CommandRecord {
@@ -80,6 +82,7 @@ impl CommandRecord {
             operands: Vec::new(),
             accesses: Vec::new(),
             kernels: Vec::new(),
+            replayed: Vec::new(),
         }
     }
 
@@ -97,6 +100,18 @@ impl CommandRecord {
     /// How long it ran.
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
+    }
+
+    /// How long at least one of the commands ran that it replayed.
+    pub fn replayed_ns(&self) -> u64 {
+        let mut spans: Vec<_> = self.replayed.iter().map(|part| (part.start_ns, part.end_ns)).collect();
+        spans.sort_unstable();
+        let (mut total, mut until) = (0, 0);
+        for (start, end) in spans {
+            total += end.saturating_sub(start.max(until));
+            until = end.max(until);
+        }
+        total
     }
 }
 
@@ -180,6 +195,28 @@ pub struct OperandRecord {
     pub dtype: DType,
     /// Whether it is written.
     pub write: bool,
+}
+
+/// A command of a captured step, as a replay ran it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplayedRecord {
+    /// The op that launched it when the step was captured.
+    pub op: &'static str,
+    /// Its number in the step.
+    pub command: u32,
+    /// Which of the replay's threads ran it; 0 is that of the stream.
+    pub thread: u32,
+    /// When it started.
+    pub start_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+}
+
+impl ReplayedRecord {
+    /// How long it ran.
+    pub fn duration_ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.start_ns)
+    }
 }
 
 /// A kernel as it was launched, and what the driver says of it.

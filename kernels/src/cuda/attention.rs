@@ -4,7 +4,7 @@ use device::cuda::{Arg, Grid, Program, Queue};
 use device::{DType, Result};
 
 use super::walk::{ByValue, Walk, blocks};
-use super::{by_dtype, float_programs, program};
+use super::{by_dtype, by_factor, float_programs, program};
 use crate::command::Address;
 use crate::scores::{ScoreBatch, ScoreSizes};
 
@@ -126,18 +126,6 @@ fn factor(problem: &ScoreBatch) -> f32 {
     (problem.kind.scale * std::f64::consts::LOG2_E) as f32
 }
 
-/// The kernel of an op on tensor cores.
-macro_rules! tiled {
-    ($element:expr, $op:literal) => {
-        match $element {
-            (DType::BF16, _) => concat!($op, "_bf16"),
-            (DType::F16, _) => concat!($op, "_f16"),
-            (_, true) => concat!($op, "_tf32"),
-            (_, false) => concat!($op, "_f32"),
-        }
-    };
-}
-
 #[derive(Clone, Copy)]
 enum Pass {
     Forward,
@@ -175,7 +163,7 @@ impl Launch<'_> {
             _ => return None,
         };
         let rows = problem.batch.elements.saturating_mul(queries.max(keys));
-        if queue.capability() < (8, 0) || rows > MAX_ROWS {
+        if !queue.has_tensor_cores() || rows > MAX_ROWS {
             return None;
         }
         let fits = |tiling: &&Tiling| {
@@ -202,20 +190,20 @@ impl Launch<'_> {
                 (tiling.width, |tiles: Tiles, own| tiles.shared_bytes(own, tiling.width, dtype));
             let (name, own, slice, shared_bytes) = match pass {
                 Pass::Forward => (
-                    tiled!(element, "attention_tiles"),
+                    by_factor!(element, "attention_tiles"),
                     tiling.forward.own(),
                     whole,
                     bytes(tiling.forward, 1),
                 ),
-                Pass::Products => (tiled!(element, "attention_tiles_products"), STRIP, whole, 0),
+                Pass::Products => (by_factor!(element, "attention_tiles_products"), STRIP, whole, 0),
                 Pass::GradQ => (
-                    tiled!(element, "attention_tiles_grad_q"),
+                    by_factor!(element, "attention_tiles_grad_q"),
                     tiling.grad_q.own(),
                     whole,
                     bytes(tiling.grad_q, 2),
                 ),
                 Pass::GradKv => (
-                    tiled!(element, "attention_tiles_grad_kv"),
+                    by_factor!(element, "attention_tiles_grad_kv"),
                     tiling.grad_kv.own(),
                     tiling.slice,
                     bytes(tiling.grad_kv, 2),

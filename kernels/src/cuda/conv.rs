@@ -1,19 +1,20 @@
-//! Convolutions: patches in the workspace and products by BLAS, or direct kernels for filters of one channel. A workspace
-//! holds the patches of some images, which are gone through in as many turns as it takes.
+//! Convolutions: products on tensor cores, direct kernels for filters of one channel and where channels are few, or patches in the
+//! workspace and products by BLAS. A workspace holds the patches of some images, which are gone through in as many turns as it takes.
 
 mod few;
+mod implicit;
 mod tiled;
 
 use std::ops::Range;
 
 use device::cuda::{Arg, ConvAlgorithm, ConvPass, Grid, Program, Queue};
-use device::{DType, Error, Result};
+use device::{DType, Error, Result, Stream};
 use smallvec::SmallVec;
 
 use super::copy::{enqueue_copy, fill};
 use super::matmul::{Onto, Product};
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
-use super::{by_dtype, float_programs};
+use super::{by_dtype, float_programs, program};
 use crate::command::Address;
 use crate::geometry::ConvGeometry;
 use crate::loops::{LoopAxis, Loops, Places};
@@ -21,6 +22,7 @@ use crate::matrices::{MatrixBatch, MatrixLayout};
 use crate::window::words;
 
 use few::{Direct, Few};
+use implicit::Implicit;
 use tiled::Tiled;
 
 mod direct_programs {
@@ -29,12 +31,78 @@ mod direct_programs {
 mod few_programs {
     super::float_programs!("few", "rows.cuh", "window.cuh", "conv.cuh", "few.cu");
 }
+mod implicit_programs {
+    use device::DType;
+    use device::cuda::Program;
+
+    use super::program;
+
+    static F32: Program = program!(
+        "implicit",
+        "f32",
+        1,
+        0,
+        "rows.cuh",
+        "tensor_core.cuh",
+        "window.cuh",
+        "conv.cuh",
+        "implicit.cu"
+    );
+    static TF32: Program = program!(
+        "implicit",
+        "tf32",
+        1,
+        0,
+        "rows.cuh",
+        "tensor_core.cuh",
+        "window.cuh",
+        "conv.cuh",
+        "implicit.cu"
+    );
+    static BF16: Program = program!(
+        "implicit",
+        "bf16",
+        1,
+        1,
+        "rows.cuh",
+        "tensor_core.cuh",
+        "window.cuh",
+        "conv.cuh",
+        "implicit.cu"
+    );
+    static F16: Program = program!(
+        "implicit",
+        "f16",
+        1,
+        1,
+        "rows.cuh",
+        "tensor_core.cuh",
+        "window.cuh",
+        "conv.cuh",
+        "implicit.cu"
+    );
+
+    /// For the type of factors, and whether those of F32 may be rounded.
+    pub(super) fn program_of((dtype, tf32): (DType, bool)) -> &'static Program {
+        match (dtype, tf32) {
+            (DType::BF16, _) => &BF16,
+            (DType::F16, _) => &F16,
+            (_, true) => &TF32,
+            (_, false) => &F32,
+        }
+    }
+}
 float_programs!("conv", "rows.cuh", "window.cuh", "conv.cuh", "conv.cu");
 
 /// Whether a convolution is made quicker here than by cuDNN (9.14 and 9.19, on an H200): with few channels and filters, where
 /// cuDNN has kernels for many, and where it is one product for each image, or one of all of them. With `exact`, it is one in F32
-/// without TF32.
-pub(crate) fn has_better(geometry: &ConvGeometry, pass: ConvPass, bias: bool, exact: bool) -> bool {
+/// without TF32, of which cuDNN makes filters' gradients at a sixth of the device's speed.
+pub(crate) fn has_better(
+    stream: &Stream,
+    geometry: &ConvGeometry,
+    (pass, bias): (ConvPass, bool),
+    exact: bool,
+) -> bool {
     let few = geometry.groups == 1 && geometry.channels.max(geometry.filters) < 32;
     match pass {
         _ if Tiled::of(geometry, pass).is_some() => true,
@@ -44,7 +112,8 @@ pub(crate) fn has_better(geometry: &ConvGeometry, pass: ConvPass, bias: bool, ex
         ConvPass::WeightGrad if geometry.is_pointwise() => exact,
         ConvPass::WeightGrad => {
             let summed = Few::of(geometry).is_some_and(|few| exact || few.is_whole());
-            few && (exact || geometry.channels == 1) || summed
+            let tiles = || stream.has_tensor_cores() && Implicit::of(geometry, pass, DType::F32).is_some();
+            few && (exact || geometry.channels == 1) || summed || exact && tiles()
         }
     }
 }
@@ -88,16 +157,22 @@ fn together(geometry: &ConvGeometry) -> usize {
     (WORKSPACE / of_one_image(geometry).max(1)).clamp(1, geometry.images.max(1))
 }
 
-/// Elements of the workspace.
-pub(crate) fn workspace(geometry: &ConvGeometry, pass: ConvPass) -> usize {
+/// Elements of the workspace, of what floats `dtype` are computed in.
+pub(crate) fn workspace(stream: &Stream, geometry: &ConvGeometry, pass: ConvPass, dtype: DType) -> usize {
     if let Some(tiled) = Tiled::of(geometry, pass) {
         return tiled.workspace();
     }
     if Direct::of(geometry, pass).is_some() {
         return 0;
     }
-    match Few::of(geometry).filter(|_| pass == ConvPass::WeightGrad) {
-        Some(few) => few.parts() * geometry.filters * geometry.filter(),
+    if let Some(few) = Few::of(geometry).filter(|_| pass == ConvPass::WeightGrad) {
+        return few.parts() * geometry.filters * geometry.filter();
+    }
+    match Implicit::of(geometry, pass, dtype).filter(|_| stream.has_tensor_cores()) {
+        Some(implicit) if pass == ConvPass::WeightGrad => {
+            implicit.parts() * geometry.all_filters() * geometry.filter()
+        }
+        Some(_) => 0,
         None => of_one_image(geometry).saturating_mul(together(geometry)),
     }
 }
@@ -181,6 +256,9 @@ impl<'a> Convolution<'a> {
         if let Some(direct) = Direct::of(g, ConvPass::Forward) {
             return self.direct(&direct, y, [x, w], bias, ConvPass::Forward);
         }
+        if let Some(implicit) = self.implicit_of(ConvPass::Forward) {
+            return self.implicit(&implicit, ConvPass::Forward, y, [w, x], bias);
+        }
         if bias.is_some() || k == 0 {
             self.start(y, [g.images, g.all_filters(), places], bias)?;
         }
@@ -209,6 +287,9 @@ impl<'a> Convolution<'a> {
         }
         if let Some(direct) = Direct::of(g, ConvPass::InputGrad) {
             return self.direct(&direct, x, [y, w], bias, ConvPass::InputGrad);
+        }
+        if let Some(implicit) = self.implicit_of(ConvPass::InputGrad) {
+            return self.implicit(&implicit, ConvPass::InputGrad, x, [w, y], bias);
         }
         for (first, count) in self.turns() {
             let columns = self.columns_of(self.columns, self.dtype.compute_dtype());
@@ -247,6 +328,11 @@ impl<'a> Convolution<'a> {
         if let Some(few) = Few::of(g) {
             return self.few_weight_grad(&few, w, [x, y]);
         }
+        if let Some(implicit) = self.implicit_of(ConvPass::WeightGrad) {
+            let parts = self.columns;
+            self.implicit(&implicit, ConvPass::WeightGrad, parts, [y, x], None)?;
+            return self.add_parts((w, dtype), parts, implicit.parts());
+        }
         // The parts of the sum lie behind the patches.
         let patches = together(g) * g.groups * g.filter() * g.all_places();
         let parts = MatrixStack {
@@ -267,6 +353,10 @@ impl<'a> Convolution<'a> {
             self.add_parts((to, stored), parts.at, count)?;
         }
         Ok(())
+    }
+
+    fn implicit_of(&self, pass: ConvPass) -> Option<Implicit> {
+        Implicit::of(self.geometry, pass, self.dtype).filter(|_| self.queue.has_tensor_cores())
     }
 
     /// Enqueues the sum of `count` parts of the filters' gradient, of the type that is computed in.

@@ -111,6 +111,18 @@ macro_rules! by_dtype {
     };
 }
 
+/// The kernel of `$op` for factors of products by tensor cores: their type, and whether those of F32 may be rounded.
+macro_rules! by_factor {
+    ($element:expr, $op:literal) => {
+        match $element {
+            (device::DType::BF16, _) => concat!($op, "_bf16"),
+            (device::DType::F16, _) => concat!($op, "_f16"),
+            (_, true) => concat!($op, "_tf32"),
+            (_, false) => concat!($op, "_f32"),
+        }
+    };
+}
+
 /// The kernel of `$op` for elements of as many bytes.
 macro_rules! by_size {
     ($size:expr, $op:literal) => {
@@ -123,7 +135,7 @@ macro_rules! by_size {
     };
 }
 
-use {by_dtype, by_size, float_programs, number_programs, program};
+use {by_dtype, by_factor, by_size, float_programs, number_programs, program};
 
 /// Compiles and loads everything that training in F32 needs, once a device, and makes the stream's handle for
 /// products. Left to the first launches, that would hold them up for seconds, and might wait for an idle device. Nothing on

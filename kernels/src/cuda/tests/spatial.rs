@@ -6,6 +6,7 @@ use super::*;
 use crate::batch_norm::tests::SHAPES;
 use crate::conv::tests::{CASES, Case};
 use crate::pool::tests::{MAX, MEANS};
+use crate::testing::values_f32;
 use crate::{
     Conv2d, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, batch_norm_workspace, conv2d,
     conv2d_input_grad, conv2d_weight_grad, follow_statistics, max_pool2d, max_pool2d_grad,
@@ -39,35 +40,45 @@ fn is_cudnn(stream: &Stream) -> bool {
     stream.device().convolutions().expect("an answer").starts_with("cuDNN")
 }
 
+/// The three maps of operands that `make` makes.
+fn each_pass<T: Real>(
+    both: &Both,
+    case: &Case,
+    tolerance: f64,
+    make: impl Fn(&Stream, u64, &[usize]) -> Array<T>,
+) {
+    let (images, filter, results) = (case.images, case.filter(), case.results());
+    let how = (case.window, case.groups);
+    for bias in [false, true] {
+        both.close(tolerance, ("conv2d", case.name, T::DTYPE, bias), |stream| {
+            let (x, w) = (make(stream, 1, &images), make(stream, 2, &filter));
+            let (b, out) = (make(stream, 3, &filter[..1]), make(stream, 4, &results));
+            let bias = bias.then(|| b.view());
+            let conv = conv2d(stream, x.view(), w.view(), bias, how, out.view());
+            launch::<T>(stream, conv).map(|()| out)
+        });
+        both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
+            let (g, w) = (make(stream, 1, &results), make(stream, 2, &filter));
+            let (b, out) = (make(stream, 3, &images[1..2]), make(stream, 4, &images));
+            let bias = bias.then(|| b.view());
+            let conv = conv2d_input_grad(stream, g.view(), w.view(), bias, how, out.view());
+            launch::<T>(stream, conv).map(|()| out)
+        });
+    }
+    both.close(tolerance, ("conv2d_weight_grad", case.name, T::DTYPE), |stream| {
+        let (x, g) = (make(stream, 1, &images), make(stream, 2, &results));
+        let out = make(stream, 4, &filter);
+        let conv = conv2d_weight_grad(stream, x.view(), g.view(), how, out.view());
+        launch::<T>(stream, conv).map(|()| out)
+    });
+}
+
 fn convolutions_of<T: Real>() {
     for (both, case) in both_ways().flat_map(|both| CASES.iter().map(move |case| (both.clone(), case))) {
-        let (images, filter, results) = (case.images, case.filter(), case.results());
-        let how = (case.window, case.groups);
         // All sums are whole numbers. In 16 bits cuDNN may transform images first, so that sums of several hundred products are
         // off by 2^-15 before they are rounded.
         let tolerance = if T::DTYPE.is_half() && is_cudnn(&both.cuda) { 2_f64.powi(-12) } else { 0.0 };
-        for bias in [false, true] {
-            both.close(tolerance, ("conv2d", case.name, T::DTYPE, bias), |stream| {
-                let (x, w) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &filter));
-                let (b, out) = (whole::<T>(stream, 3, &filter[..1]), whole::<T>(stream, 4, &results));
-                let bias = bias.then(|| b.view());
-                let conv = conv2d(stream, x.view(), w.view(), bias, how, out.view());
-                launch::<T>(stream, conv).map(|()| out)
-            });
-            both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
-                let (g, w) = (whole::<T>(stream, 1, &results), whole::<T>(stream, 2, &filter));
-                let (b, out) = (whole::<T>(stream, 3, &images[1..2]), whole::<T>(stream, 4, &images));
-                let bias = bias.then(|| b.view());
-                let conv = conv2d_input_grad(stream, g.view(), w.view(), bias, how, out.view());
-                launch::<T>(stream, conv).map(|()| out)
-            });
-        }
-        both.close(tolerance, ("conv2d_weight_grad", case.name, T::DTYPE), |stream| {
-            let (x, g) = (whole::<T>(stream, 1, &images), whole::<T>(stream, 2, &results));
-            let out = whole::<T>(stream, 4, &filter);
-            let conv = conv2d_weight_grad(stream, x.view(), g.view(), how, out.view());
-            launch::<T>(stream, conv).map(|()| out)
-        });
+        each_pass::<T>(&both, case, tolerance, whole);
     }
 }
 
@@ -79,10 +90,35 @@ fn convolutions() {
     convolutions_of::<f16>();
 }
 
+#[test]
+fn convolutions_on_tensor_cores() {
+    let without = CudaConfig { cudnn: Some(false), ..CudaConfig::default() };
+    let Some(both) = both_with(without) else { return };
+    for case in CASES.iter().filter(|case| case.name.starts_with("many,")) {
+        let [x, w, out] =
+            [case.images, case.filter(), case.results()].map(|shape| Array::full(&both.cuda, 0_f32, &shape));
+        let conv = conv2d(&both.cuda, x.view(), w.view(), None, (case.window, case.groups), out.view());
+        assert_eq!(conv.expect("operands that fit").workspace(), 0, "patches of {}", case.name);
+    }
+    let any = |stream: &Stream, seed, shape: &[usize]| {
+        Array::new(stream, &values_f32(seed, shape.iter().product()), shape)
+    };
+    // Sums of thousands of products are as large as 64, where neighbours in F32 lie 8e-6 apart. Factors of TF32 have eleven bits.
+    for (tf32, tolerance) in [(false, 2e-5), (true, 2e-2)] {
+        both.cuda.device().set_tf32(tf32);
+        for case in CASES.iter().filter(|case| case.name.starts_with("many")) {
+            each_pass::<f32>(&both, case, 0.0, whole);
+            each_pass::<f32>(&both, case, tolerance, any);
+        }
+    }
+}
+
 /// So many filters, or so large patches, that a workspace takes two of the three images at a time.
 fn turns_of<T: Real>() {
     let Some(both) = both_ways().last() else { return };
-    let dense = ([3, 1500, 3, 2], [1000, 1500, 2, 2], [3, 1000, 2, 1], crate::Window::new([2, 2]));
+    // With so few channels and filters that they do not fill tiles of products.
+    let apart = crate::Window { dilation: [2; 2], ..crate::Window::new([2, 2]) };
+    let dense = ([3, 15, 342, 332], [15, 15, 2, 2], [3, 15, 340, 330], apart);
     let tiles = crate::Window { stride: [50; 2], ..crate::Window::new([50; 2]) };
     let tiled = ([3, 2, 1750, 1750], [2, 2, 50, 50], [3, 2, 35, 35], tiles);
     for (images, filter, results, window) in [dense, tiled] {

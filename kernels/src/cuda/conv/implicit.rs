@@ -1,0 +1,116 @@
+//! Convolutions as products of matrices on tensor cores, whose patches are not stored.
+
+use device::cuda::{ConvPass, Grid};
+use device::{DType, Result};
+
+use super::{Convolution, implicit_programs};
+use crate::command::Address;
+use crate::cuda::by_factor;
+use crate::cuda::walk::{ByValue, MAX_Y};
+use crate::geometry::ConvGeometry;
+
+/// Rows and columns of a tile, and threads of a block; as in the program.
+const TILE: [usize; 2] = [64, 128];
+const TILE_THREADS: u32 = 256;
+/// Bytes of both factors' rows that a step takes.
+const STEP_BYTES: usize = 64;
+/// What sizes along an axis, and places with those of the padding, stay below.
+const MOST: usize = 1 << 29;
+
+/// A product of which a block has a tile, and for filters' gradients a part of the sums, too.
+pub(super) struct Implicit {
+    /// Tiles across and down, and parts.
+    tiles: [usize; 2],
+    parts: usize,
+    /// Steps of a part.
+    each: usize,
+}
+
+/// `Sizes` of the program.
+#[repr(C)]
+struct Sizes {
+    images: u32,
+    groups: u32,
+    channels: u32,
+    filters: u32,
+    each: u32,
+    pad: u32,
+}
+
+// SAFETY: six words of 32 bits.
+unsafe impl ByValue for Sizes {}
+
+impl Implicit {
+    /// Rows, columns and products of a sum, at least: fewer leave tiles empty.
+    const LEAST: [usize; 3] = [16, 32, 32];
+    /// Blocks that occupy a device; their number is part of the order of additions.
+    const ENOUGH: usize = 256;
+    /// Steps that make a part worth the sum with the others.
+    const LEAST_STEPS: usize = 8;
+
+    /// `None` where something else is made, or is made quicker.
+    pub(super) fn of(g: &ConvGeometry, pass: ConvPass, dtype: DType) -> Option<Implicit> {
+        let points = |size: usize| g.images.saturating_mul(size);
+        let [rows, columns, depth] = match pass {
+            ConvPass::Forward => [g.filters, points(g.all_places()), g.filter()],
+            ConvPass::InputGrad => [g.channels, points(g.pixels()), g.filters * g.taps()],
+            ConvPass::WeightGrad => [g.filters, g.filter(), points(g.all_places())],
+        };
+        let sizes = [rows, columns, depth];
+        let tiles = [columns.div_ceil(TILE[1]), rows.div_ceil(TILE[0])];
+        let planes = [g.channels.saturating_mul(g.pixels()), g.filters.saturating_mul(g.all_places())];
+        let reach = [0, 1].map(|axis| g.window.extent(axis).saturating_add(g.window.padding[axis]));
+        let fill_tiles = sizes.iter().zip(Implicit::LEAST).all(|(&size, least)| size >= least);
+        let counted = sizes.into_iter().chain(planes).chain(reach).chain(g.image).all(|size| size < MOST);
+        if dtype == DType::F64
+            || g.is_pointwise()
+            || !fill_tiles
+            || !counted
+            || tiles[1].max(g.groups) > MAX_Y
+        {
+            return None;
+        }
+        let (parts, each) = match pass {
+            ConvPass::WeightGrad => {
+                let steps = depth.div_ceil(STEP_BYTES / dtype.size_bytes());
+                let parts = Implicit::ENOUGH / (tiles[0] * tiles[1] * g.groups);
+                let each = steps.div_ceil(parts.max(1)).max(Implicit::LEAST_STEPS);
+                (steps.div_ceil(each), each)
+            }
+            _ => (1, 0),
+        };
+        Some(Implicit { tiles, parts, each })
+    }
+
+    /// Parts of a filters' gradient, each of its size.
+    pub(super) fn parts(&self) -> usize {
+        self.parts
+    }
+}
+
+impl Convolution<'_> {
+    /// The results, an image's gradient, or the parts of a filters' gradient, of two factors.
+    pub(super) fn implicit(
+        &self,
+        implicit: &Implicit,
+        pass: ConvPass,
+        out: Address,
+        [left, right]: [Address; 2],
+        bias: Option<Address>,
+    ) -> Result<()> {
+        let (g, element) = (self.geometry, (self.dtype, self.queue.tf32()));
+        let kernel = match pass {
+            ConvPass::Forward => by_factor!(element, "implicit"),
+            ConvPass::InputGrad => by_factor!(element, "implicit_input_grad"),
+            ConvPass::WeightGrad => by_factor!(element, "implicit_weight_grad"),
+        };
+        let [images, groups, channels, filters, each] =
+            [g.images, g.groups, g.channels, g.filters, implicit.each].map(|count| count as u32);
+        let sizes = Sizes { images, groups, channels, filters, each, pad: 0 };
+        let [across, down] = implicit.tiles;
+        let blocks = [(across * implicit.parts) as u32, down as u32, groups];
+        let grid = Grid { blocks, ..Grid::linear(1, TILE_THREADS) };
+        let args = [out.into(), left.into(), right.into(), bias.into(), sizes.arg()];
+        self.kernel_of(implicit_programs::program_of(element), kernel, grid, args, 0)
+    }
+}

@@ -204,11 +204,12 @@ impl<R: Tensors> Graph<R> {
         step: impl FnOnce() -> Result<R>,
     ) -> Result<Graph<R>> {
         let capture = Capture::new(device)?;
-        let (mut outputs, mut places) = (Vec::new(), Vec::new());
+        let (mut outputs, mut places, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         let root = Generator::new(stand_in());
         let (captured, end) = with_generator_after(root, || {
             capture.scope(|| {
                 let result = step()?;
+                let made = memories(&result, &capture)?;
                 // Holds nothing of the step, so that what is held beyond it is seen.
                 result.rebuild(&mut |tensor| {
                     let output = tensor.buffer().is_planned();
@@ -216,9 +217,13 @@ impl<R: Tensors> Graph<R> {
                     if !output {
                         return Ok(tensor.clone());
                     }
-                    let kept = Capture::suspended(|| Tensor::empty(tensor.shape(), tensor.dtype(), device))?;
-                    kept.copy_(tensor)?;
-                    outputs.push(kept);
+                    let own = Capture::suspended(|| fresh_like(tensor))?;
+                    // The step makes it there, or copies it.
+                    match made.get(outputs.len()).copied().flatten() {
+                        Some(memory) => kept.push((memory, own.storage.clone())),
+                        None => own.copy_(tensor)?,
+                    }
+                    outputs.push(own);
                     Capture::suspended(|| Tensor::empty(&[0], tensor.dtype(), device))
                 })
             })
@@ -231,6 +236,7 @@ impl<R: Tensors> Graph<R> {
             });
         }
         let (mut plan, attached) = capture.finish()?;
+        plan.keep(kept);
         if options.fuse {
             Stream::with_current(device, |stream| {
                 kernels::fuse(&mut plan, options.order, stream, |bytes| {
@@ -280,7 +286,7 @@ impl<R: Tensors> Graph<R> {
         // Results that somebody holds, besides the graph and its executable, are left alone.
         let mut fresh = Vec::new();
         for (at, output) in outputs.iter().enumerate().filter(|(_, output)| output.storage.owners() > 2) {
-            fresh.push((at, Tensor::empty(output.shape(), output.dtype(), &self.device)?));
+            fresh.push((at, fresh_like(output)?));
         }
         let pair = |(at, fresh): &(usize, Tensor)| (outputs[*at].storage.clone(), fresh.storage.clone());
         let replaced: Vec<(Shared<Buffer>, Shared<Buffer>)> = fresh.iter().map(pair).collect();
@@ -330,6 +336,32 @@ impl<R: Tensors> Graph<R> {
     pub fn report(&self) -> PlanReport {
         self.executable.report()
     }
+}
+
+/// For each tensor in turn that the step made, the number of its memory, where that is to be made in a buffer of its own: it is
+/// the only result of that memory, and all of it.
+fn memories<R: Tensors>(result: &R, capture: &Capture) -> Result<Vec<Option<usize>>> {
+    let (mut made, mut buffers) = (Vec::new(), Vec::new());
+    result.rebuild(&mut |tensor| {
+        if tensor.buffer().is_planned() {
+            let bytes = tensor.layout.elements() * tensor.dtype.size_bytes();
+            let is_whole = tensor.layout.is_dense() && bytes > 0 && bytes == tensor.buffer().len_bytes();
+            made.push(capture.may_keep(tensor.buffer()).filter(|_| is_whole));
+            buffers.push(std::ptr::from_ref(tensor.buffer()));
+        }
+        Ok(tensor.clone())
+    })?;
+    let once = |buffer| buffers.iter().filter(|other| **other == buffer).count() == 1;
+    Ok(made.into_iter().zip(&buffers).map(|(memory, &buffer)| memory.filter(|_| once(buffer))).collect())
+}
+
+/// A tensor with room for such elements, in the same order if they lie without gaps.
+fn fresh_like(tensor: &Tensor) -> Result<Tensor> {
+    let fresh = Tensor::empty(tensor.shape(), tensor.dtype(), &tensor.device())?;
+    Ok(match tensor.layout.is_dense() && tensor.layout.offset() == 0 {
+        true => Tensor { layout: tensor.layout.clone(), ..fresh },
+        false => fresh,
+    })
 }
 
 /// The keys of each command that has some, and the commands with steps of optimizers.

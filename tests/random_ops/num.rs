@@ -236,19 +236,19 @@ fn erf(x: f64) -> f64 {
     if a > 6.0 {
         return 1_f64.copysign(x);
     }
+    if a < 1.0 {
+        // 2 / sqrt(pi) Σ (-1)^n x^(2n + 1) / n! / (2n + 1), the small terms first, and what is lost of the last sum and product.
+        let power = |n: u32| (1..=n).fold(a, |power, k| power * (-a * a / f64::from(k)));
+        let rest = (1..=24).rev().fold(0.0, |sum, n| sum + power(n) / f64::from(2 * n + 1));
+        let (factor, factor_lost) = (std::f64::consts::FRAC_2_SQRT_PI, 1.533_545_961_316_588e-17);
+        let total = a + rest;
+        let (lost, product) = ((a - total) + rest, factor * total);
+        let product_lost = factor.mul_add(total, -product);
+        return (product + (product_lost + factor * lost + factor_lost * total)).copysign(x);
+    }
     // The square of the first part is exact, and what the rest adds to it is small.
     let first = f64::from(a as f32);
     let power = (-first * first).exp() * (-(a - first) * (a + first)).exp();
-    if a < 1.0 {
-        // 2 / sqrt(pi) e^(-x^2) Σ 2^n x^(2n + 1) / (2n + 1)!!: all terms are positive.
-        let (mut term, mut total, mut n) = (a, a, 1.0);
-        while term > 1e-18 * total {
-            term *= 2.0 * a * a / (2.0 * n + 1.0);
-            total += term;
-            n += 1.0;
-        }
-        return (std::f64::consts::FRAC_2_SQRT_PI * power * total).copysign(x);
-    }
     let fraction = (1..=400).rev().fold(a, |tail, k| a + f64::from(k) / 2.0 / tail);
     let complement = power / fraction / std::f64::consts::PI.sqrt();
     (1.0 - complement).copysign(x)

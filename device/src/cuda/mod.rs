@@ -320,14 +320,15 @@ impl Stream {
         core.with_room(|| driver.preload(programs, core.cudnn))
     }
 
-    /// Bytes of memory that the products of a captured command work in. The most that one of them needs: they run one after
-    /// the other.
-    pub(crate) fn workspace(&self, op: &'static str, work: &impl Work) -> Result<usize> {
-        let Some(driver) = self.fifo().driver_stream() else { return Ok(0) };
-        driver.bind()?;
-        let (never, most) = (Moment { stream: self.id(), tick: 0 }, Cell::new(0));
-        work.enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(&most)))?;
-        Ok(most.get())
+    /// What a captured command will be in a graph.
+    pub(crate) fn measure(&self, op: &'static str, work: &impl Work) -> Result<Measured> {
+        let measured = Measured::default();
+        if let Some(driver) = self.fifo().driver_stream() {
+            driver.bind()?;
+            let never = Moment { stream: self.id(), tick: 0 };
+            work.enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(&measured)))?;
+        }
+        Ok(measured)
     }
 }
 
@@ -353,8 +354,17 @@ pub(crate) enum Target<'a> {
     Graph(&'a Captured),
     /// The kernels are in a graph already, and get these arguments.
     Update(&'a Updated<'a>),
-    /// Nothing: the most memory is noted that one of the products works in.
-    Measure(&'a Cell<usize>),
+    /// Nothing: it is noted what it would be.
+    Measure(&'a Measured),
+}
+
+/// What a command will be in a graph.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    /// Bytes that its products work in: the most that one of them needs, since they run one after the other.
+    pub(crate) workspace: Cell<usize>,
+    /// Whether some of it finds its operands where they are now for good: all but kernels.
+    pub(crate) stays: Cell<bool>,
 }
 
 impl fmt::Debug for Queue<'_> {
@@ -549,7 +559,10 @@ impl<'a> Queue<'a> {
     fn adds(&self, what: &str) -> Result<bool> {
         match self.target {
             Target::Stream | Target::Graph(_) => Ok(true),
-            Target::Measure(_) => Ok(false),
+            Target::Measure(measured) => {
+                measured.stays.set(true);
+                Ok(false)
+            }
             Target::Update(_) => Err(refused(self.op, &format!("{what} of a graph stays where it is"))),
         }
     }

@@ -14,7 +14,7 @@ use super::blas::WORKSPACE;
 use super::call::{address, check};
 use super::context::Context;
 use super::fault::FaultWord;
-use super::{Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Program, Staged, Target};
+use super::{Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Measured, Program, Staged, Target};
 use crate::{KernelRecord, MemoryDriver, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
@@ -391,8 +391,8 @@ impl DriverStream {
         let workspace = match target {
             // Products of a graph may run at once.
             Target::Graph(captured) => captured.workspace(op, algorithm.workspace)?,
-            Target::Measure(most) => {
-                most.set(most.get().max(algorithm.workspace));
+            Target::Measure(Measured { workspace, .. }) => {
+                workspace.set(workspace.get().max(algorithm.workspace));
                 return Ok(true);
             }
             Target::Stream | Target::Update(_) => self.workspace()?.as_ptr(),

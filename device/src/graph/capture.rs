@@ -48,6 +48,8 @@ pub(crate) struct Command {
     pub(crate) uses: SmallVec<[(usize, bool); 4]>,
     /// The memory that its products work in, one of those that it uses.
     pub(crate) workspace: Option<usize>,
+    /// Whether some of it finds its operands where it found them first, in all replays.
+    pub(crate) stays: bool,
     pub(crate) work: Box<dyn Work>,
 }
 
@@ -164,6 +166,15 @@ impl Capture {
         }))
     }
 
+    /// The number of the memory of this capture that a buffer stands for, if it may be [kept](Plan::keep): each replay can make it
+    /// somewhere else.
+    pub fn may_keep(&self, buffer: &Buffer) -> Option<usize> {
+        let (_, memory) = buffer.plan().filter(|(capture, _)| *capture == self.id)?;
+        let recording = self.recording.lock();
+        let stays = |command: &Command| command.stays && command.uses.iter().any(|(used, _)| *used == memory);
+        (!recording.commands.iter().any(stays)).then_some(memory)
+    }
+
     /// Ends the capture: the plan of what was written down, and what was [attached](Capture::attach).
     ///
     /// # Errors
@@ -207,7 +218,8 @@ impl Capture {
         uses: &[Use<'_>],
         work: impl Work,
     ) -> Result<()> {
-        let needed = stream.workspace(op, &work)?;
+        let measured = stream.measure(op, &work)?;
+        let (needed, stays) = (measured.workspace.get(), measured.stays.get());
         let mut recording = self.recording.lock();
         let mut named: SmallVec<[(usize, bool); 4]> = SmallVec::new();
         for used in uses {
@@ -220,7 +232,7 @@ impl Capture {
         let workspace = (needed > 0).then(|| recording.plan(needed, false));
         named.extend(workspace.map(|memory| (memory, true)));
         let (stream, work) = (stream.id(), Box::new(work));
-        recording.commands.push(Command { op, stream, uses: named, workspace, work });
+        recording.commands.push(Command { op, stream, uses: named, workspace, stays, work });
         Ok(())
     }
 

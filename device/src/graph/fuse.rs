@@ -121,6 +121,24 @@ impl Plan {
         self.commands = commands;
     }
 
+    /// Has the step make these memories, by their numbers, in buffers that replays may replace: they are what it gives.
+    pub fn keep(&mut self, kept: Vec<(usize, Shared<Buffer>)>) {
+        let mut moved = self.give(kept);
+        self.commands.iter_mut().for_each(|command| command.work.bind(&mut moved));
+    }
+
+    /// Puts buffers in the place of the step's own memories, for which commands are still to be told of them.
+    fn give(&mut self, mut buffers: Vec<(usize, Shared<Buffer>)>) -> Moved {
+        buffers.sort_unstable_by_key(|(memory, _)| self.memories[*memory].at());
+        let mut moved = Moved::default();
+        for (memory, buffer) in buffers {
+            let known = &mut self.memories[memory];
+            moved.add(known.at(), known.bytes(), buffer.ptr().expose_provenance());
+            *known = Memory::Found(buffer);
+        }
+        moved
+    }
+
     /// Runs commands on `stream` now, and in no replay: those that always write the same, and all that write the step's own
     /// memories which they use. These get buffers of their own by `allocate`, which is told how many bytes.
     ///
@@ -136,13 +154,11 @@ impl Plan {
             commands.iter().flat_map(|&at| &self.commands[at].uses).map(|&(memory, _)| memory).collect();
         used.sort_unstable();
         used.dedup();
-        let mut moved = Moved::default();
+        let mut own = Vec::with_capacity(used.len());
         for memory in used {
-            let (start, bytes) = (self.memories[memory].at(), self.memories[memory].bytes());
-            let buffer = allocate(bytes)?;
-            moved.add(start, bytes, buffer.ptr().expose_provenance());
-            self.memories[memory] = Memory::Found(buffer);
+            own.push((memory, allocate(self.memories[memory].bytes())?));
         }
+        let mut moved = self.give(own);
         let mut at = 0..;
         let all = std::mem::take(&mut self.commands);
         let (settled, mut rest): (Vec<Command>, Vec<Command>) =
@@ -184,7 +200,14 @@ impl Plan {
             self.commands.push(match fused.remove(&first) {
                 Some(Fused { op, uses, work }) => {
                     self.fused += members.len() - 1;
-                    Command { op, stream: command.stream, uses: uses.into(), workspace: None, work }
+                    Command {
+                        op,
+                        stream: command.stream,
+                        uses: uses.into(),
+                        workspace: None,
+                        stays: false,
+                        work,
+                    }
                 }
                 None => command,
             });

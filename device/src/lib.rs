@@ -29,6 +29,7 @@ mod ipc;
 mod launch;
 mod memory;
 mod needs;
+mod nvtx;
 mod peaks;
 mod progress;
 mod recorder;

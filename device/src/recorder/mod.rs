@@ -18,7 +18,7 @@ pub use records::{
 
 use crate::cuda::TimedEvent;
 use crate::device::Core;
-use crate::{Device, Moment, Stream, StreamId, Use};
+use crate::{Device, Moment, Stream, StreamId, Use, nvtx};
 use stack::Stacks;
 
 /// Off, it costs one load a command.
@@ -451,6 +451,8 @@ impl Device {
     /// Calls `f`, and gives what it does a name in the recording that is under way, if there is one. Ranges nest; what `f`
     /// has a [`Team`](crate::Team) do is in the range, too.
     ///
+    /// A tool that listens to NVTX, such as Nsight Systems, is told of it on the calling thread, recorded or not.
+    ///
     /// ```
     /// let dev = device::Device::cpu_with(device::CpuConfig::default());
     /// dev.start_recording();
@@ -460,6 +462,7 @@ impl Device {
     /// ```
     pub fn range<R>(&self, name: &str, f: impl FnOnce() -> R) -> R {
         static NEXT: AtomicU32 = AtomicU32::new(0);
+        let _told = nvtx::Range::begin(name);
         if !self.is_recording() {
             return f();
         }
@@ -498,8 +501,10 @@ impl Device {
         });
     }
 
-    /// Notes in the recording that is under way, if there is one, that a step of the program ends here.
+    /// Notes in the recording that is under way, if there is one, that a step of the program ends here, and tells it
+    /// to a tool that listens to NVTX.
     pub fn mark_step(&self) {
+        nvtx::mark("step");
         self.core().recorder.with(|log| {
             let now = log.ns(Instant::now());
             log.recording.steps.push(now);

@@ -1,6 +1,7 @@
 //! A device for each schedule, a pool that keeps every block, and commands whose results tell their order.
 
 use std::any::Any;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -363,4 +364,21 @@ pub(crate) fn eventually(condition: impl Fn() -> bool) -> bool {
 /// Panics without a report on standard error.
 pub(crate) fn fail(message: &'static str) {
     std::panic::resume_unwind(Box::new(message));
+}
+
+/// A folder that goes with this.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("streamgrad-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap_or_else(|error| unreachable!("{error}"));
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

@@ -3,32 +3,15 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use device::cuda::{ConvForm, ConvPass, Program};
 use device::{CudaConfig, DType, Device, Error, Result};
 
-use super::common::emulated;
+use super::common::{Folder, emulated};
 
 static PROGRAM: Program = Program::new("none", "extern \"C\" __global__ void none() {}");
-
-/// A folder that goes with this.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("streamgrad-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).unwrap_or_else(|error| unreachable!("{error}"));
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// What a test below prints where these calls fail, with cuDNN, and the driver's log.
 fn run(test: &str, folder: &Path, fail: &str) -> (String, String) {

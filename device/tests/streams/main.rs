@@ -7,6 +7,7 @@ mod faults;
 mod host;
 mod libraries;
 mod lifetime;
+mod nvtx;
 mod order;
 mod pages;
 mod proof;

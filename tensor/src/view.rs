@@ -237,7 +237,7 @@ impl Tensor {
     /// ```
     /// # use tensor::{Device, Result, Tensor};
     /// # fn main() -> Result<()> {
-    /// let images = Tensor::from_vec(vec![1.0_f32, 2.0, 3.0, 4.0], &[1, 2, 1, 2], &Device::cpu())?;
+    /// let images = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0], &[1, 2, 1, 2], &Device::cpu())?;
     /// let last = images.channels_last()?;
     /// assert_eq!((last.shape(), last.strides()), (&[1, 2, 1, 2][..], &[4, 1, 4, 2][..]));
     /// assert_eq!(last.to_vec::<f32>()?, images.to_vec::<f32>()?);

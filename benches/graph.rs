@@ -23,11 +23,14 @@ fn device(threads: usize) -> Device {
 #[derive(Clone, Copy)]
 enum How {
     Eager { lanes: usize },
+    OneThread,
     Captured { lanes: usize, order: Order },
 }
 
-const WAYS: [(&str, How); 4] = [
+const WAYS: [(&str, How); 5] = [
     ("serial", How::Eager { lanes: 1 }),
+    // On a CPU, nothing is faster than a half of it on two threads, unless there is less to do.
+    ("serial, one thread", How::OneThread),
     ("two lanes", How::Eager { lanes: 2 }),
     ("captured, data order", How::Captured { lanes: 1, order: Order::Data }),
     ("captured serial, streams' order", How::Captured { lanes: 1, order: Order::Streams }),
@@ -38,9 +41,11 @@ type Step = Box<dyn FnMut() -> Result<()>>;
 /// The ways to run a step, each with a device, a model and an optimizer of its own that `program` makes.
 fn cases(name: &str, threads: usize, program: impl Fn(&Device, usize) -> Step) -> Vec<Case<'static>> {
     let one = |(way, how)| {
+        let threads = if matches!(how, How::OneThread) { 1 } else { threads };
         let (device, name) = (device(threads), format!("{name}, {way}"));
         match how {
-            How::Eager { lanes } => {
+            How::Eager { .. } | How::OneThread => {
+                let lanes = if let How::Eager { lanes } = how { lanes } else { 1 };
                 let mut step = program(&device, lanes);
                 case(name, 1, move || {
                     step().unwrap();

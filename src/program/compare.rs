@@ -141,13 +141,13 @@ fn or(asked: &[usize], default: usize) -> Vec<usize> {
     if asked.is_empty() { vec![default] } else { asked.to_vec() }
 }
 
-/// The traced steps, a process for each schedule. A replay is one slice.
+/// The traced steps, a process for each schedule. A replay is one slice; on a CPU, tracks of their own have its commands.
 fn traced(found: &Comparison) -> Trace {
     let mut trace = Trace::new();
     for schedule in found.schedules() {
         let ScheduleReport { name, streams, captured, .. } = schedule;
         let name = match captured {
-            Some(found) => format!("{name} (a replay of {} commands is one slice)", found.plan.commands),
+            Some(found) => format!("{name} (a replay of {} commands)", found.plan.commands),
             None => format!("{name} ({streams} streams)"),
         };
         let mut profile = Profile::of(schedule.recordings.iter().cloned());

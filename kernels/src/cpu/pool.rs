@@ -1,5 +1,7 @@
 //! Pooling, a plane at a time.
 
+use std::hint::select_unpredictable;
+
 use super::inlined;
 use super::lanes::{Items, Lanes};
 use super::number::Number;
@@ -99,9 +101,10 @@ fn take<T: Lanes>(best: &mut [T; RUN], taps: &mut [u32; RUN], tap: u32, values: 
 
 #[inline(always)]
 fn take_one<T: Lanes>(best: &mut T, taken: &mut u32, tap: u32, value: T) {
-    let better = value > *best || value.is_nan();
-    *best = if better { value } else { *best };
-    *taken = if better { tap } else { *taken };
+    // Without a branch, so that several are compared at once.
+    let better = (value > *best) | value.is_nan();
+    *best = select_unpredictable(better, value, *best);
+    *taken = select_unpredictable(better, tap, *taken);
 }
 
 /// The first, third, .. of twice as many elements, which are read at once.

@@ -1,16 +1,17 @@
 //! Loaders that take as long as the step, asked when the batch is wanted and ahead on a thread: how much of the loader is
-//! hidden. And loaders that take next to nothing, for which workers must cost nothing.
+//! hidden. Three stages that take as long as each other. And loaders that take next to nothing, for which workers must cost nothing.
 //!
 //!     cargo bench --bench loader
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::hint::black_box;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use streamgrad::data::LoaderIter;
 use streamgrad::prelude::*;
-use streamgrad::{CpuConfig, PipelineSchedule, Result};
+use streamgrad::{CpuConfig, PipelineOptions, PipelineSchedule, Result};
 
 /// What reading a batch takes, beside the copy of its rows.
 #[derive(Clone, Copy)]
@@ -20,6 +21,21 @@ enum Load {
     Wait(Duration),
     /// As what unpacks images does, on one thread.
     Work(Duration),
+}
+
+impl Load {
+    fn spend(self) {
+        match self {
+            Load::Nothing => {}
+            Load::Wait(time) => std::thread::sleep(time),
+            Load::Work(time) => {
+                let (start, mut state) = (Instant::now(), 1u64);
+                while start.elapsed() < time {
+                    (0..1000).for_each(|_| state = black_box(state.wrapping_mul(6_364_136_223_846_793_005)));
+                }
+            }
+        }
+    }
 }
 
 struct Slow {
@@ -35,16 +51,7 @@ impl Dataset for Slow {
     }
 
     fn batch(&self, rows: &[usize], key: u64, device: &Device) -> Result<Batch> {
-        match self.load {
-            Load::Nothing => {}
-            Load::Wait(time) => std::thread::sleep(time),
-            Load::Work(time) => {
-                let (start, mut state) = (Instant::now(), 1u64);
-                while start.elapsed() < time {
-                    (0..1000).for_each(|_| state = black_box(state.wrapping_mul(6_364_136_223_846_793_005)));
-                }
-            }
-        }
+        self.load.spend();
         self.rows.batch(rows, key, device)
     }
 }
@@ -126,8 +133,51 @@ fn compare(training: &mut Training, load: Load, ways: &[(usize, PipelineSchedule
     times.iter_mut().map(|times| [0.5, 0.1, 0.9].map(|q| quantile(times, q))).collect()
 }
 
+/// Batches are read, augmented, and trained on, on one thread each: the median, p10 and p90 of a batch's milliseconds in each way.
+fn stages(training: &Mutex<Training>, read: Load, augment: Load, ways: &[PipelineSchedule]) -> Vec<[f64; 3]> {
+    let device = training.lock().unwrap().device.clone();
+    let batches: Vec<Batch> = training
+        .lock()
+        .unwrap()
+        .loader(Load::Nothing, 0, PipelineSchedule::Serial)
+        .take(BLOCK)
+        .map(Result::unwrap)
+        .collect();
+    let mut pipelines: Vec<_> = ways
+        .iter()
+        .map(|&schedule| {
+            Pipeline::with_options(&device, PipelineOptions { schedule, ..PipelineOptions::default() })
+                .stage("read", move |batch: Batch| {
+                    read.spend();
+                    Ok(batch)
+                })
+                .stage("augment", move |batch| {
+                    augment.spend();
+                    Ok(batch)
+                })
+                .stage("train", |batch| {
+                    training.lock().unwrap().step(batch);
+                    Ok(())
+                })
+        })
+        .collect();
+    let mut times = vec![Vec::new(); ways.len()];
+    for round in 0..ROUNDS + 1 {
+        for (pipeline, times) in pipelines.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            pipeline.run(batches.iter().cloned()).unwrap();
+            // Whoever measures decides in the first.
+            if round > 0 {
+                times.push(start.elapsed().as_secs_f64() * 1e3 / BLOCK as f64);
+            }
+        }
+    }
+    pipelines.iter().for_each(|pipeline| println!("    {}", pipeline.report()));
+    times.iter_mut().map(|times| [0.5, 0.1, 0.9].map(|q| quantile(times, q))).collect()
+}
+
 fn main() {
-    use PipelineSchedule::{Measured, Stages};
+    use PipelineSchedule::{Measured, Serial, Stages};
     for threads in [1, 2] {
         let mut training = Training::new(threads, false);
         let plain = compare(&mut training, Load::Nothing, &[(0, Measured)])[0][0];
@@ -142,6 +192,17 @@ fn main() {
                 let hidden = 100.0 * (serial - median) / (serial - plain);
                 println!("  {name}, {way:22} {median:8.3} ms ({p10:.3} to {p90:.3}), {hidden:5.1} % hidden");
             }
+        }
+    }
+    let mut training = Training::new(1, false);
+    let plain = compare(&mut training, Load::Nothing, &[(0, Measured)])[0][0];
+    let (time, training) = (Duration::from_secs_f64(plain / 1e3), Mutex::new(training));
+    for (name, read) in [("waits", Load::Wait(time)), ("works", Load::Work(time))] {
+        println!("three stages of {plain:.3} ms, of which the first {name}");
+        let found = stages(&training, read, Load::Work(time), &[Serial, Stages, Measured]);
+        for (way, [median, p10, p90]) in ["serial", "stages", "measured"].iter().zip(&found) {
+            let gain = found[0][0] / median;
+            println!("  {way:22} {median:8.3} ms ({p10:.3} to {p90:.3}), {gain:.2}x");
         }
     }
     for (small, threads) in [(true, 1), (true, 2), (false, 2)] {

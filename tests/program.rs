@@ -158,7 +158,8 @@ fn compare_adds_captured_schedules() {
     let events = json(&trace);
     let replays = events["traceEvents"].as_array().unwrap().iter().filter(|event| event["name"] == "replay");
     assert_eq!(replays.count(), 12, "one slice a step of each captured schedule");
-    assert!(fs::read_to_string(trace).unwrap().contains("commands is one slice"));
+    let text = fs::read_to_string(trace).unwrap();
+    assert!(text.contains("(a replay of ") && text.contains("replay thread 0"));
     assert!(fs::read_to_string(report).unwrap().contains("a replay is one command"));
 }
 

@@ -280,30 +280,22 @@ impl<'r> Run<'r> {
     }
 }
 
-/// Groups of neighbours, at most so many, of which the slowest takes the least time; the fewest that are about as good, and a
-/// single one where several gain next to nothing.
-pub(super) fn even(times: &[f64], most: usize) -> Vec<Range<usize>> {
-    let groups = |limit: f64| {
-        let (mut groups, mut sum) = (all(0), 0.0);
-        for (at, time) in times.iter().enumerate() {
-            let last = groups.len() - 1;
-            if sum + time > limit && !groups[last].is_empty() {
-                groups.push(at..at + 1);
-                sum = *time;
-            } else {
-                groups[last].end = at + 1;
-                sum += time;
-            }
+/// Groups of neighbours of which none takes longer than the slowest alone; the fewest that are about as good, and a single one
+/// where several gain next to nothing.
+pub(super) fn even(times: &[f64]) -> Vec<Range<usize>> {
+    let limit = ALMOST * times.iter().copied().fold(0.0, f64::max);
+    let (mut groups, mut sum) = (all(0), 0.0);
+    for (at, time) in times.iter().enumerate() {
+        let last = groups.len() - 1;
+        if sum + time > limit && !groups[last].is_empty() {
+            groups.push(at..at + 1);
+            sum = *time;
+        } else {
+            groups[last].end = at + 1;
+            sum += time;
         }
-        groups
-    };
-    let total: f64 = times.iter().sum();
-    let largest = times.iter().copied().fold(0.0, f64::max);
-    let sums = (0..times.len())
-        .flat_map(|from| (from + 1..=times.len()).map(move |to| times[from..to].iter().sum()));
-    let limits = sums.filter(|&sum: &f64| sum >= largest && groups(sum).len() <= most.max(1));
-    let best = limits.fold(total, f64::min);
-    if total < ALMOST * best { all(times.len()) } else { groups(ALMOST * best) }
+    }
+    groups
 }
 
 /// Times that differ by no more than this factor are alike.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use tensor::{Device, Error, Generator, Result, next_key};
 
@@ -50,6 +51,7 @@ pub struct Pipeline<'a, In, Out> {
     options: PipelineOptions,
     stages: Vec<Stage<'a>>,
     report: PipelineReport,
+    rounds: Rounds,
     /// What runs the stages, once that is decided.
     lines: Option<Lines>,
     ends: PhantomData<fn(In) -> Out>,
@@ -68,6 +70,15 @@ impl Default for PipelineOptions {
     fn default() -> Self {
         PipelineOptions { depth: 1, schedule: PipelineSchedule::Measured }
     }
+}
+
+/// The milliseconds of a batch on one stream and on several, which short runs measure together.
+#[derive(Default)]
+struct Rounds {
+    /// Which stages share the several streams.
+    groups: Vec<Range<usize>>,
+    one: Vec<f64>,
+    many: Vec<f64>,
 }
 
 /// Which stages of a [`Pipeline`] share a stream.
@@ -141,6 +152,7 @@ impl<In: Send + 'static> Pipeline<'_, In, In> {
             options,
             stages: Vec::new(),
             report: PipelineReport::default(),
+            rounds: Rounds::default(),
             lines: None,
             ends: PhantomData,
         }
@@ -169,6 +181,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
             options,
             stages,
             report: PipelineReport::default(),
+            rounds: Rounds::default(),
             lines: None,
             ends: PhantomData,
         }
@@ -261,30 +274,34 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
             alone_ms: Some(*ms),
         };
         self.report.stages = self.stages.iter().zip(&alone).map(report).collect();
-        let most = if self.device.runs_on_host() { self.device.threads() } else { alone.len() };
-        let groups = even(&alone, most);
+        // Also where a CPU has fewer threads for kernels: what a stage takes may be the host's own, or waiting.
+        let groups = even(&alone);
         run.is_decided = !run.is_over;
         if run.is_over || groups.len() == 1 {
             return Ok(serial);
+        }
+        if self.rounds.groups != groups {
+            self.rounds = Rounds { groups: groups.clone(), ..Rounds::default() };
         }
         let several = Lines::new(&self.device, groups)?;
         let fill = several.groups.len();
         // What a stream does first takes longer.
         run.go_on(&mut self.stages, &several, depth, fill + 1)?;
-        let (mut one, mut many) = (Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
-            one.push(run.timed(&mut self.stages, &serial, depth, BLOCK)? / BLOCK as f64);
+        while self.rounds.one.len() < ROUNDS {
+            let one = run.timed(&mut self.stages, &serial, depth, BLOCK)?;
             // Without the time in which the first batch comes through.
             let short = run.timed(&mut self.stages, &several, depth, fill)?;
             let long = run.timed(&mut self.stages, &several, depth, fill + BLOCK)?;
-            many.push((long - short) / BLOCK as f64);
             if run.is_over {
                 run.is_decided = false;
                 return Ok(serial);
             }
+            self.rounds.one.push(one / BLOCK as f64);
+            self.rounds.many.push((long - short) / BLOCK as f64);
         }
-        let pays = pays(&mut one, &mut many);
-        (self.report.serial_ms, self.report.concurrent_ms) = (median(&mut one), median(&mut many));
+        let Rounds { one, many, .. } = &mut self.rounds;
+        let pays = pays(one, many);
+        (self.report.serial_ms, self.report.concurrent_ms) = (median(one), median(many));
         Ok(if pays { several } else { serial })
     }
 }

@@ -134,10 +134,11 @@ pub struct Conv2d<'a> {
 /// [that is wanted](conv2d_wants_channels_last).
 ///
 /// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits. On
-/// CUDA, cuDNN makes it where that is found and has an algorithm that always gives the same bits. In F32 where
+/// CUDA, cuDNN makes it where that is found, has an algorithm that always gives the same bits, and no kernel here is faster. In F32 where
 /// [TF32 is allowed](device::Device::set_tf32) that may be one by transforms: its errors are relative to the largest element, and
 /// an infinity or NaN spreads over elements whose sums do not have it. Where tensor cores make it here, factors of F32 are sums of two
-/// of TF32: a product is off by less than 2^-19 of itself, and an infinity times anything is NaN.
+/// of TF32: a product is off by less than 2^-19 of itself, and an infinity times anything is NaN; images' gradients multiply
+/// filters with zeros for what lies outside, so that an infinite filter spreads NaN there.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,

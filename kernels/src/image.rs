@@ -68,7 +68,7 @@ pub fn warp(
 ///
 /// # Errors
 /// As for [`warp`]; [`Error::InvalidArgument`] also if `k` is even, or `r` not below height and width, and on CUDA for a `k` above
-/// 12000.
+/// 12225.
 pub fn blur(
     stream: &Stream,
     x: View<'_>,

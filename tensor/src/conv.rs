@@ -170,7 +170,9 @@ impl Form {
         let last = Stream::with_current(x.device(), |stream| {
             conv2d_wants_channels_last(stream, (op, pass), x.dtype, shapes, (how, bias.is_some()))
         })?;
-        let bias = bias.map(Tensor::contiguous).transpose()?;
+        let bias = bias
+            .map(|bias| if last { aligned(bias)?.contiguous() } else { bias.contiguous() })
+            .transpose()?;
         let [x, y] = [stored(x, last)?, stored(y, last)?];
         let made = Stream::with_current(x.device(), |stream| {
             let layout = if last { Layout::channels_last(shape) } else { Layout::contiguous(&shape) };
@@ -186,13 +188,15 @@ impl Form {
     }
 }
 
-/// An operand without gaps, in row-major order or with its channels last, and then where a library's vectors may begin.
+/// An operand without gaps, in row-major order or aligned with its channels last.
 fn stored(x: &Tensor, channels_last: bool) -> Result<Tensor> {
-    match channels_last {
-        false => x.contiguous(),
-        true if (x.layout.offset() * x.dtype.size_bytes()).is_multiple_of(16) => x.channels_last(),
-        true => x.copy()?.channels_last(),
-    }
+    if channels_last { aligned(x)?.channels_last() } else { x.contiguous() }
+}
+
+/// The elements where a library's vectors may begin.
+fn aligned(x: &Tensor) -> Result<Tensor> {
+    let is_aligned = (x.layout.offset() * x.dtype.size_bytes()).is_multiple_of(16);
+    if is_aligned { Ok(x.clone()) } else { x.copy() }
 }
 
 /// Launches a convolution of elements like those of `like`, with memory for it to work in.

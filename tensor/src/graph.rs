@@ -357,7 +357,7 @@ fn memories<R: Tensors>(result: &R, capture: &Capture) -> Result<Vec<Option<usiz
 
 /// A tensor with room for such elements, in the same order if they lie without gaps.
 fn fresh_like(tensor: &Tensor) -> Result<Tensor> {
-    let fresh = Tensor::empty(tensor.shape(), tensor.dtype(), &tensor.device())?;
+    let fresh = Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device())?;
     Ok(match tensor.layout.is_dense() && tensor.layout.offset() == 0 {
         true => Tensor { layout: tensor.layout.clone(), ..fresh },
         false => fresh,

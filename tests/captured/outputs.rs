@@ -3,7 +3,8 @@
 use super::{tensor, values};
 use crate::common::devices::each_device;
 use streamgrad::prelude::*;
-use streamgrad::{CpuConfig, Error, Graph, Result, Schedule};
+use streamgrad::tensor::Attention;
+use streamgrad::{CpuConfig, Error, Graph, RandomKey, Result, Schedule};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 9 }];
 
@@ -46,6 +47,23 @@ fn results_that_are_held_are_not_overwritten() {
         // What the step did not make is not copied.
         let [_, _, same] = graph.replay()?;
         assert!(same.same_storage(&x));
+        Ok(())
+    });
+}
+
+/// A result that somebody holds is made somewhere else by the next replay, by the kernels that were captured.
+#[test]
+fn what_a_device_allows_later_changes_no_replay() {
+    each_device(&SCHEDULES, |device| {
+        let x = Tensor::randn(&[1, 2, 40, 32], DType::F32, RandomKey { seed: 1, op: 1 }, device)?;
+        let attention = Attention::default();
+        let graph = Graph::capture(device, || x.scaled_dot_product_attention(&x, &x, &attention))?;
+        let held = graph.replay()?;
+        device.set_tf32(true);
+        let next = graph.replay()?;
+        device.set_tf32(false);
+        assert!(!held.same_storage(&next));
+        assert_eq!(values(&held)?, values(&next)?);
         Ok(())
     });
 }

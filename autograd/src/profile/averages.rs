@@ -55,7 +55,7 @@ pub struct Average {
     pub device_self_ms: f64,
     /// How long its commands ran on average, or those of one call of a range.
     pub device_mean_ms: f64,
-    /// `device_self_ms` as a part of that of all rows.
+    /// `device_self_ms` as a part of that of all rows. What runs at once, as on streams and a replay's threads, adds up.
     pub share: f64,
     /// Bytes copied between memories.
     pub copied_bytes: usize,

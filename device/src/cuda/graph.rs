@@ -27,6 +27,8 @@ pub(crate) struct DriverGraph {
     /// What uploads read.
     constants: Vec<Staged>,
     core: std::sync::Weak<Core>,
+    /// Whether products of F32 rounded what they multiply when it was made.
+    tf32: bool,
 }
 
 /// Nodes of kernels.
@@ -136,7 +138,7 @@ impl DriverGraph {
         let exec = Exec { raw, _graph: graph, context: Arc::clone(&cuda.context) };
         // SAFETY: the handles are live.
         unsafe { check("cuGraphUpload", sys::cuGraphUpload(exec.raw, stream.raw()))? };
-        Ok(DriverGraph { exec, kernels, stream, constants, core: Arc::downgrade(core) })
+        Ok(DriverGraph { exec, kernels, stream, constants, core: Arc::downgrade(core), tf32: core.tf32() })
     }
 
     /// Has later launches run the kernels of a command with the arguments that it has now.
@@ -229,6 +231,11 @@ impl Captured {
 }
 
 impl Updated<'_> {
+    /// As the other commands of the graph, whatever the device allows now.
+    pub(super) fn tf32(&self) -> bool {
+        self.graph.tf32
+    }
+
     /// Gives the next kernel of the command other arguments.
     ///
     /// # Safety
@@ -240,7 +247,12 @@ impl Updated<'_> {
         params: *mut *mut std::ffi::c_void,
     ) -> Result<()> {
         let next = self.next.replace(self.next.get() + 1);
-        let Some(&node) = self.graph.kernels[self.command].get(next) else { return Ok(()) };
+        let Some(&node) = self.graph.kernels[self.command].get(next) else {
+            return Err(refused(
+                "replay",
+                "a command of the graph has more kernels than it was captured with",
+            ));
+        };
         let ([bx, by, bz], [tx, ty, tz]) = (grid.blocks, grid.threads);
         let params = sys::CUDA_KERNEL_NODE_PARAMS {
             func: function,

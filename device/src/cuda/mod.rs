@@ -415,7 +415,10 @@ impl<'a> Queue<'a> {
 
     /// Whether factors in F32 may be rounded to TF32, see [`Device::set_tf32`](crate::Device::set_tf32).
     pub fn tf32(&self) -> bool {
-        self.core.tf32()
+        match self.target {
+            Target::Update(updated) => updated.tf32(),
+            _ => self.core.tf32(),
+        }
     }
 
     /// Enqueues a kernel.

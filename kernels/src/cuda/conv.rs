@@ -25,19 +25,19 @@ use few::{Direct, Few};
 use implicit::Implicit;
 use tiled::Tiled;
 
-mod direct_programs {
+pub(super) mod direct_programs {
     super::float_programs!("direct", "rows.cuh", "window.cuh", "conv.cuh", "direct.cu");
 }
-mod few_programs {
+pub(super) mod few_programs {
     super::float_programs!("few", "rows.cuh", "window.cuh", "conv.cuh", "few.cu");
 }
-mod implicit_programs {
+pub(super) mod implicit_programs {
     use device::DType;
     use device::cuda::Program;
 
     use super::program;
 
-    static F32: Program = program!(
+    pub(in crate::cuda) static F32: Program = program!(
         "implicit",
         "f32",
         1,

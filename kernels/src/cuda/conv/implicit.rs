@@ -62,12 +62,8 @@ impl Implicit {
         let reach = [0, 1].map(|axis| g.window.extent(axis).saturating_add(g.window.padding[axis]));
         let fill_tiles = sizes.iter().zip(Implicit::LEAST).all(|(&size, least)| size >= least);
         let counted = sizes.into_iter().chain(planes).chain(reach).chain(g.image).all(|size| size < MOST);
-        if dtype == DType::F64
-            || g.is_pointwise()
-            || !fill_tiles
-            || !counted
-            || tiles[1].max(g.groups) > MAX_Y
-        {
+        let is_other = dtype == DType::F64 || g.is_pointwise() || g.is_depthwise();
+        if is_other || !fill_tiles || !counted || tiles[1].max(g.groups) > MAX_Y {
             return None;
         }
         let (parts, each) = match pass {

@@ -380,7 +380,9 @@ impl Runner {
     /// As a part of the loss here.
     pub(super) fn largest_difference_in_losses(&self, other: &Runner) -> f64 {
         let pairs = self.losses.iter().zip(&other.losses).filter(|(a, b)| a.to_bits() != b.to_bits());
-        pairs.map(|(a, b)| ((a - b) / a).abs()).fold(0.0, |most, next| if next <= most { most } else { next })
+        pairs
+            .map(|(a, b)| ((a - b) / a).abs())
+            .fold(0.0, |most: f64, next| if most.is_nan() || next <= most { most } else { next })
     }
 
     /// Parameters and buffers.

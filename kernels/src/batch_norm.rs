@@ -25,6 +25,15 @@ pub struct Norm<'a> {
     pub eps: f64,
     /// Whether mean and variance are those of the images, or given.
     pub training: bool,
+    /// Whether the positive part is taken: `max(y, 0)`, which keeps NaN.
+    pub relu: bool,
+}
+
+impl Norm<'_> {
+    /// The command's name: `plain`, or that with `relu`.
+    fn op(&self, plain: &'static str, relu: &'static str) -> &'static str {
+        if self.relu { relu } else { plain }
+    }
 }
 
 /// Bytes of the workspace that [`batch_norm`] and [`batch_norm_grad`] of images `[n, c, ..]` need on `stream`'s device.
@@ -37,8 +46,8 @@ pub fn batch_norm_workspace(stream: &Stream, shape: &[usize]) -> usize {
     }
 }
 
-/// `out = (x - mean) / sqrt(var + eps) weight + bias` in each channel, for floats. In training, `mean` and `var` are
-/// those of `x`, and written.
+/// `out = (x - mean) / sqrt(var + eps) weight + bias` in each channel, for floats, or the positive part of that. In training,
+/// `mean` and `var` are those of `x`, and written.
 ///
 /// Shapes: `x` and `out` `[n, c, ..]`, the others `[c]`. All contiguous. `workspace`, of type U8, has
 /// [`batch_norm_workspace`] elements, and may be left out if those are none.
@@ -53,25 +62,27 @@ pub fn batch_norm(
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "batch_norm";
-    let Norm { mean, var, weight, bias, eps, training } = norm;
-    let channels = channels(OP, [&x, &out], [Some(&mean), Some(&var), weight.as_ref(), bias.as_ref()])?;
+    let op = norm.op("batch_norm", "batch_norm_relu");
+    let Norm { mean, var, weight, bias, eps, training, relu } = norm;
+    let channels = channels(op, [&x, &out], [Some(&mean), Some(&var), weight.as_ref(), bias.as_ref()])?;
     let (dtype, statistics) = (x.dtype, [mean, var]);
-    let workspace = View::workspace(OP, workspace, batch_norm_workspace(stream, x.shape()))?;
-    for_float!(OP, dtype, T => {
+    let workspace = View::workspace(op, workspace, batch_norm_workspace(stream, x.shape()))?;
+    for_float!(op, dtype, T => {
         let images = (x.read::<T>(), out.write::<T>());
         let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact()));
         let given = (!training).then(|| statistics.map(|view| view.read::<T>().exact()));
         let found = training.then(|| statistics.map(|view| view.write::<T>().exact()));
-        Command::new(OP, (images, affine, (given, found), workspace)).cost(out.layout.elements(), 4).run(
+        Command::new(op, (images, affine, (given, found), workspace)).cost(out.layout.elements(), 4).run(
             stream,
             channels,
             // SAFETY: the channels are those of the operands.
             move |channels, workers, (images, affine, statistics, _)| unsafe {
-                cpu::forward(channels, workers, eps, images, affine, statistics);
+                cpu::forward(channels, workers, (eps, relu), images, affine, statistics);
             },
-            move |channels, queue, (images, affine, statistics, workspace)| {
-                cuda::forward(queue, (dtype, eps), channels, images, affine, statistics, workspace)
+            move |channels, queue, (images, affine, (given, found), workspace)| {
+                let Some(statistics) = given.or(found) else { return Ok(()) };
+                let norm = cuda::Norm { statistics, affine, eps, relu };
+                cuda::forward(queue, (dtype, training), channels, images, norm, workspace)
             },
         )
     })
@@ -79,7 +90,8 @@ pub fn batch_norm(
 
 /// Gradients of [`batch_norm`], for floats. With `x' = (x - mean) / sqrt(var + eps)` and sums over a channel:
 /// `bias = sum g`, `weight = sum g x'`, and `x = weight / sqrt(var + eps) (g - [sum g + x' sum g x'] / m)`, where the part
-/// in brackets, over the number `m` of elements, is there in training only.
+/// in brackets, over the number `m` of elements, is there in training only. Of the positive part, `g` counts where
+/// `x' weight + bias > 0`, which is found again from `x`; only that needs the bias.
 ///
 /// Shapes: `x`, `g` and `grads[0]` `[n, c, ..]`; `grads[1]`, for the weight, and `grads[2]`, for the bias, `[c]`, of the type
 /// that is computed in.
@@ -94,28 +106,30 @@ pub fn batch_norm_grad(
     workspace: Option<View<'_>>,
     grads: [View<'_>; 3],
 ) -> Result<()> {
-    const OP: &str = "batch_norm_grad";
-    let Norm { mean, var, weight, eps, training, .. } = norm;
+    let op = norm.op("batch_norm_grad", "batch_norm_relu_grad");
+    let Norm { mean, var, weight, bias, eps, training, relu } = norm;
+    let bias = bias.filter(|_| relu);
     let [grad, grad_weight, grad_bias] = grads;
-    let vectors = [Some(&mean), Some(&var), weight.as_ref(), Some(&grad_weight), Some(&grad_bias)];
-    let (channels, dtype) = (channels(OP, [&x, &g, &grad], vectors)?, x.dtype);
-    let workspace = View::workspace(OP, workspace, batch_norm_workspace(stream, x.shape()))?;
-    for_float!(OP, dtype, T => {
+    let vectors =
+        [Some(&mean), Some(&var), weight.as_ref(), bias.as_ref(), Some(&grad_weight), Some(&grad_bias)];
+    let (channels, dtype) = (channels(op, [&x, &g, &grad], vectors)?, x.dtype);
+    let workspace = View::workspace(op, workspace, batch_norm_workspace(stream, x.shape()))?;
+    for_float!(op, dtype, T => {
         let images = [x, g].map(View::read::<T>);
         let statistics = [mean, var].map(|view| view.read::<T>().exact());
-        let weight = weight.map(|view| view.read::<T>().exact());
+        let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact()));
         let sums = [grad_weight, grad_bias].map(|view| view.write::<T>().exact());
-        let operands = (images, statistics, weight, (grad.write::<T>(), sums), workspace);
-        Command::new(OP, operands).cost(x.layout.elements(), 4).run(
+        let operands = (images, statistics, affine, (grad.write::<T>(), sums), workspace);
+        Command::new(op, operands).cost(x.layout.elements(), 4).run(
             stream,
             channels,
             // SAFETY: the channels are those of the operands.
-            move |channels, workers, (images, statistics, weight, grads, _)| unsafe {
-                cpu::backward(channels, workers, (eps, training), images, statistics, weight, grads);
+            move |channels, workers, (images, statistics, affine, grads, _)| unsafe {
+                cpu::backward(channels, workers, (eps, training, relu), images, statistics, affine, grads);
             },
-            move |channels, queue, (images, statistics, weight, grads, workspace)| {
-                let how = (dtype, eps, training);
-                cuda::backward(queue, how, channels, images, (statistics, weight), grads, workspace)
+            move |channels, queue, (images, statistics, affine, grads, workspace)| {
+                let norm = cuda::Norm { statistics, affine, eps, relu };
+                cuda::backward(queue, (dtype, training), channels, images, norm, grads, workspace)
             },
         )
     })

@@ -107,6 +107,19 @@ pub trait Forward: Module {
     /// # Errors
     /// Whatever its ops answer; most often `ShapeMismatch` or `DTypeMismatch` for an input that does not fit.
     fn forward(&self, input: &Var) -> Result<Var>;
+
+    /// `max(y, 0)` of the module's value `y`, with the bits of [`Var::relu`]. A layer that has it in one pass says how.
+    ///
+    /// # Errors
+    /// As for [`forward`](Forward::forward).
+    fn forward_relu(&self, input: &Var) -> Result<Var> {
+        self.forward(input)?.relu()
+    }
+
+    /// Whether this is `max(x, 0)` and nothing else, so that a [`Sequential`](crate::Sequential) leaves it to the module before.
+    fn is_relu(&self) -> bool {
+        false
+    }
 }
 
 /// The list that [`Module::parts`] fills in.
@@ -241,6 +254,12 @@ macro_rules! pointers {
             impl<M: Forward + ?Sized> Forward for $pointer<M> {
                 fn forward(&self, input: &Var) -> Result<Var> {
                     (**self).forward(input)
+                }
+                fn forward_relu(&self, input: &Var) -> Result<Var> {
+                    (**self).forward_relu(input)
+                }
+                fn is_relu(&self) -> bool {
+                    (**self).is_relu()
                 }
             }
         )+

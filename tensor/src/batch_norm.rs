@@ -97,17 +97,22 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<(Tensor, BatchStatistics)> {
-        const OP: &str = "batch_norm";
-        let c = channels(OP, self)?;
-        if c > 0 && self.elements() / c < 2 {
-            let shape = format_args!("shape {:?}", self.shape());
-            return Err(Error::invalid(OP, "input", "of several elements in a channel", shape));
-        }
-        let statistics = Stream::with_current(self.device(), |stream| {
-            let fresh = || Tensor::allocate(stream, Layout::contiguous(&[c]), self.dtype.compute_dtype());
-            Ok(BatchStatistics { mean: fresh()?, var: fresh()?, training: true })
-        })?;
-        Ok((self.normalised(weight, bias, &statistics, eps)?, statistics))
+        let statistics = self.own_statistics("batch_norm")?;
+        Ok((self.normalised(weight, bias, &statistics, (eps, false))?, statistics))
+    }
+
+    /// `max(y, 0)` of [`Tensor::batch_norm`]'s `y`, in one pass and with the same bits as [`Tensor::relu`] of it.
+    ///
+    /// # Errors
+    /// As for [`Tensor::batch_norm`].
+    pub fn batch_norm_relu(
+        &self,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<(Tensor, BatchStatistics)> {
+        let statistics = self.own_statistics("batch_norm_relu")?;
+        Ok((self.normalised(weight, bias, &statistics, (eps, true))?, statistics))
     }
 
     /// [`Tensor::batch_norm`] with given statistics, of [`DType::compute_dtype`](crate::DType::compute_dtype).
@@ -122,10 +127,43 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        const OP: &str = "batch_norm";
-        channels(OP, self)?;
-        let (mean, var) = (statistic(OP, self, mean)?, statistic(OP, self, var)?);
-        self.normalised(weight, bias, &BatchStatistics { mean, var, training: false }, eps)
+        let given = self.given_statistics("batch_norm", mean, var)?;
+        self.normalised(weight, bias, &given, (eps, false))
+    }
+
+    /// [`Tensor::batch_norm_relu`] with given statistics.
+    ///
+    /// # Errors
+    /// As for [`Tensor::batch_norm_with`].
+    pub fn batch_norm_relu_with(
+        &self,
+        mean: &Tensor,
+        var: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
+        let given = self.given_statistics("batch_norm_relu", mean, var)?;
+        self.normalised(weight, bias, &given, (eps, true))
+    }
+
+    /// Room for the statistics of these images.
+    fn own_statistics(&self, op: &'static str) -> Result<BatchStatistics> {
+        let c = channels(op, self)?;
+        if c > 0 && self.elements() / c < 2 {
+            let shape = format_args!("shape {:?}", self.shape());
+            return Err(Error::invalid(op, "input", "of several elements in a channel", shape));
+        }
+        Stream::with_current(self.device(), |stream| {
+            let fresh = || Tensor::allocate(stream, Layout::contiguous(&[c]), self.dtype.compute_dtype());
+            Ok(BatchStatistics { mean: fresh()?, var: fresh()?, training: true })
+        })
+    }
+
+    fn given_statistics(&self, op: &'static str, mean: &Tensor, var: &Tensor) -> Result<BatchStatistics> {
+        channels(op, self)?;
+        let (mean, var) = (statistic(op, self, mean)?, statistic(op, self, var)?);
+        Ok(BatchStatistics { mean, var, training: false })
     }
 
     fn normalised(
@@ -133,15 +171,15 @@ impl Tensor {
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         statistics: &BatchStatistics,
-        eps: f64,
+        (eps, relu): (f64, bool),
     ) -> Result<Tensor> {
-        const OP: &str = "batch_norm";
         if let Some(pixels) = pixels(self)? {
-            return images(&pixels.normalised(weight, bias, statistics, eps)?, self.shape());
+            return images(&pixels.normalised(weight, bias, statistics, (eps, relu))?, self.shape());
         }
-        let contiguous = |given: Option<&Tensor>| given.map(|given| vector(OP, self, given)).transpose();
+        let op = if relu { "batch_norm_relu" } else { "batch_norm" };
+        let contiguous = |given: Option<&Tensor>| given.map(|given| vector(op, self, given)).transpose();
         let (x, weight, bias) = (self.contiguous()?, contiguous(weight)?, contiguous(bias)?);
-        let norm = norm(statistics, weight.as_ref(), bias.as_ref(), eps);
+        let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], (eps, relu));
         Tensor::produce(self.device(), Layout::contiguous(self.shape()), self.dtype, |stream, out| {
             let memory = Tensor::workspace(stream, batch_norm_workspace(stream, self.shape()))?;
             kernels::batch_norm(stream, x.view(), norm, memory.as_ref().map(Tensor::view), out)
@@ -151,9 +189,8 @@ impl Tensor {
 
 fn norm<'a>(
     statistics: &'a BatchStatistics,
-    weight: Option<&'a Tensor>,
-    bias: Option<&'a Tensor>,
-    eps: f64,
+    [weight, bias]: [Option<&'a Tensor>; 2],
+    (eps, relu): (f64, bool),
 ) -> Norm<'a> {
     Norm {
         mean: statistics.mean.view(),
@@ -162,6 +199,7 @@ fn norm<'a>(
         bias: bias.map(Tensor::view),
         eps,
         training: statistics.training,
+        relu,
     }
 }
 
@@ -177,18 +215,45 @@ pub fn batch_norm_grad(
     statistics: &BatchStatistics,
     eps: f64,
 ) -> Result<[Tensor; 3]> {
-    const OP: &str = "batch_norm_grad";
-    let c = channels(OP, x)?;
-    same_kind(OP, x, g)?;
-    has_shape(OP, x.shape(), g)?;
+    gradients(x, g, [weight, None], statistics, (eps, false))
+}
+
+/// The gradients of [`Tensor::batch_norm_relu`], as [`batch_norm_grad`] gives them. Where `y > 0` is found again from `x`: before
+/// it is rounded to 16 bits.
+///
+/// # Errors
+/// As for [`Tensor::batch_norm_with`].
+pub fn batch_norm_relu_grad(
+    x: &Tensor,
+    g: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    statistics: &BatchStatistics,
+    eps: f64,
+) -> Result<[Tensor; 3]> {
+    gradients(x, g, [weight, bias], statistics, (eps, true))
+}
+
+fn gradients(
+    x: &Tensor,
+    g: &Tensor,
+    affine: [Option<&Tensor>; 2],
+    statistics: &BatchStatistics,
+    (eps, relu): (f64, bool),
+) -> Result<[Tensor; 3]> {
+    let op = if relu { "batch_norm_relu_grad" } else { "batch_norm_grad" };
+    let c = channels(op, x)?;
+    same_kind(op, x, g)?;
+    has_shape(op, x.shape(), g)?;
     if let Some(x_pixels) = pixels(x)? {
         let g = g.channels_last()?.permute(&[0, 2, 3, 1])?.reshape(x_pixels.shape())?;
-        let [grad, weight, bias] = batch_norm_grad(&x_pixels, &g, weight, statistics, eps)?;
+        let [grad, weight, bias] = gradients(&x_pixels, &g, affine, statistics, (eps, relu))?;
         return Ok([images(&grad, x.shape())?, weight, bias]);
     }
-    let weight = weight.map(|weight| vector(OP, x, weight)).transpose()?;
-    let (x, g) = (x.contiguous()?, g.contiguous()?);
-    let norm = norm(statistics, weight.as_ref(), None, eps);
+    let contiguous = |given: Option<&Tensor>| given.map(|given| vector(op, x, given)).transpose();
+    let [weight, bias] = affine.map(contiguous);
+    let (x, g, weight, bias) = (x.contiguous()?, g.contiguous()?, weight?, bias?);
+    let norm = norm(statistics, [weight.as_ref(), bias.as_ref()], (eps, relu));
     Stream::with_current(x.device(), |stream| {
         let fresh = |shape: &[usize], dtype| Tensor::allocate(stream, Layout::contiguous(shape), dtype);
         let sum = || fresh(&[c], x.dtype.compute_dtype());

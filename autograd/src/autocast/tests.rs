@@ -74,7 +74,7 @@ const WIDE: [Op; 27] = [
 ];
 
 /// Ops that take what they are given.
-const OTHERS: [Op; 14] = [
+const OTHERS: [Op; 15] = [
     ("relu", |x| x[0].relu()),
     ("gelu", |x| x[0].gelu(tensor::Gelu::Tanh)),
     ("tanh", |x| x[0].tanh()),
@@ -84,6 +84,7 @@ const OTHERS: [Op; 14] = [
     ("dropout", |x| x[0].dropout(0.5, None)),
     ("transpose", |x| x[0].t()),
     ("batch_norm", |x| Ok(x[0].batch_norm(Some(&ones(&[6], F32)), None, 1e-5)?.0)),
+    ("batch_norm_relu", |x| Ok(x[0].batch_norm_relu(Some(&ones(&[6], F32)), None, 1e-5)?.0)),
     ("batch_norm_with", |x| {
         let row = ones(&[6], F32);
         x[0].batch_norm_with(row.value(), row.value(), Some(&row), None, 1e-5)

@@ -1,8 +1,8 @@
 //! `y = (x - mean) / √(var + eps) · weight + bias` in each channel. With `x̂ = (x - mean) / √(var + eps)` and `m` elements
 //! in a channel: `weight' = Σ g x̂`, `bias' = Σ g`, `x' = weight / √(var + eps) · (g - (Σ g + x̂ Σ g x̂) / m)`; where
-//! mean and variance are given, the last bracket is `g` alone.
+//! mean and variance are given, the last bracket is `g` alone. Of `max(y, 0)`, `g` counts where `y > 0`.
 
-use tensor::{BatchStatistics, Device, Result, Tensor, grad};
+use tensor::{BatchStatistics, CompareOp, Device, Result, Tensor, grad};
 
 use super::normalize::parameter;
 use super::samples::{Draw, Sample, sample};
@@ -36,7 +36,24 @@ impl Var {
         let affine = [parameter(self, weight)?, parameter(self, bias)?];
         let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
         let (value, statistics) = self.value().batch_norm(weight, bias, eps)?;
-        Ok((normalised(self, &affine, value, &statistics, eps), statistics))
+        Ok((normalised(self, &affine, value, &statistics, (eps, false)), statistics))
+    }
+
+    /// `max(y, 0)` of [`Var::batch_norm`]'s `y`, in one pass forward, and backward without one of its own. The value has the
+    /// bits of [`Var::relu`] of `y`.
+    ///
+    /// # Errors
+    /// As for [`Var::batch_norm`].
+    pub fn batch_norm_relu(
+        &self,
+        weight: Option<&Var>,
+        bias: Option<&Var>,
+        eps: f64,
+    ) -> Result<(Var, BatchStatistics)> {
+        let affine = [parameter(self, weight)?, parameter(self, bias)?];
+        let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
+        let (value, statistics) = self.value().batch_norm_relu(weight, bias, eps)?;
+        Ok((normalised(self, &affine, value, &statistics, (eps, true)), statistics))
     }
 
     /// Normalises each channel by a given mean and variance, which gradients do not flow through.
@@ -57,7 +74,26 @@ impl Var {
         let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
         let value = self.value().batch_norm_with(mean, var, weight, bias, eps)?;
         let given = BatchStatistics { mean: mean.clone(), var: var.clone(), training: false };
-        Ok(normalised(self, &affine, value, &given, eps))
+        Ok(normalised(self, &affine, value, &given, (eps, false)))
+    }
+
+    /// [`Var::batch_norm_relu`] with a given mean and variance.
+    ///
+    /// # Errors
+    /// As for [`Var::batch_norm_with`].
+    pub fn batch_norm_relu_with(
+        &self,
+        mean: &Tensor,
+        var: &Tensor,
+        weight: Option<&Var>,
+        bias: Option<&Var>,
+        eps: f64,
+    ) -> Result<Var> {
+        let affine = [parameter(self, weight)?, parameter(self, bias)?];
+        let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
+        let value = self.value().batch_norm_relu_with(mean, var, weight, bias, eps)?;
+        let given = BatchStatistics { mean: mean.clone(), var: var.clone(), training: false };
+        Ok(normalised(self, &affine, value, &given, (eps, true)))
     }
 }
 
@@ -66,16 +102,22 @@ fn normalised(
     [weight, bias]: &[Option<Var>; 2],
     value: Tensor,
     statistics: &BatchStatistics,
-    eps: f64,
+    (eps, relu): (f64, bool),
 ) -> Var {
     let mut inputs = vec![x];
     inputs.extend(weight);
     inputs.extend(bias);
     let mut saved = vec![Save::Tensor(&statistics.mean), Save::Tensor(&statistics.var), Save::Input(0)];
     saved.extend(weight.as_ref().map(|_| Save::Input(1)));
+    saved.extend(bias.as_ref().filter(|_| relu).map(|_| Save::Input(inputs.len() - 1)));
     let (has_weight, has_bias, training) = (weight.is_some(), bias.is_some(), statistics.training);
-    record("batch_norm", &inputs, &saved, value, move |ctx, g| {
-        let [x_grad, weight_grad, bias_grad] = gradients(ctx, g, has_weight, training, eps)?;
+    let op = if relu { "batch_norm_relu" } else { "batch_norm" };
+    record(op, &inputs, &saved, value, move |ctx, g| {
+        let affine = [
+            has_weight.then(|| ctx.saved(3)),
+            (has_bias && relu).then(|| ctx.saved(3 + usize::from(has_weight))),
+        ];
+        let [x_grad, weight_grad, bias_grad] = gradients(ctx, g, affine, training, (eps, relu))?;
         let mut grads = Grads::new();
         grads.push(Some(x_grad));
         if has_weight {
@@ -89,16 +131,32 @@ fn normalised(
 }
 
 /// The gradients for images, weight and bias: one kernel, or an expression if they are to be differentiated in turn.
-fn gradients(ctx: &Vjp<'_>, g: &Var, has_weight: bool, training: bool, eps: f64) -> Result<[Var; 3]> {
+fn gradients(
+    ctx: &Vjp<'_>,
+    g: &Var,
+    [weight, bias]: [Option<Var>; 2],
+    training: bool,
+    (eps, relu): (f64, bool),
+) -> Result<[Var; 3]> {
     let (mean, var, x) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
-    let weight = has_weight.then(|| ctx.saved(3));
+    let values = [&weight, &bias].map(|given| given.as_ref().map(Var::value));
+    let [mean_value, var_value] = [&mean, &var].map(|found| found.value().clone());
     if is_recording() {
         let given = if training { None } else { Some((mean, var)) };
-        return expressed(&x, g, weight.as_ref(), given.as_ref(), eps);
+        if !relu {
+            return expressed(&x, g, weight.as_ref(), given.as_ref(), eps);
+        }
+        let y = x.value().batch_norm_with(&mean_value, &var_value, values[0], values[1], eps)?;
+        let stays = y.compare_scalar(CompareOp::Gt, 0.0)?.logical_not()?;
+        return expressed(&x, &g.masked_fill(&stays, 0.0)?, weight.as_ref(), given.as_ref(), eps);
     }
-    let statistics = BatchStatistics { mean: mean.value().clone(), var: var.value().clone(), training };
-    let grads = grad::batch_norm(x.value(), g.value(), weight.as_ref().map(Var::value), &statistics, eps)?;
-    Ok(grads.map(Var::constant))
+    let statistics = BatchStatistics { mean: mean_value, var: var_value, training };
+    let grads = if relu {
+        grad::batch_norm_relu(x.value(), g.value(), values[0], values[1], &statistics, eps)
+    } else {
+        grad::batch_norm(x.value(), g.value(), values[0], &statistics, eps)
+    };
+    Ok(grads?.map(Var::constant))
 }
 
 fn expressed(
@@ -170,6 +228,32 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
+/// Positive parts whose bends are far from where differences are taken.
+pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
+    const EPS: f64 = 1e-2;
+    let d = Draw::new(device);
+    let (mean, var) = (d.normal(&[2])?, d.positive(&[2])?);
+    let same = [mean.clone(), var.clone()];
+    Ok(vec![
+        sample("images", [d.normal(&[2, 3, 2, 2])?, d.normal(&[3])?, d.normal(&[3])?], |v| {
+            Ok(v[0].batch_norm_relu(Some(&v[1]), Some(&v[2]), EPS)?.0)
+        }),
+        sample("plain", [d.normal(&[3, 2, 2])?], |v| v[0].batch_norm_relu(None, None, EPS)?.0.square()),
+        sample("only_a_bias", [d.normal(&[2, 2, 3])?, d.normal(&[2])?], |v| {
+            Ok(v[0].batch_norm_relu(None, Some(&v[1]), EPS)?.0)
+        }),
+        sample("transposed", [d.normal(&[2, 3, 2])?.transpose(0, 1)?, d.normal(&[2])?], |v| {
+            Ok(v[0].batch_norm_relu(Some(&v[1]), None, EPS)?.0)
+        }),
+        sample("given", [d.normal(&[3, 2, 2])?, d.normal(&[2])?, d.normal(&[2])?], move |v| {
+            v[0].batch_norm_relu_with(&mean, &var, Some(&v[1]), Some(&v[2]), EPS)
+        }),
+        sample("given_plain", [d.normal(&[2, 2, 2, 1])?], move |v| {
+            v[0].batch_norm_relu_with(&same[0], &same[1], None, None, EPS)?.square()
+        }),
+    ])
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::{close, close_values, gradient, leaf, tensor, vector};
@@ -196,7 +280,8 @@ mod tests {
     /// A recorded backward pass takes the expression in place of the kernel.
     #[test]
     fn the_expression_gives_what_the_kernel_does() -> Result<()> {
-        for sample in samples(&Device::cpu())? {
+        let device = Device::cpu();
+        for sample in samples(&device)?.into_iter().chain(relu_samples(&device)?) {
             let leaves: Vec<Var> = sample.inputs.iter().cloned().map(Var::leaf).collect();
             let weights = Var::constant((sample.run)(&leaves)?.value().sin()?);
             let gradients = |create_graph| {
@@ -208,6 +293,39 @@ mod tests {
                 let (kernel, expression) = (values(kernel)?, values(expression)?);
                 assert!(kernel.is_some(), "{}", sample.name);
                 close_values(&expression.unwrap_or_default(), &kernel.unwrap_or_default());
+            }
+        }
+        Ok(())
+    }
+
+    /// Values and gradients to the bit, also where images, weights and their gradients are not finite.
+    #[test]
+    fn the_positive_part_is_that_of_relu() -> Result<()> {
+        let of = |relu: bool, training: bool, x: &[f64]| -> Result<Vec<u64>> {
+            let (x, d) = (leaf(x, &[2, 2, 3])?, Draw::new(&Device::cpu()));
+            let (weight, bias) = (leaf(&[-1.5, 0.5], &[2])?, leaf(&[0.25, -0.0], &[2])?);
+            let (mean, var) = (d.normal(&[2])?, d.positive(&[2])?);
+            let affine = [Some(&weight), Some(&bias)];
+            let y = match (relu, training) {
+                (true, true) => x.batch_norm_relu(affine[0], affine[1], 1e-3)?.0,
+                (true, false) => x.batch_norm_relu_with(&mean, &var, affine[0], affine[1], 1e-3)?,
+                (false, true) => x.batch_norm(affine[0], affine[1], 1e-3)?.0.relu()?,
+                (false, false) => x.batch_norm_with(&mean, &var, affine[0], affine[1], 1e-3)?.relu()?,
+            };
+            let g = Var::constant(d.normal(&[2, 2, 3])?);
+            let gradients = y.mul(&g)?.sum_all()?.backward()?;
+            let mut found = y.value().to_vec::<f64>()?;
+            for leaf in [&x, &weight, &bias] {
+                found.extend(gradients.get(leaf).expect("a gradient").to_vec::<f64>()?);
+            }
+            Ok(found.into_iter().map(f64::to_bits).collect())
+        };
+        let finite: Vec<f64> = (0..12).map(|i| (f64::from(i) * 0.7).sin()).collect();
+        let mut wild = finite.clone();
+        (wild[1], wild[8]) = (f64::NAN, f64::INFINITY);
+        for training in [true, false] {
+            for x in [&finite, &wild] {
+                assert_eq!(of(true, training, x)?, of(false, training, x)?, "{training} {x:?}");
             }
         }
         Ok(())

@@ -140,6 +140,7 @@ const OPS: &[OpEntry] = &[
     op("attention", attention::samples),
     op("avg_pool2d", avg_pool2d::samples),
     op("batch_norm", batch_norm::samples),
+    op("batch_norm_relu", batch_norm::relu_samples),
     op("bce_with_logits", bce_with_logits::samples),
     op("cat", cat::samples),
     op("clamp", clamp::samples),

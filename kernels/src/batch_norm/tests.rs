@@ -54,6 +54,7 @@ fn values_and_gradients_follow_the_formulas() {
             bias: Some(bias.view()),
             eps: EPS,
             training: true,
+            relu: false,
         };
         batch_norm(&stream, x.view(), norm, None, out.view()).expect("a launch");
         let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
@@ -78,8 +79,15 @@ fn given_statistics_are_read_and_the_sums_stay_out() {
         Array::full(&stream, 0.0, &[2, 1, 2]),
         Array::full(&stream, 0.0, &[2, 1, 2]),
     );
-    let norm =
-        Norm { mean: mean.view(), var: var.view(), weight: None, bias: None, eps: 0.0, training: false };
+    let norm = Norm {
+        mean: mean.view(),
+        var: var.view(),
+        weight: None,
+        bias: None,
+        eps: 0.0,
+        training: false,
+        relu: false,
+    };
     batch_norm(&stream, x.view(), norm, None, out.view()).expect("a launch");
     let (grad_weight, grad_bias) = (vector(0.0), vector(0.0));
     let grads = [grad.view(), grad_weight.view(), grad_bias.view()];
@@ -98,8 +106,15 @@ fn threads_do_not_show() {
         let x = Array::new(&stream, &values_f32(1, 24_000), &shape);
         let (mean, var) = (Array::full(&stream, 0_f32, &[10]), Array::full(&stream, 0_f32, &[10]));
         let out = Array::full(&stream, 0_f32, &shape);
-        let norm =
-            Norm { mean: mean.view(), var: var.view(), weight: None, bias: None, eps: 1e-5, training: true };
+        let norm = Norm {
+            mean: mean.view(),
+            var: var.view(),
+            weight: None,
+            bias: None,
+            eps: 1e-5,
+            training: true,
+            relu: false,
+        };
         batch_norm(&stream, x.view(), norm, None, out.view()).expect("a launch");
         [out.to_vec(), mean.to_vec(), var.to_vec()].map(|values| bits(&values))
     };
@@ -116,7 +131,15 @@ fn shapes_and_types_are_checked() {
         Array::full(&stream, 0_f64, &[3]),
     );
     let out = Array::full(&stream, 0_f32, &[2, 3, 4]);
-    let norm = |mean| Norm { mean, var: three.view(), weight: None, bias: None, eps: 0.0, training: false };
+    let norm = |mean| Norm {
+        mean,
+        var: three.view(),
+        weight: None,
+        bias: None,
+        eps: 0.0,
+        training: false,
+        relu: false,
+    };
     let run = |mean| batch_norm(&stream, x.view(), norm(mean), None, out.view());
     assert!(run(three.view()).is_ok());
     assert!(matches!(run(two.view()), Err(Error::ShapeMismatch { .. })));

@@ -43,7 +43,7 @@ type Statistics<T> = (Option<[Src<T>; 2]>, Option<[Dst<T>; 2]>);
 pub(crate) unsafe fn forward<T: Lanes>(
     channels: &Channels,
     workers: &Workers,
-    eps: f64,
+    (eps, relu): (f64, bool),
     (x, out): (Src<T>, Dst<T>),
     [weight, bias]: [Option<Src<T>>; 2],
     (given, found): Statistics<T>,
@@ -72,19 +72,45 @@ pub(crate) unsafe fn forward<T: Lanes>(
             for image in 0..channels.images {
                 let first = channels.start(image, channel);
                 let (from, to) = ([x.add(first)], out.at(first as isize));
-                map(channels.size, to, from, inlined!(|[x]| x.sub(mean).mul(scale).add(shift)));
+                let value = inlined!(|x: T| x.sub(mean).mul(scale).add(shift));
+                if relu {
+                    map(channels.size, to, from, inlined!(|[x]| value(x).relu()));
+                } else {
+                    map(channels.size, to, from, inlined!(|[x]| value(x)));
+                }
             }
         }
     }));
 }
 
+/// Of the normalised images or, with `relu`, of their positive part.
 pub(crate) unsafe fn backward<T: Lanes>(
+    channels: &Channels,
+    workers: &Workers,
+    (eps, training, relu): (f64, bool, bool),
+    images: [Src<T>; 2],
+    statistics: [Src<T>; 2],
+    affine: [Option<Src<T>>; 2],
+    grads: (Dst<T>, [Dst<T>; 2]),
+) {
+    let how = (eps, training);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if relu {
+            slopes::<T, true>(channels, workers, how, images, statistics, affine, grads);
+        } else {
+            slopes::<T, false>(channels, workers, how, images, statistics, affine, grads);
+        }
+    }
+}
+
+unsafe fn slopes<T: Lanes, const RELU: bool>(
     channels: &Channels,
     workers: &Workers,
     (eps, training): (f64, bool),
     [x, g]: [Src<T>; 2],
     [mean, var]: [Src<T>; 2],
-    weight: Option<Src<T>>,
+    [weight, bias]: [Option<Src<T>>; 2],
     (grad, [grad_weight, grad_bias]): (Dst<T>, [Dst<T>; 2]),
 ) {
     let m = T::from_f64(channels.each() as f64);
@@ -95,21 +121,29 @@ pub(crate) unsafe fn backward<T: Lanes>(
             let (x, g) = (x.at(0), g.at(0));
             let centre = *mean.at(c);
             let inverse = (*var.at(c)).add(T::from_f64(eps)).sqrt().recip();
+            let scale = weight.map_or(inverse, |weight| inverse.mul(*weight.at(c)));
+            let shift = bias.map_or(T::ZERO, |bias| *bias.at(c));
             let normal = inlined!(|x: T| x.sub(centre).mul(inverse));
+            let through = inlined!(|x: T, g: T| {
+                let passes = !RELU || x.sub(centre).mul(scale).add(shift) > T::ZERO;
+                if passes { g } else { T::ZERO }
+            });
             let terms = inlined!(|i: usize, n: usize| {
-                let g = load(g.add(i), n);
-                let mut with_x = zip(&g, &load(x.add(i), n), inlined!(|g, x| g.mul(normal(x))));
+                let x = load(x.add(i), n);
+                let g = zip(&x, &load(g.add(i), n), through);
+                let mut with_x = zip(&g, &x, inlined!(|g, x| g.mul(normal(x))));
                 with_x[n..].fill(T::ZERO);
                 [g, with_x]
             });
             let [sum, with_x] = channel_sums(channels, channel, terms);
             *grad_bias.at(c) = sum;
             *grad_weight.at(c) = with_x;
-            let scale = weight.map_or(inverse, |weight| inverse.mul(*weight.at(c)));
             let (sum, with_x) = if training { (sum.div(m), with_x.div(m)) } else { (T::ZERO, T::ZERO) };
             for image in 0..channels.images {
                 let first = channels.start(image, channel);
-                let gradient = inlined!(|[x, g]: [T; 2]| scale.mul(g.sub(sum).sub(normal(x).mul(with_x))));
+                let gradient = inlined!(|[x, g]: [T; 2]| {
+                    scale.mul(through(x, g).sub(sum).sub(normal(x).mul(with_x)))
+                });
                 map(channels.size, grad.at(first as isize), [x.add(first), g.add(first)], gradient);
             }
         }

@@ -143,6 +143,36 @@ extern "C" __global__ void NAMED(batch_statistics_join, DTYPE)(T* mean, T* var, 
     join_units<Deviations<T>>(channels, cut, lanes, states, ToStatistics{mean, var});
 }
 
+// What all elements of a channel are normalised with: (x - centre) scale + shift, and of that the positive part with `relu`.
+struct Affine {
+    T centre, inverse, scale, shift;
+};
+#define NORM const T *mean, const T *var, const T *weight, const T *bias, f64 eps, u32 relu
+struct Norm {
+    const T* mean;
+    const T* var;
+    const T* weight;
+    const T* bias;
+    T eps;
+    bool relu;
+
+    __device__ Affine of(u64 c) const {
+        T inverse = 1 / sqrt_of(var[c] + eps);
+        return {mean[c], inverse, weight ? mul_rounded(inverse, weight[c]) : inverse, bias ? bias[c] : (T)0};
+    }
+    __device__ static T plain(T x, const Affine& affine) {
+        return add_rounded(mul_rounded(x - affine.centre, affine.scale), affine.shift);
+    }
+    __device__ T value(T x, const Affine& affine) const {
+        T value = plain(x, affine);
+        return relu && value < 0 ? (T)0 : value;
+    }
+    // The gradient of what the positive part is taken of, for that of the value.
+    __device__ T through(T x, T g, const Affine& affine) const {
+        return relu && !(plain(x, affine) > 0) ? (T)0 : g;
+    }
+};
+
 // Sums of g times the normalised x, and of g, over each channel: side by side, and apart.
 struct ToSums {
     Two<T>* sums;
@@ -156,33 +186,35 @@ struct ToSums {
     }
 };
 template <class Group>
-__device__ inline void sums(ToSums to, const S* x, const S* g, const T* mean, const T* var, f64 eps, const Channels& channels,
-                            Two<T>* states, const Units& cut, u32 lanes) {
+__device__ inline void sums(ToSums to, const S* x, const S* g, const Norm& norm, const Channels& channels, Two<T>* states,
+                            const Units& cut, u32 lanes) {
     auto of = [&](u64 channel, const BlockLane& block) {
         Held<S> xs = read(x, channels, channel, block), gs = read(g, channels, channel, block);
-        T centre = mean[channel], inverse = 1 / sqrt_of(var[channel] + (T)eps);
+        Affine affine = norm.of(channel);
         return fold_slots<TwoSums<T>>(block.count, [&](int slot) {
-            return Two<T>{mul_rounded(gs[slot], mul_rounded(xs[slot] - centre, inverse)), gs[slot]};
+            T slope = norm.through(xs[slot], gs[slot], affine);
+            return Two<T>{mul_rounded(slope, mul_rounded(xs[slot] - affine.centre, affine.inverse)), slope};
         });
     };
     fold_units<Group, TwoSums<T>>(channels.channels, channels.each(), cut, lanes, states, of, to);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_norm_sums_columns, DTYPE)(
-    Two<T>* all, T* with_x, T* plain, const S* x, const S* g, const T* mean, const T* var, f64 eps, u64 channels, u64 pixels,
-    Two<T>* states, const __grid_constant__ Units cut) {
+    Two<T>* all, T* with_x, T* plain, const S* x, const S* g, NORM, u64 channels, u64 pixels, Two<T>* states,
+    const __grid_constant__ Units cut) {
+    Norm norm = {mean, var, weight, bias, (T)eps, relu != 0};
     auto of = [&](u64 first, const BlockLane& block) {
         const S* images[2] = {x + first, g + first};
         auto sums = Beside<TwoSums<T>>::empty();
-        T centre[PACK], inverse[PACK];
+        Affine affine[PACK];
 #pragma unroll
         for (int v = 0; v < PACK; ++v) {
-            centre[v] = mean[first + v], inverse[v] = 1 / sqrt_of(var[first + v] + (T)eps);
+            affine[v] = norm.of(first + v);
         }
         for_pixels<2>(images, channels, block, [&](const Pack<S, PACK>* packs) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
-                T slope = packs[1].at[v];
-                T normal = mul_rounded((T)packs[0].at[v] - centre[v], inverse[v]);
+                T slope = norm.through(packs[0].at[v], packs[1].at[v], affine[v]);
+                T normal = mul_rounded((T)packs[0].at[v] - affine[v].centre, affine[v].inverse);
                 sums.at[v] = TwoSums<T>::join(sums.at[v], {mul_rounded(slope, normal), slope});
             }
         });
@@ -191,59 +223,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
     fold_pixels<TwoSums<T>>(channels, pixels, states, cut, of, ToSums{all, with_x, plain});
 }
 WEIGHT_KERNELS(batch_norm_sums,
-               (Two<T>* all, T* with_x, T* plain, const S* x, const S* g, const T* mean, const T* var, f64 eps,
-                const __grid_constant__ Channels channels, Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
-               sums<Group>({all, with_x, plain}, x, g, mean, var, eps, channels, states, cut, lanes))
+               (Two<T>* all, T* with_x, T* plain, const S* x, const S* g, NORM, const __grid_constant__ Channels channels,
+                Two<T>* states, const __grid_constant__ Units cut, u32 lanes),
+               sums<Group>({all, with_x, plain}, x, g, {mean, var, weight, bias, (T)eps, relu != 0}, channels, states, cut,
+                           lanes))
 extern "C" __global__ void NAMED(batch_norm_sums_join, DTYPE)(Two<T>* all, T* with_x, T* plain, const Two<T>* states,
                                                               u64 channels, const __grid_constant__ Units cut, u32 lanes) {
     join_units<TwoSums<T>>(channels, cut, lanes, states, ToSums{all, with_x, plain});
 }
 
-// What all elements of a channel are normalised with.
-struct Affine {
-    T centre, scale, shift;
-};
-// Where that is.
-struct Norm {
-    const T* mean;
-    const T* var;
-    const T* weight;
-    const T* bias;
-    T eps;
-
-    __device__ Affine of(u64 c) const {
-        T inverse = 1 / sqrt_of(var[c] + eps);
-        return {mean[c], weight ? mul_rounded(inverse, weight[c]) : inverse, bias ? bias[c] : (T)0};
-    }
-    __device__ static T value(T x, const Affine& affine) {
-        return add_rounded(mul_rounded(x - affine.centre, affine.scale), affine.shift);
-    }
-};
 // What the gradient of all elements of a channel is made with.
 struct Slope {
-    T centre, inverse, scale;
+    Affine affine;
     Two<T> mean;
 };
 // Where that is; `sums` do not come in without a count.
 struct Slopes {
-    const T* mean;
-    const T* var;
-    const T* weight;
+    Norm norm;
     const Two<T>* sums;
-    T eps;
     T count;
 
     __device__ Slope of(u64 c) const {
-        T inverse = 1 / sqrt_of(var[c] + eps);
         Two<T> means = count > 0 ? Two<T>{sums[c].first / count, sums[c].second / count} : Two<T>{0, 0};
-        return {mean[c], inverse, weight ? mul_rounded(inverse, weight[c]) : inverse, means};
+        return {norm.of(c), means};
     }
     __device__ T value(T x, T g, const Slope& slope) const {
+        const Affine& affine = slope.affine;
+        g = norm.through(x, g, affine);
         if (count > 0) {
-            T normal = mul_rounded(x - slope.centre, slope.inverse);
+            T normal = mul_rounded(x - affine.centre, affine.inverse);
             g = g - slope.mean.second - mul_rounded(normal, slope.mean.first);
         }
-        return slope.scale * g;
+        return affine.scale * g;
     }
 };
 
@@ -262,14 +273,13 @@ struct Normalised {
             if (v == 0 || walk.moves(1)) {
                 affine = norm.of(offsets.at[1] + v);
             }
-            result.at[v] = Norm::value(xs.at[v], affine);
+            result.at[v] = norm.value(xs.at[v], affine);
         }
         store<V>(out + offsets.at[0], result);
     }
 };
-extern "C" __global__ void NAMED(batch_norm, DTYPE)(S* out, const S* x, const T* mean, const T* var, const T* weight,
-                                                    const T* bias, f64 eps, const __grid_constant__ Walk<2> walk) {
-    for_vectors<lanes_of<S, S>>(walk, Normalised{out, x, {mean, var, weight, bias, (T)eps}, walk});
+extern "C" __global__ void NAMED(batch_norm, DTYPE)(S* out, const S* x, NORM, const __grid_constant__ Walk<2> walk) {
+    for_vectors<lanes_of<S, S>>(walk, Normalised{out, x, {mean, var, weight, bias, (T)eps, relu != 0}, walk});
 }
 
 struct Gradient {
@@ -292,10 +302,10 @@ struct Gradient {
         store<V>(out + offsets.at[0], result);
     }
 };
-extern "C" __global__ void NAMED(batch_norm_grad, DTYPE)(S* out, const S* x, const S* g, const T* mean, const T* var,
-                                                         const T* weight, const Two<T>* sums, f64 eps, f64 count,
+extern "C" __global__ void NAMED(batch_norm_grad, DTYPE)(S* out, const S* x, const S* g, NORM, const Two<T>* sums, f64 count,
                                                          const __grid_constant__ Walk<2> walk) {
-    for_vectors<lanes_of<S, S>>(walk, Gradient{out, x, g, {mean, var, weight, sums, (T)eps, (T)count}, walk});
+    Norm norm = {mean, var, weight, bias, (T)eps, relu != 0};
+    for_vectors<lanes_of<S, S>>(walk, Gradient{out, x, g, {norm, sums, (T)count}, walk});
 }
 
 // The same for images of one element, with channels side by side: threads x have V of them each, for which they look up what they
@@ -305,14 +315,14 @@ template <int V, class Body> __device__ inline void for_own_pixels(u64 channels,
         body(p * channels + ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V);
     }
 }
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(batch_norm_columns, DTYPE)(
-    S* out, const S* x, const T* mean, const T* var, const T* weight, const T* bias, f64 eps, u64 channels, u64 pixels) {
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(batch_norm_columns, DTYPE)(S* out, const S* x, NORM, u64 channels,
+                                                                                       u64 pixels) {
     constexpr int V = lanes_of<S, S>;
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V;
     if (first >= channels) {
         return;
     }
-    Norm norm = {mean, var, weight, bias, (T)eps};
+    Norm norm = {mean, var, weight, bias, (T)eps, relu != 0};
     Affine affine[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
@@ -322,20 +332,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(batch_norm_columns, 
         Pack<S, V> xs = load<V>(x + at, true), result;
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-            result.at[v] = Norm::value(xs.at[v], affine[v]);
+            result.at[v] = norm.value(xs.at[v], affine[v]);
         }
         store<V>(out + at, result);
     });
 }
 extern "C" __global__ void __launch_bounds__(THREADS) NAMED(batch_norm_grad_columns, DTYPE)(
-    S* out, const S* x, const S* g, const T* mean, const T* var, const T* weight, const Two<T>* sums, f64 eps, f64 count,
-    u64 channels, u64 pixels) {
+    S* out, const S* x, const S* g, NORM, const Two<T>* sums, f64 count, u64 channels, u64 pixels) {
     constexpr int V = lanes_of<S, S>;
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * V;
     if (first >= channels) {
         return;
     }
-    Slopes slopes = {mean, var, weight, sums, (T)eps, (T)count};
+    Slopes slopes = {{mean, var, weight, bias, (T)eps, relu != 0}, sums, (T)count};
     Slope slope[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {

@@ -16,6 +16,28 @@ float_programs!("batch_norm", "rows.cuh", "batch_norm.cu");
 /// Bytes of the two sums of a channel, at most.
 const SUMS: usize = 16;
 
+/// What images are normalised with: the program's `NORM`.
+#[derive(Clone, Copy)]
+pub(crate) struct Norm {
+    pub(crate) statistics: [Address; 2],
+    /// The weight and the bias.
+    pub(crate) affine: [Option<Address>; 2],
+    pub(crate) eps: f64,
+    pub(crate) relu: bool,
+}
+
+impl Norm {
+    fn args(&self) -> [Arg<'static>; 6] {
+        let ([mean, var], [weight, bias]) = (self.statistics.map(Arg::from), self.affine.map(Arg::from));
+        [mean, var, weight, bias, Arg::F64(self.eps), Arg::U32(u32::from(self.relu))]
+    }
+}
+
+/// Arguments in a row.
+fn all<'a>(parts: impl IntoIterator<Item = Arg<'a>>) -> SmallVec<[Arg<'a>; 16]> {
+    parts.into_iter().collect()
+}
+
 /// `Channels` of the program.
 fn numbers(channels: &Channels, dtype: DType, images: &[Address]) -> [i64; 4] {
     let Channels { images: count, channels, size } = *channels;
@@ -114,21 +136,18 @@ fn lanes(dtype: DType) -> usize {
 
 pub(crate) fn forward(
     queue: &Queue<'_>,
-    (dtype, eps): (DType, f64),
+    (dtype, training): (DType, bool),
     channels: &Channels,
     (x, out): (Address, Address),
-    [weight, bias]: [Option<Address>; 2],
-    (given, found): (Option<[Address; 2]>, Option<[Address; 2]>),
+    norm: Norm,
     workspace: Option<Address>,
 ) -> Result<()> {
-    let [mean, var] = [0, 1].map(|k| Arg::from(given.or(found).map(|statistics| statistics[k])));
     let (program, columns) = (program_of(dtype), Columns::aligned(channels, &[x, out]));
-    let (states, count) = (Arg::from(workspace), Arg::U64(channels.channels as u64));
-    let [weight, bias] = [weight, bias].map(Arg::from);
+    let ([mean, var], states) = (norm.statistics.map(Arg::from), Arg::from(workspace));
     // SAFETY: the kernels take these arguments, the channels are those of the operands, and the workspace has room for the
     // states of all units.
     unsafe {
-        if found.is_some() {
+        if training {
             let (threads, mut cut) = threads(channels);
             if let Some(columns) = &columns {
                 cut = columns.cut;
@@ -144,74 +163,72 @@ pub(crate) fn forward(
             }
             if cut.are_joined() {
                 let (grid, lanes) = cut.join(queue, channels.channels);
+                let count = Arg::U64(channels.channels as u64);
                 let args = [mean, var, states, count, cut.arg(), Arg::U32(lanes)];
                 queue.kernel(program, by_dtype!(dtype, "batch_statistics_join"), grid, &args)?;
             }
         }
-        let norm = [out.into(), x.into(), mean, var, weight, bias, Arg::F64(eps)];
+        let images = [out, x].map(Arg::from).into_iter().chain(norm.args());
         if let Some(columns) = columns {
-            let kernel = by_dtype!(dtype, "batch_norm_columns");
-            let args: SmallVec<[Arg<'_>; 12]> = norm.into_iter().chain(columns.numbers()).collect();
+            let (kernel, args) =
+                (by_dtype!(dtype, "batch_norm_columns"), all(images.chain(columns.numbers())));
             return queue.kernel(program, kernel, columns.grid(queue, dtype), &args);
         }
         let walk = elements(queue, channels, dtype, &[x, out])?;
-        let args: SmallVec<[Arg<'_>; 12]> = norm.into_iter().chain([walk.arg()]).collect();
+        let args = all(images.chain([walk.arg()]));
         queue.kernel(program, by_dtype!(dtype, "batch_norm"), walk.grid(queue, lanes(dtype)), &args)
     }
 }
 
 pub(crate) fn backward(
     queue: &Queue<'_>,
-    (dtype, eps, training): (DType, f64, bool),
+    (dtype, training): (DType, bool),
     channels: &Channels,
-    [x, g]: [Address; 2],
-    (statistics, weight): ([Address; 2], Option<Address>),
+    images: [Address; 2],
+    norm: Norm,
     (grad, sums): (Address, [Address; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
+    let [x, g] = images;
     let (program, columns) = (program_of(dtype), Columns::aligned(channels, &[x, g, grad]));
-    let (images, [mean, var]) = ([x, g], statistics.map(Arg::from));
     let ([x, g], [weight_sum, bias_sum]) = (images.map(Arg::from), sums.map(Arg::from));
     // The sums of all channels come first, then the states of units.
-    let all = Arg::from(workspace);
+    let both = Arg::from(workspace);
     let states = Arg::from(workspace.map(|at| at.offset(channels.channels as isize, SUMS)));
     let (threads, mut cut) = threads(channels);
     // In evaluation the sums do not come into the gradient of the images.
     let count = if training { channels.each() as f64 } else { 0.0 };
-    let (count, eps, weight) = (Arg::F64(count), Arg::F64(eps), Arg::from(weight));
     // SAFETY: as in `forward`, and the workspace has room for the sums of all channels.
     unsafe {
-        let summed = [all, weight_sum, bias_sum, x, g, mean, var, eps];
+        let summed = [both, weight_sum, bias_sum, x, g].into_iter().chain(norm.args());
         if let Some(columns) = &columns {
             cut = columns.cut;
-            let rest = columns.numbers().into_iter().chain([states, cut.arg()]);
-            let args: SmallVec<[Arg<'_>; 16]> = summed.into_iter().chain(rest).collect();
+            let args = all(summed.chain(columns.numbers()).chain([states, cut.arg()]));
             let kernel = by_dtype!(dtype, "batch_norm_sums_columns");
             queue.kernel(program, kernel, columns.folding(queue), &args)?;
         } else {
             let numbers = numbers(channels, dtype, &images);
-            let rest = [numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)];
-            let args: SmallVec<[Arg<'_>; 16]> = summed.into_iter().chain(rest).collect();
+            let args = all(summed.chain([numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)]));
             let kernel = by_group!(threads.group, dtype, "batch_norm_sums");
             queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
         }
         if cut.are_joined() {
             let (grid, lanes) = cut.join(queue, channels.channels);
             let channels = Arg::U64(channels.channels as u64);
-            let args = [all, weight_sum, bias_sum, states, channels, cut.arg(), Arg::U32(lanes)];
+            let args = [both, weight_sum, bias_sum, states, channels, cut.arg(), Arg::U32(lanes)];
             queue.kernel(program, by_dtype!(dtype, "batch_norm_sums_join"), grid, &args)?;
         }
         if channels.each() == 0 {
             return Ok(());
         }
-        let slopes = [grad.into(), x, g, mean, var, weight, all, eps, count];
+        let slopes = [grad.into(), x, g].into_iter().chain(norm.args()).chain([both, Arg::F64(count)]);
         if let Some(columns) = columns {
             let kernel = by_dtype!(dtype, "batch_norm_grad_columns");
-            let args: SmallVec<[Arg<'_>; 12]> = slopes.into_iter().chain(columns.numbers()).collect();
+            let args = all(slopes.chain(columns.numbers()));
             return queue.kernel(program, kernel, columns.grid(queue, dtype), &args);
         }
         let walk = elements(queue, channels, dtype, &[images[0], images[1], grad])?;
-        let args: SmallVec<[Arg<'_>; 12]> = slopes.into_iter().chain([walk.arg()]).collect();
+        let args = all(slopes.chain([walk.arg()]));
         queue.kernel(program, by_dtype!(dtype, "batch_norm_grad"), walk.grid(queue, lanes(dtype)), &args)
     }
 }

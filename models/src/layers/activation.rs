@@ -13,6 +13,10 @@ impl Forward for Relu {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.relu()
     }
+
+    fn is_relu(&self) -> bool {
+        true
+    }
 }
 
 /// `y = x * Phi(x)`, exact by default, or with the tanh approximation: `Gelu(tensor::Gelu::Tanh)`.

@@ -123,10 +123,9 @@ impl BatchNorm2d {
     pub fn bias(&self) -> Option<&Var> {
         self.bias.as_ref()
     }
-}
 
-impl Forward for BatchNorm2d {
-    fn forward(&self, input: &Var) -> Result<Var> {
+    /// The images normalised, or the positive part of that.
+    fn normalised(&self, input: &Var, relu: bool) -> Result<Var> {
         let &[n, _, h, w] = input.shape() else {
             return Err(Error::invalid(
                 "batch_norm",
@@ -138,13 +137,32 @@ impl Forward for BatchNorm2d {
         let (weight, bias, eps) = (self.weight.as_ref(), self.bias.as_ref(), self.options.eps);
         let training = self.training.is_on();
         if let (Some(running), false) = (&self.running, training) {
-            return input.batch_norm_with(&running.running_mean, &running.running_var, weight, bias, eps);
+            let (mean, var) = (&running.running_mean, &running.running_var);
+            return if relu {
+                input.batch_norm_relu_with(mean, var, weight, bias, eps)
+            } else {
+                input.batch_norm_with(mean, var, weight, bias, eps)
+            };
         }
-        let (value, statistics) = input.batch_norm(weight, bias, eps)?;
+        let (value, statistics) = if relu {
+            input.batch_norm_relu(weight, bias, eps)
+        } else {
+            input.batch_norm(weight, bias, eps)
+        }?;
         if let (Some(running), true) = (&self.running, training) {
             let (running, momentum) = (running.clone(), self.options.momentum);
             defer(move || running.follow(&statistics, n * h * w, momentum))?;
         }
         Ok(value)
+    }
+}
+
+impl Forward for BatchNorm2d {
+    fn forward(&self, input: &Var) -> Result<Var> {
+        self.normalised(input, false)
+    }
+
+    fn forward_relu(&self, input: &Var) -> Result<Var> {
+        self.normalised(input, true)
     }
 }

@@ -6,7 +6,8 @@ use tensor::RandomKey;
 
 use crate::{Forward, Linear, Module, Relu};
 
-/// Feeds each module's output to the next; parameters are named by position, as in `0.weight`.
+/// Feeds each module's output to the next; parameters are named by position, as in `0.weight`. A module and a
+/// [`Relu`](crate::Relu) behind it are one [`Forward::forward_relu`].
 ///
 /// ```
 /// use models::{Linear, Module, Relu, Sequential};
@@ -50,8 +51,13 @@ impl Sequential {
 
 impl Forward for Sequential {
     fn forward(&self, input: &Var) -> Result<Var> {
-        let Some((first, rest)) = self.modules.split_first() else { return Ok(input.clone()) };
-        rest.iter().try_fold(first.forward(input)?, |value, module| module.forward(&value))
+        let mut modules = self.modules.iter().peekable();
+        let mut value = input.clone();
+        while let Some(module) = modules.next() {
+            let relu = modules.next_if(|next| next.is_relu()).is_some();
+            value = if relu { module.forward_relu(&value) } else { module.forward(&value) }?;
+        }
+        Ok(value)
     }
 }
 

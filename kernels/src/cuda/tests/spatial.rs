@@ -303,7 +303,14 @@ fn normal_of<T: Real>() {
     let Some(both) = both() else { return };
     let tolerance = 10.0 * T::UNIT;
     for &[n, c, size] in SHAPES {
-        for (training, affine) in [(true, true), (true, false), (false, true), (false, false)] {
+        for (training, affine, relu) in [
+            (true, true, false),
+            (true, false, true),
+            (true, true, true),
+            (false, true, true),
+            (false, false, false),
+            (false, false, true),
+        ] {
             let shape = [n, c, size];
             let run = |stream: &Stream| {
                 let array = |seed, shape: &[usize]| {
@@ -324,6 +331,7 @@ fn normal_of<T: Real>() {
                     bias: affine.then(|| bias.view()),
                     eps: 1e-2,
                     training,
+                    relu,
                 };
                 let bytes = batch_norm_workspace(stream, &shape);
                 let space = Array::full(stream, 0xff_u8, &[bytes]);
@@ -333,13 +341,15 @@ fn normal_of<T: Real>() {
                 Ok((vec![mean, var, grad_weight, grad_bias], vec![out, grad]))
             };
             for part in 0..4 {
-                both.close(tolerance, ("of channels", shape, training, affine, part, T::DTYPE), |stream| {
-                    Ok(run(stream)?.0.swap_remove(part))
-                });
+                both.close(
+                    tolerance,
+                    ("of channels", shape, training, affine, relu, part, T::DTYPE),
+                    |stream| Ok(run(stream)?.0.swap_remove(part)),
+                );
             }
             // The value, and its gradient.
             for part in 0..2 {
-                both.close(tolerance, (shape, training, affine, part, T::DTYPE), |stream| {
+                both.close(tolerance, (shape, training, affine, relu, part, T::DTYPE), |stream| {
                     Ok(run(stream)?.1.swap_remove(part))
                 });
             }

@@ -357,7 +357,15 @@ fn channels_that_lie_last_take_any_bias() {
     });
 }
 
-/// Where the channels of images lie is not seen in what normalises them, nor in the gradients.
+/// Whether the positive part is taken of normalised images, and by which op.
+#[derive(Clone, Copy)]
+enum Relu {
+    None,
+    Within,
+    Behind,
+}
+
+/// Neither where the channels of images lie is seen in what normalises them, nor in the gradients, nor whether a ReLU is part of it.
 #[test]
 fn channels_that_lie_last_are_normalised_to_the_same_bits() {
     each_device(&[Schedule::Inline], |device| {
@@ -365,22 +373,36 @@ fn channels_that_lie_last_are_normalised_to_the_same_bits() {
             for shape in [[3, 24, 40, 36], [2, 136, 5, 3], [2, 6, 4, 4]] {
                 let randn = |op| Tensor::randn(&shape, dtype, RandomKey { seed: 4, op }, device);
                 let (x, g) = (randn(0)?, Var::constant(randn(1)?));
-                let run = |x: Tensor| {
+                let run = |x: Tensor, relu: Relu| {
                     let scale = Tensor::full(&[shape[1]], 1.5, dtype.compute_dtype(), device)?;
                     let [x, weight, bias] = [x, scale.clone(), scale].map(Var::leaf);
-                    let (y, statistics) = x.batch_norm(Some(&weight), Some(&bias), 1e-5)?;
+                    let affine = [Some(&weight), Some(&bias)];
+                    let (y, statistics) = match relu {
+                        Relu::None => x.batch_norm(affine[0], affine[1], 1e-5)?,
+                        Relu::Within => x.batch_norm_relu(affine[0], affine[1], 1e-5)?,
+                        Relu::Behind => {
+                            let (y, statistics) = x.batch_norm(affine[0], affine[1], 1e-5)?;
+                            (y.relu()?, statistics)
+                        }
+                    };
                     let gradients = y.mul(&g)?.sum_all()?.backward()?;
                     let grads = [&x, &weight, &bias].map(|leaf| gradients.get(leaf).unwrap());
                     Ok([&[y.value().clone(), statistics.mean, statistics.var][..], &grads[..]].concat())
                 };
-                let (found, last) = (run(x.clone())?, run(x.channels_last()?)?);
-                for (i, (a, b)) in found.iter().zip(&last).enumerate() {
-                    let [a, b] = [a.to_dtype(F64)?.to_vec::<f64>()?, b.to_dtype(F64)?.to_vec::<f64>()?];
-                    assert!(
-                        a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()),
-                        "{dtype} {shape:?} result {i}"
-                    );
+                let same = |found: Vec<Tensor>, other: Vec<Tensor>, what: &str| -> Result<()> {
+                    for (i, (a, b)) in found.iter().zip(&other).enumerate() {
+                        let [a, b] = [a.to_dtype(F64)?.to_vec::<f64>()?, b.to_dtype(F64)?.to_vec::<f64>()?];
+                        assert!(
+                            a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()),
+                            "{dtype} {shape:?} result {i}, {what}"
+                        );
+                    }
+                    Ok(())
+                };
+                for relu in [Relu::None, Relu::Within] {
+                    same(run(x.clone(), relu)?, run(x.channels_last()?, relu)?, "channels last")?;
                 }
+                same(run(x.clone(), Relu::Within)?, run(x.clone(), Relu::Behind)?, "relu")?;
             }
         }
         Ok(())

@@ -70,8 +70,8 @@ pub fn conv2d_wants_channels_last(
     if !stream.is_cuda() || how.1 != 1 || channels % lanes != 0 || filters % lanes != 0 {
         return Ok(false);
     }
-    let form =
-        Form { pass, geometry: geometry(op, shapes.each_ref().map(|shape| &shape[..]), how)?, dtype, bias };
+    let geometry = geometry(op, shapes.each_ref().map(|shape| &shape[..]), how)?;
+    let form = Form { pass, geometry, dtype, exact: false, bias };
     Ok(form.find(op, stream, true)?.is_some())
 }
 
@@ -81,6 +81,8 @@ struct Form {
     pass: ConvPass,
     geometry: ConvGeometry,
     dtype: DType,
+    /// Whether it is one in F32 without TF32.
+    exact: bool,
     bias: bool,
 }
 
@@ -88,10 +90,9 @@ impl Form {
     /// The algorithm of cuDNN, where that is found and has one which is of use; for contiguous operands, or for such with their
     /// channels last.
     fn find(&self, op: &'static str, stream: &Stream, channels_last: bool) -> Result<Option<ConvAlgorithm>> {
-        let Form { pass, ref geometry, dtype, bias } = *self;
+        let Form { pass, ref geometry, dtype, exact, bias } = *self;
         let g = geometry;
         let all_places = g.places == g.window.places(op, g.image)?;
-        let exact = dtype == DType::F32 && !stream.device().tf32();
         let [kh, kw] = g.window.kernel;
         let shapes = [
             [g.images, g.all_channels(), g.image[0], g.image[1]],
@@ -122,6 +123,8 @@ pub struct Conv2d<'a> {
     operands: [View<'a>; 3],
     bias: Option<View<'a>>,
     geometry: ConvGeometry,
+    /// Whether it is one in F32 without TF32.
+    exact: bool,
     /// That of cuDNN, if it makes the convolution.
     algorithm: Option<ConvAlgorithm>,
 }
@@ -205,7 +208,9 @@ impl<'a> Conv2d<'a> {
         if !channels_last {
             operands.iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
         }
-        let mut conv = Conv2d { stream, op, pass, operands, bias, geometry, algorithm: None };
+        let dtype = operands[0].dtype;
+        let exact = dtype == DType::F32 && !stream.device().tf32();
+        let mut conv = Conv2d { stream, op, pass, operands, bias, geometry, exact, algorithm: None };
         let (out, read) = conv.parts();
         if let Some(bias) = bias {
             bias.expect_shape(op, &out.shape()[1..2])?;
@@ -214,7 +219,7 @@ impl<'a> Conv2d<'a> {
         read.iter().chain(&bias).try_for_each(|view| view.expect_apart(op, &out))?;
         let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
         if stream.is_cuda() && conv.operands.iter().chain(&conv.bias).all(fits) {
-            let form = Form { pass, geometry, dtype: operands[0].dtype, bias: bias.is_some() };
+            let form = Form { pass, geometry, dtype, exact, bias: bias.is_some() };
             conv.algorithm = form.find(op, stream, channels_last)?;
         }
         if channels_last && conv.algorithm.is_none() {
@@ -239,7 +244,7 @@ impl<'a> Conv2d<'a> {
         match &self.algorithm {
             Some(algorithm) => algorithm.workspace().div_ceil(out.dtype.compute_dtype().size_bytes()),
             None if self.stream.is_cuda() && out.layout.elements() > 0 => {
-                cuda::workspace(self.stream, &self.geometry, self.pass, out.dtype)
+                cuda::workspace(self.stream, &self.geometry, self.pass, (out.dtype, self.exact))
             }
             None => 0,
         }
@@ -255,7 +260,7 @@ impl<'a> Conv2d<'a> {
         let needed = self.workspace();
         let workspace = workspace.filter(|_| needed > 0);
         let (out, read) = self.parts();
-        let Conv2d { stream, op, pass, operands, bias, geometry, algorithm } = self;
+        let Conv2d { stream, op, pass, operands, bias, geometry, exact, algorithm } = self;
         workspace.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
         if workspace.map_or(0, |memory| memory.layout.elements()) < needed {
             let value = format!("fewer than {needed} elements");
@@ -287,7 +292,7 @@ impl<'a> Conv2d<'a> {
                             // SAFETY: the algorithm was found for these operands, and the workspace is as large as it says.
                             return unsafe { cuda::by_library(queue, (algorithm, pass), (out, read), bias, workspace) };
                         }
-                        let conv = cuda::Convolution::of(queue, geometry, dtype, workspace)?;
+                        let conv = cuda::Convolution::of(queue, geometry, (dtype, exact), workspace)?;
                         match pass {
                             ConvPass::InputGrad => conv.input_grad(out, read, bias),
                             ConvPass::WeightGrad => conv.weight_grad(out, read),

@@ -96,7 +96,7 @@ float_programs!("conv", "rows.cuh", "window.cuh", "conv.cuh", "conv.cu");
 
 /// Whether a convolution is made quicker here than by cuDNN (9.14 and 9.19, on an H200): with few channels and filters, where
 /// cuDNN has kernels for many, and where it is one product for each image, or one of all of them. With `exact`, it is one in F32
-/// without TF32, of which cuDNN makes filters' gradients at a sixth of the device's speed.
+/// without TF32: cuDNN makes filters' gradients at a sixth of the device's speed, and does without tensor cores.
 pub(crate) fn has_better(
     stream: &Stream,
     geometry: &ConvGeometry,
@@ -105,6 +105,7 @@ pub(crate) fn has_better(
 ) -> bool {
     let few = geometry.groups == 1 && geometry.channels.max(geometry.filters) < 32;
     match pass {
+        _ if is_quick(geometry, pass, exact && stream.has_tensor_cores()) => true,
         _ if Tiled::of(geometry, pass).is_some() => true,
         ConvPass::Forward if exact => Direct::of(geometry, pass).is_some(),
         ConvPass::Forward => geometry.is_pointwise() && bias,
@@ -112,10 +113,14 @@ pub(crate) fn has_better(
         ConvPass::WeightGrad if geometry.is_pointwise() => exact,
         ConvPass::WeightGrad => {
             let summed = Few::of(geometry).is_some_and(|few| exact || few.is_whole());
-            let tiles = || stream.has_tensor_cores() && Implicit::of(geometry, pass, DType::F32).is_some();
-            few && (exact || geometry.channels == 1) || summed || exact && tiles()
+            few && (exact || geometry.channels == 1) || summed
         }
     }
+}
+
+/// Whether a convolution is quickest as a product on tensor cores, if these are `there` for it: in F32 without TF32.
+fn is_quick(g: &ConvGeometry, pass: ConvPass, there: bool) -> bool {
+    there && Implicit::of(g, pass, DType::F32).is_some_and(|implicit| implicit.is_quick(g))
 }
 
 /// Enqueues a convolution by an algorithm of cuDNN.
@@ -157,9 +162,15 @@ fn together(geometry: &ConvGeometry) -> usize {
     (WORKSPACE / of_one_image(geometry).max(1)).clamp(1, geometry.images.max(1))
 }
 
-/// Elements of the workspace, of what floats `dtype` are computed in.
-pub(crate) fn workspace(stream: &Stream, geometry: &ConvGeometry, pass: ConvPass, dtype: DType) -> usize {
-    if let Some(tiled) = Tiled::of(geometry, pass) {
+/// Elements of the workspace, of what floats `dtype` are computed in; `exact` as for [`has_better`].
+pub(crate) fn workspace(
+    stream: &Stream,
+    geometry: &ConvGeometry,
+    pass: ConvPass,
+    (dtype, exact): (DType, bool),
+) -> usize {
+    let quick = is_quick(geometry, pass, exact && stream.has_tensor_cores());
+    if let Some(tiled) = Tiled::of(geometry, pass).filter(|_| !quick) {
         return tiled.workspace();
     }
     if Direct::of(geometry, pass).is_some() {
@@ -216,6 +227,8 @@ pub(crate) struct Convolution<'a> {
     queue: &'a Queue<'a>,
     geometry: &'a ConvGeometry,
     dtype: DType,
+    /// As for [`has_better`], when the workspace was measured.
+    exact: bool,
     pairs: [u32; 12],
     /// Where patches go.
     columns: Address,
@@ -229,7 +242,7 @@ impl<'a> Convolution<'a> {
     pub(crate) fn of(
         queue: &'a Queue<'a>,
         geometry: &'a ConvGeometry,
-        dtype: DType,
+        (dtype, exact): (DType, bool),
         workspace: Option<Address>,
     ) -> Result<Convolution<'a>> {
         let ConvGeometry { image, places, window, .. } = *geometry;
@@ -239,7 +252,7 @@ impl<'a> Convolution<'a> {
             let expected = "of fewer than 2^31 patches' elements in a channel";
             return Err(Error::invalid(queue.op(), "window", expected, patches));
         };
-        Ok(Convolution { queue, geometry, dtype, pairs, columns: workspace.unwrap_or(Address::NULL) })
+        Ok(Convolution { queue, geometry, dtype, exact, pairs, columns: workspace.unwrap_or(Address::NULL) })
     }
 
     pub(crate) fn forward(&self, y: Address, [x, w]: [Address; 2], bias: Option<Address>) -> Result<()> {
@@ -250,14 +263,14 @@ impl<'a> Convolution<'a> {
             let kernel = by_dtype!(self.dtype, "depthwise");
             return self.depthwise(kernel, [y, x, w], (bias, g.groups), places, planes);
         }
-        if let Some(tiled) = Tiled::of(g, ConvPass::Forward) {
+        if let Some(tiled) = self.tiled_of(ConvPass::Forward) {
             return self.tiled_forward(&tiled, y, [x, w], bias);
         }
         if let Some(direct) = Direct::of(g, ConvPass::Forward) {
             return self.direct(&direct, y, [x, w], bias, ConvPass::Forward);
         }
         if let Some(implicit) = self.implicit_of(ConvPass::Forward) {
-            return self.implicit(&implicit, ConvPass::Forward, y, [w, x], bias);
+            return self.implicit(&implicit, y, [w, x], bias);
         }
         if bias.is_some() || k == 0 {
             self.start(y, [g.images, g.all_filters(), places], bias)?;
@@ -282,14 +295,14 @@ impl<'a> Convolution<'a> {
         if g.filters == 0 || g.all_places() == 0 {
             return self.start(x, [g.images, channels, pixels], bias);
         }
-        if let Some(tiled) = Tiled::of(g, ConvPass::InputGrad) {
+        if let Some(tiled) = self.tiled_of(ConvPass::InputGrad) {
             return self.tiled_input_grad(&tiled, x, [y, w], bias);
         }
         if let Some(direct) = Direct::of(g, ConvPass::InputGrad) {
             return self.direct(&direct, x, [y, w], bias, ConvPass::InputGrad);
         }
         if let Some(implicit) = self.implicit_of(ConvPass::InputGrad) {
-            return self.implicit(&implicit, ConvPass::InputGrad, x, [w, y], bias);
+            return self.implicit(&implicit, x, [w, y], bias);
         }
         for (first, count) in self.turns() {
             let columns = self.columns_of(self.columns, self.dtype.compute_dtype());
@@ -322,7 +335,7 @@ impl<'a> Convolution<'a> {
             let args = [w.into(), x.into(), y.into(), groups, images];
             return self.kernel(by_dtype!(dtype, "depthwise_weight_grad"), grid, args, 0);
         }
-        if let Some(tiled) = Tiled::of(g, ConvPass::WeightGrad) {
+        if let Some(tiled) = self.tiled_of(ConvPass::WeightGrad) {
             return self.tiled_weight_grad(&tiled, w, [x, y]);
         }
         if let Some(few) = Few::of(g) {
@@ -330,7 +343,7 @@ impl<'a> Convolution<'a> {
         }
         if let Some(implicit) = self.implicit_of(ConvPass::WeightGrad) {
             let parts = self.columns;
-            self.implicit(&implicit, ConvPass::WeightGrad, parts, [y, x], None)?;
+            self.implicit(&implicit, parts, [y, x], None)?;
             return self.add_parts((w, dtype), parts, implicit.parts());
         }
         // The parts of the sum lie behind the patches.
@@ -353,6 +366,11 @@ impl<'a> Convolution<'a> {
             self.add_parts((to, stored), parts.at, count)?;
         }
         Ok(())
+    }
+
+    fn tiled_of(&self, pass: ConvPass) -> Option<Tiled> {
+        let quick = is_quick(self.geometry, pass, self.exact && self.queue.has_tensor_cores());
+        Tiled::of(self.geometry, pass).filter(|_| !quick)
     }
 
     fn implicit_of(&self, pass: ConvPass) -> Option<Implicit> {

@@ -2,16 +2,19 @@
 //
 //     forward          out[f, (n, place)] = sum of weight[f, (c, tap)] patches[(c, tap), (n, place)]
 //     images' grad     out[c, (n, pixel)] = sum of weight[(f, tap), c] patches[(f, tap), (n, pixel)] of the results' gradient
-//     filters' grad    out[f, (c, tap)]   = sum of results[f, (n, place)] patches[(c, tap), (n, place)]
+//     tiles' grad      out[(c, tap), (n, place)] = sum of weight[f, (c, tap)] results[f, (n, place)], where each pixel is seen once
+//     filters' grad    out[f, (c, tap)] = sum of results[f, (n, place)] patches[(c, tap), (n, place)]
 //
 // A block makes a tile of the product. Of both factors it takes DEPTH columns at a time to shared memory, as rows of 64 bytes, while
 // it multiplies those before; a warp makes 32 x 32 elements.
 
-enum Pass { FORWARD, INPUT_GRAD, WEIGHT_GRAD };
+enum Pass { FORWARD, INPUT_GRAD, TILES_GRAD, WEIGHT_GRAD };
 
 enum : u32 { ROWS = 64, COLUMNS = 128, THREADS = 256, DEPTH = 4 * SIXTEENTH, PITCH = DEPTH + SIXTEENTH };
 // Warps across a tile; how many elements of the factors are a thread's, and how far apart those are of which it has one column.
 enum : u32 { ACROSS = COLUMNS / 32, EACH_LEFT = ROWS * DEPTH / THREADS, EACH_RIGHT = COLUMNS * DEPTH / THREADS, APART = THREADS / DEPTH };
+// Rows of a tile that are written at a time.
+enum : u32 { BAND = 32, BAND_PITCH = COLUMNS + 4 };
 
 // In numbers; channels and filters are those of a group.
 struct Sizes {
@@ -20,16 +23,48 @@ struct Sizes {
     u32 pad;
 };
 
-// Where a window stands, or where a pixel lies, and what an element of all filters' windows adds to that. What does not exist is FAR
-// outside of every plane.
-enum : int { FAR = -(1 << 30) };
+// What a column of patches begins with: where the window stands, or what sees a pixel, and which elements of a window, of MOST_TAPS,
+// there are there. An element of all filters' windows lies as far from that in every column.
 struct Stand {
-    const S* plane;
-    int h, w;
+    const S* base;
+    u64 seen;
 };
-struct Tap {
-    int plane, h, w;
+struct __align__(16) Tap {
+    int offset;
+    u32 low, high;  // the bit of the window's element in `seen`
+    u32 pad;
+
+    __device__ S of(const Stand& stand) const {
+        bool is_there = ((u32)stand.seen & low) | ((u32)(stand.seen >> 32) & high);
+        return is_there ? stand.base[offset] : S{};
+    }
 };
+
+// Bit i for each element i along an axis of a window that is one of `size`: `at` + i `dilation`.
+__device__ inline u64 seen_by(int at, u32 kernel, u32 dilation, u32 size) {
+    u64 bits = 0;
+    for (u32 i = 0; i < kernel; ++i) {
+        bits |= (u64)((u32)at + i * dilation < size) << i;
+    }
+    return bits;
+}
+// The same for those that see a pixel, `at` with the padding, from one of `size` places.
+__device__ inline u64 seeing(u32 at, u32 kernel, u32 dilation, u32 stride, u32 size) {
+    u64 bits = 0;
+    for (u32 i = 0; i < kernel && i * dilation <= at; ++i) {
+        u32 ahead = at - i * dilation, place = ahead / stride;
+        bits |= (u64)(place * stride == ahead && place < size) << i;
+    }
+    return bits;
+}
+// Of a window, from those of its rows and columns.
+__device__ inline u64 window_of(u64 rows, u64 columns, u32 kernel_w) {
+    u64 bits = 0;
+    for (u32 i = 0; rows != 0; ++i, rows >>= 1) {
+        bits |= rows & 1 ? columns << i * kernel_w : 0;
+    }
+    return bits;
+}
 
 template <Pass PASS> struct Factors {
     const S* left;   // filters, or the results' gradient
@@ -38,62 +73,106 @@ template <Pass PASS> struct Factors {
     const Conv& conv;
     u32 group;
 
-    __device__ u32 rows() const { return PASS == INPUT_GRAD ? sizes.channels : sizes.filters; }
-    __device__ u32 points() const { return sizes.images * (PASS == INPUT_GRAD ? conv.pixels() : conv.places()); }
-    __device__ u32 taps() const { return (PASS == INPUT_GRAD ? sizes.filters : sizes.channels) * conv.taps(); }
+    __device__ u32 filter() const { return sizes.channels * conv.taps(); }
+    __device__ u32 rows() const {
+        return PASS == INPUT_GRAD ? sizes.channels : PASS == TILES_GRAD ? filter() : sizes.filters;
+    }
+    // What a column of patches is for, of an image.
+    __device__ u32 size() const { return PASS == INPUT_GRAD ? conv.pixels() : conv.places(); }
+    __device__ u32 points() const { return sizes.images * size(); }
+    __device__ u32 taps() const {
+        return PASS == INPUT_GRAD ? sizes.filters * conv.taps() : PASS == TILES_GRAD ? sizes.filters : filter();
+    }
     __device__ u32 columns() const { return PASS == WEIGHT_GRAD ? taps() : points(); }
     __device__ u32 depth() const { return PASS == WEIGHT_GRAD ? points() : taps(); }
 
     __device__ Stand stand(u32 point, u32 end) const {
         if (point >= end) {
-            return Stand{right, FAR, FAR};
+            return Stand{right, 0};
         }
-        u32 size = PASS == INPUT_GRAD ? conv.pixels() : conv.places(), wide = PASS == INPUT_GRAD ? conv.width : conv.columns;
-        u32 image = point / size, h = point % size / wide, w = point % size % wide;
-        u64 plane = ((u64)image * sizes.groups + group) * (PASS == INPUT_GRAD ? sizes.filters : sizes.channels);
-        const S* from = right + plane * (PASS == INPUT_GRAD ? conv.places() : conv.pixels());
-        return PASS == INPUT_GRAD ? Stand{from, (int)(h + conv.padding_h), (int)(w + conv.padding_w)}
-                                  : Stand{from, (int)(h * conv.stride_h) - (int)conv.padding_h,
-                                          (int)(w * conv.stride_w) - (int)conv.padding_w};
+        constexpr bool OF_RESULTS = PASS == INPUT_GRAD || PASS == TILES_GRAD;
+        u32 image = point / size(), at = point % size();
+        u64 plane = ((u64)image * sizes.groups + group) * (OF_RESULTS ? sizes.filters : sizes.channels);
+        const S* from = right + plane * (OF_RESULTS ? conv.places() : conv.pixels());
+        if constexpr (PASS == TILES_GRAD) {
+            return Stand{from + at, 1};
+        } else if constexpr (PASS == INPUT_GRAD) {
+            u32 h = at / conv.width + conv.padding_h, w = at % conv.width + conv.padding_w;
+            u64 rows = seeing(h, conv.kernel_h, conv.dilation_h, conv.stride_h, conv.rows);
+            u64 columns = seeing(w, conv.kernel_w, conv.dilation_w, conv.stride_w, conv.columns);
+            return Stand{from + (h / conv.stride_h * conv.columns + w / conv.stride_w),
+                         window_of(rows, columns, conv.kernel_w)};
+        } else {
+            int h = (int)(at / conv.columns * conv.stride_h) - (int)conv.padding_h;
+            int w = (int)(at % conv.columns * conv.stride_w) - (int)conv.padding_w;
+            u64 rows = seen_by(h, conv.kernel_h, conv.dilation_h, conv.height);
+            u64 columns = seen_by(w, conv.kernel_w, conv.dilation_w, conv.width);
+            return Stand{from + ((i64)h * conv.width + w), window_of(rows, columns, conv.kernel_w)};
+        }
     }
 
     __device__ Tap tap(u32 element, u32 end) const {
         if (element >= end) {
-            return Tap{0, FAR, FAR};
+            return Tap{};
+        }
+        if constexpr (PASS == TILES_GRAD) {
+            return Tap{(int)(element * conv.places()), 1, 0, 0};
         }
         u32 plane = element / conv.taps(), tap = element % conv.taps();
-        int h = (int)(tap / conv.kernel_w * conv.dilation_h), w = (int)(tap % conv.kernel_w * conv.dilation_w);
-        return PASS == INPUT_GRAD ? Tap{(int)(plane * conv.places()), -h, -w} : Tap{(int)(plane * conv.pixels()), h, w};
-    }
-
-    __device__ S patch(const Stand& stand, const Tap& tap) const {
-        int h = stand.h + tap.h, w = stand.w + tap.w;
-        u32 high = conv.height, wide = conv.width;
-        if constexpr (PASS == INPUT_GRAD) {
-            high = conv.rows, wide = conv.columns;
-            if (conv.stride_h > 1 || conv.stride_w > 1) {
-                u32 y = (u32)h / conv.stride_h, x = (u32)w / conv.stride_w;
-                h = h >= 0 && y * conv.stride_h == (u32)h ? (int)y : FAR;
-                w = w >= 0 && x * conv.stride_w == (u32)w ? (int)x : FAR;
-            }
-        }
-        bool inside = (u32)h < high && (u32)w < wide;
-        return inside ? stand.plane[tap.plane + h * (int)wide + w] : S{};
+        u32 h = tap / conv.kernel_w * conv.dilation_h, w = tap % conv.kernel_w * conv.dilation_w;
+        // A window's element that sees a pixel from a place i steps ahead does so from i places before.
+        int offset = PASS == INPUT_GRAD
+                         ? (int)(plane * conv.places()) - (int)(h / conv.stride_h * conv.columns + w / conv.stride_w)
+                         : (int)(plane * conv.pixels() + h * conv.width + w);
+        return Tap{offset, tap < 32 ? 1u << tap : 0, tap < 32 ? 0 : 1u << (tap - 32), 0};
     }
 
     // Where column `at` of the left factor begins, and from there to the next row.
     __device__ const S* column(u32 at) const {
         u64 first = (u64)group * sizes.filters;
         if constexpr (PASS == FORWARD) {
-            return left + first * taps() + at;
+            return left + first * filter() + at;
         } else if constexpr (PASS == INPUT_GRAD) {
-            return left + (first + at / conv.taps()) * sizes.channels * conv.taps() + at % conv.taps();
+            return left + (first + at / conv.taps()) * filter() + at % conv.taps();
+        } else if constexpr (PASS == TILES_GRAD) {
+            return left + (first + at) * filter();
         } else {
-            u64 filter = (u64)(at / conv.places()) * sizes.groups * sizes.filters + first;
-            return left + filter * conv.places() + at % conv.places();
+            u64 of = (u64)(at / conv.places()) * sizes.groups * sizes.filters + first;
+            return left + of * conv.places() + at % conv.places();
         }
     }
-    __device__ u32 row_step() const { return PASS == FORWARD ? taps() : PASS == INPUT_GRAD ? conv.taps() : conv.places(); }
+    __device__ u32 row_step() const {
+        return PASS == FORWARD ? filter() : PASS == INPUT_GRAD ? conv.taps() : PASS == TILES_GRAD ? 1 : conv.places();
+    }
+
+    // Writes BAND rows of a tile from `first_row` on, neighbours by neighbouring threads. `first_column` is the tile's.
+    template <class O>
+    __device__ void write(O* out, const f32 (*band)[BAND_PITCH], const S* bias, u32 first_row, u32 first_column, u32 part) const {
+        // A row of a tile's pixels is made of as many rows of the product.
+        u32 wide = PASS == TILES_GRAD ? conv.kernel_w : 1, across = COLUMNS * wide, lanes = min(across, (u32)THREADS);
+        u32 step = PASS == TILES_GRAD ? conv.pixels() : PASS == WEIGHT_GRAD ? columns() : size();
+        u32 channels = PASS == TILES_GRAD ? sizes.channels : rows();
+        for (u32 at = threadIdx.x % lanes; at < across; at += lanes) {
+            u32 own = at / wide, side = at % wide, column = first_column + own;
+            if (column >= columns()) {
+                break;
+            }
+            u32 matrix = PASS == WEIGHT_GRAD ? part : column / size(), place = PASS == WEIGHT_GRAD ? column : column % size();
+            if constexpr (PASS == TILES_GRAD) {
+                place = place / conv.columns * conv.kernel_h * conv.width + place % conv.columns * wide + side;
+            }
+            O* to = out + ((u64)matrix * sizes.groups + group) * channels * step + place;
+            for (u32 r = threadIdx.x / lanes * wide + side; r < BAND && first_row + r < rows(); r += THREADS / lanes * wide) {
+                u32 row = first_row + r, line = 0;
+                if constexpr (PASS == TILES_GRAD) {
+                    line = row % conv.taps() / wide * conv.width;
+                    row /= conv.taps();
+                }
+                f32 sum = band[r][own];
+                to[(u64)row * step + line] = bias ? sum + (f32)bias[group * channels + row] : sum;
+            }
+        }
+    }
 };
 
 // Adds the products of two rows of 64 bytes each, of a warp's rows and columns.
@@ -134,7 +213,6 @@ __device__ inline void multiply(f32 (&sums)[2][4][4], const S (*left)[PITCH], co
 template <Pass PASS, class O> __device__ inline void implicit(O* out, const Factors<PASS>& factors, const S* bias) {
     __shared__ __align__(16) S tiles[2][ROWS + COLUMNS][PITCH];
     __shared__ Tap taps[PASS == WEIGHT_GRAD ? COLUMNS : 2 * DEPTH];
-    const Conv& conv = factors.conv;
     const Sizes& sizes = factors.sizes;
     u32 rows = factors.rows(), columns = factors.columns(), depth = factors.depth();
     u32 tiles_across = (columns + COLUMNS - 1) / COLUMNS, part = blockIdx.x / tiles_across;
@@ -148,6 +226,7 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
     // What the thread brings of a step: of the left factor a column; of the right one neighbours in a row, or a column.
     u32 own = threadIdx.x % DEPTH, line = threadIdx.x / DEPTH;
     u32 right_row = threadIdx.x % COLUMNS, right_first = threadIdx.x / COLUMNS * EACH_RIGHT;
+    u64 left_first = (u64)(first_row + line) * factors.row_step(), left_step = (u64)APART * factors.row_step();
     S left_held[EACH_LEFT];
     Pack<S, SIXTEENTH> right_held[EACH_RIGHT / SIXTEENTH];
     Stand stand = factors.stand(PASS == WEIGHT_GRAD ? 0 : first_column + right_row, columns);
@@ -158,19 +237,18 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
     };
     auto read = [&](u32 of) {
         u32 at = of * DEPTH + own;
-        const S* column = factors.column(min(at, depth - 1));
+        const S* left = factors.column(min(at, depth - 1)) + left_first;
 #pragma unroll
-        for (u32 i = 0; i < EACH_LEFT; ++i) {
-            u32 row = first_row + line + i * APART;
-            left_held[i] = at < depth && row < rows ? column[(u64)row * factors.row_step()] : S{};
+        for (u32 i = 0; i < EACH_LEFT; ++i, left += left_step) {
+            left_held[i] = at < depth && first_row + line + i * APART < rows ? *left : S{};
         }
         if constexpr (PASS == WEIGHT_GRAD) {
             stand = factors.stand(at, depth);
         }
 #pragma unroll
         for (u32 i = 0; i < EACH_RIGHT; ++i) {
-            u32 tap = PASS == WEIGHT_GRAD ? line + i * APART : of % 2 * DEPTH + right_first + i;
-            right_held[i / SIXTEENTH].at[i % SIXTEENTH] = factors.patch(stand, taps[tap]);
+            const Tap& tap = taps[PASS == WEIGHT_GRAD ? line + i * APART : of % 2 * DEPTH + right_first + i];
+            right_held[i / SIXTEENTH].at[i % SIXTEENTH] = tap.of(stand);
         }
     };
     auto write = [&](u32 of) {
@@ -215,21 +293,18 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
         }
     }
 
+    f32(*band)[BAND_PITCH] = (f32(*)[BAND_PITCH])tiles;
+    for (u32 top = 0; top < ROWS && first_row + top < rows; top += BAND) {
+        __syncthreads();
+        if (warp_row == top) {
 #pragma unroll
-    for (u32 j = 0; j < 8; ++j) {
-        u32 column = first_column + warp_column + j / 2 * 8 + lane % 4 * 2 + j % 2;
-        u32 size = PASS == INPUT_GRAD ? conv.pixels() : conv.places();
-        u64 matrix = PASS == WEIGHT_GRAD ? part : column / size;
-        u64 at = (matrix * sizes.groups + factors.group) * rows;
-        u32 wide = PASS == WEIGHT_GRAD ? columns : size, rest = PASS == WEIGHT_GRAD ? column : column % size;
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            u32 row = first_row + warp_row + i * 8 + lane / 4;
-            if (row < rows && column < columns) {
-                f32 sum = sums[i / 2][j / 2][i % 2 * 2 + j % 2];
-                out[(at + row) * wide + rest] = bias ? sum + (f32)bias[factors.group * rows + row] : sum;
+            for (u32 k = 0; k < 32; ++k) {
+                u32 row = k / 8 * 8 + lane / 4, column = warp_column + k / 2 % 4 * 8 + lane % 4 * 2 + k % 2;
+                band[row][column] = sums[k / 16][k / 2 % 4][k / 8 % 2 * 2 + k % 2];
             }
         }
+        __syncthreads();
+        factors.write(out, band, bias, first_row + top, first_column, part);
     }
 }
 
@@ -241,4 +316,5 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
     }
 IMPLICIT(implicit, FORWARD, S)
 IMPLICIT(implicit_input_grad, INPUT_GRAD, S)
+IMPLICIT(implicit_tiles_grad, TILES_GRAD, S)
 IMPLICIT(implicit_weight_grad, WEIGHT_GRAD, T)

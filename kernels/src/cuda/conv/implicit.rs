@@ -14,16 +14,31 @@ const TILE: [usize; 2] = [64, 128];
 const TILE_THREADS: u32 = 256;
 /// Bytes of both factors' rows that a step takes.
 const STEP_BYTES: usize = 64;
+/// Rows of a tile that are written at a time; as in the program.
+const BAND: usize = 32;
 /// What sizes along an axis, and places with those of the padding, stay below.
 const MOST: usize = 1 << 29;
+/// Elements of a window, at most.
+const MOST_TAPS: usize = 64;
 
 /// A product of which a block has a tile, and for filters' gradients a part of the sums, too.
 pub(super) struct Implicit {
+    product: Product,
     /// Tiles across and down, and parts.
     tiles: [usize; 2],
     parts: usize,
     /// Steps of a part.
     each: usize,
+}
+
+/// What is multiplied. Where windows lie side by side, the gradient of an image has a column for each place, with a row for each
+/// pixel there.
+#[derive(Clone, Copy)]
+enum Product {
+    Forward,
+    InputGrad,
+    TilesGrad,
+    WeightGrad,
 }
 
 /// `Sizes` of the program.
@@ -51,10 +66,19 @@ impl Implicit {
     /// `None` where something else is made, or is made quicker.
     pub(super) fn of(g: &ConvGeometry, pass: ConvPass, dtype: DType) -> Option<Implicit> {
         let points = |size: usize| g.images.saturating_mul(size);
-        let [rows, columns, depth] = match pass {
-            ConvPass::Forward => [g.filters, points(g.all_places()), g.filter()],
-            ConvPass::InputGrad => [g.channels, points(g.pixels()), g.filters * g.taps()],
-            ConvPass::WeightGrad => [g.filters, g.filter(), points(g.all_places())],
+        let product = match pass {
+            ConvPass::Forward => Product::Forward,
+            ConvPass::InputGrad if g.is_tiled() && BAND.is_multiple_of(g.window.kernel[1]) => {
+                Product::TilesGrad
+            }
+            ConvPass::InputGrad => Product::InputGrad,
+            ConvPass::WeightGrad => Product::WeightGrad,
+        };
+        let [rows, columns, depth] = match product {
+            Product::Forward => [g.filters, points(g.all_places()), g.filter()],
+            Product::InputGrad => [g.channels, points(g.pixels()), g.filters * g.taps()],
+            Product::TilesGrad => [g.filter(), points(g.all_places()), g.filters],
+            Product::WeightGrad => [g.filters, g.filter(), points(g.all_places())],
         };
         let sizes = [rows, columns, depth];
         let tiles = [columns.div_ceil(TILE[1]), rows.div_ceil(TILE[0])];
@@ -62,7 +86,7 @@ impl Implicit {
         let reach = [0, 1].map(|axis| g.window.extent(axis).saturating_add(g.window.padding[axis]));
         let fill_tiles = sizes.iter().zip(Implicit::LEAST).all(|(&size, least)| size >= least);
         let counted = sizes.into_iter().chain(planes).chain(reach).chain(g.image).all(|size| size < MOST);
-        let is_other = dtype == DType::F64 || g.is_pointwise() || g.is_depthwise();
+        let is_other = dtype == DType::F64 || g.is_pointwise() || g.is_depthwise() || g.taps() > MOST_TAPS;
         if is_other || !fill_tiles || !counted || tiles[1].max(g.groups) > MAX_Y {
             return None;
         }
@@ -75,7 +99,14 @@ impl Implicit {
             }
             _ => (1, 0),
         };
-        Some(Implicit { tiles, parts, each })
+        Some(Implicit { product, tiles, parts, each })
+    }
+
+    /// Whether a product in F32 is quicker than cuDNN's, and than one of patches that are stored: its tiles occupy the device, and
+    /// it multiplies with nothing but what a sum has.
+    pub(super) fn is_quick(&self, g: &ConvGeometry) -> bool {
+        let fills = self.tiles[0] * self.tiles[1] * self.parts * g.groups >= Implicit::ENOUGH / 2;
+        fills && (g.window.stride == [1; 2] || !matches!(self.product, Product::InputGrad))
     }
 
     /// Parts of a filters' gradient, each of its size.
@@ -89,16 +120,16 @@ impl Convolution<'_> {
     pub(super) fn implicit(
         &self,
         implicit: &Implicit,
-        pass: ConvPass,
         out: Address,
         [left, right]: [Address; 2],
         bias: Option<Address>,
     ) -> Result<()> {
         let (g, element) = (self.geometry, (self.dtype, self.queue.tf32()));
-        let kernel = match pass {
-            ConvPass::Forward => by_factor!(element, "implicit"),
-            ConvPass::InputGrad => by_factor!(element, "implicit_input_grad"),
-            ConvPass::WeightGrad => by_factor!(element, "implicit_weight_grad"),
+        let kernel = match implicit.product {
+            Product::Forward => by_factor!(element, "implicit"),
+            Product::InputGrad => by_factor!(element, "implicit_input_grad"),
+            Product::TilesGrad => by_factor!(element, "implicit_tiles_grad"),
+            Product::WeightGrad => by_factor!(element, "implicit_weight_grad"),
         };
         let [images, groups, channels, filters, each] =
             [g.images, g.groups, g.channels, g.filters, implicit.each].map(|count| count as u32);

@@ -359,7 +359,7 @@ fn channels_that_lie_last_take_any_bias() {
 
 /// Whether the positive part is taken of normalised images, and by which op.
 #[derive(Clone, Copy)]
-enum Relu {
+enum Positive {
     None,
     Within,
     Behind,
@@ -373,14 +373,14 @@ fn channels_that_lie_last_are_normalised_to_the_same_bits() {
             for shape in [[3, 24, 40, 36], [2, 136, 5, 3], [2, 6, 4, 4]] {
                 let randn = |op| Tensor::randn(&shape, dtype, RandomKey { seed: 4, op }, device);
                 let (x, g) = (randn(0)?, Var::constant(randn(1)?));
-                let run = |x: Tensor, relu: Relu| {
+                let run = |x: Tensor, relu: Positive| {
                     let scale = Tensor::full(&[shape[1]], 1.5, dtype.compute_dtype(), device)?;
                     let [x, weight, bias] = [x, scale.clone(), scale].map(Var::leaf);
                     let affine = [Some(&weight), Some(&bias)];
                     let (y, statistics) = match relu {
-                        Relu::None => x.batch_norm(affine[0], affine[1], 1e-5)?,
-                        Relu::Within => x.batch_norm_relu(affine[0], affine[1], 1e-5)?,
-                        Relu::Behind => {
+                        Positive::None => x.batch_norm(affine[0], affine[1], 1e-5)?,
+                        Positive::Within => x.batch_norm_relu(affine[0], affine[1], 1e-5)?,
+                        Positive::Behind => {
                             let (y, statistics) = x.batch_norm(affine[0], affine[1], 1e-5)?;
                             (y.relu()?, statistics)
                         }
@@ -399,10 +399,10 @@ fn channels_that_lie_last_are_normalised_to_the_same_bits() {
                     }
                     Ok(())
                 };
-                for relu in [Relu::None, Relu::Within] {
+                for relu in [Positive::None, Positive::Within] {
                     same(run(x.clone(), relu)?, run(x.channels_last()?, relu)?, "channels last")?;
                 }
-                same(run(x.clone(), Relu::Within)?, run(x.clone(), Relu::Behind)?, "relu")?;
+                same(run(x.clone(), Positive::Within)?, run(x.clone(), Positive::Behind)?, "relu")?;
             }
         }
         Ok(())

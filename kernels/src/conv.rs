@@ -7,7 +7,7 @@ use device::cuda::{ConvAlgorithm, ConvForm};
 use device::{DType, Error, Result, Stream};
 
 use crate::command::{Command, for_float};
-use crate::cpu::{conv as cpu, depthwise};
+use crate::cpu::{conv as cpu, depthwise, matmul::positive_parts};
 use crate::cuda::conv as cuda;
 use crate::geometry::ConvGeometry;
 use crate::layout::{View, shape_mismatch};
@@ -123,10 +123,18 @@ pub struct Conv2d<'a> {
     operands: [View<'a>; 3],
     bias: Option<View<'a>>,
     geometry: ConvGeometry,
-    /// Whether it is one in F32 without TF32.
-    exact: bool,
-    /// That of cuDNN, if it makes the convolution.
-    algorithm: Option<ConvAlgorithm>,
+    /// Whether the positive part is taken.
+    relu: bool,
+    made: Made,
+}
+
+/// How a device makes a convolution.
+#[derive(Clone, Debug)]
+enum Made {
+    /// With kernels here.
+    Here(cuda::Way),
+    /// By cuDNN.
+    Library(ConvAlgorithm),
 }
 
 /// `out[n, f, y, x] = bias[f] + sum of weight[f, c, i, j] x[n, c, y sh + i dh - ph, x sw + j dw - pw]`, for floats;
@@ -210,7 +218,13 @@ impl<'a> Conv2d<'a> {
         }
         let dtype = operands[0].dtype;
         let exact = dtype == DType::F32 && !stream.device().tf32();
-        let mut conv = Conv2d { stream, op, pass, operands, bias, geometry, exact, algorithm: None };
+        let way = if stream.is_cuda() {
+            cuda::Way::of(stream, &geometry, pass, (dtype, exact))
+        } else {
+            cuda::Way::Patches
+        };
+        let mut conv =
+            Conv2d { stream, op, pass, operands, bias, geometry, relu: false, made: Made::Here(way) };
         let (out, read) = conv.parts();
         if let Some(bias) = bias {
             bias.expect_shape(op, &out.shape()[1..2])?;
@@ -220,9 +234,9 @@ impl<'a> Conv2d<'a> {
         let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
         if stream.is_cuda() && conv.operands.iter().chain(&conv.bias).all(fits) {
             let form = Form { pass, geometry, dtype, exact, bias: bias.is_some() };
-            conv.algorithm = form.find(op, stream, channels_last)?;
+            conv.made = form.find(op, stream, channels_last)?.map_or(conv.made, Made::Library);
         }
-        if channels_last && conv.algorithm.is_none() {
+        if channels_last && matches!(conv.made, Made::Here(_)) {
             return Err(Error::invalid(op, "operands", "contiguous", "such with their channels last"));
         }
         Ok(conv)
@@ -241,13 +255,24 @@ impl<'a> Conv2d<'a> {
     /// Elements of the workspace, of the type that is computed in.
     pub fn workspace(&self) -> usize {
         let (out, _) = self.parts();
-        match &self.algorithm {
-            Some(algorithm) => algorithm.workspace().div_ceil(out.dtype.compute_dtype().size_bytes()),
-            None if self.stream.is_cuda() && out.layout.elements() > 0 => {
-                cuda::workspace(self.stream, &self.geometry, self.pass, (out.dtype, self.exact))
+        match &self.made {
+            Made::Library(algorithm) => {
+                algorithm.workspace().div_ceil(out.dtype.compute_dtype().size_bytes())
             }
-            None => 0,
+            Made::Here(way) if self.stream.is_cuda() && out.layout.elements() > 0 => {
+                way.workspace(&self.geometry)
+            }
+            Made::Here(_) => 0,
         }
+    }
+
+    /// Takes the positive part of what is made, `max(y, 0)`, which keeps NaN.
+    pub fn relu(mut self) -> Self {
+        self.relu = true;
+        if self.pass == ConvPass::Forward {
+            self.op = "conv2d_relu";
+        }
+        self
     }
 
     /// Launches it. `workspace`, of the type that is computed in, has [`workspace`](Self::workspace) elements, and may be left
@@ -260,7 +285,7 @@ impl<'a> Conv2d<'a> {
         let needed = self.workspace();
         let workspace = workspace.filter(|_| needed > 0);
         let (out, read) = self.parts();
-        let Conv2d { stream, op, pass, operands, bias, geometry, exact, algorithm } = self;
+        let Conv2d { stream, op, pass, operands, bias, geometry, relu, made } = self;
         workspace.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
         if workspace.map_or(0, |memory| memory.layout.elements()) < needed {
             let value = format!("fewer than {needed} elements");
@@ -268,14 +293,14 @@ impl<'a> Conv2d<'a> {
         }
         // A multiply-add is a fraction of an elementary operation.
         let each = geometry.filter() * geometry.filters / 8 + 1;
-        let dtype = out.dtype;
+        let (dtype, elements) = (out.dtype, out.layout.elements());
         for_float!(op, dtype, T => {
             let workspace = workspace.map(|memory| memory.write::<T>().exact());
             Command::new(op, (out.write::<T>(), read.map(View::read::<T>), bias.map(View::read::<T>), workspace))
                 .cost(operands[2].layout.elements(), each)
                 .run(
                     stream,
-                    (geometry, algorithm),
+                    (geometry, made),
                     // SAFETY: the geometry is that of the operands, which are contiguous and apart from the output.
                     move |(geometry, _), workers, (out, read, bias, _)| unsafe {
                         match (pass, geometry.is_depthwise()) {
@@ -286,18 +311,29 @@ impl<'a> Conv2d<'a> {
                             (ConvPass::Forward, false) => cpu::forward(geometry, workers, (out, read, bias)),
                             (ConvPass::Forward, true) => depthwise::forward(geometry, workers, (out, read, bias)),
                         }
+                        if relu {
+                            positive_parts(workers, elements, out);
+                        }
                     },
-                    move |(geometry, algorithm), queue, (out, read, bias, workspace)| {
-                        if let Some(algorithm) = algorithm {
+                    move |(geometry, made), queue, (out, read, bias, workspace)| {
+                        match made {
                             // SAFETY: the algorithm was found for these operands, and the workspace is as large as it says.
-                            return unsafe { cuda::by_library(queue, (algorithm, pass), (out, read), bias, workspace) };
+                            Made::Library(algorithm) => unsafe {
+                                cuda::by_library(queue, (algorithm, pass), (out, read), bias, workspace)?;
+                            },
+                            Made::Here(way) => {
+                                let conv = cuda::Convolution::of(queue, geometry, (dtype, way, relu), workspace)?;
+                                match pass {
+                                    ConvPass::InputGrad => conv.input_grad(out, read, bias)?,
+                                    ConvPass::WeightGrad => conv.weight_grad(out, read)?,
+                                    ConvPass::Forward => conv.forward(out, read, bias)?,
+                                }
+                                if way.takes_positive_parts() {
+                                    return Ok(());
+                                }
+                            }
                         }
-                        let conv = cuda::Convolution::of(queue, geometry, (dtype, exact), workspace)?;
-                        match pass {
-                            ConvPass::InputGrad => conv.input_grad(out, read, bias),
-                            ConvPass::WeightGrad => conv.weight_grad(out, read),
-                            ConvPass::Forward => conv.forward(out, read, bias),
-                        }
+                        if relu { cuda::positive_parts(queue, dtype, out, elements) } else { Ok(()) }
                     },
                 )
         })

@@ -38,7 +38,7 @@ pub fn matmul(
     out: View<'_>,
     accumulate: Accumulate,
 ) -> Result<()> {
-    launch(stream, "matmul", (lhs, rhs), None, out, accumulate)
+    launch(stream, "matmul", (lhs, rhs), None, out, (accumulate, false))
 }
 
 /// Matrix product and bias in one pass, `out = x w + bias`, for floats.
@@ -48,7 +48,25 @@ pub fn matmul(
 /// # Errors
 /// As for [`matmul`].
 pub fn linear(stream: &Stream, x: View<'_>, w: View<'_>, bias: View<'_>, out: View<'_>) -> Result<()> {
-    launch(stream, "linear", (x, w), Some(bias), out, Accumulate::Overwrite)
+    launch(stream, "linear", (x, w), Some(bias), out, (Accumulate::Overwrite, false))
+}
+
+/// `out = max(x w + bias, 0)` in one pass, which keeps NaN. On the CPU it has the bits of [`linear`] and what follows; on CUDA cuBLASLt
+/// may choose another order of additions for it.
+///
+/// Shapes: as for [`linear`], but for the bias, which may be missing; `out` is contiguous.
+///
+/// # Errors
+/// As for [`matmul`]; [`Error::InvalidArgument`] for an output that is not contiguous.
+pub fn linear_relu(
+    stream: &Stream,
+    x: View<'_>,
+    w: View<'_>,
+    bias: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    out.expect_contiguous("linear_relu", "out")?;
+    launch(stream, "linear_relu", (x, w), bias, out, (Accumulate::Overwrite, true))
 }
 
 fn launch(
@@ -57,14 +75,14 @@ fn launch(
     (lhs, rhs): (View<'_>, View<'_>),
     bias: Option<View<'_>>,
     out: View<'_>,
-    accumulate: Accumulate,
+    (accumulate, relu): (Accumulate, bool),
 ) -> Result<()> {
     let (left, right, shape) = (lhs.shape(), rhs.shape(), out.shape());
     let (&[ref leading @ .., m, k], &[ref right_leading @ .., right_k, n]) = (left, right) else {
         return Err(shape_mismatch(op, left, right));
     };
     // The right operand of `linear` has no leading axes.
-    let shared = bias.is_some() && right_leading.is_empty();
+    let shared = (bias.is_some() || relu) && right_leading.is_empty();
     if k != right_k || !(shared || leading == right_leading) {
         return Err(shape_mismatch(op, left, right));
     }
@@ -87,10 +105,13 @@ fn launch(
             move |batch, workers, (c, a, b, bias)| unsafe {
                 let bias = bias.map(|bias| (bias, bias_step));
                 cpu::products(batch, workers, c, [a, b], cpu::initial(bias, add));
+                if relu {
+                    cpu::positive_parts(workers, cost.0, c);
+                }
             },
             move |batch, queue, (c, a, b, bias)| {
                 let bias = bias.map(|bias| (bias, bias_step));
-                cuda::products(queue, dtype, batch, [c, a, b], bias, add)
+                cuda::products(queue, dtype, batch, [c, a, b], bias, (add, relu))
             },
         )
     })

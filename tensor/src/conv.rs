@@ -105,14 +105,38 @@ impl Tensor {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
     /// `InvalidArgument` for a stride or dilation of 0, and for filters that are larger than the padded images.
     pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: &ConvOptions) -> Result<Tensor> {
-        const OP: &str = "conv2d";
-        let (&[n, _, h, w], &[f, ..]) = (rank_4(OP, self, weight)?, rank_4(OP, weight, self)?);
-        let window = options.window(kernel_of(OP, weight, self)?);
-        let [oh, ow] = window.places(OP, [h, w])?;
+        self.convolved("conv2d", weight, bias, options, false)
+    }
+
+    /// `max(y, 0)` of [`Tensor::conv2d`]'s `y`, in one command and with the same bits as [`Tensor::relu`] of it.
+    ///
+    /// # Errors
+    /// As for [`Tensor::conv2d`].
+    pub fn conv2d_relu(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        options: &ConvOptions,
+    ) -> Result<Tensor> {
+        self.convolved("conv2d_relu", weight, bias, options, true)
+    }
+
+    fn convolved(
+        &self,
+        op: &'static str,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        options: &ConvOptions,
+        relu: bool,
+    ) -> Result<Tensor> {
+        let (&[n, _, h, w], &[f, ..]) = (rank_4(op, self, weight)?, rank_4(op, weight, self)?);
+        let window = options.window(kernel_of(op, weight, self)?);
+        let [oh, ow] = window.places(op, [h, w])?;
         let how = (window, options.groups);
-        let form = Form { op: OP, pass: ConvPass::Forward, how };
+        let form = Form { op, pass: ConvPass::Forward, how };
         form.make([n, f, oh, ow], [self, weight], bias, |stream, [x, weight], bias, out| {
-            kernels::conv2d(stream, x, weight, bias, how, out)
+            let conv = kernels::conv2d(stream, x, weight, bias, how, out)?;
+            Ok(if relu { conv.relu() } else { conv })
         })
     }
 

@@ -120,32 +120,47 @@ impl Tensor {
     /// `ShapeMismatch`, `DTypeUnsupported` unless floating-point, `DTypeMismatch`, `DeviceMismatch`;
     /// `InvalidArgument` if `self` is a scalar.
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        const OP: &str = "linear";
-        is_float(OP, self)?;
-        same_kind(OP, self, weight)?;
+        self.affine("linear", weight, bias, false)
+    }
+
+    /// `max(y, 0)` of [`Tensor::linear`]'s `y`, in one pass. On the CPU it has the bits of [`Tensor::relu`] of `y`; on CUDA the library
+    /// may add up in another order.
+    ///
+    /// # Errors
+    /// As for [`Tensor::linear`].
+    pub fn linear_relu(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        self.affine("linear_relu", weight, bias, true)
+    }
+
+    fn affine(&self, op: &'static str, weight: &Tensor, bias: Option<&Tensor>, relu: bool) -> Result<Tensor> {
+        is_float(op, self)?;
+        same_kind(op, self, weight)?;
         let Some((&k, lead)) = self.shape().split_last() else {
-            return Err(Error::invalid(OP, "input", "of rank 1 at least", "a scalar"));
+            return Err(Error::invalid(op, "input", "of rank 1 at least", "a scalar"));
         };
         let &[n, inner] = weight.shape() else {
-            return Err(shape_mismatch(OP, self.shape(), weight.shape()));
+            return Err(shape_mismatch(op, self.shape(), weight.shape()));
         };
         if inner != k {
-            return Err(shape_mismatch(OP, self.shape(), weight.shape()));
+            return Err(shape_mismatch(op, self.shape(), weight.shape()));
         }
         if let Some(bias) = bias {
-            same_kind(OP, self, bias)?;
+            same_kind(op, self, bias)?;
             if bias.shape() != [n] {
-                return Err(shape_mismatch(OP, &[n], bias.shape()));
+                return Err(shape_mismatch(op, &[n], bias.shape()));
             }
         }
         let mut shape = Dims::from_slice(lead);
         shape.push(n);
-        elements_of(OP, &shape)?;
+        elements_of(op, &shape)?;
         let rows: usize = lead.iter().product();
-        let weight = weight.with_layout(weight.layout.transpose(OP, 0, 1)?);
+        let weight = weight.with_layout(weight.layout.transpose(op, 0, 1)?);
         let flat = if self.rank() == 2 { self.clone() } else { self.reshape(&[rows, k])? };
         let layout = Layout::contiguous(&[rows, n]);
         let mut out = Tensor::produce(self.device(), layout, self.dtype, |stream, out| match bias {
+            _ if relu => {
+                kernels::linear_relu(stream, flat.view(), weight.view(), bias.map(Tensor::view), out)
+            }
             Some(bias) => kernels::linear(stream, flat.view(), weight.view(), bias.view(), out),
             None => kernels::matmul(stream, flat.view(), weight.view(), out, Accumulate::Overwrite),
         })?;

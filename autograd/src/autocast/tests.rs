@@ -24,12 +24,16 @@ fn conversions(y: &Var) -> usize {
 type Op = (&'static str, fn(&[Var; 3]) -> Result<Var>);
 
 /// Torch's list of ops that run in 16 bits.
-const PRODUCTS: [Op; 6] = [
+const PRODUCTS: [Op; 8] = [
     ("conv2d", |x| images(&x[0])?.conv2d(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())),
+    ("conv2d_relu", |x| {
+        images(&x[0])?.conv2d_relu(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())
+    }),
     ("conv_transpose2d", |x| {
         images(&x[0])?.conv_transpose2d(&images(&x[1])?, None, [0; 2], &ConvOptions::default())
     }),
     ("linear", |x| x[0].linear(&x[1], Some(&one_of(&x[2])?.expand(&[6])?))),
+    ("linear_relu", |x| x[0].linear_relu(&x[1], Some(&one_of(&x[2])?.expand(&[6])?))),
     ("matmul", |x| x[0].matmul(&x[1].t()?)),
     ("scaled_dot_product_attention", |x| {
         let mask = Some(x[0].matmul(&x[1].t()?)?.value().to_dtype(F32)?);
@@ -127,10 +131,10 @@ fn each_op_runs_in_the_type_of_its_list() -> Result<()> {
             for op in &WIDE {
                 assert_eq!(found(op), (op.0, F32), "{mixed:?}");
             }
-            for op in &OTHERS[..11] {
+            for op in &OTHERS[..12] {
                 assert_eq!(found(op), (op.0, mixed[0]), "{mixed:?}");
             }
-            for op in &OTHERS[11..] {
+            for op in &OTHERS[12..] {
                 assert_eq!(found(op), (op.0, mixed[0].promote(mixed[1])), "{mixed:?}");
             }
         }

@@ -1,9 +1,10 @@
 //! What the elementwise ops of two operands share: broadcasting and what they save.
 
-use smallvec::SmallVec;
-use tensor::{Result, Tensor};
+use smallvec::{SmallVec, smallvec};
+use tensor::{Result, Tensor, UnaryOp};
 
 use super::Dims;
+use super::function::straight_slope;
 use crate::{Grads, Save, Var, Vjp, record};
 
 /// Records an elementwise op whose `vjp` is written as if both operands had the output's shape.
@@ -83,6 +84,30 @@ impl Crossed {
     pub(super) fn lhs(self, ctx: &Vjp<'_>) -> Var {
         ctx.saved(usize::from(self.lhs_wants))
     }
+
+    /// The gradient of the product, for that of the op's result: of its positive part, if a ReLU is part of the op.
+    pub(super) fn slope(self, ctx: &Vjp<'_>, relu: bool, g: &Var) -> Result<Var> {
+        if relu { straight_slope(&ctx.saved(self.saved().len()), UnaryOp::Relu, g) } else { Ok(g.clone()) }
+    }
+}
+
+/// Records a product of two operands, with a bias or without one, of which the gradient of each keeps the other one. With a ReLU as
+/// part of the op, the result is kept, too: see [`Crossed::slope`].
+pub(super) fn record_crossed<F>(
+    op: &'static str,
+    [lhs, rhs]: [&Var; 2],
+    bias: Option<&Var>,
+    (value, relu): (Tensor, bool),
+    vjp: F,
+) -> Var
+where
+    F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
+{
+    let mut saved: SmallVec<[Save<'_>; 3]> = Crossed::new(lhs, rhs).saved().iter().copied().collect();
+    saved.extend(relu.then_some(Save::Output));
+    let mut inputs: SmallVec<[&Var; 3]> = smallvec![lhs, rhs];
+    inputs.extend(bias);
+    record(op, &inputs, &saved, value, vjp)
 }
 
 /// `gradient()` if input `index` needs one.

@@ -2,12 +2,12 @@
 //!
 //! `Y = W * X + b`: `X' = transposed(W) * G`, `W' = G * X`, `b' = Σ G` over images and places.
 
-use tensor::{ConvOptions, Device, Error, Result, Tensor, grad};
+use tensor::{ConvOptions, Device, Error, Result, grad};
 
-use super::binary::{Crossed, if_needed};
+use super::binary::{Crossed, if_needed, record_crossed};
 use super::samples::{Draw, Sample, sample};
 use crate::autocast::Cast;
-use crate::{Grads, Var, record};
+use crate::{Grads, Var};
 
 impl Var {
     /// Each filter at each place of the images.
@@ -38,7 +38,20 @@ impl Var {
                 cast.var(self)?.conv2d(&cast.var(weight)?, cast.option(bias)?.as_ref(), options)
             });
         }
-        batched(self, |x| convolution(x, weight, bias, *options))
+        batched(self, |x| convolution(x, weight, bias, (*options, false)))
+    }
+
+    /// `max(y, 0)` of [`Var::conv2d`]'s `y`, in one command and with the same bits as [`Var::relu`] of it.
+    ///
+    /// # Errors
+    /// As for [`Var::conv2d`].
+    pub fn conv2d_relu(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
+        if let Some(cast) = Cast::of("conv2d_relu") {
+            return cast.run(|cast| {
+                cast.var(self)?.conv2d_relu(&cast.var(weight)?, cast.option(bias)?.as_ref(), options)
+            });
+        }
+        batched(self, |x| convolution(x, weight, bias, (*options, true)))
     }
 
     /// The transposed convolution: each element of `self`, times a filter, added to all that the filter sees there.
@@ -86,7 +99,7 @@ fn last_two(op: &'static str, x: &Var) -> Result<[usize; 2]> {
 
 /// The value of a convolution at the first `places` only.
 fn at_places(x: &Var, weight: &Var, places: [usize; 2], options: ConvOptions) -> Result<Var> {
-    let mut y = convolution(x, weight, None, options)?;
+    let mut y = convolution(x, weight, None, (options, false))?;
     for (axis, size) in [(2, places[0]), (3, places[1])] {
         if y.shape()[axis as usize] != size {
             y = y.narrow(axis, 0, size)?;
@@ -95,13 +108,23 @@ fn at_places(x: &Var, weight: &Var, places: [usize; 2], options: ConvOptions) ->
     Ok(y)
 }
 
-fn convolution(x: &Var, weight: &Var, bias: Option<&Var>, options: ConvOptions) -> Result<Var> {
-    const OP: &str = "conv2d";
-    let value = x.value().conv2d(weight.value(), bias.map(Var::value), &options)?;
+fn convolution(
+    x: &Var,
+    weight: &Var,
+    bias: Option<&Var>,
+    (options, relu): (ConvOptions, bool),
+) -> Result<Var> {
+    let (images, filters, b) = (x.value(), weight.value(), bias.map(Var::value));
+    let (op, value) = if relu {
+        ("conv2d_relu", images.conv2d_relu(filters, b, &options)?)
+    } else {
+        ("conv2d", images.conv2d(filters, b, &options)?)
+    };
     let crossed = Crossed::new(x, weight);
-    let (image, kernel) = (last_two(OP, x)?, last_two(OP, weight)?);
+    let (image, kernel) = (last_two(op, x)?, last_two(op, weight)?);
     let has_bias = bias.is_some();
-    Ok(recorded(OP, [x, weight], bias, value, move |ctx, g| {
+    Ok(record_crossed(op, [x, weight], bias, (value, relu), move |ctx, g| {
+        let g = &crossed.slope(ctx, relu, g)?;
         let mut grads = Grads::new();
         grads.push(if_needed(ctx, 0, || {
             input_gradient("conv2d_input_grad", g, &crossed.rhs(ctx), None, image, options)
@@ -127,7 +150,7 @@ fn input_gradient(
     let crossed = Crossed::new(g, weight);
     let (places, kernel) = (last_two(op, g)?, last_two(op, weight)?);
     let has_bias = bias.is_some();
-    Ok(recorded(op, [g, weight], bias, value, move |ctx, h| {
+    Ok(record_crossed(op, [g, weight], bias, (value, false), move |ctx, h| {
         let mut grads = Grads::new();
         grads.push(if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?);
         grads.push(if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?);
@@ -143,7 +166,7 @@ fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -
     let value = grad::conv2d_weight(x.value(), g.value(), kernel, &options)?;
     let crossed = Crossed::new(x, g);
     let (image, places) = (last_two(OP, x)?, last_two(OP, g)?);
-    Ok(recorded(OP, [x, g], None, value, move |ctx, h| {
+    Ok(record_crossed(OP, [x, g], None, (value, false), move |ctx, h| {
         Ok(Grads::from_buf([
             if_needed(ctx, 0, || {
                 input_gradient("conv2d_input_grad", &crossed.rhs(ctx), h, None, image, options)
@@ -151,18 +174,6 @@ fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -
             if_needed(ctx, 1, || at_places(&crossed.lhs(ctx), h, places, options))?,
         ]))
     }))
-}
-
-/// Records one of the three with its operands, of which the gradient of each keeps the other.
-fn recorded<F>(op: &'static str, [lhs, rhs]: [&Var; 2], bias: Option<&Var>, value: Tensor, vjp: F) -> Var
-where
-    F: Fn(&crate::Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
-{
-    let saved = Crossed::new(lhs, rhs).saved();
-    match bias {
-        Some(bias) => record(op, &[lhs, rhs, bias], saved, value, vjp),
-        None => record(op, &[lhs, rhs], saved, value, vjp),
-    }
 }
 
 fn options(stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2], groups: usize) -> ConvOptions {
@@ -206,6 +217,25 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
         }),
         sample("constant_weight", [d.normal(&[1, 1, 3, 3])?], move |v| {
             v[0].conv2d(&filters, None, &ConvOptions::default())?.square()
+        }),
+    ])
+}
+
+pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, x: &[usize], weight: &[usize], options: ConvOptions| -> Result<Sample> {
+        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&weight[..1])?];
+        Ok(sample(name, inputs, move |v| v[0].conv2d_relu(&v[1], Some(&v[2]), &options)))
+    };
+    let plain = ConvOptions::default();
+    Ok(vec![
+        of("plain", &[2, 2, 4, 3], &[3, 2, 2, 2], plain)?,
+        of("one_image", &[2, 4, 3], &[2, 2, 3, 2], plain)?,
+        of("strided", &[1, 1, 5, 6], &[2, 1, 2, 3], options([2, 3], [1, 0], [1, 1], 1))?,
+        of("patches", &[2, 1, 4, 6], &[2, 1, 2, 3], options([2, 3], [0, 0], [1, 1], 1))?,
+        of("depthwise", &[1, 2, 4, 4], &[2, 1, 3, 3], options([2, 1], [1, 1], [1, 1], 2))?,
+        sample("without_bias", [d.normal(&[1, 1, 3, 3])?, d.normal(&[2, 1, 2, 2])?], |v| {
+            v[0].conv2d_relu(&v[1], None, &ConvOptions::default())?.square()
         }),
     ])
 }

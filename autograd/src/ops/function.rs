@@ -22,6 +22,11 @@ pub(super) fn straight(x: &Var, f: UnaryOp, value: Tensor) -> Result<Var> {
     function(x, f, value, None::<fn(&Var) -> Result<Var>>)
 }
 
+/// The gradient of [`straight`] of `f`, for that of its value.
+pub(super) fn straight_slope(saved: &Var, f: UnaryOp, g: &Var) -> Result<Var> {
+    slope(saved, f, None::<fn(&Var) -> Result<Var>>, g)
+}
+
 /// `g f'(saved)` in one kernel; `saved' = h g f''` and `g' = h f'` for its own gradient `h`.
 fn slope<B>(saved: &Var, f: UnaryOp, bend: Option<B>, g: &Var) -> Result<Var>
 where

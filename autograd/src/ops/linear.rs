@@ -1,13 +1,13 @@
-//! `Y = X Wᵀ + b`; `X' = G W`, `W' = Gᵀ X`, `b' = Σ G` over the rows.
+//! `Y = X Wᵀ + b`; `X' = G W`, `W' = Gᵀ X`, `b' = Σ G` over the rows. Of `max(Y, 0)`, `G` counts where that is positive.
 
 use smallvec::SmallVec;
 use tensor::{Device, Result};
 
 use super::Dims;
-use super::binary::{Crossed, if_needed};
+use super::binary::{Crossed, if_needed, record_crossed};
 use super::samples::{Draw, Sample, sample};
 use crate::autocast::Cast;
-use crate::{Grads, Var, Vjp, record};
+use crate::{Grads, Var, Vjp};
 
 impl Var {
     /// The affine map `x wᵀ + b` of each row.
@@ -18,10 +18,26 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `InvalidArgument` if `x` is a scalar;
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
-        if let Some(cast) = Cast::of("linear") {
-            return cast.run(|cast| cast.var(self)?.linear(&cast.var(weight)?, cast.option(bias)?.as_ref()));
+        self.affine(weight, bias, false)
+    }
+
+    /// `max(y, 0)` of [`Var::linear`]'s `y`, in one pass. On the CPU it has the bits of [`Var::relu`] of `y`; on CUDA the library may
+    /// add up in another order.
+    ///
+    /// # Errors
+    /// As for [`Var::linear`].
+    pub fn linear_relu(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        self.affine(weight, bias, true)
+    }
+
+    fn affine(&self, weight: &Var, bias: Option<&Var>, relu: bool) -> Result<Var> {
+        let op = if relu { "linear_relu" } else { "linear" };
+        if let Some(cast) = Cast::of(op) {
+            return cast
+                .run(|cast| cast.var(self)?.affine(&cast.var(weight)?, cast.option(bias)?.as_ref(), relu));
         }
-        let value = self.value().linear(weight.value(), bias.map(Var::value))?;
+        let (x, w, b) = (self.value(), weight.value(), bias.map(Var::value));
+        let value = if relu { x.linear_relu(w, b) } else { x.linear(w, b) }?;
         let crossed = Crossed::new(self, weight);
         let shape: Dims = SmallVec::from_slice(self.shape());
         // The gradient of a weight that is stored transposed is made in the same order, so that an update walks
@@ -30,6 +46,7 @@ impl Var {
         let has_bias = bias.is_some();
         let vjp = move |ctx: &Vjp<'_>, g: &Var| {
             let (rows, inputs, outputs) = sizes(&shape, g.shape());
+            let g = crossed.slope(ctx, relu, g)?;
             let g2 = g.reshape(&[rows, outputs])?;
             let mut grads = Grads::new();
             grads.push(if_needed(ctx, 0, || g2.matmul(&crossed.rhs(ctx))?.reshape(&shape))?);
@@ -42,10 +59,7 @@ impl Var {
             }
             Ok(grads)
         };
-        Ok(match bias {
-            Some(bias) => record("linear", &[self, weight, bias], crossed.saved(), value, vjp),
-            None => record("linear", &[self, weight], crossed.saved(), value, vjp),
-        })
+        Ok(record_crossed(op, [self, weight], bias, (value, relu), vjp))
     }
 }
 
@@ -99,6 +113,25 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     ])
 }
 
+pub(super) fn relu_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    Ok(vec![
+        sample("rows", [d.normal(&[2, 3])?, d.normal(&[4, 3])?, d.normal(&[4])?], |v| {
+            v[0].linear_relu(&v[1], Some(&v[2]))
+        }),
+        sample("stack", [d.normal(&[2, 2, 3])?, d.normal(&[2, 3])?, d.normal(&[2])?], |v| {
+            v[0].linear_relu(&v[1], Some(&v[2]))?.square()
+        }),
+        sample("without_bias", [d.normal(&[2, 3])?, d.normal(&[4, 3])?], |v| v[0].linear_relu(&v[1], None)),
+        sample("weight_stored_transposed", [d.normal(&[2, 3])?, d.normal(&[3, 4])?.transpose(0, 1)?], |v| {
+            v[0].linear_relu(&v[1], None)
+        }),
+        sample("one_value_for_all", [d.normal(&[2, 2])?], |v| {
+            v[0].linear_relu(&v[0], Some(&v[0].select(0, 0)?))
+        }),
+    ])
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::{close, close_values, gradient, leaf, vector};
@@ -115,6 +148,23 @@ mod tests {
         close_values(&gradient(&map()?, &w)?, &[4.0, 6.0, 4.0, 6.0, 4.0, 6.0]);
         close_values(&gradient(&map()?, &b)?, &[2.0, 2.0, 2.0]);
         assert!(x.linear(&b, None).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn the_positive_part_is_that_of_relu() -> Result<()> {
+        let of = |relu: bool| -> Result<Vec<u64>> {
+            let x = leaf(&[1.0, -2.0, f64::NAN, 4.0, 0.0, 0.5], &[3, 2])?;
+            let (w, b) = (leaf(&[1.0, 0.5, -1.0, 1.0], &[2, 2])?, vector(&[0.0, -1.0])?);
+            let y = if relu { x.linear_relu(&w, Some(&b))? } else { x.linear(&w, Some(&b))?.relu()? };
+            let gradients = y.mul_scalar(3.0)?.sum_all()?.backward()?;
+            let mut found = y.value().to_vec::<f64>()?;
+            for leaf in [&x, &w, &b] {
+                found.extend(gradients.get(leaf).expect("a gradient").to_vec::<f64>()?);
+            }
+            Ok(found.into_iter().map(f64::to_bits).collect())
+        };
+        assert_eq!(of(true)?, of(false)?);
         Ok(())
     }
 

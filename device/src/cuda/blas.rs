@@ -8,8 +8,8 @@ use cudarc::cublaslt::sys as blas;
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
 
+use super::Gemm;
 use super::choice::{Traits, choose};
-use super::{Epilogue, Gemm};
 use crate::{DType, Error, Result};
 
 /// A device's handle, which all its streams share, and the algorithms that were chosen for it.
@@ -57,6 +57,7 @@ struct Form {
     alignment: [usize; 3],
     /// Of the bias's address, if there is one.
     bias: Option<usize>,
+    relu: bool,
 }
 
 impl Form {
@@ -73,10 +74,8 @@ impl Form {
             steps: if g.batch > 1 { [g.stride_a, g.stride_b, g.stride_c] } else { [0; 3] },
             batch: g.batch,
             alignment: [g.a, g.b, g.c.cast_const()].map(alignment),
-            bias: match g.epilogue {
-                Epilogue::None => None,
-                Epilogue::Bias(at) => Some(alignment(at)),
-            },
+            bias: g.epilogue.bias.map(alignment),
+            relu: g.epilogue.relu,
         }
     }
 }
@@ -168,9 +167,9 @@ impl Blas {
         } else {
             single.each_ref().map(|x| value(x).0)
         };
-        let _one = match g.epilogue {
-            Epilogue::None => None,
-            Epilogue::Bias(at) => {
+        let _one = match g.epilogue.bias {
+            None => None,
+            Some(at) => {
                 let one = algorithm.bias.lock();
                 algorithm
                     .set(blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at)?;
@@ -237,8 +236,15 @@ impl Algorithm {
         // As `cublasOperation_t` has it: 0 for a matrix as it is, 1 for its transpose.
         new.set(Of::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(form.transa))?;
         new.set(Of::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(form.transb))?;
+        use blas::cublasLtEpilogue_t as Then;
+        let epilogue = match (form.bias, form.relu) {
+            (None, false) => Then::CUBLASLT_EPILOGUE_DEFAULT,
+            (None, true) => Then::CUBLASLT_EPILOGUE_RELU,
+            (Some(_), false) => Then::CUBLASLT_EPILOGUE_BIAS,
+            (Some(_), true) => Then::CUBLASLT_EPILOGUE_RELU_BIAS,
+        };
+        new.set(Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         if let Some(alignment) = form.bias {
-            new.set(Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
             // The choice is made for the alignment of the address that is there.
             new.set(Of::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &alignment)?;
         }

@@ -193,13 +193,13 @@ impl<'a, T: Into<Arg<'a>>> From<Option<T>> for Arg<'a> {
     }
 }
 
-/// What is added to a product before it is rounded and stored.
-#[derive(Clone, Copy, Debug)]
-pub enum Epilogue {
-    /// Nothing.
-    None,
-    /// A vector of `m` elements of `c`'s type, to each column.
-    Bias(*const u8),
+/// What becomes of a product before it is rounded and stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue {
+    /// A vector of `m` elements of `c`'s type that is added to each column.
+    pub bias: Option<*const u8>,
+    /// Whether the positive part is taken then: `max(x, 0)`, which keeps NaN.
+    pub relu: bool,
 }
 
 /// A matrix product as BLAS has it, column-major: `c = op(a) op(b)`, or `c + op(a) op(b)`, and the epilogue.

@@ -1,6 +1,7 @@
 //! Batches of matrix products, and how they are split over threads.
 
-use super::lanes::Lanes;
+use super::inlined;
+use super::lanes::{Lanes, simd_for};
 use super::product::{Init, Matrix, Product};
 use crate::layout::{Dst, Src};
 use crate::matrices::{BatchAxes, MatrixBatch, MatrixLayout};
@@ -13,6 +14,18 @@ pub(crate) fn initial<T>(bias: Option<(Src<T>, isize)>, add: bool) -> Init<T> {
         None if add => Init::Existing,
         None => Init::Zero,
     }
+}
+
+/// `c = max(c, 0)` of `len` elements.
+///
+/// # Safety
+/// They can be read and written, and nobody else uses them meanwhile.
+pub(crate) unsafe fn positive_parts<T: Lanes>(workers: &Workers, len: usize, c: Dst<T>) {
+    for_chunks(workers, len, 1 << 13, &|_, range| {
+        // SAFETY: the chunks are disjoint parts of the elements.
+        let part = unsafe { std::slice::from_raw_parts_mut(c.at(range.start as isize), range.len()) };
+        simd_for::<T, _>(inlined!(|| part.iter_mut().for_each(inlined!(|x: &mut T| *x = x.relu()))));
+    });
 }
 
 /// The same product for all indices of the leading axes.

@@ -170,6 +170,12 @@ extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad
     });
 }
 
+extern "C" __global__ void NAMED(positive_parts, DTYPE)(S* out, u64 count) {
+    for (u64 i = thread_index(); i < count; i += thread_count()) {
+        out[i] = out[i] < (S)0 ? (S)0 : out[i];
+    }
+}
+
 #define ADD_PARTS(O)                                                                        \
     extern "C" __global__ void add_parts_##O(O* out, const T* parts, u64 count, u64 size) { \
         add_parts(out, parts, count, size);                                                 \

@@ -123,6 +123,64 @@ fn is_quick(g: &ConvGeometry, pass: ConvPass, there: bool) -> bool {
     there && Implicit::of(g, pass, DType::F32).is_some_and(|implicit| implicit.is_quick(g))
 }
 
+/// How a convolution is made here.
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    /// Filters of one channel.
+    Depthwise,
+    Tiled(Tiled),
+    Direct(Direct),
+    Few(Few),
+    Implicit(Implicit),
+    /// Patches, and products.
+    Patches,
+}
+
+impl Way {
+    /// `exact` as for [`has_better`].
+    pub(crate) fn of(
+        stream: &Stream,
+        g: &ConvGeometry,
+        pass: ConvPass,
+        (dtype, exact): (DType, bool),
+    ) -> Way {
+        let there = stream.has_tensor_cores();
+        let tiled = || Tiled::of(g, pass).filter(|_| !is_quick(g, pass, exact && there)).map(Way::Tiled);
+        let direct = || Direct::of(g, pass).map(Way::Direct);
+        let few = || Few::of(g).filter(|_| pass == ConvPass::WeightGrad).map(Way::Few);
+        let implicit = || Implicit::of(g, pass, dtype).filter(|_| there).map(Way::Implicit);
+        let depthwise = g.is_depthwise().then_some(Way::Depthwise);
+        depthwise.or_else(tiled).or_else(direct).or_else(few).or_else(implicit).unwrap_or(Way::Patches)
+    }
+
+    /// Whether that is the way's own part, if it is wanted; others leave it to [`positive_parts`].
+    pub(crate) fn takes_positive_parts(&self) -> bool {
+        matches!(self, Way::Implicit(_))
+    }
+
+    /// Elements of the workspace, of what floats are computed in.
+    pub(crate) fn workspace(&self, g: &ConvGeometry) -> usize {
+        let filters = g.all_filters() * g.filter();
+        match self {
+            Way::Tiled(tiled) => tiled.workspace(),
+            Way::Few(few) => few.parts() * filters,
+            Way::Implicit(implicit) => implicit.workspace(filters),
+            Way::Depthwise | Way::Direct(_) => 0,
+            Way::Patches => of_one_image(g).saturating_mul(together(g)),
+        }
+    }
+}
+
+/// Enqueues `out = max(out, 0)` of so many elements.
+pub(crate) fn positive_parts(queue: &Queue<'_>, dtype: DType, out: Address, elements: usize) -> Result<()> {
+    let grid = blocks(queue, elements as u64, THREADS);
+    // SAFETY: the kernel takes these arguments, and there are as many elements.
+    unsafe {
+        let args = [out.into(), Arg::U64(elements as u64)];
+        queue.kernel(program_of(dtype), by_dtype!(dtype, "positive_parts"), grid, &args)
+    }
+}
+
 /// Enqueues a convolution by an algorithm of cuDNN.
 ///
 /// # Safety
@@ -149,9 +207,6 @@ const WORKSPACE: usize = 1 << 24;
 
 /// What a turn of one image needs: its patches, and its part of the filters' gradient.
 fn of_one_image(geometry: &ConvGeometry) -> usize {
-    if geometry.is_depthwise() {
-        return 0;
-    }
     let filters = geometry.all_filters() * geometry.filter();
     let patches = geometry.groups * geometry.filter() * geometry.all_places();
     filters.saturating_add(patches)
@@ -160,32 +215,6 @@ fn of_one_image(geometry: &ConvGeometry) -> usize {
 /// Images in a turn.
 fn together(geometry: &ConvGeometry) -> usize {
     (WORKSPACE / of_one_image(geometry).max(1)).clamp(1, geometry.images.max(1))
-}
-
-/// Elements of the workspace, of what floats `dtype` are computed in; `exact` as for [`has_better`].
-pub(crate) fn workspace(
-    stream: &Stream,
-    geometry: &ConvGeometry,
-    pass: ConvPass,
-    (dtype, exact): (DType, bool),
-) -> usize {
-    let quick = is_quick(geometry, pass, exact && stream.has_tensor_cores());
-    if let Some(tiled) = Tiled::of(geometry, pass).filter(|_| !quick) {
-        return tiled.workspace();
-    }
-    if Direct::of(geometry, pass).is_some() {
-        return 0;
-    }
-    if let Some(few) = Few::of(geometry).filter(|_| pass == ConvPass::WeightGrad) {
-        return few.parts() * geometry.filters * geometry.filter();
-    }
-    match Implicit::of(geometry, pass, dtype).filter(|_| stream.has_tensor_cores()) {
-        Some(implicit) if pass == ConvPass::WeightGrad => {
-            implicit.parts() * geometry.all_filters() * geometry.filter()
-        }
-        Some(_) => 0,
-        None => of_one_image(geometry).saturating_mul(together(geometry)),
-    }
 }
 
 /// `Conv` of the program.
@@ -227,22 +256,23 @@ pub(crate) struct Convolution<'a> {
     queue: &'a Queue<'a>,
     geometry: &'a ConvGeometry,
     dtype: DType,
-    /// As for [`has_better`], when the workspace was measured.
-    exact: bool,
+    way: &'a Way,
+    /// Whether the positive part is taken, where the way [does that](Way::takes_positive_parts).
+    relu: bool,
     pairs: [u32; 12],
     /// Where patches go.
     columns: Address,
 }
 
 impl<'a> Convolution<'a> {
-    /// With memory for [`workspace`] elements of the type that is computed in, if they are any.
+    /// With memory for [`Way::workspace`] elements of the type that is computed in, if they are any.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the patches of a channel cannot be counted in 31 bits.
     pub(crate) fn of(
         queue: &'a Queue<'a>,
         geometry: &'a ConvGeometry,
-        (dtype, exact): (DType, bool),
+        (dtype, way, relu): (DType, &'a Way, bool),
         workspace: Option<Address>,
     ) -> Result<Convolution<'a>> {
         let ConvGeometry { image, places, window, .. } = *geometry;
@@ -252,25 +282,23 @@ impl<'a> Convolution<'a> {
             let expected = "of fewer than 2^31 patches' elements in a channel";
             return Err(Error::invalid(queue.op(), "window", expected, patches));
         };
-        Ok(Convolution { queue, geometry, dtype, exact, pairs, columns: workspace.unwrap_or(Address::NULL) })
+        let columns = workspace.unwrap_or(Address::NULL);
+        Ok(Convolution { queue, geometry, dtype, way, relu, pairs, columns })
     }
 
     pub(crate) fn forward(&self, y: Address, [x, w]: [Address; 2], bias: Option<Address>) -> Result<()> {
         let g = self.geometry;
         let (k, places) = (g.filter(), g.all_places());
-        if g.is_depthwise() {
-            let planes = g.images * g.all_filters();
-            let kernel = by_dtype!(self.dtype, "depthwise");
-            return self.depthwise(kernel, [y, x, w], (bias, g.groups), places, planes);
-        }
-        if let Some(tiled) = self.tiled_of(ConvPass::Forward) {
-            return self.tiled_forward(&tiled, y, [x, w], bias);
-        }
-        if let Some(direct) = Direct::of(g, ConvPass::Forward) {
-            return self.direct(&direct, y, [x, w], bias, ConvPass::Forward);
-        }
-        if let Some(implicit) = self.implicit_of(ConvPass::Forward) {
-            return self.implicit(&implicit, y, [w, x], bias);
+        match self.way {
+            Way::Depthwise => {
+                let planes = g.images * g.all_filters();
+                let kernel = by_dtype!(self.dtype, "depthwise");
+                return self.depthwise(kernel, [y, x, w], (bias, g.groups), places, planes);
+            }
+            Way::Tiled(tiled) => return self.tiled_forward(tiled, y, [x, w], bias),
+            Way::Direct(direct) => return self.direct(direct, y, [x, w], bias, ConvPass::Forward),
+            Way::Implicit(implicit) => return self.implicit(implicit, y, [w, x], bias),
+            Way::Few(_) | Way::Patches => {}
         }
         if bias.is_some() || k == 0 {
             self.start(y, [g.images, g.all_filters(), places], bias)?;
@@ -288,21 +316,18 @@ impl<'a> Convolution<'a> {
     pub(crate) fn input_grad(&self, x: Address, [y, w]: [Address; 2], bias: Option<Address>) -> Result<()> {
         let g = self.geometry;
         let (channels, pixels) = (g.all_channels(), g.pixels());
-        if g.is_depthwise() {
-            let kernel = by_dtype!(self.dtype, "depthwise_input_grad");
-            return self.depthwise(kernel, [x, y, w], (bias, channels), pixels, g.images * channels);
-        }
         if g.filters == 0 || g.all_places() == 0 {
             return self.start(x, [g.images, channels, pixels], bias);
         }
-        if let Some(tiled) = self.tiled_of(ConvPass::InputGrad) {
-            return self.tiled_input_grad(&tiled, x, [y, w], bias);
-        }
-        if let Some(direct) = Direct::of(g, ConvPass::InputGrad) {
-            return self.direct(&direct, x, [y, w], bias, ConvPass::InputGrad);
-        }
-        if let Some(implicit) = self.implicit_of(ConvPass::InputGrad) {
-            return self.implicit(&implicit, x, [w, y], bias);
+        match self.way {
+            Way::Depthwise => {
+                let kernel = by_dtype!(self.dtype, "depthwise_input_grad");
+                return self.depthwise(kernel, [x, y, w], (bias, channels), pixels, g.images * channels);
+            }
+            Way::Tiled(tiled) => return self.tiled_input_grad(tiled, x, [y, w], bias),
+            Way::Direct(direct) => return self.direct(direct, x, [y, w], bias, ConvPass::InputGrad),
+            Way::Implicit(implicit) => return self.implicit(implicit, x, [w, y], bias),
+            Way::Few(_) | Way::Patches => {}
         }
         for (first, count) in self.turns() {
             let columns = self.columns_of(self.columns, self.dtype.compute_dtype());
@@ -329,22 +354,21 @@ impl<'a> Convolution<'a> {
         if g.images == 0 || g.all_places() == 0 {
             return self.start(w, [1, 1, size], None);
         }
-        if g.is_depthwise() {
-            let [groups, images] = [g.groups, g.images].map(|count| Arg::U32(count as u32));
-            let grid = blocks(self.queue, size as u64, THREADS);
-            let args = [w.into(), x.into(), y.into(), groups, images];
-            return self.kernel(by_dtype!(dtype, "depthwise_weight_grad"), grid, args, 0);
-        }
-        if let Some(tiled) = self.tiled_of(ConvPass::WeightGrad) {
-            return self.tiled_weight_grad(&tiled, w, [x, y]);
-        }
-        if let Some(few) = Few::of(g) {
-            return self.few_weight_grad(&few, w, [x, y]);
-        }
-        if let Some(implicit) = self.implicit_of(ConvPass::WeightGrad) {
-            let parts = self.columns;
-            self.implicit(&implicit, parts, [y, x], None)?;
-            return self.add_parts((w, dtype), parts, implicit.parts());
+        match self.way {
+            Way::Depthwise => {
+                let [groups, images] = [g.groups, g.images].map(|count| Arg::U32(count as u32));
+                let grid = blocks(self.queue, size as u64, THREADS);
+                let args = [w.into(), x.into(), y.into(), groups, images];
+                return self.kernel(by_dtype!(dtype, "depthwise_weight_grad"), grid, args, 0);
+            }
+            Way::Tiled(tiled) => return self.tiled_weight_grad(tiled, w, [x, y]),
+            Way::Few(few) => return self.few_weight_grad(few, w, [x, y]),
+            Way::Implicit(implicit) => {
+                let parts = self.columns;
+                self.implicit(implicit, parts, [y, x], None)?;
+                return self.add_parts((w, dtype), parts, implicit.parts());
+            }
+            Way::Direct(_) | Way::Patches => {}
         }
         // The parts of the sum lie behind the patches.
         let patches = together(g) * g.groups * g.filter() * g.all_places();
@@ -366,15 +390,6 @@ impl<'a> Convolution<'a> {
             self.add_parts((to, stored), parts.at, count)?;
         }
         Ok(())
-    }
-
-    fn tiled_of(&self, pass: ConvPass) -> Option<Tiled> {
-        let quick = is_quick(self.geometry, pass, self.exact && self.queue.has_tensor_cores());
-        Tiled::of(self.geometry, pass).filter(|_| !quick)
-    }
-
-    fn implicit_of(&self, pass: ConvPass) -> Option<Implicit> {
-        Implicit::of(self.geometry, pass, self.dtype).filter(|_| self.queue.has_tensor_cores())
     }
 
     /// Enqueues the sum of `count` parts of the filters' gradient, of the type that is computed in.
@@ -447,7 +462,7 @@ impl<'a> Convolution<'a> {
         let [c, a, b] = operands;
         let batch = MatrixBatch { c: c.each, a: a.each, b: b.each, axes };
         let onto = if accumulate { Onto::Held } else { Onto::Nothing };
-        let product = Product { batch: &batch, dtype: a.dtype, c_dtype: c.dtype, onto };
+        let product = Product { batch: &batch, dtype: a.dtype, c_dtype: c.dtype, onto, relu: false };
         // SAFETY: the matrices are parts of the operands and of the workspace, which has room for a turn.
         unsafe { product.enqueue(self.queue, at) }
     }

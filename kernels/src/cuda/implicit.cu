@@ -20,7 +20,7 @@ enum : u32 { BAND = 32, BAND_PITCH = COLUMNS + 4 };
 struct Sizes {
     u32 images, groups, channels, filters;
     u32 each;  // steps of DEPTH that a block adds up, for filters' gradients
-    u32 pad;
+    u32 relu;  // whether positive parts are what is stored
 };
 
 // What a column of patches begins with: where the window stands, or what sees a pixel, and which elements of a window, of MOST_TAPS,
@@ -168,8 +168,8 @@ template <Pass PASS> struct Factors {
                     line = row % conv.taps() / wide * conv.width;
                     row /= conv.taps();
                 }
-                f32 sum = band[r][own];
-                to[(u64)row * step + line] = bias ? sum + (f32)bias[group * channels + row] : sum;
+                f32 sum = bias ? band[r][own] + (f32)bias[group * channels + row] : band[r][own];
+                to[(u64)row * step + line] = sizes.relu && sum < 0 ? 0 : sum;
             }
         }
     }

@@ -7,7 +7,7 @@ struct Product {
     i64 b_row, b_column;
     i64 c_row, c_column;
     u32 accumulate;
-    u32 pad;
+    u32 relu;
 };
 
 constexpr int SIDE = 64;   // of the tile of C that a block computes
@@ -57,7 +57,8 @@ __device__ inline void matmul(O* c, const S* a, const S* b, const Product& p, co
                 u64 row = i0 + y + i * ACROSS, column = j0 + x + j * ACROSS;
                 if (row < p.m && column < p.n) {
                     O& to = c[at.at[0] + (i64)row * p.c_row + (i64)column * p.c_column];
-                    to = p.accumulate ? (T)to + sums[i][j] : sums[i][j];
+                    T sum = p.accumulate ? (T)to + sums[i][j] : sums[i][j];
+                    to = p.relu && sum < 0 ? (T)0 : sum;
                 }
             }
         }

@@ -36,6 +36,8 @@ pub(super) struct Product<'a> {
     /// Of C: the same, or what that is computed in.
     pub(super) c_dtype: DType,
     pub(super) onto: Onto,
+    /// Whether the positive parts of the sums are what is stored.
+    pub(super) relu: bool,
 }
 
 /// What products are added to.
@@ -54,25 +56,26 @@ struct Numbers {
     sizes: [u64; 3],
     steps: [i64; 6],
     accumulate: u32,
-    pad: u32,
+    relu: u32,
 }
 
 // SAFETY: words of 64 bits, and two of 32.
 unsafe impl ByValue for Numbers {}
 
-/// The products of a batch at the addresses of C, A and B, added to a row and its step or, if `add`, to what C holds.
+/// The products of a batch at the addresses of C, A and B, added to a row and its step or, if `add`, to what C holds, or with `relu`
+/// the positive parts of that.
 pub(crate) fn products(
     queue: &Queue<'_>,
     dtype: DType,
     batch: &MatrixBatch,
     at: [Address; 3],
     bias: Option<(Address, isize)>,
-    add: bool,
+    (add, relu): (bool, bool),
 ) -> Result<()> {
     let held = if add { Onto::Held } else { Onto::Nothing };
     let onto = bias.map_or(held, |(row, step)| Onto::Row(row, step));
     // SAFETY: the matrices are those of the operands, and the row is as long as C is wide.
-    unsafe { Product { batch, dtype, c_dtype: dtype, onto }.enqueue(queue, at) }
+    unsafe { Product { batch, dtype, c_dtype: dtype, onto, relu }.enqueue(queue, at) }
 }
 
 impl Product<'_> {
@@ -89,7 +92,7 @@ impl Product<'_> {
         let Some(gemm) = self.gemm(&inner).filter(|_| calls.elements <= MAX_CALLS) else {
             // SAFETY: the caller answers for the matrices.
             unsafe { self.start(queue, &axes, at[0])? };
-            if self.accumulates() && self.batch.a.columns == 0 {
+            if self.accumulates() && self.batch.a.columns == 0 && !self.relu {
                 return Ok(());
             }
             // SAFETY: as above.
@@ -126,7 +129,7 @@ impl Product<'_> {
                 // Results of 16 bits are rounded before the library adds the bias, and once more.
                 && !self.c_dtype.is_half()
                 && (step == 1 || self.batch.c.columns == 1)
-                && queue.gemm(&Gemm { epilogue: Epilogue::Bias(row.0), ..gemm })?
+                && queue.gemm(&Gemm { epilogue: Epilogue { bias: Some(row.0), ..gemm.epilogue }, ..gemm })?
             {
                 return Ok(());
             }
@@ -199,7 +202,7 @@ impl Product<'_> {
             ldc,
             stride_c,
             batch: batch.size,
-            epilogue: Epilogue::None,
+            epilogue: Epilogue { bias: None, relu: self.relu },
         })
     }
 
@@ -213,7 +216,7 @@ impl Product<'_> {
             sizes: [c.rows, c.columns, a.columns].map(|size| size as u64),
             steps: [a.row, a.column, b.row, b.column, c.row, c.column].map(|step| step as i64),
             accumulate: u32::from(self.accumulates()),
-            pad: 0,
+            relu: u32::from(self.relu),
         };
         let tiles = c.rows.div_ceil(SIDE) * c.columns.div_ceil(SIDE);
         let grid =

@@ -141,6 +141,10 @@ impl Forward for Conv2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.conv2d(&self.weight, self.bias.as_ref(), &self.options)
     }
+
+    fn forward_relu(&self, input: &Var) -> Result<Var> {
+        input.conv2d_relu(&self.weight, self.bias.as_ref(), &self.options)
+    }
 }
 
 /// The transposed convolution, which enlarges images; see [`Var::conv_transpose2d`].

@@ -115,4 +115,8 @@ impl Forward for Linear {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.linear(&self.weight, self.bias.as_ref())
     }
+
+    fn forward_relu(&self, input: &Var) -> Result<Var> {
+        input.linear_relu(&self.weight, self.bias.as_ref())
+    }
 }

@@ -53,7 +53,7 @@ impl Branches {
     }
 
     fn branch(&self, number: usize, images: &Var) -> Result<Var> {
-        self.branches[number].forward(images)?.relu()?.mean(&[2, 3], false)
+        self.branches[number].forward_relu(images)?.mean(&[2, 3], false)
     }
 }
 

@@ -52,7 +52,7 @@ impl Forum {
     /// # Errors
     /// Those of its ops.
     pub fn hidden(&self, x: &Var) -> Result<Var> {
-        self.first.forward(x)?.relu()
+        self.first.forward_relu(x)
     }
 
     /// What follows from the hidden values of so many ranks, one behind the other.

@@ -17,7 +17,8 @@ fn is_dense(g: &ConvGeometry) -> bool {
 }
 
 /// A convolution, or its images' gradient, without patches: a thread block has a tile of an image and a group of filters.
-pub(super) struct Direct {
+#[derive(Clone, Debug)]
+pub(crate) struct Direct {
     /// Filters of a group, and groups.
     filters: usize,
     groups: usize,
@@ -59,7 +60,8 @@ impl Direct {
 }
 
 /// How filters' gradients are summed where channels and filters are few: a thread has a row of a filter's channel. See the program.
-pub(super) struct Few {
+#[derive(Clone, Debug)]
+pub(crate) struct Few {
     /// Thread blocks; their number is part of the order of additions.
     blocks: u32,
     /// Threads of a block: one for each row of a filter's channel, or as many times that as share out the rows of places.
@@ -72,7 +74,7 @@ pub(super) struct Few {
 
 /// `Cut` of the program.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Cut {
     rows: u32,
     columns: u32,

@@ -22,7 +22,8 @@ const MOST: usize = 1 << 29;
 const MOST_TAPS: usize = 64;
 
 /// A product of which a block has a tile, and for filters' gradients a part of the sums, too.
-pub(super) struct Implicit {
+#[derive(Clone, Debug)]
+pub(crate) struct Implicit {
     product: Product,
     /// Tiles across and down, and parts.
     tiles: [usize; 2],
@@ -33,7 +34,7 @@ pub(super) struct Implicit {
 
 /// What is multiplied. Where windows lie side by side, the gradient of an image has a column for each place, with a row for each
 /// pixel there.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Product {
     Forward,
     InputGrad,
@@ -49,7 +50,7 @@ struct Sizes {
     channels: u32,
     filters: u32,
     each: u32,
-    pad: u32,
+    relu: u32,
 }
 
 // SAFETY: six words of 32 bits.
@@ -113,6 +114,11 @@ impl Implicit {
     pub(super) fn parts(&self) -> usize {
         self.parts
     }
+
+    /// Elements that those have, of filters with so many.
+    pub(super) fn workspace(&self, filters: usize) -> usize {
+        if matches!(self.product, Product::WeightGrad) { self.parts * filters } else { 0 }
+    }
 }
 
 impl Convolution<'_> {
@@ -133,7 +139,7 @@ impl Convolution<'_> {
         };
         let [images, groups, channels, filters, each] =
             [g.images, g.groups, g.channels, g.filters, implicit.each].map(|count| count as u32);
-        let sizes = Sizes { images, groups, channels, filters, each, pad: 0 };
+        let sizes = Sizes { images, groups, channels, filters, each, relu: u32::from(self.relu) };
         let [across, down] = implicit.tiles;
         let blocks = [(across * implicit.parts) as u32, down as u32, groups];
         let grid = Grid { blocks, ..Grid::linear(1, TILE_THREADS) };

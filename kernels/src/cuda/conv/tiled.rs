@@ -23,8 +23,8 @@ const TILE_WIDTH: usize = 64;
 const ALIGNED: usize = 64;
 
 /// What the products of a convolution need.
-#[derive(Clone, Copy)]
-pub(super) struct Tiled {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiled {
     /// Images of a turn.
     together: usize,
     /// Places of the images, the rows of the matrices, in a part of a filters' gradient.
@@ -242,7 +242,9 @@ impl Convolution<'_> {
     ) -> Result<()> {
         let batch = MatrixBatch { c, a, b, axes: axes.iter().copied().collect() };
         // SAFETY: the matrices are parts of the operands and of the workspace, which has room for a turn.
-        unsafe { Product { batch: &batch, dtype: self.dtype, c_dtype, onto }.enqueue(self.queue, at) }
+        unsafe {
+            Product { batch: &batch, dtype: self.dtype, c_dtype, onto, relu: false }.enqueue(self.queue, at)
+        }
     }
 }
 

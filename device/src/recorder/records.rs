@@ -246,6 +246,14 @@ impl KernelRecord {
     pub fn block_threads(&self) -> u32 {
         self.threads.iter().product()
     }
+
+    /// The share of a device of so many multiprocessors that it takes while it runs: its blocks in rounds of as many as have room at
+    /// once, of which the last may leave some.
+    pub fn fill(&self, multiprocessors: u32) -> f64 {
+        let room = (u64::from(multiprocessors) * u64::from(self.blocks_per_multiprocessor)).max(1);
+        let blocks = self.block_count();
+        blocks as f64 / (blocks.div_ceil(room).max(1) * room) as f64
+    }
 }
 
 /// One wait of a stream for another.
@@ -360,4 +368,24 @@ pub struct DeviceFacts {
     pub multiprocessor_threads: u32,
     /// How many copies run at once beside kernels.
     pub copy_engines: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KernelRecord;
+
+    #[test]
+    fn a_round_that_is_not_full_leaves_room() {
+        let of = |blocks| KernelRecord {
+            name: "kernel".into(),
+            blocks: [blocks, 1, 1],
+            threads: [256, 1, 1],
+            shared_bytes: 0,
+            registers: 32,
+            blocks_per_multiprocessor: 4,
+        };
+        let fill = |blocks| of(blocks).fill(10);
+        assert_eq!([fill(0), fill(10), fill(40), fill(60), fill(80)], [0.0, 0.25, 1.0, 0.75, 1.0]);
+        assert_eq!(of(1).fill(0), 1.0, "a device of which nothing is known");
+    }
 }

@@ -1,5 +1,7 @@
 //! The numbers that the diagnosis goes by, put together from both schedules.
 
+use device::{CommandRecord, Recording};
+
 use super::ScheduleReport;
 use super::machine::Others;
 use super::profile::{Profile, critical_path_ms};
@@ -68,7 +70,7 @@ impl Facts {
             // Both traced.
             split_gain: alone.wall_ms / serial.profile.wall_ms,
             overlap: profile.overlap,
-            bound_ms: bound_ms(concurrent, alone, threads),
+            bound_ms: bound_ms(serial, concurrent, alone, threads),
             chain_ms: profile.critical_path_ms,
             chain_commands: busiest.map_or(0.0, |lane| lane.commands) + outside.commands,
             inflation: inflation(profile, alone),
@@ -84,15 +86,33 @@ impl Facts {
     }
 }
 
-/// The larger of the longest chain and the threads' share of all commands, with durations as they are undisturbed.
-fn bound_ms(concurrent: &ScheduleReport, alone: &Profile, threads: Option<usize>) -> f64 {
+/// The larger of the longest chain and what the busiest part of the device has to do, with durations as they are undisturbed: the
+/// threads' share of all commands, or the kernels' share of the multiprocessors.
+fn bound_ms(
+    serial: &ScheduleReport,
+    concurrent: &ScheduleReport,
+    alone: &Profile,
+    threads: Option<usize>,
+) -> f64 {
     let lanes: Vec<_> = concurrent.profile.lanes.iter().filter_map(|lane| lane.stream).collect();
     let cost = |command: &device::CommandRecord| alone.mean_ms(command.op).unwrap_or(0.0);
     let chain = median(concurrent.recordings.iter().map(|step| critical_path_ms(step, &lanes, &cost)));
+    if threads.is_none() {
+        return chain.max(median(serial.recordings.iter().map(engine_ms)));
+    }
     // An undisturbed lane has its share of the threads, so this many lanes fit beside each other.
     let abreast = concurrent.streams.min(threads.unwrap_or(usize::MAX)).max(1);
     let work = alone.ops.iter().map(|op| op.count * op.mean_ms).sum::<f64>();
     chain.max(work / abreast as f64)
+}
+
+/// How long a step's kernels would keep all multiprocessors busy, as far as it is known: of libraries' kernels it is not.
+fn engine_ms(step: &Recording) -> f64 {
+    let fill = |command: &CommandRecord| {
+        let fills = command.kernels.iter().map(|kernel| kernel.fill(step.device.multiprocessors));
+        fills.reduce(f64::min).unwrap_or(0.0)
+    };
+    step.commands.iter().map(|command| command.duration_ns() as f64 * fill(command) / 1e6).sum()
 }
 
 /// Mean duration beside other lanes over that alone, for the same mix of ops.

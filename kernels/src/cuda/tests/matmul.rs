@@ -1,7 +1,7 @@
 //! Products of small integers, which are exact in any order.
 
 use super::*;
-use crate::{Accumulate, linear, matmul};
+use crate::{Accumulate, linear, linear_relu, matmul};
 
 fn whole<T: Real>(seed: u64, len: usize) -> Vec<T> {
     values(seed, len).into_iter().map(|value| T::of((value * 5.0).round())).collect()
@@ -110,6 +110,20 @@ fn linear_of<T: Real>() {
                     layout.narrow("test", -1, usize::from(narrow), n).expect("within the axis")
                 });
                 linear(stream, x.view(), w.view(), bias.view(), out.view()).map(|()| out)
+            });
+        }
+        // Rows that are one value again and again are none that BLAS can express.
+        for (biased, expanded) in [(true, false), (false, false), (true, true)] {
+            both.same(("relu", T::DTYPE, m, k, n, biased, expanded), |stream| {
+                let of = |seed: u64, shape: &[usize]| whole::<T>(seed, shape.iter().product());
+                let shape = [m, if expanded { 1 } else { k }];
+                let x = Array::new(stream, &of(1, &shape), &shape)
+                    .with(|layout| layout.expand("test", &[m, k]).expect("an axis of size 1"));
+                let w = Array::stored_as(stream, &of(2, &[k, n]), &[k, n], &[1, 0]);
+                let bias = Array::new(stream, &of(3, &[n]), &[n]);
+                let out = Array::full(stream, T::default(), &[m, n]);
+                let bias = biased.then(|| bias.view());
+                linear_relu(stream, x.view(), w.view(), bias, out.view()).map(|()| out)
             });
         }
     }

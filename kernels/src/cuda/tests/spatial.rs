@@ -49,14 +49,18 @@ fn each_pass<T: Real>(
 ) {
     let (images, filter, results) = (case.images, case.filter(), case.results());
     let how = (case.window, case.groups);
-    for bias in [false, true] {
-        both.close(tolerance, ("conv2d", case.name, T::DTYPE, bias), |stream| {
+    for (bias, relu) in [(false, false), (true, false), (true, true)] {
+        both.close(tolerance, ("conv2d", case.name, T::DTYPE, bias, relu), |stream| {
             let (x, w) = (make(stream, 1, &images), make(stream, 2, &filter));
             let (b, out) = (make(stream, 3, &filter[..1]), make(stream, 4, &results));
             let bias = bias.then(|| b.view());
             let conv = conv2d(stream, x.view(), w.view(), bias, how, out.view());
+            let conv = conv.map(|conv| if relu { conv.relu() } else { conv });
             launch::<T>(stream, conv).map(|()| out)
         });
+        if relu {
+            continue;
+        }
         both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
             let (g, w) = (make(stream, 1, &results), make(stream, 2, &filter));
             let (b, out) = (make(stream, 3, &images[1..2]), make(stream, 4, &images));

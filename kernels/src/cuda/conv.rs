@@ -155,7 +155,7 @@ impl Way {
 
     /// Whether that is the way's own part, if it is wanted; others leave it to [`positive_parts`].
     pub(crate) fn takes_positive_parts(&self) -> bool {
-        matches!(self, Way::Implicit(_))
+        matches!(self, Way::Direct(_) | Way::Implicit(_))
     }
 
     /// Elements of the workspace, of what floats are computed in.
@@ -164,7 +164,7 @@ impl Way {
         match self {
             Way::Tiled(tiled) => tiled.workspace(),
             Way::Few(few) => few.parts() * filters,
-            Way::Implicit(implicit) => implicit.workspace(filters),
+            Way::Implicit(implicit) => implicit.parts() * filters,
             Way::Depthwise | Way::Direct(_) => 0,
             Way::Patches => of_one_image(g).saturating_mul(together(g)),
         }
@@ -363,11 +363,13 @@ impl<'a> Convolution<'a> {
             }
             Way::Tiled(tiled) => return self.tiled_weight_grad(tiled, w, [x, y]),
             Way::Few(few) => return self.few_weight_grad(few, w, [x, y]),
-            Way::Implicit(implicit) => {
-                let parts = self.columns;
-                self.implicit(implicit, parts, [y, x], None)?;
-                return self.add_parts((w, dtype), parts, implicit.parts());
-            }
+            Way::Implicit(implicit) => match implicit.parts() {
+                0 => return self.implicit(implicit, w, [y, x], None),
+                parts => {
+                    self.implicit(implicit, self.columns, [y, x], None)?;
+                    return self.add_parts((w, dtype), self.columns, parts);
+                }
+            },
             Way::Direct(_) | Way::Patches => {}
         }
         // The parts of the sum lie behind the patches.
@@ -503,7 +505,7 @@ impl<'a> Convolution<'a> {
     ) -> Result<()> {
         let numbers =
             Conv { pairs: self.pairs, each: self.geometry.filters as u32, pad: 0, planes: planes as u64 };
-        let args: SmallVec<[Arg<'_>; 10]> = args.into_iter().chain([numbers.arg()]).collect();
+        let args: SmallVec<[Arg<'_>; 12]> = args.into_iter().chain([numbers.arg()]).collect();
         // SAFETY: the kernel takes these arguments, operands of the geometry and a workspace with room for a turn.
         unsafe { self.queue.kernel(program, name, grid, &args) }
     }

@@ -8,10 +8,10 @@ using Across = Pack<T, ACROSS>;
 
 // out[n, o, y, x] = bias[o] + sum of w[o, c, i, j] in[n, c, y + i - padding, x + j - padding], for filters of at most WIDE rows of
 // WIDE elements, FILTERS of them at a time, `groups` times. With `is_grad`, `in` are results, `out` images, and filters are turned around:
-// w[c, o, kh - 1 - i, kw - 1 - j]. Planes are groups of filters of an image.
+// w[c, o, kh - 1 - i, kw - 1 - j]. With `relu`, the positive part of that. Planes are groups of filters of an image.
 template <u32 WIDE, u32 FILTERS>
 __device__ inline void direct(S* out, const S* in, const S* w, const S* bias, u32 channels, u32 filters, u32 groups, u32 is_grad,
-                              const Conv& conv) {
+                              u32 relu, const Conv& conv) {
     constexpr u32 HIGH = TILE_ROWS + WIDE - 1, LINES = TILE_COLUMNS / ACROSS + 1, PITCH = LINES * ACROSS;
     static_assert(WIDE <= ACROSS + 1 && FILTERS % ACROSS == 0, "what a thread reads at once");
     __shared__ Across seen[TAKEN][HIGH][LINES];
@@ -78,7 +78,7 @@ __device__ inline void direct(S* out, const S* in, const S* w, const S* bias, u3
             Pack<S, ACROSS> made;
 #pragma unroll
             for (u32 v = 0; v < ACROSS; ++v) {
-                made.at[v] = sums[f][v];
+                made.at[v] = relu && sums[f][v] < 0 ? (T)0 : sums[f][v];
             }
             S* to = out + ((image * filters + first + f) * rows + y) * columns + x;
             if (first + f < filters && y < rows) {
@@ -95,9 +95,9 @@ __device__ inline void direct(S* out, const S* in, const S* w, const S* bias, u3
 }
 #define DIRECT(W, F)                                                                                                       \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2) NAMED(direct_##W##_##F, DTYPE)(                         \
-        S * out, const S* in, const S* w, const S* bias, u32 channels, u32 filters, u32 groups, u32 is_grad,               \
+        S * out, const S* in, const S* w, const S* bias, u32 channels, u32 filters, u32 groups, u32 is_grad, u32 relu,     \
         const __grid_constant__ Conv conv) {                                                                               \
-        direct<W, F>(out, in, w, bias, channels, filters, groups, is_grad, conv);                                          \
+        direct<W, F>(out, in, w, bias, channels, filters, groups, is_grad, relu, conv);                                    \
     }
 #define DIRECTS(W) DIRECT(W, 4) DIRECT(W, 8) DIRECT(W, 12) DIRECT(W, 16)
 DIRECTS(1)

@@ -34,9 +34,8 @@ struct __align__(16) Tap {
     u32 low, high;  // the bit of the window's element in `seen`
     u32 pad;
 
-    __device__ S of(const Stand& stand) const {
-        bool is_there = ((u32)stand.seen & low) | ((u32)(stand.seen >> 32) & high);
-        return is_there ? stand.base[offset] : S{};
+    __device__ bool is_seen(const Stand& stand) const {
+        return ((u32)stand.seen & low) | ((u32)(stand.seen >> 32) & high);
     }
 };
 
@@ -162,14 +161,15 @@ template <Pass PASS> struct Factors {
                 place = place / conv.columns * conv.kernel_h * conv.width + place % conv.columns * wide + side;
             }
             O* to = out + ((u64)matrix * sizes.groups + group) * channels * step + place;
-            for (u32 r = threadIdx.x / lanes * wide + side; r < BAND && first_row + r < rows(); r += THREADS / lanes * wide) {
-                u32 row = first_row + r, line = 0;
-                if constexpr (PASS == TILES_GRAD) {
-                    line = row % conv.taps() / wide * conv.width;
-                    row /= conv.taps();
+            // Of each result a row, or of a tile's pixels.
+            u32 line = first_row / wide + threadIdx.x / lanes, down = THREADS / lanes;
+            u32 high = PASS == TILES_GRAD ? conv.kernel_h : 1, channel = line / high, within = line % high;
+            for (u32 r = threadIdx.x / lanes * wide + side; r < BAND && first_row + r < rows(); r += down * wide) {
+                f32 sum = bias ? band[r][own] + (f32)bias[group * channels + channel] : band[r][own];
+                to[(u64)channel * step + within * conv.width] = sizes.relu && sum < 0 ? 0 : sum;
+                for (within += down; within >= high; within -= high) {
+                    ++channel;
                 }
-                f32 sum = bias ? band[r][own] + (f32)bias[group * channels + row] : band[r][own];
-                to[(u64)row * step + line] = sizes.relu && sum < 0 ? 0 : sum;
             }
         }
     }
@@ -195,13 +195,13 @@ __device__ inline void multiply(f32 (&sums)[2][4][4], const S (*left)[PITCH], co
                 if constexpr (IS_SAME<S, f32>) {
                     // Tensor cores cut off what does not fit: long sums are added here, rounded.
                     f32 made[4] = {};
-                    multiply_add(made, a[i], b0, b1);
+                    multiply_add<true>(made, a[i], b0, b1);
 #pragma unroll
                     for (u32 k = 0; k < 4; ++k) {
                         sums[i][j][k] += made[k];
                     }
                 } else {
-                    multiply_add(sums[i][j], a[i], b0, b1);
+                    multiply_add<true>(sums[i][j], a[i], b0, b1);
                 }
             }
         }
@@ -223,39 +223,50 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
         last = min(steps, step + sizes.each);
     }
 
-    // What the thread brings of a step: of the left factor a column; of the right one neighbours in a row, or a column.
+    // What the thread brings of a step: of the left factor a column, or of several one row; of the right one neighbours in a row, or
+    // a column.
     u32 own = threadIdx.x % DEPTH, line = threadIdx.x / DEPTH;
+    u32 left_row = PASS == TILES_GRAD ? threadIdx.x % ROWS : line, left_column = PASS == TILES_GRAD ? threadIdx.x / ROWS : own;
+    constexpr u32 DOWN = PASS == TILES_GRAD ? 0 : APART, RIGHT = PASS == TILES_GRAD ? THREADS / ROWS : 0;
     u32 right_row = threadIdx.x % COLUMNS, right_first = threadIdx.x / COLUMNS * EACH_RIGHT;
-    u64 left_first = (u64)(first_row + line) * factors.row_step(), left_step = (u64)APART * factors.row_step();
+    u64 left_first = (u64)(first_row + left_row) * factors.row_step(), left_step = (u64)DOWN * factors.row_step();
     S left_held[EACH_LEFT];
-    Pack<S, SIXTEENTH> right_held[EACH_RIGHT / SIXTEENTH];
+    Pack<S, SIXTEENTH> right_held[EACH_RIGHT / SIXTEENTH] = {};
     Stand stand = factors.stand(PASS == WEIGHT_GRAD ? 0 : first_column + right_row, columns);
     auto bring_taps = [&](u32 of) {
         if (PASS != WEIGHT_GRAD && threadIdx.x < DEPTH) {
             taps[of % 2 * DEPTH + threadIdx.x] = factors.tap(of * DEPTH + threadIdx.x, depth);
         }
     };
+    // Rows and columns that the tile has.
+    u32 high = min(rows - first_row, (u32)ROWS), wide = min(columns - first_column, (u32)COLUMNS);
     auto read = [&](u32 of) {
-        u32 at = of * DEPTH + own;
-        const S* left = factors.column(min(at, depth - 1)) + left_first;
+        u32 at = of * DEPTH + left_column;
+        const S* from = factors.column(min(at, depth - 1)) + left_first;
 #pragma unroll
-        for (u32 i = 0; i < EACH_LEFT; ++i, left += left_step) {
-            left_held[i] = at < depth && first_row + line + i * APART < rows ? *left : S{};
+        for (u32 i = 0; i < EACH_LEFT; ++i, from += left_step) {
+            if (PASS == TILES_GRAD && i > 0) {
+                from += (u64)RIGHT * factors.filter();
+            }
+            left_held[i] = at + i * RIGHT < depth && left_row + i * DOWN < high ? as_factor(*from) : S{};
         }
         if constexpr (PASS == WEIGHT_GRAD) {
-            stand = factors.stand(at, depth);
+            stand = factors.stand(of * DEPTH + own, depth);
         }
 #pragma unroll
         for (u32 i = 0; i < EACH_RIGHT; ++i) {
+            if (PASS == WEIGHT_GRAD && i * APART >= wide) {
+                break;
+            }
             const Tap& tap = taps[PASS == WEIGHT_GRAD ? line + i * APART : of % 2 * DEPTH + right_first + i];
-            right_held[i / SIXTEENTH].at[i % SIXTEENTH] = tap.of(stand);
+            right_held[i / SIXTEENTH].at[i % SIXTEENTH] = tap.is_seen(stand) ? as_factor(stand.base[tap.offset]) : S{};
         }
     };
     auto write = [&](u32 of) {
         S(*left)[PITCH] = tiles[of % 2], (*right)[PITCH] = left + ROWS;
 #pragma unroll
         for (u32 i = 0; i < EACH_LEFT; ++i) {
-            left[line + i * APART][own] = left_held[i];
+            left[left_row + i * DOWN][left_column + i * RIGHT] = left_held[i];
         }
 #pragma unroll
         for (u32 i = 0; i < EACH_RIGHT; ++i) {
@@ -287,7 +298,9 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
             bring_taps(step + 2);
         }
         const S(*left)[PITCH] = tiles[step % 2];
-        multiply(sums, left + warp_row, left + ROWS + warp_column);
+        if (warp_row < high && warp_column < wide) {
+            multiply(sums, left + warp_row, left + ROWS + warp_column);
+        }
         if (step + 1 < last) {
             write(step + 1);
         }

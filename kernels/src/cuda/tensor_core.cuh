@@ -43,8 +43,10 @@ __device__ inline f32 factor_of(u32 word, int i) {
     return ((const S*)&word)[i];
 }
 
+__device__ inline S as_factor(S x) { return x; }
+
 // c += a b
-__device__ inline void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+template <bool ARE_FACTORS = false> __device__ inline void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     __shared__ u32 fragments[LANES][LANES][6];
     u32(*all)[6] = fragments[threadIdx.x / LANES];
     u32 lane = threadIdx.x % LANES;
@@ -141,11 +143,23 @@ __device__ inline u32 rounded(u32 x) {
 __device__ inline u32 upper_of(u32 x) { return x & 0xffffe000; }
 __device__ inline u32 lower_of(u32 x) { return __float_as_uint(__uint_as_float(x) - __uint_as_float(upper_of(x))); }
 
-__device__ inline void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+// What a factor is rounded to, so that products need not do that.
+__device__ inline S as_factor(S x) {
+    if constexpr (IS_SAME<S, tf32>) {
+        u32 word = rounded(*(const u32*)&x);
+        return *(const S*)&word;
+    } else {
+        return x;
+    }
+}
+
+template <bool ARE_FACTORS = false> __device__ inline void multiply_add(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     if constexpr (IS_SAME<S, bf16>) {
         MULTIPLY_ADD("m16n8k16", "bf16", a, b0, b1);
     } else if constexpr (IS_SAME<S, f16>) {
         MULTIPLY_ADD("m16n8k16", "f16", a, b0, b1);
+    } else if constexpr (IS_SAME<S, tf32> && ARE_FACTORS) {
+        MULTIPLY_ADD("m16n8k8", "tf32", a, b0, b1);
     } else if constexpr (IS_SAME<S, tf32>) {
         u32 left[4] = {rounded(a[0]), rounded(a[1]), rounded(a[2]), rounded(a[3])};
         u32 right0 = rounded(b0), right1 = rounded(b1);

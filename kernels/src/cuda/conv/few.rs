@@ -186,8 +186,9 @@ impl Convolution<'_> {
         let grid =
             Grid { blocks: [tiles as u32, planes.min(MAX_Y) as u32, 1], ..Grid::linear(1, TILE_THREADS) };
         let [from, to] = numbers.map(|count| Arg::U32(count as u32));
-        let [groups, is_grad] = [Arg::U32(direct.groups as u32), Arg::U32(u32::from(is_grad))];
-        let args = [out.into(), read.into(), filters.into(), bias.into(), from, to, groups, is_grad];
+        let [is_grad, relu] = [is_grad, self.relu].map(|yes| Arg::U32(u32::from(yes)));
+        let groups = Arg::U32(direct.groups as u32);
+        let args = [out.into(), read.into(), filters.into(), bias.into(), from, to, groups, is_grad, relu];
         self.kernel_of(direct_programs::program_of(self.dtype), kernel, grid, args, planes)
     }
 

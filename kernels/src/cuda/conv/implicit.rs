@@ -28,6 +28,8 @@ pub(crate) struct Implicit {
     /// Tiles across and down, and parts.
     tiles: [usize; 2],
     parts: usize,
+    /// Whether the one part is the result.
+    is_whole: bool,
     /// Steps of a part.
     each: usize,
 }
@@ -100,24 +102,21 @@ impl Implicit {
             }
             _ => (1, 0),
         };
-        Some(Implicit { product, tiles, parts, each })
+        let is_whole = pass != ConvPass::WeightGrad || parts == 1 && dtype == dtype.compute_dtype();
+        Some(Implicit { product, tiles, parts, is_whole, each })
     }
 
     /// Whether a product in F32 is quicker than cuDNN's, and than one of patches that are stored: its tiles occupy the device, and
-    /// it multiplies with nothing but what a sum has.
+    /// it multiplies with nothing but what a sum has. Windows that are images are one product without patches.
     pub(super) fn is_quick(&self, g: &ConvGeometry) -> bool {
         let fills = self.tiles[0] * self.tiles[1] * self.parts * g.groups >= Implicit::ENOUGH / 2;
-        fills && (g.window.stride == [1; 2] || !matches!(self.product, Product::InputGrad))
+        let exact = g.window.stride == [1; 2] || !matches!(self.product, Product::InputGrad);
+        fills && exact && g.all_places() > 1
     }
 
-    /// Parts of a filters' gradient, each of its size.
+    /// Parts of a filters' gradient, each of its size and of the type that is computed in; none where the product is stored as it is.
     pub(super) fn parts(&self) -> usize {
-        self.parts
-    }
-
-    /// Elements that those have, of filters with so many.
-    pub(super) fn workspace(&self, filters: usize) -> usize {
-        if matches!(self.product, Product::WeightGrad) { self.parts * filters } else { 0 }
+        if self.is_whole { 0 } else { self.parts }
     }
 }
 

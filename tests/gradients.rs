@@ -77,6 +77,8 @@ const MIXED: [(&str, &str); 14] = [
     ("attention", "nothing_seen"),
     ("batch_norm", "given"),
     ("batch_norm", "given_plain"),
+    ("batch_norm_relu", "given"),
+    ("batch_norm_relu", "given_plain"),
     ("conv2d", "constant_images"),
     ("conv2d", "constant_weight"),
     ("layer_norm", "constant_input"),

@@ -14,8 +14,16 @@ fn more(found: &Comparison) -> impl Iterator<Item = (&'static str, f64)> {
 /// A line for each comparison.
 pub(super) fn table(all: &[Comparison]) -> Table {
     let mut table = Table::new(0);
-    let mut head =
-        vec!["batch", "streams", "serial (ms)", "concurrent (ms)", "speed-up", "p10 to p90", "bits"];
+    let mut head = vec![
+        "batch",
+        "streams",
+        "serial (ms)",
+        "concurrent (ms)",
+        "speed-up",
+        "p10 to p90",
+        "efficiency",
+        "bits",
+    ];
     let before = head.len();
     all.iter().flat_map(more).for_each(|(name, _)| {
         if !head[before..].contains(&name) {
@@ -33,6 +41,7 @@ pub(super) fn table(all: &[Comparison]) -> Table {
             format!("{:.3}", concurrent.step_ms.median),
             format!("{speedup:.2}x{}", if found.is_disturbed() { " (busy)" } else { "" }),
             format!("{:.2} to {:.2}", spread.p10, spread.p90),
+            found.efficiency.map_or("no room".to_owned(), |part| format!("{:.0} %", 100.0 * part)),
             if equal { "equal" } else { "NOT EQUAL" }.to_owned(),
         ];
         table.row(row.into_iter().chain(more(found).map(|(_, speedup)| format!("{speedup:.2}x"))));

@@ -231,7 +231,7 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
     u32 right_row = threadIdx.x % COLUMNS, right_first = threadIdx.x / COLUMNS * EACH_RIGHT;
     u64 left_first = (u64)(first_row + left_row) * factors.row_step(), left_step = (u64)DOWN * factors.row_step();
     S left_held[EACH_LEFT];
-    Pack<S, SIXTEENTH> right_held[EACH_RIGHT / SIXTEENTH] = {};
+    Pack<S, SIXTEENTH> right_held[EACH_RIGHT / SIXTEENTH];
     Stand stand = factors.stand(PASS == WEIGHT_GRAD ? 0 : first_column + right_row, columns);
     auto bring_taps = [&](u32 of) {
         if (PASS != WEIGHT_GRAD && threadIdx.x < DEPTH) {
@@ -248,32 +248,31 @@ template <Pass PASS, class O> __device__ inline void implicit(O* out, const Fact
             if (PASS == TILES_GRAD && i > 0) {
                 from += (u64)RIGHT * factors.filter();
             }
-            left_held[i] = at + i * RIGHT < depth && left_row + i * DOWN < high ? as_factor(*from) : S{};
+            left_held[i] = at + i * RIGHT < depth && left_row + i * DOWN < high ? *from : S{};
         }
         if constexpr (PASS == WEIGHT_GRAD) {
             stand = factors.stand(of * DEPTH + own, depth);
         }
 #pragma unroll
         for (u32 i = 0; i < EACH_RIGHT; ++i) {
-            if (PASS == WEIGHT_GRAD && i * APART >= wide) {
-                break;
-            }
             const Tap& tap = taps[PASS == WEIGHT_GRAD ? line + i * APART : of % 2 * DEPTH + right_first + i];
-            right_held[i / SIXTEENTH].at[i % SIXTEENTH] = tap.is_seen(stand) ? as_factor(stand.base[tap.offset]) : S{};
+            right_held[i / SIXTEENTH].at[i % SIXTEENTH] = tap.is_seen(stand) ? stand.base[tap.offset] : S{};
         }
     };
     auto write = [&](u32 of) {
         S(*left)[PITCH] = tiles[of % 2], (*right)[PITCH] = left + ROWS;
 #pragma unroll
         for (u32 i = 0; i < EACH_LEFT; ++i) {
-            left[left_row + i * DOWN][left_column + i * RIGHT] = left_held[i];
+            left[left_row + i * DOWN][left_column + i * RIGHT] = as_factor(left_held[i]);
         }
 #pragma unroll
         for (u32 i = 0; i < EACH_RIGHT; ++i) {
+            S& held = right_held[i / SIXTEENTH].at[i % SIXTEENTH];
+            held = as_factor(held);
             if constexpr (PASS == WEIGHT_GRAD) {
-                right[line + i * APART][own] = right_held[i / SIXTEENTH].at[i % SIXTEENTH];
-            } else if (i % SIXTEENTH == 0) {
-                store(&right[right_row][right_first + i], right_held[i / SIXTEENTH]);
+                right[line + i * APART][own] = held;
+            } else if (i % SIXTEENTH == SIXTEENTH - 1) {
+                store(&right[right_row][right_first + i / SIXTEENTH * SIXTEENTH], right_held[i / SIXTEENTH]);
             }
         }
     };

@@ -72,7 +72,7 @@ fn second(op: &OpEntry, at: usize, device: &Device, options: GradCheck) -> Resul
 }
 
 /// Samples that have constants of F64 in them, in ops that refuse mixed types.
-const MIXED: [(&str, &str); 14] = [
+const MIXED: [(&str, &str); 16] = [
     ("attention", "constant_keys"),
     ("attention", "nothing_seen"),
     ("batch_norm", "given"),

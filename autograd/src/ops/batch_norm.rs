@@ -33,10 +33,7 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<(Var, BatchStatistics)> {
-        let affine = [parameter(self, weight)?, parameter(self, bias)?];
-        let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
-        let (value, statistics) = self.value().batch_norm(weight, bias, eps)?;
-        Ok((normalised(self, &affine, value, &statistics, (eps, false)), statistics))
+        own(self, [weight, bias], (eps, false))
     }
 
     /// `max(y, 0)` of [`Var::batch_norm`]'s `y`, in one pass forward, and backward without one of its own. The value has the
@@ -50,10 +47,7 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<(Var, BatchStatistics)> {
-        let affine = [parameter(self, weight)?, parameter(self, bias)?];
-        let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
-        let (value, statistics) = self.value().batch_norm_relu(weight, bias, eps)?;
-        Ok((normalised(self, &affine, value, &statistics, (eps, true)), statistics))
+        own(self, [weight, bias], (eps, true))
     }
 
     /// Normalises each channel by a given mean and variance, which gradients do not flow through.
@@ -70,11 +64,7 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<Var> {
-        let affine = [parameter(self, weight)?, parameter(self, bias)?];
-        let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
-        let value = self.value().batch_norm_with(mean, var, weight, bias, eps)?;
-        let given = BatchStatistics { mean: mean.clone(), var: var.clone(), training: false };
-        Ok(normalised(self, &affine, value, &given, (eps, false)))
+        given(self, [mean, var], [weight, bias], (eps, false))
     }
 
     /// [`Var::batch_norm_relu`] with a given mean and variance.
@@ -89,12 +79,37 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<Var> {
-        let affine = [parameter(self, weight)?, parameter(self, bias)?];
-        let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
-        let value = self.value().batch_norm_relu_with(mean, var, weight, bias, eps)?;
-        let given = BatchStatistics { mean: mean.clone(), var: var.clone(), training: false };
-        Ok(normalised(self, &affine, value, &given, (eps, true)))
+        given(self, [mean, var], [weight, bias], (eps, true))
     }
+}
+
+/// With the images' own statistics; with `relu`, the positive part.
+fn own(x: &Var, affine: [Option<&Var>; 2], (eps, relu): (f64, bool)) -> Result<(Var, BatchStatistics)> {
+    let affine = [parameter(x, affine[0])?, parameter(x, affine[1])?];
+    let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
+    let images = x.value();
+    let (value, statistics) =
+        if relu { images.batch_norm_relu(weight, bias, eps) } else { images.batch_norm(weight, bias, eps) }?;
+    Ok((normalised(x, &affine, value, &statistics, (eps, relu)), statistics))
+}
+
+/// The same with given statistics.
+fn given(
+    x: &Var,
+    [mean, var]: [&Tensor; 2],
+    affine: [Option<&Var>; 2],
+    (eps, relu): (f64, bool),
+) -> Result<Var> {
+    let affine = [parameter(x, affine[0])?, parameter(x, affine[1])?];
+    let [weight, bias] = affine.each_ref().map(|given| given.as_ref().map(Var::value));
+    let images = x.value();
+    let value = if relu {
+        images.batch_norm_relu_with(mean, var, weight, bias, eps)
+    } else {
+        images.batch_norm_with(mean, var, weight, bias, eps)
+    }?;
+    let given = BatchStatistics { mean: mean.clone(), var: var.clone(), training: false };
+    Ok(normalised(x, &affine, value, &given, (eps, relu)))
 }
 
 fn normalised(

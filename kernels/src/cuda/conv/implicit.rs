@@ -88,7 +88,15 @@ impl Implicit {
         let planes = [g.channels.saturating_mul(g.pixels()), g.filters.saturating_mul(g.all_places())];
         let reach = [0, 1].map(|axis| g.window.extent(axis).saturating_add(g.window.padding[axis]));
         let fill_tiles = sizes.iter().zip(Implicit::LEAST).all(|(&size, least)| size >= least);
-        let counted = sizes.into_iter().chain(planes).chain(reach).chain(g.image).all(|size| size < MOST);
+        // How far a window's elements lie apart in a plane.
+        let apart = reach[0].saturating_mul(g.image[1].max(g.places[1]));
+        let counted = sizes
+            .into_iter()
+            .chain(planes)
+            .chain(reach)
+            .chain(g.image)
+            .chain([apart])
+            .all(|size| size < MOST);
         let is_other = dtype == DType::F64 || g.is_pointwise() || g.is_depthwise() || g.taps() > MOST_TAPS;
         if is_other || !fill_tiles || !counted || tiles[1].max(g.groups) > MAX_Y {
             return None;

@@ -218,13 +218,8 @@ impl<'a> Conv2d<'a> {
         }
         let dtype = operands[0].dtype;
         let exact = dtype == DType::F32 && !stream.device().tf32();
-        let way = if stream.is_cuda() {
-            cuda::Way::of(stream, &geometry, pass, (dtype, exact))
-        } else {
-            cuda::Way::Patches
-        };
-        let mut conv =
-            Conv2d { stream, op, pass, operands, bias, geometry, relu: false, made: Made::Here(way) };
+        let made = Made::Here(cuda::Way::Patches);
+        let mut conv = Conv2d { stream, op, pass, operands, bias, geometry, relu: false, made };
         let (out, read) = conv.parts();
         if let Some(bias) = bias {
             bias.expect_shape(op, &out.shape()[1..2])?;
@@ -232,9 +227,12 @@ impl<'a> Conv2d<'a> {
         }
         read.iter().chain(&bias).try_for_each(|view| view.expect_apart(op, &out))?;
         let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
-        if stream.is_cuda() && conv.operands.iter().chain(&conv.bias).all(fits) {
+        if stream.is_cuda() {
             let form = Form { pass, geometry, dtype, exact, bias: bias.is_some() };
-            conv.made = form.find(op, stream, channels_last)?.map_or(conv.made, Made::Library);
+            let there = conv.operands.iter().chain(&conv.bias).all(fits);
+            let library = if there { form.find(op, stream, channels_last)? } else { None };
+            let here = || Made::Here(cuda::Way::of(stream, &geometry, pass, (dtype, exact)));
+            conv.made = library.map_or_else(here, Made::Library);
         }
         if channels_last && matches!(conv.made, Made::Here(_)) {
             return Err(Error::invalid(op, "operands", "contiguous", "such with their channels last"));

@@ -4,7 +4,8 @@
 
 use tensor::{ConvOptions, Device, Error, Result, grad};
 
-use super::binary::{Crossed, if_needed, record_crossed};
+use super::binary::if_needed;
+use super::crossed::{Crossed, record_crossed};
 use super::samples::{Draw, Sample, sample};
 use crate::autocast::Cast;
 use crate::{Grads, Var};
@@ -33,12 +34,7 @@ impl Var {
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`; `DTypeUnsupported` unless the elements are floats;
     /// `InvalidArgument` for a stride or dilation of 0, and for filters larger than the padded images.
     pub fn conv2d(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
-        if let Some(cast) = Cast::of("conv2d") {
-            return cast.run(|cast| {
-                cast.var(self)?.conv2d(&cast.var(weight)?, cast.option(bias)?.as_ref(), options)
-            });
-        }
-        batched(self, |x| convolution(x, weight, bias, (*options, false)))
+        self.convolved(weight, bias, (*options, false))
     }
 
     /// `max(y, 0)` of [`Var::conv2d`]'s `y`, in one command and with the same bits as [`Var::relu`] of it.
@@ -46,12 +42,15 @@ impl Var {
     /// # Errors
     /// As for [`Var::conv2d`].
     pub fn conv2d_relu(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
-        if let Some(cast) = Cast::of("conv2d_relu") {
-            return cast.run(|cast| {
-                cast.var(self)?.conv2d_relu(&cast.var(weight)?, cast.option(bias)?.as_ref(), options)
-            });
+        self.convolved(weight, bias, (*options, true))
+    }
+
+    fn convolved(&self, weight: &Var, bias: Option<&Var>, how: (ConvOptions, bool)) -> Result<Var> {
+        if let Some(cast) = Cast::of(if how.1 { "conv2d_relu" } else { "conv2d" }) {
+            return cast
+                .run(|cast| cast.var(self)?.convolved(&cast.var(weight)?, cast.option(bias)?.as_ref(), how));
         }
-        batched(self, |x| convolution(x, weight, bias, (*options, true)))
+        batched(self, |x| convolution(x, weight, bias, how))
     }
 
     /// The transposed convolution: each element of `self`, times a filter, added to all that the filter sees there.

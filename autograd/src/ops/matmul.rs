@@ -4,7 +4,8 @@ use smallvec::SmallVec;
 use tensor::{Device, Result};
 
 use super::Dims;
-use super::binary::{Crossed, if_needed};
+use super::binary::if_needed;
+use super::crossed::Crossed;
 use super::samples::{Draw, Sample, sample};
 use crate::autocast::Cast;
 use crate::{Grads, Var, record};

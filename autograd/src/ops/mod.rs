@@ -23,6 +23,7 @@ mod collective;
 mod conv2d;
 mod convert;
 mod cross_entropy;
+mod crossed;
 mod cumsum;
 mod div;
 mod dropout;

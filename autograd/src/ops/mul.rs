@@ -2,7 +2,8 @@
 
 use tensor::{Device, Result};
 
-use super::binary::{Crossed, if_needed, promoted, record_binary};
+use super::binary::{if_needed, promoted, record_binary};
+use super::crossed::Crossed;
 use super::one;
 use super::samples::{Draw, Sample, binary, unary};
 use crate::{Var, record};

@@ -49,8 +49,8 @@ fn geometry(
 }
 
 /// Whether a convolution of floats `dtype` is made quicker of operands with their [channels last](crate::Layout::is_channels_last): by
-/// cuDNN's kernels for tensor cores, which would copy contiguous ones into that order. `shapes` are those of images, filters and
-/// results.
+/// kernels for tensor cores, cuDNN's, which would copy contiguous ones into that order, or those here. `shapes` are those of images,
+/// filters and results.
 ///
 /// # Errors
 /// As for [`conv2d`].
@@ -72,7 +72,7 @@ pub fn conv2d_wants_channels_last(
     }
     let geometry = geometry(op, shapes.each_ref().map(|shape| &shape[..]), how)?;
     let form = Form { pass, geometry, dtype, exact: false, bias };
-    Ok(form.find(op, stream, true)?.is_some())
+    Ok(form.made(op, stream, true, true)?.is_some())
 }
 
 /// What a device needs to know to choose how a convolution is made.
@@ -87,6 +87,25 @@ struct Form {
 }
 
 impl Form {
+    /// How it is made of contiguous operands, or of such with their channels last, if all are `aligned`. `None` where channels that
+    /// lie last are of no use.
+    fn made(
+        &self,
+        op: &'static str,
+        stream: &Stream,
+        channels_last: bool,
+        aligned: bool,
+    ) -> Result<Option<Made>> {
+        let Form { pass, ref geometry, dtype, exact, bias } = *self;
+        let library = if aligned { self.find(op, stream, channels_last)? } else { None };
+        let way = || match channels_last {
+            true if exact || !aligned => None,
+            true => cuda::Way::of_channels_last(stream, geometry, (pass, bias), dtype),
+            false => Some(cuda::Way::of(stream, geometry, pass, (dtype, exact))),
+        };
+        Ok(library.map(Made::Library).or_else(|| way().map(Made::Here)))
+    }
+
     /// The algorithm of cuDNN, where that is found and has one which is of use; for contiguous operands, or for such with their
     /// channels last.
     fn find(&self, op: &'static str, stream: &Stream, channels_last: bool) -> Result<Option<ConvAlgorithm>> {
@@ -148,8 +167,8 @@ enum Made {
 /// CUDA, cuDNN makes it where that is found, has an algorithm that always gives the same bits, and no kernel here is faster. In F32 where
 /// [TF32 is allowed](device::Device::set_tf32) that may be one by transforms: its errors are relative to the largest element, and
 /// an infinity or NaN spreads over elements whose sums do not have it. Where tensor cores make it here, factors of F32 are sums of two
-/// of TF32: a product is off by less than 2^-19 of itself, and an infinity times anything is NaN; images' gradients multiply
-/// filters with zeros for what lies outside, so that an infinite filter spreads NaN there.
+/// of TF32: a product is off by less than 2^-19 of itself, and an infinity times anything is NaN. Images' gradients, and all three of
+/// operands with their channels last, multiply with zeros for what lies outside, so that infinite factors spread NaN there.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,
@@ -227,15 +246,13 @@ impl<'a> Conv2d<'a> {
         }
         read.iter().chain(&bias).try_for_each(|view| view.expect_apart(op, &out))?;
         let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
+        let refused = || Error::invalid(op, "operands", "contiguous", "such with their channels last");
         if stream.is_cuda() {
             let form = Form { pass, geometry, dtype, exact, bias: bias.is_some() };
-            let there = conv.operands.iter().chain(&conv.bias).all(fits);
-            let library = if there { form.find(op, stream, channels_last)? } else { None };
-            let here = || Made::Here(cuda::Way::of(stream, &geometry, pass, (dtype, exact)));
-            conv.made = library.map_or_else(here, Made::Library);
-        }
-        if channels_last && matches!(conv.made, Made::Here(_)) {
-            return Err(Error::invalid(op, "operands", "contiguous", "such with their channels last"));
+            let aligned = conv.operands.iter().chain(&conv.bias).all(fits);
+            conv.made = form.made(op, stream, channels_last, aligned)?.ok_or_else(refused)?;
+        } else if channels_last {
+            return Err(refused());
         }
         Ok(conv)
     }
@@ -264,13 +281,21 @@ impl<'a> Conv2d<'a> {
         }
     }
 
-    /// Takes the positive part of what is made, `max(y, 0)`, which keeps NaN.
-    pub fn relu(mut self) -> Self {
-        self.relu = true;
-        if self.pass == ConvPass::Forward {
-            self.op = "conv2d_relu";
+    /// Takes the positive part of the results, `max(y, 0)`, which keeps NaN.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a gradient.
+    pub fn relu(mut self) -> Result<Self> {
+        if self.pass != ConvPass::Forward {
+            return Err(Error::invalid(
+                self.op,
+                "pass",
+                "the forward one, for a ReLU",
+                format!("{:?}", self.pass),
+            ));
         }
-        self
+        (self.relu, self.op) = (true, "conv2d_relu");
+        Ok(self)
     }
 
     /// Launches it. `workspace`, of the type that is computed in, has [`workspace`](Self::workspace) elements, and may be left

@@ -57,7 +57,7 @@ macro_rules! unary_functions {
             /// The error function.
             Erf, erf, 12, Wide, close, |x| x.erf(), "erf_of(x)";
             /// `max(x, 0)`; NaN stays NaN.
-            Relu, relu, 1, Narrow, exact, |x| x.relu(), "x < 0 ? (T)0 : x",
+            Relu, relu, 1, Narrow, exact, |x| x.relu(), "x <= 0 ? (T)0 : x",
                 of_result, |y, g| if y > T::ZERO { g } else { T::ZERO }, "y > 0 ? g : (T)0";
             /// `x / (1 + e^-x)`.
             Silu, silu, 8, Wide, close, |x| x.mul(x.sigmoid()), "x * sigmoid_of(x)",

@@ -51,7 +51,7 @@ pub fn linear(stream: &Stream, x: View<'_>, w: View<'_>, bias: View<'_>, out: Vi
     launch(stream, "linear", (x, w), Some(bias), out, (Accumulate::Overwrite, false))
 }
 
-/// `out = max(x w + bias, 0)` in one pass, which keeps NaN. On the CPU it has the bits of [`linear`] and what follows; on CUDA cuBLASLt
+/// `out = max(x w + bias, 0)` in one command, which keeps NaN. On the CPU it has the bits of [`linear`] and what follows; on CUDA cuBLASLt
 /// may choose another order of additions for it.
 ///
 /// Shapes: as for [`linear`], but for the bias, which may be missing; `out` is contiguous.

@@ -108,7 +108,8 @@ pub trait Forward: Module {
     /// Whatever its ops answer; most often `ShapeMismatch` or `DTypeMismatch` for an input that does not fit.
     fn forward(&self, input: &Var) -> Result<Var>;
 
-    /// `max(y, 0)` of the module's value `y`, with the bits of [`Var::relu`]. A layer that has it in one pass says how.
+    /// `max(y, 0)` of the module's value `y`. A layer that has it in one command says how; it has the bits of [`Var::relu`] then, but for
+    /// [`Var::linear_relu`] on CUDA.
     ///
     /// # Errors
     /// As for [`forward`](Forward::forward).

@@ -136,7 +136,7 @@ impl Tensor {
         let form = Form { op, pass: ConvPass::Forward, how };
         form.make([n, f, oh, ow], [self, weight], bias, |stream, [x, weight], bias, out| {
             let conv = kernels::conv2d(stream, x, weight, bias, how, out)?;
-            Ok(if relu { conv.relu() } else { conv })
+            if relu { conv.relu() } else { Ok(conv) }
         })
     }
 

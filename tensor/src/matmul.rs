@@ -123,7 +123,7 @@ impl Tensor {
         self.affine("linear", weight, bias, false)
     }
 
-    /// `max(y, 0)` of [`Tensor::linear`]'s `y`, in one pass. On the CPU it has the bits of [`Tensor::relu`] of `y`; on CUDA the library
+    /// `max(y, 0)` of [`Tensor::linear`]'s `y`, in one command. On the CPU it has the bits of [`Tensor::relu`] of `y`; on CUDA the library
     /// may add up in another order.
     ///
     /// # Errors

@@ -225,10 +225,12 @@ struct Algorithm {
     uint64_t description;
     uint64_t workspace; // 0: it makes the product at once; else the product is made there, and becomes the result afterwards
     unsigned alignment[4], bias;
-    unsigned reserved[5];
+    int family;
+    unsigned reserved[4];
 };
 static_assert(sizeof(Algorithm) == 64, "as the library has it");
 constexpr char ALGORITHM[8] = {'p', 'r', 'o', 'd', 'u', 'c', 't', 0};
+constexpr int LOSES_NAN = 20;
 
 struct Result {
     Algorithm algorithm;
@@ -266,17 +268,22 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(Handle* handle, Operation* 
         uint64_t needed = product.m() * product.n() * uint64_t(d->batch) * (product.wide() ? 8 : 4);
         bool in_parts = product.k() > product.m() && product.k() > product.n() && (preference->reductions & 2) && needed <= preference->workspace;
         found.workspace = in_parts ? needed : 0;
-        *out = {found, size_t(found.workspace), CUBLAS_STATUS_SUCCESS, 1.0f, {}};
-        *count = 1;
+        // The real library's first choice is often one whose positive part of NaN is 0.
+        for (int family : {LOSES_NAN, 55}) {
+            found.family = family;
+            if (*count < wanted) out[(*count)++] = {found, size_t(found.workspace), CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+        }
         return CUBLAS_STATUS_SUCCESS;
     });
 }
 
-// Kernels of one family, which cut a sum in two if they cut it.
+EXPORT size_t cublasLtGetVersion() { return 130100; }
+
+// Kernels cut a sum in two if they cut it.
 EXPORT cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* algorithm, int attribute, void* to, size_t bytes, size_t* written) {
     return call("cublasLtMatmulAlgoConfigGetAttribute", [&](std::string&) {
         if (!algorithm || !to || memcmp(algorithm->magic, ALGORITHM, sizeof ALGORITHM) != 0) return CUBLAS_STATUS_INVALID_VALUE;
-        const int values[] = {0, 15 /* tiles of 64 x 64 */, algorithm->workspace ? 2 : 1};
+        const int values[] = {algorithm->family, 15 /* tiles of 64 x 64 */, algorithm->workspace ? 2 : 1};
         if (attribute < 0 || attribute > 2) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (bytes < sizeof(int)) return CUBLAS_STATUS_INVALID_VALUE;
         memcpy(to, &values[attribute], sizeof(int));
@@ -346,6 +353,7 @@ EXPORT cublasStatus_t cublasLtMatmul(Handle* handle, Operation* operation, const
         job.beta = job.wide ? *static_cast<const double*>(beta) : double(*static_cast<const float*>(beta));
         job.bias = product.has_bias() ? operation->bias : nullptr;
         job.relu = product.has_relu();
+        job.keeps_nan = algorithm->family != LOSES_NAN || algorithm->workspace > 0;
         if (algorithm->workspace == 0) return status_of(enqueue(stream, run_product, job));
         // Two commands, between which others may run: a workspace that is another one's, too, shows.
         job.sums = workspace;

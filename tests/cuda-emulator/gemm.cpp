@@ -41,8 +41,9 @@ inline long long tiles(long long size, long long unit) { return (size + unit - 1
 template <class T, class Out> struct Epilogue {
     T alpha, beta;
     const Out* bias; // nullptr: none
-    bool relu;
-    explicit Epilogue(const GemmJob& job) : alpha(T(job.alpha)), beta(T(job.beta)), bias(static_cast<const Out*>(job.bias)), relu(job.relu) {}
+    bool relu, keeps_nan;
+    explicit Epilogue(const GemmJob& job)
+        : alpha(T(job.alpha)), beta(T(job.beta)), bias(static_cast<const Out*>(job.bias)), relu(job.relu), keeps_nan(job.keeps_nan) {}
 
     // A block of C, whose first row is `first`; the columns of its sums have `ld` elements.
     void store(const T* sums, long long ld, Out* c, long long ldc, long long first, long long rows, long long columns) const {
@@ -53,7 +54,8 @@ template <class T, class Out> struct Epilogue {
                 // With beta 0 the old content is not read: it may be anything.
                 if (beta != T(0)) value += beta * T(out);
                 if (bias) value += T(bias[first + row]);
-                out = Out(relu && !(value > T(0)) ? T(0) : value);
+                bool stays = !relu || value > T(0) || (keeps_nan && value != value);
+                out = Out(stays ? value : T(0));
             }
     }
 };

@@ -15,7 +15,7 @@ struct GemmJob {
     bool wide; // sums are F64
     double alpha, beta;
     const void* bias; // a row for each of C, of C's type; nullptr: none
-    bool relu;
+    bool relu, keeps_nan;
     const void* sums; // of `finish_gemm`: op(A) op(B), without gaps, as what sums are
 };
 

@@ -161,7 +161,13 @@ fn gradients(
         if !relu {
             return expressed(&x, g, weight.as_ref(), given.as_ref(), eps);
         }
-        let y = x.value().batch_norm_with(&mean_value, &var_value, values[0], values[1], eps)?;
+        // As the kernel has it, before it is rounded.
+        let wide = |t: &Tensor| t.to_dtype(t.dtype().compute_dtype());
+        let [weight_value, bias_value] = values.map(|given| given.map(wide).transpose());
+        let (weight_value, bias_value) = (weight_value?, bias_value?);
+        let y = wide(x.value())?;
+        let y =
+            y.batch_norm_with(&mean_value, &var_value, weight_value.as_ref(), bias_value.as_ref(), eps)?;
         let stays = y.compare_scalar(CompareOp::Gt, 0.0)?.logical_not()?;
         return expressed(&x, &g.masked_fill(&stays, 0.0)?, weight.as_ref(), given.as_ref(), eps);
     }

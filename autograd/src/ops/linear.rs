@@ -22,7 +22,7 @@ impl Var {
         self.affine(weight, bias, false)
     }
 
-    /// `max(y, 0)` of [`Var::linear`]'s `y`, in one pass. On the CPU it has the bits of [`Var::relu`] of `y`; on CUDA the library may
+    /// `max(y, 0)` of [`Var::linear`]'s `y`, in one command. On the CPU it has the bits of [`Var::relu`] of `y`; on CUDA the library may
     /// add up in another order.
     ///
     /// # Errors

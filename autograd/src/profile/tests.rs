@@ -239,6 +239,10 @@ fn what_does_not_take_time_any_more_moves_what_comes_after_it() {
     let longer = profile.what_if_took(|command| (command.op == "load").then_some(1.0));
     assert_eq!((1e6 * longer).round() as u64, 12 + 1_000_000 + 5 + 35 + 10);
     let lanes = Profile::of([two_lanes()]);
+    // Lane 0 ends 51 before lane 1, which hides as much of what is longer there.
+    let longer =
+        |ns: f64| (1e6 * lanes.what_if_took(|c| (c.op == "short").then_some(ns / 1e6))).round() as u64;
+    assert_eq!([longer(16.0), longer(16.0 + 51.0), longer(90.0)], [112, 112, 112 + 90 - 67]);
     // Lane 0 ends at 34 then, so the step waits for nobody after 34, as it did for 5 after 85.
     assert_eq!(us(&lanes, Change::Free("long")), 112 - 51);
     assert_eq!(us(&lanes, Change::Free("merge")), 100);

@@ -300,7 +300,12 @@ impl Algorithm {
         }
         done("cublasLtMatmulAlgoGetHeuristic", status)?;
         let count = usize::try_from(count).unwrap_or(0).min(CANDIDATES);
-        let usable: Vec<_> = found[..count].iter().filter(|result| result.state == success).collect();
+        // SAFETY: the library is present.
+        let version = unsafe { blas::cublasLtGetVersion() } / 10_000;
+        let fits = |result: &blas::cublasLtMatmulHeuristicResult_t| {
+            result.state == success && (!form.relu || traits(result).keeps_nan(version))
+        };
+        let usable: Vec<_> = found[..count].iter().filter(|result| fits(result)).collect();
         let best = match form.dtype {
             DType::F32 if !form.tf32 => {
                 choose(&usable.iter().map(|result| traits(result)).collect::<Vec<_>>(), form.sizes)

@@ -41,7 +41,18 @@ const FIRST_TILE: i32 = 8;
 /// The family whose second kernel takes little more for each further part.
 const MANY_PARTS: i32 = 20;
 
+/// The major version of the library whose positive parts were looked at, and the families that keep NaN.
+const KNOWN: usize = 13;
+const KEEP_NAN: [i32; 7] = [11, 12, 13, 14, 43, 55, 63];
+
 impl Traits {
+    /// Whether the positive part of NaN is NaN, where a library of this major version takes it. So it is for sums in parts, which a
+    /// second kernel adds; without parts the families 20, 21 and 23 make it 0, and one at least of those for 16 bits (`cublasLt` 13.1 on
+    /// an H200, 45,000 products in F32 with and without TF32).
+    pub(super) fn keeps_nan(&self, version: usize) -> bool {
+        version == KNOWN && (self.parts > 1 || KEEP_NAN.contains(&self.id))
+    }
+
     /// About how many microseconds an H200 needs for `m` by `n` sums of `k` products in F32, if that fills no more than the
     /// device (23 forms with 150 algorithms, `cublasLt` 13.1: the mean error is a tenth). `None` for other kernels.
     fn expected(&self, [m, n, k]: [usize; 3]) -> Option<f64> {

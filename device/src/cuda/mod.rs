@@ -442,7 +442,7 @@ impl<'a> Queue<'a> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.kernel((self.op, self.moment.stream), program, name, grid, args, self.target)? };
         if let Some(noted) = self.noted.filter(|_| !grid.blocks.contains(&0)) {
-            noted.borrow_mut().push(self.stream.describe(program, name, grid)?);
+            noted.borrow_mut().own.push(self.stream.describe(program, name, grid)?);
         }
         Ok(())
     }
@@ -462,7 +462,19 @@ impl<'a> Queue<'a> {
         self.adds("a product")?;
         // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
-        self.core.with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.core.tf32(), self.target) })
+        let made = self
+            .core
+            .with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.core.tf32(), self.target) })?;
+        if made {
+            self.note_library();
+        }
+        Ok(made)
+    }
+
+    fn note_library(&self) {
+        if let Some(noted) = self.noted {
+            noted.borrow_mut().library_calls += 1;
+        }
     }
 
     /// Enqueues a convolution of images, filters and results, and a bias if its form has one. They lie where it
@@ -483,6 +495,7 @@ impl<'a> Queue<'a> {
         if !self.adds("a convolution")? {
             return Ok(());
         }
+        self.note_library();
         // SAFETY: the caller's promise.
         self.core
             .with_room(|| unsafe { self.stream.enqueue_convolution(algorithm, operands, bias, workspace) })
@@ -504,6 +517,7 @@ impl<'a> Queue<'a> {
         if !self.adds(what)? {
             return Ok(());
         }
+        self.note_library();
         match self.target {
             Target::Graph(captured) => captured.library(self.stream, |raw| enqueue(raw.cast())),
             _ => enqueue(self.stream.raw().cast()),

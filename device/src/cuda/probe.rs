@@ -95,6 +95,7 @@ const COMPILER: &[&str] = &[
 const PRODUCTS: &[&str] = &[
     "cublasLtCreate",
     "cublasLtDestroy",
+    "cublasLtGetVersion",
     "cublasLtMatmul",
     "cublasLtMatmulAlgoConfigGetAttribute",
     "cublasLtMatmulAlgoGetHeuristic",

@@ -74,12 +74,17 @@ pub(crate) struct Launching {
     pub(crate) given: Option<Instant>,
 }
 
-/// The kernels that a command enqueues, where it is recorded.
-pub(crate) type Kernels = SmallVec<[KernelRecord; 2]>;
+/// What a command enqueues, where it is recorded: kernels, and calls of libraries.
+#[derive(Default)]
+pub(crate) struct Kernels {
+    pub(crate) own: SmallVec<[KernelRecord; 2]>,
+    pub(crate) library_calls: u32,
+}
 
 impl Launching {
     pub(crate) fn set_kernels(&mut self, kernels: Option<RefCell<Kernels>>) {
-        self.record.kernels = kernels.map_or_else(Vec::new, |kernels| kernels.into_inner().into_vec());
+        let Kernels { own, library_calls } = kernels.map(RefCell::into_inner).unwrap_or_default();
+        (self.record.kernels, self.record.library_calls) = (own.into_vec(), library_calls);
     }
 }
 

@@ -60,6 +60,8 @@ pub struct CommandRecord {
     pub accesses: Vec<Access>,
     /// On CUDA, the kernels that it enqueued, those of libraries left out.
     pub kernels: Vec<KernelRecord>,
+    /// How often a library (cuBLAS, cuDNN, NCCL) was called to enqueue more than those.
+    pub library_calls: u32,
     /// On a CPU, the commands of the captured step that it replayed, in the order in which they ended.
     pub replayed: Vec<ReplayedRecord>,
 }
@@ -82,6 +84,7 @@ impl CommandRecord {
             operands: Vec::new(),
             accesses: Vec::new(),
             kernels: Vec::new(),
+            library_calls: 0,
             replayed: Vec::new(),
         }
     }

@@ -68,10 +68,10 @@ pub(crate) trait Real: Number {
         self.sqrt().recip()
     }
 
-    /// `max(self, 0)`; NaN stays NaN.
+    /// `max(self, 0)`; NaN stays NaN, and -0 is 0, as what is less than the smallest number of 16 bits has to be before it is rounded.
     #[inline(always)]
     fn relu(self) -> Self {
-        if self < Self::ZERO { Self::ZERO } else { self }
+        if self <= Self::ZERO { Self::ZERO } else { self }
     }
 
     /// The distribution function of the normal distribution, `(1 + erf(x / sqrt 2)) / 2`.

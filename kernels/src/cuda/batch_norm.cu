@@ -165,7 +165,7 @@ struct Norm {
     }
     __device__ T value(T x, const Affine& affine) const {
         T value = plain(x, affine);
-        return relu && value < 0 ? (T)0 : value;
+        return relu && value <= 0 ? (T)0 : value;
     }
     // The gradient of what the positive part is taken of, for that of the value.
     __device__ T through(T x, T g, const Affine& affine) const {

@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) NAMED(depthwise_weight_grad
 extern "C" __global__ void NAMED(positive_parts, DTYPE)(S* out, u64 count) {
     for (u64 i = thread_index(); i < count; i += thread_count()) {
         T value = out[i];
-        out[i] = value < 0 ? (T)0 : value;
+        out[i] = value <= 0 ? (T)0 : value;
     }
 }
 

@@ -2,6 +2,7 @@
 //! workspace and products by BLAS. A workspace holds the patches of some images, which are gone through in as many turns as it takes.
 
 mod few;
+mod halo;
 mod implicit;
 mod tiled;
 
@@ -14,7 +15,7 @@ use smallvec::SmallVec;
 use super::copy::{enqueue_copy, fill};
 use super::matmul::{Onto, Product};
 use super::walk::{ByValue, THREADS, blocks, plane_blocks};
-use super::{by_dtype, float_programs, program};
+use super::{by_dtype, factor_programs, float_programs, program};
 use crate::command::Address;
 use crate::geometry::ConvGeometry;
 use crate::loops::{LoopAxis, Loops, Places};
@@ -22,6 +23,7 @@ use crate::matrices::{MatrixBatch, MatrixLayout};
 use crate::window::words;
 
 use few::{Direct, Few};
+use halo::Halo;
 use implicit::Implicit;
 use tiled::Tiled;
 
@@ -31,66 +33,33 @@ pub(super) mod direct_programs {
 pub(super) mod few_programs {
     super::float_programs!("few", "rows.cuh", "window.cuh", "conv.cuh", "few.cu");
 }
-pub(super) mod implicit_programs {
+mod halo_programs {
     use device::DType;
     use device::cuda::Program;
 
     use super::program;
 
-    pub(in crate::cuda) static F32: Program = program!(
-        "implicit",
-        "f32",
-        1,
-        0,
-        "rows.cuh",
-        "tensor_core.cuh",
-        "window.cuh",
-        "conv.cuh",
-        "implicit.cu"
-    );
-    static TF32: Program = program!(
-        "implicit",
-        "tf32",
-        1,
-        0,
-        "rows.cuh",
-        "tensor_core.cuh",
-        "window.cuh",
-        "conv.cuh",
-        "implicit.cu"
-    );
-    static BF16: Program = program!(
-        "implicit",
-        "bf16",
-        1,
-        1,
-        "rows.cuh",
-        "tensor_core.cuh",
-        "window.cuh",
-        "conv.cuh",
-        "implicit.cu"
-    );
-    static F16: Program = program!(
-        "implicit",
-        "f16",
-        1,
-        1,
-        "rows.cuh",
-        "tensor_core.cuh",
-        "window.cuh",
-        "conv.cuh",
-        "implicit.cu"
-    );
+    static TF32: Program = program!("halo", "tf32", 1, 0, "rows.cuh", "tensor_core.cuh", "halo.cu");
+    static BF16: Program = program!("halo", "bf16", 1, 1, "rows.cuh", "tensor_core.cuh", "halo.cu");
+    static F16: Program = program!("halo", "f16", 1, 1, "rows.cuh", "tensor_core.cuh", "halo.cu");
 
-    /// For the type of factors, and whether those of F32 may be rounded.
-    pub(super) fn program_of((dtype, tf32): (DType, bool)) -> &'static Program {
-        match (dtype, tf32) {
-            (DType::BF16, _) => &BF16,
-            (DType::F16, _) => &F16,
-            (_, true) => &TF32,
-            (_, false) => &F32,
+    pub(super) fn program_of(dtype: DType) -> &'static Program {
+        match dtype {
+            DType::BF16 => &BF16,
+            DType::F16 => &F16,
+            _ => &TF32,
         }
     }
+}
+pub(super) mod implicit_programs {
+    super::factor_programs!(
+        "implicit",
+        "rows.cuh",
+        "tensor_core.cuh",
+        "window.cuh",
+        "conv.cuh",
+        "implicit.cu"
+    );
 }
 float_programs!("conv", "rows.cuh", "window.cuh", "conv.cuh", "conv.cu");
 
@@ -120,7 +89,7 @@ pub(crate) fn has_better(
 
 /// Whether a convolution is quickest as a product on tensor cores, if these are `there` for it: in F32 without TF32.
 fn is_quick(g: &ConvGeometry, pass: ConvPass, there: bool) -> bool {
-    there && Implicit::of(g, pass, DType::F32).is_some_and(|implicit| implicit.is_quick(g))
+    there && Implicit::of(g, pass, (DType::F32, true)).is_some_and(|implicit| implicit.is_quick(g))
 }
 
 /// How a convolution is made here.
@@ -131,6 +100,7 @@ pub(crate) enum Way {
     Tiled(Tiled),
     Direct(Direct),
     Few(Few),
+    Halo(Halo),
     Implicit(Implicit),
     /// Patches, and products.
     Patches,
@@ -148,14 +118,25 @@ impl Way {
         let tiled = || Tiled::of(g, pass).filter(|_| !is_quick(g, pass, exact && there)).map(Way::Tiled);
         let direct = || Direct::of(g, pass).map(Way::Direct);
         let few = || Few::of(g).filter(|_| pass == ConvPass::WeightGrad).map(Way::Few);
-        let implicit = || Implicit::of(g, pass, dtype).filter(|_| there).map(Way::Implicit);
+        let implicit = || Implicit::of(g, pass, (dtype, exact)).filter(|_| there).map(Way::Implicit);
         let depthwise = g.is_depthwise().then_some(Way::Depthwise);
         depthwise.or_else(tiled).or_else(direct).or_else(few).or_else(implicit).unwrap_or(Way::Patches)
     }
 
+    /// The same of operands with their channels last; `None` where those would not be made quicker.
+    pub(crate) fn of_channels_last(
+        stream: &Stream,
+        g: &ConvGeometry,
+        (pass, bias): (ConvPass, bool),
+        dtype: DType,
+    ) -> Option<Way> {
+        let wanted = stream.has_tensor_cores() && !has_better(stream, g, (pass, bias), false);
+        Halo::of(g, pass, dtype).filter(|_| wanted).map(Way::Halo)
+    }
+
     /// Whether that is the way's own part, if it is wanted; others leave it to [`positive_parts`].
     pub(crate) fn takes_positive_parts(&self) -> bool {
-        matches!(self, Way::Direct(_) | Way::Implicit(_))
+        matches!(self, Way::Direct(_) | Way::Halo(_) | Way::Implicit(_))
     }
 
     /// Elements of the workspace, of what floats are computed in.
@@ -164,10 +145,46 @@ impl Way {
         match self {
             Way::Tiled(tiled) => tiled.workspace(),
             Way::Few(few) => few.parts() * filters,
-            Way::Implicit(implicit) => implicit.parts() * filters,
+            Way::Halo(halo) => halo.parts().stored() * filters,
+            Way::Implicit(implicit) => implicit.parts().stored() * filters,
             Way::Depthwise | Way::Direct(_) => 0,
             Way::Patches => of_one_image(g).saturating_mul(together(g)),
         }
+    }
+}
+
+/// Parts of the sums of a filters' gradient, which are added in turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    all: usize,
+    each: usize,
+    is_whole: bool,
+}
+
+impl Parts {
+    /// Of what is no filters' gradient.
+    const NONE: Parts = Parts { all: 0, each: 0, is_whole: true };
+
+    /// About `parts` of so many steps of a sum, with `least` steps each. One part is the result, if it is of the type that is
+    /// computed in.
+    fn of(steps: usize, parts: usize, least: usize, dtype: DType) -> Parts {
+        let each = steps.div_ceil(parts.max(1)).max(least);
+        let all = steps.div_ceil(each);
+        Parts { all, each, is_whole: all == 1 && dtype == dtype.compute_dtype() }
+    }
+
+    fn all(self) -> usize {
+        self.all
+    }
+
+    /// Steps of a part.
+    fn each(self) -> usize {
+        self.each
+    }
+
+    /// Those that a workspace has, each of the gradient's size and of the type that is computed in.
+    fn stored(self) -> usize {
+        if self.is_whole { 0 } else { self.all }
     }
 }
 
@@ -297,6 +314,7 @@ impl<'a> Convolution<'a> {
             }
             Way::Tiled(tiled) => return self.tiled_forward(tiled, y, [x, w], bias),
             Way::Direct(direct) => return self.direct(direct, y, [x, w], bias, ConvPass::Forward),
+            Way::Halo(halo) => return self.halo(halo, ConvPass::Forward, y, [w, x], bias),
             Way::Implicit(implicit) => return self.implicit(implicit, y, [w, x], bias),
             Way::Few(_) | Way::Patches => {}
         }
@@ -326,6 +344,7 @@ impl<'a> Convolution<'a> {
             }
             Way::Tiled(tiled) => return self.tiled_input_grad(tiled, x, [y, w], bias),
             Way::Direct(direct) => return self.direct(direct, x, [y, w], bias, ConvPass::InputGrad),
+            Way::Halo(halo) => return self.halo(halo, ConvPass::InputGrad, x, [w, y], bias),
             Way::Implicit(implicit) => return self.implicit(implicit, x, [w, y], bias),
             Way::Few(_) | Way::Patches => {}
         }
@@ -363,13 +382,13 @@ impl<'a> Convolution<'a> {
             }
             Way::Tiled(tiled) => return self.tiled_weight_grad(tiled, w, [x, y]),
             Way::Few(few) => return self.few_weight_grad(few, w, [x, y]),
-            Way::Implicit(implicit) => match implicit.parts() {
-                0 => return self.implicit(implicit, w, [y, x], None),
-                parts => {
-                    self.implicit(implicit, self.columns, [y, x], None)?;
-                    return self.add_parts((w, dtype), self.columns, parts);
-                }
-            },
+            Way::Halo(halo) => {
+                return self
+                    .in_parts(w, halo.parts(), |to| self.halo(halo, ConvPass::WeightGrad, to, [y, x], None));
+            }
+            Way::Implicit(implicit) => {
+                return self.in_parts(w, implicit.parts(), |to| self.implicit(implicit, to, [y, x], None));
+            }
             Way::Direct(_) | Way::Patches => {}
         }
         // The parts of the sum lie behind the patches.
@@ -392,6 +411,17 @@ impl<'a> Convolution<'a> {
             self.add_parts((to, stored), parts.at, count)?;
         }
         Ok(())
+    }
+
+    /// Enqueues a filters' gradient, which `make` enqueues the parts of.
+    fn in_parts(&self, w: Address, parts: Parts, make: impl Fn(Address) -> Result<()>) -> Result<()> {
+        match parts.stored() {
+            0 => make(w),
+            stored => {
+                make(self.columns)?;
+                self.add_parts((w, self.dtype), self.columns, stored)
+            }
+        }
     }
 
     /// Enqueues the sum of `count` parts of the filters' gradient, of the type that is computed in.

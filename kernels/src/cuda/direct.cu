@@ -78,7 +78,7 @@ __device__ inline void direct(S* out, const S* in, const S* w, const S* bias, u3
             Pack<S, ACROSS> made;
 #pragma unroll
             for (u32 v = 0; v < ACROSS; ++v) {
-                made.at[v] = relu && sums[f][v] < 0 ? (T)0 : sums[f][v];
+                made.at[v] = relu && sums[f][v] <= 0 ? (T)0 : sums[f][v];
             }
             S* to = out + ((image * filters + first + f) * rows + y) * columns + x;
             if (first + f < filters && y < rows) {

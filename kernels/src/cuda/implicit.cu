@@ -166,7 +166,7 @@ template <Pass PASS> struct Factors {
             u32 high = PASS == TILES_GRAD ? conv.kernel_h : 1, channel = line / high, within = line % high;
             for (u32 r = threadIdx.x / lanes * wide + side; r < BAND && first_row + r < rows(); r += down * wide) {
                 f32 sum = bias ? band[r][own] + (f32)bias[group * channels + channel] : band[r][own];
-                to[(u64)channel * step + within * conv.width] = sizes.relu && sum < 0 ? 0 : sum;
+                to[(u64)channel * step + within * conv.width] = sizes.relu && sum <= 0 ? 0 : sum;
                 for (within += down; within >= high; within -= high) {
                     ++channel;
                 }
@@ -192,17 +192,7 @@ __device__ inline void multiply(f32 (&sums)[2][4][4], const S (*left)[PITCH], co
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 u32 b0 = b[j / 2][j % 2 * 2], b1 = b[j / 2][j % 2 * 2 + 1];
-                if constexpr (IS_SAME<S, f32>) {
-                    // Tensor cores cut off what does not fit: long sums are added here, rounded.
-                    f32 made[4] = {};
-                    multiply_add<true>(made, a[i], b0, b1);
-#pragma unroll
-                    for (u32 k = 0; k < 4; ++k) {
-                        sums[i][j][k] += made[k];
-                    }
-                } else {
-                    multiply_add<true>(sums[i][j], a[i], b0, b1);
-                }
+                add_product(sums[i][j], a[i], b0, b1);
             }
         }
     }

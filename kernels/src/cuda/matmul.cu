@@ -58,7 +58,7 @@ __device__ inline void matmul(O* c, const S* a, const S* b, const Product& p, co
                 if (row < p.m && column < p.n) {
                     O& to = c[at.at[0] + (i64)row * p.c_row + (i64)column * p.c_column];
                     T sum = p.accumulate ? (T)to + sums[i][j] : sums[i][j];
-                    to = p.relu && sum < 0 ? (T)0 : sum;
+                    to = p.relu && sum <= 0 ? (T)0 : sum;
                 }
             }
         }

@@ -3,6 +3,7 @@
 use device::cuda::{Arg, Epilogue, Gemm, Grid, Queue};
 use device::{DType, Result};
 
+use super::conv::positive_parts;
 use super::copy::enqueue_copy;
 use super::walk::{ByValue, MAX_Y, Walk};
 use super::{by_dtype, float_programs};
@@ -99,16 +100,23 @@ impl Product<'_> {
             return unsafe { self.enqueue_plain(queue, &axes, at) };
         };
         let sizes = [self.c_dtype, self.dtype, self.dtype].map(DType::size_bytes);
+        let mut positive = true;
         for index in 0..calls.elements {
             let offsets = calls.offsets(index);
             let at: [Address; 3] = std::array::from_fn(|k| at[k].offset(offsets[k], sizes[k]));
             // SAFETY: the caller answers for the matrices.
-            unsafe { self.enqueue_call(queue, &gemm, &inner, at)? };
+            positive &= unsafe { self.enqueue_call(queue, &gemm, &inner, at)? };
+        }
+        if self.relu && !positive {
+            let elements = axes.iter().map(|axis| axis.size).product::<usize>();
+            let each = self.batch.c.rows * self.batch.c.columns;
+            return positive_parts(queue, self.c_dtype, at[0], elements * each);
         }
         Ok(())
     }
 
-    /// Enqueues the products of a batch along one axis by BLAS, or by the plain kernel where that has none.
+    /// Enqueues the products of a batch along one axis by BLAS, or by the plain kernel where that has none; says whether positive parts
+    /// are taken, if they are wanted.
     ///
     /// # Safety
     /// As for [`enqueue`](Self::enqueue).
@@ -118,27 +126,36 @@ impl Product<'_> {
         gemm: &Gemm,
         inner: &LoopAxis<3>,
         at: [Address; 3],
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let [c, a, b] = at.map(|address| address.0);
         let (a, b) = if self.row_major() { (b, a) } else { (a, b) };
         let gemm = Gemm { a, b, c, ..*gemm };
+        let ways = if self.relu { &[true, false][..] } else { &[false] };
+        let bias = match self.onto {
+            Onto::Row(row, step) => {
+                let fits = self.row_major() && (step == 1 || self.batch.c.columns == 1);
+                // Results of 16 bits are rounded before the library adds the bias, and once more.
+                Some(row.0.cast_const()).filter(|_| fits && !self.c_dtype.is_half())
+            }
+            Onto::Nothing | Onto::Held => None,
+        };
         // SAFETY: the caller answers for the matrices and the row.
         unsafe {
-            if let Onto::Row(row, step) = self.onto
-                && self.row_major()
-                // Results of 16 bits are rounded before the library adds the bias, and once more.
-                && !self.c_dtype.is_half()
-                && (step == 1 || self.batch.c.columns == 1)
-                && queue.gemm(&Gemm { epilogue: Epilogue { bias: Some(row.0), ..gemm.epilogue }, ..gemm })?
-            {
-                return Ok(());
+            for &relu in ways.iter().filter(|_| bias.is_some()) {
+                if queue.gemm(&Gemm { epilogue: Epilogue { bias, relu }, ..gemm })? {
+                    return Ok(relu);
+                }
             }
             self.start(queue, &[*inner], at[0])?;
-            if queue.gemm(&Gemm { accumulate: self.accumulates(), ..gemm })? {
-                return Ok(());
+            for &relu in ways {
+                let epilogue = Epilogue { bias: None, relu };
+                if queue.gemm(&Gemm { accumulate: self.accumulates(), epilogue, ..gemm })? {
+                    return Ok(relu);
+                }
             }
-            self.enqueue_plain(queue, &[*inner], at)
+            self.enqueue_plain(queue, &[*inner], at)?;
         }
+        Ok(true)
     }
 
     /// Whether products are added to what C holds, once it was [started](Self::start).
@@ -202,7 +219,7 @@ impl Product<'_> {
             ldc,
             stride_c,
             batch: batch.size,
-            epilogue: Epilogue { bias: None, relu: self.relu },
+            epilogue: Epilogue::default(),
         })
     }
 

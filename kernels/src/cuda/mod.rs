@@ -77,6 +77,25 @@ macro_rules! float_programs {
     };
 }
 
+/// The programs of a family whose products tensor cores make, by the type of factors and whether those of F32 may be rounded.
+macro_rules! factor_programs {
+    ($family:literal, $($parts:tt)+) => {
+        pub(in crate::cuda) static F32: device::cuda::Program = $crate::cuda::program!($family, "f32", 1, 0, $($parts)+);
+        static TF32: device::cuda::Program = $crate::cuda::program!($family, "tf32", 1, 0, $($parts)+);
+        static BF16: device::cuda::Program = $crate::cuda::program!($family, "bf16", 1, 1, $($parts)+);
+        static F16: device::cuda::Program = $crate::cuda::program!($family, "f16", 1, 1, $($parts)+);
+
+        pub(in crate::cuda) fn program_of((dtype, tf32): (device::DType, bool)) -> &'static device::cuda::Program {
+            match (dtype, tf32) {
+                (device::DType::BF16, _) => &BF16,
+                (device::DType::F16, _) => &F16,
+                (_, true) => &TF32,
+                (_, false) => &F32,
+            }
+        }
+    };
+}
+
 /// As `float_programs`, and for the integers; truth values are bytes.
 macro_rules! number_programs {
     ($family:literal, $($parts:tt)+) => {
@@ -135,7 +154,7 @@ macro_rules! by_size {
     };
 }
 
-use {by_dtype, by_factor, by_size, float_programs, number_programs, program};
+use {by_dtype, by_factor, by_size, factor_programs, float_programs, number_programs, program};
 
 /// Compiles and loads everything that training in F32 needs, once a device, and makes the stream's handle for
 /// products. Left to the first launches, that would hold them up for seconds, and might wait for an idle device. Nothing on

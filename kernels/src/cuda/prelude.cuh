@@ -24,17 +24,28 @@ struct bf16 {
 
     __device__ operator f32() const { return __uint_as_float((u32)bits << 16); }
     __device__ bf16& operator=(f32 x) {
+#if __CUDA_ARCH__ >= 800 && !defined(CUDA_EMULATOR)
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+#else
         u32 word = __float_as_uint(x);
         // The upper half of a NaN could be that of an infinity.
         bits = (u16)((x != x ? word | 0x400000u : word + 0x7fffu + (word >> 16 & 1)) >> 16);
+#endif
         return *this;
     }
 };
 #ifdef CUDA_EMULATOR  // which knows no PTX, but has the header
 #include <cuda_fp16.h>
+__device__ inline f32 exp2_of(f32 x) { return exp2f(x); }
 __device__ inline f32 widened(u16 bits) { return __half2float(__ushort_as_half(bits)); }
 __device__ inline u16 narrowed(f32 x) { return __half_as_ushort(__float2half_rn(x)); }
 #else
+// 2^x, off by at most 2^-22 of it, and 0 below 2^-126.
+__device__ inline f32 exp2_of(f32 x) {
+    f32 y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 __device__ inline f32 widened(u16 bits) {
     f32 x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

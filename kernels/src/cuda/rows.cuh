@@ -165,9 +165,12 @@ template <class F, class At> __device__ inline typename F::State fold_slots(u32 
     return state;
 }
 // The same of exponentials: one for each element, and none for what was summed before.
-template <class T, class At> __device__ inline Two<T> log_sum_slots(u32 count, At at) {
+template <class T> struct Exponential {
+    __device__ T operator()(T x) const { return exp_of(x); }
+};
+template <class T, class At, class Exp = Exponential<T>> __device__ inline Two<T> log_sum_slots(u32 count, At at, Exp exp = {}) {
     T m = fold_slots<typename LogSum<T>::Largest>(count, at), shift = is_finite(m) ? m : (T)0;
-    return {m, fold_slots<Sum<T>>(count, [&](int slot) { return exp_of(at(slot) - shift); })};
+    return {m, fold_slots<Sum<T>>(count, [&](int slot) { return exp(at(slot) - shift); })};
 }
 template <class T, class At> __device__ inline Deviation<T> deviation_of(u32 count, At at) {
     T mean = count == 0 ? (T)0 : fold_slots<Sum<T>>(count, at) / (T)count;

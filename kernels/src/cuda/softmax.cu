@@ -12,6 +12,17 @@ struct Rows {
     template <class O> __device__ Line<O> line(O* at, int operand) const { return {at, {steps[operand]}, packed != 0}; }
 };
 
+// exp(x). Where elements have 16 bits it may be off by |x| 2^-23 of itself, far less than they are rounded by.
+struct Quick {
+    __device__ T operator()(T x) const {
+        if constexpr (sizeof(S) == 2) {
+            return exp2_of(x * (T)1.4426950408889634);
+        } else {
+            return exp_of(x);
+        }
+    }
+};
+
 // What comes into no maximum, and whose exponential into no sum.
 __device__ inline S least() {
     S element;
@@ -38,12 +49,12 @@ __device__ inline void softmax(S* out, const S* x, const Walk<2>& kept, const Ro
             const Held<S>& x = row_x.read(block);
             for_slots(block.count, [&](int slot) {
                 T value = x[slot] - largest;
-                terms[slot] = LOG ? value : exp_of(value);
+                terms[slot] = LOG ? value : Quick()(value);
             });
         };
         T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
             shifted(block);
-            return fold_slots<Sum<T>>(block.count, [&](int slot) { return LOG ? exp_of(terms[slot]) : terms[slot]; });
+            return fold_slots<Sum<T>>(block.count, [&](int slot) { return LOG ? Quick()(terms[slot]) : terms[slot]; });
         });
         T log_sum = LOG ? log_of(sum) : 0;
         group.each_block(len, [&](const BlockLane& block) {
@@ -72,7 +83,7 @@ __device__ inline void softmax_grad(S* out, const S* y, const S* g, const Walk<3
         group.each_block(len, [&](const BlockLane& block) {
             const Held<S>&ys = row_y.read(block), &gs = row_g.read(block);
             to.write(block, [&](int slot) {
-                return LOG ? gs[slot] - mul_rounded(exp_of(ys[slot]), sum) : ys[slot] * (gs[slot] - sum);
+                return LOG ? gs[slot] - mul_rounded(Quick()(ys[slot]), sum) : ys[slot] * (gs[slot] - sum);
             });
         });
     });
@@ -83,7 +94,7 @@ template <class Group, class Line>
 __device__ inline Two<T> log_sum_of(const Group& group, const Line& from, u64 all, u64 len) {
     return group.template fold_blocks<LogSum<T>>(all, len, [&](const BlockLane& block) {
         Held<S> x = from.read(block, least());
-        return log_sum_slots<T>(block.count, [&](int slot) -> T { return x[slot]; });
+        return log_sum_slots<T>(block.count, [&](int slot) -> T { return x[slot]; }, Quick());
     });
 }
 // The loss of a row, by one of its threads, from the fold and the logit of its label.
@@ -102,7 +113,7 @@ __device__ inline void write_slopes(const Group& group, const To& to, const From
         Held<S> x = from.read(block);
         int own = block.slot_of((u64)label);
         to.write(block, [&](int slot) {
-            T p = exp_of(x[slot] - log_sum);
+            T p = Quick()(x[slot] - log_sum);
             return (slot == own ? add_rounded(p, (T)-1) : p) * slope;
         });
     });

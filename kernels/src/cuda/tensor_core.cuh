@@ -26,8 +26,6 @@ __device__ inline Shared shared_of(const void* at) { return (Shared)at; }
 template <class A> __device__ inline A* pointer_of(Shared at) { return (A*)at; }
 __device__ inline u32 load_word(Shared at) { return *(const u32*)at; }
 
-__device__ inline f32 exp2_of(f32 x) { return exp2f(x); }
-
 __device__ inline u32 packed(f32 low, f32 high) {
     Pack<S, 2> pack;
     pack.at[0] = low;
@@ -107,12 +105,6 @@ __device__ inline u32 load_word(Shared at) {
     u32 word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
     return word;
-}
-
-__device__ inline f32 exp2_of(f32 x) {
-    f32 y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 #define PACK(type) asm("cvt.rn." type "x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low))
@@ -220,5 +212,20 @@ __device__ inline void left_of(u32 (&to)[4], const f32 (&c0)[4], const f32 (&c1)
         to[1] = __float_as_uint(c0[2]);
         to[2] = __float_as_uint(c0[1]);
         to[3] = __float_as_uint(c0[3]);
+    }
+}
+
+// The same with factors that are rounded already, in sums of any length: tensor cores cut off what does not fit, hence sums of F32 are
+// added here, rounded.
+__device__ inline void add_product(f32 (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (IS_SAME<S, f32>) {
+        f32 made[4] = {};
+        multiply_add<true>(made, a, b0, b1);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            sums[i] += made[i];
+        }
+    } else {
+        multiply_add<true>(sums, a, b0, b1);
     }
 }

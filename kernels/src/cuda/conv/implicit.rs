@@ -3,7 +3,7 @@
 use device::cuda::{ConvPass, Grid};
 use device::{DType, Result};
 
-use super::{Convolution, implicit_programs};
+use super::{Convolution, Parts, implicit_programs};
 use crate::command::Address;
 use crate::cuda::by_factor;
 use crate::cuda::walk::{ByValue, MAX_Y};
@@ -25,13 +25,11 @@ const MOST_TAPS: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Implicit {
     product: Product,
-    /// Tiles across and down, and parts.
+    /// The type of factors, and whether those of F32 are rounded.
+    element: (DType, bool),
+    /// Tiles across and down.
     tiles: [usize; 2],
-    parts: usize,
-    /// Whether the one part is the result.
-    is_whole: bool,
-    /// Steps of a part.
-    each: usize,
+    parts: Parts,
 }
 
 /// What is multiplied. Where windows lie side by side, the gradient of an image has a column for each place, with a row for each
@@ -67,7 +65,7 @@ impl Implicit {
     const LEAST_STEPS: usize = 8;
 
     /// `None` where something else is made, or is made quicker.
-    pub(super) fn of(g: &ConvGeometry, pass: ConvPass, dtype: DType) -> Option<Implicit> {
+    pub(super) fn of(g: &ConvGeometry, pass: ConvPass, (dtype, exact): (DType, bool)) -> Option<Implicit> {
         let points = |size: usize| g.images.saturating_mul(size);
         let product = match pass {
             ConvPass::Forward => Product::Forward,
@@ -101,30 +99,29 @@ impl Implicit {
         if is_other || !fill_tiles || !counted || tiles[1].max(g.groups) > MAX_Y {
             return None;
         }
-        let (parts, each) = match pass {
+        let parts = match pass {
             ConvPass::WeightGrad => {
                 let steps = depth.div_ceil(STEP_BYTES / dtype.size_bytes());
                 let parts = Implicit::ENOUGH / (tiles[0] * tiles[1] * g.groups);
-                let each = steps.div_ceil(parts.max(1)).max(Implicit::LEAST_STEPS);
-                (steps.div_ceil(each), each)
+                Parts::of(steps, parts, Implicit::LEAST_STEPS, dtype)
             }
-            _ => (1, 0),
+            _ => Parts::NONE,
         };
-        let is_whole = pass != ConvPass::WeightGrad || parts == 1 && dtype == dtype.compute_dtype();
-        Some(Implicit { product, tiles, parts, is_whole, each })
+        Some(Implicit { product, element: (dtype, !exact), tiles, parts })
     }
 
     /// Whether a product in F32 is quicker than cuDNN's, and than one of patches that are stored: its tiles occupy the device, and
     /// it multiplies with nothing but what a sum has. Windows that are images are one product without patches.
     pub(super) fn is_quick(&self, g: &ConvGeometry) -> bool {
-        let fills = self.tiles[0] * self.tiles[1] * self.parts * g.groups >= Implicit::ENOUGH / 2;
+        let fills =
+            self.tiles[0] * self.tiles[1] * self.parts.all().max(1) * g.groups >= Implicit::ENOUGH / 2;
         let exact = g.window.stride == [1; 2] || !matches!(self.product, Product::InputGrad);
         fills && exact && g.all_places() > 1
     }
 
-    /// Parts of a filters' gradient, each of its size and of the type that is computed in; none where the product is stored as it is.
-    pub(super) fn parts(&self) -> usize {
-        if self.is_whole { 0 } else { self.parts }
+    /// Parts of a filters' gradient.
+    pub(super) fn parts(&self) -> Parts {
+        self.parts
     }
 }
 
@@ -137,7 +134,7 @@ impl Convolution<'_> {
         [left, right]: [Address; 2],
         bias: Option<Address>,
     ) -> Result<()> {
-        let (g, element) = (self.geometry, (self.dtype, self.queue.tf32()));
+        let (g, element) = (self.geometry, implicit.element);
         let kernel = match implicit.product {
             Product::Forward => by_factor!(element, "implicit"),
             Product::InputGrad => by_factor!(element, "implicit_input_grad"),
@@ -145,10 +142,10 @@ impl Convolution<'_> {
             Product::WeightGrad => by_factor!(element, "implicit_weight_grad"),
         };
         let [images, groups, channels, filters, each] =
-            [g.images, g.groups, g.channels, g.filters, implicit.each].map(|count| count as u32);
+            [g.images, g.groups, g.channels, g.filters, implicit.parts.each()].map(|count| count as u32);
         let sizes = Sizes { images, groups, channels, filters, each, relu: u32::from(self.relu) };
         let [across, down] = implicit.tiles;
-        let blocks = [(across * implicit.parts) as u32, down as u32, groups];
+        let blocks = [(across * implicit.parts.all().max(1)) as u32, down as u32, groups];
         let grid = Grid { blocks, ..Grid::linear(1, TILE_THREADS) };
         let args = [out.into(), left.into(), right.into(), bias.into(), sizes.arg()];
         self.kernel_of(implicit_programs::program_of(element), kernel, grid, args, 0)

@@ -9,15 +9,18 @@ use crate::pool::tests::{MAX, MEANS};
 use crate::testing::values_f32;
 use crate::{
     Conv2d, Norm, avg_pool2d, avg_pool2d_grad, batch_norm, batch_norm_grad, batch_norm_workspace, conv2d,
-    conv2d_input_grad, conv2d_weight_grad, follow_statistics, max_pool2d, max_pool2d_grad,
-    max_pool2d_index_dtype, max_pool2d_pick,
+    conv2d_input_grad, conv2d_wants_channels_last, conv2d_weight_grad, follow_statistics, max_pool2d,
+    max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 
 /// Small integers, whose products and sums are exact in any order, without -0; in 16 bits so small that results are, too.
 fn whole<T: Real>(stream: &Stream, seed: u64, shape: &[usize]) -> Array<T> {
+    Array::new(stream, &whole_values(seed, shape.iter().product()), shape)
+}
+
+fn whole_values<T: Real>(seed: u64, len: usize) -> Vec<T> {
     let scale = if T::DTYPE.is_half() { 1.0 } else { 5.0 };
-    let values = values(seed, shape.iter().product()).into_iter().map(|v| T::of((v * scale).round() + 0.0));
-    Array::new(stream, &values.collect::<Vec<_>>(), shape)
+    values(seed, len).into_iter().map(|v| T::of((v * scale).round() + 0.0)).collect()
 }
 
 /// Launches a convolution with a workspace as large as it needs, of which nothing is known.
@@ -45,33 +48,44 @@ fn each_pass<T: Real>(
     both: &Both,
     case: &Case,
     tolerance: f64,
-    make: impl Fn(&Stream, u64, &[usize]) -> Array<T>,
+    make: impl Fn(&Stream, ConvPass, u64, &[usize]) -> Array<T>,
 ) {
     let (images, filter, results) = (case.images, case.filter(), case.results());
     let how = (case.window, case.groups);
     for (bias, relu) in [(false, false), (true, false), (true, true)] {
         both.close(tolerance, ("conv2d", case.name, T::DTYPE, bias, relu), |stream| {
-            let (x, w) = (make(stream, 1, &images), make(stream, 2, &filter));
-            let (b, out) = (make(stream, 3, &filter[..1]), make(stream, 4, &results));
+            let (x, w) =
+                (make(stream, ConvPass::Forward, 1, &images), make(stream, ConvPass::Forward, 2, &filter));
+            let (b, out) = (
+                make(stream, ConvPass::Forward, 3, &filter[..1]),
+                make(stream, ConvPass::Forward, 4, &results),
+            );
             let bias = bias.then(|| b.view());
             let conv = conv2d(stream, x.view(), w.view(), bias, how, out.view());
-            let conv = conv.map(|conv| if relu { conv.relu() } else { conv });
+            let conv = conv.and_then(|conv| if relu { conv.relu() } else { Ok(conv) });
             launch::<T>(stream, conv).map(|()| out)
         });
         if relu {
             continue;
         }
         both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
-            let (g, w) = (make(stream, 1, &results), make(stream, 2, &filter));
-            let (b, out) = (make(stream, 3, &images[1..2]), make(stream, 4, &images));
+            let (g, w) = (
+                make(stream, ConvPass::InputGrad, 1, &results),
+                make(stream, ConvPass::InputGrad, 2, &filter),
+            );
+            let (b, out) = (
+                make(stream, ConvPass::InputGrad, 3, &images[1..2]),
+                make(stream, ConvPass::InputGrad, 4, &images),
+            );
             let bias = bias.then(|| b.view());
             let conv = conv2d_input_grad(stream, g.view(), w.view(), bias, how, out.view());
             launch::<T>(stream, conv).map(|()| out)
         });
     }
     both.close(tolerance, ("conv2d_weight_grad", case.name, T::DTYPE), |stream| {
-        let (x, g) = (make(stream, 1, &images), make(stream, 2, &results));
-        let out = make(stream, 4, &filter);
+        let (x, g) =
+            (make(stream, ConvPass::WeightGrad, 1, &images), make(stream, ConvPass::WeightGrad, 2, &results));
+        let out = make(stream, ConvPass::WeightGrad, 4, &filter);
         let conv = conv2d_weight_grad(stream, x.view(), g.view(), how, out.view());
         launch::<T>(stream, conv).map(|()| out)
     });
@@ -82,7 +96,7 @@ fn convolutions_of<T: Real>() {
         // All sums are whole numbers. In 16 bits cuDNN may transform images first, so that sums of several hundred products are
         // off by 2^-15 before they are rounded.
         let tolerance = if T::DTYPE.is_half() && is_cudnn(&both.cuda) { 2_f64.powi(-12) } else { 0.0 };
-        each_pass::<T>(&both, case, tolerance, whole);
+        each_pass::<T>(&both, case, tolerance, |stream, _, seed, shape| whole(stream, seed, shape));
     }
 }
 
@@ -104,7 +118,8 @@ fn convolutions_on_tensor_cores() {
         let conv = conv2d(&both.cuda, x.view(), w.view(), None, (case.window, case.groups), out.view());
         assert_eq!(conv.expect("operands that fit").workspace(), 0, "patches of {}", case.name);
     }
-    let any = |stream: &Stream, seed, shape: &[usize]| {
+    let whole = |stream: &Stream, _, seed, shape: &[usize]| whole(stream, seed, shape);
+    let any = |stream: &Stream, _, seed, shape: &[usize]| {
         Array::new(stream, &values_f32(seed, shape.iter().product()), shape)
     };
     // Sums of thousands of products are as large as 64, where neighbours in F32 lie 8e-6 apart. Factors of TF32 have eleven bits.
@@ -119,6 +134,58 @@ fn convolutions_on_tensor_cores() {
     for case in side_by_side() {
         each_pass::<f32>(&both, &case, 0.0, whole);
     }
+}
+
+/// Tiles of places that fill most of an image: of whole channels and of some, of one and of several in a part of a sum.
+fn in_tiles() -> [Case; 4] {
+    let same = crate::Window { padding: [1; 2], ..crate::Window::new([3; 2]) };
+    let strided = crate::Window { stride: [1, 2], ..same };
+    let uneven = crate::Window { padding: [2; 2], dilation: [3, 1], ..crate::Window::new([2, 5]) };
+    let of = |name, images, filters, window| Case { name, images, filters, groups: 1, window };
+    [
+        of("whole", [3, 40, 16, 31], 72, same),
+        of("strided", [2, 72, 15, 62], 24, strided),
+        of("uneven", [1, 24, 31, 31], 40, uneven),
+        of("many images", [70, 16, 16, 16], 40, same),
+    ]
+}
+
+fn channels_last_of<T: Real>(
+    both: &Both,
+    cases: &[Case],
+    tolerance: f64,
+    values: impl Fn(u64, usize) -> Vec<T>,
+) {
+    for case in cases {
+        each_pass::<T>(both, case, tolerance, |stream, pass, seed, shape| {
+            let (elements, how) = (values(seed, shape.iter().product()), (case.window, case.groups));
+            let shapes = [case.images, case.filter(), case.results()];
+            let last = conv2d_wants_channels_last(stream, ("test", pass), T::DTYPE, shapes, (how, false));
+            let last = last.expect("sizes that fit");
+            let strided = case.window.stride != [1; 2];
+            // There is no room for what tiles of TF32 see then.
+            let apart = strided
+                && (pass == ConvPass::InputGrad || pass == ConvPass::WeightGrad && !T::DTYPE.is_half());
+            assert_eq!(last, stream.is_cuda() && !apart, "{} {pass:?}", case.name);
+            match shape.len() {
+                4 if last => Array::stored_as(stream, &elements, shape, &[0, 2, 3, 1]),
+                _ => Array::new(stream, &elements, shape),
+            }
+        });
+    }
+}
+
+#[test]
+fn convolutions_of_channels_that_lie_last() {
+    let Some(both) = both_ways().last() else { return };
+    let [few @ .., _] = &in_tiles();
+    channels_last_of::<bf16>(&both, &in_tiles(), 0.0, whole_values);
+    channels_last_of::<f16>(&both, &in_tiles(), 0.0, whole_values);
+    both.cuda.device().set_tf32(true);
+    channels_last_of::<f32>(&both, &in_tiles(), 0.0, whole_values);
+    // Sums of thousands of factors that were rounded to eleven bits are off by more.
+    channels_last_of::<f32>(&both, few, 2e-2, values_f32);
+    both.cuda.device().set_tf32(false);
 }
 
 /// Windows side by side, of so many places that tensor cores are quickest in F32.

@@ -106,11 +106,12 @@ fn bound_ms(
     chain.max(work / abreast as f64)
 }
 
-/// How long a step's kernels would keep all multiprocessors busy, as far as it is known: of libraries' kernels it is not.
+/// How long a step's kernels would keep all multiprocessors busy, as far as it is known: of commands that libraries have a part in it is
+/// not, and those count nothing.
 fn engine_ms(step: &Recording) -> f64 {
     let fill = |command: &CommandRecord| {
         let fills = command.kernels.iter().map(|kernel| kernel.fill(step.device.multiprocessors));
-        fills.reduce(f64::min).unwrap_or(0.0)
+        fills.reduce(f64::min).filter(|_| command.library_calls == 0).unwrap_or(0.0)
     };
     step.commands.iter().map(|command| command.duration_ns() as f64 * fill(command) / 1e6).sum()
 }

@@ -159,7 +159,8 @@ pub struct Comparison {
     /// The same of each pair of neighbouring blocks.
     pub speedup_spread: Quantiles,
     /// The best that a concurrent step could take: the longest chain of commands or, if that is longer, all commands spread over the
-    /// threads or over a GPU's multiprocessors, each command as long as it takes undisturbed and nothing between them.
+    /// threads or over a GPU's multiprocessors, each command as long as it takes undisturbed and nothing between them. How much of the
+    /// multiprocessors libraries' kernels take is not known: their commands count for the chain alone.
     pub bound_ms: f64,
     /// `(serial - concurrent) / (serial - bound)`, if the bound leaves room; 0 if the concurrent schedule is the slower one.
     pub efficiency: Option<f64>,

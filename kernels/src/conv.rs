@@ -161,14 +161,15 @@ enum Made {
 ///
 /// Shapes: `x [n, c, h, w]`, `weight [f, c / groups, kh, kw]`, `bias [f]`, `out [n, f, oh, ow]`, where `oh` and `ow` are
 /// [`Window::places`]. All contiguous, or all but the bias with their channels last where
-/// [that is wanted](conv2d_wants_channels_last).
+/// [that is wanted](conv2d_wants_channels_last) and all, the bias too, lie at multiples of 16 bytes.
 ///
 /// On the CPU sums have the order of [`matmul`](crate::matmul) along `(c, i, j)`, so that threads do not show in the bits. On
 /// CUDA, cuDNN makes it where that is found, has an algorithm that always gives the same bits, and no kernel here is faster. In F32 where
 /// [TF32 is allowed](device::Device::set_tf32) that may be one by transforms: its errors are relative to the largest element, and
-/// an infinity or NaN spreads over elements whose sums do not have it. Where tensor cores make it here, factors of F32 are sums of two
-/// of TF32: a product is off by less than 2^-19 of itself, and an infinity times anything is NaN. Images' gradients, and all three of
-/// operands with their channels last, multiply with zeros for what lies outside, so that infinite factors spread NaN there.
+/// an infinity or NaN spreads over elements whose sums do not have it. Where tensor cores make it here, factors of F32 are rounded to
+/// TF32 if that is allowed; else they are sums of two of TF32: a product is off by less than 2^-19 of itself, and an infinity times
+/// anything is NaN. Images' gradients, and all three of operands with their channels last, multiply with zeros for what lies outside of
+/// an image or behind the last place, so that infinite factors spread NaN there.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::InvalidArgument`] for operands that are not contiguous or a window that does not fit,

@@ -301,7 +301,7 @@ impl Algorithm {
         done("cublasLtMatmulAlgoGetHeuristic", status)?;
         let count = usize::try_from(count).unwrap_or(0).min(CANDIDATES);
         // SAFETY: the library is present.
-        let version = unsafe { blas::cublasLtGetVersion() } / 10_000;
+        let version = unsafe { blas::cublasLtGetVersion() } / 100;
         let fits = |result: &blas::cublasLtMatmulHeuristicResult_t| {
             result.state == success && (!form.relu || traits(result).keeps_nan(version))
         };

@@ -465,7 +465,7 @@ impl<'a> Queue<'a> {
         let made = self
             .core
             .with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.core.tf32(), self.target) })?;
-        if made {
+        if made && gemm.m.min(gemm.n).min(gemm.batch) > 0 {
             self.note_library();
         }
         Ok(made)

@@ -42,78 +42,13 @@ __device__ inline void statistics(ToStatistics to, const S* x, const Channels& c
     };
     fold_units<Group, Deviations<T>>(channels.channels, channels.each(), cut, lanes, states, of, to);
 }
-// A fold of each of PACK neighbouring channels.
-template <class F> struct Beside {
-    struct State {
-        typename F::State at[PACK];
-    };
-    __device__ static State empty() {
-        State all;
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            all.at[v] = F::empty();
-        }
-        return all;
-    }
-    __device__ static State join(State a, const State& b) {
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            a.at[v] = F::join(a.at[v], b.at[v]);
-        }
-        return a;
-    }
-};
-// Of images of one element, whose channels lie side by side: a thread has PACK neighbours. `of(first, block)` is the fold of a lane's
-// elements of a block for the channels from `first` on.
-template <class F, class Of, class Done>
-__device__ inline void fold_pixels(u64 channels, u64 pixels, typename F::State* states, const Units& cut, Of of, Done done) {
-    for_units<ColumnGroup>(channels / PACK, cut.units, LANES, [&](const ColumnGroup& group, u64 pack, bool exists, u32 unit) {
-        auto all = group.template fold_part<Beside<F>>((u64)unit * cut.blocks, cut.blocks, pixels, exists ? pixels : 0,
-                                                     [&](const BlockLane& block) { return of(exists ? pack * PACK : 0, block); });
-        if (!exists || !group.leads()) {
-            return;
-        }
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            u64 channel = pack * PACK + v;
-            if (cut.units > 1) {
-                states[channel * cut.units + unit] = all.at[v];
-            } else {
-                done(channel, all.at[v]);
-            }
-        }
-    });
-}
-// Calls `body(packs)` for each pixel of a lane's of a block, with the packs of N images there. Several are read ahead.
-template <int N, class Body>
-__device__ inline void for_pixels(const S* const (&images)[N], u64 channels, const BlockLane& block, Body body) {
-    constexpr int AHEAD = sizeof(S) <= 2 ? 8 : 4;
-    for (int start = 0; start < EACH && start < block.count; start += AHEAD) {
-        Pack<S, PACK> packs[AHEAD][N];
-#pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {
-            // What there is not, is read where something is.
-            u64 at = block.at(start + k < block.count ? start + k : 0) * channels;
-#pragma unroll
-            for (int n = 0; n < N; ++n) {
-                packs[k][n] = *(const Pack<S, PACK>*)(images[n] + at);
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {
-            if (start + k < block.count) {
-                body(packs[k]);
-            }
-        }
-    }
-}
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_statistics_columns, DTYPE)(
     T* mean, T* var, const S* x, u64 channels, u64 pixels, Deviation<T>* states, const __grid_constant__ Units cut) {
     auto of = [&](u64 first, const BlockLane& block) {
         const S* images[1] = {x + first};
         auto all = Beside<Deviations<T>>::empty();
         T sums[PACK] = {};
-        for_pixels<1>(images, channels, block, [&](const Pack<S, PACK>* packs) {
+        for_elements<1>(images, channels, block, [&](u64, const Pack<S, PACK>* packs) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
                 sums[v] += packs[0].at[v];
@@ -123,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
         for (int v = 0; v < PACK; ++v) {
             all.at[v] = {(T)block.count, block.count == 0 ? (T)0 : sums[v] / (T)block.count, 0};
         }
-        for_pixels<1>(images, channels, block, [&](const Pack<S, PACK>* packs) {
+        for_elements<1>(images, channels, block, [&](u64, const Pack<S, PACK>* packs) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
                 T away = (T)packs[0].at[v] - all.at[v].mean;
@@ -132,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
         });
         return all;
     };
-    fold_pixels<Deviations<T>>(channels, pixels, states, cut, of, ToStatistics{mean, var});
+    fold_columns<Deviations<T>>(channels, pixels, states, cut, of, ToStatistics{mean, var});
 }
 WEIGHT_KERNELS(batch_statistics,
                (T* mean, T* var, const S* x, const __grid_constant__ Channels channels, Deviation<T>* states,
@@ -210,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
         for (int v = 0; v < PACK; ++v) {
             affine[v] = norm.of(first + v);
         }
-        for_pixels<2>(images, channels, block, [&](const Pack<S, PACK>* packs) {
+        for_elements<2>(images, channels, block, [&](u64, const Pack<S, PACK>* packs) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
                 T slope = norm.through(packs[0].at[v], packs[1].at[v], affine[v]);
@@ -220,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
         });
         return sums;
     };
-    fold_pixels<TwoSums<T>>(channels, pixels, states, cut, of, ToSums{all, with_x, plain});
+    fold_columns<TwoSums<T>>(channels, pixels, states, cut, of, ToSums{all, with_x, plain});
 }
 WEIGHT_KERNELS(batch_norm_sums,
                (Two<T>* all, T* with_x, T* plain, const S* x, const S* g, NORM, const __grid_constant__ Channels channels,

@@ -4,14 +4,14 @@ use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
 use smallvec::SmallVec;
 
-use super::rows::{FEW, PACK, RowThreads, Units, by_group};
+use super::rows::{PACK, RowThreads, Units, by_group};
 use super::walk::{ByValue, MAX_Y, THREADS, Walk, blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::loops::{LoopAxis, Loops};
 use crate::norms::Channels;
 
-float_programs!("batch_norm", "rows.cuh", "batch_norm.cu");
+float_programs!("batch_norm", "rows.cuh", "columns.cuh", "batch_norm.cu");
 
 /// Bytes of the two sums of a channel, at most.
 const SUMS: usize = 16;
@@ -60,17 +60,14 @@ struct Columns {
 }
 
 impl Columns {
-    /// Packs that a block of threads has at once in folds, and threads for one.
-    const WIDTH: usize = 16;
-    const DOWN: usize = 16;
-    /// Packs that a block has at once otherwise.
+    /// Packs that a block of threads has at once, where nothing is folded.
     const ACROSS: usize = 32;
 
     /// `None` for larger images, and where channels are not whole packs.
     fn of(channels: &Channels) -> Option<Columns> {
         let Channels { images: pixels, channels: count, size } = *channels;
         let packed = count.is_multiple_of(16 / size_of::<u16>());
-        let cut = Units::filling(count, Columns::WIDTH * PACK, pixels, FEW);
+        let cut = Units::beside(count, pixels);
         (size == 1 && packed && pixels > 0 && count > 0).then_some(Columns { cut, channels: *channels })
     }
 
@@ -83,14 +80,6 @@ impl Columns {
     /// Channels and pixels.
     fn numbers(&self) -> [Arg<'static>; 2] {
         [self.channels.channels, self.channels.images].map(|count| Arg::U64(count as u64))
-    }
-
-    /// For a fold over each channel.
-    fn folding(&self, queue: &Queue<'_>) -> Grid {
-        let packs = self.channels.channels.div_ceil(Columns::WIDTH * PACK) as u64;
-        let mut grid = blocks(queue, packs * self.cut.count(), (Columns::WIDTH * Columns::DOWN) as u32);
-        grid.threads = [Columns::WIDTH as u32, Columns::DOWN as u32, 1];
-        grid
     }
 
     /// For all elements.
@@ -151,10 +140,10 @@ pub(crate) fn forward(
             let (threads, mut cut) = threads(channels);
             if let Some(columns) = &columns {
                 cut = columns.cut;
-                let [channels, pixels] = columns.numbers();
-                let args = [mean, var, x.into(), channels, pixels, states, cut.arg()];
+                let [count, pixels] = columns.numbers();
+                let args = [mean, var, x.into(), count, pixels, states, cut.arg()];
                 let kernel = by_dtype!(dtype, "batch_statistics_columns");
-                queue.kernel(program, kernel, columns.folding(queue), &args)?;
+                queue.kernel(program, kernel, cut.grid_beside(queue, channels.channels), &args)?;
             } else {
                 let numbers = numbers(channels, dtype, &[x]);
                 let args = [mean, var, x.into(), numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)];
@@ -205,7 +194,7 @@ pub(crate) fn backward(
             cut = columns.cut;
             let args = all(summed.chain(columns.numbers()).chain([states, cut.arg()]));
             let kernel = by_dtype!(dtype, "batch_norm_sums_columns");
-            queue.kernel(program, kernel, columns.folding(queue), &args)?;
+            queue.kernel(program, kernel, cut.grid_beside(queue, channels.channels), &args)?;
         } else {
             let numbers = numbers(channels, dtype, &images);
             let args = all(summed.chain([numbers.arg(), states, cut.arg(), Arg::U32(threads.lanes)]));

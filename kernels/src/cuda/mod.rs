@@ -6,8 +6,9 @@
 //! floats and compiled by a program for each type, see `typed.cuh`, and a result is rounded once. Sums that do not fit a
 //! kernel's registers are F32 in shared memory or in a workspace.
 //!
-//! Programs are compiled with the compiler's defaults: accurate functions (but for attention's powers of 2), and multiply-adds fused where the source does
-//! not forbid it; those of functions of elements without, so that a function that is fused with others keeps its bits. Results depend on the operands only, not on the size of the grid or on what runs beside.
+//! Programs are compiled with the compiler's defaults: accurate functions (but for the powers of 2 of attention and of softmax in 16
+//! bits), and multiply-adds fused where the source does not forbid it; those of functions of elements without, so that a function that
+//! is fused with others keeps its bits. Results depend on the operands only, not on the size of the grid or on what runs beside.
 
 use device::{Result, Stream};
 

@@ -182,6 +182,26 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
     fold_units<Group, TwoSums<T>>(norm.groups * norm.channels, all, cut, lanes, states, of, to);
 }
 
+// The same of weights whose elements lie side by side, one in each row.
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normalize_weights_columns, DTYPE)(
+    T* dweight, T* dbias, const S* g, const S* x, const T* mean, const T* rstd, u64 channels, u64 rows, Two<T>* states,
+    const __grid_constant__ Units cut) {
+    auto of = [&](u64 first, const BlockLane& block) {
+        const S* operands[2] = {x + first, g + first};
+        auto sums = Beside<TwoSums<T>>::empty();
+        for_elements<2>(operands, channels, block, [&](u64 row, const Pack<S, PACK>* packs) {
+            T centre = mean ? mean[row] : 0, scale = rstd[row];
+#pragma unroll
+            for (int v = 0; v < PACK; ++v) {
+                T h = ((T)packs[0].at[v] - centre) * scale;
+                sums.at[v] = TwoSums<T>::join(sums.at[v], {mul_rounded(packs[1].at[v], h), packs[1].at[v]});
+            }
+        });
+        return sums;
+    };
+    fold_columns<TwoSums<T>>(channels, rows, states, cut, of, ToWeights{dweight, dbias});
+}
+
 // Rows lie along memory; those of a weight may lie across it.
 ROW_KERNELS(normalize,
             (S* out, const S* x, const T* weight, const T* bias, T* mean, T* rstd, const __grid_constant__ Norm norm,

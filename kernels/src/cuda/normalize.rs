@@ -9,7 +9,7 @@ use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::norms::NormRows;
 
-float_programs!("normalize", "rows.cuh", "normalize.cu");
+float_programs!("normalize", "rows.cuh", "columns.cuh", "normalize.cu");
 
 /// Threads of a block, at most; as in the program.
 const THREADS: u32 = 256;
@@ -39,9 +39,17 @@ fn weight_threads(&(rows, count): &(NormRows, usize)) -> (RowThreads, Units) {
     RowThreads::folding(rows.weights(), each, along, inner as isize)
 }
 
+/// Units for the same where a weight has an element in each row, and they are whole packs of neighbours.
+fn columns(&(rows, count): &(NormRows, usize)) -> Option<Units> {
+    let NormRows { groups, channels, inner } = rows;
+    let beside = groups == 1 && inner == 1 && channels.is_multiple_of(PACK) && channels > 0 && count > 0;
+    beside.then(|| Units::beside(channels, count))
+}
+
 /// Bytes of the workspace for the gradients of weights.
 pub(crate) fn workspace(rows: &(NormRows, usize)) -> usize {
-    weight_threads(rows).1.workspace(rows.0.weights())
+    let of = |cut: Units| cut.workspace(rows.0.weights());
+    of(weight_threads(rows).1).max(columns(rows).map_or(0, of))
 }
 
 pub(crate) fn normalize(
@@ -73,6 +81,7 @@ pub(crate) fn gradient(
     workspace: Option<Address>,
 ) -> Result<()> {
     let norm = numbers(all, dtype, &[dx, Some(g), Some(x)], &[weight]);
+    let aligned = [g, x].iter().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()));
     let (len, weights) = (rows.row(), rows.weights());
     let (program, rstd) = (program_of(dtype), Arg::from(rstd));
     let [g, x] = [g, x].map(Arg::from);
@@ -85,13 +94,22 @@ pub(crate) fn gradient(
         unsafe { queue.kernel(program, kernel, threads.grid(queue, THREADS), &args)? };
     }
     if weights > 0 && (dweight.is_some() || dbias.is_some()) {
-        let ((threads, cut), states) = (weight_threads(all), Arg::from(workspace));
+        let ((threads, mut cut), states) = (weight_threads(all), Arg::from(workspace));
         let [dweight, dbias] = [dweight, dbias].map(Arg::from);
-        let args = [dweight, dbias, g, x, mean, rstd, norm.arg(), states, cut.arg(), Arg::U32(threads.lanes)];
-        let kernel = by_group!(threads.group, dtype, "normalize_weights");
         // SAFETY: as in `normalize`, and the workspace has room for the states of all units.
         unsafe {
-            queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+            if let Some(columns) = columns(all).filter(|_| aligned) {
+                cut = columns;
+                let [channels, count] = [rows.channels, count].map(|count| Arg::U64(count as u64));
+                let args = [dweight, dbias, g, x, mean, rstd, channels, count, states, cut.arg()];
+                let kernel = by_dtype!(dtype, "normalize_weights_columns");
+                queue.kernel(program, kernel, cut.grid_beside(queue, rows.channels), &args)?;
+            } else {
+                let lanes = Arg::U32(threads.lanes);
+                let args = [dweight, dbias, g, x, mean, rstd, norm.arg(), states, cut.arg(), lanes];
+                let kernel = by_group!(threads.group, dtype, "normalize_weights");
+                queue.kernel(program, kernel, threads.grid_of(queue, THREADS, cut), &args)?;
+            }
             if cut.are_joined() {
                 let (grid, lanes) = cut.join(queue, weights);
                 let args = [dweight, dbias, states, Arg::U64(weights as u64), cut.arg(), Arg::U32(lanes)];

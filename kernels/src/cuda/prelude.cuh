@@ -1,7 +1,8 @@
 // What all programs share: element types, faults, and walks over strided operands.
 //
 // Plain CUDA C++17 without includes. Products and sums may be contracted to fused multiply-adds, as is the compiler's
-// default, but where a comment says that they are not; functions are CUDA's accurate ones, never the fast-math ones.
+// default, but where a comment says that they are not; functions are CUDA's accurate ones, but where one is called
+// by its name.
 
 using u8 = unsigned char;
 using u16 = unsigned short;

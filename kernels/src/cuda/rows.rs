@@ -14,6 +14,9 @@ pub(super) const BLOCK: usize = 1024;
 const PART: usize = 32;
 /// Columns of long rows that a block of threads takes.
 const COLUMNS: usize = 32;
+/// Packs of columns that a block of threads has at once where they lie side by side, and threads for one.
+const BESIDE: u32 = 16;
+const DOWN: u32 = 16;
 /// Blocks of threads that leave a device idle, and as many as there may be at once.
 pub(super) const FEW: usize = 128;
 pub(super) const SOME: usize = 512;
@@ -152,6 +155,19 @@ impl Units {
         let blocks = len.div_ceil(BLOCK);
         let are_few = rows.div_ceil(width) * blocks.div_ceil(PART) < few;
         Units::of(blocks, if are_few { 1 } else { PART })
+    }
+
+    /// For `rows` rows of columns that lie side by side, of which a thread has a pack.
+    pub(super) fn beside(columns: usize, rows: usize) -> Units {
+        Units::filling(columns, BESIDE as usize * PACK, rows, FEW)
+    }
+
+    /// The grid of the kernel that folds such columns.
+    pub(super) fn grid_beside(self, queue: &Queue<'_>, columns: usize) -> Grid {
+        let across = columns.div_ceil(BESIDE as usize * PACK) as u64;
+        let mut grid = blocks(queue, across * self.count(), BESIDE * DOWN);
+        grid.threads = [BESIDE, DOWN, 1];
+        grid
     }
 
     /// Bytes of the workspace for the states of `rows` rows' units.

@@ -12,7 +12,8 @@ struct Rows {
     template <class O> __device__ Line<O> line(O* at, int operand) const { return {at, {steps[operand]}, packed != 0}; }
 };
 
-// exp(x). Where elements have 16 bits it may be off by |x| 2^-23 of itself, far less than they are rounded by.
+// exp(x). Where elements have 16 bits it may be off by (2 + |x|) 2^-23 of itself, far less than they are rounded by, and is 0 below
+// 2^-126.
 struct Quick {
     __device__ T operator()(T x) const {
         if constexpr (sizeof(S) == 2) {

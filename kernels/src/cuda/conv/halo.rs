@@ -3,7 +3,7 @@
 use device::cuda::{ConvPass, Grid};
 use device::{DType, Result};
 
-use super::implicit::Implicit;
+use super::implicit::{Implicit, MOST};
 use super::{Convolution, Parts, halo_programs};
 use crate::command::Address;
 use crate::cuda::by_factor;
@@ -125,6 +125,8 @@ impl Halo {
         let lanes = 16 / dtype.size_bytes();
         let many =
             [g.channels, g.filters].iter().all(|&size| size >= Halo::LEAST && size.is_multiple_of(lanes));
+        let planes = [g.pixels(), g.all_places()].map(|size| g.images.saturating_mul(size));
+        let counted = counted && planes.iter().all(|size| (1..MOST).contains(size));
         if !counted || !many || is_reverse && g.window.stride != [1; 2] {
             return None;
         }

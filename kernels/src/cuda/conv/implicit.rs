@@ -17,7 +17,7 @@ const STEP_BYTES: usize = 64;
 /// Rows of a tile that are written at a time; as in the program.
 const BAND: usize = 32;
 /// What sizes along an axis, and places with those of the padding, stay below.
-const MOST: usize = 1 << 29;
+pub(super) const MOST: usize = 1 << 29;
 /// Elements of a window, at most.
 const MOST_TAPS: usize = 64;
 

@@ -178,6 +178,12 @@ fn channels_last_of<T: Real>(
 #[test]
 fn convolutions_of_channels_that_lie_last() {
     let Some(both) = both_ways().last() else { return };
+    // Of no places there is nothing to share, and an image's gradient is its bias.
+    let shapes = [[2, 32, 32, 32], [32, 32, 3, 3], [2, 32, 0, 0]];
+    let how = ((in_tiles()[0].window, 1), true);
+    let last =
+        conv2d_wants_channels_last(&both.cuda, ("test", ConvPass::InputGrad), bf16::DTYPE, shapes, how);
+    assert!(!last.expect("sizes that fit"));
     let [few @ .., _] = &in_tiles();
     channels_last_of::<bf16>(&both, &in_tiles(), 0.0, whole_values);
     channels_last_of::<f16>(&both, &in_tiles(), 0.0, whole_values);

@@ -1,0 +1,67 @@
+// Folds of columns that lie side by side in rows of memory: a thread has PACK neighbours.
+
+// A fold of each of them.
+template <class F> struct Beside {
+    struct State {
+        typename F::State at[PACK];
+    };
+    __device__ static State empty() {
+        State all;
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            all.at[v] = F::empty();
+        }
+        return all;
+    }
+    __device__ static State join(State a, const State& b) {
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            a.at[v] = F::join(a.at[v], b.at[v]);
+        }
+        return a;
+    }
+};
+// `of(first, block)` is the fold of a lane's elements of a block for the columns from `first` on, and `done(column, state)` takes what a
+// column comes to, if its rows are one unit.
+template <class F, class Of, class Done>
+__device__ inline void fold_columns(u64 columns, u64 rows, typename F::State* states, const Units& cut, Of of, Done done) {
+    for_units<ColumnGroup>(columns / PACK, cut.units, LANES, [&](const ColumnGroup& group, u64 pack, bool exists, u32 unit) {
+        auto all = group.template fold_part<Beside<F>>((u64)unit * cut.blocks, cut.blocks, rows, exists ? rows : 0,
+                                                     [&](const BlockLane& block) { return of(exists ? pack * PACK : 0, block); });
+        if (!exists || !group.leads()) {
+            return;
+        }
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            u64 column = pack * PACK + v;
+            if (cut.units > 1) {
+                states[column * cut.units + unit] = all.at[v];
+            } else {
+                done(column, all.at[v]);
+            }
+        }
+    });
+}
+// Calls `body(row, packs)` for each row of a lane's of a block, with the packs of N operands there. Several are read ahead.
+template <int N, class Body>
+__device__ inline void for_elements(const S* const (&operands)[N], u64 columns, const BlockLane& block, Body body) {
+    constexpr int AHEAD = sizeof(S) <= 2 ? 8 : 4;
+    for (int start = 0; start < EACH && start < block.count; start += AHEAD) {
+        Pack<S, PACK> packs[AHEAD][N];
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+            // What there is not, is read where something is.
+            u64 at = block.at(start + k < block.count ? start + k : 0) * columns;
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                packs[k][n] = *(const Pack<S, PACK>*)(operands[n] + at);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+            if (start + k < block.count) {
+                body(block.at(start + k), packs[k]);
+            }
+        }
+    }
+}

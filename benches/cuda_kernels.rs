@@ -5,9 +5,12 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use std::cell::RefCell;
+
+use streamgrad::autograd::ops::AttentionOptions;
 use streamgrad::prelude::*;
 use streamgrad::tensor::Gelu;
-use streamgrad::{BackwardOptions, Graph, RandomKey, Reduction, Result};
+use streamgrad::{AdamW, AdamWOptions, BackwardOptions, Graph, RandomKey, Reduction, Result};
 
 const REPEATS: usize = 15;
 
@@ -69,6 +72,24 @@ impl Cases {
         }
     }
 
+    /// A step of AdamW for the parameters of GPT-2 small.
+    fn optimizer(&self) {
+        let name = "adamw f32".to_owned();
+        if self.is_chosen(&name) {
+            let shapes = [&[50304, 768][..], &[1024, 768]];
+            let layer = [&[768, 2304][..], &[768, 768], &[768, 3072], &[3072, 768], &[2304], &[3072]];
+            let rows = [&[768][..]; 6];
+            let layers = std::iter::repeat_n(layer.into_iter().chain(rows), 12).flatten();
+            let shapes: Vec<&[usize]> = shapes.into_iter().chain(layers).collect();
+            let values: Vec<Var> = self.values(DType::F32, &shapes).into_iter().map(Var::leaf).collect();
+            let sums: Vec<Var> = values.iter().map(|value| value.sum(&[], false).unwrap()).collect();
+            let sum = Var::stack(&sums.iter().collect::<Vec<_>>(), 0).unwrap().sum(&[], false).unwrap();
+            let gradients = sum.backward().unwrap();
+            let adamw = RefCell::new(AdamW::new(values, AdamWOptions::default()).unwrap());
+            self.time((name, Box::new(move || adamw.borrow_mut().step(&gradients).map(|()| Vec::new()))));
+        }
+    }
+
     fn time(&self, (name, step): Case) {
         let eager = self.median_ms(&step);
         let graph = Graph::capture(&self.device, &step).unwrap();
@@ -106,6 +127,8 @@ fn main() {
     };
     let layer_norm = |v: &[Var]| v[0].layer_norm(&v[0].shape()[1..], Some(&v[1]), Some(&v[2]), 1e-5);
     let batch_norm = |v: &[Var]| Ok(v[0].batch_norm(Some(&v[1]), Some(&v[2]), 1e-5)?.0);
+    let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
+    let attention = move |v: &[Var]| v[0].scaled_dot_product_attention(&v[1], &v[2], &causal);
     for dtype in [DType::F32, DType::BF16] {
         let square: &[&[usize]] = &[&[8192, 8192]];
         cases.op("sum", dtype, square, |v| v[0].sum(&[], false));
@@ -125,5 +148,15 @@ fn main() {
         cases.pass("gelu_affine", dtype, &[&[8192, 8192], &[8192], &[8192]], |v| {
             v[0].mul(&v[1])?.add(&v[2])?.gelu(Gelu::Erf)
         });
+        for (name, heads) in [("attention_1024", [4, 12, 1024, 64]), ("attention_4096", [2, 16, 4096, 64])] {
+            let operands: &[&[usize]] = &[&heads[..]; 3];
+            let forward = attention.clone();
+            cases.op(&format!("{name}_forward"), dtype, operands, move |v| {
+                let v: Vec<Var> = v.iter().cloned().map(Var::constant).collect();
+                Ok(forward(&v)?.value().clone())
+            });
+            cases.pass(name, dtype, operands, attention.clone());
+        }
     }
+    cases.optimizer();
 }

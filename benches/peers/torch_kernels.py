@@ -72,6 +72,19 @@ def batch_norm(x, weight, bias):
     return F.batch_norm(x, None, None, weight, bias, training=True)
 
 
+def attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def adamw():
+    """A step for the parameters of GPT-2 small."""
+    layer = [(768, 2304), (768, 768), (768, 3072), (3072, 768), (2304,), (3072,), *[(768,)] * 6]
+    parameters = values(torch.float32, [(50304, 768), (1024, 768), *layer * 12], requires_grad=True)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    return torch.optim.AdamW(parameters, fused=True, capturable=True).step
+
+
 for dtype in (torch.float32, torch.bfloat16):
     square = [(8192, 8192)]
     op("sum", dtype, square, lambda x: x.sum())
@@ -89,3 +102,7 @@ for dtype in (torch.float32, torch.bfloat16):
     forward_and_backward("batch_norm", dtype, [(32, 64, 56, 56), (64,), (64,)], batch_norm)
     forward_and_backward("softmax", dtype, [(8192, 4096)], lambda x: F.softmax(x, 1))
     forward_and_backward("gelu_affine", dtype, [(8192, 8192), (8192,), (8192,)], lambda x, a, b: F.gelu(x * a + b))
+    for name, heads in (("attention_1024", (4, 12, 1024, 64)), ("attention_4096", (2, 16, 4096, 64))):
+        op(f"{name}_forward", dtype, [heads] * 3, attention)
+        forward_and_backward(name, dtype, [heads] * 3, attention)
+report("adamw", torch.float32, adamw, adamw)

@@ -25,8 +25,9 @@ pub(super) const MOST_DEPTH: usize = 1024;
 /// all stages on one stream, if what a stage changes (parameters, statistics, counters) is used by that stage alone: a
 /// forward pass belongs into the stage of its backward pass and optimizer. What stages share otherwise is used in an order
 /// that the schedule decides. Random ops draw from a generator of the batch and the stage, and
-/// stages are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the run is under. Within a batch of
-/// [`ConcurrentBatches`](crate::ConcurrentBatches), which takes what is put off with [`defer`](crate::defer), all stages are on one stream.
+/// stages are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the run is under. A run within a batch of
+/// [`ConcurrentBatches`](crate::ConcurrentBatches), which takes what is put off with [`defer`](crate::defer), has all stages on one stream.
+/// [`progress`](Self::progress) goes through the same batches step by step.
 ///
 /// The first batches of the first run that is not profiled are used to measure: how long each stage takes, and whether several streams are faster
 /// than one. Neighbours share a stream where that is as fast, and all of them do where the gain is less than the noise;
@@ -139,7 +140,7 @@ impl fmt::Display for PipelineReport {
                 write!(f, "a batch takes {serial:.3} ms on one stream, {concurrent:.3} ms on several: ")?;
                 f.write_str(if self.streams > 1 { "several are used" } else { "one is used" })
             }
-            _ if self.streams > 1 => f.write_str("several streams, as was asked for"),
+            _ if self.streams > 1 => f.write_str("several streams"),
             _ => f.write_str("one stream"),
         }
     }

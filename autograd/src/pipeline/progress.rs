@@ -53,14 +53,14 @@ impl Progress {
         stages: &mut [Stage<'_>],
         batches: &mut dyn Iterator<Item = Item>,
     ) -> Option<Result<Item>> {
-        let generator = self.generator();
+        let around = self.around();
         loop {
             let batch = self.take(batches);
             if batch.is_none() && self.under_way() == 0 {
                 self.generator = None;
                 return None;
             }
-            if let Some(done) = self.launch(stages, &generator, batch) {
+            if let Some(done) = self.launch(stages, &around, batch) {
                 return Some(done.item);
             }
         }
@@ -68,25 +68,23 @@ impl Progress {
 
     /// Takes batches until one waits for the last stream.
     pub(super) fn fill(&mut self, stages: &mut [Stage<'_>], batches: &mut dyn Iterator<Item = Item>) {
-        let generator = self.generator();
+        let around = self.around();
         while let Some(None) = self.waiting.last()
             && let Some(batch) = self.take(batches)
         {
-            self.launch(stages, &generator, Some(batch));
+            self.launch(stages, &around, Some(batch));
         }
     }
 
-    /// The generator of the batches under way. As for a run, one draw for all of them.
-    fn generator(&mut self) -> Generator {
-        let begin = || {
+    /// What the stages of one call run under. As in a run, all batches draw from one generator.
+    fn around(&mut self) -> Around {
+        let generator = *self.generator.get_or_insert_with(|| {
             let generator = Generator::current();
             next_key();
-            generator
-        };
-        if self.is_over() {
             self.next = 0;
-        }
-        self.generator.get_or_insert_with(begin).clone()
+            generator
+        });
+        Around::new(generator)
     }
 
     fn take(&mut self, batches: &mut dyn Iterator<Item = Item>) -> Option<Batch> {
@@ -100,16 +98,15 @@ impl Progress {
     fn launch(
         &mut self,
         stages: &mut [Stage<'_>],
-        generator: &Generator,
+        around: &Around,
         mut batch: Option<Batch>,
     ) -> Option<Batch> {
-        let around = Around::new(generator.clone());
         for (at, group) in self.groups.iter().enumerate() {
             if at > 0 {
                 std::mem::swap(&mut self.waiting[at - 1], &mut batch);
             }
             batch = batch.map(|Batch { number, item }| {
-                let work = |item| through_all(&around, &mut stages[group.clone()], group.start, number, item);
+                let work = |item| through_all(around, &mut stages[group.clone()], group.start, number, item);
                 Batch { number, item: self.streams[at].scope(|| item.and_then(work)) }
             });
         }

@@ -58,7 +58,7 @@ enum Schedule {
     /// Forward and backward pass of each on a lane; the only lane of the serial schedule is the default stream.
     Lanes(ConcurrentBatches, Box<dyn Optimizer>),
     /// The next step's only batch is prepared while this step's trains.
-    Stages(Pipeline<'static, Batch, Tensor>),
+    Stages(Box<Pipeline<'static, Batch, Tensor>>),
     /// Batches are prepared and copied to where a captured step reads them.
     Captured(Box<Replays>),
 }
@@ -127,7 +127,9 @@ impl Schedule {
                     branches.iter().map(Stream::id).zip(["first branch", "second branch"].map(str::to_owned));
                 (Schedule::Lanes(lanes(1)?, optimizer), named.collect())
             }
-            (Overlap::Stages, _) => (Schedule::Stages(stages(&model, optimizer, device)), Named::new()),
+            (Overlap::Stages, _) => {
+                (Schedule::Stages(Box::new(stages(&model, optimizer, device))), Named::new())
+            }
         };
         Ok((schedule, model, named))
     }

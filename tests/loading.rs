@@ -8,7 +8,8 @@ use common::bits;
 use common::devices::{Kind, cuda, each_device};
 use streamgrad::prelude::*;
 use streamgrad::{
-    Error, Graphs, HostCopy, PipelineOptions, PipelineSchedule, Policy, Result, Schedule, with_generator,
+    Error, Graphs, HostCopy, PipelineOptions, PipelineSchedule, Policy, RandomKey, Result, Schedule,
+    with_generator,
 };
 
 const SCHEDULES: &[Schedule] = &[

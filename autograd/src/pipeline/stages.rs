@@ -228,18 +228,19 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         run.outputs.into_iter().map(unboxed).collect()
     }
 
-    /// One step: every stage works on the batch that is next for it, and the last one gives what it makes of the oldest batch;
-    /// `None` once there are no batches, neither in `batches` nor under way.
+    /// One step: every stage works on the batch that is next for it, the first stage on the next of `batches`. Gives what the last
+    /// stage makes of the oldest batch; `None` once no batch is left, neither in `batches` nor under way.
     ///
-    /// The calling thread launches all stages, each on its stream, the first one on the next of `batches`. Commands of the last stage run
-    /// as those of a lane do, those of the others beside it; nothing waits for them, so a step can be timed, traced and
-    /// synchronised by itself. Between two streams one batch stays under way from step to step; a first step, or one behind [`None`], takes
-    /// as many as it needs to reach the last stage, and where `batches` has no more, those under way go on. For stages of which the host's own
-    /// work takes long there are [`run`](Self::run), which gives them threads, and [`Prefetch`](crate::Prefetch).
+    /// The calling thread launches all stages, each on its stream, and waits for nothing, so a step can be timed, traced and
+    /// synchronised by itself. What the last stage launches runs where a lane's commands do, and what the others launch beside it.
+    /// One batch between two streams stays under way from step to step. A first step, and one after `None`, takes as many batches as
+    /// it needs for one to reach the last stage; where `batches` has no more, those under way go on. Stages whose own work on the
+    /// host takes long are for [`run`](Self::run), which gives them threads, or for a [`Prefetch`](crate::Prefetch).
     ///
-    /// Steps until `None` give, bit for bit, what a [`run`](Self::run) on the same batches gives: their random ops draw from the generator
-    /// that is current in the first step. Stages are under the modes of the step that launches them. Nothing is measured: stages share streams
-    /// as [`PipelineSchedule`] says or as a run has decided, and where it has not, each has a stream.
+    /// The steps until `None` give, bit for bit, what a [`run`](Self::run) on the same batches gives; random ops draw from the
+    /// generator that is current in the first one. Stages are under the modes of the step that launches them, and what they put off
+    /// with [`defer`](crate::defer) is the calling thread's. Nothing is measured: stages share streams as a run has decided, or as
+    /// was asked for; where neither says so, each has a stream.
     ///
     /// ```
     /// use autograd::{Device, Pipeline, Tensor};
@@ -259,8 +260,8 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Stage`] in the place of what the last stage would have made of a batch that a stage, or asking for it, was refused by;
-    /// panics are caught. Batches under way stay there, and the next step goes on with the one behind it.
+    /// [`Error::Stage`] for a batch that a stage failed on, when its turn comes: after the outputs of all batches before it. That batch
+    /// is gone; those behind it stay under way, and the next step goes on with them. Panics of stages and of `batches` are caught.
     /// [`Error::Io`] if the system gives no thread, before a batch is taken.
     pub fn progress<I>(&mut self, batches: &mut I) -> Result<Option<Out>>
     where

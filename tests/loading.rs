@@ -7,7 +7,10 @@ mod common;
 use common::bits;
 use common::devices::{Kind, cuda, each_device};
 use streamgrad::prelude::*;
-use streamgrad::{Error, Graphs, HostCopy, PipelineSchedule, Policy, Result, Schedule, with_generator};
+use streamgrad::{
+    Error, Graphs, HostCopy, PipelineOptions, PipelineSchedule, Policy, RandomKey, Result, Schedule,
+    with_generator,
+};
 
 const SCHEDULES: &[Schedule] = &[
     Schedule::Inline,
@@ -250,6 +253,51 @@ fn a_training_is_the_same_whoever_makes_its_batches() {
         let expected = train(&kind.plain().device(), 0, false).unwrap();
         for workers in [0, 1, 3] {
             assert_eq!(train(&kind.device(), workers, false).unwrap(), expected, "{kind:?}, {workers}");
+        }
+    }
+}
+
+/// Losses and parameters of a training whose batches are scaled and trained on in stages, in a run or step by step.
+fn train_in_stages(device: &Device, schedule: PipelineSchedule, by_steps: bool) -> Result<Vec<u32>> {
+    let model = mlp(&[6, 8, 1], 3, device)?;
+    let mut adam = Adam::new(model.parameters(), 0.01)?;
+    let mut pipeline =
+        Pipeline::with_options(device, PipelineOptions { schedule, ..PipelineOptions::default() })
+            .stage("load", |n: u64| Tensor::randn(&[7, 6], DType::F32, RandomKey { seed: 3, op: n }, device))
+            .stage("scale", |x| x.dropout(0.25, None)?.mul_scalar(1.5))
+            .stage("train", |x| {
+                let loss = model.forward(&Var::constant(x))?.square()?.mean(&[], false)?;
+                adam.step(&loss.backward()?)?;
+                Ok(loss.value().clone())
+            });
+    let mut losses = Vec::new();
+    let mut batches = 0..9;
+    with_generator(streamgrad::Generator::new(5), || -> Result<()> {
+        if by_steps {
+            while let Some(loss) = pipeline.progress(&mut batches)? {
+                losses.push(loss);
+            }
+        } else {
+            losses = pipeline.run(batches)?;
+        }
+        Ok(())
+    })?;
+    drop(pipeline);
+    let parameters = model.parameters().into_iter().map(|parameter| parameter.value().clone());
+    let all = losses.into_iter().chain(parameters).map(|tensor| bits(&tensor));
+    Ok(all.collect::<Result<Vec<_>>>()?.concat())
+}
+
+#[test]
+fn a_training_in_stages_is_the_same_step_by_step() {
+    for kind in Kind::all(SCHEDULES) {
+        let expected = train_in_stages(&kind.plain().device(), PipelineSchedule::Serial, false).unwrap();
+        for schedule in [PipelineSchedule::Serial, PipelineSchedule::Stages] {
+            assert_eq!(
+                train_in_stages(&kind.device(), schedule, true).unwrap(),
+                expected,
+                "{kind:?}, {schedule:?}"
+            );
         }
     }
 }

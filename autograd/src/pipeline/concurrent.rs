@@ -110,10 +110,12 @@ impl ConcurrentBatches {
             return Err(Error::invalid("ConcurrentBatches::new", "priorities", expected, priorities.len()));
         }
         priorities.resize(lanes, Priority::Normal);
+        let options = |priority| StreamOptions { priority, ..DRIVEN };
+        let options: Vec<StreamOptions> = priorities.into_iter().map(options).collect();
         let tries_orders = matches!(device.schedule(), Schedule::Explore(_) | Schedule::Delay { .. });
         let measured = schedule == Lanes::Measured && lanes > 1 && !tries_orders;
         Ok(ConcurrentBatches {
-            streams: streams(device, &priorities)?,
+            streams: streams(device, &options)?,
             serial: device.default_stream(),
             team: Team::new("lane", lanes - 1)?,
             trial: measured.then(Mutex::default),
@@ -356,13 +358,15 @@ impl ConcurrentBatches {
     }
 }
 
-/// Streams for the threads that launch on them. A single one is the default stream, with all threads; several share them evenly.
-pub(super) fn streams(device: &Device, priorities: &[Priority]) -> Result<Vec<Stream>> {
-    let threads = Some((device.threads() / priorities.len()).max(1));
-    let stream = |&priority: &Priority| {
-        device.new_stream_with(StreamOptions { priority, placement: Placement::Caller, threads })
-    };
-    let streams = match priorities {
+/// A stream whose commands run on the thread that launches them.
+pub(super) const DRIVEN: StreamOptions =
+    StreamOptions { priority: Priority::Normal, placement: Placement::Caller, threads: None };
+
+/// Streams beside each other. A single one is the default stream, with all threads; several share them evenly.
+pub(super) fn streams(device: &Device, options: &[StreamOptions]) -> Result<Vec<Stream>> {
+    let threads = Some((device.threads() / options.len()).max(1));
+    let stream = |&options: &StreamOptions| device.new_stream_with(StreamOptions { threads, ..options });
+    let streams = match options {
         [_] => vec![device.default_stream()],
         several => several.iter().map(stream).collect::<Result<_>>()?,
     };

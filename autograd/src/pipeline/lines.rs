@@ -7,11 +7,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use device::{Event, HandOff, Panicked, Priority, Team};
+use device::{Event, HandOff, Panicked, Team};
 use tensor::{Device, Error, Generator, Result, Stream};
 
 use super::around::{Around, failed};
-use super::concurrent::streams;
+use super::concurrent::{DRIVEN, streams};
 
 /// What goes from one stage to the next.
 pub(super) type Item = Box<dyn Any + Send>;
@@ -28,14 +28,14 @@ pub(super) struct Stage<'a> {
 /// Streams for groups of stages, and the threads that drive them: the last one is the caller's.
 pub(super) struct Lines {
     pub(super) groups: Vec<Range<usize>>,
-    streams: Vec<Stream>,
+    pub(super) streams: Vec<Stream>,
     team: Team,
 }
 
 impl Lines {
     /// A stream for each group.
     pub(super) fn new(device: &Device, groups: Vec<Range<usize>>) -> Result<Lines> {
-        let streams = streams(device, &vec![Priority::Normal; groups.len()])?;
+        let streams = streams(device, &vec![DRIVEN; groups.len()])?;
         let team = Team::new("stage", groups.len() - 1)?;
         Ok(Lines { groups, streams, team })
     }
@@ -49,6 +49,18 @@ fn through(around: &Around, stage: &mut Stage<'_>, number: usize, batch: usize, 
         Ok(done) => done.map_err(|error| failed(&stage.name, batch, error)),
         Err(panicked) => Err(failed(&stage.name, batch, panicked)),
     }
+}
+
+/// A batch through a group of stages, of which the first one has the number `first`.
+pub(super) fn through_all(
+    around: &Around,
+    stages: &mut [Stage<'_>],
+    first: usize,
+    batch: usize,
+    item: Item,
+) -> Result<Item> {
+    let mut stages = stages.iter_mut().zip(first..);
+    stages.try_fold(item, |item, (stage, number)| through(around, stage, number, batch, item))
 }
 
 /// Batches on their way.
@@ -153,21 +165,16 @@ impl To<'_> {
 }
 
 /// The next of the batches; what asking for it panicked with.
-fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Result<Option<Item>> {
+pub(super) fn taken(batches: &mut dyn Iterator<Item = Item>, batch: usize) -> Result<Option<Item>> {
     Panicked::catch(|| batches.next()).map_err(|panicked| failed("batches", batch, panicked))
 }
 
 impl Part<'_, '_> {
     /// Works until there is nothing left, or something failed.
     fn work(&mut self, stream: &Stream, around: &Around, failure: &Failure) {
-        while let Some((batch, mut item)) = self.from.next(stream.device(), failure) {
-            for (at, stage) in self.stages.iter_mut().enumerate() {
-                match through(around, stage, self.first + at, batch, item) {
-                    Ok(made) => item = made,
-                    Err(error) => return keep(failure, batch, error),
-                }
-            }
-            match self.to.give(stream, batch, item) {
+        while let Some((batch, item)) = self.from.next(stream.device(), failure) {
+            let made = through_all(around, self.stages, self.first, batch, item);
+            match made.and_then(|item| self.to.give(stream, batch, item)) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => return keep(failure, batch, error),
@@ -300,6 +307,11 @@ pub(super) fn even(times: &[f64]) -> Vec<Range<usize>> {
 
 /// Times that differ by no more than this factor are alike.
 const ALMOST: f64 = 1.05;
+
+/// Each stage in a group of its own.
+pub(super) fn each(stages: usize) -> Vec<Range<usize>> {
+    if stages == 0 { all(0) } else { (0..stages).map(|stage| stage..stage + 1).collect() }
+}
 
 /// All stages in one group.
 pub(super) fn all(stages: usize) -> Vec<Range<usize>> {

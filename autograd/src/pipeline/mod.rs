@@ -6,6 +6,7 @@ mod deferred;
 mod lines;
 mod measured;
 mod prefetch;
+mod progress;
 mod stages;
 
 pub use concurrent::{ConcurrentBatches, LaneOptions, Lanes, Step};

@@ -4,11 +4,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use tensor::{Device, Error, Generator, Result, next_key};
+use device::StreamId;
+use tensor::{Device, Error, Generator, Result, Stream, next_key};
 
 use super::deferred::is_in_batch;
-use super::lines::{Item, Lines, Run, Stage, all, even};
+use super::lines::{Item, Lines, Run, Stage, all, each, even};
 use super::measured::{median, pays};
+use super::progress::Progress;
 
 /// Batches of which the time is taken at once, and how often that is done.
 const BLOCK: usize = 4;
@@ -23,8 +25,9 @@ pub(super) const MOST_DEPTH: usize = 1024;
 /// all stages on one stream, if what a stage changes (parameters, statistics, counters) is used by that stage alone: a
 /// forward pass belongs into the stage of its backward pass and optimizer. What stages share otherwise is used in an order
 /// that the schedule decides. Random ops draw from a generator of the batch and the stage, and
-/// stages are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the run is under. Within a batch of
-/// [`ConcurrentBatches`](crate::ConcurrentBatches), which takes what is put off with [`defer`](crate::defer), all stages are on one stream.
+/// stages are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the run is under. A run within a batch of
+/// [`ConcurrentBatches`](crate::ConcurrentBatches), which takes what is put off with [`defer`](crate::defer), has all stages on one stream.
+/// [`progress`](Self::progress) goes through the same batches step by step.
 ///
 /// The first batches of the first run that is not profiled are used to measure: how long each stage takes, and whether several streams are faster
 /// than one. Neighbours share a stream where that is as fast, and all of them do where the gain is less than the noise;
@@ -54,6 +57,8 @@ pub struct Pipeline<'a, In, Out> {
     rounds: Rounds,
     /// What runs the stages, once that is decided.
     lines: Option<Lines>,
+    /// What goes on step by step.
+    progress: Option<Progress>,
     ends: PhantomData<fn(In) -> Out>,
 }
 
@@ -115,6 +120,8 @@ pub struct StageReport {
     pub name: Box<str>,
     /// Which of the streams it is on.
     pub stream: usize,
+    /// That stream, as a recording names it.
+    pub stream_id: StreamId,
     /// Milliseconds of a batch by itself, if that was measured.
     pub alone_ms: Option<f64>,
 }
@@ -133,7 +140,7 @@ impl fmt::Display for PipelineReport {
                 write!(f, "a batch takes {serial:.3} ms on one stream, {concurrent:.3} ms on several: ")?;
                 f.write_str(if self.streams > 1 { "several are used" } else { "one is used" })
             }
-            _ if self.streams > 1 => f.write_str("several streams, as was asked for"),
+            _ if self.streams > 1 => f.write_str("several streams"),
             _ => f.write_str("one stream"),
         }
     }
@@ -147,35 +154,12 @@ impl<In: Send + 'static> Pipeline<'_, In, In> {
 
     /// [`new`](Self::new) with options.
     pub fn with_options(device: &Device, options: PipelineOptions) -> Self {
-        Pipeline {
-            device: device.clone(),
-            options,
-            stages: Vec::new(),
-            report: PipelineReport::default(),
-            rounds: Rounds::default(),
-            lines: None,
-            ends: PhantomData,
-        }
+        Pipeline::of(device.clone(), options, Vec::new())
     }
 }
 
 impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
-    /// Adds a stage, which is called with what the one before it gives, and with each batch in turn.
-    pub fn stage<Next: Send + 'static>(
-        mut self,
-        name: &str,
-        mut body: impl FnMut(Out) -> Result<Next> + Send + 'a,
-    ) -> Pipeline<'a, In, Next> {
-        let erased = move |item: Item| -> Result<Item> {
-            // What the stage before gave, as the types of both say.
-            let Ok(item) = item.downcast::<Out>() else {
-                return Err(Error::invalid("Pipeline::run", "item", std::any::type_name::<Out>(), "another"));
-            };
-            Ok(Box::new(body(*item)?))
-        };
-        let device = self.device.clone();
-        self.stages.push(Stage { name: name.into(), body: Box::new(erased), device });
-        let Pipeline { device, options, stages, .. } = self;
+    fn of(device: Device, options: PipelineOptions, stages: Vec<Stage<'a>>) -> Self {
         Pipeline {
             device,
             options,
@@ -183,8 +167,21 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
             report: PipelineReport::default(),
             rounds: Rounds::default(),
             lines: None,
+            progress: None,
             ends: PhantomData,
         }
+    }
+
+    /// Adds a stage, which is called with what the one before it gives, and with each batch in turn.
+    pub fn stage<Next: Send + 'static>(
+        mut self,
+        name: &str,
+        mut body: impl FnMut(Out) -> Result<Next> + Send + 'a,
+    ) -> Pipeline<'a, In, Next> {
+        let erased = move |item: Item| -> Result<Item> { Ok(Box::new(body(unboxed(item)?)?)) };
+        let device = self.device.clone();
+        self.stages.push(Stage { name: name.into(), body: Box::new(erased), device });
+        Pipeline::of(self.device, self.options, self.stages)
     }
 
     /// Takes batches through all stages, and gives what the last one makes of each.
@@ -194,8 +191,8 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
     ///
     /// # Errors
     /// [`Error::Stage`] with what the first batch to fail, in order, was refused by: the batches before it were run to their
-    /// end, later ones may have been through some stages. Panics are caught. [`Error::InvalidArgument`] for a depth of 0 or more than 1024;
-    /// [`Error::Deadlock`] from within a stage; [`Error::Io`] if the system gives no thread.
+    /// end, later ones may have been through some stages. Panics are caught. [`Error::InvalidArgument`] for a depth of 0 or more than 1024,
+    /// and while batches of [`progress`](Self::progress) are under way; [`Error::Deadlock`] from within a stage; [`Error::Io`] if the system gives no thread.
     pub fn run<I>(&mut self, batches: I) -> Result<Vec<Out>>
     where
         I: IntoIterator<Item = In>,
@@ -205,10 +202,15 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         if !(1..=MOST_DEPTH).contains(&depth) {
             return Err(Error::invalid("Pipeline::run", "depth", "1 to 1024", depth));
         }
+        let under_way = self.progress.as_ref().map_or(0, Progress::under_way);
+        if under_way > 0 {
+            let expected = "none, as when `progress` has given the last one";
+            return Err(Error::invalid("Pipeline::run", "batches under way", expected, under_way));
+        }
         let generator = Generator::current();
         // One draw a run, so that runs differ.
         next_key();
-        let mut batches = batches.into_iter().fuse().map(|batch| -> Item { Box::new(batch) });
+        let mut batches = boxed(batches.into_iter());
         let mut run = Run::new(generator, &mut batches);
         let in_batch = is_in_batch();
         let lines = match self.lines.take_if(|_| !in_batch) {
@@ -216,29 +218,118 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
             None if in_batch => Lines::new(&self.device, all(self.stages.len()))?,
             None => self.decide(&mut run)?,
         };
-        self.report_on(&lines);
+        self.report_on(&lines.groups, &lines.streams);
         let done = run.go_on(&mut self.stages, &lines, self.options.depth, usize::MAX);
         // Too few batches to measure decide nothing.
         if !in_batch && (self.options.schedule != PipelineSchedule::Measured || run.is_decided) {
             self.lines = Some(lines);
         }
         done?;
-        let outputs = run.outputs.into_iter().filter_map(|item| item.downcast::<Out>().ok());
-        Ok(outputs.map(|out| *out).collect())
+        run.outputs.into_iter().map(unboxed).collect()
     }
 
-    /// How the stages run, and what was measured to decide that; empty before the first run.
+    /// One step: every stage works on the batch that is next for it, the first stage on the next of `batches`. Gives what the last
+    /// stage makes of the oldest batch; `None` once no batch is left, neither in `batches` nor under way.
+    ///
+    /// The calling thread launches all stages, each on its stream, and waits for nothing, so a step can be timed, traced and
+    /// synchronised by itself. What the last stage launches runs where a lane's commands do, and what the others launch beside it.
+    /// One batch between two streams stays under way from step to step. A first step, and one after `None`, takes as many batches as
+    /// it needs for one to reach the last stage; where `batches` has no more, those under way go on. Stages whose own work on the
+    /// host takes long are for [`run`](Self::run), which gives them threads, or for a [`Prefetch`](crate::Prefetch).
+    ///
+    /// The steps until `None` give, bit for bit, what a [`run`](Self::run) on the same batches gives; random ops draw from the
+    /// generator that is current in the first one. Stages are under the modes of the step that launches them, and what they put off
+    /// with [`defer`](crate::defer) is the calling thread's. Nothing is measured: stages share streams as a run has decided, or as
+    /// was asked for; where neither says so, each has a stream.
+    ///
+    /// ```
+    /// use autograd::{Device, Pipeline, Tensor};
+    /// # fn main() -> autograd::Result<()> {
+    /// let dev = Device::cpu();
+    /// let mut pipeline = Pipeline::new(&dev)
+    ///     .stage("load", |n: usize| Tensor::from_slice(&[n as f32, 1.0], &[2], &dev))
+    ///     .stage("train", |x| x.mul_scalar(2.0)?.sum(&[], false));
+    /// let (mut batches, mut sums) = (0..3, Vec::new());
+    /// // While a step trains on one batch, it loads the next one.
+    /// while let Some(sum) = pipeline.progress(&mut batches)? {
+    ///     sums.push(sum.item::<f32>()?);
+    /// }
+    /// assert_eq!(sums, [2.0, 4.0, 6.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Stage`] for a batch that a stage failed on, when its turn comes: after the outputs of all batches before it. That batch
+    /// is gone; those behind it stay under way, and the next step goes on with them. Panics of stages and of `batches` are caught.
+    /// [`Error::Io`] if the system gives no thread, before a batch is taken.
+    pub fn progress<I>(&mut self, batches: &mut I) -> Result<Option<Out>>
+    where
+        I: Iterator<Item = In> + ?Sized,
+    {
+        let (progress, stages) = self.begin()?;
+        progress.step(stages, &mut boxed(batches)).map(|done| done.and_then(unboxed)).transpose()
+    }
+
+    /// Takes as many batches as [`progress`](Self::progress) keeps under way, so that the first step is like those behind it.
+    ///
+    /// ```
+    /// use autograd::{Device, Pipeline};
+    /// # fn main() -> autograd::Result<()> {
+    /// let mut pipeline = Pipeline::new(&Device::cpu()).stage("load", |n: usize| Ok(n + 1)).stage("train", |n| Ok(10 * n));
+    /// let mut batches = 0..3;
+    /// pipeline.fill(&mut batches)?;
+    /// assert_eq!(batches, 1..3);
+    /// assert_eq!(pipeline.progress(&mut batches)?, Some(10));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system gives no thread, before a batch is taken. What a batch is refused by, its step gives.
+    pub fn fill<I>(&mut self, batches: &mut I) -> Result<()>
+    where
+        I: Iterator<Item = In> + ?Sized,
+    {
+        let (progress, stages) = self.begin()?;
+        progress.fill(stages, &mut boxed(batches));
+        Ok(())
+    }
+
+    /// What steps go on with.
+    fn begin(&mut self) -> Result<(&mut Progress, &mut [Stage<'a>])> {
+        let progress = match self.progress.take() {
+            Some(progress) if !progress.is_over() => progress,
+            known => {
+                let groups = match (&self.lines, self.options.schedule) {
+                    (Some(lines), _) => lines.groups.clone(),
+                    (None, PipelineSchedule::Serial) => all(self.stages.len()),
+                    (None, _) => each(self.stages.len()),
+                };
+                let progress = match known.filter(|known| known.groups == groups) {
+                    Some(known) => known,
+                    None => Progress::new(&self.device, groups)?,
+                };
+                self.report_on(&progress.groups, &progress.streams);
+                progress
+            }
+        };
+        Ok((self.progress.insert(progress), &mut self.stages))
+    }
+
+    /// How the stages run, and what was measured to decide that; empty before the first batch.
     pub fn report(&self) -> &PipelineReport {
         &self.report
     }
 
-    fn report_on(&mut self, lines: &Lines) {
-        self.report.streams = lines.groups.len();
-        let stream = |stage: usize| lines.groups.iter().position(|group| group.contains(&stage)).unwrap_or(0);
+    fn report_on(&mut self, groups: &[Range<usize>], streams: &[Stream]) {
+        self.report.streams = groups.len();
         let known = std::mem::take(&mut self.report.stages);
-        let stages = self.stages.iter().enumerate().map(|(at, stage)| StageReport {
+        let on = groups.iter().enumerate().flat_map(|(stream, group)| group.clone().map(move |_| stream));
+        let stages = self.stages.iter().zip(on).enumerate().map(|(at, (stage, stream))| StageReport {
             name: stage.name.clone(),
-            stream: stream(at),
+            stream,
+            stream_id: streams[stream].id(),
             alone_ms: known.get(at).and_then(|stage| stage.alone_ms),
         });
         self.report.stages = stages.collect();
@@ -254,7 +345,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
                 self.measure(run, serial)
             }
             PipelineSchedule::Stages | PipelineSchedule::Measured if count > 1 => {
-                Lines::new(&self.device, (0..count).map(|stage| stage..stage + 1).collect())
+                Lines::new(&self.device, each(count))
             }
             _ => {
                 run.is_decided = true;
@@ -271,6 +362,7 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         let report = |(stage, ms): (&Stage<'_>, &f64)| StageReport {
             name: stage.name.clone(),
             stream: 0,
+            stream_id: serial.streams[0].id(),
             alone_ms: Some(*ms),
         };
         self.report.stages = self.stages.iter().zip(&alone).map(report).collect();
@@ -304,6 +396,17 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
         (self.report.serial_ms, self.report.concurrent_ms) = (median(one), median(many));
         Ok(if pays { several } else { serial })
     }
+}
+
+/// Batches as stages take them, asked for no more once there are none.
+fn boxed<T: Send + 'static>(batches: impl Iterator<Item = T>) -> impl Iterator<Item = Item> {
+    batches.fuse().map(|batch| -> Item { Box::new(batch) })
+}
+
+/// What the stage before, or the last one, gave, as the types of both say.
+fn unboxed<T: 'static>(item: Item) -> Result<T> {
+    let another = |_| Error::invalid("Pipeline::run", "item", std::any::type_name::<T>(), "another");
+    item.downcast::<T>().map(|item| *item).map_err(another)
 }
 
 #[cfg(test)]

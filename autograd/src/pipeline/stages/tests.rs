@@ -16,8 +16,8 @@ fn options(schedule: PipelineSchedule) -> PipelineOptions {
 const SCHEDULES: [PipelineSchedule; 3] =
     [PipelineSchedule::Serial, PipelineSchedule::Stages, PipelineSchedule::Measured];
 
-/// Losses and weights of a small training: rows are drawn, scaled with dropout, and trained on.
-fn train(schedule: PipelineSchedule, batches: usize) -> Result<(Vec<f64>, Vec<f64>)> {
+/// Losses and weights of a small training, in runs or step by step: rows are drawn, scaled with dropout, and trained on.
+fn train(schedule: PipelineSchedule, batches: usize, by_steps: bool) -> Result<(Vec<f64>, Vec<f64>)> {
     let dev = Device::cpu();
     let weights = Tensor::ones(&[5, 3], DType::F64, &dev)?;
     let w = Var::leaf(weights.clone());
@@ -35,9 +35,15 @@ fn train(schedule: PipelineSchedule, batches: usize) -> Result<(Vec<f64>, Vec<f6
     let mut losses = Vec::new();
     // The second run goes on with what the first one left.
     with_generator(Generator::new(7), || -> Result<()> {
-        for run in [0..batches as u64, 50..60] {
-            for loss in pipeline.run(run)? {
-                losses.push(loss.item::<f64>()?);
+        for mut run in [0..batches as u64, 50..60] {
+            if by_steps {
+                while let Some(loss) = pipeline.progress(&mut run)? {
+                    losses.push(loss.item::<f64>()?);
+                }
+            } else {
+                for loss in pipeline.run(run)? {
+                    losses.push(loss.item::<f64>()?);
+                }
             }
         }
         Ok(())
@@ -50,11 +56,15 @@ fn train(schedule: PipelineSchedule, batches: usize) -> Result<(Vec<f64>, Vec<f6
 fn every_schedule_gives_the_same_bits() -> Result<()> {
     // Fewer than are measured on, and more.
     for batches in [2, 80] {
-        let expected = train(PipelineSchedule::Serial, batches)?;
+        let expected = train(PipelineSchedule::Serial, batches, false)?;
         assert_eq!(expected.0.len(), batches + 10);
         for schedule in SCHEDULES {
-            for _ in 0..3 {
-                assert_eq!(train(schedule, batches)?, expected, "{schedule:?}, {batches}");
+            for by_steps in [false, true, false, true] {
+                assert_eq!(
+                    train(schedule, batches, by_steps)?,
+                    expected,
+                    "{schedule:?}, {batches}, {by_steps}"
+                );
             }
         }
     }

@@ -1,12 +1,13 @@
 //! One copy of the training, stepped, timed or traced.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
-use autograd::{ConcurrentBatches, Gradients, GraphOptions, Lanes, Order, Step, no_grad};
-use device::{
-    DType, Device, Error, Placement, Recording, Result, Stream, StreamId, StreamOptions, SyncStats,
+use autograd::{
+    ConcurrentBatches, GraphOptions, Lanes, Order, Pipeline, PipelineOptions, PipelineSchedule, Step, no_grad,
 };
+use device::{DType, Device, Error, Recording, Result, Stream, StreamId, SyncStats};
 use tensor::{PlanReport, Tensor, Tensors};
 
 use super::hosted::host_of;
@@ -32,10 +33,8 @@ pub(super) struct Runner {
     name: &'static str,
     device: Device,
     schedule: Schedule,
-    /// What runs at once, with a name each.
-    streams: Vec<(Stream, String)>,
-    model: Box<dyn Model>,
-    optimizer: Box<dyn Optimizer>,
+    streams: Named,
+    model: Arc<dyn Model>,
     batches: LoaderSteps<InMemory>,
     /// The loss of every batch so far.
     losses: Vec<f64>,
@@ -57,15 +56,16 @@ pub(super) struct Runner {
 /// How a step's batches run.
 enum Schedule {
     /// Forward and backward pass of each on a lane; the only lane of the serial schedule is the default stream.
-    Lanes(ConcurrentBatches),
-    /// The next step's batches are prepared while this step's train.
-    Stages(Box<Stages>),
+    Lanes(ConcurrentBatches, Box<dyn Optimizer>),
+    /// The next step's only batch is prepared while this step's trains.
+    Stages(Box<Pipeline<'static, Batch, Tensor>>),
     /// Batches are prepared and copied to where a captured step reads them.
     Captured(Box<Replays>),
 }
 
 struct Replays {
     lanes: ConcurrentBatches,
+    optimizer: Box<dyn Optimizer>,
     step: CapturedStep,
     /// What was captured last, how often, and how long that took in all.
     plan: PlanReport,
@@ -74,103 +74,103 @@ struct Replays {
 }
 
 impl Replays {
-    fn new(lanes: ConcurrentBatches, device: &Device, order: Order) -> Replays {
+    fn new(
+        lanes: ConcurrentBatches,
+        optimizer: Box<dyn Optimizer>,
+        device: &Device,
+        order: Order,
+    ) -> Replays {
         let step = CapturedStep::new(device, GraphOptions { order, ..GraphOptions::default() });
-        Replays { lanes, step, plan: PlanReport::default(), captures: 0, capture_ms: 0.0 }
+        Replays { lanes, optimizer, step, plan: PlanReport::default(), captures: 0, capture_ms: 0.0 }
     }
 }
 
-struct Stages {
-    prepare: Stream,
-    train: Stream,
-    ahead: Option<Vec<Batch>>,
-}
-
-/// A stream that has a share of the device's threads.
-fn stream(device: &Device, streams: usize, placement: Placement) -> Result<Stream> {
-    let threads = Some((device.threads() / streams).max(1));
-    device.new_stream_with(StreamOptions { placement, threads, ..StreamOptions::default() })
-}
+/// What runs at once, with a name each.
+type Named = Vec<(StreamId, String)>;
 
 impl Schedule {
-    /// The schedule of a workload on so many streams, the model for it, and its streams. One stream is the serial schedule.
-    #[expect(clippy::type_complexity, reason = "the parts of a runner")]
+    /// The schedule of a workload, the model for it, and its streams; those of stages are made for the first batch. One stream is
+    /// the serial schedule.
     fn new(
         workload: &dyn Workload,
-        seed: u64,
-        streams: usize,
+        options: &CompareOptions,
+        how: How,
         device: &Device,
-    ) -> Result<(Schedule, Box<dyn Model>, Vec<(Stream, String)>)> {
+    ) -> Result<(Schedule, Arc<dyn Model>, Named)> {
+        let seed = options.seed;
+        let streams = if let How::Eager { streams } = how { streams } else { 1 };
         let overlap = if streams == 1 { Overlap::Batches } else { workload.overlap() };
-        let share = |placement| stream(device, streams, placement);
-        match overlap {
-            Overlap::Batches => {
-                let lanes = ConcurrentBatches::with_options(device, streams, Lanes::Always)?;
-                let named = lanes.streams().iter().enumerate();
-                let named = named.map(|(lane, stream)| (stream.clone(), format!("lane {lane}"))).collect();
-                Ok((Schedule::Lanes(lanes), workload.model(seed, device)?, named))
-            }
-            Overlap::Branches => {
-                let branches = device.default_stream().branches(2)?;
-                let named = branches.into_iter().zip(["first branch", "second branch"].map(str::to_owned));
-                let model = workload.branched(seed, device)?;
-                Ok((Schedule::Lanes(ConcurrentBatches::new(device, 1)?), model, named.collect()))
-            }
-            Overlap::Stages => {
-                // The host drives the part that trains, and a worker the one that prepares.
-                let (prepare, train) = (share(Placement::Worker)?, share(Placement::Caller)?);
-                [&prepare, &train].into_iter().try_for_each(tensor::preload)?;
-                let named =
-                    vec![(prepare.clone(), "prepare".to_owned()), (train.clone(), "train".to_owned())];
-                let stages = Stages { prepare, train, ahead: None };
-                Ok((Schedule::Stages(Box::new(stages)), workload.model(seed, device)?, named))
-            }
+        let model: Arc<dyn Model> = match overlap {
+            Overlap::Branches => workload.branched(seed, device)?,
+            Overlap::Batches | Overlap::Stages => workload.model(seed, device)?,
         }
+        .into();
+        let optimizer =
+            workload.optimizer(model.parameters(), workload.overlap().batches(options.streams))?;
+        let lanes = |lanes| ConcurrentBatches::with_options(device, lanes, Lanes::Always);
+        let (schedule, named) = match (overlap, how) {
+            (Overlap::Batches, how) => {
+                let lanes = lanes(streams)?;
+                let named = lanes.streams().iter().enumerate();
+                let named = named.map(|(lane, stream)| (stream.id(), format!("lane {lane}"))).collect();
+                let schedule = match how {
+                    How::Captured(order) => {
+                        Schedule::Captured(Box::new(Replays::new(lanes, optimizer, device, order)))
+                    }
+                    How::Eager { .. } | How::Hosted => Schedule::Lanes(lanes, optimizer),
+                };
+                (schedule, named)
+            }
+            (Overlap::Branches, _) => {
+                let branches = device.default_stream().branches(2)?;
+                let named =
+                    branches.iter().map(Stream::id).zip(["first branch", "second branch"].map(str::to_owned));
+                (Schedule::Lanes(lanes(1)?, optimizer), named.collect())
+            }
+            (Overlap::Stages, _) => {
+                (Schedule::Stages(Box::new(stages(&model, optimizer, device))), Named::new())
+            }
+        };
+        Ok((schedule, model, named))
     }
 
     /// Losses of a step's batches, and their gradients' sum, with one optimizer step; of the batches before if these are
     /// prepared ahead.
-    fn step(
-        &mut self,
-        model: &dyn Model,
-        optimizer: &mut dyn Optimizer,
-        batches: Vec<Batch>,
-        device: &Device,
-    ) -> Result<Vec<Tensor>> {
-        let prepare = |batch| no_grad(|| model.prepare(batch));
+    fn step(&mut self, model: &dyn Model, batches: Vec<Batch>, device: &Device) -> Result<Vec<Tensor>> {
         match self {
-            Schedule::Lanes(lanes) => {
+            Schedule::Lanes(lanes, optimizer) => {
+                let prepare = |batch| no_grad(|| model.prepare(batch));
                 let Step { losses, gradients, .. } =
                     lanes.step(batches, |batch| model.batch_loss(&uploaded(prepare(batch)?, device)?))?;
                 optimizer.step(&gradients)?;
                 Ok(losses)
             }
             Schedule::Captured(replays) => {
-                let training = Training { lanes: &replays.lanes, model, optimizer };
-                replays.step.step(training, batches)
+                let Replays { lanes, optimizer, step, .. } = &mut **replays;
+                step.step(Training { lanes, model, optimizer: &mut **optimizer }, batches)
             }
-            Schedule::Stages(stages) => {
-                let ahead = |batches: Vec<Batch>| -> Result<Vec<Batch>> {
-                    stages.prepare.scope(|| batches.into_iter().map(prepare).collect())
-                };
-                let next = ahead(batches)?;
-                let Some(now) = stages.ahead.replace(next) else { return Ok(Vec::new()) };
-                stages.train.scope(|| {
-                    let (mut losses, mut gradients) = (Vec::new(), None::<Gradients>);
-                    for batch in &now {
-                        let loss = model.batch_loss(batch)?;
-                        losses.push(loss.value().clone());
-                        match &mut gradients {
-                            Some(sum) => sum.merge(loss.backward()?)?,
-                            None => gradients = Some(loss.backward()?),
-                        }
-                    }
-                    optimizer.step(&gradients.unwrap_or_default())?;
-                    Ok(losses)
-                })
+            Schedule::Stages(pipeline) => {
+                Ok(pipeline.progress(&mut batches.into_iter())?.into_iter().collect())
             }
         }
     }
+}
+
+/// What comes before the part that learns, and that part.
+fn stages(
+    model: &Arc<dyn Model>,
+    mut optimizer: Box<dyn Optimizer>,
+    device: &Device,
+) -> Pipeline<'static, Batch, Tensor> {
+    let (first, model) = (Arc::clone(model), Arc::clone(model));
+    let options = PipelineOptions { schedule: PipelineSchedule::Stages, ..PipelineOptions::default() };
+    Pipeline::with_options(device, options)
+        .stage("prepare", move |batch| no_grad(|| first.prepare(batch)))
+        .stage("train", move |batch| {
+            let loss = model.batch_loss(&batch)?;
+            optimizer.step(&loss.backward()?)?;
+            Ok(loss.value().clone())
+        })
 }
 
 /// A batch on the device, where it is already unless the host has prepared it.
@@ -212,16 +212,21 @@ impl Runner {
             ..LoaderOptions::default()
         };
         let loader = DataLoader::new(train.clone(), loader)?;
-        let streams = if let How::Eager { streams } = how { streams } else { 1 };
-        let (schedule, model, streams) = Schedule::new(workload, options.seed, streams, &device)?;
-        let per_step = workload.overlap().batches(options.streams);
-        let mut runner = Runner {
+        let mut batches = loader.steps(workload.overlap().batches(options.streams), Position::default())?;
+        let (mut schedule, model, mut streams) = Schedule::new(workload, options, how, &device)?;
+        if let Schedule::Stages(pipeline) = &mut schedule {
+            // Every step has batches ready, the first one too.
+            pipeline.fill(&mut next(&mut batches)?.into_iter())?;
+            device.synchronize()?;
+            let stages = pipeline.report().stages.iter();
+            streams = stages.map(|stage| (stage.stream_id, stage.name.to_string())).collect();
+        }
+        Ok(Runner {
             name,
-            optimizer: workload.optimizer(model.parameters(), per_step)?,
             schedule,
             streams,
             model,
-            batches: loader.steps(per_step, Position::default())?,
+            batches,
             device,
             losses: Vec::new(),
             warm: 0,
@@ -232,28 +237,15 @@ impl Runner {
             driver_allocations: 0,
             memory: MemoryStats::default(),
             recordings: Vec::new(),
-        };
-        if matches!(runner.schedule, Schedule::Stages(_)) {
-            // Every step has batches ready, the first one too.
-            runner.step(false)?;
-        }
-        if let How::Captured(order) = how {
-            runner.schedule = match runner.schedule {
-                Schedule::Lanes(lanes) => {
-                    Schedule::Captured(Box::new(Replays::new(lanes, &runner.device, order)))
-                }
-                schedule => schedule,
-            };
-        }
-        Ok(runner)
+        })
     }
 
     /// Captures a step on batches like these, if there is none.
     fn capture(&mut self, batches: &[Batch]) -> Result<()> {
         let Schedule::Captured(replays) = &mut self.schedule else { return Ok(()) };
-        let Replays { lanes, step, plan, captures, capture_ms } = &mut **replays;
+        let Replays { lanes, optimizer, step, plan, captures, capture_ms } = &mut **replays;
         let start = Instant::now();
-        let training = Training { lanes, model: &*self.model, optimizer: &mut *self.optimizer };
+        let training = Training { lanes, model: &*self.model, optimizer: &mut **optimizer };
         let (report, fresh) = step.capture(training, batches.to_vec())?;
         // What prepared the batches is not the step's.
         self.device.synchronize()?;
@@ -269,7 +261,7 @@ impl Runner {
     pub(super) fn plan(&self) -> Option<(PlanReport, usize, f64)> {
         match &self.schedule {
             Schedule::Captured(replays) => Some((replays.plan, replays.captures, replays.capture_ms)),
-            Schedule::Lanes(_) | Schedule::Stages(_) => None,
+            Schedule::Lanes(..) | Schedule::Stages(_) => None,
         }
     }
 
@@ -280,15 +272,14 @@ impl Runner {
     /// One step, timed and counted from the first launch to the end of the last command. Batches are made before
     /// that and losses are read after it.
     fn step(&mut self, traced: bool) -> Result<Taken> {
-        let Some(batches) = self.batches.next() else { return Err(no_batches()) };
-        let batches = batches?;
+        let batches = next(&mut self.batches)?;
         self.capture(&batches)?;
         let before = self.device.sync_stats();
         if traced {
             self.device.start_recording();
         }
         let start = Instant::now();
-        let losses = self.schedule.step(&*self.model, &mut *self.optimizer, batches, &self.device)?;
+        let losses = self.schedule.step(&*self.model, batches, &self.device)?;
         let launched = start.elapsed();
         self.device.synchronize()?;
         let took = start.elapsed();
@@ -411,7 +402,7 @@ impl Runner {
     }
 
     pub(super) fn profile(&self) -> Profile {
-        let lanes: Vec<StreamId> = self.streams.iter().map(|(stream, _)| stream.id()).collect();
+        let lanes: Vec<StreamId> = self.streams.iter().map(|&(stream, _)| stream).collect();
         Profile::of(&self.recordings, &lanes)
     }
 
@@ -446,14 +437,14 @@ impl Runner {
 
     fn streams_by_name(&self) -> Vec<(StreamId, String)> {
         let default = self.device.default_stream().id();
-        let named = self.streams.iter().map(|(stream, name)| (stream.id(), name.clone()));
-        let named = named.filter(|&(id, _)| id != default);
+        let named = self.streams.iter().filter(|&&(id, _)| id != default).cloned();
         std::iter::once((default, "default stream".to_owned())).chain(named).collect()
     }
 }
 
-fn no_batches() -> Error {
-    Error::invalid("compare", "data", "endless", "no batch")
+/// The batches of the next step.
+fn next(batches: &mut LoaderSteps<InMemory>) -> Result<Vec<Batch>> {
+    batches.next().unwrap_or_else(|| Err(Error::invalid("compare", "data", "endless", "no batch")))
 }
 
 /// A loss, read by the host; a conversion to F64 keeps its value.

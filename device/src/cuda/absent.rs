@@ -116,6 +116,10 @@ impl DriverStream {
         match *self {}
     }
 
+    pub(super) fn has_warp_groups(&self) -> bool {
+        match *self {}
+    }
+
     pub(crate) fn bind(&self) -> Result<()> {
         match *self {}
     }

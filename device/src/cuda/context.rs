@@ -21,6 +21,9 @@ use super::probe::probe;
 use super::stream::in_host_function;
 use crate::{DeviceFacts, Error, MemoryDriver, Result};
 
+/// The one compute capability whose groups of four warps multiply together.
+pub(super) const WARP_GROUPS: (i32, i32) = (9, 0);
+
 /// The primary context of a CUDA device. It stays retained while anything of the device lives.
 pub(crate) struct Context {
     pub(super) raw: sys::CUcontext,

@@ -413,6 +413,11 @@ impl<'a> Queue<'a> {
         self.stream.has_tensor_cores()
     }
 
+    /// Whether groups of four warps multiply by reading shared memory at once (compute capability 9.0).
+    pub fn has_warp_groups(&self) -> bool {
+        self.stream.has_warp_groups()
+    }
+
     /// Whether factors in F32 may be rounded to TF32, see [`Device::set_tf32`](crate::Device::set_tf32).
     pub fn tf32(&self) -> bool {
         match self.target {

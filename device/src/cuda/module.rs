@@ -13,6 +13,7 @@ use cudarc::nvrtc::sys as nvrtc;
 use parking_lot::{Mutex, RwLock};
 
 use super::call::check;
+use super::context::WARP_GROUPS;
 use super::memory::obtained;
 use super::{Grid, Program};
 use crate::{Error, KernelRecord, Result, Team};
@@ -174,7 +175,9 @@ fn c_string(text: &str) -> Result<CString> {
 
 /// What the compiler is asked for: with its version, all that an image depends on besides the source.
 fn options(program: &Program, (major, minor): (i32, i32)) -> Vec<String> {
-    let mut options = vec![format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into()];
+    // What no later architecture has is called for by its name.
+    let own = if (major, minor) == WARP_GROUPS { "a" } else { "" };
+    let mut options = vec![format!("--gpu-architecture=sm_{major}{minor}{own}"), "--std=c++17".into()];
     options.extend(program.each_rounded.then(|| "--fmad=false".into()));
     options
 }

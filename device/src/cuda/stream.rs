@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::blas::WORKSPACE;
 use super::call::{address, check};
-use super::context::Context;
+use super::context::{Context, WARP_GROUPS};
 use super::fault::FaultWord;
 use super::{Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Measured, Program, Staged, Target};
 use crate::{KernelRecord, MemoryDriver, Moment, Panicked, Priority, Result, StreamId};
@@ -138,6 +138,10 @@ impl DriverStream {
 
     pub(crate) fn has_tensor_cores(&self) -> bool {
         self.context.capability >= (8, 0)
+    }
+
+    pub(super) fn has_warp_groups(&self) -> bool {
+        self.context.capability == WARP_GROUPS
     }
 
     /// Makes the device current on this thread; before any other call.

@@ -14,7 +14,7 @@ float_programs!("attention", "rows.cuh", "attention.cuh", "attention.cu");
 const THREADS: u32 = 256;
 const TILE: usize = 32;
 const WIDE: usize = 64;
-/// Threads of a block on tensor cores, and rows that it owns in each strip of its warps.
+/// Threads that have a strip of a block's rows on tensor cores, and its rows.
 const TILED_THREADS: u32 = 128;
 const STRIP: usize = 64;
 /// Rows of all pairs that can be counted on tensor cores, with a block's beyond the last one.
@@ -31,9 +31,11 @@ pub(in crate::cuda) struct Tiling {
     grad_kv: Tiles,
     /// Columns of the gradients of keys and values that a block owns.
     slice: usize,
+    /// Whether four warps multiply together, and each strip has its own.
+    grouped: bool,
 }
 
-/// Strips of a warp's own rows, and rows of the tiles that it goes through.
+/// Strips of a block's own rows, and rows of the tiles that it goes through.
 #[derive(Clone, Copy)]
 struct Tiles {
     strips: usize,
@@ -41,15 +43,10 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// Rows that a block owns.
-    const fn own(self) -> usize {
-        self.strips * STRIP
-    }
-
     /// Shared memory of a block that owns rows of `own` matrices and has two tiles of two matrices, with numbers for their
     /// rows.
     const fn shared_bytes(self, own: usize, width: usize, dtype: DType) -> u32 {
-        let rows = own * self.own() + 4 * self.tile;
+        let rows = own * self.strips * STRIP + 4 * self.tile;
         (rows * width * dtype.size_bytes() + 4 * self.tile * size_of::<f32>()) as u32
     }
 }
@@ -60,13 +57,13 @@ macro_rules! tiling {
         $name:literal, [$first:literal, $second:literal], $half:literal, $width:literal,
         $f_strips:literal $f_tile:literal $f_blocks:literal,
         $q_strips:literal $q_tile:literal $q_blocks:literal,
-        $kv_strips:literal $kv_tile:literal $kv_blocks:literal, $slice:literal
+        $kv_strips:literal $kv_tile:literal $kv_blocks:literal, $slice:literal $(, $groups:literal)?
     ) => {{
         macro_rules! of {
             ($type:literal) => {
                 program!(
-                    $name, $type, 1, $half, "rows.cuh", "tensor_core.cuh", "attention.cuh", "attention_tiles.cuh",
-                    "attention_forward.cuh", "attention_backward.cuh", "attention_tiles.cu";
+                    $name, $type, 1, $half, "rows.cuh", "tensor_core.cuh", "attention.cuh", $($groups,)?
+                    "attention_tiles.cuh", "attention_forward.cuh", "attention_backward.cuh", "attention_tiles.cu";
                     "TILING(", $width, ", ", $f_strips, ", ", $f_tile, ", ", $f_blocks, ", ",
                     $q_strips, ", ", $q_tile, ", ", $q_blocks, ", ",
                     $kv_strips, ", ", $kv_tile, ", ", $kv_blocks, ", ", $slice, ")\n"
@@ -80,6 +77,7 @@ macro_rules! tiling {
             grad_q: Tiles { strips: $q_strips, tile: $q_tile },
             grad_kv: Tiles { strips: $kv_strips, tile: $kv_tile },
             slice: $slice,
+            grouped: false $(|| !$groups.is_empty())?,
         }
     }};
 }
@@ -98,6 +96,11 @@ pub(in crate::cuda) static FLOATS: [Tiling; 4] = [
     tiling!("attention_64x2", ["f32", "tf32"], 0, 64, 2 64 2, 2 32 2, 1 32 2, 64),
     tiling!("attention_128x1", ["f32", "tf32"], 0, 128, 1 32 2, 1 32 2, 1 32 1, 64),
 ];
+static GROUPED: [Tiling; 2] = [
+    tiling!("attention_64g1", ["bf16", "f16"], 1, 64, 1 64 4, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
+    tiling!("attention_64g2", ["bf16", "f16"], 1, 64, 2 64 2, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
+];
+
 /// `Problem` of the programs. Operands whose rows can be read in vectors are the bits of the last word.
 fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 26] {
     let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
@@ -153,11 +156,18 @@ impl Launch<'_> {
         }
     }
 
-    /// The tiling of a kernel; `None` if tensor cores do not take the problem. The results are the same with any.
+    /// The tiling of a kernel; `None` if tensor cores do not take the problem. Those with other numbers of strips give the same bits.
     fn tiling(&self, pass: Pass) -> Option<&'static Tiling> {
         let (queue, dtype, problem) = (self.queue, self.dtype, self.problem);
         let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
+        // Several strips, and products by groups, leave no registers for masks.
+        let direct = !self.masked && factor(problem) > 0.0;
         let tilings = match dtype {
+            DType::BF16 | DType::F16
+                if direct && queue.has_warp_groups() && (33..=64).contains(&width.max(value_width)) =>
+            {
+                &GROUPED
+            }
             DType::BF16 | DType::F16 => &HALVES[..],
             DType::F32 => &FLOATS,
             _ => return None,
@@ -173,10 +183,10 @@ impl Launch<'_> {
         };
         let mut tilings = tilings.iter().filter(fits);
         let least = tilings.next()?;
-        // Several strips read a tile for more rows at a time, but leave fewer blocks, and no registers for masks.
+        // Several strips read a tile for more rows at a time, but leave fewer blocks.
         let wanted = if matches!(pass, Pass::Forward) { 4 } else { 1 } * queue.multiprocessors() as usize;
         let blocks = problem.batch.elements * self.shape(pass).0.div_ceil(2 * STRIP);
-        let several = blocks >= wanted && !self.masked && factor(problem) > 0.0;
+        let several = blocks >= wanted && direct;
         Some(tilings.next().filter(|tiling| several && tiling.width == least.width).unwrap_or(least))
     }
 
@@ -188,29 +198,30 @@ impl Launch<'_> {
             let element = (dtype, self.queue.tf32());
             let (whole, bytes) =
                 (tiling.width, |tiles: Tiles, own| tiles.shared_bytes(own, tiling.width, dtype));
-            let (name, own, slice, shared_bytes) = match pass {
+            let (name, strips, slice, shared_bytes) = match pass {
                 Pass::Forward => (
                     by_factor!(element, "attention_tiles"),
-                    tiling.forward.own(),
+                    tiling.forward.strips,
                     whole,
                     bytes(tiling.forward, 1),
                 ),
-                Pass::Products => (by_factor!(element, "attention_tiles_products"), STRIP, whole, 0),
+                Pass::Products => (by_factor!(element, "attention_tiles_products"), 1, whole, 0),
                 Pass::GradQ => (
                     by_factor!(element, "attention_tiles_grad_q"),
-                    tiling.grad_q.own(),
+                    tiling.grad_q.strips,
                     whole,
                     bytes(tiling.grad_q, 2),
                 ),
                 Pass::GradKv => (
                     by_factor!(element, "attention_tiles_grad_kv"),
-                    tiling.grad_kv.own(),
+                    tiling.grad_kv.strips,
                     tiling.slice,
                     bytes(tiling.grad_kv, 2),
                 ),
             };
-            let blocks = pairs * rows.div_ceil(own) * columns.div_ceil(slice).max(1);
-            let grid = Grid { shared_bytes, ..Grid::linear(blocks as u32, TILED_THREADS) };
+            let blocks = pairs * rows.div_ceil(strips * STRIP) * columns.div_ceil(slice).max(1);
+            let threads = if tiling.grouped { strips as u32 } else { 1 } * TILED_THREADS;
+            let grid = Grid { shared_bytes, ..Grid::linear(blocks as u32, threads) };
             let second = matches!(element, (DType::F16, _) | (DType::F32, true));
             (&tiling.programs[usize::from(second)], name, grid)
         } else {

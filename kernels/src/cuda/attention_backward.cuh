@@ -5,8 +5,8 @@ template <int WIDTH, int TILE>
 __device__ inline void dot_rows(const S* out, const S* g, f32* products, const Walk<OPERANDS>& batch, const Problem& problem) {
     Item item(problem.queries, TILE, 0, WIDTH, false);
     Offsets<OPERANDS> at = offsets(batch, item.pair);
-    Rows<WIDTH, OUT> a(out + at.at[OUT], problem);
-    Rows<WIDTH, G> b(g + at.at[G], problem);
+    Rows<WIDTH, OUT, WARPS<1>> a(out + at.at[OUT], problem);
+    Rows<WIDTH, G, WARPS<1>> b(g + at.at[G], problem);
     const S *from_a = a.from(item.first), *from_b = b.from(item.first);
 #pragma unroll
     for (int i = 0; i < TILE; i += a.DOWN, from_a += a.step(), from_b += b.step()) {
@@ -29,9 +29,9 @@ enum : int { PART = IS_SAME<S, tf32> ? 16 : 32 };
 
 // What a block owns of a gradient pass, queries or keys with the other matrix that goes with them, and the products of their
 // rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of products.
-template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
+template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
     const Problem& problem;
-    Scores<(STRIPS > 1)> kind;
+    Scores<(STRIPS > 1 || GROUPED)> kind;
     Own<WIDTH, STRIPS, KEPT> left, right;
     int first;  // row of the warp
     Sums<STRIPS, PART / 8> scores, slopes;
@@ -39,17 +39,51 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
     __device__ Backward(const Problem& problem, const S* mask, Shared left, Shared right, int first)
         : problem(problem), kind{problem, mask}, left(left), right(right), first(first) {}
 
+    // The first row of those that are multiplied together, and how many there are.
+    enum : int { ROWS = TOGETHER * STRIPS * 16 };
+    __device__ int together() const { return first_together(first, STRIPS * 16); }
+
     // With rows of both matrices of a tile; `numbers(n)` gives those of the queries for eight columns. Without WHOLE some
     // queries may not see some keys, see `seen(row, column)`, or the scores are not direct; `query` and `key` are those of a
-    // row and a column.
-    template <bool WHOLE, class Query, class Key, class Seen, class Numbers>
-    __device__ void multiply_both(Shared a, Shared b, Query query, Key key, Seen seen, Numbers numbers) {
+    // row and a column. `weighted`, which begins USES products, is called when the weights are there.
+    template <bool WHOLE, int USES, class Query, class Key, class Seen, class Numbers, class Weighted>
+    __device__ void multiply_both(Shared a, Shared b, Query query, Key key, Seen seen, Numbers numbers, Weighted weighted) {
         multiply(scores, left, a);
         f32 scale = WHOLE ? problem.rounded_scale : kind.scale();
         if (!WHOLE) {
             kind.prepare(scores, query, key);
         }
         multiply(slopes, right, b);
+        // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
+        auto weight_of = [&](f32 score, f32 log_sum) { return exp2_of((mul_rounded(score, scale) - log_sum) * LOG2_E); };
+        auto slope_of = [&](f32 weight, f32 slope, f32 product) { return weight * (slope - product) * problem.rounded_scale; };
+        if constexpr (GROUPED) {
+            products_arrive<1>();
+            settle(scores);
+            for_each<WHOLE>(seen, numbers, [&](f32& score, f32&, f32 log_sum, f32, bool exists) {
+                score = exists ? weight_of(score, log_sum) : 0;
+            });
+            weighted();
+            products_arrive<USES>();
+            settle(slopes);
+            for_each<WHOLE>(seen, numbers, [&](f32 weight, f32& slope, f32, f32 product, bool exists) {
+                slope = exists ? slope_of(weight, slope, product) : 0;
+            });
+        } else {  // at once, so that fewer registers are in use
+            for_each<WHOLE>(seen, numbers, [&](f32& score, f32& slope, f32 log_sum, f32 product, bool exists) {
+                f32 weight = weight_of(score, log_sum), of = slope_of(weight, slope, product);
+                if (!exists) {
+                    weight = of = 0;
+                }
+                score = weight;
+                slope = of;
+            });
+            weighted();
+        }
+    }
+
+    // Calls `body(score, slope, log_sum, product, whether the query sees the key)` for each of this thread's.
+    template <bool WHOLE, class Seen, class Numbers, class Body> __device__ void for_each(Seen seen, Numbers numbers, Body body) {
 #pragma unroll
         for (int n = 0; n < PART / 8; ++n) {
             auto each = numbers(n);
@@ -57,15 +91,8 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
             for (int m = 0; m < STRIPS; ++m) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
-                    f32 below = mul_rounded(scores.at[m][n][i], scale) - each.log_sum(m, i);
-                    f32 weight = exp2_of(below * LOG2_E);
-                    f32 slope = weight * (slopes.at[m][n][i] - each.product(m, i)) * problem.rounded_scale;
-                    if (!WHOLE && !seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2)) {
-                        weight = slope = 0;
-                    }
-                    scores.at[m][n][i] = weight;
-                    slopes.at[m][n][i] = slope;
+                    bool exists = WHOLE || seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2);
+                    body(scores.at[m][n][i], slopes.at[m][n][i], each.log_sum(m, i), each.product(m, i), exists);
                 }
             }
         }
@@ -73,7 +100,10 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Backward {
 };
 
 // dq: a block owns queries and goes through the keys.
-template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, STRIPS == 1 && WIDTH * sizeof(S) <= 256> {
+enum : int { QUERY_PART = GROUPED ? 64 : (int)PART };
+template <int WIDTH, int STRIPS> constexpr bool KEEPS_QUERIES = !GROUPED && STRIPS == 1 && WIDTH * sizeof(S) <= 256;
+
+template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>> {
     // Of each of this thread's rows: the logarithm of the sum, and the product.
     struct Numbers {
         f32 log_sums[STRIPS][2], products[STRIPS][2];
@@ -85,36 +115,38 @@ template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, STRIPS =
     Sums<STRIPS, WIDTH / 8> sums;
     Numbers numbers;
 
-    using Base = Backward<WIDTH, STRIPS, STRIPS == 1 && WIDTH * sizeof(S) <= 256>;
-    using Base::Base, Base::problem, Base::kind, Base::first;
+    using Base = Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>>;
+    using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
 
     // Whether none of the queries sees a key from `start` on, and whether all see all keys of the part.
-    __device__ bool none(int start) const { return start >= seen_by(problem, first + STRIPS * 16 - 1); }
-    __device__ bool whole(int start) const { return kind.direct() && start + PART <= seen_by(problem, first); }
+    __device__ bool none(int start) const { return start >= seen_by(problem, together() + ROWS - 1); }
+    __device__ bool whole(int start) const { return kind.direct() && start + QUERY_PART <= seen_by(problem, together()); }
 
     template <bool WHOLE> __device__ void add(Shared keys, Shared values, int start) {
-        this->template multiply_both<WHOLE>(
+        this->template multiply_both<WHOLE, 0>(
             keys, values, [&](int row, int) { return first + row; }, [&](int, int column) { return start + column; },
             [&](int row, int column) { return column < seen_by(problem, first + row) - start; },
-            [&](int) { return numbers; });
+            [&](int) { return numbers; }, [] {});
         accumulate<WIDTH>(sums, this->slopes, keys, [](int) {});
+        products_arrive<0>();
+        settle(sums);
     }
 };
 
-template <int WIDTH, int STRIPS, int KEYS>
+template <int WIDTH, int BLOCK_STRIPS, int KEYS>
 __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask, const S* g, const f32* log_sums,
                               const f32* products, S* dq, const Walk<OPERANDS>& batch, const Problem& problem) {
-    constexpr int QUERIES = WARPS * STRIPS * 16;
-    extern __shared__ __align__(16) unsigned char memory[];
+    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64;
+    extern __shared__ __align__(1024) unsigned char memory[];
     Shared own = shared_of(memory), tiles = own + 2 * QUERIES * ROW_BYTES<WIDTH>;
     constexpr int TILE_BYTES = KEYS * ROW_BYTES<WIDTH>;
     Item item(problem.queries, QUERIES, 0, WIDTH, problem.causal);
     int first = item.first;
     Offsets<OPERANDS> at = offsets(batch, item.pair);
-    Rows<WIDTH, Q> queries(q + at.at[Q], problem);
-    Rows<WIDTH, G> gradients(g + at.at[G], problem);
-    Rows<WIDTH, K> keys(k + at.at[K], problem);
-    Rows<WIDTH, V> values(v + at.at[V], problem);
+    Rows<WIDTH, Q, WARPS<BLOCK_STRIPS>> queries(q + at.at[Q], problem);
+    Rows<WIDTH, G, WARPS<BLOCK_STRIPS>> gradients(g + at.at[G], problem);
+    Rows<WIDTH, K, WARPS<BLOCK_STRIPS>> keys(k + at.at[K], problem);
+    Rows<WIDTH, V, WARPS<BLOCK_STRIPS>> values(v + at.at[V], problem);
     // Keys and values, twice.
     auto tile_of = [&](int start) { return tiles + start / KEYS % 2 * 2 * TILE_BYTES; };
     auto fetch = [&](int start) {
@@ -142,8 +174,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
     }
 #pragma unroll 1
     for (int start = 0; start < end; start += KEYS) {
-        copies_arrive();
-        __syncthreads();
+        tiles_arrive();
         if (start + KEYS < end) {
             fetch(start + KEYS);
         }
@@ -153,7 +184,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
         }
         Shared tile = tile_of(start);
 #pragma unroll 1
-        for (int part = start; part < start + KEYS; part += PART, tile += PART * ROW_BYTES<WIDTH>) {
+        for (int part = start; part < start + KEYS; part += QUERY_PART, tile += QUERY_PART * ROW_BYTES<WIDTH>) {
             if (pass.whole(part)) {
                 pass.template add<true>(tile, tile + TILE_BYTES, part);
             } else if (!pass.none(part)) {
@@ -165,7 +196,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
 }
 
 // dk and dv: a block owns keys, and SLICE columns of their gradients, and goes through the queries. Scores are transposed.
-template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRIPS, false> {
+template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRIPS, PART, false> {
     // Of this thread's two columns of eight.
     struct Numbers {
         f32 log_sums[2], products[2];
@@ -176,19 +207,19 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
 
     Sums<STRIPS, SLICE / 8> key_sums, value_sums;
 
-    using Base = Backward<WIDTH, STRIPS, false>;
-    using Base::Base, Base::problem, Base::kind, Base::first;
+    using Base = Backward<WIDTH, STRIPS, PART, false>;
+    using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
 
     // Whether none of the queries from `start` on sees a key, and whether all exist and see all keys.
-    __device__ bool none(int start) const { return problem.causal && start + PART <= first; }
+    __device__ bool none(int start) const { return problem.causal && start + PART <= together(); }
     __device__ bool whole(int start) const {
         return kind.direct() && start + PART <= (int)problem.queries &&
-               (!problem.causal || start >= first + STRIPS * 16 - 1);
+               (!problem.causal || start >= together() + ROWS - 1);
     }
 
     template <bool WHOLE>
     __device__ void add(Shared queries, Shared gradients, Shared log_sums, Shared products, int column, int start) {
-        this->template multiply_both<WHOLE>(
+        this->template multiply_both<WHOLE, 1>(
             queries, gradients, [&](int, int column) { return start + column; }, [&](int row, int) { return first + row; },
             [&](int row, int column) { return !problem.causal || row - column <= start - first; },
             [&](int n) {
@@ -200,27 +231,30 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
                     numbers.products[i] = load_number(products + at);
                 }
                 return numbers;
-            });
-        accumulate<WIDTH>(value_sums, this->scores, gradients + column * (int)sizeof(S), [](int) {});
+            },
+            [&] { accumulate<WIDTH>(value_sums, this->scores, gradients + column * (int)sizeof(S), [](int) {}); });
         accumulate<WIDTH>(key_sums, this->slopes, queries + column * (int)sizeof(S), [](int) {});
+        products_arrive<0>();
+        settle(value_sums);
+        settle(key_sums);
     }
 };
 
-template <int WIDTH, int STRIPS, int QUERIES, int SLICE>
+template <int WIDTH, int BLOCK_STRIPS, int QUERIES, int SLICE>
 __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask, const S* g, const f32* log_sums,
                                const f32* products, S* dk, S* dv, const Walk<OPERANDS>& batch, const Problem& problem) {
-    constexpr int KEYS = WARPS * STRIPS * 16;
-    extern __shared__ __align__(16) unsigned char memory[];
+    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, KEYS = BLOCK_STRIPS * 64;
+    extern __shared__ __align__(1024) unsigned char memory[];
     Shared own = shared_of(memory), tiles = own + 2 * KEYS * ROW_BYTES<WIDTH>;
     constexpr int TILE_BYTES = QUERIES * ROW_BYTES<WIDTH>, NUMBER_BYTES = QUERIES * (int)sizeof(f32);
     u64 columns = problem.width > problem.value_width ? problem.width : problem.value_width;
     Item item(problem.keys, KEYS, columns, SLICE, false);
     int first = item.first, column = SLICE < WIDTH ? item.column : 0;
     Offsets<OPERANDS> at = offsets(batch, item.pair);
-    Rows<WIDTH, Q> queries(q + at.at[Q], problem);
-    Rows<WIDTH, G> gradients(g + at.at[G], problem);
-    Rows<WIDTH, K> keys(k + at.at[K], problem);
-    Rows<WIDTH, V> values(v + at.at[V], problem);
+    Rows<WIDTH, Q, WARPS<BLOCK_STRIPS>> queries(q + at.at[Q], problem);
+    Rows<WIDTH, G, WARPS<BLOCK_STRIPS>> gradients(g + at.at[G], problem);
+    Rows<WIDTH, K, WARPS<BLOCK_STRIPS>> keys(k + at.at[K], problem);
+    Rows<WIDTH, V, WARPS<BLOCK_STRIPS>> values(v + at.at[V], problem);
     // Queries and gradients, twice, then their numbers.
     auto tile_of = [&](int start) { return tiles + start / QUERIES % 2 * 2 * TILE_BYTES; };
     auto numbers_of = [&](int start) { return tiles + 4 * TILE_BYTES + start / QUERIES % 2 * 2 * NUMBER_BYTES; };
@@ -242,8 +276,7 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
     clear(pass.value_sums);
 #pragma unroll 1
     for (int start = begin; start < (int)problem.queries; start += QUERIES) {
-        copies_arrive();
-        __syncthreads();
+        tiles_arrive();
         if (start + QUERIES < (int)problem.queries) {
             fetch(start + QUERIES);
         }

@@ -3,7 +3,7 @@
 
 template <int WIDTH, int STRIPS, int KEYS> struct Forward {
     const Problem& problem;
-    Scores<(STRIPS > 1)> kind;
+    Scores<(STRIPS > 1 || GROUPED)> kind;
     Own<WIDTH, STRIPS, STRIPS * WIDTH * sizeof(S) <= 256> queries;
     int first;  // query of the warp
     Sums<STRIPS, WIDTH / 8> sums;
@@ -23,9 +23,10 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
         }
     }
 
-    // Whether none of the queries sees a key from `start` on, and whether all see all keys of the tile.
-    __device__ bool none(int start) const { return start >= seen_by(problem, first + STRIPS * 16 - 1); }
-    __device__ bool whole(int start) const { return kind.direct() && start + KEYS <= seen_by(problem, first); }
+    // Whether none of the queries that are multiplied together sees a key from `start` on, and whether all see all keys of the tile.
+    __device__ int together() const { return first_together(first, STRIPS * 16); }
+    __device__ bool none(int start) const { return start >= seen_by(problem, together() + TOGETHER * STRIPS * 16 - 1); }
+    __device__ bool whole(int start) const { return kind.direct() && start + KEYS <= seen_by(problem, together()); }
 
     // Finds the largest scores, gives what weights are relative to, and scales what was added up: by 1 to the bit where the
     // largest score stays.
@@ -59,6 +60,8 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
     template <bool WHOLE> __device__ void add(Shared tile, int start) {
         Sums<STRIPS, KEYS / 8> scores;
         multiply(scores, queries, tile);
+        products_arrive<0>();
+        settle(scores);
         f32 factor = WHOLE ? problem.factor : kind.factor();
         if (!WHOLE) {
             kind.prepare(scores, [&](int row, int) { return first + row; }, [&](int, int column) { return start + column; });
@@ -81,6 +84,8 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
                 }
             }
         });
+        products_arrive<0>();
+        settle(sums);
     }
 
     // Sums become means; `log(row, value)` takes the logarithm of the sum of each row of this thread.
@@ -107,19 +112,19 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
     }
 };
 
-template <int WIDTH, int STRIPS, int KEYS>
+template <int WIDTH, int BLOCK_STRIPS, int KEYS>
 __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask, S* out, f32* log_sums,
                                const Walk<OPERANDS>& batch, const Problem& problem) {
-    constexpr int QUERIES = WARPS * STRIPS * 16;
-    extern __shared__ __align__(16) unsigned char memory[];
+    constexpr int STRIPS = OF_WARP<BLOCK_STRIPS>, QUERIES = BLOCK_STRIPS * 64;
+    extern __shared__ __align__(1024) unsigned char memory[];
     Shared own = shared_of(memory), tiles = own + QUERIES * ROW_BYTES<WIDTH>;
     constexpr int TILE_BYTES = KEYS * ROW_BYTES<WIDTH>;
     Item item(problem.queries, QUERIES, 0, WIDTH, problem.causal);
     int first = item.first;
     Offsets<OPERANDS> at = offsets(batch, item.pair);
-    Rows<WIDTH, Q> queries(q + at.at[Q], problem);
-    Rows<WIDTH, K> keys(k + at.at[K], problem);
-    Rows<WIDTH, V> values(v + at.at[V], problem);
+    Rows<WIDTH, Q, WARPS<BLOCK_STRIPS>> queries(q + at.at[Q], problem);
+    Rows<WIDTH, K, WARPS<BLOCK_STRIPS>> keys(k + at.at[K], problem);
+    Rows<WIDTH, V, WARPS<BLOCK_STRIPS>> values(v + at.at[V], problem);
     // Keys and values, twice.
     auto tile_of = [&](int start) { return tiles + start / KEYS % 2 * 2 * TILE_BYTES; };
     auto fetch = [&](int start) {
@@ -135,8 +140,7 @@ __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask
                                       first + warp() * STRIPS * 16);
 #pragma unroll 1
     for (int start = 0; start < end; start += KEYS) {
-        copies_arrive();
-        __syncthreads();
+        tiles_arrive();
         if (start + KEYS < end) {
             fetch(start + KEYS);
         }

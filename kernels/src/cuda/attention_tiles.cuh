@@ -1,16 +1,26 @@
 // Attention on tensor cores: tiles in shared memory, fragments of them, and what becomes of scores.
 //
-// A block of four warps owns rows of its output, of which each warp has STRIPS strips of 16, and goes through tiles of the
+// A block of warps owns rows of its output, of which each warp has STRIPS strips of 16, and goes through tiles of the
 // other matrices in order. A tile comes to shared memory while the one before it is worked on. WIDTH is a power of two that no
 // row exceeds; columns that do not exist are 0. Scores are F32, of which only differences become
 // powers of 2; weights and the gradients of scores are rounded like elements for the products that they are factors of.
 
-enum : int { WARPS = 4, THREADS = WARPS * LANES };
+#ifndef GROUPED  // where each warp multiplies by itself
+#define GROUPED 0
+#endif
+#define BY_GROUPS (GROUPED && !defined(CUDA_EMULATOR))
+
+// Of a block that owns so many strips of 64 rows: warps, and strips of 16 rows of each.
+template <int STRIPS> constexpr int WARPS = GROUPED ? STRIPS * 4 : 4;
+template <int STRIPS> constexpr int OF_WARP = GROUPED ? 1 : STRIPS;
 
 constexpr f32 LOG2_E = 1.4426950408889634f;
 
 __device__ inline int lane() { return (int)(threadIdx.x % LANES); }
 __device__ inline int warp() { return (int)(threadIdx.x / LANES); }
+// Warps that multiply together, and the first row of them all.
+enum : int { TOGETHER = GROUPED ? 4 : 1 };
+__device__ inline int first_together(int first, int rows) { return first - warp() % TOGETHER * rows; }
 // The first row and column of an accumulator that are this thread's.
 __device__ inline int own_row() { return lane() / 4; }
 __device__ inline int own_column() { return lane() % 4 * 2; }
@@ -25,9 +35,9 @@ template <int WIDTH> __device__ inline int place(int row, int column, int furthe
     return row * ROW_BYTES<WIDTH> + ((turned ^ steps % 8) + steps / 8 * 8) * 16 + column % SIXTEENTH * (int)sizeof(S);
 }
 
-// Rows of an operand, of which each thread copies sixteen bytes of every DOWN-th.
-template <int WIDTH, int OPERAND> struct Rows {
-    enum : int { EACH_ROW = WIDTH / SIXTEENTH, DOWN = THREADS / EACH_ROW };
+// Rows of an operand, of which each thread of a block of WARPS copies sixteen bytes of every DOWN-th.
+template <int WIDTH, int OPERAND, int WARPS> struct Rows {
+    enum : int { EACH_ROW = WIDTH / SIXTEENTH, DOWN = WARPS * LANES / EACH_ROW };
 
     const Problem& problem;
     const S* at;  // what the thread copies of its first row
@@ -116,6 +126,9 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Own {
 
     __device__ explicit Own(Shared tile) : rows(tile + warp() * STRIPS * 16 * ROW_BYTES<WIDTH>) {}
 
+    // Those of the warps that multiply together.
+    __device__ Shared together() const { return rows - warp() % TOGETHER * STRIPS * 16 * ROW_BYTES<WIDTH>; }
+
     __device__ void read(u32 (&to)[4], int strip, int step) const {
         int at = place<WIDTH>(lane() % 16, lane() / 16 * SIXTEENTH, step * STEP);
         load_matrices(to, rows + at + strip * 16 * ROW_BYTES<WIDTH>);
@@ -175,9 +188,42 @@ template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Su
     }
 }
 
+#if !BY_GROUPS
+// Products are there when they are made.
+template <int PENDING> __device__ inline void products_arrive() {}
+#endif
+template <int STRIPS, int EIGHTS> __device__ inline void settle(Sums<STRIPS, EIGHTS>& sums) {
+#if BY_GROUPS
+    settle(sums.at[0]);
+#endif
+}
+
+// After what was copied to tiles before.
+__device__ inline void tiles_arrive() {
+    copies_arrive();
+#if BY_GROUPS
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    __syncthreads();
+}
+
 // sums = own rows of a tile, times rows of another one
 template <int WIDTH, int STRIPS, int EIGHTS, bool KEPT>
 __device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, STRIPS, KEPT>& own, Shared rows) {
+#if BY_GROUPS
+    settle(sums);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < WIDTH / STEP; ++k) {
+        u64 right = described(rows + k * STEP * (int)sizeof(S));
+        if constexpr (KEPT) {
+            multiply_group<false>(sums.at[0], own.kept[0][k], right, k);
+        } else {
+            multiply_group(sums.at[0], described(own.together() + k * STEP * (int)sizeof(S)), right, k);
+        }
+    }
+    products_end();
+#else
     clear(sums);
 #pragma unroll 8  // all at once would take more registers than there are
     for (int k = 0; k < WIDTH / STEP; ++k) {
@@ -197,6 +243,7 @@ __device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, STR
             }
         }
     }
+#endif
 }
 
 // sums += rounded factors, of which there are as many columns, times rows of a tile. `prepare(n)` comes before the columns from
@@ -204,6 +251,7 @@ __device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, STR
 template <int WIDTH, int STRIPS, int COLUMNS, int EIGHTS, class Prepare>
 __device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS, COLUMNS>& factors, Shared rows,
                                   Prepare prepare) {
+    settle(sums);
 #pragma unroll
     for (int k = 0; k < COLUMNS; k += STEP / 8) {
         u32 a[STRIPS][4];
@@ -215,6 +263,10 @@ __device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS,
         for (int m = 0; m < STRIPS; ++m) {
             left_of(a[m], factors.at[m][k], factors.at[m][k + STEP / 8 - 1]);
         }
+#if BY_GROUPS
+        products_begin();
+        multiply_group<true>(sums.at[0], a[0], described(rows + k * 8 * ROW_BYTES<WIDTH>), 1);
+#else
 #pragma unroll
         for (int n = 0; n < EIGHTS; n += 2) {
             u32 b[4];
@@ -225,7 +277,11 @@ __device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS,
                 multiply_add(sums.at[m][n + 1], a[m], b[2], b[3]);
             }
         }
+#endif
     }
+#if BY_GROUPS
+    products_end();
+#endif
 }
 
 // Writes sums to the warp's rows of an operand, from row `first` on, and to columns from `column` on.

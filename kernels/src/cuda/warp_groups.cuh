@@ -1,0 +1,91 @@
+// Products by groups of four warps, whose right operands the tensor cores read from shared memory by themselves. Only devices of
+// compute capability 9.0 have them.
+//
+// Fragments are those of a warp's products: of a group's 64 rows each warp has 16. Tiles have rows of 128 bytes, in the order of
+// `place`, and begin at multiples of 1024 bytes. What is multiplied is not there before `products_arrive`.
+#define GROUPED 1
+
+#ifndef CUDA_EMULATOR  // where warps multiply by themselves
+
+// Where a tile's rows lie, as the hardware takes it. A whole number of 16-bit steps of 16 columns or rows further on the address
+// grows like any other.
+__device__ inline u64 described(Shared at) {
+    constexpr u64 EIGHT_ROWS = 1024 / 16, SWIZZLED_128 = 1;
+    return (u64)(at >> 4 & 0x3fff) | 1ull << 16 | EIGHT_ROWS << 32 | SWIZZLED_128 << 62;
+}
+
+// Sums and factors in registers are as they were left before products begin.
+__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// What was begun since is waited for at once.
+__device__ inline void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits for all but the newest PENDING.
+template <int PENDING> __device__ inline void products_arrive() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// No use of these sums comes before this place, nor after it if it is before.
+template <int EIGHTS> __device__ inline void settle(f32 (&c)[EIGHTS][4]) {
+#pragma unroll
+    for (int n = 0; n < EIGHTS; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            asm volatile("" : "+f"(c[n][i])::"memory");
+        }
+    }
+}
+
+#define SUMS_1(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define SUMS_4(n) SUMS_1(n), SUMS_1(n + 1), SUMS_1(n + 2), SUMS_1(n + 3)
+#define TO_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+#define TO_32                                                                                                             \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                            \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define PRODUCT(columns, type, to, left, right, sum, turned)                                                              \
+    "{\n.reg .pred p;\nsetp.ne.b32 p, " sum ", 0;\nwgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type    \
+    " " to ", " left ", " right ", p, 1, 1" turned ";\n}"
+#define LEFT_WORDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define BY_TYPE(make)                                                                                                     \
+    if constexpr (IS_SAME<S, bf16>) {                                                                                     \
+        make("bf16");                                                                                                     \
+    } else {                                                                                                              \
+        make("f16");                                                                                                      \
+    }
+
+// c = a b, or c += a b if `sum`: the left operand is in registers. The rows of b are the product's columns; if TURNED, its columns.
+template <bool TURNED> __device__ inline void multiply_group(f32 (&c)[8][4], const u32 (&a)[4], u64 b, int sum) {
+#define MAKE_TURNED(type)                                                                                                 \
+    asm volatile(PRODUCT("64", type, TO_32, "{%32, %33, %34, %35}", "%36", "%37", ", 1") : SUMS_4(0), SUMS_4(4)           \
+                 : LEFT_WORDS, "l"(b), "r"(sum))
+#define MAKE(type)                                                                                                        \
+    asm volatile(PRODUCT("64", type, TO_32, "{%32, %33, %34, %35}", "%36", "%37", ", 0") : SUMS_4(0), SUMS_4(4)           \
+                 : LEFT_WORDS, "l"(b), "r"(sum))
+    if constexpr (TURNED) {
+        BY_TYPE(MAKE_TURNED)
+    } else {
+        BY_TYPE(MAKE)
+    }
+#undef MAKE_TURNED
+#undef MAKE
+}
+
+// The same with both operands in shared memory.
+__device__ inline void multiply_group(f32 (&c)[8][4], u64 a, u64 b, int sum) {
+#define MAKE(type)                                                                                                        \
+    asm volatile(PRODUCT("64", type, TO_32, "%32", "%33", "%34", ", 0, 0") : SUMS_4(0), SUMS_4(4) : "l"(a), "l"(b), "r"(sum))
+    BY_TYPE(MAKE)
+#undef MAKE
+}
+__device__ inline void multiply_group(f32 (&c)[4][4], u64 a, u64 b, int sum) {
+#define MAKE(type)                                                                                                        \
+    asm volatile(PRODUCT("32", type, TO_16, "%16", "%17", "%18", ", 0, 0") : SUMS_4(0) : "l"(a), "l"(b), "r"(sum))
+    BY_TYPE(MAKE)
+#undef MAKE
+}
+#undef SUMS_1
+#undef SUMS_4
+#undef TO_16
+#undef TO_32
+#undef PRODUCT
+#undef LEFT_WORDS
+#undef BY_TYPE
+
+#endif

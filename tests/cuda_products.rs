@@ -6,9 +6,10 @@
 mod common;
 
 use common::devices::{cuda, each_device, emulated};
-use common::process::{calls, function, run_logged, say};
+use common::process::{calls, function, run_ignored, run_logged, say};
+use streamgrad::device::{CommandRecord, KernelRecord};
 use streamgrad::prelude::*;
-use streamgrad::{Graph, RandomKey, Result};
+use streamgrad::{ConvOptions, Graph, RandomKey, Result};
 
 /// Operands `[rows, width]`, `[width, columns]` and `[columns]`.
 fn operands([rows, width, columns]: [usize; 3], dtype: DType, device: &Device) -> Result<[Tensor; 3]> {
@@ -161,4 +162,141 @@ fn algorithms_of_shapes_that_keep_changing_are_forgotten() {
         most = most.max(live);
     }
     assert!(live == 0 && most < 2500, "{most} at once, {live} left");
+}
+
+/// The commands of `work` while it is recorded, and its results.
+fn recorded(
+    device: &Device,
+    work: impl FnOnce() -> Result<Vec<Tensor>>,
+) -> Result<(Vec<CommandRecord>, Vec<Vec<f64>>)> {
+    device.start_recording();
+    let results = work();
+    let recording = device.stop_recording();
+    Ok((recording.commands, values(&results?)?))
+}
+
+/// The kernels of an op's commands, all of which are known.
+fn kernels_of(commands: &[CommandRecord], op: &str) -> Vec<Vec<KernelRecord>> {
+    let commands: Vec<_> = commands.iter().filter(|command| command.op == op).collect();
+    for command in &commands {
+        assert_eq!(command.library_calls, 0, "{op}");
+        let is_known = |kernel: &KernelRecord| {
+            !kernel.name.is_empty() && kernel.block_count() > 0 && kernel.blocks_per_multiprocessor > 0
+        };
+        assert!(!command.kernels.is_empty() && command.kernels.iter().all(is_known), "{:?}", command.kernels);
+    }
+    commands.into_iter().map(|command| command.kernels.clone()).collect()
+}
+
+#[test]
+fn a_recording_knows_the_kernels_of_products() -> Result<()> {
+    let Some(device) = cuda(0) else { return Ok(()) };
+    for (sizes, dtype) in SIZES.into_iter().flat_map(|sizes| FLOATS.map(|dtype| (sizes, dtype))) {
+        let operands = operands(sizes, dtype, &device)?;
+        let expected = values(&products(&operands)?)?;
+        let mut found = Vec::new();
+        for _ in 0..2 {
+            let (commands, results) = recorded(&device, || products(&operands))?;
+            assert_eq!(results, expected, "{sizes:?} {dtype}");
+            found.push(["matmul", "linear"].map(|op| kernels_of(&commands, op)));
+        }
+        assert_eq!(found[0], found[1], "{sizes:?} {dtype}");
+        assert_eq!(found[0].each_ref().map(Vec::len), [RESULTS - 1, 1]);
+        if emulated() {
+            // In parts where the sum is the longest of the three sizes.
+            let in_parts = |[m, n, k]: [usize; 3]| if k > m.max(n) { 2 } else { 1 };
+            let [rows, width, columns] = sizes;
+            let forward = in_parts([rows, columns, width]);
+            let backward = [[rows, width, columns], [width, columns, rows]].map(in_parts);
+            let by_library = |kernels: &Vec<KernelRecord>| {
+                kernels.iter().filter(|kernel| &*kernel.name == "cublasLtMatmul").count()
+            };
+            let counts: Vec<usize> = found[0].iter().flatten().map(by_library).collect();
+            assert_eq!(counts, [forward, forward, backward[0], backward[1], forward], "{sizes:?} {dtype}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_recording_knows_the_kernels_of_convolutions() -> Result<()> {
+    let Some(device) = cuda(0) else { return Ok(()) };
+    if !device.convolutions()?.starts_with("cuDNN") {
+        println!("skipped: there is no cuDNN");
+        return Ok(());
+    }
+    device.set_tf32(true);
+    let [x, w, bias] = [&[3, 16, 6, 7][..], &[8, 16, 3, 3], &[8]]
+        .map(|shape| Tensor::randn(shape, DType::F32, RandomKey { seed: 3, op: 0 }, &device));
+    let (x, w, bias) = (x?, w?, bias?);
+    let work = || Ok(vec![x.conv2d(&w, Some(&bias), &ConvOptions::default())?]);
+    let expected = values(&work()?)?;
+    let [first, second] = [(); 2].map(|()| recorded(&device, work));
+    let ((first, results), (second, again)) = (first?, second?);
+    assert!(results == expected && again == expected);
+    let found = kernels_of(&first, "conv2d");
+    assert_eq!(found, kernels_of(&second, "conv2d"));
+    assert!(!emulated() || found.iter().flatten().any(|kernel| &*kernel.name == "cudnnBackendExecute"));
+    Ok(())
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn inner_recorded_products() -> Result<()> {
+    let device = cuda(0).unwrap();
+    let [x, w, bias] = operands([6, 64, 5], DType::F32, &device)?;
+    let linear = || Ok(vec![x.linear(&w.t()?, Some(&bias))?]);
+    for _ in 0..3 {
+        let (commands, results) = recorded(&device, linear)?;
+        let product = commands.iter().find(|command| command.op == "linear").unwrap();
+        println!("known {} unknown {}", product.kernels.len(), product.library_calls);
+        println!("results {results:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn kernels_are_asked_for_once_and_after_the_command() {
+    if !emulated() {
+        println!("skipped: a real driver has no log");
+        return;
+    }
+    let (output, log) = run_logged("inner_recorded_products", &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    // Three products, and once more where nothing runs, behind the event at the first one's end.
+    assert_eq!((calls(&log, "cuStreamBeginCapture_v2"), calls(&log, "cublasLtMatmul")), (1, 4));
+    let mut order: Vec<_> = log.lines().map(function).collect();
+    order.retain(|name| ["cuEventRecord", "cublasLtMatmul", "cuStreamBeginCapture_v2"].contains(name));
+    let capture = order.iter().position(|name| *name == "cuStreamBeginCapture_v2").unwrap();
+    assert_eq!(order[capture - 2..capture], ["cublasLtMatmul", "cuEventRecord"]);
+}
+
+/// Whatever fails while kernels are asked for, the product is not concerned, and the next one's are asked for again.
+#[test]
+fn kernels_that_the_driver_does_not_tell_are_asked_for_again() {
+    if !emulated() {
+        println!("skipped: a real driver fails at nothing on demand");
+        return;
+    }
+    let lines = |fail: &str, begin: &str| -> Vec<String> {
+        let output = run_ignored("inner_recorded_products", &[("CUDA_EMULATOR_FAIL", fail.to_owned())]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{fail}: {text}");
+        text.lines().filter(|line| line.starts_with(begin)).map(str::to_owned).collect()
+    };
+    let (known, unknown) = ("known 2 unknown 0", "known 0 unknown 1");
+    assert_eq!(lines("", "known"), [known; 3]);
+    let expected = lines("", "results");
+    let steps = [
+        "cuStreamBeginCapture_v2:1",
+        "cublasLtMatmul:2",
+        "cuStreamEndCapture:1",
+        "cuGraphGetNodes:2",
+        "cuGraphKernelNodeGetParams_v2:2",
+        "cuFuncGetName:1",
+    ];
+    for fail in steps {
+        assert_eq!(lines(fail, "known"), [unknown, known, known], "{fail}");
+        assert_eq!(lines(fail, "results"), expected, "{fail}");
+    }
 }

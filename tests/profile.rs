@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use common::devices::{cuda, emulated};
+use common::process::run_ignored;
 use streamgrad::autograd::profile::{Finding, Key};
 use streamgrad::device::Use;
 use streamgrad::prelude::*;
@@ -279,6 +280,40 @@ fn kernels_that_leave_no_room() {
         let found = diagnose(&profile).into_iter().find(|finding| finding.code == "no-room").expect("found");
         assert_eq!(found.place.map(|place| place.line), Some(line));
     }
+}
+
+/// Products that fill the device, by a library's kernels, on two streams.
+fn products_on_two_streams() -> (Profile, u32) {
+    let dev = cuda(0).unwrap();
+    let streams = [dev.new_stream().unwrap(), dev.new_stream().unwrap()];
+    let size = if emulated() { 512 } else { 4096 };
+    let x = Tensor::ones(&[size, size], DType::F32, &dev).unwrap();
+    profile(&dev, STEPS, |_| {
+        let _kept: Vec<Tensor> =
+            streams.iter().map(|stream| stream.scope(|| x.matmul(&x))).collect::<Result<_>>()?;
+        Ok(line!() - 1)
+    })
+}
+
+#[test]
+#[ignore = "run by the test below, on the emulated driver under a schedule of which streams take turns"]
+fn inner_products_that_leave_no_room() {
+    let (profile, line) = products_on_two_streams();
+    let found = diagnose(&profile).into_iter().find(|finding| finding.code == "no-room").expect("found");
+    assert_eq!(found.place.map(|place| place.line), Some(line));
+    let recording = profile.recordings().next().unwrap();
+    let product = recording.commands.iter().find(|command| command.op == "matmul").unwrap();
+    let named = format!("the kernel {} of matmul", product.kernels[0].name);
+    assert!(found.message.contains(&named), "{}", found.message);
+}
+
+#[test]
+fn products_that_leave_no_room() {
+    if cuda(0).is_none() {
+        return;
+    }
+    let output = run_ignored("inner_products_that_leave_no_room", &[("CUDA_EMULATOR_SEED", "1".to_owned())]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 #[test]

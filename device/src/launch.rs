@@ -162,7 +162,9 @@ impl Stream {
     #[inline]
     fn note_launched(&self, noted: Option<Box<Launching>>, tail: &Tail, kernels: Option<RefCell<Kernels>>) {
         if let Some(mut noted) = noted {
-            noted.set_kernels(kernels);
+            if let (Some(kernels), Some(stream)) = (kernels, self.fifo().driver_stream()) {
+                noted.set_kernels(kernels.into_inner(), stream);
+            }
             self.core().recorder.launched(noted, Moment { stream: self.id(), tick: tail.tick });
         }
     }

@@ -113,8 +113,8 @@ EXPORT void cuEmulatorDropEdge(int64_t k);
 // Counts a call of another library's function, and says what it shall fail with: 0, or a code (-1: the library's usual one).
 EXPORT int cuEmulatorEnter(const char* function);
 EXPORT void cuEmulatorLog(const char* function, const char* details, int result);
-// Enqueues work like a kernel's; `drop` frees `data` once it ran or was discarded.
-EXPORT CUresult cuEmulatorEnqueue(CUstream stream, const char* name, void (*run)(void*), void* data, void (*drop)(void*));
+// Enqueues work like that of a kernel of so many blocks; `drop` frees `data` once it ran or was discarded.
+EXPORT CUresult cuEmulatorEnqueue(CUstream stream, const char* name, unsigned blocks, void (*run)(void*), void* data, void (*drop)(void*));
 // As cuEmulatorEnter, from a command that runs.
 EXPORT int cuEmulatorEnterHeld(const char* function);
 // As cuEmulatorEnqueue, for work that reaches all devices' memory. It runs once `ready`, which may be missing, says so; who waits

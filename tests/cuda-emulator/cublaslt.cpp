@@ -305,7 +305,9 @@ static void run_product(void* data) {
 static void run_finish(void* data) { finish_gemm(*static_cast<GemmJob*>(data)); }
 
 static CUresult enqueue(CUstream stream, void (*run)(void*), const GemmJob& job) {
-    return cuEmulatorEnqueue(stream, "cublasLtMatmul", run, new GemmJob(job), [](void* data) { delete static_cast<GemmJob*>(data); });
+    auto tiles = [](long long size) { return (size + 63) / 64; };
+    auto blocks = unsigned(tiles(job.m) * tiles(job.n) * job.batch);
+    return cuEmulatorEnqueue(stream, "cublasLtMatmul", blocks, run, new GemmJob(job), [](void* data) { delete static_cast<GemmJob*>(data); });
 }
 
 EXPORT cublasStatus_t cublasLtMatmul(Handle* handle, Operation* operation, const void* alpha, const void* a, Layout* of_a, const void* b, Layout* of_b,

@@ -253,7 +253,8 @@ static void release(void (*drop)(void*), void* data) {
     if (drop) drop(data);
 }
 
-static CUresult enqueue_for(CUstream handle, const char* name, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*), bool everywhere) {
+static CUresult enqueue_for(CUstream handle, const char* name, unsigned blocks, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*),
+                            bool everywhere) {
     std::lock_guard<std::mutex> held(state().lock);
     StreamPtr stream = current_context ? find_stream(handle, current_context) : nullptr;
     if (!stream || stream->context->error != CUDA_SUCCESS) {
@@ -263,6 +264,7 @@ static CUresult enqueue_for(CUstream handle, const char* name, bool (*ready)(voi
     std::shared_ptr<void> owned(data, [drop](void* kept) { release(drop, kept); });
     Command command;
     command.name = name;
+    command.blocks = blocks;
     std::string who = name;
     Context* context = everywhere ? nullptr : stream->context;
     command.meets = everywhere;
@@ -277,12 +279,12 @@ static CUresult enqueue_for(CUstream handle, const char* name, bool (*ready)(voi
     return submit(stream, std::move(command));
 }
 
-EXPORT CUresult cuEmulatorEnqueue(CUstream stream, const char* name, void (*run)(void*), void* data, void (*drop)(void*)) {
-    return enqueue_for(stream, name, nullptr, run, data, drop, false);
+EXPORT CUresult cuEmulatorEnqueue(CUstream stream, const char* name, unsigned blocks, void (*run)(void*), void* data, void (*drop)(void*)) {
+    return enqueue_for(stream, name, blocks, nullptr, run, data, drop, false);
 }
 
 EXPORT CUresult cuEmulatorMeet(CUstream stream, const char* name, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*)) {
-    return enqueue_for(stream, name, ready, run, data, drop, true);
+    return enqueue_for(stream, name, 0, ready, run, data, drop, true);
 }
 
 EXPORT CUresult cuEmulatorCheckStream(CUstream handle) {

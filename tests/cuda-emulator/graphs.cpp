@@ -252,7 +252,12 @@ EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, KernelParams* 
     return call("cuGraphKernelNodeGetParams_v2", Needs::Context, [&](Call&) {
         Node* node = find_node(handle);
         if (!node || !out || node->work.type != WorkType::Kernel) return CUDA_ERROR_INVALID_VALUE;
-        if (!node->work.launch) return CUDA_ERROR_NOT_SUPPORTED; // a product
+        if (!node->work.launch) { // a library's
+            if (!node->work.blocks) return CUDA_ERROR_NOT_SUPPORTED;
+            auto* context = reinterpret_cast<CUcontext>(node->work.context);
+            *out = {library_function(node->work.name), {node->work.blocks, 1, 1}, {LIBRARY_THREADS, 1, 1}, 0, nullptr, nullptr, nullptr, context};
+            return CUDA_SUCCESS;
+        }
         const Launch& launch = *node->work.launch;
         node->arguments.clear();
         auto* bytes = const_cast<unsigned char*>(launch.arguments.data());

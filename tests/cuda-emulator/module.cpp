@@ -146,6 +146,26 @@ EXPORT CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char
     });
 }
 
+// It is of a module without a context, in which nobody can launch it.
+CUfunction library_function(const std::string& name) {
+    struct Kernel {
+        std::string name;
+        EmulatorKernel kernel{};
+        EmulatorModule program{};
+    };
+    static std::map<std::string, Kernel> kernels;
+    auto [found, is_new] = kernels.try_emplace(name);
+    Kernel& own = found->second;
+    auto module = std::make_shared<Module>();
+    if (is_new) {
+        own.name = name;
+        own.kernel.name = own.name.c_str();
+        own.kernel.max_threads = LIBRARY_THREADS;
+    }
+    module->program = &own.program;
+    return handle_of(state(), module, &own.kernel);
+}
+
 static std::shared_ptr<Function> find_function(CUfunction handle) {
     auto found = state().functions.find(handle);
     return found == state().functions.end() ? nullptr : found->second;
@@ -167,6 +187,15 @@ EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction handle)
         case 9: *value = -1; break;
         default: *value = 0;
         }
+        return CUDA_SUCCESS;
+    });
+}
+
+EXPORT CUresult cuFuncGetName(const char** name, CUfunction handle) {
+    return call("cuFuncGetName", Needs::Context, [&](Call&) {
+        auto function = find_function(handle);
+        if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
+        *name = function->kernel->name;
         return CUDA_SUCCESS;
     });
 }

@@ -235,7 +235,12 @@ static void copies_and_products() {
         CHECK_EQUAL(pageable[1], x * (x + 1));
     }
     KernelParams unknown;
-    CHECK_EQUAL(cuda("cuGraphKernelNodeGetParams_v2", nodes_of(graph)[2], &unknown), int(CUDA_ERROR_NOT_SUPPORTED));
+    CHECK_EQUAL(cuda("cuGraphKernelNodeGetParams_v2", nodes_of(graph)[2], &unknown), 0);
+    const char* name = nullptr;
+    CHECK_EQUAL(cuda("cuFuncGetName", &name, unknown.function), 0);
+    CHECK_EQUAL(std::string(name), "cublasLtMatmul");
+    CHECK_EQUAL(unknown.grid[0], 1u);
+    CHECK_EQUAL(cuda("cuGraphExecKernelNodeSetParams_v2", exec, nodes_of(graph)[2], &unknown), int(CUDA_ERROR_INVALID_HANDLE));
     CHECK_EQUAL(cuda("cuGraphKernelNodeGetParams_v2", nodes_of(graph)[0], &unknown), int(CUDA_ERROR_INVALID_VALUE));
 }
 

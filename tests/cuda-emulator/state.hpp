@@ -47,6 +47,7 @@ struct Work {
     CUhostFn host = nullptr;
     void* host_data = nullptr;
     std::shared_ptr<const Launch> launch; // of a kernel
+    unsigned blocks = 0;                  // of a library's kernel, of LIBRARY_THREADS each; 0: it does not show
 };
 
 struct Command : Work {
@@ -131,6 +132,8 @@ struct Function {
     const EmulatorKernel* kernel = nullptr;
     unsigned max_dynamic_shared = 48 << 10;
 };
+
+constexpr unsigned LIBRARY_THREADS = 128;
 
 struct Context {
     CUdevice device = 0;
@@ -240,6 +243,8 @@ Context* known_context(CUcontext handle); // nullptr: no such context
 
 // module.cpp
 std::string kernel_name(CUfunction function);
+// The function of a library's kernels, which cannot be launched.
+CUfunction library_function(const std::string& name);
 CUresult prepare_launch(const KernelParams& params, Context* context, std::shared_ptr<Launch>& out);
 Work kernel_work(std::shared_ptr<const Launch> launch);
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use device::{CommandRecord, Recording};
+use device::{CommandRecord, KernelRecord, Recording};
 
 use super::{Profile, share};
 
@@ -201,6 +201,15 @@ pub(super) fn launch_ns(command: &CommandRecord) -> u64 {
     let ran_within = launch.start_ns <= command.start_ns && command.end_ns <= launch.end_ns;
     let ran_ns = if ran_within { command.duration_ns() } else { 0 };
     whole.saturating_sub(ran_ns + launch.recorder_ns)
+}
+
+/// A kernel's name, of which no more than a line's worth: libraries' are C++ names with all arguments of templates.
+pub(super) fn kernel_name(kernel: &KernelRecord) -> String {
+    const LONGEST: usize = 64;
+    match kernel.name.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &kernel.name[..end]),
+        None => kernel.name.to_string(),
+    }
 }
 
 /// The shapes of a command's operands, what is written behind an arrow: `[2, 3] [3, 4] -> [2, 4]`.

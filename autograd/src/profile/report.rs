@@ -2,7 +2,7 @@
 
 use device::{CommandRecord, Recording, StreamId};
 
-use super::averages::{place, shapes};
+use super::averages::{kernel_name, place, shapes};
 use super::path::Link;
 use super::timeline;
 use super::trace::replay_row;
@@ -241,7 +241,8 @@ fn details(recording: &Recording, command: &CommandRecord) -> String {
         let ([x, y, z], threads) = (kernel.blocks, kernel.block_threads());
         lines.push(format!(
             "{}: {x} x {y} x {z} blocks of {threads}, {} registers",
-            kernel.name, kernel.registers
+            kernel_name(kernel),
+            kernel.registers
         ));
     }
     if command.launch.place.is_some() {

@@ -1,5 +1,6 @@
 //! A build without CUDA: the types of the driver's side, none of which has a value. Every method is as good as absent.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use super::{Arg, ConvForm, Gemm, Grid, Program, Queue, Target};
 use crate::device::Core;
 use crate::graph::Node;
 use crate::ipc::DRIVER_HANDLE;
+use crate::recorder::Kernels;
 use crate::{Binder, Buffer, Cpu, Device, Work};
 use crate::{DeviceFacts, Error, KernelRecord, MemoryDriver, Moment, Priority, Result, StreamId};
 
@@ -188,7 +190,14 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(super) unsafe fn gemm(&self, _: &'static str, _: &Gemm, _: bool, _: Target<'_>) -> Result<bool> {
+    pub(super) unsafe fn gemm(
+        &self,
+        _: &'static str,
+        _: &Gemm,
+        _: bool,
+        _: Target<'_>,
+        _: Option<&RefCell<Kernels>>,
+    ) -> Result<bool> {
         match *self {}
     }
 
@@ -199,9 +208,9 @@ impl DriverStream {
     pub(super) unsafe fn enqueue_convolution(
         &self,
         _: &ConvAlgorithm,
-        _: [*mut u8; 3],
-        _: Option<*mut u8>,
+        _: ([*mut u8; 3], Option<*mut u8>),
         _: *mut u8,
+        _: Option<&RefCell<Kernels>>,
     ) -> Result<()> {
         match *self {}
     }

@@ -10,6 +10,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::Gemm;
 use super::choice::{Traits, choose};
+use super::enqueued::Enqueued;
 use crate::{DType, Error, Result};
 
 /// A device's handle, which all its streams share, and the algorithms that were chosen for it.
@@ -88,6 +89,8 @@ pub(super) struct Algorithm {
     algorithm: blas::cublasLtMatmulAlgo_t,
     /// Bytes of memory that a product works in.
     pub(super) workspace: usize,
+    /// What products enqueue.
+    pub(super) enqueued: Enqueued,
     /// Held from when the operation is given the address of a bias until the product is enqueued.
     bias: Mutex<()>,
 }
@@ -228,6 +231,7 @@ impl Algorithm {
             layouts: [std::ptr::null_mut(); 3],
             algorithm: blas::cublasLtMatmulAlgo_t { data: [0; 8] },
             workspace: 0,
+            enqueued: Enqueued::default(),
             bias: Mutex::new(()),
         };
         // SAFETY: the call writes a handle.

@@ -19,6 +19,7 @@ use library::{Descriptor, Failure, Library, Outcome, if_any};
 use parking_lot::{Mutex, RwLock};
 
 use super::context::Context;
+use super::enqueued::Enqueued;
 use super::{ConvForm, ConvPass};
 use crate::{DType, Result};
 
@@ -235,6 +236,7 @@ struct Algorithm {
     plan: Descriptor,
     /// Bytes of memory that it works in.
     workspace: usize,
+    enqueued: Enqueued,
     _config: Descriptor,
 }
 
@@ -255,7 +257,8 @@ impl Algorithm {
         plan.finalize()?;
         let mut bytes = [0_i64];
         plan.get(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, Type::CUDNN_TYPE_INT64, &mut bytes)?;
-        Ok(Algorithm { plan, workspace: usize::try_from(bytes[0]).unwrap_or(0), _config: config })
+        let workspace = usize::try_from(bytes[0]).unwrap_or(0);
+        Ok(Algorithm { plan, workspace, enqueued: Enqueued::default(), _config: config })
     }
 }
 
@@ -277,6 +280,11 @@ impl ConvAlgorithm {
     /// Bytes of memory that it works in.
     pub fn workspace(&self) -> usize {
         self.algorithm.workspace
+    }
+
+    /// The kernels that it enqueues.
+    pub(super) fn enqueued(&self) -> &Enqueued {
+        &self.algorithm.enqueued
     }
 
     /// Whether it may be made at an address.

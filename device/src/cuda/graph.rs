@@ -53,7 +53,8 @@ pub(crate) struct Updated<'a> {
     next: Cell<usize>,
 }
 
-struct Graph(sys::CUgraph);
+/// A graph that is not made ready.
+pub(super) struct Graph(pub(super) sys::CUgraph);
 
 impl Graph {
     fn new() -> Result<Graph> {

@@ -16,6 +16,8 @@ mod context;
 #[cfg(feature = "cuda")]
 mod dnn;
 #[cfg(feature = "cuda")]
+mod enqueued;
+#[cfg(feature = "cuda")]
 mod fault;
 #[cfg(feature = "cuda")]
 mod graph;
@@ -447,7 +449,7 @@ impl<'a> Queue<'a> {
         // SAFETY: the caller's promise.
         unsafe { self.stream.kernel((self.op, self.moment.stream), program, name, grid, args, self.target)? };
         if let Some(noted) = self.noted.filter(|_| !grid.blocks.contains(&0)) {
-            noted.borrow_mut().own.push(self.stream.describe(program, name, grid)?);
+            noted.borrow_mut().add(self.stream.describe(program, name, grid)?);
         }
         Ok(())
     }
@@ -467,19 +469,9 @@ impl<'a> Queue<'a> {
         self.adds("a product")?;
         // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
-        let made = self
-            .core
-            .with_room(|| unsafe { self.stream.gemm(self.op, gemm, self.core.tf32(), self.target) })?;
-        if made && gemm.m.min(gemm.n).min(gemm.batch) > 0 {
-            self.note_library();
-        }
-        Ok(made)
-    }
-
-    fn note_library(&self) {
-        if let Some(noted) = self.noted {
-            noted.borrow_mut().library_calls += 1;
-        }
+        self.core.with_room(|| unsafe {
+            self.stream.gemm(self.op, gemm, self.core.tf32(), self.target, self.noted)
+        })
     }
 
     /// Enqueues a convolution of images, filters and results, and a bias if its form has one. They lie where it
@@ -500,10 +492,11 @@ impl<'a> Queue<'a> {
         if !self.adds("a convolution")? {
             return Ok(());
         }
-        self.note_library();
+        let stream = self.stream;
         // SAFETY: the caller's promise.
-        self.core
-            .with_room(|| unsafe { self.stream.enqueue_convolution(algorithm, operands, bias, workspace) })
+        self.core.with_room(|| unsafe {
+            stream.enqueue_convolution(algorithm, (operands, bias), workspace, self.noted)
+        })
     }
 
     /// Has a library of another crate enqueue `what` on the driver's stream that it is given, a `CUstream`, whose device is
@@ -522,7 +515,9 @@ impl<'a> Queue<'a> {
         if !self.adds(what)? {
             return Ok(());
         }
-        self.note_library();
+        if let Some(noted) = self.noted {
+            noted.borrow_mut().add_library(|_| Box::default());
+        }
         match self.target {
             Target::Graph(captured) => captured.library(self.stream, |raw| enqueue(raw.cast())),
             _ => enqueue(self.stream.raw().cast()),

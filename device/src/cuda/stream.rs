@@ -1,6 +1,6 @@
 //! A driver's stream: what launching, waiting and marking mean to it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -15,6 +15,7 @@ use super::call::{address, check};
 use super::context::{Context, WARP_GROUPS};
 use super::fault::FaultWord;
 use super::{Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Measured, Program, Staged, Target};
+use crate::recorder::Kernels;
 use crate::{KernelRecord, MemoryDriver, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
@@ -121,6 +122,11 @@ impl DriverStream {
             reporter: OnceLock::new(),
             context: Arc::clone(context),
         })
+    }
+
+    /// A new one of the same device, which is current then.
+    pub(super) fn sibling(&self) -> Result<DriverStream> {
+        DriverStream::new(&self.context, &self.fault, Priority::Normal)
     }
 
     /// Makes what products need, if there have been any: made at a first product, it would wait for the device.
@@ -386,6 +392,7 @@ impl DriverStream {
         gemm: &Gemm,
         tf32: bool,
         target: Target<'_>,
+        noted: Option<&RefCell<Kernels>>,
     ) -> Result<bool> {
         if gemm.m == 0 || gemm.n == 0 || gemm.batch == 0 {
             return Ok(true);
@@ -404,6 +411,17 @@ impl DriverStream {
         // SAFETY: the context is current. The workspace is the stream's, whose products run one after the other, or the
         // captured command's; the caller answers for the operands.
         unsafe { blas.enqueue(gemm, &algorithm, workspace, self.raw)? };
+        if let Some(noted) = noted {
+            let gemm = *gemm;
+            noted.borrow_mut().add_library(move |stream| {
+                algorithm.enqueued.kernels(stream, |scratch| {
+                    let blas = stream.context.blas()?;
+                    // SAFETY: the context is current, the scratch stream is of the same device, and it is captured: the
+                    // addresses, which are as aligned as the form says, are written down and never followed.
+                    unsafe { blas.enqueue(&gemm, &algorithm, workspace, scratch) }
+                })
+            });
+        }
         Ok(true)
     }
 
@@ -417,12 +435,22 @@ impl DriverStream {
     pub(super) unsafe fn enqueue_convolution(
         &self,
         algorithm: &ConvAlgorithm,
-        operands: [*mut u8; 3],
-        bias: Option<*mut u8>,
+        (operands, bias): ([*mut u8; 3], Option<*mut u8>),
         workspace: *mut u8,
+        noted: Option<&RefCell<Kernels>>,
     ) -> Result<()> {
         // SAFETY: the context is current; the caller answers for the rest.
-        unsafe { algorithm.enqueue(operands, bias, workspace, self.raw) }
+        unsafe { algorithm.enqueue(operands, bias, workspace, self.raw)? };
+        if let Some(noted) = noted {
+            let algorithm = algorithm.clone();
+            noted.borrow_mut().add_library(move |stream| {
+                // SAFETY: the context is current, the scratch stream is of the same device, and it is captured: the addresses
+                // are written down and never followed.
+                let enqueue = |scratch| unsafe { algorithm.enqueue(operands, bias, workspace, scratch) };
+                algorithm.enqueued().kernels(stream, enqueue)
+            });
+        }
+        Ok(())
     }
 
     /// Begins to add what is enqueued to `graph`, after the nodes `after`.

@@ -16,7 +16,7 @@ pub use records::{
     OperandRecord, Place, RangeRecord, Recording, RecordingOptions, ReplayedRecord, SyncRecord, WaitRecord,
 };
 
-use crate::cuda::TimedEvent;
+use crate::cuda::{DriverStream, TimedEvent};
 use crate::device::Core;
 use crate::{Device, Moment, Stream, StreamId, Use, nvtx};
 use stack::Stacks;
@@ -74,17 +74,48 @@ pub(crate) struct Launching {
     pub(crate) given: Option<Instant>,
 }
 
-/// What a command enqueues, where it is recorded: kernels, and calls of libraries.
+/// What a command enqueues, where it is recorded, in order.
 #[derive(Default)]
-pub(crate) struct Kernels {
-    pub(crate) own: SmallVec<[KernelRecord; 2]>,
-    pub(crate) library_calls: u32,
+pub(crate) struct Kernels(SmallVec<[Noted; 2]>);
+
+enum Noted {
+    Kernel(KernelRecord),
+    Library(AskKernels),
+}
+
+/// Gives the kernels that a library's call enqueued on this stream; none if they are not known.
+type AskKernels = Box<dyn FnOnce(&DriverStream) -> Box<[KernelRecord]>>;
+
+impl Kernels {
+    pub(crate) fn add(&mut self, kernel: KernelRecord) {
+        self.0.push(Noted::Kernel(kernel));
+    }
+
+    /// A library was called. `kernels` is called once the command's end is marked: it may take long, which is no part of the
+    /// command's time.
+    pub(crate) fn add_library(
+        &mut self,
+        kernels: impl FnOnce(&DriverStream) -> Box<[KernelRecord]> + 'static,
+    ) {
+        self.0.push(Noted::Library(Box::new(kernels)));
+    }
 }
 
 impl Launching {
-    pub(crate) fn set_kernels(&mut self, kernels: Option<RefCell<Kernels>>) {
-        let Kernels { own, library_calls } = kernels.map(RefCell::into_inner).unwrap_or_default();
-        (self.record.kernels, self.record.library_calls) = (own.into_vec(), library_calls);
+    /// What the command enqueued on its stream.
+    pub(crate) fn set_kernels(&mut self, kernels: Kernels, stream: &DriverStream) {
+        let (start, record) = (Instant::now(), &mut self.record);
+        for noted in kernels.0 {
+            match noted {
+                Noted::Kernel(kernel) => record.kernels.push(kernel),
+                Noted::Library(ask) => {
+                    let kernels = ask(stream);
+                    record.library_calls += u32::from(kernels.is_empty());
+                    record.kernels.extend(kernels);
+                }
+            }
+        }
+        record.launch.recorder_ns += start.elapsed().as_nanos() as u64;
     }
 }
 

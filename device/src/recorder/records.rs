@@ -58,9 +58,9 @@ pub struct CommandRecord {
     pub operands: Vec<OperandRecord>,
     /// The memory that it uses.
     pub accesses: Vec<Access>,
-    /// On CUDA, the kernels that it enqueued, those of libraries left out.
+    /// On CUDA, the kernels that it enqueued, those of cuBLASLt and cuDNN included.
     pub kernels: Vec<KernelRecord>,
-    /// How often a library (cuBLAS, cuDNN, NCCL) was called to enqueue more than those.
+    /// How often a library was called whose kernels are not among those: NCCL, or one of which the driver did not tell.
     pub library_calls: u32,
     /// On a CPU, the commands of the captured step that it replayed, in the order in which they ended.
     pub replayed: Vec<ReplayedRecord>,

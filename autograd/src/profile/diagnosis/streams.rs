@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use device::{Access, CommandKind, CommandRecord, KernelRecord, Moment, StreamId};
 
+use super::super::averages::kernel_name;
 use super::super::idle::{HostActivity, IdleCause};
 use super::super::share;
 use super::{Extents, Facts, Finding, Stretch, at, ms, sums};
@@ -236,7 +237,7 @@ pub(super) fn no_room(facts: &Facts<'_>) -> Vec<Finding> {
             "the kernel {} of {op}{} leaves no room beside it, and {:.3} ms a step other streams run while it does: it has {} blocks of {} \
              threads; the device's {} multiprocessors hold {} each, limited by {} ({} registers a thread, {} bytes of shared memory a \
              block). Streams gain nothing beside it; smaller batches would",
-            kernel.name,
+            kernel_name(&kernel),
             at(place.as_ref()),
             ms(ns) / facts.steps,
             kernel.block_count(),

@@ -1,6 +1,6 @@
 //! Rules on recordings with times of one's own, where no busy machine has a say.
 
-use device::{Access, CommandKind, HandOffRecord, Recording};
+use device::{Access, CommandKind, DeviceFacts, HandOffRecord, KernelRecord, Recording};
 
 use super::super::tests::{A, B, at, command, sync, wait};
 use super::*;
@@ -168,6 +168,34 @@ fn communication_is_exposed_where_nothing_runs_beside_it() {
     let found = all.iter().find(|finding| finding.code == "exposed-communication").unwrap();
     assert_eq!((found.code, found.cost_ms), ("exposed-communication", 4.0));
     assert!(found.message.contains("mostly by all_gather"), "{}", found.message);
+}
+
+/// A library's name may have a thousand characters.
+#[test]
+fn a_kernel_that_leaves_no_room_is_named_in_a_line() {
+    let kernel = |blocks, name: String| KernelRecord {
+        name: name.into(),
+        blocks: [blocks, 1, 1],
+        threads: [128, 1, 1],
+        shared_bytes: 0,
+        registers: 32,
+        blocks_per_multiprocessor: 2,
+    };
+    let of = |blocks, name: &str| {
+        let mut commands = vec![
+            command("matmul", at(A, 1), (0, 0, 10), 10, 5 * MS),
+            command("matmul", at(B, 1), (0, 10, 20), 20, 5 * MS),
+        ];
+        commands.iter_mut().for_each(|product| product.kernels = vec![kernel(blocks, name.to_owned())]);
+        let device =
+            DeviceFacts { multiprocessors: 4, multiprocessor_threads: 2048, ..DeviceFacts::default() };
+        found(Recording { commands, device, ..Recording::default() })
+    };
+    let (short, long) = (of(8, "gemm"), of(8, &"\u{e9}_ZN7cutlass7Kernel2I".repeat(40)));
+    assert_eq!([codes(&short), codes(&long)], [["no-room"]; 2]);
+    assert!(short[0].message.starts_with("the kernel gemm of matmul leaves no room"), "{}", short[0].message);
+    assert!(long[0].message.len() < short[0].message.len() + 80, "{}", long[0].message);
+    assert_eq!(codes(&of(7, "gemm")), [""; 0]);
 }
 
 #[test]

@@ -106,9 +106,9 @@ fn bound_ms(
     chain.max(work / abreast as f64)
 }
 
-/// How long a step's kernels would keep all multiprocessors busy, as far as it is known: of commands that libraries have a part in it is
-/// not, and those count nothing.
-fn engine_ms(step: &Recording) -> f64 {
+/// How long a step's kernels would keep all multiprocessors busy, at least: a command of several kernels counts as if all filled the
+/// device as the one that fills it least, and one with kernels that are not known counts nothing.
+pub(super) fn engine_ms(step: &Recording) -> f64 {
     let fill = |command: &CommandRecord| {
         let fills = command.kernels.iter().map(|kernel| kernel.fill(step.device.multiprocessors));
         fills.reduce(f64::min).filter(|_| command.library_calls == 0).unwrap_or(0.0)

@@ -1,7 +1,9 @@
 use approx::assert_abs_diff_eq;
-use device::{CommandRecord, Device, Error, Moment, Recording, StreamId, WaitRecord};
+use device::{
+    CommandRecord, Device, DeviceFacts, Error, KernelRecord, Moment, Recording, StreamId, WaitRecord,
+};
 
-use super::facts::Facts;
+use super::facts::{Facts, engine_ms};
 use super::machine::Others;
 use super::profile::{activity, critical_path_ms};
 use super::*;
@@ -129,6 +131,30 @@ fn each_cause_has_its_finding() {
     };
     assert_eq!(gpu(&|_| ()), ["limit"]);
     assert_eq!(gpu(&|f| f.launch_ms = 1.0), ["host-bound", "limit"]);
+}
+
+#[test]
+fn kernels_keep_multiprocessors_busy_if_all_of_a_command_are_known() {
+    let kernel = |name: &str, blocks| KernelRecord {
+        name: name.into(),
+        blocks: [blocks, 1, 1],
+        threads: [128, 1, 1],
+        shared_bytes: 0,
+        registers: 32,
+        blocks_per_multiprocessor: 2,
+    };
+    // Two milliseconds on a device with room for eight blocks.
+    let step = |kernels: &[KernelRecord], library_calls| {
+        let mut product = command("matmul", A, 1, 0, 2_000_000);
+        (product.kernels, product.library_calls) = (kernels.to_vec(), library_calls);
+        let device = DeviceFacts { multiprocessors: 4, ..DeviceFacts::default() };
+        engine_ms(&Recording { commands: vec![product], device, ..Recording::default() })
+    };
+    let (product, sum) = (kernel("cutlass_80_tensorop", 8), kernel("splitKreduce", 2));
+    assert_eq!(step(std::slice::from_ref(&product), 0), 2.0);
+    assert_eq!(step(&[product.clone(), sum], 0), 0.5);
+    assert_eq!(step(&[product], 1), 0.0);
+    assert_eq!(step(&[], 0), 0.0);
 }
 
 #[test]

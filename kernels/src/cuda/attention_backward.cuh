@@ -28,7 +28,8 @@ __device__ inline void dot_rows(const S* out, const S* g, f32* products, const W
 enum : int { PART = IS_SAME<S, tf32> ? 16 : 32 };
 
 // What a block owns of a gradient pass, queries or keys with the other matrix that goes with them, and the products of their
-// rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of products.
+// rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of scores. Those of products
+// are these times the scale, which what is summed is multiplied with in the end.
 template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
     const Problem& problem;
     Scores<(STRIPS > 1 || GROUPED)> kind;
@@ -56,7 +57,7 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
         multiply(slopes, right, b);
         // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
         auto weight_of = [&](f32 score, f32 log_sum) { return exp2_of((mul_rounded(score, scale) - log_sum) * LOG2_E); };
-        auto slope_of = [&](f32 weight, f32 slope, f32 product) { return weight * (slope - product) * problem.rounded_scale; };
+        auto slope_of = [](f32 weight, f32 slope, f32 product) { return weight * (slope - product); };
         if constexpr (GROUPED) {
             products_arrive<1>();
             settle(scores);
@@ -71,12 +72,9 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
             });
         } else {  // at once, so that fewer registers are in use
             for_each<WHOLE>(seen, numbers, [&](f32& score, f32& slope, f32 log_sum, f32 product, bool exists) {
-                f32 weight = weight_of(score, log_sum), of = slope_of(weight, slope, product);
-                if (!exists) {
-                    weight = of = 0;
-                }
-                score = weight;
-                slope = of;
+                f32 weight = weight_of(score, log_sum);
+                score = exists ? weight : 0;
+                slope = exists ? slope_of(weight, slope, product) : 0;
             });
             weighted();
         }
@@ -192,6 +190,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
             }
         }
     }
+    scale(pass.sums, problem.rounded_scale);
     write<DQ>(dq + at.at[DQ], problem, pass.first, 0, pass.sums);
 }
 
@@ -224,12 +223,9 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
             [&](int row, int column) { return !problem.causal || row - column <= start - first; },
             [&](int n) {
                 Numbers numbers;
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    int at = (n * 8 + own_column() + i) * (int)sizeof(f32);
-                    numbers.log_sums[i] = load_number(log_sums + at);
-                    numbers.products[i] = load_number(products + at);
-                }
+                int at = (n * 8 + own_column()) * (int)sizeof(f32);
+                load_numbers(numbers.log_sums, log_sums + at);
+                load_numbers(numbers.products, products + at);
                 return numbers;
             },
             [&] { accumulate<WIDTH>(value_sums, this->scores, gradients + column * (int)sizeof(S), [](int) {}); });
@@ -292,6 +288,7 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
             logs += PART * (int)sizeof(f32);
         }
     }
+    scale(pass.key_sums, problem.rounded_scale);
     write<DK>(dk + at.at[DK], problem, pass.first, column, pass.key_sums);
     write<DV>(dv + at.at[DV], problem, pass.first, column, pass.value_sums);
 }

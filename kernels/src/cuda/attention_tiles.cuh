@@ -101,7 +101,13 @@ template <int COUNT> __device__ inline void stage_numbers(Shared to, const f32* 
         copy_async<4>(to + row * 4, from + first + row, first + row < rows ? 4 : 0);
     }
 }
-__device__ inline f32 load_number(Shared at) { return __uint_as_float(load_word(at)); }
+// Two neighbours, of which the first one's place is even.
+__device__ inline void load_numbers(f32 (&to)[2], Shared at) {
+    u32 words[2];
+    load_words(words, at);
+    to[0] = __uint_as_float(words[0]);
+    to[1] = __uint_as_float(words[1]);
+}
 
 // Rows of a tile, transposed, as right operands: 16 rows, STEP columns of them.
 template <int WIDTH> __device__ inline void rows_fragment(u32 (&to)[4], Shared rows, int column) {
@@ -122,12 +128,12 @@ template <int WIDTH> __device__ inline void columns_fragment(u32 (&to)[4], Share
 // Strips of 16 rows of a tile as left operands: in registers if KEPT, else read each time.
 template <int WIDTH, int STRIPS, bool KEPT> struct Own {
     Shared rows;
+    Shared together;  // those of the warps that multiply together
     u32 kept[KEPT ? STRIPS : 1][KEPT ? WIDTH / STEP : 1][4];
 
-    __device__ explicit Own(Shared tile) : rows(tile + warp() * STRIPS * 16 * ROW_BYTES<WIDTH>) {}
-
-    // Those of the warps that multiply together.
-    __device__ Shared together() const { return rows - warp() % TOGETHER * STRIPS * 16 * ROW_BYTES<WIDTH>; }
+    __device__ explicit Own(Shared tile)
+        : rows(tile + warp() * STRIPS * 16 * ROW_BYTES<WIDTH>),
+          together(__shfl_sync(FULL, rows - warp() % TOGETHER * STRIPS * 16 * ROW_BYTES<WIDTH>, 0)) {}
 
     __device__ void read(u32 (&to)[4], int strip, int step) const {
         int at = place<WIDTH>(lane() % 16, lane() / 16 * SIXTEENTH, step * STEP);
@@ -174,6 +180,19 @@ template <int STRIPS, int EIGHTS> __device__ inline void clear(Sums<STRIPS, EIGH
     }
 }
 
+template <int STRIPS, int EIGHTS> __device__ inline void scale(Sums<STRIPS, EIGHTS>& sums, f32 by) {
+#pragma unroll
+    for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sums.at[m][n][i] *= by;
+            }
+        }
+    }
+}
+
 // Calls `body(sum, strip, row, column)` for each sum of this thread, with its place in the warp's part.
 template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Sums<STRIPS, EIGHTS>& sums, Body body) {
 #pragma unroll
@@ -215,11 +234,11 @@ __device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, STR
     products_begin();
 #pragma unroll
     for (int k = 0; k < WIDTH / STEP; ++k) {
-        u64 right = described(rows + k * STEP * (int)sizeof(S));
+        u64 right = described(rows, k * STEP * (int)sizeof(S));
         if constexpr (KEPT) {
             multiply_group<false>(sums.at[0], own.kept[0][k], right, k);
         } else {
-            multiply_group(sums.at[0], described(own.together() + k * STEP * (int)sizeof(S)), right, k);
+            multiply_group(sums.at[0], described(own.together, k * STEP * (int)sizeof(S)), right, k);
         }
     }
     products_end();
@@ -265,7 +284,7 @@ __device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS,
         }
 #if BY_GROUPS
         products_begin();
-        multiply_group<true>(sums.at[0], a[0], described(rows + k * 8 * ROW_BYTES<WIDTH>), 1);
+        multiply_group<true>(sums.at[0], a[0], described(rows, k * 8 * ROW_BYTES<WIDTH>), 1);
 #else
 #pragma unroll
         for (int n = 0; n < EIGHTS; n += 2) {

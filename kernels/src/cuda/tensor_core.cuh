@@ -25,6 +25,7 @@ using Shared = u64;
 __device__ inline Shared shared_of(const void* at) { return (Shared)at; }
 template <class A> __device__ inline A* pointer_of(Shared at) { return (A*)at; }
 __device__ inline u32 load_word(Shared at) { return *(const u32*)at; }
+__device__ inline void load_words(u32 (&to)[2], Shared at) { to[0] = load_word(at), to[1] = load_word(at + 4); }
 
 __device__ inline u32 packed(f32 low, f32 high) {
     Pack<S, 2> pack;
@@ -105,6 +106,10 @@ __device__ inline u32 load_word(Shared at) {
     u32 word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
     return word;
+}
+// Two neighbours at a multiple of 8 bytes.
+__device__ inline void load_words(u32 (&to)[2], Shared at) {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(at) : "memory");
 }
 
 #define PACK(type) asm("cvt.rn." type "x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low))

@@ -7,11 +7,11 @@
 
 #ifndef CUDA_EMULATOR  // where warps multiply by themselves
 
-// Where a tile's rows lie, as the hardware takes it. A whole number of 16-bit steps of 16 columns or rows further on the address
-// grows like any other.
-__device__ inline u64 described(Shared at) {
+// Where a tile's rows lie, as the hardware takes it, from a column or a row on that is so many bytes further. No address of shared
+// memory has more than 18 bits.
+__device__ inline u64 described(Shared tile, u32 further) {
     constexpr u64 EIGHT_ROWS = 1024 / 16, SWIZZLED_128 = 1;
-    return (u64)(at >> 4 & 0x3fff) | 1ull << 16 | EIGHT_ROWS << 32 | SWIZZLED_128 << 62;
+    return (u64)((tile >> 4) + further / 16) | EIGHT_ROWS << 32 | SWIZZLED_128 << 62;
 }
 
 // Sums and factors in registers are as they were left before products begin.

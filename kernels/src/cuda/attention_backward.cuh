@@ -180,9 +180,9 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
             pass.left.keep();
             pass.right.keep();
         }
-        Shared tile = tile_of(start);
 #pragma unroll 1
-        for (int part = start; part < start + KEYS; part += QUERY_PART, tile += QUERY_PART * ROW_BYTES<WIDTH>) {
+        for (int part = start; part < start + KEYS; part += QUERY_PART) {
+            Shared tile = uniform(tile_of(start) + part % KEYS * ROW_BYTES<WIDTH>);
             if (pass.whole(part)) {
                 pass.template add<true>(tile, tile + TILE_BYTES, part);
             } else if (!pass.none(part)) {
@@ -276,16 +276,15 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
         if (start + QUERIES < (int)problem.queries) {
             fetch(start + QUERIES);
         }
-        Shared tile = tile_of(start), logs = numbers_of(start);
 #pragma unroll 1
         for (int part = start; part < start + QUERIES; part += PART) {
+            Shared tile = uniform(tile_of(start) + part % QUERIES * ROW_BYTES<WIDTH>);
+            Shared logs = numbers_of(start) + part % QUERIES * (int)sizeof(f32);
             if (pass.whole(part)) {
                 pass.template add<true>(tile, tile + TILE_BYTES, logs, logs + NUMBER_BYTES, column, part);
             } else if (!pass.none(part)) {
                 pass.template add<false>(tile, tile + TILE_BYTES, logs, logs + NUMBER_BYTES, column, part);
             }
-            tile += PART * ROW_BYTES<WIDTH>;
-            logs += PART * (int)sizeof(f32);
         }
     }
     scale(pass.key_sums, problem.rounded_scale);

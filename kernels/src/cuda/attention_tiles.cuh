@@ -21,6 +21,8 @@ __device__ inline int warp() { return (int)(threadIdx.x / LANES); }
 // Warps that multiply together, and the first row of them all.
 enum : int { TOGETHER = GROUPED ? 4 : 1 };
 __device__ inline int first_together(int first, int rows) { return first - warp() % TOGETHER * rows; }
+// A number that all lanes of a warp have, which the compiler cannot always know.
+__device__ inline Shared uniform(Shared x) { return GROUPED ? __shfl_sync(FULL, x, 0) : x; }
 // The first row and column of an accumulator that are this thread's.
 __device__ inline int own_row() { return lane() / 4; }
 __device__ inline int own_column() { return lane() % 4 * 2; }
@@ -133,7 +135,7 @@ template <int WIDTH, int STRIPS, bool KEPT> struct Own {
 
     __device__ explicit Own(Shared tile)
         : rows(tile + warp() * STRIPS * 16 * ROW_BYTES<WIDTH>),
-          together(__shfl_sync(FULL, rows - warp() % TOGETHER * STRIPS * 16 * ROW_BYTES<WIDTH>, 0)) {}
+          together(uniform(rows - warp() % TOGETHER * STRIPS * 16 * ROW_BYTES<WIDTH>)) {}
 
     __device__ void read(u32 (&to)[4], int strip, int step) const {
         int at = place<WIDTH>(lane() % 16, lane() / 16 * SIXTEENTH, step * STEP);

@@ -41,7 +41,7 @@ pub struct AttentionResult<'a> {
 /// The leading axes are equal, expanded ones may have stride 0; any strides are read in place. A query that sees no key
 /// gives 0. The order of all sums is fixed by the sizes. On a CUDA device with tensor cores weights are rounded to the type of
 /// the values before they are multiplied, and factors in F32 lose less than 2^-19 of a product, or what TF32 does not keep if the
-/// [device](device::Device::set_tf32) allows that.
+/// [device](device::Device::set_tf32) allows that; a value that is not finite may give NaN also to queries that do not see it.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of [`Stream::launch`].
@@ -86,8 +86,8 @@ pub struct AttentionGrads<'a> {
 ///
 /// With `p = exp(scale q k^T + mask - log_sums)` and `u = p (g v^T - sum(g out))` of each row it is `dq = scale u k`,
 /// `dk = scale u^T q`, `dv = p^T g`. `products`, contiguous, of the type of `log_sums` and with an element for each query, is written with the sums of
-/// `g out`. Operands are finite: on the tensor cores of a CUDA device the gradients of keys and values that are not may be NaN
-/// where they are 0 on a CPU.
+/// `g out`. Operands are finite: on the tensor cores of a CUDA device those that are not may give NaN to any gradient, also where that is
+/// finite on a CPU.
 ///
 /// # Errors
 /// As for [`attention`].

@@ -9,7 +9,10 @@ pub(crate) fn run_ignored(test: &str, environment: &[(&str, String)]) -> Output 
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture"]);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    command.output().unwrap()
+    let output = command.output().unwrap();
+    // Of the name that was asked for.
+    assert!(String::from_utf8_lossy(&output.stdout).contains("running 1 test"), "there is no test {test}");
+    output
 }
 
 /// As [`run_ignored`], on the emulated driver; with the driver's log.

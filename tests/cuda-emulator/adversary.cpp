@@ -84,6 +84,7 @@ void read_environment() {
     s.twice = number("CUDA_EMULATOR_TWICE", 0) != 0;
     s.version = int(number("CUDA_EMULATOR_VERSION", 13000));
     s.hide = number("CUDA_EMULATOR_HIDE", 1) != 0;
+    s.capability = unsigned(number("CUDA_EMULATOR_CAPABILITY", 90));
     uint64_t devices = number("CUDA_EMULATOR_DEVICES", 1);
     for (uint64_t device = 0; device < devices; device++) {
         s.contexts.push_back(std::make_unique<Context>());

@@ -104,8 +104,8 @@ static int attribute_value(int attribute, CUdevice device) {
     case 39: return 2048;            // threads of a multiprocessor
     case 40: return 2;               // copy engines
     case 41: return 1;               // unified addressing
-    case 75: return 9;               // compute capability
-    case 76: return 0;
+    case 75: return int(state().capability / 10); // compute capability
+    case 76: return int(state().capability % 10);
     case 78: return 1;               // stream priorities
     case 79: case 80: return 1;      // L1
     case 81: return 228 << 10;       // shared memory of a multiprocessor

@@ -50,7 +50,7 @@ static CUresult load(Call& call, CUmodule* out, const void* image) {
     if (memcmp(header.magic, IMAGE_MAGIC, sizeof IMAGE_MAGIC) != 0 || header.bytes != bytes.size() - sizeof header || header.version != EMULATOR_VERSION)
         return ptx ? CUDA_ERROR_INVALID_PTX : CUDA_ERROR_INVALID_IMAGE;
     // Binary code runs on its own generation, PTX on later ones too.
-    if (ptx ? header.architecture > 90 : header.architecture != 90) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (ptx ? header.architecture > state().capability : header.architecture != state().capability) return CUDA_ERROR_NO_BINARY_FOR_GPU;
     auto module = std::make_shared<Module>();
     module->context = call.context;
     open_library(*module, bytes.data() + sizeof header, header.bytes);
@@ -182,7 +182,7 @@ EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction handle)
         case 0: *value = int(function->kernel->max_threads); break;
         case 1: *value = int(program.shared_end - program.shared_begin); break; // of the whole program
         case 4: *value = 32; break;                                            // registers
-        case 5: case 6: *value = 90; break;                                    // PTX, binary version
+        case 5: case 6: *value = int(state().capability); break;               // PTX, binary version
         case 8: *value = int(function->max_dynamic_shared); break;
         case 9: *value = -1; break;
         default: *value = 0;

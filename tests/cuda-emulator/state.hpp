@@ -181,6 +181,7 @@ struct State {
     uint64_t memory = 0; // of each device
     uint64_t page = 0;   // of virtual memory; 0: there is none
     uint64_t bound = 0;  // of queued commands
+    unsigned capability = 90; // of the devices, as in sm_90
     int version = 0;     // of CUDA, as the driver has it: 13000 is 13.0
     bool twice = false;
     bool hide = true; // device memory from the host

@@ -30,8 +30,7 @@ impl Enqueued {
         // A stream of its own: to wait for one that captures, or to look at it, ends the capture, and other threads may do that
         // to the one whose command it is.
         let find = || stream.sibling()?.capture(enqueue).and_then(|graph| kernels_of(&Graph(graph)));
-        // Next time it may succeed, as when there was no memory. No lock is held meanwhile: two threads that ask at once find
-        // the same.
+        // Next time it may succeed, as when there was no memory. Two threads that ask at once find the same.
         find().map(|found| self.0.get_or_init(|| found).clone()).unwrap_or_default()
     }
 }

@@ -147,7 +147,15 @@ impl DriverGraph {
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         let updated = Updated { graph: self, command, next: Cell::new(0) };
         let never = Moment { stream: self.stream.reporter(), tick: 0 };
-        node.work.enqueue(&Queue::new(&core, &self.stream, node.op, never, Target::Update(&updated)))
+        node.work.enqueue(&Queue::new(&core, &self.stream, node.op, never, Target::Update(&updated)))?;
+        // One that is left over would go on with the arguments that it had.
+        if updated.next.get() < self.kernels[command].len() {
+            return Err(refused(
+                "replay",
+                "a command of the graph has fewer kernels than it was captured with",
+            ));
+        }
+        Ok(())
     }
 
     /// Launches it on the queue's stream.

@@ -35,6 +35,18 @@ pub(in crate::cuda) struct Tiling {
     grouped: bool,
 }
 
+impl Tiling {
+    /// The tiles of a pass, and of how many matrices its blocks have rows in shared memory.
+    fn tiles(&self, pass: Pass) -> (Tiles, usize) {
+        match pass {
+            Pass::Forward => (self.forward, 1),
+            Pass::Products => (Tiles { strips: 1, tile: 0 }, 0),
+            Pass::GradQ => (self.grad_q, 2),
+            Pass::GradKv => (self.grad_kv, 2),
+        }
+    }
+}
+
 /// Strips of a block's own rows, and rows of the tiles that it goes through.
 #[derive(Clone, Copy)]
 struct Tiles {
@@ -137,6 +149,8 @@ enum Pass {
     GradKv,
 }
 
+const PASSES: [Pass; 4] = [Pass::Forward, Pass::Products, Pass::GradQ, Pass::GradKv];
+
 /// A problem on its way to the device.
 struct Launch<'a> {
     queue: &'a Queue<'a>,
@@ -177,17 +191,21 @@ impl Launch<'_> {
             return None;
         }
         let fits = |tiling: &&Tiling| {
-            let all = [(tiling.forward, 1), (tiling.grad_q, 2), (tiling.grad_kv, 2)];
-            let bytes = all.map(|(tiles, own)| tiles.shared_bytes(own, tiling.width, dtype));
-            tiling.width >= width.max(value_width) && bytes.iter().all(|&bytes| bytes <= queue.shared_bytes())
+            let bytes = |pass| {
+                let (tiles, own) = tiling.tiles(pass);
+                tiles.shared_bytes(own, tiling.width, dtype)
+            };
+            let have_room = PASSES.into_iter().all(|pass| bytes(pass) <= queue.shared_bytes());
+            tiling.width >= width.max(value_width) && have_room
         };
         let mut tilings = tilings.iter().filter(fits);
         let least = tilings.next()?;
         // Several strips read a tile for more rows at a time, but leave fewer blocks.
         let wanted = if matches!(pass, Pass::Forward) { 4 } else { 1 } * queue.multiprocessors() as usize;
         let blocks = problem.batch.elements * self.shape(pass).0.div_ceil(2 * STRIP);
-        let several = blocks >= wanted && direct;
-        Some(tilings.next().filter(|tiling| several && tiling.width == least.width).unwrap_or(least))
+        let strips = |tiling: &Tiling| tiling.tiles(pass).0.strips;
+        let several = |tiling: &&Tiling| tiling.width == least.width && strips(tiling) > strips(least);
+        Some(tilings.next().filter(|tiling| direct && blocks >= wanted && several(tiling)).unwrap_or(least))
     }
 
     /// # Safety
@@ -196,31 +214,16 @@ impl Launch<'_> {
         let (dtype, pairs, (rows, columns)) = (self.dtype, self.problem.batch.elements, self.shape(pass));
         let (program, name, grid) = if let Some(tiling) = self.tiling(pass) {
             let element = (dtype, self.queue.tf32());
-            let (whole, bytes) =
-                (tiling.width, |tiles: Tiles, own| tiles.shared_bytes(own, tiling.width, dtype));
-            let (name, strips, slice, shared_bytes) = match pass {
-                Pass::Forward => (
-                    by_factor!(element, "attention_tiles"),
-                    tiling.forward.strips,
-                    whole,
-                    bytes(tiling.forward, 1),
-                ),
-                Pass::Products => (by_factor!(element, "attention_tiles_products"), 1, whole, 0),
-                Pass::GradQ => (
-                    by_factor!(element, "attention_tiles_grad_q"),
-                    tiling.grad_q.strips,
-                    whole,
-                    bytes(tiling.grad_q, 2),
-                ),
-                Pass::GradKv => (
-                    by_factor!(element, "attention_tiles_grad_kv"),
-                    tiling.grad_kv.strips,
-                    tiling.slice,
-                    bytes(tiling.grad_kv, 2),
-                ),
+            let (tiles, own) = tiling.tiles(pass);
+            let (name, slice) = match pass {
+                Pass::Forward => (by_factor!(element, "attention_tiles"), tiling.width),
+                Pass::Products => (by_factor!(element, "attention_tiles_products"), tiling.width),
+                Pass::GradQ => (by_factor!(element, "attention_tiles_grad_q"), tiling.width),
+                Pass::GradKv => (by_factor!(element, "attention_tiles_grad_kv"), tiling.slice),
             };
-            let blocks = pairs * rows.div_ceil(strips * STRIP) * columns.div_ceil(slice).max(1);
-            let threads = if tiling.grouped { strips as u32 } else { 1 } * TILED_THREADS;
+            let shared_bytes = tiles.shared_bytes(own, tiling.width, dtype);
+            let blocks = pairs * rows.div_ceil(tiles.strips * STRIP) * columns.div_ceil(slice).max(1);
+            let threads = if tiling.grouped { tiles.strips as u32 } else { 1 } * TILED_THREADS;
             let grid = Grid { shared_bytes, ..Grid::linear(blocks as u32, threads) };
             let second = matches!(element, (DType::F16, _) | (DType::F32, true));
             (&tiling.programs[usize::from(second)], name, grid)

@@ -29,7 +29,8 @@ enum : int { PART = IS_SAME<S, tf32> ? 16 : 32 };
 
 // What a block owns of a gradient pass, queries or keys with the other matrix that goes with them, and the products of their
 // rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of scores. Those of products
-// are these times the scale, which what is summed is multiplied with in the end.
+// are these times the scale, which what is summed is multiplied with in the end. F16 may have no room for slopes that a scale would
+// make smaller: there it comes before.
 template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
     const Problem& problem;
     Scores<(STRIPS > 1 || GROUPED)> kind;
@@ -39,6 +40,9 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
 
     __device__ Backward(const Problem& problem, const S* mask, Shared left, Shared right, int first)
         : problem(problem), kind{problem, mask}, left(left), right(right), first(first) {}
+
+    __device__ f32 early(f32 slope) const { return IS_SAME<S, f16> ? slope * problem.rounded_scale : slope; }
+    __device__ f32 late() const { return IS_SAME<S, f16> ? 1 : problem.rounded_scale; }
 
     // The first row of those that are multiplied together, and how many there are.
     enum : int { ROWS = TOGETHER * STRIPS * 16 };
@@ -57,7 +61,7 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
         multiply(slopes, right, b);
         // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
         auto weight_of = [&](f32 score, f32 log_sum) { return exp2_of((mul_rounded(score, scale) - log_sum) * LOG2_E); };
-        auto slope_of = [](f32 weight, f32 slope, f32 product) { return weight * (slope - product); };
+        auto slope_of = [&](f32 weight, f32 slope, f32 product) { return early(weight * (slope - product)); };
         if constexpr (GROUPED) {
             products_arrive<1>();
             settle(scores);
@@ -190,7 +194,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
             }
         }
     }
-    scale(pass.sums, problem.rounded_scale);
+    scale(pass.sums, pass.late());
     write<DQ>(dq + at.at[DQ], problem, pass.first, 0, pass.sums);
 }
 
@@ -287,7 +291,7 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
             }
         }
     }
-    scale(pass.key_sums, problem.rounded_scale);
+    scale(pass.key_sums, pass.late());
     write<DK>(dk + at.at[DK], problem, pass.first, column, pass.key_sums);
     write<DV>(dv + at.at[DV], problem, pass.first, column, pass.value_sums);
 }

@@ -236,7 +236,7 @@ pub(super) fn no_room(facts: &Facts<'_>) -> Vec<Finding> {
         let message = format!(
             "the kernel {} of {op}{} leaves no room beside it, and {:.3} ms a step other streams run while it does: it has {} blocks of {} \
              threads; the device's {} multiprocessors hold {} each, limited by {} ({} registers a thread, {} bytes of shared memory a \
-             block). Streams gain nothing beside it; smaller batches would",
+             block). Streams gain nothing beside it",
             kernel_name(&kernel),
             at(place.as_ref()),
             ms(ns) / facts.steps,

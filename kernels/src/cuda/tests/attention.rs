@@ -119,6 +119,7 @@ fn attention_and_gradients_of_f64() {
 fn attention_and_gradients_of_halves() {
     attention_of::<f16>(4.0 * f64::from(f16::EPSILON), &SHAPES);
     attention_of::<bf16>(4.0 * f64::from(bf16::EPSILON), &SHAPES);
+    attention_of::<f16>(4.0 * f64::from(f16::EPSILON), &TILED_SHAPES);
     attention_of::<bf16>(4.0 * f64::from(bf16::EPSILON), &TILED_SHAPES);
 }
 

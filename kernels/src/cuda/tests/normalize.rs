@@ -62,9 +62,19 @@ struct Options {
 type Grads<T> = (Array<T>, [Array<<T as Real>::Computed>; 2]);
 
 fn backward<T: Real>(stream: &Stream, at: (NormRows, usize), options: Options) -> Result<Grads<T>> {
+    let (shape, size) = ([at.1, at.0.groups, at.0.channels, at.0.inner], at.1 * at.0.row());
+    let g = Array::new(stream, &numbers::<T>(7, size), &shape);
+    backward_of(stream, at, options, g)
+}
+
+fn backward_of<T: Real>(
+    stream: &Stream,
+    at: (NormRows, usize),
+    options: Options,
+    g: Array<T>,
+) -> Result<Grads<T>> {
     let Operands { x, weight, mean, rstd, .. } = forward::<T>(stream, at, options)?;
     let (shape, weights) = (x.layout.dims(), at.0.weights());
-    let g = Array::new(stream, &numbers::<T>(7, shape.iter().product()), &shape);
     let dx = Array::full(stream, T::of(9.0), &shape);
     let [dweight, dbias] = [(); 2].map(|()| Array::full(stream, T::Computed::of(9.0), &[weights]));
     let weight = options.affine.then(|| weight.view());
@@ -133,4 +143,32 @@ fn no_rows_have_gradients_of_zero() {
         let (_, [dweight, _]) = backward::<f32>(stream, (rows, 0), Options { centred: true, affine: true })?;
         Ok(dweight)
     });
+}
+
+/// Where an operand lies shows in no bit, though neighbours are read at once only where that is possible.
+#[test]
+fn gradients_of_weights_are_the_same_wherever_operands_lie() {
+    fn check<T: Real>(stream: &Stream) {
+        let options = Options { centred: true, affine: true };
+        for (channels, rows) in [(128, 40), (36, 3000), (8, 40_000)] {
+            let at = (NormRows { groups: 1, channels, inner: 1 }, rows);
+            let [whole, behind] = [0, 1].map(|skipped| {
+                let mut elements = numbers::<T>(7, rows * channels);
+                elements.splice(0..0, vec![T::of(5.0); skipped]);
+                let last = Array::new(stream, &elements, &[elements.len()]).with(|all| {
+                    let rest = all.narrow("test", 0, skipped, rows * channels).expect("a part");
+                    let rest = rest.reshape("test", &[rows, 1, channels, 1]).expect("as many");
+                    rest.expect("in one piece")
+                });
+                backward_of(stream, at, options, last).expect("valid operands").1
+            });
+            for (whole, behind) in whole.iter().zip(&behind) {
+                let same = whole.to_vec().into_iter().zip(behind.to_vec()).all(|(a, b)| a.agrees(b, 0.0));
+                assert!(same, "{}, {at:?}", T::DTYPE);
+            }
+        }
+    }
+    let Some(both) = both() else { return };
+    check::<f32>(&both.cuda);
+    check::<bf16>(&both.cuda);
 }

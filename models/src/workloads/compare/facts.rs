@@ -106,8 +106,9 @@ fn bound_ms(
     chain.max(work / abreast as f64)
 }
 
-/// How long a step's kernels would keep all multiprocessors busy, at least: a command of several kernels counts as if all filled the
-/// device as the one that fills it least, and one with kernels that are not known counts nothing.
+/// How long a step's kernels would keep all multiprocessors busy: a command of several kernels counts as if all filled the device as
+/// the one that fills it least, and one with kernels that are not known counts nothing. Kernels that always have as many blocks as there
+/// is room for, as some of libraries, count in full, though they might do with less.
 pub(super) fn engine_ms(step: &Recording) -> f64 {
     let fill = |command: &CommandRecord| {
         let fills = command.kernels.iter().map(|kernel| kernel.fill(step.device.multiprocessors));

@@ -261,8 +261,9 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
     auto fetch = [&](int start) {
         queries.template stage<QUERIES>(tile_of(start), start);
         gradients.template stage<QUERIES>(tile_of(start) + TILE_BYTES, start);
-        stage_numbers<QUERIES>(numbers_of(start), log_sums + item.pair * problem.queries, start, (int)problem.queries);
-        stage_numbers<QUERIES>(numbers_of(start) + NUMBER_BYTES, products + item.pair * problem.queries, start, (int)problem.queries);
+        u64 before = item.pair * problem.queries;
+        stage_numbers<QUERIES>(numbers_of(start), log_sums + before, start, (int)problem.queries);
+        stage_numbers<QUERIES>(numbers_of(start) + NUMBER_BYTES, products + before, start, (int)problem.queries);
     };
     int begin = problem.causal ? first / QUERIES * QUERIES : 0;
     keys.template stage<KEYS>(own, first);

@@ -23,7 +23,8 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
         }
     }
 
-    // Whether none of the queries that are multiplied together sees a key from `start` on, and whether all see all keys of the tile.
+    // The first query of those that are multiplied together; whether none of them sees a key from `start` on, and whether all see
+    // all keys of the tile.
     __device__ int together() const { return first_together(first, STRIPS * 16); }
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + TOGETHER * STRIPS * 16 - 1); }
     __device__ bool whole(int start) const { return kind.direct() && start + KEYS <= seen_by(problem, together()); }

@@ -169,32 +169,6 @@ template <int STRIPS, int EIGHTS> struct Sums {
     f32 at[STRIPS][EIGHTS][4];
 };
 
-template <int STRIPS, int EIGHTS> __device__ inline void clear(Sums<STRIPS, EIGHTS>& sums) {
-#pragma unroll
-    for (int m = 0; m < STRIPS; ++m) {
-#pragma unroll
-        for (int n = 0; n < EIGHTS; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sums.at[m][n][i] = 0;
-            }
-        }
-    }
-}
-
-template <int STRIPS, int EIGHTS> __device__ inline void scale(Sums<STRIPS, EIGHTS>& sums, f32 by) {
-#pragma unroll
-    for (int m = 0; m < STRIPS; ++m) {
-#pragma unroll
-        for (int n = 0; n < EIGHTS; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sums.at[m][n][i] *= by;
-            }
-        }
-    }
-}
-
 // Calls `body(sum, strip, row, column)` for each sum of this thread, with its place in the warp's part.
 template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Sums<STRIPS, EIGHTS>& sums, Body body) {
 #pragma unroll
@@ -207,6 +181,13 @@ template <int STRIPS, int EIGHTS, class Body> __device__ inline void for_sums(Su
             }
         }
     }
+}
+
+template <int STRIPS, int EIGHTS> __device__ inline void clear(Sums<STRIPS, EIGHTS>& sums) {
+    for_sums(sums, [](f32& sum, int, int, int) { sum = 0; });
+}
+template <int STRIPS, int EIGHTS> __device__ inline void scale(Sums<STRIPS, EIGHTS>& sums, f32 by) {
+    for_sums(sums, [&](f32& sum, int, int, int) { sum *= by; });
 }
 
 #if !BY_GROUPS

@@ -62,8 +62,8 @@ struct Options {
 type Grads<T> = (Array<T>, [Array<<T as Real>::Computed>; 2]);
 
 fn backward<T: Real>(stream: &Stream, at: (NormRows, usize), options: Options) -> Result<Grads<T>> {
-    let (shape, size) = ([at.1, at.0.groups, at.0.channels, at.0.inner], at.1 * at.0.row());
-    let g = Array::new(stream, &numbers::<T>(7, size), &shape);
+    let shape = [at.1, at.0.groups, at.0.channels, at.0.inner];
+    let g = Array::new(stream, &numbers::<T>(7, shape.iter().product()), &shape);
     backward_of(stream, at, options, g)
 }
 

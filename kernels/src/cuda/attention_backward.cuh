@@ -28,9 +28,8 @@ __device__ inline void dot_rows(const S* out, const S* g, f32* products, const W
 enum : int { PART = IS_SAME<S, tf32> ? 16 : 32 };
 
 // What a block owns of a gradient pass, queries or keys with the other matrix that goes with them, and the products of their
-// rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of scores. Those of products
-// are these times the scale, which what is summed is multiplied with in the end. F16 may have no room for slopes that a scale would
-// make smaller: there it comes before.
+// rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of products, or of scores if what
+// is summed is multiplied with the scale in the end. F16 may have no room for those.
 template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
     const Problem& problem;
     Scores<(STRIPS > 1 || GROUPED)> kind;
@@ -41,8 +40,9 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
     __device__ Backward(const Problem& problem, const S* mask, Shared left, Shared right, int first)
         : problem(problem), kind{problem, mask}, left(left), right(right), first(first) {}
 
-    __device__ f32 early(f32 slope) const { return IS_SAME<S, f16> ? slope * problem.rounded_scale : slope; }
-    __device__ f32 late() const { return IS_SAME<S, f16> ? 1 : problem.rounded_scale; }
+    enum : bool { LATE = GROUPED && !IS_SAME<S, f16> };
+    __device__ f32 early(f32 slope) const { return LATE ? slope : slope * problem.rounded_scale; }
+    __device__ f32 late() const { return LATE ? problem.rounded_scale : 1; }
 
     // The first row of those that are multiplied together, and how many there are.
     enum : int { ROWS = TOGETHER * STRIPS * 16 };

@@ -108,6 +108,7 @@ pub(in crate::cuda) static FLOATS: [Tiling; 4] = [
     tiling!("attention_64x2", ["f32", "tf32"], 0, 64, 2 64 2, 2 32 2, 1 32 2, 64),
     tiling!("attention_128x1", ["f32", "tf32"], 0, 128, 1 32 2, 1 32 2, 1 32 1, 64),
 ];
+/// Where warp groups multiply; without masks.
 static GROUPED: [Tiling; 2] = [
     tiling!("attention_64g1", ["bf16", "f16"], 1, 64, 1 64 4, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
     tiling!("attention_64g2", ["bf16", "f16"], 1, 64, 2 64 2, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),

@@ -1,6 +1,6 @@
 // Folds of columns that lie side by side in rows of memory: a thread has PACK neighbours.
 
-// A fold of each of them.
+// A fold of each of them. Not `Each`: a pack's alignment is a power of two, which four states of three numbers have not.
 template <class F> struct Beside {
     struct State {
         typename F::State at[PACK];

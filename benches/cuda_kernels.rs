@@ -128,7 +128,13 @@ fn main() {
     let layer_norm = |v: &[Var]| v[0].layer_norm(&v[0].shape()[1..], Some(&v[1]), Some(&v[2]), 1e-5);
     let batch_norm = |v: &[Var]| Ok(v[0].batch_norm(Some(&v[1]), Some(&v[2]), 1e-5)?.0);
     let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
+    let dropout = AttentionOptions { dropout_p: 0.1, ..causal.clone() };
     let attention = move |v: &[Var]| v[0].scaled_dot_product_attention(&v[1], &v[2], &causal);
+    let with_dropout = move |v: &[Var]| v[0].scaled_dot_product_attention(&v[1], &v[2], &dropout);
+    let linear_cross_entropy = |v: &[Var]| {
+        let labels = Tensor::zeros(&[v[0].shape()[0]], DType::I64, v[0].device())?;
+        v[0].linear_cross_entropy(&v[1], None, &labels, Reduction::Mean, 1024)
+    };
     for dtype in [DType::F32, DType::BF16] {
         let square: &[&[usize]] = &[&[8192, 8192]];
         cases.op("sum", dtype, square, |v| v[0].sum(&[], false));
@@ -141,6 +147,7 @@ fn main() {
         cases.op("logsumexp_rows", dtype, square, |v| v[0].logsumexp(&[1], false));
         cases.op("argmax_rows", dtype, square, |v| v[0].argmax(1, false));
         cases.pass("cross_entropy", dtype, &[&[4096, 50304]], cross_entropy);
+        cases.pass("linear_cross_entropy", dtype, &[&[4096, 768], &[50304, 768]], linear_cross_entropy);
         cases.pass("layer_norm_1024", dtype, &[&[8192, 1024], &[1024], &[1024]], layer_norm);
         cases.pass("layer_norm_768", dtype, &[&[8192, 768], &[768], &[768]], layer_norm);
         cases.pass("batch_norm", dtype, &[&[32, 64, 56, 56], &[64], &[64]], batch_norm);
@@ -156,6 +163,7 @@ fn main() {
                 Ok(forward(&v)?.value().clone())
             });
             cases.pass(name, dtype, operands, attention.clone());
+            cases.pass(&format!("{name}_dropout"), dtype, operands, with_dropout.clone());
         }
     }
     cases.optimizer();

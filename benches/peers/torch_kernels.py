@@ -64,6 +64,10 @@ def cross_entropy(x):
     return F.cross_entropy(x, torch.zeros(x.shape[0], dtype=torch.long, device=x.device))
 
 
+def linear_cross_entropy(x, weight):
+    return cross_entropy(F.linear(x, weight))
+
+
 def layer_norm(x, weight, bias):
     return F.layer_norm(x, x.shape[1:], weight, bias)
 
@@ -74,6 +78,10 @@ def batch_norm(x, weight, bias):
 
 def attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def dropped_attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
 
 
 def adamw():
@@ -97,6 +105,7 @@ for dtype in (torch.float32, torch.bfloat16):
     op("logsumexp_rows", dtype, square, lambda x: x.logsumexp(1))
     op("argmax_rows", dtype, square, lambda x: x.argmax(1))
     forward_and_backward("cross_entropy", dtype, [(4096, 50304)], cross_entropy)
+    forward_and_backward("linear_cross_entropy", dtype, [(4096, 768), (50304, 768)], linear_cross_entropy)
     forward_and_backward("layer_norm_1024", dtype, [(8192, 1024), (1024,), (1024,)], layer_norm)
     forward_and_backward("layer_norm_768", dtype, [(8192, 768), (768,), (768,)], layer_norm)
     forward_and_backward("batch_norm", dtype, [(32, 64, 56, 56), (64,), (64,)], batch_norm)
@@ -105,4 +114,5 @@ for dtype in (torch.float32, torch.bfloat16):
     for name, heads in (("attention_1024", (4, 12, 1024, 64)), ("attention_4096", (2, 16, 4096, 64))):
         op(f"{name}_forward", dtype, [heads] * 3, attention)
         forward_and_backward(name, dtype, [heads] * 3, attention)
+        forward_and_backward(f"{name}_dropout", dtype, [heads] * 3, dropped_attention)
 report("adamw", torch.float32, adamw, adamw)

@@ -1,5 +1,7 @@
 //! Launchers of attention and its gradient.
 
+use std::any::Any;
+
 #[cfg(doc)]
 use device::Error;
 use device::{Result, Stream};
@@ -39,9 +41,11 @@ pub struct AttentionResult<'a> {
 /// `out = softmax(scale q k^T + mask) v`, for floats. No matrix of scores is kept: rows of it are made by tiles.
 ///
 /// The leading axes are equal, expanded ones may have stride 0; any strides are read in place. A query that sees no key
-/// gives 0. The order of all sums is fixed by the sizes. On a CUDA device with tensor cores weights are rounded to the type of
-/// the values before they are multiplied, and factors in F32 lose less than 2^-19 of a product, or what TF32 does not keep if the
-/// [device](device::Device::set_tf32) allows that; a value that is not finite may give NaN also to queries that do not see it.
+/// gives 0. With dropout a weight is multiplied with `m / (1 - p)`, where `m` is 0 with probability `p` and else 1, drawn from the
+/// key and the weight's number alone. The order of all sums is fixed by the sizes. On a CUDA device with tensor cores weights are
+/// rounded to the type of the values before they are multiplied, and factors in F32 lose less than 2^-19 of a product, or what TF32
+/// does not keep if the [device](device::Device::set_tf32) allows that; a value that is not finite may give NaN also to queries that
+/// do not see it.
 ///
 /// # Errors
 /// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of [`Stream::launch`].
@@ -54,16 +58,17 @@ pub fn attention(
     const OP: &str = "attention";
     let AttentionInput { q, k, v, mask } = input;
     let AttentionResult { out, log_sums } = result;
-    let (sizes, dtype) = (sizes(OP, &input, &result)?, q.dtype);
+    let (sizes, dtype) = (sizes(OP, kind, &input, &result)?, q.dtype);
     let others = [Some(k), Some(v), mask, Some(out), None, None, None, None];
     let problem = ScoreBatch::of(kind, sizes, q, others);
     let cost = (problem.scores(), (sizes.width + sizes.value_width) / 8 + 1);
     for_float!(OP, dtype, T => {
         let read = ([q, k, v].map(View::read::<T>), mask.map(View::read::<T>));
         let written = (out.write::<T>(), log_sums.write::<T>().exact());
-        Command::new(OP, (read, written)).cost(cost.0, cost.1).run(
+        Command::new(OP, (read, written)).cost(cost.0, cost.1).run_changing(
             stream,
             problem,
+            show_key,
             // SAFETY: the problem is that of the operands.
             |problem, workers, operands| unsafe { cpu::forward(problem, workers, operands) },
             move |problem, queue, (read, written)| cuda::attention(queue, dtype, problem, read, written),
@@ -85,8 +90,8 @@ pub struct AttentionGrads<'a> {
 /// Gradient of [`attention`] from its operands, its results and the gradient `g` of its `out`.
 ///
 /// With `p = exp(scale q k^T + mask - log_sums)` and `u = p (g v^T - sum(g out))` of each row it is `dq = scale u k`,
-/// `dk = scale u^T q`, `dv = p^T g`. `products`, contiguous, of the type of `log_sums` and with an element for each query, is written with the sums of
-/// `g out`. Operands are finite: on the tensor cores of a CUDA device those that are not may give NaN to any gradient, also where that is
+/// `dk = scale u^T q`, `dv = p^T g`, where dropout multiplies `g v^T` and the weights of `dv`. `products`, contiguous, of the type of
+/// `log_sums` and with an element for each query, is written with the sums of `g out`. Operands are finite: on the tensor cores of a CUDA device those that are not may give NaN to any gradient, also where that is
 /// finite on a CPU.
 ///
 /// # Errors
@@ -102,7 +107,7 @@ pub fn attention_grad(
     const OP: &str = "attention_grad";
     let AttentionInput { q, k, v, mask } = input;
     let AttentionResult { out, log_sums } = result;
-    let (sizes, dtype) = (sizes(OP, &input, &result)?, g.dtype);
+    let (sizes, dtype) = (sizes(OP, kind, &input, &result)?, g.dtype);
     for (gradient, of) in [(g, out), (products, log_sums), (to.q, q), (to.k, k), (to.v, v)] {
         gradient.expect_shape_of(OP, &of)?;
     }
@@ -114,9 +119,10 @@ pub fn attention_grad(
         let read = ([g, q, k, v, out].map(View::read::<T>), mask.map(View::read::<T>));
         let rows = (log_sums.read::<T>().exact(), products.write::<T>().exact());
         let grads = [to.q, to.k, to.v].map(View::write::<T>);
-        Command::new(OP, (read, rows, grads)).cost(cost.0, cost.1).run(
+        Command::new(OP, (read, rows, grads)).cost(cost.0, cost.1).run_changing(
             stream,
             problem,
+            show_key,
             // SAFETY: the problem is that of the operands.
             |problem, workers, (read, rows, grads)| unsafe {
                 cpu::backward(problem, workers, read, rows, grads);
@@ -128,8 +134,21 @@ pub fn attention_grad(
     })
 }
 
-/// Checks the shapes and gives the sizes.
-fn sizes(op: &'static str, input: &AttentionInput<'_>, result: &AttentionResult<'_>) -> Result<ScoreSizes> {
+/// Shows the key of dropout, which may change from step to step.
+fn show_key(problem: &mut ScoreBatch, show: &mut dyn FnMut(&mut dyn Any)) {
+    if let Some(dropout) = &mut problem.kind.dropout {
+        show(&mut dropout.key);
+    }
+}
+
+/// Checks the shapes and the probability of dropout, and gives the sizes.
+fn sizes(
+    op: &'static str,
+    kind: AttentionKind,
+    input: &AttentionInput<'_>,
+    result: &AttentionResult<'_>,
+) -> Result<ScoreSizes> {
+    kind.dropout.map_or(Ok(()), |dropout| dropout.check(op))?;
     let AttentionInput { q, k, v, mask } = *input;
     let (&[ref leading @ .., queries, width], &[.., keys, _], &[.., value_width]) =
         (q.shape(), k.shape(), v.shape())

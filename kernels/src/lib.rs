@@ -77,7 +77,7 @@ pub use cuda::parts::join_parts;
 pub use cuda::preload;
 pub use custom::{CustomKernel, KernelLaunch, custom};
 pub use device::cuda::{Arg, Grid, Program};
-pub use distribution::RandomKey;
+pub use distribution::{Dropout, RandomKey};
 pub use elementwise::{binary, compare, logical_not, unary, unary_grad, where_cond};
 pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
 pub use functions::{BinaryOp, CompareOp, Saves, UnaryOp};

@@ -11,7 +11,7 @@ use device::{DType, Error, Result, Stream};
 use crate::command::{Command, Raw, for_float};
 use crate::cpu::random as cpu;
 use crate::cuda::random as cuda;
-use crate::distribution::{Distribution, RandomKey};
+use crate::distribution::{Distribution, Dropout, RandomKey};
 use crate::layout::View;
 use crate::loops::Loops;
 
@@ -107,7 +107,7 @@ fn generate(
     )
 }
 
-/// `out = x m / (1 - p)`, where `m` is 0 with probability `p` and else 1, drawn from the key alone: the same call on
+/// `out = x m / (1 - p)`, where `m` is 0 with the probability `p` of `dropout` and else 1, drawn from its key alone: the same call on
 /// the gradient of `out` gives the gradient of `x`, and no mask is kept.
 ///
 /// Shapes: any, `x` and `out` alike. Asynchronous, ordered by the buffers. `out` may be `x`.
@@ -116,11 +116,9 @@ fn generate(
 /// [`Error::DTypeUnsupported`] unless `out` is floating-point; [`Error::DTypeMismatch`]; [`Error::ShapeMismatch`];
 /// [`Error::InvalidArgument`] if `p` is not in `0..=1`, or for an `out` that is expanded or overlaps `x` otherwise than
 /// element for element; the errors of [`Stream::launch`].
-pub fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'_>) -> Result<()> {
+pub fn dropout(stream: &Stream, dropout: Dropout, x: View<'_>, out: View<'_>) -> Result<()> {
     const OP: &str = "dropout";
-    if !(0.0..=1.0).contains(&p) {
-        return Err(invalid(OP, "p", "in 0..=1", &p));
-    }
+    dropout.check(OP)?;
     let dtype = out.dtype;
     x.expect_shape(OP, out.shape())?;
     x.expect_no_partial_overlap(OP, &out)?;
@@ -130,11 +128,11 @@ pub fn dropout(stream: &Stream, key: RandomKey, p: f64, x: View<'_>, out: View<'
     .cost(out.layout.elements(), RANDOM_COST)
     .run_changing(
         stream,
-        (key, loops),
-        |(key, _), show| show(key),
+        (dropout, loops),
+        |(dropout, _), show| show(&mut dropout.key),
         // SAFETY: the loops are those of the operands.
-        move |(key, loops), workers, operands| unsafe { cpu::dropout(*key, p, loops, workers, operands) },
-        move |(key, loops), queue, operands| cuda::dropout(queue, *key, p, dtype, loops, operands.into()),
+        move |(dropout, loops), workers, operands| unsafe { cpu::dropout(*dropout, loops, workers, operands) },
+        move |(dropout, loops), queue, operands| cuda::dropout(queue, *dropout, dtype, loops, operands.into()),
     ))
 }
 

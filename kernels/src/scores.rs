@@ -1,5 +1,6 @@
 //! Problems of attention: the sizes, and where the operands lie.
 
+use crate::distribution::Dropout;
 use crate::layout::View;
 use crate::loops::{LoopAxis, Loops};
 
@@ -10,6 +11,9 @@ pub struct AttentionKind {
     pub causal: bool,
     /// What products of queries and keys are multiplied with.
     pub scale: f64,
+    /// Which weights are left out, and what the others are multiplied with. They are counted in row-major order, as if there were a
+    /// multiple of four keys.
+    pub dropout: Option<Dropout>,
 }
 
 /// Sizes of one matrix of scores, and of what it is made of.
@@ -52,6 +56,11 @@ impl ScoreBatch {
             kind,
             steps: operands.map(|view| [step(view, leading), step(view, leading + 1)]),
         }
+    }
+
+    /// The number of the first weight of a query.
+    pub(crate) fn first_weight(&self, pair: usize, query: usize) -> usize {
+        (pair * self.sizes.queries + query) * self.sizes.keys.next_multiple_of(4)
     }
 
     /// Scores of all products.

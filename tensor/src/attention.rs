@@ -1,7 +1,7 @@
 //! Scaled dot-product attention without a matrix of scores.
 
 use device::{DType, Error, Result, Stream};
-use kernels::{AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Dims, Layout};
+use kernels::{AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Dims, Dropout, Layout};
 
 use crate::Tensor;
 use crate::check::{has_dtype, is_float, same_device, same_kind, shape_mismatch};
@@ -19,6 +19,8 @@ pub struct Attention {
     /// Truth values, false for a key that is not seen, or numbers that are added to the scaled products. It broadcasts to
     /// `[.., s, t]`. Gradients do not flow to it.
     pub mask: Option<Tensor>,
+    /// Which weights are left out. They are counted in row-major order, as if there were a multiple of four keys.
+    pub dropout: Option<Dropout>,
 }
 
 /// What attention gives: its result, and what its gradient needs.
@@ -35,6 +37,20 @@ impl Attention {
     /// The factor of the products for queries of `width` elements.
     pub fn scale_for(&self, width: usize) -> f64 {
         self.scale.unwrap_or_else(|| if width == 0 { 1.0 } else { 1.0 / (width as f64).sqrt() })
+    }
+
+    /// What dropout multiplies the weights of `q` and `k` with, as a matrix `[.., s, t]`; none if there is no dropout.
+    ///
+    /// # Errors
+    /// `ShapeMismatch`; `InvalidArgument` unless `0 <= p <= 1`.
+    pub fn kept_weights(&self, q: &Tensor, k: &Tensor) -> Result<Option<Tensor>> {
+        let Some(Dropout { p, key }) = self.dropout else { return Ok(None) };
+        let (&[ref leading @ .., queries, _], &[.., keys, _]) = (q.shape(), k.shape()) else {
+            return Err(shape_mismatch(OP, q.shape(), k.shape()));
+        };
+        let shape: Dims = leading.iter().copied().chain([queries, keys.next_multiple_of(4)]).collect();
+        let all = Tensor::ones(&shape, q.dtype(), q.device())?.dropout(p, key)?;
+        Ok(Some(all.narrow(-1, 0, keys)?))
     }
 
     /// The mask as numbers to add, broadcast to the scores of `q` and `k`; none if there is none.
@@ -65,7 +81,7 @@ impl Attention {
     ///
     /// # Errors
     /// `ShapeMismatch`, `DTypeMismatch`, `DeviceMismatch`, `DTypeUnsupported` unless floating-point; `InvalidArgument` for
-    /// a mask of a causal attention.
+    /// a mask of a causal attention, and unless dropout has a probability.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Attended> {
         let (&[.., queries, _], &[.., value_width]) = (q.shape(), v.shape()) else {
             return Err(shape_mismatch(OP, q.shape(), v.shape()));
@@ -105,7 +121,8 @@ impl Attention {
         mask: Option<&'a Tensor>,
     ) -> (AttentionKind, AttentionInput<'a>) {
         let width = q.shape().last().copied().unwrap_or(0);
-        let kind = AttentionKind { causal: self.is_causal, scale: self.scale_for(width) };
+        let kind =
+            AttentionKind { causal: self.is_causal, scale: self.scale_for(width), dropout: self.dropout };
         (kind, AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: mask.map(Tensor::view) })
     }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use device::{Capture, DType, Device, Result, Stream};
-use kernels::{Layout, RandomKey, View};
+use kernels::{Dropout, Layout, RandomKey, View};
 
 use crate::Tensor;
 use crate::check::elements_of;
@@ -240,7 +240,7 @@ impl Tensor {
     pub fn dropout(&self, p: f64, key: impl Into<Option<RandomKey>>) -> Result<Tensor> {
         let key = key_or_next(key);
         fresh("dropout", self.shape(), self.dtype(), self.device(), |stream, out| {
-            kernels::dropout(stream, key, p, self.view(), out)
+            kernels::dropout(stream, Dropout { p, key }, self.view(), out)
         })
     }
 }

@@ -1,7 +1,9 @@
 //! `Y = P V` with `P = softmax(s Q Kᵀ + mask)`; with `U = P (G Vᵀ - Σ G Y)`: `Q' = s U K`, `K' = s Uᵀ Q`, `V' = Pᵀ G`.
 
 use smallvec::SmallVec;
-use tensor::{Attended, Attention, CompareOp, DType, Device, Error, RandomKey, Result, Tensor, next_key};
+use tensor::{
+    Attended, Attention, CompareOp, DType, Device, Dropout, Error, RandomKey, Result, Tensor, next_key,
+};
 
 use super::Dims;
 use super::one;
@@ -17,7 +19,8 @@ pub struct AttentionOptions {
     /// Truth values, false for a key that is not seen, or numbers that are added to the scaled products. It broadcasts to
     /// `[.., s, t]`. Gradients do not flow to it.
     pub attn_mask: Option<Tensor>,
-    /// The probability with which a weight is left out. If it is not 0 the weights are kept in memory.
+    /// The probability with which a weight is left out; the others are divided by `1 - p`. Which they are follows from a key of this
+    /// thread's generator, and is drawn again for the gradient.
     pub dropout_p: f64,
     /// Whether query `i` sees the keys `0..=i` only; there is no other mask then.
     pub is_causal: bool,
@@ -29,8 +32,10 @@ pub struct AttentionOptions {
 }
 
 impl AttentionOptions {
+    /// With the next key of this thread's generator, if weights are left out.
     fn attention(&self) -> Attention {
-        Attention { is_causal: self.is_causal, scale: self.scale, mask: self.attn_mask.clone() }
+        let dropout = (self.dropout_p != 0.0).then(|| Dropout { p: self.dropout_p, key: next_key() });
+        Attention { is_causal: self.is_causal, scale: self.scale, mask: self.attn_mask.clone(), dropout }
     }
 
     /// With a mask of numbers in the op's type.
@@ -70,23 +75,7 @@ impl Var {
             return grouped([self, k, v], options);
         }
         let [q, k, v] = broadcast([self, k, v])?;
-        let attention = options.attention();
-        if options.dropout_p != 0.0 {
-            return with_dropout(&attention, [&q, &k, &v], options.dropout_p, next_key());
-        }
-        let Attended { out, log_sums } = attention.forward(q.value(), k.value(), v.value())?;
-        let saved = [Save::Input(0), Save::Input(1), Save::Input(2), Save::Output, Save::Tensor(&log_sums)];
-        Ok(record("attention", &[&q, &k, &v], &saved, out, move |ctx, g| {
-            let (q, k, v) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
-            let (out, log_sums) = (ctx.saved(3).value().clone(), ctx.saved(4).value().clone());
-            let attended = Attended { out, log_sums };
-            if is_recording() {
-                return recorded_gradients(&attention, [&q, &k, &v], &attended, g)
-                    .map(|grads| grads.into_iter().map(Some).collect());
-            }
-            let grads = attention.backward([q.value(), k.value(), v.value()], &attended, g.value())?;
-            Ok(grads.into_iter().map(|grad| Some(Var::constant(grad))).collect())
-        }))
+        attend(options.attention(), [&q, &k, &v])
     }
 
     /// [`Var::scaled_dot_product_attention`] of a sequence to itself, by heads: queries, keys and values of all heads lie
@@ -101,11 +90,6 @@ impl Var {
             return cast.run(|cast| cast.var(self)?.self_attention(heads, &options.cast(cast)?));
         }
         let attention = options.attention();
-        if options.dropout_p != 0.0 {
-            let [q, k, v] = unpack(self, heads)?;
-            let y = with_dropout(&attention, [&q, &k, &v], options.dropout_p, next_key())?;
-            return merge_heads(&y);
-        }
         let Attended { out, log_sums } = attention.forward_packed(self.value(), heads)?;
         let saved = [Save::Input(0), Save::Output, Save::Tensor(&log_sums)];
         Ok(record("self_attention", &[self], &saved, out, move |ctx, g| {
@@ -123,6 +107,23 @@ impl Var {
             Ok(one(Var::constant(gradient)))
         }))
     }
+}
+
+/// Attention of operands with the same leading axes.
+fn attend(attention: Attention, [q, k, v]: [&Var; 3]) -> Result<Var> {
+    let Attended { out, log_sums } = attention.forward(q.value(), k.value(), v.value())?;
+    let saved = [Save::Input(0), Save::Input(1), Save::Input(2), Save::Output, Save::Tensor(&log_sums)];
+    Ok(record("attention", &[q, k, v], &saved, out, move |ctx, g| {
+        let (q, k, v) = (ctx.saved(0), ctx.saved(1), ctx.saved(2));
+        let (out, log_sums) = (ctx.saved(3).value().clone(), ctx.saved(4).value().clone());
+        let attended = Attended { out, log_sums };
+        if is_recording() {
+            return recorded_gradients(&attention, [&q, &k, &v], &attended, g)
+                .map(|grads| grads.into_iter().map(Some).collect());
+        }
+        let grads = attention.backward([q.value(), k.value(), v.value()], &attended, g.value())?;
+        Ok(grads.into_iter().map(|grad| Some(Var::constant(grad))).collect())
+    }))
 }
 
 /// Attention of queries `[.., h, s, d]` in groups of heads, as attention of `[.., h / r, r, s, d]` to keys and values that lie in
@@ -267,14 +268,6 @@ fn causal_mask(q: &Var, k: &Var) -> Result<Tensor> {
     Tensor::where_cond(&seen, &of(0.0)?, &of(hidden(q.dtype()))?)
 }
 
-/// Attention with a matrix of weights of which some are left out.
-fn with_dropout(attention: &Attention, [q, k, v]: [&Var; 3], p: f64, key: RandomKey) -> Result<Var> {
-    // The fused op checks the arguments, and knows which queries see nothing.
-    let attended = attention.forward(q.value(), k.value(), v.value())?;
-    let seen = seen(&attended)?;
-    weights(attention, q, k)?.mul(&seen)?.dropout(p, key)?.matmul(v)
-}
-
 /// 1 for a query that sees a key, 0 for others, `[.., s, 1]`.
 fn seen(attended: &Attended) -> Result<Var> {
     let sums = &attended.log_sums;
@@ -291,9 +284,12 @@ fn recorded_gradients(
 ) -> Result<[Var; 3]> {
     let scale = attention.scale_for(q.shape().last().copied().unwrap_or(0));
     let p = weights(attention, q, k)?.mul(&seen(attended)?)?;
-    let slopes = g.matmul(&v.transpose(-2, -1)?)?;
+    let kept = attention.kept_weights(q.value(), k.value())?.map(Var::constant);
+    let dropped = |x: Var| kept.as_ref().map_or(Ok(x.clone()), |kept| x.mul(kept));
+    let slopes = dropped(g.matmul(&v.transpose(-2, -1)?)?)?;
     let mean = p.mul(&slopes)?.sum(&[-1], true)?;
     let u = p.mul(&slopes.sub(&mean)?)?.mul_scalar(scale)?;
+    let p = dropped(p)?;
     Ok([u.matmul(k)?, u.transpose(-2, -1)?.matmul(q)?, p.transpose(-2, -1)?.matmul(g)?])
 }
 
@@ -311,7 +307,13 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
     let hidden = Tensor::from_slice(&[0.0, f64::NEG_INFINITY, 1.0], &[3, 1], device)?;
     let masked = |mask: &Tensor| AttentionOptions { attn_mask: Some(mask.clone()), ..plain() };
     let still = Var::constant(d.normal(&[3, 2])?);
-    let key = RandomKey { seed: 5, op: 1 };
+    let dropped = |name, [q, k, v]: [&[usize]; 3], attention: Attention| -> Result<Sample> {
+        let dropout = Some(Dropout { p: 0.3, key: RandomKey { seed: 5, op: 1 } });
+        let attention = Attention { dropout, ..attention };
+        let inputs = [d.normal(q)?, d.normal(k)?, d.normal(v)?];
+        Ok(sample(name, inputs, move |v| attend(attention.clone(), [&v[0], &v[1], &v[2]])))
+    };
+    let causal_dropout = Attention { is_causal: true, ..Attention::default() };
     let in_groups = |options| AttentionOptions { enable_gqa: true, ..options };
     let of_heads = d.normal(&[4, 3, 5])?.compare_scalar(CompareOp::Gt, -0.5)?;
     Ok(vec![
@@ -342,9 +344,8 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
         sample("constant_keys", [d.normal(&[3, 2])?, d.normal(&[3, 2])?], move |v| {
             v[0].scaled_dot_product_attention(&still, &v[1], &AttentionOptions::default())
         }),
-        sample("dropout", [d.normal(&[2, 3, 2])?, d.normal(&[2, 4, 2])?, d.normal(&[2, 4, 2])?], {
-            move |v| with_dropout(&Attention::default(), [&v[0], &v[1], &v[2]], 0.3, key)
-        }),
+        dropped("dropout", [&[2, 3, 2], &[2, 4, 2], &[2, 4, 2]], Attention::default())?,
+        dropped("dropout_causal", [&[2, 5, 3], &[2, 5, 3], &[2, 5, 2]], causal_dropout)?,
     ])
 }
 
@@ -463,8 +464,36 @@ mod tests {
         let seen = [true, false, false, true, false, false, false, false];
         close(&with(tensor(&seen, &[2, 4])?)?, &[4.5, 0.0])?;
         close(&with(tensor(&[0.0, 3.0_f64.ln(), f64::NEG_INFINITY, 0.0], &[4])?)?, &[3.0, 3.0])?;
-        let dropped = with_dropout(&Attention::default(), [&q, &k, &v], 1.0, RandomKey { seed: 1, op: 1 })?;
-        close(&dropped, &[0.0, 0.0])
+        let none = AttentionOptions { dropout_p: 1.0, ..AttentionOptions::default() };
+        close(&q.scaled_dot_product_attention(&k, &v, &none)?, &[0.0, 0.0])
+    }
+
+    /// Each weight by itself is seen where values are the identity, and so are its gradients.
+    #[test]
+    fn weights_are_left_out_by_their_numbers() -> Result<()> {
+        let (heads, queries, keys) = (3, 40, 37);
+        let (q, k) = (drawn(&[heads, queries, 4], 1)?, drawn(&[heads, keys, 4], 2)?);
+        let g = Var::constant(drawn(&[heads, queries, keys], 3)?.value().clone());
+        let identity: Vec<f64> = (0..keys * keys).map(|i| f64::from(u8::from(i % (keys + 1) == 0))).collect();
+        let v = leaf(&identity, &[keys, keys])?.expand(&[heads, keys, keys])?;
+        for is_causal in [false, true] {
+            let dropout = Some(Dropout { p: 0.3, key: RandomKey { seed: 5, op: 9 } });
+            let whole = Attention { is_causal, ..Attention::default() };
+            let attention = Attention { dropout, ..whole.clone() };
+            let Some(kept) = attention.kept_weights(q.value(), k.value())? else { unreachable!() };
+            let share = kept.to_vec::<f64>()?.iter().filter(|&&x| x != 0.0).count() as f64;
+            assert!((share / (heads * queries * keys) as f64 - 0.7).abs() < 0.03, "{share}");
+            let expected = weights(&whole, &q, &k)?.mul(&Var::constant(kept))?.matmul(&v)?;
+            let y = attend(attention, [&q, &k, &v])?;
+            close(&y, &expected.value().to_vec::<f64>()?)?;
+            for x in [&q, &k, &v] {
+                close_values(&gradient(&y.mul(&g)?, x)?, &gradient(&expected.mul(&g)?, x)?);
+            }
+        }
+        let refused = AttentionOptions { dropout_p: 1.5, ..AttentionOptions::default() };
+        let refused = q.scaled_dot_product_attention(&k, &v, &refused);
+        assert!(matches!(refused, Err(Error::InvalidArgument { argument: "p", .. })), "{refused:?}");
+        Ok(())
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use super::*;
 use crate::testing::{Array, bits, cpu, values_f32};
+use crate::{Dropout, RandomKey, philox};
 
 /// Leading axes, queries, keys, width, width of values.
 const SHAPES: [(&[usize], usize, usize, usize, usize); 7] = [
@@ -18,13 +19,14 @@ struct Results {
 }
 
 /// How the operands of one run are stored and masked.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Run {
     threads: usize,
     causal: bool,
     masked: bool,
     /// Whether the last two axes lie in memory the other way round.
     transposed: bool,
+    dropout: Option<Dropout>,
 }
 
 fn array(stream: &Stream, run: Run, seed: u64, shape: &[usize]) -> Array<f32> {
@@ -55,7 +57,7 @@ fn run(run: Run, (leading, s, t, d, e): (&[usize], usize, usize, usize, usize)) 
     let input =
         AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: run.masked.then(|| mask.view()) };
     let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
-    let kind = AttentionKind { causal: run.causal, scale: 0.7 };
+    let kind = AttentionKind { causal: run.causal, scale: 0.7, dropout: run.dropout };
     attention(&stream, kind, input, result).expect("a launch");
     let grads = [of(6, &[s, d]), of(7, &[t, d]), of(8, &[t, e])];
     let to = AttentionGrads { q: grads[0].view(), k: grads[1].view(), v: grads[2].view() };
@@ -94,13 +96,15 @@ fn expected(run: Run, (leading, s, t, d, e): (&[usize], usize, usize, usize, usi
                 .collect();
             let sum: f64 = p.iter().sum();
             p.iter_mut().for_each(|p| *p = if sum == 0.0 { 0.0 } else { *p / sum });
-            let dp: Vec<f64> =
-                (0..t).map(|j| (0..e).map(|x| g[o0 + i * e + x] * v[v0 + j * e + x]).sum()).collect();
+            let first = (pair * s + i) * t.next_multiple_of(4);
+            let kept = |j: usize| run.dropout.map_or(1.0, |dropout| factor(dropout, first + j));
+            let slope = |j: usize| (0..e).map(|x| g[o0 + i * e + x] * v[v0 + j * e + x]).sum::<f64>();
+            let dp: Vec<f64> = (0..t).map(|j| kept(j) * slope(j)).collect();
             let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
             for j in 0..t {
                 for x in 0..e {
-                    out[o0 + i * e + x] += p[j] * v[v0 + j * e + x];
-                    dv[v0 + j * e + x] += p[j] * g[o0 + i * e + x];
+                    out[o0 + i * e + x] += kept(j) * p[j] * v[v0 + j * e + x];
+                    dv[v0 + j * e + x] += kept(j) * p[j] * g[o0 + i * e + x];
                 }
                 let ds = 0.7 * p[j] * (dp[j] - mean);
                 for x in 0..d {
@@ -113,12 +117,24 @@ fn expected(run: Run, (leading, s, t, d, e): (&[usize], usize, usize, usize, usi
     results
 }
 
-const RUNS: [Run; 4] = [
-    Run { threads: 1, causal: false, masked: false, transposed: false },
-    Run { threads: 1, causal: true, masked: false, transposed: true },
-    Run { threads: 1, causal: false, masked: true, transposed: false },
-    Run { threads: 1, causal: true, masked: true, transposed: false },
+const PLAIN: Run = Run { threads: 1, causal: false, masked: false, transposed: false, dropout: None };
+const DROPOUT: Dropout = Dropout { p: 0.25, key: RandomKey { seed: 3, op: 1 << 33 } };
+
+const RUNS: [Run; 6] = [
+    PLAIN,
+    Run { causal: true, transposed: true, ..PLAIN },
+    Run { masked: true, ..PLAIN },
+    Run { causal: true, masked: true, ..PLAIN },
+    Run { dropout: Some(DROPOUT), ..PLAIN },
+    Run { causal: true, masked: true, dropout: Some(DROPOUT), ..PLAIN },
 ];
+
+/// What a weight is multiplied with, as the docs define it.
+fn factor(Dropout { p, key }: Dropout, number: usize) -> f64 {
+    let counter = [number as u32 / 4, 0, key.op as u32, (key.op >> 32) as u32];
+    let word = philox(counter, [key.seed as u32, (key.seed >> 32) as u32])[number % 4];
+    if f64::from(word >> 8) / 16_777_216.0 < p { 0.0 } else { 1.0 / (1.0 - p) }
+}
 
 #[test]
 fn values_and_gradients_are_the_definition() {
@@ -130,9 +146,7 @@ fn values_and_gradients_are_the_definition() {
                 let error = (f64::from(got) - want).abs();
                 assert!(
                     error < 2e-5 * want.abs().max(1.0),
-                    "{what} {i} of {shape:?}, causal {}, masked {}: {got} instead of {want}",
-                    how.causal,
-                    how.masked
+                    "{what} {i} of {shape:?}, {how:?}: {got} instead of {want}"
                 );
             }
         }
@@ -163,7 +177,7 @@ fn a_query_that_sees_nothing_gives_zero() {
     let log_sums = Array::full(&stream, 7_f32, &[2]);
     let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: Some(mask.view()) };
     let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
-    let kind = AttentionKind { causal: false, scale: 0.5 };
+    let kind = AttentionKind { causal: false, scale: 0.5, dropout: None };
     attention(&stream, kind, input, result).expect("a launch");
     assert_eq!(out.to_vec()[..4], [0.0; 4]);
     assert!(log_sums.to_vec()[0] == f32::INFINITY && log_sums.to_vec()[1].is_finite());
@@ -182,7 +196,7 @@ fn operands_that_do_not_fit_are_refused() {
     let of = |shape: &[usize]| Array::full(&stream, 1_f32, shape);
     let (q, k, v, sums) = (of(&[2, 3, 4]), of(&[2, 5, 4]), of(&[2, 5, 6]), of(&[2, 3]));
     let (out, wrong) = (of(&[2, 3, 6]), of(&[2, 6, 4]));
-    let kind = AttentionKind { causal: false, scale: 1.0 };
+    let kind = AttentionKind { causal: false, scale: 1.0, dropout: None };
     let launch = |k: &Array<f32>, v: &Array<f32>, out: &Array<f32>| {
         let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: None };
         attention(&stream, kind, input, AttentionResult { out: out.view(), log_sums: sums.view() })

@@ -10,6 +10,7 @@ use pulp::Arch;
 use super::inlined;
 use super::lanes::{Lanes, join_tree, simd_for, with_scratch};
 use super::product::{Init, Matrix, Product, copy_matrix};
+use super::random;
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
 use crate::scores::{ScoreBatch, ScoreSizes};
@@ -65,6 +66,14 @@ unsafe fn finish_scores<T: Lanes>(
         }
     }
     seen
+}
+
+/// Multiplies each element of a row with one of `factors`.
+#[inline(always)]
+fn multiply<T: Lanes>(row: &mut [T], factors: &[T; KEYS]) {
+    for (x, &factor) in row.iter_mut().zip(factors) {
+        *x = x.mul(factor);
+    }
 }
 
 /// The fold of a row of padded length.
@@ -135,6 +144,7 @@ type Inputs<T, const N: usize> = ([Src<T>; N], Option<Src<T>>);
 struct Pair<'a, T> {
     arch: Arch,
     problem: &'a ScoreBatch,
+    number: usize,
     /// The operands in the order of [`ScoreBatch::steps`]; null where there is none.
     operands: [Matrix<T>; 9],
     log_sums: *mut T,
@@ -157,7 +167,19 @@ impl<'a, T: Lanes> Pair<'a, T> {
             Matrix { ptr: operands[k].at(at[k]).cast_mut(), row, col }
         });
         let [log_sums, products] = rows.map(|rows| rows.at((pair * problem.sizes.queries) as isize));
-        Pair { arch: Arch::new(), problem, operands, log_sums, products, memory }
+        Pair { arch: Arch::new(), problem, number: pair, operands, log_sums, products, memory }
+    }
+
+    /// What dropout multiplies the weights of a query of a tile with.
+    #[inline(always)]
+    fn factors(&self, query: usize, start: usize) -> Option<[T; KEYS]> {
+        let dropout = self.problem.kind.dropout?;
+        let first = self.problem.first_weight(self.number, query) + start;
+        let mut factors = [T::ZERO; KEYS];
+        for (i, block) in factors.chunks_exact_mut(random::BLOCK).enumerate() {
+            block.copy_from_slice(&random::factors(dropout, first + i * random::BLOCK));
+        }
+        Some(factors)
     }
 
     unsafe fn forward_tile(&self, first: usize) {
@@ -207,6 +229,9 @@ impl<'a, T: Lanes> Pair<'a, T> {
                             total[r].mul(before).add(sum(row))
                         };
                         best[r] = m;
+                        if let Some(factors) = self.factors(first + r, start) {
+                            multiply(row, &factors);
+                        }
                     }
                 }));
                 let c = Matrix::row_major(values, value_width);
@@ -298,9 +323,16 @@ impl<'a, T: Lanes> Pair<'a, T> {
                 };
                 // As in the forward pass.
                 p[seen..].fill(log_sum);
+                let factors = self.factors(first + r, start);
+                if let Some(factors) = &factors {
+                    multiply(u, factors);
+                }
                 for (p, u) in p.iter_mut().zip(u.iter_mut()) {
                     *p = p.sub(log_sum).exp();
                     *u = p.mul(u.sub(product)).mul(scale);
+                }
+                if let Some(factors) = &factors {
+                    multiply(p, factors);
                 }
                 p[seen..].fill(T::ZERO);
                 u[seen..].fill(T::ZERO);

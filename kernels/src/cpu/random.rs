@@ -6,7 +6,7 @@ use super::math;
 use super::number::{Number, Real};
 use super::walk::mul_run;
 use super::{inlined, simd_of};
-use crate::distribution::{Distribution, RandomKey};
+use crate::distribution::{Distribution, Dropout, RandomKey};
 use crate::half::{Half, below};
 use crate::layout::{Dst, Src};
 use crate::loops::{Loops, Runs};
@@ -15,7 +15,7 @@ use crate::par::{Workers, for_range};
 /// Counters that go through the rounds side by side.
 const LANES: usize = 16;
 /// Elements made at a time, four words for each counter.
-const BLOCK: usize = 4 * LANES;
+pub(super) const BLOCK: usize = 4 * LANES;
 /// Elements of a part when a kernel is split over threads; a multiple of `BLOCK`.
 const CHUNK: usize = 128 * BLOCK;
 
@@ -245,19 +245,14 @@ unsafe fn integers<T: Number, S: Stored<T>>(
 
 /// `out = x m / (1 - p)`; `out` may be `x`, element for element.
 pub(crate) unsafe fn dropout<T: Real>(
-    key: RandomKey,
-    p: f64,
+    dropout: Dropout,
     loops: &Loops<2>,
     workers: &Workers,
     (out, x): (Dst<T>, Src<T>),
 ) {
-    // Both types keep the same elements.
-    let kept_from = (p * 16_777_216.0).ceil() as u32;
-    let scale = if p < 1.0 { T::from_f64(1.0 / (1.0 - p)) } else { T::ZERO };
-    let factor = inlined!(|word: u32| if word >> 8 >= kept_from { scale } else { T::ZERO });
     let scale_kept = inlined!(|mut runs: Runs<'_, 2>, first: usize| {
         let [so, sx] = runs.steps();
-        let factors = from_words(words(key, first, false), factor);
+        let factors = factors(dropout, first);
         let mut rest = &factors[..];
         while let Some(([oo, ox], len)) = runs.next() {
             let (factors, behind) = rest.split_at(len);
@@ -267,6 +262,14 @@ pub(crate) unsafe fn dropout<T: Real>(
         }
     });
     for_blocks(loops, workers, scale_kept);
+}
+
+/// What dropout multiplies `BLOCK` elements with, from a multiple of four on.
+#[inline(always)]
+pub(super) fn factors<T: Real>(dropout: Dropout, first_element: usize) -> [T; BLOCK] {
+    let (kept_from, scale) = (dropout.kept_from(), T::from_f64(dropout.scale()));
+    let factor = inlined!(|word: u32| if word >> 8 >= kept_from { scale } else { T::ZERO });
+    from_words(words(dropout.key, first_element, false), factor)
 }
 
 /// Calls `body(runs, first)` for blocks of elements, the first of which are multiples of [`BLOCK`].

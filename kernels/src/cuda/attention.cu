@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention, DTYPE)(
                 T weight = exp_of(value - shift), before = exp_of(best[i] - shift);
                 total[i] = total[i] * before + join_lanes<Sum<T>>(weight, LANES);
                 best[i] = largest;
-                tiles.weights[own(i)][lane()] = weight;
+                tiles.weights[own(i)][lane()] = weight * factor_of(problem, pair, query, key);
 #pragma unroll
                 for (int j = 0; j < COLUMNS; ++j) {
                     sums[i][j] *= before;
@@ -176,18 +176,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_products, 
     });
 }
 
-// What the gradient of a score is made from: its weight, and the gradient of that.
+// What the gradient of a score is made from: its weight, as values are multiplied with it, and the gradient of the score.
 struct Slope {
     T weight;
     T slope;
 };
+// `log_sums` and `products` are those of all pairs.
 __device__ inline Slope slope_of(const Problem& problem, T product, T gradient, const S* mask, const T* log_sums,
-                                 const T* products, u64 query, u64 key) {
+                                 const T* products, u64 pair, u64 query, u64 key) {
     if (!sees(problem, query, key)) {
         return {0, 0};
     }
-    T weight = exp_of(score(problem, product, mask, query, key) - log_sums[query]);
-    return {weight, weight * (gradient - products[query]) * (T)problem.scale};
+    u64 row = pair * problem.queries + query;
+    T weight = exp_of(score(problem, product, mask, query, key) - log_sums[row]);
+    T factor = factor_of(problem, pair, query, key);
+    return {weight * factor, weight * (gradient * factor - products[row]) * (T)problem.scale};
 }
 
 // dq: a block owns queries and goes through the keys
@@ -202,8 +205,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_q, DT
         Matrix gradients = matrix(g + at.at[G], problem, G).from(first, 0);
         Matrix keys = matrix(k + at.at[K], problem, K);
         Matrix values = matrix(v + at.at[V], problem, V);
-        const T* logs = log_sums + pair * problem.queries;
-        const T* sums_of = products + pair * problem.queries;
         T sums[ROWS][COLUMNS] = {};
         u64 end = problem.causal && first + TILE < problem.keys ? first + TILE : problem.keys;
         for (u64 start = 0; start < end; start += TILE) {
@@ -212,8 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_q, DT
             multiply(slopes, gradients, values.from(start, 0), problem.value_width, tiles);
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                tiles.weights[own(i)][lane()] = slope_of(problem, scores[i], slopes[i], masked, logs, sums_of,
-                                                         first + own(i), start + lane())
+                tiles.weights[own(i)][lane()] = slope_of(problem, scores[i], slopes[i], masked, log_sums,
+                                                         products, pair, first + own(i), start + lane())
                                                     .slope;
             }
             accumulate(sums, keys.from(start, column), tiles);
@@ -235,8 +236,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_kv, D
         Matrix gradients = matrix(g + at.at[G], problem, G);
         Matrix keys = matrix(k + at.at[K], problem, K).from(first, 0);
         Matrix values = matrix(v + at.at[V], problem, V).from(first, 0);
-        const T* logs = log_sums + pair * problem.queries;
-        const T* sums_of = products + pair * problem.queries;
         T key_sums[ROWS][COLUMNS] = {}, value_sums[ROWS][COLUMNS] = {};
         for (u64 start = problem.causal ? first : 0; start < problem.queries; start += TILE) {
             T scores[ROWS], slopes[ROWS];
@@ -244,8 +243,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_kv, D
             multiply(slopes, values, gradients.from(start, 0), problem.value_width, tiles);
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                Slope found = slope_of(problem, scores[i], slopes[i], masked, logs, sums_of, start + lane(),
-                                          first + own(i));
+                Slope found = slope_of(problem, scores[i], slopes[i], masked, log_sums, products, pair,
+                                       start + lane(), first + own(i));
                 tiles.weights[own(i)][lane()] = found.weight;
                 slopes[i] = found.slope;
             }

@@ -14,6 +14,9 @@ struct Problem {
     u64 vectors;             // a bit for each operand: its rows are without gaps and begin at multiples of 16 bytes
     f32 factor;              // of the products as powers of 2: the scale over ln 2
     f32 rounded_scale;       // the scale in F32
+    RandomKey key;           // of dropout
+    u64 kept_from;           // as in `dropout`; 0 if no weight is left out
+    f64 kept_scale;          // of weights that are kept
 };
 
 // Rows and columns of an operand.
@@ -50,6 +53,22 @@ __device__ inline int seen_by(const Problem& problem, int query) {
 // Whether the query sees the key.
 __device__ inline bool sees(const Problem& problem, u64 query, u64 key) {
     return query < problem.queries && key < problem.keys && (!problem.causal || key <= query);
+}
+
+// The number of a query's first four weights.
+__device__ inline u64 first_four(const Problem& problem, u64 pair, u64 query) {
+    return (pair * problem.queries + query) * ((problem.keys + 3) / 4);
+}
+__device__ inline bool is_kept(const Problem& problem, u32 word) { return word >> 8 >= (u32)problem.kept_from; }
+
+// What dropout multiplies a weight with.
+__device__ inline T factor_of(const Problem& problem, u64 pair, u64 query, u64 key) {
+    if (!problem.kept_from) {
+        return 1;
+    }
+    Four<u32> four = words(problem.key, first_four(problem, pair, query) + key / 4, false);
+    u32 word = key & 2 ? four.at[key & 1 ? 3 : 2] : four.at[key & 1];
+    return is_kept(problem, word) ? (T)problem.kept_scale : (T)0;
 }
 
 __device__ inline T score(const Problem& problem, T product, const S* mask, u64 query, u64 key) {

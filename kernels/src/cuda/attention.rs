@@ -6,9 +6,10 @@ use device::{DType, Result};
 use super::walk::{ByValue, Walk, blocks};
 use super::{by_dtype, by_factor, float_programs, program};
 use crate::command::Address;
+use crate::distribution::RandomKey;
 use crate::scores::{ScoreBatch, ScoreSizes};
 
-float_programs!("attention", "rows.cuh", "attention.cuh", "attention.cu");
+float_programs!("attention", "rows.cuh", "philox.cuh", "attention.cuh", "attention.cu");
 
 /// Threads of a block, rows of a tile, and columns of the output that a block owns, of the plain kernels; as in the program.
 const THREADS: u32 = 256;
@@ -74,8 +75,8 @@ macro_rules! tiling {
         macro_rules! of {
             ($type:literal) => {
                 program!(
-                    $name, $type, 1, $half, "rows.cuh", "tensor_core.cuh", "attention.cuh", $($groups,)?
-                    "attention_tiles.cuh", "attention_forward.cuh", "attention_backward.cuh", "attention_tiles.cu";
+                    $name, $type, 1, $half, "rows.cuh", "tensor_core.cuh", "philox.cuh", "attention.cuh", $($groups,)?
+                    "attention_tiles.cuh", "attention_dropout.cuh", "attention_forward.cuh", "attention_backward.cuh", "attention_tiles.cu";
                     "TILING(", $width, ", ", $f_strips, ", ", $f_tile, ", ", $f_blocks, ", ",
                     $q_strips, ", ", $q_tile, ", ", $q_blocks, ", ",
                     $kv_strips, ", ", $kv_tile, ", ", $kv_blocks, ", ", $slice, ")\n"
@@ -108,14 +109,14 @@ pub(in crate::cuda) static FLOATS: [Tiling; 4] = [
     tiling!("attention_64x2", ["f32", "tf32"], 0, 64, 2 64 2, 2 32 2, 1 32 2, 64),
     tiling!("attention_128x1", ["f32", "tf32"], 0, 128, 1 32 2, 1 32 2, 1 32 1, 64),
 ];
-/// Where warp groups multiply; without masks.
+/// Where warp groups multiply; without masks and dropout.
 static GROUPED: [Tiling; 2] = [
     tiling!("attention_64g1", ["bf16", "f16"], 1, 64, 1 64 4, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
     tiling!("attention_64g2", ["bf16", "f16"], 1, 64, 2 64 2, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
 ];
 
-/// `Problem` of the programs. Operands whose rows can be read in vectors are the bits of the last word.
-fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 26] {
+/// `Problem` of the programs. Operands whose rows can be read in vectors are the bits of the word before the scales.
+fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 30] {
     let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
     let (lanes, size) = (16 / dtype.size_bytes(), dtype.size_bytes());
     let in_vectors = |k: usize| {
@@ -129,11 +130,16 @@ fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 26
     let numbers = [queries, keys, width, value_width, usize::from(problem.kind.causal)].map(|n| n as i64);
     let steps = problem.steps.as_flattened().iter().map(|&step| step as i64);
     let scale = problem.kind.scale;
+    let dropout = problem.kind.dropout.map_or([0; 4], |dropout| {
+        let RandomKey { seed, op } = dropout.key;
+        [seed as i64, op as i64, i64::from(dropout.kept_from()), dropout.scale().to_bits() as i64]
+    });
     let mut all = numbers
         .into_iter()
         .chain([scale.to_bits() as i64])
         .chain(steps)
-        .chain([vectors, i64::from(factor(problem).to_bits()) | i64::from((scale as f32).to_bits()) << 32]);
+        .chain([vectors, i64::from(factor(problem).to_bits()) | i64::from((scale as f32).to_bits()) << 32])
+        .chain(dropout);
     std::array::from_fn(|_| all.next().unwrap_or_default())
 }
 
@@ -175,8 +181,8 @@ impl Launch<'_> {
     fn tiling(&self, pass: Pass) -> Option<&'static Tiling> {
         let (queue, dtype, problem) = (self.queue, self.dtype, self.problem);
         let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
-        // Several strips, and products by groups, leave no registers for masks.
-        let direct = !self.masked && factor(problem) > 0.0;
+        // Several strips, and products by groups, leave no registers for masks and dropout.
+        let direct = !self.masked && problem.kind.dropout.is_none() && factor(problem) > 0.0;
         let tilings = match dtype {
             DType::BF16 | DType::F16
                 if direct && queue.has_warp_groups() && (33..=64).contains(&width.max(value_width)) =>

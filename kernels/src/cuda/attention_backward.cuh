@@ -30,15 +30,16 @@ enum : int { PART = IS_SAME<S, tf32> ? 16 : 32 };
 // What a block owns of a gradient pass, queries or keys with the other matrix that goes with them, and the products of their
 // rows with a part of a tile: `scores`, which become weights, and `slopes`, which become the gradients of products, or of scores if what
 // is summed is multiplied with the scale in the end. F16 may have no room for those.
-template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
+// Rows are queries, or keys if BY_KEY.
+template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backward {
     const Problem& problem;
     Scores<(STRIPS > 1 || GROUPED)> kind;
     Own<WIDTH, STRIPS, KEPT> left, right;
     int first;  // row of the warp
     Sums<STRIPS, PART / 8> scores, slopes;
 
-    __device__ Backward(const Problem& problem, const S* mask, Shared left, Shared right, int first)
-        : problem(problem), kind{problem, mask}, left(left), right(right), first(first) {}
+    __device__ Backward(const Problem& problem, const S* mask, u32 pair, Shared left, Shared right, int first)
+        : problem(problem), kind{problem, mask, pair}, left(left), right(right), first(first) {}
 
     enum : bool { LATE = GROUPED && !IS_SAME<S, f16> };
     __device__ f32 early(f32 slope) const { return LATE ? slope : slope * problem.rounded_scale; }
@@ -48,44 +49,57 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
     enum : int { ROWS = TOGETHER * STRIPS * 16 };
     __device__ int together() const { return first_together(first, STRIPS * 16); }
 
-    // With rows of both matrices of a tile; `numbers(n)` gives those of the queries for eight columns. Without WHOLE some
-    // queries may not see some keys, see `seen(row, column)`, or the scores are not direct; `query` and `key` are those of a
-    // row and a column. `weighted`, which begins USES products, is called when the weights are there.
-    template <bool WHOLE, int USES, class Query, class Key, class Seen, class Numbers, class Weighted>
-    __device__ void multiply_both(Shared a, Shared b, Query query, Key key, Seen seen, Numbers numbers, Weighted weighted) {
+    // Which of the weights of rows and of columns from `start` on are kept.
+    __device__ u32 kept(int start) const {
+        return kind.template kept<STRIPS, PART / 8>([&](int m, int n) {
+            int row = first + m * 16, column = start + n * 8;
+            return BY_KEY ? words_by_key(problem, kind.pair, column, row) : words_by_query(problem, kind.pair, row, column);
+        });
+    }
+
+    // With rows of both matrices of a tile, from `start` on; `numbers(n)` gives those of the queries for eight columns. Without
+    // WHOLE some queries may not see some keys, see `seen(row, column)`, or the scores are not direct. `weighted`, which begins USES
+    // products, is called when the weights are there.
+    template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
+    __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {
         multiply(scores, left, a);
         f32 scale = WHOLE ? problem.rounded_scale : kind.scale();
         if (!WHOLE) {
-            kind.prepare(scores, query, key);
+            kind.prepare(scores, [&](int row, int column) { return BY_KEY ? start + column : first + row; },
+                         [&](int row, int column) { return BY_KEY ? first + row : start + column; });
         }
         multiply(slopes, right, b);
+        u32 kept = WHOLE ? ~0u : this->kept(start);
+        f32 kept_scale = WHOLE ? 1 : kind.kept_scale();
         // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
         auto weight_of = [&](f32 score, f32 log_sum) { return exp2_of((mul_rounded(score, scale) - log_sum) * LOG2_E); };
         auto slope_of = [&](f32 weight, f32 slope, f32 product) { return early(weight * (slope - product)); };
         if constexpr (GROUPED) {
             products_arrive<1>();
             settle(scores);
-            for_each<WHOLE>(seen, numbers, [&](f32& score, f32&, f32 log_sum, f32, bool exists) {
+            for_each<WHOLE>(kept, seen, numbers, [&](f32& score, f32&, f32 log_sum, f32, bool exists, bool) {
                 score = exists ? weight_of(score, log_sum) : 0;
             });
             weighted();
             products_arrive<USES>();
             settle(slopes);
-            for_each<WHOLE>(seen, numbers, [&](f32 weight, f32& slope, f32, f32 product, bool exists) {
+            for_each<WHOLE>(kept, seen, numbers, [&](f32 weight, f32& slope, f32, f32 product, bool exists, bool) {
                 slope = exists ? slope_of(weight, slope, product) : 0;
             });
         } else {  // at once, so that fewer registers are in use
-            for_each<WHOLE>(seen, numbers, [&](f32& score, f32& slope, f32 log_sum, f32 product, bool exists) {
+            for_each<WHOLE>(kept, seen, numbers, [&](f32& score, f32& slope, f32 log_sum, f32 product, bool exists, bool stays) {
                 f32 weight = weight_of(score, log_sum);
-                score = exists ? weight : 0;
-                slope = exists ? slope_of(weight, slope, product) : 0;
+                score = exists && stays ? weight : 0;
+                slope = exists ? slope_of(weight, stays ? slope * kept_scale : 0, product) : 0;
             });
             weighted();
         }
     }
 
-    // Calls `body(score, slope, log_sum, product, whether the query sees the key)` for each of this thread's.
-    template <bool WHOLE, class Seen, class Numbers, class Body> __device__ void for_each(Seen seen, Numbers numbers, Body body) {
+    // Calls `body(score, slope, log_sum, product, whether the query sees the key, whether the weight is kept)` for each of this
+    // thread's.
+    template <bool WHOLE, class Seen, class Numbers, class Body>
+    __device__ void for_each(u32 kept, Seen seen, Numbers numbers, Body body) {
 #pragma unroll
         for (int n = 0; n < PART / 8; ++n) {
             auto each = numbers(n);
@@ -94,7 +108,8 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     bool exists = WHOLE || seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2);
-                    body(scores.at[m][n][i], slopes.at[m][n][i], each.log_sum(m, i), each.product(m, i), exists);
+                    bool stays = kept >> ((m * PART / 8 + n) * 4 + i) % 32 & 1;
+                    body(scores.at[m][n][i], slopes.at[m][n][i], each.log_sum(m, i), each.product(m, i), exists, stays);
                 }
             }
         }
@@ -105,7 +120,7 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT> struct Backward {
 enum : int { QUERY_PART = GROUPED ? 64 : (int)PART };
 template <int WIDTH, int STRIPS> constexpr bool KEEPS_QUERIES = !GROUPED && STRIPS == 1 && WIDTH * sizeof(S) <= 256;
 
-template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>> {
+template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>, false> {
     // Of each of this thread's rows: the logarithm of the sum, and the product.
     struct Numbers {
         f32 log_sums[STRIPS][2], products[STRIPS][2];
@@ -117,7 +132,7 @@ template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PA
     Sums<STRIPS, WIDTH / 8> sums;
     Numbers numbers;
 
-    using Base = Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>>;
+    using Base = Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>, false>;
     using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
 
     // Whether none of the queries sees a key from `start` on, and whether all see all keys of the part.
@@ -126,8 +141,7 @@ template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PA
 
     template <bool WHOLE> __device__ void add(Shared keys, Shared values, int start) {
         this->template multiply_both<WHOLE, 0>(
-            keys, values, [&](int row, int) { return first + row; }, [&](int, int column) { return start + column; },
-            [&](int row, int column) { return column < seen_by(problem, first + row) - start; },
+            keys, values, start, [&](int row, int column) { return column < seen_by(problem, first + row) - start; },
             [&](int) { return numbers; }, [] {});
         accumulate<WIDTH>(sums, this->slopes, keys, [](int) {});
         products_arrive<0>();
@@ -161,7 +175,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
     if (end > 0) {
         fetch(0);
     }
-    GradQ<WIDTH, STRIPS> pass(problem, mask ? mask + at.at[MASK] : mask, own,
+    GradQ<WIDTH, STRIPS> pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
                               own + QUERIES * ROW_BYTES<WIDTH>, first + warp() * STRIPS * 16);
     clear(pass.sums);
 #pragma unroll
@@ -199,7 +213,7 @@ __device__ inline void grad_q(const S* q, const S* k, const S* v, const S* mask,
 }
 
 // dk and dv: a block owns keys, and SLICE columns of their gradients, and goes through the queries. Scores are transposed.
-template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRIPS, PART, false> {
+template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRIPS, PART, false, true> {
     // Of this thread's two columns of eight.
     struct Numbers {
         f32 log_sums[2], products[2];
@@ -210,7 +224,7 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
 
     Sums<STRIPS, SLICE / 8> key_sums, value_sums;
 
-    using Base = Backward<WIDTH, STRIPS, PART, false>;
+    using Base = Backward<WIDTH, STRIPS, PART, false, true>;
     using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
 
     // Whether none of the queries from `start` on sees a key, and whether all exist and see all keys.
@@ -223,7 +237,7 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
     template <bool WHOLE>
     __device__ void add(Shared queries, Shared gradients, Shared log_sums, Shared products, int column, int start) {
         this->template multiply_both<WHOLE, 1>(
-            queries, gradients, [&](int, int column) { return start + column; }, [&](int row, int) { return first + row; },
+            queries, gradients, start,
             [&](int row, int column) { return !problem.causal || row - column <= start - first; },
             [&](int n) {
                 Numbers numbers;
@@ -271,7 +285,7 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
     if (begin < (int)problem.queries) {
         fetch(begin);
     }
-    GradKv<WIDTH, STRIPS, SLICE> pass(problem, mask ? mask + at.at[MASK] : mask, own,
+    GradKv<WIDTH, STRIPS, SLICE> pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
                                       own + KEYS * ROW_BYTES<WIDTH>, first + warp() * STRIPS * 16);
     clear(pass.key_sums);
     clear(pass.value_sums);
@@ -293,6 +307,7 @@ __device__ inline void grad_kv(const S* q, const S* k, const S* v, const S* mask
         }
     }
     scale(pass.key_sums, pass.late());
+    scale(pass.value_sums, pass.kind.kept_scale());
     write<DK>(dk + at.at[DK], problem, pass.first, column, pass.key_sums);
     write<DV>(dv + at.at[DV], problem, pass.first, column, pass.value_sums);
 }

@@ -10,8 +10,8 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
     f32 best[STRIPS][2];   // score of each of this thread's rows
     f32 total[STRIPS][2];  // weight, of this thread's columns
 
-    __device__ Forward(const Problem& problem, const S* mask, Shared tile, int first)
-        : problem(problem), kind{problem, mask}, queries(tile), first(first) {
+    __device__ Forward(const Problem& problem, const S* mask, u32 pair, Shared tile, int first)
+        : problem(problem), kind{problem, mask, pair}, queries(tile), first(first) {
         clear(sums);
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
@@ -74,6 +74,9 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
         }
         f32 shift[STRIPS][2];
         grow(scores, factor, shift);
+        u32 kept = WHOLE ? ~0u : kind.template kept<STRIPS, KEYS / 8>([&](int m, int n) {
+            return words_by_query(problem, kind.pair, first + m * 16, start + n * 8);
+        });
         accumulate<WIDTH>(sums, scores, tile + KEYS * ROW_BYTES<WIDTH>, [&](int n) {
 #pragma unroll
             for (int m = 0; m < STRIPS; ++m) {
@@ -81,7 +84,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
                 for (int i = 0; i < 4; ++i) {
                     f32 weight = exp2_of((scores.at[m][n][i] - shift[m][i / 2]) * factor);
                     total[m][i / 2] += weight;
-                    scores.at[m][n][i] = weight;
+                    scores.at[m][n][i] = kept >> ((m * KEYS / 8 + n) * 4 + i) % 32 & 1 ? weight : 0;
                 }
             }
         });
@@ -100,7 +103,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
                 all += __shfl_xor_sync(FULL, all, 1);
                 all += __shfl_xor_sync(FULL, all, 2);
                 bool seen = all != 0;
-                f32 share = seen ? 1 / all : 0;
+                f32 share = seen ? kind.kept_scale() / all : 0;
 #pragma unroll
                 for (int n = 0; n < WIDTH / 8; ++n) {
                     sums.at[m][n][half * 2] *= share;
@@ -137,7 +140,7 @@ __device__ inline void forward(const S* q, const S* k, const S* v, const S* mask
     if (end > 0) {
         fetch(0);
     }
-    Forward<WIDTH, STRIPS, KEYS> pass(problem, mask ? mask + at.at[MASK] : mask, own,
+    Forward<WIDTH, STRIPS, KEYS> pass(problem, mask ? mask + at.at[MASK] : mask, item.pair, own,
                                       first + warp() * STRIPS * 16);
 #pragma unroll 1
     for (int start = 0; start < end; start += KEYS) {

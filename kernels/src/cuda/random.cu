@@ -1,32 +1,8 @@
-// Random numbers: Philox4x32-10, four words a counter, one word an element; see the launchers for the whole scheme. Values
+// Random numbers, one word an element. Values
 // of `uniform`, `randint` and `dropout` are those of the CPU, bit for bit: products and sums are rounded one by one.
 // Elements are of the type DTYPE; FLOATS is 1 for the floating-point types.
 
-struct Key {
-    u64 seed;
-    u64 op;
-};
-template <class T> struct Four {
-    T at[4];
-};
-
-// The words of elements 4 b .. 4 b + 4; `low_half` gives the second word of each.
-__device__ inline Four<u32> words(const Key& key, u64 b, bool low_half) {
-    u32 c0 = (u32)b, c1 = (u32)(b >> 32) | (low_half ? 1u << 31 : 0), c2 = (u32)key.op, c3 = (u32)(key.op >> 32);
-    u32 k0 = (u32)key.seed, k1 = (u32)(key.seed >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        u64 p0 = (u64)0xD2511F53u * c0, p1 = (u64)0xCD9E8D57u * c2;
-        c0 = (u32)(p1 >> 32) ^ c1 ^ k0;
-        c1 = (u32)p1;
-        c2 = (u32)(p0 >> 32) ^ c3 ^ k1;
-        c3 = (u32)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return {{c0, c1, c2, c3}};
-}
-__device__ inline Four<u64> pairs(const Key& key, u64 b) {
+__device__ inline Four<u64> pairs(const RandomKey& key, u64 b) {
     Four<u32> high = words(key, b, false), low = words(key, b, true);
     Four<u64> pairs;
 #pragma unroll
@@ -37,14 +13,14 @@ __device__ inline Four<u64> pairs(const Key& key, u64 b) {
 }
 
 // Numbers in [0, 1).
-__device__ inline void units(const Key& key, u64 b, Four<f32>& four) {
+__device__ inline void units(const RandomKey& key, u64 b, Four<f32>& four) {
     Four<u32> bits = words(key, b, false);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         four.at[i] = (f32)(bits.at[i] >> 8) / 16777216.0f;
     }
 }
-__device__ inline void units(const Key& key, u64 b, Four<f64>& four) {
+__device__ inline void units(const RandomKey& key, u64 b, Four<f64>& four) {
     Four<u64> bits = pairs(key, b);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -53,7 +29,7 @@ __device__ inline void units(const Key& key, u64 b, Four<f64>& four) {
 }
 
 // Numbers of the standard normal distribution, by Box and Muller.
-__device__ inline void normals(const Key& key, u64 b, Four<f32>& four) {
+__device__ inline void normals(const RandomKey& key, u64 b, Four<f32>& four) {
     Four<u32> bits = words(key, b, false);
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
@@ -70,7 +46,7 @@ __device__ inline void normals(const Key& key, u64 b, Four<f32>& four) {
         four.at[i + 1] = radius * (quarter & 2 ? -sine : sine);
     }
 }
-__device__ inline void normals(const Key& key, u64 b, Four<f64>& four) {
+__device__ inline void normals(const RandomKey& key, u64 b, Four<f64>& four) {
     Four<f64> unit;
     units(key, b, unit);
 #pragma unroll
@@ -92,7 +68,7 @@ __device__ inline u64 high_half(u64 a, u64 b) {
 // low + (high - low) u; `last` is the largest number below `high`.
 template <class T> struct Uniform {
     T low, span, last;
-    __device__ void draw(const Key& key, u64 b, Four<T>& four) const {
+    __device__ void draw(const RandomKey& key, u64 b, Four<T>& four) const {
         units(key, b, four);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -102,7 +78,7 @@ template <class T> struct Uniform {
 };
 template <class T> struct Normal {
     T mean, std;
-    __device__ void draw(const Key& key, u64 b, Four<T>& four) const {
+    __device__ void draw(const RandomKey& key, u64 b, Four<T>& four) const {
         normals(key, b, four);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -113,7 +89,7 @@ template <class T> struct Normal {
 template <class T> struct Integers {
     i64 low;
     u64 count;
-    __device__ void draw(const Key& key, u64 b, Four<T>& four) const {
+    __device__ void draw(const RandomKey& key, u64 b, Four<T>& four) const {
         Four<u64> bits = pairs(key, b);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -133,7 +109,7 @@ template <class Body> __device__ inline void for_fours(u64 elements, Body body) 
 // The elements of `four` in accesses of at most 16 bytes.
 template <class T> constexpr int at_once = sizeof(T) > 4 ? 2 : 4;
 
-template <class D> __device__ inline void generate(S* out, const Key& key, const Walk<1>& walk, D distribution) {
+template <class D> __device__ inline void generate(S* out, const RandomKey& key, const Walk<1>& walk, D distribution) {
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
         Four<T> four;
         distribution.draw(key, b, four);
@@ -163,7 +139,7 @@ template <class D> __device__ inline void generate(S* out, const Key& key, const
 // out = x m / (1 - p), m = 0 for words below `kept_from`, which are of 24 bits
 extern "C" __global__ void NAMED(dropout, DTYPE)(S* out, const S* x, u64 seed, u64 op,
                                                  const __grid_constant__ Walk<2> walk, u32 kept_from, u64 scale_bits) {
-    Key key{seed, op};
+    RandomKey key{seed, op};
     T scale = from_bits<T>(scale_bits);
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
         Four<u32> bits = words(key, b, false);
@@ -193,15 +169,15 @@ extern "C" __global__ void NAMED(dropout, DTYPE)(S* out, const S* x, u64 seed, u
 
 extern "C" __global__ void NAMED(uniform, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, u64 low,
                                                  u64 span, u64 last) {
-    generate(out, Key{seed, op}, walk, Uniform<T>{from_bits<T>(low), from_bits<T>(span), from_bits<T>(last)});
+    generate(out, RandomKey{seed, op}, walk, Uniform<T>{from_bits<T>(low), from_bits<T>(span), from_bits<T>(last)});
 }
 extern "C" __global__ void NAMED(normal, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, u64 mean,
                                                 u64 std) {
-    generate(out, Key{seed, op}, walk, Normal<T>{from_bits<T>(mean), from_bits<T>(std)});
+    generate(out, RandomKey{seed, op}, walk, Normal<T>{from_bits<T>(mean), from_bits<T>(std)});
 }
 #endif
 
 extern "C" __global__ void NAMED(randint, DTYPE)(S* out, u64 seed, u64 op, const __grid_constant__ Walk<1> walk, i64 low,
                                                  u64 count) {
-    generate(out, Key{seed, op}, walk, Integers<T>{low, count});
+    generate(out, RandomKey{seed, op}, walk, Integers<T>{low, count});
 }

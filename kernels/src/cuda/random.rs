@@ -7,11 +7,11 @@ use smallvec::SmallVec;
 use super::walk::{ByValue, Walk, blocks, number_bits};
 use super::{by_dtype, number_programs};
 use crate::command::Address;
-use crate::distribution::{Distribution, RandomKey};
+use crate::distribution::{Distribution, Dropout, RandomKey};
 use crate::half::below;
 use crate::loops::Loops;
 
-number_programs!("random", "random.cu");
+number_programs!("random", "philox.cuh", "random.cu");
 
 /// Elements that a thread makes of one counter.
 const LANES: usize = 4;
@@ -44,17 +44,13 @@ pub(crate) fn generate(
 
 pub(crate) fn dropout(
     queue: &Queue<'_>,
-    key: RandomKey,
-    p: f64,
+    dropout: Dropout,
     dtype: DType,
     loops: &Loops<2>,
     operands: [Address; 2],
 ) -> Result<()> {
-    // As on the CPU: both types keep the same elements.
-    let kept_from = (p * 16_777_216.0).ceil() as u32;
-    let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
-    let numbers = [Arg::U32(kept_from), Arg::U64(number_bits(dtype, scale))];
-    random(queue, key, by_dtype!(dtype, "dropout"), dtype, loops, operands, &numbers)
+    let numbers = [Arg::U32(dropout.kept_from()), Arg::U64(number_bits(dtype, dropout.scale()))];
+    random(queue, dropout.key, by_dtype!(dtype, "dropout"), dtype, loops, operands, &numbers)
 }
 
 /// The largest number of the type below `high`, which rounding could lead to.

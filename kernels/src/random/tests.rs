@@ -4,6 +4,10 @@ use crate::testing::{Array, cpu};
 
 const KEY: RandomKey = RandomKey { seed: 0x1234_5678_9ABC_DEF0, op: 42 };
 
+fn of(p: f64) -> Dropout {
+    Dropout { p, key: KEY }
+}
+
 /// Known answers that the paper's authors published with their code.
 #[test]
 fn philox_gives_the_known_answers() {
@@ -75,7 +79,7 @@ fn all(threads: usize, shape: &[usize], order: &[usize]) -> (Vec<u32>, Vec<u64>,
     normal(&stream, KEY, 1.0, 2.0, a.view()).expect("valid parameters");
     narrow.extend(a.to_vec());
     let a = x();
-    dropout(&stream, KEY, 0.3, a.view(), a.view()).expect("a valid p");
+    dropout(&stream, of(0.3), a.view(), a.view()).expect("a valid p");
     narrow.extend(a.to_vec());
     let b = y();
     uniform(&stream, KEY, 0.0, 1.0, b.view()).expect("valid bounds");
@@ -83,7 +87,7 @@ fn all(threads: usize, shape: &[usize], order: &[usize]) -> (Vec<u32>, Vec<u64>,
     normal(&stream, KEY, 1.0, 2.0, b.view()).expect("valid parameters");
     wide.extend(b.to_vec());
     let b = y();
-    dropout(&stream, KEY, 0.3, b.view(), b.view()).expect("a valid p");
+    dropout(&stream, of(0.3), b.view(), b.view()).expect("a valid p");
     wide.extend(b.to_vec());
     randint(&stream, KEY, -100, 1000, k.view()).expect("a valid range");
     (narrow.into_iter().map(f32::to_bits).collect(), wide.into_iter().map(f64::to_bits).collect(), k.to_vec())
@@ -176,8 +180,8 @@ fn dropout_scales_what_it_keeps_and_repeats_its_mask() {
     let n = 100_000;
     let x = Array::new(&stream, &(0..n).map(|i| 1.0 + i as f32).collect::<Vec<_>>(), &[n]);
     let (out, g) = (Array::full(&stream, 0.0_f32, &[n]), Array::full(&stream, 1.0_f32, &[n]));
-    dropout(&stream, KEY, 0.25, x.view(), out.view()).expect("a valid p");
-    dropout(&stream, KEY, 0.25, g.view(), g.view()).expect("a valid p");
+    dropout(&stream, of(0.25), x.view(), out.view()).expect("a valid p");
+    dropout(&stream, of(0.25), g.view(), g.view()).expect("a valid p");
     let scale = 1.0 / 0.75_f32;
     let kept = g.to_vec().iter().filter(|&&g| g != 0.0).count();
     assert!((kept as f64 / n as f64 - 0.75).abs() < 0.01, "{kept}");
@@ -189,9 +193,9 @@ fn dropout_scales_what_it_keeps_and_repeats_its_mask() {
     let u = Array::full(&stream, 0.0_f32, &[n]);
     uniform(&stream, KEY, 0.0, 1.0, u.view()).expect("valid bounds");
     assert!(u.to_vec().iter().zip(g.to_vec()).all(|(&u, g)| (u >= 0.25) == (g != 0.0)));
-    dropout(&stream, KEY, 0.0, x.view(), out.view()).expect("a valid p");
+    dropout(&stream, of(0.0), x.view(), out.view()).expect("a valid p");
     assert_eq!(out.to_vec(), x.to_vec());
-    dropout(&stream, KEY, 1.0, x.view(), out.view()).expect("a valid p");
+    dropout(&stream, of(1.0), x.view(), out.view()).expect("a valid p");
     assert_eq!(out.to_vec(), vec![0.0; n]);
 }
 
@@ -214,11 +218,11 @@ fn arguments_are_checked() {
     bad(normal(&stream, KEY, f64::INFINITY, 1.0, x.view()));
     bad(randint(&stream, KEY, 3, 3, k.view()));
     bad(randint(&stream, KEY, 0, 257, b.view()));
-    bad(dropout(&stream, KEY, 1.5, x.view(), x.view()));
-    bad(dropout(&stream, KEY, f64::NAN, x.view(), x.view()));
+    bad(dropout(&stream, of(1.5), x.view(), x.view()));
+    bad(dropout(&stream, of(f64::NAN), x.view(), x.view()));
     unsupported(uniform(&stream, KEY, 0.0, 1.0, k.view()));
     unsupported(randint(&stream, KEY, 0, 2, t.view()));
-    unsupported(dropout(&stream, KEY, 0.5, k.view(), k.view()));
+    unsupported(dropout(&stream, of(0.5), k.view(), k.view()));
     let row = Layout::contiguous(&[4]).expand("test", &[3, 4]).expect("fits");
     bad(uniform(&stream, KEY, 0.0, 1.0, View::new(x.view().buffer, DType::F32, &row)));
     randint(&stream, KEY, i64::MIN, i64::MAX, k.view()).expect("the widest range");

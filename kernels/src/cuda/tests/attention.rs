@@ -1,7 +1,10 @@
 //! Attention and its gradient.
 
 use super::*;
-use crate::{AttentionGrads, AttentionInput, AttentionKind, AttentionResult, attention, attention_grad};
+use crate::{
+    AttentionGrads, AttentionInput, AttentionKind, AttentionResult, Dropout, RandomKey, attention,
+    attention_grad,
+};
 
 /// Leading axes, queries, keys, width, width of values: below, at and beyond tiles.
 const SHAPES: [(&[usize], [usize; 4]); 7] = [
@@ -29,6 +32,7 @@ const TILED_SHAPES: [(&[usize], [usize; 4]); 7] = [
 struct Options {
     causal: bool,
     masked: bool,
+    dropout: Option<Dropout>,
     stored: Stored,
 }
 
@@ -42,11 +46,15 @@ enum Stored {
     Heads,
 }
 
-const OPTIONS: [Options; 4] = [
-    Options { causal: false, masked: false, stored: Stored::Dense },
-    Options { causal: true, masked: false, stored: Stored::Heads },
-    Options { causal: false, masked: true, stored: Stored::Transposed },
-    Options { causal: true, masked: true, stored: Stored::Dense },
+const PLAIN: Options = Options { causal: false, masked: false, dropout: None, stored: Stored::Dense };
+const DROPOUT: Option<Dropout> = Some(Dropout { p: 0.3, key: RandomKey { seed: 3, op: 1 << 33 } });
+const OPTIONS: [Options; 6] = [
+    PLAIN,
+    Options { causal: true, stored: Stored::Heads, ..PLAIN },
+    Options { masked: true, stored: Stored::Transposed, ..PLAIN },
+    Options { causal: true, masked: true, ..PLAIN },
+    Options { dropout: DROPOUT, ..PLAIN },
+    Options { causal: true, masked: true, dropout: DROPOUT, stored: Stored::Heads },
 ];
 
 /// Results of one run.
@@ -84,7 +92,7 @@ fn run<T: Real>(
     let mask = options.masked.then(|| mask.view());
     let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask };
     let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
-    let kind = AttentionKind { causal: options.causal, scale: 0.7 };
+    let kind = AttentionKind { causal: options.causal, scale: 0.7, dropout: options.dropout };
     attention(stream, kind, input, result)?;
     let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };
     attention_grad(stream, kind, input, result, (g.view(), products.view()), to)?;
@@ -170,7 +178,8 @@ fn tf32_is_off_until_it_is_asked_for() {
         let log_sums = Array::full(&cuda, 9_f32, &[64]);
         let input = AttentionInput { q: zero.view(), k: zero.view(), v: v.view(), mask: None };
         let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
-        attention(&cuda, AttentionKind { causal: false, scale: 1.0 }, input, result).expect("valid operands");
+        attention(&cuda, AttentionKind { causal: false, scale: 1.0, dropout: None }, input, result)
+            .expect("valid operands");
         assert!(out.to_vec().iter().all(|&got| f64::from(got) == want), "{allowed:?}, {value}");
     }
 }
@@ -190,7 +199,7 @@ fn weights_are_shares_however_large_the_scores_are() {
         let (out, log_sums, products) = (full(9.0, &[queries, width]), sums(), sums());
         let input = AttentionInput { q: q.view(), k: k.view(), v: v.view(), mask: None };
         let result = AttentionResult { out: out.view(), log_sums: log_sums.view() };
-        let kind = AttentionKind { causal: false, scale: 1.0 };
+        let kind = AttentionKind { causal: false, scale: 1.0, dropout: None };
         attention(stream, kind, input, result).expect("valid operands");
         let [dq, dk, dv] = [queries, keys, keys].map(|rows| full(9.0, &[rows, width]));
         let to = AttentionGrads { q: dq.view(), k: dk.view(), v: dv.view() };

@@ -1,7 +1,7 @@
 //! Random numbers: those of the CPU.
 
 use super::*;
-use crate::{RandomKey, dropout, normal, randint, uniform};
+use crate::{Dropout, RandomKey, dropout, normal, randint, uniform};
 
 const KEYS: [RandomKey; 2] =
     [RandomKey { seed: 0, op: 0 }, RandomKey { seed: 0x1234_5678_9ABC_DEF0, op: 1 << 40 }];
@@ -25,12 +25,12 @@ fn floats_of<T: Real>(tolerance: f64) {
                 both.same(("dropout", p, what), |stream| {
                     let (x, out) =
                         (stored::<T>(stream, 1, shape, Stored::Column), stored::<T>(stream, 2, shape, how));
-                    dropout(stream, key, p, x.view(), out.view()).map(|()| out)
+                    dropout(stream, Dropout { p, key }, x.view(), out.view()).map(|()| out)
                 });
             }
             both.same(("dropout in place", what), |stream| {
                 let x = stored::<T>(stream, 1, shape, how);
-                dropout(stream, key, 0.3, x.view(), x.view()).map(|()| x)
+                dropout(stream, Dropout { p: 0.3, key }, x.view(), x.view()).map(|()| x)
             });
         }
     }

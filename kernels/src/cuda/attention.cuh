@@ -67,7 +67,7 @@ __device__ inline T factor_of(const Problem& problem, u64 pair, u64 query, u64 k
         return 1;
     }
     Four<u32> four = words(problem.key, first_four(problem, pair, query) + key / 4, false);
-    u32 word = key & 2 ? four.at[key & 1 ? 3 : 2] : four.at[key & 1];
+    u32 even = key & 2 ? four.at[2] : four.at[0], odd = key & 2 ? four.at[3] : four.at[1], word = key & 1 ? odd : even;
     return is_kept(problem, word) ? (T)problem.kept_scale : (T)0;
 }
 

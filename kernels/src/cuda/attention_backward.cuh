@@ -62,6 +62,8 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
     // products, is called when the weights are there.
     template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
     __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {
+        u32 kept = WHOLE ? ~0u : this->kept(start);
+        f32 kept_scale = WHOLE ? 1 : kind.kept_scale();
         multiply(scores, left, a);
         f32 scale = WHOLE ? problem.rounded_scale : kind.scale();
         if (!WHOLE) {
@@ -69,8 +71,6 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
                          [&](int row, int column) { return BY_KEY ? first + row : start + column; });
         }
         multiply(slopes, right, b);
-        u32 kept = WHOLE ? ~0u : this->kept(start);
-        f32 kept_scale = WHOLE ? 1 : kind.kept_scale();
         // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
         auto weight_of = [&](f32 score, f32 log_sum) { return exp2_of((mul_rounded(score, scale) - log_sum) * LOG2_E); };
         auto slope_of = [&](f32 weight, f32 slope, f32 product) { return early(weight * (slope - product)); };

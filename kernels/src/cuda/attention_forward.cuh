@@ -59,6 +59,9 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
 
     // Adds the keys and values of a tile.
     template <bool WHOLE> __device__ void add(Shared tile, int start) {
+        u32 kept = WHOLE ? ~0u : kind.template kept<STRIPS, KEYS / 8>([&](int m, int n) {
+            return words_by_query(problem, kind.pair, first + m * 16, start + n * 8);
+        });
         Sums<STRIPS, KEYS / 8> scores;
         multiply(scores, queries, tile);
         products_arrive<0>();
@@ -74,9 +77,6 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
         }
         f32 shift[STRIPS][2];
         grow(scores, factor, shift);
-        u32 kept = WHOLE ? ~0u : kind.template kept<STRIPS, KEYS / 8>([&](int m, int n) {
-            return words_by_query(problem, kind.pair, first + m * 16, start + n * 8);
-        });
         accumulate<WIDTH>(sums, scores, tile + KEYS * ROW_BYTES<WIDTH>, [&](int n) {
 #pragma unroll
             for (int m = 0; m < STRIPS; ++m) {

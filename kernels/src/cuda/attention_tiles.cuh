@@ -343,7 +343,7 @@ template <bool DIRECT> struct Scores {
             static_assert(STRIPS * EIGHTS <= 8, "a word has bits for them");
             if (drops()) {
                 bits = 0;
-#pragma unroll
+#pragma unroll 2  // all at once would take more registers than there are
                 for (int strip = 0; strip < STRIPS * EIGHTS; ++strip) {
                     Four<u32> four = words_of(strip / EIGHTS, strip % EIGHTS);
 #pragma unroll

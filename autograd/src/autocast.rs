@@ -20,6 +20,7 @@ fn type_of(op: &str, half: DType) -> Option<DType> {
         "conv2d"
         | "conv2d_relu"
         | "conv_transpose2d"
+        | "conv_transpose2d_relu"
         | "linear"
         | "linear_relu"
         | "matmul"
@@ -44,7 +45,7 @@ thread_local! {
 ///
 /// | runs in | ops |
 /// |---|---|
-/// | `dtype` | `matmul`, `linear`, `linear_relu`, `conv2d`, `conv2d_relu`, `conv_transpose2d`, `scaled_dot_product_attention`, `self_attention` |
+/// | `dtype` | `matmul`, `linear`, `linear_relu`, `conv2d`, `conv2d_relu`, `conv_transpose2d`, `conv_transpose2d_relu`, `scaled_dot_product_attention`, `self_attention` |
 /// | F32 | `sum`, `cumsum`, `exp`, `log`, `pow`, `square`, `reciprocal`, `rsqrt`, `softmax`, `log_softmax`, `logsumexp`, `softplus`, `layer_norm`, `rms_norm`, `group_norm`, and losses: `cross_entropy`, `nll_loss`, `mse_loss`, `l1_loss`, `smooth_l1_loss`, `bce_with_logits` |
 /// | the type of its operands | every other op; operands of several types promote as in [`Tensor::result_type`] |
 ///

@@ -285,17 +285,17 @@ impl<'a> Conv2d<'a> {
     /// Takes the positive part of the results, `max(y, 0)`, which keeps NaN.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a gradient.
+    /// [`Error::InvalidArgument`] for filters.
     pub fn relu(mut self) -> Result<Self> {
-        if self.pass != ConvPass::Forward {
-            return Err(Error::invalid(
-                self.op,
-                "pass",
-                "the forward one, for a ReLU",
-                format!("{:?}", self.pass),
-            ));
-        }
-        (self.relu, self.op) = (true, "conv2d_relu");
+        self.op = match self.pass {
+            ConvPass::Forward => "conv2d_relu",
+            ConvPass::InputGrad => "conv_transpose2d_relu",
+            ConvPass::WeightGrad => {
+                let expected = "one that makes images, for a ReLU";
+                return Err(Error::invalid(self.op, "pass", expected, format_args!("{:?}", self.pass)));
+            }
+        };
+        self.relu = true;
         Ok(self)
     }
 

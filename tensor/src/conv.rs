@@ -155,10 +155,34 @@ impl Tensor {
         output_padding: [usize; 2],
         options: &ConvOptions,
     ) -> Result<Tensor> {
+        let image = self.transposed_size(weight, output_padding, options)?;
+        conv2d_input_grad(self, weight, bias, image, options)
+    }
+
+    /// `max(y, 0)` of [`Tensor::conv_transpose2d`]'s `y`, in one command and with the same bits as [`Tensor::relu`] of it.
+    ///
+    /// # Errors
+    /// As for [`Tensor::conv_transpose2d`].
+    pub fn conv_transpose2d_relu(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        output_padding: [usize; 2],
+        options: &ConvOptions,
+    ) -> Result<Tensor> {
+        let image = self.transposed_size(weight, output_padding, options)?;
+        images("conv_transpose2d_relu", [self, weight], bias, image, (options, true))
+    }
+
+    fn transposed_size(
+        &self,
+        weight: &Tensor,
+        output_padding: [usize; 2],
+        options: &ConvOptions,
+    ) -> Result<[usize; 2]> {
         const OP: &str = "conv_transpose2d";
         let &[_, _, h, w] = rank_4(OP, self, weight)?;
-        let image = options.transposed_size([h, w], kernel_of(OP, weight, self)?, output_padding)?;
-        conv2d_input_grad(self, weight, bias, image, options)
+        options.transposed_size([h, w], kernel_of(OP, weight, self)?, output_padding)
     }
 }
 
@@ -249,14 +273,25 @@ pub fn conv2d_input_grad(
     image: [usize; 2],
     options: &ConvOptions,
 ) -> Result<Tensor> {
-    const OP: &str = "conv2d_input_grad";
-    let (&[n, ..], &[_, per_group, ..]) = (rank_4(OP, g, weight)?, rank_4(OP, weight, g)?);
-    let window = options.window(kernel_of(OP, weight, g)?);
+    images("conv2d_input_grad", [g, weight], bias, image, (options, false))
+}
+
+/// The images, of sizes `image`, whose convolution has the gradient `g`; or, with `relu`, their positive part.
+fn images(
+    op: &'static str,
+    [g, weight]: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    image: [usize; 2],
+    (options, relu): (&ConvOptions, bool),
+) -> Result<Tensor> {
+    let (&[n, ..], &[_, per_group, ..]) = (rank_4(op, g, weight)?, rank_4(op, weight, g)?);
+    let window = options.window(kernel_of(op, weight, g)?);
     let shape = [n, per_group.saturating_mul(options.groups), image[0], image[1]];
     let how = (window, options.groups);
-    let form = Form { op: OP, pass: ConvPass::InputGrad, how };
+    let form = Form { op, pass: ConvPass::InputGrad, how };
     form.make(shape, [weight, g], bias, |stream, [weight, g], bias, out| {
-        kernels::conv2d_input_grad(stream, g, weight, bias, how, out)
+        let conv = kernels::conv2d_input_grad(stream, g, weight, bias, how, out)?;
+        if relu { conv.relu() } else { Ok(conv) }
     })
 }
 

@@ -24,13 +24,16 @@ fn conversions(y: &Var) -> usize {
 type Op = (&'static str, fn(&[Var; 3]) -> Result<Var>);
 
 /// Torch's list of ops that run in 16 bits.
-const PRODUCTS: [Op; 8] = [
+const PRODUCTS: [Op; 9] = [
     ("conv2d", |x| images(&x[0])?.conv2d(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())),
     ("conv2d_relu", |x| {
         images(&x[0])?.conv2d_relu(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())
     }),
     ("conv_transpose2d", |x| {
         images(&x[0])?.conv_transpose2d(&images(&x[1])?, None, [0; 2], &ConvOptions::default())
+    }),
+    ("conv_transpose2d_relu", |x| {
+        images(&x[0])?.conv_transpose2d_relu(&images(&x[1])?, None, [0; 2], &ConvOptions::default())
     }),
     ("linear", |x| x[0].linear(&x[1], Some(&one_of(&x[2])?.expand(&[6])?))),
     ("linear_relu", |x| x[0].linear_relu(&x[1], Some(&one_of(&x[2])?.expand(&[6])?))),

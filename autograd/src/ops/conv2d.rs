@@ -2,7 +2,7 @@
 //!
 //! `Y = W * X + b`: `X' = transposed(W) * G`, `W' = G * X`, `b' = Σ G` over images and places.
 
-use tensor::{ConvOptions, Device, Error, Result, grad};
+use tensor::{ConvOptions, Device, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::crossed::{Crossed, record_crossed};
@@ -68,17 +68,45 @@ impl Var {
         output_padding: [usize; 2],
         options: &ConvOptions,
     ) -> Result<Var> {
-        if let Some(cast) = Cast::of("conv_transpose2d") {
+        self.spread(weight, bias, output_padding, (*options, false))
+    }
+
+    /// `max(y, 0)` of [`Var::conv_transpose2d`]'s `y`, in one command and with the same bits as [`Var::relu`] of it.
+    ///
+    /// # Errors
+    /// As for [`Var::conv_transpose2d`].
+    pub fn conv_transpose2d_relu(
+        &self,
+        weight: &Var,
+        bias: Option<&Var>,
+        output_padding: [usize; 2],
+        options: &ConvOptions,
+    ) -> Result<Var> {
+        self.spread(weight, bias, output_padding, (*options, true))
+    }
+
+    fn spread(
+        &self,
+        weight: &Var,
+        bias: Option<&Var>,
+        output_padding: [usize; 2],
+        how @ (options, relu): (ConvOptions, bool),
+    ) -> Result<Var> {
+        let op = if relu { "conv_transpose2d_relu" } else { "conv_transpose2d" };
+        if let Some(cast) = Cast::of(op) {
             return cast.run(|cast| {
                 let (x, weight, bias) = (cast.var(self)?, cast.var(weight)?, cast.option(bias)?);
-                x.conv_transpose2d(&weight, bias.as_ref(), output_padding, options)
+                x.spread(&weight, bias.as_ref(), output_padding, how)
             });
         }
-        const OP: &str = "conv_transpose2d";
         batched(self, |x| {
-            let (size, kernel) = (last_two(OP, x)?, last_two(OP, weight)?);
-            let image = options.transposed_size(size, kernel, output_padding)?;
-            input_gradient(OP, x, weight, bias, image, *options)
+            let (x_value, filters, b) = (x.value(), weight.value(), bias.map(Var::value));
+            let value = if relu {
+                x_value.conv_transpose2d_relu(filters, b, output_padding, &options)?
+            } else {
+                x_value.conv_transpose2d(filters, b, output_padding, &options)?
+            };
+            transposed(op, [x, weight], bias, (value, relu), options)
         })
     }
 }
@@ -125,9 +153,7 @@ fn convolution(
     Ok(record_crossed(op, [x, weight], bias, (value, relu), move |ctx, g| {
         let g = &crossed.slope(ctx, relu, g)?;
         let mut grads = Grads::new();
-        grads.push(if_needed(ctx, 0, || {
-            input_gradient("conv2d_input_grad", g, &crossed.rhs(ctx), None, image, options)
-        })?);
+        grads.push(if_needed(ctx, 0, || input_gradient(g, &crossed.rhs(ctx), image, options))?);
         grads.push(if_needed(ctx, 1, || weight_gradient(&crossed.lhs(ctx), g, kernel, options))?);
         if has_bias {
             grads.push(if_needed(ctx, 2, || g.sum(&[0, 2, 3], false))?);
@@ -136,20 +162,25 @@ fn convolution(
     }))
 }
 
-/// The gradient with respect to images, which is the transposed convolution, too.
-fn input_gradient(
+/// The gradient with respect to images.
+fn input_gradient(g: &Var, weight: &Var, image: [usize; 2], options: ConvOptions) -> Result<Var> {
+    let value = grad::conv2d_input(g.value(), weight.value(), None, image, &options)?;
+    transposed("conv2d_input_grad", [g, weight], None, (value, false), options)
+}
+
+/// Records images that a transposed convolution made, or their positive part.
+fn transposed(
     op: &'static str,
-    g: &Var,
-    weight: &Var,
+    [g, weight]: [&Var; 2],
     bias: Option<&Var>,
-    image: [usize; 2],
+    (value, relu): (Tensor, bool),
     options: ConvOptions,
 ) -> Result<Var> {
-    let value = grad::conv2d_input(g.value(), weight.value(), bias.map(Var::value), image, &options)?;
     let crossed = Crossed::new(g, weight);
     let (places, kernel) = (last_two(op, g)?, last_two(op, weight)?);
     let has_bias = bias.is_some();
-    Ok(record_crossed(op, [g, weight], bias, (value, false), move |ctx, h| {
+    Ok(record_crossed(op, [g, weight], bias, (value, relu), move |ctx, h| {
+        let h = &crossed.slope(ctx, relu, h)?;
         let mut grads = Grads::new();
         grads.push(if_needed(ctx, 0, || at_places(h, &crossed.rhs(ctx), places, options))?);
         grads.push(if_needed(ctx, 1, || weight_gradient(h, &crossed.lhs(ctx), kernel, options))?);
@@ -167,9 +198,7 @@ fn weight_gradient(x: &Var, g: &Var, kernel: [usize; 2], options: ConvOptions) -
     let (image, places) = (last_two(OP, x)?, last_two(OP, g)?);
     Ok(record_crossed(OP, [x, g], None, (value, false), move |ctx, h| {
         Ok(Grads::from_buf([
-            if_needed(ctx, 0, || {
-                input_gradient("conv2d_input_grad", &crossed.rhs(ctx), h, None, image, options)
-            })?,
+            if_needed(ctx, 0, || input_gradient(&crossed.rhs(ctx), h, image, options))?,
             if_needed(ctx, 1, || at_places(&crossed.lhs(ctx), h, places, options))?,
         ]))
     }))
@@ -257,6 +286,28 @@ pub(super) fn transpose_samples(device: &Device) -> Result<Vec<Sample>> {
         of("more_output_than_places", &[1, 1, 3, 2], &[1, 2, 2, 2], 2, [1, 1], dilated)?,
         of("groups", &[1, 4, 2, 2], &[4, 1, 2, 2], 2, [0, 0], options([1, 1], [0, 0], [1, 1], 2))?,
         of("depthwise", &[1, 2, 3, 2], &[2, 1, 3, 2], 2, [1, 0], options([2, 1], [1, 0], [1, 1], 2))?,
+    ])
+}
+
+pub(super) fn transpose_relu_samples(device: &Device) -> Result<Vec<Sample>> {
+    let d = Draw::new(device);
+    let of = |name, x: &[usize], weight: &[usize], extra, options: ConvOptions| -> Result<Sample> {
+        let out = weight[1] * options.groups;
+        let inputs = [d.normal(x)?, d.normal(weight)?, d.normal(&[out])?];
+        let made = move |v: &[Var]| v[0].conv_transpose2d_relu(&v[1], Some(&v[2]), extra, &options);
+        Ok(sample(name, inputs, made))
+    };
+    let plain = ConvOptions::default();
+    let strided = options([2, 3], [1, 0], [1, 1], 1);
+    Ok(vec![
+        of("plain", &[2, 2, 2, 3], &[2, 3, 2, 2], [0, 0], plain)?,
+        of("one_image", &[2, 2, 2], &[2, 1, 3, 2], [0, 0], plain)?,
+        of("strided", &[1, 2, 2, 2], &[2, 1, 3, 2], [1, 2], strided)?,
+        of("upsampling", &[1, 2, 2, 3], &[2, 2, 2, 2], [0, 0], options([2, 2], [0, 0], [1, 1], 1))?,
+        of("depthwise", &[1, 2, 3, 2], &[2, 1, 3, 2], [1, 0], options([2, 1], [1, 0], [1, 1], 2))?,
+        sample("without_bias", [d.normal(&[1, 2, 2, 2])?, d.normal(&[2, 1, 2, 2])?], move |v| {
+            v[0].conv_transpose2d_relu(&v[1], None, [0, 0], &plain)?.square()
+        }),
     ])
 }
 

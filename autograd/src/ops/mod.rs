@@ -149,6 +149,7 @@ const OPS: &[OpEntry] = &[
     op("conv2d", conv2d::samples),
     op("conv2d_relu", conv2d::relu_samples),
     op("conv_transpose2d", conv2d::transpose_samples),
+    op("conv_transpose2d_relu", conv2d::transpose_relu_samples),
     op("cos", trigonometry::cos_samples),
     op("cross_entropy", cross_entropy::samples),
     op("cross_entropy_with", cross_entropy::option_samples),

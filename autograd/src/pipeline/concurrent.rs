@@ -362,6 +362,15 @@ impl ConcurrentBatches {
 pub(super) const DRIVEN: StreamOptions =
     StreamOptions { priority: Priority::Normal, placement: Placement::Caller, threads: None };
 
+/// What the streams of so many groups of stages are like: what is done for later batches fills what the last stream leaves of a
+/// device.
+pub(super) fn staged(groups: usize, ahead: Placement) -> Vec<StreamOptions> {
+    let ahead = StreamOptions { priority: Priority::Low, placement: ahead, ..DRIVEN };
+    let mut options = vec![ahead; groups.saturating_sub(1)];
+    options.push(DRIVEN);
+    options
+}
+
 /// Streams beside each other. A single one is the default stream, with all threads; several share them evenly.
 pub(super) fn streams(device: &Device, options: &[StreamOptions]) -> Result<Vec<Stream>> {
     let threads = Some((device.threads() / options.len()).max(1));

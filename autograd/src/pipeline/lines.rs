@@ -7,11 +7,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use device::{Event, HandOff, Panicked, Team};
+use device::{Event, HandOff, Panicked, Placement, Team};
 use tensor::{Device, Error, Generator, Result, Stream};
 
 use super::around::{Around, failed};
-use super::concurrent::{DRIVEN, streams};
+use super::concurrent::{staged, streams};
 
 /// What goes from one stage to the next.
 pub(super) type Item = Box<dyn Any + Send>;
@@ -35,7 +35,7 @@ pub(super) struct Lines {
 impl Lines {
     /// A stream for each group.
     pub(super) fn new(device: &Device, groups: Vec<Range<usize>>) -> Result<Lines> {
-        let streams = streams(device, &vec![DRIVEN; groups.len()])?;
+        let streams = streams(device, &staged(groups.len(), Placement::Caller))?;
         let team = Team::new("stage", groups.len() - 1)?;
         Ok(Lines { groups, streams, team })
     }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use device::{Placement, StreamOptions};
+use device::Placement;
 use tensor::{Device, Generator, Result, Stream, next_key};
 
 use super::around::Around;
-use super::concurrent::{DRIVEN, streams};
+use super::concurrent::{staged, streams};
 use super::lines::{Item, Stage, taken, through_all};
 
 /// The batches under way from step to step.
@@ -31,11 +31,9 @@ impl Progress {
     /// A stream for each group.
     pub(super) fn new(device: &Device, groups: Vec<Range<usize>>) -> Result<Progress> {
         // The thread that launches everything runs what the last stream gets, so workers run what comes before.
-        let worker = StreamOptions { placement: Placement::Worker, ..DRIVEN };
-        let mut options = vec![worker; groups.len() - 1];
-        let waiting = options.iter().map(|_| None).collect();
-        options.push(DRIVEN);
-        Ok(Progress { streams: streams(device, &options)?, groups, waiting, generator: None, next: 0 })
+        let streams = streams(device, &staged(groups.len(), Placement::Worker))?;
+        let waiting = groups.iter().skip(1).map(|_| None).collect();
+        Ok(Progress { streams, groups, waiting, generator: None, next: 0 })
     }
 
     /// Whether the next batch is the first.

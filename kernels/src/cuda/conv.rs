@@ -335,7 +335,9 @@ impl<'a> Convolution<'a> {
         let g = self.geometry;
         let (channels, pixels) = (g.all_channels(), g.pixels());
         if g.filters == 0 || g.all_places() == 0 {
-            return self.start(x, [g.images, channels, pixels], bias);
+            self.start(x, [g.images, channels, pixels], bias)?;
+            let elements = g.images * channels * pixels;
+            return if self.relu { positive_parts(self.queue, self.dtype, x, elements) } else { Ok(()) };
         }
         match self.way {
             Way::Depthwise => {

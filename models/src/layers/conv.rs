@@ -218,4 +218,8 @@ impl Forward for ConvTranspose2d {
     fn forward(&self, input: &Var) -> Result<Var> {
         input.conv_transpose2d(&self.weight, self.bias.as_ref(), self.output_padding, &self.options)
     }
+
+    fn forward_relu(&self, input: &Var) -> Result<Var> {
+        input.conv_transpose2d_relu(&self.weight, self.bias.as_ref(), self.output_padding, &self.options)
+    }
 }

@@ -65,10 +65,7 @@ fn each_pass<T: Real>(
             let conv = conv.and_then(|conv| if relu { conv.relu() } else { Ok(conv) });
             launch::<T>(stream, conv).map(|()| out)
         });
-        if relu {
-            continue;
-        }
-        both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias), |stream| {
+        both.close(tolerance, ("conv2d_input_grad", case.name, T::DTYPE, bias, relu), |stream| {
             let (g, w) = (
                 make(stream, ConvPass::InputGrad, 1, &results),
                 make(stream, ConvPass::InputGrad, 2, &filter),
@@ -79,6 +76,7 @@ fn each_pass<T: Real>(
             );
             let bias = bias.then(|| b.view());
             let conv = conv2d_input_grad(stream, g.view(), w.view(), bias, how, out.view());
+            let conv = conv.and_then(|conv| if relu { conv.relu() } else { Ok(conv) });
             launch::<T>(stream, conv).map(|()| out)
         });
     }

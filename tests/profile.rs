@@ -274,12 +274,27 @@ fn kernels_that_leave_no_room() {
         kernel.block_count() > 1 && kernel.registers > 0 && kernel.blocks_per_multiprocessor > 0,
         "{kernel:?}"
     );
+    assert_eq!(kernel.duration_ns, Some(exp.duration_ns()));
     assert_eq!(&*exp.operands[0].shape, x.shape());
     let filling = u64::from(recording.device.multiprocessors) * u64::from(kernel.blocks_per_multiprocessor);
     if kernel.block_count() >= filling && !emulated() {
         let found = diagnose(&profile).into_iter().find(|finding| finding.code == "no-room").expect("found");
         assert_eq!(found.place.map(|place| place.line), Some(line));
     }
+}
+
+#[test]
+fn kernels_of_one_command_are_timed_one_by_one() {
+    let Some(dev) = cuda(0) else { return };
+    // Parts of the sum are joined by a kernel of its own.
+    let x = Tensor::ones(&[1 << 18], DType::F32, &dev).unwrap();
+    let (profile, _) = profile(&dev, STEPS, |_| x.sum(&[], false).map(|_| line!()));
+    let recording = profile.recordings().next().unwrap();
+    let sum = recording.commands.iter().find(|command| command.op == "sum").unwrap();
+    let times: Vec<u64> = sum.kernels.iter().map(|kernel| kernel.duration_ns.unwrap()).collect();
+    assert_eq!(times.len(), 2, "{:?}", sum.kernels);
+    assert_eq!(times.iter().sum::<u64>(), sum.duration_ns());
+    assert!(times.iter().all(|&took| took < sum.duration_ns()), "{times:?}");
 }
 
 /// Products that fill the device, by a library's kernels, on two streams.

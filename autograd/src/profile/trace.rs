@@ -331,6 +331,7 @@ fn kernel_arguments(recording: &Recording, kernel: &KernelRecord) -> Value {
     let resident = u64::from(kernel.blocks_per_multiprocessor) * u64::from(kernel.block_threads());
     json!({
         "name": kernel.name,
+        "us": kernel.duration_ns.map(|ns| ns as f64 / 1e3),
         "grid": kernel.blocks,
         "block": kernel.threads,
         "registers": kernel.registers,

@@ -446,6 +446,7 @@ impl<'a> Queue<'a> {
         if let Target::Measure(_) = self.target {
             return Ok(());
         }
+        self.mark()?;
         // SAFETY: the caller's promise.
         unsafe { self.stream.kernel((self.op, self.moment.stream), program, name, grid, args, self.target)? };
         if let Some(noted) = self.noted.filter(|_| !grid.blocks.contains(&0)) {
@@ -575,13 +576,18 @@ impl<'a> Queue<'a> {
     /// arguments.
     fn adds(&self, what: &str) -> Result<bool> {
         match self.target {
-            Target::Stream | Target::Graph(_) => Ok(true),
+            Target::Stream | Target::Graph(_) => self.mark().map(|()| true),
             Target::Measure(measured) => {
                 measured.stays.set(true);
                 Ok(false)
             }
             Target::Update(_) => Err(refused(self.op, &format!("{what} of a graph stays where it is"))),
         }
+    }
+
+    /// Lets a recording tell what is enqueued next from what was before.
+    fn mark(&self) -> Result<()> {
+        self.noted.map_or(Ok(()), |noted| noted.borrow_mut().mark(self.stream))
     }
 
     /// Enqueues a fill with one byte.

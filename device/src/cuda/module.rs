@@ -141,6 +141,7 @@ impl Function {
             shared_bytes: grid.shared_bytes + attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             registers: attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
             blocks_per_multiprocessor: blocks.max(0) as u32,
+            duration_ns: None,
         })
     }
 }

@@ -18,7 +18,7 @@ pub use records::{
 
 use crate::cuda::{DriverStream, TimedEvent};
 use crate::device::Core;
-use crate::{Device, Moment, Stream, StreamId, Use, nvtx};
+use crate::{Device, Moment, Result, Stream, StreamId, Use, nvtx};
 use stack::Stacks;
 
 /// Off, it costs one load a command.
@@ -41,12 +41,17 @@ struct Log {
     /// The commands of driver's streams between two events, and the event at which the recording began.
     timed: Vec<(Moment, TimedEvent, TimedEvent)>,
     began: Option<TimedEvent>,
+    /// For commands that enqueued several things, where each but the first began.
+    parts: HashMap<Moment, Vec<Part>>,
     /// None where nobody wants to know the lines of the program.
     stacks: Option<Stacks>,
     /// The numbers of threads and ranges here, by those in the process.
     threads: HashMap<u32, u32>,
     ranges: HashMap<u32, u32>,
 }
+
+/// Something that a command enqueued: its first kernel among those of the command, and when it began.
+type Part = (usize, TimedEvent);
 
 /// When a command ran on a thread of the host.
 struct Ran {
@@ -72,11 +77,16 @@ pub(crate) struct Launching {
     start: Instant,
     /// From when on the command could start, if that was before the launch ended.
     pub(crate) given: Option<Instant>,
+    parts: Vec<Part>,
 }
 
 /// What a command enqueues, where it is recorded, in order.
 #[derive(Default)]
-pub(crate) struct Kernels(SmallVec<[Noted; 2]>);
+pub(crate) struct Kernels {
+    noted: SmallVec<[Noted; 2]>,
+    /// Where each but the first began.
+    marks: Vec<TimedEvent>,
+}
 
 enum Noted {
     Kernel(KernelRecord),
@@ -87,8 +97,18 @@ enum Noted {
 type AskKernels = Box<dyn FnOnce(&DriverStream) -> Box<[KernelRecord]>>;
 
 impl Kernels {
+    /// Marks where what comes next begins on the stream, if it is not the first.
+    pub(crate) fn mark(&mut self, stream: &DriverStream) -> Result<()> {
+        // Nothing may have come after the newest mark.
+        self.marks.truncate(self.noted.len().saturating_sub(1));
+        if !self.noted.is_empty() {
+            self.marks.push(stream.record_timed()?);
+        }
+        Ok(())
+    }
+
     pub(crate) fn add(&mut self, kernel: KernelRecord) {
-        self.0.push(Noted::Kernel(kernel));
+        self.noted.push(Noted::Kernel(kernel));
     }
 
     /// A library was called. `kernels` is called once the command's end is marked: it may take long, which is no part of the
@@ -97,7 +117,7 @@ impl Kernels {
         &mut self,
         kernels: impl FnOnce(&DriverStream) -> Box<[KernelRecord]> + 'static,
     ) {
-        self.0.push(Noted::Library(Box::new(kernels)));
+        self.noted.push(Noted::Library(Box::new(kernels)));
     }
 }
 
@@ -105,7 +125,9 @@ impl Launching {
     /// What the command enqueued on its stream.
     pub(crate) fn set_kernels(&mut self, kernels: Kernels, stream: &DriverStream) {
         let (start, record) = (Instant::now(), &mut self.record);
-        for noted in kernels.0 {
+        let mut marks = std::iter::once(None).chain(kernels.marks.into_iter().map(Some));
+        for noted in kernels.noted {
+            self.parts.extend(marks.next().flatten().map(|mark| (record.kernels.len(), mark)));
             match noted {
                 Noted::Kernel(kernel) => record.kernels.push(kernel),
                 Noted::Library(ask) => {
@@ -203,6 +225,7 @@ impl Log {
             ran: Vec::new(),
             timed: Vec::new(),
             began,
+            parts: HashMap::new(),
             stacks: places.then(Stacks::default),
             threads: HashMap::new(),
             ranges: HashMap::new(),
@@ -249,6 +272,7 @@ impl Log {
             // What has not run is not in the recording.
             let Some((_, start_ns, end_ns)) = times.remove(&command.moment) else { continue };
             (command.start_ns, command.end_ns) = (start_ns, end_ns);
+            self.time_kernels(&mut command);
             let replayed = replayed.remove(&command.moment).unwrap_or_default().into_iter();
             command.replayed = replayed.map(|part| self.replayed(&part)).collect();
             recording.commands.push(command);
@@ -275,13 +299,34 @@ impl Log {
         ReplayedRecord { op, command, thread, start_ns: self.ns(start), end_ns: self.ns(end) }
     }
 
-    /// When the commands between events ran, which they have.
+    /// Tells each kernel that a mark lies before and behind how long it ran.
+    fn time_kernels(&self, command: &mut CommandRecord) {
+        let (mut first, mut began) = (0, command.start_ns);
+        let parts = self.parts.get(&command.moment).into_iter().flatten();
+        let last = (command.kernels.len(), Some(command.end_ns));
+        for (next, ends) in parts.map(|(next, mark)| (*next, self.event_ns(mark))).chain([last]) {
+            // What cannot be told is not told of its neighbours.
+            let Some(end) = ends else { return };
+            if let [kernel] = &mut command.kernels[first..next] {
+                kernel.duration_ns = Some(end.saturating_sub(began));
+            }
+            (first, began) = (next, end);
+        }
+    }
+
+    /// When an event of a driver's stream came, which it has.
+    fn event_ns(&self, event: &TimedEvent) -> Option<u64> {
+        let ms = self.began.as_ref()?.elapsed_ms(event).ok()?;
+        Some((ms * 1e6).max(0.0) as u64)
+    }
+
+    /// When the commands between events ran.
     fn timed_on_driver(&self) -> Vec<(Moment, (&'static str, u64, u64))> {
-        let Some(began) = &self.began else { return Vec::new() };
-        let ns = |event: &TimedEvent| began.elapsed_ms(event).map(|ms| (ms * 1e6).max(0.0) as u64);
         let times = self.timed.iter();
         times
-            .filter_map(|(moment, start, end)| Some((*moment, ("", ns(start).ok()?, ns(end).ok()?))))
+            .filter_map(|(moment, start, end)| {
+                Some((*moment, ("", self.event_ns(start)?, self.event_ns(end)?)))
+            })
             .collect()
     }
 }
@@ -340,7 +385,7 @@ impl Recorder {
             record.launch = LaunchRecord { start_ns, thread, range, place, ..LaunchRecord::default() };
         })?;
         record.launch.recorder_ns = start.elapsed().as_nanos() as u64;
-        Some(Box::new(Launching { record, start, given: None }))
+        Some(Box::new(Launching { record, start, given: None, parts: Vec::new() }))
     }
 
     /// A command was launched.
@@ -348,10 +393,13 @@ impl Recorder {
     pub(crate) fn launched(&self, launching: Box<Launching>, moment: Moment) {
         let end = Instant::now();
         self.with(|log| {
-            let Launching { mut record, start, given } = *launching;
+            let Launching { mut record, start, given, parts } = *launching;
             // A recording may have begun anew meanwhile.
             if start >= log.origin {
                 record.moment = moment;
+                if !parts.is_empty() {
+                    log.parts.insert(moment, parts);
+                }
                 (record.launch.given_ns, record.launch.end_ns) = (log.ns(given.unwrap_or(end)), log.ns(end));
                 log.launched.push(record);
             }

@@ -237,6 +237,8 @@ pub struct KernelRecord {
     pub registers: u32,
     /// How many blocks a multiprocessor has room for at once.
     pub blocks_per_multiprocessor: u32,
+    /// How long it ran; `None` for several kernels of one call of a library, between which nothing is measured.
+    pub duration_ns: Option<u64>,
 }
 
 impl KernelRecord {
@@ -386,6 +388,7 @@ mod tests {
             shared_bytes: 0,
             registers: 32,
             blocks_per_multiprocessor: 4,
+            duration_ns: None,
         };
         let fill = |blocks| of(blocks).fill(10);
         assert_eq!([fill(0), fill(10), fill(40), fill(60), fill(80)], [0.0, 0.25, 1.0, 0.75, 1.0]);

@@ -180,6 +180,7 @@ fn a_kernel_that_leaves_no_room_is_named_in_a_line() {
         shared_bytes: 0,
         registers: 32,
         blocks_per_multiprocessor: 2,
+        duration_ns: None,
     };
     let of = |blocks, name: &str| {
         let mut commands = vec![

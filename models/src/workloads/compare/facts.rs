@@ -1,6 +1,6 @@
 //! The numbers that the diagnosis goes by, put together from both schedules.
 
-use device::{CommandRecord, Recording};
+use device::{CommandRecord, KernelRecord, Recording};
 
 use super::ScheduleReport;
 use super::machine::Others;
@@ -106,15 +106,20 @@ fn bound_ms(
     chain.max(work / abreast as f64)
 }
 
-/// How long a step's kernels would keep all multiprocessors busy: a command of several kernels counts as if all filled the device as
-/// the one that fills it least, and one with kernels that are not known counts nothing. Kernels that always have as many blocks as there
-/// is room for, as some of libraries, count in full, though they might do with less.
+/// How long a step's kernels would keep all multiprocessors busy. Kernels that are not timed by themselves count as if all filled the
+/// device as the one that fills it least, and a command with kernels that are not known counts nothing. Kernels that always have as many
+/// blocks as there is room for, as some of libraries, count in full, though they might do with less.
 pub(super) fn engine_ms(step: &Recording) -> f64 {
-    let fill = |command: &CommandRecord| {
-        let fills = command.kernels.iter().map(|kernel| kernel.fill(step.device.multiprocessors));
-        fills.reduce(f64::min).filter(|_| command.library_calls == 0).unwrap_or(0.0)
+    let fill = |kernel: &KernelRecord| kernel.fill(step.device.multiprocessors);
+    let filled_ns = |command: &CommandRecord| {
+        let each = |kernel: &KernelRecord| Some(kernel.duration_ns? as f64 * fill(kernel));
+        command.kernels.iter().map(each).sum::<Option<f64>>().unwrap_or_else(|| {
+            let least = command.kernels.iter().map(fill).fold(1.0, f64::min);
+            command.duration_ns() as f64 * least
+        })
     };
-    step.commands.iter().map(|command| command.duration_ns() as f64 * fill(command) / 1e6).sum()
+    let known = step.commands.iter().filter(|command| command.library_calls == 0);
+    known.map(filled_ns).sum::<f64>() / 1e6
 }
 
 /// Mean duration beside other lanes over that alone, for the same mix of ops.

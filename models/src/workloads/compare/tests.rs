@@ -142,6 +142,7 @@ fn kernels_keep_multiprocessors_busy_if_all_of_a_command_are_known() {
         shared_bytes: 0,
         registers: 32,
         blocks_per_multiprocessor: 2,
+        duration_ns: None,
     };
     // Two milliseconds on a device with room for eight blocks.
     let step = |kernels: &[KernelRecord], library_calls| {
@@ -152,7 +153,10 @@ fn kernels_keep_multiprocessors_busy_if_all_of_a_command_are_known() {
     };
     let (product, sum) = (kernel("cutlass_80_tensorop", 8), kernel("splitKreduce", 2));
     assert_eq!(step(std::slice::from_ref(&product), 0), 2.0);
-    assert_eq!(step(&[product.clone(), sum], 0), 0.5);
+    assert_eq!(step(&[product.clone(), sum.clone()], 0), 0.5);
+    let timed = |kernel: &KernelRecord, duration_ns| KernelRecord { duration_ns, ..kernel.clone() };
+    assert_eq!(step(&[timed(&product, Some(1_600_000)), timed(&sum, Some(400_000))], 0), 1.7);
+    assert_eq!(step(&[timed(&product, Some(1_600_000)), sum], 0), 0.5, "one that is not timed");
     assert_eq!(step(&[product], 1), 0.0);
     assert_eq!(step(&[], 0), 0.0);
 }

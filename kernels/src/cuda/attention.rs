@@ -76,7 +76,7 @@ macro_rules! tiling {
             ($type:literal) => {
                 program!(
                     $name, $type, 1, $half, "rows.cuh", "tensor_core.cuh", "philox.cuh", "attention.cuh", $($groups,)?
-                    "attention_tiles.cuh", "attention_dropout.cuh", "attention_forward.cuh", "attention_backward.cuh", "attention_tiles.cu";
+                    "attention_tiles.cuh", "attention_scores.cuh", "attention_forward.cuh", "attention_backward.cuh", "attention_tiles.cu";
                     "TILING(", $width, ", ", $f_strips, ", ", $f_tile, ", ", $f_blocks, ", ",
                     $q_strips, ", ", $q_tile, ", ", $q_blocks, ", ",
                     $kv_strips, ", ", $kv_tile, ", ", $kv_blocks, ", ", $slice, ")\n"

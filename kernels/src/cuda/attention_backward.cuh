@@ -49,21 +49,11 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
     enum : int { ROWS = TOGETHER * STRIPS * 16 };
     __device__ int together() const { return first_together(first, STRIPS * 16); }
 
-    // Which of the weights of rows and of columns from `start` on are kept.
-    __device__ u32 kept(int start) const {
-        return kind.template kept<STRIPS, PART / 8>([&](int m, int n) {
-            int row = first + m * 16, column = start + n * 8;
-            return BY_KEY ? words_by_key(problem, kind.pair, column, row) : words_by_query(problem, kind.pair, row, column);
-        });
-    }
-
     // With rows of both matrices of a tile, from `start` on; `numbers(n)` gives those of the queries for eight columns. Without
     // WHOLE some queries may not see some keys, see `seen(row, column)`, or the scores are not direct. `weighted`, which begins USES
     // products, is called when the weights are there.
     template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
     __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {
-        u32 kept = WHOLE ? ~0u : this->kept(start);
-        f32 kept_scale = WHOLE ? 1 : kind.kept_scale();
         multiply(scores, left, a);
         f32 scale = WHOLE ? problem.rounded_scale : kind.scale();
         if (!WHOLE) {
@@ -71,6 +61,8 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
                          [&](int row, int column) { return BY_KEY ? first + row : start + column; });
         }
         multiply(slopes, right, b);
+        u32 kept = WHOLE ? ~0u : kind.template kept<BY_KEY, STRIPS, PART / 8>(first, start);
+        f32 kept_scale = WHOLE ? 1 : kind.kept_scale();
         // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
         auto weight_of = [&](f32 score, f32 log_sum) { return exp2_of((mul_rounded(score, scale) - log_sum) * LOG2_E); };
         auto slope_of = [&](f32 weight, f32 slope, f32 product) { return early(weight * (slope - product)); };
@@ -137,7 +129,7 @@ template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PA
 
     // Whether none of the queries sees a key from `start` on, and whether all see all keys of the part.
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + ROWS - 1); }
-    __device__ bool whole(int start) const { return kind.direct() && start + QUERY_PART <= seen_by(problem, together()); }
+    __device__ bool whole(int start) const { return kind.plain() && start + QUERY_PART <= seen_by(problem, together()); }
 
     template <bool WHOLE> __device__ void add(Shared keys, Shared values, int start) {
         this->template multiply_both<WHOLE, 0>(
@@ -230,7 +222,7 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
     // Whether none of the queries from `start` on sees a key, and whether all exist and see all keys.
     __device__ bool none(int start) const { return problem.causal && start + PART <= together(); }
     __device__ bool whole(int start) const {
-        return kind.direct() && start + PART <= (int)problem.queries &&
+        return kind.plain() && start + PART <= (int)problem.queries &&
                (!problem.causal || start >= together() + ROWS - 1);
     }
 

@@ -27,7 +27,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
     // all keys of the tile.
     __device__ int together() const { return first_together(first, STRIPS * 16); }
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + TOGETHER * STRIPS * 16 - 1); }
-    __device__ bool whole(int start) const { return kind.direct() && start + KEYS <= seen_by(problem, together()); }
+    __device__ bool whole(int start) const { return kind.plain() && start + KEYS <= seen_by(problem, together()); }
 
     // Finds the largest scores, gives what weights are relative to, and scales what was added up: by 1 to the bit where the
     // largest score stays.
@@ -59,9 +59,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
 
     // Adds the keys and values of a tile.
     template <bool WHOLE> __device__ void add(Shared tile, int start) {
-        u32 kept = WHOLE ? ~0u : kind.template kept<STRIPS, KEYS / 8>([&](int m, int n) {
-            return words_by_query(problem, kind.pair, first + m * 16, start + n * 8);
-        });
+        u32 kept = WHOLE ? ~0u : kind.template kept<false, STRIPS, KEYS / 8>(first, start);
         Sums<STRIPS, KEYS / 8> scores;
         multiply(scores, queries, tile);
         products_arrive<0>();

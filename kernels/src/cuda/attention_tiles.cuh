@@ -321,57 +321,6 @@ __device__ inline void write(S* to, const Problem& problem, int first, int colum
     }
 }
 
-// Products become scores by a scale: the problem's if they are direct, 1 after `prepare` has dealt with a mask or with a scale
-// that would turn the order around; and their differences powers of 2 by a factor. Kernels that are always DIRECT are not asked
-// for others, nor to leave out weights.
-template <bool DIRECT> struct Scores {
-    const Problem& problem;
-    const S* mask;
-    u32 pair;
-
-    __device__ bool drops() const { return !DIRECT && problem.kept_from; }
-    __device__ bool direct() const { return DIRECT || (!mask && problem.factor > 0 && !drops()); }
-    __device__ f32 factor() const { return direct() ? problem.factor : LOG2_E; }
-    __device__ f32 scale() const { return direct() ? problem.rounded_scale : 1; }
-    // Of weights that are kept, which their sums with other factors are multiplied with in the end.
-    __device__ f32 kept_scale() const { return drops() ? (f32)problem.kept_scale : 1; }
-
-    // Which of this thread's weights are kept, a bit for each, from `words_of(strip, eight)`.
-    template <int STRIPS, int EIGHTS, class Words> __device__ u32 kept(Words words_of) const {
-        u32 bits = ~0u;
-        if constexpr (!DIRECT) {
-            static_assert(STRIPS * EIGHTS <= 8, "a word has bits for them");
-            if (drops()) {
-                bits = 0;
-#pragma unroll 2  // all at once would take more registers than there are
-                for (int strip = 0; strip < STRIPS * EIGHTS; ++strip) {
-                    Four<u32> four = words_of(strip / EIGHTS, strip % EIGHTS);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        bits |= (u32)is_kept(problem, four.at[i]) << (strip * 4 + i);
-                    }
-                }
-            }
-        }
-        return bits;
-    }
-
-    // Of a tile of `query(row, column)` and `key(row, column)`.
-    template <int STRIPS, int EIGHTS, class Query, class Key>
-    __device__ void prepare(Sums<STRIPS, EIGHTS>& products, Query query, Key key) const {
-        if (direct()) {
-            return;
-        }
-        for_sums(products, [&](f32& product, int, int row, int column) {
-            product = mul_rounded(product, problem.rounded_scale);
-            int i = query(row, column), j = key(row, column);
-            if (mask && i < (int)problem.queries && j < (int)problem.keys) {
-                product += mask[i * problem.steps[MASK][0] + j * problem.steps[MASK][1]];
-            }
-        });
-    }
-};
-
 // What a block owns: rows of a pair from `first` on, and columns. What takes longest comes first: the last rows if `backwards`.
 struct Item {
     u32 pair;

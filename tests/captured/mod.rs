@@ -13,6 +13,7 @@ mod random;
 mod recorded;
 mod refused;
 mod streams;
+mod sums;
 mod workloads;
 
 use streamgrad::prelude::*;

@@ -226,6 +226,11 @@ impl Groups {
         self.members.iter().map(Vec::as_slice).filter(|members| members.len() > 1)
     }
 
+    /// Whether the group of a command comes before that of another one.
+    pub fn comes_before(&self, one: usize, other: usize) -> bool {
+        self.reach.has(self.first[one], self.first[other])
+    }
+
     /// Whether the groups of two commands may run at once.
     pub fn are_unordered(&self, one: usize, other: usize) -> bool {
         let (one, other) = (self.first[one], self.first[other]);

@@ -24,6 +24,7 @@ pub(crate) mod formula;
 pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod loss;
+pub(crate) mod many_sums;
 pub(crate) mod matmul;
 pub(crate) mod normalize;
 pub(crate) mod optim;
@@ -183,6 +184,7 @@ pub fn preload(stream: &Stream) -> Result<()> {
         &image::IMAGE,
         &index::F32,
         &index::GATHER,
+        &many_sums::F32,
         &matmul::F32,
         &normalize::F32,
         &*optim::OPTIM,

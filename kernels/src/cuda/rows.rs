@@ -193,6 +193,6 @@ impl Units {
 }
 
 /// The lanes for so many packs, or states, up to a warp.
-fn lanes(wanted: usize) -> u32 {
+pub(super) fn lanes(wanted: usize) -> u32 {
     wanted.next_power_of_two().clamp(1, LANES) as u32
 }

@@ -7,6 +7,7 @@ mod elementwise;
 mod embedding_bag;
 mod image;
 mod index;
+mod many_sums;
 mod matmul;
 mod normalize;
 mod optim;

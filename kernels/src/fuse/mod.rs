@@ -5,6 +5,7 @@ mod constants;
 mod draft;
 mod loss;
 mod merge;
+mod sums;
 
 use std::any::Any;
 
@@ -28,7 +29,8 @@ pub(crate) use merge::RuleUpdate;
 /// - functions of elements become one command with those that take what they give, and with a reduction of it; what only they
 ///   use is not written any more;
 /// - cross-entropy and its gradient become one command, if the gradient of the losses is known by then;
-/// - what adds up the gradients of several batches becomes a part of the optimizer's step.
+/// - what adds up the gradients of several batches becomes a part of the optimizer's step;
+/// - small sums for which nobody waits before all of them could run become one command of a CUDA device.
 ///
 /// With [`Order::Streams`] commands are fused that follow each other in their stream.
 ///
@@ -46,6 +48,7 @@ pub fn fuse(
     chains::fuse(plan, order);
     loss::fuse(plan, order);
     merge::fuse(plan, order);
+    sums::fuse(plan, order);
     Ok(())
 }
 

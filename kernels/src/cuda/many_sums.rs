@@ -1,0 +1,133 @@
+//! Sums along the rows of several operands in one launch, see `many_sums.cu`.
+
+use device::cuda::Queue;
+use device::{DType, Result};
+
+use super::rows::{BLOCK, LANES, PACK, lanes};
+use super::walk::{ByValue, Walk, blocks};
+use super::{by_dtype, float_programs};
+use crate::command::Address;
+use crate::reduction::Axes;
+
+float_programs!("many_sums", "rows.cuh", "many_sums.cu");
+
+/// Operands of a launch; as in the program.
+pub(crate) const OPERANDS: usize = 64;
+/// The most elements of a row: one group of threads goes through it, where longer ones are worth several.
+const LEN: usize = 4 * BLOCK;
+/// Threads of a block: columns, or lanes of a row, by half the lanes of a column, or rows. More or fewer would join lanes of columns
+/// in another order.
+const BESIDE: u32 = LANES as u32;
+const BEHIND: u32 = LANES as u32 / 2;
+
+/// `Operand` of the program.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Operand {
+    x: u64,
+    out: u64,
+    rows: u32,
+    len: u32,
+    across: i32,
+    inner: u32,
+    along: i32,
+    outer: i32,
+    lanes: u32,
+    columns: u32,
+    packed: u32,
+    first: u32,
+}
+
+/// `Operands` of the program.
+#[repr(C)]
+struct Table {
+    all: [Operand; OPERANDS],
+    count: u32,
+    parts: u32,
+}
+
+// SAFETY: for each operand two words of 64 bits and ten of 32, and two more of these.
+unsafe impl ByValue for Table {}
+
+/// Whether a launch can sum along these axes: rows of one axis or two that are not long, of elements that fill a range.
+pub(crate) fn fits(axes: &Axes) -> bool {
+    let is_run = axes.reduced.axes.len() <= 1;
+    let are_rows = axes.kept.axes.len() <= 1 && axes.reduced.axes.len() <= 2;
+    let is_small = (1..=LEN).contains(&axes.reduced.elements)
+        && (1..=i32::MAX as usize / LEN).contains(&axes.kept.elements);
+    are_rows && is_small && (is_run || !are_columns(axes)) && axes.are_dense()
+}
+
+/// Whether neighbours in memory are of neighbouring rows.
+fn are_columns(axes: &Axes) -> bool {
+    axes.kept.inner().strides == [1] && axes.reduced.inner().strides != [1]
+}
+
+/// Sums operands, of which each has its axes, its result and its elements, which [fit](fits).
+pub(crate) fn sum<'a>(
+    queue: &Queue<'_>,
+    dtype: DType,
+    operands: impl Iterator<Item = (&'a Axes, [Address; 2])>,
+) -> Result<()> {
+    let mut operands = operands.peekable();
+    while operands.peek().is_some() {
+        launch(queue, dtype, &mut operands)?;
+    }
+    Ok(())
+}
+
+/// Sums as many of the operands as a launch takes.
+fn launch<'a>(
+    queue: &Queue<'_>,
+    dtype: DType,
+    operands: impl Iterator<Item = (&'a Axes, [Address; 2])>,
+) -> Result<()> {
+    let mut table = Table { all: [Operand::NONE; OPERANDS], count: 0, parts: 0 };
+    for (to, (axes, addresses)) in table.all.iter_mut().zip(operands) {
+        *to = Operand::of(queue, dtype, axes, addresses)?;
+        to.first = table.parts;
+        table.parts += to.rows.div_ceil(if to.columns == 1 { BESIDE } else { BEHIND });
+        table.count += 1;
+    }
+    let mut grid = blocks(queue, table.parts.into(), BESIDE * BEHIND);
+    grid.threads = [BESIDE, BEHIND, 1];
+    // SAFETY: the kernel takes this argument; the axes are those of the inputs, and the outputs have room for all kept elements.
+    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "many_sums"), grid, &[table.arg()]) }
+}
+
+impl Operand {
+    const NONE: Operand = Operand {
+        x: 0,
+        out: 0,
+        rows: 0,
+        len: 0,
+        across: 0,
+        inner: 1,
+        along: 0,
+        outer: 0,
+        lanes: 1,
+        columns: 0,
+        packed: 0,
+        first: 0,
+    };
+
+    fn of(queue: &Queue<'_>, dtype: DType, axes: &Axes, [out, x]: [Address; 2]) -> Result<Operand> {
+        let Axes { kept, reduced } = axes;
+        let (inner, across) = (reduced.inner(), kept.inner().strides[0]);
+        let walk = Walk::of(queue.op(), reduced)?.vectors(PACK, [(x.0.cast_const(), dtype.size_bytes())]);
+        Ok(Operand {
+            x: x.0.addr() as u64,
+            out: out.0.addr() as u64,
+            rows: kept.elements as u32,
+            len: reduced.elements as u32,
+            across: across as i32,
+            inner: inner.size as u32,
+            along: inner.strides[0] as i32,
+            outer: reduced.axes.first().map_or(0, |axis| axis.strides[0] as i32),
+            lanes: lanes(reduced.elements.div_ceil(PACK)),
+            columns: are_columns(axes).into(),
+            packed: (walk.is_vector() && across % PACK as isize == 0).into(),
+            first: 0,
+        })
+    }
+}

@@ -6,6 +6,7 @@ mod fused;
 mod graphs;
 mod losses;
 mod merged;
+mod norms;
 mod optimizers;
 mod outputs;
 mod plans;

@@ -5,6 +5,7 @@ mod constants;
 mod draft;
 mod loss;
 mod merge;
+mod norms;
 
 use std::any::Any;
 
@@ -21,6 +22,7 @@ use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rules::OPERANDS;
 pub(crate) use loss::{LossSlopes, Losses};
 pub(crate) use merge::RuleUpdate;
+pub(crate) use norms::{Norm, NormSlopes};
 
 /// Makes a captured step one of fewer commands, which computes the same, bit for bit:
 /// - commands whose results nobody uses are left out;
@@ -28,6 +30,7 @@ pub(crate) use merge::RuleUpdate;
 /// - functions of elements become one command with those that take what they give, and with a reduction of it; what only they
 ///   use is not written any more;
 /// - cross-entropy and its gradient become one command, if the gradient of the losses is known by then;
+/// - a sum and the norm of its rows become one command, and so do the gradient of a norm's rows and what adds it to another one;
 /// - what adds up the gradients of several batches becomes a part of the optimizer's step.
 ///
 /// With [`Order::Streams`] commands are fused that follow each other in their stream.
@@ -45,6 +48,7 @@ pub fn fuse(
     plan.settle(&constants, stream, allocate)?;
     chains::fuse(plan, order);
     loss::fuse(plan, order);
+    norms::fuse(plan, order);
     merge::fuse(plan, order);
     Ok(())
 }
@@ -60,6 +64,9 @@ pub(crate) enum Part {
     /// Cross-entropy, and its gradient.
     Loss(Box<Losses>),
     LossGrad(Box<LossSlopes>),
+    /// Normalization of rows, and its gradient.
+    Norm(Box<Norm>),
+    NormGrad(Box<NormSlopes>),
     /// Steps of optimizers' rules.
     Steps(Vec<RuleUpdate>),
 }

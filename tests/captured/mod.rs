@@ -2,6 +2,7 @@
 
 mod counts;
 mod failures;
+mod fills;
 mod fused;
 mod graphs;
 mod losses;

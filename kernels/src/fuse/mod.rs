@@ -3,6 +3,7 @@
 mod chains;
 mod constants;
 mod draft;
+mod fills;
 mod loss;
 mod merge;
 mod norms;
@@ -20,6 +21,7 @@ use crate::loops::Places;
 use crate::optim::Stepped;
 use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rules::OPERANDS;
+pub(crate) use fills::{Filled, IndexSums};
 pub(crate) use loss::{LossSlopes, Losses};
 pub(crate) use merge::RuleUpdate;
 pub(crate) use norms::{Norm, NormSlopes};
@@ -31,6 +33,7 @@ pub(crate) use norms::{Norm, NormSlopes};
 ///   use is not written any more;
 /// - cross-entropy and its gradient become one command, if the gradient of the losses is known by then;
 /// - a sum and the norm of its rows become one command, and so do the gradient of a norm's rows and what adds it to another one;
+/// - sums at indices write the zeros that they begin with;
 /// - what adds up the gradients of several batches becomes a part of the optimizer's step.
 ///
 /// With [`Order::Streams`] commands are fused that follow each other in their stream.
@@ -49,6 +52,7 @@ pub fn fuse(
     chains::fuse(plan, order);
     loss::fuse(plan, order);
     norms::fuse(plan, order);
+    fills::fuse(plan, order);
     merge::fuse(plan, order);
     Ok(())
 }
@@ -56,7 +60,9 @@ pub fn fuse(
 /// What a command is, for who fuses it.
 pub(crate) enum Part {
     /// One value in all elements.
-    Fill,
+    Fill(Box<Filled>),
+    /// Sums at indices.
+    IndexAdd(Box<IndexSums>),
     /// A function of elements.
     Function(Box<Mapped>),
     /// What is made of all elements, or of those along some axes.

@@ -10,6 +10,7 @@ use device::{Result, Stream};
 use crate::command::{Command, Raw, for_number};
 use crate::cpu::{for_bits, index as cpu};
 use crate::cuda::index as cuda;
+use crate::fuse::{IndexSums, Part};
 use crate::indexed::{IndexedElements, IndexedRows};
 use crate::layout::{LoopAxis, Loops, View, normalize_axis, shape_mismatch};
 use crate::loops::Places;
@@ -72,12 +73,13 @@ pub fn index_add(
     )
     .cost(src.layout.elements(), 1)
     .may_fail()
-    .run(
+    .run_part(
         stream,
         rows,
+        move |rows, operands| Some(Part::IndexAdd(Box::new(IndexSums::new(dtype, rows, operands.into()))).boxed()),
         // SAFETY: the rows are those of the operands, which are apart.
         |rows, workers, operands| unsafe { cpu::add(rows, workers, operands) },
-        move |rows, queue, operands| cuda::index_add(queue, dtype, rows, operands.into()),
+        move |rows, queue, operands| cuda::index_add(queue, dtype, rows, operands.into(), false),
     ))
 }
 

@@ -3,6 +3,7 @@
 use crate::loops::{LoopAxis, Loops, Places};
 
 /// Two operands `[part, whole]` that differ along one axis, along which indices name rows of the whole.
+#[derive(Clone, Debug)]
 pub(crate) struct IndexedRows {
     pub(crate) op: &'static str,
     /// Axes before that one, and after it.
@@ -15,6 +16,19 @@ pub(crate) struct IndexedRows {
     /// Rows of the whole.
     pub(crate) size: usize,
     pub(crate) index_step: isize,
+}
+
+impl IndexedRows {
+    /// Elements of the whole, if they fill the memory from the first one on without gaps.
+    pub(crate) fn filled(&self) -> Option<usize> {
+        let inner = self.inner.loops();
+        let along = LoopAxis { size: self.size, strides: self.steps };
+        let axes = self.outer.axes.iter().chain(&inner.axes).chain([&along]);
+        let axes = axes.map(|axis| LoopAxis { size: axis.size, strides: [axis.strides[1]] });
+        let whole = Loops::from_axes(axes);
+        // No two elements of what is written lie at one place.
+        (whole.elements > 0 && whole.span() == (0, whole.elements as isize - 1)).then_some(whole.elements)
+    }
 }
 
 /// Two operands and indices, `[part, whole, indices]`, of which each gives an element of the part its place in the whole along

@@ -188,6 +188,7 @@ impl Loops<1> {
 }
 
 /// Where the elements of `N` operands of one shape lie; operand 0 is the output. In whatever order is best.
+#[derive(Clone, Debug)]
 pub(crate) enum Places<const N: usize> {
     /// One run, with a step for each operand: the output contiguous, and inputs contiguous or all one element.
     Run { elements: usize, steps: [isize; N] },

@@ -5,6 +5,7 @@ use device::{Error, Result, Stream};
 use crate::command::{Command, for_float};
 use crate::cpu::normalize as cpu;
 use crate::cuda::normalize as cuda;
+use crate::fuse::{Norm, NormSlopes, Part};
 use crate::layout::View;
 use crate::norms::NormRows;
 
@@ -60,9 +61,10 @@ pub fn normalize(
     for_float!(op, dtype, T => {
         let affine = [weight, bias].map(|view| view.map(|view| view.read::<T>().exact()));
         let statistics = (mean.map(|view| view.write::<T>().exact()), rstd.write::<T>().exact());
-        Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).run(
+        Command::new(op, (out.write::<T>(), x.read::<T>(), affine, statistics)).cost(elements, 4).run_part(
             stream,
             (rows, count),
+            move |rows, operands| Some(Part::Norm(Box::new(Norm::new((op, dtype), *rows, eps, operands))).boxed()),
             // SAFETY: the rows are those of the operands.
             move |rows, workers, (out, x, affine, statistics)| unsafe {
                 cpu::forward(rows, workers, eps, (out, x), affine, statistics);
@@ -120,15 +122,16 @@ pub fn normalize_grad(
         let sums = [to.weight, to.bias].map(|view| view.map(|view| view.write::<T>().exact()));
         let grads = (to.x.map(View::write::<T>), sums);
         let read = ([g, x].map(View::read::<T>), weight.map(|view| view.read::<T>().exact()));
-        Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).run(
+        Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).run_part(
             stream,
             (rows, count),
+            move |rows, operands| NormSlopes::new((op, dtype), *rows, operands).map(|slopes| Part::NormGrad(Box::new(slopes)).boxed()),
             // SAFETY: the rows are those of the operands.
             |rows, workers, (read, statistics, grads, _)| unsafe {
                 cpu::backward(rows, workers, read, statistics, grads);
             },
-            move |rows, queue, (read, statistics, grads, workspace)| {
-                cuda::gradient(queue, dtype, rows, read, statistics, grads, workspace)
+            move |rows, queue, (read, statistics, (dx, sums), workspace)| {
+                cuda::gradient(queue, dtype, rows, read, statistics, (dx, None, sums), workspace)
             },
         )
     })

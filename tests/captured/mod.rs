@@ -2,10 +2,12 @@
 
 mod counts;
 mod failures;
+mod fills;
 mod fused;
 mod graphs;
 mod losses;
 mod merged;
+mod norms;
 mod optimizers;
 mod outputs;
 mod plans;

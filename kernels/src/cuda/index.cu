@@ -8,6 +8,7 @@ struct IndexAdd {
     i64 size;        // rows of `out`
     u64 rows;        // of them, those that a block owns
     u64 width;       // columns that a block works on at a time, a power of two up to THREADS
+    u64 fresh;       // whether `out` is 0 before
 };
 
 // out[index[i], c] += src[i, c], in ascending order of i. A block owns rows of `out` and columns; it goes through the
@@ -25,7 +26,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(index_add, DTYPE)(
         bool exists = column < columns.elements;
         Offsets<2> at = offsets(columns, exists ? column : 0);
         const S* from = src + at.at[0];
-        Sums<S> sums(out + at.at[1] + first * what.out_step, what.out_step, groups, group);
+        S* to = out + at.at[1] + first * what.out_step;
+        if (what.fresh && exists) {
+            for (u64 row = group; row < what.rows && first + (i64)row < what.size; row += groups) {
+                to[(i64)row * what.out_step] = S();
+            }
+        }
+        Sums<S> sums(to, what.out_step, groups, group);
         for (u64 tile = 0; tile < what.count; tile += THREADS) {
             u32 owner = NONE;
             if (tile + threadIdx.x < what.count) {

@@ -65,11 +65,13 @@ fn gather_over(
     unsafe { queue.kernel(&GATHER, by_size!(size, "gather"), walk.grid(queue, lanes), &args) }
 }
 
+/// Adds to what is there or, if it is `fresh`, to zeros.
 pub(crate) fn index_add(
     queue: &Queue<'_>,
     dtype: DType,
     rows: &IndexedRows,
     [out, src, index]: [Address; 3],
+    fresh: bool,
 ) -> Result<()> {
     let columns = Loops::from_axes(rows.outer.axes.iter().chain(&rows.inner.loops().axes).copied());
     let walk = Walk::of(queue.op(), &columns)?;
@@ -77,7 +79,7 @@ pub(crate) fn index_add(
     let [src_step, out_step] = rows.steps.map(|step| step as i64);
     let [count, size, own, width] = [rows.count, rows.size, owned.rows, owned.width].map(|n| n as i64);
     // `IndexAdd` of the program.
-    let what = [count, rows.index_step as i64, src_step, out_step, size, own, width];
+    let what = [count, rows.index_step as i64, src_step, out_step, size, own, width, i64::from(fresh)];
     let args = [out.into(), src.into(), index.into(), walk.arg(), what.arg(), Arg::Fault];
     // SAFETY: the kernel takes these arguments, rows and columns are those of the operands, and an index is checked before it
     // is followed.

@@ -9,7 +9,14 @@ use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::norms::NormRows;
 
-float_programs!("normalize", "rows.cuh", "columns.cuh", "normalize.cu");
+float_programs!("normalize", "rows.cuh", "columns.cuh", "normalize.cuh", "normalize.cu");
+
+/// The kernels that add, apart from the others: who needs them compiles them.
+mod added {
+    use super::super::float_programs;
+
+    float_programs!("normalize_added", "rows.cuh", "normalize.cuh", "normalize_added.cu");
+}
 
 /// Threads of a block, at most; as in the program.
 const THREADS: u32 = 256;
@@ -71,16 +78,42 @@ pub(crate) fn normalize(
     unsafe { queue.kernel(program_of(dtype), kernel, threads.grid(queue, THREADS), &args) }
 }
 
+/// [`normalize`] of a sum of two terms, of which each begins again behind so many rows. The sum goes where `sum` says.
+pub(crate) fn normalize_added(
+    queue: &Queue<'_>,
+    dtype: DType,
+    rows: &(NormRows, usize),
+    eps: f64,
+    (out, terms, sum): (Address, [(Address, usize); 2], Option<Address>),
+    affine: [Option<Address>; 2],
+    (mean, rstd): (Option<Address>, Address),
+) -> Result<()> {
+    let [(first, first_rows), (second, second_rows)] = terms;
+    let (norm, len) =
+        (numbers(rows, dtype, &[Some(out), Some(first), Some(second), sum], &affine), rows.0.row());
+    let threads = RowThreads::holding(rows.1, len, 1, len as isize, THREADS);
+    let [weight, bias] = affine.map(Arg::from);
+    let [first_rows, second_rows] = [first_rows, second_rows].map(|rows| Arg::U64(rows as u64));
+    let (eps, lanes) = (Arg::F64(eps), Arg::U32(threads.lanes));
+    let (out, sum, first, second) = (Arg::from(out), Arg::from(sum), Arg::from(first), Arg::from(second));
+    let (mean, rstd, norm) = (mean.into(), rstd.into(), norm.arg());
+    let args = [out, sum, first, second, first_rows, second_rows, weight, bias, mean, rstd, norm, eps, lanes];
+    let kernel = by_group!(threads.group, dtype, "normalize_added");
+    // SAFETY: as in `normalize`; a thread has read what it writes.
+    unsafe { queue.kernel(added::program_of(dtype), kernel, threads.grid(queue, THREADS), &args) }
+}
+
+/// The gradients; that of the elements is added to `other`, if there is one, and may go there.
 pub(crate) fn gradient(
     queue: &Queue<'_>,
     dtype: DType,
     all @ &(rows, count): &(NormRows, usize),
     ([g, x], weight): ([Address; 2], Option<Address>),
     (mean, rstd): (Option<Address>, Address),
-    (dx, [dweight, dbias]): (Option<Address>, [Option<Address>; 2]),
+    (dx, other, [dweight, dbias]): (Option<Address>, Option<Address>, [Option<Address>; 2]),
     workspace: Option<Address>,
 ) -> Result<()> {
-    let norm = numbers(all, dtype, &[dx, Some(g), Some(x)], &[weight]);
+    let norm = numbers(all, dtype, &[dx, other, Some(g), Some(x)], &[weight]);
     let aligned = [g, x].iter().all(|at| at.0.addr().is_multiple_of(PACK * dtype.size_bytes()));
     let (len, weights) = (rows.row(), rows.weights());
     let (program, rstd) = (program_of(dtype), Arg::from(rstd));
@@ -88,10 +121,18 @@ pub(crate) fn gradient(
     let [weight, mean] = [weight, mean].map(Arg::from);
     if let Some(dx) = dx.filter(|_| count * len > 0) {
         let threads = RowThreads::holding(count, len, 1, len as isize, THREADS);
-        let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), Arg::U32(threads.lanes)];
-        let kernel = by_group!(threads.group, dtype, "normalize_grad");
-        // SAFETY: as in `normalize`.
-        unsafe { queue.kernel(program, kernel, threads.grid(queue, THREADS), &args)? };
+        let (grid, lanes) = (threads.grid(queue, THREADS), Arg::U32(threads.lanes));
+        let args = [dx.into(), g, x, weight, mean, rstd, norm.arg(), lanes, other.into()];
+        // SAFETY: as in `normalize`; a thread has read what it writes.
+        unsafe {
+            if other.is_some() {
+                let kernel = by_group!(threads.group, dtype, "normalize_grad_added");
+                queue.kernel(added::program_of(dtype), kernel, grid, &args)?;
+            } else {
+                let kernel = by_group!(threads.group, dtype, "normalize_grad");
+                queue.kernel(program, kernel, grid, &args[..args.len() - 1])?;
+            }
+        }
     }
     if weights > 0 && (dweight.is_some() || dbias.is_some()) {
         let ((threads, mut cut), states) = (weight_threads(all), Arg::from(workspace));

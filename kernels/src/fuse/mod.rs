@@ -3,8 +3,10 @@
 mod chains;
 mod constants;
 mod draft;
+mod fills;
 mod loss;
 mod merge;
+mod norms;
 mod sums;
 
 use std::any::Any;
@@ -20,8 +22,10 @@ use crate::loops::Places;
 use crate::optim::Stepped;
 use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rules::OPERANDS;
+pub(crate) use fills::{Filled, IndexSums};
 pub(crate) use loss::{LossSlopes, Losses};
 pub(crate) use merge::RuleUpdate;
+pub(crate) use norms::{Norm, NormSlopes};
 
 /// Makes a captured step one of fewer commands, which computes the same, bit for bit:
 /// - commands whose results nobody uses are left out;
@@ -29,6 +33,8 @@ pub(crate) use merge::RuleUpdate;
 /// - functions of elements become one command with those that take what they give, and with a reduction of it; what only they
 ///   use is not written any more;
 /// - cross-entropy and its gradient become one command, if the gradient of the losses is known by then;
+/// - a sum and the norm of its rows become one command, and so do the gradient of a norm's rows and what adds it to another one;
+/// - sums at indices write the zeros that they begin with;
 /// - what adds up the gradients of several batches becomes a part of the optimizer's step;
 /// - small sums for which nobody waits before all of them could run become one command of a CUDA device.
 ///
@@ -47,6 +53,8 @@ pub fn fuse(
     plan.settle(&constants, stream, allocate)?;
     chains::fuse(plan, order);
     loss::fuse(plan, order);
+    norms::fuse(plan, order);
+    fills::fuse(plan, order);
     merge::fuse(plan, order);
     sums::fuse(plan, order);
     Ok(())
@@ -55,7 +63,9 @@ pub fn fuse(
 /// What a command is, for who fuses it.
 pub(crate) enum Part {
     /// One value in all elements.
-    Fill,
+    Fill(Box<Filled>),
+    /// Sums at indices.
+    IndexAdd(Box<IndexSums>),
     /// A function of elements.
     Function(Box<Mapped>),
     /// What is made of all elements, or of those along some axes.
@@ -63,6 +73,9 @@ pub(crate) enum Part {
     /// Cross-entropy, and its gradient.
     Loss(Box<Losses>),
     LossGrad(Box<LossSlopes>),
+    /// Normalization of rows, and its gradient.
+    Norm(Box<Norm>),
+    NormGrad(Box<NormSlopes>),
     /// Steps of optimizers' rules.
     Steps(Vec<RuleUpdate>),
 }

@@ -178,8 +178,8 @@ impl Text {
         Ok(Windows { text: self.clone(), length, batch_size, seed })
     }
 
-    /// Every window of `length` characters that begins at a multiple of `stride`, as a row; its label is the character that
-    /// follows it. Numbers are exact in the rows' F32.
+    /// Every window of `length` characters that begins at a multiple of `stride`, as a row; its labels are the characters one
+    /// place on. Numbers are exact in the rows' F32.
     ///
     /// # Errors
     /// As [`Text::windows`], and for a stride of 0.
@@ -191,9 +191,9 @@ impl Text {
         let (mut inputs, mut labels) = (Vec::new(), Vec::new());
         for start in (0..self.len() - length).step_by(stride) {
             inputs.extend(self.tokens[start..start + length].iter().map(|&token| token as f32));
-            labels.push(self.tokens[start + length]);
+            labels.extend_from_slice(&self.tokens[start + 1..][..length]);
         }
-        InMemory::new(inputs, length, labels, self.vocabulary.len())
+        InMemory::with_labels(inputs, length, labels, length, self.vocabulary.len())
     }
 
     fn expect_windows(&self, length: usize) -> Result<()> {
@@ -259,7 +259,8 @@ mod tests {
     fn rows_overlap_as_the_stride_says() {
         let text = Text::new("abcdefg").unwrap();
         let rows = text.rows(3, 2).unwrap();
-        assert_eq!((rows.len(), rows.row(1).unwrap(), rows.labels()), (2, &[2.0, 3.0, 4.0][..], &[3, 5][..]));
+        assert_eq!((rows.len(), rows.row(1).unwrap()), (2, &[2.0, 3.0, 4.0][..]));
+        assert_eq!(rows.labels(), [1, 2, 3, 3, 4, 5]);
         assert_eq!(text.rows(6, 1).unwrap().len(), 1);
     }
 

@@ -2,7 +2,6 @@
 
 use autograd::Var;
 use device::{DType, Device, Result};
-use tensor::Tensor;
 
 use super::gpt::token_loss;
 use super::{Evaluation, Gpt, GptOptions, Model, Workload};
@@ -48,12 +47,9 @@ impl CharGpt {
     }
 }
 
-/// The numbers of a batch's characters, and of those one place on.
-fn tokens(batch: &Batch) -> Result<(Var, Tensor)> {
-    let tokens = batch.inputs.to_dtype(DType::I64)?;
-    let rest = tokens.narrow(1, 1, tokens.shape()[1] - 1)?;
-    let targets = Tensor::cat(&[&rest, &batch.labels.unsqueeze(1)?], 1)?;
-    Ok((Var::constant(tokens), targets))
+/// The numbers of a batch's characters. Its labels are those of the characters one place on.
+fn tokens(batch: &Batch) -> Result<Var> {
+    Ok(Var::constant(batch.inputs.to_dtype(DType::I64)?))
 }
 
 impl Workload for CharGpt {
@@ -94,18 +90,17 @@ impl Workload for CharGpt {
 
 impl Model for Gpt {
     fn batch_loss(&self, batch: &Batch) -> Result<Var> {
-        let (tokens, targets) = tokens(batch)?;
-        batch.seeded(|| token_loss(&self.forward(&tokens)?, &targets))
+        let tokens = tokens(batch)?;
+        batch.seeded(|| token_loss(&self.forward(&tokens)?, &batch.labels))
     }
 
     /// The mean loss and the share of characters that are told, over all places of the windows.
     fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation> {
         let part = |batch: &Batch| {
-            let (tokens, targets) = tokens(batch)?;
-            let scores = self.forward(&tokens)?;
+            let (scores, targets) = (self.forward(&tokens(batch)?)?, &batch.labels);
             let right =
-                scores.value().argmax(-1, false)?.eq(&targets)?.to_dtype(DType::I64)?.sum(&[], false)?;
-            Ok((token_loss(&scores, &targets)?.value().clone(), right, targets.elements()))
+                scores.value().argmax(-1, false)?.eq(targets)?.to_dtype(DType::I64)?.sum(&[], false)?;
+            Ok((token_loss(&scores, targets)?.value().clone(), right, targets.elements()))
         };
         super::evaluate(self, data, EVALUATION_ROWS, device, part)
     }

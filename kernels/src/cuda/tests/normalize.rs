@@ -1,6 +1,9 @@
 //! Normalization by rows and its gradients.
 
 use super::*;
+use crate::command::Command;
+use crate::cuda::normalize as cuda;
+use crate::{BinaryOp, binary};
 use crate::{NormGrads, NormInput, NormRows, normalize, normalize_grad, normalize_workspace};
 
 /// Rows that are short and long, few and many, and those of groups.
@@ -171,4 +174,126 @@ fn gradients_of_weights_are_the_same_wherever_operands_lie() {
     let Some(both) = both() else { return };
     check::<f32>(&both.cuda);
     check::<bf16>(&both.cuda);
+}
+
+/// Checks that two ways have given the same bits.
+fn same<T: Real>(what: impl Debug, found: &Array<T>, expected: &Array<T>) {
+    let (found, expected) = (found.to_vec(), expected.to_vec());
+    assert_eq!(found.len(), expected.len());
+    assert!(found.iter().zip(&expected).all(|(a, b)| a.agrees(*b, 0.0)), "{what:?}, {}", T::DTYPE);
+}
+
+/// Where the sum goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum To {
+    Nowhere,
+    Memory,
+    FirstTerm,
+}
+
+/// One command's norm of a sum, whose second term begins again behind `period` rows, against that of two.
+fn norm_of_sum<T: Real>(
+    stream: &Stream,
+    (rows, n): (NormRows, usize),
+    period: usize,
+    to: To,
+    centred: bool,
+) -> Result<()> {
+    let (count, weights) = (n * rows.groups, [rows.weights()]);
+    let shape = [n, rows.groups, rows.channels, rows.inner];
+    let elements: usize = shape.iter().product();
+    let some = numbers::<T>(2, period * rows.row());
+    let again: Vec<T> = some.iter().copied().cycle().take(elements).collect();
+    let (second, repeated) = (Array::new(stream, &some, &[some.len()]), Array::new(stream, &again, &shape));
+    let affine = [3, 4].map(|seed| Array::new(stream, &numbers::<T::Computed>(seed, weights[0]), &weights));
+    let made = || [(); 2].map(|()| Array::full(stream, T::of(9.0), &shape));
+    let kept = || [(); 2].map(|()| Array::full(stream, T::Computed::of(9.0), &[n, rows.groups]));
+    let first = Array::new(stream, &numbers::<T>(1, elements), &shape);
+    let ([sum, out], [mean, rstd]) = (made(), kept());
+    binary(stream, BinaryOp::Add, first.view(), repeated.view(), sum.view())?;
+    let [weight, bias] = affine.each_ref().map(|all| Some(all.view()));
+    let statistics = (centred.then(|| mean.view()), rstd.view());
+    normalize(stream, "norm", rows, NormInput { x: sum.view(), weight, bias }, 1e-5, out.view(), statistics)?;
+
+    let ([own_sum, own_out], [own_mean, own_rstd]) = (made(), kept());
+    let target = if to == To::FirstTerm { &first } else { &own_sum };
+    let affine = affine.each_ref().map(|all| all.view().read::<T::Computed>().exact());
+    let statistics = [&own_mean, &own_rstd].map(|all| all.view().write::<T::Computed>().exact());
+    let terms = [&first, &second].map(|term| term.view().read::<T::Computed>());
+    let sums = [target, &own_out].map(|to| to.view().write::<T::Computed>());
+    Command::new("norm_of_sum", (sums, terms, affine, statistics)).run(
+        stream,
+        (rows, count),
+        |_, _, _| {},
+        move |rows, queue, ([sum, out], [first, second], affine, [mean, rstd])| {
+            let terms = [(first, rows.1), (second, period)];
+            let (to, mean) = ((out, terms, (to != To::Nowhere).then_some(sum)), centred.then_some(mean));
+            cuda::normalize_added(queue, T::DTYPE, rows, 1e-5, to, affine.map(Some), (mean, rstd))
+        },
+    )?;
+    let what = (rows, n, period, to, centred);
+    same(("out", what), &own_out, &out);
+    same(("rstd", what), &own_rstd, &rstd);
+    same(("mean", what), &own_mean, &mean);
+    if to != To::Nowhere {
+        same(("sum", what), target, &sum);
+    }
+    Ok(())
+}
+
+/// One command's gradient that is added to another one, or in its place, against that of two.
+fn gradient_in_sum<T: Real>(
+    stream: &Stream,
+    (rows, n): (NormRows, usize),
+    in_place: bool,
+    centred: bool,
+) -> Result<()> {
+    let options = Options { centred, affine: true };
+    let Operands { x, weight, mean, rstd, out: sum, .. } = forward::<T>(stream, (rows, n), options)?;
+    let shape = x.layout.dims();
+    let of = |seed| Array::new(stream, &numbers::<T>(seed, shape.iter().product()), &shape);
+    let (g, other, dx, own) = (of(7), of(8), of(9), of(10));
+    let statistics = (centred.then(|| mean.view()), rstd.view());
+    let to = NormGrads { x: Some(dx.view()), ..NormGrads::default() };
+    normalize_grad(stream, "norm_grad", rows, g.view(), (x.view(), Some(weight.view())), statistics, to)?;
+    binary(stream, BinaryOp::Add, dx.view(), other.view(), sum.view())?;
+
+    let target = if in_place { &other } else { &own };
+    let read = [&g, &x, &other].map(|from| from.view().read::<T::Computed>());
+    let exact = [&weight, &mean, &rstd].map(|from| from.view().read::<T::Computed>().exact());
+    Command::new("gradient_in_sum", (target.view().write::<T::Computed>(), read, exact)).run(
+        stream,
+        (rows, n * rows.groups),
+        |_, _, _| {},
+        move |rows, queue, (out, [g, x, other], [weight, mean, rstd])| {
+            let (read, grads) = (([g, x], Some(weight)), (Some(out), Some(other), [None; 2]));
+            let statistics = (centred.then_some(mean), rstd);
+            cuda::gradient(queue, T::DTYPE, rows, read, statistics, grads, None)
+        },
+    )?;
+    same((rows, n, in_place, centred), target, &sum);
+    Ok(())
+}
+
+fn sums_of<T: Real>() {
+    let Some(both) = both() else { return };
+    for at in ROWS {
+        let count = at.0.groups * at.1;
+        for period in [count, if count.is_multiple_of(2) { count / 2 } else { 1 }] {
+            for (to, centred) in [(To::Nowhere, true), (To::Memory, false), (To::FirstTerm, true)] {
+                norm_of_sum::<T>(&both.cuda, at, period, to, centred).expect("valid operands");
+            }
+        }
+        for (in_place, centred) in [(false, true), (true, true), (true, false)] {
+            gradient_in_sum::<T>(&both.cuda, at, in_place, centred).expect("valid operands");
+        }
+    }
+}
+
+#[test]
+fn norms_and_sums_are_one_command_of_the_same_bits() {
+    sums_of::<f32>();
+    sums_of::<f64>();
+    sums_of::<bf16>();
+    sums_of::<f16>();
 }

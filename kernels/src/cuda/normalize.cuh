@@ -1,0 +1,165 @@
+// Normalization of contiguous rows and their gradient: each row is read once, kept in registers as far as it fits, folded, and
+// written. Elements are stored as S, and all else as what is computed in.
+
+// Threads of a block, at most: few enough that the elements they hold stay in registers.
+constexpr int THREADS = 256;
+
+// A contiguous tensor `[rows / groups, groups, channels, inner]`.
+struct Norm {
+    u64 rows;
+    u64 groups;
+    u64 channels;
+    u64 inner;
+    // Whether packs of elements can be read and written, and packs of weights read.
+    u64 packed;
+
+    __device__ u64 len() const { return channels * inner; }
+    template <class O> __device__ Line<O> line(O* at, u64 row) const { return {at + row * len(), {1}, packed != 0}; }
+    // The first weight of a row.
+    __device__ u64 weights(u64 row) const { return groups == 1 ? 0 : row % groups * channels; }
+};
+
+// Where the weight of an element of a row lies.
+struct Channel {
+    u64 inner;
+
+    __device__ i64 operator()(u64 i) const { return (i64)quotient(i, inner); }
+};
+// The weights of a row's elements, or the biases; `none` if there are none.
+struct Weights {
+    const T* at;
+    u64 inner;
+    bool packed;
+    T none;
+
+    __device__ Weights(const T* all, const Norm& norm, u64 row, T none)
+        : at(all ? all + norm.weights(row) : all), inner(norm.inner), packed(norm.packed != 0), none(none) {}
+    // Those of the pack of a slot.
+    __device__ Pack<T, PACK> read(const BlockLane& block, int slot) const {
+        Pack<T, PACK> weights = {none, none, none, none};
+        if (at) {
+            weights = inner == 1 ? Line<const T>{at, {1}, packed}.read(block, slot / PACK, T())
+                                 : Line<const T, Channel>{at, {inner}, false}.read(block, slot / PACK, T());
+        }
+        return weights;
+    }
+};
+
+// What a thread keeps of a row, or reads again and again: `From` reads blocks of it.
+template <class From, bool HOLDS> struct Kept {
+    From from;
+
+    template <class Group> __device__ Kept(const From& from, const Group&, u64) : from(from) {}
+    __device__ Held<S> read(const BlockLane& block) const { return from.read(block); }
+};
+template <class From> struct Kept<From, true> {
+    Held<S> held;
+
+    template <class Group> __device__ Kept(const From& from, const Group& group, u64 len) : held(from.read(group.near(len))) {}
+    __device__ const Held<S>& read(const BlockLane&) const { return held; }
+};
+
+// Rows that lie in memory.
+struct Stored {
+    const S* x;
+
+    struct Row {
+        Line<const S> line;
+
+        __device__ Held<S> read(const BlockLane& block) const { return line.template read<true>(block); }
+    };
+    __device__ Row row(const Norm& norm, u64 row) const { return {norm.line(x, row)}; }
+    // Writes a block as it is kept, unless it is in memory.
+    __device__ void write(const Norm&, u64, const BlockLane&, const Held<S>&) const {}
+};
+
+// out = (x - mean) rstd weight + bias; `mean`, `weight` and `bias` may be missing. The rows of x
+// are `From`'s.
+template <class Group, class From>
+__device__ inline void normalize(S* out, const From& from, const T* weight, const T* bias, T* mean, T* rstd, const Norm& norm,
+                                 f64 eps, u32 lanes) {
+    for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
+        u64 all = norm.len(), len = exists ? all : 0;
+        row = exists ? row : 0;
+        Line<S> to = norm.line(out, row);
+        Kept<typename From::Row, Group::HOLDS> xs(from.row(norm, row), group, len);
+        T centre = 0;
+        if (mean) {
+            T sum = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
+                const Held<S>& x = xs.read(block);
+                return fold_slots<Sum<T>>(block.count, [&](int slot) -> T { return x[slot]; });
+            });
+            centre = sum / (T)all;
+        }
+        T squares = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
+            const Held<S>& x = xs.read(block);
+            return fold_slots<Sum<T>>(block.count, [&](int slot) {
+                return slot < block.count ? mul_rounded(x[slot] - centre, x[slot] - centre) : (T)0;
+            });
+        });
+        T scale = 1 / sqrt_of(squares / (T)all + (T)eps);
+        if (exists && group.leads()) {
+            rstd[row] = scale;
+            if (mean) {
+                mean[row] = centre;
+            }
+        }
+        Weights weights(weight, norm, row, 1), biases(bias, norm, row, 0);
+        group.each_block(len, [&](const BlockLane& block) {
+            const Held<S>& x = xs.read(block);
+            from.write(norm, row, block, x);
+            Pack<T, PACK> w, b;
+            to.write(block, [&](int slot) {
+                if (slot % PACK == 0) {
+                    w = weights.read(block, slot), b = biases.read(block, slot);
+                }
+                return (x[slot] - centre) * scale * w.at[slot % PACK] + b.at[slot % PACK];
+            });
+        });
+    });
+}
+
+// Gradients that are written as they are.
+struct Alone {
+    template <class Of> __device__ void write(const Line<S>& to, const Norm&, u64, const BlockLane& block, Of of) const {
+        to.write(block, of);
+    }
+};
+
+// dx = rstd (d - mean(d) - h mean(d h)), h = (x - mean) rstd, d = g weight; without a mean the first mean(d) is left out. What
+// becomes of it is `Then`'s.
+template <class Group, class Then>
+__device__ inline void gradient(S* dx, const Then& then, const S* g, const S* x, const T* weight, const T* mean, const T* rstd,
+                                const Norm& norm, u32 lanes) {
+    for_rows<Group>(norm.rows, lanes, [&](const Group& group, u64 row, bool exists) {
+        u64 all = norm.len(), len = exists ? all : 0;
+        row = exists ? row : 0;
+        Line<const S> from_x = norm.line(x, row), from_g = norm.line(g, row);
+        Line<S> to = norm.line(dx, row);
+        T centre = mean ? mean[row] : 0, scale = rstd[row];
+        Weights weights(weight, norm, row, 1);
+        RowOf<Group, S> row_x(group, from_x, len), row_g(group, from_g, len);
+        Two<T> sums = group.template fold_blocks<TwoSums<T>>(all, len, [&](const BlockLane& block) {
+            const Held<S>&x = row_x.read(block), &g = row_g.read(block);
+            Pack<T, PACK> w;
+            return fold_slots<TwoSums<T>>(block.count, [&](int slot) {
+                if (slot % PACK == 0) {
+                    w = weights.read(block, slot);
+                }
+                T d = g[slot] * w.at[slot % PACK];
+                return Two<T>{d, mul_rounded(d, (x[slot] - centre) * scale)};
+            });
+        });
+        T shift = mean ? sums.first / (T)all : 0, slope = sums.second / (T)all;
+        group.each_block(len, [&](const BlockLane& block) {
+            const Held<S>&x = row_x.read(block), &g = row_g.read(block);
+            Pack<T, PACK> w;
+            then.write(to, norm, row, block, [&](int slot) {
+                if (slot % PACK == 0) {
+                    w = weights.read(block, slot);
+                }
+                return mul_rounded(g[slot] * w.at[slot % PACK] - shift - (x[slot] - centre) * scale * slope, scale);
+            });
+        });
+    });
+}

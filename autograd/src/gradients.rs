@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use device::Shared;
+use device::{Capture, Shared};
 use tensor::{DType, Device, Error, Result, Tensor, Tensors, accumulate};
 
 use crate::Var;
@@ -241,9 +241,10 @@ fn adds_in_place(sum: &Var, gradient: &Var) -> bool {
     !recorded && sum.value.is_unique() && !sum.value.layout().overlaps_itself()
 }
 
-/// `sum += gradient`, in place where nobody else can see it.
+/// `sum += gradient`, in place where nobody else can see it. Not in a captured step: its plan finds memory by itself, and what takes the
+/// sum as it was so far holds nobody up.
 pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
-    if !adds_in_place(sum, gradient) {
+    if Capture::is_of(sum.device()) || !adds_in_place(sum, gradient) {
         *sum = sum.add(gradient)?;
         return Ok(());
     }

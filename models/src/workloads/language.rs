@@ -89,6 +89,11 @@ impl Workload for CharGpt {
 }
 
 impl Model for Gpt {
+    /// Numbers the characters.
+    fn prepare(&self, batch: Batch) -> Result<Batch> {
+        Ok(Batch { inputs: batch.inputs.to_dtype(DType::I64)?, ..batch })
+    }
+
     fn batch_loss(&self, batch: &Batch) -> Result<Var> {
         let tokens = tokens(batch)?;
         batch.seeded(|| token_loss(&self.forward(&tokens)?, &batch.labels))

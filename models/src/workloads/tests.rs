@@ -66,8 +66,9 @@ fn gpt_learns_to_tell_characters() {
     let dev = Device::cpu();
     let workload = find("gpt").unwrap();
     let (train, test) = workload.data(7, &dev).unwrap();
+    let last = train.labels().iter().skip(train.features() - 1).step_by(train.features());
     assert_eq!(
-        (train.len(), train.classes(), train.labels().iter().sum::<i64>()),
+        (train.len(), train.classes(), last.sum::<i64>()),
         (3684, 26, 40_058),
         "the text does not change"
     );

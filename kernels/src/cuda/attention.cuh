@@ -66,8 +66,10 @@ __device__ inline T factor_of(const Problem& problem, u64 pair, u64 query, u64 k
     if (!problem.kept_from) {
         return 1;
     }
-    Four<u32> four = words(problem.key, first_four(problem, pair, query) + key / 4, false);
-    u32 even = key & 2 ? four.at[2] : four.at[0], odd = key & 2 ? four.at[3] : four.at[1], word = key & 1 ? odd : even;
+    Four<u32> four[1] = {counter_of(problem.key, first_four(problem, pair, query) + key / 4, false)};
+    draw<1>(problem.key, four);
+    u32(&at)[4] = four[0].at;
+    u32 even = key & 2 ? at[2] : at[0], odd = key & 2 ? at[3] : at[1], word = key & 1 ? odd : even;
     return is_kept(problem, word) ? (T)problem.kept_scale : (T)0;
 }
 

@@ -241,10 +241,11 @@ fn adds_in_place(sum: &Var, gradient: &Var) -> bool {
     !recorded && sum.value.is_unique() && !sum.value.layout().overlaps_itself()
 }
 
-/// `sum += gradient`, in place where nobody else can see it. Not in a captured step: its plan finds memory by itself, and what takes the
-/// sum as it was so far holds nobody up.
+/// `sum += gradient`, in place where nobody else can see it. Not in a captured step, if the elements lie there as they would in place:
+/// its plan finds memory by itself, and what takes the sum as it was so far holds nobody up.
 pub(crate) fn add_gradients(sum: &mut Var, gradient: &Var) -> Result<()> {
-    if Capture::is_of(sum.device()) || !adds_in_place(sum, gradient) {
+    let alike = || sum.value.is_contiguous() && gradient.value().is_contiguous();
+    if Capture::is_of(sum.device()) && alike() || !adds_in_place(sum, gradient) {
         *sum = sum.add(gradient)?;
         return Ok(());
     }

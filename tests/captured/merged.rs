@@ -186,13 +186,22 @@ fn what_always_writes_the_same_runs_once() {
         let graph = settled(&|| full(3)?.mul_scalar(0.5)?.add(&x)?.add(&full(3)?.exp()?.neg()?), 5)?;
         assert_eq!(graph.report().commands, 1);
         settled(&|| full(3)?.mul_scalar(0.5), 1)?;
-        // What is not the same each time, is changed by something else, or is much.
+        // What is not the same each time, is changed by something else or after somebody read it, or is much.
         settled(&|| full(3)?.mul(&x), 1)?;
         settled(
             &|| {
                 let sum = full(3)?;
                 sum.add_(&x)?;
                 Ok(sum)
+            },
+            0,
+        )?;
+        settled(
+            &|| {
+                let filled = full(3)?;
+                let sum = filled.add(&x)?;
+                filled.add_scalar_(1.0)?;
+                sum.mul(&filled)
             },
             0,
         )?;

@@ -84,6 +84,11 @@ impl Plan {
         self.commands[command].work.cost()
     }
 
+    /// Whether a command may fail when it runs; see [`Work::may_fail`].
+    pub fn may_fail(&self, command: usize) -> bool {
+        self.commands[command].work.may_fail()
+    }
+
     /// The addresses of a memory, as its commands hold them.
     pub fn addresses(&self, memory: usize) -> Range<usize> {
         let memory = &self.memories[memory];

@@ -237,7 +237,8 @@ pub struct KernelRecord {
     pub registers: u32,
     /// How many blocks a multiprocessor has room for at once.
     pub blocks_per_multiprocessor: u32,
-    /// How long it ran; `None` for several kernels of one call of a library, between which nothing is measured.
+    /// How long it ran, with what its command fills or copies beside it; `None` for several kernels of one call of a library, between
+    /// which nothing is measured.
     pub duration_ns: Option<u64>,
 }
 

@@ -275,8 +275,14 @@ fn compare_has_the_host_prepare_batches_where_it_can() {
     let found = json(&path);
     let schedules = found["schedules"].as_array().unwrap();
     let names: Vec<_> = schedules.iter().map(|schedule| schedule["name"].as_str().unwrap()).collect();
-    let captured = ["captured, serial order", "captured, data order"];
+    let captured = ["captured, serial order", "captured, data order", "captured, stages"];
     assert_eq!(names, [&["serial", "concurrent", "host-prepared"], &captured[..]].concat());
+    for schedule in &schedules[3..] {
+        let found = &schedule["captured"];
+        assert!(found["identical_losses"] == true && found["identical_parameters"] == true, "{found}");
+        assert_eq!(found["captures"], 1);
+    }
+    assert_eq!(schedules[5]["streams"], 2);
     check_schedule(&schedules[2]);
     assert_eq!(schedules[2]["losses"], schedules[0]["losses"]);
     let hosted = &schedules[2]["hosted"];
@@ -322,7 +328,7 @@ fn images_have_the_scale_that_is_asked_for_and_enough_rows_for_large_batches() {
     for command in [&["compare"][..], &["train", "--workload"]] {
         let fails = |name: &str, more: &[&str]| bad(&[command, &[name], more].concat());
         assert!(fails("mlp", &["--scale", "small"]).contains("--scale is not for mlp"));
-        assert!(fails("augment", &["--scale", "huge"]).contains("must be small or article, got huge"));
+        assert!(fails("augment", &["--scale", "huge"]).contains("must be tiny, small or article, got huge"));
     }
     assert!(bad(&["compare", "forum", "--scale", "small"]).contains("--scale is not for forum"));
     // Before any are made.

@@ -30,8 +30,8 @@ pub(super) struct Args {
     /// Rows of one batch [default: the workload's]; several numbers as for streams.
     #[arg(long, allow_negative_numbers = true, value_name = "B,..", value_parser = positive, value_delimiter = ',')]
     pub(super) batch: Vec<usize>,
-    /// Size of the images of encoder-decoder and augment: small, 64 by 64, or article, 256 by 256 [default: small on a CPU, else
-    /// article].
+    /// Size of the images of encoder-decoder, augment and branches: tiny, 16 by 16, small, 64 by 64, or article, 256 by 256 [default:
+    /// small on a CPU, else article; article for branches].
     #[arg(long, value_name = "SCALE")]
     pub(super) scale: Option<Scale>,
     /// Steps to measure.
@@ -306,8 +306,15 @@ fn verdicts(found: &Comparison) -> Table {
                 }
                 _ => equal(true).to_owned(),
             };
-            let verdict =
-                format!("{speedup:.2}x (blocks of steps: {:.2} to {:.2}), {bits}", spread.p10, spread.p90);
+            let share = found.captured_efficiency(schedule).map(|share| {
+                format!("{:.0} % of what any order would allow ({:.3} ms), ", 100.0 * share, found.work_ms)
+            });
+            let verdict = format!(
+                "{speedup:.2}x (blocks of steps: {:.2} to {:.2}), {}{bits}",
+                spread.p10,
+                spread.p90,
+                share.unwrap_or_default()
+            );
             table.row([schedule.name.to_owned(), verdict]);
         }
     }
@@ -339,10 +346,11 @@ fn to_json(found: &Comparison) -> Value {
         "steps": options.steps,
         "warmup": options.warmup,
         "seed": options.seed,
-        "schedules": found.schedules().map(schedule_json).collect::<Vec<_>>(),
+        "schedules": found.schedules().map(|schedule| schedule_json(found, schedule)).collect::<Vec<_>>(),
         "speedup": found.speedup,
         "speedup_spread": quantiles_json(found.speedup_spread),
         "bound_ms": found.bound_ms,
+        "work_ms": found.work_ms,
         "efficiency": found.efficiency,
         "inflation": found.inflation,
         "alone_ms": found.alone_ms,
@@ -354,7 +362,7 @@ fn to_json(found: &Comparison) -> Value {
     })
 }
 
-fn schedule_json(schedule: &ScheduleReport) -> Value {
+fn schedule_json(found: &Comparison, schedule: &ScheduleReport) -> Value {
     let profile = &schedule.profile;
     let ops = (profile.ops.iter())
         .map(|op| json!({ "op": op.op, "per_step": op.count, "mean_us": 1e3 * op.mean_ms }));
@@ -378,7 +386,9 @@ fn schedule_json(schedule: &ScheduleReport) -> Value {
         "driver_allocations": schedule.driver_allocations,
         "ops": ops.collect::<Vec<_>>(),
         "losses": schedule.losses,
-        "captured": schedule.captured.as_ref().map(captured_json),
+        "captured": schedule.captured.as_ref().map(|captured| {
+            captured_json(captured, found.captured_efficiency(schedule))
+        }),
         "hosted": schedule.hosted.map(|hosted| {
             json!({
                 "speedup": hosted.speedup,
@@ -391,7 +401,7 @@ fn schedule_json(schedule: &ScheduleReport) -> Value {
     })
 }
 
-fn captured_json(captured: &CapturedReport) -> Value {
+fn captured_json(captured: &CapturedReport, efficiency: Option<f64>) -> Value {
     let plan = &captured.plan;
     json!({
         "commands": plan.commands,
@@ -404,6 +414,7 @@ fn captured_json(captured: &CapturedReport) -> Value {
         "captures": captured.captures,
         "capture_ms": captured.capture_ms,
         "speedup": captured.speedup,
+        "efficiency": efficiency,
         "speedup_spread": quantiles_json(captured.speedup_spread),
         "identical_losses": captured.identical_losses,
         "identical_parameters": captured.identical_parameters,

@@ -6,9 +6,13 @@ use streamgrad::workloads::compare::{Comparison, ScheduleReport};
 use super::compare::compared;
 use super::table::Table;
 
-/// The schedules beside the serial and the concurrent one, and how much faster than the serial one they are.
-fn more(found: &Comparison) -> impl Iterator<Item = (&'static str, f64)> {
-    found.schedules().filter_map(|schedule| Some((schedule.name, compared(schedule)?.0)))
+/// The schedules beside the serial and the concurrent one, how much faster than the serial one they are, and the part of the room that
+/// they use, if that is known.
+fn more(found: &Comparison) -> impl Iterator<Item = (&'static str, String)> {
+    found.schedules().filter_map(|schedule| {
+        let share = found.captured_efficiency(schedule).map(|part| format!(", {:.0} %", 100.0 * part));
+        Some((schedule.name, format!("{:.2}x{}", compared(schedule)?.0, share.unwrap_or_default())))
+    })
 }
 
 /// A line for each comparison.
@@ -44,7 +48,7 @@ pub(super) fn table(all: &[Comparison]) -> Table {
             found.efficiency.map_or("no room".to_owned(), |part| format!("{:.0} %", 100.0 * part)),
             if equal { "equal" } else { "NOT EQUAL" }.to_owned(),
         ];
-        table.row(row.into_iter().chain(more(found).map(|(_, speedup)| format!("{speedup:.2}x"))));
+        table.row(row.into_iter().chain(more(found).map(|(_, gain)| gain)));
     }
     table
 }

@@ -28,8 +28,8 @@ pub(super) struct Args {
     /// Rows of one batch [default: the workload's].
     #[arg(long, allow_negative_numbers = true, value_name = "B", value_parser = positive)]
     batch: Option<usize>,
-    /// Size of the images of encoder-decoder and augment: small, 64 by 64, or article, 256 by 256 [default: small on a CPU, else
-    /// article].
+    /// Size of the images of encoder-decoder, augment and branches: tiny, 16 by 16, small, 64 by 64, or article, 256 by 256 [default:
+    /// small on a CPU, else article; article for branches].
     #[arg(long, value_name = "SCALE")]
     scale: Option<Scale>,
     /// Learning rate for the mean over a step's batches [default: the workload's].
@@ -253,7 +253,8 @@ impl Run {
         if let Some(captured) = &mut self.captured {
             let training =
                 Training { lanes: &self.lanes, model: &*self.model, optimizer: &mut *self.optimizer };
-            return autocast(self.autocast, || captured.step(training, batches)).map_err(not_captured);
+            let step = || captured.step(training, &workloads::prepare(&*self.model, batches)?);
+            return autocast(self.autocast, step).map_err(not_captured);
         }
         let loss = |batch| self.model.batch_loss(&no_grad(|| self.model.prepare(batch))?);
         let step = autocast(self.autocast, || self.lanes.step(batches, loss))?;

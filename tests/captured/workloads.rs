@@ -84,6 +84,13 @@ fn train(
     Ok((losses.iter().map(bits).collect::<Result<_>>()?, program.state()?))
 }
 
+/// At the scale that `STREAMGRAD_SCALE` asks for, if the workload has several: an emulated device is slow.
+fn scaled(workload: &'static dyn Workload) -> &'static dyn Workload {
+    let scale =
+        std::env::var("STREAMGRAD_SCALE").ok().and_then(|scale| workload.at_scale(scale.parse().unwrap()));
+    scale.unwrap_or(workload)
+}
+
 pub(super) fn each(
     kinds: &[Kind],
     test: impl Fn(&dyn Workload, &Device, &DataLoader<InMemory>) -> Result<()>,
@@ -93,6 +100,7 @@ pub(super) fn each(
         let only = std::env::var("STREAMGRAD_WORKLOAD").ok();
         let asked = |workload: &&&dyn Workload| only.as_ref().is_none_or(|name| name == workload.name());
         for workload in workloads::ALL.iter().filter(asked) {
+            let workload = scaled(*workload);
             let device = kind.device();
             let data = workload.data(1, &device).unwrap().0;
             let data = DataLoader::new(
@@ -106,7 +114,7 @@ pub(super) fn each(
                 },
             )
             .unwrap();
-            test(*workload, &device, &data)
+            test(workload, &device, &data)
                 .unwrap_or_else(|error| panic!("{}, {kind:?}: {error}", workload.name()));
         }
     }

@@ -12,8 +12,8 @@ const FORMS: usize = 8;
 
 /// A training whose steps are captured for each form of batch that they meet, and replayed.
 ///
-/// What comes before the part that learns ([`Model::prepare`]) runs anew before each replay. All steps are given the same lanes,
-/// model and optimizer.
+/// What comes before the part that learns ([`Model::prepare`]) is not captured: steps are given what it makes of batches, and all of
+/// them the same lanes, model and optimizer.
 #[derive(Debug)]
 pub struct CapturedStep(GraphCache<Vec<Batch>, Vec<Tensor>>);
 
@@ -27,11 +27,15 @@ pub struct Training<'a> {
     pub optimizer: &'a mut dyn Optimizer,
 }
 
-impl Training<'_> {
-    fn prepare(&self, batches: Vec<Batch>) -> Result<Vec<Batch>> {
-        no_grad(|| batches.into_iter().map(|batch| self.model.prepare(batch)).collect())
-    }
+/// What a model makes of batches before the part that learns.
+///
+/// # Errors
+/// As [`Model::prepare`].
+pub fn prepare(model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Batch>> {
+    no_grad(|| batches.into_iter().map(|batch| model.prepare(batch)).collect())
+}
 
+impl Training<'_> {
     fn step(&mut self, batches: &Vec<Batch>) -> Result<Vec<Tensor>> {
         let step = self.lanes.step(batches, |batch| self.model.batch_loss(batch))?;
         self.optimizer.step(&step.gradients)?;
@@ -45,22 +49,24 @@ impl CapturedStep {
         CapturedStep(GraphCache::new(device).options(options).at_most(FORMS))
     }
 
-    /// Captures the step for batches like these, if it is not yet; nothing is trained. What the plan is like, and whether it was
+    /// Captures the step for prepared batches like these, if it is not yet; nothing is trained. What the plan is like, and whether it was
     /// captured just now.
     ///
     /// # Errors
     /// As [`Graph::capture_with`](tensor::Graph::capture_with); those of the model's ops.
-    pub fn capture(&mut self, mut training: Training<'_>, batches: Vec<Batch>) -> Result<(PlanReport, bool)> {
-        let batches = training.prepare(batches)?;
-        self.0.capture(&batches, |batches| training.step(batches))
+    pub fn capture(
+        &mut self,
+        mut training: Training<'_>,
+        batches: &Vec<Batch>,
+    ) -> Result<(PlanReport, bool)> {
+        self.0.capture(batches, |batches| training.step(batches))
     }
 
-    /// One step on `batches`: the losses, in batch order.
+    /// One step on prepared batches: the losses, in batch order.
     ///
     /// # Errors
     /// As [`capture`](Self::capture) and [`Graph::replay`](tensor::Graph::replay).
-    pub fn step(&mut self, mut training: Training<'_>, batches: Vec<Batch>) -> Result<Vec<Tensor>> {
-        let batches = training.prepare(batches)?;
-        self.0.run(&batches, |batches| training.step(batches))
+    pub fn step(&mut self, mut training: Training<'_>, batches: &Vec<Batch>) -> Result<Vec<Tensor>> {
+        self.0.run(batches, |batches| training.step(batches))
     }
 }

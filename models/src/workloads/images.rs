@@ -105,6 +105,7 @@ impl Workload for EncodeDecode {
 
     fn at_scale(&self, scale: Scale) -> Option<&'static dyn Workload> {
         Some(match scale {
+            Scale::Tiny => &EncodeDecode(Some(Scale::Tiny)),
             Scale::Small => &EncodeDecode(Some(Scale::Small)),
             Scale::Article => &EncodeDecode(Some(Scale::Article)),
         })
@@ -198,6 +199,7 @@ impl Workload for Augmented {
 
     fn at_scale(&self, scale: Scale) -> Option<&'static dyn Workload> {
         Some(match scale {
+            Scale::Tiny => &Augmented(Some(Scale::Tiny)),
             Scale::Small => &Augmented(Some(Scale::Small)),
             Scale::Article => &Augmented(Some(Scale::Article)),
         })
@@ -314,13 +316,11 @@ impl Workload for Prefetched {
     }
 }
 
-/// Two branches of one model on two streams.
-pub(super) struct Branched;
+/// Two branches of one model on two streams, at the article's scale or another one.
+pub(super) struct Branched(pub(super) Scale);
 
 /// Filters of a branch.
 const FILTERS: usize = 64;
-/// Height and width of the images of branches.
-const BRANCHED_SIZE: usize = 256;
 
 impl Model for Branches {
     fn prepare(&self, batch: Batch) -> Result<Batch> {
@@ -358,6 +358,18 @@ impl Workload for Branched {
         Overlap::Branches
     }
 
+    fn scale(&self, _: &Device) -> Option<Scale> {
+        Some(self.0)
+    }
+
+    fn at_scale(&self, scale: Scale) -> Option<&'static dyn Workload> {
+        Some(match scale {
+            Scale::Tiny => &Branched(Scale::Tiny),
+            Scale::Small => &Branched(Scale::Small),
+            Scale::Article => &Branched(Scale::Article),
+        })
+    }
+
     fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
         Ok(Box::new(Branches::new(FILTERS, CLASSES, seed, false, device)?))
     }
@@ -371,7 +383,7 @@ impl Workload for Branched {
     }
 
     fn data_for(&self, batch: usize, seed: u64, _: &Device) -> Result<(InMemory, InMemory)> {
-        let images = Images { rows: rows(ROWS / 4, batch)?, size: BRANCHED_SIZE, classes: CLASSES, seed };
+        let images = Images { rows: rows(ROWS / 4, batch)?, size: self.0.size(), classes: CLASSES, seed };
         images.labelled()?.split(TEST_FRACTION, seed)
     }
 

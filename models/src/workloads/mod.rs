@@ -25,7 +25,7 @@ use crate::{Batch, DataLoader, InMemory, LoaderOptions, Module, Optimizer, corre
 
 pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
 pub use branches::Branches;
-pub use captured::{CapturedStep, Training};
+pub use captured::{CapturedStep, Training, prepare};
 pub use data::{ClickLog, ClickOptions, Images};
 pub use dlrm::{Dlrm, DlrmOptions};
 pub use forum::Forum;
@@ -221,7 +221,7 @@ pub const ALL: &[&dyn Workload] = &[
     &images::EncodeDecode(None),
     &images::Augmented(None),
     &images::Prefetched,
-    &images::Branched,
+    &images::Branched(Scale::Article),
 ];
 
 /// The workload of that name.

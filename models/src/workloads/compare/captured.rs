@@ -3,7 +3,7 @@
 use device::{Error, PlanReport, Result};
 
 use super::quantiles::{Quantiles, median};
-use super::runner::Runner;
+use super::runner::{Captures, Runner};
 use super::{Finding, ScheduleReport, diagnosis, speedups};
 
 /// What a schedule replays, and how it compares with the serial one.
@@ -58,10 +58,12 @@ impl Captured {
     }
 
     fn refuse(&mut self, error: Error) -> Result<()> {
-        if !matches!(error, Error::Captured { .. }) {
+        let within = if let Error::Stage { source, .. } = &error { source.downcast_ref() } else { None };
+        let cause = within.unwrap_or(&error);
+        if !matches!(cause, Error::Captured { .. }) {
             return Err(error);
         }
-        let finding = Finding::new("not-captured", format!("the step cannot be replayed: {error}"));
+        let finding = Finding::new("not-captured", format!("the step cannot be replayed: {cause}"));
         // Most often the same for every order.
         if !self.refused.contains(&finding) {
             self.refused.push(finding);
@@ -78,7 +80,9 @@ impl Captured {
     ) -> Result<(Vec<ScheduleReport>, Vec<Finding>)> {
         let (mut reports, mut findings) = (Vec::new(), self.refused);
         for runner in self.runners {
-            let Some((plan, captures, capture_ms)) = runner.plan() else { continue };
+            let Some(Captures { plan, count: captures, ms: capture_ms }) = runner.captures() else {
+                continue;
+            };
             let [identical_losses, identical_parameters] = differences.add(serial, &runner)?;
             let speedup_spread = speedups(serial, &runner);
             let mut report = runner.report();

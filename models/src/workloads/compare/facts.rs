@@ -1,6 +1,6 @@
 //! The numbers that the diagnosis goes by, put together from both schedules.
 
-use device::{CommandRecord, KernelRecord, Recording};
+use device::{CommandKind, CommandRecord, KernelRecord, Recording};
 
 use super::ScheduleReport;
 use super::machine::Others;
@@ -29,6 +29,8 @@ pub(super) struct Facts {
     pub(super) split_gain: f64,
     /// The share of busy time in which lanes run at once.
     pub(super) overlap: f64,
+    /// The best that any order of a step's commands could take.
+    pub(super) work_ms: f64,
     /// The best that a concurrent step could take.
     pub(super) bound_ms: f64,
     /// The chain of commands that the concurrent step did take.
@@ -56,6 +58,7 @@ impl Facts {
     ) -> Facts {
         let profile = &concurrent.profile;
         let outside = profile.outside.clone().unwrap_or_default();
+        let work_ms = work_ms(serial, concurrent.streams, alone, threads);
         let busiest = profile.lanes.iter().max_by(|a, b| a.busy_ms.total_cmp(&b.busy_ms));
         Facts {
             lanes: concurrent.streams,
@@ -70,7 +73,8 @@ impl Facts {
             // Both traced.
             split_gain: alone.wall_ms / serial.profile.wall_ms,
             overlap: profile.overlap,
-            bound_ms: bound_ms(serial, concurrent, alone, threads),
+            work_ms,
+            bound_ms: chain_ms(concurrent, alone).max(work_ms),
             chain_ms: profile.critical_path_ms,
             chain_commands: busiest.map_or(0.0, |lane| lane.commands) + outside.commands,
             inflation: inflation(profile, alone),
@@ -86,37 +90,46 @@ impl Facts {
     }
 }
 
-/// The larger of the longest chain and what the busiest part of the device has to do, with durations as they are undisturbed: the
-/// threads' share of all commands, or the kernels' share of the multiprocessors.
-fn bound_ms(
-    serial: &ScheduleReport,
-    concurrent: &ScheduleReport,
-    alone: &Profile,
-    threads: Option<usize>,
-) -> f64 {
-    let lanes: Vec<_> = concurrent.profile.lanes.iter().filter_map(|lane| lane.stream).collect();
-    let cost = |command: &device::CommandRecord| alone.mean_ms(command.op).unwrap_or(0.0);
-    let chain = median(concurrent.recordings.iter().map(|step| critical_path_ms(step, &lanes, &cost)));
-    if threads.is_none() {
-        return chain.max(median(serial.recordings.iter().map(engine_ms)));
-    }
+/// What the busiest part of the device has to do, with durations as they are undisturbed: the threads' share of all commands, or the
+/// kernels' share of the multiprocessors, or what is copied from the host or to it.
+fn work_ms(serial: &ScheduleReport, streams: usize, alone: &Profile, threads: Option<usize>) -> f64 {
+    let Some(threads) = threads else {
+        return median(serial.recordings.iter().map(|step| engine_ms(step).max(copies_ms(step))));
+    };
     // An undisturbed lane has its share of the threads, so this many lanes fit beside each other.
-    let abreast = concurrent.streams.min(threads.unwrap_or(usize::MAX)).max(1);
-    let work = alone.ops.iter().map(|op| op.count * op.mean_ms).sum::<f64>();
-    chain.max(work / abreast as f64)
+    alone.ops.iter().map(|op| op.count * op.mean_ms).sum::<f64>() / streams.min(threads).max(1) as f64
 }
 
-/// How long a step's kernels would keep all multiprocessors busy. Kernels that are not timed by themselves count as if all filled the
-/// device as the one that fills it least, and a command with kernels that are not known counts nothing. Kernels that always have as many
-/// blocks as there is room for, as some of libraries, count in full, though they might do with less.
+/// The longest chain of commands on streams, each as long as it takes undisturbed.
+fn chain_ms(concurrent: &ScheduleReport, alone: &Profile) -> f64 {
+    let lanes: Vec<_> = concurrent.profile.lanes.iter().filter_map(|lane| lane.stream).collect();
+    let cost = |command: &CommandRecord| alone.mean_ms(command.op).unwrap_or(0.0);
+    median(concurrent.recordings.iter().map(|step| critical_path_ms(step, &lanes, &cost)))
+}
+
+/// How long the busier copy engine works in a step.
+pub(super) fn copies_ms(step: &Recording) -> f64 {
+    let spent = |is_one: fn(CommandKind) -> bool| {
+        let copies = step.commands.iter().filter(|command| is_one(command.kind));
+        copies.map(CommandRecord::duration_ns).sum::<u64>() as f64 / 1e6
+    };
+    let uploads = spent(|kind| matches!(kind, CommandKind::Upload { .. }));
+    uploads.max(spent(|kind| matches!(kind, CommandKind::Download { .. })))
+}
+
+/// How long a step's kernels would keep all multiprocessors busy. Kernels of a command that are not timed by themselves count as if all
+/// filled the device as the one of them that fills it least, for the time that the others leave; a command with kernels that are not
+/// known counts nothing. Kernels that always have as many blocks as there is room for, as some of libraries, count in full, though they
+/// might do with less.
 pub(super) fn engine_ms(step: &Recording) -> f64 {
     let fill = |kernel: &KernelRecord| kernel.fill(step.device.multiprocessors);
     let filled_ns = |command: &CommandRecord| {
-        let each = |kernel: &KernelRecord| Some(kernel.duration_ns? as f64 * fill(kernel));
-        command.kernels.iter().map(each).sum::<Option<f64>>().unwrap_or_else(|| {
-            let least = command.kernels.iter().map(fill).fold(1.0, f64::min);
-            command.duration_ns() as f64 * least
-        })
+        let timed = |kernel: &KernelRecord| Some((kernel.duration_ns? as f64, fill(kernel)));
+        let all = || command.kernels.iter().filter_map(timed);
+        let left = command.duration_ns() as f64 - all().map(|(ns, _)| ns).sum::<f64>();
+        let untimed = command.kernels.iter().filter(|kernel| kernel.duration_ns.is_none());
+        let least = untimed.map(fill).reduce(f64::min).unwrap_or(0.0);
+        all().map(|(ns, fill)| ns * fill).sum::<f64>() + left.max(0.0) * least
     };
     let known = step.commands.iter().filter(|command| command.library_calls == 0);
     known.map(filled_ns).sum::<f64>() / 1e6

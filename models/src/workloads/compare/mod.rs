@@ -15,7 +15,8 @@
 //!
 //! If asked, two more copies replay the serial schedule's step, captured once in the order of its stream and once in that of
 //! its data ([`Order`]), in the same blocks. What a step replays reads its batches from tensors that are filled before, within
-//! the time of the step. A replay is one command of a recording.
+//! the time of the step. A replay is one command of a recording. Where batches are prepared ahead, a third copy prepares the next one
+//! beside the replay in the order of the data.
 
 mod captured;
 mod diagnosis;
@@ -151,17 +152,19 @@ pub struct Comparison {
     pub concurrent: ScheduleReport,
     /// The schedule whose batches the host prepares, for a workload that has one.
     pub hosted: Option<ScheduleReport>,
-    /// The captured schedules, in the order of the stream and in that of the data; those that cannot be captured are named by
-    /// the diagnosis instead.
+    /// The captured schedules, in the order of the stream, in that of the data, and in that with the next batch prepared beside it,
+    /// for a workload of stages; those that cannot be captured are named by the diagnosis instead.
     pub captured: Vec<ScheduleReport>,
     /// Median serial step over median concurrent step.
     pub speedup: f64,
     /// The same of each pair of neighbouring blocks.
     pub speedup_spread: Quantiles,
     /// The best that a concurrent step could take: the longest chain of commands or, if that is longer, all commands spread over the
-    /// threads or over a GPU's multiprocessors, each command as long as it takes undisturbed and nothing between them. How much of the
+    /// threads or over a GPU's multiprocessors and copy engines, each command as long as it takes undisturbed and nothing between them. How much of the
     /// multiprocessors libraries' kernels take is not known: their commands count for the chain alone.
     pub bound_ms: f64,
+    /// The best that any order of a step's commands could take: [`bound_ms`](Self::bound_ms) without the chain.
+    pub work_ms: f64,
     /// `(serial - concurrent) / (serial - bound)`, if the bound leaves room; 0 if the concurrent schedule is the slower one.
     pub efficiency: Option<f64>,
     /// How much longer a command takes beside the other lanes than alone.
@@ -185,6 +188,13 @@ impl Comparison {
     /// Every schedule, the serial one first.
     pub fn schedules(&self) -> impl Iterator<Item = &ScheduleReport> {
         [&self.serial, &self.concurrent].into_iter().chain(&self.hosted).chain(&self.captured)
+    }
+
+    /// The part of the room that a captured schedule uses, where the bound is the [work](Self::work_ms) of the serial one's commands.
+    /// Those that are fused have less, so that it may be above 1.
+    pub fn captured_efficiency(&self, schedule: &ScheduleReport) -> Option<f64> {
+        schedule.captured?;
+        efficiency(self.serial.step_ms.median, schedule.step_ms.median, self.work_ms)
     }
 
     /// Whether other programs kept the machine so busy that the times say little: they had processors that the device's
@@ -280,8 +290,10 @@ pub fn compare(
     let hosted = || runner("host-prepared", How::Hosted, threads);
     let mut hosted = workload.prepares_on_host().then(hosted).transpose()?;
     let mut captured = Captured::default();
-    for (name, order) in CAPTURED.into_iter().filter(|_| options.graph) {
-        captured.add(runner(name, How::Captured(order), threads))?;
+    let has_stages = workload.overlap() == Overlap::Stages && options.streams > 1;
+    let stages = has_stages.then_some(("captured, stages", How::CapturedStages));
+    for (name, how) in CAPTURED.into_iter().chain(stages).filter(|_| options.graph) {
+        captured.add(runner(name, how, threads))?;
     }
 
     let total = options.warmup.saturating_add(options.steps).saturating_add(options.traced);
@@ -354,6 +366,7 @@ pub fn compare(
         speedup: serial_ms / concurrent_ms,
         speedup_spread,
         bound_ms: facts.bound_ms,
+        work_ms: facts.work_ms,
         efficiency: efficiency(serial_ms, concurrent_ms, facts.bound_ms),
         inflation: facts.inflation,
         alone_ms: alone.wall_ms,
@@ -370,8 +383,10 @@ pub fn compare(
 }
 
 /// How the step of the serial schedule is captured.
-const CAPTURED: [(&str, Order); 2] =
-    [("captured, serial order", Order::Streams), ("captured, data order", Order::Data)];
+const CAPTURED: [(&str, How); 2] = [
+    ("captured, serial order", How::Captured(Order::Streams)),
+    ("captured, data order", How::Captured(Order::Data)),
+];
 
 /// How much faster than the serial schedule another one is, by pairs of neighbouring blocks.
 fn speedups(serial: &Runner, other: &Runner) -> Quantiles {

@@ -1,6 +1,6 @@
 //! One copy of the training, stepped, timed or traced.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
@@ -15,7 +15,7 @@ use super::profile::Profile;
 use super::quantiles::{Quantiles, median};
 use super::{CompareOptions, ScheduleReport};
 use crate::data::{LoaderSteps, Position};
-use crate::workloads::{CapturedStep, Evaluation, Model, Overlap, Training, Workload};
+use crate::workloads::{CapturedStep, Evaluation, Model, Overlap, Training, Workload, prepare};
 use crate::{Batch, DataLoader, InMemory, LoaderOptions, Optimizer};
 
 /// How a copy is run.
@@ -27,6 +27,18 @@ pub(super) enum How {
     Hosted,
     /// The serial schedule, captured and replayed.
     Captured(Order),
+    /// The next batch is prepared while what trains is replayed in the order of its data.
+    CapturedStages,
+}
+
+impl How {
+    fn streams(self) -> usize {
+        match self {
+            How::Eager { streams } => streams,
+            How::Hosted | How::Captured(_) => 1,
+            How::CapturedStages => 2,
+        }
+    }
 }
 
 pub(super) struct Runner {
@@ -57,8 +69,8 @@ pub(super) struct Runner {
 enum Schedule {
     /// Forward and backward pass of each on a lane; the only lane of the serial schedule is the default stream.
     Lanes(ConcurrentBatches, Box<dyn Optimizer>),
-    /// The next step's only batch is prepared while this step's trains.
-    Stages(Box<Pipeline<'static, Batch, Tensor>>),
+    /// The next step's only batch is prepared while this step's trains, as it is captured if it is.
+    Stages(Box<Pipeline<'static, Batch, Tensor>>, Option<Arc<Mutex<Replays>>>),
     /// Batches are prepared and copied to where a captured step reads them.
     Captured(Box<Replays>),
 }
@@ -67,22 +79,50 @@ struct Replays {
     lanes: ConcurrentBatches,
     optimizer: Box<dyn Optimizer>,
     step: CapturedStep,
-    /// What was captured last, how often, and how long that took in all.
-    plan: PlanReport,
-    captures: usize,
-    capture_ms: f64,
+    captures: Captures,
+}
+
+/// What was captured last, how often, and how long that took in all.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Captures {
+    pub(super) plan: PlanReport,
+    pub(super) count: usize,
+    pub(super) ms: f64,
 }
 
 impl Replays {
-    fn new(
-        lanes: ConcurrentBatches,
-        optimizer: Box<dyn Optimizer>,
-        device: &Device,
-        order: Order,
-    ) -> Replays {
+    fn new(optimizer: Box<dyn Optimizer>, device: &Device, order: Order) -> Result<Replays> {
+        let lanes = ConcurrentBatches::with_options(device, 1, Lanes::Always)?;
         let step = CapturedStep::new(device, GraphOptions { order, ..GraphOptions::default() });
-        Replays { lanes, optimizer, step, plan: PlanReport::default(), captures: 0, capture_ms: 0.0 }
+        Ok(Replays { lanes, optimizer, step, captures: Captures::default() })
     }
+
+    fn training<'a>(&'a mut self, model: &'a dyn Model) -> (&'a mut CapturedStep, Training<'a>) {
+        let Replays { lanes, optimizer, step, .. } = self;
+        (step, Training { lanes, model, optimizer: &mut **optimizer })
+    }
+
+    /// Captures a step on prepared batches like these, if there is none.
+    fn capture(&mut self, model: &dyn Model, batches: &Vec<Batch>) -> Result<()> {
+        let start = Instant::now();
+        let (step, training) = self.training(model);
+        let (plan, fresh) = step.capture(training, batches)?;
+        if fresh {
+            let Captures { count, ms: before, .. } = self.captures;
+            self.captures = Captures { plan, count: count + 1, ms: before + ms(start.elapsed()) };
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, model: &dyn Model, batches: &Vec<Batch>) -> Result<Vec<Tensor>> {
+        let (step, training) = self.training(model);
+        step.step(training, batches)
+    }
+}
+
+/// A step that was interrupted leaves nothing half done.
+fn locked(replays: &Mutex<Replays>) -> MutexGuard<'_, Replays> {
+    replays.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What runs at once, with a name each.
@@ -98,7 +138,7 @@ impl Schedule {
         device: &Device,
     ) -> Result<(Schedule, Arc<dyn Model>, Named)> {
         let seed = options.seed;
-        let streams = if let How::Eager { streams } = how { streams } else { 1 };
+        let streams = how.streams();
         let overlap = if streams == 1 { Overlap::Batches } else { workload.overlap() };
         let model: Arc<dyn Model> = match overlap {
             Overlap::Branches => workload.branched(seed, device)?,
@@ -115,9 +155,11 @@ impl Schedule {
                 let named = named.map(|(lane, stream)| (stream.id(), format!("lane {lane}"))).collect();
                 let schedule = match how {
                     How::Captured(order) => {
-                        Schedule::Captured(Box::new(Replays::new(lanes, optimizer, device, order)))
+                        Schedule::Captured(Box::new(Replays::new(optimizer, device, order)?))
                     }
-                    How::Eager { .. } | How::Hosted => Schedule::Lanes(lanes, optimizer),
+                    How::Eager { .. } | How::Hosted | How::CapturedStages => {
+                        Schedule::Lanes(lanes, optimizer)
+                    }
                 };
                 (schedule, named)
             }
@@ -127,8 +169,24 @@ impl Schedule {
                     branches.iter().map(Stream::id).zip(["first branch", "second branch"].map(str::to_owned));
                 (Schedule::Lanes(lanes(1)?, optimizer), named.collect())
             }
+            (Overlap::Stages, How::CapturedStages) => {
+                let replays = Arc::new(Mutex::new(Replays::new(optimizer, device, Order::Data)?));
+                let replayed = Arc::clone(&replays);
+                let stages = stages(&model, device, move |model, batch| {
+                    let (mut replays, batches) = (locked(&replayed), vec![batch]);
+                    replays.capture(model, &batches)?;
+                    Ok(replays.step(model, &batches)?.swap_remove(0))
+                });
+                (Schedule::Stages(stages, Some(replays)), Named::new())
+            }
             (Overlap::Stages, _) => {
-                (Schedule::Stages(Box::new(stages(&model, optimizer, device))), Named::new())
+                let mut optimizer = optimizer;
+                let stages = stages(&model, device, move |model, batch| {
+                    let loss = model.batch_loss(&batch)?;
+                    optimizer.step(&loss.backward()?)?;
+                    Ok(loss.value().clone())
+                });
+                (Schedule::Stages(stages, None), Named::new())
             }
         };
         Ok((schedule, model, named))
@@ -139,17 +197,14 @@ impl Schedule {
     fn step(&mut self, model: &dyn Model, batches: Vec<Batch>, device: &Device) -> Result<Vec<Tensor>> {
         match self {
             Schedule::Lanes(lanes, optimizer) => {
-                let prepare = |batch| no_grad(|| model.prepare(batch));
+                let prepared = |batch| no_grad(|| model.prepare(batch));
                 let Step { losses, gradients, .. } =
-                    lanes.step(batches, |batch| model.batch_loss(&uploaded(prepare(batch)?, device)?))?;
+                    lanes.step(batches, |batch| model.batch_loss(&uploaded(prepared(batch)?, device)?))?;
                 optimizer.step(&gradients)?;
                 Ok(losses)
             }
-            Schedule::Captured(replays) => {
-                let Replays { lanes, optimizer, step, .. } = &mut **replays;
-                step.step(Training { lanes, model, optimizer: &mut **optimizer }, batches)
-            }
-            Schedule::Stages(pipeline) => {
+            Schedule::Captured(replays) => replays.step(model, &prepare(model, batches)?),
+            Schedule::Stages(pipeline, _) => {
                 Ok(pipeline.progress(&mut batches.into_iter())?.into_iter().collect())
             }
         }
@@ -159,18 +214,15 @@ impl Schedule {
 /// What comes before the part that learns, and that part.
 fn stages(
     model: &Arc<dyn Model>,
-    mut optimizer: Box<dyn Optimizer>,
     device: &Device,
-) -> Pipeline<'static, Batch, Tensor> {
+    mut train: impl FnMut(&dyn Model, Batch) -> Result<Tensor> + Send + 'static,
+) -> Box<Pipeline<'static, Batch, Tensor>> {
     let (first, model) = (Arc::clone(model), Arc::clone(model));
     let options = PipelineOptions { schedule: PipelineSchedule::Stages, ..PipelineOptions::default() };
-    Pipeline::with_options(device, options)
+    let pipeline = Pipeline::with_options(device, options)
         .stage("prepare", move |batch| no_grad(|| first.prepare(batch)))
-        .stage("train", move |batch| {
-            let loss = model.batch_loss(&batch)?;
-            optimizer.step(&loss.backward()?)?;
-            Ok(loss.value().clone())
-        })
+        .stage("train", move |batch| train(&*model, batch));
+    Box::new(pipeline)
 }
 
 /// A batch on the device, where it is already unless the host has prepared it.
@@ -214,7 +266,7 @@ impl Runner {
         let loader = DataLoader::new(train.clone(), loader)?;
         let mut batches = loader.steps(workload.overlap().batches(options.streams), Position::default())?;
         let (mut schedule, model, mut streams) = Schedule::new(workload, options, how, &device)?;
-        if let Schedule::Stages(pipeline) = &mut schedule {
+        if let Schedule::Stages(pipeline, _) = &mut schedule {
             // Every step has batches ready, the first one too.
             pipeline.fill(&mut next(&mut batches)?.into_iter())?;
             device.synchronize()?;
@@ -243,25 +295,17 @@ impl Runner {
     /// Captures a step on batches like these, if there is none.
     fn capture(&mut self, batches: &[Batch]) -> Result<()> {
         let Schedule::Captured(replays) = &mut self.schedule else { return Ok(()) };
-        let Replays { lanes, optimizer, step, plan, captures, capture_ms } = &mut **replays;
-        let start = Instant::now();
-        let training = Training { lanes, model: &*self.model, optimizer: &mut **optimizer };
-        let (report, fresh) = step.capture(training, batches.to_vec())?;
+        let batches = prepare(&*self.model, batches.to_vec())?;
+        replays.capture(&*self.model, &batches)?;
         // What prepared the batches is not the step's.
-        self.device.synchronize()?;
-        if fresh {
-            *plan = report;
-            *captures += 1;
-            *capture_ms += ms(start.elapsed());
-        }
-        Ok(())
+        self.device.synchronize()
     }
 
-    /// What is captured, how often, and how long that took.
-    pub(super) fn plan(&self) -> Option<(PlanReport, usize, f64)> {
+    pub(super) fn captures(&self) -> Option<Captures> {
         match &self.schedule {
-            Schedule::Captured(replays) => Some((replays.plan, replays.captures, replays.capture_ms)),
-            Schedule::Lanes(..) | Schedule::Stages(_) => None,
+            Schedule::Captured(replays) => Some(replays.captures),
+            Schedule::Stages(_, replays) => replays.as_ref().map(|replays| locked(replays).captures),
+            Schedule::Lanes(..) => None,
         }
     }
 

@@ -36,6 +36,7 @@ pub(crate) mod rows;
 pub(crate) mod sequence;
 pub(crate) mod softmax;
 pub(crate) mod sums;
+pub(crate) mod table;
 mod tensors;
 pub(crate) mod walk;
 

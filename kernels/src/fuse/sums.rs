@@ -6,7 +6,7 @@ use device::{Binder, Cpu, DType, Fused, Groups, Order, Plan, Result, Work};
 
 use super::{Folded, Part, Parts};
 use crate::command::Address;
-use crate::cuda::many_sums;
+use crate::cuda::{many_sums, table};
 use crate::layout::Dst;
 use crate::reduction::{Axes, ReduceOp};
 
@@ -54,7 +54,7 @@ impl Fuser<'_> {
         let is_one = |open: &Open| open.dtype == sum.fold.dtype && self.may_join(open.member, command);
         if let Some(at) = self.open.iter().rposition(is_one) {
             let Open { member, bytes, .. } = &mut self.open[at];
-            if *bytes + sum.bytes <= TOGETHER && self.groups.of(*member).len() < many_sums::OPERANDS {
+            if *bytes + sum.bytes <= TOGETHER && self.groups.of(*member).len() < table::OPERANDS {
                 *bytes += sum.bytes;
                 return self.groups.join(*member, command);
             }

@@ -11,15 +11,17 @@ mod sums;
 
 use std::any::Any;
 
-use device::{Buffer, DType, Fused, Order, Plan, Result, Shared, Stream};
+use device::{Buffer, Cpu, DType, Fused, Order, Plan, Result, Shared, Stream, Work};
 use smallvec::SmallVec;
 
 use crate::chain::Operand;
 use crate::command::Address;
+use crate::cpu::lanes::Lanes;
 use crate::functions::Function;
 use crate::layout::Dst;
 use crate::loops::Places;
 use crate::optim::Stepped;
+use crate::par::{Workers, workers};
 use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rules::OPERANDS;
 pub(crate) use fills::{Filled, IndexSums};
@@ -196,4 +198,37 @@ fn fuse_pairs(plan: &mut Plan, order: Order, pair: impl Fn(&Parts<'_>, usize) ->
     // As groups are gone through.
     all.sort_by_key(|(first, _)| *first);
     plan.fuse(&groups, all.into_iter().map(|(_, fused)| fused).collect());
+}
+
+/// The memories that a command uses, each once.
+fn uses(all: impl IntoIterator<Item = (usize, bool)>) -> Vec<(usize, bool)> {
+    let mut uses: Vec<(usize, bool)> = Vec::new();
+    for (memory, writes) in all {
+        match uses.iter_mut().find(|(known, _)| *known == memory) {
+            Some((_, write)) => *write |= writes,
+            None => uses.push((memory, writes)),
+        }
+    }
+    uses
+}
+
+/// A command in place of several, on floats that a CPU need not widen.
+trait Floats: Work {
+    fn dtype(&self) -> DType;
+
+    /// # Safety
+    /// The operands are of type `T` and live, and nobody else uses them meanwhile.
+    unsafe fn run_in<T: Lanes>(&self, workers: &Workers);
+
+    /// Runs it on a CPU, in its type.
+    fn run_on(&self, cpu: &Cpu<'_>) {
+        let workers = workers(cpu, self.cost());
+        // SAFETY: the plan orders the command by the memory of its operands, which are of this type.
+        unsafe {
+            match self.dtype() {
+                DType::F64 => self.run_in::<f64>(&workers),
+                _ => self.run_in::<f32>(&workers),
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@
 use device::cuda::Queue;
 use device::{Binder, Cpu, DType, Fused, Groups, Order, Plan, Result, Work};
 
-use super::{Folded, Part, Parts};
+use super::{Folded, Part, Parts, uses};
 use crate::command::Address;
 use crate::cuda::{many_sums, table};
 use crate::layout::Dst;
@@ -102,21 +102,16 @@ fn waiting<'a>(parts: &'a Parts<'_>, sum: usize) -> impl Iterator<Item = usize> 
 
 /// The command that takes the place of a group.
 fn fused(parts: &Parts<'_>, members: &[usize]) -> Option<Fused> {
-    let (mut uses, mut sums): (Vec<(usize, bool)>, _) = (Vec::new(), Vec::with_capacity(members.len()));
+    let (mut used, mut sums) = (Vec::new(), Vec::with_capacity(members.len()));
     let mut dtype = None;
     for &member in members {
         let Small { fold, taken, given, .. } = small(parts, member)?;
-        for (memory, writes) in [(taken, false), (given, true)] {
-            match uses.iter_mut().find(|(known, _)| *known == memory) {
-                Some((_, write)) => *write |= writes,
-                None => uses.push((memory, writes)),
-            }
-        }
+        used.extend([(taken, false), (given, true)]);
         dtype = Some(fold.dtype);
         sums.push((fold.axes.clone(), [fold.out.at, fold.x]));
     }
     let cost = members.iter().map(|&member| parts.plan.cost(member)).sum();
-    Some(Fused { op: OP, uses, work: Box::new(Command { dtype: dtype?, sums, cost }) })
+    Some(Fused { op: OP, uses: uses(used), work: Box::new(Command { dtype: dtype?, sums, cost }) })
 }
 
 /// Sums of elements of a type, with results and operands.

@@ -5,9 +5,9 @@ mod constants;
 mod draft;
 mod fills;
 mod loss;
+mod many;
 mod merge;
 mod norms;
-mod sums;
 
 use std::any::Any;
 
@@ -26,6 +26,7 @@ use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rules::OPERANDS;
 pub(crate) use fills::{Filled, IndexSums};
 pub(crate) use loss::{LossSlopes, Losses};
+pub(crate) use many::NormWeights;
 pub(crate) use merge::RuleUpdate;
 pub(crate) use norms::{Norm, NormSlopes};
 
@@ -38,7 +39,8 @@ pub(crate) use norms::{Norm, NormSlopes};
 /// - a sum and the norm of its rows become one command, and so do the gradient of a norm's rows and what adds it to another one;
 /// - sums at indices write the zeros that they begin with;
 /// - what adds up the gradients of several batches becomes a part of the optimizer's step;
-/// - small sums for which nobody waits before all of them could run become one command of a CUDA device.
+/// - small sums for which nobody waits before all of them could run become one command of a CUDA device, and so do gradients of
+///   norms' weights.
 ///
 /// With [`Order::Streams`] commands are fused that follow each other in their stream.
 ///
@@ -58,7 +60,7 @@ pub fn fuse(
     norms::fuse(plan, order);
     fills::fuse(plan, order);
     merge::fuse(plan, order);
-    sums::fuse(plan, order);
+    many::fuse(plan, order);
     Ok(())
 }
 
@@ -75,9 +77,10 @@ pub(crate) enum Part {
     /// Cross-entropy, and its gradient.
     Loss(Box<Losses>),
     LossGrad(Box<LossSlopes>),
-    /// Normalization of rows, and its gradient.
+    /// Normalization of rows, and its gradients; those of its weights alone.
     Norm(Box<Norm>),
     NormGrad(Box<NormSlopes>),
+    NormWeights(Box<NormWeights>),
     /// Steps of optimizers' rules.
     Steps(Vec<RuleUpdate>),
 }

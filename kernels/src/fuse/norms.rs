@@ -3,7 +3,7 @@
 use device::cuda::Queue;
 use device::{Binder, Cpu, DType, Fused, Order, Plan, Result, Work};
 
-use super::{Floats, Mapped, Part, Parts, fuse_pairs};
+use super::{Floats, Mapped, NormWeights, Part, Parts, fuse_pairs};
 use crate::chain::Operand;
 use crate::command::Address;
 use crate::cpu::lanes::Lanes;
@@ -94,18 +94,29 @@ impl Norm {
 type SlopesOf =
     (([Address; 2], Option<Address>), Statistics, (Option<Address>, [Option<Address>; 2]), Option<Address>);
 
-impl NormSlopes {
-    /// As its command has the operands; `None` without a gradient of the elements.
-    pub(crate) fn new(
+impl Part {
+    /// Gradients of a norm as their command has the operands.
+    pub(crate) fn norm_grad(
         (op, dtype): (&'static str, DType),
         rows: (NormRows, usize),
         (([g, x], weight), (mean, rstd), (dx, sums), workspace): SlopesOf,
-    ) -> Option<NormSlopes> {
+    ) -> Part {
         let (g, x, rstd, sums) = (held(g), held(x), held(rstd), sums.map(|at| at.map(held)));
-        let [weight, mean, workspace] = [weight, mean, workspace].map(|at| at.map(held));
-        dx.map(held).map(|dx| NormSlopes { op, dtype, rows, dx, g, x, weight, mean, rstd, sums, workspace })
+        let [dx, weight, mean, workspace] = [dx, weight, mean, workspace].map(|at| at.map(held));
+        match dx {
+            Some(dx) => {
+                let slopes = NormSlopes { op, dtype, rows, dx, g, x, weight, mean, rstd, sums, workspace };
+                Part::NormGrad(Box::new(slopes))
+            }
+            None => {
+                let operands = [sums[0], sums[1], Some(g), Some(x), mean, Some(rstd)];
+                Part::NormWeights(Box::new(NormWeights { dtype, rows, operands }))
+            }
+        }
     }
+}
 
+impl NormSlopes {
     fn elements(&self) -> usize {
         self.rows.0.row() * self.rows.1
     }

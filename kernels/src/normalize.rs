@@ -5,7 +5,7 @@ use device::{Error, Result, Stream};
 use crate::command::{Command, for_float};
 use crate::cpu::normalize as cpu;
 use crate::cuda::normalize as cuda;
-use crate::fuse::{Norm, NormSlopes, Part};
+use crate::fuse::{Norm, Part};
 use crate::layout::View;
 use crate::norms::NormRows;
 
@@ -107,7 +107,7 @@ pub fn normalize_grad(
         let elements = NormGrads { x: to.x, ..NormGrads::default() };
         normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), elements)?;
         let weights = NormGrads { x: None, ..to };
-        return normalize_grad(stream, op, rows, g, (x, weight), (mean, rstd), weights);
+        return normalize_grad(stream, op, rows, g, (x, None), (mean, rstd), weights);
     }
     let (count, dtype) = (count_rows(op, rows, &x)?, g.dtype);
     let elements = count * rows.row();
@@ -125,7 +125,7 @@ pub fn normalize_grad(
         Command::new(op, (read, statistics, grads, workspace)).cost(elements, 8).run_part(
             stream,
             (rows, count),
-            move |rows, operands| NormSlopes::new((op, dtype), *rows, operands).map(|slopes| Part::NormGrad(Box::new(slopes)).boxed()),
+            move |rows, operands| Some(Part::norm_grad((op, dtype), *rows, operands).boxed()),
             // SAFETY: the rows are those of the operands.
             |rows, workers, (read, statistics, grads, _)| unsafe {
                 cpu::backward(rows, workers, read, statistics, grads);

@@ -7,6 +7,7 @@ mod fused;
 mod graphs;
 mod losses;
 mod merged;
+mod norm_weights;
 mod norms;
 mod optimizers;
 mod outputs;

@@ -6,7 +6,7 @@ use streamgrad::{Graph, GraphOptions, Order, RandomKey, Result, Schedule};
 
 const SCHEDULES: [Schedule; 1] = [Schedule::Inline];
 
-fn randn(shape: &[usize], dtype: DType, op: u64, device: &Device) -> Result<Tensor> {
+pub(super) fn randn(shape: &[usize], dtype: DType, op: u64, device: &Device) -> Result<Tensor> {
     Tensor::randn(shape, DType::F32, RandomKey { seed: 11, op }, device)?.to_dtype(dtype)
 }
 
@@ -17,11 +17,12 @@ fn bits(all: &[Tensor]) -> Result<Vec<Vec<u64>>> {
     all.iter().map(bits).collect()
 }
 
-/// How many sums are commands by themselves, and how many commands are several; on CUDA it has to be so many. Replays give the bits
-/// of the step.
-fn check(
+/// How many commands of a step have one op and another one, which several become on CUDA: it has to be so many there. Replays give the
+/// bits of the step.
+pub(super) fn check_ops(
     device: &Device,
     order: Order,
+    named: [&str; 2],
     expected: [usize; 2],
     step: impl Fn() -> Result<Vec<Tensor>>,
 ) -> Result<()> {
@@ -31,7 +32,7 @@ fn check(
             Graph::capture_with(device, GraphOptions { order, fuse, ..GraphOptions::default() }, &step)?;
         let commands = graph.commands();
         let ops: Vec<_> = commands.iter().map(|command| command.op).collect();
-        let counts = ["sum", "sums"].map(|op| ops.iter().filter(|found| **found == op).count());
+        let counts = named.map(|op| ops.iter().filter(|found| **found == op).count());
         if fuse && !device.runs_on_host() {
             assert_eq!(counts, expected, "{order:?}: {ops:?}");
         } else {
@@ -45,6 +46,15 @@ fn check(
         }
     }
     Ok(())
+}
+
+fn check(
+    device: &Device,
+    order: Order,
+    expected: [usize; 2],
+    step: impl Fn() -> Result<Vec<Tensor>>,
+) -> Result<()> {
+    check_ops(device, order, ["sum", "sums"], expected, step)
 }
 
 #[test]

@@ -12,9 +12,9 @@ template <class O, class F> __device__ inline T sum_of(const O* x, u64 len, F f)
 }
 
 // parts[b] = sum of the squares of part b
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(squares, DTYPE)(const __grid_constant__ Tensors<S, 1> tensors, T* parts) {
-    for_parts(tensors, [&](u32 part, u32 tensor, u64 start, u64 end) {
-        T sum = sum_of<S>(tensors.operands[tensor][0] + start, end - start, [](T x) { return mul_rounded(x, x); });
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(squares, DTYPE)(const __grid_constant__ Table<Tensor<S, 1>> tensors, T* parts) {
+    for_ranges(tensors, [&](const Tensor<S, 1>& tensor, u64 start, u64 end, u32 part) {
+        T sum = sum_of<S>(tensor.operands[0] + start, end - start, [](T x) { return mul_rounded(x, x); });
         if (threadIdx.x == 0) {
             parts[part] = sum;
         }
@@ -32,11 +32,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(norm_of, DTYPE)(cons
 }
 
 // out = x scale
-extern "C" __global__ void __launch_bounds__(THREADS) NAMED(scale_all, DTYPE)(const __grid_constant__ Tensors<S, 2> tensors, const T* scale) {
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(scale_all, DTYPE)(const __grid_constant__ Table<Tensor<S, 2>> tensors, const T* scale) {
     T factor = *scale;
-    for_parts(tensors, [&](u32, u32 tensor, u64 start, u64 end) {
-        S* out = tensors.operands[tensor][0];
-        const S* x = tensors.operands[tensor][1];
+    for_ranges(tensors, [&](const Tensor<S, 2>& tensor, u64 start, u64 end, u32) {
+        S* out = tensor.operands[0];
+        const S* x = tensor.operands[1];
 #pragma unroll 4
         for (u64 i = start + threadIdx.x; i < end; i += THREADS) {
             out[i] = mul_rounded((T)x[i], factor);
@@ -46,11 +46,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(scale_all, DTYPE)(co
 
 // out = x / scale, parts[b] = 1 if an element of part b is not finite, else 0
 extern "C" __global__ void __launch_bounds__(THREADS)
-    NAMED(unscale_all, DTYPE)(const __grid_constant__ Tensors<S, 2> tensors, const T* scale, T* parts) {
+    NAMED(unscale_all, DTYPE)(const __grid_constant__ Table<Tensor<S, 2>> tensors, const T* scale, T* parts) {
     T factor = (T)1 / *scale;
-    for_parts(tensors, [&](u32 part, u32 tensor, u64 start, u64 end) {
-        S* out = tensors.operands[tensor][0];
-        const S* x = tensors.operands[tensor][1];
+    for_ranges(tensors, [&](const Tensor<S, 2>& tensor, u64 start, u64 end, u32 part) {
+        S* out = tensor.operands[0];
+        const S* x = tensor.operands[1];
         bool finite = true;
 #pragma unroll 4
         for (u64 i = start + threadIdx.x; i < end; i += THREADS) {

@@ -4,13 +4,14 @@ use device::cuda::{Arg, Grid, Queue};
 use device::{DType, Result};
 
 use super::rows::{BLOCK, LANES};
-use super::tensors::Table;
+use super::table::Table;
+use super::tensors::Tensor;
 use super::walk::{ByValue, blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::norms::PART;
 
-float_programs!("clip", "rows.cuh", "tensors.cuh", "clip.cu");
+float_programs!("clip", "rows.cuh", "table.cuh", "tensors.cuh", "clip.cu");
 
 /// Threads of a block; as in the program.
 const THREADS: u32 = 256;
@@ -18,12 +19,12 @@ const THREADS: u32 = 256;
 /// Threads of a block that sums the squares of a part: a warp for each block of its elements.
 const SQUARES: u32 = (PART / BLOCK * LANES) as u32;
 
-/// Tensors of so many elements.
+/// Tensors of so many elements, and their parts.
 fn tensors<'a, const N: usize>(
     sizes: &'a [usize],
     operands: impl Iterator<Item = [Address; N]> + 'a,
-) -> impl Iterator<Item = ([Address; N], usize)> + 'a {
-    operands.zip(sizes.iter().copied())
+) -> impl Iterator<Item = (Tensor<N>, usize)> + 'a {
+    operands.zip(sizes).map(|(operands, &elements)| Tensor::with_parts(operands, elements))
 }
 
 pub(crate) fn total_norm(

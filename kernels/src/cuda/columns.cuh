@@ -21,25 +21,30 @@ template <class F> struct Beside {
         return a;
     }
 };
-// `of(first, block)` is the fold of a lane's elements of a block for the columns from `first` on, and `done(column, state)` takes what a
-// column comes to, if its rows are one unit.
+// The columns of a pack, in blocks from `start` on, at most `most`: `of(first, block)` is the fold of a lane's elements of a block for
+// the columns from `first` on, and `done(column, state)` takes what they come to.
+template <class F, class Of, class Done>
+__device__ inline void fold_pack(const ColumnGroup& group, u64 pack, bool exists, u64 rows, u64 start, u32 most, Of of, Done done) {
+    auto all = group.template fold_part<Beside<F>>(start, most, rows, exists ? rows : 0,
+                                                 [&](const BlockLane& block) { return of(exists ? pack * PACK : 0, block); });
+    if (exists && group.leads()) {
+#pragma unroll
+        for (int v = 0; v < PACK; ++v) {
+            done(pack * PACK + v, all.at[v]);
+        }
+    }
+}
+// The same of all columns, where `done` is for those whose rows are one unit.
 template <class F, class Of, class Done>
 __device__ inline void fold_columns(u64 columns, u64 rows, typename F::State* states, const Units& cut, Of of, Done done) {
     for_units<ColumnGroup>(columns / PACK, cut.units, LANES, [&](const ColumnGroup& group, u64 pack, bool exists, u32 unit) {
-        auto all = group.template fold_part<Beside<F>>((u64)unit * cut.blocks, cut.blocks, rows, exists ? rows : 0,
-                                                     [&](const BlockLane& block) { return of(exists ? pack * PACK : 0, block); });
-        if (!exists || !group.leads()) {
-            return;
-        }
-#pragma unroll
-        for (int v = 0; v < PACK; ++v) {
-            u64 column = pack * PACK + v;
+        fold_pack<F>(group, pack, exists, rows, (u64)unit * cut.blocks, cut.blocks, of, [&](u64 column, const typename F::State& state) {
             if (cut.units > 1) {
-                states[column * cut.units + unit] = all.at[v];
+                states[column * cut.units + unit] = state;
             } else {
-                done(column, all.at[v]);
+                done(column, state);
             }
-        }
+        });
     });
 }
 // Calls `body(row, packs)` for each row of a lane's of a block, with the packs of N operands there. Several are read ahead.

@@ -1,12 +1,10 @@
 // Sums along the rows of several operands in one launch. Rows are folded in the order of `rows.cuh`, so that the bits are those of
 // a launch for each operand, whatever groups of threads that would have.
 
-constexpr u32 OPERANDS = 64;
 // Threads of a block: columns, or lanes of a row, by half the lanes of a column, or rows.
 constexpr u32 THREADS = LANES * LANES / 2;
 
-// An operand, cut into parts of as many rows as a block of threads has at a time; part b of the launch is that of the last operand
-// whose `first` is at most b.
+// An operand, cut into parts of as many rows as a block of threads has at a time.
 struct Operand {
     const S* x;
     S* out;
@@ -20,15 +18,11 @@ struct Operand {
     int outer;
     // Lanes with elements of a row of one block.
     u32 lanes;
-    // Whether neighbours in memory are of neighbouring rows, which are runs of elements then; whether a row can be read in packs.
-    u32 columns;
+    // Whether a row can be read in packs.
     u32 packed;
-    u32 first;
-};
-struct Operands {
-    Operand all[OPERANDS];
-    u32 count;
-    u32 parts;
+
+    // Whether neighbours in memory are of neighbouring rows, which are runs of elements then.
+    __device__ bool are_columns() const { return across == 1 && along != 1; }
 };
 
 // Where the elements of a row lie that has two axes.
@@ -78,18 +72,12 @@ template <class Group, class Place> __device__ inline void sum_rows(const Operan
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(many_sums, DTYPE)(const __grid_constant__ Operands operands) {
-    for (u32 part = blockIdx.x; part < operands.parts; part += gridDim.x) {
-        u32 low = 0, high = operands.count;
-        while (high - low > 1) {
-            u32 middle = (low + high) / 2;
-            (operands.all[middle].first <= part ? low : high) = middle;
-        }
-        const Operand& of = operands.all[low];
-        if (of.columns) {
-            sum_rows<ColumnGroup>(of, part - of.first, Step{of.along});
+extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(many_sums, DTYPE)(const __grid_constant__ Table<Operand> operands) {
+    for_parts(operands, [&](const Operand& of, u32 part, u32) {
+        if (of.are_columns()) {
+            sum_rows<ColumnGroup>(of, part, Step{of.along});
         } else {
-            sum_rows<WarpRows>(of, part - of.first, Nested{of});
+            sum_rows<WarpRows>(of, part, Nested{of});
         }
-    }
+    });
 }

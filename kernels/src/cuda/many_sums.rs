@@ -4,15 +4,14 @@ use device::cuda::Queue;
 use device::{DType, Result};
 
 use super::rows::{BLOCK, LANES, PACK, lanes};
+use super::table::Table;
 use super::walk::{ByValue, Walk, blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::reduction::Axes;
 
-float_programs!("many_sums", "rows.cuh", "many_sums.cu");
+float_programs!("many_sums", "rows.cuh", "table.cuh", "many_sums.cu");
 
-/// Operands of a launch; as in the program.
-pub(crate) const OPERANDS: usize = 64;
 /// The most elements of a row: one group of threads goes through it, where longer ones are worth several.
 const LEN: usize = 4 * BLOCK;
 /// Threads of a block: columns, or lanes of a row, by half the lanes of a column, or rows. More or fewer would join lanes of columns
@@ -33,21 +32,11 @@ struct Operand {
     along: i32,
     outer: i32,
     lanes: u32,
-    columns: u32,
     packed: u32,
-    first: u32,
 }
 
-/// `Operands` of the program.
-#[repr(C)]
-struct Table {
-    all: [Operand; OPERANDS],
-    count: u32,
-    parts: u32,
-}
-
-// SAFETY: for each operand two words of 64 bits and ten of 32, and two more of these.
-unsafe impl ByValue for Table {}
+// SAFETY: two words of 64 bits and eight of 32.
+unsafe impl ByValue for Operand {}
 
 /// Whether a launch can sum along these axes: rows of one axis or two that are not long, of elements that fill a range.
 pub(crate) fn fits(axes: &Axes) -> bool {
@@ -69,48 +58,25 @@ pub(crate) fn sum<'a>(
     dtype: DType,
     operands: impl Iterator<Item = (&'a Axes, [Address; 2])>,
 ) -> Result<()> {
-    let mut operands = operands.peekable();
-    while operands.peek().is_some() {
-        launch(queue, dtype, &mut operands)?;
-    }
-    Ok(())
+    let operands: Vec<_> = operands
+        .map(|(axes, addresses)| Ok((Operand::of(queue, dtype, axes, addresses)?, parts(axes))))
+        .collect::<Result<_>>()?;
+    Table::each(operands, |table| {
+        let mut grid = blocks(queue, table.parts.into(), BESIDE * BEHIND);
+        grid.threads = [BESIDE, BEHIND, 1];
+        // SAFETY: the kernel takes this argument; the axes are those of the inputs, and the outputs have room for all kept
+        // elements.
+        unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "many_sums"), grid, &[table.arg()]) }
+    })
 }
 
-/// Sums as many of the operands as a launch takes.
-fn launch<'a>(
-    queue: &Queue<'_>,
-    dtype: DType,
-    operands: impl Iterator<Item = (&'a Axes, [Address; 2])>,
-) -> Result<()> {
-    let mut table = Table { all: [Operand::NONE; OPERANDS], count: 0, parts: 0 };
-    for (to, (axes, addresses)) in table.all.iter_mut().zip(operands) {
-        *to = Operand::of(queue, dtype, axes, addresses)?;
-        to.first = table.parts;
-        table.parts += to.rows.div_ceil(if to.columns == 1 { BESIDE } else { BEHIND });
-        table.count += 1;
-    }
-    let mut grid = blocks(queue, table.parts.into(), BESIDE * BEHIND);
-    grid.threads = [BESIDE, BEHIND, 1];
-    // SAFETY: the kernel takes this argument; the axes are those of the inputs, and the outputs have room for all kept elements.
-    unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "many_sums"), grid, &[table.arg()]) }
+/// Of as many rows as a block has at a time.
+fn parts(axes: &Axes) -> usize {
+    let each = if are_columns(axes) { BESIDE } else { BEHIND };
+    axes.kept.elements.div_ceil(each as usize)
 }
 
 impl Operand {
-    const NONE: Operand = Operand {
-        x: 0,
-        out: 0,
-        rows: 0,
-        len: 0,
-        across: 0,
-        inner: 1,
-        along: 0,
-        outer: 0,
-        lanes: 1,
-        columns: 0,
-        packed: 0,
-        first: 0,
-    };
-
     fn of(queue: &Queue<'_>, dtype: DType, axes: &Axes, [out, x]: [Address; 2]) -> Result<Operand> {
         let Axes { kept, reduced } = axes;
         let (inner, across) = (reduced.inner(), kept.inner().strides[0]);
@@ -125,9 +91,7 @@ impl Operand {
             along: inner.strides[0] as i32,
             outer: reduced.axes.first().map_or(0, |axis| axis.strides[0] as i32),
             lanes: lanes(reduced.elements.div_ceil(PACK)),
-            columns: are_columns(axes).into(),
             packed: (walk.is_vector() && across % PACK as isize == 0).into(),
-            first: 0,
         })
     }
 }

@@ -24,6 +24,7 @@ pub(crate) mod formula;
 pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod loss;
+pub(crate) mod many_norms;
 pub(crate) mod many_sums;
 pub(crate) mod matmul;
 pub(crate) mod normalize;
@@ -36,6 +37,7 @@ pub(crate) mod rows;
 pub(crate) mod sequence;
 pub(crate) mod softmax;
 pub(crate) mod sums;
+pub(crate) mod table;
 mod tensors;
 pub(crate) mod walk;
 

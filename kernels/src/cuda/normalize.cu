@@ -20,20 +20,7 @@ template <> struct Shared<ColumnGroup> {
     __device__ i64 operator()(u64 i) const { return (i64)(i * weights + weight); }
 };
 
-// dweight = sum(g h), dbias = sum(g), over the rows and inner elements of each weight; either may be missing.
-struct ToWeights {
-    T* dweight;
-    T* dbias;
-
-    __device__ void operator()(u64 weight, Two<T> sums) const {
-        if (dweight) {
-            dweight[weight] = sums.first;
-        }
-        if (dbias) {
-            dbias[weight] = sums.second;
-        }
-    }
-};
+// Gradients of weights and biases.
 template <class Group>
 __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* mean, const T* rstd, const Norm& norm,
                                Two<T>* states, const Units& cut, u32 lanes) {
@@ -58,20 +45,7 @@ __device__ inline void weights(ToWeights to, const S* g, const S* x, const T* me
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(normalize_weights_columns, DTYPE)(
     T* dweight, T* dbias, const S* g, const S* x, const T* mean, const T* rstd, u64 channels, u64 rows, Two<T>* states,
     const __grid_constant__ Units cut) {
-    auto of = [&](u64 first, const BlockLane& block) {
-        const S* operands[2] = {x + first, g + first};
-        auto sums = Beside<TwoSums<T>>::empty();
-        for_elements<2>(operands, channels, block, [&](u64 row, const Pack<S, PACK>* packs) {
-            T centre = mean ? mean[row] : 0, scale = rstd[row];
-#pragma unroll
-            for (int v = 0; v < PACK; ++v) {
-                T h = ((T)packs[0].at[v] - centre) * scale;
-                sums.at[v] = TwoSums<T>::join(sums.at[v], {mul_rounded(packs[1].at[v], h), packs[1].at[v]});
-            }
-        });
-        return sums;
-    };
-    fold_columns<TwoSums<T>>(channels, rows, states, cut, of, ToWeights{dweight, dbias});
+    fold_columns<TwoSums<T>>(channels, rows, states, cut, WeightColumns{g, x, mean, rstd, channels}, ToWeights{dweight, dbias});
 }
 
 // Rows lie along memory; those of a weight may lie across it.

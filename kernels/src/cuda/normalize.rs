@@ -9,7 +9,7 @@ use super::{by_dtype, float_programs};
 use crate::command::Address;
 use crate::norms::NormRows;
 
-float_programs!("normalize", "rows.cuh", "columns.cuh", "normalize.cuh", "normalize.cu");
+float_programs!("normalize", "rows.cuh", "columns.cuh", "norm_columns.cuh", "normalize.cuh", "normalize.cu");
 
 /// The kernels that add, apart from the others: who needs them compiles them.
 mod added {
@@ -47,7 +47,7 @@ fn weight_threads(&(rows, count): &(NormRows, usize)) -> (RowThreads, Units) {
 }
 
 /// Units for the same where a weight has an element in each row, and they are whole packs of neighbours.
-fn columns(&(rows, count): &(NormRows, usize)) -> Option<Units> {
+pub(super) fn columns(&(rows, count): &(NormRows, usize)) -> Option<Units> {
     let NormRows { groups, channels, inner } = rows;
     let beside = groups == 1 && inner == 1 && channels.is_multiple_of(PACK) && channels > 0 && count > 0;
     beside.then(|| Units::beside(channels, count))

@@ -70,14 +70,14 @@ template <class S, class Rule, bool ADDS, int V, class T, int N> __device__ inli
 }
 
 // Tensors whose operands all lie in one order without gaps.
-template <class S, class Rule, bool ADDS, class T, int N> __device__ inline void step_all(const Tensors<T, N>& tensors, const StepNumbers& step) {
+template <class S, class Rule, bool ADDS, class T, int N> __device__ inline void step_all(const Table<Tensor<T, N>>& tensors, const StepNumbers& step) {
     constexpr int V = lanes_of<T, T>;
-    for_parts(tensors, [&](u32, u32 tensor, u64 start, u64 end) {
+    for_ranges(tensors, [&](const Tensor<T, N>& tensor, u64 start, u64 end, u32) {
         T* operands[N];
         u64 addresses = 0;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            operands[k] = tensors.operands[tensor][k];
+            operands[k] = tensor.operands[k];
             addresses |= (u64)operands[k];
         }
         u64 scalars = start;
@@ -122,7 +122,7 @@ __device__ inline void step_each(const Operands<T, N>& operands, const StepNumbe
 
 // The kernels of a rule with so many operands, computed in T, for parameters of S.
 #define STEP(name, N, S, T)                                                                      \
-    extern "C" __global__ void name##_##S(const __grid_constant__ Tensors<T, N> tensors,         \
+    extern "C" __global__ void name##_##S(const __grid_constant__ Table<Tensor<T, N>> tensors,   \
                                           const __grid_constant__ StepNumbers step) {            \
         step_all<S, name##_rule, false>(tensors, step);                                          \
     }                                                                                            \
@@ -135,14 +135,14 @@ __device__ inline void step_each(const Operands<T, N>& operands, const StepNumbe
 #define EXPAND(name, N, S) STEP(name, N, S, f32)
 #define RULE(name, N) EXPAND(name, N + 1, STORED)
 #else
-#define SUM_STEP(name, N, T)                                                              \
-    extern "C" __global__ void name##_sum_##T(const __grid_constant__ Tensors<T, N> tensors, \
-                                              const __grid_constant__ StepNumbers step) {    \
-        step_all<T, name##_rule, true>(tensors, step);                                       \
+#define SUM_STEP(name, N, T)                                                                       \
+    extern "C" __global__ void name##_sum_##T(const __grid_constant__ Table<Tensor<T, N>> tensors, \
+                                              const __grid_constant__ StepNumbers step) {          \
+        step_all<T, name##_rule, true>(tensors, step);                                             \
     }
-#define RULE(name, N)         \
-    STEP(name, N, f32, f32)   \
-    STEP(name, N, f64, f64)   \
+#define RULE(name, N)          \
+    STEP(name, N, f32, f32)    \
+    STEP(name, N, f64, f64)    \
     SUM_STEP(name, N + 1, f32) \
     SUM_STEP(name, N + 1, f64)
 #endif

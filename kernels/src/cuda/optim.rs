@@ -8,7 +8,8 @@ use device::cuda::{Program, Queue};
 use device::{DType, Result};
 
 use super::formula::Formula;
-use super::tensors::Table;
+use super::table::Table;
+use super::tensors::Tensor;
 use super::walk::{ByValue, Walk, blocks, number_bits};
 use crate::command::Address;
 use crate::optim::Stepped;
@@ -37,7 +38,12 @@ fn program(name: &'static str, formulas: &[Formula], half: Option<&str>) -> Prog
 /// Kernels for F32 and F64, or for parameters of a half with masters.
 fn source(formulas: &[Formula], half: Option<&str>) -> String {
     let half = half.map(|half| format!("#define STORED {half}\n")).unwrap_or_default();
-    let kernels = concat!(include_str!("prelude.cuh"), include_str!("tensors.cuh"), include_str!("optim.cu"));
+    let kernels = concat!(
+        include_str!("prelude.cuh"),
+        include_str!("table.cuh"),
+        include_str!("tensors.cuh"),
+        include_str!("optim.cu")
+    );
     formulas.iter().fold(half + kernels, |source, formula| source + &(formula.source)())
 }
 
@@ -151,11 +157,13 @@ impl Kernels {
             // SAFETY: the kernel takes these arguments, and the walk is that of the operands.
             unsafe { queue.kernel(self.program, &strided, walk.grid(queue, 1), &args)? };
         }
-        let tensors = dense.iter().map(|(stepped, operands)| (first(operands), stepped.loops.elements));
-        Table::each(tensors, |table| self.run_table(queue, table))
+        let tensor = |(stepped, operands): &(&Stepped, _)| {
+            Tensor::<N>::with_parts(first(operands), stepped.loops.elements)
+        };
+        Table::each(dense.iter().map(tensor), |table| self.run_table(queue, table))
     }
 
-    fn run_table<const N: usize>(&self, queue: &Queue<'_>, table: &Table<N>) -> Result<()> {
+    fn run_table<const N: usize>(&self, queue: &Queue<'_>, table: &Table<Tensor<N>>) -> Result<()> {
         let kernel =
             format!("{}{}_{}", self.name, if self.form.adds { "_sum" } else { "" }, self.form.stored);
         let grid = blocks(queue, u64::from(table.parts), THREADS);

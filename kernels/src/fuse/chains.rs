@@ -6,7 +6,7 @@ use device::{Binder, Cpu, Fused, Groups, Order, Plan, Result, Work};
 use smallvec::{SmallVec, smallvec};
 
 use super::draft::Draft;
-use super::{Folded, Mapped, Part, Parts};
+use super::{Folded, Mapped, Part, Parts, uses};
 use crate::chain::{Chain, Fold, Operand};
 use crate::cpu::chain::Blocks;
 use crate::cpu::reduce;
@@ -153,17 +153,13 @@ impl Fuser<'_> {
     /// The command that takes the place of a group.
     fn fused(&self, members: &[usize]) -> Option<Fused> {
         let chain = self.chain(members)?;
-        let mut uses: Vec<(usize, bool)> = Vec::new();
         let outputs = chain.outputs();
         let operands = chain.operands.iter().enumerate().map(|(at, operand)| (operand, at < outputs));
         let folded = chain.fold.iter().flat_map(Fold::written).map(|operand| (operand, true));
-        for (operand, writes) in operands.chain(folded) {
-            let memory = members.iter().find_map(|&command| self.parts.memory(command, operand.at))?;
-            match uses.iter_mut().find(|(known, _)| *known == memory) {
-                Some((_, write)) => *write |= writes,
-                None => uses.push((memory, writes)),
-            }
-        }
+        let memory =
+            |operand: &Operand| members.iter().find_map(|&command| self.parts.memory(command, operand.at));
+        let all = operands.chain(folded).map(|(operand, writes)| Some((memory(operand)?, writes)));
+        let uses = uses(all.collect::<Option<Vec<_>>>()?);
         let cost = members.iter().map(|&command| self.parts.plan.cost(command)).sum();
         let body = match self.parts.plan.device().runs_on_host() {
             true => Body::Cpu(Blocks::of(&chain)),

@@ -3,15 +3,15 @@
 use device::cuda::Queue;
 use device::{Binder, Cpu, DType, Fused, Order, Plan, Result, Work};
 
-use super::{Part, Parts, fuse_pairs};
+use super::{Floats, Part, Parts, fuse_pairs};
 use crate::command::Address;
-use crate::cpu::number::Number;
+use crate::cpu::lanes::Lanes;
 use crate::cpu::{copy, index as cpu};
 use crate::cuda::index as cuda;
 use crate::indexed::IndexedRows;
 use crate::layout::Dst;
 use crate::loops::Places;
-use crate::par::{Workers, workers};
+use crate::par::Workers;
 
 /// One value in all elements.
 #[derive(Debug)]
@@ -73,10 +73,12 @@ struct Command {
     cost: usize,
 }
 
-impl Command {
-    /// # Safety
-    /// The operands are of type `T` and live, and nobody else uses them meanwhile.
-    unsafe fn run_in<T: Number>(&self, workers: &Workers) {
+impl Floats for Command {
+    fn dtype(&self) -> DType {
+        self.sums.dtype
+    }
+
+    unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
         let IndexSums { rows, operands: [out, src, index], .. } = &self.sums;
         let places = Places::Run { elements: rows.filled().unwrap_or(0), steps: [1] };
         // SAFETY: the caller's promise; the rows are those of the operands, and what is added to has no gaps.
@@ -89,14 +91,7 @@ impl Command {
 
 impl Work for Command {
     fn run(&self, cpu: &Cpu<'_>) {
-        let workers = workers(cpu, self.cost);
-        // SAFETY: the plan orders the command by the memory of its operands.
-        unsafe {
-            match self.sums.dtype {
-                DType::F64 => self.run_in::<f64>(&workers),
-                _ => self.run_in::<f32>(&workers),
-            }
-        }
+        self.run_on(cpu);
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {

@@ -3,14 +3,14 @@
 use device::cuda::Queue;
 use device::{Binder, Cpu, DType, Fused, Order, Plan, Result, Work};
 
-use super::{Part, Parts, fuse_pairs};
+use super::{Floats, Part, Parts, fuse_pairs};
 use crate::command::Address;
 use crate::cpu::lanes::Lanes;
 use crate::cpu::loss as cpu;
 use crate::cuda::loss as cuda;
 use crate::layout::Dst;
 use crate::loops::Classes;
-use crate::par::{Workers, workers};
+use crate::par::Workers;
 
 /// Cross-entropy of each row.
 #[derive(Clone, Debug)]
@@ -107,9 +107,11 @@ struct Command {
     cost: usize,
 }
 
-impl Command {
-    /// # Safety
-    /// The operands are of type `T` and live, and nobody else uses them meanwhile.
+impl Floats for Command {
+    fn dtype(&self) -> DType {
+        self.loss.dtype
+    }
+
     unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
         let (Losses { classes, logits, labels, losses, log_sums, .. }, slopes) = (&self.loss, &self.slopes);
         let (logits, labels) = (logits.src().cast::<T>(), labels.src().cast());
@@ -124,14 +126,7 @@ impl Command {
 
 impl Work for Command {
     fn run(&self, cpu: &Cpu<'_>) {
-        let workers = workers(cpu, self.cost);
-        // SAFETY: the plan orders the command by the memory of both.
-        unsafe {
-            match self.loss.dtype {
-                DType::F64 => self.run_in::<f64>(&workers),
-                _ => self.run_in::<f32>(&workers),
-            }
-        }
+        self.run_on(cpu);
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {

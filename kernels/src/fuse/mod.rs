@@ -5,25 +5,28 @@ mod constants;
 mod draft;
 mod fills;
 mod loss;
+mod many;
 mod merge;
 mod norms;
-mod sums;
 
 use std::any::Any;
 
-use device::{Buffer, DType, Fused, Order, Plan, Result, Shared, Stream};
+use device::{Buffer, Cpu, DType, Fused, Order, Plan, Result, Shared, Stream, Work};
 use smallvec::SmallVec;
 
 use crate::chain::Operand;
 use crate::command::Address;
+use crate::cpu::lanes::Lanes;
 use crate::functions::Function;
 use crate::layout::Dst;
 use crate::loops::Places;
 use crate::optim::Stepped;
+use crate::par::{Workers, workers};
 use crate::reduction::{Axes, ReduceOp, Reduction};
 use crate::rules::OPERANDS;
 pub(crate) use fills::{Filled, IndexSums};
 pub(crate) use loss::{LossSlopes, Losses};
+pub(crate) use many::NormWeights;
 pub(crate) use merge::RuleUpdate;
 pub(crate) use norms::{Norm, NormSlopes};
 
@@ -36,7 +39,8 @@ pub(crate) use norms::{Norm, NormSlopes};
 /// - a sum and the norm of its rows become one command, and so do the gradient of a norm's rows and what adds it to another one;
 /// - sums at indices write the zeros that they begin with;
 /// - what adds up the gradients of several batches becomes a part of the optimizer's step;
-/// - small sums for which nobody waits before all of them could run become one command of a CUDA device.
+/// - small sums for which nobody waits before all of them could run become one command of a CUDA device, and so do gradients of
+///   norms' weights.
 ///
 /// With [`Order::Streams`] commands are fused that follow each other in their stream.
 ///
@@ -56,7 +60,7 @@ pub fn fuse(
     norms::fuse(plan, order);
     fills::fuse(plan, order);
     merge::fuse(plan, order);
-    sums::fuse(plan, order);
+    many::fuse(plan, order);
     Ok(())
 }
 
@@ -73,9 +77,10 @@ pub(crate) enum Part {
     /// Cross-entropy, and its gradient.
     Loss(Box<Losses>),
     LossGrad(Box<LossSlopes>),
-    /// Normalization of rows, and its gradient.
+    /// Normalization of rows, and its gradients; those of its weights alone.
     Norm(Box<Norm>),
     NormGrad(Box<NormSlopes>),
+    NormWeights(Box<NormWeights>),
     /// Steps of optimizers' rules.
     Steps(Vec<RuleUpdate>),
 }
@@ -196,4 +201,37 @@ fn fuse_pairs(plan: &mut Plan, order: Order, pair: impl Fn(&Parts<'_>, usize) ->
     // As groups are gone through.
     all.sort_by_key(|(first, _)| *first);
     plan.fuse(&groups, all.into_iter().map(|(_, fused)| fused).collect());
+}
+
+/// The memories that a command uses, each once.
+fn uses(all: impl IntoIterator<Item = (usize, bool)>) -> Vec<(usize, bool)> {
+    let mut uses: Vec<(usize, bool)> = Vec::new();
+    for (memory, writes) in all {
+        match uses.iter_mut().find(|(known, _)| *known == memory) {
+            Some((_, write)) => *write |= writes,
+            None => uses.push((memory, writes)),
+        }
+    }
+    uses
+}
+
+/// A command in place of several, on floats that a CPU need not widen.
+trait Floats: Work {
+    fn dtype(&self) -> DType;
+
+    /// # Safety
+    /// The operands are of type `T` and live, and nobody else uses them meanwhile.
+    unsafe fn run_in<T: Lanes>(&self, workers: &Workers);
+
+    /// Runs it on a CPU, in its type.
+    fn run_on(&self, cpu: &Cpu<'_>) {
+        let workers = workers(cpu, self.cost());
+        // SAFETY: the plan orders the command by the memory of its operands, which are of this type.
+        unsafe {
+            match self.dtype() {
+                DType::F64 => self.run_in::<f64>(&workers),
+                _ => self.run_in::<f32>(&workers),
+            }
+        }
+    }
 }

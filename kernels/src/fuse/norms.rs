@@ -3,7 +3,7 @@
 use device::cuda::Queue;
 use device::{Binder, Cpu, DType, Fused, Order, Plan, Result, Work};
 
-use super::{Mapped, Part, Parts, fuse_pairs};
+use super::{Floats, Mapped, NormWeights, Part, Parts, fuse_pairs};
 use crate::chain::Operand;
 use crate::command::Address;
 use crate::cpu::lanes::Lanes;
@@ -13,7 +13,7 @@ use crate::functions::{BinaryOp, Function};
 use crate::layout::Dst;
 use crate::loops::Places;
 use crate::norms::NormRows;
-use crate::par::{Workers, for_range, workers};
+use crate::par::{Workers, for_range};
 
 /// About how many elements a thread of a CPU adds before it goes on with them.
 const CHUNK: usize = 1 << 13;
@@ -94,18 +94,29 @@ impl Norm {
 type SlopesOf =
     (([Address; 2], Option<Address>), Statistics, (Option<Address>, [Option<Address>; 2]), Option<Address>);
 
-impl NormSlopes {
-    /// As its command has the operands; `None` without a gradient of the elements.
-    pub(crate) fn new(
+impl Part {
+    /// Gradients of a norm as their command has the operands.
+    pub(crate) fn norm_grad(
         (op, dtype): (&'static str, DType),
         rows: (NormRows, usize),
         (([g, x], weight), (mean, rstd), (dx, sums), workspace): SlopesOf,
-    ) -> Option<NormSlopes> {
+    ) -> Part {
         let (g, x, rstd, sums) = (held(g), held(x), held(rstd), sums.map(|at| at.map(held)));
-        let [weight, mean, workspace] = [weight, mean, workspace].map(|at| at.map(held));
-        dx.map(held).map(|dx| NormSlopes { op, dtype, rows, dx, g, x, weight, mean, rstd, sums, workspace })
+        let [dx, weight, mean, workspace] = [dx, weight, mean, workspace].map(|at| at.map(held));
+        match dx {
+            Some(dx) => {
+                let slopes = NormSlopes { op, dtype, rows, dx, g, x, weight, mean, rstd, sums, workspace };
+                Part::NormGrad(Box::new(slopes))
+            }
+            None => {
+                let operands = [sums[0], sums[1], Some(g), Some(x), mean, Some(rstd)];
+                Part::NormWeights(Box::new(NormWeights { dtype, rows, operands }))
+            }
+        }
     }
+}
 
+impl NormSlopes {
     fn elements(&self) -> usize {
         self.rows.0.row() * self.rows.1
     }
@@ -234,9 +245,11 @@ struct Added {
     cost: usize,
 }
 
-impl Added {
-    /// # Safety
-    /// The operands are of type `T` and live, and nobody else uses them meanwhile.
+impl Floats for Added {
+    fn dtype(&self) -> DType {
+        self.norm.dtype
+    }
+
     unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
         let Norm { dtype, rows: (rows, count), eps, out, x, affine, mean, rstd, .. } = self.norm.clone();
         let (len, size) = (rows.row(), dtype.size_bytes());
@@ -268,14 +281,7 @@ impl Added {
 
 impl Work for Added {
     fn run(&self, cpu: &Cpu<'_>) {
-        let workers = workers(cpu, self.cost);
-        // SAFETY: the plan orders the command by the memory of its operands.
-        unsafe {
-            match self.norm.dtype {
-                DType::F64 => self.run_in::<f64>(&workers),
-                _ => self.run_in::<f32>(&workers),
-            }
-        }
+        self.run_on(cpu);
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
@@ -321,9 +327,11 @@ struct Merged {
     cost: usize,
 }
 
-impl Merged {
-    /// # Safety
-    /// As for [`Added::run_in`].
+impl Floats for Merged {
+    fn dtype(&self) -> DType {
+        self.slopes.dtype
+    }
+
     unsafe fn run_in<T: Lanes>(&self, workers: &Workers) {
         let NormSlopes { dtype, rows, dx, g, x, weight, mean, rstd, sums, .. } = &self.slopes;
         let elements = self.slopes.elements();
@@ -342,14 +350,7 @@ impl Merged {
 
 impl Work for Merged {
     fn run(&self, cpu: &Cpu<'_>) {
-        let workers = workers(cpu, self.cost);
-        // SAFETY: the plan orders the command by the memory of its operands.
-        unsafe {
-            match self.slopes.dtype {
-                DType::F64 => self.run_in::<f64>(&workers),
-                _ => self.run_in::<f32>(&workers),
-            }
-        }
+        self.run_on(cpu);
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {

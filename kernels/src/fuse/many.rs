@@ -1,0 +1,192 @@
+//! Small commands that nobody waits for, as one of a CUDA device with others of their kind: each by itself is little but a launch.
+//! Most make the gradients of biases and of norms' weights, which the optimizer takes.
+
+use device::cuda::Queue;
+use device::{Binder, Cpu, DType, Fused, Groups, Order, Plan, Result, Work};
+use smallvec::SmallVec;
+
+use super::{Part, Parts, uses};
+use crate::command::Address;
+use crate::cuda::{many_norms, many_sums, table};
+use crate::layout::Dst;
+use crate::norms::NormRows;
+use crate::reduction::{Axes, ReduceOp};
+
+const SUMS: &str = "sums";
+const NORM_WEIGHTS: &str = "norm_weights";
+/// The most bytes of an operand: a device reads them in less time than a launch takes.
+const BYTES: usize = 1 << 20;
+/// And of all that a command takes, which are kept until the last ones are there.
+const TOGETHER: usize = 4 << 20;
+
+/// The gradients of a norm's weight and bias.
+#[derive(Clone, Debug)]
+pub(crate) struct NormWeights {
+    pub(super) dtype: DType,
+    pub(super) rows: (NormRows, usize),
+    /// As the kernel has them: two results, and what they are made of.
+    pub(super) operands: [Option<Dst<u8>>; 6],
+}
+
+impl NormWeights {
+    fn addresses(&self) -> [Option<Address>; 6] {
+        self.operands.map(|at| at.map(|at| Address(at.0)))
+    }
+
+    fn fits(&self) -> bool {
+        let [_, _, Some(g), Some(x), ..] = self.addresses() else { return false };
+        many_norms::fits(self.dtype, &self.rows, [g, x])
+    }
+}
+
+/// Makes one command of those of a kind that could run at once. On a CPU sums are parts of chains, and on streams that are kept in
+/// order no two of a stream run at once.
+pub(super) fn fuse(plan: &mut Plan, order: Order) {
+    if plan.device().runs_on_host() || order == Order::Streams {
+        return;
+    }
+    let parts = Parts::of(plan);
+    let mut fuser = Fuser { groups: plan.groups(order), parts: &parts, open: Vec::new() };
+    (0..plan.len()).for_each(|command| fuser.add(command));
+    let groups = fuser.groups;
+    let fused = groups.several().filter_map(|members| fused(&parts, members)).collect();
+    plan.fuse(&groups, fused);
+}
+
+/// A plan whose small commands are fused.
+struct Fuser<'a> {
+    parts: &'a Parts<'a>,
+    groups: Groups,
+    /// The groups that others may join.
+    open: Vec<Open>,
+}
+
+/// The op of a launch, and the type of its elements.
+type Kind = (&'static str, DType);
+
+/// A group of one kind.
+struct Open {
+    kind: Kind,
+    /// One of them.
+    member: usize,
+    /// What they take.
+    bytes: usize,
+}
+
+impl Fuser<'_> {
+    /// Adds a command to the latest group that it may join, if it is a small one. A full group takes no more.
+    fn add(&mut self, command: usize) {
+        let Some(Small { kind, bytes, .. }) = small(self.parts, command) else { return };
+        let is_one = |open: &Open| open.kind == kind && self.may_join(open.member, command);
+        if let Some(at) = self.open.iter().rposition(is_one) {
+            let open = &mut self.open[at];
+            if open.bytes + bytes <= TOGETHER && self.groups.of(open.member).len() < table::OPERANDS {
+                open.bytes += bytes;
+                return self.groups.join(open.member, command);
+            }
+            self.open.remove(at);
+        }
+        self.open.push(Open { kind, member: command, bytes });
+    }
+
+    /// Whether a command may join a group: they could run at once, and whoever waits for one of them waits for all, anyway.
+    fn may_join(&self, member: usize, command: usize) -> bool {
+        let is_awaited_after = |one: usize, other: usize| {
+            waiting(self.parts, one).all(|waiting| self.groups.comes_before(other, waiting))
+        };
+        let members = self.groups.of(member);
+        self.groups.are_unordered(member, command)
+            && is_awaited_after(command, member)
+            && members.iter().all(|&member| is_awaited_after(member, command))
+    }
+}
+
+/// A command that one launch can make with others of its kind: the memories that it uses and whether it writes them, and how many
+/// bytes it takes.
+struct Small {
+    kind: Kind,
+    uses: SmallVec<[(usize, bool); 6]>,
+    bytes: usize,
+}
+
+/// `None` if a command is something else.
+fn small(parts: &Parts<'_>, command: usize) -> Option<Small> {
+    let (kind, written, read) = match parts.all[command].as_ref()? {
+        Part::Fold(fold) if fold.op == ReduceOp::Sum && many_sums::fits(&fold.axes) => {
+            ((SUMS, fold.dtype), &[Some(fold.out.at)][..], &[Some(fold.x)][..])
+        }
+        Part::NormWeights(norm) if norm.fits() => {
+            ((NORM_WEIGHTS, norm.dtype), &norm.operands[..2], &norm.operands[2..])
+        }
+        _ => return None,
+    };
+    let written = written.iter().flatten().map(|&at| (at, true));
+    let all = written.chain(read.iter().flatten().map(|&at| (at, false)));
+    let uses = all.map(|(at, writes)| Some((parts.memory(command, at)?, writes)));
+    let uses = uses.collect::<Option<SmallVec<_>>>()?;
+    let taken = uses.iter().filter(|(_, writes)| !writes);
+    let bytes: SmallVec<[usize; 4]> = taken.map(|&(memory, _)| parts.plan.addresses(memory).len()).collect();
+    let fits = bytes.iter().all(|&bytes| bytes <= BYTES);
+    fits.then(|| Small { kind, bytes: bytes.iter().sum(), uses })
+}
+
+/// The commands that wait for another one: those that use what it writes, or write what it uses.
+fn waiting<'a>(parts: &'a Parts<'_>, command: usize) -> impl Iterator<Item = usize> + 'a {
+    parts.plan.uses(command).iter().flat_map(move |&(memory, writes)| {
+        let later = parts.users[memory].iter().copied().filter(move |&user| user > command);
+        later.filter(move |&user| writes || parts.plan.uses(user).contains(&(memory, true)))
+    })
+}
+
+/// The command that takes the place of a group.
+fn fused(parts: &Parts<'_>, members: &[usize]) -> Option<Fused> {
+    let mut command = Command { dtype: DType::F32, sums: Vec::new(), norms: Vec::new(), cost: 0 };
+    let (mut op, mut used) = (SUMS, Vec::new());
+    for &member in members {
+        let small = small(parts, member)?;
+        (op, command.dtype) = small.kind;
+        used.extend(small.uses);
+        match parts.all[member].as_ref()? {
+            Part::Fold(fold) => command.sums.push((fold.axes.clone(), [fold.out.at, fold.x])),
+            Part::NormWeights(norm) => command.norms.push((**norm).clone()),
+            _ => return None,
+        }
+        command.cost += parts.plan.cost(member);
+    }
+    Some(Fused { op, uses: uses(used), work: Box::new(command) })
+}
+
+/// Commands of one kind, on elements of a type.
+struct Command {
+    dtype: DType,
+    /// Sums with results and operands.
+    sums: Vec<(Axes, [Dst<u8>; 2])>,
+    norms: Vec<NormWeights>,
+    cost: usize,
+}
+
+impl Work for Command {
+    /// There is none for a CPU.
+    fn run(&self, _: &Cpu<'_>) {}
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {
+        let sums = self.sums.iter().map(|(axes, operands)| (axes, operands.map(|at| Address(at.0))));
+        many_sums::sum(queue, self.dtype, sums)?;
+        let norms = self.norms.iter().map(|norm| (&norm.rows, norm.addresses()));
+        many_norms::gradients(queue, self.dtype, norms)
+    }
+
+    fn bind(&mut self, binder: &mut dyn Binder) {
+        let sums = self.sums.iter_mut().flat_map(|(_, operands)| operands);
+        let norms = self.norms.iter_mut().flat_map(|norm| norm.operands.iter_mut().flatten());
+        sums.chain(norms).for_each(|at| at.0 = binder.address(at.0));
+    }
+
+    fn cost(&self) -> usize {
+        self.cost
+    }
+
+    fn may_fail(&self) -> bool {
+        false
+    }
+}

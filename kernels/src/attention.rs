@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use crate::command::{Command, for_float};
 use crate::cpu::attention as cpu;
 use crate::cuda::attention as cuda;
+use crate::distribution::Dropout;
 use crate::layout::{View, shape_mismatch};
 use crate::scores::{AttentionKind, ScoreBatch, ScoreSizes};
 
@@ -41,8 +42,7 @@ pub struct AttentionResult<'a> {
 /// `out = softmax(scale q k^T + mask) v`, for floats. No matrix of scores is kept: rows of it are made by tiles.
 ///
 /// The leading axes are equal, expanded ones may have stride 0; any strides are read in place. A query that sees no key
-/// gives 0. With dropout a weight is multiplied with `m / (1 - p)`, where `m` is 0 with probability `p` and else 1, drawn from the
-/// key and the weight's number alone. The order of all sums is fixed by the sizes. On a CUDA device with tensor cores weights are
+/// gives 0. With dropout a weight is multiplied with what [`kept_weights`] gives. The order of all sums is fixed by the sizes. On a CUDA device with tensor cores weights are
 /// rounded to the type of the values before they are multiplied, and factors in F32 lose less than 2^-19 of a product, or what TF32
 /// does not keep if the [device](device::Device::set_tf32) allows that; a value that is not finite may give NaN also to queries that
 /// do not see it.
@@ -132,6 +132,30 @@ pub fn attention_grad(
             },
         )
     })
+}
+
+/// What dropout multiplies the weights of attention with, as a matrix `[.., s, t]`: 0 for those that it leaves out; see
+/// [`AttentionKind::dropout`].
+///
+/// # Errors
+/// [`Error::DTypeUnsupported`] unless `out` is floating-point; [`Error::ShapeMismatch`] unless it is a matrix with leading axes;
+/// [`Error::InvalidArgument`] if `p` is not in `0..=1`; the errors of [`Stream::launch`].
+pub fn kept_weights(stream: &Stream, dropout: Dropout, out: View<'_>) -> Result<()> {
+    const OP: &str = "kept_weights";
+    dropout.check(OP)?;
+    let &[.., queries, keys] = out.shape() else { return Err(shape_mismatch(OP, out.shape(), &[1, 1])) };
+    let sizes = ScoreSizes { queries, keys, width: 0, value_width: 0 };
+    let kind = AttentionKind { causal: false, scale: 1.0, dropout: Some(dropout) };
+    let problem = ScoreBatch::of(kind, sizes, out, [None; 8]);
+    let (dtype, cost) = (out.dtype, problem.scores());
+    for_float!(OP, dtype, T => Command::new(OP, (out.write::<T>(),)).cost(cost, 8).run_changing(
+        stream,
+        problem,
+        show_key,
+        // SAFETY: the problem is that of the output.
+        |problem, workers, (out,)| unsafe { cpu::kept_weights(problem, workers, out) },
+        move |problem, queue, (out,)| cuda::kept_weights(queue, dtype, problem, out),
+    ))
 }
 
 /// Shows the key of dropout, which may change from step to step.

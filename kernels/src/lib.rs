@@ -14,7 +14,7 @@
 //!
 //! On a CUDA device each launcher enqueues a kernel of `cuda/` instead. There, too, results depend on nothing but the
 //! operands' elements; only products by BLAS may round differently for another storage. Integers, random integers,
-//! `uniform`, `dropout`, sums at indices and over bags, warps, blurs and optimizer steps are those of the CPU, bit for bit; other results may differ
+//! `uniform`, `dropout`, `kept_weights`, sums at indices and over bags, warps, blurs and optimizer steps are those of the CPU, bit for bit; other results may differ
 //! from the CPU's in the last bits, as functions and the order of sums are the device's own.
 //!
 //! ```
@@ -68,7 +68,9 @@ mod testing;
 mod view;
 mod window;
 
-pub use attention::{AttentionGrads, AttentionInput, AttentionResult, attention, attention_grad};
+pub use attention::{
+    AttentionGrads, AttentionInput, AttentionResult, attention, attention_grad, kept_weights,
+};
 pub use batch_norm::{Norm, batch_norm, batch_norm_grad, batch_norm_workspace, follow_statistics};
 pub use clip::{TotalNorm, scale_all, total_norm, unscale_all};
 pub use conv::{Conv2d, ConvPass, conv2d, conv2d_input_grad, conv2d_wants_channels_last, conv2d_weight_grad};

@@ -2,7 +2,8 @@
 //!
 //! Element `i`, counted in row-major order, depends on the key and on `i` only: not on the stream, the layout, the
 //! number of threads or the device. The generator is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random
-//! numbers: as easy as 1, 2, 3" (SC 2011).
+//! numbers: as easy as 1, 2, 3" (SC 2011). Which weights attention leaves out is counted, and drawn, in another way: see
+//! [`crate::AttentionKind`].
 
 use std::fmt::Debug;
 
@@ -26,7 +27,13 @@ use crate::loops::Loops;
 /// assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
 /// ```
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    let words = cpu::philox_lanes(counter.map(|word| [word]), key);
+    philox_of::<10>(counter, key)
+}
+
+/// As [`philox`], of other rounds.
+pub(crate) fn philox_of<const ROUNDS: usize>(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let seed = u64::from(key[0]) | u64::from(key[1]) << 32;
+    let words = cpu::philox_lanes::<ROUNDS, 1>(counter.map(|word| [word]), seed);
     words.map(|[word]| word)
 }
 

@@ -11,8 +11,17 @@ pub struct AttentionKind {
     pub causal: bool,
     /// What products of queries and keys are multiplied with.
     pub scale: f64,
-    /// Which weights are left out, and what the others are multiplied with. They are counted in row-major order, as if there were a
-    /// multiple of four keys.
+    /// Which weights are left out, and what the others are multiplied with.
+    ///
+    /// A weight has fifteen random bits, and is left out if they are less than `2^15 p`, which is rounded to the nearest integer `n`. The
+    /// others are multiplied with `2^15 / (2^15 - n)`, so that the mean of a weight stays. Below `p = 2^-16` none is left out, from
+    /// `1 - 2^-16` on all are.
+    ///
+    /// The bits are those of Philox4x32-7, the rounds of which are fewer than other random numbers take: the fewest that its authors
+    /// found to pass all tests. They depend on the key and on the weight's place alone. For query `q` and key `k` of the pair of matrices
+    /// `i`, of `s` queries, the counter is `[k / 16 * 4 + k % 8 / 2, (i * ceil(s / 16) + q / 16) * 8 + q % 8, op, op >> 32]`, whose
+    /// first two words wrap around, and the key is `[seed, seed >> 32]`. Of the counter's words it is number
+    /// `k % 16 / 8 * 2 + q % 16 / 8`, and of that the lower fifteen bits of the lower half for an even key, of the upper half for an odd one.
     pub dropout: Option<Dropout>,
 }
 
@@ -58,9 +67,15 @@ impl ScoreBatch {
         }
     }
 
-    /// The number of the first weight of a query.
-    pub(crate) fn first_weight(&self, pair: usize, query: usize) -> usize {
-        (pair * self.sizes.queries + query) * self.sizes.keys.next_multiple_of(4)
+    /// A query's number in the counters of random bits, and whether it is the further one of the two that share them.
+    pub(crate) fn query_number(&self, pair: usize, query: usize) -> (u32, bool) {
+        let block = pair * self.sizes.queries.div_ceil(16) + query / 16;
+        ((block * 8 + query % 8) as u32, query % 16 >= 8)
+    }
+
+    /// A key's number in them.
+    pub(crate) fn key_number(key: usize) -> u32 {
+        (key / 16 * 4 + key % 8 / 2) as u32
     }
 
     /// Scores of all products.

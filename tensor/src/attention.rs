@@ -19,7 +19,7 @@ pub struct Attention {
     /// Truth values, false for a key that is not seen, or numbers that are added to the scaled products. It broadcasts to
     /// `[.., s, t]`. Gradients do not flow to it.
     pub mask: Option<Tensor>,
-    /// Which weights are left out. They are counted in row-major order, as if there were a multiple of four keys.
+    /// Which weights are left out; see [`AttentionKind::dropout`].
     pub dropout: Option<Dropout>,
 }
 
@@ -39,18 +39,20 @@ impl Attention {
         self.scale.unwrap_or_else(|| if width == 0 { 1.0 } else { 1.0 / (width as f64).sqrt() })
     }
 
-    /// What dropout multiplies the weights of `q` and `k` with, as a matrix `[.., s, t]`; none if there is no dropout.
+    /// What dropout multiplies the weights of `q` and `k` with, as a matrix `[.., s, t]` of
+    /// [`DType::compute_dtype`]; none if there is no dropout.
     ///
     /// # Errors
     /// `ShapeMismatch`; `InvalidArgument` unless `0 <= p <= 1`.
     pub fn kept_weights(&self, q: &Tensor, k: &Tensor) -> Result<Option<Tensor>> {
-        let Some(Dropout { p, key }) = self.dropout else { return Ok(None) };
+        let Some(dropout) = self.dropout else { return Ok(None) };
         let (&[ref leading @ .., queries, _], &[.., keys, _]) = (q.shape(), k.shape()) else {
             return Err(shape_mismatch(OP, q.shape(), k.shape()));
         };
-        let shape: Dims = leading.iter().copied().chain([queries, keys.next_multiple_of(4)]).collect();
-        let all = Tensor::ones(&shape, q.dtype(), q.device())?.dropout(p, key)?;
-        Ok(Some(all.narrow(-1, 0, keys)?))
+        let shape: Dims = leading.iter().copied().chain([queries, keys]).collect();
+        let kept = Tensor::empty(&shape, q.dtype().compute_dtype(), q.device())?;
+        Stream::with_current(q.device(), |stream| kernels::kept_weights(stream, dropout, kept.view()))?;
+        Ok(Some(kept))
     }
 
     /// The mask as numbers to add, broadcast to the scores of `q` and `k`; none if there is none.

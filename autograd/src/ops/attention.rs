@@ -19,8 +19,8 @@ pub struct AttentionOptions {
     /// Truth values, false for a key that is not seen, or numbers that are added to the scaled products. It broadcasts to
     /// `[.., s, t]`. Gradients do not flow to it.
     pub attn_mask: Option<Tensor>,
-    /// The probability with which a weight is left out; the others are divided by `1 - p`. Which they are follows from a key of this
-    /// thread's generator, and is drawn again for the gradient.
+    /// The probability with which a weight is left out, rounded to a multiple of 2^-15; the others are divided by `1 - p`. Which they are
+    /// follows from a key of this thread's generator, and is drawn again for the gradient.
     pub dropout_p: f64,
     /// Whether query `i` sees the keys `0..=i` only; there is no other mask then.
     pub is_causal: bool,
@@ -285,7 +285,8 @@ fn recorded_gradients(
     let scale = attention.scale_for(q.shape().last().copied().unwrap_or(0));
     let p = weights(attention, q, k)?.mul(&seen(attended)?)?;
     let kept = attention.kept_weights(q.value(), k.value())?.map(Var::constant);
-    let dropped = |x: Var| kept.as_ref().map_or(Ok(x.clone()), |kept| x.mul(kept));
+    // Factors have more bits than elements may have: rounded is the product alone.
+    let dropped = |x: Var| kept.as_ref().map_or(Ok(x.clone()), |kept| x.mul(kept)?.to_dtype(x.dtype()));
     let slopes = dropped(g.matmul(&v.transpose(-2, -1)?)?)?;
     let mean = p.mul(&slopes)?.sum(&[-1], true)?;
     let u = p.mul(&slopes.sub(&mean)?)?.mul_scalar(scale)?;

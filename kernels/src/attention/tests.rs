@@ -1,6 +1,7 @@
 use super::*;
+use crate::random::philox_of;
 use crate::testing::{Array, bits, cpu, values_f32};
-use crate::{Dropout, RandomKey, philox};
+use crate::{Dropout, RandomKey};
 
 /// Leading axes, queries, keys, width, width of values.
 const SHAPES: [(&[usize], usize, usize, usize, usize); 7] = [
@@ -96,8 +97,7 @@ fn expected(run: Run, (leading, s, t, d, e): (&[usize], usize, usize, usize, usi
                 .collect();
             let sum: f64 = p.iter().sum();
             p.iter_mut().for_each(|p| *p = if sum == 0.0 { 0.0 } else { *p / sum });
-            let first = (pair * s + i) * t.next_multiple_of(4);
-            let kept = |j: usize| run.dropout.map_or(1.0, |dropout| factor(dropout, first + j));
+            let kept = |j: usize| run.dropout.map_or(1.0, |dropout| factor(dropout, (pair, s), (i, j)));
             let slope = |j: usize| (0..e).map(|x| g[o0 + i * e + x] * v[v0 + j * e + x]).sum::<f64>();
             let dp: Vec<f64> = (0..t).map(|j| kept(j) * slope(j)).collect();
             let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
@@ -129,11 +129,14 @@ const RUNS: [Run; 6] = [
     Run { causal: true, masked: true, dropout: Some(DROPOUT), ..PLAIN },
 ];
 
-/// What a weight is multiplied with, as the docs define it.
-fn factor(Dropout { p, key }: Dropout, number: usize) -> f64 {
-    let counter = [number as u32 / 4, 0, key.op as u32, (key.op >> 32) as u32];
-    let word = philox(counter, [key.seed as u32, (key.seed >> 32) as u32])[number % 4];
-    if f64::from(word >> 8) / 16_777_216.0 < p { 0.0 } else { 1.0 / (1.0 - p) }
+/// What a weight of a pair of matrices of `s` queries is multiplied with, as the docs define it.
+fn factor(Dropout { p, key }: Dropout, (pair, s): (usize, usize), (q, k): (usize, usize)) -> f64 {
+    let of_query = (pair * s.div_ceil(16) + q / 16) * 8 + q % 8;
+    let counter = [(k / 16 * 4 + k % 8 / 2) as u32, of_query as u32, key.op as u32, (key.op >> 32) as u32];
+    let words = philox_of::<7>(counter, [key.seed as u32, (key.seed >> 32) as u32]);
+    let bits = words[k % 16 / 8 * 2 + q % 16 / 8] >> (16 * (k % 2)) & 0x7fff;
+    let left_out = (32768.0 * p).round();
+    if f64::from(bits) < left_out { 0.0 } else { 32768.0 / (32768.0 - left_out) }
 }
 
 #[test]
@@ -151,6 +154,63 @@ fn values_and_gradients_are_the_definition() {
             }
         }
     }
+}
+
+fn kept(p: f64, shape: &[usize]) -> Vec<f32> {
+    let device = cpu(2);
+    let stream = device.default_stream();
+    let out = Array::full(&stream, 7_f32, shape);
+    kept_weights(&stream, Dropout { p, ..DROPOUT }, out.view()).expect("a matrix");
+    out.to_vec()
+}
+
+#[test]
+fn kept_weights_are_the_definition() {
+    let (pairs, s, t) = (3, 37, 150);
+    let of = |i: usize| factor(DROPOUT, (i / t / s, s), (i / t % s, i % t)) as f32;
+    assert_eq!(kept(DROPOUT.p, &[pairs, s, t]), (0..pairs * s * t).map(of).collect::<Vec<_>>());
+}
+
+/// The mean of what weights are multiplied with is 1, and neighbours know nothing of each other: not those that share a counter or a word
+/// of it, nor those of other matrices, queries or keys.
+#[test]
+fn weights_are_left_out_alone() {
+    let (s, t) = (256, 512);
+    for p in [0.01, 0.1, 0.5, 0.97] {
+        let all = kept(p, &[4, s, t]);
+        let deviation = (p / (1.0 - p) / all.len() as f64).sqrt();
+        let mean = |of: &mut dyn Iterator<Item = f32>| {
+            let (sum, count) = of.fold((0.0, 0), |(sum, count), x| (sum + f64::from(x), count + 1));
+            sum / f64::from(count)
+        };
+        let found = mean(&mut all.iter().copied());
+        assert!((found - 1.0).abs() < 5.0 * deviation, "{p}: {found}");
+        for step in [1, 2, 8, 16, t, 8 * t, 16 * t, s * t] {
+            let both = mean(&mut all.iter().zip(&all[step..]).map(|(x, y)| (x - 1.0) * (y - 1.0)));
+            let limit = 6.0 * p / (1.0 - p) / (all.len() as f64).sqrt();
+            assert!(both.abs() < limit, "{p}, {step} further on: {both}, not below {limit}");
+        }
+    }
+}
+
+#[test]
+fn probabilities_are_rounded() {
+    let shape = [64, 1024];
+    let step = 1.0 / 32768.0;
+    for p in [0.0, 1e-9, 0.49 * step] {
+        assert!(kept(p, &shape).iter().all(|&x| x == 1.0), "{p}");
+    }
+    for p in [1.0, 1.0 - 0.49 * step] {
+        assert!(kept(p, &shape).iter().all(|&x| x == 0.0), "{p}");
+    }
+    assert_eq!(kept(0.3, &shape), kept(0.3 + 0.05 * step, &shape));
+    let left_out = kept(step, &[1024, 1024]).iter().filter(|&&x| x == 0.0).count();
+    assert!((8..64).contains(&left_out), "{left_out}");
+    let device = cpu(1);
+    let stream = device.default_stream();
+    let (row, all) = (Array::full(&stream, 7_f32, &[4]), Array::full(&stream, 7_f32, &[4, 4]));
+    assert!(kept_weights(&stream, DROPOUT, row.view()).is_err());
+    assert!(kept_weights(&stream, Dropout { p: 1.5, ..DROPOUT }, all.view()).is_err());
 }
 
 #[test]

@@ -137,6 +137,20 @@ pub(crate) unsafe fn backward<T: Lanes>(
     });
 }
 
+/// Writes what dropout multiplies weights with.
+pub(crate) unsafe fn kept_weights<T: Lanes>(problem: &ScoreBatch, workers: &Workers, out: Dst<T>) {
+    let none = Dst(std::ptr::null_mut());
+    let mut operands = [none.src(); 9];
+    operands[0] = out.src();
+    for_range(workers, problem.batch.elements, 1, &|range| {
+        for pair in range {
+            let pair = Pair::of(problem, pair, &operands, [none, none], std::ptr::null_mut());
+            // SAFETY: the output has an element for each weight; the leading axes are disjoint.
+            unsafe { pair.write_factors() };
+        }
+    });
+}
+
 /// Operands that are read, and the mask.
 type Inputs<T, const N: usize> = ([Src<T>; N], Option<Src<T>>);
 
@@ -174,12 +188,27 @@ impl<'a, T: Lanes> Pair<'a, T> {
     #[inline(always)]
     fn factors(&self, query: usize, start: usize) -> Option<[T; KEYS]> {
         let dropout = self.problem.kind.dropout?;
-        let first = self.problem.first_weight(self.number, query) + start;
+        let of_query = self.problem.query_number(self.number, query);
         let mut factors = [T::ZERO; KEYS];
-        for (i, block) in factors.chunks_exact_mut(random::BLOCK).enumerate() {
-            block.copy_from_slice(&random::factors(dropout, first + i * random::BLOCK));
+        for (i, block) in factors.chunks_exact_mut(random::KEYS).enumerate() {
+            let of_key = ScoreBatch::key_number(start + i * random::KEYS);
+            block.copy_from_slice(&random::weights(&dropout, of_query, of_key));
         }
         Some(factors)
+    }
+
+    /// Writes the factors to the first operand.
+    unsafe fn write_factors(&self) {
+        let ScoreSizes { queries, keys, .. } = self.problem.sizes;
+        for (query, start) in
+            (0..queries).flat_map(|query| (0..keys).step_by(KEYS).map(move |key| (query, key)))
+        {
+            let factors = self.factors(query, start).unwrap_or([T::from_f64(1.0); KEYS]);
+            for (i, factor) in factors.into_iter().enumerate().take(keys - start) {
+                // SAFETY: the caller answers for the matrix, of which this is an element.
+                unsafe { *self.operands[0].at(query, start + i).ptr = factor };
+            }
+        }
     }
 
     unsafe fn forward_tile(&self, first: usize) {

@@ -6,7 +6,7 @@ use super::math;
 use super::number::{Number, Real};
 use super::walk::mul_run;
 use super::{inlined, simd_of};
-use crate::distribution::{Distribution, Dropout, RandomKey};
+use crate::distribution::{Distribution, Dropout, MULTIPLIERS, ROUNDS, RandomKey, Weights, round_keys};
 use crate::half::{Half, below};
 use crate::layout::{Dst, Src};
 use crate::loops::{Loops, Runs};
@@ -15,22 +15,19 @@ use crate::par::{Workers, for_range};
 /// Counters that go through the rounds side by side.
 const LANES: usize = 16;
 /// Elements made at a time, four words for each counter.
-pub(super) const BLOCK: usize = 4 * LANES;
+const BLOCK: usize = 4 * LANES;
 /// Elements of a part when a kernel is split over threads; a multiple of `BLOCK`.
 const CHUNK: usize = 128 * BLOCK;
 
 type Words<const N: usize> = [[u32; N]; 4];
 
-/// Ten rounds of Philox on `N` counters; see [`crate::random`].
+/// Rounds of Philox on `N` counters; see [`crate::random`].
 #[inline(always)]
-pub(crate) fn philox_lanes<const N: usize>(counter: Words<N>, key: [u32; 2]) -> Words<N> {
-    const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-    const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+pub(crate) fn philox_lanes<const ROUNDS: usize, const N: usize>(counter: Words<N>, seed: u64) -> Words<N> {
     // Words in the low halves of 64 bits, where vector units have a product of 32 by 32 bits.
     const LOW: u64 = u32::MAX as u64;
     let [mut c0, mut c1, mut c2, mut c3] = counter.map(|words| words.map(u64::from));
-    let [mut k0, mut k1] = key;
-    for _ in 0..10 {
+    for [k0, k1] in round_keys::<ROUNDS>(seed) {
         for lane in 0..N {
             let p0 = u64::from(MULTIPLIERS[0]) * (c0[lane] & LOW);
             let p1 = u64::from(MULTIPLIERS[1]) * (c2[lane] & LOW);
@@ -39,8 +36,6 @@ pub(crate) fn philox_lanes<const N: usize>(counter: Words<N>, key: [u32; 2]) -> 
             c2[lane] = (p0 >> 32) ^ c3[lane] ^ u64::from(k1);
             c3[lane] = p0 & LOW;
         }
-        k0 = k0.wrapping_add(WEYL[0]);
-        k1 = k1.wrapping_add(WEYL[1]);
     }
     [c0, c1, c2, c3].map(|words| words.map(|word| word as u32))
 }
@@ -56,7 +51,7 @@ fn words(key: RandomKey, first_element: usize, low_half: bool) -> Words<LANES> {
         [key.op as u32; LANES],
         [(key.op >> 32) as u32; LANES],
     ];
-    philox_lanes(counter, [key.seed as u32, (key.seed >> 32) as u32])
+    philox_lanes::<10, LANES>(counter, key.seed)
 }
 
 /// The elements `make(lane, word)` in their order: the words of one counter are neighbours.
@@ -252,7 +247,7 @@ pub(crate) unsafe fn dropout<T: Real>(
 ) {
     let scale_kept = inlined!(|mut runs: Runs<'_, 2>, first: usize| {
         let [so, sx] = runs.steps();
-        let factors = factors(dropout, first);
+        let factors: [T; BLOCK] = factors(dropout, first);
         let mut rest = &factors[..];
         while let Some(([oo, ox], len)) = runs.next() {
             let (factors, behind) = rest.split_at(len);
@@ -264,9 +259,36 @@ pub(crate) unsafe fn dropout<T: Real>(
     for_blocks(loops, workers, scale_kept);
 }
 
+/// Keys whose weights [`weights`] makes at a time, four for each counter.
+pub(super) const KEYS: usize = 4 * LANES;
+
+/// What dropout multiplies the weights of a query with, from a multiple of sixteen keys on; see [`crate::AttentionKind`] for the
+/// counters, whose numbers of the query and of the first key these are.
+#[inline(always)]
+pub(super) fn weights<T: Real>(
+    dropout: &Dropout,
+    (query, further): (u32, bool),
+    first_key: u32,
+) -> [T; KEYS] {
+    let Weights { kept_from, scale } = Weights::of(dropout);
+    let (scale, op) = (T::from_f64(scale), dropout.key.op);
+    let keys = std::array::from_fn(|lane| first_key.wrapping_add(lane as u32));
+    let counter = [keys, [query; LANES], [op as u32; LANES], [(op >> 32) as u32; LANES]];
+    let words = philox_lanes::<ROUNDS, LANES>(counter, dropout.key.seed);
+    let mut factors = [T::ZERO; KEYS];
+    for lane in 0..LANES {
+        for key in [0, 1, 8, 9] {
+            let word = words[key / 8 * 2 + usize::from(further)][lane];
+            let bits = word >> (key % 2 * 16) & 0x7fff;
+            factors[lane / 4 * 16 + lane % 4 * 2 + key] = if bits >= kept_from { scale } else { T::ZERO };
+        }
+    }
+    factors
+}
+
 /// What dropout multiplies `BLOCK` elements with, from a multiple of four on.
 #[inline(always)]
-pub(super) fn factors<T: Real>(dropout: Dropout, first_element: usize) -> [T; BLOCK] {
+fn factors<T: Real>(dropout: Dropout, first_element: usize) -> [T; BLOCK] {
     let (kept_from, scale) = (dropout.kept_from(), T::from_f64(dropout.scale()));
     let factor = inlined!(|word: u32| if word >> 8 >= kept_from { scale } else { T::ZERO });
     from_words(words(dropout.key, first_element, false), factor)

@@ -259,3 +259,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_grad_kv, D
         write(dv + at.at[DV], problem.steps[DV], first, problem.keys, column, problem.value_width, value_sums);
     });
 }
+
+// What dropout multiplies weights with, to where the first operand lies.
+extern "C" __global__ void __launch_bounds__(THREADS) NAMED(attention_kept, DTYPE)(
+    S* out, const __grid_constant__ Walk<OPERANDS> batch, const __grid_constant__ Problem problem) {
+    u64 each = problem.queries * problem.keys, all = batch.elements * each;
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < all; i += (u64)gridDim.x * THREADS) {
+        u64 pair = i / each, query = i % each / problem.keys, key = i % problem.keys;
+        i64 at = offsets(batch, pair).at[Q] + (i64)query * problem.steps[Q][0] + (i64)key * problem.steps[Q][1];
+        out[at] = factor_of(problem, pair, query, key);
+    }
+}

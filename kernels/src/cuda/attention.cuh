@@ -14,8 +14,8 @@ struct Problem {
     u64 vectors;             // a bit for each operand: its rows are without gaps and begin at multiples of 16 bytes
     f32 factor;              // of the products as powers of 2: the scale over ln 2
     f32 rounded_scale;       // the scale in F32
-    RandomKey key;           // of dropout
-    u64 kept_from;           // as in `dropout`; 0 if no weight is left out
+    u32 rounds[7][2];        // the keys of those that make bits for dropout; see `draw`
+    u64 kept_from;           // the least bits of a weight that is kept, in both halves of a word; 0 if no weight is left out
     f64 kept_scale;          // of weights that are kept
 };
 
@@ -55,22 +55,38 @@ __device__ inline bool sees(const Problem& problem, u64 query, u64 key) {
     return query < problem.queries && key < problem.keys && (!problem.causal || key <= query);
 }
 
-// The number of a query's first four weights.
-__device__ inline u64 first_four(const Problem& problem, u64 pair, u64 query) {
-    return (pair * problem.queries + query) * ((problem.keys + 3) / 4);
+// Eight weights share a counter: those of a query and of the one eight further on with two neighbouring keys and those eight further
+// on, as a thread has them in fragments. The counter's numbers of queries, and of keys.
+__device__ inline u32 query_number(const Problem& problem, u64 pair, u64 query) {
+    return (u32)((pair * ((problem.queries + 15) / 16) + query / 16) * 8 + query % 8);
 }
-__device__ inline bool is_kept(const Problem& problem, u32 word) { return word >> 8 >= (u32)problem.kept_from; }
+__device__ inline u32 key_number(u64 key) { return (u32)(key / 16 * 4 + key % 8 / 2); }
+
+// Makes a counter's words of two neighbouring keys each: with both queries, and eight keys further on with both. All counters
+// have the same second half, whose product is in the keys of the first two rounds.
+template <int UNROLLED> __device__ inline void draw(u32 (&words)[4], const Problem& problem, u32 query_number, u32 key_number) {
+    const u32(&keys)[7][2] = problem.rounds;
+    u64 product = (u64)0xD2511F53u * key_number;
+    words[0] = query_number ^ keys[0][0];
+    words[1] = 0;
+    words[2] = (u32)(product >> 32) ^ keys[0][1];
+    words[3] = (u32)product;
+#pragma unroll(UNROLLED)
+    for (int round = 1; round < 7; ++round) {
+        mix(words, keys[round][0], keys[round][1]);
+    }
+}
 
 // What dropout multiplies a weight with.
 __device__ inline T factor_of(const Problem& problem, u64 pair, u64 query, u64 key) {
     if (!problem.kept_from) {
         return 1;
     }
-    Four<u32> four[1] = {counter_of(problem.key, first_four(problem, pair, query) + key / 4, false)};
-    draw<1>(problem.key, four);
-    u32(&at)[4] = four[0].at;
-    u32 even = key & 2 ? at[2] : at[0], odd = key & 2 ? at[3] : at[1], word = key & 1 ? odd : even;
-    return is_kept(problem, word) ? (T)problem.kept_scale : (T)0;
+    u32 words[4];
+    draw<1>(words, problem, query_number(problem, pair, query), key_number(key));
+    u32 first = query & 8 ? words[1] : words[0], further = query & 8 ? words[3] : words[2];
+    u32 bits = (key & 8 ? further : first) >> key % 2 * 16 & 0x7fff;
+    return bits >= (u32)problem.kept_from % 65536 ? (T)problem.kept_scale : (T)0;
 }
 
 __device__ inline T score(const Problem& problem, T product, const S* mask, u64 query, u64 key) {

@@ -6,7 +6,7 @@ use device::{DType, Result};
 use super::walk::{ByValue, Walk, blocks};
 use super::{by_dtype, by_factor, float_programs, program};
 use crate::command::Address;
-use crate::distribution::RandomKey;
+use crate::distribution::{MULTIPLIERS, ROUNDS, RandomKey, Weights, round_keys};
 use crate::scores::{ScoreBatch, ScoreSizes};
 
 float_programs!("attention", "rows.cuh", "philox.cuh", "attention.cuh", "attention.cu");
@@ -70,13 +70,15 @@ macro_rules! tiling {
         $name:literal, [$first:literal, $second:literal], $half:literal, $width:literal,
         $f_strips:literal $f_tile:literal $f_blocks:literal,
         $q_strips:literal $q_tile:literal $q_blocks:literal,
-        $kv_strips:literal $kv_tile:literal $kv_blocks:literal, $slice:literal $(, $groups:literal)?
+        $kv_strips:literal $kv_tile:literal $kv_blocks:literal, $slice:literal
+        $(, groups $groups:literal)? $(, drops $drops:literal)?
     ) => {{
         macro_rules! of {
             ($type:literal) => {
                 program!(
                     $name, $type, 1, $half, "rows.cuh", "tensor_core.cuh", "philox.cuh", "attention.cuh", $($groups,)?
-                    "attention_tiles.cuh", "attention_scores.cuh", "attention_forward.cuh", "attention_backward.cuh", "attention_tiles.cu";
+                    "attention_tiles.cuh", $($drops,)? "attention_scores.cuh", "attention_forward.cuh", "attention_backward.cuh",
+                    "attention_tiles.cu";
                     "TILING(", $width, ", ", $f_strips, ", ", $f_tile, ", ", $f_blocks, ", ",
                     $q_strips, ", ", $q_tile, ", ", $q_blocks, ", ",
                     $kv_strips, ", ", $kv_tile, ", ", $kv_blocks, ", ", $slice, ")\n"
@@ -109,14 +111,32 @@ pub(in crate::cuda) static FLOATS: [Tiling; 4] = [
     tiling!("attention_64x2", ["f32", "tf32"], 0, 64, 2 64 2, 2 32 2, 1 32 2, 64),
     tiling!("attention_128x1", ["f32", "tf32"], 0, 128, 1 32 2, 1 32 2, 1 32 1, 64),
 ];
-/// Where warp groups multiply; without masks and dropout.
+/// Where warp groups multiply; without masks.
 static GROUPED: [Tiling; 2] = [
-    tiling!("attention_64g1", ["bf16", "f16"], 1, 64, 1 64 4, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
-    tiling!("attention_64g2", ["bf16", "f16"], 1, 64, 2 64 2, 1 64 3, 1 64 3, 64, "warp_groups.cuh"),
+    tiling!("attention_64g1", ["bf16", "f16"], 1, 64, 1 64 4, 1 64 3, 1 64 3, 64, groups "warp_groups.cuh"),
+    tiling!("attention_64g2", ["bf16", "f16"], 1, 64, 2 64 2, 1 64 3, 1 64 3, 64, groups "warp_groups.cuh"),
 ];
+/// The same with dropout.
+static DROPPING_HALVES: [Tiling; 4] = [
+    tiling!("attention_32d1", ["bf16", "f16"], 1, 32, 1 64 3, 1 64 3, 1 64 3, 32, drops "attention_dropout.cuh"),
+    tiling!("attention_64d1", ["bf16", "f16"], 1, 64, 1 64 3, 1 64 3, 1 64 2, 64, drops "attention_dropout.cuh"),
+    tiling!("attention_128d1", ["bf16", "f16"], 1, 128, 1 64 2, 1 64 2, 1 32 2, 128, drops "attention_dropout.cuh"),
+    tiling!("attention_256d1", ["bf16", "f16"], 1, 256, 1 32 2, 1 32 1, 1 32 1, 128, drops "attention_dropout.cuh"),
+];
+static DROPPING_FLOATS: [Tiling; 3] = [
+    tiling!("attention_32d1", ["f32", "tf32"], 0, 32, 1 64 2, 1 64 2, 1 64 2, 32, drops "attention_dropout.cuh"),
+    tiling!("attention_64d1", ["f32", "tf32"], 0, 64, 1 64 2, 1 32 2, 1 32 2, 64, drops "attention_dropout.cuh"),
+    tiling!("attention_128d1", ["f32", "tf32"], 0, 128, 1 32 2, 1 32 2, 1 32 1, 64, drops "attention_dropout.cuh"),
+];
+static DROPPING_GROUPED: [Tiling; 2] = [
+    tiling!("attention_64gd1", ["bf16", "f16"], 1, 64, 1 64 4, 1 64 3, 1 64 3, 64, groups "warp_groups.cuh", drops "attention_dropout.cuh"),
+    tiling!("attention_64gd2", ["bf16", "f16"], 1, 64, 2 64 2, 1 64 3, 1 64 3, 64, groups "warp_groups.cuh", drops "attention_dropout.cuh"),
+];
+/// The largest least bits of kept weights that kernels on tensor cores take: those of infinity in F16, as which they compare them.
+const MOST_KEPT_FROM: u32 = 0x7c00;
 
 /// `Problem` of the programs. Operands whose rows can be read in vectors are the bits of the word before the scales.
-fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 30] {
+fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 35] {
     let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
     let (lanes, size) = (16 / dtype.size_bytes(), dtype.size_bytes());
     let in_vectors = |k: usize| {
@@ -130,17 +150,29 @@ fn words(dtype: DType, problem: &ScoreBatch, operands: [Address; 9]) -> [i64; 30
     let numbers = [queries, keys, width, value_width, usize::from(problem.kind.causal)].map(|n| n as i64);
     let steps = problem.steps.as_flattened().iter().map(|&step| step as i64);
     let scale = problem.kind.scale;
-    let dropout = problem.kind.dropout.map_or([0; 4], |dropout| {
-        let RandomKey { seed, op } = dropout.key;
-        [seed as i64, op as i64, i64::from(dropout.kept_from()), dropout.scale().to_bits() as i64]
+    let dropout = problem.kind.dropout.map(|dropout| Weights::of(&dropout));
+    let rounds = problem.kind.dropout.map_or([[0; 2]; ROUNDS], |dropout| rounds(dropout.key));
+    let [kept_from, kept_scale] = dropout.map_or([0; 2], |weights| {
+        [i64::from(weights.kept_from * 0x0001_0001), weights.scale.to_bits() as i64]
     });
     let mut all = numbers
         .into_iter()
         .chain([scale.to_bits() as i64])
         .chain(steps)
         .chain([vectors, i64::from(factor(problem).to_bits()) | i64::from((scale as f32).to_bits()) << 32])
-        .chain(dropout);
+        .chain(rounds.map(|[even, odd]| i64::from(even) | i64::from(odd) << 32))
+        .chain([kept_from, kept_scale]);
     std::array::from_fn(|_| all.next().unwrap_or_default())
+}
+
+/// The keys of the rounds of Philox, see `draw` of the program: the product of the counters' second half is in those of the first two.
+fn rounds(key: RandomKey) -> [[u32; 2]; ROUNDS] {
+    let mut rounds = round_keys(key.seed);
+    let product = u64::from(MULTIPLIERS[1]) * u64::from(key.op as u32);
+    rounds[0][0] ^= (product >> 32) as u32;
+    rounds[0][1] ^= (key.op >> 32) as u32;
+    rounds[1][0] ^= product as u32;
+    rounds
 }
 
 /// What products are multiplied with to be scores in powers of 2.
@@ -181,20 +213,21 @@ impl Launch<'_> {
     fn tiling(&self, pass: Pass) -> Option<&'static Tiling> {
         let (queue, dtype, problem) = (self.queue, self.dtype, self.problem);
         let ScoreSizes { queries, keys, width, value_width } = problem.sizes;
-        // Several strips, and products by groups, leave no registers for masks and dropout.
-        let direct = !self.masked && problem.kind.dropout.is_none() && factor(problem) > 0.0;
-        let tilings = match dtype {
-            DType::BF16 | DType::F16
-                if direct && queue.has_warp_groups() && (33..=64).contains(&width.max(value_width)) =>
-            {
-                &GROUPED
-            }
-            DType::BF16 | DType::F16 => &HALVES[..],
-            DType::F32 => &FLOATS,
+        // Several strips, and products by groups, leave no registers for masks.
+        let direct = !self.masked && factor(problem) > 0.0;
+        let grouped = direct && queue.has_warp_groups() && (33..=64).contains(&width.max(value_width));
+        let kept_from = problem.kind.dropout.map_or(0, |dropout| Weights::of(&dropout).kept_from);
+        let tilings = match (dtype, kept_from > 0) {
+            (DType::BF16 | DType::F16, false) if grouped => &GROUPED[..],
+            (DType::BF16 | DType::F16, true) if grouped => &DROPPING_GROUPED,
+            (DType::BF16 | DType::F16, false) => &HALVES,
+            (DType::BF16 | DType::F16, true) => &DROPPING_HALVES,
+            (DType::F32, false) => &FLOATS,
+            (DType::F32, true) => &DROPPING_FLOATS,
             _ => return None,
         };
         let rows = problem.batch.elements.saturating_mul(queries.max(keys));
-        if !queue.has_tensor_cores() || rows > MAX_ROWS {
+        if !queue.has_tensor_cores() || rows > MAX_ROWS || kept_from > MOST_KEPT_FROM {
             return None;
         }
         let fits = |tiling: &&Tiling| {
@@ -290,4 +323,20 @@ pub(crate) fn gradient(
         || enqueue(Pass::GradQ, &[q, k, v, mask, g, log_sums, products, dq, batch, by_value]),
         || enqueue(Pass::GradKv, &[q, k, v, mask, g, log_sums, products, dk, dv, batch, by_value]),
     )
+}
+
+pub(crate) fn kept_weights(
+    queue: &Queue<'_>,
+    dtype: DType,
+    problem: &ScoreBatch,
+    out: Address,
+) -> Result<()> {
+    let by_value = words(dtype, problem, [out; 9]);
+    let batch = Walk::of(queue.op(), &problem.batch)?;
+    let grid = blocks(queue, problem.scores().div_ceil(THREADS as usize) as u64, THREADS);
+    // SAFETY: the kernel takes these arguments, and the batch and the steps of the queries are those of the output.
+    unsafe {
+        let args = [out.into(), batch.arg(), by_value.arg()];
+        queue.kernel(program_of(dtype), by_dtype!(dtype, "attention_kept"), grid, &args)
+    }
 }

@@ -41,6 +41,8 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
     __device__ Backward(const Problem& problem, const S* mask, u32 pair, Shared left, Shared right, int first)
         : problem(problem), kind{problem, mask, pair}, left(left), right(right), first(first) {}
 
+    using Kept = ::Kept<BY_KEY, STRIPS, PART / 8>;
+
     enum : bool { LATE = GROUPED && !IS_SAME<S, f16> };
     __device__ f32 early(f32 slope) const { return LATE ? slope : slope * problem.rounded_scale; }
     __device__ f32 late() const { return LATE ? problem.rounded_scale : 1; }
@@ -51,7 +53,7 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
 
     // With rows of both matrices of a tile, from `start` on; `numbers(n)` gives those of the queries for eight columns. Without
     // WHOLE some queries may not see some keys, see `seen(row, column)`, or the scores are not direct. `weighted`, which begins USES
-    // products, is called when the weights are there.
+    // products, is called when the weights are there: by groups, those that are not kept, too.
     template <bool WHOLE, int USES, class Seen, class Numbers, class Weighted>
     __device__ void multiply_both(Shared a, Shared b, int start, Seen seen, Numbers numbers, Weighted weighted) {
         multiply(scores, left, a);
@@ -61,49 +63,65 @@ template <int WIDTH, int STRIPS, int PART, bool KEPT, bool BY_KEY> struct Backwa
                          [&](int row, int column) { return BY_KEY ? first + row : start + column; });
         }
         multiply(slopes, right, b);
-        u32 kept = WHOLE ? ~0u : kind.template kept<BY_KEY, STRIPS, PART / 8>(first, start);
-        f32 kept_scale = WHOLE ? 1 : kind.kept_scale();
+        Kept kept(problem, kind.pair, first, start);
         // Of the same bits as in the forward pass: a fused product would be far from a large logarithm.
         auto weight_of = [&](f32 score, f32 log_sum) { return exp2_of((mul_rounded(score, scale) - log_sum) * LOG2_E); };
-        auto slope_of = [&](f32 weight, f32 slope, f32 product) { return early(weight * (slope - product)); };
+        auto slope_of = [&](f32 weight, f32 slope, f32 product) {
+            return early(weight * (slope * kind.kept_scale() - product));
+        };
+        using Each = decltype(numbers(0));
         if constexpr (GROUPED) {
             products_arrive<1>();
             settle(scores);
-            for_each<WHOLE>(kept, seen, numbers, [&](f32& score, f32&, f32 log_sum, f32, bool exists, bool) {
-                score = exists ? weight_of(score, log_sum) : 0;
+            for_eights(numbers, [&](int m, int n, const Each& each) {
+                kept.draw(m, n);
+                for_each<WHOLE>(m, n, seen, each, [&](f32& score, f32&, f32 log_sum, f32, bool exists) {
+                    score = exists ? weight_of(score, log_sum) : 0;
+                });
             });
-            weighted();
+            weighted(kept);
             products_arrive<USES>();
             settle(slopes);
-            for_each<WHOLE>(kept, seen, numbers, [&](f32 weight, f32& slope, f32, f32 product, bool exists, bool) {
-                slope = exists ? slope_of(weight, slope, product) : 0;
+            for_eights(numbers, [&](int m, int n, const Each& each) {
+                kept.leave_out(slopes.at[m][n], m, n);
+                for_each<WHOLE>(m, n, seen, each, [&](f32 weight, f32& slope, f32, f32 product, bool exists) {
+                    slope = exists ? slope_of(weight, slope, product) : 0;
+                });
             });
         } else {  // at once, so that fewer registers are in use
-            for_each<WHOLE>(kept, seen, numbers, [&](f32& score, f32& slope, f32 log_sum, f32 product, bool exists, bool stays) {
-                f32 weight = weight_of(score, log_sum);
-                score = exists && stays ? weight : 0;
-                slope = exists ? slope_of(weight, stays ? slope * kept_scale : 0, product) : 0;
+            for_eights(numbers, [&](int m, int n, const Each& each) {
+                kept.draw(m, n);
+                kept.leave_out(slopes.at[m][n], m, n);
+                for_each<WHOLE>(m, n, seen, each, [&](f32& score, f32& slope, f32 log_sum, f32 product, bool exists) {
+                    f32 weight = weight_of(score, log_sum);
+                    score = exists ? weight : 0;
+                    slope = exists ? slope_of(weight, slope, product) : 0;
+                });
+                kept.leave_out(scores.at[m][n], m, n);
             });
-            weighted();
+            weighted(kept);
         }
     }
 
-    // Calls `body(score, slope, log_sum, product, whether the query sees the key, whether the weight is kept)` for each of this
-    // thread's.
-    template <bool WHOLE, class Seen, class Numbers, class Body>
-    __device__ void for_each(u32 kept, Seen seen, Numbers numbers, Body body) {
+    // Calls `body(strip, n, numbers(n))` for eights of columns.
+    template <class Numbers, class Body> __device__ static void for_eights(Numbers numbers, Body body) {
 #pragma unroll
         for (int n = 0; n < PART / 8; ++n) {
             auto each = numbers(n);
 #pragma unroll
             for (int m = 0; m < STRIPS; ++m) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    bool exists = WHOLE || seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2);
-                    bool stays = kept >> ((m * PART / 8 + n) * 4 + i) % 32 & 1;
-                    body(scores.at[m][n][i], slopes.at[m][n][i], each.log_sum(m, i), each.product(m, i), exists, stays);
-                }
+                body(m, n, each);
             }
+        }
+    }
+
+    // Calls `body(score, slope, log_sum, product, whether the query sees the key)` for each of this thread's of eight columns.
+    template <bool WHOLE, class Seen, class Numbers, class Body>
+    __device__ void for_each(int m, int n, Seen seen, const Numbers& numbers, Body body) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            bool exists = WHOLE || seen(m * 16 + own_row() + i / 2 * 8, n * 8 + own_column() + i % 2);
+            body(scores.at[m][n][i], slopes.at[m][n][i], numbers.log_sum(m, i), numbers.product(m, i), exists);
         }
     }
 };
@@ -126,16 +144,17 @@ template <int WIDTH, int STRIPS> struct GradQ : Backward<WIDTH, STRIPS, QUERY_PA
 
     using Base = Backward<WIDTH, STRIPS, QUERY_PART, KEEPS_QUERIES<WIDTH, STRIPS>, false>;
     using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
+    using typename Base::Kept;
 
     // Whether none of the queries sees a key from `start` on, and whether all see all keys of the part.
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + ROWS - 1); }
-    __device__ bool whole(int start) const { return kind.plain() && start + QUERY_PART <= seen_by(problem, together()); }
+    __device__ bool whole(int start) const { return kind.direct() && start + QUERY_PART <= seen_by(problem, together()); }
 
     template <bool WHOLE> __device__ void add(Shared keys, Shared values, int start) {
         this->template multiply_both<WHOLE, 0>(
             keys, values, start, [&](int row, int column) { return column < seen_by(problem, first + row) - start; },
-            [&](int) { return numbers; }, [] {});
-        accumulate<WIDTH>(sums, this->slopes, keys, [](int) {});
+            [&](int) { return numbers; }, [](const Kept&) {});
+        accumulate<WIDTH>(sums, this->slopes, keys, [](int) {}, AllStay());
         products_arrive<0>();
         settle(sums);
     }
@@ -218,11 +237,12 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
 
     using Base = Backward<WIDTH, STRIPS, PART, false, true>;
     using Base::Base, Base::problem, Base::kind, Base::first, Base::together, Base::ROWS;
+    using typename Base::Kept;
 
     // Whether none of the queries from `start` on sees a key, and whether all exist and see all keys.
     __device__ bool none(int start) const { return problem.causal && start + PART <= together(); }
     __device__ bool whole(int start) const {
-        return kind.plain() && start + PART <= (int)problem.queries &&
+        return kind.direct() && start + PART <= (int)problem.queries &&
                (!problem.causal || start >= together() + ROWS - 1);
     }
 
@@ -238,8 +258,15 @@ template <int WIDTH, int STRIPS, int SLICE> struct GradKv : Backward<WIDTH, STRI
                 load_numbers(numbers.products, products + at);
                 return numbers;
             },
-            [&] { accumulate<WIDTH>(value_sums, this->scores, gradients + column * (int)sizeof(S), [](int) {}); });
-        accumulate<WIDTH>(key_sums, this->slopes, queries + column * (int)sizeof(S), [](int) {});
+            [&](const Kept& kept) {
+                Shared rows = gradients + column * (int)sizeof(S);
+                if constexpr (GROUPED) {
+                    accumulate<WIDTH>(value_sums, this->scores, rows, [](int) {}, kept);
+                } else {  // where weights are left out already
+                    accumulate<WIDTH>(value_sums, this->scores, rows, [](int) {}, AllStay());
+                }
+            });
+        accumulate<WIDTH>(key_sums, this->slopes, queries + column * (int)sizeof(S), [](int) {}, AllStay());
         products_arrive<0>();
         settle(value_sums);
         settle(key_sums);

@@ -27,7 +27,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
     // all keys of the tile.
     __device__ int together() const { return first_together(first, STRIPS * 16); }
     __device__ bool none(int start) const { return start >= seen_by(problem, together() + TOGETHER * STRIPS * 16 - 1); }
-    __device__ bool whole(int start) const { return kind.plain() && start + KEYS <= seen_by(problem, together()); }
+    __device__ bool whole(int start) const { return kind.direct() && start + KEYS <= seen_by(problem, together()); }
 
     // Finds the largest scores, gives what weights are relative to, and scales what was added up: by 1 to the bit where the
     // largest score stays.
@@ -59,7 +59,7 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
 
     // Adds the keys and values of a tile.
     template <bool WHOLE> __device__ void add(Shared tile, int start) {
-        u32 kept = WHOLE ? ~0u : kind.template kept<false, STRIPS, KEYS / 8>(first, start);
+        Kept<false, STRIPS, KEYS / 8> kept(problem, kind.pair, first, start);
         Sums<STRIPS, KEYS / 8> scores;
         multiply(scores, queries, tile);
         products_arrive<0>();
@@ -75,17 +75,19 @@ template <int WIDTH, int STRIPS, int KEYS> struct Forward {
         }
         f32 shift[STRIPS][2];
         grow(scores, factor, shift);
-        accumulate<WIDTH>(sums, scores, tile + KEYS * ROW_BYTES<WIDTH>, [&](int n) {
+        auto weights = [&](int n) {
 #pragma unroll
             for (int m = 0; m < STRIPS; ++m) {
+                kept.draw(m, n);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     f32 weight = exp2_of((scores.at[m][n][i] - shift[m][i / 2]) * factor);
                     total[m][i / 2] += weight;
-                    scores.at[m][n][i] = kept >> ((m * KEYS / 8 + n) * 4 + i) % 32 & 1 ? weight : 0;
+                    scores.at[m][n][i] = weight;
                 }
             }
-        });
+        };
+        accumulate<WIDTH>(sums, scores, tile + KEYS * ROW_BYTES<WIDTH>, weights, kept);
         products_arrive<0>();
         settle(sums);
     }

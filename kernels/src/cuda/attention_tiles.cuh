@@ -248,11 +248,16 @@ __device__ inline void multiply(Sums<STRIPS, EIGHTS>& sums, const Own<WIDTH, STR
 #endif
 }
 
+// All factors stay what they are.
+struct AllStay {
+    __device__ void operator()(u32 (&)[4], int, int) const {}
+};
+
 // sums += rounded factors, of which there are as many columns, times rows of a tile. `prepare(n)` comes before the columns from
-// 8 n on are read.
-template <int WIDTH, int STRIPS, int COLUMNS, int EIGHTS, class Prepare>
+// 8 n on are read, and `leave_out(a, m, n)` changes what they are as left operands.
+template <int WIDTH, int STRIPS, int COLUMNS, int EIGHTS, class Prepare, class LeaveOut>
 __device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS, COLUMNS>& factors, Shared rows,
-                                  Prepare prepare) {
+                                  Prepare prepare, const LeaveOut& leave_out) {
     settle(sums);
 #pragma unroll
     for (int k = 0; k < COLUMNS; k += STEP / 8) {
@@ -264,6 +269,7 @@ __device__ inline void accumulate(Sums<STRIPS, EIGHTS>& sums, const Sums<STRIPS,
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
             left_of(a[m], factors.at[m][k], factors.at[m][k + STEP / 8 - 1]);
+            leave_out(a[m], m, k);
         }
 #if BY_GROUPS
         products_begin();

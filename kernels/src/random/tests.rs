@@ -16,6 +16,12 @@ fn philox_gives_the_known_answers() {
     let counter = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
     let expected = [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1];
     assert_eq!(philox(counter, [0xa409_3822, 0x299f_31d0]), expected);
+    // Of seven rounds.
+    assert_eq!(philox_of::<7>([0; 4], [0; 2]), [0x5f6f_b709, 0x0d89_3f64, 0x4f12_1f81, 0x4f73_0a48]);
+    let expected = [0x5207_ddc2, 0x4516_5e59, 0x4d8e_e751, 0x8c52_f662];
+    assert_eq!(philox_of::<7>([u32::MAX; 4], [u32::MAX; 2]), expected);
+    let expected = [0x4dfc_caba, 0x190a_87f0, 0xc473_62ba, 0xb6b5_242a];
+    assert_eq!(philox_of::<7>(counter, [0xa409_3822, 0x299f_31d0]), expected);
 }
 
 /// The word of element `i` as the docs define it.

@@ -18,10 +18,6 @@ const SIDE: usize = 64;
 const THREADS: u32 = 256;
 /// Calls of BLAS for batches that one step does not describe, beyond which the plain kernel takes over.
 const MAX_CALLS: usize = 256;
-/// Sums of at most so many products, of which there are at most so many, are the plain kernel's, too: there is so little to do that its
-/// one slice of each matrix is there before a library has begun.
-const FEW: usize = 16;
-const MAX_FEW: usize = 1 << 20;
 
 /// Whether BLAS has to transpose a matrix, and its leading dimension: one axis without gaps, columns that do not overlap.
 fn leading(matrix: MatrixLayout) -> Option<(bool, usize)> {
@@ -94,8 +90,7 @@ impl Product<'_> {
         let inner = largest.map_or(LoopAxis { size: 1, strides: [0; 3] }, |i| axes[i]);
         let others = axes.iter().enumerate().filter(|&(i, _)| Some(i) != largest);
         let calls = Loops::from_axes(others.map(|(_, axis)| *axis));
-        let by_blas = calls.elements <= MAX_CALLS && !self.is_little(&axes);
-        let Some(gemm) = self.gemm(&inner).filter(|_| by_blas) else {
+        let Some(gemm) = self.gemm(&inner).filter(|_| calls.elements <= MAX_CALLS) else {
             // SAFETY: the caller answers for the matrices.
             unsafe { self.start(queue, &axes, at[0])? };
             if self.accumulates() && self.batch.a.columns == 0 && !self.relu {
@@ -118,13 +113,6 @@ impl Product<'_> {
             return positive_parts(queue, self.c_dtype, at[0], elements * each);
         }
         Ok(())
-    }
-
-    /// Whether there is little to add up for each element of few; a row to add first would be a launch more.
-    fn is_little(&self, axes: &[LoopAxis<3>]) -> bool {
-        let MatrixBatch { c, a, .. } = self.batch;
-        let elements = axes.iter().map(|axis| axis.size).fold(c.rows * c.columns, usize::saturating_mul);
-        a.columns <= FEW && elements <= MAX_FEW && !matches!(self.onto, Onto::Row(..))
     }
 
     /// Enqueues the products of a batch along one axis by BLAS, or by the plain kernel where that has none; says whether positive parts

@@ -275,6 +275,9 @@ fn compare_has_the_host_prepare_batches_where_it_can() {
     let found = json(&path);
     let schedules = found["schedules"].as_array().unwrap();
     let names: Vec<_> = schedules.iter().map(|schedule| schedule["name"].as_str().unwrap()).collect();
+    assert!(
+        found["work_ms"].as_f64().is_some_and(|ms| ms > 0.0 && ms <= found["bound_ms"].as_f64().unwrap())
+    );
     let captured = ["captured, serial order", "captured, data order", "captured, stages"];
     assert_eq!(names, [&["serial", "concurrent", "host-prepared"], &captured[..]].concat());
     for schedule in &schedules[3..] {

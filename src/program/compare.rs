@@ -43,7 +43,8 @@ pub(super) struct Args {
     /// Seed of parameters, split and shuffles.
     #[arg(long, allow_negative_numbers = true, value_name = "S")]
     pub(super) seed: Option<u64>,
-    /// Capture the serial schedule's step, too, and replay it in the order of its stream and in that of its data.
+    /// Capture the serial schedule's step, too, and replay it in the order of its stream, in that of its data and, where batches are
+    /// prepared ahead, beside the next one's preparation.
     #[arg(long)]
     pub(super) graph: bool,
     /// Write every figure as JSON; - is standard output, here and below.
@@ -293,7 +294,11 @@ fn verdicts(found: &Comparison) -> Table {
         None => "the bound leaves no room".to_owned(),
         Some(_) if found.speedup < 1.0 => "none: the concurrent schedule is the slower one".to_owned(),
         Some(share) => {
-            format!("{:.0} % of what kernels alone would allow ({:.3} ms)", 100.0 * share, found.bound_ms)
+            format!(
+                "{:.0} % of what kernels and copies alone would allow ({:.3} ms)",
+                100.0 * share,
+                found.bound_ms
+            )
         }
     };
     table.row(["efficiency".to_owned(), efficiency]);
@@ -306,8 +311,8 @@ fn verdicts(found: &Comparison) -> Table {
                 }
                 _ => equal(true).to_owned(),
             };
-            let share = found.captured_efficiency(schedule).map(|share| {
-                format!("{:.0} % of what any order would allow ({:.3} ms), ", 100.0 * share, found.work_ms)
+            let share = found.captured_efficiency(schedule).zip(found.work_ms).map(|(share, work_ms)| {
+                format!("{:.0} % of the room above the serial kernels' {work_ms:.3} ms, ", 100.0 * share)
             });
             let verdict = format!(
                 "{speedup:.2}x (blocks of steps: {:.2} to {:.2}), {}{bits}",

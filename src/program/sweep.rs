@@ -10,7 +10,8 @@ use super::table::Table;
 /// they use, if that is known.
 fn more(found: &Comparison) -> impl Iterator<Item = (&'static str, String)> {
     found.schedules().filter_map(|schedule| {
-        let share = found.captured_efficiency(schedule).map(|part| format!(", {:.0} %", 100.0 * part));
+        let share =
+            found.captured_efficiency(schedule).map(|part| format!(", {:.0} % of the room", 100.0 * part));
         Some((schedule.name, format!("{:.2}x{}", compared(schedule)?.0, share.unwrap_or_default())))
     })
 }
@@ -28,12 +29,13 @@ pub(super) fn table(all: &[Comparison]) -> Table {
         "efficiency",
         "bits",
     ];
-    let before = head.len();
+    let mut others: Vec<&str> = Vec::new();
     all.iter().flat_map(more).for_each(|(name, _)| {
-        if !head[before..].contains(&name) {
-            head.push(name);
+        if !others.contains(&name) {
+            others.push(name);
         }
     });
+    head.extend(&others);
     table.row(head);
     for found in all {
         let Comparison { options, serial, concurrent, speedup, speedup_spread: spread, .. } = found;
@@ -48,7 +50,12 @@ pub(super) fn table(all: &[Comparison]) -> Table {
             found.efficiency.map_or("no room".to_owned(), |part| format!("{:.0} %", 100.0 * part)),
             if equal { "equal" } else { "NOT EQUAL" }.to_owned(),
         ];
-        table.row(row.into_iter().chain(more(found).map(|(_, gain)| gain)));
+        // Not every size has every schedule.
+        let gain = |name: &&str| {
+            let found = more(found).find(|(other, _)| other == name);
+            found.map_or("-".to_owned(), |(_, gain)| gain)
+        };
+        table.row(row.into_iter().chain(others.iter().map(gain)));
     }
     table
 }

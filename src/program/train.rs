@@ -253,7 +253,7 @@ impl Run {
         if let Some(captured) = &mut self.captured {
             let training =
                 Training { lanes: &self.lanes, model: &*self.model, optimizer: &mut *self.optimizer };
-            let step = || captured.step(training, &workloads::prepare(&*self.model, batches)?);
+            let step = || captured.step(training, &self.model.prepare_all(batches)?);
             return autocast(self.autocast, step).map_err(not_captured);
         }
         let loss = |batch| self.model.batch_loss(&no_grad(|| self.model.prepare(batch))?);

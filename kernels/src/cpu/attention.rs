@@ -19,6 +19,7 @@ use crate::scores::{ScoreBatch, ScoreSizes};
 const QUERIES: usize = 32;
 /// Keys of a tile.
 const KEYS: usize = 128;
+const _: () = assert!(KEYS.is_multiple_of(random::KEYS), "weights are drawn for whole tiles");
 /// Rows of a tile are padded to multiples of this, so that loops over them need no remainder.
 const PAD: usize = 16;
 

@@ -52,7 +52,8 @@ pub(crate) fn gradients<'a>(
     Table::each(norms.map(operand), |table| {
         let mut grid = blocks(queue, table.parts.into(), BESIDE * DOWN);
         grid.threads = [BESIDE, DOWN, 1];
-        // SAFETY: the kernel takes this argument; the rows are those of the operands, whose memory is moved to multiples of packs.
+        // SAFETY: the kernel takes this argument; the rows are those of the operands, whose memory moves
+        // to multiples of 256 bytes, and so of packs, only.
         unsafe { queue.kernel(program_of(dtype), by_dtype!(dtype, "many_norms"), grid, &[table.arg()]) }
     })
 }

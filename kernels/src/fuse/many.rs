@@ -49,8 +49,10 @@ pub(super) fn fuse(plan: &mut Plan, order: Order) {
     let mut fuser = Fuser { groups: plan.groups(order), parts: &parts, open: Vec::new() };
     (0..plan.len()).for_each(|command| fuser.add(command));
     let groups = fuser.groups;
-    let fused = groups.several().filter_map(|members| fused(&parts, members)).collect();
-    plan.fuse(&groups, fused);
+    let fused: Option<Vec<Fused>> = groups.several().map(|members| fused(&parts, members)).collect();
+    if let Some(fused) = fused {
+        plan.fuse(&groups, fused);
+    }
 }
 
 /// A plan whose small commands are fused.

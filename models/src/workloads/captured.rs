@@ -1,6 +1,6 @@
 //! A workload's step, captured.
 
-use autograd::{ConcurrentBatches, no_grad};
+use autograd::ConcurrentBatches;
 use device::{Device, Result};
 use tensor::{GraphCache, GraphOptions, PlanReport, Tensor};
 
@@ -12,8 +12,8 @@ const FORMS: usize = 8;
 
 /// A training whose steps are captured for each form of batch that they meet, and replayed.
 ///
-/// What comes before the part that learns ([`Model::prepare`]) is not captured: steps are given what it makes of batches, and all of
-/// them the same lanes, model and optimizer.
+/// What comes before the part that learns is not captured: steps are given what it makes of batches ([`Model::prepare_all`]), and all
+/// of them the same lanes, model and optimizer.
 #[derive(Debug)]
 pub struct CapturedStep(GraphCache<Vec<Batch>, Vec<Tensor>>);
 
@@ -25,14 +25,6 @@ pub struct Training<'a> {
     pub model: &'a dyn Model,
     /// The optimizer of the model's parameters.
     pub optimizer: &'a mut dyn Optimizer,
-}
-
-/// What a model makes of batches before the part that learns.
-///
-/// # Errors
-/// As [`Model::prepare`].
-pub fn prepare(model: &dyn Model, batches: Vec<Batch>) -> Result<Vec<Batch>> {
-    no_grad(|| batches.into_iter().map(|batch| model.prepare(batch)).collect())
 }
 
 impl Training<'_> {

@@ -25,7 +25,7 @@ use crate::{Batch, DataLoader, InMemory, LoaderOptions, Module, Optimizer, corre
 
 pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
 pub use branches::Branches;
-pub use captured::{CapturedStep, Training, prepare};
+pub use captured::{CapturedStep, Training};
 pub use data::{ClickLog, ClickOptions, Images};
 pub use dlrm::{Dlrm, DlrmOptions};
 pub use forum::Forum;
@@ -146,6 +146,14 @@ pub trait Model: Module {
     /// Those of its ops.
     fn prepare(&self, batch: Batch) -> Result<Batch> {
         Ok(batch)
+    }
+
+    /// [`prepare`](Self::prepare) for each batch, unrecorded.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    fn prepare_all(&self, batches: Vec<Batch>) -> Result<Vec<Batch>> {
+        no_grad(|| batches.into_iter().map(|batch| self.prepare(batch)).collect())
     }
 
     /// The mean loss over one prepared batch, with random ops keyed by the batch.

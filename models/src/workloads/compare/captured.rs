@@ -58,12 +58,10 @@ impl Captured {
     }
 
     fn refuse(&mut self, error: Error) -> Result<()> {
-        let within = if let Error::Stage { source, .. } = &error { source.downcast_ref() } else { None };
-        let cause = within.unwrap_or(&error);
-        if !matches!(cause, Error::Captured { .. }) {
+        if !matches!(error, Error::Captured { .. }) {
             return Err(error);
         }
-        let finding = Finding::new("not-captured", format!("the step cannot be replayed: {cause}"));
+        let finding = Finding::new("not-captured", format!("the step cannot be replayed: {error}"));
         // Most often the same for every order.
         if !self.refused.contains(&finding) {
             self.refused.push(finding);

@@ -221,7 +221,7 @@ fn limit(facts: &Facts) -> Finding {
     if facts.threads.is_none() {
         let message = format!(
             "of the concurrent step's {:.3} ms, the host launches for {:.3}; timed one by one, which makes short ones longer, \
-             the kernels of the longest lane are {lane_ms:.3}, merge and optimizer {:.3}. Kernels alone would allow {:.2}x",
+             the kernels of the longest lane are {lane_ms:.3}, merge and optimizer {:.3}. Kernels and copies alone would allow {:.2}x",
             facts.concurrent_ms,
             facts.launch_ms,
             facts.outside_ms,
@@ -237,7 +237,7 @@ fn limit(facts: &Facts) -> Finding {
     let largest = parts.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or("", |part| part.1);
     let listed: Vec<String> = parts.iter().map(|(ms, what)| format!("{ms:.3} {what}")).collect();
     let message = format!(
-        "of the concurrent step's {:.3} ms, {}; mostly the {largest}. Kernels alone would allow {:.2}x",
+        "of the concurrent step's {:.3} ms, {}; mostly the {largest}. Kernels and copies alone would allow {:.2}x",
         facts.concurrent_ms,
         listed.join(", "),
         share(facts.serial_ms, facts.bound_ms)
@@ -260,7 +260,12 @@ pub(super) fn captured(schedule: &ScheduleReport, found: &CapturedReport, on_hos
         _ => format!("{captures} captures, one for each form of batches,"),
     };
     let profile = &schedule.profile;
-    let beside = if on_host {
+    let beside = if schedule.streams > 1 {
+        format!(
+            "The next batch is prepared beside it; the host takes {:.3} of a step's {step_ms:.3} ms to launch both",
+            schedule.launch_ms
+        )
+    } else if on_host {
         format!(
             "Of a traced step's {:.3} ms, {:.3} are the replay, the rest prepares and copies the batches",
             profile.wall_ms,
@@ -268,7 +273,7 @@ pub(super) fn captured(schedule: &ScheduleReport, found: &CapturedReport, on_hos
         )
     } else {
         format!(
-            "The host takes {:.3} of a step's {step_ms:.3} ms to copy the batches and to launch the replay",
+            "The host takes {:.3} of a step's {step_ms:.3} ms to prepare and copy the batches and to launch the replay",
             schedule.launch_ms
         )
     };

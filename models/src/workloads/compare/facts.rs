@@ -29,8 +29,8 @@ pub(super) struct Facts {
     pub(super) split_gain: f64,
     /// The share of busy time in which lanes run at once.
     pub(super) overlap: f64,
-    /// The best that any order of a step's commands could take.
-    pub(super) work_ms: f64,
+    /// How long a step's commands, as they are timed one by one, would keep the whole device busy, if that is known.
+    pub(super) work_ms: Option<f64>,
     /// The best that a concurrent step could take.
     pub(super) bound_ms: f64,
     /// The chain of commands that the concurrent step did take.
@@ -58,7 +58,9 @@ impl Facts {
     ) -> Facts {
         let profile = &concurrent.profile;
         let outside = profile.outside.clone().unwrap_or_default();
-        let work_ms = work_ms(serial, concurrent.streams, alone, threads);
+        // An undisturbed lane has its share of the threads, so this many lanes fit beside each other.
+        let streams = concurrent.streams;
+        let work_ms = work_ms(serial, alone, threads.map(|threads| streams.min(threads)));
         let busiest = profile.lanes.iter().max_by(|a, b| a.busy_ms.total_cmp(&b.busy_ms));
         Facts {
             lanes: concurrent.streams,
@@ -73,7 +75,7 @@ impl Facts {
             // Both traced.
             split_gain: alone.wall_ms / serial.profile.wall_ms,
             overlap: profile.overlap,
-            work_ms,
+            work_ms: is_known(serial, streams, threads).then_some(work_ms),
             bound_ms: chain_ms(concurrent, alone).max(work_ms),
             chain_ms: profile.critical_path_ms,
             chain_commands: busiest.map_or(0.0, |lane| lane.commands) + outside.commands,
@@ -90,14 +92,21 @@ impl Facts {
     }
 }
 
-/// What the busiest part of the device has to do, with durations as they are undisturbed: the threads' share of all commands, or the
-/// kernels' share of the multiprocessors, or what is copied from the host or to it.
-fn work_ms(serial: &ScheduleReport, streams: usize, alone: &Profile, threads: Option<usize>) -> f64 {
-    let Some(threads) = threads else {
-        return median(serial.recordings.iter().map(|step| engine_ms(step).max(copies_ms(step))));
-    };
-    // An undisturbed lane has its share of the threads, so this many lanes fit beside each other.
-    alone.ops.iter().map(|op| op.count * op.mean_ms).sum::<f64>() / streams.min(threads).max(1) as f64
+/// What the busiest part of the device has to do, with durations as they are undisturbed: the share of all commands that each of so many
+/// lanes abreast has, or the kernels' share of the multiprocessors, or what is copied from the host or to it.
+fn work_ms(serial: &ScheduleReport, alone: &Profile, abreast: Option<usize>) -> f64 {
+    match abreast {
+        Some(abreast) => {
+            alone.ops.iter().map(|op| op.count * op.mean_ms).sum::<f64>() / abreast.max(1) as f64
+        }
+        None => median(serial.recordings.iter().map(|step| engine_ms(step).max(copies_ms(step)))),
+    }
+}
+
+/// Whether [`work_ms`] is known for any order of a step's commands: commands alone had one thread of all, or all kernels are known.
+fn is_known(serial: &ScheduleReport, streams: usize, threads: Option<usize>) -> bool {
+    let mut commands = serial.recordings.iter().flat_map(|step| &step.commands);
+    threads.map_or_else(|| commands.all(|command| command.library_calls == 0), |threads| threads <= streams)
 }
 
 /// The longest chain of commands on streams, each as long as it takes undisturbed.

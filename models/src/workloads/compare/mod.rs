@@ -153,7 +153,7 @@ pub struct Comparison {
     /// The schedule whose batches the host prepares, for a workload that has one.
     pub hosted: Option<ScheduleReport>,
     /// The captured schedules, in the order of the stream, in that of the data, and in that with the next batch prepared beside it,
-    /// for a workload of stages; those that cannot be captured are named by the diagnosis instead.
+    /// for a workload of stages on two streams; those that cannot be captured are named by the diagnosis instead.
     pub captured: Vec<ScheduleReport>,
     /// Median serial step over median concurrent step.
     pub speedup: f64,
@@ -163,8 +163,11 @@ pub struct Comparison {
     /// threads or over a GPU's multiprocessors and copy engines, each command as long as it takes undisturbed and nothing between them. How much of the
     /// multiprocessors libraries' kernels take is not known: their commands count for the chain alone.
     pub bound_ms: f64,
-    /// The best that any order of a step's commands could take: [`bound_ms`](Self::bound_ms) without the chain.
-    pub work_ms: f64,
+    /// How long the serial step's commands, timed one by one, would keep the whole device busy: [`bound_ms`](Self::bound_ms) without
+    /// the chain. An estimate, as the times of short commands have the host's in them, and as kernels that need different parts of a
+    /// multiprocessor may share it. `None` where it is not known: on a CPU with more threads than streams, and where a library's
+    /// kernels are not told.
+    pub work_ms: Option<f64>,
     /// `(serial - concurrent) / (serial - bound)`, if the bound leaves room; 0 if the concurrent schedule is the slower one.
     pub efficiency: Option<f64>,
     /// How much longer a command takes beside the other lanes than alone.
@@ -190,11 +193,11 @@ impl Comparison {
         [&self.serial, &self.concurrent].into_iter().chain(&self.hosted).chain(&self.captured)
     }
 
-    /// The part of the room that a captured schedule uses, where the bound is the [work](Self::work_ms) of the serial one's commands.
-    /// Those that are fused have less, so that it may be above 1.
+    /// The part of the room above the [work](Self::work_ms) of the serial commands that a captured schedule uses. Fused commands have
+    /// less work, so that it may be more than all.
     pub fn captured_efficiency(&self, schedule: &ScheduleReport) -> Option<f64> {
         schedule.captured?;
-        efficiency(self.serial.step_ms.median, schedule.step_ms.median, self.work_ms)
+        efficiency(self.serial.step_ms.median, schedule.step_ms.median, self.work_ms?)
     }
 
     /// Whether other programs kept the machine so busy that the times say little: they had processors that the device's

@@ -1,6 +1,6 @@
 //! One copy of the training, stepped, timed or traced.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use allocator::{DeviceMemory, MemoryStats};
@@ -8,6 +8,7 @@ use autograd::{
     ConcurrentBatches, GraphOptions, Lanes, Order, Pipeline, PipelineOptions, PipelineSchedule, Step, no_grad,
 };
 use device::{DType, Device, Error, Recording, Result, Stream, StreamId, SyncStats};
+use parking_lot::Mutex;
 use tensor::{PlanReport, Tensor, Tensors};
 
 use super::hosted::host_of;
@@ -15,7 +16,7 @@ use super::profile::Profile;
 use super::quantiles::{Quantiles, median};
 use super::{CompareOptions, ScheduleReport};
 use crate::data::{LoaderSteps, Position};
-use crate::workloads::{CapturedStep, Evaluation, Model, Overlap, Training, Workload, prepare};
+use crate::workloads::{CapturedStep, Evaluation, Model, Overlap, Training, Workload};
 use crate::{Batch, DataLoader, InMemory, LoaderOptions, Optimizer};
 
 /// How a copy is run.
@@ -120,11 +121,6 @@ impl Replays {
     }
 }
 
-/// A step that was interrupted leaves nothing half done.
-fn locked(replays: &Mutex<Replays>) -> MutexGuard<'_, Replays> {
-    replays.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// What runs at once, with a name each.
 type Named = Vec<(StreamId, String)>;
 
@@ -173,9 +169,7 @@ impl Schedule {
                 let replays = Arc::new(Mutex::new(Replays::new(optimizer, device, Order::Data)?));
                 let replayed = Arc::clone(&replays);
                 let stages = stages(&model, device, move |model, batch| {
-                    let (mut replays, batches) = (locked(&replayed), vec![batch]);
-                    replays.capture(model, &batches)?;
-                    Ok(replays.step(model, &batches)?.swap_remove(0))
+                    Ok(replayed.lock().step(model, &vec![batch])?.swap_remove(0))
                 });
                 (Schedule::Stages(stages, Some(replays)), Named::new())
             }
@@ -203,7 +197,7 @@ impl Schedule {
                 optimizer.step(&gradients)?;
                 Ok(losses)
             }
-            Schedule::Captured(replays) => replays.step(model, &prepare(model, batches)?),
+            Schedule::Captured(replays) => replays.step(model, &model.prepare_all(batches)?),
             Schedule::Stages(pipeline, _) => {
                 Ok(pipeline.progress(&mut batches.into_iter())?.into_iter().collect())
             }
@@ -266,9 +260,13 @@ impl Runner {
         let loader = DataLoader::new(train.clone(), loader)?;
         let mut batches = loader.steps(workload.overlap().batches(options.streams), Position::default())?;
         let (mut schedule, model, mut streams) = Schedule::new(workload, options, how, &device)?;
-        if let Schedule::Stages(pipeline, _) = &mut schedule {
-            // Every step has batches ready, the first one too.
-            pipeline.fill(&mut next(&mut batches)?.into_iter())?;
+        if let Schedule::Stages(pipeline, replays) = &mut schedule {
+            // Every step has batches ready, the first one too, and finds itself captured.
+            let first = next(&mut batches)?;
+            if let Some(replays) = replays {
+                replays.lock().capture(&*model, &model.prepare_all(first.clone())?)?;
+            }
+            pipeline.fill(&mut first.into_iter())?;
             device.synchronize()?;
             let stages = pipeline.report().stages.iter();
             streams = stages.map(|stage| (stage.stream_id, stage.name.to_string())).collect();
@@ -295,8 +293,7 @@ impl Runner {
     /// Captures a step on batches like these, if there is none.
     fn capture(&mut self, batches: &[Batch]) -> Result<()> {
         let Schedule::Captured(replays) = &mut self.schedule else { return Ok(()) };
-        let batches = prepare(&*self.model, batches.to_vec())?;
-        replays.capture(&*self.model, &batches)?;
+        replays.capture(&*self.model, &self.model.prepare_all(batches.to_vec())?)?;
         // What prepared the batches is not the step's.
         self.device.synchronize()
     }
@@ -304,7 +301,7 @@ impl Runner {
     pub(super) fn captures(&self) -> Option<Captures> {
         match &self.schedule {
             Schedule::Captured(replays) => Some(replays.captures),
-            Schedule::Stages(_, replays) => replays.as_ref().map(|replays| locked(replays).captures),
+            Schedule::Stages(_, replays) => replays.as_ref().map(|replays| replays.lock().captures),
             Schedule::Lanes(..) => None,
         }
     }

@@ -158,10 +158,12 @@ fn kernels_keep_multiprocessors_busy_if_all_of_a_command_are_known() {
     let timed = |kernel: &KernelRecord, duration_ns| KernelRecord { duration_ns, ..kernel.clone() };
     assert_eq!(step(&[timed(&product, Some(1_600_000)), timed(&sum, Some(400_000))], 0), 1.7);
     assert_eq!(
-        step(&[timed(&product, Some(1_600_000)), sum], 0),
+        step(&[timed(&product, Some(1_600_000)), sum.clone()], 0),
         1.7,
         "one that is not timed takes the rest"
     );
+    // Two of eight blocks for so long, and the rest by one that fills the device.
+    assert_eq!(step(&[product.clone(), timed(&sum, Some(400_000))], 0), 1.7);
     assert_eq!(step(&[product], 1), 0.0);
     assert_eq!(step(&[], 0), 0.0);
 }
@@ -344,9 +346,24 @@ fn check_captured(found: &Comparison) {
         assert!(captured.identical_losses && captured.identical_parameters, "{:?}", found.diagnosis);
         assert_eq!(schedule.losses, found.serial.losses);
         assert!(captured.plan.commands > 5 && captured.speedup > 0.0 && captured.capture_ms > 0.0);
+        let stream = |name: &str| schedule.streams_by_name.iter().find(|(_, other)| other == name);
         for step in &schedule.recordings {
-            assert_eq!(step.commands.iter().filter(|command| command.op == "replay").count(), 1);
+            let replays: Vec<_> = step.commands.iter().filter(|command| command.op == "replay").collect();
+            assert_eq!(replays.len(), 1);
+            if let Some(((prepare, _), (train, _))) = stream("prepare").zip(stream("train")) {
+                assert_eq!(replays[0].moment.stream, *train);
+                assert!(step.commands.iter().any(|command| command.moment.stream == *prepare));
+            }
         }
+        assert_eq!(stream("train").is_some(), schedule.name == "captured, stages");
+        assert_eq!(captured.captures, 1);
+        // With more threads than streams, nobody has run commands on one thread.
+        assert_eq!(found.work_ms.is_some(), found.options.streams == found.threads);
+        assert!(found.work_ms.is_none_or(|ms| ms > 0.0 && ms <= found.bound_ms));
+        let times = [&found.serial, schedule].map(|one| one.step_ms.median);
+        let share = found.work_ms.and_then(|ms| efficiency(times[0], times[1], ms));
+        assert_eq!(found.captured_efficiency(schedule), share);
+        assert_eq!(found.captured_efficiency(&found.concurrent), None);
         assert!(schedule.launches_per_step < found.serial.launches_per_step);
     }
     let gain = |at: usize| found.captured[at].captured.as_ref().unwrap().plan.gain;

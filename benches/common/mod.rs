@@ -36,15 +36,18 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * q).round() as usize]
 }
 
+/// Whether a case is to be run: one of the words given is a part of its name, or there are none.
+pub(crate) fn is_chosen(name: &str) -> bool {
+    let mut wanted = std::env::args().skip(1).filter(|word| !word.starts_with("--")).peekable();
+    wanted.peek().is_none() || wanted.any(|word| name.contains(&word))
+}
+
 /// Runs the cases in turn and prints the nanoseconds of an operation: median, p10 and p90 of the rounds, and the ratio
 /// of each median to the first case's. With `--json` on the command line, a line of JSON a case instead. Other words on
 /// the command line choose cases by a part of their name.
 pub(crate) fn run(title: &str, cases: Vec<Case<'_>>) {
-    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    let json = words.iter().any(|word| word == "--json");
-    let wanted: Vec<&String> = words.iter().filter(|word| !word.starts_with("--")).collect();
-    let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str()));
-    let mut cases: Vec<Case<'_>> = cases.into_iter().filter(|case| chosen(&case.name)).collect();
+    let json = std::env::args().any(|word| word == "--json");
+    let mut cases: Vec<Case<'_>> = cases.into_iter().filter(|case| is_chosen(&case.name)).collect();
     for case in &mut cases {
         case.calibrate(20.0);
     }

@@ -92,10 +92,14 @@ pub(super) struct Captures {
 }
 
 impl Replays {
-    fn new(optimizer: Box<dyn Optimizer>, device: &Device, order: Order) -> Result<Replays> {
-        let lanes = ConcurrentBatches::with_options(device, 1, Lanes::Always)?;
+    fn new(
+        lanes: ConcurrentBatches,
+        optimizer: Box<dyn Optimizer>,
+        device: &Device,
+        order: Order,
+    ) -> Replays {
         let step = CapturedStep::new(device, GraphOptions { order, ..GraphOptions::default() });
-        Ok(Replays { lanes, optimizer, step, captures: Captures::default() })
+        Replays { lanes, optimizer, step, captures: Captures::default() }
     }
 
     fn training<'a>(&'a mut self, model: &'a dyn Model) -> (&'a mut CapturedStep, Training<'a>) {
@@ -151,7 +155,7 @@ impl Schedule {
                 let named = named.map(|(lane, stream)| (stream.id(), format!("lane {lane}"))).collect();
                 let schedule = match how {
                     How::Captured(order) => {
-                        Schedule::Captured(Box::new(Replays::new(optimizer, device, order)?))
+                        Schedule::Captured(Box::new(Replays::new(lanes, optimizer, device, order)))
                     }
                     How::Eager { .. } | How::Hosted | How::CapturedStages => {
                         Schedule::Lanes(lanes, optimizer)
@@ -166,7 +170,8 @@ impl Schedule {
                 (Schedule::Lanes(lanes(1)?, optimizer), named.collect())
             }
             (Overlap::Stages, How::CapturedStages) => {
-                let replays = Arc::new(Mutex::new(Replays::new(optimizer, device, Order::Data)?));
+                let replays = Replays::new(lanes(1)?, optimizer, device, Order::Data);
+                let replays = Arc::new(Mutex::new(replays));
                 let replayed = Arc::clone(&replays);
                 let stages = stages(&model, device, move |model, batch| {
                     Ok(replayed.lock().step(model, &vec![batch])?.swap_remove(0))

@@ -92,16 +92,6 @@ impl Planes {
     }
 }
 
-/// What is done with the largest elements of the places.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum MaxPool {
-    Forward,
-    /// Adds to each pixel the gradients of the places that took it.
-    Gradient,
-    /// Takes for each place the pixel that an index names.
-    Pick,
-}
-
 /// Which elements a mean is of, and what their sum is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {

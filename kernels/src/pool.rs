@@ -6,7 +6,8 @@ use device::{DType, Error, Result, Stream};
 use crate::command::{Command, Raw, for_float};
 use crate::cpu::pool as cpu;
 use crate::cuda::pool as cuda;
-use crate::geometry::{MaxPool, Means, Planes};
+use crate::fuse::{MaxSlopes, Part};
+use crate::geometry::{Means, Planes};
 use crate::layout::{View, shape_mismatch};
 use crate::window::Window;
 
@@ -93,7 +94,7 @@ pub fn max_pool2d(
             }
         },
         move |how, queue, (x, out, index)| {
-            cuda::max(queue, MaxPool::Forward, [dtype, index_dtype], how, [out, index, x])
+            cuda::max(queue, [dtype, index_dtype], how, [out, index, x])
         },
     ))
 }
@@ -114,7 +115,23 @@ pub fn max_pool2d_grad(
 ) -> Result<()> {
     const OP: &str = "max_pool2d_grad";
     let planes = indexed_planes(OP, &out, &g, &index, &window)?;
-    follow_index(stream, OP, MaxPool::Gradient, (planes, window), g, index, out)
+    index.expect_apart(OP, &out)?;
+    let types = [out.dtype, index.dtype];
+    for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read::<Raw>()))
+    .cost(out.layout.elements(), 1)
+    .run_part(
+        stream,
+        (planes, window),
+        move |&how, operands| Some(Part::MaxGrad(Box::new(MaxSlopes::new(types, how, operands.into()))).boxed()),
+        // SAFETY: as in `max_pool2d`.
+        move |how, workers, (out, g, index)| unsafe {
+            match types[1] {
+                DType::U8 => cpu::max_grad::<T, u8>(how, workers, (out, g, index), None),
+                _ => cpu::max_grad::<T, i64>(how, workers, (out, g, index.cast()), None),
+            }
+        },
+        move |how, queue, operands| cuda::max_grad(queue, types, how, operands.into(), None),
+    ))
 }
 
 /// Gradient of [`max_pool2d_grad`] with respect to `g`: the elements of `x` that `index` names.
@@ -132,37 +149,21 @@ pub fn max_pool2d_pick(
 ) -> Result<()> {
     const OP: &str = "max_pool2d_pick";
     let planes = indexed_planes(OP, &x, &out, &index, &window)?;
-    follow_index(stream, OP, MaxPool::Pick, (planes, window), x, index, out)
-}
-
-/// Launches what reads `from` and an index.
-fn follow_index(
-    stream: &Stream,
-    op: &'static str,
-    which: MaxPool,
-    planes: (Planes, Window),
-    from: View<'_>,
-    index: View<'_>,
-    out: View<'_>,
-) -> Result<()> {
-    index.expect_apart(op, &out)?;
-    let (dtype, index_dtype) = (out.dtype, index.dtype);
-    let cost = from.layout.elements().max(out.layout.elements());
-    for_float!(op, dtype, T => Command::new(op, (out.write::<T>(), from.read::<T>(), index.read::<Raw>()))
-    .cost(cost, 1)
+    index.expect_apart(OP, &out)?;
+    let types = [out.dtype, index.dtype];
+    for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>(), index.read::<Raw>()))
+    .cost(x.layout.elements(), 1)
     .run(
         stream,
-        planes,
+        (planes, window),
         // SAFETY: as in `max_pool2d`.
-        move |how, workers, (out, from, index)| unsafe {
-            match index_dtype {
-                DType::U8 => cpu::follow::<T, u8>(which, how, workers, (out, from, index)),
-                _ => cpu::follow::<T, i64>(which, how, workers, (out, from, index.cast())),
+        move |how, workers, (out, x, index)| unsafe {
+            match types[1] {
+                DType::U8 => cpu::pick::<T, u8>(how, workers, (out, x, index)),
+                _ => cpu::pick::<T, i64>(how, workers, (out, x, index.cast())),
             }
         },
-        move |how, queue, (out, from, index)| {
-            cuda::max(queue, which, [dtype, index_dtype], how, [out, from, index])
-        },
+        move |how, queue, operands| cuda::pick(queue, types, how, operands.into()),
     ))
 }
 

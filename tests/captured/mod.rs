@@ -12,6 +12,7 @@ mod norms;
 mod optimizers;
 mod outputs;
 mod plans;
+mod pools;
 mod random;
 mod recorded;
 mod refused;

@@ -5,7 +5,7 @@ use std::hint::select_unpredictable;
 use super::inlined;
 use super::lanes::{Items, Lanes};
 use super::number::Number;
-use crate::geometry::{MaxPool, Means, Planes, Seen};
+use crate::geometry::{Means, Planes, Seen};
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
 use crate::window::{Window, inside};
@@ -165,28 +165,49 @@ fn for_planes(planes: &Planes, workers: &Workers, body: impl Fn(usize, usize) + 
     });
 }
 
-/// Adds each place's element to the pixel that the index names, or takes that pixel for the place.
-pub(crate) unsafe fn follow<T: Lanes, I: Tap>(
-    which: MaxPool,
+/// Adds each place's element to the pixel that the index names, if what lies at that of `positive` is above 0.
+pub(crate) unsafe fn max_grad<T: Lanes, I: Tap>(
     (planes, window): &(Planes, Window),
     workers: &Workers,
-    (out, from, index): (Dst<T>, Src<T>, Src<I>),
+    (out, g, index): (Dst<T>, Src<T>, Src<I>),
+    positive: Option<Src<T>>,
 ) {
     let (size, places) = (planes.pixels(), planes.all_places());
     let steps = steps(planes, window);
     for_planes(planes, workers, |first_pixel, first_place| {
         // SAFETY: there are as many planes, of which each is one part's.
-        unsafe {
-            let index = index.slice(first_place, places);
-            if let MaxPool::Gradient = which {
-                let (g, to) = (from.slice(first_place, places), out.slice_mut(first_pixel, size));
-                to.fill(T::ZERO);
-                for_taps(planes, window, &steps, index, |place, pixel| to[pixel] = to[pixel].add(g[place]));
-            } else {
-                let (x, to) = (from.slice(first_pixel, size), out.slice_mut(first_place, places));
-                for_taps(planes, window, &steps, index, |place, pixel| to[place] = x[pixel]);
+        let (index, g, to, positive) = unsafe {
+            let positive = positive.map(|of| of.slice(first_pixel, size));
+            let (index, g) = (index.slice(first_place, places), g.slice(first_place, places));
+            (index, g, out.slice_mut(first_pixel, size), positive)
+        };
+        to.fill(T::ZERO);
+        match positive {
+            None => {
+                for_taps(planes, window, &steps, index, |place, pixel| to[pixel] = to[pixel].add(g[place]))
             }
+            Some(positive) => for_taps(planes, window, &steps, index, |place, pixel| {
+                let slope = if positive[pixel] > T::ZERO { g[place] } else { T::ZERO };
+                to[pixel] = to[pixel].add(slope);
+            }),
         }
+    });
+}
+
+/// Takes for each place the pixel that the index names.
+pub(crate) unsafe fn pick<T: Lanes, I: Tap>(
+    (planes, window): &(Planes, Window),
+    workers: &Workers,
+    (out, x, index): (Dst<T>, Src<T>, Src<I>),
+) {
+    let (size, places) = (planes.pixels(), planes.all_places());
+    let steps = steps(planes, window);
+    for_planes(planes, workers, |first_pixel, first_place| {
+        // SAFETY: there are as many planes, of which each is one part's.
+        let (index, x, to) = unsafe {
+            (index.slice(first_place, places), x.slice(first_pixel, size), out.slice_mut(first_place, places))
+        };
+        for_taps(planes, window, &steps, index, |place, pixel| to[place] = x[pixel]);
     });
 }
 

@@ -35,8 +35,12 @@ template <class I> __device__ inline void max_pool(S* out, I* index, const S* x,
     });
 }
 
+// Whether a pixel has a gradient: all do where nothing has to be positive.
+__device__ inline bool has_slope(const S* positive, u64 pixel) { return !positive || (T)positive[pixel] > 0; }
+
 // With windows apart a thread makes all pixels from one step to the next.
-template <class I> __device__ inline void max_pool_grad_apart(S* out, const S* g, const I* index, const Pool& pool) {
+template <class I>
+__device__ inline void max_pool_grad_apart(S* out, const S* g, const I* index, const S* positive, const Pool& pool) {
     u32 across = (pool.width + pool.stride_w - 1) / pool.stride_w, down = (pool.height + pool.stride_h - 1) / pool.stride_h;
     for_planes(pool.planes, across * down, [&](u64 plane, u32 tile) {
         u32 y = tile / across, x = tile - y * across;
@@ -44,20 +48,22 @@ template <class I> __device__ inline void max_pool_grad_apart(S* out, const S* g
         u64 place = plane * pool.places() + y * pool.columns + x;
         u64 taken = is_place ? (u64)index[place] : 0;
         T slope = is_place ? 0 + (T)g[place] : (T)0;
-        S* to = out + plane * pool.pixels();
+        u64 first = plane * pool.pixels();
         u32 top = y * pool.stride_h, left = x * pool.stride_w;
         u32 high = min(pool.stride_h, pool.height - top), wide = min(pool.stride_w, pool.width - left);
         for (u32 i = 0; i < high; ++i) {
             for (u32 j = 0; j < wide; ++j) {
                 bool is_taken = i < pool.kernel_h && j < pool.kernel_w && taken == i * pool.kernel_w + j;
-                to[(top + i) * pool.width + left + j] = is_taken ? slope : (T)0;
+                u64 pixel = first + (top + i) * pool.width + left + j;
+                out[pixel] = is_taken && has_slope(positive, pixel) ? slope : (T)0;
             }
         }
     });
 }
-template <class I> __device__ inline void max_pool_grad(S* out, const S* g, const I* index, const Pool& pool) {
+template <class I>
+__device__ inline void max_pool_grad(S* out, const S* g, const I* index, const S* positive, const Pool& pool) {
     if (pool.apart) {
-        max_pool_grad_apart(out, g, index, pool);
+        max_pool_grad_apart(out, g, index, positive, pool);
         return;
     }
     for_planes(pool.planes, pool.pixels(), [&](u64 plane, u32 pixel) {
@@ -74,7 +80,8 @@ template <class I> __device__ inline void max_pool_grad(S* out, const S* g, cons
                 }
             }
         }
-        out[plane * pool.pixels() + pixel] = sum;
+        u64 at = plane * pool.pixels() + pixel;
+        out[at] = has_slope(positive, at) ? sum : (T)0;
     });
 }
 
@@ -162,8 +169,9 @@ extern "C" __global__ void NAMED(avg_pool_grad, DTYPE)(S* out, const S* g, const
         max_pool(out, index, x, pool);                                                              \
     }                                                                                               \
     extern "C" __global__ void NAMED(max_pool_grad_##I, DTYPE)(S * out, const S* g, const I* index, \
+                                                               const S* positive,                   \
                                                                const __grid_constant__ Pool pool) { \
-        max_pool_grad(out, g, index, pool);                                                         \
+        max_pool_grad(out, g, index, positive, pool);                                               \
     }                                                                                               \
     extern "C" __global__ void NAMED(max_pool_pick_##I, DTYPE)(S * out, const S* x, const I* index, \
                                                                const __grid_constant__ Pool pool) { \

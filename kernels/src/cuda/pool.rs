@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::walk::{ByValue, plane_blocks};
 use super::{by_dtype, float_programs};
 use crate::command::Address;
-use crate::geometry::{MaxPool, Means, Planes};
+use crate::geometry::{Means, Planes};
 use crate::window::{Window, words};
 
 float_programs!("pool", "window.cuh", "pool.cu");
@@ -53,14 +53,14 @@ impl Pool {
     }
 
     /// Enqueues a kernel on operands, the first of which is written and has planes of `size` elements.
-    fn enqueue<const N: usize>(
+    fn enqueue(
         &self,
         queue: &Queue<'_>,
         (dtype, kernel): (DType, &str),
         size: usize,
-        operands: [Address; N],
+        operands: &[Option<Address>],
     ) -> Result<()> {
-        let mut args: SmallVec<[Arg<'_>; 4]> = operands.iter().map(|&at| at.into()).collect();
+        let mut args: SmallVec<[Arg<'_>; 5]> = operands.iter().map(|&at| at.into()).collect();
         args.push(self.arg());
         let grid = plane_blocks(queue, size, self.planes as usize);
         // SAFETY: the kernel takes these arguments, the planes are those of the operands, and pixels that an index names are
@@ -88,24 +88,44 @@ fn is_apart(window: &Window) -> bool {
     along(0) && along(1)
 }
 
-/// On values, indices and images; on the gradients of images and values, and indices; or on values, images and indices.
+/// On values, indices and images.
 pub(crate) fn max(
     queue: &Queue<'_>,
-    which: MaxPool,
     [dtype, index]: [DType; 2],
     (planes, window): &(Planes, Window),
     operands: [Address; 3],
 ) -> Result<()> {
-    let tiles = is_apart(window)
-        .then(|| [0, 1].map(|axis| planes.image[axis].div_ceil(window.stride[axis])))
-        .map(|[down, across]| down * across);
-    let (kernel, size) = match which {
-        MaxPool::Forward => (by_index!(index, dtype, "max_pool"), planes.all_places()),
-        MaxPool::Gradient => (by_index!(index, dtype, "max_pool_grad"), tiles.unwrap_or(planes.pixels())),
-        MaxPool::Pick => (by_index!(index, dtype, "max_pool_pick"), planes.all_places()),
-    };
-    let pool = Pool { apart: u32::from(tiles.is_some()), ..Pool::of(queue.op(), planes, window)? };
-    pool.enqueue(queue, (dtype, kernel), size, operands)
+    let kernel = by_index!(index, dtype, "max_pool");
+    let pool = Pool::of(queue.op(), planes, window)?;
+    pool.enqueue(queue, (dtype, kernel), planes.all_places(), &operands.map(Some))
+}
+
+/// On the gradients of images and values, indices, and what has to be above 0 for a pixel to have a gradient.
+pub(crate) fn max_grad(
+    queue: &Queue<'_>,
+    [dtype, index]: [DType; 2],
+    (planes, window): &(Planes, Window),
+    [out, g, index_at]: [Address; 3],
+    positive: Option<Address>,
+) -> Result<()> {
+    let tiles = || [0, 1].map(|axis| planes.image[axis].div_ceil(window.stride[axis])).iter().product();
+    let apart = is_apart(window);
+    let size = if apart { tiles() } else { planes.pixels() };
+    let pool = Pool { apart: u32::from(apart), ..Pool::of(queue.op(), planes, window)? };
+    let operands = [Some(out), Some(g), Some(index_at), positive];
+    pool.enqueue(queue, (dtype, by_index!(index, dtype, "max_pool_grad")), size, &operands)
+}
+
+/// On values, images and indices.
+pub(crate) fn pick(
+    queue: &Queue<'_>,
+    [dtype, index]: [DType; 2],
+    (planes, window): &(Planes, Window),
+    operands: [Address; 3],
+) -> Result<()> {
+    let kernel = by_index!(index, dtype, "max_pool_pick");
+    let pool = Pool::of(queue.op(), planes, window)?;
+    pool.enqueue(queue, (dtype, kernel), planes.all_places(), &operands.map(Some))
 }
 
 /// On values and images or, for the gradient, on the gradients of images and values.
@@ -119,5 +139,5 @@ pub(crate) fn mean(
         true => (by_dtype!(dtype, "avg_pool_grad"), planes.pixels()),
         false => (by_dtype!(dtype, "avg_pool"), planes.all_places()),
     };
-    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, (dtype, kernel), size, operands)
+    Pool::of_means(queue.op(), planes, means)?.enqueue(queue, (dtype, kernel), size, &operands.map(Some))
 }

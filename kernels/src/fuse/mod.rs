@@ -8,6 +8,7 @@ mod loss;
 mod many;
 mod merge;
 mod norms;
+mod pools;
 
 use std::any::Any;
 
@@ -29,10 +30,12 @@ pub(crate) use loss::{LossSlopes, Losses};
 pub(crate) use many::NormWeights;
 pub(crate) use merge::RuleUpdate;
 pub(crate) use norms::{Norm, NormSlopes};
+pub(crate) use pools::MaxSlopes;
 
 /// Makes a captured step one of fewer commands, which computes the same, bit for bit:
 /// - commands whose results nobody uses are left out;
 /// - those that always write the same few bytes run now, on `stream`, in memory by `allocate`;
+/// - gradients of maxima are masked by the ReLU before them where they are written;
 /// - functions of elements become one command with those that take what they give, and with a reduction of it; what only they
 ///   use is not written any more;
 /// - cross-entropy and its gradient become one command, if the gradient of the losses is known by then;
@@ -55,6 +58,7 @@ pub fn fuse(
     plan.leave_out_unused();
     let constants = constants::of(&Parts::of(plan));
     plan.settle(&constants, stream, allocate)?;
+    pools::fuse(plan, order);
     chains::fuse(plan, order);
     loss::fuse(plan, order);
     norms::fuse(plan, order);
@@ -81,6 +85,8 @@ pub(crate) enum Part {
     Norm(Box<Norm>),
     NormGrad(Box<NormSlopes>),
     NormWeights(Box<NormWeights>),
+    /// The gradient of maxima of windows.
+    MaxGrad(Box<MaxSlopes>),
     /// Steps of optimizers' rules.
     Steps(Vec<RuleUpdate>),
 }

@@ -368,9 +368,15 @@ unsafe fn fold_group<T: Number + Scratch, F: Fold<T>>(
                 #[inline(always)]
                 |[offset], len| {
                     let from = x.at(start + offset);
-                    for i in 0..len {
-                        // SAFETY: the elements exist, and the lanes have room for a block.
-                        unsafe { *lanes.add(at + i) = *from.offset(i as isize * step) };
+                    // SAFETY: the elements exist, and the lanes, which are apart from them, have room for a block.
+                    unsafe {
+                        if step == 1 {
+                            std::ptr::copy_nonoverlapping(from, lanes.add(at), len);
+                        } else {
+                            for i in 0..len {
+                                *lanes.add(at + i) = *from.offset(i as isize * step);
+                            }
+                        }
                     }
                     at += len;
                 },

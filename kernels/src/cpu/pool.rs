@@ -1,19 +1,19 @@
 //! Pooling, a plane at a time.
 
-use std::hint::select_unpredictable;
+use pulp::{Simd, WithSimd};
 
 use super::inlined;
-use super::lanes::{Items, Lanes};
+use super::lanes::{Lanes, with_scratch};
 use super::number::Number;
 use crate::geometry::{Means, Planes, Seen};
 use crate::layout::{Dst, Src};
 use crate::par::{Workers, for_range};
-use crate::window::{Window, inside};
+use crate::window::Window;
 
-/// Places that are worked on at once.
-const RUN: usize = 16;
 /// Elements of a part when a kernel is split over threads.
 const CHUNK: usize = 1 << 14;
+/// Elements of the longest vector.
+const VECTOR: usize = 64;
 
 /// The number of an element of a window; one below 0 is none.
 pub(crate) trait Tap: Number + TryInto<usize> {}
@@ -24,106 +24,182 @@ fn chunk(planes: &Planes) -> usize {
     (CHUNK / planes.pixels().max(1)).max(1)
 }
 
-pub(crate) unsafe fn max<T: Lanes, I: Tap>(
-    (planes, window): &(Planes, Window),
-    workers: &Workers,
-    (x, out, index): (Src<T>, Dst<T>, Dst<I>),
-) {
-    let [kh, kw] = window.kernel;
-    let Planes { count, image: [_, width], places: [rows, columns], .. } = *planes;
-    let all = count * planes.pixels();
-    let across: Vec<(usize, usize)> = (0..kw).map(|j| inside(j, window.along(1), width, columns)).collect();
-    let items = Items { workers, len: count, chunk: chunk(planes), room: 0 };
-    items.for_each(inlined!(|plane, _: *mut T| {
-        for y in 0..rows {
-            for first in (0..columns).step_by(RUN) {
-                let count = RUN.min(columns - first);
-                let mut best = [T::from_f64(f64::NEG_INFINITY); RUN];
-                let mut taps = [0_u32; RUN];
-                for i in 0..kh {
-                    let Some(line) = line(planes, window, y, i) else { continue };
-                    let line = plane * planes.pixels() + line * width;
-                    for (j, &(left, right)) in across.iter().enumerate() {
-                        let (left, right) = (left.max(first), right.min(first + count));
-                        if left >= right {
-                            continue;
+/// How a plane is laid out for maxima, its padding included: in as many parts as the window steps over columns, each of the columns
+/// that are a step apart, so that what neighbouring places see lies side by side.
+struct Spread {
+    parts: usize,
+    rows: usize,
+    /// Columns of a part.
+    columns: usize,
+}
+
+impl Spread {
+    fn of(planes: &Planes, window: &Window) -> Spread {
+        let extent = |axis: usize| {
+            let seen = planes.places[axis].saturating_sub(1) * window.stride[axis] + window.extent(axis);
+            seen.max(window.padding[axis] + planes.image[axis])
+        };
+        let parts = window.stride[1];
+        Spread { parts, rows: extent(0), columns: extent(1).div_ceil(parts) }
+    }
+
+    fn part(&self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// Where each element of the window is for the first place.
+    fn taps(&self, window: &Window) -> Vec<usize> {
+        let across = |j: usize| (j * window.dilation[1] % self.parts, j * window.dilation[1] / self.parts);
+        let tap = |i: usize, (part, column): (usize, usize)| {
+            part * self.part() + i * window.dilation[0] * self.columns + column
+        };
+        let [rows, columns] = window.kernel;
+        (0..rows).flat_map(|i| (0..columns).map(move |j| tap(i, across(j)))).collect()
+    }
+
+    /// Lays out a plane.
+    ///
+    /// # Safety
+    /// There is room for all parts.
+    #[inline(always)]
+    unsafe fn fill<T: Lanes>(&self, width: usize, [top, left]: [usize; 2], x: &[T], to: *mut T) {
+        // Lines follow each other there, too, if nothing lies between them.
+        let whole = left == 0 && width == self.parts * self.columns;
+        let len = if whole { x.len() } else { width };
+        for (line, x) in x.chunks_exact(len.max(1)).enumerate() {
+            // Where column `of` of the line goes, and those that are whole steps further behind it.
+            let place = |of: usize| {
+                let at = (left + of) % self.parts * self.part() + (top + line) * self.columns;
+                // SAFETY: there is room for all columns.
+                unsafe { to.add(at + (left + of) / self.parts) }
+            };
+            // SAFETY: as above, of a line that has as many columns; nobody else has the memory.
+            unsafe {
+                match self.parts {
+                    1 => std::ptr::copy_nonoverlapping(x.as_ptr(), place(0), len),
+                    2 => {
+                        // Both at once are vector code.
+                        let (pairs, rest) = x.as_chunks::<2>();
+                        let [first, second] = [place(0), place(1)];
+                        for (k, &[a, b]) in pairs.iter().enumerate() {
+                            *first.add(k) = a;
+                            *second.add(k) = b;
                         }
-                        let tap = (i * kw + j) as u32;
-                        let at = line + left * window.stride[1] + j * window.dilation[1] - window.padding[1];
-                        // Beyond the row, elements may be read that are not used.
-                        let whole = right - left == count && at + RUN * window.stride[1] <= all;
-                        let from = x.at(at as isize);
-                        // SAFETY: the elements are in the plane or, where a run is whole, in the operand.
-                        unsafe {
-                            match (whole, window.stride[1]) {
-                                (true, 1) => take(&mut best, &mut taps, tap, &*from.cast()),
-                                (true, 2) => take(&mut best, &mut taps, tap, &every_other(from)),
-                                (_, step) => {
-                                    for e in left - first..right - first {
-                                        let value = *from.add((e - (left - first)) * step);
-                                        take_one(&mut best[e], &mut taps[e], tap, value);
-                                    }
-                                }
-                            }
+                        rest.iter().for_each(inlined!(|&last| *first.add(pairs.len()) = last));
+                    }
+                    parts => {
+                        for (of, &x) in x.iter().enumerate() {
+                            *place(of % parts).add(of / parts) = x;
                         }
-                    }
-                }
-                let to = (plane * planes.all_places() + y * columns + first) as isize;
-                for e in 0..count {
-                    if best[e] == T::from_f64(f64::NEG_INFINITY) {
-                        taps[e] = first_tap(planes, window, y, &across, first + e);
-                    }
-                    // SAFETY: place `first + e` of the plane exists.
-                    unsafe {
-                        *out.at(to + e as isize) = best[e];
-                        *index.at(to + e as isize) = I::from_i64(i64::from(taps[e]));
                     }
                 }
             }
         }
-    }));
-}
-
-// The row of the plane that row `i` of the window sees at places in row `y`.
-#[inline(always)]
-fn line(planes: &Planes, window: &Window, y: usize, i: usize) -> Option<usize> {
-    let at = y * window.stride[0] + i * window.dilation[0];
-    at.checked_sub(window.padding[0]).filter(|&line| line < planes.image[0])
-}
-
-// Takes elements that are larger, or NaN.
-#[inline(always)]
-fn take<T: Lanes>(best: &mut [T; RUN], taps: &mut [u32; RUN], tap: u32, values: &[T; RUN]) {
-    for e in 0..RUN {
-        take_one(&mut best[e], &mut taps[e], tap, values[e]);
     }
 }
 
-#[inline(always)]
-fn take_one<T: Lanes>(best: &mut T, taken: &mut u32, tap: u32, value: T) {
-    // Without a branch, so that several are compared at once.
-    let better = (value > *best) | value.is_nan();
-    *best = select_unpredictable(better, value, *best);
-    *taken = select_unpredictable(better, tap, *taken);
+pub(crate) unsafe fn max<T: Lanes + Into<f64>, I: Tap>(
+    how: &(Planes, Window),
+    workers: &Workers,
+    (x, out, index): (Src<T>, Dst<T>, Dst<I>),
+) {
+    let (planes, window) = how;
+    let spread = Spread::of(planes, window);
+    let taps = spread.taps(window);
+    let places = planes.all_places();
+    // Vectors may begin at the last column.
+    let (laid_out, pooled) = (spread.parts * spread.part() + VECTOR, places + VECTOR);
+    for_range(workers, planes.count, chunk(planes), &|range| {
+        with_scratch(laid_out + 2 * pooled, |memory: *mut T| {
+            // SAFETY: there is room for as many.
+            unsafe { std::slice::from_raw_parts_mut(memory, laid_out) }.fill(T::from_f64(f64::NEG_INFINITY));
+            for plane in range {
+                let first = plane * places;
+                // SAFETY: there are as many planes, of which each is one part's; the memory is as large as is asked for.
+                unsafe {
+                    let x = x.slice(plane * planes.pixels(), planes.pixels());
+                    let (out, index) = (out.slice_mut(first, places), index.slice_mut(first, places));
+                    let found = [memory.add(laid_out), memory.add(laid_out + pooled)];
+                    let maxima = Maxima { how, spread: &spread, taps: &taps, x, memory, found, out, index };
+                    pulp::Arch::new().dispatch(maxima);
+                }
+            }
+        });
+    });
 }
 
-/// The first, third, .. of twice as many elements, which are read at once.
-///
-/// # Safety
-/// They can be read.
-#[inline(always)]
-unsafe fn every_other<T: Lanes>(from: *const T) -> [T; RUN] {
-    // SAFETY: an array has no other alignment than its elements.
-    let both = unsafe { *from.cast::<[T; 2 * RUN]>() };
-    std::array::from_fn(inlined!(|e| both[2 * e]))
+/// The maxima of a plane.
+struct Maxima<'a, T, I> {
+    how: &'a (Planes, Window),
+    spread: &'a Spread,
+    taps: &'a [usize],
+    x: &'a [T],
+    /// Room for the plane as it is laid out, and for maxima and their elements of the window, each with a vector behind it.
+    memory: *mut T,
+    found: [*mut T; 2],
+    out: &'a mut [T],
+    index: &'a mut [I],
 }
 
-// The first element of the window that sees the plane.
+impl<T: Lanes + Into<f64>, I: Tap> WithSimd for Maxima<'_, T, I> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Maxima { how: (planes, window), spread, taps, x, memory, found: [best_to, taken_to], .. } = self;
+        // The padding is below what is finite, and vectors do not know NaN.
+        if !x.iter().fold(true, inlined!(|finite, x: &T| finite & (x.sub(*x) == T::ZERO))) {
+            return plainly(planes, window, x, self.out, self.index);
+        }
+        let ([rows, columns], lanes) = (planes.places, T::lanes::<S>());
+        // SAFETY: all that is read lies in the memory, or as much as a vector behind a part's last place.
+        unsafe {
+            spread.fill(planes.image[1], window.padding, x, memory);
+            for y in 0..rows {
+                for column in (0..columns).step_by(lanes) {
+                    let from = memory.add(y * window.stride[0] * spread.columns + column);
+                    let mut best = T::splat(simd, T::from_f64(f64::NEG_INFINITY));
+                    let mut taken = T::splat(simd, T::ZERO);
+                    for (tap, &at) in taps.iter().enumerate() {
+                        let (x, tap) = (T::load(simd, from.add(at)), T::splat(simd, T::from_f64(tap as f64)));
+                        taken = T::v_select_less(simd, [best, x], [tap, taken]);
+                        best = T::v_select_less(simd, [best, x], [x, best]);
+                    }
+                    T::store(simd, best_to.add(y * columns + column), best);
+                    T::store(simd, taken_to.add(y * columns + column), taken);
+                }
+            }
+            let [best, taken] = [best_to, taken_to].map(|of| std::slice::from_raw_parts(of, rows * columns));
+            self.out.copy_from_slice(best);
+            for (to, &tap) in self.index.iter_mut().zip(taken) {
+                *to = I::from_f64(tap.into());
+            }
+        }
+    }
+}
+
+/// The maxima of a plane of any elements: the first of the largest, or the last NaN.
 #[cold]
-fn first_tap(planes: &Planes, window: &Window, y: usize, across: &[(usize, usize)], x: usize) -> u32 {
-    let i = (0..window.kernel[0]).find(|&i| line(planes, window, y, i).is_some()).unwrap_or(0);
-    let j = across.iter().position(|&(left, right)| (left..right).contains(&x)).unwrap_or(0);
-    (i * window.kernel[1] + j) as u32
+fn plainly<T: Lanes, I: Tap>(planes: &Planes, window: &Window, x: &[T], out: &mut [T], index: &mut [I]) {
+    let [height, width] = planes.image;
+    let seen = |axis: usize, place: usize, tap: usize| {
+        (place * window.stride[axis] + tap * window.dilation[axis]).checked_sub(window.padding[axis])
+    };
+    for (place, (out, index)) in out.iter_mut().zip(index).enumerate() {
+        let (y, column) = (place / planes.places[1], place % planes.places[1]);
+        let mut best: Option<(T, usize)> = None;
+        for (i, j) in (0..window.kernel[0]).flat_map(|i| (0..window.kernel[1]).map(move |j| (i, j))) {
+            let at = (seen(0, y, i).filter(|&row| row < height), seen(1, column, j).filter(|&at| at < width));
+            if let (Some(row), Some(at)) = at {
+                let value = x[row * width + at];
+                if best.is_none_or(|(best, _)| value > best || value.is_nan()) {
+                    best = Some((value, i * window.kernel[1] + j));
+                }
+            }
+        }
+        let (value, tap) = best.unwrap_or((T::from_f64(f64::NEG_INFINITY), 0));
+        (*out, *index) = (value, I::from_i64(tap as i64));
+    }
 }
 
 /// Calls `body(place, pixel)` for all places of a plane with the pixel that the index names, which is one of the plane.

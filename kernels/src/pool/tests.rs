@@ -19,6 +19,9 @@ pub(crate) const MAX: &[(Window, [usize; 3], [usize; 2])] = &[
     (window(3, 1, 1, 2), [2, 7, 19], [5, 17]),
     (window(3, 3, 1, 1), [2, 8, 8], [3, 3]),
     (window(1, 1, 0, 1), [1, 3, 3], [3, 3]),
+    (window(2, 2, 0, 1), [2, 6, 80], [3, 40]),
+    (window(3, 2, 0, 3), [2, 12, 19], [3, 7]),
+    (window(2, 4, 1, 1), [1, 9, 21], [3, 6]),
     (window(17, 5, 3, 1), [1, 30, 33], [4, 5]),
 ];
 
@@ -79,7 +82,8 @@ fn the_first_maximum_wins_and_nan_comes_through() {
     let stream = cpu(1).default_stream();
     for case in MAX {
         let [count, h, w] = case.1;
-        for x in [hard_values(1, count * h * w), vec![f32::NEG_INFINITY; count * h * w]] {
+        let finite: Vec<f32> = values_f32(1, count * h * w).iter().map(|x| (x * 3.0).round()).collect();
+        for x in [finite, hard_values(1, count * h * w), vec![f32::NEG_INFINITY; count * h * w]] {
             let (found, expected) = (max_on(&stream, &x, case), max_plainly(&x, case));
             assert_eq!(found.1, expected.1, "{case:?}");
             assert_eq!(bits(&found.0), bits(&expected.0), "{case:?}");

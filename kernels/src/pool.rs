@@ -118,7 +118,8 @@ pub fn max_pool2d_grad(
     index.expect_apart(OP, &out)?;
     let types = [out.dtype, index.dtype];
     for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read::<Raw>()))
-    .cost(out.layout.elements(), 1)
+    .cost(out.layout.elements().max(g.layout.elements()), 1)
+    .may_fail()
     .run_part(
         stream,
         (planes, window),
@@ -152,7 +153,8 @@ pub fn max_pool2d_pick(
     index.expect_apart(OP, &out)?;
     let types = [out.dtype, index.dtype];
     for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>(), index.read::<Raw>()))
-    .cost(x.layout.elements(), 1)
+    .cost(out.layout.elements().max(x.layout.elements()), 1)
+    .may_fail()
     .run(
         stream,
         (planes, window),

@@ -12,8 +12,10 @@ use crate::window::Window;
 
 /// Elements of a part when a kernel is split over threads.
 const CHUNK: usize = 1 << 14;
-/// Elements of the longest vector.
+/// No vector has more elements.
 const VECTOR: usize = 64;
+/// Elements of a window that floats count exactly.
+const COUNTED: usize = 1 << 24;
 
 /// The number of an element of a window; one below 0 is none.
 pub(crate) trait Tap: Number + TryInto<usize> {}
@@ -44,7 +46,12 @@ impl Spread {
     }
 
     fn part(&self) -> usize {
-        self.rows * self.columns
+        self.rows.saturating_mul(self.columns)
+    }
+
+    /// Elements of all parts; vectors may begin at the last one.
+    fn elements(&self) -> usize {
+        self.parts.saturating_mul(self.part()).saturating_add(VECTOR)
     }
 
     /// Where each element of the window is for the first place.
@@ -60,7 +67,7 @@ impl Spread {
     /// Lays out a plane.
     ///
     /// # Safety
-    /// There is room for all parts.
+    /// There is room for all [`elements`](Self::elements).
     #[inline(always)]
     unsafe fn fill<T: Lanes>(&self, width: usize, [top, left]: [usize; 2], x: &[T], to: *mut T) {
         // Lines follow each other there, too, if nothing lies between them.
@@ -70,7 +77,7 @@ impl Spread {
             // Where column `of` of the line goes, and those that are whole steps further behind it.
             let place = |of: usize| {
                 let at = (left + of) % self.parts * self.part() + (top + line) * self.columns;
-                // SAFETY: there is room for all columns.
+                // SAFETY: the column is in the memory, or right behind that of a line of one column.
                 unsafe { to.add(at + (left + of) / self.parts) }
             };
             // SAFETY: as above, of a line that has as many columns; nobody else has the memory.
@@ -105,10 +112,12 @@ pub(crate) unsafe fn max<T: Lanes + Into<f64>, I: Tap>(
 ) {
     let (planes, window) = how;
     let spread = Spread::of(planes, window);
-    let taps = spread.taps(window);
+    // Windows may be far larger than what they see.
+    let taps = window.kernel[0].saturating_mul(window.kernel[1]);
+    let fits = taps <= COUNTED && spread.elements() <= 4 * planes.pixels() + CHUNK;
+    let taps = if fits { spread.taps(window) } else { Vec::new() };
     let places = planes.all_places();
-    // Vectors may begin at the last column.
-    let (laid_out, pooled) = (spread.parts * spread.part() + VECTOR, places + VECTOR);
+    let (laid_out, pooled) = if fits { (spread.elements(), places + VECTOR) } else { (0, 0) };
     for_range(workers, planes.count, chunk(planes), &|range| {
         with_scratch(laid_out + 2 * pooled, |memory: *mut T| {
             // SAFETY: there is room for as many.
@@ -121,7 +130,11 @@ pub(crate) unsafe fn max<T: Lanes + Into<f64>, I: Tap>(
                     let (out, index) = (out.slice_mut(first, places), index.slice_mut(first, places));
                     let found = [memory.add(laid_out), memory.add(laid_out + pooled)];
                     let maxima = Maxima { how, spread: &spread, taps: &taps, x, memory, found, out, index };
-                    pulp::Arch::new().dispatch(maxima);
+                    if fits {
+                        pulp::Arch::new().dispatch(maxima);
+                    } else {
+                        maxima.plainly(|_| true);
+                    }
                 }
             }
         });
@@ -147,12 +160,12 @@ impl<T: Lanes + Into<f64>, I: Tap> WithSimd for Maxima<'_, T, I> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Maxima { how: (planes, window), spread, taps, x, memory, found: [best_to, taken_to], .. } = self;
-        // The padding is below what is finite, and vectors do not know NaN.
-        if !x.iter().fold(true, inlined!(|finite, x: &T| finite & (x.sub(*x) == T::ZERO))) {
-            return plainly(planes, window, x, self.out, self.index);
+        // Vectors do not know NaN.
+        if x.iter().fold(false, inlined!(|found, x: &T| found | x.is_nan())) {
+            return self.plainly(|_| true);
         }
         let ([rows, columns], lanes) = (planes.places, T::lanes::<S>());
-        // SAFETY: all that is read lies in the memory, or as much as a vector behind a part's last place.
+        // SAFETY: what is read from a place on is in the memory, behind which there is room for a vector, and so it is for results.
         unsafe {
             spread.fill(planes.image[1], window.padding, x, memory);
             for y in 0..rows {
@@ -175,30 +188,40 @@ impl<T: Lanes + Into<f64>, I: Tap> WithSimd for Maxima<'_, T, I> {
                 *to = I::from_f64(tap.into());
             }
         }
+        // They may be the padding's.
+        let lowest = T::from_f64(f64::NEG_INFINITY);
+        if self.out.iter().fold(false, inlined!(|found, x: &T| found | (*x == lowest))) {
+            self.plainly(|x| x == lowest);
+        }
     }
 }
 
-/// The maxima of a plane of any elements: the first of the largest, or the last NaN.
-#[cold]
-fn plainly<T: Lanes, I: Tap>(planes: &Planes, window: &Window, x: &[T], out: &mut [T], index: &mut [I]) {
-    let [height, width] = planes.image;
-    let seen = |axis: usize, place: usize, tap: usize| {
-        (place * window.stride[axis] + tap * window.dilation[axis]).checked_sub(window.padding[axis])
-    };
-    for (place, (out, index)) in out.iter_mut().zip(index).enumerate() {
-        let (y, column) = (place / planes.places[1], place % planes.places[1]);
-        let mut best: Option<(T, usize)> = None;
-        for (i, j) in (0..window.kernel[0]).flat_map(|i| (0..window.kernel[1]).map(move |j| (i, j))) {
-            let at = (seen(0, y, i).filter(|&row| row < height), seen(1, column, j).filter(|&at| at < width));
-            if let (Some(row), Some(at)) = at {
-                let value = x[row * width + at];
-                if best.is_none_or(|(best, _)| value > best || value.is_nan()) {
-                    best = Some((value, i * window.kernel[1] + j));
+impl<T: Lanes, I: Tap> Maxima<'_, T, I> {
+    /// Finds those of any elements that are `missing`, by what is known of each: the first of the largest, or the last NaN.
+    #[cold]
+    fn plainly(self, missing: impl Fn(T) -> bool) {
+        let Maxima { how: (planes, window), x, out, index, .. } = self;
+        let width = planes.image[1];
+        let seen = |axis: usize, place: usize, tap: usize| {
+            let at = place * window.stride[axis] + tap * window.dilation[axis];
+            at.checked_sub(window.padding[axis]).filter(|&at| at < planes.image[axis])
+        };
+        for (place, (out, index)) in
+            out.iter_mut().zip(index).enumerate().filter(|(_, (out, _))| missing(**out))
+        {
+            let (y, column) = (place / planes.places[1], place % planes.places[1]);
+            let mut best: Option<(T, usize)> = None;
+            for (i, row) in (0..window.kernel[0]).filter_map(|i| Some((i, seen(0, y, i)?))) {
+                for (j, at) in (0..window.kernel[1]).filter_map(|j| Some((j, seen(1, column, j)?))) {
+                    let value = x[row * width + at];
+                    if best.is_none_or(|(best, _)| value > best || value.is_nan()) {
+                        best = Some((value, i * window.kernel[1] + j));
+                    }
                 }
             }
+            let (value, tap) = best.unwrap_or((T::from_f64(f64::NEG_INFINITY), 0));
+            (*out, *index) = (value, I::from_i64(tap as i64));
         }
-        let (value, tap) = best.unwrap_or((T::from_f64(f64::NEG_INFINITY), 0));
-        (*out, *index) = (value, I::from_i64(tap as i64));
     }
 }
 

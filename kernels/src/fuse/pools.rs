@@ -57,22 +57,14 @@ fn masked(parts: &Parts<'_>, (first, second): (usize, usize), mask: &Mapped) -> 
     let (earlier, later) = (parts.plan.uses(first), parts.plan.uses(second));
     let [own, from, to] = [g, positive, out].map(|operand| parts.memory(second, operand.at));
     let (own, from, to) = (own?, from?, to?);
-    let inner = match own == to {
-        // Others may take what replaces it.
-        true => out.at.0 == g.at.0,
-        false => {
-            let alone = parts.users[own].iter().all(|user| [first, second].contains(user));
-            alone && parts.plan.is_planned(own)
-        }
-    };
+    let inner =
+        parts.plan.is_planned(own) && parts.users[own].iter().all(|user| [first, second].contains(user));
     // What is written is first filled with zeros.
-    let taken = earlier.iter().any(|&(memory, _)| memory != own && memory == to);
-    if !inner || taken || from == own || from == to {
+    let apart = to != from && earlier.iter().all(|&(memory, _)| memory != to);
+    if !inner || !apart || from == own {
         return None;
     }
-    let mut uses: Vec<_> =
-        earlier.iter().chain(later).copied().filter(|&(memory, _)| memory != own).collect();
-    uses.extend((own == to).then_some((own, true)));
+    let uses = earlier.iter().chain(later).copied().filter(|&(memory, _)| memory != own);
     let cost = parts.plan.cost(first) + parts.plan.cost(second);
     let [_, slope, index] = slopes.operands;
     let slopes = MaxSlopes { operands: [out.at, slope, index], ..(**slopes).clone() };

@@ -22,6 +22,11 @@ pub(crate) const MAX: &[(Window, [usize; 3], [usize; 2])] = &[
     (window(2, 2, 0, 1), [2, 6, 80], [3, 40]),
     (window(3, 2, 0, 3), [2, 12, 19], [3, 7]),
     (window(2, 4, 1, 1), [1, 9, 21], [3, 6]),
+    (window(3, 3, 0, 1), [2, 9, 9], [3, 3]),
+    (Window { padding: [1, 0], ..window(2, 2, 0, 1) }, [3, 5, 8], [3, 4]),
+    (Window { kernel: [2, 1], ..window(2, 2, 0, 1) }, [2, 4, 1], [2, 1]),
+    // Far more than the image is between two places.
+    (window(1, 1 << 29, 0, 1), [3, 4, 5], [1, 1]),
     (window(17, 5, 3, 1), [1, 30, 33], [4, 5]),
 ];
 
@@ -83,7 +88,10 @@ fn the_first_maximum_wins_and_nan_comes_through() {
     for case in MAX {
         let [count, h, w] = case.1;
         let finite: Vec<f32> = values_f32(1, count * h * w).iter().map(|x| (x * 3.0).round()).collect();
-        for x in [finite, hard_values(1, count * h * w), vec![f32::NEG_INFINITY; count * h * w]] {
+        // Whole windows of the smallest, beside some of infinities.
+        let infinite =
+            finite.iter().map(|&x| if x > 0.0 { f32::NEG_INFINITY } else { -1.0 / (x + 1.0) }).collect();
+        for x in [finite, infinite, hard_values(1, count * h * w), vec![f32::NEG_INFINITY; count * h * w]] {
             let (found, expected) = (max_on(&stream, &x, case), max_plainly(&x, case));
             assert_eq!(found.1, expected.1, "{case:?}");
             assert_eq!(bits(&found.0), bits(&expected.0), "{case:?}");

@@ -125,12 +125,7 @@ pub fn max_pool2d_grad(
         (planes, window),
         move |&how, operands| Some(Part::MaxGrad(Box::new(MaxSlopes::new(types, how, operands.into()))).boxed()),
         // SAFETY: as in `max_pool2d`.
-        move |how, workers, (out, g, index)| unsafe {
-            match types[1] {
-                DType::U8 => cpu::max_grad::<T, u8>(how, workers, (out, g, index), None),
-                _ => cpu::max_grad::<T, i64>(how, workers, (out, g, index.cast()), None),
-            }
-        },
+        move |how, workers, operands| unsafe { cpu::max_grad(how, types[1], workers, operands, None) },
         move |how, queue, operands| cuda::max_grad(queue, types, how, operands.into(), None),
     ))
 }

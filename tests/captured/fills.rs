@@ -1,5 +1,6 @@
 //! Sums at indices that write the zeros that they begin with.
 
+use super::bits;
 use crate::common::devices::each_device;
 use streamgrad::prelude::*;
 use streamgrad::{Graph, GraphOptions, RandomKey, Result, Schedule};
@@ -8,10 +9,6 @@ const SCHEDULES: [Schedule; 2] = [Schedule::Inline, Schedule::Threads];
 
 fn count<R: streamgrad::Tensors>(graph: &Graph<R>, op: &str) -> usize {
     graph.commands().iter().filter(|command| command.op == op).count()
-}
-
-fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
-    Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect())
 }
 
 /// The gradient of rows that were picked: of those of `size` that no index names, it is 0.

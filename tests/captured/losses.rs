@@ -1,5 +1,6 @@
 //! Losses that are made together with their gradient.
 
+use super::bits;
 use super::tensor;
 use crate::common::devices::each_device;
 use streamgrad::prelude::*;
@@ -9,10 +10,6 @@ const SCHEDULES: [Schedule; 2] = [Schedule::Inline, Schedule::Threads];
 
 fn count<R: streamgrad::Tensors>(graph: &Graph<R>, op: &str) -> usize {
     graph.commands().iter().filter(|command| command.op == op).count()
-}
-
-fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
-    Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect())
 }
 
 /// Logits, as they lie or by columns, and labels.

@@ -27,6 +27,15 @@ fn tensor(values: &[f32], device: &Device) -> Result<Tensor> {
     Tensor::from_slice(values, &[values.len()], device)
 }
 
+/// The elements of a tensor of any floats, as bits.
+fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
+    Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect())
+}
+
+fn all_bits(tensors: &[Tensor]) -> Result<Vec<Vec<u64>>> {
+    tensors.iter().map(bits).collect()
+}
+
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {
     tensor.to_vec()
 }

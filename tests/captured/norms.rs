@@ -1,5 +1,6 @@
 //! Norms that add what they take, and gradients of norms that are added to others.
 
+use super::all_bits;
 use crate::common::devices::each_device;
 use streamgrad::prelude::*;
 use streamgrad::{Graph, GraphOptions, Order, RandomKey, Result, Schedule};
@@ -11,20 +12,13 @@ fn randn(shape: &[usize], dtype: DType, op: u64, device: &Device) -> Result<Tens
     Tensor::randn(shape, DType::F32, RandomKey { seed: 5, op }, device)?.to_dtype(dtype)
 }
 
-fn bits(tensors: &[Tensor]) -> Result<Vec<Vec<u64>>> {
-    let of = |tensor: &Tensor| -> Result<_> {
-        Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect())
-    };
-    tensors.iter().map(of).collect()
-}
-
 fn count<R: streamgrad::Tensors>(graph: &Graph<R>, op: &str) -> usize {
     graph.commands().iter().filter(|command| command.op == op).count()
 }
 
 /// That a step gives the eager bits, fused and not, and has so many additions left once it is fused.
 fn check(what: &str, device: &Device, adds: usize, step: &dyn Fn() -> Result<Vec<Tensor>>) -> Result<()> {
-    let expected = bits(&step()?)?;
+    let expected = all_bits(&step()?)?;
     for fuse in [false, true] {
         let graph = Graph::capture_with(device, GraphOptions { fuse, ..GraphOptions::default() }, step)?;
         let ops: Vec<_> = graph.commands().iter().map(|command| command.op).collect();
@@ -33,7 +27,7 @@ fn check(what: &str, device: &Device, adds: usize, step: &dyn Fn() -> Result<Vec
         assert!(!fuse || left == adds, "{what}, {device:?}: {ops:?}");
         for replay in 0..2 {
             graph.executable().shuffle((replay > 0).then_some(replay));
-            assert!(bits(&graph.replay()?)? == expected, "{what}, {device:?}, fuse {fuse}: {ops:?}");
+            assert!(all_bits(&graph.replay()?)? == expected, "{what}, {device:?}, fuse {fuse}: {ops:?}");
         }
     }
     Ok(())
@@ -183,7 +177,7 @@ fn streams_that_are_kept_in_order_keep_their_norms() {
         for (order, adds) in [(Order::Data, 0), (Order::Streams, 1)] {
             let graph = Graph::capture_with(device, GraphOptions { order, ..GraphOptions::default() }, step)?;
             assert_eq!(count(&graph, "add"), adds, "{order:?}");
-            assert!(bits(&[graph.replay()?])? == bits(&[step()?])?);
+            assert!(all_bits(&[graph.replay()?])? == all_bits(&[step()?])?);
         }
         Ok(())
     });

@@ -1,5 +1,6 @@
 //! Gradients of maxima that a ReLU masks.
 
+use super::all_bits;
 use crate::common::devices::each_device;
 use streamgrad::kernels::UnaryOp;
 use streamgrad::prelude::*;
@@ -7,13 +8,6 @@ use streamgrad::tensor::grad;
 use streamgrad::{Graph, GraphOptions, MaxPool, Order, RandomKey, Result, Schedule};
 
 const SCHEDULES: [Schedule; 2] = [Schedule::Inline, Schedule::Threads];
-
-fn bits(tensors: &[Tensor]) -> Result<Vec<Vec<u64>>> {
-    let bits = |tensor: &Tensor| -> Result<Vec<u64>> {
-        Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect())
-    };
-    tensors.iter().map(bits).collect()
-}
 
 /// Images with equal elements, zeros of both signs, infinities and NaN.
 fn images(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
@@ -32,7 +26,7 @@ fn images(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
 
 /// Checks that replays give the bits of a step, and how many masks a fused one has as commands of their own.
 fn check(what: &str, device: &Device, masks: usize, step: &dyn Fn() -> Result<Vec<Tensor>>) -> Result<()> {
-    let expected = bits(&step()?)?;
+    let expected = all_bits(&step()?)?;
     for (order, fuse) in [(Order::Data, false), (Order::Data, true), (Order::Streams, true)] {
         let options = GraphOptions { order, fuse, ..GraphOptions::default() };
         let graph = Graph::capture_with(device, options, step)?;
@@ -42,7 +36,7 @@ fn check(what: &str, device: &Device, masks: usize, step: &dyn Fn() -> Result<Ve
         assert_eq!(streamgrad::device::unordered(&commands), []);
         // Somebody still holds the results of the first replay.
         for found in [graph.replay()?, graph.replay()?] {
-            assert!(bits(&found)? == expected, "{what}, {device:?}, {order:?}, fuse {fuse}");
+            assert!(all_bits(&found)? == expected, "{what}, {device:?}, {order:?}, fuse {fuse}");
         }
     }
     Ok(())

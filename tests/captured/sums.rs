@@ -1,5 +1,6 @@
 //! Sums that become one command of a CUDA device, and those that must not.
 
+use super::all_bits;
 use crate::common::devices::each_device;
 use streamgrad::prelude::*;
 use streamgrad::{Graph, GraphOptions, Order, RandomKey, Result, Schedule};
@@ -8,13 +9,6 @@ const SCHEDULES: [Schedule; 1] = [Schedule::Inline];
 
 pub(super) fn randn(shape: &[usize], dtype: DType, op: u64, device: &Device) -> Result<Tensor> {
     Tensor::randn(shape, DType::F32, RandomKey { seed: 11, op }, device)?.to_dtype(dtype)
-}
-
-fn bits(all: &[Tensor]) -> Result<Vec<Vec<u64>>> {
-    let bits = |tensor: &Tensor| -> Result<Vec<u64>> {
-        Ok(tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect())
-    };
-    all.iter().map(bits).collect()
 }
 
 /// How many commands of a step have one op and another one, which several become on CUDA: it has to be so many there. Replays give the
@@ -26,7 +20,7 @@ pub(super) fn check_ops(
     expected: [usize; 2],
     step: impl Fn() -> Result<Vec<Tensor>>,
 ) -> Result<()> {
-    let values = bits(&step()?)?;
+    let values = all_bits(&step()?)?;
     for fuse in [false, true] {
         let graph =
             Graph::capture_with(device, GraphOptions { order, fuse, ..GraphOptions::default() }, &step)?;
@@ -42,7 +36,7 @@ pub(super) fn check_ops(
         // Somebody still holds the results of the first replay, so that the second one has others.
         let found = [graph.replay()?, graph.replay()?];
         for found in &found {
-            assert!(bits(found)? == values, "{order:?}, fuse {fuse}: {ops:?}");
+            assert!(all_bits(found)? == values, "{order:?}, fuse {fuse}: {ops:?}");
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! Pooling, a plane at a time.
 
+use device::DType;
 use pulp::{Simd, WithSimd};
 
 use super::inlined;
@@ -265,7 +266,23 @@ fn for_planes(planes: &Planes, workers: &Workers, body: impl Fn(usize, usize) + 
 }
 
 /// Adds each place's element to the pixel that the index names, if what lies at that of `positive` is above 0.
-pub(crate) unsafe fn max_grad<T: Lanes, I: Tap>(
+pub(crate) unsafe fn max_grad<T: Lanes>(
+    how: &(Planes, Window),
+    index_dtype: DType,
+    workers: &Workers,
+    (out, g, index): (Dst<T>, Src<T>, Src<u8>),
+    positive: Option<Src<T>>,
+) {
+    // SAFETY: the caller's promise, and that the index is of its type.
+    unsafe {
+        match index_dtype {
+            DType::U8 => max_grad_by(how, workers, (out, g, index), positive),
+            _ => max_grad_by(how, workers, (out, g, index.cast::<i64>()), positive),
+        }
+    }
+}
+
+unsafe fn max_grad_by<T: Lanes, I: Tap>(
     (planes, window): &(Planes, Window),
     workers: &Workers,
     (out, g, index): (Dst<T>, Src<T>, Src<I>),

@@ -92,12 +92,10 @@ fn is_apart(window: &Window) -> bool {
 pub(crate) fn max(
     queue: &Queue<'_>,
     [dtype, index]: [DType; 2],
-    (planes, window): &(Planes, Window),
+    how: &(Planes, Window),
     operands: [Address; 3],
 ) -> Result<()> {
-    let kernel = by_index!(index, dtype, "max_pool");
-    let pool = Pool::of(queue.op(), planes, window)?;
-    pool.enqueue(queue, (dtype, kernel), planes.all_places(), &operands.map(Some))
+    for_places(queue, (dtype, by_index!(index, dtype, "max_pool")), how, operands)
 }
 
 /// On the gradients of images and values, indices, and what has to be above 0 for a pixel to have a gradient.
@@ -120,12 +118,20 @@ pub(crate) fn max_grad(
 pub(crate) fn pick(
     queue: &Queue<'_>,
     [dtype, index]: [DType; 2],
+    how: &(Planes, Window),
+    operands: [Address; 3],
+) -> Result<()> {
+    for_places(queue, (dtype, by_index!(index, dtype, "max_pool_pick")), how, operands)
+}
+
+/// Enqueues a kernel with a thread for each place.
+fn for_places(
+    queue: &Queue<'_>,
+    kernel: (DType, &str),
     (planes, window): &(Planes, Window),
     operands: [Address; 3],
 ) -> Result<()> {
-    let kernel = by_index!(index, dtype, "max_pool_pick");
-    let pool = Pool::of(queue.op(), planes, window)?;
-    pool.enqueue(queue, (dtype, kernel), planes.all_places(), &operands.map(Some))
+    Pool::of(queue.op(), planes, window)?.enqueue(queue, kernel, planes.all_places(), &operands.map(Some))
 }
 
 /// On values and images or, for the gradient, on the gradients of images and values.

@@ -89,12 +89,7 @@ impl Floats for Command {
         let (out, g, positive) =
             (out.cast::<T>(), g.src().cast::<T>(), Some(self.positive.src().cast::<T>()));
         // SAFETY: the caller's promise; the planes are those of the operands, and the index is of its type.
-        unsafe {
-            match types[1] {
-                DType::U8 => cpu::max_grad::<T, u8>(planes, workers, (out, g, index.src()), positive),
-                _ => cpu::max_grad::<T, i64>(planes, workers, (out, g, index.src().cast()), positive),
-            }
-        }
+        unsafe { cpu::max_grad(planes, types[1], workers, (out, g, index.src()), positive) };
     }
 }
 

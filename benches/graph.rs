@@ -7,10 +7,12 @@
 
 mod common;
 
+use std::time::Instant;
+
 use common::{Case, case, is_chosen, run};
 use streamgrad::prelude::*;
 use streamgrad::workloads;
-use streamgrad::{CpuConfig, CudaConfig, Graph, GraphOptions, Order, RandomKey, Result};
+use streamgrad::{CpuConfig, CudaConfig, DeviceKind, Graph, GraphOptions, Order, RandomKey, Result};
 
 /// A device of its own, for two threads unless they are other ones.
 fn device(threads: usize) -> Device {
@@ -47,6 +49,7 @@ fn cases(name: &str, threads: usize, program: impl Fn(&Device, usize) -> Step) -
             How::Eager { .. } | How::OneThread => {
                 let lanes = if let How::Eager { lanes } = how { lanes } else { 1 };
                 let mut step = program(&device, lanes);
+                count_kernels(&name, &device, &mut step);
                 case(name, 1, move || {
                     step().unwrap();
                     device.synchronize().unwrap();
@@ -72,6 +75,34 @@ fn cases(name: &str, threads: usize, program: impl Fn(&Device, usize) -> Step) -
     };
     // What is not run is not made, either.
     WAYS.into_iter().filter(|(way, _)| is_chosen(&format!("{name}, {way}"))).map(one).collect()
+}
+
+/// Says what a GPU is given by a step, and what a launch costs the host over the whole step, the tape included.
+fn count_kernels(name: &str, device: &Device, step: &mut Step) {
+    const STEPS: usize = 201;
+    if device.kind() == DeviceKind::Cpu {
+        return;
+    }
+    // What the first step finds out is known to the second.
+    step().unwrap();
+    device.start_recording();
+    step().unwrap();
+    let commands = device.stop_recording().commands;
+    let kernels: usize = commands.iter().map(|command| command.kernels.len()).sum();
+    let others = commands.iter().filter(|command| command.kernels.is_empty()).count();
+    let mut host_us: Vec<f64> = (0..STEPS)
+        .map(|_| {
+            device.synchronize().unwrap();
+            let start = Instant::now();
+            step().unwrap();
+            start.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    host_us.sort_by(f64::total_cmp);
+    let [median, least] = [STEPS / 2, STEPS / 10].map(|at| host_us[at] / (kernels + others) as f64);
+    println!(
+        "{name}: {kernels} kernels, {others} others; the host takes {median:.2} us for each (p10 {least:.2})"
+    );
 }
 
 /// A step of a workload on two batches of `rows` rows.

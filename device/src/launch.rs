@@ -162,8 +162,8 @@ impl Stream {
     #[inline]
     fn note_launched(&self, noted: Option<Box<Launching>>, tail: &Tail, kernels: Option<RefCell<Kernels>>) {
         if let Some(mut noted) = noted {
-            if let (Some(kernels), Some(stream)) = (kernels, self.fifo().driver_stream()) {
-                noted.set_kernels(kernels.into_inner(), stream);
+            if let Some(kernels) = kernels {
+                noted.set_kernels(kernels.into_inner());
             }
             self.core().recorder.launched(noted, Moment { stream: self.id(), tick: tail.tick });
         }

@@ -76,6 +76,22 @@ struct KernelParams {
     CUcontext context;
 };
 
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+    int id;
+    char pad[4];
+    unsigned value[16];
+};
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    CUstream stream;
+    const LaunchAttribute* attributes;
+    unsigned count;
+};
+enum : int { CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4, CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE = 5 };
+// What follows in the list of a launch whose arguments are in a buffer.
+enum : uintptr_t { CU_LAUNCH_PARAM_END = 0, CU_LAUNCH_PARAM_BUFFER_POINTER = 1, CU_LAUNCH_PARAM_BUFFER_SIZE = 2 };
+
 // CUgraphEdgeData: all zeros but for programmatic launches, which are not there.
 struct EdgeData {
     unsigned char bytes[8];
@@ -113,12 +129,14 @@ EXPORT void cuEmulatorDropEdge(int64_t k);
 // Counts a call of another library's function, and says what it shall fail with: 0, or a code (-1: the library's usual one).
 EXPORT int cuEmulatorEnter(const char* function);
 EXPORT void cuEmulatorLog(const char* function, const char* details, int result);
-// Enqueues work like that of a kernel of so many blocks; `drop` frees `data` once it ran or was discarded.
-EXPORT CUresult cuEmulatorEnqueue(CUstream stream, const char* name, unsigned blocks, void (*run)(void*), void* data, void (*drop)(void*));
+// Launches a library's kernel of so many blocks, whose argument is copied. A launch of the same kernel by anybody does the same;
+// `run` is called once for all of its threads. A modern one takes its arguments in a buffer and has clusters of two blocks.
+EXPORT CUresult cuEmulatorLaunch(CUstream stream, const char* name, unsigned blocks, bool modern, void (*run)(void*), const void* argument, unsigned bytes);
 // As cuEmulatorEnter, from a command that runs.
 EXPORT int cuEmulatorEnterHeld(const char* function);
-// As cuEmulatorEnqueue, for work that reaches all devices' memory. It runs once `ready`, which may be missing, says so; who waits
-// for it has other streams' commands run meanwhile, whatever their devices.
+// Enqueues work that reaches all devices' memory; `drop`, which may be missing, frees `data` once it ran or was discarded. It
+// runs once `ready`, which may be missing, says so; who waits for it has other streams' commands run meanwhile, whatever their
+// devices.
 EXPORT CUresult cuEmulatorMeet(CUstream stream, const char* name, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*));
 // Which capture it is of all that a stream of the current context ever began, and its number; 0 without one.
 EXPORT uint64_t cuEmulatorCapture(CUstream stream, uint64_t* id);

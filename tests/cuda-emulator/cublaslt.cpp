@@ -307,7 +307,9 @@ static void run_finish(void* data) { finish_gemm(*static_cast<GemmJob*>(data)); 
 static CUresult enqueue(CUstream stream, void (*run)(void*), const GemmJob& job) {
     auto tiles = [](long long size) { return (size + 63) / 64; };
     auto blocks = unsigned(tiles(job.m) * tiles(job.n) * job.batch);
-    return cuEmulatorEnqueue(stream, "cublasLtMatmul", blocks, run, new GemmJob(job), [](void* data) { delete static_cast<GemmJob*>(data); });
+    // As the real library's products of 16 bits are.
+    bool modern = job.a_type == GEMM_F16 || job.a_type == GEMM_BF16;
+    return cuEmulatorLaunch(stream, "cublasLtMatmul", blocks, modern, run, &job, sizeof job);
 }
 
 EXPORT cublasStatus_t cublasLtMatmul(Handle* handle, Operation* operation, const void* alpha, const void* a, Layout* of_a, const void* b, Layout* of_b,
@@ -332,7 +334,8 @@ EXPORT cublasStatus_t cublasLtMatmul(Handle* handle, Operation* operation, const
         if (bytes < algorithm->workspace || uintptr_t(workspace) % 256 != 0 || (bytes > 0 && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
         CUresult usable = cuEmulatorCheckStream(stream);
         if (usable != CUDA_SUCCESS) return status_of(usable);
-        GemmJob job{};
+        GemmJob job;
+        memset(&job, 0, sizeof job); // what is between its members, too: whoever captures it compares bytes
         job.transa = operation->transa != 0;
         job.transb = operation->transb != 0;
         job.m = (long long)product.m();
@@ -359,7 +362,8 @@ EXPORT cublasStatus_t cublasLtMatmul(Handle* handle, Operation* operation, const
         if (algorithm->workspace == 0) return status_of(enqueue(stream, run_product, job));
         // Two commands, between which others may run: a workspace that is another one's, too, shows.
         job.sums = workspace;
-        GemmJob first = job;
+        GemmJob first;
+        memcpy(&first, &job, sizeof job);
         first.c = workspace;
         first.c_type = job.wide ? GEMM_F64 : GEMM_F32;
         first.ldc = job.m;

@@ -392,7 +392,7 @@ EXPORT int cudnnBackendGetAttribute(Descriptor* raw, int name, int type, int64_t
 
 static CUresult enqueue(CUstream stream, void (*run)(void*), const ConvJob& job) {
     auto blocks = unsigned((job.made().count() + 4095) / 4096);
-    return cuEmulatorEnqueue(stream, "cudnnBackendExecute", blocks, run, new ConvJob(job), [](void* data) { delete static_cast<ConvJob*>(data); });
+    return cuEmulatorLaunch(stream, "cudnnBackendExecute", blocks, false, run, &job, sizeof job);
 }
 
 EXPORT int cudnnBackendExecute(Handle* handle, Descriptor* raw_plan, Descriptor* raw_pack) {

@@ -249,28 +249,42 @@ MomentPtr enqueue(const StreamPtr& stream, Command command) {
     return moment;
 }
 
-static void release(void (*drop)(void*), void* data) {
-    if (drop) drop(data);
+// The stream of the current context, or why it takes nothing.
+static CUresult usable(CUstream handle, StreamPtr& stream) {
+    if (!current_context) return CUDA_ERROR_INVALID_CONTEXT;
+    stream = find_stream(handle, current_context);
+    return stream ? stream->context->error : CUDA_ERROR_INVALID_HANDLE;
 }
 
-static CUresult enqueue_for(CUstream handle, const char* name, unsigned blocks, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*),
-                            bool everywhere) {
+EXPORT CUresult cuEmulatorLaunch(CUstream handle, const char* name, unsigned blocks, bool modern, void (*run)(void*), const void* argument, unsigned bytes) {
     std::lock_guard<std::mutex> held(state().lock);
-    StreamPtr stream = current_context ? find_stream(handle, current_context) : nullptr;
-    if (!stream || stream->context->error != CUDA_SUCCESS) {
-        release(drop, data);
-        return !current_context ? CUDA_ERROR_INVALID_CONTEXT : stream ? stream->context->error : CUDA_ERROR_INVALID_HANDLE;
-    }
-    std::shared_ptr<void> owned(data, [drop](void* kept) { release(drop, kept); });
+    StreamPtr stream;
+    CUresult checked = usable(handle, stream);
+    if (checked != CUDA_SUCCESS) return checked;
+    auto number = [](uintptr_t of) { return reinterpret_cast<void*>(of); };
+    void* list[] = {const_cast<void*>(argument)};
+    size_t length = bytes;
+    void* buffer[] = {number(CU_LAUNCH_PARAM_BUFFER_POINTER), list[0], number(CU_LAUNCH_PARAM_BUFFER_SIZE), &length, number(CU_LAUNCH_PARAM_END)};
+    KernelParams params{library_function(stream->context, name, modern, run, bytes), {blocks, 1, 1}, {LIBRARY_THREADS, 1, 1}, 0, modern ? nullptr : list,
+                        modern ? buffer : nullptr, nullptr, nullptr};
+    std::shared_ptr<Launch> launch;
+    CUresult prepared = prepare_launch(params, stream->context, launch);
+    return prepared == CUDA_SUCCESS ? submit(stream, Command{kernel_work(std::move(launch)), {}, false, {}, {}}) : prepared;
+}
+
+EXPORT CUresult cuEmulatorMeet(CUstream handle, const char* name, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*)) {
+    std::lock_guard<std::mutex> held(state().lock);
+    std::shared_ptr<void> owned(data, drop);
+    StreamPtr stream;
+    CUresult checked = usable(handle, stream);
+    if (checked != CUDA_SUCCESS) return checked;
     Command command;
     command.name = name;
-    command.blocks = blocks;
     std::string who = name;
-    Context* context = everywhere ? nullptr : stream->context;
-    command.meets = everywhere;
+    command.meets = true;
     if (ready) command.condition = [owned, ready] { return ready(owned.get()); };
-    command.run = [owned, run, who, context](uint64_t id) {
-        open_memory(context);
+    command.run = [owned, run, who](uint64_t id) {
+        open_memory(nullptr);
         Fault fault = run_guarded(run, owned.get());
         if (fault.code != CUDA_SUCCESS) report("%s %s; stream %llu", who.c_str(), fault.text.c_str(), (unsigned long long)id);
         check_slack(who);
@@ -279,17 +293,8 @@ static CUresult enqueue_for(CUstream handle, const char* name, unsigned blocks, 
     return submit(stream, std::move(command));
 }
 
-EXPORT CUresult cuEmulatorEnqueue(CUstream stream, const char* name, unsigned blocks, void (*run)(void*), void* data, void (*drop)(void*)) {
-    return enqueue_for(stream, name, blocks, nullptr, run, data, drop, false);
-}
-
-EXPORT CUresult cuEmulatorMeet(CUstream stream, const char* name, bool (*ready)(void*), void (*run)(void*), void* data, void (*drop)(void*)) {
-    return enqueue_for(stream, name, 0, ready, run, data, drop, true);
-}
-
 EXPORT CUresult cuEmulatorCheckStream(CUstream handle) {
     std::lock_guard<std::mutex> held(state().lock);
-    if (!current_context) return CUDA_ERROR_INVALID_CONTEXT;
-    if (current_context->error != CUDA_SUCCESS) return current_context->error;
-    return find_stream(handle, current_context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    StreamPtr stream;
+    return usable(handle, stream);
 }

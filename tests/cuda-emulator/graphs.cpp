@@ -2,6 +2,7 @@
 #include "graphs.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 void add_once(std::vector<Node*>& nodes, Node* node) {
     if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) nodes.push_back(node);
@@ -128,7 +129,8 @@ EXPORT CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode* nodes, size_t* c
 
 static CUresult list_edges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, EdgeData* data, size_t* count) {
     GraphPtr graph = find_graph(handle);
-    if (!graph || !count || !from != !to || (data && !from)) return CUDA_ERROR_INVALID_VALUE;
+    // A list without room is refused, as on an H100.
+    if (!graph || !count || !from != !to || (data && !from) || (from && !*count)) return CUDA_ERROR_INVALID_VALUE;
     std::vector<Node*> begins, ends;
     for (auto& node : graph->nodes)
         for (Node* before : node->after) {
@@ -252,12 +254,7 @@ EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, KernelParams* 
     return call("cuGraphKernelNodeGetParams_v2", Needs::Context, [&](Call&) {
         Node* node = find_node(handle);
         if (!node || !out || node->work.type != WorkType::Kernel) return CUDA_ERROR_INVALID_VALUE;
-        if (!node->work.launch) { // a library's
-            if (!node->work.blocks) return CUDA_ERROR_NOT_SUPPORTED;
-            auto* context = reinterpret_cast<CUcontext>(node->work.context);
-            *out = {library_function(node->work.name), {node->work.blocks, 1, 1}, {LIBRARY_THREADS, 1, 1}, 0, nullptr, nullptr, nullptr, context};
-            return CUDA_SUCCESS;
-        }
+        if (!node->work.launch) return CUDA_ERROR_NOT_SUPPORTED; // a rank's
         const Launch& launch = *node->work.launch;
         node->arguments.clear();
         auto* bytes = const_cast<unsigned char*>(launch.arguments.data());
@@ -268,6 +265,25 @@ EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, KernelParams* 
         auto [gx, gy, gz] = launch.grid;
         auto [bx, by, bz] = launch.block;
         *out = {launch.function, {gx, gy, gz}, {bx, by, bz}, launch.dynamic_shared, node->arguments.data(), nullptr, nullptr, reinterpret_cast<CUcontext>(launch.context)};
+        if (is_modern(launch.function)) {
+            auto number = [](uintptr_t of) { return reinterpret_cast<void*>(of); };
+            node->bytes = launch.kernel->sizes[0];
+            node->arguments = {number(CU_LAUNCH_PARAM_BUFFER_SIZE), &node->bytes, number(CU_LAUNCH_PARAM_BUFFER_POINTER), node->arguments[0], number(CU_LAUNCH_PARAM_END)};
+            out->parameters = nullptr;
+            out->extra = node->arguments.data();
+        }
+        return CUDA_SUCCESS;
+    });
+}
+
+// Of what may be special about a launch there are clusters of blocks.
+EXPORT CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, int attribute, void* value) {
+    return call("cuGraphKernelNodeGetAttribute", Needs::Context, [&](Call&) {
+        Node* node = find_node(handle);
+        if (!node || !value || node->work.type != WorkType::Kernel || attribute < 1 || attribute > 15) return CUDA_ERROR_INVALID_VALUE;
+        memset(value, 0, sizeof LaunchAttribute::value);
+        if (attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION && node->work.launch && is_modern(node->work.launch->function))
+            for (int i = 0; i < 3; i++) static_cast<unsigned*>(value)[i] = i == 0 ? 2 : 1;
         return CUDA_SUCCESS;
     });
 }

@@ -11,6 +11,7 @@ struct Node {
     Work work;
     std::vector<Node*> after;
     std::vector<void*> arguments; // as cuGraphKernelNodeGetParams_v2 gives them
+    size_t bytes = 0;             // of them, in a buffer
 };
 
 struct Graph {

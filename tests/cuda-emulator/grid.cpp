@@ -321,8 +321,16 @@ static CUresult run_twice(const Launch& launch, uint64_t stream, uint64_t seed) 
     return CUDA_ERROR_LAUNCH_FAILED;
 }
 
+static CUresult run_library(const Launch& launch, uint64_t stream) {
+    Fault fault = run_guarded(launch.library, const_cast<unsigned char*>(launch.arguments.data()));
+    if (fault.code != CUDA_SUCCESS) report("%s %s; stream %llu", launch.kernel->name, fault.text.c_str(), (unsigned long long)stream);
+    check_slack(launch.kernel->name);
+    return fault.code;
+}
+
 CUresult run_launch(const Launch& launch, uint64_t stream) {
     open_memory(launch.context);
+    if (launch.library) return run_library(launch, stream);
     uint64_t seed = state().random.next();
     return state().twice ? run_twice(launch, stream, seed) : run_once(launch, stream, seed, false);
 }

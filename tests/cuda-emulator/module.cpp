@@ -1,9 +1,11 @@
 // Modules, functions, launches.
 #include "state.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <dlfcn.h>
 #include <sys/mman.h>
+#include <tuple>
 #include <unistd.h>
 
 Module::~Module() {
@@ -146,24 +148,27 @@ EXPORT CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char
     });
 }
 
-// It is of a module without a context, in which nobody can launch it.
-CUfunction library_function(const std::string& name) {
+CUfunction library_function(Context* context, const std::string& name, bool modern, void (*run)(void*), unsigned bytes) {
     struct Kernel {
         std::string name;
+        unsigned bytes = 0;
         EmulatorKernel kernel{};
         EmulatorModule program{};
+        CUfunction handle = nullptr;
     };
-    static std::map<std::string, Kernel> kernels;
-    auto [found, is_new] = kernels.try_emplace(name);
-    Kernel& own = found->second;
+    static std::map<std::tuple<Context*, void (*)(void*), bool>, Kernel> kernels;
+    Kernel& own = kernels[{context, run, modern}];
+    if (state().functions.count(own.handle)) return own.handle;
+    own.name = name;
+    own.bytes = bytes;
+    own.kernel = {own.name.c_str(), nullptr, &own.bytes, 1, LIBRARY_THREADS};
     auto module = std::make_shared<Module>();
-    if (is_new) {
-        own.name = name;
-        own.kernel.name = own.name.c_str();
-        own.kernel.max_threads = LIBRARY_THREADS;
-    }
+    module->context = context;
     module->program = &own.program;
-    return handle_of(state(), module, &own.kernel);
+    own.handle = handle_of(state(), module, &own.kernel);
+    state().functions[own.handle]->library = run;
+    state().functions[own.handle]->modern = modern;
+    return own.handle;
 }
 
 static std::shared_ptr<Function> find_function(CUfunction handle) {
@@ -196,6 +201,24 @@ EXPORT CUresult cuFuncGetName(const char** name, CUfunction handle) {
         auto function = find_function(handle);
         if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
         *name = function->kernel->name;
+        return CUDA_SUCCESS;
+    });
+}
+
+// Where arguments lie whose alignment is their size, up to a word.
+EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t* offset, size_t* bytes) {
+    return call("cuFuncGetParamInfo", Needs::Context, [&](Call&) {
+        auto function = find_function(handle);
+        if (!function) return CUDA_ERROR_INVALID_HANDLE;
+        if (!offset || index >= function->kernel->parameters) return CUDA_ERROR_INVALID_VALUE;
+        size_t begin = 0, end = 0;
+        for (size_t i = 0; i <= index; i++) {
+            size_t size = function->kernel->sizes[i], alignment = std::min<size_t>(size & -size, 8);
+            begin = (end + alignment - 1) / alignment * alignment;
+            end = begin + size;
+        }
+        *offset = begin;
+        if (bytes) *bytes = end - begin;
         return CUDA_SUCCESS;
     });
 }
@@ -235,12 +258,38 @@ std::string kernel_name(CUfunction handle) {
     return function ? function->kernel->name : "(none)";
 }
 
+bool is_modern(CUfunction handle) {
+    auto function = find_function(handle);
+    return function && function->modern;
+}
+
+// The buffer of a list, if it has as many bytes as it should.
+static bool find_buffer(void** list, size_t bytes, void*& buffer) {
+    size_t length = 0;
+    for (; reinterpret_cast<uintptr_t>(*list) != CU_LAUNCH_PARAM_END; list += 2) {
+        auto what = reinterpret_cast<uintptr_t>(*list);
+        if (what == CU_LAUNCH_PARAM_BUFFER_POINTER)
+            buffer = list[1];
+        else if (what == CU_LAUNCH_PARAM_BUFFER_SIZE)
+            length = *static_cast<size_t*>(list[1]);
+        else
+            return false;
+    }
+    return buffer && length == bytes;
+}
+
 // The arguments are copied.
 CUresult prepare_launch(const KernelParams& params, Context* context, std::shared_ptr<Launch>& out) {
     auto function = find_function(params.function);
     if (!function || function->module->context != context) return CUDA_ERROR_INVALID_HANDLE;
-    if (params.extra) return CUDA_ERROR_NOT_SUPPORTED;
     const EmulatorKernel& kernel = *function->kernel;
+    void* buffer = nullptr;
+    void** parameters = params.parameters;
+    if (params.extra) {
+        if (parameters || !function->modern) return parameters ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
+        if (!find_buffer(params.extra, kernel.sizes[0], buffer)) return CUDA_ERROR_INVALID_VALUE;
+        parameters = &buffer;
+    }
     auto launch = std::make_shared<Launch>();
     launch->function = params.function;
     launch->module = function->module;
@@ -249,11 +298,12 @@ CUresult prepare_launch(const KernelParams& params, Context* context, std::share
     launch->block = {params.block[0], params.block[1], params.block[2]};
     launch->dynamic_shared = params.shared;
     launch->context = context;
+    launch->library = function->library;
     CUresult shaped = check_shape(*launch, *function);
     if (shaped != CUDA_SUCCESS) return shaped;
-    if (kernel.parameters > 256 || (kernel.parameters && !params.parameters)) return CUDA_ERROR_INVALID_VALUE;
+    if (kernel.parameters > 256 || (kernel.parameters && !parameters)) return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < kernel.parameters; i++) {
-        auto* bytes = static_cast<const unsigned char*>(params.parameters[i]);
+        auto* bytes = static_cast<const unsigned char*>(parameters[i]);
         if (!bytes) return CUDA_ERROR_INVALID_VALUE;
         launch->arguments.insert(launch->arguments.end(), bytes, bytes + kernel.sizes[i]);
         launch->arguments.resize((launch->arguments.size() + 15) / 16 * 16);
@@ -264,25 +314,50 @@ CUresult prepare_launch(const KernelParams& params, Context* context, std::share
 
 Work kernel_work(std::shared_ptr<const Launch> launch) {
     Work work;
-    work.name = std::string("kernel=") + launch->kernel->name;
+    work.name = std::string(launch->library ? "" : "kernel=") + launch->kernel->name;
     work.context = launch->context;
     work.run = [launch](uint64_t stream) { return run_launch(*launch, stream); };
     work.launch = std::move(launch);
     return work;
 }
 
+static CUresult launch(Call& call, CUstream handle, const KernelParams& params, unsigned cluster) {
+    StreamPtr stream = find_stream(handle, call.context);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    auto [gx, gy, gz] = params.grid;
+    auto [bx, by, bz] = params.block;
+    call.note("stream=%llu kernel=%s grid=%u,%u,%u block=%u,%u,%u shared=%u", (unsigned long long)stream->id, kernel_name(params.function).c_str(), gx, gy, gz,
+              bx, by, bz, params.shared);
+    std::shared_ptr<Launch> launch;
+    CUresult prepared = prepare_launch(params, call.context, launch);
+    if (prepared == CUDA_SUCCESS && cluster != (is_modern(params.function) ? 2 : 1)) prepared = CUDA_ERROR_INVALID_VALUE;
+    // Unlike a copy that is refused, a launch with a bad shape ends a capture.
+    if (prepared == CUDA_ERROR_INVALID_VALUE) invalidate(stream);
+    if (prepared != CUDA_SUCCESS) return prepared;
+    return submit(stream, Command{kernel_work(std::move(launch)), {}, false, {}, {}});
+}
+
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                               CUstream handle, void** parameters, void** extra) {
+                               CUstream stream, void** parameters, void** extra) {
     return call("cuLaunchKernel", Needs::Context, [&](Call& call) {
-        StreamPtr stream = find_stream(handle, call.context);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        call.note("stream=%llu kernel=%s grid=%u,%u,%u block=%u,%u,%u shared=%u", (unsigned long long)stream->id, kernel_name(function).c_str(), gx, gy, gz,
-                  bx, by, bz, shared);
-        std::shared_ptr<Launch> launch;
-        CUresult prepared = prepare_launch({function, {gx, gy, gz}, {bx, by, bz}, shared, parameters, extra, nullptr, nullptr}, call.context, launch);
-        // Unlike a copy that is refused, a launch with a bad shape ends a capture.
-        if (prepared == CUDA_ERROR_INVALID_VALUE) invalidate(stream);
-        if (prepared != CUDA_SUCCESS) return prepared;
-        return submit(stream, Command{kernel_work(std::move(launch)), {}, false, {}, {}});
+        return launch(call, stream, {function, {gx, gy, gz}, {bx, by, bz}, shared, parameters, extra, nullptr, nullptr}, 1);
+    });
+}
+
+// Of the attributes there are clusters of blocks.
+EXPORT CUresult cuLaunchKernelEx(const LaunchConfig* config, CUfunction function, void** parameters, void** extra) {
+    return call("cuLaunchKernelEx", Needs::Context, [&](Call& call) {
+        if (!config || (config->count && !config->attributes)) return CUDA_ERROR_INVALID_VALUE;
+        KernelParams params{function, {}, {}, config->shared, parameters, extra, nullptr, nullptr};
+        std::copy(config->grid, config->grid + 3, params.grid);
+        std::copy(config->block, config->block + 3, params.block);
+        unsigned cluster = 1;
+        for (const LaunchAttribute* next = config->attributes; next != config->attributes + config->count; next++) {
+            if (next->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+                cluster = next->value[0] * next->value[1] * next->value[2];
+            else if (next->id != CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
+                return CUDA_ERROR_NOT_SUPPORTED;
+        }
+        return launch(call, config->stream, params, cluster);
     });
 }

@@ -240,7 +240,15 @@ static void copies_and_products() {
     CHECK_EQUAL(cuda("cuFuncGetName", &name, unknown.function), 0);
     CHECK_EQUAL(std::string(name), "cublasLtMatmul");
     CHECK_EQUAL(unknown.grid[0], 1u);
-    CHECK_EQUAL(cuda("cuGraphExecKernelNodeSetParams_v2", exec, nodes_of(graph)[2], &unknown), int(CUDA_ERROR_INVALID_HANDLE));
+    size_t offset = 1, bytes = 0;
+    CHECK_EQUAL(cuda("cuFuncGetParamInfo", unknown.function, size_t(0), &offset, &bytes), 0);
+    CHECK(offset == 0 && bytes > 0);
+    CHECK_EQUAL(cuda("cuFuncGetParamInfo", unknown.function, size_t(1), &offset, &bytes), int(CUDA_ERROR_INVALID_VALUE));
+    // Whoever has function and arguments may launch a library's kernel.
+    set_float(c, 0, stream);
+    CHECK_EQUAL(launch(unknown.function, unknown.grid[0], unknown.block[0], 0, stream, {unknown.parameters[0]}), 0);
+    CHECK_EQUAL(number(c, stream), 12.0f);
+    CHECK_EQUAL(cuda("cuGraphExecKernelNodeSetParams_v2", exec, nodes_of(graph)[2], &unknown), 0);
     CHECK_EQUAL(cuda("cuGraphKernelNodeGetParams_v2", nodes_of(graph)[0], &unknown), int(CUDA_ERROR_INVALID_VALUE));
 }
 

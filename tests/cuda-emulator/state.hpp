@@ -47,7 +47,6 @@ struct Work {
     CUhostFn host = nullptr;
     void* host_data = nullptr;
     std::shared_ptr<const Launch> launch; // of a kernel
-    unsigned blocks = 0;                  // of a library's kernel, of LIBRARY_THREADS each; 0: it does not show
 };
 
 struct Command : Work {
@@ -131,9 +130,9 @@ struct Function {
     std::shared_ptr<Module> module;
     const EmulatorKernel* kernel = nullptr;
     unsigned max_dynamic_shared = 48 << 10;
+    void (*library)(void*) = nullptr; // runs a library's kernel as a whole, with its one argument
+    bool modern = false;              // that is one, see cuEmulatorLaunch
 };
-
-constexpr unsigned LIBRARY_THREADS = 128;
 
 struct Context {
     CUdevice device = 0;
@@ -244,8 +243,10 @@ Context* known_context(CUcontext handle); // nullptr: no such context
 
 // module.cpp
 std::string kernel_name(CUfunction function);
-// The function of a library's kernels, which cannot be launched.
-CUfunction library_function(const std::string& name);
+// A library's kernel, with an argument of so many bytes.
+CUfunction library_function(Context* context, const std::string& name, bool modern, void (*run)(void*), unsigned bytes);
+bool is_modern(CUfunction function);
+constexpr unsigned LIBRARY_THREADS = 128; // of a block of its kernels
 CUresult prepare_launch(const KernelParams& params, Context* context, std::shared_ptr<Launch>& out);
 Work kernel_work(std::shared_ptr<const Launch> launch);
 
@@ -335,5 +336,6 @@ struct Launch {
     unsigned dynamic_shared = 0;
     std::vector<unsigned char> arguments; // one after the other, each aligned to 16
     Context* context = nullptr;
+    void (*library)(void*) = nullptr; // as its function has it
 };
 CUresult run_launch(const Launch& launch, uint64_t stream);

@@ -10,8 +10,9 @@ use parking_lot::{Mutex, RwLock};
 
 use super::Gemm;
 use super::choice::{Traits, choose};
-use super::enqueued::Enqueued;
-use crate::{DType, Error, Result};
+use super::enqueued::{Addresses, Enqueued};
+use super::stream::DriverStream;
+use crate::{DType, Error, KernelRecord, Result};
 
 /// A device's handle, which all its streams share, and the algorithms that were chosen for it.
 pub(super) struct Blas {
@@ -89,8 +90,8 @@ pub(super) struct Algorithm {
     algorithm: blas::cublasLtMatmulAlgo_t,
     /// Bytes of memory that a product works in.
     pub(super) workspace: usize,
-    /// What products enqueue.
-    pub(super) enqueued: Enqueued,
+    /// What products enqueue whose result has no terms yet, and those that add to what is there.
+    enqueued: [Enqueued; 2],
     /// Held from when the operation is given the address of a bias until the product is enqueued.
     bias: Mutex<()>,
 }
@@ -151,16 +152,38 @@ impl Blas {
         Ok(new)
     }
 
-    /// Enqueues a product on `stream` by the algorithm of its form.
+    /// Enqueues a product on `stream` by the algorithm of its form, and gives the kernels, if they are known.
     ///
     /// # Safety
-    /// The context is current and the stream its own. The operands are in bounds, and nothing writes them, nor uses the
-    /// workspace, of as many bytes as the algorithm needs, while the product runs.
-    pub(super) unsafe fn enqueue(
+    /// The context is current. The operands are in bounds, and nothing writes them, nor uses the workspace, of as many bytes as
+    /// the algorithm needs, while the product runs.
+    pub(super) unsafe fn enqueue<'a>(
+        &self,
+        g: &Gemm,
+        algorithm: &'a Algorithm,
+        workspace: *mut u8,
+        stream: &DriverStream,
+    ) -> Result<&'a [KernelRecord]> {
+        let enqueued = &algorithm.enqueued[usize::from(g.accumulate)];
+        let bias = g.epilogue.bias.map_or(std::ptr::null_mut(), <*const u8>::cast_mut);
+        let addresses = [g.a.cast_mut(), g.b.cast_mut(), g.c, bias, workspace];
+        // SAFETY: as the caller promises, or captured, where addresses are written down and never followed. Nothing else that
+        // the library is told differs between products of a form.
+        let call = |at: &Addresses, raw| unsafe { self.call(g, algorithm, at, raw) };
+        // SAFETY: the caller's promise; a product's kernels know of memory what their arguments say.
+        unsafe { enqueued.enqueue(stream, &addresses, call)? };
+        Ok(enqueued.kernels())
+    }
+
+    /// Has the library enqueue a product whose operands lie at these addresses.
+    ///
+    /// # Safety
+    /// As for [`enqueue`](Self::enqueue), and the stream is of the current context.
+    unsafe fn call(
         &self,
         g: &Gemm,
         algorithm: &Algorithm,
-        workspace: *mut u8,
+        &[a, b, c, bias, workspace]: &Addresses,
         stream: sys::CUstream,
     ) -> Result<()> {
         let beta = if g.accumulate { 1.0 } else { 0.0 };
@@ -172,14 +195,14 @@ impl Blas {
         };
         let _one = match g.epilogue.bias {
             None => None,
-            Some(at) => {
+            Some(_) => {
                 let one = algorithm.bias.lock();
                 algorithm
-                    .set(blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at)?;
+                    .set(blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
                 Some(one)
             }
         };
-        let [a, b, c] = algorithm.layouts;
+        let [of_a, of_b, of_c] = algorithm.layouts;
         // SAFETY: handle and descriptions are live, the scalars are read before the call returns, and the caller answers for
         // the rest.
         let status = unsafe {
@@ -187,15 +210,15 @@ impl Blas {
                 self.handle,
                 algorithm.operation,
                 scalars[0],
-                g.a.cast(),
-                a,
-                g.b.cast(),
-                b,
+                a.cast(),
+                of_a,
+                b.cast(),
+                of_b,
                 scalars[1],
-                g.c.cast(),
-                c,
-                g.c.cast(),
-                c,
+                c.cast(),
+                of_c,
+                c.cast(),
+                of_c,
                 &algorithm.algorithm,
                 workspace.cast(),
                 algorithm.workspace,
@@ -231,7 +254,7 @@ impl Algorithm {
             layouts: [std::ptr::null_mut(); 3],
             algorithm: blas::cublasLtMatmulAlgo_t { data: [0; 8] },
             workspace: 0,
-            enqueued: Enqueued::default(),
+            enqueued: Default::default(),
             bias: Mutex::new(()),
         };
         // SAFETY: the call writes a handle.

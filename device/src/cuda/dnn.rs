@@ -19,9 +19,10 @@ use library::{Descriptor, Failure, Library, Outcome, if_any};
 use parking_lot::{Mutex, RwLock};
 
 use super::context::Context;
-use super::enqueued::Enqueued;
+use super::enqueued::{Addresses, Enqueued};
+use super::stream::DriverStream;
 use super::{ConvForm, ConvPass};
-use crate::{DType, Result};
+use crate::{DType, KernelRecord, Result};
 
 /// The most bytes of memory that a convolution works in.
 const WORKSPACE: usize = 256 << 20;
@@ -154,19 +155,20 @@ impl Dnn {
         Ok(all)
     }
 
+    /// Has the library enqueue a convolution of images, filters, results and a bias, which is null if there is none, and a
+    /// workspace.
+    ///
     /// # Safety
-    /// As for [`ConvAlgorithm::enqueue`].
+    /// As for [`ConvAlgorithm::enqueue`], and the stream is of the current context.
     unsafe fn execute(
         &self,
         algorithm: &Algorithm,
-        [images, filters, results]: [*mut u8; 3],
-        bias: Option<*mut u8>,
-        workspace: *mut u8,
+        &[images, filters, results, bias, workspace]: &Addresses,
         stream: sys::CUstream,
     ) -> Outcome<()> {
-        let count = if bias.is_some() { 4 } else { 3 };
+        let count = if bias.is_null() { BIAS } else { BIAS + 1 };
         let numbers = &[0, 1, 2, BIAS as i64][..count];
-        let addresses = &[images, filters, results, bias.unwrap_or_default()][..count];
+        let addresses = &[images, filters, results, bias][..count];
         let pack = self.library.descriptor(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Type::CUDNN_TYPE_INT64, numbers)?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Type::CUDNN_TYPE_VOID_PTR, addresses)?;
@@ -282,31 +284,33 @@ impl ConvAlgorithm {
         self.algorithm.workspace
     }
 
-    /// The kernels that it enqueues.
-    pub(super) fn enqueued(&self) -> &Enqueued {
-        &self.algorithm.enqueued
-    }
-
     /// Whether it may be made at an address.
     pub fn fits(at: *const u8) -> bool {
         at.addr().is_multiple_of(ALIGNMENT)
     }
 
-    /// Enqueues it on `stream` for images, filters and results, and a bias if its form has one.
+    /// Enqueues it on `stream` for images, filters and results, and a bias if its form has one, and gives the kernels, if they
+    /// are known.
     ///
     /// # Safety
-    /// The context is current and the stream its own. The operands are in bounds, and nothing writes them, nor uses the
-    /// workspace, of as many bytes as it says, while it runs.
+    /// The context is current. The operands are in bounds, and nothing writes them, nor uses the workspace, of as many bytes as
+    /// it says, while it runs.
     pub(super) unsafe fn enqueue(
         &self,
-        operands: [*mut u8; 3],
+        [images, filters, results]: [*mut u8; 3],
         bias: Option<*mut u8>,
         workspace: *mut u8,
-        stream: sys::CUstream,
-    ) -> Result<()> {
-        let Ok(dnn) = self.context.dnn()? else { return Ok(()) };
-        // SAFETY: the caller's promise.
-        unsafe { dnn.execute(&self.algorithm, operands, bias, workspace, stream) }.map_err(Failure::error)
+        stream: &DriverStream,
+    ) -> Result<&[KernelRecord]> {
+        let Ok(dnn) = self.context.dnn()? else { return Ok(&[]) };
+        let Algorithm { enqueued, .. } = &*self.algorithm;
+        let addresses = [images, filters, results, bias.unwrap_or_default(), workspace];
+        // SAFETY: as the caller promises, or captured, where addresses are written down and never followed.
+        let call =
+            |at: &Addresses, raw| unsafe { dnn.execute(&self.algorithm, at, raw).map_err(Failure::error) };
+        // SAFETY: the caller's promise; a convolution's kernels know of memory what their arguments say.
+        unsafe { enqueued.enqueue(stream, &addresses, call)? };
+        Ok(enqueued.kernels())
     }
 }
 

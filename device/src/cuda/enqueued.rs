@@ -1,9 +1,21 @@
-//! What libraries enqueue.
+//! What libraries enqueue, and enqueueing it again without them.
+//!
+//! For operands of one form a library always launches the same kernels with the same arguments, but for addresses. Its own call
+//! takes the host two to three times as long as the launches, so it is captured once, with operands in three places, which
+//! tells the arguments that are addresses from those that stay. From then on the kernels are launched with the addresses at
+//! hand. What does not fit this (other nodes than kernels, blocks that wait for each other, arguments that are neither) is left
+//! to the library.
 
-use std::ffi::CStr;
+mod nodes;
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys;
+use nodes::{Arguments, Cluster, Node};
+use smallvec::SmallVec;
 
 use super::Grid;
 use super::call::check;
@@ -12,72 +24,288 @@ use super::module::Function;
 use super::stream::DriverStream;
 use crate::{KernelRecord, Result};
 
-/// The kernels that a library's call enqueues for operands of one form, once they were asked for.
+/// The addresses that a library's call is given: operands, a bias, a workspace. Those that are null stay so for all operands of
+/// a form.
+pub(super) type Addresses = [*mut u8; 5];
+
+/// How far from where they lie a call's operands are captured again, in bytes. Each operand has its own, so that a difference
+/// names it, some reach beyond 32 bits, and all keep the alignment of a form's operands, of which there are up to 16 bytes, and
+/// that of workspaces. Nothing is read there.
+const SHIFTS: [[u64; 5]; 2] = [
+    [0x1_0010, 0x2_0030, 0x4_0050, 0x8_0070, 0x10_0100],
+    [0x11_0000_0090, 0x23_0000_0110, 0x45_0000_0130, 0x87_0000_0170, 0x109_0000_0300],
+];
+
+/// How often it is tried to find out what a call enqueues, where that fails.
+const TRIES: u32 = 4;
+
+/// What a library's call enqueues for operands of one form, once it was called.
 #[derive(Default)]
-pub(super) struct Enqueued(OnceLock<Box<[KernelRecord]>>);
+pub(super) struct Enqueued {
+    found: OnceLock<Found>,
+    failed: AtomicU32,
+}
+
+struct Found {
+    kernels: Box<[KernelRecord]>,
+    /// `None` if they are left to the library.
+    launches: Option<Box<[Launch]>>,
+}
+
+/// A kernel and its arguments.
+struct Launch {
+    function: Function,
+    grid: Grid,
+    cluster: Cluster,
+    arguments: Arguments,
+    words: Box<[u64]>,
+    addresses: Box<[Address]>,
+}
+
+/// A word that is an operand's address, plus an offset.
+struct Address {
+    word: usize,
+    operand: usize,
+    offset: u64,
+}
 
 impl Enqueued {
-    /// The kernels of what `enqueue` puts on the stream that it is given, of the same device as `stream`, where nothing runs.
-    /// It is called until they are known. None if the driver does not tell.
-    pub(super) fn kernels(
+    /// Enqueues on `stream` what `call` does with these operands, of the form that they always have here.
+    ///
+    /// # Safety
+    /// The stream's context is current. `call` enqueues kernels for such operands that reach other memory by their addresses
+    /// only, and the caller answers for the operands.
+    pub(super) unsafe fn enqueue(
         &self,
         stream: &DriverStream,
-        enqueue: impl FnOnce(sys::CUstream) -> Result<()>,
-    ) -> Box<[KernelRecord]> {
-        if let Some(known) = self.0.get() {
-            return known.clone();
+        operands: &Addresses,
+        call: impl Fn(&Addresses, sys::CUstream) -> Result<()>,
+    ) -> Result<()> {
+        match self.find(stream, operands, &call).and_then(|found| found.launches.as_deref()) {
+            // SAFETY: the caller's promise; the kernels are those that the library launches.
+            Some(launches) => {
+                launches.iter().try_for_each(|launch| unsafe { launch.enqueue(operands, stream) })
+            }
+            None => call(operands, stream.raw()),
         }
-        // A stream of its own: to wait for one that captures, or to look at it, ends the capture, and other threads may do that
-        // to the one whose command it is.
-        let find = || stream.sibling()?.capture(enqueue).and_then(|graph| kernels_of(&Graph(graph)));
-        // Next time it may succeed, as when there was no memory. Two threads that ask at once find the same.
-        find().map(|found| self.0.get_or_init(|| found).clone()).unwrap_or_default()
+    }
+
+    /// The kernels of a call, if one was made and the driver tells them.
+    pub(super) fn kernels(&self) -> &[KernelRecord] {
+        self.found.get().map_or(&[], |found| &found.kernels)
+    }
+
+    fn find(
+        &self,
+        stream: &DriverStream,
+        operands: &Addresses,
+        call: &impl Fn(&Addresses, sys::CUstream) -> Result<()>,
+    ) -> Option<&Found> {
+        if let Some(found) = self.found.get() {
+            return Some(found);
+        }
+        if self.failed.load(Ordering::Relaxed) >= TRIES {
+            return None;
+        }
+        match find(stream, operands, call) {
+            // Two threads that ask at once find the same.
+            Ok(found) => Some(self.found.get_or_init(|| found)),
+            // Next time it may succeed, as when there was no memory.
+            Err(_) => {
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+        }
     }
 }
 
-/// The kernels among a graph's nodes.
-fn kernels_of(graph: &Graph) -> Result<Box<[KernelRecord]>> {
-    let mut count = 0;
-    // SAFETY: the graph is live, and nobody changes it. The driver writes how many nodes it has.
-    unsafe { check("cuGraphGetNodes", sys::cuGraphGetNodes(graph.0, std::ptr::null_mut(), &mut count))? };
-    let mut nodes = vec![std::ptr::null_mut(); count];
-    // SAFETY: as above. The driver writes as many handles as it is told there is room for.
-    unsafe { check("cuGraphGetNodes", sys::cuGraphGetNodes(graph.0, nodes.as_mut_ptr(), &mut count))? };
-    // SAFETY: the nodes are live while the graph is.
-    nodes.into_iter().filter_map(|node| unsafe { kernel(node) }.transpose()).collect()
-}
-
-/// What a node runs, if that is a kernel.
-///
-/// # Safety
-/// The node is live.
-unsafe fn kernel(node: sys::CUgraphNode) -> Result<Option<KernelRecord>> {
-    // A number: later drivers may have kinds that the enum has not.
-    let mut kind = 0_u32;
-    // SAFETY: the node is live; the driver writes a number of 32 bits.
-    unsafe { check("cuGraphNodeGetType", sys::cuGraphNodeGetType(node, (&raw mut kind).cast()))? };
-    if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32 {
-        return Ok(None);
-    }
-    // SAFETY: numbers and addresses, all of which may be 0.
-    let mut params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { std::mem::zeroed() };
-    // SAFETY: the node is live and a kernel's; the driver fills the struct.
-    let code = unsafe { sys::cuGraphKernelNodeGetParams_v2(node, &mut params) };
-    check("cuGraphKernelNodeGetParams", code)?;
-    if params.func.is_null() {
-        // SAFETY: a node without a function has a kernel, which is loaded since it was enqueued; the driver writes a handle.
-        let code = unsafe { sys::cuKernelGetFunction(&mut params.func, params.kern) };
-        check("cuKernelGetFunction", code)?;
-    }
-    let mut name = std::ptr::null();
-    // SAFETY: the function is live: a library unloads none while its handle is. The driver writes the address of its name.
-    unsafe { check("cuFuncGetName", sys::cuFuncGetName(&mut name, params.func))? };
-    // SAFETY: the name ends with 0, and is there while the function is.
-    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-    let grid = Grid {
-        blocks: [params.gridDimX, params.gridDimY, params.gridDimZ],
-        threads: [params.blockDimX, params.blockDimY, params.blockDimZ],
-        shared_bytes: params.sharedMemBytes,
+/// What `call` enqueues.
+fn find(
+    stream: &DriverStream,
+    operands: &Addresses,
+    call: &impl Fn(&Addresses, sys::CUstream) -> Result<()>,
+) -> Result<Found> {
+    // A stream of its own: to wait for one that captures, or to look at it, ends the capture, and other threads may do that to
+    // the one whose command it is.
+    let scratch = stream.sibling()?;
+    let nodes = |operands: &Addresses| {
+        let graph = Graph(scratch.capture(|raw| call(operands, raw))?);
+        Node::all(&graph)
     };
-    Function(params.func).describe(&name, grid).map(Some)
+    let first = nodes(operands)?;
+    let kernels = first.iter().filter_map(Node::record).collect::<Result<_>>()?;
+    let launches = match SHIFTS.map(|shifts| nodes(&shifted(operands, &shifts))) {
+        [Ok(second), Ok(third)] if second.len() == first.len() && third.len() == first.len() => {
+            let launch = |i: usize| Launch::of([&first[i], &second[i], &third[i]], operands);
+            (0..first.len()).map(launch).collect()
+        }
+        _ => None,
+    };
+    Ok(Found { kernels, launches })
+}
+
+/// The operands elsewhere.
+fn shifted(operands: &Addresses, shifts: &[u64; 5]) -> Addresses {
+    let mut there = *operands;
+    for (at, shift) in there.iter_mut().zip(shifts).filter(|(at, _)| !at.is_null()) {
+        *at = at.wrapping_add(*shift as usize);
+    }
+    there
+}
+
+impl Launch {
+    /// A node of three captures, the first with `operands` and the others with them shifted, as a launch; `None` if it is none.
+    fn of(nodes: [&Node; 3], operands: &Addresses) -> Option<Launch> {
+        let [first, second, third] = nodes.map(|node| node.kernel.as_ref().filter(|_| node.is_next));
+        let (first, second, third) = (first?, second?, third?);
+        let arguments = first.arguments.as_ref()?;
+        if !first.is_like(second) || !first.is_like(third) {
+            return None;
+        }
+        let mut addresses = Vec::new();
+        for (word, &value) in first.words.iter().enumerate() {
+            let by = [second, third].map(|other| other.words[word].wrapping_sub(value));
+            if by == [0, 0] {
+                continue;
+            }
+            let operand = (0..operands.len())
+                .find(|&i| !operands[i].is_null() && by == SHIFTS.map(|shifts| shifts[i]))?;
+            let offset = value.wrapping_sub(operands[operand].addr() as u64);
+            addresses.push(Address { word, operand, offset });
+        }
+        Some(Launch {
+            function: first.function,
+            grid: first.grid,
+            cluster: first.cluster,
+            arguments: arguments.clone(),
+            words: first.words.clone().into(),
+            addresses: addresses.into(),
+        })
+    }
+
+    /// # Safety
+    /// As for [`Enqueued::enqueue`].
+    unsafe fn enqueue(&self, operands: &Addresses, stream: &DriverStream) -> Result<()> {
+        let mut words: SmallVec<[u64; 256]> = SmallVec::from_slice(&self.words);
+        for address in &self.addresses {
+            words[address.word] = (operands[address.operand].addr() as u64).wrapping_add(address.offset);
+        }
+        // It is read while the launch is called.
+        let mut bytes = self.arguments.bytes();
+        let mut list: SmallVec<[*mut c_void; 32]> = match &self.arguments {
+            Arguments::Listed(begins) => begins.iter().map(|&at| words[at..].as_mut_ptr().cast()).collect(),
+            Arguments::Buffer(_) => {
+                nodes::in_buffer(words.as_mut_ptr().cast(), &mut bytes).into_iter().collect()
+            }
+        };
+        let (params, extra) = match &self.arguments {
+            Arguments::Listed(_) => (list.as_mut_ptr(), null_mut()),
+            Arguments::Buffer(_) => (null_mut(), list.as_mut_ptr()),
+        };
+        let mut attributes = self.cluster.attributes();
+        let ([bx, by, bz], [tx, ty, tz]) = (self.grid.blocks, self.grid.threads);
+        let config = sys::CUlaunchConfig {
+            gridDimX: bx,
+            gridDimY: by,
+            gridDimZ: bz,
+            blockDimX: tx,
+            blockDimY: ty,
+            blockDimZ: tz,
+            sharedMemBytes: self.grid.shared_bytes,
+            hStream: stream.raw(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        // SAFETY: the context is current, stream and function are live, the latter as long as the library, and the arguments
+        // are as many and as long as it takes; the driver copies them before it returns. The caller answers for the operands.
+        unsafe { check("cuLaunchKernelEx", sys::cuLaunchKernelEx(&config, self.function.0, params, extra)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nodes::Kernel;
+    use super::*;
+
+    const HERE: [usize; 5] = [0x7F00_0000_1000, 0x7F00_0020_0010, 0x7F00_0020_0010, 0, 0x7F00_4000_0000];
+
+    /// A node with these words as its first argument and a number as its second.
+    fn node(words: &[u64]) -> Node {
+        let (words, begins) = ([words, &[7]].concat(), vec![0, words.len()]);
+        let kernel = Kernel {
+            function: Function(null_mut()),
+            name: "f".into(),
+            grid: Grid::linear(3, 64),
+            cluster: Cluster::default(),
+            arguments: Some(Arguments::Listed(begins.into())),
+            words,
+        };
+        Node { kernel: Some(kernel), is_next: true }
+    }
+
+    /// The launch that is found if a library makes such words of its operands' addresses.
+    fn launch(words: impl Fn([u64; 5]) -> Vec<u64>) -> Option<Launch> {
+        let here = HERE.map(|at| at as *mut u8);
+        let node = |at: Addresses| node(&words(at.map(|at| at.addr() as u64)));
+        let [second, third] = SHIFTS.map(|shifts| node(shifted(&here, &shifts)));
+        Launch::of([&node(here), &second, &third], &here)
+    }
+
+    #[test]
+    fn addresses_are_found_wherever_an_operand_lies() {
+        let found =
+            launch(|[a, b, c, bias, workspace]| vec![b, 5, a + 24, bias, c, workspace + 32, b]).unwrap();
+        let addresses: Vec<_> = found.addresses.iter().map(|at| (at.word, at.operand, at.offset)).collect();
+        // The second and the third operand lie in one place, and are two.
+        assert_eq!(addresses, [(0, 1, 0), (2, 0, 24), (4, 2, 0), (5, 4, 32), (6, 1, 0)]);
+        assert_eq!(
+            (found.arguments, found.words[1], found.words[3]),
+            (Arguments::Listed([0, 7].into()), 5, 0)
+        );
+    }
+
+    #[test]
+    fn what_is_no_address_and_no_constant_is_left_to_the_library() {
+        assert!(launch(|[a, ..]| vec![a]).is_some());
+        assert!(launch(|[a, ..]| vec![a >> 4]).is_none());
+        assert!(launch(|[a, ..]| vec![a & 0xFFFF_FFFF]).is_none());
+        assert!(launch(|[a, b, ..]| vec![a.wrapping_add(b)]).is_none());
+        assert!(launch(|[a, b, ..]| vec![a.wrapping_sub(b)]).is_none());
+        // Whether a pointer is aligned to a page.
+        assert!(launch(|[a, ..]| vec![u64::from(a % 4096 == 0)]).is_none());
+        let [first, second] = [[1, 2], [1, 3]].map(|words| node(&words));
+        assert!(Launch::of([&first, &first, &second], &[null_mut(); 5]).is_none());
+        assert!(Launch::of([&first, &first, &first], &[null_mut(); 5]).is_some());
+    }
+
+    #[test]
+    fn only_plain_kernels_in_a_row_are_launched() {
+        let here = [null_mut(); 5];
+        let changes: [fn(&mut Node); 7] = [
+            |node| node.kernel = None,
+            |node| node.is_next = false,
+            |node| node.kernel.as_mut().unwrap().arguments = None,
+            |node| node.kernel.as_mut().unwrap().arguments = Some(Arguments::Buffer(24)),
+            |node| node.kernel.as_mut().unwrap().grid.blocks[0] = 4,
+            |node| node.kernel.as_mut().unwrap().cluster.size[0] = 2,
+            |node| node.kernel.as_mut().unwrap().function = Function(std::ptr::dangling_mut()),
+        ];
+        for change in changes {
+            let mut other = node(&[1, 2]);
+            change(&mut other);
+            assert!(Launch::of([&node(&[1, 2]), &node(&[1, 2]), &other], &here).is_none());
+            assert!(Launch::of([&other, &node(&[1, 2]), &node(&[1, 2])], &here).is_none());
+        }
+    }
+
+    /// Differences of two operands are never that of a third.
+    #[test]
+    fn shifts_tell_operands_apart() {
+        for shifts in SHIFTS {
+            for (i, shift) in shifts.into_iter().enumerate() {
+                let aligned = if i == 4 { 256 } else { 16 };
+                assert!(shift % aligned == 0 && shifts.iter().filter(|&&other| other == shift).count() == 1);
+            }
+        }
+    }
 }

@@ -517,7 +517,7 @@ impl<'a> Queue<'a> {
             return Ok(());
         }
         if let Some(noted) = self.noted {
-            noted.borrow_mut().add_library(|_| Box::default());
+            noted.borrow_mut().add_library(&[]);
         }
         match self.target {
             Target::Graph(captured) => captured.library(self.stream, |raw| enqueue(raw.cast())),

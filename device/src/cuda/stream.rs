@@ -410,17 +410,9 @@ impl DriverStream {
         };
         // SAFETY: the context is current. The workspace is the stream's, whose products run one after the other, or the
         // captured command's; the caller answers for the operands.
-        unsafe { blas.enqueue(gemm, &algorithm, workspace, self.raw)? };
+        let kernels = unsafe { blas.enqueue(gemm, &algorithm, workspace, self)? };
         if let Some(noted) = noted {
-            let gemm = *gemm;
-            noted.borrow_mut().add_library(move |stream| {
-                algorithm.enqueued.kernels(stream, |scratch| {
-                    let blas = stream.context.blas()?;
-                    // SAFETY: the context is current, the scratch stream is of the same device, and it is captured: the
-                    // addresses, which are as aligned as the form says, are written down and never followed.
-                    unsafe { blas.enqueue(&gemm, &algorithm, workspace, scratch) }
-                })
-            });
+            noted.borrow_mut().add_library(kernels);
         }
         Ok(true)
     }
@@ -440,15 +432,9 @@ impl DriverStream {
         noted: Option<&RefCell<Kernels>>,
     ) -> Result<()> {
         // SAFETY: the context is current; the caller answers for the rest.
-        unsafe { algorithm.enqueue(operands, bias, workspace, self.raw)? };
+        let kernels = unsafe { algorithm.enqueue(operands, bias, workspace, self)? };
         if let Some(noted) = noted {
-            let algorithm = algorithm.clone();
-            noted.borrow_mut().add_library(move |stream| {
-                // SAFETY: the context is current, the scratch stream is of the same device, and it is captured: the addresses
-                // are written down and never followed.
-                let enqueue = |scratch| unsafe { algorithm.enqueue(operands, bias, workspace, scratch) };
-                algorithm.enqueued().kernels(stream, enqueue)
-            });
+            noted.borrow_mut().add_library(kernels);
         }
         Ok(())
     }

@@ -90,11 +90,9 @@ pub(crate) struct Kernels {
 
 enum Noted {
     Kernel(KernelRecord),
-    Library(AskKernels),
+    /// A call; none if its kernels are not known.
+    Library(Box<[KernelRecord]>),
 }
-
-/// Gives the kernels that a library's call enqueued on this stream; none if they are not known.
-type AskKernels = Box<dyn FnOnce(&DriverStream) -> Box<[KernelRecord]>>;
 
 impl Kernels {
     /// Marks where what comes next begins on the stream, if it is not the first.
@@ -111,33 +109,27 @@ impl Kernels {
         self.noted.push(Noted::Kernel(kernel));
     }
 
-    /// A library was called. `kernels` is called once the command's end is marked: it may take long, which is no part of the
-    /// command's time.
-    pub(crate) fn add_library(
-        &mut self,
-        kernels: impl FnOnce(&DriverStream) -> Box<[KernelRecord]> + 'static,
-    ) {
-        self.noted.push(Noted::Library(Box::new(kernels)));
+    /// A library was called, and enqueued these kernels; none if they are not known.
+    pub(crate) fn add_library(&mut self, kernels: &[KernelRecord]) {
+        self.noted.push(Noted::Library(kernels.into()));
     }
 }
 
 impl Launching {
     /// What the command enqueued on its stream.
-    pub(crate) fn set_kernels(&mut self, kernels: Kernels, stream: &DriverStream) {
-        let (start, record) = (Instant::now(), &mut self.record);
+    pub(crate) fn set_kernels(&mut self, kernels: Kernels) {
+        let record = &mut self.record;
         let mut marks = std::iter::once(None).chain(kernels.marks.into_iter().map(Some));
         for noted in kernels.noted {
             self.parts.extend(marks.next().flatten().map(|mark| (record.kernels.len(), mark)));
             match noted {
                 Noted::Kernel(kernel) => record.kernels.push(kernel),
-                Noted::Library(ask) => {
-                    let kernels = ask(stream);
+                Noted::Library(kernels) => {
                     record.library_calls += u32::from(kernels.is_empty());
                     record.kernels.extend(kernels);
                 }
             }
         }
-        record.launch.recorder_ns += start.elapsed().as_nanos() as u64;
     }
 }
 

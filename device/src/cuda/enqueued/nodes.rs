@@ -1,0 +1,291 @@
+//! Kernels as a captured graph shows them.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+
+use cudarc::driver::sys;
+use smallvec::SmallVec;
+
+use crate::cuda::Grid;
+use crate::cuda::call::check;
+use crate::cuda::graph::Graph;
+use crate::cuda::module::Function;
+use crate::{KernelRecord, Result};
+
+/// A node of a graph that was captured.
+pub(super) struct Node {
+    /// What it runs, if that is a kernel.
+    pub(super) kernel: Option<Kernel>,
+    /// Whether it comes after the node before it and after nothing else.
+    pub(super) is_next: bool,
+}
+
+/// A node's kernel.
+pub(super) struct Kernel {
+    pub(super) function: Function,
+    pub(super) name: Box<str>,
+    pub(super) grid: Grid,
+    pub(super) cluster: Cluster,
+    /// `None` if function, grid, cluster and arguments are not all that a launch has to say.
+    pub(super) arguments: Option<Arguments>,
+    /// All arguments.
+    pub(super) words: Vec<u64>,
+}
+
+/// How a kernel is given its arguments.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Arguments {
+    /// One by one, each from one of these words on.
+    Listed(Box<[usize]>),
+    /// As a buffer of so many bytes.
+    Buffer(usize),
+}
+
+/// The blocks that run together on neighbouring multiprocessors, if there are any, and how clusters of them are spread.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Cluster {
+    pub(super) size: [u32; 3],
+    spread: u32,
+}
+
+impl Arguments {
+    /// Those of the buffer.
+    pub(super) fn bytes(&self) -> usize {
+        match *self {
+            Arguments::Listed(_) => 0,
+            Arguments::Buffer(bytes) => bytes,
+        }
+    }
+}
+
+impl Node {
+    /// All of a graph's, in the order in which they were captured.
+    pub(super) fn all(graph: &Graph) -> Result<Vec<Node>> {
+        let mut count = 0;
+        // SAFETY: the graph is live, and nobody changes it. The driver writes how many nodes it has.
+        unsafe { check("cuGraphGetNodes", sys::cuGraphGetNodes(graph.0, null_mut(), &mut count))? };
+        let mut nodes = vec![null_mut(); count];
+        // SAFETY: as above. The driver writes as many handles as it is told there is room for.
+        unsafe { check("cuGraphGetNodes", sys::cuGraphGetNodes(graph.0, nodes.as_mut_ptr(), &mut count))? };
+        let edges = edges(graph)?;
+        let is_next = |i: usize| {
+            let mut before = edges.iter().filter(|edge| edge.1 == nodes[i]).map(|edge| edge.0);
+            before.next() == i.checked_sub(1).map(|before| nodes[before]) && before.next().is_none()
+        };
+        // SAFETY: the nodes are live while the graph is.
+        let node = |i| unsafe { Kernel::of(nodes[i]) }.map(|kernel| Node { kernel, is_next: is_next(i) });
+        (0..nodes.len()).map(node).collect()
+    }
+
+    /// What a recording says of it, if it is a kernel.
+    pub(super) fn record(&self) -> Option<Result<KernelRecord>> {
+        self.kernel.as_ref().map(|kernel| kernel.function.describe(&kernel.name, kernel.grid))
+    }
+}
+
+/// From which node to which.
+fn edges(graph: &Graph) -> Result<Vec<(sys::CUgraphNode, sys::CUgraphNode)>> {
+    let mut count = 0;
+    // SAFETY: the graph is live, and nobody changes it. The driver writes how many edges it has.
+    let code = unsafe { sys::cuGraphGetEdges_v2(graph.0, null_mut(), null_mut(), null_mut(), &mut count) };
+    check("cuGraphGetEdges", code)?;
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let (mut from, mut to) = (vec![null_mut(); count], vec![null_mut(); count]);
+    // SAFETY: numbers, all of which may be 0.
+    let mut kinds: Vec<sys::CUgraphEdgeData> = vec![unsafe { std::mem::zeroed() }; count];
+    // SAFETY: as above. The driver writes as many edges as it is told there is room for.
+    let code = unsafe {
+        sys::cuGraphGetEdges_v2(graph.0, from.as_mut_ptr(), to.as_mut_ptr(), kinds.as_mut_ptr(), &mut count)
+    };
+    check("cuGraphGetEdges", code)?;
+    Ok(from.into_iter().zip(to).collect())
+}
+
+impl Kernel {
+    /// Whether another one differs in words at most.
+    pub(super) fn is_like(&self, other: &Kernel) -> bool {
+        self.function.0 == other.function.0
+            && self.grid == other.grid
+            && self.cluster == other.cluster
+            && self.arguments == other.arguments
+            && self.words.len() == other.words.len()
+    }
+
+    /// What a node runs, if that is a kernel.
+    ///
+    /// # Safety
+    /// The node is live.
+    unsafe fn of(node: sys::CUgraphNode) -> Result<Option<Kernel>> {
+        // A number: later drivers may have kinds that the enum has not.
+        let mut kind = 0_u32;
+        // SAFETY: the node is live; the driver writes a number of 32 bits.
+        unsafe { check("cuGraphNodeGetType", sys::cuGraphNodeGetType(node, (&raw mut kind).cast()))? };
+        if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32 {
+            return Ok(None);
+        }
+        // SAFETY: numbers and addresses, all of which may be 0.
+        let mut params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { std::mem::zeroed() };
+        // SAFETY: the node is live and a kernel's; the driver fills the struct.
+        let code = unsafe { sys::cuGraphKernelNodeGetParams_v2(node, &mut params) };
+        check("cuGraphKernelNodeGetParams", code)?;
+        if params.func.is_null() {
+            // SAFETY: a node without a function has a kernel, which is loaded since it was enqueued; the driver writes a handle.
+            let code = unsafe { sys::cuKernelGetFunction(&mut params.func, params.kern) };
+            check("cuKernelGetFunction", code)?;
+        }
+        let mut name = std::ptr::null();
+        // SAFETY: the function is live: a library unloads none while its handle is. The driver writes the address of its name.
+        unsafe { check("cuFuncGetName", sys::cuFuncGetName(&mut name, params.func))? };
+        // SAFETY: the name ends with 0, and is there while the function is.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into();
+        let grid = Grid {
+            blocks: [params.gridDimX, params.gridDimY, params.gridDimZ],
+            threads: [params.blockDimX, params.blockDimY, params.blockDimZ],
+            shared_bytes: params.sharedMemBytes,
+        };
+        // SAFETY: the node is live and a kernel's, and the driver has told what it is launched with.
+        let (cluster, (arguments, words)) = unsafe { (Cluster::of(node)?, arguments(&params)?) };
+        // SAFETY: as above.
+        let waits = unsafe { attribute(node, Attribute::CU_LAUNCH_ATTRIBUTE_COOPERATIVE)?.cooperative != 0 };
+        let arguments = arguments.filter(|_| !waits);
+        Ok(Some(Kernel { function: Function(params.func), name, grid, cluster, arguments, words }))
+    }
+}
+
+/// The arguments of a node's kernel, if there is a list of them or a buffer.
+///
+/// # Safety
+/// The node is live.
+unsafe fn arguments(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(Option<Arguments>, Vec<u64>)> {
+    // SAFETY: the caller's promise; a list has what the function takes, and what is extra says its length.
+    unsafe {
+        if !params.kernelParams.is_null() {
+            let (begins, words) = listed(params)?;
+            return Ok((Some(Arguments::Listed(begins.into())), words));
+        }
+        Ok(match buffer(params.extra) {
+            Some((from, bytes)) => {
+                let mut words = Vec::new();
+                append(&mut words, from, bytes);
+                (Some(Arguments::Buffer(bytes)), words)
+            }
+            None => (None, Vec::new()),
+        })
+    }
+}
+
+/// The arguments in a node's list, and where each begins.
+///
+/// # Safety
+/// The node is live, and there is a list.
+unsafe fn listed(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(Vec<usize>, Vec<u64>)> {
+    let (mut begins, mut words) = (Vec::new(), Vec::new());
+    loop {
+        let (mut offset, mut bytes) = (0, 0);
+        // SAFETY: the function is live; the driver writes two numbers.
+        let code = unsafe { sys::cuFuncGetParamInfo(params.func, begins.len(), &mut offset, &mut bytes) };
+        if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
+            // There are no more.
+            return Ok((begins, words));
+        }
+        check("cuFuncGetParamInfo", code)?;
+        // SAFETY: the list has an entry for each argument, which has so many bytes.
+        let from = unsafe { *params.kernelParams.add(begins.len()) };
+        begins.push(words.len());
+        // SAFETY: as above.
+        unsafe { append(&mut words, from, bytes) };
+    }
+}
+
+/// Appends bytes, and zeros up to the next word.
+///
+/// # Safety
+/// The bytes can be read.
+unsafe fn append(words: &mut Vec<u64>, from: *const c_void, bytes: usize) {
+    let begin = words.len();
+    words.resize(begin + bytes.div_ceil(size_of::<u64>()), 0);
+    // SAFETY: the caller's promise, and there is room.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), words[begin..].as_mut_ptr().cast(), bytes) };
+}
+
+/// What the entries that follow a number are, in a launch with a buffer of arguments.
+const END: usize = sys::CU_LAUNCH_PARAM_END_AS_INT as usize;
+const POINTER: usize = sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize;
+const SIZE: usize = sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize;
+
+/// How a launch is told of a buffer.
+pub(super) fn in_buffer(words: *mut c_void, bytes: &mut usize) -> [*mut c_void; 5] {
+    let number = std::ptr::without_provenance_mut::<c_void>;
+    [number(POINTER), words, number(SIZE), std::ptr::from_mut(bytes).cast(), number(END)]
+}
+
+/// The buffer of which a launch was told.
+///
+/// # Safety
+/// The entries are null, or end as the driver has it.
+unsafe fn buffer(mut entries: *mut *mut c_void) -> Option<(*const c_void, usize)> {
+    if entries.is_null() {
+        return None;
+    }
+    let (mut from, mut bytes) = (None, None);
+    // SAFETY: the caller's promise.
+    unsafe {
+        while (*entries).addr() != END {
+            let value = *entries.add(1);
+            match (*entries).addr() {
+                POINTER => from = Some(value.cast_const()),
+                SIZE => bytes = Some(*value.cast::<usize>()),
+                _ => return None,
+            }
+            entries = entries.add(2);
+        }
+    }
+    from.zip(bytes)
+}
+
+use sys::CUlaunchAttributeID as Attribute;
+
+/// What a node's launch says by an attribute.
+///
+/// # Safety
+/// The node is live and a kernel's.
+unsafe fn attribute(node: sys::CUgraphNode, which: Attribute) -> Result<sys::CUlaunchAttributeValue> {
+    // SAFETY: a union of numbers, all of which may be 0.
+    let mut value: sys::CUlaunchAttributeValue = unsafe { std::mem::zeroed() };
+    // SAFETY: the node is live; the driver writes the attribute's value.
+    let code = unsafe { sys::cuGraphKernelNodeGetAttribute(node, which, &mut value) };
+    check("cuGraphKernelNodeGetAttribute", code).map(|()| value)
+}
+
+impl Cluster {
+    /// # Safety
+    /// As for [`attribute`].
+    unsafe fn of(node: sys::CUgraphNode) -> Result<Cluster> {
+        // SAFETY: the caller's promise, and numbers are read as the attributes have them.
+        unsafe {
+            let size = attribute(node, Attribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)?.clusterDim;
+            let spread =
+                attribute(node, Attribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)?;
+            // A number, since later drivers may have policies that the enum has not.
+            let spread = spread.priority as u32;
+            Ok(Cluster { size: [size.x, size.y, size.z], spread })
+        }
+    }
+
+    /// What a launch says of it.
+    pub(super) fn attributes(&self) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
+        let [x, y, z] = self.size;
+        if x.max(y).max(z) <= 1 {
+            return SmallVec::new();
+        }
+        // SAFETY: a number and a union of numbers, all of which may be 0.
+        let mut all: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        all[0].id = Attribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        all[0].value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+        all[1].id = Attribute::CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE;
+        all[1].value.priority = self.spread as i32;
+        all.into()
+    }
+}

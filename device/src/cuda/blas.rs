@@ -166,6 +166,8 @@ impl Blas {
     ) -> Result<&'a [KernelRecord]> {
         let enqueued = &algorithm.enqueued[usize::from(g.accumulate)];
         let bias = g.epilogue.bias.map_or(std::ptr::null_mut(), <*const u8>::cast_mut);
+        // One that is not used is the same for all products of a form, too.
+        let workspace = if algorithm.workspace == 0 { std::ptr::null_mut() } else { workspace };
         let addresses = [g.a.cast_mut(), g.b.cast_mut(), g.c, bias, workspace];
         // SAFETY: as the caller promises, or captured, where addresses are written down and never followed. Nothing else that
         // the library is told differs between products of a form.

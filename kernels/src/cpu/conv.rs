@@ -1,5 +1,6 @@
 //! Convolutions as products: filters by patches, results by patches, and results by filters, whose elements are then added
-//! where the window saw them. The product copies patches when it needs them; no matrix of them is ever stored whole.
+//! where the window saw them. The product reads patches where they lie, or copies them when it needs them; no matrix of them is
+//! ever stored whole.
 //!
 //! How the work is cut into parts follows from shapes alone wherever it shows in a sum.
 
@@ -9,7 +10,7 @@ use pulp::Arch;
 
 use super::inlined;
 use super::lanes::{Lanes, simd_for, update, with_scratch};
-use super::patches::with_patches;
+use super::patches::{lies_well, run_in_place, with_patches, with_patches_in_place};
 use super::product::{Init, Matrix, Product, Stored, copy_matrix, run_between};
 use crate::geometry::ConvGeometry;
 use crate::layout::{Dst, Src};
@@ -55,7 +56,11 @@ pub(crate) unsafe fn forward<T: Lanes>(
                 } else {
                     let pack = n >= 256 && k >= 512;
                     with_patches(geometry, image, (first, rows), |patches| {
-                        run_between(arch, [count, n, k], Stored { matrix: a, pack }, patches, c, init);
+                        if lies_well(geometry, count, rows) {
+                            run_in_place(arch, [count, k, rows], a, patches, c, init);
+                        } else {
+                            run_between(arch, [count, n, k], Stored { matrix: a, pack }, patches, c, init);
+                        }
                     });
                 }
             }
@@ -209,26 +214,28 @@ unsafe fn add_images<T: Lanes>(
         // SAFETY: the rows are there.
         return unsafe { std::slice::from_raw_parts_mut(c.ptr, m * count).fill(T::ZERO) };
     }
-    let mut init = Init::Zero;
-    for image in these {
-        let block = image * groups + group;
-        let from = images.at((block * channels * size) as isize);
-        let g = Matrix::row_major(results.at((block * count * places) as isize).cast_mut(), places).t();
-        // SAFETY: the operands have these parts.
-        unsafe {
-            if geometry.is_pointwise() {
-                let a = Matrix::row_major(from.cast_mut(), places).at(rows.start, 0);
-                Product { m, n: count, k: places, a, b: g, c, init }.run(arch);
-            } else {
-                with_patches(geometry, from, (0, height), |patches| {
-                    let below = patches.without_rows(rows.start);
-                    let g = Stored { matrix: g, pack: true };
-                    run_between(arch, [m, count, height * width], below, g, c, init);
-                });
+    with_patches_in_place(geometry, height, |in_place| {
+        let mut init = Init::Zero;
+        for image in these {
+            let block = image * groups + group;
+            let from = images.at((block * channels * size) as isize);
+            let g = Matrix::row_major(results.at((block * count * places) as isize).cast_mut(), places).t();
+            // SAFETY: the operands have these parts.
+            unsafe {
+                if geometry.is_pointwise() {
+                    let a = Matrix::row_major(from.cast_mut(), places).at(rows.start, 0);
+                    Product { m, n: count, k: places, a, b: g, c, init }.run(arch);
+                } else {
+                    with_patches(geometry, from, (0, height), |patches| {
+                        let below = in_place(patches).without_rows(rows.start);
+                        let g = Stored { matrix: g, pack: true };
+                        run_between(arch, [m, count, height * width], below, g, c, init);
+                    });
+                }
             }
+            init = Init::Existing;
         }
-        init = Init::Existing;
-    }
+    });
 }
 
 /// Adds the partial sums in order; their filters lie side by side, those of the gradient one after the other.

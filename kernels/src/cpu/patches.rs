@@ -1,10 +1,10 @@
 //! What a window sees of an image, as a matrix that is never stored: row `k` is an element of the window (channel, then
-//! row, then column), column `p` a place of it. A product copies the parts that it needs.
+//! row, then column), column `p` a place of it. A product reads it where the image lies, or copies the parts that it needs.
 
-use pulp::Simd;
+use pulp::{Arch, Simd, WithSimd};
 
 use super::lanes::{Lanes, with_scratch};
-use super::product::{Matrix, Operand, ROW_PAD};
+use super::product::{BLOCK_K, Init, Left, LeftOperand, Matrix, Right, RightOperand, run_panel};
 use crate::geometry::ConvGeometry;
 use crate::window::Window;
 
@@ -12,14 +12,68 @@ use crate::window::Window;
 #[derive(Clone, Copy)]
 pub(crate) struct Patches<T> {
     image: *const T,
+    lie: Lie,
+}
+
+/// How the image of patches lies.
+#[derive(Clone, Copy)]
+struct Lie {
     /// Steps from one channel to the next, and from one row.
     channel: usize,
     row: usize,
     window: Window,
     /// Places along a row.
     width: usize,
-    /// The row of the matrix that is its first one.
-    first: usize,
+}
+
+impl Lie {
+    /// That of `rows` rows of places.
+    fn of(geometry: &ConvGeometry, rows: usize) -> Lie {
+        let ConvGeometry { image: [height, width], places, window, .. } = *geometry;
+        let lie = |channel, row| Lie { channel, row, window, width: places[1] };
+        if window.padding == [0; 2] {
+            return lie(height * width, width);
+        }
+        let padded = width + 2 * window.padding[1];
+        lie(seen(&window, rows) * padded, padded)
+    }
+
+    /// How far from where a window begins its elements are, `k` of them.
+    ///
+    /// # Safety
+    /// There is room for them.
+    unsafe fn elements(&self, k: usize, to: *mut isize) {
+        let [kh, kw] = self.window.kernel;
+        for e in 0..k {
+            let (j, i, c) = (e % kw, e / kw % kh, e / (kw * kh));
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(e) = self.element([c, i, j]) as isize };
+        }
+    }
+
+    /// How far from the first window the windows of `rows` rows of places are.
+    ///
+    /// # Safety
+    /// As for [`elements`](Self::elements).
+    unsafe fn places(&self, rows: usize, to: *mut isize) {
+        let [down, along] = self.window.stride;
+        for y in 0..rows {
+            for x in 0..self.width {
+                // SAFETY: the caller's promise.
+                unsafe { *to.add(y * self.width + x) = (y * down * self.row + x * along) as isize };
+            }
+        }
+    }
+
+    fn element(&self, [c, i, j]: [usize; 3]) -> usize {
+        let [down, along] = self.window.dilation;
+        c * self.channel + i * down * self.row + j * along
+    }
+}
+
+/// Rows of an image that windows of so many rows see.
+fn seen(window: &Window, rows: usize) -> usize {
+    (rows - 1) * window.stride[0] + window.extent(0)
 }
 
 /// Calls `work` with the patches of `rows` rows of places, from row `first` on, of the channels at `image`.
@@ -32,23 +86,21 @@ pub(crate) unsafe fn with_patches<T: Lanes, R>(
     (first, rows): (usize, usize),
     work: impl FnOnce(Patches<T>) -> R,
 ) -> R {
-    let ConvGeometry { channels, image: [height, width], places, window, .. } = *geometry;
-    let [stride, _] = window.stride;
-    let patches = |image, channel, row| Patches { image, channel, row, window, width: places[1], first: 0 };
+    let ConvGeometry { channels, image: [height, width], window, .. } = *geometry;
+    let first = first * window.stride[0];
+    let lie = Lie::of(geometry, rows);
     if window.padding == [0; 2] {
-        return work(patches(image.wrapping_add(first * stride * width), height * width, width));
+        return work(Patches { image: image.wrapping_add(first * width), lie });
     }
-    let seen = (rows - 1) * stride + window.extent(0);
-    let padded = width + 2 * window.padding[1];
-    with_scratch(channels * seen * padded, |to: *mut T| {
+    with_scratch(channels * lie.channel, |to: *mut T| {
         for c in 0..channels {
             // SAFETY: the channel can be read, and there is room for as many rows.
             unsafe {
-                let (from, to) = (image.add(c * height * width), to.add(c * seen * padded));
-                pad(from, [height, width], window.padding, first * stride, seen, to);
+                let (from, to) = (image.add(c * height * width), to.add(c * lie.channel));
+                pad(from, [height, width], window.padding, first, seen(&window, rows), to);
             }
         }
-        work(patches(to, seen * padded, padded))
+        work(Patches { image: to, lie })
     })
 }
 
@@ -84,28 +136,21 @@ pub(crate) unsafe fn pad<T: Lanes>(
 }
 
 impl<T: Lanes> Patches<T> {
-    /// The matrix without its first rows.
-    pub(crate) fn without_rows(self, first: usize) -> Self {
-        Patches { first, ..self }
-    }
-
     /// Copies rows `at[0]..` and columns `at[1]..` of the matrix, `step` elements from row to row.
     ///
     /// # Safety
     /// The matrix has them, and `to` room for them.
     #[inline(always)]
     unsafe fn copy<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T, step: usize) {
-        let Window { kernel: [kh, kw], stride, dilation, .. } = self.window;
-        let row = self.first + at[0];
-        let (mut j, mut i, mut c) = (row % kw, row / kw % kh, row / (kw * kh));
-        let (y, x) = (at[1] / self.width, at[1] % self.width);
-        let first = self.image.wrapping_add(y * stride[0] * self.row);
+        let Lie { window: Window { kernel: [kh, kw], stride, .. }, width, row, .. } = self.lie;
+        let (mut j, mut i, mut c) = (at[0] % kw, at[0] / kw % kh, at[0] / (kw * kh));
+        let (y, x) = (at[1] / width, at[1] % width);
+        let first = self.image.wrapping_add(y * stride[0] * row);
         for k in 0..size[0] {
-            let tap = c * self.channel + i * dilation[0] * self.row + j * dilation[1];
-            let mut from = first.wrapping_add(tap);
+            let mut from = first.wrapping_add(self.lie.element([c, i, j]));
             let (mut x, mut done) = (x, 0);
             while done < size[1] {
-                let run = (self.width - x).min(size[1] - done);
+                let run = (width - x).min(size[1] - done);
                 // SAFETY: the places exist, and what the window sees there is in the padded image; `to` has room.
                 unsafe {
                     let (from, to) = (from.wrapping_add(x * stride[1]), to.add(k * step + done));
@@ -119,7 +164,7 @@ impl<T: Lanes> Patches<T> {
                 }
                 done += run;
                 x = 0;
-                from = from.wrapping_add(stride[0] * self.row);
+                from = from.wrapping_add(stride[0] * row);
             }
             j += 1;
             if j == kw {
@@ -153,18 +198,10 @@ unsafe fn copy_run<T: Lanes, S: Simd>(simd: S, len: usize, from: *const T, to: *
     }
 }
 
-impl<T: Lanes> Operand<T> for Patches<T> {
+impl<T: Lanes> RightOperand<T> for Patches<T> {
     #[inline(always)]
     fn packs(self) -> bool {
         true
-    }
-
-    #[inline(always)]
-    unsafe fn rows<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
-        let step = size[1] + ROW_PAD;
-        // SAFETY: the matrix has this part, and there is room for it.
-        unsafe { self.copy(simd, at, size, to, step) };
-        Matrix::row_major(to, step)
     }
 
     #[inline(always)]
@@ -173,5 +210,168 @@ impl<T: Lanes> Operand<T> for Patches<T> {
         // SAFETY: the matrix has this part, and there is room for it.
         unsafe { self.copy(simd, at, size, to, step) };
         Matrix::row_major(to, step)
+    }
+}
+
+/// Patches, or some of them, where the image lies: how far apart their rows and their columns are.
+#[derive(Clone, Copy)]
+pub(crate) struct InPlace<T> {
+    image: *const T,
+    rows: *const isize,
+    columns: *const isize,
+}
+
+/// Calls `work` with what gives all patches of an image where they lie, `rows` rows of places.
+pub(crate) fn with_patches_in_place<T: Lanes, R>(
+    geometry: &ConvGeometry,
+    rows: usize,
+    work: impl FnOnce(&dyn Fn(Patches<T>) -> InPlace<T>) -> R,
+) -> R {
+    let (lie, k) = (Lie::of(geometry, rows), geometry.filter());
+    with_scratch(k + rows * lie.width, |table: *mut i64| {
+        let (elements, places) = (table.cast::<isize>(), table.wrapping_add(k).cast::<isize>());
+        // SAFETY: there is room for as many elements of a window, and for as many places.
+        unsafe {
+            lie.elements(k, elements);
+            lie.places(rows, places);
+        }
+        work(&|patches| InPlace { image: patches.image, rows: elements, columns: places })
+    })
+}
+
+impl<T: Copy> InPlace<T> {
+    /// The matrix without its first rows.
+    pub(crate) fn without_rows(self, first: usize) -> Self {
+        InPlace { rows: self.rows.wrapping_add(first), ..self }
+    }
+}
+
+impl<T: Lanes> LeftOperand<T> for InPlace<T> {
+    type Part = InPlace<T>;
+
+    #[inline(always)]
+    fn packs(self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    unsafe fn rows<S: Simd>(self, _: S, at: [usize; 2], _: [usize; 2], _: *mut T) -> InPlace<T> {
+        let (rows, columns) = (self.rows.wrapping_add(at[0]), self.columns.wrapping_add(at[1]));
+        InPlace { rows, columns, ..self }
+    }
+}
+
+impl<T: Copy> Left<T> for InPlace<T> {
+    #[inline(always)]
+    fn below(self, i: usize) -> Self {
+        self.without_rows(i)
+    }
+
+    #[inline(always)]
+    fn element(&self, r: usize) -> *const T {
+        // SAFETY: the part has this row and a current column, so there are numbers for both.
+        let by = unsafe { *self.rows.add(r) + *self.columns };
+        self.image.wrapping_offset(by)
+    }
+
+    #[inline(always)]
+    fn next_column(&mut self) {
+        self.columns = self.columns.wrapping_add(1);
+    }
+}
+
+/// A panel of patches where the image lies, whose columns are elements next to each other.
+#[derive(Clone, Copy)]
+struct Beside<T> {
+    image: *const T,
+    rows: *const isize,
+}
+
+impl<T: Copy> Right<T> for Beside<T> {
+    #[inline(always)]
+    fn row(&self) -> *const T {
+        // SAFETY: the panel has a current row, so there is a number for it.
+        self.image.wrapping_offset(unsafe { *self.rows })
+    }
+
+    #[inline(always)]
+    fn next_row(&mut self) {
+        self.rows = self.rows.wrapping_add(1);
+    }
+}
+
+/// Whether a product of `m` rows by patches of `rows` rows of places is better made with patches as they lie: columns are then
+/// all elements of the image's rows, those between two rows of places, too, whose sums nobody wants.
+pub(crate) fn lies_well(geometry: &ConvGeometry, m: usize, rows: usize) -> bool {
+    let (k, window) = (geometry.filter(), geometry.window);
+    let Lie { row, width, .. } = Lie::of(geometry, rows);
+    // In cycles of an element of the window: a vector is multiplied in half a one, and a run of columns copied in six.
+    let more = m * rows * (row - width) / 32;
+    let copies = 6 * rows * (1 + width / 32);
+    window.stride == [1, 1] && k <= BLOCK_K && more <= copies
+}
+
+/// `C = init + A B` for the patches of `rows` rows of places that [lie well](lies_well), as [`run_between`] makes it.
+///
+/// # Safety
+/// As there.
+///
+/// [`run_between`]: super::product::run_between
+pub(crate) unsafe fn run_in_place<T: Lanes>(
+    arch: Arch,
+    [m, k, rows]: [usize; 3],
+    a: Matrix<T>,
+    patches: Patches<T>,
+    c: Matrix<T>,
+    init: Init<T>,
+) {
+    with_scratch(k, |table: *mut i64| {
+        let elements = table.cast::<isize>();
+        // SAFETY: there is room for as many.
+        unsafe { patches.lie.elements(k, elements) };
+        with_scratch(m * 2 * T::lanes_of(arch), |block: *mut T| {
+            arch.dispatch(Flat { size: [m, k, rows], a, patches, elements, block, c, init });
+        });
+    });
+}
+
+/// What [`run_in_place`] does, with room for a panel of C.
+struct Flat<T> {
+    size: [usize; 3],
+    a: Matrix<T>,
+    patches: Patches<T>,
+    elements: *const isize,
+    block: *mut T,
+    c: Matrix<T>,
+    init: Init<T>,
+}
+
+impl<T: Lanes> WithSimd for Flat<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Flat { size: [m, k, rows], a, patches: Patches { image, lie }, elements, block, c, init } = self;
+        let panel = 2 * T::lanes::<S>();
+        let all = (rows - 1) * lie.row + lie.width;
+        for begin in (0..all).step_by(panel) {
+            let cols = panel.min(all - begin);
+            let b = Beside { image: image.wrapping_add(begin), rows: elements };
+            // SAFETY: the last column is the last place, of which the image has all elements, and so it has those before.
+            unsafe { run_panel(simd, [m, cols, k], a, b, Matrix::row_major(block, panel), init) };
+            let (mut y, mut x, mut done) = (begin / lie.row, begin % lie.row, 0);
+            while done < cols {
+                let run = (lie.row - x).min(cols - done);
+                let wanted = lie.width.saturating_sub(x).min(run);
+                for i in (0..m).filter(|_| wanted > 0) {
+                    // SAFETY: the places exist, and C has a column for each.
+                    unsafe {
+                        let to = c.at(i, y * lie.width + x).ptr;
+                        copy_run(simd, wanted, block.add(i * panel + done), to);
+                    }
+                }
+                (y, x, done) = (y + 1, 0, done + run);
+            }
+        }
     }
 }

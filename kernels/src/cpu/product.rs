@@ -208,22 +208,75 @@ impl<T: Lanes> Product<T> {
     }
 }
 
-/// An operand of a product: a matrix whose parts can be had in memory.
-pub(crate) trait Operand<T: Lanes>: Copy {
+/// A left operand of a product, whose parts can be had in memory.
+pub(crate) trait LeftOperand<T: Lanes>: Copy {
+    type Part: Left<T>;
+
     /// Whether its parts are copied.
     fn packs(self) -> bool;
 
-    /// A block of a left operand: rows `i..i + rows`, columns `p..p + depth`, in `to` if it packs.
+    /// Rows `i..i + rows`, columns `p..p + depth`, in `to` if it packs.
     ///
     /// # Safety
     /// The operand has them, and `to` room for `rows` rows of `depth + ROW_PAD` elements if it packs.
-    unsafe fn rows<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T>;
+    unsafe fn rows<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Self::Part;
+}
 
-    /// A panel of a right operand: rows `p..p + depth`, columns `j..j + cols`, next to each other, in `to` if it packs.
+/// A right operand of a product, likewise.
+pub(crate) trait RightOperand<T: Lanes>: Copy {
+    /// Whether its parts are copied.
+    fn packs(self) -> bool;
+
+    /// A panel: rows `p..p + depth`, columns `j..j + cols`, next to each other, in `to` if it packs.
     ///
     /// # Safety
     /// The operand has them, and `to` room for `depth` rows of two vectors if it packs.
     unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T>;
+}
+
+/// Rows of a left operand, of which tiles read one column after the other.
+pub(crate) trait Left<T>: Copy {
+    /// Those from row `i` on.
+    fn below(self, i: usize) -> Self;
+    /// The place of row `r` in this column.
+    fn element(&self, r: usize) -> *const T;
+    fn next_column(&mut self);
+}
+
+/// Columns of a right operand, of which tiles read one row after the other.
+pub(crate) trait Right<T>: Copy {
+    /// The place of this row.
+    fn row(&self) -> *const T;
+    fn next_row(&mut self);
+}
+
+impl<T: Copy> Left<T> for Matrix<T> {
+    #[inline(always)]
+    fn below(self, i: usize) -> Self {
+        self.at(i, 0)
+    }
+
+    #[inline(always)]
+    fn element(&self, r: usize) -> *const T {
+        self.at(r, 0).ptr
+    }
+
+    #[inline(always)]
+    fn next_column(&mut self) {
+        self.ptr = self.ptr.wrapping_offset(self.col);
+    }
+}
+
+impl<T: Copy> Right<T> for Matrix<T> {
+    #[inline(always)]
+    fn row(&self) -> *const T {
+        self.ptr
+    }
+
+    #[inline(always)]
+    fn next_row(&mut self) {
+        self.ptr = self.ptr.wrapping_offset(self.row);
+    }
 }
 
 /// A matrix that lies in memory, and whether its parts are copied nevertheless.
@@ -233,7 +286,9 @@ pub(crate) struct Stored<T> {
     pub(crate) pack: bool,
 }
 
-impl<T: Lanes> Operand<T> for Stored<T> {
+impl<T: Lanes> LeftOperand<T> for Stored<T> {
+    type Part = Matrix<T>;
+
     #[inline(always)]
     fn packs(self) -> bool {
         self.pack
@@ -244,6 +299,13 @@ impl<T: Lanes> Operand<T> for Stored<T> {
         let a = self.matrix.at(at[0], at[1]);
         // SAFETY: the caller's promise.
         if self.pack { unsafe { pack_rows::<T, S>(size[0], size[1], a, to) } } else { a }
+    }
+}
+
+impl<T: Lanes> RightOperand<T> for Stored<T> {
+    #[inline(always)]
+    fn packs(self) -> bool {
+        self.pack
     }
 
     #[inline(always)]
@@ -258,7 +320,7 @@ impl<T: Lanes> Operand<T> for Stored<T> {
 ///
 /// # Safety
 /// As for [`Product::run`], with the columns of C, and of an initial row, next to each other.
-pub(crate) unsafe fn run_between<T: Lanes, A: Operand<T>, B: Operand<T>>(
+pub(crate) unsafe fn run_between<T: Lanes, A: LeftOperand<T>, B: RightOperand<T>>(
     arch: Arch,
     [m, n, k]: [usize; 3],
     a: A,
@@ -336,14 +398,13 @@ struct Rows<T, A, B> {
     packed_b: *mut T,
 }
 
-impl<T: Lanes, A: Operand<T>, B: Operand<T>> WithSimd for Rows<T, A, B> {
+impl<T: Lanes, A: LeftOperand<T>, B: RightOperand<T>> WithSimd for Rows<T, A, B> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Rows { size: [m, n, k], a, b, c, init, packed_a, packed_b } = self;
-        let lanes = T::lanes::<S>();
-        let panel = 2 * lanes;
+        let panel = 2 * T::lanes::<S>();
         for i in (0..m).step_by(BLOCK_M) {
             let rows = BLOCK_M.min(m - i);
             let mut p = 0;
@@ -357,15 +418,8 @@ impl<T: Lanes, A: Operand<T>, B: Operand<T>> WithSimd for Rows<T, A, B> {
                     // SAFETY: as for A.
                     let b = unsafe { b.panel(simd, [p, j], [depth, cols], packed_b) };
                     let init = if p == 0 { init.at(i, j) } else { Init::Existing };
-                    let rest = T::mask(simd, if cols > lanes { cols - lanes } else { cols });
-                    let part = Product { m: rows, n: cols, k: depth, a, b, c: c.at(i, j), init };
-                    if cols == panel {
-                        simd.vectorize(Panel::<T, S, true, false> { simd, part, rest });
-                    } else if cols > lanes {
-                        simd.vectorize(Panel::<T, S, true, true> { simd, part, rest });
-                    } else {
-                        simd.vectorize(Panel::<T, S, false, true> { simd, part, rest });
-                    }
+                    // SAFETY: the parts have these rows and columns.
+                    unsafe { run_panel(simd, [rows, cols, depth], a, b, c.at(i, j), init) };
                 }
                 p += depth;
                 if p >= k {
@@ -427,27 +481,61 @@ unsafe fn pack_panel<T: Lanes, S: Simd>(
     Matrix::row_major(to, row)
 }
 
-// All rows of one panel of C: one vector wide, or two if WIDE; the last vector is partial if MASKED.
-struct Panel<T: Lanes, S: Simd, const WIDE: bool, const MASKED: bool> {
+/// `C[m, n] = init + A[m, k] B[k, n]` for at most two vectors of columns, which lie next to each other in B and C.
+///
+/// # Safety
+/// The rows of A and B have `k` elements and `n`, C and what is added to have room for `m` rows of `n`, and C overlaps nothing.
+#[inline(always)]
+pub(crate) unsafe fn run_panel<T: Lanes, S: Simd, A: Left<T>, B: Right<T>>(
     simd: S,
-    part: Product<T>,
+    [m, n, k]: [usize; 3],
+    a: A,
+    b: B,
+    c: Matrix<T>,
+    init: Init<T>,
+) {
+    let lanes = T::lanes::<S>();
+    let rest = T::mask(simd, if n > lanes { n - lanes } else { n });
+    if n == 2 * lanes {
+        simd.vectorize(Panel::<T, S, A, B, true, false> { simd, size: [m, k], a, b, c, init, rest });
+    } else if n > lanes {
+        simd.vectorize(Panel::<T, S, A, B, true, true> { simd, size: [m, k], a, b, c, init, rest });
+    } else {
+        simd.vectorize(Panel::<T, S, A, B, false, true> { simd, size: [m, k], a, b, c, init, rest });
+    }
+}
+
+// All rows of one panel of C: one vector wide, or two if WIDE; the last vector is partial if MASKED.
+struct Panel<T: Lanes, S: Simd, A, B, const WIDE: bool, const MASKED: bool> {
+    simd: S,
+    size: [usize; 2],
+    a: A,
+    b: B,
+    c: Matrix<T>,
+    init: Init<T>,
     rest: T::Mask<S>,
 }
 
-impl<T: Lanes, R: Simd, const WIDE: bool, const MASKED: bool> WithSimd for Panel<T, R, WIDE, MASKED> {
+impl<T: Lanes, R: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED: bool> WithSimd
+    for Panel<T, R, A, B, WIDE, MASKED>
+{
     type Output = ();
 
     // `vectorize` makes this a function of its own, small enough to be optimised well, with R's features.
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Panel { part, .. } = self;
+        let [m, _] = self.size;
         let many_registers = R::REGISTER_COUNT >= 32;
         let mut i = 0;
-        while i < part.m {
-            let left = part.m - i;
+        while i < m {
+            let left = m - i;
             // SAFETY: a tile takes no more rows than are left.
             unsafe {
-                if many_registers && left >= 12 {
+                // One row by itself would take as long as eight.
+                if many_registers && left == 13 {
+                    self.tile::<13>(i);
+                    i += 13;
+                } else if many_registers && left >= 12 {
                     self.tile::<12>(i);
                     i += 12;
                 } else if many_registers && left >= 8 {
@@ -471,7 +559,9 @@ impl<T: Lanes, R: Simd, const WIDE: bool, const MASKED: bool> WithSimd for Panel
     }
 }
 
-impl<T: Lanes, S: Simd, const WIDE: bool, const MASKED: bool> Panel<T, S, WIDE, MASKED> {
+impl<T: Lanes, S: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED: bool>
+    Panel<T, S, A, B, WIDE, MASKED>
+{
     #[inline(always)]
     unsafe fn load(&self, from: *const T, second: bool) -> T::Vector<S> {
         let lanes = T::lanes::<S>();
@@ -504,30 +594,28 @@ impl<T: Lanes, S: Simd, const WIDE: bool, const MASKED: bool> Panel<T, S, WIDE, 
     #[inline(always)]
     unsafe fn tile<const ROWS: usize>(&self, i: usize) {
         let simd = self.simd;
-        let Product { k, a, b, c, init, .. } = self.part;
+        let ([_, k], init) = (self.size, self.init);
         let zero = T::splat(simd, T::ZERO);
         let mut first = [zero; ROWS];
         let mut second = [zero; ROWS];
-        let mut a = a.at(i, 0);
-        let c = c.at(i, 0);
-        let mut row_b = b.ptr.cast_const();
+        let (mut a, mut b, c) = (self.a.below(i), self.b, self.c.at(i, 0));
         // SAFETY: rows `i..i + ROWS` exist in A and C, and the panel's columns in B, C and the initial row.
         unsafe {
             for _ in 0..k {
-                let b0 = self.load(row_b, false);
-                let b1 = if WIDE { self.load(row_b, true) } else { zero };
+                let b0 = self.load(b.row(), false);
+                let b1 = if WIDE { self.load(b.row(), true) } else { zero };
                 each::<ROWS>(
                     #[inline(always)]
                     |r| {
-                        let x = T::splat(simd, *a.at(r, 0).ptr);
+                        let x = T::splat(simd, *a.element(r));
                         first[r] = T::mul_add(simd, x, b0, first[r]);
                         if WIDE {
                             second[r] = T::mul_add(simd, x, b1, second[r]);
                         }
                     },
                 );
-                a.ptr = a.ptr.wrapping_offset(a.col);
-                row_b = row_b.wrapping_offset(b.row);
+                a.next_column();
+                b.next_row();
             }
             each::<ROWS>(
                 #[inline(always)]
@@ -562,7 +650,7 @@ impl<T: Lanes, S: Simd, const WIDE: bool, const MASKED: bool> Panel<T, S, WIDE, 
 // Calls `f` with 0..N, written out: the compiler unrolls a loop too late to keep the arrays in registers.
 #[inline(always)]
 fn each<const N: usize>(mut f: impl FnMut(usize)) {
-    const { assert!(N <= 12) };
+    const { assert!(N <= 13) };
     macro_rules! calls {
         ($($i:literal)*) => {
             $(if N > $i {
@@ -570,5 +658,5 @@ fn each<const N: usize>(mut f: impl FnMut(usize)) {
             })*
         };
     }
-    calls!(0 1 2 3 4 5 6 7 8 9 10 11);
+    calls!(0 1 2 3 4 5 6 7 8 9 10 11 12);
 }

@@ -81,13 +81,14 @@ impl Enqueued {
         operands: &Addresses,
         call: impl Fn(&Addresses, sys::CUstream) -> Result<()>,
     ) -> Result<()> {
-        match self.find(stream, operands, &call).and_then(|found| found.launches.as_deref()) {
+        let Some(launches) = self.find(stream, operands, &call).and_then(|found| found.launches.as_deref())
+        else {
+            return call(operands, stream.raw());
+        };
+        launches.iter().try_for_each(|launch| {
             // SAFETY: the caller's promise; the kernels are those that the library launches.
-            Some(launches) => {
-                launches.iter().try_for_each(|launch| unsafe { launch.enqueue(operands, stream) })
-            }
-            None => call(operands, stream.raw()),
-        }
+            unsafe { launch.enqueue(operands, stream) }
+        })
     }
 
     /// The kernels of a call, if one was made and the driver tells them.
@@ -223,6 +224,7 @@ impl Launch {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::nodes::Kernel;
     use super::*;

@@ -36,6 +36,9 @@ const SHIFTS: [[u64; 5]; 2] = [
     [0x11_0000_0090, 0x23_0000_0110, 0x45_0000_0130, 0x87_0000_0170, 0x109_0000_0300],
 ];
 
+/// What operands are a multiple of whose kernels are launched here: the most that a form tells apart.
+const ALIGNMENT: usize = 16;
+
 /// How often it is tried to find out what a call enqueues, where that fails.
 const TRIES: u32 = 4;
 
@@ -85,10 +88,15 @@ impl Enqueued {
         else {
             return call(operands, stream.raw());
         };
-        launches.iter().try_for_each(|launch| {
+        for (at, launch) in launches.iter().enumerate() {
             // SAFETY: the caller's promise; the kernels are those that the library launches.
-            unsafe { launch.enqueue(operands, stream) }
-        })
+            match unsafe { launch.enqueue(operands, stream) } {
+                // The library may know better: what it allows a function may have changed since.
+                Err(_) if at == 0 => return call(operands, stream.raw()),
+                outcome => outcome?,
+            }
+        }
+        Ok(())
     }
 
     /// The kernels of a call, if one was made and the driver tells them.
@@ -135,8 +143,10 @@ fn find(
     };
     let first = nodes(operands)?;
     let kernels = first.iter().filter_map(Node::record).collect::<Result<_>>()?;
+    // Of addresses that are less aligned a form has several kinds, of which the places would be one.
+    let aligned = operands.iter().all(|at| at.addr().is_multiple_of(ALIGNMENT));
     let launches = match SHIFTS.map(|shifts| nodes(&shifted(operands, &shifts))) {
-        [Ok(second), Ok(third)] if second.len() == first.len() && third.len() == first.len() => {
+        [Ok(second), Ok(third)] if aligned && second.len() == first.len() && third.len() == first.len() => {
             let launch = |i: usize| Launch::of([&first[i], &second[i], &third[i]], operands);
             (0..first.len()).map(launch).collect()
         }
@@ -194,7 +204,10 @@ impl Launch {
         // It is read while the launch is called.
         let mut bytes = self.arguments.bytes();
         let mut list: SmallVec<[*mut c_void; 32]> = match &self.arguments {
-            Arguments::Listed(begins) => begins.iter().map(|&at| words[at..].as_mut_ptr().cast()).collect(),
+            Arguments::Listed(begins) => {
+                let first = words.as_mut_ptr();
+                begins.iter().map(|&at| first.wrapping_add(at).cast()).collect()
+            }
             Arguments::Buffer(_) => {
                 nodes::in_buffer(words.as_mut_ptr().cast(), &mut bytes).into_iter().collect()
             }

@@ -314,7 +314,7 @@ pub(crate) fn lies_well(geometry: &ConvGeometry, m: usize, rows: usize) -> bool 
 /// `C = init + A B` for the patches of `rows` rows of places that [lie well](lies_well), as [`run_between`] makes it.
 ///
 /// # Safety
-/// As there.
+/// As there; the patches lie well, and `init` is zero or a column.
 ///
 /// [`run_between`]: super::product::run_between
 pub(crate) unsafe fn run_in_place<T: Lanes>(

@@ -261,12 +261,9 @@ EXPORT CUresult cuEmulatorLaunch(CUstream handle, const char* name, unsigned blo
     StreamPtr stream;
     CUresult checked = usable(handle, stream);
     if (checked != CUDA_SUCCESS) return checked;
-    auto number = [](uintptr_t of) { return reinterpret_cast<void*>(of); };
-    void* list[] = {const_cast<void*>(argument)};
-    size_t length = bytes;
-    void* buffer[] = {number(CU_LAUNCH_PARAM_BUFFER_POINTER), list[0], number(CU_LAUNCH_PARAM_BUFFER_SIZE), &length, number(CU_LAUNCH_PARAM_END)};
-    KernelParams params{library_function(stream->context, name, modern, run, bytes), {blocks, 1, 1}, {LIBRARY_THREADS, 1, 1}, 0, modern ? nullptr : list,
-                        modern ? buffer : nullptr, nullptr, nullptr};
+    CUfunction function = library_function(stream->context, name, modern, run, bytes);
+    void* arguments[] = {const_cast<void*>(argument)};
+    KernelParams params{function, {blocks, 1, 1}, {LIBRARY_THREADS, 1, 1}, 0, arguments, nullptr, nullptr, nullptr};
     std::shared_ptr<Launch> launch;
     CUresult prepared = prepare_launch(params, stream->context, launch);
     return prepared == CUDA_SUCCESS ? submit(stream, Command{kernel_work(std::move(launch)), {}, false, {}, {}}) : prepared;

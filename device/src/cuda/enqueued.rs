@@ -145,8 +145,11 @@ fn find(
     let kernels = first.iter().filter_map(Node::record).collect::<Result<_>>()?;
     // Of addresses that are less aligned a form has several kinds, of which the places would be one.
     let aligned = operands.iter().all(|at| at.addr().is_multiple_of(ALIGNMENT));
+    if !aligned {
+        return Ok(Found { kernels, launches: None });
+    }
     let launches = match SHIFTS.map(|shifts| nodes(&shifted(operands, &shifts))) {
-        [Ok(second), Ok(third)] if aligned && second.len() == first.len() && third.len() == first.len() => {
+        [Ok(second), Ok(third)] if second.len() == first.len() && third.len() == first.len() => {
             let launch = |i: usize| Launch::of([&first[i], &second[i], &third[i]], operands);
             (0..first.len()).map(launch).collect()
         }

@@ -214,26 +214,30 @@ unsafe fn add_images<T: Lanes>(
         // SAFETY: the rows are there.
         return unsafe { std::slice::from_raw_parts_mut(c.ptr, m * count).fill(T::ZERO) };
     }
-    with_patches_in_place(geometry, height, |in_place| {
-        let mut init = Init::Zero;
-        for image in these {
-            let block = image * groups + group;
-            let from = images.at((block * channels * size) as isize);
-            let g = Matrix::row_major(results.at((block * count * places) as isize).cast_mut(), places).t();
+    let parts = these.enumerate().map(|(i, image)| {
+        let block = image * groups + group;
+        let from = images.at((block * channels * size) as isize);
+        let g = Matrix::row_major(results.at((block * count * places) as isize).cast_mut(), places).t();
+        (from, g, if i == 0 { Init::Zero } else { Init::Existing })
+    });
+    if geometry.is_pointwise() {
+        for (from, b, init) in parts {
+            let a = Matrix::row_major(from.cast_mut(), places).at(rows.start, 0);
             // SAFETY: the operands have these parts.
+            unsafe { Product { m, n: count, k: places, a, b, c, init }.run(arch) };
+        }
+        return;
+    }
+    with_patches_in_place(geometry, height, |in_place| {
+        for (from, g, init) in parts {
+            // SAFETY: as above.
             unsafe {
-                if geometry.is_pointwise() {
-                    let a = Matrix::row_major(from.cast_mut(), places).at(rows.start, 0);
-                    Product { m, n: count, k: places, a, b: g, c, init }.run(arch);
-                } else {
-                    with_patches(geometry, from, (0, height), |patches| {
-                        let below = in_place(patches).without_rows(rows.start);
-                        let g = Stored { matrix: g, pack: true };
-                        run_between(arch, [m, count, height * width], below, g, c, init);
-                    });
-                }
+                with_patches(geometry, from, (0, height), |patches| {
+                    let below = in_place(patches).without_rows(rows.start);
+                    let g = Stored { matrix: g, pack: true };
+                    run_between(arch, [m, count, height * width], below, g, c, init);
+                });
             }
-            init = Init::Existing;
         }
     });
 }

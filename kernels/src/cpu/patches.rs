@@ -135,13 +135,36 @@ pub(crate) unsafe fn pad<T: Lanes>(
     }
 }
 
-impl<T: Lanes> Patches<T> {
-    /// Copies rows `at[0]..` and columns `at[1]..` of the matrix, `step` elements from row to row.
-    ///
-    /// # Safety
-    /// The matrix has them, and `to` room for them.
+/// Copies short runs, which a call of `memcpy` is not worth.
+///
+/// # Safety
+/// There are `len` elements each, which do not overlap.
+#[inline(always)]
+unsafe fn copy_run<T: Lanes, S: Simd>(simd: S, len: usize, from: *const T, to: *mut T) {
+    let lanes = T::lanes::<S>();
+    let mut e = 0;
+    // SAFETY: loads and stores end at `len`, the last ones by their mask.
+    unsafe {
+        while e + lanes <= len {
+            T::store(simd, to.add(e), T::load(simd, from.add(e)));
+            e += lanes;
+        }
+        if e < len {
+            let rest = T::mask(simd, len - e);
+            T::store_masked(simd, rest, to.add(e), T::load_masked(simd, rest, from.add(e)));
+        }
+    }
+}
+
+impl<T: Lanes> RightOperand<T> for Patches<T> {
     #[inline(always)]
-    unsafe fn copy<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T, step: usize) {
+    fn packs(self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
+        let step = 2 * T::lanes::<S>();
         let Lie { window: Window { kernel: [kh, kw], stride, .. }, width, row, .. } = self.lie;
         let (mut j, mut i, mut c) = (at[0] % kw, at[0] / kw % kh, at[0] / (kw * kh));
         let (y, x) = (at[1] / width, at[1] % width);
@@ -174,41 +197,6 @@ impl<T: Lanes> Patches<T> {
                 (i, c) = (0, c + 1);
             }
         }
-    }
-}
-
-/// Copies short runs, which a call of `memcpy` is not worth.
-///
-/// # Safety
-/// There are `len` elements each, which do not overlap.
-#[inline(always)]
-unsafe fn copy_run<T: Lanes, S: Simd>(simd: S, len: usize, from: *const T, to: *mut T) {
-    let lanes = T::lanes::<S>();
-    let mut e = 0;
-    // SAFETY: loads and stores end at `len`, the last ones by their mask.
-    unsafe {
-        while e + lanes <= len {
-            T::store(simd, to.add(e), T::load(simd, from.add(e)));
-            e += lanes;
-        }
-        if e < len {
-            let rest = T::mask(simd, len - e);
-            T::store_masked(simd, rest, to.add(e), T::load_masked(simd, rest, from.add(e)));
-        }
-    }
-}
-
-impl<T: Lanes> RightOperand<T> for Patches<T> {
-    #[inline(always)]
-    fn packs(self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    unsafe fn panel<S: Simd>(self, simd: S, at: [usize; 2], size: [usize; 2], to: *mut T) -> Matrix<T> {
-        let step = 2 * T::lanes::<S>();
-        // SAFETY: the matrix has this part, and there is room for it.
-        unsafe { self.copy(simd, at, size, to, step) };
         Matrix::row_major(to, step)
     }
 }

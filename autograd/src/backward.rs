@@ -1,10 +1,9 @@
 //! The backward pass.
 
-use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use device::{Panicked, Shared};
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use tensor::{Error, Result, Tensor};
 
@@ -149,14 +148,14 @@ pub fn grad(outputs: &[Var], inputs: &[Var], options: GradOptions) -> Result<Vec
 /// Nodes that several parts of one backward pass lead to: each part ends there, and one more goes on from there. Leaves without
 /// hooks are left to the parts, whose gradients are added anyway.
 #[derive(Default)]
-pub(crate) struct Ends(HashSet<usize, BuildHasherDefault<AddressHasher>>);
+pub(crate) struct Ends(FxHashSet<usize>);
 
 impl Ends {
     /// The nodes that led to more than one of the values.
     pub(crate) fn shared_by<'v>(values: impl IntoIterator<Item = &'v Var>) -> Ends {
         /// Instead of the number of the one value.
         const SEVERAL: usize = usize::MAX;
-        let mut reached: HashMap<usize, usize, BuildHasherDefault<AddressHasher>> = HashMap::default();
+        let mut reached: FxHashMap<usize, usize> = FxHashMap::default();
         let mut ends = Ends::default();
         let mut open: Vec<&Shared<Node>> = Vec::new();
         for (value, var) in values.into_iter().enumerate() {
@@ -297,7 +296,7 @@ struct Sweep<'a> {
     /// Breadth first from the roots.
     stops: Vec<Stop<'a>>,
     /// Where in `stops` the nodes are to which there may be several ways.
-    index: HashMap<usize, usize, BuildHasherDefault<AddressHasher>>,
+    index: FxHashMap<usize, usize>,
     /// For each stop in turn, where in `stops` its inputs are; `NONE` for a constant.
     edges: Vec<usize>,
     /// The order of the pass: newest first.
@@ -308,6 +307,8 @@ struct Sweep<'a> {
 }
 
 const NONE: usize = usize::MAX;
+/// For how many nodes there is room from the first on: growing is what takes small passes long.
+const FEW: usize = 32;
 
 /// The gradients that are not passed on yet: few at a time, however large the graph is.
 #[derive(Default)]
@@ -341,9 +342,9 @@ impl<'a> Sweep<'a> {
     /// Finds the nodes between `roots` and `targets`. Launches nothing.
     fn plan(op: &'static str, roots: &[Root<'a>], targets: Targets<'a>) -> Result<Sweep<'a>> {
         let mut sweep = Sweep {
-            stops: Vec::new(),
-            index: HashMap::default(),
-            edges: Vec::new(),
+            stops: Vec::with_capacity(FEW),
+            index: FxHashMap::default(),
+            edges: Vec::with_capacity(FEW),
             order: Vec::new(),
             gradients: UnderWay::default(),
             ends: match targets {
@@ -614,25 +615,6 @@ fn caught<R>(node: &Node, f: impl FnOnce() -> Result<R>) -> Result<R> {
     Panicked::catch(f).unwrap_or_else(|panicked| {
         Err(Error::Async { op: node.op, stream: node.place.id(), source: Arc::new(panicked) })
     })
-}
-
-/// Addresses are spread well enough by one multiplication.
-#[derive(Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_usize(usize::from(byte)));
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        let mixed = (self.0 ^ value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
 }
 
 #[cfg(test)]

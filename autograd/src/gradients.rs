@@ -1,9 +1,9 @@
 //! Gradients as values.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use device::{Capture, Shared};
+use rustc_hash::FxHashMap;
 use tensor::{DType, Device, Error, Result, Tensor, Tensors, accumulate};
 
 use crate::Var;
@@ -26,7 +26,7 @@ use crate::tape::Node;
 pub struct Gradients {
     entries: Vec<Entry>,
     /// From a leaf's address to its entry, which keeps the address from being used again.
-    index: HashMap<usize, usize>,
+    index: FxHashMap<usize, usize>,
 }
 
 #[derive(Clone)]

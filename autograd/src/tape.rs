@@ -50,7 +50,7 @@ pub(crate) struct Node {
     pub(crate) shape: SmallVec<[usize; 4]>,
     pub(crate) dtype: DType,
     /// The ops that made the inputs; `None` for constants. Empty for a leaf.
-    pub(crate) inputs: SmallVec<[Option<Shared<Node>>; 2]>,
+    pub(crate) inputs: SmallVec<[Option<Shared<Node>>; 3]>,
     state: SpinLock<State>,
     /// Whether there are hooks, for a look without the lock.
     hooked: AtomicBool,
@@ -383,7 +383,7 @@ pub struct TapeEntry {
 impl Var {
     /// The recorded ops that led to this value, oldest first.
     pub fn tape(&self) -> Vec<TapeEntry> {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = rustc_hash::FxHashSet::default();
         let mut pending: Vec<&Shared<Node>> = self.node.iter().collect();
         let mut entries = Vec::new();
         while let Some(node) = pending.pop() {

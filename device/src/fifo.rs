@@ -1,12 +1,13 @@
 //! The FIFO behind a stream: its queue, its worker, and its progress.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
@@ -126,7 +127,7 @@ impl Counters {
 
 /// Every FIFO by its id, with the audit that is told that it goes. A stream that is not here has run everything it ever
 /// held, and its audit knows that.
-static REGISTRY: LazyLock<RwLock<HashMap<StreamId, Registered>>> = LazyLock::new(RwLock::default);
+static REGISTRY: LazyLock<RwLock<FxHashMap<StreamId, Registered>>> = LazyLock::new(RwLock::default);
 
 type Registered = (Weak<Fifo>, Arc<AuditLog>);
 

@@ -368,7 +368,7 @@ pub(crate) fn enqueue<'a>(
     queue: &Queue<'_>,
     first: &Stepped,
     adds: bool,
-    tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])>,
+    tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])> + Clone,
 ) -> Result<()> {
     let Stepped { step, dtype, stored, .. } = first;
     let form = cuda::Form { dtype: *dtype, stored: *stored, adds };

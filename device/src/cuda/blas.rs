@@ -1,12 +1,12 @@
 //! Products by cuBLASLt. An algorithm is chosen once for each form of product, and kept.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::cublaslt::sys as blas;
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
 
 use super::Gemm;
 use super::choice::{Traits, choose};
@@ -18,7 +18,7 @@ use crate::{DType, Error, KernelRecord, Result};
 pub(super) struct Blas {
     handle: blas::cublasLtHandle_t,
     /// `None` for a form that the library has no algorithm for.
-    chosen: RwLock<HashMap<Form, Option<Arc<Algorithm>>>>,
+    chosen: RwLock<FxHashMap<Form, Option<Arc<Algorithm>>>>,
 }
 
 // SAFETY: the library's functions may be called from many threads at once with one handle, whose settings nobody changes.

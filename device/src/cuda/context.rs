@@ -1,6 +1,5 @@
 //! A device's primary context, and what its streams share.
 
-use std::collections::HashMap;
 use std::ffi::c_char;
 use std::fmt;
 use std::ptr::NonNull;
@@ -9,13 +8,14 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
 
 use super::Program;
 use super::blas::{Blas, WORKSPACE};
 use super::call::check;
 use super::dnn::Dnn;
 use super::memory::{Pages, no_memory, obtained};
-use super::module::Module;
+use super::module::{Function, Module};
 use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::stream::in_host_function;
@@ -55,7 +55,7 @@ pub(crate) struct Context {
     blas: OnceLock<Blas>,
     /// Made for the first convolution, or why there is none.
     dnn: OnceLock<std::result::Result<Dnn, String>>,
-    modules: RwLock<HashMap<usize, Arc<Module>>>,
+    modules: RwLock<FxHashMap<usize, Module>>,
     /// One program is compiled at a time, and the handle for products made by one.
     loading: Mutex<()>,
 }
@@ -218,17 +218,17 @@ impl Context {
         }
     }
 
-    /// The loaded program; compiled first, or read from disk, if this is its first use.
-    pub(super) fn module(&self, program: &'static Program) -> Result<Arc<Module>> {
-        if let Some(module) = self.modules.read().get(&key(program)) {
-            return Ok(Arc::clone(module));
+    /// The kernel with this name; its program is compiled first, or read from disk, if this is its first use. The context is
+    /// current.
+    pub(super) fn function(&self, program: &'static Program, name: &str) -> Result<Function> {
+        let look_up = || Some(self.modules.read().get(&key(program))?.function(name, self.shared_bytes));
+        if let Some(found) = look_up() {
+            return found;
         }
         self.load(&[program])?;
-        let modules = self.modules.read();
         // It is there: modules go with the context.
-        modules.get(&key(program)).map(Arc::clone).ok_or(Error::KernelCompile {
-            name: program.name.into(),
-            log: "the program is not loaded".into(),
+        look_up().unwrap_or_else(|| {
+            Err(Error::KernelCompile { name: program.name.into(), log: "the program is not loaded".into() })
         })
     }
 
@@ -241,7 +241,7 @@ impl Context {
             return Ok(());
         }
         let loaded = Module::load(&missing, self.capability)?;
-        let named = missing.into_iter().map(key).zip(loaded.into_iter().map(Arc::new));
+        let named = missing.into_iter().map(key).zip(loaded);
         self.modules.write().extend(named);
         Ok(())
     }

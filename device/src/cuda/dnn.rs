@@ -3,7 +3,6 @@
 mod graph;
 mod library;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -17,6 +16,7 @@ use dnn::{cudnnBackendDescriptor_t as RawDescriptor, cudnnHandle_t as RawHandle}
 use graph::data_type;
 use library::{Descriptor, Failure, Library, Outcome, if_any};
 use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
 
 use super::context::Context;
 use super::enqueued::{Addresses, Enqueued};
@@ -50,7 +50,7 @@ pub(super) struct Dnn {
 }
 
 /// By form, and whether TF32 is allowed.
-type Chosen = HashMap<(ConvForm, bool), Option<Arc<Algorithm>>>;
+type Chosen = FxHashMap<(ConvForm, bool), Option<Arc<Algorithm>>>;
 
 struct Handle(RawHandle);
 

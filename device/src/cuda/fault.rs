@@ -1,12 +1,12 @@
 //! What a kernel reports that meets an index out of range.
 
-use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
 
 use super::call::address;
 use super::context::Context;
@@ -53,7 +53,7 @@ pub(crate) struct FaultWord {
 /// Who may report, by the numbers that kernels are given.
 #[derive(Default)]
 struct Reporters {
-    numbers: HashMap<(&'static str, StreamId), u32>,
+    numbers: FxHashMap<(&'static str, StreamId), u32>,
     by_number: Vec<(&'static str, StreamId)>,
     /// Numbers of streams that are gone.
     free: Vec<u32>,

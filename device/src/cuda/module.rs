@@ -1,6 +1,5 @@
 //! Programs, compiled by NVRTC, kept on disk, and loaded.
 
-use std::collections::HashMap;
 use std::ffi::{CString, OsStr, c_char, c_void};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,6 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
 
 use super::call::check;
 use super::context::WARP_GROUPS;
@@ -21,7 +21,7 @@ use crate::{Error, KernelRecord, Result, Team};
 /// A program on a device.
 pub(super) struct Module {
     raw: sys::CUmodule,
-    functions: RwLock<HashMap<Box<str>, Function>>,
+    functions: RwLock<FxHashMap<Box<str>, Function>>,
 }
 
 #[derive(Clone, Copy)]

@@ -330,7 +330,7 @@ impl DriverStream {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let function = self.context.module(program)?.function(name, self.context.shared_bytes)?;
+        let function = self.context.function(program, name)?;
         let reports = args.iter().any(|arg| matches!(arg, Arg::Fault));
         let fault = reports.then(|| self.fault.argument(op, *self.reporter.get_or_init(|| id)));
         let mut params: smallvec::SmallVec<[*mut c_void; 16]> = args
@@ -380,7 +380,7 @@ impl DriverStream {
 
     /// A kernel of such a grid, and what the driver says of it; the context is current.
     pub(super) fn describe(&self, program: &'static Program, name: &str, grid: Grid) -> Result<KernelRecord> {
-        let function = self.context.module(program)?.function(name, self.context.shared_bytes)?;
+        let function = self.context.function(program, name)?;
         function.describe(name, grid)
     }
 

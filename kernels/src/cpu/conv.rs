@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 
 use super::inlined;
 use super::lanes::{Lanes, simd_for, update, with_scratch};
@@ -115,7 +115,7 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
                             Matrix::row_major(columns, n),
                         );
                         Product { m: some * taps, n, k: count, a, b, c, init: Init::Zero }.run(arch);
-                        simd_for::<T, _>(inlined!(|| add_patches(geometry, some, (y, rows), columns, image)));
+                        AddPatches { geometry, channels: some, rows: y..y + rows, columns, image }.run(arch);
                     }
                 });
             }
@@ -123,38 +123,118 @@ pub(crate) unsafe fn input_grad<T: Lanes>(
     });
 }
 
-/// Adds patches, of which each element of the window has a row in `columns`, to the channels that they were seen in.
-///
-/// # Safety
-/// The channels lie at `image`, and `columns` has the rows of as many elements of the window, `rows` rows of places wide.
-#[inline(always)]
-unsafe fn add_patches<T: Lanes>(
-    geometry: &ConvGeometry,
+/// Patches, of which each element of the window has a row in `columns`, that are added to the channels that they were seen in.
+struct AddPatches<'a, T> {
+    geometry: &'a ConvGeometry,
     channels: usize,
-    (first, rows): (usize, usize),
+    /// The rows of places.
+    rows: Range<usize>,
     columns: *const T,
     image: *mut T,
-) {
-    let ConvGeometry { image: [height, width], places, window, .. } = *geometry;
-    let [kh, kw] = window.kernel;
-    let mut row = columns;
-    for c in 0..channels {
-        for i in 0..kh {
-            let (top, bottom) = inside(i, window.along(0), height, places[0]);
-            for j in 0..kw {
-                let (left, right) = inside(j, window.along(1), width, places[1]);
-                let at = (left * window.stride[1] + j * window.dilation[1]).saturating_sub(window.padding[1]);
-                let len = right - left;
-                for y in top.max(first)..bottom.min(first + rows) {
-                    let line = y * window.stride[0] + i * window.dilation[0] - window.padding[0];
-                    // SAFETY: `inside` gives places at which the element is in the image.
+}
+
+/// The widest windows whose elements are added in registers.
+const MOST_TAPS: usize = 16;
+
+impl<T: Lanes> AddPatches<'_, T> {
+    /// # Safety
+    /// The channels lie at `image`, and `columns` has a row for each element of the window in each, as long as the rows of places.
+    unsafe fn run(self, arch: Arch) {
+        arch.dispatch(self);
+    }
+
+    /// The rows of one channel's elements of the window, and the channel.
+    #[inline(always)]
+    fn channels(&self) -> impl Iterator<Item = (*const T, *mut T)> {
+        let each = self.geometry.taps() * self.rows.len() * self.geometry.places[1];
+        let (columns, image, pixels) = (self.columns, self.image, self.geometry.pixels());
+        (0..self.channels).map(move |c| (columns.wrapping_add(c * each), image.wrapping_add(c * pixels)))
+    }
+
+    /// Each run of places onto the image.
+    #[inline(always)]
+    unsafe fn scatter(&self) {
+        let ConvGeometry { image: [height, width], places, window, .. } = *self.geometry;
+        let ([kh, kw], stride) = (window.kernel, window.stride[1] as isize);
+        for (mut row, image) in self.channels() {
+            for i in 0..kh {
+                let (top, bottom) = inside(i, window.along(0), height, places[0]);
+                for j in 0..kw {
+                    let (left, right) = inside(j, window.along(1), width, places[1]);
+                    let at =
+                        (left * window.stride[1] + j * window.dilation[1]).saturating_sub(window.padding[1]);
+                    for y in top.max(self.rows.start)..bottom.min(self.rows.end) {
+                        let line = y * window.stride[0] + i * window.dilation[0] - window.padding[0];
+                        // SAFETY: `inside` gives places at which the element is in the image.
+                        unsafe {
+                            let from = row.add((y - self.rows.start) * places[1] + left);
+                            let to = image.add(line * width + at);
+                            update((to, stride), (from, 1), right - left, T::add);
+                        }
+                    }
+                    row = row.wrapping_add(self.rows.len() * places[1]);
+                }
+            }
+        }
+    }
+
+    /// As [`scatter`](Self::scatter), in the same order for each pixel, for windows that move by one and are narrow: pixels side
+    /// by side take what they are given one after the other, and are written once.
+    #[inline(always)]
+    unsafe fn gather<S: Simd>(&self, simd: S) {
+        let ConvGeometry { image: [height, width], places, window, .. } = *self.geometry;
+        let ([kh, kw], [down, across], [above, before]) = (window.kernel, window.dilation, window.padding);
+        let (n, lanes) = (self.rows.len() * places[1], T::lanes::<S>());
+        // Those that are seen from the rows.
+        let lines = self.rows.start.saturating_sub(above)
+            ..(self.rows.end + (kh - 1) * down).saturating_sub(above).min(height);
+        for x in (0..width).step_by(lanes) {
+            let some = lanes.min(width - x);
+            let pixels = T::mask(simd, some);
+            // Which of them see each column of the window, and where in a row of places the first one would.
+            let mut seen = [(pixels, 0); MOST_TAPS];
+            for (j, seen) in seen[..kw].iter_mut().enumerate() {
+                let first = (x + before) as isize - (j * across) as isize;
+                let end = (places[1] as isize - first).clamp(0, some as isize);
+                *seen = (T::mask_of(simd, (-first).clamp(0, end) as usize..end as usize), first);
+            }
+            for (columns, image) in self.channels() {
+                for line in lines.clone() {
+                    let to = image.wrapping_add(line * width + x);
+                    // SAFETY: these pixels are in the image, and so many places in the rows.
                     unsafe {
-                        let from = row.add((y - first) * places[1] + left);
-                        let to = image.add((c * height + line) * width + at);
-                        update((to, window.stride[1] as isize), (from, 1), len, T::add);
+                        let mut sum = T::load_masked(simd, pixels, to);
+                        for i in 0..kh {
+                            let Some(y) = (line + above).checked_sub(i * down) else { break };
+                            if !self.rows.contains(&y) {
+                                continue;
+                            }
+                            let row = columns.wrapping_add(i * kw * n + (y - self.rows.start) * places[1]);
+                            for (j, &(seen, first)) in seen[..kw].iter().enumerate() {
+                                let from = row.wrapping_add(j * n).wrapping_offset(first);
+                                sum = T::add_masked(simd, seen, sum, T::load_masked(simd, seen, from));
+                            }
+                        }
+                        T::store_masked(simd, pixels, to, sum);
                     }
                 }
-                row = row.wrapping_add(rows * places[1]);
+            }
+        }
+    }
+}
+
+impl<T: Lanes> WithSimd for AddPatches<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let window = &self.geometry.window;
+        // SAFETY: the promise of `run`.
+        unsafe {
+            if window.stride == [1, 1] && window.kernel[1] <= MOST_TAPS {
+                self.gather(simd);
+            } else {
+                self.scatter();
             }
         }
     }
@@ -260,6 +340,58 @@ unsafe fn join_partials<T: Lanes>(geometry: &ConvGeometry, partials: usize, sums
             let from = Matrix::row_major(sums.add(group * k * count), count).t();
             let to = Matrix::row_major(filters.add(group * k * count), k);
             copy_matrix(Arch::new(), count, k, from, to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::window::Window;
+
+    /// What the channels are by either way, from rows `rows` of the places on, as bits.
+    fn both_ways<T: Lanes + Into<f64>>(geometry: &ConvGeometry, rows: Range<usize>) -> [Vec<u64>; 2] {
+        let value =
+            |i: usize| T::from_f64(if i % 7 == 0 { -0.0 } else { ((i * 37 + 11) % 101) as f64 / 7.0 - 6.0 });
+        let columns: Vec<T> = (0..geometry.filter() * rows.len() * geometry.places[1]).map(value).collect();
+        [true, false].map(|gathers| {
+            let mut image: Vec<T> = (0..geometry.channels * geometry.pixels()).map(value).collect();
+            let patches = AddPatches {
+                geometry,
+                channels: geometry.channels,
+                rows: rows.clone(),
+                columns: columns.as_ptr(),
+                image: image.as_mut_ptr(),
+            };
+            // SAFETY: there are as many pixels and places.
+            unsafe { if gathers { patches.run(Arch::new()) } else { patches.scatter() } };
+            image.into_iter().map(|x| x.into().to_bits()).collect()
+        })
+    }
+
+    #[test]
+    fn pixels_add_up_what_they_are_given_in_one_order() {
+        let sizes: [([usize; 2], [usize; 2]); 5] =
+            [([5, 5], [14, 14]), ([3, 3], [9, 37]), ([1, 1], [2, 16]), ([2, 16], [7, 40]), ([4, 3], [4, 3])];
+        for (kernel, image) in sizes {
+            for (padding, dilation) in
+                [([0, 0], [1, 1]), ([2, 1], [1, 1]), ([5, 7], [2, 3]), ([1, 4], [1, 2])]
+            {
+                let place = |axis: usize| -> Option<usize> {
+                    (image[axis] + 2 * padding[axis]).checked_sub(dilation[axis] * (kernel[axis] - 1) + 1)
+                };
+                let (Some(y), Some(x)) = (place(0), place(1)) else { continue };
+                let window = Window { kernel, stride: [1, 1], padding, dilation };
+                let places = [y + 1, x + 1];
+                let geometry =
+                    ConvGeometry { images: 1, groups: 1, channels: 2, filters: 1, image, places, window };
+                for rows in [0..y + 1, 0..1, y / 2..y + 1, y..y + 1] {
+                    let [gathered, scattered] = both_ways::<f32>(&geometry, rows.clone());
+                    assert_eq!(gathered, scattered, "{geometry:?}, rows {rows:?}");
+                    let [gathered, scattered] = both_ways::<f64>(&geometry, rows.clone());
+                    assert_eq!(gathered, scattered, "{geometry:?}, rows {rows:?}");
+                }
+            }
         }
     }
 }

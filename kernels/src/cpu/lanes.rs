@@ -1,6 +1,7 @@
 //! Vectors of `f32` and `f64` under one name, fast transposition, and scratch memory.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use pulp::{Arch, MemMask, Simd, WithSimd};
@@ -45,8 +46,20 @@ pub(crate) trait Lanes: Real + Scratch {
         b: Self::Vector<S>,
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
+    /// The elements of a range.
+    fn mask_of<S: Simd>(simd: S, range: Range<usize>) -> Self::Mask<S>;
     /// The first `n` elements.
-    fn mask<S: Simd>(simd: S, n: usize) -> Self::Mask<S>;
+    #[inline(always)]
+    fn mask<S: Simd>(simd: S, n: usize) -> Self::Mask<S> {
+        Self::mask_of(simd, 0..n)
+    }
+    /// `a + b` where the mask is, else `a`.
+    fn add_masked<S: Simd>(
+        simd: S,
+        mask: Self::Mask<S>,
+        a: Self::Vector<S>,
+        b: Self::Vector<S>,
+    ) -> Self::Vector<S>;
     /// # Safety
     /// All elements at `from` can be read.
     #[inline(always)]
@@ -120,8 +133,14 @@ macro_rules! vectors {
             simd.$select(simd.$less(a, b), yes, no)
         }
         #[inline(always)]
-        fn mask<S: Simd>(simd: S, n: usize) -> S::$mask {
-            simd.$between(0, n as _).mask()
+        fn mask_of<S: Simd>(simd: S, range: Range<usize>) -> S::$mask {
+            // It has no such mask for ranges that are empty behind all elements.
+            let range = if range.is_empty() { 0..0 } else { range };
+            simd.$between(range.start as _, range.end as _).mask()
+        }
+        #[inline(always)]
+        fn add_masked<S: Simd>(simd: S, mask: S::$mask, a: S::$vector, b: S::$vector) -> S::$vector {
+            simd.$select(mask, Self::v_add(simd, a, b), a)
         }
         #[inline(always)]
         unsafe fn load_masked<S: Simd>(simd: S, mask: S::$mask, from: *const Self) -> S::$vector {

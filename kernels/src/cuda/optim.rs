@@ -102,7 +102,7 @@ pub(crate) fn step<'a>(
     form: Form,
     formula: &Formula,
     numbers: &StepNumbers,
-    tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])>,
+    tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])> + Clone,
 ) -> Result<()> {
     let StepNumbers { numbers, flags } = *numbers;
     let numbers = numbers.map(|number| number_bits(form.dtype, number));
@@ -141,34 +141,34 @@ impl Kernels {
     fn run<'a, const N: usize>(
         &self,
         queue: &Queue<'_>,
-        tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])>,
+        tensors: impl Iterator<Item = (&'a Stepped, [Address; OPERANDS])> + Clone,
     ) -> Result<()> {
-        let strided = format!("{}_strided_{}", self.name, self.form.stored);
         // It follows the last state.
         let place = |k| if self.form.has_last() && k + 1 == N { ROUNDED } else { k };
         let first = |all: &[Address; OPERANDS]| -> [Address; N] { std::array::from_fn(|k| all[place(k)]) };
-        let (dense, others): (Vec<_>, Vec<_>) = tensors.partition(|(stepped, _)| stepped.is_dense());
-        for (Stepped { loops, .. }, operands) in
-            others.iter().filter(|(stepped, _)| stepped.loops.elements > 0)
-        {
+        let alone = |(stepped, _): &(&Stepped, _)| !stepped.is_dense() && stepped.loops.elements > 0;
+        for (Stepped { loops, .. }, operands) in tensors.clone().filter(alone) {
             let walk = Walk::of(queue.op(), loops)?;
-            let one = One(first(operands).map(|at| at.0.addr() as u64));
+            let one = One(first(&operands).map(|at| at.0.addr() as u64));
             let args = [one.arg(), self.numbers.arg(), walk.arg()];
+            let kernel = self.kernel("_strided");
             // SAFETY: the kernel takes these arguments, and the walk is that of the operands.
-            unsafe { queue.kernel(self.program, &strided, walk.grid(queue, 1), &args)? };
+            unsafe { queue.kernel(self.program, &kernel, walk.grid(queue, 1), &args)? };
         }
-        let tensor = |(stepped, operands): &(&Stepped, _)| {
-            Tensor::<N>::with_parts(first(operands), stepped.loops.elements)
-        };
-        Table::each(dense.iter().map(tensor), |table| self.run_table(queue, table))
+        let dense = tensors.filter(|(stepped, _)| stepped.is_dense());
+        let tensors = dense
+            .map(|(stepped, operands)| Tensor::<N>::with_parts(first(&operands), stepped.loops.elements));
+        let kernel = self.kernel(if self.form.adds { "_sum" } else { "" });
+        Table::each(tensors, |table| {
+            let grid = blocks(queue, u64::from(table.parts), THREADS);
+            // SAFETY: the kernel takes these arguments, and the table names the operands' elements.
+            unsafe { queue.kernel(self.program, &kernel, grid, &[table.arg(), self.numbers.arg()]) }
+        })
     }
 
-    fn run_table<const N: usize>(&self, queue: &Queue<'_>, table: &Table<Tensor<N>>) -> Result<()> {
-        let kernel =
-            format!("{}{}_{}", self.name, if self.form.adds { "_sum" } else { "" }, self.form.stored);
-        let grid = blocks(queue, u64::from(table.parts), THREADS);
-        // SAFETY: the kernel takes these arguments, and the table names the operands' elements.
-        unsafe { queue.kernel(self.program, &kernel, grid, &[table.arg(), self.numbers.arg()]) }
+    /// The name of the kernel of this kind.
+    fn kernel(&self, kind: &str) -> String {
+        [&self.name, kind, "_", self.form.stored.name()].concat()
     }
 }
 

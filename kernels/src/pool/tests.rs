@@ -4,6 +4,7 @@ use device::Error;
 
 use super::*;
 use crate::testing::{Array, bits, cpu, values, values_f32};
+use crate::view::{Dst, Src};
 
 const fn window(kernel: usize, stride: usize, padding: usize, dilation: usize) -> Window {
     Window { kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 2], dilation: [dilation; 2] }
@@ -102,30 +103,48 @@ fn the_first_maximum_wins_and_nan_comes_through() {
 #[test]
 fn gradients_go_to_the_maxima_and_come_back() {
     let stream = cpu(1).default_stream();
-    let case = &MAX[3];
-    let (window, [count, h, w], [oh, ow]) = *case;
-    let places = count * oh * ow;
-    let (_, taps) = max_plainly(&hard_values(1, count * h * w), case);
-    let taps: Vec<u8> = taps.into_iter().map(|tap| tap as u8).collect();
-    let index = Array::new(&stream, &taps, &[count, oh, ow]);
-    let (g, x) = (values(2, places), values(3, count * h * w));
-    let (mut grad, mut picked) = (vec![0.0; count * h * w], vec![]);
-    for (place, &tap) in taps.iter().enumerate() {
-        let (plane, y, column) = (place / (oh * ow), place / ow % oh, place % ow);
-        let row = y * window.stride[0] + usize::from(tap) / window.kernel[1] - window.padding[0];
-        let at = column * window.stride[1] + usize::from(tap) % window.kernel[1] - window.padding[1];
-        let pixel = (plane * h + row) * w + at;
-        grad[pixel] += g[place];
-        picked.push(x[pixel]);
+    for case in MAX {
+        let (window, [count, h, w], [oh, ow]) = *case;
+        let (size, places) = (count * h * w, count * oh * ow);
+        let (_, taps) = max_plainly(&hard_values(1, size), case);
+        // Zeros of both signs are among them.
+        let signed = |seed, len| -> Vec<f32> {
+            let rounded = |x: f32| (x * 1.5).round() / 3.0;
+            values_f32(seed, len).into_iter().map(rounded).collect()
+        };
+        let (g, x) = (signed(2, places), signed(3, size));
+        let (mut grad, mut masked, mut picked) = (vec![0.0; size], vec![0.0; size], vec![]);
+        for (place, &tap) in taps.iter().enumerate() {
+            let (plane, y, column) = (place / (oh * ow), place / ow % oh, place % ow);
+            let row = y * window.stride[0] + tap as usize / window.kernel[1] - window.padding[0];
+            let at = column * window.stride[1] + tap as usize % window.kernel[1] - window.padding[1];
+            let pixel = (plane * h + row) * w + at;
+            grad[pixel] += g[place];
+            masked[pixel] += if x[pixel] > 0.0 { g[place] } else { 0.0 };
+            picked.push(x[pixel]);
+        }
+        let dtype = max_pool2d_index_dtype(&window);
+        let [images, smaller] = [[count, h, w], [count, oh, ow]];
+        let (g_array, x_array) = (Array::new(&stream, &g, &smaller), Array::new(&stream, &x, &images));
+        let (to_x, to_g) =
+            (Array::full(&stream, f32::NAN, &images), Array::full(&stream, f32::NAN, &smaller));
+        let bytes: Vec<u8> = taps.iter().map(|&tap| tap as u8).collect();
+        let (wide, narrow) = (Array::new(&stream, &taps, &smaller), Array::new(&stream, &bytes, &smaller));
+        let (index, at) = match dtype {
+            DType::U8 => (narrow.view(), bytes.as_ptr()),
+            _ => (wide.view(), taps.as_ptr().cast()),
+        };
+        max_pool2d_grad(&stream, g_array.view(), index, window, to_x.view()).expect("a launch");
+        max_pool2d_pick(&stream, x_array.view(), index, window, to_g.view()).expect("a launch");
+        assert_eq!(bits(&to_x.to_vec()), bits(&grad), "{case:?}");
+        assert_eq!(bits(&to_g.to_vec()), bits(&picked), "{case:?}");
+        let how = (Planes { count, image: [h, w], places: [oh, ow] }, window);
+        let mut out = vec![f32::NAN; size];
+        let operands = (Dst(out.as_mut_ptr()), Src(g.as_ptr()), Src(at));
+        // SAFETY: there are as many elements of each, and the index is of its type.
+        unsafe { cpu::max_grad(&how, dtype, &None, operands, Some(Src(x.as_ptr()))) };
+        assert_eq!(bits(&out), bits(&masked), "{case:?}");
     }
-    let g = Array::new(&stream, &g, &[count, oh, ow]);
-    let x = Array::new(&stream, &x, &[count, h, w]);
-    let (to_x, to_g) =
-        (Array::full(&stream, f64::NAN, &[count, h, w]), Array::full(&stream, f64::NAN, &[count, oh, ow]));
-    max_pool2d_grad(&stream, g.view(), index.view(), window, to_x.view()).expect("a launch");
-    max_pool2d_pick(&stream, x.view(), index.view(), window, to_g.view()).expect("a launch");
-    assert_eq!(to_x.to_vec(), grad);
-    assert_eq!(to_g.to_vec(), picked);
 }
 
 #[test]

@@ -141,12 +141,15 @@ fn join_lanes<T: Number, F: Fold<T>>(fold: F, lanes: usize, width: usize, acc: &
 #[inline(always)]
 fn fold_block<T: Number, F: Fold<T>>(fold: F, x: &[T]) -> T {
     let mut acc = [fold.empty(); LANES];
-    // The lanes stay in memory: loops of unknown length become vector code at little cost to the compiler.
-    let lanes = lanes_for(x.len());
-    for x in x.chunks(lanes) {
-        join_each(fold, &mut acc[..lanes], x);
+    // Rows of a known length keep the lanes in registers.
+    let (rows, rest) = x.as_chunks::<LANES>();
+    for row in rows {
+        for (a, &x) in acc.iter_mut().zip(row) {
+            *a = fold.join(*a, x);
+        }
     }
-    join_lanes(fold, lanes, 1, &mut acc);
+    join_each(fold, &mut acc, rest);
+    join_lanes(fold, lanes_for(x.len()), 1, &mut acc);
     acc[0]
 }
 

@@ -116,8 +116,9 @@ fn gradients_go_to_the_maxima_and_come_back() {
         let (mut grad, mut masked, mut picked) = (vec![0.0; size], vec![0.0; size], vec![]);
         for (place, &tap) in taps.iter().enumerate() {
             let (plane, y, column) = (place / (oh * ow), place / ow % oh, place % ow);
-            let row = y * window.stride[0] + tap as usize / window.kernel[1] - window.padding[0];
-            let at = column * window.stride[1] + tap as usize % window.kernel[1] - window.padding[1];
+            let (i, j) = (tap as usize / window.kernel[1], tap as usize % window.kernel[1]);
+            let row = y * window.stride[0] + i * window.dilation[0] - window.padding[0];
+            let at = column * window.stride[1] + j * window.dilation[1] - window.padding[1];
             let pixel = (plane * h + row) * w + at;
             grad[pixel] += g[place];
             masked[pixel] += if x[pixel] > 0.0 { g[place] } else { 0.0 };

@@ -168,7 +168,8 @@ impl<T: Lanes> AddPatches<'_, T> {
                         // SAFETY: `inside` gives places at which the element is in the image.
                         unsafe {
                             let from = row.add((y - self.rows.start) * places[1] + left);
-                            let to = image.add(line * width + at);
+                            // A run of no places may be beyond the line.
+                            let to = image.wrapping_add(line * width + at);
                             update((to, stride), (from, 1), right - left, T::add);
                         }
                     }
@@ -178,45 +179,42 @@ impl<T: Lanes> AddPatches<'_, T> {
         }
     }
 
-    /// As [`scatter`](Self::scatter), in the same order for each pixel, for windows that move by one and are narrow: pixels side
-    /// by side take what they are given one after the other, and are written once.
+    /// As [`scatter`](Self::scatter), in the same order for each pixel, for dense windows on images no wider than a vector: the
+    /// pixels of a row take what they are given one after the other, and are written once.
     #[inline(always)]
     unsafe fn gather<S: Simd>(&self, simd: S) {
         let ConvGeometry { image: [height, width], places, window, .. } = *self.geometry;
-        let ([kh, kw], [down, across], [above, before]) = (window.kernel, window.dilation, window.padding);
-        let (n, lanes) = (self.rows.len() * places[1], T::lanes::<S>());
+        let ([kh, kw], [above, before]) = (window.kernel, window.padding);
+        let n = self.rows.len() * places[1];
         // Those that are seen from the rows.
-        let lines = self.rows.start.saturating_sub(above)
-            ..(self.rows.end + (kh - 1) * down).saturating_sub(above).min(height);
-        for x in (0..width).step_by(lanes) {
-            let some = lanes.min(width - x);
-            let pixels = T::mask(simd, some);
-            // Which of them see each column of the window, and where in a row of places the first one would.
-            let mut seen = [(pixels, 0); MOST_TAPS];
-            for (j, seen) in seen[..kw].iter_mut().enumerate() {
-                let first = (x + before) as isize - (j * across) as isize;
-                let end = (places[1] as isize - first).clamp(0, some as isize);
-                *seen = (T::mask_of(simd, (-first).clamp(0, end) as usize..end as usize), first);
-            }
-            for (columns, image) in self.channels() {
-                for line in lines.clone() {
-                    let to = image.wrapping_add(line * width + x);
-                    // SAFETY: these pixels are in the image, and so many places in the rows.
-                    unsafe {
-                        let mut sum = T::load_masked(simd, pixels, to);
-                        for i in 0..kh {
-                            let Some(y) = (line + above).checked_sub(i * down) else { break };
-                            if !self.rows.contains(&y) {
-                                continue;
-                            }
-                            let row = columns.wrapping_add(i * kw * n + (y - self.rows.start) * places[1]);
-                            for (j, &(seen, first)) in seen[..kw].iter().enumerate() {
-                                let from = row.wrapping_add(j * n).wrapping_offset(first);
-                                sum = T::add_masked(simd, seen, sum, T::load_masked(simd, seen, from));
-                            }
+        let lines =
+            self.rows.start.saturating_sub(above)..(self.rows.end + kh - 1).saturating_sub(above).min(height);
+        let pixels = T::mask(simd, width);
+        // Which of them see each column of the window, and where in a row of places the first one would.
+        let mut seen = [(pixels, 0); MOST_TAPS];
+        for (j, seen) in seen[..kw].iter_mut().enumerate() {
+            let first = before as isize - j as isize;
+            let end = (places[1] as isize - first).clamp(0, width as isize);
+            *seen = (T::mask_of(simd, (-first).clamp(0, end) as usize..end as usize), first);
+        }
+        for (columns, image) in self.channels() {
+            for line in lines.clone() {
+                let to = image.wrapping_add(line * width);
+                // SAFETY: these pixels are in the image, and so many places in the rows.
+                unsafe {
+                    let mut sum = T::load_masked(simd, pixels, to);
+                    for i in 0..kh {
+                        let Some(y) = (line + above).checked_sub(i) else { break };
+                        if !self.rows.contains(&y) {
+                            continue;
                         }
-                        T::store_masked(simd, pixels, to, sum);
+                        let row = columns.wrapping_add(i * kw * n + (y - self.rows.start) * places[1]);
+                        for (j, &(seen, first)) in seen[..kw].iter().enumerate() {
+                            let from = row.wrapping_add(j * n).wrapping_offset(first);
+                            sum = T::add_masked(simd, seen, sum, T::load_masked(simd, seen, from));
+                        }
                     }
+                    T::store_masked(simd, pixels, to, sum);
                 }
             }
         }
@@ -228,10 +226,12 @@ impl<T: Lanes> WithSimd for AddPatches<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let window = &self.geometry.window;
+        let ConvGeometry { window, image: [_, width], .. } = self.geometry;
+        let is_dense = window.stride == [1, 1] && window.dilation == [1, 1];
         // SAFETY: the promise of `run`.
         unsafe {
-            if window.stride == [1, 1] && window.kernel[1] <= MOST_TAPS {
+            // Longer runs are whole vectors, mostly.
+            if is_dense && window.kernel[1] <= MOST_TAPS && *width <= T::lanes::<S>() {
                 self.gather(simd);
             } else {
                 self.scatter();
@@ -351,8 +351,9 @@ mod tests {
 
     /// What the channels are by either way, from rows `rows` of the places on, as bits.
     fn both_ways<T: Lanes + Into<f64>>(geometry: &ConvGeometry, rows: Range<usize>) -> [Vec<u64>; 2] {
-        let value =
-            |i: usize| T::from_f64(if i % 7 == 0 { -0.0 } else { ((i * 37 + 11) % 101) as f64 / 7.0 - 6.0 });
+        let value = |i: usize| {
+            T::from_f64(if i.is_multiple_of(7) { -0.0 } else { ((i * 37 + 11) % 101) as f64 / 7.0 - 6.0 })
+        };
         let columns: Vec<T> = (0..geometry.filter() * rows.len() * geometry.places[1]).map(value).collect();
         [true, false].map(|gathers| {
             let mut image: Vec<T> = (0..geometry.channels * geometry.pixels()).map(value).collect();
@@ -371,26 +372,40 @@ mod tests {
 
     #[test]
     fn pixels_add_up_what_they_are_given_in_one_order() {
-        let sizes: [([usize; 2], [usize; 2]); 5] =
-            [([5, 5], [14, 14]), ([3, 3], [9, 37]), ([1, 1], [2, 16]), ([2, 16], [7, 40]), ([4, 3], [4, 3])];
-        for (kernel, image) in sizes {
-            for (padding, dilation) in
-                [([0, 0], [1, 1]), ([2, 1], [1, 1]), ([5, 7], [2, 3]), ([1, 4], [1, 2])]
-            {
-                let place = |axis: usize| -> Option<usize> {
-                    (image[axis] + 2 * padding[axis]).checked_sub(dilation[axis] * (kernel[axis] - 1) + 1)
-                };
-                let (Some(y), Some(x)) = (place(0), place(1)) else { continue };
-                let window = Window { kernel, stride: [1, 1], padding, dilation };
-                let places = [y + 1, x + 1];
-                let geometry =
-                    ConvGeometry { images: 1, groups: 1, channels: 2, filters: 1, image, places, window };
-                for rows in [0..y + 1, 0..1, y / 2..y + 1, y..y + 1] {
-                    let [gathered, scattered] = both_ways::<f32>(&geometry, rows.clone());
-                    assert_eq!(gathered, scattered, "{geometry:?}, rows {rows:?}");
-                    let [gathered, scattered] = both_ways::<f64>(&geometry, rows.clone());
-                    assert_eq!(gathered, scattered, "{geometry:?}, rows {rows:?}");
-                }
+        let sizes: [([usize; 2], [usize; 2]); 6] = [
+            ([5, 5], [14, 14]),
+            ([3, 5], [9, 7]),
+            ([3, 3], [9, 37]),
+            ([1, 1], [2, 16]),
+            ([2, 16], [7, 40]),
+            ([4, 3], [4, 3]),
+        ];
+        // Of padding and dilation, and how many places there could be beyond those that there are.
+        let others = [
+            ([0, 0], [1, 1], 0),
+            ([2, 1], [1, 1], 1),
+            ([5, 7], [1, 1], 0),
+            ([5, 7], [2, 3], 0),
+            ([1, 4], [1, 2], 1),
+        ];
+        for ((kernel, image), (padding, dilation, fewer)) in
+            sizes.into_iter().flat_map(|size| others.map(|other| (size, other)))
+        {
+            let places = |axis: usize| -> Option<usize> {
+                let last =
+                    (image[axis] + 2 * padding[axis]).checked_sub(dilation[axis] * (kernel[axis] - 1) + 1);
+                last.and_then(|last| (last + 1).checked_sub(fewer)).filter(|&places| places > 0)
+            };
+            let (Some(height), Some(width)) = (places(0), places(1)) else { continue };
+            let window = Window { kernel, stride: [1, 1], padding, dilation };
+            let places = [height, width];
+            let geometry =
+                ConvGeometry { images: 1, groups: 1, channels: 2, filters: 1, image, places, window };
+            for rows in [0..height, 0..1, height / 2..height, height - 1..height] {
+                let [gathered, scattered] = both_ways::<f32>(&geometry, rows.clone());
+                assert_eq!(gathered, scattered, "{geometry:?}, rows {rows:?}");
+                let [gathered, scattered] = both_ways::<f64>(&geometry, rows.clone());
+                assert_eq!(gathered, scattered, "{geometry:?}, rows {rows:?}");
             }
         }
     }

@@ -307,7 +307,7 @@ struct Sweep<'a> {
 }
 
 const NONE: usize = usize::MAX;
-/// For how many nodes there is room from the first on: growing is what takes small passes long.
+/// For how many nodes there is room from the first on, so that small passes allocate once.
 const FEW: usize = 32;
 
 /// The gradients that are not passed on yet: few at a time, however large the graph is.

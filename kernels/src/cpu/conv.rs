@@ -21,6 +21,8 @@ use crate::window::inside;
 const PLACES: usize = 1024;
 /// Elements of the products whose elements are added to the images, at a time.
 const COLUMNS: usize = 1 << 15;
+/// The widest windows whose elements are added in registers.
+const MOST_TAPS: usize = 16;
 /// Elements of all partial sums of the filters' gradient, and the most that there are for each.
 const PARTIALS: usize = 1 << 20;
 const MOST_PARTIALS: usize = 8;
@@ -133,9 +135,6 @@ struct AddPatches<'a, T> {
     image: *mut T,
 }
 
-/// The widest windows whose elements are added in registers.
-const MOST_TAPS: usize = 16;
-
 impl<T: Lanes> AddPatches<'_, T> {
     /// # Safety
     /// The channels lie at `image`, and `columns` has a row for each element of the window in each, as long as the rows of places.
@@ -152,6 +151,9 @@ impl<T: Lanes> AddPatches<'_, T> {
     }
 
     /// Each run of places onto the image.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
     #[inline(always)]
     unsafe fn scatter(&self) {
         let ConvGeometry { image: [height, width], places, window, .. } = *self.geometry;
@@ -181,6 +183,9 @@ impl<T: Lanes> AddPatches<'_, T> {
 
     /// As [`scatter`](Self::scatter), in the same order for each pixel, for dense windows on images no wider than a vector: the
     /// pixels of a row take what they are given one after the other, and are written once.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run).
     #[inline(always)]
     unsafe fn gather<S: Simd>(&self, simd: S) {
         let ConvGeometry { image: [height, width], places, window, .. } = *self.geometry;

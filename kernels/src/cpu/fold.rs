@@ -144,9 +144,7 @@ fn fold_block<T: Number, F: Fold<T>>(fold: F, x: &[T]) -> T {
     // Rows of a known length keep the lanes in registers.
     let (rows, rest) = x.as_chunks::<LANES>();
     for row in rows {
-        for (a, &x) in acc.iter_mut().zip(row) {
-            *a = fold.join(*a, x);
-        }
+        join_each(fold, &mut acc, row);
     }
     join_each(fold, &mut acc, rest);
     join_lanes(fold, lanes_for(x.len()), 1, &mut acc);

@@ -1,8 +1,9 @@
 //! Pooling at ties, NaN, infinities and edges, and against plain loops.
 
-use device::Error;
+use device::{Element, Error};
 
 use super::*;
+use crate::cpu::lanes::Lanes;
 use crate::testing::{Array, bits, cpu, values, values_f32};
 use crate::view::{Dst, Src};
 
@@ -102,50 +103,55 @@ fn the_first_maximum_wins_and_nan_comes_through() {
 
 #[test]
 fn gradients_go_to_the_maxima_and_come_back() {
-    let stream = cpu(1).default_stream();
     for case in MAX {
-        let (window, [count, h, w], [oh, ow]) = *case;
-        let (size, places) = (count * h * w, count * oh * ow);
-        let (_, taps) = max_plainly(&hard_values(1, size), case);
-        // Zeros of both signs are among them.
-        let signed = |seed, len| -> Vec<f32> {
-            let rounded = |x: f32| (x * 1.5).round() / 3.0;
-            values_f32(seed, len).into_iter().map(rounded).collect()
-        };
-        let (g, x) = (signed(2, places), signed(3, size));
-        let (mut grad, mut masked, mut picked) = (vec![0.0; size], vec![0.0; size], vec![]);
-        for (place, &tap) in taps.iter().enumerate() {
-            let (plane, y, column) = (place / (oh * ow), place / ow % oh, place % ow);
-            let (i, j) = (tap as usize / window.kernel[1], tap as usize % window.kernel[1]);
-            let row = y * window.stride[0] + i * window.dilation[0] - window.padding[0];
-            let at = column * window.stride[1] + j * window.dilation[1] - window.padding[1];
-            let pixel = (plane * h + row) * w + at;
-            grad[pixel] += g[place];
-            masked[pixel] += if x[pixel] > 0.0 { g[place] } else { 0.0 };
-            picked.push(x[pixel]);
-        }
-        let dtype = max_pool2d_index_dtype(&window);
-        let [images, smaller] = [[count, h, w], [count, oh, ow]];
-        let (g_array, x_array) = (Array::new(&stream, &g, &smaller), Array::new(&stream, &x, &images));
-        let (to_x, to_g) =
-            (Array::full(&stream, f32::NAN, &images), Array::full(&stream, f32::NAN, &smaller));
-        let bytes: Vec<u8> = taps.iter().map(|&tap| tap as u8).collect();
-        let (wide, narrow) = (Array::new(&stream, &taps, &smaller), Array::new(&stream, &bytes, &smaller));
-        let (index, at) = match dtype {
-            DType::U8 => (narrow.view(), bytes.as_ptr()),
-            _ => (wide.view(), taps.as_ptr().cast()),
-        };
-        max_pool2d_grad(&stream, g_array.view(), index, window, to_x.view()).expect("a launch");
-        max_pool2d_pick(&stream, x_array.view(), index, window, to_g.view()).expect("a launch");
-        assert_eq!(bits(&to_x.to_vec()), bits(&grad), "{case:?}");
-        assert_eq!(bits(&to_g.to_vec()), bits(&picked), "{case:?}");
-        let how = (Planes { count, image: [h, w], places: [oh, ow] }, window);
-        let mut out = vec![f32::NAN; size];
-        let operands = (Dst(out.as_mut_ptr()), Src(g.as_ptr()), Src(at));
-        // SAFETY: there are as many elements of each, and the index is of its type.
-        unsafe { cpu::max_grad(&how, dtype, &None, operands, Some(Src(x.as_ptr()))) };
-        assert_eq!(bits(&out), bits(&masked), "{case:?}");
+        check_gradients::<f32>(case);
+        check_gradients::<f64>(case);
     }
+}
+
+fn check_gradients<T: Element + Lanes + Into<f64>>(case: &(Window, [usize; 3], [usize; 2])) {
+    let stream = cpu(1).default_stream();
+    let (window, [count, h, w], [oh, ow]) = *case;
+    let (size, places) = (count * h * w, count * oh * ow);
+    let (_, taps) = max_plainly(&hard_values(1, size), case);
+    // Zeros of both signs are among them.
+    let signed = |seed, len| -> Vec<T> {
+        values(seed, len).into_iter().map(|x| T::from_f64((x * 1.5).round() / 3.0)).collect()
+    };
+    let (g, x) = (signed(2, places), signed(3, size));
+    let (mut grad, mut masked, mut picked) = (vec![T::ZERO; size], vec![T::ZERO; size], vec![]);
+    for (place, &tap) in taps.iter().enumerate() {
+        let (plane, y, column) = (place / (oh * ow), place / ow % oh, place % ow);
+        let (i, j) = (tap as usize / window.kernel[1], tap as usize % window.kernel[1]);
+        let row = y * window.stride[0] + i * window.dilation[0] - window.padding[0];
+        let at = column * window.stride[1] + j * window.dilation[1] - window.padding[1];
+        let pixel = (plane * h + row) * w + at;
+        grad[pixel] = grad[pixel].add(g[place]);
+        masked[pixel] = masked[pixel].add(if x[pixel] > T::ZERO { g[place] } else { T::ZERO });
+        picked.push(x[pixel]);
+    }
+    let dtype = max_pool2d_index_dtype(&window);
+    let [images, smaller] = [[count, h, w], [count, oh, ow]];
+    let (g_array, x_array) = (Array::new(&stream, &g, &smaller), Array::new(&stream, &x, &images));
+    let nan = T::from_f64(f64::NAN);
+    let (to_x, to_g) = (Array::full(&stream, nan, &images), Array::full(&stream, nan, &smaller));
+    let bytes: Vec<u8> = taps.iter().map(|&tap| tap as u8).collect();
+    let (wide, narrow) = (Array::new(&stream, &taps, &smaller), Array::new(&stream, &bytes, &smaller));
+    let (index, at) = match dtype {
+        DType::U8 => (narrow.view(), bytes.as_ptr()),
+        _ => (wide.view(), taps.as_ptr().cast()),
+    };
+    max_pool2d_grad(&stream, g_array.view(), index, window, to_x.view()).expect("a launch");
+    max_pool2d_pick(&stream, x_array.view(), index, window, to_g.view()).expect("a launch");
+    let bits = |x: Vec<T>| -> Vec<u64> { x.into_iter().map(|x| x.into().to_bits()).collect() };
+    assert_eq!(bits(to_x.to_vec()), bits(grad), "{case:?}");
+    assert_eq!(bits(to_g.to_vec()), bits(picked), "{case:?}");
+    let how = (Planes { count, image: [h, w], places: [oh, ow] }, window);
+    let mut out = vec![nan; size];
+    let operands = (Dst(out.as_mut_ptr()), Src(g.as_ptr()), Src(at));
+    // SAFETY: there are as many elements of each, and the index is of its type.
+    unsafe { cpu::max_grad(&how, dtype, &None, operands, Some(Src(x.as_ptr()))) };
+    assert_eq!(bits(out), bits(masked), "{case:?}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
 
+use super::few;
 use super::inlined;
 use super::lanes::{Lanes, simd_for, update, with_scratch};
 use super::patches::{lies_well, run_in_place, with_patches, with_patches_in_place};
@@ -299,10 +300,16 @@ unsafe fn add_images<T: Lanes>(
         // SAFETY: the rows are there.
         return unsafe { std::slice::from_raw_parts_mut(c.ptr, m * count).fill(T::ZERO) };
     }
-    let parts = these.enumerate().map(|(i, image)| {
+    let images = these.map(|image| {
         let block = image * groups + group;
-        let from = images.at((block * channels * size) as isize);
-        let g = Matrix::row_major(results.at((block * count * places) as isize).cast_mut(), places).t();
+        (images.at((block * channels * size) as isize), results.at((block * count * places) as isize))
+    });
+    if few::pays(geometry) {
+        // SAFETY: the caller's promise.
+        return unsafe { few::add_images(geometry, images, rows, sums) };
+    }
+    let parts = images.enumerate().map(|(i, (from, results))| {
+        let g = Matrix::row_major(results.cast_mut(), places).t();
         (from, g, if i == 0 { Init::Zero } else { Init::Existing })
     });
     if geometry.is_pointwise() {

@@ -15,6 +15,7 @@ pub(crate) mod copy;
 pub(crate) mod depthwise;
 pub(crate) mod elementwise;
 pub(crate) mod embedding_bag;
+mod few;
 pub(crate) mod fold;
 pub(crate) mod half;
 pub(crate) mod image;

@@ -15,6 +15,18 @@ pub(crate) struct Patches<T> {
     lie: Lie,
 }
 
+impl<T> Patches<T> {
+    /// Where an element of the window (channel, row and column) is at the first place.
+    pub(super) fn element(&self, element: [usize; 3]) -> *const T {
+        self.image.wrapping_add(self.lie.element(element))
+    }
+
+    /// How far it is to what the same element sees at the next row of places.
+    pub(super) fn down(&self) -> usize {
+        self.lie.window.stride[0] * self.lie.row
+    }
+}
+
 /// How the image of patches lies.
 #[derive(Clone, Copy)]
 struct Lie {

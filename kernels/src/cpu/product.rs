@@ -647,9 +647,9 @@ impl<T: Lanes, S: Simd, A: Left<T>, B: Right<T>, const WIDE: bool, const MASKED:
     }
 }
 
-// Calls `f` with 0..N, written out: the compiler unrolls a loop too late to keep the arrays in registers.
+/// Calls `f` with 0..N, written out: the compiler unrolls a loop too late to keep the arrays in registers.
 #[inline(always)]
-fn each<const N: usize>(mut f: impl FnMut(usize)) {
+pub(super) fn each<const N: usize>(mut f: impl FnMut(usize)) {
     const { assert!(N <= 13) };
     macro_rules! calls {
         ($($i:literal)*) => {

@@ -14,9 +14,13 @@ use streamgrad::prelude::*;
 use streamgrad::workloads;
 use streamgrad::{CpuConfig, CudaConfig, DeviceKind, Graph, GraphOptions, Order, RandomKey, Result};
 
+fn on_cuda() -> bool {
+    std::env::args().any(|word| word == "--cuda")
+}
+
 /// A device of its own, for two threads unless they are other ones.
 fn device(threads: usize) -> Device {
-    if std::env::args().any(|word| word == "--cuda") {
+    if on_cuda() {
         return Device::cuda_with(0, CudaConfig::default()).unwrap();
     }
     Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })
@@ -24,13 +28,21 @@ fn device(threads: usize) -> Device {
 
 #[derive(Clone, Copy)]
 enum How {
-    Eager { lanes: usize },
+    Eager {
+        lanes: usize,
+    },
+    /// On a GPU, as many launches as a step has kernels, of an op on one element, each made where it is called.
+    Bare,
     OneThread,
-    Captured { lanes: usize, order: Order },
+    Captured {
+        lanes: usize,
+        order: Order,
+    },
 }
 
-const WAYS: [(&str, How); 5] = [
+const WAYS: [(&str, How); 6] = [
     ("serial", How::Eager { lanes: 1 }),
+    ("as many bare launches", How::Bare),
     // On a CPU, nothing is faster than a half of it on two threads, unless there is less to do.
     ("serial, one thread", How::OneThread),
     ("two lanes", How::Eager { lanes: 2 }),
@@ -46,10 +58,20 @@ fn cases(name: &str, threads: usize, program: impl Fn(&Device, usize) -> Step) -
         let threads = if matches!(how, How::OneThread) { 1 } else { threads };
         let (device, name) = (device(threads), format!("{name}, {way}"));
         match how {
+            How::Bare => {
+                let kernels = count_kernels(&mut program(&device, 1), &device);
+                let config = CudaConfig { launcher: Some(false), ..CudaConfig::default() };
+                let device = Device::cuda_with(0, config).unwrap();
+                let x = Tensor::zeros(&[1], DType::F32, &device).unwrap();
+                case(name, 1, move || {
+                    (0..kernels).for_each(|_| x.add_scalar_(1.0).unwrap());
+                    device.synchronize().unwrap();
+                })
+            }
             How::Eager { .. } | How::OneThread => {
                 let lanes = if let How::Eager { lanes } = how { lanes } else { 1 };
                 let mut step = program(&device, lanes);
-                count_kernels(&name, &device, &mut step);
+                time_host(&name, &device, &mut step);
                 case(name, 1, move || {
                     step().unwrap();
                     device.synchronize().unwrap();
@@ -74,22 +96,31 @@ fn cases(name: &str, threads: usize, program: impl Fn(&Device, usize) -> Step) -
         }
     };
     // What is not run is not made, either.
-    WAYS.into_iter().filter(|(way, _)| is_chosen(&format!("{name}, {way}"))).map(one).collect()
+    let chosen = |way: &&(&str, How)| is_chosen(&format!("{name}, {}", way.0));
+    WAYS.iter()
+        .filter(|(_, how)| on_cuda() || !matches!(how, How::Bare))
+        .filter(chosen)
+        .copied()
+        .map(one)
+        .collect()
 }
 
-/// Says what a GPU is given by a step, and what a launch costs the host over the whole step, the tape included.
-fn count_kernels(name: &str, device: &Device, step: &mut Step) {
-    const STEPS: usize = 201;
-    if device.kind() == DeviceKind::Cpu {
-        return;
-    }
+/// What a GPU is given by a step: kernels, and commands without any.
+fn count_kernels(step: &mut Step, device: &Device) -> usize {
     // What the first step finds out is known to the second.
     step().unwrap();
     device.start_recording();
     step().unwrap();
-    let commands = device.stop_recording().commands;
-    let kernels: usize = commands.iter().map(|command| command.kernels.len()).sum();
-    let others = commands.iter().filter(|command| command.kernels.is_empty()).count();
+    device.stop_recording().commands.iter().map(|command| command.kernels.len().max(1)).sum()
+}
+
+/// Says what each launch of a step takes the thread that makes the step, the tape included.
+fn time_host(name: &str, device: &Device, step: &mut Step) {
+    const STEPS: usize = 201;
+    if device.kind() == DeviceKind::Cpu {
+        return;
+    }
+    let kernels = count_kernels(step, device);
     let mut host_us: Vec<f64> = (0..STEPS)
         .map(|_| {
             device.synchronize().unwrap();
@@ -99,10 +130,8 @@ fn count_kernels(name: &str, device: &Device, step: &mut Step) {
         })
         .collect();
     host_us.sort_by(f64::total_cmp);
-    let [median, least] = [STEPS / 2, STEPS / 10].map(|at| host_us[at] / (kernels + others) as f64);
-    println!(
-        "{name}: {kernels} kernels, {others} others; the host takes {median:.2} us for each (p10 {least:.2})"
-    );
+    let [median, least] = [STEPS / 2, STEPS / 10].map(|at| host_us[at] / kernels as f64);
+    println!("{name}: {kernels} kernels; the host takes {median:.2} us for each (p10 {least:.2})");
 }
 
 /// A step of a workload on two batches of `rows` rows.

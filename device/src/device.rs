@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::audit::AuditLog;
 use crate::borrow::{Borrows, Source};
-use crate::cuda::{Context, DriverStream, FaultWord, PinnedMemory, in_host_function};
+use crate::cuda::{Context, DriverStream, FaultWord, Launcher, PinnedMemory, in_host_function};
 use crate::delay::Delays;
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, PATIENCE, Runner, drop_outside, reached};
@@ -56,13 +56,16 @@ pub struct Device(pub(crate) Stream);
 
 /// The driver's side of a device.
 pub(crate) struct Cuda {
+    /// Who makes the calls of launches, if it is not whoever launches. It ends before what it works with.
+    launcher: Option<Arc<Launcher>>,
     pub(crate) fault: Arc<FaultWord>,
     pub(crate) context: Arc<Context>,
 }
 
 impl Cuda {
     fn stream(&self, priority: Priority) -> Result<DriverStream> {
-        let stream = DriverStream::new(&self.context, &self.fault, priority)?;
+        let mut stream = DriverStream::new(&self.context, &self.fault, priority)?;
+        stream.launch_by(self.launcher.clone());
         stream.make_ready()?;
         Ok(stream)
     }
@@ -108,6 +111,8 @@ pub(crate) struct Parts {
     tf32: AtomicBool,
     /// Waits for each command of a driver's stream.
     pub(crate) blocking: bool,
+    /// Which launches its launcher is given, if that was said.
+    launcher: Option<bool>,
     /// Whether convolutions may be cuDNN's.
     pub(crate) cudnn: bool,
     /// The stream on which the host reads what is not pending.
@@ -190,13 +195,22 @@ impl Device {
     pub fn cuda_with(ordinal: usize, config: CudaConfig) -> Result<Device> {
         let context = Context::open(ordinal)?;
         let audit = Arc::default();
-        let cuda = Cuda { fault: FaultWord::new(&context)?, context: Arc::clone(&context) };
+        let blocking = config.blocking.unwrap_or_else(|| is_set_to("STREAMGRAD_LAUNCH_BLOCKING", "1"));
+        let fault = FaultWord::new(&context)?;
+        let launcher = match launches(config.launcher) {
+            _ if blocking => None,
+            Some(true) => Some(Launcher::new(&context, &fault, true)?),
+            // Without a thread whoever launches makes the calls.
+            Some(false) => Launcher::new(&context, &fault, false).ok(),
+            None => None,
+        };
+        let cuda = Cuda { fault, context: Arc::clone(&context), launcher };
         let default = Fifo::new(Runner::Driver(cuda.stream(Priority::Normal)?), Placement::Caller, 1, &audit);
         let memory = config.memory.unwrap_or_else(|| Arc::clone(&context) as Arc<dyn MemoryDriver>);
-        let blocking = config.blocking.unwrap_or_else(|| is_set_to("STREAMGRAD_LAUNCH_BLOCKING", "1"));
         let mut core = Core::new(DeviceKind::Cuda(ordinal), default, memory, audit);
         core.fault = Arc::new(Fault::of_driver(&cuda.fault));
         core.cuda = Some(cuda);
+        core.launcher = config.launcher;
         core.blocking = blocking;
         core.cudnn = config.cudnn.unwrap_or_else(|| !is_set_to("STREAMGRAD_CUDNN", "0"));
         Ok(Device::of(core))
@@ -210,8 +224,14 @@ impl Device {
         let memory = Some(Arc::clone(self.memory_driver()));
         match self.kind() {
             DeviceKind::Cuda(ordinal) => {
-                let (blocking, cudnn) = (Some(self.core().blocking), Some(self.core().cudnn));
-                let device = Device::cuda_with(ordinal, CudaConfig { memory, blocking, cudnn })?;
+                let core = self.core();
+                let config = CudaConfig {
+                    memory,
+                    blocking: Some(core.blocking),
+                    launcher: core.launcher,
+                    cudnn: Some(core.cudnn),
+                };
+                let device = Device::cuda_with(ordinal, config)?;
                 device.set_tf32(self.tf32());
                 Ok(device)
             }
@@ -557,6 +577,7 @@ impl Core {
             watched: AtomicBool::new(false),
             captures: AtomicUsize::new(0),
             tf32: AtomicBool::new(false),
+            launcher: None,
             blocking: false,
             cudnn: false,
             reads: OnceLock::new(),
@@ -757,6 +778,21 @@ fn cores() -> usize {
 
 fn threads_from_environment() -> Option<usize> {
     std::env::var("STREAMGRAD_THREADS").ok()?.trim().parse().ok().filter(|&threads| threads > 0)
+}
+
+/// Whether a launcher is given all launches or those of long runs; `None` for none.
+fn launches(wanted: Option<bool>) -> Option<bool> {
+    // With fewer, the program's own threads may want them all.
+    const CORES: usize = 4;
+    let has_room = || std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= CORES);
+    match (wanted, std::env::var("STREAMGRAD_LAUNCHER").as_deref()) {
+        (Some(all), _) => all.then_some(true),
+        (None, Ok("0")) => None,
+        (None, Ok("1")) => Some(false),
+        (None, Ok("all")) => Some(true),
+        // A tool finds a kernel's range by the thread that launches it.
+        (None, _) => (has_room() && !crate::nvtx::is_followed()).then_some(false),
+    }
 }
 
 fn is_set_to(variable: &str, wanted: &str) -> bool {

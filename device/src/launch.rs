@@ -493,6 +493,8 @@ impl Stream {
         }
         tail.waits.clear();
         driver.bind()?;
+        // A recording tells what the driver takes.
+        driver.launch_here(noted.is_some());
         let start = noted.as_ref().map(|_| driver.record_timed()).transpose()?;
         let done = work(moment).map_err(|error| error.met_by(op, moment.stream))?;
         if let (Some(start), Some(noted)) = (start, noted) {

@@ -21,6 +21,7 @@ pub(crate) enum TimedEvent {}
 pub(crate) enum GateWord {}
 pub(crate) enum Staged {}
 pub(crate) enum FaultWord {}
+pub(crate) enum Launcher {}
 pub(crate) enum DriverGraph {}
 pub(crate) enum Captured {}
 pub(crate) struct SharedEvent(std::convert::Infallible);
@@ -73,6 +74,12 @@ impl Context {
     }
 }
 
+impl Launcher {
+    pub(crate) fn new(context: &Arc<Context>, _: &Arc<FaultWord>, _: bool) -> Result<Arc<Launcher>> {
+        match **context {}
+    }
+}
+
 impl FaultWord {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<FaultWord>> {
         match **context {}
@@ -100,6 +107,14 @@ impl MemoryDriver for Context {
 impl DriverStream {
     pub(crate) fn new(context: &Arc<Context>, _: &Arc<FaultWord>, _: Priority) -> Result<DriverStream> {
         match **context {}
+    }
+
+    pub(crate) fn launch_by(&mut self, _: Option<Arc<Launcher>>) {
+        match *self {}
+    }
+
+    pub(crate) fn launch_here(&self, _: bool) {
+        match *self {}
     }
 
     pub(crate) fn make_ready(&self) -> Result<()> {
@@ -192,7 +207,7 @@ impl DriverStream {
 
     pub(super) unsafe fn gemm(
         &self,
-        _: &'static str,
+        _: (&'static str, StreamId),
         _: &Gemm,
         _: bool,
         _: Target<'_>,
@@ -207,6 +222,7 @@ impl DriverStream {
 
     pub(super) unsafe fn enqueue_convolution(
         &self,
+        _: (&'static str, StreamId),
         _: &ConvAlgorithm,
         _: ([*mut u8; 3], Option<*mut u8>),
         _: *mut u8,
@@ -215,7 +231,13 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(super) unsafe fn copy(&self, _: *mut u8, _: *const u8, _: usize) -> Result<()> {
+    pub(super) unsafe fn copy(
+        &self,
+        _: (&'static str, StreamId),
+        _: *mut u8,
+        _: *const u8,
+        _: usize,
+    ) -> Result<()> {
         match *self {}
     }
 
@@ -231,7 +253,13 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(super) unsafe fn fill_bytes(&self, _: *mut u8, _: u8, _: usize) -> Result<()> {
+    pub(super) unsafe fn fill_bytes(
+        &self,
+        _: (&'static str, StreamId),
+        _: *mut u8,
+        _: u8,
+        _: usize,
+    ) -> Result<()> {
         match *self {}
     }
 

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::Gemm;
 use super::choice::{Traits, choose};
 use super::enqueued::{Addresses, Enqueued};
+use super::launcher::Command;
 use super::stream::DriverStream;
 use crate::{DType, Error, KernelRecord, Result};
 
@@ -120,6 +121,18 @@ fn data_type(op: &'static str, dtype: DType) -> Result<blas::cudaDataType> {
     }
 }
 
+/// What a product and the terms that are there are multiplied with. They always lie in the same places, which kernels are told,
+/// though they do not look there.
+fn scalars(g: &Gemm) -> [*const c_void; 2] {
+    static SINGLE: [f32; 2] = [0.0, 1.0];
+    static DOUBLE: [f64; 2] = [0.0, 1.0];
+    let [zero, one] = match g.dtype {
+        DType::F64 => DOUBLE.each_ref().map(|x| value(x).0),
+        _ => SINGLE.each_ref().map(|x| value(x).0),
+    };
+    [one, if g.accumulate { one } else { zero }]
+}
+
 /// The value of an attribute as the library takes it.
 fn value<T>(of: &T) -> (*const c_void, usize) {
     (std::ptr::from_ref(of).cast(), size_of::<T>())
@@ -152,7 +165,7 @@ impl Blas {
         Ok(new)
     }
 
-    /// Enqueues a product on `stream` by the algorithm of its form, and gives the kernels, if they are known.
+    /// Enqueues a product as a part of a stream's command by the algorithm of its form, and gives the kernels, if they are known.
     ///
     /// # Safety
     /// The context is current. The operands are in bounds, and nothing writes them, nor uses the workspace, of as many bytes as
@@ -162,7 +175,7 @@ impl Blas {
         g: &Gemm,
         algorithm: &'a Algorithm,
         workspace: *mut u8,
-        stream: &DriverStream,
+        on: (&DriverStream, Command),
     ) -> Result<&'a [KernelRecord]> {
         let enqueued = &algorithm.enqueued[usize::from(g.accumulate)];
         let bias = g.epilogue.bias.map_or(std::ptr::null_mut(), <*const u8>::cast_mut);
@@ -173,7 +186,7 @@ impl Blas {
         // the library is told differs between products of a form.
         let call = |at: &Addresses, raw| unsafe { self.call(g, algorithm, at, raw) };
         // SAFETY: the caller's promise; a product's kernels know of memory what their arguments say.
-        unsafe { enqueued.enqueue(stream, &addresses, call)? };
+        unsafe { enqueued.enqueue(on, &addresses, call)? };
         Ok(enqueued.kernels())
     }
 
@@ -188,13 +201,7 @@ impl Blas {
         &[a, b, c, bias, workspace]: &Addresses,
         stream: sys::CUstream,
     ) -> Result<()> {
-        let beta = if g.accumulate { 1.0 } else { 0.0 };
-        let (single, double) = ([1.0, beta as f32], [1.0, beta]);
-        let scalars = if g.dtype == DType::F64 {
-            double.each_ref().map(|x| value(x).0)
-        } else {
-            single.each_ref().map(|x| value(x).0)
-        };
+        let [alpha, beta] = scalars(g);
         let _one = match g.epilogue.bias {
             None => None,
             Some(_) => {
@@ -211,12 +218,12 @@ impl Blas {
             blas::cublasLtMatmul(
                 self.handle,
                 algorithm.operation,
-                scalars[0],
+                alpha,
                 a.cast(),
                 of_a,
                 b.cast(),
                 of_b,
-                scalars[1],
+                beta,
                 c.cast(),
                 of_c,
                 c.cast(),

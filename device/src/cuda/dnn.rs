@@ -20,6 +20,7 @@ use rustc_hash::FxHashMap;
 
 use super::context::Context;
 use super::enqueued::{Addresses, Enqueued};
+use super::launcher::Command;
 use super::stream::DriverStream;
 use super::{ConvForm, ConvPass};
 use crate::{DType, KernelRecord, Result};
@@ -289,7 +290,7 @@ impl ConvAlgorithm {
         at.addr().is_multiple_of(ALIGNMENT)
     }
 
-    /// Enqueues it on `stream` for images, filters and results, and a bias if its form has one, and gives the kernels, if they
+    /// Enqueues it as a part of a stream's command for images, filters and results, and a bias if its form has one, and gives the kernels, if they
     /// are known.
     ///
     /// # Safety
@@ -300,7 +301,7 @@ impl ConvAlgorithm {
         [images, filters, results]: [*mut u8; 3],
         bias: Option<*mut u8>,
         workspace: *mut u8,
-        stream: &DriverStream,
+        on: (&DriverStream, Command),
     ) -> Result<&[KernelRecord]> {
         let Ok(dnn) = self.context.dnn()? else { return Ok(&[]) };
         let Algorithm { enqueued, .. } = &*self.algorithm;
@@ -309,7 +310,7 @@ impl ConvAlgorithm {
         let call =
             |at: &Addresses, raw| unsafe { dnn.execute(&self.algorithm, at, raw).map_err(Failure::error) };
         // SAFETY: the caller's promise; a convolution's kernels know of memory what their arguments say.
-        unsafe { enqueued.enqueue(stream, &addresses, call)? };
+        unsafe { enqueued.enqueue(on, &addresses, call)? };
         Ok(enqueued.kernels())
     }
 }

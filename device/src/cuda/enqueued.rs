@@ -6,20 +6,18 @@
 //! hand. What does not fit this (other nodes than kernels, blocks that wait for each other, arguments that are neither) is left
 //! to the library.
 
-mod nodes;
+pub(super) mod nodes;
 
-use std::ffi::c_void;
-use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys;
-use nodes::{Arguments, Cluster, Node};
-use smallvec::SmallVec;
+use nodes::{Cluster, Node};
 
 use super::Grid;
-use super::call::check;
+use super::enqueue::{Arguments, Call, Kernel, Words};
 use super::graph::Graph;
+use super::launcher::Command;
 use super::module::Function;
 use super::stream::DriverStream;
 use crate::{KernelRecord, Result};
@@ -73,14 +71,14 @@ struct Address {
 }
 
 impl Enqueued {
-    /// Enqueues on `stream` what `call` does with these operands, of the form that they always have here.
+    /// Enqueues as a part of a stream's command what `call` does with these operands, of the form that they always have here.
     ///
     /// # Safety
     /// The stream's context is current. `call` enqueues kernels for such operands that reach other memory by their addresses
     /// only, and the caller answers for the operands.
     pub(super) unsafe fn enqueue(
         &self,
-        stream: &DriverStream,
+        (stream, command): (&DriverStream, Command),
         operands: &Addresses,
         call: impl Fn(&Addresses, sys::CUstream) -> Result<()>,
     ) -> Result<()> {
@@ -88,15 +86,10 @@ impl Enqueued {
         else {
             return call(operands, stream.raw());
         };
-        for (at, launch) in launches.iter().enumerate() {
+        launches.iter().try_for_each(|launch| {
             // SAFETY: the caller's promise; the kernels are those that the library launches.
-            match unsafe { launch.enqueue(operands, stream) } {
-                // The library may know better: what it allows a function may have changed since.
-                Err(_) if at == 0 => return call(operands, stream.raw()),
-                outcome => outcome?,
-            }
-        }
-        Ok(())
+            unsafe { launch.enqueue(operands, stream, command) }
+        })
     }
 
     /// The kernels of a call, if one was made and the driver tells them.
@@ -199,49 +192,25 @@ impl Launch {
 
     /// # Safety
     /// As for [`Enqueued::enqueue`].
-    unsafe fn enqueue(&self, operands: &Addresses, stream: &DriverStream) -> Result<()> {
-        let mut words: SmallVec<[u64; 256]> = SmallVec::from_slice(&self.words);
-        for address in &self.addresses {
-            words[address.word] = (operands[address.operand].addr() as u64).wrapping_add(address.offset);
+    unsafe fn enqueue(&self, operands: &Addresses, stream: &DriverStream, command: Command) -> Result<()> {
+        let Launch { function, grid, cluster, ref arguments, .. } = *self;
+        let mut words = Words::from_slice(&self.words);
+        for &Address { word, operand, offset } in &self.addresses {
+            words[word] = (operands[operand].addr() as u64).wrapping_add(offset);
         }
-        // It is read while the launch is called.
-        let mut bytes = self.arguments.bytes();
-        let mut list: SmallVec<[*mut c_void; 32]> = match &self.arguments {
-            Arguments::Listed(begins) => {
-                let first = words.as_mut_ptr();
-                begins.iter().map(|&at| first.wrapping_add(at).cast()).collect()
-            }
-            Arguments::Buffer(_) => {
-                nodes::in_buffer(words.as_mut_ptr().cast(), &mut bytes).into_iter().collect()
-            }
-        };
-        let (params, extra) = match &self.arguments {
-            Arguments::Listed(_) => (list.as_mut_ptr(), null_mut()),
-            Arguments::Buffer(_) => (null_mut(), list.as_mut_ptr()),
-        };
-        let mut attributes = self.cluster.attributes();
-        let ([bx, by, bz], [tx, ty, tz]) = (self.grid.blocks, self.grid.threads);
-        let config = sys::CUlaunchConfig {
-            gridDimX: bx,
-            gridDimY: by,
-            gridDimZ: bz,
-            blockDimX: tx,
-            blockDimY: ty,
-            blockDimZ: tz,
-            sharedMemBytes: self.grid.shared_bytes,
-            hStream: stream.raw(),
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
-        };
-        // SAFETY: the context is current, stream and function are live, the latter as long as the library, and the arguments
-        // are as many and as long as it takes; the driver copies them before it returns. The caller answers for the operands.
-        unsafe { check("cuLaunchKernelEx", sys::cuLaunchKernelEx(&config, self.function.0, params, extra)) }
+        let kernel = Kernel { function, grid, cluster, arguments: arguments.clone() };
+        // SAFETY: the caller's promise; the function lives as long as the library.
+        unsafe { stream.enqueue(Call::Kernel(kernel), &mut words, command) }
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::ptr::null_mut;
+
+    use smallvec::SmallVec;
+
     use super::nodes::Kernel;
     use super::*;
 
@@ -249,13 +218,13 @@ mod tests {
 
     /// A node with these words as its first argument and a number as its second.
     fn node(words: &[u64]) -> Node {
-        let (words, begins) = ([words, &[7]].concat(), vec![0, words.len()]);
+        let (words, begins) = ([words, &[7]].concat(), [0, words.len() as u16]);
         let kernel = Kernel {
             function: Function(null_mut()),
             name: "f".into(),
             grid: Grid::linear(3, 64),
             cluster: Cluster::default(),
-            arguments: Some(Arguments::Listed(begins.into())),
+            arguments: Some(Arguments::Listed(SmallVec::from_slice(&begins))),
             words,
         };
         Node { kernel: Some(kernel), is_next: true }
@@ -278,7 +247,7 @@ mod tests {
         assert_eq!(addresses, [(0, 1, 0), (2, 0, 24), (4, 2, 0), (5, 4, 32), (6, 1, 0)]);
         assert_eq!(
             (found.arguments, found.words[1], found.words[3]),
-            (Arguments::Listed([0, 7].into()), 5, 0)
+            (Arguments::Listed(SmallVec::from_slice(&[0, 7])), 5, 0)
         );
     }
 

@@ -33,12 +33,18 @@ impl Record {
 }
 
 /// `Fault` of the kernels' prelude, a kernel's argument.
-#[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct FaultArg {
     record: sys::CUdeviceptr,
     op: u32,
-    pad: u32,
+}
+
+impl FaultArg {
+    /// The struct's words: the number is the first half of the second one.
+    pub(super) fn words(self) -> [u64; 2] {
+        let ([a, b, c, d], none) = (self.op.to_ne_bytes(), 0);
+        [self.record, u64::from_ne_bytes([a, b, c, d, none, none, none, none])]
+    }
 }
 
 /// One record for a device: the first kernel that finds it empty fills it.
@@ -46,7 +52,7 @@ pub(crate) struct FaultWord {
     record: NonNull<Record>,
     context: Arc<Context>,
     reporters: RwLock<Reporters>,
-    /// The report of a stream that is gone.
+    /// The report of a stream that is gone, or of a launch that the driver refused.
     kept: Mutex<Option<Error>>,
 }
 
@@ -110,7 +116,12 @@ impl FaultWord {
         let known = self.reporters.read().number(op, stream);
         let op = known.unwrap_or_else(|| self.reporters.write().add(op, stream));
         // The host's address is the device's, too: unified addressing.
-        FaultArg { record: address(self.record.as_ptr()), op, pad: 0 }
+        FaultArg { record: address(self.record.as_ptr()), op }
+    }
+
+    /// Keeps what a launch met, unless something was met before.
+    pub(super) fn keep(&self, error: Error) {
+        self.kept.lock().get_or_insert(error);
     }
 
     /// A stream has run dry and is gone. What it reported stays.

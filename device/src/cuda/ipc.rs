@@ -255,13 +255,14 @@ impl Work for IpcCopy {
         if let Some(filled) = &self.filled {
             filled.enqueue(queue)?;
         }
-        let stream = queue.stream.raw();
         // SAFETY: who launches it has looked at the lengths and names the buffer; nobody else uses the memory meanwhile. The
         // context is current, and the handles are live.
         unsafe {
             if self.bytes > 0 {
                 queue.copy(self.to, self.from, self.bytes)?;
             }
+            // Not before the copy is with the driver.
+            let stream = queue.stream.raw();
             check("cuEventRecord", sys::cuEventRecord(self.used.raw.raw(), stream)).inspect_err(|_| {
                 // Nothing else would say when the memory may go.
                 sys::cuStreamSynchronize(stream);

@@ -16,6 +16,8 @@ mod context;
 #[cfg(feature = "cuda")]
 mod dnn;
 #[cfg(feature = "cuda")]
+mod enqueue;
+#[cfg(feature = "cuda")]
 mod enqueued;
 #[cfg(feature = "cuda")]
 mod fault;
@@ -23,6 +25,8 @@ mod fault;
 mod graph;
 #[cfg(feature = "cuda")]
 mod ipc;
+#[cfg(feature = "cuda")]
+mod launcher;
 #[cfg(feature = "cuda")]
 mod memory;
 #[cfg(feature = "cuda")]
@@ -43,7 +47,7 @@ use std::sync::Arc;
 pub use absent::ConvAlgorithm;
 #[cfg(not(feature = "cuda"))]
 pub(crate) use absent::{
-    Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, IpcCopy, IpcMemory, IpcWait,
+    Captured, Context, DriverGraph, DriverStream, FaultWord, GateWord, IpcCopy, IpcMemory, IpcWait, Launcher,
     SharedEvent, Staged, TimedEvent, Updated, in_host_function,
 };
 #[cfg(feature = "cuda")]
@@ -57,6 +61,8 @@ pub(crate) use graph::{Captured, DriverGraph, Updated};
 #[cfg(feature = "cuda")]
 pub(crate) use ipc::{IpcCopy, IpcMemory, IpcWait, SharedEvent};
 #[cfg(feature = "cuda")]
+pub(crate) use launcher::Launcher;
+#[cfg(feature = "cuda")]
 pub(crate) use pinned::Staged;
 #[cfg(feature = "cuda")]
 pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
@@ -64,7 +70,7 @@ pub(crate) use stream::{DriverStream, GateWord, TimedEvent, in_host_function};
 use crate::device::Core;
 use crate::graph::capture::refused;
 use crate::recorder::Kernels;
-use crate::{DType, Device, Error, MemoryDriver, Moment, Result, Stream, Work};
+use crate::{DType, Device, Error, MemoryDriver, Moment, Result, Stream, StreamId, Work};
 
 /// What a CUDA device is made of.
 #[derive(Clone, Default)]
@@ -74,6 +80,12 @@ pub struct CudaConfig {
     pub memory: Option<Arc<dyn MemoryDriver>>,
     /// Waits for each command and names the one at fault. By default whether `STREAMGRAD_LAUNCH_BLOCKING` is `1`.
     pub blocking: Option<bool>,
+    /// Whether a thread of the device's own makes the driver's calls of all launches, while the program goes on, or of none. By
+    /// default of long runs of launches, where the host has four threads or more and no tool follows NVTX ranges;
+    /// `STREAMGRAD_LAUNCHER` says otherwise: `0` for none, `1` for long runs, `all`. Never where each command is waited for, nor while
+    /// commands are recorded or a stream is held. What the driver refuses is then the error of the next synchronising call, and
+    /// names the op.
+    pub launcher: Option<bool>,
     /// Whether convolutions are cuDNN's, where that is found. By default unless `STREAMGRAD_CUDNN` is `0`.
     pub cudnn: Option<bool>,
 }
@@ -82,6 +94,7 @@ impl fmt::Debug for CudaConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaConfig")
             .field("blocking", &self.blocking)
+            .field("launcher", &self.launcher)
             .field("cudnn", &self.cudnn)
             .finish_non_exhaustive()
     }
@@ -394,6 +407,12 @@ impl<'a> Queue<'a> {
         Queue { noted, ..self }
     }
 
+    /// The op and the stream of the command.
+    #[inline]
+    fn command(&self) -> (&'static str, StreamId) {
+        (self.op, self.moment.stream)
+    }
+
     /// The op whose command it is.
     #[inline]
     pub fn op(&self) -> &'static str {
@@ -448,7 +467,7 @@ impl<'a> Queue<'a> {
         }
         self.mark()?;
         // SAFETY: the caller's promise.
-        unsafe { self.stream.kernel((self.op, self.moment.stream), program, name, grid, args, self.target)? };
+        unsafe { self.stream.kernel(self.command(), program, name, grid, args, self.target)? };
         if let Some(noted) = self.noted.filter(|_| !grid.blocks.contains(&0)) {
             noted.borrow_mut().add(self.stream.describe(program, name, grid)?);
         }
@@ -471,7 +490,7 @@ impl<'a> Queue<'a> {
         // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
         self.core.with_room(|| unsafe {
-            self.stream.gemm(self.op, gemm, self.core.tf32(), self.target, self.noted)
+            self.stream.gemm(self.command(), gemm, self.core.tf32(), self.target, self.noted)
         })
     }
 
@@ -496,7 +515,7 @@ impl<'a> Queue<'a> {
         let stream = self.stream;
         // SAFETY: the caller's promise.
         self.core.with_room(|| unsafe {
-            stream.enqueue_convolution(algorithm, (operands, bias), workspace, self.noted)
+            stream.enqueue_convolution(self.command(), algorithm, (operands, bias), workspace, self.noted)
         })
     }
 
@@ -553,7 +572,7 @@ impl<'a> Queue<'a> {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.stream.copy(dst, src, bytes) }
+        unsafe { self.stream.copy(self.command(), dst, src, bytes) }
     }
 
     /// Enqueues an upload of bytes that stay what they are, as a node of a graph.
@@ -602,6 +621,6 @@ impl<'a> Queue<'a> {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.stream.fill_bytes(dst, value, bytes) }
+        unsafe { self.stream.fill_bytes(self.command(), dst, value, bytes) }
     }
 }

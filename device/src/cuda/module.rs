@@ -117,6 +117,25 @@ impl Module {
 }
 
 impl Function {
+    const DYNAMIC: sys::CUfunction_attribute_enum =
+        sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+
+    /// Lets a block have so much dynamic shared memory.
+    fn allow_dynamic(self, bytes: u32) -> Result<()> {
+        // SAFETY: the handle is live.
+        let code = unsafe { sys::cuFuncSetAttribute(self.0, Function::DYNAMIC, bytes as i32) };
+        check("cuFuncSetAttribute", code)
+    }
+
+    /// Lets a block have so much dynamic shared memory if it might have less so far; whether it did and may now.
+    pub(super) fn allow_more_dynamic(self, bytes: u32) -> bool {
+        let mut allowed = 0;
+        // SAFETY: the handle is live; the driver writes a number to the address.
+        let code = unsafe { sys::cuFuncGetAttribute(&mut allowed, Function::DYNAMIC, self.0) };
+        let knows = check("cuFuncGetAttribute", code).is_ok();
+        knows && (allowed.max(0) as u32) < bytes && self.allow_dynamic(bytes).is_ok()
+    }
+
     /// The kernel with such a grid: what it takes of a multiprocessor, and how many of its blocks have room there.
     pub(super) fn describe(self, name: &str, grid: Grid) -> Result<KernelRecord> {
         use sys::CUfunction_attribute_enum as Attribute;
@@ -154,10 +173,8 @@ fn allow_shared(function: sys::CUfunction, bytes: u32) -> Result<()> {
     unsafe {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         check("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut declared, attribute, function))?;
-        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let dynamic = (bytes as i32).saturating_sub(declared).max(0);
-        check("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, attribute, dynamic))
     }
+    Function(function).allow_dynamic(bytes.saturating_sub(declared.max(0) as u32))
 }
 
 impl Drop for Module {

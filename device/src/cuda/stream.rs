@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
@@ -13,16 +13,24 @@ use parking_lot::Mutex;
 use super::blas::WORKSPACE;
 use super::call::{address, check};
 use super::context::{Context, WARP_GROUPS};
+use super::enqueue::{Call, Kernel};
 use super::fault::FaultWord;
+use super::launcher::{Command, Launcher};
 use super::{Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Measured, Program, Staged, Target};
 use crate::recorder::Kernels;
 use crate::{KernelRecord, MemoryDriver, Moment, Panicked, Priority, Result, StreamId};
 
-/// A stream of the driver. Its calls are made under the tail of the stream that owns it, but for those that wait for
-/// it or look at it, which any thread makes.
+/// A stream of the driver. Its calls are made, or given to the launcher, under the tail of the stream that owns it, but for those
+/// that wait for it or look at it, which any thread makes.
 pub(crate) struct DriverStream {
     raw: sys::CUstream,
-    /// The newest tick whose work the driver was given.
+    /// Who makes the calls of launches, if it is not whoever launches, and how many it was given when it got the newest one of
+    /// this stream's.
+    launcher: Option<Arc<Launcher>>,
+    given: AtomicU64,
+    /// Whether the newest command's calls are made by whoever launches nevertheless.
+    here: AtomicBool,
+    /// The newest tick whose work the driver, or the launcher, was given.
     launched: AtomicU64,
     /// The one event that other streams and the host wait for: it marks the stream's end as of some tick.
     marker: Mutex<Marker>,
@@ -115,6 +123,9 @@ impl DriverStream {
         check("cuStreamCreateWithPriority", code)?;
         Ok(DriverStream {
             raw,
+            launcher: None,
+            given: AtomicU64::new(0),
+            here: AtomicBool::new(false),
             launched: AtomicU64::new(0),
             marker: Mutex::new(Marker { event: None, tick: 0 }),
             workspace: OnceLock::new(),
@@ -122,6 +133,53 @@ impl DriverStream {
             reporter: OnceLock::new(),
             context: Arc::clone(context),
         })
+    }
+
+    /// Has somebody else make the calls of its launches.
+    pub(crate) fn launch_by(&mut self, launcher: Option<Arc<Launcher>>) {
+        self.launcher = launcher;
+    }
+
+    /// Has whoever launches make the calls of the next command, or not.
+    pub(crate) fn launch_here(&self, here: bool) {
+        self.here.store(here, Ordering::Relaxed);
+    }
+
+    /// The driver's handle, once the driver has all that the stream was given so far: to be asked for anew behind what is
+    /// [enqueued](Self::enqueue).
+    pub(super) fn raw(&self) -> sys::CUstream {
+        if let Some(launcher) = &self.launcher {
+            launcher.wait_for(self.given.load(Ordering::Relaxed));
+        }
+        self.raw
+    }
+
+    /// Makes a call of the stream's newest command, with these arguments, or has it made.
+    ///
+    /// # Safety
+    /// The context is current, the words are the call's, and whoever made it answers for it.
+    #[inline]
+    pub(super) unsafe fn enqueue(&self, mut call: Call, words: &mut [u64], command: Command) -> Result<()> {
+        let Some(launcher) = &self.launcher else {
+            // SAFETY: the caller's promise.
+            return unsafe { call.make(words, self.raw) };
+        };
+        // A call on a stream that is held may wait for its gate: in the launcher, all streams would.
+        if self.here.load(Ordering::Relaxed) || self.context.gates.load(Ordering::Relaxed) > 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { call.make(words, self.raw()) };
+        }
+        match launcher.awake() {
+            Some(awake) => {
+                // SAFETY: the caller's promise, and the stream waits for the call before it is destroyed.
+                let given = unsafe { awake.give(call, words, self.raw, command) };
+                // Before anybody is told that the command is launched.
+                self.given.store(given, Ordering::Relaxed);
+                Ok(())
+            }
+            // SAFETY: the caller's promise. A launcher that sleeps has made all calls.
+            None => unsafe { call.make(words, self.raw) },
+        }
     }
 
     /// A new one of the same device, which is current then.
@@ -155,12 +213,12 @@ impl DriverStream {
         self.context.bind()
     }
 
-    /// The driver was given the command at `tick`, or never will be.
+    /// The driver, or the launcher, was given the command at `tick`, or never will be.
     pub(crate) fn set_launched(&self, tick: u64) {
         self.launched.store(tick, Ordering::Release);
     }
 
-    /// Waits until the driver has the command at `tick`, which another thread is just launching.
+    /// Waits until the driver, or the launcher, has the command at `tick`, which another thread is just launching.
     fn await_launch(&self, tick: u64) {
         let mut spins = 0u32;
         while self.launched.load(Ordering::Acquire) < tick {
@@ -186,7 +244,7 @@ impl DriverStream {
         if stale {
             let newest = self.launched.load(Ordering::Acquire);
             // SAFETY: the context is current, and both handles are live.
-            unsafe { check("cuEventRecord", sys::cuEventRecord(event, self.raw))? };
+            unsafe { check("cuEventRecord", sys::cuEventRecord(event, self.raw()))? };
             marker.tick = newest;
         }
         f(event, marker.tick, stale)
@@ -200,7 +258,7 @@ impl DriverStream {
             // The producer may be another device's.
             self.bind()?;
             // SAFETY: the context is current, and both handles are live.
-            unsafe { check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.raw, event, 0))? };
+            unsafe { check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.raw(), event, 0))? };
             Ok((covered, recorded))
         })
     }
@@ -209,7 +267,7 @@ impl DriverStream {
     pub(crate) fn wait_event(&self, event: &TimedEvent) -> Result<()> {
         let Some(event) = event.raw() else { return Ok(()) };
         // SAFETY: the context is current, and both handles are live.
-        unsafe { check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.raw, event, 0)) }
+        unsafe { check("cuStreamWaitEvent", sys::cuStreamWaitEvent(self.raw(), event, 0)) }
     }
 
     /// Blocks until the command at `tick` has run, and gives the newest tick known to have.
@@ -219,7 +277,7 @@ impl DriverStream {
         let launched = self.launched.load(Ordering::Acquire);
         if launched == tick {
             // SAFETY: the context is current, and the stream is live.
-            unsafe { check("cuStreamSynchronize", sys::cuStreamSynchronize(self.raw))? };
+            unsafe { check("cuStreamSynchronize", sys::cuStreamSynchronize(self.raw()))? };
             return Ok(launched);
         }
         let (event, covered) = self.with_marker(tick, |event, covered, _| Ok((event, covered)))?;
@@ -245,6 +303,10 @@ impl DriverStream {
             return seen("cuEventQuery", unsafe { sys::cuEventQuery(event.0) }, marker.tick);
         }
         let launched = self.launched.load(Ordering::Acquire);
+        let given = self.given.load(Ordering::Relaxed);
+        if self.launcher.as_ref().is_some_and(|launcher| !launcher.has_made(given)) {
+            return Ok(None);
+        }
         // SAFETY: the context is current, and the stream is live.
         seen("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) }, launched)
     }
@@ -257,7 +319,7 @@ impl DriverStream {
             None => RawEvent::new(sys::CUevent_flags_enum::CU_EVENT_DEFAULT)?,
         };
         // SAFETY: the context is current, and both handles are live.
-        unsafe { check("cuEventRecord", sys::cuEventRecord(event.0, self.raw))? };
+        unsafe { check("cuEventRecord", sys::cuEventRecord(event.0, self.raw()))? };
         Ok(TimedEvent { event: Some(event), context: Arc::clone(&self.context) })
     }
 
@@ -273,7 +335,7 @@ impl DriverStream {
         }
         let data = Box::into_raw(Box::new(work)).cast::<c_void>();
         // SAFETY: the context is current, and the stream is live.
-        let code = unsafe { sys::cuLaunchHostFunc(self.raw, Some(run), data) };
+        let code = unsafe { sys::cuLaunchHostFunc(self.raw(), Some(run), data) };
         check("cuLaunchHostFunc", code).inspect_err(|_| {
             // SAFETY: the driver refused, so nobody else has the box.
             drop(unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) });
@@ -310,7 +372,7 @@ impl DriverStream {
         let word = address(staged.as_ptr());
         let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: the context is current; the word is the device's to read until the command at `moment` has run.
-        let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw, word, 1, flags) };
+        let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word, 1, flags) };
         check("cuStreamWaitValue32", code)?;
         self.context.gates.fetch_add(1, Ordering::AcqRel);
         Ok(GateWord(staged))
@@ -320,7 +382,7 @@ impl DriverStream {
     /// As for [`Queue::kernel`](super::Queue::kernel).
     pub(super) unsafe fn kernel(
         &self,
-        (op, id): (&'static str, StreamId),
+        command: Command,
         program: &'static Program,
         name: &str,
         grid: Grid,
@@ -331,47 +393,16 @@ impl DriverStream {
             return Ok(());
         }
         let function = self.context.function(program, name)?;
+        let (op, id) = command;
         let reports = args.iter().any(|arg| matches!(arg, Arg::Fault));
         let fault = reports.then(|| self.fault.argument(op, *self.reporter.get_or_init(|| id)));
-        let mut params: smallvec::SmallVec<[*mut c_void; 16]> = args
-            .iter()
-            .map(|arg| match arg {
-                Arg::Ptr(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
-                Arg::U32(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
-                Arg::I32(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
-                Arg::U64(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
-                Arg::I64(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
-                Arg::F32(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
-                Arg::F64(value) => std::ptr::from_ref(value).cast::<c_void>().cast_mut(),
-                Arg::Bytes(bytes) => bytes.as_ptr().cast::<c_void>().cast_mut(),
-                Arg::Fault => {
-                    fault.as_ref().map_or(std::ptr::null(), std::ptr::from_ref).cast::<c_void>().cast_mut()
-                }
-            })
-            .collect();
+        let (mut kernel, mut words) = Kernel::new(function, grid, args, fault);
         if let Target::Update(updated) = target {
             // SAFETY: the caller answers for the arguments.
-            return unsafe { updated.set_kernel(function.0, grid, params.as_mut_ptr()) };
+            return unsafe { updated.set_kernel(function.0, grid, kernel.list(&mut words).as_mut_ptr()) };
         }
-        let ([bx, by, bz], [tx, ty, tz]) = (grid.blocks, grid.threads);
-        // SAFETY: the context is current and the handles are live; the driver copies the arguments before it returns,
-        // and the caller answers for their number, types and meaning.
-        let code = unsafe {
-            sys::cuLaunchKernel(
-                function.0,
-                bx,
-                by,
-                bz,
-                tx,
-                ty,
-                tz,
-                grid.shared_bytes,
-                self.raw,
-                params.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        check("cuLaunchKernel", code)?;
+        // SAFETY: the context is current, and the caller answers for the arguments' number, types and meaning.
+        unsafe { self.enqueue(Call::Kernel(kernel), &mut words, command)? };
         match target {
             Target::Graph(captured) => captured.add_kernel(self),
             Target::Stream | Target::Update(_) | Target::Measure(_) => Ok(()),
@@ -388,7 +419,7 @@ impl DriverStream {
     /// As for [`Queue::gemm`](super::Queue::gemm).
     pub(super) unsafe fn gemm(
         &self,
-        op: &'static str,
+        command: Command,
         gemm: &Gemm,
         tf32: bool,
         target: Target<'_>,
@@ -397,7 +428,7 @@ impl DriverStream {
         if gemm.m == 0 || gemm.n == 0 || gemm.batch == 0 {
             return Ok(true);
         }
-        let blas = self.context.blas()?;
+        let (blas, (op, _)) = (self.context.blas()?, command);
         let Some(algorithm) = blas.algorithm(op, gemm, tf32)? else { return Ok(false) };
         let workspace = match target {
             // Products of a graph may run at once.
@@ -410,7 +441,7 @@ impl DriverStream {
         };
         // SAFETY: the context is current. The workspace is the stream's, whose products run one after the other, or the
         // captured command's; the caller answers for the operands.
-        let kernels = unsafe { blas.enqueue(gemm, &algorithm, workspace, self)? };
+        let kernels = unsafe { blas.enqueue(gemm, &algorithm, workspace, (self, command))? };
         if let Some(noted) = noted {
             noted.borrow_mut().add_library(kernels);
         }
@@ -426,13 +457,14 @@ impl DriverStream {
     /// As for [`Queue::convolution`](super::Queue::convolution).
     pub(super) unsafe fn enqueue_convolution(
         &self,
+        command: Command,
         algorithm: &ConvAlgorithm,
         (operands, bias): ([*mut u8; 3], Option<*mut u8>),
         workspace: *mut u8,
         noted: Option<&RefCell<Kernels>>,
     ) -> Result<()> {
         // SAFETY: the context is current; the caller answers for the rest.
-        let kernels = unsafe { algorithm.enqueue(operands, bias, workspace, self)? };
+        let kernels = unsafe { algorithm.enqueue(operands, bias, workspace, (self, command))? };
         if let Some(noted) = noted {
             noted.borrow_mut().add_library(kernels);
         }
@@ -445,7 +477,7 @@ impl DriverStream {
         // SAFETY: the handles are live, and the driver copies the list.
         let code = unsafe {
             sys::cuStreamBeginCaptureToGraph(
-                self.raw,
+                self.raw(),
                 graph,
                 after.as_ptr(),
                 std::ptr::null(),
@@ -460,7 +492,7 @@ impl DriverStream {
     pub(super) fn end_capture(&self) -> Result<sys::CUgraph> {
         let mut graph = std::ptr::null_mut();
         // SAFETY: the stream is live; the driver writes the handle of a graph.
-        unsafe { check("cuStreamEndCapture", sys::cuStreamEndCapture(self.raw, &mut graph))? };
+        unsafe { check("cuStreamEndCapture", sys::cuStreamEndCapture(self.raw(), &mut graph))? };
         Ok(graph)
     }
 
@@ -468,8 +500,8 @@ impl DriverStream {
     pub(super) fn capture(&self, enqueue: impl FnOnce(sys::CUstream) -> Result<()>) -> Result<sys::CUgraph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is live.
-        unsafe { check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.raw, mode))? };
-        let enqueued = enqueue(self.raw);
+        unsafe { check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.raw(), mode))? };
+        let enqueued = enqueue(self.raw());
         let ended = self.end_capture();
         match enqueued {
             Ok(()) => ended,
@@ -491,7 +523,7 @@ impl DriverStream {
         // SAFETY: the stream is live; the driver writes to each address.
         let code = unsafe {
             sys::cuStreamGetCaptureInfo_v3(
-                self.raw,
+                self.raw(),
                 &mut status,
                 &mut id,
                 &mut graph,
@@ -506,10 +538,6 @@ impl DriverStream {
         }
         // SAFETY: the driver's list has as many nodes, and is valid until the stream's next call.
         Ok(unsafe { std::slice::from_raw_parts(nodes, count) }.into())
-    }
-
-    pub(super) fn raw(&self) -> sys::CUstream {
-        self.raw
     }
 
     /// As whom its kernels report.
@@ -531,7 +559,7 @@ impl DriverStream {
         let staged = Staged::of(&self.context, bytes, moment)?;
         let from = staged.as_ptr().cast::<c_void>();
         // SAFETY: the context is current; the block is kept by the graph.
-        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from, bytes.len(), self.raw) };
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from, bytes.len(), self.raw()) };
         captured.keep(staged);
         check("cuMemcpyHtoDAsync", code)
     }
@@ -559,13 +587,18 @@ impl DriverStream {
 
     /// # Safety
     /// As for [`Queue::copy`](super::Queue::copy).
-    pub(super) unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
+    pub(super) unsafe fn copy(
+        &self,
+        command: Command,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: the context is current; the caller answers for the ranges.
-        let code = unsafe { sys::cuMemcpyDtoDAsync_v2(address(dst), address(src), bytes, self.raw) };
-        check("cuMemcpyDtoDAsync", code)
+        unsafe { self.enqueue(Call::Copy { to, from, bytes }, &mut [], command) }
     }
 
     /// Enqueues a copy from memory of another device, with the context `theirs`.
@@ -585,7 +618,7 @@ impl DriverStream {
         let (ours, theirs) = (self.context.raw, theirs.raw);
         // SAFETY: the context is current, and both are retained; the caller answers for the ranges.
         let code =
-            unsafe { sys::cuMemcpyPeerAsync(address(to), ours, address(from), theirs, bytes, self.raw) };
+            unsafe { sys::cuMemcpyPeerAsync(address(to), ours, address(from), theirs, bytes, self.raw()) };
         check("cuMemcpyPeerAsync", code)
     }
 
@@ -598,7 +631,7 @@ impl DriverStream {
             return Ok(());
         }
         // SAFETY: the context is current; the caller answers for the ranges.
-        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from.cast(), bytes, self.raw) };
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(address(to), from.cast(), bytes, self.raw()) };
         check("cuMemcpyHtoDAsync", code)
     }
 
@@ -611,19 +644,24 @@ impl DriverStream {
             return Ok(());
         }
         // SAFETY: the context is current; the caller answers for the ranges.
-        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), address(from), bytes, self.raw) };
+        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), address(from), bytes, self.raw()) };
         check("cuMemcpyDtoHAsync", code)
     }
 
     /// # Safety
     /// As for [`Queue::fill_bytes`](super::Queue::fill_bytes).
-    pub(super) unsafe fn fill_bytes(&self, dst: *mut u8, value: u8, bytes: usize) -> Result<()> {
+    pub(super) unsafe fn fill_bytes(
+        &self,
+        command: Command,
+        to: *mut u8,
+        value: u8,
+        bytes: usize,
+    ) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: the context is current; the caller answers for the range.
-        let code = unsafe { sys::cuMemsetD8Async(address(dst), value, bytes, self.raw) };
-        check("cuMemsetD8Async", code)
+        unsafe { self.enqueue(Call::Fill { to, value, bytes }, &mut [], command) }
     }
 }
 
@@ -636,7 +674,7 @@ impl Drop for DriverStream {
             // Whoever lets go of the stream has seen it run dry, so the next one may have its workspace.
             self.context.workspaces.lock().extend(self.workspace.take());
             // SAFETY: created once, destroyed once; the driver lets it run dry.
-            unsafe { sys::cuStreamDestroy_v2(self.raw) };
+            unsafe { sys::cuStreamDestroy_v2(self.raw()) };
         }
     }
 }

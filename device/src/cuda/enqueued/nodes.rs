@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::cuda::Grid;
 use crate::cuda::call::check;
+use crate::cuda::enqueue::{Arguments, append};
 use crate::cuda::graph::Graph;
 use crate::cuda::module::Function;
 use crate::{KernelRecord, Result};
@@ -32,30 +33,11 @@ pub(super) struct Kernel {
     pub(super) words: Vec<u64>,
 }
 
-/// How a kernel is given its arguments.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Arguments {
-    /// One by one, each from one of these words on.
-    Listed(Box<[usize]>),
-    /// As a buffer of so many bytes.
-    Buffer(usize),
-}
-
 /// The blocks that run together on neighbouring multiprocessors, if there are any, and how clusters of them are spread.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Cluster {
+pub(in crate::cuda) struct Cluster {
     pub(super) size: [u32; 3],
     spread: u32,
-}
-
-impl Arguments {
-    /// Those of the buffer.
-    pub(super) fn bytes(&self) -> usize {
-        match *self {
-            Arguments::Listed(_) => 0,
-            Arguments::Buffer(bytes) => bytes,
-        }
-    }
 }
 
 impl Node {
@@ -163,12 +145,12 @@ unsafe fn arguments(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(Option<Arg
     unsafe {
         if !params.kernelParams.is_null() {
             let (begins, words) = listed(params)?;
-            return Ok((Some(Arguments::Listed(begins.into())), words));
+            return Ok((Some(Arguments::Listed(begins)), words));
         }
         Ok(match buffer(params.extra) {
             Some((from, bytes)) => {
                 let mut words = Vec::new();
-                append(&mut words, from, bytes);
+                append(&mut words, std::slice::from_raw_parts(from.cast::<u8>(), bytes));
                 (Some(Arguments::Buffer(bytes)), words)
             }
             None => (None, Vec::new()),
@@ -180,8 +162,8 @@ unsafe fn arguments(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(Option<Arg
 ///
 /// # Safety
 /// The node is live, and there is a list.
-unsafe fn listed(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(Vec<usize>, Vec<u64>)> {
-    let (mut begins, mut words) = (Vec::new(), Vec::new());
+unsafe fn listed(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(SmallVec<[u16; 16]>, Vec<u64>)> {
+    let (mut begins, mut words) = (SmallVec::new(), Vec::new());
     loop {
         let (mut offset, mut bytes) = (0, 0);
         // SAFETY: the function is live; the driver writes two numbers.
@@ -193,21 +175,10 @@ unsafe fn listed(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<(Vec<usize>, V
         check("cuFuncGetParamInfo", code)?;
         // SAFETY: the list has an entry for each argument, which has so many bytes.
         let from = unsafe { *params.kernelParams.add(begins.len()) };
-        begins.push(words.len());
+        begins.push(words.len() as u16);
         // SAFETY: as above.
-        unsafe { append(&mut words, from, bytes) };
+        append(&mut words, unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) });
     }
-}
-
-/// Appends bytes, and zeros up to the next word.
-///
-/// # Safety
-/// The bytes can be read.
-unsafe fn append(words: &mut Vec<u64>, from: *const c_void, bytes: usize) {
-    let begin = words.len();
-    words.resize(begin + bytes.div_ceil(size_of::<u64>()), 0);
-    // SAFETY: the caller's promise, and there is room.
-    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), words[begin..].as_mut_ptr().cast(), bytes) };
 }
 
 /// What the entries that follow a number are, in a launch with a buffer of arguments.
@@ -216,7 +187,7 @@ const POINTER: usize = sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize;
 const SIZE: usize = sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize;
 
 /// How a launch is told of a buffer.
-pub(super) fn in_buffer(words: *mut c_void, bytes: &mut usize) -> [*mut c_void; 5] {
+pub(in crate::cuda) fn in_buffer(words: *mut c_void, bytes: &mut usize) -> [*mut c_void; 5] {
     let number = std::ptr::without_provenance_mut::<c_void>;
     [number(POINTER), words, number(SIZE), std::ptr::from_mut(bytes).cast(), number(END)]
 }
@@ -275,7 +246,7 @@ impl Cluster {
     }
 
     /// What a launch says of it.
-    pub(super) fn attributes(&self) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
+    pub(in crate::cuda) fn attributes(&self) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
         let [x, y, z] = self.size;
         if x.max(y).max(z) <= 1 {
             return SmallVec::new();

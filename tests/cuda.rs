@@ -443,7 +443,7 @@ fn on_two_streams(device: &Device) -> Result<Vec<Vec<f32>>> {
 }
 
 #[test]
-fn a_launcher_changes_no_bit_and_no_wait() -> Result<()> {
+fn a_launcher_changes_no_bit() -> Result<()> {
     if cuda().is_none() {
         return Ok(());
     }
@@ -453,8 +453,8 @@ fn a_launcher_changes_no_bit_and_no_wait() -> Result<()> {
         device.start_audit();
         let read = on_two_streams(&device)?;
         assert_eq!(device.stop_audit().hazards(), [], "{launcher}");
-        let stats = device.sync_stats();
-        found.push((read, stats.launches, stats.waits_inserted));
+        // How many waits there are is up to what has passed meanwhile.
+        found.push((read, device.sync_stats().launches));
     }
     assert_eq!(found[0], found[1]);
     Ok(())

@@ -175,7 +175,8 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::CudaUnavailable`] with the reason: no driver or one that is too old, no such device, no libnvrtc or libcublasLt,
-    /// or a build without CUDA; [`Error::OutOfMemory`] if the driver has no memory left, [`Error::Driver`] if it refuses.
+    /// or a build without CUDA; [`Error::OutOfMemory`] if the driver has no memory left, [`Error::Driver`] if it refuses,
+    /// [`Error::Io`] if all launches are to be a [launcher](CudaConfig::launcher)'s and there is no thread for it.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
         let mut devices = DEVICES.lock();

@@ -102,12 +102,12 @@ extern "C" fn export_table(id: u32) -> *const c_void {
     }
 }
 
-/// The tool's library, which stays as long as the process.
 /// Whether a tool follows ranges.
 pub(crate) fn is_followed() -> bool {
     tool().is_some()
 }
 
+/// The tool's library, which stays as long as the process.
 fn tool() -> Option<&'static Library> {
     static TOOL: OnceLock<Option<Library>> = OnceLock::new();
     TOOL.get_or_init(load).as_ref()

@@ -290,8 +290,8 @@ impl ConvAlgorithm {
         at.addr().is_multiple_of(ALIGNMENT)
     }
 
-    /// Enqueues it as a part of a stream's command for images, filters and results, and a bias if its form has one, and gives the kernels, if they
-    /// are known.
+    /// Enqueues it as a part of a stream's command for images, filters and results, and a bias if its form has one, and gives the
+    /// kernels, if they are known.
     ///
     /// # Safety
     /// The context is current. The operands are in bounds, and nothing writes them, nor uses the workspace, of as many bytes as

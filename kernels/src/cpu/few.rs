@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
 
+use super::inlined;
 use super::lanes::{Lanes, with_scratch};
 use super::patches::{Patches, with_patches};
 use super::product::each;
@@ -179,40 +180,13 @@ impl<T: Lanes, S: Simd> Tile<T, S> {
             );
             for y in 0..height {
                 let (seen, results) = (self.seen.add(y * self.down), self.results.add(y * width));
-                for step in 0..whole {
-                    let at = from + step * SUMS;
-                    let mut g = [T::splat(simd, T::ZERO); F];
-                    each::<F>(
-                        #[inline(always)]
-                        |f| g[f] = T::load(simd, results.add(f * height * width + at)),
-                    );
-                    each::<N>(
-                        #[inline(always)]
-                        |n| {
-                            let x = T::load(simd, seen.add(at + n * self.beside));
-                            each::<F>(
-                                #[inline(always)]
-                                |f| sums[n][f] = T::mul_add(simd, x, g[f], sums[n][f]),
-                            );
-                        },
-                    );
+                for at in (from..last).step_by(SUMS) {
+                    let load = inlined!(|from: *const T| T::load(simd, from));
+                    self.add_vector(seen.add(at), results.add(at), &mut sums, load);
                 }
                 if last < width {
-                    let mut g = [T::splat(simd, T::ZERO); F];
-                    each::<F>(
-                        #[inline(always)]
-                        |f| g[f] = T::load_masked(simd, rest, results.add(f * height * width + last)),
-                    );
-                    each::<N>(
-                        #[inline(always)]
-                        |n| {
-                            let x = T::load_masked(simd, rest, seen.add(last + n * self.beside));
-                            each::<F>(
-                                #[inline(always)]
-                                |f| sums[n][f] = T::mul_add(simd, x, g[f], sums[n][f]),
-                            );
-                        },
-                    );
+                    let load = inlined!(|from: *const T| T::load_masked(simd, rest, from));
+                    self.add_vector(seen.add(last), results.add(last), &mut sums, load);
                 }
             }
             each::<N>(
@@ -225,6 +199,36 @@ impl<T: Lanes, S: Simd> Tile<T, S> {
                 },
             );
         }
+    }
+
+    /// Adds one vector of places: what is seen there, and the results, where `load` finds them.
+    ///
+    /// # Safety
+    /// `load` may be called for all elements and filters.
+    #[inline(always)]
+    unsafe fn add_vector<const N: usize, const F: usize>(
+        &self,
+        seen: *const T,
+        results: *const T,
+        sums: &mut [[T::Vector<S>; F]; N],
+        load: impl Fn(*const T) -> T::Vector<S>,
+    ) {
+        let (simd, [height, width]) = (self.simd, self.places);
+        let mut g = [T::splat(simd, T::ZERO); F];
+        each::<F>(
+            #[inline(always)]
+            |f| g[f] = load(results.wrapping_add(f * height * width)),
+        );
+        each::<N>(
+            #[inline(always)]
+            |n| {
+                let x = load(seen.wrapping_add(n * self.beside));
+                each::<F>(
+                    #[inline(always)]
+                    |f| sums[n][f] = T::mul_add(simd, x, g[f], sums[n][f]),
+                );
+            },
+        );
     }
 
     /// Where an element's sums for a filter begin.

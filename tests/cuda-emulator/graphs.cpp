@@ -386,9 +386,20 @@ static CUresult check_launch(const std::shared_ptr<GraphExec>& exec, const Strea
     return stream->context->error;
 }
 
-// There is nothing to upload.
-EXPORT CUresult cuGraphUpload(CUgraphExec handle, CUstream stream) {
-    return call("cuGraphUpload", Needs::Context, [&](Call& call) { return check_launch(find_exec(handle), any_stream(stream, call.context)); });
+// A command of its stream. Only that stream, or one that waits for it, may launch the graph before the upload has run.
+EXPORT CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
+    return call("cuGraphUpload", Needs::Context, [&](Call& call) {
+        auto exec = find_exec(handle);
+        StreamPtr stream = any_stream(stream_handle, call.context);
+        CUresult checked = check_launch(exec, stream);
+        if (checked != CUDA_SUCCESS) return checked;
+        call.note("graph=%llu stream=%llu", (unsigned long long)exec->id, (unsigned long long)stream->id);
+        if (stream->capture) return look_at(stream);
+        Command command;
+        command.name = "upload graph=" + std::to_string(exec->id);
+        exec->upload = enqueue(stream, std::move(command));
+        return CUDA_SUCCESS;
+    });
 }
 
 // After the stream's commands and after the graph's other launches; the nodes run in any order that their edges allow.
@@ -404,7 +415,10 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
         if (waits != CUDA_SUCCESS) return waits;
         Command command;
         command.name = "graph=" + std::to_string(exec->id);
-        if (!exec->steps.empty()) command.graph = std::make_shared<GraphRun>(exec->steps);
+        if (!exec->steps.empty()) {
+            command.graph = std::make_shared<GraphRun>(exec->steps);
+            command.graph->upload = exec->upload;
+        }
         if (exec->last && !exec->last->passed) command.after.push_back(exec->last);
         exec->last = enqueue(stream, std::move(command));
         return CUDA_SUCCESS;

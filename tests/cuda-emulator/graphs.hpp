@@ -46,6 +46,7 @@ struct GraphRun {
     std::vector<Step> steps;
     std::set<size_t> ready;
     size_t running = 0, left = 0; // host functions; steps that have not ended
+    MomentPtr upload;             // of the graph, which must have ended before the launch begins; empty: there was none
 
     explicit GraphRun(const std::vector<Step>& all);
     void start(size_t step);  // a host function
@@ -57,7 +58,8 @@ struct GraphExec {
     uint64_t id = 0;
     Context* context = nullptr;
     std::vector<GraphRun::Step> steps;
-    MomentPtr last; // of its newest launch
+    MomentPtr last;   // of its newest launch
+    MomentPtr upload; // the newest
 };
 
 // graphs.cpp

@@ -419,7 +419,37 @@ static void graph_of_two_devices() {
     CHECK_EQUAL(set_params(exec, scaled, params(kernel("nothing"), nullptr)), int(CUDA_ERROR_INVALID_VALUE));
 }
 
+// A launch is ordered after an upload on its own stream, or on one that it waits for, and after no other.
+static void uploads() {
+    open_device();
+    Ptr one = new_stream(), two = new_stream(), graph = new_graph(), event = nullptr;
+    CUdeviceptr data = allocate(4);
+    capture(one, graph, {}, [&] { set_float(data, 1, one); });
+    auto uploaded = [&] {
+        Ptr exec = instantiate(graph);
+        CHECK_EQUAL(cuda("cuGraphUpload", exec, one), 0);
+        return exec;
+    };
+    CHECK_EQUAL(launch_graph(uploaded(), one), 0);
+    CHECK_EQUAL(cuda("cuStreamSynchronize", one), 0);
+    Ptr waited = uploaded();
+    CHECK_EQUAL(cuda("cuEventCreate", &event, 2u), 0);
+    CHECK_EQUAL(cuda("cuEventRecord", event, one), 0);
+    CHECK_EQUAL(cuda("cuStreamWaitEvent", two, event, 0u), 0);
+    CHECK_EQUAL(launch_graph(waited, two), 0);
+    CHECK_EQUAL(cuda("cuStreamSynchronize", two), 0);
+    Ptr synchronised = uploaded();
+    CHECK_EQUAL(cuda("cuStreamSynchronize", one), 0);
+    CHECK_EQUAL(launch_graph(synchronised, two), 0);
+    CHECK_EQUAL(number(data, two), 1.0f);
+    Ptr pending = uploaded();
+    CHECK_EQUAL(launch_graph(pending, two), 0);
+    CHECK_EQUAL(cuda("cuStreamSynchronize", two), int(CUDA_ERROR_LAUNCH_FAILED));
+    CHECK(logged("runs while its upload is pending on another stream"));
+}
+
 const std::vector<Test> GRAPH_TESTS = {
+    {"uploads", "", uploads},
     {"chain", "", chain},
     {"diamond", "", diamond},
     {"missing_edge", "", missing_edge},

@@ -136,9 +136,9 @@ impl DriverGraph {
         // SAFETY: the context is current; the driver writes a handle.
         let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, graph.0, 0) };
         check("cuGraphInstantiate", code)?;
+        // Not uploaded here: the driver does not order a launch on another stream after `cuGraphUpload`. The first launch
+        // uploads the graph on its own stream.
         let exec = Exec { raw, _graph: graph, context: Arc::clone(&cuda.context) };
-        // SAFETY: the handles are live.
-        unsafe { check("cuGraphUpload", sys::cuGraphUpload(exec.raw, stream.raw()))? };
         Ok(DriverGraph { exec, kernels, stream, constants, core: Arc::downgrade(core), tf32: core.tf32() })
     }
 

@@ -197,8 +197,13 @@ fn options(program: &Program, (major, minor): (i32, i32)) -> Vec<String> {
     let own = if (major, minor) == WARP_GROUPS { "a" } else { "" };
     let mut options = vec![format!("--gpu-architecture=sm_{major}{minor}{own}"), "--std=c++17".into()];
     options.extend(program.each_rounded.then(|| "--fmad=false".into()));
+    // Optimises the kernels of a program on all cores, which takes a third of the time. The code is the same.
+    options.extend((compiler_version() >= SPLITS).then(|| "--split-compile=0".into()));
     options
 }
+
+/// The first version of the compiler that is known to take `--split-compile`.
+const SPLITS: (i32, i32) = (13, 0);
 
 fn compiler_version() -> (i32, i32) {
     let (mut major, mut minor) = (0, 0);

@@ -160,42 +160,32 @@ macro_rules! by_size {
 
 use {by_dtype, by_factor, by_size, factor_programs, float_programs, number_programs, program};
 
-/// Compiles and loads everything that training in F32 needs, once a device, and makes the stream's handle for
-/// products. Left to the first launches, that would hold them up for seconds, and might wait for an idle device. Nothing on
-/// a CPU.
+/// Compiles, in parallel, and loads the programs that nearly every training step in F32 uses, and creates the handle for
+/// matmuls, once a device. Convolutions, attention, optional layers and other dtypes are compiled when they are first used.
+/// Without this the first launches compile one program after the other, and wait until the device is idle to load it.
+/// Nothing on a CPU.
 ///
 /// # Errors
 /// [`Error::KernelCompile`](device::Error::KernelCompile), [`Error::CudaUnavailable`](device::Error::CudaUnavailable)
-/// without a compiler, [`Error::Driver`](device::Error::Driver).
+/// without a compiler, [`Error::StreamHeld`](device::Error::StreamHeld), [`Error::Driver`](device::Error::Driver).
 pub fn preload(stream: &Stream) -> Result<()> {
+    // Those that take longest to compile come first.
     stream.preload(&[
-        &attention::F32,
-        &attention::FLOATS[0].programs[0],
-        &attention::FLOATS[1].programs[0],
-        &attention::FLOATS[2].programs[0],
-        &attention::FLOATS[3].programs[0],
-        &batch_norm::F32,
-        &clip::F32,
-        &conv::F32,
-        &conv::direct_programs::F32,
-        &conv::few_programs::F32,
-        &conv::implicit_programs::F32,
-        &copy::COPY,
-        &elementwise::F32,
-        &embedding_bag::F32,
-        &image::IMAGE,
-        &index::F32,
-        &index::GATHER,
-        &many_sums::F32,
-        &matmul::F32,
-        &normalize::F32,
-        &*optim::OPTIM,
-        &parts::F32,
-        &pool::F32,
-        &random::F32,
         &reduce::F32,
-        &sequence::F32,
         &softmax::F32,
+        &normalize::F32,
+        &elementwise::F32,
+        &*optim::OPTIM,
+        &copy::COPY,
+        &embedding_bag::F32,
+        &clip::F32,
+        &many_sums::F32,
+        &index::F32,
+        &random::F32,
+        &matmul::F32,
+        &index::GATHER,
+        &parts::F32,
+        &sequence::F32,
     ])
 }
 

@@ -264,6 +264,56 @@ fn a_stream_with_products_goes_while_another_is_held() -> Result<()> {
     Ok(())
 }
 
+/// In a process that has loaded nothing: the driver would load what is used first only once the held stream is done.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_first_uses_while_a_stream_is_held() -> Result<()> {
+    let device = Device::cuda_with(0, CudaConfig::default())?;
+    let [held, other] = [device.new_stream()?, device.new_stream()?];
+    let x = Tensor::from_slice(&[1.0f32; 64], &[8, 8], &device)?;
+    let refused = |outcome: Result<Tensor>, what: &str| match outcome {
+        Err(Error::StreamHeld { what: found }) => assert!(found.contains(what), "{found}"),
+        outcome => panic!("{what}: {outcome:?}"),
+    };
+    let hold = held.hold();
+    refused(other.scope(|| x.sin()), "elementwise_f32");
+    refused(other.scope(|| x.matmul(&x)), "cuBLASLt");
+    drop(hold);
+    // Nothing is left of what was refused.
+    streamgrad::tensor::preload(&other)?;
+    let gradient = || -> Result<Vec<f32>> {
+        let leaf = Var::leaf(x.clone());
+        leaf.matmul(&leaf)?.sum(&[], false)?.backward()?.get(&leaf).unwrap().to_vec()
+    };
+    let product = other.scope(|| x.matmul(&x))?;
+    other.scope(gradient)?;
+    let hold = held.hold();
+    let queued = held.scope(|| x.exp())?;
+    let sine = other.scope(|| x.sin())?;
+    assert_eq!(sine.to_vec::<f32>()?, [1.0f32.sin(); 64]);
+    assert_eq!(other.scope(|| x.matmul(&x))?.to_vec::<f32>()?, [8.0; 64]);
+    assert_eq!(other.scope(|| x.sum(&[], false))?.item::<f32>()?, 64.0);
+    assert_eq!(other.scope(gradient)?, [16.0; 64]);
+    // A shape of its own has kernels of its own.
+    let row = Tensor::from_slice(&[1.0f32; 8], &[1, 8], &device)?;
+    refused(other.scope(|| row.matmul(&x)), "matmul");
+    drop(hold);
+    assert_eq!(queued.to_vec::<f32>()?, [1.0f32.exp(); 64]);
+    assert_eq!(product.to_vec::<f32>()?, [8.0; 64]);
+    assert_eq!(other.scope(|| row.matmul(&x))?.to_vec::<f32>()?, [8.0; 8]);
+    Ok(())
+}
+
+#[test]
+fn a_first_use_while_a_stream_is_held_is_an_error_and_not_a_hang() {
+    if cuda().is_none() {
+        return;
+    }
+    let output = run_ignored("inner_first_uses_while_a_stream_is_held", &[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && !text.contains("waits for host memory"), "{text}");
+}
+
 /// A wait is refused, and the write that it was for is launched again.
 #[test]
 #[ignore = "run by the test below"]

@@ -147,6 +147,15 @@ pub enum Error {
         /// What the calling thread is within.
         within: Box<str>,
     },
+    /// Something was used for the first time while a stream is [held](crate::Stream::hold). The driver loads it only once
+    /// the device has done all its work, so the call would wait for the held stream.
+    #[error(
+        "{what} is used for the first time while a stream is held, for which loading it would wait; use or preload it before"
+    )]
+    StreamHeld {
+        /// What is not loaded yet.
+        what: Box<str>,
+    },
     /// What a step that is captured, or was, does not allow.
     #[error("{op}: not within a captured step: {reason}")]
     Captured {

@@ -440,7 +440,7 @@ impl Stream {
         match self.order(&mut tail, "hold", &[], false)? {
             Place::Driver => {
                 let driver = fifo.driver()?;
-                self.drive(driver, &mut tail, "hold", &mut None, |moment| driver.gate(moment)).map(Some)
+                self.drive(driver, &mut tail, "hold", &mut None, |moment| driver.gate(moment, true)).map(Some)
             }
             Place::Here | Place::Worker => {
                 fifo.push([Item::Gate { tick: tail.tick, gate }]);

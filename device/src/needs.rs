@@ -108,7 +108,7 @@ impl Fifo {
                 },
                 // Two drivers that know nothing of each other meet on the host, where a thread opens a gate.
                 (Some(own), None) => {
-                    let word = own.gate(Moment { stream: self.id, tick: tail.tick })?;
+                    let word = own.gate(Moment { stream: self.id, tick: tail.tick }, false)?;
                     let awaited = Arc::clone(fifo);
                     spawn("gate".to_owned(), move || {
                         // It opens when the thread ends.

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -187,15 +187,19 @@ impl Stream {
 
     /// Closes a gate in the stream: commands launched from now on start when the guard drops. For tests.
     ///
-    /// A CUDA stream has room for about a thousand commands; a launch beyond them waits for the gate. So may whatever makes
-    /// the driver map memory.
+    /// A CUDA stream has room for about a thousand commands; a launch beyond them waits for the gate.
+    ///
+    /// The driver loads kernels only once its device has done all work. So a kernel, or a shape of matmul or convolution, that
+    /// is used for the first time while a stream is held waits for the hold, and after five seconds is
+    /// [`Error::StreamHeld`](crate::Error::StreamHeld), on whichever stream of the device it is. Use it, or preload it, before.
     pub fn hold(&self) -> Hold {
         let gate = Arc::new(Gate::default());
         let word = self.close(Arc::clone(&gate)).unwrap_or_else(|error| {
             self.core().fail(error);
             None
         });
-        Hold { gate, _word: word, _device: self.device().clone() }
+        HOST_HOLDS.fetch_add(usize::from(word.is_none()), Ordering::AcqRel);
+        Hold { gate, word, _device: self.device().clone() }
     }
 
     /// The newest moment of the stream.
@@ -243,18 +247,28 @@ impl fmt::Debug for Stream {
     }
 }
 
+/// How many holds there are on streams that are not a driver's.
+static HOST_HOLDS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a stream of the host is held.
+#[cfg(feature = "cuda")]
+pub(crate) fn host_is_held() -> bool {
+    HOST_HOLDS.load(Ordering::Acquire) > 0
+}
+
 /// Keeps a stream from going on until it is dropped.
 #[must_use = "the stream goes on when the guard drops"]
 pub struct Hold {
     gate: Arc<Gate>,
     /// The gate of a driver's stream, which opens when it drops.
-    _word: Option<GateWord>,
+    word: Option<GateWord>,
     /// A device that goes waits for its work, and would wait for the guard.
     _device: Device,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        HOST_HOLDS.fetch_sub(usize::from(self.word.is_none()), Ordering::AcqRel);
         self.gate.open();
     }
 }

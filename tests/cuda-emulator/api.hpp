@@ -142,3 +142,5 @@ EXPORT CUresult cuEmulatorMeet(CUstream stream, const char* name, bool (*ready)(
 EXPORT uint64_t cuEmulatorCapture(CUstream stream, uint64_t* id);
 // The current context's, or INVALID_CONTEXT; INVALID_HANDLE for a stream that is not one of its own.
 EXPORT CUresult cuEmulatorCheckStream(CUstream stream);
+// For calls that wait for all work of the current context: an error if that would never end.
+EXPORT CUresult cuEmulatorAwaitHost(const char* function);

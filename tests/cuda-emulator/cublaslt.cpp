@@ -89,6 +89,7 @@ static cublasStatus_t status_of(CUresult result) {
 EXPORT cublasStatus_t cublasLtCreate(Handle** out) {
     return call("cublasLtCreate", [&](std::string&) {
         cublasStatus_t usable = status_of(cuEmulatorCheckStream(nullptr));
+        if (usable == CUBLAS_STATUS_SUCCESS) usable = status_of(cuEmulatorAwaitHost("cublasLtCreate"));
         return usable == CUBLAS_STATUS_SUCCESS ? handles.add(out, {}) : usable;
     });
 }
@@ -251,6 +252,8 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(Handle* handle, Operation* 
     return call("cublasLtMatmulAlgoGetHeuristic", [&](std::string&) {
         if (!known(handle, operation, {a, b, c, d}) || !preferences.has(preference) || wanted < 1 || !out || !count) return CUBLAS_STATUS_INVALID_VALUE;
         *count = 0;
+        cublasStatus_t idle = status_of(cuEmulatorAwaitHost("cublasLtMatmulAlgoGetHeuristic"));
+        if (idle != CUBLAS_STATUS_SUCCESS) return idle;
         Description product{*operation, *a, *b, *c, *d};
         if (!product.valid()) return CUBLAS_STATUS_INVALID_VALUE;
         const Layout* stored[] = {a, b, c, d};

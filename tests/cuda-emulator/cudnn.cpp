@@ -125,7 +125,7 @@ EXPORT const char* cudnnGetErrorString(int status) {
 EXPORT int cudnnCreate(Handle** out) {
     return call("cudnnCreate", [&](std::string&) -> int {
         if (!out) return BAD_PARAM;
-        if (cuEmulatorCheckStream(nullptr) != CUDA_SUCCESS) return NOT_INITIALIZED;
+        if (cuEmulatorCheckStream(nullptr) != CUDA_SUCCESS || cuEmulatorAwaitHost("cudnnCreate") != CUDA_SUCCESS) return NOT_INITIALIZED;
         std::lock_guard<std::mutex> held(lock);
         *out = *handles.insert(new Handle).first;
         return SUCCESS;

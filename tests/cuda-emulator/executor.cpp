@@ -128,6 +128,11 @@ static void log_run(const Stream& stream, size_t node) {
 
 static void run(const Candidate& chosen) {
     Stream& stream = *chosen.stream;
+    const GraphRun* graph = stream.queue.front().graph.get();
+    if (graph && graph->upload && !graph->upload->passed) {
+        report("%s runs while its upload is pending on another stream; stream %llu", stream.queue.front().name.c_str(), (unsigned long long)stream.id);
+        return fail_context(stream.context, CUDA_ERROR_LAUNCH_FAILED);
+    }
     log_run(stream, chosen.node);
     const Work& work = next_work(stream, chosen.node);
     if (work.host) return hand_over(stream, chosen.node);
@@ -180,6 +185,39 @@ void finish(std::unique_lock<std::mutex>& lock, const MomentPtr& moment) {
 void nudge(const MomentPtr& moment) {
     step(moment);
     close_memory();
+}
+
+// Whether a command of the stream, or of one that it waits for, waits for host memory to change.
+static bool waits_for_host(const StreamPtr& stream, std::vector<Stream*>& visited) {
+    if (!stream || std::find(visited.begin(), visited.end(), stream.get()) != visited.end()) return false;
+    visited.push_back(stream.get());
+    for (const Command& command : stream->queue) {
+        if (command.condition && !command.meets && !command.condition()) return true;
+        for (const MomentPtr& moment : command.after)
+            if (!moment->passed && waits_for_host(moment->stream, visited)) return true;
+    }
+    return false;
+}
+
+CUresult await_host(std::unique_lock<std::mutex>& lock, Context* context, const char* name) {
+    double began = now_milliseconds();
+    auto blocked = [&] {
+        std::vector<Stream*> visited;
+        return std::any_of(context->streams.begin(), context->streams.end(), [&](const StreamPtr& stream) { return waits_for_host(stream, visited); });
+    };
+    while (blocked()) {
+        if (now_milliseconds() - began > 10000) {
+            report("%s waits for all work of the context, and a stream of it waits for host memory", name);
+            return CUDA_ERROR_LAUNCH_TIMEOUT;
+        }
+        state().progress.wait_for(lock, std::chrono::microseconds(200));
+    }
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEmulatorAwaitHost(const char* name) {
+    std::unique_lock<std::mutex> held(state().lock);
+    return current_context ? await_host(held, current_context, name) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 void drain(std::unique_lock<std::mutex>& lock, Context* context) {

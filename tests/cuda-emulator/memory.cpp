@@ -290,6 +290,7 @@ static CUresult free_memory(Call& call, uintptr_t address, bool host) {
     call.note("ptr=0x%zx", address);
     if (address == 0) return CUDA_SUCCESS;
     CUresult allowed = unsafe_call();
+    if (allowed == CUDA_SUCCESS) allowed = await_host(call.lock, call.context, call.name);
     if (allowed != CUDA_SUCCESS) return allowed;
     auto found = state().allocations.find(address);
     if (found == state().allocations.end() || found->second.host != host || found->second.elsewhere) {
@@ -300,7 +301,7 @@ static CUresult free_memory(Call& call, uintptr_t address, bool host) {
     return CUDA_SUCCESS;
 }
 
-// Does not wait: a queued command that still uses the memory is reported when it runs.
+// Runs nothing: a queued command that still uses the memory is reported when it runs.
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     return call("cuMemFree_v2", Needs::ContextEvenBroken, [&](Call& call) { return free_memory(call, address, false); });
 }

@@ -67,18 +67,25 @@ static CUresult load(Call& call, CUmodule* out, const void* image) {
     return CUDA_SUCCESS;
 }
 
+static CUresult load_idle(Call& call, CUmodule* out, const void* image) {
+    CUresult idle = await_host(call.lock, call.context, call.name);
+    return idle == CUDA_SUCCESS ? load(call, out, image) : idle;
+}
+
 EXPORT CUresult cuModuleLoadData(CUmodule* out, const void* image) {
-    return call("cuModuleLoadData", Needs::Context, [&](Call& call) { return load(call, out, image); });
+    return call("cuModuleLoadData", Needs::Context, [&](Call& call) { return load_idle(call, out, image); });
 }
 
 EXPORT CUresult cuModuleLoadDataEx(CUmodule* out, const void* image, unsigned, int*, void**) {
-    return call("cuModuleLoadDataEx", Needs::Context, [&](Call& call) { return load(call, out, image); });
+    return call("cuModuleLoadDataEx", Needs::Context, [&](Call& call) { return load_idle(call, out, image); });
 }
 
 // Queued launches keep the code.
 EXPORT CUresult cuModuleUnload(CUmodule handle) {
-    return call("cuModuleUnload", Needs::ContextEvenBroken, [&](Call&) {
+    return call("cuModuleUnload", Needs::ContextEvenBroken, [&](Call& call) {
         State& s = state();
+        CUresult idle = await_host(call.lock, call.context, call.name);
+        if (idle != CUDA_SUCCESS) return idle;
         auto found = s.modules.find(handle);
         if (found == s.modules.end()) return CUDA_ERROR_INVALID_HANDLE;
         for (auto entry = s.functions.begin(); entry != s.functions.end();)

@@ -257,6 +257,9 @@ MomentPtr enqueue(const StreamPtr& stream, Command command);
 void finish(std::unique_lock<std::mutex>& lock, const MomentPtr& moment);
 // Runs at most one command that the moment needs.
 void nudge(const MomentPtr& moment);
+// What calls do that wait for all work of the context: an error if a stream of it waits for host memory, which nobody changes
+// for 10 s. Other work is not run for their sake.
+CUresult await_host(std::unique_lock<std::mutex>& lock, Context* context, const char* name);
 void drain(std::unique_lock<std::mutex>& lock, Context* context);
 void keep_bound();
 void fail_context(Context* context, CUresult error);

@@ -177,7 +177,7 @@ impl DriverStream {
         match *self {}
     }
 
-    pub(crate) fn gate(&self, _: Moment) -> Result<GateWord> {
+    pub(crate) fn gate(&self, _: Moment, _: bool) -> Result<GateWord> {
         match *self {}
     }
 

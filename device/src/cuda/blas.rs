@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::Gemm;
 use super::choice::{Traits, choose};
+use super::context::Context;
 use super::enqueued::{Addresses, Enqueued};
 use super::launcher::Command;
 use super::stream::DriverStream;
@@ -148,7 +149,16 @@ impl Blas {
     }
 
     /// How this product is made; `None` if the library has no algorithm for it.
-    pub(super) fn algorithm(&self, op: &'static str, g: &Gemm, tf32: bool) -> Result<Option<Arc<Algorithm>>> {
+    ///
+    /// # Errors
+    /// [`Error::StreamHeld`] for the first product of a form while a stream is held: its kernels are loaded lazily.
+    pub(super) fn algorithm(
+        &self,
+        op: &'static str,
+        g: &Gemm,
+        tf32: bool,
+        context: &Context,
+    ) -> Result<Option<Arc<Algorithm>>> {
         let form = Form::of(g, tf32);
         if let Some(known) = self.chosen.read().get(&form) {
             return Ok(known.clone());
@@ -157,6 +167,7 @@ impl Blas {
         if let Some(known) = chosen.get(&form) {
             return Ok(known.clone());
         }
+        context.await_holds(op)?;
         let new = Algorithm::choose(op, self.handle, &form)?.map(Arc::new);
         if chosen.len() >= MAX_FORMS {
             chosen.clear();

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock};
@@ -12,14 +13,24 @@ use rustc_hash::FxHashMap;
 
 use super::Program;
 use super::blas::{Blas, WORKSPACE};
-use super::call::check;
+use super::call::{address, check};
 use super::dnn::Dnn;
 use super::memory::{Pages, no_memory, obtained};
 use super::module::{Function, Module};
 use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::stream::in_host_function;
+use crate::stream::host_is_held;
 use crate::{DeviceFacts, Error, MemoryDriver, Result};
+
+/// Memory that is no longer used.
+pub(super) enum Freed {
+    Device(NonNull<u8>),
+    Host(NonNull<u8>),
+}
+
+/// How long loading waits for a stream that another thread holds.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The one compute capability whose groups of four warps multiply together.
 pub(super) const WARP_GROUPS: (i32, i32) = (9, 0);
@@ -41,8 +52,11 @@ pub(crate) struct Context {
     /// The driver's least and greatest priority; the greatest is the smallest number.
     pub(super) priorities: (i32, i32),
     pub(super) pinned: PinnedPool,
-    /// How many streams are held.
+    /// Closed gates of the device's streams, and those of them that a [`Hold`](crate::Hold) closed.
     pub(super) gates: AtomicUsize,
+    pub(super) holds: AtomicUsize,
+    /// Memory to free once no stream is held.
+    freed: Mutex<Vec<Freed>>,
     /// Addresses that get their memory later, if the device has such.
     pub(super) pages: Option<Pages>,
     /// Whether products are wanted: streams are made ready for them from then on.
@@ -99,6 +113,8 @@ impl Context {
             priorities: (0, 0),
             pinned: PinnedPool::default(),
             gates: AtomicUsize::new(0),
+            holds: AtomicUsize::new(0),
+            freed: Mutex::default(),
             pages: Pages::of(device),
             products: AtomicBool::new(false),
             events: Mutex::default(),
@@ -186,6 +202,7 @@ impl Context {
 
     fn obtain_pinned(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.bind()?;
+        self.free_released();
         let mut ptr = std::ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current; the driver writes an address.
@@ -212,10 +229,40 @@ impl Context {
     /// # Safety
     /// It came from [`allocate_pinned`](Self::allocate_pinned), is returned once, and nothing uses it.
     pub(super) unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
-        if self.bind().is_ok() {
-            // SAFETY: the caller's promise.
-            unsafe { sys::cuMemFreeHost(ptr.as_ptr().cast()) };
+        // SAFETY: the caller's promise.
+        unsafe { self.release(Freed::Host(ptr)) }
+    }
+
+    /// Frees memory, now or once no stream is held: `cuMemFree` and `cuMemFreeHost` wait for all work of the device.
+    ///
+    /// # Safety
+    /// The memory came from the driver, is freed once, and nothing uses it.
+    pub(super) unsafe fn release(&self, freed: Freed) {
+        self.freed.lock().push(freed);
+        self.free_released();
+    }
+
+    /// Frees what was released, unless a stream is held.
+    pub(super) fn free_released(&self) {
+        if self.is_held() || self.bind().is_err() {
+            return;
         }
+        for freed in std::mem::take(&mut *self.freed.lock()) {
+            // SAFETY: `release` was promised that each came from the driver, is freed once and unused.
+            unsafe {
+                match freed {
+                    Freed::Device(ptr) => sys::cuMemFree_v2(address(ptr.as_ptr())),
+                    Freed::Host(ptr) => sys::cuMemFreeHost(ptr.as_ptr().cast()),
+                }
+            };
+        }
+    }
+
+    /// Whether a stream is held that work of this device comes after.
+    fn is_held(&self) -> bool {
+        let holds = self.holds.load(Ordering::Acquire);
+        // The other gates wait for streams of the host, which may be held in turn.
+        holds > 0 || (self.gates.load(Ordering::Acquire) > holds && host_is_held())
     }
 
     /// The kernel with this name; its program is compiled first, or read from disk, if this is its first use. The context is
@@ -237,9 +284,8 @@ impl Context {
         let _one = self.loading.lock();
         let mut missing = programs.to_vec();
         missing.retain(|program| !self.modules.read().contains_key(&key(program)));
-        if missing.is_empty() {
-            return Ok(());
-        }
+        let Some(first) = missing.first() else { return Ok(()) };
+        self.await_holds(first.name)?;
         let loaded = Module::load(&missing, self.capability)?;
         let named = missing.into_iter().map(key).zip(loaded);
         self.modules.write().extend(named);
@@ -248,12 +294,12 @@ impl Context {
 
     /// What makes products.
     pub(super) fn blas(&self) -> Result<&Blas> {
-        self.made_once(&self.blas, Blas::new)
+        self.made_once("cuBLASLt", &self.blas, Blas::new)
     }
 
     /// What makes convolutions, or why there is no such library.
     pub(super) fn dnn(&self) -> Result<std::result::Result<&Dnn, &str>> {
-        Ok(self.made_once(&self.dnn, Dnn::new)?.as_ref().map_err(String::as_str))
+        Ok(self.made_once("cuDNN", &self.dnn, Dnn::new)?.as_ref().map_err(String::as_str))
     }
 
     /// What makes convolutions, in words.
@@ -262,7 +308,12 @@ impl Context {
         super::dnn::describe(self)
     }
 
-    fn made_once<'a, T>(&self, place: &'a OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&'a T> {
+    fn made_once<'a, T>(
+        &self,
+        what: &str,
+        place: &'a OnceLock<T>,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<&'a T> {
         if let Some(made) = place.get() {
             return Ok(made);
         }
@@ -270,8 +321,26 @@ impl Context {
         if let Some(made) = place.get() {
             return Ok(made);
         }
+        self.await_holds(what)?;
         let new = make()?;
         Ok(place.get_or_init(|| new))
+    }
+
+    /// Waits until no stream is held that work of this device comes after. The driver loads modules and libraries' kernels
+    /// only once the device is idle, so loading `what` meanwhile would wait for the hold inside the driver, without end if
+    /// this thread is the one that will drop it.
+    ///
+    /// # Errors
+    /// [`Error::StreamHeld`] after [`HOLD_TIMEOUT`].
+    pub(super) fn await_holds(&self, what: &str) -> Result<()> {
+        let deadline = Instant::now() + HOLD_TIMEOUT;
+        while self.is_held() {
+            if Instant::now() > deadline {
+                return Err(Error::StreamHeld { what: what.into() });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 }
 
@@ -294,6 +363,7 @@ impl Drop for Context {
                 // SAFETY: a stream had it from `allocate`, and none is left to use it.
                 unsafe { self.free(workspace, WORKSPACE) };
             }
+            self.free_released();
             for block in self.pinned.drain() {
                 // SAFETY: they come from `allocate_pinned`, and no stream is left to use them.
                 unsafe { self.free_pinned(block) };

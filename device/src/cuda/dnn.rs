@@ -83,7 +83,7 @@ impl Dnn {
 
     /// How convolutions of this form are made; `None` if the library has no algorithm for them that always gives the same
     /// bits, or cannot be used. What fails otherwise is tried again by the next one.
-    fn algorithm(&self, form: &ConvForm, tf32: bool) -> Result<Option<Arc<Algorithm>>> {
+    fn algorithm(&self, form: &ConvForm, tf32: bool, context: &Context) -> Result<Option<Arc<Algorithm>>> {
         let key = (*form, tf32 && form.dtype == DType::F32);
         let known = || match self.unusable.get() {
             Some(_) => Some(None),
@@ -96,6 +96,7 @@ impl Dnn {
         if let Some(known) = known() {
             return Ok(known);
         }
+        context.await_holds("a cuDNN convolution")?;
         let new = match self.choose(form, key.1) {
             Err(failure) if failure.is_unusable() => {
                 self.unusable.get_or_init(|| failure.reason());
@@ -276,7 +277,7 @@ impl ConvAlgorithm {
     /// That of convolutions of a form; `None` if the library was not found, or has none.
     pub(super) fn of(context: &Arc<Context>, form: &ConvForm, tf32: bool) -> Result<Option<ConvAlgorithm>> {
         let Ok(dnn) = context.dnn()? else { return Ok(None) };
-        let algorithm = dnn.algorithm(form, tf32)?;
+        let algorithm = dnn.algorithm(form, tf32, context)?;
         Ok(algorithm.map(|algorithm| ConvAlgorithm { algorithm, context: Arc::clone(context) }))
     }
 

@@ -8,12 +8,13 @@ use cudarc::driver::sys;
 use parking_lot::Mutex;
 
 use super::call::{address, check};
-use super::context::Context;
+use super::context::{Context, Freed};
 use crate::{AddressSpace, Error, MemoryDriver, Result};
 
 impl MemoryDriver for Context {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.bind()?;
+        self.free_released();
         let mut ptr = 0;
         // SAFETY: the context is current; the driver writes an address.
         obtained("cuMemAlloc", bytes, unsafe { sys::cuMemAlloc_v2(&mut ptr, bytes) })?;
@@ -21,10 +22,8 @@ impl MemoryDriver for Context {
     }
 
     unsafe fn free(&self, ptr: NonNull<u8>, _bytes: usize) {
-        if self.bind().is_ok() {
-            // SAFETY: the caller says that `ptr` came from `allocate` and that nothing uses it.
-            unsafe { sys::cuMemFree_v2(address(ptr.as_ptr())) };
-        }
+        // SAFETY: the caller says that `ptr` came from `allocate` and that nothing uses it.
+        unsafe { self.release(Freed::Device(ptr)) }
     }
 
     fn alignment(&self) -> usize {

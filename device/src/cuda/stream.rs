@@ -366,8 +366,9 @@ impl DriverStream {
         Ok(staged)
     }
 
-    /// Closes a gate: later work starts once the word drops.
-    pub(crate) fn gate(&self, moment: Moment) -> Result<GateWord> {
+    /// Closes a gate: later work starts once the word drops. `holds`: for a [`Hold`](crate::Hold), which this thread may be
+    /// the one to drop.
+    pub(crate) fn gate(&self, moment: Moment, holds: bool) -> Result<GateWord> {
         let staged = Staged::of(&self.context, &0u32.to_ne_bytes(), moment)?;
         let word = address(staged.as_ptr());
         let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
@@ -375,7 +376,8 @@ impl DriverStream {
         let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word, 1, flags) };
         check("cuStreamWaitValue32", code)?;
         self.context.gates.fetch_add(1, Ordering::AcqRel);
-        Ok(GateWord(staged))
+        self.context.holds.fetch_add(usize::from(holds), Ordering::AcqRel);
+        Ok(GateWord { word: staged, holds })
     }
 
     /// # Safety
@@ -429,7 +431,7 @@ impl DriverStream {
             return Ok(true);
         }
         let (blas, (op, _)) = (self.context.blas()?, command);
-        let Some(algorithm) = blas.algorithm(op, gemm, tf32)? else { return Ok(false) };
+        let Some(algorithm) = blas.algorithm(op, gemm, tf32, &self.context)? else { return Ok(false) };
         let workspace = match target {
             // Products of a graph may run at once.
             Target::Graph(captured) => captured.workspace(op, algorithm.workspace)?,
@@ -740,13 +742,18 @@ impl Drop for TimedEvent {
 }
 
 /// A closed gate of a stream, which goes on when this drops.
-pub(crate) struct GateWord(Staged);
+pub(crate) struct GateWord {
+    word: Staged,
+    holds: bool,
+}
 
 impl Drop for GateWord {
     fn drop(&mut self) {
-        let word = self.0.as_ptr().cast::<u32>();
+        let word = self.word.as_ptr().cast::<u32>();
         // SAFETY: the block holds an aligned word, which the device reads and nobody else writes.
         unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::Release);
-        self.0.context().gates.fetch_sub(1, Ordering::AcqRel);
+        let context = self.word.context();
+        context.holds.fetch_sub(usize::from(self.holds), Ordering::AcqRel);
+        context.gates.fetch_sub(1, Ordering::AcqRel);
     }
 }

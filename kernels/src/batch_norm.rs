@@ -90,8 +90,8 @@ pub fn batch_norm(
 
 /// Gradients of [`batch_norm`], for floats. With `x' = (x - mean) / sqrt(var + eps)` and sums over a channel:
 /// `bias = sum g`, `weight = sum g x'`, and `x = weight / sqrt(var + eps) (g - [sum g + x' sum g x'] / m)`, where the part
-/// in brackets, over the number `m` of elements, is there in training only. Of the positive part, `g` counts where
-/// `x' weight + bias > 0`, which is found again from `x`; only that needs the bias.
+/// in brackets, over the number `m` of elements, is there in training only. With `relu`, `g` is taken as 0 where
+/// `x' weight + bias <= 0`, which is found again from `x`; only that needs the bias.
 ///
 /// Shapes: `x`, `g` and `grads[0]` `[n, c, ..]`; `grads[1]`, for the weight, and `grads[2]`, for the bias, `[c]`, of the type
 /// that is computed in.

@@ -27,7 +27,7 @@ macro_rules! unary_functions {
             AddScalar(wrap_f64 value = 3.0), add_scalar, 1, Narrow, exact, |x| x.add(value), "add(x, a)";
             /// `x * value`; the number takes the type of `x`.
             MulScalar(wrap_f64 value = -7.0), mul_scalar, 1, Narrow, exact, |x| x.mul(value), "mul(x, a)";
-            /// `min(max(x, min), max)`; NaN stays NaN. Infinite bounds do not bound.
+            /// `min(max(x, min), max)`; NaN stays NaN, and a NaN bound makes every float NaN. Infinite bounds do not bound.
             Clamp(from_f64 min = -2.0, from_f64 max = 3.0), clamp, 1, Narrow, exact,
                 |x| x.clamp(min, max), "clamp_of(x, a, b)";
         }
@@ -58,7 +58,7 @@ macro_rules! unary_functions {
             Erf, erf, 12, Wide, close, |x| x.erf(), "erf_of(x)";
             /// `max(x, 0)`; NaN stays NaN.
             Relu, relu, 1, Narrow, exact, |x| x.relu(), "x <= 0 ? (T)0 : x",
-                of_result, |y, g| if y > T::ZERO { g } else { T::ZERO }, "y > 0 ? g : (T)0";
+                of_result, |y, g| if y <= T::ZERO { T::ZERO } else { g }, "y <= 0 ? (T)0 : g";
             /// `x / (1 + e^-x)`.
             Silu, silu, 8, Wide, close, |x| x.mul(x.sigmoid()), "x * sigmoid_of(x)",
                 of_argument, |x, g| {
@@ -94,9 +94,9 @@ macro_rules! unary_functions {
             HardSwish, hard_swish, 4, Narrow, close, |x| x.mul(x.hard_sigmoid()), "x * hard_sigmoid_of(x)",
                 of_argument, |x, g| {
                     let slope = x.div(T::from_f64(3.0)).add(T::HALF);
-                    let straight = if x < T::ZERO { T::ZERO } else { g };
-                    if x.is_bent() { g.mul(slope) } else { straight }
-                }, "x > -3 && x < 3 ? g * (x / 3 + (T)0.5) : x < 0 ? (T)0 : g";
+                    let risen = if x >= T::from_f64(3.0) { g } else { g.mul(slope) };
+                    if x <= T::from_f64(-3.0) { T::ZERO } else { risen }
+                }, "x <= -3 ? (T)0 : x >= 3 ? g : g * (x / 3 + (T)0.5)";
             /// `x tanh(log(1 + e^x))`.
             Mish, mish, 12, Wide, close, |x| x.mul(x.mish_gate()), "x * mish_gate(x)",
                 of_argument, |x, g| {

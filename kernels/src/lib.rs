@@ -14,7 +14,7 @@
 //!
 //! On a CUDA device each launcher enqueues a kernel of `cuda/` instead. There, too, results depend on nothing but the
 //! operands' elements; only products by BLAS may round differently for another storage. Integers, random integers,
-//! `uniform`, `dropout`, `kept_weights`, sums at indices and over bags, warps, blurs and optimizer steps are those of the CPU, bit for bit; other results may differ
+//! `uniform`, `dropout`, `kept_weights`, `cumsum`, sums at indices and over bags, warps, blurs and optimizer steps are those of the CPU, bit for bit; other results may differ
 //! from the CPU's in the last bits, as functions and the order of sums are the device's own.
 //!
 //! ```

@@ -273,6 +273,16 @@ pub(crate) struct Rows<const N: usize> {
     pub(crate) steps: [isize; N],
 }
 
+/// The order of additions of a scan, see [`cumsum`](crate::cumsum). Both devices have it from here.
+pub(crate) struct ScanOrder;
+
+impl ScanOrder {
+    /// Elements of a run.
+    pub(crate) const RUN: usize = 16;
+    /// Runs of a tile, a power of 2.
+    pub(crate) const TILE_RUNS: usize = 32;
+}
+
 /// Rows of scores for classes in `N` operands, and an element for each row in two others.
 #[derive(Clone, Debug)]
 pub(crate) struct Classes<const N: usize> {

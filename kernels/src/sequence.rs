@@ -10,7 +10,17 @@ use crate::softmax::rows;
 
 /// `out[i] = x[0] + .. + x[i]` along an axis, or from the end with `reverse`, for floats and I64.
 ///
-/// Shapes: `out` like `x`. On the CPU elements are added one by one; integers wrap around.
+/// Shapes: `out` like `x`. Integers wrap around.
+///
+/// The order of additions is fixed and the same on every device, whatever the strides, so results have the same bits. The axis, from
+/// the end if `reverse`, is cut into runs of 16 elements, and tiles of 32 runs. `out[i] = (T + R) + E`, where
+/// - `E` is the sum of the elements of `i`'s run up to `i`, added one by one;
+/// - `R` is the sum of the runs before it in its tile, and `T` the sum of the tiles before that one. A sum of `n` runs or tiles has a
+///   block of `2^k` of them for each bit `k` of `n`, the largest block first, and is added from the last block to the first:
+///   `B8 + (B2 + B1)` for `n = 11`. A block is the sum of its two halves, down to single runs or tiles; a tile is a block of runs.
+///
+/// Each sum begins at 0. The error of a result grows with the logarithm of its place, and a result depends on the elements before it
+/// only. The order is part of the contract: kernels may become faster, but bits stay.
 ///
 /// # Errors
 /// [`Error::AxisOutOfRange`], [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of

@@ -16,7 +16,7 @@ pub struct Bags {
     pub offsets: Option<Tensor>,
     /// The number of bags `b`.
     pub count: usize,
-    /// A factor for each index, `[n]`, of the table's type.
+    /// A factor for each index, `[n]`, of the table's type. A row with the factor 0 is not read: it adds 0 even if it is NaN.
     pub weights: Option<Tensor>,
     /// A row that counts for nothing.
     pub padding: Option<usize>,

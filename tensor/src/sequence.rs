@@ -9,6 +9,9 @@ use crate::check::{is_float, same_kind};
 impl Tensor {
     /// The sums of the elements up to each place of `axis`; bool and u8 sum to i64.
     ///
+    /// Runs of 16 elements and tiles of 32 runs are summed pairwise, in the order that [`kernels::cumsum`] documents: the same bits on every
+    /// device, and an error that grows with the logarithm of the place.
+    ///
     /// ```
     /// # use tensor::{Device, Tensor};
     /// # fn main() -> tensor::Result<()> {

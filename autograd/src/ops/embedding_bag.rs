@@ -26,7 +26,7 @@ pub struct BagOptions {
     pub mode: BagMode,
     /// A row that counts for nothing and has no gradient; a negative one counts from the end.
     pub padding_idx: Option<isize>,
-    /// A factor for each index; for sums only.
+    /// A factor for each index; for sums only. A row with the factor 0 is not read: it adds 0 even if it is NaN.
     pub per_sample_weights: Option<Var>,
 }
 

@@ -125,8 +125,8 @@ unsafe fn slopes<T: Lanes, const RELU: bool>(
             let shift = bias.map_or(T::ZERO, |bias| *bias.at(c));
             let normal = inlined!(|x: T| x.sub(centre).mul(inverse));
             let through = inlined!(|x: T, g: T| {
-                let passes = !RELU || x.sub(centre).mul(scale).add(shift) > T::ZERO;
-                if passes { g } else { T::ZERO }
+                let stops = RELU && x.sub(centre).mul(scale).add(shift) <= T::ZERO;
+                if stops { T::ZERO } else { g }
             });
             let terms = inlined!(|i: usize, n: usize| {
                 let x = load(x.add(i), n);

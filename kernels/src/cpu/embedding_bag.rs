@@ -75,7 +75,7 @@ fn chunk(sizes: &BagSizes) -> usize {
     (CHUNK * count / (len + count).max(1) / width.max(1)).max(1)
 }
 
-/// `out[i] = Σ w[j] table[indices[j]]`, divided by the number of members where they are wanted.
+/// `out[i] = Σ w[j] table[indices[j]]`, divided by the number of members where they are wanted. Rows with the weight 0 are not read.
 pub(crate) unsafe fn sum<T: Real>(
     sizes: &BagSizes,
     workers: &Workers,
@@ -99,10 +99,13 @@ pub(crate) unsafe fn sum<T: Real>(
                 unsafe {
                     for place in bags.places(bag) {
                         if let Some((row, factor)) = bags.member(place) {
+                            count += 1;
+                            if factor == T::ZERO {
+                                continue;
+                            }
                             let from = (table.at(row * table_steps[0]), table_steps[1]);
                             let add = inlined!(|sum: T, x: T| sum.add(x.mul(factor)));
                             update((to.0, sum_steps[1]), from, width, add);
-                            count += 1;
                         }
                     }
                     if let Some(members) = members {
@@ -116,7 +119,7 @@ pub(crate) unsafe fn sum<T: Real>(
     });
 }
 
-/// `out[indices[j]] += w[j] / members[i] g[i]` on zeros, in ascending order of `j`.
+/// `out[indices[j]] += w[j] / members[i] g[i]` on zeros, in ascending order of `j`, without those with the weight 0.
 pub(crate) unsafe fn grad<T: Real>(
     sizes: &BagSizes,
     workers: &Workers,
@@ -141,7 +144,7 @@ pub(crate) unsafe fn grad<T: Real>(
                     let from = (g.at(bag as isize * sum_steps[0]), sum_steps[1]);
                     for place in bags.places(bag) {
                         let Some((row, factor)) = bags.member(place) else { continue };
-                        if own.contains(&row) {
+                        if own.contains(&row) && factor != T::ZERO {
                             let (to, factor) = (out.at(row * table_steps[0]), factor.div(share));
                             let add = inlined!(|sum: T, x: T| sum.add(x.mul(factor)));
                             update((to, table_steps[1]), from, width, add);

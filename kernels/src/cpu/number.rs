@@ -37,11 +37,11 @@ pub(crate) trait Number: Element + PartialOrd {
         if self < other || self.is_nan() { self } else { other }
     }
 
-    /// `min(max(self, low), high)`; NaN stays NaN.
+    /// `min(max(self, low), high)`; NaN if any of the three is.
     #[inline(always)]
     fn clamp(self, low: Self, high: Self) -> Self {
-        let raised = if self < low { low } else { self };
-        if raised > high { high } else { raised }
+        let raised = if self < low || low.is_nan() { low } else { self };
+        if raised > high || high.is_nan() { high } else { raised }
     }
 }
 

@@ -265,7 +265,7 @@ fn for_planes(planes: &Planes, workers: &Workers, body: impl Fn(usize, usize) + 
     });
 }
 
-/// Adds each place's element to the pixel that the index names, if what lies at that of `positive` is above 0.
+/// Adds each place's element to the pixel that the index names, unless the result of a ReLU there, `positive`, is 0.
 pub(crate) unsafe fn max_grad<T: Lanes>(
     how: &(Planes, Window),
     index_dtype: DType,
@@ -303,7 +303,7 @@ unsafe fn max_grad_by<T: Lanes, I: Tap>(
                 for_taps(planes, window, &steps, index, |place, pixel| to[pixel] = to[pixel].add(g[place]))
             }
             Some(positive) => for_taps(planes, window, &steps, index, |place, pixel| {
-                let slope = if positive[pixel] > T::ZERO { g[place] } else { T::ZERO };
+                let slope = if positive[pixel] <= T::ZERO { T::ZERO } else { g[place] };
                 to[pixel] = to[pixel].add(slope);
             }),
         }

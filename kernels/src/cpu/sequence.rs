@@ -1,14 +1,76 @@
 //! Cumulative sums and rotations.
 
+use smallvec::SmallVec;
+
 use super::number::{Number, Real};
 use crate::layout::{Dst, Src};
-use crate::loops::{Loops, Rows};
+use crate::loops::{Loops, Rows, ScanOrder};
 use crate::par::{Workers, for_range};
 
 /// Rows that are summed side by side.
 const WIDTH: usize = 64;
 
-/// Sums along rows, from their begin or, if `reverse`, their end.
+/// One value for each of the rows that are summed side by side.
+type Side<T> = [T; WIDTH];
+
+/// The running sums of one row or of several side by side, in the order of [`ScanOrder`].
+///
+/// A sum never is -0, since each begins at 0: adding 0 changes no bit.
+struct Scan<T> {
+    /// The number of whole runs so far.
+    runs: usize,
+    /// Where bit `k` of `runs` is set, the sum of the newest block of `2^k` runs that begins at a multiple of as many.
+    blocks: SmallVec<[Side<T>; 8]>,
+    /// The sum of all whole tiles.
+    tiles: Side<T>,
+    /// The sum of all whole runs, to which a run's own sums are added.
+    base: Side<T>,
+}
+
+impl<T: Number> Scan<T> {
+    fn new() -> Scan<T> {
+        Scan { runs: 0, blocks: SmallVec::new(), tiles: [T::ZERO; WIDTH], base: [T::ZERO; WIDTH] }
+    }
+
+    /// Adds the blocks of the levels that are set in `runs`, the smallest first.
+    fn joined(&self, levels: std::ops::Range<usize>, width: usize) -> Side<T> {
+        let mut sums = [T::ZERO; WIDTH];
+        for level in levels.filter(|level| self.runs >> level & 1 == 1) {
+            add_to(&self.blocks[level], &mut sums, width);
+        }
+        sums
+    }
+
+    /// Appends the sum of a whole run.
+    fn push(&mut self, mut run: Side<T>, width: usize) {
+        const TILE_LEVEL: usize = ScanOrder::TILE_RUNS.ilog2() as usize;
+        let level = self.runs.trailing_ones() as usize;
+        for block in &self.blocks[..level] {
+            add_to(block, &mut run, width);
+        }
+        if level == self.blocks.len() {
+            self.blocks.push(run);
+        } else {
+            self.blocks[level] = run;
+        }
+        self.runs += 1;
+        if self.runs.is_multiple_of(ScanOrder::TILE_RUNS) {
+            self.tiles = self.joined(TILE_LEVEL..self.blocks.len(), width);
+        }
+        self.base = self.joined(0..TILE_LEVEL.min(self.blocks.len()), width);
+        add_to(&self.tiles, &mut self.base, width);
+    }
+}
+
+/// `sums = before + sums`.
+#[inline(always)]
+fn add_to<T: Number>(before: &Side<T>, sums: &mut Side<T>, width: usize) {
+    for (before, sum) in before[..width].iter().zip(&mut sums[..width]) {
+        *sum = before.add(*sum);
+    }
+}
+
+/// Sums along rows, from their start or, if `reverse`, from their end.
 pub(crate) unsafe fn cumsum<T: Number>(
     &Rows { ref kept, len, steps }: &Rows<2>,
     workers: &Workers,
@@ -21,17 +83,21 @@ pub(crate) unsafe fn cumsum<T: Number>(
         while let Some((offsets, count)) = runs.next() {
             for first in (0..count).step_by(WIDTH) {
                 let width = WIDTH.min(count - first);
-                let mut sums = [T::ZERO; WIDTH];
-                for i in 0..len {
-                    let i = if reverse { len - 1 - i } else { i } as isize;
-                    for (c, sum) in sums[..width].iter_mut().enumerate() {
-                        let at = |k: usize| offsets[k] + (first + c) as isize * sides[k] + i * steps[k];
-                        // SAFETY: element `i` of a row of `rows`.
-                        unsafe {
-                            *sum = sum.add(*x.at(at(1)));
-                            *out.at(at(0)) = *sum;
+                let mut scan = Scan::<T>::new();
+                for start in (0..len).step_by(ScanOrder::RUN) {
+                    let mut sums = [T::ZERO; WIDTH];
+                    for i in start..len.min(start + ScanOrder::RUN) {
+                        let i = if reverse { len - 1 - i } else { i } as isize;
+                        for (c, (sum, base)) in sums[..width].iter_mut().zip(&scan.base).enumerate() {
+                            let at = |k: usize| offsets[k] + (first + c) as isize * sides[k] + i * steps[k];
+                            // SAFETY: element `i` of a row of `rows`.
+                            unsafe {
+                                *sum = sum.add(*x.at(at(1)));
+                                *out.at(at(0)) = base.add(*sum);
+                            }
                         }
                     }
+                    scan.push(sums, width);
                 }
             }
         }

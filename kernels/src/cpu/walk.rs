@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::number::Number;
-use super::simd_of;
+use super::{inlined, simd_of};
 use crate::layout::{Dst, Src};
 use crate::loops::Places;
 use crate::par::{Workers, for_range};
@@ -445,12 +445,15 @@ pub(crate) unsafe fn add_run<T: Number>(to: (*mut T, isize), from: (*const T, is
     unsafe { run2(to, (to.0.cast_const(), to.1), from, len, &T::add) }
 }
 
-/// `to[i] = from[i] * factors[i]`, with steps for `to` and `from`.
+/// `to[i] = from[i] * factors[i]`, and 0 where the factor is 0, whatever the element; with steps for `to` and `from`.
 ///
 /// # Safety
 /// As many elements as there are factors may be read and written; `to` may be `from`, element for element.
 #[inline(always)]
 pub(crate) unsafe fn mul_run<T: Number>(to: (*mut T, isize), from: (*const T, isize), factors: &[T]) {
     // SAFETY: the caller's promise.
-    unsafe { run2(to, from, (factors.as_ptr(), 1), factors.len(), &T::mul) }
+    unsafe { run2(to, from, (factors.as_ptr(), 1), factors.len(), &inlined!(|x: T, factor: T| {
+            let product = x.mul(factor);
+            if factor == T::ZERO { factor } else { product }
+        })) }
 }

@@ -104,7 +104,7 @@ struct Norm {
     }
     // The gradient of what the positive part is taken of, for that of the value.
     __device__ T through(T x, T g, const Affine& affine) const {
-        return relu && !(plain(x, affine) > 0) ? (T)0 : g;
+        return relu && plain(x, affine) <= 0 ? (T)0 : g;
     }
 };
 

@@ -45,8 +45,8 @@ __device__ inline u8 abs_of(u8 x) { return x; }
 __device__ inline i64 abs_of(i64 x) { return x < 0 ? sub(0LL, x) : x; }
 
 template <class T> __device__ inline T clamp_of(T x, T low, T high) {
-    T raised = x < low ? low : x;
-    return raised > high ? high : raised;
+    T raised = x < low || is_nan(low) ? low : x;
+    return raised > high || is_nan(high) ? high : raised;
 }
 
 #if FLOATS

@@ -1,5 +1,5 @@
 // Sums and means over bags of rows of a table. An index that is no row, and an offset that does not follow the one before,
-// are faults and are left out. Products and sums are rounded one by one and in the CPU's order. Elements are stored as S,
+// are faults and are left out. Rows with the weight 0 are not read. Products and sums are rounded one by one and in the CPU's order. Elements are stored as S,
 // numbers of members as what is computed in.
 
 struct BagSizes {
@@ -94,12 +94,15 @@ template <int V> __device__ inline void sum(S* out, T* members, const S* table, 
                 continue;
             }
             T weight = bags.weight(place);
+            ++count;
+            if (weight == 0) {
+                continue;
+            }
             Pack<S, V> element = load<V>(table + row * from.row + column * from.column, true);
 #pragma unroll
             for (int v = 0; v < V; ++v) {
                 sums[v] = add_rounded(sums[v], mul_rounded((T)element.at[v], weight));
             }
-            ++count;
         }
         T divisor = (T)(count > 0 ? count : 1);
         if (members && column == 0) {
@@ -149,6 +152,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(embedding_bag_grad, 
             u64 place = tile + threadIdx.x;
             i64 row = place < size.len ? bags.row(place) - first : -1;
             bool hit = row >= 0 && row < (i64)mine;
+            T weight = hit ? bags.weight(place) : (T)0;
+            hit = weight != 0;
             i64 bag = hit ? bags.bag_of(place) : 0;
             if (bag < 0) {
                 raise(fault, (i64)place, 0);
@@ -158,7 +163,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAMED(embedding_bag_grad, 
             if (hit) {
                 rows[threadIdx.x] = (u32)row;
                 bag_at[threadIdx.x] = bag;
-                T weight = bags.weight(place);
                 factors[threadIdx.x] = members ? weight / members[bag * size.member_step] : weight;
             }
             follow_hits<T>(

@@ -35,8 +35,8 @@ template <class I> __device__ inline void max_pool(S* out, I* index, const S* x,
     });
 }
 
-// Whether a pixel has a gradient: all do where nothing has to be positive.
-__device__ inline bool has_slope(const S* positive, u64 pixel) { return !positive || (T)positive[pixel] > 0; }
+// Whether a pixel has a gradient behind a ReLU with the results `positive`, if there is one.
+__device__ inline bool has_slope(const S* positive, u64 pixel) { return !positive || !((T)positive[pixel] <= 0); }
 
 // With windows apart a thread makes all pixels from one step to the next.
 template <class I>

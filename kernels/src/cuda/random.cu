@@ -143,7 +143,8 @@ extern "C" __global__ void NAMED(dropout, DTYPE)(S* out, const S* x, u64 seed, u
     T scale = from_bits<T>(scale_bits);
     for_fours(walk.elements, [&](u64 b, u64 first, int len) {
         Four<u32> bits = words(key, b, false);
-        auto factor = [&](int i) { return bits.at[i] >> 8 >= kept_from ? scale : 0; };
+        // What is dropped is 0 even where it is NaN or infinite.
+        auto kept = [&](int i, T x) { return bits.at[i] >> 8 >= kept_from ? x * scale : (T)0; };
         if (walk.vector && len == 4) {
             Offsets<2> at = offsets(walk, first);
 #pragma unroll
@@ -151,7 +152,7 @@ extern "C" __global__ void NAMED(dropout, DTYPE)(S* out, const S* x, u64 seed, u
                 Pack<S, at_once<S>> pack = load<at_once<S>>(x + at.at[1] + (walk.moves(1) ? i : 0), walk.moves(1));
 #pragma unroll
                 for (int v = 0; v < at_once<S>; ++v) {
-                    pack.at[v] = pack.at[v] * factor(i + v);
+                    pack.at[v] = kept(i + v, pack.at[v]);
                 }
                 store<at_once<S>>(out + at.at[0] + i, pack);
             }
@@ -160,7 +161,7 @@ extern "C" __global__ void NAMED(dropout, DTYPE)(S* out, const S* x, u64 seed, u
             for (int i = 0; i < 4; ++i) {
                 if (i < len) {
                     Offsets<2> at = offsets(walk, first + i);
-                    out[at.at[0]] = x[at.at[1]] * factor(i);
+                    out[at.at[0]] = kept(i, x[at.at[1]]);
                 }
             }
         }

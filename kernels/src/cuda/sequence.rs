@@ -6,13 +6,14 @@ use device::{DType, Result};
 use super::walk::{ByValue, THREADS, Walk, blocks};
 use super::{by_dtype, float_programs, program};
 use crate::command::Address;
-use crate::loops::{Loops, Rows};
+use crate::loops::{Loops, Rows, ScanOrder};
 
 float_programs!("sequence", "rows.cuh", "sequence.cu");
 static I64: Program = program!("sequence", "i64", 0, 0, "rows.cuh", "sequence.cu");
 
-/// Threads that take a row together.
+/// Threads that take a row together, each a run of a tile.
 const WARP: u32 = 32;
+const _: () = assert!(ScanOrder::TILE_RUNS == WARP as usize, "a warp takes a tile at a time");
 
 pub(crate) fn cumsum(
     queue: &Queue<'_>,
@@ -23,7 +24,7 @@ pub(crate) fn cumsum(
 ) -> Result<()> {
     let walk = Walk::of(queue.op(), kept)?;
     // `Scan` of the program.
-    let scan = [len as i64, out_step as i64, x_step as i64, i64::from(reverse)];
+    let scan = [len as i64, out_step as i64, x_step as i64, i64::from(reverse), ScanOrder::RUN as i64];
     let program = if dtype == DType::I64 { &I64 } else { program_of(dtype) };
     let args = [out.into(), x.into(), walk.arg(), scan.arg()];
     let grid = blocks(queue, kept.elements.div_ceil((THREADS / WARP) as usize) as u64, THREADS);

@@ -312,6 +312,28 @@ fn nan_goes_through_maximum_minimum_clamp_and_relu() {
     }
 }
 
+/// As PyTorch: ReLU passes the gradient at NaN, hard swish is NaN there, hard sigmoid 0; a NaN bound makes every element NaN.
+#[test]
+fn nan_in_gradients_and_bounds() {
+    let device = cpu(1);
+    let stream = device.default_stream();
+    let nan = f32::NAN;
+    let x = Array::new(&stream, &[nan, -3.0, 3.0, 0.0, 6.0].repeat(20), &[100]);
+    let g = Array::full(&stream, 2.0_f32, &[100]);
+    let out = Array::full(&stream, 0.0_f32, &[100]);
+    let slope = |op| {
+        unary_grad(&stream, op, x.view(), g.view(), out.view()).expect("a valid op");
+        out.to_vec()
+    };
+    assert_eq!(bits(&slope(UnaryOp::Relu)), bits(&[2.0_f32, 0.0, 2.0, 0.0, 2.0].repeat(20)));
+    assert_eq!(bits(&slope(UnaryOp::HardSwish)), bits(&[nan, 0.0, 2.0, 1.0, 2.0].repeat(20)));
+    assert_eq!(bits(&slope(UnaryOp::HardSigmoid)), bits(&[0.0, 0.0, 0.0, 2.0_f32 / 6.0, 0.0].repeat(20)));
+    for op in [UnaryOp::Clamp(f64::NAN, 1.0), UnaryOp::Clamp(0.0, f64::NAN), UnaryOp::Clamp(f64::NAN, f64::NAN)] {
+        unary(&stream, op, x.view(), out.view()).expect("a valid op");
+        assert_eq!(bits(&out.to_vec()), bits(&[nan; 100]), "{op:?}");
+    }
+}
+
 #[test]
 fn integers_wrap_around_and_never_panic() {
     let device = cpu(1);

@@ -231,3 +231,21 @@ fn bad_bags_are_errors() {
     let error = embedding_bag(&stream, table.view(), &bags, None, own).expect_err("shared memory");
     assert!(matches!(error, Error::InvalidArgument { argument: "out", .. }), "{error}");
 }
+
+#[test]
+fn rows_with_the_weight_zero_are_not_read() {
+    let device = cpu(1);
+    let stream = device.default_stream();
+    let nan = f32::NAN;
+    let indices = Array::new(&stream, &[0_i64, 1, 2, 0], &[4]);
+    let weights = Array::new(&stream, &[0_f32, 2.0, -3.0, 0.0], &[4]);
+    let bags =
+        |count| Bags { indices: indices.view(), offsets: None, count, weights: Some(weights.view()), padding: None };
+    let table = Array::new(&stream, &[nan, 5.0, 7.0], &[3, 1]);
+    let (out, members) = (Array::full(&stream, 9_f32, &[2, 1]), Array::full(&stream, 0_f32, &[2]));
+    embedding_bag(&stream, table.view(), &bags(2), Some(members.view()), out.view()).expect("a launch");
+    assert_eq!((out.to_vec(), members.to_vec()), (vec![5.0, -10.5], vec![2.0, 2.0]));
+    let g = Array::new(&stream, &[nan, 1.0, 2.0, nan], &[4, 1]);
+    embedding_bag_grad(&stream, g.view(), &bags(4), None, table.view()).expect("a launch");
+    assert_eq!(table.to_vec(), [0.0, 2.0, -6.0]);
+}

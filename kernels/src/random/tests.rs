@@ -199,6 +199,10 @@ fn dropout_scales_what_it_keeps_and_repeats_its_mask() {
     let u = Array::full(&stream, 0.0_f32, &[n]);
     uniform(&stream, KEY, 0.0, 1.0, u.view()).expect("valid bounds");
     assert!(u.to_vec().iter().zip(g.to_vec()).all(|(&u, g)| (u >= 0.25) == (g != 0.0)));
+    // What is dropped is not read.
+    let infinite = Array::full(&stream, f32::INFINITY, &[x.to_vec().len()]);
+    dropout(&stream, of(0.25), infinite.view(), infinite.view()).expect("a valid p");
+    assert!(infinite.to_vec().iter().all(|x| *x == 0.0 || *x == f32::INFINITY));
     dropout(&stream, of(0.0), x.view(), out.view()).expect("a valid p");
     assert_eq!(out.to_vec(), x.to_vec());
     dropout(&stream, of(1.0), x.view(), out.view()).expect("a valid p");

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cpu::number::Number;
 use crate::testing::{Array, cpu, values};
 
 #[test]
@@ -14,15 +15,79 @@ fn sums_run_along_any_axis_and_both_ways() {
             cumsum(&stream, x.view(), axis, reverse, out.view()).expect("a launch");
             let step = shape[axis as usize + 1..].iter().product::<usize>();
             let len = shape[axis as usize];
-            let out = out.to_vec();
-            for (i, &got) in out.iter().enumerate() {
+            for (i, got) in out.to_vec().into_iter().enumerate() {
                 let place = i / step % len;
-                let last = if reverse { place + 1 == len } else { place == 0 };
-                let before = if reverse { i + step } else { i.wrapping_sub(step) };
-                let want = if last { elements[i] } else { out[before] + elements[i] };
-                assert_eq!(got, want, "element {i} along {axis}, reverse {reverse}");
+                let first = i - place * step;
+                let mut row: Vec<f64> = (0..len).map(|place| elements[first + place * step]).collect();
+                let end = if reverse { len - 1 - place } else { place };
+                if reverse {
+                    row.reverse();
+                }
+                assert_eq!(got, scanned(&row, end), "element {i} along {axis}, reverse {reverse}");
             }
         }
+    }
+}
+
+/// The sum of the first `end + 1` elements, in the documented order of `cumsum`.
+fn scanned<T: Number>(row: &[T], end: usize) -> T {
+    let sum = |x: &[T]| x.iter().fold(T::ZERO, |sum, &x| sum.add(x));
+    let runs: Vec<T> = row[..=end].chunks(16).map(sum).collect();
+    let (run, tile) = (end / 16, end / 512);
+    let tiles: Vec<T> = (0..tile).map(|tile| halves(&runs[32 * tile..32 * (tile + 1)])).collect();
+    prefix(&tiles).add(prefix(&runs[32 * tile..run])).add(sum(&row[16 * run..=end]))
+}
+
+fn halves<T: Number>(x: &[T]) -> T {
+    match x {
+        [x] => *x,
+        _ => halves(&x[..x.len() / 2]).add(halves(&x[x.len() / 2..])),
+    }
+}
+
+/// `B8 + (B2 + B1)` for 11 values.
+fn prefix<T: Number>(x: &[T]) -> T {
+    if x.is_empty() {
+        return T::ZERO;
+    }
+    let block = 1 << x.len().ilog2();
+    let first = halves(&x[..block]);
+    if block == x.len() { first } else { first.add(prefix(&x[block..])) }
+}
+
+#[test]
+fn long_rows_have_the_documented_order() {
+    let device = cpu(2);
+    let stream = device.default_stream();
+    let len = 70_000;
+    let elements: Vec<f32> = values(3, len).into_iter().map(|x| x as f32).collect();
+    let x = Array::new(&stream, &elements, &[len]);
+    let out = Array::full(&stream, 0_f32, &[len]);
+    cumsum(&stream, x.view(), 0, false, out.view()).expect("a launch");
+    let out = out.to_vec();
+    for end in (0..len).step_by(331).chain([15, 16, 511, 512, 513, 16_383, 16_384, len - 1]) {
+        assert_eq!(out[end].to_bits(), scanned(&elements, end).to_bits(), "{end}");
+    }
+}
+
+fn last_sums(value: f32, len: usize) -> [f32; 2] {
+    let device = cpu(2);
+    let stream = device.default_stream();
+    let x = Array::full(&stream, value, &[len]);
+    let out = Array::full(&stream, 0_f32, &[len]);
+    let last = |reverse| {
+        cumsum(&stream, x.view(), 0, reverse, out.view()).expect("a launch");
+        if reverse { out.to_vec()[0] } else { out.to_vec()[len - 1] }
+    };
+    [last(false), last(true)]
+}
+
+#[test]
+fn long_sums_of_f32_do_not_stall() {
+    assert_eq!(last_sums(1.0, 20_000_000), [20_000_000.0; 2]);
+    let exact = f64::from(0.0005_f32) * 5e6;
+    for sum in last_sums(0.0005, 5_000_000) {
+        assert!((f64::from(sum) - exact).abs() < 1e-6 * exact, "{sum} instead of {exact}");
     }
 }
 

@@ -48,6 +48,17 @@ fn unary_functions_of_f64() {
     unary_of(F64, &[0.0, -0.0, f64::NAN, f64::INFINITY, -f64::INFINITY, 1e-310, 1e300, 700.0, -740.0]);
 }
 
+#[test]
+fn a_bound_that_is_nan() {
+    let Some(both) = both() else { return };
+    for op in [UnaryOp::Clamp(f64::NAN, 1.0), UnaryOp::Clamp(0.0, f64::NAN)] {
+        both.close(0.0, op, |stream| {
+            let x = Array::new(stream, &[0.5_f32, f32::NAN, 3.0], &[3]);
+            unary(stream, op, x.view(), x.view()).map(|()| x)
+        });
+    }
+}
+
 fn of<T: Real>(values: &[f64]) -> Vec<T> {
     values.iter().map(|&value| T::of(value)).collect()
 }

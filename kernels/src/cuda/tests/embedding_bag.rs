@@ -176,3 +176,35 @@ fn an_index_or_offset_out_of_range_is_an_error() {
         }
     }
 }
+
+#[test]
+fn rows_with_the_weight_zero_are_not_read() {
+    let Some(both) = both() else { return };
+    let nan = f32::NAN;
+    for (width, is_grad) in [(1, false), (8, false), (1, true), (8, true)] {
+        both.same((width, is_grad), |stream| {
+            let indices = Array::new(stream, &[0_i64, 1, 2, 0], &[4]);
+            let weights = Array::new(stream, &[0_f32, 2.0, -3.0, 0.0], &[4]);
+            let bags = Bags {
+                indices: indices.view(),
+                offsets: None,
+                count: 2,
+                weights: Some(weights.view()),
+                padding: None,
+            };
+            let rows = |x: [f32; 3]| {
+                let elements: Vec<f32> = x.into_iter().flat_map(|x| vec![x; width]).collect();
+                Array::new(stream, &elements, &[3, width])
+            };
+            let (table, out) = (rows([nan, 5.0, 7.0]), Array::full(stream, 9_f32, &[2, width]));
+            if !is_grad {
+                return embedding_bag(stream, table.view(), &bags, None, out.view()).map(|()| out);
+            }
+            // The first bag's gradient goes to row 1 alone, so that row 0 gets nothing of its NaN.
+            let bags = Bags { count: 4, ..bags };
+            let elements: Vec<f32> = [nan, 1.0, 2.0, nan].into_iter().flat_map(|x| vec![x; width]).collect();
+            let g = Array::new(stream, &elements, &[4, width]);
+            embedding_bag_grad(stream, g.view(), &bags, None, table.view()).map(|()| table)
+        });
+    }
+}

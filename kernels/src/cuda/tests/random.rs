@@ -65,3 +65,14 @@ fn random_integers() {
     integers_of::<bf16>(&[(0, 10), (i64::MIN, i64::MAX), (-5, 1 << 40)]);
     integers_of::<f16>(&[(0, 10), (-3000, 3000), (-5, 1 << 40)]);
 }
+
+#[test]
+fn what_is_dropped_is_zero_even_if_it_was_infinite() {
+    let Some(both) = both() else { return };
+    for shape in SHAPES {
+        both.same(("dropout of infinities", shape), |stream| {
+            let x = Array::full(stream, f32::INFINITY, &shape);
+            dropout(stream, Dropout { p: 0.3, key: KEYS[1] }, x.view(), x.view()).map(|()| x)
+        });
+    }
+}

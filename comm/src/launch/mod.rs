@@ -1,5 +1,6 @@
 //! Who a process is among those that a launcher has started, and where they meet.
 
+mod greeting;
 mod rendezvous;
 mod start;
 mod variables;

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use super::greeting::{GREETING, accept, connect, number};
 use super::variables::unavailable;
 use crate::{Error, Result};
 
@@ -18,33 +19,25 @@ pub struct Rendezvous {
 }
 
 const OP: &str = "rendezvous";
-const MAGIC: [u8; 8] = *b"strmgrd1";
 /// The most that one rank may give.
 const MAX_BYTES: usize = 1 << 20;
-const MAX_TOKEN: usize = 256;
+pub(super) const MAX_TOKEN: usize = 256;
 /// The most ranks that meet.
 const MAX_RANKS: usize = 1 << 16;
-/// How long a stranger may take to say who it is.
-const GREETING: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_millis(2);
 /// How long a rank is read from, whatever the time: what it has sent is there, though others were late.
 const MOMENT: Duration = Duration::from_millis(20);
 /// As good as for ever, and far from what an `Instant` can hold.
 const LONGEST: Duration = Duration::from_secs(1 << 32);
 
-/// What rank 0 answers.
-const WELCOME: u8 = 0;
-const WRONG_TOKEN: u8 = 1;
-const WRONG_SIZE: u8 = 2;
-const TAKEN: u8 = 3;
 /// How an exchange has ended.
 const GATHERED: u8 = 0;
 const LOST: u8 = 1;
 const LATE: u8 = 2;
 
 impl Rendezvous {
-    /// Meets: rank 0 listens at `address` until the others have come, which try until it does. Who shows another `token` is sent
-    /// away, as is whoever says nothing that makes sense.
+    /// Meets: rank 0 listens at `address` until the others have come, which try until it does. All prove to each other that they
+    /// have the same `token` by keyed hashes of random challenges (HMAC-SHA-256); the token itself is never sent. A connection
+    /// that does not prove it within five seconds is closed, and keeps no other one waiting.
     ///
     /// # Errors
     /// [`Error::CollectiveTimeout`] that names who has not come; [`Error::CommUnavailable`] where rank 0 cannot listen, or sends
@@ -56,25 +49,34 @@ impl Rendezvous {
         token: &str,
         timeout: Duration,
     ) -> Result<Rendezvous> {
-        if rank >= size || size > MAX_RANKS {
-            return Err(Error::invalid(
-                OP,
-                "rank",
-                "less than the ranks, at most 65536",
-                format_args!("{rank} of {size}"),
-            ));
+        let (timeout, deadline) = checked(rank, size, token, timeout)?;
+        if rank == 0 {
+            let cannot = |error| unavailable(format_args!("rank 0 cannot listen at {address}: {error}"));
+            let listener = if size > 1 { Some(TcpListener::bind(address).map_err(cannot)?) } else { None };
+            return Rendezvous::accepted(listener, size, token, deadline, timeout);
         }
-        if token.len() > MAX_TOKEN {
-            return Err(Error::invalid(OP, "token", "at most 256 bytes", token.len()));
-        }
-        let timeout = timeout.min(LONGEST);
-        let deadline = Instant::now() + timeout;
-        let peers = if rank == 0 {
-            accept(address, size, token, deadline, timeout)?
-        } else {
-            vec![connect(address, rank, size, token, deadline, timeout)?]
-        };
+        let peers = vec![connect(address, rank, size, token, deadline, timeout)?];
         Ok(Rendezvous { rank, size, timeout, peers })
+    }
+
+    /// As [`meet`](Self::meet), of rank 0, which listens already: nobody else can take the address meanwhile.
+    ///
+    /// # Errors
+    /// As for [`meet`](Self::meet).
+    pub fn meet_on(listener: TcpListener, size: usize, token: &str, timeout: Duration) -> Result<Rendezvous> {
+        let (timeout, deadline) = checked(0, size, token, timeout)?;
+        Rendezvous::accepted(Some(listener), size, token, deadline, timeout)
+    }
+
+    fn accepted(
+        listener: Option<TcpListener>,
+        size: usize,
+        token: &str,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<Rendezvous> {
+        let peers = listener.map(|listener| accept(&listener, size, token, deadline, timeout));
+        Ok(Rendezvous { rank: 0, size, timeout, peers: peers.transpose()?.unwrap_or_default() })
     }
 
     /// This rank.
@@ -178,132 +180,26 @@ impl Rendezvous {
     }
 }
 
-fn late(timeout: Duration, missing: Vec<usize>) -> Error {
+/// The time-out and the deadline of ranks that meet.
+fn checked(rank: usize, size: usize, token: &str, timeout: Duration) -> Result<(Duration, Instant)> {
+    if rank >= size || size > MAX_RANKS {
+        let value = format_args!("{rank} of {size}");
+        return Err(Error::invalid(OP, "rank", "less than the ranks, at most 65536", value));
+    }
+    if token.len() > MAX_TOKEN {
+        return Err(Error::invalid(OP, "token", "at most 256 bytes", token.len()));
+    }
+    let timeout = timeout.min(LONGEST);
+    Ok((timeout, Instant::now() + timeout))
+}
+
+pub(super) fn late(timeout: Duration, missing: Vec<usize>) -> Error {
     let waited_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     Error::CollectiveTimeout { op: OP, waited_ms, missing: missing.into() }
 }
 
 fn lost_rank(rank: usize) -> Error {
     Error::RankLost { op: OP, rank, reason: "its connection ended".into() }
-}
-
-/// Listens until all others have come.
-fn accept(
-    address: SocketAddr,
-    size: usize,
-    token: &str,
-    deadline: Instant,
-    timeout: Duration,
-) -> Result<Vec<TcpStream>> {
-    if size == 1 {
-        return Ok(Vec::new());
-    }
-    let cannot = |error| unavailable(format_args!("rank 0 cannot listen at {address}: {error}"));
-    let listener = TcpListener::bind(address).map_err(cannot)?;
-    listener.set_nonblocking(true).map_err(cannot)?;
-    let mut peers: Vec<Option<TcpStream>> = (1..size).map(|_| None).collect();
-    while peers.iter().any(Option::is_none) {
-        if let Ok((stranger, _)) = listener.accept() {
-            let until = deadline.min(Instant::now() + GREETING);
-            if let Ok(Some((rank, stream))) = welcome(stranger, &peers, size, token, until) {
-                peers[rank - 1] = Some(stream);
-            }
-        } else if Instant::now() < deadline {
-            std::thread::sleep(PAUSE);
-        } else {
-            let missing = (1..size).filter(|rank| peers[rank - 1].is_none()).collect();
-            return Err(late(timeout, missing));
-        }
-    }
-    Ok(peers.into_iter().flatten().collect())
-}
-
-/// Who a stranger is, if it is one of the ranks that have not come yet.
-fn welcome(
-    mut stream: TcpStream,
-    peers: &[Option<TcpStream>],
-    size: usize,
-    token: &str,
-    until: Instant,
-) -> io::Result<Option<(usize, TcpStream)>> {
-    stream.set_nonblocking(false)?;
-    let mut greeting = [0; 16];
-    read_exact(&mut stream, &mut greeting, until)?;
-    if greeting[..8] != MAGIC {
-        return Ok(None);
-    }
-    let [rank, ranks] = [8, 12].map(|at| number(&greeting[at..at + 4]));
-    let shown = read_block(&mut stream, until, MAX_TOKEN)?;
-    let answer = if !equal(&shown, token.as_bytes()) {
-        WRONG_TOKEN
-    } else if ranks != size || rank == 0 || rank >= size {
-        WRONG_SIZE
-    } else if peers[rank - 1].is_some() {
-        TAKEN
-    } else {
-        WELCOME
-    };
-    write_all(&mut stream, &[answer], until)?;
-    Ok((answer == WELCOME).then_some((rank, stream)))
-}
-
-/// Tries until rank 0 listens.
-fn connect(
-    address: SocketAddr,
-    rank: usize,
-    size: usize,
-    token: &str,
-    deadline: Instant,
-    timeout: Duration,
-) -> Result<TcpStream> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(late(timeout, vec![0]));
-        }
-        let answer = TcpStream::connect_timeout(&address, left)
-            .and_then(|stream| greet(stream, rank, size, token, deadline));
-        let refused = match answer {
-            Ok((WELCOME, stream)) => return Ok(stream),
-            Ok((WRONG_TOKEN, _)) => "it has another token".to_owned(),
-            Ok((WRONG_SIZE, _)) => format!("it does not wait for rank {rank} of {size}"),
-            Ok((TAKEN, _)) => format!("a rank {rank} is already there"),
-            // Not there yet, or has had enough of a slow one.
-            Ok(_) | Err(_) => {
-                std::thread::sleep(PAUSE.min(left));
-                continue;
-            }
-        };
-        return Err(unavailable(format_args!("rank 0 at {address} sends rank {rank} away: {refused}")));
-    }
-}
-
-fn greet(
-    mut stream: TcpStream,
-    rank: usize,
-    size: usize,
-    token: &str,
-    deadline: Instant,
-) -> io::Result<(u8, TcpStream)> {
-    stream.set_nodelay(true)?;
-    let mut greeting = MAGIC.to_vec();
-    greeting.extend((rank as u32).to_be_bytes());
-    greeting.extend((size as u32).to_be_bytes());
-    greeting.extend(block(token.as_bytes()));
-    write_all(&mut stream, &greeting, deadline)?;
-    let mut answer = [0];
-    read_exact(&mut stream, &mut answer, deadline)?;
-    Ok((answer[0], stream))
-}
-
-/// In a time that does not tell where they differ.
-fn equal(shown: &[u8], token: &[u8]) -> bool {
-    let differ = shown.iter().zip(token).fold(0, |differ, (a, b)| differ | (a ^ b));
-    shown.len() == token.len() && std::hint::black_box(differ) == 0
-}
-
-fn number(bytes: &[u8]) -> usize {
-    bytes.iter().fold(0, |number, &byte| number << 8 | usize::from(byte))
 }
 
 fn block(bytes: &[u8]) -> Vec<u8> {
@@ -352,7 +248,7 @@ fn left(deadline: Instant) -> io::Result<Option<Duration>> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
 }
 
-fn read_exact(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
+pub(super) fn read_exact(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.set_read_timeout(left(deadline)?)?;
         match stream.read(bytes) {
@@ -365,7 +261,7 @@ fn read_exact(stream: &mut TcpStream, mut bytes: &mut [u8], deadline: Instant) -
     Ok(())
 }
 
-fn write_all(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+pub(super) fn write_all(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.set_write_timeout(left(deadline)?)?;
         match stream.write(bytes) {

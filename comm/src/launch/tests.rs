@@ -2,6 +2,7 @@
 
 use std::thread::JoinHandle;
 
+use super::super::greeting::{ANSWER, CHALLENGE, MAGIC, PAUSE, VERDICT, WELCOME};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -83,8 +84,9 @@ fn noise_from_the_network_keeps_nobody_from_meeting() {
             })
             .collect();
         if len % 2 == 1 {
-            // As far as a token of four gigabytes.
-            noise.splice(..0, MAGIC.iter().copied().chain([0, 0, 0, 1, 0, 0, 0, 2, 255, 255, 255, 255]));
+            // As a rank does, but for the proof.
+            noise.splice(..0, [0, 0, 0, 1, 0, 0, 0, 2]);
+            noise.resize(ANSWER, 7);
         }
         let _ = stranger(at).write_all(&noise);
     }
@@ -92,6 +94,82 @@ fn noise_from_the_network_keeps_nobody_from_meeting() {
     let second = Rendezvous::meet(at, 1, 2, "secret", LONG).unwrap();
     first.join().unwrap().unwrap();
     drop((silent, second));
+}
+
+/// Many more than rank 0 could wait for one after the other.
+#[test]
+fn connections_that_say_nothing_keep_no_rank_waiting() {
+    let at = place();
+    let first = rank(at, 0, 2, "secret", LONG);
+    let silent: Vec<_> = (0..60).map(|_| stranger(at)).collect();
+    // Has said a part.
+    let slow: Vec<_> = (0..60)
+        .map(|_| {
+            let mut slow = stranger(at);
+            slow.write_all(&MAGIC).unwrap();
+            slow
+        })
+        .collect();
+    let second = rank(at, 1, 2, "secret", LONG).join().unwrap();
+    assert!(first.join().unwrap().is_ok() && second.is_ok());
+    drop((silent, slow));
+}
+
+/// Passes on what a rank and rank 0 say to each other, and gives both.
+fn overheard(at: SocketAddr, token: &'static str) -> (Vec<u8>, Vec<u8>) {
+    let between = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let second = rank(between.local_addr().unwrap(), 1, 2, token, LONG);
+    let (mut one, mut zero) = (between.accept().unwrap().0, stranger(at));
+    let (mut challenge, mut answer, mut verdict) = ([0; CHALLENGE], [0; ANSWER], [0; VERDICT]);
+    zero.read_exact(&mut challenge).unwrap();
+    one.write_all(&challenge).unwrap();
+    one.read_exact(&mut answer).unwrap();
+    zero.write_all(&answer).unwrap();
+    zero.read_exact(&mut verdict).unwrap();
+    one.write_all(&verdict).unwrap();
+    drop(second.join().unwrap().unwrap());
+    (answer.to_vec(), [&challenge[..], &verdict].concat())
+}
+
+#[test]
+fn what_is_overheard_is_neither_the_token_nor_of_use_to_anybody() {
+    let at = place();
+    let first = rank(at, 0, 2, "secret", LONG);
+    let (answer, zero) = overheard(at, "secret");
+    first.join().unwrap().unwrap();
+    let shows = |said: &[u8]| said.windows(6).any(|part| part == b"secret");
+    assert!(!shows(&answer) && !shows(&zero));
+    // Said again to another rank 0, which has another challenge.
+    let at = place();
+    let first = rank(at, 0, 2, "secret", LONG);
+    let mut again = stranger(at);
+    let mut verdict = [0; CHALLENGE + VERDICT];
+    again.write_all(&answer).unwrap();
+    again.read_exact(&mut verdict).unwrap();
+    assert_ne!(verdict[CHALLENGE], WELCOME);
+    drop(rank(at, 1, 2, "secret", LONG).join().unwrap().unwrap());
+    first.join().unwrap().unwrap();
+}
+
+#[test]
+fn who_is_at_the_place_of_rank_0_without_the_token_is_found_out() {
+    let between = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let second = rank(between.local_addr().unwrap(), 1, 2, "secret", LONG);
+    let mut one = between.accept().unwrap().0;
+    one.write_all(&[&MAGIC[..], &[1; 32]].concat()).unwrap();
+    one.read_exact(&mut [0; ANSWER]).unwrap();
+    one.write_all(&[WELCOME; VERDICT]).unwrap();
+    let error = second.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("does not prove"), "{error}");
+}
+
+#[test]
+fn rank_0_may_listen_before_it_meets() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let at = listener.local_addr().unwrap();
+    let second = rank(at, 1, 2, "secret", LONG);
+    let first = Rendezvous::meet_on(listener, 2, "secret", LONG).unwrap();
+    assert_eq!((first.rank(), first.size(), second.join().unwrap().unwrap().rank()), (0, 2, 1));
 }
 
 #[test]

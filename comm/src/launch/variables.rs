@@ -1,11 +1,16 @@
 //! What launchers say to the processes that they start.
 
 use std::fmt;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
 use super::Rendezvous;
+use super::rendezvous::MAX_TOKEN;
 use crate::{Error, Result};
 
 /// One process among those that a launcher has started.
@@ -22,6 +27,8 @@ pub struct Launch {
     /// Host and port where rank 0 listens, if the launcher says.
     pub address: Option<(String, u16)>,
     token: Option<String>,
+    /// The descriptor of a socket that listens at `address`, which rank 0 has from `streamgrad launch`.
+    listener: Option<RawFd>,
 }
 
 /// The names that a launcher gives to what it says.
@@ -64,14 +71,16 @@ impl Launch {
         }
         let address = address(get)?;
         let token = token(get)?;
+        let listener = number(get, "STREAMGRAD_LISTENER")?;
         // As `srun --mpi=pmix` does.
         let by_mpi = names.by_mpi || (names.by_slurm() && get("PMIX_RANK").is_some());
-        Ok(Some(Launch { rank, size, local_rank, by_mpi, address, token }))
+        Ok(Some(Launch { rank, size, local_rank, by_mpi, address, token, listener }))
     }
 
     /// Meets the other processes, over TCP: rank 0 listens where [`address`](Self::address) says, and nowhere else. They show
     /// each other the token of `STREAMGRAD_TOKEN`, or of the file `STREAMGRAD_TOKEN_FILE`, which must be there unless the address
-    /// is of this machine only.
+    /// is of this machine only. Where `STREAMGRAD_LISTENER` is the descriptor of a socket that listens there already, as of
+    /// `streamgrad launch`, rank 0 uses that.
     ///
     /// # Errors
     /// [`Error::CommUnavailable`] without an address, or without a token; those of [`Rendezvous::meet`].
@@ -92,7 +101,10 @@ impl Launch {
                 format_args!("ranks that meet at {address} need a STREAMGRAD_TOKEN, the same on all of them");
             return Err(unavailable(reason));
         }
-        Rendezvous::meet(address, self.rank, self.size, token, timeout)
+        match self.listener.filter(|_| self.rank == 0).and_then(|listener| inherited(listener, address)) {
+            Some(listener) => Rendezvous::meet_on(listener, self.size, token, timeout),
+            None => Rendezvous::meet(address, self.rank, self.size, token, timeout),
+        }
     }
 }
 
@@ -155,9 +167,51 @@ fn address(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<(String, u16)>
 
 fn token(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<String>> {
     let Some(path) = get("STREAMGRAD_TOKEN_FILE") else { return Ok(get("STREAMGRAD_TOKEN")) };
-    let read = std::fs::read_to_string(Path::new(&path));
-    let token = read.map_err(|error| unavailable(format_args!("STREAMGRAD_TOKEN_FILE={path:?}: {error}")))?;
-    Ok(Some(token.trim().to_owned()))
+    let token = read_token(Path::new(&path));
+    token.map(Some).map_err(|reason| unavailable(format_args!("STREAMGRAD_TOKEN_FILE={path:?}: {reason}")))
+}
+
+/// What a regular file contains that nobody but its owner can read or change; why it will not do.
+fn read_token(path: &Path) -> std::result::Result<String, String> {
+    // Opening a FIFO would wait for a writer.
+    let open = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = open.map_err(|error| error.to_string())?;
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    if !metadata.is_file() {
+        return Err("is no regular file".into());
+    }
+    if metadata.mode() & 0o066 != 0 {
+        let mode = metadata.mode() & 0o777;
+        return Err(format!(
+            "has mode {mode:03o}, so that others than its owner can read or change it: use 600"
+        ));
+    }
+    let mut token = String::new();
+    // White space around it is not part of it.
+    let most = 2 * MAX_TOKEN as u64;
+    let read = file.take(most + 1).read_to_string(&mut token).map_err(|error| error.to_string())?;
+    if read as u64 > most {
+        return Err(format!("has more than {most} bytes"));
+    }
+    Ok(token.trim().to_owned())
+}
+
+/// The socket that a launcher has left open for this process; `None` if the descriptor is not one that listens at `address`.
+fn inherited(descriptor: RawFd, address: SocketAddr) -> Option<TcpListener> {
+    // SAFETY: the function takes any number, and gives a descriptor that nobody else has.
+    let duplicate = unsafe {
+        match libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) {
+            -1 => return None,
+            duplicate => OwnedFd::from_raw_fd(duplicate),
+        }
+    };
+    let listener = TcpListener::from(duplicate);
+    if listener.local_addr().ok() != Some(address) {
+        return None;
+    }
+    // SAFETY: the function takes any number. The socket is the one at `address`, and programs that this one starts do not need it.
+    unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
+    Some(listener)
 }
 
 pub(crate) fn unavailable(reason: impl fmt::Display) -> Error {
@@ -245,5 +299,44 @@ mod tests {
         assert!(error.contains("STREAMGRAD_TOKEN"), "{error}");
         let launch = read(&[&variables[..], &[("STREAMGRAD_TOKEN", "hidden")]].concat()).unwrap().unwrap();
         assert!(!format!("{launch:?}").contains("hidden"));
+    }
+
+    /// What others can read is no secret, and what has no end is no token.
+    #[test]
+    fn a_token_file_is_its_owners_alone_and_short() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = std::env::temp_dir().join(format!("streamgrad-token-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+        let token = |path: &str| {
+            let variables = [("RANK", "0"), ("WORLD_SIZE", "2"), ("STREAMGRAD_TOKEN_FILE", path)];
+            read(&variables).map(|launch| launch.unwrap().token.unwrap())
+        };
+        let file = path("token");
+        std::fs::write(&file, " secret\n").unwrap();
+        for (mode, is_refused) in
+            [(0o600, false), (0o400, false), (0o640, true), (0o604, true), (0o620, true)]
+        {
+            std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+            match token(&file) {
+                Ok(token) => assert!(token == "secret" && !is_refused, "{mode:o}"),
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(is_refused && error.contains(&format!("mode {mode:o}")), "{mode:o}: {error}");
+                    assert!(!error.contains("secret"));
+                }
+            }
+        }
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::write(&file, [b'x'; 1000]).unwrap();
+        let fifo = path("fifo");
+        assert!(std::process::Command::new("mkfifo").args(["-m", "600", &fifo]).status().unwrap().success());
+        for (path, reason) in
+            [(&*file, "more than 512 bytes"), (&*fifo, "no regular file"), ("/dev/zero", "no regular file")]
+        {
+            let error = token(path).unwrap_err().to_string();
+            assert!(error.contains(reason), "{path}: {error}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

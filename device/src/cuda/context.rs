@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 

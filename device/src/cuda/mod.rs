@@ -22,6 +22,8 @@ mod enqueued;
 #[cfg(feature = "cuda")]
 mod fault;
 #[cfg(feature = "cuda")]
+mod ffi;
+#[cfg(feature = "cuda")]
 mod graph;
 #[cfg(feature = "cuda")]
 mod ipc;

@@ -7,8 +7,8 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use cudarc::driver::sys;
-use cudarc::nvrtc::sys as nvrtc;
+use super::ffi::nvrtc;
+use super::ffi::sys;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 

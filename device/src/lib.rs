@@ -22,6 +22,7 @@ mod error;
 mod event;
 mod explorer;
 mod fifo;
+pub mod file;
 mod graph;
 mod hidden;
 mod host;

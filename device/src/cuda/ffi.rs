@@ -4,7 +4,7 @@
 //! have, which is undefined behaviour. So functions are declared here once more: status codes, and enums that a library writes
 //! through a pointer, are integers. All else is cudarc's: each signature is checked against it when this file is compiled.
 
-#![allow(non_camel_case_types, non_snake_case)]
+#![allow(non_camel_case_types, non_snake_case, clippy::too_many_arguments)]
 
 /// What a function returns.
 trait Returned {

@@ -8,6 +8,8 @@ mod absent;
 #[cfg(feature = "cuda")]
 mod blas;
 #[cfg(feature = "cuda")]
+mod cache;
+#[cfg(feature = "cuda")]
 mod call;
 #[cfg(feature = "cuda")]
 mod choice;

@@ -21,6 +21,7 @@ mod dtype;
 mod error;
 mod event;
 mod explorer;
+pub mod failure;
 mod fifo;
 pub mod file;
 mod graph;

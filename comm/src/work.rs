@@ -15,18 +15,21 @@ pub(crate) struct Meeting {
 }
 
 impl Meeting {
-    fn ended<R>(&self, cpu: &Cpu<'_>, result: Result<R>) -> R {
-        result.unwrap_or_else(|error| cpu.fail(met_by(self.call.op(), error)))
+    fn failed(&self, cpu: &Cpu<'_>, error: crate::Error) {
+        cpu.fail(met_by(self.call.op(), error));
     }
 }
 
 impl Work for Meeting {
     fn run(&self, cpu: &Cpu<'_>) {
-        self.ended(cpu, self.backend.run(&self.call, self.memory));
+        self.backend.run(&self.call, self.memory).unwrap_or_else(|error| self.failed(cpu, error));
     }
 
     fn try_run(&self, cpu: &Cpu<'_>) -> bool {
-        self.ended(cpu, self.backend.try_run(&self.call, self.memory))
+        self.backend.try_run(&self.call, self.memory).unwrap_or_else(|error| {
+            self.failed(cpu, error);
+            true
+        })
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<()> {

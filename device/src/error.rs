@@ -347,14 +347,13 @@ impl Error {
     }
 }
 
-/// A panic that was caught in a command, as the source of [`Error::Async`].
+/// A panic that was caught in a command, as the source of [`Error::Async`]. A program that is built with `panic = "abort"` ends at the
+/// panic instead.
 #[derive(Debug, thiserror::Error)]
 #[error("panicked: {message}")]
 pub struct Panicked {
     /// The panic's message.
     pub message: Box<str>,
-    /// The error of a command that ended with [`Cpu::fail`](crate::Cpu::fail).
-    pub(crate) error: Option<Box<Error>>,
 }
 
 impl Panicked {
@@ -378,10 +377,6 @@ impl Panicked {
     /// with, which may do the same, is leaked.
     #[cold]
     fn of(payload: Box<dyn Any + Send>) -> Panicked {
-        let payload = match payload.downcast::<Error>() {
-            Ok(error) => return Panicked { message: error.to_string().into(), error: Some(error) },
-            Err(payload) => payload,
-        };
         let message = payload
             .downcast_ref::<&str>()
             .map(|s| (*s).into())
@@ -390,14 +385,6 @@ impl Panicked {
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
             std::mem::forget(again);
         }
-        Panicked { message, error: None }
-    }
-
-    /// As the source of [`Error::Async`]: the error that the command failed with, or else the panic.
-    pub(crate) fn into_source(self) -> Arc<dyn std::error::Error + Send + Sync> {
-        match self.error {
-            Some(error) => Arc::new(*error),
-            None => Arc::new(self),
-        }
+        Panicked { message }
     }
 }

@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::threads::spawn;
 use crate::time::Timeline;
 use crate::within::{Holds, Within, may_launch, may_wait};
-use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats};
+use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats, failure};
 
 /// What a queued command does.
 pub(crate) type Job = Box<dyn FnOnce(&Core) + Send>;
@@ -369,12 +369,26 @@ impl Fifo {
         let mut work = ManuallyDrop::new(work);
         // SAFETY: taken once, here.
         let work = || unsafe { ManuallyDrop::take(&mut work) }();
-        if let Err(panicked) = Panicked::catch(work) {
-            core.fail(Error::Async { op, stream: self.id, source: panicked.into_source() });
+        let caught = Panicked::catch(work).err();
+        if caught.is_some() || failure::is_reported() {
+            self.fail(core, op, caught);
         }
         drop(within);
         if let Some(start) = start {
             core.recorder.ran(op, Moment { stream: self.id, tick }, start);
+        }
+    }
+
+    /// Keeps what the command that just ran has reported, or else its panic.
+    #[cold]
+    fn fail(&self, core: &Core, op: &'static str, caught: Option<Panicked>) {
+        let source: Option<Arc<dyn std::error::Error + Send + Sync>> = match (failure::take(), caught) {
+            (Some(reported), _) => Some(Arc::new(*reported)),
+            (None, Some(panicked)) => Some(Arc::new(panicked)),
+            (None, None) => None,
+        };
+        if let Some(source) = source {
+            core.fail(Error::Async { op, stream: self.id, source });
         }
     }
 

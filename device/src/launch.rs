@@ -463,7 +463,7 @@ impl Stream {
         let guarded = Box::new(move || {
             let _within = Within::enter(stream, Holds::Nothing);
             if let Err(panicked) = Panicked::catch(work) {
-                core.fail(Error::Async { op, stream, source: panicked.into_source() });
+                core.fail(Error::Async { op, stream, source: Arc::new(panicked) });
             }
         });
         self.drive(driver, tail, op, noted, |_| driver.host_call(guarded))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::cuda::Queue;
 use crate::device::Core;
-use crate::{CommandKind, Error, Result, Team};
+use crate::{CommandKind, Error, Result, Team, failure};
 
 /// A command's work: a value, which [`Stream::launch`](crate::Stream::launch) runs on the stream's device, once or, where it is
 /// kept, again.
@@ -123,11 +123,10 @@ impl<'a> Cpu<'a> {
         }
     }
 
-    /// Ends the command that runs on the calling thread: `error` is the source of the [`Error::Async`](crate::Error::Async) of
-    /// the next synchronising call. What the command writes is whatever is there.
+    /// As [`failure::report`].
     #[cold]
-    pub fn fail(&self, error: Error) -> ! {
-        std::panic::resume_unwind(Box::new(error))
+    pub fn fail(&self, error: Error) {
+        failure::report(error);
     }
 
     /// The threads to split a kernel over, if it is worth it: `cost` is about the number of its elementary operations.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use device::{Cpu, Panicked, Team};
+use device::{Cpu, Error, Panicked, Team, failure};
 use smallvec::SmallVec;
 
 /// The threads that a kernel may use besides its own; `None` if splitting does not pay.
@@ -30,7 +30,8 @@ pub(crate) fn threads(workers: &Workers) -> usize {
 /// Calls `body(i, start..end)` for the parts `i` of `0..len`, each of `chunk` items but the last, which may be
 /// shorter. Without workers the parts run in order, here; with workers they run in any order on several threads.
 ///
-/// A panic in a part is raised here once all parts that were begun have ended.
+/// A panic in a part is raised here once all parts that were begun have ended. Of the failures that parts
+/// [report](device::failure), that of the first part is reported here.
 pub(crate) fn for_chunks(
     workers: &Workers,
     len: usize,
@@ -75,7 +76,7 @@ fn share(team: &Team, parts: Parts, body: &(dyn Fn(usize, Range<usize>) + Sync))
     let start = |thread: usize| parts.chunks * thread / threads;
     let next: SmallVec<[AtomicUsize; 16]> =
         (0..threads).map(|thread| AtomicUsize::new(start(thread))).collect();
-    let panic = Mutex::new(None);
+    let (panic, reported) = (Mutex::new(None), Mutex::new(None));
     let take_parts = |own: usize| {
         for thread in (own..threads).chain(0..own) {
             loop {
@@ -86,13 +87,30 @@ fn share(team: &Team, parts: Parts, body: &(dyn Fn(usize, Range<usize>) + Sync))
                 if let Err(panicked) = Panicked::catch(|| body(index, parts.range(index))) {
                     panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panicked);
                 }
+                if let Some(error) = failure::take() {
+                    keep_first(&reported, index, error);
+                }
             }
         }
     };
     // The parts' panics are caught above.
     let _ = team.share(threads - 1, &take_parts);
+    if let Some((_, error)) = reported.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        failure::report(*error);
+    }
     if let Some(panicked) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
         std::panic::resume_unwind(Box::new(String::from(panicked.message)));
+    }
+}
+
+type Reported = Option<(usize, Box<Error>)>;
+
+/// Keeps the failure of the part with the lowest number, which does not depend on the threads.
+#[cold]
+fn keep_first(reported: &Mutex<Reported>, index: usize, error: Box<Error>) {
+    let mut first = reported.lock().unwrap_or_else(PoisonError::into_inner);
+    if first.as_ref().is_none_or(|(known, _)| index < *known) {
+        *first = Some((index, error));
     }
 }
 

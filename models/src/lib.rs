@@ -30,7 +30,6 @@ extern crate self as streamgrad;
 pub mod checkpoint;
 pub mod data;
 mod data_parallel;
-pub mod file;
 pub mod layers;
 mod loss;
 mod module;
@@ -44,6 +43,7 @@ pub use data::{
 };
 pub use data_parallel::{DataParallel, DataParallelOptions};
 pub use derive::Module;
+pub use device::file;
 pub use layers::{
     AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
     Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,

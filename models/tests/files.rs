@@ -4,9 +4,10 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use device::{Device, Error, Result};
-use models::{checkpoint, data::npy, file, mlp};
+use models::{InMemory, Text, checkpoint, data::npy, file, mlp};
 use tensor::Tensor;
 
 /// A folder of the test's own, removed at the end.
@@ -219,5 +220,35 @@ mod unix {
             save(&path).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         }
+    }
+}
+
+/// Everything that reads a file.
+const READERS: [fn(&Path) -> Result<()>; 4] = [
+    |path| checkpoint::load(path, &mlp(&[2, 2], 1, &Device::cpu())?),
+    |path| npy::load(path, &Device::cpu()).map(drop),
+    |path| Text::read(path).map(drop),
+    |path| InMemory::read_csv(path, 2, 1.0).map(drop),
+];
+
+/// A device without an end and a pipe that nobody writes to are no files to read.
+#[cfg(unix)]
+#[test]
+fn what_has_no_end_is_not_read() {
+    let folder = Folder::new("endless");
+    let pipe = folder.0.join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let link = folder.0.join("link");
+    std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
+    for read in READERS {
+        for path in [Path::new("/dev/zero"), &link, &pipe, &folder.0] {
+            let error = read(path).unwrap_err();
+            assert!(matches!(error, Error::Io { .. }), "{error}");
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+        }
+        // A file larger than the memory, with nothing in it.
+        let sparse = folder.0.join("sparse");
+        File::create(&sparse).unwrap().set_len(1 << 43).unwrap();
+        assert!(matches!(read(&sparse), Err(Error::Io { .. })));
     }
 }

@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::cublaslt::sys as blas;
-use cudarc::driver::sys;
+use super::ffi::blas;
+use super::ffi::sys;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
@@ -108,7 +108,7 @@ fn done(call: &'static str, status: blas::cublasStatus_t) -> Result<()> {
     if status == blas::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }
-    Err(Error::Driver { call, code: status as i32, name: format!("{status:?}").into() })
+    Err(Error::Driver { call, code: status.0, name: status.name().unwrap_or("unknown").into() })
 }
 
 /// The library's name of an element type.

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::ptr;
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 
 use crate::{Error, Result};
 
@@ -24,7 +24,7 @@ fn failure(call: &'static str, code: sys::CUresult) -> Error {
     } else {
         "unknown".into()
     };
-    Error::Driver { call, code: code as i32, name }
+    Error::Driver { call, code: code.0, name }
 }
 
 /// Device addresses are integers to the driver.

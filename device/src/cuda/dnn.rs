@@ -6,8 +6,8 @@ mod library;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use super::ffi::sys;
 use cudarc::cudnn::sys as dnn;
-use cudarc::driver::sys;
 use dnn::cudnnBackendAttributeName_t as Name;
 use dnn::cudnnBackendAttributeType_t as Type;
 use dnn::cudnnBackendDescriptorType_t as Kind;

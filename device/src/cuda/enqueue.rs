@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 use smallvec::SmallVec;
 
 use super::call::{address, check};
@@ -44,7 +44,7 @@ pub(super) struct Kernel {
 pub(super) type Words = SmallVec<[u64; 96]>;
 
 /// What the driver says of a launch with more shared memory than the function may have.
-const INVALID_VALUE: i32 = sys::CUresult::CUDA_ERROR_INVALID_VALUE as i32;
+const INVALID_VALUE: i32 = sys::CUresult::CUDA_ERROR_INVALID_VALUE.0;
 
 /// How a kernel is given its arguments.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -11,7 +11,7 @@ pub(super) mod nodes;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 use nodes::{Cluster, Node};
 
 use super::Grid;

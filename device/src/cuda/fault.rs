@@ -4,13 +4,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::call::address;
 use super::context::Context;
-use crate::{Error, Panicked, Result, StreamId};
+use crate::{Error, Result, StreamId};
 
 /// `FaultRecord` of the kernels' prelude, in host memory that the device writes.
 #[repr(C)]
@@ -155,8 +155,8 @@ impl FaultWord {
             self.reporters.read().by_number.get(record.op.load(Ordering::Relaxed) as usize).copied()?;
         let (value, bound) = (record.value.load(Ordering::Relaxed), record.bound.load(Ordering::Relaxed));
         record.set.store(0, Ordering::Release);
-        let message = format!("index {value} is out of range for size {bound}").into();
-        Some(Error::Async { op, stream, source: Arc::new(Panicked { message, error: None }) })
+        let source = Error::IndexOutOfRange { op, index: value, size: usize::try_from(bound).unwrap_or(0) };
+        Some(Error::Async { op, stream, source: Arc::new(source) })
     }
 }
 

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 use smallvec::SmallVec;
 
 use super::call::check;

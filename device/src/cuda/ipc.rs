@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 
 use super::call::{address, check};
 use super::stream::{RawEvent, TimedEvent};

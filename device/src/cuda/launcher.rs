@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::context::Context;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 use parking_lot::Mutex;
 
 use super::call::{address, check};

@@ -8,6 +8,8 @@ mod absent;
 #[cfg(feature = "cuda")]
 mod blas;
 #[cfg(feature = "cuda")]
+mod cache;
+#[cfg(feature = "cuda")]
 mod call;
 #[cfg(feature = "cuda")]
 mod choice;
@@ -21,6 +23,8 @@ mod enqueue;
 mod enqueued;
 #[cfg(feature = "cuda")]
 mod fault;
+#[cfg(feature = "cuda")]
+mod ffi;
 #[cfg(feature = "cuda")]
 mod graph;
 #[cfg(feature = "cuda")]

@@ -1,17 +1,15 @@
 //! Programs, compiled by NVRTC, kept on disk, and loaded.
 
-use std::ffi::{CString, OsStr, c_char, c_void};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::ffi::{CString, c_char, c_void};
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cudarc::driver::sys;
-use cudarc::nvrtc::sys as nvrtc;
+use super::ffi::nvrtc;
+use super::ffi::sys;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
+use super::cache::Kept;
 use super::call::check;
 use super::context::WARP_GROUPS;
 use super::memory::obtained;
@@ -205,7 +203,7 @@ fn options(program: &Program, (major, minor): (i32, i32)) -> Vec<String> {
 /// The first version of the compiler that is known to take `--split-compile`.
 const SPLITS: (i32, i32) = (13, 0);
 
-fn compiler_version() -> (i32, i32) {
+pub(super) fn compiler_version() -> (i32, i32) {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library is present; it writes two numbers.
     unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) };
@@ -287,137 +285,5 @@ impl Drop for Compilation {
     fn drop(&mut self) {
         // SAFETY: created once, destroyed once.
         unsafe { nvrtc::nvrtcDestroyProgram(&mut self.0) };
-    }
-}
-
-/// The file that keeps a program's image. It begins with all that the image was made from, which a reader compares, and
-/// appears under its name only when it is whole.
-struct Kept {
-    path: Option<PathBuf>,
-    /// What the image was made from, the lengths of the parts included.
-    origin: Vec<u8>,
-}
-
-impl Kept {
-    fn new(program: &'static Program, options: &[String]) -> Kept {
-        let (major, minor) = compiler_version();
-        let origin = format!(
-            "streamgrad kernels 1\nnvrtc {major}.{minor}\n{}\n{} bytes\n{}",
-            options.join(" "),
-            program.source.len(),
-            program.source
-        )
-        .into_bytes();
-        let file = format!("{}-{:016x}.bin", program.name, fingerprint(&origin));
-        Kept { path: directory().map(|directory| directory.join(file)), origin }
-    }
-
-    /// The image; `None` if there is none that was made from the same, or it is not whole.
-    fn read(&self) -> Option<Vec<u8>> {
-        let bytes = fs::read(self.path.as_ref()?).ok()?;
-        let rest = bytes.strip_prefix(&self.origin[..])?;
-        let (checksum, image) = rest.split_first_chunk::<8>()?;
-        (u64::from_le_bytes(*checksum) == fingerprint(image)).then(|| image.to_vec())
-    }
-
-    fn write(&self, image: &[u8]) -> io::Result<()> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let Some(path) = &self.path else { return Ok(()) };
-        if let Some(directory) = path.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        remove_abandoned(path);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let unfinished = path.with_extension(format!("{}-{number}.tmp", std::process::id()));
-        let mut file = File::create_new(&unfinished)?;
-        // One that another process removes before it is locked cannot be renamed.
-        let _ = file.lock();
-        let content = [&self.origin[..], &fingerprint(image).to_le_bytes(), image].concat();
-        file.write_all(&content)
-            .and_then(|()| fs::rename(&unfinished, path))
-            .inspect_err(|_| drop(fs::remove_file(&unfinished)))
-    }
-}
-
-/// Removes unfinished files for `path` that nobody holds a lock on: their writers have ended.
-fn remove_abandoned(path: &Path) {
-    let (Some(folder), Some(stem)) = (path.parent(), path.file_stem().and_then(OsStr::to_str)) else {
-        return;
-    };
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let number = || name.to_str()?.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(".tmp");
-        if number().is_some()
-            && let Ok(file) = File::options().write(true).open(entry.path())
-            && file.try_lock().is_ok()
-        {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
-/// `STREAMGRAD_CACHE`, or the user's cache folder.
-fn directory() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("STREAMGRAD_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("streamgrad")))
-        .or_else(|| set("HOME").map(|home| home.join(".cache").join("streamgrad")))
-}
-
-/// FNV-1a: tells files apart and finds damage; what counts is compared in full.
-fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    static PROGRAM: Program = Program::new("kept", "extern \"C\" __global__ void none() {}");
-
-    fn kept(name: &str) -> Kept {
-        let path = std::env::temp_dir().join(format!("streamgrad-{}-{name}", std::process::id()));
-        Kept { path: Some(path), origin: PROGRAM.source.into() }
-    }
-
-    #[test]
-    fn what_was_kept_is_read_and_damage_is_not() -> io::Result<()> {
-        let kept = kept("damage");
-        assert!(kept.read().is_none());
-        kept.write(b"image")?;
-        assert_eq!(kept.read().as_deref(), Some(&b"image"[..]));
-        let Some(path) = &kept.path else { unreachable!("made with a path") };
-        let whole = fs::read(path)?;
-        for cut in 0..whole.len() {
-            fs::write(path, &whole[..cut])?;
-            assert!(kept.read().is_none(), "cut to {cut} bytes");
-        }
-        let other = Kept { origin: b"another source".to_vec(), path: kept.path.clone() };
-        fs::write(path, &whole)?;
-        assert!(other.read().is_none());
-        fs::remove_file(path)
-    }
-
-    #[test]
-    fn what_killed_writers_left_is_removed_and_nothing_else() -> io::Result<()> {
-        let folder = std::env::temp_dir().join(format!("streamgrad-{}-left", std::process::id()));
-        fs::create_dir_all(&folder)?;
-        let kept = Kept { path: Some(folder.join("kept-1f.bin")), origin: Vec::new() };
-        for name in
-            ["kept-1f.7-0.tmp", "kept-1f.8-0.tmp", "kept-2f.7-0.tmp", "kept-1f.tmp", "kept-1f.7-0.bin"]
-        {
-            fs::write(folder.join(name), "")?;
-        }
-        let working = File::options().write(true).open(folder.join("kept-1f.8-0.tmp"))?;
-        working.lock()?;
-        kept.write(b"image")?;
-        let entries = fs::read_dir(&folder)?;
-        let mut names: Vec<_> = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?;
-        names.sort();
-        let left = ["kept-1f.7-0.bin", "kept-1f.8-0.tmp", "kept-1f.bin", "kept-1f.tmp", "kept-2f.7-0.tmp"];
-        assert_eq!(names, left);
-        fs::remove_dir_all(folder)
     }
 }

@@ -1,8 +1,8 @@
 //! Probing for CUDA, without a panic where it is missing.
 
-use cudarc::cublaslt::sys as blas;
-use cudarc::driver::sys;
-use cudarc::nvrtc::sys as nvrtc;
+use super::ffi::blas;
+use super::ffi::nvrtc;
+use super::ffi::sys;
 
 use super::call::check;
 use crate::{Error, Result};
@@ -13,38 +13,27 @@ const OLDEST: i32 = 12080;
 /// Checks that the driver can be used, that it has a device with this ordinal, and that the libraries are there without which
 /// the device would be of no use.
 pub(super) fn probe(ordinal: usize) -> Result<sys::CUdevice> {
-    // SAFETY: only looks for the library and loads it.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(unavailable("no CUDA driver: the library libcuda was not found"));
-    }
-    // A function that a library lacks would panic where it is called. What asks for the version is in every driver, and a
-    // driver that is new enough has all the others.
-    // SAFETY: the library is there, and the symbol's address is not followed.
-    if unsafe { sys::culib().get::<*const u8>(b"cuDriverGetVersion\0") }.is_err() {
-        return Err(unavailable("the library libcuda is no CUDA driver: it has no cuDriverGetVersion"));
+    // What asks for the version is in every driver, and a driver that is new enough has all the others.
+    match sys::missing() {
+        Err(()) => return Err(unavailable("no CUDA driver: the library libcuda was not found")),
+        Ok(Some(name @ "cuDriverGetVersion")) => return Err(lacks("libcuda", name)),
+        Ok(_) => {}
     }
     let device = find(ordinal)?;
-    // SAFETY: only looks for the libraries and loads them.
-    match unsafe { (nvrtc::is_culib_present(), blas::is_culib_present()) } {
-        (false, _) => return Err(unavailable("the kernels' compiler, the library libnvrtc, was not found")),
-        (_, false) => return Err(unavailable("the library libcublasLt was not found")),
-        _ => {}
+    let libraries = [
+        ("libnvrtc", nvrtc::missing(), "the kernels' compiler, the library libnvrtc, was not found"),
+        ("libcublasLt", blas::missing(), "the library libcublasLt was not found"),
+    ];
+    for (library, missing, not_found) in libraries {
+        if let Some(name) = missing.map_err(|()| unavailable(not_found))? {
+            return Err(lacks(library, name));
+        }
     }
-    // SAFETY: the libraries are there, and no symbol's address is followed.
-    has_all("libnvrtc", COMPILER, |name| unsafe { nvrtc::culib().get::<*const u8>(name).is_ok() })?;
-    // SAFETY: as above.
-    has_all("libcublasLt", PRODUCTS, |name| unsafe { blas::culib().get::<*const u8>(name).is_ok() })?;
     Ok(device)
 }
 
-/// That a library has the functions that are called here: one of them that is not there panics where it is called.
-fn has_all(library: &str, functions: &[&str], has: impl Fn(&[u8]) -> bool) -> Result<()> {
-    match functions.iter().find(|name| !has(name.as_bytes())) {
-        Some(name) => {
-            Err(unavailable(&format!("the library {library} is too old or another one: it has no {name}")))
-        }
-        None => Ok(()),
-    }
+fn lacks(library: &str, function: &str) -> Error {
+    unavailable(&format!("the library {library} is too old or another one: it has no {function}"))
 }
 
 fn find(ordinal: usize) -> Result<sys::CUdevice> {
@@ -77,56 +66,4 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
 
 pub(super) fn unavailable(reason: &str) -> Error {
     Error::CudaUnavailable { reason: reason.into() }
-}
-
-/// The functions of libnvrtc that are called.
-const COMPILER: &[&str] = &[
-    "nvrtcCompileProgram",
-    "nvrtcCreateProgram",
-    "nvrtcDestroyProgram",
-    "nvrtcGetCUBIN",
-    "nvrtcGetCUBINSize",
-    "nvrtcGetProgramLog",
-    "nvrtcGetProgramLogSize",
-    "nvrtcVersion",
-];
-
-/// The functions of libcublasLt that are called.
-const PRODUCTS: &[&str] = &[
-    "cublasLtCreate",
-    "cublasLtDestroy",
-    "cublasLtGetVersion",
-    "cublasLtMatmul",
-    "cublasLtMatmulAlgoConfigGetAttribute",
-    "cublasLtMatmulAlgoGetHeuristic",
-    "cublasLtMatmulDescCreate",
-    "cublasLtMatmulDescDestroy",
-    "cublasLtMatmulDescSetAttribute",
-    "cublasLtMatmulPreferenceCreate",
-    "cublasLtMatmulPreferenceDestroy",
-    "cublasLtMatmulPreferenceSetAttribute",
-    "cublasLtMatrixLayoutCreate",
-    "cublasLtMatrixLayoutDestroy",
-    "cublasLtMatrixLayoutSetAttribute",
-];
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    /// The names behind `prefix` that a source calls.
-    fn called<'a>(source: &'a str, prefix: &str) -> BTreeSet<&'a str> {
-        let name = |rest: &'a str| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next();
-        let calls = source.split(prefix).skip(1).filter(|rest| !rest.starts_with(char::is_uppercase));
-        calls.filter_map(|rest| name(rest).filter(|name| rest[name.len()..].starts_with('('))).collect()
-    }
-
-    #[test]
-    fn every_function_that_is_called_is_looked_for() {
-        let listed = |names: &[&'static str]| names.iter().copied().collect::<BTreeSet<_>>();
-        assert_eq!(called(include_str!("module.rs"), "nvrtc::"), listed(COMPILER));
-        assert_eq!(called(include_str!("blas.rs"), "blas::"), listed(PRODUCTS));
-    }
 }

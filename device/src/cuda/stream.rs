@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::sys;
+use super::ffi::sys;
 use parking_lot::Mutex;
 
 use super::blas::WORKSPACE;
@@ -519,8 +519,7 @@ impl DriverStream {
 
     /// The nodes that come last in what was captured so far.
     pub(super) fn captured_nodes(&self) -> Result<smallvec::SmallVec<[sys::CUgraphNode; 2]>> {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        let (mut id, mut graph, mut count) = (0, std::ptr::null_mut(), 0);
+        let (mut status, mut id, mut graph, mut count) = (0, 0, std::ptr::null_mut(), 0);
         let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null());
         // SAFETY: the stream is live; the driver writes to each address.
         let code = unsafe {

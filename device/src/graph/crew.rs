@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::node::Node;
 use crate::recorder::Replayed;
-use crate::{Cpu, Panicked, SpinLock, Team};
+use crate::{Cpu, Error, Panicked, SpinLock, Team, failure};
 
 /// For each thread that replays, the others as helpers of its kernels; made at a first replay.
 pub(super) type Helpers = Vec<Arc<Team>>;
@@ -24,6 +24,8 @@ pub(super) struct Step<'a> {
 
 impl Step<'_> {
     /// Runs the commands, each after what it needs, at most `widest` of them at once.
+    ///
+    /// The first failure that a command [reported](crate::failure) is reported again once all have ended.
     ///
     /// # Panics
     /// As the first command that did, once all have ended.
@@ -65,7 +67,11 @@ impl Step<'_> {
     fn run_node(self, at: usize, thread: usize, cpu: &Cpu<'_>) -> Result<(), Failed> {
         let node = &self.nodes[at];
         let start = self.times.map(|times| (times, Instant::now()));
-        let done = Panicked::catch(|| node.work.run(cpu)).map_err(|panicked| (node.op, panicked));
+        let ran = Panicked::catch(|| node.work.run(cpu));
+        let done = match failure::take() {
+            Some(error) => Err(Failed::Reported(error)),
+            None => ran.map_err(|panicked| Failed::Panicked(node.op, panicked)),
+        };
         if let Some((times, start)) = start {
             let (command, thread, end) = (at as u32, thread as u32, Instant::now());
             times.lock().push(Replayed { op: node.op, command, thread, start, end });
@@ -111,16 +117,21 @@ impl Step<'_> {
     }
 }
 
-/// An op whose command panicked.
-type Failed = (&'static str, Panicked);
+/// How a command failed: what it reported, or the panic of an op.
+enum Failed {
+    Reported(Box<Error>),
+    Panicked(&'static str, Panicked),
+}
+
 type First = Option<Failed>;
 
 fn report(first: First) {
-    if let Some((op, panicked)) = first {
-        match panicked.error {
-            Some(error) => std::panic::resume_unwind(error),
-            None => std::panic::resume_unwind(Box::new(format!("{op}: {}", panicked.message))),
+    match first {
+        Some(Failed::Reported(error)) => failure::report(*error),
+        Some(Failed::Panicked(op, panicked)) => {
+            std::panic::resume_unwind(Box::new(format!("{op}: {}", panicked.message)))
         }
+        None => {}
     }
 }
 

@@ -82,8 +82,20 @@ fn an_algorithm_that_is_refused_is_told_from_a_library_that_fails() {
         (format!("{finalize}:6:2002"), format!("2002, one, {uses}")),
         (format!("{finalize}:8:4000"), format!("4000, one, {uses}")),
         (format!("{get}:3:4002"), format!("4002, one, {uses}")),
-        (format!("{finalize}:7:1008"), format!("none, none, {}", unusable("CUDNN_STATUS_INTERNAL_ERROR"))),
-        ("cudnnCreate:1:1001".into(), format!("none, none, {}", unusable("CUDNN_STATUS_NOT_INITIALIZED"))),
+        (
+            format!("{finalize}:7:1008"),
+            format!(
+                "none, none, {}",
+                unusable("cudnnBackendFinalize failed with 1008 (CUDNN_STATUS_INTERNAL_ERROR)")
+            ),
+        ),
+        (
+            "cudnnCreate:1:1001".into(),
+            format!(
+                "none, none, {}",
+                unusable("cudnnCreate failed with 1001 (CUDNN_STATUS_NOT_INITIALIZED)")
+            ),
+        ),
     ] {
         assert_eq!(run("inner_algorithms", &folder.0, &call).0, found, "{call}");
     }
@@ -130,4 +142,42 @@ fn a_kept_program_that_is_refused_is_replaced() {
     assert_eq!((&found[..], compiled), ("loaded", 1));
     assert_ne!(file, first);
     assert_eq!(preload(""), ("loaded".into(), 0, file));
+}
+
+/// Makes a device, and what its first product and its first program need.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_codes() -> Result<()> {
+    let preload = || {
+        let device = Device::cuda_with(0, CudaConfig::default())?;
+        device.default_stream().preload(&[&PROGRAM])?;
+        device.convolutions().map(|what| println!("found: {what}"))
+    };
+    if let Err(error) = preload() {
+        println!("found: {error}");
+    }
+    Ok(())
+}
+
+/// Libraries that are newer than this one have more codes.
+#[test]
+fn codes_that_are_not_known_are_errors() {
+    if !emulated() {
+        println!("skipped: only the emulated driver fails on demand");
+        return;
+    }
+    let folder = Folder::new("codes");
+    for (call, found) in [
+        ("cuStreamCreateWithPriority", "cuStreamCreateWithPriority failed with 4242 (unknown)"),
+        ("cuModuleLoadData", "cuModuleLoadData failed with 4242 (unknown)"),
+        ("cublasLtCreate", "cublasLtCreate failed with 4242 (unknown)"),
+        ("cuInit", "CUDA is not available: the CUDA driver answers: cuInit failed with 4242 (unknown)"),
+        ("nvrtcCompileProgram", "kernel none does not compile: unknown code 4242"),
+        ("nvrtcGetCUBIN", "kernel none does not compile: nvrtcGetCUBIN: unknown code 4242"),
+        ("cudnnCreate", "kernels of its own: cuDNN 9.10.0 cannot be used: cudnnCreate failed with 4242 ("),
+    ] {
+        let _ = fs::remove_dir_all(folder.0.join("cache"));
+        let (printed, _) = run("inner_codes", &folder.0, &format!("{call}:1:4242"));
+        assert!(printed.contains(found), "{call}: {printed}");
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use device::{Error, failure};
+
 use super::index::checked;
 use super::lanes::update;
 use super::number::Real;
@@ -20,13 +22,11 @@ struct BagReader<'a, T> {
 }
 
 impl<T: Real> BagReader<'_, T> {
-    /// The places of a bag's indices.
+    /// The places of a bag's indices. None if the offsets do not go from 0 upwards to at most the number of indices, which is
+    /// reported as the command's failure.
     ///
     /// # Safety
     /// `bag` is one, and the offsets can be read.
-    ///
-    /// # Panics
-    /// If the offsets do not go from 0 upwards to at most the number of indices. The panic becomes the device's error.
     #[inline(always)]
     unsafe fn places(&self, bag: usize) -> Range<usize> {
         let BagSizes { op, len, count, offset_step, .. } = *self.sizes;
@@ -37,20 +37,15 @@ impl<T: Real> BagReader<'_, T> {
         // SAFETY: there is an offset for each bag.
         let offset = |bag: usize| unsafe { *offsets.at(bag as isize * offset_step) };
         let (begin, end) = (offset(bag), if bag + 1 < count { offset(bag + 1) } else { len as i64 });
-        assert!(
-            (begin == 0 || bag > 0) && 0 <= begin && begin <= end && end as u64 <= len as u64,
-            "{op}: bag {bag} of {begin}..{end} does not follow the one before within {len} indices",
-        );
-        begin as usize..end as usize
+        let follows = (begin == 0 || bag > 0) && 0 <= begin && begin <= end && end as u64 <= len as u64;
+        if follows { begin as usize..end as usize } else { bad_offsets(op, (bag, begin..end), len) }
     }
 
-    /// The row at a place and its factor; nothing for the padding.
+    /// The row at a place and its factor; nothing for the padding, nor for an index that is no row, which is reported as the
+    /// command's failure.
     ///
     /// # Safety
     /// `place` is one, and indices and weights can be read.
-    ///
-    /// # Panics
-    /// If the index is no row.
     #[inline(always)]
     unsafe fn member(&self, place: usize) -> Option<(isize, T)> {
         let BagSizes { op, rows, padding, index_step, weight_step, .. } = *self.sizes;
@@ -59,11 +54,20 @@ impl<T: Real> BagReader<'_, T> {
         // SAFETY: there are an index and a weight for each place.
         unsafe {
             let index = *indices.at(place * index_step);
-            let row = checked(op, index, rows);
+            let row = checked(op, index, rows)?;
             let factor = || weights.map_or(T::ONE, |weights| *weights.at(place * weight_step));
             (index != padding).then(|| (row, factor()))
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn bad_offsets(op: &'static str, (bag, range): (usize, Range<i64>), len: usize) -> Range<usize> {
+    let value = format!("{range:?} for bag {bag} of {len} indices");
+    let expected = "ascending from 0 and at most the number of indices";
+    failure::report(Error::invalid(op, "offsets", expected, value));
+    0..0
 }
 
 /// Elements of a part when a kernel is split over threads.

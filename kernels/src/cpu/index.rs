@@ -1,5 +1,7 @@
 //! Reading and adding at indices. Every index is checked before it is followed.
 
+use device::{Error, failure};
+
 use super::number::Number;
 use super::walk::{add_run, map1};
 use super::{inlined, simd_of};
@@ -8,17 +10,17 @@ use crate::layout::{Dst, Src};
 use crate::loops::Places;
 use crate::par::{Workers, for_range};
 
-/// The index as a number of rows.
-///
-/// # Panics
-/// If it is not in `0..size`. The panic becomes the device's error.
+/// The index as a number of rows. One that is not in `0..size` is reported as the command's failure.
 #[inline(always)]
-pub(super) fn checked(op: &str, index: i64, size: usize) -> isize {
-    assert!(
-        index >= 0 && (index as u64) < size as u64,
-        "{op}: index {index} is out of range for size {size}"
-    );
-    index as isize
+pub(super) fn checked(op: &'static str, index: i64, size: usize) -> Option<isize> {
+    if (index as u64) < size as u64 { Some(index as isize) } else { out_of_range(op, index, size) }
+}
+
+#[cold]
+#[inline(never)]
+fn out_of_range(op: &'static str, index: i64, size: usize) -> Option<isize> {
+    failure::report(Error::IndexOutOfRange { op, index, size });
+    None
 }
 
 /// Elements of a part when a kernel is split over threads.
@@ -42,7 +44,8 @@ pub(crate) unsafe fn select<T: Copy>(
             }
             // SAFETY: row `i` is one of the part's, and its index is checked before it is followed.
             unsafe {
-                let j = checked(rows.op, *index.at(i as isize * rows.index_step), rows.size);
+                let index = *index.at(i as isize * rows.index_step);
+                let Some(j) = checked(rows.op, index, rows.size) else { continue };
                 let to = part.at(base[0] + i as isize * rows.steps[0]);
                 let from = whole.at(base[1] + j * rows.steps[1]);
                 match rows.inner {
@@ -77,7 +80,8 @@ pub(crate) unsafe fn add<T: Number>(
                 let base = rows.outer.offsets(outer);
                 for i in 0..rows.count as isize {
                     // SAFETY: there are `rows.count` indices.
-                    let j = checked(rows.op, unsafe { *index.at(i * rows.index_step) }, rows.size);
+                    let index = unsafe { *index.at(i * rows.index_step) };
+                    let Some(j) = checked(rows.op, index, rows.size) else { continue };
                     let (from, to) = (base[0] + i * rows.steps[0], base[1] + j * rows.steps[1]);
                     let mut runs = rows.inner.runs(inner.clone());
                     let [part_step, whole_step] = runs.steps();
@@ -107,7 +111,7 @@ pub(crate) unsafe fn gather<T: Copy>(
             for k in 0..len as isize {
                 // SAFETY: the loops reach these elements, and the index is checked before it is followed.
                 unsafe {
-                    let j = checked(op, *index.at(index_at + k * si), size);
+                    let Some(j) = checked(op, *index.at(index_at + k * si), size) else { continue };
                     *part.at(part_at + k * sp) = *whole.at(whole_at + k * sw + j * step);
                 }
             }
@@ -128,7 +132,7 @@ pub(crate) unsafe fn scatter_add<T: Number>(
         for k in 0..len as isize {
             // SAFETY: as in `gather`.
             unsafe {
-                let j = checked(op, *index.at(index_at + k * si), size);
+                let Some(j) = checked(op, *index.at(index_at + k * si), size) else { continue };
                 let to = whole.at(whole_at + k * sw + j * step);
                 *to = (*to).add(*part.at(part_at + k * sp));
             }

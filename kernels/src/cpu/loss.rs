@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::index::checked;
 use super::inlined;
 use super::lanes::{Lanes, map, simd_for, with_scratch};
 use super::reduce::log_sum_exp;
@@ -13,19 +14,16 @@ use crate::reduction::Axes;
 /// Classes below which a row leaves vectors partly empty.
 const SHORT: usize = 64;
 
-// Reads label `i` and checks that it is a class.
+// Reads label `i`. One that is no class is reported as the command's failure.
 #[inline(always)]
-unsafe fn label((labels, step): (Src<i64>, isize), i: usize, classes: usize) -> usize {
+unsafe fn label(
+    op: &'static str,
+    (labels, step): (Src<i64>, isize),
+    i: usize,
+    classes: usize,
+) -> Option<isize> {
     // SAFETY: the caller's promise.
-    let label = unsafe { *labels.at(i as isize * step) };
-    if (label as u64) < classes as u64 { label as usize } else { bad_label(i, label, classes) }
-}
-
-#[cold]
-#[inline(never)]
-#[allow(clippy::panic)]
-fn bad_label(i: usize, label: i64, classes: usize) -> ! {
-    panic!("label {label} at {i} is out of range for {classes} classes");
+    checked(op, unsafe { *labels.at(i as isize * step) }, classes)
 }
 
 pub(crate) unsafe fn cross_entropy<T: Lanes>(
@@ -43,7 +41,9 @@ pub(crate) unsafe fn cross_entropy<T: Lanes>(
             log_sum_exp(&axes, workers, logits, Dst(largest), log_sums);
             for i in 0..c.rows {
                 let (m, log_sum) = (largest.add(i), log_sums.at(i as isize));
-                let class = label((labels, label_step), i, c.classes) as isize;
+                let Some(class) = label("cross_entropy", (labels, label_step), i, c.classes) else {
+                    continue;
+                };
                 let own = *logits.at(i as isize * row_step + class * step);
                 // Not by way of the sum of both, whose error is that of a number as large as the largest logit.
                 *losses.at(i as isize * loss_step) = (*m).sub(own).add(*log_sum);
@@ -68,10 +68,10 @@ pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
                 let scale = |i: usize| *g.at(i as isize * g_step);
                 let rows = |i: usize| (out.at(i as isize * out_row), logits.at(i as isize * from_row));
                 let own = |i: usize| {
-                    let class = label((labels, label_step), i, classes) as isize;
+                    let class = label("cross_entropy_grad", (labels, label_step), i, classes)?;
                     let x = *logits.at(i as isize * from_row + class * from_step);
                     let slope = x.sub(*log_sums.at(i as isize)).exp().sub(T::ONE).mul(scale(i));
-                    (out.at(i as isize * out_row + class * out_step), slope)
+                    Some((out.at(i as isize * out_row + class * out_step), slope))
                 };
                 if [out_step, from_step, out_row] == [1, 1, classes as isize]
                     && classes < SHORT
@@ -79,7 +79,7 @@ pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
                 {
                     // One gradient for all rows, as from a mean: rows need not be told apart once they are shifted.
                     let (all, g) = (rows(range.start).0, scale(0));
-                    let own: SmallVec<[(*mut T, T); 64]> = range.clone().map(own).collect();
+                    let own: SmallVec<[(*mut T, T); 64]> = range.clone().filter_map(own).collect();
                     for i in range.clone() {
                         let ((to, from), log_sum) = (rows(i), *log_sums.at(i as isize));
                         for j in 0..classes {
@@ -92,7 +92,7 @@ pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
                 }
                 for i in range.clone() {
                     let (((to, from), g), log_sum) = ((rows(i), scale(i)), *log_sums.at(i as isize));
-                    let (own, slope) = own(i);
+                    let own = own(i);
                     if [out_step, from_step] == [1, 1] {
                         map(classes, to, [from], inlined!(|[x]| x.sub(log_sum).exp().mul(g)));
                     } else {
@@ -101,7 +101,9 @@ pub(crate) unsafe fn cross_entropy_grad<T: Lanes>(
                             *to.offset(j * out_step) = x.sub(log_sum).exp().mul(g);
                         }
                     }
-                    *own = slope;
+                    if let Some((own, slope)) = own {
+                        *own = slope;
+                    }
                 }
             }
         }));

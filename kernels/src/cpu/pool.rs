@@ -1,6 +1,6 @@
 //! Pooling, a plane at a time.
 
-use device::DType;
+use device::{DType, Error, failure};
 use pulp::{Simd, WithSimd};
 
 use super::inlined;
@@ -226,9 +226,11 @@ impl<T: Lanes, I: Tap> Maxima<'_, T, I> {
     }
 }
 
-/// Calls `body(place, pixel)` for all places of a plane with the pixel that the index names, which is one of the plane.
+/// Calls `body(place, pixel)` for all places of a plane with the pixel that the index names, which is one of the plane. An index
+/// of any other one is reported as the failure of the command, an `op`.
 #[inline(always)]
 fn for_taps<I: Tap>(
+    op: &'static str,
     planes: &Planes,
     window: &Window,
     steps: &[isize],
@@ -245,10 +247,20 @@ fn for_taps<I: Tap>(
             let tap = index[place].try_into().unwrap_or(usize::MAX);
             let column = (x * window.stride[1]) as isize - window.padding[1] as isize;
             let pixel = (line * width + column + steps.get(tap).copied().unwrap_or(isize::MIN / 2)) as usize;
-            assert!(pixel < size, "element {tap} of the window is not in the image");
-            body(place, pixel);
+            if pixel < size {
+                body(place, pixel);
+            } else {
+                outside(op, tap, steps.len());
+            }
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn outside(op: &'static str, tap: usize, size: usize) {
+    let index = i64::try_from(tap).unwrap_or(i64::MAX);
+    failure::report(Error::IndexOutOfRange { op, index, size });
 }
 
 // How far each element of a window is from its first one.
@@ -299,10 +311,10 @@ unsafe fn max_grad_by<T: Lanes, I: Tap>(
         };
         to.fill(T::ZERO);
         match positive {
-            None => {
-                for_taps(planes, window, &steps, index, |place, pixel| to[pixel] = to[pixel].add(g[place]))
-            }
-            Some(positive) => for_taps(planes, window, &steps, index, |place, pixel| {
+            None => for_taps("max_pool2d_grad", planes, window, &steps, index, |place, pixel| {
+                to[pixel] = to[pixel].add(g[place])
+            }),
+            Some(positive) => for_taps("max_pool2d_grad", planes, window, &steps, index, |place, pixel| {
                 let slope = if positive[pixel] <= T::ZERO { T::ZERO } else { g[place] };
                 to[pixel] = to[pixel].add(slope);
             }),
@@ -323,7 +335,7 @@ pub(crate) unsafe fn pick<T: Lanes, I: Tap>(
         let (index, x, to) = unsafe {
             (index.slice(first_place, places), x.slice(first_pixel, size), out.slice_mut(first_place, places))
         };
-        for_taps(planes, window, &steps, index, |place, pixel| to[place] = x[pixel]);
+        for_taps("max_pool2d_pick", planes, window, &steps, index, |place, pixel| to[place] = x[pixel]);
     });
 }
 

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::marker::PhantomData;
 
-use device::{DType, DeviceKind, Element, bf16, f16};
+use device::{DType, DeviceKind, Element, bf16, f16, failure};
 use smallvec::SmallVec;
 
 use super::half::Half;
@@ -166,7 +166,8 @@ impl Drop for Stage<'_> {
         // The newest first, so that the next command finds the thread's memory in the same order.
         while let Some(Held { mut memory, result }) = self.held.get_mut().pop() {
             // A kernel that failed may have written nothing.
-            let Some((halves, to)) = result.filter(|_| !std::thread::panicking()) else { continue };
+            let has_failed = std::thread::panicking() || failure::is_reported();
+            let Some((halves, to)) = result.filter(|_| !has_failed) else { continue };
             // SAFETY: the kernel has written all places, as whoever asked for a result promised.
             unsafe { halves.round(self.workers, Src(memory.as_mut_ptr::<f32>().cast_const()), to) };
         }

@@ -1,4 +1,6 @@
-use device::{DType, Error};
+use std::sync::{Arc, Mutex};
+
+use device::{DType, Error, bf16};
 
 use super::*;
 use crate::layout::Layout;
@@ -191,4 +193,89 @@ fn shapes_and_types_are_checked() {
     let no_rows = Layout::contiguous(&[0, 3]);
     let no_rows = View::new(empty.view().buffer, DType::F32, &no_rows);
     index_select(&stream, no_rows, 0, none.view(), empty.view()).expect("nothing to do");
+}
+
+/// The source of a command's failure.
+fn source_of(error: Error) -> Arc<dyn std::error::Error + Send + Sync> {
+    let Error::Async { source, .. } = error else { unreachable!("{error}") };
+    source
+}
+
+/// A program with `panic = "abort"` would end at a panic, and its hook prints something.
+#[test]
+fn bad_indices_are_reported_without_a_panic() {
+    const BAD: i64 = 7_654_321;
+    let panics: &'static Mutex<Vec<String>> = Box::leak(Box::default());
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        // Other tests panic meanwhile.
+        match info.to_string() {
+            text if [&BAD.to_string(), "not in the image"].iter().any(|of| text.contains(of)) => {
+                panics.lock().expect("not poisoned").push(text)
+            }
+            _ => hook(info),
+        }
+    }));
+    for threads in [1, 4] {
+        let device = cpu(threads);
+        let s = device.default_stream();
+        let expect_index = |op: &str, index: i64, size: usize, launched: Result<()>| {
+            launched.expect("the launch itself succeeds");
+            let source = source_of(device.synchronize().expect_err(op));
+            assert_eq!(source.to_string(), format!("{op}: index {index} is out of range for size {size}"));
+            device.synchronize().expect("reported once");
+        };
+        let expect = |op: &str, size: usize, launched: Result<()>| expect_index(op, BAD, size, launched);
+        let [x, out] = [[4, 3], [2, 3]].map(|shape| Array::full(&s, bf16::from_f32(1.0), &shape));
+        let index = Array::new(&s, &[0, BAD], &[2]);
+        let each = Array::new(&s, &[0, 0, 0, 0, BAD, 0], &[2, 3]);
+        expect("index_select", 4, index_select(&s, x.view(), 0, index.view(), out.view()));
+        expect("index_add", 4, index_add(&s, x.view(), 0, index.view(), out.view()));
+        expect("gather", 4, gather(&s, x.view(), 0, each.view(), out.view()));
+        expect("scatter_add", 4, scatter_add(&s, x.view(), 0, each.view(), out.view()));
+        let bags =
+            crate::Bags { indices: index.view(), offsets: None, count: 2, weights: None, padding: None };
+        let weights = Array::full(&s, bf16::from_f32(1.0), &[2]);
+        expect("embedding_bag", 4, crate::embedding_bag(&s, x.view(), &bags, None, out.view()));
+        expect("embedding_bag_grad", 4, crate::embedding_bag_grad(&s, out.view(), &bags, None, x.view()));
+        let launched = crate::embedding_bag_weights_grad(&s, out.view(), x.view(), &bags, weights.view());
+        expect("embedding_bag_weights_grad", 4, launched);
+        let [losses, log_sums] = [0.0_f32; 2].map(|value| Array::full(&s, value, &[2]));
+        let launched = crate::cross_entropy(&s, out.view(), index.view(), losses.view(), log_sums.view());
+        expect("cross_entropy", 3, launched);
+        let (g, gradients) = (losses.view(), Array::full(&s, bf16::ZERO, &[2, 3]));
+        let launched =
+            crate::cross_entropy_grad(&s, out.view(), log_sums.view(), index.view(), g, gradients.view());
+        expect("cross_entropy_grad", 3, launched);
+        let image = Array::full(&s, bf16::ZERO, &[1, 4, 4]);
+        let places = Array::full(&s, bf16::ZERO, &[1, 2, 2]);
+        let taps = Array::new(&s, &[0_u8, 200, 1, 2], &[1, 2, 2]);
+        let window = crate::Window { kernel: [2; 2], stride: [2; 2], padding: [0; 2], dilation: [1; 2] };
+        let launched = crate::max_pool2d_grad(&s, places.view(), taps.view(), window, image.view());
+        expect_index("max_pool2d_grad", 200, 4, launched);
+        let launched = crate::max_pool2d_pick(&s, image.view(), taps.view(), window, places.view());
+        expect_index("max_pool2d_pick", 200, 4, launched);
+    }
+    let _ = std::panic::take_hook();
+    assert_eq!(*panics.lock().expect("not poisoned"), Vec::<String>::new());
+}
+
+/// Whatever thread meets which bad index first, the first in order is reported.
+#[test]
+fn the_first_bad_index_is_reported_whatever_the_threads() {
+    let count = 400_000;
+    for threads in [1, 4] {
+        let device = cpu(threads);
+        let s = device.default_stream();
+        let x = Array::full(&s, 1.0_f32, &[4]);
+        let out = Array::full(&s, 2.0_f32, &[count]);
+        let index: Vec<i64> =
+            (0..count as i64).map(|i| if i % 50_000 == 49_999 { -i } else { i % 4 }).collect();
+        let index = Array::new(&s, &index, &[count]);
+        for _ in 0..20 {
+            index_select(&s, x.view(), 0, index.view(), out.view()).expect("a launch");
+            let source = source_of(device.synchronize().expect_err("bad indices"));
+            assert_eq!(source.to_string(), "index_select: index -49999 is out of range for size 4");
+        }
+    }
 }

@@ -88,7 +88,7 @@ fn bad_labels_are_reported() {
         let error = losses.try_vec().unwrap_err();
         assert!(matches!(error, Error::Async { op: "cross_entropy", .. }), "{error}");
         assert!(
-            error.to_string().contains(&format!("label {bad} at 1 is out of range for 10 classes")),
+            error.to_string().contains(&format!("cross_entropy: index {bad} is out of range for size 10")),
             "{error}"
         );
         let g = Array::full(&s, 1.0_f32, &[3]);

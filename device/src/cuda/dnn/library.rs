@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::sync::OnceLock;
 
+use crate::cuda::ffi::sys;
 use cudarc::cudnn::sys as dnn;
-use cudarc::driver::sys;
 use dnn::cudnnBackendAttributeName_t as Name;
 use dnn::cudnnBackendAttributeType_t as Type;
 use dnn::cudnnBackendDescriptorType_t as Kind;
@@ -110,12 +110,15 @@ impl Failure {
 
     /// Why the library is not used.
     pub(super) fn reason(&self) -> String {
-        format!("{} cannot be used: {}", self.library, self.name())
+        let Failure { call, status, library } = self;
+        format!("{library} cannot be used: {call} failed with {status} ({})", self.name())
     }
 
     fn name(&self) -> Box<str> {
-        // SAFETY: the library answers any number with a constant string that ends with 0.
-        unsafe { CStr::from_ptr((self.library.error_string)(self.status)) }.to_string_lossy().into()
+        // SAFETY: the library accepts any number, and returns a constant string that ends with 0, or null.
+        let name =
+            unsafe { (self.library.error_string)(self.status).as_ref().map(|name| CStr::from_ptr(name)) };
+        name.map_or("unknown".into(), |name| name.to_string_lossy().into())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 
-use cudarc::driver::sys;
+use crate::cuda::ffi::sys;
 use smallvec::SmallVec;
 
 use crate::cuda::Grid;
@@ -100,10 +100,9 @@ impl Kernel {
     /// # Safety
     /// The node is live.
     unsafe fn of(node: sys::CUgraphNode) -> Result<Option<Kernel>> {
-        // A number: later drivers may have kinds that the enum has not.
-        let mut kind = 0_u32;
-        // SAFETY: the node is live; the driver writes a number of 32 bits.
-        unsafe { check("cuGraphNodeGetType", sys::cuGraphNodeGetType(node, (&raw mut kind).cast()))? };
+        let mut kind = 0;
+        // SAFETY: the node is live; the driver writes a number.
+        unsafe { check("cuGraphNodeGetType", sys::cuGraphNodeGetType(node, &mut kind))? };
         if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32 {
             return Ok(None);
         }

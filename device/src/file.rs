@@ -1,21 +1,78 @@
 //! Files that are read and written whole.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Permissions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use device::{Error, Result};
+use crate::{Error, Result};
 
-/// The bytes of a file.
+/// The bytes of a regular file, as many as it has when it is opened.
 ///
 /// # Errors
-/// `Io` with the path.
+/// `Io` with the path, also if it names a device, a pipe or anything else that is no regular file, or if there is no memory for
+/// so many bytes.
 pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
+    read_if(path, |_| Ok(()))
+}
+
+/// As [`read()`], if `check` accepts what the system knows of the open file, such as its length or its owner.
+///
+/// # Errors
+/// As [`read()`], and the error of `check`.
+pub fn read_if(path: impl AsRef<Path>, check: impl FnOnce(&Metadata) -> io::Result<()>) -> Result<Vec<u8>> {
     let path = path.as_ref();
-    fs::read(path).map_err(|error| io_error(path, error))
+    let contents = || {
+        let file = without_waiting().read(true).open(path)?;
+        // Of what was opened: another file may have the name by now.
+        let found = file.metadata()?;
+        if !found.is_file() {
+            return Err(not_regular(&found));
+        }
+        check(&found)?;
+        if found.len() > memory() {
+            return Err(io::Error::new(
+                ErrorKind::OutOfMemory,
+                format!("{} bytes, more than this machine has memory", found.len()),
+            ));
+        }
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(usize::try_from(found.len()).map_err(|_| ErrorKind::FileTooLarge)?)?;
+        file.take(found.len()).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    contents().map_err(|error| io_error(path, error))
+}
+
+/// Options to open a file with that do not wait if the path names a pipe: the file is looked at once it is open.
+fn without_waiting() -> OpenOptions {
+    let mut options = File::options();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK | libc::O_NOCTTY);
+    options
+}
+
+/// How many bytes of memory the machine has.
+fn memory() -> u64 {
+    #[cfg(unix)]
+    {
+        // SAFETY: the function takes any number, and knows these.
+        let [pages, bytes] =
+            [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
+        if let (Ok(pages @ 1..), Ok(bytes)) = (u64::try_from(pages), u64::try_from(bytes)) {
+            return pages.saturating_mul(bytes);
+        }
+    }
+    u64::MAX
+}
+
+fn not_regular(found: &Metadata) -> io::Error {
+    if found.is_dir() {
+        return ErrorKind::IsADirectory.into();
+    }
+    io::Error::new(ErrorKind::InvalidInput, "not a regular file")
 }
 
 /// Makes a file of these bytes, in place of the one that is there, whose permissions it takes over.
@@ -29,7 +86,22 @@ pub fn read(path: impl AsRef<Path>) -> Result<Vec<u8>> {
 /// that may not be written. What was there is unchanged then.
 pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
     let path = path.as_ref();
-    Unfinished::beside(path).and_then(|file| file.finish(bytes)).map_err(|error| io_error(path, error))
+    let write = |mut file: Unfinished| {
+        file.file.write_all(bytes)?;
+        // Else a crash could leave the new name with nothing behind it.
+        file.file.sync_all()?;
+        file.finish()
+    };
+    Unfinished::of(path).and_then(write).map_err(|error| io_error(path, error))
+}
+
+/// Replaces whatever has the name by a file that only its owner can read and write. After a crash of the system its content
+/// may be lost or cut.
+#[cfg(feature = "cuda")]
+pub(crate) fn replace_by_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = Unfinished::beside(path.to_owned(), 0o600)?;
+    file.file.write_all(bytes)?;
+    file.finish()
 }
 
 /// Checks that [`write()`] could begin, and leaves nothing behind: for before a long computation. Returns the file that would
@@ -39,7 +111,7 @@ pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
 /// As [`write()`].
 pub fn check_writable(path: impl AsRef<Path>) -> Result<PathBuf> {
     let path = path.as_ref();
-    Unfinished::beside(path).map(|file| file.target.clone()).map_err(|error| io_error(path, error))
+    Unfinished::of(path).map(|file| file.target.clone()).map_err(|error| io_error(path, error))
 }
 
 fn io_error(path: &Path, source: io::Error) -> Error {
@@ -54,9 +126,19 @@ struct Unfinished {
 }
 
 impl Unfinished {
-    fn beside(path: &Path) -> io::Result<Unfinished> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+    /// For the file at `path`, or behind its symbolic links, with the permissions of the one that is there.
+    fn of(path: &Path) -> io::Result<Unfinished> {
         let (target, permissions) = resolve(path)?;
+        let unfinished = Unfinished::beside(target, 0o666)?;
+        if let Some(permissions) = permissions {
+            unfinished.file.set_permissions(permissions)?;
+        }
+        Ok(unfinished)
+    }
+
+    /// For the file `target`, with permissions `mode` less those that the process masks.
+    fn beside(target: PathBuf, mode: u32) -> io::Result<Unfinished> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let stem = stem(&target).ok_or(ErrorKind::InvalidInput)?;
         remove_abandoned(folder(&target), &stem);
         loop {
@@ -64,7 +146,10 @@ impl Unfinished {
             let mut name = stem.clone();
             name.push(format!(".{}-{number}{SUFFIX}", std::process::id()));
             let path = target.with_file_name(name);
-            let file = match File::create_new(&path) {
+            let mut options = File::options();
+            #[cfg(unix)]
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
+            let file = match options.write(true).create_new(true).open(&path) {
                 // A process of this number on another machine, or in another container, may share the folder.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 file => file?,
@@ -74,18 +159,12 @@ impl Unfinished {
             let unfinished = Unfinished { target: target.clone(), path, file };
             // Another writer may have taken the file for an abandoned one before it was locked.
             if unfinished.path.try_exists()? {
-                if let Some(permissions) = permissions {
-                    unfinished.file.set_permissions(permissions)?;
-                }
                 return Ok(unfinished);
             }
         }
     }
 
-    fn finish(mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)?;
-        // Else a crash could leave the new name with nothing behind it.
-        self.file.sync_all()?;
+    fn finish(self) -> io::Result<()> {
         fs::rename(&self.path, &self.target)
     }
 }
@@ -102,11 +181,10 @@ const SUFFIX: &str = ".tmp";
 /// The path behind all symbolic links, and the permissions of the file that is there.
 fn resolve(path: &Path) -> io::Result<(PathBuf, Option<Permissions>)> {
     match fs::metadata(path) {
-        Ok(found) if found.is_dir() => Err(ErrorKind::IsADirectory.into()),
-        Ok(found) if !found.is_file() => Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file")),
+        Ok(found) if !found.is_file() => Err(not_regular(&found)),
         Ok(found) => {
             // A file that may not be written is not replaced, either.
-            File::options().write(true).open(path)?;
+            without_waiting().write(true).open(path)?;
             Ok((fs::canonicalize(path)?, Some(found.permissions())))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -156,7 +234,7 @@ fn remove_abandoned(folder: &Path, stem: &OsStr) {
         }
         let path = entry.path();
         // Locked until it is removed, so that no writer takes it for its own.
-        if let Ok(file) = File::options().write(true).open(&path)
+        if let Ok(file) = without_waiting().write(true).open(&path)
             && file.try_lock().is_ok()
         {
             let _ = fs::remove_file(path);
@@ -176,4 +254,32 @@ fn is_unfinished(name: &[u8], stem: &OsStr) -> bool {
         Some((&middle[..dash], &middle[dash + 1..]))
     };
     middle().is_some_and(|(process, count)| number(process) && number(count))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// A device without an end and a pipe that nobody writes to are refused, and so is a file larger than the memory.
+    #[test]
+    fn what_has_no_end_is_not_read() -> io::Result<()> {
+        let folder = std::env::temp_dir().join(format!("streamgrad-{}-endless", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let [pipe, link, sparse, whole] = ["pipe", "link", "sparse", "whole"].map(|name| folder.join(name));
+        let name = std::ffi::CString::new(pipe.as_os_str().as_encoded_bytes())?;
+        // SAFETY: the name ends with 0.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        std::os::unix::fs::symlink("/dev/zero", &link)?;
+        File::create(&sparse)?.set_len(1 << 43)?;
+        for path in [Path::new("/dev/zero"), &link, &pipe, &folder, &sparse] {
+            let error = read(path).map_or_else(|error| error, |_| unreachable!("{path:?}"));
+            assert!(matches!(error, Error::Io { .. }), "{error}");
+            assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+        }
+        fs::write(&whole, "content")?;
+        assert!(read(&whole).is_ok_and(|bytes| bytes == b"content"));
+        let refuse = |found: &Metadata| Err(io::Error::other(format!("{} bytes", found.len())));
+        assert!(read_if(&whole, refuse).is_err_and(|error| error.to_string().ends_with("whole: 7 bytes")));
+        fs::remove_dir_all(folder)
+    }
 }

@@ -209,3 +209,94 @@ fn what_cannot_be_started_is_said() {
     assert_eq!(run(&["launch", "--ranks", "0", "--", "true"]).0, Some(2));
     assert_eq!(run(&["launch", "--ranks", "2"]).0, Some(2));
 }
+
+/// The limits of a shell that then launches, with what the launch says of a `script`.
+fn limited(limit: &str, ranks: usize, script: &str) -> (Option<i32>, String) {
+    let launch =
+        format!("{limit}; exec {} launch --ranks {ranks} -- {script}", env!("CARGO_BIN_EXE_streamgrad"));
+    let output = Command::new("sh").args(["-c", &launch]).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn more_ranks_than_there_can_be_are_refused_before_any_is_started() {
+    let folder = Folder::new("launch-impossible");
+    let started = folder.file("started");
+    for (limit, ranks, says) in
+        [("true", 1_000_000_000, "at most 65536"), ("ulimit -n 64", 40, "at most 20 ranks")]
+    {
+        let (status, errors) = limited(limit, ranks, &format!("touch {started}"));
+        assert!(status == Some(2) && errors.contains(says), "{status:?} {errors}");
+    }
+    assert!(!Path::new(&started).exists());
+    assert_eq!(limited("ulimit -n 64", 20, "true"), (Some(0), String::new()));
+}
+
+/// With memory for the threads of one rank and not of many.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_thread_that_the_system_refuses_is_an_error_which_ends_all_ranks() {
+    let limit = |mebibytes: usize| format!("ulimit -v {}", mebibytes << 10);
+    let enough = |mebibytes: &usize| limited(&limit(*mebibytes), 1, "true").0 == Some(0);
+    let enough = (16..4096).step_by(16).find(enough).unwrap();
+    let (status, errors) = limited(&limit(enough), 64, "sleep 1000");
+    assert!(status == Some(1) && errors.contains("streamgrad: launch: rank "), "{status:?} {errors}");
+    assert!(!errors.contains("panicked"), "{errors}");
+}
+
+/// Rank 0 sends the signal before all others are there.
+#[test]
+fn a_signal_ends_a_launch_that_is_still_starting_ranks() {
+    const RANKS: usize = 300;
+    let folder = Folder::new("launch-early");
+    let there = folder.file("rank");
+    let script = format!("touch {there}$RANK; if [ $RANK = 0 ]; then kill -TERM $PPID; fi; exec sleep 1000");
+    let (status, _, errors) = output(RANKS, &[], &script);
+    assert_eq!((status, &*errors), (Some(143), "streamgrad: ended by SIGTERM\n"));
+    let started = (0..RANKS).filter(|rank| Path::new(&format!("{there}{rank}")).exists()).count();
+    assert!(started < RANKS * 3 / 4, "{started}");
+}
+
+/// The port is nobody else's from the beginning on: who connects before rank 0 listens waits for it.
+#[test]
+fn rank_0_has_the_socket_that_all_ranks_meet_at() {
+    let script = "echo $RANK $MASTER_PORT ${STREAMGRAD_LISTENER-none}; exec sleep 1000";
+    let mut child = launch(2, &[], script).spawn().unwrap();
+    let mut lines = first_lines(&mut child, 2);
+    lines.sort();
+    let words: Vec<Vec<&str>> = lines.iter().map(|line| line.split(' ').collect()).collect();
+    assert!(words[0][2].parse::<u16>().is_ok() && words[1][2] == "none", "{lines:?}");
+    let port: u16 = words[0][1].parse().unwrap();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    kill("-TERM", child.id());
+    child.wait().unwrap();
+}
+
+/// What a rank of this binary gets from the others.
+#[test]
+#[ignore = "a rank"]
+fn rank_that_meets() {
+    let launch = streamgrad::comm::Launch::from_env().unwrap().unwrap();
+    // Twice: what is passed on is there for all.
+    for turn in 0..2 {
+        let mut met = launch.meet(Duration::from_secs(60)).unwrap();
+        let all = met.all_gather(format!("{turn} of {}", launch.rank).as_bytes()).unwrap();
+        let all: Vec<_> = all.into_iter().map(|bytes| String::from_utf8(bytes).unwrap()).collect();
+        println!("met {}", all.join(", "));
+    }
+}
+
+#[test]
+fn ranks_meet_at_the_socket_of_their_launch() {
+    let binary = std::env::current_exe().unwrap();
+    let test = ["--exact", "rank_that_meets", "--ignored", "--nocapture"];
+    let mut launch = Command::new(env!("CARGO_BIN_EXE_streamgrad"));
+    let launched = launch.args(["launch", "--ranks", "3", "--"]).arg(&binary).args(test).output().unwrap();
+    let said = String::from_utf8(launched.stdout).unwrap();
+    for rank in 0..3 {
+        for turn in 0..2 {
+            let line = format!("[{rank}] met {turn} of 0, {turn} of 1, {turn} of 2");
+            assert!(said.contains(&line), "{said} {}", String::from_utf8_lossy(&launched.stderr));
+        }
+    }
+}

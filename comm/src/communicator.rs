@@ -25,6 +25,8 @@ struct Rank {
     backend: Arc<dyn Backend>,
     device: Device,
     options: CommOptions,
+    /// The rank in the first communicator, which others were split from.
+    world_rank: usize,
     /// Where its commands run that are not on streams of the device: in pinned memory, for a backend that knows the host's only.
     staging: Option<Stream>,
     /// What every command of this communicator writes, so that they stay in order.
@@ -37,6 +39,16 @@ impl Communicator {
     /// # Errors
     /// Those of allocating a few bytes on the device.
     pub fn new(backend: Arc<dyn Backend>, device: &Device, options: CommOptions) -> Result<Communicator> {
+        let rank = backend.rank();
+        Communicator::of_world(backend, device, options, rank)
+    }
+
+    fn of_world(
+        backend: Arc<dyn Backend>,
+        device: &Device,
+        options: CommOptions,
+        world_rank: usize,
+    ) -> Result<Communicator> {
         let is_staged = backend.runs_on_host() && !device.runs_on_host();
         // One of its own: it waits for other ranks.
         let staging = if is_staged { Some(device.host().new_stream()?) } else { None };
@@ -45,12 +57,24 @@ impl Communicator {
         // It outlasts a step that is captured.
         let token = device::Capture::suspended(|| allocator::allocate_shared(&stream, 1))?;
         backend.follow(&token);
-        Ok(Communicator(Arc::new(Rank { backend, device: device.clone(), options, staging, token })))
+        Ok(Communicator(Arc::new(Rank {
+            backend,
+            device: device.clone(),
+            options,
+            world_rank,
+            staging,
+            token,
+        })))
     }
 
     /// This rank, from 0 on.
     pub fn rank(&self) -> usize {
         self.0.backend.rank()
+    }
+
+    /// This rank in the communicator that this one was [split](Self::split) from, or that one from another one, and so on.
+    pub fn world_rank(&self) -> usize {
+        self.0.world_rank
     }
 
     /// How many ranks there are.
@@ -76,7 +100,8 @@ impl Communicator {
     pub fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
         device::Capture::none("split")?;
         let made = self.0.backend.split(color, key)?;
-        made.map(|backend| Communicator::new(backend, &self.0.device, self.0.options)).transpose()
+        let Rank { device, options, world_rank, .. } = &*self.0;
+        made.map(|backend| Communicator::of_world(backend, device, *options, *world_rank)).transpose()
     }
 
     /// Another communicator of the same ranks, whose collectives may run beside those of this one. Every rank calls it, and the

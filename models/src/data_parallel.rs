@@ -20,11 +20,14 @@ pub struct DataParallelOptions {
     /// Whether a loss may leave out parameters, others on each rank. What no rank's loss depends on has no gradient then, and what
     /// some ranks' losses leave out counts as 0 there. The host waits for the ranks in each step to find out. Off by default.
     pub find_unused: bool,
+    /// Whether buffers, such as running statistics, become those of rank 0 in each [`backward`](DataParallel::backward) and
+    /// [`average`](DataParallel::average). On by default; without buffers it costs nothing.
+    pub broadcast_buffers: bool,
 }
 
 impl Default for DataParallelOptions {
     fn default() -> DataParallelOptions {
-        DataParallelOptions { bucket_bytes: 25 << 20, find_unused: false }
+        DataParallelOptions { bucket_bytes: 25 << 20, find_unused: false, broadcast_buffers: true }
     }
 }
 
@@ -38,6 +41,11 @@ impl DataParallelOptions {
     pub fn find_unused(self, find_unused: bool) -> DataParallelOptions {
         DataParallelOptions { find_unused, ..self }
     }
+
+    /// With buffers that become those of rank 0 in each step, or stay what each rank makes of them.
+    pub fn broadcast_buffers(self, broadcast_buffers: bool) -> DataParallelOptions {
+        DataParallelOptions { broadcast_buffers, ..self }
+    }
 }
 
 /// A model that is trained on several ranks, with a part of each batch on each: all have the same parameters, and gradients are the
@@ -48,6 +56,11 @@ impl DataParallelOptions {
 /// [`ReduceOrder::Ranks`](autograd::ReduceOrder) a mean has the bits of `(g0 + g1 + ..) / ranks`.
 ///
 /// A parameter that requires no gradient, as a constant, takes part in none of this.
+///
+/// Buffers that the forward pass changes, such as running statistics, are those that rank 0's part of the batches gives: each step
+/// broadcasts them once it has averaged, so that all ranks have the same ones.
+///
+/// Random numbers, such as dropout's, are each rank's own unless ranks are [seeded](tensor::seed) alike.
 ///
 /// A pass by [`Var::backward`] is the rank's alone, and so is a step on lanes; [`average`](Self::average) averages what was merged of
 /// several passes. Every rank makes the same calls in the same order.
@@ -155,6 +168,8 @@ impl<M: Module> DataParallel<M> {
             Ok(None)
         })?;
         let (averaged, arrived) = pass.finish("DataParallel::backward")?;
+        // Not before: the pass may use buffers that the forward pass has read.
+        self.broadcast_buffers()?;
         gradients.insert(averaged)?;
         self.settle(arrived)?;
         Ok(gradients)
@@ -173,7 +188,36 @@ impl<M: Module> DataParallel<M> {
             }
         }
         let (averaged, _) = pass.finish("DataParallel::average")?;
+        self.broadcast_buffers()?;
         gradients.insert(averaged)
+    }
+
+    /// Makes the buffers those of rank 0, with one collective for all of one type.
+    fn broadcast_buffers(&self) -> Result<()> {
+        if !self.options.broadcast_buffers {
+            return Ok(());
+        }
+        let mut by_dtype: Vec<(DType, Vec<Tensor>)> = Vec::new();
+        for (_, buffer) in self.model.named_buffers() {
+            match by_dtype.iter_mut().find(|(dtype, _)| *dtype == buffer.dtype()) {
+                Some((_, buffers)) => buffers.push(buffer),
+                None => by_dtype.push((buffer.dtype(), vec![buffer])),
+            }
+        }
+        let broadcast = |(_, buffers): (DType, Vec<Tensor>)| -> Result<()> {
+            let flat = buffers.iter().map(|buffer| buffer.reshape(&[buffer.elements()]));
+            let flat: Vec<Tensor> = flat.collect::<Result<_>>()?;
+            let all = Tensor::cat(&flat.iter().collect::<Vec<_>>(), 0)?;
+            all.broadcast_(&self.comm, 0)?;
+            let mut start = 0;
+            // Rank 0 has them.
+            for buffer in buffers.iter().filter(|_| self.comm.rank() != 0) {
+                buffer.copy_(&all.narrow(0, start, buffer.elements())?.reshape(buffer.shape())?)?;
+                start += buffer.elements();
+            }
+            Ok(())
+        };
+        self.stream.scope(|| by_dtype.into_iter().try_for_each(broadcast))
     }
 
     /// From the first pass on, buckets have the order in which gradients arrived on rank 0.

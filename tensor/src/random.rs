@@ -1,9 +1,12 @@
 //! Random numbers, keyed by (seed, op index): the same on every device, stream and number of threads.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::thread::Thread;
 
 use device::{Capture, DType, Device, Result, Stream};
 use kernels::{Dropout, Layout, RandomKey, View};
+use parking_lot::Mutex;
 
 use crate::Tensor;
 use crate::check::elements_of;
@@ -44,18 +47,31 @@ impl Generator {
         key
     }
 
-    /// A copy of this thread's default generator.
+    /// A copy of this thread's default generator. See [`seed`] for what that is.
     pub fn current() -> Generator {
-        DEFAULT.get()
+        match DEFAULT.get() {
+            Current::Given(generator) | Current::Rank(generator) | Current::Own(generator) => generator,
+            Current::Unused => {
+                let generator = own_generator();
+                DEFAULT.set(Current::Own(generator));
+                generator
+            }
+        }
     }
 
     /// A generator of its own for part `index` of what comes next: it depends on the seed, on how many keys were
     /// drawn, and on `index`, and on nothing else.
     pub fn fork(&self, index: u64) -> Generator {
-        let seed = [self.op, index].into_iter().fold(self.seed, |state, value| mix(state ^ mix(value)));
+        let forked = self.forked(index);
         if Capture::is_current() {
-            Capture::attach(Forked { child: seed, parent: *self, index });
+            Capture::attach(Forked { child: forked.seed, parent: *self, index });
         }
+        forked
+    }
+
+    /// As [`fork`](Self::fork), of a generator that is the same in every replay of a captured step.
+    fn forked(self, index: u64) -> Generator {
+        let seed = [self.op, index].into_iter().fold(self.seed, |state, value| mix(state ^ mix(value)));
         Generator::new(seed)
     }
 
@@ -105,38 +121,96 @@ pub fn with_generator<R>(generator: Generator, run: impl FnOnce() -> R) -> R {
 
 /// As [`with_generator`], and gives the generator as `run` left it.
 pub(crate) fn with_generator_after<R>(generator: Generator, run: impl FnOnce() -> R) -> (R, Generator) {
-    struct Restore(Generator);
+    struct Restore(Current);
     impl Drop for Restore {
         fn drop(&mut self) {
             DEFAULT.set(self.0);
         }
     }
-    let _restore = Restore(DEFAULT.replace(generator));
-    (run(), DEFAULT.get())
+    let _restore = Restore(DEFAULT.replace(Current::Given(generator)));
+    (run(), Generator::current())
 }
 
 /// Leaves out the next `keys` keys of this thread's default generator.
 pub(crate) fn skip_keys(keys: u64) {
-    DEFAULT.set(DEFAULT.get().skip(keys));
+    set_current(Generator::current().skip(keys));
+}
+
+/// A thread's default generator.
+#[derive(Clone, Copy)]
+enum Current {
+    /// Nothing was drawn: [`own_generator`] once something is.
+    Unused,
+    /// The thread's own, until it is a rank.
+    Own(Generator),
+    /// Its rank's.
+    Rank(Generator),
+    /// By [`seed`] or [`with_generator`].
+    Given(Generator),
 }
 
 thread_local! {
-    static DEFAULT: Cell<Generator> = const { Cell::new(Generator::new(0)) };
+    static DEFAULT: Cell<Current> = const { Cell::new(Current::Unused) };
+}
+
+/// Moves this thread's default generator on.
+fn set_current(generator: Generator) {
+    DEFAULT.set(match DEFAULT.get() {
+        Current::Given(_) => Current::Given(generator),
+        Current::Rank(_) => Current::Rank(generator),
+        Current::Own(_) | Current::Unused => Current::Own(generator),
+    });
+}
+
+/// What the generators of threads and those of ranks are forked from. Neither depends on the other.
+const THREADS: Generator = Generator { seed: 0, op: u64::MAX };
+const RANKS: Generator = Generator { seed: 0, op: u64::MAX - 1 };
+
+fn is_main(thread: &Thread) -> bool {
+    thread.name() == Some("main")
+}
+
+/// The generator of a thread that was not given one: of seed 0 on the main thread; on another one it follows from the thread's
+/// name and from how many threads of that name have drawn before.
+fn own_generator() -> Generator {
+    static DRAWN: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+    let thread = std::thread::current();
+    if is_main(&thread) {
+        return Generator::new(0);
+    }
+    let name = thread.name().unwrap_or_default().bytes();
+    let name = name.fold(0, |state, byte| mix(state ^ u64::from(byte)));
+    let mut drawn = DRAWN.lock();
+    let count = drawn.entry(name).or_insert(0);
+    *count += 1;
+    THREADS.forked(name).forked(*count - 1)
+}
+
+/// This thread is `rank`: unless it was given a generator, it draws the rank's numbers from now on, which are the same in every
+/// run, whatever order threads begin in. As rank 0 the main thread keeps its own.
+pub(crate) fn become_rank(rank: usize) {
+    if !matches!(DEFAULT.get(), Current::Unused | Current::Own(_)) {
+        return;
+    }
+    let keeps_own = rank == 0 && is_main(&std::thread::current());
+    let generator = if keeps_own { Generator::current() } else { RANKS.forked(rank as u64) };
+    DEFAULT.set(Current::Rank(generator));
 }
 
 /// Restarts this thread's default generator with a seed.
 ///
-/// Every thread starts with seed 0; threads that draw for parts of one program should each have a generator or
-/// seed of their own.
+/// A thread that was given no seed draws numbers of its own: the main thread those of seed 0; the thread of a rank, from its
+/// first collective on, those of its rank; any other thread those that follow from its name and from how many threads of
+/// that name have drawn before. Ranks that are given the same seed draw the same numbers.
 pub fn seed(seed: u64) {
-    DEFAULT.set(Generator::new(seed));
+    DEFAULT.set(Current::Given(Generator::new(seed)));
 }
 
 /// The next key of this thread's default generator.
 pub fn next_key() -> RandomKey {
-    let mut generator = DEFAULT.get();
+    let mut generator = Generator::current();
     let key = generator.next_key();
-    DEFAULT.set(generator);
+    set_current(generator);
     key
 }
 

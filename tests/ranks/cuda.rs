@@ -456,6 +456,89 @@ fn calls_that_differ_name_both_sides() {
     }
 }
 
+type Exchange = fn(&Communicator, &Tensor) -> Result<Tensor>;
+
+const EXCHANGES: [(&str, Exchange); 5] = [
+    ("all_reduce", |comm, x| x.all_reduce(comm, Reduce::Sum)),
+    ("all_gather", |comm, x| x.all_gather(comm)),
+    ("reduce_scatter", |comm, x| x.reduce_scatter(comm, Reduce::Sum)),
+    ("broadcast", |comm, x| x.broadcast(comm, 1)),
+    ("all_to_all", |comm, x| x.all_to_all(comm)),
+];
+
+/// A call in which rank 0 has no elements and the others have some, and one in which all have: what ranks end with.
+fn none_on_rank_0(ranks: Vec<Communicator>, exchange: Exchange) -> Vec<Error> {
+    let results = on_threads(ranks, |comm| {
+        for elements in [comm.size() * comm.rank().min(1), comm.size()] {
+            exchange(comm, &Tensor::ones(&[elements], DType::F32, comm.device())?)?;
+        }
+        comm.device().synchronize()
+    });
+    results.into_iter().map(|result| result.unwrap_err()).collect()
+}
+
+/// NCCL ignores a call of no elements: the other rank's would pair with this rank's next one.
+#[test]
+fn a_call_of_no_elements_does_not_pair_with_the_next_one() {
+    for devices in &each_size() {
+        for (name, exchange) in EXCHANGES {
+            for order in [ReduceOrder::Ranks, ReduceOrder::Fast] {
+                for ranks in [ranks(devices, options().order(order)), copying(devices)] {
+                    for error in none_on_rank_0(ranks, exchange) {
+                        let is_mismatch =
+                            matches!(source(&error), Error::CollectiveMismatch { number: 0, .. });
+                        assert!(is_mismatch, "{name} {order:?}: {error:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Between processes nothing is compared, but calls stay in step. The emulated library never ends calls that differ.
+#[test]
+fn a_call_of_no_elements_of_another_process_is_a_call() {
+    if devices().is_empty() || !crate::common::devices::emulated() {
+        return println!("skipped: calls that differ take two emulated devices");
+    }
+    for (name, exchange) in EXCHANGES.into_iter().take(2) {
+        let (devices, id) = (devices(), NcclId::new().unwrap());
+        let options = options().timeout(Duration::from_secs(2));
+        let ranks: Vec<Communicator> = std::thread::scope(|scope| {
+            let join = |(rank, device)| scope.spawn(move || Communicator::nccl(device, rank, 2, id, options));
+            let threads: Vec<_> = devices[..2].iter().enumerate().map(join).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+        });
+        for error in none_on_rank_0(ranks, exchange) {
+            assert!(matches!(source(&error), Error::CollectiveTimeout { .. }), "{name}: {error:?}");
+        }
+    }
+}
+
+/// The receiver finds it; the sender's command may have run by then.
+#[test]
+fn both_sides_of_a_message_that_differs_are_told() {
+    for devices in each_size().iter().take(1) {
+        for ranks in [ranks(devices, options()), copying(devices)] {
+            for result in on_threads(ranks, |comm| {
+                let device = comm.device();
+                if comm.rank() == 1 {
+                    return Tensor::recv(&[3], DType::F32, comm, 0).and_then(|_| device.synchronize());
+                }
+                Tensor::ones(&[2], DType::F32, device)?.send(comm, 1)?;
+                let begin = Instant::now();
+                while begin.elapsed() < Duration::from_secs(20) {
+                    device.synchronize()?;
+                }
+                Ok(())
+            }) {
+                let error = result.unwrap_err();
+                assert!(matches!(source(&error), Error::CollectiveMismatch { .. }), "{error:?}");
+            }
+        }
+    }
+}
+
 /// Ranks that copy from each other's devices, without NCCL.
 fn copying(devices: &[Device]) -> Vec<Communicator> {
     Communicator::threads_with(devices, options()).unwrap()
@@ -547,6 +630,9 @@ fn failures_of_the_library_end_all_ranks() {
         ("ncclRun:2", "remote process exited"),
         ("ncclRun:4:5", "invalid usage"),
         ("ncclCommGetAsyncError:3", "ncclCommGetAsyncError"),
+        // Codes that no version of the library has.
+        ("ncclAllGather:2:4242", "code: 4242"),
+        ("ncclRun:2:4243", "code: 4243"),
     ] {
         let said = said(failure);
         assert!(said.contains(expected), "{failure}: {said}");

@@ -356,6 +356,38 @@ fn rank_message_mismatch() {
     until_said(&[0, 1]);
 }
 
+#[test]
+#[ignore = "a rank of MPI"]
+fn rank_only_sends() {
+    let comm = mpi(ReduceOrder::Ranks, 60);
+    let x = Tensor::ones(&[2], DType::F32, comm.device()).unwrap();
+    if comm.rank() == 1 {
+        end(&comm, Tensor::recv(&[3], DType::F32, &comm, 0).map(drop));
+        until_said(&[0]);
+        return;
+    }
+    x.send(&comm, 1).unwrap();
+    until_said(&[1]);
+    // It reads no messages but those that tell of failures.
+    let begin = Instant::now();
+    let mut result = Ok(());
+    while result.is_ok() && begin.elapsed() < Duration::from_secs(30) {
+        result = x.send(&comm, 1).and_then(|()| comm.device().synchronize());
+    }
+    end(&comm, result);
+}
+
+#[test]
+#[ignore = "a rank of MPI"]
+fn rank_without_elements() {
+    let comm = mpi(ReduceOrder::Ranks, 60);
+    let sum = |elements: usize| -> Result<()> {
+        Tensor::ones(&[elements], DType::F32, comm.device())?.all_reduce(&comm, Reduce::Sum).map(drop)
+    };
+    end(&comm, sum(2 * comm.rank()).and_then(|()| sum(2)));
+    until_said(&[0, 1]);
+}
+
 /// Rank 1 leaves, in one of several ways, before or at its second collective.
 fn leave(how: &str, timeout: u64) {
     let comm = mpi(ReduceOrder::Ranks, timeout);
@@ -425,8 +457,28 @@ fn processes_that_differ_are_told_both_sides() {
         let [sender, receiver] = &launcher.survivors(2, &[], "rank_message_mismatch", &[0, 1])[..] else {
             panic!("two ranks")
         };
-        assert!(sender.contains("RankLost") && sender.contains("send(to 1) of f32 [2]"), "{sender}");
-        assert!(receiver.contains("CollectiveMismatch"), "{receiver}");
+        for side in [sender, receiver] {
+            let sides = ["CollectiveMismatch", "send(to 1) of f32 [2]", "recv(from 0) of f32 [3]"];
+            assert!(sides.iter().all(|part| side.contains(part)), "{side}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_only_sends_is_told_of_a_mismatch() {
+    for launcher in launchers() {
+        for error in launcher.survivors(2, &[], "rank_only_sends", &[0, 1]) {
+            assert!(error.contains("CollectiveMismatch"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_call_of_no_elements_is_compared_with_one_that_has_some() {
+    for launcher in launchers() {
+        for error in launcher.survivors(2, &[], "rank_without_elements", &[0, 1]) {
+            assert!(error.contains("CollectiveMismatch") && error.contains("number: 0"), "{error}");
+        }
     }
 }
 

@@ -292,3 +292,103 @@ fn training_on_digits_learns_alike_on_all_ranks() {
     assert!(results[0] == results[1]);
     assert!(results[0].1 < 0.5 * results[0].0);
 }
+
+/// A model with running statistics, which each rank's batches would move elsewhere.
+fn normalised(comm: &Communicator, options: DataParallelOptions) -> Result<DataParallel<Sequential>> {
+    streamgrad::seed(4);
+    let model = Sequential::new().push(Conv2d::new(1, 3, [3, 3], comm.device())?);
+    let model = model.push(BatchNorm2d::new(3, comm.device())?);
+    DataParallel::with_options(model, comm, options)
+}
+
+fn buffers(model: &impl Module) -> Result<Vec<Vec<f64>>> {
+    model.named_buffers().iter().map(|(_, buffer)| buffer.to_dtype(DType::F64)?.to_vec()).collect()
+}
+
+/// Three steps on a rank's own images: what buffers are after each.
+fn statistics(comm: &Communicator, how: &str, own: bool) -> Result<Vec<Vec<Vec<f64>>>> {
+    let model = normalised(comm, DataParallelOptions::default().broadcast_buffers(!own))?;
+    let loss = |step: u64, part: u64| {
+        let key = RandomKey { seed: step, op: 10 * part + 1 + comm.rank() as u64 };
+        let x = Tensor::normal(&[2, 1, 6, 6], comm.rank() as f64, 1.0, DType::F32, key, comm.device())?;
+        model.forward(&Var::constant(x))?.square()?.mean(&[], false)
+    };
+    let mut sgd = Sgd::new(model.parameters(), 0.1)?;
+    let lanes = ConcurrentBatches::with_options(comm.device(), 2, Lanes::Always)?;
+    let mut all = Vec::new();
+    for step in 0..3 {
+        let mut run = || match how {
+            "lanes" => {
+                let mut gradients = lanes.step([0, 1], |part| loss(step, part))?.gradients;
+                model.average(&mut gradients)?;
+                sgd.step(&gradients)
+            }
+            _ => sgd.step(&model.backward(&loss(step, 0)?)?),
+        };
+        if how == "captured" {
+            Graph::capture(comm.device(), run)?.replay()?;
+        } else {
+            run()?;
+        }
+        all.push(buffers(&model)?);
+    }
+    Ok(all)
+}
+
+/// As in PyTorch, the statistics are rank 0's, of which the gradients do not depend in training.
+#[test]
+fn running_statistics_are_those_of_rank_0_on_all_ranks() {
+    for how in ["eager", "captured", "lanes"] {
+        let all = |own| -> Vec<_> {
+            on_ranks(3, |comm| statistics(comm, how, own)).into_iter().map(Result::unwrap).collect()
+        };
+        let (same, own) = (all(false), all(true));
+        assert!(same.iter().all(|rank| *rank == same[0]), "{how}");
+        assert_eq!(same[0], own[0], "{how}");
+        assert!(own[1] != own[0] && own[2] != own[1], "{how}: nothing to be made the same");
+    }
+}
+
+/// What a rank draws without a seed.
+fn drawn(comm: &Communicator) -> Result<Vec<f32>> {
+    Tensor::rand(&[8], DType::F32, None, comm.device())?.to_vec()
+}
+
+/// Ranks draw numbers of their own, the same in every run, from `DataParallel` or a first collective on.
+#[test]
+fn ranks_draw_random_numbers_of_their_own() {
+    let parallel = || {
+        on_ranks(3, |comm| {
+            if comm.rank() == 1 {
+                // Others may have drawn more or less before.
+                drawn(comm)?;
+            }
+            let model = DataParallel::new(mlp(&[2, 2], 7, comm.device())?, comm)?;
+            let first = drawn(comm)?;
+            // Of one rank, and of another rank's number there.
+            let half = model.communicator().split(Some(comm.rank() % 2), 5 - comm.rank())?.unwrap();
+            Tensor::ones(&[1], DType::F32, comm.device())?.all_reduce(&half, Reduce::Sum)?;
+            Ok([first, drawn(comm)?].concat())
+        })
+    };
+    let split = || {
+        on_ranks(3, |comm| {
+            let half = comm.split(Some(comm.rank() % 2), 5 - comm.rank())?.unwrap();
+            Tensor::ones(&[1], DType::F32, comm.device())?.all_reduce(&half, Reduce::Sum)?;
+            Ok([drawn(comm)?, drawn(comm)?].concat())
+        })
+    };
+    let [first, again, split] = [parallel(), parallel(), split()]
+        .map(|ranks| ranks.into_iter().map(Result::unwrap).collect::<Vec<Vec<f32>>>());
+    assert_eq!(first, again);
+    assert_eq!(first, split);
+    assert!(first[0] != first[1] && first[1] != first[2] && first[0] != first[2]);
+    // Unless they are given a seed.
+    let seeded = on_ranks(2, |comm| {
+        streamgrad::seed(5);
+        DataParallel::new(mlp(&[2, 2], 7, comm.device())?, comm)?;
+        drawn(comm)
+    });
+    let seeded: Vec<_> = seeded.into_iter().map(Result::unwrap).collect();
+    assert_eq!(seeded[0], seeded[1]);
+}

@@ -103,6 +103,22 @@ impl Group {
         first
     }
 
+    /// The group is of no use any more, because this rank received a message of rank `from` that is not what it expected. That
+    /// rank is told both sides, and the others as of any failure.
+    pub(super) fn fail_mismatch(&self, from: usize, number: usize, mismatch: Error) -> Error {
+        if let Error::CollectiveMismatch { rank, call, other, other_call, .. } = &mismatch {
+            let text = [&rank.to_string(), &**call, &other.to_string(), &**other_call].join("\n");
+            let _ = self.tell_one(from, Kind::Mismatch, number, &text);
+        }
+        self.fail(mismatch)
+    }
+
+    /// Why the group is of no use any more, as far as messages that have come say.
+    pub(super) fn check(&self) -> Result<()> {
+        self.read()?;
+        self.failure.get().map_or(Ok(()), Err)
+    }
+
     /// Tells the others, as far as they are there.
     pub(super) fn tell(&self, kind: Kind, number: usize, text: &str) {
         let others = (0..self.size()).filter(|&to| to != self.rank);
@@ -130,6 +146,12 @@ impl Group {
                     let lost = Error::RankLost { op: OP, rank: record.number, reason: record.text.into() };
                     self.failure.first.lock().get_or_insert(lost);
                     // Who failed has told all.
+                    self.failure.is_told.store(true, Ordering::Relaxed);
+                    self.mpi.part();
+                }
+                Kind::Mismatch => {
+                    let Some(mismatch) = decode_mismatch(&record) else { continue };
+                    self.failure.first.lock().get_or_insert(mismatch);
                     self.failure.is_told.store(true, Ordering::Relaxed);
                     self.mpi.part();
                 }
@@ -247,6 +269,18 @@ impl Group {
     fn deadline(&self) -> Option<Instant> {
         Instant::now().checked_add(self.options.timeout)
     }
+}
+
+/// What [`Group::fail_mismatch`] sends.
+fn decode_mismatch(record: &Record) -> Option<Error> {
+    let mut parts = record.text.split('\n');
+    Some(Error::CollectiveMismatch {
+        number: record.number as u64,
+        rank: parts.next()?.parse().ok()?,
+        call: parts.next()?.into(),
+        other: parts.next()?.parse().ok()?,
+        other_call: parts.next()?.into(),
+    })
 }
 
 /// Where the collective is not known.

@@ -16,11 +16,14 @@ pub(super) enum Kind {
     Left,
     /// It has given up, and the group with it.
     Failed,
+    /// It has received a message that it did not expect: both sides' calls.
+    Mismatch,
     /// It is there, but its collective does not end.
     Stuck,
 }
 
-const KINDS: [Kind; 6] = [Kind::Call, Kind::Split, Kind::Message, Kind::Left, Kind::Failed, Kind::Stuck];
+const KINDS: [Kind; 7] =
+    [Kind::Call, Kind::Split, Kind::Message, Kind::Left, Kind::Failed, Kind::Mismatch, Kind::Stuck];
 
 /// A few words of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -47,6 +47,8 @@ impl Member {
         let group = &self.group;
         // SAFETY: the call's input, which is dense, has that many bytes.
         let bytes = unsafe { std::slice::from_raw_parts(memory.input, call.bytes()) };
+        // A rank that only sends would read nothing else of what the others tell.
+        group.check()?;
         group.tell_one(to, Kind::Message, call.bytes(), &elements(call))?;
         bytes.chunks(MESSAGE).try_for_each(|bytes| group.mpi.post(bytes, to, TAG_MESSAGE, group.data))
     }
@@ -56,13 +58,14 @@ impl Member {
         let sent = group.message(call.op(), from)?;
         let number = group.received[from].fetch_add(1, Ordering::Relaxed);
         if sent.text != elements(call) {
-            return Err(group.fail(Error::CollectiveMismatch {
+            let mismatch = Error::CollectiveMismatch {
                 number,
                 rank: group.members[from],
                 call: format!("send(to {}) of {}", group.rank, sent.text).into(),
                 other: group.members[group.rank],
                 other_call: call.to_string().into(),
-            }));
+            };
+            return Err(group.fail_mismatch(from, number as usize, mismatch));
         }
         for start in (0..call.bytes()).step_by(MESSAGE) {
             let len = MESSAGE.min(call.bytes() - start);

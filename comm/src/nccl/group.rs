@@ -20,6 +20,8 @@ pub(super) struct Group {
     parent: Option<Arc<Group>>,
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
+    /// The rank whose call another rank's did not match; that one got the error from its launch.
+    mismatched: Mutex<Option<usize>>,
     calls: Mutex<Calls>,
     /// The ranks of this process that have gone.
     left: Mutex<Vec<usize>>,
@@ -80,6 +82,7 @@ impl Group {
             parent,
             failed: AtomicBool::new(false),
             failure: Mutex::default(),
+            mismatched: Mutex::default(),
             calls: Mutex::default(),
             left: Mutex::default(),
             splits: Mutex::default(),
@@ -168,6 +171,7 @@ impl Group {
             && (other.dtype, &other.shape, other.order) == (call.dtype, &call.shape, call.order);
         if !same {
             let (one, two) = ((*first, other.to_string()), (rank, call.to_string()));
+            self.mismatched.lock().get_or_insert(*first);
             let ((rank, call), (other, other_call)) = if one.0 < two.0 { (one, two) } else { (two, one) };
             return Err(self.fail(Error::CollectiveMismatch {
                 number,
@@ -181,6 +185,12 @@ impl Group {
             calls.open.remove(&(channel, number));
         }
         Ok(())
+    }
+
+    /// The failure, if it is that another rank's call did not match one of `rank`.
+    pub(super) fn mismatch_of(&self, rank: usize) -> Option<Error> {
+        let is_mismatched = *self.mismatched.lock() == Some(rank);
+        self.failure().filter(|_| is_mismatched)
     }
 
     /// `rank` splits the group, which takes all ranks.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use device::cuda::Queue;
 use device::{Buffer, DType, Device, Shared};
-use kernels::join_parts;
+use kernels::{Dims, join_parts};
 
 use super::group::Group;
 use super::handle::{Handle, Patience, has_begun, number};
@@ -91,6 +91,29 @@ impl Member {
         }
     }
 
+    /// The most bytes that an operand of a [stand-in](Self::enqueue_stand_in) has.
+    fn stand_in_bytes(&self, call: &Call) -> usize {
+        self.0.size * call.dtype.size_bytes()
+    }
+
+    /// Enqueues `calls`, which have no elements, with one element a rank, in the workspace. NCCL ignores a call without
+    /// elements, so a rank whose call has some would pair it with this rank's next call.
+    fn enqueue_stand_in(&self, calls: Calls<'_>) -> Result<()> {
+        let in_parts = matches!(calls.call.collective, Collective::ReduceScatter(_) | Collective::AllToAll);
+        let elements = if in_parts { self.0.size } else { 1 };
+        let call = Call { shape: Dims::from_slice(&[elements]), ..calls.call.clone() };
+        let bytes = self.stand_in_bytes(&call);
+        let first = calls.memory.workspace;
+        // SAFETY: the workspace has three operands.
+        unsafe { calls.queue.fill_bytes(first, 0, 3 * bytes)? };
+        let memory = Memory {
+            input: first,
+            output: first.wrapping_add(bytes),
+            workspace: first.wrapping_add(2 * bytes),
+        };
+        self.enqueue_call(&Calls { call: &call, memory, ..calls })
+    }
+
     fn enqueue_call(&self, calls: &Calls<'_>) -> Result<()> {
         let Calls { call, memory, queue, .. } = *calls;
         match call.collective {
@@ -133,6 +156,7 @@ unsafe impl Backend for Member {
     fn workspace_bytes(&self, call: &Call, _: &Device) -> usize {
         match call.collective {
             Collective::Barrier => 1,
+            _ if call.elements() == 0 => 3 * self.stand_in_bytes(call),
             collective => {
                 collective.reduce().map_or(0, |reduce| self.reduced_bytes(call, self.how(call, reduce)))
             }
@@ -149,11 +173,11 @@ unsafe impl Backend for Member {
 
     fn enqueue(&self, call: &Call, memory: Memory, queue: &Queue<'_>) -> Result<()> {
         let dtype = type_of(call)?;
-        let has_elements = call.bytes() > 0 || call.collective == Collective::Barrier;
+        let has_elements = call.elements() > 0 || call.collective == Collective::Barrier;
         self.0.launch(call, |patience| {
             let told = Cell::new(false);
-            let calls = Calls { rank: &self.0, call, memory, queue, patience, dtype, told };
-            if has_elements { self.enqueue_call(&calls) } else { Ok(()) }
+            let calls = Calls { rank: &self.0, asked: call, call, memory, queue, patience, dtype, told };
+            if has_elements { self.enqueue_call(&calls) } else { self.enqueue_stand_in(calls) }
         })
     }
 
@@ -219,6 +243,9 @@ fn reduction_of(reduce: Reduce) -> c_int {
 /// The library's calls of which a collective is made.
 struct Calls<'a> {
     rank: &'a Rank,
+    /// The call that the group compares.
+    asked: &'a Call,
+    /// The call that is enqueued: `asked`, or its stand-in.
     call: &'a Call,
     memory: Memory,
     queue: &'a Queue<'a>,
@@ -240,7 +267,7 @@ impl Calls<'_> {
     ) -> Result<()> {
         let enqueue = |stream: RawStream| {
             if !self.told.replace(true) {
-                self.rank.group.launch(self.rank.rank, self.call)?;
+                self.rank.group.launch(self.rank.rank, self.asked)?;
             }
             self.rank.handle.call(name, self.patience, |library, comm| call(library, comm, stream))
         };

@@ -137,7 +137,7 @@ impl Rank {
         }
         let Some(newest) = self.pending() else {
             *self.awaited.lock() = None;
-            return;
+            return self.look_for_mismatch();
         };
         if let Err(error) = self.handle.is_settled("ncclCommGetAsyncError") {
             self.end(error);
@@ -146,6 +146,17 @@ impl Rank {
             self.end(failure);
         } else if self.waited(newest) >= self.options.timeout {
             self.end(self.late(self.op()));
+        }
+    }
+
+    /// Ends this rank if another one's call does not match one of its calls that have run, such as a message that was sent.
+    fn look_for_mismatch(&self) {
+        let (Some(failure), Some(token)) = (self.group.mismatch_of(self.rank), self.token.get()) else {
+            return;
+        };
+        if !self.aborted.swap(true, Ordering::AcqRel) {
+            self.device.fail(self.op(), token.last_write().stream, met_by(self.op(), failure));
+            self.handle.abort();
         }
     }
 

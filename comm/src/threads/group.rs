@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use device::SpinLock;
+use device::{Buffer, Shared, SpinLock};
 use parking_lot::{Condvar, Mutex};
 
 use super::mail::Mail;
@@ -46,12 +46,19 @@ struct Post {
     arrived: AtomicU64,
     /// Whether the rank has gone.
     left: AtomicBool,
+    /// What every command of the rank's communicator writes, while there is one.
+    token: Mutex<Option<Shared<Buffer>>>,
     shown: SpinLock<Option<(Call, Memory)>>,
 }
 
 impl Post {
     fn new() -> Post {
-        Post { arrived: AtomicU64::new(0), left: AtomicBool::new(false), shown: SpinLock::new(None) }
+        Post {
+            arrived: AtomicU64::new(0),
+            left: AtomicBool::new(false),
+            token: Mutex::default(),
+            shown: SpinLock::new(None),
+        }
     }
 }
 
@@ -103,8 +110,24 @@ impl Group {
         self.end(error)
     }
 
+    /// The communicator of `rank` has this token.
+    pub(super) fn follow(&self, rank: usize, token: &Shared<Buffer>) {
+        *self.posts[rank].token.lock() = Some(token.clone());
+    }
+
+    /// A command `op` of `rank` that has run has failed after all, which the rank's next synchronising call reports.
+    pub(super) fn report(&self, op: &'static str, rank: usize, error: Error) {
+        // The lock keeps the device, which must not be dropped here.
+        if let Some(token) = &*self.posts[rank].token.lock() {
+            token.device().fail(op, token.last_write().stream, error);
+        }
+    }
+
     /// `rank` goes, which is `error` to who needs it.
     pub(super) fn leave(&self, rank: usize, error: Error) {
+        // Not dropped under the lock: it may be the last use of the device.
+        let token = self.posts[rank].token.lock().take();
+        drop(token);
         self.posts[rank].left.store(true, Ordering::Release);
         self.end(error);
     }

@@ -71,13 +71,15 @@ impl Member {
             .wait(come)
             .unwrap_or_else(|| Err(group.fail(group.late(call.op(), [group.members[from]].into()))))?;
         if (message.call.dtype, &message.call.shape) != (call.dtype, &call.shape) {
-            return Err(group.fail(Error::CollectiveMismatch {
+            let failure = group.fail(Error::CollectiveMismatch {
                 number,
                 rank: group.members[from],
                 call: message.call.to_string().into(),
                 other: group.members[self.rank],
                 other_call: call.to_string().into(),
-            }));
+            });
+            group.report(message.call.op(), from, failure.clone());
+            return Err(failure);
         }
         // SAFETY: the call's output, which is dense, has as many bytes as the message, which is of the same type and shape.
         unsafe { std::ptr::copy_nonoverlapping(message.bytes.as_ptr(), memory.output, message.bytes.len()) };

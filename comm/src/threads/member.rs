@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use device::Stream;
 use device::cuda::Queue;
+use device::{Buffer, Shared, Stream};
 use kernels::View;
 use smallvec::SmallVec;
 
@@ -101,6 +101,10 @@ unsafe impl Backend for Member {
             Collective::Send { to } => self.group.message_failure(to),
             _ => self.group.failure(),
         }
+    }
+
+    fn follow(&self, token: &Shared<Buffer>) {
+        self.group.follow(self.rank, token);
     }
 
     fn run(&self, call: &Call, memory: Memory) -> Result<()> {

@@ -296,6 +296,49 @@ fn ranks_that_differ_are_told_both_sides() {
     }
 }
 
+/// The receiver finds it; the sender's command has run by then.
+#[test]
+fn both_sides_of_a_message_that_differs_are_told() {
+    let results = run(impatient(2), |comm| -> Result<()> {
+        let stream = comm.device().default_stream();
+        if comm.rank() == 1 {
+            comm.recv(&stream, Values::zeros::<f32>(&stream, &[3])?.view(), 0)?;
+            return stream.synchronize();
+        }
+        comm.send(&stream, Values::zeros::<f32>(&stream, &[2])?.view(), 1)?;
+        let begin = std::time::Instant::now();
+        while begin.elapsed() < Duration::from_secs(20) {
+            stream.synchronize()?;
+            std::thread::yield_now();
+        }
+        Ok(())
+    });
+    for (result, op) in results.iter().zip(["send", "recv"]) {
+        let error = result.as_ref().unwrap_err();
+        assert!(matches!(error, Error::Async { op: found, .. } if *found == op), "{error:?}");
+        let Error::CollectiveMismatch { number, rank, call, other, other_call } = source(error) else {
+            panic!("{error:?}")
+        };
+        assert_eq!((*number, *rank, *other), (0, 0, 1));
+        assert_eq!((&**call, &**other_call), ("send(to 1) of f32 [2]", "recv(from 0) of f32 [3]"));
+    }
+}
+
+#[test]
+fn a_call_of_no_elements_is_compared_with_one_that_has_some() {
+    let results = run(impatient(2), |comm| -> Result<()> {
+        let stream = comm.device().default_stream();
+        for elements in [2 * comm.rank(), 2] {
+            let x = Values::zeros::<f32>(&stream, &[elements])?;
+            comm.all_reduce(&stream, x.view(), x.view(), Reduce::Sum)?;
+        }
+        stream.synchronize()
+    });
+    for result in results {
+        assert!(matches!(source(&result.unwrap_err()), Error::CollectiveMismatch { number: 0, .. }));
+    }
+}
+
 #[test]
 fn a_rank_that_leaves_is_named() {
     for panics in [false, true] {

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Resource, Signal, getrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
@@ -24,7 +24,7 @@ pub(super) use rank::Rank;
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// How many ranks, a process each.
-    #[arg(long, value_parser = positive)]
+    #[arg(long, value_parser = ranks)]
     ranks: usize,
     /// Seconds that ranks have to end, when one has failed, before they are killed.
     #[arg(long, default_value_t = 10)]
@@ -39,21 +39,53 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The status of what a signal ended, less its number, as shells have it.
 const BY_SIGNAL: i32 = 128;
 
+/// As many ranks as can meet.
+const MOST: usize = 1 << 16;
+/// The descriptors that a rank takes, for its output.
+const DESCRIPTORS: u64 = 2;
+/// The descriptors that a launch takes, with some to spare.
+const OWN_DESCRIPTORS: u64 = 24;
+
+fn ranks(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        ranks if ranks > MOST => Err(format!("must be at most {MOST}")),
+        ranks => Ok(ranks),
+    }
+}
+
+/// Refuses more ranks than this process may have descriptors for, before any is started.
+fn expect_possible(ranks: usize) -> Result<(), Failure> {
+    let Some(most) = getrlimit(Resource::Nofile).current else { return Ok(()) };
+    if ranks as u64 * DESCRIPTORS + OWN_DESCRIPTORS <= most {
+        return Ok(());
+    }
+    let most_ranks = most.saturating_sub(OWN_DESCRIPTORS) / DESCRIPTORS;
+    Err(Failure::Usage(format!(
+        "--ranks {ranks}: at most {most_ranks} ranks can be started, as this process may open {most} files (ulimit -n)"
+    )))
+}
+
 /// Starts the ranks and sees them to their ends. The first failure ends the others.
 pub(super) fn run(args: Args) -> Result<bool, Failure> {
     let cannot = |error: io::Error| Failure::Run(format!("launch: {error}"));
+    expect_possible(args.ranks)?;
     // Before there is anything that a signal would leave behind.
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(cannot)?;
-    let environment = Environment::new(args.ranks).map_err(cannot)?;
-    let mut ranks = Ranks::default();
-    for rank in 0..args.ranks {
-        ranks.running.push(Process::start(rank, &args.program, &environment.of(rank)).map_err(cannot)?);
-    }
+    let (environment, listener) = Environment::new(args.ranks).map_err(cannot)?;
+    let (mut ranks, mut listener) = (Ranks::default(), Some(listener));
+    let mut to_start = 0..args.ranks;
     let grace = Duration::from_secs(args.grace);
     let first = loop {
         if let Some(signal) = signals.pending().next() {
             let name = signal_name(signal).unwrap_or("a signal");
             break Failure::Ended { message: format!("ended by {name}"), status: status(BY_SIGNAL + signal) };
+        }
+        if let Some(rank) = to_start.next() {
+            match Process::start(rank, &args.program, &environment.of(rank), listener.take()) {
+                Ok(process) => ranks.running.push(process),
+                Err(error) => break Failure::Run(format!("launch: rank {rank}: {error}")),
+            }
+            continue;
         }
         match ranks.look() {
             Some((_, End::Well)) => {}
@@ -121,14 +153,15 @@ struct Environment {
 }
 
 impl Environment {
-    fn new(size: usize) -> io::Result<Environment> {
-        // Nobody has it at the moment.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    /// With the socket on which rank 0 listens, so that nobody else can have its port.
+    fn new(size: usize) -> io::Result<(Environment, TcpListener)> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = listener.local_addr()?.port();
         let mut token = [0; 16];
         File::open(Path::new("/dev/urandom"))?.read_exact(&mut token)?;
         let token = token.iter().map(|byte| format!("{byte:02x}")).collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        Ok(Environment { size, port, token, threads: (cores / size).max(1) })
+        Ok((Environment { size, port, token, threads: (cores / size).max(1) }, listener))
     }
 
     /// Of one rank: what is set, and what is not.

@@ -1,7 +1,10 @@
 //! One process of a launch.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -31,27 +34,39 @@ pub(super) enum End {
 }
 
 impl Process {
+    /// Starts `program`, with a socket that it shall listen on, if there is one.
+    ///
+    /// # Errors
+    /// Those of a process or thread that the system refuses; the rank has ended then.
     pub(super) fn start(
         rank: usize,
         program: &[OsString],
         environment: &[(&str, Option<String>)],
+        listener: Option<TcpListener>,
     ) -> io::Result<Process> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("rank").arg(std::process::id().to_string()).args(program);
+        command.arg("rank").args(listener.is_some().then_some("--listener"));
+        command.arg(std::process::id().to_string()).args(program);
         for (name, value) in environment {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
             };
         }
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
+        // A socket travels as the standard input, which is the only descriptor that a command can be given otherwise.
+        let input = listener.map_or_else(Stdio::null, |listener| Stdio::from(OwnedFd::from(listener)));
+        command.process_group(0).stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn()?;
         let group = Pid::from_child(&child);
-        let (mut relays, ended) = (Vec::new(), Arc::new(AtomicBool::new(false)));
-        let end = || Arc::clone(&ended);
-        relays.extend(child.stdout.take().map(|output| relay::start(rank, output, io::stdout(), end())));
-        relays.extend(child.stderr.take().map(|output| relay::start(rank, output, io::stderr(), end())));
-        Ok(Process { rank, child, group, relays, ended })
+        let mut process = Process { rank, child, group, relays: Vec::new(), ended: Arc::default() };
+        let (output, errors) = (process.child.stdout.take(), process.child.stderr.take());
+        if let Some(output) = output {
+            process.relays.push(relay::start(rank, output, io::stdout(), Arc::clone(&process.ended))?);
+        }
+        if let Some(errors) = errors {
+            process.relays.push(relay::start(rank, errors, io::stderr(), Arc::clone(&process.ended))?);
+        }
+        Ok(process)
     }
 
     /// Sends a signal to the whole group.
@@ -94,6 +109,9 @@ impl Drop for Process {
 /// A rank's process before it becomes the program.
 #[derive(clap::Args)]
 pub(crate) struct Rank {
+    /// Whether the standard input is a socket that the program shall listen on.
+    #[arg(long)]
+    listener: bool,
     /// The process that starts it.
     parent: u32,
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -111,11 +129,31 @@ impl Rank {
         if std::os::unix::process::parent_id() != self.parent {
             return Err(Failure::Run("the launch has ended".into()));
         }
-        let error = Command::new(&self.program[0]).args(&self.program[1..]).exec();
+        let mut command = Command::new(&self.program[0]);
+        command.args(&self.program[1..]);
+        let listener = if self.listener { Some(take_input()?) } else { None };
+        match &listener {
+            Some(listener) => command.env(LISTENER, listener.as_raw_fd().to_string()),
+            None => command.env_remove(LISTENER),
+        };
+        let error = command.exec();
         let message = format!("{}: {error}", self.program[0].display());
         let status = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
         Err(Failure::Ended { message, status })
     }
+}
+
+/// Says which descriptor the socket has on which rank 0 shall listen.
+const LISTENER: &str = "STREAMGRAD_LISTENER";
+
+/// Moves the standard input to a descriptor that the program inherits, and leaves an empty one.
+fn take_input() -> Result<OwnedFd, Failure> {
+    let cannot = |error: io::Error| Failure::Run(format!("launch: {error}"));
+    // Unlike those of the standard library, a duplicate of this function stays open in the program.
+    let input = rustix::io::dup(io::stdin()).map_err(|error| cannot(error.into()))?;
+    let empty = File::open("/dev/null").map_err(cannot)?;
+    rustix::stdio::dup2_stdin(empty).map_err(|error| cannot(error.into()))?;
+    Ok(input)
 }
 
 /// As shells have it.

@@ -16,13 +16,16 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// Shows each line that comes from a rank, behind the rank's number and in one piece, until nothing more can come or the rank has
 /// `ended`.
+///
+/// # Errors
+/// That of a thread that the system refuses.
 pub(super) fn start(
     rank: usize,
     from: impl Read + AsFd + Send + 'static,
     mut to: impl Write + Send + 'static,
     ended: Arc<AtomicBool>,
-) -> JoinHandle<()> {
-    thread::spawn(move || {
+) -> io::Result<JoinHandle<()>> {
+    let relay = move || {
         let mut from = BufReader::new(Output { from, ended, left: None });
         let mut line = Vec::new();
         loop {
@@ -38,7 +41,8 @@ pub(super) fn start(
             // Where nobody reads any more the rank goes on.
             let _ = to.write_all(&line).and_then(|()| to.flush());
         }
-    })
+    };
+    thread::Builder::new().name(format!("output of rank {rank}")).spawn(relay)
 }
 
 /// What a rank writes until it ends. A process that it has started elsewhere may keep the pipe open for as long as it likes.

@@ -78,3 +78,28 @@ fn empty_ranges_and_wrong_types_are_refused() {
     let wrong = Tensor::randn(&[2], DType::I64, KEY, &device);
     assert!(matches!(wrong, Err(Error::DTypeUnsupported { dtype: DType::I64, .. })));
 }
+
+/// Threads that were not given a seed.
+#[test]
+fn threads_draw_random_numbers_of_their_own() {
+    let draw = |name: Option<&str>, draws: usize| {
+        let thread = std::thread::Builder::new();
+        let thread = name.into_iter().fold(thread, |thread, name| thread.name(name.to_owned()));
+        let keys = move || (0..draws).map(|_| tensor::next_key()).collect::<Vec<_>>();
+        thread.spawn(keys).unwrap().join().unwrap()
+    };
+    let keys =
+        [draw(None, 2), draw(None, 2), draw(Some("one"), 2), draw(Some("two"), 2), draw(Some("one"), 2)];
+    for (at, key) in keys.iter().flatten().enumerate() {
+        assert!(!keys.iter().flatten().skip(at + 1).any(|other| other == key), "{keys:?}");
+    }
+    // What a thread is given is what it draws, and a thread that only draws under a generator uses up no name.
+    let with = std::thread::Builder::new().name("three".into());
+    let with = with.spawn(|| tensor::with_generator(tensor::Generator::new(3), tensor::next_key)).unwrap();
+    assert_eq!(with.join().unwrap(), tensor::Generator::new(3).next_key());
+    let seeded = std::thread::spawn(|| {
+        tensor::seed(3);
+        tensor::next_key()
+    });
+    assert_eq!(seeded.join().unwrap(), tensor::Generator::new(3).next_key());
+}

@@ -62,8 +62,8 @@ pub fn save(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
 ///
 /// # Errors
 /// `Io` if the file cannot be read; `Format` if it is truncated or no safetensors file; `Checkpoint` with the
-/// parameter's name if one is missing, unknown, of another shape or type, or has an element that is not finite. The model
-/// is unchanged then.
+/// parameter's name if one is missing, unknown, of another shape or type, or has an element that is not finite, or a truth value
+/// that is neither 0 nor 1. The model is unchanged then.
 pub fn load(path: impl AsRef<Path>, model: &dyn Module) -> Result<()> {
     let file = Contents::read(path.as_ref())?;
     copy_into(&file.state_for(model)?)
@@ -83,7 +83,7 @@ pub fn save_training(
     let mut tensors = state_of(model)?;
     for (name, tensor) in &state.tensors {
         let (name, bytes) = (format!("{OPTIMIZER}{name}"), Bytes::of(tensor)?);
-        bytes.check_finite(&name)?;
+        bytes.check_elements(&name)?;
         tensors.push((name, bytes));
     }
     let Progress { epoch, step, seed, scaler, loader } = progress;
@@ -148,7 +148,7 @@ fn state_of(model: &dyn Module) -> Result<Vec<(String, Bytes)>> {
             return Err(wrong(&name, format!("names may not start with {OPTIMIZER}")));
         }
         let bytes = Bytes::of(&tensor)?;
-        bytes.check_finite(&name)?;
+        bytes.check_elements(&name)?;
         named.push((name, bytes));
     }
     Ok(named)
@@ -176,13 +176,17 @@ impl Bytes {
         Ok(Bytes { dtype, shape: tensor.shape().into(), data })
     }
 
-    /// Refuses what no training goes on from.
-    fn check_finite(&self, name: &str) -> Result<()> {
+    /// Refuses what no training goes on from: numbers that are not finite, and truth values other than 0 and 1.
+    fn check_elements(&self, name: &str) -> Result<()> {
         let found = match self.dtype {
             Dtype::F32 => first_not_finite(&self.data, |bytes| f64::from(f32::from_le_bytes(bytes))),
             Dtype::F64 => first_not_finite(&self.data, f64::from_le_bytes),
             Dtype::BF16 => first_not_finite(&self.data, |bytes| f64::from(bf16::from_le_bytes(bytes))),
             Dtype::F16 => first_not_finite(&self.data, |bytes| f64::from(f16::from_le_bytes(bytes))),
+            Dtype::BOOL => {
+                let mut bytes = self.data.iter().enumerate();
+                bytes.find(|(_, byte)| **byte > 1).map(|(element, byte)| (element, f64::from(*byte)))
+            }
             _ => None,
         };
         match found {
@@ -267,7 +271,7 @@ impl Contents {
             if dtype_of(found.dtype) != Some(dtype) {
                 return Err(wrong(name, format!("{} in the file, {dtype} in the model", found.dtype)));
             }
-            found.check_finite(name)?;
+            found.check_elements(name)?;
         }
         let unknown = self
             .tensors
@@ -340,7 +344,7 @@ impl Contents {
         state.kind = kind.ok_or_else(|| missing("optimizer"))?;
         for (name, bytes) in &self.tensors {
             if let Some(short) = name.strip_prefix(OPTIMIZER) {
-                bytes.check_finite(name)?;
+                bytes.check_elements(name)?;
                 state.tensors.push((short.into(), self.tensor(name, device)?));
             }
         }

@@ -452,8 +452,16 @@ pub(crate) unsafe fn add_run<T: Number>(to: (*mut T, isize), from: (*const T, is
 #[inline(always)]
 pub(crate) unsafe fn mul_run<T: Number>(to: (*mut T, isize), from: (*const T, isize), factors: &[T]) {
     // SAFETY: the caller's promise.
-    unsafe { run2(to, from, (factors.as_ptr(), 1), factors.len(), &inlined!(|x: T, factor: T| {
-            let product = x.mul(factor);
-            if factor == T::ZERO { factor } else { product }
-        })) }
+    unsafe {
+        run2(
+            to,
+            from,
+            (factors.as_ptr(), 1),
+            factors.len(),
+            &inlined!(|x: T, factor: T| {
+                let product = x.mul(factor);
+                if factor == T::ZERO { factor } else { product }
+            }),
+        )
+    }
 }

@@ -328,7 +328,9 @@ fn nan_in_gradients_and_bounds() {
     assert_eq!(bits(&slope(UnaryOp::Relu)), bits(&[2.0_f32, 0.0, 2.0, 0.0, 2.0].repeat(20)));
     assert_eq!(bits(&slope(UnaryOp::HardSwish)), bits(&[nan, 0.0, 2.0, 1.0, 2.0].repeat(20)));
     assert_eq!(bits(&slope(UnaryOp::HardSigmoid)), bits(&[0.0, 0.0, 0.0, 2.0_f32 / 6.0, 0.0].repeat(20)));
-    for op in [UnaryOp::Clamp(f64::NAN, 1.0), UnaryOp::Clamp(0.0, f64::NAN), UnaryOp::Clamp(f64::NAN, f64::NAN)] {
+    for op in
+        [UnaryOp::Clamp(f64::NAN, 1.0), UnaryOp::Clamp(0.0, f64::NAN), UnaryOp::Clamp(f64::NAN, f64::NAN)]
+    {
         unary(&stream, op, x.view(), out.view()).expect("a valid op");
         assert_eq!(bits(&out.to_vec()), bits(&[nan; 100]), "{op:?}");
     }

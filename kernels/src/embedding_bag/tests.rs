@@ -239,8 +239,13 @@ fn rows_with_the_weight_zero_are_not_read() {
     let nan = f32::NAN;
     let indices = Array::new(&stream, &[0_i64, 1, 2, 0], &[4]);
     let weights = Array::new(&stream, &[0_f32, 2.0, -3.0, 0.0], &[4]);
-    let bags =
-        |count| Bags { indices: indices.view(), offsets: None, count, weights: Some(weights.view()), padding: None };
+    let bags = |count| Bags {
+        indices: indices.view(),
+        offsets: None,
+        count,
+        weights: Some(weights.view()),
+        padding: None,
+    };
     let table = Array::new(&stream, &[nan, 5.0, 7.0], &[3, 1]);
     let (out, members) = (Array::full(&stream, 9_f32, &[2, 1]), Array::full(&stream, 0_f32, &[2]));
     embedding_bag(&stream, table.view(), &bags(2), Some(members.view()), out.view()).expect("a launch");

@@ -335,10 +335,33 @@ fn values_that_are_not_finite_are_neither_saved_nor_loaded() {
 }
 
 #[test]
+fn flags_and_truth_values_are_0_or_1() {
+    let place = Temporary::new("flags");
+    let (good, other) = (model(1), model(2));
+    let options = SgdOptions { momentum: 0.9, nesterov: true, ..SgdOptions::default() };
+    let sgd = Sgd::new(good.parameters(), options).unwrap();
+    save_training(place.file(), &good, &sgd, Progress::default()).unwrap();
+    let mut fresh = Sgd::new(other.parameters(), options).unwrap();
+    let Contents { tensors, text, .. } = Contents::read(&place.file()).unwrap();
+    let tensors: Vec<(String, Bytes)> = tensors.into_iter().collect();
+    for value in ["NaN", "nan", "0.5", "-1", "2"] {
+        let copies = tensors.iter().map(|(name, Bytes { dtype, shape, data })| {
+            (name.clone(), Bytes { dtype: *dtype, shape: shape.clone(), data: data.clone() })
+        });
+        let text = text.as_ref().unwrap().replace("nesterov=1", &format!("nesterov={value}"));
+        write(&place.file(), copies.collect(), Some(text)).unwrap();
+        let error = load_training(place.file(), &other, &mut fresh).unwrap_err();
+        assert!(matches!(&error, Error::Checkpoint { name, .. } if &**name == "nesterov"), "{error}");
+    }
+    let truth = Bytes { dtype: Dtype::BOOL, shape: vec![3], data: vec![0, 1, 2] };
+    assert!(truth.check_elements("seen").unwrap_err().to_string().contains("seen: element 2 is 2"));
+}
+
+#[test]
 fn a_half_that_is_not_finite_is_named() {
     for dtype in [DType::BF16, DType::F16] {
         let values = Tensor::from_slice(&[1.0f32, f32::NEG_INFINITY], &[2], &Device::cpu()).unwrap();
-        let error = Bytes::of(&values.to_dtype(dtype).unwrap()).unwrap().check_finite("w").unwrap_err();
+        let error = Bytes::of(&values.to_dtype(dtype).unwrap()).unwrap().check_elements("w").unwrap_err();
         assert!(error.to_string().contains("w: element 1 is -inf"), "{error}");
     }
 }

@@ -137,6 +137,8 @@ pub struct LoaderIter<D: Dataset> {
     /// The number of the next batch, counted from the start of epoch 0.
     next: u64,
     end: u64,
+    /// Reported in place of a batch: the iterator was asked to begin behind the last batch that has a number.
+    error: Option<Error>,
 }
 
 /// Endless steps of several batches each; see [`DataLoader::steps`].
@@ -167,6 +169,8 @@ struct Order {
     rows: Arc<[usize]>,
 }
 
+const OP: &str = "data loader";
+
 /// Keeps the shuffles' random numbers apart from the batches' keys.
 const SHUFFLE: u64 = 0x73_6875_6666_6c65;
 /// Keeps the random numbers that a data set draws for a batch apart from those that the batch's key gives.
@@ -174,7 +178,6 @@ const LOAD: u64 = 0x6c6f_6164;
 
 impl<D: Dataset> Plan<D> {
     fn new(data: D, options: LoaderOptions) -> Result<Self> {
-        const OP: &str = "data loader";
         let LoaderOptions { batch, workers, prefetch, rank, ranks, drop_last, .. } = options;
         let rows = data.len();
         if batch == 0 || batch > rows {
@@ -202,6 +205,17 @@ impl<D: Dataset> Plan<D> {
         }
         let per_epoch = (all / ranks) as u64;
         Ok(Plan { data, options, per_epoch, orders: [Mutex::new(None), Mutex::new(None)] })
+    }
+
+    /// The number of the batch at a position, counted from the start of epoch 0.
+    fn number(&self, position: Position) -> Result<u64> {
+        let number =
+            position.epoch.checked_mul(self.per_epoch).and_then(|first| first.checked_add(position.batch));
+        number.filter(|number| *number < u64::MAX).ok_or_else(|| {
+            let Position { epoch, batch } = position;
+            let value = format!("batch {batch} of epoch {epoch}, of {} batches each", self.per_epoch);
+            Error::invalid(OP, "position", "one of the first 2^64 - 1 batches", value)
+        })
     }
 
     fn position(&self, number: u64) -> Position {
@@ -278,34 +292,40 @@ impl<D: Dataset + 'static> DataLoader<D> {
         self.plan.position(batches)
     }
 
-    /// The batches of epoch `number`.
+    /// The batches of epoch `number`; an error if they have no numbers below 2^64 - 1.
     ///
     /// Workers go on with the next epoch before it is asked for.
     pub fn epoch(&self, number: u64) -> LoaderIter<D> {
-        let start = number.saturating_mul(self.plan.per_epoch);
-        self.between(start, start.saturating_add(self.plan.per_epoch))
+        let per_epoch = self.plan.per_epoch;
+        let last = self.plan.number(Position { epoch: number, batch: per_epoch - 1 });
+        let end = last.as_ref().map_or(0, |last| last + 1);
+        self.between(last.map(|_| end - per_epoch), end)
     }
 
-    /// The batches from `position` on, without end.
+    /// The batches from `position` on, without end; an error if it is behind the last batch, that of number 2^64 - 2.
     pub fn iter_from(&self, position: Position) -> LoaderIter<D> {
-        let start = position.epoch.saturating_mul(self.plan.per_epoch).saturating_add(position.batch);
-        self.between(start, u64::MAX)
+        self.between(self.plan.number(position), u64::MAX)
     }
 
     /// Endless steps of `lanes` batches each, from `position` on. With two lanes from the start, lane 0 of every step has the
     /// batches of even number and lane 1 those of odd number.
     ///
     /// # Errors
-    /// `InvalidArgument` if `lanes` is 0.
+    /// `InvalidArgument` unless there are 1 to 1024 lanes, and for a position behind the last batch.
     pub fn steps(&self, lanes: usize, position: Position) -> Result<LoaderSteps<D>> {
-        if lanes == 0 {
-            return Err(Error::invalid("data loader", "lanes", "at least 1", "0"));
+        if !(1..=Team::MAX_HELPERS + 1).contains(&lanes) {
+            return Err(Error::invalid(OP, "lanes", "1 to 1024", lanes));
         }
+        self.plan.number(position)?;
         Ok(LoaderSteps { batches: self.iter_from(position), lanes })
     }
 
-    fn between(&self, next: u64, end: u64) -> LoaderIter<D> {
-        LoaderIter { loader: self.clone(), running: None, next, end }
+    fn between(&self, next: Result<u64>, end: u64) -> LoaderIter<D> {
+        let (next, error) = match next {
+            Ok(next) => (next, None),
+            Err(error) => (end, Some(error)),
+        };
+        LoaderIter { loader: self.clone(), running: None, next, end, error }
     }
 
     /// Workers whose next batch has this number: those that are kept, or new ones.
@@ -319,7 +339,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let LoaderOptions { workers, prefetch: depth, schedule, device, .. } = &self.plan.options;
         let source = |worker| {
             let plan = Arc::clone(&self.plan);
-            (next.saturating_add(worker)..).step_by(*workers).map(move |number| plan.load(number))
+            (next.saturating_add(worker)..u64::MAX).step_by(*workers).map(move |number| plan.load(number))
         };
         let options = PrefetchOptions { depth: *depth, schedule: *schedule };
         let sources = (0..*workers as u64).map(source);
@@ -366,6 +386,9 @@ impl<D: Dataset + 'static> Iterator for LoaderIter<D> {
     type Item = Result<D::Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if let Some(error) = self.error.take() {
+            return Some(Err(error));
+        }
         if self.next >= self.end {
             return None;
         }
@@ -389,6 +412,7 @@ impl<D: Dataset + 'static> Iterator for LoaderIter<D> {
 
     fn size_hint(&self) -> (usize, Option<usize>) {
         let left = usize::try_from(self.end - self.next).unwrap_or(usize::MAX);
+        let left = left.saturating_add(usize::from(self.error.is_some()));
         (left, Some(left))
     }
 }

@@ -58,11 +58,14 @@ impl Field<'_> {
         }
     }
 
-    fn set(&mut self, to: f64) {
+    /// Takes a value from a state. Numbers are checked later, with all options.
+    fn set(&mut self, name: &str, to: f64) -> Result<()> {
         match self {
             Field::NotNegative(value) | Field::Share(value) | Field::Finite(value) => **value = to,
-            Field::Flag(flag) => **flag = to != 0.0,
+            Field::Flag(flag) if to == 0.0 || to == 1.0 => **flag = to == 1.0,
+            Field::Flag(_) => return Err(wrong(name, format!("{to} in the state, a flag is 0 or 1"))),
         }
+        Ok(())
     }
 
     fn check(&self, op: &'static str, argument: &'static str) -> Result<()> {
@@ -311,9 +314,12 @@ impl<K: Kind> Optimizer for Fused<K> {
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         let mut reader = StateReader::new(K::NAME, state)?;
         let mut options = self.options();
-        for (name, field) in &mut options.fields() {
-            field.set(reader.option(name)?);
+        let mut fields = options.fields();
+        reader.check_options(|name| fields.iter().any(|(known, _)| *known == name))?;
+        for (name, field) in &mut fields {
+            field.set(name, reader.option(name)?)?;
         }
+        drop(fields);
         check(options)?;
         let loaded = Inner { options, states: Vec::new(), replaced: 0 };
         let mut states = Vec::with_capacity(self.parameters.len());

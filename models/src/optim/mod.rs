@@ -125,6 +125,14 @@ impl<'a> StateReader<'a> {
         Ok(StateReader { state, taken: vec![false; state.tensors.len()] })
     }
 
+    /// Fails for an option that the optimizer does not have.
+    fn check_options(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
+        match self.state.options.iter().find(|(name, _)| !is_known(name)) {
+            Some((name, value)) => Err(wrong(name, format!("{value} in the state, there is no such option"))),
+            None => Ok(()),
+        }
+    }
+
     fn option(&self, name: &str) -> Result<f64> {
         let found = self.state.options.iter().find(|(known, _)| known == name);
         found

@@ -173,6 +173,36 @@ fn a_state_that_does_not_fit_changes_nothing() {
 }
 
 #[test]
+fn an_option_of_a_state_that_is_no_flag_or_not_known_is_refused() {
+    let w = parameter(false);
+    let options = SgdOptions { momentum: 0.9, nesterov: true, ..SgdOptions::default() };
+    let mut flags = 0;
+    let sgd: Box<dyn Optimizer> = Box::new(Sgd::new(vec![w.clone()], options).unwrap());
+    for mut optimizer in all_kinds(from_ref(&w)).into_iter().chain([sgd]) {
+        let good = optimizer.state().unwrap();
+        let refuses = |optimizer: &mut dyn Optimizer, state: &OptimizerState, option: &str| {
+            let error = optimizer.load_state(state).unwrap_err();
+            assert!(matches!(&error, Error::Checkpoint { name, .. } if **name == *option), "{error}");
+            assert_eq!(optimizer.state().unwrap().options, good.options);
+        };
+        for (at, (name, _)) in good.options.iter().enumerate() {
+            if ["nesterov", "centered"].contains(&name.as_str()) {
+                flags += 1;
+                for value in [f64::NAN, 0.5, 2.0, -1.0, f64::INFINITY] {
+                    let mut state = good.clone();
+                    state.options[at].1 = value;
+                    refuses(&mut *optimizer, &state, name);
+                }
+            }
+        }
+        let mut state = good.clone();
+        state.options.push(("amsgrad".into(), 1.0));
+        refuses(&mut *optimizer, &state, "amsgrad");
+    }
+    assert!(flags > 1);
+}
+
+#[test]
 fn bad_options_are_named() {
     let w = || vec![parameter(false)];
     let sgd = |options| Sgd::new(w(), options).err().unwrap().to_string();

@@ -79,6 +79,43 @@ fn bad_options_are_errors() {
 }
 
 #[test]
+fn steps_of_too_many_lanes_are_refused() {
+    let loader = of(10, options(2));
+    for lanes in [0, 1025, usize::MAX] {
+        let error = loader.steps(lanes, Position::default()).map(drop).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { argument: "lanes", .. }), "{error}");
+    }
+    assert_eq!(loader.steps(1024, Position::default()).unwrap().next().unwrap().unwrap().len(), 1024);
+}
+
+#[test]
+fn a_position_behind_the_last_batch_is_an_error() {
+    for workers in [0, 2] {
+        let loader = of(10, LoaderOptions { workers, ..options(4) });
+        let refused = |batch: Option<Result<Batch>>| {
+            let error = batch.unwrap().unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument { argument: "position", .. }), "{error}");
+        };
+        let last = u64::MAX / 3;
+        for (epoch, batch) in [(u64::MAX, 0), (0, u64::MAX), (last, 0), (last + 1, 0), (last - 1, 3)] {
+            let position = Position { epoch, batch };
+            let mut batches = loader.iter_from(position);
+            refused(batches.next());
+            assert!(batches.next().is_none());
+            assert!(loader.steps(2, position).is_err());
+        }
+        let mut epoch = loader.epoch(u64::MAX);
+        assert_eq!(epoch.size_hint(), (1, Some(1)));
+        refused(epoch.next());
+        assert!(epoch.next().is_none());
+        // The last epoch that is whole, and what follows it.
+        assert_eq!(loader.epoch(last - 1).map(Result::unwrap).count(), 3);
+        let position = Position { epoch: last - 1, batch: 1 };
+        assert_eq!(loader.iter_from(position).map(Result::unwrap).count(), 2);
+    }
+}
+
+#[test]
 fn lanes_take_even_and_odd_batches_and_can_start_anywhere() {
     let loader = of(10, options(2));
     let stream = [epoch_rows(&loader, 0), epoch_rows(&loader, 1)].concat();

@@ -66,7 +66,8 @@ pub(super) const PAGE: usize = 4096;
 /// Ranges of at least this size are addresses.
 const SPACE: usize = 1 << 30;
 
-impl AddressSpace for TestDriver {
+// SAFETY: ranges and pages are those of `HostMemory`.
+unsafe impl AddressSpace for TestDriver {
     fn page_bytes(&self) -> usize {
         PAGE
     }
@@ -108,7 +109,8 @@ impl AddressSpace for TestDriver {
     }
 }
 
-impl MemoryDriver for TestDriver {
+// SAFETY: the system's allocator returns ranges of that size and alignment.
+unsafe impl MemoryDriver for TestDriver {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         let call = self.call()?;
         // SAFETY: the size is not 0.

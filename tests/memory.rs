@@ -1,16 +1,18 @@
-//! Training on a driver whose calls fail: every call there is, once or for good.
+//! Training on a driver whose calls fail, every call there is, once or for good; and where memory is just enough.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::devices::emulated;
 use common::process::run_ignored;
-use streamgrad::device::FailingMemory;
+use streamgrad::device::{FailingMemory, Use};
 use streamgrad::prelude::*;
 use streamgrad::{
-    ConcurrentBatches, CpuConfig, CudaConfig, Error, RandomKey, Result, Sgd, SgdOptions, cross_entropy, mlp,
+    ConcurrentBatches, CpuConfig, CudaConfig, Error, Graph, GraphOptions, RandomKey, Result, Schedule, Sgd,
+    SgdOptions, allocate, cross_entropy, mlp,
 };
 
 /// Two steps on two lanes: the parameters afterwards.
@@ -144,4 +146,83 @@ fn any_call_for_memory_of_a_cuda_driver_may_fail() {
         println!("{function}: {refused}");
         assert!(refused > 0, "{function} was never refused");
     }
+}
+
+/// A CPU device whose default stream has a thread, which the host runs ahead of.
+fn threaded(limit: Option<usize>) -> Device {
+    let device =
+        Device::cpu_with(CpuConfig { threads: Some(1), schedule: Schedule::Threads, ..CpuConfig::default() });
+    device.set_memory_limit(limit);
+    device
+}
+
+/// Steps of larger and larger batches, each before the next one if `synchronise`: the parameters afterwards.
+fn train_growing(device: &Device, synchronise: bool) -> Result<Vec<Vec<f32>>> {
+    let model = mlp(&[64, 96, 4], 1, device)?;
+    let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
+    for step in 1..=20 {
+        let rows = 48 * step as usize;
+        let key = RandomKey { seed: 3, op: step };
+        let inputs = Var::constant(Tensor::randn(&[rows, 64], DType::F32, Some(key), device)?);
+        let labels =
+            Tensor::randint(0, 4, &[rows], DType::I64, Some(RandomKey { seed: 4, op: step }), device)?;
+        let loss = cross_entropy(&model.forward(&inputs)?, &labels)?;
+        sgd.step(&loss.backward()?)?;
+        if synchronise {
+            drop((inputs, labels, loss));
+            device.synchronize()?;
+            device.trim();
+        }
+    }
+    model.parameters().iter().map(|parameter| parameter.value().to_vec::<f32>()).collect()
+}
+
+#[test]
+fn growing_batches_fit_where_they_fit_with_synchronisation() {
+    let device = threaded(None);
+    let expected = train_growing(&device, true).unwrap();
+    let most = device.memory_stats().peak_reserved_bytes;
+    let device = threaded(Some(most + most / 50));
+    assert_eq!(train_growing(&device, false).unwrap(), expected);
+    assert_eq!(device.memory_stats().out_of_memory, 0);
+}
+
+/// Nothing is pending within a step that is captured; it needs memory when it is made executable, and waits like any request.
+#[test]
+fn a_captured_step_waits_for_freed_memory() -> Result<()> {
+    const MIB: usize = 1 << 20;
+    let device = threaded(None);
+    let stream = device.default_stream();
+    let x = Tensor::ones(&[5 * MIB], DType::F32, &device)?;
+    let dropped = allocate(&stream, 32 * MIB)?;
+    let _behind = allocate(&stream, MIB)?;
+    device.synchronize()?;
+    device.set_memory_limit(Some(device.memory_stats().reserved_bytes + 16 * MIB));
+    let awaited = Arc::new(AtomicBool::new(false));
+    let end = Arc::clone(&awaited);
+    let slow = move || {
+        while !end.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    };
+    stream.launch_host("slow", &[Use::write(&dropped)], slow)?;
+    drop(dropped);
+    let before = device.sync_stats().host_syncs;
+    let graph = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while device.sync_stats().host_syncs == before && !awaited.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            awaited.store(true, Ordering::Release);
+        });
+        let options = GraphOptions { fuse: false, ..GraphOptions::default() };
+        // Two tensors of 20 MiB.
+        let graph = Graph::capture_with(&device, options, || x.exp()?.tanh()?.sum(&[], false));
+        awaited.store(true, Ordering::Release);
+        graph
+    })?;
+    assert_eq!(device.memory_stats().host_waits, 1);
+    device.set_memory_limit(None);
+    assert_eq!(graph.replay()?.to_vec::<f32>()?, x.exp()?.tanh()?.sum(&[], false)?.to_vec::<f32>()?);
+    Ok(())
 }

@@ -47,6 +47,7 @@ pub(crate) struct Counters {
     pub(crate) driver_frees: AtomicU64,
     pub(crate) polls: AtomicU64,
     pub(crate) waits: AtomicU64,
+    pub(crate) host_waits: AtomicU64,
     pub(crate) borrowed: AtomicU64,
     pub(crate) out_of_memory: AtomicU64,
 }
@@ -103,6 +104,7 @@ impl CachingAllocator {
 
     /// Hands out `bytes` bytes to whoever comes after the newest command of `order`.
     #[inline]
+    #[track_caller]
     pub(crate) fn grant(&self, order: &impl Order, bytes: usize) -> Result<Grant> {
         let Some(units) = units_for(bytes) else {
             return Err(self.out_of_memory(order, bytes, "no block can be that large"));
@@ -328,6 +330,7 @@ impl CachingAllocator {
             driver_frees: counter(&self.counters.driver_frees),
             polls: counter(&self.counters.polls),
             waits: counter(&self.counters.waits),
+            host_waits: counter(&self.counters.host_waits),
             borrowed: counter(&self.counters.borrowed),
             out_of_memory: counter(&self.counters.out_of_memory),
             ..MemoryStats::default()
@@ -360,9 +363,8 @@ impl CachingAllocator {
             history.note(Action::OutOfMemory, 0, bytes, order.id());
         }
         let needed = units_for(bytes).map_or(bytes, |units| units as usize * UNIT);
-        let report = crate::report::report(&self.stats(), &self.snapshot(), needed, refusal, |moment| {
-            order.reached(moment)
-        });
+        let (stats, snapshot) = (self.stats(), self.snapshot());
+        let report = crate::report::report(&stats, &snapshot, needed, refusal, order);
         Error::OutOfMemory { requested_bytes: bytes, report }
     }
 }

@@ -86,6 +86,7 @@ impl MemoryReport {
                 "driver_frees": stats.driver_frees,
                 "polls": stats.polls,
                 "waits": stats.waits,
+                "host_waits": stats.host_waits,
                 "borrowed": stats.borrowed,
                 "out_of_memory": stats.out_of_memory,
             },

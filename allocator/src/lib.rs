@@ -18,8 +18,11 @@
 //! 4. A pending block that the stream waits for, if the [`ReusePolicy`] prefers that.
 //! 5. New memory from the driver, within the limit.
 //! 6. Any run of free blocks that is large enough, of any arena, that the stream waits for; then, with
-//!    everything cached given back, new memory after all; then
-//!    [`Error::OutOfMemory`] with a report of where the memory is.
+//!    everything cached given back, new memory after all.
+//! 7. The same once more after the host has waited for the oldest commands that still use enough freed memory, under every
+//!    policy: whether a program fits does not depend on how far the host runs ahead. No lock is held meanwhile. The host does
+//!    not wait for what need not end by itself ([`Stuck`](device::Stuck)).
+//! 8. [`Error::OutOfMemory`] with a report of where the memory is, and of what was not waited for.
 //!
 //! Each stream has an arena with a lock of its own, so streams driven by different threads do not meet. Memory
 //! belongs to its arena until it is given back to the driver; blocks always return there. Blocks are multiples
@@ -54,6 +57,7 @@ mod export;
 mod growth;
 mod history;
 mod order;
+mod pending;
 mod pickle;
 mod pool;
 mod redzones;
@@ -79,13 +83,16 @@ pub use stats::MemoryStats;
 /// Gives `bytes` bytes of the stream's device to `stream`. The content is whatever was there. No bytes take
 /// no memory.
 ///
-/// Does not block the host. On a hit it calls neither the driver nor the device.
+/// Blocks the host only where it would fail otherwise: until queued commands have finished with freed memory that makes room
+/// for the request. On a hit it calls neither the driver nor the device.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] with a report, when neither the cache nor the driver has a range of that size;
+/// [`Error::OutOfMemory`] with a report, when neither the cache nor the driver has a range of that size, or freed memory
+/// would, and is used by commands that the host must not wait for; [`Error::HiddenSync`] where hidden waits are refused;
 /// [`Error::Io`] if the stream must wait and the system gives no thread for that; [`Error::InvalidArgument`]
 /// if the device has a memory pool of another kind.
 #[inline]
+#[track_caller]
 pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
     let buffer = Taken::of(stream, bytes)?.buffer();
     redzones::guard(stream, &buffer)?;
@@ -98,6 +105,7 @@ pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
 /// # Errors
 /// As for [`allocate`].
 #[inline]
+#[track_caller]
 pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> {
     if let Some(planned) = stream.plan_buffer(bytes) {
         return Ok(planned);
@@ -118,6 +126,7 @@ struct Taken<'a> {
 
 impl<'a> Taken<'a> {
     #[inline(always)]
+    #[track_caller]
     fn of(stream: &'a Stream, bytes: usize) -> Result<Taken<'a>> {
         let allocator = CachingAllocator::of(stream.device()).ok_or_else(other_pool)?;
         Ok(Taken { stream, bytes, grant: allocator.grant(stream, redzones::padded(bytes))? })
@@ -176,7 +185,7 @@ pub trait DeviceMemory {
     /// own, so reserve within the [scope](Stream::scope) of the one that allocates. The memory stays with the stream until
     /// [`trim`](Self::trim), or until there is none left elsewhere; it counts as reserved, not as allocated.
     ///
-    /// Does not wait for the device.
+    /// Waits for the device only where it would fail otherwise, as [`allocate`] does.
     ///
     /// ```
     /// use allocator::{DeviceMemory, allocate};

@@ -1,6 +1,6 @@
 //! What the allocator asks of a stream: who comes after whom.
 
-use device::{Device, Moment, Result, Stream, StreamId};
+use device::{Device, Moment, Result, Stream, StreamId, Stuck};
 use smallvec::SmallVec;
 
 /// The stream that allocates.
@@ -14,6 +14,11 @@ pub(crate) trait Order {
     fn reached(&self, moment: Moment) -> bool;
     /// Makes the stream's next command come after `moments`.
     fn wait_for(&self, moments: &[Moment]) -> Result<()>;
+    /// Why a wait of the host for `moment` need not end; `None` if it ends.
+    fn stuck(&self, moment: Moment) -> Option<Stuck>;
+    /// Blocks the host until `moments`, which are not stuck, have passed.
+    #[track_caller]
+    fn wait_for_memory(&self, moments: &[Moment]) -> Result<()>;
     /// A handle of the stream's device, for buffers that live on.
     fn device(&self) -> Option<Device>;
     /// Makes a call that gets `bytes` bytes of the driver, which a recording is told of.
@@ -42,6 +47,15 @@ impl Order for Stream {
 
     fn wait_for(&self, moments: &[Moment]) -> Result<()> {
         self.wait_for(moments)
+    }
+
+    fn stuck(&self, moment: Moment) -> Option<Stuck> {
+        self.stuck(moment)
+    }
+
+    #[track_caller]
+    fn wait_for_memory(&self, moments: &[Moment]) -> Result<()> {
+        self.wait_for_memory(moments)
     }
 
     fn device(&self) -> Option<Device> {

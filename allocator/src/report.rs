@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use device::{Moment, StreamId};
+use device::{Moment, StreamId, Stuck};
 
+use crate::order::Order;
 use crate::{BlockState, MemoryStats, Snapshot};
 
 /// Says by reason where the memory is.
@@ -13,8 +14,9 @@ pub(crate) fn report(
     snapshot: &Snapshot,
     needed_bytes: usize,
     refusal: &str,
-    reached: impl Fn(Moment) -> bool,
+    order: &impl Order,
 ) -> Box<str> {
+    let reached = |moment| order.reached(moment);
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "  {refusal}");
@@ -35,7 +37,7 @@ pub(crate) fn report(
         stats.fragmentation()
     );
     let (mut pinned, mut whole) = (0, 0);
-    let mut unfinished: BTreeMap<StreamId, usize> = BTreeMap::new();
+    let mut unfinished: BTreeMap<StreamId, (usize, Option<Stuck>)> = BTreeMap::new();
     for segment in &snapshot.segments {
         let free = segment.blocks.iter().filter(|block| block.state != BlockState::Live);
         let bytes: usize = free.clone().map(|block| block.bytes).sum();
@@ -46,7 +48,9 @@ pub(crate) fn report(
         }
         for block in free {
             for used in block.uses.iter().filter(|&&used| !reached(used)) {
-                *unfinished.entry(used.stream).or_default() += block.bytes;
+                let (bytes, stuck) = unfinished.entry(used.stream).or_default();
+                *bytes += block.bytes;
+                *stuck = stuck.take().or_else(|| order.stuck(*used));
             }
         }
     }
@@ -55,10 +59,13 @@ pub(crate) fn report(
         let _ = writeln!(text, "  private pools have {}", size(private));
     }
     let _ = write!(text, "  free beside live buffers {}, in whole segments {}", size(pinned), size(whole));
-    for (stream, bytes) in unfinished {
+    for (stream, (bytes, stuck)) in unfinished {
         let _ = write!(text, "\n  stream {stream} has not finished with {}", size(bytes));
         if largest_after(snapshot, stream, &reached) >= needed_bytes {
             let _ = write!(text, "; the request would fit after it has");
+        }
+        if let Some(stuck) = stuck {
+            let _ = write!(text, "; the host does not wait for it: {stuck}");
         }
     }
     text.into()

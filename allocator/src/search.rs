@@ -19,6 +19,7 @@ const SMALL: u32 = ((1 << 20) / UNIT) as u32;
 impl CachingAllocator {
     /// Finds a block when none is ready in the stream's own arena.
     #[cold]
+    #[track_caller]
     pub(crate) fn search(&self, order: &impl Order, number: u32, units: u32, bytes: usize) -> Result<Grant> {
         let config = *self.config.read();
         let Some(arena) = self.arena(number) else {
@@ -54,7 +55,14 @@ impl CachingAllocator {
             }
             Err(refusal) => refusal,
         };
-        self.last_resorts(order, number, units)?.ok_or_else(|| self.out_of_memory(order, bytes, &refusal))
+        loop {
+            if let Some(found) = self.last_resorts(order, number, units)? {
+                return Ok(found);
+            }
+            if !self.wait_for_pending(order, units)? {
+                return Err(self.out_of_memory(order, bytes, &refusal));
+            }
+        }
     }
 
     /// Frees the arena's pending blocks from the tags that have `passed`, and says whether there were any.
@@ -201,6 +209,7 @@ impl CachingAllocator {
     }
 
     /// Has a free block of `bytes` bytes ready for the stream: one that it comes after every use of, or new memory.
+    #[track_caller]
     pub(crate) fn make_ready(&self, order: &impl Order, bytes: usize) -> Result<()> {
         let Some(units) = units_for(bytes) else {
             return Err(self.out_of_memory(order, bytes, "no block can be that large"));
@@ -220,12 +229,16 @@ impl CachingAllocator {
             return Ok(());
         }
         let grow = || self.grow(order, number, units, Arena::keep_obtained);
-        grow()
-            .or_else(|refusal| {
-                let freed = self.release_cached(0, |moment| order.reached(moment));
-                if freed > 0 { grow() } else { Err(refusal) }
-            })
-            .map_err(|refusal| self.out_of_memory(order, bytes, &refusal))
+        let Err(refusal) = grow() else { return Ok(()) };
+        loop {
+            let freed = self.release_cached(0, |moment| order.reached(moment));
+            if freed > 0 && grow().is_ok() {
+                return Ok(());
+            }
+            if !self.wait_for_pending(order, units)? {
+                return Err(self.out_of_memory(order, bytes, &refusal));
+            }
+        }
     }
 }
 

@@ -55,6 +55,8 @@ pub struct MemoryStats {
     pub polls: u64,
     /// Requests that made their stream wait for a block's last uses.
     pub waits: u64,
+    /// Waits of the host for commands that still used freed memory, where a request would have failed otherwise.
+    pub host_waits: u64,
     /// Requests served from another stream's arena.
     pub borrowed: u64,
     /// Requests that failed.

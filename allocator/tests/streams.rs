@@ -250,7 +250,8 @@ struct Counted {
     out: AtomicU64,
 }
 
-impl MemoryDriver for Counted {
+// SAFETY: ranges are those of `HostMemory`.
+unsafe impl MemoryDriver for Counted {
     fn allocate(&self, bytes: usize) -> Result<std::ptr::NonNull<u8>> {
         self.out.fetch_add(1, Ordering::SeqCst);
         self.host.allocate(bytes)

@@ -300,7 +300,7 @@ impl Buffer {
                 &format!("the host would read a value at {place}, which is known in a replay only"),
             ));
         }
-        core.hidden.meet()?;
+        core.hidden.meet("download")?;
         let mut syncing = core.host_sync("download", std::iter::once_with(|| self.last_write()));
         if core.cuda.is_some() {
             return self.download_staged(read, &mut syncing);

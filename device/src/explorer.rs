@@ -441,6 +441,23 @@ impl Fifo {
         Ok(())
     }
 
+    /// As [`host_wait`](Self::host_wait), where a failure of the driver must not count as the end of the wait: the device of
+    /// `core` is that of the caller, which need not be the stream's.
+    ///
+    /// # Errors
+    /// As for [`may_wait`](Self::may_wait); [`Error::Driver`](crate::Error::Driver).
+    pub(crate) fn wait_or_fail(&self, op: &'static str, core: &Core, tick: u64) -> Result<()> {
+        self.may_wait(op, tick)?;
+        let Some(explorer) = self.explorer() else {
+            return self.wait_until(tick).map_err(|error| error.met_by(op, self.id));
+        };
+        match explorer.core.get().and_then(Weak::upgrade) {
+            Some(own) => self.see_through(&own, tick),
+            None => self.see_through(core, tick),
+        }
+        Ok(())
+    }
+
     /// Waits for the worker, or runs what the explorer picks.
     fn see_through(&self, core: &Core, tick: u64) {
         match self.explorer() {

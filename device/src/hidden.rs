@@ -1,4 +1,4 @@
-//! Host reads that make the host wait where nobody says so: where they are, and what to do about them.
+//! Waits of the host that the program does not ask for: where they are, and what to do about them.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use crate::{Device, Error, Result};
 
-/// What a device does when the host reads a buffer, which makes it wait: in `item`, `to_vec`, or by printing a tensor.
+/// What a device does when the host has to wait without being asked to: when it reads a buffer, in `item`, `to_vec`, or by
+/// printing a tensor, and when an allocation waits for memory that queued commands still use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SyncDebug {
@@ -23,9 +24,11 @@ pub enum SyncDebug {
     Refuse,
 }
 
-/// A place at which the host waited for a device by reading a buffer.
+/// A place at which the host waited for a device without being asked to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HiddenSync {
+    /// What waited: `download` for a read, `wait_for_memory` for an allocation.
+    pub op: &'static str,
     /// The call.
     pub place: &'static Location<'static>,
     /// How often.
@@ -39,34 +42,34 @@ pub(crate) struct HiddenSyncs {
 }
 
 impl HiddenSyncs {
-    /// The host reads a buffer.
+    /// The host is about to wait.
     #[inline]
     #[track_caller]
-    pub(crate) fn meet(&self) -> Result<()> {
+    pub(crate) fn meet(&self, op: &'static str) -> Result<()> {
         match self.mode.load(Ordering::Relaxed) {
             0 => Ok(()),
-            mode => self.look(mode, Location::caller()),
+            mode => self.look(mode, op, Location::caller()),
         }
     }
 
     #[cold]
-    fn look(&self, mode: u8, place: &'static Location<'static>) -> Result<()> {
+    fn look(&self, mode: u8, op: &'static str, place: &'static Location<'static>) -> Result<()> {
         if mode == SyncDebug::Refuse as u8 {
             return Err(Error::HiddenSync { place: place.to_string().into() });
         }
         let mut places = self.places.lock();
         let key = (place.file(), place.line(), place.column());
-        let met = places.entry(key).or_insert(HiddenSync { place, count: 0 });
+        let met = places.entry(key).or_insert(HiddenSync { op, place, count: 0 });
         met.count += 1;
         if met.count == 1 && mode == SyncDebug::Warn as u8 {
-            eprintln!("streamgrad: the host waits for the device at {place}");
+            eprintln!("streamgrad: the host waits for the device at {place} ({op})");
         }
         Ok(())
     }
 }
 
 impl Device {
-    /// Looks for host reads that wait for the device, from now on; forgets those counted so far.
+    /// Looks for hidden waits for the device, from now on; forgets those counted so far.
     ///
     /// ```
     /// use device::{Device, SyncDebug};
@@ -80,7 +83,7 @@ impl Device {
         hidden.mode.store(mode as u8, Ordering::Release);
     }
 
-    /// Where the host waited for the device by reading a buffer, by place in the source.
+    /// Where the host waited for the device without being asked to, by place in the source.
     pub fn hidden_syncs(&self) -> Vec<HiddenSync> {
         self.core().hidden.places.lock().values().copied().collect()
     }

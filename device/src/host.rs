@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::audit::AuditLog;
 use crate::fifo::{Fifo, Runner};
+use crate::pending::Barrier;
 use crate::{Moment, Placement};
 
 /// The host's reads as commands of a FIFO without a worker: each runs on the thread that asked, several at once.
@@ -38,6 +39,7 @@ impl Host {
         reads.newest += 1;
         let moment = Moment { stream: self.fifo.id, tick: reads.newest };
         reads.open.push(moment.tick);
+        self.fifo.add_barrier(moment.tick, Barrier::Lent);
         self.fifo.enqueued.store(moment.tick, Ordering::Release);
         tell(moment);
         moment

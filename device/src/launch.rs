@@ -15,6 +15,7 @@ use crate::explorer::Ready;
 use crate::fifo::{Gate, Item, Job, Tail, bump, find};
 use crate::graph::capture::{Capture, of_another_step, refused};
 use crate::needs::Moments;
+use crate::pending::Barrier;
 use crate::recorder::{CommandKind, Kernels, Label, Launching, OperandRecord};
 use crate::within::{Holds, Within};
 use crate::{Binder, Cpu, Error, Moment, Panicked, Placement, Result, Shared, SpinGuard, Stream, Use, Work};
@@ -108,7 +109,11 @@ impl Stream {
         if waits && fifo.driver_stream().is_none() {
             fifo.ensure_worker(op)?;
         }
-        match self.order(&mut tail, op, uses, true)? {
+        let place = self.order(&mut tail, op, uses, true)?;
+        if waits {
+            fifo.add_barrier(tail.tick, Barrier::Ranks(op));
+        }
+        match place {
             Place::Here if waits && !self.tried(&tail, op, &work) => {
                 let job = Box::new(move |core: &_| work.run(&Cpu::new(core, threads)));
                 self.enqueue(&mut tail, op, uses, noted, job);
@@ -437,7 +442,9 @@ impl Stream {
     pub(crate) fn close(&self, gate: Arc<Gate>) -> Result<Option<GateWord>> {
         let fifo = self.fifo();
         let mut tail = fifo.lock_tail("hold")?;
-        match self.order(&mut tail, "hold", &[], false)? {
+        let place = self.order(&mut tail, "hold", &[], false)?;
+        fifo.add_barrier(tail.tick, Barrier::Gate(Arc::clone(&gate)));
+        match place {
             Place::Driver => {
                 let driver = fifo.driver()?;
                 self.drive(driver, &mut tail, "hold", &mut None, |moment| driver.gate(moment, true)).map(Some)

@@ -33,6 +33,7 @@ mod memory;
 mod needs;
 mod nvtx;
 mod peaks;
+mod pending;
 mod progress;
 mod recorder;
 mod shared;
@@ -65,6 +66,7 @@ pub use hidden::{HiddenSync, SyncDebug};
 pub use ipc::{IpcEvent, IpcHandle, shared_copy};
 pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
 pub use peaks::Peaks;
+pub use pending::Stuck;
 pub use recorder::{
     CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, HandOff, HandOffRecord, KernelRecord,
     LaunchRecord, OperandRecord, Place, RangeRecord, Recording, RecordingOptions, ReplayedRecord, SyncRecord,

@@ -10,7 +10,54 @@ use crate::{Error, Result};
 pub use failing::FailingMemory;
 
 /// The calls that obtain and return a device's memory: slow, counted, and never made under a lock.
-pub trait MemoryDriver: Send + Sync {
+///
+/// # Safety
+/// Safe code hands the ranges out as buffers, and commands write them. An implementation promises that
+/// - [`allocate`](Self::allocate) returns `bytes` bytes that commands of the device may read and write, aligned to
+///   [`alignment`](Self::alignment), which overlap no other memory of the program until they are [freed](Self::free),
+///   by whatever thread;
+/// - [`alignment`](Self::alignment) returns the same power of two at each call;
+/// - [`address_space`](Self::address_space) returns the same answer, and the same object, at each call.
+///
+/// A driver that wraps another one and passes its ranges on keeps the promise:
+///
+/// ```
+/// use std::ptr::NonNull;
+/// use device::{HostMemory, MemoryDriver, Result};
+///
+/// struct Logged(HostMemory);
+///
+/// // SAFETY: the ranges are those of `HostMemory`.
+/// unsafe impl MemoryDriver for Logged {
+///     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
+///         println!("{bytes} bytes");
+///         self.0.allocate(bytes)
+///     }
+///
+///     unsafe fn free(&self, ptr: NonNull<u8>, bytes: usize) {
+///         // SAFETY: the caller's promise.
+///         unsafe { self.0.free(ptr, bytes) }
+///     }
+/// }
+/// ```
+///
+/// Safe code cannot implement it:
+///
+/// ```compile_fail,E0200
+/// use std::ptr::NonNull;
+/// use device::{MemoryDriver, Result};
+///
+/// struct Anywhere;
+///
+/// impl MemoryDriver for Anywhere {
+///     fn allocate(&self, _: usize) -> Result<NonNull<u8>> {
+///         Ok(NonNull::dangling())
+///     }
+///
+///     unsafe fn free(&self, _: NonNull<u8>, _: usize) {}
+/// }
+/// ```
+pub unsafe trait MemoryDriver: Send + Sync {
     /// Obtains `bytes` bytes, aligned to [`alignment`](Self::alignment); `bytes` is not 0.
     ///
     /// # Errors
@@ -37,7 +84,13 @@ pub trait MemoryDriver: Send + Sync {
 
 /// Ranges of addresses that get and lose their memory page by page, so that a pool can grow in place and give back
 /// what lies between live blocks.
-pub trait AddressSpace: Send + Sync {
+///
+/// # Safety
+/// As for [`MemoryDriver`]: [`reserve`](Self::reserve) returns `bytes` bytes of addresses, aligned to a page, which overlap
+/// no other range until they are [released](Self::release). Commands of the device may read and write pages from a successful
+/// [`commit`](Self::commit) until a successful [`decommit`](Self::decommit). [`page_bytes`](Self::page_bytes) returns the
+/// same power of two of at least 256 at each call.
+pub unsafe trait AddressSpace: Send + Sync {
     /// The size of a page in bytes, a power of two of at least 256. Everything below is in whole pages.
     fn page_bytes(&self) -> usize;
 
@@ -90,7 +143,8 @@ fn no_memory(bytes: usize) -> Error {
     Error::OutOfMemory { requested_bytes: bytes, report: "the system has no such range".into() }
 }
 
-impl MemoryDriver for HostMemory {
+// SAFETY: the system's allocator returns memory of the layout that is asked for, and every thread may use it.
+unsafe impl MemoryDriver for HostMemory {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         let layout = Self::layout(bytes)?;
         if layout.size() == 0 {
@@ -120,8 +174,9 @@ impl MemoryDriver for HostMemory {
     }
 }
 
+// SAFETY: a mapping is the caller's alone, lies in no other one, and its pages are accessible once `mprotect` has said so.
 #[cfg(all(unix, not(miri)))]
-impl AddressSpace for HostMemory {
+unsafe impl AddressSpace for HostMemory {
     fn page_bytes(&self) -> usize {
         // SAFETY: asks for a constant of the system.
         let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

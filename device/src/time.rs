@@ -102,6 +102,11 @@ impl Clock {
         self.ticks.len()
     }
 
+    /// The newest covered moment of each stream.
+    pub(crate) fn moments(&self) -> SmallVec<[Moment; 4]> {
+        self.ticks.iter().map(|&(stream, tick)| Moment { stream, tick }).collect()
+    }
+
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(Moment) -> bool) {
         self.ticks.retain(|&mut (stream, tick)| keep(Moment { stream, tick }));
     }
@@ -125,6 +130,12 @@ impl Timeline {
     /// What the command at `tick` is known to come after; `None` if that is forgotten.
     pub(crate) fn at(&self, tick: u64) -> Option<&Clock> {
         self.epochs.iter().rev().find(|epoch| epoch.0 <= tick).map(|epoch| &epoch.1)
+    }
+
+    /// A clock that has all that the command at `tick` comes after, and more if that is forgotten.
+    pub(crate) fn at_or_oldest(&self, tick: u64) -> &Clock {
+        let known = self.epochs.iter().rev().find(|epoch| epoch.0 <= tick);
+        &known.unwrap_or(&self.epochs[0]).1
     }
 
     /// What every command from now on comes after.

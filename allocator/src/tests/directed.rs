@@ -155,7 +155,9 @@ fn the_report_says_who_has_not_finished() {
         bench.launch(1, 0, true);
         bench.free(0);
     }
+    bench.world.held.set(true);
     let error = bench.allocate(0, 4 << 20).unwrap_err().to_string();
+    assert!(error.contains("the host does not wait for it: stream #2 is held"), "{error}");
     assert!(
         error.contains("stream #2 has not finished with 2.0 MiB; the request would fit after it has")
             || error.contains("stream #2 has not finished with 4.0 MiB; the request would fit after it has"),

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use device::{AddressSpace, Error, HostMemory, MemoryDriver, Moment, Result, StreamId};
+use device::{AddressSpace, Error, HostMemory, MemoryDriver, Moment, Result, StreamId, Stuck};
 
 use crate::allocator::{CachingAllocator, Grant};
 use crate::arena::Arena;
@@ -66,7 +66,8 @@ pub(super) const PAGE: usize = 4096;
 /// Ranges of at least this size are addresses.
 const SPACE: usize = 1 << 30;
 
-impl AddressSpace for TestDriver {
+// SAFETY: ranges and pages are those of `HostMemory`.
+unsafe impl AddressSpace for TestDriver {
     fn page_bytes(&self) -> usize {
         PAGE
     }
@@ -108,7 +109,8 @@ impl AddressSpace for TestDriver {
     }
 }
 
-impl MemoryDriver for TestDriver {
+// SAFETY: the system's allocator returns ranges of that size and alignment.
+unsafe impl MemoryDriver for TestDriver {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         let call = self.call()?;
         // SAFETY: the size is not 0.
@@ -148,6 +150,10 @@ pub(super) struct World {
     known: RefCell<HashMap<(usize, u64), Ticks>>,
     pub(super) waits: RefCell<Vec<Vec<Moment>>>,
     pub(super) refuse_waits: Cell<bool>,
+    /// Whether no stream goes on by itself.
+    pub(super) held: Cell<bool>,
+    /// What the host waited for.
+    pub(super) host_waits: RefCell<Vec<Moment>>,
 }
 
 fn join(into: &mut Ticks, from: &Ticks) {
@@ -164,6 +170,8 @@ impl World {
             known: RefCell::default(),
             waits: RefCell::default(),
             refuse_waits: Cell::new(false),
+            held: Cell::new(false),
+            host_waits: RefCell::default(),
         }
     }
 
@@ -271,6 +279,30 @@ impl Order for ModelStream<'_> {
         self.world.waits.borrow_mut().push(moments.to_vec());
         moments.iter().for_each(|&moment| self.world.learn(self.index, moment));
         self.world.tick(self.index);
+        Ok(())
+    }
+
+    fn stuck(&self, moment: Moment) -> Option<Stuck> {
+        self.world.held.get().then_some(Stuck::Held(moment.stream))
+    }
+
+    fn wait_for_memory(&self, moments: &[Moment]) -> Result<()> {
+        assert!(!moments.iter().any(|&moment| self.reached(moment)), "nothing that has passed is waited for");
+        for &moment in moments {
+            self.world.host_waits.borrow_mut().push(moment);
+            // What the moment comes after runs first.
+            while !self.reached(moment) {
+                let streams = self.world.ticks.borrow().len();
+                (0..streams).for_each(|index| {
+                    let own = World::moment(index, 0).stream == moment.stream;
+                    let before =
+                        self.world.before.borrow()[&(World::index(moment.stream), moment.tick)][index];
+                    let upto = if own { moment.tick } else { before };
+                    let done = self.world.done.borrow()[index];
+                    self.world.progress(index, upto.saturating_sub(done));
+                });
+            }
+        }
         Ok(())
     }
 

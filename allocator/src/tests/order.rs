@@ -59,6 +59,7 @@ proptest! {
     #[test]
     fn invariant_10_no_reuse_without_order(setup in setup(), steps in program()) {
         let mut bench = super::programs::bench(&setup);
+        bench.world.held.set(true);
         for step in steps.iter().filter(|step| !matches!(step, Step::Wait { .. } | Step::Progress { .. })) {
             let Step::Allocate { stream, bytes } = *step else {
                 apply(&mut bench, step);

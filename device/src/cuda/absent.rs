@@ -94,7 +94,8 @@ impl FaultWord {
     }
 }
 
-impl MemoryDriver for Context {
+// SAFETY: there is no such value.
+unsafe impl MemoryDriver for Context {
     fn allocate(&self, _: usize) -> Result<NonNull<u8>> {
         match *self {}
     }

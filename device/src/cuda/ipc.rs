@@ -215,6 +215,10 @@ impl Work for IpcWait {
     }
 
     fn bind(&mut self, _: &mut dyn Binder) {}
+
+    fn waits(&self) -> bool {
+        true
+    }
 }
 
 /// The one use of memory that two processes have: a copy to it, or from there.
@@ -271,4 +275,8 @@ impl Work for IpcCopy {
     }
 
     fn bind(&mut self, _: &mut dyn Binder) {}
+
+    fn waits(&self) -> bool {
+        self.filled.is_some()
+    }
 }

@@ -11,7 +11,8 @@ use super::call::{address, check};
 use super::context::{Context, Freed};
 use crate::{AddressSpace, Error, MemoryDriver, Result};
 
-impl MemoryDriver for Context {
+// SAFETY: the driver returns device memory of that size, aligned to 256 bytes, which is nobody else's until it is freed.
+unsafe impl MemoryDriver for Context {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.bind()?;
         self.free_released();
@@ -199,7 +200,9 @@ fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
     }
 }
 
-impl AddressSpace for Pages {
+// SAFETY: the driver reserves ranges that overlap no other one; a page is accessible while it is mapped, from `commit` to
+// `decommit`.
+unsafe impl AddressSpace for Pages {
     fn page_bytes(&self) -> usize {
         self.page_bytes
     }

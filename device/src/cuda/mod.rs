@@ -123,7 +123,8 @@ impl PinnedMemory {
     }
 }
 
-impl MemoryDriver for PinnedMemory {
+// SAFETY: the driver returns pinned memory of that size, aligned to a page, which is nobody else's until it is freed.
+unsafe impl MemoryDriver for PinnedMemory {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.0.allocate_pinned(bytes)
     }

@@ -42,7 +42,8 @@ impl FailingMemory {
     }
 }
 
-impl MemoryDriver for FailingMemory {
+// SAFETY: ranges are those of `HostMemory`.
+unsafe impl MemoryDriver for FailingMemory {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.call()?;
         self.host.allocate(bytes)
@@ -62,7 +63,8 @@ impl MemoryDriver for FailingMemory {
     }
 }
 
-impl AddressSpace for FailingMemory {
+// SAFETY: as above; a call that fails has changed nothing.
+unsafe impl AddressSpace for FailingMemory {
     fn page_bytes(&self) -> usize {
         self.host.address_space().map_or(4096, AddressSpace::page_bytes)
     }

@@ -276,7 +276,8 @@ pub struct WaitRecord {
 /// A wait of the host for the device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SyncRecord {
-    /// `synchronize`, or `download` where a value is read.
+    /// `synchronize`, `download` where a value is read, or `wait_for_memory` where an allocation needs memory that queued
+    /// commands still use.
     pub op: &'static str,
     /// What it waited for.
     pub awaited: Vec<Moment>,

@@ -131,7 +131,8 @@ struct Counting {
     live: Arc<AtomicUsize>,
 }
 
-impl MemoryDriver for Counting {
+// SAFETY: ranges are those of `HostMemory`.
+unsafe impl MemoryDriver for Counting {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.live.fetch_add(1, Ordering::SeqCst);
         HostMemory.allocate(bytes)
@@ -179,7 +180,8 @@ struct Watched {
     freed_on: Mutex<Vec<ThreadId>>,
 }
 
-impl MemoryDriver for Watched {
+// SAFETY: ranges are those of `PinnedMemory`.
+unsafe impl MemoryDriver for Watched {
     fn allocate(&self, bytes: usize) -> Result<NonNull<u8>> {
         self.live.fetch_add(1, Ordering::SeqCst);
         self.memory.allocate(bytes)

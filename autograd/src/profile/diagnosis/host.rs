@@ -60,6 +60,10 @@ pub(super) fn synchronisation(facts: &Facts<'_>) -> Vec<Finding> {
                 "hidden-sync",
                 "reads a value of the device; read results after the step, or every so many steps",
             ),
+            "wait_for_memory" => (
+                "memory-wait",
+                "needs memory that queued commands still use; raise the memory limit, or keep less alive",
+            ),
             _ => ("synchronize", "waits for the device; leave it out: whoever uses a result waits by itself"),
         };
         let message = format!(

@@ -43,6 +43,7 @@ const NOTABLE: f64 = 0.05;
 /// |---|---|
 /// | `hidden-sync` | A value is read in the step, which makes the host wait, and the device after it. |
 /// | `synchronize` | The same, by a call that says so. |
+/// | `memory-wait` | An allocation waits for memory that queued commands still use. |
 /// | `driver-allocation` | The driver is asked for memory after the first step. |
 /// | `launch-bound` | The device waits for launches. |
 /// | `host-bound` | The device waits for what else the host does. |

@@ -1,0 +1,131 @@
+//! Waits of the host for memory that queued commands still use, and what the host must not wait for.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::fifo::{Fifo, Gate, find};
+use crate::graph::capture::Capture;
+use crate::within::may_wait;
+use crate::{Moment, Result, Stream, StreamId};
+
+/// The name of these waits in profiles, hidden synchronisations and errors.
+const OP: &str = "wait_for_memory";
+
+/// Why the host does not wait for a command. None of these ends because the host waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stuck {
+    /// It comes after a [hold](Stream::hold) of this stream.
+    Held(StreamId),
+    /// It is, or comes after, a command that [waits](crate::Work::waits) for other ranks or processes.
+    Ranks {
+        /// The op that launched that command.
+        op: &'static str,
+        /// The command's stream.
+        stream: StreamId,
+    },
+    /// The host reads the memory, or [lent](crate::Buffer::lend) it to code outside the engine.
+    Lent,
+    /// The calling thread runs a command or reads a buffer: the command may wait for that.
+    Within,
+    /// The calling thread captures a step.
+    Capturing,
+}
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stuck::Held(stream) => write!(f, "stream {stream} is held"),
+            Stuck::Ranks { op, stream } => {
+                write!(f, "{op} on stream {stream} waits for other ranks or processes")
+            }
+            Stuck::Lent => f.write_str("the host or foreign code still uses the memory"),
+            Stuck::Within => f.write_str("the request is made within a command or host read"),
+            Stuck::Capturing => f.write_str("the thread captures a step"),
+        }
+    }
+}
+
+/// What keeps a stream from going on by itself.
+pub(crate) enum Barrier {
+    Gate(Arc<Gate>),
+    /// A command that [waits](crate::Work::waits), by its op.
+    Ranks(&'static str),
+    Lent,
+}
+
+/// The barriers of one stream by tick, oldest first. Those that are passed are dropped when the next one is added.
+#[derive(Default)]
+pub(crate) struct Barriers(Mutex<VecDeque<(u64, Barrier)>>);
+
+impl Barriers {
+    /// Above this many a driver is asked which of them it has passed.
+    const MANY: usize = 64;
+
+    /// The oldest barrier at or before `tick` that `fifo` has not passed.
+    fn before(&self, fifo: &Fifo, tick: u64) -> Option<Stuck> {
+        let barriers = self.0.lock();
+        let closed = barriers.iter().take_while(|&&(at, _)| at <= tick);
+        closed.filter(|&&(at, _)| !fifo.has_reached(at)).find_map(|(_, barrier)| match barrier {
+            Barrier::Gate(gate) if gate.is_open() => None,
+            Barrier::Gate(_) => Some(Stuck::Held(fifo.id)),
+            Barrier::Ranks(op) => Some(Stuck::Ranks { op, stream: fifo.id }),
+            Barrier::Lent => Some(Stuck::Lent),
+        })
+    }
+}
+
+impl Fifo {
+    /// Notes that commands from `tick` on run only after something that no stream does.
+    pub(crate) fn add_barrier(&self, tick: u64, barrier: Barrier) {
+        let mut barriers = self.barriers.0.lock();
+        let many = barriers.len() >= Barriers::MANY;
+        while let Some(&(oldest, _)) = barriers.front()
+            && (self.completed() >= oldest || many && self.has_run(oldest))
+        {
+            barriers.pop_front();
+        }
+        barriers.push_back((tick, barrier));
+    }
+}
+
+impl Stream {
+    /// Why a wait of the calling thread for `moment` need not end; `None` if it ends by itself, or has passed. The commands
+    /// that the stream of `moment` is known to wait for count as well.
+    pub fn stuck(&self, moment: Moment) -> Option<Stuck> {
+        if may_wait(OP).is_err() {
+            return Some(Stuck::Within);
+        }
+        if Capture::of(self.core()).is_some() {
+            return Some(Stuck::Capturing);
+        }
+        let fifo = find(moment.stream)?;
+        // Not under the lock of the timeline, which is a leaf.
+        let after = fifo.timeline.lock().at_or_oldest(moment.tick).moments();
+        let other = |moment: Moment| {
+            let fifo = find(moment.stream)?;
+            fifo.barriers.before(&fifo, moment.tick)
+        };
+        fifo.barriers.before(&fifo, moment.tick).or_else(|| after.into_iter().find_map(other))
+    }
+
+    /// Blocks until `moments`, none of which is [stuck](Self::stuck), have passed: memory that their commands use is needed.
+    /// Counted and recorded as a synchronisation of the host named `wait_for_memory`. The caller holds no lock.
+    ///
+    /// # Errors
+    /// [`Error::HiddenSync`](crate::Error::HiddenSync) if hidden synchronisations are refused;
+    /// [`Error::Deadlock`](crate::Error::Deadlock) within a command or a host read; [`Error::Driver`](crate::Error::Driver).
+    #[track_caller]
+    pub fn wait_for_memory(&self, moments: &[Moment]) -> Result<()> {
+        let core = self.core();
+        core.hidden.meet(OP)?;
+        let _syncing = core.host_sync(OP, moments.iter().copied());
+        moments.iter().try_for_each(|moment| match find(moment.stream) {
+            Some(fifo) => fifo.wait_or_fail(OP, core, moment.tick),
+            None => Ok(()),
+        })
+    }
+}

@@ -28,7 +28,7 @@ unsafe impl Send for Blas {}
 unsafe impl Sync for Blas {}
 
 /// The most bytes of memory that a product works in, as the vendor recommends for architectures with large products.
-pub(super) const WORKSPACE: usize = 32 << 20;
+const WORKSPACE: usize = 32 << 20;
 
 /// How many forms are kept. Programs have some hundreds at most, unless their shapes keep changing: then all are forgotten
 /// now and then, and those still in use chosen again.
@@ -64,12 +64,12 @@ struct Form {
 }
 
 impl Form {
-    fn of(g: &Gemm, tf32: bool) -> Form {
+    fn of(g: &Gemm) -> Form {
         let alignment = |at: *const u8| (1 << at.addr().trailing_zeros().min(31)).min(MAX_ALIGNMENT);
         Form {
             dtype: g.dtype,
             c_dtype: g.c_dtype,
-            tf32: tf32 && g.dtype == DType::F32,
+            tf32: g.tf32 && g.dtype == DType::F32,
             transa: g.transa,
             transb: g.transb,
             sizes: [g.m, g.n, g.k],
@@ -148,8 +148,8 @@ impl Blas {
     }
 
     /// How this product is made; `None` if the library has no algorithm for it.
-    pub(super) fn algorithm(&self, op: &'static str, g: &Gemm, tf32: bool) -> Result<Option<Arc<Algorithm>>> {
-        let form = Form::of(g, tf32);
+    pub(super) fn algorithm(&self, op: &'static str, g: &Gemm) -> Result<Option<Arc<Algorithm>>> {
+        let form = Form::of(g);
         if let Some(known) = self.chosen.read().get(&form) {
             return Ok(known.clone());
         }

@@ -159,7 +159,7 @@ fn other_pool() -> Error {
 
 /// The memory of a device.
 pub trait DeviceMemory {
-    /// What is live, pending, cached and reserved, with peaks and counts.
+    /// What is live, pending, cached and reserved, with peaks and counts, and what the device holds outside the allocator.
     fn memory_stats(&self) -> MemoryStats;
 
     /// Makes the peaks of [`memory_stats`](Self::memory_stats) those of now.
@@ -222,7 +222,8 @@ pub trait DeviceMemory {
 
 impl DeviceMemory for Device {
     fn memory_stats(&self) -> MemoryStats {
-        CachingAllocator::of(self).map(CachingAllocator::stats).unwrap_or_default()
+        let stats = CachingAllocator::of(self).map(CachingAllocator::stats).unwrap_or_default();
+        MemoryStats { outside: self.held_outside(), ..stats }
     }
 
     fn reset_peak_memory_stats(&self) {
@@ -241,7 +242,7 @@ impl DeviceMemory for Device {
 
     fn memory_report(&self) -> Option<MemoryReport> {
         CachingAllocator::of(self).map(|allocator| MemoryReport {
-            stats: allocator.stats(),
+            stats: self.memory_stats(),
             config: *allocator.config.read(),
             snapshot: allocator.snapshot(),
             history: allocator.history(),

@@ -1,5 +1,7 @@
 //! What the allocator counts.
 
+use device::HeldOutside;
+
 use crate::arena::Arena;
 use crate::block::{State, UNIT};
 
@@ -61,6 +63,8 @@ pub struct MemoryStats {
     pub borrowed: u64,
     /// Requests that failed.
     pub out_of_memory: u64,
+    /// What the device holds outside the allocator: none of it is in the numbers above, nor does the limit count it.
+    pub outside: HeldOutside,
 }
 
 impl MemoryStats {

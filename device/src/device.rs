@@ -20,8 +20,8 @@ use crate::host::Host;
 use crate::recorder::{Recorder, Syncing};
 use crate::stream::{Handle, Side, Stream};
 use crate::{
-    CpuConfig, CudaConfig, Error, HostMemory, MemoryDriver, Moment, Peaks, Placement, Pool, Priority, Result,
-    Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team,
+    CpuConfig, CudaConfig, Error, HeldOutside, HostMemory, MemoryDriver, Moment, Peaks, Placement, Pool,
+    Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team,
 };
 
 /// What a device is made of.
@@ -66,7 +66,6 @@ impl Cuda {
     fn stream(&self, priority: Priority) -> Result<DriverStream> {
         let mut stream = DriverStream::new(&self.context, &self.fault, priority)?;
         stream.launch_by(self.launcher.clone());
-        stream.make_ready()?;
         Ok(stream)
     }
 }
@@ -490,6 +489,13 @@ impl Device {
     /// Where the device's memory comes from.
     pub fn memory_driver(&self) -> &Arc<dyn MemoryDriver> {
         &self.core().memory
+    }
+
+    /// What the device holds outside its memory pool; nothing on a CPU.
+    pub fn held_outside(&self) -> HeldOutside {
+        let Some(cuda) = &self.core().cuda else { return HeldOutside::default() };
+        let held = cuda.context.held();
+        HeldOutside { pinned_bytes: held.pinned_bytes + FaultWord::BYTES, ..held }
     }
 
     /// The device's memory pool; the first caller decides which.

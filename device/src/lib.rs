@@ -64,7 +64,7 @@ pub use graph::{
 pub use half::{bf16, f16};
 pub use hidden::{HiddenSync, SyncDebug};
 pub use ipc::{IpcEvent, IpcHandle, shared_copy};
-pub use memory::{AddressSpace, FailingMemory, HostMemory, MemoryDriver};
+pub use memory::{AddressSpace, FailingMemory, HeldOutside, HostMemory, MemoryDriver};
 pub use peaks::Peaks;
 pub use pending::Stuck;
 pub use recorder::{

@@ -125,6 +125,23 @@ pub unsafe trait AddressSpace: Send + Sync {
     unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize);
 }
 
+/// What a device holds outside its memory pool: it counts neither as reserved nor against a limit.
+///
+/// All of a CUDA device's handles in the process share it, but for a few bytes. Not known to the library, and not in here, are
+/// what the driver takes for its context, streams and executable graphs, and NCCL for its communicators.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldOutside {
+    /// Pinned host memory: blocks through which uploads and downloads go, kept for the next ones until
+    /// [`Device::trim_pinned`](crate::Device::trim_pinned), and the record in which kernels report bad indices.
+    pub pinned_bytes: usize,
+    /// Device memory of the loaded kernels, by the sizes of their images. It is kept as long as the device.
+    pub code_bytes: usize,
+    /// Device memory that the handles of cuBLASLt and cuDNN took when they were made: how much less the driver said was
+    /// free afterwards. Allocations of others at that very time are counted, too. It is kept as long as the device.
+    pub library_bytes: usize,
+}
+
 /// Host memory: from the system's allocator, or, on Unix, as pages of reserved addresses. Ranges of 2 MiB and more ask
 /// for huge pages.
 #[derive(Debug, Default)]

@@ -18,7 +18,7 @@ pub trait Work: Send + Sync + 'static {
     fn run(&self, cpu: &Cpu<'_>);
 
     /// Enqueues it on a stream of a CUDA device, before the launch returns. In a capture it is called with a queue that only
-    /// notes how much memory products need, too.
+    /// notes what it would be, too.
     ///
     /// # Errors
     /// What the queue returns; what was enqueued until then runs.

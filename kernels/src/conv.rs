@@ -6,7 +6,7 @@ pub use device::cuda::ConvPass;
 use device::cuda::{ConvAlgorithm, ConvForm};
 use device::{DType, Error, Result, Stream};
 
-use crate::command::{Command, for_float};
+use crate::command::{Address, Command, for_float};
 use crate::cpu::{conv as cpu, depthwise, matmul::positive_parts};
 use crate::cuda::conv as cuda;
 use crate::geometry::ConvGeometry;
@@ -145,6 +145,10 @@ pub struct Conv2d<'a> {
     /// Whether the positive part is taken.
     relu: bool,
     made: Made,
+    /// Whether factors in F32 are rounded to TF32.
+    tf32: bool,
+    /// Bytes that the products of cuBLASLt need of which it is made.
+    products: usize,
 }
 
 /// How a device makes a convolution.
@@ -237,9 +241,11 @@ impl<'a> Conv2d<'a> {
             operands.iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
         }
         let dtype = operands[0].dtype;
-        let exact = dtype == DType::F32 && !stream.device().tf32();
+        let tf32 = stream.device().tf32();
+        let exact = dtype == DType::F32 && !tf32;
         let made = Made::Here(cuda::Way::Patches);
-        let mut conv = Conv2d { stream, op, pass, operands, bias, geometry, relu: false, made };
+        let mut conv =
+            Conv2d { stream, op, pass, operands, bias, geometry, relu: false, made, tf32, products: 0 };
         let (out, read) = conv.parts();
         if let Some(bias) = bias {
             bias.expect_shape(op, &out.shape()[1..2])?;
@@ -252,6 +258,7 @@ impl<'a> Conv2d<'a> {
             let form = Form { pass, geometry, dtype, exact, bias: bias.is_some() };
             let aligned = conv.operands.iter().chain(&conv.bias).all(fits);
             conv.made = form.made(op, stream, channels_last, aligned)?.ok_or_else(refused)?;
+            conv.products = conv.measure()?;
         } else if channels_last {
             return Err(refused());
         }
@@ -276,10 +283,33 @@ impl<'a> Conv2d<'a> {
                 algorithm.workspace().div_ceil(out.dtype.compute_dtype().size_bytes())
             }
             Made::Here(way) if self.stream.is_cuda() && out.layout.elements() > 0 => {
-                way.workspace(&self.geometry)
+                self.how(way).workspace(&self.geometry, out.dtype)
             }
             Made::Here(_) => 0,
         }
+    }
+
+    fn how<'w>(&self, way: &'w cuda::Way) -> cuda::How<'w> {
+        cuda::How { way, relu: self.relu, tf32: self.tf32, products: self.products }
+    }
+
+    /// What the algorithms of cuBLASLt work in for operands at these addresses, and a workspace as aligned as all memory is.
+    fn measure(&self) -> Result<usize> {
+        let (out, read) = self.parts();
+        let dtype = out.dtype;
+        let alike = read.iter().chain(&self.bias).all(|view| view.dtype == dtype);
+        let Made::Here(way) = &self.made else { return Ok(0) };
+        if !way.has_products() || !alike || !dtype.is_float() || out.layout.elements() == 0 {
+            return Ok(0);
+        }
+        let address = |view: View<'_>| Address(view.first().0);
+        let (to, from, bias) = (address(out), read.map(address), self.bias.map(address));
+        let anywhere = Address(std::ptr::without_provenance_mut(1 << 12));
+        let workspace = (way.workspace(&self.geometry) > 0).then_some(anywhere);
+        self.stream.workspace_bytes(self.op, |queue| {
+            let conv = cuda::Convolution::of(queue, &self.geometry, (dtype, self.how(way)), workspace)?;
+            conv.enqueue(self.pass, to, from, bias)
+        })
     }
 
     /// Takes the positive part of the results, `max(y, 0)`, which keeps NaN.
@@ -309,7 +339,7 @@ impl<'a> Conv2d<'a> {
         let needed = self.workspace();
         let workspace = workspace.filter(|_| needed > 0);
         let (out, read) = self.parts();
-        let Conv2d { stream, op, pass, operands, bias, geometry, relu, made } = self;
+        let Conv2d { stream, op, pass, operands, bias, geometry, relu, made, tf32, products } = self;
         workspace.map_or(Ok(()), |memory| memory.expect_contiguous(op, "workspace"))?;
         if workspace.map_or(0, |memory| memory.layout.elements()) < needed {
             let value = format!("fewer than {needed} elements");
@@ -346,12 +376,9 @@ impl<'a> Conv2d<'a> {
                                 cuda::by_library(queue, (algorithm, pass), (out, read), bias, workspace)?;
                             },
                             Made::Here(way) => {
-                                let conv = cuda::Convolution::of(queue, geometry, (dtype, way, relu), workspace)?;
-                                match pass {
-                                    ConvPass::InputGrad => conv.input_grad(out, read, bias)?,
-                                    ConvPass::WeightGrad => conv.weight_grad(out, read)?,
-                                    ConvPass::Forward => conv.forward(out, read, bias)?,
-                                }
+                                let how = cuda::How { way, relu, tf32, products };
+                                let conv = cuda::Convolution::of(queue, geometry, (dtype, how), workspace)?;
+                                conv.enqueue(pass, out, read, bias)?;
                                 if way.takes_positive_parts() {
                                     return Ok(());
                                 }

@@ -2,11 +2,12 @@
 
 #[cfg(doc)]
 use device::Error;
+use device::cuda::Workspace;
 use device::{Result, Stream};
 
-use crate::command::{Command, for_float};
+use crate::command::{Address, Command, for_float};
 use crate::cpu::matmul as cpu;
-use crate::cuda::matmul as cuda;
+use crate::cuda::matmul::{self as cuda, How};
 use crate::layout::{View, shape_mismatch};
 use crate::matrices::MatrixBatch;
 
@@ -17,6 +18,21 @@ pub enum Accumulate {
     Overwrite,
     /// `out = out + lhs rhs`.
     Add,
+}
+
+/// A matrix product whose shapes were checked, and the memory that the device's library needs for it.
+#[must_use = "it is not launched yet"]
+#[derive(Debug)]
+pub struct MatrixProduct<'a> {
+    stream: &'a Stream,
+    op: &'static str,
+    lhs: View<'a>,
+    rhs: View<'a>,
+    bias: Option<View<'a>>,
+    out: View<'a>,
+    batch: MatrixBatch,
+    how: How,
+    workspace: usize,
 }
 
 /// Matrix product, `out[.., i, j] = sum over p of lhs[.., i, p] rhs[.., p, j]`, for floats.
@@ -30,15 +46,15 @@ pub enum Accumulate {
 /// `p` for operands that it cannot express. BF16 and F16 are summed in F32, and the sum is rounded.
 ///
 /// # Errors
-/// [`Error::ShapeMismatch`], [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], those of [`Stream::launch`].
-pub fn matmul(
-    stream: &Stream,
-    lhs: View<'_>,
-    rhs: View<'_>,
-    out: View<'_>,
+/// [`Error::ShapeMismatch`], [`Error::OutOfMemory`] and [`Error::Driver`] of cuBLASLt.
+pub fn matmul<'a>(
+    stream: &'a Stream,
+    lhs: View<'a>,
+    rhs: View<'a>,
+    out: View<'a>,
     accumulate: Accumulate,
-) -> Result<()> {
-    launch(stream, "matmul", (lhs, rhs), None, out, (accumulate, false))
+) -> Result<MatrixProduct<'a>> {
+    MatrixProduct::new(stream, "matmul", (lhs, rhs), None, out, (accumulate, false))
 }
 
 /// Matrix product and bias in one pass, `out = x w + bias`, for floats.
@@ -47,8 +63,14 @@ pub fn matmul(
 ///
 /// # Errors
 /// As for [`matmul`].
-pub fn linear(stream: &Stream, x: View<'_>, w: View<'_>, bias: View<'_>, out: View<'_>) -> Result<()> {
-    launch(stream, "linear", (x, w), Some(bias), out, (Accumulate::Overwrite, false))
+pub fn linear<'a>(
+    stream: &'a Stream,
+    x: View<'a>,
+    w: View<'a>,
+    bias: View<'a>,
+    out: View<'a>,
+) -> Result<MatrixProduct<'a>> {
+    MatrixProduct::new(stream, "linear", (x, w), Some(bias), out, (Accumulate::Overwrite, false))
 }
 
 /// `out = max(x w + bias, 0)` in one command, which keeps NaN. On the CPU it has the bits of [`linear`] and what follows; on CUDA cuBLASLt
@@ -58,63 +80,103 @@ pub fn linear(stream: &Stream, x: View<'_>, w: View<'_>, bias: View<'_>, out: Vi
 ///
 /// # Errors
 /// As for [`matmul`]; [`Error::InvalidArgument`] for an output that is not contiguous.
-pub fn linear_relu(
-    stream: &Stream,
-    x: View<'_>,
-    w: View<'_>,
-    bias: Option<View<'_>>,
-    out: View<'_>,
-) -> Result<()> {
+pub fn linear_relu<'a>(
+    stream: &'a Stream,
+    x: View<'a>,
+    w: View<'a>,
+    bias: Option<View<'a>>,
+    out: View<'a>,
+) -> Result<MatrixProduct<'a>> {
     out.expect_contiguous("linear_relu", "out")?;
-    launch(stream, "linear_relu", (x, w), bias, out, (Accumulate::Overwrite, true))
+    MatrixProduct::new(stream, "linear_relu", (x, w), bias, out, (Accumulate::Overwrite, true))
 }
 
-fn launch(
-    stream: &Stream,
-    op: &'static str,
-    (lhs, rhs): (View<'_>, View<'_>),
-    bias: Option<View<'_>>,
-    out: View<'_>,
-    (accumulate, relu): (Accumulate, bool),
-) -> Result<()> {
-    let (left, right, shape) = (lhs.shape(), rhs.shape(), out.shape());
-    let (&[ref leading @ .., m, k], &[ref right_leading @ .., right_k, n]) = (left, right) else {
-        return Err(shape_mismatch(op, left, right));
-    };
-    // The right operand of `linear` has no leading axes.
-    let shared = (bias.is_some() || relu) && right_leading.is_empty();
-    if k != right_k || !(shared || leading == right_leading) {
-        return Err(shape_mismatch(op, left, right));
+impl<'a> MatrixProduct<'a> {
+    fn new(
+        stream: &'a Stream,
+        op: &'static str,
+        (lhs, rhs): (View<'a>, View<'a>),
+        bias: Option<View<'a>>,
+        out: View<'a>,
+        (accumulate, relu): (Accumulate, bool),
+    ) -> Result<Self> {
+        let (left, right, shape) = (lhs.shape(), rhs.shape(), out.shape());
+        let (&[ref leading @ .., m, k], &[ref right_leading @ .., right_k, n]) = (left, right) else {
+            return Err(shape_mismatch(op, left, right));
+        };
+        // The right operand of `linear` has no leading axes.
+        let shared = (bias.is_some() || relu) && right_leading.is_empty();
+        if k != right_k || !(shared || leading == right_leading) {
+            return Err(shape_mismatch(op, left, right));
+        }
+        let rank = left.len();
+        if shape.len() != rank || shape[..rank - 2] != *leading || shape[rank - 2..] != [m, n] {
+            return Err(shape_mismatch(op, left, shape));
+        }
+        bias.map_or(Ok(()), |bias| bias.expect_shape(op, &[n]))?;
+        let batch = MatrixBatch::of(&out, &lhs, &rhs);
+        let how = How { add: accumulate == Accumulate::Add, relu, tf32: stream.device().tf32() };
+        let mut new = MatrixProduct { stream, op, lhs, rhs, bias, out, batch, how, workspace: 0 };
+        if stream.is_cuda() {
+            new.workspace = new.measure()?;
+        }
+        Ok(new)
     }
-    let rank = left.len();
-    if shape.len() != rank || shape[..rank - 2] != *leading || shape[rank - 2..] != [m, n] {
-        return Err(shape_mismatch(op, left, shape));
+
+    /// What the library's algorithms for operands at these addresses work in.
+    fn measure(&self) -> Result<usize> {
+        let MatrixProduct { stream, op, lhs, rhs, bias, out, ref batch, how, .. } = *self;
+        let dtype = out.dtype;
+        let alike = [lhs, rhs].iter().chain(&bias).all(|view| view.dtype == dtype);
+        if !alike || !dtype.is_float() || out.layout.elements() == 0 {
+            // A launch says what is wrong, or has nothing to do.
+            return Ok(0);
+        }
+        let at = [out, lhs, rhs].map(|view| Address(view.first().0));
+        let row = bias.map(|bias| (Address(bias.first().0), bias.layout.strides()[0]));
+        stream
+            .workspace_bytes(op, |queue| cuda::products(queue, dtype, batch, at, row, (how, Workspace::NONE)))
     }
-    bias.map_or(Ok(()), |bias| bias.expect_shape(op, &[n]))?;
-    let add = accumulate == Accumulate::Add;
-    let (batch, dtype) = (MatrixBatch::of(&out, &lhs, &rhs), out.dtype);
-    let bias_step = bias.map_or(0, |bias| bias.layout.strides()[0]);
-    // A multiply-add is a fraction of an elementary operation.
-    let cost = (out.layout.elements(), k / 8 + 1);
-    for_float!(op, dtype, T => {
-        let operands = (out.write::<T>().keep(add), lhs.read::<T>(), rhs.read::<T>(), bias.map(View::read::<T>));
-        Command::new(op, operands).cost(cost.0, cost.1).run(
-            stream,
-            batch,
-            // SAFETY: the matrices are those of the operands.
-            move |batch, workers, (c, a, b, bias)| unsafe {
-                let bias = bias.map(|bias| (bias, bias_step));
-                cpu::products(batch, workers, c, [a, b], cpu::initial(bias, add));
-                if relu {
-                    cpu::positive_parts(workers, cost.0, c);
-                }
-            },
-            move |batch, queue, (c, a, b, bias)| {
-                let bias = bias.map(|bias| (bias, bias_step));
-                cuda::products(queue, dtype, batch, [c, a, b], bias, (add, relu))
-            },
-        )
-    })
+
+    /// Bytes of the workspace that the device's library needs; mostly none.
+    pub fn workspace(&self) -> usize {
+        self.workspace
+    }
+
+    /// Launches it. `workspace`, of type U8 and contiguous, has [`workspace`](Self::workspace) elements, and may be left out if
+    /// those are none.
+    ///
+    /// # Errors
+    /// [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a workspace that is smaller,
+    /// those of [`Stream::launch`].
+    pub fn launch(self, workspace: Option<View<'_>>) -> Result<()> {
+        let MatrixProduct { stream, op, lhs, rhs, bias, out, batch, how, workspace: bytes } = self;
+        let workspace = View::workspace(op, workspace, bytes)?;
+        let dtype = out.dtype;
+        let bias_step = bias.map_or(0, |bias| bias.layout.strides()[0]);
+        // A multiply-add is a fraction of an elementary operation.
+        let cost = (out.layout.elements(), batch.a.columns / 8 + 1);
+        for_float!(op, dtype, T => {
+            let (c, bias) = (out.write::<T>().keep(how.add), bias.map(View::read::<T>));
+            Command::new(op, (c, lhs.read::<T>(), rhs.read::<T>(), bias, workspace)).cost(cost.0, cost.1).run(
+                stream,
+                batch,
+                // SAFETY: the matrices are those of the operands.
+                move |batch, workers, (c, a, b, bias, _)| unsafe {
+                    let bias = bias.map(|bias| (bias, bias_step));
+                    cpu::products(batch, workers, c, [a, b], cpu::initial(bias, how.add));
+                    if how.relu {
+                        cpu::positive_parts(workers, cost.0, c);
+                    }
+                },
+                move |batch, queue, (c, a, b, bias, workspace)| {
+                    let bias = bias.map(|bias| (bias, bias_step));
+                    let workspace = workspace.map_or(Workspace::NONE, |at| Workspace { at: at.0, bytes });
+                    cuda::products(queue, dtype, batch, [c, a, b], bias, (how, workspace))
+                },
+            )
+        })
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Products of matrices.
 
-use device::{Error, Result};
-use kernels::{Accumulate, Dims, Layout, broadcast_shapes};
+use device::{DType, Error, Result, Stream};
+use kernels::{Accumulate, Dims, Layout, MatrixProduct, broadcast_shapes};
 
 use crate::Tensor;
 use crate::check::{elements_of, is_float, same_kind, shape_mismatch};
@@ -108,7 +108,7 @@ impl Tensor {
     #[inline]
     fn product(&self, rhs: &Tensor, shape: &[usize]) -> Result<Tensor> {
         Tensor::produce(self.device(), Layout::contiguous(shape), self.dtype, |stream, out| {
-            kernels::matmul(stream, self.view(), rhs.view(), out, Accumulate::Overwrite)
+            launch(stream, kernels::matmul(stream, self.view(), rhs.view(), out, Accumulate::Overwrite)?)
         })
     }
 
@@ -157,16 +157,30 @@ impl Tensor {
         let weight = weight.with_layout(weight.layout.transpose(op, 0, 1)?);
         let flat = if self.rank() == 2 { self.clone() } else { self.reshape(&[rows, k])? };
         let layout = Layout::contiguous(&[rows, n]);
-        let mut out = Tensor::produce(self.device(), layout, self.dtype, |stream, out| match bias {
-            _ if relu => {
-                kernels::linear_relu(stream, flat.view(), weight.view(), bias.map(Tensor::view), out)
-            }
-            Some(bias) => kernels::linear(stream, flat.view(), weight.view(), bias.view(), out),
-            None => kernels::matmul(stream, flat.view(), weight.view(), out, Accumulate::Overwrite),
+        let mut out = Tensor::produce(self.device(), layout, self.dtype, |stream, out| {
+            let (x, w, bias) = (flat.view(), weight.view(), bias.map(Tensor::view));
+            let product = match bias {
+                _ if relu => kernels::linear_relu(stream, x, w, bias, out),
+                Some(bias) => kernels::linear(stream, x, w, bias, out),
+                None => kernels::matmul(stream, x, w, out, Accumulate::Overwrite),
+            };
+            launch(stream, product?)
         })?;
         if self.rank() != 2 {
             out.layout = Layout::contiguous(&shape);
         }
         Ok(out)
+    }
+}
+
+/// Launches a product with memory for it to work in.
+#[inline]
+fn launch(stream: &Stream, product: MatrixProduct<'_>) -> Result<()> {
+    match product.workspace() {
+        0 => product.launch(None),
+        bytes => {
+            let memory = Tensor::allocate(stream, Layout::contiguous(&[bytes]), DType::U8)?;
+            product.launch(Some(memory.view()))
+        }
     }
 }

@@ -29,7 +29,7 @@ unsafe impl Send for Blas {}
 unsafe impl Sync for Blas {}
 
 /// The most bytes of memory that a product works in, as the vendor recommends for architectures with large products.
-pub(super) const WORKSPACE: usize = 32 << 20;
+const WORKSPACE: usize = 32 << 20;
 
 /// How many forms are kept. Programs have some hundreds at most, unless their shapes keep changing: then all are forgotten
 /// now and then, and those still in use chosen again.
@@ -65,12 +65,12 @@ struct Form {
 }
 
 impl Form {
-    fn of(g: &Gemm, tf32: bool) -> Form {
+    fn of(g: &Gemm) -> Form {
         let alignment = |at: *const u8| (1 << at.addr().trailing_zeros().min(31)).min(MAX_ALIGNMENT);
         Form {
             dtype: g.dtype,
             c_dtype: g.c_dtype,
-            tf32: tf32 && g.dtype == DType::F32,
+            tf32: g.tf32 && g.dtype == DType::F32,
             transa: g.transa,
             transb: g.transb,
             sizes: [g.m, g.n, g.k],
@@ -156,10 +156,9 @@ impl Blas {
         &self,
         op: &'static str,
         g: &Gemm,
-        tf32: bool,
         context: &Context,
     ) -> Result<Option<Arc<Algorithm>>> {
-        let form = Form::of(g, tf32);
+        let form = Form::of(g);
         if let Some(known) = self.chosen.read().get(&form) {
             return Ok(known.clone());
         }

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::Program;
-use super::blas::{Blas, WORKSPACE};
+use super::blas::Blas;
 use super::call::{address, check};
 use super::dnn::Dnn;
 use super::memory::{Pages, no_memory, obtained};
@@ -21,7 +21,7 @@ use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::stream::in_host_function;
 use crate::stream::host_is_held;
-use crate::{DeviceFacts, Error, MemoryDriver, Result};
+use crate::{DeviceFacts, Error, HeldOutside, Result};
 
 /// Memory that is no longer used.
 pub(super) enum Freed {
@@ -59,16 +59,14 @@ pub(crate) struct Context {
     freed: Mutex<Vec<Freed>>,
     /// Addresses that get their memory later, if the device has such.
     pub(super) pages: Option<Pages>,
-    /// Whether products are wanted: streams are made ready for them from then on.
-    pub(super) products: AtomicBool,
     /// Events that can be timed, between two uses.
     pub(super) events: Mutex<Vec<super::stream::RawEvent>>,
-    /// Where streams' products work, between two streams.
-    pub(super) workspaces: Mutex<Vec<NonNull<u8>>>,
     /// Made for the first product.
     blas: OnceLock<Blas>,
     /// Made for the first convolution, or why there is none.
     dnn: OnceLock<std::result::Result<Dnn, String>>,
+    /// Device memory that was gone once the libraries' handles had been made.
+    library_bytes: AtomicUsize,
     modules: RwLock<FxHashMap<usize, Module>>,
     /// One program is compiled at a time, and the handle for products made by one.
     loading: Mutex<()>,
@@ -116,11 +114,10 @@ impl Context {
             holds: AtomicUsize::new(0),
             freed: Mutex::default(),
             pages: Pages::of(device),
-            products: AtomicBool::new(false),
             events: Mutex::default(),
-            workspaces: Mutex::default(),
             blas: OnceLock::new(),
             dnn: OnceLock::new(),
+            library_bytes: AtomicUsize::new(0),
             modules: RwLock::default(),
             loading: Mutex::new(()),
         };
@@ -294,12 +291,37 @@ impl Context {
 
     /// What makes products.
     pub(super) fn blas(&self) -> Result<&Blas> {
-        self.made_once("cuBLASLt", &self.blas, Blas::new)
+        self.made_once("cuBLASLt", &self.blas, || self.library(Blas::new))
     }
 
     /// What makes convolutions, or why there is no such library.
     pub(super) fn dnn(&self) -> Result<std::result::Result<&Dnn, &str>> {
-        Ok(self.made_once("cuDNN", &self.dnn, Dnn::new)?.as_ref().map_err(String::as_str))
+        Ok(self.made_once("cuDNN", &self.dnn, || self.library(Dnn::new))?.as_ref().map_err(String::as_str))
+    }
+
+    /// Makes a library's handle, and counts the memory that it takes.
+    fn library<T>(&self, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        let before = self.free_bytes();
+        let made = make()?;
+        self.library_bytes.fetch_add(before.saturating_sub(self.free_bytes()), Ordering::Relaxed);
+        Ok(made)
+    }
+
+    /// Memory of the device that nobody has, 0 if the driver does not say; the context is current.
+    fn free_bytes(&self) -> usize {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: a context is current; the driver writes two numbers.
+        let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+        if check("cuMemGetInfo", code).is_ok() { free } else { 0 }
+    }
+
+    /// What it holds outside the memory pools of its devices.
+    pub(crate) fn held(&self) -> HeldOutside {
+        HeldOutside {
+            pinned_bytes: self.pinned.bytes(),
+            code_bytes: self.modules.read().values().map(|module| module.bytes).sum(),
+            library_bytes: self.library_bytes.load(Ordering::Relaxed),
+        }
     }
 
     /// What makes convolutions, in words.
@@ -359,10 +381,6 @@ impl Drop for Context {
             self.modules.get_mut().clear();
             self.events.get_mut().clear();
             drop((self.blas.take(), self.dnn.take()));
-            for workspace in std::mem::take(self.workspaces.get_mut()) {
-                // SAFETY: a stream had it from `allocate`, and none is left to use it.
-                unsafe { self.free(workspace, WORKSPACE) };
-            }
             self.free_released();
             for block in self.pinned.drain() {
                 // SAFETY: they come from `allocate_pinned`, and no stream is left to use them.

@@ -106,6 +106,9 @@ impl FaultWord {
         }))
     }
 
+    /// Bytes of pinned memory.
+    pub(crate) const BYTES: usize = size_of::<Record>();
+
     fn record(&self) -> &Record {
         // SAFETY: it lives until this value goes; the device and the host change it by atomics only.
         unsafe { self.record.as_ref() }

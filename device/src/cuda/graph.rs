@@ -42,8 +42,6 @@ pub(crate) struct Captured {
     graph: sys::CUgraph,
     kernels: RefCell<Kernels>,
     constants: RefCell<Vec<Staged>>,
-    /// Where its products work, an address and its size.
-    workspace: Option<(usize, usize)>,
 }
 
 /// The nodes of a command whose kernels get other arguments.
@@ -109,12 +107,8 @@ impl DriverGraph {
             // Commands that enqueue nothing hand on what they come after.
             after.sort_unstable();
             after.dedup();
-            let captured = Captured {
-                graph: graph.0,
-                kernels: RefCell::default(),
-                constants: RefCell::default(),
-                workspace: node.workspace,
-            };
+            let captured =
+                Captured { graph: graph.0, kernels: RefCell::default(), constants: RefCell::default() };
             let queue = Queue::new(core, &stream, node.op, never, Target::Graph(&captured));
             stream.begin_capture(graph.0, &after)?;
             let enqueued = node.work.enqueue(&queue);
@@ -217,21 +211,6 @@ impl Captured {
         };
         check("cuGraphAddChildGraphNode", code)?;
         Ok(node)
-    }
-
-    /// Memory for a product that needs so many bytes.
-    ///
-    /// # Errors
-    /// [`Error::Captured`] if there is less.
-    pub(super) fn workspace(&self, op: &'static str, needed: usize) -> Result<*mut u8> {
-        match self.workspace {
-            Some((at, bytes)) if bytes >= needed => Ok(at as *mut u8),
-            _ if needed == 0 => Ok(std::ptr::null_mut()),
-            _ => Err(refused(
-                op,
-                "one of its products needs more memory than it did when the step was captured",
-            )),
-        }
     }
 
     pub(super) fn keep(&self, constant: Staged) {

@@ -232,6 +232,8 @@ pub struct Gemm {
     /// Of `a` and `b`: F32, F64, BF16 or F16. Products are made, and sums taken, in its
     /// [`compute_dtype`](DType::compute_dtype).
     pub dtype: DType,
+    /// Whether factors in F32 are rounded to TF32.
+    pub tf32: bool,
     /// Of `c`: `dtype`, or its [`compute_dtype`](DType::compute_dtype).
     pub c_dtype: DType,
     pub transa: bool,
@@ -253,6 +255,20 @@ pub struct Gemm {
     /// How many products.
     pub batch: usize,
     pub epilogue: Epilogue,
+}
+
+/// Device memory that a command's products work in, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Workspace {
+    /// Where it begins, a multiple of 256 bytes.
+    pub at: *mut u8,
+    /// Its size.
+    pub bytes: usize,
+}
+
+impl Workspace {
+    /// None, which most products need.
+    pub const NONE: Workspace = Workspace { at: std::ptr::null_mut(), bytes: 0 };
 }
 
 /// Which operand of a convolution is made of the two others.
@@ -325,8 +341,7 @@ impl Stream {
         core.with_room(|| driver.convolution(form, core.tf32()))
     }
 
-    /// Compiles and loads programs, takes memory for the stream's products to work in, and starts cuDNN where that is
-    /// [wanted](CudaConfig::cudnn) and found: what the first launch of each would do, and the device might have to be idle for. Nothing on a stream of another device.
+    /// Compiles and loads programs, and starts cuBLASLt, and cuDNN where that is [wanted](CudaConfig::cudnn) and found: what the first launch of each would do, and the device might have to be idle for. Nothing on a stream of another device.
     ///
     /// # Errors
     /// As for [`Queue::kernel`] and [`Queue::gemm`].
@@ -340,13 +355,30 @@ impl Stream {
         core.with_room(|| driver.preload(programs, core.cudnn))
     }
 
-    /// What a captured command will be in a graph.
-    pub(crate) fn measure(&self, op: &'static str, work: &impl Work) -> Result<Measured> {
+    /// Bytes of the [workspace](Workspace) for the products that `enqueue` puts on a queue, which runs nothing: the most that
+    /// the algorithm of one of them asks for. 0 on a CPU.
+    ///
+    /// # Errors
+    /// Those of `enqueue`, and as for [`Queue::gemm`].
+    pub fn workspace_bytes(
+        &self,
+        op: &'static str,
+        enqueue: impl FnOnce(&Queue<'_>) -> Result<()>,
+    ) -> Result<usize> {
+        Ok(self.measured(op, enqueue)?.workspace.get())
+    }
+
+    /// Whether a captured command [stays](Measured::stays) where it is.
+    pub(crate) fn stays(&self, op: &'static str, work: &impl Work) -> Result<bool> {
+        Ok(self.measured(op, |queue| work.enqueue(queue))?.stays.get())
+    }
+
+    fn measured(&self, op: &'static str, enqueue: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<Measured> {
         let measured = Measured::default();
         if let Some(driver) = self.fifo().driver_stream() {
             driver.bind()?;
             let never = Moment { stream: self.id(), tick: 0 };
-            work.enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(&measured)))?;
+            enqueue(&Queue::new(self.core(), driver, op, never, Target::Measure(&measured)))?;
         }
         Ok(measured)
     }
@@ -378,10 +410,10 @@ pub(crate) enum Target<'a> {
     Measure(&'a Measured),
 }
 
-/// What a command will be in a graph.
+/// What is known of a command before it is enqueued.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
-    /// Bytes that its products work in: the most that one of them needs, since they run one after the other.
+    /// The most bytes that one of its products works in.
     pub(crate) workspace: Cell<usize>,
     /// Whether some of it finds its operands where they are now for good: all but kernels.
     pub(crate) stays: Cell<bool>,
@@ -479,23 +511,23 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Enqueues a product by cuBLASLt, with TF32 if the [device](crate::Device::set_tf32) allows that. Its algorithm
-    /// follows from types, sizes, steps and the addresses' alignment alone, so its result depends on nothing that runs
-    /// beside it. `false` if the library has no such product: then nothing was enqueued.
+    /// Enqueues a product by cuBLASLt. Its algorithm follows from types, sizes, steps and the addresses' alignment alone, so
+    /// its result depends on nothing that runs beside it. `false` if the library has no such product: then nothing was
+    /// enqueued.
     ///
     /// # Safety
-    /// The operands are in bounds, and the command's uses name them.
+    /// The operands and the workspace are in bounds, and the command's uses name them, the workspace as written.
     ///
     /// # Errors
     /// [`Error::DTypeUnsupported`],
-    /// [`Error::OutOfMemory`] if there is no room for the workspace,
-    /// [`Error::Driver`].
-    pub unsafe fn gemm(&self, gemm: &Gemm) -> Result<bool> {
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a workspace that is smaller than
+    /// [`Stream::workspace_bytes`](crate::Stream::workspace_bytes) says,
+    /// [`Error::OutOfMemory`], [`Error::Driver`].
+    pub unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<bool> {
         self.adds("a product")?;
-        // A stream's first product takes a workspace.
         // SAFETY: the caller's promise.
         self.core.with_room(|| unsafe {
-            self.stream.gemm(self.command(), gemm, self.core.tf32(), self.target, self.noted)
+            self.stream.gemm(self.command(), gemm, workspace, self.target, self.noted)
         })
     }
 

@@ -19,6 +19,8 @@ use crate::{Error, KernelRecord, Result, Team};
 /// A program on a device.
 pub(super) struct Module {
     raw: sys::CUmodule,
+    /// Size of the image, about what the code takes on the device.
+    pub(super) bytes: usize,
     functions: RwLock<FxHashMap<Box<str>, Function>>,
 }
 
@@ -71,7 +73,7 @@ impl Module {
             let code = sys::cuModuleLoadData(&mut raw, image.as_ptr().cast::<c_void>());
             obtained("cuModuleLoadData", image.len(), code)?;
         }
-        let module = Module { raw, functions: RwLock::default() };
+        let module = Module { raw, bytes: image.len(), functions: RwLock::default() };
         module.load_functions()?;
         Ok(module)
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -14,6 +15,8 @@ use crate::{Moment, Result};
 #[derive(Default)]
 pub(super) struct PinnedPool {
     free: Mutex<BTreeMap<usize, Vec<(Pinned, Moment)>>>,
+    /// Bytes of all blocks, in use or not.
+    bytes: AtomicUsize,
 }
 
 struct Pinned(NonNull<u8>);
@@ -25,6 +28,11 @@ unsafe impl Send for Pinned {}
 const SMALLEST: usize = 4096;
 
 impl PinnedPool {
+    /// Bytes of all blocks.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     /// A block of `bytes` bytes that no command uses any more.
     fn take(&self, bytes: usize) -> Option<Pinned> {
         let mut free = self.free.lock();
@@ -40,8 +48,10 @@ impl PinnedPool {
     /// The blocks that no command uses any more, to be returned to the driver.
     pub(super) fn take_idle(&self) -> Vec<NonNull<u8>> {
         let mut idle = Vec::new();
-        self.free.lock().retain(|_, blocks| {
+        self.free.lock().retain(|bytes, blocks| {
+            let before = idle.len();
             idle.extend(blocks.extract_if(.., |(_, last)| reached(*last)).map(|(block, _)| block.0));
+            self.bytes.fetch_sub(bytes * (idle.len() - before), Ordering::Relaxed);
             !blocks.is_empty()
         });
         idle
@@ -69,7 +79,11 @@ impl Staged {
         let capacity = len.next_power_of_two().max(SMALLEST);
         let block = match context.pinned.take(capacity) {
             Some(block) => block,
-            None => Pinned(context.allocate_pinned(capacity)?),
+            None => {
+                let new = Pinned(context.allocate_pinned(capacity)?);
+                context.pinned.bytes.fetch_add(capacity, Ordering::Relaxed);
+                new
+            }
         };
         Ok(Staged { context: Arc::clone(context), block: Some(block), capacity, len, last: moment })
     }

@@ -3,22 +3,22 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::ffi::sys;
 use parking_lot::Mutex;
 
-use super::blas::WORKSPACE;
 use super::call::{address, check};
 use super::context::{Context, WARP_GROUPS};
 use super::enqueue::{Call, Kernel};
 use super::fault::FaultWord;
 use super::launcher::{Command, Launcher};
-use super::{Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Measured, Program, Staged, Target};
+use super::{
+    Arg, Captured, ConvAlgorithm, ConvForm, Gemm, Grid, Measured, Program, Staged, Target, Workspace,
+};
 use crate::recorder::Kernels;
-use crate::{KernelRecord, MemoryDriver, Moment, Panicked, Priority, Result, StreamId};
+use crate::{Error, KernelRecord, Moment, Panicked, Priority, Result, StreamId};
 
 /// A stream of the driver. Its calls are made, or given to the launcher, under the tail of the stream that owns it, but for those
 /// that wait for it or look at it, which any thread makes.
@@ -34,8 +34,6 @@ pub(crate) struct DriverStream {
     launched: AtomicU64,
     /// The one event that other streams and the host wait for: it marks the stream's end as of some tick.
     marker: Mutex<Marker>,
-    /// Where its products work, once there were any.
-    workspace: OnceLock<NonNull<u8>>,
     /// Where its kernels report what they meet.
     fault: Arc<FaultWord>,
     /// As whom, once they may.
@@ -128,7 +126,6 @@ impl DriverStream {
             here: AtomicBool::new(false),
             launched: AtomicU64::new(0),
             marker: Mutex::new(Marker { event: None, tick: 0 }),
-            workspace: OnceLock::new(),
             fault: Arc::clone(fault),
             reporter: OnceLock::new(),
             context: Arc::clone(context),
@@ -185,11 +182,6 @@ impl DriverStream {
     /// A new one of the same device, which is current then.
     pub(super) fn sibling(&self) -> Result<DriverStream> {
         DriverStream::new(&self.context, &self.fault, Priority::Normal)
-    }
-
-    /// Makes what products need, if there have been any: made at a first product, it would wait for the device.
-    pub(crate) fn make_ready(&self) -> Result<()> {
-        if self.context.products.load(Ordering::Relaxed) { self.workspace().map(drop) } else { Ok(()) }
     }
 
     pub(super) fn multiprocessors(&self) -> u32 {
@@ -423,7 +415,7 @@ impl DriverStream {
         &self,
         command: Command,
         gemm: &Gemm,
-        tf32: bool,
+        workspace: Workspace,
         target: Target<'_>,
         noted: Option<&RefCell<Kernels>>,
     ) -> Result<bool> {
@@ -431,19 +423,18 @@ impl DriverStream {
             return Ok(true);
         }
         let (blas, (op, _)) = (self.context.blas()?, command);
-        let Some(algorithm) = blas.algorithm(op, gemm, tf32, &self.context)? else { return Ok(false) };
-        let workspace = match target {
-            // Products of a graph may run at once.
-            Target::Graph(captured) => captured.workspace(op, algorithm.workspace)?,
-            Target::Measure(Measured { workspace, .. }) => {
-                workspace.set(workspace.get().max(algorithm.workspace));
-                return Ok(true);
-            }
-            Target::Stream | Target::Update(_) => self.workspace()?.as_ptr(),
-        };
-        // SAFETY: the context is current. The workspace is the stream's, whose products run one after the other, or the
-        // captured command's; the caller answers for the operands.
-        let kernels = unsafe { blas.enqueue(gemm, &algorithm, workspace, (self, command))? };
+        let Some(algorithm) = blas.algorithm(op, gemm, &self.context)? else { return Ok(false) };
+        if let Target::Measure(Measured { workspace, .. }) = target {
+            workspace.set(workspace.get().max(algorithm.workspace));
+            return Ok(true);
+        }
+        if algorithm.workspace > workspace.bytes {
+            let expected = "as large as the product's algorithm asks for";
+            let value = format_args!("{} bytes for {}", workspace.bytes, algorithm.workspace);
+            return Err(Error::invalid(op, "workspace", expected, value));
+        }
+        // SAFETY: the context is current, and the workspace is large enough; the caller answers for it and the operands.
+        let kernels = unsafe { blas.enqueue(gemm, &algorithm, workspace.at, (self, command))? };
         if let Some(noted) = noted {
             noted.borrow_mut().add_library(kernels);
         }
@@ -565,17 +556,6 @@ impl DriverStream {
         check("cuMemcpyHtoDAsync", code)
     }
 
-    /// Where the stream's products work. The caller has the tail of the stream, so nobody else makes it meanwhile.
-    fn workspace(&self) -> Result<NonNull<u8>> {
-        if let Some(&workspace) = self.workspace.get() {
-            return Ok(workspace);
-        }
-        let spare = self.context.workspaces.lock().pop();
-        let new = spare.map_or_else(|| self.context.allocate(WORKSPACE), Ok)?;
-        self.context.products.store(true, Ordering::Relaxed);
-        Ok(*self.workspace.get_or_init(|| new))
-    }
-
     /// Loads programs, and makes what products need, and what cuDNN does if that is wanted.
     pub(super) fn preload(&self, programs: &[&'static Program], cudnn: bool) -> Result<()> {
         self.context.load(programs)?;
@@ -583,7 +563,7 @@ impl DriverStream {
         if cudnn {
             let _found = self.context.dnn()?;
         }
-        self.workspace().map(drop)
+        Ok(())
     }
 
     /// # Safety
@@ -672,8 +652,6 @@ impl Drop for DriverStream {
             self.fault.forget(reporter);
         }
         if self.bind().is_ok() {
-            // Whoever lets go of the stream has seen it run dry, so the next one may have its workspace.
-            self.context.workspaces.lock().extend(self.workspace.take());
             // SAFETY: created once, destroyed once; the driver lets it run dry.
             unsafe { sys::cuStreamDestroy_v2(self.raw()) };
         }

@@ -46,8 +46,6 @@ pub(crate) struct Command {
     pub(crate) stream: StreamId,
     /// The memories that it uses, each once, and whether it writes them.
     pub(crate) uses: SmallVec<[(usize, bool); 4]>,
-    /// The memory that its products work in, one of those that it uses.
-    pub(crate) workspace: Option<usize>,
     /// Whether some of it finds its operands where it found them first, in all replays.
     pub(crate) stays: bool,
     pub(crate) work: Box<dyn Work>,
@@ -218,8 +216,7 @@ impl Capture {
         uses: &[Use<'_>],
         work: impl Work,
     ) -> Result<()> {
-        let measured = stream.measure(op, &work)?;
-        let (needed, stays) = (measured.workspace.get(), measured.stays.get());
+        let stays = stream.stays(op, &work)?;
         let mut recording = self.recording.lock();
         let mut named: SmallVec<[(usize, bool); 4]> = SmallVec::new();
         for used in uses {
@@ -229,10 +226,8 @@ impl Capture {
                 None => named.push((memory, used.write)),
             }
         }
-        let workspace = (needed > 0).then(|| recording.plan(needed, false));
-        named.extend(workspace.map(|memory| (memory, true)));
         let (stream, work) = (stream.id(), Box::new(work));
-        recording.commands.push(Command { op, stream, uses: named, workspace, stays, work });
+        recording.commands.push(Command { op, stream, uses: named, stays, work });
         Ok(())
     }
 
@@ -240,18 +235,18 @@ impl Capture {
     #[cold]
     pub(crate) fn buffer(&self, bytes: usize) -> Shared<Buffer> {
         let mut recording = self.recording.lock();
-        let index = recording.plan(bytes, true);
+        let index = recording.plan(bytes);
         let at = recording.memories[index].at();
         Buffer::new_shared(|| Buffer::planned(&self.device, self.id, at, bytes, index))
     }
 }
 
 impl Recording {
-    fn plan(&mut self, bytes: usize, alive: bool) -> usize {
+    fn plan(&mut self, bytes: usize) -> usize {
         let at = self.next;
         // Apart from each other, also where there is nothing.
         self.next += (bytes + 1).next_multiple_of(ALIGNMENT);
-        self.memories.push(Memory::Planned { at, bytes, alive });
+        self.memories.push(Memory::Planned { at, bytes, alive: true });
         self.memories.len() - 1
     }
 

@@ -143,13 +143,12 @@ impl Plan {
         let planned = self.planned(&layout, base);
         let (used, bound) = self.used(arena);
         let device = self.device.clone();
-        let mut nodes = self.nodes(layout, &mut moved);
+        let nodes = self.nodes(layout, &mut moved);
         let waits = nodes.iter().any(|node| node.work.waits());
         let graph = match device.runs_on_host() {
             true => None,
             false => Some(DriverGraph::new(device.core(), &nodes)?),
         };
-        nodes.iter_mut().for_each(|node| node.workspace = None);
         let (changed, helpers) = (Vec::new(), Vec::new());
         let nodes = Mutex::new(Nodes { nodes, bound, changed, helpers, graph, ignored: None });
         let (used, shuffle) = (Mutex::new(used), AtomicU64::new(0));
@@ -205,11 +204,7 @@ impl Plan {
             }
             let left = AtomicU32::new(needs.len() as u32);
             let (urgency, next) = (0, SmallVec::new());
-            let workspace = command.workspace.map(|memory| &self.memories[memory]).map(|memory| {
-                let at = moved.address(std::ptr::without_provenance_mut(memory.at()));
-                (at.addr(), memory.bytes())
-            });
-            nodes.push(Node { op: command.op, work: command.work, needs, next, left, urgency, workspace });
+            nodes.push(Node { op: command.op, work: command.work, needs, next, left, urgency });
         }
         for at in (0..nodes.len()).rev() {
             let after = nodes[at].next.iter().map(|&next| nodes[next as usize].urgency).max().unwrap_or(0);

@@ -205,14 +205,7 @@ impl Plan {
             self.commands.push(match fused.remove(&first) {
                 Some(Fused { op, uses, work }) => {
                     self.fused += members.len() - 1;
-                    Command {
-                        op,
-                        stream: command.stream,
-                        uses: uses.into(),
-                        workspace: None,
-                        stays: false,
-                        work,
-                    }
+                    Command { op, stream: command.stream, uses: uses.into(), stays: false, work }
                 }
                 None => command,
             });

@@ -18,8 +18,6 @@ pub(crate) struct Node {
     pub(crate) left: AtomicU32,
     /// What the costliest way from here to the end costs.
     pub(crate) urgency: u64,
-    /// Memory for its products, on a CUDA device.
-    pub(crate) workspace: Option<(usize, usize)>,
 }
 
 /// What a command costs, about: starting it is not for nothing.

@@ -8,7 +8,7 @@ mod tiled;
 
 use std::ops::Range;
 
-use device::cuda::{Arg, ConvAlgorithm, ConvPass, Grid, Program, Queue};
+use device::cuda::{Arg, ConvAlgorithm, ConvPass, Grid, Program, Queue, Workspace};
 use device::{DType, Error, Result, Stream};
 use smallvec::SmallVec;
 
@@ -139,7 +139,12 @@ impl Way {
         matches!(self, Way::Direct(_) | Way::Halo(_) | Way::Implicit(_))
     }
 
-    /// Elements of the workspace, of what floats are computed in.
+    /// Whether cuBLASLt makes products for it, which may need memory of their own behind that of the way.
+    pub(crate) fn has_products(&self) -> bool {
+        matches!(self, Way::Tiled(_) | Way::Patches)
+    }
+
+    /// Elements of the workspace, of what floats are computed in, without what products need.
     pub(crate) fn workspace(&self, g: &ConvGeometry) -> usize {
         let filters = g.all_filters() * g.filter();
         match self {
@@ -279,19 +284,50 @@ pub(crate) struct Convolution<'a> {
     pairs: [u32; 12],
     /// Where patches go.
     columns: Address,
+    /// Whether factors in F32 are rounded to TF32.
+    tf32: bool,
+    /// Where products work.
+    products: Workspace,
+}
+
+/// How a convolution is made, beside its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How<'a> {
+    pub(crate) way: &'a Way,
+    /// Whether the positive part is taken, where the way [does that](Way::takes_positive_parts).
+    pub(crate) relu: bool,
+    /// Whether factors in F32 are rounded to TF32.
+    pub(crate) tf32: bool,
+    /// Bytes that products need.
+    pub(crate) products: usize,
+}
+
+impl How<'_> {
+    /// Bytes of the workspace before the part for products, which the library wants aligned.
+    fn own_bytes(&self, g: &ConvGeometry, dtype: DType) -> usize {
+        let bytes = self.way.workspace(g).saturating_mul(dtype.compute_dtype().size_bytes());
+        if self.products > 0 { bytes.next_multiple_of(256) } else { bytes }
+    }
+
+    /// Elements of the workspace, of what floats are computed in.
+    pub(crate) fn workspace(&self, g: &ConvGeometry, dtype: DType) -> usize {
+        let bytes = self.own_bytes(g, dtype).saturating_add(self.products);
+        bytes.div_ceil(dtype.compute_dtype().size_bytes())
+    }
 }
 
 impl<'a> Convolution<'a> {
-    /// With memory for [`Way::workspace`] elements of the type that is computed in, if they are any.
+    /// With memory for [`How::workspace`] elements of the type that is computed in, if they are any.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the patches of a channel cannot be counted in 31 bits.
     pub(crate) fn of(
         queue: &'a Queue<'a>,
         geometry: &'a ConvGeometry,
-        (dtype, way, relu): (DType, &'a Way, bool),
+        (dtype, how): (DType, How<'a>),
         workspace: Option<Address>,
     ) -> Result<Convolution<'a>> {
+        let How { way, relu, tf32, products: bytes } = how;
         let ConvGeometry { image, places, window, .. } = *geometry;
         let patches = geometry.taps().saturating_mul(geometry.all_places()).max(geometry.pixels());
         let fits = patches < 1 << 31 && geometry.all_channels() < 1 << 31;
@@ -300,10 +336,30 @@ impl<'a> Convolution<'a> {
             return Err(Error::invalid(queue.op(), "window", expected, patches));
         };
         let columns = workspace.unwrap_or(Address::NULL);
-        Ok(Convolution { queue, geometry, dtype, way, relu, pairs, columns })
+        let own = how.own_bytes(geometry, dtype);
+        let products = match bytes {
+            0 => Workspace::NONE,
+            _ => Workspace { at: columns.0.wrapping_add(own), bytes },
+        };
+        Ok(Convolution { queue, geometry, dtype, way, relu, pairs, columns, tf32, products })
     }
 
-    pub(crate) fn forward(&self, y: Address, [x, w]: [Address; 2], bias: Option<Address>) -> Result<()> {
+    /// Enqueues it: what is written, what is read in the order of [`Conv2d`](crate::Conv2d), and a bias.
+    pub(crate) fn enqueue(
+        &self,
+        pass: ConvPass,
+        out: Address,
+        read: [Address; 2],
+        bias: Option<Address>,
+    ) -> Result<()> {
+        match pass {
+            ConvPass::InputGrad => self.input_grad(out, read, bias),
+            ConvPass::WeightGrad => self.weight_grad(out, read),
+            ConvPass::Forward => self.forward(out, read, bias),
+        }
+    }
+
+    fn forward(&self, y: Address, [x, w]: [Address; 2], bias: Option<Address>) -> Result<()> {
         let g = self.geometry;
         let (k, places) = (g.filter(), g.all_places());
         match self.way {
@@ -331,7 +387,7 @@ impl<'a> Convolution<'a> {
         Ok(())
     }
 
-    pub(crate) fn input_grad(&self, x: Address, [y, w]: [Address; 2], bias: Option<Address>) -> Result<()> {
+    fn input_grad(&self, x: Address, [y, w]: [Address; 2], bias: Option<Address>) -> Result<()> {
         let g = self.geometry;
         let (channels, pixels) = (g.all_channels(), g.pixels());
         if g.filters == 0 || g.all_places() == 0 {
@@ -368,7 +424,7 @@ impl<'a> Convolution<'a> {
         Ok(())
     }
 
-    pub(crate) fn weight_grad(&self, w: Address, [x, y]: [Address; 2]) -> Result<()> {
+    fn weight_grad(&self, w: Address, [x, y]: [Address; 2]) -> Result<()> {
         let g = self.geometry;
         let (dtype, computed) = (self.dtype, self.dtype.compute_dtype());
         let size = g.all_filters() * g.filter();
@@ -496,7 +552,9 @@ impl<'a> Convolution<'a> {
         let [c, a, b] = operands;
         let batch = MatrixBatch { c: c.each, a: a.each, b: b.each, axes };
         let onto = if accumulate { Onto::Held } else { Onto::Nothing };
-        let product = Product { batch: &batch, dtype: a.dtype, c_dtype: c.dtype, onto, relu: false };
+        let (tf32, workspace) = (self.tf32, self.products);
+        let (dtype, c_dtype) = (a.dtype, c.dtype);
+        let product = Product { batch: &batch, dtype, c_dtype, onto, relu: false, tf32, workspace };
         // SAFETY: the matrices are parts of the operands and of the workspace, which has room for a turn.
         unsafe { product.enqueue(self.queue, at) }
     }

@@ -1,6 +1,6 @@
 //! Products of matrices: BLAS for those that it has, a plain kernel for the others.
 
-use device::cuda::{Arg, Epilogue, Gemm, Grid, Queue};
+use device::cuda::{Arg, Epilogue, Gemm, Grid, Queue, Workspace};
 use device::{DType, Result};
 
 use super::conv::positive_parts;
@@ -39,6 +39,10 @@ pub(super) struct Product<'a> {
     pub(super) onto: Onto,
     /// Whether the positive parts of the sums are what is stored.
     pub(super) relu: bool,
+    /// Whether factors in F32 are rounded to TF32.
+    pub(super) tf32: bool,
+    /// Memory for the library.
+    pub(super) workspace: Workspace,
 }
 
 /// What products are added to.
@@ -63,20 +67,30 @@ struct Numbers {
 // SAFETY: words of 64 bits, and two of 32.
 unsafe impl ByValue for Numbers {}
 
-/// The products of a batch at the addresses of C, A and B, added to a row and its step or, if `add`, to what C holds, or with `relu`
-/// the positive parts of that.
+/// What becomes of products, and how they are made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    /// Whether they are added to what C holds.
+    pub(crate) add: bool,
+    /// Whether the positive parts of the sums are what is stored.
+    pub(crate) relu: bool,
+    /// Whether factors in F32 are rounded to TF32.
+    pub(crate) tf32: bool,
+}
+
+/// The products of a batch at the addresses of C, A and B, added to a row and its step, with this workspace.
 pub(crate) fn products(
     queue: &Queue<'_>,
     dtype: DType,
     batch: &MatrixBatch,
     at: [Address; 3],
     bias: Option<(Address, isize)>,
-    (add, relu): (bool, bool),
+    (How { add, relu, tf32 }, workspace): (How, Workspace),
 ) -> Result<()> {
     let held = if add { Onto::Held } else { Onto::Nothing };
     let onto = bias.map_or(held, |(row, step)| Onto::Row(row, step));
     // SAFETY: the matrices are those of the operands, and the row is as long as C is wide.
-    unsafe { Product { batch, dtype, c_dtype: dtype, onto, relu }.enqueue(queue, at) }
+    unsafe { Product { batch, dtype, c_dtype: dtype, onto, relu, tf32, workspace }.enqueue(queue, at) }
 }
 
 impl Product<'_> {
@@ -142,14 +156,15 @@ impl Product<'_> {
         // SAFETY: the caller answers for the matrices and the row.
         unsafe {
             for &relu in ways.iter().filter(|_| bias.is_some()) {
-                if queue.gemm(&Gemm { epilogue: Epilogue { bias, relu }, ..gemm })? {
+                if queue.gemm(&Gemm { epilogue: Epilogue { bias, relu }, ..gemm }, self.workspace)? {
                     return Ok(relu);
                 }
             }
             self.start(queue, &[*inner], at[0])?;
             for &relu in ways {
                 let epilogue = Epilogue { bias: None, relu };
-                if queue.gemm(&Gemm { accumulate: self.accumulates(), epilogue, ..gemm })? {
+                let gemm = Gemm { accumulate: self.accumulates(), epilogue, ..gemm };
+                if queue.gemm(&gemm, self.workspace)? {
                     return Ok(relu);
                 }
             }
@@ -202,6 +217,7 @@ impl Product<'_> {
         let none = std::ptr::null_mut();
         Some(Gemm {
             dtype: self.dtype,
+            tf32: self.tf32,
             c_dtype: self.c_dtype,
             transa,
             transb,

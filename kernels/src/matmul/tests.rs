@@ -18,13 +18,13 @@ fn check_f64(m: usize, n: usize, k: usize, a_order: &[usize], b_order: &[usize],
     let y = Array::stored_as(&s, &b, &[k, n], b_order);
     let out = Array::stored_as(&s, &c, &[m, n], c_order);
     let expected = naive(m, n, k, &a, &b);
-    matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap();
+    matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap().launch(None).unwrap();
     let close = |got: f64, want: f64| (got - want).abs() <= 1e-13 * (k as f64 + 1.0);
     assert!(
         out.to_vec().iter().zip(&expected).all(|(&g, &w)| close(g, w)),
         "{m} {n} {k} {a_order:?} {b_order:?}"
     );
-    matmul(&s, x.view(), y.view(), out.view(), Accumulate::Add).unwrap();
+    matmul(&s, x.view(), y.view(), out.view(), Accumulate::Add).unwrap().launch(None).unwrap();
     assert!(out.to_vec().iter().zip(&expected).all(|(&g, &w)| close(g, 2.0 * w)), "added {m} {n} {k}");
 }
 
@@ -89,10 +89,13 @@ fn bits_follow_the_documented_order_for_all_strides_and_threads() {
                 let x = Array::stored_as(&s, &a, &[m, k], &orders.0);
                 let y = Array::stored_as(&s, &b, &[k, n], &orders.1);
                 let out = Array::full(&s, f32::NAN, &[m, n]);
-                matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap();
+                matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite)
+                    .unwrap()
+                    .launch(None)
+                    .unwrap();
                 assert!(bits(&out.to_vec()) == plain, "{m} {n} {k} {orders:?} {threads} threads");
                 let row = Array::new(&s, &bias, &[n]);
-                linear(&s, x.view(), y.view(), row.view(), out.view()).unwrap();
+                linear(&s, x.view(), y.view(), row.view(), out.view()).unwrap().launch(None).unwrap();
                 assert!(bits(&out.to_vec()) == biased, "bias {m} {n} {k} {orders:?} {threads} threads");
             }
         }
@@ -109,7 +112,7 @@ fn large_products_are_split_and_keep_their_bits() {
         let x = Array::new(&s, &a[..leading * rows * k], &[leading, rows, k]);
         let y = Array::new(&s, &b[..leading * k * n], &[leading, k, n]);
         let out = Array::full(&s, 0.0_f32, &[leading, rows, n]);
-        matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap();
+        matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap().launch(None).unwrap();
         bits(&out.to_vec())
     };
     for (leading, rows) in [(1, m), (2, m), (1, 40)] {
@@ -122,7 +125,7 @@ fn large_products_are_split_and_keep_their_bits() {
         let x = Array::new(&s, &a[..64 * 50 * 20], &[64, 50, 20]);
         let y = Array::new(&s, &b[..64 * 20 * 50], &[64, 20, 50]);
         let out = Array::full(&s, 0.0_f32, &[64, 50, 50]);
-        matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap();
+        matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap().launch(None).unwrap();
         bits(&out.to_vec())
     };
     assert!(many(1) == many(2));
@@ -137,7 +140,7 @@ fn leading_axes_may_be_expanded_or_permuted() {
     let x = Array::stored_as(&s, &a, &[2, 3, m, k], &[1, 2, 0, 3]);
     let y = Array::new(&s, &b, &[3, k, n]).with(|l| l.expand("test", &[2, 3, k, n]).unwrap());
     let out = Array::full(&s, 0.0, &[2, 3, m, n]);
-    matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap();
+    matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap().launch(None).unwrap();
     let got = out.to_vec();
     for batch in 0..6 {
         let want = naive(m, n, k, &a[batch * m * k..][..m * k], &b[batch % 3 * k * n..][..k * n]);
@@ -149,7 +152,7 @@ fn leading_axes_may_be_expanded_or_permuted() {
     // One and the same right operand turns the leading axes into rows.
     let shared = Array::new(&s, &b[..k * n], &[k, n]).with(|l| l.expand("test", &[2, 3, k, n]).unwrap());
     let x = Array::new(&s, &a, &[2, 3, m, k]);
-    matmul(&s, x.view(), shared.view(), out.view(), Accumulate::Overwrite).unwrap();
+    matmul(&s, x.view(), shared.view(), out.view(), Accumulate::Overwrite).unwrap().launch(None).unwrap();
     let want = naive(6 * m, n, k, &a, &b[..k * n]);
     assert!(out.to_vec().iter().zip(&want).all(|(g, w)| (g - w).abs() < 1e-13));
 }
@@ -162,7 +165,7 @@ fn expanded_operands_and_bias_are_read_in_place() {
     let w = Array::new(&s, &[1.0_f32, 2.0, 3.0, 4.0], &[4, 1]).with(|l| l.expand("test", &[4, 5]).unwrap());
     let bias = Array::new(&s, &[0.5_f32], &[1]).with(|l| l.expand("test", &[5]).unwrap());
     let out = Array::full(&s, f32::NAN, &[3, 5]);
-    linear(&s, x.view(), w.view(), bias.view(), out.view()).unwrap();
+    linear(&s, x.view(), w.view(), bias.view(), out.view()).unwrap().launch(None).unwrap();
     assert_eq!(out.to_vec(), [20.5; 15]);
 }
 
@@ -173,15 +176,18 @@ fn empty_products() {
     let none = Array::<f32>::new(&s, &[], &[3, 0]);
     let none_t = Array::<f32>::new(&s, &[], &[0, 2]);
     let out = Array::full(&s, f32::NAN, &[3, 2]);
-    matmul(&s, none.view(), none_t.view(), out.view(), Accumulate::Overwrite).unwrap();
+    matmul(&s, none.view(), none_t.view(), out.view(), Accumulate::Overwrite).unwrap().launch(None).unwrap();
     assert_eq!(out.to_vec(), [0.0; 6]);
     let bias = Array::new(&s, &[1.0_f32, 2.0], &[2]);
-    linear(&s, none.view(), none_t.view(), bias.view(), out.view()).unwrap();
-    matmul(&s, none.view(), none_t.view(), out.view(), Accumulate::Add).unwrap();
+    linear(&s, none.view(), none_t.view(), bias.view(), out.view()).unwrap().launch(None).unwrap();
+    matmul(&s, none.view(), none_t.view(), out.view(), Accumulate::Add).unwrap().launch(None).unwrap();
     assert_eq!(out.to_vec(), [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
     let square = Array::full(&s, 1.0_f32, &[2, 2]);
     let empty = Array::<f32>::new(&s, &[], &[0, 2]);
-    matmul(&s, none_t.view(), square.view(), empty.view(), Accumulate::Overwrite).unwrap();
+    matmul(&s, none_t.view(), square.view(), empty.view(), Accumulate::Overwrite)
+        .unwrap()
+        .launch(None)
+        .unwrap();
 }
 
 #[test]
@@ -191,7 +197,7 @@ fn infinities_and_nan_come_through() {
     let x = Array::new(&s, &[0.0_f32, f32::INFINITY, 1.0, f32::NAN], &[2, 2]);
     let y = Array::new(&s, &[1.0_f32, 0.0, 1.0, 0.0], &[2, 2]);
     let out = Array::full(&s, 0.0_f32, &[2, 2]);
-    matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap();
+    matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap().launch(None).unwrap();
     let got = out.to_vec();
     assert_eq!(got[0], f32::INFINITY);
     assert!(got[1..].iter().all(|x| x.is_nan()));
@@ -203,15 +209,22 @@ fn wrong_operands_are_errors() {
     let s = dev.default_stream();
     let x = Array::full(&s, 1.0_f32, &[2, 3]);
     let out = Array::full(&s, 1.0_f32, &[2, 2]);
-    let error = matmul(&s, x.view(), x.view(), out.view(), Accumulate::Overwrite).unwrap_err();
+    let error = matmul(&s, x.view(), x.view(), out.view(), Accumulate::Overwrite)
+        .and_then(|product| product.launch(None))
+        .unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { op: "matmul", .. }), "{error}");
     let y = Array::full(&s, 1.0_f64, &[3, 2]);
-    let error = matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite).unwrap_err();
+    let error = matmul(&s, x.view(), y.view(), out.view(), Accumulate::Overwrite)
+        .and_then(|product| product.launch(None))
+        .unwrap_err();
     assert!(matches!(error, Error::DTypeMismatch { got: DType::F64, .. }), "{error}");
     let whole = Array::full(&s, 1_i64, &[2, 2]);
-    let error = matmul(&s, whole.view(), whole.view(), whole.view(), Accumulate::Overwrite).unwrap_err();
+    let error = matmul(&s, whole.view(), whole.view(), whole.view(), Accumulate::Overwrite)
+        .and_then(|product| product.launch(None))
+        .unwrap_err();
     assert!(matches!(error, Error::DTypeUnsupported { dtype: DType::I64, .. }), "{error}");
-    let error =
-        matmul(&s, x.view(), x.view(), Array::full(&s, 1.0_f32, &[3]).view(), Accumulate::Add).unwrap_err();
+    let error = matmul(&s, x.view(), x.view(), Array::full(&s, 1.0_f32, &[3]).view(), Accumulate::Add)
+        .and_then(|product| product.launch(None))
+        .unwrap_err();
     assert!(matches!(error, Error::ShapeMismatch { .. }), "{error}");
 }

@@ -70,7 +70,6 @@ fn nodes(seed: u64, count: usize, order: &Arc<Mutex<Vec<usize>>>, failing: Optio
             next: SmallVec::new(),
             left: AtomicU32::new(0),
             urgency: random(100) as u64,
-            workspace: None,
         });
     }
     nodes

@@ -241,10 +241,10 @@ impl Convolution<'_> {
         (c_dtype, onto): (DType, Onto),
     ) -> Result<()> {
         let batch = MatrixBatch { c, a, b, axes: axes.iter().copied().collect() };
+        let (dtype, tf32, workspace) = (self.dtype, self.tf32, self.products);
+        let product = Product { batch: &batch, dtype, c_dtype, onto, relu: false, tf32, workspace };
         // SAFETY: the matrices are parts of the operands and of the workspace, which has room for a turn.
-        unsafe {
-            Product { batch: &batch, dtype: self.dtype, c_dtype, onto, relu: false }.enqueue(self.queue, at)
-        }
+        unsafe { product.enqueue(self.queue, at) }
     }
 }
 

@@ -1,10 +1,20 @@
 //! Products of small integers, which are exact in any order.
 
 use super::*;
-use crate::{Accumulate, linear, linear_relu, matmul};
+use crate::{Accumulate, MatrixProduct, linear, linear_relu, matmul};
 
 fn whole<T: Real>(seed: u64, len: usize) -> Vec<T> {
     values(seed, len).into_iter().map(|value| T::of((value * 5.0).round())).collect()
+}
+
+/// Launches a product with a workspace as large as it needs, of which nothing is known.
+fn launch(stream: &Stream, product: Result<MatrixProduct<'_>>) -> Result<()> {
+    let product = product?;
+    let memory = match product.workspace() {
+        0 => return product.launch(None),
+        bytes => Array::full(stream, 0xA5_u8, &[bytes]),
+    };
+    product.launch(Some(memory.view()))
 }
 
 /// Operands of `batch` products, each stored with its axes in such an order.
@@ -21,7 +31,7 @@ fn product<T: Real>(
     };
     let (lhs, rhs) = (array(1, m, k, orders[0]), array(2, k, n, orders[1]));
     let out = array(3, m, n, orders[2]);
-    matmul(stream, lhs.view(), rhs.view(), out.view(), accumulate).map(|()| out)
+    launch(stream, matmul(stream, lhs.view(), rhs.view(), out.view(), accumulate)).map(|()| out)
 }
 
 const SIZES: [[usize; 3]; 9] = [
@@ -90,7 +100,7 @@ fn expanded_operands() {
             };
             let (lhs, rhs) = (array(1, left, [3, 9, 20]), array(2, right, [3, 20, 13]));
             let out = array(3, [3, 9, 13], [3, 9, 13]);
-            matmul(stream, lhs.view(), rhs.view(), out.view(), accumulate).map(|()| out)
+            launch(stream, matmul(stream, lhs.view(), rhs.view(), out.view(), accumulate)).map(|()| out)
         });
     }
 }
@@ -109,7 +119,7 @@ fn linear_of<T: Real>() {
                 let out = Array::full(stream, T::default(), &wide).with(|layout| {
                     layout.narrow("test", -1, usize::from(narrow), n).expect("within the axis")
                 });
-                linear(stream, x.view(), w.view(), bias.view(), out.view()).map(|()| out)
+                launch(stream, linear(stream, x.view(), w.view(), bias.view(), out.view())).map(|()| out)
             });
         }
         // Rows that are one value again and again are none that BLAS can express.
@@ -128,7 +138,7 @@ fn linear_of<T: Real>() {
                 let bias = Array::new(stream, &of(3, &[n]), &[n]);
                 let out = Array::full(stream, T::default(), &[m, n]);
                 let bias = biased.then(|| bias.view());
-                linear_relu(stream, x.view(), w.view(), bias, out.view()).map(|()| out)
+                launch(stream, linear_relu(stream, x.view(), w.view(), bias, out.view())).map(|()| out)
             });
         }
     }
@@ -155,7 +165,8 @@ fn tf32_is_off_until_it_is_asked_for() {
             }
             let (lhs, rhs) = (Array::full(&cuda, x as f32, &shape), Array::full(&cuda, 1_f32, &shape));
             let out = Array::full(&cuda, 0_f32, &shape);
-            matmul(&cuda, lhs.view(), rhs.view(), out.view(), Accumulate::Overwrite).expect("a launch");
+            launch(&cuda, matmul(&cuda, lhs.view(), rhs.view(), out.view(), Accumulate::Overwrite))
+                .expect("a launch");
             out.to_vec()
         };
         for (allowed, want) in [(None, exact), (Some(true), rounded), (Some(false), exact)] {
@@ -167,6 +178,7 @@ fn tf32_is_off_until_it_is_asked_for() {
     cuda.device().set_tf32(true);
     let out = Array::full(&cuda, 0_f64, &[1, 1]);
     let (lhs, rhs) = (Array::full(&cuda, x, &[1, 1]), Array::full(&cuda, 1_f64, &[1, 1]));
-    matmul(&cuda, lhs.view(), rhs.view(), out.view(), Accumulate::Overwrite).expect("a launch");
+    launch(&cuda, matmul(&cuda, lhs.view(), rhs.view(), out.view(), Accumulate::Overwrite))
+        .expect("a launch");
     assert_eq!(out.to_vec(), [x]);
 }

@@ -86,7 +86,7 @@ fn threads_draw_random_numbers_of_their_own() {
         let thread = std::thread::Builder::new();
         let thread = name.into_iter().fold(thread, |thread, name| thread.name(name.to_owned()));
         let keys = move || (0..draws).map(|_| tensor::next_key()).collect::<Vec<_>>();
-        thread.spawn(keys).unwrap().join().unwrap()
+        thread.spawn(keys).expect("a thread").join().expect("no panic")
     };
     let keys =
         [draw(None, 2), draw(None, 2), draw(Some("one"), 2), draw(Some("two"), 2), draw(Some("one"), 2)];
@@ -95,11 +95,12 @@ fn threads_draw_random_numbers_of_their_own() {
     }
     // What a thread is given is what it draws, and a thread that only draws under a generator uses up no name.
     let with = std::thread::Builder::new().name("three".into());
-    let with = with.spawn(|| tensor::with_generator(tensor::Generator::new(3), tensor::next_key)).unwrap();
-    assert_eq!(with.join().unwrap(), tensor::Generator::new(3).next_key());
+    let with =
+        with.spawn(|| tensor::with_generator(tensor::Generator::new(3), tensor::next_key)).expect("a thread");
+    assert_eq!(with.join().expect("no panic"), tensor::Generator::new(3).next_key());
     let seeded = std::thread::spawn(|| {
         tensor::seed(3);
         tensor::next_key()
     });
-    assert_eq!(seeded.join().unwrap(), tensor::Generator::new(3).next_key());
+    assert_eq!(seeded.join().expect("no panic"), tensor::Generator::new(3).next_key());
 }

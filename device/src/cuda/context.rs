@@ -19,7 +19,7 @@ use super::module::{Function, Module};
 use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::stream::in_host_function;
-use crate::{DeviceFacts, Error, MemoryDriver, Result};
+use crate::{DeviceFacts, Error, MemoryDriver, Result, fork};
 
 /// The one compute capability whose groups of four warps multiply together.
 pub(super) const WARP_GROUPS: (i32, i32) = (9, 0);
@@ -69,6 +69,8 @@ impl Context {
     /// The context of a device; the same one for all who hold it at the same time.
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Context>> {
         static OPEN: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
+        fork::watch();
+        fork::check("Device::cuda")?;
         let mut open = OPEN.lock();
         if let Some(context) =
             open.iter().filter_map(Weak::upgrade).find(|context| context.ordinal == ordinal)
@@ -149,6 +151,7 @@ impl Context {
     /// Makes the context current on this thread.
     #[inline]
     pub(super) fn bind(&self) -> Result<()> {
+        fork::check("a call of the CUDA driver")?;
         let mut current = std::ptr::null_mut();
         // SAFETY: the driver is initialised; it writes a handle to the address, and ours is retained.
         unsafe {

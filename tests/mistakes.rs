@@ -5,13 +5,15 @@
 
 mod common;
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use common::devices::Kind;
+use common::process::run_ignored;
 use streamgrad::prelude::*;
 use streamgrad::{
-    AllocatorConfig, Error, Policy, Result, ReusePolicy, Schedule, Sgd, SgdOptions, StreamId, SyncDebug,
-    SyncMode, cross_entropy,
+    AllocatorConfig, Error, Graph, Policy, Result, ReusePolicy, Schedule, Sgd, SgdOptions, StreamId,
+    SyncDebug, SyncMode, cross_entropy,
 };
 
 /// Where a program runs, and whether it has the waits that its author forgot.
@@ -334,4 +336,48 @@ fn host_memory_is_reused_while_its_copy_is_pending() -> Result<()> {
         assert_eq!(second.to_vec::<f32>()?, [2.0; 64]);
     }
     Ok(())
+}
+
+unsafe extern "C" {
+    safe fn atexit(function: extern "C" fn()) -> i32;
+}
+
+/// A training step with all that keeps something for a thread: a scope, autocast, recomputation and a captured step.
+fn step() -> Result<Vec<u32>> {
+    let device = Device::cpu();
+    let model = mlp(&[8, 16, 4], 1, &device)?;
+    let labels = Tensor::from_slice(&[0_i64, 1, 2, 3], &[4], &device)?;
+    let input = Var::constant(Tensor::ones(&[4, 8], DType::F32, &device)?);
+    let loss = || {
+        let hidden = recompute(|x| x.exp()?.tanh(), &input)?;
+        cross_entropy(&model.forward(&hidden)?, &labels)
+    };
+    let gradients = device.new_stream()?.scope(|| autocast(DType::BF16, loss)?.backward())?;
+    let mut values = Graph::capture(&device, || input.value().exp())?.replay()?.to_vec::<f32>()?;
+    for parameter in model.parameters() {
+        values.extend(gradients.get(&parameter).unwrap().to_vec::<f32>()?);
+    }
+    Ok(values.into_iter().map(f32::to_bits).collect())
+}
+
+static EXPECTED: OnceLock<Vec<u32>> = OnceLock::new();
+
+extern "C" fn step_at_exit() {
+    println!("at exit: {:?}", step().map(|values| Some(&values) == EXPECTED.get()));
+}
+
+#[test]
+#[ignore = "run by the test below"]
+fn inner_exit() {
+    EXPECTED.set(step().unwrap()).unwrap();
+    assert_eq!(atexit(step_at_exit), 0);
+    // The thread's own variables go first.
+    std::process::exit(0);
+}
+
+#[test]
+fn a_step_in_an_exit_handler_is_as_any_other() {
+    let output = run_ignored("inner_exit", &[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("at exit: Ok(true)"), "{text}");
 }

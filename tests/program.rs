@@ -638,12 +638,19 @@ fn info_says_why_a_device_is_missing() {
 
 #[test]
 fn a_thread_count_that_makes_no_sense_is_named() {
-    for value in ["0", "many", "-2"] {
+    for value in ["0", "many", "-2", "1025", "1.5"] {
         let args = &["compare"];
         let message = bad_output(args, command(args).env("STREAMGRAD_THREADS", value).output().unwrap());
         assert!(message.contains("STREAMGRAD_THREADS") && message.contains(value), "{message}");
         let info = command(&["info"]).env("STREAMGRAD_THREADS", value).output().unwrap();
-        assert!(text(&info.stdout).contains("is ignored"));
+        assert!(text(&info.stdout).contains("must be a whole number from 1 to 1024"));
+    }
+    for (name, value) in
+        [("STREAMGRAD_LAUNCHER", "yes"), ("STREAMGRAD_CUDNN", "off"), ("STREAMGRAD_LAUNCH_BLOCKING", "2")]
+    {
+        let args = &["compare"];
+        let message = bad_output(args, command(args).env(name, value).output().unwrap());
+        assert!(message.contains(name) && message.contains(value), "{message}");
     }
     let one = command(&[&["compare"], SMALL].concat()).env("STREAMGRAD_THREADS", "1").output().unwrap();
     assert!(one.status.success() && text(&one.stdout).contains("no-room"), "{}", text(&one.stdout));

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use device::{Capture, Shared};
@@ -37,7 +38,8 @@ thread_local! {
     /// What this thread's autocast is to; `None` where it is off.
     static HALF: Cell<Option<DType>> = const { Cell::new(None) };
     /// What the outermost autocast of this thread, or the batch that it runs, keeps outside of steps that are captured within it.
-    static CACHE: RefCell<Option<Cache>> = const { RefCell::new(None) };
+    /// It has no destructor, since ops also run while a thread or the process ends.
+    static CACHE: RefCell<ManuallyDrop<Option<Cache>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 /// Runs `f` with mixed precision: ops of this thread take F32 and 16-bit operands in the type that suits them. Nothing that
@@ -107,17 +109,18 @@ fn with_cache<R>(cache: Cache, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Cache>);
     impl Drop for Restore {
         fn drop(&mut self) {
-            let inner = CACHE.replace(self.0.take());
-            drop(inner);
+            let inner = CACHE.replace(ManuallyDrop::new(self.0.take()));
+            drop(ManuallyDrop::into_inner(inner));
         }
     }
-    let _restore = Restore(CACHE.replace(Some(cache)));
+    let outer = CACHE.replace(ManuallyDrop::new(Some(cache)));
+    let _restore = Restore(ManuallyDrop::into_inner(outer));
     f()
 }
 
 /// Shows `f` what this thread keeps now, if it keeps anything: a step that is captured within an autocast has a cache of its own.
 fn current_cache<R>(f: impl FnOnce(Option<&mut Cache>) -> R) -> R {
-    CACHE.with_borrow_mut(|cache| match cache {
+    CACHE.with_borrow_mut(|cache| match &mut **cache {
         Some(cache) if !cache.is_valid() => {
             f(Capture::scratch::<Mutex<Cache>>().as_ref().map(|own| own.lock()).as_deref_mut())
         }

@@ -1,6 +1,7 @@
 //! Activation checkpointing: what a part of a model saves is made again when the backward pass needs it.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 
 use tensor::{Generator, Result, Tensor, with_generator};
 
@@ -128,7 +129,8 @@ impl Noticed {
 }
 
 thread_local! {
-    static NOTICED: RefCell<Noticed> = RefCell::default();
+    /// Empty outside of [`noticing`]. It has no destructor, since ops also run while a thread or the process ends.
+    static NOTICED: RefCell<ManuallyDrop<Noticed>> = RefCell::default();
 }
 
 /// Runs `f` without recording, and gives what its ops used and somebody still has.
@@ -136,12 +138,12 @@ fn noticing<R>(f: impl FnOnce() -> R) -> (R, Noticed) {
     struct Restore(Noticed);
     impl Drop for Restore {
         fn drop(&mut self) {
-            NOTICED.with_borrow_mut(|noticed| std::mem::swap(noticed, &mut self.0));
+            NOTICED.with_borrow_mut(|noticed| std::mem::swap(&mut **noticed, &mut self.0));
         }
     }
-    let _outer = Restore(NOTICED.take());
+    let _outer = Restore(NOTICED.with_borrow_mut(|noticed| std::mem::take(&mut **noticed)));
     let result = with_recording(Recording::Noticed, f);
-    let mut noticed = NOTICED.take();
+    let mut noticed = NOTICED.with_borrow_mut(|noticed| std::mem::take(&mut **noticed));
     noticed.constants.retain(|tensor| !tensor.is_unique());
     (result, noticed)
 }

@@ -13,6 +13,7 @@ use crate::audit::AuditLog;
 use crate::borrow::{Borrows, Source};
 use crate::cuda::{Context, DriverStream, FaultWord, Launcher, PinnedMemory, in_host_function};
 use crate::delay::Delays;
+use crate::environment::Launches;
 use crate::explorer::{Choice, Explorer};
 use crate::fifo::{Fault, Fifo, PATIENCE, Runner, drop_outside, reached};
 use crate::hidden::HiddenSyncs;
@@ -21,7 +22,8 @@ use crate::recorder::{Recorder, Syncing};
 use crate::stream::{Handle, Side, Stream};
 use crate::{
     CpuConfig, CudaConfig, Error, HeldOutside, HostMemory, MemoryDriver, Moment, Peaks, Placement, Pool,
-    Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team,
+    Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment,
+    fork,
 };
 
 /// What a device is made of.
@@ -132,10 +134,12 @@ impl Device {
         CPU.get_or_init(|| Device::cpu_with(CpuConfig::default())).clone()
     }
 
-    /// A CPU device of its own, with its own streams, memory and threads.
+    /// A CPU device of its own, with its own streams, memory and threads. If `STREAMGRAD_THREADS` is needed and makes no sense,
+    /// [`Error::InvalidArgument`] is the error of its first synchronising call.
     pub fn cpu_with(config: CpuConfig) -> Device {
-        let threads = config.threads.or_else(threads_from_environment).unwrap_or_else(cores);
-        let threads = threads.clamp(1, Team::MAX_HELPERS + 1);
+        let threads = or_variable(config.threads, environment::threads);
+        let (threads, refused) = threads.map_or_else(|error| (None, Some(error)), |threads| (threads, None));
+        let threads = threads.unwrap_or_else(cores).clamp(1, Team::MAX_HELPERS + 1);
         let placement = match config.schedule {
             Schedule::Inline => Placement::Caller,
             Schedule::Threads | Schedule::Delay { .. } | Schedule::Explore(_) => Placement::Worker,
@@ -158,7 +162,9 @@ impl Device {
         core.threads = threads;
         core.explorer = explorer;
         core.delays = delays;
-        Device::of(core)
+        let device = Device::of(core);
+        device.fail_with(refused);
+        device
     }
 
     fn of(core: Core) -> Device {
@@ -174,7 +180,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::CudaUnavailable`] with the reason: no driver or one that is too old, no such device, no libnvrtc or libcublasLt,
-    /// or a build without CUDA; [`Error::OutOfMemory`] if the driver has no memory left, [`Error::Driver`] if it refuses,
+    /// or a build without CUDA; [`Error::InvalidArgument`] for a [variable](environment) that makes no sense; [`Error::OutOfMemory`] if the driver has no memory left, [`Error::Driver`] if it refuses,
     /// [`Error::Io`] if all launches are to be a [launcher](CudaConfig::launcher)'s and there is no thread for it.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
@@ -195,9 +201,9 @@ impl Device {
     pub fn cuda_with(ordinal: usize, config: CudaConfig) -> Result<Device> {
         let context = Context::open(ordinal)?;
         let audit = Arc::default();
-        let blocking = config.blocking.unwrap_or_else(|| is_set_to("STREAMGRAD_LAUNCH_BLOCKING", "1"));
+        let blocking = or_variable(config.blocking, environment::blocking)?.unwrap_or(false);
         let fault = FaultWord::new(&context)?;
-        let launcher = match launches(config.launcher) {
+        let launcher = match launches(config.launcher)? {
             _ if blocking => None,
             Some(true) => Some(Launcher::new(&context, &fault, true)?),
             // Without a thread whoever launches makes the calls.
@@ -212,7 +218,7 @@ impl Device {
         core.cuda = Some(cuda);
         core.launcher = config.launcher;
         core.blocking = blocking;
-        core.cudnn = config.cudnn.unwrap_or_else(|| !is_set_to("STREAMGRAD_CUDNN", "0"));
+        core.cudnn = or_variable(config.cudnn, environment::cudnn)?.unwrap_or(true);
         Ok(Device::of(core))
     }
 
@@ -245,9 +251,19 @@ impl Device {
         }
     }
 
-    /// The first CUDA device if there is one, else the CPU.
+    /// The first CUDA device if there is one, else the CPU. A [variable](environment) that makes no sense is the error of the next
+    /// synchronising call.
     pub fn best() -> Device {
-        Device::cuda(0).unwrap_or_else(|_| Device::cpu())
+        Device::cuda(0).unwrap_or_else(|error| {
+            let cpu = Device::cpu();
+            cpu.fail_with(Some(error).filter(|error| matches!(error, Error::InvalidArgument { .. })));
+            cpu
+        })
+    }
+
+    /// Has the next synchronising call return an error.
+    fn fail_with(&self, error: Option<Error>) {
+        error.into_iter().for_each(|error| self.core().fail(error));
     }
 
     /// What the device is made of.
@@ -561,6 +577,7 @@ impl Core {
         memory: Arc<dyn MemoryDriver>,
         audit: Arc<AuditLog>,
     ) -> Core {
+        fork::watch();
         Core(ManuallyDrop::new(Parts {
             kind,
             schedule: Schedule::Inline,
@@ -737,6 +754,10 @@ impl DerefMut for Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        // A forked process has none of the threads and no driver that the parts would wait for.
+        if fork::is_child() {
+            return;
+        }
         if let Some(explorer) = self.explorer.clone() {
             explorer.finish(self);
         }
@@ -783,25 +804,24 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn threads_from_environment() -> Option<usize> {
-    std::env::var("STREAMGRAD_THREADS").ok()?.trim().parse().ok().filter(|&threads| threads > 0)
-}
-
 /// Whether a launcher is given all launches or those of long runs; `None` for none.
-fn launches(wanted: Option<bool>) -> Option<bool> {
+fn launches(wanted: Option<bool>) -> Result<Option<bool>> {
     // With fewer, the program's own threads may want them all.
     const CORES: usize = 4;
     let has_room = || std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= CORES);
-    match (wanted, std::env::var("STREAMGRAD_LAUNCHER").as_deref()) {
-        (Some(all), _) => all.then_some(true),
-        (None, Ok("0")) => None,
-        (None, Ok("1")) => Some(false),
-        (None, Ok("all")) => Some(true),
-        // A tool finds a kernel's range by the thread that launches it.
-        (None, _) => (has_room() && !crate::nvtx::is_followed()).then_some(false),
+    if let Some(all) = wanted {
+        return Ok(all.then_some(true));
     }
+    Ok(match environment::launches()? {
+        Some(Launches::None) => None,
+        Some(Launches::LongRuns) => Some(false),
+        Some(Launches::All) => Some(true),
+        // A tool finds a kernel's range by the thread that launches it.
+        None => (has_room() && !crate::nvtx::is_followed()).then_some(false),
+    })
 }
 
-fn is_set_to(variable: &str, wanted: &str) -> bool {
-    std::env::var(variable).is_ok_and(|value| value.trim() == wanted)
+/// What was asked for, or else what a variable says.
+fn or_variable<T>(wanted: Option<T>, variable: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
+    if wanted.is_some() { Ok(wanted) } else { variable() }
 }

@@ -156,6 +156,13 @@ pub enum Error {
         /// What is not loaded yet.
         what: Box<str>,
     },
+    /// A call in a process that was forked from one with a device. It has the device's memory, but not its threads and driver.
+    /// Fork before the first device is made, or call `exec` in the child.
+    #[error("{op}: this process was forked from one with a device, whose threads and driver it lacks")]
+    Forked {
+        /// What was called.
+        op: &'static str,
+    },
     /// What a step that is captured, or was, does not allow.
     #[error("{op}: not within a captured step: {reason}")]
     Captured {

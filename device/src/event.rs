@@ -4,11 +4,12 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crate::cuda::TimedEvent;
+use crate::cuda::{Context, TimedEvent};
 use crate::device::Core;
 use crate::fifo::Fifo;
 use crate::graph::capture::{Capture, refused};
-use crate::{Moment, Result};
+use crate::stream::Handle;
+use crate::{Device, Error, Moment, Result, Stream};
 
 /// A marker in a stream, complete once every command before it has run.
 ///
@@ -31,6 +32,8 @@ pub(crate) struct Marker {
     pub(crate) stamp: Arc<OnceLock<Instant>>,
     /// The event of a driver's stream.
     pub(crate) timed: Option<TimedEvent>,
+    /// Whether it was recorded within a captured step, in which nothing runs.
+    pub(crate) captured: bool,
 }
 
 impl Event {
@@ -77,16 +80,43 @@ impl Event {
     /// Milliseconds from this event to `end`; negative if `end` came first. Waits for both by itself.
     ///
     /// # Errors
-    /// [`Error::Async`](crate::Error::Async) with the device's first failed command not reported yet.
+    /// [`Error::DeviceMismatch`] unless both events are of CPU streams, or both of streams on one GPU: others have no common clock;
+    /// [`Error::Captured`] for an event recorded within a captured step; [`Error::Async`] with the device's first failed command
+    /// not reported yet; [`Error::InvalidArgument`] for an event that its stream did not reach, since a wait before it failed.
     pub fn elapsed_ms(&self, end: &Event) -> Result<f64> {
+        const OP: &str = "elapsed_ms";
+        if self.0.gpu() != end.0.gpu() {
+            return Err(Error::device_mismatch(OP, &self.0.device(), &end.0.device()));
+        }
+        if self.0.captured || end.0.captured {
+            return Err(refused(OP, "an event recorded there marks nothing that runs"));
+        }
         self.synchronize()?;
         end.synchronize()?;
         if let (Some(start), Some(end)) = (&self.0.timed, &end.0.timed) {
             return start.elapsed_ms(end);
         }
-        let (Some(&start), Some(&end)) = (self.0.stamp.get(), end.0.stamp.get()) else { return Ok(0.0) };
+        let (start, end) = (self.0.stamp(OP)?, end.0.stamp(OP)?);
         let ms = |later: Instant, earlier: Instant| later.duration_since(earlier).as_secs_f64() * 1e3;
         Ok(if end >= start { ms(end, start) } else { -ms(start, end) })
+    }
+}
+
+impl Marker {
+    fn device(&self) -> Device {
+        Device(Stream(Handle::Default(Arc::clone(&self.core))))
+    }
+
+    /// The GPU whose clock the event is timed by; `None` for the host's.
+    fn gpu(&self) -> Option<*const Context> {
+        self.core.cuda.as_ref().map(|cuda| Arc::as_ptr(&cuda.context))
+    }
+
+    /// When the stream passed the event.
+    fn stamp(&self, op: &'static str) -> Result<Instant> {
+        self.stamp.get().copied().ok_or_else(|| {
+            Error::invalid(op, "event", "one that its stream has reached", format_args!("{:?}", self.moment))
+        })
     }
 }
 

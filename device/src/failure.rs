@@ -51,7 +51,7 @@ mod tests {
         assert!(!is_reported() && take().is_none());
         report(of("first"));
         report(of("second"));
-        std::thread::scope(|scope| scope.spawn(|| assert!(take().is_none())));
+        std::thread::scope(|scope| _ = scope.spawn(|| assert!(take().is_none())));
         assert!(is_reported());
         assert!(take().is_some_and(|error| matches!(*error, Error::Deadlock { op: "first", .. })));
         assert!(!is_reported() && take().is_none());

@@ -20,7 +20,7 @@ use crate::progress::Progress;
 use crate::threads::spawn;
 use crate::time::Timeline;
 use crate::within::{Holds, Within, may_launch, may_wait};
-use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats, failure};
+use crate::{Clock, Error, Moment, Panicked, Placement, Result, StreamId, SyncStats, failure, fork};
 
 /// What a queued command does.
 pub(crate) type Job = Box<dyn FnOnce(&Core) + Send>;
@@ -468,9 +468,10 @@ impl Fifo {
     /// Locks the tail for `op`.
     ///
     /// # Errors
-    /// [`Error::Deadlock`] if another launch has it, which may be the one whose command this thread runs.
+    /// [`Error::Deadlock`] if another launch has it, which may be the one whose command this thread runs; [`Error::Forked`].
     #[inline]
     pub(crate) fn lock_tail(&self, op: &'static str) -> Result<MutexGuard<'_, Tail>> {
+        fork::check(op)?;
         match self.tail.try_lock() {
             Some(tail) => Ok(tail),
             None => self.wait_for_tail(op),

@@ -2,14 +2,18 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+
+use smallvec::SmallVec;
 
 use crate::cuda::GateWord;
 use crate::device::Core;
 use crate::event::Marker;
 use crate::fifo::{Fifo, Gate};
+use crate::graph::capture::Capture;
 use crate::{Device, Event, Moment, Priority, Result, StreamId};
 
 /// A FIFO of commands on one device. A cheap handle: clones are the same stream.
@@ -59,9 +63,12 @@ impl Drop for Side {
     }
 }
 
+type Scopes = Option<SmallVec<[Stream; 4]>>;
+
 thread_local! {
-    /// The scopes that this thread is in, innermost last.
-    static SCOPES: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
+    /// The scopes that this thread is in, innermost last; `None` outside of all. It has no destructor, since ops also run while
+    /// a thread or the process ends.
+    static SCOPES: RefCell<ManuallyDrop<Scopes>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 impl Stream {
@@ -74,7 +81,8 @@ impl Stream {
     #[inline]
     pub fn with_current<R>(device: &Device, f: impl FnOnce(&Stream) -> R) -> R {
         SCOPES.with_borrow(|scopes| {
-            f(scopes.iter().rev().find(|stream| stream.device() == device).unwrap_or(&device.0))
+            let mut scopes = scopes.iter().flatten().rev();
+            f(scopes.find(|stream| stream.device() == device).unwrap_or(&device.0))
         })
     }
 
@@ -93,11 +101,17 @@ impl Stream {
         struct Leave;
         impl Drop for Leave {
             fn drop(&mut self) {
-                let left = SCOPES.with_borrow_mut(Vec::pop);
+                let left = SCOPES.with_borrow_mut(|scopes| {
+                    let left = scopes.as_mut()?.pop();
+                    if scopes.as_ref().is_some_and(SmallVec::is_empty) {
+                        **scopes = None;
+                    }
+                    left
+                });
                 drop(left);
             }
         }
-        SCOPES.with_borrow_mut(|scopes| scopes.push(self.clone()));
+        SCOPES.with_borrow_mut(|scopes| scopes.get_or_insert_default().push(self.clone()));
         let _leave = Leave;
         f()
     }
@@ -143,8 +157,9 @@ impl Stream {
             // The cell is set here only.
             let _ = set.set(Instant::now());
         })?;
-        let fifo = Arc::clone(self.fifo());
-        Ok(Event(Arc::new(Marker { core: Arc::clone(self.core()), fifo, moment, stamp, timed })))
+        let (core, fifo) = (Arc::clone(self.core()), Arc::clone(self.fifo()));
+        let captured = Capture::of(&core).is_some();
+        Ok(Event(Arc::new(Marker { core, fifo, moment, stamp, timed, captured })))
     }
 
     /// Makes later commands of this stream come after `event`. Does not block the host.

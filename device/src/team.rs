@@ -1,6 +1,7 @@
 //! Host threads that work together: the lanes of a step, the parts of a kernel.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -13,7 +14,7 @@ use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{UnsafeCell, spin_loop, thread_local};
 use crate::threads::spawn;
 use crate::within::may_wait;
-use crate::{Error, Panicked, Result};
+use crate::{Error, Panicked, Result, fork};
 
 /// Threads that wait close by for the next job: a hand-off takes well under a microsecond while they look around,
 /// which they do for some hundred microseconds after each job, and tens of microseconds once they sleep.
@@ -64,7 +65,7 @@ static WAITING: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 impl Waiting {
     /// Refuses to wait for a team that waits, perhaps by way of others, for the end of a run that the thread is within.
     fn new(team: usize) -> Result<Waiting> {
-        let runs = RUNS.with(|runs| runs.borrow().clone());
+        let runs = RUNS.with(|runs| (**runs.borrow()).clone());
         let mut waiting = WAITING.lock();
         let (mut reached, mut next) = (vec![team], 0);
         while let Some(&from) = reached.get(next) {
@@ -144,7 +145,8 @@ impl Team {
     ///
     /// # Errors
     /// [`Error::Deadlock`] from within a job of the same team, directly or by way of other teams' runs, from within one of a team
-    /// that this one's job waits for, and where the call would wait within a command or a host read; `job` is not called.
+    /// that this one's job waits for, and where the call would wait within a command or a host read; [`Error::Forked`]. `job` is not
+    /// called.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
         self.run_some(self.members.len(), job)
     }
@@ -154,6 +156,7 @@ impl Team {
     /// # Errors
     /// As [`run`](Team::run).
     pub fn run_some(&self, helpers: usize, job: &(dyn Fn(usize) + Sync)) -> Result<Vec<(usize, Panicked)>> {
+        fork::check("Team::run")?;
         if RUNS.with(|runs| runs.borrow().contains(&self.id())) {
             return Err(Error::Deadlock { op: "Team::run", within: "a job of the same team".into() });
         }
@@ -186,15 +189,16 @@ impl Team {
 
     /// What the thread's job is part of, and a run of this team.
     fn runs(&self) -> Runs {
-        let mut runs = RUNS.with(|runs| runs.borrow().clone());
+        let mut runs = RUNS.with(|runs| (**runs.borrow()).clone());
         runs.push(self.id());
         runs
     }
 }
 
 thread_local! {
-    /// The teams, by address, of whose runs the thread's job is part.
-    static RUNS: RefCell<Runs> = RefCell::default();
+    /// The teams, by address, of whose runs the thread's job is part. It has no destructor, since ops also run while a thread or
+    /// the process ends.
+    static RUNS: RefCell<ManuallyDrop<Runs>> = RefCell::default();
 }
 
 type Runs = SmallVec<[usize; 2]>;
@@ -205,10 +209,11 @@ fn within<R>(runs: &Runs, f: impl FnOnce() -> R) -> R {
     struct Outer(Runs);
     impl Drop for Outer {
         fn drop(&mut self) {
-            RUNS.with(|runs| std::mem::swap(&mut *runs.borrow_mut(), &mut self.0));
+            RUNS.with(|runs| std::mem::swap(&mut **runs.borrow_mut(), &mut self.0));
         }
     }
-    let _outer = Outer(RUNS.with(|own| own.replace(runs.clone())));
+    let outer = RUNS.with(|own| own.replace(ManuallyDrop::new(runs.clone())));
+    let _outer = Outer(ManuallyDrop::into_inner(outer));
     f()
 }
 
@@ -335,7 +340,8 @@ impl Drop for Team {
         for member in &mut self.members {
             member.shared.stop.store(true, Ordering::Relaxed);
             member.wake();
-            if let Some(thread) = member.thread.take() {
+            // A forked process has no such thread.
+            if let Some(thread) = member.thread.take().filter(|_| !fork::is_child()) {
                 // Its panics were caught, so it ends in order.
                 let _ = thread.join();
             }

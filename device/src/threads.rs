@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use crate::sync::thread::{Builder, JoinHandle, current};
-use crate::{Error, Panicked, Result};
+use crate::{Error, Panicked, Result, fork};
 
 // A thread that the system gives and then cannot set up ends the process, so the library stays well below what systems give.
 
@@ -50,8 +50,11 @@ fn check_room() -> io::Result<()> {
 /// Starts a thread.
 ///
 /// # Errors
-/// [`Error::Io`] if there are too many, the system gives none, or the process may have too little memory for it.
+/// [`Error::Io`] if there are too many, the system gives none, or the process may have too little memory for it;
+/// [`Error::Forked`].
 pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    fork::watch();
+    fork::check("thread")?;
     let path = format!("thread {name}");
     let (started, start) = channel();
     let spawned = Alive::new().and_then(|alive| {
@@ -95,8 +98,9 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // A thread that drops its own handle ends without anybody's waiting.
-        if let Some(thread) = self.0.take().filter(|thread| thread.thread().id() != current().id()) {
+        // A thread that drops its own handle ends without anybody's waiting. A forked process has no such thread.
+        let is_here = |thread: &JoinHandle<()>| !fork::is_child() && thread.thread().id() != current().id();
+        if let Some(thread) = self.0.take().filter(is_here) {
             let _ = thread.join();
         }
     }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::{Error, Result, StreamId};
+use crate::{Error, Result, StreamId, fork};
 
 /// What a thread is within, by the locks that it holds meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,8 +43,9 @@ impl Drop for Within {
 /// That the thread may wait for a command.
 ///
 /// # Errors
-/// [`Error::Deadlock`] within another command or a host read: either may be what the command waits for.
+/// [`Error::Deadlock`] within another command or a host read: either may be what the command waits for; [`Error::Forked`].
 pub(crate) fn may_wait(op: &'static str) -> Result<()> {
+    fork::check(op)?;
     match WITHIN.get() {
         0 => Ok(()),
         within => Err(deadlock(op, within)),

@@ -1,5 +1,6 @@
 //! `streamgrad info`: devices, and why one is missing.
 
+use streamgrad::device::environment;
 use streamgrad::{Device, workloads};
 
 use super::Failure;
@@ -16,10 +17,10 @@ pub(super) fn run(printer: &mut Printer) -> Result<bool, Failure> {
     table.row(["instruction sets", &instruction_sets().join(", ")]);
     let alignment = cpu.memory_driver().alignment();
     table.row(["memory", &format!("the system's allocator, ranges aligned to {alignment} bytes")]);
-    let threads = match threads_variable() {
-        None => "not set: one thread a core".to_owned(),
-        Some(Ok(threads)) => format!("{threads}"),
-        Some(Err(text)) => format!("{text:?} is ignored by the library: not a whole number of at least 1"),
+    let threads = match environment::threads() {
+        Ok(None) => "not set: one thread a core".to_owned(),
+        Ok(Some(threads)) => format!("{threads}"),
+        Err(error) => error.to_string(),
     };
     table.row([THREADS, &threads]);
     match Device::cuda(0) {
@@ -37,7 +38,7 @@ pub(super) fn run(printer: &mut Printer) -> Result<bool, Failure> {
     for line in table.lines() {
         printer.line(format_args!("{line}"))?;
     }
-    Ok(threads_variable().is_none_or(|threads| threads.is_ok()))
+    Ok(environment::check().is_ok())
 }
 
 fn cpu_line(cpu: &Device) -> String {
@@ -45,20 +46,9 @@ fn cpu_line(cpu: &Device) -> String {
     format!("{cores} cores, kernels split over up to {} threads", cpu.threads())
 }
 
-/// The variable's value, if it is set, or else its text.
-fn threads_variable() -> Option<Result<usize, String>> {
-    let text = std::env::var_os(THREADS)?.to_string_lossy().into_owned();
-    Some(text.trim().parse().ok().filter(|&threads| threads > 0).ok_or(text))
-}
-
-/// The library passes over a value that makes no sense; a run that somebody asked for should not.
+/// A run does not begin with a variable that makes no sense.
 pub(super) fn check_environment() -> Result<(), Failure> {
-    match threads_variable() {
-        Some(Err(text)) => {
-            Err(Failure::Usage(format!("{THREADS} must be a whole number of at least 1, got {text:?}")))
-        }
-        _ => Ok(()),
-    }
+    environment::check().map_err(|error| Failure::Usage(error.to_string()))
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,7 @@
 //! Updates that wait for the end of a step, so that their order is that of the batches.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 
 use tensor::Result;
 
@@ -8,8 +9,9 @@ use tensor::Result;
 pub(super) type Update = Box<dyn FnOnce() -> Result<()> + Send>;
 
 thread_local! {
-    /// What the batch that this thread runs has put off; `None` outside of a batch.
-    static BATCH: RefCell<Option<Vec<Update>>> = const { RefCell::new(None) };
+    /// What the batch that this thread runs has put off; `None` outside of a batch. It has no destructor, since ops also run
+    /// while a thread or the process ends.
+    static BATCH: RefCell<ManuallyDrop<Option<Vec<Update>>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 /// Runs `update`: at once, or, within a batch of [`ConcurrentBatches`](crate::ConcurrentBatches), when the step's gradients
@@ -32,7 +34,7 @@ thread_local! {
 pub fn defer(update: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     let mut update: Option<Update> = Some(Box::new(update));
     BATCH.with_borrow_mut(|batch| {
-        if let Some(batch) = batch {
+        if let Some(batch) = &mut **batch {
             batch.extend(update.take());
         }
     });
@@ -41,7 +43,11 @@ pub fn defer(update: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()>
 
 /// Whether this thread runs a batch.
 pub(super) fn is_in_batch() -> bool {
-    BATCH.with_borrow(Option::is_some)
+    BATCH.with_borrow(|batch| batch.is_some())
+}
+
+fn replace(batch: Option<Vec<Update>>) -> Option<Vec<Update>> {
+    ManuallyDrop::into_inner(BATCH.replace(ManuallyDrop::new(batch)))
 }
 
 /// Runs `f` as a batch, and gives what it put off.
@@ -50,13 +56,13 @@ pub(super) fn collect<R>(f: impl FnOnce() -> R) -> (R, Vec<Update>) {
     impl Drop for Restore {
         fn drop(&mut self) {
             if let Some(outer) = self.0.take() {
-                BATCH.replace(outer);
+                replace(outer);
             }
         }
     }
-    let mut restore = Restore(Some(BATCH.replace(Some(Vec::new()))));
+    let mut restore = Restore(Some(replace(Some(Vec::new()))));
     let result = f();
-    let updates = restore.0.take().and_then(|outer| BATCH.replace(outer)).unwrap_or_default();
+    let updates = restore.0.take().and_then(replace).unwrap_or_default();
     (result, updates)
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{HandOff, Placement, StreamOptions, Thread};
+use device::{HandOff, Placement, StreamOptions, Thread, fork};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensor::{Device, Error, Generator, Result, Stream, next_key};
 
@@ -287,7 +287,14 @@ impl<T> Shared<T> {
             }
             match if state.is_ahead { None } else { state.source.take() } {
                 Some(source) => self.ask(&mut state, source, Source::asked_here),
-                None => self.made.wait(&mut state),
+                None => match fork::check("prefetch") {
+                    Ok(()) => self.made.wait(&mut state),
+                    // The thread that would make it is the parent's.
+                    Err(error) => {
+                        state.is_over = true;
+                        return Some(Made { item: Err(error), from: None, is_last: true });
+                    }
+                },
             }
         }
     }

@@ -80,7 +80,7 @@ impl Elements<'_> {
     /// Each rank adds all, beside its operand, which others read.
     unsafe fn all_reduce_small(&self, reduce: Reduce, meet: &dyn Fn()) {
         let (bytes, own) = (self.call.bytes(), self.shown[self.rank]);
-        SCRATCH.with_borrow_mut(|scratch| {
+        let add = |scratch: &mut Vec<u64>| {
             scratch.resize(bytes.div_ceil(8), 0);
             let sum = scratch.as_mut_ptr().cast::<u8>();
             // SAFETY: the scratch has room for all elements.
@@ -88,7 +88,11 @@ impl Elements<'_> {
             meet();
             // SAFETY: the output has that many bytes, and nobody reads it any more if it is the input, too.
             unsafe { std::ptr::copy_nonoverlapping(sum, own.output, bytes) };
-        });
+        };
+        // A thread that is ending keeps none.
+        if SCRATCH.try_with(|scratch| add(&mut scratch.borrow_mut())).is_err() {
+            add(&mut Vec::new());
+        }
     }
 
     /// Each rank adds a part, which nobody else looks at if the operand is in place, and gets the others'.

@@ -21,7 +21,7 @@ use super::pinned::PinnedPool;
 use super::probe::probe;
 use super::stream::in_host_function;
 use crate::stream::host_is_held;
-use crate::{DeviceFacts, Error, HeldOutside, Result};
+use crate::{DeviceFacts, Error, HeldOutside, Result, fork};
 
 /// Memory that is no longer used.
 pub(super) enum Freed {
@@ -81,6 +81,8 @@ impl Context {
     /// The context of a device; the same one for all who hold it at the same time.
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Context>> {
         static OPEN: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
+        fork::watch();
+        fork::check("Device::cuda")?;
         let mut open = OPEN.lock();
         if let Some(context) =
             open.iter().filter_map(Weak::upgrade).find(|context| context.ordinal == ordinal)
@@ -162,6 +164,7 @@ impl Context {
     /// Makes the context current on this thread.
     #[inline]
     pub(super) fn bind(&self) -> Result<()> {
+        fork::check("a call of the CUDA driver")?;
         let mut current = std::ptr::null_mut();
         // SAFETY: the driver is initialised; it writes a handle to the address, and ours is retained.
         unsafe {

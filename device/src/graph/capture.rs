@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, Weak};
 
@@ -82,7 +83,8 @@ pub(super) const FIRST: usize = 1 << 60;
 pub(crate) const ALIGNMENT: usize = 256;
 
 thread_local! {
-    static CURRENT: RefCell<Option<Arc<Capture>>> = const { RefCell::new(None) };
+    /// It has no destructor, since ops also run while a thread or the process ends.
+    static CURRENT: RefCell<ManuallyDrop<Option<Arc<Capture>>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 /// The captures that are not dropped, so that their buffers find them.
@@ -90,7 +92,7 @@ static CAPTURES: LazyLock<Mutex<HashMap<StreamId, Weak<Capture>>>> = LazyLock::n
 
 /// The capture that this thread is in.
 pub(crate) fn current() -> Option<Arc<Capture>> {
-    CURRENT.with_borrow(Clone::clone)
+    CURRENT.with_borrow(|current| (**current).clone())
 }
 
 /// Calls `f` within `capture`, or outside of any. The former one is back afterwards, also after a panic.
@@ -98,11 +100,11 @@ pub(crate) fn within<R>(capture: Option<Arc<Capture>>, f: impl FnOnce() -> R) ->
     struct Restore(Option<Arc<Capture>>);
     impl Drop for Restore {
         fn drop(&mut self) {
-            let inner = CURRENT.replace(self.0.take());
-            drop(inner);
+            let inner = CURRENT.replace(ManuallyDrop::new(self.0.take()));
+            drop(ManuallyDrop::into_inner(inner));
         }
     }
-    let _restore = Restore(CURRENT.replace(capture));
+    let _restore = Restore(ManuallyDrop::into_inner(CURRENT.replace(ManuallyDrop::new(capture))));
     f()
 }
 
@@ -142,7 +144,7 @@ impl Capture {
 
     /// Whether this thread's commands are written down.
     pub fn is_current() -> bool {
-        CURRENT.with_borrow(Option::is_some)
+        CURRENT.with_borrow(|current| current.is_some())
     }
 
     /// Keeps `value` for whoever ends the capture that this thread is in; dropped if there is none.

@@ -402,7 +402,7 @@ impl Recorder {
     #[cold]
     pub(crate) fn ran(&self, op: &'static str, moment: Moment, start: Instant) {
         let end = Instant::now();
-        let mut replayed = REPLAYED.take();
+        let mut replayed = REPLAYED.try_with(RefCell::take).unwrap_or_default();
         // A replay that began when nothing was recorded has not told the end of its own.
         replayed.retain(|command| command.start >= start);
         self.with(|log| log.ran.push(Ran { op, moment, start, end, replayed }));
@@ -411,7 +411,8 @@ impl Recorder {
     /// The command that runs on this thread replayed these, and will have [`ran`](Self::ran).
     #[cold]
     pub(crate) fn replayed(&self, commands: Vec<Replayed>) {
-        REPLAYED.set(commands);
+        // A thread that is ending tells of no replayed commands.
+        let _ = REPLAYED.try_with(|replayed| replayed.replace(commands));
     }
 
     /// A command of a driver's stream runs between two events.

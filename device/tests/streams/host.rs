@@ -3,10 +3,10 @@
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use device::{Error, Result, Use};
+use device::{Capture, CudaConfig, Device, Error, Result, Schedule, Use};
 
 use crate::common::{
-    WORDS, Words, arrives, buffer, counted, each_cpu_schedule, each_schedule, first_word, is_waiting,
+    WORDS, Words, arrives, buffer, counted, each_cpu_schedule, each_schedule, first_word, fresh, is_waiting,
     new_streams, runs, set, tell, value,
 };
 
@@ -188,6 +188,46 @@ fn elapsed_ms_waits_by_itself() -> Result<()> {
             assert!((15.0..10_000.0).contains(&ms), "{ms}");
             assert_eq!(end.elapsed_ms(&start)?, -ms);
             assert!(end.is_complete()?);
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn events_without_a_common_clock_are_refused() -> Result<()> {
+    let cpu = fresh(Schedule::Inline);
+    let on_cpu = cpu.default_stream().record()?;
+    // Other devices of the host have its clock.
+    assert!(on_cpu.elapsed_ms(&fresh(Schedule::Threads).default_stream().record()?)? >= 0.0);
+    for ordinal in 0..2 {
+        let Ok(cuda) = Device::cuda_with(ordinal, CudaConfig::default()) else { continue };
+        let on_cuda = cuda.default_stream().record()?;
+        let sibling = cuda.sibling(1)?.default_stream().record()?;
+        assert!(on_cuda.elapsed_ms(&sibling)? >= 0.0, "two devices on one GPU");
+        let others = Device::cuda_with(1 - ordinal, CudaConfig::default());
+        let others = others.and_then(|other| other.default_stream().record());
+        for other in [&on_cpu].into_iter().chain(&others.ok()) {
+            for (start, end) in [(other, &on_cuda), (&on_cuda, other)] {
+                let refused = start.elapsed_ms(end);
+                assert!(
+                    matches!(refused, Err(Error::DeviceMismatch { op: "elapsed_ms", .. })),
+                    "{refused:?}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_event_of_a_captured_step_has_no_time() -> Result<()> {
+    each_schedule(|dev| {
+        let stream = dev.default_stream();
+        let before = stream.record()?;
+        let within = Capture::new(dev)?.scope(|| stream.record())?;
+        for (start, end) in [(&before, &within), (&within, &before), (&within, &within)] {
+            let refused = start.elapsed_ms(end);
+            assert!(matches!(refused, Err(Error::Captured { op: "elapsed_ms", .. })), "{refused:?}");
         }
         Ok(())
     })

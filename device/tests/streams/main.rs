@@ -10,6 +10,7 @@ mod lifetime;
 mod nvtx;
 mod order;
 mod pages;
+mod process;
 mod proof;
 mod random;
 mod scopes;

@@ -409,7 +409,9 @@ impl ScratchMemory {
     /// Room for `elements` elements of any value.
     pub(crate) fn new<T: Scratch>(elements: usize) -> ScratchMemory {
         let lines = (elements * size_of::<T>()).div_ceil(size_of::<Line>());
-        let mut memory = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
+        // A thread that is ending keeps none.
+        let spare = SPARE.try_with(|spare| spare.borrow_mut().pop());
+        let mut memory = spare.ok().flatten().unwrap_or_default();
         if memory.len() < lines {
             memory.clear();
             memory.resize(lines, Line { _bytes: [0; 64] });

@@ -161,7 +161,7 @@ impl Environment {
         File::open(Path::new("/dev/urandom"))?.read_exact(&mut token)?;
         let token = token.iter().map(|byte| format!("{byte:02x}")).collect();
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        Ok((Environment { size, port, token, threads: (cores / size).max(1) }, listener))
+        Ok((Environment { size, port, token, threads: (cores / size).clamp(1, 1024) }, listener))
     }
 
     /// Of one rank: what is set, and what is not.

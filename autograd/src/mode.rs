@@ -15,6 +15,8 @@ pub(crate) enum Recording {
     On,
     /// What it uses of the tape is noticed: [`recompute`](crate::recompute) records the whole as one op.
     Noticed,
+    /// It is recorded, and the values of the tape that it uses are compared with what was noticed the first time.
+    Again,
 }
 
 thread_local! {

@@ -3,12 +3,15 @@
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
-use tensor::{Generator, Result, Tensor, with_generator};
+use device::Shared;
+use rustc_hash::{FxHashMap, FxHashSet};
+use tensor::{Error, Generator, Result, Tensor, with_generator};
 
 use crate::autocast::Inherited;
 use crate::backward::grad_within;
 use crate::mode::{Recording, is_recording, with_recording};
 use crate::pipeline::discard_deferred;
+use crate::tape::Node;
 use crate::{Grads, Save, Var, Vjp, record};
 
 /// Computes `f(x)`, keeps none of what its ops save, and computes it once more in the backward pass: memory for time.
@@ -44,7 +47,8 @@ use crate::{Grads, Save, Var, Vjp, record};
 ///
 /// # Errors
 /// Those of `f`, now or in the backward pass; there also [`Error::ShapeMismatch`](crate::Error) and the like if `f` gives another form than the first
-/// time, and [`Error::VersionMismatch`](crate::Error) if `x` or another value, parameter or constant, that an op on a [`Var`] in `f` uses was
+/// time, [`Error::InvalidArgument`](crate::Error) if it gives a constant, leaves out a value of the tape that it used the first time, or uses
+/// another one, and [`Error::VersionMismatch`](crate::Error) if `x` or another value, parameter or constant, that an op on a [`Var`] in `f` uses was
 /// changed in place meanwhile.
 pub fn recompute<F>(f: F, x: &Var) -> Result<Var>
 where
@@ -56,6 +60,9 @@ where
     let around = Around { generator: Generator::current(), autocast: Inherited::current() };
     let (y, noticed) = noticing(|| Inherited::scope(around.autocast.as_ref(), || f(&x.detach())));
     let y = y?;
+    let is_argument =
+        |tensor: &Tensor| tensor.same_storage(x.value()) && tensor.layout() == x.value().layout();
+    let uses_argument = noticed.constants.iter().any(is_argument) || is_argument(y.value());
     let mut inputs = vec![x];
     // It may have given a value of the tape as it is.
     for var in noticed.on_tape.iter().chain([&y]) {
@@ -68,7 +75,9 @@ where
         |tensor: &&Tensor| inputs.iter().copied().chain([&y]).any(|var| var.value.same_storage(tensor));
     let constants = noticed.constants.iter().filter(|tensor| !is_known(tensor)).map(Save::Tensor);
     let saved: Vec<Save<'_>> = (0..inputs.len()).map(Save::Input).chain(constants).collect();
-    Ok(record(OP, &inputs, &saved, y.value.clone(), move |cx, grad| around.again(&f, cx, grad)))
+    Ok(record(OP, &inputs, &saved, y.value.clone(), move |cx, grad| {
+        around.again(&f, uses_argument, cx, grad)
+    }))
 }
 
 const OP: &str = "recompute";
@@ -80,12 +89,19 @@ struct Around {
 }
 
 impl Around {
-    /// Runs `f` again, this time on the tape, and goes back through it as far as its inputs.
-    fn again<F: Fn(&Var) -> Result<Var>>(&self, f: &F, cx: &Vjp<'_>, grad: &Var) -> Result<Grads> {
+    /// Runs `f` again, this time on the tape, and goes back through it as far as its inputs. The first of them is the argument, which
+    /// the first run may have left alone; it used all others.
+    fn again<F>(&self, f: &F, uses_argument: bool, cx: &Vjp<'_>, grad: &Var) -> Result<Grads>
+    where
+        F: Fn(&Var) -> Result<Var>,
+    {
         let inputs: Vec<Var> = (0..cx.inputs()).map(|index| cx.input(index)).collect();
         let needed: Vec<bool> = (0..inputs.len()).map(|index| cx.needs(index)).collect();
-        let run = || with_recording(Recording::On, || discard_deferred(|| f(&inputs[0])));
-        let y = with_generator(self.generator, || Inherited::scope(self.autocast.as_ref(), run))?;
+        let run = || with_recording(Recording::Again, || discard_deferred(|| f(&inputs[0])));
+        let run = || with_generator(self.generator, || Inherited::scope(self.autocast.as_ref(), run));
+        let (y, again) = noticing_again(run);
+        let y = y?;
+        again.check(&inputs, uses_argument, &y)?;
         grad_within(OP, &y, grad, &inputs, &needed, cx.is_recorded())
     }
 }
@@ -146,6 +162,83 @@ fn noticing<R>(f: impl FnOnce() -> R) -> (R, Noticed) {
     let mut noticed = NOTICED.with_borrow_mut(|noticed| std::mem::take(&mut **noticed));
     noticed.constants.retain(|tensor| !tensor.is_unique());
     (result, noticed)
+}
+
+/// What ops of a second run have used since the innermost [`noticing_again`] began.
+#[derive(Default)]
+struct NoticedAgain {
+    /// The nodes of the run's own ops, by address.
+    made: FxHashSet<usize>,
+    /// Other nodes that its ops used, by address, with what they are called in errors.
+    used: FxHashMap<usize, String>,
+}
+
+impl NoticedAgain {
+    fn add(&mut self, input: &Var) {
+        let Some(node) = input.node.as_ref().filter(|node| !self.made.contains(&node.address())) else {
+            return;
+        };
+        self.used.entry(node.address()).or_insert_with(|| name_of(input, node));
+    }
+
+    /// Compares with the first run, which used all `inputs` but perhaps the first one.
+    fn check(mut self, inputs: &[Var], uses_argument: bool, y: &Var) -> Result<()> {
+        self.add(y);
+        let first = usize::from(!uses_argument);
+        if y.node.is_none() && first < inputs.len() {
+            return Err(differs("a constant the second time"));
+        }
+        for input in &inputs[first..] {
+            if let Some(node) = &input.node
+                && !self.used.contains_key(&node.address())
+            {
+                return Err(differs(&format!("no use of {} the second time", name_of(input, node))));
+            }
+        }
+        for node in inputs.iter().filter_map(|input| input.node.as_ref()) {
+            self.used.remove(&node.address());
+        }
+        match self.used.into_values().min() {
+            Some(other) => Err(differs(&format!("a use of {other} only the second time"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn name_of(var: &Var, node: &Node) -> String {
+    format!("the result of {} of shape {:?}", node.op, var.shape())
+}
+
+fn differs(found: &str) -> Error {
+    Error::invalid(OP, "f", "a function that does the same both times", found)
+}
+
+thread_local! {
+    static NOTICED_AGAIN: RefCell<NoticedAgain> = RefCell::default();
+}
+
+/// Runs `f`, a second run, and gives what its ops used.
+fn noticing_again<R>(f: impl FnOnce() -> R) -> (R, NoticedAgain) {
+    struct Restore(NoticedAgain);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NOTICED_AGAIN.replace(std::mem::take(&mut self.0));
+        }
+    }
+    let _outer = Restore(NOTICED_AGAIN.take());
+    (f(), NOTICED_AGAIN.take())
+}
+
+/// Takes note of what an op of a second run uses.
+#[cold]
+pub(crate) fn notice_again(inputs: &[&Var]) {
+    NOTICED_AGAIN.with_borrow_mut(|noticed| inputs.iter().for_each(|input| noticed.add(input)));
+}
+
+/// Takes note of the node of an op of a second run.
+#[cold]
+pub(crate) fn made_again(node: &Shared<Node>) {
+    NOTICED_AGAIN.with_borrow_mut(|noticed| noticed.made.insert(node.address()));
 }
 
 /// Takes note of what an op uses.

@@ -13,7 +13,7 @@ use crate::Var;
 use crate::hook::{Hook, Hooks};
 use crate::mode::{Recording, next_sequence, recording};
 use crate::place::Place;
-use crate::recompute::notice;
+use crate::recompute::{made_again, notice, notice_again};
 
 /// One gradient for each input of an op; `None` where no gradient flows or none is needed.
 pub type Grads = SmallVec<[Option<Var>; 2]>;
@@ -180,11 +180,13 @@ where
     F: Fn(&Vjp<'_>, &Var) -> Result<Grads> + Send + Sync + 'static,
 {
     let recording = recording();
-    if recording == Recording::Noticed {
-        notice(inputs, saved);
+    match recording {
+        Recording::On | Recording::Off => {}
+        Recording::Noticed => notice(inputs, saved),
+        Recording::Again => notice_again(inputs),
     }
     if inputs.iter().all(|input| input.node.is_none())
-        || recording != Recording::On
+        || !matches!(recording, Recording::On | Recording::Again)
         || !value.dtype().is_float()
     {
         return Var::constant(value);
@@ -220,6 +222,9 @@ where
         rule_owns: std::mem::needs_drop::<F>(),
         rule: Box::new(vjp),
     });
+    if recording == Recording::Again {
+        made_again(&node);
+    }
     Var { value, node: Some(node) }
 }
 

@@ -147,7 +147,8 @@ impl Tensor {
 
     /// `out[i][j] = self[indices[i][j]][j]` for axis 0, and so on for the others.
     ///
-    /// Shapes: `indices` has the rank of `self` and no axis larger, but for `axis`; the result has its shape.
+    /// Shapes: `indices` has the rank of `self` and no axis larger, but for `axis`; the result has its shape. Rank 0 counts as rank 1 with
+    /// one element.
     ///
     /// # Errors
     /// As [`Tensor::index_select`], and `ShapeMismatch`.
@@ -155,6 +156,10 @@ impl Tensor {
         const OP: &str = "gather";
         same_device(OP, self, indices)?;
         has_dtype(OP, indices, DType::I64)?;
+        if self.rank() == 0 || indices.rank() == 0 {
+            let taken = self.as_vector()?.gather(axis, &indices.as_vector()?)?;
+            return taken.reshape(indices.shape());
+        }
         let at = normalize_axis(OP, axis, self.rank())?;
         if indices.rank() != self.rank() {
             return Err(shape_mismatch(OP, self.shape(), indices.shape()));
@@ -164,6 +169,11 @@ impl Tensor {
         Tensor::produce(self.device(), Layout::contiguous(indices.shape()), self.dtype, |stream, out| {
             kernels::gather(stream, self.view(), at as isize, indices.view(), out)
         })
+    }
+
+    /// With one axis instead of none.
+    fn as_vector(&self) -> Result<Tensor> {
+        if self.rank() == 0 { self.unsqueeze(0) } else { Ok(self.clone()) }
     }
 
     /// A copy to which `src` is added at places of one axis; a place named twice receives both, in order.
@@ -202,7 +212,7 @@ impl Tensor {
 
     /// A copy to which `out[indices[i][j]][j] += src[i][j]` for axis 0, and so on, in a fixed order.
     ///
-    /// Shapes: all of one rank; `indices` has no axis larger than `src`, or than `self` but for `axis`.
+    /// Shapes: all of one rank, for which rank 0 counts as rank 1; `indices` has no axis larger than `src`, or than `self` but for `axis`.
     ///
     /// # Errors
     /// As [`Tensor::gather`], and `DTypeUnsupported` for bool.
@@ -222,19 +232,21 @@ impl Tensor {
         is_number(op, self)?;
         same_device(op, self, indices)?;
         has_dtype(op, indices, DType::I64)?;
-        let at = normalize_axis(op, axis, self.rank())?;
-        if indices.rank() != self.rank() {
+        let (target, indices, src) = (self.as_vector()?, &indices.as_vector()?, &src.as_vector()?);
+        let at = normalize_axis(op, axis, target.rank())?;
+        if indices.rank() != target.rank() {
             return Err(shape_mismatch(op, self.shape(), indices.shape()));
         }
-        if src.rank() != self.rank() {
+        if src.rank() != target.rank() {
             return Err(shape_mismatch(op, self.shape(), src.shape()));
         }
         covers(op, src, indices.shape(), None)?;
-        covers(op, self, indices.shape(), Some(at))?;
-        check_indices(op, indices, self.shape()[at])?;
+        covers(op, &target, indices.shape(), Some(at))?;
+        check_indices(op, indices, target.shape()[at])?;
         let out = start(self)?;
+        let sums = out.as_vector()?;
         Stream::with_current(self.device(), |stream| {
-            kernels::scatter_add(stream, out.view(), at as isize, indices.view(), src.view())
+            kernels::scatter_add(stream, sums.view(), at as isize, indices.view(), src.view())
         })?;
         Ok(out)
     }

@@ -88,7 +88,7 @@ pub use normalize::{Norm, NormGradients, Normalized};
 pub use operators::Operand;
 pub use optim::{Update, accumulate, optimizer_step};
 pub use pool::{AvgPool, MaxPool};
-pub use random::{Generator, next_key, seed, with_generator};
+pub use random::{Generator, next_child, next_key, seed, with_generator};
 pub use tensor::Tensor;
 pub use transfer::HostCopy;
 pub use unary::Gelu;

@@ -32,12 +32,14 @@ use crate::check::elements_of;
 pub struct Generator {
     seed: u64,
     op: u64,
+    /// How many generators were made by [`next_child`].
+    children: u64,
 }
 
 impl Generator {
     /// The sequence of a seed, from its start.
     pub const fn new(seed: u64) -> Generator {
-        Generator { seed, op: 0 }
+        Generator { seed, op: 0, children: 0 }
     }
 
     /// The next key.
@@ -77,7 +79,7 @@ impl Generator {
 
     /// The generator whose next key this is.
     pub(crate) fn at(key: RandomKey) -> Generator {
-        Generator { seed: key.seed, op: key.op }
+        Generator { seed: key.seed, op: key.op, children: 0 }
     }
 
     pub(crate) fn key(self) -> RandomKey {
@@ -86,7 +88,7 @@ impl Generator {
 
     /// As it is once `keys` more were drawn.
     pub(crate) fn skip(self, keys: u64) -> Generator {
-        Generator { seed: self.seed, op: self.op.wrapping_add(keys) }
+        Generator { op: self.op.wrapping_add(keys), ..self }
     }
 
     pub(crate) fn seed(&self) -> u64 {
@@ -213,6 +215,19 @@ pub fn next_key() -> RandomKey {
     set_current(generator);
     key
 }
+
+/// A generator for an object that draws by itself from now on. It differs from call to call, follows from this thread's default generator,
+/// and leaves the keys of that one as they are.
+pub fn next_child() -> Generator {
+    let mut generator = DEFAULT.get();
+    let child = generator.fork(CHILD ^ generator.children);
+    generator.children = generator.children.wrapping_add(1);
+    DEFAULT.set(generator);
+    child
+}
+
+/// Keeps the indices of children apart from those of other parts.
+const CHILD: u64 = 0x6368_696c_6400_0000;
 
 /// The key given, or the default generator's next.
 fn key_or_next(key: impl Into<Option<RandomKey>>) -> RandomKey {

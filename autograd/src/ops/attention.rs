@@ -17,7 +17,8 @@ const OP: &str = "scaled_dot_product_attention";
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
     /// Truth values, false for a key that is not seen, or numbers that are added to the scaled products. It broadcasts to
-    /// `[.., s, t]`. Gradients do not flow to it.
+    /// `[.., s, t]`. Gradients do not flow to it. A key that no query sees is not read, nor is its value, nor a query that sees no key: they
+    /// may hold NaN.
     pub attn_mask: Option<Tensor>,
     /// The probability with which a weight is left out, rounded to a multiple of 2^-15; the others are divided by `1 - p`. Which they are
     /// follows from a key of this thread's generator, and is drawn again for the gradient.
@@ -74,7 +75,8 @@ impl Var {
         if options.enable_gqa {
             return grouped([self, k, v], options);
         }
-        let [q, k, v] = broadcast([self, k, v])?;
+        let [q, k, v] = without_hidden([self, k, v], options.attn_mask.as_ref())?;
+        let [q, k, v] = broadcast([&q, &k, &v])?;
         attend(options.attention(), [&q, &k, &v])
     }
 
@@ -88,6 +90,10 @@ impl Var {
     pub fn self_attention(&self, heads: usize, options: &AttentionOptions) -> Result<Var> {
         if let Some(cast) = Cast::of("self_attention") {
             return cast.run(|cast| cast.var(self)?.self_attention(heads, &options.cast(cast)?));
+        }
+        if options.attn_mask.is_some() {
+            let [q, k, v] = unpack(self, heads)?;
+            return merge_heads(&q.scaled_dot_product_attention(&k, &v, options)?);
         }
         let attention = options.attention();
         let Attended { out, log_sums } = attention.forward_packed(self.value(), heads)?;
@@ -107,6 +113,37 @@ impl Var {
             Ok(one(Var::constant(gradient)))
         }))
     }
+}
+
+/// Operands with zeros for what the mask hides from all: keys and values that no query sees, and queries that see no key. A weight of 0
+/// would not keep NaN or an infinity out of a product.
+fn without_hidden([q, k, v]: [&Var; 3], mask: Option<&Tensor>) -> Result<[Var; 3]> {
+    let ([scores @ .., _], [.., keys, _]) = (q.shape(), k.shape()) else {
+        return Ok([q.clone(), k.clone(), v.clone()]);
+    };
+    let scores: Dims = scores.iter().chain([keys]).copied().collect();
+    let Some(mask) = mask.filter(|mask| is_mask(mask, &scores)) else {
+        return Ok([q.clone(), k.clone(), v.clone()]);
+    };
+    let mut mask = mask.clone();
+    while mask.rank() < 2 {
+        mask = mask.unsqueeze(0)?;
+    }
+    let (added, nothing) = if mask.dtype() == DType::Bool {
+        (mask.to_dtype(DType::U8)?, 0.0)
+    } else {
+        (mask, f64::NEG_INFINITY)
+    };
+    let hidden_along = |axis| added.max(&[axis], true)?.compare_scalar(CompareOp::Eq, nothing);
+    let (queries, keys) = (hidden_along(-1)?, hidden_along(-2)?.transpose(-2, -1)?);
+    Ok([q.masked_fill(&queries, 0.0)?, k.masked_fill(&keys, 0.0)?, v.masked_fill(&keys, 0.0)?])
+}
+
+/// Whether a mask broadcasts to scores of this shape and has elements; attention itself refuses others.
+fn is_mask(mask: &Tensor, scores: &[usize]) -> bool {
+    let sizes = mask.shape().iter().rev().zip(scores.iter().rev());
+    let fits = mask.rank() <= scores.len() && sizes.into_iter().all(|(&own, &size)| own == 1 || own == size);
+    fits && !mask.is_empty() && (mask.dtype() == DType::Bool || mask.dtype().is_float())
 }
 
 /// Attention of operands with the same leading axes.
@@ -388,6 +425,46 @@ mod tests {
         close_values(&gradient(&y, &v)?, &[0.5 + 0.75, 0.5 + 0.25]);
         let causal = AttentionOptions { is_causal: true, ..options };
         close(&q.scaled_dot_product_attention(&k, &v, &causal)?, &[1.0, 2.0])
+    }
+
+    /// Padding that no query sees, and queries that see nothing, may hold anything.
+    #[test]
+    fn what_the_mask_hides_from_all_is_not_read() -> Result<()> {
+        let inf = f64::INFINITY;
+        let shown = AttentionOptions::default();
+        let (q, k, v) = (drawn(&[2, 3, 4], 1)?, drawn(&[2, 4, 4], 2)?, drawn(&[2, 4, 3], 3)?);
+        let few = |x: &Var, len| x.narrow(1, 0, len);
+        // The last two keys and the last query are hidden.
+        let expected = few(&q, 2)?.scaled_dot_product_attention(&few(&k, 2)?, &few(&v, 2)?, &shown)?;
+        let expected = (
+            expected.value().to_vec::<f64>()?,
+            [
+                gradient(&expected.square()?, &q)?,
+                gradient(&expected.square()?, &k)?,
+                gradient(&expected.square()?, &v)?,
+            ],
+        );
+        let spoilt = |x: &Var, seen: usize, bad: f64| -> Result<Var> {
+            let behind = Tensor::arange(0_i64, x.shape()[1] as i64, 1_i64, DType::I64, x.device())?;
+            let behind = behind.compare_scalar(CompareOp::Ge, seen as f64)?.unsqueeze(1)?;
+            Ok(Var::leaf(x.masked_fill(&behind, bad)?.value().clone()))
+        };
+        let seen: Vec<bool> = (0..12).map(|at| at < 8 && at % 4 < 2).collect();
+        let truth = tensor(&seen, &[3, 4])?;
+        let numbers: Vec<f64> = seen.iter().map(|&seen| if seen { 0.0 } else { -inf }).collect();
+        for mask in [truth.clone(), tensor(&numbers, &[3, 4])?, truth.expand(&[2, 3, 4])?] {
+            for bad in [f64::NAN, inf, -inf] {
+                let (q, k, v) = (spoilt(&q, 2, bad)?, spoilt(&k, 2, bad)?, spoilt(&v, 2, bad)?);
+                let options = AttentionOptions { attn_mask: Some(mask.clone()), ..shown.clone() };
+                let y = q.scaled_dot_product_attention(&k, &v, &options)?;
+                close_values(&few(&y, 2)?.value().to_vec::<f64>()?, &expected.0);
+                close_values(&y.narrow(1, 2, 1)?.value().to_vec::<f64>()?, &[0.0; 6]);
+                for (x, expected) in [&q, &k, &v].into_iter().zip(&expected.1) {
+                    close_values(&gradient(&y.square()?, x)?, expected);
+                }
+            }
+        }
+        Ok(())
     }
 
     #[test]

@@ -31,8 +31,13 @@ impl Var {
 
 fn losses(x: &Var, target: &Var) -> Result<Var> {
     let (x_value, t_value) = (x.value(), target.value());
-    let value = x_value.relu()?.sub(&x_value.mul(t_value)?)?;
-    let value = value.add(&log_one_plus(&x_value.abs()?.neg()?.exp()?)?)?;
+    // max(x, 0) - x t = |x| w with the weight w of the label that x speaks against. Where w is 0, x may be infinite.
+    let weight = t_value.neg()?.add_scalar(1.0)?;
+    let weight = Tensor::where_cond(&x_value.compare_scalar(CompareOp::Gt, 0.0)?, &weight, t_value)?;
+    let size = x_value.abs()?;
+    let zero = Tensor::full(&[], 0.0, size.dtype(), size.device())?;
+    let against = Tensor::where_cond(&weight.eq(&zero)?, &zero, &size.mul(&weight)?)?;
+    let value = against.add(&log_one_plus(&size.neg()?.exp()?)?)?;
     let saved = [Save::Input(0), Save::Input(1)];
     Ok(record("bce_with_logits", &[x, target], &saved, value, |ctx, g| {
         let (x, t) = (ctx.saved(0), ctx.saved(1));
@@ -77,6 +82,16 @@ mod tests {
         let losses = x.bce_with_logits(&target, Reduction::None)?.value().to_vec::<f64>()?;
         assert_eq!(losses[..2], [0.0, 800.0]);
         assert!((losses[2] / (-40.0_f64).exp() - 1.0).abs() < 1e-12);
+        Ok(())
+    }
+
+    #[test]
+    fn a_label_with_the_weight_zero_is_not_read() -> Result<()> {
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let (x, target) = (vector(&[inf, inf, -inf, -inf, nan])?, vector(&[0.0, 1.0, 0.0, 1.0, 0.0])?);
+        let losses = x.bce_with_logits(&target, Reduction::None)?;
+        close(&losses, &[inf, 0.0, 0.0, inf, nan])?;
+        close_values(&gradient(&losses, &x)?, &[1.0, 0.0, 0.0, -1.0, nan]);
         Ok(())
     }
 }

@@ -1,13 +1,14 @@
-//! `y = min(max(x, low), high)`; `x' = g` where `low <= x <= high`, else 0.
+//! `y = min(max(x, low), high)`; `x' = g` where `low < x < high`, else 0.
 
-use tensor::{Device, Result};
+use tensor::{CompareOp, Device, Result};
 
 use super::samples::{Draw, Sample, sample, unary};
 use super::{one, scalar_like};
 use crate::{Save, Var, record};
 
 impl Var {
-    /// Limits `x` to `low..=high`; at both bounds the gradient is 1. NaN stays NaN.
+    /// Limits `x` to `low..=high`. The gradient is 0 at both bounds, as that of [`relu`](Self::relu) is at 0; an infinite bound does not
+    /// count. NaN stays NaN without a gradient, and a NaN bound makes every element NaN.
     ///
     /// # Errors
     /// `DTypeUnsupported` for truth values; `InvalidArgument` for bounds that the tensor op does not accept.
@@ -15,9 +16,11 @@ impl Var {
         let value = self.value().clamp(low, high)?;
         Ok(record("clamp", &[self], &[Save::Input(0)], value, move |ctx, g| {
             let x = ctx.saved(0);
-            // What lies within the bounds is what they leave unchanged.
-            let inside = x.value().clamp(low, high)?.eq(x.value())?;
-            Ok(one(Var::where_cond(&inside, g, &scalar_like(g.value(), 0.0)?)?))
+            let zero = scalar_like(g.value(), 0.0)?;
+            let above = if low == f64::NEG_INFINITY { CompareOp::Ge } else { CompareOp::Gt };
+            let below = if high == f64::INFINITY { CompareOp::Le } else { CompareOp::Lt };
+            let g = Var::where_cond(&x.value().compare_scalar(above, low)?, g, &zero)?;
+            Ok(one(Var::where_cond(&x.value().compare_scalar(below, high)?, &g, &zero)?))
         }))
     }
 }
@@ -37,11 +40,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_are_inclusive() -> Result<()> {
+    fn the_gradient_at_a_bound_is_zero() -> Result<()> {
         let x = vector(&[-2.0, -1.0, 0.5, 1.0, 2.0])?;
         let y = x.clamp(-1.0, 1.0)?;
         close(&y, &[-1.0, -1.0, 0.5, 1.0, 1.0])?;
-        close_values(&gradient(&y, &x)?, &[0.0, 1.0, 1.0, 1.0, 0.0]);
+        close_values(&gradient(&y, &x)?, &[0.0, 0.0, 1.0, 0.0, 0.0]);
+        let x = vector(&[f64::NEG_INFINITY, f64::INFINITY])?;
+        close_values(&gradient(&x.clamp(f64::NEG_INFINITY, 0.0)?, &x)?, &[1.0, 0.0]);
+        close_values(&gradient(&x.clamp(0.0, f64::INFINITY)?, &x)?, &[0.0, 1.0]);
         Ok(())
     }
 
@@ -51,6 +57,12 @@ mod tests {
         let y = x.clamp(-1.0, 1.0)?;
         close(&y, &[f64::NAN])?;
         close_values(&gradient(&y, &x)?, &[0.0]);
+        let x = vector(&[0.5, -2.0])?;
+        for (low, high) in [(f64::NAN, 1.0), (-1.0, f64::NAN)] {
+            let y = x.clamp(low, high)?;
+            close(&y, &[f64::NAN; 2])?;
+            close_values(&gradient(&y, &x)?, &[0.0; 2]);
+        }
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! `loss = -log_softmax(x)[label]` of each row; `x' = g (softmax(x) - one_hot(label))`.
 
-use tensor::{Device, Error, Result, Tensor, grad};
+use tensor::{CompareOp, Device, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
 use super::samples::{Draw, Sample, sample};
@@ -59,9 +59,9 @@ impl Var {
 /// ```
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
-    /// A factor `[c]` for the loss of each class; a mean is divided by the sum of the labels' factors.
+    /// A factor `[c]` for the loss of each class; a mean is divided by the sum of the labels' factors. What has the factor 0 is not read.
     pub weight: Option<Tensor>,
-    /// A label that stands for none: its loss is 0, and it does not count in a mean.
+    /// A label that stands for none: its loss is 0 and it does not count in a mean, whatever its logits are, which get no gradient.
     pub ignore_index: i64,
     /// The part of the target, between 0 and 1, that is spread evenly over all classes.
     pub label_smoothing: f64,
@@ -79,8 +79,8 @@ impl CrossEntropy {
     /// The loss of `logits` for `labels`: `(1 - s) w[y] l[y] + s / c Σ w l` of each row with the smoothing `s` and
     /// `l = -log_softmax(x)`.
     ///
-    /// Shapes and result as for [`Var::cross_entropy`], which is faster where no option is needed. The mean of no labels
-    /// is NaN.
+    /// Shapes and result as for [`Var::cross_entropy`], which is faster where no option is needed. A mean over factors whose sum is 0, such
+    /// as that of no labels, is NaN or infinite, and its gradient is 0.
     ///
     /// # Errors
     /// As [`Var::cross_entropy`]; `InvalidArgument` unless `0 <= label_smoothing <= 1`; `ShapeMismatch` unless there is a
@@ -99,6 +99,7 @@ impl CrossEntropy {
         }
         let (rows, flat) = rows(OP, logits, labels)?;
         let classes = rows.shape()[1];
+        let zero = Tensor::full(&[], 0.0, rows.dtype(), rows.device())?;
         // A label that is ignored becomes class 0 with a factor of 0.
         let ignored = flat.eq(&Tensor::full(&[], self.ignore_index, flat.dtype(), flat.device())?)?;
         let safe = Tensor::where_cond(&ignored, &flat.zeros_like()?, &flat)?;
@@ -108,15 +109,21 @@ impl CrossEntropy {
                 let (lhs, rhs) = (logits.shape().into(), weight.shape().into());
                 return Err(Error::ShapeMismatch { op: OP, lhs, rhs });
             }
-            Some(weight) => weight.index_select(0, &safe)?.mul(&counted)?,
+            Some(weight) => Tensor::where_cond(&ignored, &zero, &weight.index_select(0, &safe)?)?,
             None => counted.clone(),
         };
-        let log_probs = rows.log_softmax(1)?;
+        // What has no part in the loss is replaced, so that neither NaN nor an infinity reaches the loss or a gradient.
+        let unread = if smoothing > 0.0 { ignored } else { factors.eq(&zero)? };
+        let log_probs = rows.masked_fill(&unread.unsqueeze(1)?, 0.0)?.log_softmax(1)?;
+        let own_factors = factors.mul_scalar(smoothing - 1.0)?;
         let own = log_probs.gather(1, &safe.unsqueeze(1)?)?.squeeze(1)?;
-        let mut losses = own.mul(&Var::constant(factors.mul_scalar(smoothing - 1.0)?))?;
+        let own = own.masked_fill(&own_factors.eq(&zero)?, 0.0)?;
+        let mut losses = own.mul(&Var::constant(own_factors))?;
         if smoothing > 0.0 {
             let weighted = match &self.weight {
-                Some(weight) => log_probs.mul(&Var::constant(weight.clone()))?,
+                Some(weight) => {
+                    log_probs.masked_fill(&weight.eq(&zero)?, 0.0)?.mul(&Var::constant(weight.clone()))?
+                }
                 None => log_probs,
             };
             let share = counted.mul_scalar(-smoothing / classes as f64)?;
@@ -125,9 +132,16 @@ impl CrossEntropy {
         match self.reduction {
             Reduction::None => losses.reshape(labels.shape()),
             Reduction::Sum => losses.sum_all(),
-            Reduction::Mean => losses.sum_all()?.div(&Var::constant(factors.sum(&[], false)?)),
+            Reduction::Mean => mean(&losses.sum_all()?, &factors.sum(&[], false)?),
         }
     }
+}
+
+/// `sum / total`, without a gradient where `total` is 0.
+fn mean(sum: &Var, total: &Tensor) -> Result<Var> {
+    let none = total.compare_scalar(CompareOp::Eq, 0.0)?;
+    let divisor = Tensor::where_cond(&none, &total.ones_like()?, total)?;
+    Var::where_cond(&none, &Var::constant(sum.value().div(total)?), &sum.div(&Var::constant(divisor))?)
 }
 
 /// A loss by label wants one row for each label: the classes' axis comes last, the others are joined.
@@ -289,6 +303,62 @@ mod tests {
         assert!(with(CrossEntropy { label_smoothing: 1.5, ..plain.clone() }).is_err());
         let short = Some(tensor(&[1.0], &[1])?);
         assert!(matches!(with(CrossEntropy { weight: short, ..plain }), Err(Error::ShapeMismatch { .. })));
+        Ok(())
+    }
+
+    /// Rows with ignored labels and labels with the weight 0 reach neither the loss nor a gradient, whatever they hold.
+    #[test]
+    fn what_does_not_count_is_not_read() -> Result<()> {
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let counted = [0.0, 3.0_f64.ln()];
+        let (near, slopes) = (-0.75_f64.ln(), [0.25, -0.25]);
+        for bad in [[-inf, 1.0], [1.0, -inf], [nan, 1.0], [1.0, nan], [inf, 1.0], [-inf, -inf]] {
+            let x = leaf(&[counted, bad].concat(), &[2, 2])?;
+            for label_smoothing in [0.0, 0.2] {
+                let options = CrossEntropy { label_smoothing, ..CrossEntropy::default() };
+                let labels = tensor(&[1_i64, -100], &[2])?;
+                let alone = options.loss(&leaf(&counted, &[1, 2])?, &tensor(&[1_i64], &[1])?)?;
+                for reduction in [Reduction::Mean, Reduction::Sum, Reduction::None] {
+                    let loss = CrossEntropy { reduction, ..options.clone() }.loss(&x, &labels)?;
+                    let alone = alone.value().to_vec::<f64>()?[0];
+                    let expected = if reduction == Reduction::None { vec![alone, 0.0] } else { vec![alone] };
+                    close(&loss, &expected)?;
+                    let gradient = gradient(&loss, &x)?;
+                    close_values(&gradient[2..], &[0.0; 2]);
+                    if label_smoothing == 0.0 {
+                        close_values(&gradient[..2], &slopes);
+                    }
+                }
+            }
+            let weight = Some(tensor(&[0.0, 2.0], &[2])?);
+            let weighted = CrossEntropy { weight, reduction: Reduction::Sum, ..CrossEntropy::default() };
+            let loss = weighted.loss(&x, &tensor(&[1_i64, 0], &[2])?)?;
+            close(&loss, &[2.0 * near])?;
+            close_values(&gradient(&loss, &x)?, &[2.0 * slopes[0], 2.0 * slopes[1], 0.0, 0.0]);
+        }
+        // A class with the weight 0 is not read in the smoothed part, nor a label of which nothing is left.
+        let x = leaf(&[-inf, 0.0, 0.0], &[1, 3])?;
+        let options =
+            CrossEntropy { label_smoothing: 0.3, reduction: Reduction::Sum, ..CrossEntropy::default() };
+        let weight = Some(tensor(&[0.0, 1.0, 1.0], &[3])?);
+        let loss = CrossEntropy { weight, ..options }.loss(&x, &tensor(&[1_i64], &[1])?)?;
+        close(&loss, &[0.9 * 2.0_f64.ln()])?;
+        Ok(())
+    }
+
+    /// As in torch, so that a batch without labels leaves the weights alone.
+    #[test]
+    fn the_mean_of_no_labels_is_nan_with_the_gradient_zero() -> Result<()> {
+        let x = leaf(&[1.0, 2.0, f64::NAN, 0.5], &[2, 2])?;
+        for (label_smoothing, weight, label) in
+            [(0.0, None, -100_i64), (0.1, None, -100), (0.0, Some([0.0, 1.0]), 0)]
+        {
+            let weight = weight.map(|weight| tensor(&weight, &[2])).transpose()?;
+            let options = CrossEntropy { weight, label_smoothing, ..CrossEntropy::default() };
+            let loss = options.loss(&x, &tensor(&[label; 2], &[2])?)?;
+            close(&loss, &[f64::NAN])?;
+            close_values(&gradient(&loss, &x)?, &[0.0; 4]);
+        }
         Ok(())
     }
 

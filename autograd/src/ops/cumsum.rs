@@ -8,7 +8,7 @@ use crate::autocast::Cast;
 use crate::{Var, record};
 
 impl Var {
-    /// The sums of the elements up to each place of `axis`.
+    /// The sums of the elements up to each place of `axis`, in the order of [`Tensor::cumsum`](tensor::Tensor::cumsum); the gradient's are in that order from the end.
     ///
     /// # Errors
     /// `AxisOutOfRange`.

@@ -41,15 +41,13 @@ fn embedding_grad(g: &Var, indices: &Tensor, rows: usize, padding: Option<usize>
         let indices = ctx.saved(0);
         let taken = h.index_select(0, indices.value())?;
         Ok(one(match padding {
-            Some(row) => taken.mul(&kept(indices.value(), row, h)?.unsqueeze(1)?)?,
+            Some(row) => {
+                let padding = indices.value().compare_scalar(CompareOp::Eq, row as f64)?;
+                taken.masked_fill(&padding.unsqueeze(1)?, 0.0)?
+            }
             None => taken,
         }))
     }))
-}
-
-/// 1 for each index that is not the padding, 0 for others, of the type of `like`: a constant.
-fn kept(indices: &Tensor, padding: usize, like: &Var) -> Result<Var> {
-    Ok(Var::constant(indices.compare_scalar(CompareOp::Ne, padding as f64)?.to_dtype(like.dtype())?))
 }
 
 /// Rows and width of a table.

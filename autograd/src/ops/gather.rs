@@ -11,7 +11,8 @@ use crate::{Grads, Save, Var, record};
 impl Var {
     /// `y[i][j] = x[indices[i][j]][j]` along axis 0, and so on for the other axes.
     ///
-    /// Shapes: `indices` has the rank of `x` and no axis larger, but for `axis`; the result has its shape.
+    /// Shapes: `indices` has the rank of `x` and no axis larger, but for `axis`; the result has its shape. Rank 0 counts as rank 1 with one
+    /// element.
     ///
     /// # Errors
     /// `AxisOutOfRange`, `IndexOutOfRange`, `ShapeMismatch`, `DeviceMismatch`; `DTypeMismatch` unless the indices
@@ -55,12 +56,17 @@ fn gather_grad(g: &Var, axis: isize, indices: &Tensor, shape: &[usize]) -> Resul
 
 /// Zeros behind each axis up to the size in `shape`: the elements of `src` that no index names.
 fn pad_to(mut g: Var, shape: &[usize]) -> Result<Var> {
-    for (axis, &size) in (0..).zip(shape) {
+    // Rank 0 counts as rank 1.
+    if g.shape().is_empty() && !shape.is_empty() {
+        g = g.unsqueeze(0)?;
+    }
+    let sizes = if shape.is_empty() && !g.shape().is_empty() { &[1] } else { shape };
+    for (axis, &size) in (0..).zip(sizes) {
         if g.shape()[axis as usize] < size {
             g = g.pad_narrow(axis, 0, size)?;
         }
     }
-    Ok(g)
+    g.reshape(shape)
 }
 
 pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
@@ -76,6 +82,9 @@ pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {
         along("repeated", &[2, 3], -1, &[0, 0, 2, 1, 1, 1, 0, 2], &[2, 4])?,
         along("fewer_rows", &[4, 3], 1, &[2, 1], &[1, 2])?,
         along("vector", &[5], 0, &[4, 1, 4], &[3])?,
+        along("scalar", &[], 0, &[0], &[])?,
+        along("scalar_by_vector", &[], -1, &[0, 0], &[2])?,
+        along("vector_by_scalar", &[3], 0, &[2], &[])?,
         sample("transposed", [d.normal(&[2, 3])?.transpose(0, 1)?], move |v| v[0].gather(0, &indices)),
     ])
 }
@@ -93,6 +102,8 @@ pub(super) fn scatter_samples(device: &Device) -> Result<Vec<Sample>> {
         to("columns", &[2, 3], 1, &[2, 0, 2, 1], &[2, 2], &[2, 2]),
         to("larger_source", &[3, 2], 0, &[2, 1, 2], &[3, 1], &[4, 2]),
         to("vector", &[3], 0, &[1, 1], &[2], &[2]),
+        to("scalar", &[], 0, &[0], &[], &[]),
+        to("vector_to_scalar", &[], 0, &[0, 0], &[2], &[2]),
     ]
     .into_iter()
     .collect()
@@ -113,6 +124,29 @@ mod tests {
         let sum = base.scatter_add(0, &tensor(&[1_i64, 1], &[2])?, &src)?;
         close(&sum, &[0.0, 13.0])?;
         close_values(&gradient(&sum, &src)?, &[1.0, 1.0, 0.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn rank_0_counts_as_rank_1() -> Result<()> {
+        let (scalar, vector) = (leaf(&[7.0], &[])?, vector(&[1.0, 2.0, 3.0])?);
+        let y = scalar.gather(0, &tensor(&[0_i64], &[])?)?;
+        assert!(y.shape().is_empty());
+        close(&y, &[7.0])?;
+        close_values(&gradient(&y, &scalar)?, &[1.0]);
+        let y = scalar.gather(-1, &tensor(&[0_i64, 0], &[2])?)?;
+        close(&y, &[7.0, 7.0])?;
+        close_values(&gradient(&y, &scalar)?, &[2.0]);
+        let y = vector.gather(0, &tensor(&[2_i64], &[])?)?;
+        assert!(y.shape().is_empty());
+        close_values(&gradient(&y, &vector)?, &[0.0, 0.0, 1.0]);
+        let sum = scalar.scatter_add(0, &tensor(&[0_i64], &[])?, &vector)?;
+        assert!(sum.shape().is_empty());
+        close(&sum, &[8.0])?;
+        close_values(&gradient(&sum, &vector)?, &[1.0, 0.0, 0.0]);
+        assert!(scalar.gather(1, &tensor(&[0_i64], &[])?).is_err());
+        assert!(scalar.gather(0, &tensor(&[1_i64], &[])?).is_err());
+        assert!(scalar.gather(0, &tensor(&[0_i64], &[1, 1])?).is_err());
         Ok(())
     }
 }

@@ -49,7 +49,7 @@ impl Var {
         computed(self, target, |x, target| {
             let distance = x.sub(target)?.abs()?;
             // c (d - c / 2) / β with c = min(d, β) is both.
-            let near = distance.clamp(0.0, beta)?;
+            let near = distance.clamp(f64::NEG_INFINITY, beta)?;
             let losses = near.mul(&distance.sub(&near.mul_scalar(0.5)?)?)?.mul_scalar(1.0 / beta)?;
             reduction.apply(losses)
         })

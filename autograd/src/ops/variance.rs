@@ -2,7 +2,7 @@
 //! `x' = g (x - mean) / (s (n - correction))`, 0 where `s = 0`.
 
 use smallvec::SmallVec;
-use tensor::{CompareOp, Device, Result};
+use tensor::{CompareOp, Device, Result, Tensor};
 
 use super::samples::{Draw, Sample, sample};
 use super::sum::reductions;
@@ -21,9 +21,13 @@ impl Var {
     pub fn var(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
         let value = self.value().var(axes, correction, keepdim)?;
         let kept = kept_shape(self.shape(), axes);
-        let scale = 2.0 / (reduced_elements(self.shape(), axes) as f64 - correction);
+        let freedom = reduced_elements(self.shape(), axes) as f64 - correction;
+        let scale = 2.0 / freedom;
         let axes: SmallVec<[isize; 4]> = SmallVec::from_slice(axes);
         Ok(record("var", &[self], &[Save::Input(0)], value, move |ctx, g| {
+            if axes.is_empty() && freedom <= 0.0 {
+                return Ok(one(g.mul(&Var::constant(slopes_without_freedom(ctx.saved(0).value())?))?));
+            }
             let deviation = deviation(&ctx.saved(0), &axes)?;
             Ok(one(deviation.mul(&g.reshape(&kept)?.mul_scalar(scale)?)?))
         }))
@@ -49,6 +53,12 @@ impl Var {
             Ok(one(deviation(&ctx.saved(0), &axes)?.mul(&slope.reshape(&kept)?)?))
         }))
     }
+}
+
+/// Infinity, or NaN for an element at the mean: what torch makes of `2 (x - mean) / 0` over all elements.
+fn slopes_without_freedom(x: &Tensor) -> Result<Tensor> {
+    let scalar = |value| Tensor::full(&[], value, x.dtype(), x.device());
+    Tensor::where_cond(&x.eq(&x.mean(&[], false)?)?, &scalar(f64::NAN)?, &scalar(f64::INFINITY)?)
 }
 
 /// `x - mean` over axes.
@@ -86,6 +96,23 @@ mod tests {
         close(&x.var(&[1], 0.0, true)?, &[1.0, 0.0])?;
         close(&x.std(&[1], 1.0, false)?, &[2.0_f64.sqrt(), 0.0])?;
         close_values(&gradient(&x.var(&[1], 1.0, false)?, &x)?, &[-2.0, 2.0, 0.0, 0.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn without_freedom_the_variance_is_infinite_or_nan() -> Result<()> {
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let x = leaf(&[1.0, 3.0, 2.0, 2.0], &[2, 2])?;
+        for correction in [2.0, 3.0] {
+            close(&x.var(&[1], correction, false)?, &[inf, nan])?;
+        }
+        let all = x.var(&[], 5.0, false)?;
+        close(&all, &[inf])?;
+        close_values(&gradient(&all, &x)?, &[inf, inf, nan, nan]);
+        let one = leaf(&[2.0], &[1])?;
+        let var = one.var(&[], 1.0, false)?;
+        close(&var, &[nan])?;
+        close_values(&gradient(&var, &one)?, &[nan]);
         Ok(())
     }
 

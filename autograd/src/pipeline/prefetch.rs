@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use device::{HandOff, Placement, StreamOptions, Thread, fork};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use tensor::{Device, Error, Generator, Result, Stream, next_key};
+use tensor::{Device, Error, Result, Stream, next_child};
 
 use super::around::{Around, failed};
 use super::measured::pays;
@@ -24,7 +24,7 @@ const WARM_UP: usize = 1;
 /// put together and uploaded.
 ///
 /// Items come in the iterator's order and with its bits, whoever makes them: random ops draw from a generator of the item,
-/// and are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the prefetch was made under. What
+/// which follows from the thread's without a draw from that one, and are under the [`no_grad`](crate::no_grad) and the [`autocast`](crate::autocast) that the prefetch was made under. What
 /// its stream writes is used without a word about waits. An error takes its place in the order, and so does a panic, which is
 /// [`Error::Stage`] and the last item. Dropping a prefetch ends its thread once that has made the item it is at.
 ///
@@ -137,9 +137,8 @@ impl<T: Send + 'static> Prefetch<T> {
         if count == 0 {
             return Err(Error::invalid(OP, "sources", "at least one", 0));
         }
-        let around = Arc::new(Around::new(Generator::current()));
-        // One draw, so that prefetches differ.
-        next_key();
+        // A draw would change the random numbers of what the caller does next.
+        let around = Arc::new(Around::new(next_child()));
         let is_ahead = schedule == PipelineSchedule::Stages;
         let line = |(first, items): (usize, I)| {
             let options = StreamOptions { placement: Placement::Caller, ..StreamOptions::default() };

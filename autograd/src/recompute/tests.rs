@@ -215,6 +215,74 @@ fn a_part_that_gives_another_form_the_second_time_is_refused() -> Result<()> {
     Ok(())
 }
 
+/// A part that does one thing first and another one later.
+fn changing(first: Part, later: Part) -> Part {
+    let calls = AtomicUsize::new(0);
+    Arc::new(move |x| if calls.fetch_add(1, Ordering::Relaxed) == 0 { first(x) } else { later(x) })
+}
+
+#[test]
+fn a_part_that_does_something_else_the_second_time_is_refused() -> Result<()> {
+    let (w, v, x) = (leaf(&[2.0, 4.0]), leaf(&[3.0, 5.0]), leaf(&[5.0, 1.0]));
+    let scale = v.exp()?;
+    let both: Part = {
+        let w = w.clone();
+        Arc::new(move |x| x.mul(&w))
+    };
+    let single: Part = Arc::new(|x| x.square());
+    let constant: Part = Arc::new(|x| Ok(Var::constant(x.value().ones_like()?)));
+    let detached: Part = {
+        let w = w.clone();
+        Arc::new(move |x| Ok(x.mul(&w)?.detach()))
+    };
+    let other_leaf: Part = {
+        let v = v.clone();
+        Arc::new(move |x| x.mul(&v))
+    };
+    let other_value: Part = {
+        let (w, scale) = (w.clone(), scale.clone());
+        Arc::new(move |x| x.mul(&w)?.mul(&scale))
+    };
+    let without_argument: Part = {
+        let w = w.clone();
+        Arc::new(move |x| w.mul(&x.detach()))
+    };
+    let half: Part = Arc::new(|x| x.to_dtype(DType::F32));
+    for (what, first, later) in [
+        ("a constant", &both, &constant),
+        ("a constant of the argument alone", &single, &constant),
+        ("a result that was detached", &both, &detached),
+        ("one input less", &both, &single),
+        ("one input more", &single, &both),
+        ("another leaf", &both, &other_leaf),
+        ("another value", &both, &other_value),
+        ("no argument", &both, &without_argument),
+        ("another type", &single, &half),
+    ] {
+        let y = run(&changing(first.clone(), later.clone()), &x, true)?;
+        let error = y.sum_all()?.backward().unwrap_err();
+        let typed = matches!(
+            error,
+            Error::InvalidArgument { op: "recompute", argument: "f", .. }
+                | Error::DTypeMismatch { op: "recompute", .. }
+        );
+        assert!(typed, "{what}: {error}");
+    }
+    // What is the same both times has the gradient that it has without.
+    let results = |again: bool| -> Result<_> {
+        let (own, scale) = (w.clone(), v.exp()?);
+        let part: Part = Arc::new(move |x| x.mul(&own)?.mul(&scale));
+        let gradients = run(&part, &x, again)?.sum_all()?.backward()?;
+        Ok([&w, &x, &v].map(|leaf| values(&gradients, leaf)))
+    };
+    assert_eq!(results(true)?, results(false)?);
+    // A part that has no gradient by itself is none's mistake.
+    let frozen: Part = Arc::new(|x| no_grad(|| x.square()));
+    let loss = run(&frozen, &x, true)?.add(&x)?.sum_all()?;
+    assert_eq!(values(&loss.backward()?, &x), [1.0, 1.0]);
+    Ok(())
+}
+
 #[test]
 fn what_has_no_gradient_is_no_op_of_the_tape() -> Result<()> {
     let (w, x) = (leaf(&[2.0]), leaf(&[5.0]));

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use tensor::{DType, Tensor, with_generator};
+use tensor::{DType, Generator, Tensor, next_key, seed, with_generator};
 
 use super::*;
 
@@ -58,6 +58,32 @@ fn items_come_in_order_with_the_same_bits_whoever_makes_them() {
         for sources in 1..=4 {
             assert_eq!(all(schedule, sources), expected, "{schedule:?}, {sources}");
         }
+    }
+}
+
+#[test]
+fn making_a_prefetch_draws_nothing_from_the_thread() {
+    let noise = || {
+        prefetch(
+            PipelineSchedule::Serial,
+            vec![(0..2).map(|_| Tensor::randn(&[3], DType::F64, None, &Device::cpu())?.to_vec::<f64>())],
+        )
+    };
+    let all = |drawn: &mut Vec<_>| drawn.extend(noise().map(Result::unwrap));
+    seed(5);
+    let expected = [next_key(), next_key()];
+    let mut runs = [Vec::new(), Vec::new()];
+    for run in &mut runs {
+        seed(5);
+        all(run);
+        assert_eq!(next_key(), expected[0]);
+        all(run);
+        all(run);
+        assert_eq!(next_key(), expected[1]);
+    }
+    assert_eq!(runs[0], runs[1], "they follow from the seed");
+    for (at, item) in runs[0].iter().enumerate() {
+        assert!(!runs[0][..at].contains(item), "prefetches and their items differ");
     }
 }
 

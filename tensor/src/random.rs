@@ -165,8 +165,8 @@ fn set_current(generator: Generator) {
 }
 
 /// What the generators of threads and those of ranks are forked from. Neither depends on the other.
-const THREADS: Generator = Generator { seed: 0, op: u64::MAX };
-const RANKS: Generator = Generator { seed: 0, op: u64::MAX - 1 };
+const THREADS: Generator = Generator { seed: 0, op: u64::MAX, children: 0 };
+const RANKS: Generator = Generator { seed: 0, op: u64::MAX - 1, children: 0 };
 
 fn is_main(thread: &Thread) -> bool {
     thread.name() == Some("main")
@@ -219,10 +219,9 @@ pub fn next_key() -> RandomKey {
 /// A generator for an object that draws by itself from now on. It differs from call to call, follows from this thread's default generator,
 /// and leaves the keys of that one as they are.
 pub fn next_child() -> Generator {
-    let mut generator = DEFAULT.get();
+    let generator = Generator::current();
     let child = generator.fork(CHILD ^ generator.children);
-    generator.children = generator.children.wrapping_add(1);
-    DEFAULT.set(generator);
+    set_current(Generator { children: generator.children.wrapping_add(1), ..generator });
     child
 }
 

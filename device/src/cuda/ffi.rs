@@ -207,7 +207,6 @@ pub(crate) mod sys {
         ) -> CUresult;
         fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> CUresult;
         fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut c_uint as *mut CUgraphNodeType) -> CUresult;
-        fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) -> CUresult;
         fn cuInit(flags: c_uint) -> CUresult;
         fn cuIpcCloseMemHandle(ptr: CUdeviceptr) -> CUresult;
         fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent) -> CUresult;
@@ -258,6 +257,7 @@ pub(crate) mod sys {
             properties: *const CUmemAllocationProp,
             option: CUmemAllocationGranularity_flags,
         ) -> CUresult;
+        fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult;
         fn cuMemHostAlloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint) -> CUresult;
         fn cuMemMap(
             ptr: CUdeviceptr,

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use super::ffi::sys;
 use parking_lot::Mutex;
 
-use super::call::{address, check};
+use super::call::check;
 use super::context::{Context, Freed};
 use crate::{AddressSpace, Error, MemoryDriver, Result};
 

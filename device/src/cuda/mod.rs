@@ -520,7 +520,7 @@ impl<'a> Queue<'a> {
     ///
     /// # Errors
     /// [`Error::DTypeUnsupported`],
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a workspace that is smaller than
+    /// [`Error::InvalidArgument`] for a workspace that is smaller than
     /// [`Stream::workspace_bytes`](crate::Stream::workspace_bytes) says,
     /// [`Error::OutOfMemory`], [`Error::Driver`].
     pub unsafe fn gemm(&self, gemm: &Gemm, workspace: Workspace) -> Result<bool> {

@@ -1,6 +1,6 @@
 //! Captured steps: a program's commands, kept as a graph of the data and replayed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -88,11 +88,17 @@ struct State {
     random: Arc<Random>,
     hooks: Vec<Box<dyn EachReplay>>,
     /// The addresses of the buffers that were there before the step and that it uses.
-    inputs: Vec<usize>,
+    inputs: HashSet<usize>,
 }
 
 /// What is worked out on the host before each replay, such as an optimizer's next step.
 pub trait EachReplay: Send {
+    /// Called once, when the capture has ended: pairs of [names](RuleStep::named) of steps, of which the second takes the place of
+    /// the first from now on. Steps with one name share a launch.
+    fn merge_slots(&mut self) -> Vec<(u32, u32)> {
+        Vec::new()
+    }
+
     /// The next values of steps by their [names](RuleStep::named).
     ///
     /// # Errors
@@ -110,11 +116,11 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// The next values of all hooks' steps, in the order of the captured step.
-    fn next(&mut self) -> Result<Vec<RuleStep>> {
-        let mut steps = Vec::new();
+    /// The next values of all hooks' steps, by their names.
+    fn next(&mut self) -> Result<HashMap<u32, RuleStep>> {
+        let mut steps = HashMap::new();
         while let Some(hook) = self.hooks.get_mut(self.count) {
-            steps.extend(hook.next()?);
+            steps.extend(hook.next()?.into_iter().map(|step| (step.slot(), step)));
             self.count += 1;
         }
         Ok(steps)
@@ -244,15 +250,15 @@ impl<R: Tensors> Graph<R> {
                 })
             })?;
         }
-        let (keys, steps) = changing(&mut plan);
         let (mut hooks, mut forks) = (Vec::new(), HashMap::new());
         for value in attached {
             sort(value, &mut hooks, &mut forks);
         }
-        let is_output =
-            |buffer: &Buffer| outputs.iter().any(|output: &Tensor| std::ptr::eq(output.buffer(), buffer));
-        let found = plan.found().filter(|buffer| !is_output(buffer));
-        let inputs = found.map(|buffer| std::ptr::from_ref(buffer).addr()).collect();
+        let slots = hooks.iter_mut().flat_map(|hook: &mut Box<dyn EachReplay>| hook.merge_slots()).collect();
+        let (keys, steps) = changing(&mut plan, &slots);
+        let address = |buffer: &Buffer| std::ptr::from_ref(buffer).addr();
+        let own: HashSet<usize> = outputs.iter().map(|output: &Tensor| address(output.buffer())).collect();
+        let inputs = plan.found().map(address).filter(|found| !own.contains(found)).collect();
         let random =
             Arc::new(Random { root: root.seed(), forks, draws: end.drawn() - root.drawn(), keys, steps });
         let executable = Stream::with_current(device, |stream| {
@@ -351,8 +357,13 @@ fn memories<R: Tensors>(result: &R, capture: &Capture) -> Result<Vec<Option<usiz
         }
         Ok(tensor.clone())
     })?;
-    let once = |buffer| buffers.iter().filter(|other| **other == buffer).count() == 1;
-    Ok(made.into_iter().zip(&buffers).map(|(memory, &buffer)| memory.filter(|_| once(buffer))).collect())
+    let mut counts: HashMap<*const Buffer, usize> = HashMap::new();
+    buffers.iter().for_each(|&buffer| *counts.entry(buffer).or_default() += 1);
+    Ok(made
+        .into_iter()
+        .zip(&buffers)
+        .map(|(memory, buffer)| memory.filter(|_| counts[buffer] == 1))
+        .collect())
 }
 
 /// A tensor with room for such elements, in the same order if they lie without gaps.
@@ -364,8 +375,8 @@ fn fresh_like(tensor: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// The keys of each command that has some, and the commands with steps of optimizers.
-fn changing(plan: &mut Plan) -> (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) {
+/// The keys of each command that has some, and the commands with steps of optimizers, which get the names of `slots`.
+fn changing(plan: &mut Plan, slots: &HashMap<u32, u32>) -> (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) {
     let (mut keys, mut steps): (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) = Default::default();
     plan.scalars(&mut |command, value| {
         if let Some(&key) = value.downcast_ref::<RandomKey>() {
@@ -373,8 +384,13 @@ fn changing(plan: &mut Plan) -> (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) {
                 Some((_, keys)) => keys.push(key),
                 None => keys.push((command, vec![key])),
             }
-        } else if value.is::<RuleStep>() && steps.last() != Some(&command) {
-            steps.push(command);
+        } else if let Some(step) = value.downcast_mut::<RuleStep>() {
+            if let Some(&slot) = slots.get(&step.slot()) {
+                *step = step.named(slot);
+            }
+            if steps.last() != Some(&command) {
+                steps.push(command);
+            }
         }
     });
     (keys, steps)
@@ -414,7 +430,8 @@ impl Input {
 struct Prepare<'a> {
     random: &'a Random,
     now: &'a Roots,
-    steps: &'a [RuleStep],
+    /// By their names.
+    steps: &'a HashMap<u32, RuleStep>,
 }
 
 impl Prepare<'_> {
@@ -432,7 +449,7 @@ impl Prepare<'_> {
         for command in &self.random.steps {
             kept.scalars(*command, &mut |value| {
                 let step = value.downcast_mut::<RuleStep>().filter(|step| step.slot() > 0);
-                let next = |slot| self.steps.iter().find(|next| next.slot() == slot);
+                let next = |slot| self.steps.get(&slot);
                 match step {
                     Some(step) => next(step.slot()).is_some_and(|next| {
                         let last = std::mem::replace(step, *next);

@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, Weak};
 
 use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::plan::Plan;
+use super::plan::{Plan, reserve, room};
 use crate::device::Core;
 use crate::{Buffer, Device, Error, Result, Shared, Stream, StreamId, Use, Work};
 
@@ -32,6 +33,8 @@ struct Recording {
     memories: Vec<Memory>,
     /// Where in `memories` the buffers are that the step found, by their address.
     found: HashMap<usize, usize>,
+    /// The memories of commands that find some operands where they found them first.
+    staying: FxHashSet<usize>,
     /// The next address of planned memory.
     next: usize,
     attached: Vec<Attached>,
@@ -47,8 +50,6 @@ pub(crate) struct Command {
     pub(crate) stream: StreamId,
     /// The memories that it uses, each once, and whether it writes them.
     pub(crate) uses: SmallVec<[(usize, bool); 4]>,
-    /// Whether some of it finds its operands where it found them first, in all replays.
-    pub(crate) stays: bool,
     pub(crate) work: Box<dyn Work>,
 }
 
@@ -75,6 +76,12 @@ impl Memory {
         }
     }
 }
+
+/// Host memory that a command takes while it is written down, about, and for how many at a time it is asked for.
+const RECORDED: usize = 1 << 10;
+const ROOM: usize = 1 << 12;
+/// Memories that may be new between two commands without a reservation of their own.
+const FRESH: usize = 64;
 
 /// Planned memory stands at addresses that no device hands out.
 pub(super) const FIRST: usize = 1 << 60;
@@ -170,9 +177,7 @@ impl Capture {
     /// somewhere else.
     pub fn may_keep(&self, buffer: &Buffer) -> Option<usize> {
         let (_, memory) = buffer.plan().filter(|(capture, _)| *capture == self.id)?;
-        let recording = self.recording.lock();
-        let stays = |command: &Command| command.stays && command.uses.iter().any(|(used, _)| *used == memory);
-        (!recording.commands.iter().any(stays)).then_some(memory)
+        (!self.recording.lock().staying.contains(&memory)).then_some(memory)
     }
 
     /// Ends the capture: the plan of what was written down, and what was [attached](Capture::attach).
@@ -220,16 +225,14 @@ impl Capture {
     ) -> Result<()> {
         let stays = stream.stays(op, &work)?;
         let mut recording = self.recording.lock();
-        let mut named: SmallVec<[(usize, bool); 4]> = SmallVec::new();
-        for used in uses {
-            let memory = recording.memory(self.id, op, used.buffer)?;
-            match named.iter_mut().find(|(known, _)| *known == memory) {
-                Some((_, write)) => *write |= used.write,
-                None => named.push((memory, used.write)),
-            }
+        recording.has_room()?;
+        let memory = |used: &Use<'_>| Ok((recording.memory(self.id, op, used.buffer)?, used.write));
+        let named = each_once(uses.iter().map(memory).collect::<Result<SmallVec<[(usize, bool); 4]>>>()?);
+        if stays {
+            recording.staying.extend(named.iter().map(|(memory, _)| *memory));
         }
         let (stream, work) = (stream.id(), Box::new(work));
-        recording.commands.push(Command { op, stream, uses: named, stays, work });
+        recording.commands.push(Command { op, stream, uses: named, work });
         Ok(())
     }
 
@@ -243,7 +246,37 @@ impl Capture {
     }
 }
 
+/// The memories that a command uses, each once, and whether it writes them.
+pub(super) fn each_once(uses: impl IntoIterator<Item = (usize, bool)>) -> SmallVec<[(usize, bool); 4]> {
+    /// From so many on they are found by hashing.
+    const MANY: usize = 16;
+    let mut once: SmallVec<[(usize, bool); 4]> = SmallVec::new();
+    let mut places: FxHashMap<usize, usize> = FxHashMap::default();
+    for (memory, write) in uses {
+        let known = match once.len() {
+            0..MANY => once.iter().position(|(known, _)| *known == memory),
+            _ => {
+                let first = places.len();
+                places.extend(once.iter().enumerate().skip(first).map(|(at, (memory, _))| (*memory, at)));
+                places.get(&memory).copied()
+            }
+        };
+        match known {
+            Some(at) => once[at].1 |= write,
+            None => once.push((memory, write)),
+        }
+    }
+    once
+}
+
 impl Recording {
+    /// That the host has memory for more commands.
+    fn has_room(&mut self) -> Result<()> {
+        reserve(&mut self.commands, 1)?;
+        reserve(&mut self.memories, FRESH)?;
+        if self.commands.len().is_multiple_of(ROOM) { room(ROOM, RECORDED) } else { Ok(()) }
+    }
+
     fn plan(&mut self, bytes: usize) -> usize {
         let at = self.next;
         // Apart from each other, also where there is nothing.
@@ -300,3 +333,7 @@ pub(crate) fn refused(op: &'static str, reason: &str) -> Error {
 pub(crate) fn of_another_step(op: &'static str) -> Error {
     refused(op, "it uses a tensor that was made within a captured step, which has no value outside of it")
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,6 +1,8 @@
 //! A replay on a CPU: each of the device's threads runs the commands that follow from what it ran, or else takes one of
 //! another's, and helps the others' kernels where there is none.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -110,7 +112,7 @@ impl Step<'_> {
             helpers,
             first: SpinLock::new(None),
         };
-        starts.iter().enumerate().for_each(|(at, &start)| crew.ready[at % threads].push(start));
+        starts.iter().enumerate().for_each(|(at, &start)| crew.ready[at % threads].push(start, nodes));
         // Who comes late takes what is left; where the team is at work for somebody else, this thread does all.
         team.share(threads - 1, &|thread| crew.work(thread));
         crew.first.into_inner()
@@ -149,31 +151,32 @@ struct Crew<'a> {
 /// Commands that may run.
 #[repr(align(64))]
 struct Ready {
-    list: SpinLock<SmallVec<[u32; 16]>>,
+    /// By urgency, and the earliest in the program first.
+    list: SpinLock<BinaryHeap<(u64, Reverse<u32>)>>,
     /// How many there are, for a look without the lock.
     count: AtomicUsize,
 }
 
 impl Ready {
     fn new() -> Ready {
-        Ready { list: SpinLock::new(SmallVec::new()), count: AtomicUsize::new(0) }
+        Ready { list: SpinLock::new(BinaryHeap::new()), count: AtomicUsize::new(0) }
     }
 
-    fn push(&self, node: u32) {
+    fn push(&self, node: u32, nodes: &[Node]) {
         let mut list = self.list.lock();
-        list.push(node);
+        list.push((nodes[node as usize].urgency, Reverse(node)));
         self.count.store(list.len(), Ordering::Relaxed);
     }
 
     /// The most urgent one.
-    fn take(&self, nodes: &[Node]) -> Option<u32> {
+    fn take(&self) -> Option<u32> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let mut list = self.list.lock();
-        let best = (0..list.len()).max_by_key(|&at| nodes[list[at] as usize].urgency)?;
-        self.count.store(list.len() - 1, Ordering::Relaxed);
-        Some(list.swap_remove(best))
+        let (_, Reverse(node)) = list.pop()?;
+        self.count.store(list.len(), Ordering::Relaxed);
+        Some(node)
     }
 }
 
@@ -198,7 +201,7 @@ impl Crew<'_> {
     /// The most urgent command that may run: of the thread's own, or else of the others'.
     fn take(&self, thread: usize) -> Option<u32> {
         let (before, from) = self.ready.split_at(thread);
-        from.iter().chain(before).find_map(|ready| ready.take(self.step.nodes))
+        from.iter().chain(before).find_map(Ready::take)
     }
 
     /// Runs a command. Gives the most urgent of those that may run now because of it, and keeps the others.
@@ -221,7 +224,7 @@ impl Crew<'_> {
                     None => continue,
                 },
             };
-            self.ready[thread].push(other);
+            self.ready[thread].push(other, nodes);
         }
         self.left.fetch_sub(1, Ordering::AcqRel);
         own

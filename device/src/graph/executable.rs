@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::capture::{Capture, Command, Memory};
@@ -135,6 +136,7 @@ impl Plan {
         options: GraphOptions,
         allocate: impl FnOnce(usize) -> Result<Shared<Buffer>>,
     ) -> Result<Executable> {
+        self.has_room()?;
         let layout = self.layout(options);
         let report = self.report(&layout);
         let arena = if layout.bytes > 0 { Some(allocate(layout.bytes)?) } else { None };
@@ -163,16 +165,19 @@ impl Plan {
             used.push(Used { buffer: buffer.clone(), write });
             bound.push(Bound { at, bytes, commands });
         };
-        for (number, memory) in self.memories.iter().enumerate() {
-            let Memory::Found(buffer) = memory else { continue };
-            let (mut write, mut commands) = (false, Vec::new());
-            for (at, command) in self.commands.iter().enumerate() {
-                if let Some((_, writes)) = command.uses.iter().find(|(used, _)| *used == number) {
-                    write |= writes;
-                    commands.push(at);
+        let mut users = vec![(false, Vec::new()); self.memories.len()];
+        for (at, command) in self.commands.iter().enumerate() {
+            for &(memory, writes) in &command.uses {
+                if matches!(self.memories[memory], Memory::Found(_)) {
+                    users[memory].0 |= writes;
+                    users[memory].1.push(at);
                 }
             }
-            add(buffer, write, commands);
+        }
+        for (memory, (write, commands)) in self.memories.iter().zip(users) {
+            if let Memory::Found(buffer) = memory {
+                add(buffer, write, commands);
+            }
         }
         arena.iter().for_each(|arena| add(arena, true, Vec::new()));
         (used, bound)
@@ -293,8 +298,14 @@ impl Executable {
         }
         Capture::none(OP)?;
         let mut all = self.used.lock();
-        replaced.iter().try_for_each(|(old, new)| replaces(&all, old, new))?;
-        let new = |used: &Used| replaced.iter().find(|(old, _)| old.ptr_eq(&used.buffer)).map(|(_, new)| new);
+        let found: FxHashSet<usize> = match replaced {
+            [] => FxHashSet::default(),
+            _ => all.iter().map(|used| used.buffer.address()).collect(),
+        };
+        replaced.iter().try_for_each(|(old, new)| replaces(&found, old, new))?;
+        let replaced: FxHashMap<usize, &Shared<Buffer>> =
+            replaced.iter().rev().map(|(old, new)| (old.address(), new)).collect();
+        let new = |used: &Used| replaced.get(&used.buffer.address()).copied();
         let uses: SmallVec<[Use<'_>; 64]> = all
             .iter()
             .map(|used| Use { buffer: new(used).unwrap_or(&used.buffer), write: used.write })
@@ -316,12 +327,12 @@ impl Executable {
 }
 
 /// That `new` can be used where `old` was: it is as large, and no other command uses it.
-fn replaces(used: &[Used], old: &Buffer, new: &Shared<Buffer>) -> Result<()> {
+fn replaces(used: &FxHashSet<usize>, old: &Buffer, new: &Shared<Buffer>) -> Result<()> {
     if new.len_bytes() < old.len_bytes() {
         let sizes = format_args!("{} bytes for {}", new.len_bytes(), old.len_bytes());
         return Err(Error::invalid(OP, "replaced", "a buffer as large as the one that it replaces", sizes));
     }
-    if used.iter().any(|used| used.buffer.ptr_eq(new)) {
+    if used.contains(&new.address()) {
         return Err(Error::invalid(
             OP,
             "replaced",

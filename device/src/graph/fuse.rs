@@ -1,31 +1,18 @@
 //! Fewer commands: what a layer that knows the maths is told of a plan, and which of its commands may become one.
 
 use std::any::Any;
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::capture::{Command, Memory};
+use super::capture::{Command, Memory, each_once};
 use super::executable::Moved;
+use super::groups::Groups;
 use super::memory;
-use super::plan::{Order, Plan};
-use super::reach::Reach;
+use super::plan::Plan;
 use crate::cuda::Queue;
 use crate::{Binder, Buffer, Cpu, Device, Result, Shared, Stream, StreamId, Use, Work};
-
-/// Commands of a plan, each in a group that can run as one command: no way along the edges leaves a group and comes back,
-/// also where groups count as one. Each begins alone.
-pub struct Groups {
-    /// What comes before which, between the first commands of groups.
-    reach: Reach,
-    needs: Vec<SmallVec<[u32; 4]>>,
-    /// For each command, the first one of its group.
-    first: Vec<usize>,
-    /// For the first commands, their groups in the program's order.
-    members: Vec<Vec<usize>>,
-}
 
 /// A command of a plan that runs outside of it.
 struct Once(Box<dyn Work>);
@@ -56,6 +43,13 @@ pub struct Fused {
     pub uses: Vec<(usize, bool)>,
     /// What it does, with the addresses that the plan's commands hold.
     pub work: Box<dyn Work>,
+}
+
+impl Fused {
+    /// The memories that a command uses, each once, and whether it writes them.
+    pub fn each_once(uses: impl IntoIterator<Item = (usize, bool)>) -> Vec<(usize, bool)> {
+        each_once(uses).into_vec()
+    }
 }
 
 impl Plan {
@@ -164,10 +158,11 @@ impl Plan {
             own.push((memory, allocate(self.memories[memory].bytes())?));
         }
         let mut moved = self.give(own);
-        let mut at = 0..;
-        let all = std::mem::take(&mut self.commands);
+        let mut is_settled = vec![false; self.commands.len()];
+        commands.iter().for_each(|&at| is_settled[at] = true);
+        let (mut is_settled, all) = (is_settled.into_iter(), std::mem::take(&mut self.commands));
         let (settled, mut rest): (Vec<Command>, Vec<Command>) =
-            all.into_iter().partition(|_| at.next().is_some_and(|at| commands.contains(&at)));
+            all.into_iter().partition(|_| is_settled.next() == Some(true));
         rest.iter_mut().for_each(|command| command.work.bind(&mut moved));
         self.commands = rest;
         self.settled += settled.len();
@@ -185,14 +180,6 @@ impl Plan {
         Ok(())
     }
 
-    /// Its commands, each in a group of its own, with the edges that `order` asks for.
-    pub fn groups(&self, order: Order) -> Groups {
-        let mut reach = Reach::new(self.len());
-        let needs = self.needs(order, &mut reach, |_, _| SmallVec::new());
-        let members = (0..self.len()).map(|command| vec![command]).collect();
-        Groups { reach, needs, first: (0..self.len()).collect(), members }
-    }
-
     /// Replaces each group of several commands by what `fused` has for it, in the order of [`Groups::several`]. Others stay.
     pub fn fuse(&mut self, groups: &Groups, fused: Vec<Fused>) {
         let mut old: Vec<Option<Command>> =
@@ -200,92 +187,16 @@ impl Plan {
         let mut fused: HashMap<usize, Fused> =
             groups.several().map(|members| members[0]).zip(fused).collect();
         for first in groups.in_order() {
-            let members = &groups.members[first];
+            let members = groups.of(first);
             let Some(command) = members.last().and_then(|&last| old[last].take()) else { continue };
             self.commands.push(match fused.remove(&first) {
                 Some(Fused { op, uses, work }) => {
                     self.fused += members.len() - 1;
-                    Command { op, stream: command.stream, uses: uses.into(), stays: false, work }
+                    Command { op, stream: command.stream, uses: uses.into(), work }
                 }
                 None => command,
             });
         }
-    }
-}
-
-impl Groups {
-    /// The group of a command, in the program's order.
-    pub fn of(&self, command: usize) -> &[usize] {
-        &self.members[self.first[command]]
-    }
-
-    /// The groups of several commands.
-    pub fn several(&self) -> impl Iterator<Item = &[usize]> {
-        self.members.iter().map(Vec::as_slice).filter(|members| members.len() > 1)
-    }
-
-    /// Whether the group of a command comes before that of another one.
-    pub fn comes_before(&self, one: usize, other: usize) -> bool {
-        self.reach.has(self.first[one], self.first[other])
-    }
-
-    /// Whether the groups of two commands may run at once.
-    pub fn are_unordered(&self, one: usize, other: usize) -> bool {
-        let (one, other) = (self.first[one], self.first[other]);
-        one != other && !self.reach.has(one, other) && !self.reach.has(other, one)
-    }
-
-    /// Whether the groups of two commands are two, and may become one: no other group lies between them.
-    pub fn may_join(&self, one: usize, other: usize) -> bool {
-        let (one, other) = (self.first[one], self.first[other]);
-        let goes_around =
-            |from, to| self.reach.before(to).any(|between| between != from && self.reach.has(from, between));
-        one != other && !goes_around(one, other) && !goes_around(other, one)
-    }
-
-    /// Makes the groups of two commands one, which [may be](Groups::may_join).
-    pub fn join(&mut self, one: usize, other: usize) {
-        let (first, later) = (self.first[one].min(self.first[other]), self.first[one].max(self.first[other]));
-        self.reach.join(first, later);
-        let more = std::mem::take(&mut self.members[later]);
-        more.iter().for_each(|&member| self.first[member] = first);
-        self.members[first].extend(more);
-        self.members[first].sort_unstable();
-    }
-
-    /// The first commands of all groups in an order that the edges allow: by their last ones, where that is one.
-    fn in_order(&self) -> Vec<usize> {
-        let count = self.first.len();
-        let (mut next, mut left) = (vec![Vec::new(); count], vec![0_usize; count]);
-        for (command, needs) in self.needs.iter().enumerate() {
-            for &need in needs {
-                let (from, to) = (self.first[need as usize], self.first[command]);
-                if from != to {
-                    next[from].push(to);
-                    left[to] += 1;
-                }
-            }
-        }
-        let key = |first: usize| Reverse((self.members[first].last().copied(), first));
-        let firsts = (0..count).filter(|&command| self.first[command] == command);
-        let mut ready: BinaryHeap<_> = firsts.filter(|&first| left[first] == 0).map(key).collect();
-        let mut order = Vec::with_capacity(count);
-        while let Some(Reverse((_, first))) = ready.pop() {
-            order.push(first);
-            for &after in &next[first] {
-                left[after] -= 1;
-                if left[after] == 0 {
-                    ready.push(key(after));
-                }
-            }
-        }
-        order
-    }
-}
-
-impl std::fmt::Debug for Groups {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.several()).finish()
     }
 }
 

@@ -1,14 +1,15 @@
 //! Plans: the commands of a step, what has to come before each, and where their memory lies.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use smallvec::SmallVec;
 
 use super::capture::{Command, Memory};
-use super::memory::Arena;
+use super::memory::{Arena, Earlier};
 use super::node::cost;
 use super::reach::Reach;
-use crate::{Device, StreamId};
+use crate::{Device, Error, Result, StreamId};
 
 /// Which commands of a captured step a replay keeps in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,10 +92,16 @@ pub struct Plan {
     pub(super) settled: usize,
 }
 
+/// For each command, those that it waits for.
+pub(super) type Needs = Vec<SmallVec<[u32; 4]>>;
+
+/// Host memory that planning may take for each command, for its edges, labels, and places.
+const PLANNING: usize = 1 << 10;
+
 /// The order of a plan's commands, and the places of their memory.
 pub(super) struct Layout {
     /// For each command, the fewest that it has to wait for.
-    pub(super) needs: Vec<SmallVec<[u32; 4]>>,
+    pub(super) needs: Needs,
     /// For each memory that is planned, where it starts.
     pub(super) offsets: Vec<Option<usize>>,
     pub(super) bytes: usize,
@@ -139,42 +146,53 @@ impl Plan {
         self.commands.is_empty()
     }
 
+    /// That the host has memory for planning, which allocates too much and too little at a time to ask each time.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn has_room(&self) -> Result<()> {
+        room(self.len(), PLANNING)
+    }
+
     /// Works out which commands wait for which, and where memory lies. Where that is too much, memory decides about the order,
     /// too.
     pub(super) fn layout(&self, options: GraphOptions) -> Layout {
-        let mut reach = Reach::new(self.len());
-        let needs = self.needs(options.order, &mut reach, |_, _| SmallVec::new());
-        let free = Arena::with_all(self, |earlier, later| reach.has(earlier, later)).finish(needs);
+        let (needs, reach) = self.needs(options.order);
+        let free = Arena::with_all(self, &needs, Earlier::Reach(&reach)).finish(needs);
+        drop(reach);
         let Some(limit) = options.max_bytes.filter(|&limit| free.bytes > limit) else { return free };
-        let mut arena = Arena::new(self, limit);
-        let needs =
-            self.needs(options.order, &mut Reach::new(self.len()), |at, reach| arena.place(self, at, reach));
+        let mut arena = Arena::new(self);
+        let (needs, _) = self.needs_with(options.order, |at, reach| arena.place(at, reach, limit));
         let tight = arena.finish(needs);
         if tight.bytes <= limit {
             return tight;
         }
         // As if the commands ran one after the other.
-        let arena = Arena::with_all(self, |earlier, later| earlier < later);
-        let needs =
-            self.needs(options.order, &mut Reach::new(self.len()), |at, reach| arena.former(self, at, reach));
+        let arena = Arena::with_all(self, &Needs::new(), Earlier::Program);
+        let (needs, _) = self.needs_with(options.order, |at, reach| arena.former(at, reach));
         let least = arena.finish(needs);
         let smaller = |a: Layout, b: Layout| if b.bytes < a.bytes { b } else { a };
         smaller(smaller(free, tight), least)
     }
 
-    /// For each command the fewest that come before it: in the program's order, since what comes before a command is known when
-    /// it is met. `place` names what else it comes after.
-    pub(super) fn needs(
+    /// For each command the fewest that come before it, and which come before which.
+    pub(super) fn needs(&self, order: Order) -> (Needs, Reach) {
+        self.needs_with(order, |_, _| SmallVec::new())
+    }
+
+    /// [`needs`](Self::needs), in the program's order, since what comes before a command is known when it is met. `place` names
+    /// what else it comes after.
+    fn needs_with(
         &self,
         order: Order,
-        reach: &mut Reach,
         mut place: impl FnMut(usize, &Reach) -> SmallVec<[usize; 8]>,
-    ) -> Vec<SmallVec<[u32; 4]>> {
+    ) -> (Needs, Reach) {
+        let mut reach = Reach::new(self.len());
         let mut last = vec![LastUses::default(); self.memories.len()];
-        let mut newest: Vec<(StreamId, usize)> = Vec::new();
+        let mut newest: HashMap<StreamId, usize> = HashMap::new();
         // What waits for other ranks waits in the program's order on all of them, whichever thread takes it.
         let mut waiting: Option<usize> = None;
-        let mut needs = Vec::with_capacity(self.len());
+        let mut needs = Needs::with_capacity(self.len());
         for (at, command) in self.commands.iter().enumerate() {
             let mut all: SmallVec<[usize; 8]> = SmallVec::new();
             for &(memory, write) in &command.uses {
@@ -183,23 +201,21 @@ impl Plan {
                 last[memory].record(at, write || first, |need| all.push(need));
             }
             if order == Order::Streams {
-                match newest.iter_mut().find(|(stream, _)| *stream == command.stream) {
-                    Some((_, previous)) => all.push(std::mem::replace(previous, at)),
-                    None => newest.push((command.stream, at)),
-                }
+                all.extend(newest.insert(command.stream, at));
             }
             if command.work.waits() {
                 all.extend(waiting.replace(at));
             }
-            let mut fewest = fewest(reach, at, &mut all);
-            let mut more = place(at, reach);
-            let more = self::fewest(reach, at, &mut more);
+            let mut fewest = fewest(&mut reach, at, &mut all);
+            let mut more = place(at, &reach);
+            let more = self::fewest(&mut reach, at, &mut more);
             let implied = |need: u32| more.iter().any(|&later| reach.has(need as usize, later as usize));
             fewest.retain(|need| !implied(*need));
             fewest.extend(more);
+            reach.push();
             needs.push(fewest);
         }
-        needs
+        (needs, reach)
     }
 
     /// What the layout is like.
@@ -240,11 +256,30 @@ fn fewest(reach: &mut Reach, at: usize, needs: &mut SmallVec<[usize; 8]>) -> Sma
     for &need in &*needs {
         // A later command cannot come before an earlier one.
         if !reach.has(need, at) {
-            reach.add(need, at);
+            reach.add(need);
             fewest.push(need as u32);
         }
     }
     fewest
+}
+
+/// Reserves room for more elements.
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+pub(super) fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
+    list.try_reserve(more).map_err(|_| Error::OutOfMemory {
+        requested_bytes: (list.len() + more).saturating_mul(size_of::<T>()),
+        report: "the host has no memory for the commands of a captured step".into(),
+    })
+}
+
+/// That the host has so many bytes for each of `count` things, which are allocated one by one.
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+pub(super) fn room(count: usize, bytes: usize) -> Result<()> {
+    reserve(&mut Vec::<u8>::new(), count.saturating_mul(bytes))
 }
 
 impl fmt::Debug for Plan {

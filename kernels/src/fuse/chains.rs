@@ -1,12 +1,12 @@
 //! Functions of elements of which one takes what another one gives, as one command.
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, Fused, Groups, Order, Plan, Result, Work};
+use device::{Binder, Cpu, Fused, Groups, Order, Result, Work};
 
 use smallvec::{SmallVec, smallvec};
 
 use super::draft::Draft;
-use super::{Folded, Mapped, Part, Parts, uses};
+use super::{Folded, Fuser, Mapped, Part, Parts};
 use crate::chain::{Chain, Fold, Operand};
 use crate::cpu::chain::Blocks;
 use crate::cpu::reduce;
@@ -21,36 +21,40 @@ const STEPS: usize = 24;
 /// From this cost on a command of a CPU is worth a thread of its own, and one that others can help with.
 const LONG: usize = 1 << 17;
 
-/// Makes one command of functions of which one takes what another one gives.
-pub(super) fn fuse(plan: &mut Plan, order: Order) {
-    let fuser = Fuser { parts: Parts::of(plan), order, single: plan.groups(order) };
-    let groups = fuser.groups();
-    let fused = groups.several().filter_map(|members| fuser.fused(members)).collect();
-    plan.fuse(&groups, fused);
+/// Makes one command of functions of which one takes what another gives.
+pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
+    let chains = Chains { parts: fuser.parts(), order: fuser.order };
+    let joins = |&command: &usize| {
+        chains.arguments(command).into_iter().any(|argument| chains.producer(command, argument).is_some())
+    };
+    if !(0..chains.parts.plan.len()).any(|command| joins(&command)) {
+        return Ok(());
+    }
+    let groups = chains.groups(chains.parts.plan.groups(fuser.order)?);
+    let fused = groups.several().filter_map(|members| chains.fused(members)).collect();
+    fuser.replace(&groups, fused);
+    Ok(())
 }
 
-/// A plan whose functions are fused.
-struct Fuser<'a> {
+/// A plan whose elementwise chains are fused.
+struct Chains<'a> {
     parts: Parts<'a>,
     order: Order,
-    /// The commands by themselves.
-    single: Groups,
 }
 
-impl Fuser<'_> {
+impl Chains<'_> {
     /// Groups that are worth it: each command joins those that gave it its arguments, if it may.
-    fn groups(&self) -> Groups {
-        let mut groups = self.parts.plan.groups(self.order);
+    fn groups(&self, mut groups: Groups) -> Groups {
         for command in 0..self.parts.all.len() {
             for argument in self.arguments(command) {
                 let Some(producer) = self.producer(command, argument) else { continue };
-                if !groups.may_join(producer, command) {
+                let (earlier, later) = (groups.of(producer), groups.of(command));
+                if earlier.len() + later.len() > STEPS || !groups.may_join(producer, command) {
                     continue;
                 }
-                let (earlier, later) = (groups.of(producer), groups.of(command));
                 let mut members = [earlier, later].concat();
                 members.sort_unstable();
-                let delays = self.delays(earlier, later) || self.is_wide(producer, command);
+                let delays = self.delays(&groups, earlier, later) || self.is_wide(producer, command);
                 if !delays && self.chain(&members).is_some() {
                     groups.join(producer, command);
                 }
@@ -90,17 +94,22 @@ impl Fuser<'_> {
 
     /// Whether commands that could run at once on a CPU, each for long, would come one after the other: those of the two
     /// groups, and what else waits for the first.
-    fn delays(&self, earlier: &[usize], later: &[usize]) -> bool {
+    fn delays(&self, groups: &Groups, earlier: &[usize], later: &[usize]) -> bool {
         let device = self.parts.plan.device();
         if !device.runs_on_host() || device.threads() == 1 {
             return false;
         }
         let is_long = |command: &usize| self.parts.plan.cost(*command) >= LONG;
-        let written =
-            earlier.iter().flat_map(|&command| self.parts.plan.uses(command)).filter(|(_, write)| *write);
-        let waiting = written.flat_map(|&(memory, _)| &self.parts.users[memory]);
+        let later: SmallVec<[usize; STEPS]> = later.iter().copied().filter(is_long).collect();
+        if later.is_empty() {
+            return false;
+        }
+        let waiting = earlier.iter().flat_map(|&command| {
+            let written = self.parts.plan.uses(command).iter().filter(|(_, write)| *write);
+            written.flat_map(move |&(memory, _)| self.parts.waiting(memory, command))
+        });
         let mut others = earlier.iter().chain(waiting).filter(|other| is_long(other));
-        others.any(|&other| later.iter().any(|at| is_long(at) && self.single.are_unordered(other, *at)))
+        others.any(|&other| later.iter().any(|&at| groups.were_unordered(other, at)))
     }
 
     /// Whether others that take what a reduction takes would wait for that of a CUDA device: they are better off (on an H200 by up
@@ -159,7 +168,7 @@ impl Fuser<'_> {
         let memory =
             |operand: &Operand| members.iter().find_map(|&command| self.parts.memory(command, operand.at));
         let all = operands.chain(folded).map(|(operand, writes)| Some((memory(operand)?, writes)));
-        let uses = uses(all.collect::<Option<Vec<_>>>()?);
+        let uses = Fused::each_once(all.collect::<Option<Vec<_>>>()?);
         let cost = members.iter().map(|&command| self.parts.plan.cost(command)).sum();
         let body = match self.parts.plan.device().runs_on_host() {
             true => Body::Cpu(Blocks::of(&chain)),

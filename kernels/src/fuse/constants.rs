@@ -10,22 +10,27 @@ const BYTES: usize = 1 << 12;
 /// in the end.
 pub(super) fn of(parts: &Parts<'_>) -> Vec<usize> {
     let plan = parts.plan;
-    let mut is: Vec<bool> =
-        parts.all.iter().enumerate().map(|(at, part)| part.is_some() && !plan.may_fail(at)).collect();
-    let writes = |user: usize, memory: usize| plan.uses(user).contains(&(memory, true));
-    loop {
-        let is_constant = |&(memory, _): &(usize, bool)| {
-            let range = plan.addresses(memory);
-            let users = &parts.users[memory];
-            let last = users.iter().rposition(|&user| writes(user, memory));
-            let are_constant = users.iter().take(last.map_or(0, |last| last + 1)).all(|&user| is[user]);
-            plan.is_planned(memory) && range.len() <= BYTES && are_constant
-        };
-        let next: Vec<bool> =
-            (0..plan.len()).map(|at| is[at] && plan.uses(at).iter().all(is_constant)).collect();
-        if next == is {
-            return (0..plan.len()).filter(|&at| is[at]).collect();
+    let is_known = |&command: &usize| parts.all[command].is_some() && !plan.may_fail(command);
+    let (mut is_constant, mut other) = (vec![true; plan.len()], Vec::new());
+    let mut refuse = |command: usize, other: &mut Vec<usize>| {
+        if std::mem::replace(&mut is_constant[command], false) {
+            other.push(command);
         }
-        is = next;
+    };
+    (0..plan.len()).filter(|command| !is_known(command)).for_each(|command| refuse(command, &mut other));
+    // A memory that is not constant is none for all of its users.
+    let mut is_open: Vec<bool> = (0..parts.users.len())
+        .map(|memory| plan.is_planned(memory) && plan.addresses(memory).len() <= BYTES)
+        .collect();
+    let closed: Vec<usize> = (0..is_open.len()).filter(|&memory| !is_open[memory]).collect();
+    closed.iter().flat_map(|&memory| &parts.users[memory]).for_each(|&user| refuse(user, &mut other));
+    while let Some(command) = other.pop() {
+        for &(memory, _) in plan.uses(command) {
+            let is_before_the_last_write = parts.writers[memory].last().is_some_and(|&last| command <= last);
+            if is_before_the_last_write && std::mem::replace(&mut is_open[memory], false) {
+                parts.users[memory].iter().for_each(|&user| refuse(user, &mut other));
+            }
+        }
     }
+    (0..plan.len()).filter(|&command| is_constant[command]).collect()
 }

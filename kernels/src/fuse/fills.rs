@@ -1,9 +1,9 @@
 //! Sums at indices that begin with zeros, which they write themselves.
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, DType, Fused, Order, Plan, Result, Work};
+use device::{Binder, Cpu, DType, Fused, Result, Work};
 
-use super::{Floats, Part, Parts, fuse_pairs};
+use super::{Floats, Fuser, Part, Parts};
 use crate::command::Address;
 use crate::cpu::lanes::Lanes;
 use crate::cpu::{copy, index as cpu};
@@ -45,12 +45,12 @@ impl IndexSums {
 }
 
 /// Lets sums at indices write the zeros that they begin with.
-pub(super) fn fuse(plan: &mut Plan, order: Order) {
-    fuse_pairs(plan, order, |parts, second| {
+pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
+    fuser.pairs(|parts, second| {
         let Some(Part::IndexAdd(sums)) = &parts.all[second] else { return None };
         let first = parts.writer(parts.memory(second, sums.operands[0])?, second)?;
-        Some((first, from_zero(parts, (first, second), sums)?))
-    });
+        Some((first, from_zero(&parts, (first, second), sums)?))
+    })
 }
 
 /// Both commands as one; `None` if the first one writes anything but the zeros that are added to.

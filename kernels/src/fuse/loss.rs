@@ -1,9 +1,9 @@
 //! A loss and its gradient as one command: what is read for the one is at hand for the other.
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, DType, Fused, Order, Plan, Result, Work};
+use device::{Binder, Cpu, DType, Fused, Result, Work};
 
-use super::{Floats, Part, Parts, fuse_pairs};
+use super::{Floats, Fuser, Part, Parts};
 use crate::command::Address;
 use crate::cpu::lanes::Lanes;
 use crate::cpu::loss as cpu;
@@ -69,12 +69,12 @@ impl LossSlopes {
 }
 
 /// Lets the losses be made together with their gradient, where nothing that lies between needs them.
-pub(super) fn fuse(plan: &mut Plan, order: Order) {
-    fuse_pairs(plan, order, |parts, second| {
+pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
+    fuser.pairs(|parts, second| {
         let Some(Part::LossGrad(slopes)) = &parts.all[second] else { return None };
         let first = parts.writer(parts.memory(second, slopes.log_sums)?, second)?;
-        Some((first, both(parts, first, second)?))
-    });
+        Some((first, both(&parts, first, second)?))
+    })
 }
 
 /// Both commands as one; `None` if one of them is something else, or they meet elsewhere.

@@ -2,10 +2,10 @@
 //! Most make the gradients of biases and of norms' weights, which the optimizer takes.
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, DType, Fused, Groups, Order, Plan, Result, Work};
+use device::{Binder, Cpu, DType, Fused, Groups, Order, Result, Work};
 use smallvec::SmallVec;
 
-use super::{Part, Parts, uses};
+use super::{Fuser, Part, Parts};
 use crate::command::Address;
 use crate::cuda::{many_norms, many_sums, table};
 use crate::layout::Dst;
@@ -18,6 +18,8 @@ const NORM_WEIGHTS: &str = "norm_weights";
 const BYTES: usize = 1 << 20;
 /// And of all that a command takes, which are kept until the last ones are there.
 const TOGETHER: usize = 4 << 20;
+/// The most groups that wait for others to join.
+const OPEN: usize = 64;
 
 /// The gradients of a norm's weight and bias.
 #[derive(Clone, Debug)]
@@ -41,23 +43,29 @@ impl NormWeights {
 
 /// Makes one command of those of a kind that could run at once. On a CPU sums are parts of chains, and on streams that are kept in
 /// order no two of a stream run at once.
-pub(super) fn fuse(plan: &mut Plan, order: Order) {
-    if plan.device().runs_on_host() || order == Order::Streams {
-        return;
+pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
+    let parts = fuser.parts();
+    if parts.plan.device().runs_on_host() || fuser.order == Order::Streams {
+        return Ok(());
     }
-    let parts = Parts::of(plan);
-    let mut fuser = Fuser { groups: plan.groups(order), parts: &parts, open: Vec::new() };
-    (0..plan.len()).for_each(|command| fuser.add(command));
-    let groups = fuser.groups;
+    let small: Vec<(usize, Small)> =
+        (0..parts.plan.len()).filter_map(|command| Some((command, small(&parts, command)?))).collect();
+    if small.len() < 2 {
+        return Ok(());
+    }
+    let mut smalls = Smalls { groups: parts.plan.groups(fuser.order)?, parts, open: Vec::new() };
+    small.into_iter().for_each(|(command, small)| smalls.add(command, small));
+    let groups = smalls.groups;
     let fused: Option<Vec<Fused>> = groups.several().map(|members| fused(&parts, members)).collect();
     if let Some(fused) = fused {
-        plan.fuse(&groups, fused);
+        fuser.replace(&groups, fused);
     }
+    Ok(())
 }
 
 /// A plan whose small commands are fused.
-struct Fuser<'a> {
-    parts: &'a Parts<'a>,
+struct Smalls<'a> {
+    parts: Parts<'a>,
     groups: Groups,
     /// The groups that others may join.
     open: Vec<Open>,
@@ -75,10 +83,9 @@ struct Open {
     bytes: usize,
 }
 
-impl Fuser<'_> {
-    /// Adds a command to the latest group that it may join, if it is a small one. A full group takes no more.
-    fn add(&mut self, command: usize) {
-        let Some(Small { kind, bytes, .. }) = small(self.parts, command) else { return };
+impl Smalls<'_> {
+    /// Adds a command to the latest group that it may join. A full group takes no more.
+    fn add(&mut self, command: usize, Small { kind, bytes, .. }: Small) {
         let is_one = |open: &Open| open.kind == kind && self.may_join(open.member, command);
         if let Some(at) = self.open.iter().rposition(is_one) {
             let open = &mut self.open[at];
@@ -88,13 +95,16 @@ impl Fuser<'_> {
             }
             self.open.remove(at);
         }
+        if self.open.len() == OPEN {
+            self.open.remove(0);
+        }
         self.open.push(Open { kind, member: command, bytes });
     }
 
     /// Whether a command may join a group: they could run at once, and whoever waits for one of them waits for all, anyway.
     fn may_join(&self, member: usize, command: usize) -> bool {
         let is_awaited_after = |one: usize, other: usize| {
-            waiting(self.parts, one).all(|waiting| self.groups.comes_before(other, waiting))
+            waiting(&self.parts, one).all(|waiting| self.groups.comes_before(other, waiting))
         };
         let members = self.groups.of(member);
         self.groups.are_unordered(member, command)
@@ -135,8 +145,10 @@ fn small(parts: &Parts<'_>, command: usize) -> Option<Small> {
 /// The commands that wait for another one: those that use what it writes, or write what it uses.
 fn waiting<'a>(parts: &'a Parts<'_>, command: usize) -> impl Iterator<Item = usize> + 'a {
     parts.plan.uses(command).iter().flat_map(move |&(memory, writes)| {
-        let later = parts.users[memory].iter().copied().filter(move |&user| user > command);
-        later.filter(move |&user| writes || parts.plan.uses(user).contains(&(memory, true)))
+        let users = &parts.users[memory];
+        let users = &users[users.partition_point(|&user| user <= command)..];
+        let later = if writes { users } else { parts.later_writers(memory, command) };
+        later.iter().copied()
     })
 }
 
@@ -155,7 +167,7 @@ fn fused(parts: &Parts<'_>, members: &[usize]) -> Option<Fused> {
         }
         command.cost += parts.plan.cost(member);
     }
-    Some(Fused { op, uses: uses(used), work: Box::new(command) })
+    Some(Fused { op, uses: Fused::each_once(used), work: Box::new(command) })
 }
 
 /// Commands of one kind, on elements of a type.

@@ -1,11 +1,13 @@
 //! The gradients of several batches, added up by the optimizer that takes their sum.
 
+use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, Fused, Order, Plan, Result, Work};
+use device::{Binder, Cpu, Fused, Result, Work};
+use smallvec::SmallVec;
 
-use super::{Part, Parts, fuse_pairs};
+use super::{Fuser, Part, Parts};
 use crate::command::Address;
 use crate::cpu::elementwise;
 use crate::functions::BinaryOp;
@@ -31,11 +33,11 @@ pub(crate) struct RuleUpdate {
 }
 
 /// Lets the steps of optimizers add the gradients that nobody else takes the sum of.
-pub(super) fn fuse(plan: &mut Plan, order: Order) {
-    fuse_pairs(plan, order, |parts, command| {
-        let adder = adder(parts, command)?;
-        Some((adder, merged(parts, adder, command)?))
-    });
+pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
+    fuser.pairs(|parts, command| {
+        let adder = adder(&parts, command)?;
+        Some((adder, merged(&parts, adder, command)?))
+    })
 }
 
 fn steps<'a>(parts: &'a Parts<'_>, command: usize) -> Option<&'a [RuleUpdate]> {
@@ -56,28 +58,35 @@ fn adder(parts: &Parts<'_>, command: usize) -> Option<usize> {
 /// What the steps of `command` are with the additions of `adder`; `None` if somebody else needs a sum.
 fn merged(parts: &Parts<'_>, adder: usize, command: usize) -> Option<Fused> {
     let mut updates = steps(parts, command)?.to_vec();
-    let (adds, steps) = (parts.plan.uses(adder), parts.plan.uses(command));
-    let mut uses = steps.to_vec();
-    for add in self::steps(parts, adder)? {
+    let mut takers: HashMap<usize, SmallVec<[usize; 2]>> = HashMap::new();
+    for (at, update) in updates.iter().enumerate() {
+        for memory in update.operands.iter().filter_map(|&operand| parts.memory(command, operand)) {
+            let takers = takers.entry(memory).or_default();
+            if takers.last() != Some(&at) {
+                takers.push(at);
+            }
+        }
+    }
+    let (adds, mut uses) = (parts.plan.uses(adder), parts.plan.uses(command).to_vec());
+    let written: HashSet<usize> =
+        adds.iter().chain(&uses).filter(|(_, writes)| *writes).map(|(memory, _)| *memory).collect();
+    for add in steps(parts, adder)? {
         let [sum, addend, ..] = add.operands;
         let (memory, other) = (parts.memory(adder, sum)?, parts.memory(adder, addend)?);
-        let lies_there = |at: &Dst<u8>| parts.plan.addresses(memory).contains(&at.0.addr());
         let mut later = parts.users[memory].iter().filter(|&&user| user > adder);
         let alone = parts.plan.is_planned(memory) && later.all(|&user| user == command);
-        let mut takers = updates.iter_mut().filter(|update| update.operands.iter().any(lies_there));
-        let (taker, None) = (takers.next()?, takers.next()) else { return None };
+        let [taker] = takers.get(&memory)?[..] else { return None };
+        let taker = &mut updates[taker];
         // What is added must not be what a step of another parameter writes, or another sum.
-        if !alone || !taker.takes(add) || adds.contains(&(other, true)) || steps.contains(&(other, true)) {
+        if !alone || !taker.takes(add) || written.contains(&other) {
             return None;
         }
         taker.addend = Some(addend);
-        if !uses.contains(&(other, false)) {
-            uses.push((other, false));
-        }
+        uses.push((other, false));
     }
     let cost = parts.plan.cost(adder) + parts.plan.cost(command);
     let op = updates.first()?.stepped.step.op();
-    Some(Fused { op, uses, work: Box::new(Command { updates, cost }) })
+    Some(Fused { op, uses: Fused::each_once(uses), work: Box::new(Command { updates, cost }) })
 }
 
 impl RuleUpdate {

@@ -11,8 +11,9 @@ mod norms;
 mod pools;
 
 use std::any::Any;
+use std::ops::{Deref, Range};
 
-use device::{Buffer, Cpu, DType, Fused, Order, Plan, Result, Shared, Stream, Work};
+use device::{Buffer, Cpu, DType, Fused, Groups, Order, Plan, Result, Shared, Stream, Work};
 use smallvec::SmallVec;
 
 use crate::chain::Operand;
@@ -56,16 +57,19 @@ pub fn fuse(
     allocate: impl FnMut(usize) -> Result<Shared<Buffer>>,
 ) -> Result<()> {
     plan.leave_out_unused();
-    let constants = constants::of(&Parts::of(plan));
-    plan.settle(&constants, stream, allocate)?;
-    pools::fuse(plan, order);
-    chains::fuse(plan, order);
-    loss::fuse(plan, order);
-    norms::fuse(plan, order);
-    fills::fuse(plan, order);
-    merge::fuse(plan, order);
-    many::fuse(plan, order);
-    Ok(())
+    let mut fuser = Fuser::of(plan, order)?;
+    let constants = constants::of(&fuser.parts());
+    if !constants.is_empty() {
+        fuser.plan.settle(&constants, stream, allocate)?;
+        fuser.known = Known::of(fuser.plan);
+    }
+    pools::fuse(&mut fuser)?;
+    chains::fuse(&mut fuser)?;
+    loss::fuse(&mut fuser)?;
+    norms::fuse(&mut fuser)?;
+    fills::fuse(&mut fuser)?;
+    merge::fuse(&mut fuser)?;
+    many::fuse(&mut fuser)
 }
 
 /// What a command is, for who fuses it.
@@ -163,62 +167,142 @@ impl Part {
     }
 }
 
+/// A plan whose commands are fused, and what is known of it now.
+struct Fuser<'a> {
+    plan: &'a mut Plan,
+    order: Order,
+    known: Known,
+}
+
 /// The commands of a plan, as far as they are known.
+#[derive(Clone, Copy)]
 struct Parts<'a> {
     plan: &'a Plan,
+    known: &'a Known,
+}
+
+/// What passes ask about all commands of a plan.
+struct Known {
     /// For each command, what it is.
     all: Vec<Option<Part>>,
     /// For each memory, who uses it, in the program's order.
     users: Vec<SmallVec<[usize; 4]>>,
+    /// And who writes it.
+    writers: Vec<SmallVec<[usize; 2]>>,
+    /// All memories by their addresses.
+    memories: Vec<(Range<usize>, usize)>,
 }
 
-impl<'a> Parts<'a> {
-    fn of(plan: &'a Plan) -> Parts<'a> {
+impl Deref for Parts<'_> {
+    type Target = Known;
+
+    fn deref(&self) -> &Known {
+        self.known
+    }
+}
+
+impl Known {
+    fn of(plan: &Plan) -> Known {
         let part = |command| Some(*plan.part(command)?.downcast::<Part>().ok()?);
-        Parts { plan, all: (0..plan.len()).map(part).collect(), users: plan.users() }
+        let users = plan.users();
+        let mut writers = vec![SmallVec::new(); users.len()];
+        for command in 0..plan.len() {
+            let written = plan.uses(command).iter().filter(|(_, writes)| *writes);
+            written.for_each(|&(memory, _)| writers[memory].push(command));
+        }
+        let used = (0..users.len()).filter(|&memory| !users[memory].is_empty());
+        let mut memories: Vec<_> = used.map(|memory| (plan.addresses(memory), memory)).collect();
+        memories.sort_unstable_by_key(|(range, memory)| (range.start, *memory));
+        Known { all: (0..plan.len()).map(part).collect(), users, writers, memories }
+    }
+}
+
+impl<'a> Fuser<'a> {
+    fn of(plan: &'a mut Plan, order: Order) -> Result<Fuser<'a>> {
+        plan.has_room()?;
+        let known = Known::of(plan);
+        Ok(Fuser { plan, order, known })
     }
 
+    fn parts(&self) -> Parts<'_> {
+        Parts { plan: self.plan, known: &self.known }
+    }
+
+    /// Replaces each group of several commands; see [`Plan::fuse`].
+    fn replace(&mut self, groups: &Groups, fused: Vec<Fused>) {
+        if !fused.is_empty() {
+            self.plan.fuse(groups, fused);
+            self.known = Known::of(self.plan);
+        }
+    }
+
+    /// Makes one command of two where `pair` has one for a command and an earlier one, which it names.
+    fn pairs(&mut self, pair: impl Fn(Parts<'_>, usize) -> Option<(usize, Fused)>) -> Result<()> {
+        let parts = self.parts();
+        let is_apart = |first, second| {
+            self.order == Order::Streams && parts.plan.stream(first) != parts.plan.stream(second)
+        };
+        let found = (0..parts.plan.len()).filter_map(|second| {
+            let (first, fused) = pair(parts, second)?;
+            (!is_apart(first, second)).then_some((first, second, fused))
+        });
+        let found: Vec<(usize, usize, Fused)> = found.collect();
+        if found.is_empty() {
+            return Ok(());
+        }
+        let mut groups = self.plan.groups(self.order)?;
+        let mut all = Vec::new();
+        for (first, second, fused) in found {
+            let alone = [first, second].iter().all(|&at| groups.of(at).len() == 1);
+            if alone && groups.may_join(first, second) {
+                groups.join(first, second);
+                all.push((first, fused));
+            }
+        }
+        // As groups are gone through.
+        all.sort_by_key(|(first, _)| *first);
+        self.replace(&groups, all.into_iter().map(|(_, fused)| fused).collect());
+        Ok(())
+    }
+}
+
+impl Parts<'_> {
     /// The memory of a command in which an address lies.
     fn memory(&self, command: usize, at: Dst<u8>) -> Option<usize> {
-        let mut used = self.plan.uses(command).iter().map(|&(memory, _)| memory);
-        used.find(|&memory| self.plan.addresses(memory).contains(&at.0.addr()))
+        let (at, uses) = (at.0.addr(), self.plan.uses(command));
+        let after = self.memories.partition_point(|(range, _)| range.start <= at);
+        let nearest = after.checked_sub(1).map(|nearest| &self.memories[nearest]);
+        let is_in = |range: &Range<usize>| range.contains(&at);
+        if let Some((range, memory)) = nearest
+            && is_in(range)
+            && self.users[*memory].binary_search(&command).is_ok()
+        {
+            return Some(*memory);
+        }
+        // Memories that the program made of one address may overlap.
+        let mut used = uses.iter().map(|&(memory, _)| memory);
+        used.find(|&memory| is_in(&self.plan.addresses(memory)))
     }
 
     /// The command that wrote a memory last before another one.
     fn writer(&self, memory: usize, before: usize) -> Option<usize> {
-        let mut earlier = self.users[memory].iter().rev().filter(|&&user| user < before);
-        earlier.find(|&&user| self.plan.uses(user).contains(&(memory, true))).copied()
+        let writers = &self.writers[memory];
+        writers.partition_point(|&writer| writer < before).checked_sub(1).map(|last| writers[last])
     }
-}
 
-/// Makes one command of two where `pair` has one for a command and an earlier one, which it names.
-fn fuse_pairs(plan: &mut Plan, order: Order, pair: impl Fn(&Parts<'_>, usize) -> Option<(usize, Fused)>) {
-    let (parts, mut groups) = (Parts::of(plan), plan.groups(order));
-    let mut all = Vec::new();
-    for second in 0..plan.len() {
-        let Some((first, fused)) = pair(&parts, second) else { continue };
-        let apart = order == Order::Streams && plan.stream(first) != plan.stream(second);
-        let alone = [first, second].iter().all(|&at| groups.of(at).len() == 1);
-        if !apart && alone && groups.may_join(first, second) {
-            groups.join(first, second);
-            all.push((first, fused));
-        }
+    /// The commands that wait for what another one writes to a memory: its users up to the next that writes it.
+    fn waiting(&self, memory: usize, writer: usize) -> &[usize] {
+        let users = &self.known.users[memory];
+        let users = &users[users.partition_point(|&user| user <= writer)..];
+        let last = self.later_writers(memory, writer).first().map_or(usize::MAX, |&next| next);
+        &users[..users.partition_point(|&user| user <= last)]
     }
-    // As groups are gone through.
-    all.sort_by_key(|(first, _)| *first);
-    plan.fuse(&groups, all.into_iter().map(|(_, fused)| fused).collect());
-}
 
-/// The memories that a command uses, each once.
-fn uses(all: impl IntoIterator<Item = (usize, bool)>) -> Vec<(usize, bool)> {
-    let mut uses: Vec<(usize, bool)> = Vec::new();
-    for (memory, writes) in all {
-        match uses.iter_mut().find(|(known, _)| *known == memory) {
-            Some((_, write)) => *write |= writes,
-            None => uses.push((memory, writes)),
-        }
+    /// The commands after another one that write a memory.
+    fn later_writers(&self, memory: usize, after: usize) -> &[usize] {
+        let writers = &self.known.writers[memory];
+        &writers[writers.partition_point(|&writer| writer <= after)..]
     }
-    uses
 }
 
 /// A command in place of several, on floats that a CPU need not widen.

@@ -1,9 +1,9 @@
 //! Norms of sums, and gradients of norms that are added to others: what the one has at hand, the other one need not read.
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, DType, Fused, Order, Plan, Result, Work};
+use device::{Binder, Cpu, DType, Fused, Result, Work};
 
-use super::{Floats, Mapped, NormWeights, Part, Parts, fuse_pairs};
+use super::{Floats, Fuser, Mapped, NormWeights, Part, Parts};
 use crate::chain::Operand;
 use crate::command::Address;
 use crate::cpu::lanes::Lanes;
@@ -123,20 +123,20 @@ impl NormSlopes {
 }
 
 /// Lets norms add first, and gradients of norms then, where nothing that lies between needs one of the two.
-pub(super) fn fuse(plan: &mut Plan, order: Order) {
-    fuse_pairs(plan, order, |parts, second| {
+pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
+    fuser.pairs(|parts, second| {
         let Some(Part::Norm(norm)) = &parts.all[second] else { return None };
         let first = parts.writer(parts.memory(second, norm.x)?, second)?;
-        Some((first, norm_of_sum(parts, (first, second), norm)?))
-    });
-    fuse_pairs(plan, order, |parts, second| {
+        Some((first, norm_of_sum(&parts, (first, second), norm)?))
+    })?;
+    fuser.pairs(|parts, second| {
         let sum = Sum::of(parts.all[second].as_ref()?)?;
         // The one that comes last has the others before it.
         let mut firsts = sum.terms.map(|term| parts.writer(parts.memory(second, term.at)?, second));
         firsts.sort_unstable();
-        let fused = |first| Some((first, added_gradient(parts, (first, second), &sum)?));
+        let fused = |first| Some((first, added_gradient(&parts, (first, second), &sum)?));
         firsts.into_iter().rev().flatten().find_map(fused)
-    });
+    })
 }
 
 /// Two tensors and where their sum goes, element by element.

@@ -1,9 +1,9 @@
 //! Gradients of maxima that a ReLU before them masks: only what it let through has one, and only that is written.
 
 use device::cuda::Queue;
-use device::{Binder, Cpu, DType, Fused, Order, Plan, Result, Work};
+use device::{Binder, Cpu, DType, Fused, Result, Work};
 
-use super::{Floats, Mapped, Part, Parts, fuse_pairs};
+use super::{Floats, Fuser, Mapped, Part, Parts};
 use crate::command::Address;
 use crate::cpu::lanes::Lanes;
 use crate::cpu::pool as cpu;
@@ -31,13 +31,13 @@ impl MaxSlopes {
 }
 
 /// Lets gradients of maxima be masked where they are written.
-pub(super) fn fuse(plan: &mut Plan, order: Order) {
-    fuse_pairs(plan, order, |parts, second| {
+pub(super) fn fuse(fuser: &mut Fuser<'_>) -> Result<()> {
+    fuser.pairs(|parts, second| {
         let Some(Part::Function(mask)) = &parts.all[second] else { return None };
         let [_, _, g] = &mask.operands[..] else { return None };
         let first = parts.writer(parts.memory(second, g.at)?, second)?;
-        Some((first, masked(parts, (first, second), mask)?))
-    });
+        Some((first, masked(&parts, (first, second), mask)?))
+    })
 }
 
 /// Both commands as one; `None` if they are something else, or others need what lies between.
@@ -69,7 +69,7 @@ fn masked(parts: &Parts<'_>, (first, second): (usize, usize), mask: &Mapped) -> 
     let [_, slope, index] = slopes.operands;
     let slopes = MaxSlopes { operands: [out.at, slope, index], ..(**slopes).clone() };
     let work = Box::new(Command { slopes, positive: positive.at, cost });
-    Some(Fused { op: "max_pool2d_grad", uses: super::uses(uses), work })
+    Some(Fused { op: "max_pool2d_grad", uses: Fused::each_once(uses), work })
 }
 
 /// Gradients of maxima of what is positive.

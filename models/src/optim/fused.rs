@@ -1,5 +1,7 @@
 //! What all optimizers share: parameters, their state, and one command for a step.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use autograd::{Gradients, Var};
@@ -160,48 +162,86 @@ impl<K: Kind> Inner<K> {
     }
 }
 
-/// The steps of an optimizer in the replays of a captured step.
+/// The steps of an optimizer within a captured step: what its replays ask for.
 struct NextSteps<K> {
     inner: Arc<Mutex<Inner<K>>>,
     /// [`Inner::replaced`] at the capture.
     replaced: u64,
-    /// The parameters that have a gradient, by the step that those share which are as far as each other.
-    alike: Vec<(RuleStep, Vec<usize>)>,
+    /// How many steps were captured, and for each parameter which of them it makes.
+    steps: usize,
+    made: HashMap<usize, Vec<usize>>,
+    /// In the order of the steps. Until the capture ends each parameter is by itself.
+    alike: Vec<Alike>,
+}
+
+/// Parameters whose step number `step` of the captured ones has the same numbers in all replays.
+struct Alike {
+    captured: RuleStep,
+    parameters: Vec<usize>,
+    step: usize,
+    /// How many of the captured steps before it the parameters make.
+    before: u64,
 }
 
 impl<K: Kind> NextSteps<K> {
-    /// The next step of a parameter, where a step is captured by the name of those that are as far as it is.
-    fn add(&mut self, number: usize, inner: &Inner<K>) -> Result<RuleStep> {
-        let at = inner.states[number].step;
-        let known = self.alike.iter_mut().find(|(_, numbers)| inner.states[numbers[0]].step == at);
-        if let Some((step, numbers)) = known {
-            numbers.push(number);
-            return Ok(*step);
+    /// Those of the step that this thread captures, which begin with the first step of the optimizer.
+    fn of(inner: &Arc<Mutex<Inner<K>>>) -> Option<Arc<Mutex<NextSteps<K>>>> {
+        let all = Capture::scratch::<AllNextSteps<K>>()?;
+        let mut all = all.0.lock();
+        if let Some(known) = all.iter().find(|known| Arc::ptr_eq(&known.lock().inner, inner)) {
+            return Some(Arc::clone(known));
         }
-        let step = inner.options.rule(at + 1)?;
-        let step = if Capture::is_current() { step.named(fresh_slot()) } else { step };
-        self.alike.push((step, vec![number]));
-        Ok(step)
+        let replaced = inner.lock().replaced;
+        let (made, alike) = (HashMap::new(), Vec::new());
+        let fresh = NextSteps { inner: Arc::clone(inner), replaced, steps: 0, made, alike };
+        let fresh = Arc::new(Mutex::new(fresh));
+        each_replay(Captured(Arc::clone(&fresh)));
+        all.push(Arc::clone(&fresh));
+        Some(fresh)
     }
 
-    fn numbers(&self) -> impl Iterator<Item = usize> {
-        self.alike.iter().flat_map(|(_, numbers)| numbers.iter().copied())
+    /// How many captured steps a parameter has made.
+    fn made(&self, parameter: usize) -> u64 {
+        self.made.get(&parameter).map_or(0, |made| made.len() as u64)
+    }
+
+    /// Notes a captured step.
+    fn add(&mut self, parameters: impl Iterator<Item = (usize, RuleStep)>) {
+        for (parameter, captured) in parameters {
+            let (step, before) = (self.steps, self.made(parameter));
+            self.alike.push(Alike { captured, parameters: vec![parameter], step, before });
+            self.made.entry(parameter).or_default().push(step);
+        }
+        self.steps += 1;
     }
 }
 
+/// For each optimizer of a kind what the capture under way has of it.
+struct AllNextSteps<K>(Mutex<Vec<Arc<Mutex<NextSteps<K>>>>>);
+
+impl<K> Default for AllNextSteps<K> {
+    fn default() -> Self {
+        AllNextSteps(Mutex::default())
+    }
+}
+
+/// What a captured step keeps of an optimizer.
+struct Captured<K>(Arc<Mutex<NextSteps<K>>>);
+
 impl<K: Kind> Inner<K> {
     /// The next step of parameters that were at one step at the capture.
-    fn next(&self, captured: &RuleStep, numbers: &[usize]) -> Result<RuleStep> {
+    fn next(&self, Alike { captured, parameters, before, .. }: &Alike) -> Result<RuleStep> {
         let refused = |reason: String| Error::Captured { op: captured.op(), reason: reason.into() };
-        let at = self.states[numbers[0]].step;
-        let next = self.options.rule(at + 1)?;
+        let at = self.states[parameters[0]].step;
+        let next = self.options.rule(at + before + 1)?;
         if !next.same_rule(captured) {
             let reason =
                 format!("its options make it {} since the capture; capture the step again", next.op());
             return Err(refused(reason));
         }
-        for other in numbers.iter().map(|&number| self.states[number].step).filter(|&other| other != at) {
-            if self.options.rule(other + 1)? != next {
+        let steps = parameters.iter().map(|&parameter| self.states[parameter].step);
+        for other in steps.filter(|&other| other != at) {
+            if self.options.rule(other + before + 1)? != next {
                 let reason = format!(
                     "of parameters that were at one step, one has made {at} since and one {other}; capture the step again"
                 );
@@ -212,22 +252,49 @@ impl<K: Kind> Inner<K> {
     }
 }
 
-impl<K: Kind> EachReplay for NextSteps<K> {
+impl<K: Kind> EachReplay for Captured<K> {
+    fn merge_slots(&mut self) -> Vec<(u32, u32)> {
+        let NextSteps { inner, made, alike, .. } = &mut *self.0.lock();
+        let inner = inner.lock();
+        // Parameters that are as far as each other, and make the same steps of each replay.
+        let (mut classes, mut merged, mut slots) = (HashMap::new(), Vec::<Alike>::new(), Vec::new());
+        for one in std::mem::take(alike) {
+            let parameter = one.parameters[0];
+            match classes.entry((one.step, inner.states[parameter].step, &made[&parameter])) {
+                Entry::Occupied(known) => {
+                    let known: &mut Alike = &mut merged[*known.get()];
+                    known.parameters.push(parameter);
+                    slots.push((one.captured.slot(), known.captured.slot()));
+                }
+                Entry::Vacant(new) => {
+                    new.insert(merged.len());
+                    merged.push(one);
+                }
+            }
+        }
+        *alike = merged;
+        slots
+    }
+
     fn next(&mut self) -> Result<Vec<RuleStep>> {
-        let mut inner = self.inner.lock();
-        let next = self.alike.iter().map(|(captured, numbers)| inner.next(captured, numbers));
-        let next = next.collect::<Result<_>>()?;
-        if inner.replaced != self.replaced {
+        let NextSteps { inner, replaced, alike, .. } = &*self.0.lock();
+        let mut inner = inner.lock();
+        let next = alike.iter().map(|alike| inner.next(alike)).collect::<Result<_>>()?;
+        if inner.replaced != *replaced {
             let reason = "a state of another rule was loaded since the capture; capture the step again";
             return Err(Error::Captured { op: K::NAME, reason: reason.into() });
         }
-        inner.count(self.numbers());
+        inner.count(alike.iter().flat_map(|alike| alike.parameters.iter().copied()));
         Ok(next)
     }
 
     fn undo(&mut self) {
-        let mut inner = self.inner.lock();
-        self.numbers().for_each(|number| inner.states[number].step -= 1);
+        let NextSteps { inner, alike, .. } = &*self.0.lock();
+        let mut inner = inner.lock();
+        alike
+            .iter()
+            .flat_map(|alike| &alike.parameters)
+            .for_each(|&parameter| inner.states[parameter].step -= 1);
     }
 }
 
@@ -242,20 +309,30 @@ impl<K: Kind> Optimizer for Fused<K> {
             ));
         }
         let elsewhere = |parameter: &Var| !Capture::is_of(parameter.device());
-        let is_captured = Capture::is_current();
-        if is_captured && self.parameters.iter().any(elsewhere) {
+        if Capture::is_current() && self.parameters.iter().any(elsewhere) {
             let reason =
                 "a parameter is on another device than the step, and would not be part of its replays";
             return Err(Error::Captured { op: K::NAME, reason: reason.into() });
         }
+        let captured = NextSteps::of(&self.inner);
+        let mut captured = captured.as_ref().map(|captured| captured.lock());
         let mut inner = self.inner.lock();
-        let mut captured =
-            NextSteps { inner: Arc::clone(&self.inner), replaced: inner.replaced, alike: Vec::new() };
+        let mut rules: Vec<(u64, RuleStep)> = Vec::new();
         let mut steps = Vec::with_capacity(self.parameters.len());
         for (number, parameter) in self.parameters.iter().enumerate() {
             let Some(gradient) = gradients.get_var(parameter) else { continue };
             inner.prepare(number, parameter)?;
-            steps.push((number, gradient, captured.add(number, &inner)?));
+            let next =
+                inner.states[number].step + captured.as_ref().map_or(0, |captured| captured.made(number)) + 1;
+            let rule = match rules.iter().find(|(step, _)| *step == next) {
+                Some((_, rule)) => *rule,
+                None => {
+                    rules.push((next, inner.options.rule(next)?));
+                    rules[rules.len() - 1].1
+                }
+            };
+            let rule = if captured.is_some() { rule.named(fresh_slot()) } else { rule };
+            steps.push((number, gradient, rule));
         }
         let updates = steps.iter().map(|&(number, gradient, step)| {
             let (states, master) = inner.states[number].tensors.split_at(step.states().len());
@@ -263,10 +340,10 @@ impl<K: Kind> Optimizer for Fused<K> {
             Update { param, grad: gradient.value(), master: master.first(), states, step }
         });
         optimizer_step(&updates.collect::<Vec<_>>())?;
-        if is_captured {
-            each_replay(captured);
-        } else {
-            inner.count(captured.numbers());
+        let numbers = steps.iter().map(|(number, _, step)| (*number, *step));
+        match &mut captured {
+            Some(captured) => captured.add(numbers),
+            None => inner.count(numbers.map(|(number, _)| number)),
         }
         Ok(())
     }
@@ -312,6 +389,10 @@ impl<K: Kind> Optimizer for Fused<K> {
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
+        if Capture::is_current() {
+            let reason = "replays would load the tensors and not the counts; load it between them";
+            return Err(Error::Captured { op: K::NAME, reason: reason.into() });
+        }
         let mut reader = StateReader::new(K::NAME, state)?;
         let mut options = self.options();
         let mut fields = options.fields();
@@ -389,3 +470,7 @@ pub(super) fn zeros_in_order_of(like: &Tensor) -> Result<Tensor> {
     }
     Tensor::zeros(like.shape(), dtype, like.device())
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

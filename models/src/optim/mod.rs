@@ -17,8 +17,10 @@ mod scaler;
 mod schedule;
 mod sgd;
 
+use std::collections::HashMap;
+
 use autograd::{Gradients, Var};
-use device::{Error, Result};
+use device::{Buffer, Error, Result};
 use tensor::Tensor;
 
 use fused::zeros_in_order_of;
@@ -97,6 +99,8 @@ fn check_parameters(op: &'static str, parameters: &[Var]) -> Result<()> {
     if parameters.is_empty() {
         return invalid("at least one", "none".into());
     }
+    // By their storage, since a model may have very many.
+    let mut earlier: HashMap<*const Buffer, Vec<&Var>> = HashMap::new();
     for (number, parameter) in parameters.iter().enumerate() {
         if !parameter.dtype().is_float() {
             return Err(Error::DTypeUnsupported { op, dtype: parameter.dtype() });
@@ -104,9 +108,11 @@ fn check_parameters(op: &'static str, parameters: &[Var]) -> Result<()> {
         if !parameter.is_leaf() {
             return invalid("leaves that require a gradient", format!("number {number}, which does not"));
         }
-        if parameters[..number].iter().any(|earlier| crate::module::same_parameter(earlier, parameter)) {
+        let earlier = earlier.entry(std::ptr::from_ref(parameter.value().buffer())).or_default();
+        if earlier.iter().any(|earlier| crate::module::same_parameter(earlier, parameter)) {
             return invalid("named once each", format!("number {number} twice"));
         }
+        earlier.push(parameter);
     }
     Ok(())
 }

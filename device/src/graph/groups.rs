@@ -1,0 +1,348 @@
+//! Groups of a plan's commands that become one command each.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use smallvec::SmallVec;
+
+use super::plan::{Needs, Order, Plan};
+use super::reach::Reach;
+use crate::Result;
+
+/// Commands of a plan, each in a group that can run as one command: no path along the edges leaves a group and comes back, also
+/// where each group counts as one command. Each command begins in a group of its own.
+pub struct Groups {
+    /// What comes before what without groups.
+    reach: Reach,
+    needs: Needs,
+    next: Needs,
+    /// For each command, the one that stands for its group.
+    group: Vec<u32>,
+    /// By the commands that stand for groups, their members in the program's order.
+    members: Vec<SmallVec<[usize; 2]>>,
+    /// An order of the groups that the edges allow, by labels that rise, and for each the group before and the one after.
+    labels: Vec<u64>,
+    links: Vec<[u32; 2]>,
+    search: RefCell<Search>,
+}
+
+/// No group, in links.
+const NONE: u32 = u32::MAX;
+/// Edges that a query may follow: searches are local but for rare graphs.
+const LIMIT: usize = 1 << 12;
+/// Needs of a group that are looked up before a search.
+const LOOKED_UP: usize = 64;
+
+/// What a search has seen.
+#[derive(Default)]
+struct Search {
+    /// For each group, twice the number of the search that saw it last, and which of its sides.
+    marks: Vec<u64>,
+    count: u64,
+    sides: [Side; 2],
+}
+
+/// One direction of a search: the groups that it found, and the next edge to follow.
+#[derive(Default)]
+struct Side {
+    found: Vec<u32>,
+    group: usize,
+    member: usize,
+    edge: usize,
+}
+
+/// What lies between two groups.
+enum Between {
+    /// A path.
+    Path,
+    /// No path. These groups come after the first one, and have labels before the second.
+    After(Vec<u32>),
+    /// No path. These groups come before the second one, and have labels after the first.
+    Before(Vec<u32>),
+    /// The search was too long.
+    Unknown,
+}
+
+impl Side {
+    fn begin(&mut self, group: usize) {
+        self.found.clear();
+        self.found.push(group as u32);
+        (self.group, self.member, self.edge) = (0, 0, 0);
+    }
+
+    /// The next edge along `edges`: the group that it is of, and the command at its other end.
+    fn next(&mut self, members: &[SmallVec<[usize; 2]>], edges: &Needs) -> Option<(usize, usize)> {
+        loop {
+            let group = *self.found.get(self.group)? as usize;
+            let Some(&member) = members[group].get(self.member) else {
+                (self.group, self.member, self.edge) = (self.group + 1, 0, 0);
+                continue;
+            };
+            if let Some(&end) = edges[member].get(self.edge) {
+                self.edge += 1;
+                return Some((group, end as usize));
+            }
+            (self.member, self.edge) = (self.member + 1, 0);
+        }
+    }
+
+    /// What was found beside the group that the search began with.
+    fn others(&self) -> Vec<u32> {
+        self.found[1..].to_vec()
+    }
+}
+
+/// The distance between the labels of so many groups.
+fn gap(count: usize) -> u64 {
+    (1 << 62) / (count as u64 + 1)
+}
+
+impl Plan {
+    /// Its commands, each in a group of its own, with the edges that `order` asks for.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn groups(&self, order: Order) -> Result<Groups> {
+        self.has_room()?;
+        let (needs, reach) = self.needs(order);
+        let count = self.len();
+        let mut next: Needs = vec![SmallVec::new(); count];
+        for (command, needs) in needs.iter().enumerate() {
+            needs.iter().for_each(|&need| next[need as usize].push(command as u32));
+        }
+        let after = |command: usize| if command + 1 < count { command as u32 + 1 } else { NONE };
+        Ok(Groups {
+            reach,
+            needs,
+            next,
+            group: (0..count as u32).collect(),
+            members: (0..count).map(|command| SmallVec::from_slice(&[command])).collect(),
+            labels: (1..=count as u64).map(|at| at * gap(count)).collect(),
+            links: (0..count).map(|at| [(at as u32).wrapping_sub(1), after(at)]).collect(),
+            search: RefCell::new(Search { marks: vec![0; count], ..Search::default() }),
+        })
+    }
+}
+
+impl Groups {
+    /// The group of a command, in the program's order.
+    pub fn of(&self, command: usize) -> &[usize] {
+        &self.members[self.group(command)]
+    }
+
+    /// The groups of several commands, in the order of their first ones.
+    pub fn several(&self) -> impl Iterator<Item = &[usize]> {
+        self.firsts().map(|first| self.of(first)).filter(|members| members.len() > 1)
+    }
+
+    /// Whether the group of a command is known to come before that of another one.
+    pub fn comes_before(&self, one: usize, other: usize) -> bool {
+        let (one, other) = (self.group(one), self.group(other));
+        self.labels[one] < self.labels[other]
+            && (self.is_known_before(one, other)
+                || matches!(self.search([one, other], true, LIMIT), Between::Path))
+    }
+
+    /// Whether the groups of two commands are known to be able to run at once.
+    pub fn are_unordered(&self, one: usize, other: usize) -> bool {
+        let [earlier, later] = self.in_order_of([one, other]);
+        earlier != later
+            && !self.is_known_before(earlier, later)
+            && matches!(self.search([earlier, later], true, LIMIT), Between::After(_) | Between::Before(_))
+    }
+
+    /// Whether two commands, each by itself, may run at once.
+    pub fn were_unordered(&self, one: usize, other: usize) -> bool {
+        one != other && !self.reach.has(one.min(other), one.max(other))
+    }
+
+    /// Whether the groups of two commands are two, and may become one: it is known that no other group lies between them.
+    pub fn may_join(&self, one: usize, other: usize) -> bool {
+        let [earlier, later] = self.in_order_of([one, other]);
+        earlier != later
+            && !self.is_known_around(earlier, later)
+            && matches!(self.search([earlier, later], false, LIMIT), Between::After(_) | Between::Before(_))
+    }
+
+    /// Makes the groups of two commands one, which [may be](Groups::may_join).
+    pub fn join(&mut self, one: usize, other: usize) {
+        let [earlier, later] = self.in_order_of([one, other]);
+        // The new group has the label of one of both, and the groups in between that must be on its other side go there.
+        let (stays, goes) = match self.search([earlier, later], false, usize::MAX) {
+            Between::After(moved) => {
+                self.place(moved, later, 1);
+                (later, earlier)
+            }
+            Between::Before(moved) => {
+                self.place(moved, earlier, 0);
+                (earlier, later)
+            }
+            Between::Path | Between::Unknown => {
+                debug_assert!(false, "another group lies between the two");
+                return;
+            }
+        };
+        self.unlink(goes);
+        let more = std::mem::take(&mut self.members[goes]);
+        more.iter().for_each(|&member| self.group[member] = stays as u32);
+        self.members[stays].extend(more);
+        self.members[stays].sort_unstable();
+    }
+
+    fn group(&self, command: usize) -> usize {
+        self.group[command] as usize
+    }
+
+    /// The first commands of all groups.
+    fn firsts(&self) -> impl Iterator<Item = usize> {
+        (0..self.group.len()).filter(|&command| self.of(command)[0] == command)
+    }
+
+    /// The groups of two commands by their labels.
+    fn in_order_of(&self, commands: [usize; 2]) -> [usize; 2] {
+        let [one, other] = commands.map(|command| self.group(command));
+        if self.labels[one] <= self.labels[other] { [one, other] } else { [other, one] }
+    }
+
+    /// Whether a path leads from one group to another one also without other groups. If not, there may be one.
+    fn is_known_before(&self, one: usize, other: usize) -> bool {
+        let ends = [self.members[one].first(), self.members[other].last()];
+        matches!(ends, [Some(&one), Some(&other)] if self.reach.has(one, other))
+    }
+
+    /// Whether a path leads by a third group also without other groups. If not, there may be one.
+    fn is_known_around(&self, earlier: usize, later: usize) -> bool {
+        let own = &self.members[earlier];
+        let ends: SmallVec<[usize; 2]> = own.first().into_iter().chain(own.last()).copied().collect();
+        let needs = self.members[later].iter().flat_map(|&member| &self.needs[member]);
+        needs.take(LOOKED_UP).map(|&need| need as usize).any(|need| {
+            ![earlier, later].contains(&self.group(need)) && ends.iter().any(|&end| self.reach.has(end, need))
+        })
+    }
+
+    /// Looks for a path between two groups, with a third one on it unless `direct`, from both sides by turns. Labels limit both.
+    fn search(&self, ends: [usize; 2], direct: bool, limit: usize) -> Between {
+        let Search { marks, count, sides } = &mut *self.search.borrow_mut();
+        *count += 1;
+        let mark = |side: usize| *count * 2 + side as u64;
+        for side in [0, 1] {
+            sides[side].begin(ends[side]);
+            marks[ends[side]] = mark(side);
+        }
+        let between = self.labels[ends[0]]..self.labels[ends[1]];
+        for step in 0..limit {
+            let side = step % 2;
+            let Some((from, end)) = sides[side].next(&self.members, [&self.next, &self.needs][side]) else {
+                let others = sides[side].others();
+                return if side == 0 { Between::After(others) } else { Between::Before(others) };
+            };
+            let group = self.group(end);
+            if marks[group] == mark(side) || !direct && from == ends[side] && group == ends[1 - side] {
+                continue;
+            }
+            if marks[group] == mark(1 - side) {
+                return Between::Path;
+            }
+            if between.contains(&self.labels[group]) {
+                marks[group] = mark(side);
+                sides[side].found.push(group as u32);
+            }
+        }
+        Between::Unknown
+    }
+
+    /// Moves groups, in the order that they are in, to before (0) or after (1) the group `at`.
+    fn place(&mut self, mut moved: Vec<u32>, at: usize, side: usize) {
+        if moved.is_empty() {
+            return;
+        }
+        moved.sort_unstable_by_key(|&group| self.labels[group as usize]);
+        moved.iter().for_each(|&group| self.unlink(group as usize));
+        let mut before = if side == 1 { at as u32 } else { self.links[at][0] };
+        let after = self.links[at][side];
+        let after = if side == 1 { after } else { at as u32 };
+        let label = |groups: &Groups, group: u32, none: u64| {
+            if group == NONE { none } else { groups.labels[group as usize] }
+        };
+        let (low, high) = (label(self, before, 0), label(self, after, u64::MAX));
+        let step = ((high - low) / (moved.len() as u64 + 1)).min(gap(self.group.len()));
+        for (&group, count) in moved.iter().zip(1..) {
+            self.labels[group as usize] = low + count * step;
+            self.link(before, group);
+            before = group;
+        }
+        self.link(before, after);
+        if step == 0 {
+            self.relabel(at);
+        }
+    }
+
+    fn unlink(&mut self, group: usize) {
+        let [before, after] = self.links[group];
+        self.link(before, after);
+    }
+
+    fn link(&mut self, before: u32, after: u32) {
+        if before != NONE {
+            self.links[before as usize][1] = after;
+        }
+        if after != NONE {
+            self.links[after as usize][0] = before;
+        }
+    }
+
+    /// Gives all groups labels as far from each other as at first; `any` is one of them.
+    fn relabel(&mut self, any: usize) {
+        let mut at = any as u32;
+        while self.links[at as usize][0] != NONE {
+            at = self.links[at as usize][0];
+        }
+        for count in 1.. {
+            self.labels[at as usize] = count * gap(self.group.len());
+            at = self.links[at as usize][1];
+            if at == NONE {
+                return;
+            }
+        }
+    }
+
+    /// The groups, by their first commands, in an order that the edges allow: by their last ones, where that is one.
+    pub(super) fn in_order(&self) -> Vec<usize> {
+        let mut left = vec![0_u32; self.group.len()];
+        let outside = |command: usize, edges: &Needs| -> SmallVec<[usize; 8]> {
+            let groups = edges[command].iter().map(|&end| self.group(end as usize));
+            groups.filter(|&group| group != self.group(command)).collect()
+        };
+        for command in 0..self.group.len() {
+            left[self.group(command)] += outside(command, &self.needs).len() as u32;
+        }
+        let key = |group: usize| {
+            let members = &self.members[group];
+            Reverse((members.last().copied(), members.first().copied(), group))
+        };
+        let groups = self.firsts().map(|first| self.group(first));
+        let mut ready: BinaryHeap<_> = groups.filter(|&group| left[group] == 0).map(key).collect();
+        let mut order = Vec::with_capacity(self.group.len());
+        while let Some(Reverse((_, first, group))) = ready.pop() {
+            order.extend(first);
+            for after in self.members[group].iter().flat_map(|&member| outside(member, &self.next)) {
+                left[after] -= 1;
+                if left[after] == 0 {
+                    ready.push(key(after));
+                }
+            }
+        }
+        order
+    }
+}
+
+impl std::fmt::Debug for Groups {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.several()).finish()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(super) mod tests;

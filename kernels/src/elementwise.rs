@@ -6,7 +6,7 @@ use device::{DType, Error, Result, Stream};
 use crate::command::{Address, Command, WriteRead};
 use crate::cpu::elementwise as cpu;
 use crate::cuda::{copy as copy_cuda, elementwise as cuda};
-use crate::functions::{BinaryOp, CompareOp, Function, Gradient, UnaryOp};
+use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Function, Gradient, UnaryOp};
 use crate::fuse::Part;
 use crate::layout::{Dst, View};
 use crate::loops::Places;
@@ -110,6 +110,7 @@ pub fn unary_grad(stream: &Stream, op: UnaryOp, saved: View<'_>, g: View<'_>, ou
     }
     saved.expect_dtype(name, dtype)?;
     g.expect_dtype(name, dtype)?;
+    let op = op.simplified();
     launch(stream, name, ((Gradient(op), dtype), op.grad_cost()), [out, saved, g])
 }
 
@@ -131,6 +132,31 @@ pub fn binary(stream: &Stream, op: BinaryOp, lhs: View<'_>, rhs: View<'_>, out: 
     lhs.expect_dtype(name, dtype)?;
     rhs.expect_dtype(name, dtype)?;
     launch(stream, name, ((op, dtype), op.cost()), [out, lhs, rhs])
+}
+
+/// A gradient of a binary op, `out = op(lhs, rhs, g)`, element by element, for floats.
+///
+/// Shapes: any, all alike; expand the layouts first to broadcast. Asynchronous, ordered by the buffers. `out` may be an
+/// input.
+///
+/// # Errors
+/// As for [`binary`]; [`Error::DTypeUnsupported`] unless the elements are floats.
+pub fn binary_grad(
+    stream: &Stream,
+    op: BinaryGradOp,
+    lhs: View<'_>,
+    rhs: View<'_>,
+    g: View<'_>,
+    out: View<'_>,
+) -> Result<()> {
+    let (name, dtype) = (op.name(), out.dtype);
+    if !dtype.is_float() {
+        return Err(Error::DTypeUnsupported { op: name, dtype });
+    }
+    for input in [&lhs, &rhs, &g] {
+        input.expect_dtype(name, dtype)?;
+    }
+    launch(stream, name, ((op, dtype), op.cost()), [out, lhs, rhs, g])
 }
 
 /// `out = lhs op rhs`, element by element, as truth values.
@@ -230,6 +256,23 @@ impl Elements<3> for (BinaryOp, DType) {
 
     fn function(self) -> Function {
         Function::Binary(self.0, self.1)
+    }
+}
+
+impl Elements<4> for (BinaryGradOp, DType) {
+    #[inline(always)]
+    unsafe fn run(self, places: &Places<4>, workers: &Workers, [out, x, y, g]: [Dst<u8>; 4]) {
+        let inputs = (x.src(), y.src(), g.src());
+        // SAFETY: the contract is the same.
+        unsafe { cpu::binary_grad(self.0, self.1, places, workers, out, inputs) }
+    }
+
+    fn enqueue(self, queue: &Queue<'_>, places: &Places<4>, operands: [Address; 4]) -> Result<()> {
+        cuda::run(queue, self.0, self.1, places, operands)
+    }
+
+    fn function(self) -> Function {
+        Function::BinaryGradient(self.0, self.1)
     }
 }
 

@@ -4,7 +4,7 @@
 //! whether both devices give the same bits, its body on a CPU as a function of [`Number`](crate::cpu::number::Number)s or
 //! [`Real`](crate::cpu::number::Real)s `T`, and its body on CUDA as a function of `T`s, with the names of `elementwise.cu`.
 //! Functions of one element may hold numbers, each with the conversion to `T` and a value to test it with, and have a
-//! derivative: whether it is one of the function's argument or of its result, and the gradient `g` times it, in both bodies.
+//! derivative (for floats): whether it is one of the function's argument or of its result, and the gradient `g` times it, in both bodies.
 
 use device::DType;
 use smallvec::{SmallVec, smallvec};
@@ -22,7 +22,8 @@ macro_rules! unary_functions {
             /// -1, 0 or 1 by the sign of `x`; 0 for NaN.
             Sign, sign, 1, Narrow, exact, |x| x.sign(), "(T)((x > 0) - is_negative(x))";
             /// `x^2`.
-            Square, square, 1, Narrow, exact, |x| x.mul(x), "mul(x, x)";
+            Square, square, 1, Narrow, exact, |x| x.mul(x), "mul(x, x)",
+                of_argument, |x, g| g.mul(x.add(x)), "g * (x + x)";
             /// `x + value`; the number takes the type of `x`.
             AddScalar(wrap_f64 value = 3.0), add_scalar, 1, Narrow, exact, |x| x.add(value), "add(x, a)";
             /// `x * value`; the number takes the type of `x`.
@@ -33,57 +34,65 @@ macro_rules! unary_functions {
         }
         floats {
             /// `e^x`.
-            Exp, exp, 8, Wide, close, |x| x.exp(), "exp_of(x)";
+            Exp, exp, 8, Wide, close, |x| x.exp(), "exp_of(x)",
+                of_result, |y, g| g.mul(y), "g * y";
             /// The natural logarithm; NaN below 0.
-            Log, log, 8, Wide, close, |x| x.log(), "log_of(x)";
+            Log, log, 8, Wide, close, |x| x.log(), "log_of(x)",
+                of_argument, |x, g| g.div(x), "g / x";
             /// The square root; NaN below 0.
-            Sqrt, sqrt, 4, Narrow, exact, |x| x.sqrt(), "sqrt_of(x)";
+            Sqrt, sqrt, 4, Narrow, exact, |x| x.sqrt(), "sqrt_of(x)",
+                of_argument, |x, g| g.mul(T::HALF).div(x.sqrt()), "g * (T)0.5 / sqrt_of(x)";
             /// `1 / sqrt(x)`.
-            Rsqrt, rsqrt, 4, Narrow, close, |x| x.rsqrt(), "1 / sqrt_of(x)";
+            Rsqrt, rsqrt, 4, Narrow, close, |x| x.rsqrt(), "1 / sqrt_of(x)",
+                of_argument, |x, g| g.mul(T::HALF.neg()).div(x).div(x.sqrt()), "g * (T)-0.5 / x / sqrt_of(x)";
             /// `1 / x`.
-            Reciprocal, reciprocal, 4, Narrow, exact, |x| x.recip(), "1 / x";
+            Reciprocal, reciprocal, 4, Narrow, exact, |x| x.recip(), "1 / x",
+                of_argument, |x, g| g.neg().div(x).div(x), "-g / x / x";
             /// `x^3`.
-            Cube, cube, 1, Narrow, close, |x| x.mul(x).mul(x), "x * x * x";
+            Cube, cube, 1, Narrow, close, |x| x.mul(x).mul(x), "x * x * x",
+                of_argument, |x, g| g.mul(T::from_f64(3.0).mul(x).mul(x)), "g * (3 * x * x)";
             /// The sine of an angle in radians.
-            Sin, sin, 30, Narrow, close, |x| x.sin(), "sin_of(x)";
+            Sin, sin, 30, Narrow, close, |x| x.sin(), "sin_of(x)",
+                of_argument, |x, g| g.mul(x.cos()), "g * cos_of(x)";
             /// The cosine of an angle in radians.
-            Cos, cos, 30, Narrow, close, |x| x.cos(), "cos_of(x)";
+            Cos, cos, 30, Narrow, close, |x| x.cos(), "cos_of(x)",
+                of_argument, |x, g| g.neg().mul(x.sin()), "-g * sin_of(x)";
             /// The hyperbolic tangent.
             Tanh, tanh, 8, Wide, close, |x| x.tanh(), "tanh_of(x)",
-                of_result, |y, g| g.mul(T::ONE.sub(y.mul(y))), "g * (1 - y * y)";
+                of_argument, |x, g| g.mul(T::from_f64(4.0).mul(x.add(x).sigmoid_slope())),
+                "g * (4 * sigmoid_slope(x + x))";
             /// `1 / (1 + e^-x)`.
             Sigmoid, sigmoid, 8, Wide, close, |x| x.sigmoid(), "sigmoid_of(x)",
-                of_result, |y, g| g.mul(y).mul(T::ONE.sub(y)), "g * y * (1 - y)";
+                of_argument, |x, g| g.mul(x.sigmoid_slope()), "g * sigmoid_slope(x)";
             /// The error function.
-            Erf, erf, 12, Wide, close, |x| x.erf(), "erf_of(x)";
+            Erf, erf, 12, Wide, close, |x| x.erf(), "erf_of(x)",
+                of_argument, |x, g| g.mul(x.erf_slope()), "g * erf_slope(x)";
             /// `max(x, 0)`; NaN stays NaN.
             Relu, relu, 1, Narrow, exact, |x| x.relu(), "x <= 0 ? (T)0 : x",
                 of_result, |y, g| if y <= T::ZERO { T::ZERO } else { g }, "y <= 0 ? (T)0 : g";
             /// `x / (1 + e^-x)`.
-            Silu, silu, 8, Wide, close, |x| x.mul(x.sigmoid()), "x * sigmoid_of(x)",
-                of_argument, |x, g| {
-                    let s = x.sigmoid();
-                    g.mul(s.mul(T::ONE.add(x.mul(T::ONE.sub(s)))))
-                }, "g * (sigmoid_of(x) * (1 + x * (1 - sigmoid_of(x))))";
+            Silu, silu, 8, Wide, close, |x| x.silu(), "silu_of(x)",
+                of_argument, |x, g| g.mul(x.silu_slope()), "g * silu_slope(x)";
             /// `x (1 + erf(x / sqrt 2)) / 2`.
             GeluErf, gelu_erf, 12, Wide, close, |x| x.mul(x.normal_cdf()), "x * normal_cdf(x)",
-                of_argument, |x, g| g.mul(x.normal_cdf().add(x.mul(x.normal_density()))),
-                "g * (normal_cdf(x) + x * normal_density(x))";
+                of_argument, |x, g| g.mul(x.gelu_erf_slope()), "g * gelu_erf_slope(x)";
             /// `x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2`.
-            GeluTanh, gelu_tanh, 12, Wide, close, |x| x.mul(x.gelu_gate()), "x * gelu_gate(x)",
+            GeluTanh, gelu_tanh, 12, Wide, close, |x| x.gelu_tanh(), "gelu_tanh_of(x)",
                 of_argument, |x, g| g.mul(x.gelu_tanh_slope()), "g * gelu_tanh_slope(x)";
             /// `x^exponent`.
-            PowScalar(from_f64 exponent = 1.7), pow_scalar, 30, Narrow, close, |x| x.pow(exponent), "power(x, a)";
+            PowScalar(in_parts exponent = 1.7), pow_scalar, 30, Narrow, close,
+                |x| x.pow_parts(exponent), "power_parts(x, a, b)",
+                of_argument, |x, g| g.mul(x.pow_slope(exponent)), "g * power_slope(x, a, b)";
             /// `x / (1 + |x|)`.
             Softsign, softsign, 4, Narrow, exact, |x| x.div(T::ONE.add(x.abs())), "x / (1 + abs_of(x))",
-                of_argument, |x, g| {
-                    let d = T::ONE.add(x.abs());
-                    g.div(d.mul(d))
-                }, "g / ((1 + abs_of(x)) * (1 + abs_of(x)))";
+                of_argument, |x, g| g.mul(x.softsign_slope()), "g * softsign_slope(x)";
+            /// `ln(1 + e^(beta x)) / beta`, and `x` where `beta x` is above `threshold`.
+            Softplus(from_f64 beta = 1.3, from_f64 threshold = 20.0), softplus, 16, Wide, close,
+                |x| x.softplus(beta, threshold), "softplus_of(x, a, b)",
+                of_argument, |x, g| g.mul(x.softplus_slope(beta, threshold)), "g * softplus_slope(x, a, b)";
             /// `x` where it is positive, `alpha (e^x - 1)` elsewhere.
             Elu(from_f64 alpha = 0.7), elu, 8, Wide, close,
-                |x| if x > T::ZERO { x } else { alpha.mul(x.exp().sub(T::ONE)) },
-                "x > 0 ? x : a * (exp_of(x) - 1)",
+                |x| if x > T::ZERO { x } else { alpha.mul(x.expm1()) }, "x > 0 ? x : a * expm1_of(x)",
                 of_argument, |x, g| if x > T::ZERO { g } else { g.mul(alpha.mul(x.exp())) },
                 "x > 0 ? g : g * (a * exp_of(x))";
             /// `min(max(x / 6 + 1 / 2, 0), 1)`.
@@ -98,11 +107,8 @@ macro_rules! unary_functions {
                     if x <= T::from_f64(-3.0) { T::ZERO } else { risen }
                 }, "x <= -3 ? (T)0 : x >= 3 ? g : g * (x / 3 + (T)0.5)";
             /// `x tanh(log(1 + e^x))`.
-            Mish, mish, 12, Wide, close, |x| x.mul(x.mish_gate()), "x * mish_gate(x)",
-                of_argument, |x, g| {
-                    let t = x.mish_gate();
-                    g.mul(t.add(x.mul(x.sigmoid()).mul(T::ONE.sub(t.mul(t)))))
-                }, "g * (mish_gate(x) + x * sigmoid_of(x) * (1 - mish_gate(x) * mish_gate(x)))";
+            Mish, mish, 12, Wide, close, |x| x.mish(), "mish_of(x)",
+                of_argument, |x, g| g.mul(x.mish_slope()), "g * mish_slope(x)";
         }
     } };
 }
@@ -127,6 +133,25 @@ macro_rules! binary_functions {
             Maximum, maximum, 1, |x, y| x.maximum(y), "maximum(x, y)";
             /// The smaller one; NaN if either is NaN.
             Minimum, minimum, 1, |x, y| x.minimum(y), "minimum(x, y)";
+        }
+    };
+}
+
+/// Calls `$then!` with the gradients of functions of two elements `x` and `y`, for the gradient `g` of their result. They are
+/// functions of floats.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! binary_gradients {
+    ($then:ident) => {
+        $then! {
+            /// The gradient `-g x / y^2` of the divisor of `x / y`.
+            DivDivisor, div_divisor_grad, 12, |x, y, g| x.div_slope(y, g), "div_slope(x, y, g)";
+            /// The gradient `g y x^(y - 1)` of the base of `x^y`; 0 where `y = 0`.
+            PowBase, pow_base_grad, 60, |x, y, g| x.pow_base_slope(y, g), "pow_base_slope(x, y, g)";
+            /// The gradient `g x^y ln x` of the exponent of `x^y`; 0 where `x = 0` and `y >= 0`.
+            PowExponent, pow_exponent_grad, 60, |x, y, g| x.pow_exponent_slope(y, g), "pow_exponent_slope(x, y, g)";
+            /// The gradient `g (sigmoid(x) - y)` of the logit `x` in the binary cross-entropy with the target `y`.
+            BceLogit, bce_logit_grad, 12, |x, y, g| g.mul(x.sigmoid_less(y)), "g * sigmoid_less(x, y)";
         }
     };
 }
@@ -204,7 +229,7 @@ macro_rules! unary_op {
         }
     };
     (@numbers $($(#[$doc:meta])* $variant:ident $(($($number:tt)*))?, $name:ident, $cost:literal, $width:ident, $same:ident,
-        $cpu:expr, $cuda:literal;)*) => {
+        $cpu:expr, $cuda:literal $(, $of:ident, $slope:expr, $slope_cuda:literal)?;)*) => {
         impl UnaryOp {
             /// Whether the function is one of integers, too.
             const fn is_of_numbers(self) -> bool {
@@ -309,6 +334,34 @@ impl BinaryOp {
     }
 }
 
+/// Defines the enum of the gradients of binary functions from their table.
+macro_rules! binary_grad_op {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        /// A gradient of a function of two elements: a function of both and of the result's gradient.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum BinaryGradOp {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl BinaryGradOp {
+            /// Every gradient.
+            pub const ALL: &[BinaryGradOp] = &[$(BinaryGradOp::$variant),*];
+
+            /// The op's name in errors and profiles.
+            pub const fn name(self) -> &'static str {
+                match self { $(BinaryGradOp::$variant => stringify!($name),)* }
+            }
+
+            pub(crate) const fn cost(self) -> usize {
+                match self { $(BinaryGradOp::$variant => $cost,)* }
+            }
+        }
+    };
+}
+
+binary_gradients!(binary_grad_op);
+
 /// Makes the enum of the comparisons from their table.
 macro_rules! compare_op {
     ($($(#[$doc:meta])* $variant:ident, $name:ident, $cpu:expr, $cuda:literal;)*) => {
@@ -338,6 +391,7 @@ pub(crate) enum Function {
     Unary(UnaryOp, DType),
     Gradient(UnaryOp, DType),
     Binary(BinaryOp, DType),
+    BinaryGradient(BinaryGradOp, DType),
     Compare(CompareOp, DType),
     Not,
     /// Of a truth value and two elements of the type.
@@ -356,6 +410,7 @@ impl Function {
             Function::Unary(_, dtype)
             | Function::Gradient(_, dtype)
             | Function::Binary(_, dtype)
+            | Function::BinaryGradient(_, dtype)
             | Function::Where(dtype)
             | Function::Copy { to: dtype, .. } => dtype,
             Function::Compare(..) | Function::Not => DType::Bool,
@@ -369,6 +424,7 @@ impl Function {
             Function::Gradient(_, dtype) | Function::Binary(_, dtype) | Function::Compare(_, dtype) => {
                 smallvec![dtype; 2]
             }
+            Function::BinaryGradient(_, dtype) => smallvec![dtype; 3],
             Function::Not => smallvec![DType::Bool],
             Function::Where(dtype) => smallvec![DType::Bool, dtype, dtype],
         }
@@ -380,6 +436,7 @@ impl Function {
             Function::Unary(op, _) => op.cost(),
             Function::Gradient(op, _) => op.grad_cost(),
             Function::Binary(op, _) => op.cost(),
+            Function::BinaryGradient(op, _) => op.cost(),
             _ => 1,
         }
     }

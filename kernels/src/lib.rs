@@ -80,9 +80,9 @@ pub use cuda::preload;
 pub use custom::{CustomKernel, KernelLaunch, custom};
 pub use device::cuda::{Arg, Grid, Program};
 pub use distribution::{Dropout, RandomKey};
-pub use elementwise::{binary, compare, logical_not, unary, unary_grad, where_cond};
+pub use elementwise::{binary, binary_grad, compare, logical_not, unary, unary_grad, where_cond};
 pub use embedding_bag::{Bags, embedding_bag, embedding_bag_grad, embedding_bag_weights_grad};
-pub use functions::{BinaryOp, CompareOp, Saves, UnaryOp};
+pub use functions::{BinaryGradOp, BinaryOp, CompareOp, Saves, UnaryOp};
 pub use fuse::fuse;
 pub use geometry::{Means, Sampling};
 pub use image::{blur, warp};
@@ -97,7 +97,7 @@ pub use pool::{
     avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, max_pool2d_index_dtype, max_pool2d_pick,
 };
 pub use random::{dropout, normal, philox, randint, uniform};
-pub use reduce::{argmax, argmin, logsumexp, reduce, reduce_workspace, var};
+pub use reduce::{argmax, argmin, logsumexp, reduce, reduce_workspace, std, var};
 pub use reduction::ReduceOp;
 pub use rules::{Accumulated, AdamStep, LionStep, RmsPropStep, Rule, RuleValue, SgdStep, StepNumbers};
 pub use scores::AttentionKind;

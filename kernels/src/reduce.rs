@@ -84,7 +84,24 @@ pub fn var(
     out: View<'_>,
 ) -> Result<()> {
     const OP: &str = "var";
-    let (axes, how) = (split_axes(OP, x.layout, axes, &out)?, Reduction::Var { correction });
+    let (axes, how) = (split_axes(OP, x.layout, axes, &out)?, Reduction::Var { correction, root: false });
+    for_float!(OP, x.dtype, T => launch(stream, OP, how, x, axes, (workspace, out), cpu::of_floats::<T>))
+}
+
+/// Standard deviation along axes: the root of [`var`], also where that is too large or too small for the type.
+///
+/// # Errors
+/// As for [`reduce`].
+pub fn std(
+    stream: &Stream,
+    x: View<'_>,
+    axes: &[isize],
+    correction: f64,
+    workspace: Option<View<'_>>,
+    out: View<'_>,
+) -> Result<()> {
+    const OP: &str = "std";
+    let (axes, how) = (split_axes(OP, x.layout, axes, &out)?, Reduction::Var { correction, root: true });
     for_float!(OP, x.dtype, T => launch(stream, OP, how, x, axes, (workspace, out), cpu::of_floats::<T>))
 }
 

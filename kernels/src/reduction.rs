@@ -39,9 +39,11 @@ pub(crate) enum Reduction {
     Join(ReduceOp),
     /// The index of an element.
     Index(Extreme),
-    /// The sum of squared distances from the mean over `elements - correction`, or over 0 if that is negative.
+    /// The sum of squared distances from the mean over `elements - correction`, or over 0 if that is negative; or its square
+    /// root, which is finite where the sum may not be.
     Var {
         correction: f64,
+        root: bool,
     },
     LogSumExp,
 }

@@ -1,10 +1,10 @@
 //! Ops of two elements, with broadcasting, and what all elementwise ops share.
 
 use device::{DType, Result, Stream};
-use kernels::{BinaryOp, CompareOp, Dims, Layout, View, broadcast_shapes};
+use kernels::{BinaryGradOp, BinaryOp, CompareOp, Dims, Layout, View, broadcast_shapes};
 
 use crate::Tensor;
-use crate::check::{has_dtype, is_number, same_device};
+use crate::check::{has_dtype, is_float, is_number, same_device, same_kind};
 use crate::tensor::fill_storage;
 
 /// The order of axes in which a dense tensor's elements lie row-major; none for tensors with gaps or overlap.
@@ -379,4 +379,19 @@ impl Tensor {
             kernels::where_cond(stream, cond.view(), a.view(), b.view(), out)
         })
     }
+}
+
+/// A gradient of a binary op, from both operands, which broadcast to its shape, and the gradient `g` of the result.
+///
+/// # Errors
+/// `DeviceMismatch`, `DTypeMismatch`, `DTypeUnsupported` unless the elements are floats, `ShapeMismatch`.
+pub fn binary_grad(op: BinaryGradOp, lhs: &Tensor, rhs: &Tensor, g: &Tensor) -> Result<Tensor> {
+    let name = op.name();
+    is_float(name, g)?;
+    same_kind(name, g, lhs)?;
+    same_kind(name, g, rhs)?;
+    let (lhs, rhs) = (lhs.expand(g.shape())?, rhs.expand(g.shape())?);
+    Tensor::produce(g.device(), Layout::contiguous(g.shape()), g.dtype, |stream, out| {
+        kernels::binary_grad(stream, op, lhs.view(), rhs.view(), g.view(), out)
+    })
 }

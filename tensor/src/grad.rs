@@ -2,6 +2,7 @@
 
 pub use crate::batch_norm::{batch_norm_grad as batch_norm, batch_norm_relu_grad as batch_norm_relu};
 pub use crate::conv::{conv2d_input_grad as conv2d_input, conv2d_weight_grad as conv2d_weight};
+pub use crate::elementwise::binary_grad as binary;
 pub use crate::embedding_bag::{
     embedding_bag_grad as embedding_bag, embedding_bag_weights_grad as embedding_bag_weights,
 };

@@ -80,9 +80,9 @@ pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use graph::{EachReplay, Graph, Input, Tensors, each_replay, fresh_slot};
 pub use graphs::{GraphCache, Graphs};
 pub use kernels::{
-    AdamStep, Arg, BinaryOp, CompareOp, CustomKernel, Dropout, Grid, KernelLaunch, Layout, LionStep,
-    NormRows, Program, RandomKey, RmsPropStep, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar, SgdStep,
-    StepNumbers, UnaryOp, View, philox, preload,
+    AdamStep, Arg, BinaryGradOp, BinaryOp, CompareOp, CustomKernel, Dropout, Grid, KernelLaunch, Layout,
+    LionStep, NormRows, Program, RandomKey, RmsPropStep, Rule, RuleStep, RuleValue, Sampling, Saves, Scalar,
+    SgdStep, StepNumbers, UnaryOp, View, philox, preload,
 };
 pub use normalize::{Norm, NormGradients, Normalized};
 pub use operators::Operand;

@@ -188,6 +188,18 @@ impl Tensor {
         })
     }
 
+    /// The standard deviation over `axes`: the root of [`Tensor::var`], also where that is beyond the type.
+    ///
+    /// # Errors
+    /// As [`Tensor::mean`].
+    pub fn std(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+        is_float("std", self)?;
+        let axes = self.axes("std", axes)?;
+        self.reduce_to(&axes, keepdim, self.dtype, |stream, axes, memory, out| {
+            kernels::std(stream, self.view(), axes, correction, memory, out)
+        })
+    }
+
     /// `log(sum(e ^ self))` over `axes`, without overflow; -inf over no elements.
     ///
     /// # Errors

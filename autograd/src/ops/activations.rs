@@ -4,12 +4,11 @@ use std::f64::consts::FRAC_2_SQRT_PI;
 
 use tensor::{CompareOp, Device, Result, Tensor, UnaryOp};
 
-use super::bce_with_logits::log_one_plus;
 use super::function::{function, straight};
 use super::samples::{Draw, Sample, sample, unary};
-use super::{OpEntry, one, op, scalar_like};
+use super::{OpEntry, op, scalar_like};
+use crate::Var;
 use crate::autocast::Cast;
-use crate::{Save, Var, record};
 
 pub(super) const OPS: &[OpEntry] = &[
     op("elu", |device| unary(device, Draw::nonzero, |x| x.elu(0.7))),
@@ -104,11 +103,8 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn erf(&self) -> Result<Var> {
-        let value = self.value().erf()?;
-        Ok(record("erf", &[self], &[Save::Input(0)], value, |ctx, g| {
-            let slope = ctx.saved(0).square()?.neg()?.exp()?.mul_scalar(FRAC_2_SQRT_PI)?;
-            Ok(one(g.mul(&slope)?))
-        }))
+        let bend = |x: &Var| x.square()?.neg()?.exp()?.mul(x)?.mul_scalar(-2.0 * FRAC_2_SQRT_PI);
+        function(self, UnaryOp::Erf, self.value().erf()?, Some(bend))
     }
 
     /// `ln(1 + e^(β x)) / β`, and `x` where `β x` is above `threshold`. The usual `beta` is 1, the usual `threshold` 20.
@@ -119,18 +115,19 @@ impl Var {
         if let Some(cast) = Cast::of("softplus") {
             return cast.run(|cast| cast.var(self)?.softplus(beta, threshold));
         }
-        let x = self.value();
-        let scaled = x.mul_scalar(beta)?;
-        let straight = scaled.compare_scalar(CompareOp::Gt, threshold)?;
-        // Without overflow: max(z, 0) + ln(1 + e^-|z|).
-        let soft =
-            scaled.relu()?.add(&log_one_plus(&scaled.abs()?.neg()?.exp()?)?)?.mul_scalar(1.0 / beta)?;
-        let value = Tensor::where_cond(&straight, x, &soft)?;
-        let saved = [Save::Input(0), Save::Tensor(&straight)];
-        Ok(record("softplus", &[self], &saved, value, move |ctx, g| {
-            let bent = g.mul(&ctx.saved(0).mul_scalar(beta)?.sigmoid()?)?;
-            Ok(one(Var::where_cond(ctx.saved(1).value(), g, &bent)?))
-        }))
+        // y'' = β σ (1 - σ) where it is not straight.
+        let bend = move |x: &Var| {
+            let z = x.mul_scalar(beta)?;
+            let s = z.sigmoid()?;
+            let straight = z.value().compare_scalar(CompareOp::Gt, threshold)?;
+            s.sub(&s.square()?)?.mul_scalar(beta)?.masked_fill(&straight, 0.0)
+        };
+        function(
+            self,
+            UnaryOp::Softplus(beta, threshold),
+            self.value().softplus(beta, threshold)?,
+            Some(bend),
+        )
     }
 
     /// `x` where it is positive, `slope · x` elsewhere. The usual `slope` is 0.01.

@@ -1,9 +1,9 @@
 //! `loss = max(x, 0) - x t + ln(1 + e^-|x|)`; `x' = g (σ(x) - t)`, `t' = -g x`.
 
-use tensor::{CompareOp, Device, Result, Tensor};
+use tensor::{BinaryGradOp, Device, Result};
 
 use super::Reduction;
-use super::binary::{computed, if_needed};
+use super::binary::{binary_slope, computed, if_needed};
 use super::cross_entropy::not_empty;
 use super::mse_loss::{by_element, same_shape};
 use super::samples::Sample;
@@ -37,23 +37,15 @@ fn losses(x: &Var, target: &Var) -> Result<Var> {
     let size = x_value.abs()?;
     let zero = Tensor::full(&[], 0.0, size.dtype(), size.device())?;
     let against = Tensor::where_cond(&weight.eq(&zero)?, &zero, &size.mul(&weight)?)?;
-    let value = against.add(&log_one_plus(&size.neg()?.exp()?)?)?;
+    let value = against.add(&size.neg()?.softplus(1.0, f64::INFINITY)?)?;
     let saved = [Save::Input(0), Save::Input(1)];
     Ok(record("bce_with_logits", &[x, target], &saved, value, |ctx, g| {
         let (x, t) = (ctx.saved(0), ctx.saved(1));
         Ok(Grads::from_buf([
-            if_needed(ctx, 0, || x.sigmoid()?.sub(&t)?.mul(g))?,
+            if_needed(ctx, 0, || binary_slope(BinaryGradOp::BceLogit, &x, &t, g))?,
             if_needed(ctx, 1, || x.mul(g)?.neg())?,
         ]))
     }))
-}
-
-/// `ln(1 + z)` to full precision for `z` in `0..=1`: the rounding error of `u = 1 + z` is the same in `ln u` and in
-/// `u - 1`, and leaves with their ratio (Kahan).
-pub(super) fn log_one_plus(z: &Tensor) -> Result<Tensor> {
-    let u = z.add_scalar(1.0)?;
-    let ratio = z.mul(&u.log()?)?.div(&u.add_scalar(-1.0)?)?;
-    Tensor::where_cond(&u.compare_scalar(CompareOp::Eq, 1.0)?, z, &ratio)
 }
 
 pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {

@@ -3,6 +3,7 @@
 use tensor::{CompareOp, Device, Error, Result, Tensor, grad};
 
 use super::binary::if_needed;
+use super::binary::widened;
 use super::samples::{Draw, Sample, sample};
 use super::{Dims, Reduction, one};
 use crate::autocast::Cast;
@@ -36,8 +37,8 @@ impl Var {
         let loss = |rounded: bool| {
             let (logits, flat) = rows(OP, self, labels)?;
             not_empty(OP, "labels", labels, reduction)?;
-            let losses = losses(&logits, &flat)?.reshape(labels.shape())?;
-            reduction.apply(if rounded { losses.to_dtype(self.dtype())? } else { losses })
+            let loss = reduction.apply(losses(&logits, &flat)?.reshape(labels.shape())?)?;
+            if rounded { loss.to_dtype(self.dtype()) } else { Ok(loss) }
         };
         Cast::of(OP).map_or_else(|| loss(true), |cast| cast.run(|_| loss(false)))
     }
@@ -91,6 +92,12 @@ impl CrossEntropy {
                 let weight = self.weight.as_ref().map(|weight| cast.tensor(weight)).transpose()?;
                 CrossEntropy { weight, ..self.clone() }.loss(&cast.var(logits)?, labels)
             });
+        }
+        if logits.dtype().is_half() {
+            let compute = logits.dtype().compute_dtype();
+            let weight = self.weight.as_ref().map(|weight| weight.to_dtype(compute)).transpose()?;
+            let wide = CrossEntropy { weight, ..self.clone() };
+            return widened(logits, |logits| wide.loss(logits, labels));
         }
         const OP: &str = "cross_entropy";
         let smoothing = self.label_smoothing;

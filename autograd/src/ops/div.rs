@@ -1,8 +1,8 @@
-//! `y = a / b`; `a' = g / b`, `b' = -(g / b) y`.
+//! `y = a / b`; `a' = g / b`, `b' = -g a / b²`.
 
-use tensor::{Device, Result};
+use tensor::{BinaryGradOp, Device, Result};
 
-use super::binary::{if_needed, promoted, record_binary};
+use super::binary::{binary_slope, if_needed, promoted, record_binary};
 use super::one;
 use super::samples::{Draw, Sample, binary, unary};
 use crate::{Save, Var, record};
@@ -18,11 +18,13 @@ impl Var {
         }
         let value = self.value().div(rhs.value())?;
         let saved: &[Save<'_>] =
-            if rhs.requires_grad() { &[Save::Input(1), Save::Output] } else { &[Save::Input(1)] };
+            if rhs.requires_grad() { &[Save::Input(1), Save::Input(0)] } else { &[Save::Input(1)] };
         Ok(record_binary("div", self, rhs, saved, value, |ctx, g| {
-            let lhs = g.div(&ctx.saved(0))?;
-            let rhs = if_needed(ctx, 1, || lhs.mul(&ctx.saved(1))?.neg())?;
-            Ok([ctx.needs(0).then_some(lhs), rhs])
+            let divisor = ctx.saved(0);
+            Ok([
+                if_needed(ctx, 0, || g.div(&divisor))?,
+                if_needed(ctx, 1, || binary_slope(BinaryGradOp::DivDivisor, &ctx.saved(1), &divisor, g))?,
+            ])
         }))
     }
 

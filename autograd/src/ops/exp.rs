@@ -1,11 +1,11 @@
 //! `y = e^x`; `x' = g y`.
 
-use tensor::{Device, Result};
+use tensor::{Device, Result, UnaryOp};
 
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
+use crate::Var;
 use crate::autocast::Cast;
-use crate::{Save, Var, record};
 
 impl Var {
     /// The exponential `e^x`.
@@ -16,8 +16,12 @@ impl Var {
         if let Some(cast) = Cast::of("exp") {
             return cast.run(|cast| cast.var(self)?.exp());
         }
-        let value = self.value().exp()?;
-        Ok(record("exp", &[self], &[Save::Output], value, |ctx, g| Ok(one(g.mul(&ctx.saved(0))?))))
+        function(
+            self,
+            UnaryOp::Exp,
+            self.value().exp()?,
+            Some(|y: &Var| Ok(Var::constant(y.value().ones_like()?))),
+        )
     }
 }
 

@@ -56,8 +56,9 @@ impl Var {
             }
             not_empty(OP, "labels", labels, reduction)?;
             let (flat, labels_of_rows) = (x.reshape(&[rows, inputs])?, labels.reshape(&[rows])?);
-            let losses = losses(&flat, weight, bias, &labels_of_rows, chunk)?.reshape(labels.shape())?;
-            reduction.apply(if rounded { losses.to_dtype(x.dtype())? } else { losses })
+            let losses = losses(&flat, weight, bias, &labels_of_rows, chunk)?;
+            let loss = reduction.apply(losses.reshape(labels.shape())?)?;
+            if rounded { loss.to_dtype(x.dtype()) } else { Ok(loss) }
         };
         match Cast::of("linear") {
             None => loss(self, weight, bias, true),

@@ -1,11 +1,11 @@
 //! `y = ln x`; `x' = g / x`.
 
-use tensor::{Device, Result};
+use tensor::{Device, Result, UnaryOp};
 
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
+use crate::Var;
 use crate::autocast::Cast;
-use crate::{Save, Var, record};
 
 impl Var {
     /// The natural logarithm `ln x`; NaN for negative numbers, negative infinity for 0.
@@ -16,8 +16,7 @@ impl Var {
         if let Some(cast) = Cast::of("log") {
             return cast.run(|cast| cast.var(self)?.log());
         }
-        let value = self.value().log()?;
-        Ok(record("log", &[self], &[Save::Input(0)], value, |ctx, g| Ok(one(g.div(&ctx.saved(0))?))))
+        function(self, UnaryOp::Log, self.value().log()?, Some(|x: &Var| x.square()?.reciprocal()?.neg()))
     }
 }
 

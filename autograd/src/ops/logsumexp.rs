@@ -2,6 +2,7 @@
 
 use tensor::{Device, Result};
 
+use super::binary::widened;
 use super::samples::{Draw, Sample};
 use super::sum::reductions;
 use super::{kept_shape, one};
@@ -19,6 +20,10 @@ impl Var {
     pub fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Var> {
         if let Some(cast) = Cast::of("logsumexp") {
             return cast.run(|cast| cast.var(self)?.logsumexp(axes, keepdim));
+        }
+        if self.dtype().is_half() {
+            // The gradient needs the result unrounded.
+            return widened(self, |x| x.logsumexp(axes, keepdim));
         }
         let value = self.value().logsumexp(axes, keepdim)?;
         let kept = kept_shape(self.shape(), axes);

@@ -49,7 +49,10 @@ impl Var {
     fn record_extreme(&self, op: &'static str, value: Tensor, axes: &[isize]) -> Var {
         let kept = kept_shape(self.shape(), axes);
         record(op, &[self], &[Save::Input(0), Save::Output], value, move |ctx, g| {
-            Ok(one(g.reshape(&kept)?.mul(&shares(ctx, &kept)?)?))
+            // 16-bit floats cannot count as many ties as there may be.
+            let shares = shares(ctx, &kept)?;
+            let g_wide = g.to_dtype(shares.dtype())?.reshape(&kept)?;
+            Ok(one(g_wide.mul(&shares)?.to_dtype(g.dtype())?))
         })
     }
 
@@ -73,7 +76,7 @@ impl Var {
 /// 1 at the extreme elements divided by their number, 0 elsewhere: a constant.
 fn shares(ctx: &Vjp<'_>, kept: &[usize]) -> Result<Var> {
     let (x, y) = (ctx.saved(0), ctx.saved(1));
-    let extreme = x.value().eq(&y.value().reshape(kept)?)?.to_dtype(x.dtype())?;
+    let extreme = x.value().eq(&y.value().reshape(kept)?)?.to_dtype(x.dtype().compute_dtype())?;
     // Only the reduced axes differ from the kept shape.
     let count = extreme.sum_to(kept)?;
     Ok(Var::constant(extreme.div(&count)?))

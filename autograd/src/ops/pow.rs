@@ -1,12 +1,12 @@
 //! `y = a^b`; `a' = g b a^(b-1)`, 0 where `b = 0`; `b' = g y ln a`, 0 where `a = 0` and `b >= 0`.
 
-use tensor::{CompareOp, Device, Result, Tensor};
+use tensor::{BinaryGradOp, Device, Result, UnaryOp};
 
-use super::binary::{if_needed, promoted, record_binary};
+use super::binary::{binary_slope, if_needed, promoted, record_binary};
+use super::function::function;
 use super::samples::{Draw, Sample, binary, sample, unary};
-use super::{one, scalar_like};
 use crate::autocast::Cast;
-use crate::{Save, Var, record};
+use crate::{Save, Var};
 
 impl Var {
     /// The power `a^b` element by element, with broadcasting.
@@ -24,16 +24,13 @@ impl Var {
             return promoted(self, exponent, Var::pow);
         }
         let value = self.value().pow(exponent.value())?;
-        let saved: &[Save<'_>] = if exponent.requires_grad() {
-            &[Save::Input(0), Save::Input(1), Save::Output]
-        } else {
-            &[Save::Input(0), Save::Input(1)]
-        };
-        Ok(record_binary("pow", self, exponent, saved, value, |ctx, g| {
+        let saved = [Save::Input(0), Save::Input(1)];
+        Ok(record_binary("pow", self, exponent, &saved, value, |ctx, g| {
             let (base, exponent) = (ctx.saved(0), ctx.saved(1));
+            let slope = |op| binary_slope(op, &base, &exponent, g);
             Ok([
-                if_needed(ctx, 0, || base_gradient(&base, &exponent, g))?,
-                if_needed(ctx, 1, || exponent_gradient(&base, &exponent, &ctx.saved(2), g))?,
+                if_needed(ctx, 0, || slope(BinaryGradOp::PowBase))?,
+                if_needed(ctx, 1, || slope(BinaryGradOp::PowExponent))?,
             ])
         }))
     }
@@ -47,32 +44,13 @@ impl Var {
             return cast.run(|cast| cast.var(self)?.pow_scalar(p));
         }
         let value = self.value().pow_scalar(p)?;
-        Ok(record("pow_scalar", &[self], &[Save::Input(0)], value, move |ctx, g| {
-            if p == 0.0 {
-                return Ok(one(Var::constant(Tensor::zeros_like(g.value())?)));
-            }
-            Ok(one(ctx.saved(0).pow_scalar(p - 1.0)?.mul_scalar(p)?.mul(g)?))
-        }))
+        // y'' = p (p - 1) x^(p - 2), 0 for a straight line.
+        let bend = move |x: &Var| match p {
+            0.0 | 1.0 => Ok(Var::constant(x.value().zeros_like()?)),
+            _ => x.pow_scalar(p - 2.0)?.mul_scalar(p * (p - 1.0)),
+        };
+        function(self, UnaryOp::PowScalar(p), value, Some(bend))
     }
-}
-
-fn base_gradient(base: &Var, exponent: &Var, g: &Var) -> Result<Var> {
-    let slope = base.pow(&exponent.add_scalar(-1.0)?)?.mul(exponent)?;
-    let flat = exponent.value().compare_scalar(CompareOp::Eq, 0.0)?;
-    Var::where_cond(&flat, &scalar_like(g.value(), 0.0)?, &g.mul(&slope)?)
-}
-
-fn exponent_gradient(base: &Var, exponent: &Var, power: &Var, g: &Var) -> Result<Var> {
-    let zero = scalar_like(g.value(), 0.0)?;
-    // Without "and": the base is compared with 0, but with NaN where the exponent is negative.
-    let limit = Tensor::where_cond(
-        &exponent.value().compare_scalar(CompareOp::Ge, 0.0)?,
-        zero.value(),
-        scalar_like(g.value(), f64::NAN)?.value(),
-    )?;
-    let flat = base.value().eq(&limit)?;
-    let slope = Var::where_cond(&flat, &zero, &power.mul(&base.log()?)?)?;
-    g.mul(&slope)
 }
 
 pub(super) fn samples(device: &Device) -> Result<Vec<Sample>> {

@@ -1,11 +1,11 @@
-//! `y = 1 / x`; `x' = -g y²`.
+//! `y = 1 / x`; `x' = -g / x²`.
 
-use tensor::{Device, Result};
+use tensor::{Device, Result, UnaryOp};
 
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
+use crate::Var;
 use crate::autocast::Cast;
-use crate::{Save, Var, record};
 
 impl Var {
     /// The reciprocal `1 / x`.
@@ -16,10 +16,8 @@ impl Var {
         if let Some(cast) = Cast::of("reciprocal") {
             return cast.run(|cast| cast.var(self)?.reciprocal());
         }
-        let value = self.value().reciprocal()?;
-        Ok(record("reciprocal", &[self], &[Save::Output], value, |ctx, g| {
-            Ok(one(g.mul(&ctx.saved(0).square()?)?.neg()?))
-        }))
+        let bend = |x: &Var| x.pow_scalar(-3.0)?.mul_scalar(2.0);
+        function(self, UnaryOp::Reciprocal, self.value().reciprocal()?, Some(bend))
     }
 }
 

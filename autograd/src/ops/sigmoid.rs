@@ -1,4 +1,4 @@
-//! `y = 1 / (1 + e^-x)`; `x' = g y (1 - y)`.
+//! `y = 1 / (1 + e^-x)`; `x' = g e^-|x| / (1 + e^-|x|)²`, which is `g y (1 - y)` without cancellation.
 
 use tensor::{Device, Result, UnaryOp};
 
@@ -12,12 +12,12 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn sigmoid(&self) -> Result<Var> {
-        function(
-            self,
-            UnaryOp::Sigmoid,
-            self.value().sigmoid()?,
-            Some(|y: &Var| y.mul_scalar(-2.0)?.add_scalar(1.0)),
-        )
+        // y'' = y (1 - y) (1 - 2 y)
+        let bend = |x: &Var| {
+            let y = x.sigmoid()?;
+            y.sub(&y.square()?)?.mul(&y.mul_scalar(-2.0)?.add_scalar(1.0)?)
+        };
+        function(self, UnaryOp::Sigmoid, self.value().sigmoid()?, Some(bend))
     }
 }
 

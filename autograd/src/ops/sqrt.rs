@@ -1,11 +1,11 @@
-//! `y = √x`, `x' = g / (2 y)`; and `y = 1 / √x`, `x' = -g y³ / 2`.
+//! `y = √x`, `x' = g / (2 √x)`; and `y = 1 / √x`, `x' = -g / (2 x √x)`.
 
-use tensor::{Device, Result};
+use tensor::{Device, Result, UnaryOp};
 
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
+use crate::Var;
 use crate::autocast::Cast;
-use crate::{Save, Var, record};
 
 impl Var {
     /// The square root `√x`; NaN for negative numbers. Its gradient at 0 is infinite.
@@ -13,10 +13,8 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn sqrt(&self) -> Result<Var> {
-        let value = self.value().sqrt()?;
-        Ok(record("sqrt", &[self], &[Save::Output], value, |ctx, g| {
-            Ok(one(g.div(&ctx.saved(0).mul_scalar(2.0)?)?))
-        }))
+        let bend = |x: &Var| x.pow_scalar(-1.5)?.mul_scalar(-0.25);
+        function(self, UnaryOp::Sqrt, self.value().sqrt()?, Some(bend))
     }
 
     /// The inverse square root `1 / √x`.
@@ -27,10 +25,8 @@ impl Var {
         if let Some(cast) = Cast::of("rsqrt") {
             return cast.run(|cast| cast.var(self)?.rsqrt());
         }
-        let value = self.value().rsqrt()?;
-        Ok(record("rsqrt", &[self], &[Save::Output], value, |ctx, g| {
-            Ok(one(g.mul(&ctx.saved(0).pow_scalar(3.0)?)?.mul_scalar(-0.5)?))
-        }))
+        let bend = |x: &Var| x.pow_scalar(-2.5)?.mul_scalar(0.75);
+        function(self, UnaryOp::Rsqrt, self.value().rsqrt()?, Some(bend))
     }
 }
 

@@ -1,11 +1,11 @@
 //! `y = x²`; `x' = 2 g x`.
 
-use tensor::{Device, Result};
+use tensor::{Device, Result, UnaryOp};
 
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
+use crate::Var;
 use crate::autocast::Cast;
-use crate::{Save, Var, record};
 
 impl Var {
     /// The square `x²`.
@@ -16,10 +16,8 @@ impl Var {
         if let Some(cast) = Cast::of("square") {
             return cast.run(|cast| cast.var(self)?.square());
         }
-        let value = self.value().square()?;
-        Ok(record("square", &[self], &[Save::Input(0)], value, |ctx, g| {
-            Ok(one(g.mul(&ctx.saved(0))?.mul_scalar(2.0)?))
-        }))
+        let bend = |x: &Var| Ok(Var::constant(x.value().full_like(2.0)?));
+        function(self, UnaryOp::Square, self.value().square()?, Some(bend))
     }
 }
 

@@ -1,4 +1,4 @@
-//! `y = tanh x`; `x' = g (1 - y²)`.
+//! `y = tanh x`; `x' = g / cosh² x`, which is `g (1 - y²)` without cancellation.
 
 use tensor::{Device, Result, UnaryOp};
 
@@ -12,7 +12,12 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn tanh(&self) -> Result<Var> {
-        function(self, UnaryOp::Tanh, self.value().tanh()?, Some(|y: &Var| y.mul_scalar(-2.0)))
+        // y'' = -2 y (1 - y²)
+        let bend = |x: &Var| {
+            let y = x.tanh()?;
+            y.square()?.add_scalar(-1.0)?.mul(&y)?.mul_scalar(2.0)
+        };
+        function(self, UnaryOp::Tanh, self.value().tanh()?, Some(bend))
     }
 }
 

@@ -1,10 +1,10 @@
 //! `sin' = cos`, `cos' = -sin`.
 
-use tensor::{Device, Result};
+use tensor::{Device, Result, UnaryOp};
 
-use super::one;
+use super::function::function;
 use super::samples::{Draw, Sample, unary};
-use crate::{Save, Var, record};
+use crate::Var;
 
 impl Var {
     /// The sine of `x` in radians.
@@ -12,8 +12,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn sin(&self) -> Result<Var> {
-        let value = self.value().sin()?;
-        Ok(record("sin", &[self], &[Save::Input(0)], value, |ctx, g| Ok(one(g.mul(&ctx.saved(0).cos()?)?))))
+        function(self, UnaryOp::Sin, self.value().sin()?, Some(|x: &Var| x.sin()?.neg()))
     }
 
     /// The cosine of `x` in radians.
@@ -21,10 +20,7 @@ impl Var {
     /// # Errors
     /// `DTypeUnsupported` unless the elements are floats.
     pub fn cos(&self) -> Result<Var> {
-        let value = self.value().cos()?;
-        Ok(record("cos", &[self], &[Save::Input(0)], value, |ctx, g| {
-            Ok(one(g.mul(&ctx.saved(0).sin()?)?.neg()?))
-        }))
+        function(self, UnaryOp::Cos, self.value().cos()?, Some(|x: &Var| x.cos()?.neg()))
     }
 }
 

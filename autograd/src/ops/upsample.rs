@@ -2,6 +2,7 @@
 
 use tensor::{DType, Device, Error, Result, Tensor};
 
+use super::binary::widened;
 use super::max_pool2d::last_two;
 use super::samples::{Draw, Sample, sample};
 use crate::Var;
@@ -39,6 +40,10 @@ impl Var {
         check(OP, self, size)?;
         if !self.dtype().is_float() {
             return Err(Error::DTypeUnsupported { op: OP, dtype: self.dtype() });
+        }
+        if self.dtype().is_half() {
+            // Rounded once, not once along each axis.
+            return widened(self, |x| x.upsample_bilinear2d(size, align_corners));
         }
         // Along rows first.
         let image = last_two(self);

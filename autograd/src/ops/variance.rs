@@ -4,6 +4,7 @@
 use smallvec::SmallVec;
 use tensor::{CompareOp, Device, Result, Tensor};
 
+use super::binary::widened;
 use super::samples::{Draw, Sample, sample};
 use super::sum::reductions;
 use super::{kept_shape, one, reduced_elements, scalar_like};
@@ -28,8 +29,11 @@ impl Var {
             if axes.is_empty() && freedom <= 0.0 {
                 return Ok(one(g.mul(&Var::constant(slopes_without_freedom(ctx.saved(0).value())?))?));
             }
-            let deviation = deviation(&ctx.saved(0), &axes)?;
-            Ok(one(deviation.mul(&g.reshape(&kept)?.mul_scalar(scale)?)?))
+            let x = ctx.saved(0);
+            let [of, g] = [&x, g].map(|v| v.to_dtype(x.dtype().compute_dtype()));
+            Ok(one(deviation(&of?, &axes)?
+                .mul(&g?.reshape(&kept)?.mul_scalar(scale)?)?
+                .to_dtype(x.dtype())?))
         }))
     }
 
@@ -38,9 +42,10 @@ impl Var {
     /// # Errors
     /// As [`Var::var`].
     pub fn std(&self, axes: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
-        // Of BF16 and F16 the variance is not rounded.
-        let x = self.value().to_dtype(self.dtype().compute_dtype())?;
-        let value = x.var(axes, correction, keepdim)?.sqrt()?.to_dtype(self.dtype())?;
+        if self.dtype().is_half() {
+            return widened(self, |x| x.std(axes, correction, keepdim));
+        }
+        let value = self.value().std(axes, correction, keepdim)?;
         let kept = kept_shape(self.shape(), axes);
         let divisor = reduced_elements(self.shape(), axes) as f64 - correction;
         let axes: SmallVec<[isize; 4]> = SmallVec::from_slice(axes);
@@ -49,7 +54,7 @@ impl Var {
             // Divided by infinity the gradient is 0, and so are those of it.
             let flat = std.value().compare_scalar(CompareOp::Eq, 0.0)?;
             let std = Var::where_cond(&flat, &scalar_like(std.value(), f64::INFINITY)?, &std)?;
-            let slope = g.div(&std.mul_scalar(divisor)?)?;
+            let slope = g.div(&std)?.div_scalar(divisor)?;
             Ok(one(deviation(&ctx.saved(0), &axes)?.mul(&slope.reshape(&kept)?)?))
         }))
     }

@@ -59,7 +59,7 @@ pub(crate) unsafe fn forward<T: Lanes>(
             } else {
                 let [sum] = channel_sums(channels, channel, inlined!(|i, n| [load(x.add(i), n)]));
                 let mean = sum.div(m);
-                let squares = inlined!(|i, n| [square_of(x.add(i), n, mean)]);
+                let squares = inlined!(|i, n| [square_of(x.add(i), n, mean, T::ONE)]);
                 let [squares] = channel_sums(channels, channel, squares);
                 (mean, squares.div(m))
             };

@@ -190,6 +190,9 @@ unsafe fn apply(function: Function, elements: usize, places: [(Dst<u8>, isize); 
             Function::Binary(op, dtype) => {
                 elementwise::binary(op, dtype, &run(elements, places), &None, out, (x, y));
             }
+            Function::BinaryGradient(op, dtype) => {
+                elementwise::binary_grad(op, dtype, &run(elements, places), &None, out, (x, y, z));
+            }
             Function::Compare(op, dtype) => {
                 elementwise::compare(op, dtype, &run(elements, places), &None, out, (x, y));
             }

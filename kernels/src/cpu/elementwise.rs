@@ -2,15 +2,16 @@
 
 use device::{DType, bf16, f16};
 
+use super::activations::Activations;
 use super::for_bits;
 use super::half::by_blocks;
 use super::number::{Number, Real};
 use super::walk::{map1, map2, map3};
-use crate::functions::{BinaryOp, CompareOp, UnaryOp};
+use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, UnaryOp};
 use crate::layout::{Dst, Src};
 use crate::loops::Places;
 use crate::par::Workers;
-use crate::{binary_functions, comparisons, unary_functions};
+use crate::{binary_functions, binary_gradients, comparisons, unary_functions};
 
 /// # Safety
 /// As for [`map1`], with elements of type `dtype`. The launcher has refused ops that the type lacks.
@@ -44,7 +45,7 @@ macro_rules! unary_bodies {
     (numbers { $($numbers:tt)* } floats { $($floats:tt)* }) => {
         unary_bodies!(@functions unary_number Number $($numbers)*);
         unary_bodies!(@functions unary_real Real $($numbers)* $($floats)*);
-        unary_bodies!(@gradients $($floats)*);
+        unary_bodies!(@gradients $($numbers)* $($floats)*);
     };
     (@functions $function:ident $elements:ident $(
         $(#[$doc:meta])*
@@ -206,6 +207,57 @@ macro_rules! binary_bodies {
 }
 
 binary_functions!(binary_bodies);
+
+/// # Safety
+/// As for [`map3`], with floats of type `dtype`.
+pub(crate) unsafe fn binary_grad(
+    op: BinaryGradOp,
+    dtype: DType,
+    places: &Places<4>,
+    workers: &Workers,
+    out: Dst<u8>,
+    (x, y, g): (Src<u8>, Src<u8>, Src<u8>),
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => {
+                binary_grad_real::<f32>(op, places, workers, out.cast(), (x.cast(), y.cast(), g.cast()));
+            }
+            DType::F64 => {
+                binary_grad_real::<f64>(op, places, workers, out.cast(), (x.cast(), y.cast(), g.cast()));
+            }
+            _ => {
+                let operands = [out, Dst(x.0.cast_mut()), Dst(y.0.cast_mut()), Dst(g.0.cast_mut())];
+                by_blocks(dtype, places, workers, operands, |places, [out, x, y, g]| {
+                    binary_grad_real::<f32>(op, places, &None, out, (x.src(), y.src(), g.src()));
+                });
+            }
+        }
+    }
+}
+
+/// Defines the bodies of the gradients of binary functions from their table.
+macro_rules! binary_grad_bodies {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        /// # Safety
+        /// As for [`map3`].
+        unsafe fn binary_grad_real<T: Real>(
+            op: BinaryGradOp,
+            places: &Places<4>,
+            workers: &Workers,
+            out: Dst<T>,
+            inputs: (Src<T>, Src<T>, Src<T>),
+        ) {
+            // SAFETY: the elements are those of the places, which the contract covers.
+            unsafe {
+                match op { $(BinaryGradOp::$variant => map3(places, workers, out, inputs, $cpu),)* }
+            }
+        }
+    };
+}
+
+binary_gradients!(binary_grad_bodies);
 
 /// # Safety
 /// As for [`map2`], with inputs of type `dtype`. Truth values are compared as bytes.

@@ -51,9 +51,9 @@ pub(crate) struct Max;
 /// The smaller; NaN wins.
 #[derive(Clone, Copy)]
 pub(crate) struct Min;
-/// Sum of `(x - shift)^2`.
+/// Sum of `((x - shift) scale)^2`.
 #[derive(Clone, Copy)]
-pub(crate) struct SumSquares;
+pub(crate) struct SumSquares<T>(pub(crate) T);
 /// Sum of `exp(x - shift)`.
 #[derive(Clone, Copy)]
 pub(crate) struct SumExp;
@@ -95,11 +95,11 @@ impl<T: Number> Fold<T> for Min {
     }
 }
 
-impl<T: Number> Fold<T> for SumSquares {
+impl<T: Number> Fold<T> for SumSquares<T> {
     const LIFTS: bool = true;
     #[inline(always)]
     fn lift(self, x: T, shift: T) -> T {
-        let d = x.sub(shift);
+        let d = x.sub(shift).mul(self.0);
         d.mul(d)
     }
 }

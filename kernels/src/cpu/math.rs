@@ -7,6 +7,8 @@
 // Decimal literals are as exact as the fits; `f32` rounds them.
 #![allow(clippy::excessive_precision)]
 
+use super::activations::Pair;
+
 /// Adding and subtracting it rounds to the nearest integer, which is then in the low bits.
 const ROUND: f32 = 12_582_912.0;
 const ROUND_BITS: i32 = 0x4B40_0000;
@@ -37,12 +39,13 @@ fn exp2i(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) << 23) as u32)
 }
 
-/// `x = n ln 2 + r` with `|r| <= ln(2) / 2`: gives `n` and `exp(r) - 1`, for `|x|` up to about 170.
+/// `x + low = n ln 2 + r` with `|r| <= ln(2) / 2`: gives `n` and `exp(r) - 1`, for `|x|` up to about 170 and a `low` below
+/// the last digit of `x`.
 #[inline(always)]
-fn reduce_exp(x: f32) -> (i32, f32) {
+fn reduce_exp(x: f32, low: f32) -> (i32, f32) {
     let shifted = fma(x, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = fma(n, -LN2_LO, fma(n, -LN2_HI, x));
+    let r = fma(n, -LN2_LO, fma(n, -LN2_HI, x)) + low;
     let q = 1.991_218_605e-4;
     let q = fma(q, r, 1.394_110_094e-3);
     let q = fma(q, r, 8.333_276_661e-3);
@@ -52,26 +55,56 @@ fn reduce_exp(x: f32) -> (i32, f32) {
     ((shifted.to_bits() as i32).wrapping_sub(ROUND_BITS), fma(r * r, q, r))
 }
 
+/// `x 2^n` for `n` in -252..=254.
+#[inline(always)]
+fn scale(x: f32, n: i32) -> f32 {
+    // Two factors, since 2^n alone may overflow or be subnormal.
+    let half = n >> 1;
+    x * exp2i(half) * exp2i(n - half)
+}
+
 /// `e^x`, within 1 ulp; overflows to infinity and underflows gradually to 0.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    let (n, p) = reduce_exp(at_least(at_most(x, 89.0), -104.0));
-    // Two factors, since 2^n alone may overflow or be subnormal.
-    let half = n >> 1;
-    (1.0 + p) * exp2i(half) * exp2i(n - half)
+    let (n, p) = reduce_exp(at_least(at_most(x, 89.0), -104.0), 0.0);
+    scale(1.0 + p, n)
 }
 
-/// `e^x - 1` for `x` in 0..=40, within 2 ulp.
+/// `e^(x + low)` for `x` up to 88, where `low` is below the last digit of `x`; as [`exp`].
 #[inline(always)]
-fn expm1_positive(x: f32) -> f32 {
-    let (n, p) = reduce_exp(x);
+pub(crate) fn exp_pair(x: f32, low: f32) -> Pair<f32> {
+    let (n, p) = reduce_exp(at_least(x, -104.0), low);
+    let nearest = 1.0 + p;
+    Pair(scale(nearest, n), scale(p - (nearest - 1.0), n))
+}
+
+/// `e^x - 1` for `x` up to 40, within 2 ulp.
+#[inline(always)]
+pub(crate) fn expm1(x: f32) -> f32 {
+    let (n, p) = reduce_exp(at_least(x, -40.0), 0.0);
     let scale = exp2i(n);
-    fma(p, scale, scale - 1.0)
+    let y = fma(p, scale, scale - 1.0);
+    // Keeps the sign of zero.
+    if x == 0.0 { x } else { y }
 }
 
 /// Natural logarithm, within 1 ulp; -infinity at 0, NaN below.
 #[inline(always)]
 pub(crate) fn log(x: f32) -> f32 {
+    log_with(x, 0.0)
+}
+
+/// `log(1 + x)` for `x` in 0..=1, within 2 ulp.
+#[inline(always)]
+pub(crate) fn log1p(x: f32) -> f32 {
+    let u = 1.0 + x;
+    // The rounding error of `u`, which is relative to a `u` of at most 2.
+    log_with(u, (x - (u - 1.0)) / u)
+}
+
+/// `log(x) + low`, where `low` is below the last digit of `x`.
+#[inline(always)]
+fn log_with(x: f32, low: f32) -> f32 {
     // Subnormal numbers are brought into range first.
     let subnormal = x < f32::MIN_POSITIVE;
     let scaled = if subnormal { x * 8_388_608.0 } else { x };
@@ -93,7 +126,7 @@ pub(crate) fn log(x: f32) -> f32 {
     let p = fma(p, f, -2.499_996_603e-1);
     let p = fma(p, f, 3.333_333_286e-1);
     let square = f * f;
-    let small = fma(square, f * p, -0.5 * square);
+    let small = fma(square, f * p, -0.5 * square) + low;
     let y = fma(n, LN2_HI, f + fma(n, LN2_LO, small));
     let y = if x == f32::INFINITY { x } else { y };
     let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
@@ -103,17 +136,88 @@ pub(crate) fn log(x: f32) -> f32 {
 /// Hyperbolic tangent `(e^2x - 1) / (e^2x + 1)`, within 3 ulp.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
-    let e = expm1_positive(at_most(2.0 * x.abs(), 20.0));
+    let e = expm1(at_most(2.0 * x.abs(), 20.0));
     (e / (e + 2.0)).copysign(x)
 }
 
-/// `1 / (1 + e^-x)`, within 3 ulp.
+/// The probability that a standard normal variable exceeds `a = |x|`, as the product of `2^n`, `e^(-a^2 / 2) / 2^n` in two
+/// parts, and their ratio in two parts. `a` is limited to what does not underflow.
+struct NormalTail {
+    a: f32,
+    n: i32,
+    power: Pair<f32>,
+    ratio: Pair<f32>,
+}
+
+impl NormalTail {
+    #[inline(always)]
+    fn of(x: f32) -> NormalTail {
+        let a = at_most(x.abs(), 14.6);
+        let square = a * a;
+        let (n, p) = reduce_exp(-0.5 * square, -0.5 * fma(a, a, -square));
+        let nearest = 1.0 + p;
+        let power = Pair(nearest, p - (nearest - 1.0));
+        // The ratio goes from 1/2 to 1 / (a sqrt(2 pi)).
+        let q = 3.236_220_5e-4;
+        let q = fma(q, a, -2.375_825_6e-3);
+        let q = fma(q, a, 9.133_576_3e-3);
+        let q = fma(q, a, -2.588_137_3e-2);
+        let q = fma(q, a, 6.225_979e-2);
+        let q = fma(q, a, -1.329_350_8e-1);
+        let q = fma(q, a, 2.499_957_3e-1);
+        let q = fma(q, a, -3.989_421_4e-1);
+        let near = fma(q, a, 0.5);
+        let near_rest = fma(q, a, 0.5 - near);
+        // Further away it is a polynomial of v = 1 / (3/2 + a), times v.
+        let sum = a + 1.5;
+        let v = 1.0 / sum;
+        let v_rest = v * (fma(-v, sum, 1.0) - v * (1.5 - (sum - a)));
+        let f = -44.610_085;
+        let f = fma(f, v, 112.167_29);
+        let f = fma(f, v, -116.761_5);
+        let f = fma(f, v, 60.497_295);
+        let f = fma(f, v, -12.748_454);
+        let f = fma(f, v, -5.978_609_4e-1);
+        let f = fma(f, v, -5.904_998_4e-1);
+        let f = fma(f, v, 5.066_731_2e-1);
+        let f = fma(f, v, 5.981_576_5e-1);
+        let f = fma(f, v, 3.989_458_1e-1);
+        let far = f * v;
+        let far_rest = fma(f, v, -far) + f * v_rest;
+        let is_near = a < 1.0;
+        let ratio = Pair(if is_near { near } else { far }, if is_near { near_rest } else { far_rest });
+        NormalTail { a, n, power, ratio }
+    }
+
+    /// `2^n e^(-a^2 / 2) factor`.
+    #[inline(always)]
+    fn times(&self, factor: Pair<f32>) -> f32 {
+        let Pair(power, rest) = self.power;
+        scale(fma(power, factor.0, fma(power, factor.1, rest * factor.0)), self.n)
+    }
+}
+
+/// The distribution function of the normal distribution, within 2 ulp.
 #[inline(always)]
-pub(crate) fn sigmoid(x: f32) -> f32 {
-    // e^-|x| never overflows, and keeps the precision of small results.
-    let e = exp(-x.abs());
-    let numerator = if x < 0.0 { e } else { 1.0 };
-    numerator / (1.0 + e)
+pub(crate) fn normal_cdf(x: f32) -> f32 {
+    let tail = NormalTail::of(x);
+    let probability = tail.times(tail.ratio);
+    if x < 0.0 { probability } else { 1.0 - probability }
+}
+
+/// The derivative of `x normal_cdf(x)`.
+#[inline(always)]
+pub(crate) fn gelu_erf_slope(x: f32) -> f32 {
+    /// `1 / sqrt(2 pi)` in two parts.
+    const DENSITY: f32 = 0.398_942_280_401_432_7_f64 as f32;
+    const DENSITY_LOW: f32 = (0.398_942_280_401_432_7 - DENSITY as f64) as f32;
+    let tail = NormalTail::of(x);
+    // The tail less `a` times the density: both are multiples of e^(-a^2 / 2).
+    let product = tail.a * DENSITY;
+    let rest = tail.ratio.1 - fma(tail.a, DENSITY, -product) - tail.a * DENSITY_LOW;
+    let Pair(difference, lost) = Pair::sum(tail.ratio.0, -product);
+    let slope = tail.times(Pair(difference, lost + rest));
+    if x < 0.0 { slope } else { 1.0 - slope }
 }
 
 /// Error function, within 2 ulp.
@@ -139,7 +243,7 @@ pub(crate) fn erf(x: f32) -> f32 {
     let q = fma(q, b, 6.332_163_287e-1);
     let q = fma(q, b, 1.129_580_347);
     let q = fma(q, b, -1.884_755_287e-4);
-    let (n, e) = reduce_exp(-q);
+    let (n, e) = reduce_exp(-q, 0.0);
     let large = fma(1.0 + e, -exp2i(n), 1.0);
     (if a < 1.0 { small } else { large }).copysign(x)
 }

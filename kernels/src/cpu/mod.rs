@@ -6,6 +6,7 @@
 //! lead to lies in an operand's memory and is of its type; that inputs can be read and outputs written; and that meanwhile
 //! nobody else writes to either or reads the outputs. What a kernel asks besides is said where it is.
 
+pub(crate) mod activations;
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod chain;

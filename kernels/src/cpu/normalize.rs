@@ -95,17 +95,29 @@ fn add_terms<T: Lanes, const N: usize>(sums: &mut [Block<T>; N], terms: &[Block<
     }
 }
 
-/// `(x - mean)^2` of `count` elements, and zeros behind them.
+/// `((x - mean) scale)^2` of `count` elements, and zeros behind them.
 ///
 /// # Safety
 /// The elements can be read.
 #[inline(always)]
-pub(super) unsafe fn square_of<T: Lanes>(from: *const T, count: usize, mean: T) -> Block<T> {
+pub(super) unsafe fn square_of<T: Lanes>(from: *const T, count: usize, mean: T, scale: T) -> Block<T> {
     // SAFETY: the same elements.
     let x = unsafe { load(from, count) };
-    let mut squares = zip(&x, &[mean; PARTS], |x, mean| x.sub(mean).mul(x.sub(mean)));
+    let away = zip(&x, &[mean; PARTS], |x, mean| x.sub(mean).mul(scale));
+    let mut squares = zip(&away, &away, T::mul);
     squares[count..].fill(T::ZERO);
     squares
+}
+
+/// `1 / sqrt(squares / count + eps)`, also where the squares, which are asked for with a scale, are beyond the type.
+#[inline(always)]
+pub(super) fn scaled_rstd<T: Lanes>(squares: impl Fn(T) -> T, count: T, eps: T) -> T {
+    let plain = squares(T::ONE);
+    let scale = T::scale_of_squares(plain.add(eps));
+    if scale == T::ONE || plain == T::ZERO && eps > T::ZERO {
+        return plain.div(count).add(eps).rsqrt();
+    }
+    squares(scale).div(count).add(eps.mul(scale).mul(scale)).rsqrt().mul(scale)
 }
 
 /// A row of weights for each group: those that are given, or `len` times `otherwise` in memory that lives as long.
@@ -153,8 +165,10 @@ pub(crate) unsafe fn forward<T: Lanes>(
                 mean = sum.div(scale);
                 *to.at(row as isize) = mean;
             }
-            let [squares] = sums(len, BLOCK, inlined!(|i, n| [square_of(from.add(i), n, mean)]));
-            let rstd = squares.div(scale).add(eps).rsqrt();
+            let squares = inlined!(|scale: T| {
+                sums(len, BLOCK, inlined!(|i, n| [square_of(from.add(i), n, mean, scale)]))[0]
+            });
+            let rstd = scaled_rstd(squares, scale, eps);
             *rstd_to.at(row as isize) = rstd;
             let (count, elements, first) = runs(rows, row);
             for run in 0..count {

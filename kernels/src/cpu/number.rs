@@ -1,7 +1,10 @@
 //! What kernels need to know about elements: arithmetic on all of them, functions on the floating-point ones.
 
+use std::f64::consts::FRAC_1_SQRT_2;
+
 use device::Element;
 
+use super::activations::{Activations, Pair};
 use super::math;
 
 /// An element that can be computed with. Integers wrap around on overflow.
@@ -48,15 +51,100 @@ pub(crate) trait Number: Element + PartialOrd {
 /// A floating-point element.
 pub(crate) trait Real: Number {
     const HALF: Self;
+    /// A quarter of the largest number.
+    const LARGE: Self;
+    /// A number so far above the smallest normal one that products of few are normal.
+    const SMALL: Self;
+    /// A power of two that makes the squares of the largest numbers normal.
+    const SHRINK: Self;
 
     fn exp(self) -> Self;
+    /// `e^(self + low)`, where `low` is below the last digit of a finite `self`.
+    fn exp_pair(self, low: Self) -> Pair<Self>;
+    /// `e^self - 1` for numbers up to 40.
+    fn expm1(self) -> Self;
     fn log(self) -> Self;
+    /// `ln(1 + self)` for numbers in 0..=1.
+    fn log1p(self) -> Self;
     fn sqrt(self) -> Self;
     fn tanh(self) -> Self;
-    fn sigmoid(self) -> Self;
     fn erf(self) -> Self;
     fn sin(self) -> Self;
     fn cos(self) -> Self;
+    /// The distribution function of the normal distribution, `erfc(-x / sqrt 2) / 2`.
+    fn normal_cdf(self) -> Self;
+    /// The derivative of `x normal_cdf(x)`.
+    fn gelu_erf_slope(self) -> Self;
+    /// `self * factor + term`, rounded once.
+    fn fma(self, factor: Self, term: Self) -> Self;
+    /// A power of two that brings numbers whose squares are beyond the type, below `SMALL` or above `LARGE`, to where sums of
+    /// squares are normal: for the sum of the squares, 1 where it needs none.
+    #[inline(always)]
+    fn scale_of_squares(squares: Self) -> Self {
+        if squares > Self::LARGE {
+            return Self::SHRINK;
+        }
+        if squares < Self::SMALL { Self::SHRINK.recip() } else { Self::ONE }
+    }
+    /// `-g self / y^2`, without overflow or underflow of a part of it.
+    fn div_slope(self, y: Self, g: Self) -> Self;
+
+    /// A number as the nearest one of this type, and the rest.
+    fn in_parts(value: f64) -> [Self; 2];
+
+    /// `self^(exponent + rest)`, where the rest is below the last digit of the exponent.
+    #[inline(always)]
+    fn pow_parts(self, [exponent, rest]: [Self; 2]) -> Self {
+        let power = self.pow(exponent);
+        if rest == Self::ZERO {
+            return power;
+        }
+        // x^rest is 1 + rest ln x.
+        let whole = rest.mul(self.abs().log()).mul(power).add(power);
+        if whole.is_nan() { power } else { whole }
+    }
+
+    /// The derivative of `self^(exponent + rest)`; 0 where the exponent is 0.
+    #[inline(always)]
+    fn pow_slope(self, [exponent, rest]: [Self; 2]) -> Self {
+        if exponent == Self::ZERO {
+            return Self::ZERO;
+        }
+        let less = exponent.sub(Self::ONE);
+        // What `less` lacks, whichever of the terms is the larger one.
+        let one = exponent.sub(less);
+        let low = rest.add(exponent.sub(less.add(one)).add(one.sub(Self::ONE)));
+        let power = self.pow(less);
+        let is_extreme = power.abs() < Self::SMALL || power.abs() > Self::LARGE;
+        let slope = if is_extreme {
+            // A subnormal power has too few digits, and what overflows may not with the factor.
+            let root = self.abs().pow(less.mul(Self::HALF));
+            let slope = exponent.mul(root).mul(root);
+            if power.recip() < Self::ZERO { slope.neg() } else { slope }
+        } else {
+            exponent.mul(power)
+        };
+        if low == Self::ZERO && rest == Self::ZERO {
+            return slope;
+        }
+        // x^low is 1 + low ln x.
+        let whole = slope.fma(low.mul(self.abs().log()).add(rest.div(exponent)), slope);
+        if whole.is_nan() { slope } else { whole }
+    }
+
+    /// `g` times the derivative of `self^exponent` for the base; 0 where the exponent is 0.
+    #[inline(always)]
+    fn pow_base_slope(self, exponent: Self, g: Self) -> Self {
+        let slope = g.mul(self.pow_slope([exponent, Self::ZERO]));
+        if exponent == Self::ZERO { Self::ZERO } else { slope }
+    }
+
+    /// `g` times the derivative of `self^exponent` for the exponent; 0 where the base is 0 and the exponent not negative.
+    #[inline(always)]
+    fn pow_exponent_slope(self, exponent: Self, g: Self) -> Self {
+        let slope = g.mul(self.pow(exponent).mul(self.log()));
+        if self == Self::ZERO && exponent >= Self::ZERO { Self::ZERO } else { slope }
+    }
 
     #[inline(always)]
     fn recip(self) -> Self {
@@ -73,62 +161,13 @@ pub(crate) trait Real: Number {
     fn relu(self) -> Self {
         if self <= Self::ZERO { Self::ZERO } else { self }
     }
-
-    /// The distribution function of the normal distribution, `(1 + erf(x / sqrt 2)) / 2`.
-    #[inline(always)]
-    fn normal_cdf(self) -> Self {
-        let half_root = Self::from_f64(std::f64::consts::FRAC_1_SQRT_2);
-        Self::HALF.mul(Self::ONE.add(self.mul(half_root).erf()))
-    }
-
-    /// The density of the normal distribution, `exp(-x^2 / 2) / sqrt(2 pi)`.
-    #[inline(always)]
-    fn normal_density(self) -> Self {
-        self.mul(self).mul(Self::HALF.neg()).exp().mul(Self::from_f64(INV_SQRT_TAU))
-    }
-
-    /// `sigmoid(2 u)` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `(1 + tanh(u)) / 2`.
-    #[inline(always)]
-    fn gelu_gate(self) -> Self {
-        let cubic = Self::from_f64(GELU_CUBIC).mul(self).mul(self);
-        let u = Self::from_f64(TWO_SQRT_2_OVER_PI).mul(self).mul(Self::ONE.add(cubic));
-        u.sigmoid()
-    }
-
-    /// `s + x s (1 - s) 2 u'`, `s = sigmoid(2 u)`, see [`gelu_gate`](Self::gelu_gate).
-    #[inline(always)]
-    fn gelu_tanh_slope(self) -> Self {
-        let s = self.gelu_gate();
-        let cubic = Self::from_f64(3.0 * GELU_CUBIC).mul(self).mul(self);
-        let slope = Self::from_f64(TWO_SQRT_2_OVER_PI).mul(Self::ONE.add(cubic));
-        s.add(self.mul(s.mul(Self::ONE.sub(s))).mul(slope))
-    }
-
-    /// `min(max(x + 3, 0), 6) / 6`.
-    #[inline(always)]
-    fn hard_sigmoid(self) -> Self {
-        self.add(Self::from_f64(3.0)).clamp(Self::ZERO, Self::from_f64(6.0)).div(Self::from_f64(6.0))
-    }
-
-    /// Whether `hard_sigmoid` rises here.
-    #[inline(always)]
-    fn is_bent(self) -> bool {
-        self > Self::from_f64(-3.0) && self < Self::from_f64(3.0)
-    }
-
-    /// `tanh(log(1 + e^x)) = n / (n + 2)`, `n = e^x (e^x + 2)`, which is 1 where that overflows.
-    #[inline(always)]
-    fn mish_gate(self) -> Self {
-        let top = Self::from_f64(20.0);
-        let e = (if self > top { top } else { self }).exp();
-        let n = e.mul(e.add(Self::from_f64(2.0)));
-        n.div(n.add(Self::from_f64(2.0)))
-    }
 }
 
 const INV_SQRT_TAU: f64 = 0.398_942_280_401_432_7;
-const TWO_SQRT_2_OVER_PI: f64 = 1.595_769_121_605_730_8;
-const GELU_CUBIC: f64 = 0.044_715;
+/// What `INV_SQRT_TAU` lacks.
+const INV_SQRT_TAU_LOW: f64 = -2.492_327_202_277_73e-17;
+/// What `FRAC_1_SQRT_2` lacks.
+const FRAC_1_SQRT_2_LOW: f64 = -4.833_646_656_726_457e-17;
 
 /// Functions that are always inlined, each as an expression.
 macro_rules! functions {
@@ -176,40 +215,98 @@ impl Number for f64 {
 
 impl Real for f32 {
     const HALF: Self = 0.5;
+    const LARGE: Self = f32::MAX / 4.0;
+    const SMALL: Self = f32::MIN_POSITIVE * 1024.0;
+    const SHRINK: Self = f32::from_bits((127 - 80) << 23);
 
     functions! {
         fn exp(self) -> Self = math::exp(self);
+        fn exp_pair(self, low: Self) -> Pair<Self> = math::exp_pair(self, low);
+        fn expm1(self) -> Self = math::expm1(self);
         fn log(self) -> Self = math::log(self);
+        fn log1p(self) -> Self = math::log1p(self);
         fn sqrt(self) -> Self = f32::sqrt(self);
         fn tanh(self) -> Self = math::tanh(self);
-        fn sigmoid(self) -> Self = math::sigmoid(self);
         fn erf(self) -> Self = math::erf(self);
         fn sin(self) -> Self = f32::sin(self);
         fn cos(self) -> Self = f32::cos(self);
+        fn normal_cdf(self) -> Self = math::normal_cdf(self);
+        fn gelu_erf_slope(self) -> Self = math::gelu_erf_slope(self);
+        fn fma(self, factor: Self, term: Self) -> Self = f32::mul_add(self, factor, term);
+        fn div_slope(self, y: Self, g: Self) -> Self = {
+            let [x, y, g] = [self, y, g].map(f64::from);
+            (-(g * x) / (y * y)) as f32
+        };
+        fn in_parts(value: f64) -> [Self; 2] = {
+            let nearest = value as f32;
+            let rest = (value - f64::from(nearest)) as f32;
+            [nearest, if rest.is_finite() { rest } else { 0.0 }]
+        };
     }
 }
 
 impl Real for f64 {
     const HALF: Self = 0.5;
+    const LARGE: Self = f64::MAX / 4.0;
+    const SMALL: Self = f64::MIN_POSITIVE * 1024.0;
+    const SHRINK: Self = f64::from_bits((1023 - 560) << 52);
 
     functions! {
         fn exp(self) -> Self = f64::exp(self);
+        fn expm1(self) -> Self = f64::exp_m1(self);
         fn log(self) -> Self = f64::ln(self);
+        fn log1p(self) -> Self = f64::ln_1p(self);
         fn sqrt(self) -> Self = f64::sqrt(self);
         fn tanh(self) -> Self = f64::tanh(self);
         fn sin(self) -> Self = f64::sin(self);
         fn cos(self) -> Self = f64::cos(self);
+        fn fma(self, factor: Self, term: Self) -> Self = f64::mul_add(self, factor, term);
+        fn in_parts(value: f64) -> [Self; 2] = [value, 0.0];
     }
 
     #[inline(always)]
-    fn sigmoid(self) -> Self {
-        let e = f64::exp(-f64::abs(self));
-        (if self < 0.0 { e } else { 1.0 }) / (1.0 + e)
+    fn exp_pair(self, low: f64) -> Pair<f64> {
+        let e = f64::exp(self);
+        Pair(e, e * low)
     }
-    // One copy of it is enough.
+
+    // One copy of each is enough.
     #[inline(never)]
-    fn erf(self) -> Self {
+    fn erf(self) -> f64 {
         libm::erf(self)
+    }
+
+    #[inline(never)]
+    fn normal_cdf(self) -> f64 {
+        let z = -self * FRAC_1_SQRT_2;
+        let tail = libm::erfc(z);
+        if f64::abs(z) > 26.0 {
+            return 0.5 * tail;
+        }
+        // The rounding error of `z`, times the slope.
+        let low = -self.fma(FRAC_1_SQRT_2, z) - self * FRAC_1_SQRT_2_LOW;
+        0.5 * (tail - low * z.erf_slope())
+    }
+
+    #[inline(never)]
+    fn gelu_erf_slope(self) -> f64 {
+        // Where the density is 0, its square must not overflow.
+        let x = self.clamp(-39.0, 39.0);
+        let square = x * x;
+        let e = f64::exp(-0.5 * square);
+        // The density in two parts: the rounding error of the product, and those of the square and the constant.
+        let density = e * INV_SQRT_TAU;
+        let rest = e.fma(INV_SQRT_TAU, -density) + e * INV_SQRT_TAU_LOW - 0.5 * x.fma(x, -square) * density;
+        x.fma(density, x.fma(rest, x.normal_cdf()))
+    }
+
+    #[inline(never)]
+    fn div_slope(self, y: f64, g: f64) -> f64 {
+        if [self, y, g].iter().any(|&x| x == 0.0 || !x.is_finite()) {
+            return -(g / y) * (self / y);
+        }
+        let [(x, x_exponent), (y, y_exponent), (g, g_exponent)] = [self, y, g].map(libm::frexp);
+        libm::ldexp(-(g * x) / (y * y), x_exponent + g_exponent - 2 * y_exponent)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reductions: folds, and what is made of them.
 
 use device::DType;
+use smallvec::SmallVec;
 
 use super::fold::{Max, Min, Prod, Sum, SumExp, SumSquares, fold};
 use super::lanes::{Lanes, Scratch, with_scratch};
@@ -54,12 +55,9 @@ pub(crate) unsafe fn of_floats<T: Lanes>(
                     divide(axes, out, T::from_f64(count));
                 }
             }
-            Reduction::Var { correction } => {
-                // The output holds the means first.
-                fold(axes, workers, x, None, out, Sum);
-                divide(axes, out, T::from_f64(count));
-                fold(axes, workers, x, Some(out.src()), out, SumSquares);
-                divide(axes, out, T::from_f64((count - correction).max(0.0)));
+            Reduction::Var { correction, root } => {
+                let divisor = T::from_f64((count - correction).max(0.0));
+                variance(axes, workers, x, out, (divisor, root));
             }
             Reduction::LogSumExp => with_scratch(axes.kept.elements, |largest: *mut T| {
                 log_sum_exp(axes, workers, x, Dst(largest), out);
@@ -69,6 +67,53 @@ pub(crate) unsafe fn of_floats<T: Lanes>(
             }),
             // `extreme`, whose results are no floats.
             Reduction::Index(_) => {}
+        }
+    }
+}
+
+/// `out = sum (x - mean)^2 / divisor`, or its root.
+///
+/// # Safety
+/// As for [`of_numbers`].
+unsafe fn variance<T: Lanes>(
+    axes: &Axes,
+    workers: &Workers,
+    x: Src<T>,
+    out: Dst<T>,
+    (divisor, root): (T, bool),
+) {
+    let (kept, count) = (axes.kept.elements, T::from_f64(axes.reduced.elements as f64));
+    // SAFETY: the contract is that of `fold`; shifts are the outputs, or in scratch with room for as many, and so are squares.
+    unsafe {
+        let squares = |scale: T, to: Dst<T>| {
+            // The means first.
+            fold(axes, workers, x, None, to, Sum);
+            divide(axes, to, count);
+            fold(axes, workers, x, Some(to.src()), to, SumSquares(scale));
+        };
+        squares(T::ONE, out);
+        let outputs = std::slice::from_raw_parts_mut(out.0, kept);
+        let scales: SmallVec<[T; 8]> = outputs
+            .iter()
+            .map(|&squares| T::scale_of_squares(squares))
+            // A variance below all numbers is 0.
+            .map(|scale| if scale > T::ONE && !root { T::ONE } else { scale })
+            .collect();
+        let finish = |squares: T, scale: T| {
+            let variance = squares.div(divisor);
+            let value = if root { variance.sqrt() } else { variance.div(scale) };
+            value.div(scale)
+        };
+        for (output, _) in outputs.iter_mut().zip(&scales).filter(|(_, scale)| **scale == T::ONE) {
+            *output = finish(*output, T::ONE);
+        }
+        for scale in [T::SHRINK, T::SHRINK.recip()].into_iter().filter(|scale| scales.contains(scale)) {
+            with_scratch(kept, |scaled: *mut T| {
+                squares(scale, Dst(scaled));
+                for k in (0..kept).filter(|&k| scales[k] == scale) {
+                    *out.at(k as isize) = finish(*scaled.add(k), scale);
+                }
+            });
         }
     }
 }

@@ -30,7 +30,7 @@ struct ToStatistics {
 
     __device__ void operator()(u64 channel, Deviation<T> state) const {
         mean[channel] = state.mean;
-        var[channel] = state.squares / state.count;
+        var[channel] = (T)(state.squares / state.count);
     }
 };
 template <class Group>
@@ -61,8 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of<T>) NAMED(batch_
         for_elements<1>(images, channels, block, [&](u64, const Pack<S, PACK>* packs) {
 #pragma unroll
             for (int v = 0; v < PACK; ++v) {
-                T away = (T)packs[0].at[v] - all.at[v].mean;
-                all.at[v].squares += mul_rounded(away, away);
+                all.at[v].squares += square_of((T)packs[0].at[v] - all.at[v].mean);
             }
         });
         return all;

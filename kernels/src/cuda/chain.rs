@@ -26,6 +26,7 @@ const PRELUDE: &str = concat!(
     include_str!("cast.cuh"),
     include_str!("elementwise.cuh"),
     "#define UNARY UNARY_FUNCTION\n#define UNARY_GRAD UNARY_GRADIENT\n#define BINARY BINARY_FUNCTION\n",
+    "#define BINARY_GRAD BINARY_GRADIENT\n",
     "#define COMPARE COMPARISON\n",
 );
 
@@ -279,6 +280,9 @@ fn expression(function: Function, arguments: &[String], number: usize) -> String
             )
         }
         Function::Binary(op, dtype) => format!("{}_function<{}>()({list})", op.name(), computed(dtype)),
+        Function::BinaryGradient(op, dtype) => {
+            format!("{}_gradient<{}>()({list})", op.name(), computed(dtype))
+        }
         Function::Compare(op, dtype) => format!("{}_function<{}>()({list})", op.name(), computed(dtype)),
         Function::Not => format!("{list} == 0"),
         Function::Where(_) => match arguments {

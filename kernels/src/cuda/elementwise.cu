@@ -22,6 +22,13 @@
                                                   const __grid_constant__ Walk<3> walk) {      \
         map2(out, x, y, walk, name##_function<T>());                                           \
     }
+// Gradients of functions of two elements, of both and of the result's gradient g.
+#define BINARY_GRAD(name, expression)                                                                          \
+    BINARY_GRADIENT(name, expression)                                                                          \
+    extern "C" __global__ void NAMED(name, DTYPE)(DTYPE * out, const DTYPE* x, const DTYPE* y, const DTYPE* g, \
+                                                  const __grid_constant__ Walk<4> walk) {                      \
+        map3(out, x, y, g, walk, name##_gradient<T>());                                                        \
+    }
 #define COMPARE(name, comparison)                                                           \
     COMPARISON(name, comparison)                                                            \
     extern "C" __global__ void NAMED(name, DTYPE)(u8 * out, const DTYPE* x, const DTYPE* y, \

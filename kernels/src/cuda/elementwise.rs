@@ -7,9 +7,9 @@ use smallvec::SmallVec;
 use super::walk::{ByValue, Walk, for_parts, number_bits};
 use super::{by_dtype, number_programs};
 use crate::command::Address;
-use crate::functions::{BinaryOp, CompareOp, Gradient, UnaryOp};
+use crate::functions::{BinaryGradOp, BinaryOp, CompareOp, Gradient, UnaryOp};
 use crate::loops::{Loops, Places};
-use crate::{binary_functions, comparisons, unary_functions};
+use crate::{binary_functions, binary_gradients, comparisons, unary_functions};
 
 /// The kernels of the functions of one element, and of their gradients, as macros of the program.
 macro_rules! unary_source {
@@ -29,7 +29,10 @@ macro_rules! unary_source {
     )*) => {
         concat!($(
             "UNARY(", stringify!($name), ", ", $cuda, ")\n",
-            $("UNARY_GRAD(", stringify!($name), ", ", stringify!($saved), ", ", $slope_cuda, ")\n",)?
+            $(
+                "#if FLOATS\nUNARY_GRAD(", stringify!($name), ", ", stringify!($saved), ", ", $slope_cuda,
+                ")\n#endif\n",
+            )?
         )*)
     };
 }
@@ -37,6 +40,12 @@ macro_rules! unary_source {
 macro_rules! binary_source {
     ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
         concat!($("BINARY(", stringify!($name), ", ", $cuda, ")\n",)*)
+    };
+}
+
+macro_rules! binary_grad_source {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        concat!("#if FLOATS\n", $("BINARY_GRAD(", stringify!($name), ", ", $cuda, ")\n",)* "#endif\n")
     };
 }
 
@@ -50,12 +59,17 @@ number_programs!(
     "elementwise", "elementwise.cuh", "elementwise.cu";
     crate::unary_functions!(unary_source),
     crate::binary_functions!(binary_source),
+    crate::binary_gradients!(binary_grad_source),
     crate::comparisons!(compare_source) => each_rounded
 );
 
 /// A line for each function.
-pub(super) const FUNCTIONS: &str =
-    concat!(unary_functions!(unary_source), binary_functions!(binary_source), comparisons!(compare_source));
+pub(super) const FUNCTIONS: &str = concat!(
+    unary_functions!(unary_source),
+    binary_functions!(binary_source),
+    binary_gradients!(binary_grad_source),
+    comparisons!(compare_source)
+);
 
 /// A kernel over operands of one shape, of which the first is the output.
 pub(super) struct Map<'a, const N: usize> {
@@ -126,6 +140,12 @@ impl Function<3> for BinaryOp {
     }
 }
 
+impl Function<4> for BinaryGradOp {
+    fn kernel(self, dtype: DType) -> (&'static str, SmallVec<[u64; 2]>) {
+        (binary_grad_kernel(self, dtype), SmallVec::new())
+    }
+}
+
 /// Enqueues a function on operands of type `dtype`.
 pub(crate) fn run<F: Function<N>, const N: usize>(
     queue: &Queue<'_>,
@@ -155,7 +175,10 @@ macro_rules! unary_kernels {
             let mut numbers = [0; 2];
             let names = match op {
                 $(UnaryOp::$variant $(($($number),+))? => {
-                    $(let given = [$($from(dtype, $number)),+]; numbers[..given.len()].copy_from_slice(&given);)?
+                    $(
+                        let given = [$(&$from(dtype, $number)[..]),+].concat();
+                        numbers[..given.len()].copy_from_slice(&given);
+                    )?
                     [by_dtype!(dtype, stringify!($name)), by_dtype!(dtype, concat!(stringify!($name), "_grad"))]
                 })*
             };
@@ -170,15 +193,21 @@ pub(super) fn unary_numbers(op: UnaryOp, dtype: DType) -> [u64; 2] {
 }
 
 /// As `Number::from_f64` of the CPU.
-fn from_f64(dtype: DType, value: f64) -> u64 {
-    number_bits(dtype, value)
+fn from_f64(dtype: DType, value: f64) -> [u64; 1] {
+    [number_bits(dtype, value)]
+}
+
+/// As `Real::in_parts` of the CPU.
+fn in_parts(dtype: DType, value: f64) -> [u64; 2] {
+    let rest = if dtype == DType::F64 { 0.0 } else { value - f64::from(value as f32) };
+    [number_bits(dtype, value), number_bits(dtype, if rest.is_finite() { rest } else { 0.0 })]
 }
 
 /// As `Number::wrap_f64` of the CPU: scalars were checked to be integers.
-fn wrap_f64(dtype: DType, value: f64) -> u64 {
+fn wrap_f64(dtype: DType, value: f64) -> [u64; 1] {
     match dtype {
-        DType::U8 => u64::from(value as i64 as u8),
-        _ => number_bits(dtype, value),
+        DType::U8 => [u64::from(value as i64 as u8)],
+        _ => [number_bits(dtype, value)],
     }
 }
 
@@ -194,6 +223,16 @@ macro_rules! binary_kernels {
 }
 
 binary_functions!(binary_kernels);
+
+macro_rules! binary_grad_kernels {
+    ($($(#[$doc:meta])* $variant:ident, $name:ident, $cost:literal, $cpu:expr, $cuda:literal;)*) => {
+        fn binary_grad_kernel(op: BinaryGradOp, dtype: DType) -> &'static str {
+            match op { $(BinaryGradOp::$variant => by_dtype!(dtype, stringify!($name)),)* }
+        }
+    };
+}
+
+binary_gradients!(binary_grad_kernels);
 
 macro_rules! compare_kernels {
     ($($(#[$doc:meta])* $variant:ident, $name:ident, $cpu:expr, $cuda:literal;)*) => {

@@ -91,13 +91,13 @@ __device__ inline void normalize(S* out, const From& from, const T* weight, cons
             });
             centre = sum / (T)all;
         }
-        T squares = group.template fold_blocks<Sum<T>>(all, len, [&](const BlockLane& block) {
+        // In F64, which holds the squares of all numbers of F32.
+        f64 squares = group.template fold_blocks<Sum<f64>>(all, len, [&](const BlockLane& block) {
             const Held<S>& x = xs.read(block);
-            return fold_slots<Sum<T>>(block.count, [&](int slot) {
-                return slot < block.count ? mul_rounded(x[slot] - centre, x[slot] - centre) : (T)0;
-            });
+            return fold_slots<Sum<f64>>(
+                block.count, [&](int slot) { return slot < block.count ? square_of(x[slot] - centre) : 0.0; });
         });
-        T scale = 1 / sqrt_of(squares / (T)all + (T)eps);
+        T scale = (T)(1 / sqrt_of(squares / (f64)all + eps));
         if (exists && group.leads()) {
             rstd[row] = scale;
             if (mean) {

@@ -335,3 +335,29 @@ template <class O, class A, class F>
 __device__ inline void map2(O* out, const A* x, const A* y, const Walk<3>& walk, F f) {
     for_vectors<lanes_of<O, A>>(walk, Map2<O, A, F>{out, x, y, walk, f});
 }
+
+// out = f(x, y, z)
+template <class O, class A, class F> struct Map3 {
+    O* out;
+    const A* x;
+    const A* y;
+    const A* z;
+    const Walk<4>& walk;
+    F f;
+
+    template <int V> __device__ void at(const Offsets<4>& offsets) const {
+        Pack<A, V> a = load<V>(x + offsets.at[1], walk.moves(1));
+        Pack<A, V> b = load<V>(y + offsets.at[2], walk.moves(2));
+        Pack<A, V> c = load<V>(z + offsets.at[3], walk.moves(3));
+        Pack<O, V> result;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            result.at[v] = f(a.at[v], b.at[v], c.at[v]);
+        }
+        store<V>(out + offsets.at[0], result);
+    }
+};
+template <class O, class A, class F>
+__device__ inline void map3(O* out, const A* x, const A* y, const A* z, const Walk<4>& walk, F f) {
+    for_vectors<lanes_of<O, A>>(walk, Map3<O, A, F>{out, x, y, z, walk, f});
+}

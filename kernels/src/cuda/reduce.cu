@@ -41,5 +41,6 @@ REDUCTION(argmin, IndexOfBest<false>, i64)
 #if FLOATS
 BY_ELEMENT(mean, Mean)
 REDUCTION(var, Var, S)
+REDUCTION(std, Std, S)
 REDUCTION(logsumexp, LogSumExp, S)
 #endif

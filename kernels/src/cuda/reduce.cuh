@@ -89,13 +89,18 @@ struct LogSumExp {
     }
     __device__ static T value(Two<T> state, u64, f64) { return Fold::value(state); }
 };
-struct Var {
+struct Squares {
     using Fold = Deviations<T>;
     __device__ static T none() { return 0; }
     template <class X> __device__ static Deviation<T> of(const BlockLane& block, const X& x) {
         return deviation_of<T>(block.count, [&](int slot) -> T { return x[slot]; });
     }
-    __device__ static T value(Deviation<T> state, u64, f64 divisor) { return state.squares / (T)divisor; }
+};
+struct Var : Squares {
+    __device__ static T value(Deviation<T> state, u64, f64 divisor) { return (T)(state.squares / divisor); }
+};
+struct Std : Squares {
+    __device__ static T value(Deviation<T> state, u64, f64 divisor) { return (T)sqrt_of(state.squares / divisor); }
 };
 #endif
 

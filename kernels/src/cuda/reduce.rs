@@ -119,7 +119,8 @@ fn kernels(how: Reduction, group: RowGroup, dtype: DType) -> (&'static str, &'st
         Reduction::Join(ReduceOp::Min) => kernels!("min"),
         Reduction::Index(Extreme::Largest) => kernels!("argmax"),
         Reduction::Index(Extreme::Smallest) => kernels!("argmin"),
-        Reduction::Var { .. } => kernels!("var"),
+        Reduction::Var { root: false, .. } => kernels!("var"),
+        Reduction::Var { root: true, .. } => kernels!("std"),
         Reduction::LogSumExp => kernels!("logsumexp"),
     }
 }
@@ -138,7 +139,7 @@ impl<'a> Sharing<'a> {
     pub(super) fn of(how: Reduction, dtype: DType, axes: &'a Axes) -> Sharing<'a> {
         let (threads, cut) = threads(axes);
         let divisor = match how {
-            Reduction::Var { correction } => (axes.reduced.elements as f64 - correction).max(0.0),
+            Reduction::Var { correction, .. } => (axes.reduced.elements as f64 - correction).max(0.0),
             _ => 0.0,
         };
         Sharing { how, dtype, axes, threads, cut, divisor }

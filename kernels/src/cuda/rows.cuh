@@ -107,10 +107,12 @@ template <class T> struct LogSum {
 };
 
 // How many elements there are, their mean, and the sum of squared distances from it.
+__device__ inline f64 square_of(f64 x) { return mul_rounded(x, x); }
 template <class T> struct Deviation {
     T count;
     T mean;
-    T squares;
+    // In F64, which holds the squares of all numbers of F32.
+    f64 squares;
 };
 template <class T> __device__ inline Deviation<T> shuffle_down(Deviation<T> x, u32 by) {
     return {shuffle_down(x.count, by), shuffle_down(x.mean, by), shuffle_down(x.squares, by)};
@@ -127,8 +129,9 @@ template <class T> struct Deviations {
             return a.count == 0 ? b : a;
         }
         T all = a.count + b.count, share = b.count / all, between = b.mean - a.mean;
+        f64 square = mul_rounded((f64)between, (f64)between);
         return {all, a.mean + mul_rounded(between, share),
-                a.squares + b.squares + mul_rounded(mul_rounded(between, between), mul_rounded(a.count, share))};
+                a.squares + b.squares + mul_rounded(square, (f64)mul_rounded(a.count, share))};
     }
 };
 
@@ -174,8 +177,7 @@ template <class T, class At, class Exp = Exponential<T>> __device__ inline Two<T
 }
 template <class T, class At> __device__ inline Deviation<T> deviation_of(u32 count, At at) {
     T mean = count == 0 ? (T)0 : fold_slots<Sum<T>>(count, at) / (T)count;
-    T squares = fold_slots<Sum<T>>(
-        count, [&](int slot) { return slot < count ? mul_rounded(at(slot) - mean, at(slot) - mean) : (T)0; });
+    f64 squares = fold_slots<Sum<f64>>(count, [&](int slot) { return slot < count ? square_of(at(slot) - mean) : 0.0; });
     return {(T)count, mean, squares};
 }
 

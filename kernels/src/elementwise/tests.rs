@@ -270,7 +270,9 @@ fn gradients_are_the_derivatives() {
         unary_grad(&stream, op, array(&saved).view(), array(&g).view(), out.view()).expect("a valid op");
         for (i, got) in out.to_vec().into_iter().enumerate() {
             let numeric = (up[i] - down[i]) / (2.0 * step) * g[i];
-            assert!(near(got, numeric, 1e-8), "{op:?} at {}: {got}, not {numeric}", x[i]);
+            // Where the function has no value, its derivative may have one.
+            let known = !numeric.is_nan();
+            assert!(!known || near(got, numeric, 1e-8), "{op:?} at {}: {got}, not {numeric}", x[i]);
         }
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cpu::activations::Activations;
 
 /// The worst error of `f` against `exact` in units in the last place of the exact result, over floats at a
 /// stride that is coprime to their number.
@@ -36,15 +37,19 @@ fn functions_are_accurate_over_all_floats() {
     check("exp", 1.0, worst(exp, f64::exp, |x| !(88.72..88.73).contains(&x)));
     check("log", 1.0, worst(log, f64::ln, |x| x > 0.0));
     check("tanh", 3.0, worst(tanh, f64::tanh, |_| true));
-    check("sigmoid", 3.0, worst(sigmoid, |x| 1.0 / (1.0 + (-x).exp()), |_| true));
-    check("erf", 2.0, worst(erf, libm::erf, |_| true));
+    check("sigmoid", 2.5, worst(Activations::sigmoid, |x| 1.0 / (1.0 + (-x).exp()), |_| true));
+    check("expm1", 2.0, worst(expm1, f64::exp_m1, |x| x < 40.0));
+    check("log1p", 2.0, worst(log1p, f64::ln_1p, |x| (0.0..=1.0).contains(&x)));
+    let cdf = |x: f64| 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
+    // Below, results are subnormal.
+    check("normal_cdf", 2.0, worst(normal_cdf, cdf, |x| x > -13.0));
 }
 
 #[test]
 fn special_values_are_as_defined() {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
     assert!(
-        [exp(nan), log(nan), tanh(nan), sigmoid(nan), erf(nan), log(-1.0), log(-inf)]
+        [exp(nan), log(nan), tanh(nan), nan.sigmoid(), erf(nan), log(-1.0), log(-inf)]
             .iter()
             .all(|y| y.is_nan())
     );
@@ -52,7 +57,7 @@ fn special_values_are_as_defined() {
     assert_eq!([log(inf), log(0.0), log(-0.0), log(1.0)], [inf, -inf, -inf, 0.0]);
     assert_eq!([tanh(inf), tanh(-inf), tanh(9.5), tanh(0.0)], [1.0, -1.0, 1.0, 0.0]);
     assert_eq!(tanh(-0.0).to_bits(), (-0.0_f32).to_bits());
-    assert_eq!([sigmoid(inf), sigmoid(-inf), sigmoid(0.0)], [1.0, 0.0, 0.5]);
+    assert_eq!([inf.sigmoid(), (-inf).sigmoid(), 0.0.sigmoid()], [1.0, 0.0, 0.5]);
     assert_eq!([erf(inf), erf(-inf), erf(4.0), erf(0.0)], [1.0, -1.0, 1.0, 0.0]);
     assert_eq!([exp(89.0), exp(-105.0)], [inf, 0.0]);
 }

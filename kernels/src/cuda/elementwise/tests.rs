@@ -12,5 +12,6 @@ fn every_function_has_a_kernel() {
         }
     }
     BinaryOp::ALL.iter().for_each(|op| has(format!("BINARY({}, ", op.name())));
+    BinaryGradOp::ALL.iter().for_each(|op| has(format!("BINARY_GRAD({}, ", op.name())));
     CompareOp::ALL.iter().for_each(|op| has(format!("COMPARE({}, ", op.name())));
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    BinaryOp, CompareOp, Scalar, UnaryOp, binary, compare, copy, fill, logical_not, unary, unary_grad,
-    where_cond,
+    BinaryGradOp, BinaryOp, CompareOp, Scalar, UnaryOp, binary, binary_grad, compare, copy, fill,
+    logical_not, unary, unary_grad, where_cond,
 };
 
 const F32: f64 = 1e-6;
@@ -132,6 +132,39 @@ fn gradients_of_unary_functions() {
     gradients_of::<f64>(4.0 * F64, &special);
     gradients_of::<bf16>(4.0 * F32, &of(&special));
     gradients_of::<f16>(4.0 * F32, &of(&special));
+}
+
+fn binary_gradients_of<T: Real>(tolerance: f64, special: &[T]) {
+    let Some(both) = both() else { return };
+    for (i, &op) in BinaryGradOp::ALL.iter().enumerate() {
+        both.close(tolerance, (op, "special"), |stream| {
+            let n = special.len();
+            let operand = |shape: &[usize]| {
+                let array = Array::new(stream, special, shape);
+                array.with(|layout| layout.expand("test", &[n, n, n]).expect("1"))
+            };
+            let [x, y, g] = [operand(&[n, 1, 1]), operand(&[n, 1]), operand(&[n])];
+            let out = Array::full(stream, T::default(), &[n, n, n]);
+            binary_grad(stream, op, x.view(), y.view(), g.view(), out.view()).map(|()| out)
+        });
+        for (j, how) in STORED.into_iter().enumerate() {
+            let (shape, to) = (SHAPES[(i + j) % SHAPES.len()], WRITABLE[j % WRITABLE.len()]);
+            both.close(tolerance, (op, how, to, shape), |stream| {
+                let [x, y, g] = [1, 2, 3].map(|seed| stored::<T>(stream, seed, shape, how));
+                let out = stored::<T>(stream, 4, shape, to);
+                binary_grad(stream, op, x.view(), y.view(), g.view(), out.view()).map(|()| out)
+            });
+        }
+    }
+}
+
+#[test]
+fn gradients_of_binary_functions() {
+    let special = [0.0, -0.0, f64::NAN, 1.0, -1.0, 2.5, -3.0];
+    binary_gradients_of::<f32>(8.0 * F32, &of(&special));
+    binary_gradients_of::<f64>(8.0 * F64, &special);
+    binary_gradients_of::<bf16>(8.0 * F32, &of(&special));
+    binary_gradients_of::<f16>(8.0 * F32, &of(&special));
 }
 
 #[test]

@@ -99,7 +99,7 @@ pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
 /// As for [`allocate`].
 #[inline]
 pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> {
-    if let Some(planned) = stream.plan_buffer(bytes) {
+    if let Some(planned) = stream.plan_buffer(bytes)? {
         return Ok(planned);
     }
     let taken = Taken::of(stream, bytes)?;

@@ -34,6 +34,8 @@ struct Recording {
     /// The next address of planned memory.
     next: usize,
     attached: Vec<Attached>,
+    /// Whether the capture has ended. Its memories are the plan's then, and a number of one means nothing here.
+    ended: bool,
 }
 
 /// What a layer above device keeps with a captured step for its replays.
@@ -178,11 +180,14 @@ impl Capture {
     /// Ends the capture: the plan of what was written down, and what was [attached](Capture::attach).
     ///
     /// # Errors
-    /// [`Error::Captured`] if memory of the step is still held, naming the command that wrote it first.
+    /// [`Error::Captured`] if memory of the step is still held, naming the command that wrote it first. In any case the capture has
+    /// ended: what is launched in its scope from now on is refused.
     pub fn finish(self: Arc<Self>) -> Result<(Plan, Vec<Attached>)> {
         let scratch = std::mem::take(&mut *self.scratch.lock());
         drop(scratch);
-        let Recording { commands, memories, attached, .. } = std::mem::take(&mut *self.recording.lock());
+        let ended = Recording { ended: true, ..Recording::default() };
+        let Recording { commands, memories, attached, .. } =
+            std::mem::replace(&mut *self.recording.lock(), ended);
         let kept = memories.iter().position(|memory| matches!(memory, Memory::Planned { alive: true, .. }));
         if let Some(kept) = kept {
             let uses = |command: &&Command| command.uses.iter().any(|(memory, _)| *memory == kept);
@@ -221,6 +226,9 @@ impl Capture {
         let measured = stream.measure(op, &work)?;
         let (needed, stays) = (measured.workspace.get(), measured.stays.get());
         let mut recording = self.recording.lock();
+        if recording.ended {
+            return Err(refused(op, "the capture has ended"));
+        }
         let mut named: SmallVec<[(usize, bool); 4]> = SmallVec::new();
         for used in uses {
             let memory = recording.memory(self.id, op, used.buffer)?;
@@ -229,7 +237,7 @@ impl Capture {
                 None => named.push((memory, used.write)),
             }
         }
-        let workspace = (needed > 0).then(|| recording.plan(needed, false));
+        let workspace = (needed > 0).then(|| recording.plan(needed, false)).transpose()?;
         named.extend(workspace.map(|memory| (memory, true)));
         let (stream, work) = (stream.id(), Box::new(work));
         recording.commands.push(Command { op, stream, uses: named, workspace, stays, work });
@@ -238,21 +246,27 @@ impl Capture {
 
     /// Memory that the plan will find a place for.
     #[cold]
-    pub(crate) fn buffer(&self, bytes: usize) -> Shared<Buffer> {
+    pub(crate) fn buffer(&self, bytes: usize) -> Result<Shared<Buffer>> {
         let mut recording = self.recording.lock();
-        let index = recording.plan(bytes, true);
+        let index = recording.plan(bytes, true)?;
         let at = recording.memories[index].at();
-        Buffer::new_shared(|| Buffer::planned(&self.device, self.id, at, bytes, index))
+        Ok(Buffer::new_shared(|| Buffer::planned(&self.device, self.id, at, bytes, index)))
     }
 }
 
 impl Recording {
-    fn plan(&mut self, bytes: usize, alive: bool) -> usize {
+    fn plan(&mut self, bytes: usize, alive: bool) -> Result<usize> {
         let at = self.next;
-        // Apart from each other, also where there is nothing.
-        self.next += (bytes + 1).next_multiple_of(ALIGNMENT);
+        // Apart from each other, also where there is nothing. All sizes together can be counted.
+        let end =
+            bytes.checked_add(1).and_then(|bytes| at.checked_add(bytes.checked_next_multiple_of(ALIGNMENT)?));
+        self.next =
+            end.filter(|&end| end <= isize::MAX.unsigned_abs()).ok_or_else(|| Error::OutOfMemory {
+                requested_bytes: bytes,
+                report: format!("the captured step has {} bytes already", at.saturating_sub(FIRST)).into(),
+            })?;
         self.memories.push(Memory::Planned { at, bytes, alive });
-        self.memories.len() - 1
+        Ok(self.memories.len() - 1)
     }
 
     fn memory(&mut self, id: StreamId, op: &'static str, buffer: &Buffer) -> Result<usize> {

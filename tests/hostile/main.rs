@@ -8,6 +8,7 @@
 
 mod engine;
 mod launchers;
+mod mischief;
 mod world;
 
 use std::collections::BTreeMap;

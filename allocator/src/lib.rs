@@ -107,7 +107,7 @@ pub fn allocate(stream: &Stream, bytes: usize) -> Result<Buffer> {
 #[inline]
 #[track_caller]
 pub fn allocate_shared(stream: &Stream, bytes: usize) -> Result<Shared<Buffer>> {
-    if let Some(planned) = stream.plan_buffer(bytes) {
+    if let Some(planned) = stream.plan_buffer(bytes)? {
         return Ok(planned);
     }
     let taken = Taken::of(stream, bytes)?;

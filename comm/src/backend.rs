@@ -16,8 +16,25 @@ use crate::{Call, Collective, Memory, Result};
 /// wait for it.
 ///
 /// # Safety
-/// [`run`](Self::run) and [`enqueue`](Self::enqueue) touch nothing but the operands, whose sizes follow from the call, while the
-/// call runs, and have other ranks touch them then only.
+/// [`run`](Self::run), [`try_run`](Self::try_run), [`launch`](Self::launch) and [`enqueue`](Self::enqueue) touch nothing but the
+/// operands, whose sizes follow from the call and [`size`](Self::size), while the call runs, and have other ranks touch them then
+/// only. [`size`](Self::size) is always the same number, and so is [`rank`](Self::rank), which is less.
+///
+/// ```compile_fail,E0200
+/// # use std::sync::Arc;
+/// # use comm::{Backend, Call, Collective, Memory};
+/// # use device::{Error, Result, cuda::Queue};
+/// #[derive(Debug)]
+/// struct Lies;
+/// impl Backend for Lies {
+///     fn rank(&self) -> usize { 7 }
+///     fn size(&self) -> usize { 1 }
+///     fn failure(&self, _: Collective) -> Option<Error> { None }
+///     fn run(&self, _: &Call, _: Memory) -> Result<()> { Ok(()) }
+///     fn enqueue(&self, _: &Call, _: Memory, _: &Queue<'_>) -> Result<()> { Ok(()) }
+///     fn split(&self, _: Option<usize>, _: usize) -> Result<Option<Arc<dyn Backend>>> { Ok(None) }
+/// }
+/// ```
 pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// This rank.
     fn rank(&self) -> usize;

@@ -346,8 +346,9 @@ struct Place<'a> {
 impl<'a> Place<'a> {
     fn of(view: View<'a>) -> Place<'a> {
         let each = view.dtype.size_bytes();
-        let bytes = view.shape().iter().product::<usize>() * each;
-        Place { buffer: view.buffer, start: view.layout.offset() * each, bytes }
+        // What has no elements may have any offset.
+        let start = view.layout.offset().wrapping_mul(each);
+        Place { buffer: view.buffer, start, bytes: view.layout.elements() * each }
     }
 
     fn has_any(&self) -> bool {

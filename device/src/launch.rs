@@ -214,9 +214,12 @@ impl Stream {
 
     /// Memory of `bytes` bytes for commands that this thread writes down, if it captures a step of the stream's device; else
     /// memory is allocated.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] for a step of more bytes than can be counted.
     #[inline(always)]
-    pub fn plan_buffer(&self, bytes: usize) -> Option<Shared<crate::Buffer>> {
-        Capture::of(self.core()).map(|capture| capture.buffer(bytes))
+    pub fn plan_buffer(&self, bytes: usize) -> Result<Option<Shared<crate::Buffer>>> {
+        Capture::of(self.core()).map(|capture| capture.buffer(bytes)).transpose()
     }
 
     /// Whether the stream is a CUDA device's.
@@ -370,7 +373,8 @@ impl Stream {
     /// Makes later commands come after `moments`, with the fewest waits. Does not block the host.
     ///
     /// # Errors
-    /// [`Error::Io`] if the stream needs a thread that the system does not give.
+    /// [`Error::Io`] if the stream needs a thread that the system does not give, [`Error::InvalidArgument`] for a moment that its
+    /// stream has not come to: the clock would count it as passed.
     pub fn wait_for(&self, moments: &[Moment]) -> Result<()> {
         self.wait_exactly(moments, None)
     }
@@ -380,6 +384,11 @@ impl Stream {
         // A plan has its own edges.
         if Capture::of(self.core()).is_some() {
             return Ok(());
+        }
+        let launched = |stream| find(stream).map_or(u64::MAX, |fifo| fifo.enqueued.load(Ordering::Acquire));
+        if let Some(to_come) = moments.iter().find(|moment| moment.tick > launched(moment.stream)) {
+            let value = format_args!("{to_come:?} of a stream at {}", launched(to_come.stream));
+            return Err(Error::invalid("wait", "moments", "launched already", value));
         }
         let fifo = self.fifo();
         let mut noted = self.core().recorder.launching("wait", &[], &Label::of(CommandKind::Wait));

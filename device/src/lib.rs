@@ -32,6 +32,8 @@ mod host;
 mod ipc;
 mod launch;
 mod memory;
+#[cfg(doctest)]
+mod misuse;
 mod needs;
 mod nvtx;
 mod peaks;

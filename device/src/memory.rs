@@ -2,7 +2,7 @@
 
 mod failing;
 
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use crate::{Error, Result};
@@ -167,8 +167,9 @@ unsafe impl MemoryDriver for HostMemory {
         if layout.size() == 0 {
             return Err(no_memory(bytes));
         }
+        // Zeros, since a program may read memory that it has not written.
         // SAFETY: the layout's size is not 0.
-        let ptr = NonNull::new(unsafe { alloc(layout) }).ok_or_else(|| no_memory(bytes))?;
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| no_memory(bytes))?;
         #[cfg(target_os = "linux")]
         if bytes >= HUGE_PAGE {
             // A first touch of a huge page costs a tenth of that of its small pages. Advice may be refused.

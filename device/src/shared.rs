@@ -18,11 +18,25 @@ use crate::sync::atomic::{AtomicUsize, Ordering, fence};
 ///
 /// ```
 /// use device::Shared;
-/// let mut one = Shared::new(1);
+/// let one = Shared::new(1);
 /// let other = one.clone();
-/// assert!(one.ptr_eq(&other) && one.get_mut().is_none());
+/// assert!(one.ptr_eq(&other) && !one.is_unique());
 /// drop(other);
-/// assert_eq!(one.get_mut(), Some(&mut 1));
+/// assert!(one.is_unique());
+/// ```
+///
+/// Nobody gets a value out of its place: a [`Buffer`](crate::Buffer) finds its owners by where it lies.
+///
+/// ```compile_fail,E0624
+/// let mut one = device::Shared::new(1);
+/// one.get_mut();
+/// ```
+///
+/// What cannot be sent to another thread, or used on two, cannot be shared between them.
+///
+/// ```compile_fail,E0277
+/// fn send(_: impl Send) {}
+/// send(device::Shared::new(std::cell::Cell::new(1)));
 /// ```
 pub struct Shared<T> {
     record: NonNull<Record<T>>,
@@ -71,7 +85,7 @@ impl<T> Shared<T> {
 
     /// The value, if nobody else owns it.
     #[inline]
-    pub fn get_mut(&mut self) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self) -> Option<&mut T> {
         // SAFETY: the only owner is borrowed exclusively, so nobody can reach the value or make another owner.
         if self.is_unique() { Some(unsafe { &mut self.record.as_mut().value }) } else { None }
     }

@@ -76,7 +76,7 @@ pub fn scale_all(stream: &Stream, pairs: &[(View<'_>, View<'_>)], scale: View<'_
     let sizes: Vec<usize> = pairs.iter().map(|(out, _)| out.layout.elements()).collect();
     let cost = sizes.iter().sum();
     for_float!(OP, dtype, T => {
-        let pairs: Vec<_> = pairs.iter().map(|(out, x)| (out.write::<T>(), x.read::<T>())).collect();
+        let pairs: Vec<_> = pairs.iter().map(|(out, x)| (out.write::<T>(), x.read::<T>().in_place())).collect();
         Command::new(OP, (pairs, scale.read::<T>().exact())).cost(cost, 1).run(
             stream,
             sizes,
@@ -108,7 +108,7 @@ pub fn unscale_all(
     let dtype = pairs.first().map_or(found.dtype, |(out, _)| out.dtype);
     let cost = sizes.iter().sum();
     for_float!(OP, dtype, T => {
-        let pairs: Vec<_> = pairs.iter().map(|(out, x)| (out.write::<T>(), x.read::<T>())).collect();
+        let pairs: Vec<_> = pairs.iter().map(|(out, x)| (out.write::<T>(), x.read::<T>().in_place())).collect();
         let written = [parts, found].map(|view| view.write::<T>().exact());
         Command::new(OP, (pairs, scale.read::<T>().exact(), written)).cost(cost, 1).run(
             stream,

@@ -7,6 +7,7 @@ use std::any::Any;
 
 use device::cuda::Queue;
 use device::{Binder, Cpu, OperandRecord, Result, Stream, Use, Work};
+use smallvec::SmallVec;
 
 use crate::cpu::stage::Stage;
 use crate::par::{Workers, workers};
@@ -14,7 +15,7 @@ use crate::par::{Workers, workers};
 mod operands;
 
 pub(crate) use operands::{Address, Raw, Read, Write, WriteRead};
-use operands::{Check, Held, Operands, Uses};
+use operands::{Check, Held, Operands, Used, Uses};
 
 /// A kernel's operands, before it is launched.
 pub(crate) struct Command<O> {
@@ -48,8 +49,9 @@ impl<O: Operands> Command<O> {
     /// their statement. A command that has nothing to write is not launched.
     ///
     /// # Errors
-    /// [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a layout beyond its buffer, or
-    /// one that is written and expanded; those of [`Stream::launch`].
+    /// [`Error::DTypeMismatch`], [`Error::DTypeUnsupported`], [`Error::InvalidArgument`] for a layout beyond its buffer,
+    /// one that is written and expanded, or one that is written and shares memory with another operand; those of
+    /// [`Stream::launch`].
     #[inline(always)]
     #[track_caller]
     pub(crate) fn run<P, C, G>(self, stream: &Stream, params: P, cpu: C, cuda: G) -> Result<()>
@@ -140,10 +142,13 @@ impl<O: Operands> Command<O> {
         if check.is_all_read() {
             return Ok(());
         }
+        let mut used: SmallVec<[Used<'_>; 4]> = SmallVec::new();
+        operands.each(&mut |view, access| used.push((view, access)));
+        operands::expect_apart(op, &used)?;
         let mut uses = Uses::new();
-        operands.each(&mut |view, write| {
-            uses.push(if write { Use::write(view.buffer) } else { Use::read(view.buffer) });
-        });
+        for (view, access) in used {
+            uses.push(if access.write { Use::write(view.buffer) } else { Use::read(view.buffer) });
+        }
         let held = operands.hold();
         let work = Bodies { held, params, cost, may_fail, scalars, part, cpu, cuda };
         stream.launch_described(op, &uses, &|| described(&operands), work)
@@ -154,8 +159,9 @@ impl<O: Operands> Command<O> {
 #[cold]
 fn described(operands: &impl Operands) -> Vec<OperandRecord> {
     let mut records = Vec::new();
-    operands.each(&mut |view, write| {
-        records.push(OperandRecord { shape: view.layout.shape().into(), dtype: view.dtype, write });
+    operands.each(&mut |view, access| {
+        let (shape, dtype, write) = (view.layout.shape().into(), view.dtype, access.write);
+        records.push(OperandRecord { shape, dtype, write });
     });
     records
 }

@@ -246,12 +246,11 @@ impl<'a> Conv2d<'a> {
         let made = Made::Here(cuda::Way::Patches);
         let mut conv =
             Conv2d { stream, op, pass, operands, bias, geometry, relu: false, made, tf32, products: 0 };
-        let (out, read) = conv.parts();
+        let (out, _) = conv.parts();
         if let Some(bias) = bias {
             bias.expect_shape(op, &out.shape()[1..2])?;
             bias.expect_contiguous(op, "bias")?;
         }
-        read.iter().chain(&bias).try_for_each(|view| view.expect_apart(op, &out))?;
         let fits = |view: &View<'_>| view.layout.elements() > 0 && ConvAlgorithm::fits(view.first().0);
         let refused = || Error::invalid(op, "operands", "contiguous", "such with their channels last");
         if stream.is_cuda() {

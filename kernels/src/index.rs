@@ -32,7 +32,6 @@ pub fn index_select(
     const OP: &str = "index_select";
     x.expect_dtype(OP, out.dtype)?;
     let rows = rows(OP, axis, [&out, &x, &indices])?;
-    [x, indices].iter().try_for_each(|input| input.expect_apart(OP, &out))?;
     let size = out.dtype.size_bytes();
     Command::new(OP, (out.write::<Raw>(), x.read::<Raw>(), indices.read::<i64>().exact()))
         .cost(out.layout.elements(), 1)
@@ -66,7 +65,6 @@ pub fn index_add(
 ) -> Result<()> {
     const OP: &str = "index_add";
     let (rows, dtype) = (rows(OP, axis, [&src, &out, &indices])?, out.dtype);
-    [src, indices].iter().try_for_each(|input| input.expect_apart(OP, &out))?;
     for_number!(OP, dtype, T => Command::new(
         OP,
         (out.write::<T>().keep(true), src.read::<T>(), indices.read::<i64>().exact()),
@@ -119,7 +117,6 @@ pub fn gather(stream: &Stream, x: View<'_>, axis: isize, indices: View<'_>, out:
     x.expect_dtype(OP, out.dtype)?;
     out.expect_shape(OP, indices.shape())?;
     let elements = elements(OP, axis, [&out, &x, &indices])?;
-    [x, indices].iter().try_for_each(|input| input.expect_apart(OP, &out))?;
     let size = out.dtype.size_bytes();
     Command::new(OP, (out.write::<Raw>(), x.read::<Raw>(), indices.read::<i64>().exact()))
         .cost(out.layout.elements(), 4)
@@ -153,7 +150,6 @@ pub fn scatter_add(
 ) -> Result<()> {
     const OP: &str = "scatter_add";
     let (elements, dtype) = (elements(OP, axis, [&src, &out, &indices])?, out.dtype);
-    [src, indices].iter().try_for_each(|input| input.expect_apart(OP, &out))?;
     for_number!(OP, dtype, T => Command::new(
         OP,
         (out.write::<T>().keep(true), src.read::<T>(), indices.read::<i64>().exact()),

@@ -108,7 +108,7 @@ impl Layout {
         let mut elements = 1_usize;
         let mut contiguous = true;
         for (&size, &stride) in shape.iter().zip(strides).rev() {
-            contiguous &= size <= 1 || stride == elements as isize;
+            contiguous &= size <= 1 || usize::try_from(stride) == Ok(elements);
             elements = elements.saturating_mul(size);
         }
         contiguous |= elements == 0;
@@ -208,7 +208,10 @@ impl Layout {
         let (&[_, c, h, w], &[image, channel, row, pixel]) = (self.shape(), self.strides()) else {
             return false;
         };
-        let steps = [(self.shape()[0], image, h * w * c), (c, channel, 1), (h, row, w * c), (w, pixel, c)];
+        // A product that saturates is larger than any stride.
+        let (image_step, row_step) = (h.saturating_mul(w).saturating_mul(c), w.saturating_mul(c));
+        let steps =
+            [(self.shape()[0], image, image_step), (c, channel, 1), (h, row, row_step), (w, pixel, c)];
         steps.iter().all(|&(size, step, dense)| size <= 1 || usize::try_from(step) == Ok(dense))
     }
 
@@ -276,7 +279,7 @@ impl Layout {
                 continue;
             }
             match axes.last_mut() {
-                Some(last) if last.1 == stride * size as isize => *last = (last.0 * size, stride),
+                Some(last) if Some(last.1) == step(stride, size) => *last = (last.0 * size, stride),
                 _ => axes.push((size, stride)),
             }
         }
@@ -332,22 +335,23 @@ impl Layout {
         }
         let mut shape = self.dims();
         shape[axis] = len;
-        // Strides are never negative, since every layout comes from a contiguous one.
-        let offset =
-            if len == 0 { self.offset } else { self.offset + start * self.strides()[axis].unsigned_abs() };
+        // Strides are never negative, since every layout comes from a contiguous one. An offset that saturates lies beyond
+        // every buffer.
+        let skipped = || start.saturating_mul(self.strides()[axis].unsigned_abs());
+        let offset = if len == 0 { self.offset } else { self.offset.saturating_add(skipped()) };
         Ok(Layout::from_parts(&shape, self.strides(), offset))
     }
 
     /// Broadcasts to a shape: axes of size 1, and missing axes in front, repeat with stride 0.
     ///
     /// # Errors
-    /// [`Error::ShapeMismatch`] if an axis is neither 1 nor the size asked for, or the sizes multiply to more than can be
-    /// counted, a 0 left out.
+    /// [`Error::ShapeMismatch`] if an axis is neither 1 nor the size asked for, or the sizes multiply to more than
+    /// `isize::MAX`, a 0 left out.
     pub fn expand(&self, op: &'static str, shape: &[usize]) -> Result<Layout> {
         let mut aligned = self.shape().iter().rev().zip(shape.iter().rev());
         let fits = shape.len() >= self.rank()
             && aligned.all(|(&have, &want)| have == want || have == 1)
-            && shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size.max(1))).is_some();
+            && shape.iter().try_fold(1_isize, |n, &size| step(n, size.max(1))).is_some();
         if !fits {
             return Err(shape_mismatch(op, self.shape(), shape));
         }
@@ -381,7 +385,8 @@ impl Layout {
     /// [`Error::AxisOutOfRange`].
     pub fn unsqueeze(&self, op: &'static str, axis: isize) -> Result<Layout> {
         let axis = normalize_axis(op, axis, self.rank() + 1)?;
-        let stride = self.shape().get(axis).map_or(1, |&size| self.strides()[axis] * size as isize);
+        let behind = |&size: &usize| step(self.strides()[axis], size).unwrap_or(isize::MAX);
+        let stride = self.shape().get(axis).map_or(1, behind);
         let (mut shape, mut strides) = (self.dims(), Strides::from_slice(self.strides()));
         shape.insert(axis, 1);
         strides.insert(axis, stride);
@@ -389,12 +394,19 @@ impl Layout {
     }
 }
 
-/// Fills in the strides of a layout without gaps, and counts its elements.
+/// The stride of an axis outside of one with this stride and size, without gaps; `None` if it cannot be counted.
+#[inline]
+fn step(stride: isize, size: usize) -> Option<isize> {
+    stride.checked_mul(isize::try_from(size).ok()?)
+}
+
+/// Fills in the strides of a layout without gaps, and counts its elements. A stride that cannot be counted is `isize::MAX`: every
+/// second element along its axis lies beyond all buffers, also where other axes are narrowed.
 #[inline(always)]
 fn row_major(shape: &[usize], strides: &mut [isize]) -> usize {
     let mut elements = 1_usize;
     for (stride, &size) in strides[..shape.len()].iter_mut().zip(shape).rev() {
-        *stride = elements as isize;
+        *stride = isize::try_from(elements).unwrap_or(isize::MAX);
         elements = elements.saturating_mul(size);
     }
     if elements == 0 {

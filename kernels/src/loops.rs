@@ -62,11 +62,14 @@ impl<const N: usize> Loops<N> {
             if axis.size == 1 {
                 continue;
             }
+            // Numbers of layouts that lie in no buffer, which are refused later, may wrap around.
             let merge = axes.last().is_some_and(|outer| {
-                (0..N).all(|k| outer.strides[k] == axis.strides[k] * axis.size as isize)
+                (0..N).all(|k| outer.strides[k] == axis.strides[k].wrapping_mul(axis.size as isize))
             });
             match axes.last_mut() {
-                Some(outer) if merge => *outer = LoopAxis { size: outer.size * axis.size, ..axis },
+                Some(outer) if merge => {
+                    *outer = LoopAxis { size: outer.size.saturating_mul(axis.size), ..axis }
+                }
                 _ => axes.push(axis),
             }
         }

@@ -69,7 +69,7 @@ pub fn cross_entropy_grad(
         OP,
         (
             out.write::<T>(),
-            [logits.read::<T>(), g.read::<T>().exact(), log_sums.read::<T>().exact()],
+            [logits.read::<T>().in_place(), g.read::<T>().exact(), log_sums.read::<T>().exact()],
             labels.read::<i64>().exact(),
         ),
     )

@@ -54,7 +54,7 @@ pub fn normalize(
 ) -> Result<()> {
     let NormInput { x, weight, bias } = input;
     let (count, dtype) = (count_rows(op, rows, &x)?, out.dtype);
-    let elements = count * rows.row();
+    let elements = count.saturating_mul(rows.row());
     expect_elements(op, [Some(x), Some(out)], elements)?;
     expect_elements(op, [weight, bias], rows.weights())?;
     expect_elements(op, [mean, Some(rstd)], count)?;
@@ -110,7 +110,7 @@ pub fn normalize_grad(
         return normalize_grad(stream, op, rows, g, (x, None), (mean, rstd), weights);
     }
     let (count, dtype) = (count_rows(op, rows, &x)?, g.dtype);
-    let elements = count * rows.row();
+    let elements = count.saturating_mul(rows.row());
     expect_elements(op, [Some(x), Some(g), to.x], elements)?;
     expect_elements(op, [weight, to.weight, to.bias], rows.weights())?;
     expect_elements(op, [mean, Some(rstd)], count)?;

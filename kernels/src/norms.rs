@@ -25,12 +25,12 @@ pub struct NormRows {
 impl NormRows {
     /// Elements of a row.
     pub fn row(&self) -> usize {
-        self.channels * self.inner
+        self.channels.saturating_mul(self.inner)
     }
 
     /// Weights of all rows.
     pub fn weights(&self) -> usize {
-        self.groups * self.channels
+        self.groups.saturating_mul(self.channels)
     }
 }
 

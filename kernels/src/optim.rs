@@ -228,6 +228,13 @@ pub(crate) struct Stepped {
 }
 
 impl Stepped {
+    /// Shows the step to who may give it other numbers. Its rule stays, since the operands are those of this rule.
+    pub(crate) fn change(&mut self, show: &mut dyn FnMut(&mut dyn Any)) {
+        let mut step = self.step;
+        show(&mut step);
+        self.step.numbers = step.numbers;
+    }
+
     /// Whether all operands lie in one order without gaps.
     pub(crate) fn is_dense(&self) -> bool {
         let Loops { axes, elements } = &self.loops;
@@ -317,7 +324,7 @@ pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
         updates.iter().map(Update::stepping).collect::<Vec<Stepped>>(),
         (
             |all: &mut Vec<Stepped>, show: &mut dyn FnMut(&mut dyn Any)| {
-                all.iter_mut().for_each(|stepped| show(&mut stepped.step));
+                all.iter_mut().for_each(|stepped| stepped.change(show));
             },
             |all: &Vec<Stepped>, operands| Part::steps(all, addresses(operands)),
         ),

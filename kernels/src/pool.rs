@@ -11,10 +11,9 @@ use crate::geometry::{Means, Planes};
 use crate::layout::{View, shape_mismatch};
 use crate::window::Window;
 
-/// The planes of contiguous images, and of what is made of them, which lies apart.
+/// The planes of contiguous images, and of what is made of them.
 fn planes(op: &'static str, image: &View<'_>, pooled: &View<'_>) -> Result<Planes> {
     [image, pooled].iter().try_for_each(|view| view.expect_contiguous(op, "operands"))?;
-    image.expect_apart(op, pooled)?;
     let (shape, made) = (image.shape(), pooled.shape());
     match (shape, made) {
         (&[ref leading @ .., h, w], &[ref made_leading @ .., oh, ow]) if leading == made_leading => {
@@ -79,7 +78,6 @@ pub fn max_pool2d(
 ) -> Result<()> {
     const OP: &str = "max_pool2d";
     let planes = indexed_planes(OP, &x, &out, &index, &window)?;
-    x.expect_apart(OP, &index)?;
     let (dtype, index_dtype) = (x.dtype, index.dtype);
     for_float!(OP, dtype, T => Command::new(OP, (x.read::<T>(), out.write::<T>(), index.write::<Raw>()))
     .cost(out.layout.elements(), window.kernel[0] * window.kernel[1])
@@ -115,7 +113,6 @@ pub fn max_pool2d_grad(
 ) -> Result<()> {
     const OP: &str = "max_pool2d_grad";
     let planes = indexed_planes(OP, &out, &g, &index, &window)?;
-    index.expect_apart(OP, &out)?;
     let types = [out.dtype, index.dtype];
     for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), g.read::<T>(), index.read::<Raw>()))
     .cost(out.layout.elements().max(g.layout.elements()), 1)
@@ -145,7 +142,6 @@ pub fn max_pool2d_pick(
 ) -> Result<()> {
     const OP: &str = "max_pool2d_pick";
     let planes = indexed_planes(OP, &x, &out, &index, &window)?;
-    index.expect_apart(OP, &out)?;
     let types = [out.dtype, index.dtype];
     for_float!(OP, out.dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>(), index.read::<Raw>()))
     .cost(out.layout.elements().max(x.layout.elements()), 1)

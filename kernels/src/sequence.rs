@@ -32,8 +32,7 @@ pub fn cumsum(stream: &Stream, x: View<'_>, axis: isize, reverse: bool, out: Vie
         return Err(Error::DTypeUnsupported { op: OP, dtype });
     }
     let rows = rows(OP, [&out, &x], axis)?;
-    x.expect_no_partial_overlap(OP, &out)?;
-    for_number!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>()))
+    for_number!(OP, dtype, T => Command::new(OP, (out.write::<T>(), x.read::<T>().in_place()))
     .cost(out.layout.elements(), 2)
     .run(
         stream,
@@ -76,7 +75,6 @@ pub fn rotary(
     if leading != angles_leading || half * 2 != width {
         return Err(mismatch());
     }
-    x.expect_apart(OP, &out)?;
     // A loop over the pairs; the second element of each lies at a fixed distance.
     let last = leading.len();
     let [out_step, x_step] = [&out, &x].map(|view| view.layout.strides()[last]);

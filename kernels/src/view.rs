@@ -1,6 +1,7 @@
 //! Views: buffers seen through layouts, and the addresses that commands capture.
 
 use device::{Buffer, DType, Error, Result};
+use smallvec::SmallVec;
 
 use crate::layout::{Layout, same_shape, shape_mismatch};
 
@@ -56,19 +57,11 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Checks that `out`, where it shares this view's memory, is this view element for element.
+    /// Checks that `out`, a view of the same buffer, shares no memory with this view, or with `in_place` is this view element for
+    /// element.
     #[inline(always)]
-    pub(crate) fn expect_no_partial_overlap(&self, op: &'static str, out: &View<'_>) -> Result<()> {
-        if self.buffer.ptr() != out.buffer.ptr() || self.is_written_alike(out) || self.is_apart(out) {
-            Ok(())
-        } else {
-            Err(partial_overlap(op, self, out))
-        }
-    }
-
-    /// Checks that `out` shares no memory with this view.
-    pub(crate) fn expect_apart(&self, op: &'static str, out: &View<'_>) -> Result<()> {
-        if self.buffer.ptr() != out.buffer.ptr() || self.is_apart(out) {
+    pub(crate) fn expect_apart(&self, op: &'static str, out: &View<'_>, in_place: bool) -> Result<()> {
+        if in_place && self.is_written_alike(out) || self.is_apart(out) {
             Ok(())
         } else {
             Err(partial_overlap(op, self, out))
@@ -81,7 +74,31 @@ impl<'a> View<'a> {
             (view.layout.offset().saturating_mul(size), view.layout.end().saturating_mul(size))
         };
         let ((start, end), (out_start, out_end)) = (range(self), range(out));
-        end <= out_start || out_end <= start
+        end <= out_start || out_end <= start || self.is_beside(out)
+    }
+
+    /// Whether the views lie side by side in each row of one memory, as the columns of a matrix do.
+    #[cold]
+    fn is_beside(&self, out: &View<'_>) -> bool {
+        let steps = |view: &View<'_>| -> SmallVec<[(usize, usize); 4]> {
+            let axes = view.shape().iter().zip(view.layout.strides()).filter(|(size, _)| **size > 1);
+            axes.map(|(&size, &stride)| (size, stride.unsigned_abs().saturating_mul(view.dtype.size_bytes())))
+                .collect()
+        };
+        let (own, other) = (steps(self), steps(out));
+        let Some(row) = own.iter().chain(&other).map(|(_, step)| *step).max().filter(|&row| row > 0) else {
+            return false;
+        };
+        // From its first byte of a row to behind its last one.
+        let extent = |view: &View<'_>, steps: &[(usize, usize)]| {
+            let within = steps.iter().filter(|(_, step)| step % row != 0);
+            let last = within
+                .fold(0_usize, |last, (size, step)| last.saturating_add((size - 1).saturating_mul(*step)));
+            last.saturating_add(view.dtype.size_bytes())
+        };
+        let start = |view: &View<'_>| view.layout.offset().saturating_mul(view.dtype.size_bytes()) % row;
+        let ahead = (start(out) + row - start(self)) % row;
+        extent(self, &own) <= ahead && extent(out, &other) <= row - ahead
     }
 
     fn is_written_alike(&self, out: &View<'_>) -> bool {
@@ -105,7 +122,7 @@ impl<'a> View<'a> {
     #[inline(always)]
     pub(crate) fn first(&self) -> Dst<u8> {
         // An empty layout may carry an offset past the end: `wrapping_add` makes that harmless.
-        Dst(self.buffer.ptr().wrapping_add(self.layout.offset() * self.dtype.size_bytes()))
+        Dst(self.buffer.ptr().wrapping_add(self.layout.offset().wrapping_mul(self.dtype.size_bytes())))
     }
 }
 

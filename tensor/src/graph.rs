@@ -18,7 +18,7 @@ use crate::{Generator, Tensor};
 
 /// What a captured step takes or gives: tensors, in a form that can be filled with others.
 pub trait Tensors: Sized {
-    /// The same with what `f` gives in place of each tensor. It is asked for them in the same order each time.
+    /// The same with what `f` returns in place of each tensor. Visits the same tensors in the same order each time.
     ///
     /// # Errors
     /// Those of `f`.
@@ -83,8 +83,10 @@ pub struct Graph<R = ()> {
 struct State {
     /// The results' tensors that replays make.
     outputs: Vec<Tensor>,
-    /// For each tensor of the template in turn, which output takes its place.
-    places: Vec<Option<usize>>,
+    /// Which output takes the place of which tensor of the template, by the address of that one's buffer.
+    places: HashMap<usize, usize>,
+    /// These tensors, so that their addresses stay theirs.
+    _stand_ins: Vec<Tensor>,
     random: Arc<Random>,
     hooks: Vec<Box<dyn EachReplay>>,
     /// The addresses of the buffers that were there before the step and that it uses.
@@ -172,6 +174,8 @@ struct Random {
     keys: Vec<(usize, Vec<RandomKey>)>,
     /// The commands with steps of optimizers.
     steps: Vec<usize>,
+    /// These steps as they were captured.
+    rules: Vec<RuleStep>,
 }
 
 impl Random {
@@ -188,6 +192,21 @@ impl Random {
 
     fn key(&self, captured: RandomKey, now: &Roots) -> RandomKey {
         self.generator(Generator::at(captured), now).key()
+    }
+
+    /// That each step is of the rule that the step of its name was captured with.
+    fn expect_rules(&self, steps: &[RuleStep]) -> Result<()> {
+        let other = |step: &&RuleStep| {
+            step.slot() > 0
+                && self.rules.iter().any(|rule| rule.slot() == step.slot() && !rule.same_rule(step))
+        };
+        match steps.iter().find(other) {
+            Some(step) => {
+                let value = format_args!("a step of {}", step.op());
+                Err(Error::invalid("replay", "next", "steps of the rules that were captured", value))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -210,28 +229,31 @@ impl<R: Tensors> Graph<R> {
         step: impl FnOnce() -> Result<R>,
     ) -> Result<Graph<R>> {
         let capture = Capture::new(device)?;
-        let (mut outputs, mut places, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut outputs, mut stand_ins, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         let root = Generator::new(stand_in());
         let (captured, end) = with_generator_after(root, || {
             capture.scope(|| {
                 let result = step()?;
-                let made = memories(&result, &capture)?;
+                let mut made = Vec::new();
                 // Holds nothing of the step, so that what is held beyond it is seen.
-                result.rebuild(&mut |tensor| {
-                    let output = tensor.buffer().is_planned();
-                    places.push(output.then_some(outputs.len()));
-                    if !output {
+                let template = result.rebuild(&mut |tensor| {
+                    if !tensor.buffer().is_planned() {
                         return Ok(tensor.clone());
                     }
-                    let own = Capture::suspended(|| fresh_like(tensor))?;
+                    outputs.push(Capture::suspended(|| fresh_like(tensor))?);
+                    made.push(tensor.clone());
+                    let stand_in = Capture::suspended(|| Tensor::empty(&[0], tensor.dtype(), device))?;
+                    stand_ins.push(stand_in.clone());
+                    Ok(stand_in)
+                })?;
+                for ((own, tensor), memory) in outputs.iter().zip(&made).zip(memories(&made, &capture)) {
                     // The step makes it there, or copies it.
-                    match made.get(outputs.len()).copied().flatten() {
+                    match memory {
                         Some(memory) => kept.push((memory, own.storage.clone())),
                         None => own.copy_(tensor)?,
                     }
-                    outputs.push(own);
-                    Capture::suspended(|| Tensor::empty(&[0], tensor.dtype(), device))
-                })
+                }
+                Ok(template)
             })
         });
         let template = captured?;
@@ -242,7 +264,7 @@ impl<R: Tensors> Graph<R> {
             });
         }
         let (mut plan, attached) = capture.finish()?;
-        plan.keep(kept);
+        plan.keep(kept)?;
         if options.fuse {
             Stream::with_current(device, |stream| {
                 kernels::fuse(&mut plan, options.order, stream, |bytes| {
@@ -255,16 +277,24 @@ impl<R: Tensors> Graph<R> {
             sort(value, &mut hooks, &mut forks);
         }
         let slots = hooks.iter_mut().flat_map(|hook: &mut Box<dyn EachReplay>| hook.merge_slots()).collect();
-        let (keys, steps) = changing(&mut plan, &slots);
-        let address = |buffer: &Buffer| std::ptr::from_ref(buffer).addr();
-        let own: HashSet<usize> = outputs.iter().map(|output: &Tensor| address(output.buffer())).collect();
-        let inputs = plan.found().map(address).filter(|found| !own.contains(found)).collect();
-        let random =
-            Arc::new(Random { root: root.seed(), forks, draws: end.drawn() - root.drawn(), keys, steps });
+        let Changing { keys, steps, rules } = changing(&mut plan, &slots);
+        let own: HashSet<usize> = outputs.iter().map(buffer_address).collect();
+        let found = plan.found().map(|buffer| std::ptr::from_ref(buffer).addr());
+        let inputs = found.filter(|found| !own.contains(found)).collect();
+        let random = Arc::new(Random {
+            root: root.seed(),
+            forks,
+            draws: end.drawn() - root.drawn(),
+            keys,
+            steps,
+            rules,
+        });
         let executable = Stream::with_current(device, |stream| {
             plan.instantiate(options, |bytes| allocator::allocate_shared(stream, bytes))
         })?;
-        let state = Mutex::new(State { outputs, places, random, hooks, inputs });
+        let address = |(at, stand_in): (usize, &Tensor)| (buffer_address(stand_in), at);
+        let places = stand_ins.iter().enumerate().map(address).collect();
+        let state = Mutex::new(State { outputs, places, _stand_ins: stand_ins, random, hooks, inputs });
         Ok(Graph { executable: Arc::new(executable), device: device.clone(), template, state })
     }
 
@@ -289,6 +319,7 @@ impl<R: Tensors> Graph<R> {
         let State { outputs, places, random, hooks, .. } = &mut *state;
         let mut asked = Asked { hooks, count: 0 };
         let steps = asked.next()?;
+        random.expect_rules(&steps)?;
         // Results that somebody holds, besides the graph and its executable, are left alone.
         let mut fresh = Vec::new();
         for (at, output) in outputs.iter().enumerate().filter(|(_, output)| output.storage.owners() > 2) {
@@ -306,10 +337,9 @@ impl<R: Tensors> Graph<R> {
         asked.keep();
         fresh.into_iter().for_each(|(at, fresh)| outputs[at] = fresh);
         skip_keys(draws);
-        let mut places = places.iter();
         self.template.rebuild(&mut |tensor| {
-            Ok(match places.next().copied().flatten() {
-                Some(output) => outputs[output].clone(),
+            Ok(match places.get(&buffer_address(tensor)) {
+                Some(&output) => outputs[output].clone(),
                 None => tensor.clone(),
             })
         })
@@ -320,7 +350,7 @@ impl<R: Tensors> Graph<R> {
     /// # Errors
     /// [`Error::InvalidArgument`] if the step does not use it.
     pub fn input(&self, tensor: &Tensor) -> Result<Input> {
-        let used = std::ptr::from_ref(tensor.buffer()).addr();
+        let used = buffer_address(tensor);
         if !self.state.lock().inputs.contains(&used) {
             let value = format_args!("one of shape {:?} that it does not use", tensor.shape());
             return Err(Error::invalid("Graph::input", "tensor", "a tensor that the step uses", value));
@@ -344,26 +374,24 @@ impl<R: Tensors> Graph<R> {
     }
 }
 
-/// For each tensor in turn that the step made, the number of its memory, where that is to be made in a buffer of its own: it is
-/// the only result of that memory, and all of it.
-fn memories<R: Tensors>(result: &R, capture: &Capture) -> Result<Vec<Option<usize>>> {
-    let (mut made, mut buffers) = (Vec::new(), Vec::new());
-    result.rebuild(&mut |tensor| {
-        if tensor.buffer().is_planned() {
-            let bytes = tensor.layout.elements() * tensor.dtype.size_bytes();
-            let is_whole = tensor.layout.is_dense() && bytes > 0 && bytes == tensor.buffer().len_bytes();
-            made.push(capture.may_keep(tensor.buffer()).filter(|_| is_whole));
-            buffers.push(std::ptr::from_ref(tensor.buffer()));
-        }
-        Ok(tensor.clone())
-    })?;
-    let mut counts: HashMap<*const Buffer, usize> = HashMap::new();
-    buffers.iter().for_each(|&buffer| *counts.entry(buffer).or_default() += 1);
-    Ok(made
-        .into_iter()
-        .zip(&buffers)
-        .map(|(memory, buffer)| memory.filter(|_| counts[buffer] == 1))
-        .collect())
+/// What tells the buffer of a tensor apart while it lives.
+fn buffer_address(tensor: &Tensor) -> usize {
+    std::ptr::from_ref(tensor.buffer()).addr()
+}
+
+/// For each result that the step made, the number of its memory, where that is to be made in a buffer of its own: it is the only
+/// result of that memory, and all of it.
+fn memories(made: &[Tensor], capture: &Capture) -> Vec<Option<usize>> {
+    let mut results: HashMap<usize, usize> = HashMap::new();
+    made.iter().for_each(|tensor| *results.entry(buffer_address(tensor)).or_default() += 1);
+    let is_whole = |tensor: &Tensor| {
+        let bytes = tensor.layout.elements() * tensor.dtype.size_bytes();
+        tensor.layout.is_dense() && bytes > 0 && bytes == tensor.buffer().len_bytes()
+    };
+    let is_alone = |tensor: &Tensor| results[&buffer_address(tensor)] == 1;
+    let memory =
+        |tensor: &Tensor| capture.may_keep(tensor.buffer()).filter(|_| is_whole(tensor) && is_alone(tensor));
+    made.iter().map(memory).collect()
 }
 
 /// A tensor with room for such elements, in the same order if they lie without gaps.
@@ -375,9 +403,19 @@ fn fresh_like(tensor: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// The keys of each command that has some, and the commands with steps of optimizers, which get the names of `slots`.
-fn changing(plan: &mut Plan, slots: &HashMap<u32, u32>) -> (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) {
-    let (mut keys, mut steps): (Vec<(usize, Vec<RandomKey>)>, Vec<usize>) = Default::default();
+/// What changes from replay to replay, as it was captured.
+#[derive(Default)]
+struct Changing {
+    /// The keys of each command that has some.
+    keys: Vec<(usize, Vec<RandomKey>)>,
+    /// The commands with steps of optimizers, and these steps.
+    steps: Vec<usize>,
+    rules: Vec<RuleStep>,
+}
+
+/// What of a plan changes; steps of optimizers get the names of `slots`.
+fn changing(plan: &mut Plan, slots: &HashMap<u32, u32>) -> Changing {
+    let Changing { mut keys, mut steps, mut rules } = Changing::default();
     plan.scalars(&mut |command, value| {
         if let Some(&key) = value.downcast_ref::<RandomKey>() {
             match keys.last_mut().filter(|(last, _)| *last == command) {
@@ -388,12 +426,13 @@ fn changing(plan: &mut Plan, slots: &HashMap<u32, u32>) -> (Vec<(usize, Vec<Rand
             if let Some(&slot) = slots.get(&step.slot()) {
                 *step = step.named(slot);
             }
+            rules.push(*step);
             if steps.last() != Some(&command) {
                 steps.push(command);
             }
         }
     });
-    (keys, steps)
+    Changing { keys, steps, rules }
 }
 
 /// Puts what was attached to a capture where it belongs.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use device::{Capture, DType, Device, GraphOptions, PlanReport, Result};
+use device::{Capture, DType, Device, Error, GraphOptions, PlanReport, Result};
 
 use crate::graph::stand_in;
 use crate::{Generator, Graph, Tensor, Tensors};
@@ -206,6 +206,15 @@ impl<B: Tensors, R: Tensors> FormGraph<B, R> {
         let own =
             batch.rebuild(&mut |tensor| Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()))?;
         let (mut own, tensors, _) = parts(&own)?;
+        if Form::of(&own, &tensors).tensors != form.tensors {
+            let value = "a batch that shows others when it is rebuilt";
+            return Err(Error::invalid(
+                "replay",
+                "batch",
+                "the same tensors in the same order each time",
+                value,
+            ));
+        }
         let mut seeds = Vec::new();
         own.seeds(&mut |seed| {
             *seed = stand_in();

@@ -38,6 +38,8 @@ struct Recording {
     /// The next address of planned memory.
     next: usize,
     attached: Vec<Attached>,
+    /// Whether the capture has ended. Its memories are the plan's then, and a number of one means nothing here.
+    ended: bool,
 }
 
 /// What a layer above device keeps with a captured step for its replays.
@@ -183,11 +185,14 @@ impl Capture {
     /// Ends the capture: the plan of what was written down, and what was [attached](Capture::attach).
     ///
     /// # Errors
-    /// [`Error::Captured`] if memory of the step is still held, naming the command that wrote it first.
+    /// [`Error::Captured`] if memory of the step is still held, naming the command that wrote it first. In any case the capture has
+    /// ended: what is launched in its scope from now on is refused.
     pub fn finish(self: Arc<Self>) -> Result<(Plan, Vec<Attached>)> {
         let scratch = std::mem::take(&mut *self.scratch.lock());
         drop(scratch);
-        let Recording { commands, memories, attached, .. } = std::mem::take(&mut *self.recording.lock());
+        let ended = Recording { ended: true, ..Recording::default() };
+        let Recording { commands, memories, attached, staying, .. } =
+            std::mem::replace(&mut *self.recording.lock(), ended);
         let kept = memories.iter().position(|memory| matches!(memory, Memory::Planned { alive: true, .. }));
         if let Some(kept) = kept {
             let uses = |command: &&Command| command.uses.iter().any(|(memory, _)| *memory == kept);
@@ -196,7 +201,7 @@ impl Capture {
                           step";
             return Err(refused(op, reason));
         }
-        Ok((Plan::new(self.device.clone(), commands, memories), attached))
+        Ok((Plan::new(self.device.clone(), commands, memories, staying), attached))
     }
 
     /// The capture that a command of this thread on `core` belongs to.
@@ -225,6 +230,9 @@ impl Capture {
     ) -> Result<()> {
         let stays = stream.stays(op, &work)?;
         let mut recording = self.recording.lock();
+        if recording.ended {
+            return Err(refused(op, "the capture has ended"));
+        }
         recording.has_room()?;
         let memory = |used: &Use<'_>| Ok((recording.memory(self.id, op, used.buffer)?, used.write));
         let named = each_once(uses.iter().map(memory).collect::<Result<SmallVec<[(usize, bool); 4]>>>()?);
@@ -238,11 +246,11 @@ impl Capture {
 
     /// Memory that the plan will find a place for.
     #[cold]
-    pub(crate) fn buffer(&self, bytes: usize) -> Shared<Buffer> {
+    pub(crate) fn buffer(&self, bytes: usize) -> Result<Shared<Buffer>> {
         let mut recording = self.recording.lock();
-        let index = recording.plan(bytes);
+        let index = recording.plan(bytes)?;
         let at = recording.memories[index].at();
-        Buffer::new_shared(|| Buffer::planned(&self.device, self.id, at, bytes, index))
+        Ok(Buffer::new_shared(|| Buffer::planned(&self.device, self.id, at, bytes, index)))
     }
 }
 
@@ -277,12 +285,18 @@ impl Recording {
         if self.commands.len().is_multiple_of(ROOM) { room(ROOM, RECORDED) } else { Ok(()) }
     }
 
-    fn plan(&mut self, bytes: usize) -> usize {
+    fn plan(&mut self, bytes: usize) -> Result<usize> {
         let at = self.next;
-        // Apart from each other, also where there is nothing.
-        self.next += (bytes + 1).next_multiple_of(ALIGNMENT);
+        // Apart from each other, also where there is nothing. All sizes together can be counted.
+        let end =
+            bytes.checked_add(1).and_then(|bytes| at.checked_add(bytes.checked_next_multiple_of(ALIGNMENT)?));
+        self.next =
+            end.filter(|&end| end <= isize::MAX.unsigned_abs()).ok_or_else(|| Error::OutOfMemory {
+                requested_bytes: bytes,
+                report: format!("the captured step has {} bytes already", at.saturating_sub(FIRST)).into(),
+            })?;
         self.memories.push(Memory::Planned { at, bytes, alive: true });
-        self.memories.len() - 1
+        Ok(self.memories.len() - 1)
     }
 
     fn memory(&mut self, id: StreamId, op: &'static str, buffer: &Buffer) -> Result<usize> {

@@ -15,6 +15,7 @@ use super::crew;
 use super::node::{Node, cost};
 use super::plan::{GraphOptions, Layout, Plan, PlanReport};
 use crate::cuda::{DriverGraph, Queue};
+use crate::within::may_wait;
 use crate::{Binder, Buffer, Cpu, Device, Error, Result, Shared, SpinLock, Stream, Use, Work};
 
 /// The op of a replay in errors, profiles and audits.
@@ -38,6 +39,8 @@ pub struct Executable {
 struct Used {
     buffer: Shared<Buffer>,
     write: bool,
+    /// Whether all replays use this very buffer, as some command cannot be given another address.
+    stays: bool,
 }
 
 /// Where the commands that use a buffer find it.
@@ -78,13 +81,17 @@ impl Kept<'_> {
 }
 
 impl Nodes {
-    /// Leaves out this edge, and takes back the one before.
+    /// Removes this edge, if there is one, and puts back the one before.
     fn ignore(&mut self, edge: Option<(usize, usize)>) {
-        if let Some((earlier, later)) = std::mem::replace(&mut self.ignored, edge) {
+        if let Some((earlier, later)) = self.ignored.take() {
             self.nodes[earlier].next.push(later as u32);
             self.nodes[later].needs.push(earlier as u32);
         }
-        if let Some((earlier, later)) = edge {
+        let has = |&(earlier, later): &(usize, usize)| {
+            self.nodes.get(later).is_some_and(|node| node.needs.iter().any(|&need| need as usize == earlier))
+        };
+        self.ignored = edge.filter(has);
+        if let Some((earlier, later)) = self.ignored {
             self.nodes[earlier].next.retain(|next| *next != later as u32);
             self.nodes[later].needs.retain(|need| *need != earlier as u32);
         }
@@ -130,7 +137,8 @@ impl Plan {
     /// Gives the plan memory by `allocate`, which is told how many bytes, and makes it ready.
     ///
     /// # Errors
-    /// Those of `allocate`, and of the device's driver.
+    /// Those of `allocate`, and of the device's driver; [`Error::InvalidArgument`] for a buffer of `allocate` that is smaller or
+    /// that the step uses already, [`Error::DeviceMismatch`] for one of another device.
     pub fn instantiate(
         self,
         options: GraphOptions,
@@ -140,6 +148,7 @@ impl Plan {
         let layout = self.layout(options);
         let report = self.report(&layout);
         let arena = if layout.bytes > 0 { Some(allocate(layout.bytes)?) } else { None };
+        arena.iter().try_for_each(|arena| self.takes("instantiate", layout.bytes, arena, &[]))?;
         let base = arena.as_deref().map_or(0, |arena| arena.ptr().expose_provenance());
         let mut moved = Moved::planned(&self, &layout, base);
         let planned = self.planned(&layout, base);
@@ -160,9 +169,9 @@ impl Plan {
     /// The buffers that a replay uses, and where commands find them.
     fn used(&self, arena: Option<Shared<Buffer>>) -> (Vec<Used>, Vec<Bound>) {
         let (mut used, mut bound) = (Vec::new(), Vec::new());
-        let mut add = |buffer: &Shared<Buffer>, write: bool, commands: Vec<usize>| {
+        let mut add = |buffer: &Shared<Buffer>, write: bool, commands: Vec<usize>, stays: bool| {
             let (at, bytes) = (buffer.ptr().expose_provenance(), buffer.len_bytes());
-            used.push(Used { buffer: buffer.clone(), write });
+            used.push(Used { buffer: buffer.clone(), write, stays });
             bound.push(Bound { at, bytes, commands });
         };
         let mut users = vec![(false, Vec::new()); self.memories.len()];
@@ -174,12 +183,12 @@ impl Plan {
                 }
             }
         }
-        for (memory, (write, commands)) in self.memories.iter().zip(users) {
+        for (number, (memory, (write, commands))) in self.memories.iter().zip(users).enumerate() {
             if let Memory::Found(buffer) = memory {
-                add(buffer, write, commands);
+                add(buffer, write, commands, self.staying.contains(&number));
             }
         }
-        arena.iter().for_each(|arena| add(arena, true, Vec::new()));
+        arena.iter().for_each(|arena| add(arena, true, Vec::new(), true));
         (used, bound)
     }
 
@@ -273,7 +282,8 @@ impl Executable {
         self.shuffle.store(seed.map_or(0, |seed| seed.wrapping_mul(2) | 1), Ordering::Relaxed);
     }
 
-    /// Has later replays on a CPU ignore an edge, (earlier, later), until the next call. For tests.
+    /// Has later replays on a CPU ignore an edge, (earlier, later), until the next call. They run one command at a time, so an
+    /// edge that is missing changes values and nothing else. For tests.
     #[doc(hidden)]
     pub fn ignore(&self, edge: Option<(usize, usize)>) {
         self.nodes.lock().ignore(edge);
@@ -285,26 +295,30 @@ impl Executable {
     ///
     /// # Errors
     /// As for [`Stream::launch`]; [`Error::DeviceMismatch`] for a stream of another device; [`Error::Captured`] within a
-    /// captured step; [`Error::InvalidArgument`] for a buffer that is smaller than the one it replaces. Nothing is replaced then.
+    /// captured step, [`Error::Deadlock`] within a command; [`Error::InvalidArgument`] for a buffer that cannot be replaced, is
+    /// named twice, or is smaller than the one it replaces. Nothing is replaced then.
     #[track_caller]
     pub fn replay(
         self: &Arc<Self>,
         stream: &Stream,
-        replaced: &[(Shared<Buffer>, Shared<Buffer>)],
+        replaced: &[Replaced],
         prepare: impl FnOnce(&mut Kept<'_>) + Send + 'static,
     ) -> Result<()> {
         if *stream.device() != self.device {
             return Err(Error::device_mismatch(OP, &self.device, stream.device()));
         }
         Capture::none(OP)?;
+        // A replay that this thread prepares holds the lock.
+        may_wait(OP)?;
         let mut all = self.used.lock();
-        let found: FxHashSet<usize> = match replaced {
-            [] => FxHashSet::default(),
-            _ => all.iter().map(|used| used.buffer.address()).collect(),
+        let found: FxHashMap<usize, bool> = match replaced {
+            [] => FxHashMap::default(),
+            _ => all.iter().map(|used| (used.buffer.address(), used.stays)).collect(),
         };
-        replaced.iter().try_for_each(|(old, new)| replaces(&found, old, new))?;
+        let mut named = FxHashSet::default();
+        replaced.iter().try_for_each(|pair| replaces(&found, &mut named, pair))?;
         let replaced: FxHashMap<usize, &Shared<Buffer>> =
-            replaced.iter().rev().map(|(old, new)| (old.address(), new)).collect();
+            replaced.iter().map(|(old, new)| (old.address(), new)).collect();
         let new = |used: &Used| replaced.get(&used.buffer.address()).copied();
         let uses: SmallVec<[Use<'_>; 64]> = all
             .iter()
@@ -326,19 +340,26 @@ impl Executable {
     }
 }
 
-/// That `new` can be used where `old` was: it is as large, and no other command uses it.
-fn replaces(used: &FxHashSet<usize>, old: &Buffer, new: &Shared<Buffer>) -> Result<()> {
-    if new.len_bytes() < old.len_bytes() {
-        let sizes = format_args!("{} bytes for {}", new.len_bytes(), old.len_bytes());
-        return Err(Error::invalid(OP, "replaced", "a buffer as large as the one that it replaces", sizes));
+/// A buffer that a step uses, and the one to be used instead.
+type Replaced = (Shared<Buffer>, Shared<Buffer>);
+
+/// Checks that the second buffer can be used where the first one was: it is as large, and no other command uses it. `used` are
+/// the addresses of the step's buffers, and whether they stay; `named` those of the pairs before.
+fn replaces(
+    used: &FxHashMap<usize, bool>,
+    named: &mut FxHashSet<usize>,
+    (old, new): &Replaced,
+) -> Result<()> {
+    let invalid = |expected, value: &str| Err(Error::invalid(OP, "replaced", expected, value));
+    if used.get(&old.address()) != Some(&false) {
+        return invalid("a buffer that the step lets go of", "another one");
     }
-    if used.contains(&new.address()) {
-        return Err(Error::invalid(
-            OP,
-            "replaced",
-            "a buffer that the step does not use yet",
-            "one that it uses",
-        ));
+    if new.len_bytes() < old.len_bytes() {
+        let sizes = format!("{} bytes for {}", new.len_bytes(), old.len_bytes());
+        return invalid("a buffer as large as the one that it replaces", &sizes);
+    }
+    if used.contains_key(&new.address()) || !named.insert(old.address()) || !named.insert(new.address()) {
+        return invalid("a buffer that the step does not use yet", "one that it uses");
     }
     Ok(())
 }
@@ -366,11 +387,12 @@ impl<F: FnOnce(&mut Kept<'_>) + Send + 'static> Work for Replay<F> {
         let mut nodes = self.executable.nodes.lock();
         self.prepare(&mut nodes);
         nodes.changed.clear();
-        let Nodes { nodes, helpers, .. } = &mut *nodes;
+        let Nodes { nodes, helpers, ignored, .. } = &mut *nodes;
         let recorder = &self.executable.device.core().recorder;
         let times = recorder.is_on().then(|| SpinLock::new(Vec::new()));
         let step = crew::Step { nodes, times: times.as_ref() };
         match cpu.plan_order().unwrap_or_else(|| self.executable.shuffle.load(Ordering::Relaxed)) {
+            0 if ignored.is_some() => step.run_shuffled(0, cpu),
             0 => step.run(self.executable.report.widest, cpu, helpers),
             seed => step.run_shuffled(seed, cpu),
         }

@@ -12,7 +12,7 @@ use super::groups::Groups;
 use super::memory;
 use super::plan::Plan;
 use crate::cuda::Queue;
-use crate::{Binder, Buffer, Cpu, Device, Result, Shared, Stream, StreamId, Use, Work};
+use crate::{Binder, Buffer, Cpu, Device, Error, Result, Shared, Stream, StreamId, Use, Work};
 
 /// A command of a plan that runs outside of it.
 struct Once(Box<dyn Work>);
@@ -121,13 +121,52 @@ impl Plan {
     }
 
     /// Has the step make these memories, by their numbers, in buffers that replays may replace: they are what it gives.
-    pub fn keep(&mut self, kept: Vec<(usize, Shared<Buffer>)>) {
-        let mut moved = self.give(kept);
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a number that is not one of the step's own memory, or one named twice, and for a buffer that
+    /// is smaller than its memory or is used by the step already; [`Error::DeviceMismatch`]. Nothing is changed then.
+    pub fn keep(&mut self, kept: Vec<(usize, Shared<Buffer>)>) -> Result<()> {
+        let mut moved = self.give("keep", kept)?;
         self.commands.iter_mut().for_each(|command| command.work.bind(&mut moved));
+        Ok(())
     }
 
-    /// Puts buffers in the place of the step's own memories, for which commands are still to be told of them.
-    fn give(&mut self, mut buffers: Vec<(usize, Shared<Buffer>)>) -> Moved {
+    /// Checks that the step may use `buffer` as memory of `bytes` bytes, beside the buffers in `others` and all that it uses.
+    pub(super) fn takes(
+        &self,
+        op: &'static str,
+        bytes: usize,
+        buffer: &Shared<Buffer>,
+        others: &[(usize, Shared<Buffer>)],
+    ) -> Result<()> {
+        if *buffer.device() != self.device {
+            return Err(Error::device_mismatch(op, &self.device, buffer.device()));
+        }
+        let invalid = |expected, value: String| Err(Error::invalid(op, "buffer", expected, value));
+        if buffer.is_planned() {
+            return invalid("memory of the device", "memory of a captured step".into());
+        }
+        if buffer.len_bytes() < bytes {
+            return invalid("as large as asked for", format!("{} bytes for {bytes}", buffer.len_bytes()));
+        }
+        let is_used = self.found().any(|found| std::ptr::eq(found, &**buffer));
+        if is_used || others.iter().any(|(_, other)| other.ptr_eq(buffer)) {
+            return invalid("a buffer that the step does not use yet", "one that it uses".into());
+        }
+        Ok(())
+    }
+
+    /// Puts buffers in the place of the step's own memories. The commands do not know of them yet.
+    fn give(&mut self, op: &'static str, mut buffers: Vec<(usize, Shared<Buffer>)>) -> Result<Moved> {
+        for (at, (memory, buffer)) in buffers.iter().enumerate() {
+            let named = buffers[..at].iter().any(|(other, _)| other == memory);
+            match self.memories.get(*memory) {
+                Some(&Memory::Planned { bytes, .. }) if !named => {
+                    self.takes(op, bytes, buffer, &buffers[..at])?
+                }
+                _ => return Err(Error::invalid(op, "memory", "the step's own, named once", memory)),
+            }
+        }
         buffers.sort_unstable_by_key(|(memory, _)| self.memories[*memory].at());
         let mut moved = Moved::default();
         for (memory, buffer) in buffers {
@@ -135,29 +174,38 @@ impl Plan {
             moved.add(known.at(), known.bytes(), buffer.ptr().expose_provenance());
             *known = Memory::Found(buffer);
         }
-        moved
+        Ok(moved)
     }
 
     /// Runs commands on `stream` now, and in no replay: those that always write the same, and all that write the step's own
     /// memories which they use. These get buffers of their own by `allocate`, which is told how many bytes.
     ///
     /// # Errors
-    /// Those of `allocate`, and as for [`Stream::launch`].
+    /// Those of `allocate`, as for [`keep`](Self::keep), and as for [`Stream::launch`].
     pub fn settle(
         &mut self,
         commands: &[usize],
         stream: &Stream,
         mut allocate: impl FnMut(usize) -> Result<Shared<Buffer>>,
     ) -> Result<()> {
+        const OP: &str = "settle";
+        if let Some(unknown) = commands.iter().find(|&&at| at >= self.len()) {
+            return Err(Error::invalid(OP, "commands", "commands of the plan", unknown));
+        }
+        if *stream.device() != self.device {
+            return Err(Error::device_mismatch(OP, &self.device, stream.device()));
+        }
         let mut used: Vec<usize> =
             commands.iter().flat_map(|&at| &self.commands[at].uses).map(|&(memory, _)| memory).collect();
         used.sort_unstable();
         used.dedup();
         let mut own = Vec::with_capacity(used.len());
         for memory in used {
-            own.push((memory, allocate(self.memories[memory].bytes())?));
+            if let Memory::Planned { bytes, .. } = self.memories[memory] {
+                own.push((memory, allocate(bytes)?));
+            }
         }
-        let mut moved = self.give(own);
+        let mut moved = self.give(OP, own)?;
         let mut is_settled = vec![false; self.commands.len()];
         commands.iter().for_each(|&at| is_settled[at] = true);
         let (mut is_settled, all) = (is_settled.into_iter(), std::mem::take(&mut self.commands));

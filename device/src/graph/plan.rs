@@ -86,6 +86,8 @@ pub struct Plan {
     pub(super) device: Device,
     pub(super) commands: Vec<Command>,
     pub(super) memories: Vec<Memory>,
+    /// Memories that a command finds where they were at the capture, in all replays.
+    pub(super) staying: FxHashSet<usize>,
     /// Captured commands that became a part of another one, those that were left out, and those that ran already.
     pub(super) fused: usize,
     pub(super) unused: usize,
@@ -132,8 +134,13 @@ impl LastUses {
 }
 
 impl Plan {
-    pub(super) fn new(device: Device, commands: Vec<Command>, memories: Vec<Memory>) -> Plan {
-        Plan { device, commands, memories, fused: 0, unused: 0, settled: 0 }
+    pub(super) fn new(
+        device: Device,
+        commands: Vec<Command>,
+        memories: Vec<Memory>,
+        staying: FxHashSet<usize>,
+    ) -> Plan {
+        Plan { device, commands, memories, staying, fused: 0, unused: 0, settled: 0 }
     }
 
     /// How many commands there are.

@@ -24,6 +24,57 @@ pub(crate) struct Check {
     written: usize,
 }
 
+/// How a command uses an operand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Access {
+    pub(crate) write: bool,
+    /// Whether the operand may be one that is written, element for element.
+    in_place: bool,
+    /// Index in a list of operands: an operand that is read in place may only be what is written at the same index.
+    group: usize,
+}
+
+impl Access {
+    const READ: Access = Access { write: false, in_place: false, group: 0 };
+    const READ_IN_PLACE: Access = Access { in_place: true, ..Access::READ };
+    const WRITE: Access = Access { write: true, ..Access::READ };
+}
+
+/// An operand and how it is used.
+pub(super) type Used<'a> = (&'a View<'a>, Access);
+
+/// Checks that no operand that is written shares memory with another operand, except one that is read in place. Parts of a command
+/// run on several threads at once, so anything else would be a data race.
+#[inline(always)]
+pub(super) fn expect_apart(op: &'static str, used: &[Used<'_>]) -> Result<()> {
+    if used.len() <= FEW { expect_pairs_apart(op, used) } else { expect_many_apart(op, used) }
+}
+
+/// Up to so many operands are compared pair by pair without sorting them.
+const FEW: usize = 8;
+
+fn expect_many_apart(op: &'static str, used: &[Used<'_>]) -> Result<()> {
+    let mut used = used.to_vec();
+    used.sort_unstable_by_key(|(view, _)| view.buffer.ptr());
+    let mut shared = used.chunk_by(|(a, _), (b, _)| a.buffer.ptr() == b.buffer.ptr());
+    shared.try_for_each(|used| expect_pairs_apart(op, used))
+}
+
+#[inline(always)]
+fn expect_pairs_apart(op: &'static str, used: &[Used<'_>]) -> Result<()> {
+    for (at, (view, access)) in used.iter().enumerate() {
+        for (other, other_access) in &used[..at] {
+            if view.buffer.ptr() == other.buffer.ptr() && (access.write || other_access.write) {
+                let in_place =
+                    access.group == other_access.group && (access.in_place || other_access.in_place);
+                let (input, out) = if access.write { (other, view) } else { (view, other) };
+                input.expect_apart(op, out, in_place)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Operands as they are stated: one, or several as a tuple, an array, a list, or an option.
 pub(crate) trait Operands {
     /// What is left of them in a command.
@@ -35,8 +86,8 @@ pub(crate) trait Operands {
     /// What a command keeps of them, once they are checked.
     fn hold(&self) -> Self::Held;
 
-    /// Shows each, and whether it is written.
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool));
+    /// Shows each, and how it is used.
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access));
 }
 
 /// Operands in a command, which outlives their views: frees are ordered after it.
@@ -83,6 +134,7 @@ impl From<Address> for Arg<'_> {
 pub(crate) struct Read<'a, T> {
     view: View<'a>,
     exact: bool,
+    in_place: bool,
     marker: PhantomData<T>,
 }
 
@@ -102,7 +154,7 @@ impl<'a> View<'a> {
     /// To be read in the type that is computed in.
     #[inline(always)]
     pub(crate) fn read<T>(self) -> Read<'a, T> {
-        Read { view: self, exact: false, marker: PhantomData }
+        Read { view: self, exact: false, in_place: false, marker: PhantomData }
     }
 
     /// To be written in the type that is computed in: all elements, none of which is read.
@@ -137,6 +189,18 @@ impl<T> Read<'_, T> {
     #[inline(always)]
     pub(crate) fn exact(self) -> Self {
         Read { exact: true, ..self }
+    }
+
+    /// It may be what the command writes, element for element: each part of the command reads an element before it writes it, and
+    /// reads none that another part writes.
+    #[inline(always)]
+    pub(crate) fn in_place(self) -> Self {
+        Read { in_place: true, ..self }
+    }
+
+    #[inline(always)]
+    fn access(&self) -> Access {
+        Access { in_place: self.in_place, ..Access::READ }
     }
 }
 
@@ -204,8 +268,8 @@ impl<T: Element> Operands for Read<'_, T> {
     }
 
     #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
-        show(&self.view, false);
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
+        show(&self.view, self.access());
     }
 }
 
@@ -251,8 +315,8 @@ impl<T: Element> Operands for Write<'_, T> {
     }
 
     #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
-        show(&self.view, true);
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
+        show(&self.view, Access::WRITE);
     }
 }
 
@@ -291,8 +355,8 @@ impl Operands for Read<'_, Raw> {
     }
 
     #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
-        show(&self.view, false);
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
+        show(&self.view, self.access());
     }
 }
 
@@ -330,8 +394,8 @@ impl Operands for Write<'_, Raw> {
     }
 
     #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
-        show(&self.view, true);
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
+        show(&self.view, Access::WRITE);
     }
 }
 
@@ -355,7 +419,7 @@ impl Held for Dst<u8> {
     }
 }
 
-/// Bytes of operands of which the first is written and the others are read.
+/// Bytes of operands of which the first is written and the others are read, in place.
 pub(crate) struct WriteRead<'a, const N: usize>(pub(crate) [View<'a>; N]);
 
 impl<const N: usize> Operands for WriteRead<'_, N> {
@@ -373,9 +437,9 @@ impl<const N: usize> Operands for WriteRead<'_, N> {
     }
 
     #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
-        self.0[1..].iter().for_each(|read| show(read, false));
-        show(&self.0[0], true);
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
+        self.0[1..].iter().for_each(|read| show(read, Access::READ_IN_PLACE));
+        show(&self.0[0], Access::WRITE);
     }
 }
 
@@ -393,7 +457,7 @@ impl<O: Operands> Operands for Option<O> {
     }
 
     #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
         self.iter().for_each(|operand| operand.each(show));
     }
 }
@@ -433,7 +497,7 @@ impl<O: Operands, const N: usize> Operands for [O; N] {
     }
 
     #[inline(always)]
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
         self.iter().for_each(|operand| operand.each(show));
     }
 }
@@ -470,8 +534,10 @@ impl<O: Operands> Operands for Vec<O> {
         self.iter().map(O::hold).collect()
     }
 
-    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
-        self.iter().for_each(|operand| operand.each(show));
+    fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
+        for (group, operand) in self.iter().enumerate() {
+            operand.each(&mut |view, access| show(view, Access { group, ..access }));
+        }
     }
 }
 
@@ -512,7 +578,7 @@ macro_rules! tuple {
             }
 
             #[inline(always)]
-            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, bool)) {
+            fn each<'a>(&'a self, show: &mut impl FnMut(&'a View<'a>, Access)) {
                 $(self.$at.each(show);)+
             }
         }

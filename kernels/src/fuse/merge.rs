@@ -181,7 +181,7 @@ impl Work for Command {
             for at in operands.iter_mut().chain(addend) {
                 at.0 = binder.address(at.0);
             }
-            binder.scalar(&mut stepped.step);
+            stepped.change(&mut |step| binder.scalar(step));
         }
     }
 

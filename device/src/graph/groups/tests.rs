@@ -38,7 +38,7 @@ pub(in crate::graph) fn plan(device: &Device, reads: &[Vec<usize>], bytes: &[usi
     let memory =
         |(at, &bytes): (usize, &usize)| Memory::Planned { at: (1 << 60) + (at << 24), bytes, alive: false };
     let memories = bytes.iter().cycle().take(reads.len()).enumerate().map(memory).collect();
-    Plan::new(device.clone(), reads.iter().enumerate().map(command).collect(), memories)
+    Plan::new(device.clone(), reads.iter().enumerate().map(command).collect(), memories, Default::default())
 }
 
 /// Whether a path leads from one group to another one, by a third one unless `direct`.

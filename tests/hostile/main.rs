@@ -1,0 +1,114 @@
+//! Random calls of the public API with arguments, closures and implementations of traits that lie, panic, call back into the
+//! engine, or change their answers: whatever they do, no call touches memory that is not its own.
+//!
+//! `tools/sanitize address` runs it under AddressSanitizer. `STREAMGRAD_FUZZ_CALLS` says how many calls, `STREAMGRAD_FUZZ_SEED` the
+//! first world's seed; the seed of each run is printed. `STREAMGRAD_FUZZ_TRACE=1` prints each call before it is made.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)]
+
+mod engine;
+mod launchers;
+mod mischief;
+mod world;
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use world::{Hostile, World};
+
+/// Calls that share devices, tensors and streams.
+const WORLD: u64 = 400;
+
+/// Where the engine itself panicked: the first message and call of each place.
+static PANICS: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
+/// The calls made so far.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+/// The seed of the world, and the newest call in it.
+static CURRENT: Mutex<(u64, &str)> = Mutex::new((0, "none"));
+
+/// A line that the test harness does not capture, so that it is there when the process is killed.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name)
+        .ok()
+        .map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number, not {value}")))
+}
+
+/// Panics of hostile code are silent; all others are noted.
+fn note_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        if info.payload().is::<Hostile>() {
+            return;
+        }
+        let place = info.location().map_or_else(String::new, ToString::to_string);
+        let (seed, call) = *CURRENT.lock().unwrap();
+        let message = info.payload_as_str().unwrap_or("no message");
+        // A kernel may report what it reads, such as an index out of range, by a panic that becomes the device's error.
+        if !place.starts_with("kernels/src/cpu/") || message.starts_with("attempt to") {
+            PANICS.lock().unwrap().entry(place).or_insert_with(|| format!("seed {seed}, {call}: {message}"));
+        }
+    }));
+}
+
+/// Ends the process if a call does not return.
+fn watch() {
+    std::thread::spawn(|| {
+        let mut last = 0;
+        loop {
+            std::thread::sleep(Duration::from_secs(300));
+            let now = CALLS.load(Ordering::Relaxed);
+            if now == last {
+                let (seed, call) = *CURRENT.lock().unwrap();
+                say(&format!("hostile: {call} does not return, seed {seed}"));
+                std::process::abort();
+            }
+            last = now;
+        }
+    });
+}
+
+#[test]
+fn hostile_programs_touch_no_memory_but_their_own() {
+    let calls = number("STREAMGRAD_FUZZ_CALLS").unwrap_or(1000);
+    let seed = number("STREAMGRAD_FUZZ_SEED").unwrap_or_else(|| RandomState::new().hash_one(0));
+    let trace = number("STREAMGRAD_FUZZ_TRACE").is_some();
+    say(&format!("hostile: {calls} calls, STREAMGRAD_FUZZ_SEED={seed}"));
+    note_panics();
+    watch();
+    let mut refused = 0;
+    for seed in (0..calls.div_ceil(WORLD)).map(|at| seed.wrapping_add(at)) {
+        let mut world = World::new(seed);
+        for at in 0..WORLD {
+            let (name, call) = if world.random.one_in(2) {
+                *world.random.of(launchers::CALLS)
+            } else {
+                *world.random.of(engine::CALLS)
+            };
+            *CURRENT.lock().unwrap() = (seed, name);
+            if trace {
+                say(&format!("hostile: seed {seed}, call {at}: {name}"));
+            }
+            CALLS.fetch_add(1, Ordering::Relaxed);
+            // A panic that leaves a call is the hostile code's, or was noted.
+            if let Ok(Err(_)) = catch_unwind(AssertUnwindSafe(|| call(&mut world))) {
+                refused += 1;
+            }
+        }
+        *CURRENT.lock().unwrap() = (seed, "the end of a world");
+        world.check();
+    }
+    let _ = std::panic::take_hook();
+    let (panics, calls) = (PANICS.lock().unwrap().clone(), CALLS.load(Ordering::Relaxed));
+    say(&format!("hostile: {calls} calls made, of which {refused} were refused"));
+    panics.iter().for_each(|(place, first)| say(&format!("hostile: panic at {place}: {first}")));
+    assert!(panics.is_empty(), "the engine panicked at {} places", panics.len());
+    assert!(refused < calls, "all calls were refused");
+}

@@ -195,12 +195,11 @@ impl Random {
     }
 
     /// That each step is of the rule that the step of its name was captured with.
-    fn expect_rules(&self, steps: &[RuleStep]) -> Result<()> {
-        let other = |step: &&RuleStep| {
-            step.slot() > 0
-                && self.rules.iter().any(|rule| rule.slot() == step.slot() && !rule.same_rule(step))
-        };
-        match steps.iter().find(other) {
+    fn expect_rules(&self, steps: &HashMap<u32, RuleStep>) -> Result<()> {
+        let named = self.rules.iter().filter(|rule| rule.slot() > 0);
+        let pairs = named.filter_map(|rule| Some((rule, steps.get(&rule.slot())?)));
+        let mut others = pairs.filter(|(rule, step)| !rule.same_rule(step)).map(|(_, step)| step);
+        match others.next() {
             Some(step) => {
                 let value = format_args!("a step of {}", step.op());
                 Err(Error::invalid("replay", "next", "steps of the rules that were captured", value))

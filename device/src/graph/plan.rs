@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::capture::{Command, Memory};

@@ -10,9 +10,9 @@ use crate::graph::plan::{GraphOptions, Order};
 fn planned(device: &Device, commands: usize) -> Result<usize> {
     let capture = Capture::new(device)?;
     capture.scope(|| {
-        let mut last = capture.buffer(256);
+        let mut last = capture.buffer(256)?;
         for _ in 0..commands {
-            let next = capture.buffer(256);
+            let next = capture.buffer(256)?;
             let uses = [Use { buffer: &last, write: false }, Use { buffer: &next, write: true }];
             device.default_stream().launch("nothing", &uses, Nothing)?;
             last = next;

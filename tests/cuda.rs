@@ -310,7 +310,8 @@ fn a_first_use_while_a_stream_is_held_is_an_error_and_not_a_hang() {
         return;
     }
     let output = run_ignored("inner_first_uses_while_a_stream_is_held", &[]);
-    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    let text =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
     assert!(output.status.success() && !text.contains("waits for host memory"), "{text}");
 }
 

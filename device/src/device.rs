@@ -22,8 +22,7 @@ use crate::recorder::{Recorder, Syncing};
 use crate::stream::{Handle, Side, Stream};
 use crate::{
     CpuConfig, CudaConfig, Error, HeldOutside, HostMemory, MemoryDriver, Moment, Peaks, Placement, Pool,
-    Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment,
-    fork,
+    Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment, fork,
 };
 
 /// What a device is made of.

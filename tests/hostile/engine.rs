@@ -113,7 +113,7 @@ fn executable(world: &mut World) -> Result<Arc<Executable>> {
         kernels::fuse(&mut plan, order, &stream, |bytes| some_buffer(world, bytes))?;
     }
     if plan.len() > 1 && world.random.one_in(4) {
-        let mut groups = plan.groups(order);
+        let mut groups = plan.groups(order)?;
         let [a, b] = [(); 2].map(|()| world.random.below(plan.len()));
         if groups.may_join(a, b) {
             groups.join(a, b);

@@ -65,12 +65,13 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
         views!(w, x: dtype, &shape(m, k), layout; y: dtype, &shape(k, n), layout; weight: dtype, &[k, n], layout;
             bias: dtype, &[n], layout; out: dtype, &shape(m, n), layout;);
         let stream = w.stream();
-        match w.random.below(4) {
+        let product = match w.random.below(4) {
             0 => kernels::matmul(&stream, x, y, out, Accumulate::Overwrite),
             1 => kernels::matmul(&stream, x, y, out, Accumulate::Add),
             2 => kernels::linear(&stream, x, weight, bias, out),
             _ => kernels::linear_relu(&stream, x, weight, Some(bias), out),
-        }
+        };
+        product?.launch(None)
     }),
     ("softmax", |w| {
         let (shape, dtype) = (w.random.shape(), w.random.float_dtype());

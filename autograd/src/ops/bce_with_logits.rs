@@ -1,6 +1,6 @@
 //! `loss = max(x, 0) - x t + ln(1 + e^-|x|)`; `x' = g (σ(x) - t)`, `t' = -g x`.
 
-use tensor::{BinaryGradOp, Device, Result};
+use tensor::{BinaryGradOp, CompareOp, Device, Result, Tensor};
 
 use super::Reduction;
 use super::binary::{binary_slope, computed, if_needed};

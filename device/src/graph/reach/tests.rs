@@ -83,9 +83,9 @@ proptest! {
             .map(|(at, distances)| distances.iter().filter_map(|&distance| at.checked_sub(distance)).collect())
             .collect();
         let before = before(&full);
-        for later in 0..graph.len() {
+        for (later, before) in before.iter().enumerate() {
             for earlier in 0..graph.len() {
-                prop_assert!(!reach.has(earlier, later) || before[later].get(earlier) == Some(&true));
+                prop_assert!(!reach.has(earlier, later) || before.get(earlier) == Some(&true));
             }
         }
     }

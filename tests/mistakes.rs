@@ -162,7 +162,7 @@ fn a_gradient_is_read_on_the_default_stream_while_backward_runs_on_another() -> 
         s.wait(&s.main, &s.decoder)?;
         Ok(vec![gradients.get(&leaf).unwrap().mul_scalar(-0.1)?])
     }
-    is_a_race(program, |s| ("mul_scalar", s.main.id(), "mul_scalar", s.decoder.id()))
+    is_a_race(program, |s| ("mul_scalar", s.main.id(), "square_grad", s.decoder.id()))
 }
 
 /// The user's waits end where the pass begins: nobody but the engine can write one in its middle.

@@ -74,7 +74,7 @@ fn exploration_finds_each_wait_that_is_left_out() -> Result<()> {
 
 /// One training step of a small MLP with two lanes.
 fn one_step(device: &Device) -> Result<Vec<Tensor>> {
-    let model = mlp(&[3, 4, 2], 1, device)?;
+    let model = mlp(&[3, 4, 4, 2], 1, device)?;
     let mut sgd = Sgd::new(model.parameters(), SgdOptions { lr: 0.5, ..SgdOptions::default() })?;
     let lanes = ConcurrentBatches::with_options(device, 2, Lanes::Always)?;
     let loss = |input| model.forward(&Var::constant(input))?.square()?.mean(&[], false);

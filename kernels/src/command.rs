@@ -23,6 +23,8 @@ pub(crate) struct Command<O> {
     operands: O,
     cost: usize,
     may_fail: bool,
+    /// Whether a list of operands is worked through one after the other.
+    in_turn: bool,
 }
 
 impl<O: Operands> Command<O> {
@@ -30,7 +32,7 @@ impl<O: Operands> Command<O> {
     /// type of storage, that of the first.
     #[inline(always)]
     pub(crate) fn new(op: &'static str, operands: O) -> Command<O> {
-        Command { op, operands, cost: 0, may_fail: false }
+        Command { op, operands, cost: 0, may_fail: false, in_turn: false }
     }
 
     /// About how many elementary operations a CPU needs, which decides over how many threads they are split.
@@ -43,6 +45,12 @@ impl<O: Operands> Command<O> {
     #[inline(always)]
     pub(crate) fn may_fail(self) -> Command<O> {
         Command { may_fail: true, ..self }
+    }
+
+    /// The body works through a list of operands one after the other, so that a later one may read what an earlier one wrote.
+    #[inline(always)]
+    pub(crate) fn in_turn(self) -> Command<O> {
+        Command { in_turn: true, ..self }
     }
 
     /// Checks the operands and launches the body of the stream's device, which gets `params` and the operands in the form of
@@ -136,7 +144,7 @@ impl<O: Operands> Command<O> {
         C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
         G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
     {
-        let Command { op, operands, cost, may_fail } = self;
+        let Command { op, operands, cost, may_fail, in_turn } = self;
         let mut check = Check::of(op);
         operands.check(&mut check)?;
         if check.is_all_read() {
@@ -144,7 +152,7 @@ impl<O: Operands> Command<O> {
         }
         let mut used: SmallVec<[Used<'_>; 4]> = SmallVec::new();
         operands.each(&mut |view, access| used.push((view, access)));
-        operands::expect_apart(op, &used)?;
+        operands::expect_apart(op, &used, in_turn)?;
         let mut uses = Uses::new();
         for (view, access) in used {
             uses.push(if access.write { Use::write(view.buffer) } else { Use::read(view.buffer) });

@@ -61,18 +61,21 @@ impl MatrixBatch {
     /// Turns leading axes that only continue the rows of A and C, for one and the same B, into rows.
     fn fold(&mut self) {
         while let Some(&LoopAxis { size, strides }) = self.axes.last() {
-            let rows = self.c.rows as isize;
-            if !(size == 1 || strides == [rows * self.c.row, rows * self.a.row, 0]) {
+            let follows = |matrix: &MatrixLayout, stride| {
+                isize::try_from(self.c.rows).ok().and_then(|rows| rows.checked_mul(matrix.row)) == Some(stride)
+            };
+            let [c, a, b] = strides;
+            if !(size == 1 || follows(&self.c, c) && follows(&self.a, a) && b == 0) {
                 return;
             }
-            self.a.rows *= size;
-            self.c.rows *= size;
+            let Some(rows) = self.c.rows.checked_mul(size) else { return };
+            (self.a.rows, self.c.rows) = (rows, rows);
             self.axes.pop();
         }
     }
 
     /// The number of products.
     pub(crate) fn len(&self) -> usize {
-        self.axes.iter().map(|axis| axis.size).product()
+        self.axes.iter().fold(1, |len, axis| len.saturating_mul(axis.size))
     }
 }

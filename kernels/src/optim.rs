@@ -228,11 +228,11 @@ pub(crate) struct Stepped {
 }
 
 impl Stepped {
-    /// Shows the step to who may give it other numbers. Its rule stays, since the operands are those of this rule.
+    /// Lets `show` change the step's numbers and name. Its rule stays, since the operands are those of this rule.
     pub(crate) fn change(&mut self, show: &mut dyn FnMut(&mut dyn Any)) {
         let mut step = self.step;
         show(&mut step);
-        self.step.numbers = step.numbers;
+        self.step = RuleStep { rule: self.step.rule, ..step };
     }
 
     /// Whether all operands lie in one order without gaps.
@@ -286,9 +286,9 @@ impl<'a> Update<'a> {
         let states = std::array::from_fn(|k| self.states.get(k).map(|state| state.write()));
         match self.master {
             Some(master) => {
-                (master.write(), None, states, Some((self.grad.read(), self.param.write().keep(true))))
+                (master.write(), None, states, Some((self.grad.read().in_place(), self.param.write().keep(true))))
             }
-            None => (self.param.write(), Some(self.grad.read()), states, None),
+            None => (self.param.write(), Some(self.grad.read().in_place()), states, None),
         }
     }
 
@@ -319,7 +319,8 @@ pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
     updates.iter().try_for_each(Update::check)?;
     let elements = |update: &Update<'_>| update.param.layout.elements() * (2 + update.states.len());
     let operands: Vec<Operands<'_>> = updates.iter().map(Update::operands).collect();
-    Command::new(first.step.op(), operands).cost(updates.iter().map(elements).sum(), 1).launch(
+    let cost = updates.iter().map(elements).sum();
+    Command::new(first.step.op(), operands).cost(cost, 1).in_turn().launch(
         stream,
         updates.iter().map(Update::stepping).collect::<Vec<Stepped>>(),
         (

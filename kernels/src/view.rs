@@ -77,7 +77,8 @@ impl<'a> View<'a> {
         end <= out_start || out_end <= start || self.is_beside(out)
     }
 
-    /// Whether the views lie side by side in each row of one memory, as the columns of a matrix do.
+    /// Whether the views lie side by side in each row of one memory, as the columns of a matrix do. A row is one step of some
+    /// axis: a view whose other steps are multiples of it has its elements in one part of each row.
     #[cold]
     fn is_beside(&self, out: &View<'_>) -> bool {
         let steps = |view: &View<'_>| -> SmallVec<[(usize, usize); 4]> {
@@ -86,19 +87,18 @@ impl<'a> View<'a> {
                 .collect()
         };
         let (own, other) = (steps(self), steps(out));
-        let Some(row) = own.iter().chain(&other).map(|(_, step)| *step).max().filter(|&row| row > 0) else {
-            return false;
-        };
         // From its first byte of a row to behind its last one.
-        let extent = |view: &View<'_>, steps: &[(usize, usize)]| {
+        let extent = |view: &View<'_>, steps: &[(usize, usize)], row: usize| {
             let within = steps.iter().filter(|(_, step)| step % row != 0);
             let last = within
                 .fold(0_usize, |last, (size, step)| last.saturating_add((size - 1).saturating_mul(*step)));
             last.saturating_add(view.dtype.size_bytes())
         };
-        let start = |view: &View<'_>| view.layout.offset().saturating_mul(view.dtype.size_bytes()) % row;
-        let ahead = (start(out) + row - start(self)) % row;
-        extent(self, &own) <= ahead && extent(out, &other) <= row - ahead
+        own.iter().chain(&other).map(|(_, step)| *step).filter(|&row| row > 0).any(|row| {
+            let start = |view: &View<'_>| view.layout.offset().saturating_mul(view.dtype.size_bytes()) % row;
+            let ahead = (start(out) + row - start(self)) % row;
+            extent(self, &own, row) <= ahead && extent(out, &other, row) <= row - ahead
+        })
     }
 
     fn is_written_alike(&self, out: &View<'_>) -> bool {

@@ -377,7 +377,7 @@ pub(crate) const CALLS: &[(&str, Call)] = &[
         let again = recompute(
             move |x| {
                 mischief.act()?;
-                if mischief.seed % 2 == 0 { x.square() } else { x.exp() }
+                if mischief.seed.is_multiple_of(2) { x.square() } else { x.exp() }
             },
             &made,
         )?;

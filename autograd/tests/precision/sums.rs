@@ -102,7 +102,15 @@ fn check(device: &Device, (name, run, exact): &Case, dtype: DType, wrong: &mut V
             if true_value.abs() > largest * 0.99 || true_value.abs() < largest.recip() {
                 continue;
             }
+            // Subnormal numbers are as far apart as the smallest normal ones.
+            let least = match dtype {
+                DType::F64 => 0.0,
+                DType::F16 => 2_f64.powi(-25),
+                DType::BF16 => 2_f64.powi(-134),
+                _ => 2_f64.powi(-150),
+            };
             let allowed = magnitude.times((2.0 * DEPTH + 12.0) * inner).add(&value.abs().times(outer));
+            let allowed = allowed.add(&value.of(least));
             let error = value.of(found[i]).sub(value).abs();
             if !found[i].is_finite() || allowed.less(&error) {
                 let ratio = error.div(&allowed).to_f64();

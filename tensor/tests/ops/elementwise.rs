@@ -198,9 +198,9 @@ fn gradient_helpers_follow_their_formulas() -> Result<()> {
     };
     let one = x.ones_like()?;
     let y = x.tanh()?;
-    assert!(close(grad::unary(&y, UnaryOp::Tanh, &g)?, one.sub(&y.square()?)?.mul(&g)?)?);
+    assert!(close(grad::unary(&x, UnaryOp::Tanh, &g)?, one.sub(&y.square()?)?.mul(&g)?)?);
     let y = x.sigmoid()?;
-    assert!(close(grad::unary(&y, UnaryOp::Sigmoid, &g)?, y.mul(&one.sub(&y)?)?.mul(&g)?)?);
+    assert!(close(grad::unary(&x, UnaryOp::Sigmoid, &g)?, y.mul(&one.sub(&y)?)?.mul(&g)?)?);
     let silu = y.add(&x.mul(&y)?.mul(&one.sub(&y)?)?)?.mul(&g)?;
     assert!(close(grad::unary(&x, UnaryOp::Silu, &g)?, silu)?);
     Ok(())

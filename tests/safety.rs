@@ -444,6 +444,25 @@ fn a_kernel_that_would_write_what_it_reads_is_refused() -> Result<()> {
     device.synchronize()
 }
 
+/// A command of an explored device that makes a stream would wait for the explorer that runs it.
+#[test]
+fn a_command_of_an_explored_device_makes_no_streams() -> Result<()> {
+    let schedule = Schedule::Explore(streamgrad::Policy::OldestFirst);
+    let device = Device::cpu_with(CpuConfig { schedule, ..CpuConfig::default() });
+    let (own, stream) = (device.clone(), device.default_stream());
+    let found = Arc::new(std::sync::Mutex::new(None));
+    let kept = Arc::clone(&found);
+    stream.launch_host("hostile", &[], move || {
+        let branches = own.concurrent((|| Ok(()), || Ok(()))).map(drop);
+        *kept.lock().unwrap() = Some((own.new_stream().map(drop), branches));
+    })?;
+    device.synchronize()?;
+    let refused = |result: &Result<()>| matches!(result, Err(Error::Deadlock { .. }));
+    let (made, branches) = found.lock().unwrap().take().unwrap();
+    assert!(refused(&made) && refused(&branches));
+    Ok(())
+}
+
 /// The content of a buffer that a host has in hand is nobody else's: what would wait for it is refused.
 #[test]
 fn a_buffer_that_the_host_has_in_hand_is_left_alone() -> Result<()> {

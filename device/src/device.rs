@@ -20,6 +20,7 @@ use crate::hidden::HiddenSyncs;
 use crate::host::Host;
 use crate::recorder::{Recorder, Syncing};
 use crate::stream::{Handle, Side, Stream};
+use crate::within::may_launch;
 use crate::{
     CpuConfig, CudaConfig, Error, HeldOutside, HostMemory, MemoryDriver, Moment, Peaks, Placement, Pool,
     Priority, Result, Schedule, StreamId, StreamOptions, SyncMode, SyncStats, Team, environment, fork,
@@ -363,7 +364,7 @@ impl Device {
     /// A stream with every option named.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system gives no thread for it.
+    /// [`Error::Io`] if the system gives no thread for it, [`Error::Deadlock`] within a command of an explored device.
     pub fn new_stream_with(&self, options: StreamOptions) -> Result<Stream> {
         let (fifo, priority) = (self.new_fifo(options)?, options.priority);
         Ok(Stream(Handle::Side(Arc::new(Side { device: self.clone(), fifo, priority, branch_of: None }))))
@@ -372,6 +373,10 @@ impl Device {
     /// What a new stream is made of.
     pub(crate) fn new_fifo(&self, options: StreamOptions) -> Result<Arc<Fifo>> {
         let core = self.core();
+        if core.explorer.is_some() {
+            // The explorer is locked while it runs a command.
+            may_launch("new_stream")?;
+        }
         core.sweep();
         if let Some(cuda) = &core.cuda {
             let stream = core.with_room(|| cuda.stream(options.priority))?;

@@ -62,7 +62,8 @@ impl MatrixBatch {
     fn fold(&mut self) {
         while let Some(&LoopAxis { size, strides }) = self.axes.last() {
             let follows = |matrix: &MatrixLayout, stride| {
-                isize::try_from(self.c.rows).ok().and_then(|rows| rows.checked_mul(matrix.row)) == Some(stride)
+                isize::try_from(self.c.rows).ok().and_then(|rows| rows.checked_mul(matrix.row))
+                    == Some(stride)
             };
             let [c, a, b] = strides;
             if !(size == 1 || follows(&self.c, c) && follows(&self.a, a) && b == 0) {

@@ -285,9 +285,12 @@ impl<'a> Update<'a> {
     fn operands(&self) -> Operands<'a> {
         let states = std::array::from_fn(|k| self.states.get(k).map(|state| state.write()));
         match self.master {
-            Some(master) => {
-                (master.write(), None, states, Some((self.grad.read().in_place(), self.param.write().keep(true))))
-            }
+            Some(master) => (
+                master.write(),
+                None,
+                states,
+                Some((self.grad.read().in_place(), self.param.write().keep(true))),
+            ),
             None => (self.param.write(), Some(self.grad.read().in_place()), states, None),
         }
     }

@@ -4,7 +4,7 @@
 //! `tools/sanitize address` runs it under AddressSanitizer. `STREAMGRAD_FUZZ_CALLS` says how many calls, `STREAMGRAD_FUZZ_SEED` the
 //! first world's seed; the seed of each run is printed. `STREAMGRAD_FUZZ_TRACE=1` prints each call before it is made.
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod engine;
 mod launchers;
@@ -50,7 +50,9 @@ fn note_panics() {
         }
         let place = info.location().map_or_else(String::new, ToString::to_string);
         let (seed, call) = *CURRENT.lock().unwrap();
-        let message = info.payload_as_str().unwrap_or("no message");
+        let payload = info.payload();
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let message = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
         // A kernel may report what it reads, such as an index out of range, by a panic that becomes the device's error.
         if !place.starts_with("kernels/src/cpu/") || message.starts_with("attempt to") {
             PANICS.lock().unwrap().entry(place).or_insert_with(|| format!("seed {seed}, {call}: {message}"));

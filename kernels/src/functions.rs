@@ -23,7 +23,7 @@ macro_rules! unary_functions {
             Sign, sign, 1, Narrow, exact, |x| x.sign(), "(T)((x > 0) - is_negative(x))";
             /// `x^2`.
             Square, square, 1, Narrow, exact, |x| x.mul(x), "mul(x, x)",
-                of_argument, |x, g| g.mul(x.add(x)), "g * (x + x)";
+                of_argument, |x, g| g.mul(x).add(g.mul(x)), "2 * mul(g, x)";
             /// `x + value`; the number takes the type of `x`.
             AddScalar(wrap_f64 value = 3.0), add_scalar, 1, Narrow, exact, |x| x.add(value), "add(x, a)";
             /// `x * value`; the number takes the type of `x`.

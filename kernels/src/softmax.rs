@@ -60,7 +60,7 @@ fn unary(
     out: View<'_>,
 ) -> Result<()> {
     let (rows, dtype) = (rows(op, [&out, &x], axis)?, out.dtype);
-    for_float!(op, dtype, T => Command::new(op, (out.write::<T>(), x.read::<T>()))
+    for_float!(op, dtype, T => Command::new(op, (out.write::<T>(), x.read::<T>().in_place()))
     .cost(out.layout.elements(), 8)
     .run(
         stream,

@@ -168,12 +168,24 @@ pub(crate) trait Activations: Real {
     #[inline(always)]
     fn gated_slope(u: Pair<Self>, slope: Pair<Self>) -> Self {
         let below = u.0 < Self::ZERO;
-        let e = u.0.abs().neg().exp_pair(if below { u.1 } else { u.1.neg() });
+        let (shift, unit) = Self::tail(u.0);
+        let raised = u.0.abs().neg().add(shift).exp_pair(if below { u.1 } else { u.1.neg() });
+        let e = Pair(raised.0.mul(unit), raised.1.mul(unit));
         let d = Pair::one().plus(e);
         // For u < 0 it is e (1 + e + slope) / d^2, where 1 + slope may cancel, else (1 + e + e slope) / d^2.
-        let small = Pair::one().plus(slope).plus(e).times(e);
+        let small = Pair::one().plus(slope).plus(e).times(raised);
         let large = Pair(slope.0.fma(e.0, d.0), d.1);
-        Pair(if below { small.0 } else { large.0 }, if below { small.1 } else { large.1 }).over(d.times(d))
+        let top = Pair(if below { small.0 } else { large.0 }, if below { small.1 } else { large.1 });
+        top.over(d.times(d)).mul(unit)
+    }
+
+    /// What is added to the exponent of `e^u`, exactly, and what its exponential is multiplied with in turn: far below 0 the
+    /// exponential may be subnormal where its product with `u` is not.
+    #[inline(always)]
+    fn tail(u: Self) -> (Self, Self) {
+        let is_deep = u < Self::from_f64(-80.0);
+        let (shift, unit) = (Self::from_f64(64.0), Self::from_f64(1.603_810_890_548_637_9e-28));
+        if is_deep { (shift, unit) } else { (Self::ZERO, Self::ONE) }
     }
 
     /// The derivative of `x sigmoid(x)`.
@@ -225,8 +237,14 @@ pub(crate) trait Activations: Real {
     #[inline(always)]
     fn mish_parts(self) -> [Pair<Self>; 2] {
         let e = self.exp_pair(Self::ZERO);
+        [e, Self::mish_weight(e)]
+    }
+
+    /// `1 / (e (e + 2) + 2)`.
+    #[inline(always)]
+    fn mish_weight(e: Pair<Self>) -> Pair<Self> {
         let two = Pair(Self::from_f64(2.0), Self::ZERO);
-        [e, e.times(e.plus(two)).plus(two).recip()]
+        e.times(e.plus(two)).plus(two).recip()
     }
 
     /// `x tanh(log(1 + e^x)) = x n / (n + 2)`, `n = e^x (e^x + 2)`.
@@ -242,10 +260,12 @@ pub(crate) trait Activations: Real {
     #[inline(always)]
     fn mish_slope(self) -> Self {
         let x = self.clamp(Self::from_f64(-750.0), Self::from_f64(25.0));
-        let [e, y] = x.mish_parts();
+        let (shift, unit) = Self::tail(x);
+        let raised = x.add(shift).exp_pair(Self::ZERO);
+        let e = Pair(raised.0.mul(unit), raised.1.mul(unit));
+        let y = Self::mish_weight(e);
         let bend = e.plus(Pair::one()).times(y).times(Pair(x.mul(Self::from_f64(4.0)), Self::ZERO));
-        // The exponential last, as it may be subnormal.
-        e.times(y.times(e.plus(Pair(Self::from_f64(2.0), Self::ZERO)).plus(bend))).value()
+        raised.times(y.times(e.plus(Pair(Self::from_f64(2.0), Self::ZERO)).plus(bend))).value().mul(unit)
     }
 }
 

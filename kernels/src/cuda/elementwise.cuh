@@ -162,13 +162,22 @@ template <class T> __device__ inline T gated(T x, Pair<T> u) {
     Pair<T> e = exp_pair(-abs_of(u.high), below ? u.low : -u.low);
     return (below ? mul_add(x, e.high, x * e.low) : x) / (1 + e.high);
 }
+// An exponential far below 0, which may be subnormal where its product with the exponent is not: e^(u + shift), with an exact sum, and
+// the unit that it is multiplied with in turn.
+template <class T> struct Tail {
+    T shift, unit;
+
+    __device__ Tail(T u) : shift(u < -80 ? (T)64 : (T)0), unit(u < -80 ? (T)1.6038108905486379e-28 : (T)1) {}
+};
 // s + s (1 - s) slope with s = sigmoid(u): the derivative of x sigmoid(u) for a slope of x u'.
 template <class T> __device__ inline T gated_slope(Pair<T> u, Pair<T> slope) {
     bool below = u.high < 0;
-    Pair<T> one = {1, 0}, e = exp_pair(-abs_of(u.high), below ? u.low : -u.low), d = one + e;
+    Tail<T> tail(u.high);
+    Pair<T> raised = exp_pair(tail.shift - abs_of(u.high), below ? u.low : -u.low);
+    Pair<T> one = {1, 0}, e = {raised.high * tail.unit, raised.low * tail.unit}, d = one + e;
     // For u < 0 it is e (1 + e + slope) / d^2, where 1 + slope may cancel, else (1 + e + e slope) / d^2.
-    Pair<T> top = below ? (one + slope + e) * e : Pair<T>{mul_add(slope.high, e.high, d.high), d.low};
-    return top.over(d * d);
+    Pair<T> top = below ? (one + slope + e) * raised : Pair<T>{mul_add(slope.high, e.high, d.high), d.low};
+    return top.over(d * d) * tail.unit;
 }
 // x factor, which is exact where exponentials of it are neither 0 nor infinite.
 template <class T> __device__ inline Pair<T> scaled(T x, T factor) {
@@ -207,8 +216,8 @@ template <class T> __device__ inline T hard_sigmoid_of(T x) { return clamp_of(x 
 template <class T> struct Mish {
     Pair<T> e, y;
 
-    __device__ Mish(T x) {
-        e = {exp_of(x), 0};
+    __device__ Mish(T x) : Mish(Pair<T>{exp_of(x), 0}) {}
+    __device__ Mish(Pair<T> e) : e(e) {
         y = (e * (e + Pair<T>{2, 0}) + Pair<T>{2, 0}).recip();
     }
 };
@@ -219,9 +228,11 @@ template <class T> __device__ inline T mish_of(T x) {
 // e y ((e + 2) + 4 x (1 + e) y), the exponential last, as it may be subnormal.
 template <class T> __device__ inline T mish_slope(T all) {
     T x = clamp_of(all, (T)-750, (T)25);
-    Mish<T> of(x);
+    Tail<T> tail(x);
+    T raised = exp_of(x + tail.shift);
+    Mish<T> of(Pair<T>{raised * tail.unit, 0});
     Pair<T> bend = (of.e + Pair<T>{1, 0}) * of.y * Pair<T>{4 * x, 0};
-    return (of.e * (of.y * (of.e + Pair<T>{2, 0} + bend))).value();
+    return (Pair<T>{raised, 0} * (of.y * (of.e + Pair<T>{2, 0} + bend))).value() * tail.unit;
 }
 // x^(y + rest), where the rest is below the last digit of y.
 template <class T> __device__ inline T power_parts(T x, T y, T rest) {

@@ -219,7 +219,7 @@ fn norm_of_sum<T: Real>(
     let target = if to == To::FirstTerm { &first } else { &own_sum };
     let affine = affine.each_ref().map(|all| all.view().read::<T::Computed>().exact());
     let statistics = [&own_mean, &own_rstd].map(|all| all.view().write::<T::Computed>().exact());
-    let terms = [&first, &second].map(|term| term.view().read::<T::Computed>());
+    let terms = [&first, &second].map(|term| term.view().read::<T::Computed>().in_place());
     let sums = [target, &own_out].map(|to| to.view().write::<T::Computed>());
     Command::new("norm_of_sum", (sums, terms, affine, statistics)).run(
         stream,
@@ -259,13 +259,14 @@ fn gradient_in_sum<T: Real>(
     binary(stream, BinaryOp::Add, dx.view(), other.view(), sum.view())?;
 
     let target = if in_place { &other } else { &own };
-    let read = [&g, &x, &other].map(|from| from.view().read::<T::Computed>());
+    let read = [&g, &x].map(|from| from.view().read::<T::Computed>());
+    let term = other.view().read::<T::Computed>().in_place();
     let exact = [&weight, &mean, &rstd].map(|from| from.view().read::<T::Computed>().exact());
-    Command::new("gradient_in_sum", (target.view().write::<T::Computed>(), read, exact)).run(
+    Command::new("gradient_in_sum", (target.view().write::<T::Computed>(), read, term, exact)).run(
         stream,
         (rows, n * rows.groups),
         |_, _, _| {},
-        move |rows, queue, (out, [g, x, other], [weight, mean, rstd])| {
+        move |rows, queue, (out, [g, x], other, [weight, mean, rstd])| {
             let (read, grads) = (([g, x], Some(weight)), (Some(out), Some(other), [None; 2]));
             let statistics = (centred.then_some(mean), rstd);
             cuda::gradient(queue, T::DTYPE, rows, read, statistics, grads, None)

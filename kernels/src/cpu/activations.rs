@@ -192,7 +192,7 @@ pub(crate) trait Activations: Real {
     #[inline(always)]
     fn silu_slope(self) -> Self {
         // Beyond it, 0 and 1.
-        let x = Pair(self.clamp(Self::from_f64(-750.0), Self::from_f64(750.0)), Self::ZERO);
+        let x = Pair(self.clamp(Self::from_f64(-800.0), Self::from_f64(750.0)), Self::ZERO);
         Self::gated_slope(x, x)
     }
 
@@ -259,7 +259,7 @@ pub(crate) trait Activations: Real {
     /// `e y ((e + 2) + 4 x (1 + e) y)` with `y = 1 / (n + 2)`.
     #[inline(always)]
     fn mish_slope(self) -> Self {
-        let x = self.clamp(Self::from_f64(-750.0), Self::from_f64(25.0));
+        let x = self.clamp(Self::from_f64(-800.0), Self::from_f64(25.0));
         let (shift, unit) = Self::tail(x);
         let raised = x.add(shift).exp_pair(Self::ZERO);
         let e = Pair(raised.0.mul(unit), raised.1.mul(unit));

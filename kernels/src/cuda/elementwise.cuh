@@ -197,7 +197,7 @@ template <class T> __device__ inline T softplus_slope(T x, T beta, T threshold) 
 template <class T> __device__ inline T silu_of(T x) { return gated(x, Pair<T>{x, 0}); }
 template <class T> __device__ inline T silu_slope(T all) {
     // Beyond it, 0 and 1.
-    Pair<T> x = {clamp_of(all, (T)-750, (T)750), 0};
+    Pair<T> x = {clamp_of(all, (T)-800, (T)750), 0};
     return gated_slope(x, x);
 }
 // u = 2 sqrt(2 / pi) x + cubic x^3, for x limited to where its sigmoid is 0 or 1; or x u'.
@@ -227,7 +227,7 @@ template <class T> __device__ inline T mish_of(T x) {
 }
 // e y ((e + 2) + 4 x (1 + e) y), the exponential last, as it may be subnormal.
 template <class T> __device__ inline T mish_slope(T all) {
-    T x = clamp_of(all, (T)-750, (T)25);
+    T x = clamp_of(all, (T)-800, (T)25);
     Tail<T> tail(x);
     T raised = exp_of(x + tail.shift);
     Mish<T> of(Pair<T>{raised * tail.unit, 0});

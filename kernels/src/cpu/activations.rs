@@ -184,7 +184,7 @@ pub(crate) trait Activations: Real {
     #[inline(always)]
     fn tail(u: Self) -> (Self, Self) {
         let is_deep = u < Self::from_f64(-80.0);
-        let (shift, unit) = (Self::from_f64(64.0), Self::from_f64(1.603_810_890_548_637_9e-28));
+        let (shift, unit) = (Self::from_f64(64.0), Self::from_f64(1.603_810_890_548_638e-28));
         if is_deep { (shift, unit) } else { (Self::ZERO, Self::ONE) }
     }
 

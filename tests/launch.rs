@@ -257,7 +257,7 @@ fn a_signal_ends_a_launch_that_is_still_starting_ranks() {
     assert!(started < RANKS * 3 / 4, "{started}");
 }
 
-/// The port is nobody else's from the beginning on: who connects before rank 0 listens waits for it.
+/// The launcher binds the port before ranks start: a connection made before rank 0 accepts waits in the backlog.
 #[test]
 fn rank_0_has_the_socket_that_all_ranks_meet_at() {
     let script = "echo $RANK $MASTER_PORT ${STREAMGRAD_LISTENER-none}; exec sleep 1000";

@@ -275,7 +275,7 @@ fn replays_that_ignore_an_edge_run_one_command_at_a_time() -> Result<()> {
     Ok(())
 }
 
-/// Returns whatever step it is told to.
+/// A hook that returns the step stored in it.
 struct Hook(Arc<(std::sync::Mutex<RuleStep>, AtomicUsize)>);
 
 impl EachReplay for Hook {
@@ -390,7 +390,7 @@ fn rows_beyond_counting_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// A moment that a stream has not come to yet is nothing to wait for: who did would be taken to come after it.
+/// A stream cannot wait for a moment that has not been launched: its clock would claim to be ordered after it.
 #[test]
 fn a_moment_to_come_cannot_be_waited_for() -> Result<()> {
     let device = device(1);
@@ -408,7 +408,7 @@ fn a_moment_to_come_cannot_be_waited_for() -> Result<()> {
     Ok(())
 }
 
-/// What a kernel writes lies apart from what it reads besides, for kernels that are no functions of elements.
+/// Kernels other than elementwise ones refuse an output that overlaps an input.
 #[test]
 fn a_kernel_that_would_write_what_it_reads_is_refused() -> Result<()> {
     let device = device(2);

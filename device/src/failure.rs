@@ -1,8 +1,8 @@
 //! The failure of the command that the calling thread runs, reported without a panic: a program may be built with
 //! `panic = "abort"`.
 //!
-//! A kernel that meets an index out of range reports it and goes on without following the index. Who runs the command takes the
-//! report afterwards; who runs parts of it on other threads hands their reports on to the thread of the command.
+//! A kernel that meets an index out of range reports it and goes on without following the index. The thread that runs the
+//! command takes the report afterwards. Helper threads that run parts of a command pass their reports to that thread.
 
 use std::cell::{Cell, RefCell};
 

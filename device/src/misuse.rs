@@ -1,6 +1,6 @@
 //! What safe code must not do does not compile.
 
-/// Memory is made a buffer, read by kernels, or lent by who answers for it.
+/// Only unsafe code makes a buffer of memory, lends memory, or lets kernels read it.
 ///
 /// ```compile_fail,E0133
 /// # use device::{BlockId, Buffer, Stream};

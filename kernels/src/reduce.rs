@@ -83,9 +83,7 @@ pub fn var(
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "var";
-    let (axes, how) = (split_axes(OP, x.layout, axes, &out)?, Reduction::Var { correction, root: false });
-    for_float!(OP, x.dtype, T => launch(stream, OP, how, x, axes, (workspace, out), cpu::of_floats::<T>))
+    of_floats(stream, "var", Reduction::Var { correction, root: false }, x, axes, (workspace, out))
 }
 
 /// Standard deviation along axes: the root of [`var`], also where that is too large or too small for the type.
@@ -100,9 +98,20 @@ pub fn std(
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "std";
-    let (axes, how) = (split_axes(OP, x.layout, axes, &out)?, Reduction::Var { correction, root: true });
-    for_float!(OP, x.dtype, T => launch(stream, OP, how, x, axes, (workspace, out), cpu::of_floats::<T>))
+    of_floats(stream, "std", Reduction::Var { correction, root: true }, x, axes, (workspace, out))
+}
+
+/// Launches a reduction that is for floats only.
+fn of_floats(
+    stream: &Stream,
+    op: &'static str,
+    how: Reduction,
+    x: View<'_>,
+    axes: &[isize],
+    (workspace, out): (Option<View<'_>>, View<'_>),
+) -> Result<()> {
+    let axes = split_axes(op, x.layout, axes, &out)?;
+    for_float!(op, x.dtype, T => launch(stream, op, how, x, axes, (workspace, out), cpu::of_floats::<T>))
 }
 
 /// Logarithm of a sum of exponentials, `out = m + log(sum exp(x - m))` with `m = max x`, for floats. No axes
@@ -119,9 +128,7 @@ pub fn logsumexp(
     workspace: Option<View<'_>>,
     out: View<'_>,
 ) -> Result<()> {
-    const OP: &str = "logsumexp";
-    let axes = split_axes(OP, x.layout, axes, &out)?;
-    for_float!(OP, x.dtype, T => launch(stream, OP, Reduction::LogSumExp, x, axes, (workspace, out), cpu::of_floats::<T>))
+    of_floats(stream, "logsumexp", Reduction::LogSumExp, x, axes, (workspace, out))
 }
 
 /// The workspace, if one is needed.

@@ -255,7 +255,7 @@ fn greet(
     let mut verdict = [0; VERDICT];
     read_exact(&mut stream, &mut verdict, deadline)?;
     let proven = equal(&transcript.verdict(token, verdict[0]), &verdict[1..]);
-    // Who has another token cannot prove anything.
+    // A peer with another token cannot compute the keyed hash, so that verdict comes without proof.
     Ok(((proven || verdict[0] == WRONG_TOKEN).then_some(verdict[0]), stream))
 }
 

@@ -103,8 +103,8 @@ impl Group {
         first
     }
 
-    /// The group is of no use any more, because this rank received a message of rank `from` that is not what it expected. That
-    /// rank is told both sides, and the others as of any failure.
+    /// Fails the group because this rank received an unexpected message from rank `from`. That rank receives both calls, the
+    /// others a failure like any other.
     pub(super) fn fail_mismatch(&self, from: usize, number: usize, mismatch: Error) -> Error {
         if let Error::CollectiveMismatch { rank, call, other, other_call, .. } = &mismatch {
             let text = [&rank.to_string(), &**call, &other.to_string(), &**other_call].join("\n");

@@ -111,8 +111,8 @@ impl<'a> Arena<'a> {
         places.flat_map(|(start, bytes)| self.users_of(start, bytes, at, reach)).collect()
     }
 
-    /// Finds places for what the command `at` is the first to use. Names what it then has to come after, beside what `reach`
-    /// has: who used the place before, if there would be more than `limit` bytes without.
+    /// Places the memory that command `at` is the first to use. Returns the commands that it must then come after beside those
+    /// in `reach`: earlier users of a place that is shared because the plan would otherwise exceed `limit` bytes.
     pub(super) fn place(&mut self, at: usize, reach: &Reach, limit: usize) -> SmallVec<[usize; 8]> {
         let mut more = SmallVec::new();
         let mut own: SmallVec<[usize; 8]> =

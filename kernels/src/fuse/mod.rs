@@ -185,9 +185,9 @@ struct Parts<'a> {
 struct Known {
     /// For each command, what it is.
     all: Vec<Option<Part>>,
-    /// For each memory, who uses it, in the program's order.
+    /// For each memory, the commands that use it, in program order.
     users: Vec<SmallVec<[usize; 4]>>,
-    /// And who writes it.
+    /// For each memory, the commands that write it.
     writers: Vec<SmallVec<[usize; 2]>>,
     /// All memories by their addresses.
     memories: Vec<(Range<usize>, usize)>,

@@ -304,15 +304,38 @@ fn inner_first_uses_while_a_stream_is_held() -> Result<()> {
     Ok(())
 }
 
+/// In a process that has loaded nothing: the thread that holds a stream waits for the one that compiles.
+#[test]
+#[ignore = "run by the test below"]
+fn inner_hold_while_another_thread_compiles() -> Result<()> {
+    let device = Device::cuda_with(0, CudaConfig::default())?;
+    let [held, other] = [device.new_stream()?, device.new_stream()?];
+    let x = Tensor::from_slice(&[1.0f32; 64], &[8, 8], &device)?;
+    std::thread::scope(|scope| {
+        let compiling = scope.spawn(|| other.scope(|| x.sin()));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let hold = held.hold();
+        let outcomes = [other.scope(|| x.sum(&[], false)), compiling.join().unwrap()];
+        drop(hold);
+        for outcome in outcomes {
+            assert!(matches!(outcome, Ok(_) | Err(Error::StreamHeld { .. })), "{outcome:?}");
+        }
+    });
+    assert_eq!(x.sum(&[], false)?.item::<f32>()?, 64.0);
+    x.sin()?.to_vec::<f32>().map(drop)
+}
+
 #[test]
 fn a_first_use_while_a_stream_is_held_is_an_error_and_not_a_hang() {
     if cuda().is_none() {
         return;
     }
-    let output = run_ignored("inner_first_uses_while_a_stream_is_held", &[]);
-    let text =
-        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    assert!(output.status.success() && !text.contains("waits for host memory"), "{text}");
+    for test in ["inner_first_uses_while_a_stream_is_held", "inner_hold_while_another_thread_compiles"] {
+        let output = run_ignored(test, &[]);
+        let text =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        assert!(output.status.success() && !text.contains("waits for host memory"), "{text}");
+    }
 }
 
 /// A wait is refused, and the write that it was for is launched again.

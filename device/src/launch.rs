@@ -177,6 +177,9 @@ impl Stream {
     /// As [`launch`](Self::launch), for a function of the host, which a CUDA device's driver calls when its turn has come, on
     /// a thread of its own (`cuLaunchHostFunc`). It must not call the device, and cannot reach a CUDA device's memory.
     ///
+    /// The engine takes it to end by itself: an allocation that needs memory which it uses, or a kernel's first use on its CUDA
+    /// device, waits for it, and does so without end if the function waits for the thread that asks.
+    ///
     /// # Errors
     /// As for [`launch`](Self::launch).
     #[track_caller]

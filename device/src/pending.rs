@@ -84,7 +84,7 @@ impl Fifo {
         let mut barriers = self.barriers.0.lock();
         let many = barriers.len() >= Barriers::MANY;
         while let Some(&(oldest, _)) = barriers.front()
-            && (self.completed() >= oldest || many && self.has_run(oldest))
+            && (self.visible() >= oldest || many && self.has_reached(oldest))
         {
             barriers.pop_front();
         }

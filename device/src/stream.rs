@@ -1,13 +1,11 @@
 //! Streams, and which of them is current.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fmt;
-use std::mem::ManuallyDrop;
+use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-
-use smallvec::SmallVec;
 
 use crate::cuda::GateWord;
 use crate::device::Core;
@@ -63,12 +61,16 @@ impl Drop for Side {
     }
 }
 
-type Scopes = Option<SmallVec<[Stream; 4]>>;
+/// A call of [`Stream::scope`] that has not returned, in its frame.
+struct Scope {
+    stream: *const Stream,
+    outer: *const Scope,
+}
 
 thread_local! {
-    /// The scopes that this thread is in, innermost last; `None` outside of all. It has no destructor, since ops also run while
-    /// a thread or the process ends.
-    static SCOPES: RefCell<ManuallyDrop<Scopes>> = const { RefCell::new(ManuallyDrop::new(None)) };
+    /// The innermost scope that this thread is in, or null. It has no destructor, since ops also run while a thread or the
+    /// process ends.
+    static INNERMOST: Cell<*const Scope> = const { Cell::new(ptr::null()) };
 }
 
 impl Stream {
@@ -77,13 +79,21 @@ impl Stream {
         Stream::with_current(device, Stream::clone)
     }
 
-    /// Calls `f` with the current stream, without cloning its handle. `f` must not enter a scope.
+    /// Calls `f` with the current stream, without cloning its handle.
     #[inline]
     pub fn with_current<R>(device: &Device, f: impl FnOnce(&Stream) -> R) -> R {
-        SCOPES.with_borrow(|scopes| {
-            let mut scopes = scopes.iter().flatten().rev();
-            f(scopes.find(|stream| stream.device() == device).unwrap_or(&device.0))
-        })
+        let mut next = INNERMOST.get();
+        // SAFETY: the scopes and the streams that they borrow are in frames of this thread below this one: a scope takes itself
+        // out before its frame ends.
+        while let Some(scope) = unsafe { next.as_ref() } {
+            // SAFETY: as above.
+            let stream = unsafe { &*scope.stream };
+            if stream.device() == device {
+                return f(stream);
+            }
+            next = scope.outer;
+        }
+        f(&device.0)
     }
 
     /// Makes this the current stream of the calling thread inside `f`. The former one is restored on return and on
@@ -98,21 +108,15 @@ impl Stream {
     /// # Ok::<(), device::Error>(())
     /// ```
     pub fn scope<R>(&self, f: impl FnOnce() -> R) -> R {
-        struct Leave;
+        struct Leave(*const Scope);
         impl Drop for Leave {
             fn drop(&mut self) {
-                let left = SCOPES.with_borrow_mut(|scopes| {
-                    let left = scopes.as_mut()?.pop();
-                    if scopes.as_ref().is_some_and(SmallVec::is_empty) {
-                        **scopes = None;
-                    }
-                    left
-                });
-                drop(left);
+                INNERMOST.set(self.0);
             }
         }
-        SCOPES.with_borrow_mut(|scopes| scopes.get_or_insert_default().push(self.clone()));
-        let _leave = Leave;
+        let scope = Scope { stream: self, outer: INNERMOST.get() };
+        let _leave = Leave(scope.outer);
+        INNERMOST.set(&raw const scope);
         f()
     }
 

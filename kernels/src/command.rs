@@ -23,8 +23,6 @@ pub(crate) struct Command<O> {
     operands: O,
     cost: usize,
     may_fail: bool,
-    /// Whether a list of operands is worked through one after the other.
-    in_turn: bool,
 }
 
 impl<O: Operands> Command<O> {
@@ -32,7 +30,7 @@ impl<O: Operands> Command<O> {
     /// type of storage, that of the first.
     #[inline(always)]
     pub(crate) fn new(op: &'static str, operands: O) -> Command<O> {
-        Command { op, operands, cost: 0, may_fail: false, in_turn: false }
+        Command { op, operands, cost: 0, may_fail: false }
     }
 
     /// About how many elementary operations a CPU needs, which decides over how many threads they are split.
@@ -47,10 +45,21 @@ impl<O: Operands> Command<O> {
         Command { may_fail: true, ..self }
     }
 
-    /// The body works through a list of operands one after the other, so that a later one may read what an earlier one wrote.
+    /// Checks the operands, and lists them with how they are used; `None` if there is nothing to write.
+    ///
+    /// # Errors
+    /// Those of [`launch`](Self::launch) for operands.
     #[inline(always)]
-    pub(crate) fn in_turn(self) -> Command<O> {
-        Command { in_turn: true, ..self }
+    pub(crate) fn check(&self) -> Result<Option<SmallVec<[Used<'_>; 4]>>> {
+        let mut check = Check::of(self.op);
+        self.operands.check(&mut check)?;
+        if check.is_all_read() {
+            return Ok(None);
+        }
+        let mut used: SmallVec<[Used<'_>; 4]> = SmallVec::new();
+        self.operands.each(&mut |view, access| used.push((view, access)));
+        operands::expect_apart(self.op, &used)?;
+        Ok(Some(used))
     }
 
     /// Checks the operands and launches the body of the stream's device, which gets `params` and the operands in the form of
@@ -144,22 +153,15 @@ impl<O: Operands> Command<O> {
         C: Fn(&P, &Workers, <O::Held as Held>::Cpu) + Send + Sync + 'static,
         G: Fn(&P, &Queue<'_>, <O::Held as Held>::Cuda) -> Result<()> + Send + Sync + 'static,
     {
-        let Command { op, operands, cost, may_fail, in_turn } = self;
-        let mut check = Check::of(op);
-        operands.check(&mut check)?;
-        if check.is_all_read() {
-            return Ok(());
-        }
-        let mut used: SmallVec<[Used<'_>; 4]> = SmallVec::new();
-        operands.each(&mut |view, access| used.push((view, access)));
-        operands::expect_apart(op, &used, in_turn)?;
+        let Some(used) = self.check()? else { return Ok(()) };
         let mut uses = Uses::new();
         for (view, access) in used {
             uses.push(if access.write { Use::write(view.buffer) } else { Use::read(view.buffer) });
         }
+        let Command { op, ref operands, cost, may_fail } = self;
         let held = operands.hold();
         let work = Bodies { held, params, cost, may_fail, scalars, part, cpu, cuda };
-        stream.launch_described(op, &uses, &|| described(&operands), work)
+        stream.launch_described(op, &uses, &|| described(operands), work)
     }
 }
 

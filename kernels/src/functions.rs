@@ -50,7 +50,7 @@ macro_rules! unary_functions {
                 of_argument, |x, g| g.neg().div(x).div(x), "-g / x / x";
             /// `x^3`.
             Cube, cube, 1, Narrow, close, |x| x.mul(x).mul(x), "x * x * x",
-                of_argument, |x, g| g.mul(T::from_f64(3.0).mul(x).mul(x)), "g * (3 * x * x)";
+                of_argument, |x, g| g.mul(x).mul(x).mul(T::from_f64(3.0)), "g * x * x * 3";
             /// The sine of an angle in radians.
             Sin, sin, 30, Narrow, close, |x| x.sin(), "sin_of(x)",
                 of_argument, |x, g| g.mul(x.cos()), "g * cos_of(x)";
@@ -82,7 +82,7 @@ macro_rules! unary_functions {
             /// `x^exponent`.
             PowScalar(in_parts exponent = 1.7), pow_scalar, 30, Narrow, close,
                 |x| x.pow_parts(exponent), "power_parts(x, a, b)",
-                of_argument, |x, g| g.mul(x.pow_slope(exponent)), "g * power_slope(x, a, b)";
+                of_argument, |x, g| x.pow_slope(exponent, g), "power_slope(x, a, b, g)";
             /// `x / (1 + |x|)`.
             Softsign, softsign, 4, Narrow, exact, |x| x.div(T::ONE.add(x.abs())), "x / (1 + abs_of(x))",
                 of_argument, |x, g| g.mul(x.softsign_slope()), "g * softsign_slope(x)";
@@ -147,7 +147,7 @@ macro_rules! binary_gradients {
             /// The gradient `-g x / y^2` of the divisor of `x / y`.
             DivDivisor, div_divisor_grad, 12, |x, y, g| x.div_slope(y, g), "div_slope(x, y, g)";
             /// The gradient `g y x^(y - 1)` of the base of `x^y`; 0 where `y = 0`.
-            PowBase, pow_base_grad, 60, |x, y, g| x.pow_base_slope(y, g), "pow_base_slope(x, y, g)";
+            PowBase, pow_base_grad, 60, |x, y, g| x.pow_slope([y, T::ZERO], g), "power_slope(x, y, (T)0, g)";
             /// The gradient `g x^y ln x` of the exponent of `x^y`; 0 where `x = 0` and `y >= 0`.
             PowExponent, pow_exponent_grad, 60, |x, y, g| x.pow_exponent_slope(y, g), "pow_exponent_slope(x, y, g)";
             /// The gradient `g (sigmoid(x) - y)` of the logit `x` in the binary cross-entropy with the target `y`.

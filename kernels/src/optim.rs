@@ -307,8 +307,8 @@ impl<'a> Update<'a> {
     }
 }
 
-/// One step of optimizers' rules, in place, for F32 and F64, in one command for all parameters. Those with
-/// masters are of one type.
+/// One step of optimizers' rules, in place, for F32 and F64, in one command for all parameters, or one for each in the order of
+/// `updates` if they share memory. Those with masters are of one type.
 ///
 /// It is fastest where the views of a parameter have the same strides without gaps, in whatever order. Asynchronous,
 /// ordered by the buffers.
@@ -318,12 +318,28 @@ impl<'a> Update<'a> {
 /// are not as many states as the rule has, and for a target that is expanded; those of [`Stream::launch`]. Nothing is
 /// changed then.
 pub fn optimizer_step(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
-    let Some(first) = updates.first() else { return Ok(()) };
     updates.iter().try_for_each(Update::check)?;
+    match step_at_once(stream, updates) {
+        // Steps that share memory are commands of their own, if each is right by itself.
+        Err(Error::InvalidArgument { .. }) if updates.len() > 1 => {
+            let each = || updates.iter().map(std::slice::from_ref);
+            each().try_for_each(|update| command(update).check().map(drop))?;
+            each().try_for_each(|update| step_at_once(stream, update))
+        }
+        outcome => outcome,
+    }
+}
+
+fn command<'a>(updates: &[Update<'a>]) -> Command<Vec<Operands<'a>>> {
     let elements = |update: &Update<'_>| update.param.layout.elements() * (2 + update.states.len());
-    let operands: Vec<Operands<'_>> = updates.iter().map(Update::operands).collect();
-    let cost = updates.iter().map(elements).sum();
-    Command::new(first.step.op(), operands).cost(cost, 1).in_turn().launch(
+    let op = updates.first().map_or("optimizer_step", |first| first.step.op());
+    let operands = updates.iter().map(Update::operands).collect();
+    Command::new(op, operands).cost(updates.iter().map(elements).sum(), 1)
+}
+
+/// One command for all parameters, which run at once.
+fn step_at_once(stream: &Stream, updates: &[Update<'_>]) -> Result<()> {
+    command(updates).launch(
         stream,
         updates.iter().map(Update::stepping).collect::<Vec<Stepped>>(),
         (

@@ -188,7 +188,7 @@ impl Tensor {
         })
     }
 
-    /// The standard deviation over `axes`: the root of [`Tensor::var`], also where that is beyond the type.
+    /// The standard deviation over `axes`: the root of [`Tensor::var`], also where that is beyond F32.
     ///
     /// # Errors
     /// As [`Tensor::mean`].

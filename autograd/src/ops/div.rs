@@ -85,6 +85,9 @@ mod tests {
         let y = a.div(&b)?;
         close(&y, &[f64::INFINITY])?;
         close_values(&gradient(&y, &b)?, &[f64::NEG_INFINITY]);
+        // 1 / b overflows, 0 / b does not.
+        let (a, b) = (vector(&[0.0])?, vector(&[1e-309])?);
+        close_values(&gradient(&a.div(&b)?, &b)?, &[0.0]);
         Ok(())
     }
 }

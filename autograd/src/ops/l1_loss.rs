@@ -50,7 +50,7 @@ impl Var {
             let distance = x.sub(target)?.abs()?;
             // c (d - c / 2) / β with c = min(d, β) is both.
             let near = distance.clamp(f64::NEG_INFINITY, beta)?;
-            let losses = near.mul(&distance.sub(&near.mul_scalar(0.5)?)?)?.mul_scalar(1.0 / beta)?;
+            let losses = near.div_scalar(beta)?.mul(&distance.sub(&near.mul_scalar(0.5)?)?)?;
             reduction.apply(losses)
         })
     }

@@ -100,6 +100,16 @@ mod tests {
         close_values(&gradient(&x.pow_scalar(3.0)?, &x)?, &[0.0, 12.0]);
         close_values(&gradient(&x.pow_scalar(0.0)?, &x)?, &[0.0, 0.0]);
         close_values(&gradient(&x.pow_scalar(1.0)?, &x)?, &[1.0, 1.0]);
+        // Powers that overflow, of either sign.
+        let x = vector(&[-0.0, -1e-200, 1e-200])?;
+        close_values(
+            &gradient(&x.pow_scalar(-2.0)?, &x)?,
+            &[f64::INFINITY, f64::INFINITY, f64::NEG_INFINITY],
+        );
+        let x = vector(&[-2.0])?;
+        assert!(gradient(&x.pow_scalar(1.5)?, &x)?[0].is_nan());
+        let x = vector(&[1e154])?;
+        close_values(&gradient(&x.pow_scalar(3.0)?.mul_scalar(0.5)?, &x)?, &[1.5e308]);
         Ok(())
     }
 }

@@ -33,12 +33,9 @@ fn format(dtype: DType) -> (i64, i64, i64) {
 pub(crate) fn seed() -> u64 {
     static SEED: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     *SEED.get_or_init(|| {
-        // `new` draws one. Gradients of powers whose factors overflow where their product does not still fail now and then.
         let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        let seed = match std::env::var("STREAMGRAD_PRECISION_SEED").as_deref() {
-            Ok("new") => now().as_nanos() as u64,
-            given => given.ok().and_then(|seed| seed.parse().ok()).unwrap_or(101),
-        };
+        let given = std::env::var("STREAMGRAD_PRECISION_SEED").ok().map(|seed| seed.parse().unwrap());
+        let seed = given.unwrap_or_else(|| now().as_nanos() as u64);
         println!("STREAMGRAD_PRECISION_SEED={seed}");
         seed
     })

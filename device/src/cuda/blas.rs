@@ -162,11 +162,12 @@ impl Blas {
         if let Some(known) = self.chosen.read().get(&form) {
             return Ok(known.clone());
         }
+        // Not under the lock, which products of known forms take, too.
+        let _quiet = context.quiet(op)?;
         let mut chosen = self.chosen.write();
         if let Some(known) = chosen.get(&form) {
             return Ok(known.clone());
         }
-        context.await_holds(op)?;
         let new = Algorithm::choose(op, self.handle, &form)?.map(Arc::new);
         if chosen.len() >= MAX_FORMS {
             chosen.clear();

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::ffi::sys;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::Program;
@@ -55,6 +55,9 @@ pub(crate) struct Context {
     /// Closed gates of the device's streams, and those of them that a [`Hold`](crate::Hold) closed.
     pub(super) gates: AtomicUsize,
     pub(super) holds: AtomicUsize,
+    /// Locked while the driver loads or frees, which waits for the device, and while a stream is made to wait for a
+    /// [`Hold`](crate::Hold).
+    loads: Mutex<()>,
     /// Memory to free once no stream is held.
     freed: Mutex<Vec<Freed>>,
     /// Addresses that get their memory later, if the device has such.
@@ -114,6 +117,7 @@ impl Context {
             pinned: PinnedPool::default(),
             gates: AtomicUsize::new(0),
             holds: AtomicUsize::new(0),
+            loads: Mutex::default(),
             freed: Mutex::default(),
             pages: Pages::of(device),
             events: Mutex::default(),
@@ -244,10 +248,13 @@ impl Context {
 
     /// Frees what was released, unless a stream is held.
     pub(super) fn free_released(&self) {
-        if self.is_held() || self.bind().is_err() {
+        if self.bind().is_err() {
             return;
         }
-        for freed in std::mem::take(&mut *self.freed.lock()) {
+        // Whoever loads may wait long: the next one frees.
+        let Some(_quiet) = self.loads.try_lock().filter(|_| !self.is_held()) else { return };
+        let all = std::mem::take(&mut *self.freed.lock());
+        for freed in all {
             // SAFETY: `release` was promised that each came from the driver, is freed once and unused.
             unsafe {
                 match freed {
@@ -285,8 +292,9 @@ impl Context {
         let mut missing = programs.to_vec();
         missing.retain(|program| !self.modules.read().contains_key(&key(program)));
         let Some(first) = missing.first() else { return Ok(()) };
-        self.await_holds(first.name)?;
-        let loaded = Module::load(&missing, self.capability)?;
+        let compiled = Module::compile(&missing, self.capability)?;
+        let _quiet = self.quiet(first.name)?;
+        let loaded = Module::load(compiled)?;
         let named = missing.into_iter().map(key).zip(loaded);
         self.modules.write().extend(named);
         Ok(())
@@ -346,26 +354,38 @@ impl Context {
         if let Some(made) = place.get() {
             return Ok(made);
         }
-        self.await_holds(what)?;
+        let _quiet = self.quiet(what)?;
         let new = make()?;
         Ok(place.get_or_init(|| new))
     }
 
-    /// Waits until no stream is held that work of this device comes after. The driver loads modules and libraries' kernels
-    /// only once the device is idle, so loading `what` meanwhile would wait for the hold inside the driver, without end if
-    /// this thread is the one that will drop it.
+    /// Waits until no stream is held that work of this device comes after, and lets none be held while the guard lives. The
+    /// driver loads modules and libraries' kernels only once the device is idle, so loading `what` meanwhile would wait for the
+    /// hold inside the driver, without end if this thread is the one that will drop it.
     ///
     /// # Errors
     /// [`Error::StreamHeld`] after [`HOLD_TIMEOUT`].
-    pub(super) fn await_holds(&self, what: &str) -> Result<()> {
+    pub(super) fn quiet(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
         let deadline = Instant::now() + HOLD_TIMEOUT;
-        while self.is_held() {
+        loop {
+            let quiet = self.loads.lock();
+            if !self.is_held() {
+                return Ok(quiet);
+            }
+            drop(quiet);
             if Instant::now() > deadline {
                 return Err(Error::StreamHeld { what: what.into() });
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(())
+    }
+
+    /// Calls `close`, which holds a stream back, while the driver does nothing that waits for the device.
+    pub(super) fn hold<R>(&self, close: impl FnOnce() -> Result<R>) -> Result<R> {
+        let _quiet = self.loads.lock();
+        let closed = close()?;
+        self.holds.fetch_add(1, Ordering::AcqRel);
+        Ok(closed)
     }
 }
 

@@ -82,8 +82,8 @@ impl Enqueued {
         operands: &Addresses,
         call: impl Fn(&Addresses, sys::CUstream) -> Result<()>,
     ) -> Result<()> {
-        let Some(launches) = self.find(stream, operands, &call).and_then(|found| found.launches.as_deref())
-        else {
+        let found = self.find(stream, command.0, operands, &call)?;
+        let Some(launches) = found.and_then(|found| found.launches.as_deref()) else {
             return call(operands, stream.raw());
         };
         launches.iter().try_for_each(|launch| {
@@ -97,19 +97,25 @@ impl Enqueued {
         self.found.get().map_or(&[], |found| &found.kernels)
     }
 
+    /// `None` if the driver does not tell.
+    ///
+    /// # Errors
+    /// [`Error::StreamHeld`](crate::Error::StreamHeld): the library loads its kernels when they are first used.
     fn find(
         &self,
         stream: &DriverStream,
+        op: &'static str,
         operands: &Addresses,
         call: &impl Fn(&Addresses, sys::CUstream) -> Result<()>,
-    ) -> Option<&Found> {
+    ) -> Result<Option<&Found>> {
         if let Some(found) = self.found.get() {
-            return Some(found);
+            return Ok(Some(found));
         }
         if self.failed.load(Ordering::Relaxed) >= TRIES {
-            return None;
+            return Ok(None);
         }
-        match find(stream, operands, call) {
+        let _quiet = stream.quiet(op)?;
+        Ok(match find(stream, operands, call) {
             // Two threads that ask at once find the same.
             Ok(found) => Some(self.found.get_or_init(|| found)),
             // Next time it may succeed, as when there was no memory.
@@ -117,7 +123,7 @@ impl Enqueued {
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 None
             }
-        }
+        })
     }
 }
 

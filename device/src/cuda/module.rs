@@ -24,6 +24,15 @@ pub(super) struct Module {
     functions: RwLock<FxHashMap<Box<str>, Function>>,
 }
 
+/// A program that is compiled for a device.
+pub(super) struct Compiled {
+    program: &'static Program,
+    options: Vec<String>,
+    image: Vec<u8>,
+    /// Whether the image was kept on disk by an earlier process.
+    was_kept: bool,
+}
+
 #[derive(Clone, Copy)]
 pub(super) struct Function(pub(super) sys::CUfunction);
 
@@ -37,9 +46,9 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads programs for a device of this compute capability; the context is current. Those that have to be compiled are
-    /// compiled at once, on a thread each as far as there are cores.
-    pub(super) fn load(programs: &[&'static Program], capability: (i32, i32)) -> Result<Vec<Module>> {
+    /// Images of programs for a device of this compute capability. Those that have to be compiled are compiled at once, on a
+    /// thread each as far as there are cores.
+    pub(super) fn compile(programs: &[&'static Program], capability: (i32, i32)) -> Result<Vec<Compiled>> {
         let options: Vec<_> = programs.iter().map(|program| options(program, capability)).collect();
         let images: Vec<_> = programs.iter().map(|_| Mutex::new(None)).collect();
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(programs.len());
@@ -52,18 +61,24 @@ impl Module {
                 *images[at].lock() = Some(image(programs[at], &options[at]));
             }
         })?;
-        let loaded = programs.iter().zip(options).zip(images).map(|((program, options), made)| {
+        let compiled = programs.iter().zip(options).zip(images).map(|((program, options), made)| {
             // A thread that panicked made none.
-            let (made, was_kept) = made.into_inner().unwrap_or_else(|| image(program, &options))?;
-            match Module::from_image(&made) {
-                // A driver may refuse what was kept.
-                Err(error) if was_kept && !matches!(error, Error::OutOfMemory { .. }) => {
-                    Module::from_image(&compile_and_keep(program, &options)?)
-                }
-                outcome => outcome,
-            }
+            let (image, was_kept) = made.into_inner().unwrap_or_else(|| image(program, &options))?;
+            Ok(Compiled { program, options, image, was_kept })
         });
-        loaded.collect()
+        compiled.collect()
+    }
+
+    /// Loads compiled programs; the context is current.
+    pub(super) fn load(compiled: Vec<Compiled>) -> Result<Vec<Module>> {
+        let load = |Compiled { program, options, image, was_kept }| match Module::from_image(&image) {
+            // A driver may refuse what was kept.
+            Err(error) if was_kept && !matches!(error, Error::OutOfMemory { .. }) => {
+                Module::from_image(&compile_and_keep(program, &options)?)
+            }
+            outcome => outcome,
+        };
+        compiled.into_iter().map(load).collect()
     }
 
     fn from_image(image: &[u8]) -> Result<Module> {

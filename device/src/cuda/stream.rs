@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::ffi::sys;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::call::{address, check};
 use super::context::{Context, WARP_GROUPS};
@@ -182,6 +182,11 @@ impl DriverStream {
     /// A new one of the same device, which is current then.
     pub(super) fn sibling(&self) -> Result<DriverStream> {
         DriverStream::new(&self.context, &self.fault, Priority::Normal)
+    }
+
+    /// As [`Context::quiet`].
+    pub(super) fn quiet(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
+        self.context.quiet(what)
     }
 
     pub(super) fn multiprocessors(&self) -> u32 {
@@ -364,11 +369,18 @@ impl DriverStream {
         let staged = Staged::of(&self.context, &0u32.to_ne_bytes(), moment)?;
         let word = address(staged.as_ptr());
         let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
-        // SAFETY: the context is current; the word is the device's to read until the command at `moment` has run.
-        let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word, 1, flags) };
-        check("cuStreamWaitValue32", code)?;
-        self.context.gates.fetch_add(1, Ordering::AcqRel);
-        self.context.holds.fetch_add(usize::from(holds), Ordering::AcqRel);
+        let close = || {
+            // SAFETY: the context is current; the word is the device's to read until the command at `moment` has run.
+            let code = unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word, 1, flags) };
+            check("cuStreamWaitValue32", code)?;
+            self.context.gates.fetch_add(1, Ordering::AcqRel);
+            Ok(())
+        };
+        if holds {
+            self.context.hold(close)?
+        } else {
+            close()?
+        }
         Ok(GateWord { word: staged, holds })
     }
 

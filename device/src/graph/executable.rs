@@ -148,7 +148,9 @@ impl Plan {
         let layout = self.layout(options);
         let report = self.report(&layout);
         let arena = if layout.bytes > 0 { Some(allocate(layout.bytes)?) } else { None };
-        arena.iter().try_for_each(|arena| self.takes("instantiate", layout.bytes, arena, &[]))?;
+        if let Some(arena) = &arena {
+            self.takes("instantiate", layout.bytes, arena, &mut self.in_use())?;
+        }
         let base = arena.as_deref().map_or(0, |arena| arena.ptr().expose_provenance());
         let mut moved = Moved::planned(&self, &layout, base);
         let planned = self.planned(&layout, base);

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::ops::Range;
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::capture::{Command, Memory, each_once};
@@ -131,13 +132,18 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that the step may use `buffer` as memory of `bytes` bytes, beside the buffers in `others` and all that it uses.
+    /// The buffers that the step uses.
+    pub(super) fn in_use(&self) -> FxHashSet<*const Buffer> {
+        self.found().map(std::ptr::from_ref).collect()
+    }
+
+    /// Checks that the step may use `buffer` as memory of `bytes` bytes, and adds it to those `in_use`.
     pub(super) fn takes(
         &self,
         op: &'static str,
         bytes: usize,
         buffer: &Shared<Buffer>,
-        others: &[(usize, Shared<Buffer>)],
+        in_use: &mut FxHashSet<*const Buffer>,
     ) -> Result<()> {
         if *buffer.device() != self.device {
             return Err(Error::device_mismatch(op, &self.device, buffer.device()));
@@ -149,8 +155,7 @@ impl Plan {
         if buffer.len_bytes() < bytes {
             return invalid("as large as asked for", format!("{} bytes for {bytes}", buffer.len_bytes()));
         }
-        let is_used = self.found().any(|found| std::ptr::eq(found, &**buffer));
-        if is_used || others.iter().any(|(_, other)| other.ptr_eq(buffer)) {
+        if !in_use.insert(&raw const **buffer) {
             return invalid("a buffer that the step does not use yet", "one that it uses".into());
         }
         Ok(())
@@ -158,11 +163,11 @@ impl Plan {
 
     /// Puts buffers in the place of the step's own memories. The commands do not know of them yet.
     fn give(&mut self, op: &'static str, mut buffers: Vec<(usize, Shared<Buffer>)>) -> Result<Moved> {
-        for (at, (memory, buffer)) in buffers.iter().enumerate() {
-            let named = buffers[..at].iter().any(|(other, _)| other == memory);
+        let (mut named, mut in_use) = (FxHashSet::default(), self.in_use());
+        for (memory, buffer) in &buffers {
             match self.memories.get(*memory) {
-                Some(&Memory::Planned { bytes, .. }) if !named => {
-                    self.takes(op, bytes, buffer, &buffers[..at])?
+                Some(&Memory::Planned { bytes, .. }) if named.insert(*memory) => {
+                    self.takes(op, bytes, buffer, &mut in_use)?
                 }
                 _ => return Err(Error::invalid(op, "memory", "the step's own, named once", memory)),
             }

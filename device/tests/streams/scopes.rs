@@ -28,6 +28,22 @@ fn rule_01_the_current_stream_is_the_innermost_scope() -> Result<()> {
     })
 }
 
+/// As a kernel may that runs while it is launched.
+#[test]
+fn rule_01_what_uses_the_current_stream_may_enter_scopes() -> Result<()> {
+    each_schedule(|dev| {
+        let [outer, inner] = new_streams(dev)?;
+        outer.scope(|| {
+            Stream::with_current(dev, |stream| {
+                assert_eq!(inner.scope(|| Stream::current(dev)), inner);
+                assert_eq!(*stream, outer);
+            });
+            assert_eq!(Stream::current(dev), outer);
+        });
+        Ok(())
+    })
+}
+
 #[test]
 fn rule_01_a_panic_restores_the_stream() -> Result<()> {
     each_schedule(|dev| {

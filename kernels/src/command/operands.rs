@@ -44,34 +44,26 @@ impl Access {
 pub(super) type Used<'a> = (&'a View<'a>, Access);
 
 /// Checks that no operand that is written shares memory with another operand, except one that is read in place. Parts of a command
-/// run on several threads at once, so anything else would be a data race. Operands at different indices of a list may share memory if
-/// the command works through the list `in_turn`.
+/// run on several threads at once, so anything else would be a data race.
 #[inline(always)]
-pub(super) fn expect_apart(op: &'static str, used: &[Used<'_>], in_turn: bool) -> Result<()> {
-    if used.len() <= FEW {
-        expect_pairs_apart(op, used, in_turn)
-    } else {
-        expect_many_apart(op, used, in_turn)
-    }
+pub(super) fn expect_apart(op: &'static str, used: &[Used<'_>]) -> Result<()> {
+    if used.len() <= FEW { expect_pairs_apart(op, used) } else { expect_many_apart(op, used) }
 }
 
 /// Up to so many operands are compared pair by pair without sorting them.
 const FEW: usize = 8;
 
-fn expect_many_apart(op: &'static str, used: &[Used<'_>], in_turn: bool) -> Result<()> {
+fn expect_many_apart(op: &'static str, used: &[Used<'_>]) -> Result<()> {
     let mut used = used.to_vec();
     used.sort_unstable_by_key(|(view, _)| view.buffer.ptr());
     let mut shared = used.chunk_by(|(a, _), (b, _)| a.buffer.ptr() == b.buffer.ptr());
-    shared.try_for_each(|used| expect_pairs_apart(op, used, in_turn))
+    shared.try_for_each(|used| expect_pairs_apart(op, used))
 }
 
 #[inline(always)]
-fn expect_pairs_apart(op: &'static str, used: &[Used<'_>], in_turn: bool) -> Result<()> {
+fn expect_pairs_apart(op: &'static str, used: &[Used<'_>]) -> Result<()> {
     for (at, (view, access)) in used.iter().enumerate() {
         for (other, other_access) in &used[..at] {
-            if in_turn && access.group != other_access.group {
-                continue;
-            }
             if view.buffer.ptr() == other.buffer.ptr() && (access.write || other_access.write) {
                 let in_place =
                     access.group == other_access.group && (access.in_place || other_access.in_place);

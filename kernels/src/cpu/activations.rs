@@ -20,7 +20,7 @@ impl<T: Real> Pair<T> {
 
     /// `a b`, exactly.
     #[inline(always)]
-    fn product(a: T, b: T) -> Pair<T> {
+    pub(super) fn product(a: T, b: T) -> Pair<T> {
         let product = a.mul(b);
         Pair(product, a.fma(b, product.neg()))
     }
@@ -32,7 +32,7 @@ impl<T: Real> Pair<T> {
     }
 
     #[inline(always)]
-    fn times(self, other: Pair<T>) -> Pair<T> {
+    pub(super) fn times(self, other: Pair<T>) -> Pair<T> {
         let product = Pair::product(self.0, other.0);
         Pair(product.0, product.1.add(self.0.mul(other.1).add(self.1.mul(other.0))))
     }
@@ -54,13 +54,13 @@ impl<T: Real> Pair<T> {
     }
 
     #[inline(always)]
-    fn value(self) -> T {
+    pub(super) fn value(self) -> T {
         self.0.add(self.1)
     }
 
     /// A constant and what its F64 lacks.
     #[inline(always)]
-    fn constant(value: f64, low: f64) -> Pair<T> {
+    pub(super) fn constant(value: f64, low: f64) -> Pair<T> {
         let [nearest, rest] = T::in_parts(value);
         Pair(nearest, rest.add(T::from_f64(low)))
     }

@@ -104,9 +104,22 @@ pub(crate) trait Real: Number {
         if whole.is_nan() { power } else { whole }
     }
 
-    /// The derivative of `self^(exponent + rest)`; 0 where the exponent is 0.
+    /// `factor self^exponent`, without overflow or underflow of the power.
     #[inline(always)]
-    fn pow_slope(self, [exponent, rest]: [Self; 2]) -> Self {
+    fn times_pow(self, exponent: Self, factor: Self) -> Self {
+        let power = self.pow(exponent);
+        if power.is_nan() || power.abs() >= Self::SMALL && power.abs() <= Self::LARGE {
+            return factor.mul(power);
+        }
+        let root = self.abs().pow(exponent.mul(Self::HALF));
+        let product = factor.mul(root).mul(root);
+        let negative = power < Self::ZERO || power.recip() < Self::ZERO;
+        if negative { product.neg() } else { product }
+    }
+
+    /// `g` times the derivative of `self^(exponent + rest)`; 0 where the exponent is 0.
+    #[inline(always)]
+    fn pow_slope(self, [exponent, rest]: [Self; 2], g: Self) -> Self {
         if exponent == Self::ZERO {
             return Self::ZERO;
         }
@@ -114,16 +127,7 @@ pub(crate) trait Real: Number {
         // What `less` lacks, whichever of the terms is the larger one.
         let one = exponent.sub(less);
         let low = rest.add(exponent.sub(less.add(one)).add(one.sub(Self::ONE)));
-        let power = self.pow(less);
-        let is_extreme = power.abs() < Self::SMALL || power.abs() > Self::LARGE;
-        let slope = if is_extreme {
-            // A subnormal power has too few digits, and what overflows may not with the factor.
-            let root = self.abs().pow(less.mul(Self::HALF));
-            let slope = exponent.mul(root).mul(root);
-            if power.recip() < Self::ZERO { slope.neg() } else { slope }
-        } else {
-            exponent.mul(power)
-        };
+        let slope = self.times_pow(less, g.mul(exponent));
         if low == Self::ZERO && rest == Self::ZERO {
             return slope;
         }
@@ -132,17 +136,10 @@ pub(crate) trait Real: Number {
         if whole.is_nan() { slope } else { whole }
     }
 
-    /// `g` times the derivative of `self^exponent` for the base; 0 where the exponent is 0.
-    #[inline(always)]
-    fn pow_base_slope(self, exponent: Self, g: Self) -> Self {
-        let slope = g.mul(self.pow_slope([exponent, Self::ZERO]));
-        if exponent == Self::ZERO { Self::ZERO } else { slope }
-    }
-
     /// `g` times the derivative of `self^exponent` for the exponent; 0 where the base is 0 and the exponent not negative.
     #[inline(always)]
     fn pow_exponent_slope(self, exponent: Self, g: Self) -> Self {
-        let slope = g.mul(self.pow(exponent).mul(self.log()));
+        let slope = self.times_pow(exponent, g.mul(self.log()));
         if self == Self::ZERO && exponent >= Self::ZERO { Self::ZERO } else { slope }
     }
 
@@ -245,6 +242,19 @@ impl Real for f32 {
     }
 }
 
+/// `(1 + erf(x / sqrt 2)) / 2` in two parts.
+#[inline(never)]
+fn normal_cdf_pair(x: f64) -> Pair<f64> {
+    let z = -x * FRAC_1_SQRT_2;
+    let tail = 0.5 * libm::erfc(z);
+    if f64::abs(z) > 26.0 {
+        return Pair(tail, 0.0);
+    }
+    // The rounding error of `z`, times the slope.
+    let low = -x.fma(FRAC_1_SQRT_2, z) - x * FRAC_1_SQRT_2_LOW;
+    Pair(tail, -0.5 * low * z.erf_slope())
+}
+
 impl Real for f64 {
     const HALF: Self = 0.5;
     const LARGE: Self = f64::MAX / 4.0;
@@ -278,32 +288,26 @@ impl Real for f64 {
 
     #[inline(never)]
     fn normal_cdf(self) -> f64 {
-        let z = -self * FRAC_1_SQRT_2;
-        let tail = libm::erfc(z);
-        if f64::abs(z) > 26.0 {
-            return 0.5 * tail;
-        }
-        // The rounding error of `z`, times the slope.
-        let low = -self.fma(FRAC_1_SQRT_2, z) - self * FRAC_1_SQRT_2_LOW;
-        0.5 * (tail - low * z.erf_slope())
+        normal_cdf_pair(self).value()
     }
 
     #[inline(never)]
     fn gelu_erf_slope(self) -> f64 {
         // Where the density is 0, its square must not overflow.
         let x = self.clamp(-39.0, 39.0);
-        let square = x * x;
-        let e = f64::exp(-0.5 * square);
-        // The density in two parts: the rounding error of the product, and those of the square and the constant.
-        let density = e * INV_SQRT_TAU;
-        let rest = e.fma(INV_SQRT_TAU, -density) + e * INV_SQRT_TAU_LOW - 0.5 * x.fma(x, -square) * density;
-        x.fma(density, x.fma(rest, x.normal_cdf()))
+        let square = Pair::product(x, x);
+        let e = (-0.5 * square.0).exp_pair(-0.5 * square.1);
+        let density = e.times(Pair::constant(INV_SQRT_TAU, INV_SQRT_TAU_LOW));
+        // The two terms cancel near -0.75.
+        let (product, cdf) = (Pair::product(x, density.0), normal_cdf_pair(x));
+        let sum = Pair::sum(product.0, cdf.0);
+        sum.0 + (sum.1 + (product.1 + cdf.1 + x * density.1))
     }
 
     #[inline(never)]
     fn div_slope(self, y: f64, g: f64) -> f64 {
         if [self, y, g].iter().any(|&x| x == 0.0 || !x.is_finite()) {
-            return -(g / y) * (self / y);
+            return -g * (self / y / y);
         }
         let [(x, x_exponent), (y, y_exponent), (g, g_exponent)] = [self, y, g].map(libm::frexp);
         libm::ldexp(-(g * x) / (y * y), x_exponent + g_exponent - 2 * y_exponent)

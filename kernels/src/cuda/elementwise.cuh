@@ -244,33 +244,36 @@ template <class T> __device__ inline T power_parts(T x, T y, T rest) {
     T better = rest * log_of(abs_of(x)) * whole + whole;
     return is_nan(better) ? whole : better;
 }
-// The derivative of x^(y + rest); 0 where y is 0.
-template <class T> __device__ inline T power_slope(T x, T y, T rest) {
+// factor x^y, without overflow or underflow of the power.
+template <class T> __device__ inline T times_power(T x, T y, T factor) {
+    T whole = power(x, y), small = sizeof(T) == 4 ? (T)1e-35 : (T)1e-305;
+    if (is_nan(whole) || (abs_of(whole) >= small && abs_of(whole) <= 1 / small)) {
+        return factor * whole;
+    }
+    T root = power(abs_of(x), y * (T)0.5), product = factor * root * root;
+    return whole < 0 || 1 / whole < 0 ? -product : product;
+}
+// g times the derivative of x^(y + rest); 0 where y is 0.
+template <class T> __device__ inline T power_slope(T x, T y, T rest, T g) {
     if (y == 0) {
         return 0;
     }
     T less = y - 1, one = y - less, low = rest + (y - (less + one) + (one - 1));
-    T whole = power(x, less), small = sizeof(T) == 4 ? (T)1e-35 : (T)1e-305, slope = y * whole;
-    if (abs_of(whole) < small || abs_of(whole) > 1 / small) {
-        // A subnormal power has too few digits, and what overflows may not with the factor.
-        T root = power(abs_of(x), less * (T)0.5);
-        slope = 1 / whole < 0 ? -(y * root * root) : y * root * root;
-    }
+    T slope = times_power(x, less, g * y);
     if (low == 0 && rest == 0) {
         return slope;
     }
     T better = mul_add(slope, low * log_of(abs_of(x)) + rest / y, slope);
     return is_nan(better) ? slope : better;
 }
-template <class T> __device__ inline T pow_base_slope(T x, T y, T g) { return y == 0 ? (T)0 : g * power_slope(x, y, (T)0); }
 template <class T> __device__ inline T pow_exponent_slope(T x, T y, T g) {
-    return x == 0 && y >= 0 ? (T)0 : g * (power(x, y) * log_of(x));
+    return x == 0 && y >= 0 ? (T)0 : times_power(x, y, g * log_of(x));
 }
 // -g x / y^2, without overflow or underflow of a part of it.
 __device__ inline f32 div_slope(f32 x, f32 y, f32 g) { return (f32)(-((f64)g * x) / ((f64)y * y)); }
 __device__ inline f64 div_slope(f64 x, f64 y, f64 g) {
     if (x == 0 || y == 0 || g == 0 || !is_finite(x) || !is_finite(y) || !is_finite(g)) {
-        return -(g / y) * (x / y);
+        return -g * (x / y / y);
     }
     int of_x, of_y, of_g;
     f64 a = frexp(x, &of_x), b = frexp(y, &of_y), c = frexp(g, &of_g);

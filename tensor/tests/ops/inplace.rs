@@ -148,3 +148,30 @@ fn adam_steps_follow_the_formula() -> Result<()> {
     }
     Ok(())
 }
+
+/// The second step reads what the first one wrote.
+#[test]
+fn steps_that_share_memory_run_in_their_order() -> Result<()> {
+    let count = 100_000;
+    let (x, y) = (
+        Tensor::full(&[count], 1.0, DType::F64, &device())?,
+        Tensor::full(&[count], 2.0, DType::F64, &device())?,
+    );
+    let half = |x: &Tensor| x.narrow(0, 0, count / 2);
+    // 1 + 2 = 3, 2 + 3 = 5, 3 + 5 = 8, and in one half 8 + 8 = 16 at last.
+    tensor::accumulate(&[
+        (x.clone(), y.clone()),
+        (y.clone(), x.clone()),
+        (x.clone(), y.clone()),
+        (half(&x)?, x.narrow(0, count / 2, count / 2)?),
+    ])?;
+    let expected: Vec<f64> = (0..count).map(|at| if at < count / 2 { 16.0 } else { 8.0 }).collect();
+    assert_eq!(x.to_vec::<f64>()?, expected);
+    assert_eq!(y.to_vec::<f64>()?, vec![5.0; count]);
+    // One that is wrong by itself leaves the others as they were.
+    let shifted = (x.narrow(0, 0, count - 1)?, x.narrow(0, 1, count - 1)?);
+    let refused = tensor::accumulate(&[(x.clone(), y.clone()), (x.clone(), y.clone()), shifted]);
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
+    assert_eq!(x.to_vec::<f64>()?, expected);
+    Ok(())
+}

@@ -7,8 +7,10 @@ mod common;
 use std::hint::black_box;
 
 use common::{case, run};
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
-use streamgrad::{ConcurrentBatches, CpuConfig, Sgd, SgdOptions, cross_entropy, mlp};
+use streamgrad::{ConcurrentBatches, CpuConfig, cross_entropy};
 
 /// One step is forward, backward and SGD of two batches on two lanes.
 fn step(device: &Device, sizes: &[usize], batch: usize) -> impl FnMut() + use<> {

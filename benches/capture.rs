@@ -9,8 +9,9 @@
 mod common;
 
 use common::is_chosen;
+use streamgrad::optim::Sgd;
 use streamgrad::prelude::*;
-use streamgrad::{CpuConfig, CudaConfig, Graph, GraphOptions, Order, Result, Sgd};
+use streamgrad::{CpuConfig, CudaConfig, Graph, GraphOptions, Order, Result};
 
 /// A step of about so many commands, given its state.
 type Program = fn(usize, &State) -> Result<()>;

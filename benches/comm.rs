@@ -9,9 +9,10 @@ use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use common::{case, run};
+use streamgrad::comm::CommOptions;
 use streamgrad::prelude::*;
-use streamgrad::workloads::Forum;
-use streamgrad::{CommOptions, CpuConfig, Result};
+use streamgrad::{CpuConfig, Result};
+use workloads::Forum;
 
 /// Operations of a round: starting the other rank's is not what is timed.
 const MANY: usize = 200;

@@ -8,9 +8,10 @@
 use std::cell::RefCell;
 
 use streamgrad::autograd::ops::AttentionOptions;
+use streamgrad::optim::{AdamW, AdamWOptions};
 use streamgrad::prelude::*;
 use streamgrad::tensor::Gelu;
-use streamgrad::{AdamW, AdamWOptions, BackwardOptions, Graph, RandomKey, Reduction, Result};
+use streamgrad::{BackwardOptions, Graph, RandomKey, Reduction, Result};
 
 const REPEATS: usize = 15;
 

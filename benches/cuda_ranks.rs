@@ -14,13 +14,13 @@ mod gpt2;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use streamgrad::autograd::Collective;
+use streamgrad::comm::Collective;
+use streamgrad::comm::{CommModel, CommOptions, NcclId, ReduceOrder};
 use streamgrad::device::{CommandKind, CommandRecord};
 use streamgrad::prelude::*;
-use streamgrad::workloads::{Gpt, GptOptions};
-use streamgrad::{
-    CommModel, CommOptions, Graph, NcclId, Profile, ProfileOptions, ReduceOrder, Result, autocast,
-};
+use streamgrad::profile::{Profile, ProfileOptions};
+use streamgrad::{Graph, Result, autocast};
+use workloads::{Gpt, GptOptions};
 
 fn option(name: &str) -> bool {
     std::env::args().any(|word| word == name)

@@ -11,7 +11,6 @@ use std::time::Instant;
 
 use common::{Case, case, is_chosen, run};
 use streamgrad::prelude::*;
-use streamgrad::workloads;
 use streamgrad::{CpuConfig, CudaConfig, DeviceKind, Graph, GraphOptions, Order, RandomKey, Result};
 
 fn on_cuda() -> bool {

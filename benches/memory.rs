@@ -9,8 +9,10 @@ use std::hint::black_box;
 
 use common::{Case, case, run};
 use streamgrad::device::{Buffer, Use};
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
-use streamgrad::{ConcurrentBatches, CpuConfig, CudaConfig, Sgd, SgdOptions, allocate, cross_entropy, mlp};
+use streamgrad::{ConcurrentBatches, CpuConfig, CudaConfig, allocate, cross_entropy};
 
 const MIB: usize = 1 << 20;
 

@@ -13,8 +13,8 @@ mod gpt2;
 
 use common::{Case, case, run};
 use streamgrad::prelude::*;
-use streamgrad::workloads::lenet;
 use streamgrad::{CudaConfig, DeviceMemory, Graph, RandomKey, Result, autocast};
+use workloads::lenet;
 
 type Step = Box<dyn FnMut() -> Result<()>>;
 type Program = fn(&Device) -> Result<Step>;

@@ -8,7 +8,7 @@ mod common;
 use common::{Case, case, run};
 use streamgrad::CpuConfig;
 use streamgrad::prelude::*;
-use streamgrad::workloads::{Branches, Gpt, GptOptions, lenet};
+use workloads::{Branches, Gpt, GptOptions, lenet};
 
 fn device(threads: usize) -> Device {
     Device::cpu_with(CpuConfig { threads: Some(threads), ..CpuConfig::default() })

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Parser;
-use streamgrad::workloads::{Gpt, GptOptions};
 use streamgrad::{Result, prelude::*};
+use workloads::{Gpt, GptOptions};
 
 #[derive(Parser)]
 pub(crate) struct Args {

@@ -3,10 +3,11 @@
 //! `cargo run --release --example profile` prints tables and writes to the folder for temporary files `profile.html`, a page for
 //! any browser, and `profile.json` for <https://ui.perfetto.dev>.
 
-use streamgrad::autograd::profile::Key;
+use streamgrad::Result;
 use streamgrad::prelude::*;
-use streamgrad::report::Report;
-use streamgrad::{ProfileSchedule, Result, diagnose};
+use streamgrad::profile::Key;
+use streamgrad::profile::report::Report;
+use streamgrad::profile::{ProfileSchedule, diagnose};
 
 /// The profile of some steps, and the last loss.
 fn train(dev: &Device) -> Result<(Profile, f32)> {

@@ -31,15 +31,14 @@
 //! | data | [`Tensor`], [`tensor::Operand`] for `+`, `-`, `*` and `/` |
 //! | gradients | [`Var`], [`Gradients`], [`grad`], [`gradcheck`], [`ops`] |
 //! | activation checkpointing | [`recompute`], [`Recompute`] |
-//! | mixed precision | [`autocast`], [`GradScaler`] |
+//! | mixed precision | [`autocast`], [`optim::GradScaler`] |
 //! | batches at once | [`ConcurrentBatches`] |
 //! | stages at once, batches made ahead | [`Pipeline`], [`Prefetch`] |
-//! | where the time goes | [`Profile`], [`diagnose`], [`autograd::profile`] |
-//! | layers and models of one's own | [`Linear`], [`Sequential`], [`Module`], [`Forward`] |
-//! | ranks, collectives, data parallel training | [`Communicator`], [`DataParallel`] |
-//! | optimizers, data, checkpoints | [`Sgd`], [`Adam`], [`DataLoader`], [`checkpoint`] |
-//! | how long something takes, and how fast the device is | [`benchmark`], [`MeasuredPeaks`] |
-//! | example programs, one stream against several | [`workloads`], [`workloads::compare`] |
+//! | layers and models of one's own | [`nn`], [`Module`], [`Forward`] |
+//! | optimizers, data, checkpoints | [`optim`], [`DataLoader`], [`checkpoint`] |
+//! | where the time goes, and how long something takes (feature `profile`) | `streamgrad::profile` |
+//! | ranks, collectives, data parallel training (feature `comm`) | `streamgrad::comm` |
+//! | one stream against several, and every schedule (feature `compare`) | `streamgrad::compare` |
 //!
 //! Each crate below is there under its own name, too, as in [`mod@tensor`], with all that its items mention. Examples beside
 //! these items begin with those names, and so compile behind
@@ -55,17 +54,21 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub use ::{allocator, autograd, comm, device, kernels, models, tensor};
+pub use ::{allocator, autograd, device, kernels, models, tensor};
+#[cfg(feature = "comm")]
+pub use ::comm;
+#[cfg(feature = "compare")]
+pub use ::compare;
+#[cfg(feature = "profile")]
+pub use ::profile;
 
 pub use allocator::{AllocatorConfig, DeviceMemory, MemoryStats, ReusePolicy, Snapshot, allocate};
 pub use autograd::{
     BackwardOptions, ConcurrentBatches, GradCheck, GradCheckReport, GradOptions, Gradients, Grads,
     LaneOptions, LaneReport, Lanes, PadMode, Pipeline, PipelineOptions, PipelineReport, PipelineSchedule,
-    Prefetch, PrefetchOptions, PrefetchReport, Profile, ProfileOptions, ProfileSchedule, Profiler, Reduction,
-    Save, Step, TapeEntry, Var, Vjp, autocast, defer, diagnose, grad, gradcheck, gradgradcheck, is_recording,
-    no_grad, ops, recompute, record, report,
+    Prefetch, PrefetchOptions, PrefetchReport, Reduction, Save, Step, TapeEntry, Var, Vjp, autocast, defer,
+    grad, gradcheck, gradgradcheck, is_recording, no_grad, ops, recompute, record,
 };
-pub use comm::{CommModel, CommOptions, Communicator, NcclId, Reduce, ReduceOrder, Rendezvous};
 pub use device::{
     Audit, CpuConfig, CudaConfig, DType, Device, DeviceKind, Element, Error, Event, Hazard, HiddenSync, Hold,
     IpcEvent, IpcHandle, Moment, Peaks, Placement, Policy, Priority, Recording, Result, Schedule, Stream,
@@ -73,22 +76,34 @@ pub use device::{
 };
 pub use models::data::Position;
 pub use models::{
-    Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
-    BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d, DataLoader, DataParallel, DataParallelOptions,
-    Dataset, Digits, Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Forward, Gelu, GradScaler,
-    GradScalerOptions, GradScalerState, GroupNorm, InMemory, LayerNorm, Linear, LinearOptions, Lion,
-    LionOptions, LoaderOptions, LrSchedule, MaxPool2d, Module, MultiheadAttention, MultiheadOptions,
-    Optimizer, OptimizerState, Parts, Ragged, RaggedBatch, Recompute, Relu, RmsNorm, RmsProp, RmsPropOptions,
-    Sequential, Sgd, SgdOptions, Sigmoid, Silu, Tanh, TensorDataset, Text, TextBatch, Training, Unflatten,
-    UnscaledGradients, Windows, accuracy, checkpoint, clip_grad_norm, clip_grad_value, correct,
-    cross_entropy, data, mlp, mse, workloads,
+    Batch, DataLoader, Dataset, Digits, Forward, InMemory, LoaderOptions, Module, Parts, Ragged, RaggedBatch,
+    TensorDataset, Text, TextBatch, Training, Windows, accuracy, checkpoint, correct, cross_entropy, data,
+    mse,
 };
 pub use tensor::{
-    AvgPool, BatchStatistics, ConvOptions, Explore, ExploreReport, Generator, Graph, GraphCache,
-    GraphOptions, Graphs, HostCopy, Input, Layout, MaxPool, MeasuredPeaks, Order, PlanReport, PlannedCommand,
-    RandomKey, Scalar, Tensor, Tensors, Timing, benchmark, explore, explore_all, next_key, seed,
-    with_generator,
+    AvgPool, BatchStatistics, ConvOptions, Generator, Graph, GraphCache, GraphOptions, Graphs, HostCopy,
+    Input, Layout, MaxPool, Order, PlanReport, PlannedCommand, RandomKey, Scalar, Tensor, Tensors, next_key,
+    seed, with_generator,
 };
+
+/// Layers.
+pub mod nn {
+    pub use models::{
+        AdaptiveAvgPool2d, AvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
+        Dropout, Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
+        LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, Recompute, Relu, RmsNorm, Sequential,
+        Sigmoid, Silu, Tanh, Unflatten, mlp,
+    };
+}
+
+/// Optimizers, learning rates, gradient clipping and scaling.
+pub mod optim {
+    pub use models::{
+        Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, GradScalerOptions, GradScalerState, Lion,
+        LionOptions, LrSchedule, Optimizer, OptimizerState, RmsProp, RmsPropOptions, Sgd, SgdOptions,
+        UnscaledGradients, clip_grad_norm, clip_grad_value,
+    };
+}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -118,17 +133,24 @@ struct AddingAnOp;
 ///
 /// [`Result`] and [`Error`] stay at `streamgrad::`, so that they do not hide those of the standard library.
 pub mod prelude {
+    #[cfg(feature = "comm")]
+    pub use crate::comm::{Communicator, DataParallel, Reduce, TensorCollectives, VarCollectives};
+    pub use crate::nn::{
+        AdaptiveAvgPool2d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvTranspose2d, Dropout,
+        Embedding, EmbeddingBag, EmbeddingOptions, Flatten, Gelu, GroupNorm, LayerNorm, Linear,
+        LinearOptions, MaxPool2d, MultiheadAttention, MultiheadOptions, Recompute, Relu, RmsNorm, Sequential,
+        Sigmoid, Silu, Tanh, Unflatten, mlp,
+    };
+    pub use crate::optim::{
+        Adam, AdamOptions, AdamW, AdamWOptions, GradScaler, Lion, LionOptions, LrSchedule, Optimizer,
+        RmsProp, RmsPropOptions, Sgd, SgdOptions, clip_grad_norm, clip_grad_value,
+    };
+    #[cfg(feature = "profile")]
+    pub use crate::profile::{MeasuredPeaks, Profile, ProfileOptions, benchmark};
     pub use crate::{
-        Adam, AdamOptions, AdamW, AdamWOptions, AdaptiveAvgPool2d, AvgPool2d, Batch, BatchNorm2d,
-        BatchNormOptions, Communicator, ConcurrentBatches, Conv2d, Conv2dOptions, ConvTranspose2d, DType,
-        DataLoader, DataParallel, Dataset, Device, DeviceMemory, Digits, Dropout, Embedding, EmbeddingBag,
-        EmbeddingOptions, Event, Flatten, Forward, Gelu, GradCheck, GradScaler, Gradients, GroupNorm,
-        InMemory, Lanes, LayerNorm, Linear, LinearOptions, Lion, LionOptions, LoaderOptions, LrSchedule,
-        MaxPool2d, MeasuredPeaks, Module, MultiheadAttention, MultiheadOptions, Optimizer, Pipeline,
-        Position, Prefetch, Profile, ProfileOptions, Recompute, Reduce, Relu, RmsNorm, RmsProp,
-        RmsPropOptions, Save, Sequential, Sgd, SgdOptions, Sigmoid, Silu, Stream, Tanh, Tensor,
-        TensorDataset, Text, TextBatch, Unflatten, Var, Windows, accuracy, autocast, benchmark, checkpoint,
-        clip_grad_norm, clip_grad_value, cross_entropy, grad, gradcheck, gradgradcheck, mlp, mse, no_grad,
-        recompute, record,
+        Batch, ConcurrentBatches, DType, DataLoader, Dataset, Device, DeviceMemory, Digits, Event, Forward,
+        GradCheck, Gradients, InMemory, Lanes, LoaderOptions, Module, Pipeline, Position, Prefetch, Save,
+        Stream, Tensor, TensorDataset, Text, TextBatch, Var, Windows, accuracy, autocast, checkpoint,
+        cross_entropy, grad, gradcheck, gradgradcheck, mse, no_grad, recompute, record,
     };
 }

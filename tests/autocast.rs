@@ -8,8 +8,8 @@ use std::cell::RefCell;
 
 use common::bits;
 use common::devices::{Kind, each_device};
+use streamgrad::compare::{Model, Workload};
 use streamgrad::prelude::*;
-use streamgrad::workloads::{self, Model, Workload};
 use streamgrad::{Graph, GraphOptions, Graphs, Result, Schedule};
 
 use DType::{BF16, F16, F32};

@@ -9,12 +9,13 @@ use common::bits;
 use common::devices::{self, emulated};
 use common::process::{calls, function, run_ignored, run_logged};
 use streamgrad::autograd::ops::{ALL, OpEntry, Sample};
-use streamgrad::prelude::*;
-use streamgrad::{
-    Adam, AdamOptions, AdamW, AdamWOptions, ConcurrentBatches, CpuConfig, CudaConfig, Error, Lion,
-    LionOptions, RandomKey, Result, RmsProp, RmsPropOptions, Sgd, SgdOptions, SyncMode, clip_grad_norm,
-    clip_grad_value, mlp,
+use streamgrad::nn::mlp;
+use streamgrad::optim::{
+    Adam, AdamOptions, AdamW, AdamWOptions, Lion, LionOptions, RmsProp, RmsPropOptions, Sgd, SgdOptions,
+    clip_grad_norm, clip_grad_value,
 };
+use streamgrad::prelude::*;
+use streamgrad::{ConcurrentBatches, CpuConfig, CudaConfig, Error, RandomKey, Result, SyncMode};
 
 fn cuda() -> Option<Device> {
     devices::cuda(0)

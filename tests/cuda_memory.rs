@@ -7,10 +7,10 @@ mod common;
 
 use common::process::{calls, run_logged};
 use streamgrad::device::Buffer;
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
-use streamgrad::{
-    ConcurrentBatches, CudaConfig, Error, RandomKey, Result, Sgd, SgdOptions, allocate, cross_entropy, mlp,
-};
+use streamgrad::{ConcurrentBatches, CudaConfig, Error, RandomKey, Result, allocate, cross_entropy};
 
 const MIB: usize = 1 << 20;
 

@@ -14,10 +14,11 @@ use common::devices::{Kind, cuda_pair, emulated};
 use common::process::{lost_waits, run_ignored, say};
 use common::programs::{input, parameters};
 use streamgrad::device::Audit;
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
 use streamgrad::{
-    AllocatorConfig, ConcurrentBatches, Error, Result, ReusePolicy, Schedule, Sgd, SgdOptions, SyncMode,
-    SyncStats, mlp,
+    AllocatorConfig, ConcurrentBatches, Error, Result, ReusePolicy, Schedule, SyncMode, SyncStats,
 };
 
 fn vector(values: &[f32], device: &Device) -> Result<Tensor> {

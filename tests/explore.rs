@@ -5,9 +5,10 @@
 mod common;
 
 use common::programs::{PROGRAMS, Program, input, parameters, two_lanes};
+use streamgrad::compare::{Explore, explore, explore_all};
 use streamgrad::prelude::*;
-use streamgrad::workloads::{Dlrm, DlrmOptions, Gpt, GptOptions};
-use streamgrad::{Error, Explore, Result, explore, explore_all};
+use streamgrad::{Error, Result};
+use workloads::{Dlrm, DlrmOptions, Gpt, GptOptions};
 
 /// Two training steps of a model with two lanes that share its weights; `input` gives each lane's batch.
 fn two_steps(

@@ -8,8 +8,10 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use streamgrad::models::data::npy;
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
-use streamgrad::{CpuConfig, Layout, Sgd, SgdOptions, checkpoint, mlp};
+use streamgrad::{CpuConfig, Layout, checkpoint};
 
 /// Numbers made of a fuzzer's bytes; beyond their end, of what they add up to.
 struct Random<'a> {
@@ -236,7 +238,7 @@ fn damage(random: &mut Random<'_>, bytes: &mut Vec<u8>, header: usize) {
 
 /// A model whose checkpoints get damaged.
 struct Training {
-    model: streamgrad::Sequential,
+    model: streamgrad::nn::Sequential,
     sgd: Sgd,
     /// Checkpoints without damage.
     sound: [Vec<u8>; 2],

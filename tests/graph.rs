@@ -8,9 +8,10 @@ mod common;
 use common::devices::each_device;
 use streamgrad::prelude::*;
 
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Adam, clip_grad_norm};
 use streamgrad::{
-    Adam, ConcurrentBatches, Generator, Graph, GraphOptions, Order, RandomKey, Result, Schedule,
-    clip_grad_norm, mlp, with_generator,
+    ConcurrentBatches, Generator, Graph, GraphOptions, Order, RandomKey, Result, Schedule, with_generator,
 };
 
 /// Everything that training changes, as bits.

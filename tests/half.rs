@@ -6,12 +6,13 @@ mod common;
 
 use common::bits;
 use common::devices::{each_device, emulated};
-use streamgrad::prelude::*;
-use streamgrad::{
-    BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, ConvOptions, CpuConfig, Error, Flatten, Graph,
-    Linear, LinearOptions, MaxPool2d, RandomKey, Reduction, Relu, Result, Schedule, Sequential, Sgd,
-    SgdOptions,
+use streamgrad::nn::{
+    BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Flatten, Linear, LinearOptions, MaxPool2d, Relu,
+    Sequential,
 };
+use streamgrad::optim::{Sgd, SgdOptions};
+use streamgrad::prelude::*;
+use streamgrad::{ConvOptions, CpuConfig, Error, Graph, RandomKey, Reduction, Result, Schedule};
 
 use DType::{BF16, Bool, F16, F32, F64, I64, U8};
 

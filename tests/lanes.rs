@@ -10,10 +10,12 @@ use std::sync::{Arc, Barrier, Mutex};
 use common::bits;
 use common::devices::{Kind, each_device};
 use common::programs::{train, train_on};
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Adam, AdamOptions};
 use streamgrad::prelude::*;
 use streamgrad::{
-    Adam, AdamOptions, ConcurrentBatches, CpuConfig, Error, Graph, LaneOptions, Policy, Priority, RandomKey,
-    Result, Schedule, StreamId, mlp,
+    ConcurrentBatches, CpuConfig, Error, Graph, LaneOptions, Policy, Priority, RandomKey, Result, Schedule,
+    StreamId,
 };
 
 #[test]

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::devices::emulated;
 use common::process::run_ignored;
 use streamgrad::device::{FailingMemory, Use};
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
 use streamgrad::{
-    ConcurrentBatches, CpuConfig, CudaConfig, Error, Graph, GraphOptions, RandomKey, Result, Schedule, Sgd,
-    SgdOptions, allocate, cross_entropy, mlp,
+    ConcurrentBatches, CpuConfig, CudaConfig, Error, Graph, GraphOptions, RandomKey, Result, Schedule,
+    allocate, cross_entropy,
 };
 
 /// Two steps on two lanes: the parameters afterwards.

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use common::devices::Kind;
 use common::process::run_ignored;
+use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
 use streamgrad::{
-    AllocatorConfig, Error, Graph, Policy, Result, ReusePolicy, Schedule, Sgd, SgdOptions, StreamId,
-    SyncDebug, SyncMode, cross_entropy,
+    AllocatorConfig, Error, Graph, Policy, Result, ReusePolicy, Schedule, StreamId, SyncDebug, SyncMode,
+    cross_entropy,
 };
 
 /// Where a program runs, and whether it has the waits that its author forgot.

@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use common::devices::{cuda, emulated};
 use common::process::run_ignored;
-use streamgrad::autograd::profile::{Finding, Key};
 use streamgrad::device::Use;
 use streamgrad::prelude::*;
-use streamgrad::{
-    CpuConfig, Error, Placement, ProfileSchedule, Profiler, Result, Schedule, Stream, StreamOptions,
-    allocate, diagnose,
-};
+use streamgrad::profile::{Finding, Key};
+use streamgrad::profile::{ProfileSchedule, Profiler, diagnose};
+use streamgrad::{CpuConfig, Error, Placement, Result, Schedule, Stream, StreamOptions, allocate};
 
 /// Steps of a program. What a mistake takes is larger than what a busy machine adds.
 const STEPS: usize = 4;

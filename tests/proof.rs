@@ -8,11 +8,12 @@ use common::bits;
 use common::devices::{cuda, emulated};
 use common::process::{lost_waits, say};
 use common::programs::{PROGRAMS, Program, input, parameters};
+use streamgrad::compare::{Explore, explore};
 use streamgrad::device::{Audit, DeviceKind, Policy};
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Sgd, SgdOptions};
 use streamgrad::prelude::*;
-use streamgrad::{
-    ConcurrentBatches, CpuConfig, Error, Explore, Result, Schedule, Sgd, SgdOptions, explore, mlp,
-};
+use streamgrad::{ConcurrentBatches, CpuConfig, Error, Result, Schedule};
 
 /// A device on which everything waits for somebody to synchronise, so that no need is met by chance.
 fn queued() -> Device {

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use common::bits;
 use common::devices::{Kind, each_device};
+use streamgrad::nn::Dropout;
 use streamgrad::prelude::*;
-use streamgrad::workloads::{Gpt, GptOptions};
-use streamgrad::{Dropout, Graph, GraphOptions, Order, Policy, RandomKey, Result, Schedule, seed};
+use streamgrad::{Graph, GraphOptions, Order, Policy, RandomKey, Result, Schedule, seed};
+use workloads::{Gpt, GptOptions};
 
 /// A convolution with running statistics and dropout, twice.
 fn model(device: &Device, again: bool) -> Result<Sequential> {

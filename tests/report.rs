@@ -7,7 +7,7 @@ mod common;
 use std::process::{Command, Stdio};
 
 use common::folder::Folder;
-use streamgrad::report::{Bars, Line, Plot, Report, Slice, Timeline};
+use streamgrad::profile::report::{Bars, Line, Plot, Report, Slice, Timeline};
 
 /// Runs in the page, before and after what the page does itself, and notes what it finds in the document.
 const BEFORE: &str =

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::devices::each_device;
+use streamgrad::optim::SgdOptions;
 use streamgrad::prelude::*;
 use streamgrad::{
-    BackwardOptions, CpuConfig, DeviceKind, Error, GradOptions, Policy, Result, Schedule, SgdOptions,
-    TapeEntry, grad, is_recording, no_grad, seed,
+    BackwardOptions, CpuConfig, DeviceKind, Error, GradOptions, Policy, Result, Schedule, TapeEntry, grad,
+    is_recording, no_grad, seed,
 };
 
 /// Runs a test on a device of its own for each schedule, and on a CUDA device if there is one.
@@ -97,7 +98,8 @@ fn rule_04_a_single_stream_step_makes_no_event_and_no_wait() {
     on_each_schedule(|device| {
         let w = Var::leaf(vector(&[0.5, -0.5], device)?);
         let before = device.sync_stats();
-        let mut sgd = streamgrad::Sgd::new(vec![w.clone()], SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
+        let mut sgd =
+            streamgrad::optim::Sgd::new(vec![w.clone()], SgdOptions { lr: 0.1, ..SgdOptions::default() })?;
         for _ in 0..3 {
             sgd.step(&w.mul(&w)?.sum(&[], false)?.backward()?)?;
         }
@@ -349,7 +351,8 @@ fn rule_17_an_optimizer_step_never_disturbs_a_batch_in_flight() {
     on_each_schedule(|device| {
         let lane = device.new_stream()?;
         let w = Var::leaf(vector(&[1.0, 2.0], device)?);
-        let mut sgd = streamgrad::Sgd::new(vec![w.clone()], SgdOptions { lr: 1.0, ..SgdOptions::default() })?;
+        let mut sgd =
+            streamgrad::optim::Sgd::new(vec![w.clone()], SgdOptions { lr: 1.0, ..SgdOptions::default() })?;
         let gradients = w.sum(&[], false)?.backward()?;
         device.synchronize()?;
         let hold = lane.hold();

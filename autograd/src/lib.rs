@@ -16,9 +16,7 @@ mod mode;
 pub mod ops;
 pub mod pipeline;
 mod place;
-pub mod profile;
 mod recompute;
-pub mod report;
 mod tape;
 mod var;
 
@@ -33,11 +31,10 @@ pub use pipeline::{
     ConcurrentBatches, LaneOptions, LaneReport, Lanes, Pipeline, PipelineOptions, PipelineReport,
     PipelineSchedule, Prefetch, PrefetchOptions, PrefetchReport, Step, defer,
 };
-pub use profile::{Profile, ProfileOptions, ProfileSchedule, Profiler, diagnose};
 pub use recompute::recompute;
 pub use tape::{Grads, Save, TapeEntry, Vjp, record};
 pub use tensor::{
-    Collective, CommModel, CommOptions, Communicator, DType, Device, Error, Graph, GraphOptions, Operand,
-    Order, PlanReport, PlannedCommand, Reduce, ReduceOrder, Result, Stream, Tensor, Tensors,
+    DType, Device, Error, Graph, GraphOptions, Operand, Order, PlanReport, PlannedCommand, Result, Stream,
+    Tensor, Tensors,
 };
 pub use var::{Var, VarId};

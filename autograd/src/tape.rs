@@ -136,7 +136,7 @@ impl<'a> Vjp<'a> {
     }
 
     /// Whether the pass is recorded itself.
-    pub(crate) fn is_recorded(&self) -> bool {
+    pub fn is_recorded(&self) -> bool {
         self.create_graph
     }
 

@@ -1,8 +1,9 @@
 //! GPT-2 small, on 4 sequences of 1024 places.
 
+use streamgrad::Result;
+use streamgrad::optim::{AdamW, AdamWOptions};
 use streamgrad::prelude::*;
-use streamgrad::workloads::{Gpt, GptOptions};
-use streamgrad::{AdamW, AdamWOptions, Result};
+use workloads::{Gpt, GptOptions};
 
 pub(crate) const OPTIONS: GptOptions =
     GptOptions { vocabulary: 50304, context: 1024, width: 768, heads: 12, blocks: 12, dropout: 0.0 };

@@ -33,12 +33,15 @@
 mod backend;
 mod call;
 mod communicator;
+mod data_parallel;
 mod launch;
 mod mpi;
 mod nccl;
 mod options;
 mod sums;
+mod tensors;
 mod threads;
+mod vars;
 mod work;
 
 use device::{Device, Error, Result};
@@ -46,9 +49,12 @@ use device::{Device, Error, Result};
 pub use backend::Backend;
 pub use call::{Call, Collective, Memory};
 pub use communicator::Communicator;
+pub use data_parallel::{DataParallel, DataParallelOptions};
 pub use launch::{Launch, Rendezvous};
 pub use nccl::NcclId;
 pub use options::{CommModel, CommOptions, Reduce, ReduceOrder};
+pub use tensors::TensorCollectives;
+pub use vars::VarCollectives;
 
 /// What a group failed with, as `op` meets it.
 fn met_by(op: &'static str, failure: Error) -> Error {

@@ -29,19 +29,16 @@ extern crate self as streamgrad;
 
 pub mod checkpoint;
 pub mod data;
-mod data_parallel;
 pub mod layers;
 mod loss;
 mod module;
 pub mod optim;
-mod random;
-pub mod workloads;
+pub mod random;
 
 pub use data::{
     Batch, DataLoader, Dataset, Digits, InMemory, LoaderOptions, Ragged, RaggedBatch, TensorDataset, Text,
     TextBatch, Windows,
 };
-pub use data_parallel::{DataParallel, DataParallelOptions};
 pub use derive::Module;
 pub use device::file;
 pub use layers::{

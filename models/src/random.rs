@@ -1,7 +1,7 @@
 //! Random numbers on the host: shuffles and the keys of batches. Random ops draw theirs from `tensor::Generator`.
 
 /// One well-mixed number out of several; order matters.
-pub(crate) fn mix(values: &[u64]) -> u64 {
+pub fn mix(values: &[u64]) -> u64 {
     values.iter().fold(0, |state, &value| finish((state ^ value).wrapping_add(STEP)))
 }
 
@@ -14,8 +14,9 @@ fn finish(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// SplitMix64, for shuffles on the host.
-pub(crate) struct SplitMix(pub(crate) u64);
+/// SplitMix64 with its state, which is also its seed.
+#[derive(Clone, Debug)]
+pub struct SplitMix(pub u64);
 
 impl SplitMix {
     fn next(&mut self) -> u64 {
@@ -24,18 +25,18 @@ impl SplitMix {
     }
 
     /// A number in `0..bound`; the bias of the multiplication is below `bound / 2^64`.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 
     /// A number in `0..1`, a multiple of `2^-53`.
-    pub(crate) fn unit(&mut self) -> f64 {
+    pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
 /// `0..len` in an order that depends on the seed alone (Fisher-Yates).
-pub(crate) fn permutation(len: usize, seed: u64) -> Vec<usize> {
+pub fn permutation(len: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..len).collect();
     let mut random = SplitMix(seed);
     for last in (1..len).rev() {

@@ -27,18 +27,16 @@
 
 mod attention;
 mod batch_norm;
-mod benchmark;
 mod bytes;
 mod check;
 mod clip;
-mod collective;
+mod command;
 mod conv;
 mod create;
 mod custom;
 mod display;
 mod elementwise;
 mod embedding_bag;
-mod explore;
 pub mod grad;
 mod graph;
 mod graphs;
@@ -64,10 +62,8 @@ mod triangle;
 mod unary;
 mod view;
 
-pub use ::comm::{Collective, CommModel, CommOptions, Communicator, Reduce, ReduceOrder};
 pub use attention::{Attended, Attention};
 pub use batch_norm::BatchStatistics;
-pub use benchmark::{MeasuredPeaks, Timing, benchmark};
 pub use clip::{scale_all_, total_norm, unscale_all_};
 pub use conv::ConvOptions;
 pub use custom::custom;
@@ -76,7 +72,6 @@ pub use device::{
     Result, Stream, bf16, f16,
 };
 pub use embedding_bag::Bags;
-pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use graph::{EachReplay, Graph, Input, Tensors, each_replay, fresh_slot};
 pub use graphs::{GraphCache, Graphs};
 pub use kernels::{
@@ -88,7 +83,7 @@ pub use normalize::{Norm, NormGradients, Normalized};
 pub use operators::Operand;
 pub use optim::{Update, accumulate, optimizer_step};
 pub use pool::{AvgPool, MaxPool};
-pub use random::{Generator, next_child, next_key, seed, with_generator};
+pub use random::{Generator, draw_as_rank, next_child, next_key, seed, with_generator};
 pub use tensor::Tensor;
 pub use transfer::HostCopy;
 pub use unary::Gelu;

@@ -188,9 +188,9 @@ fn own_generator() -> Generator {
     THREADS.forked(name).forked(*count - 1)
 }
 
-/// This thread is `rank`: unless it was given a generator, it draws the rank's numbers from now on, which are the same in every
-/// run, whatever order threads begin in. As rank 0 the main thread keeps its own.
-pub(crate) fn become_rank(rank: usize) {
+/// Unless this thread was given a generator, it draws the numbers of `rank` from now on, which are the same in every run,
+/// whatever order threads begin in. As rank 0 the main thread keeps its own.
+pub fn draw_as_rank(rank: usize) {
     if !matches!(DEFAULT.get(), Current::Unused | Current::Own(_)) {
         return;
     }

@@ -4,10 +4,9 @@ use super::optimizers::{Optimize, optimizers};
 use super::tensor;
 use crate::common::bits;
 use crate::common::devices::each_device;
+use streamgrad::optim::clip_grad_norm;
 use streamgrad::prelude::*;
-use streamgrad::{
-    ConcurrentBatches, Graph, GraphOptions, Order, RandomKey, Result, Schedule, clip_grad_norm,
-};
+use streamgrad::{ConcurrentBatches, Graph, GraphOptions, Order, RandomKey, Result, Schedule};
 
 const SCHEDULES: [Schedule; 2] = [Schedule::Inline, Schedule::Threads];
 const ORDERS: [Order; 2] = [Order::Data, Order::Streams];

@@ -5,8 +5,9 @@ use std::ops::Range;
 use super::{refused, tensor};
 use crate::common::bits;
 use crate::common::devices::each_device;
+use streamgrad::optim::clip_grad_norm;
 use streamgrad::prelude::*;
-use streamgrad::{Generator, Graph, Result, Schedule, clip_grad_norm, with_generator};
+use streamgrad::{Generator, Graph, Result, Schedule, with_generator};
 
 const SCHEDULES: [Schedule; 2] = [Schedule::Inline, Schedule::Threads];
 

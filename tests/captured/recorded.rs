@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use streamgrad::autograd::profile::Trace;
 use streamgrad::prelude::*;
+use streamgrad::profile::Trace;
 use streamgrad::{CpuConfig, Graph, RandomKey, Result, Schedule};
 
 #[test]

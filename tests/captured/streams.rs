@@ -2,10 +2,10 @@
 
 use super::{tensor, values, works};
 use crate::common::devices::each_device;
+use streamgrad::compare::{Explore, explore};
 use streamgrad::prelude::*;
 use streamgrad::{
-    ConcurrentBatches, Error, Explore, Generator, Graph, GraphOptions, Order, Result, Schedule, defer,
-    explore, with_generator,
+    ConcurrentBatches, Error, Generator, Graph, GraphOptions, Order, Result, Schedule, defer, with_generator,
 };
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Inline, Schedule::Threads, Schedule::Delay { seed: 2 }];

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 
 use crate::common::bits;
 use crate::common::devices::Kind;
+use streamgrad::compare::{Model, Overlap, Workload};
 use streamgrad::device::{needless, unordered};
 use streamgrad::prelude::*;
-use streamgrad::workloads::{self, Model, Overlap, Workload};
 use streamgrad::{ConcurrentBatches, Graph, GraphOptions, Graphs, Order, Result, Schedule};
 
 /// Steps in each test; more by hand.

@@ -1,7 +1,9 @@
 //! Training programs of several streams.
 
+use streamgrad::nn::mlp;
+use streamgrad::optim::{Adam, AdamOptions, Sgd, SgdOptions};
 use streamgrad::prelude::*;
-use streamgrad::{Adam, AdamOptions, ConcurrentBatches, Result, Sgd, SgdOptions, mlp};
+use streamgrad::{ConcurrentBatches, Result};
 
 use super::bits;
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use streamgrad::allocator::{self, DeviceMemory, PrivatePool};
 use streamgrad::comm::Communicator;
+use streamgrad::comm::{CommOptions, Reduce};
 use streamgrad::device::{Capture, Executable, Fused, IpcEvent, Plan, Shared, SpinLock, Team, Use};
 use streamgrad::kernels::{self, RandomKey, UnaryOp};
 use streamgrad::tensor::{RuleStep, custom, each_replay, fresh_slot, optimizer_step};
 use streamgrad::{
-    CommOptions, DType, Device, Error, Graph, GraphOptions, Graphs, Moment, Order, Reduce, Result, Tensor,
-    Var, autograd, recompute, tensor,
+    DType, Device, Error, Graph, GraphOptions, Graphs, Moment, Order, Result, Tensor, Var, autograd,
+    recompute, tensor,
 };
 
 use crate::mischief::{Custom, Hook, Lies, Mischief, any_step, some_buffer};

@@ -4,8 +4,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use streamgrad::autograd::{BackwardOptions, GradOptions};
+use streamgrad::comm::CommOptions;
 use streamgrad::prelude::*;
-use streamgrad::{CommOptions, Graph, Policy, RandomKey, Result, Schedule};
+use streamgrad::{Graph, Policy, RandomKey, Result, Schedule};
 
 use crate::{on_ranks, on_threads};
 

@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use streamgrad::comm::{CommOptions, NcclId, ReduceOrder, Rendezvous};
 use streamgrad::prelude::*;
-use streamgrad::{CommOptions, Error, NcclId, ReduceOrder, Rendezvous, Result};
+use streamgrad::{Error, Result};
 
 use crate::collectives::{captured_equals_eager, gradients_agree};
 use crate::common::devices::cuda;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use streamgrad::comm::CommOptions;
 use streamgrad::prelude::*;
-use streamgrad::{CommOptions, Error, Result};
+use streamgrad::{Error, Result};
 
 use crate::on_threads;
 

@@ -1,8 +1,8 @@
 //! The forum's model: two batches a rank on lanes, an all-gather in the middle of each, one loss of both, one backward pass.
 
 use streamgrad::prelude::*;
-use streamgrad::workloads::Forum;
 use streamgrad::{Gradients, RandomKey, Result};
+use workloads::Forum;
 
 use crate::on_ranks;
 

@@ -5,10 +5,11 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use streamgrad::comm::CommOptions;
 use streamgrad::comm::ReduceOrder;
 use streamgrad::device::as_bytes;
 use streamgrad::prelude::*;
-use streamgrad::{CommOptions, Element, Error, Result};
+use streamgrad::{Element, Error, Result};
 
 #[path = "../../examples/ranks.rs"]
 mod example;

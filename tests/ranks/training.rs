@@ -1,10 +1,11 @@
 //! Data parallel training: parameters equal those of one process with the same global batch, bit for bit.
 
+use streamgrad::comm::DataParallelOptions;
 use streamgrad::data::Position;
-use streamgrad::models::DataParallelOptions;
-use streamgrad::models::workloads::{Gpt, GptOptions, lenet};
+use streamgrad::optim::Adam;
 use streamgrad::prelude::*;
-use streamgrad::{Adam, Error, Graph, RandomKey, Result};
+use streamgrad::{Error, Graph, RandomKey, Result};
+use workloads::{Gpt, GptOptions, lenet};
 
 use crate::{on_ranks, on_threads};
 

@@ -19,7 +19,6 @@ mod bce_with_logits;
 mod binary;
 mod cat;
 mod clamp;
-mod collective;
 mod conv2d;
 mod convert;
 mod cross_entropy;

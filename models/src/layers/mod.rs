@@ -22,7 +22,7 @@ pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingBag, EmbeddingOptions};
 pub use linear::{Linear, LinearOptions};
 pub use norms::{GroupNorm, LayerNorm, RmsNorm};
-pub(crate) use parameters::part_of;
+pub use parameters::part_of;
 pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
 pub use recompute::Recompute;
 pub use sequential::{Sequential, mlp};

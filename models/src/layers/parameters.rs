@@ -17,7 +17,7 @@ pub(super) fn filled(shape: &[usize], value: f64, dtype: DType, device: &Device)
 }
 
 /// Key number `part` of those that follow from a layer's key.
-pub(crate) fn part_of(key: RandomKey, part: u64) -> RandomKey {
+pub fn part_of(key: RandomKey, part: u64) -> RandomKey {
     RandomKey { seed: random::mix(&[key.seed, key.op, part]), op: key.op }
 }
 

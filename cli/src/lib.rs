@@ -1,0 +1,118 @@
+//! The example programs as data: model, batches, loss, optimizer, with their models and their made-up data. The `streamgrad`
+//! program trains them, and [`compare::compare`] runs one on one stream and on several, side by side.
+#![forbid(unsafe_code)]
+
+mod autoencoder;
+mod branches;
+mod classify;
+mod clicks;
+mod data;
+mod dlrm;
+mod forum;
+mod gpt;
+mod images;
+mod language;
+mod lenet;
+mod plan;
+mod ranks;
+
+use autograd::{Var, no_grad};
+use device::{DType, Device, Error, Result};
+use tensor::Tensor;
+
+use compare::{Evaluation, Model, Scale, Workload};
+use models::{Batch, DataLoader, InMemory, LoaderOptions, correct, cross_entropy};
+
+pub use autoencoder::{EncoderDecoder, PyramidOptions, decoder, encoder, pixel_cross_entropy};
+pub use branches::Branches;
+pub use data::{ClickLog, ClickOptions, Images};
+pub use dlrm::{Dlrm, DlrmOptions};
+pub use forum::Forum;
+pub use gpt::{Gpt, GptBlock, GptOptions};
+pub use lenet::lenet;
+pub use plan::{Plan, PlanOptions, PlannedStep, plan};
+pub use ranks::{RankComparison, RankOptions, RankSchedule, compare_ranks};
+
+/// Evaluates `part` on batches of so many rows, which gives a batch's mean loss and its number of right answers out of how
+/// many.
+fn evaluate(
+    model: &dyn Model,
+    data: &InMemory,
+    rows: usize,
+    device: &Device,
+    part: impl Fn(&Batch) -> Result<(Tensor, Tensor, usize)>,
+) -> Result<Evaluation> {
+    let batch = rows.min(data.len());
+    let options = LoaderOptions { batch, shuffle: false, device: device.clone(), ..LoaderOptions::default() };
+    let loader = DataLoader::new(data.clone(), options)?;
+    model.set_training(false);
+    // All batches are enqueued before the first result is read.
+    let parts = no_grad(|| loader.epoch(0).map(|batch| part(&batch?)).collect::<Result<Vec<_>>>());
+    model.set_training(true);
+    let (mut loss, mut right, mut all) = (0.0, 0, 0);
+    for (mean, count, of) in parts? {
+        loss += mean.to_dtype(DType::F64)?.item::<f64>()? * of as f64;
+        right += count.to_dtype(DType::I64)?.item::<i64>()?;
+        all += of;
+    }
+    Ok(Evaluation { loss: loss / all as f64, accuracy: right as f64 / all as f64 })
+}
+
+/// A batch's mean cross-entropy and the number of rows that have their largest score at the label.
+fn by_class(scores: &Var, batch: &Batch) -> Result<(Tensor, Tensor, usize)> {
+    let loss = cross_entropy(scores, &batch.labels)?;
+    Ok((loss.value().clone(), correct(scores.value(), &batch.labels)?, batch.len()))
+}
+
+/// Refuses a step of no batches.
+fn expect_lanes(lanes: usize) -> Result<()> {
+    if lanes > 0 {
+        return Ok(());
+    }
+    Err(Error::invalid("workload", "lanes", "at least 1", 0))
+}
+
+/// Every workload, the default first.
+pub const ALL: &[&dyn Workload] = &[
+    &classify::TWO_BATCH,
+    &classify::MLP,
+    &classify::CNN,
+    &language::CharGpt,
+    &clicks::Clicks,
+    &images::EncodeDecode(None),
+    &images::Augmented(None),
+    &images::Prefetched,
+    &images::Branched(Scale::Article),
+];
+
+/// The workload of that name.
+///
+/// ```
+/// assert_eq!(workloads::find("mlp")?.name(), "mlp");
+/// assert!(workloads::find("none").is_err());
+/// # Ok::<(), device::Error>(())
+/// ```
+///
+/// # Errors
+/// `InvalidArgument` with the name, if there is none.
+pub fn find(name: &str) -> Result<&'static dyn Workload> {
+    ALL.iter()
+        .copied()
+        .find(|workload| workload.name() == name)
+        .ok_or_else(|| Error::invalid("workload", "name", NAMES, name))
+}
+
+/// The workload at a scale, if one is asked for.
+///
+/// # Errors
+/// `InvalidArgument` with the scale, if the workload has one size.
+pub fn scaled(workload: &'static dyn Workload, scale: Option<Scale>) -> Result<&'static dyn Workload> {
+    let Some(scale) = scale else { return Ok(workload) };
+    let one_size = || Error::invalid(workload.name(), "scale", "none, as it has one size", scale);
+    workload.at_scale(scale).ok_or_else(one_size)
+}
+
+const NAMES: &str = "one of two-batch, mlp, cnn, gpt, dlrm, encoder-decoder, augment, prefetch, branches";
+
+#[cfg(test)]
+mod tests;

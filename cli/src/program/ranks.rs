@@ -1,0 +1,221 @@
+//! `streamgrad compare forum`: a model whose ranks meet in the middle of each batch, serial and overlapped.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use streamgrad::comm::CommModel;
+use streamgrad::profile::Quantiles;
+use streamgrad::profile::diagnose;
+use streamgrad::profile::report::Report;
+use streamgrad::profile::{Communication, Trace};
+use workloads::{RankComparison, RankOptions, RankSchedule, compare_ranks};
+
+use super::compare::{Args, quantiles_json, wrapped};
+use super::output::{Output, Printer};
+use super::table::{Table, pairs};
+use super::{Failure, rate};
+
+/// The name on the command line.
+pub(super) const FORUM: &str = "forum";
+
+const ABOUT: &str = "two linear layers with an all-gather between them, two batches a rank, one loss of both";
+
+/// What concerns ranks alone.
+#[derive(clap::Args)]
+pub(super) struct RankArgs {
+    /// Ranks of the workload forum [default: 2], threads of this process.
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = super::positive)]
+    ranks: Option<usize>,
+    /// Microseconds of a message between ranks [default: half of what the step takes without a network, over its messages].
+    #[arg(long, allow_negative_numbers = true, value_name = "US", value_parser = rate)]
+    latency: Option<f64>,
+    /// Gigabytes a second between ranks [default: no limit].
+    #[arg(long, allow_negative_numbers = true, value_name = "GB/S", value_parser = rate)]
+    bandwidth: Option<f64>,
+    /// Average gradients over the ranks at the end of each step, too.
+    #[arg(long)]
+    average: bool,
+}
+
+impl RankArgs {
+    /// The first option that is given.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--ranks", self.ranks.is_some()),
+            ("--latency", self.latency.is_some()),
+            ("--bandwidth", self.bandwidth.is_some()),
+            ("--average", self.average),
+        ];
+        given.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name)
+    }
+
+    fn network(&self) -> Option<CommModel> {
+        (self.latency.is_some() || self.bandwidth.is_some()).then(|| CommModel {
+            latency: self
+                .latency
+                .and_then(|us| Duration::try_from_secs_f64(us / 1e6).ok())
+                .unwrap_or_default(),
+            bandwidth: self.bandwidth.map_or(f64::INFINITY, |gigabytes| gigabytes * 1e9),
+        })
+    }
+}
+
+pub(super) fn run(args: &Args, printer: &mut Printer) -> Result<bool, Failure> {
+    let elsewhere = [
+        ("--streams", !args.streams.is_empty()),
+        ("--scale", args.scale.is_some()),
+        ("--graph", args.graph),
+        ("several of --batch", args.batch.len() > 1),
+        ("--device", !["auto", "cpu"].contains(&args.device.as_str())),
+    ];
+    if let Some((name, _)) = elsewhere.into_iter().find(|(_, is_given)| *is_given) {
+        return Err(Failure::Usage(format!("{name} is not for {FORUM}, whose ranks are threads on the CPU")));
+    }
+    let mut options = RankOptions::default();
+    options.ranks = args.ranks.ranks.unwrap_or(options.ranks);
+    options.batch = args.batch.first().copied().unwrap_or(options.batch);
+    options.steps = args.steps.unwrap_or(options.steps);
+    options.warmup = args.warmup.unwrap_or(options.warmup);
+    options.traced = options.traced.min(options.steps);
+    options.seed = args.seed.unwrap_or(options.seed);
+    (options.average, options.network) = (args.ranks.average, args.ranks.network());
+    Output::distinct([&args.json, &args.trace, &args.report])?;
+    let output = |path: &Option<_>| path.as_deref().map(Output::new).transpose();
+    let [json, trace, page] = [output(&args.json)?, output(&args.trace)?, output(&args.report)?];
+    if [&json, &trace, &page].into_iter().flatten().any(|output| matches!(output, Output::Stdout)) {
+        printer.use_stderr();
+    }
+    printer.line(format_args!("{FORUM}: {ABOUT}"))?;
+    printer.line(format_args!(
+        "{} ranks on threads, 2 batches of {} rows a step, {} steps after {} of warm-up, seed {}",
+        options.ranks, options.batch, options.steps, options.warmup, options.seed
+    ))?;
+    printer.empty_line()?;
+    let found = compare_ranks(&options)?;
+    let (figures, verdicts) = (figures(&found), verdicts(&found));
+    for line in figures.lines().into_iter().chain([String::new()]).chain(verdicts.lines()) {
+        printer.line(format_args!("{line}"))?;
+    }
+    printer.empty_line()?;
+    printer.line(format_args!("diagnosis of the serial schedule"))?;
+    for finding in diagnose(&found.serial.profile) {
+        for line in wrapped(finding.code, &finding.message) {
+            printer.line(format_args!("{line}"))?;
+        }
+    }
+    if let Some(output) = json {
+        output.write(&format!("{:#}\n", to_json(&found)))?;
+    }
+    if let Some(output) = trace {
+        let mut trace = Trace::new();
+        schedules(&found).for_each(|schedule| trace.add(schedule.name, &schedule.profile));
+        output.write(&trace.to_json().to_string())?;
+    }
+    if let Some(output) = page {
+        output.write(&report(&found, &figures, &verdicts).html())?;
+    }
+    Ok(found.identical_losses && found.identical_parameters)
+}
+
+fn schedules(found: &RankComparison) -> impl Iterator<Item = &RankSchedule> {
+    [&found.serial, &found.overlapped].into_iter()
+}
+
+/// Milliseconds of a step in which collectives of an op run, and in which nothing runs beside them.
+fn communication(schedule: &RankSchedule, op: &str) -> [f64; 2] {
+    let steps = schedule.profile.steps().max(1) as f64;
+    let of_op = schedule.profile.communication().into_iter().filter(|of| of.op == op);
+    let sums = of_op.fold([0.0, 0.0], |[total, exposed], Communication { total_ms, exposed_ms, .. }| {
+        [total + total_ms, exposed + exposed_ms]
+    });
+    sums.map(|sum| sum / steps)
+}
+
+fn figures(found: &RankComparison) -> Table {
+    let mut table = Table::new(1);
+    let mut row = |name: &str, value: &dyn Fn(&RankSchedule) -> String| {
+        table.row(std::iter::once(name.to_owned()).chain(schedules(found).map(value)));
+    };
+    row("", &|s| s.name.to_owned());
+    row("step, median (ms)", &|s| format!("{:.3}", s.step_ms.median));
+    row("step, p10 to p90 (ms)", &|s| format!("{:.3} to {:.3}", s.step_ms.p10, s.step_ms.p90));
+    row("the same without the network (ms)", &|s| format!("{:.3}", s.without_network_ms.median));
+    row("what the network costs (ms a step)", &|s| format!("{:.3}", s.network_ms()));
+    for op in ["all_gather", "reduce_scatter", "all_reduce"] {
+        if schedules(found).any(|s| communication(s, op)[0] > 0.0) {
+            row(&format!("{op} runs (ms a step)"), &|s| format!("{:.3}", communication(s, op)[0]));
+            row("    of which exposed", &|s| format!("{:.3}", communication(s, op)[1]));
+        }
+    }
+    table
+}
+
+fn verdicts(found: &RankComparison) -> Table {
+    let equal = |equal: bool| if equal { "bit-equal" } else { "NOT EQUAL" }.to_owned();
+    let CommModel { latency, bandwidth } = found.network;
+    let bandwidth = match bandwidth.is_finite() {
+        true => format!("{:.3} GB/s", bandwidth / 1e9),
+        false => "no limit of bandwidth".to_owned(),
+    };
+    let latency = format!("{:.1} us a message, {bandwidth}, modelled", latency.as_secs_f64() * 1e6);
+    let mut table = Table::new(2);
+    table.row(["network".to_owned(), latency]);
+    table.row(["speed-up".to_owned(), format!("{:.2}x", found.speedup)]);
+    table.row(["hidden".to_owned(), format!("{:.0} % of what the network costs", 100.0 * found.hidden)]);
+    table.row(["losses".to_owned(), format!("{}, on every rank", equal(found.identical_losses))]);
+    table.row(["parameters".to_owned(), format!("{}, on every rank", equal(found.identical_parameters))]);
+    table
+}
+
+fn report(found: &RankComparison, figures: &Table, verdicts: &Table) -> Report {
+    let options = &found.options;
+    let about = format!(
+        "{ABOUT}. {} ranks on threads, batches of {} rows, {} steps, seed {}. Rank 0 is shown.",
+        options.ranks, options.batch, options.steps, options.seed
+    );
+    let report =
+        Report::new(format!("{FORUM}: {:.2}x on {} ranks", found.speedup, options.ranks)).about(about);
+    let report = report.notes("Result", pairs(verdicts));
+    let report = schedules(found).fold(report, |report, s| report.timeline(s.profile.drawing(s.name)));
+    let notes = schedules(found).flat_map(|schedule| {
+        let finding = |finding: streamgrad::profile::Finding| {
+            (format!("{}, {}", schedule.name, finding.code), finding.message)
+        };
+        diagnose(&schedule.profile).into_iter().map(finding)
+    });
+    report.notes("Diagnosis", notes.collect()).table("Figures", figures.rows().to_vec())
+}
+
+fn to_json(found: &RankComparison) -> Value {
+    let RankOptions { ranks, batch, features, steps, warmup, seed, average, .. } = found.options;
+    let quantiles = |q: Quantiles| quantiles_json(q);
+    let schedule = |schedule: &RankSchedule| {
+        let communication = schedule.profile.communication().into_iter().map(|of| {
+            json!({
+                "op": of.op, "calls": of.calls, "bytes": of.bytes,
+                "total_ms": of.total_ms, "exposed_ms": of.exposed_ms,
+            })
+        });
+        json!({
+            "name": schedule.name,
+            "step_ms": quantiles(schedule.step_ms),
+            "without_network_ms": quantiles(schedule.without_network_ms),
+            "traced_steps": schedule.profile.steps(),
+            "communication": communication.collect::<Vec<_>>(),
+        })
+    };
+    let bandwidth = Some(found.network.bandwidth).filter(|bandwidth| bandwidth.is_finite());
+    json!({
+        "workload": FORUM,
+        "ranks": ranks, "batch": batch, "features": features, "steps": steps, "warmup": warmup, "seed": seed,
+        "average": average,
+        "latency_us": found.network.latency.as_secs_f64() * 1e6,
+        "bandwidth_bytes_per_s": bandwidth,
+        "serial": schedule(&found.serial),
+        "overlapped": schedule(&found.overlapped),
+        "speedup": found.speedup,
+        "hidden": found.hidden,
+        "identical_losses": found.identical_losses,
+        "identical_parameters": found.identical_parameters,
+    })
+}

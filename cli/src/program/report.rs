@@ -1,0 +1,103 @@
+//! A comparison as one page of HTML.
+
+use streamgrad::compare::Scale;
+use streamgrad::compare::{Comparison, Finding, ScheduleReport};
+use streamgrad::device::Recording;
+use streamgrad::profile::Profile;
+use streamgrad::profile::report::{Bars, Line, Plot, Report, Timeline};
+
+use super::table::{Table, pairs};
+
+/// The page. `figures` and `verdicts` are the tables that the terminal shows.
+pub(super) fn of(found: &Comparison, about: &str, figures: &Table, verdicts: &Table) -> Report {
+    let options = &found.options;
+    let title = format!("{}: {:.2}x on {} streams", found.workload, found.speedup, options.streams);
+    let about = format!(
+        "{about}. Device {}, {} threads, batches of {} rows{}, {} steps, seed {}.",
+        found.device,
+        found.threads,
+        options.batch,
+        at_scale(found.scale),
+        options.steps,
+        options.seed
+    );
+    let report = Report::new(title).about(about);
+    let report = report.notes("Result", pairs(verdicts));
+    let report = found.schedules().filter_map(timeline).fold(report, Report::timeline);
+    let note = |Finding { code, message, .. }: &Finding| ((*code).to_owned(), message.clone());
+    report
+        .bars(shares(found))
+        .notes("Diagnosis", found.diagnosis.iter().map(note).collect())
+        .table("Figures", figures.rows().to_vec())
+        .plot(losses(found))
+        .table("Ops", ops(found))
+}
+
+/// The words for a scale, if there is one.
+pub(super) fn at_scale(scale: Option<Scale>) -> String {
+    scale.map_or(String::new(), |scale| format!(" at scale {scale}"))
+}
+
+/// The traced step of median length.
+fn middle_step(schedule: &ScheduleReport) -> Option<&Recording> {
+    let mut steps: Vec<&Recording> = schedule.recordings.iter().collect();
+    steps.sort_by_key(|step| step.wall_ns);
+    steps.get(steps.len() / 2).copied()
+}
+
+/// That step with the streams' names.
+fn profile(schedule: &ScheduleReport) -> Option<Profile> {
+    let mut profile = Profile::of([middle_step(schedule)?.clone()]);
+    for (stream, name) in &schedule.streams_by_name {
+        profile.name_stream(*stream, name.clone());
+    }
+    Some(profile)
+}
+
+fn timeline(schedule: &ScheduleReport) -> Option<Timeline> {
+    let replay = if schedule.captured.is_some() { "; a replay is one command" } else { "" };
+    let profile = profile(schedule)?;
+    Some(profile.drawing(&format!("{}, {:.3} ms traced{replay}", schedule.name, profile.wall_ms())))
+}
+
+/// How long each stream of each schedule ran commands in a step, and why it ran none.
+fn shares(found: &Comparison) -> Bars {
+    let rows = |schedule: &ScheduleReport| {
+        profile(schedule).map(|profile| profile.idle_rows(&format!("{}, ", schedule.name)))
+    };
+    let rows = found.schedules().filter_map(rows).flatten().collect();
+    Bars { title: "Streams".into(), unit: "ms".into(), rows }
+}
+
+fn losses(found: &Comparison) -> Plot {
+    let line = |schedule: &ScheduleReport| Line {
+        name: schedule.name.to_owned(),
+        points: schedule.losses.iter().enumerate().map(|(batch, loss)| (batch as f64, *loss)).collect(),
+    };
+    Plot {
+        title: "Loss of each batch".into(),
+        x: "batch".into(),
+        y: "loss".into(),
+        lines: found.schedules().map(line).collect(),
+    }
+}
+
+fn ops(found: &Comparison) -> Vec<Vec<String>> {
+    let head = ["op", "schedule", "a step", "mean (us)", "total (us)", "share (%)"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for schedule in found.schedules() {
+        let total: f64 = schedule.profile.ops.iter().map(|op| op.count * op.mean_ms).sum();
+        for op in &schedule.profile.ops {
+            let all = op.count * op.mean_ms;
+            rows.push(vec![
+                op.op.to_owned(),
+                schedule.name.to_owned(),
+                format!("{:.1}", op.count),
+                format!("{:.2}", 1e3 * op.mean_ms),
+                format!("{:.1}", 1e3 * all),
+                format!("{:.1}", 100.0 * all / total),
+            ]);
+        }
+    }
+    rows
+}

@@ -1,0 +1,68 @@
+//! How large made-up images are.
+
+use std::fmt;
+use std::str::FromStr;
+
+use device::{Device, DeviceKind, Error, Result};
+
+/// Height and width of a workload's images, and with them how many levels its model has.
+///
+/// ```
+/// use compare::Scale;
+/// # fn main() -> device::Result<()> {
+/// let device = device::Device::cpu();
+/// assert_eq!(Scale::of(&device), Scale::Small);
+/// assert_eq!("article".parse::<Scale>()?, Scale::Article);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// 16 by 16: a step takes a millisecond on a CPU, for checks of what it does.
+    Tiny,
+    /// 64 by 64: a step takes tens of milliseconds on a CPU.
+    Small,
+    /// 256 by 256, as in the published measurements: a step takes most of a second on a CPU.
+    Article,
+}
+
+impl Scale {
+    const ALL: [Scale; 3] = [Scale::Tiny, Scale::Small, Scale::Article];
+
+    /// What a device gets unless told otherwise: small on a CPU.
+    pub fn of(device: &Device) -> Scale {
+        if device.kind() == DeviceKind::Cpu { Scale::Small } else { Scale::Article }
+    }
+
+    /// Height and width of an image.
+    pub fn size(self) -> usize {
+        match self {
+            Scale::Tiny => 16,
+            Scale::Small => 64,
+            Scale::Article => 256,
+        }
+    }
+}
+
+impl fmt::Display for Scale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Scale::Tiny => "tiny",
+            Scale::Small => "small",
+            Scale::Article => "article",
+        })
+    }
+}
+
+impl FromStr for Scale {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the text, for another one.
+    fn from_str(text: &str) -> Result<Scale> {
+        Scale::ALL
+            .into_iter()
+            .find(|scale| scale.to_string() == text)
+            .ok_or_else(|| Error::invalid("workload", "scale", "tiny, small or article", text))
+    }
+}

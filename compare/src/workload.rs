@@ -1,0 +1,153 @@
+//! What is compared: a model with its data and optimizer.
+
+use autograd::{Var, no_grad};
+use device::{Device, Result};
+use models::{Batch, InMemory, Module, Optimizer};
+
+use crate::Scale;
+
+/// A model with its data and optimizer.
+pub trait Workload: Sync {
+    /// The name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// One line on what it is.
+    fn about(&self) -> &'static str;
+
+    /// Rows in a lane's batch, unless told otherwise.
+    fn default_batch(&self) -> usize;
+
+    /// Rows in a lane's batch when schedules are compared, unless told otherwise: enough work in a command for lanes
+    /// to matter.
+    fn compared_batch(&self) -> usize {
+        self.default_batch()
+    }
+
+    /// Streams, unless told otherwise.
+    fn default_streams(&self) -> usize {
+        2
+    }
+
+    /// Epochs after which the model has learnt its data.
+    fn default_epochs(&self) -> u64;
+
+    /// What runs at once in the concurrent schedule.
+    fn overlap(&self) -> Overlap {
+        Overlap::Batches
+    }
+
+    /// Where its batches are before [`Model::prepare`] sees them: the device, or its [host](Device::host), from which that
+    /// copies them.
+    fn source(&self, device: &Device) -> Device {
+        device.clone()
+    }
+
+    /// Whether [`Model::prepare`] works wherever the batch is, so that the host can do it before the batch is copied to the device.
+    fn prepares_on_host(&self) -> bool {
+        false
+    }
+
+    /// The scale of its images on `device`; `None` if they have one size, or if it has none.
+    fn scale(&self, _: &Device) -> Option<Scale> {
+        None
+    }
+
+    /// The same at another scale than the device's own; `None` if it has one size.
+    fn at_scale(&self, _: Scale) -> Option<&'static dyn Workload> {
+        None
+    }
+
+    /// A new model with its first values keyed by `seed`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    fn model(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>>;
+
+    /// The same model with its branches at once ([`Device::concurrent`]), for [`Overlap::Branches`].
+    ///
+    /// # Errors
+    /// As for [`model`](Workload::model).
+    fn branched(&self, seed: u64, device: &Device) -> Result<Box<dyn Model>> {
+        self.model(seed, device)
+    }
+
+    /// The training and the held-out data; `seed` decides which rows are held out. Made-up data may be smaller for a CPU.
+    ///
+    /// # Errors
+    /// `Format` if the data are damaged.
+    fn data(&self, seed: u64, device: &Device) -> Result<(InMemory, InMemory)>;
+
+    /// [`data`](Workload::data), with at least as many rows as a batch has where they are made up.
+    ///
+    /// # Errors
+    /// As for [`data`](Workload::data); `InvalidArgument` with both numbers for a batch of more rows than are made.
+    fn data_for(&self, _batch: usize, seed: u64, device: &Device) -> Result<(InMemory, InMemory)> {
+        self.data(seed, device)
+    }
+
+    /// The optimizer, for steps in which the gradients of `lanes` batches are added.
+    ///
+    /// # Errors
+    /// As the optimizer's constructor; `InvalidArgument` if `lanes` is 0.
+    fn optimizer(&self, parameters: Vec<Var>, lanes: usize) -> Result<Box<dyn Optimizer>>;
+}
+
+/// What runs at once in a workload's concurrent schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overlap {
+    /// The batches of a step, each on a lane.
+    Batches,
+    /// One batch is prepared ([`Model::prepare`]) while the model trains on the one before.
+    Stages,
+    /// Two branches of the model, forward and backward, within one batch.
+    Branches,
+}
+
+impl Overlap {
+    /// Batches of a step on so many streams.
+    pub fn batches(self, streams: usize) -> usize {
+        if self == Overlap::Batches { streams } else { 1 }
+    }
+}
+
+/// A module that knows its loss.
+pub trait Model: Module {
+    /// What comes before the part that learns, without gradient. A schedule may do it one batch ahead, on another stream.
+    ///
+    /// # Errors
+    /// Those of its ops.
+    fn prepare(&self, batch: Batch) -> Result<Batch> {
+        Ok(batch)
+    }
+
+    /// [`prepare`](Self::prepare) for each batch, unrecorded.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    fn prepare_all(&self, batches: Vec<Batch>) -> Result<Vec<Batch>> {
+        no_grad(|| batches.into_iter().map(|batch| self.prepare(batch)).collect())
+    }
+
+    /// The mean loss over one prepared batch, with random ops keyed by the batch.
+    ///
+    /// # Errors
+    /// Those of the model's ops.
+    fn batch_loss(&self, batch: &Batch) -> Result<Var>;
+
+    /// Loss and accuracy over all of `data`, without recording.
+    ///
+    /// The model is in evaluation mode meanwhile, and in training mode afterwards.
+    ///
+    /// # Errors
+    /// Those of the model's ops.
+    fn evaluate(&self, data: &InMemory, device: &Device) -> Result<Evaluation>;
+}
+
+/// How well a model does on a data set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// The mean loss over the rows.
+    pub loss: f64,
+    /// The share of rows that are classified correctly.
+    pub accuracy: f64,
+}

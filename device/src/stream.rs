@@ -82,18 +82,19 @@ impl Stream {
     /// Calls `f` with the current stream, without cloning its handle.
     #[inline]
     pub fn with_current<R>(device: &Device, f: impl FnOnce(&Stream) -> R) -> R {
-        let mut next = INNERMOST.get();
-        // SAFETY: the scopes and the streams that they borrow are in frames of this thread below this one: a scope takes itself
-        // out before its frame ends.
-        while let Some(scope) = unsafe { next.as_ref() } {
+        let mut scope = INNERMOST.get();
+        // One call, so that a recording knows its line.
+        f(loop {
+            // SAFETY: the scopes and the streams that they borrow are in frames of this thread below this one: a scope takes itself
+            // out before its frame ends.
+            let Some(Scope { stream, outer }) = (unsafe { scope.as_ref() }) else { break &device.0 };
             // SAFETY: as above.
-            let stream = unsafe { &*scope.stream };
+            let stream = unsafe { &**stream };
             if stream.device() == device {
-                return f(stream);
+                break stream;
             }
-            next = scope.outer;
-        }
-        f(&device.0)
+            scope = *outer;
+        })
     }
 
     /// Makes this the current stream of the calling thread inside `f`. The former one is restored on return and on

@@ -315,9 +315,10 @@ fn check_unary(
         let around = Around::settled(&exact, x, first_bits(dtype, &[x]));
         let limit = Limit::of(device, dtype, Some(op), condition(x, &around.slope, &around.value));
         findings.check("value", &[x], values[i], &around.value, limit, None);
-        let Some(slopes) = slopes.as_ref().filter(|_| !around.kink && !around.value.is_nan()) else {
-            continue;
-        };
+        // What is made of a result that overflows does so, too.
+        let is_lost = op.saves() == Some(Saves::Result) && values[i].is_infinite();
+        let is_unknown = is_lost || around.kink || around.value.is_nan();
+        let Some(slopes) = slopes.as_ref().filter(|_| !is_unknown) else { continue };
         let limit = Limit::of(device, dtype, Some(op), condition(x, &around.bend, &around.slope));
         let term =
             largest_term(exact_op, &Big::new(x, around.value.bits())).map(|term| term.times(factors[i]));

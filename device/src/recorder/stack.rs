@@ -109,9 +109,9 @@ fn split_place(at: &str) -> Option<(&str, u32)> {
     Some((inside.unwrap_or(file), line.parse().ok()?))
 }
 
-/// The crates whose lines are no line of the program. The example programs in `models` are.
-const CRATES: [&str; 7] = ["device", "allocator", "kernels", "comm", "tensor", "autograd", "models"];
-const PROGRAMS: &str = "models/src/workloads/";
+/// The crates whose lines are no line of the program.
+const CRATES: [&str; 9] =
+    ["device", "allocator", "kernels", "tensor", "autograd", "models", "comm", "profile", "compare"];
 
 /// Whether a call is of this library or of the standard one.
 fn is_engine(function: &str, at: Option<&str>) -> bool {
@@ -133,9 +133,6 @@ fn is_engine(function: &str, at: Option<&str>) -> bool {
 fn is_engine_file(path: &str) -> bool {
     let root = env!("CARGO_MANIFEST_DIR").trim_end_matches("device");
     let relative = path.strip_prefix(root).unwrap_or(path);
-    if relative.starts_with(PROGRAMS) {
-        return false;
-    }
     let first = relative.split('/').next().unwrap_or("");
     let is_crate = CRATES.contains(&first) && relative[first.len()..].starts_with("/src/");
     is_crate || CRATES.iter().any(|name| is_packaged(relative, name))
@@ -146,9 +143,7 @@ fn is_packaged(path: &str, name: &str) -> bool {
     let folder = format!("/streamgrad-{name}-");
     let versions = path.match_indices(&folder).map(|(at, _)| path[at + folder.len()..].split_once('/'));
     versions.flatten().any(|(version, rest)| {
-        version.starts_with(|first: char| first.is_ascii_digit())
-            && rest.starts_with("src/")
-            && !(name == "models" && rest.starts_with("src/workloads/"))
+        version.starts_with(|first: char| first.is_ascii_digit()) && rest.starts_with("src/")
     })
 }
 
@@ -201,13 +196,13 @@ mod tests {
             is_engine_file(&beside("device/src/launch.rs"))
                 && is_engine_file(&beside("autograd/src/ops/add.rs"))
         );
-        for path in ["autograd/tests/profile.rs", "models/src/workloads/gpt.rs", "src/main.rs"] {
+        for path in ["autograd/tests/profile.rs", "cli/src/gpt.rs", "src/main.rs"] {
             assert!(!is_engine_file(&beside(path)), "{path}");
         }
         for path in [
             "/home/me/tensor/src/lib.rs",
             "/home/me/streamgrad-models-of-mine/src/main.rs",
-            "/x/streamgrad-models-0.1.0/src/workloads/gpt.rs",
+            "/x/streamgrad-cli-0.1.0/src/gpt.rs",
         ] {
             assert!(!is_engine_file(path), "{path}");
         }

@@ -202,6 +202,7 @@ fn events_without_a_common_clock_are_refused() -> Result<()> {
     for ordinal in 0..2 {
         let Ok(cuda) = Device::cuda_with(ordinal, CudaConfig::default()) else { continue };
         let on_cuda = cuda.default_stream().record()?;
+        cuda.synchronize()?;
         let sibling = cuda.sibling(1)?.default_stream().record()?;
         assert!(on_cuda.elapsed_ms(&sibling)? >= 0.0, "two devices on one GPU");
         let others = Device::cuda_with(1 - ordinal, CudaConfig::default());

@@ -356,8 +356,8 @@ fn empty_parameters_scalars_and_wrong_operands() {
     assert!(matches!(error, Error::InvalidArgument { op: "adam", argument: "step", .. }), "{error}");
 }
 
-/// Parameters of several sizes and types in one command come out as one by one, in their order where one reads what
-/// another wrote, and none is touched if one is wrong.
+/// Parameters of several sizes and types in one command come out as one by one; where one reads what another wrote, they are
+/// commands of their own, in their order. None is touched if one is wrong.
 #[test]
 fn one_command_for_all_parameters() {
     for threads in [1, 2] {
@@ -367,14 +367,18 @@ fn one_command_for_all_parameters() {
         let lion = Known::Lion(LION);
         let make = || (in_f32(&s, rule, 2_000_000), in_f64(&s, rule, 6));
         let ((large, small), (large_alone, small_alone)) = (make(), make());
-        let launches = dev.sync_stats().launches;
+        let commands = |updates: &[Update<'_>]| {
+            let launches = dev.sync_stats().launches;
+            optimizer_step(&s, updates).unwrap();
+            dev.sync_stats().launches - launches
+        };
         let reads_small = Update { grad: small.0[0].view(), ..small.update(rule) };
-        let all = [large.update(rule), small.update(first), reads_small, small.update(lion)];
-        optimizer_step(&s, &all).unwrap();
-        assert_eq!(dev.sync_stats().launches - launches, 1);
+        assert_eq!(commands(&[large.update(rule), small.update(first)]), 1);
+        assert_eq!(commands(&[large.update(rule), reads_small, small.update(lion)]), 3);
 
         optimizer_step(&s, &[large_alone.update(rule)]).unwrap();
         optimizer_step(&s, &[small_alone.update(first)]).unwrap();
+        optimizer_step(&s, &[large_alone.update(rule)]).unwrap();
         let reads_small = Update { grad: small_alone.0[0].view(), ..small_alone.update(rule) };
         optimizer_step(&s, &[reads_small]).unwrap();
         optimizer_step(&s, &[small_alone.update(lion)]).unwrap();

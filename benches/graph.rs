@@ -129,8 +129,7 @@ fn time_host(name: &str, device: &Device, step: &mut Step) {
             start.elapsed().as_secs_f64() * 1e6
         })
         .collect();
-    let [median, least] =
-        [0.5, 0.1].map(|share| quantile(host_us.iter().copied(), share) / kernels as f64);
+    let [median, least] = [0.5, 0.1].map(|share| quantile(host_us.iter().copied(), share) / kernels as f64);
     println!("{name}: {kernels} kernels; the host takes {median:.2} us for each (p10 {least:.2})");
 }
 

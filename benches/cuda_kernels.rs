@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 
 use streamgrad::autograd::ops::AttentionOptions;
+use streamgrad::device::median;
 use streamgrad::optim::{AdamW, AdamWOptions};
 use streamgrad::prelude::*;
 use streamgrad::tensor::Gelu;
@@ -109,9 +110,7 @@ impl Cases {
         };
         let once = repeat(3).min(repeat(3));
         let calls = (20.0 / once).ceil().clamp(3.0, 1000.0) as usize;
-        let mut times: Vec<f64> = (0..REPEATS).map(|_| repeat(calls)).collect();
-        times.sort_by(f64::total_cmp);
-        times[REPEATS / 2]
+        median((0..REPEATS).map(|_| repeat(calls)))
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use streamgrad::comm::Collective;
 use streamgrad::comm::{CommModel, CommOptions, NcclId, ReduceOrder};
-use streamgrad::device::{CommandKind, CommandRecord};
+use streamgrad::device::{CommandKind, CommandRecord, median};
 use streamgrad::prelude::*;
 use streamgrad::profile::{Profile, ProfileOptions};
 use streamgrad::{Graph, Result, autocast};
@@ -43,7 +43,6 @@ fn times(device: &Device, count: usize, mut run: impl FnMut() -> Result<()>) -> 
             times.push(start.elapsed().as_secs_f64());
         }
     }
-    times.sort_by(f64::total_cmp);
     Ok(times)
 }
 
@@ -70,7 +69,7 @@ fn all_reduce(comm: &Communicator, order: ReduceOrder) -> Result<CommModel> {
         let runs = if bytes >= 64 << 20 { 10 } else { 50 };
         let times =
             times(comm.device(), runs, || (0..CALLS).try_for_each(|_| x.all_reduce_(comm, Reduce::Sum)))?;
-        let (seconds, ranks) = (times[times.len() / 2] / CALLS as f64, comm.size() as f64);
+        let (seconds, ranks) = (median(times) / CALLS as f64, comm.size() as f64);
         let bandwidth = 2.0 * (ranks - 1.0) / ranks * bytes as f64 / seconds / 1e9;
         if network.latency.is_zero() {
             network.latency = Duration::from_secs_f64(seconds / (2.0 * (ranks - 1.0).max(1.0)));
@@ -98,20 +97,20 @@ fn training(comm: &Communicator, captured: bool) -> Result<[f64; 2]> {
     let (device, loss) = (comm.device(), |model: &Gpt, [tokens, targets]: &[Tensor; 2]| {
         autocast(dtype, || model.loss(tokens, targets))
     });
-    let median = |mut step: Box<dyn FnMut() -> Result<()> + '_>| {
+    let median_s = |mut step: Box<dyn FnMut() -> Result<()> + '_>| {
         let graph = if captured { Some(Graph::capture(device, &mut step)?) } else { None };
-        let times = times(device, count, || match &graph {
+        let replay_or_step = || match &graph {
             Some(graph) => graph.replay(),
             None => step(),
-        })?;
-        Ok(times[times.len() / 2])
+        };
+        times(device, count, replay_or_step).map(median)
     };
     let (model, data) = gpt2::gpt2(model(), device)?;
     let mut optimizer = gpt2::adamw(&model)?;
-    let alone = median(Box::new(|| optimizer.step(&loss(&model, &data)?.backward()?)))?;
+    let alone = median_s(Box::new(|| optimizer.step(&loss(&model, &data)?.backward()?)))?;
     let model = DataParallel::new(model, comm)?;
     let mut optimizer = gpt2::adamw(model.model())?;
-    let together = median(Box::new(|| optimizer.step(&model.backward(&loss(model.model(), &data)?)?)))?;
+    let together = median_s(Box::new(|| optimizer.step(&model.backward(&loss(model.model(), &data)?)?)))?;
     Ok([alone, together])
 }
 

@@ -10,6 +10,7 @@ mod common;
 use std::time::Instant;
 
 use common::{Case, case, is_chosen, run};
+use streamgrad::device::quantile;
 use streamgrad::prelude::*;
 use streamgrad::{CpuConfig, CudaConfig, DeviceKind, Graph, GraphOptions, Order, RandomKey, Result};
 
@@ -120,7 +121,7 @@ fn time_host(name: &str, device: &Device, step: &mut Step) {
         return;
     }
     let kernels = count_kernels(step, device);
-    let mut host_us: Vec<f64> = (0..STEPS)
+    let host_us: Vec<f64> = (0..STEPS)
         .map(|_| {
             device.synchronize().unwrap();
             let start = Instant::now();
@@ -128,8 +129,7 @@ fn time_host(name: &str, device: &Device, step: &mut Step) {
             start.elapsed().as_secs_f64() * 1e6
         })
         .collect();
-    host_us.sort_by(f64::total_cmp);
-    let [median, least] = [STEPS / 2, STEPS / 10].map(|at| host_us[at] / kernels as f64);
+    let [median, least] = [0.5, 0.1].map(|share| quantile(host_us.iter().copied(), share) / kernels as f64);
     println!("{name}: {kernels} kernels; the host takes {median:.2} us for each (p10 {least:.2})");
 }
 

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use streamgrad::data::LoaderIter;
+use streamgrad::device::quantile;
 use streamgrad::prelude::*;
 use streamgrad::{CpuConfig, PipelineOptions, PipelineSchedule, Result};
 
@@ -109,11 +110,6 @@ const SETTLE: usize = 8;
 const BLOCK: usize = 40;
 const ROUNDS: usize = 15;
 
-fn quantile(times: &mut [f64], q: f64) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[((times.len() - 1) as f64 * q).round() as usize]
-}
-
 /// Times the ways by turns: the median, p10 and p90 of each.
 fn compare(training: &mut Training, load: Load, ways: &[(usize, PipelineSchedule)]) -> Vec<[f64; 3]> {
     let mut loaders: Vec<_> = ways.iter().map(|way| training.loader(load, way.0, way.1)).collect();
@@ -130,7 +126,7 @@ fn compare(training: &mut Training, load: Load, ways: &[(usize, PipelineSchedule
     for batches in &loaders {
         batches.report().into_iter().for_each(|report| println!("    {report}"));
     }
-    times.iter_mut().map(|times| [0.5, 0.1, 0.9].map(|q| quantile(times, q))).collect()
+    times.iter().map(|times| [0.5, 0.1, 0.9].map(|share| quantile(times.iter().copied(), share))).collect()
 }
 
 /// Batches are read, augmented, and trained on, on one thread each: the median, p10 and p90 of a batch's milliseconds in each way.
@@ -173,7 +169,7 @@ fn stages(training: &Mutex<Training>, read: Load, augment: Load, ways: &[Pipelin
         }
     }
     pipelines.iter().for_each(|pipeline| println!("    {}", pipeline.report()));
-    times.iter_mut().map(|times| [0.5, 0.1, 0.9].map(|q| quantile(times, q))).collect()
+    times.iter().map(|times| [0.5, 0.1, 0.9].map(|share| quantile(times.iter().copied(), share))).collect()
 }
 
 fn main() {

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use streamgrad::device::quantile;
+
 /// A named piece of work; one call is one iteration.
 pub(crate) struct Case<'a> {
     name: String,
@@ -32,10 +34,6 @@ impl Case<'_> {
     }
 }
 
-fn quantile(sorted: &[f64], q: f64) -> f64 {
-    sorted[((sorted.len() - 1) as f64 * q).round() as usize]
-}
-
 /// Whether a case is to be run: one of the words given is a part of its name, or there are none.
 pub(crate) fn is_chosen(name: &str) -> bool {
     let mut wanted = std::env::args().skip(1).filter(|word| !word.starts_with("--")).peekable();
@@ -61,9 +59,8 @@ pub(crate) fn run(title: &str, cases: Vec<Case<'_>>) {
         println!("{title}\n{:44} {:>12} {:>12} {:>12} {:>7}", "", "median ns", "p10", "p90", "ratio");
     }
     let mut first = None;
-    for case in &mut cases {
-        case.ns.sort_by(f64::total_cmp);
-        let [median, p10, p90] = [0.5, 0.1, 0.9].map(|q| quantile(&case.ns, q));
+    for case in &cases {
+        let [median, p10, p90] = [0.5, 0.1, 0.9].map(|share| quantile(case.ns.iter().copied(), share));
         let ratio = median / *first.get_or_insert(median);
         let name = &case.name;
         if json {

@@ -3,7 +3,7 @@
 use device::{Error, PlanReport, Result};
 
 use super::runner::{Captures, Runner};
-use super::{Finding, ScheduleReport, diagnosis, speedups};
+use super::{Finding, ScheduleReport, speedups};
 use ::profile::{Quantiles, median};
 
 /// What a schedule replays, and how it compares with the serial one.
@@ -95,12 +95,59 @@ impl Captured {
                 identical_losses,
                 identical_parameters,
             };
-            findings.push(diagnosis::captured(&report, &captured, runs_on_host));
+            findings.push(finding(&report, &captured, runs_on_host));
             report.captured = Some(captured);
             reports.push(report);
         }
         Ok((reports, findings))
     }
+}
+
+/// What a captured schedule gains, what its edges allow, and what a replay costs beside its commands.
+fn finding(schedule: &ScheduleReport, found: &CapturedReport, on_host: bool) -> Finding {
+    let CapturedReport { plan, captures, capture_ms, speedup, speedup_spread, .. } = found;
+    let step_ms = schedule.step_ms.median;
+    let saved_ms = step_ms * (speedup - 1.0);
+    let paid = if saved_ms > 0.0 {
+        format!(", as long as {:.0} steps save", (capture_ms / saved_ms).ceil())
+    } else {
+        String::new()
+    };
+    let taken = match captures {
+        1 => "The capture".to_owned(),
+        _ => format!("{captures} captures, one for each form of batches,"),
+    };
+    let profile = &schedule.profile;
+    let beside = if schedule.streams > 1 {
+        format!(
+            "The next batch is prepared beside it; the host takes {:.3} of a step's {step_ms:.3} ms to launch both",
+            schedule.launch_ms
+        )
+    } else if on_host {
+        format!(
+            "Of a traced step's {:.3} ms, {:.3} are the replay, the rest prepares and copies the batches",
+            profile.wall_ms,
+            profile.mean_ms("replay").unwrap_or(0.0)
+        )
+    } else {
+        format!(
+            "The host takes {:.3} of a step's {step_ms:.3} ms to prepare and copy the batches and to launch the replay",
+            schedule.launch_ms
+        )
+    };
+    let message = format!(
+        "{}: {speedup:.2}x the serial schedule (blocks of steps: {:.2} to {:.2}). A replay is one command, one slice of the \
+         trace, that runs {} commands with {} edges, {} on the longest way; these allow at most {:.2}x by running at once. \
+         {beside}. {taken} took {capture_ms:.1} ms{paid}",
+        schedule.name,
+        speedup_spread.p10,
+        speedup_spread.p90,
+        plan.commands,
+        plan.edges,
+        plan.critical_path,
+        plan.gain,
+    );
+    Finding::new("captured", message)
 }
 
 /// Where schedules differ from the serial one.

@@ -18,10 +18,9 @@
 //! the time of the step. A replay is one command of a recording. Where batches are prepared ahead, a third copy prepares the next one
 //! beside the replay in the order of the data.
 
+mod bound;
 mod captured;
-mod diagnosis;
 mod explore;
-mod facts;
 mod hosted;
 mod machine;
 mod profile;
@@ -35,16 +34,16 @@ mod workload;
 use device::{Device, Error, Order, Recording, Result, StreamId};
 
 pub use ::profile::{Finding, Quantiles};
+use ::profile::{Profile, Schedules, diagnose_schedules};
 pub use captured::CapturedReport;
 pub use explore::{Explore, ExploreReport, explore, explore_all};
 pub use hosted::HostedReport;
-pub use profile::{LaneProfile, OpProfile, Profile};
+pub use profile::{LaneProfile, OpProfile, StepProfile};
 pub use scale::Scale;
 pub use step::{CapturedStep, Training};
 pub use workload::{Evaluation, Model, Overlap, Workload};
 
 use captured::{Captured, Differences};
-use facts::Facts;
 use machine::Ticks;
 use runner::{How, Runner};
 
@@ -207,7 +206,7 @@ impl Comparison {
     /// threads have work for, where the system says so, or a tenth of the serial steps, which all do the same, took much
     /// longer than the median.
     pub fn is_disturbed(&self) -> bool {
-        self.diagnosis.iter().any(|finding| finding.code == diagnosis::BUSY)
+        self.diagnosis.iter().any(|finding| finding.code == "busy")
     }
 }
 
@@ -225,7 +224,7 @@ pub struct ScheduleReport {
     /// threads has run most of them by then.
     pub launch_ms: f64,
     /// What the traced steps show.
-    pub profile: Profile,
+    pub profile: StepProfile,
     /// Commands launched in a step.
     pub launches_per_step: f64,
     /// Waits of one stream for another in a step.
@@ -258,6 +257,20 @@ impl ScheduleReport {
     /// Steps in a second, by the median.
     pub fn steps_per_s(&self) -> f64 {
         if self.step_ms.median > 0.0 { 1e3 / self.step_ms.median } else { 0.0 }
+    }
+
+    /// The traced steps, with the streams' names.
+    pub fn recorded(&self) -> Profile {
+        self.named(self.recordings.iter().cloned())
+    }
+
+    /// Some of the traced steps, with the streams' names.
+    pub fn named(&self, recordings: impl IntoIterator<Item = Recording>) -> Profile {
+        let mut profile = Profile::of(recordings);
+        for (stream, name) in &self.streams_by_name {
+            profile.name_stream(*stream, name);
+        }
+        profile
     }
 }
 
@@ -352,16 +365,33 @@ pub fn compare(
     let speedup_spread = speedups(&serial, &concurrent);
     let alone = alone.profile();
     let (serial, concurrent) = (serial.report(), concurrent.report());
-    let mut facts = Facts::new(&serial, &concurrent, &alone, on_host.then_some(threads));
-    facts.others = others;
-    if workload.overlap() == Overlap::Branches {
-        // What comes before and behind the branches is the default stream's.
-        facts.intruders.clear();
-    }
-    let mut diagnosis = differences.findings();
-    diagnosis.extend(diagnosis::diagnose(&facts));
-    diagnosis.extend(captured_findings);
     let (serial_ms, concurrent_ms) = (serial.step_ms.median, concurrent.step_ms.median);
+    let host_threads = on_host.then_some(threads);
+    let (bound_ms, work_ms) = bound::bounds(&serial, &concurrent, &alone, host_threads);
+    let schedules = Schedules {
+        streams: concurrent.streams,
+        are_independent: workload.overlap() != Overlap::Stages,
+        threads: host_threads,
+        steps: serial.losses.len(),
+        serial_ms: serial.step_ms,
+        concurrent_ms,
+        launch_ms: concurrent.launch_ms,
+        others,
+        // Both traced.
+        split_gain: alone.wall_ms / serial.profile.wall_ms,
+        overlap: concurrent.profile.overlap,
+        chain_ms: concurrent.profile.critical_path_ms,
+        bound_ms,
+        inflation: bound::inflation(&concurrent.profile, &alone),
+        host_syncs: serial.host_syncs_per_step.max(concurrent.host_syncs_per_step),
+        driver_allocations: serial.driver_allocations.max(concurrent.driver_allocations),
+        peak_reserved_bytes: serial.peak_reserved_bytes.max(concurrent.peak_reserved_bytes),
+    };
+    let mut diagnosis = differences.findings();
+    diagnosis.extend(diagnose_schedules(&concurrent.recorded(), &schedules));
+    // The default stream has its part of the step before the branches and behind them.
+    diagnosis.retain(|finding| workload.overlap() != Overlap::Branches || finding.code != "default-stream");
+    diagnosis.extend(captured_findings);
     Ok(Comparison {
         workload: workload.name(),
         device: options.device.name(),
@@ -371,10 +401,10 @@ pub fn compare(
         batches_per_step: workload.overlap().batches(options.streams),
         speedup: serial_ms / concurrent_ms,
         speedup_spread,
-        bound_ms: facts.bound_ms,
-        work_ms: facts.work_ms,
-        efficiency: efficiency(serial_ms, concurrent_ms, facts.bound_ms),
-        inflation: facts.inflation,
+        bound_ms,
+        work_ms,
+        efficiency: efficiency(serial_ms, concurrent_ms, bound_ms),
+        inflation: schedules.inflation,
         alone_ms: alone.wall_ms,
         identical_losses: differences.losses.is_empty(),
         identical_parameters: differences.parameters.is_empty(),

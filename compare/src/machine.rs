@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use ::profile::Others;
+
 /// What the system has counted so far, in its own ticks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ticks {
@@ -11,13 +13,6 @@ pub(super) struct Ticks {
     busy: u64,
     /// Of this process.
     own: u64,
-}
-
-/// The processors of the machine, and how many of them other programs had, on average.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Others {
-    pub(super) processors: f64,
-    pub(super) taken: f64,
 }
 
 /// In fewer ticks of a processor there is nothing to be seen.

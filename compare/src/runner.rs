@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tensor::{PlanReport, Tensor, Tensors};
 
 use super::hosted::host_of;
-use super::profile::Profile;
+use super::profile::StepProfile;
 use super::{CompareOptions, ScheduleReport};
 use crate::{CapturedStep, Evaluation, Model, Overlap, Training, Workload};
 use ::profile::{Quantiles, median};
@@ -447,9 +447,9 @@ impl Runner {
         self.model.evaluate(test, &self.device)
     }
 
-    pub(super) fn profile(&self) -> Profile {
+    pub(super) fn profile(&self) -> StepProfile {
         let lanes: Vec<StreamId> = self.streams.iter().map(|&(stream, _)| stream).collect();
-        Profile::of(&self.recordings, &lanes)
+        StepProfile::of(&self.recordings, &lanes)
     }
 
     pub(super) fn report(self) -> ScheduleReport {

@@ -1,11 +1,11 @@
+use ::profile::{Busy, Others, longest_chain_ms};
 use approx::assert_abs_diff_eq;
 use device::{
-    CommandKind, CommandRecord, DeviceFacts, KernelRecord, Moment, Recording, StreamId, WaitRecord,
+    CommandKind, CommandRecord, DeviceFacts, KernelRecord, LaunchRecord, Moment, RangeRecord, Recording,
+    StreamId, SyncRecord, WaitRecord,
 };
 
-use super::facts::{Facts, copies_ms, engine_ms};
-use super::machine::Others;
-use super::profile::{activity, critical_path_ms};
+use super::bound::{copies_ms, engine_ms};
 use super::*;
 
 const DEFAULT: StreamId = StreamId::from_raw(1);
@@ -14,6 +14,11 @@ const B: StreamId = StreamId::from_raw(3);
 
 fn command(op: &'static str, stream: StreamId, tick: u64, start_ns: u64, end_ns: u64) -> CommandRecord {
     CommandRecord::new(op, Moment { stream, tick }, start_ns, end_ns)
+}
+
+fn wait(op: &'static str, waiter: (StreamId, u64), awaited: (StreamId, u64)) -> WaitRecord {
+    let moment = |(stream, tick)| Moment { stream, tick };
+    WaitRecord { op, waiter: moment(waiter), awaited: moment(awaited) }
 }
 
 /// Two lanes side by side, then a join: `A` 0-40 and 50-80, `B` 20-60, the default stream 90-100.
@@ -26,110 +31,210 @@ fn two_lanes() -> Recording {
             command("sgd", DEFAULT, 1, 90, 100),
         ],
         wall_ns: 120,
+        device: DeviceFacts { default_stream: Some(DEFAULT), ..DeviceFacts::default() },
         ..Recording::default()
     }
 }
 
 #[test]
 fn busy_time_is_a_union_and_overlap_needs_two() {
-    let found = activity(&two_lanes());
-    assert_eq!((found.busy_ns, found.overlap_ns), (90, 30));
-    assert_eq!(activity(&Recording::default()).busy_ns, 0);
-    let profile = Profile::of(&[two_lanes()], &[A, B]);
+    let of = |step: &Recording| Busy::of(step, |_| true);
+    assert_eq!(of(&two_lanes()), Busy { any_ns: 90, overlap_ns: 30 });
+    assert_eq!(of(&Recording::default()).any_ns, 0);
+    let profile = StepProfile::of(&[two_lanes()], &[A, B]);
     assert_abs_diff_eq!([profile.busy, profile.overlap][..], [0.75, 1.0 / 3.0][..], epsilon = 1e-12);
     assert_eq!(profile.lanes.iter().map(|lane| lane.commands).collect::<Vec<_>>(), [2.0, 1.0]);
-    assert_eq!(profile.outside.map(|outside| outside.longest_op), Some("sgd"));
-    assert!(profile.intruders.is_empty());
 }
 
 #[test]
 fn the_longest_chain_follows_streams_waits_and_the_host() {
     let mut step = two_lanes();
     let cost = |command: &CommandRecord| (command.end_ns - command.start_ns) as f64;
-    assert_eq!(critical_path_ms(&step, &[A, B], &cost), 70.0 + 10.0);
+    assert_eq!(longest_chain_ms(&step, cost), 70.0 + 10.0);
     // A wait of A for B lengthens it only where the chain through B is longer.
-    let wait = |op, waiter, awaited| WaitRecord { op, waiter, awaited };
     step.commands[2].start_ns = 60;
-    step.waits = vec![wait("relu", Moment { stream: A, tick: 2 }, Moment { stream: B, tick: 1 })];
+    step.waits = vec![wait("relu", (A, 2), (B, 1))];
     step.commands[1].start_ns = 10;
-    assert_eq!(critical_path_ms(&step, &[A, B], &cost), 50.0 + 20.0 + 10.0);
-    let profile = Profile::of(&[step], &[A, B]);
-    assert_eq!(profile.lane_waits, [("relu", "matmul", 1.0)]);
-}
-
-#[test]
-fn an_op_on_the_default_stream_between_the_lanes_is_named() {
-    let mut step = two_lanes();
-    step.commands.push(command("zeros", DEFAULT, 0, 30, 35));
-    assert_eq!(Profile::of(&[step], &[A, B]).intruders, [("zeros", 1.0)]);
+    assert_eq!(longest_chain_ms(&step, cost), 50.0 + 20.0 + 10.0);
+    // What the default stream runs beside the lanes comes after nothing of theirs that has not ended.
+    step.commands.push(command("zeros", DEFAULT, 0, 45, 55));
+    assert_eq!(longest_chain_ms(&step, cost), 50.0 + 20.0 + 10.0);
+    step.commands[2] = command("relu", A, 2, 65, 80);
+    step.waits.clear();
+    assert_eq!(longest_chain_ms(&step, cost), 40.0 + 10.0 + 15.0 + 10.0);
 }
 
 #[test]
 fn nothing_recorded_is_a_profile_of_zeros() {
-    let profile = Profile::of(&[], &[A]);
+    let profile = StepProfile::of(&[], &[A]);
     assert_eq!((profile.wall_ms, profile.busy, profile.commands), (0.0, 0.0, 0.0));
 }
 
-fn codes(facts: &Facts) -> Vec<&'static str> {
-    diagnosis::diagnose(facts).iter().map(|finding| finding.code).collect()
+/// A command that a thread launches, and runs itself if it ends within the launch. Times are microseconds.
+fn launched(
+    op: &'static str,
+    (stream, tick): (StreamId, u64),
+    (thread, launch): (u32, (u64, u64)),
+    (start, end): (u64, u64),
+) -> CommandRecord {
+    let (start_ns, end_ns) = (1000 * launch.0, 1000 * launch.1);
+    let given_ns = if end <= launch.1 { start_ns } else { end_ns };
+    let launch = LaunchRecord { start_ns, given_ns, end_ns, thread, ..LaunchRecord::default() };
+    CommandRecord { launch, ..command(op, stream, tick, 1000 * start, 1000 * end) }
 }
 
-#[test]
-fn each_cause_has_its_finding() {
-    let good = Facts {
-        lanes: 2,
+/// A step of 1.1 ms: two threads run the commands of a lane each for a millisecond, then one of them steps the optimizer.
+fn good_step() -> Recording {
+    let range = |thread, parent| RangeRecord {
+        name: "step".into(),
+        thread,
+        parent,
+        start_ns: 0,
+        end_ns: 1_030_000,
+        place: None,
+    };
+    Recording {
+        commands: vec![
+            launched("matmul", (A, 1), (0, (10, 525)), (20, 520)),
+            launched("matmul", (B, 1), (1, (10, 525)), (20, 520)),
+            launched("relu", (A, 2), (0, (528, 1025)), (530, 1020)),
+            launched("relu", (B, 2), (1, (528, 1025)), (530, 1020)),
+            launched("sgd", (DEFAULT, 1), (0, (1040, 1085)), (1050, 1080)),
+        ],
+        ranges: vec![range(0, None), range(1, Some(0))],
+        syncs: vec![sync(vec![Moment { stream: DEFAULT, tick: 1 }], 1_090_000)],
+        threads: ["main", "lane 1"].map(Into::into).to_vec(),
+        wall_ns: 1_100_000,
+        device: DeviceFacts { default_stream: Some(DEFAULT), ..DeviceFacts::default() },
+        ..Recording::default()
+    }
+}
+
+/// The host waits from `start_ns` until the end of a step.
+fn sync(awaited: Vec<Moment>, start_ns: u64) -> SyncRecord {
+    let end_ns = 1_100_000;
+    SyncRecord { op: "synchronize", awaited, start_ns, end_ns, thread: 0, range: None, place: None }
+}
+
+fn good_schedules() -> Schedules {
+    Schedules {
+        streams: 2,
+        are_independent: true,
         threads: Some(2),
         steps: 100,
-        serial_ms: 2.0,
-        serial_p90_ms: 2.2,
+        serial_ms: Quantiles { median: 2.0, p10: 1.9, p90: 2.2 },
         concurrent_ms: 1.1,
         split_gain: 1.0,
         overlap: 0.8,
         bound_ms: 1.0,
         chain_ms: 1.05,
-        chain_commands: 40.0,
         inflation: 1.02,
-        lanes_ms: vec![1.0, 1.0],
-        outside_ms: 0.02,
         host_syncs: 1.0,
-        ..Facts::default()
+        ..Schedules::default()
+    }
+}
+
+fn codes(step: Recording, schedules: &Schedules) -> Vec<&'static str> {
+    let findings = diagnose_schedules(&Profile::of([step]), schedules);
+    assert!(findings.iter().all(|finding| !finding.message.is_empty()), "{findings:?}");
+    findings.iter().map(|finding| finding.code).collect()
+}
+
+#[test]
+fn each_cause_in_the_figures_has_its_finding() {
+    assert_eq!(codes(good_step(), &good_schedules()), ["limit"]);
+    let with = |change: &dyn Fn(&mut Schedules)| {
+        let mut schedules = good_schedules();
+        change(&mut schedules);
+        codes(good_step(), &schedules)
     };
-    assert_eq!(codes(&good), ["limit"]);
-    let with = |change: &dyn Fn(&mut Facts)| {
-        let mut facts = good.clone();
-        change(&mut facts);
-        codes(&facts)
-    };
-    assert_eq!(with(&|f| f.host_syncs = 3.0), ["hidden-sync", "limit"]);
-    assert_eq!(with(&|f| f.driver_allocations = 2), ["driver-allocation", "limit"]);
-    assert_eq!(with(&|f| f.intruders = vec![("add", 2.0)]), ["default-stream", "limit"]);
-    assert_eq!(with(&|f| f.lane_waits = vec![("add", "matmul", 1.0)]), ["over-synchronised", "limit"]);
-    assert_eq!(with(&|f| f.lanes = 3), ["no-room", "limit"]);
-    assert_eq!(with(&|f| f.split_gain = 1.5), ["kernels-fill-device", "limit"]);
-    assert_eq!(with(&|f| f.overlap = 0.05), ["lanes-apart", "limit"]);
-    let disturbed = |f: &mut Facts| f.serial_p90_ms = 4.0;
+    assert_eq!(with(&|s| s.host_syncs = 3.0), ["hidden-sync", "limit"]);
+    assert_eq!(with(&|s| s.driver_allocations = 2), ["driver-allocation", "limit"]);
+    assert_eq!(with(&|s| s.streams = 3), ["no-room", "limit"]);
+    assert_eq!(with(&|s| s.split_gain = 1.5), ["kernels-fill-device", "limit"]);
+    assert_eq!(with(&|s| s.overlap = 0.05), ["lanes-apart", "limit"]);
+    let disturbed = |s: &mut Schedules| s.serial_ms.p90 = 4.0;
     assert_eq!(with(&disturbed), ["busy", "limit"]);
-    assert_eq!(with(&|f| (f.overlap, f.serial_p90_ms) = (0.05, 4.0)), ["busy", "limit"]);
-    assert_eq!(with(&|f| (f.steps, f.serial_p90_ms) = (19, 4.0)), ["limit"], "too few to tell");
+    assert_eq!(with(&|s| (s.overlap, s.serial_ms.p90) = (0.05, 4.0)), ["busy", "limit"]);
+    assert_eq!(with(&|s| (s.steps, s.serial_ms.p90) = (19, 4.0)), ["limit"], "too few to tell");
     let others = |taken| Some(Others { processors: 4.0, taken });
-    assert_eq!(with(&|f| f.others = others(2.0)), ["limit"], "there is room for both");
-    assert_eq!(with(&|f| f.others = others(3.0)), ["busy", "limit"]);
-    assert_eq!(with(&|f| (f.threads, f.others) = (Some(4), others(1.0))), ["busy", "limit"]);
-    assert_eq!(with(&|f| (f.threads, f.others) = (Some(4), others(0.5))), ["limit"]);
-    assert_eq!(with(&|f| (f.threads, f.others) = (Some(99), others(0.5))), ["limit"]);
-    assert_eq!(with(&|f| f.lanes_ms = vec![1.0, 0.5]), ["imbalance", "limit"]);
-    assert_eq!(with(&|f| f.inflation = 1.4), ["inflation", "limit"]);
-    assert_eq!(with(&|f| f.chain_ms = 0.5), ["host-bound", "limit"]);
-    assert_eq!(with(&|f| f.outside_ms = 0.3), ["serial-part", "limit"]);
-    // A processor of its own has room for every lane, and the time between its commands is no thread's.
-    let gpu = |change: &dyn Fn(&mut Facts)| {
-        with(&|f| {
-            (f.threads, f.lanes, f.chain_ms, f.overlap) = (None, 3, 0.5, 0.05);
-            change(f);
-        })
+    assert_eq!(with(&|s| s.others = others(2.0)), ["limit"], "there is room for both");
+    assert_eq!(with(&|s| s.others = others(3.0)), ["busy", "limit"]);
+    assert_eq!(with(&|s| (s.threads, s.others) = (Some(4), others(1.0))), ["busy", "limit"]);
+    assert_eq!(with(&|s| (s.threads, s.others) = (Some(4), others(0.5))), ["limit"]);
+    assert_eq!(with(&|s| (s.threads, s.others) = (Some(99), others(0.5))), ["limit"]);
+    assert_eq!(with(&|s| s.inflation = 1.4), ["inflation", "limit"]);
+}
+
+#[test]
+fn each_cause_in_the_recording_has_its_finding() {
+    let with = |change: &dyn Fn(&mut Recording)| {
+        let mut step = good_step();
+        change(&mut step);
+        codes(step, &good_schedules())
     };
-    assert_eq!(gpu(&|_| ()), ["limit"]);
-    assert_eq!(gpu(&|f| f.launch_ms = 1.0), ["host-bound", "limit"]);
+    // An op on the default stream, which a lane runs, and for which the other one waits, or does not.
+    let intruder = launched("zeros", (DEFAULT, 0), (0, (526, 727)), (526, 726));
+    let intrude = |step: &mut Recording| {
+        step.commands[2] = launched("relu", (A, 2), (0, (728, 1025)), (730, 1020));
+        step.commands.push(intruder.clone());
+    };
+    assert!(!with(&intrude).contains(&"default-stream"));
+    let waits = |step: &mut Recording| {
+        intrude(step);
+        step.commands[3] = launched("relu", (B, 2), (1, (528, 1025)), (730, 1020));
+        step.waits.push(wait("relu", (B, 2), (DEFAULT, 0)));
+    };
+    assert_eq!(with(&waits), ["serial-part", "default-stream", "limit"]);
+    // One lane begins when the other one is done.
+    let share = |step: &mut Recording| {
+        step.commands.drain(2..4);
+        step.commands[1] = launched("matmul", (B, 1), (1, (10, 1025)), (520, 1020));
+        step.waits = vec![wait("matmul", (B, 1), (A, 1))];
+    };
+    assert_eq!(with(&share), ["over-synchronised", "limit"]);
+    let uneven = |step: &mut Recording| {
+        step.commands.remove(3);
+        step.ranges[1].end_ns = 530_000;
+    };
+    assert_eq!(with(&uneven), ["imbalance", "limit"]);
+    let optimizer = |step: &mut Recording| {
+        step.commands[4] = launched("sgd", (DEFAULT, 1), (0, (1040, 1385)), (1050, 1380));
+    };
+    assert_eq!(with(&optimizer), ["serial-part", "limit"]);
+}
+
+/// The device waits for what the host launches late, or for what else it does before.
+#[test]
+fn a_host_that_is_late_is_told_from_launches_that_take_long() {
+    let late = |launch| {
+        let commands = [(A, 0), (B, 1)]
+            .map(|(lane, thread)| launched("matmul", (lane, 1), (thread, launch), (500, 1020)));
+        let awaited = commands.iter().map(|command| command.moment).collect();
+        Recording {
+            syncs: vec![sync(awaited, 510_000)],
+            commands: commands.to_vec(),
+            ranges: Vec::new(),
+            ..good_step()
+        }
+    };
+    let all = |step: &dyn Fn() -> Recording, change: &dyn Fn(&mut Schedules)| {
+        let mut schedules = good_schedules();
+        change(&mut schedules);
+        codes(step(), &schedules)
+    };
+    for threads in [Some(2), None] {
+        let on = |s: &mut Schedules| s.threads = threads;
+        assert_eq!(all(&|| late((490, 500)), &on), ["host-bound", "limit"]);
+        assert_eq!(all(&|| late((20, 500)), &on), ["launch-bound", "limit"]);
+        assert_eq!(all(&|| late((20, 30)), &on), ["launch-bound", "limit"], "it starts late");
+    }
+    let apart = |s: &mut Schedules| s.overlap = 0.05;
+    assert_eq!(all(&|| late((20, 500)), &apart), ["lanes-apart", "limit"]);
+    // A processor of its own has room for every lane.
+    let gpu = |s: &mut Schedules| (s.threads, s.streams, s.overlap) = (None, 3, 0.05);
+    assert_eq!(all(&good_step, &gpu), ["limit"]);
+    assert_eq!(all(&|| late((20, 500)), &gpu), ["launch-bound", "limit"]);
 }
 
 #[test]

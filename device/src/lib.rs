@@ -39,6 +39,7 @@ mod nvtx;
 mod peaks;
 mod pending;
 mod progress;
+mod quantiles;
 mod recorder;
 mod shared;
 mod spin;
@@ -71,6 +72,7 @@ pub use ipc::{IpcEvent, IpcHandle, shared_copy};
 pub use memory::{AddressSpace, FailingMemory, HeldOutside, HostMemory, MemoryDriver};
 pub use peaks::Peaks;
 pub use pending::Stuck;
+pub use quantiles::{median, quantile};
 pub use recorder::{
     CommandKind, CommandRecord, DeviceFacts, DriverCallRecord, HandOff, HandOffRecord, KernelRecord,
     LaunchRecord, OperandRecord, Place, RangeRecord, Recording, RecordingOptions, ReplayedRecord, SyncRecord,

@@ -7,6 +7,8 @@ use device::{DType, Device, Peaks, Result, Stream};
 
 use tensor::{RandomKey, Tensor};
 
+use crate::Quantiles;
+
 /// Rounds that are timed, and how many at least if they take long.
 const ROUNDS: usize = 15;
 const LEAST_ROUNDS: usize = 5;
@@ -60,11 +62,10 @@ impl fmt::Display for Timing {
 /// step that is being captured.
 pub fn benchmark<R>(device: &Device, mut work: impl FnMut() -> Result<R>) -> Result<Timing> {
     let peaks = device.measured_peaks()?;
-    let Rounds { mut ms, calls } = time(device, &mut || work().map(drop))?;
-    ms.sort_by(f64::total_cmp);
-    let at = |share: f64| ms[((ms.len() - 1) as f64 * share).round() as usize];
-    let [p10_ms, median_ms, p90_ms] = [0.1, 0.5, 0.9].map(at);
-    Ok(Timing { median_ms, p10_ms, p90_ms, rounds: ms.len(), calls, peaks })
+    let Rounds { ms, calls } = time(device, &mut || work().map(drop))?;
+    let rounds = ms.len();
+    let Quantiles { median, p10, p90 } = Quantiles::of(ms);
+    Ok(Timing { median_ms: median, p10_ms: p10, p90_ms: p90, rounds, calls, peaks })
 }
 
 /// What a device does at best.

@@ -24,11 +24,13 @@ use device::{Device, Error, Recording, RecordingOptions, Result, StreamId};
 pub use averages::{Average, Averages, Key, Sort};
 pub use benchmark::{MeasuredPeaks, Timing, benchmark};
 pub use communication::Communication;
-pub use diagnosis::{Finding, diagnose};
+pub use device::median;
+pub use diagnosis::{Finding, Others, Schedules, diagnose, diagnose_schedules};
 pub use idle::{HostActivity, Idle, IdleCause, StreamIdle};
 pub use options::{ProfileOptions, ProfileSchedule};
-pub use path::{CriticalPath, Link, PathSegment, PathShare};
-pub use quantiles::{Quantiles, median};
+pub use path::{CriticalPath, Link, PathSegment, PathShare, longest_chain_ms};
+pub use quantiles::Quantiles;
+pub use timeline::Busy;
 pub use trace::{MemorySample, Trace};
 pub use what_if::Change;
 

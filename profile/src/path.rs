@@ -5,10 +5,11 @@
 //! back along the thread; a wait for the device leads to the command that ended it, the end of lanes to the lane that was last, and
 //! the beginning of a lane to who started it. Every nanosecond lies in one link, so the links add up to the wall time.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
 
-use device::StreamId;
+use device::{CommandRecord, Recording, StreamId};
 
 use super::timeline::{Cause, HostWork, Span, Timeline};
 use super::{Profile, ms, share};
@@ -265,6 +266,35 @@ impl Walk<'_, '_> {
         }
         At::Host(found.map_or(thread, |handoff| handoff.from))
     }
+}
+
+/// Milliseconds of the longest chain of dependent commands, where `cost` returns the milliseconds of each; the host takes no time.
+///
+/// A command depends on its predecessor in its stream and on what it waits for. The host orders the default stream and the others:
+/// between them, a command also depends on every command that had ended when it started.
+pub fn longest_chain_ms(recording: &Recording, cost: impl Fn(&CommandRecord) -> f64) -> f64 {
+    let timeline = Timeline::new(recording);
+    let command = |index| timeline.command(index);
+    let is_default = |index| Some(command(index).moment.stream) == recording.device.default_stream;
+    let mut order: Vec<usize> = (0..recording.commands.len()).collect();
+    order.sort_unstable_by_key(|&index| (command(index).start_ns, command(index).end_ns, index));
+    let mut chains = vec![0.0; order.len()];
+    let mut running = BinaryHeap::new();
+    // The longest chain that has ended, of other streams and of the default stream.
+    let mut ended = [0.0; 2];
+    for index in order {
+        while running.peek().is_some_and(|&Reverse((end_ns, _))| end_ns <= command(index).start_ns) {
+            if let Some(Reverse((_, earlier))) = running.pop() {
+                let ended: &mut f64 = &mut ended[usize::from(is_default(earlier))];
+                *ended = ended.max(chains[earlier]);
+            }
+        }
+        let before = timeline.before(index).into_iter().chain(timeline.awaited(index).iter().copied());
+        let by_host = ended[usize::from(!is_default(index))];
+        chains[index] = before.map(|earlier| chains[earlier]).fold(by_host, f64::max) + cost(command(index));
+        running.push(Reverse((command(index).end_ns, index)));
+    }
+    chains.into_iter().fold(0.0, f64::max)
 }
 
 impl fmt::Display for CriticalPath {

@@ -200,15 +200,27 @@ impl<'a> Timeline<'a> {
         let first = |thread: usize| self.threads[thread].first().map_or(u64::MAX, |span| span.start_ns);
         (0..self.threads.len()).min_by_key(|&thread| first(thread)).unwrap_or(0) as u32
     }
+}
 
-    /// The time in which at least one command runs that `of` names, and in which two or more streams do.
-    pub(super) fn busy(&self, of: impl Fn(&CommandRecord) -> bool) -> Busy {
+/// How long the streams of a recording ran commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Busy {
+    /// Nanoseconds in which at least one stream ran a command.
+    pub any_ns: u64,
+    /// Nanoseconds in which two or more streams did.
+    pub overlap_ns: u64,
+}
+
+impl Busy {
+    /// Counts the commands for which `counts` returns true. A stream runs one command at a time, so commands that run at the same
+    /// time belong to different streams.
+    pub fn of(recording: &Recording, counts: impl Fn(&CommandRecord) -> bool) -> Busy {
         let mut edges: Vec<(u64, i32)> = Vec::new();
-        for command in self.recording.commands.iter().filter(|command| of(command)) {
+        for command in recording.commands.iter().filter(|command| counts(command)) {
             edges.push((command.start_ns, 1));
             edges.push((command.end_ns.max(command.start_ns), -1));
         }
-        // At one time, ends come before starts.
+        // At equal times, ends sort before starts.
         edges.sort_unstable();
         let (mut busy, mut active, mut since) = (Busy::default(), 0, 0);
         for (at, change) in edges {
@@ -219,13 +231,6 @@ impl<'a> Timeline<'a> {
         }
         busy
     }
-}
-
-/// How long streams were active. A stream runs one command at a time, so commands at once are streams at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Busy {
-    pub(super) any_ns: u64,
-    pub(super) overlap_ns: u64,
 }
 
 /// What each thread did: where one span lies within another, as a launch in a wait, the outer one is cut.

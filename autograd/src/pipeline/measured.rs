@@ -2,22 +2,18 @@
 
 use std::fmt;
 
+use device::{median, quantile};
+
 /// The least gain, as a part of the time on one stream, for which several are used.
 const LEAST_GAIN: f64 = 0.03;
 
 /// Whether the times on several streams are less than those on one by more than the noise of these: by more than they differ
 /// among themselves, the outermost quarters left out.
-pub(super) fn pays(one: &mut [f64], several: &mut [f64]) -> bool {
-    let (Some(serial), Some(concurrent)) = (median(one), median(several)) else { return false };
-    let outer = one.len() / 4;
-    let noise = (one[one.len() - 1 - outer] - one[outer]).max(LEAST_GAIN * serial);
-    concurrent + noise < serial
-}
-
-/// The median, with the times sorted afterwards.
-pub(super) fn median(times: &mut [f64]) -> Option<f64> {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied()
+pub(super) fn pays(one: &[f64], several: &[f64]) -> bool {
+    let at = |share| quantile(one.iter().copied(), share);
+    let outer = (one.len() / 4) as f64 / one.len().saturating_sub(1).max(1) as f64;
+    let noise = (at(1.0 - outer) - at(outer)).max(LEAST_GAIN * at(0.5));
+    !several.is_empty() && median(several.iter().copied()) + noise < at(0.5)
 }
 
 /// Steps of one kind before the other one has its turn. Only the last of them counts: threads that slept meanwhile are
@@ -52,13 +48,12 @@ impl Trial {
             times.push(ms);
         }
         if self.steps == 2 * TURN * TURNS {
-            self.pays = Some(pays(&mut self.serial_ms, &mut self.concurrent_ms));
+            self.pays = Some(pays(&self.serial_ms, &self.concurrent_ms));
         }
     }
 
     pub(super) fn report(&self, lanes: usize) -> LaneReport {
-        let decided = self.pays.is_some();
-        let median = |times: &[f64]| median(&mut times.to_vec()).filter(|_| decided);
+        let median = |times: &[f64]| self.pays.map(|_| median(times.iter().copied()));
         LaneReport {
             lanes,
             used: self.pays.map(|pays| if pays { lanes } else { 1 }),
@@ -103,7 +98,6 @@ mod tests {
 
     #[test]
     fn several_streams_pay_if_they_gain_more_than_the_noise() {
-        let pays = |one: &[f64], several: &[f64]| pays(&mut one.to_vec(), &mut several.to_vec());
         assert!(pays(&[10.1, 9.9, 10.0], &[30.0, 4.0, 5.0]));
         assert!(!pays(&[9.9, 10.0, 10.1], &[9.6, 9.8, 9.9]), "3 % are nothing");
         assert!(!pays(&[6.0, 10.0, 11.0], &[5.0, 5.5, 6.0]), "as much as the times on one stream differ");

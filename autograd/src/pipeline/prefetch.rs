@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{HandOff, Placement, StreamOptions, Thread, fork};
+use device::{HandOff, Placement, StreamOptions, Thread, fork, median};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tensor::{Device, Error, Result, Stream, next_child};
 
@@ -173,11 +173,12 @@ impl<T: Send + 'static> Prefetch<T> {
         let Some(is_ahead) = trial.came() else { return };
         let is_ahead = match trial.verdict() {
             None => is_ahead,
-            Some([mut serial, mut concurrent]) => {
-                self.report.serial_ms = Some(serial[ROUNDS / 2]);
-                self.report.concurrent_ms = Some(concurrent[ROUNDS / 2]);
+            Some([serial, concurrent]) => {
+                let pays = pays(&serial, &concurrent);
+                [self.report.serial_ms, self.report.concurrent_ms] =
+                    [serial, concurrent].map(|times| Some(median(times)));
                 self.trial = None;
-                pays(&mut serial, &mut concurrent)
+                pays
             }
         };
         self.report.threads = if is_ahead { self.lines.len() } else { 0 };
@@ -421,16 +422,10 @@ impl Trial {
         Some(self.is_ahead)
     }
 
-    /// All times, sorted, once there are enough.
+    /// All times, once there are enough.
     fn verdict(&mut self) -> Option<[Vec<f64>; 2]> {
         let is_over = self.times.iter().all(|times| times.len() == WARM_UP + ROUNDS);
-        is_over.then(|| {
-            std::mem::take(&mut self.times).map(|mut times| {
-                times.drain(..WARM_UP);
-                times.sort_by(f64::total_cmp);
-                times
-            })
-        })
+        is_over.then(|| std::mem::take(&mut self.times).map(|mut times| times.split_off(WARM_UP)))
     }
 }
 

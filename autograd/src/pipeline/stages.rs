@@ -4,12 +4,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use device::StreamId;
+use device::{StreamId, median};
 use tensor::{Device, Error, Generator, Result, Stream, next_key};
 
 use super::deferred::is_in_batch;
 use super::lines::{Item, Lines, Run, Stage, all, each, even};
-use super::measured::{median, pays};
+use super::measured::pays;
 use super::progress::Progress;
 
 /// Batches of which the time is taken at once, and how often that is done.
@@ -391,9 +391,10 @@ impl<'a, In: Send + 'static, Out: Send + 'static> Pipeline<'a, In, Out> {
             self.rounds.one.push(one / BLOCK as f64);
             self.rounds.many.push((long - short) / BLOCK as f64);
         }
-        let Rounds { one, many, .. } = &mut self.rounds;
+        let Rounds { one, many, .. } = &self.rounds;
         let pays = pays(one, many);
-        (self.report.serial_ms, self.report.concurrent_ms) = (median(one), median(many));
+        [self.report.serial_ms, self.report.concurrent_ms] =
+            [one, many].map(|times| Some(median(times.iter().copied())));
         Ok(if pays { several } else { serial })
     }
 }

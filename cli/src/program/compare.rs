@@ -9,7 +9,6 @@ use streamgrad::compare::{
     CapturedReport, CompareOptions, Comparison, Finding, Quantiles, ScheduleReport, compare,
 };
 use streamgrad::compare::{Scale, Workload};
-use streamgrad::profile::Profile;
 use streamgrad::profile::Trace;
 
 use super::output::{Output, Printer};
@@ -152,11 +151,7 @@ fn traced(found: &Comparison) -> Trace {
             Some(found) => format!("{name} (a replay of {} commands)", found.plan.commands),
             None => format!("{name} ({streams} streams)"),
         };
-        let mut profile = Profile::of(schedule.recordings.iter().cloned());
-        for (stream, name) in &schedule.streams_by_name {
-            profile.name_stream(*stream, name);
-        }
-        trace.add(&name, &profile);
+        trace.add(&name, &schedule.recorded());
     }
     trace
 }

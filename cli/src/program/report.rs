@@ -47,11 +47,7 @@ fn middle_step(schedule: &ScheduleReport) -> Option<&Recording> {
 
 /// That step with the streams' names.
 fn profile(schedule: &ScheduleReport) -> Option<Profile> {
-    let mut profile = Profile::of([middle_step(schedule)?.clone()]);
-    for (stream, name) in &schedule.streams_by_name {
-        profile.name_stream(*stream, name.clone());
-    }
-    Some(profile)
+    Some(schedule.named([middle_step(schedule)?.clone()]))
 }
 
 fn timeline(schedule: &ScheduleReport) -> Option<Timeline> {

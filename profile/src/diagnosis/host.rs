@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use device::Place;
+use device::{Place, quantile};
 
 use super::super::averages::launch_ns;
 use super::super::timeline::Timeline;
-use super::{Extents, Facts, Finding, Link, PathSegment, Stretch, at, mib, ms, sums};
+use super::{Evidence, Extents, Facts, Link, PathSegment, Stretch, at, mib, mostly_at, ms, sums};
 
 /// Time in which nothing ran after a wait of the host: until it had launched something anew.
 #[derive(Clone, Copy, Debug)]
@@ -44,65 +44,54 @@ pub(super) fn bubbles(timeline: &Timeline<'_>) -> Vec<Bubble> {
     bubbles
 }
 
-pub(super) fn synchronisation(facts: &Facts<'_>) -> Vec<Finding> {
-    let found = facts.windows.iter().flat_map(|window| {
-        window.bubbles.iter().map(|bubble| {
-            let sync = &window.timeline.recording.syncs[bubble.sync];
-            ((sync.op, window.place(sync.place)), bubble.end_ns - bubble.start_ns)
-        })
-    });
-    let notable = sums(found).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
-    let finding = |((op, place), ns, count): ((&str, Option<Place>), u64, usize)| {
-        let per_step = count as f64 / facts.steps;
-        let idle = ms(ns) / facts.steps;
-        let (code, what) = match op {
-            "download" => (
-                "hidden-sync",
-                "reads a value of the device; read results after the step, or every so many steps",
-            ),
-            "wait_for_memory" => (
-                "memory-wait",
-                "needs memory that queued commands still use; raise the memory limit, or keep less alive",
-            ),
-            _ => ("synchronize", "waits for the device; leave it out: whoever uses a result waits by itself"),
-        };
-        let message = format!(
-            "the host{} {what}. That happens {per_step:.1} times a step, and each time the device runs dry until the host has \
-             launched anew: {idle:.3} ms a step",
-            at(place.as_ref())
-        );
-        Finding { place, cost_ms: ms(ns), ..Finding::new(code, message) }
+/// Waits of the host, by calls that `is_one` accepts, after which the device had nothing to run.
+pub(super) fn waits(facts: &Facts<'_>, is_one: fn(&str) -> bool) -> Vec<Evidence> {
+    let of_window = |window: &Stretch<'_>| -> Vec<(Option<Place>, u64)> {
+        let syncs =
+            window.bubbles.iter().map(|bubble| (&window.timeline.recording.syncs[bubble.sync], bubble));
+        let chosen = syncs.filter(|(sync, _)| is_one(sync.op));
+        chosen.map(|(sync, bubble)| (window.place(sync.place), bubble.end_ns - bubble.start_ns)).collect()
     };
-    notable.map(finding).collect()
+    let evidence = |(place, ns, count): (Option<Place>, u64, usize)| {
+        let text = format!(
+            "the host{} waits for the device {:.1} times a step, and each time the device runs dry until the host has launched anew: \
+             {:.3} ms a step",
+            at(place.as_ref()),
+            count as f64 / facts.steps,
+            ms(ns) / facts.steps
+        );
+        Evidence::new(ms(ns), place, text)
+    };
+    sums(facts.windows.iter().flat_map(of_window)).into_iter().map(evidence).collect()
 }
 
-pub(super) fn driver_calls(facts: &Facts<'_>) -> Vec<Finding> {
+pub(super) fn driver_calls(facts: &Facts<'_>) -> Option<Evidence> {
     let late = facts.windows.iter().enumerate().flat_map(|(number, window)| {
         let calls = window.timeline.recording.driver_calls.iter();
         calls.filter(|call| window.step_at(call.start_ns) > 0).map(move |call| (number, window, call))
     });
     let late: Vec<_> = late.collect();
-    // Of what one stream asks for in a step, the most.
+    // The most that one stream asks for in a step.
     let mut asked: BTreeMap<_, usize> = BTreeMap::new();
     for &(number, window, call) in &late {
         *asked.entry((call.stream, number, window.step_at(call.start_ns))).or_default() += call.bytes;
     }
     let most = asked.values().copied().max().unwrap_or(0);
     let ns: u64 = late.iter().map(|(.., call)| call.end_ns - call.start_ns).sum();
-    // What went back has to be asked for again.
+    // Calls without bytes return memory, which has to be requested again.
     let late: Vec<_> = late.into_iter().filter(|(.., call)| call.bytes > 0).collect();
     let calls = late.iter().map(|(_, window, call)| (window.place(call.place), call.end_ns - call.start_ns));
-    let Some((place, ..)) = sums(calls).into_iter().next() else { return Vec::new() };
-    let message = format!(
-        "the driver is asked for memory {:.1} times a step after the first one, {:.3} ms, mostly{}; keep what was freed, or have it \
-         before: `dev.reserve({})` ({:.1} MiB, in the scope of the stream that allocates) before the first step",
+    let (place, ..) = sums(calls).into_iter().next()?;
+    let text = format!(
+        "the driver is asked for memory {:.1} times a step after the first one, {:.3} ms{}; `dev.reserve({})` ({:.1} MiB) is what a \
+         stream needs",
         late.len() as f64 / facts.steps,
         ms(ns) / facts.steps,
-        at(place.as_ref()),
+        mostly_at(place.as_ref()),
         most.next_multiple_of(1 << 20),
         mib(most)
     );
-    vec![Finding { place, cost_ms: ms(ns), ..Finding::new("driver-allocation", message) }]
+    Some(Evidence::new(ms(ns), place, text))
 }
 
 /// The path with the host's way from one launch to the next as part of the latter, where it is no longer than the two themselves:
@@ -126,11 +115,10 @@ pub(super) fn join_launches(mut path: Vec<PathSegment>) -> Vec<PathSegment> {
 /// A range's name, where it got it, and whether it is on another thread than the program.
 type NamedRange = (Box<str>, Option<Place>, bool);
 
-/// The part of the wall time from which on the host is what a program waits for.
-const HOST_BOUND: f64 = 0.2;
-
-pub(super) fn launch_bound(facts: &Facts<'_>) -> Vec<Finding> {
-    let is_launch = |link: &Link| matches!(link, Link::Launch { .. } | Link::Latency { .. });
+pub(super) fn launch_bound(facts: &Facts<'_>) -> Option<Evidence> {
+    if facts.lanes_are_apart() {
+        return None;
+    }
     let links = |window: &Stretch<'_>| -> Vec<(Option<Place>, u64)> {
         let place = |link: &Link| match link {
             Link::Launch { index, .. } | Link::Latency { index, .. } => {
@@ -138,6 +126,7 @@ pub(super) fn launch_bound(facts: &Facts<'_>) -> Vec<Finding> {
             }
             _ => None,
         };
+        let is_launch = |link: &Link| matches!(link, Link::Launch { .. } | Link::Latency { .. });
         let outside = |(segment, ns): (&PathSegment, u64)| {
             (place(&segment.link), ns.saturating_sub(window.recorder_ns_of(segment)))
         };
@@ -145,27 +134,26 @@ pub(super) fn launch_bound(facts: &Facts<'_>) -> Vec<Finding> {
     };
     let by_place = sums(facts.windows.iter().flat_map(links));
     let ns: u64 = by_place.iter().map(|&(_, ns, _)| ns).sum();
-    if ms(ns) < HOST_BOUND * facts.wall_ms {
-        return Vec::new();
-    }
+    let (place, ..) = by_place.into_iter().next()?;
     let commands = facts.windows.iter().flat_map(Stretch::commands).filter(|(_, command)| command.is_work());
-    let mut launches: Vec<u64> = commands.map(|(_, command)| launch_ns(command)).collect();
-    launches.sort_unstable();
-    let us = |at: usize| launches.get(at).map_or(0.0, |&ns| ns as f64 / 1e3);
-    let place = by_place.into_iter().next().and_then(|(place, ..)| place);
-    let message = format!(
-        "a step launches {:.0} commands, and the device waits {:.3} ms for that, mostly{}. A launch takes {:.1} us, and on this \
-         machine not less than {:.1}: capture the step (`Graph::capture`), or give each command more to do",
-        launches.len() as f64 / facts.steps,
+    let launches_us: Vec<f64> = commands.map(|(_, command)| launch_ns(command) as f64 / 1e3).collect();
+    let us = |share| quantile(launches_us.iter().copied(), share);
+    let text = format!(
+        "a step launches {:.0} commands, and the device waits {:.3} ms for that{}. A launch takes {:.1} us, and on this machine not \
+         less than {:.1}",
+        launches_us.len() as f64 / facts.steps,
         ms(ns) / facts.steps,
-        at(place.as_ref()),
-        us(launches.len() / 2),
-        us(launches.len() / 20)
+        mostly_at(place.as_ref()),
+        us(0.5),
+        us(0.05)
     );
-    vec![Finding { place, cost_ms: ms(ns), ..Finding::new("launch-bound", message) }]
+    Some(Evidence::new(ms(ns), place, text))
 }
 
-pub(super) fn host_bound(facts: &Facts<'_>) -> Vec<Finding> {
+pub(super) fn host_bound(facts: &Facts<'_>) -> Vec<Evidence> {
+    if facts.lanes_are_apart() {
+        return Vec::new();
+    }
     let links = facts.windows.iter().flat_map(|window| {
         let is_host = |link: &Link| matches!(link, Link::Host { .. });
         window.links(is_host).map(move |(segment, ns)| {
@@ -179,25 +167,20 @@ pub(super) fn host_bound(facts: &Facts<'_>) -> Vec<Finding> {
             (named, ns)
         })
     });
-    let by_range = sums(links);
-    let notable = by_range.into_iter().filter(|&(_, ns, _)| ms(ns) > HOST_BOUND * facts.wall_ms);
-    let finding = |(range, ns, _): (Option<NamedRange>, u64, usize)| {
+    let evidence = |(range, ns, _): (Option<NamedRange>, u64, usize)| {
         let (name, place, beside) = range.map_or((None, None, false), |(n, p, beside)| (Some(n), p, beside));
         let what = match name {
             Some(name) => format!("in the range `{name}`{}", at(place.as_ref())),
             None => "outside of all ranges".to_owned(),
         };
-        let advice = match beside {
-            true => {
-                "that is a thread of its own already: it takes longer than the others, so do less there, or share it among more"
-            }
-            false => "do it on another thread, one batch ahead, as the stages of a `Pipeline` do",
-        };
-        let message = format!(
-            "the device waits {:.3} ms a step for what the host does {what}, other than launching; {advice}",
+        let text = format!(
+            "the device waits {:.3} ms a step for what the host does {what}, other than launching",
             ms(ns) / facts.steps
         );
-        Finding { place, cost_ms: ms(ns), ..Finding::new("host-bound", message) }
+        let advice = beside.then_some(
+            "that is a thread of its own already: it takes longer than the others, so do less there, or share it among more",
+        );
+        Evidence { advice, ..Evidence::new(ms(ns), place, text) }
     };
-    notable.map(finding).collect()
+    sums(links).into_iter().map(evidence).collect()
 }

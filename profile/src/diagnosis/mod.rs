@@ -1,17 +1,19 @@
-//! What takes the time of a program that need not: rules over a profile.
+//! Rules over a profile: what takes time that it need not.
 //!
-//! Each rule looks for one cause and says what it costs. Time that a cause explains is not counted for what follows from it: the
-//! launches after a synchronisation are the synchronisation's.
+//! Each rule looks for one cause and what it costs. Time that a cause explains is not counted again for its consequences: launches
+//! after a synchronisation are the synchronisation's.
 
 mod copies;
 mod host;
+mod schedules;
 mod streams;
 
 use device::{CommandRecord, DeviceFacts, Place, RangeRecord, StreamId};
 
 use super::path::{Link, PathSegment, walk};
-use super::timeline::Timeline;
+use super::timeline::{Busy, Timeline};
 use super::{Profile, ms};
+pub use schedules::{Others, Schedules};
 
 /// One finding of a diagnosis.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -34,57 +36,156 @@ impl Finding {
     }
 }
 
-/// Part of a step below which a cause is not worth a word.
+/// Part of the wall time above which a cause is reported.
 const NOTABLE: f64 = 0.05;
+/// The same for the host, which always takes some time.
+const HOST_BOUND: f64 = 0.2;
 
-/// What takes time in a profile that need not, the costliest first. Nothing is found where nothing is.
-///
-/// | code | what was found |
-/// |---|---|
-/// | `hidden-sync` | A value is read in the step, which makes the host wait, and the device after it. |
-/// | `synchronize` | The same, by a call that says so. |
-/// | `memory-wait` | An allocation waits for memory that queued commands still use. |
-/// | `driver-allocation` | The driver is asked for memory after the first step. |
-/// | `launch-bound` | The device waits for launches. |
-/// | `host-bound` | The device waits for what else the host does. |
-/// | `exposed-copy` | Nothing computes while bytes are copied. |
-/// | `pageable-copy` | The host copies bytes to where a CUDA device can read them. |
-/// | `exposed-communication` | Nothing else runs while ranks exchange tensors. |
-/// | `one-copy-engine` | Copies wait for each other, since the device has one engine for them. |
-/// | `default-stream` | Streams beside each other wait for an op on the default stream. |
-/// | `over-synchronised` | A wait that no data need, or two streams that write the same memory. |
-/// | `imbalance` | One of the streams has more to do than the others. |
-/// | `depth-first` | A stream has nothing to do while another one's commands are launched. |
-/// | `no-room` | A kernel leaves no room beside it, or there are more streams than threads. |
-///
-/// Costs are of one step. They are estimates, and two findings may be about the same time.
-pub fn diagnose(profile: &Profile) -> Vec<Finding> {
-    let facts = Facts::new(profile);
-    let rules: [fn(&Facts<'_>) -> Vec<Finding>; 12] = [
-        host::synchronisation,
-        host::driver_calls,
-        host::launch_bound,
-        host::host_bound,
-        copies::exposed,
-        copies::pageable,
-        copies::one_engine,
-        copies::communication,
-        streams::default_stream,
-        streams::over_synchronised,
-        streams::uneven,
-        streams::no_room,
-    ];
-    let mut findings: Vec<Finding> = rules.iter().flat_map(|rule| rule(&facts)).collect();
-    for finding in &mut findings {
-        finding.cost_ms /= facts.steps;
+struct Rule {
+    code: &'static str,
+    /// Part of the wall time above which evidence is reported.
+    threshold: f64,
+    advice: &'static str,
+    find: fn(&Facts<'_>) -> Vec<Evidence>,
+}
+
+/// What a rule measured.
+#[derive(Default)]
+struct Evidence {
+    text: String,
+    /// Replaces the rule's advice.
+    advice: Option<&'static str>,
+    place: Option<Place>,
+    /// Milliseconds of all steps; unknown cost is always reported.
+    cost_ms: Option<f64>,
+}
+
+impl Evidence {
+    fn new(cost_ms: f64, place: Option<Place>, text: String) -> Evidence {
+        Evidence { text, advice: None, place, cost_ms: Some(cost_ms) }
     }
-    findings.sort_by(|a, b| b.cost_ms.total_cmp(&a.cost_ms));
+
+    fn of_unknown_cost(text: String) -> Evidence {
+        Evidence { text, ..Evidence::default() }
+    }
+}
+
+/// Makes [`RULES`], and the table in the documentation of [`diagnose`].
+macro_rules! rules {
+    (|$facts:ident| $($code:literal > $threshold:expr, $cause:literal, $advice:literal, $evidence:expr;)*) => {
+        const RULES: &[Rule] = &[$(Rule {
+            code: $code,
+            threshold: $threshold,
+            advice: $advice,
+            find: |$facts| $evidence.into_iter().collect(),
+        }),*];
+
+        /// What takes time in a profile that it need not, the costliest first; nothing where there is no such time.
+        ///
+        /// | code | what was found | what to do |
+        /// |---|---|---|
+        $(#[doc = concat!("| `", $code, "` | ", $cause, " | ", $advice, " |")])*
+        ///
+        /// Costs are estimates, of one step. Two findings may be about the same time.
+        pub fn diagnose(profile: &Profile) -> Vec<Finding> {
+            findings(&Facts::new(profile, None))
+        }
+    };
+}
+
+rules! { |facts|
+    "busy" > 0.0, "In a comparison: other programs had processors",
+        "so the speed-up says little: measure again on an idle machine",
+        facts.schedules.and_then(schedules::busy);
+    "hidden-sync" > NOTABLE, "Reading a value makes the host wait in the step, and then the device",
+        "read results after the step, or every so many steps",
+        host::waits(facts, |op| op == "download").into_iter().chain(facts.schedules.and_then(schedules::hidden_syncs));
+    "synchronize" > NOTABLE, "The same, by a call that says so",
+        "leave the wait out: reading a result waits for it",
+        host::waits(facts, |op| !matches!(op, "download" | "wait_for_memory"));
+    "memory-wait" > NOTABLE, "An allocation waits for memory that queued commands still use",
+        "raise the memory limit, or keep less alive",
+        host::waits(facts, |op| op == "wait_for_memory");
+    "driver-allocation" > 0.0, "The driver is asked for memory after the first step",
+        "keep what was freed, or reserve before the first step, in the scope of the stream that allocates",
+        host::driver_calls(facts).into_iter().chain(facts.schedules.and_then(schedules::driver_allocations));
+    "launch-bound" > HOST_BOUND, "The device waits for launches",
+        "capture the step (`Graph::capture`), or give each command more to do, as with larger batches",
+        host::launch_bound(facts);
+    "host-bound" > HOST_BOUND, "The device waits for other work of the host",
+        "do it on another thread, one batch ahead, as the stages of a `Pipeline` do, or give each step more to do",
+        host::host_bound(facts);
+    "exposed-copy" > NOTABLE, "Nothing computes while bytes are copied",
+        "copy one batch ahead, so that another one is computed meanwhile",
+        copies::exposed(facts);
+    "pageable-copy" > NOTABLE, "The host copies bytes to where a CUDA device can read them",
+        "have the bytes in pinned memory, or upload on another thread, as a stage of a `Pipeline`",
+        copies::pageable(facts);
+    "exposed-communication" > NOTABLE, "Nothing else runs while ranks exchange tensors",
+        "compute another batch meanwhile, on lanes with a communicator each, or average gradients while the backward pass goes on, as          `DataParallel::backward` does",
+        copies::communication(facts);
+    "one-copy-engine" > NOTABLE, "Copies wait for each other, since the device has one engine for them",
+        "one waits for the other there, whatever the streams",
+        copies::one_engine(facts);
+    "default-stream" > NOTABLE, "Concurrent streams wait for an op on the default stream",
+        "put it in the scope of one of them",
+        streams::default_stream(facts);
+    "over-synchronised" > NOTABLE, "A wait that no data need, or two streams that write the same memory",
+        "leave out waits that no data need, and give each stream its own memory to write",
+        streams::over_synchronised(facts);
+    "imbalance" > NOTABLE, "One of the streams has more to do than the others",
+        "split the work evenly",
+        streams::imbalance(facts);
+    "depth-first" > NOTABLE, "A stream has nothing to do while the commands of another one are launched",
+        "take turns, or launch each stream's work on a thread of its own, as `ConcurrentBatches` does",
+        streams::depth_first(facts);
+    "no-room" > NOTABLE, "A kernel leaves no room beside it, or there are more streams than threads",
+        "more streams gain nothing there",
+        streams::filled(facts).into_iter().chain(streams::more_streams_than_threads(facts));
+    "lanes-apart" > 0.0, "In a comparison: streams with a thread each hardly ever run at once",
+        "measure again on an idle machine",
+        facts.schedules.and_then(schedules::lanes_apart);
+    "kernels-fill-device" > 0.0, "In a comparison: the kernels of the serial schedule use all threads already",
+        "there is less room beside them",
+        facts.schedules.and_then(schedules::kernels_fill_device);
+    "inflation" > NOTABLE, "In a comparison: a command takes longer beside other streams than alone",
+        "the streams share caches, memory and clock",
+        schedules::inflation(facts);
+    "serial-part" > NOTABLE, "In a comparison: merging gradients and the optimizer take time after the streams have joined",
+        "do less there, or give the streams more to do",
+        schedules::serial_part(facts);
+}
+
+/// [`diagnose`] for the recorded steps of a concurrent schedule that was compared with a serial one. The last finding is `limit`: what
+/// takes the time of the concurrent step.
+pub fn diagnose_schedules(profile: &Profile, schedules: &Schedules) -> Vec<Finding> {
+    let facts = Facts::new(profile, Some(schedules));
+    let mut findings = findings(&facts);
+    findings.push(Finding::new("limit", schedules::limit(&facts, schedules)));
     findings
+}
+
+fn findings(facts: &Facts<'_>) -> Vec<Finding> {
+    let of_rule = |rule: &'static Rule| (rule.find)(facts).into_iter().map(move |evidence| (rule, evidence));
+    let mut found: Vec<_> = RULES.iter().flat_map(of_rule).collect();
+    found.retain(|(rule, evidence)| {
+        evidence.cost_ms.is_none_or(|cost_ms| cost_ms > rule.threshold * facts.wall_ms)
+    });
+    let cost_ms = |evidence: &Evidence| evidence.cost_ms.unwrap_or(f64::INFINITY);
+    found.sort_by(|(_, a), (_, b)| cost_ms(b).total_cmp(&cost_ms(a)));
+    let finding = |(rule, evidence): (&Rule, Evidence)| Finding {
+        code: rule.code,
+        message: format!("{}; {}", evidence.text, evidence.advice.unwrap_or(rule.advice)),
+        place: evidence.place,
+        cost_ms: evidence.cost_ms.unwrap_or(0.0) / facts.steps,
+    };
+    found.into_iter().map(finding).collect()
 }
 
 /// What the rules look at.
 struct Facts<'a> {
     profile: &'a Profile,
+    schedules: Option<&'a Schedules>,
     windows: Vec<Stretch<'a>>,
     steps: f64,
     /// The wall time without what recording took of it.
@@ -100,7 +201,7 @@ struct Stretch<'a> {
 }
 
 impl<'a> Facts<'a> {
-    fn new(profile: &'a Profile) -> Facts<'a> {
+    fn new(profile: &'a Profile, schedules: Option<&'a Schedules>) -> Facts<'a> {
         let windows = profile.timelines().map(|timeline| {
             let (path, bubbles) = (host::join_launches(walk(&timeline)), host::bubbles(&timeline));
             Stretch { timeline, path, bubbles }
@@ -108,25 +209,33 @@ impl<'a> Facts<'a> {
         let windows: Vec<Stretch<'_>> = windows.collect();
         let recorder_ms = ms(windows.iter().map(Stretch::recorder_ns).sum());
         let wall_ms = profile.wall_ms() - recorder_ms;
-        Facts { profile, windows, steps: profile.steps().max(1) as f64, wall_ms }
-    }
-
-    fn is_notable(&self, cost_ms: f64) -> bool {
-        cost_ms > NOTABLE * self.wall_ms
+        Facts { profile, schedules, windows, steps: profile.steps().max(1) as f64, wall_ms }
     }
 
     fn device(&self) -> Option<&'a DeviceFacts> {
         self.windows.first().map(|window| &window.timeline.recording.device)
     }
 
-    /// The streams that did something beside the default one.
+    fn default_stream(&self) -> Option<StreamId> {
+        self.device().and_then(|device| device.default_stream)
+    }
+
+    /// The streams other than the default one that did something.
     fn side_streams(&self) -> Vec<StreamId> {
-        let default = self.device().and_then(|device| device.default_stream);
+        let default = self.default_stream();
         let mut streams: Vec<StreamId> = self.windows.iter().flat_map(Stretch::working_streams).collect();
         streams.retain(|stream| Some(*stream) != default);
         streams.sort_unstable();
         streams.dedup();
         streams
+    }
+
+    /// The commands of a stream that do something, with what launched each.
+    fn work_of(&self, stream: StreamId) -> impl Iterator<Item = (&'a CommandRecord, Option<Place>)> {
+        let commands =
+            self.windows.iter().flat_map(|window| window.commands().zip(std::iter::repeat(window)));
+        let of_stream = commands.filter(move |((_, command), _)| command.moment.stream == stream);
+        of_stream.map(|((_, command), window)| (command, window.place(command.launch.place)))
     }
 
     fn name(&self, stream: StreamId) -> String {
@@ -218,9 +327,14 @@ fn sums<K: PartialEq>(values: impl IntoIterator<Item = (K, u64)>) -> Vec<(K, u64
     sums
 }
 
-/// `at file:line`, or nothing.
+/// ` at file:line`, or nothing.
 fn at(place: Option<&Place>) -> String {
     place.map(|place| format!(" at {place}")).unwrap_or_default()
+}
+
+/// `, mostly at file:line`, or nothing.
+fn mostly_at(place: Option<&Place>) -> String {
+    place.map(|place| format!(", mostly at {place}")).unwrap_or_default()
 }
 
 /// How long the two stretches of time are at once.

@@ -2,20 +2,17 @@
 
 use std::collections::HashMap;
 
-use device::{Access, CommandKind, CommandRecord, KernelRecord, Moment, StreamId};
+use device::{Access, CommandKind, CommandRecord, KernelRecord, Moment, Place, StreamId};
 
 use super::super::averages::kernel_name;
 use super::super::idle::{HostActivity, IdleCause};
 use super::super::share;
-use super::{Extents, Facts, Finding, Stretch, at, ms, sums};
+use super::{Busy, Evidence, Extents, Facts, Stretch, at, ms, sums};
 
 /// An op on the default stream while side streams are at work: in the same step one of them was launched before, one after.
-pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Finding> {
+pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Evidence> {
     let sides = facts.side_streams();
-    let Some(default) = facts.device().and_then(|device| device.default_stream).filter(|_| sides.len() > 1)
-    else {
-        return Vec::new();
-    };
+    let Some(default) = facts.default_stream().filter(|_| sides.len() > 1) else { return Vec::new() };
     let mut between = Vec::new();
     for window in &facts.windows {
         let step = |command: &CommandRecord| window.step_at(command.launch.start_ns);
@@ -38,19 +35,16 @@ pub(super) fn default_stream(facts: &Facts<'_>) -> Vec<Finding> {
             }
         }
     }
-    let by_place = sums(between).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
-    let finding = |((op, place), ns, count): ((&str, _), u64, usize)| {
-        let place: Option<device::Place> = place;
-        let message = format!(
-            "{op}{} runs on the default stream {:.1} times a step while other streams are at work, and they wait {:.3} ms a step for \
-             it; put it in the scope of one of them",
+    let evidence = |((op, place), ns, count): ((&str, Option<Place>), u64, usize)| {
+        let text = format!(
+            "{op}{} runs on the default stream {:.1} times a step while other streams are at work, and they wait {:.3} ms a step for it",
             at(place.as_ref()),
             count as f64 / facts.steps,
             ms(ns) / facts.steps
         );
-        Finding { place, cost_ms: ms(ns), ..Finding::new("default-stream", message) }
+        Evidence::new(ms(ns), place, text)
     };
-    by_place.map(finding).collect()
+    sums(between).into_iter().map(evidence).collect()
 }
 
 /// How long streams of `sides` waited for a command, and it for them.
@@ -66,9 +60,11 @@ fn held_up(window: &Stretch<'_>, index: usize, sides: &[StreamId]) -> u64 {
     followers.map(|(at, _)| waited(at, index)).sum()
 }
 
-/// Waits between streams beside the default one: for memory that both write, or that the program asked for and no data need.
-pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Finding> {
+/// Waits between streams beside the default one: for memory that both write, for anything if the streams are independent, or that the
+/// program asked for and no data need.
+pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Evidence> {
     let sides = facts.side_streams();
+    let are_independent = facts.schedules.is_some_and(|schedules| schedules.are_independent);
     let mut found = Vec::new();
     for window in &facts.windows {
         for (at, command) in window.commands().filter(|(_, command)| sides.contains(&command.moment.stream)) {
@@ -77,9 +73,9 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Finding> {
                 let why = match command.kind {
                     CommandKind::Wait if !is_needed(window, at, awaited) => "no data need that",
                     CommandKind::Wait => continue,
-                    _ if sides.contains(&other.moment.stream) && only_both_write(command, other) => {
-                        "both write the same memory: give each its own"
-                    }
+                    _ if !sides.contains(&other.moment.stream) => continue,
+                    _ if only_both_write(command, other) => "both write the same memory",
+                    _ if are_independent => "the batches share what they write",
                     _ => continue,
                 };
                 let since =
@@ -90,18 +86,17 @@ pub(super) fn over_synchronised(facts: &Facts<'_>) -> Vec<Finding> {
             }
         }
     }
-    let notable = sums(found).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
-    let finding =
-        |((op, awaited, why, place), ns, count): ((&str, &str, &str, Option<device::Place>), u64, usize)| {
-            let message = format!(
+    let evidence =
+        |((op, awaited, why, place), ns, count): ((&str, &str, &str, Option<Place>), u64, usize)| {
+            let text = format!(
                 "{op}{} waits for another stream's {awaited}, {:.1} times and {:.3} ms a step, and {why}",
                 at(place.as_ref()),
                 count as f64 / facts.steps,
                 ms(ns) / facts.steps
             );
-            Finding { place, cost_ms: ms(ns), ..Finding::new("over-synchronised", message) }
+            Evidence::new(ms(ns), place, text)
         };
-    notable.map(finding).collect()
+    sums(found).into_iter().map(evidence).collect()
 }
 
 /// Whether something behind the wait uses what was done before the awaited command, it included.
@@ -133,16 +128,9 @@ fn only_both_write(command: &CommandRecord, earlier: &CommandRecord) -> bool {
     meet(true, true) && !meet(false, true) && !meet(true, false)
 }
 
-/// Streams that have more to do than others, and those that got their work after others had theirs.
-pub(super) fn uneven(facts: &Facts<'_>) -> Vec<Finding> {
+/// A stream that is idle while its thread launches or runs the commands of another one.
+pub(super) fn depth_first(facts: &Facts<'_>) -> Option<Evidence> {
     let sides = facts.side_streams();
-    if sides.len() < 2 {
-        return Vec::new();
-    }
-    depth_first(facts, &sides).into_iter().chain(imbalance(facts, &sides)).collect()
-}
-
-fn depth_first(facts: &Facts<'_>, sides: &[StreamId]) -> Option<Finding> {
     let of_other = |own: StreamId, cause: &IdleCause| match cause {
         IdleCause::NotLaunched {
             op,
@@ -157,53 +145,35 @@ fn depth_first(facts: &Facts<'_>, sides: &[StreamId]) -> Option<Finding> {
         }));
     }
     let ns: u64 = found.iter().map(|(_, _, times)| times.1 - times.0).sum();
-    if !facts.is_notable(ms(ns)) {
-        return None;
-    }
     let first = found.iter().max_by_key(|(_, _, times)| times.1 - times.0)?;
     let (recording, (op, own, other), times) = first;
     let window = &facts.windows[*recording];
     let next = window.commands().filter(|(_, c)| c.moment.stream == *own && c.start_ns >= times.1);
     let place =
         next.min_by_key(|(_, command)| command.start_ns).and_then(|(_, c)| window.place(c.launch.place));
-    let message = format!(
+    let text = format!(
         "{} has nothing to do for {:.3} ms a step while the same thread launches or runs what is on {}; its {op}{} could have been \
-         launched before: take turns, or launch each stream's work on a thread of its own, as `ConcurrentBatches` does",
+         launched before",
         facts.name(*own),
         ms(ns) / facts.steps,
         facts.name(*other),
         at(place.as_ref())
     );
-    Some(Finding { place, cost_ms: ms(ns), ..Finding::new("depth-first", message) })
+    Some(Evidence::new(ms(ns), place, text))
 }
 
-fn imbalance(facts: &Facts<'_>, sides: &[StreamId]) -> Option<Finding> {
-    let busy_ns = |stream: StreamId| -> u64 {
-        let of_stream = |window: &Stretch<'_>| -> u64 {
-            let commands = window.commands().filter(|(_, command)| command.moment.stream == stream);
-            commands.map(|(_, command)| command.duration_ns()).sum()
-        };
-        facts.windows.iter().map(of_stream).sum()
-    };
-    // A stream of copies has nothing to give to others.
-    let computes = |stream: &StreamId| {
-        let mut commands = facts.windows.iter().flat_map(Stretch::commands);
-        commands.any(|(_, c)| c.moment.stream == *stream && c.computes())
-    };
-    let sides = sides.iter().copied().filter(computes);
-    let times: Vec<(u64, StreamId)> = sides.map(|stream| (busy_ns(stream), stream)).collect();
+pub(super) fn imbalance(facts: &Facts<'_>) -> Option<Evidence> {
+    let mut sides = facts.side_streams();
+    // A stream of copies has no work for others.
+    sides.retain(|&stream| facts.work_of(stream).any(|(command, _)| command.computes()));
+    let busy_ns = |stream| facts.work_of(stream).map(|(command, _)| command.duration_ns()).sum();
+    let times: Vec<(u64, StreamId)> = sides.into_iter().map(|stream| (busy_ns(stream), stream)).collect();
     let (longest, busiest) = times.iter().copied().max()?;
     let total: u64 = times.iter().map(|(ns, _)| ns).sum();
     let mean = total / times.len() as u64;
-    if !facts.is_notable(ms(longest - mean)) {
-        return None;
-    }
-    let ops = facts.windows.iter().flat_map(|window| {
-        let commands = window.commands().filter(|(_, command)| command.moment.stream == busiest);
-        commands.map(|(_, command)| ((command.op, window.place(command.launch.place)), command.duration_ns()))
-    });
+    let ops = facts.work_of(busiest).map(|(command, place)| ((command.op, place), command.duration_ns()));
     let ((op, place), ..) = sums(ops).into_iter().next()?;
-    let message = format!(
+    let text = format!(
         "the streams are uneven: {} has {:.3} ms of a step, the mean is {:.3} ms; its longest is {op}{}. All of them at once are at most \
          {:.2}x as fast as one after the other",
         facts.name(busiest),
@@ -212,12 +182,12 @@ fn imbalance(facts: &Facts<'_>, sides: &[StreamId]) -> Option<Finding> {
         at(place.as_ref()),
         share(total as f64, longest as f64)
     );
-    Some(Finding { place, cost_ms: ms(longest - mean), ..Finding::new("imbalance", message) })
+    Some(Evidence::new(ms(longest - mean), place, text))
 }
 
-/// Kernels that fill the device while another stream has work, and more streams than threads.
-pub(super) fn no_room(facts: &Facts<'_>) -> Vec<Finding> {
-    let Some(device) = facts.device() else { return Vec::new() };
+/// A kernel that fills the device while another stream has work.
+pub(super) fn filled(facts: &Facts<'_>) -> Option<Evidence> {
+    let device = facts.device()?;
     let fills = |kernel: &KernelRecord| {
         let room = u64::from(device.multiprocessors) * u64::from(kernel.blocks_per_multiprocessor);
         kernel.block_count() >= room.max(1)
@@ -231,26 +201,23 @@ pub(super) fn no_room(facts: &Facts<'_>) -> Vec<Finding> {
             beside.push(((command.op, kernel.clone(), window.place(command.launch.place)), ns));
         }
     }
-    let mut notable = sums(beside).into_iter().filter(|&(_, ns, _)| facts.is_notable(ms(ns)));
-    let filled = notable.next().map(|((op, kernel, place), ns, _)| {
-        let message = format!(
-            "the kernel {} of {op}{} leaves no room beside it, and {:.3} ms a step other streams run while it does: it has {} blocks of {} \
-             threads; the device's {} multiprocessors hold {} each, limited by {} ({} registers a thread, {} bytes of shared memory a \
-             block). Streams gain nothing beside it",
-            kernel_name(&kernel),
-            at(place.as_ref()),
-            ms(ns) / facts.steps,
-            kernel.block_count(),
-            kernel.block_threads(),
-            device.multiprocessors,
-            kernel.blocks_per_multiprocessor,
-            limit(&kernel, device.multiprocessor_threads),
-            kernel.registers,
-            kernel.shared_bytes
-        );
-        Finding { place, cost_ms: ms(ns), ..Finding::new("no-room", message) }
-    });
-    filled.into_iter().chain(more_streams_than_threads(facts)).collect()
+    let ((op, kernel, place), ns, _) = sums(beside).into_iter().next()?;
+    let text = format!(
+        "the kernel {} of {op}{} leaves no room beside it, and {:.3} ms a step other streams run while it does: it has {} blocks of {} \
+         threads; the device's {} multiprocessors hold {} each, limited by {} ({} registers a thread, {} bytes of shared memory a \
+         block)",
+        kernel_name(&kernel),
+        at(place.as_ref()),
+        ms(ns) / facts.steps,
+        kernel.block_count(),
+        kernel.block_threads(),
+        device.multiprocessors,
+        kernel.blocks_per_multiprocessor,
+        limit(&kernel, device.multiprocessor_threads),
+        kernel.registers,
+        kernel.shared_bytes
+    );
+    Some(Evidence::new(ms(ns), place, text))
 }
 
 /// What keeps a multiprocessor from holding more blocks, as far as the numbers tell.
@@ -265,17 +232,21 @@ fn limit(kernel: &KernelRecord, threads: u32) -> &'static str {
     }
 }
 
-fn more_streams_than_threads(facts: &Facts<'_>) -> Option<Finding> {
-    let threads = facts.device()?.host_threads?;
-    let streams = facts.side_streams().len();
-    let crowded: u64 =
-        facts.windows.iter().map(|window| window.timeline.busy(CommandRecord::is_work).overlap_ns).sum();
-    (streams > threads && facts.is_notable(ms(crowded))).then(|| {
-        let message = format!(
+/// Streams of a comparison always want to run at once; those of other programs do so when they are seen to.
+pub(super) fn more_streams_than_threads(facts: &Facts<'_>) -> Option<Evidence> {
+    let (streams, threads) = match facts.schedules {
+        Some(schedules) => (schedules.streams, schedules.threads?),
+        None => (facts.side_streams().len(), facts.device()?.host_threads?),
+    };
+    (streams > threads).then(|| {
+        let text = format!(
             "{streams} streams share {threads} thread{}: at most that many run at once",
             if threads == 1 { "" } else { "s" }
         );
+        let recordings = facts.profile.recordings();
+        let crowded: u64 = recordings.map(|one| Busy::of(one, CommandRecord::is_work).overlap_ns).sum();
         let cost_ms = ms(crowded) * (1.0 - threads as f64 / streams as f64);
-        Finding { cost_ms, ..Finding::new("no-room", message) }
+        let cost_ms = facts.schedules.is_none().then_some(cost_ms);
+        Evidence { cost_ms, ..Evidence::of_unknown_cost(text) }
     })
 }

@@ -211,3 +211,13 @@ fn extents_that_are_asked_often_are_those_that_were_given() {
     }
     assert_eq!((extents.last_end(5), extents.last_end(6), extents.last_end(100)), (0, 30, 41));
 }
+
+#[test]
+fn the_manual_lists_every_code_once() {
+    let manual = include_str!("../../../docs/profiling.md");
+    for Rule { code, .. } in RULES {
+        assert_eq!(RULES.iter().filter(|other| other.code == *code).count(), 1, "{code}");
+        assert_eq!(manual.matches(&format!("\n| `{code}` |")).count(), 1, "{code}");
+    }
+    assert_eq!(manual.matches("\n| `").count(), RULES.len() + 1, "`limit` has no rule");
+}

@@ -3,6 +3,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tensor::{ConvOptions, Device, Graph, bf16, f16};
 
 use super::*;
+use crate::ops::fused::{self, Activation};
 use crate::ops::{AttentionOptions, CrossEntropy};
 use crate::{BackwardOptions, ConcurrentBatches, Lanes, Reduction, no_grad};
 
@@ -27,16 +28,29 @@ type Op = (&'static str, fn(&[Var; 3]) -> Result<Var>);
 const PRODUCTS: [Op; 9] = [
     ("conv2d", |x| images(&x[0])?.conv2d(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())),
     ("conv2d_relu", |x| {
-        images(&x[0])?.conv2d_relu(&images(&x[1])?, Some(&one_of(&x[2])?), &ConvOptions::default())
+        fused::conv2d(
+            &images(&x[0])?,
+            &images(&x[1])?,
+            Some(&one_of(&x[2])?),
+            &ConvOptions::default(),
+            Activation::Relu,
+        )
     }),
     ("conv_transpose2d", |x| {
         images(&x[0])?.conv_transpose2d(&images(&x[1])?, None, [0; 2], &ConvOptions::default())
     }),
     ("conv_transpose2d_relu", |x| {
-        images(&x[0])?.conv_transpose2d_relu(&images(&x[1])?, None, [0; 2], &ConvOptions::default())
+        fused::conv_transpose2d(
+            &images(&x[0])?,
+            &images(&x[1])?,
+            None,
+            [0; 2],
+            &ConvOptions::default(),
+            Activation::Relu,
+        )
     }),
     ("linear", |x| x[0].linear(&x[1], Some(&one_of(&x[2])?.expand(&[6])?))),
-    ("linear_relu", |x| x[0].linear_relu(&x[1], Some(&one_of(&x[2])?.expand(&[6])?))),
+    ("linear_relu", |x| fused::linear(&x[0], &x[1], Some(&one_of(&x[2])?.expand(&[6])?), Activation::Relu)),
     ("matmul", |x| x[0].matmul(&x[1].t()?)),
     ("scaled_dot_product_attention", |x| {
         let mask = Some(x[0].matmul(&x[1].t()?)?.value().to_dtype(F32)?);
@@ -91,7 +105,9 @@ const OTHERS: [Op; 15] = [
     ("dropout", |x| x[0].dropout(0.5, None)),
     ("transpose", |x| x[0].t()),
     ("batch_norm", |x| Ok(x[0].batch_norm(Some(&ones(&[6], F32)), None, 1e-5)?.0)),
-    ("batch_norm_relu", |x| Ok(x[0].batch_norm_relu(Some(&ones(&[6], F32)), None, 1e-5)?.0)),
+    ("batch_norm_relu", |x| {
+        Ok(fused::batch_norm(&x[0], None, [Some(&ones(&[6], F32)), None], 1e-5, Activation::Relu)?.0)
+    }),
     ("batch_norm_with", |x| {
         let row = ones(&[6], F32);
         x[0].batch_norm_with(row.value(), row.value(), Some(&row), None, 1e-5)

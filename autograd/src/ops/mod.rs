@@ -82,6 +82,16 @@ mod where_cond;
 use smallvec::SmallVec;
 use tensor::{Device, Result, Tensor};
 
+/// Ops with their activation in the same command, for layers.
+#[doc(hidden)]
+pub mod fused {
+    pub use tensor::fused::Activation;
+
+    pub use super::batch_norm::batch_norm;
+    pub use super::conv2d::{conv_transpose2d, conv2d};
+    pub use super::linear::linear;
+}
+
 pub use attention::AttentionOptions;
 pub(crate) use convert::record_conversion;
 pub use cross_entropy::CrossEntropy;

@@ -8,7 +8,6 @@ use tensor::{ConvOptions, Device, Error, Result, Tensor, grad};
 use super::binary::if_needed;
 use super::crossed::{Crossed, record_crossed};
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
 use crate::{Grads, Var};
 
 impl Var {
@@ -68,12 +67,9 @@ pub fn conv2d(
     options: &ConvOptions,
     activation: Activation,
 ) -> Result<Var> {
-    if let Some(cast) = Cast::of(activation.op("conv2d", "conv2d_relu")) {
-        return cast.run(|cast| {
-            let (x, weight, bias) = (cast.var(x)?, cast.var(weight)?, cast.option(bias)?);
-            conv2d(&x, &weight, bias.as_ref(), options, activation)
-        });
-    }
+    autocast!("conv2d", [x, weight, bias], |x, weight, bias| {
+        conv2d(&x, &weight, bias.as_ref(), options, activation)
+    });
     batched(x, |x| convolution(x, weight, bias, *options, activation))
 }
 
@@ -90,12 +86,9 @@ pub fn conv_transpose2d(
     activation: Activation,
 ) -> Result<Var> {
     let op = activation.op("conv_transpose2d", "conv_transpose2d_relu");
-    if let Some(cast) = Cast::of(op) {
-        return cast.run(|cast| {
-            let (x, weight, bias) = (cast.var(x)?, cast.var(weight)?, cast.option(bias)?);
-            conv_transpose2d(&x, &weight, bias.as_ref(), output_padding, options, activation)
-        });
-    }
+    autocast!("conv_transpose2d", [x, weight, bias], |x, weight, bias| {
+        conv_transpose2d(&x, &weight, bias.as_ref(), output_padding, options, activation)
+    });
     batched(x, |x| {
         let (images, filters, b) = (x.value(), weight.value(), bias.map(Var::value));
         let value = fused::conv_transpose2d(images, filters, b, output_padding, options, activation)?;

@@ -8,7 +8,6 @@ use super::Dims;
 use super::binary::if_needed;
 use super::crossed::{Crossed, record_crossed};
 use super::samples::{Draw, Sample, sample};
-use crate::autocast::Cast;
 use crate::{Grads, Var, Vjp};
 
 impl Var {
@@ -31,12 +30,7 @@ impl Var {
 /// As for [`Var::linear`].
 pub fn linear(x: &Var, weight: &Var, bias: Option<&Var>, activation: Activation) -> Result<Var> {
     let op = activation.op("linear", "linear_relu");
-    if let Some(cast) = Cast::of(op) {
-        return cast.run(|cast| {
-            let (x, weight, bias) = (cast.var(x)?, cast.var(weight)?, cast.option(bias)?);
-            linear(&x, &weight, bias.as_ref(), activation)
-        });
-    }
+    autocast!("linear", [x, weight, bias], |x, weight, bias| linear(&x, &weight, bias.as_ref(), activation));
     let value = fused::linear(x.value(), weight.value(), bias.map(Var::value), activation)?;
     let crossed = Crossed::new(x, weight);
     let shape: Dims = SmallVec::from_slice(x.shape());
